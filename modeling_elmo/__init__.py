@@ -1,0 +1,62 @@
+"""ELMo (Peters et al. 2018) as a member of the Hugging Face ecosystem."""
+
+from pathlib import Path
+
+from transformers import (
+    AutoConfig,
+    AutoModel,
+    AutoModelForPreTraining,
+    AutoModelForSequenceClassification,
+    AutoModelForTokenClassification,
+    AutoTokenizer,
+)
+
+# In a clone the code folders stand side by side at the top; an installed package has them beneath this one.
+_root = Path(__file__).resolve().parents[1]
+if (_root / "tokenization" / "tokenization_elmo.py").is_file():
+    __path__.append(str(_root))
+
+from .configuration_elmo import ELMoConfig  # noqa: E402 (needs the path above)
+from .elmo_lstm import lstm_backend  # noqa: E402
+from .modeling_elmo import (  # noqa: E402
+    ELMoForPreTraining,
+    ELMoForPreTrainingOutput,
+    ELMoForSequenceClassification,
+    ELMoForTokenClassification,
+    ELMoModel,
+    ELMoModelOutput,
+    ELMoPreTrainedModel,
+    ScalarMix,
+)
+from .tokenization.tokenization_elmo import ELMoTokenizer  # noqa: E402
+
+__version__ = "0.1.0"
+
+# Known to the Auto classes in this process ...
+AutoConfig.register(ELMoConfig.model_type, ELMoConfig, exist_ok=True)
+AutoTokenizer.register(ELMoConfig, fast_tokenizer_class=ELMoTokenizer, exist_ok=True)
+for _auto_class, _model_class in (
+    (AutoModel, ELMoModel),
+    (AutoModelForPreTraining, ELMoForPreTraining),
+    (AutoModelForTokenClassification, ELMoForTokenClassification),
+    (AutoModelForSequenceClassification, ELMoForSequenceClassification),
+):
+    _auto_class.register(ELMoConfig, _model_class, exist_ok=True)
+    # ... and saved with their code, for processes without this package.
+    _model_class.register_for_auto_class(_auto_class.__name__)
+ELMoConfig.register_for_auto_class()
+ELMoTokenizer.register_for_auto_class()
+
+__all__ = [
+    "ELMoConfig",
+    "ELMoForPreTraining",
+    "ELMoForPreTrainingOutput",
+    "ELMoForSequenceClassification",
+    "ELMoForTokenClassification",
+    "ELMoModel",
+    "ELMoModelOutput",
+    "ELMoPreTrainedModel",
+    "ELMoTokenizer",
+    "ScalarMix",
+    "lstm_backend",
+]

@@ -1,0 +1,779 @@
+"""ELMo: a character-CNN, bidirectional LSTM language model whose layers are mixed per task.
+
+Peters et al. 2018, "Deep contextualized word representations", https://arxiv.org/abs/1802.05365. In reading order:
+characters -> token vectors (`ELMoCharacterEncoder`), token vectors -> layers (`ELMoLSTM` in `elmo_lstm.py`), layers ->
+one vector (`ScalarMix`), the model (`ELMoModel`), its training objective (`ELMoForPreTraining`), task heads.
+
+Shape suffixes: B batch; T time; N real tokens of the batch; U distinct words; W `max_word_length`; C characters'
+width; F filters; P `projection_size`; L LSTM layers; S sequences.
+"""
+
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+from transformers import initialization as init
+from transformers.modeling_outputs import SequenceClassifierOutput, TokenClassifierOutput
+from transformers.utils import ModelOutput, can_return_tuple, logging
+
+from .configuration_elmo import ELMoConfig
+from .elmo_lstm import ELMoLSTM, ELMoLSTMLayer, Packing, pack
+from .elmo_softmax import ELMoSoftmax
+
+logger = logging.get_logger(__name__)
+
+States = tuple[Tensor, Tensor]
+
+
+@dataclass
+class ELMoModelOutput(ModelOutput):
+    """What `ELMoModel` returns. Rows of padding are zeros everywhere.
+
+    Shape:
+        last_hidden_state: `(batch, time, 2 * projection_size)`, the top biLSTM layer, forward half first.
+        elmo_embeddings: `(batch, time, 2 * projection_size)`, the mix of all layers (equation 1); `None` without one.
+        hidden_states: `num_hidden_layers + 1` tensors of that shape; the first is the token layer, twice side by side.
+        final_states: `hidden (batch, layers, 2, projection_size)` and `cell (batch, layers, 2, lstm_hidden_size)`
+            where each direction ended, to be passed on as `initial_states`; `None` if a row holds two texts.
+    """
+
+    last_hidden_state: torch.FloatTensor | None = None
+    elmo_embeddings: torch.FloatTensor | None = None
+    hidden_states: tuple[torch.FloatTensor, ...] | None = None
+    final_states: tuple[torch.FloatTensor, torch.FloatTensor] | None = None
+
+
+@dataclass
+class ELMoForPreTrainingOutput(ModelOutput):
+    """What `ELMoForPreTraining` returns.
+
+    Shape:
+        loss: `()`, the mean of the two directions' losses (section 3.1), in nats a prediction.
+        forward_loss, backward_loss: `()`, each direction's own.
+        hidden_states: as in `ELMoModelOutput`, on request, if both directions read the same text.
+        final_states: as in `ELMoModelOutput`.
+    """
+
+    loss: torch.FloatTensor | None = None
+    forward_loss: torch.FloatTensor | None = None
+    backward_loss: torch.FloatTensor | None = None
+    hidden_states: tuple[torch.FloatTensor, ...] | None = None
+    final_states: tuple[torch.FloatTensor, torch.FloatTensor] | None = None
+
+
+class ELMoHighway(nn.Module):
+    """Highway layer (Srivastava et al. 2015): `y = g * relu(T(x)) + (1 - g) * x` with `g = sigmoid(C(x))`."""
+
+    def __init__(self, size: int):
+        super().__init__()
+        self.transform = nn.Linear(size, size)
+        self.carry = nn.Linear(size, size)
+
+    def forward(self, features: Tensor) -> Tensor:
+        return torch.lerp(features, self.transform(features).relu(), self.carry(features).sigmoid())
+
+
+class ELMoCharacterEncoder(nn.Module):
+    """Characters of a word -> its features: convolutions, maximum over positions, highways (Kim et al. 2015)."""
+
+    def __init__(self, config: ELMoConfig):
+        super().__init__()
+        filters = config.char_cnn_filters
+        self.char_embeddings = nn.Embedding(config.char_vocab_size, config.char_embedding_size, padding_idx=0)
+        self.convolutions = nn.ModuleList(nn.Conv1d(config.char_embedding_size, n, width) for width, n in filters)
+        size = sum(number for _, number in filters)
+        self.highways = nn.ModuleList(ELMoHighway(size) for _ in range(config.num_highway_layers))
+        self.activation = torch.relu if config.char_cnn_activation == "relu" else torch.tanh
+        self.widest = max(width for width, _ in filters)
+
+    def forward(self, characters_UW: Tensor) -> Tensor:
+        """Encodes words, `(words, max_word_length)`, to `(words, filters)`."""
+        characters_UCW = self.char_embeddings(self._crop(characters_UW)).transpose(1, 2)
+        # The activation stands after the maximum, as in the original: a rising function may.
+        features_UF = self.activation(torch.cat([conv(characters_UCW).amax(-1) for conv in self.convolutions], dim=-1))
+        for highway in self.highways:
+            features_UF = highway(features_UF)
+        return features_UF
+
+    def _crop(self, characters_UW: Tensor) -> Tensor:
+        """Drops the tail that all words share. Exact: every filter keeps one window that lies in the tail whole."""
+        differs_W = (characters_UW != characters_UW[:1, -1:]).any(0)
+        longest = int(differs_W.nonzero().max()) + 1 if differs_W.any() else 0
+        return characters_UW[:, : longest + self.widest]
+
+
+class ScalarMix(nn.Module):
+    """One vector from all layers: `gamma * sum_j softmax(s)_j h_j` (equation 1).
+
+    `scalar_mix_mode` may fix the weights: `"average"`, `"top"` or one layer's number; gamma is learned in any case.
+    """
+
+    def __init__(self, config: ELMoConfig):
+        super().__init__()
+        self.mode = config.scalar_mix_mode
+        self.num_layers = config.num_hidden_layers + 1
+        self.layer_norm = config.scalar_mix_layer_norm
+        self.l2 = config.scalar_mix_l2
+        self.weights = nn.Parameter(torch.zeros(self.num_layers)) if self.mode == "learned" else None
+        self.gamma = nn.Parameter(torch.ones(1))
+
+    def layer_weights(self) -> Tensor:
+        """`(layers,)`: the share of each layer, summing to one."""
+        if self.weights is not None:
+            return self.weights.softmax(0)
+        if self.mode == "average":
+            return torch.full_like(self.gamma, 1 / self.num_layers).expand(self.num_layers)
+        layer = self.num_layers - 1 if self.mode == "top" else self.mode
+        return F.one_hot(torch.tensor(layer, device=self.gamma.device), self.num_layers).to(self.gamma.dtype)
+
+    def penalty(self) -> Tensor:
+        """`scalar_mix_l2 * ||s||^2` on the raw weights (section 3.3); large values keep the mix near the average."""
+        return self.l2 * (self.weights if self.weights is not None else self.gamma.new_zeros(1)).square().sum()
+
+    def forward(self, hidden_states: tuple[Tensor, ...], attention_mask: Tensor | None = None) -> Tensor:
+        """Mixes `layers` tensors `(batch, time, width)`; 0 where `attention_mask` `(batch, time)` is 0."""
+        if len(hidden_states) != self.num_layers:
+            raise ValueError(
+                f"ScalarMix received {len(hidden_states)} layers; pass all {self.num_layers} of `hidden_states`."
+            )
+        if attention_mask is None:
+            attention_mask = hidden_states[0].new_ones(hidden_states[0].shape[:2])
+        mask = attention_mask.bool()
+        layers = [self._normalize(layer, mask) for layer in hidden_states] if self.layer_norm else hidden_states
+        mixed = sum(weight * layer for weight, layer in zip(self.layer_weights(), layers, strict=True))
+        return (self.gamma * mixed).masked_fill(~mask[..., None], 0)
+
+    def _normalize(self, layer: Tensor, mask: Tensor) -> Tensor:
+        if self.layer_norm == "token":
+            return F.layer_norm(layer, layer.shape[-1:])
+        if self.layer_norm == "bilm":  # the original took the markers off first
+            mask = mask & (mask.cumsum(1) > 1) & (mask.flip(1).cumsum(1).flip(1) > 1)
+        variance, mean = torch.var_mean(layer[mask].float(), correction=0)
+        epsilon = 1e-13 if self.layer_norm == "allennlp" else 1e-12
+        return ((layer - mean) / (variance + epsilon).sqrt()).to(layer.dtype)
+
+
+class ELMoPreTrainedModel(PreTrainedModel):
+    """Loading, saving and initialisation, shared by all ELMo models."""
+
+    config_class = ELMoConfig
+    config: ELMoConfig
+    base_model_prefix = "elmo"
+    main_input_name = "character_ids"
+    # A head whose loss is a mean over the batch; Trainer then divides by the accumulation steps itself.
+    accepts_loss_kwargs = False
+    _keys_to_ignore_on_load_unexpected = [r"scalar_mix\.", r"softmax\."]
+
+    def __init__(self, config: ELMoConfig, *args, **kwargs):
+        super().__init__(config, *args, **kwargs)
+        if not config.char_vocab_size:
+            self.main_input_name = "input_ids"
+
+    @classmethod
+    def from_pretrained(cls, *args, **kwargs):
+        # Loading rebuilds every parameter with gradients on.
+        loaded = super().from_pretrained(*args, **kwargs)
+        (loaded[0] if isinstance(loaded, tuple) else loaded)._freeze_as_configured()
+        return loaded
+
+    def _freeze_as_configured(self):
+        """What a head does about `config.freeze_bilm`; nothing in the biLM itself."""
+
+    @torch.no_grad()
+    def resize_token_embeddings(
+        self, new_num_tokens: int | None = None, pad_to_multiple_of: int | None = None, mean_resizing: bool = True
+    ) -> nn.Embedding:
+        """Gives the softmax, and the word vectors where there are any, `new_num_tokens` rows; characters stay.
+
+        Args:
+            new_num_tokens: the new vocabulary size; default the present one.
+            pad_to_multiple_of: round it up.
+            mean_resizing: new rows are the mean of the present ones; otherwise they are drawn as for a new model.
+        """
+        size, step = new_num_tokens or self.config.vocab_size, pad_to_multiple_of or 1
+        size = -(-size // step) * step
+        if size <= max(self.config.bos_token_id, self.config.eos_token_id, self.config.unk_token_id):
+            raise ValueError(f"A vocabulary of {size} words has no room for the special words; pass 4 or more.")
+        for module in list(self.modules()):
+            if isinstance(module, ELMoSoftmax):
+                module.weight, module.bias = (
+                    self._resized(p, size, mean_resizing) for p in (module.weight, module.bias)
+                )
+            elif isinstance(module, ELMoModel) and module.word_embeddings is not None:
+                table = module.word_embeddings
+                table.weight, table.num_embeddings = self._resized(table.weight, size, mean_resizing), size
+        self.config.vocab_size = size
+        return self.get_input_embeddings()
+
+    @staticmethod
+    def _resized(parameter: nn.Parameter, size: int, mean: bool) -> nn.Parameter:
+        kept = parameter[:size]
+        extra = parameter.new_zeros(size - len(kept), *parameter.shape[1:])
+        if mean:
+            extra += parameter.mean(0)
+        elif parameter.dim() > 1:
+            extra.normal_(std=parameter.shape[1] ** -0.5)
+        return nn.Parameter(torch.cat([kept, extra]), requires_grad=parameter.requires_grad)
+
+    def _initialize_weights(self, module: nn.Module, *_):
+        # For custom code the base class skips modules whose parameters all sit in their children: most of ours. It
+        # does so to protect loaded values, which `transformers.initialization` protects anyway.
+        super()._initialize_weights(module)
+
+    @torch.no_grad()
+    def _init_weights(self, module: nn.Module):
+        """The original's initialisation (bilm-tf `training.py`, Glorot and Bengio 2010 for the recurrence).
+
+        | parameter | distribution |
+        |---|---|
+        | character embedding | U(-1, 1), row 0 zeros |
+        | convolution, relu / tanh | U(-0.05, 0.05) / N(0, 1 / sqrt(width * char_dim)), bias 0 |
+        | highway | N(0, 1 / sqrt(n)), transform bias 0, carry bias -2 |
+        | token projection | N(0, 1 / sqrt(n)), bias 0 |
+        | gates | U(+-sqrt(6 / (in + projection + 4 * hidden))) for both halves, bias 0 |
+        | LSTM projection | U(+-sqrt(6 / (hidden + projection))) |
+        | word embedding | U(+-sqrt(6 / (vocabulary + width))), row `<PAD>` zeros |
+        | softmax | N(0, 1 / sqrt(projection)), bias 0, row `<PAD>` zeros |
+        | scalar mix | weights 0, gamma 1 |
+        | a head's linear layer | N(0, 0.02), bias 0 |
+        """
+        if isinstance(module, ELMoCharacterEncoder):
+            init.uniform_(module.char_embeddings.weight, -1, 1)
+            _zero_row(module.char_embeddings.weight, 0)
+            for conv in module.convolutions:
+                if module.activation is torch.relu:
+                    init.uniform_(conv.weight, -0.05, 0.05)
+                else:
+                    init.normal_(conv.weight, std=conv.weight[0].numel() ** -0.5)
+                init.zeros_(conv.bias)
+        elif isinstance(module, ELMoHighway):
+            for linear, bias in ((module.transform, 0), (module.carry, -2)):
+                init.normal_(linear.weight, std=linear.in_features**-0.5)
+                init.constant_(linear.bias, bias)
+        elif isinstance(module, ELMoLSTMLayer):
+            gates, size = module.input_linear.weight.shape
+            bound = (6 / (2 * size + gates)) ** 0.5
+            init.uniform_(module.input_linear.weight, -bound, bound)
+            init.uniform_(module.state_linear.weight, -bound, bound)
+            init.zeros_(module.input_linear.bias)
+            if module.projection is not None:
+                init.xavier_uniform_(module.projection.weight)
+        elif isinstance(module, ELMoModel):
+            if module.word_embeddings is not None:
+                init.xavier_uniform_(module.word_embeddings.weight)
+                _zero_row(module.word_embeddings.weight, self.config.pad_token_id)
+            if module.token_projection is not None:
+                init.normal_(module.token_projection.weight, std=module.token_projection.in_features**-0.5)
+                init.zeros_(module.token_projection.bias)
+        elif isinstance(module, ELMoSoftmax):
+            init.normal_(module.weight, std=module.weight.shape[1] ** -0.5)
+            init.zeros_(module.bias)
+            _zero_row(module.weight, module.pad_token_id)
+        elif isinstance(module, ScalarMix):
+            init.ones_(module.gamma)
+            if module.weights is not None:
+                init.zeros_(module.weights)
+        elif isinstance(module, nn.Linear):
+            super()._init_weights(module)
+
+
+class ELMoModel(ELMoPreTrainedModel):
+    """The bidirectional language model (section 3.1) and a mix of its layers (section 3.2).
+
+    Stateless: the same text gives the same vectors in any batch. State is an argument (`initial_states`) and a result
+    (`final_states`), never kept in the module.
+
+    Args:
+        config: the model's options.
+        add_mixing_layer: whether to return `elmo_embeddings`; heads bring mixes of their own.
+    """
+
+    def __init__(self, config: ELMoConfig, add_mixing_layer: bool = True):
+        super().__init__(config)
+        words, width = config.vocab_size, config.word_embedding_size
+        self.char_encoder = ELMoCharacterEncoder(config) if config.char_vocab_size else None
+        self.word_embeddings = nn.Embedding(words, width, config.pad_token_id) if width else None
+        projected = config.num_features != config.projection_size
+        self.token_projection = nn.Linear(config.num_features, config.projection_size) if projected else None
+        self.forward_lstm = ELMoLSTM(config)
+        self.backward_lstm = ELMoLSTM(config)
+        self.scalar_mix = ScalarMix(config) if add_mixing_layer else None
+        self.frozen = False
+        self.post_init()
+
+    def freeze(self):
+        """Switches gradients and dropout of the biLM off for good, whatever `train()` says; the mix still learns."""
+        self.requires_grad_(False)
+        if self.scalar_mix is not None:
+            self.scalar_mix.requires_grad_(True)
+        self.frozen = True
+        self.eval()
+
+    def train(self, mode: bool = True) -> "ELMoModel":
+        return super().train(mode and not self.frozen)
+
+    def get_input_embeddings(self) -> nn.Embedding:
+        """The word embedding where there is one, else the character embedding."""
+        return self.char_encoder.char_embeddings if self.word_embeddings is None else self.word_embeddings
+
+    def set_input_embeddings(self, value: nn.Embedding):
+        if self.word_embeddings is None:
+            self.char_encoder.char_embeddings = value
+        else:
+            self.word_embeddings = value
+
+    @can_return_tuple
+    def forward(
+        self,
+        character_ids: Tensor | None = None,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        token_type_ids: Tensor | None = None,
+        inputs_embeds: Tensor | None = None,
+        initial_states: States | None = None,
+        output_hidden_states: bool | None = None,
+    ) -> ELMoModelOutput:
+        """Contextual vectors of every token.
+
+        Args:
+            character_ids: `(batch, time, max_word_length)`, each word's characters, as `ELMoTokenizer` makes them.
+            input_ids: `(batch, time)`, word ids; only models with word vectors read them.
+            attention_mask: `(batch, time)`, 1 at real tokens, which may stand anywhere. Default: words that have
+                characters (word-level models: that are not `<PAD>`).
+            token_type_ids: `(batch, time)`; where the type changes a new sequence begins: two texts do not mix.
+            inputs_embeds: `(batch, time, projection_size)`, token vectors in place of words.
+            initial_states: `final_states` of the text before; default zeros.
+            output_hidden_states: accepted for compatibility; all layers are always returned.
+
+        Raises:
+            ValueError: an input has the wrong shape, holds ids out of range, or does not match the others.
+        """
+        mask_BT, packing, tokens_NP = self.read_tokens(
+            character_ids, input_ids, attention_mask, token_type_ids, inputs_embeds
+        )
+        states = self.starting_states(initial_states, tokens_NP, len(mask_BT))
+        two_texts = token_type_ids is not None and len(packing.rows_S.unique()) < len(packing.rows_S)
+        if two_texts and initial_states is not None:
+            raise ValueError(
+                "`initial_states` continue one text, but `token_type_ids` mark two in a row. Pass one text."
+            )
+        forward, *forward_states = self.run_direction(0, tokens_NP, packing.forward_N, packing, states)
+        backward, *backward_states = self.run_direction(1, tokens_NP, packing.backward_N, packing, states)
+        hidden_states = _unpack(tokens_NP, forward, backward, packing, mask_BT.shape)
+        return ELMoModelOutput(
+            last_hidden_state=hidden_states[-1],
+            elmo_embeddings=None if self.scalar_mix is None else self.scalar_mix(hidden_states, mask_BT),
+            hidden_states=hidden_states,
+            final_states=None if two_texts else _join_states(forward_states, backward_states),
+        )
+
+    def read_tokens(self, character_ids, input_ids, attention_mask, token_type_ids=None, inputs_embeds=None):
+        """Checks the inputs of `forward` and encodes each distinct word once.
+
+        Returns:
+            `(mask_BT, packing, tokens_NP)`: the real positions, how they are visited, their vectors in reading order.
+        """
+        mask_BT = self.real_positions(character_ids, input_ids, attention_mask, token_type_ids, inputs_embeds)
+        packing = pack(mask_BT, token_type_ids)
+        if inputs_embeds is not None:
+            return mask_BT, packing, inputs_embeds.flatten(0, 1)[packing.positions_N]
+        ids = [] if self.word_embeddings is None else [input_ids[..., None]]
+        ids += [] if self.char_encoder is None else [character_ids]
+        distinct_UW, inverse_N = distinct_rows(torch.cat(ids, dim=-1).flatten(0, 1)[packing.positions_N])
+        return mask_BT, packing, self.encode_words(distinct_UW)[inverse_N]
+
+    def encode_words(self, words_UW: Tensor) -> Tensor:
+        """Token vectors `(words, projection_size)` of rows of ids: the word's id, if used, before its characters."""
+        words_UW, features = words_UW.long(), []
+        if self.word_embeddings is not None:
+            _check_range("input_ids", words_UW[:, 0], self.config.vocab_size)
+            features.append(self.word_embeddings(words_UW[:, 0]))
+        if self.char_encoder is not None:
+            characters_UW = words_UW[:, -self.config.max_word_length :]
+            _check_range("character_ids", characters_UW, self.config.char_vocab_size)
+            features.append(self.char_encoder(characters_UW))
+        features_UF = torch.cat(features, dim=-1)
+        return features_UF if self.token_projection is None else self.token_projection(features_UF)
+
+    def starting_states(self, states: States | None, tokens_NP: Tensor, batch_size: int) -> States:
+        """`initial_states`, checked, or zeros: `(batch, layers, 2, projection_size)` and `(..., lstm_hidden_size)`."""
+        config = self.config
+        sizes = (config.projection_size, config.lstm_hidden_size)
+        shapes = [(batch_size, config.num_hidden_layers, 2, size) for size in sizes]
+        # The cell is a long sum: half precision would lose it.
+        cell_dtype = torch.promote_types(tokens_NP.dtype, torch.float32)
+        if states is None:
+            return tokens_NP.new_zeros(shapes[0]), tokens_NP.new_zeros(shapes[1], dtype=cell_dtype)
+        received = [tuple(state.shape) for state in states]
+        if received != shapes:
+            raise ValueError(
+                f"`initial_states` have shapes {received}; for this batch of {batch_size} pass (hidden, cell) of "
+                f"shapes {shapes}, the `final_states` of the same rows' text before."
+            )
+        return states[0].to(tokens_NP), states[1].to(tokens_NP.device, cell_dtype)
+
+    def run_direction(self, direction: int, tokens_NP: Tensor, order_N: Tensor, packing: Packing, states: States):
+        """Runs the forward (0) or backward (1) LSTM over the real tokens, visited in `order_N`.
+
+        Returns:
+            `(outputs, hidden_BLP, cell_BLH)`: each layer's packed output, and the state after each row's end.
+        """
+        lstm = self.backward_lstm if direction else self.forward_lstm
+        before = [state[:, :, direction] for state in states]
+        packed = [state[packing.rows_S].transpose(0, 1) for state in before]
+        outputs, *after = lstm(tokens_NP[order_N], packing.batch_sizes, *packed)
+        ends = [
+            old.index_copy(0, packing.rows_S, new.transpose(0, 1).to(old))
+            for old, new in zip(before, after, strict=True)
+        ]
+        return outputs, *ends
+
+    def real_positions(
+        self, character_ids=None, input_ids=None, attention_mask=None, token_type_ids=None, inputs_embeds=None
+    ) -> Tensor:
+        """The positions that hold a token, `(batch, time)` bool, after all inputs were found to fit together."""
+        config = self.config
+        if inputs_embeds is not None:
+            if character_ids is not None or input_ids is not None:
+                raise ValueError(
+                    "`inputs_embeds` stand in place of words; pass them without `character_ids` / `input_ids`."
+                )
+            _check_shape("inputs_embeds", inputs_embeds, ("batch", "time", config.projection_size))
+            default, shape = inputs_embeds.new_ones(inputs_embeds.shape[:2], dtype=torch.bool), inputs_embeds.shape[:2]
+        elif self.char_encoder is None:
+            if input_ids is None:
+                raise ValueError("This is a word-level model: pass `input_ids` of shape (batch, time).")
+            _check_shape("input_ids", input_ids, ("batch", "time"))
+            default, shape = input_ids != config.pad_token_id, input_ids.shape
+        else:
+            if character_ids is None:
+                raise ValueError(
+                    "ELMo reads characters: pass `character_ids` of shape (batch, time, max_word_length), as "
+                    "`model(**tokenizer(text, return_tensors='pt'))` does; `input_ids` alone are not enough."
+                )
+            _check_shape("character_ids", character_ids, ("batch", "time", config.max_word_length))
+            default, shape = character_ids.any(-1), character_ids.shape[:2]
+            if self.word_embeddings is not None and input_ids is None:
+                raise ValueError("This model has word vectors too: pass `input_ids` beside `character_ids`.")
+        for name, ids in (("character_ids", character_ids), ("input_ids", input_ids)):
+            if ids is not None and ids.is_floating_point():
+                raise ValueError(f"`{name}` holds {ids.dtype}; pass integer ids.")
+        others = {"input_ids": input_ids, "attention_mask": attention_mask, "token_type_ids": token_type_ids}
+        for name, tensor in others.items():
+            if tensor is not None:
+                _check_shape(name, tensor, tuple(shape))
+        if attention_mask is None:
+            return default
+        mask = attention_mask.bool()
+        if not torch.equal(mask.to(attention_mask.dtype), attention_mask):
+            raise ValueError(
+                "`attention_mask` holds values other than 0 and 1; pass 1 at real tokens and 0 at padding."
+            )
+        if (mask & ~default).any() and self.char_encoder is not None:
+            position = tuple((mask & ~default).nonzero()[0].tolist())
+            raise ValueError(
+                f"`attention_mask` marks (row, position) {position} as a token, but its `character_ids` are all 0: "
+                "padding. Pass the mask that the tokenizer returned with these `character_ids`."
+            )
+        return mask
+
+
+class ELMoForPreTraining(ELMoPreTrainedModel):
+    """The biLM with its softmax: the joint log-likelihood of both directions (section 3.1)."""
+
+    accepts_loss_kwargs = True  # losses are divided by Trainer's own count of predictions
+    loss_type = "ForCausalLM"  # which counts all labels but the first of each row
+
+    def __init__(self, config: ELMoConfig):
+        super().__init__(config)
+        self.elmo = ELMoModel(config, add_mixing_layer=False)
+        self.softmax = ELMoSoftmax(config)
+        self.post_init()
+
+    @can_return_tuple
+    def forward(
+        self,
+        character_ids: Tensor | None = None,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        labels: Tensor | None = None,
+        forward_labels: Tensor | None = None,
+        backward_character_ids: Tensor | None = None,
+        backward_input_ids: Tensor | None = None,
+        backward_attention_mask: Tensor | None = None,
+        backward_labels: Tensor | None = None,
+        initial_states: States | None = None,
+        output_hidden_states: bool | None = None,
+        num_items_in_batch: Tensor | int | None = None,
+    ) -> ELMoForPreTrainingOutput:
+        """Losses of both directions, either on one text or on two streams that are read independently.
+
+        Args:
+            character_ids, input_ids, attention_mask, initial_states: as in `ELMoModel`.
+            labels: `(batch, time)`, word ids of the same positions (`input_ids` will do), -100 where nothing is
+                predicted. Shifted inside: the forward direction predicts the next word, the backward one the previous.
+            forward_labels, backward_labels: `(batch, time)`, instead of `labels`: already the target of that position.
+            backward_character_ids, backward_input_ids, backward_attention_mask: the text of the backward direction, in
+                its own reading order (last word first), if it is not that of the forward direction.
+            num_items_in_batch: predictions of one direction over all accumulated batches; the losses are divided by it.
+
+        Raises:
+            ValueError: labels are missing or contradict each other, or the checkpoint has no softmax.
+        """
+        two_streams = backward_character_ids is not None or backward_input_ids is not None
+        self._check_labels(labels, forward_labels, backward_labels, two_streams)
+        first = self.elmo.read_tokens(character_ids, input_ids, attention_mask)
+        second = first
+        if two_streams:
+            second = self.elmo.read_tokens(backward_character_ids, backward_input_ids, backward_attention_mask)
+            if len(second[0]) != len(first[0]):
+                raise ValueError(f"The streams have {len(first[0])} and {len(second[0])} rows; pass equal batches.")
+        states = self.elmo.starting_states(initial_states, first[2], len(first[0]))
+        losses, outputs, ends = [], [], []
+        for direction, (mask_BT, packing, tokens_NP), targets in (
+            (0, first, forward_labels),
+            (1, second, backward_labels),
+        ):
+            order_N = packing.backward_N if direction and not two_streams else packing.forward_N
+            layers, *end = self.elmo.run_direction(direction, tokens_NP, order_N, packing, states)
+            targets_N = _targets(targets, labels, direction, packing, mask_BT.shape)
+            losses.append(None if targets_N is None else self._loss(layers[-1], targets_N[order_N], num_items_in_batch))
+            outputs.append(layers)
+            ends.append(end)
+        show = self.config.output_hidden_states if output_hidden_states is None else output_hidden_states
+        return ELMoForPreTrainingOutput(
+            loss=None if losses[0] is None else (losses[0] + losses[1]) / 2,
+            forward_loss=losses[0],
+            backward_loss=losses[1],
+            hidden_states=_unpack(first[2], *outputs, first[1], first[0].shape) if show and not two_streams else None,
+            final_states=_join_states(*ends),
+        )
+
+    def _loss(self, hidden_NP: Tensor, targets_N: Tensor, num_items_in_batch: Tensor | int | None) -> Tensor:
+        hidden_NP = F.dropout(hidden_NP, self.config.dropout, self.training)
+        predicted = targets_N != -100
+        count = predicted.sum().clamp(min=1) if num_items_in_batch is None else num_items_in_batch
+        return self.softmax(hidden_NP[predicted], targets_N[predicted]).sum() / count
+
+    def _check_labels(self, labels, forward_labels, backward_labels, two_streams: bool):
+        aligned = [
+            name for name, given in (("forward", forward_labels), ("backward", backward_labels)) if given is not None
+        ]
+        if labels is not None and (aligned or two_streams):
+            raise ValueError(
+                "`labels` are shifted inside and belong to one text; with two streams or aligned labels pass "
+                "`forward_labels` and `backward_labels` instead."
+            )
+        if len(aligned) == 1:
+            raise ValueError(
+                f"Received `{aligned[0]}_labels` alone; pass `forward_labels` and `backward_labels` together."
+            )
+        if labels is None and not aligned:
+            return
+        if self.config.vocab_size <= 4:
+            raise ValueError(
+                "The vocabulary holds nothing but special words, so there is nothing to predict. Build one (see "
+                "`build_vocabulary`) and call `resize_token_embeddings(len(tokenizer))`."
+            )
+        if not self.config.has_softmax and not self.training:
+            raise ValueError(
+                "This checkpoint was published without its softmax, so it gives no probabilities. Convert it with its "
+                "softmax file, or train a new one first."
+            )
+        if not self.config.has_softmax:
+            logger.warning("This checkpoint was published without its softmax: training starts a new one.")
+            self.config.has_softmax = True
+
+
+class ELMoTaskModel(ELMoPreTrainedModel):
+    """What all task heads share (section 3.3): a biLM, frozen unless `freeze_bilm` is off, and a mix of their own."""
+
+    def __init__(self, config: ELMoConfig):
+        super().__init__(config)
+        if config.head != "linear" or config.classifier != "linear" or not config.use_elmo:
+            raise ValueError(
+                f"`head` is {config.head!r}, `classifier` {config.classifier!r}, `use_elmo` {config.use_elmo}: this "
+                "version has the linear head on ELMo; pass head='linear', classifier='linear', use_elmo=True."
+            )
+        self.num_labels = config.num_labels
+        self.elmo = ELMoModel(config, add_mixing_layer=False)
+        # Not named as the biLM's own mix: loading would take the one for the other.
+        self.input_mix = ScalarMix(config)
+        self.dropout = nn.Dropout(config.elmo_dropout)
+        self.classifier = nn.Linear(config.hidden_size, config.num_labels)
+        self.post_init()
+        self._freeze_as_configured()
+
+    def _freeze_as_configured(self):
+        if self.config.freeze_bilm:
+            self.elmo.freeze()
+
+    def embed(self, character_ids, input_ids, attention_mask, token_type_ids, inputs_embeds):
+        """Shape: the mix `(batch, time, hidden_size)`, the real positions `(batch, time)`, all layers."""
+        inputs = (character_ids, input_ids, attention_mask, token_type_ids, inputs_embeds)
+        mask_BT = self.elmo.real_positions(*inputs)
+        hidden_states = self.elmo(*inputs, return_dict=True).hidden_states
+        return self.dropout(self.input_mix(hidden_states, mask_BT)), mask_BT, hidden_states
+
+    def _shown(self, hidden_states, output_hidden_states: bool | None):
+        show = self.config.output_hidden_states if output_hidden_states is None else output_hidden_states
+        return hidden_states if show else None
+
+
+class ELMoForTokenClassification(ELMoTaskModel):
+    """A label for each token: a linear layer on the mix."""
+
+    accepts_loss_kwargs = True
+
+    @can_return_tuple
+    def forward(
+        self,
+        character_ids: Tensor | None = None,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        token_type_ids: Tensor | None = None,
+        inputs_embeds: Tensor | None = None,
+        labels: Tensor | None = None,
+        output_hidden_states: bool | None = None,
+        num_items_in_batch: Tensor | int | None = None,
+    ) -> TokenClassifierOutput:
+        """Logits `(batch, time, num_labels)`, and the mean cross-entropy if `labels` are given.
+
+        Args:
+            character_ids, input_ids, attention_mask, token_type_ids, inputs_embeds: as in `ELMoModel`.
+            labels: `(batch, time)`, label ids, -100 where there is none.
+            output_hidden_states: whether to return the biLM's layers.
+            num_items_in_batch: labels over all accumulated batches; the loss is divided by it.
+        """
+        inputs = (character_ids, input_ids, attention_mask, token_type_ids, inputs_embeds)
+        mixed, _, hidden_states = self.embed(*inputs)
+        logits, loss = self.classifier(mixed), None
+        if labels is not None:
+            count = (labels != -100).sum()
+            share = 1 if num_items_in_batch is None else count / num_items_in_batch
+            loss = self.loss_function(logits, labels, self.config, num_items_in_batch=num_items_in_batch)
+            loss = loss + share * self.input_mix.penalty()
+        return TokenClassifierOutput(
+            loss=loss, logits=logits, hidden_states=self._shown(hidden_states, output_hidden_states)
+        )
+
+
+class ELMoForSequenceClassification(ELMoTaskModel):
+    """A label for each row: a linear layer on the mean of its tokens' mixes."""
+
+    @can_return_tuple
+    def forward(
+        self,
+        character_ids: Tensor | None = None,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        token_type_ids: Tensor | None = None,
+        inputs_embeds: Tensor | None = None,
+        labels: Tensor | None = None,
+        output_hidden_states: bool | None = None,
+    ) -> SequenceClassifierOutput:
+        """Logits `(batch, num_labels)`, and the loss of `config.problem_type` if `labels` are given.
+
+        Args:
+            character_ids, input_ids, attention_mask, token_type_ids, inputs_embeds: as in `ELMoModel`.
+            labels: `(batch,)` label ids or regression targets, or `(batch, num_labels)`.
+            output_hidden_states: whether to return the biLM's layers.
+        """
+        inputs = (character_ids, input_ids, attention_mask, token_type_ids, inputs_embeds)
+        mixed, mask_BT, hidden_states = self.embed(*inputs)
+        logits, loss = self.classifier(mixed.sum(1) / mask_BT.sum(1, keepdim=True).clamp(min=1)), None
+        if labels is not None:
+            loss = self.loss_function(labels, logits, self.config) + self.input_mix.penalty()
+        return SequenceClassifierOutput(
+            loss=loss, logits=logits, hidden_states=self._shown(hidden_states, output_hidden_states)
+        )
+
+
+def distinct_rows(rows_NW: Tensor) -> tuple[Tensor, Tensor]:
+    """The distinct rows `(U, W)` of integers, and for each row the number `(N,)` of its like.
+
+    Rows are compared by a random linear hash, which is checked; sorting whole rows is several times slower.
+    """
+    generator = torch.Generator().manual_seed(rows_NW.shape[1])
+    factors_W = torch.randint(-(2**62), 2**62, (rows_NW.shape[1],), generator=generator).to(rows_NW.device)
+    hashes, inverse_N = torch.unique((rows_NW * factors_W).sum(1), return_inverse=True)
+    rows_N = torch.arange(len(rows_NW), device=rows_NW.device)
+    distinct_UW = rows_NW[rows_N.new_empty(len(hashes)).scatter_(0, inverse_N, rows_N)]
+    if not torch.equal(distinct_UW[inverse_N], rows_NW):  # two rows share a hash
+        return torch.unique(rows_NW, dim=0, return_inverse=True)
+    return distinct_UW, inverse_N
+
+
+def _unpack(
+    tokens_NP: Tensor, forward: list[Tensor], backward: list[Tensor], packing: Packing, shape
+) -> tuple[Tensor, ...]:
+    """All layers as `(batch, time, 2 * projection_size)`; the token layer stands twice side by side."""
+
+    def scatter(rows_NP: Tensor, positions_N: Tensor) -> Tensor:
+        return rows_NP.new_zeros(shape.numel(), rows_NP.shape[1]).index_copy(0, positions_N, rows_NP)
+
+    forward_N, backward_N = packing.positions_N[packing.forward_N], packing.positions_N[packing.backward_N]
+    halves = [[scatter(tokens_NP, packing.positions_N)] * 2]
+    halves += [[scatter(f, forward_N), scatter(b, backward_N)] for f, b in zip(forward, backward, strict=True)]
+    return tuple(torch.cat(pair, dim=-1).unflatten(0, tuple(shape)) for pair in halves)
+
+
+def _join_states(forward: list[Tensor], backward: list[Tensor]) -> States:
+    hidden, cell = (torch.stack(pair, dim=2) for pair in zip(forward, backward, strict=True))
+    return hidden, cell
+
+
+def _targets(aligned: Tensor | None, labels: Tensor | None, direction: int, packing: Packing, shape) -> Tensor | None:
+    """The target `(N,)` of each real token in reading order, -100 where there is none; `None` without labels."""
+    for tensor in (aligned, labels):
+        if tensor is not None:
+            _check_shape("labels", tensor, tuple(shape))
+    if aligned is not None:
+        return aligned.flatten()[packing.positions_N]
+    if labels is None:
+        return None
+    words_N, rows_N = labels.flatten()[packing.positions_N], packing.positions_N // shape[1]
+    targets_N = torch.full_like(words_N, -100)
+    neighbours = rows_N[1:] == rows_N[:-1]
+    here, there = (slice(1, None), slice(None, -1)) if direction else (slice(None, -1), slice(1, None))
+    targets_N[here] = words_N[there].where(neighbours, -100)
+    return targets_N
+
+
+def _check_shape(name: str, tensor: Tensor, expected: tuple):
+    """Raises unless the shape fits; names in `expected` stand for any size."""
+    fits = tensor.dim() == len(expected) and all(
+        isinstance(size, str) or size == actual for size, actual in zip(expected, tensor.shape, strict=True)
+    )
+    if not fits:
+        shape = ", ".join(map(str, expected))
+        raise ValueError(f"`{name}` has shape {tuple(tensor.shape)}; pass shape ({shape}).")
+
+
+def _check_range(name: str, ids: Tensor, size: int):
+    low, high = ids.aminmax() if ids.numel() else (ids.new_zeros(()),) * 2
+    if low < 0 or high >= size:
+        raise ValueError(
+            f"`{name}` holds ids from {low} to {high}, but this model knows 0 to {size - 1}. Use the tokenizer that "
+            "was saved with the model."
+        )
+
+
+@torch.no_grad()
+def _zero_row(weight: Tensor, row: int):
+    if not getattr(weight, "_is_hf_initialized", False):  # a slice of the weight would lose this flag
+        init.zeros_(weight[row])
+
+
+__all__ = [
+    "ELMoForPreTraining",
+    "ELMoForPreTrainingOutput",
+    "ELMoForSequenceClassification",
+    "ELMoForTokenClassification",
+    "ELMoModel",
+    "ELMoModelOutput",
+    "ELMoPreTrainedModel",
+    "ScalarMix",
+]

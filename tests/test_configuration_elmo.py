@@ -1,0 +1,148 @@
+"""The configuration: every field is checked and read, and near misses are refused by name."""
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+from huggingface_hub.errors import StrictDataclassError
+from transformers import AutoConfig, PreTrainedConfig
+
+import modeling_elmo
+from modeling_elmo import ELMoConfig
+from modeling_elmo.configuration_elmo import OTHER_NAMES, PRESETS
+
+FIELDS = set(ELMoConfig.__annotations__) - set(PreTrainedConfig.__annotations__)
+
+
+@pytest.mark.parametrize(
+    "preset, hidden, projection, highways, parameters",
+    [  # the released sizes and their published parameter counts, in millions
+        ("small", 1024, 128, 1, 13.6),
+        ("medium", 2048, 256, 1, 28.0),
+        ("original", 4096, 512, 2, 93.6),
+    ],
+)
+def test_presets_are_the_released_models(preset, hidden, projection, highways, parameters):
+    import torch
+
+    config = ELMoConfig.from_preset(preset)
+    assert (config.lstm_hidden_size, config.projection_size, config.num_highway_layers) == (
+        hidden,
+        projection,
+        highways,
+    )
+    assert config.hidden_size == 2 * projection and config.num_features == 2048
+    with torch.device("meta"):
+        model = modeling_elmo.ELMoModel(config, add_mixing_layer=False)
+    assert model.num_parameters() / 1e6 == pytest.approx(parameters, abs=0.05)
+
+
+def test_unknown_preset():
+    with pytest.raises(ValueError, match="no preset 'large'; pass one of tiny, small, medium, original"):
+        ELMoConfig.from_preset("large")
+    assert ELMoConfig.from_preset("tiny", dropout=0.3).dropout == 0.3 and "dropout" not in PRESETS["tiny"]
+
+
+def test_round_trip_through_json(tmp_path):
+    config = ELMoConfig(
+        cell_clip=3, projection_clip=None, char_cnn_filters=((1, 4), (2, 8)), vocab_size=9, num_labels=5
+    )
+    config.save_pretrained(tmp_path)
+    written = json.loads((tmp_path / "config.json").read_text())
+    assert written["hidden_size"] == 1024 and written["char_cnn_filters"] == [[1, 4], [2, 8]]
+    assert set(written["auto_map"]) == {
+        "AutoConfig",
+        "AutoModel",
+        "AutoModelForPreTraining",
+        "AutoModelForTokenClassification",
+        "AutoModelForSequenceClassification",
+    }
+    for again in (ELMoConfig.from_pretrained(tmp_path), AutoConfig.from_pretrained(tmp_path)):
+        assert type(again) is ELMoConfig and again.num_labels == 5
+        assert {name: getattr(again, name) for name in FIELDS} == {name: getattr(config, name) for name in FIELDS}
+    resized = ELMoConfig.from_pretrained(tmp_path, projection_size=64)
+    assert resized.hidden_size == 128
+
+
+def test_the_auto_map_belongs_to_its_config():
+    ELMoConfig().auto_map["AutoModel"] = "other.Model"
+    assert ELMoConfig().auto_map["AutoModel"] == "modeling_elmo.ELMoModel"
+    assert ELMoConfig(auto_map={"AutoModelForX": "a.B"}).auto_map["AutoModelForX"] == "a.B"
+
+
+def test_every_class_of_the_auto_map_exists():
+    for auto_class, reference in ELMoConfig().auto_map.items():
+        assert hasattr(modeling_elmo, reference.split(".")[1]), auto_class
+
+
+@pytest.mark.parametrize(
+    "name, meant",
+    [
+        ("cel_clip", "cell_clip"),
+        ("char_embed_size", "char_embedding_size"),
+        ("num_highway_layer", "num_highway_layers"),
+        ("lstm_hidden_sizes", "lstm_hidden_size"),
+        ("hidden_sizes", "hidden_size"),
+        ("use_skip_connection", "use_skip_connections"),
+        *OTHER_NAMES.items(),
+    ],
+)
+def test_near_misses_are_refused(name, meant):
+    with pytest.raises(TypeError, match=f"no field `{name}`. Did you mean `{meant}`?"):
+        ELMoConfig(**{name: 1})
+
+
+@pytest.mark.parametrize("name", ["num_labels", "sep_token_id", "output_attentions", "my_own_note"])
+def test_other_names_pass(name):
+    assert getattr(ELMoConfig(**{name: 3}), name) == 3
+
+
+@pytest.mark.parametrize(
+    "options, message",
+    [
+        ({"hidden_size": 512}, "`hidden_size` is 512.*Pass `projection_size=256`"),
+        ({"projection_size": "512"}, "'projection_size' expected int, got str"),
+        ({"num_hidden_layers": 0}, "`num_hidden_layers` is 0; pass an integer of at least 1"),
+        ({"num_highway_layers": -1}, "`num_highway_layers` is -1; pass 0 or more"),
+        ({"cell_clip": 0}, "`cell_clip` is 0; pass a positive bound, or None"),
+        ({"projection_clip": -3.0}, "`projection_clip` is -3.0; pass a positive bound"),
+        ({"dropout": 1.0}, r"`dropout` is 1.0; pass a rate in \[0, 1\)"),
+        ({"char_cnn_activation": "gelu"}, "char_cnn_activation"),
+        ({"char_cnn_filters": []}, r"`char_cnn_filters` is \[\]; pass at least one"),
+        ({"char_cnn_filters": [[1, 4], [2]]}, r"`char_cnn_filters` is \[2\]; pass pairs \[width, number\]"),
+        ({"char_cnn_filters": [[51, 4]]}, r"\[51, 4\]; pass widths up to `max_word_length`"),
+        ({"max_word_length": 2}, "`max_word_length` is 2; pass 3 or more"),
+        ({"char_vocab_size": 0}, "`char_vocab_size` and `word_embedding_size` are both 0"),
+        ({"vocab_size": 3}, r"`unk_token_id` is 3; pass an id below `vocab_size` \(3\)"),
+        ({"bos_token_id": 2}, "Special words share an id"),
+        (
+            {"scalar_mix_mode": "best"},
+            "`scalar_mix_mode` is 'best'; pass 'learned', 'average', 'top' or a layer number",
+        ),
+        ({"scalar_mix_mode": 3}, "`scalar_mix_mode` is 3; pass .* from 0 to 2"),
+        ({"scalar_mix_l2": -1}, "`scalar_mix_l2` is -1; pass 0 or more"),
+        ({"scalar_mix_layer_norm": "batch"}, "scalar_mix_layer_norm"),
+        ({"adaptive_cutoffs": [20, 10], "vocab_size": 99}, r"`adaptive_cutoffs` is \[20, 10\]; pass rising integers"),
+        ({"softmax_type": "cnn"}, "softmax_type"),
+    ],
+)
+def test_bad_values_are_named(options, message):
+    with pytest.raises((ValueError, TypeError, StrictDataclassError), match=re.compile(message, re.DOTALL)):
+        ELMoConfig(**options)
+
+
+def test_assignment_is_checked_too():
+    config = ELMoConfig()
+    with pytest.raises(StrictDataclassError):
+        config.dropout = "high"
+    with pytest.raises(ValueError, match="Pass `projection_size=50`"):
+        config.hidden_size = 100
+
+
+def test_every_field_is_read_somewhere():
+    folder = Path(modeling_elmo.__file__).parent
+    models = "".join(path.read_text(encoding="utf-8") for path in folder.glob("*elmo*.py") if "config" not in path.name)
+    unread = {name for name in FIELDS if not re.search(rf"\b{name}\b", models)}
+    # What the sampled and adaptive softmax and the paper's own task networks will read; choosing them raises until then.
+    assert unread == {"num_sampled", "adaptive_cutoffs", "elmo_placement"}

@@ -1,0 +1,289 @@
+"""The recurrent kernel against torch.nn.LSTM (clips off) and against a plain float64 loop (clips on)."""
+
+import numpy as np
+import pytest
+import torch
+from plain_elmo import PlainELMo
+from torch import nn
+
+from modeling_elmo import ELMoConfig, elmo_lstm
+from modeling_elmo.elmo_lstm import BACKENDS, ELMoLSTM, choose_backend, lstm_backend, pack
+
+LENGTHS = [5, 1, 9, 3, 9, 1]
+
+
+def make_config(**overrides):
+    return ELMoConfig.from_preset("tiny", **{"lstm_hidden_size": 21, "projection_size": 7, "dropout": 0.0, **overrides})
+
+
+def make_lstm(config, scale=1.0, dtype=torch.float32, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    lstm = ELMoLSTM(config)
+    for parameter in lstm.parameters():
+        spread = scale * (parameter.shape[1] ** -0.5 if parameter.dim() > 1 else 0.4)
+        parameter.data = (spread * torch.randn(parameter.shape, generator=generator)).to(dtype)
+    return lstm
+
+
+def make_batch(config, dtype=torch.float32, seed=1):
+    """Ragged sequences, their packing, and a state: tokens are `(batch, time, projection_size)`."""
+    generator = torch.Generator().manual_seed(seed)
+    mask = torch.arange(max(LENGTHS)) < torch.tensor(LENGTHS)[:, None]
+    tokens = torch.randn(len(LENGTHS), max(LENGTHS), config.projection_size, generator=generator).to(dtype)
+    shape = (config.num_hidden_layers, len(LENGTHS))
+    hidden = torch.randn(*shape, config.projection_size, generator=generator).to(dtype)
+    cell = torch.randn(*shape, config.lstm_hidden_size, generator=generator).to(dtype)
+    return tokens, mask, hidden, cell
+
+
+def run(lstm, tokens, mask, hidden, cell, order="forward_N"):
+    """Packs, runs and unpacks: outputs `(batch, time, projection_size)` of each layer, states in batch order."""
+    packing = pack(mask)
+    order_N = packing.positions_N[getattr(packing, order)]
+    rows = packing.rows_S
+    outputs, hidden_LSP, cell_LSH = lstm(
+        tokens.flatten(0, 1)[order_N], packing.batch_sizes, hidden[:, rows], cell[:, rows]
+    )
+    unpacked = [torch.zeros_like(tokens).flatten(0, 1).index_copy(0, order_N, out).view_as(tokens) for out in outputs]
+    back = rows.argsort()
+    return unpacked, hidden_LSP[:, back], cell_LSH[:, back]
+
+
+def torch_lstm(lstm, config):
+    """torch.nn.LSTM with the same weights; its gates stand in the order i, f, g, o."""
+    other = nn.LSTM(
+        config.projection_size,
+        config.lstm_hidden_size,
+        config.num_hidden_layers,
+        batch_first=True,
+        proj_size=config.projection_size if config.has_projection else 0,
+    ).to(next(lstm.parameters()).dtype)
+    for depth, layer in enumerate(lstm.layers):
+        i, f, o, g = (part.detach() for part in layer.input_linear.weight.chunk(4))
+        getattr(other, f"weight_ih_l{depth}").data = torch.cat([i, f, g, o])
+        i, f, o, g = (part.detach() for part in layer.state_linear.weight.chunk(4))
+        getattr(other, f"weight_hh_l{depth}").data = torch.cat([i, f, g, o])
+        i, f, o, g = (part.detach() for part in layer.input_linear.bias.chunk(4))
+        getattr(other, f"bias_ih_l{depth}").data = torch.cat([i, f + config.forget_bias, g, o])
+        getattr(other, f"bias_hh_l{depth}").data.zero_()
+        if config.has_projection:
+            getattr(other, f"weight_hr_l{depth}").data = layer.projection.weight.detach().clone()
+    return other
+
+
+@pytest.mark.parametrize("inner, outer", [(21, 7), (7, 7), (64, 33)])
+@pytest.mark.parametrize("forget_bias", [0.0, 1.0])
+def test_unclipped_equals_torch_lstm(inner, outer, forget_bias):
+    config = make_config(
+        lstm_hidden_size=inner,
+        projection_size=outer,
+        cell_clip=None,
+        projection_clip=None,
+        forget_bias=forget_bias,
+        use_skip_connections=False,
+    )
+    lstm = make_lstm(config, dtype=torch.float64)
+    other = torch_lstm(lstm, config)
+    tokens, mask, hidden, cell = make_batch(config, torch.float64)
+    ours, theirs = ([t.clone().requires_grad_() for t in (tokens, hidden, cell)] for _ in range(2))
+
+    outputs, final_hidden, final_cell = run(lstm, ours[0], mask, *ours[1:])
+    packed = nn.utils.rnn.pack_padded_sequence(theirs[0], torch.tensor(LENGTHS), True, enforce_sorted=False)
+    packed, (their_hidden, their_cell) = other(packed, tuple(theirs[1:]))
+    their_outputs, _ = nn.utils.rnn.pad_packed_sequence(packed, batch_first=True)
+
+    torch.testing.assert_close(outputs[-1], their_outputs)
+    torch.testing.assert_close(final_hidden, their_hidden)
+    torch.testing.assert_close(final_cell, their_cell)
+    for out, h, c in ((outputs[-1], final_hidden, final_cell), (their_outputs, their_hidden, their_cell)):
+        (out.sin().sum() + h.cos().sum() + c.square().sum()).backward()
+    for mine, yours in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(mine.grad, yours.grad)
+    for depth, layer in enumerate(lstm.layers):
+        i, f, o, g = layer.state_linear.weight.grad.chunk(4)
+        torch.testing.assert_close(torch.cat([i, f, g, o]), getattr(other, f"weight_hh_l{depth}").grad)
+        i, f, o, g = layer.input_linear.weight.grad.chunk(4)
+        torch.testing.assert_close(torch.cat([i, f, g, o]), getattr(other, f"weight_ih_l{depth}").grad)
+        i, f, o, g = layer.input_linear.bias.grad.chunk(4)
+        torch.testing.assert_close(torch.cat([i, f, g, o]), getattr(other, f"bias_ih_l{depth}").grad)
+        if config.has_projection:
+            torch.testing.assert_close(layer.projection.weight.grad, getattr(other, f"weight_hr_l{depth}").grad)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("order", ["forward_N", "backward_N"])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"cell_clip": 0.7, "projection_clip": 0.5},
+        {"cell_clip": 0.7, "projection_clip": None},
+        {"cell_clip": None, "projection_clip": 0.5, "use_skip_connections": False},
+        {"cell_clip": 0.7, "projection_clip": 0.5, "lstm_hidden_size": 7},
+        {"num_hidden_layers": 3, "cell_clip": 0.7, "forget_bias": 0.3},
+        {"num_hidden_layers": 1, "lstm_hidden_size": 130, "projection_size": 40},
+    ],
+)
+def test_clipped_equals_plain_float64(backend, order, options):
+    config = make_config(**options)
+    lstm = make_lstm(config)
+    tokens, mask, hidden, cell = make_batch(config)
+    with torch.no_grad(), lstm_backend(backend):
+        outputs, final_hidden, final_cell = run(lstm, tokens, mask, hidden, cell, order)
+
+    name = order.removesuffix("_N")
+    plain = PlainELMo({f"{name}_lstm.{key}": value for key, value in lstm.state_dict().items()}, config)
+    for row, length in enumerate(LENGTHS):
+        states = [(hidden[i, row].double().numpy(), cell[i, row].double().numpy()) for i in range(len(lstm.layers))]
+        sequence = tokens[row, :length].double().numpy()
+        sequence = sequence[::-1] if order == "backward_N" else sequence
+        expected = plain.direction(name, sequence, states)
+        for output, layer in zip(outputs, expected, strict=True):
+            layer = layer[::-1] if order == "backward_N" else layer
+            np.testing.assert_allclose(output[row, :length].numpy(), layer, atol=2e-6, rtol=1e-5)
+        for depth, (h, c) in enumerate(states):
+            np.testing.assert_allclose(final_hidden[depth, row].numpy(), h, atol=2e-6, rtol=1e-5)
+            np.testing.assert_allclose(final_cell[depth, row].numpy(), c, atol=2e-6, rtol=1e-5)
+    if config.cell_clip == 0.7:  # the bounds were met, so they were tested
+        assert (final_cell.abs() == 0.7).float().mean() > 0.1
+
+
+def test_clipped_values_pass_no_gradient():
+    config = make_config(num_hidden_layers=1, cell_clip=0.1, projection_clip=None)
+    lstm = make_lstm(config, dtype=torch.float64)
+    tokens = torch.randn(1, config.projection_size, dtype=torch.float64)
+    hidden = torch.zeros(1, 1, config.projection_size, dtype=torch.float64)
+    cell = torch.full((1, 1, config.lstm_hidden_size), 9.0, dtype=torch.float64, requires_grad=True)
+    _, _, final_cell = lstm(tokens, [1], hidden, cell)
+    final_cell.sum().backward()
+    clipped = final_cell.detach().abs() == 0.1
+    assert clipped.any()
+    assert (cell.grad[clipped] == 0).all()
+
+
+def test_gradients_against_finite_differences():
+    config = make_config(lstm_hidden_size=5, projection_size=3, cell_clip=0.8, projection_clip=0.6)
+    lstm = make_lstm(config, dtype=torch.float64)
+    tokens, mask, hidden, cell = make_batch(config, torch.float64)
+    inputs = [tokens.requires_grad_(), hidden.requires_grad_(), cell.requires_grad_()]
+    assert torch.autograd.gradcheck(lambda t, h, c: run(lstm, t, mask, h, c)[0][-1], inputs)
+
+
+def test_bfloat16_keeps_the_cell_in_float32():
+    config = make_config(lstm_hidden_size=64, projection_size=16)
+    lstm = make_lstm(config, scale=0.5)
+    tokens, mask, hidden, cell = make_batch(config)
+    with torch.no_grad(), lstm_backend("reference"):
+        exact, *_ = run(lstm, tokens, mask, hidden, cell)
+        rounded, _, final_cell = run(lstm.bfloat16(), tokens.bfloat16(), mask, hidden.bfloat16(), cell)
+    assert final_cell.dtype == torch.float32
+    error = (rounded[-1].float() - exact[-1]).square().mean() / exact[-1].square().mean()
+    assert error.sqrt() < 1e-2
+
+
+def test_dispatch_says_why():
+    config = make_config()
+    lstm = make_lstm(config)
+    layer, inputs = lstm.layers[0], torch.randn(4, config.projection_size)
+    assert choose_backend(layer, inputs) == ("reference", "gradients are needed")
+    with torch.no_grad():
+        assert choose_backend(layer, inputs) == ("onednn", "CPU inference")
+        assert choose_backend(layer, inputs.double())[0] == "reference"
+        with lstm_backend("reference"):
+            assert choose_backend(layer, inputs) == ("reference", "forced")
+        layer.state_linear.register_forward_hook(lambda *_: None)
+        assert "hooked" in choose_backend(layer, inputs)[1]
+    with lstm_backend("onednn"), pytest.raises(ValueError, match="was forced, but gradients are needed"):
+        choose_backend(lstm.layers[1], inputs)
+    with (
+        pytest.raises(ValueError, match="no LSTM backend 'cudnn'; pass one of reference, onednn"),
+        lstm_backend("cudnn"),
+    ):
+        pass
+
+
+def test_a_wrapped_linear_is_called():
+    config = make_config()
+    lstm = make_lstm(config)
+
+    class Doubled(nn.Module):
+        def __init__(self, inner):
+            super().__init__()
+            self.inner = inner
+            self.weight = inner.weight
+
+        def forward(self, x):
+            return 2 * self.inner(x)
+
+    batch = make_batch(config)
+    with torch.no_grad():
+        before, *_ = run(lstm, *batch)
+        lstm.layers[0].projection = Doubled(lstm.layers[0].projection)
+        after, *_ = run(lstm, *batch)
+    assert (before[0] - after[0]).abs().max() > 0.1
+
+
+@pytest.mark.parametrize("change", ["in place", "data", "data in place", "load", "dtype"])
+def test_packed_weights_follow_the_parameters(change):
+    config = make_config(lstm_hidden_size=64, projection_size=16)
+    lstm, other = make_lstm(config), make_lstm(config, seed=5)
+    batch = make_batch(config)
+    with torch.no_grad():
+        run(lstm, *batch)
+        for mine, new in zip(lstm.parameters(), other.parameters(), strict=True):
+            if change == "in place":
+                mine.copy_(new)
+            elif change == "data":
+                mine.data = new.data.clone()
+            elif change == "data in place":
+                mine.data.copy_(new.data)
+        if change == "load":
+            lstm.load_state_dict(other.state_dict())
+        if change == "dtype":
+            lstm, other = lstm.bfloat16().float(), lstm.bfloat16().float()
+        outputs, *_ = run(lstm, *batch)
+        with lstm_backend("reference"):
+            expected, *_ = run(other, *batch)
+    torch.testing.assert_close(outputs[-1], expected[-1], atol=1e-5, rtol=1e-5)
+
+
+def test_packed_weights_die_with_their_parameters():
+    config = make_config()
+    before = len(elmo_lstm._packed_weights)
+    lstm = make_lstm(config)
+    with torch.no_grad():
+        run(lstm, *make_batch(config))
+    assert len(elmo_lstm._packed_weights) == before + 6
+    del lstm
+    assert len(elmo_lstm._packed_weights) == before
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_pack_visits_every_token_in_order(seed):
+    generator = torch.Generator().manual_seed(seed)
+    mask = torch.rand(6, 8, generator=generator) < 0.6
+    types = (torch.arange(8) >= torch.randint(0, 8, (6, 1), generator=generator)).long()
+    packing = pack(mask, types)
+
+    sequences = []  # by hand: flat positions of each run of equal types among the unmasked positions
+    for row in range(6):
+        for kind in (0, 1):
+            columns = [t for t in range(8) if mask[row, t] and types[row, t] == kind]
+            if columns:
+                sequences.append((row, [row * 8 + t for t in columns]))
+    sequences.sort(key=lambda item: -len(item[1]))  # stable, longest first
+    assert packing.rows_S.tolist() == [row for row, _ in sequences]
+    for order, step in ((packing.forward_N, 1), (packing.backward_N, -1)):
+        expected = []
+        for time in range(len(sequences[0][1])):
+            expected += [positions[::step][time] for _, positions in sequences if time < len(positions)]
+        assert packing.positions_N[order].tolist() == expected
+    assert packing.batch_sizes == [sum(t < len(p) for _, p in sequences) for t in range(len(sequences[0][1]))]
+
+
+def test_nothing_to_read():
+    packing = pack(torch.zeros(2, 3, dtype=torch.bool), torch.zeros(2, 3, dtype=torch.long))
+    assert packing.batch_sizes == [] and len(packing.positions_N) == 0
+    config = make_config()
+    hidden, cell = torch.ones(2, 0, config.projection_size), torch.ones(2, 0, config.lstm_hidden_size)
+    outputs, hidden, _ = make_lstm(config)(torch.zeros(0, config.projection_size), [], hidden, cell)
+    assert outputs[-1].shape == (0, config.projection_size)

@@ -1,0 +1,555 @@
+"""The model against a plain float64 implementation, and the promises that it makes to its users."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from plain_elmo import PlainELMo
+
+from modeling_elmo import (
+    ELMoConfig,
+    ELMoForPreTraining,
+    ELMoForSequenceClassification,
+    ELMoForTokenClassification,
+    ELMoModel,
+    ScalarMix,
+    lstm_backend,
+    modeling_elmo,
+)
+from modeling_elmo.modeling_elmo import distinct_rows
+
+LENGTHS = [6, 1, 4]
+ALL_CLASSES = [ELMoModel, ELMoForPreTraining, ELMoForTokenClassification, ELMoForSequenceClassification]
+
+
+def make_config(**overrides):
+    sizes = {"char_cnn_filters": [[1, 3], [2, 5], [4, 6]], "max_word_length": 9, "char_vocab_size": 30}
+    sizes |= {"lstm_hidden_size": 21, "projection_size": 7, "vocab_size": 12, "num_labels": 3}
+    return ELMoConfig.from_preset("tiny", **{**sizes, **overrides})
+
+
+def make_model(cls=ELMoModel, seed=0, **overrides):
+    torch.manual_seed(seed)
+    return cls(make_config(**overrides)).eval()
+
+
+def make_batch(config, lengths=LENGTHS, seed=0, side="right"):
+    """Random words of 1 to max_word_length characters, id 29 after each word's end; zeros are padding words."""
+    generator = torch.Generator().manual_seed(seed)
+    width = config.max_word_length
+    time = max(lengths)
+    characters = torch.randint(1, 29, (len(lengths), time, width), generator=generator)
+    ends = torch.randint(1, width + 1, (len(lengths), time, 1), generator=generator)
+    characters = characters.where(torch.arange(width) < ends, 29)
+    mask = torch.arange(time) < torch.tensor(lengths)[:, None]
+    mask = mask.flip(1) if side == "left" else mask
+    words = torch.randint(4, config.vocab_size, mask.shape, generator=generator) * mask
+    return {"character_ids": characters * mask[..., None], "input_ids": words, "attention_mask": mask.long()}
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"char_cnn_activation": "tanh", "num_highway_layers": 0},
+        {"use_skip_connections": False, "cell_clip": None, "projection_clip": 0.2, "num_hidden_layers": 3},
+        {"lstm_hidden_size": 7, "cell_clip": 0.1, "num_highway_layers": 1},
+        {"char_cnn_filters": [[9, 4], [1, 3]], "num_hidden_layers": 1},
+    ],
+)
+@pytest.mark.parametrize("backend", ["reference", "onednn"])
+def test_all_layers_equal_plain_float64(options, backend):
+    model = make_model(**options)
+    batch = make_batch(model.config)
+    with torch.no_grad(), lstm_backend(backend):
+        output = model(**batch)
+    plain = PlainELMo(model.state_dict(), model.config)
+    assert len(output.hidden_states) == model.config.num_hidden_layers + 1
+    for row, length in enumerate(LENGTHS):
+        expected = plain(batch["character_ids"][row, :length].numpy())
+        layers = torch.stack(output.hidden_states)[:, row]
+        np.testing.assert_allclose(layers[:, :length].numpy(), expected, atol=1e-6, rtol=1e-5)
+        np.testing.assert_allclose(output.elmo_embeddings[row, :length].numpy(), expected.mean(0), atol=1e-6, rtol=1e-5)
+        assert not layers[:, length:].any() and not output.elmo_embeddings[row, length:].any()
+    torch.testing.assert_close(output.last_hidden_state, output.hidden_states[-1])
+
+
+@settings(max_examples=30, deadline=None)
+@given(data=st.data())
+def test_same_text_same_vectors(data):
+    """In any batch, order, padding and side of padding, with masked positions anywhere."""
+    model = make_model()
+    rows = data.draw(st.lists(st.integers(0, 5), min_size=1, max_size=6))
+    extra = data.draw(st.integers(0, 3))
+    spread = data.draw(st.booleans())
+    texts = [make_batch(model.config, [1 + seed], seed)["character_ids"][0] for seed in range(6)]
+    time = max(len(texts[row]) for row in rows) + extra
+    characters = torch.zeros(len(rows), time, model.config.max_word_length, dtype=torch.long)
+    places = []
+    for number, row in enumerate(rows):
+        free = list(range(time))
+        if spread:
+            free = sorted(data.draw(st.permutations(free))[: len(texts[row])])
+        elif data.draw(st.booleans()):
+            free = free[time - len(texts[row]) :]
+        places.append(free[: len(texts[row])])
+        characters[number, places[-1]] = texts[row]
+    with torch.no_grad():
+        batched = model(characters)
+        for number, row in enumerate(rows):
+            alone = model(texts[row][None])
+            together = torch.stack(batched.hidden_states)[:, number, places[number]]
+            assert (together - torch.stack(alone.hidden_states)[:, 0]).abs().max() <= 2e-6
+            assert (batched.final_states[0][number] - alone.final_states[0][0]).abs().max() <= 2e-6
+            assert (batched.final_states[1][number] - alone.final_states[1][0]).abs().max() <= 2e-6
+
+
+@pytest.mark.slow
+def test_batching_error_at_original_size_is_rounding():
+    torch.manual_seed(0)
+    config = ELMoConfig.from_preset("original")
+    model = ELMoModel(config).eval()
+    generator = torch.Generator().manual_seed(0)
+    characters = torch.randint(1, 262, (4, 20, 50), generator=generator)
+    characters[1, 12:] = characters[2, 3:] = 0
+    with torch.no_grad():
+        batched = model(characters).last_hidden_state
+        alone = torch.cat([F.pad(model(row[None]).last_hidden_state, (0, 0, 0, 0)) for row in characters])
+        exact = model.double()(characters).last_hidden_state
+    own = (batched - exact).abs().max()
+    assert (batched - alone).abs().max() <= 3 * own
+    assert own < 1e-4
+
+
+def test_states_continue_a_text():
+    model = make_model()
+    text = make_batch(model.config, [8, 8])["character_ids"]
+    with torch.no_grad():
+        whole = model(text)
+        first = model(text[:, :3])
+        second = model(text[:, 3:], initial_states=first.final_states)
+    size = model.config.projection_size
+    for layer, (a, b) in enumerate(zip(first.hidden_states, second.hidden_states, strict=True)):
+        joined = torch.cat([a, b], 1)[..., :size]  # the forward half read the same words before each word
+        torch.testing.assert_close(joined, whole.hidden_states[layer][..., :size], atol=1e-6, rtol=1e-5)
+    torch.testing.assert_close(second.final_states[0][:, :, 0], whole.final_states[0][:, :, 0], atol=1e-6, rtol=1e-5)
+    torch.testing.assert_close(second.final_states[1][:, :, 0], whole.final_states[1][:, :, 0], atol=1e-6, rtol=1e-5)
+
+
+def test_a_row_of_padding_keeps_its_state():
+    model = make_model()
+    batch = make_batch(model.config, [3, 0])
+    generator = torch.Generator().manual_seed(3)
+    states = tuple(torch.randn(2, 2, 2, size, generator=generator) for size in (7, 21))
+    with torch.no_grad():
+        output = model(**batch, initial_states=states)
+    for before, after in zip(states, output.final_states, strict=True):
+        assert torch.equal(before[1], after[1]) and not torch.equal(before[0], after[0])
+    assert not output.last_hidden_state[1].any()
+
+
+@pytest.mark.parametrize("side", ["right", "left"])
+def test_two_texts_in_a_row_do_not_mix(side):
+    model = make_model()
+    question, context = (make_batch(model.config, [n], seed=n)["character_ids"] for n in (3, 5))
+    padding = torch.zeros(1, 2, model.config.max_word_length, dtype=torch.long)
+    pair = torch.cat([question, context], 1)
+    types = torch.tensor([[0] * 3 + [1] * 5])
+    parts, types = (
+        ([pair, padding], F.pad(types, (0, 2))) if side == "right" else ([padding, pair], F.pad(types, (2, 0)))
+    )
+    with torch.no_grad():
+        output = model(torch.cat(parts, 1), token_type_ids=types)
+        alone = [model(text).last_hidden_state for text in (question, context)]
+    start = 0 if side == "right" else 2
+    torch.testing.assert_close(
+        output.last_hidden_state[:, start : start + 8], torch.cat(alone, 1), atol=1e-6, rtol=1e-5
+    )
+    assert output.final_states is None
+    states = tuple(torch.zeros(1, 2, 2, size) for size in (7, 21))
+    with pytest.raises(ValueError, match="`token_type_ids` mark two in a row. Pass one text"):
+        model(torch.cat(parts, 1), token_type_ids=types, initial_states=states)
+
+
+def test_inputs_embeds_stand_in_place_of_words():
+    model = make_model()
+    batch = make_batch(model.config)
+    with torch.no_grad():
+        expected = model(**batch)
+        tokens = expected.hidden_states[0][..., : model.config.projection_size]
+        output = model(inputs_embeds=tokens, attention_mask=batch["attention_mask"])
+    torch.testing.assert_close(output.elmo_embeddings, expected.elmo_embeddings)
+
+
+def test_word_level_model_reads_input_ids():
+    model = make_model(char_vocab_size=0, word_embedding_size=7)
+    assert model.main_input_name == "input_ids" and model.token_projection is None
+    words = torch.tensor([[1, 5, 2], [1, 2, 0]])
+    with torch.no_grad():
+        output = model(input_ids=words)
+        vectors = model.get_input_embeddings()(words)
+    torch.testing.assert_close(output.hidden_states[0], torch.cat([vectors, vectors], -1))
+    assert not output.last_hidden_state[1, 2].any() and output.last_hidden_state[1, 1].any()
+
+
+def test_word_vectors_stand_before_the_characters():
+    model = make_model(word_embedding_size=4)
+    batch = make_batch(model.config, [5])
+    with torch.no_grad():
+        token = model(**batch).hidden_states[0][0, 2, :7]
+        words = model.word_embeddings(batch["input_ids"][0, 2:3])
+        characters = model.char_encoder(batch["character_ids"][0, 2:3])
+        expected = model.token_projection(torch.cat([words, characters], -1))[0]
+    torch.testing.assert_close(token, expected)
+
+
+def test_cropping_is_exact():
+    encoder = make_model().char_encoder
+    words = make_batch(make_config(), [40])["character_ids"][0]
+    short = words[(words == 29).sum(1) > 5]
+    with torch.no_grad():
+        assert encoder._crop(short).shape[1] < short.shape[1]
+        cropped = encoder(short)
+        encoder._crop = lambda ids: ids
+        torch.testing.assert_close(cropped, encoder(short))
+        assert encoder(short[:1] * 0 + 29).shape == (1, 14)
+
+
+def test_distinct_rows_survive_equal_hashes(monkeypatch):
+    rows = torch.randint(0, 3, (50, 4), generator=torch.Generator().manual_seed(0))
+    for _ in range(2):
+        distinct, inverse = distinct_rows(rows)
+        assert torch.equal(distinct[inverse], rows)
+        assert len(distinct) == len({tuple(row) for row in rows.tolist()})
+        monkeypatch.setattr(
+            modeling_elmo.torch, "randint", lambda low, high, shape, generator: torch.zeros(shape).long()
+        )
+
+
+def test_each_distinct_word_is_encoded_once(monkeypatch):
+    model = make_model()
+    word = make_batch(model.config, [1])["character_ids"]
+    seen = []
+    monkeypatch.setattr(model, "encode_words", lambda ids: seen.append(len(ids)) or torch.zeros(len(ids), 7))
+    model(word.expand(2, 5, -1))
+    assert seen == [1]
+
+
+# The mix
+
+
+def plain_mix(layers, mask, mode, weights, gamma, norm):
+    """Equation 1 in float64 numpy; `norm` as AllenNLP's `scalar_mix.py` and bilm-tf's `elmo.py` define it."""
+    layers, mask = layers.astype(np.float64), mask.astype(bool)
+    count = {"learned": lambda: np.exp(weights) / np.exp(weights).sum(), "average": lambda: np.full(len(layers), 1 / 3)}
+    shares = count[mode]() if mode in count else np.eye(len(layers))[-1 if mode == "top" else mode]
+    if norm == "token":
+        layers = (layers - layers.mean(-1, keepdims=True)) / np.sqrt(layers.var(-1, keepdims=True) + 1e-5)
+    elif norm:
+        counted = mask.copy()
+        if norm == "bilm":
+            for row in counted:
+                real = np.flatnonzero(row)
+                row[real[[0, -1]]] = False
+        layers = np.stack([(h - h[counted].mean()) / np.sqrt(h[counted].var() + 1e-12) for h in layers])
+    return gamma * np.einsum("l,lbtd->btd", shares, layers) * mask[..., None]
+
+
+@pytest.mark.parametrize("norm", [None, "allennlp", "bilm", "token"])
+@pytest.mark.parametrize("mode", ["learned", "average", "top", 0, 1])
+def test_scalar_mix_is_equation_1(mode, norm):
+    mix = ScalarMix(make_config(scalar_mix_mode=mode, scalar_mix_layer_norm=norm, scalar_mix_l2=0.1))
+    generator = torch.Generator().manual_seed(0)
+    layers = torch.randn(3, 2, 5, 14, generator=generator)
+    mask = torch.tensor([[1, 1, 1, 1, 1], [0, 1, 1, 1, 0]])
+    weights = torch.randn(3, generator=generator)
+    with torch.no_grad():
+        mix.gamma.fill_(1.7)
+        if mode == "learned":
+            mix.weights.copy_(weights)
+        mixed = mix(tuple(layers), mask)
+    expected = plain_mix(layers.numpy(), mask.numpy(), mode, weights.double().numpy(), 1.7, norm)
+    np.testing.assert_allclose(mixed.numpy(), expected, atol=2e-5)
+    penalty = 0.1 * weights.square().sum() if mode == "learned" else torch.tensor(0.0)
+    torch.testing.assert_close(mix.penalty(), penalty)
+    with pytest.raises(ValueError, match="received 2 layers; pass all 3"):
+        mix(tuple(layers[:2]))
+
+
+# Training
+
+
+@pytest.mark.parametrize("cls", ALL_CLASSES)
+@pytest.mark.parametrize("options", [{}, {"word_embedding_size": 4}, {"scalar_mix_layer_norm": "token"}])
+def test_every_parameter_gets_a_gradient(cls, options):
+    model = make_model(cls, freeze_bilm=False, **options).train()
+    batch = make_batch(model.config)
+    labels = {ELMoForPreTraining: batch["input_ids"].where(batch["attention_mask"].bool(), -100)}
+    labels[ELMoForTokenClassification] = batch["input_ids"] % 3
+    labels[ELMoForSequenceClassification] = torch.tensor([0, 2, 1])
+    if cls is ELMoModel:
+        loss = model(**batch).elmo_embeddings.square().sum()
+    else:
+        loss = model(**batch, labels=labels[cls]).loss
+    loss.backward()
+    silent = [
+        name for name, parameter in model.named_parameters() if parameter.grad is None or not parameter.grad.any()
+    ]
+    assert not silent
+
+
+def test_dropout_acts_in_training_alone():
+    model = make_model(dropout=0.5)
+    batch = make_batch(model.config)
+    torch.testing.assert_close(model(**batch).last_hidden_state, model(**batch).last_hidden_state)
+    model.train()
+    assert not torch.equal(model(**batch).last_hidden_state, model(**batch).last_hidden_state)
+    model.freeze()
+    model.train()
+    torch.testing.assert_close(model(**batch).last_hidden_state, model(**batch).last_hidden_state)
+    assert [name for name, p in model.named_parameters() if p.requires_grad] == [
+        "scalar_mix.weights",
+        "scalar_mix.gamma",
+    ]
+
+
+@pytest.mark.parametrize("cls", [ELMoForTokenClassification, ELMoForSequenceClassification])
+def test_a_heads_bilm_stays_frozen_after_loading(cls, tmp_path):
+    make_model().save_pretrained(tmp_path)
+    for freeze in (True, False):
+        model, info = cls.from_pretrained(tmp_path, freeze_bilm=freeze, output_loading_info=True)
+        assert not info["mismatched_keys"]
+        model.train()
+        assert model.elmo.training is not freeze
+        assert {p.requires_grad for p in model.elmo.parameters()} == {not freeze}
+        assert model.classifier.weight.requires_grad and model.input_mix.weights.requires_grad
+
+
+@pytest.mark.parametrize("cls", ALL_CLASSES)
+def test_saving_and_loading_keeps_every_value(cls, tmp_path):
+    model = make_model(cls)
+    model.save_pretrained(tmp_path)
+    again = cls.from_pretrained(tmp_path)
+    assert again.state_dict().keys() == model.state_dict().keys()
+    for name, tensor in model.state_dict().items():
+        assert torch.equal(again.state_dict()[name], tensor), name
+    assert again.config.char_cnn_filters == model.config.char_cnn_filters
+
+
+def test_initialisation_table():
+    config = ELMoConfig.from_preset("small", vocab_size=2000, word_embedding_size=32)
+    torch.manual_seed(0)
+    model = ELMoForPreTraining(config)
+
+    def uniform(parameter, bound):
+        assert parameter.abs().max() <= bound
+        assert abs(parameter.std() * math.sqrt(3) / bound - 1) < 0.1
+
+    def normal(parameter, std):
+        assert abs(parameter.std() / std - 1) < 0.1 and abs(parameter.mean()) < 0.1 * std
+
+    elmo, encoder = model.elmo, model.elmo.char_encoder
+    uniform(encoder.char_embeddings.weight[1:], 1)
+    assert not encoder.char_embeddings.weight[0].any()
+    uniform(encoder.convolutions[3].weight, 0.05)
+    normal(encoder.highways[0].transform.weight, 2048**-0.5)
+    assert (encoder.highways[0].carry.bias == -2).all() and not encoder.highways[0].transform.bias.any()
+    normal(elmo.token_projection.weight, 2080**-0.5)
+    layer = elmo.backward_lstm.layers[1]
+    uniform(layer.input_linear.weight, math.sqrt(6 / (128 + 128 + 4096)))
+    uniform(layer.state_linear.weight, math.sqrt(6 / (128 + 128 + 4096)))
+    uniform(layer.projection.weight, math.sqrt(6 / (1024 + 128)))
+    assert not layer.input_linear.bias.any()
+    uniform(elmo.word_embeddings.weight[1:], math.sqrt(6 / (2000 + 32)))
+    assert not elmo.word_embeddings.weight[0].any()
+    normal(model.softmax.weight[1:], 128**-0.5)
+    assert not model.softmax.weight[0].any() and not model.softmax.bias.any()
+    tanh = ELMoModel(ELMoConfig.from_preset("small", char_cnn_activation="tanh"))
+    normal(tanh.char_encoder.convolutions[5].weight, (6 * 16) ** -0.5)
+
+
+# The language model
+
+
+def plain_losses(model, batch, labels):
+    """Sums of `-log p` and their counts for each direction, word by word in float64."""
+    plain = PlainELMo(model.elmo.state_dict(), model.config)
+    weight, bias = model.softmax.weight.detach().double().numpy(), model.softmax.bias.detach().double().numpy()
+    sums, counts, size = [0.0, 0.0], [0, 0], model.config.projection_size
+    for row, length in enumerate(batch["attention_mask"].sum(1).tolist()):
+        real = batch["attention_mask"][row].bool()
+        top = plain(batch["character_ids"][row][real].numpy())[-1]
+        targets = labels[row][real].tolist()
+        for direction, step in ((0, 1), (1, -1)):
+            for position in range(length):
+                target = targets[position + step] if 0 <= position + step < length else -100
+                if target != -100:
+                    logits = (weight @ top[position, direction * size : (direction + 1) * size] + bias)[1:]  # no <PAD>
+                    sums[direction] -= logits[target - 1] - np.log(np.exp(logits).sum())
+                    counts[direction] += 1
+    return sums, counts
+
+
+@pytest.mark.parametrize("side", ["right", "left"])
+def test_language_model_loss_is_the_joint_log_likelihood(side):
+    model = make_model(ELMoForPreTraining)
+    with torch.no_grad():
+        model.softmax.bias.uniform_(-1, 1)
+    batch = make_batch(model.config, side=side)
+    labels = batch["input_ids"].where(batch["attention_mask"].bool(), -100)
+    labels[0, 2] = -100
+    (forward, backward), counts = plain_losses(model, batch, labels)
+    output = model(**batch, labels=labels)
+    assert output.forward_loss.item() == pytest.approx(forward / counts[0], abs=1e-6)
+    assert output.backward_loss.item() == pytest.approx(backward / counts[1], abs=1e-6)
+    assert output.loss.item() == pytest.approx((forward / counts[0] + backward / counts[1]) / 2, abs=1e-6)
+    counted = model(**batch, labels=labels, num_items_in_batch=10)
+    assert counted.loss.item() == pytest.approx((forward + backward) / 20, abs=1e-6)
+
+
+def test_two_streams_equal_one_text_read_twice():
+    """The backward direction reads its own stream left to right; here that stream is the text reversed."""
+    model = make_model(ELMoForPreTraining)
+    batch = make_batch(model.config, [5, 5])
+    words = batch["input_ids"]
+    one = model(**batch, labels=words, output_hidden_states=True)
+    ignored = torch.full((2, 1), -100)
+    two = model(
+        **batch,
+        forward_labels=torch.cat([words[:, 1:], ignored], 1),
+        backward_character_ids=batch["character_ids"].flip(1),
+        backward_labels=torch.cat([words.flip(1)[:, 1:], ignored], 1),
+    )
+    torch.testing.assert_close(one.forward_loss, two.forward_loss)
+    torch.testing.assert_close(one.backward_loss, two.backward_loss)
+    for mine, yours in zip(one.final_states, two.final_states, strict=True):
+        torch.testing.assert_close(mine, yours)
+    assert len(one.hidden_states) == 3 and two.hidden_states is None
+
+
+def test_language_model_says_what_it_lacks():
+    model = make_model(ELMoForPreTraining, has_softmax=False)
+    batch = make_batch(model.config)
+    assert model(**batch).loss is None
+    with pytest.raises(ValueError, match="published without its softmax"):
+        model(**batch, labels=batch["input_ids"])
+    model.train()
+    assert model(**batch, labels=batch["input_ids"]).loss.isfinite() and model.config.has_softmax
+    with pytest.raises(ValueError, match="labels` are shifted inside"):
+        model(**batch, labels=batch["input_ids"], forward_labels=batch["input_ids"])
+    with pytest.raises(ValueError, match="Received `forward_labels` alone"):
+        model(**batch, forward_labels=batch["input_ids"])
+    with pytest.raises(ValueError, match="nothing but special words"):
+        make_model(ELMoForPreTraining, vocab_size=4)(**batch, labels=batch["input_ids"])
+    with pytest.raises(ValueError, match=r"`labels` has shape \(3, 2\); pass shape \(3, 6\)"):
+        model(**batch, labels=batch["input_ids"][:, :2])
+    with pytest.raises(ValueError, match="'sampled', which this version does not compute; pass 'full'"):
+        make_model(ELMoForPreTraining, softmax_type="sampled")
+
+
+@pytest.mark.parametrize("size", [6, 20])
+def test_resizing_keeps_the_rows_that_remain(size):
+    model = make_model(ELMoForPreTraining, word_embedding_size=4)
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    table = model.resize_token_embeddings(size)
+    assert model.config.vocab_size == model.elmo.config.vocab_size == size
+    assert table.weight.shape == (size, 4) and model.softmax.bias.shape == (size,)
+    for name, tensor in model.state_dict().items():
+        kept = min(len(before[name]), len(tensor))
+        assert torch.equal(tensor[:kept], before[name][:kept]), name
+    batch = make_batch(model.config)
+    model(**batch, labels=batch["input_ids"]).loss.backward()
+    assert model.resize_token_embeddings(pad_to_multiple_of=8).weight.shape[0] % 8 == 0
+    with pytest.raises(ValueError, match="A vocabulary of 3 words has no room"):
+        model.resize_token_embeddings(3)
+
+
+# Task heads
+
+
+def test_token_classification_divides_by_the_given_count():
+    model = make_model(ELMoForTokenClassification, scalar_mix_l2=0.5, elmo_dropout=0.0)
+    with torch.no_grad():
+        model.input_mix.weights.fill_(1.0)
+    batch = make_batch(model.config, [6, 2, 4, 1])
+    labels = (batch["input_ids"] % 3).where(batch["attention_mask"].bool(), -100)
+    whole = model(**batch, labels=labels).loss
+    count = (labels != -100).sum()
+    halves = [
+        model(**{k: v[rows] for k, v in batch.items()}, labels=labels[rows], num_items_in_batch=count).loss
+        for rows in (slice(0, 1), slice(1, 4))
+    ]
+    torch.testing.assert_close(sum(halves), whole)
+    logits = model(**batch).logits
+    expected = F.cross_entropy(logits[labels != -100], labels[labels != -100]) + 0.5 * 3
+    torch.testing.assert_close(whole, expected)
+
+
+def test_sequence_classification_averages_real_tokens():
+    model = make_model(ELMoForSequenceClassification)
+    batch = make_batch(model.config)
+    with torch.no_grad():
+        logits = model(**batch).logits
+        for row, length in enumerate(LENGTHS):
+            alone = model(batch["character_ids"][row : row + 1, :length]).logits
+            torch.testing.assert_close(logits[row : row + 1], alone, atol=1e-6, rtol=1e-5)
+
+
+def test_heads_name_what_this_version_lacks():
+    with pytest.raises(ValueError, match="`head` is 'paper'.*pass head='linear'"):
+        make_model(ELMoForTokenClassification, head="paper")
+
+
+# Bad input
+
+
+def test_errors_name_what_was_received():
+    model = make_model()
+    batch = make_batch(model.config)
+    characters, mask = batch["character_ids"], batch["attention_mask"]
+
+    def fails(message, *args, **kwargs):
+        with pytest.raises(ValueError, match=message):
+            model(*args, **kwargs)
+
+    fails("pass `character_ids` of shape", input_ids=batch["input_ids"])
+    fails(r"`character_ids` has shape \(3, 6\); pass shape \(batch, time, 9\)", batch["input_ids"])
+    fails(r"`character_ids` has shape \(3, 6, 8\); pass shape \(batch, time, 9\)", characters[..., :8])
+    fails(
+        "`character_ids` holds ids from 0 to 30, but this model knows 0 to 29",
+        F.pad(characters[..., 1:], (0, 1), value=30),
+    )
+    fails("holds torch.float32; pass integer ids", characters.float())
+    fails(r"`attention_mask` has shape \(3, 5\); pass shape \(3, 6\)", characters, attention_mask=mask[:, :5])
+    fails("holds values other than 0 and 1", characters, attention_mask=(1 - mask) * -10000.0)
+    fails(r"marks \(row, position\) \(1, 1\) as a token", characters, attention_mask=torch.ones_like(mask))
+    fails(r"`token_type_ids` has shape", characters, token_type_ids=mask[:2])
+    fails(r"`inputs_embeds` has shape \(3, 6, 9\); pass shape \(batch, time, 7\)", inputs_embeds=characters.float())
+    fails("pass them without `character_ids`", characters, inputs_embeds=characters.float())
+    states = tuple(torch.zeros(2, 2, 2, size) for size in (7, 21))
+    fails(
+        r"have shapes \[\(2, 2, 2, 7\), \(2, 2, 2, 21\)\]; for this batch of 3 pass", characters, initial_states=states
+    )
+    word_level = make_model(char_vocab_size=0, word_embedding_size=7)
+    with pytest.raises(ValueError, match="word-level model: pass `input_ids`"):
+        word_level(character_ids=characters)
+    with pytest.raises(ValueError, match="`input_ids` holds ids from 1 to 99, but this model knows 0 to 11"):
+        word_level(input_ids=torch.tensor([[1, 99]]))
+
+
+def test_return_dict_false_gives_a_tuple():
+    model = make_model()
+    batch = make_batch(model.config)
+    values = model(**batch, return_dict=False)
+    assert isinstance(values, tuple) and torch.equal(values[0], model(**batch).last_hidden_state)
+
+
+@pytest.mark.parametrize("rows, time", [(0, 4), (2, 0)])
+def test_an_empty_batch_gives_empty_vectors(rows, time):
+    model = make_model()
+    output = model(torch.zeros(rows, time, model.config.max_word_length, dtype=torch.long))
+    assert output.last_hidden_state.shape == output.elmo_embeddings.shape == (rows, time, 14)
