@@ -223,7 +223,7 @@ def _is_plain(linear: nn.Module) -> bool:
 _packed_weights = WeakTensorKeyDictionary()  # parameter -> (stamp, sample, packed copy); dies with the parameter
 
 
-def _packed(weight: nn.Parameter) -> Tensor:
+def _packed(weight: Tensor) -> Tensor:
     """The weight in oneDNN's layout, packed again when the parameter has changed."""
     stamp = (0 if weight.is_inference() else weight._version, weight.data_ptr(), weight.dtype)
     sample = weight.detach().flatten()[:: max(1, weight.numel() // 256)]  # `.data` writes leave the version as it is

@@ -9,6 +9,7 @@ width; F filters; P `projection_size`; L LSTM layers; S sequences.
 """
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -39,10 +40,10 @@ class ELMoModelOutput(ModelOutput):
             where each direction ended, to be passed on as `initial_states`; `None` if a row holds two texts.
     """
 
-    last_hidden_state: torch.FloatTensor | None = None
-    elmo_embeddings: torch.FloatTensor | None = None
-    hidden_states: tuple[torch.FloatTensor, ...] | None = None
-    final_states: tuple[torch.FloatTensor, torch.FloatTensor] | None = None
+    last_hidden_state: Tensor | None = None
+    elmo_embeddings: Tensor | None = None
+    hidden_states: tuple[Tensor, ...] | None = None
+    final_states: States | None = None
 
 
 @dataclass
@@ -56,11 +57,24 @@ class ELMoForPreTrainingOutput(ModelOutput):
         final_states: as in `ELMoModelOutput`.
     """
 
-    loss: torch.FloatTensor | None = None
-    forward_loss: torch.FloatTensor | None = None
-    backward_loss: torch.FloatTensor | None = None
-    hidden_states: tuple[torch.FloatTensor, ...] | None = None
-    final_states: tuple[torch.FloatTensor, torch.FloatTensor] | None = None
+    loss: Tensor | None = None
+    forward_loss: Tensor | None = None
+    backward_loss: Tensor | None = None
+    hidden_states: tuple[Tensor, ...] | None = None
+    final_states: States | None = None
+
+
+class Reading(NamedTuple):
+    """A checked batch: which positions hold a token, how they are visited, their vectors in reading order.
+
+    Shape:
+        mask_BT: `(batch, time)` bool.
+        tokens_NP: `(tokens, projection_size)`.
+    """
+
+    mask_BT: Tensor
+    packing: Packing
+    tokens_NP: Tensor
 
 
 class ELMoHighway(nn.Module):
@@ -193,14 +207,15 @@ class ELMoPreTrainedModel(PreTrainedModel):
             mean_resizing: new rows are the mean of the present ones; otherwise they are drawn as for a new model.
         """
         size, step = new_num_tokens or self.config.vocab_size, pad_to_multiple_of or 1
+        if not (isinstance(size, int) and isinstance(step, int)):
+            raise ValueError(f"Received a size of {size} and a multiple of {step}; pass integers.")
         size = -(-size // step) * step
         if size <= max(self.config.bos_token_id, self.config.eos_token_id, self.config.unk_token_id):
             raise ValueError(f"A vocabulary of {size} words has no room for the special words; pass 4 or more.")
         for module in list(self.modules()):
             if isinstance(module, ELMoSoftmax):
-                module.weight, module.bias = (
-                    self._resized(p, size, mean_resizing) for p in (module.weight, module.bias)
-                )
+                module.weight = self._resized(module.weight, size, mean_resizing)
+                module.bias = self._resized(module.bias, size, mean_resizing)
             elif isinstance(module, ELMoModel) and module.word_embeddings is not None:
                 table = module.word_embeddings
                 table.weight, table.num_embeddings = self._resized(table.weight, size, mean_resizing), size
@@ -208,7 +223,7 @@ class ELMoPreTrainedModel(PreTrainedModel):
         return self.get_input_embeddings()
 
     @staticmethod
-    def _resized(parameter: nn.Parameter, size: int, mean: bool) -> nn.Parameter:
+    def _resized(parameter: Tensor, size: int, mean: bool) -> nn.Parameter:
         kept = parameter[:size]
         extra = parameter.new_zeros(size - len(kept), *parameter.shape[1:])
         if mean:
@@ -242,11 +257,11 @@ class ELMoPreTrainedModel(PreTrainedModel):
         if isinstance(module, ELMoCharacterEncoder):
             init.uniform_(module.char_embeddings.weight, -1, 1)
             _zero_row(module.char_embeddings.weight, 0)
-            for conv in module.convolutions:
-                if module.activation is torch.relu:
+            for conv, (width, _) in zip(module.convolutions, self.config.char_cnn_filters, strict=True):
+                if self.config.char_cnn_activation == "relu":
                     init.uniform_(conv.weight, -0.05, 0.05)
                 else:
-                    init.normal_(conv.weight, std=conv.weight[0].numel() ** -0.5)
+                    init.normal_(conv.weight, std=(width * self.config.char_embedding_size) ** -0.5)
                 init.zeros_(conv.bias)
         elif isinstance(module, ELMoHighway):
             for linear, bias in ((module.transform, 0), (module.carry, -2)):
@@ -350,39 +365,36 @@ class ELMoModel(ELMoPreTrainedModel):
         Raises:
             ValueError: an input has the wrong shape, holds ids out of range, or does not match the others.
         """
-        mask_BT, packing, tokens_NP = self.read_tokens(
-            character_ids, input_ids, attention_mask, token_type_ids, inputs_embeds
-        )
-        states = self.starting_states(initial_states, tokens_NP, len(mask_BT))
-        two_texts = token_type_ids is not None and len(packing.rows_S.unique()) < len(packing.rows_S)
+        text = self.read_tokens(character_ids, input_ids, attention_mask, token_type_ids, inputs_embeds)
+        states = self.starting_states(initial_states, text.tokens_NP, len(text.mask_BT))
+        rows_S = text.packing.rows_S
+        two_texts = token_type_ids is not None and len(rows_S.unique()) < len(rows_S)
         if two_texts and initial_states is not None:
             raise ValueError(
                 "`initial_states` continue one text, but `token_type_ids` mark two in a row. Pass one text."
             )
-        forward, *forward_states = self.run_direction(0, tokens_NP, packing.forward_N, packing, states)
-        backward, *backward_states = self.run_direction(1, tokens_NP, packing.backward_N, packing, states)
-        hidden_states = _unpack(tokens_NP, forward, backward, packing, mask_BT.shape)
+        forward, *forward_ends = self.run_direction(0, text, text.packing.forward_N, states)
+        backward, *backward_ends = self.run_direction(1, text, text.packing.backward_N, states)
+        hidden_states = _unpack(text, forward, backward)
         return ELMoModelOutput(
             last_hidden_state=hidden_states[-1],
-            elmo_embeddings=None if self.scalar_mix is None else self.scalar_mix(hidden_states, mask_BT),
+            elmo_embeddings=None if self.scalar_mix is None else self.scalar_mix(hidden_states, text.mask_BT),
             hidden_states=hidden_states,
-            final_states=None if two_texts else _join_states(forward_states, backward_states),
+            final_states=None if two_texts else _join_states(forward_ends, backward_ends),
         )
 
-    def read_tokens(self, character_ids, input_ids, attention_mask, token_type_ids=None, inputs_embeds=None):
-        """Checks the inputs of `forward` and encodes each distinct word once.
-
-        Returns:
-            `(mask_BT, packing, tokens_NP)`: the real positions, how they are visited, their vectors in reading order.
-        """
+    def read_tokens(
+        self, character_ids=None, input_ids=None, attention_mask=None, token_type_ids=None, inputs_embeds=None
+    ) -> Reading:
+        """Checks the inputs of `forward` and encodes each distinct word once."""
         mask_BT = self.real_positions(character_ids, input_ids, attention_mask, token_type_ids, inputs_embeds)
         packing = pack(mask_BT, token_type_ids)
         if inputs_embeds is not None:
-            return mask_BT, packing, inputs_embeds.flatten(0, 1)[packing.positions_N]
+            return Reading(mask_BT, packing, inputs_embeds.flatten(0, 1)[packing.positions_N])
         ids = [] if self.word_embeddings is None else [input_ids[..., None]]
         ids += [] if self.char_encoder is None else [character_ids]
         distinct_UW, inverse_N = distinct_rows(torch.cat(ids, dim=-1).flatten(0, 1)[packing.positions_N])
-        return mask_BT, packing, self.encode_words(distinct_UW)[inverse_N]
+        return Reading(mask_BT, packing, self.encode_words(distinct_UW)[inverse_N])
 
     def encode_words(self, words_UW: Tensor) -> Tensor:
         """Token vectors `(words, projection_size)` of rows of ids: the word's id, if used, before its characters."""
@@ -414,20 +426,17 @@ class ELMoModel(ELMoPreTrainedModel):
             )
         return states[0].to(tokens_NP), states[1].to(tokens_NP.device, cell_dtype)
 
-    def run_direction(self, direction: int, tokens_NP: Tensor, order_N: Tensor, packing: Packing, states: States):
+    def run_direction(self, direction: int, text: Reading, order_N: Tensor, states: States):
         """Runs the forward (0) or backward (1) LSTM over the real tokens, visited in `order_N`.
 
         Returns:
             `(outputs, hidden_BLP, cell_BLH)`: each layer's packed output, and the state after each row's end.
         """
-        lstm = self.backward_lstm if direction else self.forward_lstm
-        before = [state[:, :, direction] for state in states]
-        packed = [state[packing.rows_S].transpose(0, 1) for state in before]
-        outputs, *after = lstm(tokens_NP[order_N], packing.batch_sizes, *packed)
-        ends = [
-            old.index_copy(0, packing.rows_S, new.transpose(0, 1).to(old))
-            for old, new in zip(before, after, strict=True)
-        ]
+        lstm, rows_S = self.backward_lstm if direction else self.forward_lstm, text.packing.rows_S
+        starts = [state[:, :, direction] for state in states]
+        packed = [state[rows_S].transpose(0, 1) for state in starts]
+        outputs, *ends = lstm(text.tokens_NP[order_N], text.packing.batch_sizes, *packed)
+        ends = [old.index_copy(0, rows_S, new.transpose(0, 1).to(old)) for old, new in zip(starts, ends, strict=True)]
         return outputs, *ends
 
     def real_positions(
@@ -484,10 +493,10 @@ class ELMoForPreTraining(ELMoPreTrainedModel):
     """The biLM with its softmax: the joint log-likelihood of both directions (section 3.1)."""
 
     accepts_loss_kwargs = True  # losses are divided by Trainer's own count of predictions
-    loss_type = "ForCausalLM"  # which counts all labels but the first of each row
 
     def __init__(self, config: ELMoConfig):
         super().__init__(config)
+        self.loss_type = "ForCausalLM"  # Trainer then counts all labels but the first of each row
         self.elmo = ELMoModel(config, add_mixing_layer=False)
         self.softmax = ELMoSoftmax(config)
         self.post_init()
@@ -524,31 +533,34 @@ class ELMoForPreTraining(ELMoPreTrainedModel):
         """
         two_streams = backward_character_ids is not None or backward_input_ids is not None
         self._check_labels(labels, forward_labels, backward_labels, two_streams)
-        first = self.elmo.read_tokens(character_ids, input_ids, attention_mask)
-        second = first
+        text = stream = self.elmo.read_tokens(character_ids, input_ids, attention_mask)
+        backward_order_N = text.packing.backward_N
         if two_streams:
-            second = self.elmo.read_tokens(backward_character_ids, backward_input_ids, backward_attention_mask)
-            if len(second[0]) != len(first[0]):
-                raise ValueError(f"The streams have {len(first[0])} and {len(second[0])} rows; pass equal batches.")
-        states = self.elmo.starting_states(initial_states, first[2], len(first[0]))
-        losses, outputs, ends = [], [], []
-        for direction, (mask_BT, packing, tokens_NP), targets in (
-            (0, first, forward_labels),
-            (1, second, backward_labels),
-        ):
-            order_N = packing.backward_N if direction and not two_streams else packing.forward_N
-            layers, *end = self.elmo.run_direction(direction, tokens_NP, order_N, packing, states)
-            targets_N = _targets(targets, labels, direction, packing, mask_BT.shape)
-            losses.append(None if targets_N is None else self._loss(layers[-1], targets_N[order_N], num_items_in_batch))
-            outputs.append(layers)
-            ends.append(end)
+            stream = self.elmo.read_tokens(backward_character_ids, backward_input_ids, backward_attention_mask)
+            backward_order_N = stream.packing.forward_N
+            if len(stream.mask_BT) != len(text.mask_BT):
+                rows = len(text.mask_BT), len(stream.mask_BT)
+                raise ValueError(f"The two streams have {rows[0]} and {rows[1]} rows; pass as many of each.")
+        states = self.elmo.starting_states(initial_states, text.tokens_NP, len(text.mask_BT))
+        forward, *forward_ends = self.elmo.run_direction(0, text, text.packing.forward_N, states)
+        backward, *backward_ends = self.elmo.run_direction(1, stream, backward_order_N, states)
+        losses = []
+        streams = (
+            (text, text.packing.forward_N, forward, forward_labels),
+            (stream, backward_order_N, backward, backward_labels),
+        )
+        for direction, (reading, order_N, outputs, aligned) in enumerate(streams):
+            given = labels if aligned is None else aligned
+            if given is not None:
+                targets_N = _targets(given, labels is not None, direction, reading)
+                losses.append(self._loss(outputs[-1], targets_N[order_N], num_items_in_batch))
         show = self.config.output_hidden_states if output_hidden_states is None else output_hidden_states
         return ELMoForPreTrainingOutput(
-            loss=None if losses[0] is None else (losses[0] + losses[1]) / 2,
-            forward_loss=losses[0],
-            backward_loss=losses[1],
-            hidden_states=_unpack(first[2], *outputs, first[1], first[0].shape) if show and not two_streams else None,
-            final_states=_join_states(*ends),
+            loss=(losses[0] + losses[1]) / 2 if losses else None,
+            forward_loss=losses[0] if losses else None,
+            backward_loss=losses[1] if losses else None,
+            hidden_states=_unpack(text, forward, backward) if show and not two_streams else None,
+            final_states=_join_states(forward_ends, backward_ends),
         )
 
     def _loss(self, hidden_NP: Tensor, targets_N: Tensor, num_items_in_batch: Tensor | int | None) -> Tensor:
@@ -706,18 +718,17 @@ def distinct_rows(rows_NW: Tensor) -> tuple[Tensor, Tensor]:
     return distinct_UW, inverse_N
 
 
-def _unpack(
-    tokens_NP: Tensor, forward: list[Tensor], backward: list[Tensor], packing: Packing, shape
-) -> tuple[Tensor, ...]:
+def _unpack(text: Reading, forward: list[Tensor], backward: list[Tensor]) -> tuple[Tensor, ...]:
     """All layers as `(batch, time, 2 * projection_size)`; the token layer stands twice side by side."""
+    shape, positions_N = tuple(text.mask_BT.shape), text.packing.positions_N
+    forward_N, backward_N = positions_N[text.packing.forward_N], positions_N[text.packing.backward_N]
 
-    def scatter(rows_NP: Tensor, positions_N: Tensor) -> Tensor:
-        return rows_NP.new_zeros(shape.numel(), rows_NP.shape[1]).index_copy(0, positions_N, rows_NP)
+    def scatter(rows_NP: Tensor, places_N: Tensor) -> Tensor:
+        return rows_NP.new_zeros(shape[0] * shape[1], rows_NP.shape[1]).index_copy(0, places_N, rows_NP)
 
-    forward_N, backward_N = packing.positions_N[packing.forward_N], packing.positions_N[packing.backward_N]
-    halves = [[scatter(tokens_NP, packing.positions_N)] * 2]
+    halves = [[scatter(text.tokens_NP, positions_N)] * 2]
     halves += [[scatter(f, forward_N), scatter(b, backward_N)] for f, b in zip(forward, backward, strict=True)]
-    return tuple(torch.cat(pair, dim=-1).unflatten(0, tuple(shape)) for pair in halves)
+    return tuple(torch.cat(pair, dim=-1).unflatten(0, shape) for pair in halves)
 
 
 def _join_states(forward: list[Tensor], backward: list[Tensor]) -> States:
@@ -725,20 +736,20 @@ def _join_states(forward: list[Tensor], backward: list[Tensor]) -> States:
     return hidden, cell
 
 
-def _targets(aligned: Tensor | None, labels: Tensor | None, direction: int, packing: Packing, shape) -> Tensor | None:
-    """The target `(N,)` of each real token in reading order, -100 where there is none; `None` without labels."""
-    for tensor in (aligned, labels):
-        if tensor is not None:
-            _check_shape("labels", tensor, tuple(shape))
-    if aligned is not None:
-        return aligned.flatten()[packing.positions_N]
-    if labels is None:
-        return None
-    words_N, rows_N = labels.flatten()[packing.positions_N], packing.positions_N // shape[1]
-    targets_N = torch.full_like(words_N, -100)
-    neighbours = rows_N[1:] == rows_N[:-1]
+def _targets(given: Tensor, shifted: bool, direction: int, text: Reading) -> Tensor:
+    """The target `(N,)` of each real token in reading order, -100 where there is none.
+
+    Args:
+        given: `(batch, time)`, each position's own word if `shifted`, else its target.
+    """
+    _check_shape("labels", given, tuple(text.mask_BT.shape))
+    words_N = given.flatten()[text.packing.positions_N]
+    if not shifted:
+        return words_N
+    rows_N = text.packing.positions_N // text.mask_BT.shape[1]
     here, there = (slice(1, None), slice(None, -1)) if direction else (slice(None, -1), slice(1, None))
-    targets_N[here] = words_N[there].where(neighbours, -100)
+    targets_N = torch.full_like(words_N, -100)
+    targets_N[here] = words_N[there].where(rows_N[1:] == rows_N[:-1], -100)  # neighbours in one row
     return targets_N
 
 

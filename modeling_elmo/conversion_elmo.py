@@ -1,0 +1,397 @@
+"""Checkpoints of the original ELMo (bilm-tf, AllenNLP: options.json + weights.hdf5) <-> Hugging Face folders.
+
+`KEYS` and `OPTIONS` are the format, row by row: an array or an option of theirs beside ours. What follows applies them
+both ways and checks that the files of a checkpoint belong together.
+"""
+
+import re
+import tempfile
+from collections.abc import Callable, Collection
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from huggingface_hub.errors import StrictDataclassError
+from torch import Tensor
+from transformers.utils import cached_file
+
+from modeling_elmo import conversion_files as files
+from modeling_elmo.configuration_elmo import ELMoConfig
+from modeling_elmo.modeling_elmo import ELMoForPreTraining, ELMoModel
+from modeling_elmo.tokenization.elmo_characters import SPECIAL_WORDS, read_vocabulary
+from modeling_elmo.tokenization.tokenization_elmo import ELMoTokenizer
+
+
+class Transform(NamedTuple):
+    load: Callable[[Tensor], tuple[Tensor, ...]]  # their array -> our tensors
+    dump: Callable[..., Tensor]  # our tensors -> their array
+
+
+def _to_our_gates(blocks: Tensor) -> Tensor:
+    i, j, f, o = blocks.chunk(4)
+    return torch.cat([i, f, o, j])
+
+
+def _to_their_gates(blocks: Tensor) -> Tensor:
+    i, f, o, g = blocks.chunk(4)
+    return torch.cat([i, g, f, o])
+
+
+SAME = Transform(lambda array: (array,), lambda tensor: tensor)
+TRANSPOSED = Transform(lambda array: (array.T,), lambda tensor: tensor.T)
+# Row 0 of our tables is padding, all zeros; their files begin with the first real row.
+ZERO_ROW = Transform(lambda rows: (torch.cat([torch.zeros_like(rows[:1]), rows]),), lambda table: table[1:])
+# (1, width, characters, filters) <-> (filters, characters, width)
+FILTERS = Transform(lambda array: (array[0].permute(2, 1, 0),), lambda tensor: tensor.permute(2, 1, 0)[None])
+# TensorFlow's gate blocks i, j, f, o <-> ours i, f, o, g; its forget bias is added at run time, as ours is.
+GATES = Transform(lambda blocks: (_to_our_gates(blocks),), _to_their_gates)
+# One kernel over [input, state], (2 * projection, 4 * cell) <-> two matrices (4 * cell, projection)
+KERNEL = Transform(
+    lambda kernel: _to_our_gates(kernel.T).chunk(2, dim=1),
+    lambda inputs, states: _to_their_gates(torch.cat([inputs, states], dim=1)).T,
+)
+
+
+class Key(NamedTuple):
+    ours: tuple[str, ...]
+    theirs: str | None  # None: dropped on purpose, the original has no such array
+    transform: Transform = SAME
+    by_word: bool = False  # rows are words: permuted with the vocabulary
+
+    def numbered(self, i: int) -> "Key":
+        theirs = self.theirs and self.theirs.format(i=i)
+        return self._replace(ours=tuple(name.format(i=i) for name in self.ours), theirs=theirs)
+
+
+KEYS = (
+    # token encoder
+    Key(("char_encoder.char_embeddings.weight",), "char_embed", ZERO_ROW),
+    Key(("char_encoder.convolutions.{i}.weight",), "CNN/W_cnn_{i}", FILTERS),
+    Key(("char_encoder.convolutions.{i}.bias",), "CNN/b_cnn_{i}"),
+    Key(("char_encoder.highways.{i}.transform.weight",), "CNN_high_{i}/W_transform", TRANSPOSED),
+    Key(("char_encoder.highways.{i}.transform.bias",), "CNN_high_{i}/b_transform"),
+    Key(("char_encoder.highways.{i}.carry.weight",), "CNN_high_{i}/W_carry", TRANSPOSED),
+    Key(("char_encoder.highways.{i}.carry.bias",), "CNN_high_{i}/b_carry"),
+    Key(("token_projection.weight",), "CNN_proj/W_proj", TRANSPOSED),
+    Key(("token_projection.bias",), "CNN_proj/b_proj"),
+    Key(("word_embeddings.weight",), "embedding", ZERO_ROW, by_word=True),
+    # biLM, forward: RNN_0
+    Key(
+        ("forward_lstm.layers.{i}.input_linear.weight", "forward_lstm.layers.{i}.state_linear.weight"),
+        "RNN_0/RNN/MultiRNNCell/Cell{i}/LSTMCell/W_0",
+        KERNEL,
+    ),
+    Key(("forward_lstm.layers.{i}.input_linear.bias",), "RNN_0/RNN/MultiRNNCell/Cell{i}/LSTMCell/B", GATES),
+    Key(("forward_lstm.layers.{i}.projection.weight",), "RNN_0/RNN/MultiRNNCell/Cell{i}/LSTMCell/W_P_0", TRANSPOSED),
+    # biLM, backward: RNN_1
+    Key(
+        ("backward_lstm.layers.{i}.input_linear.weight", "backward_lstm.layers.{i}.state_linear.weight"),
+        "RNN_1/RNN/MultiRNNCell/Cell{i}/LSTMCell/W_0",
+        KERNEL,
+    ),
+    Key(("backward_lstm.layers.{i}.input_linear.bias",), "RNN_1/RNN/MultiRNNCell/Cell{i}/LSTMCell/B", GATES),
+    Key(("backward_lstm.layers.{i}.projection.weight",), "RNN_1/RNN/MultiRNNCell/Cell{i}/LSTMCell/W_P_0", TRANSPOSED),
+    # language model: a file of its own
+    Key(("softmax.weight",), "softmax/W", ZERO_ROW, by_word=True),
+    Key(("softmax.bias",), "softmax/b", ZERO_ROW, by_word=True),
+    # the mix belongs to a task, not to the biLM
+    Key(("scalar_mix.weights",), None),
+    Key(("scalar_mix.gamma",), None),
+)
+
+# bilm-tf writes a model of one layer without `MultiRNNCell/Cell0` and looks for it with; both are read.
+ONE_LAYER_SPELLING = ("/MultiRNNCell/Cell0/", "/")
+
+_FORWARD_ONLY = "This is a forward-only language model; ELMo needs both directions."
+
+REQUIRED = object()
+
+OPTIONS: dict[str, tuple[str, Any]] = {
+    # options.json: (ELMoConfig, value of a missing option)
+    "lstm.dim": ("lstm_hidden_size", REQUIRED),
+    "lstm.projection_dim": ("projection_size", REQUIRED),
+    "lstm.n_layers": ("num_hidden_layers", 1),
+    "lstm.cell_clip": ("cell_clip", None),
+    "lstm.proj_clip": ("projection_clip", None),
+    "lstm.use_skip_connections": ("use_skip_connections", False),
+    "char_cnn.n_characters": ("char_vocab_size", REQUIRED),
+    "char_cnn.embedding.dim": ("char_embedding_size", REQUIRED),
+    "char_cnn.filters": ("char_cnn_filters", REQUIRED),
+    "char_cnn.activation": ("char_cnn_activation", REQUIRED),
+    "char_cnn.n_highway": ("num_highway_layers", 0),
+    "char_cnn.max_characters_per_token": ("max_word_length", REQUIRED),
+    "dropout": ("dropout", 0.1),
+}
+
+# Beside the model: what its configuration cannot say about the original and the exact way back needs.
+RECORD_FILE = "original_checkpoint.json"
+
+
+@dataclass
+class OriginalRecord:
+    options: dict[str, Any]
+    one_layer_spelling: bool = False
+    special_rows: list[int] | None = None  # of <S>, </S>, <UNK> in the vocabulary; None without one
+
+
+def convert_original_checkpoint(
+    weights: str | Path,
+    options: str | Path | None,
+    output_dir: str | Path,
+    vocabulary: str | Path | None = None,
+    softmax: str | Path | None = None,
+    pre_tokenization: str = "moses",
+) -> Path:
+    """Writes a folder for `from_pretrained` from a checkpoint of bilm-tf or AllenNLP, and returns `output_dir`.
+
+    A file may be given as a path, as a folder or `.zip` archive that holds it, or as `hf://user/repo[@revision]/path`.
+
+    Args:
+        weights: HDF5 file that `dump_weights` wrote.
+        options: its options.json; `None` where `weights` is a folder or an archive that holds both.
+        output_dir: a new or empty folder. It appears complete or not at all.
+        vocabulary: the words of the training in their order, one a line. Word-level models and `softmax` need it.
+        softmax: HDF5 file with `softmax/W` (words, projection_dim) and `softmax/b` (words,). The saved model is then an
+            `ELMoForPreTraining` that predicts, without it an `ELMoModel`.
+        pre_tokenization: how the tokenizer splits raw text, see `ELMoTokenizer`.
+    """
+    output_dir = Path(output_dir)
+    if output_dir.exists() and (not output_dir.is_dir() or any(output_dir.iterdir())):
+        raise FileExistsError(f"{output_dir} is not empty; pass a new or an empty folder as output_dir.")
+    with tempfile.TemporaryDirectory() as scratch:
+        found = files.find_checkpoint(weights, options, vocabulary, softmax, Path(scratch))
+        model, tokenizer, record = load_original_checkpoint(*found, pre_tokenization)
+    with files.staged(output_dir) as folder:
+        model.save_pretrained(folder)
+        tokenizer.save_pretrained(folder)
+        files.write_json(asdict(record), folder / RECORD_FILE)
+    return output_dir
+
+
+def export_original_checkpoint(
+    model_dir: str | Path,
+    weights: str | Path,
+    options: str | Path,
+    vocabulary: str | Path | None = None,
+    softmax: str | Path | None = None,
+):
+    """Writes the biLM of a folder for bilm-tf and AllenNLP: the way back of [`convert_original_checkpoint`], exactly.
+
+    Args:
+        model_dir: folder or Hub name of any ELMo model; what belongs to a task is left out.
+        weights, options, vocabulary, softmax: new files, all of them written or none; `None`: not wanted.
+    """
+    if existing := [str(path) for path in (weights, options, vocabulary, softmax) if path and Path(path).exists()]:
+        raise FileExistsError(f"{', '.join(existing)} would be overwritten; pass names of new files.")
+    config = ELMoConfig.from_pretrained(model_dir)
+    check_expressible(config, softmax)
+    record = read_record(model_dir, config)
+    model = (ELMoForPreTraining if softmax else ELMoModel).from_pretrained(model_dir, dtype=torch.float32)
+    arrays = to_original(model.state_dict(), record)
+    softmax_arrays = {name: arrays.pop(name) for name in list(arrays) if name.startswith("softmax/")}
+    words = original_words(model_dir, record) if vocabulary else []
+    contents: list[tuple[str | Path | None, Callable, Any]] = [
+        (weights, files.write_arrays, arrays),
+        (options, files.write_json, record.options),
+        (vocabulary, files.write_lines, words),
+        (softmax, files.write_arrays, softmax_arrays),
+    ]
+    with ExitStack() as all_or_nothing:
+        for path, write, content in contents:
+            if path:
+                write(content, all_or_nothing.enter_context(files.staged(Path(path))))
+
+
+def load_original_checkpoint(
+    weights: Path,
+    options: Path,
+    vocabulary: Path | None = None,
+    softmax: Path | None = None,
+    pre_tokenization: str = "moses",
+) -> tuple[ELMoModel | ELMoForPreTraining, ELMoTokenizer, OriginalRecord]:
+    """The model, its tokenizer and the record for the way back; arguments as of [`convert_original_checkpoint`]."""
+    arrays = files.read_arrays(weights) | (files.read_arrays(softmax) if softmax else {})
+    record = OriginalRecord(files.read_json(options), any("/RNN/LSTMCell/" in name for name in arrays))
+    num_words = None
+    if vocabulary:
+        _, (_, *lines) = read_vocabulary(vocabulary)  # without <PAD>, which is no word of the original
+        num_words, record.special_rows = len(lines), [sorted(lines).index(line) for line in lines[:3]]
+    check_word_count(num_words, arrays, record.options)
+    num_characters = len(arrays.get("char_embed", ()))
+    config = options_to_config(record.options, num_characters, (num_words or 3) + 1, has_softmax=bool(softmax))
+    model = (ELMoForPreTraining if softmax else ELMoModel)(config)
+    model.load_state_dict(from_original(arrays, model.state_dict(), record))
+    tokenizer = ELMoTokenizer(
+        vocab_file=vocabulary, max_word_length=config.max_word_length, pre_tokenization=pre_tokenization
+    )
+    return model, tokenizer, record
+
+
+def keys_of(parameters: Collection[str], one_layer_spelling: bool = False) -> list[tuple[str, Key]]:
+    """Their name and row of every array that a model with these parameters has: a row of `KEYS` for each layer."""
+    numbers = {0} | {int(number) for name in parameters for number in re.findall(r"\.(\d+)\.", name)}
+    numbered = dict.fromkeys(key.numbered(i) for key in KEYS for i in sorted(numbers))
+    keys = [key for key in numbered if key.ours[0] in parameters]
+    if unknown := set(parameters).difference(*(key.ours for key in keys)):
+        raise ValueError(f"The original format has no place for {', '.join(sorted(unknown))}.")
+    spelling = ONE_LAYER_SPELLING if one_layer_spelling else ("", "")
+    return [(key.theirs.replace(*spelling), key) for key in keys if key.theirs is not None]
+
+
+def from_original(arrays: dict[str, Tensor], state: dict[str, Tensor], record: OriginalRecord) -> dict[str, Tensor]:
+    """A model's `state` with the original's `arrays` in the place of all that the original knows."""
+    names = {name.removeprefix("elmo."): name for name in state}
+    check_arrays(arrays, to_original({name: tensor.to("meta") for name, tensor in state.items()}, record))
+    loaded = dict(state)
+    for theirs, key in keys_of(names, record.one_layer_spelling):
+        array = arrays[theirs]
+        if key.by_word:
+            array = array[word_rows(record, len(array))]
+        loaded.update(zip((names[ours] for ours in key.ours), key.transform.load(array), strict=True))
+    return loaded
+
+
+def to_original(state: dict[str, Tensor], record: OriginalRecord) -> dict[str, Tensor]:
+    """The original's arrays of a model's `state`."""
+    state = {name.removeprefix("elmo."): tensor for name, tensor in state.items()}
+    arrays = {}
+    for theirs, key in keys_of(state, record.one_layer_spelling):
+        array = key.transform.dump(*(state[ours] for ours in key.ours))
+        arrays[theirs] = array[word_rows(record, len(array)).argsort()] if key.by_word else array
+    return arrays
+
+
+def word_rows(record: OriginalRecord, num_words: int) -> Tensor:
+    """The original's row of each of our words: `<S>`, `</S>`, `<UNK>`, then the others in the file's order.
+
+    Shape:
+        (num_words,)
+    """
+    first = record.special_rows or [0, 1, 2]
+    return torch.tensor([*first, *(row for row in range(num_words) if row not in first)])
+
+
+def original_words(model_dir: str | Path, record: OriginalRecord) -> list[str]:
+    ids = ELMoTokenizer.from_pretrained(model_dir).get_vocab()
+    words = sorted(ids, key=ids.__getitem__)[1:]  # the original has no <PAD>
+    return [words[i] for i in word_rows(record, len(words)).argsort()]
+
+
+def check_arrays(found: dict[str, Tensor], expected: dict[str, Tensor]):
+    if any(name.startswith("rnn/") for name in found):
+        raise ValueError(f"{_FORWARD_ONLY} Its arrays are rnn/..., those of both directions RNN_0/... and RNN_1/...")
+    shapes = [{name: tuple(array.shape) for name, array in arrays.items()} for arrays in (found, expected)]
+    problems = [
+        f"{name}: the file has {shapes[0].get(name, 'none (missing)')}, "
+        f"the options imply {shapes[1].get(name, 'none (left over)')}"
+        for name in sorted(expected | found)
+        if shapes[0].get(name) != shapes[1].get(name)
+    ]
+    if problems:
+        raise ValueError("\n  ".join(["Weights and options do not belong together:", *problems]))
+
+
+def check_word_count(num_words: int | None, arrays: dict[str, Tensor], options: dict[str, Any]):
+    counts: dict[str, Any] = {
+        name: len(arrays[name]) for name in ("embedding", "softmax/W", "softmax/b") if name in arrays
+    }
+    if num_words is None and (counts or "char_cnn" not in options):
+        raise ValueError(
+            "Word-level models and softmaxes have a row for each word; pass the vocabulary of the training."
+        )
+    if "n_tokens_vocab" in options:
+        counts["n_tokens_vocab"] = options["n_tokens_vocab"]
+    if num_words is not None and any(count != num_words for count in counts.values()):
+        raise ValueError(
+            f"The vocabulary has {num_words} words (blank lines, <PAD> and !!!MAXTERMID are none), but weights and "
+            f"options have {counts}; pass the vocabulary of the training."
+        )
+
+
+def options_to_config(options: dict[str, Any], num_characters: int, vocab_size: int, has_softmax: bool) -> ELMoConfig:
+    """What options.json says under our names; `num_characters` is the number of rows of `char_embed`."""
+    if options.get("bidirectional") is False:
+        raise ValueError(f"{_FORWARD_ONLY} Its options say `bidirectional: false`.")
+    given = {path: value for path, value in _flatten(options).items() if value is not None}
+    has_characters = "char_cnn" in options
+    table = {path: row for path, row in OPTIONS.items() if has_characters or not path.startswith("char_cnn.")}
+    missing = [path for path, (_, default) in table.items() if default is REQUIRED and path not in given]
+    unknown = [path for path in given if path.startswith(("lstm.", "char_cnn.")) and path not in table]
+    if missing or unknown:
+        raise ValueError(f"Correct the options: missing are {missing or 'none'}, unknown are {unknown or 'none'}.")
+    fields = {field: given.get(path, default) for path, (field, default) in table.items()}
+    if has_characters:
+        fields["char_vocab_size"] = _num_table_rows(fields["char_vocab_size"], num_characters)
+    else:
+        fields |= {"char_vocab_size": 0, "word_embedding_size": fields["projection_size"]}
+    try:
+        return ELMoConfig(**fields, vocab_size=vocab_size, has_softmax=has_softmax)
+    except StrictDataclassError as error:
+        raise ValueError(f"Correct the options: {error}") from error
+
+
+def _num_table_rows(n_characters: int, num_characters: int) -> int:
+    if n_characters not in (261, 262):
+        raise ValueError(
+            f"Correct the options: char_cnn.n_characters is {n_characters!r}; UTF-8 has 261, or 262 for use."
+        )
+    # One more than theirs for padding words. Early versions trained with a 262nd row, of no character.
+    return 263 if num_characters == n_characters == 262 else 262
+
+
+def config_to_options(config: ELMoConfig) -> dict[str, Any]:
+    options: dict[str, Any] = {"bidirectional": True}
+    for path, (field, _) in OPTIONS.items():
+        value = getattr(config, field)
+        if value is not None and (config.char_vocab_size or not path.startswith("char_cnn.")):
+            *sections, name = path.split(".")
+            section = options
+            for key in sections:
+                section = section.setdefault(key, {})
+            section[name] = value
+    if config.char_vocab_size:
+        options["char_cnn"]["n_characters"] = 262
+    if config.vocab_size > len(SPECIAL_WORDS):
+        options["n_tokens_vocab"] = config.vocab_size - 1
+    return options
+
+
+def check_expressible(config: ELMoConfig, softmax: str | Path | None):
+    word_vectors, characters, cell = config.word_embedding_size, config.char_vocab_size, config.lstm_hidden_size
+    obstacles = {
+        f"an alphabet of {characters} characters": characters not in (0, 262, 263),
+        f"word vectors of width {word_vectors}": word_vectors != (0 if characters else config.projection_size),
+        f"projections from {cell} to {config.projection_size}": config.projection_size > cell,
+        f"a forget bias of {config.forget_bias}": config.forget_bias != 1,
+    }
+    if found := [what for what, stands in obstacles.items() if stands]:
+        raise ValueError(f"The original format cannot hold {' and '.join(found)}.")
+    if softmax and not config.has_softmax:
+        raise ValueError("The model has no softmax (`has_softmax` is false in its config.json); leave `softmax` out.")
+
+
+def read_record(model_dir: str | Path, config: ELMoConfig) -> OriginalRecord:
+    """What the conversion kept; for a model that was not converted, the options that its configuration amounts to."""
+    file = cached_file(model_dir, RECORD_FILE, _raise_exceptions_for_missing_entries=False)
+    if file is None:
+        return OriginalRecord(config_to_options(config))
+    record = OriginalRecord(**files.read_json(Path(file)))
+    num_words = record.options.get("n_tokens_vocab") if record.special_rows else None
+    vocab_size = num_words + 1 if num_words else config.vocab_size
+    was = options_to_config(record.options, config.char_vocab_size - 1, vocab_size, config.has_softmax)
+    fields = ["vocab_size", *(field for field, _ in OPTIONS.values())]
+    if changed := [field for field in fields if getattr(was, field) != getattr(config, field)]:
+        raise ValueError(
+            f"{RECORD_FILE} and config.json differ in {', '.join(changed)}; delete {RECORD_FILE} to export the model "
+            "by its config.json."
+        )
+    return record
+
+
+def _flatten(section: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    flat: dict[str, Any] = {}
+    for name, value in section.items():
+        flat |= _flatten(value, f"{prefix}{name}.") if isinstance(value, dict) else {prefix + name: value}
+    return flat

@@ -1,0 +1,400 @@
+import json
+import shutil
+from pathlib import Path
+
+import h5py
+import numpy as np
+import pytest
+import torch
+
+from modeling_elmo import ELMoConfig, ELMoForPreTraining, ELMoForTokenClassification, ELMoModel
+from modeling_elmo.conversion_elmo import (
+    KEYS,
+    RECORD_FILE,
+    convert_original_checkpoint,
+    export_original_checkpoint,
+    keys_of,
+    options_to_config,
+)
+from modeling_elmo.tokenization.elmo_characters import SPECIAL_WORDS
+from modeling_elmo.tokenization.tokenization_elmo import ELMoTokenizer
+
+FIXTURES = Path(__file__).parent / "fixtures" / "elmo_fixtures"
+ALLENNLP = FIXTURES / "allennlp"
+VARIANTS = "no_clip no_cnn_projection no_highway no_lstm_projection one_layer three_layers word_level"
+WEIGHTS = ["allennlp/lm_weights.hdf5", *(f"variants/{name}/weights.hdf5" for name in VARIANTS.split(" "))]
+WEIGHTS.append("variants/one_layer/weights_inference_names.hdf5")
+
+
+@pytest.fixture(scope="module")
+def converted(tmp_path_factory):
+    folders = {}
+
+    def convert(weights: str) -> Path:
+        if weights not in folders:
+            source, folder = FIXTURES / weights, tmp_path_factory.mktemp("converted")
+            vocabulary = source.with_name("vocab.txt") if "word_level" in weights else None
+            folders[weights] = convert_original_checkpoint(
+                source, source.with_name("options.json"), folder / "model", vocabulary, pre_tokenization="whitespace"
+            )
+        return folders[weights]
+
+    return convert
+
+
+def original(name: str = "no_clip"):
+    """`(arrays, options)` of a variant, to be spoilt."""
+    folder = FIXTURES / "variants" / name
+    return read(folder / "weights.hdf5"), json.loads((folder / "options.json").read_text())
+
+
+def read(path) -> dict[str, np.ndarray]:
+    arrays = {}
+    with h5py.File(path) as file:
+        file.visititems(lambda name, item: arrays.update({name: item[()]}) if isinstance(item, h5py.Dataset) else None)
+    return arrays
+
+
+def write(path, arrays):
+    with h5py.File(path, "w") as file:
+        for name, array in arrays.items():
+            file[name] = array
+    return path
+
+
+def convert_arrays(folder, arrays, options, **others):
+    """Writes a checkpoint and converts it."""
+    write(folder / "weights.hdf5", arrays)
+    (folder / "options.json").write_text(json.dumps(options))
+    return convert_original_checkpoint(folder / "weights.hdf5", folder / "options.json", folder / "model", **others)
+
+
+def vectors_of_batches(folder, sentences, carry_states: bool):
+    """`vectors[k][i]`, `(layers + 1, tokens, 2 * projection)`: batch i holds sentence i of every list k."""
+    model, tokenizer = ELMoModel.from_pretrained(folder), ELMoTokenizer.from_pretrained(folder)
+    vectors, states = [[] for _ in sentences], None
+    for batch in zip(*sentences, strict=True):
+        words = [sentence.split() for sentence in batch]
+        inputs = tokenizer(words, is_split_into_words=True, padding=True, return_tensors="pt")
+        with torch.no_grad():
+            output = model(**inputs, initial_states=states)
+        states = output.final_states if carry_states else None
+        layers = torch.stack(output.hidden_states).numpy()
+        for k, sentence in enumerate(words):
+            vectors[k].append(layers[:, k, 1 : len(sentence) + 1])
+    return vectors
+
+
+def differences(vectors, expected) -> np.ndarray:
+    """Largest difference per batch; both as `vectors_of_batches` returns them."""
+    lists = zip(vectors, expected, strict=True)
+    return np.max([[np.abs(a - b).max() for a, b in zip(*rows, strict=True)] for rows in lists], axis=0)
+
+
+@pytest.mark.parametrize("carry_states", [True, False])
+def test_numbers_of_allennlp(converted, carry_states):
+    sentences = json.loads((ALLENNLP / "sentences.json").read_text())
+    expected = []
+    for k in range(3):
+        halves = read(ALLENNLP / f"lm_embeddings_{k}.hdf5")
+        expected.append([np.concatenate(halves[str(i)], axis=-1) for i in range(10)])
+    vectors = vectors_of_batches(converted(WEIGHTS[0]), sentences, carry_states)
+    found = differences([[layers[-1] for layers in row] for row in vectors], expected)
+    assert found[0] <= 1e-5
+    if carry_states:
+        assert found.max() <= 1e-5
+    else:
+        assert found[1:].min() > 1  # the reference continues from the batch before
+
+
+def test_token_vectors_of_allennlp(converted):
+    tokenizer = ELMoTokenizer(literal_markers=True)
+    model = ELMoModel.from_pretrained(converted(WEIGHTS[0]))
+    words = (ALLENNLP / "vocab_test.txt").read_text(encoding="utf-8").split("\n")
+    inputs = tokenizer([[word] for word in words], is_split_into_words=True, return_tensors="pt")
+    with torch.no_grad():
+        tokens = model(**inputs).hidden_states[0][:, 1]
+    expected = read(ALLENNLP / "elmo_token_embeddings.hdf5")["embedding"]
+    assert np.abs(tokens[:, :16].numpy() - expected).max() <= 1e-5
+    assert torch.equal(tokens[:, :16], tokens[:, 16:])
+
+
+@pytest.mark.parametrize("weights", WEIGHTS[1:])
+def test_numbers_of_bilm_tf(converted, weights):
+    expected = read((FIXTURES / weights).with_name("expected.hdf5"))
+    sentences = json.loads((FIXTURES / weights).with_name("sentences.json").read_text())
+    vectors = vectors_of_batches(converted(weights), sentences, carry_states=True)
+    found = differences(vectors, [[expected[f"{k}/{i}"] for i in range(4)] for k in range(3)])
+    assert found.max() <= 1e-5
+
+
+def round_trip(model_dir, tmp_path, **others):
+    export_original_checkpoint(model_dir, tmp_path / "back.hdf5", tmp_path / "back.json", **others)
+    return read(tmp_path / "back.hdf5"), json.loads((tmp_path / "back.json").read_text())
+
+
+def assert_equal_arrays(found, expected):
+    assert found.keys() == expected.keys()
+    for name, array in expected.items():
+        assert found[name].dtype == array.dtype
+        np.testing.assert_array_equal(found[name], array)
+
+
+@pytest.mark.parametrize("weights", WEIGHTS)
+def test_round_trip_is_exact(converted, tmp_path, weights):
+    arrays, options = round_trip(converted(weights), tmp_path)
+    assert_equal_arrays(arrays, read(FIXTURES / weights))
+    assert options == json.loads((FIXTURES / weights).with_name("options.json").read_text())
+
+
+@pytest.mark.parametrize("weights", WEIGHTS)
+def test_folder_is_a_model_without_softmax(converted, weights):
+    config = ELMoConfig.from_pretrained(converted(weights))
+    assert config.architectures == ["ELMoModel"]
+    assert not config.has_softmax
+    assert config.vocab_size == len(ELMoTokenizer.from_pretrained(converted(weights)))
+    _, report = ELMoModel.from_pretrained(converted(weights), output_loading_info=True)
+    assert not any(report.values())
+
+
+def test_a_changed_model_still_exports(converted, tmp_path):
+    """Fine-tuned and saved elsewhere: the record of the original is gone, the format is the same."""
+    config = ELMoConfig.from_pretrained(converted(WEIGHTS[0]), num_labels=3)
+    head = ELMoForTokenClassification.from_pretrained(converted(WEIGHTS[0]), config=config)
+    head.save_pretrained(tmp_path / "head")
+    arrays, options = round_trip(tmp_path / "head", tmp_path)
+    assert_equal_arrays(arrays, read(ALLENNLP / "lm_weights.hdf5"))
+    assert options == {**json.loads((ALLENNLP / "options.json").read_text()), "bidirectional": True, "dropout": 0.1}
+
+
+def test_half_precision_is_exported_as_float32(converted, tmp_path):
+    ELMoModel.from_pretrained(converted(WEIGHTS[0]), dtype=torch.bfloat16).save_pretrained(tmp_path / "half")
+    arrays, _ = round_trip(tmp_path / "half", tmp_path)
+    assert {array.dtype for array in arrays.values()} == {np.dtype("float32")}
+    np.testing.assert_allclose(arrays["char_embed"], read(ALLENNLP / "lm_weights.hdf5")["char_embed"], rtol=2**-8)
+
+
+@pytest.mark.parametrize(
+    ("changes", "fields"),
+    [
+        ({"activation": "tanh"}, {"char_cnn_activation": "tanh"}),
+        ({"n_highway": None}, {"num_highway_layers": 0}),
+        ({"cell_clip": 3}, {"cell_clip": 3.0, "projection_clip": None}),
+        ({"proj_clip": 2.5}, {"cell_clip": None, "projection_clip": 2.5}),
+        ({"use_skip_connections": False}, {"use_skip_connections": False}),
+        ({"use_skip_connections": None}, {"use_skip_connections": False}),
+        ({"n_layers": None}, {"num_hidden_layers": 1}),
+        ({"max_characters_per_token": 20}, {"max_word_length": 20}),
+    ],
+)
+def test_options(changes, fields):
+    _, options = original()
+    for name, value in changes.items():
+        section = "char_cnn" if name in ("activation", *options["char_cnn"]) else "lstm"
+        options[section][name] = value
+        if value is None:
+            del options[section][name]
+    config = options_to_config(options, num_characters=261, vocab_size=4, has_softmax=False)
+    assert {field: getattr(config, field) for field in fields} == fields
+
+
+@pytest.mark.parametrize(("n_characters", "num_characters"), [(261, 261), (262, 261), (262, 262)])
+def test_options_and_tables_of_the_training(tmp_path, n_characters, num_characters):
+    arrays, options = original()
+    options |= {"dropout": 0.2, "n_tokens_vocab": 793471, "unroll_steps": 20, "all_clip_norm_val": 10.0}
+    options["char_cnn"]["n_characters"] = n_characters
+    arrays["char_embed"] = arrays["char_embed"][[*range(261), 0]][:num_characters]
+    folder = convert_arrays(tmp_path, arrays, options)
+    table = ELMoModel.from_pretrained(folder).get_input_embeddings().weight
+    assert table.shape == (num_characters + 1, 4) and not table[0].any()
+    arrays_back, options_back = round_trip(folder, tmp_path)
+    assert_equal_arrays(arrays_back, arrays)
+    assert repr(options_back) == repr(options)  # 3 is not 3.0
+
+
+def test_every_parameter_has_its_row():
+    config = {"char_cnn_filters": [[1, 8]], "char_embedding_size": 4, "projection_size": 6, "lstm_hidden_size": 12}
+    models = [
+        ELMoForPreTraining(ELMoConfig(**config, vocab_size=9)),
+        ELMoModel(ELMoConfig(**config, char_vocab_size=0, word_embedding_size=6)),
+    ]
+    states = [{name.removeprefix("elmo.") for name in model.state_dict()} for model in models]
+    assert {key.theirs for state in states for _, key in keys_of(state)} == {
+        key.numbered(i).theirs for key in KEYS if key.theirs for i in (0, 1)
+    } - {"CNN/W_cnn_1", "CNN/b_cnn_1"}
+    with pytest.raises(ValueError, match=r"no place for lstm\.3\.weight"):
+        keys_of(["char_encoder.char_embeddings.weight", "lstm.3.weight"])
+
+
+WORDS = ["the", "<UNK>", "cat", "</S>", "!!!MAXTERMID", "sat", "<S>", "mat"]
+
+
+def language_model(tmp_path):
+    """A checkpoint with a softmax whose special words stand anywhere: `(arrays, options, softmax arrays, files)`."""
+    arrays, options = original()
+    random = np.random.default_rng(0).normal(size=(7, 9)).astype(np.float32)
+    softmax = {"softmax/W": random[:, :8], "softmax/b": random[:, 8]}
+    (tmp_path / "words.txt").write_text("\n".join(WORDS) + "\n")
+    files = {"vocabulary": tmp_path / "words.txt", "softmax": write(tmp_path / "softmax.hdf5", softmax)}
+    return arrays, {**options, "n_tokens_vocab": 7}, softmax, files
+
+
+def test_softmax_rows_go_with_their_words(tmp_path):
+    arrays, options, softmax, files = language_model(tmp_path)
+    folder = convert_arrays(tmp_path, arrays, options, **files)
+    config = ELMoConfig.from_pretrained(folder)
+    assert (config.architectures, config.has_softmax, config.vocab_size) == (["ELMoForPreTraining"], True, 8)
+    model, tokenizer = ELMoForPreTraining.from_pretrained(folder), ELMoTokenizer.from_pretrained(folder)
+    assert tokenizer.convert_ids_to_tokens(list(range(8))) == [*SPECIAL_WORDS, "the", "cat", "sat", "mat"]
+    rows = [word for word in WORDS if word != "!!!MAXTERMID"]
+    for row, word in enumerate(rows):
+        token_id = tokenizer.convert_tokens_to_ids(word)
+        np.testing.assert_array_equal(model.softmax.weight[token_id].detach(), softmax["softmax/W"][row])
+        assert model.softmax.bias[token_id].item() == softmax["softmax/b"][row]
+    assert not model.softmax.weight[0].any() and model.softmax.bias[0] == 0
+
+    back = {"vocabulary": tmp_path / "back.txt", "softmax": tmp_path / "back_softmax.hdf5"}
+    arrays_back, options_back = round_trip(folder, tmp_path, **back)
+    assert_equal_arrays(arrays_back, arrays)
+    assert_equal_arrays(read(back["softmax"]), softmax)
+    assert options_back == options
+    assert back["vocabulary"].read_text().split() == rows
+
+
+def test_word_vectors_go_with_their_words(tmp_path, converted):
+    """Another order of the vocabulary, with rows in that order, is the same model."""
+    arrays, options = original("word_level")
+    words = (FIXTURES / "variants/word_level/vocab.txt").read_text(encoding="utf-8").split()
+    order = np.random.default_rng(0).permutation(len(words))
+    arrays["embedding"] = arrays["embedding"][order]
+    (tmp_path / "words.txt").write_text("\n".join(words[i] for i in order), encoding="utf-8")
+    folder = convert_arrays(tmp_path, arrays, options, vocabulary=tmp_path / "words.txt")
+    sentences = json.loads((FIXTURES / "variants/word_level/sentences.json").read_text())
+    found = vectors_of_batches(folder, sentences, carry_states=True)
+    expected = vectors_of_batches(converted("variants/word_level/weights.hdf5"), sentences, carry_states=True)
+    assert differences(found, expected).max() <= 1e-6
+    assert_equal_arrays(round_trip(folder, tmp_path)[0], arrays)
+
+
+def spoil(name="no_clip", arrays=(), options=()):
+    """A variant with some arrays and some options (`section.name`) replaced, or taken out (`None`)."""
+    new_arrays, new_options = original(name)
+    new_arrays |= arrays
+    for path, value in dict(options).items():
+        *sections, key = path.split(".")
+        place = new_options[sections[0]] if sections else new_options
+        place[key] = value
+    return ({key: value for key, value in part.items() if value is not None} for part in (new_arrays, new_options))
+
+
+FLOATS = np.zeros((3, 2), dtype=np.float32)
+
+
+@pytest.mark.parametrize(
+    ("spoilt", "message"),
+    [
+        (
+            dict(arrays={"char_embed": None, "CNN/b_cnn_1": FLOATS, "extra": FLOATS}),
+            r"CNN/b_cnn_1: .*\(3, 2\), .*\(8,\)\n  char_embed: .*missing.*\(261, 4\)\n  extra: .*\(3, 2\).*left over",
+        ),
+        (dict(options={"lstm.n_layers": 3}), r"RNN_1/RNN/MultiRNNCell/Cell2/LSTMCell/W_P_0: the file has none"),
+        (dict(options={"char_cnn": None, "n_tokens_vocab": 7}), "a row for each word; pass the vocabulary"),
+        (dict(arrays={"rnn/MultiRNNCell/Cell0/LSTMCell/kernel": FLOATS}), "forward-only .* arrays are rnn/"),
+        (dict(options={"bidirectional": False}), "forward-only .* `bidirectional: false`"),
+        (dict(options={"lstm": {}}), r"missing are \['lstm.dim', 'lstm.projection_dim'\], unknown are none"),
+        (dict(options={"lstm": None}), r"missing are \['lstm.dim'"),
+        (dict(options={"lstm.peepholes": True}), r"missing are none, unknown are \['lstm.peepholes'\]"),
+        (dict(options={"char_cnn.n_characters": 60}), "char_cnn.n_characters is 60; UTF-8 has 261, or 262 for use"),
+        (dict(options={"char_cnn.activation": "gelu"}), "(?s)Correct the options: .*char_cnn_activation.*gelu"),
+        (dict(options={"lstm.dim": "32"}), "(?s)Correct the options: .*lstm_hidden_size.*int"),
+        (dict(options={"lstm.cell_clip": -1}), "`cell_clip` is -1"),
+        (dict(arrays={"char_embed": np.zeros((261, 4))}), "other arrays than float32.*char_embed float64"),
+        (dict(name="word_level"), "a row for each word; pass the vocabulary"),
+    ],
+)
+def test_what_does_not_fit_is_refused(tmp_path, spoilt, message):
+    with pytest.raises(ValueError, match=message):
+        convert_arrays(tmp_path, *spoil(**spoilt))
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["options.json", "weights.hdf5"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"words": WORDS[:-1]}, r"has 6 words .* have \{'softmax/W': 7, 'softmax/b': 7, 'n_tokens_vocab': 7\}"),
+        ({"n_tokens_vocab": 8}, r"has 7 words .*'n_tokens_vocab': 8"),
+        ({"files": {"vocabulary": None}}, "a row for each word; pass the vocabulary"),
+        ({"W": np.zeros((7, 9), dtype=np.float32)}, r"softmax/W: the file has \(7, 9\), the options imply \(7, 8\)"),
+        ({"b": None}, r"softmax/b: the file has none \(missing\), the options imply \(7,\)"),
+        ({"words": ["the", "cat"]}, "lacks <S>, </S>, <UNK>"),
+    ],
+)
+def test_softmax_that_does_not_fit_is_refused(tmp_path, changes, message):
+    arrays, options, softmax, files = language_model(tmp_path)
+    files["vocabulary"].write_text("\n".join(changes.get("words", WORDS)))
+    options["n_tokens_vocab"] = changes.get("n_tokens_vocab", 7)
+    softmax |= {f"softmax/{name}": changes[name] for name in "Wb" if name in changes}
+    write(files["softmax"], {name: array for name, array in softmax.items() if array is not None})
+    with pytest.raises(ValueError, match=message):
+        convert_arrays(tmp_path, arrays, options, **{**files, **changes.get("files", {})})
+    assert not (tmp_path / "model").exists()
+
+
+def test_output_is_whole_or_absent(tmp_path, monkeypatch):
+    with monkeypatch.context() as patch:
+        patch.setattr(ELMoTokenizer, "save_pretrained", None)  # fails after the model is written
+        with pytest.raises(TypeError, match="not callable"):
+            convert_arrays(tmp_path, *original())
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["options.json", "weights.hdf5"]
+    convert_arrays(tmp_path, *original())
+    with pytest.raises(FileExistsError, match="model is not empty; pass a new or an empty folder"):
+        convert_arrays(tmp_path, *original())
+
+
+def test_export_writes_all_or_nothing(converted, tmp_path):
+    (tmp_path / "back.json").write_text("mine")
+    with pytest.raises(FileExistsError, match="back.json would be overwritten"):
+        round_trip(converted(WEIGHTS[0]), tmp_path)
+    (tmp_path / "back.json").unlink()
+    with pytest.raises(ValueError, match="has no softmax .* leave `softmax` out"):
+        round_trip(converted(WEIGHTS[0]), tmp_path, softmax=tmp_path / "softmax.hdf5")
+    with pytest.raises(
+        FileExistsError
+    ):  # the folder of the vocabulary is a file: found out after the arrays are written
+        (tmp_path / "file").touch()
+        round_trip(converted(WEIGHTS[0]), tmp_path, vocabulary=tmp_path / "file" / "vocab.txt")
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"forget_bias": 0.5}, "cannot hold a forget bias of 0.5"),
+        ({"word_embedding_size": 5}, "cannot hold word vectors of width 5"),
+        ({"char_vocab_size": 6000}, "cannot hold an alphabet of 6000 characters"),
+        ({"lstm_hidden_size": 8}, "cannot hold projections from 8 to 16"),
+        ({"forget_bias": 0.0, "char_vocab_size": 100}, "an alphabet of 100 characters and a forget bias of 0.0"),
+    ],
+)
+def test_export_refuses_what_the_format_cannot_hold(tmp_path, options, message):
+    ELMoModel(ELMoConfig.from_preset("tiny", **options)).save_pretrained(tmp_path / "model")
+    with pytest.raises(ValueError, match=message):
+        round_trip(tmp_path / "model", tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["model"]
+
+
+def test_export_of_a_changed_model(converted, tmp_path):
+    folder = shutil.copytree(converted(WEIGHTS[0]), tmp_path / "clip")
+    ELMoConfig.from_pretrained(folder, cell_clip=None).save_pretrained(folder)
+    with pytest.raises(ValueError, match=f"differ in cell_clip; delete {RECORD_FILE}"):
+        round_trip(folder, tmp_path)
+    (folder / RECORD_FILE).unlink()
+    _, options = round_trip(folder, tmp_path)
+    assert "cell_clip" not in options["lstm"] and options["lstm"]["proj_clip"] == 3
+
+    folder = shutil.copytree(converted("variants/word_level/weights.hdf5"), tmp_path / "words")
+    model = ELMoModel.from_pretrained(folder)
+    model.resize_token_embeddings(80)
+    model.save_pretrained(folder)
+    with pytest.raises(ValueError, match="differ in vocab_size"):
+        export_original_checkpoint(folder, tmp_path / "w.hdf5", tmp_path / "o.json")

@@ -1,0 +1,90 @@
+import json
+import os
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import h5py
+import numpy as np
+import pytest
+import torch
+
+from modeling_elmo import ELMoModel
+from modeling_elmo.run_scripts.convert_checkpoint import main
+from modeling_elmo.tokenization.tokenization_elmo import ELMoTokenizer
+
+ROOT = Path(__file__).resolve().parents[1]
+FIXTURES = ROOT / "tests" / "fixtures" / "elmo_fixtures"
+ALLENNLP = [
+    "--weights",
+    str(FIXTURES / "allennlp/lm_weights.hdf5"),
+    "--options",
+    str(FIXTURES / "allennlp/options.json"),
+]
+WORD_LEVEL = FIXTURES / "variants" / "word_level"
+
+
+def test_there_and_back(tmp_path):
+    # There as a stranger does it: by path, from a clone that is not installed, in another folder.
+    script = [sys.executable, ROOT / "run_scripts/convert_checkpoint.py", *ALLENNLP, "--output_dir", "model"]
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    result = subprocess.run(script, cwd=tmp_path, env=environment, capture_output=True, text=True)
+    assert result.returncode == 0, result.stderr
+    assert "AutoModel.from_pretrained('model', trust_remote_code=True)" in result.stdout
+    new = ["--weights", str(tmp_path / "w.hdf5"), "--options", str(tmp_path / "o.json")]
+    main(["--to_original", str(tmp_path / "model"), *new])
+    assert json.loads((tmp_path / "o.json").read_text()) == json.loads(Path(ALLENNLP[3]).read_text())
+    names = []
+    with h5py.File(tmp_path / "w.hdf5") as found, h5py.File(ALLENNLP[1]) as expected:
+        expected.visititems(lambda name, item: names.append(name) if isinstance(item, h5py.Dataset) else None)
+        assert len(names) == 33
+        for name in names:
+            np.testing.assert_array_equal(found[name][()], expected[name][()])
+
+
+def test_archive_with_vocabulary(tmp_path):
+    with zipfile.ZipFile(tmp_path / "81.zip", "w") as archive:
+        archive.write(WORD_LEVEL / "weights.hdf5", "model.hdf5")
+        archive.write(WORD_LEVEL / "options.json", "meta.json")
+        archive.write(WORD_LEVEL / "vocab.txt", "vocab.txt")
+    folder = tmp_path / "model"
+    main(["--weights", str(tmp_path / "81.zip"), "--output_dir", str(folder), "--pre_tokenization", "whitespace"])
+    tokenizer, model = ELMoTokenizer.from_pretrained(folder), ELMoModel.from_pretrained(folder)
+    words = (WORD_LEVEL / "vocab.txt").read_text(encoding="utf-8").split()
+    assert set(tokenizer.get_vocab()) == {"<PAD>", *words}
+    assert tokenizer.pre_tokenization == "whitespace"
+    with h5py.File(WORD_LEVEL / "weights.hdf5") as file:
+        row = file["embedding"][words.index("cat")]
+    token_id = tokenizer.convert_tokens_to_ids("cat")
+    assert torch.equal(model.word_embeddings.weight[token_id], torch.from_numpy(row))
+
+
+def test_softmax_and_vocabulary(tmp_path):
+    (tmp_path / "v.txt").write_text("<S>\n</S>\n<UNK>\nword\n")
+    with h5py.File(tmp_path / "s.hdf5", "w") as file:
+        file["softmax/W"], file["softmax/b"] = np.ones((4, 16), np.float32), np.arange(4, dtype=np.float32)
+    new = {name: str(tmp_path / name) for name in ("model", "w.hdf5", "o.json", "v2.txt", "s2.hdf5")}
+    given = ["--vocabulary", str(tmp_path / "v.txt"), "--softmax", str(tmp_path / "s.hdf5")]
+    main([*ALLENNLP, *given, "--output_dir", new["model"]])
+    back = ["--weights", new["w.hdf5"], "--options", new["o.json"]]
+    main(["--to_original", new["model"], *back, "--vocabulary", new["v2.txt"], "--softmax", new["s2.hdf5"]])
+    assert Path(new["v2.txt"]).read_text() == (tmp_path / "v.txt").read_text()
+    with h5py.File(new["s2.hdf5"]) as file:
+        assert file["softmax/b"][()].tolist() == [0, 1, 2, 3]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (ALLENNLP, "pass --output_dir, the folder to write"),
+        (["--output_dir", "x"], "required: --weights"),
+        (["--to_original", "model", "--weights", "w.hdf5"], "pass both, and no --output_dir"),
+        (["--to_original", "model", *ALLENNLP, "--output_dir", "x"], "pass both, and no --output_dir"),
+        ([*ALLENNLP, "--output_dir", "x", "--pre_tokenization", "bpe"], "invalid choice: 'bpe'"),
+    ],
+)
+def test_arguments_that_do_not_go_together(capsys, arguments, message):
+    with pytest.raises(SystemExit):
+        main(arguments)
+    assert message in capsys.readouterr().err
