@@ -1,0 +1,1 @@
+"""Command line programs, each run as `python -m modeling_elmo.run_scripts.NAME`."""

@@ -1,0 +1,345 @@
+"""Vectors of a whole corpus with any ELMo model: one sentence a line in; HDF5, npz, Parquet or Arrow out.
+
+    python -m modeling_elmo.run_scripts.embed --model DIR --input corpus.txt --output vectors.hdf5 --layers all
+
+Line `i` (from 0) of the input is entry `i` of the output, always: duplicates are embedded like any other line, and a
+blank line is a sentence without words. The model reads the markers <S> and </S>; the output leaves them out.
+
+Shape:
+    a line: `(tokens, dim)`, with `--layers all` `(layers, tokens, dim)`; a blank line has 0 tokens.
+    a line with `--pooling`: `(dim,)`, with `--layers all` `(layers, dim)`; a blank line is zeros.
+
+An interruption costs the unfinished block of lines at most: the same command goes on behind the finished ones. Memory
+does not grow with the corpus (but see `--forget_sentences`). What the output files look like, and where finished lines
+wait for them: embed_output.py.
+"""
+
+import gzip
+import json
+import sys
+import zlib
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import groupby, islice
+from pathlib import Path
+from typing import Any, Literal, NamedTuple, get_args
+
+import numpy as np
+import torch
+from tqdm.auto import tqdm
+from transformers import AutoModel, AutoTokenizer, HfArgumentParser
+from transformers.utils import logging
+
+if __package__ in (None, ""):  # run by path from a clone that is not installed
+    sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+import modeling_elmo  # noqa: F401 (makes ELMo known to the Auto classes)
+from modeling_elmo.run_scripts.embed_output import Block, Line, Parts, find_writer, require
+
+logger = logging.get_logger(__name__)
+
+LINES_READ_AHEAD = 64  # tokenized in one call
+BATCHES_PER_BLOCK = 4  # sorted by length together; more sorts better, needs more memory, loses more when interrupted
+
+Layers = Literal["all", "top", "average", "mixed"]
+Pooling = Literal["none", "mean", "max"]
+StoredType = Literal["float32", "float16"]
+
+
+@dataclass
+class EmbedArguments:
+    model: str = field(metadata={"help": "Folder or Hub name of any ELMo model."})
+    output: str = field(metadata={"help": "New file: .hdf5, .h5, .npz, .parquet or .arrow."})
+    input: str | None = field(
+        default=None, metadata={"help": "UTF-8 file, a sentence a line: .txt, .jsonl, or gzipped with .gz behind."}
+    )
+    dataset: str | None = field(
+        default=None, metadata={"help": "Instead of --input: a `datasets` data set, a folder or a Hub name."}
+    )
+    dataset_config: str | None = field(default=None, metadata={"help": "Configuration of the data set."})
+    split: str = field(default="train", metadata={"help": "Split of the data set."})
+    streaming: bool = field(default=False, metadata={"help": "Read the data set without downloading it first."})
+    text_column: str = field(
+        default="text", metadata={"help": "Key or column that holds the sentence: a text or a list of words."}
+    )
+    raw_text: bool = field(
+        default=False,
+        metadata={"help": "Text is split by the model's tokenizer; without this, at white space only."},
+    )
+    layers: Layers = field(
+        default="all", metadata={"help": "All layers, the top one, their mean, or the mix that the model has learned."}
+    )
+    pooling: Pooling = field(
+        default="none", metadata={"help": "One vector a sentence: the mean or the maximum over its words."}
+    )
+    dtype: StoredType = field(
+        default="float32", metadata={"help": "Type in the output. (Its formats have no bfloat16.)"}
+    )
+    compute_dtype: Literal["float32", "bfloat16"] = field(
+        default="float32", metadata={"help": "Type in which the model computes."}
+    )
+    batch_tokens: int = field(default=4096, metadata={"help": "Tokens of a batch, markers and padding included."})
+    device: str | None = field(default=None, metadata={"help": "Default: cuda where there is one, else cpu."})
+    forget_sentences: bool = field(
+        default=False, metadata={"help": "Leave `sentence_to_index`, which holds the whole text, out of HDF5."}
+    )
+    trust_remote_code: bool = field(default=False, metadata={"help": "Run code that comes with the model."})
+
+
+class Encoded(NamedTuple):
+    """A line, its tokens without markers, and what the model reads, not padded yet."""
+
+    line: Line
+    tokens: list[str]
+    features: dict[str, Any]
+
+    @property
+    def length(self) -> int:
+        return len(self.features["input_ids"])
+
+
+def main(arguments: list[str] | None = None) -> Path:
+    return embed_corpus(*HfArgumentParser(EmbedArguments).parse_args_into_dataclasses(arguments))
+
+
+def embed_corpus(arguments: EmbedArguments) -> Path:
+    """What the command does; returns the path of the output."""
+    output, write = Path(arguments.output), find_writer(arguments.output)
+    choices = {name: getattr(arguments, name) for name in ("layers", "pooling", "dtype")}
+    check_choices(**choices)
+    lines, total = open_corpus(arguments)
+    model, tokenizer = load_model(arguments)
+    parts = Parts(output, {**choices, "compute_dtype": arguments.compute_dtype, "weights": checksum(model)})
+    blocks = embed_blocks(parts.skip_finished(lines), model, tokenizer, batch_tokens=arguments.batch_tokens, **choices)
+    with tqdm(total=total, initial=parts.num_lines, unit=" lines", desc=output.name) as progress:
+        for block in blocks:
+            parts.save(block)
+            progress.update(len(block.lines))
+    if not parts.num_lines:
+        raise ValueError(f"{arguments.input or arguments.dataset} holds no line, so there is nothing to embed.")
+    parts.put_together(write, keep_sentences=not arguments.forget_sentences)
+    return output
+
+
+def embed_sentences(
+    sentences: Iterable[str | Sequence[str]],
+    model,
+    tokenizer,
+    layers: Layers = "mixed",
+    pooling: Pooling = "none",
+    dtype: StoredType = "float32",
+    batch_tokens: int = 4096,
+) -> Iterator[tuple[list[str], np.ndarray]]:
+    """The tokens and the vectors of each sentence, in order. Reads a bounded number of sentences ahead.
+
+    Args:
+        sentences: texts, which the tokenizer splits, or lists of words, which stay as they are.
+        model, tokenizer: an `ELMoModel` and its `ELMoTokenizer`.
+        layers, pooling, dtype, batch_tokens: as for the command; shapes are at the top of this file.
+    """
+    check_choices(layers, pooling, dtype)
+    lines = (Line(item, None) if isinstance(item, str) else Line(" ".join(item), list(item)) for item in sentences)
+    for block in embed_blocks(lines, model, tokenizer, layers, pooling, dtype, batch_tokens):
+        yield from zip(block.tokens, block.vectors(), strict=True)
+
+
+def check_choices(layers: str, pooling: str, dtype: str):
+    for name, value, allowed in (
+        ("layers", layers, Layers),
+        ("pooling", pooling, Pooling),
+        ("dtype", dtype, StoredType),
+    ):
+        if value not in get_args(allowed):
+            raise ValueError(f"{name} is {value!r}; pass one of {', '.join(get_args(allowed))}.")
+
+
+def embed_blocks(
+    lines: Iterable[Line], model, tokenizer, layers: Layers, pooling: Pooling, dtype: StoredType, batch_tokens: int
+) -> Iterator[Block]:
+    """Embeds consecutive lines, some batches at a time."""
+    mix, dim = model.scalar_mix, model.config.hidden_size
+    if layers == "mixed" and mix is None:
+        raise ValueError("This model has no mix of its layers; instead of 'mixed' pass 'all', 'top' or 'average'.")
+    shape = (dim,) if pooling != "none" else (-1, dim)
+    shape = (model.config.num_hidden_layers + 1, *shape) if layers == "all" else shape
+    block_tokens = BATCHES_PER_BLOCK * batch_tokens
+    if layers == "mixed" and mix.layer_norm in ("allennlp", "bilm"):
+        logger.warning("`scalar_mix_layer_norm` of this model is over a batch, so every line becomes a batch: slow.")
+        batch_tokens = 1
+    for encoded in _groups_of_tokens(encode(lines, tokenizer), block_tokens):
+        block = Block.empty([item.line for item in encoded], [item.tokens for item in encoded], shape, dtype)
+        try:
+            with np.errstate(over="raise"):
+                _fill(block.vectors(), encoded, model, tokenizer, layers, pooling, batch_tokens)
+        except FloatingPointError as error:
+            raise ValueError("A vector is too large for float16; pass dtype float32.") from error
+        yield block
+
+
+def encode(lines: Iterable[Line], tokenizer) -> Iterator[Encoded]:
+    lines = iter(lines)
+    while ahead := list(islice(lines, LINES_READ_AHEAD)):
+        for given_words, group in groupby(ahead, key=lambda line: line.words is not None):
+            run = list(group)
+            texts = [line.words if given_words else line.text for line in run]
+            encoding = tokenizer(texts, is_split_into_words=given_words, return_offsets_mapping=not given_words)
+            offsets = encoding.pop("offset_mapping", None)
+            for i, line in enumerate(run):
+                tokens = line.words if given_words else [line.text[start:end] for start, end in offsets[i][1:-1]]
+                yield Encoded(line, tokens, {name: values[i] for name, values in encoding.items()})
+
+
+def _groups_of_tokens(items: Iterable[Encoded], num_tokens: int) -> Iterator[list[Encoded]]:
+    group, size = [], 0
+    for item in items:
+        group.append(item)
+        size += item.length
+        if size >= num_tokens:
+            yield group
+            group, size = [], 0
+    if group:
+        yield group
+
+
+@torch.inference_mode()
+def _fill(vectors: list[np.ndarray], encoded: list[Encoded], model, tokenizer, layers, pooling, batch_tokens: int):
+    for batch in length_sorted_batches([item.length for item in encoded], batch_tokens):
+        features = [encoded[i].features for i in batch]
+        inputs = tokenizer.pad(features, padding_side="right", return_tensors="pt").to(model.device)
+        chosen = _choose(model(**inputs), layers).float().cpu().numpy()
+        for i, line in zip(batch, chosen, strict=True):
+            vectors[i][...] = _pool(line[..., 1 : encoded[i].length - 1, :], pooling)
+
+
+def length_sorted_batches(lengths: Sequence[int], batch_tokens: int) -> Iterator[list[int]]:
+    """Indices by falling length, in groups of at most `batch_tokens` with padding, or of one index."""
+    batch: list[int] = []
+    for i in sorted(range(len(lengths)), key=lambda i: -lengths[i]):
+        if batch and (len(batch) + 1) * lengths[batch[0]] > batch_tokens:
+            yield batch
+            batch = []
+        batch.append(i)
+    if batch:
+        yield batch
+
+
+def _choose(output, layers: Layers) -> torch.Tensor:
+    """Shape: `(batch, time, dim)`, for `"all"` `(batch, layers, time, dim)`."""
+    if layers == "all":
+        return torch.stack(output.hidden_states, dim=1)
+    if layers == "average":
+        return sum(output.hidden_states) / len(output.hidden_states)
+    return output.last_hidden_state if layers == "top" else output.elmo_embeddings
+
+
+def _pool(vectors: np.ndarray, pooling: Pooling) -> np.ndarray:
+    if pooling == "none":
+        return vectors
+    if vectors.shape[-2] == 0:
+        return np.zeros_like(vectors, shape=(*vectors.shape[:-2], vectors.shape[-1]))
+    return vectors.mean(-2) if pooling == "mean" else vectors.max(-2)
+
+
+def load_model(arguments: EmbedArguments):
+    """The model on its device, with `scalar_mix` None if the checkpoint has none, and its tokenizer."""
+    trust = {"trust_remote_code": arguments.trust_remote_code}
+    dtype = getattr(torch, arguments.compute_dtype)
+    model, loading = AutoModel.from_pretrained(arguments.model, dtype=dtype, output_loading_info=True, **trust)
+    if model.config.model_type != "elmo":
+        raise ValueError(f"--model {arguments.model} is a {model.config.model_type!r} model; pass an ELMo model.")
+    missing = sorted(loading["missing_keys"])
+    if any(name.startswith("scalar_mix.") for name in missing):
+        model.scalar_mix = None
+    if absent := [name for name in missing if not name.startswith("scalar_mix.")]:
+        raise ValueError(f"--model {arguments.model} lacks weights: {', '.join(absent)}. Convert or train it first.")
+    device = arguments.device or ("cuda" if torch.cuda.is_available() else "cpu")
+    return model.eval().to(device), AutoTokenizer.from_pretrained(arguments.model, **trust)
+
+
+def checksum(model) -> int:
+    """Of the weights: vectors of two models must not end up in one output."""
+    value = 0
+    for tensor in model.state_dict().values():
+        value = zlib.crc32(tensor.flatten().view(torch.uint8).cpu().numpy(), value)
+    return value
+
+
+def open_corpus(arguments: EmbedArguments) -> tuple[Iterator[Line], int | None]:
+    """The lines, read one by one as they are asked for, and how many they are if that is known."""
+    if arguments.dataset is not None and arguments.input is None:
+        return open_dataset(arguments.dataset, arguments)
+    if arguments.input is None or arguments.dataset is not None:
+        raise ValueError("Pass either --input FILE or --dataset NAME.")
+    path = Path(arguments.input)
+    kind = path.with_suffix("").suffix if path.suffix == ".gz" else path.suffix
+    if kind not in (".txt", ".jsonl") and path.suffix != ".gz":
+        raise ValueError(f"--input {path}: unknown suffix {path.suffix!r}; pass a .txt, .jsonl or .gz file.")
+    if not path.is_file():
+        raise FileNotFoundError(f"--input {path}: there is no such file.")
+
+    def lines() -> Iterator[Line]:
+        rows = read_jsonl(path, arguments.text_column) if kind == ".jsonl" else read_texts(path)
+        return (as_line(where, value, arguments) for where, value in rows)
+
+    # One look at the whole file: a mistake in the last line shows now, not after hours.
+    total = sum(1 for _ in lines())
+    return lines(), total
+
+
+def read_texts(path: Path) -> Iterator[tuple[str, str]]:
+    """Where a line stands, and its text. Lines end at line feeds alone, which is how `wc -l` counts."""
+    number = 0
+    with gzip.open(path, "rb") if path.suffix == ".gz" else path.open("rb") as file:
+        try:
+            for number, line in enumerate(file, 1):
+                yield f"{path}, line {number}", line.decode("utf-8-sig" if number == 1 else "utf-8").strip()
+        except UnicodeDecodeError as error:
+            raise ValueError(
+                f"{path}, line {number} is not UTF-8: {error.reason} at byte {error.start}. Convert the file with "
+                "iconv, for example."
+            ) from error
+        except (EOFError, gzip.BadGzipFile, zlib.error) as error:
+            raise ValueError(f"{path} is not a complete gzip file: {error}.") from error
+
+
+def read_jsonl(path: Path, column: str) -> Iterator[tuple[str, Any]]:
+    for where, text in read_texts(path):
+        try:
+            record = json.loads(text) if text else {column: ""}
+        except json.JSONDecodeError as error:
+            raise ValueError(f"{where} is not JSON: {error}.") from error
+        if not isinstance(record, dict) or column not in record:
+            raise ValueError(f"{where} has no key {column!r}: {text:.80} Pass --text_column.")
+        yield where, record[column]
+
+
+def open_dataset(name: str, arguments: EmbedArguments) -> tuple[Iterator[Line], int | None]:
+    require("datasets", extra="train", purpose="--dataset")
+    import datasets
+
+    split, column = arguments.split, arguments.text_column
+    if any(Path(name, file).is_file() for file in ("dataset_dict.json", "state.json")):  # by `save_to_disk`
+        data = datasets.load_from_disk(name)
+        if isinstance(data, dict):
+            if split not in data:
+                raise ValueError(f"--dataset {name} has no split {split!r} but {list(data)}; pass --split.")
+            data = data[split]
+    else:
+        data = datasets.load_dataset(name, arguments.dataset_config, split=split, streaming=arguments.streaming)
+    if data.column_names is not None and column not in data.column_names:
+        raise ValueError(f"--dataset {name} has no column {column!r} but {data.column_names}; pass --text_column.")
+    total = None if isinstance(data, datasets.IterableDataset) else len(data)
+    return (as_line(f"{name}, row {i}", row.get(column), arguments) for i, row in enumerate(data)), total
+
+
+def as_line(where: str, value: Any, arguments: EmbedArguments) -> Line:
+    if isinstance(value, str):
+        text = value.strip()
+        return Line(text, None if arguments.raw_text else text.split())
+    if isinstance(value, list) and all(isinstance(word, str) for word in value):
+        return Line(" ".join(value), value)
+    raise ValueError(f"{where}: the sentence is {value!r}; it must be a text or a list of words.")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,522 @@
+import gzip
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from itertools import count
+from pathlib import Path
+
+import datasets
+import h5py
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from modeling_elmo import ELMoConfig, ELMoForPreTraining, ELMoModel, ELMoTokenizer
+from modeling_elmo.run_scripts import embed, embed_output
+
+ROOT = Path(__file__).parents[1]
+TOLERANCE = 2e-6
+DIM, LAYERS = 12, 3
+LINES = [
+    "The play was staged in Paris .",
+    "",
+    "They play chess",
+    "밥 말이 😀 <S> \u00e9",
+    "The play was staged in Paris .",  # twice
+    "one",
+    "   ",
+    "a longer sentence so that the batch of these lines has to be padded a good deal , word after word after word",
+    "They  play\tchess",  # other white space
+]
+FORMATS = [".hdf5", ".h5", ".npz", ".parquet", ".arrow"]
+
+
+def tiny(**options) -> ELMoConfig:
+    filters = [[1, 4], [2, 8]]
+    return ELMoConfig(char_cnn_filters=filters, projection_size=DIM // 2, lstm_hidden_size=10, **options)
+
+
+def save_model(folder: Path, model) -> Path:
+    model.save_pretrained(folder)
+    ELMoTokenizer(pre_tokenization="moses").save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def model_dir(tmp_path_factory) -> Path:
+    torch.manual_seed(0)
+    model = ELMoModel(tiny())
+    with torch.no_grad():
+        model.scalar_mix.weights.copy_(torch.tensor([0.3, -1.0, 2.0]))
+        model.scalar_mix.gamma.fill_(1.7)
+    return save_model(tmp_path_factory.mktemp("model"), model)
+
+
+@pytest.fixture(scope="module")
+def loaded(model_dir):
+    return ELMoModel.from_pretrained(model_dir).eval(), ELMoTokenizer.from_pretrained(model_dir)
+
+
+@pytest.fixture
+def corpus(tmp_path) -> Path:
+    return write_lines(tmp_path / "corpus.txt", LINES)
+
+
+def write_lines(path: Path, lines: list[str]) -> Path:
+    path.write_text("".join(line + "\n" for line in lines), encoding="utf-8", newline="")
+    return path
+
+
+def run(model_dir: Path, output: Path, **options) -> Path:
+    flags = [[f"--{name}"] if value is True else [f"--{name}", str(value)] for name, value in options.items()]
+    return embed.main(["--model", str(model_dir), "--output", str(output), *sum(flags, [])])
+
+
+@torch.no_grad()
+def alone(loaded, words: list[str] | str, layers: str = "all", pooling: str = "none") -> np.ndarray:
+    """The reference: the model called on one sentence, in double-checked plain steps."""
+    model, tokenizer = loaded
+    output = model(**tokenizer([words], is_split_into_words=not isinstance(words, str), return_tensors="pt"))
+    stack = np.stack([layer[0, 1:-1].numpy() for layer in output.hidden_states])
+    weights = np.exp([0.3, -1.0, 2.0]) / np.exp([0.3, -1.0, 2.0]).sum()
+    vectors = {
+        "all": stack,
+        "top": stack[-1],
+        "average": (stack[0] + stack[1] + stack[2]) / 3,
+        "mixed": 1.7 * np.tensordot(weights, stack, 1),
+    }[layers]
+    if pooling == "none":
+        return vectors
+    if not words:
+        return np.zeros((LAYERS, DIM) if layers == "all" else DIM)
+    return vectors.sum(-2) / len(words) if pooling == "mean" else vectors.max(-2)
+
+
+def read(path: Path) -> list[np.ndarray]:
+    """The vectors of each line, as a user would read them."""
+    if path.suffix == ".parquet":
+        rows = datasets.load_dataset("parquet", data_files=str(path), split="train", cache_dir=str(path.parent))
+        return [np.array(row) if row else row for row in rows["vectors"]]
+    if path.suffix == ".arrow":
+        return [np.array(row) if row else row for row in datasets.Dataset.from_file(str(path))["vectors"]]
+    with np.load(path) if path.suffix == ".npz" else h5py.File(path) as file:
+        names = sorted(set(file) - {"sentence_to_index"}, key=lambda name: (len(name), name))
+        if names == ["sentence_vectors"]:
+            return list(file["sentence_vectors"][:])
+        assert names == [str(number) for number in range(len(names))]
+        return [file[name][:] for name in names]
+
+
+def assert_close(found: list, expected: list[np.ndarray], tolerance: float = TOLERANCE):
+    assert len(found) == len(expected)
+    for number, (one, other) in enumerate(zip(found, expected, strict=True)):
+        if other.size:
+            assert np.shape(one) == other.shape, number
+            assert np.abs(one - other).max() <= tolerance, number
+        else:
+            assert np.size(one) == 0, number
+
+
+@pytest.mark.parametrize("layers", ["all", "top", "average", "mixed"])
+@pytest.mark.parametrize("suffix", FORMATS)
+def test_each_line_has_the_vectors_that_it_has_alone(model_dir, loaded, corpus, tmp_path, suffix, layers):
+    path = run(model_dir, tmp_path / f"vectors{suffix}", input=corpus, layers=layers, batch_tokens=40)
+    assert path.exists() and not Path(f"{path}.parts").exists()
+    assert_close(read(path), [alone(loaded, line.split(), layers) for line in LINES])
+
+
+@pytest.mark.parametrize("layers", ["all", "mixed"])
+@pytest.mark.parametrize("pooling", ["mean", "max"])
+@pytest.mark.parametrize("suffix", FORMATS)
+def test_pooled_lines(model_dir, loaded, corpus, tmp_path, suffix, pooling, layers):
+    options = {"layers": layers, "pooling": pooling, "batch_tokens": 12}
+    path = run(model_dir, tmp_path / f"vectors{suffix}", input=corpus, **options)
+    assert_close(read(path), [alone(loaded, line.split(), layers, pooling) for line in LINES])
+
+
+def test_hdf5_has_the_layout_of_the_elmo_command(model_dir, corpus, tmp_path):
+    with h5py.File(run(model_dir, tmp_path / "v.hdf5", input=corpus)) as file:
+        assert file["0"].shape == (LAYERS, 7, DIM) and file["0"].dtype == np.float32
+        assert file["1"].shape == file["6"].shape == (LAYERS, 0, DIM)
+        assert file["sentence_to_index"].shape == (1,)
+        index = json.loads(file["sentence_to_index"][0])
+        assert index == {line.strip(): str(number) for number, line in enumerate(LINES)}
+        assert index[LINES[0]] == "4" and np.allclose(file["0"], file["4"], atol=TOLERANCE)
+    with h5py.File(run(model_dir, tmp_path / "f.hdf5", input=corpus, forget_sentences=True)) as file:
+        assert set(file) == set(map(str, range(len(LINES))))
+
+
+def test_tables_name_the_tokens(model_dir, corpus, tmp_path):
+    table = datasets.Dataset.from_file(str(run(model_dir, tmp_path / "v.arrow", input=corpus)))
+    assert table["text"][:] == [line.strip() for line in LINES]
+    assert table["tokens"][:] == [line.split() for line in LINES]
+
+
+@pytest.mark.parametrize("suffix", FORMATS)
+def test_float16(model_dir, loaded, corpus, tmp_path, suffix):
+    found = read(run(model_dir, tmp_path / f"v{suffix}", input=corpus, dtype="float16", layers="top"))
+    assert_close(found, [alone(loaded, line.split(), "top").astype(np.float16) for line in LINES], 1e-3)
+    assert suffix in (".parquet", ".arrow") or found[0].dtype == np.float16
+
+
+def test_float16_overflow_is_an_error(tmp_path, corpus):
+    model = ELMoModel(tiny())
+    torch.nn.init.constant_(model.token_projection.bias, 1e5)
+    with pytest.raises(ValueError, match="too large for float16; pass dtype float32"):
+        run(save_model(tmp_path / "m", model), tmp_path / "v.npz", input=corpus, dtype="float16")
+
+
+def test_bfloat16_computation(model_dir, loaded, corpus, tmp_path):
+    found = read(run(model_dir, tmp_path / "v.npz", input=corpus, compute_dtype="bfloat16", layers="top"))
+    assert found[0].dtype == np.float32
+    assert_close(found, [alone(loaded, line.split(), "top") for line in LINES], 0.05)
+
+
+def test_a_line_ends_at_a_line_feed_only(model_dir, loaded, tmp_path):
+    path = tmp_path / "c.txt"
+    path.write_bytes("\ufeffone two\r\n\r\nthree\u2028four\x0bfive\rsix\n\nlast".encode())
+    words = [["one", "two"], [], ["three", "four", "five", "six"], [], ["last"]]
+    assert_close(read(run(model_dir, tmp_path / "v.npz", input=path)), [alone(loaded, line) for line in words])
+
+
+def test_raw_text_is_split_by_the_tokenizer(model_dir, loaded, tmp_path):
+    texts = ["They didn't play chess, did they?", "", "One."]
+    path = run(model_dir, tmp_path / "v.arrow", input=write_lines(tmp_path / "c.txt", texts), raw_text=True)
+    table = datasets.Dataset.from_file(str(path))
+    words = [["They", "didn", "'t", "play", "chess", ",", "did", "they", "?"], [], ["One", "."]]
+    assert table["tokens"][:] == words
+    assert_close(read(path), [alone(loaded, line) for line in words])
+    assert_close(read(path), [alone(loaded, line) for line in texts])
+
+
+@pytest.mark.parametrize("name", ["c.txt.gz", "c.gz", "c.jsonl", "c.jsonl.gz"])
+def test_files(model_dir, loaded, tmp_path, name):
+    lines = LINES
+    if "jsonl" in name:  # a text, a list of words, a blank line
+        lines = [json.dumps({"id": i, "text": line if i % 2 else line.split()}) for i, line in enumerate(LINES)]
+        lines[1] = ""
+    with (gzip.open if name.endswith(".gz") else open)(tmp_path / name, "wb") as file:
+        file.write("\n".join(lines).encode())
+    found = read(run(model_dir, tmp_path / "v.npz", input=tmp_path / name))
+    assert_close(found, [alone(loaded, line.split()) for line in LINES])
+
+
+def test_given_words_stay_whole(model_dir, loaded, tmp_path):
+    words = ["New York", "", "\ud800", "<S>", "can't"]
+    path = write_lines(tmp_path / "c.jsonl", [json.dumps({"words": words}), json.dumps({"words": "can't"})])
+    table = run(model_dir, tmp_path / "v.parquet", input=path, text_column="words", raw_text=True)
+    assert_close(read(table), [alone(loaded, words), alone(loaded, ["can", "'t"])])
+
+
+@pytest.mark.parametrize("kind", ["saved", "saved splits", "files", "streamed"])
+def test_data_sets(model_dir, loaded, tmp_path, kind):
+    data = datasets.Dataset.from_dict({"words": [line.split() for line in LINES]})
+    folder, options = tmp_path / "data", {"text_column": "words"}
+    if kind == "saved":
+        data.save_to_disk(folder)
+    elif kind == "saved splits":
+        datasets.DatasetDict(train=data.select([0]), test=data).save_to_disk(folder)
+        options["split"] = "test"
+    else:
+        folder.mkdir()
+        data.to_parquet(folder / "train.parquet")
+    if kind == "streamed":
+        options["streaming"] = True
+    found = read(run(model_dir, tmp_path / "v.hdf5", dataset=folder, **options))
+    assert_close(found, [alone(loaded, line.split()) for line in LINES])
+
+
+def test_word_level_model(tmp_path, corpus):
+    config = tiny(char_vocab_size=0, word_embedding_size=6, vocab_size=6)
+    model, tokenizer = ELMoModel(config).eval(), ELMoTokenizer(vocab=["<S>", "</S>", "<UNK>", "play", "chess"])
+    model.save_pretrained(tmp_path / "m")
+    tokenizer.save_pretrained(tmp_path / "m")
+    found = read(run(tmp_path / "m", tmp_path / "v.npz", input=corpus))
+    with torch.no_grad():
+        ids = torch.tensor([[1, 3, 4, 5, 2]])
+        expected = torch.stack(model(input_ids=ids).hidden_states)[:, 0, 1:-1].numpy()
+    assert_close([found[2]], [expected])
+
+
+# Memory
+
+
+def test_sentences_are_read_as_they_are_needed(loaded):
+    read_so_far = 0
+
+    def endless():
+        nonlocal read_so_far
+        for number in count():
+            read_so_far += 1
+            yield ["word"] * (number % 5)
+
+    vectors = embed.embed_sentences(endless(), *loaded, batch_tokens=50)
+    for number in range(1000):
+        tokens, found = next(vectors)
+        assert tokens == ["word"] * (number % 5) and found.shape == (number % 5, DIM)
+        # four batches, and what is tokenized in one call
+        assert read_so_far - number <= 4 * 50 / 2 + embed.LINES_READ_AHEAD
+
+
+def test_sentences_may_be_texts_or_words(loaded):
+    found = list(embed.embed_sentences(["They didn't.", ["They", "didn't."], "", []], *loaded, layers="all"))
+    assert [tokens for tokens, _ in found] == [["They", "didn", "'t", "."], ["They", "didn't."], [], []]
+    assert_close([vectors for _, vectors in found], [alone(loaded, tokens) for tokens, _ in found])
+
+
+@given(st.lists(st.integers(2, 40)), st.integers(1, 100))
+def test_batches_hold_every_line_once_within_the_budget(lengths, budget):
+    batches = list(embed.length_sorted_batches(lengths, budget))
+    assert sorted(sum(batches, [])) == list(range(len(lengths)))
+    assert all(len(batch) == 1 or len(batch) * max(lengths[i] for i in batch) <= budget for batch in batches)
+    sizes = [lengths[i] for batch in batches for i in batch]
+    assert sizes == sorted(lengths, reverse=True)
+
+
+# Interruptions
+
+
+@pytest.fixture
+def long_corpus(tmp_path) -> Path:
+    random = np.random.default_rng(0)
+    lines = [" ".join(f"w{n}" for n in random.integers(0, 300, random.integers(0, 25))) for _ in range(300)]
+    return write_lines(tmp_path / "long.txt", lines)
+
+
+def count_lines(monkeypatch) -> list[str]:
+    """The texts that are embedded from here on."""
+    embedded, encode = [], embed.encode
+
+    def counted(lines, tokenizer):
+        for item in encode(lines, tokenizer):
+            embedded.append(item.line.text)
+            yield item
+
+    monkeypatch.setattr(embed, "encode", counted)
+    return embedded
+
+
+class Killed(Exception):
+    pass
+
+
+def interrupt(monkeypatch, name: str, after: int):
+    """Makes a method of `Parts` fail at its call number `after`."""
+    method, calls = getattr(embed_output.Parts, name), count()
+
+    def failing(self, *args, **kwargs):
+        if next(calls) == after:
+            raise Killed
+        return method(self, *args, **kwargs)
+
+    monkeypatch.setattr(embed_output.Parts, name, failing)
+
+
+@pytest.mark.parametrize(("suffix", "by_path"), [(".hdf5", True), (".parquet", False)])
+def test_a_killed_run_goes_on_behind_its_last_part(model_dir, long_corpus, tmp_path, monkeypatch, suffix, by_path):
+    output, options = tmp_path / f"killed{suffix}", {"input": long_corpus, "batch_tokens": 32, "layers": "top"}
+    script = [ROOT / "run_scripts" / "embed.py"] if by_path else ["-m", "modeling_elmo.run_scripts.embed"]
+    flags = sum(([f"--{name}", value] for name, value in options.items()), ["--model", model_dir, "--output", output])
+    process = subprocess.Popen(
+        [sys.executable, *map(str, script + flags)],
+        cwd=tmp_path if by_path else ROOT,
+        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": ""},
+        stderr=subprocess.DEVNULL,
+    )
+    parts = Path(f"{output}.parts")
+    while len(list(parts.glob("*.npz"))) < 3:
+        assert process.poll() is None, "the script ended before it could be killed"
+        time.sleep(0.002)
+    process.send_signal(signal.SIGKILL)
+    assert process.wait() == -signal.SIGKILL and not output.exists()
+    finished = int(max(parts.glob("*.npz")).stem.split("-")[1])
+    assert 0 < finished < 300
+
+    embedded = count_lines(monkeypatch)
+    run(model_dir, output, **options)
+    assert embedded == long_corpus.read_text().split("\n")[finished:-1]
+    assert not parts.exists()
+    whole = run(model_dir, tmp_path / f"whole{suffix}", **options)
+    for one, other in zip(read(output), read(whole), strict=True):
+        assert np.array_equal(one, other)
+
+
+def test_an_interruption_while_the_output_is_written(model_dir, corpus, tmp_path, monkeypatch):
+    with monkeypatch.context() as patch:
+        patch.setitem(embed_output.WRITERS, ".npz", (lambda path, *_: path.write_text("half a fi") / 0, "numpy", ""))
+        with pytest.raises(ZeroDivisionError):
+            run(model_dir, tmp_path / "v.npz", input=corpus)
+    assert not (tmp_path / "v.npz").exists()
+    embedded = count_lines(monkeypatch)
+    assert len(read(run(model_dir, tmp_path / "v.npz", input=corpus))) == len(LINES) and embedded == []
+
+
+def test_an_interruption_while_the_parts_are_removed(model_dir, corpus, tmp_path, monkeypatch):
+    output, parts = tmp_path / "v.npz", tmp_path / "v.npz.parts"
+    with monkeypatch.context() as patch:
+        patch.setattr(shutil, "rmtree", lambda folder: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            run(model_dir, output, input=corpus, batch_tokens=8)
+    assert len(read(output)) == len(LINES) and parts.exists()
+    with pytest.raises(FileExistsError, match="exists already"):
+        run(model_dir, output, input=corpus)
+    output.unlink()
+    next(parts.glob("*.npz")).unlink()
+    assert len(read(run(model_dir, output, input=corpus))) == len(LINES) and not parts.exists()
+
+
+def interrupted(model_dir, tmp_path, monkeypatch, corpus: Path, **options) -> Path:
+    with monkeypatch.context() as patch:
+        interrupt(patch, "save", 2)
+        with pytest.raises(Killed):
+            run(model_dir, tmp_path / "v.npz", input=corpus, batch_tokens=4, **options)
+    return tmp_path / "v.npz"
+
+
+def test_a_resumed_run_may_batch_otherwise_and_read_more_lines(model_dir, loaded, corpus, tmp_path, monkeypatch):
+    output = interrupted(model_dir, tmp_path, monkeypatch, corpus)
+    lines = [*LINES, "one more"]
+    moved = write_lines(tmp_path / "moved.txt", lines)
+    found = read(run(model_dir, output, input=moved, batch_tokens=100))
+    assert_close(found, [alone(loaded, line.split()) for line in lines])
+
+
+@pytest.mark.parametrize("change", [{"layers": "top"}, {"pooling": "mean"}, {"dtype": "float16"}])
+def test_a_resumed_run_with_other_settings(model_dir, corpus, tmp_path, monkeypatch, change):
+    output = interrupted(model_dir, tmp_path, monkeypatch, corpus)
+    ((name, value),) = change.items()
+    with pytest.raises(ValueError, match=rf"parts was begun with other settings: {name} \w+, now {value}\. Pass the"):
+        run(model_dir, output, input=corpus, **change)
+
+
+def test_a_resumed_run_with_another_model(model_dir, corpus, tmp_path, monkeypatch):
+    output = interrupted(model_dir, tmp_path, monkeypatch, corpus)
+    with pytest.raises(ValueError, match=r"other settings: weights \d+, now \d+"):
+        run(save_model(tmp_path / "other", ELMoModel(tiny())), output, input=corpus)
+
+
+@pytest.mark.parametrize("lines", [["Another line", *LINES[1:]], LINES[:1]])
+def test_a_resumed_run_with_another_input(model_dir, corpus, tmp_path, monkeypatch, lines):
+    output = interrupted(model_dir, tmp_path, monkeypatch, corpus)
+    with pytest.raises(ValueError, match=r"first \d lines differ. Pass the same input, or remove .*v.npz.parts"):
+        run(model_dir, output, input=write_lines(corpus, lines))
+    with pytest.raises(ValueError, match=r"first \d lines differ"):
+        run(model_dir, output, input=write_lines(corpus, LINES), raw_text=True)
+
+
+def test_a_resumed_run_without_a_part(model_dir, corpus, tmp_path, monkeypatch):
+    output = interrupted(model_dir, tmp_path, monkeypatch, corpus)
+    min(Path(f"{output}.parts").glob("*.npz")).unlink()
+    with pytest.raises(ValueError, match=r"Lines 0 to \d are missing in .*v.npz.parts; remove it"):
+        run(model_dir, output, input=corpus)
+
+
+# Mistakes
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({}, "Pass either --input FILE or --dataset NAME"),
+        ({"input": "none.txt", "dataset": "x"}, "Pass either --input FILE or --dataset NAME"),
+        ({"input": "none.txt"}, "none.txt: there is no such file"),
+        ({"input": "c.docx"}, r"c.docx: unknown suffix '.docx'; pass a .txt, .jsonl or .gz file"),
+        (
+            {"input": "c.txt", "output": "v.csv"},
+            r"unknown suffix '.csv'; pass one of .hdf5, .h5, .npz, .parquet, .arrow",
+        ),
+        ({"input": "c.txt", "output": "c.npz"}, "c.npz exists already; remove it or pass another --output"),
+        ({"input": "empty.txt"}, "empty.txt holds no line"),
+        ({"input": "latin.txt"}, "latin.txt, line 2 is not UTF-8: .* at byte 3. Convert"),
+        ({"input": "cut.txt.gz"}, "cut.txt.gz is not a complete gzip file"),
+        ({"input": "c.txt.gz"}, "c.txt.gz is not a complete gzip file: Not a gzipped file"),
+        ({"input": "c.jsonl"}, r"c.jsonl, line 2 has no key 'text': \{\"txt\": \"a\"\} Pass --text_column"),
+        ({"input": "c.jsonl", "text_column": "txt"}, r"c.jsonl, line 1 has no key 'txt': \{\"text\": \"a\"\}"),
+        ({"input": "bad.jsonl"}, "bad.jsonl, line 1 is not JSON: Expecting"),
+        ({"input": "null.jsonl"}, "null.jsonl, line 1: the sentence is None; it must be a text or a list of words"),
+        ({"input": "number.jsonl"}, r"number.jsonl, line 1: the sentence is \['a', 1\]; it must be a text or a list"),
+        ({"dataset": "data"}, r"data has no column 'text' but \['words'\]; pass --text_column"),
+        ({"dataset": "splits", "split": "dev"}, r"splits has no split 'dev' but \['train'\]; pass --split"),
+    ],
+)
+def test_mistakes(model_dir, tmp_path, monkeypatch, options, message):
+    monkeypatch.chdir(tmp_path)
+    write_lines(Path("c.txt"), LINES)
+    Path("c.npz").touch()
+    Path("c.docx").touch()
+    Path("empty.txt").touch()
+    Path("latin.txt").write_bytes(b"a\ncaf\xe9 b\n")
+    Path("cut.txt.gz").write_bytes(gzip.compress(os.urandom(1000).hex().encode())[:500])
+    Path("c.txt.gz").write_bytes(b"text")
+    write_lines(Path("c.jsonl"), ['{"text": "a"}', '{"txt": "a"}'])
+    write_lines(Path("bad.jsonl"), ["{"])
+    write_lines(Path("null.jsonl"), ['{"text": null}'])
+    write_lines(Path("number.jsonl"), ['{"text": ["a", 1]}'])
+    data = datasets.Dataset.from_dict({"words": [["a"]]})
+    data.save_to_disk("data")
+    datasets.DatasetDict(train=data).save_to_disk("splits")
+    output = options.pop("output", "v.npz")
+    with pytest.raises((ValueError, OSError), match=message):
+        run(model_dir, Path(output), **options)
+    assert not list(tmp_path.glob("*.parts")) and not Path("v.npz").exists()
+
+
+def test_a_model_without_a_mix(tmp_path, corpus, loaded):
+    torch.manual_seed(0)
+    folder = save_model(tmp_path / "m", ELMoForPreTraining(tiny()))
+    with pytest.raises(ValueError, match="has no mix of its layers; instead of 'mixed' pass 'all', 'top' or 'average'"):
+        run(folder, tmp_path / "v.npz", input=corpus, layers="mixed")
+    assert len(read(run(folder, tmp_path / "v.npz", input=corpus, layers="average"))) == len(LINES)
+    model = ELMoModel(tiny(), add_mixing_layer=False)
+    with pytest.raises(ValueError, match="has no mix of its layers"):
+        next(embed.embed_sentences(["a"], model, loaded[1]))
+
+
+def test_a_mix_that_normalizes_over_the_batch_gets_lines_alone(tmp_path, corpus):
+    model = ELMoModel(tiny(scalar_mix_layer_norm="allennlp")).eval()
+    found = read(run(save_model(tmp_path / "m", model), tmp_path / "v.npz", input=corpus, layers="mixed"))
+    tokenizer = ELMoTokenizer()
+    with torch.no_grad():
+        one = model(**tokenizer([LINES[0].split()], is_split_into_words=True, return_tensors="pt")).elmo_embeddings
+    assert_close([found[0]], [one[0, 1:-1].numpy()])
+
+
+def test_models_that_are_none(tmp_path, corpus, model_dir):
+    from transformers import BertConfig, BertModel
+
+    config = BertConfig(hidden_size=4, num_hidden_layers=1, num_attention_heads=1, intermediate_size=4, vocab_size=4)
+    BertModel(config).save_pretrained(tmp_path / "bert")
+    with pytest.raises(ValueError, match="bert is a 'bert' model; pass an ELMo model"):
+        run(tmp_path / "bert", tmp_path / "v.npz", input=corpus)
+    model = ELMoModel(tiny())
+    weights = {name: tensor for name, tensor in model.state_dict().items() if "highways" not in name}
+    model.save_pretrained(tmp_path / "half", state_dict=weights)
+    with pytest.raises(ValueError, match=r"half lacks weights: char_encoder\.highways\.0\.carry\.bias, .*Convert or"):
+        run(tmp_path / "half", tmp_path / "v.npz", input=corpus)
+
+
+@pytest.mark.parametrize("name", ["layers", "pooling", "dtype"])
+def test_choices_are_checked_in_python_too(loaded, name):
+    with pytest.raises(ValueError, match=rf"{name} is 'bfloat16'; pass one of \w+, \w+"):
+        next(embed.embed_sentences(["a"], *loaded, **{name: "bfloat16"}))
+
+
+@pytest.mark.parametrize(
+    ("module", "extra", "options"),
+    [
+        ("h5py", "convert", {"output": "v.hdf5"}),
+        ("pyarrow", "train", {"output": "v.parquet"}),
+        ("datasets", "train", {"output": "v.npz", "input": None, "dataset": "x"}),
+    ],
+)
+def test_missing_extras_are_named(monkeypatch, module, extra, options):
+    monkeypatch.setitem(sys.modules, module, None)
+    arguments = embed.EmbedArguments(**{"model": "m", "input": "c.txt", **options})
+    with pytest.raises(ImportError, match=rf'needs {module}: pip install "modeling-elmo\[{extra}\]"'):
+        embed.embed_corpus(arguments)
