@@ -1,0 +1,237 @@
+import pickle
+from itertools import chain
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from modeling_elmo.tokenization.elmo_characters import (
+    LexiconAlphabet,
+    Utf8Alphabet,
+    WordTable,
+    most_frequent_words,
+    order_vocabulary,
+    read_vocabulary,
+)
+
+settings.register_profile("no_deadline", deadline=None)
+settings.load_profile("no_deadline")
+
+ANY_TEXT = st.text(alphabet=st.characters())  # lone surrogates too
+# The entries of the published example that the test needs; it has begin and end of word the other way round.
+LEXICON = {"<bos>": 17679, "<eos>": 17680, "<oov>": 17681, "<pad>": 17682, "<bow>": 17683, "<eow>": 17684}
+LEXICON |= {"발": 217, "없": 186, "는": 31, "말": 134, "이": 53, "천": 419, "리": 40, "간": 65, "다": 92}
+
+
+def table(alphabet=None, max_word_length: int = 50, **options) -> WordTable:
+    return WordTable(alphabet or Utf8Alphabet(), lambda word: 3, max_word_length, **options)
+
+
+def encode(words: WordTable, *texts: str) -> list[list[int]]:
+    return words.character_ids(words.rows(texts)).tolist()
+
+
+def test_bytes_of_a_korean_syllable():
+    [row] = encode(table(max_word_length=20), "밥")
+    assert [index - 1 for index in row] == [258, 235, 176, 165, 259] + [260] * 15
+
+
+def test_markers_are_words_of_one_character():
+    words = table()
+    rows = words.character_ids(np.array([0, 1, 2])).tolist()
+    assert rows == [[0] * 50, [259, 257, 260] + [261] * 47, [259, 258, 260] + [261] * 47]
+    assert encode(words, "<S>") == [[259, *(byte + 1 for byte in b"<S>"), 260] + [261] * 45]
+
+
+def test_literal_markers():
+    words = table(literal_markers=True)
+    assert words.rows(["<S>", "a", "</S>"]).tolist()[::2] == [1, 2]
+    assert encode(words, "<S>", "</S>") == words.character_ids(np.array([1, 2])).tolist()
+
+
+def test_published_dictionary_example():
+    alphabet = LexiconAlphabet(LEXICON, begin_of_word="<eow>", end_of_word="<bow>")
+    words = table(alphabet, max_word_length=7)
+    rows = np.concatenate([[1], words.rows(["발", "없는", "말이", "천리", "간다", "밥"]), [2]])
+    pad = 17682
+    assert (words.character_ids(rows) - 1).tolist() == [
+        [17684, 17679, 17683, pad, pad, pad, pad],
+        [17684, 217, 17683, pad, pad, pad, pad],
+        [17684, 186, 31, 17683, pad, pad, pad],
+        [17684, 134, 53, 17683, pad, pad, pad],
+        [17684, 419, 40, 17683, pad, pad, pad],
+        [17684, 65, 92, 17683, pad, pad, pad],
+        [17684, 17681, 17683, pad, pad, pad, pad],
+        [17684, 17680, 17683, pad, pad, pad, pad],
+    ]
+    assert words.decode(words.character_ids(rows)) == ["<S>", "발", "없는", "말이", "천리", "간다", "\ufffd", "</S>"]
+
+
+def test_large_alphabets_have_wider_integers():
+    assert table().character_ids(np.array([1])).dtype == np.int16
+    names = ["<bos>", "<eos>", "<oov>", "<pad>", "<bow>", "<eow>", *map(chr, range(0x4E00, 0x4E00 + 40000))]
+    words = table(LexiconAlphabet({name: index for index, name in enumerate(names)}))
+    assert words.alphabet.size == 40007
+    assert words.character_ids(words.rows([names[-1]]))[0, 1] == 40006
+
+
+@pytest.mark.parametrize("length", [3, 4, 12, 50])
+@given(word=ANY_TEXT)
+def test_utf8_row_against_the_definition(length, word):
+    data = word.encode("utf-8", "ignore")[: length - 2]
+    expected = [258, *data, 259] + [260] * (length - 2 - len(data))
+    words = table(max_word_length=length)
+    [row] = encode(words, word)
+    assert [index - 1 for index in row] == expected
+    assert words.decode(np.array([row])) == [data.decode("utf-8", "ignore")]
+
+
+def test_no_word_and_an_endless_one():
+    words = table(max_word_length=6)
+    assert encode(words, "", "x" * 10_000) == [[259, 260] + [261] * 4, [259, *[121] * 4, 260]]
+
+
+@given(batches=st.lists(st.lists(ANY_TEXT, max_size=5), max_size=20))
+def test_a_full_table_is_emptied_and_stays_right(batches):
+    small = table(max_word_length=8, max_words=6)
+    for batch in batches:
+        assert encode(small, *batch) == encode(table(max_word_length=8), *batch)
+        assert small._num_rows <= 7 + len(batch)
+
+
+def test_the_table_grows_by_more_than_its_first_size():
+    many = [str(number) for number in range(5000)]
+    words = table()
+    assert words.decode(words.character_ids(words.rows(many))) == many
+    assert words.decode(words.character_ids(words.rows(many[::-7]))) == many[::-7]
+
+
+def test_ids_are_asked_for_once_per_word():
+    asked = []
+    words = WordTable(Utf8Alphabet(), lambda word: asked.append(word) or len(word), 50)
+    assert words.input_ids(words.rows(["ab", "a", "ab", "abc", "a"])).tolist() == [2, 1, 2, 3, 1]
+    assert asked == ["ab", "a", "abc"]
+
+
+def test_pickling_leaves_the_words_behind():
+    words = WordTable(Utf8Alphabet(), len, 50)
+    before = pickle.dumps(words)
+    words.rows([str(number) for number in range(3000)])
+    assert pickle.dumps(words) == before
+    assert encode(pickle.loads(before), "밥") == encode(words, "밥")
+
+
+def test_trimmed_to_the_longest_word_and_widened_again():
+    words = table(max_word_length=12)
+    rows = np.concatenate([[1], words.rows(["abc", ""]), [0]])
+    trimmed = words.character_ids(rows, trim=True)
+    assert trimmed.shape == (4, 5)
+    widened = np.full((4, 12), -1)
+    words.widen(trimmed, out=widened)
+    assert widened.tolist() == words.character_ids(rows).tolist()
+    assert widened[3].tolist() == [0] * 12
+
+
+def test_widen_refuses_rows_of_a_wider_tokenizer():
+    with pytest.raises(ValueError, match="hold 9 characters a word, but max_word_length is 8; encode the text with"):
+        table(max_word_length=8).widen(np.ones((2, 9), dtype=int), out=np.zeros((2, 8)))
+
+
+def test_decode_refuses_what_is_no_word():
+    words = table(max_word_length=5)
+    with pytest.raises(ValueError, match="from -1 to 260 are out of range; this alphabet has the ids 0 to 261"):
+        words.decode(np.array([[259, -1, 260]]))
+    with pytest.raises(ValueError, match="to 262 are out of range"):
+        words.decode(np.array([[259, 262, 260]]))
+    with pytest.raises(ValueError, match="is no word: it must start with 259"):
+        words.decode(np.array([[98, 260, 261]]))
+    with pytest.raises(ValueError, match="hold 260"):
+        words.decode(np.array([[259, 98, 98]]))
+    with pytest.raises(ValueError, match="hold a marker inside a word"):
+        words.decode(np.array([[259, 98, 257, 260]]))
+    lexicon = table(LexiconAlphabet(LEXICON), max_word_length=5)
+    with pytest.raises(ValueError, match=r"character ids \[5\] are no characters of the lexicon"):
+        lexicon.decode(np.array([[17684, 5, 17685]]))
+
+
+@pytest.mark.parametrize("word", [3, None, b"a", ["a"], 1.0])
+def test_words_must_be_strings(word):
+    with pytest.raises(TypeError, match=f"words must be strings, got {type(word).__name__}"):
+        table().rows(["a", word])
+
+
+@pytest.mark.parametrize(
+    "lexicon, message",
+    [
+        (None, 'alphabet="lexicon" needs `lexicon`, a dictionary from characters to ids; got None'),
+        ({}, "got {}"),
+        (["a"], r"got \['a'\]"),
+        ({"<bos>": 0, "<eos>": 1, "<oov>": 2}, r"lacks the entries \['<pad>', '<bow>', '<eow>'\]"),
+        (LEXICON | {"a": -1}, r"must be integers of at least 0; got {'a': -1}"),
+        (LEXICON | {"a": "1"}, r"must be integers of at least 0; got {'a': '1'}"),
+        (LEXICON | {"a": 217}, "gives 16 entries only 15 different ids"),
+    ],
+)
+def test_bad_lexicons(lexicon, message):
+    with pytest.raises(ValueError, match=message):
+        LexiconAlphabet(lexicon)
+
+
+def write(folder, text: str | bytes, encoding: str = "utf-8"):
+    path = folder / "vocabulary.txt"
+    path.write_bytes(text if isinstance(text, bytes) else text.encode(encoding))
+    return path
+
+
+def test_read_vocabulary_finds_special_words_anywhere(tmp_path):
+    path = write(tmp_path, "the\n</S>\r\n!!!MAXTERMID\n밥\n<UNK>\n\n<S>\na\u00a0b\n")
+    words, source_rows = read_vocabulary(path)
+    assert words == ["<PAD>", "<S>", "</S>", "<UNK>", "the", "밥", "a\u00a0b"]
+    assert source_rows == [-1, 6, 1, 4, 0, 3, 7]
+    lines = path.read_bytes().decode().split("\n")
+    assert [lines[row].strip() for row in source_rows[1:]] == words[1:]
+
+
+def test_read_vocabulary_with_padding_and_a_byte_order_mark(tmp_path):
+    words, source_rows = read_vocabulary(write(tmp_path, "\ufeffcat\n<PAD>\n<UNK>\n</S>\n<S>", "utf-8"))
+    assert (words, source_rows) == (["<PAD>", "<S>", "</S>", "<UNK>", "cat"], [1, 4, 3, 2, 0])
+
+
+@pytest.mark.parametrize(
+    "text, message",
+    [
+        ("<S>\n</S>\n<UNK>\nthe\ncat\nthe\n", "vocabulary.txt holds 'the' twice, in lines 4 and 6"),
+        ("<S>\nthe\n", "vocabulary.txt lacks </S>, <UNK>; add a line for each"),
+        ("", "lacks <S>, </S>, <UNK>"),
+        ("<S>\n</S>\n<UNK>\n밥\n".encode("cp949"), "is not UTF-8 text: .* Convert the vocabulary to UTF-8"),
+    ],
+)
+def test_bad_vocabularies(tmp_path, text, message):
+    with pytest.raises(ValueError, match=message):
+        read_vocabulary(write(tmp_path, text))
+
+
+def test_vocabulary_in_memory():
+    assert order_vocabulary(["b", "<UNK>", "<S>", "</S>", "a"])[0][4:] == ["b", "a"]
+    with pytest.raises(TypeError, match="words must be strings, got int: 7"):
+        order_vocabulary(["<S>", 7])
+
+
+@given(words=st.lists(ANY_TEXT, unique=True, min_size=1))
+def test_source_rows_permute_a_softmax(words):
+    lines = [word.strip() for word in words]
+    lines = list(dict.fromkeys(["<UNK>", *lines, "<S>", "</S>"]))
+    ordered, source_rows = order_vocabulary(lines)
+    assert len(set(ordered)) == len(ordered)
+    assert all(source == -1 or lines[source] == word for word, source in zip(ordered, source_rows, strict=True))
+    assert set(chain(ordered, ["", "!!!MAXTERMID", "<PAD>"])) >= set(lines)
+
+
+def test_most_frequent_words():
+    counts = {"b": 2, "<S>": 9, "a": 2, "c": 5, "d": 1, "x\ud800": 7, "!!!MAXTERMID": 3}
+    assert most_frequent_words(counts)[4:] == ["c", "a", "b", "d"]
+    assert most_frequent_words(counts, vocab_size=6)[4:] == ["c", "a"]
+    assert most_frequent_words(counts, min_frequency=2)[4:] == ["c", "a", "b"]
+    with pytest.raises(ValueError, match="vocab_size=4 leaves no room beside the 4 special words"):
+        most_frequent_words(counts, vocab_size=4)

@@ -1,0 +1,661 @@
+import copy
+import json
+import os
+import pickle
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from datasets import Dataset
+from datasets.fingerprint import Hasher
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from transformers import AutoTokenizer, DataCollatorForLanguageModeling, DataCollatorForTokenClassification
+from transformers.data.data_collator import DataCollatorWithPadding
+
+from modeling_elmo import ELMoTokenizer
+
+settings.register_profile("no_deadline", deadline=None)
+settings.load_profile("no_deadline")
+
+TEXT = Path(__file__).parent / "fixtures" / "text"
+SENTENCES = [
+    line.split() for name in ("en.txt", "ko.txt") for line in (TEXT / name).read_text(encoding="utf-8").splitlines()
+]
+VOCABULARY = ["</S>", "the", "!!!MAXTERMID", ",", ".", "<UNK>", "of", "밥", "(", ")", "London", "a b", "<S>"]
+SPECIAL_LOOK_ALIKES = ["<S>", "</S>", "<UNK>", "<PAD>", "x<S>", "", " ", "a b", "\ud800", "\U0010fffd", "\U0010fffcS>"]
+WORD = st.text(alphabet=st.characters()) | st.sampled_from([*SPECIAL_LOOK_ALIKES, *VOCABULARY])  # with lone surrogates
+WORDS = st.lists(WORD)
+RAW = WORDS.map(" ".join)
+GIVEN = {"is_split_into_words": True}
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> ELMoTokenizer:
+    return ELMoTokenizer(vocab=VOCABULARY)
+
+
+@pytest.fixture(params=["moses", "treebank", "whitespace"], scope="module")
+def any_tokenizer(request) -> ELMoTokenizer:
+    return ELMoTokenizer(vocab=VOCABULARY, pre_tokenization=request.param, max_word_length=12)
+
+
+def row(word: str, width: int = 50) -> list[int]:
+    """The definition of a row, on its own."""
+    data = word.encode("utf-8", "ignore")[: width - 2]
+    return [259, *(byte + 1 for byte in data), 260] + [261] * (width - 2 - len(data))
+
+
+BOS, EOS = [259, 257, 260] + [261] * 47, [259, 258, 260] + [261] * 47
+LEXICON = {"<bos>": 0, "<eos>": 1, "<oov>": 2, "<pad>": 3, "<bow>": 4, "<eow>": 5, "a": 6, "밥": 7}
+
+
+def equal(left, right) -> bool:
+    return left.keys() == right.keys() and all(np.array_equal(left[key], right[key]) for key in left)
+
+
+# One text
+
+
+def test_raw_text(tokenizer):
+    encoded = tokenizer("The Londoners didn't, in the U.S. of (London).", return_tensors="pt")
+    words = ["The", "Londoners", "didn", "'t", ",", "in", "the", "U.S.", "of", "(", "London", ")", "."]
+    assert encoded["input_ids"].tolist() == [[1, 3, 3, 3, 3, 5, 3, 4, 3, 7, 9, 11, 10, 6, 2]]
+    assert encoded["character_ids"].tolist() == [[BOS, *map(row, words), EOS]]
+    assert encoded["character_ids"].shape == (1, 15, 50)
+    assert encoded["attention_mask"].tolist() == [[1] * 15]
+    assert {value.dtype for value in encoded.values()} == {torch.int64}
+    assert list(encoded) == ["input_ids", "attention_mask", "character_ids"]
+
+
+def test_without_tensors_a_small_array_per_text(tokenizer):
+    encoded = tokenizer("the cat")
+    assert encoded["input_ids"] == [1, 4, 3, 2]
+    assert encoded["character_ids"].dtype == np.int16
+    assert encoded["character_ids"].tolist() == [BOS[:5], row("the", 5), row("cat", 5), EOS[:5]]
+    assert [text.shape for text in tokenizer(["the cat", "a"])["character_ids"]] == [(4, 5), (3, 3)]
+
+
+def test_given_words_are_one_token_each(tokenizer):
+    words = ["the", "", "a b", "<S>", "</S>", "<UNK>", "<PAD>", "a\ud800", "\U0010fffdx", "x" * 10_000, "밥", "can't."]
+    encoded = tokenizer(words, **GIVEN, return_tensors="np")
+    assert encoded["input_ids"].tolist() == [[1, 4, 3, 12, 3, 3, 3, 3, 3, 3, 3, 8, 3, 2]]
+    assert encoded["character_ids"][0, 1:-1].tolist() == list(map(row, words))
+    assert encoded.word_ids(0) == [None, *range(12), None]
+    assert encoded.tokens(0)[1:5] == ["the", "<UNK>", "a b", "<UNK>"]
+
+
+def test_literal_markers():
+    tokenizer = ELMoTokenizer(vocab=VOCABULARY, literal_markers=True, pre_tokenization="whitespace")
+    for encoded in (tokenizer(["<S>", "a", "</S>", "<PAD>"], **GIVEN), tokenizer("<S> a </S> <PAD>")):
+        assert encoded["input_ids"] == [1, 1, 3, 2, 3, 2] == encoded.encodings[0].ids
+        assert encoded["character_ids"][1].tolist() == encoded["character_ids"][0].tolist()
+        assert encoded["character_ids"][3].tolist() == encoded["character_ids"][-1].tolist()
+        assert encoded["character_ids"][4].tolist() == row("<PAD>", 7)
+
+
+def test_lexicon_alphabet():
+    tokenizer = ELMoTokenizer(
+        alphabet="lexicon", lexicon=LEXICON, begin_of_word="<eow>", end_of_word="<bow>", max_word_length=5
+    )
+    assert tokenizer.char_vocab_size == 9
+    encoded = tokenizer(["a밥", "b"], **GIVEN, return_tensors="np")["character_ids"]
+    assert (encoded[0] - 1).tolist() == [[5, 0, 4, 3, 3], [5, 6, 7, 4, 3], [5, 2, 4, 3, 3], [5, 1, 4, 3, 3]]
+
+
+def test_a_vocabulary_of_nothing_but_special_words():
+    tokenizer = ELMoTokenizer()
+    assert tokenizer.get_vocab() == {"<PAD>": 0, "<S>": 1, "</S>": 2, "<UNK>": 3}
+    assert tokenizer("Hello there")["input_ids"] == [1, 3, 3, 2]
+    ids = tokenizer.pad_token_id, tokenizer.bos_token_id, tokenizer.eos_token_id, tokenizer.unk_token_id
+    assert ids == (0, 1, 2, 3)
+    assert tokenizer.char_vocab_size == 262
+
+
+def test_texts_of_no_words(tokenizer):
+    for text, options in (("", {}), (" \n", {}), ([], GIVEN)):
+        encoded = tokenizer(text, **options)
+        assert encoded["input_ids"] == [1, 2]
+        assert encoded["character_ids"].tolist() == [BOS[:3], EOS[:3]]
+    assert tokenizer("", add_special_tokens=False)["character_ids"].shape == (0, 0)
+
+
+def test_no_texts(tokenizer):
+    assert {key: len(value) for key, value in tokenizer([]).items()} == dict.fromkeys(tokenizer.model_input_names, 0)
+    assert tokenizer([], return_tensors="pt")["character_ids"].shape == (0, 0, 50)
+
+
+# Batches
+
+
+@pytest.mark.filterwarnings("ignore:`max_length` is ignored when `padding`=`True`")
+@given(batch=st.lists(RAW | st.tuples(RAW, RAW), min_size=1, max_size=4), data=st.data())
+def test_what_python_does_equals_what_rust_does(any_tokenizer, batch, data):
+    """Also the property that every other test of batches may rely on: both ways of encoding agree on every key."""
+    if data.draw(st.booleans(), label="given words"):
+        batch = [tuple(part.split(" ") for part in ([text] if isinstance(text, str) else text)) for text in batch]
+        batch = [text[0] if len(text) == 1 else text for text in batch]
+        options = dict(GIVEN)
+    else:
+        options = {}
+    options |= data.draw(
+        st.fixed_dictionaries(
+            {"add_special_tokens": st.booleans(), "padding": st.sampled_from([False, True, "max_length"])},
+            optional={
+                "padding_side": st.sampled_from(["left", "right"]),
+                "pad_to_multiple_of": st.sampled_from([3, 8]),
+                "max_length": st.integers(1, 40),
+                "return_token_type_ids": st.booleans(),
+                "return_attention_mask": st.booleans(),
+            },
+        )
+    )
+    options["truncation"] = False
+    fast = any_tokenizer(batch, **options)
+    slow = any_tokenizer(batch, **options, return_length=True)
+    slow.pop("length")
+    characters, expected = fast.pop("character_ids"), slow.pop("character_ids")
+    assert dict(fast) == dict(slow)
+    assert all(map(np.array_equal, characters, expected))
+    assert [encoding.ids for encoding in fast.encodings] == fast["input_ids"]
+
+
+@given(words=WORDS)
+def test_given_words_keep_their_number_place_and_characters(tokenizer, words):
+    encoded = tokenizer(words, **GIVEN, return_offsets_mapping=True, return_special_tokens_mask=True)
+    assert len(encoded.tokens()) == len(words) + 2
+    assert {len(value) for value in encoded.values()} == {len(words) + 2}
+    assert encoded.word_ids() == [None, *range(len(words)), None]
+    assert encoded["special_tokens_mask"] == [1, *[0] * len(words), 1]
+    assert [word[start:end] for word, (start, end) in zip(words, encoded["offset_mapping"][1:-1], strict=True)] == words
+    cut = [word.encode("utf-8", "ignore")[:48].decode("utf-8", "ignore") for word in words]
+    assert tokenizer.decode_characters(encoded["character_ids"]) == ["<S>", *cut, "</S>"]
+
+
+@given(text=RAW)
+def test_offsets_of_raw_text(any_tokenizer, text):
+    encoded = any_tokenizer(text, return_offsets_mapping=True)
+    words = [text[start:end] for start, end in encoded["offset_mapping"][1:-1]]
+    assert words == any_tokenizer.splitter.words(text)
+    decoded = any_tokenizer.decode_characters(encoded["character_ids"], skip_special_tokens=True)
+    assert decoded == [word.encode("utf-8", "ignore")[:10].decode("utf-8", "ignore") for word in words]
+    for place, (start, end) in enumerate(encoded["offset_mapping"][1:-1], start=1):
+        assert encoded.token_to_chars(place) == (start, end)
+        assert encoded.char_to_token(start) == place
+
+
+def test_a_batch_equals_its_texts(tokenizer):
+    batch = tokenizer(SENTENCES, **GIVEN)
+    for place, words in enumerate(SENTENCES):
+        assert equal(tokenizer(words, **GIVEN), {key: value[place] for key, value in batch.items()})
+
+
+def test_pairs(tokenizer):
+    expected = {
+        "input_ids": [[1, 4, 3, 2, 1, 8, 2]],
+        "token_type_ids": [[0, 0, 0, 0, 1, 1, 1]],
+        "attention_mask": [[1] * 7],
+        "character_ids": [[BOS, row("the"), row("cat"), EOS, BOS, row("밥"), EOS]],
+    }
+    for arguments, options in (
+        (("the cat", "밥"), {}),
+        ((["the cat"], ["밥"]), {}),
+        (([("the cat", "밥")],), {}),
+        (([["the cat", "밥"]],), {}),
+        ((["the", "cat"], ["밥"]), GIVEN),
+        (([["the", "cat"]], [["밥"]]), GIVEN),
+        (([(["the", "cat"], ["밥"])],), GIVEN),
+    ):
+        encoded = tokenizer(*arguments, **options, return_tensors="pt")
+        assert {key: value.tolist() for key, value in encoded.items()} == expected
+        assert encoded.sequence_ids(0) == [None, 0, 0, None, None, 1, None]
+    assert tokenizer("the", "")["input_ids"] == [1, 4, 2, 1, 2]
+    assert "token_type_ids" not in tokenizer("the")
+    assert tokenizer("the", return_token_type_ids=True)["token_type_ids"] == [0, 0, 0]
+
+
+@pytest.mark.parametrize("side", ["left", "right"])
+def test_padding(tokenizer, side):
+    texts = ["the cat", "the"]
+    encoded = tokenizer(texts, padding=True, padding_side=side, pad_to_multiple_of=8, return_tensors="np")
+    assert encoded["character_ids"].shape == (2, 8, 50)
+    for place, length in enumerate([4, 3]):
+        real = slice(8 - length, 8) if side == "left" else slice(length)
+        padding = slice(8 - length) if side == "left" else slice(length, 8)
+        alone = tokenizer(texts[place], return_tensors="np")
+        for key, value in encoded.items():
+            assert value[place, real].tolist() == alone[key][0].tolist()
+            assert not value[place, padding].any()
+
+
+def test_padding_to_a_length_without_tensors(tokenizer):
+    encoded = tokenizer(["the cat", "a"], padding="max_length", max_length=6)
+    assert [text.shape for text in encoded["character_ids"]] == [(6, 5), (6, 3)]
+    assert not encoded["character_ids"][1][3:].any()
+    assert tokenizer.pad(encoded, return_tensors="np")["character_ids"][1, 2:5].tolist() == [EOS, [0] * 50, [0] * 50]
+
+
+def test_ragged_tensors_are_the_stock_error(tokenizer):
+    with pytest.raises(ValueError, match="padding=True"):
+        tokenizer(["the cat", "a"], return_tensors="pt")
+
+
+@pytest.mark.parametrize("side", ["left", "right"])
+def test_truncation(side):
+    tokenizer = ELMoTokenizer(vocab=VOCABULARY, truncation_side=side)
+    words = SENTENCES[0]
+    encoded = tokenizer(words, **GIVEN, truncation=True, max_length=7)
+    assert tokenizer.decode_characters(encoded["character_ids"])[1:-1] == (words[:5] if side == "right" else words[-5:])
+    whole = tokenizer(words, **GIVEN, truncation=True, max_length=len(words) + 2)
+    assert tokenizer.decode_characters(whole["character_ids"])[1:-1] == words
+
+
+def test_truncated_pairs(tokenizer):
+    encoded = tokenizer(["a", "b", "c", "d"], ["e", "f"], **GIVEN, truncation="only_first", max_length=8)
+    assert tokenizer.decode_characters(encoded["character_ids"], skip_special_tokens=True) == ["a", "b", "e", "f"]
+    assert encoded["token_type_ids"] == [0, 0, 0, 0, 1, 1, 1, 1]
+
+
+def test_overflow_with_stride(tokenizer):
+    texts = [list("abcdefg"), list("xy")]
+    encoded = tokenizer(
+        texts,
+        **GIVEN,
+        truncation=True,
+        max_length=5,
+        stride=1,
+        return_overflowing_tokens=True,
+        padding=True,
+        return_tensors="np",
+    )
+    assert encoded["overflow_to_sample_mapping"].tolist() == [0, 0, 0, 1]
+    windows = tokenizer.decode_characters(encoded["character_ids"], skip_special_tokens=True)
+    assert windows == [list("abc"), list("cde"), list("efg"), list("xy")]
+    single = tokenizer(texts[0], **GIVEN, truncation=True, max_length=5, return_overflowing_tokens=True)
+    assert [len(window) for window in single["character_ids"]] == [5, 5, 3]
+
+
+def test_overflow_of_a_context_keeps_the_question(tokenizer):
+    encoded = tokenizer(
+        "the cat?",
+        "a b c d e",
+        truncation="only_second",
+        max_length=9,
+        stride=1,
+        return_overflowing_tokens=True,
+        return_offsets_mapping=True,
+    )
+    windows = [tokenizer.decode_characters(window, skip_special_tokens=True) for window in encoded["character_ids"]]
+    assert windows == [["the", "cat", "?", "a", "b"], ["the", "cat", "?", "b", "c"], ["the", "cat", "?", "c", "d"]] + [
+        ["the", "cat", "?", "d", "e"]
+    ]
+    assert encoded["offset_mapping"][1][-3:] == [(2, 3), (4, 5), (0, 0)]
+
+
+@given(words=WORDS, data=st.data())
+def test_lengths_agree_over_all_keys(tokenizer, words, data):
+    encoded = tokenizer(
+        words,
+        data.draw(WORDS),
+        **GIVEN,
+        truncation=True,
+        max_length=data.draw(st.integers(8, 16)),
+        stride=1,
+        padding=data.draw(st.booleans()),
+        return_overflowing_tokens=True,
+        return_offsets_mapping=True,
+        return_special_tokens_mask=True,
+    )
+    samples = encoded.pop("overflow_to_sample_mapping")
+    assert all(len({len(value[place]) for value in encoded.values()}) == 1 for place in range(len(samples)))
+    for ids, characters in zip(encoded["input_ids"], encoded["character_ids"], strict=True):
+        marker_ids = {1: 257, 2: 258}
+        for index, word in zip(ids, characters, strict=True):
+            assert (index == 0) == (not word.any())
+            assert index not in marker_ids or word[1] == marker_ids[index]
+
+
+# `pad` and the stock collators
+
+
+def features(tokenizer: ELMoTokenizer) -> list[dict]:
+    return [{**tokenizer(words, **GIVEN), "labels": [-100, *range(len(words)), -100]} for words in SENTENCES[:40]]
+
+
+@pytest.mark.parametrize("as_lists", [False, True])
+@pytest.mark.parametrize("side", ["left", "right"])
+def test_token_classification_collator(as_lists, side):
+    tokenizer = ELMoTokenizer(vocab=VOCABULARY, padding_side=side)
+    examples = features(tokenizer)
+    if as_lists:
+        examples = [{**example, "character_ids": example["character_ids"].tolist()} for example in examples]
+    batch = DataCollatorForTokenClassification(tokenizer, pad_to_multiple_of=16)(examples)
+    expected = tokenizer(SENTENCES[:40], **GIVEN, padding=True, pad_to_multiple_of=16, return_tensors="pt")
+    labels = batch.pop("labels")
+    assert labels.shape == batch["input_ids"].shape
+    assert equal(batch, expected)
+    assert batch["character_ids"].dtype == torch.int64
+
+
+def test_language_model_collator(tokenizer):
+    batch = DataCollatorForLanguageModeling(tokenizer, mlm=False)([tokenizer("the cat"), tokenizer("a")])
+    assert batch["labels"].tolist() == [[1, 4, 3, 2], [1, 3, 2, -100]]
+    assert batch["character_ids"].shape == (2, 4, 50)
+
+
+@pytest.mark.parametrize("kind, type_", [(None, list), ("np", np.ndarray), ("pt", torch.Tensor)])
+def test_pad_one_text(tokenizer, kind, type_):
+    padded = tokenizer.pad(tokenizer("the"), padding="max_length", max_length=5, return_tensors=kind)
+    assert isinstance(padded["input_ids"], type_)
+    assert np.array_equal(padded["character_ids"], [BOS, row("the"), EOS, [0] * 50, [0] * 50])
+
+
+def test_pad_gives_back_the_kind_of_numbers_it_got(tokenizer):
+    for kind, type_ in (("np", np.ndarray), ("pt", torch.Tensor)):
+        texts = [tokenizer(text, return_tensors=kind) for text in ("the cat", "a")]
+        padded = tokenizer.pad([{key: value[0] for key, value in text.items()} for text in texts])
+        assert all(isinstance(value, type_) for value in padded.values())
+        assert equal(padded, tokenizer(["the cat", "a"], padding=True, return_tensors=kind))
+
+
+def test_pad_without_characters_or_texts(tokenizer):
+    assert tokenizer.pad({"input_ids": [[1, 2], [1]]})["input_ids"] == [[1, 2], [1, 0]]
+    assert tokenizer.pad({"input_ids": [], "character_ids": []})["input_ids"] == []
+    with pytest.raises(ValueError, match="input_ids"):
+        tokenizer.pad({"character_ids": [[[259, 260]]]})
+
+
+def test_pad_without_padding_brings_characters_to_full_width(tokenizer):
+    padded = tokenizer.pad([tokenizer("the cat"), tokenizer("a")], padding=False)
+    assert [text.shape for text in padded["character_ids"]] == [(4, 50), (3, 50)]
+
+
+def test_stored_columns(tokenizer, tmp_path):
+    rows = Dataset.from_dict({"words": SENTENCES}).map(
+        lambda batch: tokenizer(batch["words"], **GIVEN), batched=True, batch_size=50, remove_columns=["words"]
+    )
+    assert str(rows.features["character_ids"]) == "List(List(Value('int16')))"
+    rows.save_to_disk(tmp_path / "rows")
+    rows = Dataset.load_from_disk(tmp_path / "rows")
+    expected = tokenizer(SENTENCES, **GIVEN, padding=True, return_tensors="pt")
+    for form in (None, "numpy", "torch"):
+        stored = rows.with_format(form)
+        batch = DataCollatorWithPadding(tokenizer)([stored[place] for place in range(len(stored))])
+        assert equal(batch, expected)
+
+
+def test_one_text_at_a_time_in_datasets(tokenizer):
+    rows = Dataset.from_dict({"text": ["the cat", "a"]}).map(lambda row: tokenizer(row["text"]))
+    assert rows[1]["character_ids"] == [BOS[:3], row("a", 3), EOS[:3]]
+
+
+# Words and text back
+
+
+def test_decode_keeps_unknown_words(tokenizer):
+    ids = tokenizer("the cat of London", padding="max_length", max_length=8)["input_ids"]
+    assert tokenizer.decode(ids) == "<S> the <UNK> of London </S> <PAD> <PAD>"
+    assert tokenizer.decode(ids, skip_special_tokens=True) == "the <UNK> of London"
+    assert tokenizer.batch_decode([ids], skip_special_tokens=True) == ["the <UNK> of London"]
+    assert tokenizer.decode(torch.tensor(ids), skip_special_tokens=True) == "the <UNK> of London"
+    assert tokenizer.decode(4) == "the"
+    assert tokenizer.decode([]) == ""
+    assert tokenizer.convert_ids_to_tokens([4, 3, 2], skip_special_tokens=True) == ["the", "<UNK>"]
+    assert tokenizer.convert_ids_to_tokens(11) == "London"
+    assert tokenizer.convert_tokens_to_ids(["the", "cat"]) == [4, 3]
+
+
+@pytest.mark.parametrize("index", [-1, 13, 10**6])
+def test_decode_refuses_ids_out_of_range(tokenizer, index):
+    with pytest.raises(ValueError, match=f"id {index} is out of range; the vocabulary has the ids 0 to 12"):
+        tokenizer.decode([4, index])
+
+
+def test_decode_characters(tokenizer):
+    texts = ["naïve cats", "a"]
+    encoded = tokenizer(texts, padding=True, return_tensors="pt")["character_ids"]
+    assert tokenizer.decode_characters(encoded) == [["<S>", "naïve", "cats", "</S>"], ["<S>", "a", "</S>"]]
+    assert tokenizer.decode_characters(encoded[0], skip_special_tokens=True) == ["naïve", "cats"]
+    assert tokenizer.decode_characters(encoded[0].tolist())[1] == "naïve"
+    with pytest.raises(ValueError, match=r"integers of shape .* got int64 of shape \(50,\)"):
+        tokenizer.decode_characters(encoded[0, 0])
+    with pytest.raises(ValueError, match="got float32 of shape"):
+        tokenizer.decode_characters(encoded.float())
+
+
+def test_encode_words(tokenizer):
+    ids, characters = tokenizer.encode_words(["the", "cat", "<S>"])
+    assert ids.tolist() == [4, 3, 3]
+    assert characters.tolist() == [row("the"), row("cat"), row("<S>")]
+
+
+def test_every_token_is_a_word_for_stock_code(tokenizer):
+    """The token-classification pipeline reads the prefix, and takes a token that is as long as its text for a word."""
+    assert len(tokenizer.backend_tokenizer.model.continuing_subword_prefix) == 1
+    encoded = tokenizer("in (London), the", return_offsets_mapping=True)
+    for token, (start, end) in zip(encoded.tokens(), encoded["offset_mapping"], strict=True):
+        assert token in ("<S>", "</S>", "<UNK>") or len(token) == end - start
+
+
+# Vocabulary
+
+
+def test_vocabulary_file(tmp_path):
+    path = tmp_path / "vocab.txt"
+    path.write_text("\n".join(VOCABULARY), encoding="utf-8")
+    tokenizer = ELMoTokenizer(vocab_file=path)
+    assert list(sorted(tokenizer.get_vocab(), key=tokenizer.get_vocab().get)) == [
+        *("<PAD>", "<S>", "</S>", "<UNK>", "the", ",", ".", "of", "밥", "(", ")", "London", "a b")
+    ]
+    assert len(tokenizer) == tokenizer.vocab_size == 13
+
+
+def test_words_from_a_mapping(tokenizer):
+    assert ELMoTokenizer(vocab=tokenizer.get_vocab()).get_vocab() == tokenizer.get_vocab()
+
+
+def test_train_new_from_iterator():
+    texts = ["the cat, the dog", "the cat's <S> \ud800", "don't"]
+    base = ELMoTokenizer(max_word_length=9, pre_tokenization="treebank", extra_special_tokens=["[E]"])
+    for iterator in (iter(texts), [texts[:2], texts[2:]]):
+        trained = base.train_new_from_iterator(iterator, vocab_size=100)
+        words = ["<PAD>", "<S>", "</S>", "<UNK>", "the", "cat", "'s", ",", "<", ">", "S", "do", "dog", "n't", "[E]"]
+        assert trained.convert_ids_to_tokens(range(len(trained))) == words
+    assert (trained.max_word_length, trained.pre_tokenization) == (9, "treebank")
+    assert len(base.train_new_from_iterator(texts, vocab_size=6)) == 7
+    assert len(base.train_new_from_iterator(texts, vocab_size=100, min_frequency=2)) == 7
+    more = base.train_new_from_iterator(texts, vocab_size=5, new_special_tokens=["[F]"])
+    assert more.all_special_tokens[-2:] == ["[E]", "[F]"]
+    with pytest.raises(ValueError, match="special words of ELMo have fixed names"):
+        base.train_new_from_iterator(texts, 5, special_tokens_map={"<S>": "<s>"})
+
+
+def test_added_tokens_are_words(tokenizer):
+    tokenizer = copy.deepcopy(tokenizer)
+    assert tokenizer("cat")["input_ids"] == [1, 3, 2]
+    assert tokenizer.add_tokens(["cat", "the", "cat"]) == 1
+    assert tokenizer.add_special_tokens({"extra_special_tokens": ["[E]"]}) == 1
+    assert len(tokenizer) == 15
+    assert tokenizer(["cat", "concat", "[E]", "a cat"], **GIVEN)["input_ids"] == [1, 13, 3, 14, 3, 2]
+    assert tokenizer.decode([13, 14, 3], skip_special_tokens=True) == "cat <UNK>"
+
+
+# Saving and loading
+
+
+def corpus_ids(tokenizer: ELMoTokenizer) -> list:
+    words = [*SENTENCES[::20], SPECIAL_LOOK_ALIKES, VOCABULARY, ["cat", "[E]"]]
+    texts = [" ".join(text) for text in words]
+    return [
+        [value if isinstance(value, list) else value.tolist() for value in tokenizer(text, **options).values()]
+        for given_texts, options in ((words, GIVEN), (texts, {}))
+        for text in given_texts
+    ]
+
+
+OPTIONS = [
+    {},
+    {"pre_tokenization": "treebank", "max_word_length": 7, "padding_side": "left", "truncation_side": "left"},
+    {"pre_tokenization": "whitespace", "literal_markers": True, "model_max_length": 512},
+    {"alphabet": "lexicon", "lexicon": LEXICON, "begin_of_word": "<eow>", "end_of_word": "<bow>"},
+]
+
+
+@pytest.mark.parametrize("options", OPTIONS)
+def test_two_rounds_of_saving(tmp_path, options):
+    tokenizer = ELMoTokenizer(vocab=VOCABULARY, extra_special_tokens=["[E]"], **options)
+    tokenizer.add_tokens(["cat"])
+    expected = corpus_ids(tokenizer)
+    previous = tokenizer
+    for load in (ELMoTokenizer.from_pretrained, AutoTokenizer.from_pretrained):
+        previous(["the cat is here"], truncation=True, max_length=3, padding="max_length")  # leaves no trace
+        previous.save_pretrained(tmp_path)
+        previous = load(tmp_path, **({"trust_remote_code": True} if load != ELMoTokenizer.from_pretrained else {}))
+        assert corpus_ids(previous) == expected
+        assert previous.get_vocab() == tokenizer.get_vocab()
+        for name, value in options.items():
+            assert getattr(previous, name) == value
+        assert previous.backend_tokenizer.truncation is None and previous.backend_tokenizer.padding is None
+
+
+@given(words=WORDS)
+def test_ids_after_two_rounds_for_any_words(reloaded, words):
+    tokenizer, twice = reloaded
+    assert equal(tokenizer(words, **GIVEN), twice(words, **GIVEN))
+
+
+@pytest.fixture(scope="module")
+def reloaded(tmp_path_factory, tokenizer) -> tuple[ELMoTokenizer, ELMoTokenizer]:
+    twice = tokenizer
+    for _ in range(2):
+        folder = tmp_path_factory.mktemp("saved")
+        twice.save_pretrained(folder)
+        twice = ELMoTokenizer.from_pretrained(folder)
+    return tokenizer, twice
+
+
+def test_options_may_change_on_loading(tmp_path):
+    ELMoTokenizer(vocab=VOCABULARY).save_pretrained(tmp_path)
+    tokenizer = ELMoTokenizer.from_pretrained(tmp_path, pre_tokenization="whitespace", max_word_length=8)
+    assert tokenizer("can't")["character_ids"].shape == (3, 7)
+    assert tokenizer("incomprehensible")["character_ids"].shape == (3, 8)
+
+
+def test_a_stranger_loads_the_folder(tmp_path):
+    """Without the package: only what `save_pretrained` wrote."""
+    tokenizer = ELMoTokenizer(vocab=VOCABULARY, max_word_length=10)
+    tokenizer.save_pretrained(tmp_path / "saved")
+    script = (
+        "import json, sys\n"
+        "from transformers import AutoTokenizer\n"
+        "tokenizer = AutoTokenizer.from_pretrained('saved', trust_remote_code=True)\n"
+        "tokenizer.save_pretrained('again')\n"
+        "again = AutoTokenizer.from_pretrained('again', trust_remote_code=True)\n"
+        "assert 'modeling_elmo' not in sys.modules\n"
+        "encoded = again('Of the London', return_tensors='np')\n"
+        "print(json.dumps({key: value.tolist() for key, value in encoded.items()}))\n"
+    )
+    environment = {**os.environ, "HF_HOME": str(tmp_path / "home"), "PYTHONPATH": ""}
+    done = subprocess.run(
+        [sys.executable, "-c", script], cwd=tmp_path, env=environment, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    expected = {key: value.tolist() for key, value in tokenizer("Of the London", return_tensors="np").items()}
+    assert json.loads(done.stdout.splitlines()[-1]) == expected
+
+
+def test_use_leaves_no_trace(tokenizer):
+    """Or `datasets` would not find what it has computed before."""
+    fresh = copy.deepcopy(tokenizer)
+    before = Hasher.hash(fresh)
+    fresh(SENTENCES, **GIVEN, padding=True, truncation=True, max_length=9)
+    fresh(["raw text."], return_offsets_mapping=True)
+    assert Hasher.hash(fresh) == before
+    assert fresh.backend_tokenizer.pre_tokenizer is None
+
+
+def test_pickle_and_copy(tokenizer):
+    expected = corpus_ids(tokenizer)
+    for other in (pickle.loads(pickle.dumps(tokenizer)), copy.deepcopy(tokenizer)):
+        assert corpus_ids(other) == expected
+    encoded = pickle.loads(pickle.dumps(tokenizer(["the cat", "a"])))
+    assert encoded.word_ids(0) == [None, 0, 1, None]
+
+
+# What is refused
+
+
+@pytest.mark.parametrize(
+    "options, error, message",
+    [
+        ({"alphabet": "utf-8"}, ValueError, 'alphabet=\'utf-8\' is unknown; pass "utf8" or "lexicon"'),
+        ({"alphabet": "lexicon"}, ValueError, "needs `lexicon`, a dictionary from characters to ids; got None"),
+        ({"lexicon": LEXICON}, ValueError, 'alphabet="utf8" has no `lexicon`'),
+        ({"max_word_length": 2}, ValueError, "max_word_length=2: a word needs at least 3 places"),
+        ({"max_word_length": "50"}, ValueError, "max_word_length='50'"),
+        ({"max_word_length": True}, ValueError, "max_word_length=True"),
+        ({"pre_tokenization": "bert"}, ValueError, "pre_tokenization='bert' is unknown"),
+        ({"bos_token": "[CLS]"}, ValueError, "bos_token='\\[CLS\\]': the special words of ELMo have fixed names"),
+        ({"split_special_tokens": False}, ValueError, "use ELMoTokenizer\\(literal_markers=True\\)"),
+        ({"vocab": ["the"]}, ValueError, "`vocab` lacks <S>, </S>, <UNK>"),
+        ({"vocab": "vocab.txt"}, TypeError, "`vocab` holds words, got 'vocab.txt'; pass a path as `vocab_file`"),
+        ({"vocab": {"<PAD>": 0, "<S>": 1, "</S>": 2, "<UNK>": 4}}, ValueError, "must have the ids 0 to 3, each once"),
+        ({"vocab": {"<S>": 0, "</S>": 1, "<UNK>": 2, "a": 3}}, ValueError, "must have the ids 0 to 3 in `vocab`"),
+        ({"vocab": [*VOCABULARY, "\U0010fffdx"]}, ValueError, "start with U\\+10FFFD"),
+        ({"vocab_file": "no/such/vocab.txt"}, FileNotFoundError, "no/such/vocab.txt"),
+    ],
+)
+def test_bad_options(options, error, message):
+    with pytest.raises(error, match=message):
+        ELMoTokenizer(**options)
+
+
+def test_bad_tokenizer_files(tmp_path, tokenizer):
+    tokenizer.save_pretrained(tmp_path)
+    path = tmp_path / "tokenizer.json"
+    saved = json.loads(path.read_text(encoding="utf-8"))
+    saved["model"]["vocab"]["London"] = 99
+    path.write_text(json.dumps(saved), encoding="utf-8")
+    with pytest.raises(ValueError, match="the 13 words of .*tokenizer.json must have the ids 0 to 12.* from 0 to 99"):
+        ELMoTokenizer.from_pretrained(tmp_path)
+    saved["model"]["continuing_subword_prefix"] = "##"
+    path.write_text(json.dumps(saved), encoding="utf-8")
+    with pytest.raises(ValueError, match="was not saved by ELMoTokenizer; pass its words as `vocab_file`"):
+        ELMoTokenizer.from_pretrained(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "arguments, options, error, message",
+    [
+        ((3,), {}, TypeError, "a raw text must be a string, got int: 3"),
+        ((["a", None],), {}, TypeError, "got NoneType: None"),
+        (([["a", "b", "c"]],), {}, TypeError, "lists of words with is_split_into_words=True"),
+        (("a b",), GIVEN, TypeError, "a text must be a list of words, got str: 'a b'"),
+        ((["a", 3],), GIVEN, TypeError, "words must be strings, got int: 3"),
+        (([["a"], "b"],), GIVEN, TypeError, "a list of words, got str: 'b'"),
+        (([["a", ["b"]]],), GIVEN, TypeError, r"words must be strings, got list: \['b'\]"),
+        ((["a", "b"], ["c"]), {}, ValueError, "a batch of 2 texts needs `text_pair` with as many; got list of 1"),
+        ((["a", "b"], "c"), {}, ValueError, "needs `text_pair` with as many; got str"),
+        (("a",), {"split_special_tokens": False}, ValueError, "literal_markers=True"),
+        (("a b",), {"truncation": True, "max_length": 1}, ValueError, "max_length=1 has no room for the 2 markers"),
+        (
+            ("a b c",),
+            {"truncation": True, "max_length": 4, "stride": 2},
+            ValueError,
+            "stride=2 must be smaller than the 2 words that max_length=4 leaves",
+        ),
+        (
+            ("a", "a b c"),
+            {"truncation": "only_second", "max_length": 6, "stride": 1},
+            ValueError,
+            "stride=1 must be smaller than the 1 words that max_length=6 leaves",
+        ),
+    ],
+)
+def test_bad_texts(tokenizer, arguments, options, error, message):
+    with pytest.raises(error, match=message):
+        tokenizer(*arguments, **options)
+    assert tokenizer("the")["input_ids"] == [1, 4, 2]  # and the tokenizer still works

@@ -1,0 +1,1 @@
+"""The tokenizer: words with their characters."""

@@ -1,0 +1,324 @@
+"""Words as rows of character ids, and files of words.
+
+A row is `begin, characters, end, padding, ...`, `max_word_length` wide. 0 is kept for the rows of padding *words*, so
+that every id of an alphabet is one higher than in its own numbering. Shape suffixes: N words, W max_word_length.
+"""
+
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from os import PathLike
+from typing import Any
+
+import numpy as np
+
+BOS_WORD, EOS_WORD, UNK_WORD, PAD_WORD = "<S>", "</S>", "<UNK>", "<PAD>"
+SPECIAL_WORDS = (PAD_WORD, BOS_WORD, EOS_WORD, UNK_WORD)  # in the order of their ids
+PAD_ID, BOS_ID, EOS_ID, UNK_ID = range(4)
+MAX_TERM_WORD = "!!!MAXTERMID"  # a row of the original vocabulary files that stands for no word
+SURROGATES = re.compile("[\ud800-\udfff]")
+MIN_WORD_LENGTH = 3  # begin, one character, end
+
+
+class Utf8Alphabet:
+    """The bytes of UTF-8, as in bilm-tf and AllenNLP.
+
+    Before the shift by one: bytes 0 to 255, begin and end of sentence 256 and 257, begin and end of word 258 and 259,
+    padding 260.
+    """
+
+    size = 262
+    begin_sentence, end_sentence, begin_word, end_word, padding = 257, 258, 259, 260, 261
+
+    def encode(self, word: str, limit: int) -> np.ndarray:
+        """The ids of the first `limit` bytes. Lone surrogates have no bytes.
+
+        Shape:
+            result: (at most limit,)
+        """
+        return np.frombuffer(word.encode("utf-8", "ignore")[:limit], dtype=np.uint8).astype(np.int32) + 1
+
+    def decode(self, ids: np.ndarray) -> str:
+        """The text of byte ids; a character that the word's cut has split is left out."""
+        if ids.size and ids.max() > 256:
+            raise ValueError(f"character ids {ids.tolist()} hold a marker inside a word; bytes have the ids 1 to 256.")
+        return bytes((ids - 1).tolist()).decode("utf-8", "ignore")
+
+
+class LexiconAlphabet:
+    """A dictionary of code points, as in ELMoForManyLangs.
+
+    Args:
+        lexicon (`Mapping[str, int]`):
+            Id of every character, and of `<bos>`, `<eos>`, `<oov>`, `<pad>` and the two names below.
+        begin_of_word, end_of_word (`str`):
+            The entries that open and close a word. Models made by ELMoForManyLangs have them the other way round.
+    """
+
+    def __init__(self, lexicon: Mapping[str, int] | None, begin_of_word: str = "<bow>", end_of_word: str = "<eow>"):
+        lexicon = checked_lexicon(lexicon, ("<bos>", "<eos>", "<oov>", "<pad>", begin_of_word, end_of_word))
+        self.size = max(lexicon.values()) + 2
+        self.begin_sentence, self.end_sentence = lexicon["<bos>"] + 1, lexicon["<eos>"] + 1
+        self.begin_word, self.end_word = lexicon[begin_of_word] + 1, lexicon[end_of_word] + 1
+        self.unknown, self.padding = lexicon["<oov>"] + 1, lexicon["<pad>"] + 1
+        self._ids = {character: index + 1 for character, index in lexicon.items() if len(character) == 1}
+        self._characters = {index: character for character, index in self._ids.items()} | {self.unknown: "\ufffd"}
+
+    def encode(self, word: str, limit: int) -> np.ndarray:
+        """The ids of the first `limit` code points, `<oov>` for those that the lexicon lacks; lone surrogates are none.
+
+        Shape:
+            result: (at most limit,)
+        """
+        characters = SURROGATES.sub("", word)[:limit]
+        return np.array([self._ids.get(character, self.unknown) for character in characters], dtype=np.int32)
+
+    def decode(self, ids: np.ndarray) -> str:
+        """The text of character ids, U+FFFD where it was not in the lexicon."""
+        missing = [index for index in ids.tolist() if index not in self._characters]
+        if missing:
+            raise ValueError(f"character ids {missing} are no characters of the lexicon.")
+        return "".join(self._characters[index] for index in ids.tolist())
+
+
+def checked_lexicon(lexicon: Any, required: Iterable[str]) -> Mapping[str, int]:
+    """Refuses what cannot be a character lexicon, before a wrong id reaches an embedding."""
+    if not isinstance(lexicon, Mapping) or not lexicon:
+        raise ValueError(
+            f'alphabet="lexicon" needs `lexicon`, a dictionary from characters to ids; got {lexicon!r:.80}. '
+            'Pass ELMoTokenizer(alphabet="lexicon", lexicon={"<bos>": 0, "<eos>": 1, ..., "a": 6}).'
+        )
+    missing = [name for name in required if name not in lexicon]
+    if missing:
+        raise ValueError(f"`lexicon` lacks the entries {missing}; add them with their ids.")
+    wrong = {key: value for key, value in lexicon.items() if type(value) is not int or value < 0}
+    if wrong:
+        raise ValueError(f"ids in `lexicon` must be integers of at least 0; got {dict(list(wrong.items())[:5])}.")
+    if len(set(lexicon.values())) < len(lexicon):
+        raise ValueError(f"`lexicon` gives {len(lexicon)} entries only {len(set(lexicon.values()))} different ids.")
+    return lexicon
+
+
+class WordTable:
+    """What words are to the model, their ids and their rows of characters, computed once per distinct word.
+
+    A batch of words becomes row numbers of a growing table, so that its ids and its characters are one indexing
+    operation each. Row numbers of special words are their ids. A batch that finds more than `max_words` in the table
+    starts by emptying it.
+
+    Args:
+        alphabet (`Utf8Alphabet` or `LexiconAlphabet`): Turns a word into characters.
+        id_of_word (`Callable[[str], int]`): The id of a word.
+        max_word_length (`int`): Width of a row; a longer word is cut.
+        literal_markers (`bool`): Whether the words `<S>` and `</S>` are the markers rather than spelled out.
+    """
+
+    def __init__(
+        self,
+        alphabet: "Utf8Alphabet | LexiconAlphabet",
+        id_of_word: Callable[[str], int],
+        max_word_length: int,
+        literal_markers: bool = False,
+        max_words: int = 2**18,
+    ):
+        self.alphabet = alphabet
+        self.id_of_word = id_of_word
+        self.max_word_length = max_word_length
+        self.literal_markers = literal_markers
+        self.max_words = max_words
+        self.dtype = np.int16 if alphabet.size <= np.iinfo(np.int16).max else np.int32
+        self.clear()
+
+    def clear(self) -> None:
+        """Forgets all words; row numbers are void afterwards."""
+        self._row_of_word = _RowOfWord(self)
+        if self.literal_markers:
+            self._row_of_word.update({BOS_WORD: BOS_ID, EOS_WORD: EOS_ID})
+        self._num_rows = len(SPECIAL_WORDS)
+        self._ids_N = np.arange(1024)
+        self._lengths_N = np.zeros(1024, dtype=np.int64)  # columns before the in-word padding
+        self._characters_NW = np.zeros((1024, self.max_word_length), dtype=self.dtype)
+        self._write(BOS_ID, [self.alphabet.begin_sentence])
+        self._write(EOS_ID, [self.alphabet.end_sentence])
+
+    def _write(self, row: int, characters: Sequence[int] | np.ndarray) -> None:
+        end = len(characters) + 1
+        self._characters_NW[row, 0] = self.alphabet.begin_word
+        self._characters_NW[row, 1:end] = characters
+        self._characters_NW[row, end] = self.alphabet.end_word
+        self._characters_NW[row, end + 1 :] = self.alphabet.padding
+        self._lengths_N[row] = end + 1
+
+    def add(self, word: str) -> int:
+        """Gives a new word its row."""
+        if not isinstance(word, str):
+            raise TypeError
+        row = self._num_rows
+        if row == len(self._ids_N):
+            self._ids_N, self._lengths_N, self._characters_NW = (
+                np.concatenate([column, np.zeros_like(column)])
+                for column in (self._ids_N, self._lengths_N, self._characters_NW)
+            )
+        self._ids_N[row] = self.id_of_word(word)
+        self._write(row, self.alphabet.encode(word, self.max_word_length - 2))
+        self._num_rows += 1
+        return row
+
+    def __getstate__(self) -> dict:
+        # Without the cached words: a tokenizer must hash alike in `datasets` whatever it has read, and pickle small.
+        return {name: value for name, value in vars(self).items() if not name.startswith("_")}
+
+    def __setstate__(self, state: dict) -> None:
+        vars(self).update(state)
+        self.clear()
+
+    def rows(self, words: Sequence[str]) -> np.ndarray:
+        """Row numbers of a batch of words, good until the next call.
+
+        Shape:
+            result: (N,)
+        """
+        if self._num_rows > self.max_words:
+            self.clear()
+        try:
+            return np.fromiter(map(self._row_of_word.__getitem__, words), dtype=np.int64, count=len(words))
+        except TypeError:  # from `add`, or because it cannot be a key
+            check_words(words)
+            raise
+
+    def input_ids(self, rows: np.ndarray) -> np.ndarray:
+        """
+        Shape:
+            rows: (...)
+            result: (...)
+        """
+        return self._ids_N[rows]
+
+    def character_ids(self, rows: np.ndarray, trim: bool = False) -> np.ndarray:
+        """Characters `max_word_length` wide, or as wide as the longest of the words (`trim`).
+
+        Shape:
+            rows: (...)
+            result: (..., W), or narrower
+        """
+        width = int(self._lengths_N[rows].max(initial=0)) if trim else self.max_word_length
+        return self._characters_NW[rows, :width]
+
+    def widen(self, character_ids: np.ndarray, out: np.ndarray) -> None:
+        """Brings rows to their full width: in-word padding for words, zeros for padding words.
+
+        Shape:
+            character_ids: (N, at most W)
+            out: (N, W)
+        """
+        if not len(character_ids):
+            return
+        width = character_ids.shape[1]
+        if width > self.max_word_length:
+            raise ValueError(
+                f"`character_ids` hold {width} characters a word, but max_word_length is {self.max_word_length}; "
+                "encode the text with this tokenizer."
+            )
+        out[:, :width] = character_ids
+        out[:, width:] = self.alphabet.padding
+        if not character_ids[:, 0].all():
+            out[character_ids[:, 0] == 0] = 0
+
+    def decode(self, character_ids: np.ndarray, skip_markers: bool = False) -> list[str]:
+        """The words that rows spell, as far as they were not cut; padding words are left out.
+
+        Shape:
+            character_ids: (N, at most W)
+        """
+        if character_ids.size and not 0 <= character_ids.min() <= character_ids.max() < self.alphabet.size:
+            raise ValueError(
+                f"character ids from {character_ids.min()} to {character_ids.max()} are out of range; "
+                f"this alphabet has the ids 0 to {self.alphabet.size - 1}."
+            )
+        words = [self._decode_row(row) for row in character_ids if row.any()]
+        return [word for word, is_marker in words if not (is_marker and skip_markers)]
+
+    def _decode_row(self, row_W: np.ndarray) -> tuple[str, bool]:
+        ends = np.flatnonzero(row_W == self.alphabet.end_word)
+        if row_W[0] != self.alphabet.begin_word or not ends.size:
+            raise ValueError(
+                f"{row_W.tolist()} is no word: it must start with {self.alphabet.begin_word} (begin of word) and hold "
+                f"{self.alphabet.end_word} (end of word)."
+            )
+        ids = row_W[1 : ends[0]]
+        markers = {self.alphabet.begin_sentence: BOS_WORD, self.alphabet.end_sentence: EOS_WORD}
+        if len(ids) == 1 and int(ids[0]) in markers:
+            return markers[int(ids[0])], True
+        return self.alphabet.decode(ids), False
+
+
+class _RowOfWord(dict):
+    """Row number by word; a word that is looked up for the first time gets its row."""
+
+    def __init__(self, table: WordTable):
+        self._table = table
+
+    def __missing__(self, word: str) -> int:
+        row = self[word] = self._table.add(word)
+        return row
+
+
+def check_words(words: Sequence) -> None:
+    for word in words:
+        if not isinstance(word, str):
+            raise TypeError(f"words must be strings, got {type(word).__name__}: {repr(word)[:60]}.")
+
+
+def read_vocabulary(path: str | PathLike) -> tuple[list[str], list[int]]:
+    """Reads a vocabulary, one word a line, and puts the special words first.
+
+    `<S>`, `</S>` and `<UNK>` are found by name wherever they stand, `<PAD>` is added where it is missing, and
+    `!!!MAXTERMID` and blank lines are left out.
+
+    Returns:
+        `tuple[list[str], list[int]]`: the words in the order of their ids, and for each the line (from 0) that it came
+        from, -1 where there was none. With a softmax `old` that has one row a line, ours is
+        `new[i] = old[source_rows[i]]`, and zeros where `source_rows[i]` is -1.
+    """
+    with open(path, encoding="utf-8-sig", newline="\n") as file:
+        try:
+            lines = [line.strip() for line in file]  # stripped, as bilm-tf reads it
+        except UnicodeDecodeError as error:
+            raise ValueError(f"{path} is not UTF-8 text: {error}. Convert the vocabulary to UTF-8.") from error
+    return order_vocabulary(lines, str(path))
+
+
+def order_vocabulary(lines: Sequence[str], source: str = "the vocabulary") -> tuple[list[str], list[int]]:
+    """`read_vocabulary` for words that are in memory; `source` names them in errors."""
+    check_words(lines)
+    line_of_word: dict[str, int] = {}
+    for number, word in enumerate(lines):
+        first = line_of_word.setdefault(word, number)
+        if first != number and word:
+            raise ValueError(
+                f"{source} holds {word!r} twice, in lines {first + 1} and {number + 1}; every word has one id, so keep "
+                "one of them."
+            )
+    missing = [word for word in (BOS_WORD, EOS_WORD, UNK_WORD) if word not in line_of_word]
+    if missing:
+        raise ValueError(f"{source} lacks {', '.join(missing)}; add a line for each.")
+    special_rows = [line_of_word.pop(word, -1) for word in SPECIAL_WORDS]
+    for no_word in (MAX_TERM_WORD, ""):
+        line_of_word.pop(no_word, None)
+    return [*SPECIAL_WORDS, *line_of_word], [*special_rows, *line_of_word.values()]
+
+
+def most_frequent_words(counts: Mapping[str, int], vocab_size: int | None = None, min_frequency: int = 1) -> list[str]:
+    """The special words, then words by descending frequency (by code points where it is equal), `vocab_size` in all.
+
+    Words that no file can hold, those with lone surrogates, are left out.
+    """
+    if vocab_size is not None and vocab_size <= len(SPECIAL_WORDS):
+        raise ValueError(f"vocab_size={vocab_size} leaves no room beside the {len(SPECIAL_WORDS)} special words.")
+    no_words = {*SPECIAL_WORDS, MAX_TERM_WORD}
+    words = [
+        word
+        for word, count in counts.items()
+        if count >= min_frequency and word not in no_words and not SURROGATES.search(word)
+    ]
+    words.sort(key=lambda word: (-counts[word], word))
+    return [*SPECIAL_WORDS, *words][:vocab_size]

@@ -1,0 +1,192 @@
+"""Raw text to words: `whitespace`, `moses` and `treebank`.
+
+The rules look at one chunk (what stands between two white spaces) and at the first character of the next, so that the
+words of a chunk are computed once however often it occurs. A rule only inserts spaces; words are therefore pieces of
+the caller's string and know their place in it.
+"""
+
+import re
+import unicodedata
+from collections.abc import Callable, Iterator
+from functools import lru_cache
+from itertools import chain
+
+from tokenizers import NormalizedString, PreTokenizedString, Regex, pre_tokenizers
+
+WHITE_SPACE = r"[\s\x1c-\x1f]+"  # in Rust, what `str.split` takes for white space
+
+# Abbreviations that keep their period; those of the last set keep it only before a number.
+ABBREVIATIONS = frozenset(
+    "A B C D E F G H I J K L M N O P Q R S T U V W X Y Z "  # noqa: SIM905 (a list of 110 literals is unreadable)
+    "Apr Aug Dec Feb Jan Jul Jun Mar Nov Oct Sep "
+    "DR Dr Drs MM MR MRS MS Messrs Mlle Mme Mr Mrs Ms Msgr Prof "
+    "Adj Adm Brig Capt Cmdr Col Comdr Corp Cpl Ens Gen Gov Insp Lt Maj Op Ord Pfc Pvt Sfc Sgt "
+    "Adv Asst Bart Bldg Bros Con Hon Hosp Hr Nos Nr Ph Rep Reps Res Rev Rs Rt Sen Sens Sr St Supt Surg "
+    "e.g i.e rev v vs".split()
+)
+TREEBANK_ABBREVIATIONS = ABBREVIATIONS | {"Ave", "Co", "Ft", "Inc", "Jr", "Ltd", "Mt", "Sept"}
+ABBREVIATIONS_BEFORE_NUMBERS = frozenset(["Art", "No", "pp"])
+
+# The Moses rules read classes of characters, see `_moses_class`. A run of periods becomes letters `m`.
+MOSES_RULES = [
+    (re.compile(r"([#!])"), r" \1 "),
+    (re.compile(r"\.{2,}"), lambda periods: f" {'m' * len(periods[0])} "),
+    (re.compile(r"([^9]),"), r"\1 , "),
+    (re.compile(r",([^9])"), r" , \1"),
+    (re.compile(r"9,$"), r"9 , "),
+    (re.compile(r"([^as])'([^as])"), r"\1 ' \2"),
+    (re.compile(r"([^as9])'([as])"), r"\1 ' \2"),
+    (re.compile(r"([as])'([^as])"), r"\1 ' \2"),
+    (re.compile(r"([as])'([as])"), r"\1 '\2"),
+    (re.compile(r"9's"), r"9 's"),
+]
+
+# The treebank rules read the text itself: punctuation, then the period of a sentence end, then contractions. Hyphen,
+# slash and opening quote are split off as in the English Web Treebank; the older convention leaves them in the word.
+TREEBANK_PUNCTUATION = [
+    (re.compile(r"(``|''|\")"), r" \1 "),
+    (re.compile(r"([:,])(?=\D)"), r" \1 "),
+    (re.compile(r"(\.\.\.|--|[;@#$%&?!\[\](){}<>])"), r" \1 "),
+    (re.compile(r"(?<=[^\W\d_])([-/])(?=[^\W\d_])"), r" \1 "),
+    (re.compile(r"(?i)(?<=\s)'(?!(?:t|tis|twas|s|m|d|ll|re|ve|em|bout|n|cause|cuz)\b)(?=[^\W\d_])"), r"' "),
+]
+TREEBANK_FINAL_PERIOD = re.compile(r"(?<!\S)(\S*[^\s.])\.([\s\])}>\"']*)$")
+TREEBANK_CONTRACTIONS = [
+    (re.compile(r"(?i)(?<=[^'\s])('(?:s|m|d|ll|re|ve)?|n't)(?=\s)"), r" \1"),
+    (re.compile(r"(?i)\b(can)(not)\b"), r"\1 \2"),
+    (re.compile(r"(?i)\b(gim|lem)(me)\b"), r"\1 \2"),
+    (re.compile(r"(?i)\b(gon|wan)(na)\b"), r"\1 \2"),
+    (re.compile(r"(?i)\b(got)(ta)\b"), r"\1 \2"),
+    (re.compile(r"(?i)\b(d)('ye)\b"), r"\1 \2"),
+    (re.compile(r"(?i)\b(more)('n)\b"), r"\1 \2"),
+    (re.compile(r"(?i)(?<=\s)('t)(is|was)\b"), r"\1 \2"),
+]
+
+
+@lru_cache(maxsize=2**17)
+def moses_words(chunk: str, is_first: bool, following: str) -> tuple[str, ...]:
+    """The tokenizer of the Moses machine translation toolkit, English, that the AI2 models were trained on: `did n't`
+    is `didn 't`. `following` is the first character of the next chunk, empty at the end of the text."""
+    classes = "".join(map(_moses_class, chunk))
+    classes = ("" if is_first else " ") + classes + (" " if following else "")
+    pieces = _substitute(MOSES_RULES, classes).split()
+    words = []
+    start = 0
+    for piece in pieces:
+        end = start + len(piece)
+        word, next_character = chunk[start:end], chunk[end] if end < len(chunk) else following
+        if len(piece) > 1 and piece[-1] == "." and not _keeps_period(word[:-1], next_character):
+            words += [word[:-1], "."]
+        elif piece.endswith(".'") and not next_character:
+            words += [word[:-2], ".", "'"]
+        elif piece != "!":  # a control character
+            words.append(word)
+        start = end
+    return tuple(filter(None, words))
+
+
+@lru_cache(maxsize=2**15)
+def _moses_class(character: str) -> str:
+    """`a` for letters and marks (`s` for an s), `9` for digits, `!` for what is dropped, else itself or `#`."""
+    if character in "s.,'`-":
+        return character
+    category = unicodedata.category(character)
+    if category[0] in "LM":
+        return "a"
+    if category in ("Nd", "Nl"):
+        return "9"
+    return "!" if character < " " else "#"
+
+
+@lru_cache(maxsize=2**17)
+def treebank_words(chunk: str, is_first: bool, following: str) -> tuple[str, ...]:
+    """The Penn Treebank's words: `didn't` is `did n't`. A period is split off at every sentence end, as far as the
+    next chunk tells, and not only at the end of the text."""
+    text = _substitute(TREEBANK_PUNCTUATION, f" {chunk} ")
+    final = TREEBANK_FINAL_PERIOD.search(text)
+    if final and not (following and _keeps_period(final[1], following, TREEBANK_ABBREVIATIONS)):
+        text = f"{text[: final.end(1)]} . {final[2]}"
+    return tuple(_substitute(TREEBANK_CONTRACTIONS, text).split())
+
+
+def _keeps_period(word: str, following: str, abbreviations: frozenset[str] = ABBREVIATIONS) -> bool:
+    return (
+        ("." in word and any(_moses_class(character) in "as" for character in word))
+        or word in abbreviations
+        or following.islower()
+        or (word in ABBREVIATIONS_BEFORE_NUMBERS and "0" <= following <= "9")
+    )
+
+
+def _substitute(rules, text: str) -> str:
+    for pattern, replacement in rules:
+        text = pattern.sub(replacement, text)
+    return text
+
+
+class InnerChunks(dict):
+    """The words of a chunk without periods that stands between two others, as most do; emptied when it is full."""
+
+    def __init__(self, words_of_chunk: Callable, max_chunks: int = 2**17):
+        self.words_of_chunk = words_of_chunk
+        self.max_chunks = max_chunks
+
+    def __missing__(self, chunk: str) -> tuple[str, ...]:
+        if len(self) >= self.max_chunks:
+            self.clear()
+        words = self[chunk] = self.words_of_chunk(chunk, False, "#")
+        return words
+
+
+WORDS_OF_CHUNK = {"moses": moses_words, "treebank": treebank_words}
+WORDS_OF_INNER_CHUNK = {name: InnerChunks(words_of_chunk) for name, words_of_chunk in WORDS_OF_CHUNK.items()}
+PRE_TOKENIZATIONS = (*WORDS_OF_CHUNK, "whitespace")
+
+
+class TextSplitter:
+    """Splits raw text into words, in Python (`words`) and inside the Rust library (`pre_tokenizer`), alike.
+
+    Args:
+        pre_tokenization (`str`): `"moses"`, `"treebank"` or `"whitespace"`.
+    """
+
+    def __init__(self, pre_tokenization: str):
+        if pre_tokenization not in PRE_TOKENIZATIONS:
+            raise ValueError(f"pre_tokenization={pre_tokenization!r} is unknown; pass one of {PRE_TOKENIZATIONS}.")
+        self.name = pre_tokenization
+
+    def words(self, text: str) -> list[str]:
+        return text.split() if self.name == "whitespace" else list(chain.from_iterable(self._words_of_chunks(text)))
+
+    def _words_of_chunks(self, text: str) -> list[tuple[str, ...]]:
+        chunks = text.split()
+        words = list(map(WORDS_OF_INNER_CHUNK[self.name].__getitem__, chunks))
+        last = len(chunks) - 1
+        for place in {0, last, *(place for place, chunk in enumerate(chunks) if "." in chunk)} if chunks else ():
+            following = chunks[place + 1][0] if place < last else ""
+            words[place] = WORDS_OF_CHUNK[self.name](chunks[place], place == 0, following)
+        return words
+
+    def pre_tokenizer(self) -> pre_tokenizers.PreTokenizer:
+        """For the time of one call: one that runs Python can be neither saved nor copied."""
+        if self.name == "whitespace":
+            return pre_tokenizers.Split(Regex(WHITE_SPACE), "removed")
+        return pre_tokenizers.PreTokenizer.custom(self)
+
+    def pre_tokenize(self, text: PreTokenizedString) -> None:
+        text.split(self._split)
+
+    def _split(self, _: int, text: NormalizedString) -> list[NormalizedString]:
+        chunks = text.split(Regex(WHITE_SPACE), "removed")
+        result: list[NormalizedString] = []
+        for chunk, words in zip(chunks, self._words_of_chunks(str(text)), strict=False):  # "" is one chunk in Rust
+            result += [chunk] if words == (str(chunk),) else _cut(chunk, words)
+        return result
+
+
+def _cut(chunk: NormalizedString, words: tuple[str, ...]) -> Iterator:
+    text, end = str(chunk), 0
+    for word in words:
+        start = text.index(word, end)
+        end = start + len(word)
+        yield chunk[start:end]

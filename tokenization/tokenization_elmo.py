@@ -1,0 +1,610 @@
+"""ELMo tokenizer: a fast tokenizer whose tokens are words, each with its characters.
+
+A batch that nothing is cut from is encoded in numpy, from a table of the words seen so far; the Rust library does the
+rest, and what can be asked of an encoding afterwards (`word_ids`, `char_to_token`, ...).
+Shape suffixes: B texts, T tokens, W max_word_length.
+"""
+
+import re
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
+from itertools import accumulate, chain
+from os import PathLike
+
+import numpy as np
+from tokenizers import AddedToken, Encoding, Tokenizer, models, processors
+from transformers import BatchEncoding, TensorType
+from transformers.tokenization_utils_base import TruncationStrategy
+from transformers.tokenization_utils_tokenizers import TokenizersBackend
+from transformers.utils import PaddingStrategy
+
+from .elmo_characters import (
+    BOS_ID,
+    BOS_WORD,
+    EOS_ID,
+    EOS_WORD,
+    MIN_WORD_LENGTH,
+    PAD_WORD,
+    SPECIAL_WORDS,
+    SURROGATES,
+    UNK_ID,
+    UNK_WORD,
+    LexiconAlphabet,
+    Utf8Alphabet,
+    WordTable,
+    most_frequent_words,
+    order_vocabulary,
+    read_vocabulary,
+)
+from .elmo_pretokenization import TextSplitter
+
+# Two characters for private use that no text is expected to hold. With a continuation prefix that no word starts with,
+# WordPiece finds whole words or nothing, as WordLevel does, and stock pipelines know that every token is a word.
+CONTINUATION = "\U0010fffd"
+DISGUISE = "\U0010fffc"
+
+NO_SPECIAL_WORDS_IN_TEXT = (
+    "split_special_tokens=False is not supported: special words in a text are spelled out; "
+    "to read `<S>` and `</S>` as markers use ELMoTokenizer(literal_markers=True)."
+)
+
+
+class ELMoTokenizer(TokenizersBackend):
+    """
+    Splits text into words and gives each word its id and its characters.
+
+    Besides `input_ids` and `attention_mask` there are `character_ids`, what the model reads. With `return_tensors` they
+    are `(batch, tokens, max_word_length)` of int64; without, one small array of integers per text, as wide as the
+    text's longest word, which `pad` (and so every stock collator) brings to full width.
+
+    Given words (`is_split_into_words=True`) are one token each, whatever they contain.
+
+    Args:
+        vocab_file (`str` or `PathLike`, *optional*):
+            Words, one a line, with `<S>`, `</S>` and `<UNK>` anywhere. Without it, `vocab` or `tokenizer_file` the
+            vocabulary holds only the special words, and every word has the id of `<UNK>`.
+        tokenizer_file (`str` or `PathLike`, *optional*):
+            A saved `tokenizer.json`.
+        vocab (`Sequence[str]` or `Mapping[str, int]`, *optional*):
+            The words of a vocabulary as in `vocab_file`; of a mapping the ids must be 0, 1, 2, ... with the special
+            words first.
+        alphabet (`str`, *optional*, defaults to `"utf8"`):
+            `"utf8"` (bytes) or `"lexicon"` (a dictionary of characters).
+        max_word_length (`int`, *optional*, defaults to 50):
+            Characters of a word, begin and end included; longer words are cut.
+        pre_tokenization (`str`, *optional*, defaults to `"moses"`):
+            How raw text is split: `"moses"` (`didn 't`), `"treebank"` (`did n't`) or `"whitespace"`.
+        literal_markers (`bool`, *optional*, defaults to `False`):
+            Whether `<S>` and `</S>` in a text are the markers, as in the original code, instead of being spelled out.
+        lexicon (`Mapping[str, int]`, *optional*):
+            With `alphabet="lexicon"`: the ids of characters, of `<bos>`, `<eos>`, `<oov>`, `<pad>` and of the next two.
+        begin_of_word (`str`, *optional*, defaults to `"<bow>"`):
+            The entry of `lexicon` that opens a word (`"<eow>"` in models made by ELMoForManyLangs).
+        end_of_word (`str`, *optional*, defaults to `"<eow>"`):
+            The entry of `lexicon` that closes a word (`"<bow>"` in models made by ELMoForManyLangs).
+    """
+
+    vocab_files_names = {"vocab_file": "vocab.txt", "tokenizer_file": "tokenizer.json"}
+    model_input_names = ["input_ids", "attention_mask", "character_ids"]
+
+    def __init__(
+        self,
+        vocab_file: str | PathLike | None = None,
+        tokenizer_file: str | PathLike | None = None,
+        vocab: Sequence[str] | Mapping[str, int] | None = None,
+        alphabet: str = "utf8",
+        max_word_length: int = 50,
+        pre_tokenization: str = "moses",
+        literal_markers: bool = False,
+        lexicon: Mapping[str, int] | None = None,
+        begin_of_word: str = "<bow>",
+        end_of_word: str = "<eow>",
+        **kwargs,
+    ):
+        options = {
+            "alphabet": alphabet,
+            "max_word_length": max_word_length,
+            "pre_tokenization": pre_tokenization,
+            "literal_markers": literal_markers,
+            "lexicon": dict(lexicon) if isinstance(lexicon, Mapping) else lexicon,
+            "begin_of_word": begin_of_word,
+            "end_of_word": end_of_word,
+        }
+        self.__dict__.update(options)  # `save_pretrained` writes the attributes that are named like keywords
+        self.splitter = TextSplitter(pre_tokenization)
+        characters = _build_alphabet(alphabet, max_word_length, lexicon, begin_of_word, end_of_word)
+        self.word_table = WordTable(characters, self._id_of_word, max_word_length, literal_markers)
+        spelled = [PAD_WORD] if literal_markers else [PAD_WORD, BOS_WORD, EOS_WORD]
+        self._spelled_special_word = re.compile(rf"(?<!\S)(?:{'|'.join(spelled)})(?!\S)")
+        self._tokenizer = _load_backend(vocab, tokenizer_file, vocab_file)
+        specials = {"pad_token": PAD_WORD, "bos_token": BOS_WORD, "eos_token": EOS_WORD, "unk_token": UNK_WORD}
+        for name, word in specials.items():
+            if str(kwargs.setdefault(name, word)) != word:
+                raise ValueError(f"{name}={kwargs[name]!r}: the special words of ELMo have fixed names; use {word!r}.")
+        # The base class sets the backend's flag to this keyword on every call.
+        if kwargs.setdefault("split_special_tokens", True) is not True:
+            raise ValueError(NO_SPECIAL_WORDS_IN_TEXT)
+        super().__init__(**options, **kwargs)
+
+    @classmethod
+    def convert_to_native_format(cls, **kwargs):
+        """Leaves `tokenizer_file` to `__init__`: the stock conversion would rebuild the vocabulary in Python."""
+        return kwargs
+
+    @property
+    def char_vocab_size(self) -> int:
+        """Number of character ids, the padding word's 0 included: the model's `char_vocab_size`."""
+        return self.word_table.alphabet.size
+
+    def update_post_processor(self):
+        """`<S> a </S>`, and `<S> a </S> <S> b </S>` for pairs."""
+        self._tokenizer.post_processor = processors.TemplateProcessing(
+            single=f"{BOS_WORD} $A {EOS_WORD}",
+            pair=f"{BOS_WORD} $A {EOS_WORD} {BOS_WORD}:1 $B:1 {EOS_WORD}:1",
+            special_tokens=[(BOS_WORD, BOS_ID), (EOS_WORD, EOS_ID)],
+        )
+
+    def _add_tokens(self, new_tokens: Sequence[str | AddedToken], special_tokens: bool = False) -> int:
+        # A token is a word here: it goes to the vocabulary, not to the backend's list of strings to find inside texts.
+        fresh = [word for word in dict.fromkeys(map(str, new_tokens)) if self._tokenizer.token_to_id(word) is None]
+        if fresh:
+            vocab = self.get_vocab()
+            self._tokenizer.model = _word_model([*sorted(vocab, key=vocab.__getitem__), *fresh])
+            self.word_table.clear()
+        special = [str(token) for token in new_tokens if special_tokens or getattr(token, "special", False)]
+        self._tokenizer.add_special_tokens(list(map(_special_token, special)))
+        return len(fresh)
+
+    def _id_of_word(self, word: str) -> int:
+        index = self._tokenizer.token_to_id(self._disguised(word))
+        return UNK_ID if index is None else index
+
+    def _disguised(self, text: str) -> str:
+        """The text at the same length, without the special words, to which the Rust library would give their ids."""
+        text = _without_surrogates(text)
+        return self._spelled_special_word.sub(lambda word: DISGUISE + word[0][1:], text) if "<" in text else text
+
+    def encode_words(self, words: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
+        """
+        Ids and characters of words, without markers: the short way for pretraining and feature extraction.
+
+        Shape:
+            result: (words,), (words, max_word_length)
+        """
+        rows = self.word_table.rows(words)
+        return self.word_table.input_ids(rows), self.word_table.character_ids(rows)
+
+    def _encode_plus(
+        self,
+        text,
+        text_pair=None,
+        is_split_into_words: bool = False,
+        return_tensors: str | TensorType | None = None,
+        return_token_type_ids: bool | None = None,
+        split_special_tokens: bool | None = None,
+        **kwargs,
+    ) -> BatchEncoding:
+        if split_special_tokens is False:
+            raise ValueError(NO_SPECIAL_WORDS_IN_TEXT)
+        batch, is_batched = _as_batch(text, text_pair, is_split_into_words)
+        if not batch:
+            return self._empty_batch(return_tensors)
+        if return_token_type_ids is None:
+            return_token_type_ids = any(len(parts) == 2 for parts in batch)
+        kwargs["return_token_type_ids"] = return_token_type_ids
+        words = [[self.splitter.words(part) if isinstance(part, str) else part for part in parts] for parts in batch]
+        lengths = [[len(part) for part in parts] for parts in words]
+        rows = self.word_table.rows(list(chain.from_iterable(chain.from_iterable(words))))
+        encode_in_rust = partial(self._encode_in_rust, batch, is_split_into_words, **kwargs)
+        if _needs_rust(lengths, **kwargs):
+            encoded = encode_in_rust()
+            token_rows = _rows_of_encodings(encoded, lengths, rows)
+        else:
+            data, token_rows = self._encode_whole(lengths, rows, **kwargs)
+            if return_tensors is None:
+                data = {key: [text.tolist() for text in texts] for key, texts in data.items()}
+            encodings = LazyEncodings(len(batch), lambda: encode_in_rust().encodings)
+            encoded = BatchEncoding(data, encodings, n_sequences=max(map(len, batch)))
+        encoded["character_ids"] = self._characters_of_tokens(token_rows, stacked=return_tensors is not None)
+        if return_tensors is not None:
+            return encoded.convert_to_tensors(return_tensors)
+        if not is_batched and not kwargs.get("return_overflowing_tokens"):
+            encoded.data = {
+                key: value[0] if isinstance(value[0], (list, np.ndarray)) else value for key, value in encoded.items()
+            }
+        return encoded
+
+    def _encode_in_rust(self, batch: list[tuple], is_split_into_words: bool, **kwargs) -> BatchEncoding:
+        """The stock method, for what it alone can do: cut texts, and tell where in the text a token stands."""
+        texts: list[tuple]
+        if is_split_into_words:  # the Rust library drops empty words
+            texts = [tuple([self._disguised(word) or DISGUISE for word in part] for part in parts) for parts in batch]
+        else:
+            # The other two ways of splitting take special words apart, and must see them to do so.
+            hide = self._disguised if self.pre_tokenization == "whitespace" else _without_surrogates
+            texts = [tuple(map(hide, parts)) for parts in batch]
+            self._tokenizer.pre_tokenizer = self.splitter.pre_tokenizer()
+        try:
+            return super()._encode_plus(
+                [parts if len(parts) == 2 else parts[0] for parts in texts],
+                is_split_into_words=is_split_into_words,
+                **kwargs,
+            )
+        finally:  # a call leaves no trace: what is saved, and how `datasets` hashes it, stays the same
+            self._tokenizer.pre_tokenizer = None
+            self._tokenizer.no_truncation()
+            self._tokenizer.no_padding()
+
+    def _encode_whole(
+        self,
+        lengths: list[list[int]],
+        rows: np.ndarray,
+        add_special_tokens: bool = True,
+        padding_strategy: PaddingStrategy = PaddingStrategy.DO_NOT_PAD,
+        max_length: int | None = None,
+        pad_to_multiple_of: int | None = None,
+        padding_side: str | None = None,
+        return_token_type_ids: bool = False,
+        return_attention_mask: bool | None = None,
+        **_,
+    ) -> tuple[dict[str, list], list[np.ndarray]]:
+        """
+        The same for texts that nothing is cut from, several times faster.
+
+        Args:
+            lengths (`list[list[int]]`): Words of each text, or of each of its two parts.
+
+        Shape:
+            rows: (words of the batch,), numbers of rows of the word table
+            result: lists of (padded tokens,), and the rows of the tokens, (padded tokens,) per text
+        """
+        lengths_of_parts = np.array([length for parts in lengths for length in parts])
+        if add_special_tokens:
+            ends = np.cumsum(lengths_of_parts)
+            markers_at = np.column_stack([ends - lengths_of_parts, ends]).ravel()
+            rows = np.insert(rows, markers_at, np.tile([BOS_ID, EOS_ID], len(ends)))
+            lengths_of_parts += 2
+        first_parts = np.cumsum([0, *map(len, lengths)])[:-1]
+        lengths_B = np.add.reduceat(lengths_of_parts, first_parts)
+        padded_B = _padded_lengths(lengths_B, padding_strategy, max_length, pad_to_multiple_of)
+        places_T = np.arange(padded_B.max())
+        on_left = (padding_side or self.padding_side) == "left"
+        starts_B = padded_B - lengths_B if on_left else np.zeros_like(lengths_B)
+        mask_BT = (places_T >= starts_B[:, None]) & (places_T < (starts_B + lengths_B)[:, None])
+
+        def arranged(tokens: np.ndarray) -> list[np.ndarray]:
+            matrix_BT = np.zeros(mask_BT.shape, dtype=np.int64)
+            matrix_BT[mask_BT] = tokens
+            return [row_T[:length] for row_T, length in zip(matrix_BT, padded_B, strict=True)]
+
+        data = {"input_ids": arranged(self.word_table.input_ids(rows))}
+        if return_token_type_ids:
+            types = np.concatenate([np.arange(len(parts)) for parts in lengths])
+            data["token_type_ids"] = arranged(np.repeat(types, lengths_of_parts))
+        if return_attention_mask or (return_attention_mask is None and "attention_mask" in self.model_input_names):
+            data["attention_mask"] = arranged(np.ones_like(rows))
+        return data, arranged(rows)
+
+    def _characters_of_tokens(self, rows: list[np.ndarray], stacked: bool) -> np.ndarray | list[np.ndarray]:
+        """
+        Shape:
+            rows: (tokens,) per text
+            result: (texts, tokens, max_word_length) if `stacked`, else (tokens, longest word) per text
+        """
+        if stacked and len({len(text) for text in rows}) == 1:
+            return self.word_table.character_ids(np.stack(rows)).astype(np.int64)
+        return [self.word_table.character_ids(text, trim=True) for text in rows]
+
+    def _empty_batch(self, return_tensors: str | TensorType | None) -> BatchEncoding:
+        if return_tensors is None:
+            return BatchEncoding({name: [] for name in self.model_input_names}, [])
+        empty = {name: np.zeros((0, 0), dtype=np.int64) for name in self.model_input_names}
+        empty["character_ids"] = np.zeros((0, 0, self.max_word_length), dtype=np.int64)
+        return BatchEncoding(empty, [], tensor_type=return_tensors)
+
+    def pad(self, encoded_inputs, *args, padding_side=None, return_tensors=None, **kwargs) -> BatchEncoding:
+        """The stock method, with `character_ids` in numpy: there they would become lists of Python integers."""
+        if isinstance(encoded_inputs, (list, tuple)) and encoded_inputs and isinstance(encoded_inputs[0], Mapping):
+            encoded_inputs = {key: [example[key] for example in encoded_inputs] for key in encoded_inputs[0]}
+        inputs = dict(encoded_inputs)
+        characters = inputs.pop("character_ids", None)
+        padded = BatchEncoding(super().pad(inputs, *args, padding_side=padding_side, **kwargs))
+        input_ids = padded["input_ids"]
+        if return_tensors is None and not isinstance(input_ids, list):  # arrays in, arrays out, as in the stock method
+            return_tensors = "np" if isinstance(input_ids, np.ndarray) else "pt"
+        if characters is not None:
+            is_text = len(input_ids) > 0 and np.ndim(input_ids[0]) == 0
+            lengths = [len(input_ids)] if is_text else list(map(len, input_ids))
+            is_left = (padding_side or self.padding_side) == "left"
+            texts = self._padded_characters([characters] if is_text else characters, lengths, is_left)
+            padded["character_ids"] = texts[0] if is_text else texts
+            if return_tensors is not None and len(set(lengths)) == 1:
+                # An array converts many times faster than a list, of which the stock conversion looks at every number.
+                padded.data = {key: np.asarray(value) for key, value in padded.items()}
+        return padded.convert_to_tensors(return_tensors)
+
+    def _padded_characters(self, texts, lengths: list[int], is_left: bool) -> np.ndarray | list[np.ndarray]:
+        """
+        Shape:
+            texts: (tokens, at most max_word_length) each
+            result: (texts, length, max_word_length), or a list of (length, max_word_length) where lengths differ
+        """
+        padded_BTW = np.zeros((len(lengths), max(lengths, default=0), self.max_word_length), dtype=np.int64)
+        for text, length, padded_TW in zip(texts, lengths, padded_BTW, strict=True):
+            words = np.asarray(text)
+            start = length - len(words) if is_left else 0
+            self.word_table.widen(words, out=padded_TW[start : start + len(words)])
+        if len(set(lengths)) > 1:
+            return [padded_TW[:length] for padded_TW, length in zip(padded_BTW, lengths, strict=True)]
+        return padded_BTW
+
+    def convert_ids_to_tokens(self, ids, skip_special_tokens: bool = False) -> str | list[str]:
+        """Words of ids. `<UNK>` stays when special words are skipped: a text must not lose words silently."""
+        if isinstance(ids, (int, np.integer)):
+            return self._word_of_id(int(ids))
+        skipped = set(self.all_special_ids) - {self.unk_token_id} if skip_special_tokens else set()
+        return [self._word_of_id(int(index)) for index in ids if int(index) not in skipped]
+
+    def _word_of_id(self, index: int) -> str:
+        word = self._tokenizer.id_to_token(index) if index >= 0 else None
+        if word is None:
+            raise ValueError(f"id {index} is out of range; the vocabulary has the ids 0 to {len(self) - 1}.")
+        return word
+
+    def _decode(self, token_ids, skip_special_tokens: bool = False, clean_up_tokenization_spaces=None, **_) -> str:
+        text = " ".join(self.convert_ids_to_tokens(np.atleast_1d(token_ids), skip_special_tokens))
+        if clean_up_tokenization_spaces is None:
+            clean_up_tokenization_spaces = self.clean_up_tokenization_spaces
+        return self.clean_up_tokenization(text) if clean_up_tokenization_spaces else text
+
+    def decode_characters(self, character_ids, skip_special_tokens: bool = False) -> list:
+        """
+        The words that characters spell: also those that are not in the vocabulary, but without what was cut.
+
+        Args:
+            character_ids (`np.ndarray`, `torch.Tensor` or lists):
+                Ids of characters; rows of zeros, padding words, are left out.
+            skip_special_tokens (`bool`, *optional*, defaults to `False`):
+                Whether to leave the markers `<S>` and `</S>` out too.
+
+        Shape:
+            character_ids: (texts, tokens, width), (tokens, width)
+            result: one list of words per text, or one list
+        """
+        array = np.asarray(character_ids)
+        if array.ndim not in (2, 3) or not (np.issubdtype(array.dtype, np.integer) or array.size == 0):
+            raise ValueError(
+                f"`character_ids` must be integers of shape (texts, tokens, width) or (tokens, width); "
+                f"got {array.dtype} of shape {array.shape}."
+            )
+        if array.ndim == 3:
+            return [self.decode_characters(text, skip_special_tokens) for text in array]
+        return self.word_table.decode(array, skip_special_tokens)
+
+    def train_new_from_iterator(
+        self,
+        text_iterator: Iterable[str | Sequence[str]],
+        vocab_size: int,
+        length: int | None = None,
+        new_special_tokens: Sequence[str | AddedToken] | None = None,
+        special_tokens_map: Mapping[str, str] | None = None,
+        min_frequency: int = 1,
+    ) -> "ELMoTokenizer":
+        """
+        A tokenizer with the same options, whose vocabulary holds the most frequent words of a text.
+
+        Args:
+            text_iterator (`Iterable[str | Sequence[str]]`):
+                Raw texts, or batches of them.
+            vocab_size (`int`):
+                Size of the vocabulary, the special words included.
+            length (`int`, *optional*):
+                Accepted for the stock signature; there is no progress bar here.
+            new_special_tokens (`Sequence[str | AddedToken]`, *optional*):
+                Special words to add after the words.
+            special_tokens_map (`Mapping[str, str]`, *optional*):
+                Must be empty: the special words have fixed names.
+            min_frequency (`int`, *optional*, defaults to 1):
+                Occurrences that a word needs.
+        """
+        if special_tokens_map:
+            raise ValueError(f"special_tokens_map={special_tokens_map}: the special words of ELMo have fixed names.")
+        counts: Counter[str] = Counter()
+        for texts in text_iterator:
+            for text in [texts] if isinstance(texts, str) else texts:
+                counts.update(self.splitter.words(text))
+        options = {name: value for name, value in self.init_kwargs.items() if name not in ("name_or_path", "backend")}
+        if new_special_tokens:
+            options["extra_special_tokens"] = [*self.extra_special_tokens, *new_special_tokens]
+        return type(self)(vocab=most_frequent_words(counts, vocab_size, min_frequency), **options)
+
+
+class LazyEncodings(Sequence):
+    """The Rust library's encodings of a batch (`word_ids`, `char_to_token`, ...), made when one is asked for."""
+
+    def __init__(self, length: int, encode: Callable[[], list[Encoding]]):
+        self.length = length
+        self.encode = encode
+        self.made: list[Encoding] | None = None
+
+    def __len__(self) -> int:
+        return self.length
+
+    def __getitem__(self, index):
+        if self.made is None:
+            self.made = self.encode()
+        return self.made[index]
+
+    def __reduce__(self):
+        return list, (list(self),)
+
+
+def _without_surrogates(text: str) -> str:
+    return text if text.isascii() else SURROGATES.sub("\ufffd", text)  # the Rust library refuses them
+
+
+def _build_alphabet(alphabet: str, max_word_length: int, lexicon: Mapping[str, int] | None, begin: str, end: str):
+    if type(max_word_length) is not int or max_word_length < MIN_WORD_LENGTH:
+        raise ValueError(
+            f"max_word_length={max_word_length!r}: a word needs at least {MIN_WORD_LENGTH} places "
+            "(begin, one character, end); the published models use 50."
+        )
+    if alphabet == "utf8":
+        if lexicon is not None:
+            raise ValueError('alphabet="utf8" has no `lexicon`; pass alphabet="lexicon" to use it.')
+        return Utf8Alphabet()
+    if alphabet == "lexicon":
+        return LexiconAlphabet(lexicon, begin, end)
+    raise ValueError(f'alphabet={alphabet!r} is unknown; pass "utf8" or "lexicon".')
+
+
+def _load_backend(vocab, tokenizer_file, vocab_file) -> Tokenizer:
+    """The Rust library's part, from the first that is given."""
+    if isinstance(vocab, (str, PathLike)):
+        raise TypeError(f"`vocab` holds words, got {vocab!r}; pass a path as `vocab_file`.")
+    if vocab is None and tokenizer_file is not None:
+        backend = Tokenizer.from_file(str(tokenizer_file))
+        if getattr(backend.model, "continuing_subword_prefix", None) != CONTINUATION:
+            raise ValueError(f"{tokenizer_file} was not saved by ELMoTokenizer; pass its words as `vocab_file`.")
+        _check_ids(backend.get_vocab(), str(tokenizer_file))
+        return backend
+    if isinstance(vocab, Mapping):
+        _check_ids(vocab, "`vocab`")
+        words = sorted(vocab, key=vocab.__getitem__)
+    elif vocab is not None:
+        words, _ = order_vocabulary(list(vocab), "`vocab`")
+    elif vocab_file is not None:
+        words, _ = read_vocabulary(vocab_file)
+    else:
+        words = list(SPECIAL_WORDS)
+    backend = Tokenizer(_word_model(words))
+    backend.add_special_tokens(list(map(_special_token, SPECIAL_WORDS)))
+    return backend
+
+
+def _word_model(words: Sequence[str]) -> models.WordPiece:
+    wrong = [word for word in words if word.startswith(CONTINUATION)]
+    if wrong:
+        raise ValueError(f"the words {wrong[:3]} start with U+10FFFD, which has a private use here; leave them out.")
+    return models.WordPiece(
+        {word: index for index, word in enumerate(words)},
+        unk_token=UNK_WORD,
+        # A longer word is unknown without a search, which would try each of its prefixes.
+        max_input_chars_per_word=max(map(len, words)),
+        continuing_subword_prefix=CONTINUATION,
+    )
+
+
+def _special_token(word: str) -> AddedToken:
+    return AddedToken(word, single_word=True, normalized=False, special=True)
+
+
+def _check_ids(vocab: Mapping[str, int], source: str) -> None:
+    ids = np.fromiter(vocab.values(), dtype=np.int64, count=len(vocab))
+    if not np.array_equal(np.sort(ids), np.arange(len(ids))):
+        raise ValueError(
+            f"the {len(ids)} words of {source} must have the ids 0 to {len(ids) - 1}, each once; "
+            f"got ids from {ids.min(initial=0)} to {ids.max(initial=0)}, {len(np.unique(ids))} of them different."
+        )
+    misplaced = {word: vocab.get(word) for index, word in enumerate(SPECIAL_WORDS) if vocab.get(word) != index}
+    if misplaced:
+        raise ValueError(f"the special words {SPECIAL_WORDS} must have the ids 0 to 3 in {source}; got {misplaced}.")
+
+
+def _as_batch(text, text_pair, is_split_into_words: bool) -> tuple[list[tuple], bool]:
+    """Every text as a tuple of one part or, for pairs, two; and whether the caller gave a batch."""
+    unit = (list, tuple) if is_split_into_words else str
+    if is_split_into_words:
+        is_batched = isinstance(text, (list, tuple)) and len(text) > 0 and isinstance(text[0], (list, tuple))
+    else:
+        is_batched = isinstance(text, (list, tuple))
+    if not is_batched:
+        batch = [(text,) if text_pair is None else (text, text_pair)]
+    elif text_pair is None:
+        batch = [tuple(item) if _is_pair(item, unit) else (item,) for item in text]
+    elif not isinstance(text_pair, (list, tuple)) or len(text_pair) != len(text):
+        raise ValueError(
+            f"a batch of {len(text)} texts needs `text_pair` with as many; got {type(text_pair).__name__}"
+            f"{f' of {len(text_pair)}' if isinstance(text_pair, (list, tuple)) else ''}."
+        )
+    else:
+        batch = list(zip(text, text_pair, strict=True))
+    for part in chain.from_iterable(batch):
+        if not isinstance(part, unit):
+            raise TypeError(
+                f"{'a text' if is_split_into_words else 'a raw text'} must be "
+                f"{'a list of words' if is_split_into_words else 'a string'}, got {type(part).__name__}: {part!r:.60}. "
+                "Pass strings, or lists of words with is_split_into_words=True."
+            )
+    return [tuple(part if isinstance(part, str) else list(part) for part in parts) for parts in batch], is_batched
+
+
+def _is_pair(item, unit) -> bool:
+    return isinstance(item, (list, tuple)) and len(item) == 2 and all(isinstance(part, unit) for part in item)
+
+
+def _needs_rust(
+    lengths: list[list[int]],
+    add_special_tokens: bool = True,
+    truncation_strategy: TruncationStrategy = TruncationStrategy.DO_NOT_TRUNCATE,
+    max_length: int | None = None,
+    stride: int = 0,
+    return_overflowing_tokens: bool = False,
+    return_special_tokens_mask: bool = False,
+    return_offsets_mapping: bool = False,
+    return_length: bool = False,
+    **_,
+) -> bool:
+    markers = 2 if add_special_tokens else 0
+    is_cut = False
+    if truncation_strategy != TruncationStrategy.DO_NOT_TRUNCATE and max_length is not None:
+        for parts in lengths:
+            if sum(parts) + markers * len(parts) > max_length:
+                _check_room(parts, markers * len(parts), truncation_strategy, max_length, stride)
+                is_cut = True
+    return is_cut or return_overflowing_tokens or return_special_tokens_mask or return_offsets_mapping or return_length
+
+
+def _check_room(parts: list[int], markers: int, strategy: TruncationStrategy, max_length: int, stride: int) -> None:
+    """The Rust library gives up cutting, or panics, where there is no room."""
+    if max_length < markers:
+        raise ValueError(f"max_length={max_length} has no room for the {markers} markers; pass at least {markers}.")
+    uncut = {TruncationStrategy.ONLY_FIRST: sum(parts[1:]), TruncationStrategy.ONLY_SECOND: parts[0]}.get(strategy, 0)
+    room = max_length - markers - uncut
+    if 0 < room <= stride:
+        raise ValueError(f"stride={stride} must be smaller than the {room} words that max_length={max_length} leaves.")
+
+
+def _rows_of_encodings(encoded: BatchEncoding, lengths: list[list[int]], rows: np.ndarray) -> list[np.ndarray]:
+    """
+    Shape:
+        rows: (words of the batch,), numbers of rows of the word table
+        result: the rows of the tokens, (tokens,) per encoding
+    """
+    rows = np.concatenate([np.arange(len(SPECIAL_WORDS)), rows])  # special words have their ids for rows
+    starts = accumulate(chain.from_iterable(lengths), initial=len(SPECIAL_WORDS))
+    starts_of_texts = [[next(starts) for _ in parts] for parts in lengths]
+    texts = encoded.get("overflow_to_sample_mapping", range(len(lengths)))
+    return [
+        rows[_places_of_tokens(encoding, starts_of_texts[text])]
+        for encoding, text in zip(encoded.encodings, texts, strict=True)
+    ]
+
+
+def _places_of_tokens(encoding: Encoding, starts: list[int]) -> list[int]:
+    return [
+        index if word is None or part is None else starts[part] + word
+        for index, word, part in zip(encoding.ids, encoding.word_ids, encoding.sequence_ids, strict=True)
+    ]
+
+
+def _padded_lengths(
+    lengths_B: np.ndarray, strategy: PaddingStrategy, max_length: int | None, multiple: int | None
+) -> np.ndarray:
+    if strategy == PaddingStrategy.DO_NOT_PAD:
+        return lengths_B
+    target = max_length if strategy == PaddingStrategy.MAX_LENGTH and max_length is not None else int(lengths_B.max())
+    if multiple:
+        target = -(-target // multiple) * multiple
+    return np.maximum(lengths_B, target)
