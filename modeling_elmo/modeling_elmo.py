@@ -604,11 +604,12 @@ class ELMoTaskModel(ELMoPreTrainedModel):
 
     def __init__(self, config: ELMoConfig):
         super().__init__(config)
-        if config.head != "linear" or config.classifier != "linear" or not config.use_elmo:
-            raise ValueError(
-                f"`head` is {config.head!r}, `classifier` {config.classifier!r}, `use_elmo` {config.use_elmo}: this "
-                "version has the linear head on ELMo; pass head='linear', classifier='linear', use_elmo=True."
-            )
+        supported = {"head": "linear", "classifier": "linear", "elmo_placement": "input", "use_elmo": True}
+        for name, value in supported.items():
+            if getattr(config, name) != value:
+                raise ValueError(
+                    f"`{name}` is {getattr(config, name)!r}; this version has the linear head on ELMo: pass {value!r}."
+                )
         self.num_labels = config.num_labels
         self.elmo = ELMoModel(config, add_mixing_layer=False)
         # Not named as the biLM's own mix: loading would take the one for the other.

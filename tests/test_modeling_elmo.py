@@ -1,6 +1,9 @@
 """The model against a plain float64 implementation, and the promises that it makes to its users."""
 
+import copy
+import json
 import math
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -16,11 +19,15 @@ from modeling_elmo import (
     ELMoForSequenceClassification,
     ELMoForTokenClassification,
     ELMoModel,
+    ELMoTokenizer,
     ScalarMix,
     lstm_backend,
     modeling_elmo,
 )
+from modeling_elmo.conversion_elmo import convert_original_checkpoint
 from modeling_elmo.modeling_elmo import distinct_rows
+
+FIXTURE = Path(__file__).parent / "fixtures" / "elmo_fixtures" / "allennlp"
 
 LENGTHS = [6, 1, 4]
 ALL_CLASSES = [ELMoModel, ELMoForPreTraining, ELMoForTokenClassification, ELMoForSequenceClassification]
@@ -108,6 +115,48 @@ def test_same_text_same_vectors(data):
             assert (batched.final_states[1][number] - alone.final_states[1][0]).abs().max() <= 2e-6
 
 
+@pytest.fixture(scope="module")
+def published(tmp_path_factory):
+    """AllenNLP's fixture, converted, and its 30 sentences."""
+    folder = tmp_path_factory.mktemp("published") / "model"
+    convert_original_checkpoint(FIXTURE / "lm_weights.hdf5", FIXTURE / "options.json", folder)
+    sentences = sum(json.loads((FIXTURE / "sentences.json").read_text(encoding="utf-8")), [])
+    tokenizer, model = ELMoTokenizer.from_pretrained(folder), ELMoModel.from_pretrained(folder)
+    return tokenizer, model, [sentence.split() for sentence in sentences]
+
+
+@pytest.mark.parametrize("side", ["right", "left"])
+@pytest.mark.parametrize("batch_size", [2, 7, 30])
+def test_same_sentence_same_vectors_with_published_weights(published, batch_size, side):
+    tokenizer, model, sentences = published
+    order = torch.randperm(len(sentences), generator=torch.Generator().manual_seed(batch_size)).tolist()
+    with torch.no_grad():
+        for start in range(0, len(order), batch_size):
+            batch = [sentences[i] for i in order[start : start + batch_size]]
+            encoding = tokenizer(batch, is_split_into_words=True, padding=True, padding_side=side, return_tensors="pt")
+            together = torch.stack(model(**encoding).hidden_states)
+            for row, words in enumerate(batch):
+                alone = model(**tokenizer(words, is_split_into_words=True, return_tensors="pt"))
+                difference = (
+                    together[:, row][:, encoding.attention_mask[row].bool()] - torch.stack(alone.hidden_states)[:, 0]
+                )
+                assert difference.abs().max() <= 2e-6
+
+
+def test_bfloat16_is_within_a_hundredth(published):
+    tokenizer, model, sentences = published
+    encoding = tokenizer(sentences[:8], is_split_into_words=True, padding=True, return_tensors="pt")
+    with torch.no_grad():
+        exact = model(**encoding).elmo_embeddings
+        half = copy.deepcopy(model).to(torch.bfloat16)
+        for backend in ("reference", "onednn"):
+            if backend == "reference" or torch.ops.mkldnn._is_mkldnn_bf16_supported():
+                with lstm_backend(backend):
+                    rounded = half(**encoding).elmo_embeddings
+                assert rounded.dtype == torch.bfloat16
+                assert ((rounded.float() - exact).square().mean() / exact.square().mean()).sqrt() < 1e-2
+
+
 @pytest.mark.slow
 def test_batching_error_at_original_size_is_rounding():
     torch.manual_seed(0)
@@ -118,7 +167,7 @@ def test_batching_error_at_original_size_is_rounding():
     characters[1, 12:] = characters[2, 3:] = 0
     with torch.no_grad():
         batched = model(characters).last_hidden_state
-        alone = torch.cat([F.pad(model(row[None]).last_hidden_state, (0, 0, 0, 0)) for row in characters])
+        alone = torch.cat([model(row[None]).last_hidden_state for row in characters])
         exact = model.double()(characters).last_hidden_state
     own = (batched - exact).abs().max()
     assert (batched - alone).abs().max() <= 3 * own
@@ -499,9 +548,13 @@ def test_sequence_classification_averages_real_tokens():
             torch.testing.assert_close(logits[row : row + 1], alone, atol=1e-6, rtol=1e-5)
 
 
-def test_heads_name_what_this_version_lacks():
-    with pytest.raises(ValueError, match="`head` is 'paper'.*pass head='linear'"):
-        make_model(ELMoForTokenClassification, head="paper")
+@pytest.mark.parametrize(
+    "option", [{"head": "paper"}, {"classifier": "bcn"}, {"elmo_placement": "both"}, {"use_elmo": False}]
+)
+def test_heads_name_what_this_version_lacks(option):
+    (name, value), *_ = option.items()
+    with pytest.raises(ValueError, match=f"`{name}` is {value!r}; this version has the linear head on ELMo: pass "):
+        make_model(ELMoForTokenClassification, **option)
 
 
 # Bad input

@@ -1,0 +1,61 @@
+PYTHON ?= python3
+VENV ?= .venv
+JOBS ?= 2
+LOWEST := 5.17.0
+
+BIN := $(VENV)/bin
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q
+# --no-compile: modules compile when first imported, most of torch and transformers never
+PIP_INSTALL := python -m pip install --quiet --no-compile
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test lint format wheel test-common test-lowest clean
+
+help:  ## this list
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+
+demo: $(VENV)/.demo  ## vectors of real text from a converted checkpoint
+	$(BIN)/python run_scripts/demo.py
+
+test: $(VENV)/.dev  ## the test suite; PYTEST_ADDOPTS="-m slow" for the long tests
+	$(PYTEST) -n $(JOBS)
+
+lint: $(VENV)/.dev  ## ruff (rules and format) and mypy
+	$(BIN)/ruff check
+	$(BIN)/ruff format --check
+	$(BIN)/mypy
+
+format: $(VENV)/.dev  ## let ruff repair what it can
+	$(BIN)/ruff check --fix
+	$(BIN)/ruff format
+
+wheel: $(VENV)/.demo  ## dist/modeling_elmo-*.whl
+	$(BIN)/python -m pip wheel --quiet --no-deps --wheel-dir dist .
+
+test-common: $(VENV)/.dev  ## transformers' own ModelTesterMixin, out of its source distribution
+	@if tests=$$(.ci/fetch_transformers_tests $(BIN)/python build/transformers); \
+	then TRANSFORMERS_TESTS=$$tests $(PYTEST) -n $(JOBS) -r fE -o verbosity_subtests=0 tests/test_common_modeling.py; \
+	else echo "skipped: pip found no source distribution of the installed transformers"; fi
+
+test-lowest: .venv-lowest/.dev  ## the test suite with the oldest supported transformers
+	OMP_NUM_THREADS=1 .venv-lowest/bin/python -m pytest -q -n $(JOBS)
+
+clean:  ## remove environments and everything built
+	rm -rf .venv .venv-lowest build demo_output dist *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis
+
+$(BIN)/python:
+	$(PYTHON) -m venv $(VENV)
+
+$(VENV)/.demo: pyproject.toml constraints.txt | $(BIN)/python
+	$(BIN)/$(PIP_INSTALL) -c constraints.txt -e ".[convert]"
+	@touch $@
+
+$(VENV)/.dev: pyproject.toml constraints.txt | $(BIN)/python
+	$(BIN)/$(PIP_INSTALL) -c constraints.txt -e ".[dev]"
+	@touch $@
+
+.venv-lowest/.dev: pyproject.toml constraints.txt
+	$(PYTHON) -m venv .venv-lowest
+	grep -vE '^(transformers|huggingface-hub)==' constraints.txt > .venv-lowest/constraints.txt
+	.venv-lowest/bin/$(PIP_INSTALL) -c .venv-lowest/constraints.txt -e ".[dev]" transformers==$(LOWEST)
+	@touch $@

@@ -1,0 +1,17 @@
+import atexit
+import os
+import shutil
+import tempfile
+
+# Before anything imports huggingface_hub, which reads these once: no network, and no module or file cached by another
+# run (or by another worker of this one).
+_HOME = tempfile.mkdtemp(prefix="modeling_elmo_tests_")
+atexit.register(shutil.rmtree, _HOME, ignore_errors=True)
+os.environ.update(HF_HOME=_HOME, HF_HUB_OFFLINE="1", TOKENIZERS_PARALLELISM="false")
+os.environ.pop("HF_MODULES_CACHE", None)
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # the models are tiny, and pytest-xdist fills the cores
+
+
+def pytest_configure(config):
+    for mark in ("accelerate_tests", "flash_attn_test", "flash_attn_3_test", "flash_attn_4_test", "torch_compile_test"):
+        config.addinivalue_line("markers", f"{mark}: used by transformers' own tests in test_common_modeling.py")

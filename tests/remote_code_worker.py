@@ -1,0 +1,70 @@
+"""What a stranger does with saved folders: `python remote_code_worker.py FOLDERS RESULTS RESAVED`, without the package.
+
+Loads every folder below FOLDERS under every Auto class, writes what came out to RESULTS, then trains each for a step
+and saves it below RESAVED.
+"""
+
+import importlib.util
+import sys
+from pathlib import Path
+
+import torch
+import transformers
+from safetensors.torch import save_file
+from transformers import AutoConfig, AutoTokenizer
+
+TEXTS = ["He is in (London), Paris.", "Les naïfs ægithales", "밥 먹었어?"]
+
+
+def outputs_of(model, inputs) -> dict[str, torch.Tensor]:
+    with torch.no_grad():
+        outputs = model.eval()(**inputs, output_hidden_states=True)
+    found = {"hidden": outputs.hidden_states[-1].clone()}
+    if "logits" in outputs:
+        found["logits"] = outputs.logits
+    return found
+
+
+def train_one_step(model, inputs):
+    """Moves every parameter that may learn, by whatever loss the class has."""
+    outputs = model.train()(**inputs, **labels_for(model, inputs))
+    loss = outputs.loss if "loss" in outputs else outputs.elmo_embeddings.square().mean()
+    loss.backward()
+    torch.optim.SGD(model.parameters(), lr=1.0).step()
+
+
+def labels_for(model, inputs) -> dict[str, torch.Tensor]:
+    kind = type(model).__name__
+    if kind == "ELMoForPreTraining":
+        return {"labels": inputs["input_ids"].masked_fill(inputs["attention_mask"] == 0, -100)}
+    if kind == "ELMoForSequenceClassification":
+        return {"labels": torch.ones(len(inputs["input_ids"]), dtype=torch.long)}
+    return {"labels": torch.ones_like(inputs["input_ids"])} if kind == "ELMoForTokenClassification" else {}
+
+
+def load(folder: Path) -> dict[str, torch.nn.Module]:
+    """The folder's model under each Auto class of its own map."""
+    auto_map = AutoConfig.from_pretrained(folder, trust_remote_code=True).auto_map
+    names = [name for name in auto_map if name.startswith("AutoModel")]
+    return {name: getattr(transformers, name).from_pretrained(folder, trust_remote_code=True) for name in names}
+
+
+def main(folders: Path, results: Path, resaved: Path):
+    assert importlib.util.find_spec("modeling_elmo") is None, "this test needs a python without the package"
+    found = {}
+    for folder in sorted(folders.iterdir()):
+        tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=True)
+        inputs = tokenizer(TEXTS, padding=True, return_tensors="pt")
+        found |= {f"{folder.name}/inputs/{key}": value for key, value in inputs.items()}
+        for auto_class, model in load(folder).items():
+            found |= {f"{folder.name}/{auto_class}/{key}": value for key, value in outputs_of(model, inputs).items()}
+            if type(model).__name__ == folder.name:
+                train_one_step(model, inputs)
+                model.save_pretrained(resaved / folder.name)
+                tokenizer.save_pretrained(resaved / folder.name)
+                found |= {f"{folder.name}/trained/{key}": value for key, value in outputs_of(model, inputs).items()}
+    save_file({name: tensor.contiguous() for name, tensor in found.items()}, results)
+
+
+if __name__ == "__main__":
+    main(*map(Path, sys.argv[1:]))

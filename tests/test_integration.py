@@ -1,0 +1,173 @@
+"""Stock transformers on ELMo: pipelines, collators and Trainer, nothing patched."""
+
+import time
+
+import numpy as np
+import pytest
+import torch
+from datasets import Dataset
+from transformers import (
+    DataCollatorForLanguageModeling,
+    DataCollatorForTokenClassification,
+    DataCollatorWithPadding,
+    Trainer,
+    TrainingArguments,
+    pipeline,
+)
+
+from modeling_elmo import (
+    ELMoConfig,
+    ELMoForPreTraining,
+    ELMoForSequenceClassification,
+    ELMoForTokenClassification,
+    ELMoModel,
+    ELMoTokenizer,
+)
+
+SENTENCE = "He is in (London), Paris."
+WORDS = ["He", "is", "in", "(", "London", ")", ",", "Paris", "."]
+LABELS = {0: "O", 1: "B-LOC"}
+STRATEGIES = ["simple", "first", "average", "max"]
+
+
+def tokenizer_of(*words: str) -> ELMoTokenizer:
+    return ELMoTokenizer(vocab=["<S>", "</S>", "<UNK>", *words])
+
+
+def tiny_config(tokenizer: ELMoTokenizer, **options) -> ELMoConfig:
+    return ELMoConfig.from_preset("tiny", vocab_size=len(tokenizer), dropout=0.0, elmo_dropout=0.0, **options)
+
+
+@pytest.fixture(scope="module", params=[WORDS, ["He", "Paris"]], ids=["known", "unknown"])
+def tagger(request):
+    """A classifier that was solved, not trained, to find the two places; with and without them in the vocabulary."""
+    torch.manual_seed(0)
+    tokenizer = tokenizer_of(*request.param)
+    model = ELMoForTokenClassification(tiny_config(tokenizer, id2label=LABELS)).eval()
+    inputs = tokenizer(WORDS, is_split_into_words=True, return_tensors="pt")
+    targets = torch.tensor([word in ("London", "Paris") for word in ["<S>", *WORDS, "</S>"]])
+    with torch.no_grad():
+        vectors = model.embed(inputs["character_ids"], None, None, None, None)[0][0]
+        logits = 10 * torch.nn.functional.one_hot(targets.long()).float()
+        model.classifier.weight.copy_(torch.linalg.lstsq(vectors, logits).solution.T)
+        model.classifier.bias.zero_()
+    return pipeline("token-classification", model=model, tokenizer=tokenizer)
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_pipeline_groups_entities_beside_punctuation(tagger, strategy):
+    found = tagger(SENTENCE, aggregation_strategy=strategy)
+    groups = [(group["entity_group"], group["word"], SENTENCE[group["start"] : group["end"]]) for group in found]
+    assert groups == [("LOC", "London", "London"), ("LOC", "Paris", "Paris")]
+    assert all(group["score"] > 0.99 for group in found)
+
+
+@pytest.mark.parametrize("strategy", STRATEGIES)
+def test_pipeline_groups_given_words(tagger, strategy):
+    (found,) = tagger(WORDS, is_split_into_words=True, aggregation_strategy=strategy)
+    text = " ".join(WORDS)
+    groups = [(group["entity_group"], group["word"], text[group["start"] : group["end"]]) for group in found]
+    assert groups == [("LOC", "London", "London"), ("LOC", "Paris", "Paris")]
+
+
+def test_pipeline_labels_single_tokens(tagger):
+    found = tagger([SENTENCE, "Paris"], aggregation_strategy="none")
+    assert [(entity["entity"], entity["index"], entity["start"]) for entity in found[0]] == [
+        ("B-LOC", 5, 10),
+        ("B-LOC", 8, 19),
+    ]
+
+
+def test_feature_extraction_pipeline_gives_the_top_layer():
+    tokenizer = tokenizer_of(*WORDS)
+    torch.manual_seed(0)
+    model = ELMoModel(tiny_config(tokenizer)).eval()
+    found = pipeline("feature-extraction", model=model, tokenizer=tokenizer)([SENTENCE, "Paris"])
+    for text, vectors in zip([SENTENCE, "Paris"], found, strict=True):
+        expected = model(**tokenizer(text, return_tensors="pt")).last_hidden_state.detach().numpy()
+        np.testing.assert_allclose(vectors, expected, atol=1e-6)
+
+
+TEXTS = [" ".join(WORDS[:length]) for length in (1, 9, 2, 7, 4, 3, 8, 5)]
+
+
+def examples(tokenizer: ELMoTokenizer) -> list[dict]:
+    """As a data set would hold them: lists without padding."""
+    return [dict(tokenizer(text.split(), is_split_into_words=True)) for text in TEXTS]
+
+
+def check_padding(batch, tokenizer):
+    expected = tokenizer([text.split() for text in TEXTS], is_split_into_words=True, padding=True, return_tensors="pt")
+    for key, value in expected.items():
+        assert torch.equal(batch[key], value), key
+
+
+def test_token_classification_collator():
+    tokenizer = tokenizer_of(*WORDS)
+    features = [{**example, "labels": [1] * len(example["input_ids"])} for example in examples(tokenizer)]
+    batch = DataCollatorForTokenClassification(tokenizer)(features)
+    check_padding(batch, tokenizer)
+    assert torch.equal(batch["labels"], torch.where(batch["attention_mask"] == 1, 1, -100))
+
+
+def test_language_modeling_collator():
+    tokenizer = tokenizer_of(*WORDS)
+    batch = DataCollatorForLanguageModeling(tokenizer, mlm=False)(examples(tokenizer))
+    check_padding(batch, tokenizer)
+    assert torch.equal(batch["labels"], batch["input_ids"].masked_fill(batch["attention_mask"] == 0, -100))
+
+
+@pytest.mark.slow  # a figure of the machine
+def test_stored_columns_reach_batches_at_200_000_tokens_a_second():
+    tokenizer = tokenizer_of(*WORDS)
+    rows = Dataset.from_dict({"words": [WORDS * 3] * 4096}).map(
+        lambda batch: tokenizer(batch["words"], is_split_into_words=True), batched=True, remove_columns="words"
+    )
+    collator, start = DataCollatorForLanguageModeling(tokenizer, mlm=False), time.perf_counter()
+    tokens = sum(collator(rows.__getitems__(list(range(i, i + 64))))["labels"].numel() for i in range(0, 4096, 64))
+    assert tokens / (time.perf_counter() - start) > 200_000
+
+
+def training_setup(model_class):
+    """A model, unpadded examples with labels, and the stock collator for them."""
+    tokenizer = tokenizer_of(*WORDS)
+    torch.manual_seed(0)
+    model = model_class(tiny_config(tokenizer, freeze_bilm=False, num_labels=3, scalar_mix_l2=0.1))
+    features = examples(tokenizer)
+    if model_class is ELMoForPreTraining:
+        return model, features, DataCollatorForLanguageModeling(tokenizer, mlm=False)
+    for number, example in enumerate(features):
+        ids = example["input_ids"]
+        is_tagger = model_class is ELMoForTokenClassification
+        example["labels"] = [position % 3 for position in range(len(ids))] if is_tagger else number % 3
+    collator = (
+        DataCollatorForTokenClassification if model_class is ELMoForTokenClassification else DataCollatorWithPadding
+    )
+    return model, features, collator(tokenizer)
+
+
+@pytest.mark.parametrize("accumulation", [1, 4])
+@pytest.mark.parametrize("model_class", [ELMoForPreTraining, ELMoForTokenClassification, ELMoForSequenceClassification])
+def test_trainer_steps_along_the_gradient_of_the_whole_batch(model_class, accumulation, tmp_path):
+    """One step of plain SGD with rate 1: 8 rows at once, or 4 times 2 rows of different lengths."""
+    model, features, collator = training_setup(model_class)
+    before = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
+    model(**collator(features)).loss.backward()
+    gradients = {name: parameter.grad.clone() for name, parameter in model.named_parameters()}
+    model.zero_grad()
+    arguments = TrainingArguments(
+        tmp_path,
+        per_device_train_batch_size=8 // accumulation,
+        gradient_accumulation_steps=accumulation,
+        max_steps=1,
+        optim="sgd",
+        learning_rate=1.0,
+        max_grad_norm=0.0,
+        use_cpu=True,
+        report_to="none",
+        save_strategy="no",
+        disable_tqdm=True,
+    )
+    Trainer(model, arguments, data_collator=collator, train_dataset=features).train()
+    for name, parameter in model.named_parameters():
+        torch.testing.assert_close(before[name] - parameter, gradients[name], rtol=1e-4, atol=1e-6, msg=name)

@@ -1,0 +1,105 @@
+"""A saved folder is all that anyone needs: it loads under every Auto class in a process without the package.
+
+Three generations: saved here; loaded, trained and saved again by a stranger; loaded and saved again by another one.
+"""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from clean_python import new_environment, run
+from remote_code_worker import TEXTS, outputs_of
+from safetensors.torch import load_file
+
+from modeling_elmo import (
+    ELMoConfig,
+    ELMoForPreTraining,
+    ELMoForSequenceClassification,
+    ELMoForTokenClassification,
+    ELMoModel,
+    ELMoTokenizer,
+)
+
+CLASSES = {
+    "AutoModel": ELMoModel,
+    "AutoModelForPreTraining": ELMoForPreTraining,
+    "AutoModelForTokenClassification": ELMoForTokenClassification,
+    "AutoModelForSequenceClassification": ELMoForSequenceClassification,
+}
+VOCABULARY = ["<S>", "</S>", "<UNK>", "He", "is", "in", "London"]
+NAMES = [model_class.__name__ for model_class in CLASSES.values()]
+
+
+def assert_same(found: torch.Tensor, expected: torch.Tensor):
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-6)
+
+
+@pytest.fixture(scope="module")
+def generations(tmp_path_factory) -> Path:
+    """`0/`, `1/`, `2/` with a folder per class, `expected.pt`, and the strangers' findings in `{1,2}.safetensors`."""
+    root = tmp_path_factory.mktemp("generations")
+    tokenizer = ELMoTokenizer(vocab=VOCABULARY)
+    torch.manual_seed(0)
+    config = ELMoConfig.from_preset("tiny", vocab_size=len(tokenizer), num_labels=3)
+    expected = {}
+    for model_class in CLASSES.values():
+        model, folder = model_class(config), root / "0" / model_class.__name__
+        model.save_pretrained(folder)
+        tokenizer.save_pretrained(folder)
+        expected[model_class.__name__] = outputs_of(model, tokenizer(TEXTS, padding=True, return_tensors="pt"))
+    torch.save(expected, root / "expected.pt")
+    worker = shutil.copy(Path(__file__).with_name("remote_code_worker.py"), root)
+    python = new_environment(root / "venv")
+    for old, new in ((0, 1), (1, 2)):
+        home = root / f"home_{new}"
+        home.mkdir()
+        arguments = (str(root / str(old)), str(root / f"{new}.safetensors"), str(root / str(new)))
+        run(python, str(worker), *arguments, cwd=home, HF_HOME=str(home), HF_MODULES_CACHE=str(home / "modules"))
+    return root
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_vectors_are_those_of_the_package(generations, name):
+    expected = torch.load(generations / "expected.pt")[name]
+    found = load_file(generations / "1.safetensors")
+    for auto_class, model_class in CLASSES.items():
+        assert_same(found[f"{name}/{auto_class}/hidden"], expected["hidden"])
+        if model_class.__name__ == name and "logits" in expected:
+            assert_same(found[f"{name}/{auto_class}/logits"], expected["logits"])
+
+
+@pytest.mark.parametrize("generation", [1, 2])
+def test_ids_are_those_of_the_package(generations, generation):
+    tokenizer = ELMoTokenizer(vocab=VOCABULARY)
+    expected = tokenizer(TEXTS, padding=True, return_tensors="pt")
+    found = load_file(generations / f"{generation}.safetensors")
+    for name in NAMES:
+        inputs = {key.split("/")[2]: value for key, value in found.items() if key.startswith(f"{name}/inputs/")}
+        assert inputs.keys() == expected.keys()
+        assert all(torch.equal(inputs[key], expected[key]) for key in inputs)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_training_survives_saving_again(generations, name):
+    before, after = (load_file(generations / f"{generation}.safetensors") for generation in (1, 2))
+    (auto_class,) = [key for key, model_class in CLASSES.items() if model_class.__name__ == name]
+    for key in ("hidden", "logits"):
+        if f"{name}/trained/{key}" in before:
+            assert_same(after[f"{name}/{auto_class}/{key}"], before[f"{name}/trained/{key}"])
+    for other in CLASSES:
+        assert_same(after[f"{name}/{other}/hidden"], before[f"{name}/trained/hidden"])
+    moved = "hidden" if name in ("ELMoModel", "ELMoForPreTraining") else "logits"
+    assert not torch.equal(before[f"{name}/trained/{moved}"], before[f"{name}/{auto_class}/{moved}"])
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_generation_is_complete(generations, name):
+    first, *later = (generations / str(number) / name for number in range(3))
+    for folder in later:
+        assert {file.name for file in folder.glob("*.py")} == {file.name for file in first.glob("*.py")}
+        for file in ("config.json", "tokenizer_config.json"):
+            auto_maps = [json.loads((path / file).read_text())["auto_map"] for path in (first, folder)]
+            assert auto_maps[0] == auto_maps[1]
+    assert json.loads((first / "config.json").read_text())["auto_map"].keys() >= {"AutoConfig", *CLASSES}
