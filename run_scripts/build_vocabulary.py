@@ -12,6 +12,7 @@ import sys
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import chain, starmap
 from pathlib import Path
 from typing import Any, Literal
 
@@ -21,26 +22,16 @@ from transformers import HfArgumentParser
 if __package__ in (None, ""):  # run by path from a clone that is not installed
     sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from modeling_elmo.run_scripts.embed import read_jsonl, read_texts
-from modeling_elmo.run_scripts.embed_output import require
+from modeling_elmo.run_scripts.text_data import TextArguments, open_dataset, read_file
 from modeling_elmo.tokenization.elmo_characters import PAD_WORD, SPECIAL_WORDS, most_frequent_words
 from modeling_elmo.tokenization.elmo_pretokenization import TextSplitter
 
 
-@dataclass
-class VocabularyArguments:
+@dataclass(kw_only=True)
+class VocabularyArguments(TextArguments):
     output: str = field(metadata={"help": "Vocabulary to write."})
     inputs: list[str] = field(
         default_factory=list, metadata={"help": "UTF-8 files: .txt, a text a line; .jsonl; or gzipped with .gz behind."}
-    )
-    dataset: str | None = field(
-        default=None, metadata={"help": "Instead of --inputs: a `datasets` data set, a folder or a Hub name."}
-    )
-    dataset_config: str | None = field(default=None, metadata={"help": "Configuration of the data set."})
-    split: str = field(default="train", metadata={"help": "Split of the data set."})
-    streaming: bool = field(default=False, metadata={"help": "Read the data set without downloading it first."})
-    text_column: str = field(
-        default="text", metadata={"help": "Key or column that holds the text, or a list of its words."}
     )
     pre_tokenization: Literal["whitespace", "moses", "treebank"] = field(
         default="whitespace", metadata={"help": "How texts are split; the tokenizer must do the same."}
@@ -142,38 +133,12 @@ def open_texts(arguments: VocabularyArguments) -> Iterator[str | Sequence[str]]:
     if bool(arguments.inputs) == (arguments.dataset is not None):
         raise ValueError("Pass either --inputs FILE ... or --dataset NAME.")
     if arguments.dataset is not None:
-        return open_dataset(arguments.dataset, arguments)
+        return starmap(as_text, open_dataset(arguments)[0])
     missing = [path for path in arguments.inputs if not Path(path).is_file()]
     if missing:
         raise FileNotFoundError(f"--inputs: there is no file {', '.join(missing)}.")
-    return read_files([Path(path) for path in arguments.inputs], arguments.text_column)
-
-
-def read_files(paths: list[Path], text_column: str) -> Iterator[str | Sequence[str]]:
-    for path in paths:
-        is_jsonl = path.name.removesuffix(".gz").endswith(".jsonl")
-        for where, text in read_jsonl(path, text_column) if is_jsonl else read_texts(path):
-            yield as_text(where, text)
-
-
-def open_dataset(name: str, arguments: VocabularyArguments) -> Iterator[str | Sequence[str]]:
-    require("datasets", extra="train", purpose="--dataset")
-    import datasets
-
-    column = arguments.text_column
-    if any(Path(name, file).is_file() for file in ("dataset_dict.json", "state.json")):  # by `save_to_disk`
-        data = datasets.load_from_disk(name)
-        if isinstance(data, datasets.DatasetDict):
-            if arguments.split not in data:
-                raise ValueError(f"--dataset {name} has no split {arguments.split!r} but {list(data)}; pass --split.")
-            data = data[arguments.split]
-    else:
-        data = datasets.load_dataset(
-            name, arguments.dataset_config, split=arguments.split, streaming=arguments.streaming
-        )
-    if data.column_names is not None and column not in data.column_names:
-        raise ValueError(f"--dataset {name} has no column {column!r} but {data.column_names}; pass --text_column.")
-    return (as_text(f"{name}, row {number}", row.get(column)) for number, row in enumerate(data))
+    files = (read_file(Path(path), arguments.text_column) for path in arguments.inputs)
+    return starmap(as_text, chain.from_iterable(files))
 
 
 def as_text(where: str, value: Any) -> str | Sequence[str]:

@@ -22,6 +22,7 @@ from modeling_elmo.run_scripts.embed import main as embed  # noqa: E402
 
 FIXTURES = ROOT / "tests" / "fixtures"
 SENTENCES = FIXTURES / "demo" / "play.txt"
+OUTPUT = ROOT / "demo_output" / "elmo_vectors.hdf5"
 WORD = "play"
 
 
@@ -35,7 +36,7 @@ def main():
         tokenizer, model = AutoTokenizer.from_pretrained(folder), AutoModel.from_pretrained(folder)
         read_two_sentences(tokenizer, model)
         nearest_neighbors(tokenizer, model)
-        write_vectors(folder, ROOT / "demo_output" / "elmo_vectors.hdf5")
+        write_vectors(folder, OUTPUT)
 
 
 def convert(folder: Path) -> Path:
@@ -83,7 +84,7 @@ def write_vectors(folder: Path, output: Path):
     output.unlink(missing_ok=True)
     embed(["--model", str(folder), "--input", str(SENTENCES), "--output", str(output), "--layers", "all"])
     with h5py.File(output) as vectors:
-        print(f"{output.relative_to(ROOT)}: line 0 is a dataset of shape {vectors['0'].shape} (layers, words, width)")
+        print(f"{output}: line 0 is a dataset of shape {vectors['0'].shape} (layers, words, width)")
 
 
 def read_sentences() -> list[list[str]]:

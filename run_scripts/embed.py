@@ -14,8 +14,6 @@ does not grow with the corpus (but see `--forget_sentences`). What the output fi
 wait for them: embed_output.py.
 """
 
-import gzip
-import json
 import sys
 import zlib
 from collections.abc import Iterable, Iterator, Sequence
@@ -34,7 +32,8 @@ if __package__ in (None, ""):  # run by path from a clone that is not installed
     sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import modeling_elmo  # noqa: F401 (makes ELMo known to the Auto classes)
-from modeling_elmo.run_scripts.embed_output import Block, Line, Parts, find_writer, require
+from modeling_elmo.run_scripts.embed_output import Block, Line, Parts, find_writer
+from modeling_elmo.run_scripts.text_data import TextArguments, open_dataset, read_file
 
 logger = logging.get_logger(__name__)
 
@@ -46,21 +45,12 @@ Pooling = Literal["none", "mean", "max"]
 StoredType = Literal["float32", "float16"]
 
 
-@dataclass
-class EmbedArguments:
+@dataclass(kw_only=True)
+class EmbedArguments(TextArguments):
     model: str = field(metadata={"help": "Folder or Hub name of any ELMo model."})
     output: str = field(metadata={"help": "New file: .hdf5, .h5, .npz, .parquet or .arrow."})
     input: str | None = field(
         default=None, metadata={"help": "UTF-8 file, a sentence a line: .txt, .jsonl, or gzipped with .gz behind."}
-    )
-    dataset: str | None = field(
-        default=None, metadata={"help": "Instead of --input: a `datasets` data set, a folder or a Hub name."}
-    )
-    dataset_config: str | None = field(default=None, metadata={"help": "Configuration of the data set."})
-    split: str = field(default="train", metadata={"help": "Split of the data set."})
-    streaming: bool = field(default=False, metadata={"help": "Read the data set without downloading it first."})
-    text_column: str = field(
-        default="text", metadata={"help": "Key or column that holds the sentence: a text or a list of words."}
     )
     raw_text: bool = field(
         default=False,
@@ -267,7 +257,8 @@ def checksum(model) -> int:
 def open_corpus(arguments: EmbedArguments) -> tuple[Iterator[Line], int | None]:
     """The lines, read one by one as they are asked for, and how many they are if that is known."""
     if arguments.dataset is not None and arguments.input is None:
-        return open_dataset(arguments.dataset, arguments)
+        places, total = open_dataset(arguments)
+        return (as_line(where, value, arguments) for where, value in places), total
     if arguments.input is None or arguments.dataset is not None:
         raise ValueError("Pass either --input FILE or --dataset NAME.")
     path = Path(arguments.input)
@@ -278,58 +269,11 @@ def open_corpus(arguments: EmbedArguments) -> tuple[Iterator[Line], int | None]:
         raise FileNotFoundError(f"--input {path}: there is no such file.")
 
     def lines() -> Iterator[Line]:
-        rows = read_jsonl(path, arguments.text_column) if kind == ".jsonl" else read_texts(path)
-        return (as_line(where, value, arguments) for where, value in rows)
+        return (as_line(where, value, arguments) for where, value in read_file(path, arguments.text_column))
 
     # One look at the whole file: a mistake in the last line shows now, not after hours.
     total = sum(1 for _ in lines())
     return lines(), total
-
-
-def read_texts(path: Path) -> Iterator[tuple[str, str]]:
-    """Where a line stands, and its text. Lines end at line feeds alone, which is how `wc -l` counts."""
-    number = 0
-    with gzip.open(path, "rb") if path.suffix == ".gz" else path.open("rb") as file:
-        try:
-            for number, line in enumerate(file, 1):
-                yield f"{path}, line {number}", line.decode("utf-8-sig" if number == 1 else "utf-8").strip()
-        except UnicodeDecodeError as error:
-            raise ValueError(
-                f"{path}, line {number} is not UTF-8: {error.reason} at byte {error.start}. Convert the file with "
-                "iconv, for example."
-            ) from error
-        except (EOFError, gzip.BadGzipFile, zlib.error) as error:
-            raise ValueError(f"{path} is not a complete gzip file: {error}.") from error
-
-
-def read_jsonl(path: Path, column: str) -> Iterator[tuple[str, Any]]:
-    for where, text in read_texts(path):
-        try:
-            record = json.loads(text) if text else {column: ""}
-        except json.JSONDecodeError as error:
-            raise ValueError(f"{where} is not JSON: {error}.") from error
-        if not isinstance(record, dict) or column not in record:
-            raise ValueError(f"{where} has no key {column!r}: {text:.80} Pass --text_column.")
-        yield where, record[column]
-
-
-def open_dataset(name: str, arguments: EmbedArguments) -> tuple[Iterator[Line], int | None]:
-    require("datasets", extra="train", purpose="--dataset")
-    import datasets
-
-    split, column = arguments.split, arguments.text_column
-    if any(Path(name, file).is_file() for file in ("dataset_dict.json", "state.json")):  # by `save_to_disk`
-        data = datasets.load_from_disk(name)
-        if isinstance(data, dict):
-            if split not in data:
-                raise ValueError(f"--dataset {name} has no split {split!r} but {list(data)}; pass --split.")
-            data = data[split]
-    else:
-        data = datasets.load_dataset(name, arguments.dataset_config, split=split, streaming=arguments.streaming)
-    if data.column_names is not None and column not in data.column_names:
-        raise ValueError(f"--dataset {name} has no column {column!r} but {data.column_names}; pass --text_column.")
-    total = None if isinstance(data, datasets.IterableDataset) else len(data)
-    return (as_line(f"{name}, row {i}", row.get(column), arguments) for i, row in enumerate(data)), total
 
 
 def as_line(where: str, value: Any, arguments: EmbedArguments) -> Line:

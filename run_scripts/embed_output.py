@@ -24,13 +24,14 @@ import zipfile
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from importlib.util import find_spec
 from itertools import chain, islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 from tqdm.auto import tqdm
+
+from modeling_elmo.run_scripts.text_data import require
 
 
 class Line(NamedTuple):
@@ -261,8 +262,3 @@ def find_writer(output: str) -> Writer:
     write, module, extra = WRITERS[suffix]
     require(module, extra, f"{suffix} output")
     return write
-
-
-def require(module: str, extra: str, purpose: str):
-    if find_spec(module) is None:
-        raise ImportError(f'{purpose} needs {module}: pip install "modeling-elmo[{extra}]"')
