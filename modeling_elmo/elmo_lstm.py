@@ -9,6 +9,7 @@ the state: nothing is ever computed for padding. A backward pass is a left-to-ri
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import NamedTuple
 
 import torch
@@ -168,8 +169,97 @@ def onednn_lstm(layer: ELMoLSTMLayer, inputs_ND: Tensor, batch_sizes: list[int],
     return outputs_NP, hidden_SP, cell_SH
 
 
-BACKENDS = {"reference": reference_lstm, "onednn": onednn_lstm}
-_forced: list[str] = []
+def bptt_lstm(layer: ELMoLSTMLayer, inputs_ND: Tensor, batch_sizes: list[int], hidden_SP: Tensor, cell_SH: Tensor):
+    """The same with a hand-written backward pass: CPU training. See `BackpropagationThroughTime`."""
+    projection = None if layer.projection is None else layer.projection.weight
+    bounds = (layer.forget_bias, layer.cell_clip, layer.projection_clip)
+    gates_NG = layer.input_linear(inputs_ND)
+    return BackpropagationThroughTime.apply(
+        gates_NG, layer.state_linear.weight, projection, hidden_SP, cell_SH, batch_sizes, bounds
+    )
+
+
+class BackpropagationThroughTime(torch.autograd.Function):
+    """The recurrence with its gradient. The weights' gradients are single products after the loop, where autograd would
+    add up one product a step; of each step only the gates' values, the cell and the output are kept.
+    """
+
+    @staticmethod
+    def forward(ctx, gates_NG, state_weight_GP, projection_PH, hidden_SP, cell_SH, batch_sizes, bounds):
+        forget_bias, cell_clip, projection_clip = bounds
+        values_NG, width = gates_NG.clone(), cell_SH.shape[1]
+        outputs_NP, cells_NH = (
+            hidden_SP.new_empty(len(gates_NG), hidden_SP.shape[1]),
+            cell_SH.new_empty(len(gates_NG), width),
+        )
+        hidden, cell = hidden_SP.clone(), cell_SH.clone()
+        rows_of_steps = zip(
+            batch_sizes, *(tensor.split(batch_sizes) for tensor in (values_NG, outputs_NP, cells_NH)), strict=True
+        )
+        for size, values_SG, output_SP, kept_SH in rows_of_steps:
+            values_SG.addmm_(hidden[:size], state_weight_GP.T)
+            values_SG[:, width : 2 * width] += forget_bias
+            values_SG[:, : 3 * width].sigmoid_()
+            i, f, o, g = values_SG.chunk(4, dim=1)
+            kept_SH.copy_(_clip(cell[:size].mul_(f).addcmul_(i, g.tanh_()), cell_clip))
+            raw_SH = kept_SH.tanh().mul_(o)
+            output_SP.copy_(raw_SH if projection_PH is None else _clip(raw_SH @ projection_PH.T, projection_clip))
+            hidden[:size], cell[:size] = output_SP, kept_SH
+        ctx.batch_sizes, ctx.bounds = batch_sizes, bounds
+        ctx.save_for_backward(values_NG, cells_NH, outputs_NP, state_weight_GP, projection_PH, hidden_SP, cell_SH)
+        return outputs_NP, hidden, cell
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx, grad_outputs_NP, grad_hidden_SP, grad_cell_SH):
+        values_NG, cells_NH, outputs_NP, state_weight_GP, projection_PH, hidden_SP, cell_SH = ctx.saved_tensors
+        _, cell_clip, projection_clip = ctx.bounds
+        i, f, o, g = values_NG.chunk(4, dim=1)
+        squashed_NH = cells_NH.tanh()
+        before_NH, before_NP = (
+            _shifted(cell_SH, cells_NH, ctx.batch_sizes),
+            _shifted(hidden_SP, outputs_NP, ctx.batch_sizes),
+        )
+        # What a gradient is multiplied by, for all steps at once; where a bound was met nothing passes.
+        slopes_NG = torch.cat(
+            [g * i * (1 - i), before_NH * f * (1 - f), squashed_NH * o * (1 - o), i * (1 - g * g)], dim=1
+        )
+        through_cell_NH = o * (1 - squashed_NH.square())
+        open_cell_NH = None if cell_clip is None else cells_NH.abs() < cell_clip
+        open_output_NP = None if projection_clip is None else outputs_NP.abs() < projection_clip
+        grad_hidden_SP, grad_cell_SH = grad_hidden_SP.clone(), grad_cell_SH.clone()
+        grad_gates_NG, grad_projected_NP = slopes_NG, grad_outputs_NP.clone()
+        end = len(values_NG)
+        for size in reversed(ctx.batch_sizes):
+            rows = slice(end - size, end)
+            end -= size
+            grad_raw = grad_projected_NP[rows].add_(grad_hidden_SP[:size])
+            if open_output_NP is not None:
+                grad_raw.mul_(open_output_NP[rows])
+            if projection_PH is not None:
+                grad_raw = grad_raw @ projection_PH
+            grad_cell = grad_cell_SH[:size].addcmul_(grad_raw, through_cell_NH[rows])
+            if open_cell_NH is not None:
+                grad_cell.mul_(open_cell_NH[rows])
+            di, df, do, dg = grad_gates_NG[rows].chunk(4, dim=1)
+            for part, gradient in ((di, grad_cell), (df, grad_cell), (do, grad_raw), (dg, grad_cell)):
+                part.mul_(gradient)
+            grad_cell.mul_(f[rows])
+            torch.mm(grad_gates_NG[rows], state_weight_GP, out=grad_hidden_SP[:size])
+        grad_projection_PH = None if projection_PH is None else grad_projected_NP.T @ (o * squashed_NH)
+        grad_state_GP = grad_gates_NG.T @ before_NP
+        return grad_gates_NG, grad_state_GP, grad_projection_PH, grad_hidden_SP, grad_cell_SH, None, None
+
+
+def _shifted(first_SX: Tensor, rows_NX: Tensor, batch_sizes: list[int]) -> Tensor:
+    """What stood in the state before each row: `first_SX`, then the rows of the step before."""
+    steps = rows_NX.split(batch_sizes)
+    before = [first_SX[: batch_sizes[0]], *(step[:size] for step, size in zip(steps, batch_sizes[1:], strict=False))]
+    return torch.cat(before)
+
+
+BACKENDS = {"reference": reference_lstm, "onednn": onednn_lstm, "bptt": bptt_lstm}
+_forced: ContextVar[str | None] = ContextVar("forced LSTM backend", default=None)
 
 
 @contextmanager
@@ -180,33 +270,40 @@ def lstm_backend(name: str) -> Iterator[None]:
     """
     if name not in BACKENDS:
         raise ValueError(f"There is no LSTM backend {name!r}; pass one of {', '.join(BACKENDS)}.")
-    _forced.append(name)
+    token = _forced.set(name)
     try:
         yield
     finally:
-        _forced.pop()
+        _forced.reset(token)
 
 
 def choose_backend(layer: ELMoLSTMLayer, inputs: Tensor, *states: Tensor) -> tuple[str, str]:
     """Which of `BACKENDS` a layer uses for these inputs (and states), and why."""
-    obstacle = _onednn_obstacle(layer, inputs, *states)
-    if not _forced:
-        return ("reference", obstacle) if obstacle else ("onednn", "CPU inference")
-    if _forced[-1] == "onednn" and obstacle:
-        raise ValueError(f"The LSTM backend 'onednn' was forced, but {obstacle}. Use lstm_backend('reference').")
-    return _forced[-1], "forced"
+    tensors = (inputs, *states, *layer.parameters())
+    needs_gradients = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)
+    forced = _forced.get()
+    wanted = forced or ("bptt" if needs_gradients else "onednn")
+    obstacle = None if wanted == "reference" else _obstacle(wanted, needs_gradients, layer, inputs)
+    if forced and obstacle:
+        raise ValueError(f"The LSTM backend {forced!r} was forced, but {obstacle}. Use lstm_backend('reference').")
+    if obstacle:
+        return "reference", obstacle
+    return wanted, "forced" if forced else "CPU training" if needs_gradients else "CPU inference"
 
 
-def _onednn_obstacle(layer: ELMoLSTMLayer, inputs: Tensor, *states: Tensor) -> str | None:
-    if inputs.device.type != "cpu" or inputs.dtype not in (torch.float32, torch.bfloat16):
-        return f"it needs float32 or bfloat16 on CPU, and the inputs are {inputs.dtype} on {inputs.device}"
+def _obstacle(backend: str, needs_gradients: bool, layer: ELMoLSTMLayer, inputs: Tensor) -> str | None:
+    dtypes = {"onednn": (torch.float32, torch.bfloat16), "bptt": (torch.float32, torch.float64)}[backend]
+    if inputs.device.type != "cpu" or inputs.dtype not in dtypes:
+        return f"it needs {dtypes[0]} or {dtypes[1]} on CPU, and the inputs are {inputs.dtype} on {inputs.device}"
     if torch.is_autocast_enabled("cpu"):
         return "autocast is on"
-    if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in (inputs, *states, *layer.parameters())):
-        return "gradients are needed"
     # Adapters, quantizers and offloading change the module, its parameter or its hooks: then the module is called.
     if not all(_is_plain(linear) and linear.weight.dtype == inputs.dtype for linear in layer.children()):
         return "a linear module is wrapped or hooked, or its dtype is not the inputs'"
+    if backend == "bptt":
+        return None
+    if needs_gradients:
+        return "gradients are needed"
     # Private operators of torch: absent from some builds.
     if not (torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_linear_pointwise")):
         return "this build of torch has no oneDNN linear operators"

@@ -22,8 +22,8 @@ if __package__ in (None, ""):  # run by path from a clone that is not installed
 
 from modeling_elmo import ELMoConfig, ELMoModel, ELMoTokenizer, lstm_backend  # noqa: E402
 from modeling_elmo.configuration_elmo import PRESETS  # noqa: E402
-from modeling_elmo.elmo_lstm import BACKENDS  # noqa: E402
 
+BACKENDS = {"inference": ("reference", "onednn"), "training": ("reference", "bptt")}
 TOLERANCE = 1e-3  # share of the outputs' RMS by which two float32 paths may differ; rounding of random weights
 
 
@@ -37,8 +37,10 @@ def main(arguments: list[str] | None = None):
     model = ELMoModel(ELMoConfig.from_preset(args.preset), add_mixing_layer=False).eval()
     print(f"{args.preset}: {model.num_parameters() / 1e6:.1f} M parameters, {torch.get_num_threads()} threads")
     for name in args.batches:
-        results[name] = time_model(model, tokenizer, draw(sentences, name), args.rounds)
-        report(name, results[name])
+        batch = draw(sentences, name)
+        for mode in ("inference", "training") if args.training else ("inference",):
+            results[f"{name} {mode}"] = time_model(model, tokenizer, batch, args.rounds, mode)
+            report(f"{name} {mode}", results[f"{name} {mode}"])
     if args.output:
         Path(args.output).write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
 
@@ -48,6 +50,7 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--text_file", required=True, help="sentences, one a line, words separated by spaces")
     parser.add_argument("--preset", choices=PRESETS, default="original", help="model size (random weights)")
     parser.add_argument("--batches", nargs="+", default=["1x20", "32x30"], metavar="ROWSxWORDS")
+    parser.add_argument("--training", action="store_true", help="also a forward and backward pass, without optimizer")
     parser.add_argument("--rounds", type=int, default=7, help="timed runs of each backend")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--output", help="JSON file for the figures")
@@ -85,22 +88,28 @@ def time_tokenizer(tokenizer: ELMoTokenizer, sentences: list[list[str]], rounds:
     return figures
 
 
-@torch.inference_mode()
-def time_model(model: ELMoModel, tokenizer: ELMoTokenizer, batch: list[list[str]], rounds: int) -> dict[str, dict]:
+def time_model(
+    model: ELMoModel, tokenizer: ELMoTokenizer, batch: list[list[str]], rounds: int, mode: str
+) -> dict[str, dict]:
+    """Each backend's times, after its vectors (in training: a weight's gradient) were compared with the reference's."""
     encoding = tokenizer(batch, is_split_into_words=True, padding=True, return_tensors="pt")
+    weights = list(model.parameters())  # the first are the character vectors, whose gradient has passed through all
 
     def run(backend: str) -> torch.Tensor:
-        with lstm_backend(backend):
-            return model(**encoding).last_hidden_state
+        with lstm_backend(backend), torch.set_grad_enabled(mode == "training"):
+            vectors = model(**encoding).last_hidden_state
+            if mode == "inference":
+                return vectors
+            return torch.autograd.grad(vectors.square().sum(), weights)[0]
 
     expected = run("reference")
-    for backend in BACKENDS:
+    for backend in BACKENDS[mode]:
         error = ((run(backend) - expected).square().mean() / expected.square().mean()).sqrt().item()
         if error > TOLERANCE:
             raise RuntimeError(f"{backend} differs from the reference by {error:.1e} of its RMS; no figures are given.")
-    seconds = clock({backend: lambda backend=backend: run(backend) for backend in BACKENDS}, rounds)
+    seconds = clock({backend: lambda backend=backend: run(backend) for backend in BACKENDS[mode]}, rounds)
     tokens = int(encoding.attention_mask.sum())
-    return {backend: summary(seconds[backend], tokens) for backend in BACKENDS}
+    return {backend: summary(seconds[backend], tokens) for backend in BACKENDS[mode]}
 
 
 def clock(functions: dict[str, Callable], rounds: int) -> dict[str, list[float]]:
@@ -129,7 +138,7 @@ def report(name: str, figures: dict[str, dict]):
     base = figures["reference"]["milliseconds"]
     for backend, row in figures.items():
         print(
-            f"{name:>8} {backend:<10} {row['milliseconds']:8.1f} ms ({row['fastest']:.1f} to {row['slowest']:.1f})"
+            f"{name:>16} {backend:<10} {row['milliseconds']:8.1f} ms ({row['fastest']:.1f} to {row['slowest']:.1f})"
             f" {row['tokens_per_second']:9,.0f} tokens/s {base / row['milliseconds']:5.2f} x reference"
         )
 

@@ -1,5 +1,7 @@
 """The recurrent kernel against torch.nn.LSTM (clips off) and against a plain float64 loop (clips on)."""
 
+from concurrent.futures import ThreadPoolExecutor
+
 import numpy as np
 import pytest
 import torch
@@ -71,9 +73,10 @@ def torch_lstm(lstm, config):
     return other
 
 
+@pytest.mark.parametrize("backend", ["reference", "bptt"])
 @pytest.mark.parametrize("inner, outer", [(21, 7), (7, 7), (64, 33)])
 @pytest.mark.parametrize("forget_bias", [0.0, 1.0])
-def test_unclipped_equals_torch_lstm(inner, outer, forget_bias):
+def test_unclipped_equals_torch_lstm(inner, outer, forget_bias, backend):
     config = make_config(
         lstm_hidden_size=inner,
         projection_size=outer,
@@ -87,7 +90,8 @@ def test_unclipped_equals_torch_lstm(inner, outer, forget_bias):
     tokens, mask, hidden, cell = make_batch(config, torch.float64)
     ours, theirs = ([t.clone().requires_grad_() for t in (tokens, hidden, cell)] for _ in range(2))
 
-    outputs, final_hidden, final_cell = run(lstm, ours[0], mask, *ours[1:])
+    with lstm_backend(backend):
+        outputs, final_hidden, final_cell = run(lstm, ours[0], mask, *ours[1:])
     packed = nn.utils.rnn.pack_padded_sequence(theirs[0], torch.tensor(LENGTHS), True, enforce_sorted=False)
     packed, (their_hidden, their_cell) = other(packed, tuple(theirs[1:]))
     their_outputs, _ = nn.utils.rnn.pad_packed_sequence(packed, batch_first=True)
@@ -147,25 +151,52 @@ def test_clipped_equals_plain_float64(backend, order, options):
         assert (final_cell.abs() == 0.7).float().mean() > 0.1
 
 
-def test_clipped_values_pass_no_gradient():
+@pytest.mark.parametrize("backend", ["reference", "bptt"])
+def test_clipped_values_pass_no_gradient(backend):
     config = make_config(num_hidden_layers=1, cell_clip=0.1, projection_clip=None)
     lstm = make_lstm(config, dtype=torch.float64)
     tokens = torch.randn(1, config.projection_size, dtype=torch.float64)
     hidden = torch.zeros(1, 1, config.projection_size, dtype=torch.float64)
     cell = torch.full((1, 1, config.lstm_hidden_size), 9.0, dtype=torch.float64, requires_grad=True)
-    _, _, final_cell = lstm(tokens, [1], hidden, cell)
+    with lstm_backend(backend):
+        _, _, final_cell = lstm(tokens, [1], hidden, cell)
     final_cell.sum().backward()
     clipped = final_cell.detach().abs() == 0.1
     assert clipped.any()
     assert (cell.grad[clipped] == 0).all()
 
 
-def test_gradients_against_finite_differences():
-    config = make_config(lstm_hidden_size=5, projection_size=3, cell_clip=0.8, projection_clip=0.6)
+@pytest.mark.parametrize("backend", ["reference", "bptt"])
+@pytest.mark.parametrize("inner", [5, 3])
+def test_gradients_against_finite_differences(inner, backend):
+    config = make_config(lstm_hidden_size=inner, projection_size=3, cell_clip=0.8, projection_clip=0.6)
     lstm = make_lstm(config, dtype=torch.float64)
     tokens, mask, hidden, cell = make_batch(config, torch.float64)
+    with lstm_backend("reference"):
+        *_, final_cell = run(lstm, tokens, mask, hidden, cell)
+    assert (final_cell.abs() == 0.8).any()  # the bounds were met, so they were tested
     inputs = [tokens.requires_grad_(), hidden.requires_grad_(), cell.requires_grad_()]
-    assert torch.autograd.gradcheck(lambda t, h, c: run(lstm, t, mask, h, c)[0][-1], inputs)
+    with lstm_backend(backend):
+        assert torch.autograd.gradcheck(lambda t, h, c: run(lstm, t, mask, h, c)[0][-1], inputs)
+        assert torch.autograd.gradcheck(lambda t, h, c: run(lstm, t, mask, h, c)[1:], inputs)
+
+
+@pytest.mark.parametrize("options", [{}, {"lstm_hidden_size": 7}, {"cell_clip": None}, {"projection_clip": None}])
+@pytest.mark.parametrize("order", ["forward_N", "backward_N"])
+def test_hand_written_gradients_equal_autograd(options, order):
+    config = make_config(**{"cell_clip": 0.7, "projection_clip": 0.5, "num_hidden_layers": 3, **options})
+    lstm = make_lstm(config, dtype=torch.float64)
+    found = {}
+    for backend in ("reference", "bptt"):
+        tokens, mask, *states = make_batch(config, torch.float64)
+        inputs = [tensor.requires_grad_() for tensor in (tokens, *states)]
+        lstm.zero_grad()
+        with lstm_backend(backend):
+            outputs, final_hidden, final_cell = run(lstm, inputs[0], mask, *inputs[1:], order)
+        sum(value.sin().sum() for value in (*outputs, final_hidden, final_cell)).backward()
+        found[backend] = [value.grad for value in (*inputs, *lstm.parameters())]
+    for mine, theirs in zip(found["bptt"], found["reference"], strict=True):
+        torch.testing.assert_close(mine, theirs)
 
 
 def test_bfloat16_keeps_the_cell_in_float32():
@@ -184,21 +215,30 @@ def test_dispatch_says_why():
     config = make_config()
     lstm = make_lstm(config)
     layer, inputs = lstm.layers[0], torch.randn(4, config.projection_size)
-    assert choose_backend(layer, inputs) == ("reference", "gradients are needed")
+    assert choose_backend(layer, inputs) == ("bptt", "CPU training")
+    assert choose_backend(layer, inputs.bfloat16())[0] == "reference"
     with torch.no_grad():
         assert choose_backend(layer, inputs) == ("onednn", "CPU inference")
         assert choose_backend(layer, inputs.double())[0] == "reference"
+        with torch.autocast("cpu"):
+            assert choose_backend(layer, inputs) == ("reference", "autocast is on")
         with lstm_backend("reference"):
             assert choose_backend(layer, inputs) == ("reference", "forced")
         layer.state_linear.register_forward_hook(lambda *_: None)
         assert "hooked" in choose_backend(layer, inputs)[1]
-    with lstm_backend("onednn"), pytest.raises(ValueError, match="was forced, but gradients are needed"):
+    assert "hooked" in choose_backend(layer, inputs)[1]
+    with lstm_backend("onednn"), pytest.raises(ValueError, match="'onednn' was forced, but gradients are needed"):
         choose_backend(lstm.layers[1], inputs)
-    with (
-        pytest.raises(ValueError, match="no LSTM backend 'cudnn'; pass one of reference, onednn"),
-        lstm_backend("cudnn"),
-    ):
+    message = "no LSTM backend 'cudnn'; pass one of reference, onednn, bptt"
+    with pytest.raises(ValueError, match=message), lstm_backend("cudnn"):
         pass
+
+
+def test_forcing_a_backend_stays_in_its_thread():
+    config = make_config()
+    layer, inputs = make_lstm(config).layers[0], torch.randn(4, config.projection_size)
+    with lstm_backend("reference"), ThreadPoolExecutor(1) as other:
+        assert other.submit(choose_backend, layer, inputs).result() == ("bptt", "CPU training")
 
 
 def test_a_wrapped_linear_is_called():

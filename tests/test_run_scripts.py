@@ -7,7 +7,6 @@ from pathlib import Path
 
 import h5py
 import pytest
-import torch
 
 from modeling_elmo import elmo_lstm
 from modeling_elmo.run_scripts import benchmark_elmo, demo
@@ -48,25 +47,25 @@ def arguments(*more: str) -> list[str]:
 
 def test_benchmark_writes_its_figures(tmp_path, capsys):
     output = tmp_path / "figures.json"
-    benchmark_elmo.main(arguments("--batches", "1x8", "4x12", "--output", str(output)))
+    benchmark_elmo.main(arguments("--batches", "1x8", "4x12", "--training", "--output", str(output)))
     figures = json.loads(output.read_text())
-    assert figures.keys() == {"tokenizer", "1x8", "4x12"}
-    assert figures["1x8"].keys() == set(elmo_lstm.BACKENDS)
-    row = figures["1x8"]["onednn"]
+    assert figures.keys() == {"tokenizer", "1x8 inference", "1x8 training", "4x12 inference", "4x12 training"}
+    assert figures["1x8 training"].keys() == {"reference", "bptt"}
+    row = figures["1x8 inference"]["onednn"]
     assert row["tokens"] == 10 and row["fastest"] <= row["milliseconds"] <= row["slowest"]
     assert row["tokens_per_second"] == pytest.approx(1e3 * row["tokens"] / row["milliseconds"])
     assert "x reference" in capsys.readouterr().out
 
 
-def test_benchmark_gives_no_figure_without_correctness(monkeypatch):
-    wrong = {
-        **elmo_lstm.BACKENDS,
-        "onednn": lambda *args: [torch.ones_like(t) for t in elmo_lstm.reference_lstm(*args)],
-    }
-    monkeypatch.setattr(elmo_lstm, "BACKENDS", wrong)
-    monkeypatch.setattr(benchmark_elmo, "BACKENDS", wrong)
-    with pytest.raises(RuntimeError, match="onednn differs from the reference by .* no figures are given"):
-        benchmark_elmo.main(arguments("--batches", "1x8"))
+@pytest.mark.parametrize("backend", ["onednn", "bptt"])
+def test_benchmark_gives_no_figure_without_correctness(backend, monkeypatch):
+    def doubled(layer, inputs, *rest):
+        outputs, *states = elmo_lstm.reference_lstm(layer, inputs, *rest)
+        return 2 * outputs, *states
+
+    monkeypatch.setitem(elmo_lstm.BACKENDS, backend, doubled)
+    with pytest.raises(RuntimeError, match=f"{backend} differs from the reference by .* no figures are given"):
+        benchmark_elmo.main(arguments("--batches", "1x8", "--training"))
 
 
 def test_benchmark_needs_enough_text():
