@@ -188,15 +188,11 @@ class BackpropagationThroughTime(torch.autograd.Function):
     def forward(ctx, gates_NG, state_weight_GP, projection_PH, hidden_SP, cell_SH, batch_sizes, bounds):
         forget_bias, cell_clip, projection_clip = bounds
         values_NG, width = gates_NG.clone(), cell_SH.shape[1]
-        outputs_NP, cells_NH = (
-            hidden_SP.new_empty(len(gates_NG), hidden_SP.shape[1]),
-            cell_SH.new_empty(len(gates_NG), width),
-        )
+        outputs_NP = hidden_SP.new_empty(len(gates_NG), hidden_SP.shape[1])
+        cells_NH = cell_SH.new_empty(len(gates_NG), width)
         hidden, cell = hidden_SP.clone(), cell_SH.clone()
-        rows_of_steps = zip(
-            batch_sizes, *(tensor.split(batch_sizes) for tensor in (values_NG, outputs_NP, cells_NH)), strict=True
-        )
-        for size, values_SG, output_SP, kept_SH in rows_of_steps:
+        steps = [tensor.split(batch_sizes) for tensor in (values_NG, outputs_NP, cells_NH)]
+        for size, values_SG, output_SP, kept_SH in zip(batch_sizes, *steps, strict=True):
             values_SG.addmm_(hidden[:size], state_weight_GP.T)
             values_SG[:, width : 2 * width] += forget_bias
             values_SG[:, : 3 * width].sigmoid_()
@@ -216,19 +212,16 @@ class BackpropagationThroughTime(torch.autograd.Function):
         _, cell_clip, projection_clip = ctx.bounds
         i, f, o, g = values_NG.chunk(4, dim=1)
         squashed_NH = cells_NH.tanh()
-        before_NH, before_NP = (
-            _shifted(cell_SH, cells_NH, ctx.batch_sizes),
-            _shifted(hidden_SP, outputs_NP, ctx.batch_sizes),
-        )
+        before_NP = _shifted(hidden_SP, outputs_NP, ctx.batch_sizes)
+        before_NH = _shifted(cell_SH, cells_NH, ctx.batch_sizes)
         # What a gradient is multiplied by, for all steps at once; where a bound was met nothing passes.
-        slopes_NG = torch.cat(
-            [g * i * (1 - i), before_NH * f * (1 - f), squashed_NH * o * (1 - o), i * (1 - g * g)], dim=1
-        )
+        slopes = (g * i * (1 - i), before_NH * f * (1 - f), squashed_NH * o * (1 - o), i * (1 - g * g))
+        grad_gates_NG = torch.cat(slopes, dim=1)
         through_cell_NH = o * (1 - squashed_NH.square())
         open_cell_NH = None if cell_clip is None else cells_NH.abs() < cell_clip
         open_output_NP = None if projection_clip is None else outputs_NP.abs() < projection_clip
         grad_hidden_SP, grad_cell_SH = grad_hidden_SP.clone(), grad_cell_SH.clone()
-        grad_gates_NG, grad_projected_NP = slopes_NG, grad_outputs_NP.clone()
+        grad_projected_NP = grad_outputs_NP.clone()
         end = len(values_NG)
         for size in reversed(ctx.batch_sizes):
             rows = slice(end - size, end)
