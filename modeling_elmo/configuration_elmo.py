@@ -32,15 +32,26 @@ AUTO_MAP = {
 # What people who come from options.json or from torch.nn.LSTM type first.
 OTHER_NAMES = {
     "activation": "char_cnn_activation",
+    "char_vocab": "char_vocab_size",
     "dim": "lstm_hidden_size",
+    "dropout_rate": "dropout",
+    "embedding_dim": "char_embedding_size",
     "filters": "char_cnn_filters",
+    "hidden_dim": "lstm_hidden_size",
+    "lstm_dim": "lstm_hidden_size",
+    "lstm_size": "lstm_hidden_size",
+    "max_characters": "max_word_length",
     "max_characters_per_token": "max_word_length",
     "n_characters": "char_vocab_size",
     "n_highway": "num_highway_layers",
+    "n_layer": "num_hidden_layers",
     "n_layers": "num_hidden_layers",
     "n_tokens_vocab": "vocab_size",
+    "num_highway": "num_highway_layers",
+    "num_layer": "num_hidden_layers",
     "num_layers": "num_hidden_layers",
     "proj_clip": "projection_clip",
+    "proj_dim": "projection_size",
     "proj_size": "projection_size",
     "projection_dim": "projection_size",
     "vocabulary_size": "vocab_size",
@@ -91,6 +102,8 @@ class ELMoConfig(PreTrainedConfig):
     """
 
     model_type = "elmo"
+    # What Trainer need not gather in evaluation: at the original size 16 KB a token and 74 KB a row.
+    keys_to_ignore_at_inference = ["hidden_states", "elmo_embeddings", "final_states"]
 
     vocab_size: int = 4
     char_vocab_size: int = 262

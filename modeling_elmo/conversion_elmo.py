@@ -185,13 +185,22 @@ def export_original_checkpoint(
     """
     if existing := [str(path) for path in (weights, options, vocabulary, softmax) if path and Path(path).exists()]:
         raise FileExistsError(f"{', '.join(existing)} would be overwritten; pass names of new files.")
+    if Path(model_dir).is_dir() and not Path(model_dir, "config.json").is_file():
+        raise FileNotFoundError(f"{model_dir} has no config.json; pass a folder that save_pretrained wrote.")
     config = ELMoConfig.from_pretrained(model_dir)
     check_expressible(config, softmax)
     record = read_record(model_dir, config)
     model = (ELMoForPreTraining if softmax else ELMoModel).from_pretrained(model_dir, dtype=torch.float32)
+    if softmax and not model.config.has_softmax:
+        raise ValueError(f"{model_dir} holds no softmax; leave `softmax` out.")
     arrays = to_original(model.state_dict(), record)
     softmax_arrays = {name: arrays.pop(name) for name in list(arrays) if name.startswith("softmax/")}
     words = original_words(model_dir, record) if vocabulary else []
+    if vocabulary and len(words) != config.vocab_size - 1:
+        raise ValueError(
+            f"The tokenizer in {model_dir} has {len(words) + 1} words, the model {config.vocab_size}; save them with "
+            "the same vocabulary."
+        )
     contents: list[tuple[str | Path | None, Callable, Any]] = [
         (weights, files.write_arrays, arrays),
         (options, files.write_json, record.options),

@@ -34,11 +34,13 @@ def fetch(reference: str | Path, scratch: Path) -> Path:
         path = Path(reference)
     if not path.exists():
         raise FileNotFoundError(f"{path} does not exist; pass a file, a folder, a .zip archive or hf://user/repo/path.")
-    return unpack(path, Path(tempfile.mkdtemp(dir=scratch))) if path.suffix == ".zip" else path
+    return unpack(path, Path(tempfile.mkdtemp(dir=scratch))) if path.suffix.lower() == ".zip" else path
 
 
 def unpack(archive: Path, folder: Path) -> Path:
     """Unpacks an archive unless an entry, by the rules of any system, would lie outside `folder`."""
+    if not zipfile.is_zipfile(archive):
+        raise ValueError(f"{archive} is no complete .zip archive; pass another copy, or the files themselves.")
     with zipfile.ZipFile(archive) as contents:
         for entry in map(PureWindowsPath, contents.namelist()):
             if entry.anchor or ".." in entry.parts:
@@ -99,6 +101,7 @@ def decompress(path: Path, scratch: Path) -> Path:
 @contextmanager
 def staged(target: Path) -> Iterator[Path]:
     """A path to write to, file or folder, that becomes `target` if the block succeeds and vanishes if it fails."""
+    target = target.resolve()  # a link stays, what it points to is written
     target.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=target.parent, prefix=f".{target.name}.") as beside:
         staging = Path(beside, target.name)
@@ -114,7 +117,11 @@ def read_arrays(path: Path) -> dict[str, Tensor]:
     if not h5py.is_hdf5(path):
         raise ValueError(f"{path} is no HDF5 file; pass the weights that bilm-tf's dump_weights wrote.")
     datasets: dict[str, Any] = {}
-    with h5py.File(path, "r") as file:
+    try:
+        file = h5py.File(path, "r")
+    except OSError as error:
+        raise ValueError(f"{path} is damaged or cut off ({error}); pass another copy.") from error
+    with file:
         file.visititems(lambda name, item: datasets.update({name: item} if isinstance(item, h5py.Dataset) else {}))
         if other := [f"{name} {item.dtype}" for name, item in datasets.items() if item.dtype != "float32"]:
             raise ValueError(
@@ -138,7 +145,10 @@ def import_h5py():
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    content = json.loads(path.read_text(encoding="utf-8"))
+    try:
+        content = json.loads(path.read_text(encoding="utf-8-sig"))
+    except ValueError as error:  # no JSON, or no text at all
+        raise ValueError(f"{path} is no JSON file ({error}); pass the checkpoint's options.json.") from error
     if not isinstance(content, dict):
         raise ValueError(f"{path} holds no JSON object, but {str(content)[:80]!r}.")
     return content

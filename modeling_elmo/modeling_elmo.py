@@ -8,6 +8,7 @@ Shape suffixes: B batch; T time; N real tokens of the batch; U distinct words; W
 width; F filters; P `projection_size`; L LSTM layers; S sequences.
 """
 
+import inspect
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -122,6 +123,7 @@ class ScalarMix(nn.Module):
     """One vector from all layers: `gamma * sum_j softmax(s)_j h_j` (equation 1).
 
     `scalar_mix_mode` may fix the weights: `"average"`, `"top"` or one layer's number; gamma is learned in any case.
+    Keep both out of weight decay, which would pull gamma to 0; `scalar_mix_l2` is the paper's regularisation.
     """
 
     def __init__(self, config: ELMoConfig):
@@ -164,6 +166,8 @@ class ScalarMix(nn.Module):
             return F.layer_norm(layer, layer.shape[-1:])
         if self.layer_norm == "bilm":  # the original took the markers off first
             mask = mask & (mask.cumsum(1) > 1) & (mask.flip(1).cumsum(1).flip(1) > 1)
+        if not mask.any():  # nothing but markers
+            return layer
         variance, mean = torch.var_mean(layer[mask].float(), correction=0)
         epsilon = 1e-13 if self.layer_norm == "allennlp" else 1e-12
         return ((layer - mean) / (variance + epsilon).sqrt()).to(layer.dtype)
@@ -181,16 +185,18 @@ class ELMoPreTrainedModel(PreTrainedModel):
     _keys_to_ignore_on_load_unexpected = [r"scalar_mix\.", r"softmax\."]
 
     def __init__(self, config: ELMoConfig, *args, **kwargs):
+        config.validate()  # assignments since its making were checked one by one only
         super().__init__(config, *args, **kwargs)
         if not config.char_vocab_size:
             self.main_input_name = "input_ids"
 
     @classmethod
-    def from_pretrained(cls, *args, **kwargs):
-        # Loading rebuilds every parameter with gradients on.
-        loaded = super().from_pretrained(*args, **kwargs)
-        (loaded[0] if isinstance(loaded, tuple) else loaded)._freeze_as_configured()
-        return loaded
+    def from_pretrained(cls, *args, output_loading_info: bool = False, **kwargs):
+        model, info = super().from_pretrained(*args, output_loading_info=True, **kwargs)
+        if any(name.startswith("softmax.") for name in info["missing_keys"]):
+            model.config.has_softmax = False  # the checkpoint is of a class without one: this one is random
+        model._freeze_as_configured()  # loading rebuilds every parameter with gradients on
+        return (model, info) if output_loading_info else model
 
     def _freeze_as_configured(self):
         """What a head does about `config.freeze_bilm`; nothing in the biLM itself."""
@@ -467,7 +473,7 @@ class ELMoModel(ELMoPreTrainedModel):
             if self.word_embeddings is not None and input_ids is None:
                 raise ValueError("This model has word vectors too: pass `input_ids` beside `character_ids`.")
         for name, ids in (("character_ids", character_ids), ("input_ids", input_ids)):
-            if ids is not None and ids.is_floating_point():
+            if isinstance(ids, Tensor) and ids.is_floating_point():
                 raise ValueError(f"`{name}` holds {ids.dtype}; pass integer ids.")
         others = {"input_ids": input_ids, "attention_mask": attention_mask, "token_type_ids": token_type_ids}
         for name, tensor in others.items():
@@ -552,7 +558,7 @@ class ELMoForPreTraining(ELMoPreTrainedModel):
         for direction, (reading, order_N, outputs, aligned) in enumerate(streams):
             given = labels if aligned is None else aligned
             if given is not None:
-                targets_N = _targets(given, labels is not None, direction, reading)
+                targets_N = _targets(given, labels is not None, direction, reading, self.config.vocab_size)
                 losses.append(self._loss(outputs[-1], targets_N[order_N], num_items_in_batch))
         show = self.config.output_hidden_states if output_hidden_states is None else output_hidden_states
         return ELMoForPreTrainingOutput(
@@ -566,6 +572,8 @@ class ELMoForPreTraining(ELMoPreTrainedModel):
     def _loss(self, hidden_NP: Tensor, targets_N: Tensor, num_items_in_batch: Tensor | int | None) -> Tensor:
         hidden_NP = F.dropout(hidden_NP, self.config.dropout, self.training)
         predicted = targets_N != -100
+        if (targets_N == self.config.pad_token_id).any():
+            raise ValueError("`labels` hold <PAD> at a word, which is never predicted; pass -100 where nothing is.")
         count = predicted.sum().clamp(min=1) if num_items_in_batch is None else num_items_in_batch
         return self.softmax(hidden_NP[predicted], targets_N[predicted]).sum() / count
 
@@ -597,6 +605,12 @@ class ELMoForPreTraining(ELMoPreTrainedModel):
         if not self.config.has_softmax:
             logger.warning("This checkpoint was published without its softmax: training starts a new one.")
             self.config.has_softmax = True
+
+
+# Trainer evaluates a loss only if every argument named like a label is there; those of two streams are for other loops.
+_signature = inspect.signature(ELMoForPreTraining.forward)
+_parameters = [p for name, p in _signature.parameters.items() if name not in ("forward_labels", "backward_labels")]
+ELMoForPreTraining.forward.__signature__ = _signature.replace(parameters=_parameters)
 
 
 class ELMoTaskModel(ELMoPreTrainedModel):
@@ -664,6 +678,8 @@ class ELMoForTokenClassification(ELMoTaskModel):
         mixed, _, hidden_states = self.embed(*inputs)
         logits, loss = self.classifier(mixed), None
         if labels is not None:
+            _check_shape("labels", labels, tuple(logits.shape[:2]))
+            _check_range("labels", labels[labels != -100], self.num_labels, "or pass num_labels=...")
             count = (labels != -100).sum()
             share = 1 if num_items_in_batch is None else count / num_items_in_batch
             loss = self.loss_function(logits, labels, self.config, num_items_in_batch=num_items_in_batch)
@@ -737,7 +753,7 @@ def _join_states(forward: list[Tensor], backward: list[Tensor]) -> States:
     return hidden, cell
 
 
-def _targets(given: Tensor, shifted: bool, direction: int, text: Reading) -> Tensor:
+def _targets(given: Tensor, shifted: bool, direction: int, text: Reading, vocab_size: int) -> Tensor:
     """The target `(N,)` of each real token in reading order, -100 where there is none.
 
     Args:
@@ -745,6 +761,7 @@ def _targets(given: Tensor, shifted: bool, direction: int, text: Reading) -> Ten
     """
     _check_shape("labels", given, tuple(text.mask_BT.shape))
     words_N = given.flatten()[text.packing.positions_N]
+    _check_range("labels", words_N[words_N != -100], vocab_size, "or call `resize_token_embeddings(len(tokenizer))`")
     if not shifted:
         return words_N
     rows_N = text.packing.positions_N // text.mask_BT.shape[1]
@@ -756,6 +773,8 @@ def _targets(given: Tensor, shifted: bool, direction: int, text: Reading) -> Ten
 
 def _check_shape(name: str, tensor: Tensor, expected: tuple):
     """Raises unless the shape fits; names in `expected` stand for any size."""
+    if not isinstance(tensor, Tensor):
+        raise TypeError(f"`{name}` is a {type(tensor).__name__}; pass a tensor: tokenizer(..., return_tensors='pt').")
     fits = tensor.dim() == len(expected) and all(
         isinstance(size, str) or size == actual for size, actual in zip(expected, tensor.shape, strict=True)
     )
@@ -764,12 +783,12 @@ def _check_shape(name: str, tensor: Tensor, expected: tuple):
         raise ValueError(f"`{name}` has shape {tuple(tensor.shape)}; pass shape ({shape}).")
 
 
-def _check_range(name: str, ids: Tensor, size: int):
+def _check_range(name: str, ids: Tensor, size: int, otherwise: str = ""):
     low, high = ids.aminmax() if ids.numel() else (ids.new_zeros(()),) * 2
     if low < 0 or high >= size:
         raise ValueError(
             f"`{name}` holds ids from {low} to {high}, but this model knows 0 to {size - 1}. Use the tokenizer that "
-            "was saved with the model."
+            f"was saved with the model{', ' + otherwise if otherwise else ''}."
         )
 
 

@@ -232,6 +232,10 @@ def _pool(vectors: np.ndarray, pooling: Pooling) -> np.ndarray:
 
 def load_model(arguments: EmbedArguments):
     """The model on its device, with `scalar_mix` None if the checkpoint has none, and its tokenizer."""
+    if Path(arguments.model).is_dir() and not Path(arguments.model, "config.json").is_file():
+        raise FileNotFoundError(
+            f"--model {arguments.model} has no config.json; an original checkpoint must be converted first."
+        )
     trust = {"trust_remote_code": arguments.trust_remote_code}
     dtype = getattr(torch, arguments.compute_dtype)
     model, loading = AutoModel.from_pretrained(arguments.model, dtype=dtype, output_loading_info=True, **trust)

@@ -398,3 +398,19 @@ def test_export_of_a_changed_model(converted, tmp_path):
     model.save_pretrained(folder)
     with pytest.raises(ValueError, match="differ in vocab_size"):
         export_original_checkpoint(folder, tmp_path / "w.hdf5", tmp_path / "o.json")
+
+
+def test_export_says_what_the_folder_lacks(tmp_path):
+    tagger = ELMoForTokenClassification(ELMoConfig.from_preset("tiny"))
+    tagger.save_pretrained(tmp_path / "tagger")
+    ELMoTokenizer().save_pretrained(tmp_path / "tagger")
+    files = [tmp_path / name for name in ("w.hdf5", "o.json", "v.txt", "s.hdf5")]
+    with pytest.raises(ValueError, match="tagger holds no softmax; leave `softmax` out"):
+        export_original_checkpoint(tmp_path / "tagger", *files)
+    tagger.resize_token_embeddings(50)
+    tagger.save_pretrained(tmp_path / "tagger")
+    with pytest.raises(ValueError, match="has 4 words, the model 50"):
+        export_original_checkpoint(tmp_path / "tagger", *files[:3])
+    with pytest.raises(FileNotFoundError, match="has no config.json"):
+        export_original_checkpoint(ALLENNLP, *files[:2])
+    assert not any(path.exists() for path in files)

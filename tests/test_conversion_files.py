@@ -151,3 +151,35 @@ def test_json(tmp_path):
     assert repr(files.read_json(tmp_path / "a.json")) == "{'a': {'b': 3, 'c': 3.0}}"
     with pytest.raises(ValueError, match=r"b.json holds no JSON object, but '\[1, 2\]'"):
         files.read_json(make(tmp_path / "b.json", json.dumps([1, 2]).encode()))
+
+
+def test_files_as_people_have_them(tmp_path, scratch):
+    """An archive in capitals, options with a byte order mark, an output folder behind a link or the present one."""
+    archive = make_zip(tmp_path / "M.ZIP", **NLPL)
+    assert files.find_checkpoint(archive, None, None, None, scratch)[0].name == "model.hdf5"
+    assert files.read_json(make(tmp_path / "o.json", b'\xef\xbb\xbf{"lstm": 1}\r\n')) == {"lstm": 1}
+    (tmp_path / "real").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "real")
+    with files.staged(tmp_path / "link") as folder:
+        make(folder / "written")
+    assert (tmp_path / "real" / "written").is_file() and (tmp_path / "link").is_symlink()
+
+
+def test_the_present_folder_can_be_written(tmp_path, monkeypatch):
+    monkeypatch.chdir(make(tmp_path / "here" / "x").parent)
+    (tmp_path / "here" / "x").unlink()
+    with files.staged(files.Path(".")) as folder:
+        make(folder / "written")
+    assert (tmp_path / "here" / "written").is_file()
+
+
+def test_damaged_files_are_named(tmp_path, scratch):
+    with h5py.File(tmp_path / "whole.hdf5", "w") as file:
+        file["a"] = np.zeros((100, 100), np.float32)
+    cut = make(tmp_path / "cut.hdf5", (tmp_path / "whole.hdf5").read_bytes()[:3000])
+    with pytest.raises(ValueError, match="cut.hdf5 is damaged or cut off"):
+        files.read_arrays(cut)
+    with pytest.raises(ValueError, match="o.json is no JSON file .*pass the checkpoint's options.json"):
+        files.read_json(make(tmp_path / "o.json", b"the\nof\n"))
+    with pytest.raises(ValueError, match="m.zip is no complete .zip archive"):
+        files.find_checkpoint(make(tmp_path / "m.zip", b"PK"), None, None, None, scratch)

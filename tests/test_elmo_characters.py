@@ -229,7 +229,7 @@ def test_source_rows_permute_a_softmax(words):
 
 
 def test_most_frequent_words():
-    counts = {"b": 2, "<S>": 9, "a": 2, "c": 5, "d": 1, "x\ud800": 7, "!!!MAXTERMID": 3}
+    counts = {"b": 2, "<S>": 9, "a": 2, "c": 5, "d": 1, "x\ud800": 7, "\U0010fffdx": 8, "!!!MAXTERMID": 3}
     assert most_frequent_words(counts)[4:] == ["c", "a", "b", "d"]
     assert most_frequent_words(counts, vocab_size=6)[4:] == ["c", "a"]
     assert most_frequent_words(counts, min_frequency=2)[4:] == ["c", "a", "b"]

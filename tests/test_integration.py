@@ -171,3 +171,16 @@ def test_trainer_steps_along_the_gradient_of_the_whole_batch(model_class, accumu
     Trainer(model, arguments, data_collator=collator, train_dataset=features).train()
     for name, parameter in model.named_parameters():
         torch.testing.assert_close(before[name] - parameter, gradients[name], rtol=1e-4, atol=1e-6, msg=name)
+
+
+@pytest.mark.parametrize("model_class", [ELMoForPreTraining, ELMoForTokenClassification, ELMoForSequenceClassification])
+def test_trainer_evaluates_the_loss_and_gathers_logits_alone(model_class, tmp_path):
+    model, features, collator = training_setup(model_class)
+    arguments = TrainingArguments(
+        tmp_path, per_device_eval_batch_size=3, use_cpu=True, report_to="none", disable_tqdm=True
+    )
+    model.config.output_hidden_states = True
+    found = Trainer(model, arguments, data_collator=collator, eval_dataset=features).predict(features)
+    assert np.isfinite(found.metrics["test_loss"])
+    if model_class is not ELMoForPreTraining:
+        assert isinstance(found.predictions, np.ndarray) and found.predictions.shape[-1] == 3

@@ -329,6 +329,13 @@ def test_scalar_mix_is_equation_1(mode, norm):
         mix(tuple(layers[:2]))
 
 
+@pytest.mark.parametrize("norm", ["allennlp", "bilm", "token"])
+def test_normalized_mix_of_nothing_but_markers_is_finite(norm):
+    model = make_model(scalar_mix_layer_norm=norm)
+    batch = make_batch(model.config, [2, 2])
+    assert model(**batch).elmo_embeddings.isfinite().all()
+
+
 # Training
 
 
@@ -496,8 +503,23 @@ def test_language_model_says_what_it_lacks():
         make_model(ELMoForPreTraining, vocab_size=4)(**batch, labels=batch["input_ids"])
     with pytest.raises(ValueError, match=r"`labels` has shape \(3, 2\); pass shape \(3, 6\)"):
         model(**batch, labels=batch["input_ids"][:, :2])
+    with pytest.raises(ValueError, match="ids from 12 to 12.*or call `resize_token_embeddings"):
+        model(**batch, labels=torch.full_like(batch["input_ids"], 12))
+    with pytest.raises(ValueError, match="`labels` hold <PAD> at a word"):
+        model(**batch, labels=torch.zeros_like(batch["input_ids"]))
     with pytest.raises(ValueError, match="'sampled', which this version does not compute; pass 'full'"):
         make_model(ELMoForPreTraining, softmax_type="sampled")
+
+
+@pytest.mark.parametrize("cls", [ELMoModel, ELMoForTokenClassification])
+def test_a_checkpoint_without_softmax_predicts_nothing(cls, tmp_path):
+    make_model(cls).save_pretrained(tmp_path)
+    model = ELMoForPreTraining.from_pretrained(tmp_path)
+    batch = make_batch(model.config)
+    with pytest.raises(ValueError, match="published without its softmax"):
+        model(**batch, labels=batch["input_ids"])
+    make_model(ELMoForPreTraining).save_pretrained(tmp_path / "whole")
+    assert ELMoForPreTraining.from_pretrained(tmp_path / "whole").config.has_softmax
 
 
 @pytest.mark.parametrize("size", [6, 20])
@@ -587,6 +609,10 @@ def test_errors_name_what_was_received():
     fails(
         r"have shapes \[\(2, 2, 2, 7\), \(2, 2, 2, 21\)\]; for this batch of 3 pass", characters, initial_states=states
     )
+    with pytest.raises(TypeError, match="`character_ids` is a list; pass a tensor: .*return_tensors='pt'"):
+        model(characters.tolist())
+    with pytest.raises(ValueError, match="`labels` holds ids from 7 to 7, but this model knows 0 to 2.*num_labels"):
+        make_model(ELMoForTokenClassification)(**batch, labels=torch.full_like(mask, 7))
     word_level = make_model(char_vocab_size=0, word_embedding_size=7)
     with pytest.raises(ValueError, match="word-level model: pass `input_ids`"):
         word_level(character_ids=characters)

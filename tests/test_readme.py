@@ -30,4 +30,4 @@ def test_readme_is_true(tmp_path, monkeypatch):
             assert printed == block
             compared += 1
     assert compared == 4
-    assert (tmp_path / "vectors.hdf5").is_file()
+    assert (tmp_path / "vectors.hdf5").is_file() and (tmp_path / "vocab.txt").is_file()

@@ -4,6 +4,8 @@ import os
 import pickle
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
+from itertools import product
 from pathlib import Path
 
 import numpy as np
@@ -659,3 +661,33 @@ def test_bad_texts(tokenizer, arguments, options, error, message):
     with pytest.raises(error, match=message):
         tokenizer(*arguments, **options)
     assert tokenizer("the")["input_ids"] == [1, 4, 2]  # and the tokenizer still works
+
+
+@pytest.mark.parametrize("options", [{}, {"return_offsets_mapping": True}])
+def test_threads_share_a_tokenizer(options):
+    """The word table and the Rust library's settings are shared; calls take turns."""
+    shared = ELMoTokenizer()
+
+    def read(thread: int) -> bool:
+        sentences = [f"w{thread}x{number} the q{number}" for number in range(300)]
+        return all(
+            shared.decode_characters(shared(text, **options)["character_ids"], skip_special_tokens=True) == text.split()
+            for text in sentences
+        )
+
+    with ThreadPoolExecutor(4) as threads:
+        assert all(threads.map(read, range(4)))
+
+
+@pytest.mark.parametrize("strategy", ["longest_first", "only_first", "only_second"])
+@pytest.mark.parametrize("stride", [0, 1, 2])
+def test_cut_pairs_fit_or_say_why_not(strategy, stride):
+    tokenizer = ELMoTokenizer()
+    for first, second, length in product(range(5), range(5), range(4, 12)):
+        options = {"truncation": strategy, "max_length": length, "stride": stride, "return_overflowing_tokens": True}
+        try:
+            encoded = tokenizer([["x"] * first], [["y"] * second], is_split_into_words=True, **options)
+        except ValueError as error:
+            assert f"max_length={length} leaves" in str(error)
+        else:
+            assert all(len(ids) <= length for ids in encoded["input_ids"])

@@ -16,6 +16,9 @@ SPECIAL_WORDS = (PAD_WORD, BOS_WORD, EOS_WORD, UNK_WORD)  # in the order of thei
 PAD_ID, BOS_ID, EOS_ID, UNK_ID = range(4)
 MAX_TERM_WORD = "!!!MAXTERMID"  # a row of the original vocabulary files that stands for no word
 SURROGATES = re.compile("[\ud800-\udfff]")
+# A character for private use that no text is expected to hold. With a continuation prefix that no word starts with,
+# WordPiece finds whole words or nothing, as WordLevel does, and stock pipelines know that every token is a word.
+CONTINUATION = "\U0010fffd"
 MIN_WORD_LENGTH = 3  # begin, one character, end
 
 
@@ -310,7 +313,7 @@ def order_vocabulary(lines: Sequence[str], source: str = "the vocabulary") -> tu
 def most_frequent_words(counts: Mapping[str, int], vocab_size: int | None = None, min_frequency: int = 1) -> list[str]:
     """The special words, then words by descending frequency (by code points where it is equal), `vocab_size` in all.
 
-    Words that no file can hold, those with lone surrogates, are left out.
+    Words that no file can hold, those with lone surrogates, and those that begin with U+10FFFD are left out.
     """
     if vocab_size is not None and vocab_size <= len(SPECIAL_WORDS):
         raise ValueError(f"vocab_size={vocab_size} leaves no room beside the {len(SPECIAL_WORDS)} special words.")
@@ -318,7 +321,10 @@ def most_frequent_words(counts: Mapping[str, int], vocab_size: int | None = None
     words = [
         word
         for word, count in counts.items()
-        if count >= min_frequency and word not in no_words and not SURROGATES.search(word)
+        if count >= min_frequency
+        and word not in no_words
+        and not word.startswith(CONTINUATION)
+        and not SURROGATES.search(word)
     ]
     words.sort(key=lambda word: (-counts[word], word))
     return [*SPECIAL_WORDS, *words][:vocab_size]

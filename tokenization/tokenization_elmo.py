@@ -6,9 +6,10 @@ Shape suffixes: B texts, T tokens, W max_word_length.
 """
 
 import re
+import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import partial
+from functools import partial, wraps
 from itertools import accumulate, chain
 from os import PathLike
 
@@ -22,6 +23,7 @@ from transformers.utils import PaddingStrategy
 from .elmo_characters import (
     BOS_ID,
     BOS_WORD,
+    CONTINUATION,
     EOS_ID,
     EOS_WORD,
     MIN_WORD_LENGTH,
@@ -39,15 +41,33 @@ from .elmo_characters import (
 )
 from .elmo_pretokenization import TextSplitter
 
-# Two characters for private use that no text is expected to hold. With a continuation prefix that no word starts with,
-# WordPiece finds whole words or nothing, as WordLevel does, and stock pipelines know that every token is a word.
-CONTINUATION = "\U0010fffd"
-DISGUISE = "\U0010fffc"
+DISGUISE = "\U0010fffc"  # a character for private use that no text is expected to hold
 
 NO_SPECIAL_WORDS_IN_TEXT = (
     "split_special_tokens=False is not supported: special words in a text are spelled out; "
     "to read `<S>` and `</S>` as markers use ELMoTokenizer(literal_markers=True)."
 )
+
+
+class CallLock:
+    """Lets one thread in at a time; every copy of its owner gets a fresh one."""
+
+    def __init__(self):
+        self._lock = threading.RLock()
+
+    def __reduce__(self):
+        return CallLock, ()
+
+    @staticmethod
+    def held(method: Callable) -> Callable:
+        """A method that holds the `lock` of its object: calls share the word table and the Rust library's settings."""
+
+        @wraps(method)
+        def locked(self, *args, **kwargs):
+            with self.lock._lock:
+                return method(self, *args, **kwargs)
+
+        return locked
 
 
 class ELMoTokenizer(TokenizersBackend):
@@ -111,6 +131,7 @@ class ELMoTokenizer(TokenizersBackend):
             "begin_of_word": begin_of_word,
             "end_of_word": end_of_word,
         }
+        self.lock = CallLock()
         self.__dict__.update(options)  # `save_pretrained` writes the attributes that are named like keywords
         self.splitter = TextSplitter(pre_tokenization)
         characters = _build_alphabet(alphabet, max_word_length, lexicon, begin_of_word, end_of_word)
@@ -145,6 +166,7 @@ class ELMoTokenizer(TokenizersBackend):
             special_tokens=[(BOS_WORD, BOS_ID), (EOS_WORD, EOS_ID)],
         )
 
+    @CallLock.held
     def _add_tokens(self, new_tokens: Sequence[str | AddedToken], special_tokens: bool = False) -> int:
         # A token is a word here: it goes to the vocabulary, not to the backend's list of strings to find inside texts.
         fresh = [word for word in dict.fromkeys(map(str, new_tokens)) if self._tokenizer.token_to_id(word) is None]
@@ -165,6 +187,7 @@ class ELMoTokenizer(TokenizersBackend):
         text = _without_surrogates(text)
         return self._spelled_special_word.sub(lambda word: DISGUISE + word[0][1:], text) if "<" in text else text
 
+    @CallLock.held
     def encode_words(self, words: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
         """
         Ids and characters of words, without markers: the short way for pretraining and feature extraction.
@@ -175,6 +198,7 @@ class ELMoTokenizer(TokenizersBackend):
         rows = self.word_table.rows(words)
         return self.word_table.input_ids(rows), self.word_table.character_ids(rows)
 
+    @CallLock.held
     def _encode_plus(
         self,
         text,
@@ -215,6 +239,7 @@ class ELMoTokenizer(TokenizersBackend):
             }
         return encoded
 
+    @CallLock.held
     def _encode_in_rust(self, batch: list[tuple], is_split_into_words: bool, **kwargs) -> BatchEncoding:
         """The stock method, for what it alone can do: cut texts, and tell where in the text a token stands."""
         texts: list[tuple]
@@ -561,19 +586,38 @@ def _needs_rust(
     if truncation_strategy != TruncationStrategy.DO_NOT_TRUNCATE and max_length is not None:
         for parts in lengths:
             if sum(parts) + markers * len(parts) > max_length:
-                _check_room(parts, markers * len(parts), truncation_strategy, max_length, stride)
+                room = max_length - markers * len(parts)
+                if room < 0:
+                    needed = markers * len(parts)
+                    raise ValueError(f"max_length={max_length} has no room for the {needed} markers; pass more.")
+                _check_room(parts, truncation_strategy, room, max_length, stride, return_overflowing_tokens)
                 is_cut = True
     return is_cut or return_overflowing_tokens or return_special_tokens_mask or return_offsets_mapping or return_length
 
 
-def _check_room(parts: list[int], markers: int, strategy: TruncationStrategy, max_length: int, stride: int) -> None:
-    """The Rust library gives up cutting, or panics, where there is no room."""
-    if max_length < markers:
-        raise ValueError(f"max_length={max_length} has no room for the {markers} markers; pass at least {markers}.")
-    uncut = {TruncationStrategy.ONLY_FIRST: sum(parts[1:]), TruncationStrategy.ONLY_SECOND: parts[0]}.get(strategy, 0)
-    room = max_length - markers - uncut
-    if 0 < room <= stride:
-        raise ValueError(f"stride={stride} must be smaller than the {room} words that max_length={max_length} leaves.")
+def _check_room(
+    parts: list[int], strategy: TruncationStrategy, room: int, max_length: int, stride: int, overflowing: bool
+) -> None:
+    """Refuses what the Rust library answers with a panic, a bare exception, or texts that are not cut."""
+    for length, share in zip(parts, _shares(parts, strategy, room), strict=True):
+        emptied = share == 0 and (overflowing or (room > 0 and strategy != TruncationStrategy.LONGEST_FIRST))
+        if share < length and (share < 0 or emptied or 0 < share <= stride):
+            raise ValueError(
+                f"stride={stride} must be smaller than the {max(share, 0)} words that max_length={max_length} leaves; "
+                "pass a smaller stride or a larger max_length."
+            )
+
+
+def _shares(parts: list[int], strategy: TruncationStrategy, room: int) -> list[int]:
+    """Words of each part that the Rust library keeps of `room`."""
+    if strategy == TruncationStrategy.ONLY_FIRST:
+        return [room - sum(parts[1:]), *parts[1:]]
+    if strategy == TruncationStrategy.ONLY_SECOND:
+        return [parts[0], *(room - parts[0] for _ in parts[1:])]
+    if len(parts) == 1:
+        return [room]
+    short = min(parts) if min(parts) <= room - min(parts) else room // 2
+    return [short, room - short] if parts[0] <= parts[1] else [room - short, short]
 
 
 def _rows_of_encodings(encoded: BatchEncoding, lengths: list[list[int]], rows: np.ndarray) -> list[np.ndarray]:
