@@ -185,7 +185,8 @@ class ELMoPreTrainedModel(PreTrainedModel):
     _keys_to_ignore_on_load_unexpected = [r"scalar_mix\.", r"softmax\."]
 
     def __init__(self, config: ELMoConfig, *args, **kwargs):
-        config.validate()  # assignments since its making were checked one by one only
+        config.validate_sizes()  # assignments since the making of the config were only checked for their types
+        config.validate_token_encoder()
         super().__init__(config, *args, **kwargs)
         if not config.char_vocab_size:
             self.main_input_name = "input_ids"

@@ -135,7 +135,7 @@ def test_bad_values_are_named(options, message):
 def test_assignment_is_checked_too():
     config = ELMoConfig.from_preset("tiny")
     config.num_hidden_layers = 0
-    with pytest.raises(StrictDataclassError, match="`num_hidden_layers` is 0"):
+    with pytest.raises(ValueError, match="`num_hidden_layers` is 0"):
         modeling_elmo.ELMoModel(config)
     with pytest.raises(StrictDataclassError):
         config.dropout = "high"
