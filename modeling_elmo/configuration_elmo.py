@@ -72,6 +72,7 @@ class ELMoConfig(PreTrainedConfig):
         max_word_length: character positions of a word, its begin and end markers included.
         word_embedding_size: width of a word vector that stands before the character features; with
             `char_vocab_size=0` the model is word-level and reads `input_ids`. 0: no word vectors.
+        vocabulary_cache_size: words whose vectors are saved with the model; `ELMoModel.cache_vocabulary` sets it.
 
     biLM (section 3.1):
         projection_size: width of the token vectors and of one direction's output; `hidden_size` is twice this.
@@ -113,6 +114,7 @@ class ELMoConfig(PreTrainedConfig):
     num_highway_layers: int = 2
     max_word_length: int = 50
     word_embedding_size: int = 0
+    vocabulary_cache_size: int = 0
     projection_size: int = 512
     lstm_hidden_size: int = 4096
     num_hidden_layers: int = 2
@@ -205,7 +207,7 @@ class ELMoConfig(PreTrainedConfig):
         """Every size, clip and rate lies in its range."""
         for name in ("projection_size", "lstm_hidden_size", "num_hidden_layers", "vocab_size", "num_sampled"):
             _check(getattr(self, name) >= 1, name, getattr(self, name), "an integer of at least 1")
-        for name in ("char_vocab_size", "num_highway_layers", "word_embedding_size"):
+        for name in ("char_vocab_size", "num_highway_layers", "word_embedding_size", "vocabulary_cache_size"):
             _check(getattr(self, name) >= 0, name, getattr(self, name), "0 or more")
         for name in ("dropout", "elmo_dropout"):
             _check(0 <= getattr(self, name) < 1, name, getattr(self, name), "a rate in [0, 1)")

@@ -1,23 +1,24 @@
 """The clipped projected LSTM (Sak et al. 2014, with the bounds of Peters et al. 2018) over packed sequences.
 
-Shape suffixes: N real tokens of a batch, time-major; S sequences, longest first; D width of the input;
-H `lstm_hidden_size`; P `projection_size`; G = 4 H gates in the order i, f, o, g (g: the candidate).
+Shape suffixes: N real tokens of a batch, time-major; C a chunk of them; S sequences, longest first; U distinct words;
+D width of the input; H `lstm_hidden_size`; P `projection_size`; G = 4 H gates in the order i, f, o, g (the candidate).
 
 Packing (`pack`) lays the real tokens out step by step, so that the sequences still running at a step are a prefix of
 the state: nothing is ever computed for padding. A backward pass is a left-to-right pass over reversed sequences.
 """
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-from contextvars import ContextVar
+from collections.abc import Callable, Iterator
+from itertools import accumulate
 from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.utils.weak import WeakTensorKeyDictionary
+
+from .elmo_linear import choose_backend, forced_backend, packed, product, weight_gradients
 
 CHUNK_ROWS = 256  # rows of input gates computed at a time: one (tokens x 4H) block would page-fault on every call
+MOST_WORDS = 1024  # distinct words whose input gates are kept: 64 KB each at the original size
 
 
 class Packing(NamedTuple):
@@ -82,16 +83,28 @@ class ELMoLSTMLayer(nn.Module):
         self.projection_clip = config.projection_clip if config.has_projection else None
 
     @torch.compiler.disable  # a traced time loop would be compiled again for every length
-    def forward(self, inputs_ND: Tensor, batch_sizes: list[int], hidden_SP: Tensor, cell_SH: Tensor):
+    def forward(
+        self,
+        inputs: Tensor,
+        batch_sizes: list[int],
+        hidden_SP: Tensor,
+        cell_SH: Tensor,
+        index_N: Tensor | None = None,
+    ) -> tuple[Tensor, Tensor, Tensor]:
         """Runs packed sequences from the given state.
+
+        Args:
+            inputs: `(N, D)` vectors of the tokens; with `index_N`, `(U, D)` vectors of which it says each token's.
 
         Returns:
             `(outputs_NP, hidden_SP, cell_SH)`: every step's projected state, and the state after each sequence's end.
         """
         if not batch_sizes:
-            return inputs_ND.new_empty(0, hidden_SP.shape[-1]), hidden_SP, cell_SH
-        backend, _ = choose_backend(self, inputs_ND, hidden_SP, cell_SH)
-        return BACKENDS[backend](self, inputs_ND, batch_sizes, hidden_SP, cell_SH)
+            return inputs.new_empty(0, hidden_SP.shape[-1]), hidden_SP, cell_SH
+        backend = forced_backend()
+        if backend != "torch_lstm":
+            backend, _ = choose_backend(self.children(), inputs, hidden_SP, cell_SH)
+        return KERNELS[backend](self, inputs, batch_sizes, hidden_SP, cell_SH, index_N)
 
 
 class ELMoLSTM(nn.Module):
@@ -103,8 +116,8 @@ class ELMoLSTM(nn.Module):
         self.use_skip_connections = config.use_skip_connections
         self.dropout = config.dropout
 
-    def forward(self, tokens_NP: Tensor, batch_sizes: list[int], hidden_LSP: Tensor, cell_LSH: Tensor):
-        """Runs packed token vectors through the layers.
+    def forward(self, words_UP: Tensor, index_N: Tensor, batch_sizes: list[int], hidden_LSP: Tensor, cell_LSH: Tensor):
+        """Runs packed tokens through the layers; `index_N` says which vector of `words_UP` each token has.
 
         The carried state is the projected, clipped `h_t` *before* the skip connection is added.
 
@@ -113,19 +126,28 @@ class ELMoLSTM(nn.Module):
         """
         outputs, states = [], []
         for depth, layer in enumerate(self.layers):
-            inputs_NP = F.dropout(outputs[-1] if depth else tokens_NP, self.dropout, self.training)
-            output_NP, *state = layer(inputs_NP, batch_sizes, hidden_LSP[depth], cell_LSH[depth])
-            outputs.append(output_NP + inputs_NP if depth and self.use_skip_connections else output_NP)
+            inputs, index = (outputs[-1], None) if depth else (words_UP, index_N)
+            if self.training and self.dropout:  # of each token on its own
+                inputs, index = F.dropout(inputs if depth else words_UP[index_N], self.dropout), None
+            output_NP, *state = layer(inputs, batch_sizes, hidden_LSP[depth], cell_LSH[depth], index)
+            outputs.append(output_NP + inputs if depth and self.use_skip_connections else output_NP)
             states.append(state)
         hidden, cell = zip(*states, strict=True)
         return outputs, torch.stack(hidden), torch.stack(cell)
 
 
-def reference_lstm(layer: ELMoLSTMLayer, inputs_ND: Tensor, batch_sizes: list[int], hidden_SP: Tensor, cell_SH: Tensor):
+def reference_lstm(
+    layer: ELMoLSTMLayer,
+    inputs: Tensor,
+    batch_sizes: list[int],
+    hidden_SP: Tensor,
+    cell_SH: Tensor,
+    index_N: Tensor | None = None,
+):
     """The definition: plain PyTorch, one step at a time, differentiable, on every device and dtype."""
-    gates_NG = layer.input_linear(inputs_ND)
+    gates_NG = layer.input_linear(inputs if index_N is None else inputs[index_N])
     outputs, ended = [], []
-    for size, running, gates_SG in _steps(batch_sizes, gates_NG):
+    for size, running, gates_SG in zip(batch_sizes, [*batch_sizes[1:], 0], gates_NG.split(batch_sizes), strict=True):
         gates_SG = (gates_SG + layer.state_linear(hidden_SP[:size])).to(cell_SH.dtype)
         i, f, o, g = gates_SG.chunk(4, dim=-1)
         cell_SH = i.sigmoid() * g.tanh() + (f + layer.forget_bias).sigmoid() * cell_SH[:size]
@@ -139,109 +161,185 @@ def reference_lstm(layer: ELMoLSTMLayer, inputs_ND: Tensor, batch_sizes: list[in
     return torch.cat(outputs), torch.cat(final_hidden), torch.cat(final_cell)
 
 
-def onednn_lstm(layer: ELMoLSTMLayer, inputs_ND: Tensor, batch_sizes: list[int], hidden_SP: Tensor, cell_SH: Tensor):
-    """The same on packed oneDNN weights, in place: CPU inference. `F.linear` takes a slow path on many CPUs."""
-    ops = torch.ops.mkldnn
-    input_weight, state_weight = _packed(layer.input_linear.weight), _packed(layer.state_linear.weight)
-    projection = None if layer.projection is None else _packed(layer.projection.weight)
-    clip = [] if layer.projection_clip is None else [-layer.projection_clip, layer.projection_clip]
-    forget = layer.input_linear.bias.chunk(4)[1]
-    bias_G = layer.input_linear.bias.clone()
-    bias_G.chunk(4)[1].copy_(forget + layer.forget_bias)
+def inference_lstm(
+    layer: ELMoLSTMLayer,
+    inputs: Tensor,
+    batch_sizes: list[int],
+    hidden_SP: Tensor,
+    cell_SH: Tensor,
+    index_N: Tensor | None = None,
+):
+    """The same in place, without gradients: CPU inference. A repeated word's input gates are computed once."""
+    state_weight = packed(layer.state_linear.weight)
+    projection = None if layer.projection is None else packed(layer.projection.weight)
+    input_gates = _input_gates(layer, inputs, index_N)
     hidden_SP, cell_SH = hidden_SP.clone(), cell_SH.clone()
-    outputs_NP = inputs_ND.new_empty(len(inputs_ND), hidden_SP.shape[-1])
-    for sizes, inputs_CD, outputs_CP in _chunks(batch_sizes, inputs_ND, outputs_NP):
-        gates_CG = ops._linear_pointwise(inputs_CD, input_weight, bias_G, "none", [], "")
-        start = 0
-        for size in sizes:
-            rows = slice(start, start := start + size)
-            gates_SG = ops._linear_pointwise.binary(hidden_SP[:size], gates_CG[rows], state_weight, None, "add")
-            gates_SG = gates_SG.to(cell_SH.dtype)
+    outputs_NP = inputs.new_empty(sum(batch_sizes), hidden_SP.shape[-1])
+    for rows, sizes in _chunks(batch_sizes):
+        steps = zip(sizes, input_gates(rows).split(sizes), outputs_NP[rows].split(sizes), strict=True)
+        for size, plus_SG, output_SP in steps:
+            gates_SG = product(hidden_SP[:size], state_weight, plus_NG=plus_SG).to(cell_SH.dtype)
             i, f, o, g = gates_SG.chunk(4, dim=-1)
             gates_SG[:, : -g.shape[-1]].sigmoid_()
             cell = cell_SH[:size].mul_(f).addcmul_(i, g.tanh_())
             if layer.cell_clip is not None:
                 cell.clamp_(-layer.cell_clip, layer.cell_clip)
-            hidden = cell.tanh().mul_(o).to(inputs_ND.dtype)
+            hidden = cell.tanh().mul_(o).to(inputs.dtype)
             if projection is not None:
-                hidden = ops._linear_pointwise(hidden, projection, None, "hardtanh" if clip else "none", clip, "")
-            hidden_SP[:size] = outputs_CP[rows] = hidden
+                hidden = product(hidden, projection, clip=layer.projection_clip)
+            hidden_SP[:size] = output_SP[:] = hidden
     return outputs_NP, hidden_SP, cell_SH
 
 
-def bptt_lstm(layer: ELMoLSTMLayer, inputs_ND: Tensor, batch_sizes: list[int], hidden_SP: Tensor, cell_SH: Tensor):
+def _input_gates(layer: ELMoLSTMLayer, inputs: Tensor, index_N: Tensor | None) -> Callable[[slice], Tensor]:
+    """What gives the input half of the gates, `(C, G)`, for a chunk of packed rows."""
+    weight, bias_G = layer.input_linear.weight, _run_time_bias(layer.input_linear.bias, layer.forget_bias)
+    if index_N is not None and len(inputs) <= min(0.8 * len(index_N), MOST_WORDS):
+        gates_UG = product(inputs, weight, bias_G)
+        return lambda rows: gates_UG[index_N[rows]]
+    tokens_ND = inputs if index_N is None else inputs[index_N]
+    return lambda rows: product(tokens_ND[rows], weight, bias_G)
+
+
+def training_lstm(
+    layer: ELMoLSTMLayer,
+    inputs: Tensor,
+    batch_sizes: list[int],
+    hidden_SP: Tensor,
+    cell_SH: Tensor,
+    index_N: Tensor | None = None,
+):
     """The same with a hand-written backward pass: CPU training. See `BackpropagationThroughTime`."""
-    projection = None if layer.projection is None else layer.projection.weight
-    bounds = (layer.forget_bias, layer.cell_clip, layer.projection_clip)
-    gates_NG = layer.input_linear(inputs_ND)
     return BackpropagationThroughTime.apply(
-        gates_NG, layer.state_linear.weight, projection, hidden_SP, cell_SH, batch_sizes, bounds
+        inputs if index_N is None else inputs[index_N],
+        layer.input_linear.weight,
+        layer.input_linear.bias,
+        layer.state_linear.weight,
+        None if layer.projection is None else layer.projection.weight,
+        hidden_SP,
+        cell_SH,
+        batch_sizes,
+        (layer.forget_bias, layer.cell_clip, layer.projection_clip),
     )
 
 
 class BackpropagationThroughTime(torch.autograd.Function):
-    """The recurrence with its gradient. The weights' gradients are single products after the loop, where autograd would
-    add up one product a step; of each step only the gates' values, the cell and the output are kept.
+    """A layer with its gradient. The weights' gradients are single products after the loop, where autograd would add up
+    one product a step; of each step only the gates' values, the cell and the output are kept.
     """
 
     @staticmethod
-    def forward(ctx, gates_NG, state_weight_GP, projection_PH, hidden_SP, cell_SH, batch_sizes, bounds):
-        forget_bias, cell_clip, projection_clip = bounds
-        values_NG, width = gates_NG.clone(), cell_SH.shape[1]
-        outputs_NP = hidden_SP.new_empty(len(gates_NG), hidden_SP.shape[1])
-        cells_NH = cell_SH.new_empty(len(gates_NG), width)
+    def forward(ctx, inputs_ND, input_weight_GD, bias_G, state_weight_GP, projection_PH, hidden_SP, cell_SH, *options):
+        batch_sizes, (forget_bias, cell_clip, projection_clip) = ctx.options = options
+        # Weights change after every step of training: their packed copies are not worth keeping.
+        state_weight = packed(state_weight_GP, keep=False)
+        projection = None if projection_PH is None else packed(projection_PH, keep=False)
+        values_NG = product(inputs_ND, input_weight_GD, _run_time_bias(bias_G, forget_bias))
+        width = cell_SH.shape[1]
+        outputs_NP = hidden_SP.new_empty(len(inputs_ND), hidden_SP.shape[1])
+        cells_NH = cell_SH.new_empty(len(inputs_ND), width)
         hidden, cell = hidden_SP.clone(), cell_SH.clone()
         steps = [tensor.split(batch_sizes) for tensor in (values_NG, outputs_NP, cells_NH)]
         for size, values_SG, output_SP, kept_SH in zip(batch_sizes, *steps, strict=True):
-            values_SG.addmm_(hidden[:size], state_weight_GP.T)
-            values_SG[:, width : 2 * width] += forget_bias
-            values_SG[:, : 3 * width].sigmoid_()
+            gates_SG = product(hidden[:size], state_weight, plus_NG=values_SG)
+            torch.sigmoid(gates_SG[:, : 3 * width], out=values_SG[:, : 3 * width])
+            torch.tanh(gates_SG[:, 3 * width :], out=values_SG[:, 3 * width :])
             i, f, o, g = values_SG.chunk(4, dim=1)
-            kept_SH.copy_(_clip(cell[:size].mul_(f).addcmul_(i, g.tanh_()), cell_clip))
+            kept_SH.copy_(_clip(cell[:size].mul_(f).addcmul_(i, g), cell_clip))
             raw_SH = kept_SH.tanh().mul_(o)
-            output_SP.copy_(raw_SH if projection_PH is None else _clip(raw_SH @ projection_PH.T, projection_clip))
+            output_SP.copy_(raw_SH if projection is None else product(raw_SH, projection, clip=projection_clip))
             hidden[:size], cell[:size] = output_SP, kept_SH
-        ctx.batch_sizes, ctx.bounds = batch_sizes, bounds
-        ctx.save_for_backward(values_NG, cells_NH, outputs_NP, state_weight_GP, projection_PH, hidden_SP, cell_SH)
+        weights = (input_weight_GD, state_weight_GP, projection_PH)
+        ctx.save_for_backward(inputs_ND, *weights, hidden_SP, cell_SH, values_NG, cells_NH, outputs_NP)
         return outputs_NP, hidden, cell
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx, grad_outputs_NP, grad_hidden_SP, grad_cell_SH):
-        values_NG, cells_NH, outputs_NP, state_weight_GP, projection_PH, hidden_SP, cell_SH = ctx.saved_tensors
-        _, cell_clip, projection_clip = ctx.bounds
-        i, f, o, g = values_NG.chunk(4, dim=1)
-        squashed_NH = cells_NH.tanh()
-        before_NP = _shifted(hidden_SP, outputs_NP, ctx.batch_sizes)
-        before_NH = _shifted(cell_SH, cells_NH, ctx.batch_sizes)
-        # What a gradient is multiplied by, for all steps at once; where a bound was met nothing passes.
-        slopes = (g * i * (1 - i), before_NH * f * (1 - f), squashed_NH * o * (1 - o), i * (1 - g * g))
-        grad_gates_NG = torch.cat(slopes, dim=1)
-        through_cell_NH = o * (1 - squashed_NH.square())
-        open_cell_NH = None if cell_clip is None else cells_NH.abs() < cell_clip
-        open_output_NP = None if projection_clip is None else outputs_NP.abs() < projection_clip
-        grad_hidden_SP, grad_cell_SH = grad_hidden_SP.clone(), grad_cell_SH.clone()
-        grad_projected_NP = grad_outputs_NP.clone()
-        end = len(values_NG)
-        for size in reversed(ctx.batch_sizes):
+        inputs_ND, input_weight_GD, state_weight_GP, projection_PH, hidden_SP, cell_SH, *kept = ctx.saved_tensors
+        values_NG, cells_NH, outputs_NP = kept
+        batch_sizes, (_, cell_clip, projection_clip) = ctx.options
+        aten, width = torch.ops.aten, cell_SH.shape[1]
+        state_weight = packed(state_weight_GP.t(), keep=False)
+        projection = None if projection_PH is None else packed(projection_PH.t(), keep=False)
+        before_NH = _shifted(cell_SH, cells_NH, batch_sizes)
+        grad_gates_NG, raw_NH = torch.empty_like(values_NG), torch.empty_like(cells_NH)
+        grad_hidden_SP, grad_cell_SH, grad_projected_NP = (
+            gradient.clone() for gradient in (grad_hidden_SP, grad_cell_SH, grad_outputs_NP)
+        )
+        for size, end in zip(reversed(batch_sizes), reversed([*accumulate(batch_sizes)]), strict=True):
             rows = slice(end - size, end)
-            end -= size
+            i, f, o, g = values_NG[rows].chunk(4, dim=1)
+            squashed = cells_NH[rows].tanh()
+            torch.mul(o, squashed, out=raw_NH[rows])
+            # Where a bound was met no gradient passes.
             grad_raw = grad_projected_NP[rows].add_(grad_hidden_SP[:size])
-            if open_output_NP is not None:
-                grad_raw.mul_(open_output_NP[rows])
-            if projection_PH is not None:
-                grad_raw = grad_raw @ projection_PH
-            grad_cell = grad_cell_SH[:size].addcmul_(grad_raw, through_cell_NH[rows])
-            if open_cell_NH is not None:
-                grad_cell.mul_(open_cell_NH[rows])
-            di, df, do, dg = grad_gates_NG[rows].chunk(4, dim=1)
-            for part, gradient in ((di, grad_cell), (df, grad_cell), (do, grad_raw), (dg, grad_cell)):
-                part.mul_(gradient)
-            grad_cell.mul_(f[rows])
-            torch.mm(grad_gates_NG[rows], state_weight_GP, out=grad_hidden_SP[:size])
-        grad_projection_PH = None if projection_PH is None else grad_projected_NP.T @ (o * squashed_NH)
-        grad_state_GP = grad_gates_NG.T @ before_NP
-        return grad_gates_NG, grad_state_GP, grad_projection_PH, grad_hidden_SP, grad_cell_SH, None, None
+            if projection_clip is not None:
+                grad_raw.mul_(outputs_NP[rows].abs() < projection_clip)
+            if projection is not None:
+                grad_raw = product(grad_raw, projection)
+            grad_cell = grad_cell_SH[:size].add_(aten.tanh_backward(grad_raw * o, squashed))
+            if cell_clip is not None:
+                grad_cell.mul_(cells_NH[rows].abs() < cell_clip)
+            grad_gates = grad_gates_NG[rows]
+            sigmoids, (di, df, do, dg) = grad_gates[:, : 3 * width], grad_gates.chunk(4, dim=1)
+            torch.mul(grad_cell, g, out=di)
+            torch.mul(grad_cell, before_NH[rows], out=df)
+            torch.mul(grad_raw, squashed, out=do)
+            aten.sigmoid_backward(sigmoids, values_NG[rows, : 3 * width], grad_input=sigmoids)
+            aten.tanh_backward(grad_cell * i, g, grad_input=dg)
+            grad_cell.mul_(f)
+            grad_hidden_SP[:size] = product(grad_gates, state_weight)
+        wanted = ctx.needs_input_grad
+        before_NP = _shifted(hidden_SP, outputs_NP, batch_sizes)
+        grad_input_GD, grad_state_GP = weight_gradients(
+            grad_gates_NG, inputs_ND if wanted[1] else None, before_NP if wanted[3] else None
+        )
+        (grad_projection_PH,) = weight_gradients(grad_projected_NP, raw_NH if wanted[4] else None)
+        return (
+            product(grad_gates_NG, input_weight_GD.t()) if wanted[0] else None,
+            grad_input_GD,
+            grad_gates_NG.sum(0) if wanted[2] else None,
+            grad_state_GP,
+            grad_projection_PH,
+            grad_hidden_SP,
+            grad_cell_SH,
+            None,
+            None,
+        )
+
+
+def torch_lstm(
+    layer: ELMoLSTMLayer,
+    inputs: Tensor,
+    batch_sizes: list[int],
+    hidden_SP: Tensor,
+    cell_SH: Tensor,
+    index_N: Tensor | None = None,
+):
+    """The same by `torch.nn.LSTM`'s kernel, which is cuDNN's on CUDA and knows no clips."""
+    if layer.cell_clip is not None or layer.projection_clip is not None:
+        raise ValueError(
+            f"The backend 'torch_lstm' knows no clips, and this model has cell_clip={layer.cell_clip} and "
+            f"projection_clip={layer.projection_clip}. Use another backend, or a config with both None."
+        )
+    linear, state = layer.input_linear, layer.state_linear
+    bias_G = _run_time_bias(linear.bias, layer.forget_bias)
+    weights = [torch.cat([w[0], w[1], w[3], w[2]]) for w in (x.chunk(4) for x in (linear.weight, state.weight, bias_G))]
+    weights += [torch.zeros_like(bias_G)] + ([] if layer.projection is None else [layer.projection.weight])
+    start = (hidden_SP[None], cell_SH[None].to(inputs.dtype))
+    steps = torch.tensor(batch_sizes)
+    tokens_ND = inputs if index_N is None else inputs[index_N]
+    outputs_NP, hidden, cell = torch.lstm(
+        tokens_ND, steps, start, weights, True, 1, 0.0, torch.is_grad_enabled(), False
+    )  # has_biases, layers, dropout, whether a backward pass follows, bidirectional
+    return outputs_NP, hidden[0], cell[0].to(cell_SH.dtype)
+
+
+def _run_time_bias(bias_G: Tensor, forget_bias: float) -> Tensor:
+    """The stored bias with `forget_bias` added to the forget gate's part."""
+    i, f, o, g = bias_G.chunk(4)
+    return torch.cat([i, f + forget_bias, o, g])
 
 
 def _shifted(first_SX: Tensor, rows_NX: Tensor, batch_sizes: list[int]) -> Tensor:
@@ -251,94 +349,23 @@ def _shifted(first_SX: Tensor, rows_NX: Tensor, batch_sizes: list[int]) -> Tenso
     return torch.cat(before)
 
 
-BACKENDS = {"reference": reference_lstm, "onednn": onednn_lstm, "bptt": bptt_lstm}
-_forced: ContextVar[str | None] = ContextVar("forced LSTM backend", default=None)
+KERNELS = {
+    "reference": reference_lstm,
+    "inference": inference_lstm,
+    "training": training_lstm,
+    "torch_lstm": torch_lstm,
+}
 
 
-@contextmanager
-def lstm_backend(name: str) -> Iterator[None]:
-    """Forces one of `BACKENDS` inside the block; an unsuitable one raises instead of falling back.
-
-    `"reference"` is also the memory switch: it keeps no packed copy of the weights.
-    """
-    if name not in BACKENDS:
-        raise ValueError(f"There is no LSTM backend {name!r}; pass one of {', '.join(BACKENDS)}.")
-    token = _forced.set(name)
-    try:
-        yield
-    finally:
-        _forced.reset(token)
-
-
-def choose_backend(layer: ELMoLSTMLayer, inputs: Tensor, *states: Tensor) -> tuple[str, str]:
-    """Which of `BACKENDS` a layer uses for these inputs (and states), and why."""
-    tensors = (inputs, *states, *layer.parameters())
-    needs_gradients = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)
-    forced = _forced.get()
-    wanted = forced or ("bptt" if needs_gradients else "onednn")
-    obstacle = None if wanted == "reference" else _obstacle(wanted, needs_gradients, layer, inputs)
-    if forced and obstacle:
-        raise ValueError(f"The LSTM backend {forced!r} was forced, but {obstacle}. Use lstm_backend('reference').")
-    if obstacle:
-        return "reference", obstacle
-    return wanted, "forced" if forced else "CPU training" if needs_gradients else "CPU inference"
-
-
-def _obstacle(backend: str, needs_gradients: bool, layer: ELMoLSTMLayer, inputs: Tensor) -> str | None:
-    dtypes = {"onednn": (torch.float32, torch.bfloat16), "bptt": (torch.float32, torch.float64)}[backend]
-    if inputs.device.type != "cpu" or inputs.dtype not in dtypes:
-        return f"it needs {dtypes[0]} or {dtypes[1]} on CPU, and the inputs are {inputs.dtype} on {inputs.device}"
-    if torch.is_autocast_enabled("cpu"):
-        return "autocast is on"
-    # Adapters, quantizers and offloading change the module, its parameter or its hooks: then the module is called.
-    if not all(_is_plain(linear) and linear.weight.dtype == inputs.dtype for linear in layer.children()):
-        return "a linear module is wrapped or hooked, or its dtype is not the inputs'"
-    if backend == "bptt":
-        return None
-    if needs_gradients:
-        return "gradients are needed"
-    # Private operators of torch: absent from some builds.
-    if not (torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_linear_pointwise")):
-        return "this build of torch has no oneDNN linear operators"
-    if inputs.dtype == torch.bfloat16 and not torch.ops.mkldnn._is_mkldnn_bf16_supported():
-        return "this CPU has no bfloat16 instructions"
-    return None
-
-
-def _is_plain(linear: nn.Module) -> bool:
-    hooked = linear._forward_hooks or linear._forward_pre_hooks or "forward" in linear.__dict__
-    return type(linear) is nn.Linear and type(linear.weight) is nn.Parameter and not hooked
-
-
-_packed_weights = WeakTensorKeyDictionary()  # parameter -> (stamp, sample, packed copy); dies with the parameter
-
-
-def _packed(weight: Tensor) -> Tensor:
-    """The weight in oneDNN's layout, packed again when the parameter has changed."""
-    stamp = (0 if weight.is_inference() else weight._version, weight.data_ptr(), weight.dtype)
-    sample = weight.detach().flatten()[:: max(1, weight.numel() // 256)]  # `.data` writes leave the version as it is
-    known = _packed_weights.get(weight)
-    if known is None or known[0] != stamp or not torch.equal(known[1], sample):
-        packed = torch.ops.mkldnn._reorder_linear_weight(weight.detach(), 32)  # 32: a typical number of rows
-        known = _packed_weights[weight] = (stamp, sample.clone(), packed)
-    return known[2]
-
-
-def _steps(batch_sizes: list[int], rows_N: Tensor) -> Iterator[tuple[int, int, Tensor]]:
-    """Each step's number of sequences, the number that go on after it, and its rows."""
-    sizes = [*batch_sizes, 0]
-    return zip(batch_sizes, sizes[1:], rows_N.split(batch_sizes), strict=True)
-
-
-def _chunks(batch_sizes: list[int], *tensors: Tensor) -> Iterator[tuple]:
-    """Groups whole steps into chunks of about `CHUNK_ROWS` rows: their batch sizes, and each tensor's rows."""
+def _chunks(batch_sizes: list[int]) -> Iterator[tuple[slice, list[int]]]:
+    """Groups whole steps into chunks of about `CHUNK_ROWS` rows: the rows, and the steps' batch sizes."""
     chunks: list[list[int]] = [[]]
     for size in batch_sizes:
         if chunks[-1] and sum(chunks[-1]) + size > CHUNK_ROWS:
             chunks.append([])
         chunks[-1].append(size)
-    rows = [sum(chunk) for chunk in chunks]
-    return zip(chunks, *(tensor.split(rows) for tensor in tensors), strict=True)
+    for sizes, end in zip(chunks, accumulate(map(sum, chunks)), strict=True):
+        yield slice(end - sum(sizes), end), sizes
 
 
 def _clip(tensor: Tensor, bound: float | None) -> Tensor:

@@ -1,14 +1,16 @@
 """ELMo: a character-CNN, bidirectional LSTM language model whose layers are mixed per task.
 
 Peters et al. 2018, "Deep contextualized word representations", https://arxiv.org/abs/1802.05365. In reading order:
-characters -> token vectors (`ELMoCharacterEncoder`), token vectors -> layers (`ELMoLSTM` in `elmo_lstm.py`), layers ->
-one vector (`ScalarMix`), the model (`ELMoModel`), its training objective (`ELMoForPreTraining`), task heads.
+characters -> token vectors (`ELMoCharacterEncoder` in `elmo_encoder.py`), token vectors -> layers (`ELMoLSTM` in
+`elmo_lstm.py`), layers -> one vector (`ScalarMix`), the model (`ELMoModel`), its training objective
+(`ELMoForPreTraining`), task heads.
 
-Shape suffixes: B batch; T time; N real tokens of the batch; U distinct words; W `max_word_length`; C characters'
-width; F filters; P `projection_size`; L LSTM layers; S sequences.
+Shape suffixes: B batch; T time; N real tokens of the batch; U distinct words; X `max_word_length`, and the word's id if
+used; F features; P `projection_size`; L LSTM layers; S sequences.
 """
 
 import inspect
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -21,6 +23,8 @@ from transformers.modeling_outputs import SequenceClassifierOutput, TokenClassif
 from transformers.utils import ModelOutput, can_return_tuple, logging
 
 from .configuration_elmo import ELMoConfig
+from .elmo_encoder import ELMoCharacterEncoder, ELMoHighway, VocabularyCache, distinct_rows
+from .elmo_linear import fast_linear
 from .elmo_lstm import ELMoLSTM, ELMoLSTMLayer, Packing, pack
 from .elmo_softmax import ELMoSoftmax
 
@@ -66,57 +70,18 @@ class ELMoForPreTrainingOutput(ModelOutput):
 
 
 class Reading(NamedTuple):
-    """A checked batch: which positions hold a token, how they are visited, their vectors in reading order.
+    """A checked batch: which positions hold a token, how they are visited, and what stands there.
 
     Shape:
         mask_BT: `(batch, time)` bool.
-        tokens_NP: `(tokens, projection_size)`.
+        words_UP: `(words, projection_size)`, the vector of each distinct word.
+        index_N: `(tokens,)`, which of them each real token is, in reading order.
     """
 
     mask_BT: Tensor
     packing: Packing
-    tokens_NP: Tensor
-
-
-class ELMoHighway(nn.Module):
-    """Highway layer (Srivastava et al. 2015): `y = g * relu(T(x)) + (1 - g) * x` with `g = sigmoid(C(x))`."""
-
-    def __init__(self, size: int):
-        super().__init__()
-        self.transform = nn.Linear(size, size)
-        self.carry = nn.Linear(size, size)
-
-    def forward(self, features: Tensor) -> Tensor:
-        return torch.lerp(features, self.transform(features).relu(), self.carry(features).sigmoid())
-
-
-class ELMoCharacterEncoder(nn.Module):
-    """Characters of a word -> its features: convolutions, maximum over positions, highways (Kim et al. 2015)."""
-
-    def __init__(self, config: ELMoConfig):
-        super().__init__()
-        filters = config.char_cnn_filters
-        self.char_embeddings = nn.Embedding(config.char_vocab_size, config.char_embedding_size, padding_idx=0)
-        self.convolutions = nn.ModuleList(nn.Conv1d(config.char_embedding_size, n, width) for width, n in filters)
-        size = sum(number for _, number in filters)
-        self.highways = nn.ModuleList(ELMoHighway(size) for _ in range(config.num_highway_layers))
-        self.activation = torch.relu if config.char_cnn_activation == "relu" else torch.tanh
-        self.widest = max(width for width, _ in filters)
-
-    def forward(self, characters_UW: Tensor) -> Tensor:
-        """Encodes words, `(words, max_word_length)`, to `(words, filters)`."""
-        characters_UCW = self.char_embeddings(self._crop(characters_UW)).transpose(1, 2)
-        # The activation stands after the maximum, as in the original: a rising function may.
-        features_UF = self.activation(torch.cat([conv(characters_UCW).amax(-1) for conv in self.convolutions], dim=-1))
-        for highway in self.highways:
-            features_UF = highway(features_UF)
-        return features_UF
-
-    def _crop(self, characters_UW: Tensor) -> Tensor:
-        """Drops the tail that all words share. Exact: every filter keeps one window that lies in the tail whole."""
-        differs_W = (characters_UW != characters_UW[:1, -1:]).any(0)
-        longest = int(differs_W.nonzero().max()) + 1 if differs_W.any() else 0
-        return characters_UW[:, : longest + self.widest]
+    words_UP: Tensor
+    index_N: Tensor
 
 
 class ScalarMix(nn.Module):
@@ -198,6 +163,11 @@ class ELMoPreTrainedModel(PreTrainedModel):
             model.config.has_softmax = False  # the checkpoint is of a class without one: this one is random
         model._freeze_as_configured()  # loading rebuilds every parameter with gradients on
         return (model, info) if output_loading_info else model
+
+    @property
+    def _ddp_params_and_buffers_to_ignore(self) -> list[str]:
+        """Read by DistributedDataParallel, which would send the vocabulary cache around at every step."""
+        return [name for name, _ in self.named_buffers() if "vocabulary_cache." in name]
 
     def _freeze_as_configured(self):
         """What a head does about `config.freeze_bilm`; nothing in the biLM itself."""
@@ -322,6 +292,7 @@ class ELMoModel(ELMoPreTrainedModel):
         self.forward_lstm = ELMoLSTM(config)
         self.backward_lstm = ELMoLSTM(config)
         self.scalar_mix = ScalarMix(config) if add_mixing_layer else None
+        self.vocabulary_cache: VocabularyCache | None = self._empty_cache() if config.vocabulary_cache_size else None
         self.frozen = False
         self.post_init()
 
@@ -373,7 +344,7 @@ class ELMoModel(ELMoPreTrainedModel):
             ValueError: an input has the wrong shape, holds ids out of range, or does not match the others.
         """
         text = self.read_tokens(character_ids, input_ids, attention_mask, token_type_ids, inputs_embeds)
-        states = self.starting_states(initial_states, text.tokens_NP, len(text.mask_BT))
+        states = self.starting_states(initial_states, text.words_UP, len(text.mask_BT))
         rows_S = text.packing.rows_S
         two_texts = token_type_ids is not None and len(rows_S.unique()) < len(rows_S)
         if two_texts and initial_states is not None:
@@ -397,41 +368,117 @@ class ELMoModel(ELMoPreTrainedModel):
         mask_BT = self.real_positions(character_ids, input_ids, attention_mask, token_type_ids, inputs_embeds)
         packing = pack(mask_BT, token_type_ids)
         if inputs_embeds is not None:
-            return Reading(mask_BT, packing, inputs_embeds.flatten(0, 1)[packing.positions_N])
+            return Reading(mask_BT, packing, inputs_embeds.flatten(0, 1), packing.positions_N)
+        words_NX = self._rows_of_ids(character_ids, input_ids).flatten(0, 1)[packing.positions_N]
+        distinct_UX, index_N = distinct_rows(words_NX)
+        return Reading(mask_BT, packing, self.encode_words(distinct_UX), index_N)
+
+    def _rows_of_ids(self, character_ids: Tensor, input_ids: Tensor) -> Tensor:
+        """What a word's vector depends on: its id, if there are word vectors, before its characters."""
         ids = [] if self.word_embeddings is None else [input_ids[..., None]]
-        ids += [] if self.char_encoder is None else [character_ids]
-        distinct_UW, inverse_N = distinct_rows(torch.cat(ids, dim=-1).flatten(0, 1)[packing.positions_N])
-        return Reading(mask_BT, packing, self.encode_words(distinct_UW)[inverse_N])
+        return torch.cat(ids if self.char_encoder is None else [*ids, character_ids], dim=-1)
 
-    def encode_words(self, words_UW: Tensor) -> Tensor:
-        """Token vectors `(words, projection_size)` of rows of ids: the word's id, if used, before its characters."""
-        words_UW, features = words_UW.long(), []
+    def encode_words(self, words_UX: Tensor) -> Tensor:
+        """Token vectors `(words, projection_size)` of rows of ids: the word's id, if used, before its characters.
+
+        Words of `cache_vocabulary` are looked up, unless a gradient must pass through them.
+        """
+        words_UX = words_UX.long()
         if self.word_embeddings is not None:
-            _check_range("input_ids", words_UW[:, 0], self.config.vocab_size)
-            features.append(self.word_embeddings(words_UW[:, 0]))
+            _check_range("input_ids", words_UX[:, 0], self.config.vocab_size)
         if self.char_encoder is not None:
-            characters_UW = words_UW[:, -self.config.max_word_length :]
-            _check_range("character_ids", characters_UW, self.config.char_vocab_size)
-            features.append(self.char_encoder(characters_UW))
-        features_UF = torch.cat(features, dim=-1)
-        return features_UF if self.token_projection is None else self.token_projection(features_UF)
+            _check_range("character_ids", words_UX[:, -self.config.max_word_length :], self.config.char_vocab_size)
+        cache = self._usable_cache()
+        if cache is None:
+            return self._compute_words(words_UX)
+        known_U, rows_U = cache.find(words_UX)
+        vectors_UP = cache.vectors[rows_U]
+        if not known_U.all():
+            vectors_UP[~known_U] = self._compute_words(words_UX[~known_U]).to(vectors_UP)
+        return vectors_UP
 
-    def starting_states(self, states: States | None, tokens_NP: Tensor, batch_size: int) -> States:
+    def _compute_words(self, words_UX: Tensor) -> Tensor:
+        features = [] if self.word_embeddings is None else [self.word_embeddings(words_UX[:, 0])]
+        if self.char_encoder is not None:
+            features.append(self.char_encoder(words_UX[:, -self.config.max_word_length :]))
+        features_UF = torch.cat(features, dim=-1)
+        return features_UF if self.token_projection is None else fast_linear(self.token_projection, features_UF)
+
+    @torch.no_grad()
+    def cache_vocabulary(self, words: Iterable[str], tokenizer, save: bool = False, batch_size: int = 1024):
+        """Computes the token vectors of words once: from then on they are looked up, by their characters.
+
+        Other words are computed as ever. The cache takes `2 * max_word_length + 4 * projection_size` bytes a word or
+        more; it moves with the model, and is dropped with a warning when a parameter of the encoder changes.
+
+        Args:
+            words: for example `tokenizer.get_vocab()`.
+            tokenizer: the one that was saved with the model.
+            save: whether `save_pretrained` writes the cache, for `from_pretrained` to read.
+            batch_size: words computed at a time.
+        """
+        if isinstance(words, str) or not callable(tokenizer):
+            raise ValueError(
+                f"`cache_vocabulary` received {type(words).__name__} and {type(tokenizer).__name__}; pass a list of "
+                "words and the tokenizer that was saved with the model."
+            )
+        self._drop_cache()
+        words = list(dict.fromkeys(words))
+        rows = []
+        for start in range(0, len(words), batch_size):
+            encoding = tokenizer(words[start : start + batch_size], is_split_into_words=True, return_tensors="pt")
+            rows.append(self._rows_of_ids(encoding.get("character_ids"), encoding["input_ids"])[0])
+        if not rows:
+            raise ValueError("`cache_vocabulary` received no words; pass at least one.")
+        distinct_UX = distinct_rows(torch.cat(rows))[0]
+        batches = logging.tqdm(distinct_UX.split(batch_size), desc="Encoding the vocabulary", unit="batch")
+        vectors_UP = torch.cat([self.encode_words(batch.to(self.device)) for batch in batches])
+        distinct_UX = distinct_UX.to(self.device)
+        self.vocabulary_cache = VocabularyCache(distinct_UX, vectors_UP, self._word_parameters(), persistent=save)
+        self.config.vocabulary_cache_size = len(distinct_UX) if save else 0
+
+    def _usable_cache(self) -> VocabularyCache | None:
+        cache, parameters = self.vocabulary_cache, self._word_parameters()
+        if cache is None or torch.is_grad_enabled() and any(p.requires_grad for p in parameters):
+            return None
+        if cache.suits(parameters):
+            return cache
+        logger.warning("The encoder's weights changed: its vocabulary cache is dropped. Call `cache_vocabulary` again.")
+        self._drop_cache()
+        return None
+
+    def _drop_cache(self):
+        self.vocabulary_cache = None
+        self.config.vocabulary_cache_size = 0
+
+    def _empty_cache(self) -> VocabularyCache:
+        """For `from_pretrained` to fill."""
+        config = self.config
+        columns = (self.word_embeddings is not None) + (config.max_word_length if config.char_vocab_size else 0)
+        words_VX = torch.zeros(config.vocabulary_cache_size, columns, dtype=torch.int32)
+        vectors_VP = torch.zeros(len(words_VX), config.projection_size)
+        return VocabularyCache(words_VX, vectors_VP, self._word_parameters(), persistent=True)
+
+    def _word_parameters(self) -> list[nn.Parameter]:
+        modules = (self.char_encoder, self.word_embeddings, self.token_projection)
+        return [parameter for module in modules if module is not None for parameter in module.parameters()]
+
+    def starting_states(self, states: States | None, words_UP: Tensor, batch_size: int) -> States:
         """`initial_states`, checked, or zeros: `(batch, layers, 2, projection_size)` and `(..., lstm_hidden_size)`."""
         config = self.config
         sizes = (config.projection_size, config.lstm_hidden_size)
         shapes = [(batch_size, config.num_hidden_layers, 2, size) for size in sizes]
         # The cell is a long sum: half precision would lose it.
-        cell_dtype = torch.promote_types(tokens_NP.dtype, torch.float32)
+        cell_dtype = torch.promote_types(words_UP.dtype, torch.float32)
         if states is None:
-            return tokens_NP.new_zeros(shapes[0]), tokens_NP.new_zeros(shapes[1], dtype=cell_dtype)
+            return words_UP.new_zeros(shapes[0]), words_UP.new_zeros(shapes[1], dtype=cell_dtype)
         received = [tuple(state.shape) for state in states]
         if received != shapes:
             raise ValueError(
                 f"`initial_states` have shapes {received}; for this batch of {batch_size} pass (hidden, cell) of "
                 f"shapes {shapes}, the `final_states` of the same rows' text before."
             )
-        return states[0].to(tokens_NP), states[1].to(tokens_NP.device, cell_dtype)
+        return states[0].to(words_UP), states[1].to(words_UP.device, cell_dtype)
 
     def run_direction(self, direction: int, text: Reading, order_N: Tensor, states: States):
         """Runs the forward (0) or backward (1) LSTM over the real tokens, visited in `order_N`.
@@ -442,7 +489,7 @@ class ELMoModel(ELMoPreTrainedModel):
         lstm, rows_S = self.backward_lstm if direction else self.forward_lstm, text.packing.rows_S
         starts = [state[:, :, direction] for state in states]
         packed = [state[rows_S].transpose(0, 1) for state in starts]
-        outputs, *ends = lstm(text.tokens_NP[order_N], text.packing.batch_sizes, *packed)
+        outputs, *ends = lstm(text.words_UP, text.index_N[order_N], text.packing.batch_sizes, *packed)
         ends = [old.index_copy(0, rows_S, new.transpose(0, 1).to(old)) for old, new in zip(starts, ends, strict=True)]
         return outputs, *ends
 
@@ -548,7 +595,7 @@ class ELMoForPreTraining(ELMoPreTrainedModel):
             if len(stream.mask_BT) != len(text.mask_BT):
                 rows = len(text.mask_BT), len(stream.mask_BT)
                 raise ValueError(f"The two streams have {rows[0]} and {rows[1]} rows; pass as many of each.")
-        states = self.elmo.starting_states(initial_states, text.tokens_NP, len(text.mask_BT))
+        states = self.elmo.starting_states(initial_states, text.words_UP, len(text.mask_BT))
         forward, *forward_ends = self.elmo.run_direction(0, text, text.packing.forward_N, states)
         backward, *backward_ends = self.elmo.run_direction(1, stream, backward_order_N, states)
         losses = []
@@ -721,21 +768,6 @@ class ELMoForSequenceClassification(ELMoTaskModel):
         )
 
 
-def distinct_rows(rows_NW: Tensor) -> tuple[Tensor, Tensor]:
-    """The distinct rows `(U, W)` of integers, and for each row the number `(N,)` of its like.
-
-    Rows are compared by a random linear hash, which is checked; sorting whole rows is several times slower.
-    """
-    generator = torch.Generator().manual_seed(rows_NW.shape[1])
-    factors_W = torch.randint(-(2**62), 2**62, (rows_NW.shape[1],), generator=generator).to(rows_NW.device)
-    hashes, inverse_N = torch.unique((rows_NW * factors_W).sum(1), return_inverse=True)
-    rows_N = torch.arange(len(rows_NW), device=rows_NW.device)
-    distinct_UW = rows_NW[rows_N.new_empty(len(hashes)).scatter_(0, inverse_N, rows_N)]
-    if not torch.equal(distinct_UW[inverse_N], rows_NW):  # two rows share a hash
-        return torch.unique(rows_NW, dim=0, return_inverse=True)
-    return distinct_UW, inverse_N
-
-
 def _unpack(text: Reading, forward: list[Tensor], backward: list[Tensor]) -> tuple[Tensor, ...]:
     """All layers as `(batch, time, 2 * projection_size)`; the token layer stands twice side by side."""
     shape, positions_N = tuple(text.mask_BT.shape), text.packing.positions_N
@@ -744,7 +776,7 @@ def _unpack(text: Reading, forward: list[Tensor], backward: list[Tensor]) -> tup
     def scatter(rows_NP: Tensor, places_N: Tensor) -> Tensor:
         return rows_NP.new_zeros(shape[0] * shape[1], rows_NP.shape[1]).index_copy(0, places_N, rows_NP)
 
-    halves = [[scatter(text.tokens_NP, positions_N)] * 2]
+    halves = [[scatter(text.words_UP[text.index_N], positions_N)] * 2]
     halves += [[scatter(f, forward_N), scatter(b, backward_N)] for f, b in zip(forward, backward, strict=True)]
     return tuple(torch.cat(pair, dim=-1).unflatten(0, shape) for pair in halves)
 

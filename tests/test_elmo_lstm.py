@@ -1,15 +1,13 @@
 """The recurrent kernel against torch.nn.LSTM (clips off) and against a plain float64 loop (clips on)."""
 
-from concurrent.futures import ThreadPoolExecutor
-
 import numpy as np
 import pytest
 import torch
 from plain_elmo import PlainELMo
 from torch import nn
 
-from modeling_elmo import ELMoConfig, elmo_lstm
-from modeling_elmo.elmo_lstm import BACKENDS, ELMoLSTM, choose_backend, lstm_backend, pack
+from modeling_elmo import ELMoConfig, elmo_backend, elmo_linear, elmo_lstm
+from modeling_elmo.elmo_lstm import ELMoLSTM, pack
 
 LENGTHS = [5, 1, 9, 3, 9, 1]
 
@@ -44,7 +42,7 @@ def run(lstm, tokens, mask, hidden, cell, order="forward_N"):
     order_N = packing.positions_N[getattr(packing, order)]
     rows = packing.rows_S
     outputs, hidden_LSP, cell_LSH = lstm(
-        tokens.flatten(0, 1)[order_N], packing.batch_sizes, hidden[:, rows], cell[:, rows]
+        tokens.flatten(0, 1), order_N, packing.batch_sizes, hidden[:, rows], cell[:, rows]
     )
     unpacked = [torch.zeros_like(tokens).flatten(0, 1).index_copy(0, order_N, out).view_as(tokens) for out in outputs]
     back = rows.argsort()
@@ -73,7 +71,7 @@ def torch_lstm(lstm, config):
     return other
 
 
-@pytest.mark.parametrize("backend", ["reference", "bptt"])
+@pytest.mark.parametrize("backend", ["reference", "training", "torch_lstm"])
 @pytest.mark.parametrize("inner, outer", [(21, 7), (7, 7), (64, 33)])
 @pytest.mark.parametrize("forget_bias", [0.0, 1.0])
 def test_unclipped_equals_torch_lstm(inner, outer, forget_bias, backend):
@@ -90,7 +88,7 @@ def test_unclipped_equals_torch_lstm(inner, outer, forget_bias, backend):
     tokens, mask, hidden, cell = make_batch(config, torch.float64)
     ours, theirs = ([t.clone().requires_grad_() for t in (tokens, hidden, cell)] for _ in range(2))
 
-    with lstm_backend(backend):
+    with elmo_backend(backend):
         outputs, final_hidden, final_cell = run(lstm, ours[0], mask, *ours[1:])
     packed = nn.utils.rnn.pack_padded_sequence(theirs[0], torch.tensor(LENGTHS), True, enforce_sorted=False)
     packed, (their_hidden, their_cell) = other(packed, tuple(theirs[1:]))
@@ -114,7 +112,7 @@ def test_unclipped_equals_torch_lstm(inner, outer, forget_bias, backend):
             torch.testing.assert_close(layer.projection.weight.grad, getattr(other, f"weight_hr_l{depth}").grad)
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("backend", ["reference", "inference", "inference without oneDNN", "training"])
 @pytest.mark.parametrize("order", ["forward_N", "backward_N"])
 @pytest.mark.parametrize(
     "options",
@@ -127,11 +125,13 @@ def test_unclipped_equals_torch_lstm(inner, outer, forget_bias, backend):
         {"num_hidden_layers": 1, "lstm_hidden_size": 130, "projection_size": 40},
     ],
 )
-def test_clipped_equals_plain_float64(backend, order, options):
+def test_clipped_equals_plain_float64(backend, order, options, monkeypatch):
+    if backend == "inference without oneDNN":
+        monkeypatch.setattr(elmo_linear, "_onednn_dtypes", set())
     config = make_config(**options)
     lstm = make_lstm(config)
     tokens, mask, hidden, cell = make_batch(config)
-    with torch.no_grad(), lstm_backend(backend):
+    with torch.no_grad(), elmo_backend(backend.split()[0]):
         outputs, final_hidden, final_cell = run(lstm, tokens, mask, hidden, cell, order)
 
     name = order.removesuffix("_N")
@@ -151,32 +151,32 @@ def test_clipped_equals_plain_float64(backend, order, options):
         assert (final_cell.abs() == 0.7).float().mean() > 0.1
 
 
-@pytest.mark.parametrize("backend", ["reference", "bptt"])
+@pytest.mark.parametrize("backend", ["reference", "training"])
 def test_clipped_values_pass_no_gradient(backend):
     config = make_config(num_hidden_layers=1, cell_clip=0.1, projection_clip=None)
     lstm = make_lstm(config, dtype=torch.float64)
     tokens = torch.randn(1, config.projection_size, dtype=torch.float64)
     hidden = torch.zeros(1, 1, config.projection_size, dtype=torch.float64)
     cell = torch.full((1, 1, config.lstm_hidden_size), 9.0, dtype=torch.float64, requires_grad=True)
-    with lstm_backend(backend):
-        _, _, final_cell = lstm(tokens, [1], hidden, cell)
+    with elmo_backend(backend):
+        _, _, final_cell = lstm(tokens, torch.tensor([0]), [1], hidden, cell)
     final_cell.sum().backward()
     clipped = final_cell.detach().abs() == 0.1
     assert clipped.any()
     assert (cell.grad[clipped] == 0).all()
 
 
-@pytest.mark.parametrize("backend", ["reference", "bptt"])
+@pytest.mark.parametrize("backend", ["reference", "training"])
 @pytest.mark.parametrize("inner", [5, 3])
 def test_gradients_against_finite_differences(inner, backend):
     config = make_config(lstm_hidden_size=inner, projection_size=3, cell_clip=0.8, projection_clip=0.6)
     lstm = make_lstm(config, dtype=torch.float64)
     tokens, mask, hidden, cell = make_batch(config, torch.float64)
-    with lstm_backend("reference"):
+    with elmo_backend("reference"):
         *_, final_cell = run(lstm, tokens, mask, hidden, cell)
     assert (final_cell.abs() == 0.8).any()  # the bounds were met, so they were tested
     inputs = [tokens.requires_grad_(), hidden.requires_grad_(), cell.requires_grad_()]
-    with lstm_backend(backend):
+    with elmo_backend(backend):
         assert torch.autograd.gradcheck(lambda t, h, c: run(lstm, t, mask, h, c)[0][-1], inputs)
         assert torch.autograd.gradcheck(lambda t, h, c: run(lstm, t, mask, h, c)[1:], inputs)
 
@@ -187,15 +187,15 @@ def test_hand_written_gradients_equal_autograd(options, order):
     config = make_config(**{"cell_clip": 0.7, "projection_clip": 0.5, "num_hidden_layers": 3, **options})
     lstm = make_lstm(config, dtype=torch.float64)
     found = {}
-    for backend in ("reference", "bptt"):
+    for backend in ("reference", "training"):
         tokens, mask, *states = make_batch(config, torch.float64)
         inputs = [tensor.requires_grad_() for tensor in (tokens, *states)]
         lstm.zero_grad()
-        with lstm_backend(backend):
+        with elmo_backend(backend):
             outputs, final_hidden, final_cell = run(lstm, inputs[0], mask, *inputs[1:], order)
         sum(value.sin().sum() for value in (*outputs, final_hidden, final_cell)).backward()
         found[backend] = [value.grad for value in (*inputs, *lstm.parameters())]
-    for mine, theirs in zip(found["bptt"], found["reference"], strict=True):
+    for mine, theirs in zip(found["training"], found["reference"], strict=True):
         torch.testing.assert_close(mine, theirs)
 
 
@@ -203,7 +203,7 @@ def test_bfloat16_keeps_the_cell_in_float32():
     config = make_config(lstm_hidden_size=64, projection_size=16)
     lstm = make_lstm(config, scale=0.5)
     tokens, mask, hidden, cell = make_batch(config)
-    with torch.no_grad(), lstm_backend("reference"):
+    with torch.no_grad(), elmo_backend("reference"):
         exact, *_ = run(lstm, tokens, mask, hidden, cell)
         rounded, _, final_cell = run(lstm.bfloat16(), tokens.bfloat16(), mask, hidden.bfloat16(), cell)
     assert final_cell.dtype == torch.float32
@@ -211,34 +211,32 @@ def test_bfloat16_keeps_the_cell_in_float32():
     assert error.sqrt() < 1e-2
 
 
-def test_dispatch_says_why():
-    config = make_config()
-    lstm = make_lstm(config)
-    layer, inputs = lstm.layers[0], torch.randn(4, config.projection_size)
-    assert choose_backend(layer, inputs) == ("bptt", "CPU training")
-    assert choose_backend(layer, inputs.bfloat16())[0] == "reference"
-    with torch.no_grad():
-        assert choose_backend(layer, inputs) == ("onednn", "CPU inference")
-        assert choose_backend(layer, inputs.double())[0] == "reference"
-        with torch.autocast("cpu"):
-            assert choose_backend(layer, inputs) == ("reference", "autocast is on")
-        with lstm_backend("reference"):
-            assert choose_backend(layer, inputs) == ("reference", "forced")
-        layer.state_linear.register_forward_hook(lambda *_: None)
-        assert "hooked" in choose_backend(layer, inputs)[1]
-    assert "hooked" in choose_backend(layer, inputs)[1]
-    with lstm_backend("onednn"), pytest.raises(ValueError, match="'onednn' was forced, but gradients are needed"):
-        choose_backend(lstm.layers[1], inputs)
-    message = "no LSTM backend 'cudnn'; pass one of reference, onednn, bptt"
-    with pytest.raises(ValueError, match=message), lstm_backend("cudnn"):
-        pass
+def test_torch_lstm_refuses_clips():
+    config = make_config(projection_clip=None)
+    message = "knows no clips, and this model has cell_clip=3.0 and projection_clip=None. Use another backend"
+    with elmo_backend("torch_lstm"), pytest.raises(ValueError, match=message):
+        run(make_lstm(config), *make_batch(config))
 
 
-def test_forcing_a_backend_stays_in_its_thread():
+@pytest.mark.parametrize("most", [1024, 3])
+@pytest.mark.parametrize("order", ["forward_N", "backward_N"])
+def test_the_gates_of_a_repeated_word_are_computed_once(most, order, monkeypatch):
     config = make_config()
-    layer, inputs = make_lstm(config).layers[0], torch.randn(4, config.projection_size)
-    with lstm_backend("reference"), ThreadPoolExecutor(1) as other:
-        assert other.submit(choose_backend, layer, inputs).result() == ("bptt", "CPU training")
+    lstm, (_, mask, hidden, cell) = make_lstm(config), make_batch(config)
+    words, packing = torch.randn(4, config.projection_size), pack(mask)
+    index = torch.randint(0, 4, (int(mask.sum()),))[getattr(packing, order)]
+    states = hidden[:, packing.rows_S], cell[:, packing.rows_S]
+    seen, multiply = [], elmo_lstm.product
+    monkeypatch.setattr(elmo_lstm, "MOST_WORDS", most)
+    monkeypatch.setattr(
+        elmo_lstm, "product", lambda x, *rest, **more: seen.append(len(x)) or multiply(x, *rest, **more)
+    )
+    with torch.no_grad(), elmo_backend("inference"):
+        found = lstm(words, index, packing.batch_sizes, *states)
+    with torch.no_grad(), elmo_backend("reference"):
+        expected = lstm(words, index, packing.batch_sizes, *states)
+    torch.testing.assert_close(found, expected, atol=2e-6, rtol=1e-5)
+    assert seen[0] == (4 if most == 1024 else len(index))
 
 
 def test_a_wrapped_linear_is_called():
@@ -281,20 +279,20 @@ def test_packed_weights_follow_the_parameters(change):
         if change == "dtype":
             lstm, other = lstm.bfloat16().float(), lstm.bfloat16().float()
         outputs, *_ = run(lstm, *batch)
-        with lstm_backend("reference"):
+        with elmo_backend("reference"):
             expected, *_ = run(other, *batch)
     torch.testing.assert_close(outputs[-1], expected[-1], atol=1e-5, rtol=1e-5)
 
 
 def test_packed_weights_die_with_their_parameters():
     config = make_config()
-    before = len(elmo_lstm._packed_weights)
+    before = len(elmo_linear._remembered)
     lstm = make_lstm(config)
     with torch.no_grad():
         run(lstm, *make_batch(config))
-    assert len(elmo_lstm._packed_weights) == before + 6
+    assert len(elmo_linear._remembered) == before + 4
     del lstm
-    assert len(elmo_lstm._packed_weights) == before
+    assert len(elmo_linear._remembered) == before
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -325,5 +323,7 @@ def test_nothing_to_read():
     assert packing.batch_sizes == [] and len(packing.positions_N) == 0
     config = make_config()
     hidden, cell = torch.ones(2, 0, config.projection_size), torch.ones(2, 0, config.lstm_hidden_size)
-    outputs, hidden, _ = make_lstm(config)(torch.zeros(0, config.projection_size), [], hidden, cell)
+    outputs, hidden, _ = make_lstm(config)(
+        torch.zeros(0, config.projection_size), torch.zeros(0, dtype=torch.long), [], hidden, cell
+    )
     assert outputs[-1].shape == (0, config.projection_size)

@@ -1,0 +1,160 @@
+"""The character encoder: characters of a word -> its features (Kim et al. 2015), and the vectors kept of known words.
+
+Shape suffixes: N tokens; U words; W `max_word_length`; X W and the word's id, if used; C width of a character; R
+character ids; P positions of a filter; K its width; F filters; V words of a cache.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from .configuration_elmo import ELMoConfig
+from .elmo_linear import choose_backend, fast_linear, remembered, sample_of, version
+
+CHUNK_WORDS = 128  # words of like length at a time: their windows stay in the cache
+
+
+class ELMoHighway(nn.Module):
+    """Highway layer (Srivastava et al. 2015): `y = g * relu(T(x)) + (1 - g) * x` with `g = sigmoid(C(x))`."""
+
+    def __init__(self, size: int):
+        super().__init__()
+        self.transform = nn.Linear(size, size)
+        self.carry = nn.Linear(size, size)
+
+    def forward(self, features: Tensor) -> Tensor:
+        transformed, carried = fast_linear(self.transform, features), fast_linear(self.carry, features)
+        return torch.lerp(features, transformed.relu(), carried.sigmoid())
+
+
+class ELMoCharacterEncoder(nn.Module):
+    """Convolutions over a word's characters, their maximum over positions, highways."""
+
+    def __init__(self, config: ELMoConfig):
+        super().__init__()
+        filters = config.char_cnn_filters
+        self.char_embeddings = nn.Embedding(config.char_vocab_size, config.char_embedding_size, padding_idx=0)
+        self.convolutions = nn.ModuleList(nn.Conv1d(config.char_embedding_size, n, width) for width, n in filters)
+        size = sum(number for _, number in filters)
+        self.highways = nn.ModuleList(ELMoHighway(size) for _ in range(config.num_highway_layers))
+        self.activation = torch.relu if config.char_cnn_activation == "relu" else torch.tanh
+        self.widest = max(width for width, _ in filters)
+
+    def forward(self, characters_UW: Tensor) -> Tensor:
+        """Encodes words, `(words, max_word_length)`, to `(words, filters)`."""
+        backend, _ = choose_backend([self.char_embeddings, *self.convolutions], self.char_embeddings.weight)
+        convolve = self._convolve if backend == "reference" or not len(characters_UW) else self._look_up
+        # The activation stands after the maximum, as in the original: a rising function may.
+        features_UF = self.activation(convolve(characters_UW))
+        for highway in self.highways:
+            features_UF = highway(features_UF)
+        return features_UF
+
+    def _convolve(self, characters_UW: Tensor) -> Tensor:
+        """The definition: valid convolutions, and the maximum of each over its positions, `(words, filters)`."""
+        longest = int(_lengths(characters_UW).max()) if len(characters_UW) else 0
+        characters_UCW = self.char_embeddings(characters_UW[:, : longest + self.widest]).transpose(1, 2)
+        return torch.cat([convolution(characters_UCW).amax(-1) for convolution in self.convolutions], dim=-1)
+
+    def _look_up(self, characters_UW: Tensor) -> Tensor:
+        """The same from tables: a column of a filter has one value a character, and a window is their sum."""
+        weights: list[Any] = [layer.weight for layer in (self.char_embeddings, *self.convolutions)]
+        tables = _filter_tables(*weights) if torch.is_grad_enabled() else remembered(_filter_tables, *weights)
+        lengths_U = _lengths(characters_UW)
+        order_U = lengths_U.argsort()
+        chunks = []
+        for rows in order_U.split(CHUNK_WORDS):
+            characters = characters_UW[rows, : int(lengths_U[rows[-1]]) + self.widest]
+            chunks.append(torch.cat([_maxima(characters, table) for table in tables], dim=-1))
+        bias_F = torch.cat([convolution.bias for convolution in self.convolutions])  # type: ignore[misc]
+        return (torch.cat(chunks) + bias_F)[order_U.argsort()].to(bias_F.dtype)
+
+
+def _lengths(characters_UW: Tensor) -> Tensor:
+    """Positions of each word before the tail that all words share.
+
+    To crop a word there is exact as long as every filter keeps one window that lies in the tail whole.
+    """
+    differs_UW = characters_UW != characters_UW[:1, -1:]
+    return (differs_UW * torch.arange(1, characters_UW.shape[1] + 1, device=characters_UW.device)).amax(1)
+
+
+def _filter_tables(embedding_RC: Tensor, *filters_FCK: Tensor) -> list[Tensor]:
+    """For each filter width `(K, R, F)`: what a character adds to a window at each of its positions."""
+    wide = torch.promote_types(embedding_RC.dtype, torch.float32)  # a sum of rounded entries is rounded several times
+    return [torch.einsum("rc,fck->krf", embedding_RC.to(wide), weight.to(wide)) for weight in filters_FCK]
+
+
+def _maxima(characters_UW: Tensor, table_KRF: Tensor) -> Tensor:
+    width, size, _ = table_KRF.shape
+    windows_UPK = characters_UW.unfold(1, width, 1) + size * torch.arange(width)
+    sums = F.embedding_bag(windows_UPK.flatten(0, 1), table_KRF.flatten(0, 1), mode="sum")
+    return sums.unflatten(0, windows_UPK.shape[:2]).amax(1)
+
+
+class VocabularyCache(nn.Module):
+    """Token vectors of distinct words, found by the words' ids; made by `ELMoModel.cache_vocabulary`.
+
+    Args:
+        words_VX: rows of ids, as in `ELMoModel.encode_words`.
+        vectors_VP: their vectors.
+        parameters: what the vectors were computed with.
+        persistent: whether the cache is part of the model's `state_dict`.
+    """
+
+    hashes: Tensor
+    words: Tensor
+    vectors: Tensor
+    sample: Tensor
+
+    def __init__(self, words_VX: Tensor, vectors_VP: Tensor, parameters: Sequence[Tensor], persistent: bool):
+        super().__init__()
+        hashes_V, order_V = row_hashes(words_VX).sort()
+        self.register_buffer("hashes", hashes_V, persistent)
+        self.register_buffer("words", words_VX[order_V].int(), persistent)
+        self.register_buffer("vectors", vectors_VP[order_V], persistent)
+        self.register_buffer("sample", sample_of(parameters), persistent)
+        self.versions: list[int] | None = None
+        self.sums: list[float] | None = None
+
+    def find(self, words_UX: Tensor) -> tuple[Tensor, Tensor]:
+        """Shape: whether each word is known, `(U,)`, and its row, `(U,)`."""
+        rows_U = torch.searchsorted(self.hashes, row_hashes(words_UX)).clamp_(max=len(self.hashes) - 1)
+        return (self.words[rows_U] == words_UX).all(1), rows_U
+
+    def suits(self, parameters: Sequence[Tensor]) -> bool:
+        """Whether the parameters are still those that the vectors were computed with.
+
+        Their sample follows them to every device and dtype; sums are taken only after something was written.
+        """
+        if not torch.equal(sample_of(parameters).to(self.sample), self.sample):
+            return False
+        versions = [version(parameter) for parameter in parameters]
+        if versions != self.versions:
+            sums = [parameter.detach().sum(dtype=torch.float64).item() for parameter in parameters]
+            if self.sums is not None and sums != self.sums:
+                return False
+            self.versions, self.sums = versions, sums
+        return True
+
+
+def row_hashes(rows_NX: Tensor) -> Tensor:
+    """A number `(N,)` for each row of integers; equal rows have equal numbers, and others almost never."""
+    powers_X = torch.full(rows_NX.shape[1:], 6364136223846793005).cumprod(0)  # Knuth's multiplier, modulo 2^64
+    return (rows_NX * powers_X.to(rows_NX.device)).sum(1)
+
+
+def distinct_rows(rows_NX: Tensor) -> tuple[Tensor, Tensor]:
+    """The distinct rows `(U, X)` of integers, and for each row the number `(N,)` of its like.
+
+    Rows are compared by their hashes, which is checked; sorting whole rows is several times slower.
+    """
+    hashes, inverse_N = torch.unique(row_hashes(rows_NX), return_inverse=True)
+    rows_N = torch.arange(len(rows_NX), device=rows_NX.device)
+    distinct_UX = rows_NX[rows_N.new_empty(len(hashes)).scatter_(0, inverse_N, rows_N)]
+    if not torch.equal(distinct_UX[inverse_N], rows_NX):  # two rows share a hash
+        return torch.unique(rows_NX, dim=0, return_inverse=True)
+    return distinct_UX, inverse_N

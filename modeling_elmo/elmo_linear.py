@@ -1,0 +1,195 @@
+"""Which path a module takes, and the matrix products of the fast ones.
+
+torch sends `F.linear` in float32 to MKL, which is slow for few rows and, on AMD, for any number. oneDNN is in the same
+wheel and exact; its operators are private to torch and know no gradients, so they are guarded and used here only.
+
+Shape suffixes: N rows; D width of the input; G width of the output.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils.weak import WeakTensorKeyDictionary
+
+BACKENDS = ("reference", "inference", "training", "torch_lstm")
+_forced: ContextVar[str | None] = ContextVar("forced backend", default=None)
+
+
+@contextmanager
+def elmo_backend(name: str) -> Iterator[None]:
+    """Forces one of `BACKENDS` inside the block; one that does not suit raises instead of falling back.
+
+    `"reference"`: the definition, plain PyTorch with autograd. `"inference"`: in place, without gradients, on CPU.
+    `"training"`: a hand-written backward pass, on CPU. `"torch_lstm"`: the LSTM by the kernel of `torch.nn.LSTM` (cuDNN
+    on CUDA), for models without clips. `"reference"` is also the memory switch: it keeps no second copy of any weight.
+    """
+    if name not in BACKENDS:
+        raise ValueError(f"There is no backend {name!r}; pass one of {', '.join(BACKENDS)}.")
+    token = _forced.set(name)
+    try:
+        yield
+    finally:
+        _forced.reset(token)
+
+
+def forced_backend() -> str | None:
+    return _forced.get()
+
+
+def choose_backend(layers: Iterable[nn.Module], inputs: Tensor, *states: Tensor) -> tuple[str, str]:
+    """Which of `BACKENDS` reads these layers' weights for these inputs (and states), and why.
+
+    Raises:
+        ValueError: `elmo_backend` forces one that does not suit.
+    """
+    layers, forced = list(layers), forced_backend()
+    if forced == "reference":
+        return forced, "forced"
+    tensors = (inputs, *states, *(parameter for layer in layers for parameter in layer.parameters()))
+    needs_gradients = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)
+    suitable = "training" if needs_gradients else "inference"
+    wanted = forced if forced in ("inference", "training") else suitable
+    obstacle = _obstacle(wanted, needs_gradients, layers, inputs)
+    if obstacle and wanted == forced:
+        raise ValueError(f"The backend {forced!r} was forced, but {obstacle}. Use elmo_backend('reference').")
+    if obstacle:
+        return "reference", obstacle
+    return wanted, "forced" if wanted == forced else f"CPU {wanted}"
+
+
+def _obstacle(backend: str, needs_gradients: bool, layers: list[nn.Module], inputs: Tensor) -> str | None:
+    exact = inputs.dtype in (torch.float32, torch.float64)
+    if inputs.device.type != "cpu" or not (exact or backend == "inference" and _has_onednn(inputs)):
+        return f"{backend} is not built for {inputs.dtype} on {inputs.device}"
+    if torch.is_autocast_enabled("cpu"):
+        return "autocast is on"
+    if torch.compiler.is_compiling():
+        return "the model is being compiled"
+    if backend == "inference" and needs_gradients:
+        return "gradients are needed"
+    # Adapters, quantizers and offloading change the module, its parameter or its hooks: then the module is called.
+    if not all(_is_plain(layer) and layer.weight.dtype == inputs.dtype for layer in layers):
+        return "a layer is wrapped or hooked, or its dtype is not the inputs'"
+    return None
+
+
+def _is_plain(layer: nn.Module) -> bool:
+    hooked = layer._forward_hooks or layer._forward_pre_hooks or "forward" in layer.__dict__
+    return type(layer) in (nn.Linear, nn.Conv1d, nn.Embedding) and type(layer.weight) is nn.Parameter and not hooked
+
+
+def fast_linear(linear: nn.Linear, inputs_ND: Tensor) -> Tensor:
+    """`linear(inputs_ND)`, by `product` where that may be."""
+    backend, _ = choose_backend([linear], inputs_ND)
+    if backend in ("inference", "training"):
+        return _Linear.apply(inputs_ND, linear.weight, linear.bias)
+    return linear(inputs_ND)
+
+
+class _Linear(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, inputs_ND, weight_GD, bias_G):
+        ctx.save_for_backward(inputs_ND, weight_GD)
+        return product(inputs_ND, weight_GD, bias_G)
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx, grad_NG):
+        inputs_ND, weight_GD = ctx.saved_tensors
+        wanted = ctx.needs_input_grad
+        return (
+            product(grad_NG, weight_GD.t()) if wanted[0] else None,
+            *weight_gradients(grad_NG, inputs_ND if wanted[1] else None),
+            grad_NG.sum(0) if wanted[2] else None,
+        )
+
+
+def product(
+    inputs_ND: Tensor,
+    weight_GD: Tensor,
+    bias_G: Tensor | None = None,
+    *,
+    plus_NG: Tensor | None = None,
+    clip: float | None = None,
+) -> Tensor:
+    """`inputs @ weight.T`, plus a bias, plus a matrix, or clipped, in one pass. It has no gradient.
+
+    Args:
+        weight_GD: a weight, or what `packed` made of it.
+    """
+    if not _has_onednn(inputs_ND):
+        return _plain_product(inputs_ND, weight_GD, bias_G, plus_NG, clip)
+    linear = torch.ops.mkldnn._linear_pointwise
+    if plus_NG is not None:
+        return linear.binary(inputs_ND, plus_NG, weight_GD, bias_G, "add")
+    return linear(
+        inputs_ND, weight_GD, bias_G, *(("none", [], "") if clip is None else ("hardtanh", [-clip, clip], ""))
+    )
+
+
+def _plain_product(inputs_ND, weight_GD, bias_G, plus_NG, clip) -> Tensor:
+    # Few rows: MKL is faster when the weight stands on the left.
+    output_NG = (weight_GD @ inputs_ND.t()).t() if len(inputs_ND) < 64 else inputs_ND @ weight_GD.t()
+    for term in (bias_G, plus_NG):
+        output_NG = output_NG if term is None else term + output_NG
+    return (output_NG if clip is None else output_NG.clamp(-clip, clip)).contiguous()
+
+
+def weight_gradients(grad_NG: Tensor, *inputs: Tensor | None) -> list[Tensor | None]:
+    """`grad.T @ x` for each `(N, D)` of the inputs, as one product each; `None` for `None`."""
+    if all(x_ND is None for x_ND in inputs):
+        return [None for _ in inputs]
+    grad_GN = grad_NG.t().contiguous()
+    return [None if x_ND is None else product(grad_GN, x_ND.t()) for x_ND in inputs]
+
+
+def packed(weight: Tensor, keep: bool = True) -> Tensor:
+    """The weight in oneDNN's own layout, for products with few rows.
+
+    Args:
+        keep: whether to remember the copy for as long as the parameter stays what it is.
+    """
+    if not _has_onednn(weight):
+        return weight
+    return remembered(_pack, weight) if keep else _pack(weight)
+
+
+def _pack(weight: Tensor) -> Tensor:
+    return torch.ops.mkldnn._reorder_linear_weight(weight.detach(), 32)  # 32: a typical number of rows
+
+
+# Private operators of torch, absent from some builds; bfloat16 needs a CPU with its instructions.
+_built = torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_linear_pointwise")
+_onednn_dtypes = {torch.float32} if _built else set()
+if _built and torch.ops.mkldnn._is_mkldnn_bf16_supported():
+    _onednn_dtypes.add(torch.bfloat16)
+
+
+def _has_onednn(tensor: Tensor) -> bool:
+    return tensor.dtype in _onednn_dtypes and tensor.device.type == "cpu"
+
+
+_remembered = WeakTensorKeyDictionary()  # first parameter -> {function: (stamps, sample, value)}; dies with it
+
+
+def remembered(function: Callable[..., Any], *parameters: Tensor) -> Any:
+    """`function(*parameters)`, computed again when a parameter has changed."""
+    stamps, sample = [(version(p), p.data_ptr(), p.dtype) for p in parameters], sample_of(parameters)
+    values = _remembered.setdefault(parameters[0], {})
+    if function not in values or values[function][0] != stamps or not torch.equal(values[function][1], sample):
+        values[function] = (stamps, sample, function(*parameters))
+    return values[function][2]
+
+
+def version(parameter: Tensor) -> int:
+    """Rises with every change in place."""
+    return 0 if parameter.is_inference() else parameter._version
+
+
+def sample_of(parameters: Sequence[Tensor]) -> Tensor:
+    """Some values of each parameter: writes through `.data` leave the version as it is."""
+    return torch.cat([p.detach().flatten()[:: max(1, p.numel() // 256)] for p in parameters])

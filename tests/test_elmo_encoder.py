@@ -1,0 +1,300 @@
+"""The character encoder against a plain float64 loop, on every path; the vocabulary cache against the encoder."""
+
+import copy
+
+import numpy as np
+import pytest
+import torch
+from plain_elmo import PlainELMo
+
+from modeling_elmo import (
+    ELMoConfig,
+    ELMoForTokenClassification,
+    ELMoModel,
+    ELMoTokenizer,
+    elmo_backend,
+    elmo_encoder,
+    elmo_linear,
+)
+from modeling_elmo.elmo_encoder import distinct_rows
+
+OPTIONS = [
+    {},
+    {"char_cnn_activation": "tanh", "num_highway_layers": 0},
+    {"char_cnn_filters": [[9, 4], [1, 3]]},
+    {"char_cnn_filters": [[8, 7]], "projection_size": 7},
+    {"char_cnn_filters": [[1, 1]], "char_embedding_size": 1, "num_highway_layers": 3},
+]
+WORDS = ["play", "plays", "a", "", "an-extremely-long-word-that-is-cut", "밥", "."]
+
+
+def make_model(cls=ELMoModel, seed=0, **overrides):
+    torch.manual_seed(seed)
+    sizes = {"char_cnn_filters": [[1, 3], [2, 5], [4, 6]], "max_word_length": 9, "char_vocab_size": 30}
+    sizes |= {"lstm_hidden_size": 21, "projection_size": 7, "vocab_size": 12, "num_labels": 3}
+    model = cls(ELMoConfig.from_preset("tiny", **{**sizes, **overrides})).eval()
+    for name, parameter in model.named_parameters():
+        if "convolutions" in name and name.endswith("bias"):
+            parameter.data.normal_()  # zeros at the start: a bias that is left out would not be seen
+    return model
+
+
+def make_words(count, config, seed=0):
+    """Words of 0 to max_word_length characters; id 29 stands after the end."""
+    generator = torch.Generator().manual_seed(seed)
+    width = config.max_word_length
+    characters = torch.randint(1, 29, (count, width), generator=generator)
+    ends = torch.randint(0, width + 1, (count, 1), generator=generator)
+    return characters.where(torch.arange(width) < ends, 29)
+
+
+def run(model, words, backend):
+    with elmo_backend(backend), torch.set_grad_enabled(backend != "inference"):
+        return model.encode_words(words)
+
+
+@pytest.mark.parametrize("options", OPTIONS)
+@pytest.mark.parametrize("count", [1, 2, 301])
+@pytest.mark.parametrize("backend", ["reference", "inference", "training"])
+def test_every_path_equals_plain_float64(backend, count, options):
+    model = make_model(**options)
+    words = make_words(count, model.config)
+    plain = PlainELMo(model.state_dict(), model.config)
+    expected = np.stack([plain.token(word) for word in words.numpy()])
+    np.testing.assert_allclose(run(model, words, backend).detach().numpy(), expected, atol=2e-6, rtol=1e-5)
+
+
+@pytest.mark.parametrize("options", OPTIONS)
+@pytest.mark.parametrize("count", [1, 301])
+def test_gradients_equal_the_definition(count, options):
+    model = make_model(**options).double()
+    words = make_words(count, model.config)
+    parameters = model._word_parameters()
+    found = [torch.autograd.grad(run(model, words, b).sin().sum(), parameters) for b in ("reference", "training")]
+    for mine, theirs in zip(*found, strict=True):
+        torch.testing.assert_close(mine, theirs)
+
+
+@pytest.mark.parametrize("backend", ["reference", "inference", "training"])
+def test_words_are_cropped(backend, monkeypatch):
+    """The windows that are computed reach as far as the longest word and one filter, not to the end."""
+    model = make_model(max_word_length=50)
+    words = make_words(20, model.config).clone()
+    words[:, 3:] = 29
+    lengths = []
+    for name in ("conv1d", "embedding_bag"):
+        original = getattr(torch, name) if name == "conv1d" else getattr(elmo_encoder.F, name)
+
+        def seen(inputs, *arguments, original=original, **options):
+            lengths.append(inputs.shape[-1] if inputs.is_floating_point() else len(inputs) // 20)
+            return original(inputs, *arguments, **options)
+
+        monkeypatch.setattr(elmo_encoder.F, name, seen)
+    run(model, words, backend)
+    assert lengths and max(lengths) <= 3 + 4
+
+
+@pytest.mark.parametrize("backend", ["reference", "inference", "training"])
+def test_no_words(backend):
+    model = make_model()
+    assert run(model, make_words(0, model.config), backend).shape == (0, 7)
+
+
+def test_bfloat16_sums_in_float32():
+    model = make_model(char_cnn_filters=[[7, 64]], char_embedding_size=16)
+    words = make_words(100, model.config)
+    exact = run(model, words, "reference")
+    if not torch.ops.mkldnn._is_mkldnn_bf16_supported():
+        pytest.skip("this CPU has no bfloat16 instructions")
+    rounded = run(model.bfloat16(), words, "inference")
+    assert rounded.dtype == torch.bfloat16
+    assert ((rounded - exact).square().mean() / exact.square().mean()).sqrt() < 1e-2
+
+
+@pytest.mark.parametrize("part", ["char_embeddings", "convolutions.1"])
+def test_tables_follow_the_parameters(part):
+    model, other = make_model(), make_model(seed=5)
+    words = make_words(10, model.config)
+    before = run(model, words, "inference")
+    weight, new = (m.char_encoder.get_submodule(part).weight for m in (model, other))
+    for change in (lambda: weight.data.copy_(new), lambda: setattr(weight, "data", weight.data.clone() * 2)):
+        change()
+        after = run(model, words, "inference")
+        assert (after - before).abs().max() > 1e-3
+        torch.testing.assert_close(after, run(model, words, "reference"), atol=1e-6, rtol=1e-5)
+        before = after
+
+
+def test_distinct_rows_survive_equal_hashes(monkeypatch):
+    rows = torch.randint(0, 3, (50, 4), generator=torch.Generator().manual_seed(0))
+    for _ in range(2):
+        distinct, inverse = distinct_rows(rows)
+        assert torch.equal(distinct[inverse], rows)
+        assert len(distinct) == len({tuple(row) for row in rows.tolist()})
+        monkeypatch.setattr(elmo_encoder, "row_hashes", lambda rows: rows.sum(1))
+
+
+def make_pair(word_embedding_size=0, cls=ELMoModel, seed=0):
+    tokenizer = ELMoTokenizer(vocab=["<S>", "</S>", "<UNK>", "play", "plays"])
+    torch.manual_seed(seed)
+    sizes = {"vocab_size": len(tokenizer), "word_embedding_size": word_embedding_size}
+    return cls(ELMoConfig.from_preset("tiny", **sizes)).eval(), tokenizer
+
+
+def vectors(model, tokenizer, words):
+    encoding = tokenizer(words, is_split_into_words=True, return_tensors="pt")
+    with torch.no_grad():
+        return getattr(model, "elmo", model)(**encoding).last_hidden_state
+
+
+def count_computed(model, monkeypatch):
+    counts = []
+    compute = model._compute_words
+    monkeypatch.setattr(model, "_compute_words", lambda words: counts.append(len(words)) or compute(words))
+    return counts
+
+
+@pytest.mark.parametrize("width", [0, 5])
+def test_known_words_are_looked_up_and_others_computed(width, monkeypatch):
+    model, tokenizer = make_pair(width)
+    expected = vectors(model, tokenizer, WORDS)
+    model.cache_vocabulary(WORDS[:4] * 2, tokenizer, batch_size=3)
+    counts = count_computed(model, monkeypatch)
+    torch.testing.assert_close(vectors(model, tokenizer, WORDS), expected, atol=1e-6, rtol=1e-5)
+    assert counts == [len(WORDS) - 4]  # the markers are known too
+    vectors(model, tokenizer, WORDS[:4])
+    assert counts == [len(WORDS) - 4]
+    assert not any("vocabulary_cache" in name for name in model.state_dict())
+
+
+def test_a_word_is_known_by_its_characters_not_by_its_id(monkeypatch):
+    model, tokenizer = make_pair()
+    model.cache_vocabulary(["play"], tokenizer)
+    counts = count_computed(model, monkeypatch)
+    encoding = tokenizer(["chess"], is_split_into_words=True, return_tensors="pt")
+    encoding["input_ids"][:] = tokenizer.convert_tokens_to_ids("play")
+    with torch.no_grad():
+        model(**encoding)
+    assert counts == [1]
+
+
+def test_words_with_equal_hashes_are_told_apart(monkeypatch):
+    model, tokenizer = make_pair()
+    expected = vectors(model, tokenizer, WORDS)
+    monkeypatch.setattr(elmo_encoder, "row_hashes", lambda rows: rows.long().sum(1) * 0)
+    model.cache_vocabulary(WORDS, tokenizer)
+    torch.testing.assert_close(vectors(model, tokenizer, WORDS), expected, atol=1e-6, rtol=1e-5)
+
+
+def test_gradients_pass_through_the_characters(monkeypatch):
+    model, tokenizer = make_pair()
+    model.cache_vocabulary(WORDS, tokenizer)
+    encoding = tokenizer(WORDS, is_split_into_words=True, return_tensors="pt")
+    model(**encoding).last_hidden_state.sum().backward()
+    assert model.char_encoder.char_embeddings.weight.grad.any()
+    model.freeze()
+    counts = count_computed(model, monkeypatch)
+    model(**encoding).elmo_embeddings.sum().backward()
+    assert counts == []
+
+
+def write(weight):
+    with torch.no_grad():
+        weight[1] += 1e-3
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda model: write(model.char_encoder.char_embeddings.weight),
+        lambda model: model.token_projection.bias.data.add_(1e-3),
+        lambda model: model.load_state_dict(make_pair(seed=1)[0].state_dict()),
+        lambda model: setattr(model.token_projection, "weight", torch.nn.Parameter(torch.zeros(16, 124))),
+    ],
+)
+def test_a_changed_encoder_drops_the_cache(change, caplog):
+    model, tokenizer = make_pair()
+    model.cache_vocabulary(WORDS, tokenizer)
+    vectors(model, tokenizer, WORDS)
+    change(model)
+    fresh, _ = make_pair()
+    fresh.load_state_dict(model.state_dict())
+    expected = vectors(fresh, tokenizer, WORDS)
+    torch.testing.assert_close(vectors(model, tokenizer, WORDS), expected, atol=1e-6, rtol=1e-5)
+    assert model.vocabulary_cache is None
+
+
+def test_what_does_not_change_the_encoder_keeps_the_cache():
+    model, tokenizer = make_pair()
+    model.cache_vocabulary(WORDS, tokenizer)
+    vectors(model, tokenizer, WORDS)
+    model.load_state_dict(copy.deepcopy(model.state_dict()))  # the same values, written again
+    write(model.forward_lstm.layers[0].state_linear.weight)
+    vectors(model, tokenizer, WORDS)
+    for dtype in (torch.bfloat16, torch.float32, torch.float64):
+        vectors(model.to(dtype), tokenizer, WORDS)
+        assert model.vocabulary_cache is not None
+    assert copy.deepcopy(model).vocabulary_cache is not None
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("cls", [ELMoModel, ELMoForTokenClassification])
+def test_a_saved_cache_is_loaded(tmp_path, cls, dtype, monkeypatch):
+    model, tokenizer = make_pair()
+    model.cache_vocabulary(WORDS[:3], tokenizer, save=True)
+    model.save_pretrained(tmp_path / "base")
+    loaded = cls.from_pretrained(tmp_path / "base", dtype=dtype)
+    loaded.save_pretrained(tmp_path / "again")
+    loaded = cls.from_pretrained(tmp_path / "again", dtype=dtype)
+    counts = count_computed(getattr(loaded, "elmo", loaded), monkeypatch)
+    found = vectors(loaded, tokenizer, WORDS)
+    assert counts == [len(WORDS) - 3]
+    tolerance = 1e-6 if dtype == torch.float32 else 2e-2
+    torch.testing.assert_close(found.float(), vectors(model, tokenizer, WORDS), atol=tolerance, rtol=tolerance)
+
+
+def test_a_saved_cache_of_other_weights_is_refused(tmp_path):
+    model, tokenizer = make_pair()
+    model.cache_vocabulary(WORDS, tokenizer, save=True)
+    model.char_encoder.convolutions[0].weight.data += 1e-3
+    model.save_pretrained(tmp_path)
+    loaded = ELMoModel.from_pretrained(tmp_path)
+    expected = vectors(make_pair()[0], tokenizer, WORDS)
+    assert (vectors(loaded, tokenizer, WORDS) - expected).abs().max() > 1e-5
+    assert loaded.vocabulary_cache is None
+    loaded.save_pretrained(tmp_path / "again")
+    assert ELMoModel.from_pretrained(tmp_path / "again").vocabulary_cache is None
+
+
+def test_a_cache_that_no_file_fills_is_refused():
+    model, tokenizer = make_pair()
+    expected = vectors(model, tokenizer, WORDS)
+    empty = ELMoModel(ELMoConfig.from_preset("tiny", vocab_size=len(tokenizer), vocabulary_cache_size=5)).eval()
+    empty.load_state_dict(model.state_dict(), strict=False)
+    torch.testing.assert_close(vectors(empty, tokenizer, WORDS), expected, atol=1e-6, rtol=1e-5)
+
+
+def test_several_devices_need_not_exchange_the_cache():
+    model, tokenizer = make_pair(cls=ELMoForTokenClassification)
+    model.elmo.cache_vocabulary(WORDS, tokenizer)
+    ignored = model._ddp_params_and_buffers_to_ignore
+    assert set(ignored) == {f"elmo.vocabulary_cache.{name}" for name in ("hashes", "words", "vectors", "sample")}
+
+
+def test_misuse_of_the_cache_is_explained():
+    model, tokenizer = make_pair()
+    with pytest.raises(ValueError, match="received str and ELMoTokenizer; pass a list of words and the tokenizer"):
+        model.cache_vocabulary("play", tokenizer)
+    with pytest.raises(ValueError, match="received list and NoneType"):
+        model.cache_vocabulary(["play"], None)
+    with pytest.raises(ValueError, match="no words"):
+        model.cache_vocabulary([], tokenizer)
+
+
+def test_what_is_remembered_dies_with_the_model():
+    before = len(elmo_linear._remembered)
+    model = make_model()
+    run(model, make_words(3, model.config), "inference")
+    assert len(elmo_linear._remembered) == before + 1
+    del model
+    assert len(elmo_linear._remembered) == before

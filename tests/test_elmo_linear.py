@@ -1,0 +1,98 @@
+"""Products through oneDNN, and without it, against torch.nn.functional.linear; which path is taken, and why."""
+
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from modeling_elmo import elmo_backend, elmo_linear
+from modeling_elmo.elmo_linear import choose_backend, fast_linear, packed, product
+
+
+@pytest.fixture(params=["oneDNN", "public operators"])
+def operators(request, monkeypatch):
+    if request.param == "public operators":
+        monkeypatch.setattr(elmo_linear, "_onednn_dtypes", set())
+    elif not elmo_linear._onednn_dtypes:
+        pytest.skip("this build of torch has no oneDNN linear operators")
+    return request.param
+
+
+@pytest.mark.parametrize("rows", [0, 1, 5, 64, 130])
+@pytest.mark.parametrize("keep", [None, True, False])
+def test_product_equals_linear(operators, rows, keep):
+    torch.manual_seed(0)
+    weight, bias = nn.Parameter(torch.randn(24, 17)), torch.randn(24)
+    inputs, other = torch.randn(rows, 17), torch.randn(rows, 24)
+    with torch.no_grad():
+        stored = weight if keep is None else packed(weight, keep)
+        assert (stored is weight) == (keep is None or operators == "public operators")
+        expected = F.linear(inputs, weight, bias)
+        torch.testing.assert_close(product(inputs, stored, bias), expected)
+        torch.testing.assert_close(product(inputs, stored), F.linear(inputs, weight))
+        torch.testing.assert_close(product(inputs, stored, bias, plus_NG=other), expected + other)
+        clipped = product(inputs, stored, bias, clip=0.5)
+        torch.testing.assert_close(clipped, expected.clamp(-0.5, 0.5))
+        assert not rows or (clipped.abs() == 0.5).any()
+        assert clipped.is_contiguous()
+
+
+@pytest.mark.parametrize("frozen", [(), ("weight", "bias"), ("inputs",), ("bias", "inputs")])
+@pytest.mark.parametrize("bias", [True, False])
+def test_gradients_equal_linear(operators, frozen, bias):
+    torch.manual_seed(0)
+    linear, inputs = nn.Linear(17, 24, bias=bias), torch.randn(9, 17, requires_grad="inputs" not in frozen)
+    for name, parameter in linear.named_parameters():
+        parameter.requires_grad_(name not in frozen)
+    wanted = [tensor for tensor in (inputs, *linear.parameters()) if tensor.requires_grad]
+    mine, theirs = (
+        torch.autograd.grad(f(inputs).sin().sum(), wanted) for f in (lambda x: fast_linear(linear, x), linear)
+    )
+    assert choose_backend([linear], inputs)[0] == "training"
+    for found, expected in zip(mine, theirs, strict=True):
+        torch.testing.assert_close(found, expected)
+
+
+def test_a_changed_linear_is_called():
+    class Doubled(nn.Linear):
+        def forward(self, x):
+            return 2 * super().forward(x)
+
+    inputs, linear = torch.randn(4, 3), Doubled(3, 2)
+    torch.testing.assert_close(fast_linear(linear, inputs), linear(inputs))
+    linear = nn.Linear(3, 2)
+    linear.register_forward_hook(lambda module, arguments, output: output + 1)
+    torch.testing.assert_close(fast_linear(linear, inputs), linear(inputs))
+    with torch.autocast("cpu"):
+        assert fast_linear(nn.Linear(3, 2), inputs).dtype == torch.bfloat16
+
+
+def test_the_choice_and_its_reason():
+    layers, inputs = [nn.Linear(3, 2)], torch.randn(4, 3)
+    assert choose_backend(layers, inputs) == ("training", "CPU training")
+    assert choose_backend(layers, inputs.bfloat16()) == ("reference", "training is not built for torch.bfloat16 on cpu")
+    with torch.no_grad():
+        assert choose_backend(layers, inputs) == ("inference", "CPU inference")
+        assert choose_backend(layers, inputs.to("meta"))[1] == "inference is not built for torch.float32 on meta"
+        assert "dtype is not the inputs'" in choose_backend(layers, inputs.double())[1]
+        with torch.autocast("cpu"):
+            assert choose_backend(layers, inputs) == ("reference", "autocast is on")
+        with elmo_backend("reference"):
+            assert choose_backend(layers, inputs) == ("reference", "forced")
+        with elmo_backend("training"):
+            assert choose_backend(layers, inputs) == ("training", "forced")
+    with elmo_backend("inference"), pytest.raises(ValueError, match="'inference' was forced, but gradients are needed"):
+        choose_backend(layers, inputs)
+    layers[0].register_forward_hook(lambda *_: None)
+    assert "hooked" in choose_backend(layers, inputs)[1]
+    message = "no backend 'cudnn'; pass one of reference, inference, training, torch_lstm"
+    with pytest.raises(ValueError, match=message), elmo_backend("cudnn"):
+        pass
+
+
+def test_forcing_a_backend_stays_in_its_thread():
+    layers, inputs = [nn.Linear(3, 2)], torch.randn(4, 3)
+    with elmo_backend("reference"), ThreadPoolExecutor(1) as other:
+        assert other.submit(choose_backend, layers, inputs).result() == ("training", "CPU training")
