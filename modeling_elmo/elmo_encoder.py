@@ -90,7 +90,7 @@ def _filter_tables(embedding_RC: Tensor, *filters_FCK: Tensor) -> list[Tensor]:
 
 def _maxima(characters_UW: Tensor, table_KRF: Tensor) -> Tensor:
     width, size, _ = table_KRF.shape
-    windows_UPK = characters_UW.unfold(1, width, 1) + size * torch.arange(width)
+    windows_UPK = characters_UW.unfold(1, width, 1) + size * torch.arange(width, device=characters_UW.device)
     sums = F.embedding_bag(windows_UPK.flatten(0, 1), table_KRF.flatten(0, 1), mode="sum")
     return sums.unflatten(0, windows_UPK.shape[:2]).amax(1)
 

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.weak import WeakTensorKeyDictionary
 
-BACKENDS = ("reference", "inference", "training", "torch_lstm")
+BACKENDS = ("reference", "inference", "training", "torch_lstm", "cuda_graph")
 _forced: ContextVar[str | None] = ContextVar("forced backend", default=None)
 
 
@@ -23,9 +23,11 @@ _forced: ContextVar[str | None] = ContextVar("forced backend", default=None)
 def elmo_backend(name: str) -> Iterator[None]:
     """Forces one of `BACKENDS` inside the block; one that does not suit raises instead of falling back.
 
-    `"reference"`: the definition, plain PyTorch with autograd. `"inference"`: in place, without gradients, on CPU.
-    `"training"`: a hand-written backward pass, on CPU. `"torch_lstm"`: the LSTM by the kernel of `torch.nn.LSTM` (cuDNN
-    on CUDA), for models without clips. `"reference"` is also the memory switch: it keeps no second copy of any weight.
+    `"reference"`: the definition, plain PyTorch with autograd; also the memory switch, for it keeps no second copy of
+    any weight. `"inference"`: in place, without gradients. `"training"`: a hand-written backward pass.
+    `"torch_lstm"`: the LSTM by the kernel of `torch.nn.LSTM` (cuDNN on CUDA), for models without clips.
+    `"cuda_graph"`: the LSTM as in `"training"`, its steps recorded once for each shape of a batch and replayed. On CPU
+    `"inference"` or `"training"` is chosen where it may be, elsewhere `"reference"`.
     """
     if name not in BACKENDS:
         raise ValueError(f"There is no backend {name!r}; pass one of {', '.join(BACKENDS)}.")
@@ -63,7 +65,8 @@ def choose_backend(layers: Iterable[nn.Module], inputs: Tensor, *states: Tensor)
 
 def _obstacle(backend: str, needs_gradients: bool, layers: list[nn.Module], inputs: Tensor) -> str | None:
     exact = inputs.dtype in (torch.float32, torch.float64)
-    if inputs.device.type != "cpu" or not (exact or backend == "inference" and _has_onednn(inputs)):
+    elsewhere = inputs.device.type != "cpu" and forced_backend() != backend
+    if elsewhere or not (exact or backend == "inference" and _has_onednn(inputs)):
         return f"{backend} is not built for {inputs.dtype} on {inputs.device}"
     if torch.is_autocast_enabled("cpu"):
         return "autocast is on"
@@ -103,7 +106,7 @@ class _Linear(torch.autograd.Function):
         wanted = ctx.needs_input_grad
         return (
             product(grad_NG, weight_GD.t()) if wanted[0] else None,
-            *weight_gradients(grad_NG, inputs_ND if wanted[1] else None),
+            weight_gradient(grad_NG, inputs_ND) if wanted[1] else None,
             grad_NG.sum(0) if wanted[2] else None,
         )
 
@@ -139,12 +142,9 @@ def _plain_product(inputs_ND, weight_GD, bias_G, plus_NG, clip) -> Tensor:
     return (output_NG if clip is None else output_NG.clamp(-clip, clip)).contiguous()
 
 
-def weight_gradients(grad_NG: Tensor, *inputs: Tensor | None) -> list[Tensor | None]:
-    """`grad.T @ x` for each `(N, D)` of the inputs, as one product each; `None` for `None`."""
-    if all(x_ND is None for x_ND in inputs):
-        return [None for _ in inputs]
-    grad_GN = grad_NG.t().contiguous()
-    return [None if x_ND is None else product(grad_GN, x_ND.t()) for x_ND in inputs]
+def weight_gradient(grad_NG: Tensor, inputs_ND: Tensor) -> Tensor:
+    """`grad.T @ inputs`, `(G, D)`, as one product; the other way round it needs no copy of `grad.T`."""
+    return product(inputs_ND.t(), grad_NG.t()).t()
 
 
 def packed(weight: Tensor, keep: bool = True) -> Tensor:

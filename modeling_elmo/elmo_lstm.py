@@ -10,12 +10,13 @@ the state: nothing is ever computed for padding. A backward pass is a left-to-ri
 from collections.abc import Callable, Iterator
 from itertools import accumulate
 from typing import NamedTuple
+from weakref import WeakKeyDictionary
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from .elmo_linear import choose_backend, forced_backend, packed, product, weight_gradients
+from .elmo_linear import choose_backend, forced_backend, packed, product, weight_gradient
 
 CHUNK_ROWS = 256  # rows of input gates computed at a time: one (tokens x 4H) block would page-fault on every call
 MOST_WORDS = 1024  # distinct words whose input gates are kept: 64 KB each at the original size
@@ -102,7 +103,7 @@ class ELMoLSTMLayer(nn.Module):
         if not batch_sizes:
             return inputs.new_empty(0, hidden_SP.shape[-1]), hidden_SP, cell_SH
         backend = forced_backend()
-        if backend != "torch_lstm":
+        if backend not in ("torch_lstm", "cuda_graph"):
             backend, _ = choose_backend(self.children(), inputs, hidden_SP, cell_SH)
         return KERNELS[backend](self, inputs, batch_sizes, hidden_SP, cell_SH, index_N)
 
@@ -210,17 +211,19 @@ def training_lstm(
     index_N: Tensor | None = None,
 ):
     """The same with a hand-written backward pass: CPU training. See `BackpropagationThroughTime`."""
-    return BackpropagationThroughTime.apply(
-        inputs if index_N is None else inputs[index_N],
-        layer.input_linear.weight,
-        layer.input_linear.bias,
-        layer.state_linear.weight,
-        None if layer.projection is None else layer.projection.weight,
-        hidden_SP,
-        cell_SH,
-        batch_sizes,
-        (layer.forget_bias, layer.cell_clip, layer.projection_clip),
-    )
+    inputs_ND = inputs if index_N is None else inputs[index_N]
+    return _with_gradient(layer, batch_sizes)(inputs_ND, hidden_SP, cell_SH, *layer.parameters())
+
+
+def _with_gradient(layer: ELMoLSTMLayer, batch_sizes: list[int]) -> Callable:
+    """A function of tensors alone: inputs, states, and the layer's parameters in their order."""
+    options = (layer.forget_bias, layer.cell_clip, layer.projection_clip)
+
+    def run(inputs_ND, hidden_SP, cell_SH, input_weight, bias, state_weight, projection=None):
+        weights = (input_weight, bias, state_weight, projection)
+        return BackpropagationThroughTime.apply(inputs_ND, *weights, hidden_SP, cell_SH, batch_sizes, options)
+
+    return run
 
 
 class BackpropagationThroughTime(torch.autograd.Function):
@@ -260,8 +263,6 @@ class BackpropagationThroughTime(torch.autograd.Function):
         values_NG, cells_NH, outputs_NP = kept
         batch_sizes, (_, cell_clip, projection_clip) = ctx.options
         aten, width = torch.ops.aten, cell_SH.shape[1]
-        state_weight = packed(state_weight_GP.t(), keep=False)
-        projection = None if projection_PH is None else packed(projection_PH.t(), keep=False)
         before_NH = _shifted(cell_SH, cells_NH, batch_sizes)
         grad_gates_NG, raw_NH = torch.empty_like(values_NG), torch.empty_like(cells_NH)
         grad_hidden_SP, grad_cell_SH, grad_projected_NP = (
@@ -276,8 +277,8 @@ class BackpropagationThroughTime(torch.autograd.Function):
             grad_raw = grad_projected_NP[rows].add_(grad_hidden_SP[:size])
             if projection_clip is not None:
                 grad_raw.mul_(outputs_NP[rows].abs() < projection_clip)
-            if projection is not None:
-                grad_raw = product(grad_raw, projection)
+            if projection_PH is not None:
+                grad_raw = product(grad_raw, projection_PH.t())
             grad_cell = grad_cell_SH[:size].add_(aten.tanh_backward(grad_raw * o, squashed))
             if cell_clip is not None:
                 grad_cell.mul_(cells_NH[rows].abs() < cell_clip)
@@ -289,19 +290,15 @@ class BackpropagationThroughTime(torch.autograd.Function):
             aten.sigmoid_backward(sigmoids, values_NG[rows, : 3 * width], grad_input=sigmoids)
             aten.tanh_backward(grad_cell * i, g, grad_input=dg)
             grad_cell.mul_(f)
-            grad_hidden_SP[:size] = product(grad_gates, state_weight)
+            grad_hidden_SP[:size] = product(grad_gates, state_weight_GP.t())
         wanted = ctx.needs_input_grad
         before_NP = _shifted(hidden_SP, outputs_NP, batch_sizes)
-        grad_input_GD, grad_state_GP = weight_gradients(
-            grad_gates_NG, inputs_ND if wanted[1] else None, before_NP if wanted[3] else None
-        )
-        (grad_projection_PH,) = weight_gradients(grad_projected_NP, raw_NH if wanted[4] else None)
         return (
             product(grad_gates_NG, input_weight_GD.t()) if wanted[0] else None,
-            grad_input_GD,
+            weight_gradient(grad_gates_NG, inputs_ND) if wanted[1] else None,
             grad_gates_NG.sum(0) if wanted[2] else None,
-            grad_state_GP,
-            grad_projection_PH,
+            weight_gradient(grad_gates_NG, before_NP) if wanted[3] else None,
+            weight_gradient(grad_projected_NP, raw_NH) if wanted[4] else None,
             grad_hidden_SP,
             grad_cell_SH,
             None,
@@ -336,6 +333,32 @@ def torch_lstm(
     return outputs_NP, hidden[0], cell[0].to(cell_SH.dtype)
 
 
+def cuda_graph_lstm(
+    layer: ELMoLSTMLayer,
+    inputs: Tensor,
+    batch_sizes: list[int],
+    hidden_SP: Tensor,
+    cell_SH: Tensor,
+    index_N: Tensor | None = None,
+):
+    """`training_lstm`, recorded as CUDA graphs and replayed: for training, where one shape of a batch comes again.
+
+    A graph is recorded for each shape, and its outputs are overwritten when it runs again.
+    """
+    tensors = (inputs if index_N is None else inputs[index_N], hidden_SP, cell_SH, *layer.parameters())
+    weights = [parameter.data_ptr() for parameter in layer.parameters()]
+    key = (*batch_sizes, *weights, *((tensor.dtype, tensor.requires_grad) for tensor in tensors))
+    graphs = _graphs.setdefault(layer, {})
+    if key not in graphs:
+        examples = [tensor.detach().clone().requires_grad_(tensor.requires_grad) for tensor in tensors[:3]]
+        function = _with_gradient(layer, batch_sizes)
+        graphs[key] = torch.cuda.make_graphed_callables(function, (*examples, *layer.parameters()))
+    return graphs[key](*tensors)
+
+
+_graphs: WeakKeyDictionary = WeakKeyDictionary()  # layer -> {shapes and addresses: graphed function}
+
+
 def _run_time_bias(bias_G: Tensor, forget_bias: float) -> Tensor:
     """The stored bias with `forget_bias` added to the forget gate's part."""
     i, f, o, g = bias_G.chunk(4)
@@ -354,6 +377,7 @@ KERNELS = {
     "inference": inference_lstm,
     "training": training_lstm,
     "torch_lstm": torch_lstm,
+    "cuda_graph": cuda_graph_lstm,
 }
 
 

@@ -181,22 +181,61 @@ def test_gradients_against_finite_differences(inner, backend):
         assert torch.autograd.gradcheck(lambda t, h, c: run(lstm, t, mask, h, c)[1:], inputs)
 
 
-@pytest.mark.parametrize("options", [{}, {"lstm_hidden_size": 7}, {"cell_clip": None}, {"projection_clip": None}])
+def gradients(lstm, config, backend, order, device="cpu", dtype=torch.float64):
+    """Outputs, and the gradients of inputs, states and weights, of a loss that depends on all outputs."""
+    tokens, mask, *states = (tensor.to(device) for tensor in make_batch(config, dtype))
+    inputs = [tensor.requires_grad_() for tensor in (tokens, *states)]
+    lstm.zero_grad()
+    with elmo_backend(backend):
+        outputs, final_hidden, final_cell = run(lstm, inputs[0], mask, *inputs[1:], order)
+    sum(value.sin().sum() for value in (*outputs, final_hidden, final_cell)).backward()
+    return [*outputs, final_hidden, final_cell, *(value.grad for value in (*inputs, *lstm.parameters()))]
+
+
+OPTIONS = [{}, {"lstm_hidden_size": 7}, {"cell_clip": None}, {"projection_clip": None}]
+
+
+@pytest.mark.parametrize("options", OPTIONS)
 @pytest.mark.parametrize("order", ["forward_N", "backward_N"])
 def test_hand_written_gradients_equal_autograd(options, order):
     config = make_config(**{"cell_clip": 0.7, "projection_clip": 0.5, "num_hidden_layers": 3, **options})
     lstm = make_lstm(config, dtype=torch.float64)
-    found = {}
-    for backend in ("reference", "training"):
-        tokens, mask, *states = make_batch(config, torch.float64)
-        inputs = [tensor.requires_grad_() for tensor in (tokens, *states)]
-        lstm.zero_grad()
-        with elmo_backend(backend):
-            outputs, final_hidden, final_cell = run(lstm, inputs[0], mask, *inputs[1:], order)
-        sum(value.sin().sum() for value in (*outputs, final_hidden, final_cell)).backward()
-        found[backend] = [value.grad for value in (*inputs, *lstm.parameters())]
-    for mine, theirs in zip(found["training"], found["reference"], strict=True):
+    found = [gradients(lstm, config, backend, order) for backend in ("training", "reference")]
+    for mine, theirs in zip(*found, strict=True):
         torch.testing.assert_close(mine, theirs)
+
+
+@pytest.mark.parametrize("options", OPTIONS)
+def test_a_graph_is_recorded_once_for_each_shape(options, monkeypatch):
+    """On CPU, with a recorder that only counts; what is recorded is compared with autograd."""
+    config = make_config(**{"cell_clip": 0.7, "projection_clip": 0.5, **options})
+    lstm, recorded = make_lstm(config, dtype=torch.float64), []
+
+    def record(function, examples):
+        recorded.append(examples)
+        return function
+
+    monkeypatch.setattr(torch.cuda, "make_graphed_callables", record)
+    for _ in range(2):
+        mine = gradients(lstm, config, "cuda_graph", "forward_N")
+        theirs = gradients(lstm, config, "reference", "forward_N")
+        for found, expected in zip(mine, theirs, strict=True):
+            torch.testing.assert_close(found, expected)
+    assert len(recorded) == config.num_hidden_layers
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+@pytest.mark.parametrize("backend", ["training", "cuda_graph", "torch_lstm"])
+def test_every_path_on_cuda_equals_the_definition(backend):
+    clips = {} if backend == "torch_lstm" else {"cell_clip": 0.7, "projection_clip": 0.5}
+    config = make_config(**{"cell_clip": None, "projection_clip": None, **clips})
+    lstm = make_lstm(config, dtype=torch.float64).cuda()
+    for _ in range(2):
+        mine = gradients(lstm, config, backend, "forward_N", "cuda")
+        theirs = gradients(lstm, config, "reference", "forward_N", "cuda")
+        for found, expected in zip(mine, theirs, strict=True):
+            torch.testing.assert_close(found, expected)
 
 
 def test_bfloat16_keeps_the_cell_in_float32():
