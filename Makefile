@@ -9,7 +9,7 @@ PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q
 PIP_INSTALL := python -m pip install --quiet --no-compile
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint format wheel test-common test-lowest clean
+.PHONY: help demo test lint format bench wheel test-common test-lowest clean
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -28,6 +28,10 @@ lint: $(VENV)/.dev  ## ruff (rules and format) and mypy
 format: $(VENV)/.dev  ## let ruff repair what it can
 	$(BIN)/ruff check --fix
 	$(BIN)/ruff format
+
+bench: $(VENV)/.bench  ## speed beside the plain definition, torch.nn.LSTM and BertTokenizer; minutes
+	mkdir -p build
+	$(BIN)/python run_scripts/benchmark_elmo.py --output build/benchmark.json --plot build/benchmark.png
 
 wheel: $(VENV)/.demo  ## dist/modeling_elmo-*.whl
 	$(BIN)/python -m pip wheel --quiet --no-deps --wheel-dir dist .
@@ -48,6 +52,10 @@ $(BIN)/python:
 
 $(VENV)/.demo: pyproject.toml constraints.txt | $(BIN)/python
 	$(BIN)/$(PIP_INSTALL) -c constraints.txt -e ".[convert]"
+	@touch $@
+
+$(VENV)/.bench: pyproject.toml constraints.txt | $(BIN)/python
+	$(BIN)/$(PIP_INSTALL) -c constraints.txt -e ".[bench]"
 	@touch $@
 
 $(VENV)/.dev: pyproject.toml constraints.txt | $(BIN)/python
