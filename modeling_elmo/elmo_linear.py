@@ -9,13 +9,15 @@ Shape suffixes: N rows; D width of the input; G width of the output.
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.weak import WeakTensorKeyDictionary
 
 BACKENDS = ("reference", "inference", "training", "torch_lstm", "cuda_graph")
+FEW_PRODUCTS = 2**20  # multiplications below which oneDNN's start (0.1 ms) is not worth it
 _forced: ContextVar[str | None] = ContextVar("forced backend", default=None)
 
 
@@ -111,35 +113,40 @@ class _Linear(torch.autograd.Function):
         )
 
 
+class Packed(NamedTuple):
+    """A weight, and its copy in oneDNN's own layout."""
+
+    weight_GD: Tensor
+    copy: Tensor
+
+
 def product(
     inputs_ND: Tensor,
-    weight_GD: Tensor,
+    weight_GD: Tensor | Packed,
     bias_G: Tensor | None = None,
     *,
     plus_NG: Tensor | None = None,
     clip: float | None = None,
 ) -> Tensor:
-    """`inputs @ weight.T`, plus a bias, plus a matrix, or clipped, in one pass. It has no gradient.
-
-    Args:
-        weight_GD: a weight, or what `packed` made of it.
-    """
-    if not _has_onednn(inputs_ND):
+    """`inputs @ weight.T`, plus a bias, plus a matrix, or clipped, in one pass. It has no gradient."""
+    weight_GD, copy = weight_GD if isinstance(weight_GD, Packed) else (weight_GD, weight_GD)
+    if not _has_onednn(inputs_ND) or len(inputs_ND) * weight_GD.numel() < FEW_PRODUCTS:
         return _plain_product(inputs_ND, weight_GD, bias_G, plus_NG, clip)
     linear = torch.ops.mkldnn._linear_pointwise
     if plus_NG is not None:
-        return linear.binary(inputs_ND, plus_NG, weight_GD, bias_G, "add")
-    return linear(
-        inputs_ND, weight_GD, bias_G, *(("none", [], "") if clip is None else ("hardtanh", [-clip, clip], ""))
-    )
+        return linear.binary(inputs_ND, plus_NG, copy, bias_G, "add")
+    then, bounds = ("none", []) if clip is None else ("hardtanh", [-clip, clip])
+    return linear(inputs_ND, copy, bias_G, then, bounds, "")
 
 
 def _plain_product(inputs_ND, weight_GD, bias_G, plus_NG, clip) -> Tensor:
-    # Few rows: MKL is faster when the weight stands on the left.
-    output_NG = (weight_GD @ inputs_ND.t()).t() if len(inputs_ND) < 64 else inputs_ND @ weight_GD.t()
-    for term in (bias_G, plus_NG):
-        output_NG = output_NG if term is None else term + output_NG
-    return (output_NG if clip is None else output_NG.clamp(-clip, clip)).contiguous()
+    if 8 <= len(inputs_ND) < 64:  # MKL is faster when the weight stands on the left
+        output_NG = (weight_GD @ inputs_ND.t()).t().contiguous()
+        output_NG = output_NG if bias_G is None else output_NG.add_(bias_G)
+    else:
+        output_NG = F.linear(inputs_ND, weight_GD, bias_G)
+    output_NG = output_NG if plus_NG is None else output_NG.add_(plus_NG)
+    return output_NG if clip is None else output_NG.clamp_(-clip, clip)
 
 
 def weight_gradient(grad_NG: Tensor, inputs_ND: Tensor) -> Tensor:
@@ -147,19 +154,19 @@ def weight_gradient(grad_NG: Tensor, inputs_ND: Tensor) -> Tensor:
     return product(inputs_ND.t(), grad_NG.t()).t()
 
 
-def packed(weight: Tensor, keep: bool = True) -> Tensor:
-    """The weight in oneDNN's own layout, for products with few rows.
+def packed(weight_GD: Tensor, keep: bool = True) -> Packed:
+    """The weight for many products with few rows.
 
     Args:
         keep: whether to remember the copy for as long as the parameter stays what it is.
     """
-    if not _has_onednn(weight):
-        return weight
-    return remembered(_pack, weight) if keep else _pack(weight)
+    if not _has_onednn(weight_GD):
+        return Packed(weight_GD, weight_GD)
+    return Packed(weight_GD, remembered(_pack, weight_GD) if keep else _pack(weight_GD))
 
 
-def _pack(weight: Tensor) -> Tensor:
-    return torch.ops.mkldnn._reorder_linear_weight(weight.detach(), 32)  # 32: a typical number of rows
+def _pack(weight_GD: Tensor) -> Tensor:
+    return torch.ops.mkldnn._reorder_linear_weight(weight_GD.detach(), 32)  # 32: a typical number of rows
 
 
 # Private operators of torch, absent from some builds; bfloat16 needs a CPU with its instructions.

@@ -770,15 +770,19 @@ class ELMoForSequenceClassification(ELMoTaskModel):
 
 def _unpack(text: Reading, forward: list[Tensor], backward: list[Tensor]) -> tuple[Tensor, ...]:
     """All layers as `(batch, time, 2 * projection_size)`; the token layer stands twice side by side."""
-    shape, positions_N = tuple(text.mask_BT.shape), text.packing.positions_N
+    positions_N = text.packing.positions_N
     forward_N, backward_N = positions_N[text.packing.forward_N], positions_N[text.packing.backward_N]
 
-    def scatter(rows_NP: Tensor, places_N: Tensor) -> Tensor:
-        return rows_NP.new_zeros(shape[0] * shape[1], rows_NP.shape[1]).index_copy(0, places_N, rows_NP)
+    def joined(forward_NP: Tensor, forward_N: Tensor, backward_NP: Tensor, backward_N: Tensor) -> Tensor:
+        size = forward_NP.shape[1]
+        layer = forward_NP.new_zeros(*text.mask_BT.shape, 2 * size)
+        layer.flatten(0, 1)[:, :size].index_copy_(0, forward_N, forward_NP)
+        layer.flatten(0, 1)[:, size:].index_copy_(0, backward_N, backward_NP)
+        return layer
 
-    halves = [[scatter(text.words_UP[text.index_N], positions_N)] * 2]
-    halves += [[scatter(f, forward_N), scatter(b, backward_N)] for f, b in zip(forward, backward, strict=True)]
-    return tuple(torch.cat(pair, dim=-1).unflatten(0, shape) for pair in halves)
+    tokens_NP = text.words_UP[text.index_N]
+    layers = (joined(f, forward_N, b, backward_N) for f, b in zip(forward, backward, strict=True))
+    return joined(tokens_NP, positions_N, tokens_NP, positions_N), *layers
 
 
 def _join_states(forward: list[Tensor], backward: list[Tensor]) -> States:

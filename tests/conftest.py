@@ -3,6 +3,8 @@ import os
 import shutil
 import tempfile
 
+import pytest
+
 # Before anything imports huggingface_hub, which reads these once: no network, and no module or file cached by another
 # run (or by another worker of this one).
 _HOME = tempfile.mkdtemp(prefix="modeling_elmo_tests_")
@@ -15,3 +17,11 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")  # the models are tiny, and pytest
 def pytest_configure(config):
     for mark in ("accelerate_tests", "flash_attn_test", "flash_attn_3_test", "flash_attn_4_test", "torch_compile_test"):
         config.addinivalue_line("markers", f"{mark}: used by transformers' own tests in test_common_modeling.py")
+
+
+@pytest.fixture
+def onednn_at_any_size(monkeypatch):
+    """The products of tiny models take the path of large ones."""
+    from modeling_elmo import elmo_linear  # not before the environment above is set
+
+    monkeypatch.setattr(elmo_linear, "FEW_PRODUCTS", 0)

@@ -18,6 +18,8 @@ from modeling_elmo import (
 )
 from modeling_elmo.elmo_encoder import distinct_rows
 
+pytestmark = pytest.mark.usefixtures("onednn_at_any_size")
+
 OPTIONS = [
     {},
     {"char_cnn_activation": "tanh", "num_highway_layers": 0},

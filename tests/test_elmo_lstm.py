@@ -9,6 +9,8 @@ from torch import nn
 from modeling_elmo import ELMoConfig, elmo_backend, elmo_linear, elmo_lstm
 from modeling_elmo.elmo_lstm import ELMoLSTM, pack
 
+pytestmark = pytest.mark.usefixtures("onednn_at_any_size")
+
 LENGTHS = [5, 1, 9, 3, 9, 1]
 
 

@@ -27,6 +27,8 @@ from modeling_elmo.conversion_elmo import convert_original_checkpoint
 
 FIXTURE = Path(__file__).parent / "fixtures" / "elmo_fixtures" / "allennlp"
 
+pytestmark = pytest.mark.usefixtures("onednn_at_any_size")
+
 LENGTHS = [6, 1, 4]
 ALL_CLASSES = [ELMoModel, ELMoForPreTraining, ELMoForTokenClassification, ELMoForSequenceClassification]
 
