@@ -11,13 +11,14 @@ from modeling_elmo import elmo_backend, elmo_linear
 from modeling_elmo.elmo_linear import choose_backend, fast_linear, packed, product
 
 
-@pytest.fixture(params=["oneDNN", "public operators"])
+@pytest.fixture(params=["oneDNN", "oneDNN on Intel", "public operators"])
 def operators(request, monkeypatch):
     if request.param == "public operators":
         monkeypatch.setattr(elmo_linear, "_onednn_dtypes", set())
     elif not elmo_linear._onednn_dtypes:
         pytest.skip("this build of torch has no oneDNN linear operators")
     monkeypatch.setattr(elmo_linear, "FEW_PRODUCTS", 0)
+    monkeypatch.setattr(elmo_linear, "_is_intel", request.param == "oneDNN on Intel")
     return request.param
 
 
@@ -60,10 +61,26 @@ def test_small_products_are_plain(monkeypatch):
         pytest.skip("this build of torch has no oneDNN linear operators")
     weight, calls, plain = torch.randn(4, 3), [], elmo_linear._plain_product
     monkeypatch.setattr(elmo_linear, "_plain_product", lambda *arguments: calls.append(1) or plain(*arguments))
+    monkeypatch.setattr(elmo_linear, "_is_intel", False)
     monkeypatch.setattr(elmo_linear, "FEW_PRODUCTS", 60)
     for rows in (4, 5):
         torch.testing.assert_close(product(torch.ones(rows, 3), packed(weight, keep=False))[0], weight.sum(1))
     assert len(calls) == 1
+
+
+@pytest.mark.skipif(not elmo_linear._onednn_dtypes, reason="this build of torch has no oneDNN linear operators")
+def test_on_intel_mkl_takes_single_rows_and_transposed_weights(monkeypatch):
+    calls, plain = [], elmo_linear._plain_product
+    monkeypatch.setattr(elmo_linear, "_plain_product", lambda *arguments: calls.append(1) or plain(*arguments))
+    monkeypatch.setattr(elmo_linear, "_has_onednn", lambda tensor: True)
+    monkeypatch.setattr(elmo_linear, "FEW_PRODUCTS", 0)
+    weight = torch.randn(4, 4)
+    for is_intel, expected in ((True, [0, 1, 1]), (False, [0, 0, 0])):
+        monkeypatch.setattr(elmo_linear, "_is_intel", is_intel)
+        for rows, used, count in zip((2, 1, 2), (weight, weight, weight.t()), expected, strict=True):
+            calls.clear()
+            torch.testing.assert_close(product(torch.ones(rows, 4), used)[0], used.sum(1))
+            assert len(calls) == count
 
 
 def test_a_changed_linear_is_called():
