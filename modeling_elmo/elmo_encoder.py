@@ -61,8 +61,12 @@ class ELMoCharacterEncoder(nn.Module):
 
     def _look_up(self, characters_UW: Tensor) -> Tensor:
         """The same from tables: a column of a filter has one value a character, and a window is their sum."""
-        weights: list[Any] = [layer.weight for layer in (self.char_embeddings, *self.convolutions)]
-        tables = _filter_tables(*weights) if torch.is_grad_enabled() else remembered(_filter_tables, *weights)
+        filters: list[Any] = [convolution.weight for convolution in self.convolutions]
+        if torch.is_grad_enabled():  # through the module, which keeps the gradient of its padding at 0
+            every_id = torch.arange(self.char_embeddings.num_embeddings, device=characters_UW.device)
+            tables = _filter_tables(self.char_embeddings(every_id), *filters)
+        else:
+            tables = remembered(_filter_tables, self.char_embeddings.weight, *filters)
         lengths_U = _lengths(characters_UW)
         order_U = lengths_U.argsort()
         chunks = []

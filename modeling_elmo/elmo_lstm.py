@@ -47,8 +47,13 @@ def pack(mask_BT: Tensor, token_type_ids_BT: Tensor | None = None) -> Packing:
         token_type_ids_BT: `(batch, time)`; two texts in one row are two sequences.
     """
     rows_N, columns_N = mask_BT.nonzero(as_tuple=True)
-    labels_N = rows_N if token_type_ids_BT is None else torch.stack([rows_N, token_type_ids_BT[rows_N, columns_N]])
-    _, sequences_N, lengths_S = torch.unique_consecutive(labels_N, dim=-1, return_inverse=True, return_counts=True)
+    begins_N = torch.ones_like(rows_N)
+    begins_N[1:] = rows_N[1:] != rows_N[:-1]
+    if token_type_ids_BT is not None:
+        types_N = token_type_ids_BT[rows_N, columns_N]
+        begins_N[1:] |= types_N[1:] != types_N[:-1]
+    sequences_N = begins_N.cumsum(0) - 1
+    lengths_S = sequences_N.bincount()
     order_S = lengths_S.argsort(descending=True, stable=True)
     starts_S = lengths_S.cumsum(0) - lengths_S
     ranks_N = order_S.argsort()[sequences_N]

@@ -408,8 +408,8 @@ class ELMoModel(ELMoPreTrainedModel):
     def cache_vocabulary(self, words: Iterable[str], tokenizer, save: bool = False, batch_size: int = 1024):
         """Computes the token vectors of words once: from then on they are looked up, by their characters.
 
-        Other words are computed as ever. The cache takes `2 * max_word_length + 4 * projection_size` bytes a word or
-        more; it moves with the model, and is dropped with a warning when a parameter of the encoder changes.
+        Others are computed as ever. A word takes `4 * (max_word_length + projection_size) + 8` bytes (float32). The
+        cache moves with the model, and is dropped with a warning when a parameter of the encoder changes.
 
         Args:
             words: for example `tokenizer.get_vocab()`.
@@ -427,7 +427,9 @@ class ELMoModel(ELMoPreTrainedModel):
         rows = []
         for start in range(0, len(words), batch_size):
             encoding = tokenizer(words[start : start + batch_size], is_split_into_words=True, return_tensors="pt")
-            rows.append(self._rows_of_ids(encoding.get("character_ids"), encoding["input_ids"])[0])
+            inputs = encoding.get("character_ids"), encoding.get("input_ids")
+            self.real_positions(*inputs)  # checks them
+            rows.append(self._rows_of_ids(*inputs)[0])
         if not rows:
             raise ValueError("`cache_vocabulary` received no words; pass at least one.")
         distinct_UX = distinct_rows(torch.cat(rows))[0]
@@ -438,8 +440,10 @@ class ELMoModel(ELMoPreTrainedModel):
         self.config.vocabulary_cache_size = len(distinct_UX) if save else 0
 
     def _usable_cache(self) -> VocabularyCache | None:
+        if self.vocabulary_cache is None:
+            return None
         cache, parameters = self.vocabulary_cache, self._word_parameters()
-        if cache is None or torch.is_grad_enabled() and any(p.requires_grad for p in parameters):
+        if torch.is_grad_enabled() and any(parameter.requires_grad for parameter in parameters):
             return None
         if cache.suits(parameters):
             return cache

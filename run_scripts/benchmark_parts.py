@@ -31,6 +31,7 @@ Sentence = list[str]
 Outputs = dict[str, Tensor]
 Peer = dict[str, Any]  # see `--peer` in benchmark_elmo.py
 REFERENCE, FLOOR, TORCH_LSTM = "reference", "floor", "torch.nn.LSTM (unclipped)"
+TOKENIZER = ELMoTokenizer(pre_tokenization="whitespace")
 MOST_TEXTS, TEXTS_IN_A_BATCH = 10_000, 1000  # of the tokenizers
 PEAK = Path("/proc/self/clear_refs")  # of this process; 5 forgets it
 # transformers imports nothing before a name of it is asked for.
@@ -70,8 +71,7 @@ class Bench(NamedTuple):
 
 
 def encode(batch: list[Sentence]) -> BatchEncoding:
-    tokenizer = ELMoTokenizer(pre_tokenization="whitespace")
-    return tokenizer(batch, is_split_into_words=True, padding=True, return_tensors="pt")
+    return TOKENIZER(batch, is_split_into_words=True, padding=True, return_tensors="pt")
 
 
 def model_contests(part: str, bench: Bench) -> Iterator[Contest]:
@@ -93,6 +93,10 @@ def model_contest(part: str, name: str, encoding: BatchEncoding, bench: Bench) -
         for used in (REFERENCE, backend)
     ]
     others = list(torch_lstm_runs(bench, read) if part == "lstm" else peer_runs(part, bench, encoding, expected))
+    if part == "encoder":
+        cached = copy.deepcopy(bench.models["float32"])
+        cached.cache_vocabulary([word for words in bench.batches[name] for word in words], TOKENIZER)
+        runs.append(Run("vocabulary cache", "float32", partial(encoder, cached, "inference", encoding), expected))
     products = PRODUCTS[part](bench.models["float32"].config, encoding)
     floors = [Run(FLOOR, dtype, floor(products, dtype)) for dtype in dtypes]
     counts = {"tokens": int(encoding.attention_mask.sum()), "distinct_words": num_distinct(encoding)}

@@ -71,6 +71,7 @@ def test_every_path_equals_plain_float64(backend, count, options):
 def test_gradients_equal_the_definition(count, options):
     model = make_model(**options).double()
     words = make_words(count, model.config)
+    words[::3, 1] = 0  # the padding character, which never learns
     parameters = model._word_parameters()
     found = [torch.autograd.grad(run(model, words, b).sin().sum(), parameters) for b in ("reference", "training")]
     for mine, theirs in zip(*found, strict=True):
@@ -291,6 +292,8 @@ def test_misuse_of_the_cache_is_explained():
         model.cache_vocabulary(["play"], None)
     with pytest.raises(ValueError, match="no words"):
         model.cache_vocabulary([], tokenizer)
+    with pytest.raises(ValueError, match="ELMo reads characters: pass `character_ids`"):
+        model.cache_vocabulary(["play"], lambda words, **_: {"input_ids": torch.ones(1, 3)})
 
 
 def test_what_is_remembered_dies_with_the_model():
