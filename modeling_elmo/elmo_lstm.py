@@ -68,6 +68,28 @@ def pack(mask_BT: Tensor, token_type_ids_BT: Tensor | None = None) -> Packing:
     )
 
 
+class Sequences(NamedTuple):
+    """What a layer reads, step by step, and the state from which it starts.
+
+    Shape:
+        inputs: `(N, D)` vectors of the tokens; with `index_N`, `(U, D)` vectors of which it says each token's.
+        batch_sizes: the number of sequences still running at each step.
+    """
+
+    inputs: Tensor
+    batch_sizes: list[int]
+    hidden_SP: Tensor
+    cell_SH: Tensor
+    index_N: Tensor | None = None
+
+    @property
+    def tokens_ND(self) -> Tensor:
+        return self.inputs if self.index_N is None else self.inputs[self.index_N]
+
+
+LSTMOutput = tuple[Tensor, Tensor, Tensor]  # outputs_NP, and hidden_SP and cell_SH after each sequence's end
+
+
 class ELMoLSTMLayer(nn.Module):
     """One layer of one direction. The weights sit in `nn.Linear` modules, so that adapters and quantizers find them.
 
@@ -89,28 +111,14 @@ class ELMoLSTMLayer(nn.Module):
         self.projection_clip = config.projection_clip if config.has_projection else None
 
     @torch.compiler.disable  # a traced time loop would be compiled again for every length
-    def forward(
-        self,
-        inputs: Tensor,
-        batch_sizes: list[int],
-        hidden_SP: Tensor,
-        cell_SH: Tensor,
-        index_N: Tensor | None = None,
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        """Runs packed sequences from the given state.
-
-        Args:
-            inputs: `(N, D)` vectors of the tokens; with `index_N`, `(U, D)` vectors of which it says each token's.
-
-        Returns:
-            `(outputs_NP, hidden_SP, cell_SH)`: every step's projected state, and the state after each sequence's end.
-        """
-        if not batch_sizes:
-            return inputs.new_empty(0, hidden_SP.shape[-1]), hidden_SP, cell_SH
+    def forward(self, text: Sequences) -> LSTMOutput:
+        """Runs packed sequences: every step's projected state, and the state after each sequence's end."""
+        if not text.batch_sizes:
+            return text.inputs.new_empty(0, text.hidden_SP.shape[-1]), text.hidden_SP, text.cell_SH
         backend = forced_backend()
         if backend not in ("torch_lstm", "cuda_graph"):
-            backend, _ = choose_backend(self.children(), inputs, hidden_SP, cell_SH)
-        return KERNELS[backend](self, inputs, batch_sizes, hidden_SP, cell_SH, index_N)
+            backend, _ = choose_backend(self.children(), text.inputs, text.hidden_SP, text.cell_SH)
+        return KERNELS[backend](self, text)
 
 
 class ELMoLSTM(nn.Module):
@@ -135,23 +143,17 @@ class ELMoLSTM(nn.Module):
             inputs, index = (outputs[-1], None) if depth else (words_UP, index_N)
             if self.training and self.dropout:  # of each token on its own
                 inputs, index = F.dropout(inputs if depth else words_UP[index_N], self.dropout), None
-            output_NP, *state = layer(inputs, batch_sizes, hidden_LSP[depth], cell_LSH[depth], index)
+            output_NP, *state = layer(Sequences(inputs, batch_sizes, hidden_LSP[depth], cell_LSH[depth], index))
             outputs.append(output_NP + inputs if depth and self.use_skip_connections else output_NP)
             states.append(state)
         hidden, cell = zip(*states, strict=True)
         return outputs, torch.stack(hidden), torch.stack(cell)
 
 
-def reference_lstm(
-    layer: ELMoLSTMLayer,
-    inputs: Tensor,
-    batch_sizes: list[int],
-    hidden_SP: Tensor,
-    cell_SH: Tensor,
-    index_N: Tensor | None = None,
-):
+def reference_lstm(layer: ELMoLSTMLayer, text: Sequences) -> LSTMOutput:
     """The definition: plain PyTorch, one step at a time, differentiable, on every device and dtype."""
-    gates_NG = layer.input_linear(inputs if index_N is None else inputs[index_N])
+    _, batch_sizes, hidden_SP, cell_SH, _ = text
+    gates_NG = layer.input_linear(text.tokens_ND)
     outputs, ended = [], []
     for size, running, gates_SG in zip(batch_sizes, [*batch_sizes[1:], 0], gates_NG.split(batch_sizes), strict=True):
         gates_SG = (gates_SG + layer.state_linear(hidden_SP[:size])).to(cell_SH.dtype)
@@ -167,21 +169,14 @@ def reference_lstm(
     return torch.cat(outputs), torch.cat(final_hidden), torch.cat(final_cell)
 
 
-def inference_lstm(
-    layer: ELMoLSTMLayer,
-    inputs: Tensor,
-    batch_sizes: list[int],
-    hidden_SP: Tensor,
-    cell_SH: Tensor,
-    index_N: Tensor | None = None,
-):
+def inference_lstm(layer: ELMoLSTMLayer, text: Sequences) -> LSTMOutput:
     """The same in place, without gradients: CPU inference. A repeated word's input gates are computed once."""
     state_weight = packed(layer.state_linear.weight)
     projection = None if layer.projection is None else packed(layer.projection.weight)
-    input_gates = _input_gates(layer, inputs, index_N)
-    hidden_SP, cell_SH = hidden_SP.clone(), cell_SH.clone()
-    outputs_NP = inputs.new_empty(sum(batch_sizes), hidden_SP.shape[-1])
-    for rows, sizes in _chunks(batch_sizes):
+    input_gates, dtype = _input_gates(layer, text), text.inputs.dtype
+    hidden_SP, cell_SH = text.hidden_SP.clone(), text.cell_SH.clone()
+    outputs_NP = text.inputs.new_empty(sum(text.batch_sizes), hidden_SP.shape[-1])
+    for rows, sizes in _chunks(text.batch_sizes):
         steps = zip(sizes, input_gates(rows).split(sizes), outputs_NP[rows].split(sizes), strict=True)
         for size, plus_SG, output_SP in steps:
             gates_SG = product(hidden_SP[:size], state_weight, plus_NG=plus_SG).to(cell_SH.dtype)
@@ -190,34 +185,28 @@ def inference_lstm(
             cell = cell_SH[:size].mul_(f).addcmul_(i, g.tanh_())
             if layer.cell_clip is not None:
                 cell.clamp_(-layer.cell_clip, layer.cell_clip)
-            hidden = cell.tanh().mul_(o).to(inputs.dtype)
+            hidden = cell.tanh().mul_(o).to(dtype)
             if projection is not None:
                 hidden = product(hidden, projection, clip=layer.projection_clip)
             hidden_SP[:size] = output_SP[:] = hidden
     return outputs_NP, hidden_SP, cell_SH
 
 
-def _input_gates(layer: ELMoLSTMLayer, inputs: Tensor, index_N: Tensor | None) -> Callable[[slice], Tensor]:
+def _input_gates(layer: ELMoLSTMLayer, text: Sequences) -> Callable[[slice], Tensor]:
     """What gives the input half of the gates, `(C, G)`, for a chunk of packed rows."""
     weight, bias_G = layer.input_linear.weight, _run_time_bias(layer.input_linear.bias, layer.forget_bias)
-    if index_N is not None and len(inputs) <= min(0.8 * len(index_N), MOST_WORDS):
-        gates_UG = product(inputs, weight, bias_G)
+    index_N = text.index_N
+    if index_N is not None and len(text.inputs) <= min(0.8 * len(index_N), MOST_WORDS):
+        gates_UG = product(text.inputs, weight, bias_G)
         return lambda rows: gates_UG[index_N[rows]]
-    tokens_ND = inputs if index_N is None else inputs[index_N]
+    tokens_ND = text.tokens_ND
     return lambda rows: product(tokens_ND[rows], weight, bias_G)
 
 
-def training_lstm(
-    layer: ELMoLSTMLayer,
-    inputs: Tensor,
-    batch_sizes: list[int],
-    hidden_SP: Tensor,
-    cell_SH: Tensor,
-    index_N: Tensor | None = None,
-):
+def training_lstm(layer: ELMoLSTMLayer, text: Sequences) -> LSTMOutput:
     """The same with a hand-written backward pass: CPU training. See `BackpropagationThroughTime`."""
-    inputs_ND = inputs if index_N is None else inputs[index_N]
-    return _with_gradient(layer, batch_sizes)(inputs_ND, hidden_SP, cell_SH, *layer.parameters())
+    tensors = (text.tokens_ND, text.hidden_SP, text.cell_SH, *layer.parameters())
+    return _with_gradient(layer, text.batch_sizes)(*tensors)
 
 
 def _with_gradient(layer: ELMoLSTMLayer, batch_sizes: list[int]) -> Callable:
@@ -311,14 +300,7 @@ class BackpropagationThroughTime(torch.autograd.Function):
         )
 
 
-def torch_lstm(
-    layer: ELMoLSTMLayer,
-    inputs: Tensor,
-    batch_sizes: list[int],
-    hidden_SP: Tensor,
-    cell_SH: Tensor,
-    index_N: Tensor | None = None,
-):
+def torch_lstm(layer: ELMoLSTMLayer, text: Sequences) -> LSTMOutput:
     """The same by `torch.nn.LSTM`'s kernel, which is cuDNN's on CUDA and knows no clips."""
     if layer.cell_clip is not None or layer.projection_clip is not None:
         raise ValueError(
@@ -329,34 +311,26 @@ def torch_lstm(
     bias_G = _run_time_bias(linear.bias, layer.forget_bias)
     weights = [torch.cat([w[0], w[1], w[3], w[2]]) for w in (x.chunk(4) for x in (linear.weight, state.weight, bias_G))]
     weights += [torch.zeros_like(bias_G)] + ([] if layer.projection is None else [layer.projection.weight])
-    start = (hidden_SP[None], cell_SH[None].to(inputs.dtype))
-    steps = torch.tensor(batch_sizes)
-    tokens_ND = inputs if index_N is None else inputs[index_N]
+    start = (text.hidden_SP[None], text.cell_SH[None].to(text.inputs.dtype))
+    steps = torch.tensor(text.batch_sizes)
     outputs_NP, hidden, cell = torch.lstm(
-        tokens_ND, steps, start, weights, True, 1, 0.0, torch.is_grad_enabled(), False
+        text.tokens_ND, steps, start, weights, True, 1, 0.0, torch.is_grad_enabled(), False
     )  # has_biases, layers, dropout, whether a backward pass follows, bidirectional
-    return outputs_NP, hidden[0], cell[0].to(cell_SH.dtype)
+    return outputs_NP, hidden[0], cell[0].to(text.cell_SH.dtype)
 
 
-def cuda_graph_lstm(
-    layer: ELMoLSTMLayer,
-    inputs: Tensor,
-    batch_sizes: list[int],
-    hidden_SP: Tensor,
-    cell_SH: Tensor,
-    index_N: Tensor | None = None,
-):
+def cuda_graph_lstm(layer: ELMoLSTMLayer, text: Sequences) -> LSTMOutput:
     """`training_lstm`, recorded as CUDA graphs and replayed: for training, where one shape of a batch comes again.
 
     A graph is recorded for each shape, and its outputs are overwritten when it runs again.
     """
-    tensors = (inputs if index_N is None else inputs[index_N], hidden_SP, cell_SH, *layer.parameters())
+    tensors = (text.tokens_ND, text.hidden_SP, text.cell_SH, *layer.parameters())
     weights = [parameter.data_ptr() for parameter in layer.parameters()]
-    key = (*batch_sizes, *weights, *((tensor.dtype, tensor.requires_grad) for tensor in tensors))
+    key = (*text.batch_sizes, *weights, *((tensor.dtype, tensor.requires_grad) for tensor in tensors))
     graphs = _graphs.setdefault(layer, {})
     if key not in graphs:
         examples = [tensor.detach().clone().requires_grad_(tensor.requires_grad) for tensor in tensors[:3]]
-        function = _with_gradient(layer, batch_sizes)
+        function = _with_gradient(layer, text.batch_sizes)
         graphs[key] = torch.cuda.make_graphed_callables(function, (*examples, *layer.parameters()))
     return graphs[key](*tensors)
 

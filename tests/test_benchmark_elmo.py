@@ -122,8 +122,8 @@ def test_plot_needs_a_speed(capsys):
 
 @pytest.mark.parametrize("backend", ["inference", "training"])
 def test_no_figure_for_a_wrong_lstm(backend, monkeypatch, capsys):
-    def doubled(layer, inputs, *rest):
-        outputs, *states = elmo_lstm.reference_lstm(layer, inputs, *rest)
+    def doubled(layer, text):
+        outputs, *states = elmo_lstm.reference_lstm(layer, text)
         return 2 * outputs, *states
 
     monkeypatch.setitem(elmo_lstm.KERNELS, backend, doubled)
@@ -133,8 +133,8 @@ def test_no_figure_for_a_wrong_lstm(backend, monkeypatch, capsys):
 
 
 def test_no_figure_for_a_wrong_gradient(monkeypatch):
-    def doubled_gradient(layer, inputs, *rest):
-        outputs, *states = elmo_lstm.reference_lstm(layer, inputs, *rest)
+    def doubled_gradient(layer, text):
+        outputs, *states = elmo_lstm.reference_lstm(layer, text)
         return 2 * outputs - outputs.detach(), *states
 
     monkeypatch.setitem(elmo_lstm.KERNELS, "training", doubled_gradient)
