@@ -257,12 +257,13 @@ class BackpropagationThroughTime(torch.autograd.Function):
         values_NG, cells_NH, outputs_NP = kept
         batch_sizes, (_, cell_clip, projection_clip) = ctx.options
         aten, width = torch.ops.aten, cell_SH.shape[1]
-        before_NH = _shifted(cell_SH, cells_NH, batch_sizes)
         grad_gates_NG, raw_NH = torch.empty_like(values_NG), torch.empty_like(cells_NH)
         grad_hidden_SP, grad_cell_SH, grad_projected_NP = (
             gradient.clone() for gradient in (grad_hidden_SP, grad_cell_SH, grad_outputs_NP)
         )
-        for size, end in zip(reversed(batch_sizes), reversed([*accumulate(batch_sizes)]), strict=True):
+        cells = [cell_SH, *cells_NH.split(batch_sizes)]
+        for step, end in reversed([*enumerate(accumulate(batch_sizes))]):
+            size = batch_sizes[step]
             rows = slice(end - size, end)
             i, f, o, g = values_NG[rows].chunk(4, dim=1)
             squashed = cells_NH[rows].tanh()
@@ -279,7 +280,7 @@ class BackpropagationThroughTime(torch.autograd.Function):
             grad_gates = grad_gates_NG[rows]
             sigmoids, (di, df, do, dg) = grad_gates[:, : 3 * width], grad_gates.chunk(4, dim=1)
             torch.mul(grad_cell, g, out=di)
-            torch.mul(grad_cell, before_NH[rows], out=df)
+            torch.mul(grad_cell, cells[step][:size], out=df)  # the cell before the step
             torch.mul(grad_raw, squashed, out=do)
             aten.sigmoid_backward(sigmoids, values_NG[rows, : 3 * width], grad_input=sigmoids)
             aten.tanh_backward(grad_cell * i, g, grad_input=dg)
