@@ -25,7 +25,9 @@ from .modeling_elmo import (  # noqa: E402
     ELMoForTokenClassification,
     ELMoModel,
     ELMoModelOutput,
+    ELMoPredictions,
     ELMoPreTrainedModel,
+    ELMoScores,
     ScalarMix,
 )
 from .tokenization.tokenization_elmo import ELMoTokenizer  # noqa: E402
@@ -55,7 +57,9 @@ __all__ = [
     "ELMoForTokenClassification",
     "ELMoModel",
     "ELMoModelOutput",
+    "ELMoPredictions",
     "ELMoPreTrainedModel",
+    "ELMoScores",
     "ELMoTokenizer",
     "ScalarMix",
     "elmo_backend",

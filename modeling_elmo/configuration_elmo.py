@@ -86,8 +86,9 @@ class ELMoConfig(PreTrainedConfig):
 
     Language model (`ELMoForPreTraining`):
         softmax_type: `"full"`, `"sampled"` or `"adaptive"`.
-        num_sampled: candidates of the sampled softmax.
-        adaptive_cutoffs: cluster borders of the adaptive softmax.
+        num_sampled: candidates of the sampled softmax, fewer than the words to predict.
+        adaptive_cutoffs: cluster borders of the adaptive softmax, ranks of words. Default: a sixteenth and a quarter of
+            the words.
         has_softmax: False for a checkpoint whose softmax was not published.
 
     Tasks (section 3.2 and 3.3):
@@ -250,10 +251,9 @@ class ELMoConfig(PreTrainedConfig):
         cutoffs = self.adaptive_cutoffs
         if cutoffs is not None:
             rising = all(isinstance(cut, int) for cut in cutoffs) and sorted({*cutoffs}) == cutoffs
-            valid = bool(cutoffs) and rising and cutoffs[0] > 0 and cutoffs[-1] < self.vocab_size
-            _check(
-                valid, "adaptive_cutoffs", cutoffs, f"rising integers between 0 and `vocab_size` ({self.vocab_size})"
-            )
+            words = self.vocab_size - 1  # without <PAD>
+            valid = bool(cutoffs) and rising and cutoffs[0] > 0 and cutoffs[-1] < words
+            _check(valid, "adaptive_cutoffs", cutoffs, f"rising integers between 0 and `vocab_size - 1` ({words})")
 
 
 def _check(valid: bool, field: str, value: Any, expected: str):

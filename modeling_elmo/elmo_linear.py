@@ -131,7 +131,7 @@ def product(
     """`inputs @ weight.T`, plus a bias, plus a matrix, or clipped, in one pass. It has no gradient."""
     weight_GD, copy = weight_GD if isinstance(weight_GD, Packed) else (weight_GD, weight_GD)
     is_small = len(inputs_ND) * weight_GD.numel() < FEW_PRODUCTS
-    if is_small or not _has_onednn(inputs_ND) or _suits_mkl(inputs_ND, weight_GD):
+    if is_small or not _has_onednn(inputs_ND) or suits_mkl(inputs_ND, weight_GD):
         return _plain_product(inputs_ND, weight_GD, bias_G, plus_NG, clip)
     linear = torch.ops.mkldnn._linear_pointwise
     if plus_NG is not None:
@@ -140,7 +140,7 @@ def product(
     return linear(inputs_ND, copy, bias_G, then, bounds, "")
 
 
-def _suits_mkl(inputs_ND: Tensor, weight_GD: Tensor) -> bool:
+def suits_mkl(inputs_ND: Tensor, weight_GD: Tensor) -> bool:
     """On Intel MKL is ahead with a single row, and with a transposed weight, as backward passes have."""
     return _is_intel and (len(inputs_ND) == 1 or not weight_GD.is_contiguous())
 

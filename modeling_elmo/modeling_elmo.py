@@ -10,7 +10,7 @@ used; F features; P `projection_size`; L LSTM layers; S sequences.
 """
 
 import inspect
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -26,7 +26,7 @@ from .configuration_elmo import ELMoConfig
 from .elmo_encoder import ELMoCharacterEncoder, ELMoHighway, VocabularyCache, distinct_rows
 from .elmo_linear import fast_linear
 from .elmo_lstm import ELMoLSTM, ELMoLSTMLayer, Packing, pack
-from .elmo_softmax import ELMoSoftmax
+from .elmo_softmax import CHUNK_LOGITS, Candidates, ELMoSoftmax
 
 logger = logging.get_logger(__name__)
 
@@ -57,7 +57,7 @@ class ELMoForPreTrainingOutput(ModelOutput):
 
     Shape:
         loss: `()`, the mean of the two directions' losses (section 3.1), in nats a prediction.
-        forward_loss, backward_loss: `()`, each direction's own.
+        forward_loss, backward_loss: `()`, each direction's own, for reports: the gradient goes through `loss`.
         hidden_states: as in `ELMoModelOutput`, on request, if both directions read the same text.
         final_states: as in `ELMoModelOutput`.
     """
@@ -67,6 +67,32 @@ class ELMoForPreTrainingOutput(ModelOutput):
     backward_loss: Tensor | None = None
     hidden_states: tuple[Tensor, ...] | None = None
     final_states: States | None = None
+
+
+@dataclass
+class ELMoScores(ModelOutput):
+    """What `ELMoForPreTraining.score` returns: 0 where nothing is predicted, so that a row's sum is its text's.
+
+    Shape:
+        forward_log_probs: `(batch, time)`, of each word after those before it, in nats; 0 at the first of a row.
+        backward_log_probs: `(batch, time)`, of each word before those after it; 0 at the last.
+    """
+
+    forward_log_probs: Tensor | None = None
+    backward_log_probs: Tensor | None = None
+
+
+@dataclass
+class ELMoPredictions(ModelOutput):
+    """What `ELMoForPreTraining.predict_words` returns; `<PAD>` and 0 where nothing is predicted.
+
+    Shape:
+        word_ids: `(batch, time, top_k)`, the likeliest words at each position, best first.
+        log_probs: `(batch, time, top_k)`, in nats.
+    """
+
+    word_ids: Tensor | None = None
+    log_probs: Tensor | None = None
 
 
 class Reading(NamedTuple):
@@ -166,8 +192,11 @@ class ELMoPreTrainedModel(PreTrainedModel):
 
     @property
     def _ddp_params_and_buffers_to_ignore(self) -> list[str]:
-        """Read by DistributedDataParallel, which would send the vocabulary cache around at every step."""
-        return [name for name, _ in self.named_buffers() if "vocabulary_cache." in name]
+        """Read by DistributedDataParallel: it would send the vocabulary cache around at every step, and it knows no
+        sparse gradients; `run_pretraining` reduces those."""
+        cache = [name for name, _ in self.named_buffers() if "vocabulary_cache." in name]
+        sparse = [f"{name}." for name, module in self.named_modules() if getattr(module, "sparse_gradients", False)]
+        return cache + [name for name, _ in self.named_parameters() if name.startswith(tuple(sparse))]
 
     def _freeze_as_configured(self):
         """What a head does about `config.freeze_bilm`; nothing in the biLM itself."""
@@ -186,28 +215,40 @@ class ELMoPreTrainedModel(PreTrainedModel):
         size, step = new_num_tokens or self.config.vocab_size, pad_to_multiple_of or 1
         if not (isinstance(size, int) and isinstance(step, int)):
             raise ValueError(f"Received a size of {size} and a multiple of {step}; pass integers.")
-        size = -(-size // step) * step
-        if size <= max(self.config.bos_token_id, self.config.eos_token_id, self.config.unk_token_id):
-            raise ValueError(f"A vocabulary of {size} words has no room for the special words; pass 4 or more.")
-        for module in list(self.modules()):
-            if isinstance(module, ELMoSoftmax):
-                module.weight = self._resized(module.weight, size, mean_resizing)
-                module.bias = self._resized(module.bias, size, mean_resizing)
-            elif isinstance(module, ELMoModel) and module.word_embeddings is not None:
-                table = module.word_embeddings
-                table.weight, table.num_embeddings = self._resized(table.weight, size, mean_resizing), size
-        self.config.vocab_size = size
+        size, kept = -(-size // step) * step, self.config.vocab_size
+        self._choose_rows([row if row < kept else -1 for row in range(size)], mean_resizing)
         return self.get_input_embeddings()
 
-    @staticmethod
-    def _resized(parameter: Tensor, size: int, mean: bool) -> nn.Parameter:
-        kept = parameter[:size]
-        extra = parameter.new_zeros(size - len(kept), *parameter.shape[1:])
-        if mean:
-            extra += parameter.mean(0)
-        elif parameter.dim() > 1:
-            extra.normal_(std=parameter.shape[1] ** -0.5)
-        return nn.Parameter(torch.cat([kept, extra]), requires_grad=parameter.requires_grad)
+    @torch.no_grad()
+    def replace_vocabulary(self, source_rows: Sequence[int]):
+        """Gives the softmax, and the word vectors where there are any, the words of another vocabulary.
+
+        Args:
+            source_rows: for each new word its present id, -1 if it has none: such rows are the mean of the present ones
+                (drawn as for a new model if the checkpoint came without its softmax).
+        """
+        outside = [row for row in source_rows if not -1 <= row < self.config.vocab_size]
+        if outside:
+            raise ValueError(
+                f"`source_rows` hold {outside[:3]}; pass ids of the present vocabulary, 0 to "
+                f"{self.config.vocab_size - 1}, or -1 for a new word."
+            )
+        self._choose_rows(source_rows, self.config.has_softmax)
+
+    def _choose_rows(self, source_rows: Sequence[int], mean: bool):
+        size = len(source_rows)
+        if size <= max(self.config.bos_token_id, self.config.eos_token_id, self.config.unk_token_id):
+            raise ValueError(f"A vocabulary of {size} words has no room for the special words; pass 4 or more.")
+        rows_V = torch.tensor(source_rows)
+        for module in list(self.modules()):
+            if isinstance(module, ELMoSoftmax) and module.adaptive is not None:
+                raise ValueError("An adaptive softmax has clusters of fixed sizes; train one of the new size instead.")
+            if isinstance(module, ELMoSoftmax):
+                module.weight, module.bias = (_chosen(table, rows_V, mean) for table in (module.weight, module.bias))
+            elif isinstance(module, ELMoModel) and module.word_embeddings is not None:
+                table = module.word_embeddings
+                table.weight, table.num_embeddings = _chosen(table.weight, rows_V, mean), size
+        self.config.vocab_size = size
 
     def _initialize_weights(self, module: nn.Module, *_):
         # For custom code the base class skips modules whose parameters all sit in their children: most of ours. It
@@ -259,6 +300,11 @@ class ELMoPreTrainedModel(PreTrainedModel):
             if module.token_projection is not None:
                 init.normal_(module.token_projection.weight, std=module.token_projection.in_features**-0.5)
                 init.zeros_(module.token_projection.bias)
+        elif isinstance(module, ELMoSoftmax) and module.adaptive is not None:
+            for linear in (part for part in module.modules() if isinstance(part, nn.Linear)):
+                init.normal_(linear.weight, std=linear.in_features**-0.5)
+                if linear.bias is not None:
+                    init.zeros_(linear.bias)
         elif isinstance(module, ELMoSoftmax):
             init.normal_(module.weight, std=module.weight.shape[1] ** -0.5)
             init.zeros_(module.bias)
@@ -574,6 +620,7 @@ class ELMoForPreTraining(ELMoPreTrainedModel):
         initial_states: States | None = None,
         output_hidden_states: bool | None = None,
         num_items_in_batch: Tensor | int | None = None,
+        candidates: Candidates | None = None,
     ) -> ELMoForPreTrainingOutput:
         """Losses of both directions, either on one text or on two streams that are read independently.
 
@@ -585,6 +632,8 @@ class ELMoForPreTraining(ELMoPreTrainedModel):
             backward_character_ids, backward_input_ids, backward_attention_mask: the text of the backward direction, in
                 its own reading order (last word first), if it is not that of the forward direction.
             num_items_in_batch: predictions of one direction over all accumulated batches; the losses are divided by it.
+            candidates: of a sampled softmax in training, from `softmax.sample()`: pass the same to all batches of a
+                step, on every device. Default: drawn for this call.
 
         Raises:
             ValueError: labels are missing or contradict each other, or the checkpoint has no softmax.
@@ -602,7 +651,7 @@ class ELMoForPreTraining(ELMoPreTrainedModel):
         states = self.elmo.starting_states(initial_states, text.words_UP, len(text.mask_BT))
         forward, *forward_ends = self.elmo.run_direction(0, text, text.packing.forward_N, states)
         backward, *backward_ends = self.elmo.run_direction(1, stream, backward_order_N, states)
-        losses = []
+        predictions = []
         streams = (
             (text, text.packing.forward_N, forward, forward_labels),
             (stream, backward_order_N, backward, backward_labels),
@@ -610,24 +659,118 @@ class ELMoForPreTraining(ELMoPreTrainedModel):
         for direction, (reading, order_N, outputs, aligned) in enumerate(streams):
             given = labels if aligned is None else aligned
             if given is not None:
-                targets_N = _targets(given, labels is not None, direction, reading, self.config.vocab_size)
-                losses.append(self._loss(outputs[-1], targets_N[order_N], num_items_in_batch))
+                targets_N = _targets(given, labels is not None, direction, reading, self.config)
+                predictions.append((outputs[-1], targets_N[order_N]))
+        losses = self._losses(predictions, num_items_in_batch, candidates) if predictions else (None, None, None)
         show = self.config.output_hidden_states if output_hidden_states is None else output_hidden_states
         return ELMoForPreTrainingOutput(
-            loss=(losses[0] + losses[1]) / 2 if losses else None,
-            forward_loss=losses[0] if losses else None,
-            backward_loss=losses[1] if losses else None,
+            *losses,
             hidden_states=_unpack(text, forward, backward) if show and not two_streams else None,
             final_states=_join_states(forward_ends, backward_ends),
         )
 
-    def _loss(self, hidden_NP: Tensor, targets_N: Tensor, num_items_in_batch: Tensor | int | None) -> Tensor:
-        hidden_NP = F.dropout(hidden_NP, self.config.dropout, self.training)
-        predicted = targets_N != -100
-        if (targets_N == self.config.pad_token_id).any():
-            raise ValueError("`labels` hold <PAD> at a word, which is never predicted; pass -100 where nothing is.")
-        count = predicted.sum().clamp(min=1) if num_items_in_batch is None else num_items_in_batch
-        return self.softmax(hidden_NP[predicted], targets_N[predicted]).sum() / count
+    def _losses(self, predictions: list[tuple[Tensor, Tensor]], num_items_in_batch, candidates) -> list[Tensor]:
+        """The mean of both directions' losses, which carries the gradient, and each direction's own."""
+        hidden, targets, scales = [], [], []
+        for hidden_NP, targets_N in predictions:
+            predicted_N = targets_N != -100
+            count = predicted_N.sum().clamp(min=1) if num_items_in_batch is None else num_items_in_batch
+            hidden.append(F.dropout(hidden_NP, self.config.dropout, self.training)[predicted_N])
+            targets.append(targets_N[predicted_N])
+            scales.append(torch.ones_like(targets[-1], dtype=torch.float32) / count)
+        scale_N = torch.cat(scales) / 2
+        # Both directions at once: they share the softmax, and the candidates of a sampled one.
+        loss, losses_N = self.softmax(torch.cat(hidden), torch.cat(targets), scale_N, candidates)
+        own = (2 * scale_N * losses_N).split([len(scale) for scale in scales])
+        return [loss, *(losses.sum() for losses in own)]
+
+    @torch.no_grad()
+    def score(
+        self,
+        character_ids: Tensor | None = None,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        initial_states: States | None = None,
+    ) -> ELMoScores:
+        """Log-probabilities of the words of a text, of each direction, under the full softmax.
+
+        Args:
+            character_ids, input_ids, attention_mask, initial_states: as in `ELMoModel`; `input_ids` are what is scored.
+                A word outside the vocabulary gets the probability of `<UNK>`.
+
+        Raises:
+            ValueError: the checkpoint has no softmax, or the model is in training mode.
+        """
+        text, hidden = self._read_both_ways(character_ids, input_ids, attention_mask, initial_states)
+        if input_ids is None:
+            raise ValueError("Scores are those of words: pass `input_ids` beside `character_ids`.")
+        positions_N, scores = text.packing.positions_N, []
+        for direction, hidden_NP in enumerate(hidden):
+            here_M, there_M = _neighbors(direction, text)
+            targets_M = input_ids.flatten()[positions_N[there_M]]
+            _check_targets(targets_M, self.config)
+            _, losses_M = self.softmax(hidden_NP[here_M], targets_M)
+            scores.append(losses_M.new_zeros(text.mask_BT.numel()).index_copy_(0, positions_N[there_M], -losses_M))
+        return ELMoScores(*(score.view(text.mask_BT.shape) for score in scores))
+
+    @torch.no_grad()
+    def predict_words(
+        self,
+        character_ids: Tensor | None = None,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        initial_states: States | None = None,
+        top_k: int = 5,
+        direction: str = "both",
+    ) -> ELMoPredictions:
+        """The likeliest words at each position, given the others.
+
+        Args:
+            character_ids, input_ids, attention_mask, initial_states: as in `ELMoModel`.
+            top_k: how many words.
+            direction: `"forward"`, from the words before; `"backward"`, from those after; `"both"`: the product of the
+                two distributions, normalized (the directions know nothing of each other); at a row's first and last
+                position the one that there is.
+
+        Raises:
+            ValueError: as in `score`; an unknown direction, or a `top_k` beyond the vocabulary.
+        """
+        directions = {"forward": [0], "backward": [1], "both": [0, 1]}.get(direction)
+        if directions is None:
+            raise ValueError(f"`direction` is {direction!r}; pass 'forward', 'backward' or 'both'.")
+        if not 1 <= top_k < self.config.vocab_size:
+            raise ValueError(f"`top_k` is {top_k}; pass 1 to {self.config.vocab_size - 1}, the words without <PAD>.")
+        text, hidden = self._read_both_ways(character_ids, input_ids, attention_mask, initial_states)
+        sources = [(hidden[index], *_neighbors(index, text)) for index in directions]
+        flat = text.mask_BT.new_zeros(text.mask_BT.numel(), top_k, dtype=torch.long) + self.config.pad_token_id
+        word_ids, log_probs = flat, torch.zeros_like(flat, dtype=torch.float32)
+        predicted_N = torch.cat([there_M for _, _, there_M in sources]).unique()
+        for some_C in predicted_N.split(max(1, CHUNK_LOGITS // self.config.vocab_size)):
+            log_probs_CV = sum(self._log_probs_at(some_C, *source) for source in sources).log_softmax(-1)
+            places_C = text.packing.positions_N[some_C]
+            log_probs[places_C], word_ids[places_C] = log_probs_CV.topk(top_k)
+        shape = *text.mask_BT.shape, top_k
+        return ELMoPredictions(word_ids.view(shape), log_probs.view(shape))
+
+    def _log_probs_at(self, some_C: Tensor, hidden_NP: Tensor, here_M: Tensor, there_M: Tensor) -> Tensor:
+        """One direction's log-probabilities `(C, V)` of the word at some tokens; 0 where it predicts none."""
+        source_N = torch.full((len(hidden_NP),), -1, device=hidden_NP.device).index_copy_(0, there_M, here_M)
+        source_C = source_N[some_C]
+        log_probs_CV = self.softmax.log_probabilities(hidden_NP[source_C])
+        return log_probs_CV.masked_fill((source_C < 0)[:, None], 0)
+
+    def _read_both_ways(self, character_ids, input_ids, attention_mask, initial_states):
+        """The checked text, and each direction's top output `(tokens, projection_size)` in reading order."""
+        if self.training:
+            raise ValueError("The model is in training mode, with dropout; call `model.eval()` first.")
+        self._check_vocabulary()
+        text = self.elmo.read_tokens(character_ids, input_ids, attention_mask)
+        states = self.elmo.starting_states(initial_states, text.words_UP, len(text.mask_BT))
+        hidden = []
+        for direction, order_N in enumerate((text.packing.forward_N, text.packing.backward_N)):
+            outputs, *_ = self.elmo.run_direction(direction, text, order_N, states)
+            hidden.append(torch.empty_like(outputs[-1]).index_copy_(0, order_N, outputs[-1]))
+        return text, hidden
 
     def _check_labels(self, labels, forward_labels, backward_labels, two_streams: bool):
         aligned = [
@@ -642,8 +785,10 @@ class ELMoForPreTraining(ELMoPreTrainedModel):
             raise ValueError(
                 f"Received `{aligned[0]}_labels` alone; pass `forward_labels` and `backward_labels` together."
             )
-        if labels is None and not aligned:
-            return
+        if labels is not None or aligned:
+            self._check_vocabulary()
+
+    def _check_vocabulary(self):
         if self.config.vocab_size <= 4:
             raise ValueError(
                 "The vocabulary holds nothing but special words, so there is nothing to predict. Build one (see "
@@ -772,6 +917,20 @@ class ELMoForSequenceClassification(ELMoTaskModel):
         )
 
 
+def _chosen(parameter: Tensor, rows_V: Tensor, mean: bool) -> nn.Parameter:
+    """Rows of a table; those numbered -1 are its mean, or drawn as for a new model."""
+    rows_V = rows_V.to(parameter.device)
+    chosen = parameter[rows_V.clamp(min=0)]
+    is_new_V = rows_V < 0
+    extra = parameter.new_zeros(int(is_new_V.sum()), *parameter.shape[1:])
+    if mean:
+        extra += parameter.mean(0)
+    elif parameter.dim() > 1:
+        extra.normal_(std=parameter.shape[1] ** -0.5)
+    chosen[is_new_V] = extra
+    return nn.Parameter(chosen, requires_grad=parameter.requires_grad)
+
+
 def _unpack(text: Reading, forward: list[Tensor], backward: list[Tensor]) -> tuple[Tensor, ...]:
     """All layers as `(batch, time, 2 * projection_size)`; the token layer stands twice side by side."""
     positions_N = text.packing.positions_N
@@ -794,7 +953,7 @@ def _join_states(forward: list[Tensor], backward: list[Tensor]) -> States:
     return hidden, cell
 
 
-def _targets(given: Tensor, shifted: bool, direction: int, text: Reading, vocab_size: int) -> Tensor:
+def _targets(given: Tensor, shifted: bool, direction: int, text: Reading, config: ELMoConfig) -> Tensor:
     """The target `(N,)` of each real token in reading order, -100 where there is none.
 
     Args:
@@ -802,14 +961,24 @@ def _targets(given: Tensor, shifted: bool, direction: int, text: Reading, vocab_
     """
     _check_shape("labels", given, tuple(text.mask_BT.shape))
     words_N = given.flatten()[text.packing.positions_N]
-    _check_range("labels", words_N[words_N != -100], vocab_size, "or call `resize_token_embeddings(len(tokenizer))`")
+    _check_targets(words_N[words_N != -100], config)
     if not shifted:
         return words_N
+    here_M, there_M = _neighbors(direction, text)
+    return torch.full_like(words_N, -100).index_copy_(0, here_M, words_N[there_M])
+
+
+def _neighbors(direction: int, text: Reading) -> tuple[Tensor, Tensor]:
+    """Which real tokens `(M,)` predict which others, in reading order: the next of the row, or the one before."""
     rows_N = text.packing.positions_N // text.mask_BT.shape[1]
-    here, there = (slice(1, None), slice(None, -1)) if direction else (slice(None, -1), slice(1, None))
-    targets_N = torch.full_like(words_N, -100)
-    targets_N[here] = words_N[there].where(rows_N[1:] == rows_N[:-1], -100)  # neighbours in one row
-    return targets_N
+    first_M = (rows_N[1:] == rows_N[:-1]).nonzero(as_tuple=True)[0]
+    return (first_M + 1, first_M) if direction else (first_M, first_M + 1)
+
+
+def _check_targets(targets_M: Tensor, config: ELMoConfig):
+    _check_range("labels", targets_M, config.vocab_size, "or call `resize_token_embeddings(len(tokenizer))`")
+    if (targets_M == config.pad_token_id).any():
+        raise ValueError("`labels` hold <PAD> at a word, which is never predicted; pass -100 where nothing is.")
 
 
 def _check_shape(name: str, tensor: Tensor, expected: tuple):
@@ -846,6 +1015,8 @@ __all__ = [
     "ELMoForTokenClassification",
     "ELMoModel",
     "ELMoModelOutput",
+    "ELMoPredictions",
     "ELMoPreTrainedModel",
+    "ELMoScores",
     "ScalarMix",
 ]

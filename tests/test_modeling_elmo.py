@@ -408,21 +408,33 @@ def test_initialisation_table():
 # The language model
 
 
-def plain_losses(model, batch, labels):
-    """Sums of `-log p` and their counts for each direction, word by word in float64."""
+def plain_log_probs(model, batch, row):
+    """`(2, time, classes)` of one row's real tokens in float64: of the word there, by each direction, without <PAD>.
+
+    A position that a direction does not predict is 0.
+    """
     plain = PlainELMo(model.elmo.state_dict(), model.config)
     weight, bias = model.softmax.weight.detach().double().numpy(), model.softmax.bias.detach().double().numpy()
-    sums, counts, size = [0.0, 0.0], [0, 0], model.config.projection_size
-    for row, length in enumerate(batch["attention_mask"].sum(1).tolist()):
-        real = batch["attention_mask"][row].bool()
-        top = plain(batch["character_ids"][row][real].numpy())[-1]
-        targets = labels[row][real].tolist()
-        for direction, step in ((0, 1), (1, -1)):
-            for position in range(length):
-                target = targets[position + step] if 0 <= position + step < length else -100
-                if target != -100:
-                    logits = (weight @ top[position, direction * size : (direction + 1) * size] + bias)[1:]  # no <PAD>
-                    sums[direction] -= logits[target - 1] - np.log(np.exp(logits).sum())
+    top = plain(batch["character_ids"][row][batch["attention_mask"][row].bool()].numpy())[-1]
+    forward, backward = np.split(top, 2, axis=1)
+    found = np.zeros((2, len(top), len(weight) - 1))
+    for position in range(len(top)):
+        for direction, source in ((0, position - 1), (1, position + 1)):
+            if 0 <= source < len(top):
+                logits = (weight @ (backward if direction else forward)[source] + bias)[1:]
+                found[direction, position] = logits - np.log(np.exp(logits).sum())
+    return found
+
+
+def plain_losses(model, batch, labels):
+    """Sums of `-log p` and their counts for each direction, word by word."""
+    sums, counts = [0.0, 0.0], [0, 0]
+    for row in range(len(labels)):
+        targets = labels[row][batch["attention_mask"][row].bool()].tolist()
+        for direction, log_probs in enumerate(plain_log_probs(model, batch, row)):
+            for target, log_probs_V in zip(targets, log_probs, strict=True):
+                if target != -100 and log_probs_V.any():
+                    sums[direction] -= log_probs_V[target - 1]
                     counts[direction] += 1
     return sums, counts
 
@@ -484,8 +496,65 @@ def test_language_model_says_what_it_lacks():
         model(**batch, labels=torch.full_like(batch["input_ids"], 12))
     with pytest.raises(ValueError, match="`labels` hold <PAD> at a word"):
         model(**batch, labels=torch.zeros_like(batch["input_ids"]))
-    with pytest.raises(ValueError, match="'sampled', which this version does not compute; pass 'full'"):
-        make_model(ELMoForPreTraining, softmax_type="sampled")
+
+
+def test_the_joint_loss_carries_the_gradient_of_both_directions():
+    model = make_model(ELMoForPreTraining)
+    batch = make_batch(model.config)
+    output = model(**batch, labels=batch["input_ids"].where(batch["attention_mask"].bool(), -100))
+    assert not output.forward_loss.requires_grad and not output.backward_loss.requires_grad
+    output.loss.backward()
+    for lstm in (model.elmo.forward_lstm, model.elmo.backward_lstm):
+        assert all(parameter.grad.abs().sum() > 0 for parameter in lstm.parameters())
+
+
+@pytest.mark.parametrize("side", ["right", "left"])
+def test_scores_are_the_words_log_probabilities(side):
+    model = make_model(ELMoForPreTraining)
+    batch = make_batch(model.config, side=side)
+    scores = model.score(**batch)
+    for row, length in enumerate(LENGTHS):
+        real = batch["attention_mask"][row].bool()
+        targets = batch["input_ids"][row][real].tolist()
+        expected = plain_log_probs(model, batch, row)[:, range(length), [target - 1 for target in targets]]
+        np.testing.assert_allclose(scores.forward_log_probs[row][real], expected[0], atol=1e-6)
+        np.testing.assert_allclose(scores.backward_log_probs[row][real], expected[1], atol=1e-6)
+        assert not scores.forward_log_probs[row][~real].any() and not scores.backward_log_probs[row][~real].any()
+
+
+@pytest.mark.parametrize("direction", ["forward", "backward", "both"])
+@pytest.mark.parametrize("chunk", [1, 1000])
+def test_predicted_words_are_the_likeliest(direction, chunk, monkeypatch):
+    monkeypatch.setattr("modeling_elmo.modeling_elmo.CHUNK_LOGITS", chunk)
+    model = make_model(ELMoForPreTraining)
+    batch = make_batch(model.config)
+    found = model.predict_words(**batch, top_k=4, direction=direction)
+    for row, length in enumerate(LENGTHS):
+        log_probs = plain_log_probs(model, batch, row)
+        log_probs = log_probs.sum(0) if direction == "both" else log_probs[int(direction == "backward")]
+        for position in range(found.word_ids.shape[1]):
+            word_ids, values = found.word_ids[row, position], found.log_probs[row, position]
+            if position >= length or not log_probs[position].any():
+                assert not word_ids.any() and not values.any()
+                continue
+            expected = log_probs[position] - np.log(np.exp(log_probs[position]).sum())
+            assert word_ids.tolist() == (np.argsort(-expected)[:4] + 1).tolist()
+            np.testing.assert_allclose(values, np.sort(expected)[::-1][:4], atol=1e-6)
+
+
+def test_scoring_and_predicting_say_what_they_lack():
+    model = make_model(ELMoForPreTraining)
+    batch = make_batch(model.config)
+    with pytest.raises(ValueError, match="`direction` is 'left'; pass 'forward', 'backward' or 'both'"):
+        model.predict_words(**batch, direction="left")
+    with pytest.raises(ValueError, match="`top_k` is 12; pass 1 to 11"):
+        model.predict_words(**batch, top_k=12)
+    with pytest.raises(ValueError, match="pass `input_ids` beside `character_ids`"):
+        model.score(batch["character_ids"])
+    with pytest.raises(ValueError, match="published without its softmax"):
+        make_model(ELMoForPreTraining, has_softmax=False).score(**batch)
+    with pytest.raises(ValueError, match=r"training mode, with dropout; call `model.eval\(\)` first"):
+        model.train().predict_words(**batch)
 
 
 @pytest.mark.parametrize("cls", [ELMoModel, ELMoForTokenClassification])
@@ -514,6 +583,24 @@ def test_resizing_keeps_the_rows_that_remain(size):
     assert model.resize_token_embeddings(pad_to_multiple_of=8).weight.shape[0] % 8 == 0
     with pytest.raises(ValueError, match="A vocabulary of 3 words has no room"):
         model.resize_token_embeddings(3)
+
+
+def test_another_vocabulary_takes_the_rows_of_shared_words():
+    model = make_model(ELMoForPreTraining, word_embedding_size=4)
+    with torch.no_grad():
+        model.softmax.bias.uniform_()
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    rows = [0, 1, 2, 3, -1, 9, 4, -1]
+    model.replace_vocabulary(rows)
+    assert model.config.vocab_size == 8
+    for name in ("softmax.weight", "softmax.bias", "elmo.word_embeddings.weight"):
+        expected = torch.stack([before[name].mean(0) if row < 0 else before[name][row] for row in rows])
+        torch.testing.assert_close(model.state_dict()[name], expected)
+    with pytest.raises(ValueError, match=r"`source_rows` hold \[8\]; pass ids of the present vocabulary, 0 to 7"):
+        model.replace_vocabulary([0, 1, 2, 3, 8])
+    unpublished = make_model(ELMoForPreTraining, has_softmax=False, vocab_size=4)
+    unpublished.replace_vocabulary([0, 1, 2, 3, -1, -1])  # drawn: of one mean all words would be alike
+    assert not torch.equal(*unpublished.softmax.weight[-2:])
 
 
 # Task heads

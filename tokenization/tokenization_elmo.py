@@ -439,10 +439,19 @@ class ELMoTokenizer(TokenizersBackend):
         for texts in text_iterator:
             for text in [texts] if isinstance(texts, str) else texts:
                 counts.update(self.splitter.words(text))
-        options = {name: value for name, value in self.init_kwargs.items() if name not in ("name_or_path", "backend")}
+        options = {}
         if new_special_tokens:
             options["extra_special_tokens"] = [*self.extra_special_tokens, *new_special_tokens]
-        return type(self)(vocab=most_frequent_words(counts, vocab_size, min_frequency), **options)
+        return self.with_vocabulary(most_frequent_words(counts, vocab_size, min_frequency), **options)
+
+    def with_vocabulary(self, words: Sequence[str], **options) -> "ELMoTokenizer":
+        """A tokenizer with the same options, or some others, and these words.
+
+        Args:
+            words: as `vocab` of `__init__`.
+        """
+        own = {name: value for name, value in self.init_kwargs.items() if name not in ("name_or_path", "backend")}
+        return type(self)(vocab=words, **{**own, **options})
 
 
 class LazyEncodings(Sequence):

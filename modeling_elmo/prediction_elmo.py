@@ -1,0 +1,92 @@
+"""Words in, probabilities of words out: `ELMoForPreTraining.score` and `predict_words` for texts."""
+
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
+from transformers import BatchEncoding
+
+from .modeling_elmo import ELMoForPreTraining
+from .tokenization.tokenization_elmo import ELMoTokenizer
+
+Text = str | Sequence[str]  # raw, or a list of words
+
+
+class WordScore(NamedTuple):
+    """A word of a text (or `<S>`, `</S>`), and its log-probability in nats given the words before and after it.
+
+    `None` where a direction predicts nothing: forward the first, `<S>`; backward the last, `</S>`.
+    """
+
+    word: str
+    forward: float | None
+    backward: float | None
+
+
+class Prediction(NamedTuple):
+    """A word that could stand at a place, and its log-probability in nats."""
+
+    word: str
+    log_prob: float
+
+
+def score_texts(
+    model: ELMoForPreTraining, tokenizer: ELMoTokenizer, texts: Sequence[Text], batch_size: int = 32
+) -> list[list[WordScore]]:
+    """How likely each word of each text is in its context. Words outside the vocabulary score as `<UNK>`.
+
+    Args:
+        texts: raw texts, or lists of words.
+        batch_size: texts read at a time.
+    """
+    scores = []
+    for encoding, words in _batches(model, tokenizer, texts, batch_size):
+        found = model.score(**encoding)
+        rows = zip(words, found.forward_log_probs.tolist(), found.backward_log_probs.tolist(), strict=True)
+        for text, forward, backward in rows:
+            forward_scores = [None, *forward[1 : len(text)]]
+            backward_scores = [*backward[: len(text) - 1], None]
+            scores.append([WordScore(*item) for item in zip(text, forward_scores, backward_scores, strict=True)])
+    return scores
+
+
+def predict_texts(
+    model: ELMoForPreTraining,
+    tokenizer: ELMoTokenizer,
+    texts: Sequence[Text],
+    top_k: int = 5,
+    direction: str = "both",
+    batch_size: int = 32,
+) -> list[list[tuple[str, list[Prediction]]]]:
+    """For each word of each text, the `top_k` words that its context makes likeliest, without looking at the word.
+
+    Args:
+        texts: raw texts, or lists of words.
+        top_k, direction: as in `ELMoForPreTraining.predict_words`.
+        batch_size: texts read at a time.
+    """
+    predictions = []
+    for encoding, words in _batches(model, tokenizer, texts, batch_size):
+        found = model.predict_words(**encoding, top_k=top_k, direction=direction)
+        for text, ids, log_probs in zip(words, found.word_ids.tolist(), found.log_probs.tolist(), strict=True):
+            candidates = [
+                list(map(Prediction, tokenizer.convert_ids_to_tokens(ids_K), log_probs_K))
+                for ids_K, log_probs_K in zip(ids[: len(text)], log_probs[: len(text)], strict=True)
+            ]
+            predictions.append(list(zip(text[1:-1], candidates[1:-1], strict=True)))
+    return predictions
+
+
+def _batches(
+    model: ELMoForPreTraining, tokenizer: ELMoTokenizer, texts: Sequence[Text], batch_size: int
+) -> Iterator[tuple[BatchEncoding, list[list[str]]]]:
+    """Encoded batches, padded on the right, and the words of each text with its markers."""
+    if isinstance(texts, str):
+        raise TypeError(f"`texts` is one string, {texts!r:.40}; pass a list of texts.")
+    for start in range(0, len(texts), batch_size):
+        some = [
+            tokenizer.splitter.words(text) if isinstance(text, str) else list(text)
+            for text in texts[start : start + batch_size]
+        ]
+        encoding = tokenizer(some, is_split_into_words=True, padding=True, padding_side="right", return_tensors="pt")
+        words = [[tokenizer.bos_token, *text, tokenizer.eos_token] for text in some]
+        yield encoding.to(model.device), words

@@ -1,0 +1,473 @@
+"""The three softmaxes against torch's cross-entropy, the definition as a loop, and the sampler's own distribution."""
+
+import math
+from types import SimpleNamespace
+
+import pytest
+import torch
+import torch.nn.functional as F
+from huggingface_hub.errors import StrictDataclassError
+
+from modeling_elmo import ELMoConfig, elmo_backend, elmo_softmax
+from modeling_elmo.elmo_softmax import Candidates, ELMoSoftmax, choose_path
+
+PAD = 2  # in the middle, so that ranks and ids differ on one side only
+
+
+def make_softmax(softmax_type="full", dtype=torch.float32, **options):
+    options = {"vocab_size": 30, "projection_size": 16, "pad_token_id": PAD, "num_sampled": 7, **options}
+    ids = {"bos_token_id": 0, "eos_token_id": 1, "unk_token_id": 3}
+    softmax = ELMoSoftmax(ELMoConfig.from_preset("tiny", softmax_type=softmax_type, **ids, **options)).to(dtype)
+    generator = torch.Generator().manual_seed(1)
+    for parameter in softmax.parameters():
+        parameter.data.normal_(generator=generator, std=0.5)
+    return softmax
+
+
+def make_predictions(number=11, dtype=torch.float32, words=30, width=16):
+    generator = torch.Generator().manual_seed(2)
+    hidden = torch.randn(number, width, generator=generator, dtype=torch.float64).to(dtype).requires_grad_()
+    targets = torch.randint(words - 1, (number,), generator=generator)
+    targets[:1] = 0  # one before <PAD>
+    scale = torch.rand(number, generator=generator, dtype=torch.float64).to(torch.promote_types(dtype, torch.float32))
+    return hidden, targets + (targets >= PAD), scale
+
+
+def expected_losses(softmax, hidden, targets):
+    logits = hidden @ softmax.weight.t() + softmax.bias
+    return F.cross_entropy(logits.index_fill(1, torch.tensor([PAD]), -math.inf), targets, reduction="none")
+
+
+def gradients(loss, softmax, *tensors):
+    return torch.autograd.grad(loss, [*tensors, *softmax.parameters()])
+
+
+@pytest.fixture
+def chunks(monkeypatch):
+    """The shapes of the chunks of logits that are computed, and a function that sets their size."""
+    sizes, logits = [], elmo_softmax._logits
+
+    def record(*arguments):
+        result = logits(*arguments)
+        sizes.append(tuple(result.shape))
+        return result
+
+    monkeypatch.setattr(elmo_softmax, "_logits", record)
+    return sizes, lambda number: monkeypatch.setattr(elmo_softmax, "CHUNK_LOGITS", number)
+
+
+# Full
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("rows", [1, 4, 11, 100])
+@pytest.mark.parametrize("products", ["oneDNN", "MKL", "reference"])
+def test_full_is_cross_entropy(chunks, monkeypatch, onednn_at_any_size, dtype, rows, products):
+    sizes, set_chunk = chunks
+    set_chunk(30 * rows + 5)
+    monkeypatch.setattr("modeling_elmo.elmo_linear._is_intel", products == "MKL")
+    softmax = make_softmax(dtype=dtype)
+    hidden, targets, scale = make_predictions(dtype=dtype)
+    with elmo_backend("reference" if products == "reference" else "training"):
+        loss, losses = softmax(hidden, targets, scale)
+    expected = expected_losses(softmax, hidden, targets)
+    assert loss.dtype == losses.dtype == dtype and not losses.requires_grad
+    torch.testing.assert_close(losses, expected.detach())
+    torch.testing.assert_close(loss, (scale * expected).sum())
+    found = gradients(3 * loss, softmax, hidden)
+    for mine, theirs in zip(found, gradients(3 * (scale * expected).sum(), softmax, hidden), strict=True):
+        torch.testing.assert_close(mine, theirs)
+    assert not found[1][PAD].any() and found[2][PAD] == 0
+    assert sum(size[0] for size in sizes) == 11 and max(size[0] for size in sizes) == min(rows, 11)  # each once
+
+
+def test_without_a_scale_losses_are_summed():
+    softmax, (hidden, targets, _) = make_softmax(), make_predictions()
+    loss, losses = softmax(hidden, targets)
+    torch.testing.assert_close(loss, losses.sum())
+
+
+@pytest.mark.parametrize("softmax_type", ["full", "sampled"])
+def test_gradcheck(chunks, softmax_type):
+    chunks[1](30 * 2)
+    softmax = make_softmax(softmax_type, torch.float64)
+    hidden, targets, scale = make_predictions(5, torch.float64)
+    candidates = softmax.sample() if softmax_type == "sampled" else None
+
+    def function(hidden, weight, bias):
+        arguments = hidden, targets, scale, candidates
+        return torch.func.functional_call(softmax, {"weight": weight, "bias": bias}, arguments)[0]
+
+    assert torch.autograd.gradcheck(function, (hidden, softmax.weight, softmax.bias))
+
+
+def test_logits_of_all_predictions_never_stand_in_memory(monkeypatch):
+    """The largest tensor made, and the bytes kept for the backward pass, of a call whose logits would be 2 MB."""
+    monkeypatch.setattr(elmo_softmax, "CHUNK_LOGITS", 10_000)
+    softmax, (hidden, targets, _) = make_softmax(vocab_size=1000), make_predictions(500, words=1000)
+    sizes, kept = [0], []
+
+    class Largest(torch.utils._python_dispatch.TorchDispatchMode):
+        def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+            result = function(*args, **(kwargs or {}))
+            made = result if isinstance(result, (tuple, list)) else [result]
+            sizes.append(max((item.numel() for item in made if isinstance(item, torch.Tensor)), default=0))
+            return result
+
+    def keep(tensor):
+        kept.append(tensor.numel())
+        return tensor
+
+    with Largest(), torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        softmax(hidden, targets)[0].backward()
+    assert max(sizes) == 16_000  # the weight; `(N, V)` would be 500,000
+    assert sum(kept) <= hidden.numel() + 17_000 + 1  # gradients and their unit; not one chunk of logits
+    kept.clear()
+    with torch.no_grad(), Largest(), torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        softmax(hidden, targets)
+    assert not kept
+
+
+def test_only_wanted_gradients_are_computed(monkeypatch):
+    wanted, kept = [], elmo_softmax._Gradients.kept
+
+    def record(self):
+        wanted.append([gradient is not None for gradient in kept(self)[:3]])
+        return kept(self)
+
+    monkeypatch.setattr(elmo_softmax._Gradients, "kept", record)
+    softmax, (hidden, targets, scale) = make_softmax(), make_predictions()
+    with torch.no_grad():
+        without = softmax(hidden, targets, scale)[0]
+    softmax.weight.requires_grad_(False)
+    loss, _ = softmax(hidden, targets, scale)
+    loss.backward()
+    assert softmax.weight.grad is None and softmax.bias.grad.any() and hidden.grad.any()
+    frozen, _ = softmax.requires_grad_(False)(hidden.detach(), targets, scale)
+    with torch.inference_mode():
+        inference, _ = softmax(hidden, targets, scale)
+    assert not frozen.requires_grad and without == loss == frozen == inference
+    assert wanted == [[False] * 3, [True, False, True], [False] * 3, [False] * 3]
+
+
+@pytest.mark.parametrize("softmax_type", ["full", "sampled", "adaptive"])
+@pytest.mark.parametrize("number", [0, 1])
+def test_no_predictions_and_a_single_one(softmax_type, number):
+    softmax, (hidden, targets, scale) = make_softmax(softmax_type), make_predictions(number)
+    loss, losses = softmax(hidden, targets, scale)
+    loss.backward()
+    assert losses.shape == (number,) and hidden.grad.shape == hidden.shape
+    if not number:
+        assert loss.item() == 0 and all(p.grad is None or not p.grad.any() for p in softmax.parameters())
+    assert softmax.log_probabilities(hidden).shape == (number, 30)
+
+
+def test_a_scale_of_zero_has_no_gradient():
+    softmax, (hidden, targets, scale) = make_softmax(), make_predictions()
+    found = gradients(softmax(hidden, targets, scale * 0)[0], softmax, hidden)
+    assert not any(gradient.any() for gradient in found)
+
+
+@pytest.mark.parametrize("softmax_type", ["full", "sampled", "adaptive"])
+def test_bfloat16_autocast_is_near_float32(softmax_type):
+    softmax, (hidden, targets, scale) = make_softmax(softmax_type), make_predictions()
+    candidates = softmax.sample() if softmax_type == "sampled" else None
+    expected = softmax(hidden, targets, scale, candidates)[0]
+    with torch.autocast("cpu"):
+        loss, losses = softmax(hidden, targets, scale, candidates)
+    assert loss.dtype == losses.dtype == torch.float32
+    torch.testing.assert_close(loss, expected, rtol=1e-2, atol=0)
+    assert softmax_type == "adaptive" or loss != expected  # it did compute in bfloat16
+    for mine, theirs in zip(gradients(loss, softmax), gradients(expected, softmax), strict=True):
+        assert mine.dtype == torch.float32
+        torch.testing.assert_close(mine, theirs, rtol=2e-2, atol=2e-2)
+
+
+def test_parameters_in_half_precision_sum_in_float32(chunks):
+    """A scale of 1e-7 would vanish in float16; a loss scaler multiplies only in the backward pass."""
+    chunks[1](30 * 4)
+    for dtype in (torch.bfloat16, torch.float16):
+        softmax, (hidden, targets, scale) = make_softmax(dtype=dtype), make_predictions(dtype=dtype)
+        loss, losses = softmax(hidden, targets, scale * 1e-7)
+        found = gradients(loss * 1e7, softmax, hidden)
+        assert losses.dtype == torch.float32 and {gradient.dtype for gradient in found} == {dtype}
+        exact, inputs = make_softmax(), hidden.detach().float().requires_grad_()
+        exact.load_state_dict(softmax.state_dict())
+        expected = gradients((scale * expected_losses(exact, inputs, targets)).sum(), exact, inputs)
+        for mine, theirs in zip(found, expected, strict=True):
+            torch.testing.assert_close(mine.float(), theirs, rtol=2e-2, atol=2e-2)
+
+
+def test_log_probabilities_of_the_full_softmax():
+    for softmax_type in ("full", "sampled"):
+        softmax, (hidden, targets, _) = make_softmax(softmax_type).eval(), make_predictions()
+        log_probs = softmax.log_probabilities(hidden)
+        assert (log_probs[:, PAD] == -math.inf).all() and log_probs.dtype == torch.float32
+        torch.testing.assert_close(log_probs.exp().sum(1), torch.ones(11))
+        torch.testing.assert_close(-log_probs[range(11), targets], softmax(hidden, targets)[1])
+        with torch.no_grad():
+            torch.testing.assert_close(softmax.log_probabilities(hidden), log_probs)
+        assert log_probs.requires_grad
+
+
+# Full on CUDA, by a stand-in for the kernel
+
+
+def test_the_path_of_the_full_softmax(monkeypatch):
+    def there(dtype=torch.bfloat16, rows=3, device="cuda"):
+        return SimpleNamespace(device=torch.device(device), dtype=dtype, shape=(rows, 16))
+
+    monkeypatch.setattr(elmo_softmax, "linear_cross_entropy", None)
+    assert choose_path(there()) == ("chunked", "cut_cross_entropy is not installed")
+    monkeypatch.setattr(elmo_softmax, "linear_cross_entropy", print)
+    assert choose_path(there()) == ("cut_cross_entropy", "CUDA, torch.bfloat16")
+    assert choose_path(there(torch.float16))[0] == "cut_cross_entropy"
+    assert choose_path(there(torch.float32)) == (
+        "chunked",
+        "cut_cross_entropy computes in half precision, not in torch.float32",
+    )
+    assert choose_path(there(rows=0)) == ("chunked", "there is nothing to predict")
+    assert choose_path(there(device="cpu")) == ("chunked", "cut_cross_entropy needs CUDA, not cpu")
+    with elmo_backend("reference"):
+        assert choose_path(there()) == ("chunked", "forced")
+    # Autocast for CUDA cannot be switched on without a device.
+    monkeypatch.setattr(torch, "is_autocast_enabled", lambda device: device == "cuda")
+    monkeypatch.setattr(torch, "get_autocast_dtype", lambda device: torch.bfloat16)
+    assert choose_path(there(torch.float32)) == ("cut_cross_entropy", "CUDA, torch.bfloat16")
+
+
+def test_the_kernel_is_called_as_it_can_be(monkeypatch):
+    """It takes no bias, widths that are aligned, and inputs of one dtype."""
+    received = []
+
+    def stand_in(e, c, targets, ignore_index=-100, softcap=None, reduction="mean", shift=False, filter_eps="high"):
+        received.append((e.shape, c.shape, e.dtype, c.dtype, reduction, filter_eps))
+        return F.cross_entropy(e.float() @ c.float().t(), targets, ignore_index=ignore_index, reduction=reduction)
+
+    monkeypatch.setattr(elmo_softmax, "linear_cross_entropy", stand_in)
+    monkeypatch.setattr(elmo_softmax, "choose_path", lambda hidden: ("cut_cross_entropy", "forced"))
+    softmax, (hidden, targets, scale) = make_softmax(), make_predictions()
+    loss, losses = softmax(hidden, targets, scale)
+    assert received == [((11, 32), (30, 32), torch.float32, torch.float32, "none", None)]
+    expected = expected_losses(softmax, hidden, targets)
+    torch.testing.assert_close(losses, expected.detach())
+    theirs = gradients((scale * expected).sum(), softmax, hidden)
+    for mine, other in zip(gradients(loss, softmax, hidden), theirs, strict=True):
+        torch.testing.assert_close(mine, other)
+    with torch.autocast("cpu"):
+        softmax(hidden, targets, scale)
+    assert received[1][2:4] == (torch.bfloat16, torch.bfloat16)
+
+
+# Sampled
+
+
+def plain_sampled_losses(softmax, hidden, targets, candidates):
+    """The definition, one prediction after the other: the target and the candidates that are not it."""
+    words, losses = len(softmax.bias), []
+
+    def corrected(vector, word):
+        rank = word - (word > PAD)
+        expected = 1 - (1 - math.log((rank + 2) / (rank + 1)) / math.log(words)) ** int(candidates.tries)
+        return vector @ softmax.weight[word] + softmax.bias[word] - math.log(expected)
+
+    for vector, target in zip(hidden, targets.tolist(), strict=True):
+        others = [corrected(vector, word) for word in candidates.ids_C.tolist() if word != target]
+        own = corrected(vector, target)
+        losses.append(torch.logsumexp(torch.stack([own, *others]), 0) - own)
+    return torch.stack(losses)
+
+
+@pytest.mark.parametrize("sparse", [False, True])
+@pytest.mark.parametrize("rows", [2, 100])
+def test_sampled_is_its_definition(chunks, sparse, rows):
+    chunks[1](20 * rows)
+    softmax = make_softmax("sampled", torch.float64)
+    softmax.sparse_gradients = sparse
+    hidden, targets, scale = make_predictions(dtype=torch.float64)
+    candidates = softmax.sample(torch.Generator().manual_seed(0))
+    assert set(targets.tolist()) & set(candidates.ids_C.tolist()) and set(targets.tolist()) - set(
+        candidates.ids_C.tolist()
+    )
+    loss, losses = softmax(hidden, targets, scale, candidates)
+    expected = plain_sampled_losses(softmax, hidden, targets, candidates)
+    torch.testing.assert_close(losses, expected.detach())
+    found = gradients(loss, softmax, hidden)
+    theirs = gradients((scale * expected).sum(), softmax, hidden)
+    for mine, other in zip(found, theirs, strict=True):
+        torch.testing.assert_close(mine.to_dense(), other)
+    used = sorted({*candidates.ids_C.tolist(), *targets.tolist()})
+    for gradient in found[1:]:
+        assert gradient.is_sparse == sparse
+        assert gradient.to_dense().view(30, -1).any(1).nonzero()[:, 0].tolist() == used
+        assert not sparse or gradient.coalesce().indices().tolist() == [used]
+
+
+def test_sampled_is_for_training_only():
+    softmax, (hidden, targets, scale) = make_softmax("sampled"), make_predictions()
+    full = make_softmax()
+    full.load_state_dict(softmax.state_dict())  # one checkpoint for both
+    drawn = softmax(hidden, targets, scale)[0]
+    assert drawn != softmax(hidden, targets, scale)[0]  # other candidates for each call
+    for mode in (True, False):
+        expected = full.train(mode)(hidden, targets, scale)[0]
+        assert (softmax.train(mode)(hidden, targets, scale)[0] == expected) is not mode
+    torch.manual_seed(3)
+    candidates = softmax.sample()
+    torch.manual_seed(3)
+    assert softmax.train()(hidden, targets)[0] == softmax(hidden, targets, candidates=candidates)[0]
+
+
+def test_candidates_are_distinct_words():
+    softmax = make_softmax("sampled", vocab_size=1000, num_sampled=300)
+    first, second = (softmax.sample(torch.Generator().manual_seed(5)) for _ in range(2))
+    assert isinstance(first, Candidates) and first.tries == second.tries and first.tries.dtype == torch.int64
+    assert torch.equal(first.ids_C, second.ids_C)
+    assert not torch.equal(first.ids_C, softmax.sample(torch.Generator().manual_seed(6)).ids_C)
+    for number in (1, 28):
+        for _ in range(30):
+            ids, tries = make_softmax("sampled", num_sampled=number).sample()
+            assert len(set(ids.tolist())) == number <= tries and PAD not in ids and 0 <= ids.min() <= ids.max() < 30
+
+
+def log_uniform(classes):
+    """The definition, rank by rank."""
+    return torch.tensor([math.log((rank + 2) / (rank + 1)) / math.log(classes + 1) for rank in range(classes)]).double()
+
+
+def test_draws_are_log_uniform():
+    """One candidate is one raw draw: chi-square of 5,000 of them, 29 classes, bound at p = 1e-4."""
+    counts = torch.zeros(29)
+    generator = torch.Generator().manual_seed(0)
+    for _ in range(5_000):
+        rank, tries = elmo_softmax._draw_distinct(29, 1, generator)
+        counts[rank] += 1
+        assert tries == 1
+    expected = 5_000 * log_uniform(29)
+    assert expected.sum() == pytest.approx(5_000)
+    assert ((counts - expected) ** 2 / expected).sum() < 64.4  # 28 degrees of freedom
+
+
+def test_tries_and_inclusion():
+    """The draws replayed one by one; and how often a word is among them, given their number."""
+    for seed in range(20):
+        ranks, tries = elmo_softmax._draw_distinct(50, 20, torch.Generator().manual_seed(seed))
+        uniform = torch.rand(80, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
+        seen, count = set(), 0
+        while len(seen) < 20:
+            seen.add(int(51 ** uniform[count].item()) - 1)
+            count += 1
+        assert (sorted(seen), count) == (ranks.tolist(), int(tries))
+    generator, sums, expected = torch.Generator().manual_seed(0), torch.zeros(50), torch.zeros(50).double()
+    for _ in range(4000):
+        ranks, tries = elmo_softmax._draw_distinct(50, 20, generator)
+        sums[ranks] += 1 / 4000
+        expected += elmo_softmax._log_expected_count(torch.arange(50), tries, 50, torch.float64).exp() / 4000
+    # The number of tries itself tells of the draws, so the two agree up to that; 4000 draws are good to 0.008.
+    torch.testing.assert_close(sums.double(), expected, atol=0.03, rtol=0)
+    assert expected.sum() == pytest.approx(20, rel=0.03)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_expected_counts_are_exact_for_rare_words(dtype):
+    ranks, tries = torch.tensor([0, 9, 793_469]), torch.tensor(16_000)
+    found = elmo_softmax._log_expected_count(ranks, tries, 793_470, dtype)
+    probabilities = [math.log1p(1 / (rank + 1)) / math.log(793_471) for rank in ranks.tolist()]
+    expected = [math.log(-math.expm1(16_000 * math.log1p(-p))) for p in probabilities]
+    torch.testing.assert_close(found, torch.tensor(expected, dtype=dtype))
+
+
+def bias_of_sampling(number, sets=100):
+    """Mean deviation from the full softmax over candidate sets: of the loss, and of its gradient for hidden.
+
+    The gradient's is the length of the mean difference relative to the full gradient, less what noise adds to it. Each
+    with its standard error. Targets are as frequent as the sampler believes.
+    """
+    softmax = make_softmax("sampled", vocab_size=1000, num_sampled=number, dtype=torch.float64)
+    hidden, _, _ = make_predictions(64, torch.float64, words=1000)
+    generator = torch.Generator().manual_seed(0)
+    ranks = torch.multinomial(log_uniform(999), 64, replacement=True, generator=generator)
+    targets, scale = ranks + (ranks >= PAD), torch.full((64,), 1 / 64, dtype=torch.float64)
+
+    def values(candidates=None):
+        loss, _ = softmax(hidden, targets, scale, candidates)
+        return torch.cat([loss.detach()[None], torch.autograd.grad(loss, hidden)[0].flatten()])
+
+    drawn = torch.stack([values(softmax.sample(generator)) for _ in range(sets)])
+    softmax.eval()
+    full = values()
+    difference, error = drawn.mean(0) - full, drawn.std(0) / sets**0.5
+    length, noise = (part[1:].square().sum() / full[1:].square().sum() for part in (difference, error))
+    gradient = (length - noise).clamp(min=0).sqrt().item(), noise.sqrt().item()
+    return (difference[0].item() / full[0].item(), error[0].item() / full[0].item()), gradient
+
+
+def test_bias_of_the_sampled_softmax_falls_with_candidates():
+    """It underestimates the loss, less so the more words compete, and its gradient comes near the full one's."""
+    losses, steps = zip(*(bias_of_sampling(number) for number in (50, 100, 200, 400)), strict=True)
+    for (fewer, fewer_error), (more, more_error) in zip(losses, losses[1:], strict=False):
+        assert fewer + 4 * (fewer_error + more_error) < more < 0
+    for (fewer, _), (more, _) in zip(steps, steps[1:], strict=False):
+        assert more < 0.9 * fewer
+    assert losses[-1][0] > -0.05 and steps[-1][0] < 0.08  # without the correction: -0.11 and 0.095
+
+
+def test_adagrad_reads_the_sparse_gradient():
+    states = []
+    for sparse in (False, True):
+        softmax, (hidden, targets, scale) = make_softmax("sampled"), make_predictions(3)
+        softmax.sparse_gradients = sparse
+        optimizer = torch.optim.Adagrad(softmax.parameters(), lr=0.2, initial_accumulator_value=1.0)
+        before = softmax.weight.detach().clone()
+        generator, used = torch.Generator().manual_seed(0), set(targets.tolist())
+        for _ in range(3):
+            candidates = softmax.sample(generator)
+            used |= set(candidates.ids_C.tolist())
+            optimizer.zero_grad()
+            softmax(hidden, targets, scale, candidates)[0].backward()
+            assert softmax.weight.grad.is_sparse == softmax.bias.grad.is_sparse == sparse
+            optimizer.step()
+        states.append([*softmax.parameters(), *(optimizer.state[p]["sum"] for p in softmax.parameters())])
+        others = [word for word in range(30) if word not in used]
+        assert others and torch.equal(softmax.weight[others], before[others])
+        assert (states[-1][2][others] == 1).all() and (states[-1][2][sorted(used)] > 1).any(1).all()
+    for dense, sparse in zip(*states, strict=True):
+        torch.testing.assert_close(sparse, dense, rtol=1e-6, atol=0)  # rounded in another order
+
+
+# Adaptive
+
+
+@pytest.mark.parametrize("cutoffs", [None, [3], [2, 9]])
+def test_adaptive(cutoffs):
+    softmax, (hidden, targets, scale) = make_softmax("adaptive", adaptive_cutoffs=cutoffs), make_predictions()
+    assert softmax.adaptive.cutoffs == [*(cutoffs or [1, 7]), 29] and softmax.weight is None and softmax.bias is None
+    log_probs = softmax.log_probabilities(hidden)
+    assert log_probs.shape == (11, 30) and (log_probs[:, PAD] == -math.inf).all()
+    torch.testing.assert_close(log_probs.exp().sum(1), torch.ones(11))
+    loss, losses = softmax(hidden, targets, scale)
+    torch.testing.assert_close(losses, -log_probs[range(11), targets].detach())
+    assert not losses.requires_grad
+    expected = gradients(-(scale * log_probs[range(11), targets]).sum(), softmax, hidden)
+    for mine, theirs in zip(gradients(loss, softmax, hidden), expected, strict=True):
+        torch.testing.assert_close(mine, theirs)
+
+
+def test_adaptive_in_the_smallest_vocabulary():
+    assert make_softmax("adaptive", vocab_size=4).adaptive.cutoffs == [1, 3]
+
+
+def test_errors_say_what_to_pass():
+    with pytest.raises(ValueError, match=r"`num_sampled` is 29, of a vocabulary with 29 words.*smaller `num_sampled`"):
+        make_softmax("sampled", num_sampled=29).sample()
+    for softmax_type in ("full", "adaptive"):
+        with pytest.raises(
+            ValueError, match=f"`softmax_type` is '{softmax_type}', which has no candidates; pass 'samp"
+        ):
+            make_softmax(softmax_type).sample()
+    with pytest.raises(ValueError, match=r"cutoffs \[1, 2, 3\].*`projection_size` \(16\) divided by 64.*Pass fewer"):
+        make_softmax("adaptive", adaptive_cutoffs=[1, 2, 3])
+    message = r"`adaptive_cutoffs` is \[9, 29\]; pass rising integers between 0 and `vocab_size - 1` \(29\)"
+    with pytest.raises(StrictDataclassError, match=message):
+        make_softmax("adaptive", adaptive_cutoffs=[9, 29])
+    assert make_softmax("full", num_sampled=10**6).weight.shape == (30, 16)
