@@ -3,11 +3,11 @@
 import gzip
 import json
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 
 @dataclass(kw_only=True)
@@ -28,42 +28,98 @@ class TextArguments:
 # Where a text stands (for messages), and a text or a list of words.
 Place = tuple[str, Any]
 
+ROWS_AT_ONCE = 1000  # of a data set; one by one they take ten times as long
+
 
 def read_file(path: Path, column: str) -> Iterator[Place]:
-    """A text a line: `.jsonl` files hold it under the key `column`, others as it is; either may be gzipped (`.gz`)."""
-    is_jsonl = path.name.removesuffix(".gz").endswith(".jsonl")
-    return _json_texts(path, column) if is_jsonl else _lines(path)
+    """Every text of a file, as `numbered_texts`, with the words in which a message names its place."""
+    return ((f"{path}, line {number}", text) for number, text in numbered_texts(path, column))
 
 
-def _lines(path: Path) -> Iterator[tuple[str, str]]:
+def numbered_texts(path: Path, column: str) -> Iterator[tuple[int, Any]]:
+    """A text a line, counted from 1: `.jsonl` files hold it under the key `column`, others as it is; either may be
+    compressed (`.gz`, `.zst`)."""
+    name = path.name.removesuffix(".gz").removesuffix(".zst")
+    return _json_texts(path, column) if name.endswith(".jsonl") else _lines(path)
+
+
+def _lines(path: Path) -> Iterator[tuple[int, str]]:
     """Lines end at line feeds alone, which is how `wc -l` counts."""
     number = 0
-    with gzip.open(path, "rb") if path.suffix == ".gz" else path.open("rb") as file:
+    # Named here, as a generator that is alive when Python exits is closed after the modules are emptied.
+    broken = (EOFError, gzip.BadGzipFile, zlib.error)
+    with path.open("rb") as file:
         try:
-            for number, line in enumerate(file, 1):
-                yield f"{path}, line {number}", line.decode("utf-8-sig" if number == 1 else "utf-8").strip()
+            for number, line in enumerate(_unpacked(file, path), 1):
+                yield number, line.decode("utf-8-sig" if number == 1 else "utf-8").strip()
         except UnicodeDecodeError as error:
             raise ValueError(
                 f"{path}, line {number} is not UTF-8: {error.reason} at byte {error.start}. Convert the file with "
                 "iconv, for example."
             ) from error
-        except (EOFError, gzip.BadGzipFile, zlib.error) as error:
-            raise ValueError(f"{path} is not a complete gzip file: {error}.") from error
+        except broken as error:
+            kind = "Zstandard" if path.suffix == ".zst" else "gzip"
+            raise ValueError(f"{path} is not a complete {kind} file: {error}.") from error
 
 
-def _json_texts(path: Path, column: str) -> Iterator[Place]:
-    for where, text in _lines(path):
+def _unpacked(file: BinaryIO, path: Path) -> Iterable[bytes]:
+    """The lines of an open file."""
+    if path.suffix == ".zst":
+        require("zstandard", extra="train", purpose=str(path))
+        return _lines_of_blocks(_zstandard_blocks(file))
+    return gzip.GzipFile(fileobj=file) if path.suffix == ".gz" else file
+
+
+def _zstandard_blocks(file: BinaryIO) -> Iterator[bytes]:
+    """The library's own reader takes a file that was cut off for one that ends there."""
+    import zstandard
+
+    frame = None
+    while packed := file.read(2**16):
+        while packed:  # one frame may end and the next begin in what was read
+            # The largest window that the format allows, as `zstd --long=31` makes it.
+            frame = frame or zstandard.ZstdDecompressor(max_window_size=2**31).decompressobj()
+            try:
+                yield frame.decompress(packed)
+            except zstandard.ZstdError as error:
+                raise EOFError(error) from error
+            packed, frame = (frame.unused_data, None) if frame.eof else (b"", frame)
+    if frame is not None:
+        raise EOFError("its last frame has no end")
+
+
+def _lines_of_blocks(blocks: Iterable[bytes]) -> Iterator[bytes]:
+    begun: list[bytes] = []  # a list, as a line may be as long as many blocks
+    for block in blocks:
+        first, *others = block.split(b"\n")
+        begun.append(first)
+        if others:
+            yield b"".join(begun)
+            yield from others[:-1]
+            begun = others[-1:]
+    if last := b"".join(begun):
+        yield last
+
+
+def _json_texts(path: Path, column: str) -> Iterator[tuple[int, Any]]:
+    for number, text in _lines(path):
         try:
             record = json.loads(text) if text else {column: ""}
         except json.JSONDecodeError as error:
-            raise ValueError(f"{where} is not JSON: {error}.") from error
+            raise ValueError(f"{path}, line {number} is not JSON: {error}.") from error
         if not isinstance(record, dict) or column not in record:
-            raise ValueError(f"{where} has no key {column!r}: {text:.80} Pass --text_column.")
-        yield where, record[column]
+            raise ValueError(f"{path}, line {number} has no key {column!r}: {text:.80} Pass --text_column.")
+        yield number, record[column]
 
 
 def open_dataset(arguments: TextArguments) -> tuple[Iterator[Place], int | None]:
     """The texts of `arguments.dataset`, and how many they are if that is known."""
+    texts, total = dataset_texts(arguments)
+    return ((f"{arguments.dataset}, row {number}", text) for number, text in enumerate(texts)), total
+
+
+def dataset_texts(arguments: TextArguments) -> tuple[Iterator[Any], int | None]:
+    """The same without the places, which are the rows counted from 0."""
     require("datasets", extra="train", purpose="--dataset")
     import datasets
 
@@ -76,10 +132,15 @@ def open_dataset(arguments: TextArguments) -> tuple[Iterator[Place], int | None]
             data = data[split]
     else:
         data = datasets.load_dataset(name, arguments.dataset_config, split=split, streaming=arguments.streaming)
-    if data.column_names is not None and column not in data.column_names:
-        raise ValueError(f"--dataset {name} has no column {column!r} but {data.column_names}; pass --text_column.")
+    if data.column_names is not None:
+        if column not in data.column_names:
+            raise ValueError(f"--dataset {name} has no column {column!r} but {data.column_names}; pass --text_column.")
+        data = data.select_columns([column])
     total = None if isinstance(data, datasets.IterableDataset) else len(data)
-    return ((f"{name}, row {i}", row.get(column)) for i, row in enumerate(data)), total
+    # By `iter`, which reads all of a stream also in a worker of a `DataLoader`, where the stream's own iterator takes
+    # a share of it.
+    batches = data.iter(batch_size=ROWS_AT_ONCE)
+    return (text for batch in batches for text in batch.get(column, [None])), total
 
 
 def require(module: str, extra: str, purpose: str):

@@ -1,0 +1,135 @@
+"""The text of a language model: files of many kinds, or a data set, as sentences that can be read again and again."""
+
+import glob
+import os
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import chain
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+from tqdm.auto import tqdm
+
+from modeling_elmo.run_scripts.text_data import TextArguments, dataset_texts, numbered_texts
+
+TEXT_SUFFIXES = tuple(kind + packing for kind in (".txt", ".jsonl") for packing in ("", ".gz", ".zst"))
+
+Place = tuple[str, int]  # a file and the line from 1, or a data set and the row from 0
+Text = str | list[str]  # or its words, which then stay as they are
+Sentence = tuple[Place, Text]
+
+
+@dataclass(kw_only=True)
+class CorpusArguments(TextArguments):
+    """Options of every script that trains a language model."""
+
+    train_file: list[str] = field(
+        default_factory=list,
+        metadata={
+            "help": "Files, patterns, or folders of UTF-8 text, a sentence a line; .jsonl: of records with a text. "
+            "Either may be compressed (.gz, .zst)."
+        },
+    )
+    validation_file: list[str] = field(default_factory=list, metadata={"help": "The same, held out."})
+    validation_split: str | None = field(default=None, metadata={"help": "Split of the data set that is held out."})
+    is_split_into_words: bool = field(
+        default=False, metadata={"help": "Words are separated by spaces already. Default: the tokenizer splits text."}
+    )
+    context: Literal["sentence", "stream"] = field(
+        default="sentence", metadata={"help": "Each sentence alone, or text without end with LSTM states carried on."}
+    )
+    shuffle_buffer: int = field(default=100_000, metadata={"help": "Sentences that are shuffled together."})
+
+
+class Survey(NamedTuple):
+    """Sizes of a corpus: its sentences, and their words by white space."""
+
+    lines: int
+    words: int
+
+
+@dataclass(frozen=True)
+class Corpus:
+    """Sentences that can be read again and again; files are opened when they are, in each process.
+
+    A sentence is a line of a file, or a line of the text of a record or row, or the list of words there. Blank ones are
+    left out.
+    """
+
+    files: tuple[str, ...] = ()
+    column: str = "text"
+    dataset: TextArguments | None = None
+
+    @classmethod
+    def from_files(cls, patterns: Sequence[str], column: str = "text") -> "Corpus":
+        """Files, folders (all .txt and .jsonl below them, also compressed ones) and patterns such as `a/*.gz`."""
+        if not patterns:
+            raise ValueError("No files were given; pass at least one file, folder or pattern.")
+        return cls(tuple(dict.fromkeys(chain.from_iterable(map(find_files, patterns)))), column)
+
+    @classmethod
+    def from_dataset(cls, arguments: TextArguments, split: str) -> "Corpus":
+        """A split of `arguments.dataset`, which is prepared here so that no worker has to."""
+        arguments = replace(arguments, split=split)
+        dataset_texts(arguments)
+        return cls(dataset=arguments)
+
+    def __str__(self) -> str:
+        if self.dataset is not None:
+            return f"{self.dataset.dataset} (split {self.dataset.split})"
+        more = f" and {len(self.files) - 3} more" if len(self.files) > 3 else ""
+        return ", ".join(self.files[:3]) + more
+
+    def survey(self) -> Survey | None:
+        """Reads all of it once, which also finds mistakes in the last line before training; None for a stream."""
+        if self.dataset is not None and self.dataset.streaming:
+            return None
+        lines = words = 0
+        for _, text in tqdm(self.sentences(shuffle_files=False), desc="counting", unit=" lines", unit_scale=True):
+            lines += 1
+            words += count_words(text)
+        if not lines:
+            raise self.emptiness()
+        return Survey(lines, words)
+
+    def emptiness(self) -> ValueError:
+        return ValueError(f"There is no sentence in {self}: nothing but blank lines. Pass another text.")
+
+    def sentences(self, epoch: int = 0, seed: int = 0, shuffle_files: bool = True) -> Iterator[Sentence]:
+        """All of it once, files in an order of `seed` and `epoch`, or as given."""
+        if self.dataset is not None:
+            yield from as_sentences(str(self.dataset.dataset), enumerate(dataset_texts(self.dataset)[0]))
+        order = np.arange(len(self.files))
+        for number in np.random.default_rng([seed, epoch]).permutation(order) if shuffle_files else order:
+            file = self.files[number]
+            yield from as_sentences(file, numbered_texts(Path(file), self.column))
+
+
+def find_files(pattern: str) -> list[str]:
+    if os.path.isdir(pattern):
+        found = sorted(str(path) for path in Path(pattern).rglob("*") if path.name.endswith(TEXT_SUFFIXES))
+        advice = f"below it ends in {', '.join(TEXT_SUFFIXES)}. Pass a pattern for other names: '{pattern}/*'."
+    else:
+        found = [pattern] if os.path.isfile(pattern) else sorted(glob.glob(pattern, recursive=True))
+        advice = "is named so. Pass files, folders, or patterns such as 'train/*.txt.gz'."
+    if files := list(filter(os.path.isfile, found)):
+        return files
+    raise FileNotFoundError(f"{pattern}: no file {advice}")
+
+
+def as_sentences(source: str, texts: Iterable[tuple[int, Any]]) -> Iterator[Sentence]:
+    for number, value in texts:
+        if isinstance(value, str):
+            for line in value.split("\n") if "\n" in value else (value,):
+                if text := line.strip():
+                    yield (source, number), text
+        elif isinstance(value, list) and all(isinstance(word, str) for word in value):
+            if value:
+                yield (source, number), value
+        else:
+            raise ValueError(f"{source}:{number}: the text is {value!r:.80}; it must be a string or a list of words.")
+
+
+def count_words(text: Text) -> int:
+    return len(text.split()) if isinstance(text, str) else len(text)
