@@ -14,7 +14,7 @@ PIP_INSTALL := python -m pip install --quiet --no-compile
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
-demo: $(VENV)/.demo  ## vectors of real text from a converted checkpoint
+demo: $(VENV)/.demo  ## vectors of real text from a converted checkpoint, and a new biLM trained for a minute
 	$(BIN)/python run_scripts/demo.py
 
 test: $(VENV)/.dev  ## the test suite; PYTEST_ADDOPTS="-m slow" for the long tests
@@ -51,7 +51,7 @@ $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)
 
 $(VENV)/.demo: pyproject.toml constraints.txt | $(BIN)/python
-	$(BIN)/$(PIP_INSTALL) -c constraints.txt -e ".[convert]"
+	$(BIN)/$(PIP_INSTALL) -c constraints.txt -e ".[convert,train]"
 	@touch $@
 
 $(VENV)/.bench: pyproject.toml constraints.txt | $(BIN)/python

@@ -17,6 +17,7 @@ from typing import NamedTuple
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
 from transformers import PreTrainedModel
 from transformers import initialization as init
 from transformers.modeling_outputs import SequenceClassifierOutput, TokenClassifierOutput
@@ -192,11 +193,12 @@ class ELMoPreTrainedModel(PreTrainedModel):
 
     @property
     def _ddp_params_and_buffers_to_ignore(self) -> list[str]:
-        """Read by DistributedDataParallel: it would send the vocabulary cache around at every step, and it knows no
-        sparse gradients; `run_pretraining` reduces those."""
+        """Read by DistributedDataParallel: it would send the vocabulary cache around at every step, and it knows
+        neither sparse gradients, which `run_pretraining` reduces, nor parameters that are sharded."""
         cache = [name for name, _ in self.named_buffers() if "vocabulary_cache." in name]
         sparse = [f"{name}." for name, module in self.named_modules() if getattr(module, "sparse_gradients", False)]
-        return cache + [name for name, _ in self.named_parameters() if name.startswith(tuple(sparse))]
+        parameters = self.named_parameters()
+        return cache + [name for name, p in parameters if isinstance(p, DTensor) or name.startswith(tuple(sparse))]
 
     def _freeze_as_configured(self):
         """What a head does about `config.freeze_bilm`; nothing in the biLM itself."""

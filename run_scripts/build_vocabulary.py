@@ -31,7 +31,8 @@ from modeling_elmo.tokenization.elmo_pretokenization import TextSplitter
 class VocabularyArguments(TextArguments):
     output: str = field(metadata={"help": "Vocabulary to write."})
     inputs: list[str] = field(
-        default_factory=list, metadata={"help": "UTF-8 files: .txt, a text a line; .jsonl; or gzipped with .gz behind."}
+        default_factory=list,
+        metadata={"help": "UTF-8 files: .txt, a text a line, or .jsonl, also .gz or .zst."},
     )
     pre_tokenization: Literal["whitespace", "moses", "treebank"] = field(
         default="whitespace", metadata={"help": "How texts are split; the tokenizer must do the same."}

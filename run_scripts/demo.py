@@ -1,12 +1,15 @@
-"""Converts a small original checkpoint, reads real sentences with it, and finds a word's nearest neighbours.
+"""Converts a small original checkpoint, reads real sentences with it, and trains a new biLM for a minute.
 
 python run_scripts/demo.py            (what `make demo` runs, in a clone)
 """
 
+import os
+import signal
 import sys
 import tempfile
 import textwrap
 from pathlib import Path
+from threading import Timer
 
 ROOT = Path(__file__).resolve().parents[1]
 if __package__ in (None, ""):  # run by path from a clone that is not installed
@@ -15,15 +18,20 @@ if __package__ in (None, ""):  # run by path from a clone that is not installed
 import h5py  # noqa: E402
 import torch  # noqa: E402
 import torch.nn.functional as F  # noqa: E402
-from transformers import AutoModel, AutoTokenizer, logging  # noqa: E402
+from transformers import AutoModel, AutoModelForPreTraining, AutoTokenizer, logging  # noqa: E402
 
 from modeling_elmo.conversion_elmo import convert_original_checkpoint  # noqa: E402
+from modeling_elmo.prediction_elmo import predict_texts  # noqa: E402
 from modeling_elmo.run_scripts.embed import main as embed  # noqa: E402
+from modeling_elmo.run_scripts.lm_training import Stopped  # noqa: E402
+from modeling_elmo.run_scripts.run_pretraining import main as run_pretraining  # noqa: E402
 
 FIXTURES = ROOT / "tests" / "fixtures"
 SENTENCES = FIXTURES / "demo" / "play.txt"
 OUTPUT = ROOT / "demo_output" / "elmo_vectors.hdf5"
 WORD = "play"
+TEXT = FIXTURES / "text" / "inaugural.txt.gz", FIXTURES / "text" / "inaugural_heldout.txt"
+STEPS, SECONDS = 400, 15  # of training, and until it is interrupted
 
 
 def main():
@@ -37,6 +45,7 @@ def main():
         read_two_sentences(tokenizer, model)
         nearest_neighbors(tokenizer, model)
         write_vectors(folder, OUTPUT)
+        train_from_scratch(Path(scratch) / "elmo-inaugural")
 
 
 def convert(folder: Path) -> Path:
@@ -85,6 +94,28 @@ def write_vectors(folder: Path, output: Path):
     embed(["--model", str(folder), "--input", str(SENTENCES), "--output", str(output), "--layers", "all"])
     with h5py.File(output) as vectors:
         print(f"{output}: line 0 is a dataset of shape {vectors['0'].shape} (layers, words, width)")
+
+
+def train_from_scratch(folder: Path):
+    heading("5. A new biLM learns from inaugural addresses; Ctrl-C after a few seconds, then it goes on")
+    train, held_out = map(str, TEXT)
+    options = ["--preset", "tiny", "--vocabulary_size", "3000", "--is_split_into_words", "--report_to", "none"]
+    options += ["--train_file", train, "--validation_file", held_out, "--output_dir", str(folder), "--use_cpu"]
+    options += ["--per_device_train_batch_tokens", "1024", "--learning_rate", "0.01", "--max_steps", str(STEPS)]
+    interruption = Timer(SECONDS, os.kill, (os.getpid(), signal.SIGINT))
+    interruption.start()
+    try:
+        run_pretraining(options)
+    except Stopped:
+        run_pretraining([*options, "--resume_from_checkpoint", "last"])
+    finally:
+        interruption.cancel()
+    tokenizer, model = AutoTokenizer.from_pretrained(folder), AutoModelForPreTraining.from_pretrained(folder)
+    sentence = ["The", "people", "of", "the", "United", "States", "are", "free", "."]
+    ((_, *rest),) = predict_texts(model, tokenizer, [sentence], top_k=3)
+    print(f"\nWhat it expects at each word of: {' '.join(sentence)}")
+    for word, candidates in rest:
+        print(f"  {word:>8}  {', '.join(candidate.word for candidate in candidates)}")
 
 
 def read_sentences() -> list[list[str]]:

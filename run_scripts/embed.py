@@ -50,7 +50,7 @@ class EmbedArguments(TextArguments):
     model: str = field(metadata={"help": "Folder or Hub name of any ELMo model."})
     output: str = field(metadata={"help": "New file: .hdf5, .h5, .npz, .parquet or .arrow."})
     input: str | None = field(
-        default=None, metadata={"help": "UTF-8 file, a sentence a line: .txt, .jsonl, or gzipped with .gz behind."}
+        default=None, metadata={"help": "UTF-8 file, a sentence a line: .txt or .jsonl, also with .gz or .zst behind."}
     )
     raw_text: bool = field(
         default=False,
@@ -266,9 +266,9 @@ def open_corpus(arguments: EmbedArguments) -> tuple[Iterator[Line], int | None]:
     if arguments.input is None or arguments.dataset is not None:
         raise ValueError("Pass either --input FILE or --dataset NAME.")
     path = Path(arguments.input)
-    kind = path.with_suffix("").suffix if path.suffix == ".gz" else path.suffix
-    if kind not in (".txt", ".jsonl") and path.suffix != ".gz":
-        raise ValueError(f"--input {path}: unknown suffix {path.suffix!r}; pass a .txt, .jsonl or .gz file.")
+    kind = path.with_suffix("").suffix if path.suffix in (".gz", ".zst") else path.suffix
+    if kind not in (".txt", ".jsonl") and path.suffix == kind:
+        raise ValueError(f"--input {path}: unknown suffix {path.suffix!r}; pass a .txt, .jsonl, .gz or .zst file.")
     if not path.is_file():
         raise FileNotFoundError(f"--input {path}: there is no such file.")
 

@@ -336,7 +336,20 @@ def data_loader(dataset: CorpusBatches, num_workers: int, pin_memory: bool = Fal
         dataset.check_workers(num_workers)
     if num_workers:  # a forked process would warn about the threads of the Rust library, which is not used there
         os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-    return DataLoader(dataset, batch_size=None, num_workers=num_workers, pin_memory=pin_memory, collate_fn=as_it_is)
+    return DataLoader(
+        dataset,
+        batch_size=None,
+        num_workers=num_workers,
+        pin_memory=pin_memory,
+        collate_fn=as_it_is,
+        worker_init_fn=leave_the_group,
+    )
+
+
+def leave_the_group(_: int):
+    """A terminal sends Ctrl-C, a launcher SIGTERM, to all of a group: without workers no step could be finished."""
+    if hasattr(os, "setsid"):  # not on Windows
+        os.setsid()
 
 
 def as_it_is(batch: Any) -> Any:

@@ -12,8 +12,10 @@ from typing import Any, Literal
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR
+from torch.utils._pytree import tree_map
 from transformers import get_scheduler
 
 # What `None` stands for; adagrad's are those of the original.
@@ -124,9 +126,13 @@ def make_optimizers(model: nn.Module, arguments: OptimizationArguments) -> list[
     trained = [(name, parameter) for name, parameter in model.named_parameters() if parameter.requires_grad]
     dense = [parameter for name, parameter in trained if name not in sparse_names]
     sparse = [parameter for name, parameter in trained if name in sparse_names]
+    # Sharded parameters apart: tensors of a group are updated at once, and must be of one kind.
+    kinds = {(p.ndim > 1, isinstance(p, DTensor)): [] for p in dense}
+    for parameter in dense:
+        kinds[parameter.ndim > 1, isinstance(parameter, DTensor)].append(parameter)
     groups = [
-        {"params": [parameter for parameter in dense if parameter.ndim > 1], "weight_decay": arguments.weight_decay},
-        {"params": [parameter for parameter in dense if parameter.ndim <= 1], "weight_decay": 0.0},
+        {"params": params, "weight_decay": arguments.weight_decay if is_matrix else 0.0}
+        for (is_matrix, _), params in kinds.items()
     ]
     if arguments.optim == "adagrad":
         options: dict[str, Any] = {"lr": arguments.learning_rate, "initial_accumulator_value": 1.0, "eps": 0.0}
@@ -153,9 +159,27 @@ def make_schedules(
     return [get_scheduler(name, optimizer, warmup_steps, num_training_steps) for optimizer in optimizers]
 
 
+def whole(state: Any) -> Any:
+    """A state with sharded tensors put together. All processes must call it."""
+    return tree_map(lambda value: value.full_tensor() if isinstance(value, DTensor) else value, state)
+
+
+def load_whole(optimizer: Optimizer, state: dict[str, Any]):
+    """`optimizer.load_state_dict` of what `whole` gave, each process taking its shards."""
+    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    for index, values in state["state"].items():
+        parameter = parameters[index]
+        for name, value in values.items():
+            if isinstance(parameter, DTensor) and value.shape == parameter.shape:
+                values[name] = distribute_tensor(
+                    value.to(parameter.device), parameter.device_mesh, parameter.placements
+                )
+    optimizer.load_state_dict(state)
+
+
 @torch.no_grad()
 def clip_gradients(parameters: Iterable[nn.Parameter], max_norm: float | None) -> Tensor:
-    """Scales all gradients, dense and sparse, so that their common norm is at most `max_norm`; 0 or `None`: does not.
+    """Scales all gradients, dense, sparse and sharded, to a common norm of at most `max_norm`; 0 or `None`: does not.
 
     As `torch.nn.utils.clip_grad_norm_` on the same gradients as dense ones. Never waits for the device, unless sparse
     gradients come uncoalesced.
@@ -166,8 +190,12 @@ def clip_gradients(parameters: Iterable[nn.Parameter], max_norm: float | None) -
     found = _coalesced_gradients(parameters)
     if not found:
         return torch.zeros(())
-    gradients = [gradient.values() if gradient.is_sparse else gradient for gradient in found]
-    norm = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(gradients)))
+    sharded = [gradient for gradient in found if isinstance(gradient, DTensor)]
+    own = [gradient for gradient in found if not isinstance(gradient, DTensor)]
+    gradients = [gradient.values() if gradient.is_sparse else gradient for gradient in own]
+    norms = [torch.linalg.vector_norm(gradient).full_tensor() for gradient in sharded]
+    norm = torch.linalg.vector_norm(torch.stack([*torch._foreach_norm(gradients), *norms]))
+    gradients += [gradient.to_local() for gradient in sharded]
     if max_norm:
         torch._foreach_mul_(gradients, (max_norm / (norm + 1e-6)).clamp(max=1.0))
     return norm

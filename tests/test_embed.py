@@ -426,7 +426,7 @@ def test_a_resumed_run_without_a_part(model_dir, corpus, tmp_path, monkeypatch):
         ({}, "Pass either --input FILE or --dataset NAME"),
         ({"input": "none.txt", "dataset": "x"}, "Pass either --input FILE or --dataset NAME"),
         ({"input": "none.txt"}, "none.txt: there is no such file"),
-        ({"input": "c.docx"}, r"c.docx: unknown suffix '.docx'; pass a .txt, .jsonl or .gz file"),
+        ({"input": "c.docx"}, r"c.docx: unknown suffix '.docx'; pass a .txt, .jsonl, .gz or .zst file"),
         (
             {"input": "c.txt", "output": "v.csv"},
             r"unknown suffix '.csv'; pass one of .hdf5, .h5, .npz, .parquet, .arrow",

@@ -30,9 +30,13 @@ def test_help_says_what_the_options_are(name, tmp_path):
 
 def test_demo(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(demo, "OUTPUT", tmp_path / "demo" / "vectors.hdf5")
+    monkeypatch.setattr(demo, "STEPS", 60)
+    monkeypatch.setattr(demo, "SECONDS", 6)
     demo.main()
     printed = capsys.readouterr().out
     assert "['<S>', 'The', 'play', 'was', 'staged', '.', '</S>']" in printed
     assert "tiny test model" in printed and printed.count("[play]") == 12
+    first, *_, last = (float(line.split()[3]) for line in printed.splitlines() if ": perplexity " in line)
+    assert first == pytest.approx(3000, rel=0.2) and last < first / 2
     with h5py.File(tmp_path / "demo" / "vectors.hdf5") as vectors:
         assert len(vectors) == 201 and vectors["0"].shape == (3, 8, 32)

@@ -1,0 +1,405 @@
+"""Trains the biLM from raw text, or trains a checkpoint further, and writes a folder that `AutoModel` loads.
+
+    python -m modeling_elmo.run_scripts.run_pretraining --preset small --vocabulary_size 50000 \\
+        --train_file train/*.txt.gz --validation_file heldout.txt --output_dir elmo-small
+
+On several devices: `accelerate launch -m modeling_elmo.run_scripts.run_pretraining ...`. The output folder holds
+checkpoints while training, and at the end the model, its tokenizer, a model card and `training_log.json`.
+"""
+
+import json
+import math
+import sys
+from collections.abc import Callable, Iterable
+from dataclasses import MISSING, dataclass, field, fields
+from functools import partial
+from pathlib import Path
+from typing import Any, Literal
+
+from accelerate import Accelerator
+from accelerate.utils import broadcast_object_list, is_tensorboard_available, set_seed
+from huggingface_hub import HfApi
+from transformers import HfArgumentParser
+from transformers.utils import logging
+
+if __package__ in (None, ""):  # run by path from a clone that is not installed
+    sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from modeling_elmo import ELMoConfig, ELMoForPreTraining, ELMoTokenizer
+from modeling_elmo.configuration_elmo import PRESETS
+from modeling_elmo.run_scripts.build_vocabulary import count_words, write_lines
+from modeling_elmo.run_scripts.lm_checkpoint import Checkpoints
+from modeling_elmo.run_scripts.lm_data import (
+    Corpus,
+    CorpusArguments,
+    LMBatch,
+    SentenceBatches,
+    StreamWindows,
+    Survey,
+)
+from modeling_elmo.run_scripts.lm_training import Pretraining, TrainingArguments
+from modeling_elmo.run_scripts.model_card import write_model_card
+from modeling_elmo.run_scripts.perplexity import held_out_batches
+from modeling_elmo.tokenization.elmo_characters import PAD_WORD, most_frequent_words, read_vocabulary
+from modeling_elmo.tokenization.elmo_pretokenization import TextSplitter
+
+
+@dataclass(kw_only=True)
+class ModelArguments:
+    preset: Literal["tiny", "small", "medium", "original"] | None = field(
+        default=None, metadata={"help": "Size of a new model. Default: small."}
+    )
+    model_name_or_path: str | None = field(
+        default=None, metadata={"help": "Instead: a checkpoint to train further, a folder or a Hub name."}
+    )
+    config_overrides: str | None = field(
+        default=None, metadata={"help": 'Other fields of a new model\'s ELMoConfig, as JSON: {"dropout": 0.2}'}
+    )
+    softmax_type: Literal["full", "sampled", "adaptive"] | None = field(
+        default=None, metadata={"help": "Default: full; of a checkpoint: its own."}
+    )
+    num_sampled: int | None = field(default=None, metadata={"help": "Candidates of a sampled softmax. Default: 8192."})
+    vocabulary_file: str | None = field(
+        default=None, metadata={"help": "Words to predict, a line each, frequent first."}
+    )
+    vocabulary_size: int | None = field(
+        default=None, metadata={"help": "Instead: the most frequent words of the text, special words included."}
+    )
+    tokenizer_name: str | None = field(
+        default=None, metadata={"help": "Instead: a tokenizer, for other alphabets than UTF-8; a folder or a Hub name."}
+    )
+    vocabulary: Literal["keep", "extend", "replace"] = field(
+        default="keep",
+        metadata={"help": "What a checkpoint's vocabulary does beside a new one. Words in both keep their vectors."},
+    )
+    pre_tokenization: Literal["whitespace", "moses", "treebank"] = field(
+        default="whitespace", metadata={"help": "How a new tokenizer splits raw text."}
+    )
+
+
+@dataclass(kw_only=True)
+class HubArguments:
+    push_to_hub: bool = field(default=False, metadata={"help": "Upload the model and its card at the end."})
+    hub_model_id: str | None = field(default=None, metadata={"help": "Repository. Default: the output folder's name."})
+    hub_private_repo: bool = field(default=False, metadata={"help": "Whether a new repository is private."})
+    hub_token: str | None = field(default=None, metadata={"help": "Default: that of `hf auth login`."})
+
+
+def main(arguments: list[str] | None = None) -> Pretraining:
+    parser = HfArgumentParser((ModelArguments, CorpusArguments, TrainingArguments, HubArguments))
+    model_args, corpus_args, training_args, hub_args = parser.parse_args_into_dataclasses(arguments)
+    check_evaluation(corpus_args, training_args)
+    accelerator = make_accelerator(training_args)
+    logging.disable_progress_bar()  # of single files, in the middle of ours
+    output_dir = Path(training_args.output_dir)
+    checkpoint = checkpoint_to_resume(output_dir, training_args.resume_from_checkpoint, accelerator)
+    corpus = training_corpus(corpus_args)
+    survey = survey_once(corpus, accelerator)
+    set_seed(training_args.seed)
+    if checkpoint is None:
+        model, tokenizer = starting_model(model_args, corpus_args, corpus, output_dir, accelerator)
+    else:
+        model, tokenizer = load(str(checkpoint), ModelArguments())
+        check_same_model(model.config, model_args, checkpoint)
+    run = Pretraining(
+        accelerator,
+        training_args,
+        model,
+        tokenizer,
+        partial(training_text, corpus, tokenizer, corpus_args, training_args, accelerator, survey),
+        held_out_text(corpus_args, tokenizer, training_args, accelerator),
+        number_of_steps(training_args, corpus_args, survey, accelerator.num_processes),
+        carries_states=corpus_args.context == "stream",
+    )
+    run.progress.base_model = model_args.model_name_or_path
+    if checkpoint is not None:
+        run.restore(checkpoint)
+    settings = settings_of(model_args, corpus_args, training_args)
+    accelerator.init_trackers("runs", config={name: str(value) for name, value in settings.items()})
+    run.train()
+    if accelerator.is_main_process:
+        publish(run, survey, model_args, corpus_args, hub_args)
+    accelerator.end_training()
+    return run
+
+
+def make_accelerator(arguments: TrainingArguments) -> Accelerator:
+    trackers = [name for name in arguments.report_to.split(",") if name != "none"]
+    if trackers == ["tensorboard"] and not is_tensorboard_available():
+        trackers = []  # it is only the default
+    return Accelerator(
+        mixed_precision="bf16" if arguments.bf16 else None,
+        cpu=arguments.use_cpu,
+        log_with=trackers or None,
+        project_dir=arguments.output_dir,
+    )
+
+
+def check_evaluation(corpus: CorpusArguments, training: TrainingArguments):
+    if training.early_stopping_patience is not None and not (corpus.validation_file or corpus.validation_split):
+        raise ValueError("--early_stopping_patience needs held-out text; pass --validation_file or --validation_split.")
+
+
+def training_corpus(arguments: CorpusArguments) -> Corpus:
+    if bool(arguments.train_file) == (arguments.dataset is not None):
+        raise ValueError("Pass either --train_file FILE ..., or --dataset NAME.")
+    if arguments.train_file:
+        return Corpus.from_files(arguments.train_file, arguments.text_column)
+    return Corpus.from_dataset(arguments, arguments.split)
+
+
+def survey_once(corpus: Corpus, accelerator: Accelerator) -> Survey | None:
+    """Sizes of the text, counted by one process."""
+    found = [corpus.survey() if accelerator.is_main_process else None]
+    return broadcast_object_list(found)[0]
+
+
+def checkpoint_to_resume(output_dir: Path, name: str | None, accelerator: Accelerator) -> Path | None:
+    checkpoints = Checkpoints(output_dir, save_total_limit=None)
+    if accelerator.is_main_process:
+        checkpoints.clean()
+    accelerator.wait_for_everyone()
+    if name is not None:
+        found, last = checkpoints.resolve(name), checkpoints.last()
+        if last is not None and not last.samefile(found):
+            raise ValueError(
+                f"--resume_from_checkpoint {name}: --output_dir {output_dir} holds {last.name} too, of a run that this "
+                "one would mix with. Go on from there with `last`, or pass another --output_dir."
+            )
+        return found
+    if checkpoints.last() is not None:
+        raise FileExistsError(
+            f"--output_dir {output_dir} holds {checkpoints.last().name}. Go on with --resume_from_checkpoint last, or "
+            "pass another folder."
+        )
+    return None
+
+
+def load(name: str, arguments: ModelArguments) -> tuple[ELMoForPreTraining, ELMoTokenizer]:
+    options = softmax_options(arguments)
+    return ELMoForPreTraining.from_pretrained(name, **options), ELMoTokenizer.from_pretrained(name)
+
+
+def softmax_options(arguments: ModelArguments) -> dict[str, Any]:
+    options = {"softmax_type": arguments.softmax_type, "num_sampled": arguments.num_sampled}
+    return {name: value for name, value in options.items() if value is not None}
+
+
+def overrides(arguments: ModelArguments) -> dict[str, Any]:
+    try:
+        found = json.loads(arguments.config_overrides or "{}")
+    except json.JSONDecodeError:
+        found = None
+    if not isinstance(found, dict):
+        raise ValueError(
+            f"--config_overrides {arguments.config_overrides}: pass a JSON object such as '{{\"dropout\": 0.2}}'."
+        )
+    return found
+
+
+def starting_model(
+    arguments: ModelArguments, corpus_args: CorpusArguments, corpus: Corpus, output_dir: Path, accelerator: Accelerator
+) -> tuple[ELMoForPreTraining, ELMoTokenizer]:
+    """A new model, or a checkpoint whose vocabulary was kept, extended or replaced."""
+    check_model_arguments(arguments)
+    old = None if arguments.model_name_or_path is None else load(arguments.model_name_or_path, arguments)
+    vocabulary = Path(arguments.vocabulary_file) if arguments.vocabulary_file else output_dir / "vocab.txt"
+    if arguments.vocabulary_size is not None:
+        if accelerator.is_main_process:
+            splitter = TextSplitter(arguments.pre_tokenization) if old is None else old[1].splitter
+            count_vocabulary(corpus, corpus_args, splitter, arguments.vocabulary_size, vocabulary)
+        accelerator.wait_for_everyone()
+    if old is None:
+        return new_model(arguments, vocabulary)
+    model, tokenizer = old
+    if arguments.vocabulary != "keep":
+        words, _ = read_vocabulary(vocabulary)
+        tokenizer = change_vocabulary(model, tokenizer, words, keep_all=arguments.vocabulary == "extend")
+    model.config.has_softmax = True  # of a checkpoint without one it is random now, and trained from here on
+    return model, tokenizer
+
+
+def check_model_arguments(arguments: ModelArguments):
+    vocabularies = ("vocabulary_file", "vocabulary_size", "tokenizer_name")
+    given = [name for name in vocabularies if getattr(arguments, name) is not None]
+    if len(given) > 1:
+        raise ValueError(f"Received {' and '.join(f'--{name}' for name in given)}; pass one of them.")
+    if arguments.model_name_or_path is None:
+        if not given:
+            raise ValueError(
+                "A new model needs a vocabulary: pass --vocabulary_size, --vocabulary_file or --tokenizer_name."
+            )
+        if arguments.vocabulary != "keep":
+            raise ValueError(f"--vocabulary {arguments.vocabulary} is for a checkpoint; pass --model_name_or_path.")
+        return
+    for name in ("preset", "config_overrides", "tokenizer_name"):
+        if getattr(arguments, name) is not None:
+            raise ValueError(f"--{name} is for new models, and --model_name_or_path is given; pass one of them.")
+    if bool(given) != (arguments.vocabulary != "keep"):
+        raise ValueError(
+            f"--vocabulary {arguments.vocabulary} with {f'--{given[0]}' if given else 'no vocabulary'}: pass `extend` "
+            "or `replace` together with --vocabulary_file or --vocabulary_size, `keep` without."
+        )
+
+
+def count_vocabulary(corpus: Corpus, corpus_args: CorpusArguments, splitter: TextSplitter, size: int, output: Path):
+    splitter = TextSplitter("whitespace") if corpus_args.is_split_into_words else splitter
+    _, counts = count_words((text for _, text in corpus.sentences()), splitter)
+    words = most_frequent_words(counts, size)
+    write_lines(output, (word for word in words if word != PAD_WORD))
+
+
+def new_model(arguments: ModelArguments, vocabulary: Path) -> tuple[ELMoForPreTraining, ELMoTokenizer]:
+    fields = softmax_options(arguments) | overrides(arguments)
+    if arguments.tokenizer_name is not None:
+        tokenizer = ELMoTokenizer.from_pretrained(arguments.tokenizer_name)
+    else:
+        widths = {name: fields[name] for name in ("max_word_length",) if name in fields}
+        tokenizer = ELMoTokenizer(vocabulary, pre_tokenization=arguments.pre_tokenization, **widths)
+    sizes = {
+        "vocab_size": len(tokenizer),
+        "char_vocab_size": tokenizer.char_vocab_size,
+        "max_word_length": tokenizer.max_word_length,
+    }
+    return ELMoForPreTraining(ELMoConfig.from_preset(arguments.preset or "small", **{**sizes, **fields})), tokenizer
+
+
+def change_vocabulary(
+    model: ELMoForPreTraining, tokenizer: ELMoTokenizer, words: list[str], keep_all: bool
+) -> ELMoTokenizer:
+    """Gives the model another vocabulary; words in both keep their vectors, whatever their new ids.
+
+    Args:
+        words: the new ones, special words first.
+        keep_all: whether the old ones stay, before those that are new.
+    """
+    old = tokenizer.get_vocab()
+    if keep_all:
+        words = [*sorted(old, key=old.__getitem__), *(word for word in words if word not in old)]
+    model.replace_vocabulary([old.get(word, -1) for word in words])
+    return tokenizer.with_vocabulary(words)
+
+
+def check_same_model(config: ELMoConfig, arguments: ModelArguments, checkpoint: Path):
+    wanted = PRESETS.get(arguments.preset or "", {}) | softmax_options(arguments) | overrides(arguments)
+    there = {name: getattr(config, name, "no such field") for name in wanted}
+    if arguments.vocabulary != "extend" and (arguments.vocabulary_size or math.inf) < config.vocab_size:
+        wanted["vocabulary_size"], there["vocabulary_size"] = arguments.vocabulary_size, config.vocab_size
+    different = [f"{name} {value} (there: {there[name]})" for name, value in wanted.items() if there[name] != value]
+    if different:
+        raise ValueError(
+            f"{checkpoint} holds another model than the options describe: {', '.join(different)}. Leave these options "
+            "out to go on with it, or pass another --output_dir."
+        )
+
+
+def training_text(
+    corpus: Corpus,
+    tokenizer: ELMoTokenizer,
+    corpus_args: CorpusArguments,
+    arguments: TrainingArguments,
+    accelerator: Accelerator,
+    survey: Survey | None,
+    position: Any,
+) -> SentenceBatches | StreamWindows:
+    options = {
+        "is_split_into_words": corpus_args.is_split_into_words,
+        "shuffle_buffer": corpus_args.shuffle_buffer,
+        "seed": arguments.seed,
+        "rank": accelerator.process_index,
+        "world_size": accelerator.num_processes,
+        "position": position,
+        "survey": survey,
+    }
+    if corpus_args.context == "sentence":
+        return SentenceBatches(corpus, tokenizer, arguments.per_device_train_batch_tokens, **options)
+    return StreamWindows(corpus, tokenizer, arguments.per_device_train_batch_size, arguments.unroll_steps, **options)
+
+
+def held_out_text(
+    corpus_args: CorpusArguments, tokenizer: ELMoTokenizer, arguments: TrainingArguments, accelerator: Accelerator
+) -> Callable[[], Iterable[LMBatch]] | None:
+    if not corpus_args.validation_file and corpus_args.validation_split is None:
+        return None
+    return partial(held_out_batches, corpus_args, tokenizer, "sentence", accelerator, vars(arguments))
+
+
+def number_of_steps(
+    arguments: TrainingArguments, corpus_args: CorpusArguments, survey: Survey | None, num_processes: int
+) -> int:
+    """Exact with `--max_steps`; otherwise what the text should take, for the schedule and the progress bar."""
+    if arguments.max_steps > 0:
+        return arguments.max_steps
+    if survey is None:
+        raise ValueError("The length of a streaming data set is not known: pass --max_steps.")
+    if corpus_args.context == "sentence":
+        tokens, per_batch = survey.words + 2 * survey.lines, arguments.per_device_train_batch_tokens
+    else:
+        tokens = survey.words + survey.lines
+        per_batch = arguments.per_device_train_batch_size * arguments.unroll_steps
+    per_step = per_batch * arguments.gradient_accumulation_steps * num_processes
+    return math.ceil(arguments.num_train_epochs * tokens / per_step)
+
+
+def settings_of(*arguments: Any) -> dict[str, Any]:
+    """The options that differ from their defaults."""
+    settings = {}
+    for group in arguments:
+        for item in fields(group):
+            default = item.default_factory() if item.default_factory is not MISSING else item.default
+            if getattr(group, item.name) != default:
+                settings[item.name] = getattr(group, item.name)
+    return settings
+
+
+def publish(
+    run: Pretraining,
+    survey: Survey | None,
+    model_args: ModelArguments,
+    corpus_args: CorpusArguments,
+    hub_args: HubArguments,
+):
+    """The best checkpoint, or the last where nothing was held out, becomes the output folder's model."""
+    step = run.progress.best_step or run.progress.step
+    if run.checkpoints.find(step) is None:  # the run was resumed in another folder, and the best is in the first one
+        step = run.progress.step
+    output_dir = Path(run.arguments.output_dir)
+    run.checkpoints.publish(run.checkpoints.find(step))
+    write_lines(output_dir / "training_log.json", [json.dumps(run.progress.log, indent=1)])
+    write_model_card(
+        output_dir,
+        name=(hub_args.hub_model_id or output_dir.resolve().name).split("/")[-1],
+        config=run.plain_model.config,
+        num_parameters=run.plain_model.num_parameters(),
+        data={
+            "train": corpus_args.train_file or [corpus_args.dataset],
+            "validation": corpus_args.validation_file or [corpus_args.validation_split],
+            "sentences": None if survey is None else survey.lines,
+            "words": None if survey is None else survey.words,
+        },
+        settings=settings_of(model_args, corpus_args, run.arguments),
+        log=run.progress.log,
+        base_model=run.progress.base_model,
+        published_step=step,
+    )
+    print(f"{output_dir}: the model of step {step}, with its card; load it with AutoModel.from_pretrained")
+    if hub_args.push_to_hub:
+        push(output_dir, hub_args)
+
+
+def push(folder: Path, arguments: HubArguments):
+    """Uploads what `AutoModel` needs, the card and the log."""
+    api = HfApi(token=arguments.hub_token)
+    name = arguments.hub_model_id or folder.resolve().name
+    repo = api.create_repo(name, private=arguments.hub_private_repo, exist_ok=True)
+    api.upload_folder(
+        repo_id=repo.repo_id,
+        folder_path=folder,
+        commit_message="Pretrained biLM",
+        ignore_patterns=["checkpoint-*", "*/*"],
+    )
+    print(f"Uploaded to {repo}")
+
+
+if __name__ == "__main__":
+    main()

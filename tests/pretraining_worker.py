@@ -1,0 +1,115 @@
+"""Pretraining runs of a second: in this process, in a forked one, or in each of several that a launcher starts.
+
+`python pretraining_worker.py FOLDER`, as each process of a launcher, makes the runs of FOLDER/runs.json there.
+"""
+
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from safetensors.torch import load_file
+
+from modeling_elmo.run_scripts import perplexity, run_pretraining
+from modeling_elmo.run_scripts.lm_checkpoint import load_state
+from modeling_elmo.run_scripts.lm_training import Pretraining
+
+TEXT = Path(__file__).parent / "fixtures" / "text" / "en.txt"
+# Sentences of 3 to 11 words: short ones are quick, and of one length they would hide what padding does.
+LINES = [" ".join(line.split()[: 3 + number % 9]) for number, line in enumerate(TEXT.read_text("utf-8").splitlines())]
+MODEL = {
+    "char_embedding_size": 4,
+    "char_cnn_filters": [[1, 8], [3, 8]],
+    "lstm_hidden_size": 12,
+    "projection_size": 8,
+    "max_word_length": 12,
+}
+TIMES = ("words_per_second", "data_wait")
+
+Options = dict[str, Any]
+
+
+def options_of(folder: Path, **options) -> Options:
+    """Of a run with 60 lines to read, which are ten batches an epoch, and the next 20 held out."""
+    train, held_out = folder / "train.txt", folder / "held_out.txt"
+    if not train.exists():
+        train.write_text("\n".join(LINES[:60]) + "\n", encoding="utf-8")
+        held_out.write_text("\n".join(LINES[60:80]) + "\n", encoding="utf-8")
+    model = MODEL | options.pop("config_overrides", {})
+    defaults = {
+        "preset": "tiny",
+        "config_overrides": json.dumps(model),
+        "vocabulary_size": 120,
+        "num_sampled": 20,
+        "train_file": train,
+        "validation_file": held_out,
+        "is_split_into_words": True,
+        "output_dir": folder / "run",
+        "per_device_train_batch_tokens": 60,
+        "per_device_train_batch_size": 8,
+        "unroll_steps": 6,
+        "max_steps": 24,
+        "logging_steps": 7,
+        "eval_steps": 7,
+        "save_steps": 7,
+        "save_total_limit": 100,
+        "dataloader_num_workers": 0,
+        "report_to": "none",
+        "use_cpu": True,
+    }
+    return defaults | options
+
+
+def arguments_of(options: Options) -> list[str]:
+    """As on the command line; options that are `None` or False are left out."""
+    arguments = []
+    for name, value in options.items():
+        if value is not None and value is not False:
+            values = [] if value is True else value if isinstance(value, list) else [value]
+            arguments += [f"--{name}", *map(str, values)]
+    return arguments
+
+
+def pretrain(folder: Path, **options) -> Pretraining:
+    return run_pretraining.main(arguments_of(options_of(folder, **options)))
+
+
+def contents(checkpoint: Path) -> tuple[dict[str, torch.Tensor], dict[str, Any], list[dict[str, Any]]]:
+    """Weights, training state, and log, of a checkpoint."""
+    log = json.loads((checkpoint / "training_log.json").read_text(encoding="utf-8"))
+    return load_file(checkpoint / "model.safetensors"), load_state(checkpoint), log
+
+
+def assert_same(found: Any, expected: Any, where: str = ""):
+    """Bit for bit, all but the times."""
+    if isinstance(expected, torch.Tensor):
+        assert torch.equal(found, expected), where
+    elif isinstance(expected, dict):
+        assert found.keys() == expected.keys(), where
+        for name in expected.keys() - set(TIMES):
+            assert_same(found[name], expected[name], f"{where}/{name}")
+    elif isinstance(expected, (list, tuple)):
+        assert len(found) == len(expected), where
+        for number, values in enumerate(zip(found, expected, strict=True)):
+            assert_same(*values, f"{where}/{number}")
+    else:
+        assert found == expected, where
+
+
+def main(folder: Path):
+    dist.destroy_process_group = lambda *_: None  # a run ends with it, and others follow
+    for number, (script, arguments) in enumerate(json.loads((folder / "runs.json").read_text("utf-8"))):
+        found = {"run_pretraining": run_pretraining, "perplexity": perplexity}[script].main(arguments)
+        if os.environ.get("RANK", "0") == "0":
+            log = found.progress.log if script == "run_pretraining" else vars(found)
+            figures = {"processes": int(os.environ.get("WORLD_SIZE", "1")), "found": log}
+            if script == "run_pretraining":
+                figures["processes"] = found.accelerator.num_processes
+            (folder / f"figures-{number}.json").write_text(json.dumps(figures), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

@@ -1,0 +1,252 @@
+"""Figures against plain loops in float64, whatever the batches, windows and processes."""
+
+import gzip
+import json
+import math
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F
+from accelerate import Accelerator
+from pretraining_worker import LINES, MODEL
+from torch import Tensor
+
+from modeling_elmo import ELMoConfig, ELMoForPreTraining, ELMoTokenizer
+from modeling_elmo.run_scripts import perplexity
+from modeling_elmo.run_scripts.lm_data import Corpus, StreamWindows, data_loader
+from modeling_elmo.run_scripts.perplexity import evaluate, main
+
+ROOT = Path(__file__).parents[1]
+WORKER = Path(__file__).with_name("pretraining_worker.py")
+TEXT = [*LINES[60:80], "zzz", "unknown words and a very long one : Donaudampfschifffahrtsgesellschaft"]
+WORDS = sorted({word for line in LINES[:80] for word in line.split()})[:100]
+
+
+@pytest.fixture(scope="module", params=["full", "sampled", "adaptive"])
+def folder(request, tmp_path_factory) -> Path:
+    return save_model(tmp_path_factory.mktemp(request.param), softmax_type=request.param)
+
+
+@pytest.fixture(scope="module")
+def full(tmp_path_factory) -> Path:
+    return save_model(tmp_path_factory.mktemp("full"))
+
+
+def save_model(folder: Path, **options) -> Path:
+    """A model with weights that matter: those of a new one give nearly the same to all words."""
+    widths = {"max_word_length": MODEL["max_word_length"]}
+    tokenizer = ELMoTokenizer(vocab=["<S>", "</S>", "<UNK>", *WORDS], pre_tokenization="whitespace", **widths)
+    torch.manual_seed(0)
+    options = {"num_sampled": 20, "dropout": 0.5, "adaptive_cutoffs": [20], **options}
+    model = ELMoForPreTraining(ELMoConfig.from_preset("tiny", vocab_size=len(tokenizer), **MODEL, **options))
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.mul_(1.5).add_(0.02 * torch.randn_like(parameter))
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    (folder / "held_out.txt").write_text("\n".join(TEXT) + "\n", encoding="utf-8")
+    return folder
+
+
+def measure(folder: Path, **options) -> perplexity.Perplexity:
+    options = {"model": folder, "validation_file": folder / "held_out.txt", **options}
+    arguments = [part for name, value in options.items() for part in (f"--{name}", str(value))]
+    return main([*arguments, "--is_split_into_words"])
+
+
+def nearly(found: perplexity.Perplexity) -> dict:
+    """All that it says, with figures to a millionth."""
+    return {
+        name: pytest.approx(value, rel=1e-6) if isinstance(value, float) else value
+        for name, value in vars(found).items()
+    }
+
+
+class Plain:
+    """One word after the other, the states passed on by hand, `cross_entropy` in float64."""
+
+    def __init__(self, folder: Path):
+        self.model = ELMoForPreTraining.from_pretrained(folder).double().eval()
+        self.tokenizer = ELMoTokenizer.from_pretrained(folder)
+
+    @torch.no_grad()
+    def sentence(self, line: str) -> tuple[float, float, int, int]:
+        """Losses of both directions, predictions of one, and how many of them are unknown words."""
+        inputs = self.tokenizer([line.split()], is_split_into_words=True, return_tensors="pt")
+        layers = self.model.elmo(**inputs).last_hidden_state[0]
+        forward, backward = layers.chunk(2, dim=-1)
+        ids = inputs["input_ids"][0]
+        losses = self.losses(forward[:-1], ids[1:]).sum(), self.losses(backward[1:], ids[:-1]).sum()
+        return float(losses[0]), float(losses[1]), len(ids) - 1, int((ids == 3).sum())
+
+    def losses(self, hidden: Tensor, targets: Tensor) -> Tensor:
+        softmax = self.model.softmax
+        if softmax.adaptive is not None:
+            return -softmax.adaptive.log_prob(hidden).gather(1, targets[:, None] - 1)[:, 0]
+        logits = (hidden @ softmax.weight.T + softmax.bias)[:, 1:]  # <PAD> is no word
+        return F.cross_entropy(logits, targets - 1, reduction="none")
+
+    @torch.no_grad()
+    def piece(self, lines: list[str], direction: int) -> float:
+        """The loss of a text that is read on, without its states ever being zero again."""
+        ids, targets, characters = [], [], []
+        for line in lines if direction == 0 else reversed(lines):
+            inputs = self.tokenizer([line.split()], is_split_into_words=True, return_tensors="pt")
+            order = slice(None) if direction == 0 else torch.arange(inputs["input_ids"].shape[1]).flip(0)
+            sentence = inputs["input_ids"][0][order]
+            ids, targets = [*ids, *sentence[:-1].tolist()], [*targets, *sentence[1:].tolist()]
+            characters.append(inputs["character_ids"][0][order][:-1])
+        text, total, states = torch.cat(characters), 0.0, None
+        for position, target in enumerate(targets):
+            output = self.model.elmo(character_ids=text[None, position : position + 1], initial_states=states)
+            states = output.final_states  # of one word: both directions go on from there
+            hidden = output.last_hidden_state[0].chunk(2, dim=-1)[direction]
+            total += float(self.losses(hidden, torch.tensor([target])))
+        return total
+
+
+def check(found: perplexity.Perplexity, forward: float, backward: float, predictions: int):
+    assert found.predictions == predictions
+    assert found.forward == pytest.approx(math.exp(forward / predictions), rel=1e-5)
+    assert found.backward == pytest.approx(math.exp(backward / predictions), rel=1e-5)
+    assert found.perplexity == pytest.approx(math.exp((forward + backward) / 2 / predictions), rel=1e-5)
+    assert abs(found.forward - found.backward) > 1e-2  # else one could stand for the other
+
+
+def test_sentences(folder, capsys):
+    found = measure(folder)
+    plain = Plain(folder)
+    forward, backward, predictions, unknown = map(sum, zip(*map(plain.sentence, TEXT), strict=True))
+    check(found, forward, backward, predictions)
+    words = sum(len(line.split()) for line in TEXT)
+    assert predictions == words + len(TEXT)
+    assert found.unknown_rate == unknown / predictions > 0.1
+    assert found.vocabulary_size == len(WORDS) + 4
+    assert found.protocol == "each sentence on its own from a zero state"
+    printed = capsys.readouterr().out
+    assert f"{found.perplexity:.2f}" in printed and f"{predictions:,} predictions" in printed
+
+
+@pytest.mark.parametrize("tokens", [3, 16, 100, 10_000])
+def test_the_size_of_batches_does_not_matter(tokens, full):
+    """Unless a sentence has no room, and is cut."""
+    found, expected = measure(full, per_device_eval_batch_tokens=tokens), measure(full)
+    if tokens == 3:
+        assert found.predictions > expected.predictions
+    else:
+        assert vars(found) == nearly(expected)
+
+
+@pytest.mark.parametrize("rows", [1, 3])
+def test_streams(rows, folder):
+    found = measure(folder, context="stream", per_device_eval_batch_size=rows)
+    plain, pieces = Plain(folder), pieces_of(TEXT, rows)
+    forward, backward = (sum(plain.piece(piece, direction) for piece in pieces) for direction in (0, 1))
+    check(found, forward, backward, sum(len(line.split()) + 1 for line in TEXT))
+    assert "states carried from sentence to sentence" in found.protocol
+
+
+def pieces_of(lines: list[str], rows: int) -> list[list[str]]:
+    """Pieces of like length: a sentence is in the one in which its first word is."""
+    total, before, pieces = sum(len(line.split()) for line in lines), 0, [[] for _ in range(rows)]
+    for line in lines:
+        pieces[min(before * rows // total, rows - 1)].append(line)
+        before += len(line.split())
+    assert all(pieces)
+    return pieces
+
+
+def test_the_length_of_windows_does_not_matter(full):
+    corpus = Corpus.from_files([str(full / "held_out.txt")])
+    model, tokenizer = ELMoForPreTraining.from_pretrained(full), ELMoTokenizer.from_pretrained(full)
+    options = {"is_split_into_words": True, "shuffle": False, "repeat": False, "survey": corpus.survey()}
+    found = []
+    for steps in (1, 7, 20, 1000):
+        windows = StreamWindows(corpus, tokenizer, 2, steps, **options)
+        found.append(evaluate(model, data_loader(windows, num_workers=0), "stream", Accelerator(cpu=True)))
+    assert found[2].perplexity == pytest.approx(
+        measure(full, context="stream", per_device_eval_batch_size=2).perplexity, rel=1e-6
+    )
+    for other in found[1:]:
+        assert vars(other) == nearly(found[0])
+
+
+def test_carried_states_count(full):
+    assert measure(full, context="stream").perplexity != pytest.approx(measure(full).perplexity, rel=1e-4)
+
+
+def test_evaluation_leaves_the_model_and_its_dropout_as_they_were(full):
+    model, tokenizer = ELMoForPreTraining.from_pretrained(full), ELMoTokenizer.from_pretrained(full)
+    arguments = perplexity.PerplexityArguments(
+        model=str(full), validation_file=[str(full / "held_out.txt")], is_split_into_words=True
+    )
+    found = []
+    for mode in (True, False):
+        model.train(mode)
+        batches = perplexity.held_out_batches(
+            arguments, tokenizer, "sentence", Accelerator(cpu=True), {"per_device_eval_batch_tokens": 100}
+        )
+        found.append(evaluate(model, batches, "sentence", Accelerator(cpu=True)))
+        assert model.training == mode
+    assert found[0] == found[1]
+    assert all(parameter.grad is None for parameter in model.parameters())
+
+
+def test_output_is_a_file_of_the_figures(full, tmp_path):
+    found = measure(full, output=tmp_path / "figures.json")
+    assert json.loads((tmp_path / "figures.json").read_text(encoding="utf-8")) == vars(found)
+
+
+def test_compressed_and_raw_text(full, tmp_path):
+    """Raw text is split by the tokenizer: here by white space, so that nothing changes."""
+    with gzip.open(tmp_path / "held_out.txt.gz", "wt", encoding="utf-8") as file:
+        file.write("\n\n".join(TEXT))
+    found = main(["--model", str(full), "--validation_file", str(tmp_path / "held_out.txt.gz")])
+    assert vars(found) == nearly(measure(full))
+
+
+def test_text_without_words(full, tmp_path):
+    (tmp_path / "empty.txt").write_text("\n \n", encoding="utf-8")
+    for context in ("sentence", "stream"):
+        with pytest.raises(ValueError, match="There is no sentence in .*empty.txt.*Pass another text"):
+            measure(full, validation_file=tmp_path / "empty.txt", context=context)
+
+
+def test_text_is_chosen_once(full):
+    with pytest.raises(ValueError, match="either --validation_file FILE .*, or --dataset NAME"):
+        main(["--model", str(full)])
+    with pytest.raises(ValueError, match="either --validation_file FILE .*, or --dataset NAME"):
+        measure(full, validation_split="test")
+
+
+def test_a_model_without_its_softmax(tmp_path):
+    folder = save_model(tmp_path, has_softmax=False)
+    with pytest.raises(ValueError, match="published without its softmax"):
+        measure(folder)
+
+
+def test_perplexities_that_are_no_finite_number():
+    assert perplexity._exp(1e5) == math.inf
+    assert math.isnan(perplexity._exp(math.nan))
+
+
+def test_two_processes_equal_one(full, tmp_path):
+    """Rows are twice as many there, each with its piece of the text."""
+    common = ["--model", str(full), "--validation_file", str(full / "held_out.txt"), "--is_split_into_words"]
+    contexts = [["--per_device_eval_batch_tokens", "30"], ["--context", "stream", "--per_device_eval_batch_size", "2"]]
+    runs = [("perplexity", [*common, *context]) for context in contexts]
+    (tmp_path / "runs.json").write_text(json.dumps(runs), encoding="utf-8")
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2", str(WORKER)]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "ACCELERATE_USE_CPU": "true"}
+    finished = subprocess.run([*command, str(tmp_path)], env=environment, capture_output=True, text=True, timeout=300)
+    assert finished.returncode == 0, finished.stderr[-3000:]
+    one = [measure(full), measure(full, context="stream", per_device_eval_batch_size=4)]
+    for number, expected in enumerate(one):
+        figures = json.loads((tmp_path / f"figures-{number}.json").read_text(encoding="utf-8"))
+        assert figures["processes"] == 2
+        assert figures["found"] == nearly(expected)
+    assert finished.stdout.count("perplexity") == 2  # one process tells
