@@ -33,11 +33,6 @@ from modeling_elmo.run_scripts.lm_data import (
     data_loader,
 )
 
-PROTOCOLS = {
-    "sentence": "each sentence on its own from a zero state",
-    "stream": "states carried from sentence to sentence",
-}
-
 
 @dataclass(kw_only=True)
 class PerplexityArguments(CorpusArguments):
@@ -132,14 +127,18 @@ def evaluate(
         states = output.final_states if context == "stream" else None
         sums += torch.tensor([output.forward_loss, output.backward_loss, batch.num_predictions, batch.num_unknown])
     model.train(was_training)
-    return _from_sums(accelerator.reduce(sums.to(_sum_device(accelerator))), model.config.vocab_size, context)
+    protocol = "each sentence on its own from a zero state"
+    if context == "stream":
+        pieces = 0 if states is None else len(states[0]) * accelerator.num_processes
+        protocol = f"states carried from sentence to sentence, in {pieces} pieces of the text side by side"
+    return _from_sums(accelerator.reduce(sums.to(_sum_device(accelerator))), model.config.vocab_size, protocol)
 
 
 def _sum_device(accelerator: Accelerator) -> torch.device:
     return torch.device("cpu") if accelerator.device.type == "mps" else accelerator.device  # mps has no float64
 
 
-def _from_sums(sums: Tensor, vocabulary_size: int, context: str) -> Perplexity:
+def _from_sums(sums: Tensor, vocabulary_size: int, protocol: str) -> Perplexity:
     forward, backward, predictions, unknown = sums.tolist()
     if not predictions:
         raise ValueError("The held-out text holds no words; pass another --validation_file.")
@@ -150,7 +149,7 @@ def _from_sums(sums: Tensor, vocabulary_size: int, context: str) -> Perplexity:
         predictions=int(predictions),
         unknown_rate=unknown / predictions,
         vocabulary_size=vocabulary_size,
-        protocol=PROTOCOLS[context],
+        protocol=protocol,
     )
 
 

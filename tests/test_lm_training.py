@@ -223,7 +223,7 @@ def test_a_signal_stops_with_a_checkpoint(number, tmp_path, capfd):
     assert_same(contents(last_of(tmp_path / "run")), contents(last_of(tmp_path / "whole")))
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.slow)])
 def test_a_signal_to_the_whole_group_stops_with_a_checkpoint(number, tmp_path):
     """As a terminal or a batch system sends it: to the processes that prepare batches too."""
     options = options_of(tmp_path, max_steps=100_000, num_train_epochs=1e6, save_steps=5, dataloader_num_workers=1)
@@ -451,7 +451,12 @@ def test_entries_of_the_log(tmp_path):
 
 # Several processes
 
-PROCESSES = [{"softmax_type": "full"}, {"softmax_type": "sampled"}, {"softmax_type": "full", "optim": "adamw"}]
+PROCESSES = [
+    {"softmax_type": "full"},
+    {"softmax_type": "sampled"},
+    {"softmax_type": "full", "optim": "adamw"},
+    {"softmax_type": "full", "fsdp_softmax": True},
+]
 STREAM = {"context": "stream", "softmax_type": "sampled"}
 # What one process adds up in one order and two in another. Measured: no difference where both add up the same batches,
 # 1e-7 of losses, norms and weights where rows of two processes are those of one.
@@ -480,7 +485,8 @@ def several(folder: Path) -> list[tuple[dict, dict]]:
         "save_steps": 3,
         "optim": "adagrad",
     }
-    pairs = [(kind, kind | {"gradient_accumulation_steps": 2}) for kind in (common | options for options in PROCESSES)]
+    one = {"gradient_accumulation_steps": 2, "fsdp_softmax": False}
+    pairs = [(kind, kind | one) for kind in (common | options for options in PROCESSES)]
     # Rows of the second process are further rows of one, as long as all of them are in their first blocks.
     rows = {"unroll_steps": 3, "gradient_scale": 3, "max_steps": 6, "per_device_train_batch_size": 2}
     kind = common | STREAM | rows
@@ -498,7 +504,7 @@ def launch(processes: int, folder: Path):
     assert finished.returncode == 0, finished.stderr[-4000:]
 
 
-@pytest.mark.parametrize("number", range(4), ids=["full", "sampled", "adamw", "stream"])
+@pytest.mark.parametrize("number", range(5), ids=["full", "sampled", "adamw", "fsdp", "stream"])
 def test_two_processes_equal_one(number, two_processes):
     folder, options = two_processes, several(two_processes)[number][1]
     found = json.loads((folder / f"figures-{number}.json").read_text(encoding="utf-8"))
@@ -534,7 +540,7 @@ def test_two_processes_go_on_exactly(two_processes):
 
 
 def test_another_number_of_processes_is_refused_for_streams(two_processes):
-    options = several(two_processes)[3][0] | {"output_dir": two_processes / "two-3", "resume_from_checkpoint": "last"}
+    options = several(two_processes)[-1][0] | {"output_dir": two_processes / "two-4", "resume_from_checkpoint": "last"}
     options |= {"config_overrides": {"dropout": 0.0}, "max_steps": 9}
     with pytest.raises(ValueError, match="saved with world_size=2, but here it is 1"):
         pretrain(two_processes, **options)

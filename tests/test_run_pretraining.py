@@ -13,6 +13,7 @@ from safetensors.torch import load_file
 from transformers import AutoModel, AutoModelForPreTraining, AutoTokenizer
 
 from modeling_elmo import ELMoConfig, ELMoForPreTraining, ELMoTokenizer
+from modeling_elmo.conversion_elmo import convert_original_checkpoint, export_original_checkpoint
 from modeling_elmo.run_scripts import lm_training, model_card, perplexity, run_pretraining
 from modeling_elmo.run_scripts.lm_checkpoint import Checkpoints
 from modeling_elmo.tokenization.elmo_characters import read_vocabulary
@@ -360,6 +361,16 @@ vectors = AutoModel.from_pretrained(name, trust_remote_code=True)(**inputs).last
 model = AutoModelForPreTraining.from_pretrained(name, trust_remote_code=True)
 print(float(vectors.double().sum()), float(model(**inputs, labels=inputs["input_ids"]).loss))
 """
+
+
+def test_older_tools_get_the_original_format_with_its_softmax(base, tmp_path):
+    files = [tmp_path / name for name in ("weights.hdf5", "options.json", "vocab.txt", "softmax.hdf5")]
+    export_original_checkpoint(base / "run", *files)
+    convert_original_checkpoint(*files[:2], tmp_path / "again", vocabulary=files[2], softmax=files[3])
+    expected = load_file(base / "run" / "model.safetensors")
+    found = load_file(tmp_path / "again" / "model.safetensors")
+    assert found.keys() == expected.keys()
+    assert all(torch.equal(found[name], expected[name]) for name in expected)
 
 
 def test_a_stranger_loads_it(base, tmp_path):
