@@ -3,8 +3,9 @@
     python -m modeling_elmo.run_scripts.run_pretraining --preset small --vocabulary_size 50000 \\
         --train_file train/*.txt.gz --validation_file heldout.txt --output_dir elmo-small
 
-On several devices: `accelerate launch -m modeling_elmo.run_scripts.run_pretraining ...`. The output folder holds
-checkpoints while training, and at the end the model, its tokenizer, a model card and `training_log.json`.
+On several devices: `accelerate launch -m modeling_elmo.run_scripts.run_pretraining ...`, on several CPU processes
+`torchrun --nproc_per_node N -m ...`. The output folder holds checkpoints while training, and at the end the model, its
+tokenizer, a model card and `training_log.json`.
 """
 
 import json
