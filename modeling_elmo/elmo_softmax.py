@@ -95,7 +95,10 @@ class ELMoSoftmax(nn.Module):
             competition = Competition(torch.zeros_like(excluded_V, dtype=_sum_dtype(hidden_NP)), excluded_V)
             return cross_entropy(hidden_NP, self.weight, self.bias, competition, targets_N, scale_N)
         losses_N = losses_N.to(_sum_dtype(hidden_NP))
-        return (scale_N * losses_N).sum(), losses_N.detach()
+        loss = (scale_N * losses_N).sum()
+        if self.adaptive is not None:  # torch skips clusters without a target; several processes wait for all gradients
+            loss = loss + 0 * sum(parameter.flatten()[0] for parameter in self.adaptive.tail.parameters())
+        return loss, losses_N.detach()
 
     def log_probabilities(self, hidden_NP: Tensor) -> Tensor:
         """Log-probabilities `(N, V)` of all words, minus infinity at `<PAD>`, in float32 (float64 for such inputs).
@@ -313,7 +316,7 @@ class _Gradients:
 
 def _logits(hidden_BP: Tensor, weight_RP: Tensor, added_R: Tensor, fast: bool, room_BR: Tensor) -> Tensor:
     """In the dtype of what is added, and where `product` is not ahead in `room_BR`: new memory for each costs more."""
-    if fast:
+    if fast and hidden_BP.dtype == added_R.dtype:
         return product(hidden_BP, weight_RP, added_R)
     if hidden_BP.dtype == added_R.dtype:
         return torch.addmm(added_R, hidden_BP, weight_RP.t(), out=room_BR)

@@ -745,7 +745,8 @@ class ELMoForPreTraining(ELMoPreTrainedModel):
         text, hidden = self._read_both_ways(character_ids, input_ids, attention_mask, initial_states)
         sources = [(hidden[index], *_neighbors(index, text)) for index in directions]
         flat = text.mask_BT.new_zeros(text.mask_BT.numel(), top_k, dtype=torch.long) + self.config.pad_token_id
-        word_ids, log_probs = flat, torch.zeros_like(flat, dtype=torch.float32)
+        word_ids = flat
+        log_probs = torch.zeros_like(flat, dtype=torch.promote_types(hidden[0].dtype, torch.float32))
         predicted_N = torch.cat([there_M for _, _, there_M in sources]).unique()
         for some_C in predicted_N.split(max(1, CHUNK_LOGITS // self.config.vocab_size)):
             log_probs_CV = sum(self._log_probs_at(some_C, *source) for source in sources).log_softmax(-1)

@@ -229,6 +229,8 @@ def _sync(folder: Path):
 
 
 def _sync_folder(folder: Path):
+    if os.name == "nt":  # folders cannot be opened there
+        return
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(descriptor)

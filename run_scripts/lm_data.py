@@ -100,7 +100,7 @@ class SentenceBatches(CorpusBatches):
             start = max(0, end - int(self.tokens_per_batch // lengths_N[order_N[end - 1]]))
             batches.append(order_N[start:end])
             end = start
-        for done, number in enumerate(self._shuffled(batches, self.seed, epoch, buffer, 0), 1):
+        for done, number in enumerate(self._shuffled(batches, self.seed, epoch, buffer, 1), 1):
             lines = lines_before + num_lines * done / len(batches)
             yield Plan(sentences, batches[number], epoch, buffer, done, lines)
 

@@ -148,7 +148,7 @@ def make_optimizers(model: nn.Module, arguments: OptimizationArguments) -> list[
 def make_schedules(
     optimizers: list[Optimizer], arguments: OptimizationArguments, num_training_steps: int
 ) -> list[LambdaLR]:
-    """One for each optimizer; call `step()` of each once a step, on any number of processes."""
+    """One for each optimizer: what its learning rate is multiplied by, step by step."""
     warmup_steps = arguments.get_warmup_steps(num_training_steps)
     if warmup_steps > num_training_steps:
         raise ValueError(

@@ -198,6 +198,11 @@ class Pretraining:
                 bool(self.signal),
                 group[-1].epoch + (group[-1].fraction or 0),
             )
+            if over == processes and not self.progress.step:
+                raise ValueError(
+                    f"--num_train_epochs {self.arguments.num_train_epochs} is less than the first batch reads. Pass "
+                    "more, or --max_steps."
+                )
             if over == processes:
                 break
             self._step(group, predictions, epochs / processes)
@@ -244,7 +249,7 @@ class Pretraining:
         if self.is_sampled:  # the same on every device
             generator = torch.Generator().manual_seed(_seed(arguments.seed, number))
             candidates = self.plain_model.softmax.sample(generator)
-        torch.manual_seed(_seed(arguments.seed, number, self.accelerator.process_index))
+        torch.manual_seed(_seed(arguments.seed, number, 1 + self.accelerator.process_index))
         share = predictions / self.accelerator.num_processes  # DistributedDataParallel takes the mean
         losses = [self._backward(batch, share, candidates, batch is group[-1]) for batch in group]
         parameters = list(self.plain_model.parameters())
@@ -297,7 +302,7 @@ class Pretraining:
         """Looks at the steps since the last entry, and writes one."""
         if not self.unlogged:
             return
-        joint, forward, backward, norm = self._checked_figures().double().mean(0).tolist()
+        joint, forward, backward, norm = self._checked_figures().cpu().double().mean(0).tolist()  # mps has no float64
         seconds = time.perf_counter() - self.since
         entry = {
             "sampled_loss" if self.is_sampled else "loss": joint,

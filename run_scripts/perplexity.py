@@ -2,9 +2,9 @@
 
     python -m modeling_elmo.run_scripts.perplexity --model elmo --validation_file heldout.txt --is_split_into_words
 
-Always of the full softmax. Tokens counted are words and, forward, `</S>`, backward, `<S>`. `--context sentence` reads
-each sentence on its own from a zero state, as the model does at inference; `--context stream` carries the states from
-sentence to sentence, as the original's training does.
+Always over all words, never over a sample. Tokens counted are words and, forward, `</S>`, backward, `<S>`.
+`--context sentence` reads each sentence on its own from a zero state, as the model does at inference;
+`--context stream` carries the states from sentence to sentence, as the original's training does.
 """
 
 import json
@@ -60,8 +60,8 @@ class Perplexity:
 
     def __str__(self) -> str:
         return (
-            f"perplexity {self.perplexity:.2f} (forward {self.forward:.2f}, backward {self.backward:.2f}); full "
-            f"softmax over {self.vocabulary_size:,} words, {self.predictions:,} predictions a direction, "
+            f"perplexity {self.perplexity:.2f} (forward {self.forward:.2f}, backward {self.backward:.2f}); over "
+            f"all {self.vocabulary_size:,} words, {self.predictions:,} predictions a direction, "
             f"{self.unknown_rate:.2%} of them <UNK>; {self.protocol}"
         )
 
@@ -70,7 +70,7 @@ def main(arguments: list[str] | None = None) -> Perplexity:
     (parsed,) = HfArgumentParser(PerplexityArguments).parse_args_into_dataclasses(arguments)
     accelerator = Accelerator()
     tokenizer = ELMoTokenizer.from_pretrained(parsed.model)
-    model = ELMoForPreTraining.from_pretrained(parsed.model).to(accelerator.device)
+    model = ELMoForPreTraining.from_pretrained(parsed.model, dtype=torch.float32).to(accelerator.device)
     batches = held_out_batches(parsed, tokenizer, parsed.context, accelerator, vars(parsed))
     found = evaluate(model, batches, parsed.context, accelerator)
     accelerator.print(f"{parsed.model}: {found}")

@@ -13,12 +13,14 @@ import math
 import sys
 from collections.abc import Callable, Iterable
 from dataclasses import MISSING, dataclass, field, fields
+from datetime import timedelta
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
+import torch
 from accelerate import Accelerator
-from accelerate.utils import broadcast_object_list, is_tensorboard_available, set_seed
+from accelerate.utils import InitProcessGroupKwargs, broadcast_object_list, is_tensorboard_available, set_seed
 from huggingface_hub import HfApi
 from transformers import HfArgumentParser
 from transformers.utils import logging
@@ -28,7 +30,7 @@ if __package__ in (None, ""):  # run by path from a clone that is not installed
 
 from modeling_elmo import ELMoConfig, ELMoForPreTraining, ELMoTokenizer
 from modeling_elmo.configuration_elmo import PRESETS
-from modeling_elmo.run_scripts.build_vocabulary import count_words, write_lines
+from modeling_elmo.run_scripts.build_vocabulary import as_text, count_words, write_lines
 from modeling_elmo.run_scripts.lm_checkpoint import Checkpoints
 from modeling_elmo.run_scripts.lm_data import (
     Corpus,
@@ -128,12 +130,17 @@ def make_accelerator(arguments: TrainingArguments) -> Accelerator:
     trackers = [name for name in arguments.report_to.split(",") if name != "none"]
     if trackers == ["tensorboard"] and not is_tensorboard_available():
         trackers = []  # it is only the default
-    return Accelerator(
+    accelerator = Accelerator(
         mixed_precision="bf16" if arguments.bf16 else None,
         cpu=arguments.use_cpu,
         log_with=trackers or None,
         project_dir=arguments.output_dir,
+        # While one process counts the words of a large text, the others wait.
+        kwargs_handlers=[InitProcessGroupKwargs(timeout=timedelta(days=1))],
     )
+    if accelerator.mixed_precision not in ("no", "bf16"):
+        raise ValueError(f"accelerate was given mixed_precision {accelerator.mixed_precision!r}; pass 'no' or 'bf16'.")
+    return accelerator
 
 
 def check_evaluation(corpus: CorpusArguments, training: TrainingArguments):
@@ -178,7 +185,8 @@ def checkpoint_to_resume(output_dir: Path, name: str | None, accelerator: Accele
 
 def load(name: str, arguments: ModelArguments) -> tuple[ELMoForPreTraining, ELMoTokenizer]:
     options = softmax_options(arguments)
-    return ELMoForPreTraining.from_pretrained(name, **options), ELMoTokenizer.from_pretrained(name)
+    model = ELMoForPreTraining.from_pretrained(name, dtype=torch.float32, **options)  # however it was saved
+    return model, ELMoTokenizer.from_pretrained(name)
 
 
 def softmax_options(arguments: ModelArguments) -> dict[str, Any]:
@@ -245,7 +253,8 @@ def check_model_arguments(arguments: ModelArguments):
 
 def count_vocabulary(corpus: Corpus, corpus_args: CorpusArguments, splitter: TextSplitter, size: int, output: Path):
     splitter = TextSplitter("whitespace") if corpus_args.is_split_into_words else splitter
-    _, counts = count_words((text for _, text in corpus.sentences()), splitter)
+    texts = (as_text(f"{name}, line {number}", text) for (name, number), text in corpus.sentences())
+    _, counts = count_words(texts, splitter)
     words = most_frequent_words(counts, size)
     write_lines(output, (word for word in words if word != PAD_WORD))
 
@@ -343,12 +352,12 @@ def number_of_steps(
 
 
 def settings_of(*arguments: Any) -> dict[str, Any]:
-    """The options that differ from their defaults."""
+    """The options that differ from their defaults, and the optimizer, by which others are to be read."""
     settings = {}
     for group in arguments:
         for item in fields(group):
             default = item.default_factory() if item.default_factory is not MISSING else item.default
-            if getattr(group, item.name) != default:
+            if getattr(group, item.name) != default or item.name == "optim":
                 settings[item.name] = getattr(group, item.name)
     return settings
 

@@ -130,6 +130,8 @@ def dataset_texts(arguments: TextArguments) -> tuple[Iterator[Any], int | None]:
             if split not in data:
                 raise ValueError(f"--dataset {name} has no split {split!r} but {list(data)}; pass --split.")
             data = data[split]
+        elif split != TextArguments.split:
+            raise ValueError(f"--dataset {name} is one set and has no split {split!r}; pass a folder of a DatasetDict.")
     else:
         data = datasets.load_dataset(name, arguments.dataset_config, split=split, streaming=arguments.streaming)
     if data.column_names is not None:

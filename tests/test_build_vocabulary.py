@@ -82,7 +82,12 @@ def test_cut_words_of_a_lexicon_are_counted_in_characters(tmp_path):
 def test_data_sets(tmp_path, in_splits):
     data = Dataset.from_dict({"tokens": [["a", "b c", "", "x\ny", " d"], ["a"]]})
     (DatasetDict({"dev": data}) if in_splits else data).save_to_disk(tmp_path / "data")
-    options = ["--dataset", tmp_path / "data", "--text_column", "tokens", "--split", "dev"]
+    options = ["--dataset", tmp_path / "data", "--text_column", "tokens"]
+    if in_splits:
+        options += ["--split", "dev"]
+    else:
+        with pytest.raises(ValueError, match="is one set and has no split 'dev'; pass a folder of a DatasetDict"):
+            build(tmp_path / "vocab.txt", *options, "--split", "dev")
     assert build(tmp_path / "vocab.txt", *options).texts == 2
     assert words_of(tmp_path / "vocab.txt")[3:] == ["a", "b c"]
     assert len(ELMoTokenizer(vocab_file=tmp_path / "vocab.txt")) == 6

@@ -471,3 +471,13 @@ def test_errors_say_what_to_pass():
     with pytest.raises(StrictDataclassError, match=message):
         make_softmax("adaptive", adaptive_cutoffs=[9, 29])
     assert make_softmax("full", num_sampled=10**6).weight.shape == (30, 16)
+
+
+def test_adaptive_clusters_without_a_target_have_gradients():
+    """Several processes wait for the gradients of all parameters."""
+    torch.manual_seed(0)
+    softmax = ELMoSoftmax(ELMoConfig(vocab_size=50, projection_size=16, softmax_type="adaptive", adaptive_cutoffs=[20]))
+    loss, _ = softmax(torch.randn(3, 16), torch.tensor([1, 2, 3]))
+    loss.backward()
+    assert all(parameter.grad is not None for parameter in softmax.parameters())
+    assert not any(parameter.grad.any() for parameter in softmax.adaptive.tail.parameters())

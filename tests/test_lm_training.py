@@ -404,6 +404,11 @@ def test_epochs_end_where_the_text_does(context, tmp_path, monkeypatch):
         assert run.progress.predictions == 2 * sum(len(line.split()) + 1 for line in LINES[:60])
 
 
+def test_less_text_than_a_batch(tmp_path):
+    with pytest.raises(ValueError, match="--num_train_epochs 0.001 is less than the first batch reads. Pass more"):
+        pretrain(tmp_path, max_steps=None, num_train_epochs=0.001)
+
+
 def test_max_steps_overrides_epochs(tmp_path):
     run = pretrain(tmp_path, max_steps=24, num_train_epochs=1, eval_steps=100, save_steps=100)
     assert run.progress.step == 24
@@ -456,6 +461,7 @@ PROCESSES = [
     {"softmax_type": "sampled"},
     {"softmax_type": "full", "optim": "adamw"},
     {"softmax_type": "full", "fsdp_softmax": True},
+    {"softmax_type": "adaptive", "config_overrides": {"dropout": 0.0, "adaptive_cutoffs": [60]}},
 ]
 STREAM = {"context": "stream", "softmax_type": "sampled"}
 # What one process adds up in one order and two in another. Measured: no difference where both add up the same batches,
@@ -504,7 +510,7 @@ def launch(processes: int, folder: Path):
     assert finished.returncode == 0, finished.stderr[-4000:]
 
 
-@pytest.mark.parametrize("number", range(5), ids=["full", "sampled", "adamw", "fsdp", "stream"])
+@pytest.mark.parametrize("number", range(6), ids=["full", "sampled", "adamw", "fsdp", "adaptive", "stream"])
 def test_two_processes_equal_one(number, two_processes):
     folder, options = two_processes, several(two_processes)[number][1]
     found = json.loads((folder / f"figures-{number}.json").read_text(encoding="utf-8"))
@@ -540,7 +546,7 @@ def test_two_processes_go_on_exactly(two_processes):
 
 
 def test_another_number_of_processes_is_refused_for_streams(two_processes):
-    options = several(two_processes)[-1][0] | {"output_dir": two_processes / "two-4", "resume_from_checkpoint": "last"}
+    options = several(two_processes)[-1][0] | {"output_dir": two_processes / "two-5", "resume_from_checkpoint": "last"}
     options |= {"config_overrides": {"dropout": 0.0}, "max_steps": 9}
     with pytest.raises(ValueError, match="saved with world_size=2, but here it is 1"):
         pretrain(two_processes, **options)

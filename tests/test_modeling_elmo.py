@@ -542,6 +542,17 @@ def test_predicted_words_are_the_likeliest(direction, chunk, monkeypatch):
             np.testing.assert_allclose(values, np.sort(expected)[::-1][:4], atol=1e-6)
 
 
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+def test_predicting_and_scoring_in_other_dtypes(dtype):
+    model = make_model(ELMoForPreTraining)
+    batch = make_batch(model.config)
+    expected, scores = model.predict_words(**batch), model.score(**batch)
+    found, found_scores = model.to(dtype).predict_words(**batch), model.score(**batch)
+    atol = 0.1 if dtype == torch.bfloat16 else 1e-5
+    np.testing.assert_allclose(found.log_probs, expected.log_probs, atol=atol)
+    np.testing.assert_allclose(found_scores.forward_log_probs, scores.forward_log_probs, atol=atol)
+
+
 def test_scoring_and_predicting_say_what_they_lack():
     model = make_model(ELMoForPreTraining)
     batch = make_batch(model.config)

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from accelerate.state import AcceleratorState
 from clean_python import new_environment, run
 from pretraining_worker import LINES, MODEL, arguments_of, assert_same, contents, options_of, pretrain
 from safetensors.torch import load_file
@@ -310,6 +311,22 @@ def test_a_checkpoint_without_its_softmax_gets_one(tmp_path):
     run_pretraining.main(arguments_of(options))
     found = ELMoForPreTraining.from_pretrained(tmp_path / "run")
     assert found.config.has_softmax and found.config.vocab_size == 120
+
+
+def test_a_checkpoint_in_half_precision_is_trained_in_single(base, tmp_path):
+    ELMoForPreTraining.from_pretrained(base / "run", dtype=torch.bfloat16).save_pretrained(tmp_path)
+    shutil.copy(base / "run" / "tokenizer.json", tmp_path)
+    shutil.copy(base / "run" / "tokenizer_config.json", tmp_path)
+    model, _ = run_pretraining.load(str(tmp_path), run_pretraining.ModelArguments())
+    assert {parameter.dtype for parameter in model.parameters()} == {torch.float32}
+
+
+def test_accelerates_own_half_precision_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", "fp16")
+    AcceleratorState._reset_state(reset_partial_state=True)  # one for all runs of a process
+    with pytest.raises(ValueError, match="mixed_precision 'fp16'; pass 'no' or 'bf16'"):
+        run_pretraining.main(arguments_of(options_of(tmp_path, max_steps=1)))
+    AcceleratorState._reset_state(reset_partial_state=True)
 
 
 def test_another_softmax_of_a_checkpoint(base, tmp_path):
