@@ -76,6 +76,7 @@ def main(arguments: list[str] | None = None) -> Perplexity:
     accelerator.print(f"{parsed.model}: {found}")
     if parsed.output and accelerator.is_main_process:
         Path(parsed.output).write_text(json.dumps(asdict(found), indent=2) + "\n", encoding="utf-8")
+    accelerator.end_training()  # a process that exits inside its group may abort
     return found
 
 

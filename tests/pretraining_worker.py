@@ -100,7 +100,7 @@ def assert_same(found: Any, expected: Any, where: str = ""):
 
 
 def main(folder: Path):
-    dist.destroy_process_group = lambda *_: None  # a run ends with it, and others follow
+    end, dist.destroy_process_group = dist.destroy_process_group, lambda *_: None  # others follow the first run
     for number, (script, arguments) in enumerate(json.loads((folder / "runs.json").read_text("utf-8"))):
         found = {"run_pretraining": run_pretraining, "perplexity": perplexity}[script].main(arguments)
         if os.environ.get("RANK", "0") == "0":
@@ -109,6 +109,7 @@ def main(folder: Path):
             if script == "run_pretraining":
                 figures["processes"] = found.accelerator.num_processes
             (folder / f"figures-{number}.json").write_text(json.dumps(figures), encoding="utf-8")
+    end()
 
 
 if __name__ == "__main__":
