@@ -28,6 +28,7 @@ from .modeling_elmo import (  # noqa: E402
     ELMoPredictions,
     ELMoPreTrainedModel,
     ELMoScores,
+    ELMoTokenClassifierOutput,
     ScalarMix,
 )
 from .tokenization.tokenization_elmo import ELMoTokenizer  # noqa: E402
@@ -60,6 +61,7 @@ __all__ = [
     "ELMoPredictions",
     "ELMoPreTrainedModel",
     "ELMoScores",
+    "ELMoTokenClassifierOutput",
     "ELMoTokenizer",
     "ScalarMix",
     "elmo_backend",

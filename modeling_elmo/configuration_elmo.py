@@ -95,17 +95,26 @@ class ELMoConfig(PreTrainedConfig):
         scalar_mix_mode: `"learned"` (equation 1), `"average"`, `"top"`, or the number of one layer (0: tokens).
         scalar_mix_l2: lambda of `lambda * ||s||^2` on the raw layer weights, added to a head's loss.
         scalar_mix_layer_norm: `None`, `"allennlp"` (over batch, time and width, markers counted), `"bilm"` (the same
-            without the markers) or `"token"` (each vector on its own; recommended).
+            without the first and last token of a row) or `"token"` (each vector on its own; recommended).
         elmo_dropout: on the mixed vectors that a head reads.
-        elmo_placement: `"input"`, `"output"` or `"both"`: where ELMo enters a head's own network.
+        elmo_placement: `"input"`, `"output"` or `"both"`: whether ELMo stands beside the word vectors that a head's own
+            network reads, beside what its first biRNN puts out (section 5.2), or both, each with a mix of its own.
         freeze_bilm: a head's biLM gets no gradients and stays in eval mode whatever `train()` says.
-        use_elmo: False builds a head's network without ELMo, the baseline.
-        head, classifier: which network a head has; `"linear"` is one linear layer on the mix.
+        use_elmo: False builds a head's network without ELMo, the baseline: it reads x_k alone.
+        head: `"paper"`, the networks of section 4, or `"linear"`, one linear layer on the mix.
+        classifier: the paper's network for whole texts: `"bcn"` (one text or two), `"esim"` (two), or `"linear"`.
+        task_hidden_size, task_dropout: of a head's own network. Default: 200 and 0.5 (tagger), 300 and 0.3 (bcn), 300
+            and 0.5 (esim).
+        task_num_layers: biLSTM layers of the tagger.
+        task_word_embedding_size: width of the head's own word vectors, by `input_ids`. 0: none.
+        freeze_word_embeddings: keeps the head's word vectors as they are.
+        task_char_embedding_size, task_char_cnn_filters: of the head's own character CNN, where there are characters. No
+            filters: none.
     """
 
     model_type = "elmo"
     # What Trainer need not gather in evaluation: at the original size 16 KB a token and 74 KB a row.
-    keys_to_ignore_at_inference = ["hidden_states", "elmo_embeddings", "final_states"]
+    keys_to_ignore_at_inference = ["hidden_states", "elmo_embeddings", "final_states", "predictions"]
 
     vocab_size: int = 4
     char_vocab_size: int = 262
@@ -141,8 +150,15 @@ class ELMoConfig(PreTrainedConfig):
     elmo_placement: Literal["input", "output", "both"] = "input"
     freeze_bilm: bool = True
     use_elmo: bool = True
-    head: Literal["linear", "paper"] = "linear"
-    classifier: Literal["linear", "bcn", "esim"] = "linear"
+    head: Literal["paper", "linear"] = "paper"
+    classifier: Literal["bcn", "esim", "linear"] = "bcn"
+    task_hidden_size: int | None = None
+    task_dropout: float | int | None = None
+    task_num_layers: int = 2
+    task_word_embedding_size: int = 0
+    freeze_word_embeddings: bool = False
+    task_char_embedding_size: int = 16
+    task_char_cnn_filters: list | tuple = ((3, 128),)
 
     def __post_init__(self, **kwargs):
         self._refuse_near_misses(kwargs)
@@ -152,7 +168,8 @@ class ELMoConfig(PreTrainedConfig):
         super().__post_init__(**kwargs)
         if hidden_size is not None:
             self.hidden_size = hidden_size
-        self.char_cnn_filters = [list(item) if isinstance(item, tuple) else item for item in self.char_cnn_filters]
+        for name in ("char_cnn_filters", "task_char_cnn_filters"):
+            setattr(self, name, [list(item) if isinstance(item, tuple) else item for item in getattr(self, name)])
         if self.adaptive_cutoffs is not None:
             self.adaptive_cutoffs = list(self.adaptive_cutoffs)
 
@@ -186,6 +203,11 @@ class ELMoConfig(PreTrainedConfig):
         """Width of a word before `token_projection`: its word vector and its character filters."""
         filters = sum(number for _, number in self.char_cnn_filters) if self.char_vocab_size else 0
         return self.word_embedding_size + filters
+
+    @property
+    def task_has_characters(self) -> bool:
+        """Whether a head of the paper has a character CNN of its own."""
+        return bool(self.char_vocab_size and self.task_char_cnn_filters)
 
     @property
     def has_projection(self) -> bool:
@@ -229,10 +251,14 @@ class ELMoConfig(PreTrainedConfig):
         _check(self.char_embedding_size >= 1, "char_embedding_size", self.char_embedding_size, "1 or more")
         _check(self.max_word_length >= 3, "max_word_length", self.max_word_length, "3 or more (two are markers)")
         _check(bool(self.char_cnn_filters), "char_cnn_filters", self.char_cnn_filters, "at least one [width, number]")
-        for item in self.char_cnn_filters:
+        self._check_filters("char_cnn_filters")
+        self._check_filters("task_char_cnn_filters")
+
+    def _check_filters(self, name: str):
+        for item in getattr(self, name):
             valid = isinstance(item, list) and len(item) == 2 and all(type(n) is int and n > 0 for n in item)
-            _check(valid, "char_cnn_filters", item, "pairs [width, number] of positive integers")
-            _check(item[0] <= self.max_word_length, "char_cnn_filters", item, "widths up to `max_word_length`")
+            _check(valid, name, item, "pairs [width, number] of positive integers")
+            _check(item[0] <= self.max_word_length, name, item, "widths up to `max_word_length`")
 
     def validate_special_tokens(self):
         """The four special words have ids of their own inside the vocabulary."""
@@ -242,6 +268,32 @@ class ELMoConfig(PreTrainedConfig):
             _check(0 <= value < self.vocab_size, name, value, f"an id below `vocab_size` ({self.vocab_size})")
         if len(set(ids.values())) < len(ids):
             raise ValueError(f"Special words share an id: {ids}. Pass a different id for each.")
+
+    def validate_head(self):
+        """A head's network has sizes that exist, and something to read."""
+        for name in ("task_hidden_size", "task_num_layers", "task_char_embedding_size"):
+            value = getattr(self, name)
+            _check(value is None or value >= 1, name, value, "an integer of at least 1")
+        _check(
+            self.task_word_embedding_size >= 0, "task_word_embedding_size", self.task_word_embedding_size, "0 or more"
+        )
+        _check(
+            self.task_dropout is None or 0 <= self.task_dropout < 1,
+            "task_dropout",
+            self.task_dropout,
+            "a rate in [0, 1)",
+        )
+        if self.head == "linear" and not (self.use_elmo and self.elmo_placement == "input"):
+            raise ValueError(
+                f"The linear head is a layer on ELMo, at its input; got use_elmo={self.use_elmo} and elmo_placement="
+                f"{self.elmo_placement!r}. Pass head='paper' for a network of its own."
+            )
+        reads_elmo = self.use_elmo and self.elmo_placement != "output"
+        if not (reads_elmo or self.task_word_embedding_size or self.task_has_characters):
+            raise ValueError(
+                "Without ELMo at its input a head's network reads its own word vectors or characters, and it has "
+                "neither: pass `task_word_embedding_size` or `task_char_cnn_filters`."
+            )
 
     def validate_tasks(self):
         """The mix names a layer that exists; the cutoffs of the adaptive softmax rise inside the vocabulary."""

@@ -20,18 +20,24 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from transformers import PreTrainedModel
 from transformers import initialization as init
-from transformers.modeling_outputs import SequenceClassifierOutput, TokenClassifierOutput
+from transformers.modeling_outputs import SequenceClassifierOutput
 from transformers.utils import ModelOutput, can_return_tuple, logging
 
 from .configuration_elmo import ELMoConfig
+from .elmo_classifiers import BiattentiveClassifier, ESIMClassifier
+from .elmo_crf import LinearChainCRF, bio_constraints
 from .elmo_encoder import ELMoCharacterEncoder, ELMoHighway, VocabularyCache, distinct_rows
 from .elmo_linear import fast_linear
 from .elmo_lstm import ELMoLSTM, ELMoLSTMLayer, Packing, pack
+from .elmo_mix import ScalarMix
 from .elmo_softmax import CHUNK_LOGITS, Candidates, ELMoSoftmax
+from .elmo_task_layers import TaskLSTM, VariationalDropout
+from .elmo_token_features import TokenFeatures
 
 logger = logging.get_logger(__name__)
 
 States = tuple[Tensor, Tensor]
+TASK_NETWORKS = (BiattentiveClassifier, ESIMClassifier, LinearChainCRF, TaskLSTM, TokenFeatures)
 
 
 @dataclass
@@ -68,6 +74,23 @@ class ELMoForPreTrainingOutput(ModelOutput):
     backward_loss: Tensor | None = None
     hidden_states: tuple[Tensor, ...] | None = None
     final_states: States | None = None
+
+
+@dataclass
+class ELMoTokenClassifierOutput(ModelOutput):
+    """What `ELMoForTokenClassification` returns.
+
+    Shape:
+        loss: `()`, linear head: the mean cross-entropy of the labels; CRF: the mean over rows of `-log p(labels)`.
+        logits: `(batch, time, num_labels)`, log-probabilities of a CRF in eval mode, else scores.
+        predictions: `(batch, time)`, the best sequence of a CRF in eval mode, -100 where there is no word.
+        hidden_states: as in `ELMoModelOutput`, on request.
+    """
+
+    loss: Tensor | None = None
+    logits: Tensor | None = None
+    predictions: Tensor | None = None
+    hidden_states: tuple[Tensor, ...] | None = None
 
 
 @dataclass
@@ -111,60 +134,6 @@ class Reading(NamedTuple):
     index_N: Tensor
 
 
-class ScalarMix(nn.Module):
-    """One vector from all layers: `gamma * sum_j softmax(s)_j h_j` (equation 1).
-
-    `scalar_mix_mode` may fix the weights: `"average"`, `"top"` or one layer's number; gamma is learned in any case.
-    Keep both out of weight decay, which would pull gamma to 0; `scalar_mix_l2` is the paper's regularisation.
-    """
-
-    def __init__(self, config: ELMoConfig):
-        super().__init__()
-        self.mode = config.scalar_mix_mode
-        self.num_layers = config.num_hidden_layers + 1
-        self.layer_norm = config.scalar_mix_layer_norm
-        self.l2 = config.scalar_mix_l2
-        self.weights = nn.Parameter(torch.zeros(self.num_layers)) if self.mode == "learned" else None
-        self.gamma = nn.Parameter(torch.ones(1))
-
-    def layer_weights(self) -> Tensor:
-        """`(layers,)`: the share of each layer, summing to one."""
-        if self.weights is not None:
-            return self.weights.softmax(0)
-        if self.mode == "average":
-            return torch.full_like(self.gamma, 1 / self.num_layers).expand(self.num_layers)
-        layer = self.num_layers - 1 if self.mode == "top" else self.mode
-        return F.one_hot(torch.tensor(layer, device=self.gamma.device), self.num_layers).to(self.gamma.dtype)
-
-    def penalty(self) -> Tensor:
-        """`scalar_mix_l2 * ||s||^2` on the raw weights (section 3.3); large values keep the mix near the average."""
-        return self.l2 * (self.weights if self.weights is not None else self.gamma.new_zeros(1)).square().sum()
-
-    def forward(self, hidden_states: tuple[Tensor, ...], attention_mask: Tensor | None = None) -> Tensor:
-        """Mixes `layers` tensors `(batch, time, width)`; 0 where `attention_mask` `(batch, time)` is 0."""
-        if len(hidden_states) != self.num_layers:
-            raise ValueError(
-                f"ScalarMix received {len(hidden_states)} layers; pass all {self.num_layers} of `hidden_states`."
-            )
-        if attention_mask is None:
-            attention_mask = hidden_states[0].new_ones(hidden_states[0].shape[:2])
-        mask = attention_mask.bool()
-        layers = [self._normalize(layer, mask) for layer in hidden_states] if self.layer_norm else hidden_states
-        mixed = sum(weight * layer for weight, layer in zip(self.layer_weights(), layers, strict=True))
-        return (self.gamma * mixed).masked_fill(~mask[..., None], 0)
-
-    def _normalize(self, layer: Tensor, mask: Tensor) -> Tensor:
-        if self.layer_norm == "token":
-            return F.layer_norm(layer, layer.shape[-1:])
-        if self.layer_norm == "bilm":  # the original took the markers off first
-            mask = mask & (mask.cumsum(1) > 1) & (mask.flip(1).cumsum(1).flip(1) > 1)
-        if not mask.any():  # nothing but markers
-            return layer
-        variance, mean = torch.var_mean(layer[mask].float(), correction=0)
-        epsilon = 1e-13 if self.layer_norm == "allennlp" else 1e-12
-        return ((layer - mean) / (variance + epsilon).sqrt()).to(layer.dtype)
-
-
 class ELMoPreTrainedModel(PreTrainedModel):
     """Loading, saving and initialisation, shared by all ELMo models."""
 
@@ -202,6 +171,55 @@ class ELMoPreTrainedModel(PreTrainedModel):
 
     def _freeze_as_configured(self):
         """What a head does about `config.freeze_bilm`; nothing in the biLM itself."""
+
+    def real_positions(
+        self, character_ids=None, input_ids=None, attention_mask=None, token_type_ids=None, inputs_embeds=None
+    ) -> Tensor:
+        """The positions that hold a token, `(batch, time)` bool, after all inputs were found to fit together."""
+        config = self.config
+        if inputs_embeds is not None:
+            if character_ids is not None or input_ids is not None:
+                raise ValueError(
+                    "`inputs_embeds` stand in place of words; pass them without `character_ids` / `input_ids`."
+                )
+            _check_shape("inputs_embeds", inputs_embeds, ("batch", "time", config.projection_size))
+            default, shape = inputs_embeds.new_ones(inputs_embeds.shape[:2], dtype=torch.bool), inputs_embeds.shape[:2]
+        elif not config.char_vocab_size:
+            if input_ids is None:
+                raise ValueError("This is a word-level model: pass `input_ids` of shape (batch, time).")
+            _check_shape("input_ids", input_ids, ("batch", "time"))
+            default, shape = input_ids != config.pad_token_id, input_ids.shape
+        else:
+            if character_ids is None:
+                raise ValueError(
+                    "ELMo reads characters: pass `character_ids` of shape (batch, time, max_word_length), as "
+                    "`model(**tokenizer(text, return_tensors='pt'))` does; `input_ids` alone are not enough."
+                )
+            _check_shape("character_ids", character_ids, ("batch", "time", config.max_word_length))
+            default, shape = character_ids.any(-1), character_ids.shape[:2]
+            if config.word_embedding_size and input_ids is None:
+                raise ValueError("This model has word vectors too: pass `input_ids` beside `character_ids`.")
+        for name, ids in (("character_ids", character_ids), ("input_ids", input_ids)):
+            if isinstance(ids, Tensor) and ids.is_floating_point():
+                raise ValueError(f"`{name}` holds {ids.dtype}; pass integer ids.")
+        others = {"input_ids": input_ids, "attention_mask": attention_mask, "token_type_ids": token_type_ids}
+        for name, tensor in others.items():
+            if tensor is not None:
+                _check_shape(name, tensor, tuple(shape))
+        if attention_mask is None:
+            return default
+        mask = attention_mask.bool()
+        if not torch.equal(mask.to(attention_mask.dtype), attention_mask):
+            raise ValueError(
+                "`attention_mask` holds values other than 0 and 1; pass 1 at real tokens and 0 at padding."
+            )
+        if (mask & ~default).any() and config.char_vocab_size:
+            position = tuple((mask & ~default).nonzero()[0].tolist())
+            raise ValueError(
+                f"`attention_mask` marks (row, position) {position} as a token, but its `character_ids` are all 0: "
+                "padding. Pass the mask that the tokenizer returned with these `character_ids`."
+            )
+        return mask
 
     @torch.no_grad()
     def resize_token_embeddings(
@@ -247,7 +265,7 @@ class ELMoPreTrainedModel(PreTrainedModel):
                 raise ValueError("An adaptive softmax has clusters of fixed sizes; train one of the new size instead.")
             if isinstance(module, ELMoSoftmax):
                 module.weight, module.bias = (_chosen(table, rows_V, mean) for table in (module.weight, module.bias))
-            elif isinstance(module, ELMoModel) and module.word_embeddings is not None:
+            elif isinstance(module, (ELMoModel, TokenFeatures)) and module.word_embeddings is not None:
                 table = module.word_embeddings
                 table.weight, table.num_embeddings = _chosen(table.weight, rows_V, mean), size
         self.config.vocab_size = size
@@ -273,15 +291,16 @@ class ELMoPreTrainedModel(PreTrainedModel):
         | softmax | N(0, 1 / sqrt(projection)), bias 0, row `<PAD>` zeros |
         | scalar mix | weights 0, gamma 1 |
         | a head's linear layer | N(0, 0.02), bias 0 |
+        | a head's own network | its parts' `reset_parameters` |
         """
         if isinstance(module, ELMoCharacterEncoder):
             init.uniform_(module.char_embeddings.weight, -1, 1)
             _zero_row(module.char_embeddings.weight, 0)
-            for conv, (width, _) in zip(module.convolutions, self.config.char_cnn_filters, strict=True):
-                if self.config.char_cnn_activation == "relu":
+            for conv in module.convolutions:
+                if module.activation is torch.relu:
                     init.uniform_(conv.weight, -0.05, 0.05)
                 else:
-                    init.normal_(conv.weight, std=(width * self.config.char_embedding_size) ** -0.5)
+                    init.normal_(conv.weight, std=conv.weight[0].numel() ** -0.5)  # type: ignore[index]
                 init.zeros_(conv.bias)
         elif isinstance(module, ELMoHighway):
             for linear, bias in ((module.transform, 0), (module.carry, -2)):
@@ -315,6 +334,8 @@ class ELMoPreTrainedModel(PreTrainedModel):
             init.ones_(module.gamma)
             if module.weights is not None:
                 init.zeros_(module.weights)
+        elif isinstance(module, TASK_NETWORKS):
+            module.reset_parameters()
         elif isinstance(module, nn.Linear):
             super()._init_weights(module)
 
@@ -545,55 +566,6 @@ class ELMoModel(ELMoPreTrainedModel):
         ends = [old.index_copy(0, rows_S, new.transpose(0, 1).to(old)) for old, new in zip(starts, ends, strict=True)]
         return outputs, *ends
 
-    def real_positions(
-        self, character_ids=None, input_ids=None, attention_mask=None, token_type_ids=None, inputs_embeds=None
-    ) -> Tensor:
-        """The positions that hold a token, `(batch, time)` bool, after all inputs were found to fit together."""
-        config = self.config
-        if inputs_embeds is not None:
-            if character_ids is not None or input_ids is not None:
-                raise ValueError(
-                    "`inputs_embeds` stand in place of words; pass them without `character_ids` / `input_ids`."
-                )
-            _check_shape("inputs_embeds", inputs_embeds, ("batch", "time", config.projection_size))
-            default, shape = inputs_embeds.new_ones(inputs_embeds.shape[:2], dtype=torch.bool), inputs_embeds.shape[:2]
-        elif self.char_encoder is None:
-            if input_ids is None:
-                raise ValueError("This is a word-level model: pass `input_ids` of shape (batch, time).")
-            _check_shape("input_ids", input_ids, ("batch", "time"))
-            default, shape = input_ids != config.pad_token_id, input_ids.shape
-        else:
-            if character_ids is None:
-                raise ValueError(
-                    "ELMo reads characters: pass `character_ids` of shape (batch, time, max_word_length), as "
-                    "`model(**tokenizer(text, return_tensors='pt'))` does; `input_ids` alone are not enough."
-                )
-            _check_shape("character_ids", character_ids, ("batch", "time", config.max_word_length))
-            default, shape = character_ids.any(-1), character_ids.shape[:2]
-            if self.word_embeddings is not None and input_ids is None:
-                raise ValueError("This model has word vectors too: pass `input_ids` beside `character_ids`.")
-        for name, ids in (("character_ids", character_ids), ("input_ids", input_ids)):
-            if isinstance(ids, Tensor) and ids.is_floating_point():
-                raise ValueError(f"`{name}` holds {ids.dtype}; pass integer ids.")
-        others = {"input_ids": input_ids, "attention_mask": attention_mask, "token_type_ids": token_type_ids}
-        for name, tensor in others.items():
-            if tensor is not None:
-                _check_shape(name, tensor, tuple(shape))
-        if attention_mask is None:
-            return default
-        mask = attention_mask.bool()
-        if not torch.equal(mask.to(attention_mask.dtype), attention_mask):
-            raise ValueError(
-                "`attention_mask` holds values other than 0 and 1; pass 1 at real tokens and 0 at padding."
-            )
-        if (mask & ~default).any() and self.char_encoder is not None:
-            position = tuple((mask & ~default).nonzero()[0].tolist())
-            raise ValueError(
-                f"`attention_mask` marks (row, position) {position} as a token, but its `character_ids` are all 0: "
-                "padding. Pass the mask that the tokenizer returned with these `character_ids`."
-            )
-        return mask
-
 
 class ELMoForPreTraining(ELMoPreTrainedModel):
     """The biLM with its softmax: the joint log-likelihood of both directions (section 3.1)."""
@@ -813,36 +785,123 @@ _parameters = [p for name, p in _signature.parameters.items() if name not in ("f
 ELMoForPreTraining.forward.__signature__ = _signature.replace(parameters=_parameters)
 
 
-class ELMoTaskModel(ELMoPreTrainedModel):
-    """What all task heads share (section 3.3): a biLM, frozen unless `freeze_bilm` is off, and a mix of their own."""
+# A head's own network: hidden size and dropout, where the configuration leaves them open.
+NETWORKS = {"linear": (0, 0.0), "tagger": (200, 0.5), "bcn": (300, 0.3), "esim": (300, 0.5)}
 
-    def __init__(self, config: ELMoConfig):
+
+class TaskInputs(NamedTuple):
+    """What a head's own network reads.
+
+    Shape:
+        tokens_BTD: `(batch, time, width)`, `[x_k; ELMo_k]`, of which one may be missing.
+        output_BTE: `(batch, time, hidden_size)`, ELMo once more, for the output of the first biRNN; or `None`.
+        mask_BT: `(batch, time)` bool, the positions that hold a token.
+        hidden_states: the biLM's layers; `None` without it.
+    """
+
+    tokens_BTD: Tensor
+    output_BTE: Tensor | None
+    mask_BT: Tensor
+    hidden_states: tuple[Tensor, ...] | None
+
+
+class ELMoTaskModel(ELMoPreTrainedModel):
+    """What all task heads share (section 3.3): a biLM, frozen unless `freeze_bilm` is off; a mix of its layers for each
+    place where ELMo enters; and `x_k`, word vectors and a character CNN that are trained with the task.
+
+    Args:
+        config: the model's options.
+        network: one of `NETWORKS`.
+    """
+
+    def __init__(self, config: ELMoConfig, network: str):
         super().__init__(config)
-        supported = {"head": "linear", "classifier": "linear", "elmo_placement": "input", "use_elmo": True}
-        for name, value in supported.items():
-            if getattr(config, name) != value:
-                raise ValueError(
-                    f"`{name}` is {getattr(config, name)!r}; this version has the linear head on ELMo: pass {value!r}."
-                )
+        config.validate_head()
+        is_linear = network == "linear"
+        if is_linear and not (config.use_elmo and config.elmo_placement == "input"):
+            raise ValueError("A linear head is a layer on ELMo, at its input; pass head='paper', classifier='bcn'.")
+        size, rate = NETWORKS[network]
+        self.task_hidden_size = config.task_hidden_size or size
+        self.task_dropout = rate if config.task_dropout is None else config.task_dropout
         self.num_labels = config.num_labels
-        self.elmo = ELMoModel(config, add_mixing_layer=False)
+        if config.use_elmo:  # an attribute of this name that holds `None` would pass for the base model
+            self.elmo = ELMoModel(config, add_mixing_layer=False)
+        at_input, at_output = (config.use_elmo and config.elmo_placement in (at, "both") for at in ("input", "output"))
         # Not named as the biLM's own mix: loading would take the one for the other.
-        self.input_mix = ScalarMix(config)
+        self.input_mix = ScalarMix(config) if at_input else None
+        self.output_mix = ScalarMix(config) if at_output else None
         self.dropout = nn.Dropout(config.elmo_dropout)
-        self.classifier = nn.Linear(config.hidden_size, config.num_labels)
-        self.post_init()
-        self._freeze_as_configured()
+        has_features = config.task_word_embedding_size or config.task_has_characters
+        self.token_features = TokenFeatures(config) if has_features and not is_linear else None
+        self.feature_dropout = VariationalDropout(self.task_dropout)
+        self.input_size = config.hidden_size * at_input + (
+            self.token_features.output_size if self.token_features else 0
+        )
+        self.output_elmo_size = config.hidden_size * at_output
 
     def _freeze_as_configured(self):
-        if self.config.freeze_bilm:
+        if self.config.use_elmo and self.config.freeze_bilm:
             self.elmo.freeze()
+        if self.token_features is not None and self.token_features.word_embeddings is not None:
+            self.token_features.word_embeddings.requires_grad_(not self.config.freeze_word_embeddings)
 
-    def embed(self, character_ids, input_ids, attention_mask, token_type_ids, inputs_embeds):
-        """Shape: the mix `(batch, time, hidden_size)`, the real positions `(batch, time)`, all layers."""
+    def get_input_embeddings(self) -> nn.Embedding:
+        """The biLM's; without it, the head's own word vectors or characters."""
+        if self.config.use_elmo:
+            return self.elmo.get_input_embeddings()
+        features = self.token_features
+        return features.word_embeddings or features.char_encoder.char_embeddings
+
+    def mixes(self) -> dict[str, ScalarMix]:
+        """The mix of each place where ELMo enters, `"input"` and `"output"`."""
+        places = {"input": self.input_mix, "output": self.output_mix}
+        return {place: mix for place, mix in places.items() if mix is not None}
+
+    def penalty(self) -> Tensor | float:
+        """`lambda * ||s||^2` of all mixes, a part of the loss."""
+        return sum((mix.penalty() for mix in self.mixes().values()), 0.0)
+
+    def read(
+        self, character_ids, input_ids, attention_mask, token_type_ids, inputs_embeds, elmo_hidden_states
+    ) -> TaskInputs:
+        """Checks a head's inputs and embeds its tokens."""
         inputs = (character_ids, input_ids, attention_mask, token_type_ids, inputs_embeds)
-        mask_BT = self.elmo.real_positions(*inputs)
-        hidden_states = self.elmo(*inputs, return_dict=True).hidden_states
-        return self.dropout(self.input_mix(hidden_states, mask_BT)), mask_BT, hidden_states
+        mask_BT = self.real_positions(*inputs)
+        layers = None
+        if elmo_hidden_states is not None:
+            layers = self._given_layers(elmo_hidden_states, mask_BT)
+        elif self.config.use_elmo:
+            layers = self.elmo(*inputs, return_dict=True).hidden_states
+        elmo = {place: self.dropout(mix(layers, mask_BT)) for place, mix in self.mixes().items()}
+        tokens = [elmo["input"]] if "input" in elmo else []
+        if self.token_features is not None:
+            self._check_features(inputs_embeds, character_ids, input_ids)
+            tokens.insert(0, self.feature_dropout(self.token_features(character_ids, input_ids, mask_BT)))
+        return TaskInputs(torch.cat(tokens, dim=-1), elmo.get("output"), mask_BT, layers)
+
+    def _given_layers(self, elmo_hidden_states: Tensor, mask_BT: Tensor) -> tuple[Tensor, ...]:
+        if not (self.config.use_elmo and self.config.freeze_bilm):
+            raise ValueError(
+                f"`elmo_hidden_states` are a frozen biLM's, but use_elmo={self.config.use_elmo} and freeze_bilm="
+                f"{self.config.freeze_bilm}; leave them out, or set both."
+            )
+        batch, time = mask_BT.shape
+        shape = (batch, self.config.num_hidden_layers + 1, time, self.config.hidden_size)
+        _check_shape("elmo_hidden_states", elmo_hidden_states, shape)
+        return elmo_hidden_states.to(self.dtype).unbind(1)
+
+    def _check_features(self, inputs_embeds, character_ids, input_ids):
+        if inputs_embeds is not None:
+            raise ValueError(
+                "`inputs_embeds` are the biLM's; this head reads words of its own too. Pass `character_ids` and "
+                "`input_ids`, or use head='linear'."
+            )
+        if self.token_features.char_encoder is not None:
+            _check_range("character_ids", character_ids, self.config.char_vocab_size)
+        if self.token_features.word_embeddings is not None:
+            if input_ids is None:
+                raise ValueError("This head has word vectors: pass `input_ids` beside `character_ids`.")
+            _check_range("input_ids", input_ids, self.config.vocab_size)
 
     def _shown(self, hidden_states, output_hidden_states: bool | None):
         show = self.config.output_hidden_states if output_hidden_states is None else output_hidden_states
@@ -850,9 +909,29 @@ class ELMoTaskModel(ELMoPreTrainedModel):
 
 
 class ELMoForTokenClassification(ELMoTaskModel):
-    """A label for each token: a linear layer on the mix."""
+    """A label for each word: biLSTMs over `[x_k; ELMo_k]` and a CRF (section 4, named entities), or a linear layer.
 
-    accepts_loss_kwargs = True
+    With the CRF, and not in training mode, `logits` are the log-probability of each label at each word given the whole
+    text, under the constraints that names such as `B-LOC` and `I-LOC` carry, but the label of the best sequence
+    (Viterbi) has changed places with the likeliest one: still a distribution, and its largest entry is `predictions`.
+
+    Trainer's `label_smoothing_factor` would replace the CRF's loss by one that knows no chain: leave it at 0.
+    """
+
+    def __init__(self, config: ELMoConfig):
+        is_linear = config.head == "linear"
+        super().__init__(config, "linear" if is_linear else "tagger")
+        # A CRF's loss is a mean over rows, which Trainer divides by the accumulation steps.
+        self.accepts_loss_kwargs = is_linear
+        self.encoder, self.crf, size = None, None, self.input_size
+        if not is_linear:
+            self.encoder = TaskLSTM(size, self.task_hidden_size, config.task_num_layers, self.task_dropout)
+            self.encoder_dropout = VariationalDropout(self.task_dropout)
+            self.crf = LinearChainCRF(config.num_labels)
+            size = self.encoder.output_size + self.output_elmo_size
+        self.classifier = nn.Linear(size, config.num_labels)
+        self.post_init()
+        self._freeze_as_configured()
 
     @can_return_tuple
     def forward(
@@ -862,35 +941,94 @@ class ELMoForTokenClassification(ELMoTaskModel):
         attention_mask: Tensor | None = None,
         token_type_ids: Tensor | None = None,
         inputs_embeds: Tensor | None = None,
+        elmo_hidden_states: Tensor | None = None,
         labels: Tensor | None = None,
         output_hidden_states: bool | None = None,
         num_items_in_batch: Tensor | int | None = None,
-    ) -> TokenClassifierOutput:
-        """Logits `(batch, time, num_labels)`, and the mean cross-entropy if `labels` are given.
+    ) -> ELMoTokenClassifierOutput:
+        """Logits of every label, and the loss if `labels` are given.
 
         Args:
-            character_ids, input_ids, attention_mask, token_type_ids, inputs_embeds: as in `ELMoModel`.
-            labels: `(batch, time)`, label ids, -100 where there is none.
+            character_ids, input_ids, attention_mask, token_type_ids, inputs_embeds: as in `ELMoModel`. A CRF tells the
+                markers, which are no part of its chain, by `input_ids`.
+            elmo_hidden_states: `(batch, layers + 1, time, hidden_size)`, a frozen biLM's layers, computed before.
+            labels: `(batch, time)`, label ids, -100 where there is none. At a word that means unknown: the CRF's
+                likelihood is the sum over all labels there.
             output_hidden_states: whether to return the biLM's layers.
-            num_items_in_batch: labels over all accumulated batches; the loss is divided by it.
+            num_items_in_batch: linear head: labels over all accumulated batches; the loss is divided by it.
         """
-        inputs = (character_ids, input_ids, attention_mask, token_type_ids, inputs_embeds)
-        mixed, _, hidden_states = self.embed(*inputs)
-        logits, loss = self.classifier(mixed), None
+        text = self.read(character_ids, input_ids, attention_mask, token_type_ids, inputs_embeds, elmo_hidden_states)
+        hidden_BTH = text.tokens_BTD
+        if self.encoder is not None:
+            hidden_BTH = self.encoder_dropout(self.encoder(hidden_BTH, text.mask_BT))
+            hidden_BTH = hidden_BTH if text.output_BTE is None else torch.cat([hidden_BTH, text.output_BTE], dim=-1)
+        logits, loss, predictions = self.classifier(hidden_BTH), None, None
         if labels is not None:
             _check_shape("labels", labels, tuple(logits.shape[:2]))
             _check_range("labels", labels[labels != -100], self.num_labels, "or pass num_labels=...")
-            count = (labels != -100).sum()
-            share = 1 if num_items_in_batch is None else count / num_items_in_batch
-            loss = self.loss_function(logits, labels, self.config, num_items_in_batch=num_items_in_batch)
-            loss = loss + share * self.input_mix.penalty()
-        return TokenClassifierOutput(
-            loss=loss, logits=logits, hidden_states=self._shown(hidden_states, output_hidden_states)
+        if self.crf is None:
+            loss = None if labels is None else self._linear_loss(logits, labels, num_items_in_batch)
+        else:
+            words_BT = self._words(text.mask_BT, input_ids, inputs_embeds)
+            if labels is not None:
+                loss = self.penalty() - self.crf.log_likelihood(logits, labels, words_BT).mean()
+            if not self.training:
+                logits, predictions = self._decode(logits, words_BT)
+        return ELMoTokenClassifierOutput(
+            loss=loss,
+            logits=logits,
+            predictions=predictions,
+            hidden_states=self._shown(text.hidden_states, output_hidden_states),
         )
+
+    def _linear_loss(self, logits: Tensor, labels: Tensor, num_items_in_batch: Tensor | int | None) -> Tensor:
+        share = 1 if num_items_in_batch is None else (labels != -100).sum() / num_items_in_batch
+        loss = self.loss_function(logits, labels, self.config, num_items_in_batch=num_items_in_batch)
+        return loss + share * self.penalty()
+
+    def _words(self, mask_BT: Tensor, input_ids: Tensor | None, inputs_embeds: Tensor | None) -> Tensor:
+        """The positions that hold a word, not a marker."""
+        if input_ids is None and inputs_embeds is None:
+            raise ValueError(
+                "The CRF runs over words and tells the markers by `input_ids`; pass them beside `character_ids`, as "
+                "`model(**tokenizer(text, return_tensors='pt'))` does."
+            )
+        if input_ids is None:
+            return mask_BT
+        return mask_BT & (input_ids != self.config.bos_token_id) & (input_ids != self.config.eos_token_id)
+
+    def _decode(self, emissions: Tensor, words_BT: Tensor) -> tuple[Tensor, Tensor]:
+        names = self.config.id2label
+        if set(names) != set(range(self.num_labels)) or not all(isinstance(name, str) for name in names.values()):
+            raise ValueError(f"`config.id2label` is {names}; pass a name for each id from 0 to {self.num_labels - 1}.")
+        allowed = bio_constraints(tuple(names[label] for label in range(self.num_labels)))
+        predictions = self.crf.decode(emissions, words_BT, allowed)
+        logits = self.crf.log_marginals(emissions, words_BT, allowed)
+        likeliest = logits.argmax(-1, keepdim=True)
+        best = torch.where(predictions[..., None] < 0, likeliest, predictions[..., None])
+        swapped = logits.scatter(-1, likeliest, logits.gather(-1, best)).scatter(-1, best, logits.gather(-1, likeliest))
+        return swapped, predictions
 
 
 class ELMoForSequenceClassification(ELMoTaskModel):
-    """A label for each row: a linear layer on the mean of its tokens' mixes."""
+    """A label, several, or a number for each row, which holds one text or two.
+
+    `config.classifier` is the network: `"bcn"`, the biattentive classification network (McCann et al. 2017), where a
+    single text attends to itself; `"esim"` (Chen et al. 2017), for pairs; `"linear"`, a layer on the mean of the mix.
+    """
+
+    def __init__(self, config: ELMoConfig):
+        network = "linear" if config.head == "linear" else config.classifier
+        super().__init__(config, network)
+        self.is_linear = network == "linear"
+        if self.is_linear:
+            self.classifier: nn.Module = nn.Linear(self.input_size, config.num_labels)
+        else:
+            network_class = {"bcn": BiattentiveClassifier, "esim": ESIMClassifier}[network]
+            sizes = (self.input_size, self.task_hidden_size, config.num_labels, self.task_dropout)
+            self.classifier = network_class(*sizes, output_elmo_size=self.output_elmo_size)
+        self.post_init()
+        self._freeze_as_configured()
 
     @can_return_tuple
     def forward(
@@ -900,24 +1038,53 @@ class ELMoForSequenceClassification(ELMoTaskModel):
         attention_mask: Tensor | None = None,
         token_type_ids: Tensor | None = None,
         inputs_embeds: Tensor | None = None,
+        elmo_hidden_states: Tensor | None = None,
         labels: Tensor | None = None,
         output_hidden_states: bool | None = None,
     ) -> SequenceClassifierOutput:
         """Logits `(batch, num_labels)`, and the loss of `config.problem_type` if `labels` are given.
 
         Args:
-            character_ids, input_ids, attention_mask, token_type_ids, inputs_embeds: as in `ELMoModel`.
+            character_ids, input_ids, attention_mask, inputs_embeds: as in `ELMoModel`.
+            token_type_ids: `(batch, time)`, 0 at the first text and 1 at the second; the biLM reads each on its own.
+            elmo_hidden_states: `(batch, layers + 1, time, hidden_size)`, a frozen biLM's layers, computed before.
             labels: `(batch,)` label ids or regression targets, or `(batch, num_labels)`.
             output_hidden_states: whether to return the biLM's layers.
         """
-        inputs = (character_ids, input_ids, attention_mask, token_type_ids, inputs_embeds)
-        mixed, mask_BT, hidden_states = self.embed(*inputs)
-        logits, loss = self.classifier(mixed.sum(1) / mask_BT.sum(1, keepdim=True).clamp(min=1)), None
+        text = self.read(character_ids, input_ids, attention_mask, token_type_ids, inputs_embeds, elmo_hidden_states)
+        if self.is_linear:
+            count = text.mask_BT.sum(1, keepdim=True).clamp(min=1)
+            logits = self.classifier(text.tokens_BTD.sum(1) / count)
+        else:
+            logits = self.classifier(text.tokens_BTD, *self._texts(text.mask_BT, token_type_ids), text.output_BTE)
+        loss = None
         if labels is not None:
-            loss = self.loss_function(labels, logits, self.config) + self.input_mix.penalty()
+            if labels.dim() == 1 and self.num_labels > 1 and not labels.is_floating_point():
+                _check_range("labels", labels[labels != -100], self.num_labels, "or leave out what has no label (-1)")
+            loss = self.loss_function(labels, logits, self.config) + self.penalty()
         return SequenceClassifierOutput(
-            loss=loss, logits=logits, hidden_states=self._shown(hidden_states, output_hidden_states)
+            loss=loss, logits=logits, hidden_states=self._shown(text.hidden_states, output_hidden_states)
         )
+
+    def _texts(self, mask_BT: Tensor, token_type_ids: Tensor | None) -> tuple[Tensor, Tensor]:
+        """The positions of each row's first text and of its second; of a single text twice."""
+        types_BT = torch.zeros_like(mask_BT) if token_type_ids is None else token_type_ids.masked_fill(~mask_BT, 0)
+        if (types_BT > 1).any() or (types_BT < 0).any():
+            raise ValueError(
+                f"`token_type_ids` hold values from {types_BT.min()} to {types_BT.max()}; pass 0 at the first text and "
+                "1 at the second."
+            )
+        second_BT = types_BT == 1
+        single_B = ~second_BT.any(1) | (second_BT | ~mask_BT).all(1)
+        if single_B.any() and self.config.classifier == "esim":
+            raise ValueError(
+                f"ESIM compares two texts, but row {int(single_B.nonzero()[0])} holds one. Pass pairs, as "
+                "tokenizer(premises, hypotheses) makes them with their `token_type_ids`, or use classifier='bcn'."
+            )
+        if single_B.all():
+            return mask_BT, mask_BT
+        own_BT = mask_BT & single_B[:, None]  # the whole row
+        return own_BT | (mask_BT & ~second_BT), own_BT | second_BT
 
 
 def _chosen(parameter: Tensor, rows_V: Tensor, mean: bool) -> nn.Parameter:
@@ -1021,5 +1188,6 @@ __all__ = [
     "ELMoPredictions",
     "ELMoPreTrainedModel",
     "ELMoScores",
+    "ELMoTokenClassifierOutput",
     "ScalarMix",
 ]

@@ -1,19 +1,33 @@
 """What a stranger does with saved folders: `python remote_code_worker.py FOLDERS RESULTS RESAVED`, without the package.
 
-Loads every folder below FOLDERS under every Auto class, writes what came out to RESULTS, then trains each for a step
+Loads every folder below FOLDERS under every Auto class and writes what came out to RESULTS, and what stock pipelines
+and the examples of transformers' guides say to the file beside it that ends in `.json`; then trains each for a step
 and saves it below RESAVED.
 """
 
 import importlib.util
+import json
 import sys
 from pathlib import Path
 
 import torch
 import transformers
 from safetensors.torch import save_file
-from transformers import AutoConfig, AutoTokenizer
+from transformers import (
+    AutoConfig,
+    AutoModelForSequenceClassification,
+    AutoModelForTokenClassification,
+    AutoTokenizer,
+    pipeline,
+)
 
 TEXTS = ["He is in (London), Paris.", "Les naïfs ægithales", "밥 먹었어?"]
+PAIR = {"text": TEXTS[0], "text_pair": TEXTS[1]}
+PIPELINES = {
+    "ELMoModel": ("feature-extraction", {}),
+    "ELMoForTokenClassification": ("token-classification", {"aggregation_strategy": "simple"}),
+    "ELMoForSequenceClassification": ("text-classification", {"top_k": None}),
+}
 
 
 def outputs_of(model, inputs) -> dict[str, torch.Tensor]:
@@ -42,6 +56,48 @@ def labels_for(model, inputs) -> dict[str, torch.Tensor]:
     return {"labels": torch.ones_like(inputs["input_ids"])} if kind == "ELMoForTokenClassification" else {}
 
 
+def piped(name: str, **sources) -> list:
+    """What the stock pipeline of a class says; `sources` are its model, its tokenizer and how to load them."""
+    task, options = PIPELINES[name]
+    pipe = pipeline(task, **sources, **options)
+    return [pipe(text) for text in (TEXTS if task != "text-classification" else [*TEXTS, PAIR])]
+
+
+def labels_of_words(tokenizer, model) -> list[str]:
+    """As in transformers' guide to token classification."""
+    inputs = tokenizer(TEXTS[0], return_tensors="pt")
+    with torch.no_grad():
+        logits = model(**inputs).logits
+    predictions = torch.argmax(logits, dim=2)
+    return [model.config.id2label[t.item()] for t in predictions[0]]
+
+
+def label_of_text(tokenizer, model) -> str:
+    """As in transformers' guide to text classification."""
+    inputs = tokenizer(TEXTS[0], return_tensors="pt")
+    with torch.no_grad():
+        logits = model(**inputs).logits
+    predicted_class_id = logits.argmax().item()
+    return model.config.id2label[predicted_class_id]
+
+
+EXAMPLES = {
+    "ELMoForTokenClassification": (AutoModelForTokenClassification, labels_of_words),
+    "ELMoForSequenceClassification": (AutoModelForSequenceClassification, label_of_text),
+}
+
+
+def said_of(folder: Path) -> dict:
+    said = {}
+    if folder.name in PIPELINES:
+        said["pipeline"] = piped(folder.name, model=str(folder), trust_remote_code=True)
+    if folder.name in EXAMPLES:
+        auto_class, example = EXAMPLES[folder.name]
+        tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=True)
+        said["example"] = example(tokenizer, auto_class.from_pretrained(folder, trust_remote_code=True))
+    return said
+
+
 def load(folder: Path) -> dict[str, torch.nn.Module]:
     """The folder's model under each Auto class of its own map."""
     auto_map = AutoConfig.from_pretrained(folder, trust_remote_code=True).auto_map
@@ -51,8 +107,9 @@ def load(folder: Path) -> dict[str, torch.nn.Module]:
 
 def main(folders: Path, results: Path, resaved: Path):
     assert importlib.util.find_spec("modeling_elmo") is None, "this test needs a python without the package"
-    found = {}
+    found, said = {}, {}
     for folder in sorted(folders.iterdir()):
+        said[folder.name] = said_of(folder)
         tokenizer = AutoTokenizer.from_pretrained(folder, trust_remote_code=True)
         inputs = tokenizer(TEXTS, padding=True, return_tensors="pt")
         found |= {f"{folder.name}/inputs/{key}": value for key, value in inputs.items()}
@@ -64,6 +121,7 @@ def main(folders: Path, results: Path, resaved: Path):
                 tokenizer.save_pretrained(resaved / folder.name)
                 found |= {f"{folder.name}/trained/{key}": value for key, value in outputs_of(model, inputs).items()}
     save_file({name: tensor.contiguous() for name, tensor in found.items()}, results)
+    results.with_suffix(".json").write_text(json.dumps(said, default=float))
 
 
 if __name__ == "__main__":

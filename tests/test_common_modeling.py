@@ -55,6 +55,7 @@ class CharacterModels:
 
     batch_size, seq_length, num_hidden_layers, hidden_size, is_training = 3, 7, 2, 16, True
     sizes = {"char_embedding_size": 4, "char_cnn_filters": [[1, 4], [2, 8]], "max_word_length": 10}
+    sizes |= {"task_word_embedding_size": 5, "task_char_embedding_size": 4, "task_char_cnn_filters": [[2, 6]]}
 
     def get_config(self) -> ELMoConfig:
         return ELMoConfig(
@@ -64,6 +65,8 @@ class CharacterModels:
             num_hidden_layers=self.num_hidden_layers,
             dropout=0.0,
             elmo_dropout=0.0,
+            task_hidden_size=6,
+            task_dropout=0.0,
             freeze_bilm=False,
             **self.sizes,
         )
@@ -122,6 +125,7 @@ class CharacterModelsTest(CommonTests, unittest.TestCase):
     def test_inputs_embeds(self):
         """`inputs_embeds` stand for whole words; `get_input_embeddings()`, a table of characters, cannot give them."""
         config, inputs = self.model_tester.prepare_config_and_inputs_for_common()
+        config.head = "linear"  # the paper's heads read words of their own beside the biLM's
         characters = inputs["character_ids"]
         for model_class in self.all_model_classes[:-1]:
             model = model_class(config).eval()

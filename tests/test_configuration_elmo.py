@@ -125,6 +125,36 @@ def test_other_names_pass(name):
         ({"scalar_mix_layer_norm": "batch"}, "scalar_mix_layer_norm"),
         ({"adaptive_cutoffs": [20, 10], "vocab_size": 99}, r"`adaptive_cutoffs` is \[20, 10\]; pass rising integers"),
         ({"softmax_type": "cnn"}, "softmax_type"),
+        ({"head": "crf"}, "head"),
+        ({"classifier": "mean"}, "classifier"),
+        ({"elmo_placement": "middle"}, "elmo_placement"),
+        ({"task_hidden_size": 0}, "`task_hidden_size` is 0; pass an integer of at least 1"),
+        ({"task_num_layers": 0}, "`task_num_layers` is 0; pass an integer of at least 1"),
+        ({"task_char_embedding_size": 0}, "`task_char_embedding_size` is 0; pass an integer of at least 1"),
+        ({"task_word_embedding_size": -1}, "`task_word_embedding_size` is -1; pass 0 or more"),
+        ({"task_dropout": 1.0}, r"`task_dropout` is 1.0; pass a rate in \[0, 1\)"),
+        ({"elmo_dropout": -0.1}, r"`elmo_dropout` is -0.1; pass a rate in \[0, 1\)"),
+        ({"task_char_cnn_filters": [[2, 4], [3]]}, r"`task_char_cnn_filters` is \[3\]; pass pairs \[width, number\]"),
+        ({"task_char_cnn_filters": [[51, 4]]}, r"`task_char_cnn_filters` is \[51, 4\]; pass widths up to"),
+        (
+            {"head": "linear", "elmo_placement": "both"},
+            "The linear head is a layer on ELMo, at its input; got use_elmo=True and elmo_placement='both'. Pass "
+            "head='paper'",
+        ),
+        ({"head": "linear", "elmo_placement": "output"}, "got use_elmo=True and elmo_placement='output'"),
+        ({"head": "linear", "use_elmo": False}, "got use_elmo=False and elmo_placement='input'"),
+        *(
+            (
+                {**without, "task_char_cnn_filters": []},
+                "Without ELMo at its input a head's network reads its own word vectors or characters, and it has "
+                "neither: pass `task_word_embedding_size` or `task_char_cnn_filters`",
+            )
+            for without in ({"use_elmo": False}, {"elmo_placement": "output"})
+        ),
+        (
+            {"use_elmo": False, "char_vocab_size": 0, "word_embedding_size": 8},
+            "neither: pass `task_word_embedding_size`",
+        ),
     ],
 )
 def test_bad_values_are_named(options, message):
@@ -141,6 +171,15 @@ def test_assignment_is_checked_too():
         config.dropout = "high"
     with pytest.raises(ValueError, match="Pass `projection_size=50`"):
         config.hidden_size = 100
+
+
+def test_a_head_without_elmo_at_its_input_reads_what_else_there_is():
+    for without in ({"use_elmo": False}, {"elmo_placement": "output"}):
+        assert ELMoConfig(**without).task_has_characters
+        assert not ELMoConfig(**without, task_char_cnn_filters=[], task_word_embedding_size=5).task_has_characters
+    word_level = {"char_vocab_size": 0, "word_embedding_size": 8, "task_word_embedding_size": 5}
+    assert not ELMoConfig(**word_level, use_elmo=False).task_has_characters
+    assert ELMoConfig(task_char_cnn_filters=((2, 3),)).task_char_cnn_filters == [[2, 3]]
 
 
 def test_every_field_is_read_somewhere():

@@ -35,7 +35,9 @@ def tokenizer_of(*words: str) -> ELMoTokenizer:
 
 
 def tiny_config(tokenizer: ELMoTokenizer, **options) -> ELMoConfig:
-    return ELMoConfig.from_preset("tiny", vocab_size=len(tokenizer), dropout=0.0, elmo_dropout=0.0, **options)
+    """Without dropout."""
+    rates = {"dropout": 0.0, "elmo_dropout": 0.0, "task_dropout": 0.0}
+    return ELMoConfig.from_preset("tiny", vocab_size=len(tokenizer), **rates, **{"task_hidden_size": 6, **options})
 
 
 @pytest.fixture(scope="module", params=[WORDS, ["He", "Paris"]], ids=["known", "unknown"])
@@ -43,11 +45,11 @@ def tagger(request):
     """A classifier that was solved, not trained, to find the two places; with and without them in the vocabulary."""
     torch.manual_seed(0)
     tokenizer = tokenizer_of(*request.param)
-    model = ELMoForTokenClassification(tiny_config(tokenizer, id2label=LABELS)).eval()
+    model = ELMoForTokenClassification(tiny_config(tokenizer, head="linear", id2label=LABELS)).eval()
     inputs = tokenizer(WORDS, is_split_into_words=True, return_tensors="pt")
     targets = torch.tensor([word in ("London", "Paris") for word in ["<S>", *WORDS, "</S>"]])
     with torch.no_grad():
-        vectors = model.embed(inputs["character_ids"], None, None, None, None)[0][0]
+        vectors = model.read(inputs["character_ids"], None, None, None, None, None).tokens_BTD[0]
         logits = 10 * torch.nn.functional.one_hot(targets.long()).float()
         model.classifier.weight.copy_(torch.linalg.lstsq(vectors, logits).solution.T)
         model.classifier.bias.zero_()
@@ -76,6 +78,20 @@ def test_pipeline_labels_single_tokens(tagger):
         ("B-LOC", 5, 10),
         ("B-LOC", 8, 19),
     ]
+
+
+def test_pipeline_labels_the_best_sequence_of_a_crf():
+    tokenizer = tokenizer_of(*WORDS)
+    names = ["O", "B-LOC", "I-LOC"]
+    torch.manual_seed(3)
+    model = ELMoForTokenClassification(tiny_config(tokenizer, id2label=dict(enumerate(names)))).eval()
+    with torch.no_grad():
+        for parameter in [*model.crf.parameters(), *model.classifier.parameters()]:
+            parameter.normal_()
+    predictions = model(**tokenizer(SENTENCE, return_tensors="pt")).predictions[0, 1:-1].tolist()
+    found = pipeline("token-classification", model=model, tokenizer=tokenizer, ignore_labels=[])(SENTENCE)
+    assert [entity["entity"] for entity in found] == [names[label] for label in predictions]
+    assert len(set(predictions)) == 3
 
 
 def test_feature_extraction_pipeline_gives_the_top_layer():
@@ -128,14 +144,27 @@ def test_stored_columns_reach_batches_at_200_000_tokens_a_second():
     assert tokens / (time.perf_counter() - start) > 200_000
 
 
-def training_setup(model_class):
+TRAINED = {
+    "language_model": (ELMoForPreTraining, {}),
+    "tagger": (ELMoForTokenClassification, {"elmo_placement": "both"}),
+    "tagger_linear": (ELMoForTokenClassification, {"head": "linear"}),
+    "bcn": (ELMoForSequenceClassification, {"task_word_embedding_size": 5}),
+    "esim": (ELMoForSequenceClassification, {"classifier": "esim", "elmo_placement": "output"}),
+    "linear": (ELMoForSequenceClassification, {"head": "linear"}),
+}
+every_model = pytest.mark.parametrize("model_class, options", TRAINED.values(), ids=TRAINED)
+
+
+def training_setup(model_class, options):
     """A model, unpadded examples with labels, and the stock collator for them."""
     tokenizer = tokenizer_of(*WORDS)
     torch.manual_seed(0)
-    model = model_class(tiny_config(tokenizer, freeze_bilm=False, num_labels=3, scalar_mix_l2=0.1))
+    model = model_class(tiny_config(tokenizer, freeze_bilm=False, num_labels=3, scalar_mix_l2=0.1, **options))
     features = examples(tokenizer)
     if model_class is ELMoForPreTraining:
         return model, features, DataCollatorForLanguageModeling(tokenizer, mlm=False)
+    if options.get("classifier") == "esim":
+        features = [dict(tokenizer(text, SENTENCE)) for text in TEXTS]
     for number, example in enumerate(features):
         ids = example["input_ids"]
         is_tagger = model_class is ELMoForTokenClassification
@@ -146,11 +175,11 @@ def training_setup(model_class):
     return model, features, collator(tokenizer)
 
 
+@every_model
 @pytest.mark.parametrize("accumulation", [1, 4])
-@pytest.mark.parametrize("model_class", [ELMoForPreTraining, ELMoForTokenClassification, ELMoForSequenceClassification])
-def test_trainer_steps_along_the_gradient_of_the_whole_batch(model_class, accumulation, tmp_path):
+def test_trainer_steps_along_the_gradient_of_the_whole_batch(model_class, options, accumulation, tmp_path):
     """One step of plain SGD with rate 1: 8 rows at once, or 4 times 2 rows of different lengths."""
-    model, features, collator = training_setup(model_class)
+    model, features, collator = training_setup(model_class, options)
     before = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
     model(**collator(features)).loss.backward()
     gradients = {name: parameter.grad.clone() for name, parameter in model.named_parameters()}
@@ -173,9 +202,9 @@ def test_trainer_steps_along_the_gradient_of_the_whole_batch(model_class, accumu
         torch.testing.assert_close(before[name] - parameter, gradients[name], rtol=1e-4, atol=1e-6, msg=name)
 
 
-@pytest.mark.parametrize("model_class", [ELMoForPreTraining, ELMoForTokenClassification, ELMoForSequenceClassification])
-def test_trainer_evaluates_the_loss_and_gathers_logits_alone(model_class, tmp_path):
-    model, features, collator = training_setup(model_class)
+@every_model
+def test_trainer_evaluates_the_loss_and_gathers_logits_alone(model_class, options, tmp_path):
+    model, features, collator = training_setup(model_class, options)
     arguments = TrainingArguments(
         tmp_path, per_device_eval_batch_size=3, use_cpu=True, report_to="none", disable_tqdm=True
     )

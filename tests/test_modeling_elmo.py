@@ -36,6 +36,7 @@ ALL_CLASSES = [ELMoModel, ELMoForPreTraining, ELMoForTokenClassification, ELMoFo
 def make_config(**overrides):
     sizes = {"char_cnn_filters": [[1, 3], [2, 5], [4, 6]], "max_word_length": 9, "char_vocab_size": 30}
     sizes |= {"lstm_hidden_size": 21, "projection_size": 7, "vocab_size": 12, "num_labels": 3}
+    sizes |= {"task_hidden_size": 5}
     return ELMoConfig.from_preset("tiny", **{**sizes, **overrides})
 
 
@@ -350,18 +351,6 @@ def test_dropout_acts_in_training_alone():
     ]
 
 
-@pytest.mark.parametrize("cls", [ELMoForTokenClassification, ELMoForSequenceClassification])
-def test_a_heads_bilm_stays_frozen_after_loading(cls, tmp_path):
-    make_model().save_pretrained(tmp_path)
-    for freeze in (True, False):
-        model, info = cls.from_pretrained(tmp_path, freeze_bilm=freeze, output_loading_info=True)
-        assert not info["mismatched_keys"]
-        model.train()
-        assert model.elmo.training is not freeze
-        assert {p.requires_grad for p in model.elmo.parameters()} == {not freeze}
-        assert model.classifier.weight.requires_grad and model.input_mix.weights.requires_grad
-
-
 @pytest.mark.parametrize("cls", ALL_CLASSES)
 def test_saving_and_loading_keeps_every_value(cls, tmp_path):
     model = make_model(cls)
@@ -614,46 +603,6 @@ def test_another_vocabulary_takes_the_rows_of_shared_words():
     assert not torch.equal(*unpublished.softmax.weight[-2:])
 
 
-# Task heads
-
-
-def test_token_classification_divides_by_the_given_count():
-    model = make_model(ELMoForTokenClassification, scalar_mix_l2=0.5, elmo_dropout=0.0)
-    with torch.no_grad():
-        model.input_mix.weights.fill_(1.0)
-    batch = make_batch(model.config, [6, 2, 4, 1])
-    labels = (batch["input_ids"] % 3).where(batch["attention_mask"].bool(), -100)
-    whole = model(**batch, labels=labels).loss
-    count = (labels != -100).sum()
-    halves = [
-        model(**{k: v[rows] for k, v in batch.items()}, labels=labels[rows], num_items_in_batch=count).loss
-        for rows in (slice(0, 1), slice(1, 4))
-    ]
-    torch.testing.assert_close(sum(halves), whole)
-    logits = model(**batch).logits
-    expected = F.cross_entropy(logits[labels != -100], labels[labels != -100]) + 0.5 * 3
-    torch.testing.assert_close(whole, expected)
-
-
-def test_sequence_classification_averages_real_tokens():
-    model = make_model(ELMoForSequenceClassification)
-    batch = make_batch(model.config)
-    with torch.no_grad():
-        logits = model(**batch).logits
-        for row, length in enumerate(LENGTHS):
-            alone = model(batch["character_ids"][row : row + 1, :length]).logits
-            torch.testing.assert_close(logits[row : row + 1], alone, atol=1e-6, rtol=1e-5)
-
-
-@pytest.mark.parametrize(
-    "option", [{"head": "paper"}, {"classifier": "bcn"}, {"elmo_placement": "both"}, {"use_elmo": False}]
-)
-def test_heads_name_what_this_version_lacks(option):
-    (name, value), *_ = option.items()
-    with pytest.raises(ValueError, match=f"`{name}` is {value!r}; this version has the linear head on ELMo: pass "):
-        make_model(ELMoForTokenClassification, **option)
-
-
 # Bad input
 
 
@@ -686,8 +635,6 @@ def test_errors_name_what_was_received():
     )
     with pytest.raises(TypeError, match="`character_ids` is a list; pass a tensor: .*return_tensors='pt'"):
         model(characters.tolist())
-    with pytest.raises(ValueError, match="`labels` holds ids from 7 to 7, but this model knows 0 to 2.*num_labels"):
-        make_model(ELMoForTokenClassification)(**batch, labels=torch.full_like(mask, 7))
     word_level = make_model(char_vocab_size=0, word_embedding_size=7)
     with pytest.raises(ValueError, match="word-level model: pass `input_ids`"):
         word_level(character_ids=characters)

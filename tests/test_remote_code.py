@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 from clean_python import new_environment, run
-from remote_code_worker import TEXTS, outputs_of
+from remote_code_worker import EXAMPLES, PIPELINES, TEXTS, outputs_of, piped
 from safetensors.torch import load_file
 
 from modeling_elmo import (
@@ -30,6 +30,13 @@ CLASSES = {
 }
 VOCABULARY = ["<S>", "</S>", "<UNK>", "He", "is", "in", "London"]
 NAMES = [model_class.__name__ for model_class in CLASSES.values()]
+LABELS = {0: "O", 1: "B-LOC", 2: "I-LOC"}
+SIZES = {
+    "task_hidden_size": 6,
+    "task_word_embedding_size": 5,
+    "task_char_cnn_filters": [[3, 8]],
+    "elmo_placement": "both",
+}
 
 
 def assert_same(found: torch.Tensor, expected: torch.Tensor):
@@ -38,11 +45,11 @@ def assert_same(found: torch.Tensor, expected: torch.Tensor):
 
 @pytest.fixture(scope="module")
 def generations(tmp_path_factory) -> Path:
-    """`0/`, `1/`, `2/` with a folder per class, `expected.pt`, and the strangers' findings in `{1,2}.safetensors`."""
+    """Folders of the classes in `0`, `1`, `2`; `expected.pt`; what strangers found, `{1,2}.safetensors` and `.json`."""
     root = tmp_path_factory.mktemp("generations")
     tokenizer = ELMoTokenizer(vocab=VOCABULARY)
     torch.manual_seed(0)
-    config = ELMoConfig.from_preset("tiny", vocab_size=len(tokenizer), num_labels=3)
+    config = ELMoConfig.from_preset("tiny", vocab_size=len(tokenizer), id2label=LABELS, **SIZES)
     expected = {}
     for model_class in CLASSES.values():
         model, folder = model_class(config), root / "0" / model_class.__name__
@@ -68,6 +75,38 @@ def test_vectors_are_those_of_the_package(generations, name):
         assert_same(found[f"{name}/{auto_class}/hidden"], expected["hidden"])
         if model_class.__name__ == name and "logits" in expected:
             assert_same(found[f"{name}/{auto_class}/logits"], expected["logits"])
+
+
+def loaded_here(folder: Path):
+    """The model and the tokenizer of a folder, under the package's own classes."""
+    model_class = {model_class.__name__: model_class for model_class in CLASSES.values()}[folder.name]
+    return {"model": model_class.from_pretrained(folder), "tokenizer": ELMoTokenizer.from_pretrained(folder)}
+
+
+def numbers_and_rest(found) -> tuple[list[float], list]:
+    """What a pipeline returns, taken apart."""
+    numbers = []
+    rest = json.loads(json.dumps(found, default=float), parse_float=lambda number: numbers.append(float(number)))
+    return numbers, rest
+
+
+@pytest.mark.parametrize("generation", [1, 2])
+@pytest.mark.parametrize("name", PIPELINES)
+def test_stock_pipelines_say_the_same(generations, name, generation):
+    found = json.loads((generations / f"{generation}.json").read_text())[name]["pipeline"]
+    expected = piped(name, **loaded_here(generations / str(generation - 1) / name))
+    (numbers, rest), (expected_numbers, expected_rest) = map(numbers_and_rest, (found, expected))
+    assert rest == expected_rest and len(numbers) > len(TEXTS)
+    assert numbers == pytest.approx(expected_numbers, abs=1e-6)
+
+
+@pytest.mark.parametrize("generation", [1, 2])
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_documented_examples_say_the_same(generations, name, generation):
+    found = json.loads((generations / f"{generation}.json").read_text())[name]["example"]
+    here = loaded_here(generations / str(generation - 1) / name)
+    assert found == EXAMPLES[name][1](here["tokenizer"], here["model"])
+    assert set([found] if isinstance(found, str) else found) <= set(LABELS.values())
 
 
 @pytest.mark.parametrize("generation", [1, 2])

@@ -485,6 +485,73 @@ def test_added_tokens_are_words(tokenizer):
     assert tokenizer.decode([13, 14, 3], skip_special_tokens=True) == "cat <UNK>"
 
 
+# Words that are known in lower case alone
+
+
+def lowered(words: list[str]) -> list[int]:
+    """The definition: a word's own id, else that of its lower-case form, else `<UNK>`."""
+    ids = {word: index for index, word in enumerate(["the", ",", ".", "of", "밥", "(", ")", "London", "a b"], start=4)}
+    return [ids.get(word, ids.get(word.lower(), 3)) for word in words]
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"return_offsets_mapping": True},
+        {"truncation": True, "max_length": 8},
+        {"padding": "max_length", "max_length": 40, "return_special_tokens_mask": True},
+    ],
+    ids=["python", "offsets", "cut", "padded"],
+)
+def test_lowercase_unknown(options):
+    tokenizer = ELMoTokenizer(vocab=VOCABULARY, lowercase_unknown=True)
+    words = ["The", "LONDON", "London", "of", "OF", "A B", "<UNK>", "<S>", "<s>", "밥", "Cat", "ÎLE", "", "the"]
+    cut = words[: options["max_length"] - 2] if "truncation" in options else words
+    texts = [words, words[3:5]]
+    encoded = tokenizer(texts, **GIVEN, **options)
+    for ids, expected in zip(encoded["input_ids"], (cut, words[3:5]), strict=True):
+        assert [index for index in ids if index] == [1, *lowered(expected), 2]
+    assert tokenizer(words, **GIVEN, **options)["input_ids"] == encoded["input_ids"][0]
+    plain = ELMoTokenizer(vocab=VOCABULARY)(texts, **GIVEN, **options)
+    assert encoded.pop("input_ids") != plain.pop("input_ids")
+    assert all(map(np.array_equal, encoded.pop("character_ids"), plain.pop("character_ids")))  # spelled as ever
+    assert dict(encoded) == dict(plain)
+
+
+@given(batch=st.lists(st.tuples(WORDS, WORDS), min_size=1, max_size=3), data=st.data())
+def test_lowercase_unknown_in_python_and_in_rust(batch, data):
+    tokenizer = ELMoTokenizer(vocab=VOCABULARY, lowercase_unknown=True, pre_tokenization="whitespace")
+    given_words = data.draw(st.booleans(), label="given words")
+    if not given_words:
+        batch = [tuple(map(" ".join, pair)) for pair in batch]
+    options = {"is_split_into_words": given_words, "padding": data.draw(st.booleans())}
+    fast, slow = tokenizer(batch, **options), tokenizer(batch, **options, return_length=True)
+    slow.pop("length")
+    characters, expected = fast.pop("character_ids"), slow.pop("character_ids")
+    assert dict(fast) == dict(slow)
+    assert all(map(np.array_equal, characters, expected))
+
+
+def test_lowercase_unknown_in_overflowing_windows():
+    tokenizer = ELMoTokenizer(vocab=VOCABULARY, lowercase_unknown=True)
+    words = ["The", "of", "Cat", "OF", "the", ",", "LONDON"]
+    options = {"truncation": True, "max_length": 5, "stride": 1, "return_overflowing_tokens": True}
+    windows = tokenizer(words, **GIVEN, **options)["input_ids"]
+    assert windows == [[1, *lowered(words[start : start + 3]), 2] for start in (0, 2, 4)]
+    pair = tokenizer(words, words[:2], **GIVEN, truncation="only_first", max_length=8, return_tensors="pt")
+    assert pair["input_ids"].tolist() == [[1, *lowered(words[:2]), 2, 1, *lowered(words[:2]), 2]]
+
+
+def test_unknown_words_are_not_lowered_by_default(tokenizer):
+    assert tokenizer.lowercase_unknown is False
+    assert tokenizer(["The", "the"], **GIVEN)["input_ids"] == [1, 3, 4, 2]
+    other = ELMoTokenizer(vocab=VOCABULARY, lowercase_unknown=True)
+    assert other(["The", "the"], **GIVEN)["input_ids"] == [1, 4, 4, 2]
+    assert other.encode_words(["The", "the"])[0].tolist() == [4, 4]
+    assert other.with_vocabulary(["<S>", "</S>", "<UNK>", "cat"])(["Cat"], **GIVEN)["input_ids"] == [1, 4, 2]
+
+
 # Saving and loading
 
 
@@ -503,6 +570,7 @@ OPTIONS = [
     {"pre_tokenization": "treebank", "max_word_length": 7, "padding_side": "left", "truncation_side": "left"},
     {"pre_tokenization": "whitespace", "literal_markers": True, "model_max_length": 512},
     {"alphabet": "lexicon", "lexicon": LEXICON, "begin_of_word": "<eow>", "end_of_word": "<bow>"},
+    {"lowercase_unknown": True, "pre_tokenization": "treebank"},
 ]
 
 

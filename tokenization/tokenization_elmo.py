@@ -103,6 +103,9 @@ class ELMoTokenizer(TokenizersBackend):
             The entry of `lexicon` that opens a word (`"<eow>"` in models made by ELMoForManyLangs).
         end_of_word (`str`, *optional*, defaults to `"<eow>"`):
             The entry of `lexicon` that closes a word (`"<bow>"` in models made by ELMoForManyLangs).
+        lowercase_unknown (`bool`, *optional*, defaults to `False`):
+            Whether a word outside the vocabulary gets the id of its lower-case form: for a task with word vectors that
+            know no capitals, such as GloVe's. Encodings alone know of it, not `convert_tokens_to_ids`.
     """
 
     vocab_files_names = {"vocab_file": "vocab.txt", "tokenizer_file": "tokenizer.json"}
@@ -120,6 +123,7 @@ class ELMoTokenizer(TokenizersBackend):
         lexicon: Mapping[str, int] | None = None,
         begin_of_word: str = "<bow>",
         end_of_word: str = "<eow>",
+        lowercase_unknown: bool = False,
         **kwargs,
     ):
         options = {
@@ -130,6 +134,7 @@ class ELMoTokenizer(TokenizersBackend):
             "lexicon": dict(lexicon) if isinstance(lexicon, Mapping) else lexicon,
             "begin_of_word": begin_of_word,
             "end_of_word": end_of_word,
+            "lowercase_unknown": lowercase_unknown,
         }
         self.lock = CallLock()
         self.__dict__.update(options)  # `save_pretrained` writes the attributes that are named like keywords
@@ -180,6 +185,8 @@ class ELMoTokenizer(TokenizersBackend):
 
     def _id_of_word(self, word: str) -> int:
         index = self._tokenizer.token_to_id(self._disguised(word))
+        if index is None and self.lowercase_unknown:
+            index = self._tokenizer.token_to_id(self._disguised(word.lower()))
         return UNK_ID if index is None else index
 
     def _disguised(self, text: str) -> str:
@@ -224,6 +231,8 @@ class ELMoTokenizer(TokenizersBackend):
         if _needs_rust(lengths, **kwargs):
             encoded = encode_in_rust()
             token_rows = _rows_of_encodings(encoded, lengths, rows)
+            if self.lowercase_unknown:  # the Rust library looks words up as they stand
+                encoded["input_ids"] = [self.word_table.input_ids(text).tolist() for text in token_rows]
         else:
             data, token_rows = self._encode_whole(lengths, rows, **kwargs)
             if return_tensors is None:

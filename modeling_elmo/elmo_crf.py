@@ -1,0 +1,176 @@
+"""The output layer of sequence taggers: a linear-chain conditional random field, and which labels may follow which.
+
+Shape suffixes: B batch; T time; K labels; S states of a chain: the labels, and last the boundary, which stands before
+the first position and after the last.
+"""
+
+import re
+from collections.abc import Callable
+from functools import lru_cache
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from transformers import initialization as init
+
+FORBIDDEN = -1e30  # no sum of real scores comes near it; finite, since gradients of minus infinity are not numbers
+NEGLIGIBLE = -80.0  # its exponential is far below the rounding of 1 and still a normal float32
+UNKNOWN = -100  # the label of a position that has none, as everywhere in transformers
+
+
+class Constraints(NamedTuple):
+    """What is possible, as bool tensors; made by `bio_constraints`."""
+
+    start: Tensor  # (K,): the label may be the first
+    transitions: Tensor  # (K, K): the second label may follow the first
+    end: Tensor  # (K,): the label may be the last
+
+
+class LinearChainCRF(nn.Module):
+    """Conditional random field over chains of labels (Lafferty et al. 2001).
+
+    `p(y | x) = exp(start[y_1] + sum_t emissions[t, y_t] + sum_t transitions[y_t, y_{t+1}] + end[y_n]) / Z(x)`
+
+    The chain of a row joins its real positions, wherever they stand; the others and what they hold do not count.
+    Half-precision emissions are computed in float32.
+
+    Args:
+        num_labels: K.
+    """
+
+    def __init__(self, num_labels: int):
+        super().__init__()
+        if num_labels < 1:
+            raise ValueError(f"`num_labels` is {num_labels}; pass the number of labels, 1 or more.")
+        self.transitions = nn.Parameter(torch.empty(num_labels, num_labels))  # (from, to)
+        self.start = nn.Parameter(torch.empty(num_labels))
+        self.end = nn.Parameter(torch.empty(num_labels))
+
+    def reset_parameters(self) -> None:
+        """All three from U(-0.1, 0.1), as in pytorch-crf."""
+        for parameter in self.parameters():
+            init.uniform_(parameter, -0.1, 0.1)
+
+    def log_likelihood(self, emissions_BTK: Tensor, labels_BT: Tensor, mask_BT: Tensor) -> Tensor:
+        """Log-probability of each row's labels; 0 for a row without real positions.
+
+        Args:
+            emissions_BTK: `(batch, time, labels)`.
+            labels_BT: `(batch, time)`, label ids; -100 at a real position: unknown, so that all labels there count.
+            mask_BT: `(batch, time)`, bool, True at real positions.
+
+        Returns:
+            `(batch,)`, in float32 or float64.
+        """
+        scores_BTS, table_SS = self._prepare(emissions_BTK, mask_BT)
+        states_S = torch.arange(len(table_SS), device=labels_BT.device)
+        other_BTS = (labels_BT[..., None] != states_S) & (labels_BT[..., None] != UNKNOWN)
+        agreeing_BTS = scores_BTS.masked_fill(other_BTS, FORBIDDEN)
+        # Both sums in one loop: its cost is the number of steps, not their width.
+        ends_BS = _forward(torch.cat([agreeing_BTS, scores_BTS]), mask_BT.repeat(2, 1), table_SS)[-1]
+        agreeing_B, every_B = _log_sum(ends_BS + table_SS[:, -1], 1).chunk(2)
+        return agreeing_B - every_B
+
+    @torch.compiler.disable  # a traced loop over time would be compiled again for every length
+    @torch.no_grad()
+    def decode(self, emissions_BTK: Tensor, mask_BT: Tensor, allowed: Constraints | None = None) -> Tensor:
+        """The likeliest labels of each row (Viterbi), `(batch, time)`, -100 where the mask is off.
+
+        Args:
+            emissions_BTK, mask_BT: as in `log_likelihood`.
+            allowed: no other labels are considered; default: all are.
+        """
+        scores_BTS, table_SS = self._prepare(emissions_BTK, mask_BT, allowed)
+        *before, ends_BS = _forward(scores_BTS, mask_BT, table_SS, torch.amax)
+        best_B = (ends_BS + table_SS[:, -1]).argmax(1)
+        labels_BT = torch.full_like(mask_BT, UNKNOWN, dtype=torch.long)
+        for step in reversed(range(len(before))):
+            real_B = mask_BT[:, step]
+            labels_BT[:, step] = torch.where(real_B, best_B, UNKNOWN)
+            best_B = torch.where(real_B, (before[step] + table_SS.t()[best_B]).argmax(1), best_B)
+        return labels_BT
+
+    def log_marginals(self, emissions_BTK: Tensor, mask_BT: Tensor, allowed: Constraints | None = None) -> Tensor:
+        """Log-probability of each label at each position given the row (forward-backward), `(batch, time, labels)`.
+
+        A distribution at every position: uniform where the mask is off. What is not allowed has a log-probability of
+        about -1e30.
+
+        Args:
+            emissions_BTK, mask_BT, allowed: as in `decode`.
+        """
+        scores_BTS, table_SS = self._prepare(emissions_BTK, mask_BT, allowed)
+        ahead_BTS = torch.stack(_forward(scores_BTS, mask_BT, table_SS), 1)[:, 1:]
+        behind_BTS = torch.stack(_forward(scores_BTS.flip(1), mask_BT.flip(1), table_SS.t()), 1)[:, 1:].flip(1)
+        joint_BTS = ahead_BTS + behind_BTS - scores_BTS  # both hold the position's own
+        return joint_BTS[..., :-1].masked_fill(~mask_BT[..., None], 0).log_softmax(-1)
+
+    def _prepare(
+        self, emissions_BTK: Tensor, mask_BT: Tensor, allowed: Constraints | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """Scores `(B, T, S)` of states at positions, and `(S, S)` of transitions between them.
+
+        A chain leaves the boundary for its start and reaches it at its end, so that one without positions scores 0.
+        """
+        wide = torch.promote_types(emissions_BTK.dtype, torch.float32)
+        real_BTK = emissions_BTK.to(wide).masked_fill(~mask_BT[..., None], 0)
+        # A constant added to a position changes no probability; this one keeps sums small, their differences precise.
+        scores_BTS = F.pad(real_BTK.log_softmax(-1), (0, 1), value=FORBIDDEN)
+        table_SS = _with_boundary(self.start, self.transitions, self.end).to(wide)
+        if allowed is not None:
+            table_SS = table_SS.masked_fill(~_with_boundary(*allowed).to(table_SS.device), FORBIDDEN)
+        return scores_BTS, table_SS
+
+
+def _with_boundary(start_K: Tensor, transitions_KK: Tensor, end_K: Tensor) -> Tensor:
+    return torch.cat([torch.cat([transitions_KK, end_K[:, None]], 1), F.pad(start_K, (0, 1))[None]])
+
+
+def _log_sum(scores: Tensor, dim: int) -> Tensor:
+    """As `torch.logsumexp`; none of the exponentials underflows, which makes them many times slower on CPUs."""
+    highest = scores.detach().amax(dim, keepdim=True)
+    return (scores - highest).clamp(min=NEGLIGIBLE).exp().sum(dim).log() + highest.squeeze(dim)
+
+
+@torch.compiler.disable  # as `decode`
+def _forward(
+    scores_BTS: Tensor, mask_BT: Tensor, table_SS: Tensor, over: Callable[[Tensor, int], Tensor] = _log_sum
+) -> list[Tensor]:
+    """T + 1 tensors `(B, S)`, before the first position and after each: `over` all chains that end in a state."""
+    states = [F.pad(scores_BTS.new_full((len(scores_BTS), len(table_SS) - 1), FORBIDDEN), (0, 1))]
+    for scores_BS, real_B in zip(scores_BTS.unbind(1), mask_BT.unbind(1), strict=True):
+        arriving_BS = over(states[-1][:, :, None] + table_SS, 1) + scores_BS
+        states.append(torch.where(real_B[:, None], arriving_BS, states[-1]))
+    return states
+
+
+@lru_cache
+@torch.compiler.disable
+def bio_constraints(labels: tuple[str, ...]) -> Constraints | None:
+    """What a scheme of chunks allows, read from the names of its labels; on the CPU.
+
+    BIO (IOB2): `I-X` follows `B-X` or `I-X` alone. With ends (`E-X`, `L-X`) or singles (`S-X`, `U-X`) among the labels,
+    as in BIOES and BIOUL, so does an end, and nothing but `I-X` or an end follows `B-X` or `I-X`.
+
+    Args:
+        labels: their names, in the order of their ids.
+
+    Returns:
+        `None` where nothing is to be constrained: a name is neither `"O"` nor like `"B-X"`; no name continues a chunk;
+        or the scheme is another, in which a label could never stand (`I-X` without `B-X`, as in IO and IOB1; `B-X` that
+        has no end) or a text of one word could have no label at all. IOB1 in which every type also has a `B-X` looks
+        like IOB2 and is taken for it: convert it first (`--tag_scheme iob1`).
+    """
+    tags = [match.groups("O") for match in map(re.compile(r"O|([BIELSU])-(.+)").fullmatch, labels) if match]
+    begun, continued, ended = ({kind for prefix, kind in tags if prefix in some} for some in ("B", "IEL", "EL"))
+    closes = any(prefix in "ELSU" for prefix, _ in tags)
+    if len(tags) < len(labels) or not continued or not continued <= begun or closes and begun != ended:
+        return None
+    with torch.device("cpu"):  # not what the caller's context says: the cache outlives it
+        same_KK = torch.tensor([[kind == other for _, other in tags] for _, kind in tags])
+        continues_K = torch.tensor([prefix in "IEL" for prefix, _ in tags])
+        opens_K = torch.tensor([prefix in "BI" for prefix, _ in tags])
+    may_end_K = ~opens_K if closes else torch.ones_like(opens_K)
+    transitions_KK = torch.where(continues_K, opens_K[:, None] & same_KK, may_end_K[:, None])
+    return Constraints(~continues_K, transitions_KK, may_end_K) if (may_end_K & ~continues_K).any() else None

@@ -1,0 +1,112 @@
+"""Layers that task networks are made of: a biLSTM over masked rows, its dropout, a softmax over what is allowed.
+
+Shape suffixes: B batch; T time; D width of the input; N real positions, step by step; H `hidden_size`.
+"""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.nn.utils.rnn import PackedSequence
+from transformers import initialization as init
+
+from .elmo_lstm import pack
+
+
+class VariationalDropout(nn.Module):
+    """Dropout with one mask for each row and feature, the same at all times (Gal and Ghahramani 2016).
+
+    Args:
+        rate: share of the features that is dropped, in training only.
+    """
+
+    def __init__(self, rate: float):
+        super().__init__()
+        if not 0 <= rate < 1:
+            raise ValueError(f"The dropout rate is {rate}; pass a number from 0 to below 1.")
+        self.rate = rate
+
+    def forward(self, x_BTD: Tensor) -> Tensor:
+        """Shape: `(batch, time, width)`, like the result."""
+        if not self.training or not self.rate:
+            return x_BTD
+        return x_BTD * F.dropout(torch.ones_like(x_BTD[:, :1]), self.rate)
+
+
+class TaskLSTM(nn.Module):
+    """A biLSTM over the real positions of each row, wherever they stand; between its layers variational dropout.
+
+    `torch.nn.LSTM` computes it. Nothing at other positions is read.
+
+    Args:
+        input_size: width of the input.
+        hidden_size: width of one direction; `output_size` is twice that.
+        num_layers: biLSTM layers, each reading the one before.
+        dropout: between the layers.
+    """
+
+    def __init__(self, input_size: int, hidden_size: int, num_layers: int = 1, dropout: float = 0.0):
+        super().__init__()
+        if num_layers < 1:
+            raise ValueError(f"`num_layers` is {num_layers}; pass 1 or more.")
+        self.output_size = 2 * hidden_size
+        sizes = [input_size] + [self.output_size] * (num_layers - 1)
+        self.layers = nn.ModuleList(nn.LSTM(size, hidden_size, bidirectional=True) for size in sizes)
+        self.dropout = VariationalDropout(dropout)
+
+    def forward(self, x_BTD: Tensor, mask_BT: Tensor) -> Tensor:
+        """Reads each row both ways.
+
+        Args:
+            x_BTD: `(batch, time, input_size)`.
+            mask_BT: `(batch, time)`, true at real positions; a row may be without any.
+
+        Returns:
+            `(batch, time, output_size)`, forward half first, zeros at positions that are not real.
+        """
+        if mask_BT.shape != x_BTD.shape[:2]:
+            raise ValueError(f"The mask is {tuple(mask_BT.shape)}; pass {tuple(x_BTD.shape[:2])}, (batch, time) of x.")
+        packing = pack(mask_BT)
+        if not packing.batch_sizes:
+            return x_BTD.new_zeros(*mask_BT.shape, self.output_size)
+        order_N = packing.positions_N[packing.forward_N]
+        batch_sizes = torch.tensor(packing.batch_sizes, device="cpu")  # torch.nn.LSTM reads them there
+        for depth, layer in enumerate(self.layers):
+            x_BTD = self.dropout(x_BTD) if depth else x_BTD
+            tokens_ND = x_BTD.flatten(0, 1).index_select(0, order_N)
+            outputs_NH = layer(PackedSequence(tokens_ND, batch_sizes))[0].data
+            zeros = outputs_NH.new_zeros(mask_BT.numel(), self.output_size)
+            x_BTD = zeros.index_copy(0, order_N, outputs_NH).unflatten(0, mask_BT.shape)
+        return x_BTD
+
+    @torch.no_grad()
+    def reset_parameters(self):
+        """Fills what no checkpoint has filled.
+
+        | parameter | distribution |
+        |---|---|
+        | input matrix | Glorot-uniform over all gates |
+        | recurrent matrix | orthogonal for each gate (Saxe et al. 2014) |
+        | biases | 0; that of the forget gate's input 1 (Jozefowicz et al. 2015) |
+        """
+        for name, parameter in self.layers.named_parameters():
+            gates = parameter.chunk(4)  # i, f, g, o
+            if ".weight_ih" in name:
+                init.xavier_uniform_(parameter)
+            elif ".weight_hh" in name:
+                init.copy_(parameter, torch.cat([init.orthogonal_(torch.empty_like(gate)) for gate in gates]))
+            else:
+                values = (0, 1 if ".bias_ih" in name else 0, 0, 0)
+                filled = [torch.full_like(gate, value) for gate, value in zip(gates, values, strict=True)]
+                init.copy_(parameter, torch.cat(filled))
+
+
+def masked_softmax(scores: Tensor, mask: Tensor, dim: int) -> Tensor:
+    """Softmax along `dim` over the scores where `mask` is true; zeros elsewhere, also where nothing is true.
+
+    Shape:
+        scores: any.
+        mask: bool, of a shape that broadcasts to that of the scores.
+    """
+    # The least finite number: over minus infinities alone the softmax is NaN, and so is its backward pass inside.
+    allowed = scores.masked_fill(~mask, torch.finfo(scores.dtype).min)
+    return allowed.softmax(dim).masked_fill(~mask, 0)

@@ -1,0 +1,49 @@
+"""The vectors `x_k` of a task's own network, beside ELMo (section 3.3): of words, and of their characters."""
+
+import torch
+from torch import Tensor, nn
+from transformers import initialization as init
+
+from .configuration_elmo import ELMoConfig
+from .elmo_encoder import ELMoCharacterEncoder, distinct_rows
+
+
+class TokenFeatures(nn.Module):
+    """Word vectors by `input_ids`, and a character CNN, trained with the task; one of the two may be missing."""
+
+    def __init__(self, config: ELMoConfig):
+        super().__init__()
+        words, width = config.vocab_size, config.task_word_embedding_size
+        self.word_embeddings = nn.Embedding(words, width, config.pad_token_id) if width else None
+        self.char_encoder = ELMoCharacterEncoder(_characters_of(config)) if config.task_has_characters else None
+        filters = config.task_char_cnn_filters if config.task_has_characters else []
+        self.output_size = width + sum(number for _, number in filters)
+
+    def reset_parameters(self):
+        if self.word_embeddings is not None:
+            init.normal_(self.word_embeddings.weight, std=self.word_embeddings.embedding_dim**-0.5)
+
+    def forward(self, character_ids: Tensor | None, input_ids: Tensor | None, mask_BT: Tensor) -> Tensor:
+        """`x_k` of every token, `(batch, time, output_size)`, zeros at padding."""
+        features = []
+        if self.word_embeddings is not None:
+            assert input_ids is not None
+            features.append(self.word_embeddings(input_ids.long()))
+        if self.char_encoder is not None:
+            assert character_ids is not None
+            distinct_UW, index_N = distinct_rows(character_ids[mask_BT].long())
+            features_NF = self.char_encoder(distinct_UW)[index_N]
+            places = features_NF.new_zeros(*mask_BT.shape, features_NF.shape[1])
+            features.append(places.masked_scatter(mask_BT[..., None], features_NF))
+        return torch.cat(features, dim=-1).masked_fill(~mask_BT[..., None], 0)
+
+
+def _characters_of(config: ELMoConfig) -> ELMoConfig:
+    """The configuration of the head's own characters."""
+    return ELMoConfig(
+        char_vocab_size=config.char_vocab_size,
+        char_embedding_size=config.task_char_embedding_size,
+        char_cnn_filters=config.task_char_cnn_filters,
+        num_highway_layers=0,
+        max_word_length=config.max_word_length,
+    )
