@@ -7,7 +7,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from huggingface_hub import ModelCard, ModelCardData
+from huggingface_hub import HfApi, ModelCard, ModelCardData
 
 from modeling_elmo import ELMoConfig
 
@@ -312,3 +312,19 @@ def scale_logarithmically(axis):
     axis.yaxis.set_major_locator(LogLocator(subs=subs) if high - low > 1 else AutoLocator())
     axis.yaxis.set_minor_locator(NullLocator())
     axis.yaxis.set_major_formatter("{x:,.6g}")
+
+
+def push(folder: Path, name: str, arguments: Any, message: str):
+    """Uploads what `AutoModel` needs, the card and its pictures, as one commit.
+
+    Args:
+        name: of the repository, where `hub_model_id` gives none.
+        arguments: with `hub_model_id`, `hub_private_repo` and `hub_token`, as in `TrainingArguments`.
+        message: of the commit.
+    """
+    api = HfApi(token=arguments.hub_token)
+    repo = api.create_repo(arguments.hub_model_id or name, private=arguments.hub_private_repo, exist_ok=True)
+    # Records name paths, and predictions hold the data.
+    ignored = ["checkpoint-*", "*/*", "predictions_*.jsonl", "settings.json", "record.json", "training_args.bin"]
+    api.upload_folder(repo_id=repo.repo_id, folder_path=folder, commit_message=message, ignore_patterns=ignored)
+    print(f"Uploaded to {repo}")

@@ -21,7 +21,6 @@ from typing import Any, Literal
 import torch
 from accelerate import Accelerator
 from accelerate.utils import InitProcessGroupKwargs, broadcast_object_list, is_tensorboard_available, set_seed
-from huggingface_hub import HfApi
 from transformers import HfArgumentParser
 from transformers.utils import logging
 
@@ -41,7 +40,7 @@ from modeling_elmo.run_scripts.lm_data import (
     Survey,
 )
 from modeling_elmo.run_scripts.lm_training import Pretraining, TrainingArguments
-from modeling_elmo.run_scripts.model_card import write_model_card
+from modeling_elmo.run_scripts.model_card import push, write_model_card
 from modeling_elmo.run_scripts.perplexity import held_out_batches
 from modeling_elmo.tokenization.elmo_characters import PAD_WORD, most_frequent_words, read_vocabulary
 from modeling_elmo.tokenization.elmo_pretokenization import TextSplitter
@@ -394,21 +393,7 @@ def publish(
     )
     print(f"{output_dir}: the model of step {step}, with its card; load it with AutoModel.from_pretrained")
     if hub_args.push_to_hub:
-        push(output_dir, hub_args)
-
-
-def push(folder: Path, arguments: HubArguments):
-    """Uploads what `AutoModel` needs, the card and the log."""
-    api = HfApi(token=arguments.hub_token)
-    name = arguments.hub_model_id or folder.resolve().name
-    repo = api.create_repo(name, private=arguments.hub_private_repo, exist_ok=True)
-    api.upload_folder(
-        repo_id=repo.repo_id,
-        folder_path=folder,
-        commit_message="Pretrained biLM",
-        ignore_patterns=["checkpoint-*", "*/*"],
-    )
-    print(f"Uploaded to {repo}")
+        push(output_dir, output_dir.resolve().name, hub_args, "Pretrained biLM")
 
 
 if __name__ == "__main__":

@@ -40,18 +40,25 @@ def numbered_texts(path: Path, column: str) -> Iterator[tuple[int, Any]]:
     """A text a line, counted from 1: `.jsonl` files hold it under the key `column`, others as it is; either may be
     compressed (`.gz`, `.zst`)."""
     name = path.name.removesuffix(".gz").removesuffix(".zst")
-    return _json_texts(path, column) if name.endswith(".jsonl") else _lines(path)
+    return (
+        _json_texts(path, column)
+        if name.endswith(".jsonl")
+        else ((number, line.strip()) for number, line in numbered_lines(path))
+    )
 
 
-def _lines(path: Path) -> Iterator[tuple[int, str]]:
-    """Lines end at line feeds alone, which is how `wc -l` counts."""
+def numbered_lines(path: Path) -> Iterator[tuple[int, str]]:
+    """The lines of a UTF-8 file, also a compressed one, counted from 1; spaces and tabs at their ends stay.
+
+    They end at line feeds alone, which is how `wc -l` counts.
+    """
     number = 0
     # Named here, as a generator that is alive when Python exits is closed after the modules are emptied.
     broken = (EOFError, gzip.BadGzipFile, zlib.error)
     with path.open("rb") as file:
         try:
             for number, line in enumerate(_unpacked(file, path), 1):
-                yield number, line.decode("utf-8-sig" if number == 1 else "utf-8").strip()
+                yield number, line.decode("utf-8-sig" if number == 1 else "utf-8").rstrip("\r\n")
         except UnicodeDecodeError as error:
             raise ValueError(
                 f"{path}, line {number} is not UTF-8: {error.reason} at byte {error.start}. Convert the file with "
@@ -102,7 +109,8 @@ def _lines_of_blocks(blocks: Iterable[bytes]) -> Iterator[bytes]:
 
 
 def _json_texts(path: Path, column: str) -> Iterator[tuple[int, Any]]:
-    for number, text in _lines(path):
+    for number, line in numbered_lines(path):
+        text = line.strip()
         try:
             record = json.loads(text) if text else {column: ""}
         except json.JSONDecodeError as error:

@@ -436,7 +436,7 @@ def test_push_to_hub(name, tmp_path, monkeypatch):
     from huggingface_hub.utils import filter_repo_objects  # what HfApi chooses files with
 
     monkeypatch.setattr(RecordingHub, "calls", [])
-    monkeypatch.setattr(run_pretraining, "HfApi", RecordingHub)
+    monkeypatch.setattr(model_card, "HfApi", RecordingHub)
     pretrain(
         tmp_path,
         **SHORT | {"save_steps": 1},
@@ -464,7 +464,7 @@ def test_push_to_hub(name, tmp_path, monkeypatch):
 
 def test_nothing_is_pushed_unasked(tmp_path, monkeypatch):
     monkeypatch.setattr(RecordingHub, "calls", [])
-    monkeypatch.setattr(run_pretraining, "HfApi", RecordingHub)
+    monkeypatch.setattr(model_card, "HfApi", RecordingHub)
     pretrain(tmp_path, **SHORT)
     assert not RecordingHub.calls
 

@@ -1,0 +1,75 @@
+"""Trains a tagger on an ELMo model: named entities, parts of speech, any label a word.
+
+    python -m modeling_elmo.run_scripts.run_ner --model_name_or_path elmo \
+        --train_file train.conll --validation_file dev.conll --test_file test.conll --output_dir tagger
+
+The network of the paper's named entities (section 4): biLSTMs and a CRF over `[x_k; ELMo_k]`. `--compare_baseline`
+trains the same network without ELMo too; `--seeds 5` tells mean and deviation; `--ablation` gives the paper's tables.
+"""
+
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+
+import numpy as np
+from transformers import DataCollatorForTokenClassification, HfArgumentParser
+
+if __package__ in (None, ""):  # run by path from a clone that is not installed
+    sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from modeling_elmo import ELMoForTokenClassification
+from modeling_elmo.run_scripts.task_data import TaggingDataArguments, label_names, read_tagging, take_samples
+from modeling_elmo.run_scripts.task_metrics import marks_entities, tagging_scores
+from modeling_elmo.run_scripts.task_model import HeadArguments, Record, Task, log_mean_probabilities, source_of
+from modeling_elmo.run_scripts.task_training import ExperimentArguments, TaskTrainingArguments, fine_tune
+
+
+def main(arguments: list[str] | None = None) -> list[Record]:
+    parser = HfArgumentParser((HeadArguments, TaggingDataArguments, ExperimentArguments, TaskTrainingArguments))
+    head, data, experiment, training = parser.parse_args_into_dataclasses(arguments)
+    return fine_tune(tagging_task(data, head.max_length), head, experiment, training)
+
+
+def tagging_task(arguments: TaggingDataArguments, max_length: int | None = None) -> Task:
+    data = read_tagging(arguments)
+    labels = label_names(data, "tags")
+    numbers = {label: number for number, label in enumerate(labels)}
+    is_spans = marks_entities(labels)
+
+    def encode(batch, tokenizer, cut):
+        limits = {"truncation": True, "max_length": max_length} if cut and max_length is not None else {}
+        encoding = tokenizer(batch["tokens"], is_split_into_words=True, **limits)
+        tags = [[-100, *(numbers[tag] for tag in tags), -100] for tags in batch["tags"]]
+        kept = [row[: len(ids) - 1] + [-100] for row, ids in zip(tags, encoding["input_ids"], strict=True)]
+        return {**encoding, "labels": kept}
+
+    def tags_of(predictions: np.ndarray, label_ids: np.ndarray) -> tuple[list[list[str]], list[list[str]]]:
+        rows = zip(predictions.argmax(-1), label_ids, strict=True)
+        pairs = [(found[gold != -100], gold[gold != -100]) for found, gold in rows]
+        found, wanted = ([[labels[number] for number in row] for row in side] for side in zip(*pairs, strict=True))
+        return found, wanted
+
+    def predictions(split, logits, label_ids) -> Iterable[Record]:
+        for example, tags in zip(split, tags_of(logits, label_ids)[0], strict=True):
+            yield {"tokens": example["tokens"], "tags": example["tags"], "predicted": tags}
+
+    return Task(
+        name="ner" if is_spans else "tagging",
+        model_class=ELMoForTokenClassification,
+        metric="f1" if is_spans else "accuracy",
+        data=take_samples(data, arguments),
+        source=source_of(arguments),
+        settings=vars(arguments),
+        config={"num_labels": len(labels), "id2label": dict(enumerate(labels)), "label2id": numbers},
+        scalar_mix_l2=0.1,
+        words=lambda split, _: split["tokens"],
+        encode=encode,
+        collator=DataCollatorForTokenClassification,
+        scores=lambda logits, label_ids: tagging_scores(*tags_of(logits, label_ids), are_entities=is_spans),
+        predictions=predictions,
+        average=log_mean_probabilities,
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,144 @@
+"""The model card of a fine-tuned head: what its run recorded."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from huggingface_hub import EvalResult, ModelCard, ModelCardData
+
+from modeling_elmo import ELMoConfig
+from modeling_elmo.run_scripts.model_card import shown, table
+from modeling_elmo.run_scripts.task_results import layer_names
+
+PIPELINES = {
+    "ELMoForTokenClassification": "token-classification",
+    "ELMoForSequenceClassification": "text-classification",
+}
+NETWORKS = {
+    "tagger": "biLSTMs and a linear-chain CRF (section 4 of the paper, named entities)",
+    "bcn": "a biattentive classification network (McCann et al. 2017)",
+    "esim": "ESIM, the enhanced sequential inference model (Chen et al. 2017)",
+    "linear": "one linear layer",
+}
+
+CARD = """\
+# {name}
+
+{model}
+
+## Use
+
+```python
+from transformers import pipeline
+
+classify = pipeline({pipeline!r}, model={path!r}, trust_remote_code=True)  # this folder, or the full name on the Hub
+print(classify({example}))
+```
+
+## Results
+
+{results}
+
+Protocol: {protocol}
+
+## Data
+
+{data}
+
+## Training
+
+{training}
+
+## Licence
+
+None is recorded. The weights follow the licences of the biLM and of the data, as chosen by the author.
+"""
+
+
+def write_task_card(folder: Path, name: str, config: ELMoConfig, record: dict[str, Any]) -> Path:
+    """Writes README.md into the folder of a fine-tuned model.
+
+    Args:
+        name: of the model; the card's title.
+        record: what the run recorded, with its `settings`.
+
+    Returns:
+        The path of README.md.
+    """
+    kind, settings = config.architectures[0], record["settings"]
+    is_pair = "text_pair" in record["columns"]
+    card = CARD.format(
+        name=shown(name),
+        path=name,
+        pipeline=PIPELINES[kind],
+        example='{"text": "A man sleeps.", "text_pair": "Someone rests."}' if is_pair else '"It was staged in Paris."',
+        model=describe_model(config, settings["model_name_or_path"]),
+        results=describe_results(record),
+        protocol=protocol(record),
+        data=describe_data(record),
+        training=table(["setting", "value"], [[shown(key), shown(settings[key])] for key in settings if settings[key]]),
+    )
+    path = folder / "README.md"
+    ModelCard(f"---\n{front_matter(name, PIPELINES[kind], record).to_yaml()}\n---\n\n{card}").save(path)
+    return path
+
+
+def front_matter(name: str, pipeline: str, record: dict[str, Any]) -> ModelCardData:
+    dataset = record["data"].get("dataset")
+    results = [
+        EvalResult(
+            task_type=pipeline,
+            dataset_type="local" if not dataset or Path(dataset).exists() else dataset,
+            dataset_name=shown(dataset or "local files"),
+            dataset_split=split,
+            metric_type=record["metric"],
+            metric_value=round(scores[record["metric"]], 4),
+        )
+        for split, scores in record["metrics"].items()
+    ]
+    return ModelCardData(
+        library_name="transformers",
+        pipeline_tag=pipeline,
+        tags=["elmo"],
+        metrics=[record["metric"]],
+        model_name=name,
+        eval_results=results,
+    )
+
+
+def describe_model(config: ELMoConfig, base_model: str) -> str:
+    is_tagger = config.architectures[0] == "ELMoForTokenClassification"
+    network = "linear" if config.head == "linear" else "tagger" if is_tagger else config.classifier
+    reads = "word vectors and characters, without ELMo: a baseline"
+    if config.use_elmo:
+        place = "input and output" if config.elmo_placement == "both" else config.elmo_placement
+        state = "frozen" if config.freeze_bilm else "trained with it"
+        paper = "[Peters et al. 2018](https://arxiv.org/abs/1802.05365)"
+        reads = f"ELMo ({paper}) of {shown(base_model)}, {state}, at its {place}"
+    labels = ", ".join(f"`{shown(label)}`" for label in list(config.id2label.values())[:20])
+    return f"Network: {NETWORKS[network]}. It reads {reads}.\n\nLabels: {labels}."
+
+
+def describe_results(record: dict[str, Any]) -> str:
+    names = [name for name, value in next(iter(record["metrics"].values())).items() if isinstance(value, (int, float))]
+    rows = [[split, *(f"{scores[name]:.4f}" for name in names)] for split, scores in record["metrics"].items()]
+    parts = [table(["split", *names], rows, "---:")]
+    for place, weights in record["layer_weights"].items():
+        shares = ", ".join(
+            f"{name} {weight:.3f}"
+            for name, weight in zip(layer_names({place: np.array(weights)}), weights, strict=True)
+        )
+        parts.append(f"Layer weights (softmax of s) at the {place}: {shares}.")
+    return "\n\n".join(parts)
+
+
+def protocol(record: dict[str, Any]) -> str:
+    best = f"the one with the best `{record['metric']}` on the validation split"
+    is_chosen = "validation" in record["metrics"] and record["settings"]["load_best_model_at_end"]
+    chosen = best if is_chosen else "the last one"
+    return f"of all checkpoints {chosen}; one run, with seed {record['seed']}."
+
+
+def describe_data(record: dict[str, Any]) -> str:
+    rows = [f"- {key.replace('_', ' ')}: {shown(value)}" for key, value in record["data"].items()]
+    return "\n".join([*rows, f"- training examples: {record['train_samples']:,}"])

@@ -1,0 +1,216 @@
+"""From the folder of a biLM to the head of a task: what a task is, its tokenizer, its data in ids, its model."""
+
+import json
+import math
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field, fields
+from difflib import get_close_matches
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from datasets import Dataset, DatasetDict
+from transformers.utils import logging
+
+from modeling_elmo import ELMoConfig, ELMoTokenizer
+from modeling_elmo.modeling_elmo import ELMoTaskModel
+from modeling_elmo.run_scripts.task_data import DataArguments
+from modeling_elmo.run_scripts.word_vectors import WordVectors, initial_embeddings, task_vocabulary
+from modeling_elmo.tokenization.elmo_characters import SPECIAL_WORDS
+
+logger = logging.get_logger(__name__)
+
+Record = dict[str, Any]
+
+
+@dataclass(kw_only=True)
+class HeadArguments:
+    model_name_or_path: str = field(metadata={"help": "A folder or Hub name of an ELMo model."})
+    head: Literal["paper", "linear"] = field(
+        default="paper", metadata={"help": "The paper's network for the task, or one linear layer on ELMo."}
+    )
+    use_elmo: bool = field(default=True, metadata={"help": "--no_use_elmo: the same network without ELMo."})
+    elmo_placement: Literal["input", "output", "both"] = field(
+        default="input", metadata={"help": "Where ELMo enters the network (section 5.2)."}
+    )
+    scalar_mix_mode: str = field(default="learned", metadata={"help": "learned, average, top, or a layer's number."})
+    scalar_mix_l2: float | None = field(
+        default=None, metadata={"help": "lambda of lambda * ||s||^2 (section 3.3). Default: 0.1 for tags, else 0.001."}
+    )
+    elmo_dropout: float = field(default=0.5, metadata={"help": "Dropout on ELMo."})
+    freeze_bilm: bool = field(default=True, metadata={"help": "--no_freeze_bilm: the biLM is trained too."})
+    word_embedding_size: int = field(default=50, metadata={"help": "Width of the network's own word vectors; 0: none."})
+    word_min_count: int = field(default=2, metadata={"help": "Rarer words of the training text share one vector."})
+    word_vectors: str | None = field(
+        default=None, metadata={"help": "A file to start them from: GloVe, word2vec text."}
+    )
+    word_vectors_limit: int | None = field(default=None, metadata={"help": "Read only so many words of the file."})
+    freeze_word_vectors: bool = field(default=False, metadata={"help": "Keep the word vectors as they are."})
+    config_overrides: str | None = field(
+        default=None, metadata={"help": 'Other fields of ELMoConfig, as JSON: {"task_hidden_size": 100}'}
+    )
+    max_length: int | None = field(
+        default=None, metadata={"help": "Cut longer texts to train on, in words and markers. Others are read whole."}
+    )
+
+
+@dataclass
+class Task:
+    """What differs between tasks.
+
+    Args:
+        name: for records and folders.
+        model_class: of the head.
+        metric: the score that chooses the best checkpoint and is compared.
+        data: the raw splits `train`, `validation`, `test`, those there are.
+        source: where they come from, for the card.
+        settings: options, beside those of the head and of the training, that the scores depend on.
+        config: fields of the head's configuration that the data set, such as its labels.
+        scalar_mix_l2: the paper's lambda for the task (supplement A).
+        words: the words of a split, a list a text.
+        encode: a batch of raw examples as the model's inputs and `labels`, cut at `--max_length` or not.
+        collator: makes a batch of encoded examples.
+        scores: figures of log-probabilities `(texts, ...)` and labels; single numbers, and tables in dictionaries.
+        predictions: what goes into the file of predictions, a row a text.
+        average: what several models together score, of what each does.
+    """
+
+    name: str
+    model_class: type[Any]
+    metric: str
+    data: DatasetDict
+    source: dict[str, str]
+    settings: dict[str, Any]
+    config: dict[str, Any]
+    scalar_mix_l2: float
+    words: Callable[[Dataset, ELMoTokenizer], Iterable[Sequence[str]]]
+    encode: Callable[[dict[str, list], ELMoTokenizer, bool], dict[str, list]]
+    collator: Callable[[ELMoTokenizer], Callable]
+    scores: Callable[[np.ndarray, np.ndarray], dict[str, Any]]
+    predictions: Callable[[Dataset, np.ndarray, np.ndarray], Iterable[Record]]
+    average: Callable[[Sequence[np.ndarray]], np.ndarray]
+
+
+def log_mean_probabilities(logits: Sequence[np.ndarray]) -> np.ndarray:
+    """Logarithms of the mean of several models' probabilities, which are a softmax of the last dimension."""
+    log_probs = torch.stack([torch.from_numpy(each).log_softmax(-1) for each in logits])
+    return (log_probs.logsumexp(0) - math.log(len(logits))).numpy()
+
+
+def source_of(arguments: DataArguments) -> dict[str, str]:
+    """Where the data comes from, as the options named it."""
+    names = ("dataset", "dataset_config", "train_file", "validation_file", "test_file")
+    return {name: getattr(arguments, name) for name in names if getattr(arguments, name) is not None}
+
+
+def task_tokenizer(task: Task, head: HeadArguments, train: Dataset, vectors: WordVectors | None) -> ELMoTokenizer:
+    """The biLM's, with the words of `train`, and of the file of vectors, in place of its vocabulary.
+
+    A biLM that reads characters ignores `input_ids`; one with word vectors keeps its vocabulary.
+    """
+    tokenizer = ELMoTokenizer.from_pretrained(head.model_name_or_path)
+    if not word_vector_size(head, vectors) or ELMoConfig.from_pretrained(head.model_name_or_path).word_embedding_size:
+        return tokenizer
+    extra = vectors.words if vectors else ()
+    words = task_vocabulary(task.words(train, tokenizer), head.word_min_count, extra)
+    has_no_capitals = bool(extra) and all(word == word.lower() for word in extra)
+    return tokenizer.with_vocabulary([*SPECIAL_WORDS, *words], lowercase_unknown=has_no_capitals)
+
+
+def encoded(task: Task, split: str, tokenizer: ELMoTokenizer) -> Dataset:
+    """A split's encodings, each with its number among the texts of all splits, its `text_number`."""
+    names = list(task.data)
+    first = sum(len(task.data[name]) for name in names[: names.index(split)])
+
+    def encode(batch: dict[str, list], indices: list[int]) -> dict[str, list]:
+        return {**task.encode(batch, tokenizer, split == "train"), "text_number": [first + index for index in indices]}
+
+    data, what = task.data[split], f"Encoding {split}"
+    return data.map(encode, with_indices=True, batched=True, remove_columns=data.column_names, desc=what)
+
+
+def task_model(
+    task: Task, head: HeadArguments, tokenizer: ELMoTokenizer, vectors: WordVectors | None, seed: int, **overrides
+) -> ELMoTaskModel:
+    """A head on the biLM, or without it, as the options and `overrides`, fields of its configuration, say."""
+    config = task_config(task, head, len(tokenizer), vectors, **overrides)
+    model = head_on_bilm(task, head, config) if config.use_elmo else task.model_class(config)
+    if vectors is not None and model.token_features is None:
+        raise ValueError(f"--word_vectors {head.word_vectors}: a linear head reads none; leave the option out.")
+    if vectors is not None:
+        words = tokenizer.convert_ids_to_tokens(range(len(tokenizer)))
+        start = initial_embeddings(vectors, words, seed, tokenizer.lowercase_unknown)
+        logger.warning(f"{start.found:,} of {len(words):,} words have a vector in {head.word_vectors}.")
+        model.token_features.word_embeddings.weight.data.copy_(torch.from_numpy(start.vectors))
+    return model
+
+
+def head_on_bilm(task: Task, head: HeadArguments, config: ELMoConfig) -> ELMoTaskModel:
+    verbosity = logging.get_verbosity()
+    logging.set_verbosity_error()  # that the head is new goes without saying
+    try:
+        # In single precision, whatever the biLM is kept in: so is the head, and the baseline.
+        model, found = task.model_class.from_pretrained(
+            head.model_name_or_path, config=config, dtype=torch.float32, output_loading_info=True
+        )
+    finally:
+        logging.set_verbosity(verbosity)
+    missing = sorted(name for name in found["missing_keys"] if name.startswith("elmo."))
+    if missing:
+        raise ValueError(
+            f"{head.model_name_or_path} has no weights for {len(missing)} parameters of the biLM that was asked for, "
+            f"{missing[0]} among them; pass a folder that has, or leave such fields out of --config_overrides."
+        )
+    return model
+
+
+def task_config(
+    task: Task, head: HeadArguments, vocab_size: int, vectors: WordVectors | None, **overrides
+) -> ELMoConfig:
+    names = ("head", "use_elmo", "elmo_placement", "elmo_dropout", "freeze_bilm")
+    values: dict[str, Any] = {
+        **{name: getattr(head, name) for name in names},
+        "scalar_mix_mode": int(head.scalar_mix_mode) if head.scalar_mix_mode.isdecimal() else head.scalar_mix_mode,
+        "scalar_mix_l2": scalar_mix_l2(task, head),
+        "task_word_embedding_size": word_vector_size(head, vectors),
+        "freeze_word_embeddings": head.freeze_word_vectors,
+        "vocab_size": vocab_size,
+        "softmax_type": "full",  # a head has none, and the clusters of an adaptive one may not suit the words
+        "adaptive_cutoffs": None,
+        **overrides_of(head, task),
+        **task.config,
+        **overrides,
+    }
+    config = ELMoConfig.from_pretrained(head.model_name_or_path, **values)
+    config.validate()
+    return config
+
+
+def overrides_of(head: HeadArguments, task: Task) -> dict[str, Any]:
+    """What `--config_overrides` holds, fields of the configuration alone."""
+    text = head.config_overrides or "{}"
+    try:
+        overrides = json.loads(text)
+    except json.JSONDecodeError as error:
+        raise ValueError(f'--config_overrides {text} is not JSON: {error}. Pass {{"name": value, ...}}.') from error
+    known = [each.name for each in fields(ELMoConfig)]
+    if not isinstance(overrides, dict):
+        raise ValueError(f'--config_overrides {text} is no JSON object; pass {{"name": value, ...}}.')
+    for name in overrides:
+        if name in task.config:
+            raise ValueError(f"--config_overrides: {name} is set by the data or by an option of its own; leave it out.")
+        if name not in known:
+            close = get_close_matches(name, known, 1)
+            advice = f"Did you mean {close[0]}?" if close else f"Pass some of {', '.join(sorted(known))}."
+            raise ValueError(f"--config_overrides: ELMoConfig has no field {name}. {advice}")
+    return overrides
+
+
+def scalar_mix_l2(task: Task, head: HeadArguments) -> float:
+    return task.scalar_mix_l2 if head.scalar_mix_l2 is None else head.scalar_mix_l2
+
+
+def word_vector_size(head: HeadArguments, vectors: WordVectors | None) -> int:
+    if head.head == "linear":
+        return 0
+    return head.word_embedding_size if vectors is None else vectors.vectors.shape[1]

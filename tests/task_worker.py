@@ -1,0 +1,109 @@
+"""Training runs of a task that take a second: in this process, or in each of several that a launcher starts."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+from pretraining_worker import arguments_of
+from safetensors.torch import load_file
+
+from modeling_elmo import ELMoConfig, ELMoForPreTraining, ELMoTokenizer
+from modeling_elmo.run_scripts import run_classification, run_ner
+
+TASKS = Path(__file__).parent / "fixtures" / "tasks"
+ENDINGS = {"wnut17": "conll", "snli": "jsonl", "rt_polarity": "tsv"}
+BILM = {"char_cnn_filters": [[1, 8], [3, 8]], "lstm_hidden_size": 12, "projection_size": 8, "max_word_length": 16}
+WITHOUT_DROPOUT = {"task_dropout": 0.0, "elmo_dropout": 0.0}
+HEAD = {"task_hidden_size": 8, "task_num_layers": 1, "task_char_cnn_filters": [[3, 8]]}
+HEAD |= {"task_dropout": 0.1, "elmo_dropout": 0.1}
+
+
+def bilm(folder: Path, seed: int = 0, **options) -> Path:
+    """A folder with a random biLM and its tokenizer, by default without any words."""
+    tokenizer = ELMoTokenizer(**{"max_word_length": 16, "pre_tokenization": "whitespace"} | options)
+    torch.manual_seed(seed)
+    model = ELMoForPreTraining(ELMoConfig.from_preset("tiny", **BILM, vocab_size=len(tokenizer)))
+    for part in (model, tokenizer):
+        part.save_pretrained(folder)
+    return folder
+
+
+def options_of(folder: Path, data: str = "wnut17", **options) -> dict[str, Any]:
+    """Of a run of two epochs, four steps, whose biLM is in `folder / "bilm"`."""
+    splits = {"train": "train", "validation": "dev", "test": "test"}
+    defaults = {
+        "model_name_or_path": folder / "bilm",
+        "word_embedding_size": 8,
+        "config_overrides": json.dumps(HEAD | options.pop("config_overrides", {})),
+        **{f"{split}_file": TASKS / f"{data}_{file}.{ENDINGS[data]}" for split, file in splits.items()},
+        "output_dir": folder / "run",
+        "num_train_epochs": 2,
+        "learning_rate": 0.02,
+        "use_cpu": True,
+        "disable_tqdm": "true",
+    }
+    return defaults | options
+
+
+def tag(folder: Path, **options) -> list[dict[str, Any]]:
+    return run_ner.main(arguments_of(options_of(folder, **options)))
+
+
+def classify(folder: Path, data: str = "rt_polarity", **options) -> list[dict[str, Any]]:
+    return run_classification.main(arguments_of(options_of(folder, data, **options)))
+
+
+def read_json(path: Path) -> Any:
+    return json.loads(path.read_text(encoding="utf-8"))
+
+
+def predictions_of(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+
+
+def sentences_of(path: Path) -> list[tuple[list[str], list[str]]]:
+    """Words and tags of a file with a word a line, read by a plain loop."""
+    pairs = [[]]
+    for line in path.read_text(encoding="utf-8").splitlines():
+        if line.strip():
+            pairs[-1].append(tuple(line.split("\t")))
+        elif pairs[-1]:
+            pairs.append([])
+    return [tuple(map(list, zip(*sentence, strict=True))) for sentence in pairs if sentence]
+
+
+def capitals(folder: Path) -> dict[str, Path]:
+    """The sentences of `wnut17`, where words with a capital are the entities: a run of an epoch finds some of them."""
+    files = {}
+    for split, name in (("train", "train"), ("validation", "dev"), ("test", "test")):
+        lines = []
+        for words, _ in sentences_of(TASKS / f"wnut17_{name}.conll"):
+            are = [word[0].isupper() for word in words]
+            tags = [
+                f"{'I' if before else 'B'}-NAME" if it else "O" for before, it in zip([False, *are], are, strict=False)
+            ]
+            lines += [f"{word}\t{tag}\n" for word, tag in zip(words, tags, strict=True)] + ["\n"]
+        files[f"{split}_file"] = folder / f"{split}.conll"
+        files[f"{split}_file"].write_text("".join(lines), encoding="utf-8")
+    return files
+
+
+def assert_same_weights(found: Path, expected: Path, **tolerance):
+    """Of the models in two folders; bit for bit without a tolerance."""
+    ours, theirs = (load_file(folder / "model.safetensors") for folder in (found, expected))
+    assert ours.keys() == theirs.keys()
+    for name, weight in theirs.items():
+        torch.testing.assert_close(ours[name], weight, msg=name, **(tolerance or {"rtol": 0, "atol": 0}))
+
+
+def launch(processes: int, script: str, options: dict[str, Any]):
+    root = Path(__file__).parents[1]
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", str(processes)]
+    environment = {**os.environ, "PYTHONPATH": str(root), "OMP_NUM_THREADS": "1"}
+    command += [str(root / "run_scripts" / f"{script}.py"), *arguments_of(options)]
+    finished = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
+    assert finished.returncode == 0, finished.stderr[-4000:]

@@ -1,0 +1,57 @@
+"""The tagger's script from files to a folder that stock tools load; experiments are in test_task_training.py."""
+
+import pytest
+import torch
+from task_worker import bilm, capitals, predictions_of, read_json, sentences_of, tag
+from transformers import AutoModelForTokenClassification, AutoTokenizer, pipeline
+
+from modeling_elmo.run_scripts.task_metrics import tagging_scores
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("ner")
+    bilm(folder / "bilm")
+    tag(folder, **capitals(folder), num_train_epochs=3, per_device_train_batch_size=6, learning_rate=0.05)
+    return folder
+
+
+def test_scores_are_those_of_the_predictions(place):
+    record = read_json(place / "run" / "record.json")
+    rows = predictions_of(place / "run" / "predictions_test.jsonl")
+    gold = sentences_of(place / "test.conll")
+    assert [(row["tokens"], row["tags"]) for row in rows] == gold
+    expected = tagging_scores([row["predicted"] for row in rows], [tags for _, tags in gold])
+    assert record["metrics"]["test"] == expected and 0 < expected["f1"] < 1
+    assert (record["task"], record["metric"], record["arm"]) == ("ner", "f1", "elmo")
+
+
+def test_the_folder_predicts_what_was_recorded(place):
+    tokenizer = AutoTokenizer.from_pretrained(place / "run")
+    model = AutoModelForTokenClassification.from_pretrained(place / "run")
+    rows = predictions_of(place / "run" / "predictions_test.jsonl")
+    for row in rows[:5]:
+        with torch.no_grad():
+            logits = model(**tokenizer(row["tokens"], is_split_into_words=True, return_tensors="pt")).logits[0, 1:-1]
+        assert [model.config.id2label[number] for number in logits.argmax(-1).tolist()] == row["predicted"]
+    found = pipeline("token-classification", model=str(place / "run"), aggregation_strategy="simple")
+    assert all(group["entity_group"] == "NAME" for group in found("We saw Paris and Rome ."))
+    assert (place / "run" / "README.md").read_text(encoding="utf-8").count("token-classification") >= 2
+
+
+def test_parts_of_speech_are_compared_by_accuracy(tmp_path):
+    bilm(tmp_path / "bilm")
+    files = capitals(tmp_path)
+    for path in files.values():
+        text = path.read_text(encoding="utf-8")
+        path.write_text(text.replace("\tO", "\tX").replace("B-NAME", "PROPN").replace("I-NAME", "PROPN"), "utf-8")
+    (record,) = tag(tmp_path, **files, max_steps=1, max_length=9)
+    assert (record["task"], record["metric"]) == ("tagging", "accuracy")
+    rows = predictions_of(tmp_path / "run" / "predictions_test.jsonl")
+    assert all(len(row["predicted"]) == len(row["tokens"]) for row in rows)  # what is measured is not cut
+
+
+def test_nothing_to_measure_on(tmp_path):
+    bilm(tmp_path / "bilm")
+    with pytest.raises(ValueError, match="pass --validation_file FILE or --test_file FILE"):
+        tag(tmp_path, validation_file=None, test_file=None)

@@ -1,0 +1,32 @@
+"""The plain loop: it learns, keeps its best epoch, and predicts what the model predicts sentence by sentence."""
+
+import torch
+from pretraining_worker import arguments_of
+from task_worker import bilm, capitals, options_of, sentences_of
+
+from modeling_elmo import ELMoForTokenClassification, ELMoTokenizer
+from modeling_elmo.run_scripts import run_ner_no_trainer
+from modeling_elmo.run_scripts.task_metrics import tagging_scores
+
+
+def run(folder, **options) -> list[dict[str, float]]:
+    options = options_of(folder, **capitals(folder), per_device_train_batch_size=6, num_train_epochs=3, **options)
+    for name in ("use_cpu", "disable_tqdm", "learning_rate"):
+        options.pop(name)
+    return run_ner_no_trainer.main(arguments_of({**options, "learning_rate": 0.05}))
+
+
+def test_the_best_epoch_is_kept(tmp_path):
+    bilm(tmp_path / "bilm")
+    epochs = run(tmp_path)
+    model = ELMoForTokenClassification.from_pretrained(tmp_path / "run").eval()
+    tokenizer = ELMoTokenizer.from_pretrained(tmp_path / "run")
+    gold = sentences_of(tmp_path / "validation.conll")
+    predicted = []
+    for words, _ in gold:
+        with torch.no_grad():
+            labels = model(**tokenizer(words, is_split_into_words=True, return_tensors="pt")).predictions[0, 1:-1]
+        predicted.append([model.config.id2label[label] for label in labels.tolist()])
+    scores = tagging_scores(predicted, [tags for _, tags in gold])
+    assert [epoch["epoch"] for epoch in epochs] == [1, 2, 3] and epochs[-1]["loss"] < epochs[0]["loss"]
+    assert scores["f1"] == max(epoch["validation"] for epoch in epochs) > 0

@@ -1,0 +1,118 @@
+import gzip
+
+import numpy as np
+import pytest
+import zstandard
+
+from modeling_elmo import ELMoTokenizer
+from modeling_elmo.run_scripts.word_vectors import (
+    WordVectors,
+    initial_embeddings,
+    read_word_vectors,
+    task_vocabulary,
+)
+from modeling_elmo.tokenization.elmo_characters import SPECIAL_WORDS
+
+GLOVE = "the 0.5 -1 2e-3\n. . . 1 2 3\nNew York .25 0 -0.125 \n\u00a0 7 8 9\nthe 4 5 6\nRoute 66 1 1 1\n\n"
+WORDS = ["the", ". . .", "New York", "\u00a0", "Route 66"]
+VECTORS = np.array([[0.5, -1, 0.002], [1, 2, 3], [0.25, 0, -0.125], [7, 8, 9], [1, 1, 1]], np.float32)
+
+
+@pytest.mark.parametrize("ending", ["txt", "vec.gz", "bin.zst"])
+@pytest.mark.parametrize("header", ["", "6 3\n", "6 3 \r\n"])
+def test_files(tmp_path, caplog, ending, header):
+    packed = {"gz": gzip.compress, "zst": zstandard.compress}.get(ending[-3:].strip("."), bytes)
+    path = tmp_path / f"a.{ending}"
+    path.write_bytes(packed((header + GLOVE).encode()))
+    words, vectors = read_word_vectors(path)
+    assert words == WORDS and vectors.dtype == np.float32 and np.array_equal(vectors, VECTORS)
+    (message,) = caplog.messages
+    assert "1 lines hold a word that stands above; its first vector is taken" in message
+    words, vectors = read_word_vectors(str(path), limit=2)
+    assert words == WORDS[:2] and np.array_equal(vectors, VECTORS[:2])
+    assert read_word_vectors(path, limit=99).words == WORDS
+
+
+def test_numbers_are_those_that_were_written(tmp_path):
+    numbers = np.random.default_rng(0).standard_normal((150, 7)).astype(np.float32)
+    lines = (f"word{row} " + " ".join(map(repr, map(float, vector))) for row, vector in enumerate(numbers))
+    (tmp_path / "a.txt").write_text("\n".join(lines))
+    words, vectors = read_word_vectors(tmp_path / "a.txt")
+    assert words == [f"word{row}" for row in range(150)] and np.array_equal(vectors, numbers)
+
+
+@pytest.mark.parametrize("text, width", [("5 3\n6 4\n", 1), ("2 1\n5 3\n6 4\n", 1), ("5 3 1\n", 2)])
+def test_numbers_may_be_words(tmp_path, text, width):
+    (tmp_path / "a.txt").write_text(text)
+    words, vectors = read_word_vectors(tmp_path / "a.txt")
+    assert words[0] == "5" and vectors.shape[1] == width and vectors[0, 0] == 3
+
+
+@pytest.mark.parametrize(
+    "text, message",
+    [
+        ("", "a.txt is empty; pass a file with a word and its vector in each line"),
+        ("\n \n", "a.txt is empty"),
+        ("the\t1\t2\n", "a.txt has no numbers beside words; pass .* parted by spaces"),
+        ("3 0\nthe\n", "a.txt has no numbers beside words"),
+        ("a 1 2 3\nb 1 2 3\nc 1 2\n", "a.txt, line 3 has 2 numbers, where others have 3: 'c 1 2'. Correct it"),
+        ("a 1 2 3\nb 1 2 3\nc 0.5 1 2 3\n", "a.txt, line 3 has 4 numbers, where others have 3: 'c 0.5 1 2 3'"),
+        ("2 3\na 1 2 3\nb 1 2\n", "a.txt, line 3 has 2 numbers, where others have 3"),
+        ("2 3\na 1 2\nb 1 2\n", "a.txt, line 2 has 2 numbers, where others have 3"),
+        ("a 1 2\nb 1,5 2\n", "a.txt, line 2: '1,5' is not a number, and the last 2 must be"),
+        ("a 1 2\nb 1  2\n", "a.txt, line 2: '' is not a number"),
+        ("a 1 2\n 1 2\n", "a.txt, line 2 has no word before its numbers: ' 1 2'. Take the line out"),
+        ("a 1 2\nb nan 2\n", "a.txt, line 2: the vector of 'b' is not finite in float32. Take the line out"),
+        ("a 1 2\nb 1 -inf\n", "a.txt, line 2: the vector of 'b' is not finite"),
+        ("a 1 2\nb 1e39 2\n", "a.txt, line 2: the vector of 'b' is not finite"),
+        ("3 2\na 1 2\nb 1 2\n", "begins with the number of its words, 3, but holds 2. .* --word_vectors_limit 2"),
+        ("1 2\na 1 2\nb 1 2\n", "begins with the number of its words, 1, but holds 2"),
+        ("300 20\n", "begins with the number of its words, 300, but holds 0"),
+    ],
+)
+def test_bad_files(tmp_path, text, message):
+    (tmp_path / "a.txt").write_text(text)
+    with pytest.raises(ValueError, match=message):
+        read_word_vectors(tmp_path / "a.txt")
+
+
+def test_bad_bytes_and_limits(tmp_path):
+    (tmp_path / "a.txt").write_bytes(b"a 1 2\n\xff 1 2\n")
+    with pytest.raises(ValueError, match="a.txt, line 2 is not UTF-8: "):
+        read_word_vectors(tmp_path / "a.txt")
+    with pytest.raises(ValueError, match="limit=0: pass the number of words to read, at least 1, or None for all"):
+        read_word_vectors(tmp_path / "a.txt", limit=0)
+
+
+def test_embeddings_to_start_from():
+    rng = np.random.default_rng(1)
+    words = [*(f"word{row}" for row in range(998)), "london", "London"]
+    vectors = WordVectors([*words, "</s>", "<unk>"], rng.normal(3, 4, (1002, 50)).astype(np.float32))
+    unknown = [f"new{row}" for row in range(1000)]
+    vocabulary = [*SPECIAL_WORDS, "London", "LONDON", "Word7", "word7", *unknown]
+    start, found = initial_embeddings(vectors, vocabulary, seed=3, lowercase=True)
+    assert start.shape == (1008, 50) and start.dtype == np.float32 and found == 5
+    assert not start[0].any()
+    np.testing.assert_allclose(start[3], vectors.vectors.mean(0), rtol=1e-5, atol=1e-6)
+    for row, source in ((2, 1000), (4, 999), (5, 998), (6, 7), (7, 7)):
+        assert np.array_equal(start[row], vectors.vectors[source])
+    deviation = vectors.vectors.astype(np.float64).std()
+    assert start[8:].std() == pytest.approx(deviation, rel=0.02) and abs(start[8:].mean()) < 0.05 * deviation
+    assert np.unique(start[8:], axis=0).shape == (1000, 50)
+
+    assert np.array_equal(initial_embeddings(vectors, vocabulary, seed=3, lowercase=True).vectors, start)
+    assert not np.array_equal(initial_embeddings(vectors, vocabulary, seed=4, lowercase=True).vectors[8:], start[8:])
+    cased, found = initial_embeddings(vectors, vocabulary, seed=3, lowercase=False)
+    assert found == 2 and np.array_equal(cased[4], start[4]) and np.array_equal(cased[7:], start[7:])
+    assert not any(np.array_equal(cased[row], start[row]) for row in (2, 5, 6))
+
+
+def test_vocabulary_of_a_task():
+    sentences = [["b", "a", "c", "a"], ["<S>", "b", "d", "<S>", "<UNK>"], ["c", "e", "a", "<UNK>", "!!!MAXTERMID"] * 2]
+    assert task_vocabulary(iter(sentences)) == ["a", "c", "b", "e"]
+    assert task_vocabulary(sentences, min_count=1) == ["a", "c", "b", "e", "d"]
+    extra = ["d", "</S>", "the", "a", "<PAD>", "the", "", "\ud800", "\U0010fffdx", "New York"]
+    words = task_vocabulary(sentences, 3, extra)
+    assert words == ["a", "c", "d", "the", "New York"]
+    tokenizer = ELMoTokenizer().with_vocabulary([*SPECIAL_WORDS, *words])
+    assert tokenizer.convert_ids_to_tokens(range(len(tokenizer))) == [*SPECIAL_WORDS, *words]
