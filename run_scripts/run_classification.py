@@ -11,7 +11,7 @@ import sys
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 import numpy as np
 from datasets import DatasetDict
@@ -85,7 +85,7 @@ def classification_task(arguments: ClassificationDataArguments, max_length: int 
     )
 
 
-class Problem:
+class Problem(Protocol):
     """What a label is: a head's configuration, and the way from a raw label to its target and back from logits.
 
     Attributes:
@@ -98,18 +98,15 @@ class Problem:
 
     def number(self, label: Any) -> Any:
         """The target of a raw label."""
-        raise NotImplementedError
 
     def scores(self, logits: np.ndarray, gold: np.ndarray) -> dict[str, Any]:
-        raise NotImplementedError
+        """Figures of all texts."""
 
     def shown(self, logits: np.ndarray) -> Any:
         """The raw label that is predicted for one text."""
-        raise NotImplementedError
 
     def average(self, logits: Sequence[np.ndarray]) -> np.ndarray:
         """What several models together put out."""
-        raise NotImplementedError
 
 
 def problem_of_labels(data: DatasetDict) -> Problem:
@@ -118,7 +115,7 @@ def problem_of_labels(data: DatasetDict) -> Problem:
     return MultiLabel(labels) if is_multilabel else SingleLabel(labels)
 
 
-class SingleLabel(Problem):
+class SingleLabel:
     metric = "accuracy"
     problem_type = "single_label_classification"
 
@@ -165,7 +162,7 @@ class MultiLabel(SingleLabel):
         return log_probs[..., 1] - log_probs[..., 0]
 
 
-class Regression(Problem):
+class Regression:
     metric = "pearson"
     config = {"num_labels": 1, "problem_type": "regression"}
 
