@@ -1,4 +1,4 @@
-"""Layers that task networks are made of: a biLSTM over masked rows, its dropout, a softmax over what is allowed.
+"""Layers that task networks are made of: biRNNs over masked rows, their dropout, a softmax over what is allowed.
 
 Shape suffixes: B batch; T time; D width of the input; N real positions, step by step; H `hidden_size`.
 """
@@ -32,10 +32,10 @@ class VariationalDropout(nn.Module):
         return x_BTD * F.dropout(torch.ones_like(x_BTD[:, :1]), self.rate)
 
 
-class TaskLSTM(nn.Module):
-    """A biLSTM over the real positions of each row, wherever they stand; between its layers variational dropout.
+class TaskRNN(nn.Module):
+    """A biRNN over the real positions of each row, wherever they stand; between its layers variational dropout.
 
-    `torch.nn.LSTM` computes it. Nothing at other positions is read.
+    `torch.nn` computes it. Nothing at other positions is read.
 
     Args:
         input_size: width of the input.
@@ -44,13 +44,15 @@ class TaskLSTM(nn.Module):
         dropout: between the layers.
     """
 
+    cell: type[nn.LSTM] | type[nn.GRU]
+
     def __init__(self, input_size: int, hidden_size: int, num_layers: int = 1, dropout: float = 0.0):
         super().__init__()
         if num_layers < 1:
             raise ValueError(f"`num_layers` is {num_layers}; pass 1 or more.")
         self.output_size = 2 * hidden_size
         sizes = [input_size] + [self.output_size] * (num_layers - 1)
-        self.layers = nn.ModuleList(nn.LSTM(size, hidden_size, bidirectional=True) for size in sizes)
+        self.layers = nn.ModuleList(self.cell(size, hidden_size, bidirectional=True) for size in sizes)
         self.dropout = VariationalDropout(dropout)
 
     def forward(self, x_BTD: Tensor, mask_BT: Tensor) -> Tensor:
@@ -69,7 +71,7 @@ class TaskLSTM(nn.Module):
         if not packing.batch_sizes:
             return x_BTD.new_zeros(*mask_BT.shape, self.output_size)
         order_N = packing.positions_N[packing.forward_N]
-        batch_sizes = torch.tensor(packing.batch_sizes, device="cpu")  # torch.nn.LSTM reads them there
+        batch_sizes = torch.tensor(packing.batch_sizes, device="cpu")  # torch.nn reads them there
         for depth, layer in enumerate(self.layers):
             x_BTD = self.dropout(x_BTD) if depth else x_BTD
             tokens_ND = x_BTD.flatten(0, 1).index_select(0, order_N)
@@ -86,18 +88,28 @@ class TaskLSTM(nn.Module):
         |---|---|
         | input matrix | Glorot-uniform over all gates |
         | recurrent matrix | orthogonal for each gate (Saxe et al. 2014) |
-        | biases | 0; that of the forget gate's input 1 (Jozefowicz et al. 2015) |
+        | biases | 0; that of an LSTM's forget gate 1, with its input (Jozefowicz et al. 2015) |
         """
+        is_lstm = self.cell is nn.LSTM
         for name, parameter in self.layers.named_parameters():
-            gates = parameter.chunk(4)  # i, f, g, o
+            gates = parameter.chunk(4 if is_lstm else 3)  # i, f, g, o or r, z, n
             if ".weight_ih" in name:
                 init.xavier_uniform_(parameter)
             elif ".weight_hh" in name:
                 init.copy_(parameter, torch.cat([init.orthogonal_(torch.empty_like(gate)) for gate in gates]))
             else:
-                values = (0, 1 if ".bias_ih" in name else 0, 0, 0)
-                filled = [torch.full_like(gate, value) for gate, value in zip(gates, values, strict=True)]
+                filled = [
+                    torch.full_like(gate, is_lstm and ".bias_ih" in name and k == 1) for k, gate in enumerate(gates)
+                ]
                 init.copy_(parameter, torch.cat(filled))
+
+
+class TaskLSTM(TaskRNN):
+    cell = nn.LSTM
+
+
+class TaskGRU(TaskRNN):
+    cell = nn.GRU
 
 
 def masked_softmax(scores: Tensor, mask: Tensor, dim: int) -> Tensor:
