@@ -6,6 +6,7 @@ from transformers import (
     AutoConfig,
     AutoModel,
     AutoModelForPreTraining,
+    AutoModelForQuestionAnswering,
     AutoModelForSequenceClassification,
     AutoModelForTokenClassification,
     AutoTokenizer,
@@ -21,6 +22,7 @@ from .elmo_linear import elmo_backend  # noqa: E402
 from .modeling_elmo import (  # noqa: E402
     ELMoForPreTraining,
     ELMoForPreTrainingOutput,
+    ELMoForQuestionAnswering,
     ELMoForSequenceClassification,
     ELMoForTokenClassification,
     ELMoModel,
@@ -43,6 +45,7 @@ for _auto_class, _model_class in (
     (AutoModelForPreTraining, ELMoForPreTraining),
     (AutoModelForTokenClassification, ELMoForTokenClassification),
     (AutoModelForSequenceClassification, ELMoForSequenceClassification),
+    (AutoModelForQuestionAnswering, ELMoForQuestionAnswering),
 ):
     _auto_class.register(ELMoConfig, _model_class, exist_ok=True)
     # ... and saved with their code, for processes without this package.
@@ -54,6 +57,7 @@ __all__ = [
     "ELMoConfig",
     "ELMoForPreTraining",
     "ELMoForPreTrainingOutput",
+    "ELMoForQuestionAnswering",
     "ELMoForSequenceClassification",
     "ELMoForTokenClassification",
     "ELMoModel",

@@ -27,6 +27,7 @@ AUTO_MAP = {
     "AutoModelForPreTraining": "modeling_elmo.ELMoForPreTraining",
     "AutoModelForTokenClassification": "modeling_elmo.ELMoForTokenClassification",
     "AutoModelForSequenceClassification": "modeling_elmo.ELMoForSequenceClassification",
+    "AutoModelForQuestionAnswering": "modeling_elmo.ELMoForQuestionAnswering",
 }
 
 # What people who come from options.json or from torch.nn.LSTM type first.

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from transformers import PreTrainedModel
 from transformers import initialization as init
-from transformers.modeling_outputs import SequenceClassifierOutput
+from transformers.modeling_outputs import QuestionAnsweringModelOutput, SequenceClassifierOutput
 from transformers.utils import ModelOutput, can_return_tuple, logging
 
 from .configuration_elmo import ELMoConfig
@@ -30,14 +30,15 @@ from .elmo_encoder import ELMoCharacterEncoder, ELMoHighway, VocabularyCache, di
 from .elmo_linear import fast_linear
 from .elmo_lstm import ELMoLSTM, ELMoLSTMLayer, Packing, pack
 from .elmo_mix import ScalarMix
+from .elmo_reader import SpanReader
 from .elmo_softmax import CHUNK_LOGITS, Candidates, ELMoSoftmax
-from .elmo_task_layers import TaskLSTM, VariationalDropout
+from .elmo_task_layers import TaskLSTM, TaskRNN, VariationalDropout
 from .elmo_token_features import TokenFeatures
 
 logger = logging.get_logger(__name__)
 
 States = tuple[Tensor, Tensor]
-TASK_NETWORKS = (BiattentiveClassifier, ESIMClassifier, LinearChainCRF, TaskLSTM, TokenFeatures)
+TASK_NETWORKS = (BiattentiveClassifier, ESIMClassifier, LinearChainCRF, SpanReader, TaskRNN, TokenFeatures)
 
 
 @dataclass
@@ -786,7 +787,7 @@ ELMoForPreTraining.forward.__signature__ = _signature.replace(parameters=_parame
 
 
 # A head's own network: hidden size and dropout, where the configuration leaves them open.
-NETWORKS = {"linear": (0, 0.0), "tagger": (200, 0.5), "bcn": (300, 0.3), "esim": (300, 0.5)}
+NETWORKS = {"linear": (0, 0.0), "tagger": (200, 0.5), "bcn": (300, 0.3), "esim": (300, 0.5), "reader": (90, 0.2)}
 
 
 class TaskInputs(NamedTuple):
@@ -903,6 +904,17 @@ class ELMoTaskModel(ELMoPreTrainedModel):
                 raise ValueError("This head has word vectors: pass `input_ids` beside `character_ids`.")
             _check_range("input_ids", input_ids, self.config.vocab_size)
 
+    def words(self, mask_BT: Tensor, input_ids: Tensor | None, inputs_embeds: Tensor | None) -> Tensor:
+        """The positions that hold a word, not a marker; those are told by `input_ids`."""
+        if input_ids is None and inputs_embeds is None:
+            raise ValueError(
+                f"{type(self).__name__} runs over words and tells the markers by `input_ids`; pass them beside "
+                "`character_ids`, as `model(**tokenizer(text, return_tensors='pt'))` does."
+            )
+        if input_ids is None:
+            return mask_BT
+        return mask_BT & (input_ids != self.config.bos_token_id) & (input_ids != self.config.eos_token_id)
+
     def _shown(self, hidden_states, output_hidden_states: bool | None):
         show = self.config.output_hidden_states if output_hidden_states is None else output_hidden_states
         return hidden_states if show else None
@@ -969,7 +981,7 @@ class ELMoForTokenClassification(ELMoTaskModel):
         if self.crf is None:
             loss = None if labels is None else self._linear_loss(logits, labels, num_items_in_batch)
         else:
-            words_BT = self._words(text.mask_BT, input_ids, inputs_embeds)
+            words_BT = self.words(text.mask_BT, input_ids, inputs_embeds)
             if labels is not None:
                 loss = self.penalty() - self.crf.log_likelihood(logits, labels, words_BT).mean()
             if not self.training:
@@ -985,17 +997,6 @@ class ELMoForTokenClassification(ELMoTaskModel):
         share = 1 if num_items_in_batch is None else (labels != -100).sum() / num_items_in_batch
         loss = self.loss_function(logits, labels, self.config, num_items_in_batch=num_items_in_batch)
         return loss + share * self.penalty()
-
-    def _words(self, mask_BT: Tensor, input_ids: Tensor | None, inputs_embeds: Tensor | None) -> Tensor:
-        """The positions that hold a word, not a marker."""
-        if input_ids is None and inputs_embeds is None:
-            raise ValueError(
-                "The CRF runs over words and tells the markers by `input_ids`; pass them beside `character_ids`, as "
-                "`model(**tokenizer(text, return_tensors='pt'))` does."
-            )
-        if input_ids is None:
-            return mask_BT
-        return mask_BT & (input_ids != self.config.bos_token_id) & (input_ids != self.config.eos_token_id)
 
     def _decode(self, emissions: Tensor, words_BT: Tensor) -> tuple[Tensor, Tensor]:
         names = self.config.id2label
@@ -1085,6 +1086,92 @@ class ELMoForSequenceClassification(ELMoTaskModel):
             return mask_BT, mask_BT
         own_BT = mask_BT & single_B[:, None]  # the whole row
         return own_BT | (mask_BT & ~second_BT), own_BT | second_BT
+
+
+class ELMoForQuestionAnswering(ELMoTaskModel):
+    """Where a context holds the answer to a question: BiDAF with self-attention (Clark and Gardner 2017), or a linear
+    layer.
+
+    A row is `tokenizer(question, context)`, which the biLM reads as two texts. Logits are over the whole row: the words
+    of the context, and the row's first token, which stands for "no answer here"; elsewhere they are too low to matter.
+    """
+
+    def __init__(self, config: ELMoConfig):
+        network = "linear" if config.head == "linear" else "reader"
+        super().__init__(config, network)
+        self.is_linear = network == "linear"
+        if self.is_linear:
+            self.qa_outputs = nn.Linear(self.input_size, 2)
+        else:
+            self.reader = SpanReader(self.input_size, self.task_hidden_size, self.task_dropout, self.output_elmo_size)
+        self.post_init()
+        self._freeze_as_configured()
+
+    @can_return_tuple
+    def forward(
+        self,
+        character_ids: Tensor | None = None,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        token_type_ids: Tensor | None = None,
+        inputs_embeds: Tensor | None = None,
+        elmo_hidden_states: Tensor | None = None,
+        start_positions: Tensor | None = None,
+        end_positions: Tensor | None = None,
+        output_hidden_states: bool | None = None,
+    ) -> QuestionAnsweringModelOutput:
+        """Logits of starts and ends `(batch, time)`, and the loss, their mean, if both positions are given.
+
+        Args:
+            character_ids, input_ids, attention_mask, inputs_embeds: as in `ELMoModel`. The markers are told by
+                `input_ids`.
+            token_type_ids: `(batch, time)`, 0 at the question and 1 at the context.
+            elmo_hidden_states: `(batch, layers + 1, time, hidden_size)`, a frozen biLM's layers, computed before.
+            start_positions, end_positions: `(batch,)`, the answer's first and last token in the row; where this
+                context has no answer, the row's first token twice.
+            output_hidden_states: whether to return the biLM's layers.
+        """
+        text = self.read(character_ids, input_ids, attention_mask, token_type_ids, inputs_embeds, elmo_hidden_states)
+        if token_type_ids is None:
+            raise ValueError(
+                "A row holds a question and a context: pass the `token_type_ids` of tokenizer(question, context)."
+            )
+        words_BT = self.words(text.mask_BT, input_ids, inputs_embeds)
+        context_BT, first_BT = words_BT & (token_type_ids == 1), text.mask_BT & (text.mask_BT.cumsum(1) == 1)
+        if self.is_linear:
+            start_BT, end_BT = self.qa_outputs(text.tokens_BTD).unbind(-1)
+        else:
+            question_BT = words_BT & (token_type_ids == 0)
+            start_BT, end_BT, none_B = self.reader(text.tokens_BTD, question_BT, context_BT, text.output_BTE)
+            start_BT, end_BT = (torch.where(first_BT, none_B[:, None], each_BT) for each_BT in (start_BT, end_BT))
+        allowed_BT = context_BT | first_BT
+        lowest = torch.finfo(start_BT.dtype).min / 4  # the sum of a start and an end stays finite
+        logits = [each_BT.masked_fill(~allowed_BT, lowest) for each_BT in (start_BT, end_BT)]
+        loss = None
+        if start_positions is not None and end_positions is not None:
+            self._check_positions("start_positions", start_positions, allowed_BT)
+            self._check_positions("end_positions", end_positions, allowed_BT)
+            losses = map(F.cross_entropy, logits, (start_positions, end_positions))
+            loss = sum(losses) / 2 + self.penalty()
+        elif start_positions is not None or end_positions is not None:
+            raise ValueError("Pass `start_positions` and `end_positions` together.")
+        return QuestionAnsweringModelOutput(
+            loss=loss,
+            start_logits=logits[0],
+            end_logits=logits[1],
+            hidden_states=self._shown(text.hidden_states, output_hidden_states),
+        )
+
+    def _check_positions(self, name: str, position_B: Tensor, allowed_BT: Tensor):
+        _check_shape(name, position_B, (len(allowed_BT),))
+        _check_range(name, position_B, allowed_BT.shape[1])
+        wrong_B = ~allowed_BT.gather(1, position_B[:, None]).squeeze(1)
+        if wrong_B.any():
+            row = int(wrong_B.nonzero()[0])
+            raise ValueError(
+                f"`{name}` is {int(position_B[row])} in row {row}, where no word of the context stands; pass the place "
+                "of one, or of the row's first token if there is no answer."
+            )
 
 
 def _chosen(parameter: Tensor, rows_V: Tensor, mean: bool) -> nn.Parameter:
@@ -1181,6 +1268,7 @@ def _zero_row(weight: Tensor, row: int):
 __all__ = [
     "ELMoForPreTraining",
     "ELMoForPreTrainingOutput",
+    "ELMoForQuestionAnswering",
     "ELMoForSequenceClassification",
     "ELMoForTokenClassification",
     "ELMoModel",
