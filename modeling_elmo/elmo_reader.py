@@ -4,11 +4,53 @@ Shape suffixes: B batch; T time, question and context in one row; D width of the
 a biGRU returns.
 """
 
+from typing import NamedTuple
+
 import torch
 from torch import Tensor, nn
 from transformers import initialization as init
 
 from .elmo_task_layers import TaskGRU, VariationalDropout, masked_softmax
+
+
+class Spans(NamedTuple):
+    """The best spans of each row.
+
+    Shape:
+        scores: `(batch, count)`, log-probabilities, falling; minus infinity where a row has fewer spans.
+        first, last: `(batch, count)`, places in the row.
+        none: `(batch,)`, the log-probability that there is no answer.
+    """
+
+    scores: Tensor
+    first: Tensor
+    last: Tensor
+    none: Tensor
+
+
+def best_spans(
+    start_BT: Tensor, end_BT: Tensor, context_BT: Tensor, first_BT: Tensor, max_length: int, count: int
+) -> Spans:
+    """The spans of the context with the highest sum of the log-probabilities of their start and their end.
+
+    Args:
+        start_BT, end_BT: logits.
+        context_BT: bool, where the context's words stand.
+        first_BT: bool, the row's first token, whose logits are those of no answer.
+        max_length: words of a span.
+        count: how many spans.
+    """
+    outside_BT = ~(context_BT | first_BT)
+    start_BT, end_BT = (
+        each_BT.float().masked_fill(outside_BT, -torch.inf).log_softmax(1) for each_BT in (start_BT, end_BT)
+    )
+    time = context_BT.shape[1]
+    near_TT = torch.ones(time, time, dtype=torch.bool, device=context_BT.device).triu().tril(max_length - 1)
+    both_BTT = context_BT[:, :, None] & context_BT[:, None] & near_TT
+    scores_BTT = (start_BT[:, :, None] + end_BT[:, None]).masked_fill(~both_BTT, -torch.inf)
+    scores_BK, places_BK = scores_BTT.flatten(1).topk(min(count, time * time))
+    none_B = (start_BT + end_BT)[first_BT]
+    return Spans(scores_BK, places_BK // time, places_BK % time, none_B)
 
 
 class TrilinearAttention(nn.Module):

@@ -12,7 +12,7 @@ used; F features; P `projection_size`; L LSTM layers; S sequences.
 import inspect
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -34,6 +34,9 @@ from .elmo_reader import SpanReader
 from .elmo_softmax import CHUNK_LOGITS, Candidates, ELMoSoftmax
 from .elmo_task_layers import TaskLSTM, TaskRNN, VariationalDropout
 from .elmo_token_features import TokenFeatures
+
+if TYPE_CHECKING:  # named so that it is saved with every checkpoint
+    from .pipeline_elmo import ELMoQuestionAnsweringPipeline  # noqa: F401
 
 logger = logging.get_logger(__name__)
 
@@ -790,6 +793,15 @@ ELMoForPreTraining.forward.__signature__ = _signature.replace(parameters=_parame
 NETWORKS = {"linear": (0, 0.0), "tagger": (200, 0.5), "bcn": (300, 0.3), "esim": (300, 0.5), "reader": (90, 0.2)}
 
 
+# What `pipeline()` looks for in a checkpoint's configuration.
+CUSTOM_PIPELINES = {
+    "question-answering": {
+        "impl": "pipeline_elmo.ELMoQuestionAnsweringPipeline",
+        "pt": ["AutoModelForQuestionAnswering"],
+    }
+}
+
+
 class TaskInputs(NamedTuple):
     """What a head's own network reads.
 
@@ -1104,6 +1116,7 @@ class ELMoForQuestionAnswering(ELMoTaskModel):
             self.qa_outputs = nn.Linear(self.input_size, 2)
         else:
             self.reader = SpanReader(self.input_size, self.task_hidden_size, self.task_dropout, self.output_elmo_size)
+        config.custom_pipelines = CUSTOM_PIPELINES
         self.post_init()
         self._freeze_as_configured()
 

@@ -1,0 +1,132 @@
+"""Question answering as a pipeline: `pipeline("question-answering", model=..., trust_remote_code=True)`.
+
+transformers has none of that name any more; this one travels with every checkpoint of `ELMoForQuestionAnswering`.
+"""
+
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import torch
+from transformers.pipelines.base import ChunkPipeline
+
+from .elmo_reader import best_spans
+
+
+class ELMoQuestionAnsweringPipeline(ChunkPipeline):
+    """Answers of contexts to questions.
+
+        answer = pipe(question="Who wrote it?", context="It was written by Ada.")
+        answers = pipe([{"question": ..., "context": ...}, ...], batch_size=8)
+
+    An answer is a dictionary: `score`, the probability of its first and of its last word, multiplied; `start` and
+    `end`, characters of the context; `answer`, the text between them. With `top_k` above 1 it is a list of them.
+
+    Args:
+        top_k: how many answers, the best first.
+        max_answer_len: words of an answer (17 in the paper).
+        handle_impossible_answer: whether "" is an answer too.
+        max_seq_len: words of question, context and markers that the model reads at a time; a longer context is read in
+            windows.
+        doc_stride: words that neighbouring windows share.
+    """
+
+    default_input_names = "question,context"
+
+    def __call__(self, *inputs: Any, question: Any = None, context: Any = None, **options: Any) -> Any:
+        examples = self._examples(inputs, question, context)
+        return super().__call__(examples, **options)
+
+    def _examples(self, inputs: tuple, question: Any, context: Any) -> Any:
+        if inputs and (question is not None or context is not None) or len(inputs) > 1:
+            raise ValueError("Pass question=... and context=..., or one dictionary with both, or a list of such.")
+        if inputs:
+            return _checked(inputs[0]) if isinstance(inputs[0], dict) else [_checked(each) for each in inputs[0]]
+        if isinstance(question, str) and isinstance(context, str):
+            return _checked({"question": question, "context": context})
+        questions = question if isinstance(question, (list, tuple)) else [question] * len(context or [])
+        contexts = context if isinstance(context, (list, tuple)) else [context] * len(questions or [])
+        if len(questions) != len(contexts):
+            raise ValueError(f"Received {len(questions)} questions and {len(contexts)} contexts; pass as many of each.")
+        return [_checked({"question": q, "context": c}) for q, c in zip(questions, contexts, strict=True)]
+
+    def _sanitize_parameters(self, **options: Any) -> tuple[dict, dict, dict]:
+        before = {name: options.pop(name) for name in ("max_seq_len", "doc_stride") if name in options}
+        names = ("top_k", "max_answer_len", "handle_impossible_answer")
+        after = {name: options.pop(name) for name in names if name in options}
+        if options:
+            raise TypeError(f"Unknown options {', '.join(options)}; pass some of {', '.join([*names, *before])}.")
+        for name, value in (before | after).items():
+            if name not in ("handle_impossible_answer", "doc_stride") and value < 1:
+                raise ValueError(f"`{name}` is {value}; pass at least 1.")
+        return before, {}, after
+
+    def preprocess(self, example: dict[str, str], max_seq_len: int = 384, doc_stride: int = 128) -> Iterator[dict]:
+        windows = self.tokenizer(
+            example["question"],
+            example["context"],
+            truncation="only_second",
+            max_length=max_seq_len,
+            stride=doc_stride,
+            return_overflowing_tokens=True,
+            return_offsets_mapping=True,
+        )
+        count = len(windows["input_ids"])
+        for number in range(count):
+            names = [*self.tokenizer.model_input_names, "token_type_ids"]
+            inputs = self.tokenizer.pad({name: [windows[name][number]] for name in names}, return_tensors="pt")
+            offsets = [
+                pair if text == 1 else None
+                for pair, text in zip(windows["offset_mapping"][number], windows.sequence_ids(number), strict=True)
+            ]
+            yield {"example": example, "offsets": offsets, "is_last": number == count - 1, **inputs}
+
+    def _forward(self, window: dict[str, Any]) -> dict[str, Any]:
+        kept = {name: window.pop(name) for name in ("example", "offsets", "is_last")}
+        output = self.model(**window)
+        return {**kept, "start": output.start_logits, "end": output.end_logits, "mask": window["attention_mask"]}
+
+    def postprocess(
+        self,
+        windows: Iterable[dict[str, Any]],
+        top_k: int = 1,
+        max_answer_len: int = 17,
+        handle_impossible_answer: bool = False,
+    ) -> Any:
+        found: dict[tuple[int, int], float] = {}
+        nothing, context = 0.0, ""
+        for window in windows:
+            context, offsets = window["example"]["context"], window["offsets"]
+            mask_T = window["mask"][0].bool()
+            places = mask_T.nonzero().flatten().tolist()  # padding may stand on either side
+            context_BT = torch.zeros_like(mask_T)[None]
+            context_BT[0, [place for place, pair in zip(places, offsets, strict=True) if pair is not None]] = True
+            first_BT = torch.zeros_like(context_BT)
+            first_BT[0, places[0]] = True
+            spans = best_spans(window["start"], window["end"], context_BT, first_BT, max_answer_len, top_k)
+            nothing = min(nothing, spans.none[0].item())
+            for score, first, last in zip(*(part[0].tolist() for part in spans[:3]), strict=True):
+                if score == -torch.inf:
+                    continue
+                characters = (offsets[places.index(first)][0], offsets[places.index(last)][1])
+                found[characters] = max(score, found.get(characters, score))
+        answers: list[dict[str, Any]] = [
+            {"score": _probability(score), "start": start, "end": end, "answer": context[start:end]}
+            for (start, end), score in found.items()
+        ]
+        if handle_impossible_answer:
+            answers.append({"score": _probability(nothing), "start": 0, "end": 0, "answer": ""})
+        answers = sorted(answers, key=lambda answer: answer["score"], reverse=True)[:top_k]
+        return answers if top_k > 1 else answers[0]
+
+
+def _checked(example: Any) -> dict[str, str]:
+    if not isinstance(example, dict) or not {"question", "context"} <= set(example):
+        raise ValueError(f"Received {example!r:.80}; pass a dictionary with `question` and `context`.")
+    for name in ("question", "context"):
+        if not isinstance(example[name], str) or not example[name].strip():
+            raise ValueError(f"`{name}` is {example[name]!r:.80}; pass a text that is not empty.")
+    return {name: example[name] for name in ("question", "context")}
+
+
+def _probability(log_probability: float) -> float:
+    return torch.tensor(log_probability).exp().item()
