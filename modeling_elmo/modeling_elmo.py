@@ -12,7 +12,7 @@ used; F features; P `projection_size`; L LSTM layers; S sequences.
 import inspect
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -145,6 +145,7 @@ class ELMoPreTrainedModel(PreTrainedModel):
     config: ELMoConfig
     base_model_prefix = "elmo"
     main_input_name = "character_ids"
+    custom_pipelines: dict[str, Any] = {}  # what `pipeline()` looks for in a checkpoint's configuration
     # A head whose loss is a mean over the batch; Trainer then divides by the accumulation steps itself.
     accepts_loss_kwargs = False
     _keys_to_ignore_on_load_unexpected = [r"scalar_mix\.", r"softmax\."]
@@ -163,6 +164,14 @@ class ELMoPreTrainedModel(PreTrainedModel):
             model.config.has_softmax = False  # the checkpoint is of a class without one: this one is random
         model._freeze_as_configured()  # loading rebuilds every parameter with gradients on
         return (model, info) if output_loading_info else model
+
+    def save_pretrained(self, *args, **kwargs):
+        """As transformers', and the folder's configuration names the pipelines that travel with it."""
+        if self.custom_pipelines:
+            self.config.custom_pipelines = self.custom_pipelines
+        elif hasattr(self.config, "custom_pipelines"):  # those of a checkpoint of another class
+            del self.config.custom_pipelines
+        return super().save_pretrained(*args, **kwargs)
 
     @property
     def _ddp_params_and_buffers_to_ignore(self) -> list[str]:
@@ -793,15 +802,6 @@ ELMoForPreTraining.forward.__signature__ = _signature.replace(parameters=_parame
 NETWORKS = {"linear": (0, 0.0), "tagger": (200, 0.5), "bcn": (300, 0.3), "esim": (300, 0.5), "reader": (90, 0.2)}
 
 
-# What `pipeline()` looks for in a checkpoint's configuration.
-CUSTOM_PIPELINES = {
-    "question-answering": {
-        "impl": "pipeline_elmo.ELMoQuestionAnsweringPipeline",
-        "pt": ["AutoModelForQuestionAnswering"],
-    }
-}
-
-
 class TaskInputs(NamedTuple):
     """What a head's own network reads.
 
@@ -1108,6 +1108,13 @@ class ELMoForQuestionAnswering(ELMoTaskModel):
     of the context, and the row's first token, which stands for "no answer here"; elsewhere they are too low to matter.
     """
 
+    custom_pipelines = {
+        "question-answering": {
+            "impl": "pipeline_elmo.ELMoQuestionAnsweringPipeline",
+            "pt": ["AutoModelForQuestionAnswering"],
+        }
+    }
+
     def __init__(self, config: ELMoConfig):
         network = "linear" if config.head == "linear" else "reader"
         super().__init__(config, network)
@@ -1116,7 +1123,6 @@ class ELMoForQuestionAnswering(ELMoTaskModel):
             self.qa_outputs = nn.Linear(self.input_size, 2)
         else:
             self.reader = SpanReader(self.input_size, self.task_hidden_size, self.task_dropout, self.output_elmo_size)
-        config.custom_pipelines = CUSTOM_PIPELINES
         self.post_init()
         self._freeze_as_configured()
 

@@ -43,8 +43,10 @@ class ELMoQuestionAnsweringPipeline(ChunkPipeline):
             return _checked(inputs[0]) if isinstance(inputs[0], dict) else [_checked(each) for each in inputs[0]]
         if isinstance(question, str) and isinstance(context, str):
             return _checked({"question": question, "context": context})
-        questions = question if isinstance(question, (list, tuple)) else [question] * len(context or [])
-        contexts = context if isinstance(context, (list, tuple)) else [context] * len(questions or [])
+        if question is None or context is None:
+            raise ValueError("Pass both, question=... and context=..., or a dictionary with them.")
+        questions = question if isinstance(question, (list, tuple)) else [question] * len(context)
+        contexts = context if isinstance(context, (list, tuple)) else [context] * len(questions)
         if len(questions) != len(contexts):
             raise ValueError(f"Received {len(questions)} questions and {len(contexts)} contexts; pass as many of each.")
         return [_checked({"question": q, "context": c}) for q, c in zip(questions, contexts, strict=True)]

@@ -1,0 +1,129 @@
+"""The question-answering pipeline, beside a decoder in plain loops over every window."""
+
+import itertools
+import math
+
+import pytest
+import torch
+from transformers import pipeline
+
+from modeling_elmo import ELMoConfig, ELMoForQuestionAnswering, ELMoForTokenClassification, ELMoTokenizer
+from modeling_elmo.elmo_reader import best_spans
+from modeling_elmo.pipeline_elmo import ELMoQuestionAnsweringPipeline
+
+QUESTION = "Who wrote it?"
+CONTEXT = "Ada Lovelace (1815) wrote the first program, in 1843. Charles Babbage built no engine; they met in London."
+SHORT = {"max_seq_len": 16, "doc_stride": 4}
+
+
+@pytest.fixture(scope="module", params=["right", "left"])
+def pipe(request) -> ELMoQuestionAnsweringPipeline:
+    tokenizer = ELMoTokenizer(vocab=["<S>", "</S>", "<UNK>"], padding_side=request.param)
+    torch.manual_seed(0)
+    config = ELMoConfig.from_preset("tiny", vocab_size=len(tokenizer), task_hidden_size=6, dropout=0.0)
+    model = ELMoForQuestionAnswering(config).eval()
+    with torch.no_grad():
+        for parameter in model.reader.parameters():
+            parameter.normal_(std=0.7)
+    return ELMoQuestionAnsweringPipeline(model=model, tokenizer=tokenizer)
+
+
+def plain_answers(pipe, longest: int, max_seq_len: int, doc_stride: int) -> tuple[dict, float]:
+    """The probability of every span of characters, and of no answer, from each window alone."""
+    windows = pipe.tokenizer(
+        QUESTION,
+        CONTEXT,
+        truncation="only_second",
+        max_length=max_seq_len,
+        stride=doc_stride,
+        return_overflowing_tokens=True,
+        return_offsets_mapping=True,
+    )
+    spans, nothing = {}, math.inf
+    for number in range(len(windows["input_ids"])):
+        names = ("input_ids", "character_ids", "attention_mask", "token_type_ids")
+        inputs = pipe.tokenizer.pad({name: [windows[name][number]] for name in names}, return_tensors="pt")
+        with torch.no_grad():
+            output = pipe.model(**inputs)
+        texts = windows.sequence_ids(number)
+        places = [0, *(place for place, text in enumerate(texts) if text == 1)]
+        starts, ends = (
+            dict(zip(places, torch.tensor([float(logits[0, p]) for p in places]).softmax(0).tolist(), strict=True))
+            for logits in (output.start_logits, output.end_logits)
+        )
+        nothing = min(nothing, starts[0] * ends[0])
+        offsets = windows["offset_mapping"][number]
+        for first, last in itertools.product(places[1:], places[1:]):
+            if first <= last < first + longest:
+                characters = (offsets[first][0], offsets[last][1])
+                spans[characters] = max(spans.get(characters, 0), starts[first] * ends[last])
+    return spans, nothing
+
+
+@pytest.mark.parametrize("longest", [1, 3, 17])
+@pytest.mark.parametrize("window", [SHORT, {"max_seq_len": 384, "doc_stride": 128}], ids=["windows", "whole"])
+def test_answers_are_those_of_plain_loops(pipe, longest, window):
+    spans, nothing = plain_answers(pipe, longest, **window)
+    expected = sorted(spans.items(), key=lambda item: -item[1])[:5]
+    found = pipe(question=QUESTION, context=CONTEXT, top_k=5, max_answer_len=longest, **window)
+    assert [(answer["start"], answer["end"]) for answer in found] == [characters for characters, _ in expected]
+    assert [answer["score"] for answer in found] == pytest.approx([score for _, score in expected], rel=1e-4)
+    assert all(answer["answer"] == CONTEXT[answer["start"] : answer["end"]] for answer in found)
+    every = pipe(question=QUESTION, context=CONTEXT, top_k=999, handle_impossible_answer=True, **window)
+    (empty,) = [answer for answer in every if answer["answer"] == ""]
+    assert empty["score"] == pytest.approx(nothing, rel=1e-4) and (empty["start"], empty["end"]) == (0, 0)
+
+
+def test_batches_lists_and_ways_to_ask(pipe):
+    single = pipe(question=QUESTION, context=CONTEXT)
+    assert set(single) == {"score", "start", "end", "answer"}
+    other = pipe({"question": "Where?", "context": "In London, they say."})
+    both = [{"question": QUESTION, "context": CONTEXT}, {"question": "Where?", "context": "In London, they say."}]
+    for batch_size in (1, 3):
+        found = pipe(both, batch_size=batch_size)
+        again = pipe(question=[QUESTION, "Where?"], context=[each["context"] for each in both], batch_size=batch_size)
+        for answers in (found, again):
+            assert [answer["answer"] for answer in answers] == [single["answer"], other["answer"]]
+            assert [answer["score"] for answer in answers] == pytest.approx([single["score"], other["score"]], rel=1e-4)
+    assert [len(answers) for answers in pipe(both, top_k=2)] == [2, 2]
+    shared = pipe(question=["Who?", "Where?"], context=CONTEXT)
+    assert len(shared) == 2 and {tuple(answer) for answer in shared} == {tuple(single)}
+
+
+@pytest.mark.parametrize(
+    "given, message",
+    [
+        ({"question": "", "context": CONTEXT}, "`question` is ''; pass a text"),
+        ({"question": QUESTION, "context": "  "}, "`context` is '  '; pass a text"),
+        ({"question": QUESTION}, "Pass both, question=... and context=..."),
+        ({"question": ["a", "b"], "context": ["c"]}, "2 questions and 1 contexts"),
+        ({"question": QUESTION, "context": CONTEXT, "top_k": 0}, "`top_k` is 0; pass at least 1"),
+        ({"question": QUESTION, "context": CONTEXT, "topk": 2}, "Unknown options topk; pass some of top_k"),
+    ],
+)
+def test_what_cannot_be_asked(pipe, given, message):
+    with pytest.raises((TypeError, ValueError), match=message):
+        pipe(**given)
+
+
+def test_a_folder_has_its_pipeline_and_another_head_of_it_has_none(pipe, tmp_path):
+    for part in (pipe.model, pipe.tokenizer):
+        part.save_pretrained(tmp_path / "qa")
+    expected = pipe(question=QUESTION, context=CONTEXT)
+    for task in ("question-answering", None):
+        loaded = pipeline(task, model=str(tmp_path / "qa"), trust_remote_code=True)
+        assert loaded(question=QUESTION, context=CONTEXT) == pytest.approx(expected)
+    ELMoForTokenClassification.from_pretrained(tmp_path / "qa").save_pretrained(tmp_path / "tagger")
+    assert not hasattr(ELMoConfig.from_pretrained(tmp_path / "tagger"), "custom_pipelines")
+
+
+def test_spans_of_rows_that_have_few():
+    start = torch.tensor([[1.0, 5.0, 2.0, 9.0], [0.0, 1.0, 9.0, 9.0]])
+    context = torch.tensor([[False, True, True, False], [False, True, False, False]])
+    first = torch.tensor([[True, False, False, False]] * 2)
+    spans = best_spans(start, start, context, first, max_length=1, count=3)
+    assert spans.first[0, :2].tolist() == spans.last[0, :2].tolist() == [1, 2]
+    assert spans.scores[0, 2] == spans.scores[1, 1] == spans.scores[1, 2] == -torch.inf
+    exponentials = [math.exp(value) for value in (1.0, 5.0, 2.0)]
+    assert float(spans.scores[0, 0]) == pytest.approx(2 * math.log(exponentials[1] / sum(exponentials)), rel=1e-5)
+    assert float(spans.none[0]) == pytest.approx(2 * math.log(exponentials[0] / sum(exponentials)), rel=1e-5)
