@@ -4,6 +4,7 @@ Shape suffixes: B batch; T time, question and context in one row; D width of the
 a biGRU returns.
 """
 
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 import torch
@@ -51,6 +52,34 @@ def best_spans(
     scores_BK, places_BK = scores_BTT.flatten(1).topk(min(count, time * time))
     none_B = (start_BT + end_BT)[first_BT]
     return Spans(scores_BK, places_BK // time, places_BK % time, none_B)
+
+
+def best_answers(
+    windows: Iterable[tuple[Tensor, Tensor, Sequence[Sequence[int] | None]]], max_length: int, count: int
+) -> tuple[list[tuple[float, int, int]], float]:
+    """The best answers over the windows of a context: `(log-probability, first character, character after the last)`,
+    falling, and the least of the windows' log-probabilities that there is none.
+
+    Args:
+        windows: of each the logits `start (time,)` and `end (time,)`, without padding, and for each token its
+            characters in the context, `None` for what is no word of it.
+        max_length: words of an answer.
+        count: how many answers.
+    """
+    found: dict[tuple[int, int], float] = {}
+    none = 0.0
+    for start_T, end_T, characters in windows:
+        context_BT = torch.tensor([[pair is not None for pair in characters]])
+        first_BT = torch.zeros_like(context_BT)
+        first_BT[0, 0] = True
+        spans = best_spans(start_T[None], end_T[None], context_BT, first_BT, max_length, count)
+        none = min(none, spans.none.item())
+        for score, first, last in zip(*(part[0].tolist() for part in spans[:3]), strict=True):
+            if score > -torch.inf:
+                place = (characters[first][0], characters[last][1])
+                found[place] = max(score, found.get(place, score))
+    answers = sorted(((score, *place) for place, score in found.items()), key=lambda answer: -answer[0])
+    return answers[:count], none
 
 
 class TrilinearAttention(nn.Module):

@@ -1,15 +1,14 @@
 """Layers that task networks are made of: biRNNs over masked rows, their dropout, a softmax over what is allowed.
 
-Shape suffixes: B batch; T time; D width of the input; N real positions, step by step; H `hidden_size`.
+Shape suffixes: B batch; T time; D width of the input; S steps, as many as the longest row has real positions.
 """
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.nn.utils.rnn import PackedSequence
 from transformers import initialization as init
 
-from .elmo_lstm import pack
+from .elmo_recurrence import at, read_both_ways
 
 
 class VariationalDropout(nn.Module):
@@ -67,18 +66,18 @@ class TaskRNN(nn.Module):
         """
         if mask_BT.shape != x_BTD.shape[:2]:
             raise ValueError(f"The mask is {tuple(mask_BT.shape)}; pass {tuple(x_BTD.shape[:2])}, (batch, time) of x.")
-        packing = pack(mask_BT)
-        if not packing.batch_sizes:
+        lengths_B1 = mask_BT.sum(1, keepdim=True)
+        longest = int(lengths_B1.max()) if mask_BT.numel() else 0
+        if not longest:
             return x_BTD.new_zeros(*mask_BT.shape, self.output_size)
-        order_N = packing.positions_N[packing.forward_N]
-        batch_sizes = torch.tensor(packing.batch_sizes, device="cpu")  # torch.nn reads them there
+        real_BS = mask_BT.byte().argsort(dim=1, descending=True, stable=True)[:, :longest]  # the real positions first
+        none_BS1 = (torch.arange(longest, device=mask_BT.device) >= lengths_B1)[..., None]
+        x_BSD = at(x_BTD, real_BS).masked_fill(none_BS1, 0)
         for depth, layer in enumerate(self.layers):
-            x_BTD = self.dropout(x_BTD) if depth else x_BTD
-            tokens_ND = x_BTD.flatten(0, 1).index_select(0, order_N)
-            outputs_NH = layer(PackedSequence(tokens_ND, batch_sizes))[0].data
-            zeros = outputs_NH.new_zeros(mask_BT.numel(), self.output_size)
-            x_BTD = zeros.index_copy(0, order_N, outputs_NH).unflatten(0, mask_BT.shape)
-        return x_BTD
+            x_BSD = self.dropout(x_BSD) if depth else x_BSD
+            x_BSD = read_both_ways(layer, x_BSD, lengths_B1)
+        zeros_BTD = x_BSD.new_zeros(*mask_BT.shape, self.output_size)
+        return zeros_BTD.scatter(1, real_BS[..., None].expand_as(x_BSD), x_BSD.masked_fill(none_BS1, 0))
 
     @torch.no_grad()
     def reset_parameters(self):

@@ -3,13 +3,13 @@
 transformers has none of that name any more; this one travels with every checkpoint of `ELMoForQuestionAnswering`.
 """
 
+import math
 from collections.abc import Iterable, Iterator
 from typing import Any
 
-import torch
 from transformers.pipelines.base import ChunkPipeline
 
-from .elmo_reader import best_spans
+from .elmo_reader import best_answers
 
 
 class ELMoQuestionAnsweringPipeline(ChunkPipeline):
@@ -94,29 +94,19 @@ class ELMoQuestionAnsweringPipeline(ChunkPipeline):
         max_answer_len: int = 17,
         handle_impossible_answer: bool = False,
     ) -> Any:
-        found: dict[tuple[int, int], float] = {}
-        nothing, context = 0.0, ""
+        windows = list(windows)
+        parts = []
         for window in windows:
-            context, offsets = window["example"]["context"], window["offsets"]
-            mask_T = window["mask"][0].bool()
-            places = mask_T.nonzero().flatten().tolist()  # padding may stand on either side
-            context_BT = torch.zeros_like(mask_T)[None]
-            context_BT[0, [place for place, pair in zip(places, offsets, strict=True) if pair is not None]] = True
-            first_BT = torch.zeros_like(context_BT)
-            first_BT[0, places[0]] = True
-            spans = best_spans(window["start"], window["end"], context_BT, first_BT, max_answer_len, top_k)
-            nothing = min(nothing, spans.none[0].item())
-            for score, first, last in zip(*(part[0].tolist() for part in spans[:3]), strict=True):
-                if score == -torch.inf:
-                    continue
-                characters = (offsets[places.index(first)][0], offsets[places.index(last)][1])
-                found[characters] = max(score, found.get(characters, score))
+            real_T = window["mask"][0].bool()  # padding may stand on either side
+            parts.append((window["start"][0][real_T], window["end"][0][real_T], window["offsets"]))
+        found, none = best_answers(parts, max_answer_len, top_k)
+        context = windows[0]["example"]["context"]
         answers: list[dict[str, Any]] = [
-            {"score": _probability(score), "start": start, "end": end, "answer": context[start:end]}
-            for (start, end), score in found.items()
+            {"score": math.exp(score), "start": start, "end": end, "answer": context[start:end]}
+            for score, start, end in found
         ]
         if handle_impossible_answer:
-            answers.append({"score": _probability(nothing), "start": 0, "end": 0, "answer": ""})
+            answers.append({"score": math.exp(none), "start": 0, "end": 0, "answer": ""})
         answers = sorted(answers, key=lambda answer: answer["score"], reverse=True)[:top_k]
         return answers if top_k > 1 else answers[0]
 
@@ -128,7 +118,3 @@ def _checked(example: Any) -> dict[str, str]:
         if not isinstance(example[name], str) or not example[name].strip():
             raise ValueError(f"`{name}` is {example[name]!r:.80}; pass a text that is not empty.")
     return {name: example[name] for name in ("question", "context")}
-
-
-def _probability(log_probability: float) -> float:
-    return torch.tensor(log_probability).exp().item()

@@ -39,7 +39,7 @@ def main(arguments: list[str] | None = None) -> dict[str, float]:
     head, data, benchmark = parser.parse_args_into_dataclasses(arguments)
     task = tagging_task(data)
     tokenizer = task_tokenizer(task, head, task.data["train"], None)
-    texts, size = encoded(task, "train", tokenizer), benchmark.per_device_train_batch_size
+    texts, size = encoded(task, tokenizer, ["train"])["train"], benchmark.per_device_train_batch_size
     wanted = size * (benchmark.num_batches + 1)
     if len(texts) < wanted:
         raise ValueError(f"{wanted} sentences are needed, there are {len(texts)}; pass fewer --num_batches.")

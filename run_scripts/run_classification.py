@@ -28,7 +28,14 @@ from modeling_elmo.run_scripts.task_data import (
     take_samples,
 )
 from modeling_elmo.run_scripts.task_metrics import classification_scores, multilabel_scores, regression_scores
-from modeling_elmo.run_scripts.task_model import HeadArguments, Record, Task, log_mean_probabilities, source_of
+from modeling_elmo.run_scripts.task_model import (
+    HeadArguments,
+    Predicted,
+    Record,
+    Task,
+    log_mean_probabilities,
+    source_of,
+)
 from modeling_elmo.run_scripts.task_training import ExperimentArguments, TaskTrainingArguments, fine_tune
 
 
@@ -55,16 +62,16 @@ def classification_task(arguments: ClassificationDataArguments, max_length: int 
     columns = [name for name in ("text", "text_pair") if name in next(iter(data.values())).column_names]
     problem: Problem = Regression(data) if arguments.problem == "regression" else problem_of_labels(data)
 
-    def encode(batch, tokenizer, cut):
-        limits = {"truncation": True, "max_length": max_length} if cut and max_length is not None else {}
+    def encode(batch, tokenizer, is_training):
+        limits = {"truncation": True, "max_length": max_length} if is_training and max_length is not None else {}
         encoding = tokenizer(*(batch[name] for name in columns), **limits)
         return {**encoding, "labels": [problem.number(label) for label in batch["label"]]}
 
     def words(split, tokenizer) -> Iterable[list[str]]:
         return (tokenizer.splitter.words(text) for name in columns for text in split[name])
 
-    def predictions(split, logits, _) -> Iterable[Record]:
-        for example, row in zip(split, logits, strict=True):
+    def predictions(found: Predicted) -> Iterable[Record]:
+        for example, row in zip(found.examples, found.logits, strict=True):
             yield {**example, "predicted": problem.shown(row)}
 
     return Task(
@@ -79,7 +86,7 @@ def classification_task(arguments: ClassificationDataArguments, max_length: int 
         words=words,
         encode=encode,
         collator=DataCollatorWithPadding,
-        scores=problem.scores,
+        scores=lambda found: problem.scores(found.logits, found.labels),
         predictions=predictions,
         average=problem.average,
     )

@@ -11,7 +11,6 @@ import sys
 from collections.abc import Iterable
 from pathlib import Path
 
-import numpy as np
 from transformers import DataCollatorForTokenClassification, HfArgumentParser
 
 if __package__ in (None, ""):  # run by path from a clone that is not installed
@@ -20,7 +19,14 @@ if __package__ in (None, ""):  # run by path from a clone that is not installed
 from modeling_elmo import ELMoForTokenClassification
 from modeling_elmo.run_scripts.task_data import TaggingDataArguments, label_names, read_tagging, take_samples
 from modeling_elmo.run_scripts.task_metrics import marks_entities, tagging_scores
-from modeling_elmo.run_scripts.task_model import HeadArguments, Record, Task, log_mean_probabilities, source_of
+from modeling_elmo.run_scripts.task_model import (
+    HeadArguments,
+    Predicted,
+    Record,
+    Task,
+    log_mean_probabilities,
+    source_of,
+)
 from modeling_elmo.run_scripts.task_training import ExperimentArguments, TaskTrainingArguments, fine_tune
 
 
@@ -36,21 +42,21 @@ def tagging_task(arguments: TaggingDataArguments, max_length: int | None = None)
     numbers = {label: number for number, label in enumerate(labels)}
     is_spans = marks_entities(labels)
 
-    def encode(batch, tokenizer, cut):
-        limits = {"truncation": True, "max_length": max_length} if cut and max_length is not None else {}
+    def encode(batch, tokenizer, is_training):
+        limits = {"truncation": True, "max_length": max_length} if is_training and max_length is not None else {}
         encoding = tokenizer(batch["tokens"], is_split_into_words=True, **limits)
         tags = [[-100, *(numbers[tag] for tag in tags), -100] for tags in batch["tags"]]
         kept = [row[: len(ids) - 1] + [-100] for row, ids in zip(tags, encoding["input_ids"], strict=True)]
         return {**encoding, "labels": kept}
 
-    def tags_of(predictions: np.ndarray, label_ids: np.ndarray) -> tuple[list[list[str]], list[list[str]]]:
-        rows = zip(predictions.argmax(-1), label_ids, strict=True)
-        pairs = [(found[gold != -100], gold[gold != -100]) for found, gold in rows]
-        found, wanted = ([[labels[number] for number in row] for row in side] for side in zip(*pairs, strict=True))
-        return found, wanted
+    def tags_of(found: Predicted) -> tuple[list[list[str]], list[list[str]]]:
+        rows = zip(found.logits.argmax(-1), found.labels, strict=True)
+        pairs = [(predicted[gold != -100], gold[gold != -100]) for predicted, gold in rows]
+        predicted, wanted = ([[labels[number] for number in row] for row in side] for side in zip(*pairs, strict=True))
+        return predicted, wanted
 
-    def predictions(split, logits, label_ids) -> Iterable[Record]:
-        for example, tags in zip(split, tags_of(logits, label_ids)[0], strict=True):
+    def predictions(found: Predicted) -> Iterable[Record]:
+        for example, tags in zip(found.examples, tags_of(found)[0], strict=True):
             yield {"tokens": example["tokens"], "tags": example["tags"], "predicted": tags}
 
     return Task(
@@ -65,7 +71,7 @@ def tagging_task(arguments: TaggingDataArguments, max_length: int | None = None)
         words=lambda split, _: split["tokens"],
         encode=encode,
         collator=DataCollatorForTokenClassification,
-        scores=lambda logits, label_ids: tagging_scores(*tags_of(logits, label_ids), are_entities=is_spans),
+        scores=lambda found: tagging_scores(*tags_of(found), are_entities=is_spans),
         predictions=predictions,
         average=log_mean_probabilities,
     )

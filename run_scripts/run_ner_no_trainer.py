@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from accelerate import Accelerator
 from accelerate.utils import set_seed
+from datasets import Dataset
 from torch.utils.data import DataLoader
 from tqdm.auto import tqdm
 from transformers import HfArgumentParser
@@ -24,7 +25,7 @@ if __package__ in (None, ""):  # run by path from a clone that is not installed
 from modeling_elmo.run_scripts.run_ner import tagging_task
 from modeling_elmo.run_scripts.task_data import TaggingDataArguments
 from modeling_elmo.run_scripts.task_features import FeatureCollator
-from modeling_elmo.run_scripts.task_model import HeadArguments, Task, encoded, task_model, task_tokenizer
+from modeling_elmo.run_scripts.task_model import HeadArguments, Predicted, encoded, task_model, task_tokenizer
 from modeling_elmo.run_scripts.word_vectors import read_word_vectors
 
 
@@ -54,7 +55,8 @@ def main(arguments: list[str] | None = None) -> list[dict[str, float]]:
     vectors = None if head.word_vectors is None else read_word_vectors(head.word_vectors, head.word_vectors_limit)
     tokenizer = task_tokenizer(task, head, task.data["train"], vectors)
     model = task_model(task, head, tokenizer, vectors, loop.seed)
-    loaders = {split: data_loader(task, split, tokenizer, loop) for split in task.data}
+    collate, rows = FeatureCollator(task.collator(tokenizer), store=None), encoded(task, tokenizer)
+    loaders = {split: data_loader(data, split == "train", collate, loop) for split, data in rows.items()}
     learned = [parameter for parameter in model.parameters() if parameter.requires_grad]
     optimizer = torch.optim.Adam(learned, lr=loop.learning_rate)
     model, optimizer, *prepared = accelerator.prepare(model, optimizer, *loaders.values())
@@ -62,8 +64,10 @@ def main(arguments: list[str] | None = None) -> list[dict[str, float]]:
     epochs: list[dict[str, float]] = []
     for epoch in range(1, loop.num_train_epochs + 1):
         loss = train_epoch(accelerator, model, optimizer, loaders["train"], loop.max_grad_norm, epoch)
-        scores = {split: predict(accelerator, model, loaders[split]) for split in loaders if split != "train"}
-        figures = {split: task.scores(*found)[task.metric] for split, found in scores.items()}
+        figures = {}
+        for split in [name for name in rows if name != "train"]:
+            found = Predicted(*predict(accelerator, model, loaders[split]), task.data[split], rows[split])
+            figures[split] = task.scores(found)[task.metric]
         epochs.append({"epoch": epoch, "loss": loss, **figures})
         accelerator.print(epochs[-1])
         if accelerator.is_main_process and max(epochs, key=lambda found: found["validation"]) is epochs[-1]:
@@ -73,11 +77,9 @@ def main(arguments: list[str] | None = None) -> list[dict[str, float]]:
     return epochs
 
 
-def data_loader(task: Task, split: str, tokenizer, loop: LoopArguments) -> DataLoader:
-    is_train = split == "train"
+def data_loader(rows: Dataset, is_train: bool, collate: FeatureCollator, loop: LoopArguments) -> DataLoader:
     size = loop.per_device_train_batch_size if is_train else loop.per_device_eval_batch_size
-    collate = FeatureCollator(task.collator(tokenizer), store=None)
-    return DataLoader(encoded(task, split, tokenizer), size, shuffle=is_train, collate_fn=collate)
+    return DataLoader(rows, size, shuffle=is_train, collate_fn=collate)
 
 
 def train_epoch(accelerator: Accelerator, model, optimizer, batches, max_grad_norm: float, epoch: int) -> float:

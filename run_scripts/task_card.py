@@ -13,11 +13,13 @@ from modeling_elmo.run_scripts.task_results import layer_names
 PIPELINES = {
     "ELMoForTokenClassification": "token-classification",
     "ELMoForSequenceClassification": "text-classification",
+    "ELMoForQuestionAnswering": "question-answering",
 }
 NETWORKS = {
     "tagger": "biLSTMs and a linear-chain CRF (section 4 of the paper, named entities)",
     "bcn": "a biattentive classification network (McCann et al. 2017)",
     "esim": "ESIM, the enhanced sequential inference model (Chen et al. 2017)",
+    "reader": "BiDAF with self-attention (Clark and Gardner 2017)",
     "linear": "one linear layer",
 }
 
@@ -31,8 +33,8 @@ CARD = """\
 ```python
 from transformers import pipeline
 
-classify = pipeline({pipeline!r}, model={path!r}, trust_remote_code=True)  # this folder, or the full name on the Hub
-print(classify({example}))
+ask = pipeline({pipeline!r}, model={path!r}, trust_remote_code=True)  # this folder, or the full name on the Hub
+print(ask({example}))
 ```
 
 ## Results
@@ -66,12 +68,11 @@ def write_task_card(folder: Path, name: str, config: ELMoConfig, record: dict[st
         The path of README.md.
     """
     kind, settings = config.architectures[0], record["settings"]
-    is_pair = "text_pair" in record["columns"]
     card = CARD.format(
         name=shown(name),
         path=name,
         pipeline=PIPELINES[kind],
-        example='{"text": "A man sleeps.", "text_pair": "Someone rests."}' if is_pair else '"It was staged in Paris."',
+        example=example(PIPELINES[kind], record["columns"]),
         model=describe_model(config, settings["model_name_or_path"]),
         results=describe_results(record),
         protocol=protocol(record),
@@ -81,6 +82,13 @@ def write_task_card(folder: Path, name: str, config: ELMoConfig, record: dict[st
     path = folder / "README.md"
     ModelCard(f"---\n{front_matter(name, PIPELINES[kind], record).to_yaml()}\n---\n\n{card}").save(path)
     return path
+
+
+def example(pipeline: str, columns: list[str]) -> str:
+    if pipeline == "question-answering":
+        return 'question="Where was it staged?", context="The play was staged in Paris."'
+    is_pair = "text_pair" in columns
+    return '{"text": "A man sleeps.", "text_pair": "Someone rests."}' if is_pair else '"It was staged in Paris."'
 
 
 def front_matter(name: str, pipeline: str, record: dict[str, Any]) -> ModelCardData:
@@ -107,16 +115,19 @@ def front_matter(name: str, pipeline: str, record: dict[str, Any]) -> ModelCardD
 
 
 def describe_model(config: ELMoConfig, base_model: str) -> str:
-    is_tagger = config.architectures[0] == "ELMoForTokenClassification"
-    network = "linear" if config.head == "linear" else "tagger" if is_tagger else config.classifier
+    kinds = {"ELMoForTokenClassification": "tagger", "ELMoForQuestionAnswering": "reader"}
+    network = "linear" if config.head == "linear" else kinds.get(config.architectures[0], config.classifier)
     reads = "word vectors and characters, without ELMo: a baseline"
     if config.use_elmo:
         place = "input and output" if config.elmo_placement == "both" else config.elmo_placement
         state = "frozen" if config.freeze_bilm else "trained with it"
         paper = "[Peters et al. 2018](https://arxiv.org/abs/1802.05365)"
         reads = f"ELMo ({paper}) of {shown(base_model)}, {state}, at its {place}"
+    described = f"Network: {NETWORKS[network]}. It reads {reads}."
+    if config.architectures[0] == "ELMoForQuestionAnswering":
+        return f"{described}\n\nAn answer is a span of the context."
     labels = ", ".join(f"`{shown(label)}`" for label in list(config.id2label.values())[:20])
-    return f"Network: {NETWORKS[network]}. It reads {reads}.\n\nLabels: {labels}."
+    return f"{described}\n\nLabels: {labels}."
 
 
 def describe_results(record: dict[str, Any]) -> str:

@@ -7,8 +7,9 @@ import hashlib
 import json
 import os
 from collections.abc import Callable, Sequence
+from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -25,84 +26,131 @@ COMPUTATION = (
 )
 
 
+# Columns of encoded data that no head reads, and its labels, of which the biLM knows nothing.
+NO_INPUTS = ("text_number", "example_number", "offset_mapping")
+LABELS = ("labels", "start_positions", "end_positions")
+
+
+class Texts(NamedTuple):
+    """The different texts that rows of one or two consist of: the biLM reads each for itself.
+
+    Args:
+        of_rows: numbers of the texts of each row, in order.
+        places: where each text is found first: row, first token, token after the last.
+        digests: of what the biLM reads of each.
+    """
+
+    of_rows: list[list[int]]
+    places: list[tuple[int, int, int]]
+    digests: list[bytes]
+
+
+def texts_of(rows: Dataset, reads_words: bool) -> Texts:
+    """Args: rows: encodings; reads_words: whether the biLM reads `input_ids`."""
+    names = {"character_ids", "token_type_ids", "attention_mask"} | ({"input_ids"} if reads_words else set())
+    numbers: dict[bytes, int] = {}
+    texts = Texts([], [], [])
+    for row, example in enumerate(rows.select_columns(sorted(names & {*rows.column_names})).with_format("numpy")):
+        types = np.asarray(example.pop("token_type_ids", np.zeros(len(example["attention_mask"]))))
+        bounds = [0, *(np.flatnonzero(np.diff(types)) + 1).tolist(), len(types)]
+        texts.of_rows.append([])
+        for first, end in pairwise(bounds):
+            digest = hashlib.blake2b(digest_size=12)
+            for name in sorted(example):
+                digest.update(np.ascontiguousarray(example[name][first:end], dtype=np.int32).tobytes())
+            number = numbers.setdefault(digest.digest(), len(numbers))
+            if number == len(texts.places):
+                texts.places.append((row, first, end))
+                texts.digests.append(digest.digest())
+            texts.of_rows[-1].append(number)
+    return texts
+
+
 class FeatureStore:
-    """Layers of numbered texts: `store[n]` is `(tokens, layers + 1, 2 * projection_size)`, float32.
+    """Layers of numbered rows: `store[n]` is `(tokens, layers + 1, 2 * projection_size)`, float32.
 
     Args:
         path: the file.
-        lengths: tokens of each text.
+        texts: of the rows.
         shape: layers and width of a token.
         mode: `"r"` to read, `"w+"` to make the file.
     """
 
-    def __init__(self, path: Path, lengths: Sequence[int], shape: tuple[int, int], mode: str = "r"):
-        self.starts = np.concatenate([[0], np.cumsum(lengths)])
+    def __init__(self, path: Path, texts: Texts, shape: tuple[int, int], mode: str = "r"):
+        self.of_rows = texts.of_rows
+        self.starts = np.cumsum([0, *(end - first for _, first, end in texts.places)])
         size = (int(self.starts[-1]), *shape)
         if mode != "r":
             _reserve(path, 4 * int(np.prod(size)))
         self.layers = np.memmap(path, np.float32, "r" if mode == "r" else "r+", shape=size)
 
-    def __getitem__(self, number: int) -> np.ndarray:
+    def __getitem__(self, row: int) -> np.ndarray:
+        return np.concatenate([self.text(number) for number in self.of_rows[row]])
+
+    def text(self, number: int) -> np.ndarray:
         return self.layers[self.starts[number] : self.starts[number + 1]]
 
 
 def feature_store(
-    folder: Path, model: ELMoModel, texts: Dataset, collate: Callable[[list[Example]], Any], batch_tokens: int = 2048
+    folder: Path, model: ELMoModel, rows: Dataset, collate: Callable[[list[Example]], Any], batch_tokens: int = 2048
 ) -> FeatureStore:
-    """Layers of all texts, from the file in `folder` if these texts went through this model before.
+    """Layers of all rows, from the file in `folder` if their texts went through this model before.
+
+    A text that occurs in several rows, such as the context of several questions, is computed and kept once.
 
     Args:
-        texts: their encodings.
+        rows: their encodings.
         collate: makes a batch of examples.
         batch_tokens: tokens of a batch, padding included.
     """
-    lengths = [len(ids) for ids in texts["input_ids"]]
+    texts = texts_of(rows, reads_words=model.word_embeddings is not None)
     shape = (model.config.num_hidden_layers + 1, model.config.hidden_size)
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"{_fingerprint(model, texts)}.float32"
     if not path.exists():
         part = path.with_suffix(f".part-{os.getpid()}")
         try:
-            _compute(
-                FeatureStore(part, lengths, shape, mode="w+"), model, texts, collate, _batches(lengths, batch_tokens)
-            )
+            _compute(FeatureStore(part, texts, shape, mode="w+"), model, rows, texts, collate, batch_tokens)
             os.replace(part, path)
         finally:
             part.unlink(missing_ok=True)
-    return FeatureStore(path, lengths, shape)
+    return FeatureStore(path, texts, shape)
 
 
 class FeatureCollator:
-    """A stock collator that adds the stored layers of each example's text, whose number is its `text_number`."""
+    """A stock collator that adds the stored layers of each row, whose number is its `text_number`."""
 
     def __init__(self, collate: Callable[[list[Example]], Any], store: FeatureStore | None):
         self.collate, self.store = collate, store
 
-    def __call__(self, examples: list[Example]) -> Any:
-        numbers = [example["text_number"] for example in examples]
-        batch = self.collate(
-            [{name: example[name] for name in example if name != "text_number"} for example in examples]
-        )
+    def __call__(self, rows: list[Example]) -> Any:
+        batch = self.collate([{name: row[name] for name in row if name not in NO_INPUTS} for row in rows])
         if self.store is None:
             return batch
         mask = batch["attention_mask"].bool()
         layers = torch.zeros(*mask.shape, *self.store.layers.shape[1:])
-        for row, number in enumerate(numbers):
-            layers[row, mask[row]] = torch.from_numpy(self.store[number].copy())
+        for place, row in enumerate(rows):
+            layers[place, mask[place]] = torch.from_numpy(self.store[row["text_number"]])
         batch["elmo_hidden_states"] = layers.transpose(1, 2)
         return batch
 
 
 @torch.no_grad()
-def _compute(store: FeatureStore, model: ELMoModel, texts: Dataset, collate, batches: list[list[int]]):
+def _compute(store: FeatureStore, model: ELMoModel, rows: Dataset, texts: Texts, collate, batch_tokens: int):
     model.eval()
-    columns = [name for name in texts.column_names if name not in ("labels", "text_number")]
-    texts = texts.select_columns(columns)
-    for numbers in logging.tqdm(batches, desc="Computing the biLM's layers", unit="batch"):
-        inputs = collate([texts[number] for number in numbers]).to(model.device)
+    rows = rows.select_columns([name for name in rows.column_names if name not in (*NO_INPUTS, *LABELS)])
+
+    def text(number: int) -> Example:
+        row, first, end = texts.places[number]
+        example = {name: values[first:end] for name, values in rows[row].items()}
+        return example | ({"token_type_ids": [0] * (end - first)} if "token_type_ids" in example else {})
+
+    lengths = [end - first for _, first, end in texts.places]
+    for numbers in logging.tqdm(_batches(lengths, batch_tokens), desc="Computing the biLM's layers", unit="batch"):
+        inputs = collate([text(number) for number in numbers]).to(model.device)
         layers = torch.stack(model(**inputs).hidden_states, dim=2).float().cpu()
-        for number, text, mask in zip(numbers, layers, inputs["attention_mask"].bool().cpu(), strict=True):
-            store[number][:] = text[mask].numpy()
+        for number, found, mask in zip(numbers, layers, inputs["attention_mask"].bool().cpu(), strict=True):
+            store.text(number)[:] = found[mask].numpy()
     store.layers.flush()
 
 
@@ -116,17 +164,15 @@ def _batches(lengths: Sequence[int], batch_tokens: int) -> list[list[int]]:
     return batches
 
 
-def _fingerprint(model: ELMoModel, texts: Dataset) -> str:
+def _fingerprint(model: ELMoModel, texts: Texts) -> str:
     """Of the model and of the texts: another one has another file."""
     digest = hashlib.blake2b(digest_size=12)
     for name, tensor in sorted(model.state_dict().items()):
         if not name.startswith("scalar_mix."):
             digest.update(name.encode() + tensor.cpu().contiguous().view(torch.uint8).numpy().tobytes())
     digest.update(json.dumps({name: getattr(model.config, name) for name in COMPUTATION}).encode())
-    read = {"character_ids", "token_type_ids"} | ({"input_ids"} if model.word_embeddings is not None else set())
-    for example in texts.select_columns(sorted(read & {*texts.column_names})).with_format("numpy"):
-        for name in sorted(example):
-            digest.update(np.ascontiguousarray(example[name], dtype=np.int32).tobytes())
+    for text in texts.digests:
+        digest.update(text)
     return digest.hexdigest()
 
 

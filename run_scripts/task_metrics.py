@@ -5,6 +5,7 @@ in `seqeval` and scikit-learn.
 """
 
 import re
+import string
 import warnings
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence, Sized
@@ -202,6 +203,84 @@ def correlation(first: np.ndarray, second: np.ndarray) -> float:
 def ranks(values: np.ndarray) -> np.ndarray:
     _, places, counts = np.unique(values, return_inverse=True, return_counts=True)
     return (np.cumsum(counts) - (counts - 1) / 2)[places]
+
+
+def answer_scores(
+    predicted: Sequence[str], gold: Sequence[Sequence[str]], types: Sequence[str] | None = None
+) -> Scores:
+    """Scores of answers to questions, as SQuAD's own script has them: without case, punctuation and articles.
+
+    Args:
+        predicted: an answer to each question, "" for none.
+        gold: the right ones, any of which will do; of a question that has no answer, an empty list.
+        types: of the questions, to count them apart.
+
+    Returns:
+        `f1` of the words and `exact_match`, means over all questions. Where some have no answer, `has_answer_f1`,
+        `has_answer_exact_match` and `no_answer_accuracy` too. With `types`, `per_type`: both, and the `number`.
+    """
+    check_counts(predicted, gold, "questions")
+    has_answer = np.array([bool(answers) for answers in gold])
+    is_second = not has_answer.all()
+    pairs = zip(predicted, gold, strict=True)
+    exact, f1 = np.array([best_match(*pair, is_second) for pair in pairs]).T
+    theirs = squad_of_evaluate(predicted, gold, is_second)
+    scores: Scores = {"f1": float(f1.mean()), "exact_match": float(exact.mean())} if theirs is None else theirs
+    if is_second and has_answer.any():
+        scores["has_answer_f1"] = float(f1[has_answer].mean())
+        scores["has_answer_exact_match"] = float(exact[has_answer].mean())
+    if is_second:
+        scores["no_answer_accuracy"] = float(exact[~has_answer].mean())
+    if types is not None:
+        chosen = {kind: np.array([each == kind for each in types]) for kind in sorted(set(types))}
+        scores["per_type"] = {
+            kind: {"f1": float(f1[rows].mean()), "exact_match": float(exact[rows].mean()), "number": int(rows.sum())}
+            for kind, rows in chosen.items()
+        }
+    return scores
+
+
+def squad_of_evaluate(predicted: Sequence[str], gold: Sequence[Sequence[str]], is_second: bool) -> Scores | None:
+    """`f1` and `exact_match` from 0 to 1."""
+    extra = {"no_answer_probability": 0.0} if is_second else {}
+    found = [{"id": str(number), "prediction_text": text, **extra} for number, text in enumerate(predicted)]
+    wanted = [
+        {"id": str(number), "answers": {"text": list(answers), "answer_start": [0] * len(answers)}}
+        for number, answers in enumerate(gold)
+    ]
+    theirs = through_evaluate("squad_v2" if is_second else "squad", found, wanted)
+    if theirs is None:
+        return None
+    return {"f1": theirs["f1"] / 100, "exact_match": theirs["exact" if is_second else "exact_match"] / 100}
+
+
+def best_match(predicted: str, gold: Sequence[str], is_second: bool) -> tuple[float, float]:
+    """Exact match and F1 with the answers that are closest.
+
+    The second edition knows questions without an answer: there, gold answers of which normalising leaves nothing are
+    left out, and nothing equals nothing.
+    """
+    answers = [normalized(answer) for answer in gold]
+    if is_second:
+        answers = [answer for answer in answers if answer] or [""]
+    found = normalized(predicted)
+    return (
+        max(float(found == answer) for answer in answers),
+        max(word_f1(found.split(), answer.split(), is_second) for answer in answers),
+    )
+
+
+def normalized(answer: str) -> str:
+    """Lower case, without ASCII punctuation, articles and further spaces."""
+    letters = "".join(letter for letter in answer.lower() if letter not in string.punctuation)
+    return " ".join(re.sub(r"\b(a|an|the)\b", " ", letters).split())
+
+
+def word_f1(found: Sequence[str], wanted: Sequence[str], is_second: bool) -> float:
+    if is_second and not (found and wanted):
+        return float(found == wanted)
+    common = (Counter(found) & Counter(wanted)).total()
+    return 2 * common / (len(found) + len(wanted)) if common else 0.0
 
 
 def rates(correct: int, predicted: int, gold: int) -> Scores:

@@ -5,7 +5,8 @@ import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, fields
 from difflib import get_close_matches
-from typing import Any, Literal
+from functools import partial
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -54,6 +55,22 @@ class HeadArguments:
     )
 
 
+class Predicted(NamedTuple):
+    """What a head put out for a split.
+
+    Args:
+        logits: `(rows, ...)`, or a tuple of such.
+        labels: the same.
+        examples: of the raw data.
+        rows: their encodings, in the order of the logits; `example_number` tells whose each is.
+    """
+
+    logits: Any
+    labels: Any
+    examples: Dataset
+    rows: Dataset
+
+
 @dataclass
 class Task:
     """What differs between tasks.
@@ -68,11 +85,12 @@ class Task:
         config: fields of the head's configuration that the data set, such as its labels.
         scalar_mix_l2: the paper's lambda for the task (supplement A).
         words: the words of a split, a list a text.
-        encode: a batch of raw examples as the model's inputs and `labels`, cut at `--max_length` or not.
-        collator: makes a batch of encoded examples.
-        scores: figures of log-probabilities `(texts, ...)` and labels; single numbers, and tables in dictionaries.
-        predictions: what goes into the file of predictions, a row a text.
-        average: what several models together score, of what each does.
+        encode: a batch of raw examples as the model's inputs and labels, to train on or not. Where an example may have
+            several rows, `example_number` tells whose each is, counted within the batch.
+        collator: makes a batch of rows.
+        scores: figures of what was predicted; single numbers, and tables in dictionaries.
+        predictions: what goes into the file of predictions, a record an example.
+        average: the logits of several models together, of those of each.
     """
 
     name: str
@@ -86,9 +104,9 @@ class Task:
     words: Callable[[Dataset, ELMoTokenizer], Iterable[Sequence[str]]]
     encode: Callable[[dict[str, list], ELMoTokenizer, bool], dict[str, list]]
     collator: Callable[[ELMoTokenizer], Callable]
-    scores: Callable[[np.ndarray, np.ndarray], dict[str, Any]]
-    predictions: Callable[[Dataset, np.ndarray, np.ndarray], Iterable[Record]]
-    average: Callable[[Sequence[np.ndarray]], np.ndarray]
+    scores: Callable[[Predicted], dict[str, Any]]
+    predictions: Callable[[Predicted], Iterable[Record]]
+    average: Callable[[Sequence[Any]], Any]
 
 
 def log_mean_probabilities(logits: Sequence[np.ndarray]) -> np.ndarray:
@@ -117,16 +135,32 @@ def task_tokenizer(task: Task, head: HeadArguments, train: Dataset, vectors: Wor
     return tokenizer.with_vocabulary([*SPECIAL_WORDS, *words], lowercase_unknown=has_no_capitals)
 
 
-def encoded(task: Task, split: str, tokenizer: ELMoTokenizer) -> Dataset:
-    """A split's encodings, each with its number among the texts of all splits, its `text_number`."""
-    names = list(task.data)
-    first = sum(len(task.data[name]) for name in names[: names.index(split)])
+def encoded(task: Task, tokenizer: ELMoTokenizer, splits: Iterable[str] | None = None) -> dict[str, Dataset]:
+    """The encodings of all splits, or of some: rows with their number, `text_number`, counted over all of these."""
+    found: dict[str, Dataset] = {}
+    for split in task.data if splits is None else splits:
+        data = task.data[split]
+        rows = data.map(
+            partial(_rows, encode=task.encode, tokenizer=tokenizer, is_training=split == "train"),
+            with_indices=True,
+            batched=True,
+            remove_columns=data.column_names,
+            desc=f"Encoding {split}",
+        )
+        first = sum(map(len, found.values()))
+        found[split] = rows.add_column("text_number", range(first, first + len(rows)))
+    return found
 
-    def encode(batch: dict[str, list], indices: list[int]) -> dict[str, list]:
-        return {**task.encode(batch, tokenizer, split == "train"), "text_number": [first + index for index in indices]}
 
-    data, what = task.data[split], f"Encoding {split}"
-    return data.map(encode, with_indices=True, batched=True, remove_columns=data.column_names, desc=what)
+def _rows(batch: dict[str, list], indices: list[int], encode, tokenizer: ELMoTokenizer, is_training: bool) -> dict:
+    rows = dict(encode(batch, tokenizer, is_training))
+    return rows | {"example_number": [indices[number] for number in rows.get("example_number", range(len(indices)))]}
+
+
+def rows_of(rows: Dataset, examples: Iterable[int]) -> Dataset:
+    """The rows of some examples."""
+    chosen = np.isin(rows["example_number"], list(examples))
+    return rows.select(np.flatnonzero(chosen))
 
 
 def task_model(

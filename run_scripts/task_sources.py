@@ -88,7 +88,7 @@ class Source(NamedTuple):
     def convert(self, convert: Callable[[Place, Mapping[str, Any]], dict], features: Features, split: str) -> Dataset:
         """Each record through `convert`, in the cache of `datasets`."""
         # It would not notice that these files changed.
-        files = [Path(__file__), Path(__file__).with_name("task_data.py")]
+        files = [Path(__file__).with_name(f"task_{name}.py") for name in ("sources", "data", "questions")]
         files += [Path(self.name)] if self.data is None else []
         states = tuple((state.st_size, state.st_mtime_ns) for state in (file.stat() for file in files))
         options = {"read": self.read, "convert": convert, "states": states}
@@ -256,6 +256,27 @@ def _json_records(path: Path) -> Iterator[Record]:
         yield place, record
 
 
+def _questions(path: Path) -> Iterator[Record]:
+    """Of a file as SQuAD's, articles of paragraphs of questions, or with a record for each question."""
+    for place, record in _json_records(path):
+        if "paragraphs" not in record:
+            yield place, record
+            continue
+        for number, paragraph in enumerate(_list_of(record, "paragraphs", str(place)), 1):
+            where = f"{place}, paragraph {number}"
+            for question in _list_of(paragraph, "qas", where):
+                named = f"{path}, question {question['id']}" if "id" in question else where
+                yield named, {"context": paragraph.get("context"), **question}
+
+
+def _list_of(record: Mapping[str, Any], key: str, place: str) -> list[dict[str, Any]]:
+    """Objects under a key."""
+    values = record.get(key)
+    if not isinstance(values, list) or not all(isinstance(value, dict) for value in values):
+        raise ValueError(f"{place}: {key!r} is {values!r:.80}; it must be a list of objects, as in SQuAD's files.")
+    return values
+
+
 def _is_json_lines(path: Path) -> bool:
     """Whether the first line is a record of its own."""
     first = next((line for _, line in numbered_lines(path) if line.strip()), "{}")
@@ -298,3 +319,4 @@ TAGGING_FORMATS: Formats = {
     **_JSON,
 }
 CLASSIFICATION_FORMATS: Formats = {".tsv": _TABLE, ".csv": _TABLE, **_JSON}
+QUESTION_FORMATS: Formats = dict.fromkeys((".json", ".jsonl"), (_questions, ()))

@@ -1,7 +1,7 @@
 """Fine-tuning of a task head with the stock Trainer: the arms of an experiment, each with several seeds.
 
-An arm is one way to configure the network: with ELMo, without it, with other layer weights. `run_ner.py` and
-`run_classification.py` bring a `Task`, what differs between tasks; the rest is here.
+An arm is one way to configure the network: with ELMo, without it, with other layer weights. `run_ner.py`,
+`run_classification.py` and `run_qa.py` bring a `Task`, what differs between tasks; the rest is here.
 """
 
 import hashlib
@@ -11,12 +11,12 @@ import shutil
 import sys
 import time
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-import numpy as np
 import torch
 from datasets import Dataset, concatenate_datasets
 from transformers import EarlyStoppingCallback, EvalPrediction, Trainer, TrainingArguments, set_seed
@@ -27,14 +27,17 @@ if __package__ in (None, ""):  # run by path from a clone that is not installed
 
 from modeling_elmo import ELMoConfig, ELMoModel, ELMoTokenizer
 from modeling_elmo.run_scripts.model_card import push
+from modeling_elmo.run_scripts.task_average import MovingAverage
 from modeling_elmo.run_scripts.task_card import write_task_card
 from modeling_elmo.run_scripts.task_data import training_share
 from modeling_elmo.run_scripts.task_features import FeatureCollator, FeatureStore, feature_store
 from modeling_elmo.run_scripts.task_model import (
     HeadArguments,
+    Predicted,
     Record,
     Task,
     encoded,
+    rows_of,
     scalar_mix_l2,
     task_config,
     task_model,
@@ -93,6 +96,15 @@ class TaskTrainingArguments(TrainingArguments):
     save_total_limit: int = 1
     load_best_model_at_end: bool = True
     report_to: str = "none"
+    adadelta: bool = field(default=False, metadata={"help": "Adadelta (rho 0.95), whatever --optim says."})
+    ema_decay: float = field(
+        default=0.0, metadata={"help": "Evaluate and save an exponential moving average of the weights; 0: themselves."}
+    )
+
+    def __post_init__(self):
+        super().__post_init__()
+        if not 0 <= self.ema_decay < 1:
+            raise ValueError(f"--ema_decay {self.ema_decay}: pass a number from 0 up to 1, 1 excluded.")
 
 
 # Of the training's options those that figures depend on.
@@ -100,8 +112,12 @@ SETTINGS = (
     *("learning_rate", "lr_scheduler_type", "lr_scheduler_kwargs", "warmup_ratio", "warmup_steps", "max_grad_norm"),
     *("num_train_epochs", "max_steps", "per_device_train_batch_size", "gradient_accumulation_steps", "bf16", "fp16"),
     *("optim", "optim_args", "weight_decay", "adam_beta1", "adam_beta2", "adam_epsilon", "data_seed"),
-    *("eval_strategy", "eval_steps", "save_strategy", "save_steps", "load_best_model_at_end"),
+    *("eval_strategy", "eval_steps", "save_strategy", "save_steps", "load_best_model_at_end", "adadelta", "ema_decay"),
 )
+
+
+# Columns of encoded data that tell where its words stand in the texts.
+PLACES = ("example_number", "offset_mapping")
 
 
 class Arm(NamedTuple):
@@ -303,8 +319,8 @@ class Experiment:
         start, folder = time.monotonic(), self._folder_of(arm, seed)
         share = training_share(len(self.task.data["train"]), arm.fraction)
         tokenizer = task_tokenizer(self.task, self.head, self.task.data["train"].select(share), self.word_vectors)
-        splits = {split: encoded(self.task, split, tokenizer) for split in self.task.data}
-        splits["train"] = splits["train"].select(share)
+        splits = encoded(self.task, tokenizer)
+        splits["train"] = rows_of(splits["train"], share)
         set_seed(seed)
         model = task_model(self.task, self.head, tokenizer, self.word_vectors, seed, **arm.overrides)
         trainer = self._trainer(model, tokenizer, splits, seed, folder)
@@ -318,14 +334,15 @@ class Experiment:
             "layer_weights": {place: mix.layer_weights().tolist() for place, mix in model.mixes().items()},
             "data": self.task.source,
             "columns": self.task.data["train"].column_names,
-            "train_samples": len(splits["train"]),
+            "train_samples": len(share),
             "epochs": trainer.state.epoch,
             "settings": self._settings(arm, seed),
         }
         for split in [name for name in splits if name != "train"]:
             output = trainer.predict(splits[split], metric_key_prefix=split)
-            record["metrics"][split] = self.task.scores(output.predictions, output.label_ids)
-            self._write_predictions(folder, f"predictions_{split}", split, output.predictions, output.label_ids)
+            found = Predicted(output.predictions, output.label_ids, self.task.data[split], splits[split])
+            record["metrics"][split] = self.task.scores(found)
+            self._write_predictions(folder, f"predictions_{split}", found)
         trainer.save_model(str(folder))
         record["seconds"] = time.monotonic() - start
         if trainer.is_world_process_zero():
@@ -356,7 +373,7 @@ class Experiment:
             train_dataset=splits["train"],
             eval_dataset=splits.get("validation"),
             processing_class=tokenizer,
-            compute_metrics=self._scalars,
+            compute_metrics=partial(self._scalars, splits["validation"]) if has_dev else None,
             callbacks=[EarlyStoppingCallback(patience)] if patience is not None and has_dev else None,
         )
 
@@ -370,8 +387,9 @@ class Experiment:
     def _name(self) -> str:
         return (self.training.hub_model_id or self.folder.resolve().name).split("/")[-1]
 
-    def _scalars(self, prediction: EvalPrediction) -> dict[str, float]:
-        scores = self.task.scores(prediction.predictions, prediction.label_ids)
+    def _scalars(self, rows: Dataset, prediction: EvalPrediction) -> dict[str, float]:
+        examples = self.task.data["validation"]
+        scores = self.task.scores(Predicted(prediction.predictions, prediction.label_ids, examples, rows))
         return {name: value for name, value in scores.items() if isinstance(value, (int, float))}
 
     @cached_property
@@ -389,65 +407,108 @@ class Experiment:
         config = task_config(self.task, self.head, len(tokenizer), None)
         model = ELMoModel.from_pretrained(self.head.model_name_or_path, config=config, dtype=torch.float32)
         model.to(self.training.device)
-        texts = concatenate_datasets([encoded(self.task, split, tokenizer) for split in self.task.data])
+        splits = encoded(self.task, tokenizer).values()
+        names = set.intersection(*(set(rows.column_names) for rows in splits))
+        rows = concatenate_datasets([each.select_columns(sorted(names)) for each in splits])
         with self.training.main_process_first(desc="computing the biLM's layers"):
-            return feature_store(self.folder / "features", model, texts, self.task.collator(tokenizer))
+            return feature_store(self.folder / "features", model, rows, self.task.collator(tokenizer))
 
     def average(self, folders: Sequence[str]) -> Record:
         """The record of an ensemble: the mean of its members' probabilities."""
-        found: dict[str, list[np.ndarray]] = {}
-        labels: dict[str, np.ndarray] = {}
+        members: dict[str, list[Predicted]] = {}
+        splits = [split for split in self.task.data if split != "train"]
         for folder in folders:
             model = self.task.model_class.from_pretrained(folder, dtype=torch.float32)
             expected = self.task.config.get("label2id", model.config.label2id)
-            if model.config.label2id != expected or model.num_labels != self.task.config["num_labels"]:
+            if model.config.label2id != expected or model.num_labels != len(expected):
                 raise ValueError(
                     f"--ensemble {folder} has the labels {sorted(model.config.label2id)}, but the data has "
                     f"{sorted(expected)}; pass models that were trained for these."
                 )
             tokenizer = ELMoTokenizer.from_pretrained(folder)
-            splits = {split: encoded(self.task, split, tokenizer) for split in self.task.data if split != "train"}
             arguments = self._replaced(eval_strategy="no", load_best_model_at_end=False)
             trainer = TaskTrainer(model, arguments, FeatureCollator(self.task.collator(tokenizer), None))
-            for split, data in splits.items():
-                output = trainer.predict(data)
-                found.setdefault(split, []).append(output.predictions)
-                labels[split] = output.label_ids
-        means = {split: self.task.average(predictions) for split, predictions in found.items()}
+            for split, rows in encoded(self.task, tokenizer, splits).items():
+                output = trainer.predict(rows)
+                found = Predicted(output.predictions, output.label_ids, self.task.data[split], rows)
+                members.setdefault(split, []).append(found)
+        means = {split: self._mean(found, folders) for split, found in members.items()}
         for split, mean in means.items():
-            self._write_predictions(self.folder / "results", f"ensemble_{split}", split, mean, labels[split])
+            self._write_predictions(self.folder / "results", f"ensemble_{split}", mean)
         return {
             "task": self.task.name,
             "arm": f"ensemble of {len(folders)}",
             "seed": 0,
             "metric": self.task.metric,
-            "metrics": {split: self.task.scores(mean, labels[split]) for split, mean in means.items()},
+            "metrics": {split: self.task.scores(mean) for split, mean in means.items()},
             "layer_weights": {},
             "settings": {"ensemble": list(folders)},
         }
 
-    def _write_predictions(self, folder: Path, name: str, split: str, predictions: np.ndarray, labels: np.ndarray):
+    def _mean(self, members: Sequence[Predicted], folders: Sequence[str]) -> Predicted:
+        first = members[0]
+        names = [name for name in PLACES if name in first.rows.column_names]
+        for folder, member in zip(folders, members, strict=True):
+            if any(list(member.rows[name]) != list(first.rows[name]) for name in names):
+                raise ValueError(f"--ensemble {folder} divides texts otherwise than {folders[0]}; pass one kind.")
+        return first._replace(logits=self.task.average([member.logits for member in members]))
+
+    def _write_predictions(self, folder: Path, name: str, found: Predicted):
         if self.training.process_index != 0:
             return
-        rows = self.task.predictions(self.task.data[split], predictions, labels)
-        text = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
+        text = "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in self.task.predictions(found))
         folder.mkdir(parents=True, exist_ok=True)
         (folder / f"{name}.jsonl").write_text(text, encoding="utf-8")
 
 
 class TaskTrainer(Trainer):
-    """The stock one, but the mixes are spared weight decay, and their layer weights are logged."""
+    """The stock one, but the mixes are spared weight decay, their layer weights are logged, and with `ema_decay` the
+    averages of the weights are evaluated and saved."""
+
+    def __init__(self, model, args: TaskTrainingArguments, *others, **options):
+        if args.adadelta:  # as Zeiler (2012) and BiDAF have it
+            options["optimizer_cls_and_kwargs"] = (torch.optim.Adadelta, {"lr": args.learning_rate, "rho": 0.95})
+        super().__init__(model, args, *others, **options)
+        self.average = MovingAverage(self.model, args.ema_decay) if args.ema_decay else None
+        if self.average is not None:
+            self.add_callback(self.average)
 
     def get_decay_parameter_names(self, model) -> list[str]:
         # Decay would pull gamma to 0; by name it spares nothing but biases and layer norms.
         return [name for name in super().get_decay_parameter_names(model) if "_mix." not in name]
 
+    def _averaged(self) -> AbstractContextManager:
+        return nullcontext() if self.average is None else self.average.in_model()
+
+    def train(self, *args, **kwargs):
+        output = super().train(*args, **kwargs)
+        if self.average is not None:  # no best model was loaded
+            self.average.keep()
+            self.average = None
+        return output
+
+    def _load_best_model(self):
+        super()._load_best_model()
+        self.average = None
+
     def evaluate(self, *args, **kwargs) -> dict[str, float]:
-        metrics = super().evaluate(*args, **kwargs)
-        for place, mix in self.accelerator.unwrap_model(self.model).mixes().items():
-            weights = mix.layer_weights().tolist()
-            self.log({f"{place}_layer_{number}": weight for number, weight in enumerate(weights)})
+        with self._averaged():
+            metrics = super().evaluate(*args, **kwargs)
+            for place, mix in self.accelerator.unwrap_model(self.model).mixes().items():
+                weights = mix.layer_weights().tolist()
+                self.log({f"{place}_layer_{number}": weight for number, weight in enumerate(weights)})
         return metrics
+
+    def save_model(self, output_dir=None, _internal_call: bool = False):
+        with self._averaged():
+            super().save_model(output_dir, _internal_call)
+        if self.average is not None and self.args.should_save:
+            self.average.save_trained(Path(output_dir))
+
+    def _load_from_checkpoint(self, resume_from_checkpoint: str, model=None):
+        super()._load_from_checkpoint(resume_from_checkpoint, model)
+        if self.average is not None:
+            self.average.load_trained(Path(resume_from_checkpoint))
 
 
 def last_checkpoint(folder: Path) -> str | None:

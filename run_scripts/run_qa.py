@@ -1,0 +1,221 @@
+"""Trains a reader on an ELMo model: answers to questions, each a span of a context, as in SQuAD 1.1 and 2.0.
+
+    python -m modeling_elmo.run_scripts.run_qa --model_name_or_path elmo \
+        --train_file train.json --validation_file dev.json --output_dir reader
+
+The network of the paper's SQuAD (section 4): BiDAF with self-attention over `[x_k; ELMo_k]`, by default with the
+settings of its supplement. `--compare_baseline` trains the same network without ELMo too; `--seeds 5` tells mean and
+deviation; `--ablation` gives the paper's tables.
+"""
+
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+from copy import copy
+from dataclasses import dataclass, field
+from itertools import groupby
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+import torch
+from transformers import DataCollatorWithPadding, HfArgumentParser
+
+if __package__ in (None, ""):  # run by path from a clone that is not installed
+    sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from modeling_elmo import ELMoForQuestionAnswering, ELMoTokenizer
+from modeling_elmo.elmo_reader import best_answers
+from modeling_elmo.run_scripts.task_data import take_samples
+from modeling_elmo.run_scripts.task_metrics import answer_scores
+from modeling_elmo.run_scripts.task_model import (
+    HeadArguments,
+    Predicted,
+    Record,
+    Task,
+    log_mean_probabilities,
+    source_of,
+)
+from modeling_elmo.run_scripts.task_questions import QuestionDataArguments, read_questions
+from modeling_elmo.run_scripts.task_training import ExperimentArguments, TaskTrainingArguments, fine_tune
+
+QUESTION_WORDS = ("what", "which", "who", "whose", "whom", "when", "where", "why", "how")
+
+
+@dataclass(kw_only=True)
+class ReaderHeadArguments(HeadArguments):
+    elmo_placement: Literal["input", "output", "both"] = field(
+        default="both", metadata={"help": "Where ELMo enters the network (section 5.2)."}
+    )
+
+
+@dataclass(kw_only=True)
+class ReaderArguments:
+    max_seq_length: int = field(
+        default=384, metadata={"help": "Words and markers of a window: a question and a part of its context."}
+    )
+    doc_stride: int = field(default=128, metadata={"help": "Words that neighbouring windows of a context share."})
+    max_answer_length: int = field(default=17, metadata={"help": "Words of a predicted answer."})
+    null_score_diff_threshold: float = field(
+        default=0.0,
+        metadata={"help": "Where some questions have none: log-probability that no answer needs above the best one's."},
+    )
+
+    def __post_init__(self):
+        for name, least in (("max_seq_length", 5), ("doc_stride", 0), ("max_answer_length", 1)):
+            if getattr(self, name) < least:
+                raise ValueError(f"--{name} {getattr(self, name)}: pass at least {least}.")
+
+
+@dataclass
+class ReaderTrainingArguments(TaskTrainingArguments):
+    """Trainer's, with the paper's settings for SQuAD (supplement A.3)."""
+
+    adadelta: bool = True
+    learning_rate: float | None = None  # set below
+    ema_decay: float = 0.999
+    per_device_train_batch_size: int = 45
+
+    def __post_init__(self):
+        if self.learning_rate is None:
+            self.learning_rate = 1.0 if self.adadelta else 1e-3
+        super().__post_init__()
+
+
+def main(arguments: list[str] | None = None) -> list[Record]:
+    parser = HfArgumentParser(
+        (ReaderHeadArguments, ReaderArguments, QuestionDataArguments, ExperimentArguments, ReaderTrainingArguments)
+    )
+    head, reader, data, experiment, training = parser.parse_args_into_dataclasses(arguments)
+    if head.max_length is not None:
+        raise ValueError(f"--max_length {head.max_length}: contexts are read in windows; pass --max_seq_length.")
+    return fine_tune(question_task(data, reader), head, experiment, training)
+
+
+def question_task(arguments: QuestionDataArguments, reader: ReaderArguments) -> Task:
+    data = read_questions(arguments)
+    has_unanswered = any(not answers for split in data.values() for answers in split["answers"])
+
+    def encode(batch, tokenizer, is_training) -> dict[str, Any]:
+        return windows_of(batch, tokenizer, reader, is_training)
+
+    def words(split, tokenizer) -> Iterable[list[str]]:
+        texts = [*split["question"], *dict.fromkeys(split["context"])]  # a context counts once
+        return map(tokenizer.splitter.words, texts)
+
+    def answers_of(found: Predicted) -> Iterator[tuple[Record, str, float]]:
+        """Each question, its answer, and the logarithm of that one's probability."""
+        for example, (answers, none) in zip(found.examples, read_windows(found, reader.max_answer_length), strict=True):
+            score, start, end = answers[0]
+            if has_unanswered and none - score > reader.null_score_diff_threshold:
+                score, start, end = none, 0, 0
+            yield example, example["context"][start:end], score
+
+    def scores(found: Predicted) -> dict[str, Any]:
+        predicted = [answer for _, answer, _ in answers_of(found)]
+        return answer_scores(predicted, found.examples["answers"], [*map(question_word, found.examples["question"])])
+
+    def predictions(found: Predicted) -> Iterable[Record]:
+        for example, answer, score in answers_of(found):
+            shown = {name: example[name] for name in ("id", "question", "answers")}
+            yield {**shown, "predicted": answer, "log_probability": round(score, 4)}
+
+    return Task(
+        name="question-answering",
+        model_class=ELMoForQuestionAnswering,
+        metric="f1",
+        data=take_samples(data, arguments),
+        source=source_of(arguments),
+        settings=vars(arguments) | vars(reader),
+        config={},
+        scalar_mix_l2=0.001,
+        words=words,
+        encode=encode,
+        collator=padded_on_the_right,
+        scores=scores,
+        predictions=predictions,
+        average=lambda members: tuple(map(log_mean_probabilities, zip(*members, strict=True))),
+    )
+
+
+def padded_on_the_right(tokenizer: ELMoTokenizer) -> DataCollatorWithPadding:
+    """Answers are places in a row, which padding before it would shift."""
+    tokenizer = copy(tokenizer)
+    tokenizer.padding_side = "right"
+    return DataCollatorWithPadding(tokenizer)
+
+
+def windows_of(
+    batch: dict[str, list], tokenizer: ELMoTokenizer, reader: ReaderArguments, is_training: bool
+) -> dict[str, Any]:
+    """The stock pre-processing: rows of a question and a window of its context, and where the answer stands in it."""
+    windows = _tokenized(batch, tokenizer, reader)
+    numbers = windows.pop("overflow_to_sample_mapping")
+    offsets = [
+        [pair if text == 1 else None for pair, text in zip(pairs, windows.sequence_ids(row), strict=True)]
+        for row, pairs in enumerate(windows.pop("offset_mapping"))
+    ]
+    places = [
+        place_in_window(characters, batch["context"][number], batch["answers"][number], batch["answer_starts"][number])
+        for characters, number in zip(offsets, numbers, strict=True)
+    ]
+    rows = {**windows, "example_number": numbers}
+    rows |= {"start_positions": [place.first for place in places], "end_positions": [place.last for place in places]}
+    return rows if is_training else rows | {"offset_mapping": offsets}
+
+
+def _tokenized(batch: dict[str, list], tokenizer: ELMoTokenizer, reader: ReaderArguments):
+    options = {"max_length": reader.max_seq_length, "stride": reader.doc_stride, "truncation": "only_second"}
+    options |= {"return_overflowing_tokens": True, "return_offsets_mapping": True}
+    try:
+        return tokenizer(batch["question"], batch["context"], **options)
+    except ValueError:
+        for name, question, context in zip(*(batch[key] for key in ("id", "question", "context")), strict=True):
+            try:
+                tokenizer(question, context, **options)
+            except ValueError as error:
+                words = len(tokenizer(question)["input_ids"]) - 2
+                raise ValueError(
+                    f"Question {name} has {words:,} words, which leaves too few of its context in a window of "
+                    f"--max_seq_length {reader.max_seq_length} with --doc_stride {reader.doc_stride}: {error}"
+                ) from error
+        raise
+
+
+class Place(NamedTuple):
+    """Of an answer: its first and its last token in the row; the row's first token twice where there is none."""
+
+    first: int
+    last: int
+
+
+def place_in_window(
+    characters: Sequence[Sequence[int] | None], context: str, answers: Sequence[str], starts: Sequence[int]
+) -> Place:
+    """Of the first answer, if all of it is in the window; of a word that it shares with other text, the whole word."""
+    if not answers:
+        return Place(0, 0)
+    start = starts[0] + len(answers[0]) - len(answers[0].lstrip())
+    end = starts[0] + len(answers[0].rstrip())
+    words = [(place, *pair) for place, pair in enumerate(characters) if pair is not None]
+    inside = [place for place, first, after in words if first < end and after > start]
+    is_whole = inside and words[0][1] <= start and words[-1][2] >= end
+    return Place(inside[0], inside[-1]) if is_whole else Place(0, 0)
+
+
+def read_windows(found: Predicted, max_length: int) -> Iterator[tuple[list[tuple[float, int, int]], float]]:
+    """The best answer to each question, over all its windows; see `best_answers`."""
+    rows = enumerate(zip(found.rows["example_number"], found.rows["offset_mapping"], strict=True))
+    starts, ends = map(torch.from_numpy, map(np.asarray, found.logits))
+    for _, windows in groupby(rows, key=lambda row: row[1][0]):
+        parts = [(starts[row, : len(place)], ends[row, : len(place)], place) for row, (_, place) in windows]
+        yield best_answers(parts, max_length, count=1)
+
+
+def question_word(question: str) -> str:
+    """The first that occurs; `other` where none does."""
+    words = question.lower().split()
+    return next((word for word in words if word in QUESTION_WORDS), "other")
+
+
+if __name__ == "__main__":
+    main()
