@@ -11,6 +11,7 @@ from transformers import (
     AutoModelForTokenClassification,
     AutoTokenizer,
 )
+from transformers.pipelines import PIPELINE_REGISTRY
 
 # In a clone the code folders stand side by side at the top; an installed package has them beneath this one.
 _root = Path(__file__).resolve().parents[1]
@@ -33,6 +34,7 @@ from .modeling_elmo import (  # noqa: E402
     ELMoTokenClassifierOutput,
     ScalarMix,
 )
+from .pipeline_elmo import ELMoQuestionAnsweringPipeline  # noqa: E402
 from .tokenization.tokenization_elmo import ELMoTokenizer  # noqa: E402
 
 __version__ = "0.1.0"
@@ -50,6 +52,12 @@ for _auto_class, _model_class in (
     _auto_class.register(ELMoConfig, _model_class, exist_ok=True)
     # ... and saved with their code, for processes without this package.
     _model_class.register_for_auto_class(_auto_class.__name__)
+PIPELINE_REGISTRY.register_pipeline(
+    "extractive-question-answering",  # transformers refuses "question-answering", which it once had itself
+    pipeline_class=ELMoQuestionAnsweringPipeline,
+    pt_model=AutoModelForQuestionAnswering,
+    type="text",
+)
 ELMoConfig.register_for_auto_class()
 ELMoTokenizer.register_for_auto_class()
 
@@ -64,6 +72,7 @@ __all__ = [
     "ELMoModelOutput",
     "ELMoPredictions",
     "ELMoPreTrainedModel",
+    "ELMoQuestionAnsweringPipeline",
     "ELMoScores",
     "ELMoTokenClassifierOutput",
     "ELMoTokenizer",

@@ -57,13 +57,22 @@ def texts_of(rows: Dataset, reads_words: bool) -> Texts:
         for first, end in pairwise(bounds):
             digest = hashlib.blake2b(digest_size=12)
             for name in sorted(example):
-                digest.update(np.ascontiguousarray(example[name][first:end], dtype=np.int32).tobytes())
+                digest.update(_trimmed(example[name][first:end]).astype(np.int32).tobytes())
             number = numbers.setdefault(digest.digest(), len(numbers))
             if number == len(texts.places):
                 texts.places.append((row, first, end))
                 texts.digests.append(digest.digest())
             texts.of_rows[-1].append(number)
     return texts
+
+
+def _trimmed(ids: np.ndarray) -> np.ndarray:
+    """Characters without the columns at their end that are the same in all words: padding, whose number depends on the
+    longest word of the row. Each word has one end, so that no two texts become the same."""
+    if ids.ndim == 1:
+        return ids
+    different = np.flatnonzero((ids != ids[:1]).any(0))
+    return ids[:, : different[-1] + 1] if len(different) else ids[:, :0]
 
 
 class FeatureStore:

@@ -1,6 +1,6 @@
 """Data for question answering: SQuAD's files, or a data set, as a `DatasetDict` of checked questions."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -48,7 +48,9 @@ def _asked(source: Source, split: str, arguments: QuestionDataArguments) -> Data
     data = source.convert(partial(_row, columns=columns), FEATURES, split)
     flags = data["is_impossible"]
     if None in flags and any(flag is not None for flag in flags):
-        without, having = (next(row for row in data if (row["is_impossible"] is None) is wanted) for wanted in (1, 0))
+        without, having = (
+            next(row for row in data if (row["is_impossible"] is None) is wanted) for wanted in (True, False)
+        )
         raise ValueError(
             f"{source.name} mixes SQuAD 1.1 and 2.0: question {having['id']} has is_impossible, question "
             f"{without['id']} has not. Pass files of one version."
@@ -76,9 +78,10 @@ def _first_unanswered(data: Dataset) -> str | None:
 
 
 def _row(place: Place, record: Mapping[str, Any], columns: dict[str, str]) -> dict[str, Any]:
-    name = str(record.get(columns["id"], place))
-    where = place if name in place else f"{place}, question {name}"
-    row: dict[str, Any] = {"id": name}
+    name = record.get(columns["id"])
+    is_named = name is None or str(place).endswith(f", question {name}")
+    where = str(place) if is_named else f"{place}, question {name}"
+    row: dict[str, Any] = {"id": str(place if name is None else name)}
     for part in ("question", "context"):
         row[part] = record.get(columns[part])
         if not isinstance(row[part], str) or not row[part].strip():
@@ -101,9 +104,9 @@ def _answers(where: str, value: Any) -> list[tuple[Any, Any]]:
     """Of a list of answers, as in SQuAD's files, or of a list for each of their parts, as in its data set."""
     if isinstance(value, Mapping) and {"text", "answer_start"} <= set(value):
         texts, starts = value["text"], value["answer_start"]
-        if isinstance(texts, Sequence) and isinstance(starts, Sequence) and len(texts) == len(starts):
+        if isinstance(texts, list) and isinstance(starts, list) and len(texts) == len(starts):
             return list(zip(texts, starts, strict=True))
-    elif isinstance(value, Sequence) and all(
+    elif isinstance(value, list) and all(
         isinstance(each, Mapping) and {"text", "answer_start"} <= set(each) for each in value
     ):
         return [(each["text"], each["answer_start"]) for each in value]

@@ -264,8 +264,8 @@ def _questions(path: Path) -> Iterator[Record]:
             continue
         for number, paragraph in enumerate(_list_of(record, "paragraphs", str(place)), 1):
             where = f"{place}, paragraph {number}"
-            for question in _list_of(paragraph, "qas", where):
-                named = f"{path}, question {question['id']}" if "id" in question else where
+            for count, question in enumerate(_list_of(paragraph, "qas", where), 1):
+                named = f"{path}, question {question['id']}" if "id" in question else f"{where}, question {count}"
                 yield named, {"context": paragraph.get("context"), **question}
 
 

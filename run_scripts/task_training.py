@@ -112,7 +112,8 @@ SETTINGS = (
     *("learning_rate", "lr_scheduler_type", "lr_scheduler_kwargs", "warmup_ratio", "warmup_steps", "max_grad_norm"),
     *("num_train_epochs", "max_steps", "per_device_train_batch_size", "gradient_accumulation_steps", "bf16", "fp16"),
     *("optim", "optim_args", "weight_decay", "adam_beta1", "adam_beta2", "adam_epsilon", "data_seed"),
-    *("eval_strategy", "eval_steps", "save_strategy", "save_steps", "load_best_model_at_end", "adadelta", "ema_decay"),
+    *("eval_strategy", "eval_steps", "save_strategy", "save_steps", "load_best_model_at_end"),
+    *("adadelta", "ema_decay", "train_sampling_strategy"),
 )
 
 

@@ -15,6 +15,7 @@ import transformers
 from safetensors.torch import save_file
 from transformers import (
     AutoConfig,
+    AutoModelForQuestionAnswering,
     AutoModelForSequenceClassification,
     AutoModelForTokenClassification,
     AutoTokenizer,
@@ -27,21 +28,27 @@ PIPELINES = {
     "ELMoModel": ("feature-extraction", {}),
     "ELMoForTokenClassification": ("token-classification", {"aggregation_strategy": "simple"}),
     "ELMoForSequenceClassification": ("text-classification", {"top_k": None}),
+    "ELMoForQuestionAnswering": ("question-answering", {"top_k": 3, "handle_impossible_answer": True}),
 }
+QUESTIONS = ["Where is he?", "Quelle ægithale ?", "밥?"]
 
 
 def outputs_of(model, inputs) -> dict[str, torch.Tensor]:
     with torch.no_grad():
-        outputs = model.eval()(**inputs, output_hidden_states=True)
+        outputs = model.eval()(**inputs, **types_for(model, inputs), output_hidden_states=True)
     found = {"hidden": outputs.hidden_states[-1].clone()}
-    if "logits" in outputs:
-        found["logits"] = outputs.logits
+    found |= {name: outputs[name] for name in ("logits", "start_logits", "end_logits") if name in outputs}
     return found
+
+
+def types_for(model, inputs) -> dict[str, torch.Tensor]:
+    """A reader has to be told that these are contexts, without a question."""
+    return {"token_type_ids": inputs["attention_mask"]} if type(model).__name__ == "ELMoForQuestionAnswering" else {}
 
 
 def train_one_step(model, inputs):
     """Moves every parameter that may learn, by whatever loss the class has."""
-    outputs = model.train()(**inputs, **labels_for(model, inputs))
+    outputs = model.train()(**inputs, **types_for(model, inputs), **labels_for(model, inputs))
     loss = outputs.loss if "loss" in outputs else outputs.elmo_embeddings.square().mean()
     loss.backward()
     torch.optim.SGD(model.parameters(), lr=1.0).step()
@@ -51,6 +58,10 @@ def labels_for(model, inputs) -> dict[str, torch.Tensor]:
     kind = type(model).__name__
     if kind == "ELMoForPreTraining":
         return {"labels": inputs["input_ids"].masked_fill(inputs["attention_mask"] == 0, -100)}
+    if kind == "ELMoForQuestionAnswering":
+        return dict.fromkeys(
+            ("start_positions", "end_positions"), torch.ones(len(inputs["input_ids"]), dtype=torch.long)
+        )
     if kind == "ELMoForSequenceClassification":
         return {"labels": torch.ones(len(inputs["input_ids"]), dtype=torch.long)}
     return {"labels": torch.ones_like(inputs["input_ids"])} if kind == "ELMoForTokenClassification" else {}
@@ -59,6 +70,9 @@ def labels_for(model, inputs) -> dict[str, torch.Tensor]:
 def piped(name: str, **sources) -> list:
     """What the stock pipeline of a class says; `sources` are its model, its tokenizer and how to load them."""
     task, options = PIPELINES[name]
+    if task == "question-answering":
+        pipe = pipeline(task, **sources, **options)
+        return pipe(question=QUESTIONS, context=TEXTS, max_seq_len=12, doc_stride=2)
     pipe = pipeline(task, **sources, **options)
     return [pipe(text) for text in (TEXTS if task != "text-classification" else [*TEXTS, PAIR])]
 
@@ -81,9 +95,44 @@ def label_of_text(tokenizer, model) -> str:
     return model.config.id2label[predicted_class_id]
 
 
+def answers_of_texts(tokenizer, model) -> list:
+    """Pre-processing and answers as in transformers' guide to question answering, contexts in windows with a stride."""
+    answers = [text.split()[-1] for text in TEXTS]
+    starts = [text.index(answer) for text, answer in zip(TEXTS, answers, strict=True)]
+    inputs = tokenizer(
+        QUESTIONS,
+        TEXTS,
+        max_length=12,
+        truncation="only_second",
+        stride=2,
+        return_overflowing_tokens=True,
+        return_offsets_mapping=True,
+        padding="max_length",
+        return_tensors="pt",
+    )
+    offset_mapping, sample_map = inputs.pop("offset_mapping"), inputs.pop("overflow_to_sample_mapping")
+    positions = []
+    for row, offsets in enumerate(offset_mapping.tolist()):
+        start, sample = starts[sample_map[row]], int(sample_map[row])
+        end = start + len(answers[sample])
+        inside = [place for place, text in enumerate(inputs.sequence_ids(row)) if text == 1]
+        if offsets[inside[0]][0] > start or offsets[inside[-1]][1] < end:
+            positions.append((0, 0))
+            continue
+        first = max(place for place in inside if offsets[place][0] <= start)
+        positions.append((first, min(place for place in inside if offsets[place][1] >= end)))
+    first, last = torch.tensor(positions).T
+    with torch.no_grad():
+        outputs = model(**inputs, start_positions=first, end_positions=last)
+    places = zip(outputs.start_logits.argmax(-1).tolist(), outputs.end_logits.argmax(-1).tolist(), strict=True)
+    said = [tokenizer.decode(inputs.input_ids[row, start : end + 1]) for row, (start, end) in enumerate(places)]
+    return [*said, *positions, outputs.loss.item()]
+
+
 EXAMPLES = {
     "ELMoForTokenClassification": (AutoModelForTokenClassification, labels_of_words),
     "ELMoForSequenceClassification": (AutoModelForSequenceClassification, label_of_text),
+    "ELMoForQuestionAnswering": (AutoModelForQuestionAnswering, answers_of_texts),
 }
 
 

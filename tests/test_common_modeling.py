@@ -16,6 +16,7 @@ import torch
 from modeling_elmo import (
     ELMoConfig,
     ELMoForPreTraining,
+    ELMoForQuestionAnswering,
     ELMoForSequenceClassification,
     ELMoForTokenClassification,
     ELMoModel,
@@ -32,6 +33,7 @@ NAMES = {
     "MODEL_MAPPING_NAMES": "ELMoModel",
     "MODEL_FOR_TOKEN_CLASSIFICATION_MAPPING_NAMES": "ELMoForTokenClassification",
     "MODEL_FOR_SEQUENCE_CLASSIFICATION_MAPPING_NAMES": "ELMoForSequenceClassification",
+    "MODEL_FOR_QUESTION_ANSWERING_MAPPING_NAMES": "ELMoForQuestionAnswering",
 }
 
 
@@ -88,7 +90,13 @@ class WordLevelModels(CharacterModels):
 
 class CommonTests(common_tests(FOLDER).ModelTesterMixin):
     # some tests stop at the first class without `inputs_embeds`: it stands last
-    all_model_classes = (ELMoModel, ELMoForTokenClassification, ELMoForSequenceClassification, ELMoForPreTraining)
+    all_model_classes = (
+        ELMoModel,
+        ELMoForTokenClassification,
+        ELMoForSequenceClassification,
+        ELMoForQuestionAnswering,
+        ELMoForPreTraining,
+    )
     has_attentions = False
     test_can_init_all_missing_weights_before_2023 = True
 
@@ -99,6 +107,10 @@ class CommonTests(common_tests(FOLDER).ModelTesterMixin):
         inputs = super()._prepare_for_class(inputs_dict, model_class, return_labels)
         if return_labels and model_class is ELMoForPreTraining:
             inputs["labels"] = inputs["input_ids"]
+        if model_class is ELMoForQuestionAnswering:  # two words of a question, and a context
+            inputs["token_type_ids"] = (
+                (torch.arange(self.model_tester.seq_length) > 1).expand_as(inputs["input_ids"]).long()
+            )
         return inputs
 
     def test_retain_grad_hidden_states_attentions(self):

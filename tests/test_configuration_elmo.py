@@ -57,6 +57,7 @@ def test_round_trip_through_json(tmp_path):
         "AutoModelForPreTraining",
         "AutoModelForTokenClassification",
         "AutoModelForSequenceClassification",
+        "AutoModelForQuestionAnswering",
     }
     for again in (ELMoConfig.from_pretrained(tmp_path), AutoConfig.from_pretrained(tmp_path)):
         assert type(again) is ELMoConfig and again.num_labels == 5

@@ -18,6 +18,7 @@ from transformers import (
 from modeling_elmo import (
     ELMoConfig,
     ELMoForPreTraining,
+    ELMoForQuestionAnswering,
     ELMoForSequenceClassification,
     ELMoForTokenClassification,
     ELMoModel,
@@ -151,6 +152,7 @@ TRAINED = {
     "bcn": (ELMoForSequenceClassification, {"task_word_embedding_size": 5}),
     "esim": (ELMoForSequenceClassification, {"classifier": "esim", "elmo_placement": "output"}),
     "linear": (ELMoForSequenceClassification, {"head": "linear"}),
+    "reader": (ELMoForQuestionAnswering, {"elmo_placement": "both"}),
 }
 every_model = pytest.mark.parametrize("model_class, options", TRAINED.values(), ids=TRAINED)
 
@@ -163,9 +165,13 @@ def training_setup(model_class, options):
     features = examples(tokenizer)
     if model_class is ELMoForPreTraining:
         return model, features, DataCollatorForLanguageModeling(tokenizer, mlm=False)
-    if options.get("classifier") == "esim":
+    if options.get("classifier") == "esim" or model_class is ELMoForQuestionAnswering:
         features = [dict(tokenizer(text, SENTENCE)) for text in TEXTS]
     for number, example in enumerate(features):
+        if model_class is ELMoForQuestionAnswering:
+            first = len(example["input_ids"]) - 4
+            example |= {"start_positions": first, "end_positions": first + number % 3}
+            continue
         ids = example["input_ids"]
         is_tagger = model_class is ELMoForTokenClassification
         example["labels"] = [position % 3 for position in range(len(ids))] if is_tagger else number % 3
@@ -211,5 +217,7 @@ def test_trainer_evaluates_the_loss_and_gathers_logits_alone(model_class, option
     model.config.output_hidden_states = True
     found = Trainer(model, arguments, data_collator=collator, eval_dataset=features).predict(features)
     assert np.isfinite(found.metrics["test_loss"])
-    if model_class is not ELMoForPreTraining:
+    if model_class is ELMoForQuestionAnswering:
+        assert [side.shape for side in found.predictions] == [(8, max(len(each["input_ids"]) for each in features))] * 2
+    elif model_class is not ELMoForPreTraining:
         assert isinstance(found.predictions, np.ndarray) and found.predictions.shape[-1] == 3

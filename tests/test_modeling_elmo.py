@@ -16,6 +16,7 @@ from plain_elmo import PlainELMo
 from modeling_elmo import (
     ELMoConfig,
     ELMoForPreTraining,
+    ELMoForQuestionAnswering,
     ELMoForSequenceClassification,
     ELMoForTokenClassification,
     ELMoModel,
@@ -30,7 +31,13 @@ FIXTURE = Path(__file__).parent / "fixtures" / "elmo_fixtures" / "allennlp"
 pytestmark = pytest.mark.usefixtures("onednn_at_any_size")
 
 LENGTHS = [6, 1, 4]
-ALL_CLASSES = [ELMoModel, ELMoForPreTraining, ELMoForTokenClassification, ELMoForSequenceClassification]
+ALL_CLASSES = [
+    ELMoModel,
+    ELMoForPreTraining,
+    ELMoForTokenClassification,
+    ELMoForSequenceClassification,
+    ELMoForQuestionAnswering,
+]
 
 
 def make_config(**overrides):
@@ -327,6 +334,10 @@ def test_every_parameter_gets_a_gradient(cls, options):
     labels[ELMoForSequenceClassification] = torch.tensor([0, 2, 1])
     if cls is ELMoModel:
         loss = model(**batch).elmo_embeddings.square().sum()
+    elif cls is ELMoForQuestionAnswering:
+        batch["token_type_ids"] = torch.ones_like(batch["input_ids"])
+        batch["token_type_ids"][:, :2] = 0
+        loss = model(**batch, start_positions=torch.tensor([2, 0, 2]), end_positions=torch.tensor([2, 0, 3])).loss
     else:
         loss = model(**batch, labels=labels[cls]).loss
     loss.backward()

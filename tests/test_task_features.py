@@ -77,9 +77,22 @@ def test_pairs_are_two_texts(tmp_path, base, model):
 
 def test_the_layers_are_mapped_and_cannot_be_changed(tmp_path, base, model):
     store = stored(tmp_path, model, tokenizer_of(base))
-    assert isinstance(store.layers, np.memmap) and isinstance(store[3], np.memmap) and store[3].base is not None
+    assert isinstance(store.layers, np.memmap) and np.shares_memory(store.text(3), store.layers)
     with pytest.raises(ValueError, match="read-only"):
-        store[3][0] = 0
+        store.text(3)[0] = 0
+
+
+def test_a_text_of_several_rows_is_kept_once(tmp_path, base, model):
+    """As the context of several questions."""
+    tokenizer, collate = tokenizer_of(base), DataCollatorWithPadding(tokenizer_of(base))
+    pairs = [(WORDS[0], WORDS[1]), (WORDS[2], WORDS[1]), (WORDS[1], WORDS[1])]
+    inputs = tokenizer([list(pair) for pair in pairs], is_split_into_words=True)
+    columns = {name: [list(map(np.ndarray.tolist, map(np.asarray, row))) for row in inputs[name]] for name in inputs}
+    store = feature_store(tmp_path, model, Dataset.from_dict(columns), collate)
+    for number, pair in enumerate(pairs):
+        np.testing.assert_allclose(store[number], layers_alone(model, tokenizer, *pair), rtol=1e-5, atol=1e-6)
+    assert len(store.layers) == sum(len(words) + 2 for words in WORDS[:3])
+    assert len({np.shape(ids)[1] for ids in columns["character_ids"]}) > 1  # rows of other widths
 
 
 def test_batches_are_of_like_length_and_no_larger_than_asked():

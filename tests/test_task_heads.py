@@ -11,6 +11,7 @@ import torch.nn.functional as F
 
 from modeling_elmo import (
     ELMoConfig,
+    ELMoForQuestionAnswering,
     ELMoForSequenceClassification,
     ELMoForTokenClassification,
     ELMoModel,
@@ -31,6 +32,7 @@ NETWORKS = {
     "tagger": (ELMoForTokenClassification, {}),
     "bcn": (ELMoForSequenceClassification, {"classifier": "bcn"}),
     "esim": (ELMoForSequenceClassification, {"classifier": "esim"}),
+    "reader": (ELMoForQuestionAnswering, {}),
 }
 HEADS = {
     f"{name}-{place}": (cls, {**network, **placement})
@@ -39,6 +41,7 @@ HEADS = {
 }
 HEADS["tagger-linear"] = ELMoForTokenClassification, {"head": "linear"}
 HEADS["sequence-linear"] = ELMoForSequenceClassification, {"head": "linear"}
+HEADS["reader-linear"] = ELMoForQuestionAnswering, {"head": "linear"}
 HEADS["sequence-paper-linear"] = ELMoForSequenceClassification, {"classifier": "linear"}
 every_head = pytest.mark.parametrize("cls, options", HEADS.values(), ids=HEADS)
 every_head_on_elmo = pytest.mark.parametrize(
@@ -46,7 +49,9 @@ every_head_on_elmo = pytest.mark.parametrize(
     [head for head in HEADS.values() if head[1].get("use_elmo", True)],
     ids=[name for name, head in HEADS.items() if head[1].get("use_elmo", True)],
 )
-both_classes = pytest.mark.parametrize("cls", [ELMoForTokenClassification, ELMoForSequenceClassification])
+every_class = pytest.mark.parametrize(
+    "cls", [ELMoForTokenClassification, ELMoForSequenceClassification, ELMoForQuestionAnswering]
+)
 
 
 def make_config(**overrides):
@@ -96,10 +101,20 @@ def batch_of(model, **options):
     return make_batch(model.config, WORDS if is_tagger else PAIRS, **options)
 
 
-def labels_of(model, batch):
+def targets_of(model, batch):
+    if isinstance(model, ELMoForQuestionAnswering):  # the last word, the first, none
+        words = (batch["token_type_ids"] == 1) & (batch["input_ids"] >= 4)
+        first, last = (places.byte().argmax(1) for places in (words, (words.cumsum(1) == words.sum(1, True)) & words))
+        last[2] = first[2] = batch["attention_mask"][2].argmax()
+        return {"start_positions": first, "end_positions": last}
     if isinstance(model, ELMoForTokenClassification):
-        return (batch["input_ids"] % model.num_labels).masked_fill(batch["input_ids"] < 4, -100)
-    return torch.arange(len(batch["input_ids"])) % model.num_labels
+        return {"labels": (batch["input_ids"] % model.num_labels).masked_fill(batch["input_ids"] < 4, -100)}
+    return {"labels": torch.arange(len(batch["input_ids"])) % model.num_labels}
+
+
+def logits_of(output):
+    """Those of starts and ends side by side."""
+    return output.logits if "logits" in output else torch.stack([output.start_logits, output.end_logits], -1)
 
 
 def row_of(batch, number):
@@ -113,7 +128,8 @@ def stirred(model, std=1.0, seed=0):
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
-            if "crf." in name or "_mix." in name or name.startswith("classifier.") and "layers" not in name:
+            is_output = name.startswith(("classifier.", "qa_outputs.", "reader.")) and "layers" not in name
+            if "crf." in name or "_mix." in name or is_output:
                 parameter.copy_(std * torch.randn(parameter.shape, generator=generator))
     return model
 
@@ -185,7 +201,7 @@ def test_tagger_finds_the_best_chain_of_the_words(names, side):
 def test_the_loss_of_a_tagger_is_that_of_its_chains(side):
     model = stirred(make_model(ELMoForTokenClassification, elmo_placement="both", scalar_mix_l2=0.3))
     batch = make_batch(model.config, side=side)
-    labels = labels_of(model, batch)
+    labels = targets_of(model, batch)["labels"]
     labels[0, (batch["input_ids"][0] >= 4).nonzero()[1]] = -100  # a word of unknown label
     emissions, losses = model.train()(**batch).logits, []
     for row, words_T in enumerate(batch["input_ids"] >= 4):
@@ -211,7 +227,7 @@ def test_a_linear_tagger_divides_by_the_given_count():
     with torch.no_grad():
         model.input_mix.weights.fill_(1.0)
     batch = make_batch(model.config, [6, 2, 4, 1])
-    labels = labels_of(model, batch)
+    labels = targets_of(model, batch)["labels"]
     whole = model(**batch, labels=labels).loss
     count = (labels != -100).sum()
     halves = [
@@ -257,7 +273,8 @@ def network_inputs(model, batch):
     if isinstance(model, ELMoForTokenClassification):
         (tokens, _), (output,) = read_by(model, model.encoder, batch), read_by(model, model.classifier, batch)
         return tokens, output[..., model.encoder.output_size :]
-    tokens, _, _, output = read_by(model, model.classifier, batch)
+    network = model.reader if isinstance(model, ELMoForQuestionAnswering) else model.classifier
+    tokens, _, _, output = read_by(model, network, batch)
     return tokens, output
 
 
@@ -322,13 +339,13 @@ def test_a_baseline_has_no_bilm(network, tmp_path):
     other = make_model(cls, 1, **options, **bilm, use_elmo=False)
     other.load_state_dict(model.state_dict())
     for same in (again, other):
-        torch.testing.assert_close(same(**batch).logits, expected.logits, rtol=0, atol=0)
+        torch.testing.assert_close(logits_of(same(**batch)), logits_of(expected), rtol=0, atol=0)
     words = make_model(cls, **options, use_elmo=False, task_char_cnn_filters=[])
     assert words.get_input_embeddings() is words.token_features.word_embeddings
     characters = make_model(cls, **options, use_elmo=False, task_word_embedding_size=0)
     assert characters.get_input_embeddings() is characters.token_features.char_encoder.char_embeddings
     for model in (words, characters):
-        assert model(**batch).logits.shape == expected.logits.shape
+        assert logits_of(model(**batch)).shape == logits_of(expected).shape
 
 
 def test_a_baseline_of_a_bilms_folder_reads_nothing_of_it(tmp_path):
@@ -359,16 +376,16 @@ def test_a_word_level_bilm_has_heads_too():
 def test_given_layers_are_as_good_as_computed_ones(cls, options, side, monkeypatch):
     model = stirred(make_model(cls, **options)).train()
     batch = batch_of(model, side=side, extra=1)
-    labels = labels_of(model, batch)
-    computed = model(**batch, labels=labels, output_hidden_states=True)
+    targets = targets_of(model, batch)
+    computed = model(**batch, **targets, output_hidden_states=True)
     computed.loss.backward()
     gradients = {name: p.grad.clone() for name, p in model.named_parameters() if p.requires_grad}
     model.zero_grad()
     monkeypatch.setattr(model.elmo, "forward", None)  # called, it would raise
     layers = torch.stack(computed.hidden_states, 1)
-    given = model(**batch, labels=labels, elmo_hidden_states=layers)
+    given = model(**batch, **targets, elmo_hidden_states=layers)
     given.loss.backward()
-    torch.testing.assert_close(given.logits, computed.logits)
+    torch.testing.assert_close(logits_of(given), logits_of(computed))
     torch.testing.assert_close(given.loss, computed.loss)
     assert len(gradients) == len(list(model.mixes())) * 2 + len(
         [name for name, _ in model.named_parameters() if not name.startswith("elmo.") and "_mix" not in name]
@@ -382,7 +399,7 @@ def test_every_parameter_that_learns_gets_a_gradient(cls, options):
     for freeze in (True, False):
         model = stirred(make_model(cls, **options, freeze_bilm=freeze)).train()
         batch = batch_of(model)
-        model(**batch, labels=labels_of(model, batch)).loss.backward()
+        model(**batch, **targets_of(model, batch)).loss.backward()
         for name, parameter in model.named_parameters():
             learns = not (freeze and name.startswith("elmo."))
             assert parameter.requires_grad == learns, name
@@ -396,8 +413,8 @@ def test_a_frozen_bilm_is_the_same_in_training(cls, options):
     still = model.eval()(**batch, output_hidden_states=True)
     moving = model.train()(**batch, output_hidden_states=True)
     assert all(map(torch.equal, still.hidden_states, moving.hidden_states))
-    if cls is ELMoForSequenceClassification or options.get("head") == "linear":  # else logits are other things
-        assert torch.equal(still.logits, moving.logits)
+    if cls is not ELMoForTokenClassification or options.get("head") == "linear":  # else logits are other things
+        assert torch.equal(logits_of(still), logits_of(moving))
     loose = make_model(cls, **options, dropout=0.5, freeze_bilm=False).train()(**batch, output_hidden_states=True)
     assert not torch.equal(loose.hidden_states[-1], still.hidden_states[-1])
     assert model(**batch).hidden_states is None
@@ -405,7 +422,7 @@ def test_a_frozen_bilm_is_the_same_in_training(cls, options):
     assert len(model(**batch).hidden_states) == 3
 
 
-@both_classes
+@every_class
 @pytest.mark.parametrize("freeze", [True, False])
 def test_loading_keeps_frozen_what_was_to_be(cls, freeze, tmp_path):
     make_model(ELMoModel).save_pretrained(tmp_path)
@@ -433,10 +450,10 @@ def test_padding_and_neighbours_change_nothing(cls, options, side):
         together = model(**batch)
         for row, real in enumerate(batch["attention_mask"].bool()):
             alone = model(**row_of(batch, row))
-            is_tagger = cls is ELMoForTokenClassification
-            logits = together.logits[row][real] if is_tagger else together.logits[row]
-            torch.testing.assert_close(logits, alone.logits[0], atol=1e-5, rtol=1e-5)
-            if is_tagger and together.predictions is not None:
+            logits = logits_of(together)[row]
+            logits = logits if cls is ELMoForSequenceClassification else logits[real]
+            torch.testing.assert_close(logits, logits_of(alone)[0], atol=1e-5, rtol=1e-5)
+            if cls is ELMoForTokenClassification and together.predictions is not None:
                 assert torch.equal(together.predictions[row][real], alone.predictions[0])
                 assert (together.predictions[row][~real] == -100).all()
 
@@ -500,7 +517,7 @@ def test_saving_and_loading_keeps_every_value(cls, options, tmp_path):
     for name, tensor in model.state_dict().items():
         assert torch.equal(again.state_dict()[name], tensor), name
     batch = batch_of(model)
-    assert torch.equal(again(**batch).logits, model(**batch).logits)
+    assert torch.equal(logits_of(again(**batch)), logits_of(model(**batch)))
 
 
 @every_head_on_elmo
@@ -526,7 +543,7 @@ def test_a_head_on_a_bilms_folder_is_initialised_as_a_new_one(cls, options, tmp_
             assert not torch.equal(parameter, other), name
 
 
-@both_classes
+@every_class
 def test_resizing_keeps_the_word_vectors_that_remain(cls, tmp_path):
     for size in (8, 20):
         model = make_model(cls, freeze_word_embeddings=True)
@@ -540,8 +557,81 @@ def test_resizing_keeps_the_word_vectors_that_remain(cls, tmp_path):
         for name, parameter in others.items():
             assert torch.equal(model.get_parameter(name), parameter), name
         model.save_pretrained(tmp_path)
-        batch = make_batch(model.config)
-        assert torch.equal(cls.from_pretrained(tmp_path)(**batch).logits, model(**batch).logits)
+        batch = batch_of(model)
+        assert torch.equal(logits_of(cls.from_pretrained(tmp_path)(**batch)), logits_of(model(**batch)))
+
+
+# The reader of contexts
+
+
+def plain_loss(model, output, targets):
+    """Of each row the mean of two cross-entropies over the places where an answer may be, and the penalty."""
+    losses = [
+        -logits[target].item() + math.log(sum(math.exp(logit) for logit in logits.tolist() if logit > -1e30))
+        for side, name in ((output.start_logits, "start_positions"), (output.end_logits, "end_positions"))
+        for logits, target in zip(side, targets[name], strict=True)
+    ]
+    return sum(losses) / len(losses) + sum(
+        model.config.scalar_mix_l2 * m.weights.square().sum().item() for m in model.mixes().values()
+    )
+
+
+@pytest.mark.parametrize("head", ["paper", "linear"])
+@pytest.mark.parametrize("side", ["right", "left"])
+def test_answers_stand_at_words_of_the_context_or_at_the_first_token(head, side):
+    model = stirred(make_model(ELMoForQuestionAnswering, head=head, scalar_mix_l2=0.2))
+    batch = batch_of(model, side=side, extra=2)
+    targets = targets_of(model, batch)
+    with torch.no_grad():
+        output = model(**batch, **targets)
+    context = (batch["token_type_ids"] == 1) & (batch["input_ids"] >= 4)
+    first = batch["attention_mask"].cumsum(1).eq(1) & batch["attention_mask"].bool()
+    assert (first.sum(1) == 1).all() and (targets["start_positions"] != targets["end_positions"]).any()
+    for logits in (output.start_logits, output.end_logits):
+        assert torch.equal(logits > -1e30, context | first) and logits.isfinite().all()
+        assert (logits.softmax(1)[~(context | first)] == 0).all()
+    assert output.loss.item() == pytest.approx(plain_loss(model, output, targets), rel=1e-5)
+    if head == "paper":  # that there is no answer has one score, not two
+        assert torch.equal(output.start_logits[first], output.end_logits[first])
+
+
+def test_a_question_changes_no_vector_of_the_context():
+    model = stirred(make_model(ELMoForQuestionAnswering))
+    first, second = (make_batch(model.config, [(words, 4)]) for words in (3, 5))
+    for name, context in first.items():  # the same context after another question
+        second[name][0, -6:] = context[0, -6:]
+    layers = [model(**batch, output_hidden_states=True).hidden_states for batch in (first, second)]
+    for one, other in zip(*layers, strict=True):
+        torch.testing.assert_close(one[0, -6:], other[0, -6:], rtol=0, atol=1e-6)
+    states = [read_by(model, model.reader.attention, batch) for batch in (first, second)]
+    torch.testing.assert_close(states[0][0][0, -6:], states[1][0][0, -6:], rtol=0, atol=1e-6)
+    logits = [model(**batch).start_logits[0, -5:-1] for batch in (first, second)]
+    assert (logits[0] - logits[1]).abs().max() > 1e-3
+
+
+def test_readers_say_what_is_wrong():
+    model = make_model(ELMoForQuestionAnswering)
+    batch = make_batch(model.config, [(2, 3), (1, 2)])
+    places = torch.tensor([5, 4])
+    fails("Pass `start_positions` and `end_positions` together", model, **batch, start_positions=places)
+    for wrong in (1, 3, 8):  # the question, a marker of it, the last marker
+        positions = {"start_positions": torch.tensor([wrong, 4]), "end_positions": places}
+        fails(
+            f"`start_positions` is {wrong} in row 0, where no word of the context stands; pass",
+            model,
+            **batch,
+            **positions,
+        )
+    outside = {"start_positions": places, "end_positions": torch.tensor([5, 9])}
+    fails("`end_positions` holds ids from 5 to 9, but this model knows 0 to 8", model, **batch, **outside)
+    column = {"start_positions": places[:, None], "end_positions": places}
+    fails(r"`start_positions` has shape \(2, 1\); pass shape \(2\)", model, **batch, **column)
+    types = batch.pop("token_type_ids")
+    fails(r"pass the `token_type_ids` of tokenizer\(question, context\)", model, **batch)
+    del batch["input_ids"]
+    fails("This head has word vectors: pass `input_ids`", model, **batch, token_type_ids=types)
+    bare = make_model(ELMoForQuestionAnswering, task_word_embedding_size=0, task_char_cnn_filters=[])
+    fails("tells the markers by `input_ids`; pass them beside", bare, **batch, token_type_ids=types)
 
 
 # Learning

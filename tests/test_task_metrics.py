@@ -13,10 +13,12 @@ import pytest
 
 from modeling_elmo.run_scripts import task_metrics
 from modeling_elmo.run_scripts.task_metrics import (
+    answer_scores,
     classification_scores,
     entities,
     marks_entities,
     multilabel_scores,
+    normalized,
     regression_scores,
     tagging_scores,
 )
@@ -330,14 +332,42 @@ class F1(evaluate.Metric):
     def _compute(self, predictions, references, average="binary"):
         return {"f1": float(f1_score(references, predictions, average=average))}
 """,
+    "squad": """
+from torchmetrics.functional.text import squad
+
+class Squad(evaluate.Metric):
+    def _info(self):
+        return info(*of_answers())
+
+    def _compute(self, predictions, references):
+        return {name: float(score) for name, score in squad(predictions, references).items()}
+""",
+    "squad_v2": """
+from torchmetrics.functional.text import squad
+
+class SquadV2(evaluate.Metric):
+    def _info(self):
+        return info(*of_answers(no_answer_probability=datasets.Value("float32")))
+
+    def _compute(self, predictions, references):
+        for reference in references:
+            reference["answers"]["text"] = reference["answers"]["text"] or [""]
+        scores = squad(predictions, references)
+        return {"exact": float(scores["exact_match"]), "f1": float(scores["f1"])}
+""",
 }
 HEADER = """
 import datasets
 import evaluate
 
-def info(feature):
-    features = datasets.Features({"predictions": feature, "references": feature})
+def info(predictions, references=None):
+    features = datasets.Features({"predictions": predictions, "references": references or predictions})
     return evaluate.MetricInfo(description="", citation="", inputs_description="", features=features)
+
+def of_answers(**more):
+    string = datasets.Value("string")
+    answers = datasets.Sequence({"text": string, "answer_start": datasets.Value("int32")})
+    return {"id": string, "prediction_text": string, **more}, {"id": string, "answers": answers}
 """
 
 
@@ -364,7 +394,7 @@ def network(evaluate, monkeypatch):
 @pytest.fixture
 def cached_modules(evaluate):
     """The metrics in the cache of `evaluate`, as an earlier run with a network leaves them."""
-    for name in ("seqeval", "sklearn"):
+    for name in ("seqeval", "sklearn", "torchmetrics"):
         pytest.importorskip(name)
     folder = Path(evaluate.config.HF_MODULES_CACHE, "evaluate_modules", "metrics")
     for name, text in MODULES.items():
@@ -392,6 +422,9 @@ def figures() -> list[dict]:
         tagging_scores([["NN", "VB"]], [["NN", "NN"]]),
         classification_scores(*numbers, list("abcdefg")),
         multilabel_scores([[1, 0], [1, 1]], [[1, 0], [0, 1]], ["a", "b"]),
+        # Figures that are exact in the single precision of torchmetrics, which computes them through `evaluate` here.
+        answer_scores(["the Seine", "old Paris", "", "Rouen"], [["Seine"], ["x", "in Paris"], ["Paris"], ["Rouen!"]]),
+        answer_scores(["the Seine", "old Paris", "", "Rouen"], [["Seine"], ["x", "in Paris"], [], []], list("abab")),
     ]
     assert json.loads(json.dumps(found)) == found
     return found
@@ -490,3 +523,136 @@ def test_evaluate_need_not_be_installed(evaluate, monkeypatch, caplog):
     monkeypatch.setitem(sys.modules, "evaluate", None)
     assert tagging_scores([["B-A"]], [["B-A"]])["f1"] == 1
     assert "seqeval is computed here" in caplog.text and "evaluate" in caplog.text.split("`evaluate`:")[1]
+
+
+@pytest.mark.parametrize(
+    "answer, expected",
+    [
+        ("SEINE", "seine"),
+        ("  the \t Eiffel\n\u00a0Tower ", "eiffel tower"),
+        ("The apple, an egg; a pear", "apple egg pear"),
+        ("theatre of Anna", "theatre of anna"),
+        ("U.S.A.", "usa"),
+        ("the_end", "theend"),  # without punctuation first, so that no article is left
+        ("«Île»", "«île»"),  # the punctuation of ASCII alone
+        ("The... a", ""),
+    ],
+)
+def test_answers_are_compared_without_case_punctuation_articles_and_spaces(answer, expected):
+    assert normalized(answer) == expected
+    assert answer_scores([answer], [[f"{expected} x"]])["exact_match"] == 0
+    assert answer_scores([f"x {answer}"], [[f"x {expected}"]]) == {"f1": 1.0, "exact_match": 1.0}
+
+
+@pytest.mark.parametrize(
+    "predicted, gold, f1",
+    [
+        ("the old river Seine", ["Seine, river"], 4 / 5),  # 2 of 3 words, 2 of 2
+        ("Seine river", ["river Seine"], 1),
+        ("York York York", ["York"], 1 / 2),  # 1 of 3 words, 1 of 1
+        ("New New York", ["New York, New York"], 6 / 7),  # 3 of 3 words, 3 of 4
+        ("city Paris", ["Paris", "the city of Paris", "Rouen"], 4 / 5),  # 2/3 with the first
+        ("Paris", ["Rouen", "Le Havre"], 0),
+        ("", ["Paris"], 0),
+        ("the", ["Paris"], 0),
+    ],
+)
+def test_f1_of_the_words_of_the_closest_answer(predicted, gold, f1):
+    for answers in (gold, gold[::-1]):
+        assert answer_scores([predicted], [answers]) == {"f1": pytest.approx(f1), "exact_match": 0.0}
+        both = answer_scores([predicted, ""], [answers, []])  # of SQuAD 2.0
+        assert both["has_answer_f1"] == pytest.approx(f1) and both["f1"] == pytest.approx((f1 + 1) / 2)
+
+
+def test_any_answer_will_do():
+    assert answer_scores(["paris"], [["Rouen", "Paris!", "Paris, France"]]) == {"f1": 1.0, "exact_match": 1.0}
+
+
+def test_answers_of_which_nothing_is_left():
+    """They are equal, but share no words; SQuAD 2.0 does not count them among the right ones."""
+    assert answer_scores([""], [["The"]]) == {"f1": 0.0, "exact_match": 1.0}
+    second = answer_scores(["", "", "an", ""], [["The", "Seine"], ["The"], ["A"], []])
+    assert (second["has_answer_f1"], second["has_answer_exact_match"]) == (pytest.approx(2 / 3), pytest.approx(2 / 3))
+
+
+def test_questions_without_an_answer():
+    predicted = ["", "the", "Seine", "Seine", "old Seine", ""]
+    gold = [[], [], [], ["Seine"], ["the Seine"], ["Seine"]]
+    assert answer_scores(predicted, gold) == {
+        "f1": pytest.approx((1 + 1 + 0 + 1 + 2 / 3 + 0) / 6),
+        "exact_match": pytest.approx(3 / 6),
+        "has_answer_f1": pytest.approx((1 + 2 / 3 + 0) / 3),
+        "has_answer_exact_match": pytest.approx(1 / 3),
+        "no_answer_accuracy": pytest.approx(2 / 3),
+    }
+    assert answer_scores(["", "x"], [[], []]) == {"f1": 0.5, "exact_match": 0.5, "no_answer_accuracy": 0.5}
+
+
+def test_answers_by_type_of_question():
+    found = answer_scores(["Seine", "old Paris", "1889"], [["Seine"], ["Paris"], ["1890"]], ["what", "where", "what"])
+    assert found == {
+        "f1": pytest.approx((1 + 2 / 3 + 0) / 3),
+        "exact_match": pytest.approx(1 / 3),
+        "per_type": {
+            "what": {"f1": 0.5, "exact_match": 0.5, "number": 2},
+            "where": {"f1": pytest.approx(2 / 3), "exact_match": 0.0, "number": 1},
+        },
+    }
+    assert list(found["per_type"]) == ["what", "where"] and json.loads(json.dumps(found)) == found
+
+
+@pytest.mark.parametrize("is_second", [False, True])
+def test_answer_scores_are_those_of_torchmetrics(is_second):
+    squad = pytest.importorskip("torchmetrics.functional.text").squad
+    rng = random.Random(5)
+
+    def text() -> str:
+        words = ["the", "An", "--", "of", "Seine", "seine,", "Île", "U.S.", "us"]
+        return " ".join(rng.choices(words, k=rng.randint(0, 4)))
+
+    for size in (1, 7, 60):
+        predicted = [text() for _ in range(size)]
+        # An answer of which nothing is left it reads as neither version does.
+        gold = [[f"{text()} Seine" for _ in range(rng.randint(1, 3))] for _ in range(size)]
+        if is_second:
+            gold = [[], *(answers if rng.random() < 0.6 else [] for answers in gold[1:])]
+        found = answer_scores(predicted, gold)
+        theirs = squad(
+            [{"id": str(number), "prediction_text": answer} for number, answer in enumerate(predicted)],
+            [{"id": str(number), "answers": {"text": answers or [""]}} for number, answers in enumerate(gold)],
+        )
+        for name, percentage in theirs.items():
+            assert found[name] == pytest.approx(percentage.item() / 100, rel=1e-5)
+
+
+@pytest.mark.parametrize("name, exact", [("squad", "exact_match"), ("squad_v2", "exact")])
+def test_answers_go_through_evaluate(evaluate, monkeypatch, name, exact):
+    asked = []
+
+    class Metric:
+        def compute(self, predictions, references):
+            asked.extend([predictions, references])
+            return {exact: 12.5, "f1": 25.0}
+
+    monkeypatch.setattr(evaluate, "load", lambda found, *_, **__: {name: Metric()}[found])
+    is_second = name == "squad_v2"
+    last = [] if is_second else ["Rouen"]
+    found = answer_scores(["Seine", "x"], [["Seine", "river"], last], ["what", "where"])
+    assert (found["f1"], found["exact_match"]) == (0.25, 0.125)
+    assert found["per_type"]["what"] == {"f1": 1.0, "exact_match": 1.0, "number": 1}
+    assert ("has_answer_f1" in found) is is_second
+    more = {"no_answer_probability": 0.0} if is_second else {}
+    assert asked == [
+        [{"id": "0", "prediction_text": "Seine", **more}, {"id": "1", "prediction_text": "x", **more}],
+        [
+            {"id": "0", "answers": {"text": ["Seine", "river"], "answer_start": [0, 0]}},
+            {"id": "1", "answers": {"text": last, "answer_start": [0] * len(last)}},
+        ],
+    ]
+
+
+def test_answers_to_other_questions():
+    with pytest.raises(ValueError, match="predictions for 1 questions and gold answers for 2; pass both for all"):
+        answer_scores(["a"], [["a"], ["b"]])
+    with pytest.raises(ValueError, match="Received no questions; pass at least one"):
+        answer_scores([], [])

@@ -434,7 +434,8 @@ def test_all_members_share_a_file(cached, monkeypatch, trainers):
     (file,) = (folder / "features").iterdir()
     made = file.stat().st_mtime_ns
     files = [cached / f"{split}.conll" for split in ("train", "validation", "test")]
-    tokens = sum(len(words) + 2 for path in files for words, _ in sentences_of(path))
+    sentences = {tuple(words) for path in files for words, _ in sentences_of(path)}  # one that comes again is kept once
+    tokens = sum(len(words) + 2 for words in sentences)
     assert file.stat().st_size == 4 * tokens * 3 * 16
     monkeypatch.setattr(task_features, "_compute", None)
     train(cached, folder, max_steps=1, cache_features=True, ablation="placement", seeds=2, word_min_count=3)
@@ -465,6 +466,93 @@ def test_features_are_those_of_the_head_s_own_bilm(place, tmp_path):
 def test_features_of_a_bilm_that_is_trained_are_refused(place, tmp_path):
     with pytest.raises(ValueError, match="--cache_features keeps what a frozen biLM puts out.*--no_freeze_bilm"):
         train(place, tmp_path, **SHORT, cache_features=True, no_freeze_bilm=True)
+
+
+# Averages of the weights, and Adadelta
+
+
+@pytest.fixture
+def steps(monkeypatch) -> list[dict[str, torch.Tensor]]:
+    """The weights that learn: as training starts, and after each step."""
+    seen: list[dict[str, torch.Tensor]] = []
+
+    class Note(TrainerCallback):
+        def on_step_end(self, args, state, control, model, **kwargs):
+            seen.append({name: p.detach().clone() for name, p in model.named_parameters() if p.requires_grad})
+
+        on_train_begin = on_step_end
+
+    class Noted(TaskTrainer):
+        def __init__(self, *args, **kwargs):
+            super().__init__(*args, **kwargs)
+            self.add_callback(Note)
+
+    monkeypatch.setattr(task_training, "TaskTrainer", Noted)
+    return seen
+
+
+def average_of(steps: list[dict[str, torch.Tensor]], decay: float) -> dict[str, torch.Tensor]:
+    """After all these steps, by the formula."""
+    average = steps[0]
+    for number, weights in enumerate(steps[1:], 1):
+        share = min(decay, (1 + number) / (10 + number))
+        average = {name: share * average[name] + (1 - share) * weights[name] for name in average}
+    return average
+
+
+def assert_holds(folder: Path, expected: dict[str, torch.Tensor]):
+    found = load_file(folder / "model.safetensors")
+    for name, weight in expected.items():
+        torch.testing.assert_close(found[name], weight, msg=name)
+
+
+@pytest.mark.parametrize("has_dev", [True, False])
+def test_what_is_saved_is_the_average_of_the_weights(has_dev, place, tmp_path, steps):
+    """Of the last step, or of the best epoch's last one."""
+    options = {} if has_dev else {"validation_file": None}
+    (record,) = train(place, tmp_path, ema_decay=0.3, early_stopping_patience=9 if has_dev else None, **options)
+    ends = [average_of(steps[: end + 1], decay=0.3) for end in (6, 12, 18)]
+    if not has_dev:
+        assert_holds(tmp_path, ends[-1])
+        return
+    found = load_file(tmp_path / "model.safetensors")
+    best = [end for end in ends if all(torch.allclose(found[name], end[name], atol=1e-5) for name in end)]
+    assert len(best) == 1 and not any(torch.equal(found[name], steps[18][name]) for name in ("classifier.weight",))
+    model = ELMoForTokenClassification.from_pretrained(tmp_path)
+    rows = predictions_of(tmp_path / "predictions_test.jsonl")
+    tokenizer = ELMoTokenizer.from_pretrained(tmp_path)
+    for row in rows[:5]:  # what was measured is what was saved
+        logits = model(**tokenizer(row["tokens"], is_split_into_words=True, return_tensors="pt")).logits[0, 1:-1]
+        assert [model.config.id2label[number] for number in logits.argmax(-1).tolist()] == row["predicted"]
+
+
+def test_a_stopped_run_goes_on_with_its_weights_and_its_average(place, tmp_path, monkeypatch):
+    options = {"ema_decay": 0.9, "adadelta": True, "learning_rate": 1.0}
+    train(place, tmp_path / "whole", **options)
+    stop_in(monkeypatch, "on_save", 2)
+    with pytest.raises(KeyboardInterrupt):
+        train(place, tmp_path / "stopped", **options)
+    monkeypatch.setattr(task_training, "TaskTrainer", TaskTrainer)
+    train(place, tmp_path / "stopped", **options)
+    assert_same_weights(tmp_path / "stopped", tmp_path / "whole")
+    with pytest.raises(FileExistsError, match="(?s)other settings.*ema_decay"):
+        train(place, tmp_path / "whole", **{**options, "ema_decay": 0.8})
+
+
+def test_adadelta_takes_zeilers_steps(place, tmp_path, steps):
+    """Of a weight whose gradients are known: those of the first step tell its size, whatever they are."""
+    train(place, tmp_path, adadelta=True, learning_rate=1.0, max_steps=1)
+    before, after = (each["classifier.weight"] for each in steps)
+    moved = (after - before).abs()
+    # sqrt(eps) / sqrt((1 - rho) g^2 + eps) * g: at most sqrt(eps / (1 - rho)), by all but tiny gradients
+    assert moved.max() == pytest.approx((1e-6 / 0.05) ** 0.5, rel=0.01)
+    assert moved.median() > 0.5 * moved.max()
+
+
+@pytest.mark.parametrize("decay", [-0.1, 1.0])
+def test_a_decay_that_is_none(decay, place, tmp_path):
+    with pytest.raises(ValueError, match=f"--ema_decay {decay}: pass a number from 0 up to 1, 1 excluded"):
+        train(place, tmp_path, **SHORT, ema_decay=decay)
 
 
 # Ensembles
