@@ -12,10 +12,10 @@ from pretraining_worker import arguments_of
 from safetensors.torch import load_file
 
 from modeling_elmo import ELMoConfig, ELMoForPreTraining, ELMoTokenizer
-from modeling_elmo.run_scripts import run_classification, run_ner
+from modeling_elmo.run_scripts import run_classification, run_ner, run_qa
 
 TASKS = Path(__file__).parent / "fixtures" / "tasks"
-ENDINGS = {"wnut17": "conll", "snli": "jsonl", "rt_polarity": "tsv"}
+ENDINGS = {"wnut17": "conll", "snli": "jsonl", "rt_polarity": "tsv", "squadshifts": "json"}
 BILM = {"char_cnn_filters": [[1, 8], [3, 8]], "lstm_hidden_size": 12, "projection_size": 8, "max_word_length": 16}
 WITHOUT_DROPOUT = {"task_dropout": 0.0, "elmo_dropout": 0.0}
 HEAD = {"task_hidden_size": 8, "task_num_layers": 1, "task_char_cnn_filters": [[3, 8]]}
@@ -55,6 +55,10 @@ def tag(folder: Path, **options) -> list[dict[str, Any]]:
 
 def classify(folder: Path, data: str = "rt_polarity", **options) -> list[dict[str, Any]]:
     return run_classification.main(arguments_of(options_of(folder, data, **options)))
+
+
+def answer(folder: Path, **options) -> list[dict[str, Any]]:
+    return run_qa.main(arguments_of(options_of(folder, "squadshifts", **options)))
 
 
 def read_json(path: Path) -> Any:
