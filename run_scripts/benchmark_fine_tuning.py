@@ -1,77 +1,94 @@
-"""How much faster a tagger trains with the biLM's layers stored (`--cache_features`): steps with and without, in turns.
+"""How much faster a head trains with the biLM's layers stored (`--cache_features`), and with our own biRNNs on CPU.
 
     python run_scripts/benchmark_fine_tuning.py --model_name_or_path elmo --train_file train.conll
+    python run_scripts/benchmark_fine_tuning.py --task question-answering --model_name_or_path elmo --train_file q.json
 
-Every batch takes a step of training both ways, on two equal models with equal dropout, whose losses are compared. A
-step is what an epoch repeats: the batch is made, read, and the network updated. Storing is timed once.
+Every batch takes a step of training in each way, in turns, on equal models with equal dropout, whose losses are
+compared: the biLM's layers computed, stored, and stored with the recurrences of `torch.nn`. A step is what an epoch
+repeats: the batch is made, read, and the network updated. Storing is timed once. Options of the head and of the data
+are those of `run_ner` and `run_qa`.
 """
 
 import json
-import statistics
 import sys
 import time
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Literal
 
+import numpy as np
 import torch
 from transformers import HfArgumentParser
 
 if __package__ in (None, ""):  # run by path from a clone that is not installed
     sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from modeling_elmo import ELMoModel
+from modeling_elmo import ELMoModel, elmo_backend
 from modeling_elmo.run_scripts.run_ner import tagging_task
+from modeling_elmo.run_scripts.run_qa import ReaderArguments, ReaderHeadArguments, question_task
 from modeling_elmo.run_scripts.task_data import TaggingDataArguments
 from modeling_elmo.run_scripts.task_features import FeatureCollator, feature_store
 from modeling_elmo.run_scripts.task_model import HeadArguments, encoded, task_model, task_tokenizer
+from modeling_elmo.run_scripts.task_questions import QuestionDataArguments
+
+TASKS = {
+    "tagging": ((HeadArguments, TaggingDataArguments), tagging_task),
+    "question-answering": (
+        (ReaderHeadArguments, QuestionDataArguments),
+        lambda arguments: question_task(arguments, ReaderArguments()),
+    ),
+}
+WAYS = ("computed", "stored", "stored, torch.nn")
 
 
 @dataclass(kw_only=True)
 class BenchmarkArguments:
-    per_device_train_batch_size: int = field(default=32, metadata={"help": "Sentences of a batch."})
+    task: Literal["tagging", "question-answering"] = field(default="tagging", metadata={"help": "Which head."})
+    per_device_train_batch_size: int = field(default=32, metadata={"help": "Examples of a batch."})
     num_batches: int = field(default=20, metadata={"help": "Batches that are timed, after one that is not."})
     output: str | None = field(default=None, metadata={"help": "JSON file for the figures."})
 
 
 def main(arguments: list[str] | None = None) -> dict[str, float]:
-    parser = HfArgumentParser((HeadArguments, TaggingDataArguments, BenchmarkArguments))
-    head, data, benchmark = parser.parse_args_into_dataclasses(arguments)
-    task = tagging_task(data)
+    benchmark, others = HfArgumentParser(BenchmarkArguments).parse_args_into_dataclasses(
+        arguments, return_remaining_strings=True
+    )
+    kinds, make_task = TASKS[benchmark.task]
+    head, data = HfArgumentParser(kinds).parse_args_into_dataclasses(others)
+    task = make_task(data)
     tokenizer = task_tokenizer(task, head, task.data["train"], None)
-    texts, size = encoded(task, tokenizer, ["train"])["train"], benchmark.per_device_train_batch_size
+    rows, size = encoded(task, tokenizer, ["train"])["train"], benchmark.per_device_train_batch_size
     wanted = size * (benchmark.num_batches + 1)
-    if len(texts) < wanted:
-        raise ValueError(f"{wanted} sentences are needed, there are {len(texts)}; pass fewer --num_batches.")
-    texts = texts.shuffle(seed=0).select(range(wanted))
-    texts = texts.map(lambda _, number: {"text_number": number}, with_indices=True)
-    models = [task_model(task, head, tokenizer, None, 0) for _ in range(2)]
-    models[1].load_state_dict(models[0].state_dict())
+    if len(rows) < wanted:
+        raise ValueError(f"{wanted} examples are needed, there are {len(rows)}; pass fewer --num_batches.")
+    rows = rows.shuffle(seed=0).select(range(wanted))
+    rows = rows.map(lambda _, number: {"text_number": number}, with_indices=True)
+    models = [task_model(task, head, tokenizer, None, 0) for _ in WAYS]
+    for model in models[1:]:
+        model.load_state_dict(models[0].state_dict())
+    optimizers = [torch.optim.Adam(model.parameters()) for model in models]
     with TemporaryDirectory() as folder:
         start = time.perf_counter()
         bilm = ELMoModel.from_pretrained(head.model_name_or_path, dtype=torch.float32)
-        store = feature_store(Path(folder), bilm, texts, task.collator(tokenizer))
+        store = feature_store(Path(folder), bilm, rows, task.collator(tokenizer))
         storing = time.perf_counter() - start
-        collators = [FeatureCollator(task.collator(tokenizer), source) for source in (None, store)]
-        trained = [
-            (model, collator, torch.optim.Adam(model.parameters()))
-            for model, collator in zip(models, collators, strict=True)
-        ]
+        collators = [FeatureCollator(task.collator(tokenizer), source) for source in (None, store, store)]
         steps = []
         for first in range(0, wanted, size):
-            examples = [texts[number] for number in range(first, first + size)]
-            steps.append([timed_step(*each, examples) for each in trained])
-    (computed, losses), (stored, same) = (zip(*each, strict=True) for each in zip(*steps[1:], strict=True))
-    ratios = [one / other for one, other in zip(computed, stored, strict=True)]
-    figures = {
-        "computed, ms a step": 1e3 * statistics.median(computed),
-        "stored, ms a step": 1e3 * statistics.median(stored),
-        "times as fast": statistics.median(ratios),
-        "lowest": min(ratios),
-        "highest": max(ratios),
-        "storing, ms for a step's sentences": 1e3 * storing / len(steps),
-        "largest difference of the losses": max(abs(a - b) for a, b in zip(losses, same, strict=True)),
-    }
+            examples = [rows[number] for number in range(first, first + size)]
+            for way, parts in zip(WAYS, zip(models, collators, optimizers, strict=True), strict=True):
+                with elmo_backend("reference") if way == "stored, torch.nn" else nullcontext():
+                    steps.append(timed_step(*parts, examples))
+    seconds, losses = np.array(steps).reshape(-1, len(WAYS), 2)[1:].transpose(2, 1, 0)
+    figures = {f"{way}, ms a step": 1e3 * float(np.median(times)) for way, times in zip(WAYS, seconds, strict=True)}
+    for name, other in (("stored layers", 0), ("our own biRNNs", 2)):
+        ratios = seconds[other] / seconds[1]
+        figures |= {f"{name}, times as fast": float(np.median(ratios))}
+        figures |= {f"{name}, lowest": float(ratios.min()), f"{name}, highest": float(ratios.max())}
+    figures |= {"storing, ms for a step's examples": 1e3 * storing / (benchmark.num_batches + 1)}
+    figures |= {"largest difference of the losses": float(np.ptp(losses, axis=0).max())}
     print("\n".join(f"{name}: {value:,.3g}" for name, value in figures.items()))
     if benchmark.output:
         Path(benchmark.output).write_text(json.dumps(figures, indent=2) + "\n", encoding="utf-8")
