@@ -142,7 +142,9 @@ class CharacterModelsTest(CommonTests, unittest.TestCase):
         for model_class in self.all_model_classes[:-1]:
             model = model_class(config).eval()
             vectors = model.base_model.encode_words(characters.flatten(0, 1)).unflatten(0, characters.shape[:2])
-            torch.testing.assert_close(model(inputs_embeds=vectors)[0], model(**inputs)[0])
+            given = self._prepare_for_class(inputs, model_class)
+            types = {"token_type_ids": given["token_type_ids"]} if "token_type_ids" in given else {}
+            torch.testing.assert_close(model(inputs_embeds=vectors, **types)[0], model(**given)[0])
 
     @unittest.skip("the test above compares the two")
     def test_inputs_embeds_matches_input_ids(self):

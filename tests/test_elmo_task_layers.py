@@ -1,11 +1,12 @@
-"""The biLSTM of task networks against torch.nn.LSTM on each row alone, its dropout, and the masked softmax."""
+"""The biRNNs of task networks against those of torch.nn on each row alone, its dropout, and the masked softmax."""
 
 import pytest
 import torch
 from torch import nn
 from transformers import PretrainedConfig, PreTrainedModel
 
-from modeling_elmo.elmo_task_layers import TaskLSTM, VariationalDropout, masked_softmax
+from modeling_elmo import elmo_backend
+from modeling_elmo.elmo_task_layers import TaskGRU, TaskLSTM, VariationalDropout, masked_softmax
 
 MASK = torch.tensor(
     [
@@ -24,37 +25,40 @@ def make_inputs(width=5, mask=MASK):
     return x.masked_fill(~mask[..., None], 1e3)
 
 
-def make_lstm(num_layers=1, **options):
+def make_lstm(num_layers=1, cls=TaskLSTM, **options):
     torch.manual_seed(0)
-    return TaskLSTM(5, 3, num_layers, **options).double()
+    return cls(5, 3, num_layers, **options).double()
 
 
-def torch_lstm(lstm):
-    """torch.nn.LSTM of as many layers, with the same weights."""
-    other = nn.LSTM(5, 3, len(lstm.layers), bidirectional=True).double()
-    for depth, layer in enumerate(lstm.layers):
+def torch_rnn(rnn):
+    """That of torch.nn with as many layers and the same weights."""
+    other = rnn.cell(5, 3, len(rnn.layers), bidirectional=True).double()
+    for depth, layer in enumerate(rnn.layers):
         for name, parameter in layer.named_parameters():
             getattr(other, name.replace("_l0", f"_l{depth}")).data = parameter.detach().clone()
     return other
 
 
-# TaskLSTM
+# biRNNs
 
 
+@pytest.mark.parametrize("cls", [TaskLSTM, TaskGRU])
+@pytest.mark.parametrize("backend", ["training", "reference"])
 @pytest.mark.parametrize("num_layers", [1, 3])
-def test_equals_torch_lstm_on_each_row_alone(num_layers):
-    lstm = make_lstm(num_layers)
-    other = torch_lstm(lstm)
+def test_equals_torch_on_each_row_alone(num_layers, backend, cls):
+    rnn = make_lstm(num_layers, cls)
+    other = torch_rnn(rnn)
     ours, theirs = (make_inputs().requires_grad_() for _ in range(2))
-    outputs = lstm(ours, MASK)
-    assert outputs.shape == (6, 6, lstm.output_size) == (6, 6, 6)
+    with elmo_backend(backend):
+        outputs = rnn(ours, MASK)
+    assert outputs.shape == (6, 6, rnn.output_size) == (6, 6, 6)
     assert not outputs[~MASK].any()
     expected = [other(row[real])[0] for row, real in zip(theirs, MASK, strict=True) if real.any()]
     torch.testing.assert_close(outputs[MASK], torch.cat(expected))
     outputs.sin().sum().backward()
     sum(rows.sin().sum() for rows in expected).backward()
     torch.testing.assert_close(ours.grad, theirs.grad)
-    for depth, layer in enumerate(lstm.layers):
+    for depth, layer in enumerate(rnn.layers):
         for name, parameter in layer.named_parameters():
             torch.testing.assert_close(parameter.grad, getattr(other, name.replace("_l0", f"_l{depth}")).grad)
 
