@@ -136,6 +136,17 @@ def table(summaries: Sequence[ArmSummary], metric: str, baseline: str | None = N
     return aligned(rows)
 
 
+def score_table(summaries: Sequence[ArmSummary]) -> str:
+    """All figures of each arm on the last split; empty where there is but one."""
+    split = max((split for summary in summaries for split in summary.mean), key=place_of_split)
+    metrics = list(dict.fromkeys(metric for summary in summaries for metric in summary.mean.get(split, {})))
+    if len(metrics) < 2:
+        return ""
+    rows = [[f"arm, on {split}", *(metric.replace("_", " ") for metric in metrics)]]
+    rows += [[summary.arm, *(cell(summary, split, metric) for metric in metrics)] for summary in summaries]
+    return aligned(rows)
+
+
 def splits_with(summaries: Sequence[ArmSummary], metric: str) -> list[str]:
     splits = {split for summary in summaries for split, means in summary.mean.items() if metric in means}
     if not splits:
@@ -212,6 +223,8 @@ def report(
     ]
     if baseline is not None:
         parts.append(f"Gain over `{baseline}`: the difference, and the share of its errors that is gone.")
+    if scores := score_table(summaries):
+        parts += ["## All scores", scores]
     weights = mean_layer_weights(records)
     if weights:
         parts += ["## Layer weights", "Softmax-normalised, mean over the runs.", layer_table(weights)]

@@ -51,6 +51,7 @@ from modeling_elmo.run_scripts.task_results import (
     draw_layer_weights,
     last_split,
     read_record,
+    score_table,
     summarize,
     table,
     write_results,
@@ -200,7 +201,7 @@ def report(records: list[Record], folder: Path, arguments: ExperimentArguments):
     summaries = summarize(records)
     baseline = BASELINE.name if BASELINE.name in {summary.arm.partition("@")[0] for summary in summaries} else None
     write_results(folder, name, records, baseline)
-    print(table(summaries, metric, baseline))
+    print(*filter(None, (table(summaries, metric, baseline), score_table(summaries))), sep="\n\n")
     results = folder / "results"
     if any(record["layer_weights"] for record in records):
         draw_layer_weights(records, results / f"{name}_layer_weights.png")

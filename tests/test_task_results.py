@@ -18,6 +18,7 @@ from modeling_elmo.run_scripts.task_results import (
     mean_layer_weights,
     read_record,
     relative_error_reduction,
+    score_table,
     summarize,
     table,
     type_table,
@@ -215,6 +216,18 @@ def test_types_are_means_over_runs():
     records = [record("one", 1, 0, 0, metrics=labels), record("other", 1, 0, 0, metrics=other)]
     assert cells(type_table(records))[1:] == [["a", "1,234", "100.00", "25.00"], ["b", "0", "0.00", ""]]
     assert type_table([record("one", 1, 0, 0, metrics={"test": {"pearson": 0.5}})]) == ""
+
+
+def test_all_scores_stand_side_by_side():
+    scores = [{"f1": f1, "exact_match": exact, "mse": 2.0, "per_type": {}} for f1, exact in ((0.5, 0.25), (0.7, 0.75))]
+    records = [
+        record("elmo", seed, 0, 0, metrics={"test": each, "validation": {"f1": 0}}) for seed, each in enumerate(scores)
+    ]
+    assert cells(score_table(summarize(records))) == [
+        ["arm, on test", "f1", "exact match", "mse"],
+        ["elmo", "60.00 ± 14.14", "50.00 ± 35.36", "2.0000 ± 0.0000"],
+    ]
+    assert score_table(summarize(RECORDS)) == ""
 
 
 def test_the_best_run_is_that_of_the_validation_data():
