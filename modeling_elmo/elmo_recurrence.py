@@ -22,8 +22,7 @@ def read_both_ways(layer: nn.Module, x_BSD: Tensor, lengths_B1: Tensor) -> Tenso
         x_BSD: `(batch, steps, input_size)`, each row from step 0 on.
         lengths_B1: `(batch, 1)`, steps of each row.
     """
-    is_hooked = layer._forward_hooks or layer._forward_pre_hooks
-    if is_hooked or choose_backend([], x_BSD, *layer.parameters())[0] == "reference":
+    if not _is_plain(layer, x_BSD) or choose_backend([], x_BSD, *layer.parameters())[0] == "reference":
         rows = pack_padded_sequence(x_BSD, lengths_B1[:, 0].clamp(min=1).cpu(), batch_first=True, enforce_sorted=False)
         return pad_packed_sequence(layer(rows)[0], batch_first=True, total_length=x_BSD.shape[1])[0]
     weights, recurrent, biases, recurrent_biases = (
@@ -38,6 +37,17 @@ def read_both_ways(layer: nn.Module, x_BSD: Tensor, lengths_B1: Tensor) -> Tenso
     states_SKBH = function.apply(gates_SKBG, torch.stack(recurrent), torch.stack(recurrent_biases))
     ahead_BSH, back_BSH = states_SKBH.permute(1, 2, 0, 3)
     return torch.cat([ahead_BSH, at(back_BSH, turned_BS)], -1)
+
+
+def _is_plain(layer: nn.Module, x_BSD: Tensor) -> bool:
+    """Quantizers, offloading and hooks change a module, or what it calls: then it is called."""
+    changed = layer._forward_hooks or layer._forward_pre_hooks or "forward" in layer.__dict__
+    kind = (x_BSD.dtype, x_BSD.device)
+    return (
+        type(layer) in (nn.GRU, nn.LSTM)
+        and not changed
+        and all((p.dtype, p.device) == kind for p in layer.parameters())
+    )
 
 
 def at(x_BTD: Tensor, positions_BS: Tensor) -> Tensor:
@@ -128,7 +138,7 @@ class _LSTM(torch.autograd.Function):
         )
         of_state = squashed * output * (1 - output)
         to_cell = output * (1 - squashed.square())
-        gates = torch.empty(*of_state.shape[:3], 4, of_state.shape[3], dtype=of_state.dtype)
+        gates = of_state.new_empty(*of_state.shape[:3], 4, of_state.shape[3])
         state_KBH = cell_KBH = torch.zeros_like(states[0])  # gradients that come from the next step
         views = (each.unbind() for each in (grad_SKBH, of_cell, of_state, to_cell, forget, gates))
         for given_KBH, of_cell_, of_state_, to_cell_, forget_KBH, gates_ in zip(*map(reversed, views), strict=True):

@@ -34,7 +34,7 @@ class VariationalDropout(nn.Module):
 class TaskRNN(nn.Module):
     """A biRNN over the real positions of each row, wherever they stand; between its layers variational dropout.
 
-    `torch.nn` computes it. Nothing at other positions is read.
+    `torch.nn` defines it; what computes it on CPU is in `elmo_recurrence`. Nothing at other positions is read.
 
     Args:
         input_size: width of the input.

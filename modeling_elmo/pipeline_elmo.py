@@ -27,7 +27,7 @@ class ELMoQuestionAnsweringPipeline(ChunkPipeline):
         handle_impossible_answer: whether "" is an answer too.
         max_seq_len: words of question, context and markers that the model reads at a time; a longer context is read in
             windows.
-        doc_stride: words that neighbouring windows share.
+        doc_stride: words that neighbouring windows share; 128, or half of a window that is shorter.
     """
 
     default_input_names = "question,context"
@@ -58,21 +58,33 @@ class ELMoQuestionAnsweringPipeline(ChunkPipeline):
         if options:
             raise TypeError(f"Unknown options {', '.join(options)}; pass some of {', '.join([*names, *before])}.")
         for name, value in (before | after).items():
-            if name not in ("handle_impossible_answer", "doc_stride") and value < 1:
-                raise ValueError(f"`{name}` is {value}; pass at least 1.")
+            least = 0 if name == "doc_stride" else 1
+            if name != "handle_impossible_answer" and (not isinstance(value, int) or value < least):
+                raise ValueError(f"`{name}` is {value}; pass a number, at least {least}.")
         return before, {}, after
 
-    def preprocess(self, example: dict[str, str], max_seq_len: int = 384, doc_stride: int = 128) -> Iterator[dict]:
-        windows = self.tokenizer(
-            example["question"],
-            example["context"],
-            truncation="only_second",
-            max_length=max_seq_len,
-            stride=doc_stride,
-            return_overflowing_tokens=True,
-            return_offsets_mapping=True,
-        )
+    def preprocess(
+        self, example: dict[str, str], max_seq_len: int = 384, doc_stride: int | None = None
+    ) -> Iterator[dict]:
+        stride = min(128, max_seq_len // 2) if doc_stride is None else doc_stride
+        try:
+            windows = self.tokenizer(
+                example["question"],
+                example["context"],
+                truncation="only_second",
+                max_length=max_seq_len,
+                stride=stride,
+                return_overflowing_tokens=True,
+                return_offsets_mapping=True,
+            )
+        except ValueError as error:
+            raise ValueError(
+                f"The question {example['question']!r:.80} leaves too few words of its context in a window of "
+                f"max_seq_len={max_seq_len} with doc_stride={stride}: {error}"
+            ) from error
         count = len(windows["input_ids"])
+        if 1 not in windows.sequence_ids(0):
+            raise ValueError(f"The tokenizer finds no word in the context {example['context']!r:.80}; pass other text.")
         for number in range(count):
             names = [*self.tokenizer.model_input_names, "token_type_ids"]
             inputs = self.tokenizer.pad({name: [windows[name][number]] for name in names}, return_tensors="pt")

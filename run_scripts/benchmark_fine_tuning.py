@@ -27,7 +27,7 @@ if __package__ in (None, ""):  # run by path from a clone that is not installed
 
 from modeling_elmo import ELMoModel, elmo_backend
 from modeling_elmo.run_scripts.run_ner import tagging_task
-from modeling_elmo.run_scripts.run_qa import ReaderArguments, ReaderHeadArguments, question_task
+from modeling_elmo.run_scripts.run_qa import ReaderArguments, question_task
 from modeling_elmo.run_scripts.task_data import TaggingDataArguments
 from modeling_elmo.run_scripts.task_features import FeatureCollator, feature_store
 from modeling_elmo.run_scripts.task_model import HeadArguments, encoded, task_model, task_tokenizer
@@ -35,10 +35,7 @@ from modeling_elmo.run_scripts.task_questions import QuestionDataArguments
 
 TASKS = {
     "tagging": ((HeadArguments, TaggingDataArguments), tagging_task),
-    "question-answering": (
-        (ReaderHeadArguments, QuestionDataArguments),
-        lambda arguments: question_task(arguments, ReaderArguments()),
-    ),
+    "question-answering": ((HeadArguments, QuestionDataArguments, ReaderArguments), question_task),
 }
 WAYS = ("computed", "stored", "stored, torch.nn")
 
@@ -52,12 +49,10 @@ class BenchmarkArguments:
 
 
 def main(arguments: list[str] | None = None) -> dict[str, float]:
-    benchmark, others = HfArgumentParser(BenchmarkArguments).parse_args_into_dataclasses(
-        arguments, return_remaining_strings=True
-    )
-    kinds, make_task = TASKS[benchmark.task]
-    head, data = HfArgumentParser(kinds).parse_args_into_dataclasses(others)
-    task = make_task(data)
+    first = HfArgumentParser(BenchmarkArguments, add_help=False)  # --task tells what else may be passed
+    kinds, make_task = TASKS[first.parse_args_into_dataclasses(arguments, return_remaining_strings=True)[0].task]
+    benchmark, head, *data = HfArgumentParser((BenchmarkArguments, *kinds)).parse_args_into_dataclasses(arguments)
+    task = make_task(*data)
     tokenizer = task_tokenizer(task, head, task.data["train"], None)
     rows, size = encoded(task, tokenizer, ["train"])["train"], benchmark.per_device_train_batch_size
     wanted = size * (benchmark.num_batches + 1)

@@ -82,6 +82,7 @@ def classification_task(arguments: ClassificationDataArguments, max_length: int 
         source=source_of(arguments),
         settings=vars(arguments),
         config=problem.config,
+        elmo_placement="input",
         scalar_mix_l2=0.001,
         words=words,
         encode=encode,

@@ -67,6 +67,7 @@ def tagging_task(arguments: TaggingDataArguments, max_length: int | None = None)
         source=source_of(arguments),
         settings=vars(arguments),
         config={"num_labels": len(labels), "id2label": dict(enumerate(labels)), "label2id": numbers},
+        elmo_placement="input",
         scalar_mix_l2=0.1,
         words=lambda split, _: split["tokens"],
         encode=encode,

@@ -14,7 +14,7 @@ from copy import copy
 from dataclasses import dataclass, field
 from itertools import groupby
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -42,13 +42,6 @@ QUESTION_WORDS = ("what", "which", "who", "whose", "whom", "when", "where", "why
 
 
 @dataclass(kw_only=True)
-class ReaderHeadArguments(HeadArguments):
-    elmo_placement: Literal["input", "output", "both"] = field(
-        default="both", metadata={"help": "Where ELMo enters the network (section 5.2)."}
-    )
-
-
-@dataclass(kw_only=True)
 class ReaderArguments:
     max_seq_length: int = field(
         default=384, metadata={"help": "Words and markers of a window: a question and a part of its context."}
@@ -64,15 +57,23 @@ class ReaderArguments:
         for name, least in (("max_seq_length", 5), ("doc_stride", 0), ("max_answer_length", 1)):
             if getattr(self, name) < least:
                 raise ValueError(f"--{name} {getattr(self, name)}: pass at least {least}.")
+        if self.doc_stride >= self.max_seq_length - 4:
+            raise ValueError(
+                f"--doc_stride {self.doc_stride} with --max_seq_length {self.max_seq_length}: windows cannot share so "
+                "many words; pass a smaller stride."
+            )
 
 
 @dataclass
 class ReaderTrainingArguments(TaskTrainingArguments):
     """Trainer's, with the paper's settings for SQuAD (supplement A.3)."""
 
-    adadelta: bool = True
-    learning_rate: float | None = None  # set below
-    ema_decay: float = 0.999
+    adadelta: bool = field(default=True, metadata={"help": "--no_adadelta: --optim in place of Adadelta (rho 0.95)."})
+    learning_rate: float | None = field(default=None, metadata={"help": "Default: 1 for Adadelta, else 0.001."})
+    ema_decay: float = field(
+        default=0.999,
+        metadata={"help": "Evaluate and save an exponential moving average of the weights; 0: themselves."},
+    )
     per_device_train_batch_size: int = 45
 
     def __post_init__(self):
@@ -83,7 +84,7 @@ class ReaderTrainingArguments(TaskTrainingArguments):
 
 def main(arguments: list[str] | None = None) -> list[Record]:
     parser = HfArgumentParser(
-        (ReaderHeadArguments, ReaderArguments, QuestionDataArguments, ExperimentArguments, ReaderTrainingArguments)
+        (HeadArguments, ReaderArguments, QuestionDataArguments, ExperimentArguments, ReaderTrainingArguments)
     )
     head, reader, data, experiment, training = parser.parse_args_into_dataclasses(arguments)
     if head.max_length is not None:
@@ -127,6 +128,7 @@ def question_task(arguments: QuestionDataArguments, reader: ReaderArguments) -> 
         source=source_of(arguments),
         settings=vars(arguments) | vars(reader),
         config={},
+        elmo_placement="both",
         scalar_mix_l2=0.001,
         words=words,
         encode=encode,
@@ -150,14 +152,24 @@ def windows_of(
     """The stock pre-processing: rows of a question and a window of its context, and where the answer stands in it."""
     windows = _tokenized(batch, tokenizer, reader)
     numbers = windows.pop("overflow_to_sample_mapping")
+    markers = (tokenizer.bos_token_id, tokenizer.eos_token_id)
     offsets = [
-        [pair if text == 1 else None for pair, text in zip(pairs, windows.sequence_ids(row), strict=True)]
+        [
+            pair if text == 1 and word not in markers else None
+            for pair, text, word in zip(pairs, windows.sequence_ids(row), windows["input_ids"][row], strict=True)
+        ]
         for row, pairs in enumerate(windows.pop("offset_mapping"))
     ]
-    places = [
-        place_in_window(characters, batch["context"][number], batch["answers"][number], batch["answer_starts"][number])
-        for characters, number in zip(offsets, numbers, strict=True)
+    words: list[set[Characters]] = [set() for _ in batch["id"]]
+    for number, characters in zip(numbers, offsets, strict=True):
+        words[number].update(pair for pair in characters if pair is not None)
+    spans = [
+        words_of_answer(sorted(found), name, answers, starts)
+        for found, name, answers, starts in zip(
+            words, *(batch[key] for key in ("id", "answers", "answer_starts")), strict=True
+        )
     ]
+    places = [place_in_window(row, spans[number]) for row, number in zip(offsets, numbers, strict=True)]
     rows = {**windows, "example_number": numbers}
     rows |= {"start_positions": [place.first for place in places], "end_positions": [place.last for place in places]}
     return rows if is_training else rows | {"offset_mapping": offsets}
@@ -181,6 +193,9 @@ def _tokenized(batch: dict[str, list], tokenizer: ELMoTokenizer, reader: ReaderA
         raise
 
 
+Characters = tuple[int, int]  # the first, and that after the last
+
+
 class Place(NamedTuple):
     """Of an answer: its first and its last token in the row; the row's first token twice where there is none."""
 
@@ -188,24 +203,39 @@ class Place(NamedTuple):
     last: int
 
 
-def place_in_window(
-    characters: Sequence[Sequence[int] | None], context: str, answers: Sequence[str], starts: Sequence[int]
-) -> Place:
-    """Of the first answer, if all of it is in the window; of a word that it shares with other text, the whole word."""
+def words_of_answer(
+    words: Sequence[Characters], name: str, answers: Sequence[str], starts: Sequence[int]
+) -> tuple[Characters, Characters] | None:
+    """The characters of the first and of the last word that the first answer touches; None if there is no answer.
+
+    Args:
+        words: the characters of each word of the context.
+        name: of the question.
+    """
+    if not words:
+        raise ValueError(f"Question {name}: the tokenizer finds no word in its context; pass other text.")
     if not answers:
+        return None
+    end = starts[0] + len(answers[0])
+    inside = [(first, after) for first, after in words if first < end and after > starts[0]]
+    if not inside:
+        raise ValueError(f"Question {name}: the tokenizer finds no word in the answer {answers[0]!r:.80}; correct it.")
+    return inside[0], inside[-1]
+
+
+def place_in_window(characters: Sequence[Characters | None], span: tuple[Characters, Characters] | None) -> Place:
+    """Of these two words, if both are in the window."""
+    if span is None or any(pair not in characters for pair in span):
         return Place(0, 0)
-    start = starts[0] + len(answers[0]) - len(answers[0].lstrip())
-    end = starts[0] + len(answers[0].rstrip())
-    words = [(place, *pair) for place, pair in enumerate(characters) if pair is not None]
-    inside = [place for place, first, after in words if first < end and after > start]
-    is_whole = inside and words[0][1] <= start and words[-1][2] >= end
-    return Place(inside[0], inside[-1]) if is_whole else Place(0, 0)
+    return Place(*map(characters.index, span))
 
 
 def read_windows(found: Predicted, max_length: int) -> Iterator[tuple[list[tuple[float, int, int]], float]]:
     """The best answer to each question, over all its windows; see `best_answers`."""
     rows = enumerate(zip(found.rows["example_number"], found.rows["offset_mapping"], strict=True))
     starts, ends = map(torch.from_numpy, map(np.asarray, found.logits))
+    if not (starts.isfinite().all() and ends.isfinite().all()):
+        raise ValueError("Some logits are not finite: training diverged. Pass a smaller --learning_rate.")
     for _, windows in groupby(rows, key=lambda row: row[1][0]):
         parts = [(starts[row, : len(place)], ends[row, : len(place)], place) for row, (_, place) in windows]
         yield best_answers(parts, max_length, count=1)

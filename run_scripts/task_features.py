@@ -50,14 +50,15 @@ def texts_of(rows: Dataset, reads_words: bool) -> Texts:
     names = {"character_ids", "token_type_ids", "attention_mask"} | ({"input_ids"} if reads_words else set())
     numbers: dict[bytes, int] = {}
     texts = Texts([], [], [])
-    for row, example in enumerate(rows.select_columns(sorted(names & {*rows.column_names})).with_format("numpy")):
-        types = np.asarray(example.pop("token_type_ids", np.zeros(len(example["attention_mask"]))))
+    for row, example in enumerate(rows.select_columns(sorted(names & {*rows.column_names}))):
+        example = {name: np.asarray(values, dtype=np.int32) for name, values in example.items()}
+        types = example.pop("token_type_ids", np.zeros(len(example["attention_mask"])))
         bounds = [0, *(np.flatnonzero(np.diff(types)) + 1).tolist(), len(types)]
         texts.of_rows.append([])
         for first, end in pairwise(bounds):
             digest = hashlib.blake2b(digest_size=12)
             for name in sorted(example):
-                digest.update(_trimmed(example[name][first:end]).astype(np.int32).tobytes())
+                digest.update(_trimmed(example[name][first:end]).tobytes())
             number = numbers.setdefault(digest.digest(), len(numbers))
             if number == len(texts.places):
                 texts.places.append((row, first, end))

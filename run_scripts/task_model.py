@@ -31,8 +31,9 @@ class HeadArguments:
         default="paper", metadata={"help": "The paper's network for the task, or one linear layer on ELMo."}
     )
     use_elmo: bool = field(default=True, metadata={"help": "--no_use_elmo: the same network without ELMo."})
-    elmo_placement: Literal["input", "output", "both"] = field(
-        default="input", metadata={"help": "Where ELMo enters the network (section 5.2)."}
+    elmo_placement: Literal["input", "output", "both"] | None = field(
+        default=None,
+        metadata={"help": "Where ELMo enters the network (section 5.2). Default: both for questions, else input."},
     )
     scalar_mix_mode: str = field(default="learned", metadata={"help": "learned, average, top, or a layer's number."})
     scalar_mix_l2: float | None = field(
@@ -83,6 +84,7 @@ class Task:
         source: where they come from, for the card.
         settings: options, beside those of the head and of the training, that the scores depend on.
         config: fields of the head's configuration that the data set, such as its labels.
+        elmo_placement: where ELMo enters the paper's network.
         scalar_mix_l2: the paper's lambda for the task (supplement A).
         words: the words of a split, a list a text.
         encode: a batch of raw examples as the model's inputs and labels, to train on or not. Where an example may have
@@ -100,6 +102,7 @@ class Task:
     source: dict[str, str]
     settings: dict[str, Any]
     config: dict[str, Any]
+    elmo_placement: Literal["input", "output", "both"]
     scalar_mix_l2: float
     words: Callable[[Dataset, ELMoTokenizer], Iterable[Sequence[str]]]
     encode: Callable[[dict[str, list], ELMoTokenizer, bool], dict[str, list]]
@@ -201,9 +204,9 @@ def head_on_bilm(task: Task, head: HeadArguments, config: ELMoConfig) -> ELMoTas
 def task_config(
     task: Task, head: HeadArguments, vocab_size: int, vectors: WordVectors | None, **overrides
 ) -> ELMoConfig:
-    names = ("head", "use_elmo", "elmo_placement", "elmo_dropout", "freeze_bilm")
     values: dict[str, Any] = {
-        **{name: getattr(head, name) for name in names},
+        **{name: getattr(head, name) for name in ("head", "use_elmo", "elmo_dropout", "freeze_bilm")},
+        "elmo_placement": elmo_placement(task, head),
         "scalar_mix_mode": int(head.scalar_mix_mode) if head.scalar_mix_mode.isdecimal() else head.scalar_mix_mode,
         "scalar_mix_l2": scalar_mix_l2(task, head),
         "task_word_embedding_size": word_vector_size(head, vectors),
@@ -238,6 +241,10 @@ def overrides_of(head: HeadArguments, task: Task) -> dict[str, Any]:
             advice = f"Did you mean {close[0]}?" if close else f"Pass some of {', '.join(sorted(known))}."
             raise ValueError(f"--config_overrides: ELMoConfig has no field {name}. {advice}")
     return overrides
+
+
+def elmo_placement(task: Task, head: HeadArguments) -> str:
+    return head.elmo_placement or ("input" if head.head == "linear" else task.elmo_placement)
 
 
 def scalar_mix_l2(task: Task, head: HeadArguments) -> float:

@@ -68,7 +68,7 @@ def _check_versions(splits: DatasetDict):
     with_split, without = ("train", odd[0]) if unanswered["train"] is not None else (odd[0], "train")
     raise ValueError(
         f"Split {with_split!r} has questions without an answer, {unanswered[with_split]} the first, and {without!r} "
-        "has none: SQuAD 2.0 beside 1.1. Pass splits of one version."
+        "has none: SQuAD 2.0 beside 1.1. Pass splits of one version; of a part of 2.0, more than its first rows."
     )
 
 

@@ -36,6 +36,7 @@ from modeling_elmo.run_scripts.task_model import (
     Predicted,
     Record,
     Task,
+    elmo_placement,
     encoded,
     rows_of,
     scalar_mix_l2,
@@ -97,13 +98,15 @@ class TaskTrainingArguments(TrainingArguments):
     save_total_limit: int = 1
     load_best_model_at_end: bool = True
     report_to: str = "none"
-    adadelta: bool = field(default=False, metadata={"help": "Adadelta (rho 0.95), whatever --optim says."})
+    adadelta: bool = field(default=False, metadata={"help": "Adadelta (rho 0.95) in place of --optim."})
     ema_decay: float = field(
         default=0.0, metadata={"help": "Evaluate and save an exponential moving average of the weights; 0: themselves."}
     )
 
     def __post_init__(self):
         super().__post_init__()
+        if self.adadelta and self.optim != TrainingArguments.__dataclass_fields__["optim"].default:
+            raise ValueError(f"--optim {self.optim.value} beside Adadelta: pass --no_adadelta, or leave it out.")
         if not 0 <= self.ema_decay < 1:
             raise ValueError(f"--ema_decay {self.ema_decay}: pass a number from 0 up to 1, 1 excluded.")
 
@@ -116,6 +119,7 @@ SETTINGS = (
     *("eval_strategy", "eval_steps", "save_strategy", "save_steps", "load_best_model_at_end"),
     *("adadelta", "ema_decay", "train_sampling_strategy"),
 )
+OF_OPTIM = ("optim", "optim_args", "adam_beta1", "adam_beta2", "adam_epsilon")  # which Adadelta replaces
 
 
 # Columns of encoded data that tell where its words stand in the texts.
@@ -288,11 +292,13 @@ class Experiment:
     def _settings(self, arm: Arm, seed: int) -> dict[str, Any]:
         """What a member's figures depend on."""
         training = self.training.to_dict()
+        left_out = OF_OPTIM if self.training.adadelta else ()
         return {
             **vars(self.head),
+            "elmo_placement": elmo_placement(self.task, self.head),
             "scalar_mix_l2": scalar_mix_l2(self.task, self.head),
             **self.task.settings,
-            **{name: training[name] for name in SETTINGS if name in training},
+            **{name: training[name] for name in SETTINGS if name in training and name not in left_out},
             "early_stopping_patience": self.arguments.early_stopping_patience,
             "world_size": self.training.world_size,
             **self._digests,
@@ -321,7 +327,7 @@ class Experiment:
         start, folder = time.monotonic(), self._folder_of(arm, seed)
         share = training_share(len(self.task.data["train"]), arm.fraction)
         tokenizer = task_tokenizer(self.task, self.head, self.task.data["train"].select(share), self.word_vectors)
-        splits = encoded(self.task, tokenizer)
+        splits = self._encoded(tokenizer)
         splits["train"] = rows_of(splits["train"], share)
         set_seed(seed)
         model = task_model(self.task, self.head, tokenizer, self.word_vectors, seed, **arm.overrides)
@@ -380,6 +386,10 @@ class Experiment:
             callbacks=[EarlyStoppingCallback(patience)] if patience is not None and has_dev else None,
         )
 
+    def _encoded(self, tokenizer: ELMoTokenizer) -> dict[str, Dataset]:
+        with self.training.main_process_first(desc="encoding"):  # the others find it in the cache
+            return encoded(self.task, tokenizer)
+
     def _replaced(self, **options: Any) -> TaskTrainingArguments:
         """The training's arguments with others in place of some, and what a member's Trainer always has."""
         # The best member is pushed, at the end; Trainer keeps its arguments in a file, which is no place for a token.
@@ -410,7 +420,7 @@ class Experiment:
         config = task_config(self.task, self.head, len(tokenizer), None)
         model = ELMoModel.from_pretrained(self.head.model_name_or_path, config=config, dtype=torch.float32)
         model.to(self.training.device)
-        splits = encoded(self.task, tokenizer).values()
+        splits = self._encoded(tokenizer).values()
         names = set.intersection(*(set(rows.column_names) for rows in splits))
         rows = concatenate_datasets([each.select_columns(sorted(names)) for each in splits])
         with self.training.main_process_first(desc="computing the biLM's layers"):
@@ -472,6 +482,8 @@ class TaskTrainer(Trainer):
         if args.adadelta:  # as Zeiler (2012) and BiDAF have it
             options["optimizer_cls_and_kwargs"] = (torch.optim.Adadelta, {"lr": args.learning_rate, "rho": 0.95})
         super().__init__(model, args, *others, **options)
+        if args.ema_decay and (self.is_fsdp_enabled or self.is_deepspeed_enabled):
+            raise ValueError("--ema_decay averages whole weights, and FSDP or DeepSpeed has parts of them; pass 0.")
         self.average = MovingAverage(self.model, args.ema_decay) if args.ema_decay else None
         if self.average is not None:
             self.add_callback(self.average)
@@ -506,7 +518,7 @@ class TaskTrainer(Trainer):
         with self._averaged():
             super().save_model(output_dir, _internal_call)
         if self.average is not None and self.args.should_save:
-            self.average.save_trained(Path(output_dir))
+            self.average.save_trained(Path(output_dir or self.args.output_dir))
 
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model=None):
         super()._load_from_checkpoint(resume_from_checkpoint, model)

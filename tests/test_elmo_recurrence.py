@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from accelerate import cpu_offload
 from torch import nn
 
 from modeling_elmo import elmo_backend
@@ -84,6 +85,31 @@ def test_torchs_own_is_taken_where_ours_cannot_be(kind, monkeypatch):
         torch.testing.assert_close(found[row, :length], expected[row, :length])
         torch.testing.assert_close(same[row, :length], expected[row, :length])
         torch.testing.assert_close(rough[row, :length].double(), expected[row, :length], rtol=0.1, atol=0.1)
+
+
+class Quantizable(nn.Module):
+    """Holds a biRNN as a head does."""
+
+    def __init__(self, kind):
+        super().__init__()
+        self.layer = make_layer(kind, dtype=torch.float32)
+
+    def forward(self, x, ends):
+        return read_both_ways(self.layer, x, ends)
+
+
+@pytest.mark.filterwarnings("ignore:torch.ao.quantization is deprecated", "ignore:.*quantized tensor creation")
+@both_kinds
+def test_modules_that_quantizers_or_offloading_changed_are_called(kind):
+    quantization = pytest.importorskip("torch.ao.quantization")
+    model, (x, ends) = Quantizable(kind), make_rows(dtype=torch.float32)
+    with torch.no_grad():
+        expected = model(x, ends)
+        quantized = quantization.quantize_dynamic(model, {nn.GRU, nn.LSTM})(x, ends)
+        offloaded = cpu_offload(model, execution_device=torch.device("cpu"))(x, ends)
+    for row, length in enumerate(LENGTHS):
+        torch.testing.assert_close(quantized[row, :length], expected[row, :length], rtol=0.1, atol=0.05)
+        torch.testing.assert_close(offloaded[row, :length], expected[row, :length])
 
 
 def test_at_takes_positions_of_each_row():

@@ -97,7 +97,11 @@ def test_batches_lists_and_ways_to_ask(pipe):
         ({"question": QUESTION, "context": "  "}, "`context` is '  '; pass a text"),
         ({"question": QUESTION}, "Pass both, question=... and context=..."),
         ({"question": ["a", "b"], "context": ["c"]}, "2 questions and 1 contexts"),
-        ({"question": QUESTION, "context": CONTEXT, "top_k": 0}, "`top_k` is 0; pass at least 1"),
+        ({"question": QUESTION, "context": CONTEXT, "top_k": 0}, "`top_k` is 0; pass a number, at least 1"),
+        ({"question": QUESTION, "context": CONTEXT, "top_k": None}, "`top_k` is None; pass a number, at least 1"),
+        ({"question": QUESTION, "context": CONTEXT, "doc_stride": -1}, "`doc_stride` is -1; pass a number, at least 0"),
+        ({"question": "why " * 30, "context": CONTEXT, "max_seq_len": 30}, "The question 'why .* too few words .*=30"),
+        ({"question": QUESTION, "context": "\x01\x02"}, "finds no word in the context"),
         ({"question": QUESTION, "context": CONTEXT, "topk": 2}, "Unknown options topk; pass some of top_k"),
     ],
 )
@@ -115,6 +119,17 @@ def test_a_folder_has_its_pipeline_and_another_head_of_it_has_none(pipe, tmp_pat
         assert loaded(question=QUESTION, context=CONTEXT) == pytest.approx(expected)
     ELMoForTokenClassification.from_pretrained(tmp_path / "qa").save_pretrained(tmp_path / "tagger")
     assert not hasattr(ELMoConfig.from_pretrained(tmp_path / "tagger"), "custom_pipelines")
+
+
+def test_a_short_window_shares_half_of_it(pipe):
+    found = pipe(question=QUESTION, context=CONTEXT, max_seq_len=20)
+    assert found == pipe(question=QUESTION, context=CONTEXT, max_seq_len=20, doc_stride=10)
+
+
+def test_its_name_where_the_package_is_imported(pipe):
+    other = pipeline("extractive-question-answering", model=pipe.model, tokenizer=pipe.tokenizer)
+    assert type(other) is ELMoQuestionAnsweringPipeline
+    assert other(question=QUESTION, context=CONTEXT) == pytest.approx(pipe(question=QUESTION, context=CONTEXT))
 
 
 def test_spans_of_rows_that_have_few():

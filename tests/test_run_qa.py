@@ -5,20 +5,23 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from task_worker import TASKS, WITHOUT_DROPOUT, answer, bilm, predictions_of, read_json
+import torch
+from task_worker import TASKS, WITHOUT_DROPOUT, answer, bilm, launch, options_of, predictions_of, read_json
 from transformers import pipeline
 
-from modeling_elmo import ELMoTokenizer
+from modeling_elmo import ELMoForQuestionAnswering, ELMoTokenizer
 from modeling_elmo.run_scripts.run_qa import (
     ReaderArguments,
     ReaderTrainingArguments,
     padded_on_the_right,
     place_in_window,
     windows_of,
+    words_of_answer,
 )
 from modeling_elmo.run_scripts.task_metrics import answer_scores
 
 WINDOWS = {"max_seq_length": 40, "doc_stride": 12}
+LEARNING = {"no_adadelta": True, "learning_rate": 0.05, "ema_decay": 0.0}  # as fast as a few steps need
 SHORT = {"max_train_samples": 6, "max_eval_samples": 4, "max_steps": 1, "test_file": None}
 
 
@@ -38,7 +41,7 @@ def write_questions(path: Path, questions: list[dict]) -> Path:
 def place(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("qa")
     bilm(folder / "bilm", pre_tokenization="treebank")
-    answer(folder, **WINDOWS, num_train_epochs=3, per_device_train_batch_size=10)
+    answer(folder, **WINDOWS, **LEARNING, num_train_epochs=3, per_device_train_batch_size=10)
     return folder
 
 
@@ -136,9 +139,35 @@ def test_windows_cover_the_context_and_mark_the_answer(side):
     ],
 )
 def test_places_of_answers(answers, starts, expected):
-    context = "a b c d eee f"
-    characters = [None, None, None, None, (2, 3), (4, 5), (6, 7), (8, 11), None]
-    assert place_in_window(characters, context, answers, starts) == expected
+    """In a window on `a b c d eee f` that holds all words but the first and the last."""
+    words = [(0, 1), (2, 3), (4, 5), (6, 7), (8, 11), (12, 13)]
+    characters = [None, None, None, None, *words[1:-1], None]
+    assert place_in_window(characters, words_of_answer(words, "q", answers, starts)) == expected
+
+
+@pytest.mark.parametrize("part, message", [("context", "no word in its context"), ("answer", "no word in the answer")])
+def test_what_the_tokenizer_drops_is_no_text(part, message):
+    texts = {"context": "\x01 \x02", "answer": "\x02"} if part == "context" else {"context": "a \x01", "answer": "\x01"}
+    batch = {"id": ["q7"], "question": ["why"], "context": [texts["context"]], "answers": [[texts["answer"]]]}
+    batch["answer_starts"] = [[texts["context"].index(texts["answer"])]]
+    with pytest.raises(ValueError, match=f"Question q7: the tokenizer finds {message}"):
+        windows_of(batch, ELMoTokenizer(), ReaderArguments(**WINDOWS), is_training=True)
+
+
+def test_markers_in_a_text_are_no_words(tmp_path):
+    """A tokenizer may read `</S>` in a text as its marker, where no answer can stand."""
+    tokenizer = ELMoTokenizer(vocab=["<S>", "</S>", "<UNK>"], pre_tokenization="whitespace", literal_markers=True)
+    batch = {
+        "id": ["q"],
+        "question": ["why"],
+        "context": ["a </S> b c"],
+        "answers": [["a </S> b"]],
+        "answer_starts": [[0]],
+    }
+    rows = windows_of(batch, tokenizer, ReaderArguments(**WINDOWS), is_training=False)
+    ids, first, last = rows["input_ids"][0], rows["start_positions"][0], rows["end_positions"][0]
+    assert tokenizer.convert_ids_to_tokens(ids)[first + 1] == "</S>" and last == first + 2
+    assert rows["offset_mapping"][0][first : last + 1] == [(0, 1), None, (7, 8)]
 
 
 # Questions without an answer
@@ -173,20 +202,48 @@ def test_no_answer_is_told_where_some_questions_have_none(tmp_path):
 
 def test_stored_layers_give_the_same_figures(place, tmp_path):
     training = {"num_train_epochs": 1, "config_overrides": WITHOUT_DROPOUT, "per_device_train_batch_size": 10}
-    records = [
-        answer(place, **WINDOWS, **training, output_dir=tmp_path / name, **options)[0]
-        for name, options in (("computed", {}), ("stored", {"cache_features": True}))
-    ]
-    assert records[0]["metrics"] == records[1]["metrics"]
-    assert records[0]["layer_weights"].keys() == {"input", "output"}
+    found = []
+    for name, options in (("computed", {}), ("stored", {"cache_features": True})):
+        (record,) = answer(place, **WINDOWS, **training, **LEARNING, output_dir=tmp_path / name, **options)
+        rows = predictions_of(tmp_path / name / "predictions_test.jsonl")
+        found.append((record["layer_weights"], rows))
+    (weights, rows), (other_weights, others) = found
+    for side in ("input", "output"):
+        assert weights[side] == pytest.approx(other_weights[side], abs=1e-5)
+        assert max(abs(weight - 1 / 3) for weight in weights[side]) > 1e-3  # something was learned
+    assert [row["predicted"] for row in rows] == [row["predicted"] for row in others]
+    for row, other in zip(rows, others, strict=True):
+        assert row["log_probability"] == pytest.approx(other["log_probability"], abs=2e-3)
+
+
+def mean_answer(folders: list[Path], question: str, context: str) -> str:
+    """By the product of the mean probabilities of start and end, in one window: the contexts are short."""
+    sums = 0
+    for folder in folders:
+        tokenizer = ELMoTokenizer.from_pretrained(folder)
+        inputs = tokenizer(question, context, return_tensors="pt", return_offsets_mapping=True)
+        offsets, texts = inputs.pop("offset_mapping")[0].tolist(), inputs.sequence_ids(0)
+        with torch.no_grad():
+            output = ELMoForQuestionAnswering.from_pretrained(folder)(**inputs)
+        sums = sums + torch.stack([output.start_logits[0], output.end_logits[0]]).softmax(1)
+    words = [place for place, text in enumerate(texts) if text == 1]
+    spans = [(first, last) for first in words for last in words if first <= last < first + 17]
+    first, last = max(spans, key=lambda span: sums[0, span[0]] * sums[1, span[1]])
+    return context[offsets[first][0] : offsets[last][1]]
 
 
 def test_an_ensemble_averages_starts_and_ends(place, tmp_path):
-    answer(place, **WINDOWS, num_train_epochs=1, seed=7, output_dir=tmp_path / "other")
+    answer(place, **WINDOWS, **LEARNING, num_train_epochs=1, seed=7, output_dir=tmp_path / "other")
+    one, two = (predictions_of(folder / "predictions_test.jsonl") for folder in (place / "run", tmp_path / "other"))
+    assert [row["predicted"] for row in one] != [row["predicted"] for row in two]
     for members, name in (([place / "run"] * 2, "same"), ([place / "run", tmp_path / "other"], "both")):
-        (record,) = answer(place, **WINDOWS, ensemble=members, output_dir=tmp_path / name, train_file=None)
+        windows = WINDOWS if name == "same" else {}
+        (record,) = answer(place, **windows, ensemble=members, output_dir=tmp_path / name, train_file=None)
         rows = predictions_of(tmp_path / name / "results" / "ensemble_test.jsonl")
         assert record["arm"] == "ensemble of 2" and len(rows) == 20
+        if name == "both":
+            question, context = (questions_of("test")[0][key] for key in ("question", "context"))
+            assert rows[0]["predicted"] == mean_answer([place / "run", tmp_path / "other"], question, context)
         if name == "same":
             alone = predictions_of(place / "run" / "predictions_test.jsonl")
             assert [row["predicted"] for row in rows] == [row["predicted"] for row in alone]
@@ -218,6 +275,28 @@ def test_the_settings_of_the_paper(tmp_path):
     assert ReaderTrainingArguments(output_dir=str(tmp_path), adadelta=False).learning_rate == 1e-3
 
 
+def test_a_linear_head_reads_elmo_at_its_input(place, tmp_path):
+    answer(place, **SHORT, head="linear", output_dir=tmp_path / "linear")
+    assert read_json(tmp_path / "linear" / "config.json")["elmo_placement"] == "input"
+    assert read_json(place / "run" / "config.json")["elmo_placement"] == "both"
+
+
+def test_a_training_that_diverges_says_so(place, tmp_path):
+    with pytest.raises(ValueError, match="logits are not finite: training diverged. Pass a smaller --learning_rate"):
+        answer(place, **SHORT, **{**LEARNING, "learning_rate": 1e38}, max_grad_norm=0.0, output_dir=tmp_path)
+
+
+def test_two_processes_answer_as_one(place, tmp_path):
+    """What they saved gives the answers that they recorded, in the order of the questions."""
+    options = {**WINDOWS, **LEARNING, "ema_decay": 0.5, "num_train_epochs": 1, "per_device_eval_batch_size": 7}
+    launch(2, "run_qa", options_of(place, "squadshifts", **options, output_dir=tmp_path))
+    rows = predictions_of(tmp_path / "predictions_test.jsonl")
+    reader = pipeline("question-answering", model=str(tmp_path), trust_remote_code=True)
+    for row, question in zip(rows, questions_of("test"), strict=True):
+        asked = {"question": question["question"], "context": question["context"]}
+        assert reader(**asked, max_seq_len=40, doc_stride=12)["answer"] == row["predicted"]
+
+
 def test_a_question_that_fills_the_window(place, tmp_path):
     questions = questions_of("train")[:3]
     questions[1]["question"] = "why " * 30
@@ -234,6 +313,8 @@ def test_a_question_that_fills_the_window(place, tmp_path):
         ({"max_seq_length": 4}, "--max_seq_length 4: pass at least 5"),
         ({"doc_stride": -1}, "--doc_stride -1: pass at least 0"),
         ({"max_answer_length": 0}, "--max_answer_length 0: pass at least 1"),
+        ({"max_seq_length": 100, "doc_stride": 98}, "--doc_stride 98 with --max_seq_length 100: windows cannot share"),
+        ({"optim": "sgd"}, "--optim sgd beside Adadelta: pass --no_adadelta"),
     ],
 )
 def test_options_that_make_no_windows(options, message, place, tmp_path):
