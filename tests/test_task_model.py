@@ -103,17 +103,19 @@ def test_words_with_a_vector_have_ids(folder, task, vectors):
 def test_encodings_of_all_splits(folder, task):
     tokenizer = task_tokenizer(task, head(folder), task.data["train"], None)
     assert task.config["id2label"][0] == "O" and len(task.config["id2label"]) == task.config["num_labels"] == 13
-    number = 0
-    for split, name in zip(("train", "validation", "test"), FILES.values(), strict=True):
-        examples, sentences = encoded(task, split, tokenizer), sentences_of(TASKS / name)
-        assert len(examples) == len(sentences)
-        for example, (words, tags) in zip(examples, sentences, strict=True):
+    number, splits = 0, encoded(task, tokenizer)
+    assert list(splits) == ["train", "validation", "test"]
+    for (split, examples), name in zip(splits.items(), FILES.values(), strict=True):
+        sentences = sentences_of(TASKS / name)
+        assert len(examples) == len(sentences) == len(encoded(task, tokenizer, [split])[split])
+        for row, (example, (words, tags)) in enumerate(zip(examples, sentences, strict=True)):
             inputs = tokenizer(words, is_split_into_words=True)
             assert example["input_ids"] == list(inputs["input_ids"])
             assert example["character_ids"] == inputs["character_ids"].tolist()
             assert example["attention_mask"] == [1] * (len(words) + 2) and example["text_number"] == number
             assert example["labels"] == [-100, *(task.config["label2id"][tag] for tag in tags), -100]
-            assert set(example) == {*inputs, "labels", "text_number"}
+            assert example["example_number"] == row
+            assert set(example) == {*inputs, "labels", "text_number", "example_number"}
             number += 1
 
 
@@ -122,19 +124,19 @@ def test_another_tokenizer_gives_other_encodings(folder, task):
     found = []
     for least in (1, 10**6, 1):
         tokenizer = task_tokenizer(task, head(folder, word_min_count=least), task.data["train"], None)
-        found.append(encoded(task, "train", tokenizer)["input_ids"][:])
+        found.append(encoded(task, tokenizer, ["train"])["train"]["input_ids"][:])
     assert found[0] == found[2] and {number for ids in found[1] for number in ids} == {1, 2, 3}
     assert 3 not in {number for ids in found[0] for number in ids}
 
 
 def test_long_texts_are_cut_with_their_labels(folder):
     task = tagging_task(DATA, max_length=6)
-    tests = encoded(task, "test", task_tokenizer(task, head(folder), task.data["train"], None))
+    tests = encoded(task, task_tokenizer(task, head(folder), task.data["train"], None))["test"]
     for example, (words, _) in zip(tests, sentences_of(TASKS / "wnut17_test.conll"), strict=True):
         assert len(example["labels"]) == len(example["input_ids"]) == len(words) + 2
     tokenizer = task_tokenizer(task, head(folder), task.data["train"], None)
     for example, (words, tags) in zip(
-        encoded(task, "train", tokenizer), sentences_of(TASKS / "wnut17_train.conll"), strict=True
+        encoded(task, tokenizer)["train"], sentences_of(TASKS / "wnut17_train.conll"), strict=True
     ):
         inputs = tokenizer(words[:4], is_split_into_words=True)
         assert example["input_ids"] == list(inputs["input_ids"])
