@@ -1,13 +1,33 @@
 """The task heads: what they compute, beside definitions in loops, and what they promise to those who train them."""
 
-import math
 import re
-from itertools import pairwise, product
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
 import torch
 import torch.nn.functional as F
+from head_models import (
+    HEADS,
+    NAMES,
+    NETWORKS,
+    PAIRS,
+    PLACEMENTS,
+    WORDS,
+    batch_of,
+    every_class,
+    every_head,
+    every_head_on_elmo,
+    fails,
+    logits_of,
+    make_batch,
+    make_config,
+    make_model,
+    read_by,
+    row_of,
+    stirred,
+    targets_of,
+)
 
 from modeling_elmo import (
     ELMoConfig,
@@ -19,234 +39,6 @@ from modeling_elmo import (
 )
 
 SENTENCES = Path(__file__).parent / "fixtures" / "text" / "en.txt"
-NAMES = ["O", "B-X", "I-X", "B-Y", "I-Y"]
-WORDS = [4, 0, 1, 3]  # in each row, between two markers
-PAIRS = [(2, 3), (4, 1), (1, 1), (3, 5)]
-PLACEMENTS = {
-    "input": {},
-    "output": {"elmo_placement": "output"},
-    "both": {"elmo_placement": "both"},
-    "no_elmo": {"use_elmo": False},
-}
-NETWORKS = {
-    "tagger": (ELMoForTokenClassification, {}),
-    "bcn": (ELMoForSequenceClassification, {"classifier": "bcn"}),
-    "esim": (ELMoForSequenceClassification, {"classifier": "esim"}),
-    "reader": (ELMoForQuestionAnswering, {}),
-}
-HEADS = {
-    f"{name}-{place}": (cls, {**network, **placement})
-    for name, (cls, network) in NETWORKS.items()
-    for place, placement in PLACEMENTS.items()
-}
-HEADS["tagger-linear"] = ELMoForTokenClassification, {"head": "linear"}
-HEADS["sequence-linear"] = ELMoForSequenceClassification, {"head": "linear"}
-HEADS["reader-linear"] = ELMoForQuestionAnswering, {"head": "linear"}
-HEADS["sequence-paper-linear"] = ELMoForSequenceClassification, {"classifier": "linear"}
-every_head = pytest.mark.parametrize("cls, options", HEADS.values(), ids=HEADS)
-every_head_on_elmo = pytest.mark.parametrize(
-    "cls, options",
-    [head for head in HEADS.values() if head[1].get("use_elmo", True)],
-    ids=[name for name, head in HEADS.items() if head[1].get("use_elmo", True)],
-)
-every_class = pytest.mark.parametrize(
-    "cls", [ELMoForTokenClassification, ELMoForSequenceClassification, ELMoForQuestionAnswering]
-)
-
-
-def make_config(**overrides):
-    """Without dropout."""
-    sizes = {"char_cnn_filters": [[1, 3], [2, 5]], "max_word_length": 9, "char_vocab_size": 30, "vocab_size": 12}
-    sizes |= {"lstm_hidden_size": 21, "projection_size": 7, "dropout": 0.0, "elmo_dropout": 0.0, "task_dropout": 0.0}
-    sizes |= {"task_hidden_size": 5, "task_word_embedding_size": 4, "task_char_embedding_size": 3}
-    sizes |= {"task_char_cnn_filters": [[2, 3], [3, 2]]}
-    if not {"num_labels", "id2label"} & overrides.keys():
-        sizes["id2label"] = dict(enumerate(NAMES))
-    return ELMoConfig.from_preset("tiny", **{**sizes, **overrides})
-
-
-def make_model(cls, seed=0, **overrides):
-    torch.manual_seed(seed)
-    return cls(make_config(**overrides)).eval()
-
-
-def make_batch(config, rows=WORDS, side="right", extra=0):
-    """Random words, each with its spelling, between markers; two numbers for a row make it a pair."""
-    generator = torch.Generator().manual_seed(0)
-    spelling = torch.randint(
-        1, config.char_vocab_size, (config.vocab_size, config.max_word_length), generator=generator
-    )
-    spelling[config.pad_token_id] = 0
-    ids, types = [], []
-    for row in rows:
-        counts = row if isinstance(row, tuple) else (row,)
-        texts = [[1, *torch.randint(4, config.vocab_size, (n,), generator=generator).tolist(), 2] for n in counts]
-        ids.append([word for text in texts for word in text])
-        types.append([number for number, text in enumerate(texts) for _ in text])
-    time = extra + max(map(len, ids))
-
-    def padded(rows):
-        rows = [torch.tensor(row) for row in rows]
-        before = [(time - len(row)) * (side == "left") for row in rows]
-        return torch.stack([F.pad(row, (n, time - len(row) - n)) for row, n in zip(rows, before, strict=True)])
-
-    batch = {"input_ids": padded(ids), "attention_mask": padded([[1] * len(row) for row in ids])}
-    batch["character_ids"] = spelling[batch["input_ids"]]
-    return batch | ({"token_type_ids": padded(types)} if any(map(any, types)) else {})
-
-
-def batch_of(model, **options):
-    """Pairs for the networks that compare, else single texts."""
-    is_tagger = isinstance(model, ELMoForTokenClassification)
-    return make_batch(model.config, WORDS if is_tagger else PAIRS, **options)
-
-
-def targets_of(model, batch):
-    if isinstance(model, ELMoForQuestionAnswering):  # the last word, the first, none
-        words = (batch["token_type_ids"] == 1) & (batch["input_ids"] >= 4)
-        first, last = (places.byte().argmax(1) for places in (words, (words.cumsum(1) == words.sum(1, True)) & words))
-        last[2] = first[2] = batch["attention_mask"][2].argmax()
-        return {"start_positions": first, "end_positions": last}
-    if isinstance(model, ELMoForTokenClassification):
-        return {"labels": (batch["input_ids"] % model.num_labels).masked_fill(batch["input_ids"] < 4, -100)}
-    return {"labels": torch.arange(len(batch["input_ids"])) % model.num_labels}
-
-
-def logits_of(output):
-    """Those of starts and ends side by side."""
-    return output.logits if "logits" in output else torch.stack([output.start_logits, output.end_logits], -1)
-
-
-def row_of(batch, number):
-    """One row, without its padding."""
-    real = batch["attention_mask"][number].bool()
-    return {name: tensor[number][real][None] for name, tensor in batch.items()}
-
-
-def stirred(model, std=1.0, seed=0):
-    """With layer weights, a CRF and an output layer that matter."""
-    generator = torch.Generator().manual_seed(seed)
-    with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            is_output = name.startswith(("classifier.", "qa_outputs.", "reader.")) and "layers" not in name
-            if "crf." in name or "_mix." in name or is_output:
-                parameter.copy_(std * torch.randn(parameter.shape, generator=generator))
-    return model
-
-
-# The tagger
-
-
-def is_bio(names):
-    return all(not name.startswith("I-") or before[1:] == name[1:] for before, name in pairwise(["O", *names]))
-
-
-def chains(crf, emissions_NK, names=None):
-    """Every sequence of labels and its score; under the rules of BIO if names are given."""
-    start, transitions, end = (p.detach().double().tolist() for p in (crf.start, crf.transitions, crf.end))
-    scores, found = emissions_NK.double().tolist(), {}
-    for labels in product(range(len(start)), repeat=len(scores)):
-        if names is None or is_bio([names[label] for label in labels]):
-            score = sum(scores[place][label] for place, label in enumerate(labels))
-            score += sum(transitions[a][b] for a, b in pairwise(labels))
-            found[labels] = score + (start[labels[0]] + end[labels[-1]] if labels else 0)
-    return found
-
-
-def log_sum(scores):
-    return torch.tensor(list(scores), dtype=torch.float64).logsumexp(0).item()
-
-
-def marginals(found, length, num_labels):
-    """`(length, num_labels)` probabilities."""
-    total = log_sum(found.values())
-    table = torch.zeros(length, num_labels)
-    for labels, score in found.items():
-        for place, label in enumerate(labels):
-            table[place, label] += math.exp(score - total)
-    return table
-
-
-@pytest.mark.parametrize("side", ["right", "left"])
-@pytest.mark.parametrize("names", [NAMES, ["O", "X", "I-X", "Y", "Z"]], ids=["bio", "free"])
-def test_tagger_finds_the_best_chain_of_the_words(names, side):
-    model = stirred(make_model(ELMoForTokenClassification, id2label=dict(enumerate(names))), std=0.7, seed=4)
-    batch = make_batch(model.config, [*WORDS, 4, 4, 4], side=side)
-    with torch.no_grad():
-        emissions = model.train()(**batch)
-        found = model.eval()(**batch)
-    assert emissions.predictions is None and emissions.logits.shape == found.logits.shape
-    shares = found.logits.softmax(-1)
-    torch.testing.assert_close(found.logits.exp(), shares)  # already a distribution
-    words = batch["input_ids"] >= 4
-    assert (found.predictions[~words] == -100).all() and (found.predictions[words] >= 0).all()
-    swaps = forbidden = 0
-    for row, words_T in enumerate(words):
-        every = chains(model.crf, emissions.logits[row, words_T], names if names is NAMES else None)
-        best = max(every, key=every.__getitem__)
-        assert found.predictions[row, words_T].tolist() == list(best)
-        assert found.logits[row, words_T].argmax(-1).tolist() == list(best)
-        expected = marginals(every, len(best), len(names))
-        for table, label in zip(expected, best, strict=True):
-            likeliest = int(table.argmax())
-            swaps += likeliest != label
-            table[[label, likeliest]] = table[[likeliest, label]]
-        torch.testing.assert_close(shares[row, words_T], expected, atol=1e-5, rtol=1e-4)
-        free = chains(model.crf, emissions.logits[row, words_T])
-        forbidden += max(free, key=free.__getitem__) != best
-    assert swaps and bool(forbidden) == (names is NAMES)  # the batch holds what is to be tested
-
-
-@pytest.mark.parametrize("side", ["right", "left"])
-def test_the_loss_of_a_tagger_is_that_of_its_chains(side):
-    model = stirred(make_model(ELMoForTokenClassification, elmo_placement="both", scalar_mix_l2=0.3))
-    batch = make_batch(model.config, side=side)
-    labels = targets_of(model, batch)["labels"]
-    labels[0, (batch["input_ids"][0] >= 4).nonzero()[1]] = -100  # a word of unknown label
-    emissions, losses = model.train()(**batch).logits, []
-    for row, words_T in enumerate(batch["input_ids"] >= 4):
-        every, given = chains(model.crf, emissions[row, words_T]), labels[row, words_T].tolist()
-        agreeing = [
-            score
-            for chain, score in every.items()
-            if all(known in (-100, label) for known, label in zip(given, chain, strict=True))
-        ]
-        assert len(agreeing) == (5 if row == 0 else 1)
-        losses.append(log_sum(every.values()) - log_sum(agreeing))
-    penalty = 0.3 * (model.input_mix.weights.square().sum() + model.output_mix.weights.square().sum()).item()
-    for mode in (True, False):
-        assert model.train(mode)(**batch, labels=labels).loss.item() == pytest.approx(
-            sum(losses) / len(losses) + penalty, rel=1e-5
-        )
-    labels = labels.where(batch["input_ids"] >= 4, 3)  # what stands at markers and at padding does not matter
-    assert model(**batch, labels=labels).loss.item() == pytest.approx(sum(losses) / len(losses) + penalty, rel=1e-5)
-
-
-def test_a_linear_tagger_divides_by_the_given_count():
-    model = make_model(ELMoForTokenClassification, head="linear", scalar_mix_l2=0.5)
-    with torch.no_grad():
-        model.input_mix.weights.fill_(1.0)
-    batch = make_batch(model.config, [6, 2, 4, 1])
-    labels = targets_of(model, batch)["labels"]
-    whole = model(**batch, labels=labels).loss
-    count = (labels != -100).sum()
-    halves = [
-        model(**{k: v[rows] for k, v in batch.items()}, labels=labels[rows], num_items_in_batch=count).loss
-        for rows in (slice(0, 1), slice(1, 4))
-    ]
-    torch.testing.assert_close(sum(halves), whole)
-    output = model(**batch)
-    assert output.predictions is None
-    expected = F.cross_entropy(output.logits[labels != -100], labels[labels != -100]) + 0.5 * 3
-    torch.testing.assert_close(whole, expected)
-
-
-def test_a_linear_classifier_averages_real_tokens():
-    model = make_model(ELMoForSequenceClassification, head="linear")
-    batch = make_batch(model.config)
-    vectors = mixed(model.elmo(**batch).hidden_states, model.input_mix)
-    for row, real in enumerate(batch["attention_mask"].bool()):
-        torch.testing.assert_close(model(**batch).logits[row], model.classifier(vectors[row, real].mean(0)))
 
 
 # What the networks read
@@ -256,16 +48,6 @@ def mixed(layers, mix):
     """Equation 1."""
     shares = mix.weights.detach().exp() / mix.weights.detach().exp().sum()
     return mix.gamma.detach() * sum(share * layer for share, layer in zip(shares, layers, strict=True))
-
-
-def read_by(model, module, batch):
-    """The arguments of a module when the model reads the batch."""
-    seen = []
-    handle = module.register_forward_pre_hook(lambda _, arguments: seen.append(arguments))
-    with torch.no_grad():
-        model(**batch)
-    handle.remove()
-    return seen[0]
 
 
 def network_inputs(model, batch):
@@ -487,6 +269,14 @@ def test_single_texts_and_pairs_in_one_batch():
 # Losses of whole texts
 
 
+def test_a_linear_classifier_averages_real_tokens():
+    model = make_model(ELMoForSequenceClassification, head="linear")
+    batch = make_batch(model.config)
+    vectors = mixed(model.elmo(**batch).hidden_states, model.input_mix)
+    for row, real in enumerate(batch["attention_mask"].bool()):
+        torch.testing.assert_close(model(**batch).logits[row], model.classifier(vectors[row, real].mean(0)))
+
+
 @pytest.mark.parametrize("name", [name for name, head in HEADS.items() if head[0] is ELMoForSequenceClassification])
 @pytest.mark.parametrize("problem", ["regression", "single_label_classification", "multi_label_classification"])
 def test_losses_are_those_of_torch(name, problem):
@@ -559,79 +349,6 @@ def test_resizing_keeps_the_word_vectors_that_remain(cls, tmp_path):
         model.save_pretrained(tmp_path)
         batch = batch_of(model)
         assert torch.equal(logits_of(cls.from_pretrained(tmp_path)(**batch)), logits_of(model(**batch)))
-
-
-# The reader of contexts
-
-
-def plain_loss(model, output, targets):
-    """Of each row the mean of two cross-entropies over the places where an answer may be, and the penalty."""
-    losses = [
-        -logits[target].item() + math.log(sum(math.exp(logit) for logit in logits.tolist() if logit > -1e30))
-        for side, name in ((output.start_logits, "start_positions"), (output.end_logits, "end_positions"))
-        for logits, target in zip(side, targets[name], strict=True)
-    ]
-    return sum(losses) / len(losses) + sum(
-        model.config.scalar_mix_l2 * m.weights.square().sum().item() for m in model.mixes().values()
-    )
-
-
-@pytest.mark.parametrize("head", ["paper", "linear"])
-@pytest.mark.parametrize("side", ["right", "left"])
-def test_answers_stand_at_words_of_the_context_or_at_the_first_token(head, side):
-    model = stirred(make_model(ELMoForQuestionAnswering, head=head, scalar_mix_l2=0.2))
-    batch = batch_of(model, side=side, extra=2)
-    targets = targets_of(model, batch)
-    with torch.no_grad():
-        output = model(**batch, **targets)
-    context = (batch["token_type_ids"] == 1) & (batch["input_ids"] >= 4)
-    first = batch["attention_mask"].cumsum(1).eq(1) & batch["attention_mask"].bool()
-    assert (first.sum(1) == 1).all() and (targets["start_positions"] != targets["end_positions"]).any()
-    for logits in (output.start_logits, output.end_logits):
-        assert torch.equal(logits > -1e30, context | first) and logits.isfinite().all()
-        assert (logits.softmax(1)[~(context | first)] == 0).all()
-    assert output.loss.item() == pytest.approx(plain_loss(model, output, targets), rel=1e-5)
-    if head == "paper":  # that there is no answer has one score, not two
-        assert torch.equal(output.start_logits[first], output.end_logits[first])
-
-
-def test_a_question_changes_no_vector_of_the_context():
-    model = stirred(make_model(ELMoForQuestionAnswering))
-    first, second = (make_batch(model.config, [(words, 4)]) for words in (3, 5))
-    for name, context in first.items():  # the same context after another question
-        second[name][0, -6:] = context[0, -6:]
-    layers = [model(**batch, output_hidden_states=True).hidden_states for batch in (first, second)]
-    for one, other in zip(*layers, strict=True):
-        torch.testing.assert_close(one[0, -6:], other[0, -6:], rtol=0, atol=1e-6)
-    states = [read_by(model, model.reader.attention, batch) for batch in (first, second)]
-    torch.testing.assert_close(states[0][0][0, -6:], states[1][0][0, -6:], rtol=0, atol=1e-6)
-    logits = [model(**batch).start_logits[0, -5:-1] for batch in (first, second)]
-    assert (logits[0] - logits[1]).abs().max() > 1e-3
-
-
-def test_readers_say_what_is_wrong():
-    model = make_model(ELMoForQuestionAnswering)
-    batch = make_batch(model.config, [(2, 3), (1, 2)])
-    places = torch.tensor([5, 4])
-    fails("Pass `start_positions` and `end_positions` together", model, **batch, start_positions=places)
-    for wrong in (1, 3, 8):  # the question, a marker of it, the last marker
-        positions = {"start_positions": torch.tensor([wrong, 4]), "end_positions": places}
-        fails(
-            f"`start_positions` is {wrong} in row 0, where no word of the context stands; pass",
-            model,
-            **batch,
-            **positions,
-        )
-    outside = {"start_positions": places, "end_positions": torch.tensor([5, 9])}
-    fails("`end_positions` holds ids from 5 to 9, but this model knows 0 to 8", model, **batch, **outside)
-    column = {"start_positions": places[:, None], "end_positions": places}
-    fails(r"`start_positions` has shape \(2, 1\); pass shape \(2\)", model, **batch, **column)
-    types = batch.pop("token_type_ids")
-    fails(r"pass the `token_type_ids` of tokenizer\(question, context\)", model, **batch)
-    del batch["input_ids"]
-    fails("This head has word vectors: pass `input_ids`", model, **batch, token_type_ids=types)
-    bare = make_model(ELMoForQuestionAnswering, task_word_embedding_size=0, task_char_cnn_filters=[])
-    fails("tells the markers by `input_ids`; pass them beside", bare, **batch, token_type_ids=types)
 
 
 # Learning
@@ -715,11 +432,6 @@ def test_a_large_lambda_keeps_the_layer_weights_together():
 
 
 # What is refused
-
-
-def fails(message, model, *args, **kwargs):
-    with pytest.raises(ValueError, match=re.compile(message, re.DOTALL)):
-        model(*args, **kwargs)
 
 
 @every_head_on_elmo

@@ -1,0 +1,143 @@
+"""Small task heads of all kinds with batches and targets for them."""
+
+import re
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from modeling_elmo import (
+    ELMoConfig,
+    ELMoForQuestionAnswering,
+    ELMoForSequenceClassification,
+    ELMoForTokenClassification,
+)
+
+NAMES = ["O", "B-X", "I-X", "B-Y", "I-Y"]
+WORDS = [4, 0, 1, 3]  # in each row, between two markers
+PAIRS = [(2, 3), (4, 1), (1, 1), (3, 5)]
+PLACEMENTS = {
+    "input": {},
+    "output": {"elmo_placement": "output"},
+    "both": {"elmo_placement": "both"},
+    "no_elmo": {"use_elmo": False},
+}
+NETWORKS = {
+    "tagger": (ELMoForTokenClassification, {}),
+    "bcn": (ELMoForSequenceClassification, {"classifier": "bcn"}),
+    "esim": (ELMoForSequenceClassification, {"classifier": "esim"}),
+    "reader": (ELMoForQuestionAnswering, {}),
+}
+HEADS = {
+    f"{name}-{place}": (cls, {**network, **placement})
+    for name, (cls, network) in NETWORKS.items()
+    for place, placement in PLACEMENTS.items()
+}
+HEADS["tagger-linear"] = ELMoForTokenClassification, {"head": "linear"}
+HEADS["sequence-linear"] = ELMoForSequenceClassification, {"head": "linear"}
+HEADS["reader-linear"] = ELMoForQuestionAnswering, {"head": "linear"}
+HEADS["sequence-paper-linear"] = ELMoForSequenceClassification, {"classifier": "linear"}
+every_head = pytest.mark.parametrize("cls, options", HEADS.values(), ids=HEADS)
+every_head_on_elmo = pytest.mark.parametrize(
+    "cls, options",
+    [head for head in HEADS.values() if head[1].get("use_elmo", True)],
+    ids=[name for name, head in HEADS.items() if head[1].get("use_elmo", True)],
+)
+every_class = pytest.mark.parametrize(
+    "cls", [ELMoForTokenClassification, ELMoForSequenceClassification, ELMoForQuestionAnswering]
+)
+
+
+def make_config(**overrides):
+    """Without dropout."""
+    sizes = {"char_cnn_filters": [[1, 3], [2, 5]], "max_word_length": 9, "char_vocab_size": 30, "vocab_size": 12}
+    sizes |= {"lstm_hidden_size": 21, "projection_size": 7, "dropout": 0.0, "elmo_dropout": 0.0, "task_dropout": 0.0}
+    sizes |= {"task_hidden_size": 5, "task_word_embedding_size": 4, "task_char_embedding_size": 3}
+    sizes |= {"task_char_cnn_filters": [[2, 3], [3, 2]]}
+    if not {"num_labels", "id2label"} & overrides.keys():
+        sizes["id2label"] = dict(enumerate(NAMES))
+    return ELMoConfig.from_preset("tiny", **{**sizes, **overrides})
+
+
+def make_model(cls, seed=0, **overrides):
+    torch.manual_seed(seed)
+    return cls(make_config(**overrides)).eval()
+
+
+def make_batch(config, rows=WORDS, side="right", extra=0):
+    """Random words, each with its spelling, between markers; two numbers for a row make it a pair."""
+    generator = torch.Generator().manual_seed(0)
+    spelling = torch.randint(
+        1, config.char_vocab_size, (config.vocab_size, config.max_word_length), generator=generator
+    )
+    spelling[config.pad_token_id] = 0
+    ids, types = [], []
+    for row in rows:
+        counts = row if isinstance(row, tuple) else (row,)
+        texts = [[1, *torch.randint(4, config.vocab_size, (n,), generator=generator).tolist(), 2] for n in counts]
+        ids.append([word for text in texts for word in text])
+        types.append([number for number, text in enumerate(texts) for _ in text])
+    time = extra + max(map(len, ids))
+
+    def padded(rows):
+        rows = [torch.tensor(row) for row in rows]
+        before = [(time - len(row)) * (side == "left") for row in rows]
+        return torch.stack([F.pad(row, (n, time - len(row) - n)) for row, n in zip(rows, before, strict=True)])
+
+    batch = {"input_ids": padded(ids), "attention_mask": padded([[1] * len(row) for row in ids])}
+    batch["character_ids"] = spelling[batch["input_ids"]]
+    return batch | ({"token_type_ids": padded(types)} if any(map(any, types)) else {})
+
+
+def batch_of(model, **options):
+    """Pairs for the networks that compare, else single texts."""
+    is_tagger = isinstance(model, ELMoForTokenClassification)
+    return make_batch(model.config, WORDS if is_tagger else PAIRS, **options)
+
+
+def targets_of(model, batch):
+    if isinstance(model, ELMoForQuestionAnswering):  # the last word, the first, none
+        words = (batch["token_type_ids"] == 1) & (batch["input_ids"] >= 4)
+        first, last = (places.byte().argmax(1) for places in (words, (words.cumsum(1) == words.sum(1, True)) & words))
+        last[2] = first[2] = batch["attention_mask"][2].argmax()
+        return {"start_positions": first, "end_positions": last}
+    if isinstance(model, ELMoForTokenClassification):
+        return {"labels": (batch["input_ids"] % model.num_labels).masked_fill(batch["input_ids"] < 4, -100)}
+    return {"labels": torch.arange(len(batch["input_ids"])) % model.num_labels}
+
+
+def logits_of(output):
+    """Those of starts and ends side by side."""
+    return output.logits if "logits" in output else torch.stack([output.start_logits, output.end_logits], -1)
+
+
+def row_of(batch, number):
+    """One row, without its padding."""
+    real = batch["attention_mask"][number].bool()
+    return {name: tensor[number][real][None] for name, tensor in batch.items()}
+
+
+def stirred(model, std=1.0, seed=0):
+    """With layer weights, a CRF and an output layer that matter."""
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            is_output = name.startswith(("classifier.", "qa_outputs.", "reader.")) and "layers" not in name
+            if "crf." in name or "_mix." in name or is_output:
+                parameter.copy_(std * torch.randn(parameter.shape, generator=generator))
+    return model
+
+
+def read_by(model, module, batch):
+    """The arguments of a module when the model reads the batch."""
+    seen = []
+    handle = module.register_forward_pre_hook(lambda _, arguments: seen.append(arguments))
+    with torch.no_grad():
+        model(**batch)
+    handle.remove()
+    return seen[0]
+
+
+def fails(message, model, *args, **kwargs):
+    with pytest.raises(ValueError, match=re.compile(message, re.DOTALL)):
+        model(*args, **kwargs)
