@@ -19,6 +19,7 @@ from typing import Any, Literal, NamedTuple
 
 import torch
 from datasets import Dataset, concatenate_datasets
+from torch.utils.data import SequentialSampler
 from transformers import EarlyStoppingCallback, EvalPrediction, Trainer, TrainingArguments, set_seed
 from transformers.utils import logging
 
@@ -491,6 +492,10 @@ class TaskTrainer(Trainer):
     def get_decay_parameter_names(self, model) -> list[str]:
         # Decay would pull gamma to 0; by name it spares nothing but biases and layer norms.
         return [name for name in super().get_decay_parameter_names(model) if "_mix." not in name]
+
+    def _get_eval_sampler(self, eval_dataset: Dataset) -> SequentialSampler | None:
+        # Examples are told by their number. Trainer's own would group them by length if training does.
+        return SequentialSampler(eval_dataset) if self.args.world_size <= 1 else None
 
     def _averaged(self) -> AbstractContextManager:
         return nullcontext() if self.average is None else self.average.in_model()

@@ -250,6 +250,18 @@ def test_an_ensemble_averages_starts_and_ends(place, tmp_path):
             assert record["metrics"]["test"] == read_json(place / "run" / "record.json")["metrics"]["test"]
 
 
+def test_answers_are_in_order_however_training_groups(place, tmp_path):
+    """Trainer would group what it evaluates by length as well, and answers belong to questions by their number."""
+    few = SHORT | {"max_eval_samples": 10}
+    answer(place, **WINDOWS, **few, train_sampling_strategy="group_by_length", output_dir=tmp_path / "run")
+    answer(place, **WINDOWS, **few | {"train_file": None}, ensemble=[tmp_path / "run"], output_dir=tmp_path / "again")
+    found = predictions_of(tmp_path / "run" / "predictions_validation.jsonl")
+    again = predictions_of(tmp_path / "again" / "results" / "ensemble_validation.jsonl")
+    assert [row["predicted"] for row in found] == [row["predicted"] for row in again]
+    for one, two in zip(found, again, strict=True):
+        assert one["log_probability"] == pytest.approx(two["log_probability"], abs=1e-3)
+
+
 def test_members_that_divide_texts_otherwise_are_no_ensemble(place, tmp_path):
     bilm(tmp_path / "bilm", pre_tokenization="whitespace")
     answer(tmp_path, **SHORT)
