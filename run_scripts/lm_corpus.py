@@ -2,6 +2,7 @@
 
 import glob
 import os
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain
@@ -43,10 +44,15 @@ class CorpusArguments(TextArguments):
 
 
 class Survey(NamedTuple):
-    """Sizes of a corpus: its sentences, and their words by white space."""
+    """Sizes of a corpus: its sentences, and their words by white space.
+
+    `longest` is the number of words of the longest sentence, `lengths` how many words have how many bytes.
+    """
 
     lines: int
     words: int
+    longest: int = 0
+    lengths: dict[int, int] = {}
 
 
 @dataclass(frozen=True)
@@ -85,13 +91,15 @@ class Corpus:
         """Reads all of it once, which also finds mistakes in the last line before training; None for a stream."""
         if self.dataset is not None and self.dataset.streaming:
             return None
-        lines = words = 0
+        sentences: Counter[int] = Counter()
+        lengths: Counter[int] = Counter()
         for _, text in tqdm(self.sentences(shuffle_files=False), desc="counting", unit=" lines", unit_scale=True):
-            lines += 1
-            words += count_words(text)
-        if not lines:
+            words = words_of(text)
+            sentences[len(words)] += 1
+            lengths.update(len(word.encode(errors="ignore")) for word in words)
+        if not sentences:
             raise self.emptiness()
-        return Survey(lines, words)
+        return Survey(sentences.total(), lengths.total(), max(sentences), dict(lengths))
 
     def emptiness(self) -> ValueError:
         return ValueError(f"There is no sentence in {self}: nothing but blank lines. Pass another text.")
@@ -132,4 +140,8 @@ def as_sentences(source: str, texts: Iterable[tuple[int, Any]]) -> Iterator[Sent
 
 
 def count_words(text: Text) -> int:
-    return len(text.split()) if isinstance(text, str) else len(text)
+    return len(words_of(text))
+
+
+def words_of(text: Text) -> list[str]:
+    return text.split() if isinstance(text, str) else text

@@ -1,243 +1,142 @@
-"""The model card of a pretraining run: what the run recorded, and nothing that it did not."""
+"""The card of a checkpoint: the frame, and the words and tables that all kinds of cards are made of.
 
-import math
-import re
-from collections.abc import Iterable
-from pathlib import Path
-from statistics import median
-from typing import Any
-
-from huggingface_hub import HfApi, ModelCard, ModelCardData
-
-from modeling_elmo import ELMoConfig
-
-Entries = list[dict[str, Any]]
-
-MOST_EVALUATIONS = 12  # rows of the card's table
-MOST_NAMES = 10  # of a list of files; corpora come in hundreds of shards
-PERPLEXITIES = {"perplexity": "both directions", "forward": "forward", "backward": "backward"}
-COMPARABLE = ("predictions", "vocabulary_size", "protocol")  # two perplexities that differ here say nothing together
-
-CARD = """\
-# {name}
-
-{model}
-
-## Use
-
-```python
-from transformers import AutoModel, AutoModelForPreTraining, AutoTokenizer
-
-name = {path!r}  # this folder, or the full name on the Hub
-tokenizer = AutoTokenizer.from_pretrained(name, trust_remote_code=True)
-inputs = tokenizer([["A", "sentence", "in", "words"]], is_split_into_words=True, return_tensors="pt")
-
-model = AutoModel.from_pretrained(name, trust_remote_code=True)
-layers = model(**inputs).hidden_states  # token layer and biLSTM layers, each (batch, tokens, {hidden_size})
-
-# ELMoForPreTraining: the same biLM with its softmax, to predict words from those before and after.
-language_model = AutoModelForPreTraining.from_pretrained(name, trust_remote_code=True)
-best = language_model.predict_words(**inputs, top_k=5)
-print([tokenizer.convert_ids_to_tokens(ids) for ids in best.word_ids[0].tolist()])
-```
-
-## Data
-
-{data}
-
-## Training
-
-{training}
-
-## Perplexity
-
-{perplexity}
-
-## Licence
-
-None is recorded. The weights follow the licence of the training text, as chosen by the author.
+A card says what was recorded in `results/` beside it, and nothing else: lm_card.py tells a biLM's, task_card.py that of
+a head. `results/card.json` holds what no run knows: language, licence, where the text is from.
 """
 
+import json
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import Any, NamedTuple
 
-def write_model_card(
-    folder: Path,
-    *,
-    name: str,
-    config: ELMoConfig,
-    num_parameters: int,
-    data: dict[str, Any],
-    settings: dict[str, Any],
-    log: Entries,
-    base_model: str | None,
-    published_step: int,
-) -> Path:
-    """Writes README.md, and curve.png where matplotlib is installed, into `folder`.
+from huggingface_hub import EvalResult, ModelCard, ModelCardData
 
-    Args:
-        name: of the model; the card's title.
-        num_parameters: of the whole language model, its softmax included.
-        data: names of the `train` and `validation` text, and its `sentences` and `words`, `None` if not counted.
-        settings: of the run, by name.
-        log: the run's entries, each with `step` and `epoch`, and figures of training or of an evaluation.
-        base_model: folder or Hub name of the model that was trained further.
-        published_step: whose weights are in the folder.
+MOST_NAMES = 10  # of a list of files; corpora come in hundreds of shards
+TEMPLATE = Path(__file__).resolve().parents[1] / "model_cards" / "template.md"  # in a clone and in a wheel
 
-    Returns:
-        The path of README.md.
-    """
-    evaluations = [entry for entry in log if "perplexity" in entry]
-    steps = [entry for entry in log if "loss" in entry or "sampled_loss" in entry]
-    has_curve = draw_curve(folder / "curve.png", evaluations, steps, config, published_step)
-    card = CARD.format(
+
+@dataclass(kw_only=True)
+class CardArguments:
+    """What a card says that no run can know; names as in `Trainer.create_model_card`."""
+
+    language: list[str] = field(
+        default_factory=list, metadata={"help": "Of the text, as ISO 639 codes: `--language en`. For the card."}
+    )
+    license: str | None = field(
+        default=None, metadata={"help": "Of the weights, as the Hub names it: cc-by-sa-4.0, mit, other. For the card."}
+    )
+    license_reason: str | None = field(default=None, metadata={"help": "A sentence on why. For the card."})
+    dataset_tags: list[str] = field(
+        default_factory=list, metadata={"help": "Hub names of the data that it was trained on. For the card."}
+    )
+    data_statement: str | None = field(
+        default=None, metadata={"help": "Markdown file on the data: sources, their licences, who is in it."}
+    )
+    citation: str | None = field(default=None, metadata={"help": "Markdown file on how to cite the checkpoint."})
+
+    def __post_init__(self):
+        for name in ("data_statement", "citation"):
+            path = getattr(self, name)
+            if path is not None and not Path(path).is_file():
+                raise FileNotFoundError(f"--{name} {path}: there is no such file; pass one with Markdown.")
+
+
+class Part(NamedTuple):
+    """What a kind of checkpoint adds to the frame that all cards share."""
+
+    model: str
+    usage: str
+    sections: list[tuple[str, str]]
+    intended_use: str
+    limits: list[str]
+    pipeline_tag: str
+    tags: list[str]
+    metrics: list[str]
+    results: list[EvalResult]
+    base_model: str | None  # on the Hub, which refuses names that are not its own
+
+
+def write_facts(folder: Path, arguments: CardArguments) -> bool:
+    """Adds to `results/card.json` what is given, if anything is; what was known before stays."""
+    given = {item.name: getattr(arguments, item.name) for item in fields(CardArguments)}
+    given = {name: value for name, value in given.items() if value}
+    for name in ("data_statement", "citation"):
+        if name in given:
+            given[name] = Path(given[name]).read_text(encoding="utf-8").strip()
+    if given:
+        write_results(folder, "card", read_results(folder, "card") | given)
+    return bool(given)
+
+
+def write_results(folder: Path, name: str, found: Any):
+    path = folder / "results" / f"{name}.json"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(found, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+
+
+def read_results(folder: Path, name: str) -> dict[str, Any]:
+    """Empty where nothing was recorded under this name."""
+    path = folder / "results" / f"{name}.json"
+    return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+
+
+def write_card(folder: Path, name: str, part: Part) -> Path:
+    """Writes README.md into the folder of a checkpoint, in place of one that is there, and returns its path."""
+    facts = read_results(folder, "card")
+    data = ModelCardData(
+        language=facts.get("language"),
+        license=facts.get("license"),
+        datasets=facts.get("dataset_tags"),
+        library_name="transformers",
+        pipeline_tag=part.pipeline_tag,
+        tags=part.tags,
+        base_model=part.base_model,
+        metrics=part.metrics or None,
+        model_name=name if part.results else None,
+        eval_results=part.results or None,
+    )
+    card = ModelCard.from_template(
+        data,
+        template_path=str(TEMPLATE),
         name=shown(name),
-        path=name,
-        hidden_size=config.hidden_size,
-        model=describe_model(config, num_parameters, base_model),
-        data=describe_data(data),
-        training=describe_training(settings, steps, config, published_step, has_curve),
-        perplexity=describe_perplexity(evaluations, config, base_model, published_step),
+        model=part.model,
+        usage=part.usage,
+        sections=with_statement(part.sections, facts.get("data_statement")),
+        intended_use=part.intended_use,
+        limits="\n".join(f"- {limit}" for limit in part.limits),
+        licence=licence(facts),
+        citation=facts.get("citation"),
     )
     path = folder / "README.md"
-    ModelCard(f"---\n{front_matter(base_model, evaluations).to_yaml()}\n---\n\n{card}").save(path)
+    card.save(path)
     return path
 
 
-def front_matter(base_model: str | None, evaluations: Entries) -> ModelCardData:
-    is_on_hub = base_model is not None and not Path(base_model).is_absolute() and not Path(base_model).exists()
-    return ModelCardData(
-        library_name="transformers",
-        pipeline_tag="feature-extraction",
-        tags=["elmo", "bilm", "language-model", "lstm"],
-        base_model=base_model if is_on_hub else None,  # the Hub refuses names that are not its own
-        metrics=["perplexity"] if evaluations else None,
-    )
+def with_statement(sections: list[tuple[str, str]], statement: str | None) -> list[tuple[str, str]]:
+    return [(title, f"{text}\n\n{statement}" if title == "Data" and statement else text) for title, text in sections]
 
 
-def describe_model(config: ELMoConfig, num_parameters: int, base_model: str | None) -> str:
-    layers = f"{config.num_hidden_layers} layer{'s' if config.num_hidden_layers > 1 else ''}"
-    projection = f"projected to {config.projection_size:,}" if config.has_projection else "without a projection"
-    characters = ["its characters"] if config.char_vocab_size else []
-    vector = ["a vector of its own"] if config.word_embedding_size else []
-    origin = f" It was trained further from {shown(base_model)}." if base_model else ""
-    return (
-        "A biLM, the bidirectional language model of ELMo ([Peters et al. 2018](https://arxiv.org/abs/1802.05365)): "
-        f"{layers} of {config.lstm_hidden_size:,} LSTM cells in each direction, {projection}; "
-        f"{num_parameters:,} parameters with the softmax; a vocabulary of {config.vocab_size:,} words, special words "
-        f"included. It reads a word as {' and '.join(characters + vector)}.{origin}"
-    )
+def licence(facts: dict[str, Any]) -> str:
+    if "license" not in facts:
+        return "None is recorded. The weights follow the licence of what they were made from, as chosen by the author."
+    return " ".join([f"`{shown(facts['license'])}`.", *filter(None, [facts.get("license_reason")])])
 
 
-def describe_data(data: dict[str, Any]) -> str:
-    counts = [
-        f"{data[unit]:,} {unit}" if data.get(unit) is not None else f"{unit} not counted"
-        for unit in ("sentences", "words")
-    ]
-    held_out = [name for name in data["validation"] if name is not None]
-    return (
-        f"- Training text: {shown(data['train'])}; {', '.join(counts)}.\n- Held-out text: {shown(held_out) or 'none'}."
-    )
+def hub_name(name: str | None) -> str | None:
+    """`name`, unless it is a folder here; the Hub refuses names that are not its own."""
+    is_local = name is None or Path(name).is_absolute() or Path(name).exists()
+    return None if is_local else name
 
 
-def describe_training(
-    settings: dict[str, Any], steps: Entries, config: ELMoConfig, published_step: int, has_curve: bool
-) -> str:
-    parts = [f"The weights are those of step {published_step:,}."]
-    if steps:
-        speed = median(entry["words_per_second"] for entry in steps)
-        parts += [
-            f"Speed: {speed:,.0f} words/s (median over the run, all devices together, sentence markers counted).",
-            last_loss(steps[-1], config),
-        ]
-    if has_curve:
-        parts.append("![Held-out perplexity and training loss over steps](curve.png)")
-    if settings:
-        rows = [[shown(name), shown(value)] for name, value in settings.items()]
-        parts += [
-            "Settings that differ from the defaults, and those of the optimizer:",
-            table(["setting", "value"], rows),
-        ]
-    return "\n\n".join(parts)
-
-
-def last_loss(entry: dict[str, Any], config: ELMoConfig) -> str:
-    name = "sampled_loss" if "sampled_loss" in entry else "loss"
-    sampled = (
-        " It counts the candidates alone: do not compare it with a loss over all words."
-        if name == "sampled_loss"
-        else ""
-    )
-    return (
-        f"Last training loss, at step {entry['step']:,}: {entry[name]:.3f} nats a prediction (forward "
-        f"{entry['forward_loss']:.3f}, backward {entry['backward_loss']:.3f}; {loss_label(name, config)}).{sampled}"
-    )
-
-
-def loss_label(name: str, config: ELMoConfig) -> str:
-    if name == "sampled_loss":
-        return f"sampled softmax loss, {config.num_sampled:,} candidates"
-    return f"{'adaptive' if config.softmax_type == 'adaptive' else 'full'} softmax loss"
-
-
-def describe_perplexity(evaluations: Entries, config: ELMoConfig, base_model: str | None, published_step: int) -> str:
-    if not evaluations:
-        return "It was not measured: the run had no held-out text."
-    found = next((entry for entry in evaluations if entry["step"] == published_step), evaluations[-1])
-    rows = [
-        [
-            f"{entry['step']:,}{' (published)' if entry['step'] == published_step else ''}",
-            f"{entry['epoch']:.2f}",
-            *(number(entry[name]) for name in PERPLEXITIES),
-        ]
-        for entry in thinned(evaluations, found)
-    ]
-    return "\n\n".join(
-        [
-            headline(found, evaluations, base_model),
-            conditions(found, config) + choice(found, evaluations, published_step),
-            table(["step", "epoch", *PERPLEXITIES], rows, "---:"),
-        ]
-    )
-
-
-def headline(found: dict[str, Any], evaluations: Entries, base_model: str | None) -> str:
-    start = evaluations[0]
-    is_comparable = start["step"] == 0 < found["step"] and all(start[name] == found[name] for name in COMPARABLE)
-    before = f"{number(start['perplexity'])} before the training -> " if base_model and is_comparable else ""
-    return (
-        f"Held-out perplexity at step {found['step']:,}: {before}**{number(found['perplexity'])}** "
-        f"(forward {number(found['forward'])}, backward {number(found['backward'])})."
-    )
-
-
-def conditions(found: dict[str, Any], config: ELMoConfig) -> str:
-    softmax = "adaptive softmax over all of them" if config.softmax_type == "adaptive" else "full softmax"
-    return f"""\
-- It is `exp((L_f + L_b) / 2)`, with the mean losses of the forward and the backward direction in nats; those of one \
-direction are `exp(L_f)` and `exp(L_b)`.
-- Vocabulary: {found["vocabulary_size"]:,} words, special words included; {softmax}.
-- Counted: {found["predictions"]:,} predictions in each direction (words, and `</S>` forward, `<S>` backward), \
-{found["unknown_rate"]:.2%} of them `<UNK>`.
-- Protocol: {shown(found["protocol"])}."""
-
-
-def choice(found: dict[str, Any], evaluations: Entries, published_step: int) -> str:
-    """That the figure is a minimum, where it is one: such a figure is a little too good."""
-    others = [entry["perplexity"] for entry in evaluations if entry["step"] not in (0, found["step"])]
-    is_lowest = found["step"] == published_step and others and found["perplexity"] < min(others)
-    return f"\n- It is the lowest of {len(others) + 1} evaluations, chosen on this same text." if is_lowest else ""
-
-
-def thinned(evaluations: Entries, found: dict[str, Any]) -> Entries:
-    """At most `MOST_EVALUATIONS`, evenly over the run; the first, the last and `found` stay."""
-    last, gaps = len(evaluations) - 1, MOST_EVALUATIONS - 2
-    if last < MOST_EVALUATIONS:
-        return evaluations
-    kept = {round(place * last / gaps) for place in range(gaps + 1)}
-    return [entry for index, entry in enumerate(evaluations) if index in kept or entry is found]
-
-
-def number(perplexity: float) -> str:
-    return f"{perplexity:,.2f}" if perplexity < 1e6 else f"{perplexity:.3g}"
+def public(value: Any) -> Any:
+    """A record without the places of files on its author's disk: of absolute paths the last part stays."""
+    if isinstance(value, dict):
+        return {key: public(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [public(item) for item in value]
+    return Path(value).name or value if isinstance(value, str) and Path(value).is_absolute() else value
 
 
 def table(header: list[str], rows: Iterable[list[str]], alignment: str = "---") -> str:
@@ -249,82 +148,5 @@ def shown(value: Any) -> str:
     if isinstance(value, (list, tuple)):
         more = [f"and {len(value) - MOST_NAMES:,} more"] if len(value) > MOST_NAMES else []
         return ", ".join([*map(shown, value[:MOST_NAMES]), *more])
-    text = " ".join(str(value).split())
-    if Path(text).is_absolute():  # where things lie on the author's disk is nobody's business
-        text = Path(text).name or text
+    text = public(" ".join(str(value).split()))
     return re.sub(r"[\\`*\[\]<>|~$&]|_(?![^\W_])|(?<![^\W_])_", r"\\\g<0>", text)  # an underscore in a word is plain
-
-
-def draw_curve(path: Path, evaluations: Entries, steps: Entries, config: ELMoConfig, published_step: int) -> bool:
-    """Draws held-out perplexity and training loss. Returns False without matplotlib, or if there is nothing to draw."""
-    try:
-        from matplotlib.figure import Figure  # saved by Agg; pyplot would choose a backend for the whole process
-    except ImportError:
-        return False
-    losses = {loss_label(name, config): points(steps, name) for name in ("loss", "sampled_loss")}
-    perplexities = {label: points(evaluations, name) for name, label in PERPLEXITIES.items()}
-    panels = {"held-out perplexity": perplexities, "training loss\n(nats a prediction)": losses}
-    panels = {title: lines for title, lines in panels.items() if any(lines.values())}
-    if not panels:
-        return False
-    figure = Figure(figsize=(8, 0.5 + 2.75 * len(panels)), dpi=120, layout="constrained")
-    axes = figure.subplots(len(panels), sharex=True, squeeze=False)[:, 0]
-    for axis, (title, lines) in zip(axes, panels.items(), strict=True):
-        draw_panel(axis, title, lines, published_step)
-    if any(perplexities.values()):
-        scale_logarithmically(axes[0])
-    axes[-1].set_xlabel("optimizer steps")
-    figure.savefig(path)
-    return True
-
-
-def points(entries: Entries, name: str) -> list[tuple[int, float]]:
-    return [(entry["step"], entry[name]) for entry in entries if name in entry and math.isfinite(entry[name])]
-
-
-def draw_panel(axis, title: str, lines: dict[str, list[tuple[int, float]]], published_step: int):
-    for label, line in lines.items():
-        if line:
-            is_one_direction = label in ("forward", "backward")
-            width = 0.8 if is_one_direction else 1.6
-            axis.plot(
-                *zip(*line, strict=True),
-                label=label,
-                linewidth=width,
-                marker="o" if len(line) <= 50 else "",
-                markersize=2 * width,
-            )
-    axis.axvline(published_step, color="0.5", linestyle="--", linewidth=1, label=f"published: step {published_step:,}")
-    axis.set_ylabel(title)
-    axis.grid(alpha=0.3)
-    axis.legend(fontsize=8)
-    axis.locator_params(axis="x", integer=True)
-    axis.xaxis.set_major_formatter("{x:,.0f}")
-
-
-def scale_logarithmically(axis):
-    from matplotlib.ticker import AutoLocator, LogLocator, NullLocator
-
-    axis.set_yscale("log")
-    axis.set_ylabel(f"{axis.get_ylabel()} (log scale)")
-    low, high = map(math.log10, axis.get_ylim())
-    subs = (1,) if high - low > 4 else (1, 2, 5)  # LogLocator skips decades, but only without subdivisions
-    axis.yaxis.set_major_locator(LogLocator(subs=subs) if high - low > 1 else AutoLocator())
-    axis.yaxis.set_minor_locator(NullLocator())
-    axis.yaxis.set_major_formatter("{x:,.6g}")
-
-
-def push(folder: Path, name: str, arguments: Any, message: str):
-    """Uploads what `AutoModel` needs, the card and its pictures, as one commit.
-
-    Args:
-        name: of the repository, where `hub_model_id` gives none.
-        arguments: with `hub_model_id`, `hub_private_repo` and `hub_token`, as in `TrainingArguments`.
-        message: of the commit.
-    """
-    api = HfApi(token=arguments.hub_token)
-    repo = api.create_repo(arguments.hub_model_id or name, private=arguments.hub_private_repo, exist_ok=True)
-    # Records name paths, and predictions hold the data.
-    ignored = ["checkpoint-*", "*/*", "predictions_*.jsonl", "settings.json", "record.json", "training_args.bin"]
-    api.upload_folder(repo_id=repo.repo_id, folder_path=folder, commit_message=message, ignore_patterns=ignored)
-    print(f"Uploaded to {repo}")

@@ -5,7 +5,7 @@
 
 On several devices: `accelerate launch -m modeling_elmo.run_scripts.run_pretraining ...`, on several CPU processes
 `torchrun --nproc_per_node N -m ...`. The output folder holds checkpoints while training, and at the end the model, its
-tokenizer, a model card and `training_log.json`.
+tokenizer, a model card and what it is made of: `results/pretraining.json`.
 """
 
 import json
@@ -30,6 +30,7 @@ if __package__ in (None, ""):  # run by path from a clone that is not installed
 from modeling_elmo import ELMoConfig, ELMoForPreTraining, ELMoTokenizer
 from modeling_elmo.configuration_elmo import PRESETS
 from modeling_elmo.run_scripts.build_vocabulary import as_text, count_words, write_lines
+from modeling_elmo.run_scripts.lm_card import bilm_part
 from modeling_elmo.run_scripts.lm_checkpoint import Checkpoints
 from modeling_elmo.run_scripts.lm_data import (
     Corpus,
@@ -40,8 +41,9 @@ from modeling_elmo.run_scripts.lm_data import (
     Survey,
 )
 from modeling_elmo.run_scripts.lm_training import Pretraining, TrainingArguments
-from modeling_elmo.run_scripts.model_card import push, write_model_card
+from modeling_elmo.run_scripts.model_card import CardArguments, hub_name, public, write_card, write_facts, write_results
 from modeling_elmo.run_scripts.perplexity import held_out_batches
+from modeling_elmo.run_scripts.push_to_hub import push
 from modeling_elmo.tokenization.elmo_characters import PAD_WORD, most_frequent_words, read_vocabulary
 from modeling_elmo.tokenization.elmo_pretokenization import TextSplitter
 
@@ -80,7 +82,7 @@ class ModelArguments:
 
 
 @dataclass(kw_only=True)
-class HubArguments:
+class HubArguments(CardArguments):
     push_to_hub: bool = field(default=False, metadata={"help": "Upload the model and its card at the end."})
     hub_model_id: str | None = field(default=None, metadata={"help": "Repository. Default: the output folder's name."})
     hub_private_repo: bool = field(default=False, metadata={"help": "Whether a new repository is private."})
@@ -374,26 +376,39 @@ def publish(
         step = run.progress.step
     output_dir = Path(run.arguments.output_dir)
     run.checkpoints.publish(run.checkpoints.find(step))
-    write_lines(output_dir / "training_log.json", [json.dumps(run.progress.log, indent=1)])
-    write_model_card(
-        output_dir,
-        name=(hub_args.hub_model_id or output_dir.resolve().name).split("/")[-1],
-        config=run.plain_model.config,
-        num_parameters=run.plain_model.num_parameters(),
-        data={
-            "train": corpus_args.train_file or [corpus_args.dataset],
-            "validation": corpus_args.validation_file or [corpus_args.validation_split],
-            "sentences": None if survey is None else survey.lines,
-            "words": None if survey is None else survey.words,
-        },
-        settings=settings_of(model_args, corpus_args, run.arguments),
-        log=run.progress.log,
-        base_model=run.progress.base_model,
-        published_step=step,
-    )
+    write_results(output_dir, "pretraining", public(record_of(run, step, survey, model_args, corpus_args)))
+    write_facts(output_dir, hub_args)
+    name = (hub_args.hub_model_id or output_dir.resolve().name).split("/")[-1]
+    write_card(output_dir, name, bilm_part(output_dir, name))
     print(f"{output_dir}: the model of step {step}, with its card; load it with AutoModel.from_pretrained")
     if hub_args.push_to_hub:
-        push(output_dir, output_dir.resolve().name, hub_args, "Pretrained biLM")
+        repo_id = hub_args.hub_model_id or output_dir.resolve().name
+        push(output_dir, repo_id, "Pretrained biLM", hub_args.hub_private_repo, hub_args.hub_token)
+
+
+def record_of(
+    run: Pretraining, step: int, survey: Survey | None, model_args: ModelArguments, corpus_args: CorpusArguments
+) -> dict[str, Any]:
+    config = run.plain_model.config
+    data: dict[str, Any] = {
+        "train": corpus_args.train_file or [corpus_args.dataset],
+        "validation": [*filter(None, corpus_args.validation_file or [corpus_args.validation_split])],
+        "context": corpus_args.context,
+    }
+    if survey is not None:
+        data |= {"sentences": survey.lines, "words": survey.words, "longest_sentence": survey.longest}
+    if survey is not None and run.tokenizer.alphabet == "utf8":
+        room = config.max_word_length - 2  # for begin and end
+        data["cut_words"] = sum(number for length, number in survey.lengths.items() if length > room)
+    return {
+        "num_parameters": run.plain_model.num_parameters(),
+        "data": data,
+        "settings": settings_of(model_args, corpus_args, run.arguments),
+        "log": run.progress.log,
+        "base_model": run.progress.base_model,
+        "base_model_on_hub": hub_name(run.progress.base_model),
+        "published_step": step,
+    }
 
 
 if __name__ == "__main__":

@@ -1,13 +1,14 @@
-"""The model card of a fine-tuned head: what its run recorded."""
+"""What the card of a head says that was trained on a frozen or learning biLM: what its run recorded."""
 
+import json
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from huggingface_hub import EvalResult, ModelCard, ModelCardData
+from huggingface_hub import EvalResult
 
 from modeling_elmo import ELMoConfig
-from modeling_elmo.run_scripts.model_card import shown, table
+from modeling_elmo.run_scripts.model_card import Part, shown, table
 from modeling_elmo.run_scripts.task_results import layer_names
 
 PIPELINES = {
@@ -23,80 +24,51 @@ NETWORKS = {
     "linear": "one linear layer",
 }
 
-CARD = """\
-# {name}
-
-{model}
-
-## Use
-
-```python
+USAGE = """\
 from transformers import pipeline
 
-ask = pipeline({pipeline!r}, model={path!r}, trust_remote_code=True)  # this folder, or the full name on the Hub
-print(ask({example}))
-```
+name = {path!r}  # this folder, or the full name on the Hub
+ask = pipeline({pipeline!r}, model=name, trust_remote_code=True)
+print(ask({example}))"""
 
-## Results
-
-{results}
-
-Protocol: {protocol}
-
-## Data
-
-{data}
-
-## Training
-
-{training}
-
-## Licence
-
-None is recorded. The weights follow the licences of the biLM and of the data, as chosen by the author.
-"""
+INTENDED_USE = """\
+The task and the kind of text that it was trained on, with a person who looks at what it says. For other text, label
+some of it and measure first."""
 
 
-def write_task_card(folder: Path, name: str, config: ELMoConfig, record: dict[str, Any]) -> Path:
-    """Writes README.md into the folder of a fine-tuned model.
-
-    Args:
-        name: of the model; the card's title.
-        record: what the run recorded, with its `settings`.
-
-    Returns:
-        The path of README.md.
-    """
-    kind, settings = config.architectures[0], record["settings"]
-    card = CARD.format(
-        name=shown(name),
-        path=name,
-        pipeline=PIPELINES[kind],
-        example=example(PIPELINES[kind], record["columns"]),
+def task_part(folder: Path, name: str) -> Part:
+    """The card of the head in `folder`, from its configuration and `record.json`."""
+    config = ELMoConfig.from_pretrained(folder)
+    record = json.loads((folder / "record.json").read_text(encoding="utf-8"))
+    settings, pipeline = record["settings"], PIPELINES[config.architectures[0]]
+    used = [[shown(key), shown(settings[key])] for key in settings if settings[key]]
+    return Part(
         model=describe_model(config, settings["model_name_or_path"]),
-        results=describe_results(record),
-        protocol=protocol(record),
-        data=describe_data(record),
-        training=table(["setting", "value"], [[shown(key), shown(settings[key])] for key in settings if settings[key]]),
+        usage=USAGE.format(path=name, pipeline=pipeline, example=example(pipeline, record["columns"])),
+        sections=[
+            ("Results", f"{describe_results(record)}\n\nProtocol: {protocol(record)}"),
+            ("Data", describe_data(record)),
+            ("Training", table(["setting", "value"], used)),
+        ],
+        intended_use=INTENDED_USE,
+        limits=[
+            "Its figures are of the data above. Text of another kind, time or language is read worse.",
+            "What the data and the biLM's training text say of people, it repeats.",
+        ],
+        pipeline_tag=pipeline,
+        tags=["elmo"],
+        metrics=[record["metric"]],
+        results=evaluation_results(pipeline, record),
+        base_model=record.get("base_model"),
     )
-    path = folder / "README.md"
-    ModelCard(f"---\n{front_matter(name, PIPELINES[kind], record).to_yaml()}\n---\n\n{card}").save(path)
-    return path
 
 
-def example(pipeline: str, columns: list[str]) -> str:
-    if pipeline == "question-answering":
-        return 'question="Where was it staged?", context="The play was staged in Paris."'
-    is_pair = "text_pair" in columns
-    return '{"text": "A man sleeps.", "text_pair": "Someone rests."}' if is_pair else '"It was staged in Paris."'
-
-
-def front_matter(name: str, pipeline: str, record: dict[str, Any]) -> ModelCardData:
-    dataset = record["data"].get("dataset")
-    results = [
+def evaluation_results(pipeline: str, record: dict[str, Any]) -> list[EvalResult]:
+    dataset = record.get("dataset")  # on the Hub
+    return [
         EvalResult(
             task_type=pipeline,
-            dataset_type="local" if not dataset or Path(dataset).exists() else dataset,
+            dataset_type=dataset or "local",
             dataset_name=shown(dataset or "local files"),
             dataset_split=split,
             metric_type=record["metric"],
@@ -104,14 +76,13 @@ def front_matter(name: str, pipeline: str, record: dict[str, Any]) -> ModelCardD
         )
         for split, scores in record["metrics"].items()
     ]
-    return ModelCardData(
-        library_name="transformers",
-        pipeline_tag=pipeline,
-        tags=["elmo"],
-        metrics=[record["metric"]],
-        model_name=name,
-        eval_results=results,
-    )
+
+
+def example(pipeline: str, columns: list[str]) -> str:
+    if pipeline == "question-answering":
+        return 'question="Where was it staged?", context="The play was staged in Paris."'
+    is_pair = "text_pair" in columns
+    return '{"text": "A man sleeps.", "text_pair": "Someone rests."}' if is_pair else '"It was staged in Paris."'
 
 
 def describe_model(config: ELMoConfig, base_model: str) -> str:

@@ -27,9 +27,10 @@ if __package__ in (None, ""):  # run by path from a clone that is not installed
     sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from modeling_elmo import ELMoConfig, ELMoModel, ELMoTokenizer
-from modeling_elmo.run_scripts.model_card import push
+from modeling_elmo.run_scripts.model_card import CardArguments, hub_name, public, write_card, write_facts
+from modeling_elmo.run_scripts.push_to_hub import push
 from modeling_elmo.run_scripts.task_average import MovingAverage
-from modeling_elmo.run_scripts.task_card import write_task_card
+from modeling_elmo.run_scripts.task_card import task_part
 from modeling_elmo.run_scripts.task_data import training_share
 from modeling_elmo.run_scripts.task_features import FeatureCollator, FeatureStore, feature_store
 from modeling_elmo.run_scripts.task_model import (
@@ -65,7 +66,7 @@ logger = logging.get_logger(__name__)
 
 
 @dataclass(kw_only=True)
-class ExperimentArguments:
+class ExperimentArguments(CardArguments):
     seeds: int = field(
         default=1, metadata={"help": "Trains with --seed and so many next ones; reports mean, deviation."}
     )
@@ -169,8 +170,9 @@ def fine_tune(
     if training.process_index == 0:
         report(records, Path(training.output_dir), arguments)
         if training.push_to_hub:
-            name = experiment.folder.resolve().name
-            push(experiment.best_folder(records), name, training, f"Fine-tuned: {task.name}")
+            name = training.hub_model_id or experiment.folder.resolve().name
+            best = experiment.best_folder(records)
+            push(best, name, f"Fine-tuned: {task.name}", bool(training.hub_private_repo), training.hub_token)
     return records
 
 
@@ -342,11 +344,13 @@ class Experiment:
             "metric": self.task.metric,
             "metrics": {},
             "layer_weights": {place: mix.layer_weights().tolist() for place, mix in model.mixes().items()},
-            "data": self.task.source,
+            "data": public(self.task.source),
             "columns": self.task.data["train"].column_names,
             "train_samples": len(share),
             "epochs": trainer.state.epoch,
-            "settings": self._settings(arm, seed),
+            "settings": public(self._settings(arm, seed)),
+            "base_model": hub_name(self.head.model_name_or_path),
+            "dataset": hub_name(self.task.source.get("dataset")),
         }
         for split in [name for name in splits if name != "train"]:
             output = trainer.predict(splits[split], metric_key_prefix=split)
@@ -356,8 +360,9 @@ class Experiment:
         trainer.save_model(str(folder))
         record["seconds"] = time.monotonic() - start
         if trainer.is_world_process_zero():
-            write_task_card(folder, self._name(), model.config, record)
             write_json(folder / "record.json", record)
+            write_facts(folder, self.arguments)
+            write_card(folder, self._name(), task_part(folder, self._name()))
             for checkpoint in folder.glob("checkpoint-*"):  # the best of them is the model now
                 shutil.rmtree(checkpoint)
         return record

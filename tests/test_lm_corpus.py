@@ -1,5 +1,6 @@
 import gzip
 import json
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -35,7 +36,9 @@ def test_files_of_every_kind(tmp_path):
     names = ["a.txt", "b.txt.gz", "c.txt.zst", "d.jsonl", "below/e.jsonl.zst"]
     whole = Corpus.from_files([str(tmp_path / name) for name in names], "t")
     assert [text if isinstance(text, str) else " ".join(text) for text in texts(whole)] == ENGLISH
-    assert whole.survey() == Survey(250, sum(len(line.split()) for line in ENGLISH))
+    words = [line.split() for line in ENGLISH]
+    lengths = Counter(len(word.encode()) for sentence in words for word in sentence)
+    assert whole.survey() == Survey(250, sum(map(len, words)), max(map(len, words)), lengths)
     assert next(whole.sentences(shuffle_files=False))[0] == (str(tmp_path / "a.txt"), 2)
 
     folder = Corpus.from_files([str(tmp_path), str(tmp_path / "a.txt")], "t")

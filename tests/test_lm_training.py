@@ -24,9 +24,10 @@ from transformers import AutoModelForPreTraining, DataCollatorForLanguageModelin
 from transformers import TrainingArguments as StockArguments
 
 from modeling_elmo import ELMoConfig, ELMoForPreTraining, ELMoTokenizer
-from modeling_elmo.run_scripts import lm_training, model_card
+from modeling_elmo.run_scripts import lm_card, lm_training
 from modeling_elmo.run_scripts.lm_checkpoint import Checkpoints
 from modeling_elmo.run_scripts.lm_training import Pretraining
+from modeling_elmo.run_scripts.model_card import read_results
 
 ROOT = Path(__file__).parents[1]
 WORKER = Path(__file__).with_name("pretraining_worker.py")
@@ -35,7 +36,7 @@ WORKER = Path(__file__).with_name("pretraining_worker.py")
 @pytest.fixture(autouse=True)
 def no_curve(monkeypatch):
     """Drawing one takes as long as a whole run here."""
-    monkeypatch.setattr(model_card, "draw_curve", lambda *_: False)
+    monkeypatch.setattr(lm_card, "draw_curve", lambda *_: False)
 
 
 def last_of(folder: Path) -> Path:
@@ -350,7 +351,7 @@ def test_a_full_disk(tmp_path, monkeypatch):
         pretrain(tmp_path, **options)
     assert [path.name for path in (tmp_path / "run").glob("*checkpoint*")] == ["checkpoint-4"]
     monkeypatch.undo()
-    monkeypatch.setattr(model_card, "draw_curve", lambda *_: False)
+    monkeypatch.setattr(lm_card, "draw_curve", lambda *_: False)
     pretrain(tmp_path, resume_from_checkpoint="last", **options)
     pretrain(tmp_path, output_dir=tmp_path / "whole", **options)
     assert_same(contents(last_of(tmp_path / "run")), contents(last_of(tmp_path / "whole")))
@@ -441,7 +442,7 @@ def test_the_learning_rate_is_used_up_when_the_text_is(schedule, raw, tmp_path):
 
 def test_entries_of_the_log(tmp_path):
     run = pretrain(tmp_path, max_steps=8, softmax_type="sampled", logging_steps=3, eval_steps=6)
-    log = json.loads((tmp_path / "run" / "training_log.json").read_text(encoding="utf-8"))
+    log = read_results(tmp_path / "run", "pretraining")["log"]
     assert_same(log, run.progress.log)
     assert [entry["step"] for entry in log if "perplexity" in entry] == [0, 6, 8]
     training = [entry for entry in log if "perplexity" not in entry]

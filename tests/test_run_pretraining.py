@@ -15,8 +15,9 @@ from transformers import AutoModel, AutoModelForPreTraining, AutoTokenizer
 
 from modeling_elmo import ELMoConfig, ELMoForPreTraining, ELMoTokenizer
 from modeling_elmo.conversion_elmo import convert_original_checkpoint, export_original_checkpoint
-from modeling_elmo.run_scripts import lm_training, model_card, perplexity, run_pretraining
+from modeling_elmo.run_scripts import lm_card, lm_training, perplexity, push_to_hub, run_pretraining
 from modeling_elmo.run_scripts.lm_checkpoint import Checkpoints
+from modeling_elmo.run_scripts.model_card import read_results
 from modeling_elmo.tokenization.elmo_characters import read_vocabulary
 
 SHORT = {"max_steps": 2, "eval_steps": 100, "save_steps": 100}
@@ -25,7 +26,7 @@ SHORT = {"max_steps": 2, "eval_steps": 100, "save_steps": 100}
 @pytest.fixture(autouse=True)
 def no_curve(monkeypatch):
     """Drawing one takes as long as a whole run here."""
-    monkeypatch.setattr(model_card, "draw_curve", lambda *_: False)
+    monkeypatch.setattr(lm_card, "draw_curve", lambda *_: False)
 
 
 @pytest.fixture(scope="module")
@@ -33,7 +34,7 @@ def base(tmp_path_factory) -> Path:
     """A small run, published; its folder is not to be changed."""
     folder = tmp_path_factory.mktemp("base")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(model_card, "draw_curve", lambda *_: False)
+        patch.setattr(lm_card, "draw_curve", lambda *_: False)
         pretrain(folder, max_steps=15, optim="adagrad", save_total_limit=2)
     return folder
 
@@ -345,7 +346,7 @@ def test_a_tokenizer_instead_of_a_vocabulary(base, tmp_path):
 
 def test_the_published_folder(base):
     folder = base / "run"
-    log = json.loads((folder / "training_log.json").read_text(encoding="utf-8"))
+    log = read_results(folder, "pretraining")["log"]
     evaluations = {entry["step"]: entry["perplexity"] for entry in log if "perplexity" in entry}
     assert list(evaluations) == [0, 7, 14, 15]
     best = min(list(evaluations)[1:], key=evaluations.__getitem__)
@@ -436,7 +437,7 @@ def test_push_to_hub(name, tmp_path, monkeypatch):
     from huggingface_hub.utils import filter_repo_objects  # what HfApi chooses files with
 
     monkeypatch.setattr(RecordingHub, "calls", [])
-    monkeypatch.setattr(model_card, "HfApi", RecordingHub)
+    monkeypatch.setattr(push_to_hub, "HfApi", RecordingHub)
     pretrain(
         tmp_path,
         **SHORT | {"save_steps": 1},
@@ -453,18 +454,18 @@ def test_push_to_hub(name, tmp_path, monkeypatch):
     assert upload["repo_id"] == f"someone/{'elmo-tiny' if name else 'run'}"
     folder = Path(upload["folder_path"])
     paths = [path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()]
-    patterns = {key: upload.get(key) for key in ("allow_patterns", "ignore_patterns")}
-    files = set(filter_repo_objects(paths, **patterns))
+    files = set(filter_repo_objects(paths, allow_patterns=upload["allow_patterns"]))
     assert not [file for file in files if "checkpoint" in file or "training_state" in file or file.startswith(".")]
     assert not [file for file in files if "tfevents" in file]
     assert files >= {"config.json", "model.safetensors", "modeling_elmo.py", "tokenization_elmo.py", "tokenizer.json"}
-    assert files >= {"README.md", "training_log.json", "tokenizer_config.json", "configuration_elmo.py"}
-    assert "a-token" not in "".join((tmp_path / "run" / file).read_text("utf-8", "ignore") for file in files)
+    assert files >= {"README.md", "results/pretraining.json", "tokenizer_config.json", "configuration_elmo.py"}
+    sent = "".join((tmp_path / "run" / file).read_text("utf-8", "ignore") for file in files)
+    assert "a-token" not in sent and str(tmp_path) not in sent
 
 
 def test_nothing_is_pushed_unasked(tmp_path, monkeypatch):
     monkeypatch.setattr(RecordingHub, "calls", [])
-    monkeypatch.setattr(model_card, "HfApi", RecordingHub)
+    monkeypatch.setattr(push_to_hub, "HfApi", RecordingHub)
     pretrain(tmp_path, **SHORT)
     assert not RecordingHub.calls
 

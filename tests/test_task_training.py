@@ -24,7 +24,7 @@ from task_worker import (
 from transformers import TrainerCallback
 
 from modeling_elmo import ELMoForTokenClassification, ELMoTokenizer
-from modeling_elmo.run_scripts import model_card, task_features, task_training
+from modeling_elmo.run_scripts import push_to_hub, task_features, task_training
 from modeling_elmo.run_scripts.task_training import (
     ABLATIONS,
     ExperimentArguments,
@@ -608,8 +608,8 @@ def test_members_with_other_labels_are_refused(experiment, tmp_path):
 @pytest.fixture
 def hub(monkeypatch) -> MagicMock:
     """In place of `HfApi`: the class; its `return_value` is what is called."""
-    monkeypatch.setattr(model_card, "HfApi", MagicMock())
-    return model_card.HfApi
+    monkeypatch.setattr(push_to_hub, "HfApi", MagicMock())
+    return push_to_hub.HfApi
 
 
 @pytest.mark.parametrize("name", [None, "someone/tagger"])
@@ -623,12 +623,13 @@ def test_push_to_hub(name, experiment, place, hub):
     hub.return_value.create_repo.assert_called_once_with(name or "experiment", private=True, exist_ok=True)
     assert upload["repo_id"] == hub.return_value.create_repo.return_value.repo_id
     paths = [path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()]
-    files = set(filter_repo_objects(paths, ignore_patterns=upload["ignore_patterns"]))
+    files = set(filter_repo_objects(paths, allow_patterns=upload["allow_patterns"]))
     assert files >= {"config.json", "model.safetensors", "modeling_elmo.py", "tokenizer.json", "tokenization_elmo.py"}
-    assert "README.md" in files and not [file for file in files if "/" in file]
-    assert not files & {"record.json", "settings.json", "training_args.bin"}
+    assert files >= {"README.md", "record.json"} and not [file for file in files if "/" in file]
+    assert not files & {"settings.json", "training_args.bin"}
     assert not [file for file in files if file.endswith(".jsonl")]  # the data
-    assert "a-token" not in "".join((folder / file).read_text("utf-8", "ignore") for file in files)
+    sent = "".join((folder / file).read_text("utf-8", "ignore") for file in files)
+    assert "a-token" not in sent and str(place) not in sent and str(experiment) not in sent
 
 
 def test_an_ensemble_is_not_pushed(experiment, place, tmp_path, hub):

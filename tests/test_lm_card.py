@@ -6,7 +6,8 @@ import pytest
 from huggingface_hub import ModelCard
 
 from modeling_elmo import ELMoConfig, ELMoForPreTraining, ELMoTokenizer
-from modeling_elmo.run_scripts.model_card import write_model_card
+from modeling_elmo.run_scripts.lm_card import bilm_part
+from modeling_elmo.run_scripts.model_card import hub_name, public, write_card, write_results
 
 try:
     from matplotlib import figure
@@ -68,17 +69,20 @@ LOG = [
 ]
 
 
-def write(folder, log=LOG, config=None, **changes) -> str:
-    arguments = {
-        "name": "elmo-xy",
+def write(folder, log=LOG, config=None, name="elmo-xy", **changes) -> str:
+    record = {
         "num_parameters": 1234567,
         "data": {"train": ["train.txt"], "validation": ["dev.txt"], "sentences": 4321, "words": 87654},
         "settings": {"learning_rate": 0.2},
+        "log": log,
         "base_model": None,
+        "base_model_on_hub": hub_name(changes.get("base_model")),
         "published_step": 100,
         **changes,
     }
-    path = write_model_card(folder, config=config or ELMoConfig.from_preset("tiny"), log=log, **arguments)
+    (config or ELMoConfig.from_preset("tiny", architectures=["ELMoForPreTraining"])).save_pretrained(folder)
+    write_results(folder, "pretraining", public(record))
+    path = write_card(folder, name, bilm_part(folder, name))
     assert path == folder / "README.md"
     return path.read_text(encoding="utf-8")
 
