@@ -112,11 +112,12 @@ def describe_limits(config: ELMoConfig, data: dict[str, Any]) -> list[str]:
         limits.append(f"Of a word it reads the first {room} characters (bytes, in UTF-8); longer words are cut{seen}.")
     longest = f"; the longest of its training had {data['longest_sentence']:,}" if "longest_sentence" in data else ""
     limits.append(f"A sentence may have any number of words{longest}. Those before and after it are not seen.")
-    limits.append(
-        "What it predicts is one of its vocabulary's words or `<UNK>`; it reads words outside of it like any other."
-        if config.char_vocab_size
-        else "Words outside its vocabulary are all read as `<UNK>`."
-    )
+    if not config.char_vocab_size:
+        limits.append("Words outside its vocabulary are all read as `<UNK>`.")
+    if not config.has_softmax:
+        limits.append("It gives vectors, and predicts no words: it came without its softmax.")
+    elif config.char_vocab_size:
+        limits.append("It reads any word, and predicts those of its vocabulary or `<UNK>`.")
     return limits
 
 

@@ -62,8 +62,8 @@ class PushArguments(CardArguments):
     push: bool = field(default=False, metadata={"help": "Send it. Otherwise: show what would be sent."})
     private: bool = field(default=False, metadata={"help": "Whether a new repository is private."})
     token: str | None = field(default=None, metadata={"help": "Default: that of `hf auth login`, or $HF_TOKEN."})
-    dtype: Literal["float32", "float16", "bfloat16"] | None = field(
-        default=None, metadata={"help": "Precision of the weights. Default: as they are."}
+    dtype: Literal["float32", "float16", "bfloat16"] = field(
+        default="float32", metadata={"help": "Precision that weights are stored in; loaded, they are float32."}
     )
     output_dir: str | None = field(default=None, metadata={"help": "New folder to keep what was assembled in."})
 
@@ -103,7 +103,10 @@ def assemble(arguments: PushArguments, folder: Path) -> Path:
     source = Path(arguments.model)
     config = ELMoConfig.from_pretrained(source)
     model_class = getattr(modeling_elmo, (config.architectures or ["ELMoModel"])[0])
-    model_class.from_pretrained(source, dtype=arguments.dtype or "auto").save_pretrained(folder)
+    model = model_class.from_pretrained(source, dtype=torch.float32)
+    stored = getattr(torch, arguments.dtype)
+    # The configuration keeps float32, which is what it will be loaded as: half precision is for disks, not for CPUs.
+    model.save_pretrained(folder, state_dict={name: value.to(stored) for name, value in model.state_dict().items()})
     ELMoTokenizer.from_pretrained(source).save_pretrained(folder)
     for path in published_files(source):
         if Path(path).suffix not in (".safetensors", ".py") and not (folder / path).exists():
