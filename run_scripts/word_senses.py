@@ -1,0 +1,281 @@
+"""What a biLM knows of word senses, layer by layer: the paper's Table 5, on text annotated like SemCor.
+
+    python -m modeling_elmo.run_scripts.word_senses --model elmo --train_file train.data.xml --test_file test.data.xml \\
+        --sense_inventory inventory.tsv --lemma play --output results/word_senses.json
+
+Files are those of Raganato et al. (2017): `X.data.xml` with its `X.gold.key.txt`, either also with `.gz`. Two figures:
+
+- Disambiguation: an instance gets the sense whose average vector in the training text is nearest (by cosine); lemmas
+  that do not occur there get the first sense of the inventory (section 5.3 of the paper).
+- Same sense: how often the nearest use of a lemma in another sentence has its sense, over all lemmas of the training
+  text with two senses or more. Nothing is trained for it.
+"""
+
+import gzip
+import json
+import sys
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
+from xml.etree import ElementTree
+
+import numpy as np
+from transformers import AutoModel, AutoTokenizer, HfArgumentParser
+
+if __package__ in (None, ""):  # run by path from a clone that is not installed
+    sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from tqdm.auto import tqdm
+
+from modeling_elmo.run_scripts.embed import embed_sentences
+from modeling_elmo.run_scripts.nearest_neighbors import draw_map, normalized
+from modeling_elmo.run_scripts.task_results import aligned
+
+MOST_SENSES = 6  # of a map, in colour
+MOST_INSTANCES = 2000  # of a lemma that are compared with one another
+
+
+@dataclass(kw_only=True)
+class SenseArguments:
+    model: str = field(metadata={"help": "Folder or Hub name."})
+    train_file: str = field(metadata={"help": "Annotated text (X.data.xml) that senses are learned from."})
+    test_file: str | None = field(default=None, metadata={"help": "Annotated text to disambiguate."})
+    sense_inventory: str | None = field(
+        default=None, metadata={"help": "Senses of each lemma, first sense first: `lemma<TAB>pos<TAB>key key ...`."}
+    )
+    lemma: str | None = field(default=None, metadata={"help": "Lemma whose uses are drawn as a map, by sense."})
+    output: str | None = field(
+        default=None, metadata={"help": "JSON file for the figures; the map is a .png beside it."}
+    )
+    trust_remote_code: bool = field(default=False, metadata={"help": "Run code that comes with the model."})
+
+    def __post_init__(self):
+        if self.lemma and not self.output:
+            raise ValueError(f"--lemma {self.lemma} is for the map, which lies beside --output; pass both.")
+
+
+class Instance(NamedTuple):
+    """An annotated word or phrase: words `start` to `end` of a sentence."""
+
+    lemma: tuple[str, str]  # with its part of speech
+    senses: frozenset[str]
+    sentence: int
+    start: int
+    end: int
+
+
+class Annotated(NamedTuple):
+    sentences: list[list[str]]
+    instances: list[Instance]
+
+
+def main(arguments: list[str] | None = None) -> dict[str, Any]:
+    (parsed,) = HfArgumentParser(SenseArguments).parse_args_into_dataclasses(arguments)
+    inventory = read_inventory(Path(parsed.sense_inventory)) if parsed.sense_inventory else {}
+    train = read_annotated(Path(parsed.train_file))
+    test = read_annotated(Path(parsed.test_file)) if parsed.test_file else None
+    trust = {"trust_remote_code": parsed.trust_remote_code}
+    model = AutoModel.from_pretrained(parsed.model, **trust).eval()
+    tokenizer = AutoTokenizer.from_pretrained(parsed.model, **trust)
+    vectors = vectors_of(train, model, tokenizer)
+    names = ["token layer", *(f"biLSTM {number + 1}" for number in range(model.config.num_hidden_layers)), "average"]
+    found: dict[str, Any] = {
+        "train": {"file": Path(parsed.train_file).name, "instances": len(train.instances)},
+        "same_sense": same_sense(train.instances, vectors, inventory, names),
+    }
+    if test is not None:
+        senses = sense_averages(train.instances, vectors)
+        found["test"] = {"file": Path(str(parsed.test_file)).name, "instances": len(test.instances)}
+        found["disambiguation"] = disambiguation(
+            train.instances, test.instances, senses, vectors_of(test, model, tokenizer), inventory, names
+        )
+    print(sense_table(found))
+    if parsed.output:
+        output = Path(parsed.output)
+        output.parent.mkdir(parents=True, exist_ok=True)
+        if parsed.lemma:
+            found["map"] = {"lemma": parsed.lemma, "layer": names[-2]}
+            draw_senses(train.instances, vectors[:, -2], parsed.lemma, output.with_suffix(".png"))
+        output.write_text(json.dumps(found, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+    return found
+
+
+def read_annotated(path: Path) -> Annotated:
+    """The sentences of `X.data.xml`, with the senses that `X.gold.key.txt` has; phrases such as `took_place` are split.
+
+    Raises:
+        FileNotFoundError: one of the two is missing.
+        ValueError: an instance has no sense, or the file is not of this format.
+    """
+    keys_path = path.with_name(path.name.replace(".data.xml", ".gold.key.txt"))
+    if ".data.xml" not in path.name or not path.is_file() or not keys_path.is_file():
+        raise FileNotFoundError(f"{path}: pass a file X.data.xml (or X.data.xml.gz) with X.gold.key.txt beside it.")
+    senses = {name: keys for name, *keys in map(str.split, lines_of(keys_path))}
+    found = Annotated([], [])
+    with opened(path) as file:
+        for sentence in ElementTree.parse(file).getroot().iter("sentence"):
+            words: list[str] = []
+            for element in sentence:
+                start, text = len(words), (element.text or "").strip()
+                words += text.split("_") if text.strip("_") else [text]
+                if element.tag == "instance":
+                    name = element.attrib["id"]
+                    if name not in senses:
+                        raise ValueError(f"{path}: instance {name} has no sense in {keys_path.name}.")
+                    lemma = element.attrib["lemma"].lower(), element.attrib["pos"]
+                    keys = frozenset(senses[name])
+                    found.instances.append(Instance(lemma, keys, len(found.sentences), start, len(words)))
+            found.sentences.append(words)
+    if not found.instances:
+        raise ValueError(f"{path} has no <instance> in a <sentence>; pass text annotated as by Raganato et al. (2017).")
+    return found
+
+
+def opened(path: Path):
+    return gzip.open(path, "rb") if path.suffix == ".gz" else path.open("rb")
+
+
+def lines_of(path: Path) -> Iterator[str]:
+    with opened(path) as file:
+        yield from (line for line in map(bytes.decode, file) if line.strip())
+
+
+def read_inventory(path: Path) -> dict[tuple[str, str], list[str]]:
+    found = {}
+    for number, line in enumerate(lines_of(path), start=1):
+        fields = line.rstrip("\n").split("\t")
+        if len(fields) != 3:
+            raise ValueError(f"{path}:{number}: {line.strip()!r:.80}; a line is lemma<TAB>pos<TAB>key key ...")
+        found[fields[0].lower(), fields[1]] = fields[2].split()
+    return found
+
+
+def vectors_of(text: Annotated, model, tokenizer) -> np.ndarray:
+    """The mean over the words of each instance, of length 1, in each layer and in their average.
+
+    Shape: `(instances, layers + 1, hidden_size)`, float16.
+    """
+    embedded = embed_sentences(tqdm(text.sentences, unit=" sentences"), model, tokenizer, layers="all")
+    shape = (len(text.instances), model.config.num_hidden_layers + 2, model.config.hidden_size)
+    found, number = np.empty(shape, dtype=np.float16), 0
+    for sentence, (_, layers) in enumerate(embedded):
+        layers = np.concatenate([layers, layers.mean(0, keepdims=True)])
+        while number < len(text.instances) and text.instances[number].sentence == sentence:
+            instance = text.instances[number]
+            found[number] = normalized(layers[:, instance.start : instance.end].mean(1))
+            number += 1
+    return found
+
+
+def by_lemma(instances: Sequence[Instance]) -> dict[tuple[str, str], list[int]]:
+    found = defaultdict(list)
+    for number, instance in enumerate(instances):
+        found[instance.lemma].append(number)
+    return found
+
+
+def same_sense(
+    instances: Sequence[Instance], vectors: np.ndarray, inventory: dict[tuple[str, str], list[str]], names: list[str]
+) -> dict[str, Any]:
+    """How often the nearest use in another sentence has one of the senses of a use, by layer.
+
+    Where several are equally near, as uses of one form are in the token layer, the share of them that do. `chance` is
+    that of any other use, `first sense` how often the use itself has the first sense of its lemma.
+    """
+    hits, chance, first, total, lemmas = np.zeros(len(names)), 0.0, 0, 0, 0
+    for lemma, members in by_lemma(instances).items():
+        members = members[:MOST_INSTANCES]
+        found = [instances[number] for number in members]
+        if len({sense for each in found for sense in each.senses}) < 2 or len({each.sentence for each in found}) < 2:
+            continue
+        agree = np.array([[not a.senses.isdisjoint(b.senses) for b in found] for a in found])
+        others = np.array([[a.sentence != b.sentence for b in found] for a in found])
+        for layer in range(len(names)):
+            each = vectors[members, layer].astype(np.float32)
+            cosines = np.where(others, each @ each.T, -2)
+            nearest = others & (cosines >= cosines.max(1, keepdims=True) - 1e-3)  # float16 has no more digits
+            hits[layer] += ((nearest & agree).sum(1) / nearest.sum(1)).sum()
+        chance += ((others & agree).sum(1) / others.sum(1)).sum()
+        first += sum((inventory.get(lemma) or most_frequent(found))[0] in each.senses for each in found)
+        total, lemmas = total + len(found), lemmas + 1
+    if not total:
+        raise ValueError("No lemma of the training text has two senses in two sentences: pass more of it.")
+    shares = {name: float(value / total) for name, value in zip(names, hits, strict=True)}
+    return {"lemmas": lemmas, "instances": total, "chance": chance / total, "first sense": first / total, **shares}
+
+
+def most_frequent(instances: Sequence[Instance]) -> list[str]:
+    """Senses by falling frequency, of equally frequent ones the first that occurs first."""
+    return [sense for sense, _ in Counter(sense for each in instances for sense in sorted(each.senses)).most_common()]
+
+
+def sense_averages(instances: Sequence[Instance], vectors: np.ndarray) -> dict[tuple[str, str], dict[str, np.ndarray]]:
+    """The average of the vectors of each sense, of length 1. Shape of each: `(layers + 1, hidden_size)`."""
+    sums: dict[tuple[str, str], dict[str, np.ndarray]] = defaultdict(dict)
+    for instance, each in zip(instances, vectors, strict=True):
+        for sense in instance.senses:
+            known = sums[instance.lemma].get(sense)
+            sums[instance.lemma][sense] = each.astype(np.float32) if known is None else known + each
+    return {lemma: {sense: normalized(total) for sense, total in senses.items()} for lemma, senses in sums.items()}
+
+
+def disambiguation(
+    train: Sequence[Instance],
+    test: Sequence[Instance],
+    senses: dict[tuple[str, str], dict[str, np.ndarray]],
+    vectors: np.ndarray,
+    inventory: dict[tuple[str, str], list[str]],
+    names: list[str],
+) -> dict[str, Any]:
+    """Accuracy on the test text, by layer and of two baselines; an instance with several senses may get any of them."""
+    frequent = {
+        lemma: most_frequent([train[number] for number in members])[0] for lemma, members in by_lemma(train).items()
+    }
+    right, unseen = Counter(), 0
+    for instance, each in zip(test, vectors, strict=True):
+        first = next(iter(inventory.get(instance.lemma, ())), None)
+        right["first sense"] += first in instance.senses
+        right["most frequent sense"] += frequent.get(instance.lemma, first) in instance.senses
+        known = senses.get(instance.lemma)
+        if known is None:
+            unseen += 1
+            right.update(dict.fromkeys(names, int(first in instance.senses)))
+            continue
+        cosines = np.einsum("sld,ld->sl", np.stack(list(known.values())), each.astype(np.float32))
+        for name, best in zip(names, cosines.argmax(0), strict=True):
+            right[name] += list(known)[best] in instance.senses
+    shares = {name: right[name] / len(test) for name in ("first sense", "most frequent sense", *names)}
+    return {"instances": len(test), "unseen_lemmas": unseen / len(test), **shares}
+
+
+def sense_table(found: dict[str, Any]) -> str:
+    """Both figures side by side, in percent."""
+    columns = {"same sense@1": found["same_sense"], "disambiguation": found.get("disambiguation")}
+    columns = {name: figures for name, figures in columns.items() if figures}
+    rows = dict.fromkeys(row for figures in columns.values() for row in figures)
+    shown = [row for row in rows if row not in ("lemmas", "instances", "unseen_lemmas")]
+    cells = [[row, *(f"{100 * each[row]:.1f}" if row in each else "" for each in columns.values())] for row in shown]
+    return aligned([["", *columns], *cells])
+
+
+def draw_senses(instances: Sequence[Instance], vectors: np.ndarray, lemma: str, path: Path) -> bool:
+    """A map of the uses of a lemma, whatever its part of speech, its most frequent senses in colour."""
+    members = [number for number, instance in enumerate(instances) if instance.lemma[0] == lemma.lower()]
+    if len(members) < 3:
+        raise ValueError(
+            f"--lemma {lemma}: {len(members)} use(s) in the training text; pass one that is frequent there."
+        )
+    found = [instances[number] for number in members]
+    groups = {
+        f"{sense} ({sum(sense in each.senses for each in found)})": [
+            place for place, each in enumerate(found) if sense in each.senses
+        ]
+        for sense in most_frequent(found)[:MOST_SENSES]
+    }
+    return draw_map(vectors[members].astype(np.float32), groups, path)
+
+
+if __name__ == "__main__":
+    main()

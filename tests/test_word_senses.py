@@ -1,0 +1,177 @@
+import gzip
+import json
+import random
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from modeling_elmo import ELMoConfig, ELMoModel, ELMoTokenizer
+from modeling_elmo.run_scripts import word_senses
+from modeling_elmo.run_scripts.word_senses import Instance, main, read_annotated, read_inventory
+
+SEMCOR = Path(__file__).parent / "fixtures" / "semcor"
+TRAIN, TEST, INVENTORY = SEMCOR / "train.data.xml", SEMCOR / "test.data.xml", SEMCOR / "inventory.tsv"
+NAMES = ["token layer", "biLSTM 1"]
+
+
+def instance(lemma: str, senses: str, sentence: int) -> Instance:
+    return Instance((lemma, "NOUN"), frozenset(senses), sentence, 0, 1)
+
+
+def random_instances(number: int, seed: int) -> list[Instance]:
+    draw = random.Random(seed)
+    return [
+        instance(draw.choice("xyz"), draw.sample("abc", draw.choice([1, 1, 2])), draw.randrange(number // 2))
+        for _ in range(number)
+    ]
+
+
+def random_vectors(number: int, seed: int) -> np.ndarray:
+    found = np.random.default_rng(seed).normal(size=(number, len(NAMES), 5))
+    return (found / np.linalg.norm(found, axis=-1, keepdims=True)).astype(np.float16)
+
+
+def test_same_sense_is_that_of_plain_loops():
+    instances, vectors = random_instances(60, 0), random_vectors(60, 0)
+    instances.append(instance("alone", "a", 3))  # one use, and no second sense: not counted
+    vectors = np.concatenate([vectors, vectors[:1]])
+    inventory = {("x", "NOUN"): ["c", "a", "b"]}
+    found = word_senses.same_sense(instances, vectors, inventory, NAMES)
+    assert found["instances"] == 60 and found["lemmas"] == 3
+    hits, chance = [], []
+    for one, a in enumerate(instances[:60]):
+        others = [two for two, b in enumerate(instances) if b.lemma == a.lemma and b.sentence != a.sentence]
+        nearest = max(others, key=lambda two: float(vectors[one, 1].astype(float) @ vectors[two, 1].astype(float)))
+        hits.append(bool(a.senses & instances[nearest].senses))
+        chance.append(np.mean([bool(a.senses & instances[two].senses) for two in others]))
+    assert found["biLSTM 1"] == pytest.approx(np.mean(hits), abs=0.02)  # but for what float16 cannot tell apart
+    assert found["chance"] == pytest.approx(np.mean(chance))
+    first = sum("c" in each.senses for each in instances if each.lemma[0] == "x")
+    for lemma in "yz":
+        senses = [sense for each in instances if each.lemma[0] == lemma for sense in each.senses]
+        first += max(map(senses.count, "abc"))
+    assert found["first sense"] == pytest.approx(first / 60)
+
+
+def test_equally_near_uses_count_by_their_share():
+    """As those of one form in the token layer."""
+    instances = [instance("x", sense, number) for number, sense in enumerate("aab")]
+    same = np.tile(random_vectors(1, 0), (3, 1, 1))
+    found = word_senses.same_sense(instances, same, {}, NAMES)
+    assert found["token layer"] == found["chance"] == pytest.approx((0.5 + 0.5 + 0) / 3)
+
+
+def test_nothing_to_compare():
+    with pytest.raises(ValueError, match="No lemma of the training text has two senses in two sentences: pass more"):
+        word_senses.same_sense([instance("x", "a", 0), instance("x", "b", 0)], random_vectors(2, 0), {}, NAMES)
+
+
+def test_disambiguation_is_that_of_plain_loops():
+    train, test = random_instances(60, 1), [*random_instances(40, 2), instance("new", "ab", 9), instance("no", "a", 9)]
+    vectors, looked_at = random_vectors(60, 1), random_vectors(42, 2)
+    inventory = {("new", "NOUN"): ["b", "a"], ("x", "NOUN"): ["c"]}
+    averages = word_senses.sense_averages(train, vectors)
+    found = word_senses.disambiguation(train, test, averages, looked_at, inventory, NAMES)
+    assert found["unseen_lemmas"] == 2 / 42
+    right = 1  # of `new`, by its first sense
+    for a, vector in zip(test[:40], looked_at, strict=False):
+        scores = {}
+        for sense in "abc":
+            members = [
+                vectors[number, 1].astype(float)
+                for number, b in enumerate(train)
+                if b.lemma == a.lemma and sense in b.senses
+            ]
+            if members:
+                mean = np.mean(members, axis=0)
+                scores[sense] = mean @ vector[1].astype(float) / np.linalg.norm(mean)
+        right += max(scores, key=scores.__getitem__) in a.senses
+    assert found["biLSTM 1"] == pytest.approx(right / 42)
+    assert found["first sense"] == (1 + sum("c" in each.senses for each in test[:40] if each.lemma[0] == "x")) / 42
+
+
+def test_reading():
+    text = read_annotated(TRAIN)
+    assert len(text.sentences) == 70
+    assert text.sentences[0][:1] and all(all(word and "_" not in word for word in words) for words in text.sentences)
+    phrases = [each for each in text.instances if each.end - each.start > 1]
+    assert phrases and all("_" in each.lemma[0] or each.senses for each in phrases)
+    for each in text.instances:
+        assert each.end <= len(text.sentences[each.sentence]) and each.senses
+        assert any(sense.split("%")[0] == each.lemma[0] for sense in each.senses)  # a key begins with its lemma
+    inventory = read_inventory(INVENTORY)
+    assert inventory["make", "VERB"][0].startswith("make%2:") and len(inventory["make", "VERB"]) > 20
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory) -> Path:
+    torch.manual_seed(0)
+    tokenizer, folder = ELMoTokenizer(vocab=["<PAD>", "<S>", "</S>", "<UNK>"]), tmp_path_factory.mktemp("model")
+    ELMoModel(ELMoConfig.from_preset("tiny", vocab_size=4)).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+def test_from_files_to_a_table_and_a_map(folder, tmp_path, capsys):
+    for name in ("train.data.xml", "train.gold.key.txt"):
+        with gzip.open(tmp_path / f"{name}.gz", "wb") as file:
+            file.write((SEMCOR / name).read_bytes())
+    output = tmp_path / "results" / "word_senses.json"
+    options = ["--model", str(folder), "--train_file", str(tmp_path / "train.data.xml.gz"), "--test_file", str(TEST)]
+    found = main([*options, "--sense_inventory", str(INVENTORY), "--lemma", "make", "--output", str(output)])
+    assert json.loads(output.read_text(encoding="utf-8")) == found
+    assert output.with_suffix(".png").read_bytes().startswith(b"\x89PNG")
+    layers = ["token layer", "biLSTM 1", "biLSTM 2", "average"]
+    printed = capsys.readouterr().out
+    for name in ("first sense", *layers):
+        assert 0 < found["same_sense"][name] < 1 and 0 < found["disambiguation"][name] < 1
+        row = next(line for line in printed.splitlines() if line.startswith(f"| {name}"))
+        assert f"{100 * found['same_sense'][name]:.1f}" in row
+        assert f"{100 * found['disambiguation'][name]:.1f}" in row
+    # the vector of a phrase is the mean of its words' vectors
+    text = read_annotated(TRAIN)
+    model, tokenizer = ELMoModel.from_pretrained(folder).eval(), ELMoTokenizer.from_pretrained(folder)
+    vectors = word_senses.vectors_of(text, model, tokenizer)
+    number = next(number for number, each in enumerate(text.instances) if each.end - each.start > 1)
+    each = text.instances[number]
+    with torch.no_grad():
+        inputs = tokenizer(text.sentences[each.sentence], is_split_into_words=True, return_tensors="pt")
+        top = model(**inputs).last_hidden_state[0, 1 + each.start : 1 + each.end].mean(0)
+    np.testing.assert_allclose(vectors[number, 2], torch.nn.functional.normalize(top, dim=0).numpy(), atol=2e-3)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (
+            {"train_file": "nowhere.data.xml"},
+            r"nowhere\.data\.xml: pass a file X\.data\.xml .* with X\.gold\.key\.txt beside",
+        ),
+        ({"train_file": str(INVENTORY)}, r"inventory\.tsv: pass a file X\.data\.xml"),
+        (
+            {"sense_inventory": str(SEMCOR / "test.gold.key.txt")},
+            "test.gold.key.txt:1: .*a line is lemma<TAB>pos<TAB>key",
+        ),
+        ({"lemma": "make"}, "--lemma make is for the map, which lies beside --output; pass both"),
+        ({"lemma": "unicorn", "output": "x.json"}, r"--lemma unicorn: 0 use\(s\) in the training text"),
+    ],
+)
+def test_mistakes(folder, tmp_path, monkeypatch, options, message):
+    monkeypatch.chdir(tmp_path)
+    options = {"model": str(folder), "train_file": str(TRAIN), **options}
+    with pytest.raises((ValueError, OSError), match=message):
+        main([item for name, value in options.items() for item in (f"--{name}", value)])
+
+
+def test_broken_annotations(tmp_path):
+    shutil.copy(TRAIN, tmp_path / "a.data.xml")
+    keys = (SEMCOR / "train.gold.key.txt").read_text(encoding="utf-8").splitlines(keepends=True)
+    (tmp_path / "a.gold.key.txt").write_text("".join(keys[1:]), encoding="utf-8")
+    with pytest.raises(ValueError, match=rf"instance {keys[0].split()[0]} has no sense in a\.gold\.key\.txt"):
+        read_annotated(tmp_path / "a.data.xml")
+    (tmp_path / "a.data.xml").write_text("<corpus><text><sentence><wf>x</wf></sentence></text></corpus>")
+    with pytest.raises(ValueError, match=r"a\.data\.xml has no <instance> in a <sentence>; pass text annotated"):
+        read_annotated(tmp_path / "a.data.xml")
