@@ -364,6 +364,8 @@ class ELMoModel(ELMoPreTrainedModel):
         add_mixing_layer: whether to return `elmo_embeddings`; heads bring mixes of their own.
     """
 
+    _keys_to_ignore_on_load_missing = [r"scalar_mix\."]  # a language model has none; a new one is the average
+
     def __init__(self, config: ELMoConfig, add_mixing_layer: bool = True):
         super().__init__(config)
         words, width = config.vocab_size, config.word_embedding_size

@@ -231,7 +231,7 @@ def _pool(vectors: np.ndarray, pooling: Pooling) -> np.ndarray:
 
 
 def load_model(arguments: EmbedArguments):
-    """The model on its device, with `scalar_mix` None if the checkpoint has none, and its tokenizer."""
+    """The model on its device, and its tokenizer."""
     if Path(arguments.model).is_dir() and not Path(arguments.model, "config.json").is_file():
         raise FileNotFoundError(
             f"--model {arguments.model} has no config.json; an original checkpoint must be converted first."
@@ -241,13 +241,16 @@ def load_model(arguments: EmbedArguments):
     model, loading = AutoModel.from_pretrained(arguments.model, dtype=dtype, output_loading_info=True, **trust)
     if model.config.model_type != "elmo":
         raise ValueError(f"--model {arguments.model} is a {model.config.model_type!r} model; pass an ELMo model.")
-    missing = sorted(loading["missing_keys"])
-    if any(name.startswith("scalar_mix.") for name in missing):
-        model.scalar_mix = None
-    if absent := [name for name in missing if not name.startswith("scalar_mix.")]:
+    if absent := sorted(name for name in loading["missing_keys"] if not name.startswith("scalar_mix.")):
         raise ValueError(f"--model {arguments.model} lacks weights: {', '.join(absent)}. Convert or train it first.")
+    if arguments.layers == "mixed" and not is_trained(model.scalar_mix):
+        logger.warning(f"The mix of {arguments.model} was never trained: it is the average of the layers.")
     device = arguments.device or ("cuda" if torch.cuda.is_available() else "cpu")
     return model.eval().to(device), AutoTokenizer.from_pretrained(arguments.model, **trust)
+
+
+def is_trained(mix) -> bool:
+    return mix.mode != "learned" or bool(mix.weights.any() or (mix.gamma != 1).any())
 
 
 def checksum(model) -> int:

@@ -4,6 +4,7 @@ results/pretraining.json  the run's settings, text and log, of a biLM that was t
 results/conversion.json   origin and parity of one that was converted
 """
 
+import json
 import math
 from pathlib import Path
 from statistics import median
@@ -13,6 +14,9 @@ from huggingface_hub import EvalResult
 
 from modeling_elmo import ELMoConfig
 from modeling_elmo.run_scripts.model_card import Part, read_results, shown, table
+from modeling_elmo.run_scripts.task_results import summarize
+from modeling_elmo.run_scripts.task_results import table as summary_table
+from modeling_elmo.run_scripts.word_senses import sense_table
 
 Entries = list[dict[str, Any]]
 
@@ -54,6 +58,7 @@ def bilm_part(folder: Path, name: str) -> Part:
     sections = pretraining_sections(folder, config, trained, evaluations) if trained else []
     if converted:
         sections.append(("Origin", describe_origin(converted)))
+    sections += task_sections(folder) + vector_sections(folder)
     usage = USAGE.format(path=name, hidden_size=config.hidden_size)
     return Part(
         model=describe_model(config, trained.get("num_parameters"), trained.get("base_model")),
@@ -119,6 +124,71 @@ def describe_limits(config: ELMoConfig, data: dict[str, Any]) -> list[str]:
     elif config.char_vocab_size:
         limits.append("It reads any word, and predicts those of its vocabulary or `<UNK>`.")
     return limits
+
+
+def task_sections(folder: Path) -> list[tuple[str, str]]:
+    """The experiments whose records lie in `results/`: with and without ELMo, and the layer weights they learned."""
+    parts = []
+    for path, found in results_of(folder):
+        if isinstance(found, dict) and found.get("records"):
+            summaries, metric = summarize(found["records"]), found["records"][0]["metric"]
+            baseline = "baseline" if "baseline" in {summary.arm for summary in summaries} else None
+            parts += [f"### {shown(path.stem.replace('_', ' '))}", summary_table(summaries, metric, baseline)]
+            parts += pictures_of(folder, path, "Learned layer weights", "_layer_weights")
+    text = "The frozen biLM below a network of the paper; mean ± sample deviation over seeds, in percent."
+    return [("As features of tasks", "\n\n".join([text, *parts]))] if parts else []
+
+
+def vector_sections(folder: Path) -> list[tuple[str, str]]:
+    """What `nearest_neighbors.py` and `word_senses.py` found."""
+    parts = []
+    for path, found in results_of(folder):
+        if isinstance(found, dict) and "queries" in found:
+            parts += [describe_neighbors(found), *pictures_of(folder, path, f"Uses of {found['word']}")]
+        if isinstance(found, dict) and "same_sense" in found:
+            parts += [describe_senses(found), *pictures_of(folder, path, "Uses of a lemma by sense")]
+    return [("What its vectors know", "\n\n".join(parts))] if parts else []
+
+
+def results_of(folder: Path) -> list[tuple[Path, Any]]:
+    paths = sorted((folder / "results").glob("*.json"))
+    return [(path, json.loads(path.read_text(encoding="utf-8"))) for path in paths]
+
+
+def pictures_of(folder: Path, path: Path, title: str, suffix: str = "") -> list[str]:
+    picture = path.with_name(f"{path.stem}{suffix}.png")
+    return [f"![{shown(title)}]({picture.relative_to(folder).as_posix()})"] if picture.exists() else []
+
+
+def describe_neighbors(found: dict[str, Any]) -> str:
+    rows = [
+        row
+        for query in found["queries"]
+        for row in (
+            [f"**{shown(query['use'])}**", ""],
+            *([shown(use), f"{cosine:.2f}"] for cosine, use in query["neighbors"]),
+        )
+    ]
+    return (
+        f"Uses of `{found['word']}` (bold), drawn with seed {found['seed']} of {found['uses']:,} in "
+        f"{shown(found['text'])}, and the nearest in other sentences (layer: {found['layer']}).\n\n"
+        + table(["use", "cosine"], rows)
+    )
+
+
+def describe_senses(found: dict[str, Any]) -> str:
+    same, told = found["same_sense"], found.get("disambiguation")
+    parts = [
+        f"Word senses of {shown(found['train']['file'])}, in percent. Same sense@1: how often the nearest use of a "
+        f"lemma in another sentence has its sense ({same['lemmas']:,} lemmas with two senses or more, "
+        f"{same['instances']:,} uses)."
+    ]
+    if told:
+        parts.append(
+            f"Disambiguation: the nearest average of a sense, on {shown(found['test']['file'])} "
+            f"({told['instances']:,} uses; the first sense for the {told['unseen_lemmas']:.0%} of unseen lemmas)."
+        )
+    return f"{' '.join(parts)}\n\n{sense_table(found)}"
 
 
 def describe_origin(converted: dict[str, Any]) -> str:

@@ -159,7 +159,7 @@ def draw_map(vectors: np.ndarray, groups: dict[str, Sequence[int]], path: Path) 
     """All vectors in the plane in which they differ most (principal components), those of groups in colour.
 
     Args:
-        groups: numbers of vectors by label, at most seven.
+        groups: numbers of vectors by label. Labels that the font lacks letters for become numbers.
     """
     figure = new_figure(path, 8, 5 + 0.2 * len(groups))
     if figure is None:
@@ -170,12 +170,22 @@ def draw_map(vectors: np.ndarray, groups: dict[str, Sequence[int]], path: Path) 
     axis = figure.subplots()
     axis.scatter(*points.T, s=10, color="0.8", label="_")
     for number, (label, members) in enumerate(groups.items()):
-        axis.scatter(*points[list(members)].T, s=36, color=COLORS[number], marker=MARKERS[number], label=label)
+        look = {"color": COLORS[number % len(COLORS)], "marker": MARKERS[number % len(MARKERS)]}
+        label = label if can_draw(label) else f"query {number + 1}"
+        axis.scatter(*points[list(members)].T, s=36, label=label, **look)
     axis.set_xlabel(f"first principal component ({shares[0]:.0%} of the variance)")
     axis.set_ylabel(f"second ({shares[1]:.0%})")
     figure.legend(loc="outside lower center", fontsize=8)
     figure.savefig(path)
     return True
+
+
+def can_draw(text: str) -> bool:
+    """Whether matplotlib's font has these letters; it has no Hangul, for one."""
+    from matplotlib.font_manager import FontProperties, findfont, get_font
+
+    font = get_font(findfont(FontProperties()))
+    return all(font.get_char_index(ord(letter)) for letter in text)
 
 
 if __name__ == "__main__":

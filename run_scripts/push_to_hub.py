@@ -60,6 +60,7 @@ class PushArguments(CardArguments):
     model: str = field(metadata={"help": "Folder of the checkpoint, as a training or a conversion left it."})
     repo_id: str = field(metadata={"help": "Repository on the Hub: user/name."})
     push: bool = field(default=False, metadata={"help": "Send it. Otherwise: show what would be sent."})
+    new_card: bool = field(default=False, metadata={"help": "Write the card anew, as also for options of the card."})
     private: bool = field(default=False, metadata={"help": "Whether a new repository is private."})
     token: str | None = field(default=None, metadata={"help": "Default: that of `hf auth login`, or $HF_TOKEN."})
     dtype: Literal["float32", "float16", "bfloat16"] = field(
@@ -112,7 +113,7 @@ def assemble(arguments: PushArguments, folder: Path) -> Path:
         if Path(path).suffix not in (".safetensors", ".py") and not (folder / path).exists():
             (folder / path).parent.mkdir(exist_ok=True)
             shutil.copyfile(source / path, folder / path)
-    if write_facts(folder, arguments) or not (folder / "README.md").exists():
+    if write_facts(folder, arguments) or arguments.new_card or not (folder / "README.md").exists():
         part = task_part if (folder / "record.json").exists() else bilm_part
         write_card(folder, folder.name, part(folder, folder.name))
     return folder

@@ -71,8 +71,12 @@ class ExperimentArguments(CardArguments):
         default=1, metadata={"help": "Trains with --seed and so many next ones; reports mean, deviation."}
     )
     compare_baseline: bool = field(default=False, metadata={"help": "Also the same network without ELMo (Table 1)."})
-    ablation: Literal["layers", "placement", "data"] | None = field(
-        default=None, metadata={"help": "Compare layer weights (Table 2), places (Table 3), training sizes (Figure 1)."}
+    ablation: Literal["layers", "each_layer", "placement", "data"] | None = field(
+        default=None,
+        metadata={
+            "help": "Compare layer weights (Table 2), each layer alone (Tables 5 and 6; with --head linear a probe), "
+            "places (Table 3), training sizes (Figure 1)."
+        },
     )
     cache_features: bool = field(
         default=False, metadata={"help": "Compute the frozen biLM's layers once and keep them on disk."}
@@ -149,10 +153,15 @@ ABLATIONS = {
 }
 
 
-def arms_of(arguments: ExperimentArguments, use_elmo: bool = True) -> list[Arm]:
+def arms_of(arguments: ExperimentArguments, use_elmo: bool = True, num_layers: int = 2) -> list[Arm]:
     if not use_elmo:
         return [BASELINE]
-    arms = ABLATIONS[arguments.ablation] if arguments.ablation else [Arm("elmo", {})]
+    alone = [
+        Arm(f"biLSTM {layer}" if layer else "token layer", {"scalar_mix_mode": layer})
+        for layer in range(num_layers + 1)
+    ]
+    sets = {**ABLATIONS, "each_layer": alone, None: [Arm("elmo", {})]}
+    arms = sets[arguments.ablation]
     if not arguments.compare_baseline:
         return arms
     if arguments.ablation == "data":
@@ -255,7 +264,8 @@ class Experiment:
         return self._folder_of(arms[best["arm"]], best["seed"])
 
     def _arms(self) -> list[Arm]:
-        return arms_of(self.arguments, self.head.use_elmo)
+        config = ELMoConfig.from_pretrained(self.head.model_name_or_path)
+        return arms_of(self.arguments, self.head.use_elmo, config.num_hidden_layers)
 
     def _seeds(self) -> range:
         return range(self.training.seed, self.training.seed + self.arguments.seeds)

@@ -1,7 +1,7 @@
 """What a biLM knows of word senses, layer by layer: the paper's Table 5, on text annotated like SemCor.
 
-    python -m modeling_elmo.run_scripts.word_senses --model elmo --train_file train.data.xml --test_file test.data.xml \\
-        --sense_inventory inventory.tsv --lemma play --output results/word_senses.json
+    python -m modeling_elmo.run_scripts.word_senses --model elmo --train_file train.data.xml \\
+        --test_file test.data.xml --sense_inventory inventory.tsv --lemma play --output results/word_senses.json
 
 Files are those of Raganato et al. (2017): `X.data.xml` with its `X.gold.key.txt`, either also with `.gz`. Two figures:
 

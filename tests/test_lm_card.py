@@ -7,7 +7,14 @@ from huggingface_hub import ModelCard
 
 from modeling_elmo import ELMoConfig, ELMoForPreTraining, ELMoTokenizer
 from modeling_elmo.run_scripts.lm_card import bilm_part
-from modeling_elmo.run_scripts.model_card import hub_name, public, write_card, write_results
+from modeling_elmo.run_scripts.model_card import (
+    CardArguments,
+    hub_name,
+    public,
+    write_card,
+    write_facts,
+    write_results,
+)
 
 try:
     from matplotlib import figure
@@ -290,3 +297,71 @@ def test_code_of_the_card_runs(tmp_path, monkeypatch, capsys):
     assert "(batch, tokens, 32)" in code
     for found in eval(capsys.readouterr().out.strip().splitlines()[-1]):
         assert len(found) == 5 and set(found) <= set(tokenizer.get_vocab())
+
+
+# What was measured with it
+
+
+NEIGHBORS = {
+    "word": "play",
+    "layer": "top",
+    "text": ["a.txt"],
+    "uses": 1234,
+    "seed": 7,
+    "queries": [{"use": "We [play] |", "neighbors": [[0.875, "They [play] *"]]}],
+}
+SENSES = {
+    "train": {"file": "a.data.xml", "instances": 9},
+    "same_sense": {"lemmas": 3, "instances": 8, "chance": 0.25, "first sense": 0.5, "token layer": 0.375},
+    "test": {"file": "b.data.xml", "instances": 7},
+    "disambiguation": {"instances": 7, "unseen_lemmas": 0.125, "first sense": 0.75, "token layer": 0.625},
+}
+
+
+def record(arm: str, seed: int, f1: float) -> dict:
+    return {"task": "ner", "arm": arm, "seed": seed, "metric": "f1", "metrics": {"test": {"f1": f1}}}
+
+
+def test_results_of_other_scripts_are_in_the_card(tmp_path):
+    write_results(tmp_path, "nearest_neighbors_play", NEIGHBORS)
+    write_results(tmp_path, "word_senses", SENSES)
+    records = [record("baseline", 1, 0.5), record("baseline", 2, 0.7), record("elmo", 1, 0.8), record("elmo", 2, 0.8)]
+    write_results(tmp_path, "wnut17_entities", {"records": records})
+    (tmp_path / "results" / "word_senses.png").write_bytes(b"")
+    text = write(tmp_path)
+    tasks, vectors = text.split("## As features of tasks")[1].split("## What its vectors know")
+    assert "### wnut17 entities" in tasks
+    rows = {row[0]: row for row in tables(tasks)[0][1:]}
+    assert rows["baseline"][2] == "60.00 ± 14.14" and rows["elmo"][2:] == ["80.00 ± 0.00", "+20.00 / 50.0%"]
+    cells = [[rendered(cell) for cell in row] for row in tables(vectors)[0][1:]]
+    assert cells == [["**We [play] |**", ""], ["They [play] *", "0.88"]]
+    assert "Uses of `play` (bold), drawn with seed 7 of 1,234 in a.txt" in vectors
+    assert ["token layer", "37.5", "62.5"] in tables(vectors)[1] and ["chance", "25.0", ""] in tables(vectors)[1]
+    assert "(3 lemmas with two senses or more, 8 uses)" in vectors and "for the 12% of unseen lemmas" in vectors
+    assert "](results/word_senses.png)" in vectors and "](results/nearest" not in vectors
+    assert "As features" not in write(tmp_path / "other") and "vectors know" not in write(tmp_path / "other")
+
+
+def test_limits_and_licence(tmp_path):
+    data = {"train": ["a.txt"], "validation": [], "sentences": 9, "words": 98765, "longest_sentence": 1234}
+    text = write(tmp_path, data=data | {"cut_words": 56})
+    assert "first 48 characters (bytes, in UTF-8); longer words are cut: 56 of the training text's 98,765" in text
+    assert "the longest of its training had 1,234" in text and "predicts those of its vocabulary or `<UNK>`" in text
+    assert "None is recorded." in text
+    assert "longer words are cut." in write(tmp_path, data=data)
+    word_level = {"char_vocab_size": 0, "word_embedding_size": 8, "has_softmax": False}
+    text = write(tmp_path, config=ELMoConfig.from_preset("tiny", **word_level), data=data)
+    assert "characters (bytes" not in text and "Words outside its vocabulary are all read as `<UNK>`." in text
+    assert "it came without its softmax" in text
+    write_facts(tmp_path, CardArguments(license="mit", license_reason="So is the text.", language=["en"]))
+    text = write(tmp_path, data=data)
+    assert "`mit`. So is the text." in text
+    card = ModelCard.load(tmp_path / "README.md").data
+    assert (card.license, card.language) == ("mit", ["en"])
+    (result,) = card.eval_results
+    assert (result.metric_type, result.metric_value) == ("perplexity", 250.38)
+
+
+def test_records_do_not_tell_where_files_lie():
+    record = {"a": "/home/someone/x.txt", "b": ["/home/someone/y", "z/w", 3], "c": {"d": "/"}}
+    assert public(record) == {"a": "x.txt", "b": ["y", "z/w", 3], "c": {"d": "/"}}

@@ -187,6 +187,9 @@ SAVED = {
         ("learned-lambda-0-001", {"scalar_mix_mode": "learned", "scalar_mix_l2": 0.001}),
     ],
     "placement": [(where, {"elmo_placement": where, "use_elmo": True}) for where in ("input", "output", "both")],
+    "each_layer": [
+        (name, {"scalar_mix_mode": layer}) for layer, name in enumerate(("token-layer", "biLSTM-1", "biLSTM-2"))
+    ],
     "data": [
         *((f"elmo-{share}", {"use_elmo": True}) for share in ("0-01", "0-1", "1-0")),
         *((f"baseline-{share}", {"use_elmo": False}) for share in ("0-01", "0-1", "1-0")),
@@ -194,7 +197,7 @@ SAVED = {
 }
 
 
-@pytest.mark.parametrize("ablation", list(ABLATIONS))
+@pytest.mark.parametrize("ablation", [*ABLATIONS, "each_layer"])
 def test_ablations(ablation, place, tmp_path):
     records = train(place, tmp_path, **SHORT, ablation=ablation, compare_baseline=ablation == "data")
     assert len(records) == len(SAVED[ablation]) and len(list(tmp_path.rglob("record.json"))) == len(records)

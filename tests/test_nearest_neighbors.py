@@ -1,0 +1,141 @@
+import json
+import random
+import re
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from sklearn.neighbors import NearestNeighbors
+
+from modeling_elmo import ELMoConfig, ELMoModel, ELMoTokenizer
+from modeling_elmo.run_scripts import nearest_neighbors
+from modeling_elmo.run_scripts.nearest_neighbors import Use, find_uses, main, neighbors, normalized
+
+TEXT = Path(__file__).parent / "fixtures" / "demo" / "play.txt"
+LINES = [line.split() for line in TEXT.read_text(encoding="utf-8").splitlines()]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory) -> Path:
+    torch.manual_seed(0)
+    tokenizer, folder = ELMoTokenizer(vocab=["<PAD>", "<S>", "</S>", "<UNK>"]), tmp_path_factory.mktemp("model")
+    ELMoModel(ELMoConfig.from_preset("tiny", vocab_size=4)).save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+def look(folder: Path, *texts: Path | str, **options) -> dict:
+    options = {"word": "play", "model": folder, **options}
+    flags = [str(item) for name, value in options.items() for item in (f"--{name}", value)]
+    return main([*map(str, texts or [TEXT]), *flags])
+
+
+def plain_vectors(folder: Path, uses: list[Use], layer: int) -> np.ndarray:
+    model, tokenizer = ELMoModel.from_pretrained(folder).eval(), ELMoTokenizer.from_pretrained(folder)
+    found = []
+    for use in uses:
+        with torch.no_grad():
+            output = model(**tokenizer(list(use.words), is_split_into_words=True, return_tensors="pt"))
+        found.append(output.hidden_states[layer][0, use.place + 1].numpy())
+    return np.stack(found)
+
+
+@pytest.mark.parametrize(("layer", "number"), [("top", 2), ("1", 1)])
+def test_neighbors_are_those_of_scikit_learn(folder, layer, number):
+    found = look(folder, layer=layer, queries=5, top_k=3)
+    uses = list(find_uses(LINES, "play"))
+    assert found["uses"] == len(uses) >= 150 and len(found["queries"]) == 5
+    vectors = plain_vectors(folder, uses, number)
+    index = NearestNeighbors(metric="cosine", algorithm="brute").fit(vectors)
+    for query in found["queries"]:
+        place = [str(use) for use in uses].index(query["use"])
+        distances, numbers = (each[0] for each in index.kneighbors(vectors[[place]], n_neighbors=10))
+        others = [pair for pair in zip(distances, numbers, strict=True) if uses[pair[1]].words is not uses[place].words]
+        for (cosine, use), (distance, near) in zip(query["neighbors"], others, strict=False):
+            assert cosine == pytest.approx(1 - distance, abs=2e-3)
+            assert use == str(uses[near]) or abs(distance - others[0][0]) < 1e-3
+
+
+def test_uses_are_drawn_by_the_seed(folder):
+    seen = [[query["use"] for query in look(folder, seed=seed)["queries"]] for seed in (0, 0, 1)]
+    assert seen[0] == seen[1] != seen[2]
+    few = look(folder, max_uses=12)
+    assert few["uses"] == 12 and few["queries"] != look(folder)["queries"]
+
+
+def test_uses_are_whole_words_in_sentences_that_differ():
+    sentences = [["a", "play"], ["plays", "and", "play"], ["a", "play"], ["replay"], ["Play", "play", "play"]]
+    assert [(use.words, use.place) for use in find_uses(sentences, "play")] == [
+        (sentences[0], 1),
+        (sentences[1], 2),
+        (sentences[4], 1),
+        (sentences[4], 2),
+    ]
+    assert [use.place for use in find_uses(sentences, "(?i)plays?")] == [1, 0, 2, 0, 1, 2]
+    long = [*"abcdefghijkl", "play", *"mnopqrstuvw"]
+    assert str(Use(long, 12)) == "e f g h i j k l [play] m n o p q r s t"
+
+
+def test_the_same_sentence_is_no_neighbor():
+    sentence, other = ["play", "play"], ["play"]
+    uses, vectors = (
+        [Use(sentence, 0), Use(sentence, 1), Use(other, 0)],
+        normalized(np.array([[1.0, 0], [1, 0], [0, 1]])),
+    )
+    assert neighbors(vectors, uses, 0, top_k=5) == [(2, 0.0)]
+
+
+def test_table_and_map(folder, tmp_path, capsys):
+    output = tmp_path / "results" / "play.json"
+    found = look(folder, output=output)
+    assert json.loads(output.read_text(encoding="utf-8")) == found
+    assert output.with_suffix(".png").read_bytes().startswith(b"\x89PNG")
+    printed = capsys.readouterr().out
+    for query in found["queries"]:
+        lines = [query["use"], *(f"  {cosine:.3f}  {use}" for cosine, use in query["neighbors"])]
+        assert "\n".join(lines) in printed
+
+
+def test_map_shows_groups_in_their_plane(tmp_path, monkeypatch):
+    from matplotlib.figure import Figure
+
+    figures, save = [], Figure.savefig
+    monkeypatch.setattr(Figure, "savefig", lambda self, *args: (figures.append(self), save(self, *args)))
+    draw = random.Random(0)
+    flat = np.array([[draw.gauss(0, 3), draw.gauss(0, 2)] for _ in range(30)])
+    vectors = np.pad(flat - flat.mean(0), ((0, 0), (0, 4)))  # a plane in six dimensions
+    nearest_neighbors.draw_map(vectors, {"one": [0, 1], "눈": [2]}, tmp_path / "map.png")
+    (axis,) = figures[0].axes
+    drawn = {each.get_label(): np.asarray(each.get_offsets()) for each in axis.collections}
+    assert list(drawn)[1:] == ["one", "query 2"]  # no Hangul in the font
+    distances = [np.linalg.norm(points[:, None] - points[None], axis=-1) for points in (drawn["_"], flat)]
+    np.testing.assert_allclose(*distances, atol=1e-6)
+    np.testing.assert_allclose(drawn["one"], drawn["_"][:2], atol=1e-6)
+    shares = [int(re.search(r"(\d+)%", label)[1]) for label in (axis.get_xlabel(), axis.get_ylabel())]
+    assert sum(shares) in (99, 100, 101)
+
+
+def test_raw_text_is_split_by_the_tokenizer(folder, tmp_path):
+    (tmp_path / "raw.txt").write_text("A play.\nThe play, it seems.\nWe play!\nPlay it again.\n", encoding="utf-8")
+    found = look(folder, tmp_path / "raw.txt", raw_text=True, queries=1, top_k=2)
+    assert found["uses"] == 3
+    assert {use for _, use in found["queries"][0]["neighbors"]} | {found["queries"][0]["use"]} == {
+        "A [play] .",
+        "The [play] , it seems .",
+        "We [play] !",
+    }
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"word": "xyzzy"}, r"has 0 use\(s\) of 'xyzzy', and --top_k 2 are to be shown beside one: pass more text"),
+        ({"word": "pla("}, r"--word pla\( is no regular expression .*put \\ before signs such as"),
+        ({"layer": "3"}, "--layer 3: pass top, average, mixed, or a number up to 2"),
+        ({"queries": 0}, "--queries 0: pass at least 1"),
+    ],
+)
+def test_mistakes(folder, options, message):
+    with pytest.raises(ValueError, match=message):
+        look(folder, **options)
