@@ -9,7 +9,7 @@ vectors. `--output neighbors.json` keeps the table, and the map beside it: in `r
 import json
 import re
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -155,7 +155,7 @@ def shown_neighbors(found: dict[str, Any]) -> str:
     return "\n".join(lines[1:])
 
 
-def draw_map(vectors: np.ndarray, groups: dict[str, Sequence[int]], path: Path) -> bool:
+def draw_map(vectors: np.ndarray, groups: Mapping[str, Sequence[int]], path: Path) -> bool:
     """All vectors in the plane in which they differ most (principal components), those of groups in colour.
 
     Args:

@@ -160,8 +160,8 @@ def arms_of(arguments: ExperimentArguments, use_elmo: bool = True, num_layers: i
         Arm(f"biLSTM {layer}" if layer else "token layer", {"scalar_mix_mode": layer})
         for layer in range(num_layers + 1)
     ]
-    sets = {**ABLATIONS, "each_layer": alone, None: [Arm("elmo", {})]}
-    arms = sets[arguments.ablation]
+    sets = {**ABLATIONS, "each_layer": alone, "": [Arm("elmo", {})]}
+    arms = sets[arguments.ablation or ""]
     if not arguments.compare_baseline:
         return arms
     if arguments.ablation == "data":

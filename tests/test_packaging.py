@@ -20,11 +20,24 @@ FOLDERS = {
     "tokenization": "modeling_elmo/tokenization",
     "run_scripts": "modeling_elmo/run_scripts",
 }
-NOT_SOURCE = (".git", ".venv*", ".*_cache", ".hypothesis", "__pycache__", "build", "dist", "*.egg-info")
+NOT_SOURCE = (
+    ".git",
+    "demo_output",
+    "*.safetensors",
+    ".venv*",
+    ".*_cache",
+    ".hypothesis",
+    "__pycache__",
+    "build",
+    "dist",
+    "*.egg-info",
+)
 # What `-c` and `-m` find; both in one process, since importing torch and transformers takes seconds.
 PROBE = """
 import json, runpy, sys
 import modeling_elmo, modeling_elmo.run_scripts, modeling_elmo.tokenization.tokenization_elmo as tokenization
+from modeling_elmo.run_scripts.model_card import TEMPLATE
+assert TEMPLATE.read_text(encoding="utf-8").startswith("---")
 names = [modeling_elmo.ELMoConfig, modeling_elmo.ELMoModel, modeling_elmo.ELMoTokenizer]
 print(json.dumps({
     "files": [modeling_elmo.__file__, modeling_elmo.run_scripts.__file__, tokenization.__file__],
@@ -102,7 +115,7 @@ def test_wheel_holds_the_package_and_nothing_else(tmp_path):
     wheel = zipfile.ZipFile(build_wheel(Path(sys.executable), tmp_path))
     sources = {f"{target}/{file.name}" for folder, target in FOLDERS.items() for file in (ROOT / folder).glob("*.py")}
     held = {name for name in wheel.namelist() if ".dist-info/" not in name}
-    assert held == sources | {"modeling_elmo/py.typed"}
+    assert held == sources | {"modeling_elmo/py.typed", "modeling_elmo/model_cards/template.md"}
     metadata = {name.split(".dist-info/")[1]: wheel.read(name).decode() for name in set(wheel.namelist()) - held}
     assert metadata["top_level.txt"].split() == ["modeling_elmo"]
     assert "Apache License" in metadata["licenses/LICENSE"]
