@@ -1,4 +1,4 @@
-"""The README's commands run and its Python blocks print what stands below them."""
+"""The commands in README.md, README.ko.md and MIGRATION.md run, and Python blocks print what stands below them."""
 
 import contextlib
 import io
@@ -7,18 +7,30 @@ import re
 import shlex
 import subprocess
 import sys
+from functools import cache
+from importlib import import_module
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).parents[1]
-BLOCKS = re.findall(r"```(bash|python|text)\n(.*?)```", (ROOT / "README.md").read_text(encoding="utf-8"), re.DOTALL)
 
 
-def test_readme_is_true(tmp_path, monkeypatch):
+@pytest.fixture
+def clone(tmp_path, monkeypatch) -> Path:
+    """A working directory with what the texts refer to."""
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "tests").symlink_to(ROOT / "tests")
+    for name in ("tests", "model_cards"):
+        (tmp_path / name).symlink_to(ROOT / name)
+    return tmp_path
+
+
+def run_blocks(name: str) -> tuple[dict, int]:
+    """What the Python blocks define, and how many outputs were compared."""
+    blocks = re.findall(r"```(bash|python|text)\n(.*?)```", (ROOT / name).read_text(encoding="utf-8"), re.DOTALL)
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     names, printed, compared = {}, "", 0
-    for kind, block in BLOCKS:
+    for kind, block in blocks:
         if kind == "bash" and block.startswith("python -m modeling_elmo"):
             command = [sys.executable, *shlex.split(block.replace("\\\n", " "))[1:]]
             subprocess.run(command, check=True, env=environment, capture_output=True)
@@ -29,5 +41,47 @@ def test_readme_is_true(tmp_path, monkeypatch):
         elif kind == "text":
             assert printed == block
             compared += 1
-    assert compared == 8
-    assert (tmp_path / "vectors.hdf5").is_file() and (tmp_path / "vocab.txt").is_file()
+    return names, compared
+
+
+def test_readme_is_true(clone):
+    assert run_blocks("README.md")[1] == 8
+    assert (clone / "vectors.hdf5").is_file() and (clone / "vocab.txt").is_file()
+
+
+def test_right_columns_of_the_migration_notes_run(clone):
+    """Those that are Python; others name a script and options that it has."""
+    names, _ = run_blocks("MIGRATION.md")
+    rows = re.findall(
+        r"^\|(?!-|.*\| here \|)[^|]*\| (.*) \|$", (ROOT / "MIGRATION.md").read_text("utf-8"), re.MULTILINE
+    )
+    ran = 0
+    for right in rows:
+        code = re.match(r"`([^`]*)`", right)[1]
+        script, *words = code.split()
+        if (ROOT / "run_scripts" / f"{script}.py").is_file() or script.startswith("--"):
+            script = "embed" if script.startswith("--") else script
+            assert all(word in help_of(script) for word in code.split() if word.startswith("--")), code
+            continue
+        result = exec_or_eval(code, names)
+        assert result is not False, code
+        ran += 1
+    assert ran > 30
+    vectors = names["embed_sentences"](names["sentences"], names["model"], names["tokenizer"], layers="all")
+    assert [each.shape[:2] for _, each in vectors] == [(3, 3), (3, 2)]
+    assert (clone / "all.hdf5").is_file()
+
+
+@cache
+def help_of(script: str) -> str:
+    with contextlib.redirect_stdout(io.StringIO()) as stdout, pytest.raises(SystemExit):
+        import_module(f"modeling_elmo.run_scripts.{script}").main(["--help"])
+    return stdout.getvalue()
+
+
+def exec_or_eval(code: str, names: dict):
+    try:
+        compiled = compile(code, "right column", "eval")
+    except SyntaxError:
+        return exec(code, names)
+    return eval(compiled, names)
