@@ -13,6 +13,13 @@ from typing import Any
 
 import torch
 from huggingface_hub import hf_hub_download
+from huggingface_hub.errors import (
+    GatedRepoError,
+    LocalEntryNotFoundError,
+    RemoteEntryNotFoundError,
+    RepositoryNotFoundError,
+    RevisionNotFoundError,
+)
 from torch import Tensor
 
 # Best name first. NLPL's archives hold model.hdf5, options.json or meta.json, vocab.txt.
@@ -22,12 +29,19 @@ VOCABULARY_FILES = ("vocab.txt", "vocab.txt.gz")
 SOFTMAX_FILES = ("*softmax*.hdf5",)
 
 HUB_REFERENCE = re.compile(r"hf://(?P<repo_id>[^/@]+/[^/@]+)(@(?P<revision>[^/]+))?/(?P<filename>.+)")
+HUB_ERRORS: dict[type[Exception], str] = {  # a gated repository is also one that is not found
+    GatedRepoError: "access to {repo_id} is restricted; ask for it on the repository's page, then run `hf auth login`.",
+    RepositoryNotFoundError: "there is no model {repo_id}, or it is private; pass another, or run `hf auth login`.",
+    RevisionNotFoundError: "{repo_id} has no revision {revision}; pass a branch, tag or commit that it has.",
+    RemoteEntryNotFoundError: "{repo_id} has no file {filename}; pass one that its page lists under `Files`.",
+    LocalEntryNotFoundError: "the Hub cannot be reached, and no earlier download is there; try again, or pass a file.",
+}
 
 
 def fetch(reference: str | Path, scratch: Path) -> Path:
     """The local file or folder of a path, a `.zip` archive (unpacked below `scratch`) or `hf://user/repo[@revision]/path`."""
     if hub := HUB_REFERENCE.fullmatch(str(reference)):
-        path = Path(hf_hub_download(hub["repo_id"], hub["filename"], revision=hub["revision"]))
+        path = download(hub)
     elif str(reference).startswith("hf://"):
         raise ValueError(f"{reference} names no file; pass hf://user/repo/path or hf://user/repo@revision/path.")
     else:
@@ -35,6 +49,15 @@ def fetch(reference: str | Path, scratch: Path) -> Path:
     if not path.exists():
         raise FileNotFoundError(f"{path} does not exist; pass a file, a folder, a .zip archive or hf://user/repo/path.")
     return unpack(path, Path(tempfile.mkdtemp(dir=scratch))) if path.suffix.lower() == ".zip" else path
+
+
+def download(hub: re.Match[str]) -> Path:
+    """The file in the cache of what `HUB_REFERENCE` matched."""
+    try:
+        return Path(hf_hub_download(hub["repo_id"], hub["filename"], revision=hub["revision"]))
+    except tuple(HUB_ERRORS) as error:
+        advice = next(text for kind, text in HUB_ERRORS.items() if isinstance(error, kind))
+        raise FileNotFoundError(f"{hub[0]}: {advice.format(**hub.groupdict())}") from error
 
 
 def unpack(archive: Path, folder: Path) -> Path:

@@ -1,0 +1,142 @@
+"""What people do with models on the Hub: `python hub_worker.py [MODULE ...]` imports the modules and waits for lines.
+
+A line is JSON, `[name of a function below, its arguments]`. Each is called in a forked process, which knows nothing of
+the others and has no imports to wait for; the answer is a line too, `{"found": ...}` or `{"error": ...}`.
+"""
+
+import importlib
+import importlib.util
+import io
+import json
+import os
+import sys
+import traceback
+from pathlib import Path
+from unittest import mock
+
+import torch
+import transformers
+from transformers import AutoTokenizer, Trainer, TrainingArguments, pipeline
+
+TEXTS = ["He is in (London), Paris.", "Les naïfs ægithales"]
+VOCABULARY = ["<S>", "</S>", "<UNK>", "He", "is", "in", "London"]
+
+
+def knows(module: str) -> bool:
+    return importlib.util.find_spec(module) is not None
+
+
+def made(kind: str, seed: int):
+    """A small model of a class of ours, and its tokenizer."""
+    import modeling_elmo
+
+    tokenizer = modeling_elmo.ELMoTokenizer(vocab=VOCABULARY)
+    sizes = {"task_hidden_size": 6, "task_word_embedding_size": 5, "task_char_cnn_filters": [[3, 8]]}
+    labels = {0: "O", 1: "B-LOC", 2: "I-LOC"}
+    config = modeling_elmo.ELMoConfig.from_preset("tiny", vocab_size=len(tokenizer), id2label=labels, **sizes)
+    torch.manual_seed(seed)
+    return getattr(modeling_elmo, kind)(config), tokenizer
+
+
+def outputs_of(model, tokenizer) -> list:
+    """Of a head its logits, else the layers."""
+    with torch.no_grad():
+        outputs = model.eval()(**tokenizer(TEXTS, padding=True, return_tensors="pt"), output_hidden_states=True)
+    return (outputs.logits if "logits" in outputs else torch.stack(outputs.hidden_states)).tolist()
+
+
+def push(repo: str, kind: str = "ELMoModel", seed: int = 0, **options) -> list:
+    model, tokenizer = made(kind, seed)
+    for part in (model, tokenizer):
+        part.push_to_hub(repo, **options)
+    return outputs_of(model, tokenizer)
+
+
+def save_and_push(repo: str, kind: str, folder: str, **options):
+    for part in made(kind, seed=0):
+        part.save_pretrained(folder, push_to_hub=True, repo_id=repo, **options)
+
+
+def load(repo: str, auto_class: str = "AutoModel", folder: str | None = None, **options) -> dict:
+    """With a folder, it is saved there."""
+    options = {"trust_remote_code": True} | options
+    tokenizer = AutoTokenizer.from_pretrained(repo, **options)
+    model = getattr(transformers, auto_class).from_pretrained(repo, **options)
+    for part in (model, tokenizer) if folder else ():
+        part.save_pretrained(folder)
+    return {"module": type(model).__module__, "class": type(model).__name__, "outputs": outputs_of(model, tokenizer)}
+
+
+def load_part(repo: str, auto_class: str, **options) -> str:
+    return type(getattr(transformers, auto_class).from_pretrained(repo, **options)).__module__
+
+
+def ask(repo: str, **options) -> dict:
+    return pipeline("question-answering", model=repo, **options)(question="Where is he?", context=TEXTS[0])
+
+
+def train(repo: str, folder: str, **options) -> list:
+    """With transformers' own Trainer, for two steps."""
+    model, tokenizer = made("ELMoForTokenClassification", seed=0)
+    rows = [dict(tokenizer(text)) for text in TEXTS]
+    rows = [row | {"labels": [1] * len(row["input_ids"])} for row in rows]
+    hub = {"push_to_hub": True, "hub_model_id": repo, **options}
+    arguments = TrainingArguments(folder, max_steps=2, learning_rate=0.1, use_cpu=True, report_to="none", **hub)
+    collator = transformers.DataCollatorForTokenClassification(tokenizer)
+    trainer = Trainer(model, arguments, collator, rows, processing_class=tokenizer)
+    trainer.train()
+    trainer.push_to_hub()
+    return outputs_of(model, tokenizer)
+
+
+def pretrain(folder: str, **options):
+    import pretraining_worker
+
+    Path(folder).mkdir()
+    pretraining_worker.pretrain(Path(folder), **options)
+
+
+def tag(folder: str, **options):
+    import task_worker
+
+    task_worker.tag(Path(folder), **options)
+
+
+def run_script(script: str, arguments: list[str]):
+    importlib.import_module(f"modeling_elmo.run_scripts.{script}").main(arguments)
+
+
+def in_a_fork(name: str, arguments: dict) -> str:
+    answers, answer = os.pipe()
+    child = os.fork()
+    if not child:
+        sys.stdin = io.StringIO()  # transformers asks there whether code is trusted
+        try:
+            with mock.patch("time.sleep"):  # half a minute before huggingface_hub gives up
+                result = {"found": globals()[name](**arguments)}
+        except BaseException as error:  # argparse exits
+            traceback.print_exc()
+            result = {"error": f"{type(error).__name__}: {error}"}
+        with open(answer, "w", encoding="utf-8") as file:
+            json.dump(result, file)
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(0)
+    os.close(answer)
+    with open(answers, encoding="utf-8") as file:
+        text = file.read()
+    os.waitpid(child, 0)
+    return text
+
+
+def main(modules: list[str]):
+    for module in modules:
+        importlib.import_module(module)
+    answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    os.dup2(2, 1)  # what functions print is no answer
+    for line in sys.stdin:
+        print(in_a_fork(*json.loads(line)), file=answers, flush=True)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
