@@ -172,6 +172,25 @@ def test_our_scripts_push(hub, author, stranger, ours):
         assert_same(stranger("load", repo=repo, auto_class=auto_class)["outputs"], expected["outputs"])
 
 
+def test_what_a_script_publishes(hub, author, stranger, ours):
+    folder, auto_class = ours["user/bilm"]
+    options = {"model": folder, "repo_id": "user/published", "dtype": "float16", "license": "mit", "token": GIVEN_TOKEN}
+    arguments = [str(item) for name, value in options.items() for item in (f"--{name}", value)]
+    author("run_script", script="push_to_hub", arguments=arguments)
+    assert "user/published" not in hub.repositories  # a dry run
+    author("run_script", script="push_to_hub", arguments=[*arguments, "--push"])
+    assert_was_pushed(hub, "user/published", GIVEN_TOKEN)
+    files = hub.repositories["user/published"].files
+    assert {"results/pretraining.json", "results/card.json"} <= files.keys()
+    assert (
+        b"license: mit" in files["README.md"].content and str(folder.parent).encode() not in files["README.md"].content
+    )
+    sizes = [len(hub.repositories[repo].files["model.safetensors"].content) for repo in ("user/published", "user/bilm")]
+    assert sizes[0] < 0.6 * sizes[1]
+    found, expected = (stranger("load", repo=repo, auto_class=auto_class) for repo in ("user/published", "user/bilm"))
+    np.testing.assert_allclose(found["outputs"], expected["outputs"], rtol=0, atol=1e-2)
+
+
 def test_old_versions(author, stranger, versions):
     old, new = versions
     assert not np.allclose(versions[old], versions[new])
