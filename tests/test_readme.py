@@ -29,5 +29,5 @@ def test_readme_is_true(tmp_path, monkeypatch):
         elif kind == "text":
             assert printed == block
             compared += 1
-    assert compared == 8
+    assert compared == 9
     assert (tmp_path / "vectors.hdf5").is_file() and (tmp_path / "vocab.txt").is_file()

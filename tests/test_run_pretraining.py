@@ -459,6 +459,7 @@ def test_push_to_hub(name, tmp_path, monkeypatch):
     assert not [file for file in files if "tfevents" in file]
     assert files >= {"config.json", "model.safetensors", "modeling_elmo.py", "tokenization_elmo.py", "tokenizer.json"}
     assert files >= {"README.md", "training_log.json", "tokenizer_config.json", "configuration_elmo.py"}
+    assert files >= {"modules.json", "sentence_bert_config.json"}
     assert "a-token" not in "".join((tmp_path / "run" / file).read_text("utf-8", "ignore") for file in files)
 
 
