@@ -34,16 +34,16 @@ AUTO_MAP = {
 }
 
 # What sentence-transformers looks for in a folder: one module, its own, with the name of our method to call. Its
-# `Pooling` would count the markers.
+# `Pooling` would count the markers. `modules.json` is written last: where it is, the other is too.
 SENTENCE_TRANSFORMERS_FILES: dict[str, Any] = {
-    "modules.json": [
-        {"idx": 0, "name": "0", "path": "", "type": "sentence_transformers.base.modules.transformer.Transformer"}
-    ],
     "sentence_bert_config.json": {
         "transformer_task": "feature-extraction",
         "modality_config": {"text": {"method": "sentence_embeddings", "method_output_name": None}},
         "module_output_name": "sentence_embedding",
     },
+    "modules.json": [
+        {"idx": 0, "name": "0", "path": "", "type": "sentence_transformers.base.modules.transformer.Transformer"}
+    ],
 }
 
 # What people who come from options.json or from torch.nn.LSTM type first.
