@@ -1,6 +1,9 @@
 """ELMo configuration: the options of the biLM (Peters et al. 2018, section 3) under Hugging Face's names."""
 
+import json
+import os
 from difflib import get_close_matches
+from pathlib import Path
 from typing import Any, Literal
 
 from huggingface_hub.dataclasses import strict
@@ -28,6 +31,19 @@ AUTO_MAP = {
     "AutoModelForTokenClassification": "modeling_elmo.ELMoForTokenClassification",
     "AutoModelForSequenceClassification": "modeling_elmo.ELMoForSequenceClassification",
     "AutoModelForQuestionAnswering": "modeling_elmo.ELMoForQuestionAnswering",
+}
+
+# What sentence-transformers looks for in a folder: one module, its own, with the name of our method to call. Its
+# `Pooling` would count the markers. `modules.json` is written last: where it is, the other is too.
+SENTENCE_TRANSFORMERS_FILES: dict[str, Any] = {
+    "sentence_bert_config.json": {
+        "transformer_task": "feature-extraction",
+        "modality_config": {"text": {"method": "sentence_embeddings", "method_output_name": None}},
+        "module_output_name": "sentence_embedding",
+    },
+    "modules.json": [
+        {"idx": 0, "name": "0", "path": "", "type": "sentence_transformers.base.modules.transformer.Transformer"}
+    ],
 }
 
 # What people who come from options.json or from torch.nn.LSTM type first.
@@ -217,6 +233,17 @@ class ELMoConfig(PreTrainedConfig):
 
     def to_dict(self) -> dict[str, Any]:
         return {**super().to_dict(), "hidden_size": self.hidden_size}
+
+    def save_pretrained(self, save_directory: str | os.PathLike, *args, **kwargs):
+        """As transformers', and beside a biLM what sentence-transformers reads, if there is no `modules.json` yet.
+
+        Models save their configuration through this; with `push_to_hub` they upload only what is written meanwhile.
+        """
+        super().save_pretrained(save_directory, *args, **kwargs)
+        is_bilm = bool({"ELMoModel", "ELMoForPreTraining"} & set(self.architectures or []))
+        if is_bilm and not Path(save_directory, "modules.json").exists():
+            for name, content in SENTENCE_TRANSFORMERS_FILES.items():
+                Path(save_directory, name).write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
 
     def _refuse_near_misses(self, kwargs: dict[str, Any]):
         fields = [name for name in type(self).__annotations__ if name not in PreTrainedConfig.__annotations__]

@@ -234,6 +234,17 @@ class ELMoPreTrainedModel(PreTrainedModel):
             )
         return mask
 
+    def words(self, mask_BT: Tensor, input_ids: Tensor | None, inputs_embeds: Tensor | None) -> Tensor:
+        """The positions that hold a word, not a marker; those are told by `input_ids`."""
+        if input_ids is None and inputs_embeds is None:
+            raise ValueError(
+                f"{type(self).__name__} runs over words and tells the markers by `input_ids`; pass them beside "
+                "`character_ids`, as `model(**tokenizer(text, return_tensors='pt'))` does."
+            )
+        if input_ids is None:
+            return mask_BT
+        return mask_BT & (input_ids != self.config.bos_token_id) & (input_ids != self.config.eos_token_id)
+
     @torch.no_grad()
     def resize_token_embeddings(
         self, new_num_tokens: int | None = None, pad_to_multiple_of: int | None = None, mean_resizing: bool = True
@@ -444,6 +455,29 @@ class ELMoModel(ELMoPreTrainedModel):
             hidden_states=hidden_states,
             final_states=None if two_texts else _join_states(forward_ends, backward_ends),
         )
+
+    def sentence_embeddings(
+        self,
+        character_ids: Tensor | None = None,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        token_type_ids: Tensor | None = None,
+    ) -> Tensor:
+        """One vector for each row, `(batch, 2 * projection_size)`: the mean of the mix over its words.
+
+        Markers do not count; a row without words is zeros. sentence-transformers calls this, as the folder's
+        `sentence_bert_config.json` says.
+
+        Args:
+            character_ids, input_ids, attention_mask, token_type_ids: as in `forward`. The markers are told by
+                `input_ids`.
+        """
+        inputs = (character_ids, input_ids, attention_mask, token_type_ids)
+        words_BT1 = self.words(self.real_positions(*inputs), input_ids, None)[..., None]
+        mixed_BTE = self(*inputs, return_dict=True).elmo_embeddings
+        if mixed_BTE is None:
+            raise ValueError("A model built with add_mixing_layer=False has no mix; leave the argument out.")
+        return mixed_BTE.masked_fill(~words_BT1, 0).sum(1) / words_BT1.sum(1).clamp(min=1)
 
     def read_tokens(
         self, character_ids=None, input_ids=None, attention_mask=None, token_type_ids=None, inputs_embeds=None
@@ -917,17 +951,6 @@ class ELMoTaskModel(ELMoPreTrainedModel):
             if input_ids is None:
                 raise ValueError("This head has word vectors: pass `input_ids` beside `character_ids`.")
             _check_range("input_ids", input_ids, self.config.vocab_size)
-
-    def words(self, mask_BT: Tensor, input_ids: Tensor | None, inputs_embeds: Tensor | None) -> Tensor:
-        """The positions that hold a word, not a marker; those are told by `input_ids`."""
-        if input_ids is None and inputs_embeds is None:
-            raise ValueError(
-                f"{type(self).__name__} runs over words and tells the markers by `input_ids`; pass them beside "
-                "`character_ids`, as `model(**tokenizer(text, return_tensors='pt'))` does."
-            )
-        if input_ids is None:
-            return mask_BT
-        return mask_BT & (input_ids != self.config.bos_token_id) & (input_ids != self.config.eos_token_id)
 
     def _shown(self, hidden_states, output_hidden_states: bool | None):
         show = self.config.output_hidden_states if output_hidden_states is None else output_hidden_states

@@ -27,6 +27,8 @@ from typing import Any
 import torch
 from safetensors import SafetensorError
 
+from modeling_elmo.configuration_elmo import SENTENCE_TRANSFORMERS_FILES
+
 TRAINING_STATE = "training_state.pt"
 
 WRITE_ERRORS = (OSError, RuntimeError, SafetensorError)  # for a full disk torch and safetensors have the last two
@@ -150,7 +152,9 @@ class Checkpoints:
         at once; config.json is the last. Weights in several files could be mixed with older ones, so there the old
         config.json goes first, and for a moment there is no model.
         """
-        sources = [path for pattern in MODEL_FILES for path in sorted(checkpoint.glob(pattern))]
+        # as `save_pretrained` does: not over those of another hand
+        others = () if (self.output_dir / "modules.json").exists() else SENTENCE_TRANSFORMERS_FILES
+        sources = [path for pattern in (*others, *MODEL_FILES) for path in sorted(checkpoint.glob(pattern))]
         num_weights = sum(path.suffix == ".safetensors" for path in sources)
         if not num_weights or sources[-1].name != "config.json":
             raise FileNotFoundError(f"{checkpoint} holds no model but {_listed(checkpoint)}; pass a checkpoint.")

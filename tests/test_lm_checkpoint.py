@@ -284,6 +284,19 @@ def test_publish(tmp_path):
         )
 
 
+def test_modules_of_another_hand_are_not_replaced(tmp_path):
+    others = ["modules.json", "sentence_bert_config.json"]
+    checkpoints = Checkpoints(tmp_path, None)
+    checkpoints.save(1, writer(1, *others))
+    checkpoints.publish(checkpoints.find(1))
+    assert names(tmp_path) == sorted([*MODEL, *others, "checkpoint-1"])
+    (tmp_path / "modules.json").write_text("mine")
+    (tmp_path / "sentence_bert_config.json").unlink()
+    checkpoints.publish(checkpoints.find(1))
+    assert names(tmp_path) == sorted([*MODEL, "modules.json", "checkpoint-1"])
+    assert (tmp_path / "modules.json").read_text() == "mine"
+
+
 @pytest.mark.parametrize("shards", [1, 2])
 def test_a_model_that_is_half_published_has_no_new_config(tmp_path, monkeypatch, shards):
     others = ["model-2.safetensors", "model.safetensors.index.json"][: 2 * shards - 2]

@@ -321,6 +321,34 @@ def test_normalized_mix_of_nothing_but_markers_is_finite(norm):
     assert model(**batch).elmo_embeddings.isfinite().all()
 
 
+@pytest.mark.parametrize("side", ["left", "right"])
+def test_sentence_embeddings_are_means_over_words(side):
+    """Of one text, of two, of none but markers, of padding alone."""
+    model = make_model()
+    torch.nn.init.normal_(model.scalar_mix.weights)
+    batch = make_batch(model.config, [6, 5, 2, 0], side=side)
+    markers = torch.tensor([[1, 0, 0, 0, 0, 2], [1, 0, 2, 1, 2, 0], [1, 2, 0, 0, 0, 0], [0] * 6])
+    if side == "left":
+        markers = torch.stack([row.roll(6 - length) for row, length in zip(markers, [6, 5, 2, 0], strict=True)])
+    batch["input_ids"] = torch.where(markers > 0, markers, batch["input_ids"])
+    batch["token_type_ids"] = torch.zeros_like(markers)
+    batch["token_type_ids"][1, 3 + (side == "left") :] = 1
+    mixed = model(**batch).elmo_embeddings
+    shift = int(side == "left")
+    expected = torch.stack([mixed[0, 1:5].mean(0), mixed[1, 1 + shift], mixed[2, 0] * 0, mixed[3, 0] * 0])
+    torch.testing.assert_close(model.sentence_embeddings(**batch), expected, rtol=0, atol=1e-6)
+
+
+def test_sentence_embeddings_say_what_they_lack():
+    model = make_model()
+    batch = make_batch(model.config)
+    with pytest.raises(ValueError, match="ELMoModel .*tells the markers by `input_ids`; pass them beside"):
+        model.sentence_embeddings(batch["character_ids"])
+    without_mix = ELMoModel(model.config, add_mixing_layer=False)
+    with pytest.raises(ValueError, match="add_mixing_layer=False has no mix; leave the argument out"):
+        without_mix.sentence_embeddings(**batch)
+
+
 # Training
 
 

@@ -45,7 +45,7 @@ def run_blocks(name: str) -> tuple[dict, int]:
 
 
 def test_readme_is_true(clone):
-    assert run_blocks("README.md")[1] == 8
+    assert run_blocks("README.md")[1] == 9
     assert (clone / "vectors.hdf5").is_file() and (clone / "vocab.txt").is_file()
 
 

@@ -459,6 +459,7 @@ def test_push_to_hub(name, tmp_path, monkeypatch):
     assert not [file for file in files if "tfevents" in file]
     assert files >= {"config.json", "model.safetensors", "modeling_elmo.py", "tokenization_elmo.py", "tokenizer.json"}
     assert files >= {"README.md", "results/pretraining.json", "tokenizer_config.json", "configuration_elmo.py"}
+    assert files >= {"modules.json", "sentence_bert_config.json"}
     sent = "".join((tmp_path / "run" / file).read_text("utf-8", "ignore") for file in files)
     assert "a-token" not in sent and str(tmp_path) not in sent
 

@@ -1,0 +1,195 @@
+"""A saved biLM is a sentence-transformers model as it stands: with the package, and for strangers without it."""
+
+import json
+import shutil
+from pathlib import Path
+
+import huggingface_hub
+import numpy as np
+import pytest
+import torch
+from clean_python import new_environment, run
+from datasets import Dataset, DatasetDict
+from safetensors.torch import load_file
+from sentence_transformers import SentenceTransformer
+from sentence_transformers.sentence_transformer.losses import CosineSimilarityLoss, TripletLoss
+from sentence_transformers.sentence_transformer.modules import Pooling, Transformer
+from sentence_worker import TEXTS, TRIPLETS, train
+
+from modeling_elmo import (
+    ELMoConfig,
+    ELMoForPreTraining,
+    ELMoForQuestionAnswering,
+    ELMoForSequenceClassification,
+    ELMoForTokenClassification,
+    ELMoModel,
+    ELMoTokenizer,
+)
+
+FILES = {"modules.json", "sentence_bert_config.json"}
+MIX = {"scalar_mix.weights", "scalar_mix.gamma"}
+VOCABULARY = ["<S>", "</S>", "<UNK>", "He", "is", "in", "London"]
+
+
+def save(folder: Path, model_class) -> Path:
+    """A biLM whose mix is neither the average nor one layer."""
+    tokenizer = ELMoTokenizer(vocab=VOCABULARY)
+    torch.manual_seed(0)
+    model = model_class(ELMoConfig.from_preset("tiny", vocab_size=len(tokenizer), dropout=0.0))
+    if model_class is ELMoModel:
+        with torch.no_grad():
+            model.scalar_mix.weights.copy_(torch.tensor([0.5, -1.0, 1.0]))
+            model.scalar_mix.gamma.fill_(2.0)
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory) -> Path:
+    return save(tmp_path_factory.mktemp("sentences") / "elmo", ELMoModel)
+
+
+def load(folder: Path) -> SentenceTransformer:
+    return SentenceTransformer(str(folder), device="cpu")
+
+
+def mean_vectors(folder: Path, texts=TEXTS) -> np.ndarray:
+    """Equation 1 and the mean over the words, each text on its own; zeros without words."""
+    model, tokenizer = ELMoModel.from_pretrained(folder), ELMoTokenizer.from_pretrained(folder)
+    shares = model.scalar_mix.weights.detach().exp() / model.scalar_mix.weights.detach().exp().sum()
+    vectors = []
+    for text in texts:
+        with torch.no_grad():
+            layers = model(**tokenizer(text, return_tensors="pt")).hidden_states
+        mixed = model.scalar_mix.gamma.item() * sum(s * layer[0] for s, layer in zip(shares, layers, strict=True))
+        words = mixed[1:-1]
+        vectors.append(words.mean(0) if len(words) else torch.zeros(words.shape[1]))
+    return torch.stack(vectors).numpy()
+
+
+def assert_same(found, expected):
+    np.testing.assert_allclose(found, expected, rtol=0, atol=1e-6)
+
+
+def test_vectors_are_means_of_the_mixed_words(folder):
+    model, expected = load(folder), mean_vectors(folder)
+    assert_same(model.encode(TEXTS, batch_size=4), expected)
+    assert_same([model.encode(text) for text in TEXTS], expected)
+    assert not expected[TEXTS.index("")].any() and np.abs(expected[TEXTS.index("He")]).max() > 0.01
+    assert model.get_embedding_dimension() == expected.shape[1] == 32
+    assert model.preprocess(TEXTS)["character_ids"].shape[2] == 50
+
+
+def test_prompts_lengths_and_similarity(folder, tmp_path):
+    model = load(folder)
+    cut, whole, other = mean_vectors(folder, ["He is", "He is in London.", "London."])
+    assert_same(model.encode("in London.", prompt="He is "), whole)
+    assert_same(model.encode_query("London."), other)
+    cosine = whole @ other / np.linalg.norm(whole) / np.linalg.norm(other)
+    assert model.similarity(whole, other).item() == pytest.approx(cosine, abs=1e-6)
+    long = " ".join(["He"] * 600)  # longer than other models go
+    assert_same(model.encode(long), mean_vectors(folder, [long])[0])
+    model.max_seq_length = 4  # two words between markers
+    model.prompts = {"where": "He "}
+    model.save_pretrained(str(tmp_path))
+    for each in (model, load(tmp_path)):
+        assert_same(each.encode("He is in London."), cut)
+        assert_same(each.encode("is in London.", prompt_name="where"), cut)
+
+
+@pytest.mark.parametrize("frozen", [True, False])
+def test_trainer_moves_the_mix(folder, tmp_path, frozen):
+    """And all of the biLM, unless that is frozen."""
+    model = load(folder)
+    model.encode(TEXTS)  # inference leaves nothing behind that gradients cannot pass
+    bilm = model.transformers_model
+    if frozen:
+        bilm.freeze()
+    before = {name: parameter.detach().clone() for name, parameter in bilm.named_parameters()}
+    train(model, tmp_path)
+    changed = {name for name, parameter in bilm.named_parameters() if not torch.equal(parameter, before[name])}
+    assert changed == (MIX if frozen else set(before))
+
+
+def test_trainer_takes_several_data_sets(folder, tmp_path):
+    model = load(folder)
+    pairs = {"first": TRIPLETS["anchor"], "second": TRIPLETS["positive"], "score": [1.0, 0.0, 0.5, 0.2]}
+    data = DatasetDict(pairs=Dataset.from_dict(pairs), triplets=Dataset.from_dict(TRIPLETS))
+    before = model.encode(TEXTS)
+    train(model, tmp_path, data, {"pairs": CosineSimilarityLoss(model), "triplets": TripletLoss(model)}, steps=4)
+    after = model.encode(TEXTS)
+    assert np.isfinite(after).all() and np.abs(after - before).max() > 0.01
+
+
+def test_saved_model_gives_the_same_vectors(folder, tmp_path):
+    model = load(folder)
+    model.save_pretrained(str(tmp_path))
+    assert_same(load(tmp_path).encode(TEXTS), mean_vectors(folder))
+    assert "config_sentence_transformers.json" in {path.name for path in tmp_path.iterdir()}
+
+
+def test_modules_of_another_hand_are_kept(folder, tmp_path):
+    """Here the largest value over the top layer's tokens."""
+    other = Transformer(str(folder))
+    model = SentenceTransformer(modules=[other, Pooling(other.get_embedding_dimension(), "max")], device="cpu")
+    model.save_pretrained(str(tmp_path))
+    written = {name: (tmp_path / name).read_bytes() for name in FILES}
+    assert len(json.loads(written["modules.json"])) == 2
+    ELMoModel.from_pretrained(tmp_path).save_pretrained(tmp_path)
+    assert {name: (tmp_path / name).read_bytes() for name in FILES} == written
+    assert_same(load(tmp_path).encode(TEXTS), model.encode(TEXTS))
+
+
+def test_only_bilms_are_sentence_models(tmp_path):
+    heads = (ELMoForTokenClassification, ELMoForSequenceClassification, ELMoForQuestionAnswering)
+    for model_class in (ELMoModel, ELMoForPreTraining, *heads):
+        folder = save(tmp_path / model_class.__name__, model_class)
+        assert FILES & {path.name for path in folder.iterdir()} == (set() if model_class in heads else FILES)
+    ELMoForTokenClassification.from_pretrained(folder.with_name("ELMoModel")).save_pretrained(tmp_path / "head")
+    assert not FILES & {path.name for path in (tmp_path / "head").iterdir()}
+
+
+@pytest.mark.parametrize("how", ["save_pretrained", "push_to_hub"])
+def test_files_are_uploaded(folder, tmp_path, monkeypatch, how):
+    uploads = []
+    repository = type("Repository", (), {"repo_id": "someone/elmo"})
+    monkeypatch.setattr(huggingface_hub.HfApi, "create_repo", lambda *_, **__: repository)
+    monkeypatch.setattr(huggingface_hub.HfApi, "create_commit", lambda *_, operations, **__: uploads.extend(operations))
+    model = ELMoModel.from_pretrained(folder)
+    if how == "save_pretrained":
+        model.save_pretrained(tmp_path / "new", push_to_hub=True)
+    else:
+        monkeypatch.setattr("transformers.utils.hub.create_and_tag_model_card", lambda *_, **__: _Card())
+        model.push_to_hub("elmo")
+    assert FILES | {"config.json", "model.safetensors"} <= {upload.path_in_repo for upload in uploads}
+
+
+class _Card:
+    def save(self, path: str):
+        Path(path).write_text("")
+
+
+@pytest.fixture(scope="module")
+def strangers(tmp_path_factory) -> Path:
+    """Folders below `saved`, what a process without the package made of them below `resaved`, and `found`."""
+    root = tmp_path_factory.mktemp("strangers")
+    for model_class in (ELMoModel, ELMoForPreTraining):
+        save(root / "saved" / model_class.__name__, model_class)
+    worker = shutil.copy(Path(__file__).with_name("sentence_worker.py"), root)
+    home = root / "home"
+    home.mkdir()
+    arguments = (str(root / "saved"), str(root / "found"), str(root / "resaved"))
+    environment = {"HF_HOME": str(home), "HF_MODULES_CACHE": str(home / "modules")}
+    run(new_environment(root / "venv"), str(worker), *arguments, cwd=home, **environment)
+    return root
+
+
+@pytest.mark.parametrize("name", ["ELMoModel", "ELMoForPreTraining"])
+def test_strangers_find_the_same_vectors(strangers, name):
+    found = load_file(strangers / "found")
+    assert_same(found[f"{name}/loaded"], mean_vectors(strangers / "saved" / name))
+    assert_same(found[f"{name}/trained"], mean_vectors(strangers / "resaved" / name))
+    assert_same(found[f"{name}/trained"], load(strangers / "resaved" / name).encode(TEXTS))
+    old, new = (ELMoModel.from_pretrained(strangers / place / name).state_dict() for place in ("saved", "resaved"))
+    assert {key for key in old if not torch.equal(old[key], new[key])} == MIX
