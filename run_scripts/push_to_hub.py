@@ -102,6 +102,10 @@ def main(arguments: list[str] | None = None) -> Path | None:
 def assemble(arguments: PushArguments, folder: Path) -> Path:
     """A folder with nothing in it that does not belong to the checkpoint; the card is new if its facts are."""
     source = Path(arguments.model)
+    for path in published_files(source):
+        if Path(path).suffix not in (".safetensors", ".py"):  # which are written anew
+            (folder / path).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(source / path, folder / path)
     config = ELMoConfig.from_pretrained(source)
     model_class = getattr(modeling_elmo, (config.architectures or ["ELMoModel"])[0])
     model = model_class.from_pretrained(source, dtype=torch.float32)
@@ -109,10 +113,6 @@ def assemble(arguments: PushArguments, folder: Path) -> Path:
     # The configuration keeps float32, which is what it will be loaded as: half precision is for disks, not for CPUs.
     model.save_pretrained(folder, state_dict={name: value.to(stored) for name, value in model.state_dict().items()})
     ELMoTokenizer.from_pretrained(source).save_pretrained(folder)
-    for path in published_files(source):
-        if Path(path).suffix not in (".safetensors", ".py") and not (folder / path).exists():
-            (folder / path).parent.mkdir(exist_ok=True)
-            shutil.copyfile(source / path, folder / path)
     if write_facts(folder, arguments) or arguments.new_card or not (folder / "README.md").exists():
         part = task_part if (folder / "record.json").exists() else bilm_part
         write_card(folder, folder.name, part(folder, folder.name))

@@ -32,8 +32,10 @@ def run_blocks(name: str) -> tuple[dict, int]:
     names, printed, compared = {}, "", 0
     for kind, block in blocks:
         if kind == "bash" and block.startswith("python -m modeling_elmo"):
-            command = [sys.executable, *shlex.split(block.replace("\\\n", " "))[1:]]
-            subprocess.run(command, check=True, env=environment, capture_output=True)
+            for line in block.replace("\\\n", " ").splitlines():
+                command = [sys.executable, *shlex.split(line)[1:]]
+                finished = subprocess.run(command, env=environment, capture_output=True, text=True)
+                assert finished.returncode == 0, finished.stderr
         elif kind == "python":
             with contextlib.redirect_stdout(io.StringIO()) as stdout:
                 exec(block, names)
