@@ -36,10 +36,10 @@ The task and the kind of text that it was trained on, with a person who looks at
 some of it and measure first."""
 
 
-def task_part(folder: Path, name: str) -> Part:
-    """The card of the head in `folder`, from its configuration and `record.json`."""
+def task_part(folder: Path, name: str, record: dict[str, Any] | None = None) -> Part:
+    """The card of the head in `folder`, from its configuration and what its run recorded, by default `record.json`."""
     config = ELMoConfig.from_pretrained(folder)
-    record = json.loads((folder / "record.json").read_text(encoding="utf-8"))
+    record = record or json.loads((folder / "record.json").read_text(encoding="utf-8"))
     settings, pipeline = record["settings"], PIPELINES[config.architectures[0]]
     used = [[shown(key), shown(settings[key])] for key in settings if settings[key]]
     return Part(

@@ -370,9 +370,9 @@ class Experiment:
         trainer.save_model(str(folder))
         record["seconds"] = time.monotonic() - start
         if trainer.is_world_process_zero():
-            write_json(folder / "record.json", record)
             write_facts(folder, self.arguments)
-            write_card(folder, self._name(), task_part(folder, self._name()))
+            write_card(folder, self._name(), task_part(folder, self._name(), record))
+            write_json(folder / "record.json", record)  # the last: what has one is finished
             for checkpoint in folder.glob("checkpoint-*"):  # the best of them is the model now
                 shutil.rmtree(checkpoint)
         return record
