@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from transformers import AutoTokenizer, DataCollatorForLanguageModeling, DataCollatorForTokenClassification
 from transformers.data.data_collator import DataCollatorWithPadding
 
-from modeling_elmo import ELMoTokenizer
+from modeling_elmo import ELMoConfig, ELMoTokenizer
 
 settings.register_profile("no_deadline", deadline=None)
 settings.load_profile("no_deadline")
@@ -759,3 +759,13 @@ def test_cut_pairs_fit_or_say_why_not(strategy, stride):
             assert f"max_length={length} leaves" in str(error)
         else:
             assert all(len(ids) <= length for ids in encoded["input_ids"])
+
+
+def test_a_checkpoint_without_a_tokenizer(tmp_path):
+    """The default one might read other characters than the model."""
+    ELMoConfig.from_preset("tiny").save_pretrained(tmp_path)
+    for load in (ELMoTokenizer.from_pretrained, AutoTokenizer.from_pretrained):
+        with pytest.raises(OSError, match=r"has no tokenizer_config\.json, tokenizer\.json or vocab\.txt\. Save the"):
+            load(tmp_path)
+    (tmp_path / "vocab.txt").write_text("<S>\n</S>\n<UNK>\nword\n")
+    assert len(ELMoTokenizer.from_pretrained(tmp_path)) == 5

@@ -158,6 +158,16 @@ class ELMoTokenizer(TokenizersBackend):
         """Leaves `tokenizer_file` to `__init__`: the stock conversion would rebuild the vocabulary in Python."""
         return kwargs
 
+    @classmethod
+    def _from_pretrained(cls, resolved_vocab_files, pretrained_model_name_or_path, *args, **kwargs):
+        """Refuses a checkpoint without a tokenizer: the default one might read other characters than its model."""
+        if not any(resolved_vocab_files.get(f"{name}_file") for name in ("tokenizer_config", "tokenizer", "vocab")):
+            raise OSError(
+                f"{pretrained_model_name_or_path} has no tokenizer_config.json, tokenizer.json or vocab.txt. Save the "
+                "model's tokenizer there, or make one: ELMoTokenizer(vocab_file='vocab.txt')."
+            )
+        return super()._from_pretrained(resolved_vocab_files, pretrained_model_name_or_path, *args, **kwargs)
+
     @property
     def char_vocab_size(self) -> int:
         """Number of character ids, the padding word's 0 included: the model's `char_vocab_size`."""
