@@ -123,9 +123,16 @@ def test_pushing(folder, hub, trusting):
     assert not {"training_args.bin", "settings.json", "checkpoint-7/config.json"} & upload["sent"]
 
 
-def test_what_went_wrong_is_told(folder, hub, trusting, monkeypatch):
+@pytest.mark.parametrize(
+    "error",
+    [
+        HfHubHTTPError("500 Server Error", response=SimpleNamespace(headers={}, request=None, status_code=500)),
+        ConnectionAbortedError("500 Server Error"),
+    ],
+)
+def test_what_went_wrong_is_told(folder, hub, trusting, monkeypatch, error):
     def upload_folder(self, **options):
-        raise HfHubHTTPError("500 Server Error", response=SimpleNamespace(headers={}, request=None, status_code=500))
+        raise error
 
     monkeypatch.setattr(push_to_hub.HfApi, "upload_folder", upload_folder)
     with pytest.raises(RuntimeError, match=r"not be sent to someone/elmo-xy: 500 Server Error\nWhat stood"):
