@@ -146,7 +146,8 @@ def vector_sections(folder: Path) -> list[tuple[str, str]]:
         if isinstance(found, dict) and "queries" in found:
             parts += [describe_neighbors(found), *pictures_of(folder, path, f"Uses of {found['word']}")]
         if isinstance(found, dict) and "same_sense" in found:
-            parts += [describe_senses(found), *pictures_of(folder, path, "Uses of a lemma by sense")]
+            lemma = found.get("map", {}).get("lemma")
+            parts += [describe_senses(found), *pictures_of(folder, path, f"Uses of {lemma} in the top layer, by sense")]
     return [("What its vectors know", "\n\n".join(parts))] if parts else []
 
 

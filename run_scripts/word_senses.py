@@ -74,32 +74,48 @@ class Annotated(NamedTuple):
 def main(arguments: list[str] | None = None) -> dict[str, Any]:
     (parsed,) = HfArgumentParser(SenseArguments).parse_args_into_dataclasses(arguments)
     inventory = read_inventory(Path(parsed.sense_inventory)) if parsed.sense_inventory else {}
-    train = read_annotated(Path(parsed.train_file))
-    test = read_annotated(Path(parsed.test_file)) if parsed.test_file else None
+    texts = [read_annotated(Path(path)) for path in (parsed.train_file, parsed.test_file) if path]
     trust = {"trust_remote_code": parsed.trust_remote_code}
     model = AutoModel.from_pretrained(parsed.model, **trust).eval()
     tokenizer = AutoTokenizer.from_pretrained(parsed.model, **trust)
-    vectors = vectors_of(train, model, tokenizer)
+    vectors = [vectors_of(text, model, tokenizer) for text in texts]
     names = ["token layer", *(f"biLSTM {number + 1}" for number in range(model.config.num_hidden_layers)), "average"]
-    found: dict[str, Any] = {
-        "train": {"file": Path(parsed.train_file).name, "instances": len(train.instances)},
-        "same_sense": same_sense(train.instances, vectors, inventory, names),
-    }
-    if test is not None:
-        senses = sense_averages(train.instances, vectors)
-        found["test"] = {"file": Path(str(parsed.test_file)).name, "instances": len(test.instances)}
-        found["disambiguation"] = disambiguation(
-            train.instances, test.instances, senses, vectors_of(test, model, tokenizer), inventory, names
-        )
+    found = measured([text.instances for text in texts], vectors, inventory, names)
+    for split, path in (("train", parsed.train_file), ("test", parsed.test_file)):
+        if path:
+            found[split]["file"] = Path(path).name
     print(sense_table(found))
     if parsed.output:
-        output = Path(parsed.output)
-        output.parent.mkdir(parents=True, exist_ok=True)
-        if parsed.lemma:
-            found["map"] = {"lemma": parsed.lemma, "layer": names[-2]}
-            draw_senses(train.instances, vectors[:, -2], parsed.lemma, output.with_suffix(".png"))
-        output.write_text(json.dumps(found, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+        write(found, texts[0].instances, vectors[0][:, -2], parsed.lemma, Path(parsed.output))
     return found
+
+
+def measured(
+    instances: Sequence[Sequence[Instance]],
+    vectors: Sequence[np.ndarray],
+    inventory: dict[tuple[str, str], list[str]],
+    names: list[str],
+) -> dict[str, Any]:
+    """Both figures; disambiguation, where there is a second text, which is disambiguated by the first."""
+    found: dict[str, Any] = {
+        "train": {"instances": len(instances[0])},
+        "same_sense": same_sense(instances[0], vectors[0], inventory, names),
+    }
+    if len(instances) > 1:
+        senses = sense_averages(instances[0], vectors[0])
+        train, test = instances
+        found["test"] = {"instances": len(test)}
+        found["disambiguation"] = disambiguation(train, test, senses, vectors[1], inventory, names)
+    return found
+
+
+def write(found: dict[str, Any], instances: Sequence[Instance], top: np.ndarray, lemma: str | None, output: Path):
+    """The figures, and beside them the map of a lemma in the top layer `(instances, hidden_size)`."""
+    output.parent.mkdir(parents=True, exist_ok=True)
+    if lemma:
+        found["map"] = {"lemma": lemma}
+        draw_senses(instances, top, lemma, output.with_suffix(".png"))
+    output.write_text(json.dumps(found, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
 def read_annotated(path: Path) -> Annotated:
