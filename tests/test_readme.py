@@ -1,4 +1,4 @@
-"""The commands in README.md, README.ko.md and MIGRATION.md run, and Python blocks print what stands below them."""
+"""The commands of README.md, GUIDE.md and MIGRATION.md run, and Python blocks print what stands below them."""
 
 import contextlib
 import io
@@ -47,8 +47,34 @@ def run_blocks(name: str) -> tuple[dict, int]:
 
 
 def test_readme_is_true(clone):
-    assert run_blocks("README.md")[1] == 9
+    assert run_blocks("README.md")[1] == 1
+
+
+def test_guide_is_true(clone):
+    assert run_blocks("GUIDE.md")[1] == 8
     assert (clone / "vectors.hdf5").is_file() and (clone / "vocab.txt").is_file()
+
+
+def test_links_lead_somewhere():
+    for page in ROOT.glob("*.md"):
+        text = re.sub(r"```.*?```|`[^`]*`", "", page.read_text(encoding="utf-8"), flags=re.DOTALL)
+        for file, section in re.findall(r"\]\((?!https?:)([^)#]*)#?([^)]*)\)", text):
+            target = page.parent / file if file else page
+            assert target.exists(), f"{page.name}: {file}"
+            headings = re.findall(r"^#+ (.*)$", target.read_text(encoding="utf-8"), re.MULTILINE) if section else []
+            assert not section or section in [
+                re.sub(r"[^\w -]", "", each.lower()).replace(" ", "-") for each in headings
+            ]
+
+
+def test_results_name_options_that_exist():
+    blocks = re.findall(r"```text\n(.*?)```", (ROOT / "RESULTS.md").read_text(encoding="utf-8"), re.DOTALL)
+    options = 0
+    for script, words in re.findall(r"^(run_\w+|perplexity)((?: .*\n?|\n)*)", "\n".join(blocks), re.MULTILINE):
+        for option in re.findall(r"--\w+", words):
+            assert option in help_of(script), f"{script} {option}"
+            options += 1
+    assert options > 30
 
 
 def test_right_columns_of_the_migration_notes_run(clone):
