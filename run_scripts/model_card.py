@@ -115,7 +115,12 @@ def write_card(folder: Path, name: str, part: Part) -> Path:
 
 
 def with_statement(sections: list[tuple[str, str]], statement: str | None) -> list[tuple[str, str]]:
-    return [(title, f"{text}\n\n{statement}" if title == "Data" and statement else text) for title, text in sections]
+    """Below what the run recorded of its data; a section of its own where it recorded nothing."""
+    if not statement:
+        return sections
+    if "Data" not in dict(sections):
+        return [("Data", statement), *sections]
+    return [(title, f"{text}\n\n{statement}" if title == "Data" else text) for title, text in sections]
 
 
 def licence(facts: dict[str, Any]) -> str:

@@ -99,6 +99,7 @@ def test_a_card_stays_unless_it_is_given_new_facts(folder, trusting):
     (folder.parent / "why.md").write_text("From speeches.", encoding="utf-8")
     facts = ["--license", "cc-by-sa-4.0", "--language", "en", "ko", "--license_reason", "The text is, too."]
     facts += ["--citation", str(folder.parent / "why.md"), "--dataset_tags", "someone/text"]
+    facts += ["--data_statement", str(folder.parent / "why.md")]
     new = send(folder, "--output_dir", str(folder.parent / "new"), *facts)
     card = ModelCard.load(new / "README.md")
     assert (card.data.license, card.data.language, card.data.datasets) == (
@@ -107,7 +108,11 @@ def test_a_card_stays_unless_it_is_given_new_facts(folder, trusting):
         ["someone/text"],
     )
     assert "By hand" not in card.text and "`cc-by-sa-4.0`. The text is, too." in card.text
-    assert card.text.rstrip().endswith("From speeches.") and card.text.lstrip().startswith("# elmo-xy")
+    assert (
+        "## Data\n\nFrom speeches.\n" in card.text
+        and card.text.rstrip().endswith("From speeches.")
+        and card.text.lstrip().startswith("# elmo-xy")
+    )
     # what was said once need not be said again
     again = send(new, "--output_dir", str(folder.parent / "again"), "--license_reason", "Otherwise.")
     card = ModelCard.load(again / "README.md")
