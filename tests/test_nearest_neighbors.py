@@ -7,8 +7,9 @@ import numpy as np
 import pytest
 import torch
 from sklearn.neighbors import NearestNeighbors
+from task_worker import bilm
 
-from modeling_elmo import ELMoConfig, ELMoModel, ELMoTokenizer
+from modeling_elmo import ELMoModel, ELMoTokenizer
 from modeling_elmo.run_scripts import nearest_neighbors
 from modeling_elmo.run_scripts.nearest_neighbors import Use, find_uses, main, neighbors, normalized
 
@@ -18,11 +19,7 @@ LINES = [line.split() for line in TEXT.read_text(encoding="utf-8").splitlines()]
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory) -> Path:
-    torch.manual_seed(0)
-    tokenizer, folder = ELMoTokenizer(vocab=["<PAD>", "<S>", "</S>", "<UNK>"]), tmp_path_factory.mktemp("model")
-    ELMoModel(ELMoConfig.from_preset("tiny", vocab_size=4)).save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
-    return folder
+    return bilm(tmp_path_factory.mktemp("model") / "bilm", pre_tokenization="treebank")
 
 
 def look(folder: Path, *texts: Path | str, **options) -> dict:

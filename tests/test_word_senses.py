@@ -7,8 +7,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from task_worker import bilm
 
-from modeling_elmo import ELMoConfig, ELMoModel, ELMoTokenizer
+from modeling_elmo import ELMoModel, ELMoTokenizer
 from modeling_elmo.run_scripts import word_senses
 from modeling_elmo.run_scripts.word_senses import Instance, main, read_annotated, read_inventory
 
@@ -108,11 +109,7 @@ def test_reading():
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory) -> Path:
-    torch.manual_seed(0)
-    tokenizer, folder = ELMoTokenizer(vocab=["<PAD>", "<S>", "</S>", "<UNK>"]), tmp_path_factory.mktemp("model")
-    ELMoModel(ELMoConfig.from_preset("tiny", vocab_size=4)).save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
-    return folder
+    return bilm(tmp_path_factory.mktemp("model") / "bilm")
 
 
 def test_from_files_to_a_table_and_a_map(folder, tmp_path, capsys):
