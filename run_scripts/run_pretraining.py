@@ -393,7 +393,6 @@ def record_of(
     data: dict[str, Any] = {
         "train": corpus_args.train_file or [corpus_args.dataset],
         "validation": [*filter(None, corpus_args.validation_file or [corpus_args.validation_split])],
-        "context": corpus_args.context,
     }
     if survey is not None:
         data |= {"sentences": survey.lines, "words": survey.words, "longest_sentence": survey.longest}
