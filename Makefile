@@ -29,7 +29,7 @@ format: $(VENV)/.dev  ## let ruff repair what it can
 	$(BIN)/ruff check --fix
 	$(BIN)/ruff format
 
-bench: $(VENV)/.bench  ## speed beside the plain definition, torch.nn.LSTM and BertTokenizer; minutes
+bench: $(VENV)/.demo  ## speed beside the plain definition, torch.nn.LSTM and BertTokenizer; minutes
 	mkdir -p build
 	$(BIN)/python run_scripts/benchmark_elmo.py --output build/benchmark.json --plot build/benchmark.png
 
@@ -52,10 +52,6 @@ $(BIN)/python:
 
 $(VENV)/.demo: pyproject.toml constraints.txt | $(BIN)/python
 	$(BIN)/$(PIP_INSTALL) -c constraints.txt -e ".[convert,train]"
-	@touch $@
-
-$(VENV)/.bench: pyproject.toml constraints.txt | $(BIN)/python
-	$(BIN)/$(PIP_INSTALL) -c constraints.txt -e ".[bench]"
 	@touch $@
 
 $(VENV)/.dev: pyproject.toml constraints.txt | $(BIN)/python

@@ -73,7 +73,7 @@ PEER_KEYS = ("model", "prepare", "encoder", "parameters")
 def main(arguments: list[str] | None = None):
     args = parse(arguments)
     if args.plot:
-        require("matplotlib", extra="bench", purpose="--plot")
+        require("matplotlib", extra="train", purpose="--plot")
     transformers.logging.disable_progress_bar()
     torch.set_num_threads(args.threads or torch.get_num_threads())
     with tempfile.TemporaryDirectory() as folder:

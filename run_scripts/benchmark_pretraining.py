@@ -89,7 +89,7 @@ def main(arguments: list[str] | None = None) -> list[dict]:
 def read(arguments: BenchmarkArguments) -> tuple[ELMoTokenizer, list[LMBatch], float]:
     """A tokenizer for the text, batches, and the median seconds that making one takes."""
     corpus = Corpus.from_files(arguments.train_file)
-    _, counts = count_words((text for _, text in corpus.sentences()), TextSplitter("whitespace"))
+    _, counts = count_words(corpus, TextSplitter("whitespace"))
     tokenizer = ELMoTokenizer(vocab=most_frequent_words(counts, arguments.vocabulary_size))
     source = iter(
         SentenceBatches(

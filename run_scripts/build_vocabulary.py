@@ -1,20 +1,19 @@
 """The word vocabulary of a language model: counts words over files or a data set, one word a line out.
 
-    python -m modeling_elmo.run_scripts.build_vocabulary --inputs train/*.txt.gz --output vocab.txt --vocab_size 100000
+    python -m modeling_elmo.run_scripts.build_vocabulary --train_file 'train/*.gz' --output vocab.txt
 
 The file has the original format: `<S>`, `</S>` and `<UNK>`, then words by descending frequency. Load it with
-`ELMoTokenizer(vocab_file="vocab.txt")`, which puts `<PAD>` first. Texts are read one by one; memory grows with the
-number of distinct words alone.
+`ELMoTokenizer(vocab_file="vocab.txt")`, which puts `<PAD>` first, or pass it to `run_pretraining --vocabulary_file`.
+Texts are read one by one; memory grows with the number of distinct words alone.
 """
 
 import os
 import sys
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, field
-from itertools import chain, starmap
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from tqdm.auto import tqdm
 from transformers import HfArgumentParser
@@ -22,22 +21,18 @@ from transformers import HfArgumentParser
 if __package__ in (None, ""):  # run by path from a clone that is not installed
     sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from modeling_elmo.run_scripts.text_data import TextArguments, open_dataset, read_file
+from modeling_elmo.run_scripts.lm_corpus import Corpus, TrainTextArguments
 from modeling_elmo.tokenization.elmo_characters import PAD_WORD, SPECIAL_WORDS, most_frequent_words
 from modeling_elmo.tokenization.elmo_pretokenization import TextSplitter
 
 
 @dataclass(kw_only=True)
-class VocabularyArguments(TextArguments):
+class VocabularyArguments(TrainTextArguments):
     output: str = field(metadata={"help": "Vocabulary to write."})
-    inputs: list[str] = field(
-        default_factory=list,
-        metadata={"help": "UTF-8 files: .txt, a text a line, or .jsonl, also .gz or .zst."},
-    )
     pre_tokenization: Literal["whitespace", "moses", "treebank"] = field(
-        default="whitespace", metadata={"help": "How texts are split; the tokenizer must do the same."}
+        default="moses", metadata={"help": "How raw text is split; the tokenizer must do the same."}
     )
-    vocab_size: int | None = field(
+    vocabulary_size: int | None = field(
         default=None, metadata={"help": "Words to keep, the four special words included. Default: all."}
     )
     min_frequency: int = field(default=1, metadata={"help": "Occurrences that a word needs."})
@@ -82,30 +77,35 @@ def build_vocabulary(arguments: VocabularyArguments) -> VocabularyReport:
     output = Path(arguments.output)
     if output.exists() and not arguments.overwrite:
         raise FileExistsError(f"--output {output} exists; pass --overwrite to replace it.")
-    if arguments.vocab_size is not None and arguments.vocab_size <= len(SPECIAL_WORDS):
-        raise ValueError(f"--vocab_size {arguments.vocab_size}: pass more than the {len(SPECIAL_WORDS)} special words.")
+    if (size := arguments.vocabulary_size) is not None and size <= len(SPECIAL_WORDS):
+        raise ValueError(f"--vocabulary_size {size}: pass more than the {len(SPECIAL_WORDS)} special words.")
     if arguments.min_frequency < 1 or arguments.max_word_length < 3:
         raise ValueError(
             f"--min_frequency {arguments.min_frequency} must be at least 1, "
             f"--max_word_length {arguments.max_word_length} at least 3."
         )
-    num_texts, counts = count_words(open_texts(arguments), TextSplitter(arguments.pre_tokenization))
+    corpus = Corpus.from_arguments(arguments)
+    splitter = TextSplitter("whitespace" if arguments.is_split_into_words else arguments.pre_tokenization)
+    num_texts, counts = count_words(corpus, splitter)
     if not counts:
-        source = arguments.dataset or ", ".join(arguments.inputs)
-        raise ValueError(f"{source}: the {num_texts} texts there hold no words.")
-    words = most_frequent_words(counts, arguments.vocab_size, arguments.min_frequency)
+        raise corpus.emptiness()
+    words = most_frequent_words(counts, size, arguments.min_frequency)
     write_lines(output, (word for word in words if word != PAD_WORD))
     return report_on(num_texts, counts, words, arguments)
 
 
-def count_words(texts: Iterable[str | Sequence[str]], splitter: TextSplitter) -> tuple[int, Counter[str]]:
-    """The number of texts, and how often each word occurs in them."""
+def count_words(corpus: Corpus, splitter: TextSplitter) -> tuple[int, Counter[str]]:
+    """The number of texts, and how often each word occurs in them; given words that a line cannot hold are left out."""
     counts: Counter[str] = Counter()
     with tqdm(unit=" texts", unit_scale=True, desc="counting") as progress:
-        for text in texts:
-            counts.update(splitter.words(text) if isinstance(text, str) else text)
+        for _, text in corpus.sentences(shuffle_files=False):
+            counts.update(splitter.words(text) if isinstance(text, str) else filter(fits_in_a_line, text))
             progress.update()
     return progress.n, counts
+
+
+def fits_in_a_line(word: str) -> bool:
+    return bool(word) and word == word.strip() and "\n" not in word
 
 
 def report_on(
@@ -127,28 +127,6 @@ def report_on(
         cut_share=sum(counts[word] for word in cut) / total,
         cut_distinct_words=len(cut),
     )
-
-
-def open_texts(arguments: VocabularyArguments) -> Iterator[str | Sequence[str]]:
-    """Texts, or lists of words, one by one."""
-    if bool(arguments.inputs) == (arguments.dataset is not None):
-        raise ValueError("Pass either --inputs FILE ... or --dataset NAME.")
-    if arguments.dataset is not None:
-        return starmap(as_text, open_dataset(arguments)[0])
-    missing = [path for path in arguments.inputs if not Path(path).is_file()]
-    if missing:
-        raise FileNotFoundError(f"--inputs: there is no file {', '.join(missing)}.")
-    files = (read_file(Path(path), arguments.text_column) for path in arguments.inputs)
-    return starmap(as_text, chain.from_iterable(files))
-
-
-def as_text(where: str, value: Any) -> str | Sequence[str]:
-    if isinstance(value, str):
-        return value
-    if isinstance(value, list) and all(isinstance(word, str) for word in value):
-        # A line of the vocabulary can hold no other words.
-        return [word for word in value if word and word == word.strip() and "\n" not in word]
-    raise ValueError(f"{where}: the text is {value!r:.80}; it must be a string or a list of words.")
 
 
 def write_lines(path: Path, lines: Iterable[str]) -> None:

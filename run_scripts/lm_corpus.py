@@ -22,8 +22,8 @@ Sentence = tuple[Place, Text]
 
 
 @dataclass(kw_only=True)
-class CorpusArguments(TextArguments):
-    """Options of every script that trains a language model."""
+class TrainTextArguments(TextArguments):
+    """The text that a language model is trained on, or its vocabulary is counted over."""
 
     train_file: list[str] = field(
         default_factory=list,
@@ -32,11 +32,17 @@ class CorpusArguments(TextArguments):
             "Either may be compressed (.gz, .zst)."
         },
     )
-    validation_file: list[str] = field(default_factory=list, metadata={"help": "The same, held out."})
-    validation_split: str | None = field(default=None, metadata={"help": "Split of the data set that is held out."})
     is_split_into_words: bool = field(
         default=False, metadata={"help": "Words are separated by spaces already. Default: the tokenizer splits text."}
     )
+
+
+@dataclass(kw_only=True)
+class CorpusArguments(TrainTextArguments):
+    """Options of every script that trains a language model."""
+
+    validation_file: list[str] = field(default_factory=list, metadata={"help": "The same, held out."})
+    validation_split: str | None = field(default=None, metadata={"help": "Split of the data set that is held out."})
     context: Literal["sentence", "stream"] = field(
         default="sentence", metadata={"help": "Each sentence alone, or text without end with LSTM states carried on."}
     )
@@ -66,6 +72,15 @@ class Corpus:
     files: tuple[str, ...] = ()
     column: str = "text"
     dataset: TextArguments | None = None
+
+    @classmethod
+    def from_arguments(cls, arguments: TrainTextArguments) -> "Corpus":
+        """What `--train_file` or `--dataset` names."""
+        if bool(arguments.train_file) == (arguments.dataset is not None):
+            raise ValueError("Pass either --train_file FILE ..., or --dataset NAME.")
+        if arguments.train_file:
+            return cls.from_files(arguments.train_file, arguments.text_column)
+        return cls.from_dataset(arguments, arguments.split)
 
     @classmethod
     def from_files(cls, patterns: Sequence[str], column: str = "text") -> "Corpus":

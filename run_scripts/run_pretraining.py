@@ -29,7 +29,7 @@ if __package__ in (None, ""):  # run by path from a clone that is not installed
 
 from modeling_elmo import ELMoConfig, ELMoForPreTraining, ELMoTokenizer
 from modeling_elmo.configuration_elmo import PRESETS
-from modeling_elmo.run_scripts.build_vocabulary import as_text, count_words, write_lines
+from modeling_elmo.run_scripts.build_vocabulary import count_words, write_lines
 from modeling_elmo.run_scripts.lm_card import bilm_part
 from modeling_elmo.run_scripts.lm_checkpoint import Checkpoints
 from modeling_elmo.run_scripts.lm_data import (
@@ -77,7 +77,7 @@ class ModelArguments:
         metadata={"help": "What a checkpoint's vocabulary does beside a new one. Words in both keep their vectors."},
     )
     pre_tokenization: Literal["whitespace", "moses", "treebank"] = field(
-        default="whitespace", metadata={"help": "How a new tokenizer splits raw text."}
+        default="moses", metadata={"help": "How a new tokenizer splits raw text."}
     )
 
 
@@ -97,7 +97,7 @@ def main(arguments: list[str] | None = None) -> Pretraining:
     logging.disable_progress_bar()  # of single files, in the middle of ours
     output_dir = Path(training_args.output_dir)
     checkpoint = checkpoint_to_resume(output_dir, training_args.resume_from_checkpoint, accelerator)
-    corpus = training_corpus(corpus_args)
+    corpus = Corpus.from_arguments(corpus_args)
     survey = survey_once(corpus, accelerator)
     set_seed(training_args.seed)
     if checkpoint is None:
@@ -147,14 +147,6 @@ def make_accelerator(arguments: TrainingArguments) -> Accelerator:
 def check_evaluation(corpus: CorpusArguments, training: TrainingArguments):
     if training.early_stopping_patience is not None and not (corpus.validation_file or corpus.validation_split):
         raise ValueError("--early_stopping_patience needs held-out text; pass --validation_file or --validation_split.")
-
-
-def training_corpus(arguments: CorpusArguments) -> Corpus:
-    if bool(arguments.train_file) == (arguments.dataset is not None):
-        raise ValueError("Pass either --train_file FILE ..., or --dataset NAME.")
-    if arguments.train_file:
-        return Corpus.from_files(arguments.train_file, arguments.text_column)
-    return Corpus.from_dataset(arguments, arguments.split)
 
 
 def survey_once(corpus: Corpus, accelerator: Accelerator) -> Survey | None:
@@ -254,9 +246,7 @@ def check_model_arguments(arguments: ModelArguments):
 
 def count_vocabulary(corpus: Corpus, corpus_args: CorpusArguments, splitter: TextSplitter, size: int, output: Path):
     splitter = TextSplitter("whitespace") if corpus_args.is_split_into_words else splitter
-    texts = (as_text(f"{name}, line {number}", text) for (name, number), text in corpus.sentences())
-    _, counts = count_words(texts, splitter)
-    words = most_frequent_words(counts, size)
+    words = most_frequent_words(count_words(corpus, splitter)[1], size)
     write_lines(output, (word for word in words if word != PAD_WORD))
 
 

@@ -408,7 +408,7 @@ def new_figure(path: str | Path, width: float, height: float) -> Any:
     try:
         from matplotlib.figure import Figure  # saved by Agg; pyplot would choose a backend for the whole process
     except ImportError:
-        logger.warning(f'{path} is not drawn: that needs matplotlib; pip install "modeling-elmo[bench]"')
+        logger.warning(f'{path} is not drawn: that needs matplotlib; pip install "modeling-elmo[train]"')
         return None
     Path(path).parent.mkdir(parents=True, exist_ok=True)
     return Figure(figsize=(width, height), dpi=120, layout="constrained")

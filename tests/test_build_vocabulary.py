@@ -16,6 +16,7 @@ TEXT = Path(__file__).parent / "fixtures" / "text"
 LINES = [line for name in ("en.txt", "ko.txt") for line in (TEXT / name).read_text(encoding="utf-8").splitlines()]
 COUNTS = Counter(word for line in LINES for word in line.split())
 ROOT = Path(__file__).parents[1]
+WORDS = ("--is_split_into_words", "--train_file")
 
 
 def build(output: Path, *options) -> build_vocabulary.VocabularyReport:
@@ -35,7 +36,7 @@ def test_counts_over_files_of_every_kind(tmp_path, capsys):
     records = [{"words": line.split()} if number % 2 else {"words": line} for number, line in enumerate(parts[2])]
     (tmp_path / "c.jsonl").write_text("\n".join(map(json.dumps, records)), encoding="utf-8")
     inputs = [tmp_path / name for name in ("a.txt", "b.txt.gz", "c.jsonl")]
-    report = build(tmp_path / "vocab.txt", "--inputs", *inputs, "--text_column", "words", "--max_word_length", 12)
+    report = build(tmp_path / "vocab.txt", *WORDS, *inputs, "--text_column", "words", "--max_word_length", 12)
 
     expected = sorted(COUNTS, key=lambda word: (-COUNTS[word], word))
     assert words_of(tmp_path / "vocab.txt") == ["<S>", "</S>", "<UNK>", *expected]
@@ -52,18 +53,19 @@ def test_counts_over_files_of_every_kind(tmp_path, capsys):
 
 
 def test_size_frequency_and_coverage(tmp_path):
-    report = build(tmp_path / "vocab.txt", "--inputs", TEXT / "en.txt", TEXT / "ko.txt", "--vocab_size", 104)
+    report = build(tmp_path / "vocab.txt", *WORDS, TEXT / "en.txt", TEXT / "ko.txt", "--vocabulary_size", 104)
     words = words_of(tmp_path / "vocab.txt")
     assert len(words) == 103 and report.vocab_size == 104
     assert report.coverage == pytest.approx(sum(count for _, count in COUNTS.most_common(100)) / COUNTS.total())
-    build(tmp_path / "vocab.txt", "--inputs", TEXT / "en.txt", TEXT / "ko.txt", "--min_frequency", 5, "--overwrite")
+    build(tmp_path / "vocab.txt", *WORDS, TEXT / "en.txt", TEXT / "ko.txt", "--min_frequency", 5, "--overwrite")
     assert set(words_of(tmp_path / "vocab.txt")[3:]) == {word for word, count in COUNTS.items() if count >= 5}
 
 
-def test_the_tokenizer_knows_the_words_that_the_report_covers(tmp_path):
-    options = ["--inputs", TEXT / "en_raw.txt", "--pre_tokenization", "treebank", "--vocab_size", 500]
-    report = build(tmp_path / "vocab.txt", *options)
-    tokenizer = ELMoTokenizer(vocab_file=tmp_path / "vocab.txt", pre_tokenization="treebank")
+@pytest.mark.parametrize("options", [{}, {"pre_tokenization": "treebank"}], ids=["default", "treebank"])
+def test_the_tokenizer_knows_the_words_that_the_report_covers(tmp_path, options):
+    flags = [flag for name, value in options.items() for flag in (f"--{name}", value)]
+    report = build(tmp_path / "vocab.txt", "--train_file", TEXT / "en_raw.txt", "--vocabulary_size", 500, *flags)
+    tokenizer = ELMoTokenizer(vocab_file=tmp_path / "vocab.txt", **options)
     ids = tokenizer((TEXT / "en_raw.txt").read_text(encoding="utf-8").splitlines(), add_special_tokens=False)
     ids = [index for text in ids["input_ids"] for index in text]
     assert len(tokenizer) == 500
@@ -73,7 +75,7 @@ def test_the_tokenizer_knows_the_words_that_the_report_covers(tmp_path):
 
 def test_cut_words_of_a_lexicon_are_counted_in_characters(tmp_path):
     (tmp_path / "text.txt").write_text("밥밥밥밥 밥 abcde", encoding="utf-8")
-    inputs = ["--inputs", tmp_path / "text.txt", "--max_word_length", 6, "--overwrite"]
+    inputs = ["--train_file", tmp_path / "text.txt", "--max_word_length", 6, "--overwrite"]
     assert build(tmp_path / "vocab.txt", *inputs).cut_distinct_words == 2
     assert build(tmp_path / "vocab.txt", *inputs, "--alphabet", "lexicon").cut_distinct_words == 1
 
@@ -110,7 +112,7 @@ def test_a_failed_run_leaves_the_old_file_alone(tmp_path, monkeypatch):
 
     monkeypatch.setattr(Path, "replace", interrupted)
     with pytest.raises(KeyboardInterrupt):
-        build(output, "--inputs", tmp_path / "text.txt", "--overwrite")
+        build(output, "--train_file", tmp_path / "text.txt", "--overwrite")
     assert output.read_text(encoding="utf-8") == "old"
     assert sorted(path.name for path in tmp_path.iterdir()) == ["text.txt", "vocab.txt"]
 
@@ -118,16 +120,24 @@ def test_a_failed_run_leaves_the_old_file_alone(tmp_path, monkeypatch):
 @pytest.mark.parametrize(
     "options, error, message",
     [
-        ([], ValueError, "Pass either --inputs FILE ... or --dataset NAME"),
-        (["--inputs", "{text}", "--dataset", "x"], ValueError, "Pass either --inputs"),
-        (["--inputs", "{text}", "no.txt"], FileNotFoundError, "--inputs: there is no file no.txt"),
-        (["--inputs", "{text}", "--vocab_size", "4"], ValueError, "--vocab_size 4: pass more than the 4 special words"),
-        (["--inputs", "{text}", "--min_frequency", "0"], ValueError, "--min_frequency 0 must be at least 1"),
-        (["--inputs", "{text}", "--max_word_length", "2"], ValueError, "--max_word_length 2 at least 3"),
-        (["--inputs", "{blank}"], ValueError, "blank.txt: the 2 texts there hold no words"),
-        (["--inputs", "{latin}"], ValueError, "latin.txt, line 2 is not UTF-8"),
-        (["--inputs", "{jsonl}"], ValueError, "a.jsonl, line 2: the text is 3; it must be a string or a list of words"),
-        (["--inputs", "{jsonl}", "--text_column", "words"], ValueError, "line 1 has no key 'words'"),
+        ([], ValueError, "Pass either --train_file FILE ..., or --dataset NAME"),
+        (["--train_file", "{text}", "--dataset", "x"], ValueError, "Pass either --train_file"),
+        (
+            ["--train_file", "{text}", "no.txt"],
+            FileNotFoundError,
+            "no.txt: no file is named so. Pass files",
+        ),
+        (
+            ["--train_file", "{text}", "--vocabulary_size", "4"],
+            ValueError,
+            "--vocabulary_size 4: pass more than the 4 special words",
+        ),
+        (["--train_file", "{text}", "--min_frequency", "0"], ValueError, "--min_frequency 0 must be at least 1"),
+        (["--train_file", "{text}", "--max_word_length", "2"], ValueError, "--max_word_length 2 at least 3"),
+        (["--train_file", "{blank}"], ValueError, "There is no sentence in .*blank.txt: nothing but blank lines"),
+        (["--train_file", "{latin}"], ValueError, "latin.txt, line 2 is not UTF-8"),
+        (["--train_file", "{jsonl}"], ValueError, "a.jsonl:2: the text is 3; it must be a string or a list of words"),
+        (["--train_file", "{jsonl}", "--text_column", "words"], ValueError, "line 1 has no key 'words'"),
         (["--dataset", "{data}"], ValueError, r"has no column 'text' but \['tokens'\]; pass --text_column"),
         (["--dataset", "{splits}"], ValueError, r"has no split 'train' but \['dev'\]; pass --split"),
     ],
@@ -150,12 +160,12 @@ def test_bad_input(tmp_path, options, error, message):
 def test_an_existing_file_is_not_replaced_unasked(tmp_path):
     (tmp_path / "vocab.txt").write_text("mine", encoding="utf-8")
     with pytest.raises(FileExistsError, match="vocab.txt exists; pass --overwrite to replace it"):
-        build(tmp_path / "vocab.txt", "--inputs", TEXT / "en.txt")
+        build(tmp_path / "vocab.txt", *WORDS, TEXT / "en.txt")
     assert words_of(tmp_path / "vocab.txt") == ["mine"]
 
 
 def test_as_a_program(tmp_path):
-    command = [sys.executable, ROOT / "run_scripts" / "build_vocabulary.py", "--inputs", TEXT / "en.txt"]
+    command = [sys.executable, ROOT / "run_scripts" / "build_vocabulary.py", *WORDS, TEXT / "en.txt"]
     done = subprocess.run(
         [*command, "--output", "vocab.txt"], cwd=tmp_path, capture_output=True, text=True, check=False
     )

@@ -195,8 +195,8 @@ def _save_for_ever(folder: Path, done):
         step += 1
         for _ in range(2):  # the second replaces the first
             checkpoints.save(step, writer(step))
+            checkpoints.rotate()
             done.value = step
-        checkpoints.rotate()
 
 
 def test_kill_at_random_moments(tmp_path):

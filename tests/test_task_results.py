@@ -347,7 +347,7 @@ def test_pictures_need_matplotlib(name, tmp_path, monkeypatch, caplog):
     assert PICTURES[name](tmp_path / "picture.png") is False
     assert not list(tmp_path.iterdir())
     (message,) = caplog.messages
-    assert 'picture.png is not drawn: that needs matplotlib; pip install "modeling-elmo[bench]"' in message
+    assert 'picture.png is not drawn: that needs matplotlib; pip install "modeling-elmo[train]"' in message
 
 
 def test_picture_of_layer_weights(figures, tmp_path, caplog):
