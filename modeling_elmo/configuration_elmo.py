@@ -186,7 +186,8 @@ class ELMoConfig(PreTrainedConfig):
         if hidden_size is not None:
             self.hidden_size = hidden_size
         for name in ("char_cnn_filters", "task_char_cnn_filters"):
-            setattr(self, name, [list(item) if isinstance(item, tuple) else item for item in getattr(self, name)])
+            filters = getattr(self, name)  # copied, as they may be those of a preset
+            setattr(self, name, [list(item) if isinstance(item, (list, tuple)) else item for item in filters])
         if self.adaptive_cutoffs is not None:
             self.adaptive_cutoffs = list(self.adaptive_cutoffs)
 

@@ -49,7 +49,7 @@ from modeling_elmo import ELMoConfig, ELMoModel  # noqa: E402
 from modeling_elmo.configuration_elmo import PRESETS  # noqa: E402
 from modeling_elmo.run_scripts import benchmark_parts as parts  # noqa: E402
 from modeling_elmo.run_scripts.benchmark_parts import FLOOR, Bench, Contest, Run, Sentence  # noqa: E402
-from modeling_elmo.run_scripts.text_data import read_file, require  # noqa: E402
+from modeling_elmo.run_scripts.text_data import read_file, require, write_json  # noqa: E402
 
 Row = dict[str, Any]
 DEFAULT_TEXT = Path(__file__).resolve().parents[1] / "tests" / "fixtures" / "text" / "en.txt"
@@ -85,7 +85,7 @@ def main(arguments: list[str] | None = None):
         for name in args.batches if args.profile else ():
             figures["profiles"][name] = profile(name, bench)
     if args.output:
-        Path(args.output).write_text(json.dumps(figures, indent=1) + "\n", encoding="utf-8")
+        write_json(Path(args.output), figures)
     if args.plot:
         plot(figures["rows"], args.plot)
 

@@ -9,7 +9,6 @@ repeats: the batch is made, read, and the network updated. Storing is timed once
 are those of `run_ner` and `run_qa`.
 """
 
-import json
 import sys
 import time
 from contextlib import nullcontext
@@ -32,6 +31,7 @@ from modeling_elmo.run_scripts.task_data import TaggingDataArguments
 from modeling_elmo.run_scripts.task_features import FeatureCollator, feature_store
 from modeling_elmo.run_scripts.task_model import HeadArguments, encoded, task_model, task_tokenizer
 from modeling_elmo.run_scripts.task_questions import QuestionDataArguments
+from modeling_elmo.run_scripts.text_data import write_json
 
 TASKS = {
     "tagging": ((HeadArguments, TaggingDataArguments), tagging_task),
@@ -86,7 +86,7 @@ def main(arguments: list[str] | None = None) -> dict[str, float]:
     figures |= {"largest difference of the losses": float(np.ptp(losses, axis=0).max())}
     print("\n".join(f"{name}: {value:,.3g}" for name, value in figures.items()))
     if benchmark.output:
-        Path(benchmark.output).write_text(json.dumps(figures, indent=2) + "\n", encoding="utf-8")
+        write_json(Path(benchmark.output), figures)
     return figures
 
 

@@ -9,7 +9,6 @@ a gradient for the whole table instead of the step's rows. Medians over batches,
 without the data.
 """
 
-import json
 import statistics
 import sys
 import time
@@ -31,6 +30,7 @@ from modeling_elmo.run_scripts.build_vocabulary import count_words
 from modeling_elmo.run_scripts.lm_corpus import Corpus
 from modeling_elmo.run_scripts.lm_data import LMBatch, SentenceBatches
 from modeling_elmo.run_scripts.lm_optimization import OptimizationArguments, clip_gradients, make_optimizers
+from modeling_elmo.run_scripts.text_data import write_json
 from modeling_elmo.tokenization.elmo_characters import most_frequent_words
 from modeling_elmo.tokenization.elmo_pretokenization import TextSplitter
 
@@ -82,7 +82,7 @@ def main(arguments: list[str] | None = None) -> list[dict]:
     rows = [row_of(name, clocks[name][1:], batches[1:], data_seconds) for name in models]
     print_table(rows)
     if parsed.output:
-        Path(parsed.output).write_text(json.dumps(rows, indent=2) + "\n", encoding="utf-8")
+        write_json(Path(parsed.output), rows)
     return rows
 
 

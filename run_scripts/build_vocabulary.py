@@ -7,10 +7,8 @@ The file has the original format: `<S>`, `</S>` and `<UNK>`, then words by desce
 Texts are read one by one; memory grows with the number of distinct words alone.
 """
 
-import os
 import sys
 from collections import Counter
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
@@ -22,6 +20,7 @@ if __package__ in (None, ""):  # run by path from a clone that is not installed
     sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from modeling_elmo.run_scripts.lm_corpus import Corpus, TrainTextArguments
+from modeling_elmo.run_scripts.text_data import write_lines
 from modeling_elmo.tokenization.elmo_characters import PAD_WORD, SPECIAL_WORDS, most_frequent_words
 from modeling_elmo.tokenization.elmo_pretokenization import TextSplitter
 
@@ -127,18 +126,6 @@ def report_on(
         cut_share=sum(counts[word] for word in cut) / total,
         cut_distinct_words=len(cut),
     )
-
-
-def write_lines(path: Path, lines: Iterable[str]) -> None:
-    """All or nothing: what stood there stays until the new file is complete."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    unfinished = path.with_name(f"{path.name}.{os.getpid()}.unfinished")
-    try:
-        with unfinished.open("w", encoding="utf-8", newline="\n") as file:
-            file.writelines(f"{line}\n" for line in lines)
-        unfinished.replace(path)
-    finally:
-        unfinished.unlink(missing_ok=True)
 
 
 if __name__ == "__main__":

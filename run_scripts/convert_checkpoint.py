@@ -100,7 +100,7 @@ def record_of(args: Namespace) -> dict[str, Any]:
         again = read_arrays(back[0]) | (read_arrays(back[1]) if softmax else {})
         files = [path for path in found if path is not None]
         return {
-            "origin": args.origin or public(args.weights),
+            "origin": public(args.origin or args.weights),
             "files": [{"name": path.name, "bytes": path.stat().st_size, "sha256": sha256(path)} for path in files],
             "arrays": len(originals),
             "equal_arrays": sum(name in again and torch.equal(originals[name], again[name]) for name in originals),

@@ -98,7 +98,11 @@ def embed_corpus(arguments: EmbedArguments) -> Path:
     choices = {name: getattr(arguments, name) for name in ("layers", "pooling", "dtype")}
     check_choices(**choices)
     lines, total = open_corpus(arguments)
-    model, tokenizer = load_model(arguments)
+    model, tokenizer = load_model(
+        arguments.model, arguments.device, arguments.trust_remote_code, getattr(torch, arguments.compute_dtype)
+    )
+    if arguments.layers == "mixed" and not is_trained(model.scalar_mix):
+        logger.warning(f"The mix of {arguments.model} was never trained: it is the average of the layers.")
     parts = Parts(output, {**choices, "compute_dtype": arguments.compute_dtype, "weights": checksum(model)})
     blocks = embed_blocks(parts.skip_finished(lines), model, tokenizer, batch_tokens=arguments.batch_tokens, **choices)
     with tqdm(total=total, initial=parts.num_lines, unit=" lines", desc=output.name) as progress:
@@ -230,23 +234,24 @@ def _pool(vectors: np.ndarray, pooling: Pooling) -> np.ndarray:
     return vectors.mean(-2) if pooling == "mean" else vectors.max(-2)
 
 
-def load_model(arguments: EmbedArguments):
-    """The model on its device, and its tokenizer."""
-    if Path(arguments.model).is_dir() and not Path(arguments.model, "config.json").is_file():
-        raise FileNotFoundError(
-            f"--model {arguments.model} has no config.json; an original checkpoint must be converted first."
-        )
-    trust = {"trust_remote_code": arguments.trust_remote_code}
-    dtype = getattr(torch, arguments.compute_dtype)
-    model, loading = AutoModel.from_pretrained(arguments.model, dtype=dtype, output_loading_info=True, **trust)
+def load_model(
+    name: str, device: str | None = None, trust_remote_code: bool = False, dtype: torch.dtype = torch.float32
+):
+    """The model of the option `--model` on its device, and its tokenizer.
+
+    Raises:
+        FileNotFoundError, ValueError: it is no ELMo model, or not all of one.
+    """
+    if Path(name).is_dir() and not Path(name, "config.json").is_file():
+        raise FileNotFoundError(f"--model {name} has no config.json; an original checkpoint must be converted first.")
+    trust = {"trust_remote_code": trust_remote_code}
+    model, loading = AutoModel.from_pretrained(name, dtype=dtype, output_loading_info=True, **trust)
     if model.config.model_type != "elmo":
-        raise ValueError(f"--model {arguments.model} is a {model.config.model_type!r} model; pass an ELMo model.")
-    if absent := sorted(name for name in loading["missing_keys"] if not name.startswith("scalar_mix.")):
-        raise ValueError(f"--model {arguments.model} lacks weights: {', '.join(absent)}. Convert or train it first.")
-    if arguments.layers == "mixed" and not is_trained(model.scalar_mix):
-        logger.warning(f"The mix of {arguments.model} was never trained: it is the average of the layers.")
-    device = arguments.device or ("cuda" if torch.cuda.is_available() else "cpu")
-    return model.eval().to(device), AutoTokenizer.from_pretrained(arguments.model, **trust)
+        raise ValueError(f"--model {name} is a {model.config.model_type!r} model; pass an ELMo model.")
+    if absent := sorted(key for key in loading["missing_keys"] if not key.startswith("scalar_mix.")):
+        raise ValueError(f"--model {name} lacks weights: {', '.join(absent)}. Convert or train it first.")
+    device = device or ("cuda" if torch.cuda.is_available() else "cpu")
+    return model.eval().to(device), AutoTokenizer.from_pretrained(name, **trust)
 
 
 def is_trained(mix) -> bool:

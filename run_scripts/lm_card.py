@@ -4,7 +4,6 @@ results/pretraining.json  the run's settings, text and log, of a biLM that was t
 results/conversion.json   origin and parity of one that was converted
 """
 
-import json
 import math
 from pathlib import Path
 from statistics import median
@@ -14,9 +13,11 @@ from huggingface_hub import EvalResult
 
 from modeling_elmo import ELMoConfig
 from modeling_elmo.run_scripts.model_card import Part, read_results, shown, table
-from modeling_elmo.run_scripts.task_results import summarize
+from modeling_elmo.run_scripts.task_results import ERRORS, summarize
 from modeling_elmo.run_scripts.task_results import table as summary_table
+from modeling_elmo.run_scripts.text_data import read_json
 from modeling_elmo.run_scripts.word_senses import sense_table
+from modeling_elmo.tokenization.elmo_characters import Utf8Alphabet
 
 Entries = list[dict[str, Any]]
 
@@ -62,7 +63,7 @@ def bilm_part(folder: Path, name: str) -> Part:
     usage = USAGE.format(path=name, hidden_size=config.hidden_size)
     return Part(
         model=describe_model(config, trained.get("num_parameters"), trained.get("base_model")),
-        usage=usage + PREDICTION if "ELMoForPreTraining" in (config.architectures or ()) else usage,
+        usage=usage + PREDICTION if predicts_words(config) else usage,
         sections=sections,
         intended_use=INTENDED_USE,
         limits=describe_limits(config, trained.get("data", {})),
@@ -106,6 +107,10 @@ def published(evaluations: Entries, step: int) -> dict[str, Any]:
     return next((entry for entry in evaluations if entry["step"] == step), evaluations[-1])
 
 
+def predicts_words(config: ELMoConfig) -> bool:
+    return config.has_softmax and "ELMoForPreTraining" in (config.architectures or ())
+
+
 def describe_limits(config: ELMoConfig, data: dict[str, Any]) -> list[str]:
     limits = [
         "It knows the language of its training text: its domains, its time, its prejudices. Other text is read worse, "
@@ -114,12 +119,13 @@ def describe_limits(config: ELMoConfig, data: dict[str, Any]) -> list[str]:
     if config.char_vocab_size:
         room = config.max_word_length - 2  # for begin and end
         seen = f": {data['cut_words']:,} of the training text's {data['words']:,}" if "cut_words" in data else ""
-        limits.append(f"Of a word it reads the first {room} characters (bytes, in UTF-8); longer words are cut{seen}.")
+        unit = "bytes, in UTF-8" if config.char_vocab_size == Utf8Alphabet.size else "characters"
+        limits.append(f"Of a word it reads the first {room} {unit}; longer words are cut{seen}.")
     longest = f"; the longest of its training had {data['longest_sentence']:,}" if "longest_sentence" in data else ""
     limits.append(f"A sentence may have any number of words{longest}. Those before and after it are not seen.")
     if not config.char_vocab_size:
         limits.append("Words outside its vocabulary are all read as `<UNK>`.")
-    if not config.has_softmax:
+    if not predicts_words(config):
         limits.append("It gives vectors, and predicts no words: it came without its softmax.")
     elif config.char_vocab_size:
         limits.append("It reads any word, and predicts those of its vocabulary or `<UNK>`.")
@@ -131,19 +137,29 @@ def task_sections(folder: Path) -> list[tuple[str, str]]:
     parts = []
     for path, found in results_of(folder):
         if isinstance(found, dict) and found.get("records"):
-            summaries, metric = summarize(found["records"]), found["records"][0]["metric"]
-            baseline = "baseline" if "baseline" in {summary.arm for summary in summaries} else None
-            parts += [f"### {shown(path.stem.replace('_', ' '))}", summary_table(summaries, metric, baseline)]
+            records, summaries = found["records"], summarize(found["records"])
+            arms = {summary.arm.partition("@")[0] for summary in summaries}
+            baseline = "baseline" if "baseline" in arms else None
+            parts += [f"### {shown(path.stem.replace('_', ' '))}", describe_experiment(records[0])]
+            parts += [summary_table(summaries, records[0]["metric"], baseline)]
             parts += pictures_of(folder, path, "Learned layer weights", "_layer_weights")
-    text = "The frozen biLM below a network of the paper; mean ± sample deviation over seeds, in percent."
-    return [("As features of tasks", "\n\n".join([text, *parts]))] if parts else []
+    return [("As features of tasks", "\n\n".join(parts))] if parts else []
+
+
+def describe_experiment(record: dict[str, Any]) -> str:
+    settings, metric = record.get("settings", {}), record["metric"]
+    network = "one linear layer" if settings.get("head") == "linear" else "a network of the paper"
+    bilm = "the frozen biLM" if settings.get("freeze_bilm", True) else "the biLM, which learns with it"
+    unit = "" if metric in ERRORS else ", in percent"
+    name = shown(metric.replace("_", " ")).capitalize()
+    return f"{name} of {network} on {bilm}; mean ± sample deviation over seeds{unit}."
 
 
 def vector_sections(folder: Path) -> list[tuple[str, str]]:
     """What `nearest_neighbors.py` and `word_senses.py` found."""
     parts = []
     for path, found in results_of(folder):
-        if isinstance(found, dict) and "queries" in found:
+        if isinstance(found, dict) and {"word", "layer", "queries", "uses"} <= found.keys():
             parts += [describe_neighbors(found), *pictures_of(folder, path, f"Uses of {found['word']}")]
         if isinstance(found, dict) and "same_sense" in found:
             lemma = found.get("map", {}).get("lemma")
@@ -153,7 +169,7 @@ def vector_sections(folder: Path) -> list[tuple[str, str]]:
 
 def results_of(folder: Path) -> list[tuple[Path, Any]]:
     paths = sorted((folder / "results").glob("*.json"))
-    return [(path, json.loads(path.read_text(encoding="utf-8"))) for path in paths]
+    return [(path, read_json(path)) for path in paths]
 
 
 def pictures_of(folder: Path, path: Path, title: str, suffix: str = "") -> list[str]:
@@ -170,8 +186,10 @@ def describe_neighbors(found: dict[str, Any]) -> str:
             *([shown(use), f"{cosine:.2f}"] for cosine, use in query["neighbors"]),
         )
     ]
+    there, uses = found.get("uses_in_text", found["uses"]), found["uses"]
+    compared = f"{uses:,}" if there == uses else f"{uses:,} that were drawn of {there:,}"
     return (
-        f"Uses of `{found['word']}` (bold), drawn with seed {found['seed']} of {found['uses']:,} in "
+        f"Uses of `{found['word']}` (bold), drawn with seed {found['seed']} of {compared} in "
         f"{shown(found['text'])}, and the nearest in other sentences (layer: {found['layer']}).\n\n"
         + table(["use", "cosine"], rows)
     )
@@ -187,7 +205,8 @@ def describe_senses(found: dict[str, Any]) -> str:
     if told:
         parts.append(
             f"Disambiguation: the nearest average of a sense, on {shown(found['test']['file'])} "
-            f"({told['instances']:,} uses; the first sense for the {told['unseen_lemmas']:.0%} of unseen lemmas)."
+            f"({told['instances']:,} uses; the {told['unseen_lemmas']:.0%} whose lemma is not in the training text "
+            f"{'get the first sense' if 'first sense' in told else 'count as wrong'})."
         )
     return f"{' '.join(parts)}\n\n{sense_table(found)}"
 

@@ -166,6 +166,8 @@ class Checkpoints:
             _sync(unfinished)
             if num_weights > 1:
                 (self.output_dir / "config.json").unlink(missing_ok=True)
+                for path in self.output_dir.glob("*.safetensors"):  # an older single file would be loaded first
+                    path.unlink()
             for path in copies:
                 path.replace(self.output_dir / path.name)
             _sync_folder(self.output_dir)

@@ -4,7 +4,6 @@ A card says what was recorded in `results/` beside it, and nothing else: lm_card
 a head. `results/card.json` holds what no run knows: language, licence, where the text is from.
 """
 
-import json
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field, fields
@@ -12,6 +11,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from huggingface_hub import EvalResult, ModelCard, ModelCardData
+from huggingface_hub.utils import HFValidationError, validate_repo_id
+
+from modeling_elmo.run_scripts.text_data import read_json, write_json
 
 MOST_NAMES = 10  # of a list of files; corpora come in hundreds of shards
 TEMPLATE = Path(__file__).resolve().parents[1] / "model_cards" / "template.md"  # in a clone and in a wheel
@@ -38,9 +40,14 @@ class CardArguments:
 
     def __post_init__(self):
         for name in ("data_statement", "citation"):
-            path = getattr(self, name)
-            if path is not None and not Path(path).is_file():
+            if (path := getattr(self, name)) is None:
+                continue
+            if not Path(path).is_file():
                 raise FileNotFoundError(f"--{name} {path}: there is no such file; pass one with Markdown.")
+            try:
+                Path(path).read_text(encoding="utf-8")
+            except UnicodeDecodeError as error:
+                raise ValueError(f"--{name} {path} is not UTF-8 ({error}); convert it.") from None
 
 
 class Part(NamedTuple):
@@ -71,15 +78,13 @@ def write_facts(folder: Path, arguments: CardArguments) -> bool:
 
 
 def write_results(folder: Path, name: str, found: Any):
-    path = folder / "results" / f"{name}.json"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(found, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+    write_json(folder / "results" / f"{name}.json", found)
 
 
 def read_results(folder: Path, name: str) -> dict[str, Any]:
     """Empty where nothing was recorded under this name."""
     path = folder / "results" / f"{name}.json"
-    return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+    return read_json(path) if path.is_file() else {}
 
 
 def write_card(folder: Path, name: str, part: Part) -> Path:
@@ -130,28 +135,37 @@ def licence(facts: dict[str, Any]) -> str:
 
 
 def hub_name(name: str | None) -> str | None:
-    """`name`, unless it is a folder here; the Hub refuses names that are not its own."""
-    is_local = name is None or Path(name).is_absolute() or Path(name).exists()
-    return None if is_local else name
+    """`name`, unless it is a folder here or cannot be a name there; the Hub refuses those."""
+    if name is None or Path(name).exists():
+        return None
+    try:
+        validate_repo_id(name)
+    except HFValidationError:
+        return None
+    return name
 
 
 def public(value: Any) -> Any:
-    """A record without the places of files on its author's disk: of absolute paths the last part stays."""
+    """A record without the places of files on its author's disk: of paths from `/`, `~` or `..` the last part stays.
+
+    Only for values that name files: a text may begin with a slash as well.
+    """
     if isinstance(value, dict):
         return {key: public(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
         return [public(item) for item in value]
-    return Path(value).name or value if isinstance(value, str) and Path(value).is_absolute() else value
+    is_place = isinstance(value, str) and (Path(value).is_absolute() or value.startswith(("~", "../", "file:/")))
+    return Path(value).name or value if is_place else value
 
 
 def table(header: list[str], rows: Iterable[list[str]], alignment: str = "---") -> str:
     return "\n".join(f"| {' | '.join(cells)} |" for cells in [header, [alignment] * len(header), *rows])
 
 
-def shown(value: Any) -> str:
-    """A value as one line of Markdown, in tables too. Long lists are cut; of absolute paths the last part stays."""
+def shown(value: Any, most: int = MOST_NAMES) -> str:
+    """A value as one line of Markdown, in tables too; of a list the first `most`, and how many more there are."""
     if isinstance(value, (list, tuple)):
-        more = [f"and {len(value) - MOST_NAMES:,} more"] if len(value) > MOST_NAMES else []
-        return ", ".join([*map(shown, value[:MOST_NAMES]), *more])
-    text = public(" ".join(str(value).split()))
+        more = [f"and {len(value) - most:,} more"] if len(value) > most else []
+        return ", ".join([*map(shown, value[:most]), *more])
+    text = " ".join(str(value).split())
     return re.sub(r"[\\`*\[\]<>|~$&]|_(?![^\W_])|(?<![^\W_])_", r"\\\g<0>", text)  # an underscore in a word is plain

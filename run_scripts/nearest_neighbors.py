@@ -6,7 +6,6 @@ Uses are drawn by `--seed`, not picked; with each come the nearest ones in other
 vectors. `--output neighbors.json` keeps the table, and the map beside it: in `results/` of a checkpoint, for its card.
 """
 
-import json
 import re
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -15,16 +14,18 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-from transformers import AutoModel, AutoTokenizer, HfArgumentParser
+from transformers import HfArgumentParser
 
 if __package__ in (None, ""):  # run by path from a clone that is not installed
     sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from modeling_elmo.run_scripts.embed import embed_sentences
+from modeling_elmo.run_scripts.embed import embed_sentences, load_model
 from modeling_elmo.run_scripts.lm_corpus import Corpus
 from modeling_elmo.run_scripts.task_results import COLORS, MARKERS, new_figure
+from modeling_elmo.run_scripts.text_data import write_json
 from modeling_elmo.tokenization.elmo_pretokenization import TextSplitter
 
+NAMED_LAYERS = ("top", "average", "mixed")
 WORDS_SHOWN = 8  # on each side of a use
 
 
@@ -39,12 +40,15 @@ class NeighborArguments:
     seed: int = field(default=0, metadata={"help": "Which uses are drawn."})
     raw_text: bool = field(default=False, metadata={"help": "Let the tokenizer split lines, not white space."})
     output: str | None = field(default=None, metadata={"help": "JSON file for the table; the map is a .png beside it."})
+    device: str | None = field(default=None, metadata={"help": "Default: cuda where there is one, else cpu."})
     trust_remote_code: bool = field(default=False, metadata={"help": "Run code that comes with the model."})
 
     def __post_init__(self):
         for name in ("queries", "top_k"):
             if getattr(self, name) < 1:
                 raise ValueError(f"--{name} {getattr(self, name)}: pass at least 1.")
+        if self.max_uses <= self.top_k:
+            raise ValueError(f"--max_uses {self.max_uses}: pass more than --top_k {self.top_k}.")
         try:
             re.compile(self.word)
         except re.error as error:
@@ -69,16 +73,15 @@ def main(arguments: list[str] | None = None) -> dict[str, Any]:
     parser = HfArgumentParser(NeighborArguments, description="What the uses of a word are near to.")
     parser.add_argument("text", nargs="+", help="files, folders or patterns of text, a sentence a line")
     parsed, others = parser.parse_args_into_dataclasses(arguments)
-    trust = {"trust_remote_code": parsed.trust_remote_code}
-    tokenizer = AutoTokenizer.from_pretrained(parsed.model, **trust)
+    model, tokenizer = load_model(parsed.model, parsed.device, parsed.trust_remote_code)
+    check_layer(parsed.layer, model.config.num_hidden_layers)
     splitter = TextSplitter(tokenizer.pre_tokenization if parsed.raw_text else "whitespace")
     texts = (text for _, text in Corpus.from_files(others.text).sentences(shuffle_files=False))
     words = (splitter.words(text) if isinstance(text, str) else text for text in texts)
     uses, generator = list(find_uses(words, parsed.word)), np.random.default_rng(parsed.seed)
     check_number(len(uses), parsed)
-    drawn = sorted(generator.permutation(len(uses))[: parsed.max_uses])
+    there, drawn = len(uses), sorted(generator.permutation(len(uses))[: parsed.max_uses])
     uses = [uses[number] for number in drawn]
-    model = AutoModel.from_pretrained(parsed.model, **trust).eval()
     vectors = normalized(vectors_of_uses(uses, model, tokenizer, parsed.layer))
     queries = generator.permutation(len(uses))[: parsed.queries].tolist()
     nearest = {query: neighbors(vectors, uses, query, parsed.top_k) for query in queries}
@@ -87,6 +90,7 @@ def main(arguments: list[str] | None = None) -> dict[str, Any]:
         "layer": parsed.layer,
         "text": [Path(name).name for name in others.text],
         "uses": len(uses),
+        "uses_in_text": there,
         "seed": parsed.seed,
         "queries": [
             {"use": str(uses[query]), "neighbors": [[round(cosine, 3), str(uses[near])] for near, cosine in pairs]}
@@ -96,8 +100,7 @@ def main(arguments: list[str] | None = None) -> dict[str, Any]:
     print(shown_neighbors(found))
     if parsed.output:
         output = Path(parsed.output)
-        output.parent.mkdir(parents=True, exist_ok=True)
-        output.write_text(json.dumps(found, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+        write_json(output, found)
         groups = {str(uses[query]): [query, *(near for near, _ in pairs)] for query, pairs in nearest.items()}
         draw_map(vectors, groups, output.with_suffix(".png"))
     return found
@@ -121,13 +124,14 @@ def find_uses(sentences: Iterable[Sequence[str]], word: str) -> Iterator[Use]:
             yield from (Use(words, place) for place in places)
 
 
+def check_layer(layer: str, num_layers: int):
+    if layer not in (*NAMED_LAYERS, *map(str, range(num_layers + 1))):
+        raise ValueError(f"--layer {layer}: pass {', '.join(NAMED_LAYERS)}, or a number up to {num_layers}.")
+
+
 def vectors_of_uses(uses: Sequence[Use], model, tokenizer, layer: str) -> np.ndarray:
     """Shape: `(uses, hidden_size)`."""
-    named = layer in ("top", "average", "mixed")
-    if not named and layer not in map(str, range(model.config.num_hidden_layers + 1)):
-        raise ValueError(
-            f"--layer {layer}: pass top, average, mixed, or a number up to {model.config.num_hidden_layers}."
-        )
+    named = layer in NAMED_LAYERS
     embedded = embed_sentences((use.words for use in uses), model, tokenizer, layer if named else "all")
     vectors = [vectors if named else vectors[int(layer)] for _, vectors in embedded]
     return np.stack([each[use.place] for each, use in zip(vectors, uses, strict=True)])
@@ -171,7 +175,7 @@ def draw_map(vectors: np.ndarray, groups: Mapping[str, Sequence[int]], path: Pat
     axis.scatter(*points.T, s=10, color="0.8", label="_")
     for number, (label, members) in enumerate(groups.items()):
         look = {"color": COLORS[number % len(COLORS)], "marker": MARKERS[number % len(MARKERS)]}
-        label = label if can_draw(label) else f"query {number + 1}"
+        label = label.replace("$", r"\$") if can_draw(label) else f"query {number + 1}"
         axis.scatter(*points[list(members)].T, s=36, label=label, **look)
     axis.set_xlabel(f"first principal component ({shares[0]:.0%} of the variance)")
     axis.set_ylabel(f"second ({shares[1]:.0%})")

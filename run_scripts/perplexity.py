@@ -7,7 +7,6 @@ Always over all words, never over a sample. Tokens counted are words and, forwar
 `--context stream` carries the states from sentence to sentence, as the original's training does.
 """
 
-import json
 import math
 import sys
 from collections.abc import Iterable
@@ -32,6 +31,7 @@ from modeling_elmo.run_scripts.lm_data import (
     StreamWindows,
     data_loader,
 )
+from modeling_elmo.run_scripts.text_data import write_json
 
 
 @dataclass(kw_only=True)
@@ -75,7 +75,7 @@ def main(arguments: list[str] | None = None) -> Perplexity:
     found = evaluate(model, batches, parsed.context, accelerator)
     accelerator.print(f"{parsed.model}: {found}")
     if parsed.output and accelerator.is_main_process:
-        Path(parsed.output).write_text(json.dumps(asdict(found), indent=2) + "\n", encoding="utf-8")
+        write_json(Path(parsed.output), asdict(found))
     accelerator.end_training()  # a process that exits inside its group may abort
     return found
 

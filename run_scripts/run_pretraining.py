@@ -29,7 +29,7 @@ if __package__ in (None, ""):  # run by path from a clone that is not installed
 
 from modeling_elmo import ELMoConfig, ELMoForPreTraining, ELMoTokenizer
 from modeling_elmo.configuration_elmo import PRESETS
-from modeling_elmo.run_scripts.build_vocabulary import count_words, write_lines
+from modeling_elmo.run_scripts.build_vocabulary import count_words
 from modeling_elmo.run_scripts.lm_card import bilm_part
 from modeling_elmo.run_scripts.lm_checkpoint import Checkpoints
 from modeling_elmo.run_scripts.lm_data import (
@@ -43,7 +43,8 @@ from modeling_elmo.run_scripts.lm_data import (
 from modeling_elmo.run_scripts.lm_training import Pretraining, TrainingArguments
 from modeling_elmo.run_scripts.model_card import CardArguments, hub_name, public, write_card, write_facts, write_results
 from modeling_elmo.run_scripts.perplexity import held_out_batches
-from modeling_elmo.run_scripts.push_to_hub import push
+from modeling_elmo.run_scripts.push_to_hub import FLAG, push
+from modeling_elmo.run_scripts.text_data import write_lines
 from modeling_elmo.tokenization.elmo_characters import PAD_WORD, most_frequent_words, read_vocabulary
 from modeling_elmo.tokenization.elmo_pretokenization import TextSplitter
 
@@ -85,7 +86,9 @@ class ModelArguments:
 class HubArguments(CardArguments):
     push_to_hub: bool = field(default=False, metadata={"help": "Upload the model and its card at the end."})
     hub_model_id: str | None = field(default=None, metadata={"help": "Repository. Default: the output folder's name."})
-    hub_private_repo: bool = field(default=False, metadata={"help": "Whether a new repository is private."})
+    hub_private_repo: bool | None = field(
+        default=None, metadata={"help": "Whether a new repository is private. Default: as your account has it.", **FLAG}
+    )
     hub_token: str | None = field(default=None, metadata={"help": "Default: that of `hf auth login`."})
 
 

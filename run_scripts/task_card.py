@@ -1,6 +1,5 @@
 """What the card of a head says that was trained on a frozen or learning biLM: what its run recorded."""
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +9,7 @@ from huggingface_hub import EvalResult
 from modeling_elmo import ELMoConfig
 from modeling_elmo.run_scripts.model_card import Part, shown, table
 from modeling_elmo.run_scripts.task_results import layer_names
+from modeling_elmo.run_scripts.text_data import read_json
 
 PIPELINES = {
     "ELMoForTokenClassification": "token-classification",
@@ -24,6 +24,8 @@ NETWORKS = {
     "linear": "one linear layer",
 }
 
+MOST_LABELS = 50
+
 USAGE = """\
 from transformers import pipeline
 
@@ -37,30 +39,44 @@ some of it and measure first."""
 
 
 def task_part(folder: Path, name: str, record: dict[str, Any] | None = None) -> Part:
-    """The card of the head in `folder`, from its configuration and what its run recorded, by default `record.json`."""
-    config = ELMoConfig.from_pretrained(folder)
-    record = record or json.loads((folder / "record.json").read_text(encoding="utf-8"))
-    settings, pipeline = record["settings"], PIPELINES[config.architectures[0]]
-    used = [[shown(key), shown(settings[key])] for key in settings if settings[key]]
+    """The card of the head in `folder`, from its configuration and what its run recorded, by default `record.json`.
+
+    A head that another Trainer or a loop has trained has no record, and its card no results.
+    """
+    config, path = ELMoConfig.from_pretrained(folder), folder / "record.json"
+    record = record or (read_json(path) if path.exists() else {})
+    settings, pipeline = record.get("settings", {}), PIPELINES[config.architectures[0]]
+    is_pair = (
+        "text_pair" in record["columns"]
+        if record
+        else pipeline == "text-classification" and config.classifier == "esim"
+    )
     return Part(
-        model=describe_model(config, settings["model_name_or_path"]),
-        usage=USAGE.format(path=name, pipeline=pipeline, example=example(pipeline, record["columns"])),
-        sections=[
-            ("Results", f"{describe_results(record)}\n\nProtocol: {protocol(record)}"),
-            ("Data", describe_data(record)),
-            ("Training", table(["setting", "value"], used)),
-        ],
+        model=describe_model(config, settings.get("model_name_or_path")),
+        usage=USAGE.format(path=name, pipeline=pipeline, example=example(pipeline, is_pair)),
+        sections=recorded_sections(config, record) if record else [],
         intended_use=INTENDED_USE,
         limits=[
-            "Its figures are of the data above. Text of another kind, time or language is read worse.",
+            "Its figures are of the data above. Text of another kind, time or language is read worse."
+            if record
+            else "How good it is was not recorded: measure it on text of yours.",
             "What the data and the biLM's training text say of people, it repeats.",
         ],
         pipeline_tag=pipeline,
         tags=["elmo"],
-        metrics=[record["metric"]],
-        results=evaluation_results(pipeline, record),
+        metrics=[record["metric"]] if record else [],
+        results=evaluation_results(pipeline, record) if record else [],
         base_model=record.get("base_model"),
     )
+
+
+def recorded_sections(config: ELMoConfig, record: dict[str, Any]) -> list[tuple[str, str]]:
+    settings = [[shown(key), shown(value)] for key, value in record["settings"].items() if value]
+    return [
+        ("Results", f"{describe_results(record, config)}\n\nProtocol: {protocol(record)}"),
+        ("Data", describe_data(record)),
+        ("Training", table(["setting", "value"], settings)),
+    ]
 
 
 def evaluation_results(pipeline: str, record: dict[str, Any]) -> list[EvalResult]:
@@ -78,14 +94,13 @@ def evaluation_results(pipeline: str, record: dict[str, Any]) -> list[EvalResult
     ]
 
 
-def example(pipeline: str, columns: list[str]) -> str:
+def example(pipeline: str, is_pair: bool) -> str:
     if pipeline == "question-answering":
         return 'question="Where was it staged?", context="The play was staged in Paris."'
-    is_pair = "text_pair" in columns
     return '{"text": "A man sleeps.", "text_pair": "Someone rests."}' if is_pair else '"It was staged in Paris."'
 
 
-def describe_model(config: ELMoConfig, base_model: str) -> str:
+def describe_model(config: ELMoConfig, base_model: str | None) -> str:
     kinds = {"ELMoForTokenClassification": "tagger", "ELMoForQuestionAnswering": "reader"}
     network = "linear" if config.head == "linear" else kinds.get(config.architectures[0], config.classifier)
     reads = "word vectors and characters, without ELMo: a baseline"
@@ -93,15 +108,15 @@ def describe_model(config: ELMoConfig, base_model: str) -> str:
         place = "input and output" if config.elmo_placement == "both" else config.elmo_placement
         state = "frozen" if config.freeze_bilm else "trained with it"
         paper = "[Peters et al. 2018](https://arxiv.org/abs/1802.05365)"
-        reads = f"ELMo ({paper}) of {shown(base_model)}, {state}, at its {place}"
+        bilm = shown(base_model) if base_model else "a biLM, which is in it"
+        reads = f"ELMo ({paper}) of {bilm}, {state}, at its {place}"
     described = f"Network: {NETWORKS[network]}. It reads {reads}."
     if config.architectures[0] == "ELMoForQuestionAnswering":
         return f"{described}\n\nAn answer is a span of the context."
-    labels = ", ".join(f"`{shown(label)}`" for label in list(config.id2label.values())[:20])
-    return f"{described}\n\nLabels: {labels}."
+    return f"{described}\n\nLabels: {shown(list(config.id2label.values()), most=MOST_LABELS)}."
 
 
-def describe_results(record: dict[str, Any]) -> str:
+def describe_results(record: dict[str, Any], config: ELMoConfig) -> str:
     names = [name for name, value in next(iter(record["metrics"].values())).items() if isinstance(value, (int, float))]
     rows = [[split, *(f"{scores[name]:.4f}" for name in names)] for split, scores in record["metrics"].items()]
     parts = [table(["split", *names], rows, "---:")]
@@ -110,7 +125,8 @@ def describe_results(record: dict[str, Any]) -> str:
             f"{name} {weight:.3f}"
             for name, weight in zip(layer_names({place: np.array(weights)}), weights, strict=True)
         )
-        parts.append(f"Layer weights (softmax of s) at the {place}: {shares}.")
+        kind = "softmax of s" if config.scalar_mix_mode == "learned" else "fixed"
+        parts.append(f"Layer weights ({kind}) at the {place}: {shares}.")
     return "\n\n".join(parts)
 
 
@@ -118,7 +134,12 @@ def protocol(record: dict[str, Any]) -> str:
     best = f"the one with the best `{record['metric']}` on the validation split"
     is_chosen = "validation" in record["metrics"] and record["settings"]["load_best_model_at_end"]
     chosen = best if is_chosen else "the last one"
-    return f"of all checkpoints {chosen}; one run, with seed {record['seed']}."
+    runs = f"one run, with seed {record['seed']}"
+    if "best_of" in record:
+        runs = f"the best of {record['best_of']} runs on the {record['best_on']} split, with seed {record['seed']}"
+        if record["best_on"] == "test":
+            runs += ", which makes the figure a little too good"
+    return f"of all checkpoints {chosen}; {runs}."
 
 
 def describe_data(record: dict[str, Any]) -> str:

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 from transformers.utils import logging
 
-from modeling_elmo.run_scripts.build_vocabulary import write_lines
+from modeling_elmo.run_scripts.text_data import write_json, write_lines
 
 logger = logging.get_logger(__name__)
 
@@ -208,7 +208,7 @@ def write_results(folder: str | Path, name: str, records: Sequence[Record], base
     summaries, results = summarize(records), Path(folder, "results")
     text = report(name, records, summaries, metrics[0], baseline)
     whole = {"records": list(records), "summaries": [asdict(summary) for summary in summaries]}
-    write_lines(results / f"{name}.json", [json.dumps(whole, indent=1, ensure_ascii=False)])
+    write_json(results / f"{name}.json", whole)
     write_lines(results / f"{name}.md", [text])
 
 
@@ -240,10 +240,11 @@ def last_split(record: Record) -> str:
 def best_record(records: Sequence[Record]) -> Record:
     """The run with the best score on the first split, which is no test unless there is no other."""
 
-    def score(record: Record) -> float:
-        return record["metrics"][min(record["metrics"], key=place_of_split)][record["metric"]]
+    return max(records, key=lambda record: record["metrics"][first_split(record)][record["metric"]])
 
-    return max(records, key=score)
+
+def first_split(record: Record) -> str:
+    return min(record["metrics"], key=place_of_split)
 
 
 def tables_by_type(record: Record) -> dict[str, Any]:

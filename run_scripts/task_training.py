@@ -52,6 +52,7 @@ from modeling_elmo.run_scripts.task_results import (
     draw_confusion,
     draw_data_curve,
     draw_layer_weights,
+    first_split,
     last_split,
     read_record,
     score_table,
@@ -59,6 +60,7 @@ from modeling_elmo.run_scripts.task_results import (
     table,
     write_results,
 )
+from modeling_elmo.run_scripts.text_data import write_json
 from modeling_elmo.run_scripts.word_vectors import WordVectors, read_word_vectors
 from modeling_elmo.tokenization.elmo_characters import SPECIAL_WORDS
 
@@ -181,7 +183,7 @@ def fine_tune(
         if training.push_to_hub:
             name = training.hub_model_id or experiment.folder.resolve().name
             best = experiment.best_folder(records)
-            push(best, name, f"Fine-tuned: {task.name}", bool(training.hub_private_repo), training.hub_token)
+            push(best, name, f"Fine-tuned: {task.name}", training.hub_private_repo, training.hub_token)
     return records
 
 
@@ -258,10 +260,16 @@ class Experiment:
         return [self._finished(arm, seed) or self._train(arm, seed) for arm, seed in members]
 
     def best_folder(self, records: list[Record]) -> Path:
-        """The model, with ELMo unless there is no other, that is best on the first split that was measured."""
+        """The model, with ELMo unless there is no other, that is best on the first split; its card says so."""
         arms = {arm.name: arm for arm in self._arms()}
-        best = best_record([record for record in records if record["layer_weights"]] or records)
-        return self._folder_of(arms[best["arm"]], best["seed"])
+        candidates = [record for record in records if record["layer_weights"]] or records
+        best = best_record(candidates)
+        folder = self._folder_of(arms[best["arm"]], best["seed"])
+        if len(candidates) > 1:
+            best = best | {"best_of": len(candidates), "best_on": first_split(best)}
+            write_card(folder, self._name(), task_part(folder, self._name(), best))
+            write_json(folder / "record.json", best)
+        return folder
 
     def _arms(self) -> list[Arm]:
         config = ELMoConfig.from_pretrained(self.head.model_name_or_path)
@@ -471,7 +479,7 @@ class Experiment:
             "metric": self.task.metric,
             "metrics": {split: self.task.scores(mean) for split, mean in means.items()},
             "layer_weights": {},
-            "settings": {"ensemble": list(folders)},
+            "settings": {"ensemble": public(list(folders))},
         }
 
     def _mean(self, members: Sequence[Predicted], folders: Sequence[str]) -> Predicted:
@@ -550,10 +558,3 @@ def last_checkpoint(folder: Path) -> str | None:
     """The last one that was written to its end: Trainer writes its state last."""
     whole = [path.parent for path in folder.glob("checkpoint-*/trainer_state.json")]
     return str(max(whole, key=lambda path: int(path.name.split("-")[-1]))) if whole else None
-
-
-def write_json(path: Path, value: Any):
-    """Whole or not at all."""
-    part = path.with_suffix(".part")
-    part.write_text(json.dumps(value, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
-    part.replace(path)

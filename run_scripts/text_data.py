@@ -1,7 +1,8 @@
-"""Where the texts of the scripts come from: files with a text a line, and data sets; read one by one."""
+"""The files of the scripts: texts, in lines or data sets, read one by one; results, written whole or not at all."""
 
 import gzip
 import json
+import os
 import zlib
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
@@ -156,3 +157,31 @@ def dataset_texts(arguments: TextArguments) -> tuple[Iterator[Any], int | None]:
 def require(module: str, extra: str, purpose: str):
     if find_spec(module) is None:
         raise ImportError(f'{purpose} needs {module}: pip install "modeling-elmo[{extra}]"')
+
+
+def write_lines(path: Path, lines: Iterable[str]):
+    """All or nothing: what stood there stays until the new file is complete. Makes the folder."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    unfinished = path.with_name(f"{path.name}.{os.getpid()}.unfinished")
+    try:
+        with unfinished.open("w", encoding="utf-8", newline="\n") as file:
+            file.writelines(f"{line}\n" for line in lines)
+        unfinished.replace(path)
+    finally:
+        unfinished.unlink(missing_ok=True)
+
+
+def write_json(path: Path, value: Any):
+    """As `write_lines`."""
+    write_lines(path, [json.dumps(value, indent=1, ensure_ascii=False)])
+
+
+def read_json(path: Path) -> Any:
+    """
+    Raises:
+        ValueError: the file is not JSON, which the message says by its name.
+    """
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ValueError(f"{path} is not JSON in UTF-8: {error}. Make it anew, or delete it.") from error

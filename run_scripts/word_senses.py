@@ -12,7 +12,6 @@ Files are those of Raganato et al. (2017): `X.data.xml` with its `X.gold.key.txt
 """
 
 import gzip
-import json
 import sys
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
@@ -22,16 +21,17 @@ from typing import Any, NamedTuple
 from xml.etree import ElementTree
 
 import numpy as np
-from transformers import AutoModel, AutoTokenizer, HfArgumentParser
+from transformers import HfArgumentParser
 
 if __package__ in (None, ""):  # run by path from a clone that is not installed
     sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from tqdm.auto import tqdm
 
-from modeling_elmo.run_scripts.embed import embed_sentences
+from modeling_elmo.run_scripts.embed import embed_sentences, load_model
 from modeling_elmo.run_scripts.nearest_neighbors import draw_map, normalized
 from modeling_elmo.run_scripts.task_results import aligned
+from modeling_elmo.run_scripts.text_data import numbered_lines, write_json
 
 MOST_SENSES = 6  # of a map, in colour
 MOST_INSTANCES = 2000  # of a lemma that are compared with one another
@@ -49,6 +49,7 @@ class SenseArguments:
     output: str | None = field(
         default=None, metadata={"help": "JSON file for the figures; the map is a .png beside it."}
     )
+    device: str | None = field(default=None, metadata={"help": "Default: cuda where there is one, else cpu."})
     trust_remote_code: bool = field(default=False, metadata={"help": "Run code that comes with the model."})
 
     def __post_init__(self):
@@ -75,9 +76,9 @@ def main(arguments: list[str] | None = None) -> dict[str, Any]:
     (parsed,) = HfArgumentParser(SenseArguments).parse_args_into_dataclasses(arguments)
     inventory = read_inventory(Path(parsed.sense_inventory)) if parsed.sense_inventory else {}
     texts = [read_annotated(Path(path)) for path in (parsed.train_file, parsed.test_file) if path]
-    trust = {"trust_remote_code": parsed.trust_remote_code}
-    model = AutoModel.from_pretrained(parsed.model, **trust).eval()
-    tokenizer = AutoTokenizer.from_pretrained(parsed.model, **trust)
+    if parsed.lemma:
+        uses_of(parsed.lemma, texts[0].instances)
+    model, tokenizer = load_model(parsed.model, parsed.device, parsed.trust_remote_code)
     vectors = [vectors_of(text, model, tokenizer) for text in texts]
     names = ["token layer", *(f"biLSTM {number + 1}" for number in range(model.config.num_hidden_layers)), "average"]
     found = measured([text.instances for text in texts], vectors, inventory, names)
@@ -111,11 +112,11 @@ def measured(
 
 def write(found: dict[str, Any], instances: Sequence[Instance], top: np.ndarray, lemma: str | None, output: Path):
     """The figures, and beside them the map of a lemma in the top layer `(instances, hidden_size)`."""
-    output.parent.mkdir(parents=True, exist_ok=True)
     if lemma:
         found["map"] = {"lemma": lemma}
+    write_json(output, found)
+    if lemma:
         draw_senses(instances, top, lemma, output.with_suffix(".png"))
-    output.write_text(json.dumps(found, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
 def read_annotated(path: Path) -> Annotated:
@@ -130,32 +131,35 @@ def read_annotated(path: Path) -> Annotated:
         raise FileNotFoundError(f"{path}: pass a file X.data.xml (or X.data.xml.gz) with X.gold.key.txt beside it.")
     senses = {name: keys for name, *keys in map(str.split, lines_of(keys_path))}
     found = Annotated([], [])
-    with opened(path) as file:
-        for sentence in ElementTree.parse(file).getroot().iter("sentence"):
-            words: list[str] = []
-            for element in sentence:
-                start, text = len(words), (element.text or "").strip()
-                words += text.split("_") if text.strip("_") else [text]
-                if element.tag == "instance":
-                    name = element.attrib["id"]
-                    if name not in senses:
-                        raise ValueError(f"{path}: instance {name} has no sense in {keys_path.name}.")
-                    lemma = element.attrib["lemma"].lower(), element.attrib["pos"]
-                    keys = frozenset(senses[name])
-                    found.instances.append(Instance(lemma, keys, len(found.sentences), start, len(words)))
-            found.sentences.append(words)
+    for sentence in root_of(path).iter("sentence"):
+        words: list[str] = []
+        for element in sentence:
+            start, text = len(words), (element.text or "").strip()
+            words += text.split("_") if text.strip("_") else [text]
+            if element.tag == "instance":
+                name = element.attrib["id"]
+                if not senses.get(name):
+                    raise ValueError(f"{path}: instance {name} has no sense in {keys_path.name}.")
+                lemma = element.attrib["lemma"].lower(), element.attrib["pos"]
+                keys = frozenset(senses[name])
+                found.instances.append(Instance(lemma, keys, len(found.sentences), start, len(words)))
+        found.sentences.append(words)
     if not found.instances:
         raise ValueError(f"{path} has no <instance> in a <sentence>; pass text annotated as by Raganato et al. (2017).")
     return found
 
 
-def opened(path: Path):
-    return gzip.open(path, "rb") if path.suffix == ".gz" else path.open("rb")
+def root_of(path: Path) -> ElementTree.Element:
+    packed = gzip.open if path.suffix == ".gz" else open
+    try:
+        with packed(path, "rb") as file:
+            return ElementTree.parse(file).getroot()
+    except (ElementTree.ParseError, OSError, EOFError) as error:
+        raise ValueError(f"{path} is not a complete XML file: {error}.") from error
 
 
 def lines_of(path: Path) -> Iterator[str]:
-    with opened(path) as file:
-        yield from (line for line in map(bytes.decode, file) if line.strip())
+    return (line for _, line in numbered_lines(path) if line.strip())
 
 
 def read_inventory(path: Path) -> dict[tuple[str, str], list[str]]:
@@ -252,7 +256,8 @@ def disambiguation(
     right, unseen = Counter(), 0
     for instance, each in zip(test, vectors, strict=True):
         first = next(iter(inventory.get(instance.lemma, ())), None)
-        right["first sense"] += first in instance.senses
+        if inventory:
+            right["first sense"] += first in instance.senses
         right["most frequent sense"] += frequent.get(instance.lemma, first) in instance.senses
         known = senses.get(instance.lemma)
         if known is None:
@@ -262,7 +267,8 @@ def disambiguation(
         cosines = np.einsum("sld,ld->sl", np.stack(list(known.values())), each.astype(np.float32))
         for name, best in zip(names, cosines.argmax(0), strict=True):
             right[name] += list(known)[best] in instance.senses
-    shares = {name: right[name] / len(test) for name in ("first sense", "most frequent sense", *names)}
+    baselines = ("first sense", "most frequent sense")[not inventory :]
+    shares = {name: right[name] / len(test) for name in (*baselines, *names)}
     return {"instances": len(test), "unseen_lemmas": unseen / len(test), **shares}
 
 
@@ -276,13 +282,18 @@ def sense_table(found: dict[str, Any]) -> str:
     return aligned([["", *columns], *cells])
 
 
-def draw_senses(instances: Sequence[Instance], vectors: np.ndarray, lemma: str, path: Path) -> bool:
-    """A map of the uses of a lemma, whatever its part of speech, its most frequent senses in colour."""
+def uses_of(lemma: str, instances: Sequence[Instance]) -> list[int]:
     members = [number for number, instance in enumerate(instances) if instance.lemma[0] == lemma.lower()]
     if len(members) < 3:
         raise ValueError(
             f"--lemma {lemma}: {len(members)} use(s) in the training text; pass one that is frequent there."
         )
+    return members
+
+
+def draw_senses(instances: Sequence[Instance], vectors: np.ndarray, lemma: str, path: Path) -> bool:
+    """A map of the uses of a lemma, whatever its part of speech, its most frequent senses in colour."""
+    members = uses_of(lemma, instances)
     found = [instances[number] for number in members]
     groups = {
         f"{sense} ({sum(sense in each.senses for each in found)})": [

@@ -337,22 +337,53 @@ def test_results_of_other_scripts_are_in_the_card(tmp_path):
     assert cells == [["**We [play] |**", ""], ["They [play] *", "0.88"]]
     assert "Uses of `play` (bold), drawn with seed 7 of 1,234 in a.txt" in vectors
     assert ["token layer", "37.5", "62.5"] in tables(vectors)[1] and ["chance", "25.0", ""] in tables(vectors)[1]
-    assert "(3 lemmas with two senses or more, 8 uses)" in vectors and "for the 12% of unseen lemmas" in vectors
+    assert (
+        "(3 lemmas with two senses or more, 8 uses)" in vectors
+        and "12% whose lemma is not in the training text get the first sense" in vectors
+    )
+    assert "F1 of a network of the paper on the frozen biLM; mean ± sample deviation over seeds, in percent." in tasks
     assert "](results/word_senses.png)" in vectors and "](results/nearest" not in vectors
     assert "As features" not in write(tmp_path / "other") and "vectors know" not in write(tmp_path / "other")
+
+
+def test_what_was_measured_otherwise_is_told(tmp_path):
+    settings = {"head": "linear", "freeze_bilm": False}
+    records = [record(arm, 1, 0.5) | {"settings": settings} for arm in ("elmo@0.1", "baseline@0.1")]
+    write_results(tmp_path, "data", {"records": records})
+    write_results(
+        tmp_path, "losses", {"records": [record("elmo", 1, 0) | {"metric": "mse", "metrics": {"dev": {"mse": 0.5}}}]}
+    )
+    write_results(tmp_path, "foreign", {"queries": 3})
+    drawn = NEIGHBORS | {"uses": 2000, "uses_in_text": 54321, "queries": [{"use": "/ [play] /", "neighbors": []}]}
+    write_results(tmp_path, "play", drawn)
+    wrong = {name: value for name, value in SENSES["disambiguation"].items() if name != "first sense"}
+    write_results(tmp_path, "senses", SENSES | {"disambiguation": wrong})
+    text = write(tmp_path)
+    assert "F1 of one linear layer on the biLM, which learns with it; mean" in text
+    assert (
+        "gain on test" in text
+        and "Mse of a network of the paper on the frozen biLM; mean ± sample deviation over seeds.\n" in text
+    )
+    assert "seed 7 of 2,000 that were drawn of 54,321 in a.txt" in text and "**/ \\[play\\] /**" in text
+    assert "12% whose lemma is not in the training text count as wrong" in text
+    (tmp_path / "results" / "play.json").write_text('{"word": ', encoding="utf-8")
+    with pytest.raises(ValueError, match=r"play\.json is not JSON in UTF-8: .*Make it anew, or delete it"):
+        write(tmp_path)
 
 
 def test_limits_and_licence(tmp_path):
     data = {"train": ["a.txt"], "validation": [], "sentences": 9, "words": 98765, "longest_sentence": 1234}
     text = write(tmp_path, data=data | {"cut_words": 56})
-    assert "first 48 characters (bytes, in UTF-8); longer words are cut: 56 of the training text's 98,765" in text
+    assert "first 48 bytes, in UTF-8; longer words are cut: 56 of the training text's 98,765" in text
     assert "the longest of its training had 1,234" in text and "predicts those of its vocabulary or `<UNK>`" in text
     assert "None is recorded." in text
     assert "longer words are cut." in write(tmp_path, data=data)
     word_level = {"char_vocab_size": 0, "word_embedding_size": 8, "has_softmax": False}
     text = write(tmp_path, config=ELMoConfig.from_preset("tiny", **word_level), data=data)
-    assert "characters (bytes" not in text and "Words outside its vocabulary are all read as `<UNK>`." in text
+    assert "bytes, in UTF-8" not in text and "Words outside its vocabulary are all read as `<UNK>`." in text
     assert "it came without its softmax" in text
+    lexicon = ELMoConfig.from_preset("tiny", char_vocab_size=18, max_word_length=12)
+    assert "first 10 characters; longer" in write(tmp_path, config=lexicon, data=data)
     write_facts(tmp_path, CardArguments(license="mit", license_reason="So is the text.", language=["en"]))
     text = write(tmp_path, data=data)
     assert "`mit`. So is the text." in text
@@ -363,5 +394,14 @@ def test_limits_and_licence(tmp_path):
 
 
 def test_records_do_not_tell_where_files_lie():
-    record = {"a": "/home/someone/x.txt", "b": ["/home/someone/y", "z/w", 3], "c": {"d": "/"}}
-    assert public(record) == {"a": "x.txt", "b": ["y", "z/w", 3], "c": {"d": "/"}}
+    record = {"a": "/home/someone/x.txt", "b": ["/home/someone/y", "z/w", 3], "c": {"d": "/", "e": "../../someone/x"}}
+    record["f"] = ["~/x", "file:///home/someone/x"]
+    assert public(record) == {"a": "x.txt", "b": ["y", "z/w", 3], "c": {"d": "/", "e": "x"}, "f": ["x", "x"]}
+
+
+@pytest.mark.parametrize(
+    ("name", "found"),
+    [("someone/elmo", "someone/elmo"), (None, None), (".", None), ("../gone/elmo", None), ("runs/a/b", None)],
+)
+def test_only_names_of_the_hub_are_named_there(name, found):
+    assert hub_name(name) == found

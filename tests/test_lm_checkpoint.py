@@ -335,6 +335,18 @@ def test_a_disk_that_is_full_while_publishing(tmp_path, monkeypatch):
     assert (tmp_path / "model.safetensors").read_text() == "model.safetensors of 1"
 
 
+def test_parts_replace_a_single_file(tmp_path):
+    """transformers would load the single one, whatever config.json came last."""
+    checkpoints = saved(tmp_path, 1, 2)
+    checkpoints.publish(checkpoints.find(1))
+    parts = checkpoints.find(2)
+    (parts / "model.safetensors").rename(parts / "model-00001-of-00002.safetensors")
+    (parts / "model-00002-of-00002.safetensors").write_text("more")
+    checkpoints.publish(parts)
+    found = sorted(path.name for path in tmp_path.glob("*.safetensors"))
+    assert found == ["model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"]
+
+
 def test_publish_needs_a_model(tmp_path):
     (tmp_path / "checkpoint-1").mkdir()
     (tmp_path / "checkpoint-1" / "config.json").touch()

@@ -58,7 +58,7 @@ def test_uses_are_drawn_by_the_seed(folder):
     seen = [[query["use"] for query in look(folder, seed=seed)["queries"]] for seed in (0, 0, 1)]
     assert seen[0] == seen[1] != seen[2]
     few = look(folder, max_uses=12)
-    assert few["uses"] == 12 and few["queries"] != look(folder)["queries"]
+    assert few["uses"] == 12 < few["uses_in_text"] == look(folder)["uses"] and few["queries"] != look(folder)["queries"]
 
 
 def test_uses_are_whole_words_in_sentences_that_differ():
@@ -102,10 +102,11 @@ def test_map_shows_groups_in_their_plane(tmp_path, monkeypatch):
     draw = random.Random(0)
     flat = np.array([[draw.gauss(0, 3), draw.gauss(0, 2)] for _ in range(30)])
     vectors = np.pad(flat - flat.mean(0), ((0, 0), (0, 4)))  # a plane in six dimensions
-    nearest_neighbors.draw_map(vectors, {"one": [0, 1], "눈": [2]}, tmp_path / "map.png")
+    dollars = "from $ 5 , up 10 % , to $ 6"  # no formula
+    nearest_neighbors.draw_map(vectors, {"one": [0, 1], "눈": [2], dollars: [3]}, tmp_path / "map.png")
     (axis,) = figures[0].axes
     drawn = {each.get_label(): np.asarray(each.get_offsets()) for each in axis.collections}
-    assert list(drawn)[1:] == ["one", "query 2"]  # no Hangul in the font
+    assert list(drawn)[1:] == ["one", "query 2", dollars.replace("$", r"\$")]  # no Hangul in the font
     distances = [np.linalg.norm(points[:, None] - points[None], axis=-1) for points in (drawn["_"], flat)]
     np.testing.assert_allclose(*distances, atol=1e-6)
     np.testing.assert_allclose(drawn["one"], drawn["_"][:2], atol=1e-6)
@@ -131,6 +132,7 @@ def test_raw_text_is_split_by_the_tokenizer(folder, tmp_path):
         ({"word": "pla("}, r"--word pla\( is no regular expression .*put \\ before signs such as"),
         ({"layer": "3"}, "--layer 3: pass top, average, mixed, or a number up to 2"),
         ({"queries": 0}, "--queries 0: pass at least 1"),
+        ({"max_uses": 2}, "--max_uses 2: pass more than --top_k 2"),
     ],
 )
 def test_mistakes(folder, options, message):

@@ -233,7 +233,7 @@ def start(folder: Path, base: Path, **options):
     )
     model, corpus, training, _ = parser.parse_args_into_dataclasses(arguments_of(options))
     accelerator = run_pretraining.make_accelerator(training)
-    text = run_pretraining.training_corpus(corpus)
+    text = run_pretraining.Corpus.from_arguments(corpus)
     return run_pretraining.starting_model(model, corpus, text, Path(training.output_dir), accelerator)
 
 
