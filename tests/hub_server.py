@@ -224,7 +224,7 @@ class Handler(BaseHTTPRequestHandler):
     def ask_hub(self):
         path = unquote(urlsplit(self.path).path)
         asked = f"{self.command} {path}"
-        failures = [status for pattern, status in self.server.failures.items() if re.search(pattern, asked)]
+        failures = [status for pattern, status in [*self.server.failures.items()] if re.search(pattern, asked)]
         if None in failures:  # while the client is still sending
             self.close_connection = True
             return
