@@ -190,10 +190,10 @@ def verify(folder: Path, arguments: PushArguments) -> str:
         raise RuntimeError(f"{folder.name} does not load, or its card's example fails:\n{finished.stderr.strip()}")
     there, here = load_file(root / "outputs.safetensors"), outputs_of(*load(arguments.model), TEXTS)
     name, worst = max(((name, distance(here[name], there[name])) for name in here), key=lambda pair: pair[1])
-    found = f"{name} differs from that of {arguments.model} by at most {worst:.1e} of its root mean square"
+    found = f"of its outputs {name} differs most from that of {arguments.model}, by {worst:.1e} of its root mean square"
     if worst > TOLERANCES[arguments.dtype]:
         raise RuntimeError(f"{folder.name} is another model when it is loaded without this package: {found}.")
-    return f"A process without this package loads it and runs the card's example: {found}, no output by more."
+    return f"A process without this package loads it and runs the card's example; {found}."
 
 
 def distance(here: torch.Tensor, there: torch.Tensor) -> float:
