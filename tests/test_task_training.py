@@ -175,7 +175,7 @@ def test_pictures(experiment, tmp_path, monkeypatch):
     assert {path.name for path in (tmp_path / "results").glob("*.png")} == {"ner.png", "ner_layer_weights.png"}
     shares = [{**record, "arm": f"{record['arm']}@1.0"} for record in records]
     report(shares, tmp_path, ExperimentArguments(compare_baseline=True, ablation="data"))
-    assert (tmp_path / "results" / "data.png").stat().st_size > 1000
+    assert (tmp_path / "results" / "ner_data.png").stat().st_size > 1000
 
 
 # Each saved configuration has the fields that an arm stands for.
@@ -211,7 +211,7 @@ def test_ablations(ablation, place, tmp_path):
         assert [record["train_samples"] for record in records] == [1, 6, 60, 1, 6, 60]
         sizes = [read_json(tmp_path / name / "seed-42" / "config.json")["vocab_size"] for name, _ in SAVED["data"]]
         assert sizes[:3] == sizes[3:] and sizes[0] < sizes[1] < sizes[2]
-    assert (tmp_path / "results" / f"{ablation}.md").is_file()
+    assert (tmp_path / "results" / f"ner_{ablation}.md").is_file()
 
 
 # What is finished
@@ -581,7 +581,9 @@ def test_an_ensemble_is_the_mean_of_probabilities(experiment, place, tmp_path):
     assert [row["predicted"] for row in rows] == expected and [row["tokens"] for row in rows] == sentences
     right = [found == tag for row in rows for found, tag in zip(row["predicted"], row["tags"], strict=True)]
     assert record["metrics"]["test"]["accuracy"] == pytest.approx(sum(right) / len(right))
-    assert record["arm"] == "ensemble of 2" and read_json(tmp_path / "results" / "ensemble.json")["records"] == [record]
+    assert record["arm"] == "ensemble of 2" and read_json(tmp_path / "results" / "ner_ensemble.json")["records"] == [
+        record
+    ]
     single = [[row["predicted"] for row in predictions_of(folder / "predictions_test.jsonl")] for folder in members]
     assert expected not in single  # else the mean could be missing
 
