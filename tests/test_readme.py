@@ -45,6 +45,19 @@ def test_readme_is_true(clone):
     assert run_blocks("README.md")[1] == 1
 
 
+def test_korean_readme_has_the_same_commands_and_figures():
+    english, korean = ((ROOT / name).read_text(encoding="utf-8") for name in ("README.md", "README.ko.md"))
+    commands = [
+        [re.sub(r" +#.*", "", block) for block in re.findall(r"```\w+\n.*?```", text, re.DOTALL)]
+        for text in (english, korean)
+    ]
+    assert commands[0] == commands[1] and len(commands[0]) == 4
+    for figure in re.findall(r"\d+\.\d+ ± \d+\.\d+|\d+\.\de-\d+", english):
+        assert figure in korean, figure
+    for command in re.findall(r"\| (`convert_checkpoint .*`) \|", english):
+        assert command in korean
+
+
 def test_guide_is_true(clone):
     assert run_blocks("GUIDE.md")[1] == 8
     assert (clone / "vectors.hdf5").is_file() and (clone / "vocab.txt").is_file()
