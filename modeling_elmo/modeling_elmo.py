@@ -655,6 +655,7 @@ class ELMoForPreTraining(ELMoPreTrainedModel):
             backward_character_ids, backward_input_ids, backward_attention_mask: the text of the backward direction, in
                 its own reading order (last word first), if it is not that of the forward direction.
             num_items_in_batch: predictions of one direction over all accumulated batches; the losses are divided by it.
+                (Trainer's count is right for rows that are padded on the right, as they are by default.)
             candidates: of a sampled softmax in training, from `softmax.sample()`: pass the same to all batches of a
                 step, on every device. Default: drawn for this call.
 

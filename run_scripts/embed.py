@@ -103,7 +103,8 @@ def embed_corpus(arguments: EmbedArguments) -> Path:
     )
     if arguments.layers == "mixed" and not is_trained(model.scalar_mix):
         logger.warning(f"The mix of {arguments.model} was never trained: it is the average of the layers.")
-    parts = Parts(output, {**choices, "compute_dtype": arguments.compute_dtype, "weights": checksum(model)})
+    settings = {"raw_text": arguments.raw_text, "compute_dtype": arguments.compute_dtype, "weights": checksum(model)}
+    parts = Parts(output, {**choices, **settings})
     blocks = embed_blocks(parts.skip_finished(lines), model, tokenizer, batch_tokens=arguments.batch_tokens, **choices)
     with tqdm(total=total, initial=parts.num_lines, unit=" lines", desc=output.name) as progress:
         for block in blocks:
@@ -275,8 +276,8 @@ def open_corpus(arguments: EmbedArguments) -> tuple[Iterator[Line], int | None]:
         raise ValueError("Pass either --input FILE or --dataset NAME.")
     path = Path(arguments.input)
     kind = path.with_suffix("").suffix if path.suffix in (".gz", ".zst") else path.suffix
-    if kind not in (".txt", ".jsonl") and path.suffix == kind:
-        raise ValueError(f"--input {path}: unknown suffix {path.suffix!r}; pass a .txt, .jsonl, .gz or .zst file.")
+    if kind not in (".txt", ".jsonl") and path.suffix == kind or kind in (".json", ".csv", ".tsv"):
+        raise ValueError(f"--input {path}: unknown suffix {kind!r}; pass a .txt, .jsonl, .gz or .zst file.")
     if not path.is_file():
         raise FileNotFoundError(f"--input {path}: there is no such file.")
 

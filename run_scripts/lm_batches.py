@@ -18,8 +18,9 @@ from modeling_elmo.tokenization.elmo_characters import BOS_ID, EOS_ID
 from modeling_elmo.tokenization.tokenization_elmo import CallLock
 
 PUNCTUATION = string.punctuation.encode()
+CONTROLS = bytes({*range(32), 127} - {*b"\t\n\v\f\r"})  # moses splits there
 # To spaces, as is what `bytes.split`, unlike `str.split`, does not take for white space.
-SPACES = bytes.maketrans(gaps := PUNCTUATION + b"\x1c\x1d\x1e\x1f", b" " * len(gaps))
+SPACES = bytes.maketrans(gaps := PUNCTUATION + CONTROLS, b" " * len(gaps))
 
 
 class Tokens(NamedTuple):
@@ -148,14 +149,16 @@ class CorpusBatches(IterableDataset):
         self.seed, self.shuffle_buffer, self.shuffle, self.repeat = seed, shuffle_buffer, shuffle, repeat
         self.rank, self.world_size = rank, world_size
         order = {"seed": seed, "shuffle": shuffle, "shuffle_buffer": shuffle_buffer}
-        self.settings = {"batches": type(self).__name__, **settings, **order, "lines": survey and survey.lines}
+        text = {"is_split_into_words": is_split_into_words, "text": corpus.order, "lines": survey and survey.lines}
+        self.settings = {"batches": type(self).__name__, **settings, **order, **text}
         self.position = position
         for name in self.settings if position is not None else ():
             self._check(name, position.get(name), self.settings[name])
 
     @staticmethod
     def _check(name: str, saved: Any, now: Any):
-        if saved != now and not (name == "lines" and None in (saved, now)):
+        # A stream has no lines, and older positions do not say what the text was.
+        if saved != now and not (name in ("lines", "text", "is_split_into_words") and None in (saved, now)):
             raise ValueError(
                 f"The position was saved with {name}={saved!r}, but here it is {now!r}: the batches behind it would be "
                 "others. Go on with the same, or begin anew without a position."

@@ -1,6 +1,7 @@
 """The text of a language model: files of many kinds, or a data set, as sentences that can be read again and again."""
 
 import glob
+import hashlib
 import os
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
@@ -102,6 +103,15 @@ class Corpus:
         more = f" and {len(self.files) - 3} more" if len(self.files) > 3 else ""
         return ", ".join(self.files[:3]) + more
 
+    @property
+    def order(self) -> str:
+        """Tells texts and the order of their files apart; their folders may have moved."""
+        if self.dataset is not None:
+            return str(self)
+        names = [os.path.basename(file) for file in self.files]
+        digest = hashlib.blake2b("\0".join(names).encode(), digest_size=4).hexdigest()
+        return f"{len(names)} file(s) from {names[0]} on, {digest}"
+
     def survey(self) -> Survey | None:
         """Reads all of it once, which also finds mistakes in the last line before training; None for a stream."""
         if self.dataset is not None and self.dataset.streaming:
@@ -136,6 +146,10 @@ def find_files(pattern: str) -> list[str]:
     else:
         found = [pattern] if os.path.isfile(pattern) else sorted(glob.glob(pattern, recursive=True))
         advice = "is named so. Pass files, folders, or patterns such as 'train/*.txt.gz'."
+    if arrays := [file for file in found if file.removesuffix(".gz").removesuffix(".zst").endswith(".json")]:
+        raise ValueError(
+            f"{arrays[0]}: text is read from .txt and .jsonl, a record a line; convert or rename the file."
+        )
     if files := list(filter(os.path.isfile, found)):
         return files
     raise FileNotFoundError(f"{pattern}: no file {advice}")

@@ -217,7 +217,11 @@ class StreamWindows(CorpusBatches):
     @staticmethod
     def merge_positions(positions_by_rank: list[dict[str, Any]]) -> dict[str, Any]:
         """Where all ranks go on, from the position of each."""
-        ranks = [position["ranks"][0] for position in positions_by_rank]
+        # Where no batch followed, each rank holds the merged one that it began with.
+        ranks = [
+            position["ranks"][rank if len(position["ranks"]) > 1 else 0]
+            for rank, position in enumerate(positions_by_rank)
+        ]
         return positions_by_rank[0] | {"ranks": ranks}
 
     @staticmethod

@@ -108,6 +108,7 @@ class Progress:
     best_perplexity: float = math.inf
     best_step: int | None = None
     evaluations_since_best: int = 0
+    held_out: str | None = None  # the text that they are of
     base_model: str | None = None
     log: list[dict[str, Any]] = field(default_factory=list)
 
@@ -438,6 +439,20 @@ class Pretraining:
             )
             hidden, cell = (tensor[rows].to(self.accelerator.device) for tensor in state["states"])
             self.states = hidden, cell
+
+    def compare_on(self, held_out: str | None):
+        """Names the held-out text of this run: of another one the lowest perplexity so far says nothing.
+
+        The model that is published is then the best from here on, or the last, if nothing is held out any more.
+        """
+        progress = self.progress
+        if progress.held_out != held_out and progress.best_step is not None:
+            self._print(
+                f"Step {progress.best_step} was the best on {progress.held_out or 'other text'}, and here "
+                f"{held_out or 'nothing'} is held out: the best step is looked for anew."
+            )
+            progress.best_perplexity, progress.best_step, progress.evaluations_since_best = math.inf, None, 0
+        progress.held_out = held_out
 
     def _stop(self):
         self._save()

@@ -42,7 +42,7 @@ from modeling_elmo.run_scripts.lm_data import (
 )
 from modeling_elmo.run_scripts.lm_training import Pretraining, TrainingArguments
 from modeling_elmo.run_scripts.model_card import CardArguments, hub_name, public, write_card, write_facts, write_results
-from modeling_elmo.run_scripts.perplexity import held_out_batches
+from modeling_elmo.run_scripts.perplexity import held_out_batches, held_out_corpus
 from modeling_elmo.run_scripts.push_to_hub import FLAG, push
 from modeling_elmo.run_scripts.text_data import write_lines
 from modeling_elmo.tokenization.elmo_characters import PAD_WORD, most_frequent_words, read_vocabulary
@@ -95,12 +95,17 @@ class HubArguments(CardArguments):
 def main(arguments: list[str] | None = None) -> Pretraining:
     parser = HfArgumentParser((ModelArguments, CorpusArguments, TrainingArguments, HubArguments))
     model_args, corpus_args, training_args, hub_args = parser.parse_args_into_dataclasses(arguments)
-    check_evaluation(corpus_args, training_args)
+    held_out = check_evaluation(corpus_args, training_args)
     accelerator = make_accelerator(training_args)
     logging.disable_progress_bar()  # of single files, in the middle of ours
     output_dir = Path(training_args.output_dir)
     checkpoint = checkpoint_to_resume(output_dir, training_args.resume_from_checkpoint, accelerator)
     corpus = Corpus.from_arguments(corpus_args)
+    if checkpoint is None:  # what cannot be is told before the text is counted
+        check_model_arguments(model_args)
+    overrides(model_args)
+    if corpus_args.context == "stream":
+        StreamWindows.check_workers(training_args.dataloader_num_workers)
     survey = survey_once(corpus, accelerator)
     set_seed(training_args.seed)
     if checkpoint is None:
@@ -121,6 +126,7 @@ def main(arguments: list[str] | None = None) -> Pretraining:
     run.progress.base_model = model_args.model_name_or_path
     if checkpoint is not None:
         run.restore(checkpoint)
+    run.compare_on(held_out and held_out.order)
     settings = settings_of(model_args, corpus_args, training_args)
     accelerator.init_trackers("runs", config={name: str(value) for name, value in settings.items()})
     run.train()
@@ -147,9 +153,13 @@ def make_accelerator(arguments: TrainingArguments) -> Accelerator:
     return accelerator
 
 
-def check_evaluation(corpus: CorpusArguments, training: TrainingArguments):
-    if training.early_stopping_patience is not None and not (corpus.validation_file or corpus.validation_split):
+def check_evaluation(corpus: CorpusArguments, training: TrainingArguments) -> Corpus | None:
+    """The held-out text, if there is any: its files must be there before training begins."""
+    if corpus.validation_file or corpus.validation_split is not None:
+        return held_out_corpus(corpus)
+    if training.early_stopping_patience is not None:
         raise ValueError("--early_stopping_patience needs held-out text; pass --validation_file or --validation_split.")
+    return None
 
 
 def survey_once(corpus: Corpus, accelerator: Accelerator) -> Survey | None:
@@ -199,6 +209,10 @@ def overrides(arguments: ModelArguments) -> dict[str, Any]:
         raise ValueError(
             f"--config_overrides {arguments.config_overrides}: pass a JSON object such as '{{\"dropout\": 0.2}}'."
         )
+    if taken := sorted({"vocab_size", "char_vocab_size"} & found.keys()):
+        raise ValueError(
+            f"--config_overrides: {taken[0]} is that of the tokenizer; pass --vocabulary_size or --tokenizer_name."
+        )
     return found
 
 
@@ -220,6 +234,9 @@ def starting_model(
     if arguments.vocabulary != "keep":
         words, _ = read_vocabulary(vocabulary)
         tokenizer = change_vocabulary(model, tokenizer, words, keep_all=arguments.vocabulary == "extend")
+        if arguments.vocabulary_size is not None and accelerator.is_main_process:  # all words, not those counted alone
+            ids = tokenizer.get_vocab()
+            write_lines(vocabulary, (word for word in sorted(ids, key=ids.__getitem__) if word != PAD_WORD))
     model.config.has_softmax = True  # of a checkpoint without one it is random now, and trained from here on
     return model, tokenizer
 
@@ -285,7 +302,10 @@ def change_vocabulary(
 
 
 def check_same_model(config: ELMoConfig, arguments: ModelArguments, checkpoint: Path):
-    wanted = PRESETS.get(arguments.preset or "", {}) | softmax_options(arguments) | overrides(arguments)
+    sizes = {name for preset in PRESETS.values() for name in preset} - {"vocab_size", "char_vocab_size"}
+    preset = ELMoConfig.from_preset(arguments.preset) if arguments.preset else None
+    wanted = {name: getattr(preset, name) for name in sorted(sizes) if preset is not None}
+    wanted |= softmax_options(arguments) | overrides(arguments)
     there = {name: getattr(config, name, "no such field") for name in wanted}
     if arguments.vocabulary != "extend" and (arguments.vocabulary_size or math.inf) < config.vocab_size:
         wanted["vocabulary_size"], there["vocabulary_size"] = arguments.vocabulary_size, config.vocab_size

@@ -406,7 +406,7 @@ def test_a_resumed_run_with_another_input(model_dir, corpus, tmp_path, monkeypat
     output = interrupted(model_dir, tmp_path, monkeypatch, corpus)
     with pytest.raises(ValueError, match=r"first \d lines differ. Pass the same input, or remove .*v.npz.parts"):
         run(model_dir, output, input=write_lines(corpus, lines))
-    with pytest.raises(ValueError, match=r"first \d lines differ"):
+    with pytest.raises(ValueError, match=r"other settings: raw_text False, now True"):
         run(model_dir, output, input=write_lines(corpus, LINES), raw_text=True)
 
 
@@ -426,6 +426,7 @@ def test_a_resumed_run_without_a_part(model_dir, corpus, tmp_path, monkeypatch):
         ({}, "Pass either --input FILE or --dataset NAME"),
         ({"input": "none.txt", "dataset": "x"}, "Pass either --input FILE or --dataset NAME"),
         ({"input": "none.txt"}, "none.txt: there is no such file"),
+        ({"input": "c.json.gz"}, r"c.json.gz: unknown suffix '.json'; pass a .txt, .jsonl, .gz or .zst file"),
         ({"input": "c.docx"}, r"c.docx: unknown suffix '.docx'; pass a .txt, .jsonl, .gz or .zst file"),
         (
             {"input": "c.txt", "output": "v.csv"},

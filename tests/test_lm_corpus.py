@@ -95,6 +95,7 @@ def test_options():
         (["cut.txt.zst"], ValueError, "cut.txt.zst is not a complete Zstandard file: its last frame has no end"),
         (["no.txt.zst"], ValueError, "no.txt.zst is not a complete Zstandard file: zstd decompressor error: Unknown"),
         (["number.jsonl"], ValueError, r"number.jsonl:2: the text is 3; it must be a string or a list of words"),
+        (["array.json"], ValueError, r"array.json: text is read from .txt and .jsonl, a record a line; convert or"),
         (["key.jsonl"], ValueError, "key.jsonl, line 1 has no key 'text': .* Pass --text_column"),
     ],
 )
@@ -107,6 +108,7 @@ def test_bad_text(tmp_path, names, error, message):
     (tmp_path / "cut.txt.zst").write_bytes(zstandard.compress(b"a b c\n" * 50)[:-3])
     (tmp_path / "no.txt.zst").write_bytes(b"this is no archive")
     (tmp_path / "number.jsonl").write_text('{"text": "a"}\n{"text": 3}\n')
+    (tmp_path / "array.json").write_text('[{"text": "a"}]\n')
     (tmp_path / "key.jsonl").write_text('{"txt": "a"}\n')
     with pytest.raises(error, match=message):
         Corpus.from_files([str(tmp_path / name) for name in names]).survey()

@@ -166,7 +166,7 @@ def test_order_is_decided_by_seed_and_epoch(kind):
 @pytest.mark.parametrize("pre_tokenization", ["moses", "treebank", "whitespace"])
 def test_no_batch_is_over_its_budget(tmp_path, caplog, monkeypatch, pre_tokenization):
     monkeypatch.setattr(logging.getLogger("transformers"), "propagate", True)
-    lines = [*RAW, "=" * 300, "a,b.c;d!" * 40, "\u201c" * 100, "word " * 150, *KOREAN]
+    lines = [*RAW, "=" * 300, "a,b.c;d!" * 40, "\u201c" * 100, "word " * 150, "a\x01b\x7f" * 50, *KOREAN]
     corpus = write(tmp_path / "a.txt", lines)
     tokenizer = ELMoTokenizer(vocab=["<S>", "</S>", "<UNK>"], pre_tokenization=pre_tokenization)
     data = SentenceBatches(corpus, tokenizer, 100, is_split_into_words=False, shuffle_buffer=200, repeat=False)
@@ -338,6 +338,26 @@ def test_each_direction_reads_blocks_in_its_own_order(tmp_path):
     assert not np.array_equal(blocks[:, 0], blocks[:, 1])
 
 
+def test_another_text_has_other_positions(tmp_path):
+    """Of the same number of lines, which would be read twice or not at all."""
+    for name, lines in (("a.txt", ENGLISH[:20]), ("b.txt", ENGLISH[20:50])):
+        write(tmp_path / name, lines)
+
+    def batches(*names, is_split_into_words=True, position=None):
+        corpus = Corpus.from_files([str(tmp_path / name) for name in names])
+        options = {"is_split_into_words": is_split_into_words, "position": position, "survey": corpus.survey()}
+        return SentenceBatches(corpus, TOKENIZER, 200, **options)
+
+    position = next(iter(batches("a.txt", "b.txt"))).position
+    batches("a.txt", "b.txt", position=position)
+    with pytest.raises(ValueError, match=r"with text='2 file\(s\) from a.txt on, \w+', but here it is '2 .* b.txt"):
+        batches("b.txt", "a.txt", position=position)
+    with pytest.raises(ValueError, match="saved with is_split_into_words=True, but here it is False"):
+        batches("a.txt", "b.txt", is_split_into_words=False, position=position)
+    older = {name: value for name, value in position.items() if name not in ("text", "is_split_into_words")}
+    batches("a.txt", "b.txt", position=older)
+
+
 @pytest.mark.parametrize("world_size", [1, 2])
 def test_streams_go_on_from_every_position(corpus, world_size):
     survey = corpus.survey()
@@ -351,6 +371,7 @@ def test_streams_go_on_from_every_position(corpus, world_size):
     for done in range(1, len(whole[0]) - 3):
         position = StreamWindows.merge_positions([rank[done - 1].position for rank in whole])
         position = json.loads(json.dumps(position))
+        assert StreamWindows.merge_positions([position] * world_size) == position  # no batch followed
         for rank in range(world_size):
             resumed = data_loader(batches(rank, position), num_workers=int(done % 40 == 1))
             assert_same(islice(resumed, 3), whole[rank][done : done + 3])

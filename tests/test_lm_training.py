@@ -383,6 +383,23 @@ def test_early_stopping_and_the_best_checkpoint(tmp_path, monkeypatch):
     assert any(not torch.equal(published[name], last[name]) for name in last)
 
 
+def test_the_best_on_other_text_is_not_published(tmp_path, monkeypatch, capsys):
+    perplexities(monkeypatch, 90, 10, 50, 40)
+    pretrain(tmp_path, eval_steps=3, save_steps=3, max_steps=3)
+    first = tmp_path / "run" / "model.safetensors"
+    best = load_file(first)
+    options = {"resume_from_checkpoint": "last", "eval_steps": 3, "save_steps": 3}
+    (tmp_path / "other.txt").write_text("Another text .\n", encoding="utf-8")
+    run = pretrain(tmp_path, max_steps=9, validation_file=tmp_path / "other.txt", **options)
+    assert (run.progress.best_step, run.progress.best_perplexity, run.progress.evaluations_since_best) == (9, 40, 0)
+    assert "Step 3 was the best on 1 file(s) from held_out.txt on" in (printed := capsys.readouterr().out)
+    assert "and here 1 file(s) from other.txt on" in printed
+    assert not torch.equal(best["softmax.weight"], load_file(first)["softmax.weight"])
+    run = pretrain(tmp_path, max_steps=12, validation_file=None, **options)
+    assert run.progress.best_step is None
+    assert_same(load_file(first), load_file(tmp_path / "run" / "checkpoint-12" / "model.safetensors"))
+
+
 def test_what_is_kept_when_the_last_is_the_best(tmp_path, monkeypatch):
     perplexities(monkeypatch, *range(90, 0, -1))
     run = pretrain(tmp_path, eval_steps=2, save_steps=3, save_total_limit=2, max_steps=10)

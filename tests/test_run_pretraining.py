@@ -297,6 +297,33 @@ def test_words_of_raw_text_are_counted_as_the_checkpoint_splits_them(tmp_path):
     options = {"train_file": tmp_path / "raw.txt", "is_split_into_words": False, "vocabulary": "extend"}
     _, extended = start(tmp_path, tmp_path, output_dir=tmp_path / "new", vocabulary_size=50, **options)
     assert {"staged", ".", "said", ","} <= set(extended.get_vocab()) and "staged." not in extended.get_vocab()
+    assert ELMoTokenizer(vocab_file=tmp_path / "new" / "vocab.txt").get_vocab() == extended.get_vocab()
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"vocabulary_size": None}, "A new model needs a vocabulary: pass --vocabulary_size"),
+        (
+            {"config_overrides": {"vocab_size": 9}},
+            "--config_overrides: vocab_size is that of the tokenizer; pass",
+        ),
+        ({"context": "stream", "dataloader_num_workers": 2}, "num_workers=2: the rows of a stream are read in order"),
+        ({"validation_file": "nowhere.txt"}, r"nowhere\.txt: no file is named so"),
+    ],
+)
+def test_what_cannot_be_is_told_before_the_text_is_counted(tmp_path, monkeypatch, options, message):
+    monkeypatch.setattr(run_pretraining.Corpus, "survey", lambda self: pytest.fail("counted"))
+    with pytest.raises((ValueError, OSError), match=message):
+        pretrain(tmp_path, **options)
+
+
+def test_a_preset_is_compared_on_resuming(base, tmp_path):
+    """Also that of the original, which is the default of every field."""
+    shutil.copytree(base / "run", tmp_path / "run")
+    with pytest.raises(ValueError, match=r"holds another model .*lstm_hidden_size 4096 \(there: 12\)"):
+        options = options_of(tmp_path, preset="original", resume_from_checkpoint="last") | {"config_overrides": None}
+        run_pretraining.main(arguments_of(options))
 
 
 def test_a_checkpoint_without_its_softmax_gets_one(tmp_path):
