@@ -215,7 +215,7 @@ def check_arguments(task: Task, head: HeadArguments, arguments: ExperimentArgume
 def report(records: list[Record], folder: Path, arguments: ExperimentArguments):
     """Tables on the screen, and in `results/` with the records and pictures."""
     metric, task = records[0]["metric"], records[0]["task"]
-    name = "_".join(filter(None, (task, arguments.ablation, arguments.ensemble and "ensemble")))
+    name = "_".join(filter(None, (task, arguments.ablation, "ensemble" if arguments.ensemble else None)))
     summaries = summarize(records)
     baseline = BASELINE.name if BASELINE.name in {summary.arm.partition("@")[0] for summary in summaries} else None
     write_results(folder, name, records, baseline)
