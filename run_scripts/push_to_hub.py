@@ -197,10 +197,13 @@ def verify(folder: Path, arguments: PushArguments) -> str:
 
 
 def distance(here: torch.Tensor, there: torch.Tensor) -> float:
-    """The largest difference, in units of the root mean square; scores that stand for "never" are left out."""
-    real = (here > -1e3) & (there > -1e3)
-    scale = here[real].square().mean().sqrt().clamp(min=1e-6)
-    return float((here - there)[real].abs().max() / scale)
+    """The largest difference, in units of the root mean square; scores that are "never" in both are left out.
+
+    What is not a number, here or there, is infinitely far.
+    """
+    differing = ~((here <= -1e3) & (there <= -1e3))
+    scale = here[here > -1e3].square().mean().sqrt().clamp(min=1e-6)
+    return max(((here - there)[differing].abs() / scale).nan_to_num(nan=torch.inf).tolist(), default=0.0)
 
 
 def refuse_tokens(folder: Path, paths: list[str]):

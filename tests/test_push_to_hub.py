@@ -184,6 +184,18 @@ def test_another_model_is_not_sent(folder, hub, monkeypatch):
     assert not hub
 
 
+@pytest.mark.parametrize(
+    ("there", "expected"),
+    [([3.0, -4, -1e30], 0), ([3.0, -3, -1e30], 0.2828427), ([3.0, torch.nan, -1e30], torch.inf), ([3.0, -4, 0], 1e30)],
+)
+def test_distance(there, expected):
+    """In units of sqrt((9 + 16) / 2), or of what else is there."""
+    found = push_to_hub.distance(torch.tensor([3.0, -4, -1e30]), torch.tensor(there))
+    assert found >= 1 if expected == 1e30 else found == pytest.approx(expected)
+    assert push_to_hub.distance(torch.tensor([torch.nan]), torch.tensor([1.0])) == torch.inf
+    assert push_to_hub.distance(torch.tensor([-1e30]), torch.tensor([-1e30])) == 0
+
+
 def saved(folder: Path, model) -> Path:
     """A copy of a folder with another model."""
     copy = Path(shutil.copytree(folder, folder.parent / "other"))
