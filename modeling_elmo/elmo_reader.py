@@ -115,7 +115,7 @@ class SpanReader(nn.Module):
         input_size: width of the word vectors, ELMo included.
         hidden_size: width of each direction of the biGRUs; the linear layers have twice that (supplement A.3 of the
             ELMo paper: 90 and 180).
-        dropout: variational, on what biGRUs and attentions read; the inputs come with theirs.
+        dropout: variational, on what biGRUs and attentions read; words and ELMo come with theirs.
         output_elmo_size: width of the ELMo vectors that are joined to the encoded words; 0 for none.
     """
 
@@ -148,9 +148,8 @@ class SpanReader(nn.Module):
             question_BT, context_BT: `(batch, time)` bool, where each stands.
             elmo_BTE: `(batch, time, output_elmo_size)`.
         """
-        words_BTD = self.dropout(inputs_BTD)
         question_BTE, context_BTE = (
-            self._encoded(words_BTD, mask_BT, elmo_BTE) for mask_BT in (question_BT, context_BT)
+            self._encoded(inputs_BTD, mask_BT, elmo_BTE) for mask_BT in (question_BT, context_BT)
         )
         read_BTH = self._attend(context_BTE, question_BTE, context_BT, question_BT)
         read_BTH = read_BTH + self._attend_to_itself(read_BTH, context_BT)
@@ -166,10 +165,10 @@ class SpanReader(nn.Module):
         return start_BT, end_BT, none_B
 
     def _encoded(self, words_BTD: Tensor, mask_BT: Tensor, elmo_BTE: Tensor | None) -> Tensor:
-        encoded_BTE = self.encoder(words_BTD, mask_BT)
+        encoded_BTE = self.dropout(self.encoder(words_BTD, mask_BT))
         if elmo_BTE is not None:
             encoded_BTE = torch.cat([encoded_BTE, elmo_BTE.masked_fill(~mask_BT[..., None], 0)], -1)
-        return self.dropout(encoded_BTE)
+        return encoded_BTE
 
     def _attend(self, context_BTE: Tensor, question_BTE: Tensor, context_BT: Tensor, question_BT: Tensor) -> Tensor:
         scores_BTT = self.attention(context_BTE, question_BTE)

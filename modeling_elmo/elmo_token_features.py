@@ -21,7 +21,8 @@ class TokenFeatures(nn.Module):
 
     def reset_parameters(self):
         if self.word_embeddings is not None:
-            init.normal_(self.word_embeddings.weight, std=self.word_embeddings.embedding_dim**-0.5)
+            # About that of GloVe's numbers. Attention that multiplies vectors of length 1 learns late.
+            init.normal_(self.word_embeddings.weight, std=0.4)
 
     def forward(self, character_ids: Tensor | None, input_ids: Tensor | None, mask_BT: Tensor) -> Tensor:
         """`x_k` of every token, `(batch, time, output_size)`, zeros at padding."""

@@ -16,6 +16,7 @@ from transformers.utils import logging
 from modeling_elmo import ELMoConfig, ELMoTokenizer
 from modeling_elmo.modeling_elmo import ELMoTaskModel
 from modeling_elmo.run_scripts.task_data import DataArguments
+from modeling_elmo.run_scripts.task_sources import code_states
 from modeling_elmo.run_scripts.word_vectors import WordVectors, initial_embeddings, task_vocabulary
 from modeling_elmo.tokenization.elmo_characters import SPECIAL_WORDS
 
@@ -144,7 +145,7 @@ def encoded(task: Task, tokenizer: ELMoTokenizer, splits: Iterable[str] | None =
     for split in task.data if splits is None else splits:
         data = task.data[split]
         rows = data.map(
-            partial(_rows, encode=task.encode, tokenizer=tokenizer, is_training=split == "train"),
+            partial(_rows, encode=task.encode, tokenizer=tokenizer, is_training=split == "train", states=code_states()),
             with_indices=True,
             batched=True,
             remove_columns=data.column_names,
@@ -155,7 +156,14 @@ def encoded(task: Task, tokenizer: ELMoTokenizer, splits: Iterable[str] | None =
     return found
 
 
-def _rows(batch: dict[str, list], indices: list[int], encode, tokenizer: ELMoTokenizer, is_training: bool) -> dict:
+def _rows(
+    batch: dict[str, list],
+    indices: list[int],
+    encode: Callable,
+    tokenizer: ELMoTokenizer,
+    is_training: bool,
+    states: tuple,  # for the cache alone
+) -> dict:
     rows = dict(encode(batch, tokenizer, is_training))
     return rows | {"example_number": [indices[number] for number in rows.get("example_number", range(len(indices)))]}
 

@@ -6,7 +6,7 @@ A record is what stands under each name. Beside it is its place, for messages: t
 import csv
 import json
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -24,6 +24,7 @@ from datasets import (
 )
 from datasets.exceptions import DatasetGenerationError
 
+from modeling_elmo import run_scripts, tokenization
 from modeling_elmo.run_scripts.text_data import ROWS_AT_ONCE, numbered_lines
 
 DEFAULT_TAGS = "tags"
@@ -87,17 +88,25 @@ class Source(NamedTuple):
 
     def convert(self, convert: Callable[[Place, Mapping[str, Any]], dict], features: Features, split: str) -> Dataset:
         """Each record through `convert`, in the cache of `datasets`."""
-        # It would not notice that these files changed.
-        files = [Path(__file__).with_name(f"task_{name}.py") for name in ("sources", "data", "questions")]
-        files += [Path(self.name)] if self.data is None else []
-        states = tuple((state.st_size, state.st_mtime_ns) for state in (file.stat() for file in files))
-        options = {"read": self.read, "convert": convert, "states": states}
+        files = [] if self.data is not None else [Path(self.name)]
+        options = {"read": self.read, "convert": convert, "states": (*code_states(), *states_of(files))}
         try:
             return Dataset.from_generator(_converted, features, gen_kwargs=options, split=NamedSplit(split))
         except DatasetGenerationError as error:
             if isinstance(error.__cause__, ValueError):
                 raise error.__cause__ from None
             raise
+
+
+def states_of(files: Iterable[Path]) -> tuple[tuple[int, int], ...]:
+    """What tells `datasets`, whose cache goes by arguments alone, that files changed: sizes and times of change."""
+    return tuple((state.st_size, state.st_mtime_ns) for state in map(Path.stat, files))
+
+
+def code_states() -> tuple[tuple[int, int], ...]:
+    """Of the files whose code makes rows out of records: the scripts' and the tokenizer's."""
+    folders = (Path(module.__file__).resolve().parent for module in (run_scripts, tokenization))
+    return states_of(file for folder in folders for file in sorted(folder.glob("*.py")))
 
 
 def _converted(read: Callable[[], Iterator[Record]], convert: Callable, states: tuple) -> Iterator[dict]:

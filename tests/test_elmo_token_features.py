@@ -94,11 +94,11 @@ def test_no_positions_and_no_real_positions():
     assert features(characters[:, :0], words[:, :0], mask[:, :0]).shape == (3, 0, 15)
 
 
-def test_the_table_is_drawn_with_vectors_of_length_one():
+def test_the_table_is_drawn_with_the_deviation_of_glove():
     features = TokenFeatures(ELMoConfig.from_preset("tiny", **{**SIZES, "vocab_size": 2000}))
     features.reset_parameters()
-    lengths = features.word_embeddings.weight.square().sum(1)
-    assert abs(lengths.mean() - 1) < 0.05 and abs(features.word_embeddings.weight.mean()) < 0.02
+    weight = features.word_embeddings.weight.detach()
+    assert weight.std() == pytest.approx(0.4, rel=0.02) and abs(weight.mean()) < 0.02
     before = features.word_embeddings.weight.clone()
     features.word_embeddings.weight._is_hf_initialized = True  # filled from a checkpoint
     features.reset_parameters()

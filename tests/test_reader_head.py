@@ -54,6 +54,23 @@ def test_a_question_changes_no_vector_of_the_context():
     assert (logits[0] - logits[1]).abs().max() > 1e-3
 
 
+def test_what_a_reader_reads_is_dropped_once():
+    """ELMo by `elmo_dropout`, words and characters by `task_dropout`, wherever each enters."""
+    torch.manual_seed(0)
+    model = stirred(make_model(ELMoForQuestionAnswering, elmo_placement="both", elmo_dropout=0.0, task_dropout=0.5))
+    batch = batch_of(model)
+    width = model.config.hidden_size
+    places = model.reader.encoder, model.reader.attention
+    clean = [read_by(model.eval(), place, batch)[0] for place in places]
+    dropped = [read_by(model.train(), place, batch)[0] for place in places]
+    for before, after in zip(clean, dropped, strict=True):
+        assert before[..., -width:].any() and torch.equal(before[..., -width:], after[..., -width:])
+    before, after = (states[0][0, :, :-width] for states in (clean, dropped))
+    is_kept = after.any(0)
+    assert 0 < is_kept.sum() < len(is_kept)
+    torch.testing.assert_close(after, 2 * before * is_kept)
+
+
 def test_readers_say_what_is_wrong():
     model = make_model(ELMoForQuestionAnswering)
     batch = make_batch(model.config, [(2, 3), (1, 2)])

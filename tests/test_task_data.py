@@ -6,6 +6,7 @@ import pytest
 from datasets import ClassLabel, Dataset, DatasetDict, Features, Value
 from transformers import HfArgumentParser
 
+from modeling_elmo.run_scripts import task_sources
 from modeling_elmo.run_scripts.task_data import (
     ClassificationDataArguments,
     TaggingDataArguments,
@@ -54,6 +55,25 @@ def test_a_file_that_changed_is_read_anew(tmp_path):
     assert tags_of(tmp_path / "a.conll", "a P\n") == [["P"]]
     assert tags_of(tmp_path / "a.conll", "a P 1\n") == [["1"]]
     assert tags_of(tmp_path / "a.conll", "a P 1\n", tags_column="2") == [["P"]]
+
+
+def test_code_that_changed_reads_anew(tmp_path, monkeypatch):
+    """`datasets` finds what a function made by its name and arguments; its code may be another by now."""
+    (tmp_path / "a.conll").write_text("a O\n")
+
+    def fingerprint():
+        return read_tagging(TaggingDataArguments(train_file=str(tmp_path / "a.conll")))["train"]._fingerprint
+
+    before = fingerprint()
+    assert fingerprint() == before
+    script = tmp_path / "script.py"
+    script.write_text("1")
+    states = task_sources.code_states() + task_sources.states_of([script])
+    assert len(states) > 30 and states[:-1] == task_sources.code_states()
+    script.write_text("12")
+    assert task_sources.states_of([script]) != states[-1:]
+    monkeypatch.setattr(task_sources, "code_states", lambda: states)
+    assert fingerprint() != before
 
 
 def test_tags_of_a_data_set_become_names(tmp_path):
