@@ -121,7 +121,7 @@ class ELMoConfig(PreTrainedConfig):
         head: `"paper"`, the networks of section 4, or `"linear"`, one linear layer on the mix.
         classifier: the paper's network for whole texts: `"bcn"` (one text or two), `"esim"` (two), or `"linear"`.
         task_hidden_size, task_dropout: of a head's own network. Default: 200 and 0.5 (tagger), 300 and 0.3 (bcn), 300
-            and 0.5 (esim).
+            and 0.5 (esim), 90 and 0.2 (reader).
         task_num_layers: biLSTM layers of the tagger.
         task_word_embedding_size: width of the head's own word vectors, by `input_ids`. 0: none.
         freeze_word_embeddings: keeps the head's word vectors as they are.

@@ -3,9 +3,10 @@
     python -m modeling_elmo.run_scripts.run_qa --model_name_or_path elmo \
         --train_file train.json --validation_file dev.json --output_dir reader
 
-The network of the paper's SQuAD (section 4): BiDAF with self-attention over `[x_k; ELMo_k]`, by default with the
-settings of its supplement. `--compare_baseline` trains the same network without ELMo too; `--seeds 5` tells mean and
-deviation; `--ablation` gives the paper's tables.
+The network of the paper's SQuAD (section 4): BiDAF with self-attention over `[x_k; ELMo_k]`, with the sizes,
+optimizer and averaged weights of supplement A.3; the loss is, as in transformers, the mean of start's and end's.
+`--compare_baseline` trains the same network without ELMo too; `--seeds 5` tells mean and deviation; `--ablation` gives
+the paper's tables.
 """
 
 import sys

@@ -120,6 +120,8 @@ def label_names(splits: DatasetDict, column: str, training: str = "train") -> li
                     f"Split {split!r}, row {row}: {name!r} occurs nowhere in {training!r}, whose {column} are "
                     f"{', '.join(sorted(names)):.200}. Correct it, or pass training data with it."
                 )
+    if len(names) == 1 and not isinstance(splits[training][column][0], list):
+        raise ValueError(f"All {column} of the split {training!r} are {names.pop()!r}; a classifier needs two or more.")
     return sorted(names, key=lambda name: (name != "O", name))
 
 
@@ -164,6 +166,11 @@ def _tagged(source: Source, split: str, arguments: TaggingDataArguments) -> Data
         logger.warning(
             f"{source.name}: {count:,} entities begin with I-, the first is {place}. They are kept so; if these are "
             "IOB1 tags, pass --tag_scheme iob1."
+        )
+    if source.names(tags) is None and all(str(tag).isdecimal() for tag in data[0]["tags"]):
+        logger.warning(
+            f"{source.name}: the tags are numbers without names, so accuracy is measured, as of parts of speech. If "
+            "they stand for B-PER and so on, pass data that say so."
         )
     return data.select_columns(["tokens", "tags"])
 
@@ -219,7 +226,8 @@ def _classified(source: Source, split: str, arguments: ClassificationDataArgumen
 def _text_columns(source: Source, columns: list[str], arguments: ClassificationDataArguments) -> dict[str, str]:
     given = {"text": arguments.text_column, "text_pair": arguments.text_pair_column}
     if given == {"text": "text", "text_pair": None} and "text" not in columns:
-        found = [names for names in [*TEXTS, *PAIRS] if set(names) <= set(columns)]
+        pairs, texts = ([names for names in known if set(names) <= set(columns)] for known in (PAIRS, TEXTS))
+        found = pairs or texts  # of `question` and `sentence` both, not `sentence` alone
         if len(found) != 1:
             raise ValueError(
                 f"{source.name} has the columns {columns}; pass --text_column, or also --text_pair_column."
@@ -263,7 +271,13 @@ def _classification_row(
         return row | {"label": _name(place, label, names, "label", dropped)}
     if not isinstance(label, list):
         raise ValueError(f"{place}: the label is {label!r:.80}; it must be a list, as that of the first row is.")
-    return row | {"label": [_name(place, name, names, "label", dropped) for name in label]}
+    held = [_name(place, name, names, "label", dropped) for name in label]
+    if len(set(held)) < len(held):
+        raise ValueError(
+            f"{place}: the labels are {label!r:.80}, and each may stand there once; pass those that hold, by name or "
+            "number, not a zero or one for each."
+        )
+    return row | {"label": held}
 
 
 def _value(place: str, record: Mapping[str, Any], column: str) -> Any:
@@ -282,6 +296,8 @@ def _name(place: str, value: Any, names: list[str] | None, kind: str, dropped: S
         return str(value)
     known = f"one of {names}" if names else "a name or the number of a class"
     advice = f", or pass --drop_labels '{value!s:.80}', or --problem regression" if kind == "label" else ""
+    if value == -1:
+        advice += "; of a split whose labels are withheld, none: --test_split none"
     raise ValueError(f"{place}: the {kind} is {value!r:.80}; it must be {known}. Correct it{advice}.")
 
 

@@ -56,6 +56,13 @@ class HeadArguments:
         default=None, metadata={"help": "Cut longer texts to train on, in words and markers. Others are read whole."}
     )
 
+    def __post_init__(self):
+        if self.word_vectors is not None and self.word_embedding_size == 0:
+            raise ValueError(f"--word_embedding_size 0: --word_vectors {self.word_vectors} are as wide as their file.")
+        for name in ("word_vectors_limit", "freeze_word_vectors"):
+            if self.word_vectors is None and getattr(self, name):
+                raise ValueError(f"--{name} is for the vectors of a file; pass --word_vectors FILE too.")
+
 
 class Predicted(NamedTuple):
     """What a head put out for a split.

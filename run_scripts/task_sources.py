@@ -24,8 +24,8 @@ from datasets import (
 )
 from datasets.exceptions import DatasetGenerationError
 
-from modeling_elmo import run_scripts, tokenization
 from modeling_elmo.run_scripts.text_data import ROWS_AT_ONCE, numbered_lines
+from modeling_elmo.tokenization import elmo_pretokenization
 
 DEFAULT_TAGS = "tags"
 CONLLU_COLUMNS = ("id", "form", "lemma", "upos", "xpos", "feats", "head", "deprel", "deps", "misc")
@@ -105,7 +105,7 @@ def states_of(files: Iterable[Path]) -> tuple[tuple[int, int], ...]:
 
 def code_states() -> tuple[tuple[int, int], ...]:
     """Of the files whose code makes rows out of records: the scripts' and the tokenizer's."""
-    folders = (Path(module.__file__).resolve().parent for module in (run_scripts, tokenization))
+    folders = (Path(name).resolve().parent for name in (__file__, elmo_pretokenization.__file__))
     return states_of(file for folder in folders for file in sorted(folder.glob("*.py")))
 
 

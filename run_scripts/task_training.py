@@ -10,7 +10,7 @@ import re
 import shutil
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
@@ -330,19 +330,19 @@ class Experiment:
 
     @cached_property
     def _digests(self) -> dict[str, str]:
-        """Of the data and of the biLM: under the same name there may be others tomorrow."""
-        data = hashlib.blake2b(digest_size=8)
-        for rows in self.task.data.values():
-            for row in rows:
-                data.update(json.dumps(row).encode())
-        weights = hashlib.blake2b(digest_size=8)
-        for path in sorted(Path(self.head.model_name_or_path).glob("*.safetensors")):
-            weights.update(path.read_bytes())
+        """Of the data, the biLM and the word vectors: under the same name there may be others tomorrow."""
+        folder = Path(self.head.model_name_or_path)
+        files = [path for kind in ("*.safetensors", "config.json", "tokenizer*.json") for path in folder.glob(kind)]
         config = ELMoConfig.from_pretrained(self.head.model_name_or_path)
-        return {
-            "data_digest": data.hexdigest(),
-            "model_digest": getattr(config, "_commit_hash", None) or weights.hexdigest(),
+        digests = {
+            "data_digest": digest(json.dumps(row).encode() for rows in self.task.data.values() for row in rows),
+            "model_digest": getattr(config, "_commit_hash", None)
+            or digest(path.read_bytes() for path in sorted(files)),
         }
+        if self.word_vectors is not None:
+            parts = (json.dumps(self.word_vectors.words).encode(), self.word_vectors.vectors.tobytes())
+            digests["word_vectors_digest"] = digest(parts)
+        return digests
 
     def _train(self, arm: Arm, seed: int) -> Record:
         start, folder = time.monotonic(), self._folder_of(arm, seed)
@@ -552,6 +552,13 @@ class TaskTrainer(Trainer):
         super()._load_from_checkpoint(resume_from_checkpoint, model)
         if self.average is not None:
             self.average.load_trained(Path(resume_from_checkpoint))
+
+
+def digest(parts: Iterable[bytes]) -> str:
+    found = hashlib.blake2b(digest_size=8)
+    for part in parts:
+        found.update(part)
+    return found.hexdigest()
 
 
 def last_checkpoint(folder: Path) -> str | None:

@@ -76,7 +76,7 @@ def test_code_that_changed_reads_anew(tmp_path, monkeypatch):
     assert fingerprint() != before
 
 
-def test_tags_of_a_data_set_become_names(tmp_path):
+def test_tags_of_a_data_set_become_names(tmp_path, caplog):
     names = ClassLabel(names=["O", "B-PER", "I-PER"])
     features = Features(id=Value("int32"), words=[Value("string")], ner_tags=[names], pos_tags=[Value("int32")])
     rows = {"id": [1, 2], "words": [["a", "b"], ["c"]], "ner_tags": [[1, 2], [0]], "pos_tags": [[7, 8], [9]]}
@@ -84,8 +84,10 @@ def test_tags_of_a_data_set_become_names(tmp_path):
     options = {"dataset": str(tmp_path / "data"), "tokens_column": "words"}
     data = read_tagging(TaggingDataArguments(**options))["train"]
     assert data.to_dict() == {"tokens": [["a", "b"], ["c"]], "tags": [["B-PER", "I-PER"], ["O"]]}
+    assert not caplog.messages
     data = read_tagging(TaggingDataArguments(**options, tags_column="pos_tags"))["train"]
     assert data["tags"][:] == [["7", "8"], ["9"]]
+    assert "the tags are numbers without names, so accuracy is measured" in caplog.text
     assert not [file for file in os.listdir(tmp_path / "data" / "train") if file.startswith("cache")]
 
 
@@ -178,6 +180,7 @@ def test_texts_and_pairs(tmp_path, capsys):
         (["sentence", "stars"], "sentence", None, "stars"),
         (["sentence2", "sentence1", "gold_label", "label2"], "sentence1", "sentence2", "gold_label"),
         (["premise", "hypothesis", "label", "labels"], "premise", "hypothesis", "label"),
+        (["question", "sentence", "label"], "question", "sentence", "label"),
     ],
 )
 def test_columns_of_other_names(tmp_path, capsys, columns, text, pair, label):
@@ -244,6 +247,11 @@ def test_kinds_of_labels(tmp_path):
             "line 1: the label is 0.5; it must be a name or the number of a class.* --problem regression",
         ),
         ([("a", "x"), ("b", ["x"])], {}, r"line 2: the label is \['x'\]; it must be a name"),
+        (
+            [("a", [0, 1]), ("b", [0, 1, 0])],
+            {},
+            r"line 2: the labels are \[0, 1, 0\], and each may stand there once; pass those that hold",
+        ),
         ([("a", ["x"]), ("b", "x")], {}, "line 2: the label is 'x'; it must be a list, as that of the first row is"),
         ([("a", "x")], {"problem": "regression"}, "line 1: the label is 'x'; a regression needs finite numbers"),
         ([("a", "nan")], {"problem": "regression"}, "line 1: the label is 'nan'; a regression needs finite numbers"),
@@ -276,7 +284,8 @@ def test_labels_that_are_missing_are_dropped_on_request(tmp_path, capsys):
     rows = {name: {"text": [f"t{label}" for label in labels], "label": labels} for name, labels in splits.items()}
     DatasetDict({name: Dataset.from_dict(row, names) for name, row in rows.items()}).save_to_disk(tmp_path)
     with pytest.raises(
-        ValueError, match=r"train, row 1: the label is -1; it must be one of \['no', 'yes'\]. Correct it, or"
+        ValueError,
+        match=r"train, row 1: the label is -1; it must be one of \['no', 'yes'\].*withheld, none: --test_split none",
     ):
         read_classification(ClassificationDataArguments(dataset=str(tmp_path)))
     found = read_classification(ClassificationDataArguments(dataset=str(tmp_path), drop_labels=["-1"]))
@@ -299,6 +308,8 @@ def test_label_names():
         label_names(splits, "tags")
     with pytest.raises(ValueError, match=r"Labels are those of the split 'train', but there are only \['test'\]"):
         label_names(splits_of(test=["a"]), "tags")
+    with pytest.raises(ValueError, match="All tags of the split 'train' are 'a'; a classifier needs two or more"):
+        label_names(splits_of(train=["a", "a"], test=["a"]), "tags")
 
 
 def test_samples(capsys):

@@ -236,6 +236,19 @@ def test_a_linear_head_reads_no_vectors(folder, task, vectors):
         model_of(task, head(folder, head="linear", word_vectors="v.txt"), vectors)
 
 
+@pytest.mark.parametrize(
+    "options, message",
+    [
+        ({"word_vectors": "v.txt", "word_embedding_size": 0}, "--word_embedding_size 0: --word_vectors v.txt are as"),
+        ({"freeze_word_vectors": True}, "--freeze_word_vectors is for the vectors of a file; pass --word_vectors"),
+        ({"word_vectors_limit": 9}, "--word_vectors_limit is for the vectors of a file; pass --word_vectors"),
+    ],
+)
+def test_options_of_word_vectors_that_contradict(options, message, folder):
+    with pytest.raises(ValueError, match=message):
+        head(folder, **options)
+
+
 @pytest.mark.parametrize("use_elmo", [True, False])
 def test_heads_are_trained_in_single_precision(use_elmo, folder, task, tmp_path):
     ELMoForPreTraining.from_pretrained(folder).half().save_pretrained(tmp_path)

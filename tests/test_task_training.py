@@ -1,5 +1,6 @@
 """Experiments: arms and seeds, what is finished and what was stopped, stored features, ensembles."""
 
+import json
 import shutil
 import statistics
 from pathlib import Path
@@ -277,6 +278,21 @@ def test_another_bilm_under_the_same_name_is_noticed(place, tmp_path):
     bilm(folder, seed=1)
     with pytest.raises(FileExistsError, match="(?s)other settings.*model_digest"):
         train(place, tmp_path / "run", **SHORT, model_name_or_path=folder)
+
+
+def test_other_word_vectors_or_another_tokenizer_under_the_same_name_are_noticed(place, tmp_path):
+    vectors, folder = tmp_path / "vectors.txt", bilm(tmp_path / "bilm")
+    options = {**SHORT, "word_vectors": vectors, "model_name_or_path": folder}
+    vectors.write_text("the 1 2\nin 3 4\n")
+    train(place, tmp_path / "run", **options)
+    vectors.write_text("the 1 2\nin 3 5\n")
+    with pytest.raises(FileExistsError, match="(?s)other settings.*word_vectors_digest"):
+        train(place, tmp_path / "run", **options)
+    vectors.write_text("the 1 2\nin 3 4\n")
+    path = folder / "tokenizer_config.json"
+    path.write_text(json.dumps(json.loads(path.read_text("utf-8")) | {"pre_tokenization": "treebank"}), "utf-8")
+    with pytest.raises(FileExistsError, match="(?s)other settings.*model_digest"):
+        train(place, tmp_path / "run", **options)
 
 
 def test_a_start_that_failed_does_not_block_its_folder(place, tmp_path, monkeypatch):
