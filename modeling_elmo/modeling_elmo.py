@@ -817,7 +817,8 @@ class ELMoForPreTraining(ELMoPreTrainedModel):
         if self.config.vocab_size <= 4:
             raise ValueError(
                 "The vocabulary holds nothing but special words, so there is nothing to predict. Build one (see "
-                "`build_vocabulary`) and call `resize_token_embeddings(len(tokenizer))`."
+                "`build_vocabulary`) and call `resize_token_embeddings(len(tokenizer))`; with `run_pretraining` pass "
+                "--vocabulary replace --vocabulary_size NUMBER."
             )
         if not self.config.has_softmax and not self.training:
             raise ValueError(

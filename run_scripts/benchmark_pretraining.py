@@ -26,7 +26,7 @@ if __package__ in (None, ""):  # run by path from a clone that is not installed
     sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from modeling_elmo import ELMoConfig, ELMoForPreTraining, ELMoTokenizer
-from modeling_elmo.run_scripts.build_vocabulary import count_words
+from modeling_elmo.run_scripts.build_vocabulary import word_frequencies
 from modeling_elmo.run_scripts.lm_corpus import Corpus
 from modeling_elmo.run_scripts.lm_data import LMBatch, SentenceBatches
 from modeling_elmo.run_scripts.lm_optimization import OptimizationArguments, clip_gradients, make_optimizers
@@ -89,7 +89,7 @@ def main(arguments: list[str] | None = None) -> list[dict]:
 def read(arguments: BenchmarkArguments) -> tuple[ELMoTokenizer, list[LMBatch], float]:
     """A tokenizer for the text, batches, and the median seconds that making one takes."""
     corpus = Corpus.from_files(arguments.train_file)
-    _, counts = count_words(corpus, TextSplitter("whitespace"))
+    _, counts = word_frequencies(corpus, TextSplitter("whitespace"))
     tokenizer = ELMoTokenizer(vocab=most_frequent_words(counts, arguments.vocabulary_size))
     source = iter(
         SentenceBatches(

@@ -9,6 +9,7 @@ Texts are read one by one; memory grows with the number of distinct words alone.
 
 import sys
 from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
@@ -85,15 +86,15 @@ def build_vocabulary(arguments: VocabularyArguments) -> VocabularyReport:
         )
     corpus = Corpus.from_arguments(arguments)
     splitter = TextSplitter("whitespace" if arguments.is_split_into_words else arguments.pre_tokenization)
-    num_texts, counts = count_words(corpus, splitter)
+    num_texts, counts = word_frequencies(corpus, splitter)
     if not counts:
         raise corpus.emptiness()
     words = most_frequent_words(counts, size, arguments.min_frequency)
-    write_lines(output, (word for word in words if word != PAD_WORD))
+    write_vocabulary(output, words)
     return report_on(num_texts, counts, words, arguments)
 
 
-def count_words(corpus: Corpus, splitter: TextSplitter) -> tuple[int, Counter[str]]:
+def word_frequencies(corpus: Corpus, splitter: TextSplitter) -> tuple[int, Counter[str]]:
     """The number of texts, and how often each word occurs in them; given words that a line cannot hold are left out."""
     counts: Counter[str] = Counter()
     with tqdm(unit=" texts", unit_scale=True, desc="counting") as progress:
@@ -101,6 +102,11 @@ def count_words(corpus: Corpus, splitter: TextSplitter) -> tuple[int, Counter[st
             counts.update(splitter.words(text) if isinstance(text, str) else filter(fits_in_a_line, text))
             progress.update()
     return progress.n, counts
+
+
+def write_vocabulary(path: Path, words: Iterable[str]):
+    """A word a line; the file leaves out `<PAD>`, whose id is always 0."""
+    write_lines(path, (word for word in words if word != PAD_WORD))
 
 
 def fits_in_a_line(word: str) -> bool:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import IterableDataset
 
-from modeling_elmo.run_scripts.lm_corpus import Corpus, Place, Survey, Text, count_words
+from modeling_elmo.run_scripts.lm_corpus import Corpus, Place, Survey, Text, number_of_words
 from modeling_elmo.tokenization.elmo_characters import BOS_ID, EOS_ID
 from modeling_elmo.tokenization.tokenization_elmo import CallLock
 
@@ -58,7 +58,7 @@ class Encoder:
         """At least the number of words, and cheap: every word that a rule splits off begins at a punctuation mark or at
         the letters behind one. (The treebank rules for `cannot` and the like are left out of it.)"""
         if self.by_spaces or not isinstance(text, str):
-            return count_words(text)
+            return number_of_words(text)
         if not text.isascii():
             return len(self.split(text))
         characters = text.encode()

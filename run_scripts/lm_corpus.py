@@ -23,7 +23,14 @@ Sentence = tuple[Place, Text]
 
 
 @dataclass(kw_only=True)
-class TrainTextArguments(TextArguments):
+class SentencesArguments(TextArguments):
+    is_split_into_words: bool = field(
+        default=False, metadata={"help": "Words are separated by spaces already. Default: the tokenizer splits text."}
+    )
+
+
+@dataclass(kw_only=True)
+class TrainTextArguments(SentencesArguments):
     """The text that a language model is trained on, or its vocabulary is counted over."""
 
     train_file: list[str] = field(
@@ -33,20 +40,25 @@ class TrainTextArguments(TextArguments):
             "Either may be compressed (.gz, .zst)."
         },
     )
-    is_split_into_words: bool = field(
-        default=False, metadata={"help": "Words are separated by spaces already. Default: the tokenizer splits text."}
-    )
 
 
 @dataclass(kw_only=True)
-class CorpusArguments(TrainTextArguments):
-    """Options of every script that trains a language model."""
+class HeldOutArguments(SentencesArguments):
+    """The text that it is measured on."""
 
-    validation_file: list[str] = field(default_factory=list, metadata={"help": "The same, held out."})
+    validation_file: list[str] = field(
+        default_factory=list, metadata={"help": "Held-out text: files, patterns or folders, as those to train on."}
+    )
     validation_split: str | None = field(default=None, metadata={"help": "Split of the data set that is held out."})
     context: Literal["sentence", "stream"] = field(
         default="sentence", metadata={"help": "Each sentence alone, or text without end with LSTM states carried on."}
     )
+
+
+@dataclass(kw_only=True)
+class CorpusArguments(TrainTextArguments, HeldOutArguments):
+    """Options of every script that trains a language model."""
+
     shuffle_buffer: int = field(default=100_000, metadata={"help": "Sentences that are shuffled together."})
 
 
@@ -168,7 +180,7 @@ def as_sentences(source: str, texts: Iterable[tuple[int, Any]]) -> Iterator[Sent
             raise ValueError(f"{source}:{number}: the text is {value!r:.80}; it must be a string or a list of words.")
 
 
-def count_words(text: Text) -> int:
+def number_of_words(text: Text) -> int:
     return len(words_of(text))
 
 

@@ -19,10 +19,27 @@ from torch.utils.data import DataLoader, get_worker_info
 from transformers.utils import logging
 
 from modeling_elmo.run_scripts.lm_batches import CorpusBatches, Encoder, LMBatch, Tokens, as_tensors
-from modeling_elmo.run_scripts.lm_corpus import Corpus, CorpusArguments, Place, Sentence, Survey, count_words
+from modeling_elmo.run_scripts.lm_corpus import (
+    Corpus,
+    CorpusArguments,
+    HeldOutArguments,
+    Place,
+    Sentence,
+    Survey,
+    number_of_words,
+)
 from modeling_elmo.tokenization.elmo_characters import UNK_ID
 
-__all__ = ["Corpus", "CorpusArguments", "LMBatch", "SentenceBatches", "StreamWindows", "Survey", "data_loader"]
+__all__ = [
+    "Corpus",
+    "CorpusArguments",
+    "HeldOutArguments",
+    "LMBatch",
+    "SentenceBatches",
+    "StreamWindows",
+    "Survey",
+    "data_loader",
+]
 
 logger = logging.get_logger(__name__)
 
@@ -322,7 +339,7 @@ class StreamWindows(CorpusBatches):
             row = min(words * all_rows // self.survey.words, all_rows - 1) - self.rank * self.rows
             if 0 <= row < self.rows:
                 pieces[row].append(sentence)
-            words += count_words(sentence[1])
+            words += number_of_words(sentence[1])
         return [[Block(0, number, piece)] if piece else [] for number, piece in enumerate(pieces)]
 
 

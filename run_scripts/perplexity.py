@@ -25,7 +25,7 @@ if __package__ in (None, ""):  # run by path from a clone that is not installed
 from modeling_elmo import ELMoForPreTraining, ELMoTokenizer
 from modeling_elmo.run_scripts.lm_data import (
     Corpus,
-    CorpusArguments,
+    HeldOutArguments,
     LMBatch,
     SentenceBatches,
     StreamWindows,
@@ -35,7 +35,7 @@ from modeling_elmo.run_scripts.text_data import write_json
 
 
 @dataclass(kw_only=True)
-class PerplexityArguments(CorpusArguments):
+class PerplexityArguments(HeldOutArguments):
     model: str = field(metadata={"help": "Folder or Hub name of a model with its softmax, and of its tokenizer."})
     per_device_eval_batch_tokens: int = field(
         default=4096, metadata={"help": "Tokens of a batch, padding included (context sentence)."}
@@ -81,7 +81,7 @@ def main(arguments: list[str] | None = None) -> Perplexity:
 
 
 def held_out_batches(
-    corpus: CorpusArguments,
+    corpus: HeldOutArguments,
     tokenizer: ELMoTokenizer,
     context: Literal["sentence", "stream"],
     accelerator: Accelerator,
@@ -103,7 +103,7 @@ def held_out_batches(
     return data_loader(SentenceBatches(text, tokenizer, sizes["per_device_eval_batch_tokens"], **options), 0)
 
 
-def held_out_corpus(arguments: CorpusArguments) -> Corpus:
+def held_out_corpus(arguments: HeldOutArguments) -> Corpus:
     if bool(arguments.validation_file) == (arguments.validation_split is not None):
         raise ValueError("Pass either --validation_file FILE ..., or --dataset NAME with --validation_split SPLIT.")
     if arguments.validation_split is not None and arguments.dataset is None:

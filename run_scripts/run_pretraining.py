@@ -29,7 +29,7 @@ if __package__ in (None, ""):  # run by path from a clone that is not installed
 
 from modeling_elmo import ELMoConfig, ELMoForPreTraining, ELMoTokenizer
 from modeling_elmo.configuration_elmo import PRESETS
-from modeling_elmo.run_scripts.build_vocabulary import count_words
+from modeling_elmo.run_scripts.build_vocabulary import word_frequencies, write_vocabulary
 from modeling_elmo.run_scripts.lm_card import bilm_part
 from modeling_elmo.run_scripts.lm_checkpoint import Checkpoints
 from modeling_elmo.run_scripts.lm_data import (
@@ -44,8 +44,7 @@ from modeling_elmo.run_scripts.lm_training import Pretraining, TrainingArguments
 from modeling_elmo.run_scripts.model_card import CardArguments, hub_name, public, write_card, write_facts, write_results
 from modeling_elmo.run_scripts.perplexity import held_out_batches, held_out_corpus
 from modeling_elmo.run_scripts.push_to_hub import FLAG, push
-from modeling_elmo.run_scripts.text_data import write_lines
-from modeling_elmo.tokenization.elmo_characters import PAD_WORD, most_frequent_words, read_vocabulary
+from modeling_elmo.tokenization.elmo_characters import most_frequent_words, read_vocabulary
 from modeling_elmo.tokenization.elmo_pretokenization import TextSplitter
 
 
@@ -95,7 +94,7 @@ class HubArguments(CardArguments):
 def main(arguments: list[str] | None = None) -> Pretraining:
     parser = HfArgumentParser((ModelArguments, CorpusArguments, TrainingArguments, HubArguments))
     model_args, corpus_args, training_args, hub_args = parser.parse_args_into_dataclasses(arguments)
-    held_out = check_evaluation(corpus_args, training_args)
+    held_out = check_corpus_arguments(corpus_args, training_args)
     accelerator = make_accelerator(training_args)
     logging.disable_progress_bar()  # of single files, in the middle of ours
     output_dir = Path(training_args.output_dir)
@@ -153,8 +152,12 @@ def make_accelerator(arguments: TrainingArguments) -> Accelerator:
     return accelerator
 
 
-def check_evaluation(corpus: CorpusArguments, training: TrainingArguments) -> Corpus | None:
+def check_corpus_arguments(corpus: CorpusArguments, training: TrainingArguments) -> Corpus | None:
     """The held-out text, if there is any: its files must be there before training begins."""
+    if corpus.streaming and training.max_steps <= 0:
+        raise ValueError("--streaming: the length of the data set is not known; pass --max_steps.")
+    if corpus.shuffle_buffer < 1:
+        raise ValueError(f"--shuffle_buffer {corpus.shuffle_buffer}: pass at least 1.")
     if corpus.validation_file or corpus.validation_split is not None:
         return held_out_corpus(corpus)
     if training.early_stopping_patience is not None:
@@ -226,7 +229,9 @@ def starting_model(
     if arguments.vocabulary_size is not None:
         if accelerator.is_main_process:
             splitter = TextSplitter(arguments.pre_tokenization) if old is None else old[1].splitter
-            count_vocabulary(corpus, corpus_args, splitter, arguments.vocabulary_size, vocabulary)
+            splitter = TextSplitter("whitespace") if corpus_args.is_split_into_words else splitter
+            _, counts = word_frequencies(corpus, splitter)
+            write_vocabulary(vocabulary, most_frequent_words(counts, arguments.vocabulary_size))
         accelerator.wait_for_everyone()
     if old is None:
         return new_model(arguments, vocabulary)
@@ -236,7 +241,7 @@ def starting_model(
         tokenizer = change_vocabulary(model, tokenizer, words, keep_all=arguments.vocabulary == "extend")
         if arguments.vocabulary_size is not None and accelerator.is_main_process:  # all words, not those counted alone
             ids = tokenizer.get_vocab()
-            write_lines(vocabulary, (word for word in sorted(ids, key=ids.__getitem__) if word != PAD_WORD))
+            write_vocabulary(vocabulary, sorted(ids, key=ids.__getitem__))
     model.config.has_softmax = True  # of a checkpoint without one it is random now, and trained from here on
     return model, tokenizer
 
@@ -253,6 +258,7 @@ def check_model_arguments(arguments: ModelArguments):
             )
         if arguments.vocabulary != "keep":
             raise ValueError(f"--vocabulary {arguments.vocabulary} is for a checkpoint; pass --model_name_or_path.")
+        new_config(arguments, vocab_size=arguments.vocabulary_size or sys.maxsize)
         return
     for name in ("preset", "config_overrides", "tokenizer_name"):
         if getattr(arguments, name) is not None:
@@ -264,25 +270,24 @@ def check_model_arguments(arguments: ModelArguments):
         )
 
 
-def count_vocabulary(corpus: Corpus, corpus_args: CorpusArguments, splitter: TextSplitter, size: int, output: Path):
-    splitter = TextSplitter("whitespace") if corpus_args.is_split_into_words else splitter
-    words = most_frequent_words(count_words(corpus, splitter)[1], size)
-    write_lines(output, (word for word in words if word != PAD_WORD))
-
-
 def new_model(arguments: ModelArguments, vocabulary: Path) -> tuple[ELMoForPreTraining, ELMoTokenizer]:
-    fields = softmax_options(arguments) | overrides(arguments)
     if arguments.tokenizer_name is not None:
         tokenizer = ELMoTokenizer.from_pretrained(arguments.tokenizer_name)
     else:
-        widths = {name: fields[name] for name in ("max_word_length",) if name in fields}
+        widths = {name: value for name, value in overrides(arguments).items() if name == "max_word_length"}
         tokenizer = ELMoTokenizer(vocabulary, pre_tokenization=arguments.pre_tokenization, **widths)
     sizes = {
         "vocab_size": len(tokenizer),
         "char_vocab_size": tokenizer.char_vocab_size,
         "max_word_length": tokenizer.max_word_length,
     }
-    return ELMoForPreTraining(ELMoConfig.from_preset(arguments.preset or "small", **{**sizes, **fields})), tokenizer
+    return ELMoForPreTraining(new_config(arguments, **sizes)), tokenizer
+
+
+def new_config(arguments: ModelArguments, **sizes) -> ELMoConfig:
+    return ELMoConfig.from_preset(
+        arguments.preset or "small", **{**sizes, **softmax_options(arguments), **overrides(arguments)}
+    )
 
 
 def change_vocabulary(
@@ -354,8 +359,7 @@ def number_of_steps(
     """Exact with `--max_steps`; otherwise what the text should take, for the schedule and the progress bar."""
     if arguments.max_steps > 0:
         return arguments.max_steps
-    if survey is None:
-        raise ValueError("The length of a streaming data set is not known: pass --max_steps.")
+    assert survey is not None  # `check_corpus_arguments`
     if corpus_args.context == "sentence":
         tokens, per_batch = survey.words + 2 * survey.lines, arguments.per_device_train_batch_tokens
     else:

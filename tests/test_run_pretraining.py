@@ -75,6 +75,18 @@ REFUSED = [
     ({"config_overrides": '{"dropoutt": 0.2}'}, "ELMoConfig has no field `dropoutt`. Did you mean `dropout`"),
     ({"report_to": "no-such-tracker"}, "no-such-tracker"),
 ]
+# What reading the text cannot tell is told before, which may take hours.
+REFUSED_UNREAD = [
+    ({"config_overrides": '{"projection_size": 0}'}, "`projection_size` is 0; pass an integer of at least 1"),
+    ({"shuffle_buffer": 0}, "--shuffle_buffer 0: pass at least 1"),
+    ({"streaming": True, "max_steps": None}, "--streaming: the length of the data set is not known; pass --max_steps"),
+]
+
+
+@pytest.mark.parametrize("options, message", REFUSED_UNREAD)
+def test_options_are_refused_before_the_text_is_read(options, message, tmp_path, monkeypatch):
+    monkeypatch.setattr(run_pretraining, "survey_once", lambda *_: pytest.fail("it was read"))
+    test_options_that_contradict_each_other(options, message, tmp_path)
 
 
 @pytest.mark.parametrize("options, message", REFUSED, ids=[str(options)[:60] for options, _ in REFUSED])
