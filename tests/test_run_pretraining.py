@@ -9,6 +9,7 @@ import pytest
 import torch
 from accelerate.state import AcceleratorState
 from clean_python import new_environment, run
+from huggingface_hub.errors import StrictDataclassError
 from pretraining_worker import LINES, MODEL, arguments_of, assert_same, contents, options_of, pretrain
 from safetensors.torch import load_file
 from transformers import AutoModel, AutoModelForPreTraining, AutoTokenizer
@@ -92,7 +93,7 @@ def test_options_are_refused_before_the_text_is_read(options, message, tmp_path,
 @pytest.mark.parametrize("options, message", REFUSED, ids=[str(options)[:60] for options, _ in REFUSED])
 def test_options_that_contradict_each_other(options, message, tmp_path):
     options = {**options_of(tmp_path, **SHORT), **options}
-    with pytest.raises((ValueError, TypeError), match=message):
+    with pytest.raises((ValueError, TypeError, StrictDataclassError), match=message):
         run_pretraining.main(arguments_of(options))
     assert not (tmp_path / "run" / "config.json").exists()
 
