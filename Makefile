@@ -14,7 +14,7 @@ PIP_INSTALL := python -m pip install --quiet --no-compile
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
-demo: $(VENV)/.demo  ## vectors of real text from a converted checkpoint, and a new biLM trained for a minute
+demo: $(VENV)/.demo  ## the shipped English biLM: vectors, neighbours, further training, a tagger with and without it; minutes
 	$(BIN)/python run_scripts/demo.py
 
 test: $(VENV)/.dev  ## the test suite; PYTEST_ADDOPTS="-m slow" for the long tests
