@@ -4,6 +4,7 @@ results/pretraining.json  the run's settings, text and log, of a biLM that was t
 results/conversion.json   origin and parity of one that was converted
 """
 
+import json
 import math
 from pathlib import Path
 from statistics import median
@@ -25,13 +26,15 @@ MOST_EVALUATIONS = 12  # rows of the card's table
 PERPLEXITIES = {"perplexity": "both directions", "forward": "forward", "backward": "backward"}
 COMPARABLE = ("predictions", "vocabulary_size", "protocol")  # two perplexities that differ here say nothing together
 
+EXAMPLES = {"en": ["A", "sentence", "in", "words"], "ko": ["배가", "바다를", "건넜다", "."]}
+
 USAGE = """\
 from transformers import AutoModel, AutoTokenizer
 
 name = {path!r}  # this folder, or the full name on the Hub
 tokenizer = AutoTokenizer.from_pretrained(name, trust_remote_code=True)
 model = AutoModel.from_pretrained(name, trust_remote_code=True)
-inputs = tokenizer([["A", "sentence", "in", "words"]], is_split_into_words=True, return_tensors="pt")
+inputs = tokenizer([{words}], is_split_into_words=True, return_tensors="pt")
 outputs = model(**inputs)
 layers = outputs.hidden_states  # token layer and biLSTM layers, each (batch, tokens, {hidden_size})
 vectors = outputs.elmo_embeddings  # their weighted sum (batch, tokens, {hidden_size}): equation 1 of the paper"""
@@ -60,7 +63,8 @@ def bilm_part(folder: Path, name: str) -> Part:
     if converted:
         sections.append(("Origin", describe_origin(converted)))
     sections += task_sections(folder) + vector_sections(folder)
-    usage = USAGE.format(path=name, hidden_size=config.hidden_size)
+    words = EXAMPLES.get(next(iter(read_results(folder, "card").get("language", ())), "en"), EXAMPLES["en"])
+    usage = USAGE.format(path=name, hidden_size=config.hidden_size, words=json.dumps(words, ensure_ascii=False))
     return Part(
         model=describe_model(config, trained.get("num_parameters"), trained.get("base_model")),
         usage=usage + PREDICTION if predicts_words(config) else usage,

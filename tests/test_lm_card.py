@@ -299,6 +299,16 @@ def test_code_of_the_card_runs(tmp_path, monkeypatch, capsys):
         assert len(found) == 5 and set(found) <= set(tokenizer.get_vocab())
 
 
+def test_the_example_is_in_the_language_of_the_model(tmp_path):
+    for languages, words in (
+        (["ko", "en"], '"배가", "바다를"'),
+        (["en"], '"A", "sentence"'),
+        (["is"], '"A", "sentence"'),
+    ):
+        write_results(tmp_path, "card", {"language": languages})
+        assert f"tokenizer([[{words}" in write(tmp_path)
+
+
 # What was measured with it
 
 
