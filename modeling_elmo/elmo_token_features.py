@@ -9,11 +9,17 @@ from .elmo_encoder import ELMoCharacterEncoder, distinct_rows
 
 
 class TokenFeatures(nn.Module):
-    """Word vectors by `input_ids`, and a character CNN, trained with the task; one of the two may be missing."""
+    """Word vectors by `input_ids`, and a character CNN, trained with the task; one of the two may be missing.
 
-    def __init__(self, config: ELMoConfig):
+    Args:
+        config: the head's options.
+        word_std: deviation of new word vectors. Default: that of vectors of length 1.
+    """
+
+    def __init__(self, config: ELMoConfig, word_std: float | None = None):
         super().__init__()
         words, width = config.vocab_size, config.task_word_embedding_size
+        self.word_std = word_std
         self.word_embeddings = nn.Embedding(words, width, config.pad_token_id) if width else None
         self.char_encoder = ELMoCharacterEncoder(_characters_of(config)) if config.task_has_characters else None
         filters = config.task_char_cnn_filters if config.task_has_characters else []
@@ -21,8 +27,8 @@ class TokenFeatures(nn.Module):
 
     def reset_parameters(self):
         if self.word_embeddings is not None:
-            # About that of GloVe's numbers. Attention that multiplies vectors of length 1 learns late.
-            init.normal_(self.word_embeddings.weight, std=0.4)
+            std = self.word_std or self.word_embeddings.embedding_dim**-0.5
+            init.normal_(self.word_embeddings.weight, std=std)
 
     def forward(self, character_ids: Tensor | None, input_ids: Tensor | None, mask_BT: Tensor) -> Tensor:
         """`x_k` of every token, `(batch, time, output_size)`, zeros at padding."""

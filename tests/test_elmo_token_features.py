@@ -94,11 +94,12 @@ def test_no_positions_and_no_real_positions():
     assert features(characters[:, :0], words[:, :0], mask[:, :0]).shape == (3, 0, 15)
 
 
-def test_the_table_is_drawn_with_the_deviation_of_glove():
-    features = TokenFeatures(ELMoConfig.from_preset("tiny", **{**SIZES, "vocab_size": 2000}))
+@pytest.mark.parametrize("given, expected", [(None, 6**-0.5), (0.2, 0.2)])
+def test_the_table_is_drawn_with_vectors_of_length_one_or_as_given(given, expected):
+    features = TokenFeatures(ELMoConfig.from_preset("tiny", **{**SIZES, "vocab_size": 2000}), given)
     features.reset_parameters()
     weight = features.word_embeddings.weight.detach()
-    assert weight.std() == pytest.approx(0.4, rel=0.02) and abs(weight.mean()) < 0.02
+    assert weight.std() == pytest.approx(expected, rel=0.02) and abs(weight.mean()) < 0.02
     before = features.word_embeddings.weight.clone()
     features.word_embeddings.weight._is_hf_initialized = True  # filled from a checkpoint
     features.reset_parameters()

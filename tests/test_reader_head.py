@@ -54,6 +54,11 @@ def test_a_question_changes_no_vector_of_the_context():
     assert (logits[0] - logits[1]).abs().max() > 1e-3
 
 
+def test_word_vectors_of_a_reader_are_as_large_as_glove_s():
+    model = make_model(ELMoForQuestionAnswering, vocab_size=999)
+    assert model.token_features.word_embeddings.weight.std().item() == pytest.approx(0.4, rel=0.05)
+
+
 def test_what_a_reader_reads_is_dropped_once():
     """ELMo by `elmo_dropout`, words and characters by `task_dropout`, wherever each enters."""
     torch.manual_seed(0)
