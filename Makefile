@@ -14,8 +14,9 @@ PIP_INSTALL := python -m pip install --quiet --no-compile
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
+# Threads that wait actively, OpenMP's default, take ten times as long beside another busy process.
 demo: $(VENV)/.demo  ## the shipped English biLM: vectors, neighbours, further training, a tagger with and without it; minutes
-	$(BIN)/python run_scripts/demo.py
+	OMP_WAIT_POLICY=passive $(BIN)/python run_scripts/demo.py
 
 test: $(VENV)/.dev  ## the test suite; PYTEST_ADDOPTS="-m slow" for the long tests
 	$(PYTEST) -n $(JOBS)
