@@ -223,7 +223,6 @@ def starting_model(
     arguments: ModelArguments, corpus_args: CorpusArguments, corpus: Corpus, output_dir: Path, accelerator: Accelerator
 ) -> tuple[ELMoForPreTraining, ELMoTokenizer]:
     """A new model, or a checkpoint whose vocabulary was kept, extended or replaced."""
-    check_model_arguments(arguments)
     old = None if arguments.model_name_or_path is None else load(arguments.model_name_or_path, arguments)
     vocabulary = Path(arguments.vocabulary_file) if arguments.vocabulary_file else output_dir / "vocab.txt"
     if arguments.vocabulary_size is not None:
@@ -258,6 +257,7 @@ def check_model_arguments(arguments: ModelArguments):
             )
         if arguments.vocabulary != "keep":
             raise ValueError(f"--vocabulary {arguments.vocabulary} is for a checkpoint; pass --model_name_or_path.")
+        # Fields out of range raise here; words of a file are not read yet, and no size of theirs may be too small.
         new_config(arguments, vocab_size=arguments.vocabulary_size or sys.maxsize)
         return
     for name in ("preset", "config_overrides", "tokenizer_name"):
