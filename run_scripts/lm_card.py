@@ -87,7 +87,7 @@ def pretraining_sections(
     has_curve = draw_curve(folder / "curve.png", evaluations, steps, config, step)
     return [
         ("Data", describe_data(trained["data"])),
-        ("Training", describe_training(trained["settings"], steps, config, step, has_curve)),
+        ("Training", describe_training(trained, steps, config, has_curve)),
         ("Perplexity", describe_perplexity(evaluations, config, trained["base_model"], step)),
     ]
 
@@ -254,10 +254,9 @@ def describe_data(data: dict[str, Any]) -> str:
     )
 
 
-def describe_training(
-    settings: dict[str, Any], steps: Entries, config: ELMoConfig, published_step: int, has_curve: bool
-) -> str:
-    parts = [f"The weights are those of step {published_step:,}."]
+def describe_training(trained: dict[str, Any], steps: Entries, config: ELMoConfig, has_curve: bool) -> str:
+    settings = trained["settings"]
+    parts = [f"The weights are those of step {trained['published_step']:,}."]
     if steps:
         speed = median(entry["words_per_second"] for entry in steps)
         parts += [
@@ -272,7 +271,16 @@ def describe_training(
             "Settings that differ from the defaults, and those of the optimizer:",
             table(["setting", "value"], rows),
         ]
+    parts += [describe_change(part, settings) for part in trained.get("earlier_settings", [])]
     return "\n\n".join(parts)
+
+
+def describe_change(earlier: dict[str, Any], settings: dict[str, Any]) -> str:
+    """What of the settings was another up to some step."""
+    before = earlier["settings"]
+    names = sorted(name for name in settings.keys() | before if settings.get(name) != before.get(name))
+    values = [f"{shown(name)} {shown(before.get(name, 'as by default'))}" for name in names]
+    return f"Up to step {earlier['until_step']:,} these were different: {'; '.join(values)}."
 
 
 def last_loss(entry: dict[str, Any], config: ELMoConfig) -> str:

@@ -110,7 +110,15 @@ class Progress:
     evaluations_since_best: int = 0
     held_out: str | None = None  # the text that they are of
     base_model: str | None = None
+    settings: dict[str, Any] | None = None
+    earlier_settings: list[dict[str, Any]] = field(default_factory=list)  # those that were changed by a resumed run
     log: list[dict[str, Any]] = field(default_factory=list)
+
+    def begin(self, settings: dict[str, Any]):
+        """Notes the options of a run that starts or goes on here."""
+        if self.settings not in (None, settings):
+            self.earlier_settings.append({"until_step": self.step, "settings": self.settings})
+        self.settings = settings
 
 
 class Step(NamedTuple):

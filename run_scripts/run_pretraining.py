@@ -126,11 +126,15 @@ def main(arguments: list[str] | None = None) -> Pretraining:
     if checkpoint is not None:
         run.restore(checkpoint)
     run.compare_on(held_out and held_out.order)
-    settings = settings_of(model_args, corpus_args, training_args)
+    # A checkpoint's model stays as it is, whether or not its options are passed once more.
+    of_model = {item.name for item in fields(ModelArguments)}
+    settings = {name: value for name, value in (run.progress.settings or {}).items() if name in of_model}
+    settings |= public(settings_of(model_args, corpus_args, training_args))  # moved files are the same ones
+    run.progress.begin(settings)
     accelerator.init_trackers("runs", config={name: str(value) for name, value in settings.items()})
     run.train()
     if accelerator.is_main_process:
-        publish(run, survey, model_args, corpus_args, hub_args)
+        publish(run, survey, corpus_args, hub_args)
     accelerator.end_training()
     return run
 
@@ -370,30 +374,28 @@ def number_of_steps(
 
 
 def settings_of(*arguments: Any) -> dict[str, Any]:
-    """The options that differ from their defaults, and the optimizer, by which others are to be read."""
+    """The options that differ from their defaults, and the optimizer, by which others are to be read.
+
+    Whether a run was interrupted is none of them: it ends as if it had not been.
+    """
     settings = {}
     for group in arguments:
         for item in fields(group):
             default = item.default_factory() if item.default_factory is not MISSING else item.default
-            if getattr(group, item.name) != default or item.name == "optim":
+            is_telling = getattr(group, item.name) != default and item.name != "resume_from_checkpoint"
+            if is_telling or item.name == "optim":
                 settings[item.name] = getattr(group, item.name)
     return settings
 
 
-def publish(
-    run: Pretraining,
-    survey: Survey | None,
-    model_args: ModelArguments,
-    corpus_args: CorpusArguments,
-    hub_args: HubArguments,
-):
+def publish(run: Pretraining, survey: Survey | None, corpus_args: CorpusArguments, hub_args: HubArguments):
     """The best checkpoint, or the last where nothing was held out, becomes the output folder's model."""
     step = run.progress.best_step or run.progress.step
     if run.checkpoints.find(step) is None:  # the run was resumed in another folder, and the best is in the first one
         step = run.progress.step
     output_dir = Path(run.arguments.output_dir)
     run.checkpoints.publish(run.checkpoints.find(step))
-    write_results(output_dir, "pretraining", public(record_of(run, step, survey, model_args, corpus_args)))
+    write_results(output_dir, "pretraining", public(record_of(run, step, survey, corpus_args)))
     write_facts(output_dir, hub_args)
     name = (hub_args.hub_model_id or output_dir.resolve().name).split("/")[-1]
     write_card(output_dir, name, bilm_part(output_dir, name))
@@ -403,9 +405,7 @@ def publish(
         push(output_dir, repo_id, "Pretrained biLM", hub_args.hub_private_repo, hub_args.hub_token)
 
 
-def record_of(
-    run: Pretraining, step: int, survey: Survey | None, model_args: ModelArguments, corpus_args: CorpusArguments
-) -> dict[str, Any]:
+def record_of(run: Pretraining, step: int, survey: Survey | None, corpus_args: CorpusArguments) -> dict[str, Any]:
     config = run.plain_model.config
     data: dict[str, Any] = {
         "train": corpus_args.train_file or [corpus_args.dataset],
@@ -419,7 +419,8 @@ def record_of(
     return {
         "num_parameters": run.plain_model.num_parameters(),
         "data": data,
-        "settings": settings_of(model_args, corpus_args, run.arguments),
+        "settings": run.progress.settings,
+        "earlier_settings": run.progress.earlier_settings,
         "log": run.progress.log,
         "base_model": run.progress.base_model,
         "base_model_on_hub": hub_name(run.progress.base_model),

@@ -199,6 +199,26 @@ def test_going_on_in_another_folder(base, tmp_path):
     AutoModelForPreTraining.from_pretrained(tmp_path / "run")
 
 
+def test_the_card_tells_what_a_resumed_run_changed(base, tmp_path):
+    for name in ("run", "train.txt", "held_out.txt"):
+        copy = shutil.copytree if (base / name).is_dir() else shutil.copy
+        copy(base / name, tmp_path / name)
+    first = read_results(base / "run", "pretraining")
+    assert first["earlier_settings"] == []
+    assert {"preset", "config_overrides", "max_steps", "optim"} <= set(first["settings"])
+    again = {"optim": "adagrad", "save_total_limit": 2, "resume_from_checkpoint": "last"}
+    pretrain(tmp_path, max_steps=15, **again)
+    assert read_results(tmp_path / "run", "pretraining") == first  # the same options: nothing to tell
+
+    options = options_of(tmp_path, max_steps=16, **again) | {"preset": None, "config_overrides": None}
+    run_pretraining.main(arguments_of(options))
+    record = read_results(tmp_path / "run", "pretraining")
+    assert record["settings"] == first["settings"] | {"max_steps": 16}  # the model's options are still there
+    assert record["earlier_settings"] == [{"until_step": 15, "settings": first["settings"]}]
+    card = (tmp_path / "run" / "README.md").read_text(encoding="utf-8")
+    assert "Up to step 15 these were different: max_steps 15.\n" in card
+
+
 # Which model it starts from
 
 
