@@ -47,6 +47,8 @@ from modeling_elmo.run_scripts.push_to_hub import FLAG, push
 from modeling_elmo.tokenization.elmo_characters import most_frequent_words, read_vocabulary
 from modeling_elmo.tokenization.elmo_pretokenization import TextSplitter
 
+OF_ONE_START = ("output_dir", "resume_from_checkpoint")  # options that change nothing of what comes out
+
 
 @dataclass(kw_only=True)
 class ModelArguments:
@@ -376,13 +378,13 @@ def number_of_steps(
 def settings_of(*arguments: Any) -> dict[str, Any]:
     """The options that differ from their defaults, and the optimizer, by which others are to be read.
 
-    Whether a run was interrupted is none of them: it ends as if it had not been.
+    Where it is written, and whether it was interrupted, are none of them: it ends as if it had not been.
     """
     settings = {}
     for group in arguments:
         for item in fields(group):
             default = item.default_factory() if item.default_factory is not MISSING else item.default
-            is_telling = getattr(group, item.name) != default and item.name != "resume_from_checkpoint"
+            is_telling = getattr(group, item.name) != default and item.name not in OF_ONE_START
             if is_telling or item.name == "optim":
                 settings[item.name] = getattr(group, item.name)
     return settings

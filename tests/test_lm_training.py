@@ -12,6 +12,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from threading import RLock
 
 import pytest
 import torch
@@ -20,6 +21,7 @@ from datasets import Dataset
 from pretraining_worker import LINES, TEXT, arguments_of, assert_same, contents, options_of, pretrain
 from safetensors.torch import load_file
 from torch import Tensor
+from tqdm import tqdm
 from transformers import AutoModelForPreTraining, DataCollatorForLanguageModeling, Trainer
 from transformers import TrainingArguments as StockArguments
 
@@ -137,6 +139,7 @@ def test_a_new_learning_rate_counts_on_resuming(tmp_path):
 
 def run_counting_steps(options: dict, done):
     """In a forked process: a run that tells its parent how many steps are done."""
+    tqdm.set_lock(RLock())  # the parent's is shared, and would be held for ever by a process that is killed
     step = Pretraining._step
 
     def counted(self, *arguments):
@@ -152,7 +155,7 @@ def run_counting_steps(options: dict, done):
 
 def start(options: dict):
     context = multiprocessing.get_context("fork")  # imports would take ten times as long as a run
-    done = context.Value("i", 0)
+    done = context.Value("i", 0, lock=False)  # which a killed process would keep
     process = context.Process(target=run_counting_steps, args=(options, done))
     process.start()
     return process, done
