@@ -97,6 +97,7 @@ class LMBatch(NamedTuple):
         fraction: the part of that epoch that has been read, None if the size of the corpus is unknown.
         position: where reading goes on behind it; None for held-out streams.
         places: the lines that are in it.
+        begins: of a stream, `(2, B)`: the rows of each direction that start anew, from zero states.
     """
 
     inputs: dict[str, Tensor]
@@ -106,6 +107,7 @@ class LMBatch(NamedTuple):
     fraction: float | None
     position: dict[str, Any] | None
     places: list[Place]
+    begins: Tensor | None = None
 
 
 class CorpusBatches(IterableDataset):

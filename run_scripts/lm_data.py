@@ -14,6 +14,7 @@ from itertools import chain, groupby, islice
 from typing import Any, NamedTuple
 
 import numpy as np
+import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, get_worker_info
 from transformers.utils import logging
@@ -174,8 +175,17 @@ class Row:
         self.place, text = block.sentences[-1 - line if self.backward else line]
         self.tokens = self.encoder.stream(self.encoder.words(text), self.backward)
 
+    def begin_block(self) -> bool:
+        """Whether the block was read to its end, and this is the next one's beginning."""
+        if self._has_more() or self.line + 1 < len(self.block.sentences):
+            return False
+        block = next(self.blocks, None)
+        if block is not None:
+            self._begin_sentence(block, 0)
+        return block is not None
+
     def read(self, steps: int) -> Iterator[tuple[Place, Tokens]]:
-        """The next `steps` positions, a part of a sentence at a time; fewer at the end of the text."""
+        """The next `steps` positions, a part of a sentence at a time; fewer at the end of the block."""
         while steps and (self._has_more() or self._next_sentence()):
             part = slice(self.offset, self.offset + steps)
             tokens = Tokens(*(column[part] for column in self.tokens))
@@ -187,14 +197,14 @@ class Row:
         return self.tokens is not None and self.offset < len(self.tokens.labels)
 
     def _next_sentence(self) -> bool:
-        if self.line + 1 < len(self.block.sentences):
-            self.go_to(self.block, self.line + 1)
-        elif (block := next(self.blocks, None)) is not None:
-            self.go_to(block, 0)
-        else:
+        if self.line + 1 >= len(self.block.sentences):
             return False
-        self.lines_read[self.block.epoch] += 1
+        self._begin_sentence(self.block, self.line + 1)
         return True
+
+    def _begin_sentence(self, block: Block, line: int):
+        self.go_to(block, line)
+        self.lines_read[block.epoch] += 1
 
 
 class StreamWindows(CorpusBatches):
@@ -204,9 +214,11 @@ class StreamWindows(CorpusBatches):
     `<S> a b`, and then the next sentence follows; backward it predicts `b a <S>` from `</S> b a`. So the last target of
     a window is often the first input of the next.
 
-    A row that has finished its block of consecutive lines takes the next one of its rank; blocks are shuffled within
-    the buffer, and taken by the ranks in turn. Held-out text (`shuffle=False, repeat=False`) is cut into one piece for
-    each row of all ranks instead, in order and of like length; each rank keeps the text of its pieces in memory.
+    A row that has finished its block of consecutive lines takes the next one of its rank, in a new window and from
+    zero states; the original never starts anew, and its weights come to count on where its states have drifted. Blocks
+    are shuffled within the buffer, and taken by the ranks in turn. Held-out text (`shuffle=False, repeat=False`) is cut
+    into one piece for each row of all ranks instead, in order and of like length; each rank keeps the text of its
+    pieces in memory.
 
     Args:
         rows: of a rank.
@@ -252,6 +264,7 @@ class StreamWindows(CorpusBatches):
         lines_read = Counter[int]()  # by the rows of the forward direction
         forward, backward = self._start(0, lines_read), self._start(1, Counter())
         while True:
+            begins_2B = np.array([[row.begin_block() for row in rows] for rows in (forward, backward)])
             (text, places), (stream, more_places) = self._window(forward), self._window(backward)
             if not places and not more_places:
                 return
@@ -266,10 +279,11 @@ class StreamWindows(CorpusBatches):
                 fraction=share,
                 position=None if self.is_held_out else self.settings | {"ranks": [ends]},
                 places=places + more_places,
+                begins=torch.from_numpy(begins_2B),
             )
 
     def _window(self, rows: list[Row]) -> tuple[Tokens, list[Place]]:
-        """The next window of a direction; zeros, and -100 as labels, where a row has come to its end."""
+        """The next window of a direction; zeros, and -100 as labels, where a block has come to its end."""
         table, shape = self.encoder.table, (len(rows), self.unroll_steps)
         ids_BT, labels_BT = np.zeros(shape, dtype=np.int64), np.full(shape, -100, dtype=np.int64)
         window = Tokens(ids_BT, np.zeros((*shape, table.max_word_length), dtype=table.dtype), labels_BT)

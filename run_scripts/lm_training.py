@@ -289,6 +289,10 @@ class Pretraining:
     def _backward(self, batch: LMBatch, num_items: float, candidates, is_last: bool) -> Tensor:
         """Adds the gradient of a batch. Returns its losses `(3,)`: joint, forward, backward."""
         inputs = _to_device(batch.inputs, self.accelerator.device)
+        if self.states is not None:
+            begins_B121 = batch.begins.T[:, None, :, None].to(self.accelerator.device, non_blocking=True)
+            hidden, cell = (state.masked_fill(begins_B121, 0) for state in self.states)
+            self.states = hidden, cell
         with nullcontext() if is_last else self.accelerator.no_sync(self.model):
             output = self.model(
                 **inputs, initial_states=self.states, num_items_in_batch=num_items, candidates=candidates

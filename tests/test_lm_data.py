@@ -214,7 +214,7 @@ def test_memory_does_not_grow_with_the_corpus(tmp_path, kind, copies):
 
     peak(1)  # fills the table of words
     (few, before), (many, after) = peak(copies), peak(10 * copies)
-    assert many > 8 * few and after < 1.05 * before
+    assert many > 8 * few and after < 1.1 * before
 
 
 # --- streams
@@ -338,6 +338,21 @@ def test_each_direction_reads_blocks_in_its_own_order(tmp_path):
     assert not np.array_equal(blocks[:, 0], blocks[:, 1])
 
 
+def test_a_block_has_windows_of_its_own(tmp_path):
+    lines = [" ".join([word, *["sea"] * (number % 7)]) for number, word in enumerate(WORDS[:640])]
+    corpus = write(tmp_path / "a.txt", lines)
+    batches = list(StreamWindows(corpus, TOKENIZER, 3, 20, repeat=False, survey=corpus.survey(), **SPLIT))
+    assert batches[0].begins.all() and not batches[1].begins.any()
+    for direction, prefix in enumerate(("", "backward_")):
+        blocks = []
+        for row in range(3):
+            starts = [number for number, batch in enumerate(batches) if batch.begins[direction, row]]
+            for start, end in pairwise([*starts, len(batches)]):
+                blocks.append(rows_of(batches[start:end], prefix, row))
+        expected = [plain_stream(lines[start : start + 64], bool(prefix)) for start in range(0, 640, 64)]
+        assert sorted(blocks) == sorted(expected)
+
+
 def test_another_text_has_other_positions(tmp_path):
     """Of the same number of lines, which would be read twice or not at all."""
     for name, lines in (("a.txt", ENGLISH[:20]), ("b.txt", ENGLISH[20:50])):
@@ -447,7 +462,7 @@ def test_every_rank_gets_some_of_a_single_line(tmp_path):
     corpus = write(tmp_path / "a.txt", ["the sea"])
     for rank in range(3):
         (batch,) = islice(StreamWindows(corpus, TOKENIZER, 2, 4, rank=rank, world_size=3, **SPLIT), 1)
-        assert "attention_mask" not in batch.inputs
+        assert [rows_of([batch], "", row) for row in range(2)] == 2 * [plain_stream(["the sea"], False)]
         (batch,) = islice(SentenceBatches(corpus, TOKENIZER, 9, rank=rank, world_size=3, **SPLIT), 1)
         assert batch.epoch == rank
 

@@ -27,6 +27,7 @@ from transformers import TrainingArguments as StockArguments
 
 from modeling_elmo import ELMoConfig, ELMoForPreTraining, ELMoTokenizer
 from modeling_elmo.run_scripts import lm_card, lm_training
+from modeling_elmo.run_scripts.lm_batches import LMBatch
 from modeling_elmo.run_scripts.lm_checkpoint import Checkpoints
 from modeling_elmo.run_scripts.lm_training import Pretraining
 from modeling_elmo.run_scripts.model_card import read_results
@@ -577,7 +578,8 @@ def test_another_number_of_processes_is_refused_for_streams(two_processes):
 
 
 class PlainStream:
-    """Loss of a window of two streams, a position at a time, in float64; the states stay for the next window."""
+    """Loss of a window of two streams, a position at a time, in float64; the states stay for the next window, and are
+    zero for the rows that begin anew."""
 
     def __init__(self, config: ELMoConfig, rows: int):
         self.config, self.clipped = config, 0
@@ -588,12 +590,16 @@ class PlainStream:
             for layer in range(config.num_hidden_layers)
         }
 
-    def loss(self, weights: dict[str, Tensor], inputs: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
-        """Means of each direction's losses."""
+    def loss(self, weights: dict[str, Tensor], batch: LMBatch) -> tuple[Tensor, Tensor]:
+        """Sums of each direction's losses, of a forward prediction."""
         losses = []
-        for name, prefix in (("forward", ""), ("backward", "backward_")):
-            characters, labels = inputs[f"{prefix}character_ids"], inputs[f"{name}_labels"]
-            states = [[*self.states[name, layer]] for layer in range(self.config.num_hidden_layers)]
+        for (name, prefix), begins_B in zip((("forward", ""), ("backward", "backward_")), batch.begins, strict=True):
+            characters, labels = batch.inputs[f"{prefix}character_ids"], batch.inputs[f"{name}_labels"]
+            goes_on_B1 = ~begins_B[:, None]
+            states = [
+                [value * goes_on_B1 for value in self.states[name, layer]]
+                for layer in range(self.config.num_hidden_layers)
+            ]
             total = 0.0
             for position in range(labels.shape[1]):
                 vector = self.words(weights, characters[:, position])
@@ -601,10 +607,10 @@ class PlainStream:
                     output = self.step(weights, f"elmo.{name}_lstm.layers.{layer}", vector, state)
                     vector = output + vector if layer else output
                 logits = vector @ weights["softmax.weight"][1:].T + weights["softmax.bias"][1:]
-                total = total + F.cross_entropy(logits, labels[:, position] - 1, reduction="sum")
+                total = total + F.cross_entropy(logits, labels[:, position] - 1, ignore_index=-101, reduction="sum")
             for layer, state in enumerate(states):
                 self.states[name, layer] = [value.detach() for value in state]
-            losses.append(total / labels.numel())
+            losses.append(total / batch.num_predictions)
         return losses[0], losses[1]
 
     def step(self, weights, name: str, vector: Tensor, state: list[Tensor]) -> Tensor:
@@ -642,11 +648,11 @@ class PlainStream:
 
 @pytest.mark.parametrize("clips", [None, 0.05], ids=["free", "clipped"])
 def test_steps_of_the_stream_recipe(clips, tmp_path, monkeypatch):
-    """Losses and gradients, before they are clipped, of three steps whose windows follow each other."""
+    """Losses and gradients, before they are clipped, of steps whose windows follow each other, through two blocks."""
     batches, weights, gradients, step = [], [], [], Pretraining._step
 
     def recorded_step(self, group, *others):
-        batches.append(group[0].inputs)
+        batches.append(group[0])
         weights.append({name: value.detach().double() for name, value in self.plain_model.named_parameters()})
         self.names = [name for name, _ in self.plain_model.named_parameters()]
         step(self, group, *others)
@@ -664,16 +670,18 @@ def test_steps_of_the_stream_recipe(clips, tmp_path, monkeypatch):
         tmp_path,
         context="stream",
         optim="adagrad",
-        max_steps=3,
+        max_steps=12,
         logging_steps=1,
         config_overrides={"dropout": 0.0, "cell_clip": clips and 2 * clips, "projection_clip": clips or 3.0},
     )
     config, accumulators = run.plain_model.config, {}
     plain = PlainStream(config, rows=8)
     log = [entry for entry in run.progress.log if "loss" in entry]
-    for number, inputs in enumerate(batches):
+    begin_2 = torch.stack([batch.begins for batch in batches[1:]]).sum((0, 2))
+    assert (begin_2 > 0).all()
+    for number, batch in enumerate(batches):
         leaves = {name: value.requires_grad_() for name, value in weights[number].items()}
-        forward, backward = plain.loss(leaves, inputs)
+        forward, backward = plain.loss(leaves, batch)
         assert log[number]["forward_loss"] == pytest.approx(forward.item(), rel=1e-5)
         assert log[number]["backward_loss"] == pytest.approx(backward.item(), rel=1e-5)
         expected = torch.autograd.grad(6 * (forward + backward) / 2, list(leaves.values()))  # 6: --unroll_steps
@@ -684,7 +692,7 @@ def test_steps_of_the_stream_recipe(clips, tmp_path, monkeypatch):
         norm = torch.stack([gradient.norm() for gradient in expected]).norm()
         assert log[number]["gradient_norm"] == pytest.approx(norm.item(), rel=1e-5)
         # Adagrad: w -= 0.2 * g / sqrt(1 + sum g^2), after the global norm was clipped to 10.
-        after = dict(run.plain_model.named_parameters()) if number == 2 else weights[number + 1]
+        after = dict(run.plain_model.named_parameters()) if number == 11 else weights[number + 1]
         for (name, before), gradient in zip(leaves.items(), expected, strict=True):
             gradient = gradient * min(1.0, 10 / norm.item())
             accumulators[name] = accumulators.get(name, 1.0) + gradient.square()
