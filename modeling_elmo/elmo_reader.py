@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
+from transformers import BatchEncoding, PreTrainedTokenizerBase
 from transformers import initialization as init
 
 from .elmo_task_layers import TaskGRU, VariationalDropout, masked_softmax
@@ -69,6 +70,8 @@ def best_answers(
     found: dict[tuple[int, int], float] = {}
     none = 0.0
     for start_T, end_T, characters in windows:
+        if not (start_T.isfinite().all() and end_T.isfinite().all()):
+            raise ValueError("Some logits are not finite: training diverged. Pass a smaller learning rate.")
         context_BT = torch.tensor([[pair is not None for pair in characters]])
         first_BT = torch.zeros_like(context_BT)
         first_BT[0, 0] = True
@@ -80,6 +83,21 @@ def best_answers(
                 found[place] = max(score, found.get(place, score))
     answers = sorted(((score, *place) for place, score in found.items()), key=lambda answer: -answer[0])
     return answers[:count], none
+
+
+def characters_of_contexts(
+    windows: BatchEncoding, tokenizer: PreTrainedTokenizerBase
+) -> list[list[tuple[int, int] | None]]:
+    """For each token of each row of a question and a window of its context: its first character in the context and that
+    after its last; `None` for what is no word of it, the markers that a text may spell among them."""
+    markers = (tokenizer.bos_token_id, tokenizer.eos_token_id)
+    return [
+        [
+            pair if text == 1 and word not in markers else None
+            for pair, text, word in zip(pairs, windows.sequence_ids(row), windows["input_ids"][row], strict=True)
+        ]
+        for row, pairs in enumerate(windows["offset_mapping"])
+    ]
 
 
 class TrilinearAttention(nn.Module):

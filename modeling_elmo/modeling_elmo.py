@@ -1215,8 +1215,8 @@ class ELMoForQuestionAnswering(ELMoTaskModel):
 
     def _check_positions(self, name: str, position_B: Tensor, allowed_BT: Tensor):
         _check_shape(name, position_B, (len(allowed_BT),))
-        _check_range(name, position_B, allowed_BT.shape[1])
-        wrong_B = ~allowed_BT.gather(1, position_B[:, None]).squeeze(1)
+        inside_B = (position_B >= 0) & (position_B < allowed_BT.shape[1])
+        wrong_B = ~(inside_B & allowed_BT.gather(1, (position_B * inside_B)[:, None]).squeeze(1))
         if wrong_B.any():
             row = int(wrong_B.nonzero()[0])
             raise ValueError(

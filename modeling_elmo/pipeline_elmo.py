@@ -5,11 +5,12 @@ transformers has none of that name any more; this one travels with every checkpo
 
 import math
 from collections.abc import Iterable, Iterator
+from numbers import Integral
 from typing import Any
 
 from transformers.pipelines.base import ChunkPipeline
 
-from .elmo_reader import best_answers
+from .elmo_reader import best_answers, characters_of_contexts
 
 
 class ELMoQuestionAnsweringPipeline(ChunkPipeline):
@@ -34,33 +35,42 @@ class ELMoQuestionAnsweringPipeline(ChunkPipeline):
 
     def __call__(self, *inputs: Any, question: Any = None, context: Any = None, **options: Any) -> Any:
         examples = self._examples(inputs, question, context)
-        return super().__call__(examples, **options)
+        return [] if examples == [] else super().__call__(examples, **options)
 
     def _examples(self, inputs: tuple, question: Any, context: Any) -> Any:
         if inputs and (question is not None or context is not None) or len(inputs) > 1:
             raise ValueError("Pass question=... and context=..., or one dictionary with both, or a list of such.")
         if inputs:
-            return _checked(inputs[0]) if isinstance(inputs[0], dict) else [_checked(each) for each in inputs[0]]
-        if isinstance(question, str) and isinstance(context, str):
-            return _checked({"question": question, "context": context})
+            examples = inputs[0]
+            if isinstance(examples, dict) or _is_single(examples):
+                return _checked(examples)
+            checked = map(_checked, examples)
+            return (each for each in checked) if isinstance(examples, Iterator) else [*checked]
         if question is None or context is None:
             raise ValueError("Pass both, question=... and context=..., or a dictionary with them.")
-        questions = question if isinstance(question, (list, tuple)) else [question] * len(context)
-        contexts = context if isinstance(context, (list, tuple)) else [context] * len(questions)
+        questions, contexts = (None if _is_single(each) else [*each] for each in (question, context))
+        if questions is None and contexts is None:
+            return _checked({"question": question, "context": context})
+        questions = [question] * len(contexts) if questions is None else questions
+        contexts = [context] * len(questions) if contexts is None else contexts
         if len(questions) != len(contexts):
             raise ValueError(f"Received {len(questions)} questions and {len(contexts)} contexts; pass as many of each.")
         return [_checked({"question": q, "context": c}) for q, c in zip(questions, contexts, strict=True)]
 
     def _sanitize_parameters(self, **options: Any) -> tuple[dict, dict, dict]:
-        before = {name: options.pop(name) for name in ("max_seq_len", "doc_stride") if name in options}
-        names = ("top_k", "max_answer_len", "handle_impossible_answer")
-        after = {name: options.pop(name) for name in names if name in options}
-        if options:
-            raise TypeError(f"Unknown options {', '.join(options)}; pass some of {', '.join([*names, *before])}.")
-        for name, value in (before | after).items():
+        of_windows, of_answers = ("max_seq_len", "doc_stride"), ("top_k", "max_answer_len", "handle_impossible_answer")
+        unknown = [name for name in options if name not in (*of_answers, *of_windows)]
+        if unknown:
+            raise TypeError(
+                f"Unknown options {', '.join(unknown)}; pass some of {', '.join((*of_answers, *of_windows))}."
+            )
+        for name, value in options.items():
             least = 0 if name == "doc_stride" else 1
-            if name != "handle_impossible_answer" and (not isinstance(value, int) or value < least):
-                raise ValueError(f"`{name}` is {value}; pass a number, at least {least}.")
+            if name != "handle_impossible_answer" and (not isinstance(value, Integral) or value < least):
+                raise ValueError(f"`{name}` is {value!r}; pass a whole number, at least {least}.")
+        before, after = (
+            {name: options[name] for name in names if name in options} for names in (of_windows, of_answers)
+        )
         return before, {}, after
 
     def preprocess(
@@ -82,17 +92,13 @@ class ELMoQuestionAnsweringPipeline(ChunkPipeline):
                 f"The question {example['question']!r:.80} leaves too few words of its context in a window of "
                 f"max_seq_len={max_seq_len} with doc_stride={stride}: {error}"
             ) from error
-        count = len(windows["input_ids"])
         if 1 not in windows.sequence_ids(0):
             raise ValueError(f"The tokenizer finds no word in the context {example['context']!r:.80}; pass other text.")
-        for number in range(count):
-            names = [*self.tokenizer.model_input_names, "token_type_ids"]
+        offsets = characters_of_contexts(windows, self.tokenizer)
+        names = [*self.tokenizer.model_input_names, "token_type_ids"]
+        for number, characters in enumerate(offsets):
             inputs = self.tokenizer.pad({name: [windows[name][number]] for name in names}, return_tensors="pt")
-            offsets = [
-                pair if text == 1 else None
-                for pair, text in zip(windows["offset_mapping"][number], windows.sequence_ids(number), strict=True)
-            ]
-            yield {"example": example, "offsets": offsets, "is_last": number == count - 1, **inputs}
+            yield {"example": example, "offsets": characters, "is_last": number == len(offsets) - 1, **inputs}
 
     def _forward(self, window: dict[str, Any]) -> dict[str, Any]:
         kept = {name: window.pop(name) for name in ("example", "offsets", "is_last")}
@@ -121,6 +127,10 @@ class ELMoQuestionAnsweringPipeline(ChunkPipeline):
             answers.append({"score": math.exp(none), "start": 0, "end": 0, "answer": ""})
         answers = sorted(answers, key=lambda answer: answer["score"], reverse=True)[:top_k]
         return answers if top_k > 1 else answers[0]
+
+
+def _is_single(value: Any) -> bool:
+    return isinstance(value, str) or not isinstance(value, Iterable)
 
 
 def _checked(example: Any) -> dict[str, str]:

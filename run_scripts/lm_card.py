@@ -13,7 +13,7 @@ from typing import Any
 from huggingface_hub import EvalResult
 
 from modeling_elmo import ELMoConfig
-from modeling_elmo.run_scripts.model_card import Part, read_results, shown, table
+from modeling_elmo.run_scripts.model_card import Part, listed, read_results, shown, table
 from modeling_elmo.run_scripts.task_results import ERRORS, summarize
 from modeling_elmo.run_scripts.task_results import table as summary_table
 from modeling_elmo.run_scripts.text_data import read_json
@@ -31,7 +31,7 @@ EXAMPLES = {"en": ["A", "sentence", "in", "words"], "ko": ["배가", "바다를"
 USAGE = """\
 from transformers import AutoModel, AutoTokenizer
 
-name = {path!r}  # this folder, or the full name on the Hub
+name = {path!r}  # path of this folder, or its full name on the Hub
 tokenizer = AutoTokenizer.from_pretrained(name, trust_remote_code=True)
 model = AutoModel.from_pretrained(name, trust_remote_code=True)
 inputs = tokenizer([{words}], is_split_into_words=True, return_tensors="pt")
@@ -99,7 +99,7 @@ def evaluation_results(trained: dict[str, Any], evaluations: Entries) -> list[Ev
         EvalResult(
             task_type="language-modeling",
             dataset_type="local",
-            dataset_name=shown(trained["data"]["validation"]),
+            dataset_name=listed(trained["data"]["validation"]),
             metric_type="perplexity",
             metric_value=round(published(evaluations, trained["published_step"])["perplexity"], 2),
         )
@@ -140,7 +140,7 @@ def task_sections(folder: Path) -> list[tuple[str, str]]:
     """The experiments whose records lie in `results/`: with and without ELMo, and the layer weights they learned."""
     parts = []
     for path, found in results_of(folder):
-        if isinstance(found, dict) and found.get("records"):
+        if is_experiment(found):
             records, summaries = found["records"], summarize(found["records"])
             arms = {summary.arm.partition("@")[0] for summary in summaries}
             baseline = "baseline" if "baseline" in arms else None
@@ -148,6 +148,14 @@ def task_sections(folder: Path) -> list[tuple[str, str]]:
             parts += [summary_table(summaries, records[0]["metric"], baseline)]
             parts += pictures_of(folder, path, "Learned layer weights", "_layer_weights")
     return [("As features of tasks", "\n\n".join(parts))] if parts else []
+
+
+def is_experiment(found: Any) -> bool:
+    """Whether a file's content is what a fine-tuning script records; anything may lie in the folder."""
+    records = found.get("records") if isinstance(found, dict) else None
+    if not isinstance(records, list):
+        return False
+    return records != [] and all(isinstance(each, dict) and {"arm", "metrics"} <= set(each) for each in records)
 
 
 def describe_experiment(record: dict[str, Any]) -> str:

@@ -39,6 +39,9 @@ class CardArguments:
     citation: str | None = field(default=None, metadata={"help": "Markdown file on how to cite the checkpoint."})
 
     def __post_init__(self):
+        for language in self.language:
+            if not re.fullmatch("[a-z]{2,3}|code|multilingual", language):
+                raise ValueError(f"--language {language}: the Hub takes ISO 639 codes of two or three letters, as en.")
         for name in ("data_statement", "citation"):
             if (path := getattr(self, name)) is None:
                 continue
@@ -129,9 +132,10 @@ def with_statement(sections: list[tuple[str, str]], statement: str | None) -> li
 
 
 def licence(facts: dict[str, Any]) -> str:
-    if "license" not in facts:
-        return "None is recorded. The weights follow the licence of what they were made from, as chosen by the author."
-    return " ".join([f"`{shown(facts['license'])}`.", *filter(None, [facts.get("license_reason")])])
+    stated = "None is recorded. The weights follow the licence of what they were made from, as chosen by the author."
+    if "license" in facts:
+        stated = f"`{shown(facts['license'])}`."
+    return " ".join([stated, *filter(None, [facts.get("license_reason")])])
 
 
 def hub_name(name: str | None) -> str | None:
@@ -163,9 +167,14 @@ def table(header: list[str], rows: Iterable[list[str]], alignment: str = "---") 
 
 
 def shown(value: Any, most: int = MOST_NAMES) -> str:
-    """A value as one line of Markdown, in tables too; of a list the first `most`, and how many more there are."""
+    """A value as one line of Markdown, in tables too."""
+    text = listed(value, most)
+    return re.sub(r"[\\`*\[\]<>|~$&]|_(?![^\W_])|(?<![^\W_])_", r"\\\g<0>", text)  # an underscore in a word is plain
+
+
+def listed(value: Any, most: int = MOST_NAMES) -> str:
+    """A value as one line; of a list the first `most`, and how many more there are."""
     if isinstance(value, (list, tuple)):
         more = [f"and {len(value) - most:,} more"] if len(value) > most else []
-        return ", ".join([*map(shown, value[:most]), *more])
-    text = " ".join(str(value).split())
-    return re.sub(r"[\\`*\[\]<>|~$&]|_(?![^\W_])|(?<![^\W_])_", r"\\\g<0>", text)  # an underscore in a word is plain
+        return ", ".join([*map(listed, value[:most]), *more])
+    return " ".join(str(value).split())

@@ -49,6 +49,7 @@ class NeighborArguments:
                 raise ValueError(f"--{name} {getattr(self, name)}: pass at least 1.")
         if self.max_uses <= self.top_k:
             raise ValueError(f"--max_uses {self.max_uses}: pass more than --top_k {self.top_k}.")
+        check_output(self.output)
         try:
             re.compile(self.word)
         except re.error as error:
@@ -104,6 +105,11 @@ def main(arguments: list[str] | None = None) -> dict[str, Any]:
         groups = {str(uses[query]): [query, *(near for near, _ in pairs)] for query, pairs in nearest.items()}
         draw_map(vectors, groups, output.with_suffix(".png"))
     return found
+
+
+def check_output(path: str | None):
+    if path is not None and Path(path).suffix != ".json":
+        raise ValueError(f"--output {path}: pass a file that ends in .json; the map is written beside it.")
 
 
 def check_number(found: int, arguments: NeighborArguments):

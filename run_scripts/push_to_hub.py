@@ -41,11 +41,11 @@ PUBLISHED = (*MODEL_FILES, *SENTENCE_TRANSFORMERS_FILES, "original_checkpoint.js
 PUBLISHED += tuple(f"results/*.{kind}" for kind in ("json", "md", "png"))
 MADE_ANEW = ("*.py", "*.safetensors", "*.safetensors.index.json")
 FLAG = {"nargs": "?", "const": True}  # of an option that is true, false or not given
-TOKEN = re.compile(rb"hf_[A-Za-z0-9]{30,}")
+TOKEN = re.compile(rb"(?:hf_(?:oauth_)?|api_org_)[A-Za-z0-9]{30,}|hf_jwt_[A-Za-z0-9._-]{30,}")
 TEXTS = ["He is in (London), Paris.", "밥 먹었어?", "x"]
 TOLERANCES = {"float32": 1e-4, "float16": 0.1, "bfloat16": 0.5}  # of the root mean square; another model has above 1
 
-CARD_NAME = re.compile(r"^name = ['\"](.+)['\"](?=  # this folder)", re.MULTILINE)
+CARD_NAME = re.compile(r"^name = ['\"](.+)['\"](?=  # path of this folder)", re.MULTILINE)
 
 
 def outputs_of(model, tokenizer, texts: list[str]) -> dict[str, torch.Tensor]:
@@ -209,7 +209,9 @@ def distance(here: torch.Tensor, there: torch.Tensor) -> float:
 def refuse_tokens(folder: Path, paths: list[str]):
     for path in paths:
         if Path(path).suffix != ".safetensors" and TOKEN.search((folder / path).read_bytes()):
-            raise ValueError(f"{path} holds what looks like a token of the Hub (hf_...): take it out, and revoke it.")
+            raise ValueError(
+                f"{path} holds what looks like a token of the Hub (hf_..., api_org_...): take it out, and revoke it."
+            )
 
 
 def push(folder: Path, repo_id: str, message: str, private: bool | None = None, token: str | None = None):

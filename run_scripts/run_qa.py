@@ -9,6 +9,7 @@ optimizer and averaged weights of supplement A.3; the loss is, as in transformer
 the paper's tables.
 """
 
+import re
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from copy import copy
@@ -19,13 +20,14 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from datasets import Dataset
 from transformers import DataCollatorWithPadding, HfArgumentParser
 
 if __package__ in (None, ""):  # run by path from a clone that is not installed
     sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from modeling_elmo import ELMoForQuestionAnswering, ELMoTokenizer
-from modeling_elmo.elmo_reader import best_answers
+from modeling_elmo.elmo_reader import best_answers, characters_of_contexts
 from modeling_elmo.run_scripts.task_data import take_samples
 from modeling_elmo.run_scripts.task_metrics import answer_scores
 from modeling_elmo.run_scripts.task_model import (
@@ -95,7 +97,7 @@ def main(arguments: list[str] | None = None) -> list[Record]:
 
 def question_task(arguments: QuestionDataArguments, reader: ReaderArguments) -> Task:
     data = read_questions(arguments)
-    has_unanswered = any(not answers for split in data.values() for answers in split["answers"])
+    trained_on_unanswered = has_unanswered(data["train"]) if "train" in data else None
 
     def encode(batch, tokenizer, is_training) -> dict[str, Any]:
         return windows_of(batch, tokenizer, reader, is_training)
@@ -106,9 +108,10 @@ def question_task(arguments: QuestionDataArguments, reader: ReaderArguments) -> 
 
     def answers_of(found: Predicted) -> Iterator[tuple[Record, str, float]]:
         """Each question, its answer, and the logarithm of that one's probability."""
+        may_be_none = has_unanswered(found.examples) if trained_on_unanswered is None else trained_on_unanswered
         for example, (answers, none) in zip(found.examples, read_windows(found, reader.max_answer_length), strict=True):
             score, start, end = answers[0]
-            if has_unanswered and none - score > reader.null_score_diff_threshold:
+            if may_be_none and none - score > reader.null_score_diff_threshold:
                 score, start, end = none, 0, 0
             yield example, example["context"][start:end], score
 
@@ -140,6 +143,10 @@ def question_task(arguments: QuestionDataArguments, reader: ReaderArguments) -> 
     )
 
 
+def has_unanswered(questions: Dataset) -> bool:
+    return any(not answers for answers in questions["answers"])
+
+
 def padded_on_the_right(tokenizer: ELMoTokenizer) -> DataCollatorWithPadding:
     """Answers are places in a row, which padding before it would shift."""
     tokenizer = copy(tokenizer)
@@ -153,14 +160,8 @@ def windows_of(
     """The stock pre-processing: rows of a question and a window of its context, and where the answer stands in it."""
     windows = _tokenized(batch, tokenizer, reader)
     numbers = windows.pop("overflow_to_sample_mapping")
-    markers = (tokenizer.bos_token_id, tokenizer.eos_token_id)
-    offsets = [
-        [
-            pair if text == 1 and word not in markers else None
-            for pair, text, word in zip(pairs, windows.sequence_ids(row), windows["input_ids"][row], strict=True)
-        ]
-        for row, pairs in enumerate(windows.pop("offset_mapping"))
-    ]
+    offsets = characters_of_contexts(windows, tokenizer)
+    windows.pop("offset_mapping")
     words: list[set[Characters]] = [set() for _ in batch["id"]]
     for number, characters in zip(numbers, offsets, strict=True):
         words[number].update(pair for pair in characters if pair is not None)
@@ -235,8 +236,6 @@ def read_windows(found: Predicted, max_length: int) -> Iterator[tuple[list[tuple
     """The best answer to each question, over all its windows; see `best_answers`."""
     rows = enumerate(zip(found.rows["example_number"], found.rows["offset_mapping"], strict=True))
     starts, ends = map(torch.from_numpy, map(np.asarray, found.logits))
-    if not (starts.isfinite().all() and ends.isfinite().all()):
-        raise ValueError("Some logits are not finite: training diverged. Pass a smaller --learning_rate.")
     for _, windows in groupby(rows, key=lambda row: row[1][0]):
         parts = [(starts[row, : len(place)], ends[row, : len(place)], place) for row, (_, place) in windows]
         yield best_answers(parts, max_length, count=1)
@@ -244,7 +243,7 @@ def read_windows(found: Predicted, max_length: int) -> Iterator[tuple[list[tuple
 
 def question_word(question: str) -> str:
     """The first that occurs; `other` where none does."""
-    words = question.lower().split()
+    words = re.findall(r"[^\W_]+", question.lower())
     return next((word for word in words if word in QUESTION_WORDS), "other")
 
 

@@ -29,7 +29,7 @@ MOST_LABELS = 50
 USAGE = """\
 from transformers import pipeline
 
-name = {path!r}  # this folder, or the full name on the Hub
+name = {path!r}  # path of this folder, or its full name on the Hub
 ask = pipeline({pipeline!r}, model=name, trust_remote_code=True)
 print(ask({example}))"""
 
@@ -85,7 +85,7 @@ def evaluation_results(pipeline: str, record: dict[str, Any]) -> list[EvalResult
         EvalResult(
             task_type=pipeline,
             dataset_type=dataset or "local",
-            dataset_name=shown(dataset or "local files"),
+            dataset_name=dataset or "local files",
             dataset_split=split,
             metric_type=record["metric"],
             metric_value=round(scores[record["metric"]], 4),

@@ -198,21 +198,32 @@ def task_model(
 
 
 def head_on_bilm(task: Task, head: HeadArguments, config: ELMoConfig) -> ELMoTaskModel:
+    """A new head on the biLM of a folder; a trained head in that folder knows other words and labels."""
     verbosity = logging.get_verbosity()
     logging.set_verbosity_error()  # that the head is new goes without saying
     try:
         # In single precision, whatever the biLM is kept in: so is the head, and the baseline.
         model, found = task.model_class.from_pretrained(
-            head.model_name_or_path, config=config, dtype=torch.float32, output_loading_info=True
+            head.model_name_or_path,
+            config=config,
+            dtype=torch.float32,
+            ignore_mismatched_sizes=True,
+            output_loading_info=True,
         )
     finally:
         logging.set_verbosity(verbosity)
-    missing = sorted(name for name in found["missing_keys"] if name.startswith("elmo."))
+    new = {*found["missing_keys"], *(name for name, *_ in found["mismatched_keys"])}
+    missing = sorted(name for name in new if name.startswith("elmo."))
     if missing:
         raise ValueError(
             f"{head.model_name_or_path} has no weights for {len(missing)} parameters of the biLM that was asked for, "
-            f"{missing[0]} among them; pass a folder that has, or leave such fields out of --config_overrides."
+            f"{missing[0]} among them, or of another size; pass a folder that has, or leave such fields out of "
+            "--config_overrides."
         )
+    if not all(name.startswith("elmo.") or name in new for name, _ in model.named_parameters()):
+        logger.warning(f"{head.model_name_or_path} holds a trained head beside its biLM; a new head is trained here.")
+        bilm, model = model.elmo, task.model_class(config)
+        model.elmo = bilm
     return model
 
 

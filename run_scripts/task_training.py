@@ -112,7 +112,11 @@ class TaskTrainingArguments(TrainingArguments):
     )
 
     def __post_init__(self):
-        super().__post_init__()
+        if self.metric_for_best_model == "loss" or self.greater_is_better is False:
+            raise ValueError(
+                "The best checkpoint is that of the best figure of the task: leave out what asks for others."
+            )
+        super().__post_init__()  # where nothing was asked for, it fills in the loss
         if self.adadelta and self.optim != TrainingArguments.__dataclass_fields__["optim"].default:
             raise ValueError(f"--optim {self.optim.value} beside Adadelta: pass --no_adadelta, or leave it out.")
         if not 0 <= self.ema_decay < 1:
@@ -202,6 +206,10 @@ def check_arguments(task: Task, head: HeadArguments, arguments: ExperimentArgume
         )
     if training.metric_for_best_model not in (None, "loss", task.metric):
         raise ValueError(f"--metric_for_best_model {training.metric_for_best_model}: it is {task.metric} here.")
+    if training.prediction_loss_only or not training.eval_do_concat_batches:
+        raise ValueError(
+            "--prediction_loss_only and --eval_do_concat_batches false leave nothing to score; leave them out."
+        )
     if training.resume_from_checkpoint:
         raise ValueError("--resume_from_checkpoint: a stopped run goes on by itself with the same --output_dir.")
     if arguments.early_stopping_patience is not None and "validation" not in task.data:
@@ -391,8 +399,6 @@ class Experiment:
         arguments = self._replaced(
             output_dir=str(folder),
             seed=seed,
-            metric_for_best_model=self.task.metric,
-            greater_is_better=True,
             restore_callback_states_from_checkpoint=True,  # early stopping goes on counting
             **options,
         )
@@ -419,6 +425,7 @@ class Experiment:
         # The best member is pushed, at the end; Trainer keeps its arguments in a file, which is no place for a token.
         # The collator needs `text_number`, which no head does.
         always: dict[str, Any] = {"push_to_hub": False, "hub_token": None, "remove_unused_columns": False}
+        always |= {"metric_for_best_model": self.task.metric, "greater_is_better": True}
         return replace(self.training, **always, **options)
 
     def _name(self) -> str:

@@ -29,7 +29,7 @@ if __package__ in (None, ""):  # run by path from a clone that is not installed
 from tqdm.auto import tqdm
 
 from modeling_elmo.run_scripts.embed import embed_sentences, load_model
-from modeling_elmo.run_scripts.nearest_neighbors import draw_map, normalized
+from modeling_elmo.run_scripts.nearest_neighbors import check_output, draw_map, normalized
 from modeling_elmo.run_scripts.task_results import aligned
 from modeling_elmo.run_scripts.text_data import numbered_lines, write_json
 
@@ -53,6 +53,7 @@ class SenseArguments:
     trust_remote_code: bool = field(default=False, metadata={"help": "Run code that comes with the model."})
 
     def __post_init__(self):
+        check_output(self.output)
         if self.lemma and not self.output:
             raise ValueError(f"--lemma {self.lemma} is for the map, which lies beside --output; pass both.")
 

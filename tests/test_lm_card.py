@@ -243,6 +243,9 @@ def test_special_characters_are_plain_text(tmp_path):
     assert table[5][1] == r"\_\_init\_\_.py"
     names = re.search("Training text: (.*); 1 sentences", text)[1]
     assert rendered(names) == ", ".join(odd[:-1])
+    assert write(tmp_path, data=data | {"validation": ["R&D_*.txt"]})
+    (result,) = ModelCard.load(tmp_path / "README.md").data.eval_results
+    assert result.dataset_name == "R&D_*.txt"
     assert r"# elmo \*xy\*" in text
 
 
@@ -337,6 +340,8 @@ def test_results_of_other_scripts_are_in_the_card(tmp_path):
     write_results(tmp_path, "word_senses", SENSES)
     records = [record("baseline", 1, 0.5), record("baseline", 2, 0.7), record("elmo", 1, 0.8), record("elmo", 2, 0.8)]
     write_results(tmp_path, "wnut17_entities", {"records": records})
+    for number, other in enumerate(({"records": [1, 2]}, {"records": 3}, [4], {"records": [{"arm": "a"}]})):
+        write_results(tmp_path, f"of_another_tool_{number}", other)
     (tmp_path / "results" / "word_senses.png").write_bytes(b"")
     text = write(tmp_path)
     tasks, vectors = text.split("## As features of tasks")[1].split("## What its vectors know")
@@ -388,6 +393,9 @@ def test_limits_and_licence(tmp_path):
     assert "the longest of its training had 1,234" in text and "predicts those of its vocabulary or `<UNK>`" in text
     assert "None is recorded." in text
     assert "longer words are cut." in write(tmp_path, data=data)
+    write_facts(tmp_path, CardArguments(license_reason="The author has not chosen."))
+    assert "None is recorded. The weights follow" in (text := write(tmp_path, data=data))
+    assert "by the author. The author has not chosen." in text
     word_level = {"char_vocab_size": 0, "word_embedding_size": 8, "has_softmax": False}
     text = write(tmp_path, config=ELMoConfig.from_preset("tiny", **word_level), data=data)
     assert "bytes, in UTF-8" not in text and "Words outside its vocabulary are all read as `<UNK>`." in text

@@ -5,6 +5,7 @@ import math
 
 import pytest
 import torch
+from datasets import Dataset
 from transformers import pipeline
 
 from modeling_elmo import ELMoConfig, ELMoForQuestionAnswering, ELMoForTokenClassification, ELMoTokenizer
@@ -88,6 +89,13 @@ def test_batches_lists_and_ways_to_ask(pipe):
     assert [len(answers) for answers in pipe(both, top_k=2)] == [2, 2]
     shared = pipe(question=["Who?", "Where?"], context=CONTEXT)
     assert len(shared) == 2 and {tuple(answer) for answer in shared} == {tuple(single)}
+    columns = Dataset.from_list(both)
+    assert pipe(question=columns["question"], context=columns["context"]) == pipe(columns) == pipe(both)
+    assert pipe([]) == pipe(question=[], context=[]) == []
+    asked = []
+    streamed = iter(pipe(asked.append(each["question"]) or each for each in both))
+    assert next(streamed) == pytest.approx(single) and asked[0] == QUESTION
+    assert next(streamed) == pytest.approx(other)
 
 
 @pytest.mark.parametrize(
@@ -97,12 +105,17 @@ def test_batches_lists_and_ways_to_ask(pipe):
         ({"question": QUESTION, "context": "  "}, "`context` is '  '; pass a text"),
         ({"question": QUESTION}, "Pass both, question=... and context=..."),
         ({"question": ["a", "b"], "context": ["c"]}, "2 questions and 1 contexts"),
-        ({"question": QUESTION, "context": CONTEXT, "top_k": 0}, "`top_k` is 0; pass a number, at least 1"),
-        ({"question": QUESTION, "context": CONTEXT, "top_k": None}, "`top_k` is None; pass a number, at least 1"),
-        ({"question": QUESTION, "context": CONTEXT, "doc_stride": -1}, "`doc_stride` is -1; pass a number, at least 0"),
+        ({"question": QUESTION, "context": CONTEXT, "top_k": 0}, "`top_k` is 0; pass a whole number, at least 1"),
+        ({"question": QUESTION, "context": CONTEXT, "top_k": None}, "`top_k` is None; pass a whole number, at least 1"),
+        (
+            {"question": QUESTION, "context": CONTEXT, "doc_stride": -1},
+            "`doc_stride` is -1; pass a whole number, at least 0",
+        ),
         ({"question": "why " * 30, "context": CONTEXT, "max_seq_len": 30}, "The question 'why .* too few words .*=30"),
         ({"question": QUESTION, "context": "\x01\x02"}, "finds no word in the context"),
-        ({"question": QUESTION, "context": CONTEXT, "topk": 2}, "Unknown options topk; pass some of top_k"),
+        ({"question": QUESTION, "context": CONTEXT, "topk": 2}, "topk; pass some of top_k.*, max_seq_len, doc_stride"),
+        ({"question": QUESTION, "context": CONTEXT, "top_k": "2"}, "`top_k` is '2'; pass a whole number"),
+        ({"question": QUESTION, "context": 3}, "`context` is 3; pass a text"),
     ],
 )
 def test_what_cannot_be_asked(pipe, given, message):
@@ -119,6 +132,23 @@ def test_a_folder_has_its_pipeline_and_another_head_of_it_has_none(pipe, tmp_pat
         assert loaded(question=QUESTION, context=CONTEXT) == pytest.approx(expected)
     ELMoForTokenClassification.from_pretrained(tmp_path / "qa").save_pretrained(tmp_path / "tagger")
     assert not hasattr(ELMoConfig.from_pretrained(tmp_path / "tagger"), "custom_pipelines")
+
+
+def test_weights_that_are_not_finite_give_no_answer(pipe):
+    for scale in (pipe.model.reader.none, pipe.model.reader.start):
+        kept = scale.bias.data.clone()
+        scale.bias.data.fill_(math.nan)
+        with pytest.raises(ValueError, match="Some logits are not finite"):
+            pipe(question=QUESTION, context=CONTEXT, handle_impossible_answer=True)
+        scale.bias.data.copy_(kept)
+
+
+def test_markers_that_a_context_spells_are_no_answer(pipe):
+    vocab = ["<S>", "</S>", "<UNK>"]
+    tokenizer = ELMoTokenizer(vocab=vocab, pre_tokenization="whitespace", literal_markers=True)
+    reads_markers = ELMoQuestionAnsweringPipeline(model=pipe.model, tokenizer=tokenizer)
+    answers = reads_markers(question=QUESTION, context="a </S> b", top_k=99)
+    assert {answer["answer"] for answer in answers} == {"a", "a </S> b", "b"}
 
 
 def test_a_short_window_shares_half_of_it(pipe):

@@ -164,7 +164,7 @@ def test_a_card_follows_its_folder_to_another_name(folder):
     (folder / "README.md").write_text(card + "\nBy hand, of trained.\n", encoding="utf-8")
     found = send(folder, "--output_dir", str(folder.parent / "assembled"))
     text = (found / "README.md").read_text(encoding="utf-8")
-    assert "\n# elmo-xy\n" in text and "\nname = 'someone/elmo-xy'  # this folder" in text
+    assert "\n# elmo-xy\n" in text and "\nname = 'someone/elmo-xy'  # path of this folder" in text
     assert text == card.replace("# trained", "# elmo-xy").replace("'trained'", "'someone/elmo-xy'") + (
         "\nBy hand, of trained.\n"
     )
@@ -261,7 +261,7 @@ def test_what_went_wrong_is_told(folder, hub, trusting, monkeypatch, error):
     ("broken", "message"),
     [
         ("README.md", "elmo-xy does not load, or its card's example fails:.*ZeroDivisionError"),
-        ("README.md token", r"README\.md holds what looks like a token of the Hub \(hf_\.\.\.\): take it out"),
+        ("README.md token", r"README\.md holds what looks like a token of the Hub \(hf_.*\): take it out"),
     ],
 )
 def test_what_must_not_be_sent(folder, hub, broken, message, request):
@@ -275,6 +275,12 @@ def test_what_must_not_be_sent(folder, hub, broken, message, request):
     assert not hub and TOKEN not in str(caught.value)
 
 
+@pytest.mark.parametrize("prefix", ["hf_", "hf_oauth_", "hf_jwt_eyJ0eXAiOiJKV1Qi.", "api_org_"])
+def test_tokens_of_all_kinds(prefix):
+    assert push_to_hub.TOKEN.search(f"token = {prefix}{'x' * 34}".encode())
+    assert not push_to_hub.TOKEN.search(b"api_org_" + b"hf_" + b"word_" * 9)
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -282,6 +288,7 @@ def test_what_must_not_be_sent(folder, hub, broken, message, request):
         ({"--repo_id": "me/.."}, r"--repo_id me/\.\.: pass user/name"),
         ({"--repo_id": "a/b/c"}, "--repo_id a/b/c: pass user/name"),
         ({"--data_statement": "latin.md"}, r"--data_statement latin\.md is not UTF-8"),
+        ({"--language": "english"}, r"--language english: the Hub takes ISO 639 codes"),
         ({"--model": "nowhere"}, r"--model nowhere: there is no config\.json; pass the folder of a checkpoint"),
         ({"--output_dir": "."}, r"--output_dir \. is there already; pass a new folder"),
         ({"--data_statement": "nowhere.md"}, r"--data_statement nowhere\.md: there is no such file"),

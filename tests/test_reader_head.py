@@ -90,7 +90,7 @@ def test_readers_say_what_is_wrong():
             **positions,
         )
     outside = {"start_positions": places, "end_positions": torch.tensor([5, 9])}
-    fails("`end_positions` holds ids from 5 to 9, but this model knows 0 to 8", model, **batch, **outside)
+    fails("`end_positions` is 9 in row 1, where no word of the context stands", model, **batch, **outside)
     column = {"start_positions": places[:, None], "end_positions": places}
     fails(r"`start_positions` has shape \(2, 1\); pass shape \(2\)", model, **batch, **column)
     types = batch.pop("token_type_ids")

@@ -15,6 +15,7 @@ from modeling_elmo.run_scripts.run_qa import (
     ReaderTrainingArguments,
     padded_on_the_right,
     place_in_window,
+    question_word,
     windows_of,
     words_of_answer,
 )
@@ -170,6 +171,19 @@ def test_markers_in_a_text_are_no_words(tmp_path):
     assert rows["offset_mapping"][0][first : last + 1] == [(0, 1), None, (7, 8)]
 
 
+@pytest.mark.parametrize(
+    "question, word",
+    [
+        ("In which city, what?", "which"),
+        ("What's it?", "what"),
+        ("Ada did (who?)", "who"),
+        ("Somewhat whoever", "other"),
+    ],
+)
+def test_kinds_of_questions(question, word):
+    assert question_word(question) == word
+
+
 # Questions without an answer
 
 
@@ -193,6 +207,16 @@ def test_no_answer_is_told_where_some_questions_have_none(tmp_path):
         found[threshold] = record["metrics"]["validation"]
         rows = predictions_of(tmp_path / str(threshold) / "predictions_validation.jsonl")
         assert found[threshold]["no_answer_accuracy"] == sum(row["predicted"] == "" for row in rows[::2]) / 2
+    # Whether there may be none is a matter of the data that is measured on, whatever other data there is.
+    options = {**SHORT, "train_file": None, "null_score_diff_threshold": -1e6, "ensemble": [tmp_path / "0.0"]}
+    known = write_questions(tmp_path / "test.jsonl", questions_of("dev"))
+    (record,) = answer(
+        tmp_path,
+        **{**options, "validation_file": files["validation_file"], "test_file": known},
+        output_dir=tmp_path / "both",
+    )
+    assert record["metrics"]["validation"] == found[-1e6]
+    assert all(row["predicted"] for row in predictions_of(tmp_path / "both" / "results" / "ensemble_test.jsonl"))
     assert found[-1e6]["no_answer_accuracy"] == 1 and found[-1e6]["has_answer_f1"] == 0
     assert found[1e6]["no_answer_accuracy"] == 0 and found[1e6]["f1"] <= 0.5
 
@@ -294,7 +318,7 @@ def test_a_linear_head_reads_elmo_at_its_input(place, tmp_path):
 
 
 def test_a_training_that_diverges_says_so(place, tmp_path):
-    with pytest.raises(ValueError, match="logits are not finite: training diverged. Pass a smaller --learning_rate"):
+    with pytest.raises(ValueError, match="logits are not finite: training diverged. Pass a smaller learning rate"):
         answer(place, **SHORT, **{**LEARNING, "learning_rate": 1e38}, max_grad_norm=0.0, output_dir=tmp_path)
 
 

@@ -231,6 +231,30 @@ def test_layers_that_the_folder_has_not(folder, task):
         model_of(task, head(folder, config_overrides='{"num_hidden_layers": 3}'))
 
 
+def test_layers_of_another_size(folder, task):
+    with pytest.raises(ValueError, match="has no weights for .* parameters of the biLM.*or of another size"):
+        model_of(task, head(folder, config_overrides='{"lstm_hidden_size": 9}'))
+
+
+@pytest.mark.parametrize("least", [1, 2], ids=["of as many words", "of others"])
+def test_a_trained_head_is_left_where_it_is(least, folder, task, tmp_path, caplog):
+    """Its rows belong to the words of another training set."""
+    trained, tokenizer = model_of(task, head(folder), seed=1)
+    with torch.no_grad():
+        for parameter in trained.parameters():
+            parameter.add_(1)
+    for part in (trained, tokenizer):
+        part.save_pretrained(tmp_path)
+    torch.manual_seed(5)
+    model, _ = model_of(task, head(tmp_path, word_min_count=least))
+    assert "holds a trained head beside its biLM; a new head is trained here" in caplog.text
+    for (name, new), (_, old) in zip(model.named_parameters(), trained.named_parameters(), strict=True):
+        if name.startswith("elmo."):
+            assert torch.equal(new, old) and new.requires_grad == old.requires_grad
+        else:
+            assert new.shape != old.shape or not (new == old).any(), name
+
+
 def test_a_linear_head_reads_no_vectors(folder, task, vectors):
     with pytest.raises(ValueError, match="--word_vectors v.txt: a linear head reads none"):
         model_of(task, head(folder, head="linear", word_vectors="v.txt"), vectors)

@@ -16,7 +16,7 @@ from datasets.fingerprint import Hasher
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import AutoTokenizer, DataCollatorForLanguageModeling, DataCollatorForTokenClassification
-from transformers.data.data_collator import DataCollatorWithPadding
+from transformers.data.data_collator import DataCollatorWithPadding, default_data_collator
 
 from modeling_elmo import ELMoConfig, ELMoTokenizer
 
@@ -235,7 +235,7 @@ def test_padding(tokenizer, side):
 
 def test_padding_to_a_length_without_tensors(tokenizer):
     encoded = tokenizer(["the cat", "a"], padding="max_length", max_length=6)
-    assert [text.shape for text in encoded["character_ids"]] == [(6, 5), (6, 3)]
+    assert [text.shape for text in encoded["character_ids"]] == [(6, 50), (6, 50)]  # rows that stack
     assert not encoded["character_ids"][1][3:].any()
     assert tokenizer.pad(encoded, return_tensors="np")["character_ids"][1, 2:5].tolist() == [EOS, [0] * 50, [0] * 50]
 
@@ -340,6 +340,20 @@ def test_token_classification_collator(as_lists, side):
     assert labels.shape == batch["input_ids"].shape
     assert equal(batch, expected)
     assert batch["character_ids"].dtype == torch.int64
+
+
+@pytest.mark.parametrize("cut", [False, True], ids=["whole", "cut"])
+def test_a_collator_that_only_stacks(tokenizer, cut):
+    """Rows that are padded already stand on one another, whatever words they hold."""
+    texts, options = ["a", "the internationalisation of the cat"], {"padding": "max_length", "max_length": 8 - 3 * cut}
+    rows = Dataset.from_dict({"text": texts}).map(lambda row: tokenizer(row["text"], truncation=True, **options))
+    expected = tokenizer(texts, truncation=True, return_tensors="pt", **options)
+    batches = [default_data_collator([dict(tokenizer(text, truncation=True, **options)) for text in texts])]
+    batches.append(default_data_collator([*rows.remove_columns("text")]))
+    for batch in batches:
+        assert {name: values.tolist() for name, values in batch.items()} == {
+            name: values.tolist() for name, values in expected.items()
+        }
 
 
 def test_language_model_collator(tokenizer):

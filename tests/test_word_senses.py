@@ -152,6 +152,7 @@ def test_from_files_to_a_table_and_a_map(folder, tmp_path, capsys):
             {"sense_inventory": str(SEMCOR / "test.gold.key.txt")},
             "test.gold.key.txt:1: .*a line is lemma<TAB>pos<TAB>key",
         ),
+        ({"output": "make.png"}, r"--output make\.png: pass a file that ends in \.json"),
         ({"lemma": "make"}, "--lemma make is for the map, which lies beside --output; pass both"),
         ({"lemma": "unicorn", "output": "x.json"}, r"--lemma unicorn: 0 use\(s\) in the training text"),
     ],

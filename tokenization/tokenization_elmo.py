@@ -75,8 +75,8 @@ class ELMoTokenizer(TokenizersBackend):
     Splits text into words and gives each word its id and its characters.
 
     Besides `input_ids` and `attention_mask` there are `character_ids`, what the model reads. With `return_tensors` they
-    are `(batch, tokens, max_word_length)` of int64; without, one small array of integers per text, as wide as the
-    text's longest word, which `pad` (and so every stock collator) brings to full width.
+    are `(batch, tokens, max_word_length)` of int64; without, one small array of integers per text: with `padding` of
+    full width, else as wide as the text's longest word, which `pad`, and the collators that call it, widen.
 
     Given words (`is_split_into_words=True`) are one token each, whatever they contain.
 
@@ -249,7 +249,10 @@ class ELMoTokenizer(TokenizersBackend):
                 data = {key: [text.tolist() for text in texts] for key, texts in data.items()}
             encodings = LazyEncodings(len(batch), lambda: encode_in_rust().encodings)
             encoded = BatchEncoding(data, encodings, n_sequences=max(map(len, batch)))
-        encoded["character_ids"] = self._characters_of_tokens(token_rows, stacked=return_tensors is not None)
+        is_padded = kwargs.get("padding_strategy", PaddingStrategy.DO_NOT_PAD) != PaddingStrategy.DO_NOT_PAD
+        encoded["character_ids"] = self._characters_of_tokens(
+            token_rows, return_tensors is not None, trim=not is_padded
+        )
         if return_tensors is not None:
             return encoded.convert_to_tensors(return_tensors)
         if not is_batched and not kwargs.get("return_overflowing_tokens"):
@@ -330,15 +333,16 @@ class ELMoTokenizer(TokenizersBackend):
             data["attention_mask"] = arranged(np.ones_like(rows))
         return data, arranged(rows)
 
-    def _characters_of_tokens(self, rows: list[np.ndarray], stacked: bool) -> np.ndarray | list[np.ndarray]:
+    def _characters_of_tokens(self, rows: list[np.ndarray], stacked: bool, trim: bool) -> np.ndarray | list[np.ndarray]:
         """
         Shape:
             rows: (tokens,) per text
-            result: (texts, tokens, max_word_length) if `stacked`, else (tokens, longest word) per text
+            result: (texts, tokens, max_word_length) if `stacked`, else (tokens, max_word_length) per text, or, with
+                `trim`, (tokens, longest word)
         """
         if stacked and len({len(text) for text in rows}) == 1:
             return self.word_table.character_ids(np.stack(rows)).astype(np.int64)
-        return [self.word_table.character_ids(text, trim=True) for text in rows]
+        return [self.word_table.character_ids(text, trim=trim) for text in rows]
 
     def _empty_batch(self, return_tensors: str | TensorType | None) -> BatchEncoding:
         if return_tensors is None:
