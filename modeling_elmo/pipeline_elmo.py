@@ -48,11 +48,11 @@ class ELMoQuestionAnsweringPipeline(ChunkPipeline):
             return (each for each in checked) if isinstance(examples, Iterator) else [*checked]
         if question is None or context is None:
             raise ValueError("Pass both, question=... and context=..., or a dictionary with them.")
-        questions, contexts = (None if _is_single(each) else [*each] for each in (question, context))
-        if questions is None and contexts is None:
+        if _is_single(question) and _is_single(context):
             return _checked({"question": question, "context": context})
-        questions = [question] * len(contexts) if questions is None else questions
-        contexts = [context] * len(questions) if contexts is None else contexts
+        questions, contexts = ([each] if _is_single(each) else [*each] for each in (question, context))
+        questions *= len(contexts) if _is_single(question) else 1
+        contexts *= len(questions) if _is_single(context) else 1
         if len(questions) != len(contexts):
             raise ValueError(f"Received {len(questions)} questions and {len(contexts)} contexts; pass as many of each.")
         return [_checked({"question": q, "context": c}) for q, c in zip(questions, contexts, strict=True)]
