@@ -164,7 +164,9 @@ def describe_experiment(record: dict[str, Any]) -> str:
     bilm = "the frozen biLM" if settings.get("freeze_bilm", True) else "the biLM, which learns with it"
     unit = "" if metric in ERRORS else ", in percent"
     name = shown(metric.replace("_", " ")).capitalize()
-    return f"{name} of {network} on {bilm}; mean ± sample deviation over seeds{unit}."
+    is_chosen_there = settings.get("load_best_model_at_end") and list(record["metrics"]) == ["validation"]
+    chosen = " The data that is measured on also chose the epoch." if is_chosen_there else ""
+    return f"{name} of {network} on {bilm}; mean ± sample deviation over seeds{unit}.{chosen}"
 
 
 def vector_sections(folder: Path) -> list[tuple[str, str]]:

@@ -357,6 +357,11 @@ def test_results_of_other_scripts_are_in_the_card(tmp_path):
         and "12% whose lemma is not in the training text get the first sense" in vectors
     )
     assert "F1 of a network of the paper on the frozen biLM; mean ± sample deviation over seeds, in percent." in tasks
+    assert "also chose the epoch" not in text
+    settings = {"load_best_model_at_end": True}
+    records = [{**each, "settings": settings, "metrics": {"validation": each["metrics"]["test"]}} for each in records]
+    write_results(tmp_path, "wnut17_entities", {"records": records})
+    assert "over seeds, in percent. The data that is measured on also chose the epoch." in write(tmp_path)
     assert "](results/word_senses.png)" in vectors and "](results/nearest" not in vectors
     assert "As features" not in write(tmp_path / "other") and "vectors know" not in write(tmp_path / "other")
 
