@@ -44,8 +44,9 @@ class ELMoQuestionAnsweringPipeline(ChunkPipeline):
             examples = inputs[0]
             if isinstance(examples, dict) or _is_single(examples):
                 return _checked(examples)
-            checked = map(_checked, examples)
-            return (each for each in checked) if isinstance(examples, Iterator) else [*checked]
+            if isinstance(examples, Iterator):
+                return (_checked(each) for each in examples)  # of all iterators the base class streams generators alone
+            return [_checked(each) for each in examples]
         if question is None or context is None:
             raise ValueError("Pass both, question=... and context=..., or a dictionary with them.")
         if _is_single(question) and _is_single(context):

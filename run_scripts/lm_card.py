@@ -153,9 +153,8 @@ def task_sections(folder: Path) -> list[tuple[str, str]]:
 def is_experiment(found: Any) -> bool:
     """Whether a file's content is what a fine-tuning script records; anything may lie in the folder."""
     records = found.get("records") if isinstance(found, dict) else None
-    if not isinstance(records, list):
-        return False
-    return records != [] and all(isinstance(each, dict) and {"arm", "metrics"} <= set(each) for each in records)
+    is_list = isinstance(records, list) and bool(records)
+    return is_list and all(isinstance(each, dict) and {"arm", "metrics"} <= set(each) for each in records)
 
 
 def describe_experiment(record: dict[str, Any]) -> str:

@@ -113,7 +113,10 @@ def test_batches_lists_and_ways_to_ask(pipe):
         ),
         ({"question": "why " * 30, "context": CONTEXT, "max_seq_len": 30}, "The question 'why .* too few words .*=30"),
         ({"question": QUESTION, "context": "\x01\x02"}, "finds no word in the context"),
-        ({"question": QUESTION, "context": CONTEXT, "topk": 2}, "topk; pass some of top_k.*, max_seq_len, doc_stride"),
+        (
+            {"question": QUESTION, "context": CONTEXT, "topk": 2},
+            "Unknown options topk; .* top_k, .*max_seq_len, doc_stride",
+        ),
         ({"question": QUESTION, "context": CONTEXT, "top_k": "2"}, "`top_k` is '2'; pass a whole number"),
         ({"question": QUESTION, "context": 3}, "`context` is 3; pass a text"),
     ],
