@@ -19,7 +19,7 @@ if (_root / "tokenization" / "tokenization_elmo.py").is_file():
     __path__.append(str(_root))
 
 from .configuration_elmo import ELMoConfig  # noqa: E402 (needs the path above)
-from .elmo_linear import elmo_backend  # noqa: E402
+from .elmo_backends import elmo_backend  # noqa: E402
 from .modeling_elmo import (  # noqa: E402
     ELMoForPreTraining,
     ELMoForPreTrainingOutput,

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from .configuration_elmo import ELMoConfig
-from .elmo_linear import choose_backend, fast_linear, remembered, sample_of, version
+from .elmo_backends import choose_backend, fast_linear, remembered, sample_of, version
 
 CHUNK_WORDS = 128  # words of like length at a time: their windows stay in the cache
 

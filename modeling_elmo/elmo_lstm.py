@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from .elmo_linear import choose_backend, forced_backend, packed, product, weight_gradient
+from .elmo_backends import choose_backend, forced_backend, packed, product, weight_gradient
 
 CHUNK_ROWS = 256  # rows of input gates computed at a time: one (tokens x 4H) block would page-fault on every call
 MOST_WORDS = 1024  # distinct words whose input gates are kept: 64 KB each at the original size

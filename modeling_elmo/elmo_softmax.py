@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from .elmo_linear import choose_backend, forced_backend, product, suits_mkl, weight_gradient
+from .elmo_backends import choose_backend, forced_backend, product, suits_mkl, weight_gradient
 
 try:  # optional, for CUDA only
     from cut_cross_entropy import linear_cross_entropy

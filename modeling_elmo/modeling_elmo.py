@@ -24,16 +24,16 @@ from transformers.modeling_outputs import QuestionAnsweringModelOutput, Sequence
 from transformers.utils import ModelOutput, can_return_tuple, logging
 
 from .configuration_elmo import ELMoConfig
-from .elmo_classifiers import BiattentiveClassifier, ESIMClassifier
-from .elmo_crf import LinearChainCRF, bio_constraints
+from .elmo_backends import fast_linear
 from .elmo_encoder import ELMoCharacterEncoder, ELMoHighway, VocabularyCache, distinct_rows
-from .elmo_linear import fast_linear
+from .elmo_head_classifiers import BiattentiveClassifier, ESIMClassifier
+from .elmo_head_crf import LinearChainCRF, bio_constraints
+from .elmo_head_features import TokenFeatures
+from .elmo_head_layers import TaskLSTM, TaskRNN, VariationalDropout
+from .elmo_head_reader import SpanReader
 from .elmo_lstm import ELMoLSTM, ELMoLSTMLayer, Packing, pack
 from .elmo_mix import ScalarMix
-from .elmo_reader import SpanReader
 from .elmo_softmax import CHUNK_LOGITS, Candidates, ELMoSoftmax
-from .elmo_task_layers import TaskLSTM, TaskRNN, VariationalDropout
-from .elmo_token_features import TokenFeatures
 
 if TYPE_CHECKING:  # named so that it is saved with every checkpoint
     from .pipeline_elmo import ELMoQuestionAnsweringPipeline  # noqa: F401
@@ -123,7 +123,7 @@ class ELMoPredictions(ModelOutput):
     log_probs: Tensor | None = None
 
 
-class Reading(NamedTuple):
+class TokenBatch(NamedTuple):
     """A checked batch: which positions hold a token, how they are visited, and what stands there.
 
     Shape:
@@ -185,7 +185,7 @@ class ELMoPreTrainedModel(PreTrainedModel):
     def _freeze_as_configured(self):
         """What a head does about `config.freeze_bilm`; nothing in the biLM itself."""
 
-    def real_positions(
+    def token_mask(
         self, character_ids=None, input_ids=None, attention_mask=None, token_type_ids=None, inputs_embeds=None
     ) -> Tensor:
         """The positions that hold a token, `(batch, time)` bool, after all inputs were found to fit together."""
@@ -473,7 +473,7 @@ class ELMoModel(ELMoPreTrainedModel):
                 `input_ids`.
         """
         inputs = (character_ids, input_ids, attention_mask, token_type_ids)
-        words_BT1 = self.words(self.real_positions(*inputs), input_ids, None)[..., None]
+        words_BT1 = self.words(self.token_mask(*inputs), input_ids, None)[..., None]
         mixed_BTE = self(*inputs, return_dict=True).elmo_embeddings
         if mixed_BTE is None:
             raise ValueError("A model built with add_mixing_layer=False has no mix; leave the argument out.")
@@ -481,15 +481,15 @@ class ELMoModel(ELMoPreTrainedModel):
 
     def read_tokens(
         self, character_ids=None, input_ids=None, attention_mask=None, token_type_ids=None, inputs_embeds=None
-    ) -> Reading:
+    ) -> TokenBatch:
         """Checks the inputs of `forward` and encodes each distinct word once."""
-        mask_BT = self.real_positions(character_ids, input_ids, attention_mask, token_type_ids, inputs_embeds)
+        mask_BT = self.token_mask(character_ids, input_ids, attention_mask, token_type_ids, inputs_embeds)
         packing = pack(mask_BT, token_type_ids)
         if inputs_embeds is not None:
-            return Reading(mask_BT, packing, inputs_embeds.flatten(0, 1), packing.positions_N)
+            return TokenBatch(mask_BT, packing, inputs_embeds.flatten(0, 1), packing.positions_N)
         words_NX = self._rows_of_ids(character_ids, input_ids).flatten(0, 1)[packing.positions_N]
         distinct_UX, index_N = distinct_rows(words_NX)
-        return Reading(mask_BT, packing, self.encode_words(distinct_UX), index_N)
+        return TokenBatch(mask_BT, packing, self.encode_words(distinct_UX), index_N)
 
     def _rows_of_ids(self, character_ids: Tensor, input_ids: Tensor) -> Tensor:
         """What a word's vector depends on: its id, if there are word vectors, before its characters."""
@@ -546,7 +546,7 @@ class ELMoModel(ELMoPreTrainedModel):
         for start in range(0, len(words), batch_size):
             encoding = tokenizer(words[start : start + batch_size], is_split_into_words=True, return_tensors="pt")
             inputs = encoding.get("character_ids"), encoding.get("input_ids")
-            self.real_positions(*inputs)  # checks them
+            self.token_mask(*inputs)  # checks them
             rows.append(self._rows_of_ids(*inputs)[0])
         if not rows:
             raise ValueError("`cache_vocabulary` received no words; pass at least one.")
@@ -602,7 +602,7 @@ class ELMoModel(ELMoPreTrainedModel):
             )
         return states[0].to(words_UP), states[1].to(words_UP.device, cell_dtype)
 
-    def run_direction(self, direction: int, text: Reading, order_N: Tensor, states: States):
+    def run_direction(self, direction: int, text: TokenBatch, order_N: Tensor, states: States):
         """Runs the forward (0) or backward (1) LSTM over the real tokens, visited in `order_N`.
 
         Returns:
@@ -635,11 +635,11 @@ class ELMoForPreTraining(ELMoPreTrainedModel):
         input_ids: Tensor | None = None,
         attention_mask: Tensor | None = None,
         labels: Tensor | None = None,
-        forward_labels: Tensor | None = None,
+        forward_targets: Tensor | None = None,
         backward_character_ids: Tensor | None = None,
         backward_input_ids: Tensor | None = None,
         backward_attention_mask: Tensor | None = None,
-        backward_labels: Tensor | None = None,
+        backward_targets: Tensor | None = None,
         initial_states: States | None = None,
         output_hidden_states: bool | None = None,
         num_items_in_batch: Tensor | int | None = None,
@@ -651,7 +651,7 @@ class ELMoForPreTraining(ELMoPreTrainedModel):
             character_ids, input_ids, attention_mask, initial_states: as in `ELMoModel`.
             labels: `(batch, time)`, word ids of the same positions (`input_ids` will do), -100 where nothing is
                 predicted. Shifted inside: the forward direction predicts the next word, the backward one the previous.
-            forward_labels, backward_labels: `(batch, time)`, instead of `labels`: already the target of that position.
+            forward_targets, backward_targets: `(batch, time)`, instead of `labels`: the target of each position.
             backward_character_ids, backward_input_ids, backward_attention_mask: the text of the backward direction, in
                 its own reading order (last word first), if it is not that of the forward direction.
             num_items_in_batch: predictions of one direction over all accumulated batches; the losses are divided by it.
@@ -663,7 +663,7 @@ class ELMoForPreTraining(ELMoPreTrainedModel):
             ValueError: labels are missing or contradict each other, or the checkpoint has no softmax.
         """
         two_streams = backward_character_ids is not None or backward_input_ids is not None
-        self._check_labels(labels, forward_labels, backward_labels, two_streams)
+        self._check_labels(labels, forward_targets, backward_targets, two_streams)
         text = stream = self.elmo.read_tokens(character_ids, input_ids, attention_mask)
         backward_order_N = text.packing.backward_N
         if two_streams:
@@ -677,8 +677,8 @@ class ELMoForPreTraining(ELMoPreTrainedModel):
         backward, *backward_ends = self.elmo.run_direction(1, stream, backward_order_N, states)
         predictions = []
         streams = (
-            (text, text.packing.forward_N, forward, forward_labels),
-            (stream, backward_order_N, backward, backward_labels),
+            (text, text.packing.forward_N, forward, forward_targets),
+            (stream, backward_order_N, backward, backward_targets),
         )
         for direction, (reading, order_N, outputs, aligned) in enumerate(streams):
             given = labels if aligned is None else aligned
@@ -797,18 +797,18 @@ class ELMoForPreTraining(ELMoPreTrainedModel):
             hidden.append(torch.empty_like(outputs[-1]).index_copy_(0, order_N, outputs[-1]))
         return text, hidden
 
-    def _check_labels(self, labels, forward_labels, backward_labels, two_streams: bool):
+    def _check_labels(self, labels, forward_targets, backward_targets, two_streams: bool):
         aligned = [
-            name for name, given in (("forward", forward_labels), ("backward", backward_labels)) if given is not None
+            name for name, given in (("forward", forward_targets), ("backward", backward_targets)) if given is not None
         ]
         if labels is not None and (aligned or two_streams):
             raise ValueError(
                 "`labels` are shifted inside and belong to one text; with two streams or aligned labels pass "
-                "`forward_labels` and `backward_labels` instead."
+                "`forward_targets` and `backward_targets` instead."
             )
         if len(aligned) == 1:
             raise ValueError(
-                f"Received `{aligned[0]}_labels` alone; pass `forward_labels` and `backward_labels` together."
+                f"Received `{aligned[0]}_labels` alone; pass `forward_targets` and `backward_targets` together."
             )
         if labels is not None or aligned:
             self._check_vocabulary()
@@ -832,7 +832,7 @@ class ELMoForPreTraining(ELMoPreTrainedModel):
 
 # Trainer evaluates a loss only if every argument named like a label is there; those of two streams are for other loops.
 _signature = inspect.signature(ELMoForPreTraining.forward)
-_parameters = [p for name, p in _signature.parameters.items() if name not in ("forward_labels", "backward_labels")]
+_parameters = [p for name, p in _signature.parameters.items() if name not in ("forward_targets", "backward_targets")]
 ELMoForPreTraining.forward.__signature__ = _signature.replace(parameters=_parameters)
 
 
@@ -922,7 +922,7 @@ class ELMoTaskModel(ELMoPreTrainedModel):
     ) -> TaskInputs:
         """Checks a head's inputs and embeds its tokens."""
         inputs = (character_ids, input_ids, attention_mask, token_type_ids, inputs_embeds)
-        mask_BT = self.real_positions(*inputs)
+        mask_BT = self.token_mask(*inputs)
         layers = None
         if elmo_hidden_states is not None:
             layers = self._given_layers(elmo_hidden_states, mask_BT)
@@ -1239,7 +1239,7 @@ def _chosen(parameter: Tensor, rows_V: Tensor, mean: bool) -> nn.Parameter:
     return nn.Parameter(chosen, requires_grad=parameter.requires_grad)
 
 
-def _unpack(text: Reading, forward: list[Tensor], backward: list[Tensor]) -> tuple[Tensor, ...]:
+def _unpack(text: TokenBatch, forward: list[Tensor], backward: list[Tensor]) -> tuple[Tensor, ...]:
     """All layers as `(batch, time, 2 * projection_size)`; the token layer stands twice side by side."""
     positions_N = text.packing.positions_N
     forward_N, backward_N = positions_N[text.packing.forward_N], positions_N[text.packing.backward_N]
@@ -1261,7 +1261,7 @@ def _join_states(forward: list[Tensor], backward: list[Tensor]) -> States:
     return hidden, cell
 
 
-def _targets(given: Tensor, shifted: bool, direction: int, text: Reading, config: ELMoConfig) -> Tensor:
+def _targets(given: Tensor, shifted: bool, direction: int, text: TokenBatch, config: ELMoConfig) -> Tensor:
     """The target `(N,)` of each real token in reading order, -100 where there is none.
 
     Args:
@@ -1276,7 +1276,7 @@ def _targets(given: Tensor, shifted: bool, direction: int, text: Reading, config
     return torch.full_like(words_N, -100).index_copy_(0, here_M, words_N[there_M])
 
 
-def _neighbors(direction: int, text: Reading) -> tuple[Tensor, Tensor]:
+def _neighbors(direction: int, text: TokenBatch) -> tuple[Tensor, Tensor]:
     """Which real tokens `(M,)` predict which others, in reading order: the next of the row, or the one before."""
     rows_N = text.packing.positions_N // text.mask_BT.shape[1]
     first_M = (rows_N[1:] == rows_N[:-1]).nonzero(as_tuple=True)[0]

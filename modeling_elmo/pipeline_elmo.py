@@ -10,7 +10,7 @@ from typing import Any
 
 from transformers.pipelines.base import ChunkPipeline
 
-from .elmo_reader import best_answers, characters_of_contexts
+from .elmo_head_reader import best_answers, characters_of_contexts
 
 
 class ELMoQuestionAnsweringPipeline(ChunkPipeline):

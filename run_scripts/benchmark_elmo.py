@@ -27,7 +27,6 @@ import platform
 import random
 import re
 import statistics
-import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
@@ -42,14 +41,12 @@ import torch
 import transformers
 from torch import Tensor
 
-if __package__ in (None, ""):  # run by path from a clone that is not installed
-    sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-
-from modeling_elmo import ELMoConfig, ELMoModel  # noqa: E402
-from modeling_elmo.configuration_elmo import PRESETS  # noqa: E402
-from modeling_elmo.run_scripts import benchmark_parts as parts  # noqa: E402
-from modeling_elmo.run_scripts.benchmark_parts import FLOOR, Bench, Contest, Run, Sentence  # noqa: E402
-from modeling_elmo.run_scripts.text_data import read_file, require, write_json  # noqa: E402
+from modeling_elmo import ELMoConfig, ELMoModel
+from modeling_elmo.configuration_elmo import PRESETS
+from modeling_elmo.run_scripts.benchmarks import parts as parts
+from modeling_elmo.run_scripts.benchmarks.parts import FLOOR, Bench, Contest, Run, Sentence
+from modeling_elmo.run_scripts.program.command_line import run as run_program
+from modeling_elmo.run_scripts.program.files import read_file, require, write_json
 
 Row = dict[str, Any]
 DEFAULT_TEXT = Path(__file__).resolve().parents[1] / "tests" / "fixtures" / "text" / "en.txt"
@@ -381,4 +378,4 @@ def draw_panel(axis, part: str, rows: list[Row]):
 
 
 if __name__ == "__main__":
-    main()
+    run_program(main)

@@ -9,7 +9,6 @@ repeats: the batch is made, read, and the network updated. Storing is timed once
 are those of `run_ner` and `run_qa`.
 """
 
-import sys
 import time
 from contextlib import nullcontext
 from dataclasses import dataclass, field
@@ -21,17 +20,15 @@ import numpy as np
 import torch
 from transformers import HfArgumentParser
 
-if __package__ in (None, ""):  # run by path from a clone that is not installed
-    sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-
 from modeling_elmo import ELMoModel, elmo_backend
+from modeling_elmo.run_scripts.fine_tuning.data import TaggingDataArguments
+from modeling_elmo.run_scripts.fine_tuning.features import FeatureCollator, feature_store
+from modeling_elmo.run_scripts.fine_tuning.question_data import QuestionDataArguments
+from modeling_elmo.run_scripts.fine_tuning.task import HeadArguments, encoded, task_model, task_tokenizer
+from modeling_elmo.run_scripts.program.command_line import run
+from modeling_elmo.run_scripts.program.files import write_json
 from modeling_elmo.run_scripts.run_ner import tagging_task
 from modeling_elmo.run_scripts.run_qa import ReaderArguments, question_task
-from modeling_elmo.run_scripts.task_data import TaggingDataArguments
-from modeling_elmo.run_scripts.task_features import FeatureCollator, feature_store
-from modeling_elmo.run_scripts.task_model import HeadArguments, encoded, task_model, task_tokenizer
-from modeling_elmo.run_scripts.task_questions import QuestionDataArguments
-from modeling_elmo.run_scripts.text_data import write_json
 
 TASKS = {
     "tagging": ((HeadArguments, TaggingDataArguments), tagging_task),
@@ -103,4 +100,4 @@ def timed_step(model, collator, optimizer: torch.optim.Optimizer, examples: list
 
 
 if __name__ == "__main__":
-    main()
+    run(main)

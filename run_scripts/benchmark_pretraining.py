@@ -10,7 +10,6 @@ without the data.
 """
 
 import statistics
-import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -20,17 +19,14 @@ from pathlib import Path
 
 import torch
 from torch import Tensor
-from transformers import HfArgumentParser
-
-if __package__ in (None, ""):  # run by path from a clone that is not installed
-    sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from modeling_elmo import ELMoConfig, ELMoForPreTraining, ELMoTokenizer
-from modeling_elmo.run_scripts.build_vocabulary import word_frequencies
-from modeling_elmo.run_scripts.lm_corpus import Corpus
-from modeling_elmo.run_scripts.lm_data import LMBatch, SentenceBatches
-from modeling_elmo.run_scripts.lm_optimization import OptimizationArguments, clip_gradients, make_optimizers
-from modeling_elmo.run_scripts.text_data import write_json
+from modeling_elmo.run_scripts.pretraining.corpus import Corpus
+from modeling_elmo.run_scripts.pretraining.optimization import OptimizationArguments, clip_gradients, make_optimizers
+from modeling_elmo.run_scripts.pretraining.streams import LMBatch, SentenceBatches
+from modeling_elmo.run_scripts.pretraining.vocabulary import word_frequencies
+from modeling_elmo.run_scripts.program.command_line import ProgramParser, run
+from modeling_elmo.run_scripts.program.files import write_json
 from modeling_elmo.tokenization.elmo_characters import most_frequent_words
 from modeling_elmo.tokenization.elmo_pretokenization import TextSplitter
 
@@ -69,7 +65,7 @@ class Clock:
 
 
 def main(arguments: list[str] | None = None) -> list[dict]:
-    (parsed,) = HfArgumentParser(BenchmarkArguments).parse_args_into_dataclasses(arguments)
+    parsed = ProgramParser(BenchmarkArguments, description=__doc__).parse(arguments)
     unknown = sorted({*parsed.softmaxes} - {*SOFTMAXES})
     if unknown:
         raise ValueError(f"--softmaxes {' '.join(unknown)}: pass some of {', '.join(SOFTMAXES)}.")
@@ -181,4 +177,4 @@ def print_table(rows: list[dict]):
 
 
 if __name__ == "__main__":
-    main()
+    run(main)

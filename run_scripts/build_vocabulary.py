@@ -7,22 +7,15 @@ The file has the original format: `<S>`, `</S>` and `<UNK>`, then words by desce
 Texts are read one by one; memory grows with the number of distinct words alone.
 """
 
-import sys
 from collections import Counter
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
-from tqdm.auto import tqdm
-from transformers import HfArgumentParser
-
-if __package__ in (None, ""):  # run by path from a clone that is not installed
-    sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-
-from modeling_elmo.run_scripts.lm_corpus import Corpus, TrainTextArguments
-from modeling_elmo.run_scripts.text_data import write_lines
-from modeling_elmo.tokenization.elmo_characters import PAD_WORD, SPECIAL_WORDS, most_frequent_words
+from modeling_elmo.run_scripts.pretraining.corpus import Corpus, TrainTextArguments
+from modeling_elmo.run_scripts.pretraining.vocabulary import word_frequencies, write_vocabulary
+from modeling_elmo.run_scripts.program.command_line import ProgramParser, run
+from modeling_elmo.tokenization.elmo_characters import SPECIAL_WORDS, most_frequent_words
 from modeling_elmo.tokenization.elmo_pretokenization import TextSplitter
 
 
@@ -66,7 +59,7 @@ class VocabularyReport:
 
 
 def main(arguments: list[str] | None = None) -> VocabularyReport:
-    (parsed,) = HfArgumentParser(VocabularyArguments).parse_args_into_dataclasses(arguments)
+    parsed = ProgramParser(VocabularyArguments, description=__doc__).parse(arguments)
     report = build_vocabulary(parsed)
     print(f"{parsed.output}\n{report}")
     return report
@@ -94,25 +87,6 @@ def build_vocabulary(arguments: VocabularyArguments) -> VocabularyReport:
     return report_on(num_texts, counts, words, arguments)
 
 
-def word_frequencies(corpus: Corpus, splitter: TextSplitter) -> tuple[int, Counter[str]]:
-    """The number of texts, and how often each word occurs in them; given words that a line cannot hold are left out."""
-    counts: Counter[str] = Counter()
-    with tqdm(unit=" texts", unit_scale=True, desc="counting") as progress:
-        for _, text in corpus.sentences(shuffle_files=False):
-            counts.update(splitter.words(text) if isinstance(text, str) else filter(fits_in_a_line, text))
-            progress.update()
-    return progress.n, counts
-
-
-def write_vocabulary(path: Path, words: Iterable[str]):
-    """A word a line; the file leaves out `<PAD>`, whose id is always 0."""
-    write_lines(path, (word for word in words if word != PAD_WORD))
-
-
-def fits_in_a_line(word: str) -> bool:
-    return bool(word) and word == word.strip() and "\n" not in word
-
-
 def report_on(
     num_texts: int, counts: Counter[str], words: list[str], arguments: VocabularyArguments
 ) -> VocabularyReport:
@@ -135,4 +109,4 @@ def report_on(
 
 
 if __name__ == "__main__":
-    main()
+    run(main)

@@ -8,7 +8,6 @@ The folder's card tells where it is from, and how many arrays are the original's
 """
 
 import hashlib
-import sys
 import tempfile
 from argparse import Namespace
 from pathlib import Path
@@ -17,22 +16,20 @@ from typing import Any
 import torch
 from transformers import HfArgumentParser
 
-if __package__ in (None, ""):  # run by path from a clone that is not installed
-    sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-
-from modeling_elmo.conversion_elmo import (  # noqa: E402
+from modeling_elmo.conversion_elmo import (
     convert_original_checkpoint,
     export_original_checkpoint,
 )
-from modeling_elmo.conversion_files import find_checkpoint, read_arrays  # noqa: E402
-from modeling_elmo.run_scripts.lm_card import bilm_part  # noqa: E402
-from modeling_elmo.run_scripts.model_card import (  # noqa: E402
+from modeling_elmo.conversion_files import find_checkpoint, read_arrays
+from modeling_elmo.run_scripts.cards.bilm_card import bilm_part
+from modeling_elmo.run_scripts.cards.card import (
     CardArguments,
     public,
     write_card,
     write_facts,
     write_results,
 )
+from modeling_elmo.run_scripts.program.command_line import run
 
 
 def build_parser() -> HfArgumentParser:
@@ -116,4 +113,4 @@ def sha256(path: Path) -> str:
 
 
 if __name__ == "__main__":
-    main()
+    run(main)

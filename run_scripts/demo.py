@@ -11,18 +11,16 @@ import sys
 import warnings
 from pathlib import Path
 
+import torch
+from transformers import AutoModel, AutoTokenizer, logging
+
+from modeling_elmo.run_scripts.nearest_neighbors import main as nearest_neighbors
+from modeling_elmo.run_scripts.perplexity import main as perplexity
+from modeling_elmo.run_scripts.program.command_line import run
+from modeling_elmo.run_scripts.run_ner import main as run_ner
+from modeling_elmo.run_scripts.run_pretraining import main as run_pretraining
+
 ROOT = Path(__file__).resolve().parents[1]
-if __package__ in (None, ""):  # run by path from a clone that is not installed
-    sys.path.insert(0, str(ROOT))
-
-import torch  # noqa: E402
-from transformers import AutoModel, AutoTokenizer, logging  # noqa: E402
-
-from modeling_elmo.run_scripts.nearest_neighbors import main as nearest_neighbors  # noqa: E402
-from modeling_elmo.run_scripts.perplexity import main as perplexity  # noqa: E402
-from modeling_elmo.run_scripts.run_ner import main as run_ner  # noqa: E402
-from modeling_elmo.run_scripts.run_pretraining import main as run_pretraining  # noqa: E402
-
 MODEL = ROOT / "model_cards" / "elmo-mini-en"
 TEXTS = ROOT / "tests" / "fixtures" / "demo"
 OUTPUT = ROOT / "demo_output"
@@ -104,4 +102,4 @@ def heading(text: str):
 
 
 if __name__ == "__main__":
-    main()
+    run(main)

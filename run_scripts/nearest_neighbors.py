@@ -7,26 +7,28 @@ vectors. `--output neighbors.json` keeps the table, and the map beside it: in `r
 """
 
 import re
-import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from transformers import HfArgumentParser
 
-if __package__ in (None, ""):  # run by path from a clone that is not installed
-    sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-
-from modeling_elmo.run_scripts.embed import embed_sentences, load_model
-from modeling_elmo.run_scripts.lm_corpus import Corpus
-from modeling_elmo.run_scripts.task_results import COLORS, MARKERS, new_figure
-from modeling_elmo.run_scripts.text_data import write_json
+from modeling_elmo.run_scripts.pretraining.corpus import Corpus
+from modeling_elmo.run_scripts.program.command_line import run
+from modeling_elmo.run_scripts.program.files import write_json
+from modeling_elmo.run_scripts.vectors.embedding import load_model
+from modeling_elmo.run_scripts.vectors.neighbors import (
+    check_layer,
+    check_output,
+    draw_map,
+    find_uses,
+    neighbors,
+    normalized,
+    shown_neighbors,
+    vectors_of_uses,
+)
 from modeling_elmo.tokenization.elmo_pretokenization import TextSplitter
-
-NAMED_LAYERS = ("top", "average", "mixed")
-WORDS_SHOWN = 8  # on each side of a use
 
 
 @dataclass(kw_only=True)
@@ -56,18 +58,6 @@ class NeighborArguments:
             raise ValueError(
                 f"--word {self.word} is no regular expression ({error}); put \\ before signs such as . ( *"
             ) from None
-
-
-class Use(NamedTuple):
-    """A word in its sentence."""
-
-    words: Sequence[str]
-    place: int
-
-    def __str__(self) -> str:
-        left = self.words[max(0, self.place - WORDS_SHOWN) : self.place]
-        right = self.words[self.place + 1 : self.place + 1 + WORDS_SHOWN]
-        return " ".join([*left, f"[{self.words[self.place]}]", *right])
 
 
 def main(arguments: list[str] | None = None) -> dict[str, Any]:
@@ -107,11 +97,6 @@ def main(arguments: list[str] | None = None) -> dict[str, Any]:
     return found
 
 
-def check_output(path: str | None):
-    if path is not None and Path(path).suffix != ".json":
-        raise ValueError(f"--output {path}: pass a file that ends in .json; the map is written beside it.")
-
-
 def check_number(found: int, arguments: NeighborArguments):
     if found <= arguments.top_k:
         raise ValueError(
@@ -120,83 +105,5 @@ def check_number(found: int, arguments: NeighborArguments):
         )
 
 
-def find_uses(sentences: Iterable[Sequence[str]], word: str) -> Iterator[Use]:
-    """Every use, in sentences that differ: texts repeat headings and phrases whole."""
-    pattern, seen = re.compile(word), set()
-    for words in sentences:
-        places = [place for place, each in enumerate(words) if pattern.fullmatch(each)]
-        if places and tuple(words) not in seen:
-            seen.add(tuple(words))
-            yield from (Use(words, place) for place in places)
-
-
-def check_layer(layer: str, num_layers: int):
-    if layer not in (*NAMED_LAYERS, *map(str, range(num_layers + 1))):
-        raise ValueError(f"--layer {layer}: pass {', '.join(NAMED_LAYERS)}, or a number up to {num_layers}.")
-
-
-def vectors_of_uses(uses: Sequence[Use], model, tokenizer, layer: str) -> np.ndarray:
-    """Shape: `(uses, hidden_size)`."""
-    named = layer in NAMED_LAYERS
-    embedded = embed_sentences((use.words for use in uses), model, tokenizer, layer if named else "all")
-    vectors = [vectors if named else vectors[int(layer)] for _, vectors in embedded]
-    return np.stack([each[use.place] for each, use in zip(vectors, uses, strict=True)])
-
-
-def normalized(vectors: np.ndarray) -> np.ndarray:
-    return vectors / np.maximum(np.linalg.norm(vectors, axis=-1, keepdims=True), 1e-12)
-
-
-def neighbors(vectors: np.ndarray, uses: Sequence[Use], query: int, top_k: int) -> list[tuple[int, float]]:
-    """The nearest uses in other sentences, with their cosines.
-
-    Args:
-        vectors: `(uses, hidden_size)`, of length 1.
-    """
-    cosines = vectors @ vectors[query]
-    others = (near for near in (-cosines).argsort(kind="stable") if uses[near].words is not uses[query].words)
-    return [(int(near), float(cosines[near])) for near, _ in zip(others, range(top_k), strict=False)]
-
-
-def shown_neighbors(found: dict[str, Any]) -> str:
-    lines = []
-    for query in found["queries"]:
-        lines += ["", query["use"], *(f"  {cosine:.3f}  {use}" for cosine, use in query["neighbors"])]
-    return "\n".join(lines[1:])
-
-
-def draw_map(vectors: np.ndarray, groups: Mapping[str, Sequence[int]], path: Path) -> bool:
-    """All vectors in the plane in which they differ most (principal components), those of groups in colour.
-
-    Args:
-        groups: numbers of vectors by label. Labels that the font lacks letters for become numbers.
-    """
-    figure = new_figure(path, 8, 5 + 0.2 * len(groups))
-    if figure is None:
-        return False
-    centred = vectors - vectors.mean(0)
-    _, sizes, axes = np.linalg.svd(centred, full_matrices=False)
-    points, shares = centred @ axes[:2].T, (sizes**2 / max((sizes**2).sum(), 1e-12))[:2]
-    axis = figure.subplots()
-    axis.scatter(*points.T, s=10, color="0.8", label="_")
-    for number, (label, members) in enumerate(groups.items()):
-        look = {"color": COLORS[number % len(COLORS)], "marker": MARKERS[number % len(MARKERS)]}
-        label = label.replace("$", r"\$") if can_draw(label) else f"query {number + 1}"
-        axis.scatter(*points[list(members)].T, s=36, label=label, **look)
-    axis.set_xlabel(f"first principal component ({shares[0]:.0%} of the variance)")
-    axis.set_ylabel(f"second ({shares[1]:.0%})")
-    figure.legend(loc="outside lower center", fontsize=8)
-    figure.savefig(path)
-    return True
-
-
-def can_draw(text: str) -> bool:
-    """Whether matplotlib's font has these letters; it has no Hangul, for one."""
-    from matplotlib.font_manager import FontProperties, findfont, get_font
-
-    font = get_font(findfont(FontProperties()))
-    return all(font.get_char_index(ord(letter)) for letter in text)
-
-
 if __name__ == "__main__":
-    main()
+    run(main)

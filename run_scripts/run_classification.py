@@ -7,28 +7,24 @@
 trains the same network without ELMo too; `--seeds 5` tells mean and deviation; `--ablation` gives the paper's tables.
 """
 
-import sys
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, Literal, Protocol
 
 import numpy as np
 from datasets import DatasetDict
-from transformers import DataCollatorWithPadding, HfArgumentParser
-
-if __package__ in (None, ""):  # run by path from a clone that is not installed
-    sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+from transformers import DataCollatorWithPadding
 
 from modeling_elmo import ELMoForSequenceClassification
-from modeling_elmo.run_scripts.task_data import (
+from modeling_elmo.run_scripts.fine_tuning.data import (
     ClassificationDataArguments,
     label_names,
     read_classification,
     take_samples,
 )
-from modeling_elmo.run_scripts.task_metrics import classification_scores, multilabel_scores, regression_scores
-from modeling_elmo.run_scripts.task_model import (
+from modeling_elmo.run_scripts.fine_tuning.experiments import ExperimentArguments, TaskTrainingArguments, fine_tune
+from modeling_elmo.run_scripts.fine_tuning.metrics import classification_scores, multilabel_scores, regression_scores
+from modeling_elmo.run_scripts.fine_tuning.task import (
     HeadArguments,
     Predicted,
     Record,
@@ -36,7 +32,7 @@ from modeling_elmo.run_scripts.task_model import (
     log_mean_probabilities,
     source_of,
 )
-from modeling_elmo.run_scripts.task_training import ExperimentArguments, TaskTrainingArguments, fine_tune
+from modeling_elmo.run_scripts.program.command_line import ProgramParser, run
 
 
 @dataclass(kw_only=True)
@@ -47,10 +43,15 @@ class ClassifierArguments:
 
 
 def main(arguments: list[str] | None = None) -> list[Record]:
-    parser = HfArgumentParser(
-        (HeadArguments, ClassifierArguments, ClassificationDataArguments, ExperimentArguments, TaskTrainingArguments)
+    parser = ProgramParser(
+        HeadArguments,
+        ClassifierArguments,
+        ClassificationDataArguments,
+        ExperimentArguments,
+        TaskTrainingArguments,
+        description=__doc__,
     )
-    head, classifier, data, experiment, training = parser.parse_args_into_dataclasses(arguments)
+    head, classifier, data, experiment, training = parser.parse(arguments)
     task = classification_task(data, head.max_length)
     task.config = task.config | vars(classifier)
     task.settings = task.settings | vars(classifier)
@@ -196,4 +197,4 @@ class Regression:
 
 
 if __name__ == "__main__":
-    main()
+    run(main)

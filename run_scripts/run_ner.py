@@ -7,19 +7,15 @@ The network of the paper's named entities (section 4): biLSTMs and a CRF over `[
 trains the same network without ELMo too; `--seeds 5` tells mean and deviation; `--ablation` gives the paper's tables.
 """
 
-import sys
 from collections.abc import Iterable
-from pathlib import Path
 
-from transformers import DataCollatorForTokenClassification, HfArgumentParser
-
-if __package__ in (None, ""):  # run by path from a clone that is not installed
-    sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+from transformers import DataCollatorForTokenClassification
 
 from modeling_elmo import ELMoForTokenClassification
-from modeling_elmo.run_scripts.task_data import TaggingDataArguments, label_names, read_tagging, take_samples
-from modeling_elmo.run_scripts.task_metrics import marks_entities, tagging_scores
-from modeling_elmo.run_scripts.task_model import (
+from modeling_elmo.run_scripts.fine_tuning.data import TaggingDataArguments, label_names, read_tagging, take_samples
+from modeling_elmo.run_scripts.fine_tuning.experiments import ExperimentArguments, TaskTrainingArguments, fine_tune
+from modeling_elmo.run_scripts.fine_tuning.metrics import marks_entities, tagging_scores
+from modeling_elmo.run_scripts.fine_tuning.task import (
     HeadArguments,
     Predicted,
     Record,
@@ -27,12 +23,14 @@ from modeling_elmo.run_scripts.task_model import (
     log_mean_probabilities,
     source_of,
 )
-from modeling_elmo.run_scripts.task_training import ExperimentArguments, TaskTrainingArguments, fine_tune
+from modeling_elmo.run_scripts.program.command_line import ProgramParser, run
 
 
 def main(arguments: list[str] | None = None) -> list[Record]:
-    parser = HfArgumentParser((HeadArguments, TaggingDataArguments, ExperimentArguments, TaskTrainingArguments))
-    head, data, experiment, training = parser.parse_args_into_dataclasses(arguments)
+    parser = ProgramParser(
+        HeadArguments, TaggingDataArguments, ExperimentArguments, TaskTrainingArguments, description=__doc__
+    )
+    head, data, experiment, training = parser.parse(arguments)
     return fine_tune(tagging_task(data, head.max_length), head, experiment, training)
 
 
@@ -79,4 +77,4 @@ def tagging_task(arguments: TaggingDataArguments, max_length: int | None = None)
 
 
 if __name__ == "__main__":
-    main()
+    run(main)

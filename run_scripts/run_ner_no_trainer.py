@@ -6,9 +6,7 @@
 One seed, no experiments. Several processes share each batch of `--per_device_train_batch_size` times their number.
 """
 
-import sys
 from dataclasses import dataclass, field
-from pathlib import Path
 
 import numpy as np
 import torch
@@ -17,16 +15,13 @@ from accelerate.utils import set_seed
 from datasets import Dataset
 from torch.utils.data import DataLoader
 from tqdm.auto import tqdm
-from transformers import HfArgumentParser
 
-if __package__ in (None, ""):  # run by path from a clone that is not installed
-    sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
-
+from modeling_elmo.run_scripts.fine_tuning.data import TaggingDataArguments
+from modeling_elmo.run_scripts.fine_tuning.features import FeatureCollator
+from modeling_elmo.run_scripts.fine_tuning.task import HeadArguments, Predicted, encoded, task_model, task_tokenizer
+from modeling_elmo.run_scripts.fine_tuning.word_vectors import read_word_vectors
+from modeling_elmo.run_scripts.program.command_line import ProgramParser, run
 from modeling_elmo.run_scripts.run_ner import tagging_task
-from modeling_elmo.run_scripts.task_data import TaggingDataArguments
-from modeling_elmo.run_scripts.task_features import FeatureCollator
-from modeling_elmo.run_scripts.task_model import HeadArguments, Predicted, encoded, task_model, task_tokenizer
-from modeling_elmo.run_scripts.word_vectors import read_word_vectors
 
 
 @dataclass(kw_only=True)
@@ -45,8 +40,8 @@ class LoopArguments:
 
 def main(arguments: list[str] | None = None) -> list[dict[str, float]]:
     """Returns the scores of each epoch."""
-    parser = HfArgumentParser((HeadArguments, TaggingDataArguments, LoopArguments))
-    head, data, loop = parser.parse_args_into_dataclasses(arguments)
+    parser = ProgramParser(HeadArguments, TaggingDataArguments, LoopArguments, description=__doc__)
+    head, data, loop = parser.parse(arguments)
     task = tagging_task(data, head.max_length)
     if not {"train", "validation"} <= {*task.data}:
         raise ValueError("The loop needs --train_file and --validation_file, to keep the best epoch.")
@@ -118,4 +113,4 @@ def padded(rows: list[np.ndarray]) -> np.ndarray:
 
 
 if __name__ == "__main__":
-    main()
+    run(main)

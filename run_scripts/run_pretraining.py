@@ -21,18 +21,17 @@ from typing import Any, Literal
 import torch
 from accelerate import Accelerator
 from accelerate.utils import InitProcessGroupKwargs, broadcast_object_list, is_tensorboard_available, set_seed
-from transformers import HfArgumentParser
 from transformers.utils import logging
-
-if __package__ in (None, ""):  # run by path from a clone that is not installed
-    sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from modeling_elmo import ELMoConfig, ELMoForPreTraining, ELMoTokenizer
 from modeling_elmo.configuration_elmo import PRESETS
-from modeling_elmo.run_scripts.build_vocabulary import word_frequencies, write_vocabulary
-from modeling_elmo.run_scripts.lm_card import bilm_part
-from modeling_elmo.run_scripts.lm_checkpoint import Checkpoints
-from modeling_elmo.run_scripts.lm_data import (
+from modeling_elmo.run_scripts.cards.bilm_card import bilm_part
+from modeling_elmo.run_scripts.cards.card import CardArguments, hub_name, public, write_card, write_facts, write_results
+from modeling_elmo.run_scripts.cards.publishing import FLAG, push
+from modeling_elmo.run_scripts.pretraining.checkpoints import Checkpoints
+from modeling_elmo.run_scripts.pretraining.evaluation import held_out_batches, held_out_corpus
+from modeling_elmo.run_scripts.pretraining.loop import Pretraining, TrainingArguments
+from modeling_elmo.run_scripts.pretraining.streams import (
     Corpus,
     CorpusArguments,
     LMBatch,
@@ -40,10 +39,8 @@ from modeling_elmo.run_scripts.lm_data import (
     StreamWindows,
     Survey,
 )
-from modeling_elmo.run_scripts.lm_training import Pretraining, TrainingArguments
-from modeling_elmo.run_scripts.model_card import CardArguments, hub_name, public, write_card, write_facts, write_results
-from modeling_elmo.run_scripts.perplexity import held_out_batches, held_out_corpus
-from modeling_elmo.run_scripts.push_to_hub import FLAG, push
+from modeling_elmo.run_scripts.pretraining.vocabulary import word_frequencies, write_vocabulary
+from modeling_elmo.run_scripts.program.command_line import ProgramParser, run
 from modeling_elmo.tokenization.elmo_characters import most_frequent_words, read_vocabulary
 from modeling_elmo.tokenization.elmo_pretokenization import TextSplitter
 
@@ -94,8 +91,8 @@ class HubArguments(CardArguments):
 
 
 def main(arguments: list[str] | None = None) -> Pretraining:
-    parser = HfArgumentParser((ModelArguments, CorpusArguments, TrainingArguments, HubArguments))
-    model_args, corpus_args, training_args, hub_args = parser.parse_args_into_dataclasses(arguments)
+    parser = ProgramParser(ModelArguments, CorpusArguments, TrainingArguments, HubArguments, description=__doc__)
+    model_args, corpus_args, training_args, hub_args = parser.parse(arguments)
     held_out = check_corpus_arguments(corpus_args, training_args)
     accelerator = make_accelerator(training_args)
     logging.disable_progress_bar()  # of single files, in the middle of ours
@@ -431,4 +428,4 @@ def record_of(run: Pretraining, step: int, survey: Survey | None, corpus_args: C
 
 
 if __name__ == "__main__":
-    main()
+    run(main)

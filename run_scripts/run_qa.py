@@ -10,27 +10,24 @@ the paper's tables.
 """
 
 import re
-import sys
 from collections.abc import Iterable, Iterator, Sequence
 from copy import copy
 from dataclasses import dataclass, field
 from itertools import groupby
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from datasets import Dataset
-from transformers import DataCollatorWithPadding, HfArgumentParser
-
-if __package__ in (None, ""):  # run by path from a clone that is not installed
-    sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+from transformers import DataCollatorWithPadding
 
 from modeling_elmo import ELMoForQuestionAnswering, ELMoTokenizer
-from modeling_elmo.elmo_reader import best_answers, characters_of_contexts
-from modeling_elmo.run_scripts.task_data import take_samples
-from modeling_elmo.run_scripts.task_metrics import answer_scores
-from modeling_elmo.run_scripts.task_model import (
+from modeling_elmo.elmo_head_reader import best_answers, characters_of_contexts
+from modeling_elmo.run_scripts.fine_tuning.data import take_samples
+from modeling_elmo.run_scripts.fine_tuning.experiments import ExperimentArguments, TaskTrainingArguments, fine_tune
+from modeling_elmo.run_scripts.fine_tuning.metrics import answer_scores
+from modeling_elmo.run_scripts.fine_tuning.question_data import QuestionDataArguments, read_questions
+from modeling_elmo.run_scripts.fine_tuning.task import (
     HeadArguments,
     Predicted,
     Record,
@@ -38,8 +35,7 @@ from modeling_elmo.run_scripts.task_model import (
     log_mean_probabilities,
     source_of,
 )
-from modeling_elmo.run_scripts.task_questions import QuestionDataArguments, read_questions
-from modeling_elmo.run_scripts.task_training import ExperimentArguments, TaskTrainingArguments, fine_tune
+from modeling_elmo.run_scripts.program.command_line import ProgramParser, run
 
 QUESTION_WORDS = ("what", "which", "who", "whose", "whom", "when", "where", "why", "how")
 
@@ -86,10 +82,15 @@ class ReaderTrainingArguments(TaskTrainingArguments):
 
 
 def main(arguments: list[str] | None = None) -> list[Record]:
-    parser = HfArgumentParser(
-        (HeadArguments, ReaderArguments, QuestionDataArguments, ExperimentArguments, ReaderTrainingArguments)
+    parser = ProgramParser(
+        HeadArguments,
+        ReaderArguments,
+        QuestionDataArguments,
+        ExperimentArguments,
+        ReaderTrainingArguments,
+        description=__doc__,
     )
-    head, reader, data, experiment, training = parser.parse_args_into_dataclasses(arguments)
+    head, reader, data, experiment, training = parser.parse(arguments)
     if head.max_length is not None:
         raise ValueError(f"--max_length {head.max_length}: contexts are read in windows; pass --max_seq_length.")
     return fine_tune(question_task(data, reader), head, experiment, training)
@@ -248,4 +249,4 @@ def question_word(question: str) -> str:
 
 
 if __name__ == "__main__":
-    main()
+    run(main)

@@ -22,7 +22,7 @@ def pytest_configure(config):
 @pytest.fixture
 def onednn_at_any_size(monkeypatch):
     """The products of tiny models take the path of large ones, on every processor."""
-    from modeling_elmo import elmo_linear  # not before the environment above is set
+    from modeling_elmo import elmo_backends  # not before the environment above is set
 
-    monkeypatch.setattr(elmo_linear, "FEW_PRODUCTS", 0)
-    monkeypatch.setattr(elmo_linear, "_is_intel", False)
+    monkeypatch.setattr(elmo_backends, "FEW_PRODUCTS", 0)
+    monkeypatch.setattr(elmo_backends, "_is_intel", False)

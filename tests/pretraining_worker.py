@@ -14,8 +14,8 @@ import torch.distributed as dist
 from safetensors.torch import load_file
 
 from modeling_elmo.run_scripts import perplexity, run_pretraining
-from modeling_elmo.run_scripts.lm_checkpoint import load_state
-from modeling_elmo.run_scripts.lm_training import Pretraining
+from modeling_elmo.run_scripts.pretraining.checkpoints import load_state
+from modeling_elmo.run_scripts.pretraining.loop import Pretraining
 
 TEXT = Path(__file__).parent / "fixtures" / "text" / "en.txt"
 # Sentences of 3 to 11 words: short ones are quick, and of one length they would hide what padding does.

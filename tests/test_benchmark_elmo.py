@@ -13,8 +13,9 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from modeling_elmo import ELMoConfig, ELMoModel, elmo_lstm
 from modeling_elmo.elmo_encoder import ELMoCharacterEncoder
-from modeling_elmo.run_scripts import benchmark_elmo, peer_allennlp
-from modeling_elmo.run_scripts import benchmark_parts as parts
+from modeling_elmo.run_scripts import benchmark_elmo
+from modeling_elmo.run_scripts.benchmarks import parts as parts
+from modeling_elmo.run_scripts.benchmarks import peer_allennlp
 
 ROOT = Path(__file__).parents[1]
 TEXT = ROOT / "tests" / "fixtures" / "text" / "en.txt"

@@ -8,8 +8,8 @@ import torch
 from modeling_elmo import ELMoConfig, ELMoForPreTraining, ELMoTokenizer
 from modeling_elmo.run_scripts import benchmark_pretraining
 from modeling_elmo.run_scripts.benchmark_pretraining import PARTS, main, timed_step
-from modeling_elmo.run_scripts.lm_corpus import Corpus
-from modeling_elmo.run_scripts.lm_data import SentenceBatches
+from modeling_elmo.run_scripts.pretraining.corpus import Corpus
+from modeling_elmo.run_scripts.pretraining.streams import SentenceBatches
 
 
 def test_figures_of_every_variant(tmp_path, capsys):
@@ -36,8 +36,8 @@ def test_parts_give_the_gradients_of_the_whole(tmp_path, monkeypatch):
     targets = batch.inputs["labels"].clamp(min=1)
     whole = model(
         **{name: tensor for name, tensor in batch.inputs.items() if name != "labels"},
-        forward_labels=targets,
-        backward_labels=targets,
+        forward_targets=targets,
+        backward_targets=targets,
     )
     whole.loss.backward()
     expected = {name: parameter.grad.clone() for name, parameter in model.named_parameters()}

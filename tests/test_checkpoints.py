@@ -1,103 +1,448 @@
-"""The checkpoints that come with the repository: they keep their scores, and their cards tell what was recorded."""
-
-import inspect
+import errno
+import multiprocessing
+import os
+import random
 import re
-import shutil
-import sys
+import resource
+import time
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
-from clean_python import run
-from safetensors.torch import load_file
-from transformers import AutoModel, AutoTokenizer
-
-from modeling_elmo import ELMoConfig, ELMoModel, ELMoTokenizer
-from modeling_elmo.run_scripts import perplexity, push_to_hub
-from modeling_elmo.run_scripts.lm_card import bilm_part
-from modeling_elmo.run_scripts.model_card import write_card
-from modeling_elmo.run_scripts.text_data import read_json
-
-ROOT = Path(__file__).parents[1]
-FOLDERS = sorted(path.parent for path in (ROOT / "model_cards").glob("*/config.json"))
-TEXTS = Path(__file__).parent / "fixtures" / "text"
-# Of documents that they were not trained on, as measured when they were published; and the most that a folder may take.
-PERPLEXITIES = {"elmo-mini-en": ("inaugural_heldout.txt", 117.34), "elmo-mini-ko": ("ko.txt", 215.17)}
-MEGABYTES = {"elmo-mini-en": 16, "elmo-mini-ko": 8}
-
-each = pytest.mark.parametrize("folder", FOLDERS, ids=lambda folder: folder.name)
-
-
-def test_there_are_two():
-    assert [folder.name for folder in FOLDERS] == list(PERPLEXITIES) == list(MEGABYTES)
-
-
-@each
-def test_a_published_checkpoint_keeps_its_perplexity(folder):
-    name, expected = PERPLEXITIES[folder.name]
-    options = ["--model", str(folder), "--validation_file", str(TEXTS / name), "--is_split_into_words"]
-    assert perplexity.main(options).perplexity == pytest.approx(expected, rel=1e-4)
-
-
-@each
-def test_half_precision_on_disk_single_in_memory(folder):
-    files = [path for path in folder.rglob("*") if path.is_file() and not path.is_symlink()]
-    assert sum(path.stat().st_size for path in files) <= MEGABYTES[folder.name] * 1e6
-    model = ELMoModel.from_pretrained(folder)
-    assert {parameter.dtype for parameter in model.parameters()} == {torch.float32}
-    for parameter in model.parameters():
-        assert torch.equal(parameter, parameter.half().float())
-
-
-@each
-def test_the_card_is_made_of_what_was_recorded(folder, tmp_path):
-    """The card as a new one would be; what is measured in it stands in `results/` too."""
-    copy = tmp_path / folder.name
-    shutil.copytree(folder, copy)
-    write_card(copy, copy.name, bilm_part(copy, copy.name))
-    card = (folder / "README.md").read_text(encoding="utf-8")
-    assert (copy / "README.md").read_text(encoding="utf-8") == card
-    log = read_json(folder / "results" / "pretraining.json")["log"]
-    best = min(entry["perplexity"] for entry in log if "perplexity" in entry)
-    assert f"**{best:.2f}**" in card and "license: cc-by-sa-4.0" in card
-    for picture in re.findall(r"!\[.*?\]\((.*?)\)", card):
-        assert (folder / picture).is_file()
-
-
-@each
-def test_a_stranger_loads_it_and_runs_its_card(folder, capsys):
-    push_to_hub.main(["--model", str(folder), "--repo_id", f"someone/{folder.name}", "--dtype", "float16"])
-    assert "A process without this package loads it and runs the card's example" in capsys.readouterr().out
-
-
-@each
-def test_its_code_is_that_of_the_package(folder, tmp_path):
-    """Links, so that no copy falls behind; as many as saving would write."""
-    ELMoModel(ELMoConfig.from_preset("tiny")).save_pretrained(tmp_path)
-    ELMoTokenizer().save_pretrained(tmp_path)
-    names = sorted(path.name for path in tmp_path.glob("*.py"))
-    assert sorted(path.name for path in folder.glob("*.py")) == names and len(names) > 10
-    for name in names:
-        assert (folder / name).is_symlink() and (folder / name).read_bytes() == (tmp_path / name).read_bytes()
-
-
-def vectors_of(name, **options):
-    """Its source is run in the clean process, too."""
-    tokenizer, model = AutoTokenizer.from_pretrained(name, **options), AutoModel.from_pretrained(name, **options)
-    return model(**tokenizer("Old 눈 .", return_tensors="pt")).last_hidden_state.detach()
-
-
-@each
-def test_it_loads_from_a_clone_with_and_without_the_package(folder, tmp_path):
-    name = folder.relative_to(ROOT).as_posix()
-    code = f"""
-import sys
-sys.modules["modeling_elmo"] = None  # as if it were not installed
 from safetensors.torch import save_file
-from transformers import AutoModel, AutoTokenizer
 
-{inspect.getsource(vectors_of)}
-save_file({{"vectors": vectors_of({name!r}, trust_remote_code=True)}}, sys.argv[1])
-"""
-    run(sys.executable, "-c", code, str(tmp_path / "vectors"), cwd=ROOT, HF_HOME=str(tmp_path))
-    assert torch.equal(load_file(tmp_path / "vectors")["vectors"], vectors_of(str(folder)))
+from modeling_elmo.run_scripts.pretraining.checkpoints import Checkpoints, load_state, save_state
+
+MODEL = ("config.json", "model.safetensors", "modeling_elmo.py", "tokenizer.json", "tokenizer_config.json", "README.md")
+
+
+def writer(step: int, *others: str):
+    def write(folder: Path):
+        for name in (*MODEL, *others):
+            (folder / name).write_text(f"{name} of {step}")
+        save_state(folder, {"step": step, "tensor": torch.full((100,), step)})
+
+    return write
+
+
+def names(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
+
+
+def saved(folder: Path, *steps: int, limit: int | None = None) -> Checkpoints:
+    checkpoints = Checkpoints(folder, limit)
+    for step in steps:
+        checkpoints.save(step, writer(step))
+    return checkpoints
+
+
+def test_save_and_find(tmp_path):
+    checkpoints = Checkpoints(tmp_path / "new" / "run", None)
+    assert checkpoints.all() == [] and checkpoints.last() is None and checkpoints.find(5) is None
+    for step in (5, 100, 20):
+        assert checkpoints.save(step, writer(step)) == tmp_path / "new" / "run" / f"checkpoint-{step}"
+    (checkpoints.output_dir / "checkpoint-best").mkdir()
+    (checkpoints.output_dir / "checkpoint-200").write_text("a file")
+    assert [path.name for path in checkpoints.all()] == ["checkpoint-5", "checkpoint-20", "checkpoint-100"]
+    assert checkpoints.last() == checkpoints.find(100) == checkpoints.output_dir / "checkpoint-100"
+    state = load_state(checkpoints.last())
+    assert state["step"] == 100 and torch.equal(state["tensor"], torch.full((100,), 100))
+    assert not [name for name in names(checkpoints.output_dir) if name.startswith(".")]
+
+
+def test_all_is_on_the_disk_before_the_checkpoint_has_its_name(tmp_path, monkeypatch):
+    events, fsync, rename = [], os.fsync, Path.rename
+
+    def recorded_fsync(descriptor):
+        events.append(os.path.relpath(os.readlink(f"/proc/self/fd/{descriptor}"), tmp_path))
+        fsync(descriptor)
+
+    def recorded_rename(path, target):
+        events.append("rename")
+        return rename(path, target)
+
+    monkeypatch.setattr(os, "fsync", recorded_fsync)
+    monkeypatch.setattr(Path, "rename", recorded_rename)
+
+    def write(folder):
+        (folder / "a").write_text("a")
+        (folder / "sub").mkdir()
+        (folder / "sub" / "b").write_text("b")
+
+    Checkpoints(tmp_path, None).save(1, write)
+    hidden = ".checkpoint-1.unfinished"
+    assert sorted(events[:-3]) == sorted([f"{hidden}/sub/b", f"{hidden}/sub", f"{hidden}/a"])
+    assert events.index(f"{hidden}/sub/b") < events.index(f"{hidden}/sub")
+    assert events[-3:] == [hidden, "rename", "."]
+
+
+def test_a_checkpoint_is_replaced(tmp_path):
+    checkpoints = saved(tmp_path, 1, 2)
+    checkpoints.save(2, lambda folder: (folder / "only").write_text("new"))
+    assert names(tmp_path) == ["checkpoint-1", "checkpoint-2"]
+    assert names(tmp_path / "checkpoint-2") == ["only"]
+
+
+@pytest.mark.parametrize("raised", [KeyboardInterrupt, TypeError("a mistake")])
+@pytest.mark.parametrize("step", [2, 3])
+def test_an_interrupted_write_leaves_no_trace(tmp_path, raised, step):
+    checkpoints = saved(tmp_path, 1, 2)
+
+    def write(folder):
+        writer(step)(folder)
+        raise raised
+
+    with pytest.raises(type(raised) if isinstance(raised, Exception) else raised):
+        checkpoints.save(step, write)
+    assert names(tmp_path) == ["checkpoint-1", "checkpoint-2"]
+    assert load_state(checkpoints.last())["step"] == 2
+
+
+def test_a_full_disk(tmp_path):
+    checkpoints = saved(tmp_path, 1, 2)
+
+    def write(folder):
+        (folder / "config.json").write_text("{}")
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "model.safetensors")
+
+    message = (
+        rf"{tmp_path}/checkpoint-3 could not be written: OSError: \[Errno 28\] No space left on device: "
+        r"'model.safetensors'. The disk has \d+\.\d\d GB free. The last complete checkpoint in "
+        rf"{tmp_path} is checkpoint-2; there are checkpoint-1, checkpoint-2."
+    )
+    with pytest.raises(OSError, match=message) as caught:
+        checkpoints.save(3, write)
+    assert caught.value.__cause__.errno == errno.ENOSPC
+    assert names(tmp_path) == ["checkpoint-1", "checkpoint-2"]
+
+
+@pytest.mark.parametrize("save", [torch.save, save_file])
+def test_a_full_disk_as_torch_and_safetensors_report_it(tmp_path, save):
+    def write(folder):
+        limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, limits[1]))
+        try:
+            save({"a": torch.zeros(100_000)}, folder / "weights")
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+
+    with pytest.raises(OSError, match="checkpoint-1 could not be written: .* holds no checkpoint") as caught:
+        Checkpoints(tmp_path, None).save(1, write)
+    assert not isinstance(caught.value.__cause__, OSError)
+    assert names(tmp_path) == []
+
+
+def test_no_folder_can_be_made(tmp_path):
+    (tmp_path / "run").write_text("a file")
+    with pytest.raises(OSError, match="run/checkpoint-1 could not be written: NotADirectoryError"):
+        Checkpoints(tmp_path / "run", None).save(1, writer(1))
+
+
+def test_the_last_step_of_replacing_fails(tmp_path, monkeypatch):
+    checkpoints, rename = saved(tmp_path, 1), Path.rename
+
+    def failing(path, target):
+        if path.name.endswith(".unfinished"):
+            raise OSError(errno.EIO, "disk")
+        return rename(path, target)
+
+    monkeypatch.setattr(Path, "rename", failing)
+    with pytest.raises(OSError, match="is checkpoint-1"):
+        checkpoints.save(1, writer(7))
+    assert names(tmp_path) == ["checkpoint-1"] and load_state(checkpoints.last())["step"] == 1
+
+
+@pytest.mark.parametrize("call", range(1, 12))
+def test_a_kill_between_any_two_changes_of_names(tmp_path, monkeypatch, call):
+    """Replacing and rotating, killed before the nth change: what is there is complete, before and after `clean`."""
+
+    class Killed(BaseException):
+        pass
+
+    checkpoints, count = saved(tmp_path, 1, 2, limit=2), 0
+
+    def until_killed(function):
+        def wrapped(*args, **kwargs):
+            nonlocal count
+            count += 1
+            if count >= call:
+                raise Killed  # and again for whatever cleans up
+            return function(*args, **kwargs)
+
+        return wrapped
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "rename", until_killed(Path.rename))
+        patch.setattr(checkpoints, "_remove", until_killed(checkpoints._remove))
+        with pytest.raises(Killed):
+            for step in (2, 3):
+                checkpoints.save(step, writer(step))
+                checkpoints.rotate()
+    for _ in range(2):
+        assert checkpoints.find(2) in checkpoints.all()
+        assert all(load_state(path)["step"] == int(re.findall(r"\d+", path.name)[-1]) for path in checkpoints.all())
+        checkpoints.clean()
+        assert not [name for name in names(tmp_path) if name.startswith(".")]
+
+
+def _save_for_ever(folder: Path, done):
+    checkpoints = Checkpoints(folder, 2)
+    checkpoints.clean()
+    step = load_state(checkpoints.last())["step"] if checkpoints.last() else 0
+    while True:
+        step += 1
+        for _ in range(2):  # the second replaces the first
+            checkpoints.save(step, writer(step))
+            checkpoints.rotate()
+            done.value = step
+
+
+def test_kill_at_random_moments(tmp_path):
+    context, waits = multiprocessing.get_context("fork"), random.Random(0)
+    done = context.Value("q", 0, lock=False)
+    checkpoints, before = Checkpoints(tmp_path, None), 0
+    for _ in range(6):
+        process = context.Process(target=_save_for_ever, args=(tmp_path, done))
+        process.start()
+        while done.value == before:
+            assert process.is_alive()
+            time.sleep(0.001)
+        time.sleep(waits.uniform(0, 0.3))
+        process.kill()
+        process.join()
+        before = done.value
+        found = {load_state(path)["step"]: path for path in checkpoints.all()}
+        assert {before} <= set(found) <= set(range(before - 2, before + 2))
+        for step, path in found.items():
+            assert [(path / name).read_text() for name in MODEL] == [f"{name} of {step}" for name in MODEL]
+    checkpoints.clean()
+    assert names(tmp_path) == sorted(path.name for path in checkpoints.all())
+
+
+def test_clean_takes_only_what_is_ours(tmp_path):
+    saved(tmp_path, 1)
+    for name in (".checkpoint-2.unfinished", ".checkpoint-1.deleted", ".checkpoint-1.replaced", ".model.unfinished"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "file").touch()
+    (tmp_path / ".checkpoint-3.replaced").mkdir()
+    for name in (".git", ".notes.unfinished", "notes"):
+        (tmp_path / name).mkdir()
+    assert [path.name for path in Checkpoints(tmp_path, None).all()] == ["checkpoint-1", ".checkpoint-3.replaced"]
+    Checkpoints(tmp_path, None).clean()
+    assert names(tmp_path) == [".git", ".notes.unfinished", "checkpoint-1", "checkpoint-3", "notes"]
+    Checkpoints(tmp_path / "nowhere", None).clean()
+
+
+@pytest.mark.parametrize(
+    "limit, keep, left",
+    [
+        (None, None, [1, 2, 3, 4]),
+        (5, None, [1, 2, 3, 4]),
+        (3, None, [2, 3, 4]),
+        (2, None, [3, 4]),
+        (2, 1, [1, 4]),
+        (2, 3, [3, 4]),
+        (1, None, [4]),
+        (1, 2, [2, 4]),
+        (1, 4, [4]),
+    ],
+)
+def test_rotation(tmp_path, limit, keep, left):
+    checkpoints = saved(tmp_path, 1, 2, 3, 4, limit=limit)
+    checkpoints.rotate(keep=None if keep is None else checkpoints.find(keep))
+    assert names(tmp_path) == [f"checkpoint-{step}" for step in left]
+
+
+def test_what_is_being_removed_is_no_checkpoint(tmp_path, monkeypatch):
+    checkpoints, seen = saved(tmp_path, 1, 2, limit=1), []
+
+    def busy(folder, ignore_errors):
+        assert ignore_errors
+        seen.append([path.name for path in checkpoints.all()])
+
+    with monkeypatch.context() as patch:
+        patch.setattr("shutil.rmtree", busy)
+        checkpoints.rotate()
+    assert seen == [["checkpoint-1", "checkpoint-2"], ["checkpoint-2"]]
+    assert names(tmp_path) == [".checkpoint-1.deleted", "checkpoint-2"]
+    checkpoints.clean()
+    assert names(tmp_path) == ["checkpoint-2"]
+
+
+def test_publish(tmp_path):
+    checkpoints = saved(tmp_path, 1, 2)
+    (checkpoints.find(2) / "training_log.json").write_text("[]")
+    (tmp_path / "mine.txt").write_text("mine")
+    for step in (2, 1):
+        checkpoints.publish(checkpoints.find(step))
+        assert names(tmp_path) == sorted([*MODEL, "checkpoint-1", "checkpoint-2", "mine.txt"])
+        assert [(tmp_path / name).read_text() for name in MODEL] == [f"{name} of {step}" for name in MODEL]
+        assert names(checkpoints.find(step)) == sorted(
+            [*MODEL, "training_state.pt", *(["training_log.json"] if step == 2 else [])]
+        )
+
+
+def test_modules_of_another_hand_are_not_replaced(tmp_path):
+    others = ["modules.json", "sentence_bert_config.json"]
+    checkpoints = Checkpoints(tmp_path, None)
+    checkpoints.save(1, writer(1, *others))
+    checkpoints.publish(checkpoints.find(1))
+    assert names(tmp_path) == sorted([*MODEL, *others, "checkpoint-1"])
+    (tmp_path / "modules.json").write_text("mine")
+    (tmp_path / "sentence_bert_config.json").unlink()
+    checkpoints.publish(checkpoints.find(1))
+    assert names(tmp_path) == sorted([*MODEL, "modules.json", "checkpoint-1"])
+    assert (tmp_path / "modules.json").read_text() == "mine"
+
+
+@pytest.mark.parametrize("shards", [1, 2])
+def test_a_model_that_is_half_published_has_no_new_config(tmp_path, monkeypatch, shards):
+    others = ["model-2.safetensors", "model.safetensors.index.json"][: 2 * shards - 2]
+    checkpoints = Checkpoints(tmp_path, None)
+    for step in (1, 2):
+        checkpoints.save(step, writer(step, *others))
+    checkpoints.publish(checkpoints.find(1))
+    replace, order = Path.replace, []
+
+    def failing(path, target):
+        order.append(path.name)
+        if path.name == "config.json":
+            raise OSError(errno.EIO, "disk")
+        return replace(path, target)
+
+    monkeypatch.setattr(Path, "replace", failing)
+    with pytest.raises(OSError, match="config.json could not be written.*is checkpoint-2"):
+        checkpoints.publish(checkpoints.find(2))
+    assert sorted(order) == sorted([*MODEL, *others]) and order[-1] == "config.json"
+    config = tmp_path / "config.json"
+    assert not config.exists() if shards > 1 else config.read_text() == "config.json of 1"
+    assert not (tmp_path / ".model.unfinished").exists()
+
+
+def test_a_disk_that_is_full_while_publishing(tmp_path, monkeypatch):
+    checkpoints = saved(tmp_path, 1, 2)
+    checkpoints.publish(checkpoints.find(1))
+
+    def full(source, target):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("shutil.copyfile", full)
+    with pytest.raises(OSError, match="No space left on device"):
+        checkpoints.publish(checkpoints.find(2))
+    assert names(tmp_path) == sorted([*MODEL, "checkpoint-1", "checkpoint-2"])
+    assert (tmp_path / "model.safetensors").read_text() == "model.safetensors of 1"
+
+
+def test_parts_replace_a_single_file(tmp_path):
+    """transformers would load the single one, whatever config.json came last."""
+    checkpoints = saved(tmp_path, 1, 2)
+    checkpoints.publish(checkpoints.find(1))
+    parts = checkpoints.find(2)
+    (parts / "model.safetensors").rename(parts / "model-00001-of-00002.safetensors")
+    (parts / "model-00002-of-00002.safetensors").write_text("more")
+    checkpoints.publish(parts)
+    found = sorted(path.name for path in tmp_path.glob("*.safetensors"))
+    assert found == ["model-00001-of-00002.safetensors", "model-00002-of-00002.safetensors"]
+
+
+def test_publish_needs_a_model(tmp_path):
+    (tmp_path / "checkpoint-1").mkdir()
+    (tmp_path / "checkpoint-1" / "config.json").touch()
+    with pytest.raises(FileNotFoundError, match="checkpoint-1 holds no model but config.json; pass a checkpoint."):
+        Checkpoints(tmp_path, None).publish(tmp_path / "checkpoint-1")
+
+
+def test_resolve(tmp_path):
+    checkpoints = saved(tmp_path, 5, 10)
+    for name in ("last", "True", "true"):
+        assert checkpoints.resolve(name) == tmp_path / "checkpoint-10"
+    assert checkpoints.resolve(str(tmp_path / "checkpoint-5")) == tmp_path / "checkpoint-5"
+    (tmp_path / "checkpoint-10").rename(tmp_path / ".checkpoint-10.replaced")  # what a kill can leave
+    assert load_state(checkpoints.resolve("last"))["step"] == 10
+
+
+@pytest.mark.parametrize(
+    "passed, error, message",
+    [
+        (
+            "{run}/checkpoint-6",
+            FileNotFoundError,
+            "checkpoint-6: there is no such folder. The last .* is checkpoint-10;",
+        ),
+        (
+            "{run}/model",
+            ValueError,
+            "model is no checkpoint. It holds config.json, and no training_state.pt. Pass `last`",
+        ),
+        ("{run}", ValueError, "run is no checkpoint. .* there are checkpoint-5, checkpoint-10."),
+        ("{run}/.checkpoint-11.unfinished", ValueError, "the run was killed while it wrote or removed this."),
+        (
+            "last",
+            FileNotFoundError,
+            "checkpoint last: .*empty holds no checkpoint. Leave it out to begin a new training.",
+        ),
+    ],
+)
+def test_what_resolve_refuses(tmp_path, passed, error, message):
+    checkpoints = saved(tmp_path / "run", 5, 10)
+    (tmp_path / "run" / "model").mkdir()
+    (tmp_path / "run" / "model" / "config.json").touch()
+    (tmp_path / "run" / "checkpoint-5").joinpath(".hidden").touch()
+    (tmp_path / "run" / ".checkpoint-11.unfinished").mkdir()
+    if passed == "last":
+        checkpoints = Checkpoints(tmp_path / "empty", None)
+    with pytest.raises(error, match=message):
+        checkpoints.resolve(passed.format(run=tmp_path / "run"))
+
+
+def test_save_total_limit():
+    with pytest.raises(ValueError, match="--save_total_limit 0: pass 1 or more, or leave it out to keep all"):
+        Checkpoints(Path("out"), 0)
+
+
+def test_state_of_optimizers_and_schedules(tmp_path):
+    table = torch.nn.Embedding(10, 4, sparse=True)
+    optimizers = [torch.optim.SparseAdam(table.parameters()), torch.optim.Adagrad([torch.nn.Parameter(torch.ones(3))])]
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimizers[0], lambda step: 1 / (step + 1))
+    table(torch.tensor([1, 3])).sum().backward()
+    optimizers[0].step()
+    schedule.step()
+    state = {"optimizers": [optimizer.state_dict() for optimizer in optimizers], "schedule": schedule.state_dict()}
+    save_state(tmp_path, state | {"best": float("inf"), "places": [("a.txt", 3)], "states": None})
+    loaded = load_state(tmp_path)
+    before, after = state["optimizers"][0]["state"][0], loaded["optimizers"][0]["state"][0]
+    assert torch.equal(before["exp_avg"], after["exp_avg"]) and before["exp_avg"].any() and after["step"] == 1
+    assert loaded["schedule"] == state["schedule"] and loaded["places"] == [("a.txt", 3)]
+    optimizers[0].load_state_dict(loaded["optimizers"][0])
+
+
+@pytest.mark.parametrize("value", [np.zeros(3), Path("x"), np.float64(1.0)])
+def test_a_state_that_could_not_be_loaded_is_not_saved(tmp_path, value):
+    checkpoints = saved(tmp_path, 1)
+    with pytest.raises(
+        TypeError, match="more than tensors, numbers, .* loaded again: UnpicklingError: Unsupported global"
+    ):
+        checkpoints.save(2, lambda folder: save_state(folder, {"value": value}))
+    assert names(tmp_path) == ["checkpoint-1"]
+
+
+@pytest.mark.filterwarnings("ignore:Detected pickle protocol")
+def test_broken_states(tmp_path):
+    with pytest.raises(FileNotFoundError, match="holds no training_state.pt but nothing; pass a checkpoint."):
+        load_state(tmp_path)
+    path = tmp_path / "training_state.pt"
+    save_state(tmp_path, {"a": torch.arange(100.0), "b": [1, "x"]})
+    whole, chance = path.read_bytes(), random.Random(0)
+    cut = [whole[:length] for length in range(0, len(whole), 37)]
+    noise = [chance.randbytes(chance.randrange(1, 100)) for _ in range(100)]
+    for content in [*cut, *noise, b"hello\n"]:
+        path.write_bytes(content)
+        with pytest.raises(
+            ValueError, match=r"training_state.pt (is broken|holds a).*[Pp]ass another checkpoint"
+        ) as caught:
+            load_state(tmp_path)
+        assert "weights_only" not in str(caught.value)  # torch's advice to run the file is not ours
+    torch.save([1, 2], path)
+    with pytest.raises(ValueError, match="holds a list, not a training state; pass another checkpoint"):
+        load_state(tmp_path)

@@ -13,8 +13,8 @@ from modeling_elmo import (
     ELMoModel,
     ELMoTokenizer,
     elmo_backend,
+    elmo_backends,
     elmo_encoder,
-    elmo_linear,
 )
 from modeling_elmo.elmo_encoder import distinct_rows
 
@@ -297,9 +297,9 @@ def test_misuse_of_the_cache_is_explained():
 
 
 def test_what_is_remembered_dies_with_the_model():
-    before = len(elmo_linear._remembered)
+    before = len(elmo_backends._remembered)
     model = make_model()
     run(model, make_words(3, model.config), "inference")
-    assert len(elmo_linear._remembered) == before + 1
+    assert len(elmo_backends._remembered) == before + 1
     del model
-    assert len(elmo_linear._remembered) == before
+    assert len(elmo_backends._remembered) == before

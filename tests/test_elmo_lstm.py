@@ -6,7 +6,7 @@ import torch
 from plain_elmo import PlainELMo
 from torch import nn
 
-from modeling_elmo import ELMoConfig, elmo_backend, elmo_linear, elmo_lstm
+from modeling_elmo import ELMoConfig, elmo_backend, elmo_backends, elmo_lstm
 from modeling_elmo.elmo_lstm import ELMoLSTM, pack
 
 pytestmark = pytest.mark.usefixtures("onednn_at_any_size")
@@ -129,7 +129,7 @@ def test_unclipped_equals_torch_lstm(inner, outer, forget_bias, backend):
 )
 def test_clipped_equals_plain_float64(backend, order, options, monkeypatch):
     if backend == "inference without oneDNN":
-        monkeypatch.setattr(elmo_linear, "_onednn_dtypes", set())
+        monkeypatch.setattr(elmo_backends, "_onednn_dtypes", set())
     config = make_config(**options)
     lstm = make_lstm(config)
     tokens, mask, hidden, cell = make_batch(config)
@@ -327,13 +327,13 @@ def test_packed_weights_follow_the_parameters(change):
 
 def test_packed_weights_die_with_their_parameters():
     config = make_config()
-    before = len(elmo_linear._remembered)
+    before = len(elmo_backends._remembered)
     lstm = make_lstm(config)
     with torch.no_grad():
         run(lstm, *make_batch(config))
-    assert len(elmo_linear._remembered) == before + 4
+    assert len(elmo_backends._remembered) == before + 4
     del lstm
-    assert len(elmo_linear._remembered) == before
+    assert len(elmo_backends._remembered) == before
 
 
 @pytest.mark.parametrize("seed", range(5))

@@ -65,7 +65,7 @@ def chunks(monkeypatch):
 def test_full_is_cross_entropy(chunks, monkeypatch, onednn_at_any_size, dtype, rows, products):
     sizes, set_chunk = chunks
     set_chunk(30 * rows + 5)
-    monkeypatch.setattr("modeling_elmo.elmo_linear._is_intel", products == "MKL")
+    monkeypatch.setattr("modeling_elmo.elmo_backends._is_intel", products == "MKL")
     softmax = make_softmax(dtype=dtype)
     hidden, targets, scale = make_predictions(dtype=dtype)
     with elmo_backend("reference" if products == "reference" else "training"):

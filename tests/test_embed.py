@@ -18,7 +18,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from modeling_elmo import ELMoConfig, ELMoForPreTraining, ELMoModel, ELMoTokenizer
-from modeling_elmo.run_scripts import embed, embed_output
+from modeling_elmo.run_scripts import embed
+from modeling_elmo.run_scripts.vectors import embedding, outputs
 
 ROOT = Path(__file__).parents[1]
 TOLERANCE = 2e-6
@@ -256,23 +257,23 @@ def test_sentences_are_read_as_they_are_needed(loaded):
             read_so_far += 1
             yield ["word"] * (number % 5)
 
-    vectors = embed.embed_sentences(endless(), *loaded, batch_tokens=50)
+    vectors = embedding.embed_sentences(endless(), *loaded, batch_tokens=50)
     for number in range(1000):
         tokens, found = next(vectors)
         assert tokens == ["word"] * (number % 5) and found.shape == (number % 5, DIM)
         # four batches, and what is tokenized in one call
-        assert read_so_far - number <= 4 * 50 / 2 + embed.LINES_READ_AHEAD
+        assert read_so_far - number <= 4 * 50 / 2 + embedding.LINES_READ_AHEAD
 
 
 def test_sentences_may_be_texts_or_words(loaded):
-    found = list(embed.embed_sentences(["They didn't.", ["They", "didn't."], "", []], *loaded, layers="all"))
+    found = list(embedding.embed_sentences(["They didn't.", ["They", "didn't."], "", []], *loaded, layers="all"))
     assert [tokens for tokens, _ in found] == [["They", "didn", "'t", "."], ["They", "didn't."], [], []]
     assert_close([vectors for _, vectors in found], [alone(loaded, tokens) for tokens, _ in found])
 
 
 @given(st.lists(st.integers(2, 40)), st.integers(1, 100))
 def test_batches_hold_every_line_once_within_the_budget(lengths, budget):
-    batches = list(embed.length_sorted_batches(lengths, budget))
+    batches = list(embedding.length_sorted_batches(lengths, budget))
     assert sorted(sum(batches, [])) == list(range(len(lengths)))
     assert all(len(batch) == 1 or len(batch) * max(lengths[i] for i in batch) <= budget for batch in batches)
     sizes = [lengths[i] for batch in batches for i in batch]
@@ -291,7 +292,7 @@ def long_corpus(tmp_path) -> Path:
 
 def count_lines(monkeypatch) -> list[str]:
     """The texts that are embedded from here on."""
-    embedded, encode = [], embed.encode
+    embedded, encode = [], embedding.encode
 
     def counted(lines, tokenizer):
         for item in encode(lines, tokenizer):
@@ -308,14 +309,14 @@ class Killed(Exception):
 
 def interrupt(monkeypatch, name: str, after: int):
     """Makes a method of `Parts` fail at its call number `after`."""
-    method, calls = getattr(embed_output.Parts, name), count()
+    method, calls = getattr(outputs.Parts, name), count()
 
     def failing(self, *args, **kwargs):
         if next(calls) == after:
             raise Killed
         return method(self, *args, **kwargs)
 
-    monkeypatch.setattr(embed_output.Parts, name, failing)
+    monkeypatch.setattr(outputs.Parts, name, failing)
 
 
 @pytest.mark.parametrize(("suffix", "by_path"), [(".hdf5", True), (".parquet", False)])
@@ -349,7 +350,7 @@ def test_a_killed_run_goes_on_behind_its_last_part(model_dir, long_corpus, tmp_p
 
 def test_an_interruption_while_the_output_is_written(model_dir, corpus, tmp_path, monkeypatch):
     with monkeypatch.context() as patch:
-        patch.setitem(embed_output.WRITERS, ".npz", (lambda path, *_: path.write_text("half a fi") / 0, "numpy", ""))
+        patch.setitem(outputs.WRITERS, ".npz", (lambda path, *_: path.write_text("half a fi") / 0, "numpy", ""))
         with pytest.raises(ZeroDivisionError):
             run(model_dir, tmp_path / "v.npz", input=corpus)
     assert not (tmp_path / "v.npz").exists()
@@ -480,7 +481,7 @@ def test_a_model_without_a_mix(tmp_path, corpus, loaded, caplog):
     assert len(read(run(folder, tmp_path / "v.npz", input=corpus, layers="average"))) == len(LINES)
     model = ELMoModel(tiny(), add_mixing_layer=False)
     with pytest.raises(ValueError, match="has no mix of its layers"):
-        next(embed.embed_sentences(["a"], model, loaded[1]))
+        next(embedding.embed_sentences(["a"], model, loaded[1]))
 
 
 def test_a_mix_that_normalizes_over_the_batch_gets_lines_alone(tmp_path, corpus):
@@ -509,7 +510,7 @@ def test_models_that_are_none(tmp_path, corpus, model_dir):
 @pytest.mark.parametrize("name", ["layers", "pooling", "dtype"])
 def test_choices_are_checked_in_python_too(loaded, name):
     with pytest.raises(ValueError, match=rf"{name} is 'bfloat16'; pass one of \w+, \w+"):
-        next(embed.embed_sentences(["a"], *loaded, **{name: "bfloat16"}))
+        next(embedding.embed_sentences(["a"], *loaded, **{name: "bfloat16"}))
 
 
 @pytest.mark.parametrize(
@@ -522,6 +523,6 @@ def test_choices_are_checked_in_python_too(loaded, name):
 )
 def test_missing_extras_are_named(monkeypatch, module, extra, options):
     monkeypatch.setitem(sys.modules, module, None)
-    arguments = embed.EmbedArguments(**{"model": "m", "input": "c.txt", **options})
+    arguments = embedding.EmbedArguments(**{"model": "m", "input": "c.txt", **options})
     with pytest.raises(ImportError, match=rf'needs {module}: pip install "modeling-elmo\[{extra}\]"'):
-        embed.embed_corpus(arguments)
+        embedding.embed_corpus(arguments)

@@ -493,9 +493,9 @@ def test_two_streams_equal_one_text_read_twice():
     ignored = torch.full((2, 1), -100)
     two = model(
         **batch,
-        forward_labels=torch.cat([words[:, 1:], ignored], 1),
+        forward_targets=torch.cat([words[:, 1:], ignored], 1),
         backward_character_ids=batch["character_ids"].flip(1),
-        backward_labels=torch.cat([words.flip(1)[:, 1:], ignored], 1),
+        backward_targets=torch.cat([words.flip(1)[:, 1:], ignored], 1),
     )
     torch.testing.assert_close(one.forward_loss, two.forward_loss)
     torch.testing.assert_close(one.backward_loss, two.backward_loss)
@@ -513,9 +513,9 @@ def test_language_model_says_what_it_lacks():
     model.train()
     assert model(**batch, labels=batch["input_ids"]).loss.isfinite() and model.config.has_softmax
     with pytest.raises(ValueError, match="labels` are shifted inside"):
-        model(**batch, labels=batch["input_ids"], forward_labels=batch["input_ids"])
-    with pytest.raises(ValueError, match="Received `forward_labels` alone"):
-        model(**batch, forward_labels=batch["input_ids"])
+        model(**batch, labels=batch["input_ids"], forward_targets=batch["input_ids"])
+    with pytest.raises(ValueError, match="Received `forward_targets` alone"):
+        model(**batch, forward_targets=batch["input_ids"])
     with pytest.raises(ValueError, match="nothing but special words"):
         make_model(ELMoForPreTraining, vocab_size=4)(**batch, labels=batch["input_ids"])
     with pytest.raises(ValueError, match=r"`labels` has shape \(3, 2\); pass shape \(3, 6\)"):

@@ -10,8 +10,8 @@ from sklearn.neighbors import NearestNeighbors
 from task_worker import bilm
 
 from modeling_elmo import ELMoModel, ELMoTokenizer
-from modeling_elmo.run_scripts import nearest_neighbors
-from modeling_elmo.run_scripts.nearest_neighbors import Use, find_uses, main, neighbors, normalized
+from modeling_elmo.run_scripts.nearest_neighbors import main
+from modeling_elmo.run_scripts.vectors.neighbors import Use, draw_map, find_uses, neighbors, normalized
 
 TEXT = Path(__file__).parent / "fixtures" / "demo" / "play.txt"
 LINES = [line.split() for line in TEXT.read_text(encoding="utf-8").splitlines()]
@@ -103,7 +103,7 @@ def test_map_shows_groups_in_their_plane(tmp_path, monkeypatch):
     flat = np.array([[draw.gauss(0, 3), draw.gauss(0, 2)] for _ in range(30)])
     vectors = np.pad(flat - flat.mean(0), ((0, 0), (0, 4)))  # a plane in six dimensions
     dollars = "from $ 5 , up 10 % , to $ 6"  # no formula
-    nearest_neighbors.draw_map(vectors, {"one": [0, 1], "눈": [2], dollars: [3]}, tmp_path / "map.png")
+    draw_map(vectors, {"one": [0, 1], "눈": [2], dollars: [3]}, tmp_path / "map.png")
     (axis,) = figures[0].axes
     drawn = {each.get_label(): np.asarray(each.get_offsets()) for each in axis.collections}
     assert list(drawn)[1:] == ["one", "query 2", dollars.replace("$", r"\$")]  # no Hangul in the font

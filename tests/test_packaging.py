@@ -36,7 +36,7 @@ NOT_SOURCE = (
 PROBE = """
 import json, runpy, sys
 import modeling_elmo, modeling_elmo.run_scripts, modeling_elmo.tokenization.tokenization_elmo as tokenization
-from modeling_elmo.run_scripts.model_card import TEMPLATE
+from modeling_elmo.run_scripts.cards.card import TEMPLATE
 assert TEMPLATE.read_text(encoding="utf-8").startswith("---")
 names = [modeling_elmo.ELMoConfig, modeling_elmo.ELMoModel, modeling_elmo.ELMoTokenizer]
 print(json.dumps({

@@ -17,8 +17,10 @@ from torch import Tensor
 
 from modeling_elmo import ELMoConfig, ELMoForPreTraining, ELMoTokenizer
 from modeling_elmo.run_scripts import perplexity
-from modeling_elmo.run_scripts.lm_data import Corpus, StreamWindows, data_loader
-from modeling_elmo.run_scripts.perplexity import evaluate, main
+from modeling_elmo.run_scripts.perplexity import main
+from modeling_elmo.run_scripts.pretraining import evaluation
+from modeling_elmo.run_scripts.pretraining.evaluation import evaluate
+from modeling_elmo.run_scripts.pretraining.streams import Corpus, StreamWindows, data_loader
 
 ROOT = Path(__file__).parents[1]
 WORKER = Path(__file__).with_name("pretraining_worker.py")
@@ -52,13 +54,13 @@ def save_model(folder: Path, **options) -> Path:
     return folder
 
 
-def measure(folder: Path, **options) -> perplexity.Perplexity:
+def measure(folder: Path, **options) -> evaluation.Perplexity:
     options = {"model": folder, "validation_file": folder / "held_out.txt", **options}
     arguments = [part for name, value in options.items() for part in (f"--{name}", str(value))]
     return main([*arguments, "--is_split_into_words"])
 
 
-def nearly(found: perplexity.Perplexity) -> dict:
+def nearly(found: evaluation.Perplexity) -> dict:
     """All that it says, with figures to a millionth."""
     return {
         name: pytest.approx(value, rel=1e-6) if isinstance(value, float) else value
@@ -109,7 +111,7 @@ class Plain:
         return total
 
 
-def check(found: perplexity.Perplexity, forward: float, backward: float, predictions: int):
+def check(found: evaluation.Perplexity, forward: float, backward: float, predictions: int):
     assert found.predictions == predictions
     assert found.forward == pytest.approx(math.exp(forward / predictions), rel=1e-5)
     assert found.backward == pytest.approx(math.exp(backward / predictions), rel=1e-5)
@@ -187,7 +189,7 @@ def test_evaluation_leaves_the_model_and_its_dropout_as_they_were(full):
     found = []
     for mode in (True, False):
         model.train(mode)
-        batches = perplexity.held_out_batches(
+        batches = evaluation.held_out_batches(
             arguments, tokenizer, "sentence", Accelerator(cpu=True), {"per_device_eval_batch_tokens": 100}
         )
         found.append(evaluate(model, batches, "sentence", Accelerator(cpu=True)))
@@ -230,8 +232,8 @@ def test_a_model_without_its_softmax(tmp_path):
 
 
 def test_perplexities_that_are_no_finite_number():
-    assert perplexity._exp(1e5) == math.inf
-    assert math.isnan(perplexity._exp(math.nan))
+    assert evaluation._exp(1e5) == math.inf
+    assert math.isnan(evaluation._exp(math.nan))
 
 
 def test_two_processes_equal_one(full, tmp_path):

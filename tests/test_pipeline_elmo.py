@@ -9,7 +9,7 @@ from datasets import Dataset
 from transformers import pipeline
 
 from modeling_elmo import ELMoConfig, ELMoForQuestionAnswering, ELMoForTokenClassification, ELMoTokenizer
-from modeling_elmo.elmo_reader import best_spans
+from modeling_elmo.elmo_head_reader import best_spans
 from modeling_elmo.pipeline_elmo import ELMoQuestionAnsweringPipeline
 
 QUESTION = "Who wrote it?"

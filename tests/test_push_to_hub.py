@@ -22,8 +22,9 @@ from modeling_elmo import (
     ELMoTokenizer,
 )
 from modeling_elmo.run_scripts import push_to_hub
-from modeling_elmo.run_scripts.lm_card import bilm_part
-from modeling_elmo.run_scripts.model_card import write_card, write_results
+from modeling_elmo.run_scripts.cards import publishing
+from modeling_elmo.run_scripts.cards.bilm_card import bilm_part
+from modeling_elmo.run_scripts.cards.card import write_card, write_results
 
 TOKEN = "hf_" + "x" * 34
 WORDS = ["<S>", "</S>", "<UNK>", "A", "sentence", "in", "words"]
@@ -177,7 +178,7 @@ def test_another_model_is_not_sent(folder, hub, monkeypatch):
         other = ELMoForPreTraining(ELMoConfig.from_pretrained(folder))  # random weights, and others
         return real(replace(arguments, model=str(saved(folder, other))), place)
 
-    real = push_to_hub.assemble
+    real = publishing.assemble
     monkeypatch.setattr(push_to_hub, "assemble", assemble)
     with pytest.raises(RuntimeError, match=r"elmo-xy is another model when it is loaded without this package: \w+"):
         send(folder, "--push")
@@ -190,10 +191,10 @@ def test_another_model_is_not_sent(folder, hub, monkeypatch):
 )
 def test_distance(there, expected):
     """In units of sqrt((9 + 16) / 2), or of what else is there."""
-    found = push_to_hub.distance(torch.tensor([3.0, -4, -1e30]), torch.tensor(there))
+    found = publishing.distance(torch.tensor([3.0, -4, -1e30]), torch.tensor(there))
     assert found >= 1 if expected == 1e30 else found == pytest.approx(expected)
-    assert push_to_hub.distance(torch.tensor([torch.nan]), torch.tensor([1.0])) == torch.inf
-    assert push_to_hub.distance(torch.tensor([-1e30]), torch.tensor([-1e30])) == 0
+    assert publishing.distance(torch.tensor([torch.nan]), torch.tensor([1.0])) == torch.inf
+    assert publishing.distance(torch.tensor([-1e30]), torch.tensor([-1e30])) == 0
 
 
 def saved(folder: Path, model) -> Path:
@@ -252,7 +253,7 @@ def test_what_went_wrong_is_told(folder, hub, trusting, monkeypatch, error):
     def upload_folder(self, **options):
         raise error
 
-    monkeypatch.setattr(push_to_hub.HfApi, "upload_folder", upload_folder)
+    monkeypatch.setattr(publishing.HfApi, "upload_folder", upload_folder)
     with pytest.raises(RuntimeError, match=r"not be sent to someone/elmo-xy: 500 Server Error\nWhat stood"):
         send(folder, "--push")
 
@@ -280,8 +281,8 @@ def test_what_must_not_be_sent(folder, hub, broken, message, request):
 
 @pytest.mark.parametrize("prefix", ["hf_", "hf_oauth_", "hf_jwt_eyJ0eXAiOiJKV1Qi.", "api_org_"])
 def test_tokens_of_all_kinds(prefix):
-    assert push_to_hub.TOKEN.search(f"token = {prefix}{'x' * 34}".encode())
-    assert not push_to_hub.TOKEN.search(b"api_org_" + b"hf_" + b"word_" * 9)
+    assert publishing.TOKEN.search(f"token = {prefix}{'x' * 34}".encode())
+    assert not publishing.TOKEN.search(b"api_org_" + b"hf_" + b"word_" * 9)
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ import torch
 from task_worker import bilm, capitals, predictions_of, read_json, sentences_of, tag
 from transformers import AutoModelForTokenClassification, AutoTokenizer, pipeline
 
-from modeling_elmo.run_scripts.task_metrics import tagging_scores
+from modeling_elmo.run_scripts.fine_tuning.metrics import tagging_scores
 
 
 @pytest.fixture(scope="module")

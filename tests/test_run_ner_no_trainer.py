@@ -6,7 +6,7 @@ from task_worker import bilm, capitals, options_of, sentences_of
 
 from modeling_elmo import ELMoForTokenClassification, ELMoTokenizer
 from modeling_elmo.run_scripts import run_ner_no_trainer
-from modeling_elmo.run_scripts.task_metrics import tagging_scores
+from modeling_elmo.run_scripts.fine_tuning.metrics import tagging_scores
 
 
 def run(folder, **options) -> list[dict[str, float]]:

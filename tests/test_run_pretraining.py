@@ -16,9 +16,11 @@ from transformers import AutoModel, AutoModelForPreTraining, AutoTokenizer
 
 from modeling_elmo import ELMoConfig, ELMoForPreTraining, ELMoTokenizer
 from modeling_elmo.conversion_elmo import convert_original_checkpoint, export_original_checkpoint
-from modeling_elmo.run_scripts import lm_card, lm_training, perplexity, push_to_hub, run_pretraining
-from modeling_elmo.run_scripts.lm_checkpoint import Checkpoints
-from modeling_elmo.run_scripts.model_card import read_results
+from modeling_elmo.run_scripts import perplexity, run_pretraining
+from modeling_elmo.run_scripts.cards import bilm_card, publishing
+from modeling_elmo.run_scripts.cards.card import read_results
+from modeling_elmo.run_scripts.pretraining import loop
+from modeling_elmo.run_scripts.pretraining.checkpoints import Checkpoints
 from modeling_elmo.tokenization.elmo_characters import read_vocabulary
 
 SHORT = {"max_steps": 2, "eval_steps": 100, "save_steps": 100}
@@ -27,7 +29,7 @@ SHORT = {"max_steps": 2, "eval_steps": 100, "save_steps": 100}
 @pytest.fixture(autouse=True)
 def no_curve(monkeypatch):
     """Drawing one takes as long as a whole run here."""
-    monkeypatch.setattr(lm_card, "draw_curve", lambda *_: False)
+    monkeypatch.setattr(bilm_card, "draw_curve", lambda *_: False)
 
 
 @pytest.fixture(scope="module")
@@ -35,7 +37,7 @@ def base(tmp_path_factory) -> Path:
     """A small run, published; its folder is not to be changed."""
     folder = tmp_path_factory.mktemp("base")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(lm_card, "draw_curve", lambda *_: False)
+        patch.setattr(bilm_card, "draw_curve", lambda *_: False)
         pretrain(folder, max_steps=15, optim="adagrad", save_total_limit=2)
     return folder
 
@@ -186,14 +188,14 @@ def test_going_on_in_another_folder(base, tmp_path):
     """Its best checkpoint may be one of the first folder."""
     first = base / "run" / "checkpoint-15"
     with pytest.MonkeyPatch.context() as patch:
-        plain = lm_training.evaluate
+        plain = loop.evaluate
 
         def worse(*arguments):
             found = plain(*arguments)
             found.perplexity += 1e6
             return found
 
-        patch.setattr(lm_training, "evaluate", worse)
+        patch.setattr(loop, "evaluate", worse)
         run = pretrain(base, output_dir=tmp_path / "run", resume_from_checkpoint=first, optim="adagrad", max_steps=16)
     assert run.progress.step == 16
     AutoModelForPreTraining.from_pretrained(tmp_path / "run")
@@ -497,7 +499,7 @@ def test_push_to_hub(name, tmp_path, monkeypatch):
     from huggingface_hub.utils import filter_repo_objects  # what HfApi chooses files with
 
     monkeypatch.setattr(RecordingHub, "calls", [])
-    monkeypatch.setattr(push_to_hub, "HfApi", RecordingHub)
+    monkeypatch.setattr(publishing, "HfApi", RecordingHub)
     pretrain(
         tmp_path,
         **SHORT | {"save_steps": 1},
@@ -526,7 +528,7 @@ def test_push_to_hub(name, tmp_path, monkeypatch):
 
 def test_nothing_is_pushed_unasked(tmp_path, monkeypatch):
     monkeypatch.setattr(RecordingHub, "calls", [])
-    monkeypatch.setattr(push_to_hub, "HfApi", RecordingHub)
+    monkeypatch.setattr(publishing, "HfApi", RecordingHub)
     pretrain(tmp_path, **SHORT)
     assert not RecordingHub.calls
 

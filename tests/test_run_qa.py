@@ -10,6 +10,7 @@ from task_worker import TASKS, WITHOUT_DROPOUT, answer, bilm, launch, options_of
 from transformers import pipeline
 
 from modeling_elmo import ELMoForQuestionAnswering, ELMoTokenizer
+from modeling_elmo.run_scripts.fine_tuning.metrics import answer_scores
 from modeling_elmo.run_scripts.run_qa import (
     ReaderArguments,
     ReaderTrainingArguments,
@@ -19,7 +20,6 @@ from modeling_elmo.run_scripts.run_qa import (
     windows_of,
     words_of_answer,
 )
-from modeling_elmo.run_scripts.task_metrics import answer_scores
 
 WINDOWS = {"max_seq_length": 40, "doc_stride": 12}
 LEARNING = {"no_adadelta": True, "learning_rate": 0.05, "ema_decay": 0.0}  # as fast as a few steps need

@@ -10,8 +10,9 @@ import torch
 from task_worker import bilm
 
 from modeling_elmo import ELMoModel, ELMoTokenizer
-from modeling_elmo.run_scripts import word_senses
-from modeling_elmo.run_scripts.word_senses import Instance, main, read_annotated, read_inventory
+from modeling_elmo.run_scripts.vectors import senses as sense_module
+from modeling_elmo.run_scripts.vectors.senses import Instance, read_annotated, read_inventory
+from modeling_elmo.run_scripts.word_senses import main
 
 SEMCOR = Path(__file__).parent / "fixtures" / "semcor"
 TRAIN, TEST, INVENTORY = SEMCOR / "train.data.xml", SEMCOR / "test.data.xml", SEMCOR / "inventory.tsv"
@@ -40,7 +41,7 @@ def test_same_sense_is_that_of_plain_loops():
     instances.append(instance("alone", "a", 3))  # one use, and no second sense: not counted
     vectors = np.concatenate([vectors, vectors[:1]])
     inventory = {("x", "NOUN"): ["c", "a", "b"]}
-    found = word_senses.same_sense(instances, vectors, inventory, NAMES)
+    found = sense_module.same_sense(instances, vectors, inventory, NAMES)
     assert found["instances"] == 60 and found["lemmas"] == 3
     hits, chance = [], []
     for one, a in enumerate(instances[:60]):
@@ -61,21 +62,21 @@ def test_equally_near_uses_count_by_their_share():
     """As those of one form in the token layer."""
     instances = [instance("x", sense, number) for number, sense in enumerate("aab")]
     same = np.tile(random_vectors(1, 0), (3, 1, 1))
-    found = word_senses.same_sense(instances, same, {}, NAMES)
+    found = sense_module.same_sense(instances, same, {}, NAMES)
     assert found["token layer"] == found["chance"] == pytest.approx((0.5 + 0.5 + 0) / 3)
 
 
 def test_nothing_to_compare():
     with pytest.raises(ValueError, match="No lemma of the training text has two senses in two sentences: pass more"):
-        word_senses.same_sense([instance("x", "a", 0), instance("x", "b", 0)], random_vectors(2, 0), {}, NAMES)
+        sense_module.same_sense([instance("x", "a", 0), instance("x", "b", 0)], random_vectors(2, 0), {}, NAMES)
 
 
 def test_disambiguation_is_that_of_plain_loops():
     train, test = random_instances(60, 1), [*random_instances(40, 2), instance("new", "ab", 9), instance("no", "a", 9)]
     vectors, looked_at = random_vectors(60, 1), random_vectors(42, 2)
     inventory = {("new", "NOUN"): ["b", "a"], ("x", "NOUN"): ["c"]}
-    averages = word_senses.sense_averages(train, vectors)
-    found = word_senses.disambiguation(train, test, averages, looked_at, inventory, NAMES)
+    averages = sense_module.sense_averages(train, vectors)
+    found = sense_module.disambiguation(train, test, averages, looked_at, inventory, NAMES)
     assert found["unseen_lemmas"] == 2 / 42
     right = 1  # of `new`, by its first sense
     for a, vector in zip(test[:40], looked_at, strict=False):
@@ -131,7 +132,7 @@ def test_from_files_to_a_table_and_a_map(folder, tmp_path, capsys):
     # the vector of a phrase is the mean of its words' vectors
     text = read_annotated(TRAIN)
     model, tokenizer = ELMoModel.from_pretrained(folder).eval(), ELMoTokenizer.from_pretrained(folder)
-    vectors = word_senses.vectors_of(text, model, tokenizer)
+    vectors = sense_module.vectors_of(text, model, tokenizer)
     number = next(number for number, each in enumerate(text.instances) if each.end - each.start > 1)
     each = text.instances[number]
     with torch.no_grad():

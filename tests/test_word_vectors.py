@@ -5,7 +5,7 @@ import pytest
 import zstandard
 
 from modeling_elmo import ELMoTokenizer
-from modeling_elmo.run_scripts.word_vectors import (
+from modeling_elmo.run_scripts.fine_tuning.word_vectors import (
     WordVectors,
     initial_embeddings,
     read_word_vectors,

@@ -1,0 +1,197 @@
+"""Classifiers of one text or of two: the networks that Peters et al. 2018 gave ELMo to for sentiment and entailment.
+
+Shape suffixes: B batch; T time; S texts, each in a row of its own: the first of all rows, then the second of all rows
+(S = 2 B; where a row has a single text, S = B and that text is its own other one); D width of the words that a biLSTM
+reads; H of what it returns; E of an encoded text; P of what is pooled from one text; J of what both give together.
+"""
+
+import torch
+from torch import Tensor, nn
+from transformers import initialization as init
+
+from .elmo_head_layers import TaskLSTM, VariationalDropout, masked_softmax
+
+
+class TextPairClassifier(nn.Module):
+    """What both classifiers share: the biLSTM that encodes each text, and ELMo once more at its output.
+
+    Args:
+        encoder_size: width of what the biLSTM reads.
+        hidden_size: width of one of its directions.
+        dropout: on sequences with one mask for all times, on pooled vectors as usual.
+        output_elmo_size: width of the ELMo vectors at its output; 0 for none.
+    """
+
+    def __init__(self, encoder_size: int, hidden_size: int, dropout: float, output_elmo_size: int):
+        super().__init__()
+        self.encoder = TaskLSTM(encoder_size, hidden_size)
+        self.encoded_size = self.encoder.output_size + output_elmo_size
+        self.output_elmo_size = output_elmo_size
+        self.sequence_dropout = VariationalDropout(dropout)
+        self.dropout = nn.Dropout(dropout)
+
+    def encode(
+        self, inputs_BTD: Tensor, first_BT: Tensor, second_BT: Tensor, elmo_BTE: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
+        """The texts `(S, time, encoded_size)`, zeros where they have no word, and their mask `(S, time)`."""
+        self._check(inputs_BTD, first_BT, second_BT, elmo_BTE)
+        mask_ST = (first_BT if second_BT is first_BT else torch.cat([first_BT, second_BT])).bool()
+        texts = 1 if second_BT is first_BT else 2
+        encoded_STE = self.encoder(inputs_BTD.repeat(texts, 1, 1), mask_ST)
+        if elmo_BTE is None:
+            return encoded_STE, mask_ST
+        elmo_STE = elmo_BTE.repeat(texts, 1, 1).masked_fill(~mask_ST[..., None], 0)
+        return torch.cat([encoded_STE, elmo_STE], -1), mask_ST  # section 5.2 of the ELMo paper
+
+    def reset_parameters(self):
+        """Glorot-uniform linear layers with biases of 0; the biLSTMs fill themselves."""
+        for module in self.modules():
+            if isinstance(module, nn.Linear):
+                init.xavier_uniform_(module.weight)
+                if module.bias is not None:
+                    init.zeros_(module.bias)
+
+    def _check(self, inputs_BTD, first_BT, second_BT, elmo_BTE):
+        shape = tuple(inputs_BTD.shape[:2])
+        for name, mask in (("first_BT", first_BT), ("second_BT", second_BT)):
+            if mask.shape != shape:
+                raise ValueError(f"`{name}` is {tuple(mask.shape)}; pass {shape}, (batch, time) of `inputs_BTD`.")
+        if elmo_BTE is None and self.output_elmo_size:
+            raise ValueError(f"`elmo_BTE` is None; pass {(*shape, self.output_elmo_size)}, or output_elmo_size=0.")
+        if elmo_BTE is not None and elmo_BTE.shape != (*shape, self.output_elmo_size):
+            expected = (*shape, self.output_elmo_size) if self.output_elmo_size else "None, as output_elmo_size is 0"
+            raise ValueError(f"`elmo_BTE` is {tuple(elmo_BTE.shape)}; pass {expected}.")
+
+
+class BiattentiveClassifier(TextPairClassifier):
+    """The biattentive classification network, BCN (McCann et al. 2017, section 5).
+
+        x_i = biLSTM(relu(W w_i + b)), y_j likewise                                  encoding
+        A = X Y^T;  C_y = softmax over j of A_ij, times Y;  C_x likewise             biattention
+        X|y = biLSTM([X; X - C_y; X * C_y]), Y|x likewise with C_x                   integration
+        [max; mean; min; softmax(X|y v)^T X|y], the same of Y|x                      pooling
+        relu, relu, linear                                                           output
+
+    A single text attends to itself, and what is pooled from it stands twice. The paper has one integrating biLSTM for
+    each side; here both sides share one, so that the two sides of a single text are equal. Three batch-normalized
+    maxout layers are two ReLU layers here, each a fourth as wide as what it reads, and a linear one. The attentive
+    pooling has no bias: softmax takes it away.
+
+    Args:
+        input_size: width of the word vectors, ELMo included.
+        hidden_size: width of the first layer and of each direction of the biLSTMs.
+        num_labels: width of the result.
+        dropout: on what is integrated, and before each layer of the output; the inputs come with theirs.
+        output_elmo_size: width of the ELMo vectors that are joined to the encoded texts; 0 for none.
+    """
+
+    def __init__(self, input_size: int, hidden_size: int, num_labels: int, dropout: float, output_elmo_size: int = 0):
+        super().__init__(hidden_size, hidden_size, dropout, output_elmo_size)
+        self.feedforward = nn.Linear(input_size, hidden_size)
+        self.integrator = TaskLSTM(3 * self.encoded_size, hidden_size)
+        self.attention = nn.Linear(2 * hidden_size, 1, bias=False)
+        self.joint = nn.ModuleList(
+            [nn.Linear(16 * hidden_size, 4 * hidden_size), nn.Linear(4 * hidden_size, hidden_size)]
+        )
+        self.output = nn.Linear(hidden_size, num_labels)
+
+    def forward(
+        self, inputs_BTD: Tensor, first_BT: Tensor, second_BT: Tensor, elmo_BTE: Tensor | None = None
+    ) -> Tensor:
+        """Logits `(batch, num_labels)`.
+
+        Args:
+            inputs_BTD: `(batch, time, input_size)`.
+            first_BT, second_BT: `(batch, time)` bool, where each row's texts stand. For single texts pass one tensor
+                twice: then nothing is computed twice.
+            elmo_BTE: `(batch, time, output_elmo_size)`.
+        """
+        words_BTD = self.feedforward(inputs_BTD).relu()
+        texts_STE, mask_ST = self.encode(words_BTD, first_BT, second_BT, elmo_BTE)
+        context_STE = attend_to_other(texts_STE, mask_ST, len(inputs_BTD))
+        compared = torch.cat([texts_STE, texts_STE - context_STE, texts_STE * context_STE], -1)
+        integrated_STH = self.integrator(self.sequence_dropout(compared), mask_ST)
+        joint_BJ = both_texts(self._pool(integrated_STH, mask_ST), len(inputs_BTD))
+        for linear in self.joint:
+            joint_BJ = linear(self.dropout(joint_BJ)).relu()
+        return self.output(self.dropout(joint_BJ))
+
+    def _pool(self, integrated_STH: Tensor, mask_ST: Tensor) -> Tensor:
+        largest_SH, least_SH = masked_max(integrated_STH, mask_ST), -masked_max(-integrated_STH, mask_ST)
+        shares_ST1 = masked_softmax(self.attention(integrated_STH), mask_ST[..., None], 1)
+        attentive_SH = (shares_ST1 * integrated_STH).sum(1)
+        return torch.cat([largest_SH, masked_mean(integrated_STH, mask_ST), least_SH, attentive_SH], 1)
+
+
+class ESIMClassifier(TextPairClassifier):
+    """The enhanced sequential inference model, ESIM (Chen et al. 2017, section 3 without its trees).
+
+        a_i = biLSTM(premise)_i, b_j = biLSTM(hypothesis)_j                          (1), (2)
+        e_ij = a_i . b_j;  a~_i = sum_j softmax_j(e_ij) b_j;  b~_j likewise          (11) to (13)
+        m_a = [a; a~; a - a~; a * a~], m_b likewise                                  (14), (15)
+        v_a = biLSTM(relu(W m_a + b)), v_b likewise                                  (16), (17)
+        v = [mean v_a; max v_a; mean v_b; max v_b]                                   (18) to (20)
+        linear, tanh, linear                                                         output
+
+    Both sides share all parameters. A single text is aligned with itself, and what is pooled from it stands twice.
+
+    Args:
+        input_size: width of the word vectors, ELMo included.
+        hidden_size: width of each direction of the biLSTMs and of the layers between.
+        num_labels: width of the result.
+        dropout: on what the second biLSTM reads, and before each layer of the output; the inputs come with theirs.
+        output_elmo_size: width of the ELMo vectors that are joined to the encoded texts; 0 for none.
+    """
+
+    def __init__(self, input_size: int, hidden_size: int, num_labels: int, dropout: float, output_elmo_size: int = 0):
+        super().__init__(input_size, hidden_size, dropout, output_elmo_size)
+        self.projection = nn.Linear(4 * self.encoded_size, hidden_size)
+        self.composition = TaskLSTM(hidden_size, hidden_size)
+        self.joint = nn.Linear(8 * hidden_size, hidden_size)
+        self.output = nn.Linear(hidden_size, num_labels)
+
+    def forward(
+        self, inputs_BTD: Tensor, first_BT: Tensor, second_BT: Tensor, elmo_BTE: Tensor | None = None
+    ) -> Tensor:
+        """Logits `(batch, num_labels)`; the arguments are those of `BiattentiveClassifier.forward`."""
+        texts_STE, mask_ST = self.encode(inputs_BTD, first_BT, second_BT, elmo_BTE)
+        aligned_STE = attend_to_other(texts_STE, mask_ST, len(inputs_BTD))
+        enhanced = torch.cat([texts_STE, aligned_STE, texts_STE - aligned_STE, texts_STE * aligned_STE], -1)
+        composed_STH = self.composition(self.sequence_dropout(self.projection(enhanced).relu()), mask_ST)
+        pooled_SP = torch.cat([masked_mean(composed_STH, mask_ST), masked_max(composed_STH, mask_ST)], 1)
+        joint_BJ = self.joint(self.dropout(both_texts(pooled_SP, len(inputs_BTD)))).tanh()
+        return self.output(self.dropout(joint_BJ))
+
+
+def attend_to_other(texts_STE: Tensor, mask_ST: Tensor, rows: int) -> Tensor:
+    """For each word the sum of the row's other text, weighted by a softmax of the dot products with its words.
+
+    Zeros where there is no word, and where the other text has none.
+
+    Args:
+        texts_STE: `(S, time, width)`.
+        mask_ST: `(S, time)` bool.
+        rows: B; the other text of `s` is `(s + B) % S`.
+    """
+    others_STE, others_ST = texts_STE.roll(rows, 0), mask_ST.roll(rows, 0)
+    affinity_STT = texts_STE @ others_STE.transpose(1, 2)
+    return masked_softmax(affinity_STT, mask_ST[:, :, None] & others_ST[:, None], -1) @ others_STE
+
+
+def masked_max(states_STH: Tensor, mask_ST: Tensor) -> Tensor:
+    """The maximum `(S, H)` over real positions; 0 for a text without any."""
+    if not mask_ST.shape[1]:
+        return states_STH.sum(1)
+    largest_SH = states_STH.masked_fill(~mask_ST[..., None], -torch.inf).amax(1)
+    return largest_SH.masked_fill(~mask_ST.any(1, keepdim=True), 0)
+
+
+def masked_mean(states_STH: Tensor, mask_ST: Tensor) -> Tensor:
+    """The mean `(S, H)` over real positions; 0 for a text without any."""
+    total_SH = states_STH.masked_fill(~mask_ST[..., None], 0).sum(1)
+    return total_SH / mask_ST.sum(1, keepdim=True).clamp(min=1)
+
+
+def both_texts(pooled_SP: Tensor, rows: int) -> Tensor:
+    """What was pooled from the two texts of each row, side by side, `(B, 2 P)`; a single text stands twice."""
+    return torch.cat([pooled_SP[:rows], pooled_SP[-rows:]], 1)

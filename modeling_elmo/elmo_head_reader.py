@@ -1,0 +1,217 @@
+"""The network that finds an answer in a text: BiDAF with self-attention (Clark and Gardner 2017), as ELMo used it.
+
+Shape suffixes: B batch; T time, question and context in one row; D width of the words; E of an encoded word; H of what
+a biGRU returns.
+"""
+
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+from transformers import BatchEncoding, PreTrainedTokenizerBase
+from transformers import initialization as init
+
+from .elmo_head_layers import TaskGRU, VariationalDropout, masked_softmax
+
+
+class Spans(NamedTuple):
+    """The best spans of each row.
+
+    Shape:
+        scores: `(batch, count)`, log-probabilities, falling; minus infinity where a row has fewer spans.
+        first, last: `(batch, count)`, places in the row.
+        none: `(batch,)`, the log-probability that there is no answer.
+    """
+
+    scores: Tensor
+    first: Tensor
+    last: Tensor
+    none: Tensor
+
+
+def best_spans(
+    start_BT: Tensor, end_BT: Tensor, context_BT: Tensor, first_BT: Tensor, max_length: int, count: int
+) -> Spans:
+    """The spans of the context with the highest sum of the log-probabilities of their start and their end.
+
+    Args:
+        start_BT, end_BT: logits.
+        context_BT: bool, where the context's words stand.
+        first_BT: bool, the row's first token, whose logits are those of no answer.
+        max_length: words of a span.
+        count: how many spans.
+    """
+    outside_BT = ~(context_BT | first_BT)
+    start_BT, end_BT = (
+        each_BT.float().masked_fill(outside_BT, -torch.inf).log_softmax(1) for each_BT in (start_BT, end_BT)
+    )
+    time = context_BT.shape[1]
+    near_TT = torch.ones(time, time, dtype=torch.bool, device=context_BT.device).triu().tril(max_length - 1)
+    both_BTT = context_BT[:, :, None] & context_BT[:, None] & near_TT
+    scores_BTT = (start_BT[:, :, None] + end_BT[:, None]).masked_fill(~both_BTT, -torch.inf)
+    scores_BK, places_BK = scores_BTT.flatten(1).topk(min(count, time * time))
+    none_B = (start_BT + end_BT)[first_BT]
+    return Spans(scores_BK, places_BK // time, places_BK % time, none_B)
+
+
+def best_answers(
+    windows: Iterable[tuple[Tensor, Tensor, Sequence[Sequence[int] | None]]], max_length: int, count: int
+) -> tuple[list[tuple[float, int, int]], float]:
+    """The best answers over the windows of a context: `(log-probability, first character, character after the last)`,
+    falling, and the least of the windows' log-probabilities that there is none.
+
+    Args:
+        windows: of each the logits `start (time,)` and `end (time,)`, without padding, and for each token its
+            characters in the context, `None` for what is no word of it.
+        max_length: words of an answer.
+        count: how many answers.
+    """
+    found: dict[tuple[int, int], float] = {}
+    none = 0.0
+    for start_T, end_T, characters in windows:
+        if not (start_T.isfinite().all() and end_T.isfinite().all()):
+            raise ValueError("Some logits are not finite: training diverged. Pass a smaller learning rate.")
+        context_BT = torch.tensor([[pair is not None for pair in characters]])
+        first_BT = torch.zeros_like(context_BT)
+        first_BT[0, 0] = True
+        spans = best_spans(start_T[None], end_T[None], context_BT, first_BT, max_length, count)
+        none = min(none, spans.none.item())
+        for score, first, last in zip(*(part[0].tolist() for part in spans[:3]), strict=True):
+            if score > -torch.inf:
+                place = (characters[first][0], characters[last][1])
+                found[place] = max(score, found.get(place, score))
+    answers = sorted(((score, *place) for place, score in found.items()), key=lambda answer: -answer[0])
+    return answers[:count], none
+
+
+def characters_of_contexts(
+    windows: BatchEncoding, tokenizer: PreTrainedTokenizerBase
+) -> list[list[tuple[int, int] | None]]:
+    """For each token of each row of a question and a window of its context: its first character in the context and that
+    after its last; `None` for what is no word of it, the markers that a text may spell among them."""
+    markers = (tokenizer.bos_token_id, tokenizer.eos_token_id)
+    return [
+        [
+            pair if text == 1 and word not in markers else None
+            for pair, text, word in zip(pairs, windows.sequence_ids(row), windows["input_ids"][row], strict=True)
+        ]
+        for row, pairs in enumerate(windows["offset_mapping"])
+    ]
+
+
+class TrilinearAttention(nn.Module):
+    """`a_ij = w_1 . x_i + w_2 . y_j + w_3 . (x_i * y_j)` (Seo et al. 2017, equation 1, where the weights are one)."""
+
+    def __init__(self, size: int):
+        super().__init__()
+        self.own = nn.Linear(size, 1, bias=False)
+        self.other = nn.Linear(size, 1, bias=False)
+        self.product = nn.Parameter(torch.empty(size))
+
+    def forward(self, x_BTE: Tensor, y_BTE: Tensor) -> Tensor:
+        """Scores `(batch, time of x, time of y)`."""
+        products_BTT = (x_BTE * self.product) @ y_BTE.transpose(1, 2)
+        return self.own(x_BTE) + self.other(y_BTE).transpose(1, 2) + products_BTT
+
+
+class SpanReader(nn.Module):
+    """Scores of each word of the context as the first and as the last one of the answer.
+
+        h = biGRU(context), q = biGRU(question), the same                                             contextual GRU
+        c_i = sum_j softmax_j(a_ij) q_j;  q_c = sum_i softmax_i(max_j a_ij) h_i                       bi-attention
+        x_i = relu(W [h_i; c_i; h_i * c_i; q_c * c_i] + b)
+        s = biGRU(x);  s_i' = sum_j softmax_j(a'_ij, i != j) s_j                                      self-attention
+        z_i = x_i + relu(W' [s_i; s_i'; s_i * s_i'] + b')
+        start = w_s . biGRU(z);  end = w_e . biGRU([biGRU(z); z])                                     prediction
+        none = w_0 . relu(W_0 [start states; end states; z] + b_0)                                    no answer
+
+    (sections 2 and 4 of Clark and Gardner 2017). The score of no answer reads the three pooled over the context: the
+    first two by the softmax of the starts and of the ends, the third by one of its own.
+
+    Args:
+        input_size: width of the word vectors, ELMo included.
+        hidden_size: width of each direction of the biGRUs; the linear layers have twice that (supplement A.3 of the
+            ELMo paper: 90 and 180).
+        dropout: variational, on what biGRUs and attentions read; words and ELMo come with theirs.
+        output_elmo_size: width of the ELMo vectors that are joined to the encoded words; 0 for none.
+    """
+
+    def __init__(self, input_size: int, hidden_size: int, dropout: float, output_elmo_size: int = 0):
+        super().__init__()
+        width, encoded = 2 * hidden_size, 2 * hidden_size + output_elmo_size
+        self.output_elmo_size = output_elmo_size
+        self.dropout = VariationalDropout(dropout)
+        self.encoder = TaskGRU(input_size, hidden_size)
+        self.attention = TrilinearAttention(encoded)
+        self.attended = nn.Linear(4 * encoded, width)
+        self.self_encoder = TaskGRU(width, hidden_size)
+        self.self_attention = TrilinearAttention(width)
+        self.self_attended = nn.Linear(3 * width, width)
+        self.start_encoder = TaskGRU(width, hidden_size)
+        self.start = nn.Linear(width, 1)
+        self.end_encoder = TaskGRU(2 * width, hidden_size)
+        self.end = nn.Linear(width, 1)
+        self.pooling = nn.Linear(width, 1, bias=False)
+        self.none_hidden = nn.Linear(3 * width, hidden_size)
+        self.none = nn.Linear(hidden_size, 1)
+
+    def forward(
+        self, inputs_BTD: Tensor, question_BT: Tensor, context_BT: Tensor, elmo_BTE: Tensor | None = None
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Scores of starts and ends `(batch, time)`, of meaning in the context alone, and of no answer `(batch,)`.
+
+        Args:
+            inputs_BTD: `(batch, time, input_size)`.
+            question_BT, context_BT: `(batch, time)` bool, where each stands.
+            elmo_BTE: `(batch, time, output_elmo_size)`.
+        """
+        question_BTE, context_BTE = (
+            self._encoded(inputs_BTD, mask_BT, elmo_BTE) for mask_BT in (question_BT, context_BT)
+        )
+        read_BTH = self._attend(context_BTE, question_BTE, context_BT, question_BT)
+        read_BTH = read_BTH + self._attend_to_itself(read_BTH, context_BT)
+        start_BTH = self.start_encoder(self.dropout(read_BTH), context_BT)
+        end_BTH = self.end_encoder(self.dropout(torch.cat([start_BTH, read_BTH], -1)), context_BT)
+        start_BT, end_BT = self.start(start_BTH).squeeze(-1), self.end(end_BTH).squeeze(-1)
+        scores = (start_BT, end_BT, self.pooling(read_BTH).squeeze(-1))
+        pooled = [
+            (masked_softmax(scores_BT, context_BT, 1)[..., None] * states_BTH).sum(1)
+            for scores_BT, states_BTH in zip(scores, (start_BTH, end_BTH, read_BTH), strict=True)
+        ]
+        none_B = self.none(self.none_hidden(torch.cat(pooled, -1)).relu()).squeeze(-1)
+        return start_BT, end_BT, none_B
+
+    def _encoded(self, words_BTD: Tensor, mask_BT: Tensor, elmo_BTE: Tensor | None) -> Tensor:
+        encoded_BTE = self.dropout(self.encoder(words_BTD, mask_BT))
+        if elmo_BTE is not None:
+            encoded_BTE = torch.cat([encoded_BTE, elmo_BTE.masked_fill(~mask_BT[..., None], 0)], -1)
+        return encoded_BTE
+
+    def _attend(self, context_BTE: Tensor, question_BTE: Tensor, context_BT: Tensor, question_BT: Tensor) -> Tensor:
+        scores_BTT = self.attention(context_BTE, question_BTE)
+        both_BTT = context_BT[:, :, None] & question_BT[:, None]
+        attended_BTE = masked_softmax(scores_BTT, both_BTT, -1) @ question_BTE
+        highest_BT = scores_BTT.masked_fill(~both_BTT, torch.finfo(scores_BTT.dtype).min).amax(-1)
+        summary_BE = (masked_softmax(highest_BT, context_BT, 1)[..., None] * context_BTE).sum(1)
+        joined = [context_BTE, attended_BTE, context_BTE * attended_BTE, summary_BE[:, None] * attended_BTE]
+        return self.attended(torch.cat(joined, -1)).relu().masked_fill(~context_BT[..., None], 0)
+
+    def _attend_to_itself(self, read_BTH: Tensor, context_BT: Tensor) -> Tensor:
+        states_BTH = self.dropout(self.self_encoder(self.dropout(read_BTH), context_BT))
+        others_TT = ~torch.eye(context_BT.shape[1], dtype=torch.bool, device=context_BT.device)
+        both_BTT = context_BT[:, :, None] & context_BT[:, None] & others_TT
+        attended_BTH = masked_softmax(self.self_attention(states_BTH, states_BTH), both_BTT, -1) @ states_BTH
+        joined_BTJ = torch.cat([states_BTH, attended_BTH, states_BTH * attended_BTH], -1)
+        return self.self_attended(joined_BTJ).relu().masked_fill(~context_BT[..., None], 0)
+
+    def reset_parameters(self):
+        """Glorot-uniform linear layers and attentions with biases of 0; the biGRUs fill themselves."""
+        for module in self.modules():
+            if isinstance(module, TrilinearAttention):
+                bound = (6 / (3 * len(module.product) + 1)) ** 0.5  # the three weights are one vector
+                init.uniform_(module.product, -bound, bound)
+            elif isinstance(module, nn.Linear):
+                init.xavier_uniform_(module.weight)
+                if module.bias is not None:
+                    init.zeros_(module.bias)

@@ -1,0 +1,1 @@
+"""Model cards, their figures, and the folders that go to the Hub."""

@@ -1,0 +1,1 @@
+"""Training heads: data, tasks, metrics, cached features, word vectors, experiments, tables."""

@@ -1,0 +1,1 @@
+"""Training a biLM: corpus, batches, loop, optimization, checkpoints, evaluation."""

@@ -1,0 +1,1 @@
+"""What every program shares: its options and errors, text files and results."""

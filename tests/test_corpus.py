@@ -1,0 +1,121 @@
+import gzip
+import json
+from collections import Counter
+from pathlib import Path
+
+import pytest
+import zstandard
+from datasets import Dataset, DatasetDict
+from transformers import HfArgumentParser
+
+from modeling_elmo.run_scripts.pretraining.corpus import Corpus, CorpusArguments, Survey
+from modeling_elmo.run_scripts.program import files
+
+TEXT = Path(__file__).parent / "fixtures" / "text"
+ENGLISH = (TEXT / "en.txt").read_text(encoding="utf-8").splitlines()
+
+
+def texts(corpus: Corpus) -> list:
+    return [text for _, text in corpus.sentences(shuffle_files=False)]
+
+
+def test_files_of_every_kind(tmp_path):
+    parts = [ENGLISH[start : start + 50] for start in range(0, 250, 50)]
+    (tmp_path / "below").mkdir()
+    (tmp_path / "a.txt").write_bytes("\r\n".join(["\ufeff", *parts[0], " \t"]).encode())
+    with gzip.open(tmp_path / "b.txt.gz", "wt", encoding="utf-8") as file:
+        file.write("\n".join(parts[1]))
+    halves = ["\n".join(parts[2])[:777], "\n".join(parts[2])[777:]]  # two frames, and a line that is in both
+    (tmp_path / "c.txt.zst").write_bytes(b"".join(zstandard.compress(half.encode()) for half in halves))
+    records = [json.dumps({"t": "\n\n".join(parts[3])}), "", json.dumps({"t": " "}), json.dumps({"t": []})]
+    (tmp_path / "d.jsonl").write_text("\n".join(records), encoding="utf-8")
+    records = "\n".join(json.dumps({"t": line.split()}) for line in parts[4])
+    (tmp_path / "below" / "e.jsonl.zst").write_bytes(zstandard.compress(records.encode()))
+    (tmp_path / "news-00001-of-00100").write_text("only by name", encoding="utf-8")
+
+    names = ["a.txt", "b.txt.gz", "c.txt.zst", "d.jsonl", "below/e.jsonl.zst"]
+    whole = Corpus.from_files([str(tmp_path / name) for name in names], "t")
+    assert [text if isinstance(text, str) else " ".join(text) for text in texts(whole)] == ENGLISH
+    words = [line.split() for line in ENGLISH]
+    lengths = Counter(len(word.encode()) for sentence in words for word in sentence)
+    assert whole.survey() == Survey(250, sum(map(len, words)), max(map(len, words)), lengths)
+    assert next(whole.sentences(shuffle_files=False))[0] == (str(tmp_path / "a.txt"), 2)
+
+    folder = Corpus.from_files([str(tmp_path), str(tmp_path / "a.txt")], "t")
+    assert sorted(folder.files) == sorted(whole.files)
+    some = Corpus.from_files([str(tmp_path / "*.txt*"), str(tmp_path / "**" / "e*"), str(tmp_path / "news*")], "t")
+    assert [Path(file).name for file in some.files] == [
+        "a.txt",
+        "b.txt.gz",
+        "c.txt.zst",
+        "e.jsonl.zst",
+        names and "news-00001-of-00100",
+    ]
+
+
+def test_data_sets(tmp_path):
+    data = Dataset.from_dict({"text": [*ENGLISH[:5], "", "\n".join(ENGLISH[5:8])], "other": [0] * 7})
+    DatasetDict({"dev": data}).save_to_disk(tmp_path / "data")
+    corpus = Corpus.from_dataset(CorpusArguments(dataset=str(tmp_path / "data")), "dev")
+    assert texts(corpus) == ENGLISH[:8] and corpus.survey().lines == 8
+    assert [place for place, _ in corpus.sentences()][4:] == [(str(tmp_path / "data"), row) for row in (4, 6, 6, 6)]
+
+
+def test_the_order_of_files_changes_with_seed_and_epoch(tmp_path):
+    for number in range(8):
+        (tmp_path / f"{number}.txt").write_text(f"{number} a\n{number} b\n")
+    corpus = Corpus.from_files([str(tmp_path)])
+    orders = [" ".join(text for _, text in corpus.sentences(*order)) for order in ((0, 0), (0, 0), (1, 0), (0, 1))]
+    assert orders[0] == orders[1] and len(set(orders)) == 3
+    assert all(f"{number} a {number} b" in order for order in orders for number in range(8))
+    assert texts(corpus)[:3] == ["0 a", "0 b", "1 a"]
+
+
+def test_options():
+    (parsed,) = HfArgumentParser(CorpusArguments).parse_args_into_dataclasses(
+        ["--train_file", "a", "b*.gz", "--context", "stream", "--text_column", "t", "--is_split_into_words"]
+    )
+    assert parsed.train_file == ["a", "b*.gz"] and parsed.context == "stream" and parsed.is_split_into_words
+    assert parsed.shuffle_buffer == 100_000 and parsed.validation_file == [] and parsed.validation_split is None
+
+
+@pytest.mark.parametrize(
+    "names, error, message",
+    [
+        ([], ValueError, "No files were given; pass at least one"),
+        (
+            ["none*.txt"],
+            FileNotFoundError,
+            r"none\*.txt: no file is named so. Pass files, folders, or patterns such as",
+        ),
+        (["empty"], FileNotFoundError, r"empty: no file below it ends in .txt, .txt.gz, .+ '.*empty/\*'"),
+        (["blank.txt"], ValueError, "There is no sentence in .*blank.txt: nothing but blank lines"),
+        (["fine.txt", "latin.txt"], ValueError, "latin.txt, line 2 is not UTF-8: .* Convert the file with iconv"),
+        (["cut.txt.gz"], ValueError, "cut.txt.gz is not a complete gzip file: "),
+        (["cut.txt.zst"], ValueError, "cut.txt.zst is not a complete Zstandard file: its last frame has no end"),
+        (["no.txt.zst"], ValueError, "no.txt.zst is not a complete Zstandard file: zstd decompressor error: Unknown"),
+        (["number.jsonl"], ValueError, r"number.jsonl:2: the text is 3; it must be a string or a list of words"),
+        (["array.json"], ValueError, r"array.json: text is read from .txt and .jsonl, a record a line; convert or"),
+        (["key.jsonl"], ValueError, "key.jsonl, line 1 has no key 'text': .* Pass --text_column"),
+    ],
+)
+def test_bad_text(tmp_path, names, error, message):
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "fine.txt").write_text("fine")
+    (tmp_path / "blank.txt").write_text("\n \n")
+    (tmp_path / "latin.txt").write_bytes("a\nna\xefve\n".encode("latin-1"))
+    (tmp_path / "cut.txt.gz").write_bytes(gzip.compress(b"a b c\n" * 50)[:-9])
+    (tmp_path / "cut.txt.zst").write_bytes(zstandard.compress(b"a b c\n" * 50)[:-3])
+    (tmp_path / "no.txt.zst").write_bytes(b"this is no archive")
+    (tmp_path / "number.jsonl").write_text('{"text": "a"}\n{"text": 3}\n')
+    (tmp_path / "array.json").write_text('[{"text": "a"}]\n')
+    (tmp_path / "key.jsonl").write_text('{"txt": "a"}\n')
+    with pytest.raises(error, match=message):
+        Corpus.from_files([str(tmp_path / name) for name in names]).survey()
+
+
+def test_zstandard_is_asked_for(tmp_path, monkeypatch):
+    (tmp_path / "a.txt.zst").write_bytes(zstandard.compress(b"a"))
+    monkeypatch.setattr(files, "find_spec", lambda name: None)
+    with pytest.raises(ImportError, match=r'a.txt.zst needs zstandard: pip install "modeling-elmo\[train\]"'):
+        Corpus.from_files([str(tmp_path / "a.txt.zst")]).survey()

@@ -1,0 +1,330 @@
+import json
+import os
+from pathlib import Path
+
+import pytest
+from datasets import ClassLabel, Dataset, DatasetDict, Features, Value
+from transformers import HfArgumentParser
+
+from modeling_elmo.run_scripts.fine_tuning import sources
+from modeling_elmo.run_scripts.fine_tuning.data import (
+    ClassificationDataArguments,
+    TaggingDataArguments,
+    label_names,
+    read_classification,
+    read_tagging,
+    take_samples,
+    training_share,
+)
+
+
+def tags_of(path: Path, text: str, **options) -> list[list[str]]:
+    path.write_text(text, encoding="utf-8")
+    return read_tagging(TaggingDataArguments(train_file=str(path), **options))["train"]["tags"][:]
+
+
+def read_rows(path: Path, rows: list[dict], **options) -> Dataset:
+    path.write_text("\n".join(map(json.dumps, rows)), encoding="utf-8")
+    return read_classification(ClassificationDataArguments(train_file=str(path), **options))["train"]
+
+
+def test_options():
+    parser = HfArgumentParser(TaggingDataArguments)
+    (tagging,) = parser.parse_args_into_dataclasses(["--comments", "#a", "# b", "--word_column", "3"])
+    assert tagging.comments == ["#a", "# b"] and tagging.word_column == 3 and tagging.train_fraction == 1.0
+    parser = HfArgumentParser(ClassificationDataArguments)
+    (labels,) = parser.parse_args_into_dataclasses(["--drop_labels", "-", "-1", "--column_names", "label", "text"])
+    assert labels.drop_labels == ["-", "-1"] and labels.column_names == ["label", "text"]
+    assert "--train_split" in parser.format_help()  # where a % in a help text fails
+
+
+def test_tagging_files(tmp_path):
+    (tmp_path / "a.conll").write_text("EU B-ORG\nrejects O\n\nno O\n")
+    (tmp_path / "b.jsonl").write_text('{"tokens": ["EU"], "ner_tags": ["B-ORG"], "tokens2": 1}\n')
+    splits = read_tagging(
+        TaggingDataArguments(train_file=str(tmp_path / "a.conll"), test_file=str(tmp_path / "b.jsonl"))
+    )
+    assert list(splits) == ["train", "test"] and splits["test"].split == "test"
+    assert splits["train"].to_dict() == {"tokens": [["EU", "rejects"], ["no"]], "tags": [["B-ORG", "O"], ["O"]]}
+    assert splits["test"].to_dict() == {"tokens": [["EU"]], "tags": [["B-ORG"]]}
+    assert label_names(splits, "tags") == ["O", "B-ORG"]
+
+
+def test_a_file_that_changed_is_read_anew(tmp_path):
+    assert tags_of(tmp_path / "a.conll", "a O\n") == [["O"]]
+    assert tags_of(tmp_path / "a.conll", "a P\n") == [["P"]]
+    assert tags_of(tmp_path / "a.conll", "a P 1\n") == [["1"]]
+    assert tags_of(tmp_path / "a.conll", "a P 1\n", tags_column="2") == [["P"]]
+
+
+def test_code_that_changed_reads_anew(tmp_path, monkeypatch):
+    """`datasets` finds what a function made by its name and arguments; its code may be another by now."""
+    (tmp_path / "a.conll").write_text("a O\n")
+
+    def fingerprint():
+        return read_tagging(TaggingDataArguments(train_file=str(tmp_path / "a.conll")))["train"]._fingerprint
+
+    before = fingerprint()
+    assert fingerprint() == before
+    script = tmp_path / "script.py"
+    script.write_text("1")
+    states = sources.code_states() + sources.states_of([script])
+    assert len(states) > 30 and states[:-1] == sources.code_states()
+    script.write_text("12")
+    assert sources.states_of([script]) != states[-1:]
+    monkeypatch.setattr(sources, "code_states", lambda: states)
+    assert fingerprint() != before
+
+
+def test_tags_of_a_data_set_become_names(tmp_path, caplog):
+    names = ClassLabel(names=["O", "B-PER", "I-PER"])
+    features = Features(id=Value("int32"), words=[Value("string")], ner_tags=[names], pos_tags=[Value("int32")])
+    rows = {"id": [1, 2], "words": [["a", "b"], ["c"]], "ner_tags": [[1, 2], [0]], "pos_tags": [[7, 8], [9]]}
+    DatasetDict(train=Dataset.from_dict(rows, features)).save_to_disk(tmp_path / "data")
+    options = {"dataset": str(tmp_path / "data"), "tokens_column": "words"}
+    data = read_tagging(TaggingDataArguments(**options))["train"]
+    assert data.to_dict() == {"tokens": [["a", "b"], ["c"]], "tags": [["B-PER", "I-PER"], ["O"]]}
+    assert not caplog.messages
+    data = read_tagging(TaggingDataArguments(**options, tags_column="pos_tags"))["train"]
+    assert data["tags"][:] == [["7", "8"], ["9"]]
+    assert "the tags are numbers without names, so accuracy is measured" in caplog.text
+    assert not [file for file in os.listdir(tmp_path / "data" / "train") if file.startswith("cache")]
+
+
+IOB1 = ["I-A", "I-A", "B-A", "I-B", "O", "I-A", "B-A", "I-A"]
+BIO = ["B-A", "I-A", "B-A", "B-B", "O", "B-A", "B-A", "I-A"]
+
+
+def test_iob1_is_converted_on_request(tmp_path, caplog):
+    text = "x O\n\n" + "\n".join(f"w{number} {tag}" for number, tag in enumerate(IOB1))
+    assert tags_of(tmp_path / "a.conll", text, tag_scheme="iob1") == [["O"], BIO]
+    assert not caplog.messages
+    for _ in range(2):  # also of what comes from the cache
+        caplog.clear()
+        assert tags_of(tmp_path / "a.conll", text) == [["O"], IOB1]
+        (message,) = caplog.messages
+        assert "a.conll: 3 entities begin with I-, the first is " in message
+        assert (
+            "a.conll, line 3, 'w0' with I-A. They are kept so; if these are IOB1 tags, pass --tag_scheme iob1"
+            in message
+        )
+    caplog.clear()
+    assert tags_of(tmp_path / "a.conll", "a B-A\nb I-A\nc O\nd S-I\ne I\n") and not caplog.messages
+
+
+@pytest.mark.parametrize(
+    "name, text, options, message",
+    [
+        ("a.conll", "a\tO\n\tO\n", {}, "a.conll, line 2: a token is ''; it must be a string that is not empty"),
+        ("a.conll", "a\tO\n\nb\t \n", {}, "a.conll, line 3: the tag is ''; it must be a name or the number of a class"),
+        ("a.conll", "\n-DOCSTART- O\n", {}, "There is no sample in .*a.conll. Pass other data"),
+        (
+            "a.conll",
+            "a O\nb S-X\n",
+            {"tag_scheme": "iob1"},
+            "a.conll, line 2: IOB1 has no tag 'S-X', .* --tag_scheme keep",
+        ),
+        (
+            "a.jsonl",
+            '{"tokens": ["a"], "tags": []}',
+            {},
+            r"a.jsonl, line 1: \['a'\] with \[\]; pass as many tags as tokens",
+        ),
+        ("a.jsonl", '{"tokens": [], "tags": []}', {}, r"a.jsonl, line 1: \[\] with \[\]; .* one at least"),
+        ("a.jsonl", '{"tokens": "a", "tags": "O"}', {}, "a.jsonl, line 1: 'a' with 'O'; pass as many tags"),
+        (
+            "a.jsonl",
+            '{"tokens": ["a", 1], "tags": ["O", "O"]}',
+            {},
+            "a.jsonl, line 1: a token is 1; it must be a string",
+        ),
+        ("a.jsonl", '{"tokens": ["a"], "tags": [null]}', {}, "a.jsonl, line 1: the tag is None; it must be a name or"),
+        (
+            "a.jsonl",
+            '{"tokens": ["a"], "t": ["O"]}',
+            {},
+            r"a.jsonl has no column 'tags' but \['tokens', 't'\]; pass --tags_c",
+        ),
+        (
+            "a.jsonl",
+            '{"t": ["a"], "tags": ["O"]}',
+            {},
+            r"has no column 'tokens' but \['t', 'tags'\]; pass --tokens_column",
+        ),
+        (
+            "a.jsonl",
+            '{"tokens": ["a"], "tags": ["O"]}\n{"tags": ["O"]}',
+            {},
+            r"a.jsonl, line 2 has no 'tokens' but \['tags'\]; give every row the same columns",
+        ),
+    ],
+)
+def test_bad_tags(tmp_path, name, text, options, message):
+    with pytest.raises(ValueError, match=message):
+        tags_of(tmp_path / name, text, **options)
+
+
+def test_texts_and_pairs(tmp_path, capsys):
+    rows = [{"text": " a ", "label": 1, "sentence": "x"}, {"text": "b", "label": 0, "sentence": "y"}]
+    assert read_rows(tmp_path / "a.jsonl", rows).to_dict() == {"text": [" a ", "b"], "label": ["1", "0"]}
+    options = {"text_column": "sentence", "text_pair_column": "text"}
+    data = read_rows(tmp_path / "a.jsonl", rows, **options)
+    assert data.to_dict() == {"text": ["x", "y"], "text_pair": [" a ", "b"], "label": ["1", "0"]}
+    assert "the text is" not in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    "columns, text, pair, label",
+    [
+        (["id", "document", "label"], "document", None, "label"),
+        (["sentence", "stars"], "sentence", None, "stars"),
+        (["sentence2", "sentence1", "gold_label", "label2"], "sentence1", "sentence2", "gold_label"),
+        (["premise", "hypothesis", "label", "labels"], "premise", "hypothesis", "label"),
+        (["question", "sentence", "label"], "question", "sentence", "label"),
+    ],
+)
+def test_columns_of_other_names(tmp_path, capsys, columns, text, pair, label):
+    (row,) = read_rows(tmp_path / "a.jsonl", [{name: f"the {name}" for name in columns}])
+    assert row == {"text": f"the {text}", "label": f"the {label}"} | ({"text_pair": f"the {pair}"} if pair else {})
+    printed = capsys.readouterr().out
+    assert f"a.jsonl: the text is {text}" in printed and (f"the label is {label}" in printed) == (label != "label")
+
+
+@pytest.mark.parametrize(
+    "columns, options, message",
+    [
+        (["content", "title", "label"], {}, r"has the columns \['content', 'title', 'label'\]; pass --text_column"),
+        (
+            ["words", "label"],
+            {},
+            r"has the columns \['words', 'label'\]; pass --text_column, or also --text_pair_column",
+        ),
+        (
+            ["text", "stars", "score"],
+            {},
+            r"has no column 'label' but \['text', 'stars', 'score'\]; pass --label_column",
+        ),
+        (
+            ["text", "label"],
+            {"text_pair_column": "b"},
+            r"has no column 'b' but .* pass --text_pair_column, or --column_na",
+        ),
+        (
+            ["sentence", "label"],
+            {"text_column": "a"},
+            r"has no column 'a' but \['sentence', 'label'\]; pass --text_column",
+        ),
+        (["text", "stars"], {"label_column": "a"}, r"has no column 'a' but \['text', 'stars'\]; pass --label_column"),
+    ],
+)
+def test_no_column_is_guessed(tmp_path, columns, options, message):
+    with pytest.raises(ValueError, match=message):
+        read_rows(tmp_path / "a.jsonl", [dict.fromkeys(columns, "x")], **options)
+
+
+def test_kinds_of_labels(tmp_path):
+    path = tmp_path / "a.jsonl"
+    numbers = read_rows(path, [{"text": "a", "label": "2.5"}, {"text": "b", "label": 3}], problem="regression")
+    assert numbers["label"][:] == [2.5, 3.0] and all(isinstance(label, float) for label in numbers["label"])
+    lists = read_rows(path, [{"text": "a", "label": ["y", "x"]}, {"text": "b", "label": []}])
+    assert lists["label"][:] == [["y", "x"], []] and label_names(DatasetDict(train=lists), "label") == ["x", "y"]
+
+
+@pytest.mark.parametrize(
+    "rows, options, message",
+    [
+        ([("a", "x"), (" ", "x")], {}, "a.jsonl, line 2: 'text' is ' '; it must be a text that is not empty"),
+        ([(None, "x")], {}, "a.jsonl, line 1: 'text' is None; it must be a text"),
+        (
+            [("a", None)],
+            {},
+            "line 1: the label is None; it must be a name or .* --drop_labels 'None', or --problem regress",
+        ),
+        ([("a", " ")], {}, "line 1: the label is ' '; it must be a name or the number of a class. Correct it"),
+        (
+            [("a", 0.5)],
+            {},
+            "line 1: the label is 0.5; it must be a name or the number of a class.* --problem regression",
+        ),
+        ([("a", "x"), ("b", ["x"])], {}, r"line 2: the label is \['x'\]; it must be a name"),
+        (
+            [("a", [0, 1]), ("b", [0, 1, 0])],
+            {},
+            r"line 2: the labels are \[0, 1, 0\], and each may stand there once; pass those that hold",
+        ),
+        ([("a", ["x"]), ("b", "x")], {}, "line 2: the label is 'x'; it must be a list, as that of the first row is"),
+        ([("a", "x")], {"problem": "regression"}, "line 1: the label is 'x'; a regression needs finite numbers"),
+        ([("a", "nan")], {"problem": "regression"}, "line 1: the label is 'nan'; a regression needs finite numbers"),
+        ([("a", ["1"])], {"problem": "regression"}, r"line 1: the label is \['1'\]; a regression needs finite numbers"),
+        ([("a", "x")], {"drop_labels": ["y"]}, "--drop_labels y: no row has this label; leave it out"),
+        ([("a", "x")], {"drop_labels": ["x"]}, "--drop_labels x leaves nothing of 'train'; pass data with labels"),
+        (
+            [("a", "1")],
+            {"drop_labels": ["x"], "problem": "regression"},
+            "--drop_labels x: the labels of a regression are",
+        ),
+    ],
+)
+def test_bad_labels(tmp_path, rows, options, message):
+    with pytest.raises(ValueError, match=message):
+        read_rows(tmp_path / "a.jsonl", [{"text": text, "label": label} for text, label in rows], **options)
+
+
+def test_splits_must_be_alike(tmp_path):
+    (tmp_path / "a.jsonl").write_text('{"sentence": "a", "label": "x"}')
+    (tmp_path / "b.jsonl").write_text('{"sentence1": "a", "sentence2": "b", "label": "x"}')
+    arguments = ClassificationDataArguments(train_file=f"{tmp_path}/a.jsonl", validation_file=f"{tmp_path}/b.jsonl")
+    with pytest.raises(ValueError, match="The splits differ: .*text_pair.* Pass --text_column, --text_pair_column and"):
+        read_classification(arguments)
+
+
+def test_labels_that_are_missing_are_dropped_on_request(tmp_path, capsys):
+    names = Features(text=Value("string"), label=ClassLabel(names=["no", "yes"]))
+    splits = {"train": [1, -1, 0, 1], "test": [-1, 1]}
+    rows = {name: {"text": [f"t{label}" for label in labels], "label": labels} for name, labels in splits.items()}
+    DatasetDict({name: Dataset.from_dict(row, names) for name, row in rows.items()}).save_to_disk(tmp_path)
+    with pytest.raises(
+        ValueError,
+        match=r"train, row 1: the label is -1; it must be one of \['no', 'yes'\].*withheld, none: --test_split none",
+    ):
+        read_classification(ClassificationDataArguments(dataset=str(tmp_path)))
+    found = read_classification(ClassificationDataArguments(dataset=str(tmp_path), drop_labels=["-1"]))
+    assert found["train"].to_dict() == {"text": ["t1", "t0", "t1"], "label": ["yes", "no", "yes"]}
+    assert found["test"]["label"][:] == ["yes"]
+    assert "train: 1 of 4 samples have a label that is dropped\ntest: 1 of 2 samples" in capsys.readouterr().out
+
+
+def splits_of(**labels: list) -> DatasetDict:
+    return DatasetDict({split: Dataset.from_dict({"tags": values}) for split, values in labels.items()})
+
+
+def test_label_names():
+    assert label_names(splits_of(train=["b", "a", "b"], test=["a"]), "tags") == ["a", "b"]
+    assert label_names(splits_of(test=[["I-A", "O", "B-A"]]), "tags", training="test") == ["O", "B-A", "I-A"]
+    splits = splits_of(train=[["O", "B-A"]], validation=[["O"]] * 1200 + [["B-B"]])
+    with pytest.raises(
+        ValueError, match="Split 'validation', row 1200: 'B-B' occurs nowhere in 'train', whose tags are B-A, O"
+    ):
+        label_names(splits, "tags")
+    with pytest.raises(ValueError, match=r"Labels are those of the split 'train', but there are only \['test'\]"):
+        label_names(splits_of(test=["a"]), "tags")
+    with pytest.raises(ValueError, match="All tags of the split 'train' are 'a'; a classifier needs two or more"):
+        label_names(splits_of(train=["a", "a"], test=["a"]), "tags")
+
+
+def test_samples(capsys):
+    splits = splits_of(train=list(map(str, range(200))), validation=["0"] * 9, test=["0"])
+    assert take_samples(splits, TaggingDataArguments())["train"] is splits["train"]
+    assert capsys.readouterr().out == ""
+    taken = take_samples(splits, TaggingDataArguments(train_fraction=0.1, max_train_samples=7, max_eval_samples=3))
+    assert taken["train"]["tags"][:] == list(map(str, training_share(200, 0.1)[:7]))
+    assert {split: len(data) for split, data in taken.items()} == {"train": 7, "validation": 3, "test": 1}
+    printed = capsys.readouterr().out
+    assert printed == "train: 7 of 200 samples are taken\nvalidation: 3 of 9 samples are taken\n"
+
+
+def test_shares_lie_within_larger_ones():
+    tenth, half = training_share(1000, 0.1), training_share(1000, 0.5)
+    assert len(tenth) == 100 and len(half) == 500 and tenth == sorted(set(tenth)) and set(tenth) < set(half)
+    assert 300 < sum(half) / 500 < 700 and half != list(range(500))
+    assert training_share(1000, 1.0) == list(range(1000)) and len(training_share(7, 0.001)) == 1

@@ -1,0 +1,126 @@
+"""Products through oneDNN, and without it, against torch.nn.functional.linear; which path is taken, and why."""
+
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from modeling_elmo import elmo_backend, elmo_backends
+from modeling_elmo.elmo_backends import choose_backend, fast_linear, packed, product
+
+
+@pytest.fixture(params=["oneDNN", "oneDNN on Intel", "public operators"])
+def operators(request, monkeypatch):
+    if request.param == "public operators":
+        monkeypatch.setattr(elmo_backends, "_onednn_dtypes", set())
+    elif not elmo_backends._onednn_dtypes:
+        pytest.skip("this build of torch has no oneDNN linear operators")
+    monkeypatch.setattr(elmo_backends, "FEW_PRODUCTS", 0)
+    monkeypatch.setattr(elmo_backends, "_is_intel", request.param == "oneDNN on Intel")
+    return request.param
+
+
+@pytest.mark.parametrize("rows", [0, 1, 5, 64, 130])
+@pytest.mark.parametrize("keep", [None, True, False])
+def test_product_equals_linear(operators, rows, keep):
+    torch.manual_seed(0)
+    weight, bias = nn.Parameter(torch.randn(24, 17)), torch.randn(24)
+    inputs, other = torch.randn(rows, 17), torch.randn(rows, 24)
+    with torch.no_grad():
+        stored = weight if keep is None else packed(weight, keep)
+        expected = F.linear(inputs, weight, bias)
+        torch.testing.assert_close(product(inputs, stored, bias), expected)
+        torch.testing.assert_close(product(inputs, stored), F.linear(inputs, weight))
+        torch.testing.assert_close(product(inputs, stored, bias, plus_NG=other), expected + other)
+        clipped = product(inputs, stored, bias, clip=0.5)
+        torch.testing.assert_close(clipped, expected.clamp(-0.5, 0.5))
+        assert not rows or (clipped.abs() == 0.5).any()
+        assert clipped.is_contiguous()
+
+
+@pytest.mark.parametrize("frozen", [(), ("weight", "bias"), ("inputs",), ("bias", "inputs")])
+@pytest.mark.parametrize("bias", [True, False])
+def test_gradients_equal_linear(operators, frozen, bias):
+    torch.manual_seed(0)
+    linear, inputs = nn.Linear(17, 24, bias=bias), torch.randn(9, 17, requires_grad="inputs" not in frozen)
+    for name, parameter in linear.named_parameters():
+        parameter.requires_grad_(name not in frozen)
+    wanted = [tensor for tensor in (inputs, *linear.parameters()) if tensor.requires_grad]
+    mine, theirs = (
+        torch.autograd.grad(f(inputs).sin().sum(), wanted) for f in (lambda x: fast_linear(linear, x), linear)
+    )
+    assert choose_backend([linear], inputs)[0] == "training"
+    for found, expected in zip(mine, theirs, strict=True):
+        torch.testing.assert_close(found, expected)
+
+
+def test_small_products_are_plain(monkeypatch):
+    if not elmo_backends._onednn_dtypes:
+        pytest.skip("this build of torch has no oneDNN linear operators")
+    weight, calls, plain = torch.randn(4, 3), [], elmo_backends._plain_product
+    monkeypatch.setattr(elmo_backends, "_plain_product", lambda *arguments: calls.append(1) or plain(*arguments))
+    monkeypatch.setattr(elmo_backends, "_is_intel", False)
+    monkeypatch.setattr(elmo_backends, "FEW_PRODUCTS", 60)
+    for rows in (4, 5):
+        torch.testing.assert_close(product(torch.ones(rows, 3), packed(weight, keep=False))[0], weight.sum(1))
+    assert len(calls) == 1
+
+
+@pytest.mark.skipif(not elmo_backends._onednn_dtypes, reason="this build of torch has no oneDNN linear operators")
+def test_on_intel_mkl_takes_single_rows_and_transposed_weights(monkeypatch):
+    calls, plain = [], elmo_backends._plain_product
+    monkeypatch.setattr(elmo_backends, "_plain_product", lambda *arguments: calls.append(1) or plain(*arguments))
+    monkeypatch.setattr(elmo_backends, "_has_onednn", lambda tensor: True)
+    monkeypatch.setattr(elmo_backends, "FEW_PRODUCTS", 0)
+    weight = torch.randn(4, 4)
+    for is_intel, expected in ((True, [0, 1, 1]), (False, [0, 0, 0])):
+        monkeypatch.setattr(elmo_backends, "_is_intel", is_intel)
+        for rows, used, count in zip((2, 1, 2), (weight, weight, weight.t()), expected, strict=True):
+            calls.clear()
+            torch.testing.assert_close(product(torch.ones(rows, 4), used)[0], used.sum(1))
+            assert len(calls) == count
+
+
+def test_a_changed_linear_is_called():
+    class Doubled(nn.Linear):
+        def forward(self, x):
+            return 2 * super().forward(x)
+
+    inputs, linear = torch.randn(4, 3), Doubled(3, 2)
+    torch.testing.assert_close(fast_linear(linear, inputs), linear(inputs))
+    linear = nn.Linear(3, 2)
+    linear.register_forward_hook(lambda module, arguments, output: output + 1)
+    torch.testing.assert_close(fast_linear(linear, inputs), linear(inputs))
+    with torch.autocast("cpu"):
+        assert fast_linear(nn.Linear(3, 2), inputs).dtype == torch.bfloat16
+
+
+def test_the_choice_and_its_reason():
+    layers, inputs = [nn.Linear(3, 2)], torch.randn(4, 3)
+    assert choose_backend(layers, inputs) == ("training", "CPU training")
+    assert choose_backend(layers, inputs.bfloat16()) == ("reference", "training is not built for torch.bfloat16 on cpu")
+    with torch.no_grad():
+        assert choose_backend(layers, inputs) == ("inference", "CPU inference")
+        assert choose_backend(layers, inputs.to("meta"))[1] == "inference is not built for torch.float32 on meta"
+        assert "dtype is not the inputs'" in choose_backend(layers, inputs.double())[1]
+        with torch.autocast("cpu"):
+            assert choose_backend(layers, inputs) == ("reference", "autocast is on")
+        with elmo_backend("reference"):
+            assert choose_backend(layers, inputs) == ("reference", "forced")
+        with elmo_backend("training"):
+            assert choose_backend(layers, inputs) == ("training", "forced")
+    with elmo_backend("inference"), pytest.raises(ValueError, match="'inference' was forced, but gradients are needed"):
+        choose_backend(layers, inputs)
+    layers[0].register_forward_hook(lambda *_: None)
+    assert "hooked" in choose_backend(layers, inputs)[1]
+    message = "no backend 'cudnn'; pass one of reference, inference, training, torch_lstm, cuda_graph"
+    with pytest.raises(ValueError, match=message), elmo_backend("cudnn"):
+        pass
+
+
+def test_forcing_a_backend_stays_in_its_thread():
+    layers, inputs = [nn.Linear(3, 2)], torch.randn(4, 3)
+    with elmo_backend("reference"), ThreadPoolExecutor(1) as other:
+        assert other.submit(choose_backend, layers, inputs).result() == ("training", "CPU training")

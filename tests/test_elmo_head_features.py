@@ -1,0 +1,106 @@
+"""`x_k` beside its definition: a table of words, and a convolution over the characters of one word at a time."""
+
+import pytest
+import torch
+
+from modeling_elmo import ELMoConfig
+from modeling_elmo.elmo_head_features import TokenFeatures
+
+SIZES = {"vocab_size": 11, "char_vocab_size": 30, "max_word_length": 7, "task_word_embedding_size": 6}
+SIZES |= {"task_char_embedding_size": 3, "task_char_cnn_filters": [[1, 4], [3, 5]]}
+
+
+def make_features(**overrides) -> TokenFeatures:
+    torch.manual_seed(0)
+    features = TokenFeatures(ELMoConfig.from_preset("tiny", **{**SIZES, **overrides}))
+    with torch.no_grad():
+        for parameter in features.parameters():
+            parameter.normal_()
+    return features
+
+
+def make_inputs():
+    """Words with repetitions; masked positions hold ids too."""
+    generator = torch.Generator().manual_seed(1)
+    words = torch.randint(1, 11, (3, 5), generator=generator)
+    spelling = torch.randint(1, 30, (11, 7), generator=generator)
+    mask = torch.tensor([[1, 1, 1, 1, 1], [0, 0, 1, 1, 0], [1, 0, 1, 0, 1]]).bool()
+    return spelling[words], words, mask
+
+
+def plain_character_features(encoder, word):
+    """The largest value of each filter over all windows of one word `(max_word_length,)`, or 0."""
+    table, pooled = encoder.char_embeddings.weight[word], []
+    for convolution in encoder.convolutions:
+        filters, _, width = convolution.weight.shape
+        windows = [table[start : start + width] for start in range(len(word) - width + 1)]
+        for number in range(filters):
+            kernel, bias = convolution.weight[number].T, convolution.bias[number]
+            pooled.append(max((window * kernel).sum() + bias for window in windows).clamp(min=0))
+    return torch.stack(pooled)
+
+
+@pytest.mark.parametrize("missing", [None, "words", "characters", "filters"])
+def test_features_are_a_table_and_a_convolution(missing):
+    options = {"words": {"task_word_embedding_size": 0}, "filters": {"task_char_cnn_filters": []}}
+    options["characters"] = {"char_vocab_size": 0, "word_embedding_size": 2}
+    features = make_features(**options.get(missing, {}))
+    characters, words, mask = make_inputs()
+    found = features(characters, words, mask)
+    assert found.shape == (3, 5, features.output_size)
+    assert features.output_size == 6 * (missing != "words") + 9 * (missing in (None, "words"))
+    assert not found[~mask].any()
+    for row, place in mask.nonzero().tolist():
+        expected = [] if missing == "words" else [features.word_embeddings.weight[words[row, place]]]
+        if features.char_encoder is not None:
+            expected.append(plain_character_features(features.char_encoder, characters[row, place]))
+        torch.testing.assert_close(found[row, place], torch.cat(expected))
+
+
+def test_what_is_missing_need_not_be_passed():
+    characters, words, mask = make_inputs()
+    for given, options in (
+        ((characters, None), {"task_word_embedding_size": 0}),
+        ((None, words), {"task_char_cnn_filters": []}),
+    ):
+        features = make_features(**options)
+        assert torch.equal(features(*given, mask), features(characters, words, mask))
+
+
+def test_each_distinct_word_is_encoded_once(monkeypatch):
+    features = make_features()
+    characters, words, mask = make_inputs()
+    calls, encode = [], features.char_encoder.forward
+    monkeypatch.setattr(features.char_encoder, "forward", lambda ids: calls.append(len(ids)) or encode(ids))
+    features(characters, words, mask)
+    assert calls == [len(words[mask].unique())] and calls[0] < mask.sum()
+
+
+def test_gradients_reach_what_was_read_alone():
+    features = make_features()
+    characters, words, mask = make_inputs()
+    features(characters, words, mask).square().sum().backward()
+    is_read = torch.zeros(11, dtype=torch.bool).index_fill(0, words[mask], True)
+    assert features.word_embeddings.weight.grad[is_read].any(1).all()
+    assert not features.word_embeddings.weight.grad[~is_read].any()
+    assert all(parameter.grad.any() for parameter in features.char_encoder.parameters())
+
+
+def test_no_positions_and_no_real_positions():
+    features = make_features()
+    characters, words, mask = make_inputs()
+    assert not features(characters, words, torch.zeros_like(mask)).any()
+    assert features(characters[:0], words[:0], mask[:0]).shape == (0, 5, 15)
+    assert features(characters[:, :0], words[:, :0], mask[:, :0]).shape == (3, 0, 15)
+
+
+@pytest.mark.parametrize("given, expected", [(None, 6**-0.5), (0.2, 0.2)])
+def test_the_table_is_drawn_with_vectors_of_length_one_or_as_given(given, expected):
+    features = TokenFeatures(ELMoConfig.from_preset("tiny", **{**SIZES, "vocab_size": 2000}), given)
+    features.reset_parameters()
+    weight = features.word_embeddings.weight.detach()
+    assert weight.std() == pytest.approx(expected, rel=0.02) and abs(weight.mean()) < 0.02
+    before = features.word_embeddings.weight.clone()
+    features.word_embeddings.weight._is_hf_initialized = True  # filled from a checkpoint
+    features.reset_parameters()
+    assert torch.equal(features.word_embeddings.weight, before)

@@ -1,0 +1,119 @@
+"""Our biRNNs beside torch.nn's: values, every gradient, rows of all lengths, and when each is taken."""
+
+import pytest
+import torch
+from accelerate import cpu_offload
+from torch import nn
+
+from modeling_elmo import elmo_backend
+from modeling_elmo.elmo_head_recurrence import _GRU, _LSTM, at, read_both_ways
+
+LENGTHS = [7, 1, 4, 7, 2]
+both_kinds = pytest.mark.parametrize("kind", [nn.GRU, nn.LSTM])
+
+
+def make_layer(kind, inputs=5, size=3, dtype=torch.float64):
+    torch.manual_seed(0)
+    layer = kind(inputs, size, bidirectional=True, batch_first=True).to(dtype)
+    for parameter in layer.parameters():
+        nn.init.normal_(parameter, std=0.6)
+    return layer
+
+
+def make_rows(inputs=5, dtype=torch.float64):
+    """What stands after a row's end is garbage."""
+    x = torch.randn(len(LENGTHS), max(LENGTHS), inputs, generator=torch.Generator().manual_seed(1), dtype=dtype)
+    ends = torch.tensor(LENGTHS)[:, None]
+    return x.masked_fill((torch.arange(max(LENGTHS)) >= ends)[..., None], 50.0), ends
+
+
+@both_kinds
+def test_equals_torch_on_each_row_alone(kind):
+    layer, (x, ends) = make_layer(kind), make_rows()
+    found = {}
+    for name in ("ours", "theirs"):
+        given = x.clone().requires_grad_()
+        if name == "ours":
+            outputs = read_both_ways(layer, given, ends)
+            rows = [outputs[row, :length] for row, length in enumerate(LENGTHS)]
+        else:
+            rows = [layer(given[row : row + 1, :length])[0][0] for row, length in enumerate(LENGTHS)]
+        loss = sum(row.sin().sum() for row in rows)
+        found[name] = [torch.cat(rows), *torch.autograd.grad(loss, [given, *layer.parameters()])]
+    for ours, theirs in zip(found["ours"], found["theirs"], strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-9, atol=1e-12)
+
+
+@both_kinds
+@pytest.mark.parametrize("dtype, tolerance", [(torch.float32, 1e-5), (torch.float64, 1e-12)])
+def test_backends_agree(kind, dtype, tolerance):
+    layer, (x, ends) = make_layer(kind, 40, 30, dtype), make_rows(40, dtype)
+    outputs = []
+    for backend in ("reference", "training", "inference"):
+        with elmo_backend(backend), torch.set_grad_enabled(backend == "training"):
+            read = read_both_ways(layer, x, ends)
+            outputs.append(torch.cat([read[row, :length] for row, length in enumerate(LENGTHS)]))
+            assert read.dtype == dtype and read.shape == (5, 7, 60)
+    for other in outputs[1:]:
+        torch.testing.assert_close(other, outputs[0], rtol=tolerance, atol=tolerance)
+
+
+@pytest.mark.parametrize("function, gates", [(_GRU, 3), (_LSTM, 4)])
+def test_gradients_are_those_of_differences(function, gates):
+    torch.manual_seed(0)
+    shapes = [(4, 2, 3, gates * 2), (2, gates * 2, 2), (2, gates * 2)]
+    inputs = [torch.randn(shape, dtype=torch.float64, requires_grad=True) for shape in shapes]
+    assert torch.autograd.gradcheck(function.apply, inputs)
+
+
+@both_kinds
+def test_torchs_own_is_taken_where_ours_cannot_be(kind, monkeypatch):
+    layer, (x, ends) = make_layer(kind), make_rows()
+    expected = read_both_ways(layer, x, ends)
+    calls = []
+    monkeypatch.setattr(_GRU, "apply", lambda *_: calls.append("ours"))
+    monkeypatch.setattr(_LSTM, "apply", lambda *_: calls.append("ours"))
+    hook = layer.register_forward_hook(lambda *_: calls.append("hook"))
+    found = read_both_ways(layer, x, ends)
+    hook.remove()
+    with elmo_backend("reference"):
+        same = read_both_ways(layer, x, ends)
+    with torch.autocast("cpu", torch.bfloat16):
+        rough = read_both_ways(layer.float(), x.float(), ends)
+    assert calls == ["hook"]
+    for row, length in enumerate(LENGTHS):
+        torch.testing.assert_close(found[row, :length], expected[row, :length])
+        torch.testing.assert_close(same[row, :length], expected[row, :length])
+        torch.testing.assert_close(rough[row, :length].double(), expected[row, :length], rtol=0.1, atol=0.1)
+
+
+class Quantizable(nn.Module):
+    """Holds a biRNN as a head does."""
+
+    def __init__(self, kind):
+        super().__init__()
+        self.layer = make_layer(kind, dtype=torch.float32)
+
+    def forward(self, x, ends):
+        return read_both_ways(self.layer, x, ends)
+
+
+@pytest.mark.filterwarnings("ignore:torch.ao.quantization is deprecated", "ignore:.*quantized tensor creation")
+@both_kinds
+def test_modules_that_quantizers_or_offloading_changed_are_called(kind):
+    quantization = pytest.importorskip("torch.ao.quantization")
+    model, (x, ends) = Quantizable(kind), make_rows(dtype=torch.float32)
+    with torch.no_grad():
+        expected = model(x, ends)
+        quantized = quantization.quantize_dynamic(model, {nn.GRU, nn.LSTM})(x, ends)
+        offloaded = cpu_offload(model, execution_device=torch.device("cpu"))(x, ends)
+    for row, length in enumerate(LENGTHS):
+        torch.testing.assert_close(quantized[row, :length], expected[row, :length], rtol=0.1, atol=0.05)
+        torch.testing.assert_close(offloaded[row, :length], expected[row, :length])
+
+
+def test_at_takes_positions_of_each_row():
+    x = torch.arange(24.0).reshape(2, 4, 3)
+    positions = torch.tensor([[3, 0, 0], [1, 2, 3]])
+    expected = torch.stack([torch.stack([x[row, place] for place in places]) for row, places in enumerate(positions)])
+    assert torch.equal(at(x, positions), expected)

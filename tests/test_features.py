@@ -1,0 +1,238 @@
+"""Stored layers are those of the model, and no file is left that is not whole."""
+
+import errno
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from datasets import Dataset
+from task_worker import TASKS, bilm, sentences_of
+from transformers import DataCollatorForTokenClassification, DataCollatorWithPadding
+
+from modeling_elmo import ELMoConfig, ELMoForTokenClassification, ELMoModel, ELMoTokenizer
+from modeling_elmo.run_scripts.fine_tuning import features
+from modeling_elmo.run_scripts.fine_tuning.features import FeatureCollator, FeatureStore, feature_store
+
+WORDS = [words for words, _ in sentences_of(TASKS / "wnut17_train.conll")[:12]]
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory) -> Path:
+    return bilm(tmp_path_factory.mktemp("base") / "bilm")
+
+
+@pytest.fixture(scope="module")
+def model(base) -> ELMoModel:
+    return ELMoModel.from_pretrained(base).eval()
+
+
+def tokenizer_of(base: Path, **options) -> ELMoTokenizer:
+    return ELMoTokenizer.from_pretrained(base, **options)
+
+
+def encodings(tokenizer: ELMoTokenizer, words: list[list[str]] = WORDS) -> Dataset:
+    inputs = tokenizer(words, is_split_into_words=True)
+    labels = [[-100, *range(len(sentence)), -100] for sentence in words]
+    columns = {name: [row.tolist() if isinstance(row, np.ndarray) else row for row in inputs[name]] for name in inputs}
+    return Dataset.from_dict({**columns, "labels": labels, "text_number": list(range(len(words)))})
+
+
+def stored(folder: Path, model: ELMoModel, tokenizer: ELMoTokenizer, words=WORDS, **options) -> FeatureStore:
+    collate = DataCollatorForTokenClassification(tokenizer)
+    return feature_store(folder, model, encodings(tokenizer, words), collate, **options)
+
+
+@torch.no_grad()
+def layers_alone(model: ELMoModel, tokenizer: ELMoTokenizer, *texts: list[str]) -> torch.Tensor:
+    """Of one text, in a batch of its own: `(tokens, layers, width)`."""
+    inputs = tokenizer(*([text] for text in texts), is_split_into_words=True, return_tensors="pt")
+    return torch.stack(model(**inputs).hidden_states, dim=2)[0]
+
+
+@pytest.mark.parametrize("side", ["right", "left"])
+@pytest.mark.parametrize("batch_tokens", [1, 60, 2048])
+def test_each_text_has_its_own_layers(side, batch_tokens, tmp_path, base, model):
+    tokenizer = tokenizer_of(base, padding_side=side)
+    store = stored(tmp_path, model, tokenizer, batch_tokens=batch_tokens)
+    for number, words in enumerate(WORDS):
+        expected = layers_alone(model, tokenizer, words)
+        assert store[number].shape == expected.shape == (len(words) + 2, 3, 16)
+        np.testing.assert_allclose(store[number], expected, rtol=1e-5, atol=1e-6)
+    (file,) = tmp_path.iterdir()
+    assert file.stat().st_size == 4 * 3 * 16 * sum(len(words) + 2 for words in WORDS)
+
+
+def test_pairs_are_two_texts(tmp_path, base, model):
+    tokenizer, pairs = tokenizer_of(base), list(zip(WORDS[:3], WORDS[3:6], strict=True))
+    inputs = tokenizer([list(pair) for pair in pairs], is_split_into_words=True)
+    columns = {name: [list(map(np.ndarray.tolist, map(np.asarray, row))) for row in inputs[name]] for name in inputs}
+    store = feature_store(tmp_path, model, Dataset.from_dict(columns), DataCollatorWithPadding(tokenizer))
+    for number, pair in enumerate(pairs):
+        np.testing.assert_allclose(store[number], layers_alone(model, tokenizer, *pair), rtol=1e-5, atol=1e-6)
+        first = layers_alone(model, tokenizer, pair[0])
+        np.testing.assert_allclose(store[number][: len(first)], first, rtol=1e-5, atol=1e-6)
+
+
+def test_the_layers_are_mapped_and_cannot_be_changed(tmp_path, base, model):
+    store = stored(tmp_path, model, tokenizer_of(base))
+    assert isinstance(store.layers, np.memmap) and np.shares_memory(store.text(3), store.layers)
+    with pytest.raises(ValueError, match="read-only"):
+        store.text(3)[0] = 0
+
+
+def test_a_text_of_several_rows_is_kept_once(tmp_path, base, model):
+    """As the context of several questions."""
+    tokenizer, collate = tokenizer_of(base), DataCollatorWithPadding(tokenizer_of(base))
+    pairs = [(WORDS[0], WORDS[1]), (WORDS[2], WORDS[1]), (WORDS[1], WORDS[1])]
+    inputs = tokenizer([list(pair) for pair in pairs], is_split_into_words=True)
+    columns = {name: [list(map(np.ndarray.tolist, map(np.asarray, row))) for row in inputs[name]] for name in inputs}
+    store = feature_store(tmp_path, model, Dataset.from_dict(columns), collate)
+    for number, pair in enumerate(pairs):
+        np.testing.assert_allclose(store[number], layers_alone(model, tokenizer, *pair), rtol=1e-5, atol=1e-6)
+    assert len(store.layers) == sum(len(words) + 2 for words in WORDS[:3])
+    assert len({np.shape(ids)[1] for ids in columns["character_ids"]}) > 1  # rows of other widths
+
+
+def test_batches_are_of_like_length_and_no_larger_than_asked():
+    lengths = [3, 50, 7, 7, 3, 12, 5, 3, 9, 200]
+    batches = features._batches(lengths, batch_tokens=30)
+    assert sorted(number for batch in batches for number in batch) == list(range(10))
+    assert batches[0] == [9] and batches[1] == [1]
+    for batch in batches[2:]:
+        assert max(lengths[number] for number in batch) * len(batch) <= 30
+    assert len(batches) < 7
+
+
+# The collator
+
+
+@pytest.mark.parametrize("side", ["right", "left"])
+def test_a_batch_holds_the_layers_of_its_texts(side, tmp_path, base, model):
+    tokenizer = tokenizer_of(base, padding_side=side)
+    store, examples = stored(tmp_path, model, tokenizer), encodings(tokenizer)
+    batch = FeatureCollator(DataCollatorForTokenClassification(tokenizer), store)([examples[n] for n in (7, 2, 5)])
+    plain = DataCollatorForTokenClassification(tokenizer)(
+        [{name: value for name, value in examples[n].items() if name != "text_number"} for n in (7, 2, 5)]
+    )
+    layers = batch.pop("elmo_hidden_states")
+    assert batch.keys() == plain.keys() and all(torch.equal(batch[name], plain[name]) for name in batch)
+    with torch.no_grad():
+        expected = torch.stack(
+            model(**{name: value for name, value in plain.items() if name != "labels"}).hidden_states, 1
+        )
+    torch.testing.assert_close(layers, expected, rtol=1e-5, atol=1e-6)
+    assert bool((~batch["attention_mask"].bool()).any())
+
+
+@pytest.mark.parametrize("side", ["right", "left"])
+def test_a_head_reads_them_as_its_own(side, tmp_path, base, model):
+    tokenizer = tokenizer_of(base, padding_side=side)
+    config = ELMoConfig.from_pretrained(base, num_labels=20, elmo_placement="both", task_hidden_size=8)
+    torch.manual_seed(0)
+    head = ELMoForTokenClassification.from_pretrained(base, config=config).eval()
+    store, examples = stored(tmp_path, model, tokenizer), list(encodings(tokenizer))
+    collate = DataCollatorForTokenClassification(tokenizer)
+    with torch.no_grad():
+        computed, read = (head(**FeatureCollator(collate, place)(examples)) for place in (None, store))
+    torch.testing.assert_close(read.logits, computed.logits, rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(read.loss, computed.loss)
+
+
+# The file
+
+
+def test_the_file_is_used_again(tmp_path, base, model, monkeypatch):
+    tokenizer = tokenizer_of(base)
+    first = stored(tmp_path, model, tokenizer)
+    (file,) = tmp_path.iterdir()
+    made = file.stat().st_mtime_ns
+    monkeypatch.setattr(ELMoModel, "forward", None)
+    again = stored(tmp_path, ELMoModel.from_pretrained(base), tokenizer)
+    assert file.stat().st_mtime_ns == made and list(tmp_path.iterdir()) == [file]
+    assert np.array_equal(again.layers, first.layers)
+
+
+def test_what_the_layers_do_not_depend_on(tmp_path, base, model):
+    """Labels, word ids, which side is padded, the mix."""
+    stored(tmp_path, model, tokenizer_of(base))
+    other = ELMoModel.from_pretrained(base)
+    torch.nn.init.normal_(other.scalar_mix.weights)
+    words = tokenizer_of(base).with_vocabulary(["<S>", "</S>", "<UNK>", *WORDS[0]], padding_side="left")
+    relabelled = encodings(words).map(lambda example: {"labels": example["labels"][::-1]})
+    feature_store(tmp_path, other, relabelled, DataCollatorForTokenClassification(words))
+    assert len(list(tmp_path.iterdir())) == 1
+
+
+def test_what_they_depend_on(tmp_path, base, model):
+    """The biLM, the texts, their order, where words end, and where a text is cut."""
+    tokenizer = tokenizer_of(base)
+    stored(tmp_path, model, tokenizer)
+    other = bilm(tmp_path.parent / f"{tmp_path.name}-other", seed=1)
+    stored(tmp_path, ELMoModel.from_pretrained(other), tokenizer)
+    assert len(list(tmp_path.iterdir())) == 2
+    joined = [[words[0] + words[1], *words[2:]] for words in WORDS]
+    cut = [words[:3] for words in WORDS]
+    for number, words in enumerate(([*WORDS[1:], WORDS[0]], WORDS[:-1], joined, cut), 3):
+        stored(tmp_path, model, tokenizer, words)
+        assert len(list(tmp_path.iterdir())) == number
+
+
+def test_options_that_change_what_equal_weights_compute(tmp_path, base, model):
+    stored(tmp_path, model, tokenizer_of(base))
+    clipped = ELMoModel.from_pretrained(base, cell_clip=0.01).eval()
+    store = stored(tmp_path, clipped, tokenizer_of(base))
+    np.testing.assert_allclose(store[0], layers_alone(clipped, tokenizer_of(base), WORDS[0]), rtol=1e-5, atol=1e-6)
+
+
+def test_a_word_level_bilm_reads_ids(tmp_path):
+    vocabulary = ["<S>", "</S>", "<UNK>", *dict.fromkeys(word for words in WORDS for word in words)]
+    tokenizer = ELMoTokenizer(vocab=vocabulary)
+    sizes = {"char_vocab_size": 0, "word_embedding_size": 16, "vocab_size": len(tokenizer)}
+    torch.manual_seed(0)
+    model = ELMoModel(ELMoConfig.from_preset("tiny", **sizes)).eval()
+    folder = tmp_path / "features"
+    store = stored(folder, model, tokenizer)
+    np.testing.assert_allclose(store[4], layers_alone(model, tokenizer, WORDS[4]), rtol=1e-5, atol=1e-6)
+    ordered = ["<S>", "</S>", "<UNK>", *sorted(vocabulary[3:])]
+    stored(folder, model, tokenizer.with_vocabulary(ordered))
+    assert len(list(folder.iterdir())) == 2
+
+
+def full(*_):
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+def test_a_full_disk_is_told_before_anything_is_computed(tmp_path, base, model, monkeypatch):
+    monkeypatch.setattr(os, "posix_fallocate", full)
+    monkeypatch.setattr(ELMoModel, "forward", None)
+    with pytest.raises(OSError, match="--cache_features"):
+        stored(tmp_path / "features", model, tokenizer_of(base))
+    assert not list((tmp_path / "features").iterdir())
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, RuntimeError])
+def test_nothing_is_left_of_what_was_stopped(error, tmp_path, base, monkeypatch):
+    model, forward, calls = ELMoModel.from_pretrained(base), ELMoModel.forward, []
+
+    def stopped(self, *args, **kwargs):
+        calls.append(1)
+        if len(calls) == 3:
+            raise error
+        return forward(self, *args, **kwargs)
+
+    monkeypatch.setattr(ELMoModel, "forward", stopped)
+    with pytest.raises(error):
+        stored(tmp_path, model, tokenizer_of(base), batch_tokens=1)
+    assert len(calls) == 3 and not list(tmp_path.iterdir())
+    store = stored(tmp_path, model, tokenizer_of(base), batch_tokens=1)
+    monkeypatch.undo()
+    np.testing.assert_allclose(store[0], layers_alone(model.eval(), tokenizer_of(base), WORDS[0]), atol=1e-6)
+
+
+def test_without_posix_fallocate(tmp_path, base, model, monkeypatch):
+    """macOS has none."""
+    monkeypatch.delattr(os, "posix_fallocate", raising=False)
+    store = stored(tmp_path, model, tokenizer_of(base))
+    np.testing.assert_allclose(store[11], layers_alone(model, tokenizer_of(base), WORDS[11]), rtol=1e-5, atol=1e-6)

@@ -1,0 +1,723 @@
+"""Interruptions, several processes, and the step itself: what the loop promises, on runs of a second."""
+
+import errno
+import json
+import math
+import multiprocessing
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from threading import RLock
+
+import pytest
+import torch
+import torch.nn.functional as F
+from datasets import Dataset
+from pretraining_worker import LINES, TEXT, arguments_of, assert_same, contents, options_of, pretrain
+from safetensors.torch import load_file
+from torch import Tensor
+from tqdm import tqdm
+from transformers import AutoModelForPreTraining, DataCollatorForLanguageModeling, Trainer
+from transformers import TrainingArguments as StockArguments
+
+from modeling_elmo import ELMoConfig, ELMoForPreTraining, ELMoTokenizer
+from modeling_elmo.run_scripts.cards import bilm_card
+from modeling_elmo.run_scripts.cards.card import read_results
+from modeling_elmo.run_scripts.pretraining import loop
+from modeling_elmo.run_scripts.pretraining.batches import LMBatch
+from modeling_elmo.run_scripts.pretraining.checkpoints import Checkpoints
+from modeling_elmo.run_scripts.pretraining.loop import Pretraining
+
+ROOT = Path(__file__).parents[1]
+WORKER = Path(__file__).with_name("pretraining_worker.py")
+
+
+@pytest.fixture(autouse=True)
+def no_curve(monkeypatch):
+    """Drawing one takes as long as a whole run here."""
+    monkeypatch.setattr(bilm_card, "draw_curve", lambda *_: False)
+
+
+def last_of(folder: Path) -> Path:
+    return Checkpoints(folder, None).last()
+
+
+def steps_of(folder: Path) -> list[int]:
+    return [int(path.name.split("-")[-1]) for path in Checkpoints(folder, None).all()]
+
+
+def resume_from_a_copy(folder: Path, step: int, **options) -> Path:
+    """Goes on from one checkpoint of `run`, as if the process had been killed before the next."""
+    again = folder / f"from-{step}"
+    shutil.copytree(folder / "run" / f"checkpoint-{step}", again / f"checkpoint-{step}")
+    pretrain(folder, output_dir=again, resume_from_checkpoint="last", **options)
+    return last_of(again)
+
+
+# Exact resumption
+
+KINDS = [
+    {"context": context, "optim": optim, "softmax_type": softmax, "dataloader_num_workers": workers}
+    for context in ("sentence", "stream")
+    for optim in ("adamw", "adagrad")
+    for softmax in ("full", "sampled")
+    for workers in (0, 1)
+]
+# Any two options meet in one of these; the others are slow only because there are so many.
+FEW = [KINDS[number] for number in (0, 7, 11, 13, 14)]
+
+
+def check_resumption(folder: Path, **options):
+    run = pretrain(folder, **options)
+    assert run.progress.step == 24 and run.progress.epoch >= 2
+    expected = contents(last_of(folder / "run"))
+    for step in (7, 21):  # in the first epoch, and in a later one
+        assert_same(contents(resume_from_a_copy(folder, step, **options)), expected)
+
+
+@pytest.mark.parametrize("options", FEW, ids=lambda options: "-".join(map(str, options.values())))
+def test_resuming_changes_nothing(options, tmp_path):
+    check_resumption(tmp_path, **options)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("options", KINDS, ids=lambda options: "-".join(map(str, options.values())))
+def test_resuming_changes_nothing_in_100_steps(options, tmp_path):
+    options = {**options, "max_steps": 100, "save_steps": 50, "logging_steps": 10, "eval_steps": 20}
+    expected = contents(last_of(pretrain(tmp_path, **options).checkpoints.output_dir))
+    assert_same(contents(resume_from_a_copy(tmp_path, 50, **options)), expected)
+
+
+@pytest.mark.parametrize("options", [{}, {"context": "stream", "gradient_accumulation_steps": 2}], ids=str)
+def test_resuming_between_two_entries_of_the_log_changes_nothing(options, tmp_path):
+    options |= {"logging_steps": 5, "max_steps": 12, "eval_steps": 100}
+    expected = contents(last_of(pretrain(tmp_path, **options).checkpoints.output_dir))
+    assert_same(contents(resume_from_a_copy(tmp_path, 7, **options)), expected)
+
+
+def test_saving_changes_nothing(tmp_path):
+    often, never = (
+        pretrain(tmp_path, output_dir=tmp_path / name, max_steps=10, save_steps=steps, eval_steps=100)
+        for name, steps in (("often", 1), ("never", 100))
+    )
+    assert steps_of(tmp_path / "often") == [*range(1, 11)] and steps_of(tmp_path / "never") == [10]
+    assert_same(contents(last_of(tmp_path / "often"))[:1], contents(last_of(tmp_path / "never"))[:1])
+    assert_same(often.progress.log, never.progress.log)
+
+
+def test_dropout_is_on_in_training_and_drawn_anew_in_each_step(tmp_path):
+    runs = {
+        name: pretrain(tmp_path, output_dir=tmp_path / name, max_steps=3, config_overrides={"dropout": rate}, seed=seed)
+        for name, rate, seed in (("none", 0.0, 1), ("some", 0.3, 1), ("again", 0.3, 1))
+    }
+    losses = {name: [entry.get("loss") for entry in run.progress.log] for name, run in runs.items()}
+    assert losses["some"] == losses["again"] != losses["none"]
+
+
+@pytest.mark.parametrize("finish", [{"max_steps": 9}, {"early_stopping_patience": 1, "learning_rate": 1e-12}], ids=str)
+def test_resuming_what_is_finished_changes_nothing(finish, tmp_path):
+    """Not even the log, where an evaluation would appear twice."""
+    options = {"eval_steps": 4, "optim": "adagrad", **finish}
+    first = pretrain(tmp_path, **options)
+    again = pretrain(tmp_path, resume_from_checkpoint="last", **options)
+    assert again.progress.step == first.progress.step
+    assert_same(again.progress.log, first.progress.log)
+
+
+def test_a_new_learning_rate_counts_on_resuming(tmp_path):
+    """As the message about a loss that is not a number advises."""
+    pretrain(tmp_path, optim="adagrad", max_steps=7)
+    run = pretrain(tmp_path, optim="adagrad", learning_rate=0.01, max_steps=14, resume_from_checkpoint="last")
+    assert run.progress.log[-2]["learning_rate"] == pytest.approx(0.01)
+
+
+# A process that is killed or stopped
+
+
+def run_counting_steps(options: dict, done):
+    """In a forked process: a run that tells its parent how many steps are done."""
+    tqdm.set_lock(RLock())  # the parent's is shared, and would be held for ever by a process that is killed
+    step = Pretraining._step
+
+    def counted(self, *arguments):
+        step(self, *arguments)
+        done.value = self.progress.step
+
+    Pretraining._step = counted
+    loop.Pretraining = Pretraining
+    from pretraining_worker import run_pretraining
+
+    run_pretraining.main(arguments_of(options))
+
+
+def start(options: dict):
+    context = multiprocessing.get_context("fork")  # imports would take ten times as long as a run
+    done = context.Value("i", 0, lock=False)  # which a killed process would keep
+    process = context.Process(target=run_counting_steps, args=(options, done))
+    process.start()
+    return process, done
+
+
+def send_at(step: int, number: int, process, done, delay: float = 0.0):
+    """Sends a signal once so many steps are done and returns the step that it met, 0 if the run was over before."""
+    deadline = time.monotonic() + 120
+    while done.value < step and process.is_alive() and time.monotonic() < deadline:
+        time.sleep(0.001)
+    time.sleep(delay)
+    alive, met = process.is_alive(), done.value
+    if alive:
+        os.kill(process.pid, number)
+    process.join(60)
+    assert not process.is_alive()
+    return met if alive else 0
+
+
+def check_kills(folder: Path, kills: int, seed: int, **options):
+    chance, saved, save_steps = random.Random(seed), 0, 4
+    options = {"save_steps": save_steps, "save_total_limit": 2, "eval_steps": 6, "logging_steps": 2, **options}
+    pretrain(folder, output_dir=folder / "whole", **options)
+    for _ in range(kills):
+        run = options_of(folder, resume_from_checkpoint="last" if saved else None, **options)
+        process, done = start(run)
+        target = saved + chance.randint(1, 5)
+        met = send_at(target, signal.SIGKILL, process, done, delay=chance.uniform(0, 0.3))
+        saved_before, steps = saved, steps_of(folder / "run")
+        saved = max(steps, default=0)
+        assert saved >= saved_before and met - saved <= save_steps
+        for step in steps:
+            model = AutoModelForPreTraining.from_pretrained(folder / "run" / f"checkpoint-{step}")
+            assert all(weight.isfinite().all() for weight in model.parameters())
+        if saved >= options["max_steps"] - save_steps:  # again from the beginning
+            shutil.rmtree(folder / "run")
+            saved = 0
+    pretrain(folder, resume_from_checkpoint="last" if saved else None, **options)
+    assert_same(contents(last_of(folder / "run")), contents(last_of(folder / "whole")))
+    hidden = [path.name for path in (folder / "run").glob(".*")]
+    assert not hidden
+
+
+def test_two_kills(tmp_path):
+    check_kills(tmp_path, kills=2, seed=0, max_steps=16)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("context", ["sentence", "stream"])
+def test_twenty_kills(context, tmp_path):
+    check_kills(tmp_path, kills=20, seed=1, max_steps=60, context=context, softmax_type="sampled")
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_stops_with_a_checkpoint(number, tmp_path, capfd):
+    options = {"save_steps": 100, "eval_steps": 100, "max_steps": 20, "logging_steps": 1}
+    process, done = start(options_of(tmp_path, **options))
+    met = send_at(5, number, process, done)
+    assert 5 <= met < 18  # else it came too late to tell
+    assert process.exitcode == 128 + number
+    (step,) = steps_of(tmp_path / "run")
+    assert met <= step <= met + 2  # the step that it was in, and the next if that one had begun to be read
+    printed = capfd.readouterr().out
+    message = f"Stopped at step {step} by signal {int(number)}; {tmp_path / 'run' / f'checkpoint-{step}'} is complete."
+    assert message in printed and "--resume_from_checkpoint last" in printed
+    assert not (tmp_path / "run" / "config.json").exists()  # it is not published
+    pretrain(tmp_path, resume_from_checkpoint="last", **options)
+    pretrain(tmp_path, output_dir=tmp_path / "whole", **options)
+    assert_same(contents(last_of(tmp_path / "run")), contents(last_of(tmp_path / "whole")))
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.slow)])
+def test_a_signal_to_the_whole_group_stops_with_a_checkpoint(number, tmp_path):
+    """As a terminal or a batch system sends it: to the processes that prepare batches too."""
+    options = options_of(tmp_path, max_steps=100_000, num_train_epochs=1e6, save_steps=5, dataloader_num_workers=1)
+    options |= {"eval_steps": 1_000_000, "save_total_limit": 1}
+    command = [sys.executable, str(ROOT / "run_scripts" / "run_pretraining.py"), *arguments_of(options)]
+    process = subprocess.Popen(
+        command, cwd=tmp_path, start_new_session=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    try:
+        deadline = time.monotonic() + 120
+        while not steps_of(tmp_path / "run") and process.poll() is None and time.monotonic() < deadline:
+            time.sleep(0.05)
+        os.killpg(process.pid, number)
+        printed, errors = process.communicate(timeout=60)
+    finally:
+        process.kill()
+    assert process.returncode == 128 + number, errors[-2000:]
+    assert f"{last_of(tmp_path / 'run')} is complete" in printed
+
+
+@pytest.mark.slow
+def test_an_error_ends_the_processes_that_prepare_batches_too(tmp_path):
+    """Whatever they do about signals."""
+    options = options_of(tmp_path, learning_rate=1e30, optim="adagrad", eval_steps=100, dataloader_num_workers=1)
+    command = [sys.executable, str(ROOT / "run_scripts" / "run_pretraining.py"), *arguments_of(options)]
+    finished = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60)
+    assert finished.returncode == 1 and "FloatingPointError" in finished.stderr
+
+
+def test_handlers_are_put_back(tmp_path):
+    before = [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)]
+    pretrain(tmp_path, max_steps=1)
+    assert [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)] == before
+
+
+# What must not go on
+
+
+def files_of(folder: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def break_weights_in(step: int, monkeypatch):
+    plain = Pretraining._step
+
+    def broken(self, *arguments):
+        if self.progress.step + 1 == step:
+            with torch.no_grad():
+                next(self.plain_model.elmo.forward_lstm.parameters())[0, 0] = math.nan
+        plain(self, *arguments)
+
+    monkeypatch.setattr(Pretraining, "_step", broken)
+
+
+@pytest.mark.parametrize("save_steps", [4, 1])
+def test_a_loss_that_is_not_a_number(save_steps, tmp_path, monkeypatch):
+    options = {"save_steps": save_steps, "logging_steps": 100, "eval_steps": 100}
+    pretrain(tmp_path, output_dir=tmp_path / "good", max_steps=7, **options)
+    shutil.copytree(tmp_path / "good" / "checkpoint-4", tmp_path / "run" / "checkpoint-4")
+    before = files_of(tmp_path / "run" / "checkpoint-4")
+    break_weights_in(6, monkeypatch)
+    with pytest.raises(FloatingPointError) as error:
+        pretrain(tmp_path, resume_from_checkpoint="last", **options)
+    message, last = str(error.value), 4 if save_steps == 4 else 5
+    assert "The loss of step 6 is not a number." in message
+    assert f"{tmp_path / 'train.txt'} line " in message
+    assert f"The last good checkpoint is {tmp_path / 'run' / f'checkpoint-{last}'}." in message
+    assert "--learning_rate" in message and "--max_grad_norm" in message
+    assert files_of(tmp_path / "run" / "checkpoint-4") == before
+    assert steps_of(tmp_path / "run") == [*range(4, last + 1)]
+
+
+def test_the_lines_named_are_those_of_the_step(tmp_path, monkeypatch):
+    read, plain = [], Pretraining._step
+
+    def remembered(self, group, *others):
+        read.append({line for batch in group for _, line in batch.places})
+        plain(self, group, *others)
+
+    monkeypatch.setattr(Pretraining, "_step", remembered)
+    break_weights_in(3, monkeypatch)
+    with pytest.raises(FloatingPointError) as error:
+        pretrain(tmp_path, max_steps=5)
+    named = str(error.value).split("This process read ")[1].split(" there.")[0].split(", ")
+    assert {int(name.split(" line ")[1]) for name in named} == read[2]
+
+
+def test_a_learning_rate_that_is_far_too_high(tmp_path):
+    with pytest.raises(FloatingPointError, match="of step [2-9] is not a number"):
+        pretrain(tmp_path, learning_rate=1e30, optim="adagrad", eval_steps=100)
+    assert steps_of(tmp_path / "run") == []
+    with pytest.raises(FloatingPointError, match="The last good checkpoint is None|no checkpoint"):
+        pretrain(tmp_path, learning_rate=1e30, optim="adagrad", eval_steps=100)
+
+
+def test_no_weights_are_saved_that_are_not_numbers(tmp_path, monkeypatch):
+    """The last step's own loss and gradient are those of the weights before it."""
+    plain = Pretraining._step
+
+    def broken(self, *arguments):
+        plain(self, *arguments)
+        if self.progress.step == 8:
+            with torch.no_grad():
+                next(self.plain_model.elmo.forward_lstm.parameters())[0, 0] = math.nan
+
+    monkeypatch.setattr(Pretraining, "_step", broken)
+    with pytest.raises(FloatingPointError, match="checkpoint-4"):
+        pretrain(tmp_path, max_steps=8, save_steps=4, validation_file=None)
+    assert steps_of(tmp_path / "run") == [4] and not (tmp_path / "run" / "config.json").exists()
+
+
+def test_a_full_disk(tmp_path, monkeypatch):
+    save = ELMoForPreTraining.save_pretrained
+
+    def full(self, folder, *arguments, **options):
+        if "checkpoint-8" in str(folder):
+            (Path(folder) / "model.safetensors").write_bytes(b"a part")
+            raise OSError(errno.ENOSPC, "No space left on device")
+        save(self, folder, *arguments, **options)
+
+    monkeypatch.setattr(ELMoForPreTraining, "save_pretrained", full)
+    options = {"save_steps": 4, "logging_steps": 2, "max_steps": 10, "eval_steps": 100}
+    with pytest.raises(OSError, match="No space left on device.*last complete checkpoint.* is checkpoint-4"):
+        pretrain(tmp_path, **options)
+    assert [path.name for path in (tmp_path / "run").glob("*checkpoint*")] == ["checkpoint-4"]
+    monkeypatch.undo()
+    monkeypatch.setattr(bilm_card, "draw_curve", lambda *_: False)
+    pretrain(tmp_path, resume_from_checkpoint="last", **options)
+    pretrain(tmp_path, output_dir=tmp_path / "whole", **options)
+    assert_same(contents(last_of(tmp_path / "run")), contents(last_of(tmp_path / "whole")))
+
+
+# Course of a run
+
+
+def perplexities(monkeypatch, *values: float):
+    """Held-out perplexity takes these values, one after the other."""
+    plain, left = loop.evaluate, list(values)
+
+    def evaluated(*arguments):
+        found = plain(*arguments)
+        found.perplexity = left.pop(0)
+        return found
+
+    monkeypatch.setattr(loop, "evaluate", evaluated)
+
+
+def test_early_stopping_and_the_best_checkpoint(tmp_path, monkeypatch):
+    perplexities(monkeypatch, 1, 50, 40, 45, 40, 42, 30)
+    run = pretrain(tmp_path, eval_steps=2, save_steps=3, early_stopping_patience=3, save_total_limit=1, max_steps=20)
+    assert run.progress.step == 10 and (run.progress.best_step, run.progress.best_perplexity) == (4, 40)
+    assert steps_of(tmp_path / "run") == [4, 10]
+    published, best = (load_file(tmp_path / "run" / name / "model.safetensors") for name in (".", "checkpoint-4"))
+    assert_same(published, best)
+    last = load_file(tmp_path / "run" / "checkpoint-10" / "model.safetensors")
+    assert any(not torch.equal(published[name], last[name]) for name in last)
+
+
+def test_the_best_on_other_text_is_not_published(tmp_path, monkeypatch, capsys):
+    perplexities(monkeypatch, 90, 10, 50, 40)
+    pretrain(tmp_path, eval_steps=3, save_steps=3, max_steps=3)
+    first = tmp_path / "run" / "model.safetensors"
+    best = load_file(first)
+    options = {"resume_from_checkpoint": "last", "eval_steps": 3, "save_steps": 3}
+    (tmp_path / "other.txt").write_text("Another text .\n", encoding="utf-8")
+    run = pretrain(tmp_path, max_steps=9, validation_file=tmp_path / "other.txt", **options)
+    assert (run.progress.best_step, run.progress.best_perplexity, run.progress.evaluations_since_best) == (9, 40, 0)
+    assert "Step 3 was the best on 1 file(s) from held_out.txt on" in (printed := capsys.readouterr().out)
+    assert "and here 1 file(s) from other.txt on" in printed
+    assert not torch.equal(best["softmax.weight"], load_file(first)["softmax.weight"])
+    run = pretrain(tmp_path, max_steps=12, validation_file=None, **options)
+    assert run.progress.best_step is None
+    assert_same(load_file(first), load_file(tmp_path / "run" / "checkpoint-12" / "model.safetensors"))
+
+
+def test_what_is_kept_when_the_last_is_the_best(tmp_path, monkeypatch):
+    perplexities(monkeypatch, *range(90, 0, -1))
+    run = pretrain(tmp_path, eval_steps=2, save_steps=3, save_total_limit=2, max_steps=10)
+    assert steps_of(tmp_path / "run") == [9, 10] and run.progress.best_step == 10
+
+
+@pytest.mark.parametrize("context", ["sentence", "stream"])
+def test_epochs_end_where_the_text_does(context, tmp_path, monkeypatch):
+    read, plain = [], Pretraining._step
+
+    def remembered(self, group, *others):
+        read.extend(line for batch in group for _, line in batch.places)
+        plain(self, group, *others)
+
+    monkeypatch.setattr(Pretraining, "_step", remembered)
+    run = pretrain(tmp_path, max_steps=None, num_train_epochs=2, context=context)
+    assert run.progress.epoch == pytest.approx(2, abs=0.05)
+    if context == "sentence":
+        assert sorted(read) == sorted([*range(1, 61)] * 2)
+        assert run.progress.predictions == 2 * sum(len(line.split()) + 1 for line in LINES[:60])
+
+
+def test_less_text_than_a_batch(tmp_path):
+    with pytest.raises(ValueError, match="--num_train_epochs 0.001 is less than the first batch reads. Pass more"):
+        pretrain(tmp_path, max_steps=None, num_train_epochs=0.001)
+
+
+def test_max_steps_overrides_epochs(tmp_path):
+    run = pretrain(tmp_path, max_steps=24, num_train_epochs=1, eval_steps=100, save_steps=100)
+    assert run.progress.step == 24
+
+
+@pytest.mark.parametrize("schedule, raw", [("cosine", True), ("linear", False)])
+def test_the_learning_rate_is_used_up_when_the_text_is(schedule, raw, tmp_path):
+    """It neither rises again nor comes to nothing long before the end."""
+    text = TEXT.with_name("en_raw.txt" if raw else "en.txt").read_text("utf-8").splitlines()
+    (tmp_path / "text.txt").write_text("\n".join(text[:60]), encoding="utf-8")
+    run = pretrain(
+        tmp_path,
+        train_file=tmp_path / "text.txt",
+        validation_file=None,
+        is_split_into_words=not raw,
+        pre_tokenization="moses",
+        per_device_train_batch_tokens=200,
+        max_steps=None,
+        num_train_epochs=2,
+        lr_scheduler_type=schedule,
+        learning_rate=1e-3,
+        warmup_steps=0,
+        logging_steps=1,
+        save_steps=1000,
+    )
+    rates = [entry["learning_rate"] for entry in run.progress.log]
+    assert rates == sorted(rates, reverse=True)
+    assert rates[-1] < 1e-4 and rates[-1 - len(rates) // 10] > 0
+
+
+def test_entries_of_the_log(tmp_path):
+    run = pretrain(tmp_path, max_steps=8, softmax_type="sampled", logging_steps=3, eval_steps=6)
+    log = read_results(tmp_path / "run", "pretraining")["log"]
+    assert_same(log, run.progress.log)
+    assert [entry["step"] for entry in log if "perplexity" in entry] == [0, 6, 8]
+    training = [entry for entry in log if "perplexity" not in entry]
+    assert [entry["step"] for entry in training] == [3, 6, 8]
+    names = {"step", "epoch", "sampled_loss", "forward_loss", "backward_loss", "gradient_norm", "learning_rate"}
+    for entry in training:
+        assert entry.keys() == {*names, "words_per_second", "data_wait"}
+        mean = (entry["forward_loss"] + entry["backward_loss"]) / 2
+        assert entry["sampled_loss"] == pytest.approx(mean, rel=1e-5)
+        assert entry["words_per_second"] > 0 and 0 <= entry["data_wait"] < 1
+
+
+# Several processes
+
+PROCESSES = [
+    {"softmax_type": "full"},
+    {"softmax_type": "sampled"},
+    {"softmax_type": "full", "optim": "adamw"},
+    {"softmax_type": "full", "fsdp_softmax": True},
+    {"softmax_type": "adaptive", "config_overrides": {"dropout": 0.0, "adaptive_cutoffs": [60]}},
+]
+STREAM = {"context": "stream", "softmax_type": "sampled"}
+# What one process adds up in one order and two in another. Measured: no difference where both add up the same batches,
+# 1e-7 of losses, norms and weights where rows of two processes are those of one.
+TOLERANCE = {"rtol": 3e-6, "atol": 1e-6}
+
+
+@pytest.fixture(scope="module")
+def two_processes(tmp_path_factory) -> Path:
+    """Runs of two processes in `two-0`, ..., started together: launching takes longer than all of them."""
+    folder = tmp_path_factory.mktemp("processes")
+    runs = []
+    for number, options in enumerate(several(folder)):
+        runs.append(("run_pretraining", arguments_of({**options[0], "output_dir": folder / f"two-{number}"})))
+    (folder / "runs.json").write_text(json.dumps(runs), encoding="utf-8")
+    launch(2, folder)
+    return folder
+
+
+def several(folder: Path) -> list[tuple[dict, dict]]:
+    """Options of two processes, and of the one process that reads the same batches."""
+    common = {
+        "config_overrides": {"dropout": 0.0},
+        "max_steps": 6,
+        "logging_steps": 1,
+        "eval_steps": 3,
+        "save_steps": 3,
+        "optim": "adagrad",
+    }
+    one = {"gradient_accumulation_steps": 2, "fsdp_softmax": False}
+    pairs = [(kind, kind | one) for kind in (common | options for options in PROCESSES)]
+    # Rows of the second process are further rows of one, as long as all of them are in their first blocks.
+    rows = {"unroll_steps": 3, "gradient_scale": 3, "max_steps": 6, "per_device_train_batch_size": 2}
+    kind = common | STREAM | rows
+    pairs.append((kind, kind | {"per_device_train_batch_size": 4}))
+    return [(options_of(folder, **two), options_of(folder, **one)) for two, one in pairs]
+
+
+def launch(processes: int, folder: Path):
+    # Not `accelerate launch --cpu --num_processes 2`, which starts one process.
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", str(processes)]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    finished = subprocess.run(
+        [*command, str(WORKER), str(folder)], env=environment, capture_output=True, text=True, timeout=300
+    )
+    assert finished.returncode == 0, finished.stderr[-4000:]
+
+
+@pytest.mark.parametrize("number", range(6), ids=["full", "sampled", "adamw", "fsdp", "adaptive", "stream"])
+def test_two_processes_equal_one(number, two_processes):
+    folder, options = two_processes, several(two_processes)[number][1]
+    found = json.loads((folder / f"figures-{number}.json").read_text(encoding="utf-8"))
+    assert found["processes"] == 2
+    one = folder / f"one-{number}"
+    pretrain(folder, **options | {"output_dir": one, "config_overrides": json.loads(options["config_overrides"])})
+    log = json.loads((one / "checkpoint-6" / "training_log.json").read_text(encoding="utf-8"))
+    assert len(log) == 9 and len(found["found"]) == 9
+    for entry, expected in zip(found["found"], log, strict=True):
+        assert entry.keys() == expected.keys()
+        for name in entry.keys() - {"words_per_second", "data_wait", "protocol", "epoch"}:
+            assert entry[name] == pytest.approx(expected[name], rel=TOLERANCE["rtol"]), (entry["step"], name)
+        assert entry["epoch"] == pytest.approx(expected["epoch"], abs=0.11)  # a batch more or less
+    two, *_ = contents(last_of(folder / f"two-{number}"))
+    for name, weight in load_file(one / "checkpoint-6" / "model.safetensors").items():
+        torch.testing.assert_close(two[name], weight, msg=name, **TOLERANCE)
+
+
+@pytest.mark.slow
+def test_two_processes_go_on_exactly(two_processes):
+    """From a checkpoint of both, each with its own rows and states."""
+    folder, runs = two_processes, []
+    for number, (options, _) in enumerate(several(folder)):
+        again = folder / "again" / f"{number}"
+        shutil.copytree(folder / f"two-{number}" / "checkpoint-3", again / "checkpoint-3")
+        options |= {"output_dir": again, "resume_from_checkpoint": "last"}
+        runs.append(("run_pretraining", arguments_of(options)))
+    (folder / "again" / "runs.json").write_text(json.dumps(runs), encoding="utf-8")
+    launch(2, folder / "again")
+    for number in range(len(runs)):
+        found, expected = folder / "again" / f"{number}", folder / f"two-{number}"
+        assert_same(contents(last_of(found)), contents(last_of(expected)))
+
+
+def test_another_number_of_processes_is_refused_for_streams(two_processes):
+    options = several(two_processes)[-1][0] | {"output_dir": two_processes / "two-5", "resume_from_checkpoint": "last"}
+    options |= {"config_overrides": {"dropout": 0.0}, "max_steps": 9}
+    with pytest.raises(ValueError, match="saved with world_size=2, but here it is 1"):
+        pretrain(two_processes, **options)
+
+
+# The step against a plain one
+
+
+class PlainStream:
+    """Loss of a window of two streams, a position at a time, in float64; the states stay for the next window, and are
+    zero for the rows that begin anew."""
+
+    def __init__(self, config: ELMoConfig, rows: int):
+        self.config, self.clipped = config, 0
+        shapes = (rows, config.projection_size), (rows, config.lstm_hidden_size)
+        self.states = {
+            (name, layer): [torch.zeros(shape, dtype=torch.float64) for shape in shapes]
+            for name in ("forward", "backward")
+            for layer in range(config.num_hidden_layers)
+        }
+
+    def loss(self, weights: dict[str, Tensor], batch: LMBatch) -> tuple[Tensor, Tensor]:
+        """Sums of each direction's losses, of a forward prediction."""
+        losses = []
+        for (name, prefix), begins_B in zip((("forward", ""), ("backward", "backward_")), batch.begins, strict=True):
+            characters, labels = batch.inputs[f"{prefix}character_ids"], batch.inputs[f"{name}_labels"]
+            goes_on_B1 = ~begins_B[:, None]
+            states = [
+                [value * goes_on_B1 for value in self.states[name, layer]]
+                for layer in range(self.config.num_hidden_layers)
+            ]
+            total = 0.0
+            for position in range(labels.shape[1]):
+                vector = self.words(weights, characters[:, position])
+                for layer, state in enumerate(states):
+                    output = self.step(weights, f"elmo.{name}_lstm.layers.{layer}", vector, state)
+                    vector = output + vector if layer else output
+                logits = vector @ weights["softmax.weight"][1:].T + weights["softmax.bias"][1:]
+                total = total + F.cross_entropy(logits, labels[:, position] - 1, ignore_index=-101, reduction="sum")
+            for layer, state in enumerate(states):
+                self.states[name, layer] = [value.detach() for value in state]
+            losses.append(total / batch.num_predictions)
+        return losses[0], losses[1]
+
+    def step(self, weights, name: str, vector: Tensor, state: list[Tensor]) -> Tensor:
+        hidden, cell = state
+        gates = vector @ weights[f"{name}.input_linear.weight"].T + weights[f"{name}.input_linear.bias"]
+        i, f, o, g = (gates + hidden @ weights[f"{name}.state_linear.weight"].T).chunk(4, dim=1)
+        cell = torch.sigmoid(i) * torch.tanh(g) + torch.sigmoid(f + self.config.forget_bias) * cell
+        cell = self.clip(cell, self.config.cell_clip)
+        hidden = (torch.sigmoid(o) * torch.tanh(cell)) @ weights[f"{name}.projection.weight"].T
+        state[:] = self.clip(hidden, self.config.projection_clip), cell
+        return state[0]
+
+    def clip(self, values: Tensor, bound: float | None) -> Tensor:
+        if bound is None:
+            return values
+        self.clipped += int((values.abs() > bound).sum())
+        return torch.where(values.abs() > bound, bound * values.sign().detach(), values)
+
+    def words(self, weights, characters: Tensor) -> Tensor:
+        embedded, pooled = F.embedding(characters.long(), weights["elmo.char_encoder.char_embeddings.weight"]), []
+        for number in range(len(self.config.char_cnn_filters)):
+            kernel, bias = (weights[f"elmo.char_encoder.convolutions.{number}.{kind}"] for kind in ("weight", "bias"))
+            pooled.append(F.conv1d(embedded.transpose(1, 2), kernel, bias).amax(2))
+        x = F.relu(torch.cat(pooled, 1))
+        for number in range(self.config.num_highway_layers):
+            carry, transform = (
+                F.linear(
+                    x, *(weights[f"elmo.char_encoder.highways.{number}.{part}.{kind}"] for kind in ("weight", "bias"))
+                )
+                for part in ("carry", "transform")
+            )
+            x = torch.sigmoid(carry) * F.relu(transform) + (1 - torch.sigmoid(carry)) * x
+        return F.linear(x, weights["elmo.token_projection.weight"], weights["elmo.token_projection.bias"])
+
+
+@pytest.mark.parametrize("clips", [None, 0.05], ids=["free", "clipped"])
+def test_steps_of_the_stream_recipe(clips, tmp_path, monkeypatch):
+    """Losses and gradients, before they are clipped, of steps whose windows follow each other, through two blocks."""
+    batches, weights, gradients, step = [], [], [], Pretraining._step
+
+    def recorded_step(self, group, *others):
+        batches.append(group[0])
+        weights.append({name: value.detach().double() for name, value in self.plain_model.named_parameters()})
+        self.names = [name for name, _ in self.plain_model.named_parameters()]
+        step(self, group, *others)
+        self.unlogged[-1].figures.numpy()  # it is there at once on a CPU
+
+    clip = loop.clip_gradients
+
+    def recorded_clip(parameters, max_norm):
+        gradients.append([parameter.grad.double() for parameter in parameters])
+        return clip(parameters, max_norm)
+
+    monkeypatch.setattr(Pretraining, "_step", recorded_step)
+    monkeypatch.setattr(loop, "clip_gradients", recorded_clip)
+    run = pretrain(
+        tmp_path,
+        context="stream",
+        optim="adagrad",
+        max_steps=12,
+        logging_steps=1,
+        config_overrides={"dropout": 0.0, "cell_clip": clips and 2 * clips, "projection_clip": clips or 3.0},
+    )
+    config, accumulators = run.plain_model.config, {}
+    plain = PlainStream(config, rows=8)
+    log = [entry for entry in run.progress.log if "loss" in entry]
+    begin_2 = torch.stack([batch.begins for batch in batches[1:]]).sum((0, 2))
+    assert (begin_2 > 0).all()
+    for number, batch in enumerate(batches):
+        leaves = {name: value.requires_grad_() for name, value in weights[number].items()}
+        forward, backward = plain.loss(leaves, batch)
+        assert log[number]["forward_loss"] == pytest.approx(forward.item(), rel=1e-5)
+        assert log[number]["backward_loss"] == pytest.approx(backward.item(), rel=1e-5)
+        expected = torch.autograd.grad(6 * (forward + backward) / 2, list(leaves.values()))  # 6: --unroll_steps
+        for name, gradient, found in zip(run.names, expected, gradients[number], strict=True):
+            if name == "softmax.weight":
+                gradient, found = gradient[1:], found[1:]
+            torch.testing.assert_close(found, gradient, rtol=1e-5, atol=1e-6, msg=name)
+        norm = torch.stack([gradient.norm() for gradient in expected]).norm()
+        assert log[number]["gradient_norm"] == pytest.approx(norm.item(), rel=1e-5)
+        # Adagrad: w -= 0.2 * g / sqrt(1 + sum g^2), after the global norm was clipped to 10.
+        after = dict(run.plain_model.named_parameters()) if number == 11 else weights[number + 1]
+        for (name, before), gradient in zip(leaves.items(), expected, strict=True):
+            gradient = gradient * min(1.0, 10 / norm.item())
+            accumulators[name] = accumulators.get(name, 1.0) + gradient.square()
+            updated = before.detach() - 0.2 * gradient / accumulators[name].sqrt()
+            torch.testing.assert_close(after[name].detach().double(), updated, rtol=1e-5, atol=1e-6, msg=name)
+    assert (plain.clipped > 100) == (clips is not None)
+
+
+def test_stock_trainer_takes_a_sampled_softmax(tmp_path):
+    """With dense gradients, which all of its optimizers take."""
+    tokenizer = ELMoTokenizer(
+        vocab=["<S>", "</S>", "<UNK>", *sorted({word for line in LINES[:20] for word in line.split()})]
+    )
+    torch.manual_seed(0)
+    config = ELMoConfig.from_preset("tiny", vocab_size=len(tokenizer), softmax_type="sampled", num_sampled=10)
+    model = ELMoForPreTraining(config)
+    rows = Dataset.from_list([dict(tokenizer(line.split(), is_split_into_words=True)) for line in LINES[:20]])
+    arguments = StockArguments(
+        tmp_path, max_steps=3, per_device_train_batch_size=4, use_cpu=True, report_to="none", disable_tqdm=True
+    )
+    before = model.softmax.weight.detach().clone()
+    trainer = Trainer(model, arguments, DataCollatorForLanguageModeling(tokenizer, mlm=False), rows, rows)
+    assert math.isfinite(trainer.train().training_loss)
+    assert not torch.equal(model.softmax.weight, before) and torch.equal(model.softmax.weight[0], before[0])
+    with torch.no_grad():
+        expected = trainer.evaluate()["eval_loss"]
+    assert expected == pytest.approx(math.log(len(tokenizer)), rel=0.5)  # over all words, not the candidates

@@ -1,0 +1,149 @@
+"""The average of the weights beside a plain loop of its formula, and where model and files hold which."""
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import Tensor, nn
+
+from modeling_elmo.run_scripts.fine_tuning.moving_average import TRAINED, MovingAverage
+
+FROZEN = "frozen.weight"
+
+
+def network(seed: int = 0) -> nn.ModuleDict:
+    torch.manual_seed(seed)
+    layers = nn.ModuleDict({"trained": nn.Linear(3, 2), "frozen": nn.Linear(2, 1, bias=False)})
+    layers["frozen"].requires_grad_(False)
+    return layers
+
+
+def weights_of(model: nn.Module) -> dict[str, Tensor]:
+    return {name: weight.detach().clone() for name, weight in model.named_parameters()}
+
+
+def begun(model: nn.Module, decay: float = 0.999) -> MovingAverage:
+    average = MovingAverage(model, decay)
+    average.on_train_begin(None, SimpleNamespace(global_step=0), None)
+    return average
+
+
+@torch.no_grad()
+def train(model: nn.Module, average: MovingAverage, steps: range = range(1, 4)) -> list[dict[str, Tensor]]:
+    """Random changes of the weights; returns them, from the start on."""
+    history = [weights_of(model)]
+    for step in steps:
+        for weight in model.parameters():
+            if weight.requires_grad:
+                weight.add_(torch.randn_like(weight))
+        average.on_step_end(None, SimpleNamespace(global_step=step), None)
+        history.append(weights_of(model))
+    return history
+
+
+def equal(first: dict[str, Tensor], second: dict[str, Tensor]) -> bool:
+    return first.keys() == second.keys() and all(torch.equal(first[name], second[name]) for name in first)
+
+
+@pytest.mark.parametrize("decay", [0.0, 0.3, 0.999])  # the bound from the first step, from the third, never
+def test_averages_are_those_of_the_formula(decay):
+    model = network()
+    average = begun(model, decay)
+    start, *history = train(model, average, range(1, 21))
+    for name, found in average.averages.items():
+        expected = start[name].double()
+        for step, weights in enumerate(history, 1):
+            d = min(decay, (1 + step) / (10 + step))
+            expected = d * expected + (1 - d) * weights[name].double()
+        torch.testing.assert_close(found.double(), expected, rtol=1e-5, atol=1e-6)
+
+
+def test_an_average_leaves_the_weights_alone():
+    model = network()
+    history = train(model, begun(model))
+    assert equal(weights_of(model), history[-1])
+
+
+def test_frozen_weights_have_no_average(tmp_path):
+    model = network()
+    average = begun(model)
+    start = train(model, average)[0]
+    assert average.averages.keys() == {"trained.weight", "trained.bias"}
+    average.save_trained(tmp_path)
+    assert load_file(tmp_path / TRAINED).keys() == average.averages.keys()
+    with average.in_model():
+        assert torch.equal(model["frozen"].weight, start[FROZEN])
+    assert torch.equal(model["frozen"].weight, start[FROZEN])
+
+
+def test_the_model_holds_the_averages_for_a_while():
+    model = network()
+    average = begun(model)
+    weights = train(model, average)[-1]
+    averages = {name: value.clone() for name, value in average.averages.items()}
+    parameters = dict(model.named_parameters())
+    with average.in_model():
+        assert equal(weights_of(model), averages | {FROZEN: weights[FROZEN]})
+    assert equal(weights_of(model), weights) and equal(average.averages, averages)
+    assert all(parameters[name] is weight for name, weight in model.named_parameters())  # as the optimizer knows them
+
+
+def test_an_error_brings_the_weights_back():
+    model = network()
+    average = begun(model)
+    weights = train(model, average)[-1]
+    averages = {name: value.clone() for name, value in average.averages.items()}
+    with pytest.raises(KeyboardInterrupt), average.in_model():
+        raise KeyboardInterrupt
+    assert equal(weights_of(model), weights) and equal(average.averages, averages)
+
+
+def test_training_goes_on_as_if_there_had_been_no_evaluation():
+    found = []
+    for is_evaluated in (False, True):
+        model = network()
+        average = begun(model)
+        train(model, average)
+        if is_evaluated:
+            with average.in_model():
+                pass
+        train(model, average, range(4, 7))
+        found.append(weights_of(model) | {f"average of {name}": value for name, value in average.averages.items()})
+    assert equal(*found)
+
+
+def test_the_model_keeps_the_averages():
+    model = network()
+    average = begun(model)
+    weights = train(model, average)[-1]
+    averages = {name: value.clone() for name, value in average.averages.items()}
+    average.keep()
+    assert equal(weights_of(model), averages | {FROZEN: weights[FROZEN]})
+
+
+def test_a_checkpoint_brings_averages_and_weights(tmp_path):
+    model = network()
+    average = begun(model)
+    weights = train(model, average)[-1]
+    average.save_trained(tmp_path)
+    with average.in_model():
+        saved = {name: value.clone() for name, value in model.state_dict().items()}
+
+    other = network(seed=1)
+    resumed = MovingAverage(other, 0.999)
+    other.load_state_dict(saved)
+    resumed.load_trained(tmp_path)
+    resumed.on_train_begin(None, SimpleNamespace(global_step=3), None)
+    assert equal(resumed.averages, average.averages)
+    assert equal(weights_of(other), weights)
+    for each, its_average in ((model, average), (other, resumed)):
+        torch.manual_seed(2)
+        train(each, its_average, range(4, 7))
+    assert equal(resumed.averages, average.averages) and equal(weights_of(other), weights_of(model))
+
+
+@pytest.mark.parametrize("decay", [-0.1, 1.0, 1, float("nan")])
+def test_a_wrong_decay(decay):
+    with pytest.raises(ValueError, match=f"`decay` is {decay}; pass a number from 0 up to 1, 1 excluded, such as 0.99"):
+        MovingAverage(network(), decay)

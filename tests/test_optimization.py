@@ -1,0 +1,329 @@
+import math
+
+import numpy as np
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.multiprocessing import start_processes
+from transformers import HfArgumentParser
+
+from modeling_elmo.run_scripts.pretraining.optimization import (
+    OptimizationArguments,
+    clip_gradients,
+    make_optimizers,
+    make_schedules,
+    reduce_sparse_gradients,
+    sparse_parameter_names,
+)
+
+pytestmark = pytest.mark.filterwarnings("ignore:Sparse invariant checks")  # of torch.optim.Adagrad's own tensors
+
+ROWS, WIDTH = 12, 5
+
+
+class Softmax(nn.Module):
+    def __init__(self, sparse_gradients: bool):
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(ROWS, WIDTH))
+        self.bias = nn.Parameter(torch.randn(ROWS))
+        self.sparse_gradients = sparse_gradients
+
+
+class Model(nn.Module):
+    """As much of a language model as an optimizer looks at."""
+
+    def __init__(self, sparse_gradients: bool):
+        super().__init__()
+        torch.manual_seed(0)
+        self.linear = nn.Linear(WIDTH, WIDTH)
+        self.gamma = nn.Parameter(torch.ones(1))
+        self.frozen = nn.Parameter(torch.ones(2, 2), requires_grad=False)
+        self.softmax = Softmax(sparse_gradients)
+
+    def put_gradients(self, rows: list[int], seed: int):
+        """Random ones, of the softmax in `rows` only; rows may repeat."""
+        generator = torch.Generator().manual_seed(seed)
+        for parameter in (self.linear.weight, self.linear.bias, self.gamma):
+            parameter.grad = torch.randn(parameter.shape, generator=generator)
+        for parameter in (self.softmax.weight, self.softmax.bias):
+            values = torch.randn(len(rows), *parameter.shape[1:], generator=generator)
+            gradient = torch.sparse_coo_tensor([rows], values, parameter.shape, check_invariants=True)
+            parameter.grad = gradient if self.softmax.sparse_gradients else gradient.to_dense()
+
+
+STEPS = ([0, 3, 7], [3, 3, 11], [7, 1, 3], [5])
+
+
+def trained(model: Model, arguments: OptimizationArguments) -> Model:
+    optimizers = make_optimizers(model, arguments)
+    for seed, rows in enumerate(STEPS):
+        model.put_gradients(rows, seed)
+        for optimizer in optimizers:
+            optimizer.step()
+    return model
+
+
+def assert_equal(ours: nn.Module, expected: nn.Module):
+    for (name, parameter), other in zip(ours.named_parameters(), expected.parameters(), strict=True):
+        torch.testing.assert_close(
+            parameter, other, rtol=1e-6, atol=1e-7, msg=lambda text, name=name: f"{name}: {text}"
+        )
+
+
+@pytest.mark.parametrize("sparse", [False, True])
+def test_adagrad_is_tensorflows(sparse):
+    model, reference = Model(sparse), Model(False)
+    expected = {name: parameter.detach().double().numpy().copy() for name, parameter in reference.named_parameters()}
+    accumulators = {name: np.ones_like(value) for name, value in expected.items()}
+    for seed, rows in enumerate(STEPS):
+        reference.put_gradients(rows, seed)
+        for name, parameter in reference.named_parameters():
+            if parameter.grad is not None:
+                gradient = parameter.grad.double().numpy()
+                accumulators[name] += gradient**2
+                expected[name] -= 0.2 * gradient / np.sqrt(accumulators[name])
+    for name, parameter in trained(model, OptimizationArguments(optim="adagrad")).named_parameters():
+        np.testing.assert_allclose(parameter.detach().numpy(), expected[name], rtol=1e-5, atol=1e-6, err_msg=name)
+
+
+def test_adamw_on_dense_gradients():
+    arguments = OptimizationArguments(learning_rate=0.01, weight_decay=0.1, adam_beta1=0.8, adam_beta2=0.9)
+    model, expected = trained(Model(False), arguments), Model(False)
+    options = {"lr": 0.01, "betas": (0.8, 0.9)}
+    optimizers = [
+        torch.optim.AdamW([expected.linear.weight, expected.softmax.weight], weight_decay=0.1, **options),
+        torch.optim.AdamW([expected.linear.bias, expected.softmax.bias, expected.gamma], weight_decay=0.0, **options),
+    ]
+    for seed, rows in enumerate(STEPS):
+        expected.put_gradients(rows, seed)
+        for optimizer in optimizers:
+            optimizer.step()
+    assert_equal(model, expected)
+
+
+def test_sparse_adam_changes_the_rows_of_a_step_alone():
+    model = Model(True)
+    optimizers = make_optimizers(model, OptimizationArguments(weight_decay=0.1))
+    assert [type(optimizer).__name__ for optimizer in optimizers] == ["AdamW", "SparseAdam"]
+    for seed, rows in enumerate(STEPS):
+        states = [optimizers[1].state[p] for p in model.softmax.parameters()]
+        tensors = [*model.softmax.parameters(), *(s[key] for s in states for key in ("exp_avg", "exp_avg_sq") if s)]
+        before = [tensor.detach().clone() for tensor in tensors]
+        model.put_gradients(rows, seed)
+        for optimizer in optimizers:
+            optimizer.step()
+        for tensor, old in zip(tensors, before, strict=True):
+            changed = (tensor != old).reshape(ROWS, -1).any(1).nonzero().flatten().tolist()
+            assert changed == sorted(set(rows))
+
+
+def test_sparse_adam_is_adam_for_rows_of_every_step():
+    model, expected = Model(True), Model(False)
+    for each in (model, expected):
+        optimizers = make_optimizers(each, OptimizationArguments())
+        for seed in range(4):
+            each.put_gradients(list(range(ROWS)), seed)
+            for optimizer in optimizers:
+                optimizer.step()
+    assert_equal(model, expected)
+
+
+def test_sparse_parameters():
+    assert sparse_parameter_names(Model(False)) == []
+    assert sparse_parameter_names(Model(True)) == ["softmax.weight", "softmax.bias"]
+    assert sparse_parameter_names(Softmax(True)) == ["weight", "bias"]
+
+
+@pytest.mark.parametrize("optim", ["adagrad", "adamw"])
+@pytest.mark.parametrize("sparse", [False, True])
+def test_each_trained_parameter_has_one_optimizer(optim, sparse):
+    model = Model(sparse)
+    optimizers = make_optimizers(model, OptimizationArguments(optim=optim, weight_decay=0.1))
+    groups = [group for optimizer in optimizers for group in optimizer.param_groups]
+    given = [id(parameter) for group in groups for parameter in group["params"]]
+    assert sorted(given) == sorted(id(parameter) for parameter in model.parameters() if parameter.requires_grad)
+    decayed = {id(parameter) for group in groups if group.get("weight_decay") for parameter in group["params"]}
+    assert decayed == {id(p) for p in (model.linear.weight, *([] if sparse else [model.softmax.weight]))}
+    if optim == "adagrad" and sparse:  # a sparse gradient does not tolerate a decay
+        trained(model, OptimizationArguments(optim=optim, weight_decay=0.1))
+
+
+@pytest.mark.parametrize("max_norm", [0.5, 3.0, 1e6, 0, None])
+@pytest.mark.parametrize("sparse", [False, True])
+def test_clipping_is_torchs(max_norm, sparse):
+    model, expected = Model(sparse), Model(False)
+    for each in (model, expected):
+        each.put_gradients([3, 3, 11, 0], seed=1)
+    norm = clip_gradients(model.parameters(), max_norm)
+    torch.testing.assert_close(norm, nn.utils.clip_grad_norm_(expected.parameters(), max_norm or math.inf))
+    assert norm > 3
+    for parameter, other in zip(model.parameters(), expected.parameters(), strict=True):
+        if other.grad is not None:
+            assert parameter.grad.is_sparse == (sparse and parameter.shape[0] == ROWS)
+            torch.testing.assert_close(parameter.grad.to_dense(), other.grad)
+
+
+def test_clipping_gradients_that_are_empty_missing_or_no_numbers():
+    model = Model(True)
+    assert clip_gradients(model.parameters(), 1.0) == 0
+    model.put_gradients([], seed=0)
+    model.linear.weight.grad.fill_(0.0)
+    model.linear.bias.grad.fill_(0.0)
+    model.gamma.grad.fill_(-2.0)
+    assert clip_gradients(model.parameters(), 1.0) == 2
+    assert model.gamma.grad.item() == pytest.approx(-1.0, abs=1e-5)
+    model.gamma.grad.fill_(math.nan)
+    assert clip_gradients(model.parameters(), 1.0).isnan()
+
+
+@pytest.mark.gpu
+def test_clipping_does_not_wait_for_the_device():
+    model = Model(True)
+    model.put_gradients([0, 3], seed=0)
+    for parameter in model.parameters():
+        gradient, parameter.grad = parameter.grad, None
+        parameter.data = parameter.data.cuda()
+        parameter.grad = (
+            None if gradient is None else gradient.coalesce().cuda() if gradient.is_sparse else gradient.cuda()
+        )
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        clip_gradients(model.parameters(), 1.0)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+
+
+ROWS_OF_PROCESSES = [  # of each step, on each process; `None`: no gradient
+    ([0, 3, 3, 7], [3, 11]),
+    ([5], None),
+    (None, [1, 2, 1]),
+    ([], [4]),
+    ([], None),
+    (None, None),
+    ([8, 2, 5, 1, 9, 0], [2]),
+]
+
+
+def gradients(step: int, rank: int) -> Model:
+    model, rows = Model(True), ROWS_OF_PROCESSES[step][rank]
+    model.put_gradients(rows or [], seed=10 * step + rank)
+    if rows is None:
+        model.softmax.weight.grad = model.softmax.bias.grad = None
+    return model
+
+
+def _reduce(rank: int, folder):
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"file://{folder}/rendezvous", rank=rank, world_size=2)
+    results = []
+    for step in range(len(ROWS_OF_PROCESSES)):
+        model = gradients(step, rank)
+        reduce_sparse_gradients(model.parameters())
+        results.append({name: parameter.grad for name, parameter in model.named_parameters()})
+    torch.save(results, folder / f"{rank}.pt")
+    dist.destroy_process_group()
+
+
+def test_reduction_over_processes(tmp_path):
+    start_processes(_reduce, args=(tmp_path,), nprocs=2, start_method="fork")
+    both = [torch.load(tmp_path / f"{rank}.pt") for rank in (0, 1)]
+    for step, rows in enumerate(ROWS_OF_PROCESSES):
+        models = [gradients(step, rank) for rank in (0, 1)]
+        for name in ("softmax.weight", "softmax.bias"):
+            found = [results[step][name] for results in both]
+            if rows == (None, None):
+                assert found == [None, None]
+                continue
+            dense = [model.get_parameter(name).grad for model in models]
+            expected = sum(gradient.to_dense() for gradient in dense if gradient is not None) / 2
+            assert all(gradient.is_sparse and gradient.is_coalesced() for gradient in found)
+            assert found[0].indices().tolist() == [sorted({*(rows[0] or []), *(rows[1] or [])})]
+            assert torch.equal(found[0].to_dense(), found[1].to_dense())
+            torch.testing.assert_close(found[0].to_dense(), expected)
+        for results, model in zip(both, models, strict=True):
+            assert torch.equal(results[step]["linear.weight"], model.linear.weight.grad)  # DDP's own
+
+
+def test_reduction_in_one_process():
+    model = gradients(0, 0)
+    before = model.softmax.weight.grad
+    reduce_sparse_gradients(model.parameters())
+    assert model.softmax.weight.grad is before
+
+
+def rates(arguments: OptimizationArguments, num_training_steps: int, sparse: bool = True) -> list[list[float]]:
+    """The learning rate of each step, for each optimizer."""
+    optimizers = make_optimizers(Model(sparse), arguments)
+    schedules = make_schedules(optimizers, arguments, num_training_steps)
+    found = []
+    for _ in range(num_training_steps + 1):
+        found.append([optimizer.param_groups[0]["lr"] for optimizer in optimizers])
+        for optimizer, schedule in zip(optimizers, schedules, strict=True):
+            optimizer.step()
+            schedule.step()
+    return [list(rate) for rate in zip(*found, strict=True)]
+
+
+def test_schedules():
+    for rate in rates(OptimizationArguments(optim="adagrad"), 8):
+        assert rate == [0.2] * 9
+    cosine = rates(OptimizationArguments(), 200)
+    assert cosine[0] == cosine[1]
+    # two steps of warm-up (1 %), then half a cosine over 198
+    assert [cosine[0][step] for step in (0, 1, 2, 101, 200)] == pytest.approx([0, 5e-4, 1e-3, 5e-4, 0], abs=1e-12)
+    assert cosine[0][51] == pytest.approx(1e-3 * 0.5 * (1 + math.cos(math.pi * 49 / 198)))
+    linear = rates(OptimizationArguments(learning_rate=1.0, lr_scheduler_type="linear", warmup_steps=2), 6)
+    assert linear == [pytest.approx([0, 0.5, 1, 0.75, 0.5, 0.25, 0])] * 2
+    constant = rates(OptimizationArguments(optim="adagrad", learning_rate=1.0, warmup_steps=4), 6, sparse=False)
+    assert constant == [[0, 0.25, 0.5, 0.75, 1, 1, 1]]
+
+
+def test_warm_up_that_is_longer_than_the_training():
+    arguments = OptimizationArguments(warmup_steps=11)
+    with pytest.raises(
+        ValueError, match="--warmup_steps 11 is more than the 10 steps of the training; pass fewer, or a"
+    ):
+        make_schedules(make_optimizers(Model(False), arguments), arguments, 10)
+
+
+def test_defaults():
+    adagrad, adamw = OptimizationArguments(optim="adagrad"), OptimizationArguments()
+    names = ("learning_rate", "lr_scheduler_type", "warmup_steps", "max_grad_norm", "gradient_scale")
+    assert [getattr(adagrad, name) for name in names] == [0.2, "constant", 0, 10.0, 20.0]
+    assert [getattr(adamw, name) for name in names] == [1e-3, "cosine", 0.01, 1.0, 1.0]
+    assert OptimizationArguments(optim="adagrad", unroll_steps=35).gradient_scale == 35.0
+    given = OptimizationArguments(optim="adagrad", max_grad_norm=0, gradient_scale=1.0, warmup_steps=5)
+    assert (given.max_grad_norm, given.gradient_scale, given.get_warmup_steps(100)) == (0, 1.0, 5)
+    assert [adamw.get_warmup_steps(steps) for steps in (0, 1, 100, 250)] == [0, 1, 1, 3]
+
+
+def test_command_line():
+    options = "--optim adagrad --learning_rate 0.1 --lr_scheduler_type linear --warmup_steps 0.1 --max_grad_norm 0"
+    (parsed,) = HfArgumentParser(OptimizationArguments).parse_args_into_dataclasses(options.split())
+    assert parsed == OptimizationArguments(
+        optim="adagrad", learning_rate=0.1, lr_scheduler_type="linear", warmup_steps=0.1, max_grad_norm=0.0
+    )
+
+
+@pytest.mark.parametrize(
+    "option, message",
+    [
+        ({"optim": "sgd"}, "--optim 'sgd': pass one of adagrad, adamw"),
+        ({"lr_scheduler_type": "step"}, "--lr_scheduler_type 'step': pass one of constant, cosine, linear"),
+        ({"learning_rate": 0}, "--learning_rate 0: pass a number above 0"),
+        ({"learning_rate": math.nan}, "--learning_rate nan: pass a number above 0"),
+        ({"gradient_scale": -1.0}, "--gradient_scale -1.0: pass a number above 0"),
+        ({"adam_epsilon": 0.0}, "--adam_epsilon 0.0: pass a number above 0"),
+        ({"unroll_steps": 0}, "--unroll_steps 0: pass a number above 0"),
+        ({"weight_decay": -0.1}, "--weight_decay -0.1: pass 0 or more"),
+        ({"max_grad_norm": -1}, "--max_grad_norm -1: pass 0 or more"),
+        ({"warmup_steps": -1}, "--warmup_steps -1: pass 0 or more"),
+        ({"warmup_steps": 1.5}, "--warmup_steps 1.5: pass a whole number, or a share below 1"),
+        ({"adam_beta1": 1.0}, "--adam_beta1 1.0: pass a number from 0 to below 1"),
+        ({"adam_beta2": -0.5}, "--adam_beta2 -0.5: pass a number from 0 to below 1"),
+    ],
+)
+def test_bad_options(option, message):
+    with pytest.raises(ValueError, match=message):
+        OptimizationArguments(**option)

@@ -1,0 +1,300 @@
+import gzip
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from datasets import Dataset, DatasetDict, Features, Sequence, Value
+from transformers import HfArgumentParser
+
+from modeling_elmo.run_scripts.fine_tuning.question_data import QuestionDataArguments, read_questions
+from modeling_elmo.run_scripts.fine_tuning.sources import QUESTION_FORMATS, sources
+
+CONTEXT = "The Seine flows through Paris to Le Havre. Paris is old."
+PARIS = {"text": ["Paris", "Paris to Le Havre"], "answer_start": [24, 24]}
+NONE: dict[str, list] = {"text": [], "answer_start": []}
+READ = {"context": CONTEXT, "answers": PARIS["text"], "answer_starts": PARIS["answer_start"]}
+
+
+def question(name: str, answers: Any = PARIS, **more) -> dict:
+    return {"id": name, "question": f"Where is {name}?", "context": CONTEXT, "answers": answers, **more}
+
+
+def each(answers: Any) -> Any:
+    """One by one, as in SQuAD's files."""
+    return [dict(zip(answers, pair, strict=True)) for pair in zip(*answers.values(), strict=True)]
+
+
+def nested(*questions: dict) -> str:
+    """A file as SQuAD's, of two articles, with a paragraph for each question."""
+    paragraphs = []
+    for record in questions:
+        part = {name: value for name, value in record.items() if name != "context"}
+        if isinstance(part["answers"], dict):
+            part["answers"] = each(part["answers"])
+        paragraphs.append({"context": record["context"], "qas": [part]})
+    articles = [{"title": "Seine", "paragraphs": paragraphs[:1]}, {"title": "Paris", "paragraphs": paragraphs[1:]}]
+    return json.dumps({"version": "1.1", "data": articles})
+
+
+def lines(*questions: dict) -> str:
+    return "\n".join(map(json.dumps, questions))
+
+
+def written(path: Path, text: str) -> str:
+    path.write_bytes(gzip.compress(text.encode()) if path.suffix == ".gz" else text.encode())
+    return str(path)
+
+
+def asked(path: Path, text: str, **options) -> list[dict]:
+    return read_questions(QuestionDataArguments(train_file=written(path, text), **options))["train"].to_list()
+
+
+def test_options():
+    parser = HfArgumentParser(QuestionDataArguments)
+    (arguments,) = parser.parse_args_into_dataclasses(["--question_column", "query"])
+    assert arguments.question_column == "query"
+    assert (arguments.context_column, arguments.answers_column, arguments.id_column) == ("context", "answers", "id")
+
+
+@pytest.mark.parametrize("ending", ["json", "json.gz"])
+@pytest.mark.parametrize("indent", [None, 1])
+def test_the_files_of_squad(tmp_path, ending, indent):
+    text = json.dumps(json.loads(nested(question("q1"), question("q2"))), indent=indent)
+    assert asked(tmp_path / f"a.{ending}", text) == [
+        {"id": "q1", "question": "Where is q1?", **READ},
+        {"id": "q2", "question": "Where is q2?", **READ},
+    ]
+
+
+def test_a_paragraph_has_several_questions(tmp_path):
+    article = json.loads(nested(question("q1")))["data"][0]
+    article["paragraphs"][0]["qas"] += json.loads(nested(question("q2")))["data"][0]["paragraphs"][0]["qas"]
+    found = asked(tmp_path / "a.json", json.dumps({"data": [article]}))
+    assert [(row["id"], row["context"]) for row in found] == [("q1", CONTEXT), ("q2", CONTEXT)]
+    assert asked(tmp_path / "a.jsonl", json.dumps(article)) == found  # an article a line
+
+
+def test_the_files_of_squad_2(tmp_path):
+    unanswered = question("q2", [], is_impossible=True, plausible_answers=each(PARIS))
+    found = asked(tmp_path / "a.json", nested(question("q1", is_impossible=False), unanswered))
+    assert [row["answers"] for row in found] == [PARIS["text"], []]
+    assert [row["answer_starts"] for row in found] == [PARIS["answer_start"], []]
+    assert list(found[0]) == ["id", "question", "context", "answers", "answer_starts"]
+
+
+@pytest.mark.parametrize("answers", [PARIS, each(PARIS)], ids=["lists", "list"])
+@pytest.mark.parametrize("ending", ["jsonl", "json", "jsonl.gz"])
+def test_a_question_a_line(tmp_path, answers, ending):
+    none = NONE if answers is PARIS else []
+    records = question("q1", answers), question("q2", none), question("q3", answers, title="Paris")
+    found = asked(tmp_path / f"a.{ending}", lines(*records))
+    assert found[0] == {"id": "q1", "question": "Where is q1?", **READ}
+    assert [row["answers"] for row in found] == [PARIS["text"], [], PARIS["text"]]
+
+
+def test_other_columns(tmp_path):
+    record = {"key": 7, "query": "Where?", "passage": CONTEXT, "spans": PARIS, "question": "Not this one."}
+    names = {"id_column": "key", "question_column": "query", "context_column": "passage", "answers_column": "spans"}
+    assert asked(tmp_path / "a.jsonl", lines(record), **names) == [{"id": "7", "question": "Where?", **READ}]
+
+
+@pytest.mark.parametrize("nameless", [{}, {"id": None}])
+def test_a_question_without_a_name_is_named_by_its_place(tmp_path, nameless):
+    record = {name: value for name, value in question("q1").items() if name != "id"} | nameless
+    (found,) = asked(tmp_path / "a.jsonl", lines(record))
+    assert found["id"] == f"{tmp_path / 'a.jsonl'}, line 1"
+    with pytest.raises(ValueError, match=r"a.jsonl, line 1: the question is ''"):
+        asked(tmp_path / "a.jsonl", lines(record | {"question": ""}))
+
+
+def test_offsets_count_characters(tmp_path):
+    context, answers = "Où, 🗼? Île 🗼", {"text": ["Île 🗼"], "answer_start": [7]}
+    (found,) = asked(tmp_path / "a.jsonl", lines(question("q1", answers, context=context)))
+    assert found["answer_starts"] == [7]
+    answers["answer_start"] = [len("Où, 🗼? ".encode())]
+    with pytest.raises(
+        ValueError, match="q1: at character 11 .* stands '🗼' and not the answer 'Île 🗼'; it begins at 7"
+    ):
+        asked(tmp_path / "a.jsonl", lines(question("q1", answers, context=context)))
+
+
+# As the data sets `squad` and `squad_v2` on the Hub.
+FEATURES = Features(
+    id=Value("string"),
+    title=Value("string"),
+    context=Value("string"),
+    question=Value("string"),
+    answers=Sequence({"text": Value("string"), "answer_start": Value("int32")}),
+)
+
+
+def data_set(folder: Path, **splits: list[dict]) -> str:
+    parts = {
+        split: Dataset.from_list([{"title": "Seine", **row} for row in rows], FEATURES)
+        for split, rows in splits.items()
+    }
+    DatasetDict(parts).save_to_disk(folder)
+    return str(folder)
+
+
+def test_the_data_set_of_squad(tmp_path):
+    folder = data_set(tmp_path / "data", train=[question("q1"), question("q2")], validation=[question("q3")])
+    splits = read_questions(QuestionDataArguments(dataset=folder))
+    assert {split: data["id"][:] for split, data in splits.items()} == {"train": ["q1", "q2"], "validation": ["q3"]}
+    assert splits["validation"].to_list() == [{"id": "q3", "question": "Where is q3?", **READ}]
+    assert splits["validation"].split == "validation"
+
+
+def test_the_data_set_of_squad_2(tmp_path):
+    rows = [question("q1"), question("q2", NONE)]
+    folder = data_set(tmp_path / "data", train=rows, validation=rows[::-1])
+    splits = read_questions(QuestionDataArguments(dataset=folder, validation_split="validation[:1]"))
+    assert splits["train"]["answers"][:] == [PARIS["text"], []] and splits["validation"]["answers"][:] == [[]]
+
+
+def test_a_bad_row_of_a_data_set(tmp_path):
+    folder = data_set(tmp_path / "data", train=[question("q1"), question("q2", context="")])
+    with pytest.raises(ValueError, match=r"--dataset .*data, train, row 1, question q2: the context is ''; it must be"):
+        read_questions(QuestionDataArguments(dataset=folder))
+
+
+def answer(text: Any, start: Any) -> dict:
+    return {"answers": {"text": [text], "answer_start": [start]}}
+
+
+BAD_QUESTIONS = {
+    "no context": ({"context": None}, "the context is None; it must be a text that is not empty"),
+    "empty context": ({"context": " \n"}, r"the context is ' \\n'; it must be a text that is not empty"),
+    "empty question": ({"question": ""}, "the question is ''; it must be a text that is not empty"),
+    "question of numbers": ({"question": [1]}, r"the question is \[1\]; it must be a text that is not empty"),
+    "elsewhere": (
+        answer("Paris", 23),
+        "at character 23 of the context stands ' Pari' and not the answer 'Paris'; it begins at 24. Correct "
+        "answer_start, which counts characters, not bytes",
+    ),
+    "nowhere": (
+        answer("Rouen", 24),
+        "at character 24 of the context stands 'Paris' and not the answer 'Rouen'; the context does not hold it. Corr",
+    ),
+    "past the end": (answer("old. ", 52), r"at character 52 of the context stands 'old.' and not the answer 'old. ';"),
+    "starts past the end": (answer("Paris", 56), "the answer 'Paris' begins at 56, but the context has 56 characters"),
+    "starts before the begin": (answer("Paris", -1), "the answer 'Paris' begins at -1, but the context has 56 char"),
+    "second answer": (
+        {"answers": {"text": ["Paris", "Paris"], "answer_start": [24, 44]}},
+        "at character 44 of the context stands 'aris ' and not the answer 'Paris'; it begins at 24",
+    ),
+    "empty answer": (answer("", 24), "an answer is '' at 24; it needs a text and its first character"),
+    "answer of spaces": (answer(" ", 3), "an answer is ' ' at 3; it needs a text and its first character"),
+    "answer is a number": (answer(1, 24), "an answer is 1 at 24; it needs a text and its first character"),
+    "start is a text": (answer("Paris", "24"), "an answer is 'Paris' at '24'; it needs a text and its first character"),
+    "start is a flag": (answer("h", True), "an answer is 'h' at True; it needs a text and its first character"),
+    "start is none": (answer("Paris", None), "an answer is 'Paris' at None; it needs a text and its first character"),
+    "no answers": ({"answers": None}, "the answers are None; each needs a text and an answer_start"),
+    "a text for answers": ({"answers": ""}, "the answers are ''; each needs a text and an answer_start"),
+    "texts alone": ({"answers": ["Paris"]}, r"the answers are \['Paris'\]; each needs a text and an answer_start"),
+    "no start": (
+        {"answers": [{"text": "Paris"}]},
+        r"the answers are \[\{'text': 'Paris'\}\]; each needs a text and an answer_start",
+    ),
+    "possible without an answer": (
+        {"answers": [], "is_impossible": False},
+        "is_impossible is False, but there are 0 answers; correct one of both",
+    ),
+    "impossible with answers": (
+        {"is_impossible": True},
+        "is_impossible is True, but there are 2 answers; correct one of both",
+    ),
+    "neither true nor false": ({"is_impossible": "false"}, "is_impossible is 'false'; it must be true or false"),
+}
+
+
+@pytest.mark.parametrize("name, write", [("a.jsonl", lines), ("a.json", nested)], ids=["lines", "nested"])
+@pytest.mark.parametrize("changes, message", BAD_QUESTIONS.values(), ids=BAD_QUESTIONS)
+def test_bad_questions(tmp_path, name, write, changes, message):
+    place = f"{name}, question q7: " if write is nested else f"{name}, line 2, question q7: "
+    with pytest.raises(ValueError, match=place + message):
+        asked(tmp_path / name, write(question("q1"), question("q7", **changes)))
+
+
+@pytest.mark.parametrize(
+    "answers, shown",
+    [
+        ({"text": ["Paris"]}, r"\{'text': \['Paris'\]\}"),
+        ({"text": "Paris", "answer_start": 24}, r"\{'text': 'Paris', 'answer_start': 24\}"),
+        ({"text": "Th", "answer_start": [0, 1]}, r"\{'text': 'Th', 'answer_start': \[0, 1\]\}"),
+        ({"text": ["Paris"], "answer_start": []}, r"\{'text': \['Paris'\], 'answer_start': \[\]\}"),
+    ],
+)
+def test_answers_that_do_not_pair(tmp_path, answers, shown):
+    message = f"line 1, question q7: the answers are {shown}; each needs a text and an answer_start"
+    with pytest.raises(ValueError, match=message):
+        asked(tmp_path / "a.jsonl", lines(question("q7", answers)))
+
+
+def test_a_name_that_its_place_happens_to_hold_is_told_too(tmp_path):
+    with pytest.raises(ValueError, match="a1.jsonl, line 1, question 1: the question is ''"):
+        asked(tmp_path / "a1.jsonl", lines(question("1", question="")))
+
+
+@pytest.mark.parametrize("column", ["question", "context", "answers"])
+def test_columns_that_are_not_there(tmp_path, column):
+    with pytest.raises(ValueError, match=rf"a.jsonl has no column 'x' but \['id', .*\]; pass --{column}_column\."):
+        asked(tmp_path / "a.jsonl", lines(question("q1")), **{f"{column}_column": "x"})
+    record = {name: value for name, value in question("q2").items() if name != column}
+    with pytest.raises(ValueError, match=rf"a.jsonl has no column '{column}' but \['id', .*pass --{column}_column\."):
+        asked(tmp_path / "a.jsonl", lines(record, question("q1")))
+    with pytest.raises(ValueError, match=rf"a.jsonl, line 2, question q2: the {column}( is|s? are) None"):
+        asked(tmp_path / "a.jsonl", lines(question("q1"), record))
+
+
+@pytest.mark.parametrize(
+    "article, message",
+    [
+        ({"paragraphs": {}}, r"a.json, record 1: 'paragraphs' is \{\}; it must be a list of objects, as in SQuAD's"),
+        ({"paragraphs": ["b"]}, r"a.json, record 1: 'paragraphs' is \['b'\]; it must be a list of objects"),
+        ({"paragraphs": [{"context": "b"}]}, "a.json, record 1, paragraph 1: 'qas' is None; it must be a list of obj"),
+        (
+            {"paragraphs": [{"qas": []}, {"qas": ["b"]}]},
+            r"a.json, record 1, paragraph 2: 'qas' is \['b'\]; it must be a list of objects",
+        ),
+        ({"paragraphs": [{"context": CONTEXT, "qas": []}]}, "There is no sample in .*a.json. Pass other data"),
+    ],
+)
+def test_files_that_are_not_as_squads(tmp_path, article, message):
+    with pytest.raises(ValueError, match=message):
+        asked(tmp_path / "a.json", json.dumps({"data": [article]}))
+
+
+def test_endings():
+    with pytest.raises(ValueError, match=r"--test_file a.csv: its ending .*; pass a file that ends in .json, .jsonl\."):
+        sources(QuestionDataArguments(test_file="a.csv"), QUESTION_FORMATS)
+
+
+def test_a_file_of_both_versions(tmp_path):
+    first, second = question("q1"), question("q2", [], is_impossible=True)
+    for records in ([first, second], [second, first]):
+        with pytest.raises(
+            ValueError,
+            match="a.json mixes SQuAD 1.1 and 2.0: question q2 has is_impossible, question q1 has not. Pass files of",
+        ):
+            asked(tmp_path / "a.json", nested(*records))
+
+
+@pytest.mark.parametrize("split", ["validation", "test"])
+def test_splits_of_both_versions(tmp_path, split):
+    one = written(tmp_path / "one.json", nested(question("q1"), question("q2")))
+    two = written(tmp_path / "two.json", nested(question("q3"), question("q4", []), question("q5", [])))
+    for train, other, having, without in ((one, two, split, "train"), (two, one, "train", split)):
+        with pytest.raises(
+            ValueError,
+            match=f"Split '{having}' has questions without an answer, q4 the first, and '{without}' has none: SQuAD",
+        ):
+            read_questions(QuestionDataArguments(train_file=train, **{f"{split}_file": other}))
+
+
+def test_splits_without_training_data_may_differ(tmp_path):
+    one = written(tmp_path / "one.json", nested(question("q1")))
+    two = written(tmp_path / "two.json", nested(question("q2", [])))
+    splits = read_questions(QuestionDataArguments(validation_file=one, test_file=two))
+    assert {split: data["id"][:] for split, data in splits.items()} == {"validation": ["q1"], "test": ["q2"]}

@@ -1,0 +1,103 @@
+"""The checkpoints that come with the repository: they keep their scores, and their cards tell what was recorded."""
+
+import inspect
+import re
+import shutil
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from clean_python import run
+from safetensors.torch import load_file
+from transformers import AutoModel, AutoTokenizer
+
+from modeling_elmo import ELMoConfig, ELMoModel, ELMoTokenizer
+from modeling_elmo.run_scripts import perplexity, push_to_hub
+from modeling_elmo.run_scripts.cards.bilm_card import bilm_part
+from modeling_elmo.run_scripts.cards.card import write_card
+from modeling_elmo.run_scripts.program.files import read_json
+
+ROOT = Path(__file__).parents[1]
+FOLDERS = sorted(path.parent for path in (ROOT / "model_cards").glob("*/config.json"))
+TEXTS = Path(__file__).parent / "fixtures" / "text"
+# Of documents that they were not trained on, as measured when they were published; and the most that a folder may take.
+PERPLEXITIES = {"elmo-mini-en": ("inaugural_heldout.txt", 117.34), "elmo-mini-ko": ("ko.txt", 215.17)}
+MEGABYTES = {"elmo-mini-en": 16, "elmo-mini-ko": 8}
+
+each = pytest.mark.parametrize("folder", FOLDERS, ids=lambda folder: folder.name)
+
+
+def test_there_are_two():
+    assert [folder.name for folder in FOLDERS] == list(PERPLEXITIES) == list(MEGABYTES)
+
+
+@each
+def test_a_published_checkpoint_keeps_its_perplexity(folder):
+    name, expected = PERPLEXITIES[folder.name]
+    options = ["--model", str(folder), "--validation_file", str(TEXTS / name), "--is_split_into_words"]
+    assert perplexity.main(options).perplexity == pytest.approx(expected, rel=1e-4)
+
+
+@each
+def test_half_precision_on_disk_single_in_memory(folder):
+    files = [path for path in folder.rglob("*") if path.is_file() and not path.is_symlink()]
+    assert sum(path.stat().st_size for path in files) <= MEGABYTES[folder.name] * 1e6
+    model = ELMoModel.from_pretrained(folder)
+    assert {parameter.dtype for parameter in model.parameters()} == {torch.float32}
+    for parameter in model.parameters():
+        assert torch.equal(parameter, parameter.half().float())
+
+
+@each
+def test_the_card_is_made_of_what_was_recorded(folder, tmp_path):
+    """The card as a new one would be; what is measured in it stands in `results/` too."""
+    copy = tmp_path / folder.name
+    shutil.copytree(folder, copy)
+    write_card(copy, copy.name, bilm_part(copy, copy.name))
+    card = (folder / "README.md").read_text(encoding="utf-8")
+    assert (copy / "README.md").read_text(encoding="utf-8") == card
+    log = read_json(folder / "results" / "pretraining.json")["log"]
+    best = min(entry["perplexity"] for entry in log if "perplexity" in entry)
+    assert f"**{best:.2f}**" in card and "license: cc-by-sa-4.0" in card
+    for picture in re.findall(r"!\[.*?\]\((.*?)\)", card):
+        assert (folder / picture).is_file()
+
+
+@each
+def test_a_stranger_loads_it_and_runs_its_card(folder, capsys):
+    push_to_hub.main(["--model", str(folder), "--repo_id", f"someone/{folder.name}", "--dtype", "float16"])
+    assert "A process without this package loads it and runs the card's example" in capsys.readouterr().out
+
+
+@each
+def test_its_code_is_that_of_the_package(folder, tmp_path):
+    """Links, so that no copy falls behind; as many as saving would write."""
+    ELMoModel(ELMoConfig.from_preset("tiny")).save_pretrained(tmp_path)
+    ELMoTokenizer().save_pretrained(tmp_path)
+    names = sorted(path.name for path in tmp_path.glob("*.py"))
+    assert sorted(path.name for path in folder.glob("*.py")) == names and len(names) > 10
+    for name in names:
+        assert (folder / name).is_symlink() and (folder / name).read_bytes() == (tmp_path / name).read_bytes()
+
+
+def vectors_of(name, **options):
+    """Its source is run in the clean process, too."""
+    tokenizer, model = AutoTokenizer.from_pretrained(name, **options), AutoModel.from_pretrained(name, **options)
+    return model(**tokenizer("Old 눈 .", return_tensors="pt")).last_hidden_state.detach()
+
+
+@each
+def test_it_loads_from_a_clone_with_and_without_the_package(folder, tmp_path):
+    name = folder.relative_to(ROOT).as_posix()
+    code = f"""
+import sys
+sys.modules["modeling_elmo"] = None  # as if it were not installed
+from safetensors.torch import save_file
+from transformers import AutoModel, AutoTokenizer
+
+{inspect.getsource(vectors_of)}
+save_file({{"vectors": vectors_of({name!r}, trust_remote_code=True)}}, sys.argv[1])
+"""
+    run(sys.executable, "-c", code, str(tmp_path / "vectors"), cwd=ROOT, HF_HOME=str(tmp_path))
+    assert torch.equal(load_file(tmp_path / "vectors")["vectors"], vectors_of(str(folder)))
