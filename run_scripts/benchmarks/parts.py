@@ -24,7 +24,7 @@ from modeling_elmo import ELMoConfig, ELMoModel, ELMoTokenizer, elmo_backend
 from modeling_elmo.elmo_backends import packed, product
 from modeling_elmo.elmo_encoder import distinct_rows
 from modeling_elmo.elmo_lstm import ELMoLSTMLayer, _chunks
-from modeling_elmo.modeling_elmo import Reading
+from modeling_elmo.modeling_elmo import TokenBatch
 from modeling_elmo.tokenization.elmo_pretokenization import TextSplitter
 
 Sentence = list[str]
@@ -131,7 +131,7 @@ def encoder(model: ELMoModel, backend: str, encoding: BatchEncoding) -> Outputs:
 
 
 @torch.no_grad()
-def lstm(model: ELMoModel, backend: str, text: Reading) -> Outputs:
+def lstm(model: ELMoModel, backend: str, text: TokenBatch) -> Outputs:
     """The last layer of each direction, from token vectors that are there."""
     states = model.starting_states(None, text.words_UP, len(text.mask_BT))
     orders = (text.packing.forward_N, text.packing.backward_N)
@@ -170,7 +170,7 @@ def peer_encoder(peer: Peer, prepared: Any, mask_BT: Tensor) -> Outputs:
     return {"tokens": peer["encoder"](prepared)[mask_BT]}
 
 
-def torch_lstm_runs(bench: Bench, texts: dict[str, Reading]) -> Iterator[Run]:
+def torch_lstm_runs(bench: Bench, texts: dict[str, TokenBatch]) -> Iterator[Run]:
     """`torch.nn.LSTM` knows no clips, so it is compared with a copy of our model that has none."""
     unclipped = copy.deepcopy(bench.models["float32"])
     for module in unclipped.modules():
@@ -184,7 +184,7 @@ def torch_lstm_runs(bench: Bench, texts: dict[str, Reading]) -> Iterator[Run]:
 
 
 @torch.no_grad()
-def torch_lstm(model: ELMoModel, layers: list[nn.LSTM], text: Reading) -> Outputs:
+def torch_lstm(model: ELMoModel, layers: list[nn.LSTM], text: TokenBatch) -> Outputs:
     """One `torch.nn.LSTM` a layer, since between its own layers it has no skip connections."""
     outputs, depth = {}, model.config.num_hidden_layers
     ways = {"forward": (layers[:depth], text.packing.forward_N), "backward": (layers[depth:], text.packing.backward_N)}
