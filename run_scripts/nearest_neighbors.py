@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 from transformers import HfArgumentParser
 
+from modeling_elmo.run_scripts.cards.figures import draw_map
 from modeling_elmo.run_scripts.pretraining.corpus import Corpus
 from modeling_elmo.run_scripts.program.command_line import run
 from modeling_elmo.run_scripts.program.files import write_json
@@ -21,7 +22,6 @@ from modeling_elmo.run_scripts.vectors.embedding import load_model
 from modeling_elmo.run_scripts.vectors.neighbors import (
     check_layer,
     check_output,
-    draw_map,
     find_uses,
     neighbors,
     normalized,

@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from modeling_elmo.run_scripts.cards.tables import sense_table
 from modeling_elmo.run_scripts.program.command_line import ProgramParser, run
 from modeling_elmo.run_scripts.vectors.embedding import load_model
 from modeling_elmo.run_scripts.vectors.neighbors import check_output
@@ -22,7 +23,6 @@ from modeling_elmo.run_scripts.vectors.senses import (
     measured,
     read_annotated,
     read_inventory,
-    sense_table,
     uses_of,
     vectors_of,
     write,

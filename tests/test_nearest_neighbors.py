@@ -10,8 +10,9 @@ from sklearn.neighbors import NearestNeighbors
 from task_worker import bilm
 
 from modeling_elmo import ELMoModel, ELMoTokenizer
+from modeling_elmo.run_scripts.cards.figures import draw_map
 from modeling_elmo.run_scripts.nearest_neighbors import main
-from modeling_elmo.run_scripts.vectors.neighbors import Use, draw_map, find_uses, neighbors, normalized
+from modeling_elmo.run_scripts.vectors.neighbors import Use, find_uses, neighbors, normalized
 
 TEXT = Path(__file__).parent / "fixtures" / "demo" / "play.txt"
 LINES = [line.split() for line in TEXT.read_text(encoding="utf-8").splitlines()]

@@ -7,14 +7,11 @@ import sys
 import numpy as np
 import pytest
 
-from modeling_elmo.run_scripts.fine_tuning import tables
-from modeling_elmo.run_scripts.fine_tuning.tables import (
+from modeling_elmo.run_scripts.cards import figures as figure_module
+from modeling_elmo.run_scripts.cards.figures import draw_ablation, draw_confusion, draw_data_curve, draw_layer_weights
+from modeling_elmo.run_scripts.cards.tables import (
     ArmSummary,
     best_record,
-    draw_ablation,
-    draw_confusion,
-    draw_data_curve,
-    draw_layer_weights,
     mean_layer_weights,
     read_record,
     relative_error_reduction,
@@ -321,8 +318,8 @@ def figures(monkeypatch):
     """The figures that were drawn."""
     pytest.importorskip("matplotlib")
     drawn = []
-    new_figure = tables.new_figure
-    monkeypatch.setattr(tables, "new_figure", lambda *size: drawn.append(new_figure(*size)) or drawn[-1])
+    new_figure = figure_module.new_figure
+    monkeypatch.setattr(figure_module, "new_figure", lambda *size: drawn.append(new_figure(*size)) or drawn[-1])
     return drawn
 
 

@@ -5,7 +5,6 @@ results/conversion.json   origin and parity of one that was converted
 """
 
 import json
-import math
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -14,16 +13,15 @@ from huggingface_hub import EvalResult
 
 from modeling_elmo import ELMoConfig
 from modeling_elmo.run_scripts.cards.card import Part, listed, read_results, shown, table
-from modeling_elmo.run_scripts.fine_tuning.tables import ERRORS, summarize
-from modeling_elmo.run_scripts.fine_tuning.tables import table as summary_table
+from modeling_elmo.run_scripts.cards.figures import PERPLEXITIES, draw_curve, loss_label
+from modeling_elmo.run_scripts.cards.tables import ERRORS, sense_table, summarize
+from modeling_elmo.run_scripts.cards.tables import table as summary_table
 from modeling_elmo.run_scripts.program.files import read_json
-from modeling_elmo.run_scripts.vectors.senses import sense_table
 from modeling_elmo.tokenization.elmo_characters import Utf8Alphabet
 
 Entries = list[dict[str, Any]]
 
 MOST_EVALUATIONS = 12  # rows of the card's table
-PERPLEXITIES = {"perplexity": "both directions", "forward": "forward", "backward": "backward"}
 COMPARABLE = ("predictions", "vocabulary_size", "protocol")  # two perplexities that differ here say nothing together
 
 EXAMPLES = {"en": ["A", "sentence", "in", "words"], "ko": ["배가", "바다를", "건넜다", "."]}
@@ -305,12 +303,6 @@ def last_loss(entry: dict[str, Any], config: ELMoConfig) -> str:
     )
 
 
-def loss_label(name: str, config: ELMoConfig) -> str:
-    if name == "sampled_loss":
-        return f"sampled softmax loss, {config.num_sampled:,} candidates"
-    return f"{'adaptive' if config.softmax_type == 'adaptive' else 'full'} softmax loss"
-
-
 def describe_perplexity(evaluations: Entries, config: ELMoConfig, base_model: str | None, published_step: int) -> str:
     if not evaluations:
         return "It was not measured: the run had no held-out text."
@@ -371,62 +363,3 @@ def thinned(evaluations: Entries, found: dict[str, Any]) -> Entries:
 
 def number(perplexity: float) -> str:
     return f"{perplexity:,.2f}" if perplexity < 1e6 else f"{perplexity:.3g}"
-
-
-def draw_curve(path: Path, evaluations: Entries, steps: Entries, config: ELMoConfig, published_step: int) -> bool:
-    """Draws held-out perplexity and training loss. Returns False without matplotlib, or if there is nothing to draw."""
-    try:
-        from matplotlib.figure import Figure  # saved by Agg; pyplot would choose a backend for the whole process
-    except ImportError:
-        return False
-    losses = {loss_label(name, config): points(steps, name) for name in ("loss", "sampled_loss")}
-    perplexities = {label: points(evaluations, name) for name, label in PERPLEXITIES.items()}
-    panels = {"held-out perplexity": perplexities, "training loss\n(nats a prediction)": losses}
-    panels = {title: lines for title, lines in panels.items() if any(lines.values())}
-    if not panels:
-        return False
-    figure = Figure(figsize=(8, 0.5 + 2.75 * len(panels)), dpi=120, layout="constrained")
-    axes = figure.subplots(len(panels), sharex=True, squeeze=False)[:, 0]
-    for axis, (title, lines) in zip(axes, panels.items(), strict=True):
-        draw_panel(axis, title, lines, published_step)
-    if any(perplexities.values()):
-        scale_logarithmically(axes[0])
-    axes[-1].set_xlabel("optimizer steps")
-    figure.savefig(path)
-    return True
-
-
-def points(entries: Entries, name: str) -> list[tuple[int, float]]:
-    return [(entry["step"], entry[name]) for entry in entries if name in entry and math.isfinite(entry[name])]
-
-
-def draw_panel(axis, title: str, lines: dict[str, list[tuple[int, float]]], published_step: int):
-    for label, line in lines.items():
-        if line:
-            is_one_direction = label in ("forward", "backward")
-            width = 0.8 if is_one_direction else 1.6
-            axis.plot(
-                *zip(*line, strict=True),
-                label=label,
-                linewidth=width,
-                marker="o" if len(line) <= 50 else "",
-                markersize=2 * width,
-            )
-    axis.axvline(published_step, color="0.5", linestyle="--", linewidth=1, label=f"published: step {published_step:,}")
-    axis.set_ylabel(title)
-    axis.grid(alpha=0.3)
-    axis.legend(fontsize=8)
-    axis.locator_params(axis="x", integer=True)
-    axis.xaxis.set_major_formatter("{x:,.0f}")
-
-
-def scale_logarithmically(axis):
-    from matplotlib.ticker import AutoLocator, LogLocator, NullLocator
-
-    axis.set_yscale("log")
-    axis.set_ylabel(f"{axis.get_ylabel()} (log scale)")
-    low, high = map(math.log10, axis.get_ylim())
-    subs = (1,) if high - low > 4 else (1, 2, 5)  # LogLocator skips decades, but only without subdivisions
-    axis.yaxis.set_major_locator(LogLocator(subs=subs) if high - low > 1 else AutoLocator())
-    axis.yaxis.set_minor_locator(NullLocator())
-    axis.yaxis.set_major_formatter("{x:,.6g}")

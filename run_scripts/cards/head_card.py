@@ -8,7 +8,7 @@ from huggingface_hub import EvalResult
 
 from modeling_elmo import ELMoConfig
 from modeling_elmo.run_scripts.cards.card import Part, shown, table
-from modeling_elmo.run_scripts.fine_tuning.tables import layer_names
+from modeling_elmo.run_scripts.cards.tables import layer_names
 from modeling_elmo.run_scripts.program.files import read_json
 
 PIPELINES = {

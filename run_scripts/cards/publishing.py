@@ -23,7 +23,7 @@ from modeling_elmo.configuration_elmo import SENTENCE_TRANSFORMERS_FILES
 from modeling_elmo.run_scripts.cards.bilm_card import bilm_part
 from modeling_elmo.run_scripts.cards.card import CardArguments, write_card, write_facts
 from modeling_elmo.run_scripts.cards.head_card import PIPELINES, task_part
-from modeling_elmo.run_scripts.pretraining.checkpoints import MODEL_FILES
+from modeling_elmo.run_scripts.program.files import MODEL_FILES
 
 # All that is sent. Trainings leave more beside it: optimizers, paths of the author's disk, texts of the data.
 PUBLISHED = (*MODEL_FILES, *SENTENCE_TRANSFORMERS_FILES, "original_checkpoint.json", "record.json", "*.png", "LICENSE*")

@@ -24,17 +24,11 @@ from transformers.utils import logging
 
 from modeling_elmo import ELMoConfig, ELMoModel, ELMoTokenizer
 from modeling_elmo.run_scripts.cards.card import CardArguments, hub_name, public, write_card, write_facts
+from modeling_elmo.run_scripts.cards.figures import draw_ablation, draw_confusion, draw_data_curve, draw_layer_weights
 from modeling_elmo.run_scripts.cards.head_card import task_part
 from modeling_elmo.run_scripts.cards.publishing import push
-from modeling_elmo.run_scripts.fine_tuning.data import training_share
-from modeling_elmo.run_scripts.fine_tuning.features import FeatureCollator, FeatureStore, feature_store
-from modeling_elmo.run_scripts.fine_tuning.moving_average import MovingAverage
-from modeling_elmo.run_scripts.fine_tuning.tables import (
+from modeling_elmo.run_scripts.cards.tables import (
     best_record,
-    draw_ablation,
-    draw_confusion,
-    draw_data_curve,
-    draw_layer_weights,
     first_split,
     last_split,
     read_record,
@@ -43,6 +37,9 @@ from modeling_elmo.run_scripts.fine_tuning.tables import (
     table,
     write_results,
 )
+from modeling_elmo.run_scripts.fine_tuning.data import training_share
+from modeling_elmo.run_scripts.fine_tuning.features import FeatureCollator, FeatureStore, feature_store
+from modeling_elmo.run_scripts.fine_tuning.moving_average import MovingAverage
 from modeling_elmo.run_scripts.fine_tuning.task import (
     HeadArguments,
     Predicted,

@@ -28,14 +28,11 @@ import torch
 from safetensors import SafetensorError
 
 from modeling_elmo.configuration_elmo import SENTENCE_TRANSFORMERS_FILES
+from modeling_elmo.run_scripts.program.files import MODEL_FILES
 
 TRAINING_STATE = "training_state.pt"
 
 WRITE_ERRORS = (OSError, RuntimeError, SafetensorError)  # for a full disk torch and safetensors have the last two
-
-# What a published model consists of, in the order in which it appears. A folder without config.json is no model, so it
-# comes last: nobody loads new code or weights before they are all there.
-MODEL_FILES = ("*.py", "*.md", "*.txt", "*token*.json", "*.safetensors", "*.safetensors.index.json", "config.json")
 
 
 def save_state(folder: Path, state: dict[str, Any]):

@@ -29,6 +29,9 @@ class TextArguments:
 # Where a text stands (for messages), and a text or a list of words.
 Place = tuple[str, Any]
 
+# What a published model consists of, in the order in which it appears. A folder without config.json is no model, so it
+# comes last: nobody loads new code or weights before they are all there.
+MODEL_FILES = ("*.py", "*.md", "*.txt", "*token*.json", "*.safetensors", "*.safetensors.index.json", "config.json")
 ROWS_AT_ONCE = 1000  # of a data set; one by one they take ten times as long
 
 

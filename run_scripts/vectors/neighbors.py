@@ -1,13 +1,12 @@
 """Uses of a word, their nearest neighbors by cosine, and a map of all uses."""
 
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from modeling_elmo.run_scripts.fine_tuning.tables import COLORS, MARKERS, new_figure
 from modeling_elmo.run_scripts.vectors.embedding import embed_sentences
 
 NAMED_LAYERS = ("top", "average", "mixed")
@@ -75,36 +74,3 @@ def shown_neighbors(found: dict[str, Any]) -> str:
     for query in found["queries"]:
         lines += ["", query["use"], *(f"  {cosine:.3f}  {use}" for cosine, use in query["neighbors"])]
     return "\n".join(lines[1:])
-
-
-def draw_map(vectors: np.ndarray, groups: Mapping[str, Sequence[int]], path: Path) -> bool:
-    """All vectors in the plane in which they differ most (principal components), those of groups in colour.
-
-    Args:
-        groups: numbers of vectors by label. Labels that the font lacks letters for become numbers.
-    """
-    figure = new_figure(path, 8, 5 + 0.2 * len(groups))
-    if figure is None:
-        return False
-    centred = vectors - vectors.mean(0)
-    _, sizes, axes = np.linalg.svd(centred, full_matrices=False)
-    points, shares = centred @ axes[:2].T, (sizes**2 / max((sizes**2).sum(), 1e-12))[:2]
-    axis = figure.subplots()
-    axis.scatter(*points.T, s=10, color="0.8", label="_")
-    for number, (label, members) in enumerate(groups.items()):
-        look = {"color": COLORS[number % len(COLORS)], "marker": MARKERS[number % len(MARKERS)]}
-        label = label.replace("$", r"\$") if can_draw(label) else f"query {number + 1}"
-        axis.scatter(*points[list(members)].T, s=36, label=label, **look)
-    axis.set_xlabel(f"first principal component ({shares[0]:.0%} of the variance)")
-    axis.set_ylabel(f"second ({shares[1]:.0%})")
-    figure.legend(loc="outside lower center", fontsize=8)
-    figure.savefig(path)
-    return True
-
-
-def can_draw(text: str) -> bool:
-    """Whether matplotlib's font has these letters; it has no Hangul, for one."""
-    from matplotlib.font_manager import FontProperties, findfont, get_font
-
-    font = get_font(findfont(FontProperties()))
-    return all(font.get_char_index(ord(letter)) for letter in text)

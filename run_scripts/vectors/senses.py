@@ -10,10 +10,10 @@ from xml.etree import ElementTree
 import numpy as np
 from tqdm.auto import tqdm
 
-from modeling_elmo.run_scripts.fine_tuning.tables import aligned
+from modeling_elmo.run_scripts.cards.figures import draw_map
 from modeling_elmo.run_scripts.program.files import numbered_lines, write_json
 from modeling_elmo.run_scripts.vectors.embedding import embed_sentences
-from modeling_elmo.run_scripts.vectors.neighbors import draw_map, normalized
+from modeling_elmo.run_scripts.vectors.neighbors import normalized
 
 MOST_SENSES = 6  # of a map, in colour
 
@@ -214,16 +214,6 @@ def disambiguation(
     baselines = ("first sense", "most frequent sense")[not inventory :]
     shares = {name: right[name] / len(test) for name in (*baselines, *names)}
     return {"instances": len(test), "unseen_lemmas": unseen / len(test), **shares}
-
-
-def sense_table(found: dict[str, Any]) -> str:
-    """Both figures side by side, in percent."""
-    columns = {"same sense@1": found["same_sense"], "disambiguation": found.get("disambiguation")}
-    columns = {name: figures for name, figures in columns.items() if figures}
-    rows = dict.fromkeys(row for figures in columns.values() for row in figures)
-    shown = [row for row in rows if row not in ("lemmas", "instances", "unseen_lemmas")]
-    cells = [[row, *(f"{100 * each[row]:.1f}" if row in each else "" for each in columns.values())] for row in shown]
-    return aligned([["", *columns], *cells])
 
 
 def uses_of(lemma: str, instances: Sequence[Instance]) -> list[int]:

@@ -26,10 +26,6 @@ Figures = dict[str, dict[str, float]]  # by split and metric
 
 SPLITS = ("train", "validation", "test")  # their order; others follow
 ERRORS = ("mse", "loss")  # lower is better, and not a share: shown as they are
-COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")  # Okabe and Ito's
-MARKERS = "os^Dv<>"
-SLANTED = {"rotation": 35, "ha": "right", "rotation_mode": "anchor"}  # labels that would run into one another
-MOST_NUMBERED = 15  # labels of a confusion matrix with numbers in its cells
 
 
 @dataclass(frozen=True)
@@ -307,145 +303,11 @@ def layer_table(weights: dict[str, np.ndarray]) -> str:
     return aligned([["layer", *weights], *rows])
 
 
-def draw_layer_weights(records: Sequence[Record], path: str | Path) -> bool:
-    """The paper's Figure 2: a column for each place where ELMo enters, a shade for the weight of each layer.
-
-    As all pictures: returns False, and says why, where there is nothing to draw or no matplotlib.
-    """
-    weights = mean_layer_weights(records)
-    if not weights:
-        logger.warning(f"{path} is not drawn: no run has layer weights.")
-        return False
-    names = layer_names(weights)
-    figure = new_figure(path, 2.6 + 0.9 * len(weights), 1.5 + 0.6 * len(names))
-    if figure is None:
-        return False
-    matrix = np.column_stack(list(weights.values()))
-    texts = [[f"{weight:.2f}" for weight in row] for row in matrix]
-    axis = draw_shades(figure, matrix, names, list(weights), "weight of the layer", texts)
-    axis.invert_yaxis()  # the first layer at the bottom, as in the network
-    figure.savefig(path)
-    return True
-
-
-def draw_confusion(matrix: Sequence[Sequence[int]], labels: Sequence[str], path: str | Path) -> bool:
-    """How often texts of a gold label (row) were given each label (column); shades are shares of the row."""
-    counts = np.array(matrix)
-    if counts.shape != (len(labels), len(labels)) or not len(labels):
-        raise ValueError(
-            f"The matrix has shape {counts.shape}; pass a row and a column for each of {len(labels)} labels."
-        )
-    has_numbers = len(labels) <= MOST_NUMBERED
-    size = 0.6 * len(labels) if has_numbers else min(max(9, 0.2 * len(labels)), 30)
-    figure = new_figure(path, size + 3.5, size + 2)
-    if figure is None:
-        return False
-    shares = counts / np.maximum(counts.sum(1, keepdims=True), 1)
-    texts = [[f"{count:,}" for count in row] for row in counts] if has_numbers else []
-    draw_shades(figure, shares, labels, labels, "share of the gold label", texts).set(xlabel="predicted", ylabel="gold")
-    figure.savefig(path)
-    return True
-
-
-def draw_ablation(summaries: Sequence[ArmSummary], metric: str, path: str | Path) -> bool:
-    """The mean of each arm on each split, with its standard deviation."""
-    splits = splits_with(summaries, metric)
-    figure = new_figure(path, 7, 1.3 + 0.45 * len(summaries))
-    if figure is None:
-        return False
-    axis = figure.subplots()
-    for index, split in enumerate(splits):
-        rows = [row for row, summary in enumerate(summaries) if metric in summary.mean.get(split, {})]
-        values, deviations = shown_values([summaries[row] for row in rows], split, metric)
-        places = np.array(rows) + 0.2 * (index - (len(splits) - 1) / 2)
-        axis.errorbar(values, places, xerr=deviations, label=split, linestyle="", **look(index))
-    axis.set_yticks(range(len(summaries)), [summary.arm for summary in summaries])
-    axis.set_ylim(len(summaries) - 0.5, -0.5)  # the first arm at the top
-    finish(axis, "x", metric, splits, path)
-    return True
-
-
-def draw_data_curve(records: Sequence[Record], metric: str, path: str | Path) -> bool:
-    """The paper's Figure 1: scores on the last split over the share of the training data, a line for each family.
-
-    The name of an arm is `family@share`; without a share it saw all data.
-    """
-    summaries = summarize(records)
-    split = splits_with(summaries, metric)[-1]
-    figure = new_figure(path, 6, 4)
-    if figure is None:
-        return False
-    axis = figure.subplots()
-    axis.set_xscale("log")
-    families: dict[str, list[ArmSummary]] = {}
-    for summary in summaries:
-        if metric in summary.mean.get(split, {}):
-            families.setdefault(summary.arm.partition("@")[0], []).append(summary)
-    for index, (family, members) in enumerate(families.items()):
-        members.sort(key=lambda summary: share_of(summary.arm))
-        values, deviations = shown_values(members, split, metric)
-        axis.errorbar([share_of(each.arm) for each in members], values, yerr=deviations, label=family, **look(index))
-    sizes = {share_of(record["arm"]): record.get("train_samples") for record in records}
-    labels = [f"{100 * share:g} %" + (f" ({size:,})" if size else "") for share, size in sizes.items()]
-    axis.set_xticks(list(sizes), labels, **SLANTED)
-    axis.minorticks_off()
-    axis.set_xlabel("share of the training data (examples)")
-    finish(axis, "y", metric, [split], path)
-    return True
-
-
-def share_of(arm: str) -> float:
-    share = arm.partition("@")[2] or "1"
-    try:
-        found = float(share)
-    except ValueError:
-        found = 0.0
-    if not 0 < found <= 1:
-        raise ValueError(f"Arm {arm!r} ends in the share {share!r}; pass a number above 0, up to 1, such as 0.1.")
-    return found
-
-
-def new_figure(path: str | Path, width: float, height: float) -> Any:
-    try:
-        from matplotlib.figure import Figure  # saved by Agg; pyplot would choose a backend for the whole process
-    except ImportError:
-        logger.warning(f'{path} is not drawn: that needs matplotlib; pip install "modeling-elmo[train]"')
-        return None
-    Path(path).parent.mkdir(parents=True, exist_ok=True)
-    return Figure(figsize=(width, height), dpi=120, layout="constrained")
-
-
-def draw_shades(figure, shares, rows: Sequence[str], columns: Sequence[str], title: str, texts) -> Any:
-    """A matrix of shares as shades, with texts in the cells."""
-    axis = figure.subplots()
-    figure.colorbar(axis.imshow(shares, cmap="Blues", vmin=0, vmax=1, aspect="auto"), label=title)
-    turned = {"rotation": 90} if len(columns) > MOST_NUMBERED else SLANTED if max(map(len, columns)) > 8 else {}
-    axis.set_xticks(range(len(columns)), columns, **turned)
-    axis.set_yticks(range(len(rows)), rows)
-    for (row, column), text in np.ndenumerate(texts):
-        color = "white" if shares[row, column] > 0.6 else "black"
-        axis.text(column, row, text, ha="center", va="center", color=color, fontsize=9)
-    return axis
-
-
-def shown_values(summaries: Sequence[ArmSummary], split: str, metric: str) -> tuple[np.ndarray, np.ndarray]:
-    factor = 1 if metric in ERRORS else 100
-    pairs = [(summary.mean[split][metric], summary.deviation[split][metric]) for summary in summaries]
-    means, deviations = factor * np.array(pairs).T
-    return means, deviations
-
-
-def look(index: int) -> dict[str, Any]:
-    color, marker = COLORS[index % len(COLORS)], MARKERS[index % len(MARKERS)]
-    return {"color": color, "marker": marker, "markersize": 5, "linewidth": 1.5, "capsize": 3}
-
-
-def finish(axis, along: str, metric: str, splits: Sequence[str], path: str | Path):
-    """The axis of the scores, a legend where there is a choice, and the file."""
-    on = f" on {splits[0]}" if len(splits) == 1 else ""
-    axis.set(**{f"{along}label": f"{metric.replace('_', ' ')}{on}{'' if metric in ERRORS else ' (%)'}"})
-    axis.grid(axis=along, alpha=0.3)
-    axis.spines[["top", "right"]].set_visible(False)
-    if len(axis.containers) > 1:
-        axis.figure.legend(loc="outside upper center", ncols=4, frameon=False)
-    axis.figure.savefig(path)
+def sense_table(found: dict[str, Any]) -> str:
+    """Both figures side by side, in percent."""
+    columns = {"same sense@1": found["same_sense"], "disambiguation": found.get("disambiguation")}
+    columns = {name: figures for name, figures in columns.items() if figures}
+    rows = dict.fromkeys(row for figures in columns.values() for row in figures)
+    shown = [row for row in rows if row not in ("lemmas", "instances", "unseen_lemmas")]
+    cells = [[row, *(f"{100 * each[row]:.1f}" if row in each else "" for each in columns.values())] for row in shown]
+    return aligned([["", *columns], *cells])
