@@ -1,123 +1,192 @@
-"""The commands of README.md, GUIDE.md and MIGRATION.md run, and Python blocks print what stands below them."""
+"""The documents are true: blocks run and print what they show, options and files exist, links lead somewhere.
+
+Their sentences are short as well.
+"""
 
 import contextlib
 import io
 import re
 import shlex
+from collections.abc import Iterator
 from functools import cache
 from importlib import import_module
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from modeling_elmo.run_scripts.modeling_elmo_cli import PROGRAMS
+
 ROOT = Path(__file__).parents[1]
+DOCUMENTS = {path.name: path.read_text(encoding="utf-8") for path in sorted(ROOT.glob("*.md"))}
+MOST_WORDS = 21  # of a sentence, on average
+TASKS = ("ner", "classify", "qa")
+LINK = re.compile(r"\]\((?!https?:)([^)#]*)#?([^)]*)\)")
 
 
 @pytest.fixture
 def clone(tmp_path, monkeypatch) -> Path:
-    """A working directory with what the texts refer to."""
+    """A working directory with the folders that the documents name."""
     monkeypatch.chdir(tmp_path)
     for name in ("tests", "model_cards"):
         (tmp_path / name).symlink_to(ROOT / name)
     return tmp_path
 
 
-def run_blocks(name: str) -> tuple[dict, int]:
-    """What the Python blocks define, and how many outputs were compared."""
-    blocks = re.findall(r"```(bash|python|text)\n(.*?)```", (ROOT / name).read_text(encoding="utf-8"), re.DOTALL)
+@pytest.mark.parametrize(("name", "outputs"), [("README.md", 1), ("GUIDE.md", 8)])
+def test_blocks_run_and_print_what_they_show(clone, name, outputs):
+    assert run_blocks(name)[1] == outputs
+
+
+def test_right_columns_of_the_migration_notes_run(clone):
+    names, _ = run_blocks("MIGRATION.md")
+    rows = re.findall(r"^\|(?!-|.*\| here \|)[^|]*\| `([^`]*)`.* \|$", DOCUMENTS["MIGRATION.md"], re.MULTILINE)
+    python = [code for code in rows if not code.startswith("elmo ")]
+    assert len(python) > 30
+    for code in python:
+        assert exec_or_eval(code, names) is not False, code
+    vectors = names["embed_sentences"](names["sentences"], names["model"], names["tokenizer"], layers="all")
+    assert [layers.shape[:2] for _, layers in vectors] == [(3, 3), (3, 2)]
+    assert (clone / "all.hdf5").is_file()
+
+
+def test_commands_name_programs_and_options_that_exist():
+    options = 0
+    for name, text in DOCUMENTS.items():
+        for program, words in commands(text):
+            assert program in PROGRAMS, f"{name}: elmo {program}"
+            for option in re.findall(r"--\w+", words):
+                assert has_option(program, option, words), f"{name}: elmo {program} {option}"
+                options += 1
+    assert options > 120
+
+
+def test_options_of_the_guide_belong_to_a_program():
+    for option in re.findall(r"`(--\w+)", DOCUMENTS["GUIDE.md"]):
+        assert option == "--debug" or any(has_option(program, option) for program in PROGRAMS), option
+
+
+def test_links_lead_somewhere():
+    for name, text in DOCUMENTS.items():
+        for file, section in LINK.findall(re.sub(r"```.*?```|`[^`]*`", "", text, flags=re.DOTALL)):
+            target = ROOT / file if file else ROOT / name
+            assert target.exists(), f"{name}: {file}"
+            if section:
+                headings = re.findall(r"^#+ (.*)$", target.read_text(encoding="utf-8"), re.MULTILINE)
+                slugs = [re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-") for heading in headings]
+                assert section in slugs, f"{name}: {file}#{section}"
+
+
+def test_korean_readme_has_the_same_commands_figures_and_links():
+    english, korean = DOCUMENTS["README.md"], DOCUMENTS["README.ko.md"]
+    blocks = [
+        [re.sub(r" +#.*", "", block) for block in re.findall(r"```\w+\n.*?```", text, re.DOTALL)]
+        for text in (english, korean)
+    ]
+    assert blocks[0] == blocks[1] and len(blocks[0]) == 5
+    assert figures_of_results(english) == figures_of_results(korean) and len(figures_of_results(english)) == 9
+    assert sorted(commands(english)) == sorted(commands(korean))
+    assert {*LINK.findall(english)} ^ {*LINK.findall(korean)} == {("README.md", ""), ("README.ko.md", "")}
+
+
+def test_maps_name_the_files_that_exist():
+    folders = re.findall(r"^\| `([\w/]+/)` \|", DOCUMENTS["README.md"], re.MULTILINE)
+    assert len(folders) == 11 and all((ROOT / folder).is_dir() for folder in folders)
+    lines = re.findall(
+        r"^    ( *)([\w./-]+)(?: |,)", DOCUMENTS["CONTRIBUTING.md"].partition("## The map")[2], re.MULTILINE
+    )
+    folder, named = "", set()
+    for indent, name in lines:
+        folder = folder if indent else name
+        path = ROOT / folder / name if indent else ROOT / folder
+        assert path.exists(), f"{folder}{name}"
+        named.add(path)
+    for folder in ("modeling_elmo", "tokenization"):
+        for path in (ROOT / folder).glob("*.py"):
+            assert path in named or path.name == "__init__.py", f"{folder}/{path.name} is missing in CONTRIBUTING.md"
+
+
+@pytest.mark.parametrize("name", DOCUMENTS)
+def test_sentences_are_short(name):
+    assert words_per_sentence(DOCUMENTS[name]) <= MOST_WORDS
+
+
+def test_words_per_sentence_are_counted_without_code_tables_and_headings():
+    prose = "# A heading of many words\n\nThis has four words. And `some --code here` with a\n[link to](README.md) it."
+    other = "\n\n| a | table |\n\n    an indented block of code\n\n```bash\nelmo ner\n```\n\nYes. It ends here.\n"
+    assert words_per_sentence(prose + other) == pytest.approx((4 + 7 + 3) / 3)
+
+
+def run_blocks(name: str) -> tuple[dict[str, Any], int]:
+    """Runs the `elmo` commands and the Python of a document; compares the Python's output with the block below it.
+
+    Returns:
+        What the Python blocks define, and the number of compared outputs.
+    """
     names, printed, compared = {}, "", 0
-    for kind, block in blocks:
-        if kind == "bash" and block.startswith("python -m modeling_elmo"):
+    for kind, block in re.findall(r"```(bash|python|text)\n(.*?)```", DOCUMENTS[name], re.DOTALL):
+        if kind == "bash" and block.startswith("elmo "):
             for line in block.replace("\\\n", " ").splitlines():
-                _, _, module, *arguments = shlex.split(line)
-                import_module(module).main(arguments)  # a process for each would take a minute more
+                _, program, *arguments = shlex.split(line)
+                module_of(program).main(arguments)  # in this process: a process for each would take a minute more
         elif kind == "python":
             with contextlib.redirect_stdout(io.StringIO()) as stdout:
                 exec(block, names)
             printed = stdout.getvalue()
-        elif kind == "text":
+        elif kind == "text" and not block.startswith("elmo "):
             assert printed == block
             compared += 1
     return names, compared
 
 
-def test_readme_is_true(clone):
-    assert run_blocks("README.md")[1] == 1
+def commands(text: str) -> Iterator[tuple[str, str]]:
+    """The program and the other words of each `elmo` command, in blocks with the indented lines below, and in prose."""
+    for block in re.findall(r"```\w+\n(.*?)```", text, re.DOTALL):
+        yield from re.findall(r"^elmo (\w+)(.*(?:\n .*)*)", block, re.MULTILINE)
+    prose = re.sub(r"```.*?```", "", text, flags=re.DOTALL)
+    yield from re.findall(r"`elmo ([a-z]+)(?![a-z:])([^`]*)`", prose)
 
 
-def test_korean_readme_has_the_same_commands_and_figures():
-    english, korean = ((ROOT / name).read_text(encoding="utf-8") for name in ("README.md", "README.ko.md"))
-    commands = [
-        [re.sub(r" +#.*", "", block) for block in re.findall(r"```\w+\n.*?```", text, re.DOTALL)]
-        for text in (english, korean)
-    ]
-    assert commands[0] == commands[1] and len(commands[0]) == 4
-    for figure in re.findall(r"\d+\.\d+ ± \d+\.\d+|\d+\.\de-\d+", english):
-        assert figure in korean, figure
-    for command in re.findall(r"\| (`convert_checkpoint .*`) \|", english):
-        assert command in korean
-
-
-def test_guide_is_true(clone):
-    assert run_blocks("GUIDE.md")[1] == 8
-    assert (clone / "vectors.hdf5").is_file() and (clone / "vocab.txt").is_file()
-
-
-def test_links_lead_somewhere():
-    for page in ROOT.glob("*.md"):
-        text = re.sub(r"```.*?```|`[^`]*`", "", page.read_text(encoding="utf-8"), flags=re.DOTALL)
-        for file, section in re.findall(r"\]\((?!https?:)([^)#]*)#?([^)]*)\)", text):
-            target = page.parent / file if file else page
-            assert target.exists(), f"{page.name}: {file}"
-            headings = re.findall(r"^#+ (.*)$", target.read_text(encoding="utf-8"), re.MULTILINE) if section else []
-            assert not section or section in [
-                re.sub(r"[^\w -]", "", each.lower()).replace(" ", "-") for each in headings
-            ]
-
-
-def test_results_name_options_that_exist():
-    blocks = re.findall(r"```text\n(.*?)```", (ROOT / "RESULTS.md").read_text(encoding="utf-8"), re.DOTALL)
-    options = 0
-    for script, words in re.findall(r"^(run_\w+|perplexity)((?: .*\n?|\n)*)", "\n".join(blocks), re.MULTILINE):
-        for option in re.findall(r"--\w+", words):
-            assert option in help_of(script), f"{script} {option}"
-            options += 1
-    assert options > 30
-
-
-def test_right_columns_of_the_migration_notes_run(clone):
-    """Those that are Python; others name a script and options that it has."""
-    names, _ = run_blocks("MIGRATION.md")
-    rows = re.findall(
-        r"^\|(?!-|.*\| here \|)[^|]*\| (.*) \|$", (ROOT / "MIGRATION.md").read_text("utf-8"), re.MULTILINE
-    )
-    ran = 0
-    for right in rows:
-        code = re.match(r"`([^`]*)`", right)[1]
-        script, *words = code.split()
-        if (ROOT / "run_scripts" / f"{script}.py").is_file() or script.startswith("--"):
-            script = "embed" if script.startswith("--") else script
-            assert all(word in help_of(script) for word in code.split() if word.startswith("--")), code
-            continue
-        result = exec_or_eval(code, names)
-        assert result is not False, code
-        ran += 1
-    assert ran > 30
-    vectors = names["embed_sentences"](names["sentences"], names["model"], names["tokenizer"], layers="all")
-    assert [each.shape[:2] for _, each in vectors] == [(3, 3), (3, 2)]
-    assert (clone / "all.hdf5").is_file()
+def has_option(program: str, option: str, words: str = "") -> bool:
+    """Whether the help lists an option; for `reproduce`, that of each task in the words, or of any task without."""
+    if program != "reproduce":
+        return option in options_of(program)
+    tasks = re.match(r" *([\w|]*)", words)[1].split("|")
+    if tasks == [""]:
+        return any(option in options_of(program, task) for task in TASKS)
+    return all(option in options_of(program, task) for task in tasks)
 
 
 @cache
-def help_of(script: str) -> str:
+def options_of(program: str, *task: str) -> set[str]:
     with contextlib.redirect_stdout(io.StringIO()) as stdout, pytest.raises(SystemExit):
-        import_module(f"modeling_elmo.run_scripts.{script}").main(["--help"])
-    return stdout.getvalue()
+        module_of(program).main([*task, "--help"])
+    return {*re.findall(r"--\w+", stdout.getvalue())}
 
 
-def exec_or_eval(code: str, names: dict):
+def module_of(program: str) -> Any:
+    return import_module(f"modeling_elmo.run_scripts.{PROGRAMS[program][0]}")
+
+
+def exec_or_eval(code: str, names: dict[str, Any]) -> Any:
     try:
         compiled = compile(code, "right column", "eval")
     except SyntaxError:
         return exec(code, names)
     return eval(compiled, names)
+
+
+def figures_of_results(readme: str) -> list[tuple[list[str], str]]:
+    """The numbers and the link of each row of results, without the first column, which has words like "7.8 M"."""
+    rows = re.findall(r"^\|.*?\| (.*) \| .*\]\((RESULTS\.md#.*?)\) \|$", readme, re.MULTILINE)
+    return [(re.findall(r"\d+\.\d+ ± \d+\.\d+|\d+(?:\.\d+)*(?:e-\d+)?", cells), link) for cells, link in rows]
+
+
+def words_per_sentence(text: str) -> float:
+    """The average over the prose: without blocks of code, tables and headings; code in a sentence is one word."""
+    lines = re.sub(r"```.*?```", "", text, flags=re.DOTALL).splitlines()
+    prose = " ".join(line for line in lines if not line.startswith(("|", "#", "    ")))
+    prose = re.sub(r"\]\([^)]*\)", "]", re.sub(r"`[^`]*`", "x", prose))
+    lengths = [len(sentence.split()) for sentence in re.split(r"[.!?](?:\s|$)", prose)]
+    lengths = [length for length in lengths if length > 2]  # shorter ones are labels, such as "Yes."
+    return sum(lengths) / len(lengths)
