@@ -148,7 +148,7 @@ def commands(text: str) -> Iterator[tuple[str, str]]:
 
 
 def has_option(program: str, option: str, words: str = "") -> bool:
-    """Whether the help lists an option; for `reproduce`, that of each task in the words, or of any task without."""
+    """Whether the help of a program lists an option; `reproduce` has a help for each task, which the words name."""
     if program != "reproduce":
         return option in options_of(program)
     tasks = re.match(r" *([\w|]*)", words)[1].split("|")
