@@ -34,11 +34,16 @@ from modeling_elmo.run_scripts.program.files import ROWS_AT_ONCE
 
 logger = logging.get_logger(__name__)
 
-TAGS = (DEFAULT_TAGS, "ner_tags", "pos_tags", "upos", "labels")
+TAG_COLUMNS = (DEFAULT_TAGS, "ner_tags", "pos_tags", "upos", "labels")
 # Names of the columns in data sets that have no `text` or `label`.
-TEXTS = [("sentence",), ("document",), ("review",), ("content",), ("comment",), ("title",)]
-PAIRS = [("sentence1", "sentence2"), ("premise", "hypothesis"), ("question1", "question2"), ("question", "sentence")]
-LABELS = ("gold_label", "labels", "class", "category", "sentiment", "target", "stars", "rating", "score")
+TEXT_COLUMNS = [("sentence",), ("document",), ("review",), ("content",), ("comment",), ("title",)]
+PAIR_COLUMNS = [
+    ("sentence1", "sentence2"),
+    ("premise", "hypothesis"),
+    ("question1", "question2"),
+    ("question", "sentence"),
+]
+LABEL_COLUMNS = ("gold_label", "labels", "class", "category", "sentiment", "target", "stars", "rating", "score")
 
 
 @dataclass(kw_only=True)
@@ -47,8 +52,8 @@ class TaggingDataArguments(DataArguments):
     tags_column: str | None = field(
         default=None,
         metadata={
-            "help": f"Key or column of the tags. Default: the first of {', '.join(TAGS)} in the data. In a file with a "
-            "word a line: number of the column, from 1. Default: the last; upos in .conllu."
+            "help": f"Key or column of the tags. Default: the first of {', '.join(TAG_COLUMNS)} in the data. In a file "
+            "with a word per line: number of the column, from 1. Default: the last; upos in .conllu."
         },
     )
     word_column: int | None = field(
@@ -104,7 +109,7 @@ def read_tagging(arguments: TaggingDataArguments) -> DatasetDict:
 
 def _tagged_split(source: Source, split: str, arguments: TaggingDataArguments) -> Dataset:
     columns = list(source.first())
-    tags = arguments.tags_column or next((name for name in TAGS if name in columns), DEFAULT_TAGS)
+    tags = arguments.tags_column or next((name for name in TAG_COLUMNS if name in columns), DEFAULT_TAGS)
     source.check_column(arguments.tokens_column, columns, "tokens_column")
     source.check_column(tags, columns, "tags_column")
     names = source.class_names(tags)
@@ -196,7 +201,9 @@ def _classified_split(source: Source, split: str, arguments: ClassificationDataA
 def _text_columns(source: Source, columns: list[str], arguments: ClassificationDataArguments) -> dict[str, str]:
     given = {"text": arguments.text_column, "text_pair": arguments.text_pair_column}
     if given == {"text": "text", "text_pair": None} and "text" not in columns:
-        pairs, texts = ([names for names in known if set(names) <= set(columns)] for known in (PAIRS, TEXTS))
+        pairs, texts = (
+            [names for names in known if set(names) <= set(columns)] for known in (PAIR_COLUMNS, TEXT_COLUMNS)
+        )
         found = pairs or texts  # `question` and `sentence` are a pair, although `sentence` alone is a text
         if len(found) != 1:
             raise ValueError(
@@ -211,7 +218,7 @@ def _text_columns(source: Source, columns: list[str], arguments: ClassificationD
 
 
 def _label_column(source: Source, columns: list[str], arguments: ClassificationDataArguments) -> str:
-    found = [name for name in LABELS if name in columns]
+    found = [name for name in LABEL_COLUMNS if name in columns]
     if arguments.label_column == "label" and "label" not in columns and len(found) == 1:
         print(f"{source.name}: the label is {found[0]}")
         return found[0]

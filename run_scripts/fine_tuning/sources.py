@@ -23,7 +23,7 @@ from modeling_elmo.run_scripts.fine_tuning.data_files import TABLE_SUFFIXES, Loc
 from modeling_elmo.run_scripts.program.files import ROWS_AT_ONCE
 from modeling_elmo.tokenization import elmo_pretokenization
 
-SPLITS = ("train", "validation", "test")
+DATA_SPLITS = ("train", "validation", "test")
 
 
 @dataclass(kw_only=True)
@@ -130,7 +130,7 @@ def split_sources(arguments: DataArguments, formats: Mapping[str, RowReader]) ->
         arguments: options of the data.
         formats: reader of each file ending.
     """
-    files = {split: Path(file) for split in SPLITS if (file := getattr(arguments, f"{split}_file")) is not None}
+    files = {split: Path(file) for split in DATA_SPLITS if (file := getattr(arguments, f"{split}_file")) is not None}
     if bool(files) == (arguments.dataset is not None):
         raise ValueError("Pass either --train_file, --validation_file or --test_file, or --dataset NAME.")
     if arguments.dataset is not None:
@@ -149,7 +149,7 @@ def _file_source(path: Path, option: str, formats: Mapping[str, RowReader]) -> S
 def _dataset_sources(arguments: DataArguments) -> dict[str, Source]:
     name, data = f"--dataset {arguments.dataset}", _load(str(arguments.dataset), arguments.dataset_config)
     found = {}
-    for split in SPLITS:
+    for split in DATA_SPLITS:
         wanted = getattr(arguments, f"{split}_split")
         if wanted in data or wanted not in ("none", split):
             part, location = _part(data, wanted, f"{name}; --{split}_split"), f"{name}, {wanted}"
