@@ -115,7 +115,8 @@ def test_offsets_count_characters(tmp_path):
     assert found["answer_starts"] == [7]
     answers["answer_start"] = [len("Où, 🗼? ".encode())]
     with pytest.raises(
-        ValueError, match="q1: the context has '🗼' at character 11, not the answer 'Île 🗼'; the answer starts at 7"
+        ValueError,
+        match="q1: the answer 'Île 🗼' is not at character 11 of the context; it is at 7. .* characters, not bytes",
     ):
         asked(tmp_path / "a.jsonl", lines(question("q1", answers, context=context)))
 
@@ -171,19 +172,21 @@ BAD_QUESTIONS = {
     "question of numbers": ({"question": [1]}, r"the question is \[1\]; it must be a text that is not empty"),
     "elsewhere": (
         answer("Paris", 23),
-        "the context has ' Pari' at character 23, not the answer 'Paris'; the answer starts at 24. Correct "
-        "answer_start, which counts characters, not bytes",
+        "the answer 'Paris' is not at character 23 of the context; it is at 24. Correct answer_start, which counts",
     ),
     "nowhere": (
         answer("Rouen", 24),
-        "the context has 'Paris' at character 24, not the answer 'Rouen'; the context does not contain the answer. C",
+        "the answer 'Rouen' is not at character 24 of the context; it is nowhere in the context. Correct answer_start",
     ),
-    "past the end": (answer("old. ", 52), r"the context has 'old.' at character 52, not the answer 'old. ';"),
-    "starts past the end": (answer("Paris", 56), "the answer 'Paris' starts at 56, but the context has 56 characters"),
-    "starts before the begin": (answer("Paris", -1), "the answer 'Paris' starts at -1, but the context has 56 char"),
+    "past the end": (answer("old. ", 52), "the answer 'old. ' is not at character 52 of the context; it is nowhere"),
+    "starts past the end": (
+        answer("Paris", 56),
+        "the answer 'Paris' is not at character 56 of the context; it is at 24",
+    ),
+    "negative start": (answer(".", -1), "the answer '.' is not at character -1 of the context; it is at 41"),
     "second answer": (
         {"answers": {"text": ["Paris", "Paris"], "answer_start": [24, 44]}},
-        "the context has 'aris ' at character 44, not the answer 'Paris'; the answer starts at 24",
+        "the answer 'Paris' is not at character 44 of the context; it is at 24",
     ),
     "empty answer": (answer("", 24), "an answer is '' at 24; it needs a text and a character number"),
     "answer of spaces": (answer(" ", 3), "an answer is ' ' at 3; it needs a text and a character number"),

@@ -34,7 +34,7 @@ class DistinctTexts(NamedTuple):
     Args:
         of_rows: numbers of the texts of each row, in order.
         spans: first occurrence of each text: row, first token, end.
-        digests: hash of the input of the biLM for each text.
+        digests: hash of each text, as the biLM reads it.
     """
 
     of_rows: list[list[int]]
@@ -46,22 +46,22 @@ def distinct_texts(rows: Dataset, reads_words: bool) -> DistinctTexts:
     """The distinct texts of encoded rows; `reads_words` says whether the biLM reads `input_ids`."""
     names = {"character_ids", "token_type_ids", "attention_mask"} | ({"input_ids"} if reads_words else set())
     numbers: dict[bytes, int] = {}
-    texts = DistinctTexts([], [], [])
+    of_rows: list[list[int]] = []
+    spans: list[tuple[int, int, int]] = []
     for row, example in enumerate(rows.select_columns(sorted(names & {*rows.column_names}))):
         example = {name: np.asarray(values, dtype=np.int32) for name, values in example.items()}
         types = example.pop("token_type_ids", np.zeros(len(example["attention_mask"])))
         bounds = [0, *(np.flatnonzero(np.diff(types)) + 1).tolist(), len(types)]
-        texts.of_rows.append([])
+        of_rows.append([])
         for first, end in pairwise(bounds):
             digest = hashlib.blake2b(digest_size=12)
             for name in sorted(example):
                 digest.update(_without_padding(example[name][first:end]).tobytes())
             number = numbers.setdefault(digest.digest(), len(numbers))
-            if number == len(texts.spans):
-                texts.spans.append((row, first, end))
-                texts.digests.append(digest.digest())
-            texts.of_rows[-1].append(number)
-    return texts
+            if number == len(spans):
+                spans.append((row, first, end))
+            of_rows[-1].append(number)
+    return DistinctTexts(of_rows, spans, list(numbers))
 
 
 def _without_padding(ids: np.ndarray) -> np.ndarray:

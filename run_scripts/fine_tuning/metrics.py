@@ -48,8 +48,8 @@ def tagging_scores(
     if marks_entities(tags) if are_entities is None else are_entities:
         return _entity_scores(predicted, gold)
     per_tag = _rates(_flat(predicted), _flat(gold), tags)
-    macro_f1 = float(np.mean([rates["f1"] for rates in per_tag]))
-    accuracy = _share(_flat(predicted) == _flat(gold))
+    macro_f1 = _mean([rates["f1"] for rates in per_tag])
+    accuracy = _mean(_flat(predicted) == _flat(gold))
     return {"accuracy": accuracy, "macro_f1": macro_f1, "per_type": dict(zip(tags, per_tag, strict=True))}
 
 
@@ -68,7 +68,7 @@ def _entity_scores(predicted: Sequence[Sequence[str]], gold: Sequence[Sequence[s
     }
     overall = per_type.pop("micro avg")
     del overall["number"]
-    return {**overall, "accuracy": _share(_flat(predicted) == _flat(gold)), "per_type": per_type}
+    return {**overall, "accuracy": _mean(_flat(predicted) == _flat(gold)), "per_type": per_type}
 
 
 def _iobes(tag: str) -> str:
@@ -77,10 +77,6 @@ def _iobes(tag: str) -> str:
 
 def _flat(sentences: Sequence[Sequence[str]]) -> np.ndarray:
     return np.array([tag for tags in sentences for tag in tags])
-
-
-def _share(is_right: np.ndarray) -> float:
-    return float(np.mean(is_right))
 
 
 def classification_scores(predicted: Sequence[int], gold: Sequence[int], labels: Sequence[str]) -> Scores:
@@ -101,7 +97,7 @@ def classification_scores(predicted: Sequence[int], gold: Sequence[int], labels:
     _check_counts(found, wanted)
     ids = range(len(labels))
     return {
-        "accuracy": _share(found == wanted),
+        "accuracy": _mean(found == wanted),
         "macro_f1": float(f1_score(wanted, found, average="macro", zero_division=0)),
         "per_label": dict(zip(labels, _rates(found, wanted, ids), strict=True)),
         "confusion": confusion_matrix(wanted, found, labels=ids).tolist(),
@@ -128,8 +124,8 @@ def multilabel_scores(
     per_label = [_rates(*columns, [True])[0] for columns in zip(found.T, wanted.T, strict=True)]
     return {
         "micro_f1": _rates(found.ravel(), wanted.ravel(), [True])[0]["f1"],
-        "macro_f1": float(np.mean([rates["f1"] for rates in per_label])),
-        "subset_accuracy": _share((found == wanted).all(1)),
+        "macro_f1": _mean([rates["f1"] for rates in per_label]),
+        "subset_accuracy": _mean((found == wanted).all(1)),
         "per_label": dict(zip(labels, per_label, strict=True)),
     }
 
@@ -153,7 +149,7 @@ def regression_scores(predicted: Sequence[float], gold: Sequence[float]) -> Scor
     return {
         "pearson": 0.0 if is_constant else float(pearsonr(found, wanted).statistic),
         "spearman": 0.0 if is_constant else float(spearmanr(found, wanted).statistic),
-        "mse": float(np.mean((found - wanted) ** 2)),
+        "mse": _mean((found - wanted) ** 2),
     }
 
 
@@ -176,16 +172,15 @@ def answer_scores(
     has_answer = np.array([bool(answers) for answers in gold])
     is_squad_2 = not has_answer.all()
     exact, f1 = np.array([_answer_match(*pair, is_squad_2) for pair in zip(predicted, gold, strict=True)]).T
-    scores: Scores = {"f1": float(f1.mean()), "exact_match": float(exact.mean())}
+    scores: Scores = {"f1": _mean(f1), "exact_match": _mean(exact)}
     if is_squad_2 and has_answer.any():
-        scores["has_answer_f1"] = float(f1[has_answer].mean())
-        scores["has_answer_exact_match"] = float(exact[has_answer].mean())
+        scores |= {"has_answer_f1": _mean(f1[has_answer]), "has_answer_exact_match": _mean(exact[has_answer])}
     if is_squad_2:
-        scores["no_answer_accuracy"] = float(exact[~has_answer].mean())
+        scores["no_answer_accuracy"] = _mean(exact[~has_answer])
     if types is not None:
         chosen = {kind: np.array([each == kind for each in types]) for kind in sorted(set(types))}
         scores["per_type"] = {
-            kind: {"f1": float(f1[rows].mean()), "exact_match": float(exact[rows].mean()), "number": int(rows.sum())}
+            kind: {"f1": _mean(f1[rows]), "exact_match": _mean(exact[rows]), "number": int(rows.sum())}
             for kind, rows in chosen.items()
         }
     return scores
@@ -217,6 +212,10 @@ def _word_f1(found: Sequence[str], wanted: Sequence[str], is_squad_2: bool) -> f
         return float(found == wanted)
     common = (Counter(found) & Counter(wanted)).total()
     return 2 * common / (len(found) + len(wanted)) if common else 0.0
+
+
+def _mean(values: Sequence[float] | np.ndarray) -> float:
+    return float(np.mean(values))
 
 
 def _check_sentences(predicted: Sequence[Sequence[str]], gold: Sequence[Sequence[str]]):

@@ -7,16 +7,8 @@ from itertools import chain, starmap
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from datasets import (
-    Dataset,
-    DatasetDict,
-    Features,
-    NamedSplit,
-    ReadInstruction,
-    concatenate_datasets,
-    load_dataset,
-    load_from_disk,
-)
+import datasets
+from datasets import Dataset, DatasetDict, Features, ReadInstruction
 from datasets.exceptions import DatasetGenerationError
 
 from modeling_elmo.run_scripts.fine_tuning.data_files import TABLE_SUFFIXES, LocatedRow, RowReader, format_suffix
@@ -105,7 +97,9 @@ class Source(NamedTuple):
 
         states = code_states(*([Path(self.name)] if self.data is None else []))
         try:
-            return Dataset.from_generator(rows, features, gen_kwargs={"states": states}, split=NamedSplit(split))
+            return Dataset.from_generator(
+                rows, features, gen_kwargs={"states": states}, split=datasets.NamedSplit(split)
+            )
         except DatasetGenerationError as error:
             if isinstance(error.__cause__, ValueError):
                 raise error.__cause__ from None
@@ -161,10 +155,10 @@ def _dataset_sources(arguments: DataArguments) -> dict[str, Source]:
 
 def _load(folder: str, config: str | None) -> DatasetDict:
     if any(Path(folder, file).is_file() for file in ("dataset_dict.json", "state.json")):  # made by `save_to_disk`
-        data = load_from_disk(folder)
+        data = datasets.load_from_disk(folder)
         return DatasetDict(train=data) if isinstance(data, Dataset) else data
     try:
-        return load_dataset(folder, config)
+        return datasets.load_dataset(folder, config)
     except ValueError as error:
         raise ValueError(f"--dataset {folder}, --dataset_config {config}: {error}") from error
 
@@ -176,7 +170,7 @@ def _part(data: DatasetDict, wanted: str, option: str) -> Dataset:
         parts = ReadInstruction.from_spec(wanted).to_absolute(sizes)
     except ValueError as error:
         raise ValueError(f"{option} {wanted}: {error} The splits are {list(data)}.") from error
-    return concatenate_datasets([data[part.splitname].select(range(part.from_, part.to)) for part in parts])
+    return datasets.concatenate_datasets([data[part.splitname].select(range(part.from_, part.to)) for part in parts])
 
 
 def _dataset_rows(data: Dataset, name: str) -> Iterator[LocatedRow]:

@@ -95,20 +95,18 @@ def _width_and_lines(path: Path) -> tuple[int, int | None, Iterator[tuple[int, s
 
 def _word_and_vector(line: str, width: int, location: str) -> tuple[str, array]:
     word, *fields = line.rstrip(" ").rsplit(" ", width)
+    extra = word.split(" ")[1:]
+    # "Route 66" is a word with a space; "Route 0.5" is a word with a number too many.
+    has_extra_numbers = bool(extra) and all(map(_is_number, extra)) and not all(map(str.isdecimal, extra))
     try:
         vector = array("f", map(float, fields))
     except ValueError:
-        strange = next(text for text in fields if not _is_number(text))
-        message = f"{location}: {strange!r:.80} is not a number; the last {width} fields must be. Correct the line."
-        raise ValueError(message) from None
-    more = word.split(" ")[1:]
-    if len(fields) < width or (more and all(map(_is_number, more)) and not all(map(str.isdecimal, more))):
-        found = len(fields) + len(more)
-        raise ValueError(f"{location} has {found} numbers, not {width}: {line!r:.80}. Correct the line.")
-    if not word:
-        raise ValueError(f"{location} has no word before its numbers: {line!r:.80}. Remove the line.")
-    if not isfinite(sum(vector)):
-        raise ValueError(f"{location}: the vector of {word!r:.80} is not finite in float32. Remove the line.")
+        vector = array("f")
+    if not word or has_extra_numbers or len(vector) != width or not isfinite(sum(vector)):
+        raise ValueError(
+            f"{location} must have a word and {width} finite numbers, with single spaces: {line!r:.80}. Correct the "
+            "line, or remove it."
+        )
     return word, vector
 
 
