@@ -1,4 +1,4 @@
-"""Scores by hand, on odd tag sequences, and beside independent references where the definition is ours."""
+"""Scores equal figures computed by hand, and independent references where the definition is ours."""
 
 import json
 import random

@@ -132,13 +132,9 @@ def _tagged_split(source: Source, split: str, arguments: TaggingDataArguments) -
 
 
 def _tagging_row(
-    location: Location,
-    row: Mapping[str, Any],
-    columns: tuple[str, str],
-    names: list[str] | None,
-    is_iob1: bool,
+    location: Location, row: Mapping[str, Any], columns: tuple[str, str], names: list[str] | None, is_iob1: bool
 ) -> dict[str, Any]:
-    """Checked tokens and tags, and where the first entity that begins with I- is, or ""."""
+    """Checked tokens and tags, and the location of the first entity that begins with I-, or ""."""
     where = location[0] if isinstance(location, list) else location
     tokens, tags = (_cell(where, row, column) for column in columns)
     if not isinstance(tokens, list) or not isinstance(tags, list) or len(tokens) != len(tags) or not tokens:

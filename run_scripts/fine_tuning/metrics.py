@@ -160,7 +160,7 @@ def answer_scores(
 
     Args:
         predicted: predicted answer to each question, "" for none.
-        gold: gold answers to each question, of which the closest counts; an empty list if there is no answer.
+        gold: gold answers to each question, empty if there is no answer; the closest one counts.
         types: type of each question, to score the types apart.
 
     Returns:
@@ -189,7 +189,7 @@ def answer_scores(
 def _answer_match(predicted: str, gold: Sequence[str], is_squad_2: bool) -> tuple[float, float]:
     """Exact match and F1 with the closest gold answers.
 
-    SQuAD 2.0 ignores gold answers of which normalisation leaves nothing, and no answer matches no answer.
+    SQuAD 2.0 ignores gold answers that normalise to nothing, and no answer matches no answer.
     """
     answers = [normalized_answer(answer) for answer in gold]
     if is_squad_2:

@@ -133,8 +133,8 @@ def _check_answer(where: str, context: str, text: Any, start: Any):
             f"{where}: an answer is {text!r:.80} at {start!r:.80}; it needs a text and a character number."
         )
     if start < 0 or not context.startswith(text, start):
-        place = context.find(text)
-        advice = f"it is at {place}" if place >= 0 else "it is nowhere in the context"
+        found = context.find(text)
+        advice = f"it is at {found}" if found >= 0 else "it is nowhere in the context"
         raise ValueError(
             f"{where}: the answer {text!r:.80} is not at character {start} of the context; {advice}. Correct "
             "answer_start, which counts characters, not bytes."
