@@ -1,3 +1,5 @@
+"""Checked rows for taggers and classifiers, from files and data sets, and the errors for bad rows."""
+
 import json
 import os
 from pathlib import Path
@@ -6,7 +8,6 @@ import pytest
 from datasets import ClassLabel, Dataset, DatasetDict, Features, Value
 from transformers import HfArgumentParser
 
-from modeling_elmo.run_scripts.fine_tuning import sources
 from modeling_elmo.run_scripts.fine_tuning.data import (
     ClassificationDataArguments,
     TaggingDataArguments,
@@ -50,32 +51,6 @@ def test_tagging_files(tmp_path):
     assert label_names(splits, "tags") == ["O", "B-ORG"]
 
 
-def test_a_file_that_changed_is_read_anew(tmp_path):
-    assert tags_of(tmp_path / "a.conll", "a O\n") == [["O"]]
-    assert tags_of(tmp_path / "a.conll", "a P\n") == [["P"]]
-    assert tags_of(tmp_path / "a.conll", "a P 1\n") == [["1"]]
-    assert tags_of(tmp_path / "a.conll", "a P 1\n", tags_column="2") == [["P"]]
-
-
-def test_code_that_changed_reads_anew(tmp_path, monkeypatch):
-    """`datasets` finds what a function made by its name and arguments; its code may be another by now."""
-    (tmp_path / "a.conll").write_text("a O\n")
-
-    def fingerprint():
-        return read_tagging(TaggingDataArguments(train_file=str(tmp_path / "a.conll")))["train"]._fingerprint
-
-    before = fingerprint()
-    assert fingerprint() == before
-    script = tmp_path / "script.py"
-    script.write_text("1")
-    states = sources.code_states() + sources.states_of([script])
-    assert len(states) > 30 and states[:-1] == sources.code_states()
-    script.write_text("12")
-    assert sources.states_of([script]) != states[-1:]
-    monkeypatch.setattr(sources, "code_states", lambda: states)
-    assert fingerprint() != before
-
-
 def test_tags_of_a_data_set_become_names(tmp_path, caplog):
     names = ClassLabel(names=["O", "B-PER", "I-PER"])
     features = Features(id=Value("int32"), words=[Value("string")], ner_tags=[names], pos_tags=[Value("int32")])
@@ -87,7 +62,7 @@ def test_tags_of_a_data_set_become_names(tmp_path, caplog):
     assert not caplog.messages
     data = read_tagging(TaggingDataArguments(**options, tags_column="pos_tags"))["train"]
     assert data["tags"][:] == [["7", "8"], ["9"]]
-    assert "the tags are numbers without names, so accuracy is measured" in caplog.text
+    assert "the tags are numbers without names, so they are scored by accuracy" in caplog.text
     assert not [file for file in os.listdir(tmp_path / "data" / "train") if file.startswith("cache")]
 
 
@@ -99,15 +74,12 @@ def test_iob1_is_converted_on_request(tmp_path, caplog):
     text = "x O\n\n" + "\n".join(f"w{number} {tag}" for number, tag in enumerate(IOB1))
     assert tags_of(tmp_path / "a.conll", text, tag_scheme="iob1") == [["O"], BIO]
     assert not caplog.messages
-    for _ in range(2):  # also of what comes from the cache
+    for _ in range(2):  # the second time from the cache
         caplog.clear()
         assert tags_of(tmp_path / "a.conll", text) == [["O"], IOB1]
         (message,) = caplog.messages
-        assert "a.conll: 3 entities begin with I-, the first is " in message
-        assert (
-            "a.conll, line 3, 'w0' with I-A. They are kept so; if these are IOB1 tags, pass --tag_scheme iob1"
-            in message
-        )
+        assert "a.conll: entities of 1 sentences begin with I-, the first at " in message
+        assert "a.conll, line 3, 'w0' with I-A. The tags are kept; if they are IOB1, pass --tag_scheme" in message
     caplog.clear()
     assert tags_of(tmp_path / "a.conll", "a B-A\nb I-A\nc O\nd S-I\ne I\n") and not caplog.messages
 
@@ -116,46 +88,51 @@ def test_iob1_is_converted_on_request(tmp_path, caplog):
     "name, text, options, message",
     [
         ("a.conll", "a\tO\n\tO\n", {}, "a.conll, line 2: a token is ''; it must be a string that is not empty"),
-        ("a.conll", "a\tO\n\nb\t \n", {}, "a.conll, line 3: the tag is ''; it must be a name or the number of a class"),
-        ("a.conll", "\n-DOCSTART- O\n", {}, "There is no sample in .*a.conll. Pass other data"),
+        (
+            "a.conll",
+            "a\tO\n\nb\t \n",
+            {},
+            "a.conll, line 3: the tag is ''; it must be the name or the number of a class",
+        ),
+        ("a.conll", "\n-DOCSTART- O\n", {}, "a.conll has no samples; pass other data"),
         (
             "a.conll",
             "a O\nb S-X\n",
             {"tag_scheme": "iob1"},
-            "a.conll, line 2: IOB1 has no tag 'S-X', .* --tag_scheme keep",
+            "a.conll, line 2: 'S-X' is not an IOB1 tag .* --tag_scheme keep",
         ),
         (
             "a.jsonl",
             '{"tokens": ["a"], "tags": []}',
             {},
-            r"a.jsonl, line 1: \['a'\] with \[\]; pass as many tags as tokens",
+            r"a.jsonl, line 1: tokens \['a'\] with tags \[\]; pass a tag for each token",
         ),
-        ("a.jsonl", '{"tokens": [], "tags": []}', {}, r"a.jsonl, line 1: \[\] with \[\]; .* one at least"),
-        ("a.jsonl", '{"tokens": "a", "tags": "O"}', {}, "a.jsonl, line 1: 'a' with 'O'; pass as many tags"),
+        ("a.jsonl", '{"tokens": [], "tags": []}', {}, r"a.jsonl, line 1: tokens \[\] with tags \[\]; pass a tag for"),
+        ("a.jsonl", '{"tokens": "a", "tags": "O"}', {}, "a.jsonl, line 1: tokens 'a' with tags 'O'; pass a tag"),
         (
             "a.jsonl",
             '{"tokens": ["a", 1], "tags": ["O", "O"]}',
             {},
             "a.jsonl, line 1: a token is 1; it must be a string",
         ),
-        ("a.jsonl", '{"tokens": ["a"], "tags": [null]}', {}, "a.jsonl, line 1: the tag is None; it must be a name or"),
+        ("a.jsonl", '{"tokens": ["a"], "tags": [null]}', {}, "a.jsonl, line 1: the tag is None; it must be the name"),
         (
             "a.jsonl",
             '{"tokens": ["a"], "t": ["O"]}',
             {},
-            r"a.jsonl has no column 'tags' but \['tokens', 't'\]; pass --tags_c",
+            r"a.jsonl has no column 'tags', only \['tokens', 't'\]; pass --tags_c",
         ),
         (
             "a.jsonl",
             '{"t": ["a"], "tags": ["O"]}',
             {},
-            r"has no column 'tokens' but \['t', 'tags'\]; pass --tokens_column",
+            r"has no column 'tokens', only \['t', 'tags'\]; pass --tokens_column",
         ),
         (
             "a.jsonl",
             '{"tokens": ["a"], "tags": ["O"]}\n{"tags": ["O"]}',
             {},
-            r"a.jsonl, line 2 has no 'tokens' but \['tags'\]; give every row the same columns",
+            r"a.jsonl, line 2 has no 'tokens', only \['tags'\]; give all rows the same columns",
         ),
     ],
 )
@@ -202,19 +179,19 @@ def test_columns_of_other_names(tmp_path, capsys, columns, text, pair, label):
         (
             ["text", "stars", "score"],
             {},
-            r"has no column 'label' but \['text', 'stars', 'score'\]; pass --label_column",
+            r"has no column 'label', only \['text', 'stars', 'score'\]; pass --label_column",
         ),
         (
             ["text", "label"],
             {"text_pair_column": "b"},
-            r"has no column 'b' but .* pass --text_pair_column, or --column_na",
+            r"a.jsonl has no column 'b', only .* pass --text_pair_column\.$",
         ),
         (
             ["sentence", "label"],
             {"text_column": "a"},
-            r"has no column 'a' but \['sentence', 'label'\]; pass --text_column",
+            r"has no column 'a', only \['sentence', 'label'\]; pass --text_column",
         ),
-        (["text", "stars"], {"label_column": "a"}, r"has no column 'a' but \['text', 'stars'\]; pass --label_column"),
+        (["text", "stars"], {"label_column": "a"}, r"has no column 'a', only \['text', 'stars'\]; pass --label_column"),
     ],
 )
 def test_no_column_is_guessed(tmp_path, columns, options, message):
@@ -238,26 +215,26 @@ def test_kinds_of_labels(tmp_path):
         (
             [("a", None)],
             {},
-            "line 1: the label is None; it must be a name or .* --drop_labels 'None', or --problem regress",
+            "line 1: the label is None; it must be the name or .* --drop_labels 'None' or --problem regress",
         ),
-        ([("a", " ")], {}, "line 1: the label is ' '; it must be a name or the number of a class. Correct it"),
+        ([("a", " ")], {}, "line 1: the label is ' '; it must be the name or the number of a class. Correct it"),
         (
             [("a", 0.5)],
             {},
-            "line 1: the label is 0.5; it must be a name or the number of a class.* --problem regression",
+            "line 1: the label is 0.5; it must be the name or the number of a class.* --problem regression",
         ),
-        ([("a", "x"), ("b", ["x"])], {}, r"line 2: the label is \['x'\]; it must be a name"),
+        ([("a", "x"), ("b", ["x"])], {}, r"line 2: the label is \['x'\]; it must be the name"),
         (
             [("a", [0, 1]), ("b", [0, 1, 0])],
             {},
-            r"line 2: the labels are \[0, 1, 0\], and each may stand there once; pass those that hold",
+            r"line 2: the labels are \[0, 1, 0\], with duplicates; pass the names or numbers of the",
         ),
-        ([("a", ["x"]), ("b", "x")], {}, "line 2: the label is 'x'; it must be a list, as that of the first row is"),
+        ([("a", ["x"]), ("b", "x")], {}, "line 2: the label is 'x'; it must be a list, as in the first row"),
         ([("a", "x")], {"problem": "regression"}, "line 1: the label is 'x'; a regression needs finite numbers"),
         ([("a", "nan")], {"problem": "regression"}, "line 1: the label is 'nan'; a regression needs finite numbers"),
         ([("a", ["1"])], {"problem": "regression"}, r"line 1: the label is \['1'\]; a regression needs finite numbers"),
-        ([("a", "x")], {"drop_labels": ["y"]}, "--drop_labels y: no row has this label; leave it out"),
-        ([("a", "x")], {"drop_labels": ["x"]}, "--drop_labels x leaves nothing of 'train'; pass data with labels"),
+        ([("a", "x")], {"drop_labels": ["y"]}, "--drop_labels y: no sample has this label; leave it out"),
+        ([("a", "x")], {"drop_labels": ["x"]}, "--drop_labels x leaves no sample of 'train'; pass data with labels"),
         (
             [("a", "1")],
             {"drop_labels": ["x"], "problem": "regression"},
@@ -285,13 +262,13 @@ def test_labels_that_are_missing_are_dropped_on_request(tmp_path, capsys):
     DatasetDict({name: Dataset.from_dict(row, names) for name, row in rows.items()}).save_to_disk(tmp_path)
     with pytest.raises(
         ValueError,
-        match=r"train, row 1: the label is -1; it must be one of \['no', 'yes'\].*withheld, none: --test_split none",
+        match=r"train, row 1: the label is -1; it must be one of \['no', 'yes'\].*leave it out: --test_split none",
     ):
         read_classification(ClassificationDataArguments(dataset=str(tmp_path)))
     found = read_classification(ClassificationDataArguments(dataset=str(tmp_path), drop_labels=["-1"]))
     assert found["train"].to_dict() == {"text": ["t1", "t0", "t1"], "label": ["yes", "no", "yes"]}
     assert found["test"]["label"][:] == ["yes"]
-    assert "train: 1 of 4 samples have a label that is dropped\ntest: 1 of 2 samples" in capsys.readouterr().out
+    assert "train: 1 of 4 samples have a dropped label\ntest: 1 of 2 samples" in capsys.readouterr().out
 
 
 def splits_of(**labels: list) -> DatasetDict:
@@ -303,10 +280,10 @@ def test_label_names():
     assert label_names(splits_of(test=[["I-A", "O", "B-A"]]), "tags", training="test") == ["O", "B-A", "I-A"]
     splits = splits_of(train=[["O", "B-A"]], validation=[["O"]] * 1200 + [["B-B"]])
     with pytest.raises(
-        ValueError, match="Split 'validation', row 1200: 'B-B' occurs nowhere in 'train', whose tags are B-A, O"
+        ValueError, match="Split 'validation', row 1200: 'B-B' does not occur in 'train', whose tags are B-A, O"
     ):
         label_names(splits, "tags")
-    with pytest.raises(ValueError, match=r"Labels are those of the split 'train', but there are only \['test'\]"):
+    with pytest.raises(ValueError, match=r"The labels come from the split 'train', but there are only \['test'\]"):
         label_names(splits_of(test=["a"]), "tags")
     with pytest.raises(ValueError, match="All tags of the split 'train' are 'a'; a classifier needs two or more"):
         label_names(splits_of(train=["a", "a"], test=["a"]), "tags")
@@ -320,11 +297,25 @@ def test_samples(capsys):
     assert taken["train"]["tags"][:] == list(map(str, training_share(200, 0.1)[:7]))
     assert {split: len(data) for split, data in taken.items()} == {"train": 7, "validation": 3, "test": 1}
     printed = capsys.readouterr().out
-    assert printed == "train: 7 of 200 samples are taken\nvalidation: 3 of 9 samples are taken\n"
+    assert printed == "train: 7 of 200 samples are used\nvalidation: 3 of 9 samples are used\n"
 
 
-def test_shares_lie_within_larger_ones():
+def test_a_share_is_part_of_larger_ones():
     tenth, half = training_share(1000, 0.1), training_share(1000, 0.5)
     assert len(tenth) == 100 and len(half) == 500 and tenth == sorted(set(tenth)) and set(tenth) < set(half)
     assert 300 < sum(half) / 500 < 700 and half != list(range(500))
     assert training_share(1000, 1.0) == list(range(1000)) and len(training_share(7, 0.001)) == 1
+
+
+def test_a_table_without_its_header(tmp_path):
+    (tmp_path / "a.csv").write_text("good,1\nbad,0\n")
+    with pytest.raises(
+        ValueError, match=r"a.csv has no column 'text', only \['good', '1'\]; pass --text_column, or --c"
+    ):
+        read_classification(
+            ClassificationDataArguments(train_file=f"{tmp_path}/a.csv", text_column="text", text_pair_column="1")
+        )
+    found = read_classification(
+        ClassificationDataArguments(train_file=f"{tmp_path}/a.csv", column_names=["text", "label"])
+    )
+    assert found["train"].to_dict() == {"text": ["good", "bad"], "label": ["1", "0"]}

@@ -1,4 +1,4 @@
-"""Stored layers are those of the model, and no file is left that is not whole."""
+"""Stored layers equal the layers that the model computes, and no incomplete file is left."""
 
 import errno
 import os
@@ -46,7 +46,7 @@ def stored(folder: Path, model: ELMoModel, tokenizer: ELMoTokenizer, words=WORDS
 
 @torch.no_grad()
 def layers_alone(model: ELMoModel, tokenizer: ELMoTokenizer, *texts: list[str]) -> torch.Tensor:
-    """Of one text, in a batch of its own: `(tokens, layers, width)`."""
+    """Layers of one row, computed in a batch of its own. Shape: `(tokens, layers, width)`."""
     inputs = tokenizer(*([text] for text in texts), is_split_into_words=True, return_tensors="pt")
     return torch.stack(model(**inputs).hidden_states, dim=2)[0]
 
@@ -64,7 +64,7 @@ def test_each_text_has_its_own_layers(side, batch_tokens, tmp_path, base, model)
     assert file.stat().st_size == 4 * 3 * 16 * sum(len(words) + 2 for words in WORDS)
 
 
-def test_pairs_are_two_texts(tmp_path, base, model):
+def test_a_pair_is_two_texts(tmp_path, base, model):
     tokenizer, pairs = tokenizer_of(base), list(zip(WORDS[:3], WORDS[3:6], strict=True))
     inputs = tokenizer([list(pair) for pair in pairs], is_split_into_words=True)
     columns = {name: [list(map(np.ndarray.tolist, map(np.asarray, row))) for row in inputs[name]] for name in inputs}
@@ -75,15 +75,15 @@ def test_pairs_are_two_texts(tmp_path, base, model):
         np.testing.assert_allclose(store[number][: len(first)], first, rtol=1e-5, atol=1e-6)
 
 
-def test_the_layers_are_mapped_and_cannot_be_changed(tmp_path, base, model):
+def test_the_layers_are_mapped_and_read_only(tmp_path, base, model):
     store = stored(tmp_path, model, tokenizer_of(base))
     assert isinstance(store.layers, np.memmap) and np.shares_memory(store.text(3), store.layers)
     with pytest.raises(ValueError, match="read-only"):
         store.text(3)[0] = 0
 
 
-def test_a_text_of_several_rows_is_kept_once(tmp_path, base, model):
-    """As the context of several questions."""
+def test_a_text_of_several_rows_is_stored_once(tmp_path, base, model):
+    """For example the context of several questions."""
     tokenizer, collate = tokenizer_of(base), DataCollatorWithPadding(tokenizer_of(base))
     pairs = [(WORDS[0], WORDS[1]), (WORDS[2], WORDS[1]), (WORDS[1], WORDS[1])]
     inputs = tokenizer([list(pair) for pair in pairs], is_split_into_words=True)
@@ -92,12 +92,12 @@ def test_a_text_of_several_rows_is_kept_once(tmp_path, base, model):
     for number, pair in enumerate(pairs):
         np.testing.assert_allclose(store[number], layers_alone(model, tokenizer, *pair), rtol=1e-5, atol=1e-6)
     assert len(store.layers) == sum(len(words) + 2 for words in WORDS[:3])
-    assert len({np.shape(ids)[1] for ids in columns["character_ids"]}) > 1  # rows of other widths
+    assert len({np.shape(ids)[1] for ids in columns["character_ids"]}) > 1  # the rows have different widths
 
 
-def test_batches_are_of_like_length_and_no_larger_than_asked():
+def test_batches_have_similar_lengths_and_bounded_size():
     lengths = [3, 50, 7, 7, 3, 12, 5, 3, 9, 200]
-    batches = features._batches(lengths, batch_tokens=30)
+    batches = features._batches_by_length(lengths, batch_tokens=30)
     assert sorted(number for batch in batches for number in batch) == list(range(10))
     assert batches[0] == [9] and batches[1] == [1]
     for batch in batches[2:]:
@@ -105,11 +105,8 @@ def test_batches_are_of_like_length_and_no_larger_than_asked():
     assert len(batches) < 7
 
 
-# The collator
-
-
 @pytest.mark.parametrize("side", ["right", "left"])
-def test_a_batch_holds_the_layers_of_its_texts(side, tmp_path, base, model):
+def test_a_batch_has_the_layers_of_its_texts(side, tmp_path, base, model):
     tokenizer = tokenizer_of(base, padding_side=side)
     store, examples = stored(tmp_path, model, tokenizer), encodings(tokenizer)
     batch = FeatureCollator(DataCollatorForTokenClassification(tokenizer), store)([examples[n] for n in (7, 2, 5)])
@@ -127,7 +124,7 @@ def test_a_batch_holds_the_layers_of_its_texts(side, tmp_path, base, model):
 
 
 @pytest.mark.parametrize("side", ["right", "left"])
-def test_a_head_reads_them_as_its_own(side, tmp_path, base, model):
+def test_a_head_computes_the_same_from_stored_layers(side, tmp_path, base, model):
     tokenizer = tokenizer_of(base, padding_side=side)
     config = ELMoConfig.from_pretrained(base, num_labels=20, elmo_placement="both", task_hidden_size=8)
     torch.manual_seed(0)
@@ -138,9 +135,6 @@ def test_a_head_reads_them_as_its_own(side, tmp_path, base, model):
         computed, read = (head(**FeatureCollator(collate, place)(examples)) for place in (None, store))
     torch.testing.assert_close(read.logits, computed.logits, rtol=1e-5, atol=1e-5)
     torch.testing.assert_close(read.loss, computed.loss)
-
-
-# The file
 
 
 def test_the_file_is_used_again(tmp_path, base, model, monkeypatch):
@@ -154,8 +148,8 @@ def test_the_file_is_used_again(tmp_path, base, model, monkeypatch):
     assert np.array_equal(again.layers, first.layers)
 
 
-def test_what_the_layers_do_not_depend_on(tmp_path, base, model):
-    """Labels, word ids, which side is padded, the mix."""
+def test_changes_that_keep_the_file(tmp_path, base, model):
+    """Labels, word ids, padding side and the mix do not change the layers."""
     stored(tmp_path, model, tokenizer_of(base))
     other = ELMoModel.from_pretrained(base)
     torch.nn.init.normal_(other.scalar_mix.weights)
@@ -165,8 +159,8 @@ def test_what_the_layers_do_not_depend_on(tmp_path, base, model):
     assert len(list(tmp_path.iterdir())) == 1
 
 
-def test_what_they_depend_on(tmp_path, base, model):
-    """The biLM, the texts, their order, where words end, and where a text is cut."""
+def test_changes_that_need_a_new_file(tmp_path, base, model):
+    """The biLM, the texts, their order, the borders of words, and truncation."""
     tokenizer = tokenizer_of(base)
     stored(tmp_path, model, tokenizer)
     other = bilm(tmp_path.parent / f"{tmp_path.name}-other", seed=1)
@@ -179,7 +173,7 @@ def test_what_they_depend_on(tmp_path, base, model):
         assert len(list(tmp_path.iterdir())) == number
 
 
-def test_options_that_change_what_equal_weights_compute(tmp_path, base, model):
+def test_a_configuration_that_changes_the_layers_needs_a_new_file(tmp_path, base, model):
     stored(tmp_path, model, tokenizer_of(base))
     clipped = ELMoModel.from_pretrained(base, cell_clip=0.01).eval()
     store = stored(tmp_path, clipped, tokenizer_of(base))
@@ -200,12 +194,12 @@ def test_a_word_level_bilm_reads_ids(tmp_path):
     assert len(list(folder.iterdir())) == 2
 
 
-def full(*_):
+def disk_is_full(*_):
     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
-def test_a_full_disk_is_told_before_anything_is_computed(tmp_path, base, model, monkeypatch):
-    monkeypatch.setattr(os, "posix_fallocate", full)
+def test_a_full_disk_is_reported_before_the_computation(tmp_path, base, model, monkeypatch):
+    monkeypatch.setattr(os, "posix_fallocate", disk_is_full)
     monkeypatch.setattr(ELMoModel, "forward", None)
     with pytest.raises(OSError, match="--cache_features"):
         stored(tmp_path / "features", model, tokenizer_of(base))
@@ -213,7 +207,7 @@ def test_a_full_disk_is_told_before_anything_is_computed(tmp_path, base, model, 
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, RuntimeError])
-def test_nothing_is_left_of_what_was_stopped(error, tmp_path, base, monkeypatch):
+def test_a_stopped_computation_leaves_no_file(error, tmp_path, base, monkeypatch):
     model, forward, calls = ELMoModel.from_pretrained(base), ELMoModel.forward, []
 
     def stopped(self, *args, **kwargs):
@@ -232,7 +226,7 @@ def test_nothing_is_left_of_what_was_stopped(error, tmp_path, base, monkeypatch)
 
 
 def test_without_posix_fallocate(tmp_path, base, model, monkeypatch):
-    """macOS has none."""
+    """macOS does not have it."""
     monkeypatch.delattr(os, "posix_fallocate", raising=False)
     store = stored(tmp_path, model, tokenizer_of(base))
     np.testing.assert_allclose(store[11], layers_alone(model, tokenizer_of(base), WORDS[11]), rtol=1e-5, atol=1e-6)

@@ -1,4 +1,4 @@
-"""The average of the weights beside a plain loop of its formula, and where model and files hold which."""
+"""The average of the weights equals a plain loop of its formula, and model and files get the right weights."""
 
 from types import SimpleNamespace
 
@@ -23,7 +23,7 @@ def weights_of(model: nn.Module) -> dict[str, Tensor]:
     return {name: weight.detach().clone() for name, weight in model.named_parameters()}
 
 
-def begun(model: nn.Module, decay: float = 0.999) -> MovingAverage:
+def started(model: nn.Module, decay: float = 0.999) -> MovingAverage:
     average = MovingAverage(model, decay)
     average.on_train_begin(None, SimpleNamespace(global_step=0), None)
     return average
@@ -31,7 +31,7 @@ def begun(model: nn.Module, decay: float = 0.999) -> MovingAverage:
 
 @torch.no_grad()
 def train(model: nn.Module, average: MovingAverage, steps: range = range(1, 4)) -> list[dict[str, Tensor]]:
-    """Random changes of the weights; returns them, from the start on."""
+    """Changes the weights at random, and returns them before the first step and after each step."""
     history = [weights_of(model)]
     for step in steps:
         for weight in model.parameters():
@@ -46,10 +46,10 @@ def equal(first: dict[str, Tensor], second: dict[str, Tensor]) -> bool:
     return first.keys() == second.keys() and all(torch.equal(first[name], second[name]) for name in first)
 
 
-@pytest.mark.parametrize("decay", [0.0, 0.3, 0.999])  # the bound from the first step, from the third, never
-def test_averages_are_those_of_the_formula(decay):
+@pytest.mark.parametrize("decay", [0.0, 0.3, 0.999])  # reached at the first step, at the third, never
+def test_averages_follow_the_formula(decay):
     model = network()
-    average = begun(model, decay)
+    average = started(model, decay)
     start, *history = train(model, average, range(1, 21))
     for name, found in average.averages.items():
         expected = start[name].double()
@@ -59,15 +59,15 @@ def test_averages_are_those_of_the_formula(decay):
         torch.testing.assert_close(found.double(), expected, rtol=1e-5, atol=1e-6)
 
 
-def test_an_average_leaves_the_weights_alone():
+def test_averaging_does_not_change_the_weights():
     model = network()
-    history = train(model, begun(model))
+    history = train(model, started(model))
     assert equal(weights_of(model), history[-1])
 
 
 def test_frozen_weights_have_no_average(tmp_path):
     model = network()
-    average = begun(model)
+    average = started(model)
     start = train(model, average)[0]
     assert average.averages.keys() == {"trained.weight", "trained.bias"}
     average.save_trained(tmp_path)
@@ -77,21 +77,21 @@ def test_frozen_weights_have_no_average(tmp_path):
     assert torch.equal(model["frozen"].weight, start[FROZEN])
 
 
-def test_the_model_holds_the_averages_for_a_while():
+def test_the_model_has_the_averages_inside_the_context():
     model = network()
-    average = begun(model)
+    average = started(model)
     weights = train(model, average)[-1]
     averages = {name: value.clone() for name, value in average.averages.items()}
     parameters = dict(model.named_parameters())
     with average.in_model():
         assert equal(weights_of(model), averages | {FROZEN: weights[FROZEN]})
     assert equal(weights_of(model), weights) and equal(average.averages, averages)
-    assert all(parameters[name] is weight for name, weight in model.named_parameters())  # as the optimizer knows them
+    assert all(parameters[name] is weight for name, weight in model.named_parameters())  # the optimizer refers to them
 
 
-def test_an_error_brings_the_weights_back():
+def test_an_error_restores_the_weights():
     model = network()
-    average = begun(model)
+    average = started(model)
     weights = train(model, average)[-1]
     averages = {name: value.clone() for name, value in average.averages.items()}
     with pytest.raises(KeyboardInterrupt), average.in_model():
@@ -99,11 +99,11 @@ def test_an_error_brings_the_weights_back():
     assert equal(weights_of(model), weights) and equal(average.averages, averages)
 
 
-def test_training_goes_on_as_if_there_had_been_no_evaluation():
+def test_an_evaluation_does_not_change_the_training():
     found = []
     for is_evaluated in (False, True):
         model = network()
-        average = begun(model)
+        average = started(model)
         train(model, average)
         if is_evaluated:
             with average.in_model():
@@ -115,16 +115,16 @@ def test_training_goes_on_as_if_there_had_been_no_evaluation():
 
 def test_the_model_keeps_the_averages():
     model = network()
-    average = begun(model)
+    average = started(model)
     weights = train(model, average)[-1]
     averages = {name: value.clone() for name, value in average.averages.items()}
     average.keep()
     assert equal(weights_of(model), averages | {FROZEN: weights[FROZEN]})
 
 
-def test_a_checkpoint_brings_averages_and_weights(tmp_path):
+def test_a_checkpoint_restores_averages_and_weights(tmp_path):
     model = network()
-    average = begun(model)
+    average = started(model)
     weights = train(model, average)[-1]
     average.save_trained(tmp_path)
     with average.in_model():
@@ -144,6 +144,6 @@ def test_a_checkpoint_brings_averages_and_weights(tmp_path):
 
 
 @pytest.mark.parametrize("decay", [-0.1, 1.0, 1, float("nan")])
-def test_a_wrong_decay(decay):
+def test_bad_decays(decay):
     with pytest.raises(ValueError, match=f"`decay` is {decay}; pass a number from 0 up to 1, 1 excluded, such as 0.99"):
         MovingAverage(network(), decay)

@@ -1,3 +1,5 @@
+"""Checked questions from SQuAD's files, JSON lines and data sets, and the errors for bad questions."""
+
 import gzip
 import json
 from pathlib import Path
@@ -8,7 +10,6 @@ from datasets import Dataset, DatasetDict, Features, Sequence, Value
 from transformers import HfArgumentParser
 
 from modeling_elmo.run_scripts.fine_tuning.question_data import QuestionDataArguments, read_questions
-from modeling_elmo.run_scripts.fine_tuning.sources import QUESTION_FORMATS, sources
 
 CONTEXT = "The Seine flows through Paris to Le Havre. Paris is old."
 PARIS = {"text": ["Paris", "Paris to Le Havre"], "answer_start": [24, 24]}
@@ -21,12 +22,12 @@ def question(name: str, answers: Any = PARIS, **more) -> dict:
 
 
 def each(answers: Any) -> Any:
-    """One by one, as in SQuAD's files."""
+    """A list of answers, as in SQuAD's files."""
     return [dict(zip(answers, pair, strict=True)) for pair in zip(*answers.values(), strict=True)]
 
 
 def nested(*questions: dict) -> str:
-    """A file as SQuAD's, of two articles, with a paragraph for each question."""
+    """A file in SQuAD's format: two articles, with a paragraph for each question."""
     paragraphs = []
     for record in questions:
         part = {name: value for name, value in record.items() if name != "context"}
@@ -100,7 +101,7 @@ def test_other_columns(tmp_path):
 
 
 @pytest.mark.parametrize("nameless", [{}, {"id": None}])
-def test_a_question_without_a_name_is_named_by_its_place(tmp_path, nameless):
+def test_a_question_without_a_name_is_named_by_its_location(tmp_path, nameless):
     record = {name: value for name, value in question("q1").items() if name != "id"} | nameless
     (found,) = asked(tmp_path / "a.jsonl", lines(record))
     assert found["id"] == f"{tmp_path / 'a.jsonl'}, line 1"
@@ -114,12 +115,13 @@ def test_offsets_count_characters(tmp_path):
     assert found["answer_starts"] == [7]
     answers["answer_start"] = [len("Où, 🗼? ".encode())]
     with pytest.raises(
-        ValueError, match="q1: at character 11 .* stands '🗼' and not the answer 'Île 🗼'; it begins at 7"
+        ValueError,
+        match="q1: the answer 'Île 🗼' is not at character 11 of the context; it is at 7. .* characters, not bytes",
     ):
         asked(tmp_path / "a.jsonl", lines(question("q1", answers, context=context)))
 
 
-# As the data sets `squad` and `squad_v2` on the Hub.
+# The features of the data sets `squad` and `squad_v2` on the Hub.
 FEATURES = Features(
     id=Value("string"),
     title=Value("string"),
@@ -170,26 +172,28 @@ BAD_QUESTIONS = {
     "question of numbers": ({"question": [1]}, r"the question is \[1\]; it must be a text that is not empty"),
     "elsewhere": (
         answer("Paris", 23),
-        "at character 23 of the context stands ' Pari' and not the answer 'Paris'; it begins at 24. Correct "
-        "answer_start, which counts characters, not bytes",
+        "the answer 'Paris' is not at character 23 of the context; it is at 24. Correct answer_start, which counts",
     ),
     "nowhere": (
         answer("Rouen", 24),
-        "at character 24 of the context stands 'Paris' and not the answer 'Rouen'; the context does not hold it. Corr",
+        "the answer 'Rouen' is not at character 24 of the context; it is nowhere in the context. Correct answer_start",
     ),
-    "past the end": (answer("old. ", 52), r"at character 52 of the context stands 'old.' and not the answer 'old. ';"),
-    "starts past the end": (answer("Paris", 56), "the answer 'Paris' begins at 56, but the context has 56 characters"),
-    "starts before the begin": (answer("Paris", -1), "the answer 'Paris' begins at -1, but the context has 56 char"),
+    "past the end": (answer("old. ", 52), "the answer 'old. ' is not at character 52 of the context; it is nowhere"),
+    "starts past the end": (
+        answer("Paris", 56),
+        "the answer 'Paris' is not at character 56 of the context; it is at 24",
+    ),
+    "negative start": (answer(".", -1), "the answer '.' is not at character -1 of the context; it is at 41"),
     "second answer": (
         {"answers": {"text": ["Paris", "Paris"], "answer_start": [24, 44]}},
-        "at character 44 of the context stands 'aris ' and not the answer 'Paris'; it begins at 24",
+        "the answer 'Paris' is not at character 44 of the context; it is at 24",
     ),
-    "empty answer": (answer("", 24), "an answer is '' at 24; it needs a text and its first character"),
-    "answer of spaces": (answer(" ", 3), "an answer is ' ' at 3; it needs a text and its first character"),
-    "answer is a number": (answer(1, 24), "an answer is 1 at 24; it needs a text and its first character"),
-    "start is a text": (answer("Paris", "24"), "an answer is 'Paris' at '24'; it needs a text and its first character"),
-    "start is a flag": (answer("h", True), "an answer is 'h' at True; it needs a text and its first character"),
-    "start is none": (answer("Paris", None), "an answer is 'Paris' at None; it needs a text and its first character"),
+    "empty answer": (answer("", 24), "an answer is '' at 24; it needs a text and a character number"),
+    "answer of spaces": (answer(" ", 3), "an answer is ' ' at 3; it needs a text and a character number"),
+    "answer is a number": (answer(1, 24), "an answer is 1 at 24; it needs a text and a character number"),
+    "start is a text": (answer("Paris", "24"), "an answer is 'Paris' at '24'; it needs a text and a character number"),
+    "start is a flag": (answer("h", True), "an answer is 'h' at True; it needs a text and a character number"),
+    "start is none": (answer("Paris", None), "an answer is 'Paris' at None; it needs a text and a character number"),
     "no answers": ({"answers": None}, "the answers are None; each needs a text and an answer_start"),
     "a text for answers": ({"answers": ""}, "the answers are ''; each needs a text and an answer_start"),
     "texts alone": ({"answers": ["Paris"]}, r"the answers are \['Paris'\]; each needs a text and an answer_start"),
@@ -199,11 +203,11 @@ BAD_QUESTIONS = {
     ),
     "possible without an answer": (
         {"answers": [], "is_impossible": False},
-        "is_impossible is False, but there are 0 answers; correct one of both",
+        "is_impossible is False with 0 answers; correct one of them",
     ),
     "impossible with answers": (
         {"is_impossible": True},
-        "is_impossible is True, but there are 2 answers; correct one of both",
+        "is_impossible is True with 2 answers; correct one of them",
     ),
     "neither true nor false": ({"is_impossible": "false"}, "is_impossible is 'false'; it must be true or false"),
 }
@@ -232,17 +236,17 @@ def test_answers_that_do_not_pair(tmp_path, answers, shown):
         asked(tmp_path / "a.jsonl", lines(question("q7", answers)))
 
 
-def test_a_name_that_its_place_happens_to_hold_is_told_too(tmp_path):
+def test_a_name_that_ends_the_location_is_shown_too(tmp_path):
     with pytest.raises(ValueError, match="a1.jsonl, line 1, question 1: the question is ''"):
         asked(tmp_path / "a1.jsonl", lines(question("1", question="")))
 
 
 @pytest.mark.parametrize("column", ["question", "context", "answers"])
 def test_columns_that_are_not_there(tmp_path, column):
-    with pytest.raises(ValueError, match=rf"a.jsonl has no column 'x' but \['id', .*\]; pass --{column}_column\."):
+    with pytest.raises(ValueError, match=rf"a.jsonl has no column 'x', only \['id', .*\]; pass --{column}_column\."):
         asked(tmp_path / "a.jsonl", lines(question("q1")), **{f"{column}_column": "x"})
     record = {name: value for name, value in question("q2").items() if name != column}
-    with pytest.raises(ValueError, match=rf"a.jsonl has no column '{column}' but \['id', .*pass --{column}_column\."):
+    with pytest.raises(ValueError, match=rf"a.jsonl has no column '{column}', only \['id', .*pass --{column}_column\."):
         asked(tmp_path / "a.jsonl", lines(record, question("q1")))
     with pytest.raises(ValueError, match=rf"a.jsonl, line 2, question q2: the {column}( is|s? are) None"):
         asked(tmp_path / "a.jsonl", lines(question("q1"), record))
@@ -251,14 +255,14 @@ def test_columns_that_are_not_there(tmp_path, column):
 @pytest.mark.parametrize(
     "article, message",
     [
-        ({"paragraphs": {}}, r"a.json, record 1: 'paragraphs' is \{\}; it must be a list of objects, as in SQuAD's"),
-        ({"paragraphs": ["b"]}, r"a.json, record 1: 'paragraphs' is \['b'\]; it must be a list of objects"),
-        ({"paragraphs": [{"context": "b"}]}, "a.json, record 1, paragraph 1: 'qas' is None; it must be a list of obj"),
+        ({"paragraphs": {}}, r"a.json, element 1: 'paragraphs' is \{\}; it must be a list of objects, as in SQuAD's"),
+        ({"paragraphs": ["b"]}, r"a.json, element 1: 'paragraphs' is \['b'\]; it must be a list of objects"),
+        ({"paragraphs": [{"context": "b"}]}, "a.json, element 1, paragraph 1: 'qas' is None; it must be a list of obj"),
         (
             {"paragraphs": [{"qas": []}, {"qas": ["b"]}]},
-            r"a.json, record 1, paragraph 2: 'qas' is \['b'\]; it must be a list of objects",
+            r"a.json, element 1, paragraph 2: 'qas' is \['b'\]; it must be a list of objects",
         ),
-        ({"paragraphs": [{"context": CONTEXT, "qas": []}]}, "There is no sample in .*a.json. Pass other data"),
+        ({"paragraphs": [{"context": CONTEXT, "qas": []}]}, "a.json has no samples; pass other data"),
     ],
 )
 def test_files_that_are_not_as_squads(tmp_path, article, message):
@@ -267,8 +271,10 @@ def test_files_that_are_not_as_squads(tmp_path, article, message):
 
 
 def test_endings():
-    with pytest.raises(ValueError, match=r"--test_file a.csv: its ending .*; pass a file that ends in .json, .jsonl\."):
-        sources(QuestionDataArguments(test_file="a.csv"), QUESTION_FORMATS)
+    with pytest.raises(
+        ValueError, match=r"--test_file a.csv has an unknown ending; pass a file that ends in .json, .jsonl\."
+    ):
+        read_questions(QuestionDataArguments(test_file="a.csv"))
 
 
 def test_a_file_of_both_versions(tmp_path):
@@ -276,7 +282,7 @@ def test_a_file_of_both_versions(tmp_path):
     for records in ([first, second], [second, first]):
         with pytest.raises(
             ValueError,
-            match="a.json mixes SQuAD 1.1 and 2.0: question q2 has is_impossible, question q1 has not. Pass files of",
+            match="a.json mixes SQuAD 1.1 and 2.0: question q2 has is_impossible, question q1 does not. Pass files of",
         ):
             asked(tmp_path / "a.json", nested(*records))
 
@@ -288,7 +294,7 @@ def test_splits_of_both_versions(tmp_path, split):
     for train, other, having, without in ((one, two, split, "train"), (two, one, "train", split)):
         with pytest.raises(
             ValueError,
-            match=f"Split '{having}' has questions without an answer, q4 the first, and '{without}' has none: SQuAD",
+            match=f"Split '{having}' has questions without an answer, first q4, but '{without}' has none: SQuAD",
         ):
             read_questions(QuestionDataArguments(train_file=train, **{f"{split}_file": other}))
 

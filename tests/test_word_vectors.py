@@ -1,3 +1,5 @@
+"""Word vectors from files of GloVe, word2vec and fastText, and the embeddings that a task starts from."""
+
 import gzip
 
 import numpy as np
@@ -27,13 +29,13 @@ def test_files(tmp_path, caplog, ending, header):
     words, vectors = read_word_vectors(path)
     assert words == WORDS and vectors.dtype == np.float32 and np.array_equal(vectors, VECTORS)
     (message,) = caplog.messages
-    assert "1 lines hold a word that stands above; its first vector is taken" in message
+    assert "1 lines repeat an earlier word and are ignored" in message
     words, vectors = read_word_vectors(str(path), limit=2)
     assert words == WORDS[:2] and np.array_equal(vectors, VECTORS[:2])
     assert read_word_vectors(path, limit=99).words == WORDS
 
 
-def test_numbers_are_those_that_were_written(tmp_path):
+def test_numbers_are_read_exactly(tmp_path):
     numbers = np.random.default_rng(0).standard_normal((150, 7)).astype(np.float32)
     lines = (f"word{row} " + " ".join(map(repr, map(float, vector))) for row, vector in enumerate(numbers))
     (tmp_path / "a.txt").write_text("\n".join(lines))
@@ -53,21 +55,24 @@ def test_numbers_may_be_words(tmp_path, text, width):
     [
         ("", "a.txt is empty; pass a file with a word and its vector in each line"),
         ("\n \n", "a.txt is empty"),
-        ("the\t1\t2\n", "a.txt has no numbers beside words; pass .* parted by spaces"),
-        ("3 0\nthe\n", "a.txt has no numbers beside words"),
-        ("a 1 2 3\nb 1 2 3\nc 1 2\n", "a.txt, line 3 has 2 numbers, where others have 3: 'c 1 2'. Correct it"),
-        ("a 1 2 3\nb 1 2 3\nc 0.5 1 2 3\n", "a.txt, line 3 has 4 numbers, where others have 3: 'c 0.5 1 2 3'"),
-        ("2 3\na 1 2 3\nb 1 2\n", "a.txt, line 3 has 2 numbers, where others have 3"),
-        ("2 3\na 1 2\nb 1 2\n", "a.txt, line 2 has 2 numbers, where others have 3"),
-        ("a 1 2\nb 1,5 2\n", "a.txt, line 2: '1,5' is not a number, and the last 2 must be"),
-        ("a 1 2\nb 1  2\n", "a.txt, line 2: '' is not a number"),
-        ("a 1 2\n 1 2\n", "a.txt, line 2 has no word before its numbers: ' 1 2'. Take the line out"),
-        ("a 1 2\nb nan 2\n", "a.txt, line 2: the vector of 'b' is not finite in float32. Take the line out"),
-        ("a 1 2\nb 1 -inf\n", "a.txt, line 2: the vector of 'b' is not finite"),
-        ("a 1 2\nb 1e39 2\n", "a.txt, line 2: the vector of 'b' is not finite"),
-        ("3 2\na 1 2\nb 1 2\n", "begins with the number of its words, 3, but holds 2. .* --word_vectors_limit 2"),
-        ("1 2\na 1 2\nb 1 2\n", "begins with the number of its words, 1, but holds 2"),
-        ("300 20\n", "begins with the number of its words, 300, but holds 0"),
+        ("the\t1\t2\n", "a.txt has no vectors; pass a file with a word and its numbers in each line"),
+        ("3 0\nthe\n", "a.txt has no vectors"),
+        (
+            "a 1 2 3\nb 1 2 3\nc 1 2\n",
+            "line 3 must have a word and 3 finite numbers, .*: 'c 1 2'. Correct the line, or",
+        ),
+        ("a 1 2 3\nb 1 2 3\nc 0.5 1 2 3\n", "line 3 must have a word and 3 finite numbers, .*: 'c 0.5 1 2 3'"),
+        ("2 3\na 1 2 3\nb 1 2\n", "line 3 must have a word and 3 finite numbers"),
+        ("2 3\na 1 2\nb 1 2\n", "line 2 must have a word and 3 finite numbers"),
+        ("a 1 2\nb 1,5 2\n", "line 2 must have a word and 2 finite numbers"),
+        ("a 1 2\nb 1  2\n", "line 2 must have a word and 2 finite numbers, with single spaces: 'b 1  2'"),
+        ("a 1 2\n 1 2\n", "line 2 must have a word and 2 finite numbers"),
+        ("a 1 2\nb nan 2\n", "line 2 must have a word and 2 finite numbers"),
+        ("a 1 2\nb 1 -inf\n", "line 2 must have a word and 2 finite numbers"),
+        ("a 1 2\nb 1e39 2\n", "line 2 must have a word and 2 finite numbers"),
+        ("3 2\na 1 2\nb 1 2\n", "a.txt has 2 words, but its header promises 3. .* --word_vectors_limit 2"),
+        ("1 2\na 1 2\nb 1 2\n", "a.txt has 2 words, but its header promises 1"),
+        ("300 20\n", "a.txt has 0 words, but its header promises 300"),
     ],
 )
 def test_bad_files(tmp_path, text, message):
@@ -84,7 +89,7 @@ def test_bad_bytes_and_limits(tmp_path):
         read_word_vectors(tmp_path / "a.txt", limit=0)
 
 
-def test_embeddings_to_start_from():
+def test_initial_embeddings():
     rng = np.random.default_rng(1)
     words = [*(f"word{row}" for row in range(998)), "london", "London"]
     vectors = WordVectors([*words, "</s>", "<unk>"], rng.normal(3, 4, (1002, 50)).astype(np.float32))

@@ -1,6 +1,6 @@
-"""The layers of a frozen biLM for the texts of a task, computed once and reused over epochs, seeds and arms.
+"""The layers of a frozen biLM for the texts of a task, computed once and reused for all epochs, seeds and arms.
 
-They lie in one file that is mapped into memory, not read: it may be larger than the memory.
+They are kept in one file that is mapped into memory, so that it may be larger than the memory.
 """
 
 import hashlib
@@ -19,57 +19,57 @@ from transformers.utils import logging
 from modeling_elmo import ELMoModel
 
 Example = dict[str, Any]
-# Fields of the configuration that change what the same weights compute.
-COMPUTATION = (
+# Fields of the configuration that change the layers of a biLM with the same weights.
+COMPUTATION_FIELDS = (
     *("char_cnn_activation", "char_cnn_filters", "max_word_length", "num_highway_layers", "num_hidden_layers"),
     *("cell_clip", "projection_clip", "forget_bias", "use_skip_connections"),
 )
+BOOKKEEPING_COLUMNS = ("text_number", "example_number", "offset_mapping")  # of encodings; no head reads them
+TARGET_COLUMNS = ("labels", "start_positions", "end_positions")  # only the head reads them
 
 
-# Columns of encoded data that no head reads, and its labels, of which the biLM knows nothing.
-NO_INPUTS = ("text_number", "example_number", "offset_mapping")
-LABELS = ("labels", "start_positions", "end_positions")
-
-
-class Texts(NamedTuple):
-    """The different texts that rows of one or two consist of: the biLM reads each for itself.
+class DistinctTexts(NamedTuple):
+    """The distinct texts of rows that have one text or two; the biLM reads each text by itself.
 
     Args:
         of_rows: numbers of the texts of each row, in order.
-        places: where each text is found first: row, first token, token after the last.
-        digests: of what the biLM reads of each.
+        spans: first occurrence of each text: row, first token, end.
+        digests: hash of each text, as the biLM reads it.
     """
 
     of_rows: list[list[int]]
-    places: list[tuple[int, int, int]]
+    spans: list[tuple[int, int, int]]
     digests: list[bytes]
 
 
-def texts_of(rows: Dataset, reads_words: bool) -> Texts:
-    """Args: rows: encodings; reads_words: whether the biLM reads `input_ids`."""
+def distinct_texts(rows: Dataset, reads_words: bool) -> DistinctTexts:
+    """The distinct texts of encoded rows; `reads_words` says whether the biLM reads `input_ids`."""
     names = {"character_ids", "token_type_ids", "attention_mask"} | ({"input_ids"} if reads_words else set())
     numbers: dict[bytes, int] = {}
-    texts = Texts([], [], [])
+    of_rows: list[list[int]] = []
+    spans: list[tuple[int, int, int]] = []
     for row, example in enumerate(rows.select_columns(sorted(names & {*rows.column_names}))):
         example = {name: np.asarray(values, dtype=np.int32) for name, values in example.items()}
         types = example.pop("token_type_ids", np.zeros(len(example["attention_mask"])))
         bounds = [0, *(np.flatnonzero(np.diff(types)) + 1).tolist(), len(types)]
-        texts.of_rows.append([])
+        of_rows.append([])
         for first, end in pairwise(bounds):
             digest = hashlib.blake2b(digest_size=12)
             for name in sorted(example):
-                digest.update(_trimmed(example[name][first:end]).tobytes())
+                digest.update(_without_padding(example[name][first:end]).tobytes())
             number = numbers.setdefault(digest.digest(), len(numbers))
-            if number == len(texts.places):
-                texts.places.append((row, first, end))
-                texts.digests.append(digest.digest())
-            texts.of_rows[-1].append(number)
-    return texts
+            if number == len(spans):
+                spans.append((row, first, end))
+            of_rows[-1].append(number)
+    return DistinctTexts(of_rows, spans, list(numbers))
 
 
-def _trimmed(ids: np.ndarray) -> np.ndarray:
-    """Characters without the columns at their end that are the same in all words: padding, whose number depends on the
-    longest word of the row. Each word has one end, so that no two texts become the same."""
+def _without_padding(ids: np.ndarray) -> np.ndarray:
+    """Character ids without the last columns that are equal in all words.
+
+    These are padding, whose width depends on the longest word of the row. Each word has an end marker, so that
+    different texts stay different.
+    """
     if ids.ndim == 1:
         return ids
     different = np.flatnonzero((ids != ids[:1]).any(0))
@@ -77,22 +77,22 @@ def _trimmed(ids: np.ndarray) -> np.ndarray:
 
 
 class FeatureStore:
-    """Layers of numbered rows: `store[n]` is `(tokens, layers + 1, 2 * projection_size)`, float32.
+    """The layers of numbered rows: `store[n]` has the shape `(tokens, layers + 1, 2 * projection_size)`, in float32.
 
     Args:
-        path: the file.
-        texts: of the rows.
-        shape: layers and width of a token.
-        mode: `"r"` to read, `"w+"` to make the file.
+        path: file with the layers.
+        texts: distinct texts of the rows.
+        shape: number of layers and width of a token.
+        is_new: whether to make the file, instead of reading it.
     """
 
-    def __init__(self, path: Path, texts: Texts, shape: tuple[int, int], mode: str = "r"):
+    def __init__(self, path: Path, texts: DistinctTexts, shape: tuple[int, int], is_new: bool = False):
         self.of_rows = texts.of_rows
-        self.starts = np.cumsum([0, *(end - first for _, first, end in texts.places)])
+        self.starts = np.cumsum([0, *(end - first for _, first, end in texts.spans)])
         size = (int(self.starts[-1]), *shape)
-        if mode != "r":
+        if is_new:
             _reserve(path, 4 * int(np.prod(size)))
-        self.layers = np.memmap(path, np.float32, "r" if mode == "r" else "r+", shape=size)
+        self.layers = np.memmap(path, np.float32, "r+" if is_new else "r", shape=size)
 
     def __getitem__(self, row: int) -> np.ndarray:
         return np.concatenate([self.text(number) for number in self.of_rows[row]])
@@ -104,23 +104,25 @@ class FeatureStore:
 def feature_store(
     folder: Path, model: ELMoModel, rows: Dataset, collate: Callable[[list[Example]], Any], batch_tokens: int = 2048
 ) -> FeatureStore:
-    """Layers of all rows, from the file in `folder` if their texts went through this model before.
+    """The layers of all rows, read from `folder` if this model has already computed them for the same texts.
 
-    A text that occurs in several rows, such as the context of several questions, is computed and kept once.
+    A text that occurs in several rows, such as the context of several questions, is computed and stored once.
 
     Args:
-        rows: their encodings.
-        collate: makes a batch of examples.
-        batch_tokens: tokens of a batch, padding included.
+        folder: folder of the stored layers.
+        model: the frozen biLM.
+        rows: encodings of the texts.
+        collate: collator that makes a batch of examples.
+        batch_tokens: maximum tokens per batch, including padding.
     """
-    texts = texts_of(rows, reads_words=model.word_embeddings is not None)
+    texts = distinct_texts(rows, reads_words=model.word_embeddings is not None)
     shape = (model.config.num_hidden_layers + 1, model.config.hidden_size)
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"{_fingerprint(model, texts)}.float32"
     if not path.exists():
         part = path.with_suffix(f".part-{os.getpid()}")
         try:
-            _compute(FeatureStore(part, texts, shape, mode="w+"), model, rows, texts, collate, batch_tokens)
+            _compute(FeatureStore(part, texts, shape, is_new=True), model, rows, texts, collate, batch_tokens)
             os.replace(part, path)
         finally:
             part.unlink(missing_ok=True)
@@ -128,35 +130,41 @@ def feature_store(
 
 
 class FeatureCollator:
-    """A stock collator that adds the stored layers of each row, whose number is its `text_number`."""
+    """A stock collator that adds the stored layers of each row, found by its `text_number`.
+
+    Args:
+        collate: the stock collator.
+        store: stored layers; None leaves the biLM to compute them.
+    """
 
     def __init__(self, collate: Callable[[list[Example]], Any], store: FeatureStore | None):
         self.collate, self.store = collate, store
 
     def __call__(self, rows: list[Example]) -> Any:
-        batch = self.collate([{name: row[name] for name in row if name not in NO_INPUTS} for row in rows])
+        batch = self.collate([{name: row[name] for name in row if name not in BOOKKEEPING_COLUMNS} for row in rows])
         if self.store is None:
             return batch
-        mask = batch["attention_mask"].bool()
-        layers = torch.zeros(*mask.shape, *self.store.layers.shape[1:])
-        for place, row in enumerate(rows):
-            layers[place, mask[place]] = torch.from_numpy(self.store[row["text_number"]])
+        token_mask = batch["attention_mask"].bool()
+        layers = torch.zeros(*token_mask.shape, *self.store.layers.shape[1:])
+        for index, row in enumerate(rows):
+            layers[index, token_mask[index]] = torch.from_numpy(self.store[row["text_number"]])
         batch["elmo_hidden_states"] = layers.transpose(1, 2)
         return batch
 
 
 @torch.no_grad()
-def _compute(store: FeatureStore, model: ELMoModel, rows: Dataset, texts: Texts, collate, batch_tokens: int):
+def _compute(store: FeatureStore, model: ELMoModel, rows: Dataset, texts: DistinctTexts, collate, batch_tokens: int):
     model.eval()
-    rows = rows.select_columns([name for name in rows.column_names if name not in (*NO_INPUTS, *LABELS)])
+    rows = rows.select_columns([name for name in rows.column_names if name not in BOOKKEEPING_COLUMNS + TARGET_COLUMNS])
 
     def text(number: int) -> Example:
-        row, first, end = texts.places[number]
+        row, first, end = texts.spans[number]
         example = {name: values[first:end] for name, values in rows[row].items()}
         return example | ({"token_type_ids": [0] * (end - first)} if "token_type_ids" in example else {})
 
-    lengths = [end - first for _, first, end in texts.places]
-    for numbers in logging.tqdm(_batches(lengths, batch_tokens), desc="Computing the biLM's layers", unit="batch"):
+    lengths = [end - first for _, first, end in texts.spans]
+    batches = _batches_by_length(lengths, batch_tokens)
+    for numbers in logging.tqdm(batches, desc="Computing the biLM's layers", unit="batch"):
         inputs = collate([text(number) for number in numbers]).to(model.device)
         layers = torch.stack(model(**inputs).hidden_states, dim=2).float().cpu()
         for number, found, mask in zip(numbers, layers, inputs["attention_mask"].bool().cpu(), strict=True):
@@ -164,8 +172,8 @@ def _compute(store: FeatureStore, model: ELMoModel, rows: Dataset, texts: Texts,
     store.layers.flush()
 
 
-def _batches(lengths: Sequence[int], batch_tokens: int) -> list[list[int]]:
-    """Numbers of texts of like length, the longest first: what does not fit into memory fails at once."""
+def _batches_by_length(lengths: Sequence[int], batch_tokens: int) -> list[list[int]]:
+    """Numbers of texts of similar length, the longest first: a batch that does not fit into memory fails at once."""
     batches: list[list[int]] = []
     for number in sorted(range(len(lengths)), key=lengths.__getitem__, reverse=True):
         if not batches or (len(batches[-1]) + 1) * lengths[batches[-1][0]] > batch_tokens:
@@ -174,20 +182,20 @@ def _batches(lengths: Sequence[int], batch_tokens: int) -> list[list[int]]:
     return batches
 
 
-def _fingerprint(model: ELMoModel, texts: Texts) -> str:
-    """Of the model and of the texts: another one has another file."""
+def _fingerprint(model: ELMoModel, texts: DistinctTexts) -> str:
+    """Hash of everything that the layers depend on; it names their file."""
     digest = hashlib.blake2b(digest_size=12)
     for name, tensor in sorted(model.state_dict().items()):
         if not name.startswith("scalar_mix."):
             digest.update(name.encode() + tensor.cpu().contiguous().view(torch.uint8).numpy().tobytes())
-    digest.update(json.dumps({name: getattr(model.config, name) for name in COMPUTATION}).encode())
+    digest.update(json.dumps({name: getattr(model.config, name) for name in COMPUTATION_FIELDS}).encode())
     for text in texts.digests:
         digest.update(text)
     return digest.hexdigest()
 
 
 def _reserve(path: Path, size: int):
-    """Makes a file of this size: without the room for it, a mapped file would end the process at some later write."""
+    """Makes a file with reserved disk space: writing to a mapped file on a full disk would kill the process."""
     with path.open("wb") as file:
         if not (hasattr(os, "posix_fallocate") and size):
             file.truncate(size)

@@ -1,4 +1,7 @@
-"""An exponential moving average of the weights that are trained, for evaluation and for what is saved."""
+"""An exponential moving average of the trained weights, for evaluation and for the saved model.
+
+torch's `AveragedModel` copies the whole model, a frozen biLM included; this class keeps the trained weights only.
+"""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -9,18 +12,18 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from transformers import TrainerCallback
 
-TRAINED = "trained_weights.safetensors"  # of a checkpoint, whose model holds the averages
+TRAINED = "trained_weights.safetensors"  # in a checkpoint, whose model has the averages
 
 
 class MovingAverage(TrainerCallback):
-    """After each step: `average <- d * average + (1 - d) * weight`, of every weight that is trained.
+    """After each step, `average <- d * average + (1 - d) * weight` for every trained weight.
 
-    `d` is `min(decay, (1 + step) / (10 + step))`, so that where the weights started is soon forgotten: at a decay of
-    0.999 the bound is reached at step 8,990.
+    `d` is `min(decay, (1 + step) / (10 + step))`: small at first, so that the initial weights are soon forgotten. A
+    decay of 0.999 is reached at step 8,990.
 
     Args:
-        model: of the training, as it starts.
-        decay: from 0 to 1.
+        model: the model before its training.
+        decay: decay of the average, from 0 up to 1, 1 excluded.
     """
 
     def __init__(self, model: nn.Module, decay: float):
@@ -31,7 +34,7 @@ class MovingAverage(TrainerCallback):
         self.averages: dict[str, Tensor] = {}
 
     def on_train_begin(self, args, state, control, **kwargs):
-        if not self.averages:  # a checkpoint brings its own
+        if not self.averages:  # a checkpoint has loaded its own
             self.averages = {name: weight.detach().clone() for name, weight in self.weights.items()}
 
     @torch.no_grad()
@@ -41,7 +44,7 @@ class MovingAverage(TrainerCallback):
 
     @contextmanager
     def in_model(self) -> Iterator[None]:
-        """The model holds the averages; afterwards, its weights again."""
+        """A context in which the model has the averages in place of its weights."""
         self._exchange()
         try:
             yield
@@ -49,7 +52,7 @@ class MovingAverage(TrainerCallback):
             self._exchange()
 
     def keep(self):
-        """The model holds the averages from now on."""
+        """Leaves the averages in the model."""
         self._exchange()
 
     @torch.no_grad()
@@ -61,12 +64,12 @@ class MovingAverage(TrainerCallback):
             average.copy_(before)
 
     def save_trained(self, folder: Path):
-        """The weights themselves, beside a model that holds the averages."""
+        """Saves the weights, beside a model that has the averages."""
         save_file({name: weight.detach().contiguous() for name, weight in self.weights.items()}, folder / TRAINED)
 
     @torch.no_grad()
     def load_trained(self, folder: Path):
-        """After the averages were loaded into the model: keeps these, and puts the weights in their place."""
+        """Takes the averages from the model, which has just loaded them, and loads the weights into it."""
         self.averages = {name: weight.detach().clone() for name, weight in self.weights.items()}
         for name, weight in load_file(folder / TRAINED).items():
             self.weights[name].copy_(weight)

@@ -1,7 +1,7 @@
-"""Pretrained word vectors in text files, and what a task makes of them: its vocabulary and the vectors to start from.
+"""Pretrained word vectors from text files, the vocabulary of a task, and its initial word embeddings.
 
-The files are those of GloVe (a word and its numbers in each line), of word2vec and of fastText (a first line with the
-number of words and the width), plain, `.gz` or `.zst`.
+The files may come from GloVe (a word and its numbers in each line), word2vec or fastText (a header with the number of
+words and the width), plain or compressed (`.gz`, `.zst`).
 """
 
 from array import array
@@ -29,7 +29,7 @@ from modeling_elmo.tokenization.elmo_characters import (
 
 logger = logging.get_logger(__name__)
 
-FIRST_LINES = 100  # where no header tells the width, it is that of most of these
+LINES_FOR_WIDTH = 100  # without a header, the width is the most frequent one in these first lines
 
 
 class WordVectors(NamedTuple):
@@ -39,27 +39,27 @@ class WordVectors(NamedTuple):
 
 class InitialEmbeddings(NamedTuple):
     vectors: np.ndarray  # (words of the vocabulary, width), float32
-    found: int  # words of the vocabulary that have a vector in the file
+    found: int  # number of words with a pretrained vector
 
 
 def read_word_vectors(path: str | Path, limit: int | None = None) -> WordVectors:
-    """Reads vectors of words, which may hold spaces; of a word that stands there twice the first vector.
+    """Reads words, which may contain spaces, and their vectors; of duplicate words it keeps the first.
 
     Args:
-        path: the file.
-        limit: how many words to read, from the first; None: all.
+        path: file of word vectors.
+        limit: maximum number of words, from the start of the file; None for all.
 
     Returns:
-        `WordVectors`: the words, and their vectors of shape `(words, width)`.
+        The words, and their vectors of shape `(words, width)`.
     """
     if limit is not None and limit < 1:
         raise ValueError(f"limit={limit}: pass the number of words to read, at least 1, or None for all.")
-    width, count, lines = _opened(Path(path))
+    width, count, lines = _width_and_lines(Path(path))
     total = min(filter(None, (count, limit)), default=None)
     rows: dict[str, int] = {}
-    numbers, twice = array("f"), 0  # an array, as it grows without a copy of each number as an object
+    numbers, twice = array("f"), 0  # an array takes 4 bytes per number, a list 32
     for number, line in tqdm(lines, desc=Path(path).name, total=total, unit=" words", unit_scale=True):
-        word, vector = _parsed(line, width, f"{path}, line {number}")
+        word, vector = _word_and_vector(line, width, f"{path}, line {number}")
         if word in rows:
             twice += 1
             continue
@@ -69,48 +69,44 @@ def read_word_vectors(path: str | Path, limit: int | None = None) -> WordVectors
             break
     if count not in (None, len(rows) + twice) and len(rows) != limit:
         raise ValueError(
-            f"{path} begins with the number of its words, {count}, but holds {len(rows) + twice}. Pass the complete "
-            f"file, or --word_vectors_limit {len(rows)}."
+            f"{path} has {len(rows) + twice} words, but its header promises {count}. Pass the complete file, or "
+            f"--word_vectors_limit {len(rows)}."
         )
     if twice:
-        logger.warning(f"{path}: {twice:,} lines hold a word that stands above; its first vector is taken.")
+        logger.warning(f"{path}: {twice:,} lines repeat an earlier word and are ignored.")
     return WordVectors(list(rows), np.frombuffer(numbers, np.float32).reshape(len(rows), width))
 
 
-def _opened(path: Path) -> tuple[int, int | None, Iterator[tuple[int, str]]]:
-    """The width, the number of words where a header tells it, and their lines."""
+def _width_and_lines(path: Path) -> tuple[int, int | None, Iterator[tuple[int, str]]]:
+    """The width, the number of words if a header gives it, and the numbered lines of the words."""
     lines = ((number, line) for number, line in numbered_lines(path) if line.strip(" "))
-    begin = list(islice(lines, FIRST_LINES))
-    if not begin:
+    start = list(islice(lines, LINES_FOR_WIDTH))
+    if not start:
         raise ValueError(f"{path} is empty; pass a file with a word and its vector in each line.")
-    widths = [line.rstrip(" ").count(" ") for _, line in begin]
-    told, below = begin[0][1].split(), mode(widths[1:] or [0])
+    widths = [line.rstrip(" ").count(" ") for _, line in start]
+    header, width_below = start[0][1].split(), mode(widths[1:] or [0])
     count, width = None, mode(widths)
-    if len(told) == 2 and all(map(str.isdecimal, told)) and (below != 1 or told[1] == "1"):
-        (count, width), begin = map(int, told), begin[1:]
+    if len(header) == 2 and all(map(str.isdecimal, header)) and (width_below != 1 or header[1] == "1"):
+        (count, width), start = map(int, header), start[1:]
     if width < 1:
-        raise ValueError(f"{path} has no numbers beside words; pass a file with a word and numbers, parted by spaces.")
-    return width, count, chain(begin, lines)
+        raise ValueError(f"{path} has no vectors; pass a file with a word and its numbers in each line, with spaces.")
+    return width, count, chain(start, lines)
 
 
-def _parsed(line: str, width: int, place: str) -> tuple[str, array]:
-    """A word and its vector."""
+def _word_and_vector(line: str, width: int, location: str) -> tuple[str, array]:
     word, *fields = line.rstrip(" ").rsplit(" ", width)
+    extra = word.split(" ")[1:]
+    # "Route 66" is a word with a space; "Route 0.5" is a word with a number too many.
+    has_extra_numbers = bool(extra) and all(map(_is_number, extra)) and not all(map(str.isdecimal, extra))
     try:
         vector = array("f", map(float, fields))
     except ValueError:
-        strange = next(text for text in fields if not _is_number(text))
+        vector = array("f")
+    if not word or has_extra_numbers or len(vector) != width or not isfinite(sum(vector)):
         raise ValueError(
-            f"{place}: {strange!r:.80} is not a number, and the last {width} must be. Correct it."
-        ) from None
-    more = word.split(" ")[1:]
-    if len(fields) < width or (more and all(map(_is_number, more)) and not all(map(str.isdecimal, more))):
-        found = len(fields) + len(more)
-        raise ValueError(f"{place} has {found} numbers, where others have {width}: {line!r:.80}. Correct it.")
-    if not word:
-        raise ValueError(f"{place} has no word before its numbers: {line!r:.80}. Take the line out.")
-    if not isfinite(sum(vector)):
-        raise ValueError(f"{place}: the vector of {word!r:.80} is not finite in float32. Take the line out.")
+            f"{location} must have a word and {width} finite numbers, with single spaces: {line!r:.80}. Correct the "
+            "line, or remove it."
+        )
     return word, vector
 
 
@@ -124,47 +120,48 @@ def _is_number(text: str) -> bool:
 def initial_embeddings(
     vectors: WordVectors, vocabulary: Sequence[str], seed: int, lowercase: bool
 ) -> InitialEmbeddings:
-    """The vector of each word; where there is none, random numbers that are as large as those of the file.
+    """The initial embedding of each word: its vector, or random numbers with the vectors' standard deviation.
 
-    `<PAD>` has zeros, and `<UNK>` the mean of the file's vectors.
+    `<PAD>` gets zeros, and `<UNK>` the mean of all vectors.
 
     Args:
-        vectors: those of the file.
-        vocabulary: the words in the order of their ids.
-        seed: of the random numbers.
-        lowercase: whether a word that has no vector takes that of its lower-case form.
+        vectors: pretrained word vectors.
+        vocabulary: words in the order of their ids.
+        seed: seed of the random numbers.
+        lowercase: whether a word without a vector gets the vector of its lower-case form.
 
     Returns:
-        `InitialEmbeddings`: vectors of shape `(len(vocabulary), width)`, and how many words have one in the file.
+        Embeddings of shape `(len(vocabulary), width)`, and the number of words with a pretrained vector.
     """
     rows = {word: row for row, word in enumerate(vectors.words)}
-    own = np.array([_row_of(word, rows, lowercase) for word in vocabulary])
+    found = np.array([_row_of(word, rows, lowercase) for word in vocabulary])
     start = np.random.default_rng(seed).standard_normal((len(vocabulary), vectors.vectors.shape[1]), np.float32)
     start *= _standard_deviation(vectors.vectors)
-    start[own >= 0] = vectors.vectors[own[own >= 0]]
+    start[found >= 0] = vectors.vectors[found[found >= 0]]
     for index, word in enumerate(vocabulary):
         if word in (PAD_WORD, UNK_WORD):
             start[index] = 0 if word == PAD_WORD else vectors.vectors.mean(0, dtype=np.float64)
-    return InitialEmbeddings(start, int((own >= 0).sum()))
+    return InitialEmbeddings(start, int((found >= 0).sum()))
 
 
 def _row_of(word: str, rows: dict[str, int], lowercase: bool) -> int:
+    """The row of the word's vector, or -1."""
     if word in (PAD_WORD, UNK_WORD):
         return -1
     return rows.get(word, rows.get(word.lower(), -1) if lowercase else -1)
 
 
 def _standard_deviation(values: np.ndarray) -> float:
-    """`values.std()` in double precision, without a copy of large ones."""
+    """`values.std()` in double precision, without a copy of the values."""
     mean = values.mean(dtype=np.float64)
     return float(np.sqrt(np.einsum("nw,nw->", values, values, dtype=np.float64) / values.size - mean**2))
 
 
 def task_vocabulary(sentences: Iterable[Sequence[str]], min_count: int = 2, extra: Sequence[str] = ()) -> list[str]:
-    """The words that occur `min_count` times in the training text, frequent ones first, and then those of `extra`.
+    """The words that occur at least `min_count` times in the training text, by frequency, and then `extra` words.
 
-    Rarer ones share `<UNK>`, which is trained thereby. Left out are the special words, which stand in front of these
-    in a tokenizer, and what cannot be a word of one.
+    Rarer words share `<UNK>`, which is trained by them. Special words are left out, because a tokenizer puts them in
+    front, and so are strings that cannot be a word of a tokenizer.
     """
     counts = Counter(chain.from_iterable(sentences))
     frequent = (word for word, count in counts.most_common() if count >= min_count)
@@ -172,5 +169,8 @@ def task_vocabulary(sentences: Iterable[Sequence[str]], min_count: int = 2, extr
 
 
 def _can_be_word(word: str) -> bool:
-    no_words = (*SPECIAL_WORDS, MAX_TERM_WORD, "")
-    return word not in no_words and not word.startswith(CONTINUATION) and not SURROGATES.search(word)
+    return (
+        word not in (*SPECIAL_WORDS, MAX_TERM_WORD, "")
+        and not word.startswith(CONTINUATION)
+        and not SURROGATES.search(word)
+    )

@@ -1,0 +1,174 @@
+"""Rows of data files, plain or compressed (`.gz`, `.zst`): words in columns, tables, JSON.
+
+Each row comes with its location, for error messages.
+
+The readers are ours because `datasets.load_dataset` (5.2) changes data silently. In tables it fills the missing cells
+of short rows with "", drops the first cell of every row if all rows have one cell too many, and splits rows at carriage
+returns. In JSON it turns "2020-01-01" into a timestamp, and all integers of a column with a decimal into decimals. It
+takes the beginning of an incomplete `.zst` file for the whole.
+"""
+
+import csv
+import json
+import re
+from collections.abc import Callable, Iterator, Mapping
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+from modeling_elmo.run_scripts.program.files import numbered_lines
+
+Location = str | list[str]  # of a row, or of each word of a sentence
+LocatedRow = tuple[Location, Mapping[str, Any]]
+RowReader = Callable[[Path], Iterator[LocatedRow]]
+
+CONLLU_COLUMNS = ("id", "form", "lemma", "upos", "xpos", "feats", "head", "deprel", "deps", "misc")
+DEFAULT_TAGS = "tags"
+COLUMN_SUFFIXES = (".conll", ".bio", ".iob", ".iob2", ".conllu", ".tsv", ".txt")
+TABLE_SUFFIXES = (".tsv", ".csv")
+
+
+def format_suffix(path: Path) -> str:
+    """The ending that names the format: `.csv` of `a.csv.gz`."""
+    return Path(path.name.removesuffix(".gz").removesuffix(".zst")).suffix
+
+
+def column_rows(
+    path: Path, tokens_column: str, tags_column: str | None, word_column: int | None, comments: list[str]
+) -> Iterator[LocatedRow]:
+    """Sentences of a file with a word and its tag in each line, and blank lines between sentences.
+
+    Args:
+        path: CoNLL-U if it ends in `.conllu`; otherwise the columns are separated by tabs or by spaces.
+        tokens_column: name of the words in the rows.
+        tags_column: number of the tag's column, from 1, or its name in CoNLL-U; also the name of the tags in the rows.
+            Default: the last column, or `upos` in CoNLL-U.
+        word_column: number of the word's column, from 1. Default: the first column, or `form` in CoNLL-U.
+        comments: beginnings of lines to skip. In CoNLL-U `#` is always one.
+    """
+    is_conllu = format_suffix(path) == ".conllu"
+    word, tag = _column_indexes(path, word_column, tags_column, is_conllu)
+    prefixes = (*comments, "#") if is_conllu else tuple(comments)
+    sentence: list[tuple[str, str, str]] = []
+    for location, fields in chain(_column_lines(path, prefixes, max(word, tag) + 1), [("", [])]):
+        if fields and not (is_conllu and _is_range_or_empty_node(location, fields[0])):
+            sentence.append((location, fields[word], fields[tag].strip()))
+        if not fields and sentence:
+            locations, tokens, tags = map(list, zip(*sentence, strict=True))
+            yield locations, {tokens_column: tokens, tags_column or DEFAULT_TAGS: tags}
+            sentence = []
+
+
+def _column_indexes(path: Path, word: int | None, tag: str | None, is_conllu: bool) -> tuple[int, int]:
+    """Indexes of the word and of the tag; -1 is the last column."""
+    names = CONLLU_COLUMNS if is_conllu else ()
+    word = (2 if is_conllu else 1) if word is None else word
+    tag = tag or ("upos" if is_conllu else None)
+    number = 0 if tag is None else names.index(tag) + 1 if tag in names else int(tag) if tag.isdecimal() else 0
+    if word < 1 or (number < 1 and tag is not None):
+        known = f", or {', '.join(names)} for the tag" if names else ""
+        raise ValueError(
+            f"{path} has no such column: --word_column {word}, --tags_column {tag}; pass 1, 2, ...{known}."
+        )
+    return word - 1, number - 1
+
+
+def _column_lines(path: Path, comments: tuple[str, ...], least: int) -> Iterator[tuple[str, list[str]]]:
+    """Location and fields of each line; a line between sentences has no fields."""
+    width = 0
+    for number, line in numbered_lines(path):
+        location = f"{path}, line {number}"
+        if line.startswith(comments):
+            continue
+        if not line.strip(" \t") or line.startswith("-DOCSTART-"):
+            yield location, []
+            continue
+        fields = line.split("\t") if "\t" in line else list(filter(None, line.split(" ")))
+        width = width or len(fields)
+        if len(fields) != width or width < max(least, 2):
+            raise ValueError(
+                f"{location} has {len(fields)} columns, not {max(width, least, 2)}: {line!r:.80}. Each line needs a "
+                "word, a tag, and the same number of columns; name the beginnings of comments with --comments."
+            )
+        yield location, fields
+
+
+def _is_range_or_empty_node(location: str, identifier: str) -> bool:
+    """Whether the CoNLL-U line has the number of a multiword token (3-4) or of an empty node (3.1)."""
+    if not re.fullmatch(r"\d+([-.]\d+)?", identifier):
+        raise ValueError(f"{location}: the first column is {identifier!r:.80}; in .conllu it must be a word's number.")
+    return not identifier.isdecimal()
+
+
+def table_rows(path: Path, column_names: list[str]) -> Iterator[LocatedRow]:
+    """Rows of a CSV or TSV file, whose first line is the header unless there are `column_names`."""
+    rows = _numbered_cells(path)
+    names = column_names or next(rows, (1, []))[1]
+    if len(set(names)) < len(names):
+        raise ValueError(f"{path} has the columns {names}; give each column a different name.")
+    for number, cells in rows:
+        location = f"{path}, line {number}"
+        if len(cells) != len(names):
+            raise ValueError(f"{location} has {len(cells)} columns, not {len(names)}: {names}. Correct the line.")
+        if cells == names:
+            raise ValueError(f"{location} is a header; leave out --column_names.")
+        yield location, dict(zip(names, cells, strict=True))
+
+
+def _numbered_cells(path: Path) -> Iterator[tuple[int, list[str]]]:
+    """First line and cells of each row. In TSV files, quotes are ordinary characters."""
+    lines = numbered_lines(path)
+    if format_suffix(path) == ".tsv":
+        yield from ((number, line.split("\t")) for number, line in lines if line)
+        return
+    reader, number = csv.reader((f"{line}\n" for _, line in lines), strict=True), 1
+    try:
+        for cells in reader:
+            if cells:
+                yield number, cells
+            number = reader.line_num + 1  # a quoted cell may have line feeds
+    except csv.Error as error:
+        raise ValueError(f"{path}, line {number} is not CSV: {error}.") from error
+
+
+def json_rows(path: Path) -> Iterator[LocatedRow]:
+    """Objects of JSON lines. A `.json` file may also be a list of objects, or an object with this list as `data`."""
+    if format_suffix(path) == ".jsonl" or _begins_with_row(path):
+        lines = ((f"{path}, line {number}", line) for number, line in numbered_lines(path) if line.strip())
+        rows = ((location, _parsed_json(line, location)) for location, line in lines)
+    else:
+        rows = ((f"{path}, element {number}", row) for number, row in enumerate(_json_list(path), 1))
+    for location, row in rows:
+        if not isinstance(row, dict):
+            raise ValueError(f"{location} is {row!r:.80}; each row must be a JSON object, with a key for each column.")
+        yield location, row
+
+
+def _begins_with_row(path: Path) -> bool:
+    """Whether the first line is a row of JSON lines."""
+    try:
+        row = json.loads(next((line for _, line in numbered_lines(path) if line.strip()), ""))
+    except json.JSONDecodeError:
+        return False
+    return isinstance(row, dict) and not isinstance(row.get("data"), list)
+
+
+def _json_list(path: Path) -> list[Any]:
+    whole = _parsed_json("\n".join(line for _, line in numbered_lines(path)), str(path))
+    rows = whole.get("data") if isinstance(whole, dict) else whole
+    if not isinstance(rows, list):
+        raise ValueError(f"{path} has no list of rows; pass a list, an object with a list as `data`, or JSON lines.")
+    return rows
+
+
+def _parsed_json(text: str, location: str) -> Any:
+    try:
+        value = json.loads(text)
+        if "\\u" in text:  # the escape of half a surrogate pair, which no tokenizer and no table can hold
+            json.dumps(value, ensure_ascii=False).encode()
+    except (json.JSONDecodeError, UnicodeEncodeError) as error:
+        raise ValueError(f"{location} is not JSON: {error}.") from error
+    return value
+
+
+JSON_FORMATS: dict[str, RowReader] = {".jsonl": json_rows, ".json": json_rows}

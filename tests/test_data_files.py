@@ -1,0 +1,187 @@
+"""The rows and locations that each file format gives, and the errors of damaged files."""
+
+import gzip
+import json
+from pathlib import Path
+
+import pytest
+import zstandard
+
+from modeling_elmo.run_scripts.fine_tuning.data_files import column_rows, json_rows, table_rows
+
+CONLL = "-DOCSTART- -X- O O\n\nEU NNP B-ORG\nrejects VBZ O\n\n\n# NN O\n#tag  NN O"
+CONLLU = """\
+# text = vámonos al mar
+1-2\tvámonos\t_\t_\t_\t_\t_\t_\t_\t_
+1\tvamos\tir\tVERB\tV\t_\t0\troot\t_\t_
+2\tnos\tnosotros\tPRON\tP\t_\t1\tobj\t_\t_
+2.1\tya\tya\tADV\tA\t_\t_\t_\t1:advmod\t_
+3\tal mar\tmar\tNOUN\t_\t_\t1\tobl\t_\t_
+
+# text = #
+1\t#\t#\tSYM\tS\t_\t0\troot\t_\t_
+"""
+
+
+def tagged(path: Path, tags: str | None = None, word: int | None = None, comments: tuple[str, ...] = ()) -> list:
+    return list(column_rows(path, "tokens", tags, word, list(comments)))
+
+
+def table(path: Path, *column_names: str) -> list:
+    return list(table_rows(path, list(column_names)))
+
+
+def written(path: Path, text: str) -> Path:
+    packed = {".gz": gzip.compress, ".zst": zstandard.compress}.get(path.suffix, bytes)
+    path.write_bytes(packed(text.encode()))
+    return path
+
+
+@pytest.mark.parametrize("ending", ["conll", "bio.gz", "iob2.zst"])
+@pytest.mark.parametrize("line_end", ["\n", "\r\n"])
+def test_words_in_columns(tmp_path, ending, line_end):
+    path = written(tmp_path / f"a.{ending}", "\ufeff" + CONLL.replace("\n", line_end))
+    first, second = tagged(path)
+    assert first == ([f"{path}, line 3", f"{path}, line 4"], {"tokens": ["EU", "rejects"], "tags": ["B-ORG", "O"]})
+    assert second == ([f"{path}, line 7", f"{path}, line 8"], {"tokens": ["#", "#tag"], "tags": ["O", "O"]})
+    ((_, first), _) = tagged(path, "1", word=2)
+    assert first == {"tokens": ["NNP", "VBZ"], "1": ["EU", "rejects"]}
+
+
+def test_words_in_columns_of_tabs_may_have_spaces(tmp_path):
+    path = written(tmp_path / "a.conll", "#begin\nNew York\tB-LOC\n10\u00a0000\tO \n\t\n#end\n\u3000\tO\n")
+    rows = [row for _, row in tagged(path, comments=("#begin", "#end"))]
+    assert rows[0] == {"tokens": ["New York", "10\u00a0000"], "tags": ["B-LOC", "O"]}
+    assert rows[1] == {"tokens": ["\u3000"], "tags": ["O"]}
+
+
+def test_conllu(tmp_path):
+    path = written(tmp_path / "a.conllu.gz", CONLLU)
+    (locations, first), (_, second) = tagged(path)
+    assert first == {"tokens": ["vamos", "nos", "al mar"], "tags": ["VERB", "PRON", "NOUN"]}
+    assert locations == [f"{path}, line {number}" for number in (3, 4, 6)]
+    assert second == {"tokens": ["#"], "tags": ["SYM"]}
+    ((_, first), _) = tagged(path, "xpos", word=3)
+    assert first == {"tokens": ["ir", "nosotros", "mar"], "xpos": ["V", "P", "_"]}
+    assert tagged(path, "xpos")[1][1]["xpos"] == tagged(path, "5")[1][1]["5"] == ["S"]
+
+
+@pytest.mark.parametrize(
+    "name, content, options, message",
+    [
+        ("a.conll", "a O\n\nb\n", {}, "a.conll, line 3 has 1 columns, not 2: 'b'. Each line needs a word, a tag, and"),
+        ("a.conll", "# id 7\na O\n", {}, "a.conll, line 2 has 2 columns, not 3: 'a O'. .* comments with --comments"),
+        ("a.conll", "a\n", {}, "line 1 has 1 columns, not 2: 'a'"),
+        ("a.conll", "a O\n", {"tags": "3"}, "line 1 has 2 columns, not 3: 'a O'"),
+        ("a.conll", "a O\n", {"word": 3}, "line 1 has 2 columns, not 3: 'a O'"),
+        ("a.conll", "a O\n", {"word": 0}, "no such column: --word_column 0, --tags_column None; pass 1, 2"),
+        ("a.conll", "a O\n", {"tags": "0"}, "no such column: --word_column 1, --tags_column 0; pass 1, 2"),
+        (
+            "a.conll",
+            "a O\n",
+            {"tags": "upos"},
+            r"a.conll has no such column: .*--tags_column upos; pass 1, 2, \.\.\.\.$",
+        ),
+        (
+            "a.conllu",
+            "1\ta\n",
+            {"tags": "pos"},
+            "--word_column 2, --tags_column pos; pass .* or id, form, .* for the tag",
+        ),
+        (
+            "a.conllu",
+            "a\tb\tc\td\n",
+            {},
+            "a.conllu, line 1: the first column is 'a'; in .conllu it must be a word's num",
+        ),
+        ("a.conll", b"a O\n\xe9t\xe9 O\n", {}, "a.conll, line 2 is not UTF-8: .* Convert the file with iconv"),
+        ("a.conll.gz", gzip.compress(b"a O\n" * 99, mtime=0)[:-9], {}, "a.conll.gz is not a complete gzip file"),
+        ("a.conll.zst", zstandard.compress(b"a O\n" * 99)[:-3], {}, "a.conll.zst is not a complete Zstandard file"),
+    ],
+)
+def test_bad_files_of_columns(tmp_path, name, content, options, message):
+    (tmp_path / name).write_bytes(content if isinstance(content, bytes) else content.encode())
+    with pytest.raises(ValueError, match=message):
+        tagged(tmp_path / name, **options)
+
+
+def test_quotes_are_characters_in_tsv_and_enclose_cells_in_csv(tmp_path):
+    text = 'label\ttext\n1\t"so, so\n\n0\ta " b\n\tNA \r\x0c\u0085\u2028x'
+    path = written(tmp_path / "a.tsv.gz", text)
+    assert table(path) == [
+        (f"{path}, line 2", {"label": "1", "text": '"so, so'}),
+        (f"{path}, line 4", {"label": "0", "text": 'a " b'}),
+        (f"{path}, line 5", {"label": "", "text": "NA \r\x0c\u0085\u2028x"}),
+    ]
+    path = written(tmp_path / "a.csv", 'label,text\r\n1,"so, ""so""\r\nsaid he"\r\n\r\n01,null\r\n')
+    assert table(path) == [
+        (f"{path}, line 2", {"label": "1", "text": 'so, "so"\nsaid he'}),
+        (f"{path}, line 5", {"label": "01", "text": "null"}),
+    ]
+
+
+@pytest.mark.parametrize("ending, separator", [("tsv", "\t"), ("csv.zst", ",")])
+def test_tables_without_a_header(tmp_path, ending, separator):
+    path = written(tmp_path / f"a.{ending}", f"a b{separator}1\nc{separator}2\n")
+    rows = [row for _, row in table(path, "text", "label")]
+    assert rows == [{"text": "a b", "label": "1"}, {"text": "c", "label": "2"}]
+
+
+@pytest.mark.parametrize(
+    "name, content, names, message",
+    [
+        ("a.csv", 'a,b\n1,2\n3,"4\n5,6\n', [], "a.csv, line 3 is not CSV: unexpected end of data"),
+        ("a.csv", "a,b\n1,2,3\n4,5,6\n", [], r"a.csv, line 2 has 3 columns, not 2: \['a', 'b'\]. Correct the line"),
+        ("a.tsv", "a\tb\n1\t2\n\n3\n", [], "a.tsv, line 4 has 1 columns, not 2"),
+        ("a.tsv", "a\ta\n1\t2\n", [], r"a.tsv has the columns \['a', 'a'\]; give each column a different name"),
+        ("a.tsv", "a\tb\n1\t2\n", ["a", "b"], "line 1 is a header; leave out --column_names"),
+        ("a.tsv", "a\tb\n1\t2\n", ["a"], r"a.tsv, line 1 has 2 columns, not 1: \['a'\]"),
+    ],
+)
+def test_bad_tables(tmp_path, name, content, names, message):
+    (tmp_path / name).write_text(content)
+    with pytest.raises(ValueError, match=message):
+        table(tmp_path / name, *names)
+
+
+ROWS = [{"text": "2020-01-01", "label": 1}, {"text": "밥\u2028 b", "label": 0.5, "more": {"x": []}}]
+
+
+@pytest.mark.parametrize(
+    "ending, text, location",
+    [
+        ("jsonl", "\n\n".join(json.dumps(row) for row in ROWS), "line 3"),
+        ("json.gz", "\n" + "\n".join(json.dumps(row, ensure_ascii=False) for row in ROWS), "line 3"),
+        ("json", json.dumps(ROWS), "element 2"),
+        ("json.zst", json.dumps(ROWS, indent=2), "element 2"),
+        ("json", json.dumps({"version": 1, "data": ROWS}), "element 2"),
+        ("json", json.dumps({"version": 1, "data": ROWS}, indent=1), "element 2"),
+    ],
+)
+def test_json(tmp_path, ending, text, location):
+    path = written(tmp_path / f"a.{ending}", text)
+    found = list(json_rows(path))
+    assert [row for _, row in found] == ROWS and isinstance(found[0][1]["label"], int)
+    assert found[1][0] == f"{path}, {location}"
+
+
+@pytest.mark.parametrize(
+    "name, content, message",
+    [
+        ("a.jsonl", '{"a": 1}\n{"a" 1}\n', "a.jsonl, line 2 is not JSON: Expecting ':' delimiter"),
+        ("a.jsonl", '{"a": "\\ud83d\\ude00"}\n{"a": "\\ud83d"}\n', "line 2 is not JSON: .* surrogates not allowed"),
+        (
+            "a.jsonl",
+            '{"a": 1}\n[1]\n',
+            r"a.jsonl, line 2 is \[1\]; each row must be a JSON object, with a key for each",
+        ),
+        ("a.json", "[{},\n2]", "a.json, element 2 is 2; each row must be a JSON object"),
+        ("a.json", "[{},\n1 2]", "a.json is not JSON: Expecting .* line 2 column"),
+        ("a.json", '{"version":\n 1}', "a.json has no list of rows; pass a list, an object with a list as `data`, or"),
+        ("a.json", "", "a.json is not JSON: Expecting value"),
+    ],
+)
+def test_bad_json(tmp_path, name, content, message):
+    (tmp_path / name).write_text(content)
+    with pytest.raises(ValueError, match=message):
+        list(json_rows(tmp_path / name))
