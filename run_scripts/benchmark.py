@@ -34,13 +34,14 @@ from modeling_elmo.run_scripts.benchmarks.turns import Contest, format_rows, mea
 from modeling_elmo.run_scripts.program.command_line import ProgramParser, run
 from modeling_elmo.run_scripts.program.files import write_json
 
-PARTS = ("inference", "training", "pretraining", "fine_tuning", "tokenizer")
+BENCHMARK_PARTS = ("inference", "training", "pretraining", "fine_tuning", "tokenizer")
 
 
 @dataclass(kw_only=True)
 class BenchmarkArguments:
     parts: list[str] = field(
-        default_factory=lambda: [*PARTS], metadata={"help": f"Parts to measure: {', '.join(PARTS)}."}
+        default_factory=lambda: [*BENCHMARK_PARTS],
+        metadata={"help": f"Parts to measure: {', '.join(BENCHMARK_PARTS)}."},
     )
     text_file: str | None = field(
         default=None, metadata={"help": "Text file, one sentence per line. Default: a short text of the repository."}
@@ -76,7 +77,7 @@ class BenchmarkArguments:
     def __post_init__(self):
         if self.rounds < 1:
             raise ValueError(f"--rounds {self.rounds}: pass 1 or more.")
-        for name, known in (("parts", PARTS), ("softmaxes", SOFTMAXES), ("preset", PRESETS)):
+        for name, known in (("parts", BENCHMARK_PARTS), ("softmaxes", SOFTMAXES), ("preset", PRESETS)):
             received = getattr(self, name)
             unknown = [each for each in ([received] if name == "preset" else received) if each not in known]
             if unknown:
@@ -87,10 +88,10 @@ def main(arguments: list[str] | None = None) -> dict[str, Any]:
     parsed = ProgramParser(BenchmarkArguments, description=__doc__).parse(arguments)
     transformers.logging.disable_progress_bar()
     torch.set_num_threads(parsed.threads or torch.get_num_threads())
-    figures: dict[str, Any] = {"conditions": conditions(parsed), "rows": []}
+    figures: dict[str, Any] = {"conditions": measurement_conditions(parsed), "rows": []}
     print(json.dumps(figures["conditions"]))
     with TemporaryDirectory() as folder:
-        for contest in contests(parsed, Path(folder)):
+        for contest in chosen_contests(parsed, Path(folder)):
             rows = measure(contest, parsed.rounds)
             print(format_rows(contest, rows), flush=True)
             figures["rows"] += rows
@@ -99,7 +100,7 @@ def main(arguments: list[str] | None = None) -> dict[str, Any]:
     return figures
 
 
-def contests(parsed: BenchmarkArguments, folder: Path) -> Iterator[Contest]:
+def chosen_contests(parsed: BenchmarkArguments, folder: Path) -> Iterator[Contest]:
     """All contests of the chosen parts, made one by one."""
     sentences = read_sentences(parsed.text_file)
     checkout = load_checkout(parsed.against) if parsed.against else None
@@ -130,7 +131,7 @@ def batch_names(parsed: BenchmarkArguments) -> list[str]:
     return [*for_inference, *for_training]
 
 
-def conditions(parsed: BenchmarkArguments) -> dict[str, Any]:
+def measurement_conditions(parsed: BenchmarkArguments) -> dict[str, Any]:
     # Older releases of torch lack this function.
     processor = torch.cpu.get_capabilities() if hasattr(torch.cpu, "get_capabilities") else {}
     return {

@@ -30,7 +30,7 @@ from modeling_elmo.run_scripts.vectors.embedding import (
     StoredDtype,
     embed_lines,
     is_trained,
-    load_model,
+    load_model_and_tokenizer,
     weights_checksum,
 )
 from modeling_elmo.run_scripts.vectors.lines import open_lines
@@ -75,7 +75,7 @@ def main(arguments: list[str] | None = None) -> Path:
     output, write_output = Path(parsed.output), find_writer(parsed.output)
     lines, total = open_lines(parsed, parsed.input, parsed.raw_text)
     dtype = getattr(torch, parsed.compute_dtype)
-    model, tokenizer = load_model(parsed.model, parsed.device, parsed.trust_remote_code, dtype)
+    model, tokenizer = load_model_and_tokenizer(parsed.model, parsed.device, parsed.trust_remote_code, dtype)
     if parsed.layers == "mixed" and not is_trained(model.scalar_mix):
         logger.warning(f"The mix of {parsed.model} was never trained: it is the average of the layers.")
     choices = {name: getattr(parsed, name) for name in ("layers", "pooling", "dtype")}

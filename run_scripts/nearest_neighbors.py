@@ -16,7 +16,7 @@ from modeling_elmo.run_scripts.cards.figures import draw_map
 from modeling_elmo.run_scripts.pretraining.corpus import Corpus
 from modeling_elmo.run_scripts.program.command_line import ProgramParser, run
 from modeling_elmo.run_scripts.program.files import write_json
-from modeling_elmo.run_scripts.vectors.embedding import load_model
+from modeling_elmo.run_scripts.vectors.embedding import load_model_and_tokenizer
 from modeling_elmo.run_scripts.vectors.neighbors import (
     check_json_output,
     check_layer,
@@ -67,7 +67,7 @@ def main(arguments: list[str] | None = None) -> dict[str, Any]:
     parser = ProgramParser(NeighborArguments, description=__doc__)
     parser.add_argument("text", nargs="+", help="Text files, folders or patterns, one sentence per line.")
     parsed, positional = parser.parse(arguments)
-    model, tokenizer = load_model(parsed.model, parsed.device, parsed.trust_remote_code)
+    model, tokenizer = load_model_and_tokenizer(parsed.model, parsed.device, parsed.trust_remote_code)
     check_layer(parsed.layer, model.config.num_hidden_layers)
     splitter = TextSplitter(tokenizer.pre_tokenization if parsed.raw_text else "whitespace")
     texts = (text for _, text in Corpus.from_files(positional.text).sentences(shuffle_files=False))

@@ -19,7 +19,7 @@ from typing import Any
 from modeling_elmo.run_scripts.cards.tables import sense_table
 from modeling_elmo.run_scripts.program.command_line import ProgramParser, run
 from modeling_elmo.run_scripts.program.files import write_json
-from modeling_elmo.run_scripts.vectors.embedding import load_model
+from modeling_elmo.run_scripts.vectors.embedding import load_model_and_tokenizer
 from modeling_elmo.run_scripts.vectors.neighbors import check_json_output
 from modeling_elmo.run_scripts.vectors.senses import (
     draw_senses,
@@ -60,7 +60,7 @@ def main(arguments: list[str] | None = None) -> dict[str, Any]:
     instances = {split: text.instances for split, text in texts.items()}
     if parsed.lemma:
         uses_of_lemma(parsed.lemma, instances["train"])  # a mistake shows before hours of work
-    model, tokenizer = load_model(parsed.model, parsed.device, parsed.trust_remote_code)
+    model, tokenizer = load_model_and_tokenizer(parsed.model, parsed.device, parsed.trust_remote_code)
     vectors = {split: instance_vectors(text, model, tokenizer) for split, text in texts.items()}
     names = ["token layer", *(f"biLSTM {number + 1}" for number in range(model.config.num_hidden_layers)), "average"]
     found = measure_senses(instances, vectors, inventory, names)

@@ -59,7 +59,8 @@ def test_uses_are_drawn_by_the_seed(folder):
     seen = [[query["use"] for query in run_neighbors(folder, seed=seed)["queries"]] for seed in (0, 0, 1)]
     assert seen[0] == seen[1] != seen[2]
     few = run_neighbors(folder, max_uses=12)
-    assert few["uses"] == 12 < few["uses_in_text"] == run_neighbors(folder)["uses"] and few["queries"] != run_neighbors(folder)["queries"]
+    every = run_neighbors(folder)
+    assert few["uses"] == 12 < few["uses_in_text"] == every["uses"] and few["queries"] != every["queries"]
 
 
 def test_uses_are_whole_words_in_sentences_that_differ():

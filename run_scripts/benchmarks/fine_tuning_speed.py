@@ -24,7 +24,6 @@ from modeling_elmo import (
     ELMoTokenizer,
     elmo_backend,
 )
-from modeling_elmo.run_scripts.benchmarks.text import Sentence
 from modeling_elmo.run_scripts.benchmarks.turns import Contest, Implementation, Outputs
 from modeling_elmo.run_scripts.fine_tuning.features import FeatureCollator, feature_store
 from modeling_elmo.tokenization.elmo_characters import SPECIAL_WORDS
@@ -62,7 +61,7 @@ class FineTuningStep:
         return {"loss": loss.detach()}
 
 
-def fine_tuning_contest(head: str, name: str, batch: list[Sentence], preset: str, folder: Path) -> Contest:
+def fine_tuning_contest(head: str, name: str, batch: list[list[str]], preset: str, folder: Path) -> Contest:
     """Steps of a head on one batch, whose layers are stored in `folder`. Labels are random."""
     words = sorted({word for sentence in batch for word in sentence})
     tokenizer = ELMoTokenizer(vocab=[*SPECIAL_WORDS, *words], pre_tokenization="whitespace")
@@ -89,7 +88,7 @@ def new_head(head: str, preset: str, vocab_size: int) -> Any:
     return model_class(ELMoConfig.from_preset(preset, elmo_placement=placement, **options))
 
 
-def tagged_rows(batch: list[Sentence], tokenizer: ELMoTokenizer) -> list[dict[str, Any]]:
+def tagged_rows(batch: list[list[str]], tokenizer: ELMoTokenizer) -> list[dict[str, Any]]:
     draw = random.Random(0)
     rows = []
     for number, words in enumerate(batch):
@@ -98,7 +97,7 @@ def tagged_rows(batch: list[Sentence], tokenizer: ELMoTokenizer) -> list[dict[st
     return rows
 
 
-def question_rows(batch: list[Sentence], tokenizer: ELMoTokenizer) -> list[dict[str, Any]]:
+def question_rows(batch: list[list[str]], tokenizer: ELMoTokenizer) -> list[dict[str, Any]]:
     """Each sentence is a question about the five sentences that follow it; the answer is one random word."""
     draw = random.Random(0)
     rows = []

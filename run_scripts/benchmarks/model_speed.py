@@ -8,7 +8,7 @@ import copy
 from collections.abc import Callable
 from contextlib import nullcontext
 from functools import partial
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -18,7 +18,6 @@ from transformers import BatchEncoding
 
 from modeling_elmo import ELMoModel, ELMoTokenizer, elmo_backend
 from modeling_elmo.elmo_lstm import ELMoLSTMLayer
-from modeling_elmo.run_scripts.benchmarks.text import Sentence
 from modeling_elmo.run_scripts.benchmarks.turns import Contest, Implementation, Outputs
 
 Peer = dict[str, Any]  # see benchmarks/peers.py
@@ -47,7 +46,7 @@ class ModelVariants(NamedTuple):
 class TorchLSTMLayer(nn.Module):
     """`torch.nn.LSTM` in the place of one of our layers, with its weights in torch's order of gates: i, f, g, o."""
 
-    def __init__(self, layer: ELMoLSTMLayer):
+    def __init__(self, layer: Any):
         super().__init__()
         outer, inner = layer.input_linear.in_features, layer.input_linear.out_features // 4
         self.lstm = nn.LSTM(outer, inner, proj_size=outer)
@@ -63,19 +62,23 @@ class TorchLSTMLayer(nn.Module):
         return outputs.data, hidden[0], cell[0]
 
 
-def encode_words(batch: list[Sentence]) -> BatchEncoding:
+def encode_words(batch: list[list[str]]) -> BatchEncoding:
     tokenizer = ELMoTokenizer(pre_tokenization="whitespace")
     return tokenizer(batch, is_split_into_words=True, padding=True, return_tensors="pt")
 
 
 def model_contest(
-    part: Literal["inference", "training"],
+    part: str,
     name: str,
-    batch: list[Sentence],
+    batch: list[list[str]],
     variants: ModelVariants,
     peers: dict[str, Peer],
 ) -> Contest:
-    """Our code, the definition, `torch.nn.LSTM`, the peers and the matrix products on one batch, in float32."""
+    """Our code, the definition, `torch.nn.LSTM`, the peers and the matrix products on one batch, in float32.
+
+    Args:
+        part: `"inference"`, or `"training"`: forward and backward, without dropout and optimizer.
+    """
     encoding, compute = encode_words(batch), vectors_of if part == "inference" else gradients_of
     model, unclipped, torch_lstm = variants
 

@@ -59,6 +59,7 @@ def checkout_peer(checkout: ModuleType, preset: str, model: ELMoModel) -> Peer:
 
 def import_file(path: Path, name: str) -> ModuleType:
     spec = spec_from_file_location(name, path)
+    assert spec is not None and spec.loader is not None
     module = sys.modules[name] = module_from_spec(spec)
     spec.loader.exec_module(module)
     return module

@@ -16,11 +16,11 @@ import torch
 from torch import Tensor
 
 from modeling_elmo import ELMoConfig, ELMoForPreTraining, ELMoTokenizer
-from modeling_elmo.run_scripts.benchmarks.text import Sentence
 from modeling_elmo.run_scripts.benchmarks.turns import Contest, Implementation, Outputs
 from modeling_elmo.run_scripts.pretraining.optimization import OptimizationArguments, clip_gradients, make_optimizers
 from modeling_elmo.tokenization.elmo_characters import SPECIAL_WORDS
 
+STEP_PARTS = ("encoder", "recurrence", "softmax", "optimizer")
 SOFTMAXES = ("full", "sampled", "sampled-dense", "adaptive")
 
 
@@ -31,7 +31,7 @@ class PretrainingStep:
     model: ELMoForPreTraining
     optimizers: list[torch.optim.Optimizer]
     inputs: dict[str, Tensor]
-    seconds: list[Counter[str]] = field(default_factory=list)
+    seconds: list[dict[str, float]] = field(default_factory=list)
 
     def whole_loss(self) -> Outputs:
         """The loss that the step must have, by the model's own `forward`."""
@@ -45,7 +45,7 @@ class PretrainingStep:
         A token's target is the token itself: targets of the same number and frequencies as in training.
         """
         torch.manual_seed(0)
-        self.seconds.append(Counter())
+        self.seconds.append(dict.fromkeys(STEP_PARTS, 0.0))
         bilm, ids = self.model.elmo, self.inputs["input_ids"]
         with self.timed("encoder"):
             batch = bilm.read_tokens(**self.inputs)
@@ -79,12 +79,12 @@ class PretrainingStep:
     def parts_in_milliseconds(self) -> dict[str, float]:
         """Medians over the steps, without the first two, which are the check and the round that is not counted."""
         steps = self.seconds[2:]
-        return {part: 1e3 * statistics.median(step[part] for step in steps) for step in steps[:1] for part in step}
+        return {part: 1e3 * statistics.median(step[part] for step in steps) for part in STEP_PARTS}
 
 
 def pretraining_contest(
     name: str,
-    batch: list[Sentence],
+    batch: list[list[str]],
     preset: str,
     softmaxes: Sequence[str],
     vocabulary_size: int,
@@ -100,12 +100,12 @@ def pretraining_contest(
     inputs = dict(tokenizer(batch, is_split_into_words=True, padding=True, return_tensors="pt"))
     implementations = []
     for softmax in softmaxes:
-        step = PretrainingStep(*new_model(softmax, preset, vocabulary_size, num_sampled), inputs)
+        step = PretrainingStep(*model_with_softmax(softmax, preset, vocabulary_size, num_sampled), inputs)
         implementations.append(Implementation(softmax, step, step.whole_loss(), step.parts_in_milliseconds))
     return Contest("pretraining", name, int(inputs["attention_mask"].sum()), "tokens", implementations)
 
 
-def new_model(
+def model_with_softmax(
     softmax: str, preset: str, vocabulary_size: int, num_sampled: int
 ) -> tuple[ELMoForPreTraining, list[torch.optim.Optimizer]]:
     torch.manual_seed(0)

@@ -7,12 +7,11 @@ from pathlib import Path
 
 from modeling_elmo.run_scripts.program.files import read_file
 
-Sentence = list[str]
 FIXTURE_TEXT = Path(__file__).resolve().parents[2] / "tests" / "fixtures" / "text" / "en.txt"
 SHORTEST_SENTENCE, MOST_SENTENCES = 3, 20_000
 
 
-def read_sentences(path: str | None) -> list[Sentence]:
+def read_sentences(path: str | None) -> list[list[str]]:
     """The sentences of a file with one sentence per line, split at spaces; of a short fixture if `path` is `None`."""
     if path is None and not FIXTURE_TEXT.is_file():
         raise ValueError("Only a clone of the repository has a default text; pass --text_file, one sentence per line.")
@@ -27,7 +26,7 @@ def read_sentences(path: str | None) -> list[Sentence]:
     return sentences
 
 
-def draw_batch(sentences: list[Sentence], name: str, seed: int) -> list[Sentence]:
+def draw_batch(sentences: list[list[str]], name: str, seed: int) -> list[list[str]]:
     """Draws the sentences of a batch ROWSxWORDS. If too few are short enough, longer ones are cut.
 
     At least one sentence has exactly WORDS words; with the ending `dense` all have.

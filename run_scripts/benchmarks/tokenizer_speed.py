@@ -8,14 +8,13 @@ from types import ModuleType
 from transformers import BertTokenizer
 
 from modeling_elmo import ELMoTokenizer
-from modeling_elmo.run_scripts.benchmarks.text import Sentence
 from modeling_elmo.run_scripts.benchmarks.turns import Contest, Implementation, Outputs
 from modeling_elmo.tokenization.elmo_pretokenization import TextSplitter
 
 MOST_TEXTS, TEXTS_PER_BATCH = 10_000, 1000
 
 
-def tokenizer_contests(sentences: list[Sentence], checkout: ModuleType | None) -> Iterator[Contest]:
+def tokenizer_contests(sentences: list[list[str]], checkout: ModuleType | None) -> Iterator[Contest]:
     """A contest for each pre-tokenization. One pass before the rounds fills the caches of our tokenizer."""
     texts = [" ".join(words) for words in sentences[:MOST_TEXTS]]
     batches = [texts[start : start + TEXTS_PER_BATCH] for start in range(0, len(texts), TEXTS_PER_BATCH)]

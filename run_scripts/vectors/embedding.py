@@ -106,7 +106,8 @@ def encode_lines(lines: Iterable[InputLine], tokenizer) -> Iterator[EncodedLine]
             encoding = tokenizer(texts, is_split_into_words=given_words, return_offsets_mapping=not given_words)
             offsets = encoding.pop("offset_mapping", None)
             for i, line in enumerate(run):
-                tokens = line.words if given_words else [line.text[start:end] for start, end in offsets[i][1:-1]]
+                words = line.words
+                tokens = [line.text[start:end] for start, end in offsets[i][1:-1]] if words is None else words
                 yield EncodedLine(line, tokens, {name: values[i] for name, values in encoding.items()})
 
 
@@ -162,7 +163,7 @@ def pool_words(vectors: np.ndarray, pooling: PoolingChoice) -> np.ndarray:
     return vectors.mean(-2) if pooling == "mean" else vectors.max(-2)
 
 
-def load_model(
+def load_model_and_tokenizer(
     name: str, device: str | None = None, trust_remote_code: bool = False, dtype: torch.dtype = torch.float32
 ):
     """The model of `--model` on its device, in eval mode, and its tokenizer.

@@ -3,11 +3,11 @@
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 
-from modeling_elmo.run_scripts.vectors.embedding import embed_sentences
+from modeling_elmo.run_scripts.vectors.embedding import LayerChoice, embed_sentences
 
 NAMED_LAYERS = ("top", "average", "mixed")
 CONTEXT_WORDS = 8  # shown on each side of a use
@@ -55,7 +55,8 @@ def sample_uses(uses: Sequence[WordUse], max_uses: int, num_queries: int, seed: 
 def use_vectors(uses: Sequence[WordUse], model, tokenizer, layer: str) -> np.ndarray:
     """Shape: `(uses, hidden_size)`."""
     is_named = layer in NAMED_LAYERS
-    embedded = embed_sentences((use.words for use in uses), model, tokenizer, layer if is_named else "all")
+    layers = cast(LayerChoice, layer if is_named else "all")
+    embedded = embed_sentences((use.words for use in uses), model, tokenizer, layers)
     vectors = [vectors if is_named else vectors[int(layer)] for _, vectors in embedded]
     return np.stack([each[use.position] for each, use in zip(vectors, uses, strict=True)])
 
