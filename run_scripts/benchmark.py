@@ -5,8 +5,8 @@
     elmo benchmark --parts inference training tokenizer --against ../clone-of-the-last-release
 
 Each implementation is first checked against the plain definition; if one is wrong, no speed is reported. Then all take
-turns. The tables show medians over the rounds. "speedup" says how many times as fast the first row is as each row, with
-its lowest and highest value in a round. These ratios carry over to other machines, milliseconds do not.
+turns, and the tables show medians over the rounds. "speedup" is the time of a row divided by the time of the first row,
+in the same round. Speedups carry over to other machines, milliseconds do not.
 
 Batches are named ROWSxWORDS: 32x30 has 32 sentences of 3 to 30 words; in 32x30dense all have 30 words.
 """

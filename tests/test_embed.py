@@ -1,3 +1,5 @@
+"""Vectors of a corpus equal those of the model called on each sentence alone, whatever interrupts the run."""
+
 import gzip
 import json
 import os
@@ -437,8 +439,6 @@ def test_a_resumed_run_without_a_part(model_dir, corpus, tmp_path, monkeypatch):
         ),
         ({"input": "c.txt", "output": "c.hdf5"}, "--output c.hdf5 exists; remove it or pass another file"),
         ({"input": "empty.txt"}, "empty.txt is empty: pass a text with at least one line"),
-        ({"input": "latin.txt"}, "latin.txt, line 2 is not UTF-8: .* at byte 3. Convert"),
-        ({"input": "cut.txt.gz"}, "cut.txt.gz is not a complete gzip file"),
         ({"input": "c.txt.gz"}, "c.txt.gz is not a complete gzip file: Not a gzipped file"),
         ({"input": "c.jsonl"}, r"c.jsonl, line 2 has no key 'text': \{\"txt\": \"a\"\} Pass --text_column"),
         ({"input": "c.jsonl", "text_column": "txt"}, r"c.jsonl, line 1 has no key 'txt': \{\"text\": \"a\"\}"),
@@ -446,7 +446,6 @@ def test_a_resumed_run_without_a_part(model_dir, corpus, tmp_path, monkeypatch):
         ({"input": "null.jsonl"}, "null.jsonl, line 1: the sentence is None; pass a text or a list of words"),
         ({"input": "number.jsonl"}, r"number.jsonl, line 1: the sentence is \['a', 1\]; pass a text or a list"),
         ({"dataset": "data"}, r"data has no column 'text' but \['words'\]; pass --text_column"),
-        ({"dataset": "splits", "split": "dev"}, r"splits has no split 'dev' but \['train'\]; pass --split"),
     ],
 )
 def test_mistakes(model_dir, tmp_path, monkeypatch, options, message):
@@ -455,16 +454,12 @@ def test_mistakes(model_dir, tmp_path, monkeypatch, options, message):
     Path("c.hdf5").touch()
     Path("c.docx").touch()
     Path("empty.txt").touch()
-    Path("latin.txt").write_bytes(b"a\ncaf\xe9 b\n")
-    Path("cut.txt.gz").write_bytes(gzip.compress(os.urandom(1000).hex().encode())[:500])
     Path("c.txt.gz").write_bytes(b"text")
     write_lines(Path("c.jsonl"), ['{"text": "a"}', '{"txt": "a"}'])
     write_lines(Path("bad.jsonl"), ["{"])
     write_lines(Path("null.jsonl"), ['{"text": null}'])
     write_lines(Path("number.jsonl"), ['{"text": ["a", 1]}'])
-    data = datasets.Dataset.from_dict({"words": [["a"]]})
-    data.save_to_disk("data")
-    datasets.DatasetDict(train=data).save_to_disk("splits")
+    datasets.Dataset.from_dict({"words": [["a"]]}).save_to_disk("data")
     output = options.pop("output", "v.hdf5")
     with pytest.raises((ValueError, OSError), match=message):
         run(model_dir, Path(output), **options)

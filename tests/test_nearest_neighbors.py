@@ -1,3 +1,5 @@
+"""The uses of a word and their nearest neighbors, compared with scikit-learn."""
+
 import json
 import random
 import re

@@ -1,3 +1,5 @@
+"""The figures of word senses, compared with plain loops, and the reading of annotated text."""
+
 import gzip
 import json
 import random
