@@ -1,28 +1,95 @@
-"""Vectors of a whole corpus with any ELMo model: one sentence a line in; HDF5, npz, Parquet or Arrow out.
+"""Write the vectors of every sentence of a corpus, with any ELMo model.
 
-    python -m modeling_elmo.run_scripts.embed --model DIR --input corpus.txt --output vectors.hdf5 --layers all
+    elmo embed --model DIR --input corpus.txt --output vectors.hdf5 --layers all
 
-Line `i` (from 0) of the input is entry `i` of the output, always: duplicates are embedded like any other line, and a
-blank line is a sentence without words. The model reads the markers <S> and </S>; the output leaves them out.
+The input has one sentence per line. Line `i`, counted from 0, becomes entry `i` of the output: duplicates are embedded
+again, and a blank line is a sentence without words. The model reads the markers <S> and </S>; the output leaves them
+out.
 
-Shape:
-    a line: `(tokens, dim)`, with `--layers all` `(layers, tokens, dim)`; a blank line has 0 tokens.
-    a line with `--pooling`: `(dim,)`, with `--layers all` `(layers, dim)`; a blank line is zeros.
+Shape of an entry:
+    `(tokens, dim)`, or `(layers, tokens, dim)` with `--layers all`; a blank line has 0 tokens.
+    With `--pooling`: `(dim,)`, or `(layers, dim)` with `--layers all`; a blank line is zeros.
 
-An interruption costs the unfinished block of lines at most: the same command goes on behind the finished ones. Memory
-does not grow with the corpus (but see `--forget_sentences`). What the output files look like, and where finished lines
-wait for them: embed_output.py.
+An interrupted run loses at most one block of lines: run the same command again, and it continues after the finished
+blocks. Memory does not grow with the corpus, except for `sentence_to_index` (see `--forget_sentences`).
 """
 
+from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Literal
 
-import modeling_elmo  # noqa: F401 (makes ELMo known to the Auto classes)
+import torch
+from tqdm.auto import tqdm
+from transformers.utils import logging
+
 from modeling_elmo.run_scripts.program.command_line import ProgramParser, run
-from modeling_elmo.run_scripts.vectors.embedding import EmbedArguments, embed_corpus
+from modeling_elmo.run_scripts.program.files import TextArguments
+from modeling_elmo.run_scripts.vectors.embedding import (
+    LayerChoice,
+    PoolingChoice,
+    StoredDtype,
+    embed_lines,
+    is_trained,
+    load_model_and_tokenizer,
+    weights_checksum,
+)
+from modeling_elmo.run_scripts.vectors.lines import open_lines
+from modeling_elmo.run_scripts.vectors.outputs import PartsFolder, find_writer
+
+logger = logging.get_logger(__name__)
+
+
+@dataclass(kw_only=True)
+class EmbedArguments(TextArguments):
+    model: str = field(metadata={"help": "Folder or Hub name of any ELMo model."})
+    output: str = field(metadata={"help": "New file: .hdf5, .h5 or .parquet."})
+    input: str | None = field(
+        default=None, metadata={"help": "UTF-8 file, one sentence per line: .txt or .jsonl, also with .gz or .zst."}
+    )
+    raw_text: bool = field(
+        default=False, metadata={"help": "Split sentences with the model's tokenizer. Default: at spaces only."}
+    )
+    layers: LayerChoice = field(
+        default="all", metadata={"help": "All layers, the top layer, their average, or the learned mix of the model."}
+    )
+    pooling: PoolingChoice = field(
+        default="none", metadata={"help": "One vector per sentence: the mean or the maximum over its words."}
+    )
+    dtype: StoredDtype = field(default="float32", metadata={"help": "Type of the vectors in the output file."})
+    compute_dtype: Literal["float32", "bfloat16"] = field(
+        default="float32", metadata={"help": "Type in which the model computes."}
+    )
+    batch_tokens: int = field(
+        default=4096, metadata={"help": "Maximum tokens per batch, including markers and padding."}
+    )
+    device: str | None = field(default=None, metadata={"help": "Device. Default: cuda if available, else cpu."})
+    forget_sentences: bool = field(
+        default=False, metadata={"help": "Leave `sentence_to_index`, which holds the whole text, out of HDF5."}
+    )
+    trust_remote_code: bool = field(default=False, metadata={"help": "Run code from the model's folder."})
 
 
 def main(arguments: list[str] | None = None) -> Path:
-    return embed_corpus(ProgramParser(EmbedArguments, description=__doc__).parse(arguments))
+    """Returns the path of the output."""
+    parsed = ProgramParser(EmbedArguments, description=__doc__).parse(arguments)
+    output, write_output = Path(parsed.output), find_writer(parsed.output)
+    lines, total = open_lines(parsed, parsed.input, parsed.raw_text)
+    dtype = getattr(torch, parsed.compute_dtype)
+    model, tokenizer = load_model_and_tokenizer(parsed.model, parsed.device, parsed.trust_remote_code, dtype)
+    if parsed.layers == "mixed" and not is_trained(model.scalar_mix):
+        logger.warning(f"The mix of {parsed.model} was never trained: it is the average of the layers.")
+    choices = {name: getattr(parsed, name) for name in ("layers", "pooling", "dtype")}
+    computed_by = {"compute_dtype": parsed.compute_dtype, "weights": weights_checksum(model)}
+    parts = PartsFolder(output, {**choices, "raw_text": parsed.raw_text, **computed_by})
+    blocks = embed_lines(parts.skip_finished(lines), model, tokenizer, batch_tokens=parsed.batch_tokens, **choices)
+    with tqdm(total=total, initial=parts.num_lines, unit=" lines", desc=output.name) as progress:
+        for block in blocks:
+            parts.save(block)
+            progress.update(len(block.lines))
+    if not parts.num_lines:
+        raise ValueError(f"{parsed.input or parsed.dataset} is empty: pass a text with at least one line.")
+    parts.assemble(write_output, keep_sentences=not parsed.forget_sentences)
+    return output
 
 
 if __name__ == "__main__":

@@ -1,9 +1,10 @@
-"""What the uses of a word are near to: the paper's Table 4, with a map of all uses.
+"""Find the uses of a word that are most alike: the paper's Table 4, with a map of all uses.
 
-    python -m modeling_elmo.run_scripts.nearest_neighbors heldout.txt --word play --model elmo
+    elmo neighbors heldout.txt --word play --model elmo
 
-Uses are drawn by `--seed`, not picked; with each come the nearest ones in other sentences, by the cosine of their
-vectors. `--output neighbors.json` keeps the table, and the map beside it: in `results/` of a checkpoint, for its card.
+A few uses are drawn at random (`--seed`). Each is shown with its nearest uses in other sentences, by the cosine of
+their vectors. `--output neighbors.json` writes the table, and a map as a .png beside it. In the folder `results/` of a
+checkpoint, both appear on its card.
 """
 
 import re
@@ -11,39 +12,41 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-from transformers import HfArgumentParser
-
 from modeling_elmo.run_scripts.cards.figures import draw_map
 from modeling_elmo.run_scripts.pretraining.corpus import Corpus
-from modeling_elmo.run_scripts.program.command_line import run
+from modeling_elmo.run_scripts.program.command_line import ProgramParser, run
 from modeling_elmo.run_scripts.program.files import write_json
-from modeling_elmo.run_scripts.vectors.embedding import load_model
+from modeling_elmo.run_scripts.vectors.embedding import load_model_and_tokenizer
 from modeling_elmo.run_scripts.vectors.neighbors import (
+    check_json_output,
     check_layer,
-    check_output,
     find_uses,
-    neighbors,
-    normalized,
-    shown_neighbors,
-    vectors_of_uses,
+    format_neighbors,
+    nearest_uses,
+    normalize,
+    sample_uses,
+    use_vectors,
 )
 from modeling_elmo.tokenization.elmo_pretokenization import TextSplitter
 
 
 @dataclass(kw_only=True)
 class NeighborArguments:
-    word: str = field(metadata={"help": "The word; for several forms a regular expression: 'plays?|played'."})
-    model: str = field(metadata={"help": "Folder or Hub name."})
-    layer: str = field(default="top", metadata={"help": "top, average, mixed, or a number: 0 is the token layer."})
-    queries: int = field(default=4, metadata={"help": "Uses to look at."})
-    top_k: int = field(default=2, metadata={"help": "Nearest uses to show of each."})
-    max_uses: int = field(default=2000, metadata={"help": "Uses to compare; of more, so many are drawn."})
-    seed: int = field(default=0, metadata={"help": "Which uses are drawn."})
-    raw_text: bool = field(default=False, metadata={"help": "Let the tokenizer split lines, not white space."})
+    word: str = field(metadata={"help": "Word, or a regular expression for several forms: 'plays?|played'."})
+    model: str = field(metadata={"help": "Folder or Hub name of an ELMo model."})
+    layer: str = field(
+        default="top", metadata={"help": "Layer: top, average, mixed, or a number (0 is the token layer)."}
+    )
+    queries: int = field(default=4, metadata={"help": "Number of uses to show with their neighbors."})
+    top_k: int = field(default=2, metadata={"help": "Number of neighbors per use."})
+    max_uses: int = field(default=2000, metadata={"help": "Maximum number of uses to compare, drawn at random."})
+    seed: int = field(default=0, metadata={"help": "Seed of the drawn uses."})
+    raw_text: bool = field(
+        default=False, metadata={"help": "Split lines with the model's tokenizer. Default: at spaces."}
+    )
     output: str | None = field(default=None, metadata={"help": "JSON file for the table; the map is a .png beside it."})
-    device: str | None = field(default=None, metadata={"help": "Default: cuda where there is one, else cpu."})
-    trust_remote_code: bool = field(default=False, metadata={"help": "Run code that comes with the model."})
+    device: str | None = field(default=None, metadata={"help": "Device. Default: cuda if available, else cpu."})
+    trust_remote_code: bool = field(default=False, metadata={"help": "Run code from the model's folder."})
 
     def __post_init__(self):
         for name in ("queries", "top_k"):
@@ -51,58 +54,52 @@ class NeighborArguments:
                 raise ValueError(f"--{name} {getattr(self, name)}: pass at least 1.")
         if self.max_uses <= self.top_k:
             raise ValueError(f"--max_uses {self.max_uses}: pass more than --top_k {self.top_k}.")
-        check_output(self.output)
+        check_json_output(self.output)
         try:
             re.compile(self.word)
         except re.error as error:
             raise ValueError(
-                f"--word {self.word} is no regular expression ({error}); put \\ before signs such as . ( *"
+                f"--word {self.word} is not a regular expression ({error}); put \\ before signs such as . ( *"
             ) from None
 
 
 def main(arguments: list[str] | None = None) -> dict[str, Any]:
-    parser = HfArgumentParser(NeighborArguments, description="What the uses of a word are near to.")
-    parser.add_argument("text", nargs="+", help="files, folders or patterns of text, a sentence a line")
-    parsed, others = parser.parse_args_into_dataclasses(arguments)
-    model, tokenizer = load_model(parsed.model, parsed.device, parsed.trust_remote_code)
+    parser = ProgramParser(NeighborArguments, description=__doc__)
+    parser.add_argument("text", nargs="+", help="Text files, folders or patterns, one sentence per line.")
+    parsed, positional = parser.parse(arguments)
+    model, tokenizer = load_model_and_tokenizer(parsed.model, parsed.device, parsed.trust_remote_code)
     check_layer(parsed.layer, model.config.num_hidden_layers)
     splitter = TextSplitter(tokenizer.pre_tokenization if parsed.raw_text else "whitespace")
-    texts = (text for _, text in Corpus.from_files(others.text).sentences(shuffle_files=False))
+    texts = (text for _, text in Corpus.from_files(positional.text).sentences(shuffle_files=False))
     words = (splitter.words(text) if isinstance(text, str) else text for text in texts)
-    uses, generator = list(find_uses(words, parsed.word)), np.random.default_rng(parsed.seed)
-    check_number(len(uses), parsed)
-    there, drawn = len(uses), sorted(generator.permutation(len(uses))[: parsed.max_uses])
-    uses = [uses[number] for number in drawn]
-    vectors = normalized(vectors_of_uses(uses, model, tokenizer, parsed.layer))
-    queries = generator.permutation(len(uses))[: parsed.queries].tolist()
-    nearest = {query: neighbors(vectors, uses, query, parsed.top_k) for query in queries}
+    all_uses = list(find_uses(words, parsed.word))
+    if len(all_uses) <= parsed.top_k:
+        raise ValueError(
+            f"The text has {len(all_uses)} use(s) of {parsed.word!r}, too few for --top_k {parsed.top_k}. Pass more "
+            "text, another --word (a regular expression for its forms), or a smaller --top_k."
+        )
+    uses, queries = sample_uses(all_uses, parsed.max_uses, parsed.queries, parsed.seed)
+    vectors = normalize(use_vectors(uses, model, tokenizer, parsed.layer))
+    nearest = {query: nearest_uses(vectors, uses, query, parsed.top_k) for query in queries}
     found = {
         "word": parsed.word,
         "layer": parsed.layer,
-        "text": [Path(name).name for name in others.text],
+        "text": [Path(name).name for name in positional.text],
         "uses": len(uses),
-        "uses_in_text": there,
+        "uses_in_text": len(all_uses),
         "seed": parsed.seed,
         "queries": [
             {"use": str(uses[query]), "neighbors": [[round(cosine, 3), str(uses[near])] for near, cosine in pairs]}
             for query, pairs in nearest.items()
         ],
     }
-    print(shown_neighbors(found))
+    print(format_neighbors(found))
     if parsed.output:
         output = Path(parsed.output)
         write_json(output, found)
         groups = {str(uses[query]): [query, *(near for near, _ in pairs)] for query, pairs in nearest.items()}
         draw_map(vectors, groups, output.with_suffix(".png"))
     return found
-
-
-def check_number(found: int, arguments: NeighborArguments):
-    if found <= arguments.top_k:
-        raise ValueError(
-            f"The text has {found} use(s) of {arguments.word!r}, and --top_k {arguments.top_k} are to be shown beside "
-            "one: pass more text, another --word (a regular expression for its forms), or a smaller --top_k."
-        )
 
 
 if __name__ == "__main__":

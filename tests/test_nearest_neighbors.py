@@ -1,3 +1,5 @@
+"""The uses of a word and their nearest neighbors, compared with scikit-learn."""
+
 import json
 import random
 import re
@@ -12,7 +14,7 @@ from task_worker import bilm
 from modeling_elmo import ELMoModel, ELMoTokenizer
 from modeling_elmo.run_scripts.cards.figures import draw_map
 from modeling_elmo.run_scripts.nearest_neighbors import main
-from modeling_elmo.run_scripts.vectors.neighbors import Use, find_uses, neighbors, normalized
+from modeling_elmo.run_scripts.vectors.neighbors import WordUse, find_uses, nearest_uses, normalize
 
 TEXT = Path(__file__).parent / "fixtures" / "demo" / "play.txt"
 LINES = [line.split() for line in TEXT.read_text(encoding="utf-8").splitlines()]
@@ -23,25 +25,25 @@ def folder(tmp_path_factory) -> Path:
     return bilm(tmp_path_factory.mktemp("model") / "bilm", pre_tokenization="treebank")
 
 
-def look(folder: Path, *texts: Path | str, **options) -> dict:
+def run_neighbors(folder: Path, *texts: Path | str, **options) -> dict:
     options = {"word": "play", "model": folder, **options}
     flags = [str(item) for name, value in options.items() for item in (f"--{name}", value)]
     return main([*map(str, texts or [TEXT]), *flags])
 
 
-def plain_vectors(folder: Path, uses: list[Use], layer: int) -> np.ndarray:
+def plain_vectors(folder: Path, uses: list[WordUse], layer: int) -> np.ndarray:
     model, tokenizer = ELMoModel.from_pretrained(folder).eval(), ELMoTokenizer.from_pretrained(folder)
     found = []
     for use in uses:
         with torch.no_grad():
             output = model(**tokenizer(list(use.words), is_split_into_words=True, return_tensors="pt"))
-        found.append(output.hidden_states[layer][0, use.place + 1].numpy())
+        found.append(output.hidden_states[layer][0, use.position + 1].numpy())
     return np.stack(found)
 
 
 @pytest.mark.parametrize(("layer", "number"), [("top", 2), ("1", 1)])
-def test_neighbors_are_those_of_scikit_learn(folder, layer, number):
-    found = look(folder, layer=layer, queries=5, top_k=3)
+def test_neighbors_equal_those_of_scikit_learn(folder, layer, number):
+    found = run_neighbors(folder, layer=layer, queries=5, top_k=3)
     uses = list(find_uses(LINES, "play"))
     assert found["uses"] == len(uses) >= 150 and len(found["queries"]) == 5
     vectors = plain_vectors(folder, uses, number)
@@ -56,37 +58,36 @@ def test_neighbors_are_those_of_scikit_learn(folder, layer, number):
 
 
 def test_uses_are_drawn_by_the_seed(folder):
-    seen = [[query["use"] for query in look(folder, seed=seed)["queries"]] for seed in (0, 0, 1)]
+    seen = [[query["use"] for query in run_neighbors(folder, seed=seed)["queries"]] for seed in (0, 0, 1)]
     assert seen[0] == seen[1] != seen[2]
-    few = look(folder, max_uses=12)
-    assert few["uses"] == 12 < few["uses_in_text"] == look(folder)["uses"] and few["queries"] != look(folder)["queries"]
+    few = run_neighbors(folder, max_uses=12)
+    every = run_neighbors(folder)
+    assert few["uses"] == 12 < few["uses_in_text"] == every["uses"] and few["queries"] != every["queries"]
 
 
 def test_uses_are_whole_words_in_sentences_that_differ():
     sentences = [["a", "play"], ["plays", "and", "play"], ["a", "play"], ["replay"], ["Play", "play", "play"]]
-    assert [(use.words, use.place) for use in find_uses(sentences, "play")] == [
+    assert [(use.words, use.position) for use in find_uses(sentences, "play")] == [
         (sentences[0], 1),
         (sentences[1], 2),
         (sentences[4], 1),
         (sentences[4], 2),
     ]
-    assert [use.place for use in find_uses(sentences, "(?i)plays?")] == [1, 0, 2, 0, 1, 2]
+    assert [use.position for use in find_uses(sentences, "(?i)plays?")] == [1, 0, 2, 0, 1, 2]
     long = [*"abcdefghijkl", "play", *"mnopqrstuvw"]
-    assert str(Use(long, 12)) == "e f g h i j k l [play] m n o p q r s t"
+    assert str(WordUse(long, 12)) == "e f g h i j k l [play] m n o p q r s t"
 
 
 def test_the_same_sentence_is_no_neighbor():
     sentence, other = ["play", "play"], ["play"]
-    uses, vectors = (
-        [Use(sentence, 0), Use(sentence, 1), Use(other, 0)],
-        normalized(np.array([[1.0, 0], [1, 0], [0, 1]])),
-    )
-    assert neighbors(vectors, uses, 0, top_k=5) == [(2, 0.0)]
+    uses = [WordUse(sentence, 0), WordUse(sentence, 1), WordUse(other, 0)]
+    vectors = normalize(np.array([[1.0, 0], [1, 0], [0, 1]]))
+    assert nearest_uses(vectors, uses, 0, top_k=5) == [(2, 0.0)]
 
 
 def test_table_and_map(folder, tmp_path, capsys):
     output = tmp_path / "results" / "play.json"
-    found = look(folder, output=output)
+    found = run_neighbors(folder, output=output)
     assert json.loads(output.read_text(encoding="utf-8")) == found
     assert output.with_suffix(".png").read_bytes().startswith(b"\x89PNG")
     printed = capsys.readouterr().out
@@ -103,7 +104,7 @@ def test_map_shows_groups_in_their_plane(tmp_path, monkeypatch):
     draw = random.Random(0)
     flat = np.array([[draw.gauss(0, 3), draw.gauss(0, 2)] for _ in range(30)])
     vectors = np.pad(flat - flat.mean(0), ((0, 0), (0, 4)))  # a plane in six dimensions
-    dollars = "from $ 5 , up 10 % , to $ 6"  # no formula
+    dollars = "from $ 5 , up 10 % , to $ 6"  # not a formula
     draw_map(vectors, {"one": [0, 1], "눈": [2], dollars: [3]}, tmp_path / "map.png")
     (axis,) = figures[0].axes
     drawn = {each.get_label(): np.asarray(each.get_offsets()) for each in axis.collections}
@@ -117,7 +118,7 @@ def test_map_shows_groups_in_their_plane(tmp_path, monkeypatch):
 
 def test_raw_text_is_split_by_the_tokenizer(folder, tmp_path):
     (tmp_path / "raw.txt").write_text("A play.\nThe play, it seems.\nWe play!\nPlay it again.\n", encoding="utf-8")
-    found = look(folder, tmp_path / "raw.txt", raw_text=True, queries=1, top_k=2)
+    found = run_neighbors(folder, tmp_path / "raw.txt", raw_text=True, queries=1, top_k=2)
     assert found["uses"] == 3
     assert {use for _, use in found["queries"][0]["neighbors"]} | {found["queries"][0]["use"]} == {
         "A [play] .",
@@ -129,8 +130,8 @@ def test_raw_text_is_split_by_the_tokenizer(folder, tmp_path):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"word": "xyzzy"}, r"has 0 use\(s\) of 'xyzzy', and --top_k 2 are to be shown beside one: pass more text"),
-        ({"word": "pla("}, r"--word pla\( is no regular expression .*put \\ before signs such as"),
+        ({"word": "xyzzy"}, r"has 0 use\(s\) of 'xyzzy', too few for --top_k 2. Pass more text"),
+        ({"word": "pla("}, r"--word pla\( is not a regular expression .*put \\ before signs such as"),
         ({"layer": "3"}, "--layer 3: pass top, average, mixed, or a number up to 2"),
         ({"queries": 0}, "--queries 0: pass at least 1"),
         ({"max_uses": 2}, "--max_uses 2: pass more than --top_k 2"),
@@ -139,4 +140,4 @@ def test_raw_text_is_split_by_the_tokenizer(folder, tmp_path):
 )
 def test_mistakes(folder, options, message):
     with pytest.raises(ValueError, match=message):
-        look(folder, **options)
+        run_neighbors(folder, **options)

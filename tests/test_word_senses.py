@@ -1,3 +1,5 @@
+"""The figures of word senses, compared with plain loops, and the reading of annotated text."""
+
 import gzip
 import json
 import random
@@ -11,7 +13,7 @@ from task_worker import bilm
 
 from modeling_elmo import ELMoModel, ELMoTokenizer
 from modeling_elmo.run_scripts.vectors import senses as sense_module
-from modeling_elmo.run_scripts.vectors.senses import Instance, read_annotated, read_inventory
+from modeling_elmo.run_scripts.vectors.senses import SenseInstance, read_annotated, read_inventory
 from modeling_elmo.run_scripts.word_senses import main
 
 SEMCOR = Path(__file__).parent / "fixtures" / "semcor"
@@ -19,11 +21,11 @@ TRAIN, TEST, INVENTORY = SEMCOR / "train.data.xml", SEMCOR / "test.data.xml", SE
 NAMES = ["token layer", "biLSTM 1"]
 
 
-def instance(lemma: str, senses: str, sentence: int) -> Instance:
-    return Instance((lemma, "NOUN"), frozenset(senses), sentence, 0, 1)
+def instance(lemma: str, senses: str, sentence: int) -> SenseInstance:
+    return SenseInstance((lemma, "NOUN"), frozenset(senses), sentence, 0, 1)
 
 
-def random_instances(number: int, seed: int) -> list[Instance]:
+def random_instances(number: int, seed: int) -> list[SenseInstance]:
     draw = random.Random(seed)
     return [
         instance(draw.choice("xyz"), draw.sample("abc", draw.choice([1, 1, 2])), draw.randrange(number // 2))
@@ -36,7 +38,7 @@ def random_vectors(number: int, seed: int) -> np.ndarray:
     return (found / np.linalg.norm(found, axis=-1, keepdims=True)).astype(np.float16)
 
 
-def test_same_sense_is_that_of_plain_loops():
+def test_same_sense_equals_plain_loops():
     instances, vectors = random_instances(60, 0), random_vectors(60, 0)
     instances.append(instance("alone", "a", 3))  # one use, and no second sense: not counted
     vectors = np.concatenate([vectors, vectors[:1]])
@@ -49,7 +51,7 @@ def test_same_sense_is_that_of_plain_loops():
         nearest = max(others, key=lambda two: float(vectors[one, 1].astype(float) @ vectors[two, 1].astype(float)))
         hits.append(bool(a.senses & instances[nearest].senses))
         chance.append(np.mean([bool(a.senses & instances[two].senses) for two in others]))
-    assert found["biLSTM 1"] == pytest.approx(np.mean(hits), abs=0.02)  # but for what float16 cannot tell apart
+    assert found["biLSTM 1"] == pytest.approx(np.mean(hits), abs=0.02)  # float16 cannot tell all cosines apart
     assert found["chance"] == pytest.approx(np.mean(chance))
     first = sum("c" in each.senses for each in instances if each.lemma[0] == "x")
     for lemma in "yz":
@@ -59,7 +61,7 @@ def test_same_sense_is_that_of_plain_loops():
 
 
 def test_equally_near_uses_count_by_their_share():
-    """As those of one form in the token layer."""
+    """Uses of one form in the token layer, for example."""
     instances = [instance("x", sense, number) for number, sense in enumerate("aab")]
     same = np.tile(random_vectors(1, 0), (3, 1, 1))
     found = sense_module.same_sense(instances, same, {}, NAMES)
@@ -67,11 +69,11 @@ def test_equally_near_uses_count_by_their_share():
 
 
 def test_nothing_to_compare():
-    with pytest.raises(ValueError, match="No lemma of the training text has two senses in two sentences: pass more"):
+    with pytest.raises(ValueError, match="No lemma of --train_file has two senses in two sentences; pass more"):
         sense_module.same_sense([instance("x", "a", 0), instance("x", "b", 0)], random_vectors(2, 0), {}, NAMES)
 
 
-def test_disambiguation_is_that_of_plain_loops():
+def test_disambiguation_equals_plain_loops():
     train, test = random_instances(60, 1), [*random_instances(40, 2), instance("new", "ab", 9), instance("no", "a", 9)]
     vectors, looked_at = random_vectors(60, 1), random_vectors(42, 2)
     inventory = {("new", "NOUN"): ["b", "a"], ("x", "NOUN"): ["c"]}
@@ -129,10 +131,10 @@ def test_from_files_to_a_table_and_a_map(folder, tmp_path, capsys):
         row = next(line for line in printed.splitlines() if line.startswith(f"| {name}"))
         assert f"{100 * found['same_sense'][name]:.1f}" in row
         assert f"{100 * found['disambiguation'][name]:.1f}" in row
-    # the vector of a phrase is the mean of its words' vectors
+    # The vector of a phrase is the mean of the vectors of its words.
     text = read_annotated(TRAIN)
     model, tokenizer = ELMoModel.from_pretrained(folder).eval(), ELMoTokenizer.from_pretrained(folder)
-    vectors = sense_module.vectors_of(text, model, tokenizer)
+    vectors = sense_module.instance_vectors(text, model, tokenizer)
     number = next(number for number, each in enumerate(text.instances) if each.end - each.start > 1)
     each = text.instances[number]
     with torch.no_grad():
@@ -151,11 +153,11 @@ def test_from_files_to_a_table_and_a_map(folder, tmp_path, capsys):
         ({"train_file": str(INVENTORY)}, r"inventory\.tsv: pass a file X\.data\.xml"),
         (
             {"sense_inventory": str(SEMCOR / "test.gold.key.txt")},
-            "test.gold.key.txt:1: .*a line is lemma<TAB>pos<TAB>key",
+            "test.gold.key.txt, line 1 has 1 columns: .*; write lemma<TAB>pos<TAB>key",
         ),
         ({"output": "make.png"}, r"--output make\.png: pass a file that ends in \.json"),
-        ({"lemma": "make"}, "--lemma make is for the map, which lies beside --output; pass both"),
-        ({"lemma": "unicorn", "output": "x.json"}, r"--lemma unicorn: 0 use\(s\) in the training text"),
+        ({"lemma": "make"}, "--lemma make draws a map beside --output; pass both"),
+        ({"lemma": "unicorn", "output": "x.json"}, r"--lemma unicorn has 0 use\(s\) in --train_file; pass a more"),
     ],
 )
 def test_mistakes(folder, tmp_path, monkeypatch, options, message):
@@ -184,5 +186,5 @@ def test_broken_annotations(tmp_path):
     with pytest.raises(ValueError, match=r"c\.data\.xml\.gz is not a complete XML file"):
         read_annotated(tmp_path / "c.data.xml.gz")
     (tmp_path / "a.data.xml").write_text("<corpus><text><sentence><wf>x</wf></sentence></text></corpus>")
-    with pytest.raises(ValueError, match=r"a\.data\.xml has no <instance> in a <sentence>; pass text annotated"):
+    with pytest.raises(ValueError, match=r"a\.data\.xml has no <instance> in a <sentence>; pass text in the format"):
         read_annotated(tmp_path / "a.data.xml")

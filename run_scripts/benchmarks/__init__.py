@@ -1,1 +1,1 @@
-"""Measurements of speed and memory, each after a correctness check."""
+"""Measurements of speed, each behind a check that the measured code is correct."""

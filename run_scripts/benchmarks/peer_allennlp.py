@@ -1,10 +1,10 @@
-"""AllenNLP 2.10.1's ELMo with our weights, for `benchmark_elmo.py`.
+"""AllenNLP 2.10.1's ELMo with our weights, for `elmo benchmark --peer`.
 
-pip install --no-deps --target build/allennlp allennlp==2.10.1
-PYTHONPATH=build/allennlp python run_scripts/benchmark_elmo.py --peer run_scripts/peer_allennlp.py:allennlp
+    pip install --no-deps --target build/allennlp allennlp==2.10.1
+    PYTHONPATH=build/allennlp elmo benchmark --peer run_scripts/benchmarks/peer_allennlp.py:allennlp
 
-`--no-deps`, because AllenNLP asks for a torch of 2022. The few of its modules that compute are used as they are; the
-rest of it, which reads data and needs packages of that time, is replaced by empty modules for the whole process.
+`--no-deps`, because AllenNLP requires a torch of 2022. Its modules that compute are used unchanged. All its other
+modules, which read data and need packages of that time, are replaced by empty modules in the whole process.
 """
 
 import importlib
@@ -23,7 +23,7 @@ from torch import Tensor
 from modeling_elmo import ELMoModel
 from modeling_elmo.conversion_elmo import export_original_checkpoint
 
-COMPUTES = {
+COMPUTING_MODULES = {
     "allennlp.common.checks",
     "allennlp.data.token_indexers.elmo_indexer",  # the characters of the markers
     "allennlp.modules.elmo",
@@ -34,8 +34,8 @@ COMPUTES = {
     "allennlp.modules.scalar_mix",
     "allennlp.nn.util",
 }
-# Weights of equal layout under our names, so that their gradients are compared. Not listed are those of the gates and
-# the highways, which AllenNLP orders differently, and the characters', which it also moves at padding.
+# Weights of equal layout, renamed so that their gradients are compared. The gates and the highways are missing, because
+# AllenNLP orders them differently; so are the character embeddings, because it trains them at padding too.
 OUR_NAMES = {
     r"_token_embedder\.char_conv_": "char_encoder.convolutions.",
     r"_token_embedder\._projection": "token_projection",
@@ -44,33 +44,32 @@ OUR_NAMES = {
 
 
 def allennlp(model: ELMoModel) -> dict[str, Any]:
-    """The contract is that of `--peer`, see `benchmark_elmo.py`."""
+    """Returns a peer, as peers.py describes it."""
     elmo = import_elmo()
     for module in (elmo, importlib.import_module("allennlp.modules.elmo_lstm")):
         vars(module)["cached_path"] = str  # the files are local
     with tempfile.TemporaryDirectory() as folder:
         weights, options = Path(folder, "weights.hdf5"), Path(folder, "options.json")
-        whole = ELMoModel(model.config)  # a saved model has a mix of its layers too
+        whole = ELMoModel(model.config)  # the export needs a model with a scalar mix
         whole.load_state_dict(model.state_dict(), strict=False)
         whole.save_pretrained(folder)
         export_original_checkpoint(folder, weights, options)
         bilm = elmo._ElmoBiLm(str(options), str(weights), requires_grad=True).eval()
 
     def top_layer(characters: Tensor) -> Tensor:
-        bilm._elmo_lstm.reset_states()  # it would go on where the last batch ended
+        bilm._elmo_lstm.reset_states()  # its LSTM keeps the states of the last batch
         return bilm(characters)["activations"][-1]
 
     return {
         "prepare": without_markers,
         "model": top_layer,
-        "encoder": lambda characters: bilm._token_embedder(characters)["token_embedding"],
         "parameters": {our_name(name): parameter for name, parameter in bilm.named_parameters()},
     }
 
 
 def without_markers(encoding: dict[str, Tensor]) -> Tensor:
-    """The words' characters alone, `(batch, time - 2, max_word_length)`: AllenNLP adds `<S>` and `</S>` itself."""
-    is_followed = encoding["attention_mask"][:, 2:, None]  # `</S>` is the one token that nothing follows
+    """Character ids of the words, `(batch, time - 2, max_word_length)`: AllenNLP adds `<S>` and `</S>` itself."""
+    is_followed = encoding["attention_mask"][:, 2:, None]  # no token follows `</S>`
     return encoding["character_ids"][:, 1:-1] * is_followed
 
 
@@ -84,7 +83,8 @@ def import_elmo():
     found = importlib.util.find_spec("allennlp")
     if found is None or not found.submodule_search_locations:
         raise ImportError(
-            "There is no AllenNLP: pip install --no-deps --target FOLDER allennlp==2.10.1, and put it on PYTHONPATH."
+            "AllenNLP is not installed: run `pip install --no-deps --target FOLDER allennlp==2.10.1` and add FOLDER to "
+            "PYTHONPATH."
         )
     if not any(isinstance(finder, EmptyModules) for finder in sys.meta_path):
         sys.meta_path.insert(0, EmptyModules(Path(list(found.submodule_search_locations)[0])))
@@ -92,30 +92,30 @@ def import_elmo():
 
 
 class EmptyModules(MetaPathFinder, Loader):
-    """Finds an empty module for every name of AllenNLP outside `COMPUTES`; whatever is imported from it is a class."""
+    """Finds an empty module for every name of AllenNLP outside `COMPUTING_MODULES`. Every name in it is a class."""
 
     def __init__(self, folder: Path):
         self.folder = folder
 
     def find_spec(self, name, path=None, target=None) -> ModuleSpec | None:
         package, *parts = name.split(".")
-        if package != "allennlp" or name in COMPUTES:
+        if package != "allennlp" or name in COMPUTING_MODULES:
             return None
         spec = ModuleSpec(name, self, is_package=True)
         spec.submodule_search_locations = [str(self.folder.joinpath(*parts))]
         return spec
 
     def exec_module(self, module):
-        def of_any_name(name: str) -> type:
+        def class_of_any_name(name: str) -> type:
             if name.startswith("__"):
                 raise AttributeError(name)
-            return type(name, (Anything,), {})
+            return type(name, (AnyObject,), {})
 
-        module.__getattr__ = of_any_name
+        module.__getattr__ = class_of_any_name
 
 
-class Anything:
-    """Base class, annotation, registry and (of weights that are loaded afterwards) initialiser."""
+class AnyObject:
+    """Replaces base classes, annotations, registries, and initialisers of weights that are loaded afterwards."""
 
     def __init__(self, *args, **kwargs):
         pass

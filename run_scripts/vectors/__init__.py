@@ -1,1 +1,1 @@
-"""Vectors of a corpus, and what they know: neighbors and senses of words."""
+"""Vectors of a corpus, and what they show: nearest neighbors of a word's uses, and word senses."""

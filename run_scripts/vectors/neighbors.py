@@ -1,44 +1,33 @@
-"""Uses of a word, their nearest neighbors by cosine, and a map of all uses."""
+"""The uses of a word in a text, and their nearest neighbors by cosine."""
 
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 
-from modeling_elmo.run_scripts.vectors.embedding import embed_sentences
+from modeling_elmo.run_scripts.vectors.embedding import LayerChoice, embed_sentences
 
 NAMED_LAYERS = ("top", "average", "mixed")
+CONTEXT_WORDS = 8  # shown on each side of a use
 
-WORDS_SHOWN = 8  # on each side of a use
 
-
-class Use(NamedTuple):
+class WordUse(NamedTuple):
     """A word in its sentence."""
 
     words: Sequence[str]
-    place: int
+    position: int
 
     def __str__(self) -> str:
-        left = self.words[max(0, self.place - WORDS_SHOWN) : self.place]
-        right = self.words[self.place + 1 : self.place + 1 + WORDS_SHOWN]
-        return " ".join([*left, f"[{self.words[self.place]}]", *right])
+        left = self.words[max(0, self.position - CONTEXT_WORDS) : self.position]
+        right = self.words[self.position + 1 : self.position + 1 + CONTEXT_WORDS]
+        return " ".join([*left, f"[{self.words[self.position]}]", *right])
 
 
-def check_output(path: str | None):
+def check_json_output(path: str | None):
     if path is not None and Path(path).suffix != ".json":
         raise ValueError(f"--output {path}: pass a file that ends in .json; the map is written beside it.")
-
-
-def find_uses(sentences: Iterable[Sequence[str]], word: str) -> Iterator[Use]:
-    """Every use, in sentences that differ: texts repeat headings and phrases whole."""
-    pattern, seen = re.compile(word), set()
-    for words in sentences:
-        places = [place for place, each in enumerate(words) if pattern.fullmatch(each)]
-        if places and tuple(words) not in seen:
-            seen.add(tuple(words))
-            yield from (Use(words, place) for place in places)
 
 
 def check_layer(layer: str, num_layers: int):
@@ -46,20 +35,38 @@ def check_layer(layer: str, num_layers: int):
         raise ValueError(f"--layer {layer}: pass {', '.join(NAMED_LAYERS)}, or a number up to {num_layers}.")
 
 
-def vectors_of_uses(uses: Sequence[Use], model, tokenizer, layer: str) -> np.ndarray:
+def find_uses(sentences: Iterable[Sequence[str]], word: str) -> Iterator[WordUse]:
+    """Every use of a word, a regular expression. Equal sentences count once, because texts repeat headings."""
+    pattern, seen = re.compile(word), set()
+    for words in sentences:
+        positions = [position for position, each in enumerate(words) if pattern.fullmatch(each)]
+        if positions and tuple(words) not in seen:
+            seen.add(tuple(words))
+            yield from (WordUse(words, position) for position in positions)
+
+
+def sample_uses(uses: Sequence[WordUse], max_uses: int, num_queries: int, seed: int) -> tuple[list[WordUse], list[int]]:
+    """At most `max_uses` of the uses, in their order, and the indices of the queries among them."""
+    generator = np.random.default_rng(seed)
+    drawn = [uses[number] for number in sorted(generator.permutation(len(uses))[:max_uses])]
+    return drawn, generator.permutation(len(drawn))[:num_queries].tolist()
+
+
+def use_vectors(uses: Sequence[WordUse], model, tokenizer, layer: str) -> np.ndarray:
     """Shape: `(uses, hidden_size)`."""
-    named = layer in NAMED_LAYERS
-    embedded = embed_sentences((use.words for use in uses), model, tokenizer, layer if named else "all")
-    vectors = [vectors if named else vectors[int(layer)] for _, vectors in embedded]
-    return np.stack([each[use.place] for each, use in zip(vectors, uses, strict=True)])
+    is_named = layer in NAMED_LAYERS
+    layers = cast(LayerChoice, layer if is_named else "all")
+    embedded = embed_sentences((use.words for use in uses), model, tokenizer, layers)
+    vectors = [vectors if is_named else vectors[int(layer)] for _, vectors in embedded]
+    return np.stack([each[use.position] for each, use in zip(vectors, uses, strict=True)])
 
 
-def normalized(vectors: np.ndarray) -> np.ndarray:
+def normalize(vectors: np.ndarray) -> np.ndarray:
     return vectors / np.maximum(np.linalg.norm(vectors, axis=-1, keepdims=True), 1e-12)
 
 
-def neighbors(vectors: np.ndarray, uses: Sequence[Use], query: int, top_k: int) -> list[tuple[int, float]]:
-    """The nearest uses in other sentences, with their cosines.
+def nearest_uses(vectors: np.ndarray, uses: Sequence[WordUse], query: int, top_k: int) -> list[tuple[int, float]]:
+    """The indices of the nearest uses in other sentences, with their cosines.
 
     Args:
         vectors: `(uses, hidden_size)`, of length 1.
@@ -69,7 +76,8 @@ def neighbors(vectors: np.ndarray, uses: Sequence[Use], query: int, top_k: int) 
     return [(int(near), float(cosines[near])) for near, _ in zip(others, range(top_k), strict=False)]
 
 
-def shown_neighbors(found: dict[str, Any]) -> str:
+def format_neighbors(found: dict[str, Any]) -> str:
+    """Each query, and below it its neighbors with their cosines."""
     lines = []
     for query in found["queries"]:
         lines += ["", query["use"], *(f"  {cosine:.3f}  {use}" for cosine, use in query["neighbors"])]

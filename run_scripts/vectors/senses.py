@@ -1,8 +1,8 @@
-"""Word senses: annotated text, nearest-neighbor disambiguation, and tables of both figures."""
+"""Word senses: annotated text, disambiguation by the nearest average, and how often nearest uses share a sense."""
 
 import gzip
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 from xml.etree import ElementTree
@@ -11,71 +11,46 @@ import numpy as np
 from tqdm.auto import tqdm
 
 from modeling_elmo.run_scripts.cards.figures import draw_map
-from modeling_elmo.run_scripts.program.files import numbered_lines, write_json
+from modeling_elmo.run_scripts.program.files import numbered_lines
 from modeling_elmo.run_scripts.vectors.embedding import embed_sentences
-from modeling_elmo.run_scripts.vectors.neighbors import normalized
+from modeling_elmo.run_scripts.vectors.neighbors import normalize
 
-MOST_SENSES = 6  # of a map, in colour
+MAX_COLORED_SENSES = 6  # of a map
+MAX_COMPARED_USES = 2000  # of a lemma
 
-MOST_INSTANCES = 2000  # of a lemma that are compared with one another
+Lemma = tuple[str, str]  # in lower case, with its part of speech
+Inventory = dict[Lemma, list[str]]  # senses of each lemma, first sense first
 
 
-class Instance(NamedTuple):
+class SenseInstance(NamedTuple):
     """An annotated word or phrase: words `start` to `end` of a sentence."""
 
-    lemma: tuple[str, str]  # with its part of speech
+    lemma: Lemma
     senses: frozenset[str]
     sentence: int
     start: int
     end: int
 
 
-class Annotated(NamedTuple):
+class AnnotatedText(NamedTuple):
     sentences: list[list[str]]
-    instances: list[Instance]
+    instances: list[SenseInstance]
 
 
-def measured(
-    instances: Sequence[Sequence[Instance]],
-    vectors: Sequence[np.ndarray],
-    inventory: dict[tuple[str, str], list[str]],
-    names: list[str],
-) -> dict[str, Any]:
-    """Both figures; disambiguation, where there is a second text, which is disambiguated by the first."""
-    found: dict[str, Any] = {
-        "train": {"instances": len(instances[0])},
-        "same_sense": same_sense(instances[0], vectors[0], inventory, names),
-    }
-    if len(instances) > 1:
-        senses = sense_averages(instances[0], vectors[0])
-        train, test = instances
-        found["test"] = {"instances": len(test)}
-        found["disambiguation"] = disambiguation(train, test, senses, vectors[1], inventory, names)
-    return found
-
-
-def write(found: dict[str, Any], instances: Sequence[Instance], top: np.ndarray, lemma: str | None, output: Path):
-    """The figures, and beside them the map of a lemma in the top layer `(instances, hidden_size)`."""
-    if lemma:
-        found["map"] = {"lemma": lemma}
-    write_json(output, found)
-    if lemma:
-        draw_senses(instances, top, lemma, output.with_suffix(".png"))
-
-
-def read_annotated(path: Path) -> Annotated:
-    """The sentences of `X.data.xml`, with the senses that `X.gold.key.txt` has; phrases such as `took_place` are split.
+def read_annotated(path: Path) -> AnnotatedText:
+    """Reads `X.data.xml` with the senses of `X.gold.key.txt`. Phrases such as `took_place` are split into words.
 
     Raises:
-        FileNotFoundError: one of the two is missing.
-        ValueError: an instance has no sense, or the file is not of this format.
+        FileNotFoundError: one of the two files is missing.
+        ValueError: an instance has no sense, or a file has another format.
     """
     keys_path = path.with_name(path.name.replace(".data.xml", ".gold.key.txt"))
     if ".data.xml" not in path.name or not path.is_file() or not keys_path.is_file():
         raise FileNotFoundError(f"{path}: pass a file X.data.xml (or X.data.xml.gz) with X.gold.key.txt beside it.")
-    senses = {name: keys for name, *keys in map(str.split, lines_of(keys_path))}
-    found = Annotated([], [])
-    for sentence in root_of(path).iter("sentence"):
+    rows = (line.split() for _, line in numbered_lines(keys_path))
+    senses = {name: keys for name, *keys in filter(None, rows)}
+    found = AnnotatedText([], [])
+    for sentence in parse_xml(path).iter("sentence"):
         words: list[str] = []
         for element in sentence:
             start, text = len(words), (element.text or "").strip()
@@ -86,38 +61,39 @@ def read_annotated(path: Path) -> Annotated:
                     raise ValueError(f"{path}: instance {name} has no sense in {keys_path.name}.")
                 lemma = element.attrib["lemma"].lower(), element.attrib["pos"]
                 keys = frozenset(senses[name])
-                found.instances.append(Instance(lemma, keys, len(found.sentences), start, len(words)))
+                found.instances.append(SenseInstance(lemma, keys, len(found.sentences), start, len(words)))
         found.sentences.append(words)
     if not found.instances:
-        raise ValueError(f"{path} has no <instance> in a <sentence>; pass text annotated as by Raganato et al. (2017).")
+        raise ValueError(
+            f"{path} has no <instance> in a <sentence>; pass text in the format of Raganato et al. (2017)."
+        )
     return found
 
 
-def root_of(path: Path) -> ElementTree.Element:
-    packed = gzip.open if path.suffix == ".gz" else open
+def parse_xml(path: Path) -> ElementTree.Element:
+    open_file = gzip.open if path.suffix == ".gz" else open
     try:
-        with packed(path, "rb") as file:
+        with open_file(path, "rb") as file:
             return ElementTree.parse(file).getroot()
     except (ElementTree.ParseError, OSError, EOFError) as error:
         raise ValueError(f"{path} is not a complete XML file: {error}.") from error
 
 
-def lines_of(path: Path) -> Iterator[str]:
-    return (line for _, line in numbered_lines(path) if line.strip())
-
-
-def read_inventory(path: Path) -> dict[tuple[str, str], list[str]]:
-    found = {}
-    for number, line in enumerate(lines_of(path), start=1):
-        fields = line.rstrip("\n").split("\t")
-        if len(fields) != 3:
-            raise ValueError(f"{path}:{number}: {line.strip()!r:.80}; a line is lemma<TAB>pos<TAB>key key ...")
-        found[fields[0].lower(), fields[1]] = fields[2].split()
+def read_inventory(path: Path) -> Inventory:
+    found: Inventory = {}
+    for number, line in numbered_lines(path):
+        columns = line.split("\t")
+        if line.strip() and len(columns) != 3:
+            raise ValueError(
+                f"{path}, line {number} has {len(columns)} columns: {line!r:.80}; write lemma<TAB>pos<TAB>key key ..."
+            )
+        if line.strip():
+            found[columns[0].lower(), columns[1]] = columns[2].split()
     return found
 
 
-def vectors_of(text: Annotated, model, tokenizer) -> np.ndarray:
-    """The mean over the words of each instance, of length 1, in each layer and in their average.
+def instance_vectors(text: AnnotatedText, model, tokenizer) -> np.ndarray:
+    """The mean over the words of each instance, in each layer and in the average of the layers, with length 1.
 
     Shape: `(instances, layers + 1, hidden_size)`, float16.
     """
@@ -128,12 +104,35 @@ def vectors_of(text: Annotated, model, tokenizer) -> np.ndarray:
         layers = np.concatenate([layers, layers.mean(0, keepdims=True)])
         while number < len(text.instances) and text.instances[number].sentence == sentence:
             instance = text.instances[number]
-            found[number] = normalized(layers[:, instance.start : instance.end].mean(1))
+            found[number] = normalize(layers[:, instance.start : instance.end].mean(1))
             number += 1
     return found
 
 
-def by_lemma(instances: Sequence[Instance]) -> dict[tuple[str, str], list[int]]:
+def measure_senses(
+    instances: Mapping[str, Sequence[SenseInstance]],
+    vectors: Mapping[str, np.ndarray],
+    inventory: Inventory,
+    names: list[str],
+) -> dict[str, Any]:
+    """Both figures of the splits `train` and `test`. Without `test` there is no disambiguation.
+
+    Args:
+        names: of the layers.
+    """
+    train = instances["train"]
+    found: dict[str, Any] = {
+        "train": {"instances": len(train)},
+        "same_sense": same_sense(train, vectors["train"], inventory, names),
+    }
+    if "test" in instances:
+        averages = sense_averages(train, vectors["train"])
+        found["test"] = {"instances": len(instances["test"])}
+        found["disambiguation"] = disambiguation(train, instances["test"], averages, vectors["test"], inventory, names)
+    return found
+
+
+def instances_by_lemma(instances: Sequence[SenseInstance]) -> dict[Lemma, list[int]]:
     found = defaultdict(list)
     for number, instance in enumerate(instances):
         found[instance.lemma].append(number)
@@ -141,98 +140,108 @@ def by_lemma(instances: Sequence[Instance]) -> dict[tuple[str, str], list[int]]:
 
 
 def same_sense(
-    instances: Sequence[Instance], vectors: np.ndarray, inventory: dict[tuple[str, str], list[str]], names: list[str]
+    instances: Sequence[SenseInstance], vectors: np.ndarray, inventory: Inventory, names: list[str]
 ) -> dict[str, Any]:
-    """How often the nearest use in another sentence has one of the senses of a use, by layer.
+    """How often the nearest use in another sentence has a sense of the use, by layer.
 
-    Where several are equally near, as uses of one form are in the token layer, the share of them that do. `chance` is
-    that of any other use, `first sense` how often the use itself has the first sense of its lemma.
+    Uses of one form are equally near in the token layer. Then the share of them that has a sense of the use counts.
+    `chance` is the same for a random other use. `first sense` is how often the use has the first sense of its lemma.
     """
     hits, chance, first, total, lemmas = np.zeros(len(names)), 0.0, 0, 0, 0
-    for lemma, members in by_lemma(instances).items():
-        members = members[:MOST_INSTANCES]
-        found = [instances[number] for number in members]
-        if len({sense for each in found for sense in each.senses}) < 2 or len({each.sentence for each in found}) < 2:
+    for lemma, members in instances_by_lemma(instances).items():
+        members = members[:MAX_COMPARED_USES]
+        uses = [instances[number] for number in members]
+        if len({sense for use in uses for sense in use.senses}) < 2 or len({use.sentence for use in uses}) < 2:
             continue
-        agree = np.array([[not a.senses.isdisjoint(b.senses) for b in found] for a in found])
-        others = np.array([[a.sentence != b.sentence for b in found] for a in found])
+        agree = np.array([[not a.senses.isdisjoint(b.senses) for b in uses] for a in uses])
+        others = np.array([[a.sentence != b.sentence for b in uses] for a in uses])
         for layer in range(len(names)):
-            each = vectors[members, layer].astype(np.float32)
-            cosines = np.where(others, each @ each.T, -2)
+            in_layer = vectors[members, layer].astype(np.float32)
+            cosines = np.where(others, in_layer @ in_layer.T, -2)
             nearest = others & (cosines >= cosines.max(1, keepdims=True) - 1e-3)  # float16 has no more digits
             hits[layer] += ((nearest & agree).sum(1) / nearest.sum(1)).sum()
         chance += ((others & agree).sum(1) / others.sum(1)).sum()
-        first += sum((inventory.get(lemma) or most_frequent(found))[0] in each.senses for each in found)
-        total, lemmas = total + len(found), lemmas + 1
+        first += sum((inventory.get(lemma) or senses_by_frequency(uses))[0] in use.senses for use in uses)
+        total, lemmas = total + len(uses), lemmas + 1
     if not total:
-        raise ValueError("No lemma of the training text has two senses in two sentences: pass more of it.")
+        raise ValueError("No lemma of --train_file has two senses in two sentences; pass more text.")
     shares = {name: float(value / total) for name, value in zip(names, hits, strict=True)}
     return {"lemmas": lemmas, "instances": total, "chance": chance / total, "first sense": first / total, **shares}
 
 
-def most_frequent(instances: Sequence[Instance]) -> list[str]:
-    """Senses by falling frequency, of equally frequent ones the first that occurs first."""
+def senses_by_frequency(instances: Sequence[SenseInstance]) -> list[str]:
+    """Senses by decreasing frequency; equally frequent senses in the order of their first occurrence."""
     return [sense for sense, _ in Counter(sense for each in instances for sense in sorted(each.senses)).most_common()]
 
 
-def sense_averages(instances: Sequence[Instance], vectors: np.ndarray) -> dict[tuple[str, str], dict[str, np.ndarray]]:
-    """The average of the vectors of each sense, of length 1. Shape of each: `(layers + 1, hidden_size)`."""
-    sums: dict[tuple[str, str], dict[str, np.ndarray]] = defaultdict(dict)
-    for instance, each in zip(instances, vectors, strict=True):
+def sense_averages(instances: Sequence[SenseInstance], vectors: np.ndarray) -> dict[Lemma, dict[str, np.ndarray]]:
+    """The average vector of each sense of each lemma, with length 1. Shape: `(layers + 1, hidden_size)`."""
+    sums: dict[Lemma, dict[str, np.ndarray]] = defaultdict(dict)
+    for instance, vector in zip(instances, vectors, strict=True):
         for sense in instance.senses:
             known = sums[instance.lemma].get(sense)
-            sums[instance.lemma][sense] = each.astype(np.float32) if known is None else known + each
-    return {lemma: {sense: normalized(total) for sense, total in senses.items()} for lemma, senses in sums.items()}
+            sums[instance.lemma][sense] = vector.astype(np.float32) if known is None else known + vector
+    return {lemma: {sense: normalize(total) for sense, total in senses.items()} for lemma, senses in sums.items()}
 
 
 def disambiguation(
-    train: Sequence[Instance],
-    test: Sequence[Instance],
-    senses: dict[tuple[str, str], dict[str, np.ndarray]],
+    train: Sequence[SenseInstance],
+    test: Sequence[SenseInstance],
+    averages: dict[Lemma, dict[str, np.ndarray]],
     vectors: np.ndarray,
-    inventory: dict[tuple[str, str], list[str]],
+    inventory: Inventory,
     names: list[str],
 ) -> dict[str, Any]:
-    """Accuracy on the test text, by layer and of two baselines; an instance with several senses may get any of them."""
+    """Accuracy on the test text, by layer and of two baselines. Any sense of an instance with several is correct.
+
+    Args:
+        averages: from `sense_averages` of the training text.
+        vectors: of the test text.
+    """
     frequent = {
-        lemma: most_frequent([train[number] for number in members])[0] for lemma, members in by_lemma(train).items()
+        lemma: senses_by_frequency([train[number] for number in members])[0]
+        for lemma, members in instances_by_lemma(train).items()
     }
-    right, unseen = Counter(), 0
-    for instance, each in zip(test, vectors, strict=True):
+    correct: Counter[str] = Counter()
+    unseen = 0
+    for instance, vector in zip(test, vectors, strict=True):
         first = next(iter(inventory.get(instance.lemma, ())), None)
         if inventory:
-            right["first sense"] += first in instance.senses
-        right["most frequent sense"] += frequent.get(instance.lemma, first) in instance.senses
-        known = senses.get(instance.lemma)
+            correct["first sense"] += first in instance.senses
+        correct["most frequent sense"] += frequent.get(instance.lemma, first) in instance.senses
+        known = averages.get(instance.lemma)
         if known is None:
             unseen += 1
-            right.update(dict.fromkeys(names, int(first in instance.senses)))
+            correct.update(dict.fromkeys(names, int(first in instance.senses)))
             continue
-        cosines = np.einsum("sld,ld->sl", np.stack(list(known.values())), each.astype(np.float32))
+        cosines = np.einsum("sld,ld->sl", np.stack(list(known.values())), vector.astype(np.float32))
         for name, best in zip(names, cosines.argmax(0), strict=True):
-            right[name] += list(known)[best] in instance.senses
+            correct[name] += list(known)[best] in instance.senses
     baselines = ("first sense", "most frequent sense")[not inventory :]
-    shares = {name: right[name] / len(test) for name in (*baselines, *names)}
+    shares = {name: correct[name] / len(test) for name in (*baselines, *names)}
     return {"instances": len(test), "unseen_lemmas": unseen / len(test), **shares}
 
 
-def uses_of(lemma: str, instances: Sequence[Instance]) -> list[int]:
+def uses_of_lemma(lemma: str, instances: Sequence[SenseInstance]) -> list[int]:
+    """The indices of the uses of a lemma with any part of speech."""
     members = [number for number, instance in enumerate(instances) if instance.lemma[0] == lemma.lower()]
     if len(members) < 3:
-        raise ValueError(
-            f"--lemma {lemma}: {len(members)} use(s) in the training text; pass one that is frequent there."
-        )
+        raise ValueError(f"--lemma {lemma} has {len(members)} use(s) in --train_file; pass a more frequent lemma.")
     return members
 
 
-def draw_senses(instances: Sequence[Instance], vectors: np.ndarray, lemma: str, path: Path) -> bool:
-    """A map of the uses of a lemma, whatever its part of speech, its most frequent senses in colour."""
-    members = uses_of(lemma, instances)
-    found = [instances[number] for number in members]
+def draw_senses(instances: Sequence[SenseInstance], vectors: np.ndarray, lemma: str, path: Path) -> bool:
+    """Draws a map of the uses of a lemma with any part of speech. Its most frequent senses are colored.
+
+    Args:
+        vectors: `(instances, hidden_size)`.
+    """
+    members = uses_of_lemma(lemma, instances)
+    uses = [instances[number] for number in members]
     groups = {
-        f"{sense} ({sum(sense in each.senses for each in found)})": [
-            place for place, each in enumerate(found) if sense in each.senses
+        f"{sense} ({sum(sense in use.senses for use in uses)})": [
+            position for position, use in enumerate(uses) if sense in use.senses
         ]
-        for sense in most_frequent(found)[:MOST_SENSES]
+        for sense in senses_by_frequency(uses)[:MAX_COLORED_SENSES]
     }
     return draw_map(vectors[members].astype(np.float32), groups, path)

@@ -1,0 +1,148 @@
+"""Measure speed: inference, training steps and the tokenizer, on real text with random weights.
+
+    elmo benchmark --text_file corpus.txt
+    elmo benchmark --parts inference training --peer run_scripts/benchmarks/peer_allennlp.py:allennlp
+    elmo benchmark --parts inference training tokenizer --against ../clone-of-the-last-release
+
+Each implementation is first checked against the plain definition; if one is wrong, no speed is reported. Then all take
+turns, and the tables show medians over the rounds. "speedup" is the time of a row divided by the time of the first row,
+in the same round. Speedups carry over to other machines, milliseconds do not.
+
+Batches are named ROWSxWORDS: 32x30 has 32 sentences of 3 to 30 words; in 32x30dense all have 30 words.
+"""
+
+import json
+import platform
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import torch
+import transformers
+
+from modeling_elmo import ELMoConfig, ELMoModel
+from modeling_elmo.configuration_elmo import PRESETS
+from modeling_elmo.run_scripts.benchmarks.fine_tuning_speed import HEADS, fine_tuning_contest
+from modeling_elmo.run_scripts.benchmarks.model_speed import ModelVariants, model_contest
+from modeling_elmo.run_scripts.benchmarks.peers import checkout_peer, load_checkout, load_peer
+from modeling_elmo.run_scripts.benchmarks.pretraining_speed import SOFTMAXES, pretraining_contest
+from modeling_elmo.run_scripts.benchmarks.text import draw_batch, read_sentences
+from modeling_elmo.run_scripts.benchmarks.tokenizer_speed import tokenizer_contests
+from modeling_elmo.run_scripts.benchmarks.turns import Contest, format_rows, measure
+from modeling_elmo.run_scripts.program.command_line import ProgramParser, run
+from modeling_elmo.run_scripts.program.files import write_json
+
+BENCHMARK_PARTS = ("inference", "training", "pretraining", "fine_tuning", "tokenizer")
+
+
+@dataclass(kw_only=True)
+class BenchmarkArguments:
+    parts: list[str] = field(
+        default_factory=lambda: [*BENCHMARK_PARTS],
+        metadata={"help": f"Parts to measure: {', '.join(BENCHMARK_PARTS)}."},
+    )
+    text_file: str | None = field(
+        default=None, metadata={"help": "Text file, one sentence per line. Default: a short text of the repository."}
+    )
+    preset: str = field(default="original", metadata={"help": f"Model size: {', '.join(PRESETS)}."})
+    batches: list[str] = field(
+        default_factory=lambda: ["1x20", "32x30", "32x30dense", "128x30"],
+        metadata={"help": "Batches for inference, ROWSxWORDS."},
+    )
+    training_batches: list[str] = field(
+        default_factory=lambda: ["32x20", "128x20"], metadata={"help": "Batches for all training steps, ROWSxWORDS."}
+    )
+    softmaxes: list[str] = field(
+        default_factory=lambda: ["full", "sampled"], metadata={"help": f"Softmaxes: {', '.join(SOFTMAXES)}."}
+    )
+    vocabulary_size: int = field(default=50_000, metadata={"help": "Words of the softmax."})
+    num_sampled: int = field(default=8192, metadata={"help": "Candidates of the sampled softmax."})
+    against: str | None = field(
+        default=None,
+        metadata={"help": "Folder of another clone, to compare in inference, training and tokenizer."},
+    )
+    peer: list[str] = field(
+        default_factory=list,
+        metadata={
+            "help": "FILE:FUNCTION of another ELMo, to compare in inference and training. See benchmarks/peers.py."
+        },
+    )
+    rounds: int = field(default=5, metadata={"help": "Number of timed runs of each implementation."})
+    threads: int | None = field(default=None, metadata={"help": "Threads of torch. Default: torch's own choice."})
+    seed: int = field(default=0, metadata={"help": "Seed of the weights and of the choice of sentences."})
+    output: str | None = field(default=None, metadata={"help": "JSON file for all figures and their conditions."})
+
+    def __post_init__(self):
+        if self.rounds < 1:
+            raise ValueError(f"--rounds {self.rounds}: pass 1 or more.")
+        for name, known in (("parts", BENCHMARK_PARTS), ("softmaxes", SOFTMAXES), ("preset", PRESETS)):
+            received = getattr(self, name)
+            unknown = [each for each in ([received] if name == "preset" else received) if each not in known]
+            if unknown:
+                raise ValueError(f"--{name} {' '.join(unknown)} is unknown; pass {', '.join(known)}.")
+
+
+def main(arguments: list[str] | None = None) -> dict[str, Any]:
+    parsed = ProgramParser(BenchmarkArguments, description=__doc__).parse(arguments)
+    transformers.logging.disable_progress_bar()
+    torch.set_num_threads(parsed.threads or torch.get_num_threads())
+    figures: dict[str, Any] = {"conditions": measurement_conditions(parsed), "rows": []}
+    print(json.dumps(figures["conditions"]))
+    with TemporaryDirectory() as folder:
+        for contest in chosen_contests(parsed, Path(folder)):
+            rows = measure(contest, parsed.rounds)
+            print(format_rows(contest, rows), flush=True)
+            figures["rows"] += rows
+    if parsed.output:
+        write_json(Path(parsed.output), figures)
+    return figures
+
+
+def chosen_contests(parsed: BenchmarkArguments, folder: Path) -> Iterator[Contest]:
+    """All contests of the chosen parts, made one by one."""
+    sentences = read_sentences(parsed.text_file)
+    checkout = load_checkout(parsed.against) if parsed.against else None
+    batches = {name: draw_batch(sentences, name, parsed.seed) for name in batch_names(parsed)}
+    if {"inference", "training"} & {*parsed.parts}:
+        torch.manual_seed(parsed.seed)
+        model = ELMoModel(ELMoConfig.from_preset(parsed.preset), add_mixing_layer=False).eval()
+        peers = {} if checkout is None else {"other checkout": checkout_peer(checkout, parsed.preset, model)}
+        peers |= dict(load_peer(spec, model) for spec in parsed.peer)
+        variants = ModelVariants.of(model)
+    for part in parsed.parts:
+        if part == "tokenizer":
+            yield from tokenizer_contests(sentences, checkout)
+            continue
+        for name in parsed.batches if part == "inference" else parsed.training_batches:
+            if part == "pretraining":
+                options = (parsed.softmaxes, parsed.vocabulary_size, parsed.num_sampled)
+                yield pretraining_contest(name, batches[name], parsed.preset, *options)
+            elif part == "fine_tuning":
+                yield from (fine_tuning_contest(head, name, batches[name], parsed.preset, folder) for head in HEADS)
+            else:
+                yield model_contest(part, name, batches[name], variants, peers)
+
+
+def batch_names(parsed: BenchmarkArguments) -> list[str]:
+    for_inference = parsed.batches if "inference" in parsed.parts else []
+    for_training = parsed.training_batches if {*parsed.parts} - {"inference", "tokenizer"} else []
+    return [*for_inference, *for_training]
+
+
+def measurement_conditions(parsed: BenchmarkArguments) -> dict[str, Any]:
+    # Older releases of torch lack this function.
+    processor = torch.cpu.get_capabilities() if hasattr(torch.cpu, "get_capabilities") else {}
+    return {
+        **vars(parsed),
+        "threads": torch.get_num_threads(),
+        "processor": processor.get("cpu_name") or platform.processor() or platform.machine(),
+        "instructions": torch.backends.cpu.get_cpu_capability(),
+        "torch": torch.__version__,
+        "transformers": transformers.__version__,
+    }
+
+
+if __name__ == "__main__":
+    run(main)

@@ -1,0 +1,110 @@
+"""Speed of a fine-tuning step of the paper's tagger and reader, with their biLM frozen.
+
+Our step reads stored layers of the biLM (`--cache_features`). It is compared with a step that computes the layers, and
+with a step on stored layers whose own biRNNs are those of `torch.nn`. A step makes the batch, reads it, and updates the
+network.
+"""
+
+import random
+import time
+from collections.abc import Callable
+from contextlib import nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from datasets import Dataset
+from transformers import DataCollatorForTokenClassification, DataCollatorWithPadding
+
+from modeling_elmo import (
+    ELMoConfig,
+    ELMoForQuestionAnswering,
+    ELMoForTokenClassification,
+    ELMoTokenizer,
+    elmo_backend,
+)
+from modeling_elmo.run_scripts.benchmarks.turns import Contest, Implementation, Outputs
+from modeling_elmo.run_scripts.fine_tuning.features import FeatureCollator, feature_store
+from modeling_elmo.tokenization.elmo_characters import SPECIAL_WORDS
+
+NUM_LABELS, CONTEXT_SENTENCES, WORD_EMBEDDING_SIZE = 13, 5, 50
+HEADS = {
+    "tagger": (ELMoForTokenClassification, "input"),
+    "reader": (ELMoForQuestionAnswering, "both"),
+}
+
+
+@dataclass
+class FineTuningStep:
+    """A head that takes steps of Adam on one batch."""
+
+    model: Any
+    collate: Callable
+    rows: list[dict[str, Any]]
+    backend: str | None = None
+
+    def __post_init__(self):
+        self.optimizer = torch.optim.Adam(self.model.parameters())
+
+    def loss(self) -> torch.Tensor:
+        torch.manual_seed(0)
+        with elmo_backend(self.backend) if self.backend else nullcontext():
+            return self.model.train()(**self.collate(self.rows)).loss
+
+    def __call__(self) -> Outputs:
+        loss = self.loss()
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(self.model.parameters(), 5.0)
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+        return {"loss": loss.detach()}
+
+
+def fine_tuning_contest(head: str, name: str, batch: list[list[str]], preset: str, folder: Path) -> Contest:
+    """Steps of a head on one batch, whose layers are stored in `folder`. Labels are random."""
+    words = sorted({word for sentence in batch for word in sentence})
+    tokenizer = ELMoTokenizer(vocab=[*SPECIAL_WORDS, *words], pre_tokenization="whitespace")
+    rows = tagged_rows(batch, tokenizer) if head == "tagger" else question_rows(batch, tokenizer)
+    padding = DataCollatorForTokenClassification if head == "tagger" else DataCollatorWithPadding
+    models = [new_head(head, preset, len(tokenizer)) for _ in range(3)]
+    start = time.perf_counter()
+    store = feature_store(folder, models[0].elmo, Dataset.from_list(rows), padding(tokenizer))
+    storing = {"storing the layers once": 1e3 * (time.perf_counter() - start)}
+    computing, stored = (FeatureCollator(padding(tokenizer), source) for source in (None, store))
+    expected = {"loss": FineTuningStep(models[0], computing, rows).loss().detach()}
+    implementations = [
+        Implementation("layers stored", FineTuningStep(models[0], stored, rows), expected, lambda: storing),
+        Implementation("layers computed", FineTuningStep(models[1], computing, rows), expected),
+        Implementation("layers stored, torch.nn", FineTuningStep(models[2], stored, rows, "reference"), expected),
+    ]
+    return Contest("fine_tuning", f"{head}, {name}", len(rows), "examples", implementations)
+
+
+def new_head(head: str, preset: str, vocab_size: int) -> Any:
+    torch.manual_seed(0)
+    model_class, placement = HEADS[head]
+    options = {"num_labels": NUM_LABELS, "task_word_embedding_size": WORD_EMBEDDING_SIZE, "vocab_size": vocab_size}
+    return model_class(ELMoConfig.from_preset(preset, elmo_placement=placement, **options))
+
+
+def tagged_rows(batch: list[list[str]], tokenizer: ELMoTokenizer) -> list[dict[str, Any]]:
+    draw = random.Random(0)
+    rows = []
+    for number, words in enumerate(batch):
+        labels = [-100, *(draw.randrange(NUM_LABELS) for _ in words), -100]
+        rows.append({**tokenizer(words, is_split_into_words=True), "labels": labels, "text_number": number})
+    return rows
+
+
+def question_rows(batch: list[list[str]], tokenizer: ELMoTokenizer) -> list[dict[str, Any]]:
+    """Each sentence is a question about the five sentences that follow it; the answer is one random word."""
+    draw = random.Random(0)
+    rows = []
+    for number, question in enumerate(batch):
+        following = [*batch[number + 1 :], *batch][:CONTEXT_SENTENCES]
+        context = [word for words in following for word in words]
+        encoding = tokenizer(question, context, is_split_into_words=True)
+        answer = draw.randrange(len(encoding["input_ids"]) - len(context) - 1, len(encoding["input_ids"]) - 1)
+        rows.append({**encoding, "start_positions": answer, "end_positions": answer, "text_number": number})
+    return rows

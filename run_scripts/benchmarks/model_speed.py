@@ -1,0 +1,145 @@
+"""Speed of the biLM: inference, and a training step without an optimizer.
+
+Our code is compared with the plain definition, with `torch.nn.LSTM`, with other implementations on the same weights,
+and with its own matrix products and nothing else.
+"""
+
+import copy
+from collections.abc import Callable
+from contextlib import nullcontext
+from functools import partial
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn.utils.rnn import PackedSequence
+from torch.utils._python_dispatch import TorchDispatchMode
+from transformers import BatchEncoding
+
+from modeling_elmo import ELMoModel, ELMoTokenizer, elmo_backend
+from modeling_elmo.elmo_lstm import ELMoLSTMLayer
+from modeling_elmo.run_scripts.benchmarks.turns import Contest, Implementation, Outputs
+
+Peer = dict[str, Any]  # see benchmarks/peers.py
+PRODUCT_OPERATORS = ("aten::mm", "aten::addmm", "aten::bmm", "aten::baddbmm", "mkldnn::_linear_pointwise")
+
+
+class ModelVariants(NamedTuple):
+    """A model, a copy without clips, and a copy whose layers are `torch.nn.LSTM`, which has no clips."""
+
+    model: ELMoModel
+    unclipped: ELMoModel
+    torch_lstm: ELMoModel
+
+    @classmethod
+    def of(cls, model: ELMoModel) -> "ModelVariants":
+        unclipped = copy.deepcopy(model)
+        for module in unclipped.modules():
+            if isinstance(module, ELMoLSTMLayer):
+                module.cell_clip = module.projection_clip = None
+        torch_lstm = copy.deepcopy(unclipped)
+        for direction in (torch_lstm.forward_lstm, torch_lstm.backward_lstm):
+            direction.layers = nn.ModuleList(map(TorchLSTMLayer, direction.layers))
+        return cls(model, unclipped, torch_lstm)
+
+
+class TorchLSTMLayer(nn.Module):
+    """`torch.nn.LSTM` in the place of one of our layers, with its weights in torch's order of gates: i, f, g, o."""
+
+    def __init__(self, layer: Any):
+        super().__init__()
+        outer, inner = layer.input_linear.in_features, layer.input_linear.out_features // 4
+        self.lstm = nn.LSTM(outer, inner, proj_size=outer)
+        gates = {"weight_ih_l0": layer.input_linear.weight, "weight_hh_l0": layer.state_linear.weight}
+        gates["bias_ih_l0"] = layer.input_linear.bias
+        state = {name: torch.cat([weight.chunk(4)[gate] for gate in (0, 1, 3, 2)]) for name, weight in gates.items()}
+        forget_bias = torch.zeros(4, inner).index_fill(0, torch.tensor(1), layer.forget_bias).flatten()
+        self.lstm.load_state_dict(state | {"weight_hr_l0": layer.projection.weight, "bias_hh_l0": forget_bias})
+
+    def forward(self, text) -> tuple[Tensor, Tensor, Tensor]:
+        sequences = PackedSequence(text.tokens_ND, torch.tensor(text.batch_sizes))
+        outputs, (hidden, cell) = self.lstm(sequences, (text.hidden_SP[None], text.cell_SH[None]))
+        return outputs.data, hidden[0], cell[0]
+
+
+def encode_words(batch: list[list[str]]) -> BatchEncoding:
+    tokenizer = ELMoTokenizer(pre_tokenization="whitespace")
+    return tokenizer(batch, is_split_into_words=True, padding=True, return_tensors="pt")
+
+
+def model_contest(
+    part: str,
+    name: str,
+    batch: list[list[str]],
+    variants: ModelVariants,
+    peers: dict[str, Peer],
+) -> Contest:
+    """Our code, the definition, `torch.nn.LSTM`, the peers and the matrix products on one batch, in float32.
+
+    Args:
+        part: `"inference"`, or `"training"`: forward and backward, without dropout and optimizer.
+    """
+    encoding, compute = encode_words(batch), vectors_of if part == "inference" else gradients_of
+    model, unclipped, torch_lstm = variants
+
+    def call_of(model: ELMoModel, backend: str | None = None) -> Callable[[], Outputs]:
+        return partial(compute, partial(top_layer, model, encoding, backend), dict(model.named_parameters()))
+
+    ours, definition = call_of(model), call_of(model, "reference")
+    expected = definition()
+    implementations = [
+        Implementation("this package", ours, expected),
+        Implementation("plain definition", definition, expected),
+        Implementation("torch.nn.LSTM, unclipped", call_of(torch_lstm), call_of(unclipped, "reference")()),
+    ]
+    for peer_name, peer in peers.items():
+        if part == "inference" or "parameters" in peer:
+            forward = partial(peer["model"], peer.get("prepare", lambda same: same)(encoding))
+            call = partial(compute, forward, peer.get("parameters", {}))
+            implementations.append(Implementation(peer_name, call, expected))
+    implementations.append(Implementation("matrix products alone", replayed_products(ours)))
+    return Contest(part, name, int(encoding.attention_mask.sum()), "tokens", implementations)
+
+
+def top_layer(model: ELMoModel, encoding: BatchEncoding, backend: str | None = None) -> Tensor:
+    with nullcontext() if backend is None else elmo_backend(backend):
+        return model(**encoding).last_hidden_state
+
+
+@torch.no_grad()
+def vectors_of(forward: Callable[[], Tensor], parameters: dict[str, Tensor]) -> Outputs:
+    return {"vectors": forward()}
+
+
+def gradients_of(forward: Callable[[], Tensor], parameters: dict[str, Tensor]) -> Outputs:
+    """The top layer, and the gradient of its squared norm for every parameter."""
+    vectors = forward()
+    gradients = torch.autograd.grad(vectors.square().sum(), list(parameters.values()))
+    return {"vectors": vectors.detach(), **dict(zip(parameters, gradients, strict=True))}
+
+
+class ProductRecorder(TorchDispatchMode):
+    """Records every matrix product inside its `with` block, with its operands."""
+
+    def __init__(self):
+        super().__init__()
+        self.products: list[Callable[[], Tensor]] = []
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        if function.name().partition(".")[0] in PRODUCT_OPERATORS:
+            self.products.append(partial(function, *args, **(kwargs or {})))
+        return function(*args, **(kwargs or {}))
+
+
+def replayed_products(call: Callable[[], Any]) -> Callable[[], None]:
+    """A function that repeats the matrix products of `call` and nothing else: no code with these products is faster."""
+    call()  # what only a first call computes is not repeated
+    with ProductRecorder() as recorder:
+        call()
+
+    @torch.no_grad()
+    def replay():
+        for product in recorder.products:
+            product()
+
+    return replay

@@ -1,0 +1,116 @@
+"""Where the time of a pretraining step goes, for several softmaxes.
+
+A step is cut where one part hands its vectors to the next, and each part is timed forward and backward. `encoder` turns
+the distinct words of the batch into vectors; `recurrence` and `softmax` include both directions; `optimizer` clips and
+updates. `sampled-dense` is the sampled softmax with a gradient for the whole table instead of the rows of the step.
+"""
+
+import statistics
+import time
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from modeling_elmo import ELMoConfig, ELMoForPreTraining, ELMoTokenizer
+from modeling_elmo.run_scripts.benchmarks.turns import Contest, Implementation, Outputs
+from modeling_elmo.run_scripts.pretraining.optimization import OptimizationArguments, clip_gradients, make_optimizers
+from modeling_elmo.tokenization.elmo_characters import SPECIAL_WORDS
+
+STEP_PARTS = ("encoder", "recurrence", "softmax", "optimizer")
+SOFTMAXES = ("full", "sampled", "sampled-dense", "adaptive")
+
+
+@dataclass
+class PretrainingStep:
+    """A model that takes steps on one batch and keeps the seconds of their parts."""
+
+    model: ELMoForPreTraining
+    optimizers: list[torch.optim.Optimizer]
+    inputs: dict[str, Tensor]
+    seconds: list[dict[str, float]] = field(default_factory=list)
+
+    def whole_loss(self) -> Outputs:
+        """The loss that the step must have, by the model's own `forward`."""
+        torch.manual_seed(0)
+        targets = {f"{direction}_targets": self.inputs["input_ids"] for direction in ("forward", "backward")}
+        return {"loss": self.model(**self.inputs, **targets).loss.detach()}
+
+    def __call__(self) -> Outputs:
+        """Takes a step. Each part has a graph of its own; the gradients equal those of the whole.
+
+        A token's target is the token itself: targets of the same number and frequencies as in training.
+        """
+        torch.manual_seed(0)
+        self.seconds.append(dict.fromkeys(STEP_PARTS, 0.0))
+        bilm, ids = self.model.elmo, self.inputs["input_ids"]
+        with self.timed("encoder"):
+            batch = bilm.read_tokens(**self.inputs)
+        words_UP = batch.words_UP.detach().requires_grad_()
+        orders = (batch.packing.forward_N, batch.packing.backward_N)
+        with self.timed("recurrence"):
+            states, detached = bilm.starting_states(None, words_UP, len(ids)), batch._replace(words_UP=words_UP)
+            tops = [bilm.run_direction(way, detached, order_N, states)[0][-1] for way, order_N in enumerate(orders)]
+        hidden = [top.detach().requires_grad_() for top in tops]
+        targets = [ids.flatten()[batch.packing.positions_N][order_N] for order_N in orders]
+        with self.timed("softmax"):
+            loss, *_ = self.model._losses(list(zip(hidden, targets, strict=True)), None, None)
+            loss.backward()
+        with self.timed("recurrence"):
+            torch.autograd.backward(tops, [each.grad for each in hidden])
+        with self.timed("encoder"):
+            batch.words_UP.backward(words_UP.grad)
+        with self.timed("optimizer"):
+            clip_gradients(self.model.parameters(), 1.0)
+            for optimizer in self.optimizers:
+                optimizer.step()
+                optimizer.zero_grad()
+        return {"loss": loss.detach()}
+
+    @contextmanager
+    def timed(self, part: str) -> Iterator[None]:
+        start = time.perf_counter()
+        yield
+        self.seconds[-1][part] += time.perf_counter() - start
+
+    def parts_in_milliseconds(self) -> dict[str, float]:
+        """Medians over the steps, without the first two, which are the check and the round that is not counted."""
+        steps = self.seconds[2:]
+        return {part: 1e3 * statistics.median(step[part] for step in steps) for part in STEP_PARTS}
+
+
+def pretraining_contest(
+    name: str,
+    batch: list[list[str]],
+    preset: str,
+    softmaxes: Sequence[str],
+    vocabulary_size: int,
+    num_sampled: int,
+) -> Contest:
+    """Steps of AdamW on one batch, with dropout.
+
+    Args:
+        vocabulary_size: rows of the softmax. The text uses as many of them as it has words.
+    """
+    words = Counter(word for sentence in batch for word in sentence).most_common(vocabulary_size - len(SPECIAL_WORDS))
+    tokenizer = ELMoTokenizer(vocab=[*SPECIAL_WORDS, *(word for word, _ in words)], pre_tokenization="whitespace")
+    inputs = dict(tokenizer(batch, is_split_into_words=True, padding=True, return_tensors="pt"))
+    implementations = []
+    for softmax in softmaxes:
+        step = PretrainingStep(*model_with_softmax(softmax, preset, vocabulary_size, num_sampled), inputs)
+        implementations.append(Implementation(softmax, step, step.whole_loss(), step.parts_in_milliseconds))
+    return Contest("pretraining", name, int(inputs["attention_mask"].sum()), "tokens", implementations)
+
+
+def model_with_softmax(
+    softmax: str, preset: str, vocabulary_size: int, num_sampled: int
+) -> tuple[ELMoForPreTraining, list[torch.optim.Optimizer]]:
+    torch.manual_seed(0)
+    softmax_type = softmax.removesuffix("-dense")
+    options = {"vocab_size": vocabulary_size, "softmax_type": softmax_type, "num_sampled": num_sampled}
+    model = ELMoForPreTraining(ELMoConfig.from_preset(preset, **options)).train()
+    model.softmax.sparse_gradients = softmax == "sampled"
+    return model, make_optimizers(model, OptimizationArguments())

@@ -1,0 +1,138 @@
+"""Checks the outputs of several implementations, then times them in turns.
+
+All implementations run once per round, so that a busy machine slows each of them alike. Ratios are taken within a
+round: they carry over to other machines, milliseconds do not.
+"""
+
+import gc
+import math
+import random
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+Outputs = dict[str, Tensor]
+BenchmarkRow = dict[str, Any]
+TOLERANCE = 1e-3  # largest relative RMS error in float32: rounding, with random weights
+
+
+class Implementation(NamedTuple):
+    """One way to do a computation.
+
+    Args:
+        name: the row of the table.
+        call: runs the computation once; this is timed.
+        expected: correct outputs by name. Outputs that only `call` or only `expected` has are not compared.
+        details: returns further figures of the row after the last round, such as the parts of a step.
+    """
+
+    name: str
+    call: Callable[[], Outputs | None]
+    expected: Outputs | None = None
+    details: Callable[[], dict[str, float]] = dict
+
+
+class Contest(NamedTuple):
+    """Implementations that take turns on the same input. The first is ours; the others are compared with it.
+
+    Args:
+        part: what is measured.
+        batch: name of the input.
+        size: number of units in the input, for the units per second.
+        unit: `"tokens"` (markers included), `"words"` or `"examples"`.
+    """
+
+    part: str
+    batch: str
+    size: int
+    unit: str
+    implementations: list[Implementation]
+
+
+def measure(contest: Contest, rounds: int) -> list[BenchmarkRow]:
+    """Returns a row for each implementation.
+
+    Raises:
+        RuntimeError: an implementation is wrong. Then none is timed.
+    """
+    errors = [output_error(each) for each in contest.implementations]
+    seconds = time_in_turns([each.call for each in contest.implementations], rounds)
+    rows = []
+    for each, error, own in zip(contest.implementations, errors, seconds, strict=True):
+        ratios = [other / ours for other, ours in zip(own, seconds[0], strict=True)]
+        rows.append(
+            {
+                **{"part": contest.part, "batch": contest.batch, contest.unit: contest.size},
+                "implementation": each.name,
+                "milliseconds": 1e3 * statistics.median(own),
+                "fastest": 1e3 * min(own),
+                "slowest": 1e3 * max(own),
+                f"{contest.unit}_per_second": contest.size / statistics.median(own),
+                "speedup_of_ours": statistics.median(ratios),
+                "lowest_speedup": min(ratios),
+                "highest_speedup": max(ratios),
+                "relative_rms_error": error,
+                **each.details(),
+            }
+        )
+    return rows
+
+
+def output_error(implementation: Implementation) -> float | None:
+    """Runs an implementation and returns the largest relative RMS error of its outputs; `None` if it has no check."""
+    found, expected = implementation.call(), implementation.expected
+    if expected is None or found is None:
+        return None
+    errors = {name: relative_rms(found[name], value) for name, value in expected.items() if name in found}
+    worst = max(errors, key=errors.__getitem__)
+    if errors[worst] > TOLERANCE:
+        raise RuntimeError(
+            f"{implementation.name!r} is wrong: its output {worst!r} has a relative RMS error of {errors[worst]:.1e}, "
+            f"more than {TOLERANCE:.0e}. Correct it first; no speed is reported."
+        )
+    return errors[worst]
+
+
+def relative_rms(found: Tensor, expected: Tensor) -> float:
+    """Returns infinity if the shapes differ or a value is not a number."""
+    if found.shape != expected.shape:
+        return math.inf
+    found, expected = found.float(), expected.float()
+    error = ((found - expected).norm() / expected.norm().clamp(min=torch.finfo(expected.dtype).tiny)).item()
+    return math.inf if math.isnan(error) else error
+
+
+def time_in_turns(calls: Sequence[Callable[[], Any]], rounds: int) -> list[list[float]]:
+    """Returns the seconds of each call in each round. A round before the first is not counted.
+
+    The order is drawn anew for each round, as a call leaves its data in the caches for the next.
+    """
+    seconds: list[list[float]] = [[] for _ in calls]
+    generator, numbers = random.Random(0), list(range(len(calls)))
+    for _ in range(rounds + 1):
+        generator.shuffle(numbers)
+        gc.collect()
+        for number in numbers:
+            start = time.perf_counter()
+            calls[number]()
+            seconds[number].append(time.perf_counter() - start)
+    return [own[1:] for own in seconds]
+
+
+def format_rows(contest: Contest, rows: Sequence[BenchmarkRow]) -> str:
+    """A table in plain text. Further figures of a row follow it in milliseconds."""
+    title = f"{contest.part}, {contest.batch}, {contest.size:,} {contest.unit}"
+    headers = ("ms", "fastest", "slowest", f"{contest.unit}/s", "speedup", "lowest", "highest", "error")
+    lines = ["", title, f"{'':30}" + "".join(f"{header:>12}" for header in headers)]
+    for each, row in zip(contest.implementations, rows, strict=True):
+        times = [f"{row[name]:,.1f}" for name in ("milliseconds", "fastest", "slowest")]
+        speed = f"{row[f'{contest.unit}_per_second']:,.0f}"
+        ratios = [f"{row[name]:.2f}" for name in ("speedup_of_ours", "lowest_speedup", "highest_speedup")]
+        error = "" if row["relative_rms_error"] is None else f"{row['relative_rms_error']:.1e}"
+        lines.append(f"{each.name:30}" + "".join(f"{cell:>12}" for cell in (*times, speed, *ratios, error)))
+        lines += [f"    {name:26}{milliseconds:12,.1f}" for name, milliseconds in each.details().items()]
+    return "\n".join(lines)

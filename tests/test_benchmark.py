@@ -1,0 +1,342 @@
+"""The benchmark on the tiny model: every part runs, and wrong code gets no figure. No test depends on time."""
+
+import gzip
+import importlib.util
+import json
+import math
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+from torch.utils.flop_counter import FlopCounterMode
+
+from modeling_elmo import ELMoConfig, ELMoModel, ELMoTokenizer, elmo_backends, elmo_lstm
+from modeling_elmo.run_scripts import benchmark
+from modeling_elmo.run_scripts.benchmarks import (
+    fine_tuning_speed,
+    model_speed,
+    peer_allennlp,
+    pretraining_speed,
+    text,
+    tokenizer_speed,
+    turns,
+)
+
+ROOT = Path(__file__).parents[1]
+SENTENCES = [line.split() for line in text.FIXTURE_TEXT.read_text(encoding="utf-8").splitlines()]
+SIZES = ["--preset", "tiny", "--rounds", "2", "--batches", "1x8", "--training_batches", "4x6"]
+SIZES += ["--vocabulary_size", "400", "--num_sampled", "20"]
+OURS = {"this package", "plain definition", "torch.nn.LSTM, unclipped", "matrix products alone"}
+PEER = """
+def peer(model):
+    def top_layer(encoding):
+        return {factor} * model(**encoding).last_hidden_state
+
+    return {{"model": top_layer, "parameters": dict(model.named_parameters())}}
+"""
+
+
+def measured(*arguments: str) -> list[dict]:
+    return benchmark.main([*SIZES, *arguments])["rows"]
+
+
+def implementations(rows: list[dict], part: str, batch: str) -> set[str]:
+    return {row["implementation"] for row in rows if (row["part"], row["batch"]) == (part, batch)}
+
+
+def write_peer(folder: Path, body: str = PEER.format(factor=1)) -> str:
+    file = folder / "their_elmo.py"
+    file.write_text(body, encoding="utf-8")
+    return f"{file}:peer"
+
+
+def test_every_part_gives_its_rows(tmp_path, capsys):
+    output = tmp_path / "figures.json"
+    softmaxes = {"full", "sampled", "sampled-dense", "adaptive"}
+    options = ("--batches", "1x8", "3x5dense", "--softmaxes", *softmaxes, "--output", str(output))
+    rows = measured(*options)
+    for batch in ("1x8", "3x5dense"):
+        assert implementations(rows, "inference", batch) == OURS
+    assert implementations(rows, "training", "4x6") == OURS
+    assert implementations(rows, "pretraining", "4x6") == softmaxes
+    stored = {"layers stored", "layers computed", "layers stored, torch.nn"}
+    for head in ("tagger", "reader"):
+        assert implementations(rows, "fine_tuning", f"{head}, 4x6") == stored
+    for pre_tokenization in ("whitespace", "moses", "treebank"):
+        name = f"{pre_tokenization}, 250 texts"
+        assert implementations(rows, "tokenizer", name) == {"this package", "BertTokenizer"}
+    figures = json.loads(output.read_text(encoding="utf-8"))
+    assert figures["rows"] == rows and figures["conditions"]["torch"] == torch.__version__
+    printed = capsys.readouterr().out
+    assert "\ninference, 1x8, 10 tokens\n" in printed and "\n    encoder  " in printed
+
+
+def test_figures_agree_with_each_other():
+    rows = measured("--parts", "inference", "pretraining")
+    ours, definition, *_, floor = (row for row in rows if row["part"] == "inference")
+    assert ours["tokens"] == 10 and ours["fastest"] <= ours["milliseconds"] <= ours["slowest"]
+    assert ours["tokens_per_second"] == pytest.approx(1e3 * 10 / ours["milliseconds"])
+    assert ours["speedup_of_ours"] == ours["lowest_speedup"] == 1
+    assert definition["lowest_speedup"] <= definition["speedup_of_ours"] <= definition["highest_speedup"]
+    assert 0 <= ours["relative_rms_error"] < 1e-5 and floor["relative_rms_error"] is None
+    for row in rows:
+        if row["part"] == "pretraining":
+            parts = sum(row[part] for part in ("encoder", "recurrence", "softmax", "optimizer"))
+            assert 0 < parts <= row["slowest"] * 1.01
+
+
+def test_ratios_are_taken_within_a_round(monkeypatch):
+    """A round in which the machine is ten times as slow changes no ratio."""
+    monkeypatch.setattr(turns, "time_in_turns", lambda *_: [[1.0, 10.0, 1.0], [2.0, 20.0, 2.0]])
+    names = [turns.Implementation(name, lambda: None) for name in ("ours", "theirs")]
+    _, theirs = turns.measure(turns.Contest("part", "batch", 6, "tokens", names), 3)
+    assert (theirs["lowest_speedup"], theirs["speedup_of_ours"], theirs["highest_speedup"]) == (2, 2, 2)
+    assert (theirs["milliseconds"], theirs["tokens_per_second"], theirs["slowest"]) == (2000, 3, 20000)
+
+
+def test_all_run_once_in_each_round():
+    calls = []
+    seconds = turns.time_in_turns([lambda: calls.append("a"), lambda: calls.append("b")], rounds=9)
+    assert [len(each) for each in seconds] == [9, 9]
+    rounds = ["".join(calls[start : start + 2]) for start in range(0, len(calls), 2)]
+    assert len(rounds) == 10 and {*rounds} == {"ab", "ba"}
+
+
+@pytest.mark.parametrize("backend", ["inference", "training"])
+def test_no_figure_for_a_wrong_lstm(backend, monkeypatch, capsys):
+    def doubled(layer, sequences):
+        outputs, *states = elmo_lstm.reference_lstm(layer, sequences)
+        return 2 * outputs, *states
+
+    monkeypatch.setitem(elmo_lstm.KERNELS, backend, doubled)
+    with pytest.raises(RuntimeError, match="'this package' is wrong: its output .* no speed is reported"):
+        measured("--parts", backend)
+    assert "speedup" not in capsys.readouterr().out
+
+
+def test_no_figure_for_a_wrong_gradient(monkeypatch):
+    def doubled_gradient(layer, sequences):
+        outputs, *states = elmo_lstm.reference_lstm(layer, sequences)
+        return 2 * outputs - outputs.detach(), *states
+
+    monkeypatch.setitem(elmo_lstm.KERNELS, "training", doubled_gradient)
+    with pytest.raises(RuntimeError, match="'this package' is wrong: its output '.*weight' has a relative RMS error"):
+        measured("--parts", "training")
+
+
+def test_no_figure_for_a_wrong_step(monkeypatch):
+    monkeypatch.setattr(fine_tuning_speed.FineTuningStep, "__call__", lambda self: {"loss": self.loss() + 1})
+    with pytest.raises(RuntimeError, match="'layers stored' is wrong: its output 'loss'"):
+        measured("--parts", "fine_tuning")
+    monkeypatch.setattr(pretraining_speed.PretrainingStep, "whole_loss", lambda self: {"loss": torch.tensor(0.1)})
+    with pytest.raises(RuntimeError, match="'full' is wrong: its output 'loss'"):
+        measured("--parts", "pretraining")
+
+
+def test_no_figure_for_a_wrong_tokenizer(monkeypatch):
+    tokenizer = ELMoTokenizer(pre_tokenization="whitespace")
+    tokenizer_speed.check_tokens(tokenizer, ["one two", f"{'l' * 60} word"])  # the long word is cut
+    monkeypatch.setattr(tokenizer_speed, "TextSplitter", lambda _: SimpleNamespace(words=str.upper))
+    with pytest.raises(RuntimeError, match="whitespace: 'one two' became .'one', 'two'., not ONE TWO"):
+        tokenizer_speed.check_tokens(tokenizer, ["one two"])
+
+
+def test_relative_error():
+    one = torch.ones(3)
+    assert turns.relative_rms(1.5 * one, one) == pytest.approx(0.5)
+    assert turns.relative_rms(0 * one, 0 * one) == 0
+    assert turns.relative_rms(math.nan * one, one) == math.inf
+    assert turns.relative_rms(torch.ones(2), one) == math.inf
+
+
+def test_a_peer(tmp_path):
+    rows = measured("--parts", "inference", "training", "--peer", write_peer(tmp_path))
+    assert implementations(rows, "inference", "1x8") == implementations(rows, "training", "4x6") == OURS | {"peer"}
+
+
+def test_a_peer_prepares_its_input_outside_the_clock(tmp_path):
+    spec = write_peer(
+        tmp_path,
+        "def peer(model):\n"
+        "    prepare = lambda encoding: encoding['character_ids']\n"
+        "    return {'prepare': prepare, 'model': lambda ids: model(character_ids=ids).last_hidden_state}\n",
+    )
+    rows = measured("--parts", "inference", "training", "--peer", spec)
+    assert "peer" in implementations(rows, "inference", "1x8")
+    assert "peer" not in implementations(rows, "training", "4x6")  # it names no parameters
+
+
+@pytest.mark.parametrize("part", ["inference", "training"])
+def test_no_figure_for_a_wrong_peer(part, tmp_path):
+    with pytest.raises(RuntimeError, match=r"'peer' is wrong: its output .* error of [13].0e\+00"):
+        measured("--parts", part, "--peer", write_peer(tmp_path, PEER.format(factor=2)))
+
+
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        ("return {'prepare': print}", r"returned \['prepare'\]; return a dictionary with 'model' and any of"),
+        ("return {'model': print, 'modle': print}", r"returned \['model', 'modle'\]"),
+        ("return print", "returned builtin_function_or_method; return a dictionary"),
+        (
+            "return {'model': print, 'parameters': {'w': next(model.parameters())}}",
+            "no parameter has the name and shape of one of ours",
+        ),
+    ],
+)
+def test_a_peer_that_breaks_the_contract(body, message, tmp_path):
+    with pytest.raises(ValueError, match=message):
+        measured("--peer", write_peer(tmp_path, f"def peer(model):\n    {body}\n"))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--peer", "allennlp"], "--peer allennlp: there is no file ''; pass FILE.py:FUNCTION"),
+        (["--peer", "nowhere/peer.py:elmo"], "--peer .*: there is no file 'nowhere/peer.py'; pass FILE.py:FUNCTION"),
+        (["--peer", f"{__file__}:elmo"], "test_benchmark.py has no function 'elmo'"),
+        (["--against", "nowhere"], "--against nowhere: there is no modeling_elmo/__init__.py; pass a clone"),
+        (["--rounds", "0"], "--rounds 0: pass 1 or more"),
+        (["--parts", "speed"], "--parts speed is unknown; pass inference, training"),
+        (["--softmaxes", "flat"], "--softmaxes flat is unknown; pass full, sampled"),
+        (["--preset", "huge"], "--preset huge is unknown; pass tiny, small"),
+        *(
+            (["--batches", name], f"'{name}' is not the name of a batch; pass ROWSxWORDS or ROWSxWORDSdense")
+            for name in ("20", "0x20", "4x2", "4x20sparse", "4X20", "4x20x2")
+        ),
+        *(
+            (["--training_batches", name], f"too few sentences for the batch {name}; pass a longer text or smaller")
+            for name in ("500x12", "4x99", "100x40dense")
+        ),
+    ],
+)
+def test_mistakes(options, message):
+    with pytest.raises((ValueError, OSError), match=message):
+        measured(*options)
+
+
+def test_against_another_checkout(tmp_path):
+    """The package of the other folder runs, beside this one."""
+    other = tmp_path / "clone"
+    other.mkdir()
+    for name in ("modeling_elmo", "tokenization"):
+        (other / name).mkdir()
+        for file in (ROOT / name).glob("*.py"):
+            (other / name / file.name).write_bytes(file.read_bytes())
+    with (other / "modeling_elmo" / "__init__.py").open("a", encoding="utf-8") as file:
+        file.write("\nprint('the other package:', __name__, __file__)\n")
+    output = tmp_path / "figures.json"
+    parts = ["--parts", "inference", "training", "tokenizer", "--against", str(other), "--output", str(output)]
+    command = [sys.executable, "-m", "modeling_elmo.run_scripts.benchmark", *SIZES, *parts]
+    finished = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300)
+    assert finished.returncode == 0, finished.stderr
+    assert f"the other package: modeling_elmo_of_another_checkout {other}" in finished.stdout
+    rows = [row for row in json.loads(output.read_text())["rows"] if row["implementation"] == "other checkout"]
+    assert [row["part"] for row in rows] == ["inference", "training", "tokenizer", "tokenizer", "tokenizer"]
+    assert all(row["relative_rms_error"] < 1e-5 for row in rows)
+
+
+def test_allennlp_reads_words_without_markers():
+    encoding = model_speed.encode_words([["a", "longer", "one"], ["short"]])
+    characters = peer_allennlp.without_markers(encoding)
+    assert characters.shape == (2, 3, 50)
+    assert torch.equal(characters[0], encoding.character_ids[0, 1:4])
+    assert torch.equal(characters[1, :1], encoding.character_ids[1, 1:2]) and not characters[1, 1:].any()
+
+
+@pytest.mark.skipif(importlib.util.find_spec("allennlp") is None, reason="needs allennlp==2.10.1, without dependencies")
+def test_allennlp_agrees():
+    peer = f"{peer_allennlp.__file__}:allennlp"
+    rows = measured("--parts", "inference", "training", "--peer", peer)
+    assert [row["relative_rms_error"] < 1e-5 for row in rows if row["implementation"] == "allennlp"] == [True] * 2
+
+
+@pytest.mark.skipif(importlib.util.find_spec("allennlp") is not None, reason="allennlp is there")
+def test_allennlp_is_missing():
+    with pytest.raises(ImportError, match=r"AllenNLP is not installed: run `pip install --no-deps .* allennlp==2.10.1"):
+        peer_allennlp.allennlp(ELMoModel(ELMoConfig.from_preset("tiny")))
+
+
+@pytest.mark.parametrize("overrides", [{}, {"num_highway_layers": 1, "num_hidden_layers": 3}])
+@pytest.mark.parametrize("part", ["inference", "training"])
+def test_products_alone_have_the_arithmetic_of_the_model(part, overrides, monkeypatch):
+    """Products of the highways, the token projection and the LSTMs; convolutions are sums of table rows."""
+    monkeypatch.setattr(elmo_backends, "FEW_PRODUCTS", math.inf)  # torch counts no products of oneDNN
+    torch.manual_seed(0)
+    model = ELMoModel(ELMoConfig.from_preset("tiny", **overrides), add_mixing_layer=False).eval()
+    batch = SENTENCES[:6]
+    contest = model_speed.model_contest(part, "6", batch, model_speed.ModelVariants.of(model), {})
+    with FlopCounterMode(display=False) as counter:
+        contest.implementations[-1].call()
+    config, tokens = model.config, contest.size
+    distinct = len({"<S>", "</S>"} | {word for words in batch for word in words})
+    features, outer, inner = config.num_features, config.projection_size, config.lstm_hidden_size
+    encoder = distinct * (2 * config.num_highway_layers * features * features + features * outer)
+    later_inputs = (config.num_hidden_layers - 1) * tokens * outer * 4 * inner
+    recurrence = config.num_hidden_layers * tokens * (outer * 4 * inner + inner * outer)
+    forward = encoder + 2 * (recurrence + later_inputs)
+    if part == "inference":  # a repeated word's input gates are computed once
+        assert counter.get_total_flops() == 2 * (forward + 2 * distinct * outer * 4 * inner)
+    else:
+        assert counter.get_total_flops() == pytest.approx(3 * 2 * (forward + 2 * tokens * outer * 4 * inner), rel=0.05)
+
+
+def test_parts_of_a_step_give_the_gradients_of_the_whole(monkeypatch):
+    monkeypatch.setattr(pretraining_speed, "clip_gradients", lambda *_: None)
+    step = pretraining_speed.pretraining_contest("3", SENTENCES[:3], "tiny", ["full"], 400, 20).implementations[0].call
+    step.optimizers = []
+    targets = {f"{direction}_targets": step.inputs["input_ids"] for direction in ("forward", "backward")}
+    torch.manual_seed(0)
+    step.model(**step.inputs, **targets).loss.backward()
+    expected = {name: parameter.grad.clone() for name, parameter in step.model.named_parameters()}
+    step.model.zero_grad()
+    step()
+    for name, parameter in step.model.named_parameters():
+        torch.testing.assert_close(parameter.grad, expected[name], rtol=1e-4, atol=1e-7, msg=name)
+
+
+def test_rows_of_questions():
+    tokenizer = ELMoTokenizer(pre_tokenization="whitespace")
+    rows = fine_tuning_speed.question_rows(SENTENCES[:8], tokenizer)
+    for number, row in enumerate(rows):
+        following = [SENTENCES[(number + each) % 8] for each in range(1, 6)]
+        context = row["token_type_ids"].count(1)
+        assert context == sum(map(len, following)) + 2  # markers
+        assert row["token_type_ids"][row["start_positions"]] == 1
+        assert row["start_positions"] < len(row["input_ids"]) - 1
+
+
+def test_sentences_of_a_batch():
+    batch = text.draw_batch(SENTENCES, "32x20", seed=0)
+    assert len(batch) == 32 and len(batch[0]) == 20 and all(3 <= len(words) <= 20 for words in batch)
+    assert all(words in SENTENCES for words in batch)
+    assert batch == text.draw_batch(SENTENCES, "32x20", seed=0) != text.draw_batch(SENTENCES, "32x20", seed=1)
+    assert [len(words) for words in text.draw_batch(SENTENCES, "32x20dense", seed=0)] == [20] * 32
+    cut = text.draw_batch(SENTENCES, "200x20", seed=0)  # more than there are of up to 20 words
+    assert len(cut) == 200 and max(map(len, cut)) == 20
+
+
+def test_texts(tmp_path, monkeypatch):
+    lines = "\n".join(" ".join(words) for words in SENTENCES[:20]) + "\nToo short\n"
+    file = tmp_path / "text.txt.gz"
+    file.write_bytes(gzip.compress(lines.encode()))
+    assert text.read_sentences(str(file)) == SENTENCES[:20]
+    assert text.read_sentences(None) == SENTENCES
+    (tmp_path / "short.txt").write_text("Too short\n", encoding="utf-8")
+    with pytest.raises(ValueError, match=r"short.txt has no sentence of 3 words or more; pass a text file"):
+        text.read_sentences(str(tmp_path / "short.txt"))
+    monkeypatch.setattr(text, "FIXTURE_TEXT", tmp_path / "not_there.txt")
+    with pytest.raises(ValueError, match="Only a clone of the repository has a default text; pass --text_file"):
+        text.read_sentences(None)
+
+
+def test_bert_has_its_best_case():
+    texts = [" ".join(words) for words in SENTENCES]
+    tokenizer = tokenizer_speed.bert_tokenizer(texts)
+    encoded = tokenizer(texts, padding=True, return_tensors="pt")
+    assert not (encoded.input_ids == tokenizer.unk_token_id).any()
+    pieces = int(encoded.attention_mask.sum()) - 2 * len(texts)
+    assert pieces < 1.05 * sum(map(len, SENTENCES))
