@@ -166,9 +166,8 @@ def verify(folder: Path, arguments: PushArguments) -> str:
     there, here = load_file(root / "outputs.safetensors"), outputs_of(*load_checkpoint(arguments.model), TEXTS)
     differences = {name: largest_difference(here[name], there[name]) for name in here}
     worst = max(differences, key=differences.__getitem__)
-    found = (
-        f"the largest difference from {arguments.model} is {differences[worst]:.1e} of the root mean square ({worst})"
-    )
+    size = f"{differences[worst]:.1e} of the root mean square"
+    found = f"its outputs differ from those of {arguments.model} by at most {size} ({worst})"
     if differences[worst] > TOLERANCES[arguments.dtype]:
         raise RuntimeError(f"{folder.name} gives other outputs when it is loaded without this package: {found}.")
     return f"A process without this package loads it and runs the card's example; {found}."
