@@ -57,23 +57,23 @@ class ConversionArguments(CardArguments):
 
 def main(arguments: list[str] | None = None):
     parsed = ProgramParser(ConversionArguments, description=__doc__).parse(arguments)
-    if parsed.to_original:
+    if parsed.to_original and parsed.options:
         export_original_checkpoint(
             parsed.to_original, parsed.weights, parsed.options, parsed.vocabulary, parsed.softmax
         )
         print(f"Wrote {parsed.weights} and {parsed.options}.")
         return
-    convert_original_checkpoint(
-        parsed.weights, parsed.options, parsed.output_dir, parsed.vocabulary, parsed.softmax, parsed.pre_tokenization
-    )
     folder = Path(parsed.output_dir)
-    write_result(folder, "conversion", conversion_record(parsed))
+    convert_original_checkpoint(
+        parsed.weights, parsed.options, folder, parsed.vocabulary, parsed.softmax, parsed.pre_tokenization
+    )
+    write_result(folder, "conversion", conversion_record(folder, parsed))
     write_card_facts(folder, parsed)
     write_bilm_card(folder, folder.resolve().name)
     print(f"Wrote {folder}; load it with AutoModel.from_pretrained({str(folder)!r}, trust_remote_code=True).")
 
 
-def conversion_record(arguments: ConversionArguments) -> dict[str, Any]:
+def conversion_record(folder: Path, arguments: ConversionArguments) -> dict[str, Any]:
     """The origin, the files, and the number of arrays that a conversion back gives bit for bit."""
     with tempfile.TemporaryDirectory() as scratch:
         found = find_checkpoint(
@@ -81,7 +81,7 @@ def conversion_record(arguments: ConversionArguments) -> dict[str, Any]:
         )
         weights, softmax = found[0], found[3]
         new_weights, new_softmax = Path(scratch, "back.hdf5"), Path(scratch, "back_softmax.hdf5") if softmax else None
-        export_original_checkpoint(arguments.output_dir, new_weights, Path(scratch, "back.json"), softmax=new_softmax)
+        export_original_checkpoint(folder, new_weights, Path(scratch, "back.json"), softmax=new_softmax)
         originals = read_arrays(weights) | (read_arrays(softmax) if softmax else {})
         again = read_arrays(new_weights) | (read_arrays(new_softmax) if new_softmax else {})
         files = [path for path in found if path is not None]

@@ -104,7 +104,7 @@ def write_card(folder: Path, name: str, template: str, metadata: dict[str, Any],
 class MissingKey(StrictUndefined):
     """A key that a record lacks: false in a condition, and an error where a template prints it."""
 
-    __bool__ = Undefined.__bool__
+    __bool__ = Undefined.__bool__  # type: ignore[assignment]  # Jinja declares that it always raises
 
 
 @cache
