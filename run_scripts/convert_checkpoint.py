@@ -57,7 +57,7 @@ class ConversionArguments(CardArguments):
 
 def main(arguments: list[str] | None = None):
     parsed = ProgramParser(ConversionArguments, description=__doc__).parse(arguments)
-    if parsed.to_original and parsed.options:
+    if parsed.to_original:
         export_original_checkpoint(
             parsed.to_original, parsed.weights, parsed.options, parsed.vocabulary, parsed.softmax
         )

@@ -252,7 +252,7 @@ def test_values_of_the_record_are_plain_text(tmp_path):
     settings = {"set|_a": "__init__.py\n| x", "lr": 1e-05, "output_dir": str(tmp_path), "train_file": files}
     text = write(tmp_path, settings=settings, data=data, name="elmo *xy*")
     assert tables(text)[0][1:3] == [[r"set\|\_a", r"\_\_init\_\_.py \| x"], ["lr", "1e-05"]]
-    assert text.count(r"\*part\*_8.txt, \*part\*_9.txt, and 89 more") == 2
+    assert text.count(r"\*part\*\_8.txt, \*part\*\_9.txt, and 89 more") == 2
     assert str(tmp_path.parent) not in text and "\n# elmo \\*xy\\*\n" in text
     (result,) = ModelCard.load(tmp_path / "README.md").data.eval_results
     assert result.dataset_name == "R&D_*.txt"
