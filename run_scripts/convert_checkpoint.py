@@ -1,103 +1,92 @@
-"""Converts an original ELMo checkpoint to a folder for `from_pretrained`, or such a folder back.
+"""Converts an original ELMo checkpoint (bilm-tf, AllenNLP) to a folder for `from_pretrained`, or such a folder back.
 
-python run_scripts/convert_checkpoint.py --weights W.hdf5 --options O.json --output_dir DIR
-python run_scripts/convert_checkpoint.py --weights model.zip --output_dir DIR
-python run_scripts/convert_checkpoint.py --to_original DIR --weights W.hdf5 --options O.json
+    elmo convert --weights W.hdf5 --options O.json --output_dir DIR
+    elmo convert --weights model.zip --output_dir DIR
+    elmo convert --to_original DIR --weights W.hdf5 --options O.json
 
-The folder's card tells where it is from, and how many arrays are the original's when it is converted back.
+Inputs are paths, folders or .zip archives that hold the files, or hf://user/repo[@revision]/path. The card of the new
+folder names the origin, and how many arrays equal the original arrays after conversion back.
 """
 
 import hashlib
 import tempfile
-from argparse import Namespace
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
-from transformers import HfArgumentParser
 
-from modeling_elmo.conversion_elmo import (
-    convert_original_checkpoint,
-    export_original_checkpoint,
-)
+from modeling_elmo.conversion_elmo import convert_original_checkpoint, export_original_checkpoint
 from modeling_elmo.conversion_files import find_checkpoint, read_arrays
-from modeling_elmo.run_scripts.cards.bilm_card import bilm_part
-from modeling_elmo.run_scripts.cards.card import (
-    CardArguments,
-    public,
-    write_card,
-    write_facts,
-    write_results,
-)
-from modeling_elmo.run_scripts.program.command_line import run
+from modeling_elmo.run_scripts.cards.bilm_card import write_bilm_card
+from modeling_elmo.run_scripts.cards.card import CardArguments, without_folders, write_card_facts, write_result
+from modeling_elmo.run_scripts.program.command_line import ProgramParser, run
 
 
-def build_parser() -> HfArgumentParser:
-    parser = HfArgumentParser(
-        CardArguments,
-        description="Converts an original ELMo checkpoint (bilm-tf, AllenNLP) to a Hugging Face folder, or back.",
-        epilog="Files may be paths, folders or .zip archives that hold them, or hf://user/repo[@revision]/path.",
+@dataclass(kw_only=True)
+class ConversionArguments(CardArguments):
+    weights: str = field(metadata={"help": "HDF5 weights, or a folder or archive with all of the files."})
+    options: str | None = field(
+        default=None, metadata={"help": "File options.json; not needed for a folder or archive."}
     )
-    parser.add_argument("--weights", required=True, help="HDF5 weights, or a folder or archive with all of the files")
-    parser.add_argument("--options", help="options.json (not needed for a folder or archive)")
-    parser.add_argument("--output_dir", help="new or empty folder to write")
-    parser.add_argument(
-        "--vocabulary", help="the words of the training, one a line; word-level models and --softmax need it"
+    output_dir: str | None = field(default=None, metadata={"help": "New or empty folder for the converted model."})
+    vocabulary: str | None = field(
+        default=None,
+        metadata={"help": "Words of the training, one per line; needed for word-level models and with --softmax."},
     )
-    parser.add_argument("--softmax", help="HDF5 file with softmax/W and softmax/b; the result is then a language model")
-    parser.add_argument(
-        "--pre_tokenization",
-        choices=("moses", "treebank", "whitespace"),
+    softmax: str | None = field(
+        default=None, metadata={"help": "HDF5 file with softmax/W and softmax/b, to convert the language model."}
+    )
+    pre_tokenization: Literal["moses", "treebank", "whitespace"] = field(
         default="moses",
-        help="how the tokenizer splits raw text (default: moses, as in the training of the released models)",
+        metadata={"help": "Splitting of raw text by the tokenizer. The released models were trained with moses."},
     )
-    parser.add_argument("--origin", help="for the card: where it is from, a link or a name (default: --weights)")
-    parser.add_argument(
-        "--to_original",
-        metavar="MODEL",
-        help="convert this folder back: --weights, --options, --vocabulary and --softmax are the new files to write",
+    origin: str | None = field(default=None, metadata={"help": "Origin for the card: a link or a name."})
+    to_original: str | None = field(
+        default=None,
+        metadata={"help": "Folder to convert back; --weights, --options, --vocabulary, --softmax are the new files."},
     )
-    return parser
+
+    def __post_init__(self):
+        super().__post_init__()
+        if self.to_original and (not self.options or self.output_dir):
+            raise ValueError("--to_original writes the files --weights and --options: pass both, and no --output_dir.")
+        if not self.to_original and not self.output_dir:
+            raise ValueError("There is no folder to write; pass --output_dir.")
 
 
 def main(arguments: list[str] | None = None):
-    parser = build_parser()
-    card, args = parser.parse_args_into_dataclasses(arguments)
-    if args.to_original:
-        if not args.options or args.output_dir:
-            parser.error("--to_original MODEL writes --weights and --options; pass both, and no --output_dir")
-        export_original_checkpoint(args.to_original, args.weights, args.options, args.vocabulary, args.softmax)
-        print(f"Wrote {args.weights} and {args.options}.")
-        return
-    if not args.output_dir:
-        parser.error("pass --output_dir, the folder to write")
-    convert_original_checkpoint(
-        args.weights, args.options, args.output_dir, args.vocabulary, args.softmax, args.pre_tokenization
-    )
-    folder = Path(args.output_dir)
-    write_results(folder, "conversion", record_of(args))
-    write_facts(folder, card)
-    name = folder.resolve().name
-    write_card(folder, name, bilm_part(folder, name))
-    print(
-        f"Wrote {args.output_dir}; load it with AutoModel.from_pretrained({args.output_dir!r}, trust_remote_code=True)."
-    )
-
-
-def record_of(args: Namespace) -> dict[str, Any]:
-    """Origin, files, and the arrays that are the same bits after a conversion back."""
-    with tempfile.TemporaryDirectory() as scratch:
-        found = find_checkpoint(args.weights, args.options, args.vocabulary, args.softmax, Path(scratch))
-        weights, softmax = found[0], found[3]
-        back = Path(scratch) / "back.hdf5", Path(scratch) / "back_softmax.hdf5"
+    parsed = ProgramParser(ConversionArguments, description=__doc__).parse(arguments)
+    if parsed.to_original:
         export_original_checkpoint(
-            args.output_dir, back[0], Path(scratch) / "back.json", softmax=back[1] if softmax else None
+            parsed.to_original, parsed.weights, parsed.options, parsed.vocabulary, parsed.softmax
         )
+        print(f"Wrote {parsed.weights} and {parsed.options}.")
+        return
+    folder = Path(parsed.output_dir)
+    convert_original_checkpoint(
+        parsed.weights, parsed.options, folder, parsed.vocabulary, parsed.softmax, parsed.pre_tokenization
+    )
+    write_result(folder, "conversion", conversion_record(folder, parsed))
+    write_card_facts(folder, parsed)
+    write_bilm_card(folder, folder.resolve().name)
+    print(f"Wrote {folder}; load it with AutoModel.from_pretrained({str(folder)!r}, trust_remote_code=True).")
+
+
+def conversion_record(folder: Path, arguments: ConversionArguments) -> dict[str, Any]:
+    """The origin, the files, and the number of arrays that a conversion back gives bit for bit."""
+    with tempfile.TemporaryDirectory() as scratch:
+        found = find_checkpoint(
+            arguments.weights, arguments.options, arguments.vocabulary, arguments.softmax, Path(scratch)
+        )
+        weights, softmax = found[0], found[3]
+        new_weights, new_softmax = Path(scratch, "back.hdf5"), Path(scratch, "back_softmax.hdf5") if softmax else None
+        export_original_checkpoint(folder, new_weights, Path(scratch, "back.json"), softmax=new_softmax)
         originals = read_arrays(weights) | (read_arrays(softmax) if softmax else {})
-        again = read_arrays(back[0]) | (read_arrays(back[1]) if softmax else {})
+        again = read_arrays(new_weights) | (read_arrays(new_softmax) if new_softmax else {})
         files = [path for path in found if path is not None]
         return {
-            "origin": public(args.origin or args.weights),
+            "origin": without_folders(arguments.origin or arguments.weights),
             "files": [{"name": path.name, "bytes": path.stat().st_size, "sha256": sha256(path)} for path in files],
             "arrays": len(originals),
             "equal_arrays": sum(name in again and torch.equal(originals[name], again[name]) for name in originals),

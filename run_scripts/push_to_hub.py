@@ -1,9 +1,9 @@
-"""Puts a checkpoint on the Hub. Without `--push` it is a dry run, which does everything but send.
+"""Checks a checkpoint and uploads it to the Hub. Without `--push` it is a dry run: everything except the upload.
 
-    python -m modeling_elmo.run_scripts.push_to_hub --model elmo-small --repo_id someone/elmo-small
+    elmo push --model elmo-small --repo_id someone/elmo-small
 
-The folder is assembled anew: weights (with `--dtype`, in half precision), code, tokenizer, card, results. A process
-that knows nothing of this package loads it and runs the card's example, and its vectors are compared with those here.
+It assembles a new folder: weights (in half precision with `--dtype float16`), code, tokenizer, card, results. A process
+without this package loads the folder and runs the example of the card, and its outputs are compared with those here.
 """
 
 import shutil
@@ -15,7 +15,7 @@ from transformers.utils import logging
 from modeling_elmo.run_scripts.cards.publishing import (
     PushArguments,
     assemble,
-    published_files,
+    files_to_upload,
     push,
     refuse_tokens,
     verify,
@@ -24,13 +24,13 @@ from modeling_elmo.run_scripts.program.command_line import ProgramParser, run
 
 
 def main(arguments: list[str] | None = None) -> Path | None:
-    """Returns `output_dir`, if there is one."""
+    """Returns `output_dir`, if it was given."""
     parsed = ProgramParser(PushArguments, description=__doc__).parse(arguments)
     logging.disable_progress_bar()
     with tempfile.TemporaryDirectory() as scratch:
         folder = assemble(parsed, Path(scratch) / parsed.repo_id)
         print(verify(folder, parsed))
-        paths = published_files(folder)
+        paths = files_to_upload(folder)
         refuse_tokens(folder, paths)
         print("\n".join(f"{(folder / path).stat().st_size:>12,}  {path}" for path in paths))
         print(f"{sum((folder / path).stat().st_size for path in paths):>12,}  bytes in {len(paths)} files")
@@ -39,7 +39,7 @@ def main(arguments: list[str] | None = None) -> Path | None:
         if parsed.push:
             push(folder, parsed.repo_id, "Checkpoint, tokenizer, code and card", parsed.private, parsed.token)
         else:
-            print(f"Nothing was sent. With --push it goes to {parsed.repo_id}.")
+            print(f"Dry run: nothing was uploaded. Add --push to upload it to {parsed.repo_id}.")
     return Path(parsed.output_dir) if parsed.output_dir else None
 
 

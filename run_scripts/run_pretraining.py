@@ -25,8 +25,14 @@ from transformers.utils import logging
 
 from modeling_elmo import ELMoConfig, ELMoForPreTraining, ELMoTokenizer
 from modeling_elmo.configuration_elmo import PRESETS
-from modeling_elmo.run_scripts.cards.bilm_card import bilm_part
-from modeling_elmo.run_scripts.cards.card import CardArguments, hub_name, public, write_card, write_facts, write_results
+from modeling_elmo.run_scripts.cards.bilm_card import write_bilm_card
+from modeling_elmo.run_scripts.cards.card import (
+    CardArguments,
+    hub_name,
+    without_folders,
+    write_card_facts,
+    write_result,
+)
 from modeling_elmo.run_scripts.cards.publishing import FLAG, push
 from modeling_elmo.run_scripts.pretraining.checkpoints import Checkpoints
 from modeling_elmo.run_scripts.pretraining.evaluation import held_out_batches, held_out_corpus
@@ -128,7 +134,7 @@ def main(arguments: list[str] | None = None) -> Pretraining:
     # A checkpoint's model stays as it is, whether or not its options are passed once more.
     of_model = {item.name for item in fields(ModelArguments)}
     settings = {name: value for name, value in (run.progress.settings or {}).items() if name in of_model}
-    settings |= public(settings_of(model_args, corpus_args, training_args))  # moved files are the same ones
+    settings |= without_folders(settings_of(model_args, corpus_args, training_args))  # moved files are the same ones
     run.progress.begin(settings)
     accelerator.init_trackers("runs", config={name: str(value) for name, value in settings.items()})
     run.train()
@@ -394,10 +400,10 @@ def publish(run: Pretraining, survey: Survey | None, corpus_args: CorpusArgument
         step = run.progress.step
     output_dir = Path(run.arguments.output_dir)
     run.checkpoints.publish(run.checkpoints.find(step))
-    write_results(output_dir, "pretraining", public(record_of(run, step, survey, corpus_args)))
-    write_facts(output_dir, hub_args)
+    write_result(output_dir, "pretraining", without_folders(record_of(run, step, survey, corpus_args)))
+    write_card_facts(output_dir, hub_args)
     name = (hub_args.hub_model_id or output_dir.resolve().name).split("/")[-1]
-    write_card(output_dir, name, bilm_part(output_dir, name))
+    write_bilm_card(output_dir, name)
     print(f"{output_dir}: the model of step {step}, with its card; load it with AutoModel.from_pretrained")
     if hub_args.push_to_hub:
         repo_id = hub_args.hub_model_id or output_dir.resolve().name

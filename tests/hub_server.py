@@ -1,7 +1,7 @@
 """A stand-in for the Hugging Face Hub: the part of its HTTP API that uploads and downloads of models use.
 
-Repositories are kept in memory. As on the Hub, a commit has a new sha, `main` moves to it and older ones stay; weights
-go through LFS, whose objects are stored once; writing needs a token; refusals have the Hub's codes.
+It keeps repositories in memory and behaves like the Hub: a commit has a new sha, `main` moves to it, and older commits
+stay. Weights go through LFS, which stores an object once. Writing needs a token, and refusals have the Hub's codes.
 """
 
 import base64
@@ -16,7 +16,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any, NamedTuple
 from urllib.parse import unquote, urlsplit
 
-TOKENS = ["hf_" + letter * 34 for letter in "Qz"]  # of as many letters as a real one
+TOKENS = ["hf_" + letter * 34 for letter in "Qz"]  # as long as real tokens
 LFS_SUFFIXES = (".safetensors", ".bin")
 
 
@@ -26,14 +26,14 @@ class Blob(NamedTuple):
 
     @property
     def oid(self) -> str:
-        """As git LFS and git name contents."""
+        """The name that git LFS or git gives this content."""
         if self.is_lfs:
             return hashlib.sha256(self.content).hexdigest()
         return hashlib.sha1(b"blob %d\0" % len(self.content) + self.content).hexdigest()
 
 
 class Repository:
-    """Commits, each with all of its files, and the one that `main` is at."""
+    """Commits, each with all of its files, and the commit of `main`."""
 
     def __init__(self, reader: str | None):
         self.reader = reader  # the one token that opens a gated repository
@@ -68,7 +68,7 @@ class Refused(Exception):
 
 
 class Hub(ThreadingHTTPServer):
-    """Answers at `endpoint` while its `with` block runs; `requests` is what it was asked."""
+    """Answers at `endpoint` while its `with` block runs; `requests` lists the requests."""
 
     daemon_threads = True
 
@@ -90,7 +90,7 @@ class Hub(ThreadingHTTPServer):
 
     @contextmanager
     def stopped(self) -> Iterator[None]:
-        """Nothing listens meanwhile."""
+        """Refuses connections while the block runs."""
         self.__exit__()
         try:
             yield
@@ -102,7 +102,7 @@ class Hub(ThreadingHTTPServer):
 
     @contextmanager
     def failing(self, pattern: str, status: int | None) -> Iterator[None]:
-        """Requests whose `METHOD /path` has the pattern get this status; `None` breaks the connection off."""
+        """Requests whose `METHOD /path` matches the pattern get this status; `None` closes the connection."""
         self.failures[pattern] = status
         try:
             yield
@@ -110,12 +110,12 @@ class Hub(ThreadingHTTPServer):
             del self.failures[pattern]
 
     def put(self, repo: str, files: dict[str, bytes], reader: str | None = None):
-        """Commits files without any upload."""
+        """Commits files without an upload."""
         repository = self.repositories.setdefault(repo, Repository(reader))
         repository.commit(repository.files | {path: Blob(content, False) for path, content in files.items()})
 
     def contents(self) -> Iterator[tuple[str, bytes]]:
-        """Of all files of all commits, by name."""
+        """Name and content of all files of all commits."""
         for repo, repository in self.repositories.items():
             for files in repository.commits.values():
                 yield from ((f"{repo}/{path}", blob.content) for path, blob in files.items())
@@ -152,7 +152,7 @@ class Hub(ThreadingHTTPServer):
         return Answer(status, {"url": f"{self.endpoint}/{repo}"})
 
     def agree(self, _: Request) -> dict[str, Any]:
-        """To the head of a card; that a whole object has arrived."""
+        """Accepts the metadata of a card, and the report that an object has arrived."""
         return {}
 
     def preupload(self, request: Request, repo: str, revision: str) -> dict[str, Any]:
@@ -164,7 +164,7 @@ class Hub(ThreadingHTTPServer):
         return {"files": files}
 
     def lfs_batch(self, request: Request, repo: str) -> dict[str, Any]:
-        """Only objects that are not there yet get an address."""
+        """Gives an address to objects that are not stored yet."""
         self.repository(request, repo)
         objects = [{"oid": each["oid"], "size": each["size"]} for each in json.loads(request.body)["objects"]]
         for each in objects:
@@ -253,7 +253,7 @@ class Handler(BaseHTTPRequestHandler):
             self.wfile.write(content)
 
     def log_message(self, *_):
-        """Not to stderr."""
+        """Logs nothing to stderr."""
 
 
 REPO, REVISION = r"(?P<repo>[^/]+/[^/]+)", r"(?P<revision>[^/]+)"

@@ -1,7 +1,7 @@
-"""What people do with models on the Hub: `python hub_worker.py [MODULE ...]` imports the modules and waits for lines.
+"""A user of models on the Hub: `python hub_worker.py [MODULE ...]` imports the modules and reads lines.
 
-A line is JSON, `[name of a function below, its arguments]`. Each is called in a forked process, which knows nothing of
-the others and has no imports to wait for; the answer is a line too, `{"found": ...}` or `{"error": ...}`.
+A line is JSON, `[name of a function below, its arguments]`. Each call has a forked process of its own, which shares no
+state with the others and need not import anything. The answer is a line, `{"found": ...}` or `{"error": ...}`.
 """
 
 import importlib
@@ -27,7 +27,7 @@ def knows(module: str) -> bool:
 
 
 def made(kind: str, seed: int):
-    """A small model of a class of ours, and its tokenizer."""
+    """A small model of one of our classes, and its tokenizer."""
     import modeling_elmo
 
     tokenizer = modeling_elmo.ELMoTokenizer(vocab=VOCABULARY)
@@ -39,7 +39,7 @@ def made(kind: str, seed: int):
 
 
 def outputs_of(model, tokenizer) -> list:
-    """Of a head its logits, else the layers."""
+    """The logits of a head; else the layers."""
     with torch.no_grad():
         outputs = model.eval()(**tokenizer(TEXTS, padding=True, return_tensors="pt"), output_hidden_states=True)
     return (outputs.logits if "logits" in outputs else torch.stack(outputs.hidden_states)).tolist()
@@ -58,7 +58,7 @@ def save_and_push(repo: str, kind: str, folder: str, **options):
 
 
 def load(repo: str, auto_class: str = "AutoModel", folder: str | None = None, **options) -> dict:
-    """With a folder, it is saved there."""
+    """Loads a model, and saves it to `folder` if there is one."""
     options = {"trust_remote_code": True} | options
     tokenizer = AutoTokenizer.from_pretrained(repo, **options)
     model = getattr(transformers, auto_class).from_pretrained(repo, **options)
@@ -76,7 +76,7 @@ def ask(repo: str, **options) -> dict:
 
 
 def train(repo: str, folder: str, **options) -> list:
-    """With transformers' own Trainer, for two steps."""
+    """Trains for two steps with transformers' own Trainer."""
     model, tokenizer = made("ELMoForTokenClassification", seed=0)
     rows = [dict(tokenizer(text)) for text in TEXTS]
     rows = [row | {"labels": [1] * len(row["input_ids"])} for row in rows]
@@ -133,7 +133,7 @@ def main(modules: list[str]):
     for module in modules:
         importlib.import_module(module)
     answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
-    os.dup2(2, 1)  # what functions print is no answer
+    os.dup2(2, 1)  # functions print to stderr, and only answers go to stdout
     for line in sys.stdin:
         print(in_a_fork(*json.loads(line)), file=answers, flush=True)
 

@@ -1,3 +1,5 @@
+"""Cards of biLMs; test_run_pretraining.py reads the cards of real runs."""
+
 import math
 import re
 import sys
@@ -6,14 +8,13 @@ import pytest
 from huggingface_hub import ModelCard
 
 from modeling_elmo import ELMoConfig, ELMoForPreTraining, ELMoTokenizer
-from modeling_elmo.run_scripts.cards.bilm_card import bilm_part
+from modeling_elmo.run_scripts.cards.bilm_card import write_bilm_card
 from modeling_elmo.run_scripts.cards.card import (
     CardArguments,
     hub_name,
-    public,
-    write_card,
-    write_facts,
-    write_results,
+    without_folders,
+    write_card_facts,
+    write_result,
 )
 
 try:
@@ -26,7 +27,7 @@ PROTOCOL = "each sentence on its own from a zero state"
 
 @pytest.fixture(autouse=True)
 def without_matplotlib(monkeypatch):
-    """Most tests read the text alone, and a picture takes half a second."""
+    """Most tests read only the text, and a picture takes half a second."""
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
 
 
@@ -88,14 +89,14 @@ def write(folder, log=LOG, config=None, name="elmo-xy", **changes) -> str:
         **changes,
     }
     (config or ELMoConfig.from_preset("tiny", architectures=["ELMoForPreTraining"])).save_pretrained(folder)
-    write_results(folder, "pretraining", public(record))
-    path = write_card(folder, name, bilm_part(folder, name))
+    write_result(folder, "pretraining", without_folders(record))
+    path = write_bilm_card(folder, name)
     assert path == folder / "README.md"
     return path.read_text(encoding="utf-8")
 
 
 def tables(card: str) -> list[list[list[str]]]:
-    """Cells of each table, its header first, read as GitHub reads them; all rows are as wide as the header."""
+    """The cells of each table as GitHub reads them, the header first; all rows are as wide as the header."""
     found = []
     for lines in re.findall(r"(?:^\|.*\n)+", card, re.MULTILINE):
         rows = [[cell.strip() for cell in re.split(r"(?<!\\)\|", line)[1:-1]] for line in lines.splitlines()]
@@ -126,7 +127,7 @@ def test_table_holds_the_figures_of_the_log(tmp_path):
     assert [row[0] for row in rows] == ["0", "100 (published)", "150"]
 
 
-def test_perplexity_comes_with_what_makes_it_comparable(tmp_path):
+def test_perplexity_comes_with_its_conditions(tmp_path):
     text = write(tmp_path).split("## Perplexity")[1]
     assert "at step 100: **250.38** (forward 312.97, backward 200.30)" in text
     for part in ("`exp((L_f + L_b) / 2)`", "7,654 words", "full softmax", "54,321 predictions", "4.56%", PROTOCOL):
@@ -182,18 +183,21 @@ def test_front_matter(tmp_path, monkeypatch):
 
 def test_model_data_and_speed(tmp_path):
     text = write(tmp_path, config=ELMoConfig.from_preset("small", vocab_size=7654))
-    assert "2 layers of 1,024 LSTM cells in each direction, projected to 128; 1,234,567 parameters" in text
-    assert "a vocabulary of 7,654 words" in text and "a word as its characters." in text
+    assert "It has 2 layers of 1,024 LSTM cells in each direction, projected to 128.\n" in text
+    assert "1,234,567 parameters with the softmax, and a vocabulary of 7,654 words, including special words.\n" in text
+    assert "It reads a word as its characters.\n" in text
     assert "Training text: train.txt; 4,321 sentences, 87,654 words.\n- Held-out text: dev.txt." in text
     assert "12,345 words/s (median" in text
-    assert "at step 150: 5.125 nats a prediction (forward 5.375, backward 4.875; full softmax loss)" in text
+    assert "at step 150: 5.125 nats per prediction (forward 5.375, backward 4.875; full softmax loss)" in text
     assert "The weights are those of step 100." in text
 
     sizes = {"projection_size": 64, "num_hidden_layers": 1, "char_vocab_size": 0, "word_embedding_size": 8}
     data = {"train": ["someone/text"], "validation": [None], "sentences": None, "words": None}
     text = write(tmp_path, config=ELMoConfig.from_preset("tiny", **sizes), data=data)
-    assert "1 layer of 64 LSTM cells in each direction, without a projection;" in text
-    assert "a word as a vector of its own." in text
+    assert "1 layer of 64 LSTM cells in each direction, without a projection.\n" in text
+    assert "It reads a word as a vector of its own." in text
+    both = ELMoConfig.from_preset("tiny", word_embedding_size=8)
+    assert "It reads a word as its characters and a vector of its own." in write(tmp_path, config=both)
     assert "Training text: someone/text; sentences not counted, words not counted.\n- Held-out text: none." in text
 
 
@@ -203,7 +207,16 @@ def test_sampled_loss_is_labelled(tmp_path):
     (line,) = (line for line in text.splitlines() if "3.500" in line)
     assert "sampled softmax loss, 3,000 candidates" in line
     assert "perplexity" not in line and "full softmax" not in line
+    assert "It covers only the sampled candidates: do not compare it" in text
     assert "sampled" not in write(tmp_path)
+
+
+def test_settings_that_a_resumed_run_changed(tmp_path):
+    earlier = [{"until_step": 1050, "settings": {"learning_rate": 0.1, "train_file": ["a", "b"], "fp16": True}}]
+    text = write(tmp_path, earlier_settings=earlier, settings={"fp16": True, "learning_rate": 0.2, "max_steps": 5})
+    assert (
+        "\n\nUp to step 1,050 these were different: learning_rate 0.1; max_steps (default); train_file a, b.\n" in text
+    )
 
 
 @pytest.mark.parametrize("log", [[], LOG[1:3]], ids=["empty", "training only"])
@@ -216,71 +229,33 @@ def test_logs_without_evaluations(tmp_path, log, with_matplotlib):
     assert (tmp_path / "curve.png").exists() == ("curve.png" in text) == bool(log)
 
 
+def test_the_card_does_not_need_matplotlib(tmp_path):
+    assert "curve.png" not in write(tmp_path) and not (tmp_path / "curve.png").exists()
+
+
 def test_evaluations_without_training_and_of_another_step(tmp_path):
     text = write(tmp_path, log=[LOG[0], LOG[3]], published_step=120)
     assert "Held-out perplexity at step 100: **250.38**" in text and "(published)" not in text
 
 
 @pytest.mark.parametrize("large", [math.inf, math.nan, 1e300])
-def test_diverged_perplexities(tmp_path, large, with_matplotlib):
+def test_diverged_perplexities(tmp_path, large):
     log = [evaluation(0, large), training(50, 6.5), evaluation(100, large)]
-    rows = evaluations_in(write(tmp_path, log=log, base_model="someone/elmo"))
-    for row in rows:
+    for row in evaluations_in(write(tmp_path, log=log, base_model="someone/elmo")):
         assert float(row[2]) == pytest.approx(large, nan_ok=True) and len(row[2]) < 8
 
 
-def test_special_characters_are_plain_text(tmp_path):
-    odd = ["a|b", r"a\|b", "*x*", "_x_", "__init__.py", "`x`", "[x](y)", "<b>&amp;", "~~x~~", "$x$", "x\ny"]
-    settings = {f"set|{number}_a": value for number, value in enumerate(odd)}
-    data = {"train": odd[:-1], "validation": ["|"], "sentences": 1, "words": 1}
+def test_values_of_the_record_are_plain_text(tmp_path):
+    """test_card.py shows this for every value that a template prints."""
+    files = [str(tmp_path / f"*part*_{number}.txt") for number in range(99)]
+    data = {"train": files, "validation": ["R&D_*.txt"], "sentences": 1, "words": 1}
+    settings = {"set|_a": "__init__.py\n| x", "lr": 1e-05, "output_dir": str(tmp_path), "train_file": files}
     text = write(tmp_path, settings=settings, data=data, name="elmo *xy*")
-    (table,) = (table for table in tables(text) if table[0] == ["setting", "value"])
-    assert [[rendered(cell) for cell in row] for row in table[1:]] == [
-        [name, value.replace("\n", " ")] for name, value in settings.items()
-    ]
-    values = "".join(row[1] for row in table[1:])
-    assert not re.search(r"(?<!\\)(\\\\)*[|*`\[\]<>&~$]", values)
-    assert table[5][1] == r"\_\_init\_\_.py"
-    names = re.search("Training text: (.*); 1 sentences", text)[1]
-    assert rendered(names) == ", ".join(odd[:-1])
-    assert write(tmp_path, data=data | {"validation": ["R&D_*.txt"]})
+    assert tables(text)[0][1:3] == [[r"set\|\_a", r"\_\_init\_\_.py \| x"], ["lr", "1e-05"]]
+    assert text.count(r"\*part\*\_8.txt, \*part\*\_9.txt, and 89 more") == 2
+    assert str(tmp_path.parent) not in text and "\n# elmo \\*xy\\*\n" in text
     (result,) = ModelCard.load(tmp_path / "README.md").data.eval_results
     assert result.dataset_name == "R&D_*.txt"
-    assert r"# elmo \*xy\*" in text
-
-
-def test_lists_and_paths_are_shortened(tmp_path):
-    files = [str(tmp_path / f"part_{number}.txt") for number in range(99)]
-    data = {"train": files, "validation": files[:1], "sentences": 1, "words": 1}
-    text = write(tmp_path, data=data, settings={"train_file": files, "output_dir": str(tmp_path), "lr": 1e-05})
-    assert text.count("part_8.txt, part_9.txt, and 89 more") == 2
-    assert str(tmp_path.parent) not in text
-    assert ["lr", "1e-05"] in tables(text)[0]
-
-
-def test_no_picture_without_matplotlib(tmp_path):
-    assert "curve.png" not in write(tmp_path)
-    assert not (tmp_path / "curve.png").exists()
-
-
-def test_picture_shows_the_log(tmp_path, monkeypatch, with_matplotlib):
-    figures, save = [], figure.Figure.savefig
-    monkeypatch.setattr(figure.Figure, "savefig", lambda self, *args: (figures.append(self), save(self, *args)))
-    config = ELMoConfig.from_preset("tiny", softmax_type="sampled", num_sampled=3000)
-    steps = [training(50, 6.5, "sampled_loss"), training(100, 5.5, "sampled_loss")]
-    log = [evaluation(0, math.inf), steps[0], evaluation(50, 500), steps[1], evaluation(100, 250)]
-    assert "](curve.png)" in write(tmp_path, log=log, config=config)
-    assert (tmp_path / "curve.png").read_bytes().startswith(b"\x89PNG")
-
-    top, bottom = figures[0].axes
-    lines = {line.get_label(): line for axis in (top, bottom) for line in axis.lines}
-    assert lines["both directions"].get_xydata().tolist() == [[50, 500], [100, 250]]
-    assert lines["forward"].get_xydata().tolist() == [[50, 625], [100, 312.5]]
-    assert lines["sampled softmax loss, 3,000 candidates"].get_xydata().tolist() == [[50, 6.5], [100, 5.5]]
-    assert set(lines["published: step 100"].get_xdata()) == {100}
-    assert top.get_yscale() == "log" and bottom.get_yscale() == "linear"
-    assert top.get_ylabel() == "held-out perplexity (log scale)"
-    assert "nats" in bottom.get_ylabel() and bottom.get_xlabel() == "optimizer steps"
 
 
 def test_code_of_the_card_runs(tmp_path, monkeypatch, capsys):
@@ -302,17 +277,10 @@ def test_code_of_the_card_runs(tmp_path, monkeypatch, capsys):
         assert len(found) == 5 and set(found) <= set(tokenizer.get_vocab())
 
 
-def test_the_example_is_in_the_language_of_the_model(tmp_path):
-    for languages, words in (
-        (["ko", "en"], '"배가", "바다를"'),
-        (["en"], '"A", "sentence"'),
-        (["is"], '"A", "sentence"'),
-    ):
-        write_results(tmp_path, "card", {"language": languages})
-        assert f"tokenizer([[{words}" in write(tmp_path)
-
-
-# What was measured with it
+@pytest.mark.parametrize(("languages", "words"), [(["ko", "en"], '"배가", "바다를"'), (["is"], '"A", "sentence"')])
+def test_the_example_is_in_the_language_of_the_model(tmp_path, languages, words):
+    write_result(tmp_path, "card", {"language": languages})
+    assert f"tokenizer([[{words}" in write(tmp_path)
 
 
 NEIGHBORS = {
@@ -336,12 +304,12 @@ def record(arm: str, seed: int, f1: float) -> dict:
 
 
 def test_results_of_other_scripts_are_in_the_card(tmp_path):
-    write_results(tmp_path, "nearest_neighbors_play", NEIGHBORS)
-    write_results(tmp_path, "word_senses", SENSES)
+    write_result(tmp_path, "nearest_neighbors_play", NEIGHBORS)
+    write_result(tmp_path, "word_senses", SENSES)
     records = [record("baseline", 1, 0.5), record("baseline", 2, 0.7), record("elmo", 1, 0.8), record("elmo", 2, 0.8)]
-    write_results(tmp_path, "wnut17_entities", {"records": records})
+    write_result(tmp_path, "wnut17_entities", {"records": records})
     for number, other in enumerate(({"records": [1, 2]}, {"records": 3}, [4], {"records": [{"arm": "a"}]})):
-        write_results(tmp_path, f"of_another_tool_{number}", other)
+        write_result(tmp_path, f"of_another_tool_{number}", other)
     (tmp_path / "results" / "word_senses.png").write_bytes(b"")
     text = write(tmp_path)
     tasks, vectors = text.split("## As features of tasks")[1].split("## What its vectors know")
@@ -350,81 +318,84 @@ def test_results_of_other_scripts_are_in_the_card(tmp_path):
     assert rows["baseline"][2] == "60.00 ± 14.14" and rows["elmo"][2:] == ["80.00 ± 0.00", "+20.00 / 50.0%"]
     cells = [[rendered(cell) for cell in row] for row in tables(vectors)[0][1:]]
     assert cells == [["**We [play] |**", ""], ["They [play] *", "0.88"]]
-    assert "Uses of `play` (bold), drawn with seed 7 of 1,234 in a.txt" in vectors
+    assert "Uses of `play` in a.txt with their nearest neighbours" in vectors
+    assert "in bold, were drawn with seed 7 from 1,234 uses.\n" in vectors
     assert ["token layer", "37.5", "62.5"] in tables(vectors)[1] and ["chance", "25.0", ""] in tables(vectors)[1]
     assert (
-        "(3 lemmas with two senses or more, 8 uses)" in vectors
-        and "12% whose lemma is not in the training text get the first sense" in vectors
+        "(3 lemmas with at least two senses, 8 uses)" in vectors
+        and "on b.data.xml (7 uses; 12% have a lemma that is not in the training text and get the first sense)."
+        in vectors
     )
-    assert "F1 of a network of the paper on the frozen biLM; mean ± sample deviation over seeds, in percent." in tasks
-    assert "also chose the epoch" not in text
+    conditions = (
+        "F1 of a network of the paper on the frozen biLM: mean ± sample standard deviation over seeds, in percent."
+    )
+    assert conditions in tasks and "also selected the epoch" not in text
     settings = {"load_best_model_at_end": True}
     records = [{**each, "settings": settings, "metrics": {"validation": each["metrics"]["test"]}} for each in records]
-    write_results(tmp_path, "wnut17_entities", {"records": records})
-    assert "over seeds, in percent. The data that is measured on also chose the epoch." in write(tmp_path)
+    write_result(tmp_path, "wnut17_entities", {"records": records})
+    assert "over seeds, in percent.\nThe same data also selected the epoch.\n" in write(tmp_path)
     assert "](results/word_senses.png)" in vectors and "](results/nearest" not in vectors
     assert "As features" not in write(tmp_path / "other") and "vectors know" not in write(tmp_path / "other")
 
 
-def test_what_was_measured_otherwise_is_told(tmp_path):
+def test_conditions_of_other_results(tmp_path):
     settings = {"head": "linear", "freeze_bilm": False}
     records = [record(arm, 1, 0.5) | {"settings": settings} for arm in ("elmo@0.1", "baseline@0.1")]
-    write_results(tmp_path, "data", {"records": records})
-    write_results(
+    write_result(tmp_path, "data", {"records": records})
+    write_result(
         tmp_path, "losses", {"records": [record("elmo", 1, 0) | {"metric": "mse", "metrics": {"dev": {"mse": 0.5}}}]}
     )
-    write_results(tmp_path, "foreign", {"queries": 3})
+    write_result(tmp_path, "foreign", {"queries": 3})
     drawn = NEIGHBORS | {"uses": 2000, "uses_in_text": 54321, "queries": [{"use": "/ [play] /", "neighbors": []}]}
-    write_results(tmp_path, "play", drawn)
+    write_result(tmp_path, "play", drawn)
     wrong = {name: value for name, value in SENSES["disambiguation"].items() if name != "first sense"}
-    write_results(tmp_path, "senses", SENSES | {"disambiguation": wrong})
+    write_result(tmp_path, "senses", SENSES | {"disambiguation": wrong})
     text = write(tmp_path)
-    assert "F1 of one linear layer on the biLM, which learns with it; mean" in text
-    assert (
-        "gain on test" in text
-        and "Mse of a network of the paper on the frozen biLM; mean ± sample deviation over seeds.\n" in text
-    )
-    assert "seed 7 of 2,000 that were drawn of 54,321 in a.txt" in text and "**/ \\[play\\] /**" in text
-    assert "12% whose lemma is not in the training text count as wrong" in text
+    assert "F1 of one linear layer on the fine-tuned biLM: mean" in text and "gain on test" in text
+    assert "Mse of a network of the paper on the frozen biLM: mean ± sample standard deviation over seeds.\n" in text
+    assert "seed 7 from 2,000 of the 54,321 uses." in text and "**/ \\[play\\] /**" in text
+    assert "12% have a lemma that is not in the training text and count as wrong)" in text
     (tmp_path / "results" / "play.json").write_text('{"word": ', encoding="utf-8")
     with pytest.raises(ValueError, match=r"play\.json is not JSON in UTF-8: .*Make it anew, or delete it"):
         write(tmp_path)
 
 
-def test_limits_and_licence(tmp_path):
+def test_origin_of_a_converted_model(tmp_path):
+    ELMoConfig.from_preset("tiny", has_softmax=False).save_pretrained(tmp_path)
+    files = [{"name": "w_.hdf5", "bytes": 1234, "sha256": "ab" * 32}]
+    found = {"origin": "someone's *ELMo*", "files": files, "arrays": 33, "equal_arrays": 32}
+    write_result(tmp_path, "conversion", found)
+    (tmp_path / "statement.md").write_text("From speeches.", encoding="utf-8")
+    write_card_facts(tmp_path, CardArguments(data_statement=str(tmp_path / "statement.md")))
+    text = write_bilm_card(tmp_path, "someone/elmo").read_text(encoding="utf-8")
+    assert "\n# elmo\n" in text and "\nname = 'someone/elmo'  # path" in text
+    assert "```\n\n## Data\n\nFrom speeches.\n\n## Origin\n\nConverted from someone's \\*ELMo\\*; not trained" in text
+    assert tables(text)[0][1:] == [[r"w\_.hdf5", "1,234", f"`{'ab' * 32}`"]]
+    assert "32 of 33 arrays equal the original arrays bit for bit" in text
+    assert "## Training" not in text and "## Perplexity" not in text
+
+
+def test_limits(tmp_path):
     data = {"train": ["a.txt"], "validation": [], "sentences": 9, "words": 98765, "longest_sentence": 1234}
     text = write(tmp_path, data=data | {"cut_words": 56})
-    assert "first 48 bytes, in UTF-8; longer words are cut: 56 of the training text's 98,765" in text
-    assert "the longest of its training had 1,234" in text and "predicts those of its vocabulary or `<UNK>`" in text
-    assert "None is recorded." in text
-    assert "longer words are cut." in write(tmp_path, data=data)
-    write_facts(tmp_path, CardArguments(license_reason="The author has not chosen."))
-    assert "None is recorded. The weights follow" in (text := write(tmp_path, data=data))
-    assert "by the author. The author has not chosen." in text
+    assert (
+        "first 48 bytes (UTF-8) of a word; longer words are cut (56 of the 98,765 words of the training text)." in text
+    )
+    assert "the longest training sentence had 1,234." in text
+    assert "predicts only words of its vocabulary, or `<UNK>`" in text
+    assert "longer words are cut.\n" in write(tmp_path, data=data)
     word_level = {"char_vocab_size": 0, "word_embedding_size": 8, "has_softmax": False}
     text = write(tmp_path, config=ELMoConfig.from_preset("tiny", **word_level), data=data)
-    assert "bytes, in UTF-8" not in text and "Words outside its vocabulary are all read as `<UNK>`." in text
-    assert "it came without its softmax" in text
+    assert "bytes (UTF-8)" not in text and "It reads all words outside its vocabulary as `<UNK>`." in text
+    assert "predicts no words: its softmax is missing" in text
     lexicon = ELMoConfig.from_preset("tiny", char_vocab_size=18, max_word_length=12)
-    assert "first 10 characters; longer" in write(tmp_path, config=lexicon, data=data)
-    write_facts(tmp_path, CardArguments(license="mit", license_reason="So is the text.", language=["en"]))
-    text = write(tmp_path, data=data)
-    assert "`mit`. So is the text." in text
+    assert "first 10 characters of a word; longer" in write(tmp_path, config=lexicon, data=data)
+
+
+def test_metadata_of_results_and_licence(tmp_path):
+    write_card_facts(tmp_path, CardArguments(license="mit", license_reason="So is the text.", language=["en"]))
+    assert "`mit`.\nSo is the text.\n" in write(tmp_path)
     card = ModelCard.load(tmp_path / "README.md").data
     assert (card.license, card.language) == ("mit", ["en"])
     (result,) = card.eval_results
     assert (result.metric_type, result.metric_value) == ("perplexity", 250.38)
-
-
-def test_records_do_not_tell_where_files_lie():
-    record = {"a": "/home/someone/x.txt", "b": ["/home/someone/y", "z/w", 3], "c": {"d": "/", "e": "../../someone/x"}}
-    record["f"] = ["~/x", "file:///home/someone/x"]
-    assert public(record) == {"a": "x.txt", "b": ["y", "z/w", 3], "c": {"d": "/", "e": "x"}, "f": ["x", "x"]}
-
-
-@pytest.mark.parametrize(
-    ("name", "found"),
-    [("someone/elmo", "someone/elmo"), (None, None), (".", None), ("../gone/elmo", None), ("runs/a/b", None)],
-)
-def test_only_names_of_the_hub_are_named_there(name, found):
-    assert hub_name(name) == found

@@ -1,7 +1,4 @@
 import json
-import os
-import subprocess
-import sys
 import zipfile
 from pathlib import Path
 
@@ -25,13 +22,14 @@ ALLENNLP = [
 WORD_LEVEL = FIXTURES / "variants" / "word_level"
 
 
-def test_there_and_back(tmp_path):
-    # There as a stranger does it: by path, from a clone that is not installed, in another folder.
-    script = [sys.executable, ROOT / "run_scripts/convert_checkpoint.py", *ALLENNLP, "--output_dir", "model"]
-    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
-    result = subprocess.run(script, cwd=tmp_path, env=environment, capture_output=True, text=True)
-    assert result.returncode == 0, result.stderr
-    assert "AutoModel.from_pretrained('model', trust_remote_code=True)" in result.stdout
+def test_there_and_back(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    main([*ALLENNLP, "--output_dir", "model", "--license", "mit", "--origin", "https://example.org/elmo"])
+    assert "AutoModel.from_pretrained('model', trust_remote_code=True)" in capsys.readouterr().out
+    card = Path("model", "README.md").read_text(encoding="utf-8")
+    assert "Converted from https://example.org/elmo; not trained here.\n" in card and "license: mit\n" in card
+    assert "33 of 33 arrays equal the original arrays bit for bit" in card
+    assert "name = 'model'  # path of this folder" in card and "| lm_weights.hdf5 | " in card
     new = ["--weights", str(tmp_path / "w.hdf5"), "--options", str(tmp_path / "o.json")]
     main(["--to_original", str(tmp_path / "model"), *new])
     assert json.loads((tmp_path / "o.json").read_text()) == json.loads(Path(ALLENNLP[3]).read_text())
@@ -77,14 +75,25 @@ def test_softmax_and_vocabulary(tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (ALLENNLP, "pass --output_dir, the folder to write"),
+        (ALLENNLP, "There is no folder to write; pass --output_dir."),
+        (["--to_original", "model", "--weights", "w.hdf5"], "pass both, and no --output_dir."),
+        (["--to_original", "model", *ALLENNLP, "--output_dir", "x"], "pass both, and no --output_dir."),
+        ([*ALLENNLP, "--output_dir", "x", "--language", "english"], "--language english: the Hub takes ISO 639 codes"),
+    ],
+)
+def test_options_that_cannot_be_combined(arguments, message):
+    with pytest.raises(ValueError, match=message):
+        main(arguments)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
         (["--output_dir", "x"], "required: --weights"),
-        (["--to_original", "model", "--weights", "w.hdf5"], "pass both, and no --output_dir"),
-        (["--to_original", "model", *ALLENNLP, "--output_dir", "x"], "pass both, and no --output_dir"),
         ([*ALLENNLP, "--output_dir", "x", "--pre_tokenization", "bpe"], "invalid choice: 'bpe'"),
     ],
 )
-def test_arguments_that_do_not_go_together(capsys, arguments, message):
+def test_options_that_argparse_refuses(capsys, arguments, message):
     with pytest.raises(SystemExit):
         main(arguments)
     assert message in capsys.readouterr().err

@@ -1,6 +1,6 @@
-"""Models go to the Hub and come back, with the clients that users have; the Hub is `hub_server.py`.
+"""Uploads to the Hub and downloads from it, with the clients that users have; the Hub is `hub_server.py`.
 
-Two processes work on it: an author with this package and a token, and a stranger without either.
+Two processes use it: an author, who has this package and a token, and a stranger, who has neither.
 """
 
 import json
@@ -24,7 +24,7 @@ TOKENIZER = {"tokenizer.json", "tokenizer_config.json", "tokenization_elmo.py", 
 
 
 class Worker:
-    """Calls the functions of `hub_worker.py` in a process of its own, whose caches and log are in `home`."""
+    """Calls the functions of `hub_worker.py` in another process, whose caches and log are in `home`."""
 
     def __init__(self, hub: Hub, home: Path, python: Path | str, *modules: str, **environment: str):
         home.mkdir()
@@ -85,7 +85,7 @@ def stranger(hub, root):
 
 @pytest.fixture(scope="module")
 def versions(hub, author) -> dict[str, list]:
-    """The layers of `user/elmo` at both of its versions, before it was pushed, by commit; `main` is the second."""
+    """The layers of `user/elmo` before its two uploads, by commit; `main` is the second."""
     found = {}
     for seed in (0, 1):
         outputs = author("push", repo="user/elmo", seed=seed)
@@ -108,7 +108,7 @@ def assert_same(found: list, expected: list):
 
 
 def assert_was_pushed(hub: Hub, repo: str, token: str):
-    """Complete, weights through LFS, and by the owner of the token."""
+    """Checks that the upload is complete, has its weights in LFS, and used this token."""
     files = hub.repositories[repo].files
     assert files.keys() >= WEIGHTS | TOKENIZER | {"README.md"}
     assert {path for path, blob in files.items() if blob.is_lfs} >= {"model.safetensors"}
@@ -119,18 +119,18 @@ def assert_was_pushed(hub: Hub, repo: str, token: str):
     assert {request.authorization for request in wrote} == {f"Bearer {token}"}
 
 
-# Up and down
+# Uploads and downloads
 
 
 @pytest.fixture(scope="module")
 def trained(author, root) -> list:
-    """What `user/trained` put out before transformers' Trainer pushed it."""
+    """The outputs of `user/trained` before transformers' Trainer uploaded it."""
     return author("train", repo="user/trained", folder=str(root / "trained"), hub_token=GIVEN_TOKEN)
 
 
 @pytest.fixture(scope="module")
 def ours(author, root) -> dict[str, tuple[Path, str]]:
-    """What our scripts pushed, a biLM and a tagger on what the Hub has of it: folder and Auto class."""
+    """Folder and Auto class of the models that our programs uploaded: a biLM, and a tagger on the uploaded biLM."""
     always = {"max_steps": 2, "report_to": "tensorboard", "push_to_hub": True, "hub_token": GIVEN_TOKEN}
     author("pretrain", folder=str(root / "bilm"), hub_model_id="user/bilm", **always)
     author("tag", folder=str(root / "tagger"), model_name_or_path="user/bilm", hub_model_id="user/tagger", **always)
@@ -165,14 +165,14 @@ def test_trainer_pushes(hub, stranger, trained):
     assert_same(found["outputs"], trained)
 
 
-def test_our_scripts_push(hub, author, stranger, ours):
+def test_our_programs_push(hub, author, stranger, ours):
     for repo, (folder, auto_class) in ours.items():
         assert_was_pushed(hub, repo, GIVEN_TOKEN)
         expected = author("load", repo=str(folder), auto_class=auto_class)
         assert_same(stranger("load", repo=repo, auto_class=auto_class)["outputs"], expected["outputs"])
 
 
-def test_what_a_script_publishes(hub, author, stranger, ours):
+def test_elmo_push(hub, author, stranger, ours):
     folder, auto_class = ours["user/bilm"]
     options = {"model": folder, "repo_id": "user/published", "dtype": "float16", "license": "mit", "token": GIVEN_TOKEN}
     arguments = [str(item) for name, value in options.items() for item in (f"--{name}", value)]
@@ -213,7 +213,7 @@ def original(hub) -> str:
     return "hf://user/original"
 
 
-def test_what_was_downloaded_needs_no_hub(hub, author, stranger, versions, original, tmp_path):
+def test_downloaded_files_need_no_hub(hub, author, stranger, versions, original, tmp_path):
     stranger("load", repo="user/elmo")
     author("run_script", **convert(f"{original}/lm_weights.hdf5", tmp_path / "first"))
     with hub.stopped():
@@ -227,19 +227,19 @@ def test_what_was_downloaded_needs_no_hub(hub, author, stranger, versions, origi
     assert (tmp_path / "second" / "model.safetensors").is_file()
 
 
-# What cannot be had
+# Models that cannot be loaded
 
 
 @pytest.fixture(scope="module")
 def gated(hub, versions) -> str:
-    """For one of the two tokens."""
+    """Only one of the two tokens may read it."""
     hub.put("user/gated", contents(hub, "user/elmo"), reader=GIVEN_TOKEN)
     return "user/gated"
 
 
 @pytest.fixture(scope="module")
 def admitted(author, stranger, gated, root) -> list[tuple[str, dict]]:
-    """What both hear without that token, and what they load, and save, with it."""
+    """For both processes: the error without that token, and the model that they load and save with it."""
     saved = {worker: str(worker.home / "saved") for worker in (stranger, author)}
     return [
         (worker.fails("load", repo=gated), worker("load", repo=gated, token=GIVEN_TOKEN, folder=folder))
@@ -269,13 +269,13 @@ def test_missing(hub, author, stranger, versions):
 
 @pytest.fixture(scope="module")
 def secret(hub) -> str:
-    """Never downloaded, so that no cache has it."""
+    """Nobody downloads it, so that no cache has it."""
     hub.put("user/secret", {}, reader=GIVEN_TOKEN)
     return "user/secret"
 
 
-def test_our_scripts_cannot_load(author, secret, tmp_path):
-    text, output = tmp_path / "text.txt", str(tmp_path / "output.npz")
+def test_our_programs_report_models_they_cannot_load(author, secret, tmp_path):
+    text, output = tmp_path / "text.txt", str(tmp_path / "output.hdf5")
     text.write_text("He is in London .\n")
     for script, model, data, *others in (
         ("embed", "--model", "--input", "--output", output),
@@ -300,17 +300,17 @@ def test_our_scripts_cannot_load(author, secret, tmp_path):
         ("hf://user/original/w.hdf5", ["user/original has no file w.hdf5", "pass one"]),
     ],
 )
-def test_what_cannot_be_converted(author, original, secret, weights, said, tmp_path):
+def test_originals_that_cannot_be_downloaded(author, original, secret, weights, said, tmp_path):
     message = author.fails("run_script", **convert(weights, tmp_path / "converted"))
     assert message.startswith(f"FileNotFoundError: {weights}: ") and all(text in message for text in said)
 
 
-# Uploads that break
+# Failed uploads
 
 
 @pytest.mark.parametrize("status", [500, None])
 @pytest.mark.parametrize(("where", "repo", "seed"), [("PUT /lfs/", "user/weights", 2), ("/commit/", "user/commit", 3)])
-def test_an_upload_that_breaks_changes_nothing(hub, author, versions, where, repo, seed, status):
+def test_a_failed_upload_changes_nothing(hub, author, versions, where, repo, seed, status):
     repo, seed = f"{repo}-{status}", seed + 2 * bool(status)
     hub.put(repo, contents(hub, "user/elmo"))
     repository = hub.repositories[repo]
@@ -323,11 +323,11 @@ def test_an_upload_that_breaks_changes_nothing(hub, author, versions, where, rep
     number = len(hub.requests)
     author("push", repo=repo, seed=seed)
     uploads = [request for request in hub.requests[number:] if request.method == "PUT"]
-    assert len(uploads) == ("PUT" in where)  # not again, where only the commit was missing
+    assert len(uploads) == ("PUT" in where)  # weights that arrived are not sent again
     assert repository.files["model.safetensors"].content != commits[main]["model.safetensors"].content
 
 
-# Secrets, and code of others
+# Secrets and foreign code
 
 
 def test_tokens_stay_secret(hub, reader, trained, ours, admitted, root):
@@ -335,12 +335,12 @@ def test_tokens_stay_secret(hub, reader, trained, ours, admitted, root):
     files = [(path.relative_to(root).as_posix(), path.read_bytes()) for path in root.rglob("*") if path.is_file()]
     files += hub.contents()
     names = [name for name, content in files if any(token.encode() in content for token in TOKENS)]
-    # transformers' own Trainer keeps `hub_token` in a file of its arguments, and uploads it.
+    # transformers' own Trainer writes `hub_token` to a file of its arguments and uploads it.
     assert [name for name in names if not re.search("trained/.*training_args.bin", name)] == []
     assert {"author/log.txt", "author/saved/config.json", "user/tagger/README.md"} <= {name for name, _ in files}
 
 
-def test_a_config_cannot_trust_its_code(hub, author, stranger, reader, tmp_path):
+def test_a_config_cannot_make_its_code_trusted(hub, author, stranger, reader, tmp_path):
     marker = tmp_path / "marker"
     files = contents(hub, reader)
     for path in files:

@@ -27,7 +27,7 @@ from transformers import TrainingArguments as StockArguments
 
 from modeling_elmo import ELMoConfig, ELMoForPreTraining, ELMoTokenizer
 from modeling_elmo.run_scripts.cards import bilm_card
-from modeling_elmo.run_scripts.cards.card import read_results
+from modeling_elmo.run_scripts.cards.card import read_result
 from modeling_elmo.run_scripts.pretraining import loop
 from modeling_elmo.run_scripts.pretraining.batches import LMBatch
 from modeling_elmo.run_scripts.pretraining.checkpoints import Checkpoints
@@ -464,7 +464,7 @@ def test_the_learning_rate_is_used_up_when_the_text_is(schedule, raw, tmp_path):
 
 def test_entries_of_the_log(tmp_path):
     run = pretrain(tmp_path, max_steps=8, softmax_type="sampled", logging_steps=3, eval_steps=6)
-    log = read_results(tmp_path / "run", "pretraining")["log"]
+    log = read_result(tmp_path / "run", "pretraining")["log"]
     assert_same(log, run.progress.log)
     assert [entry["step"] for entry in log if "perplexity" in entry] == [0, 6, 8]
     training = [entry for entry in log if "perplexity" not in entry]

@@ -36,8 +36,8 @@ NOT_SOURCE = (
 PROBE = """
 import json, runpy, sys
 import modeling_elmo, modeling_elmo.run_scripts, modeling_elmo.tokenization.tokenization_elmo as tokenization
-from modeling_elmo.run_scripts.cards.card import TEMPLATE
-assert TEMPLATE.read_text(encoding="utf-8").startswith("---")
+from modeling_elmo.run_scripts.cards.card import TEMPLATES
+assert (TEMPLATES / "card.md").read_text(encoding="utf-8").startswith("---")
 names = [modeling_elmo.ELMoConfig, modeling_elmo.ELMoModel, modeling_elmo.ELMoTokenizer]
 print(json.dumps({
     "files": [modeling_elmo.__file__, modeling_elmo.run_scripts.__file__, tokenization.__file__],

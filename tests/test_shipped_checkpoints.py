@@ -14,8 +14,7 @@ from transformers import AutoModel, AutoTokenizer
 
 from modeling_elmo import ELMoConfig, ELMoModel, ELMoTokenizer
 from modeling_elmo.run_scripts import perplexity, push_to_hub
-from modeling_elmo.run_scripts.cards.bilm_card import bilm_part
-from modeling_elmo.run_scripts.cards.card import write_card
+from modeling_elmo.run_scripts.cards.bilm_card import write_bilm_card
 from modeling_elmo.run_scripts.program.files import read_json
 
 ROOT = Path(__file__).parents[1]
@@ -54,7 +53,7 @@ def test_the_card_is_made_of_what_was_recorded(folder, tmp_path):
     """The card as a new one would be; what is measured in it stands in `results/` too."""
     copy = tmp_path / folder.name
     shutil.copytree(folder, copy)
-    write_card(copy, copy.name, bilm_part(copy, copy.name))
+    write_bilm_card(copy, copy.name)
     card = (folder / "README.md").read_text(encoding="utf-8")
     assert (copy / "README.md").read_text(encoding="utf-8") == card
     log = read_json(folder / "results" / "pretraining.json")["log"]

@@ -2,13 +2,10 @@ import json
 import math
 import re
 import statistics
-import sys
 
 import numpy as np
 import pytest
 
-from modeling_elmo.run_scripts.cards import figures as figure_module
-from modeling_elmo.run_scripts.cards.figures import draw_ablation, draw_confusion, draw_data_curve, draw_layer_weights
 from modeling_elmo.run_scripts.cards.tables import (
     ArmSummary,
     best_record,
@@ -16,8 +13,9 @@ from modeling_elmo.run_scripts.cards.tables import (
     read_record,
     relative_error_reduction,
     score_table,
+    sense_table,
     summarize,
-    table,
+    summary_table,
     type_table,
     write_results,
 )
@@ -88,15 +86,15 @@ def test_one_run_has_no_deviation():
     "records, message",
     [
         ([RECORDS[0], RECORDS[0]], "Arm 'baseline' has the seeds [1, 1]; pass one record for each seed"),
-        ([RECORDS[0], {**RECORDS[1], "task": "sst"}], "records of the tasks ['ner', 'sst']; pass those of one task"),
-        ([], "records of the tasks []; pass those of one task"),
+        ([RECORDS[0], {**RECORDS[1], "task": "sst"}], "records of the tasks ['ner', 'sst']; pass records of one task"),
+        ([], "records of the tasks []; pass records of one task"),
         (
             [RECORDS[0], {**RECORDS[2], "metrics": {"validation": {"f1": 0.4, "accuracy": 0.9}}}],
             "only one of the seeds 1 and 2 has test f1, validation accuracy; pass records of equal runs",
         ),
     ],
 )
-def test_records_that_do_not_go_together(records, message):
+def test_records_that_cannot_be_summarized(records, message):
     with pytest.raises(ValueError) as error:
         summarize(records)
     assert message in str(error.value)
@@ -134,19 +132,19 @@ def test_scores_without_a_relative_increase(baseline, value, message):
 
 
 def test_table_in_percent():
-    assert cells(table(summarize(RECORDS), "f1")) == [
+    assert cells(summary_table(summarize(RECORDS), "f1")) == [
         ["arm", "runs", "validation", "test"],
         ["baseline", "2", "41.00 ± 1.41", "32.00 ± 2.83"],
         ["elmo", "3", "53.00 ± 2.65", "46.00 ± 3.46"],
     ]
-    assert cells(table(summarize(RECORDS[:1]), "f1"))[1] == ["baseline", "1", "40.00", "30.00"]
+    assert cells(summary_table(summarize(RECORDS[:1]), "f1"))[1] == ["baseline", "1", "40.00", "30.00"]
 
 
 def test_table_with_the_gain_over_a_baseline():
-    header, *rows = cells(table(summarize(RECORDS), "f1", baseline="baseline"))
+    header, *rows = cells(summary_table(summarize(RECORDS), "f1", baseline="baseline"))
     assert header[-1] == "gain on test (absolute / relative)"
     assert [row[-1] for row in rows] == ["", "+14.00 / 20.6%"]  # (0.68 - 0.54) / 0.68
-    worse = cells(table(summarize(RECORDS), "f1", baseline="elmo"))
+    worse = cells(summary_table(summarize(RECORDS), "f1", baseline="elmo"))
     assert [row[-1] for row in worse[1:]] == ["-14.00 / -25.9%", ""]
 
 
@@ -160,34 +158,34 @@ def test_arms_with_a_share_of_the_data_have_a_baseline_with_the_same():
             ("baseline", 1.0, 0.5),
         )
     ]
-    gains = [row[-1] for row in cells(table(summarize(records), "f1", baseline="baseline"))[1:]]
+    gains = [row[-1] for row in cells(summary_table(summarize(records), "f1", baseline="baseline"))[1:]]
     assert gains == ["+20.00 / 25.0%", "+10.00 / 20.0%", "", ""]
     with pytest.raises(
         ValueError, match="There is no arm 'plain@0.1' to compare 'elmo@0.1' with; pass a baseline among"
     ):
-        table(summarize(records), "f1", baseline="plain")
+        summary_table(summarize(records), "f1", baseline="plain")
 
 
 def test_errors_are_better_when_lower_and_no_percentages():
     records = [record("baseline", 1, 2.0, 1.6, metric="mse"), record("elmo", 1, 1.0, 1.2, metric="mse")]
-    rows = cells(table(summarize(records), "mse", baseline="baseline"))
+    rows = cells(summary_table(summarize(records), "mse", baseline="baseline"))
     assert rows[1:] == [["baseline", "1", "2.0000", "1.6000", ""], ["elmo", "1", "1.0000", "1.2000", "+0.4000 / 25.0%"]]
 
 
 def test_a_correlation_below_zero_has_no_relative_gain():
     records = [record("baseline", 1, 0, -0.1, metric="pearson"), record("elmo", 1, 0, 0.2, metric="pearson")]
-    assert cells(table(summarize(records), "pearson", baseline="baseline"))[2][-1] == "+30.00"
+    assert cells(summary_table(summarize(records), "pearson", baseline="baseline"))[2][-1] == "+30.00"
 
 
 def test_a_split_that_one_arm_lacks_is_empty():
     records = [RECORDS[0], {**RECORDS[1], "metrics": {"test": {"f1": 0.5}}}]
-    assert cells(table(summarize(records), "f1"))[2] == ["elmo", "1", "", "50.00"]
+    assert cells(summary_table(summarize(records), "f1"))[2] == ["elmo", "1", "", "50.00"]
 
 
 def test_table_without_the_metric_or_with_odd_names():
     with pytest.raises(ValueError, match=r"No arm has the metric 'accuracy'; pass one of \['f1'\]"):
-        table(summarize(RECORDS), "accuracy")
-    assert "a\\|b" in cells(table(summarize([record("a|b", 1, 0.5, 0.5)]), "f1"))[1][0]
+        summary_table(summarize(RECORDS), "accuracy")
+    assert "a\\|b" in cells(summary_table(summarize([record("a|b", 1, 0.5, 0.5)]), "f1"))[1][0]
 
 
 def test_layer_weights_are_means_over_seeds():
@@ -199,11 +197,11 @@ def test_layer_weights_are_means_over_seeds():
     several = [record("a", 1, 0, 0, layer_weights=both), record("b", 1, 0, 0, layer_weights=both)]
     assert list(mean_layer_weights(several)) == ["a, input", "a, output", "b, input", "b, output"]
     assert list(mean_layer_weights([record("a", 1, 0, 0), record("b", 1, 0, 0)])) == ["a", "b"]
-    with pytest.raises(ValueError, match=r"different numbers of layers: .*'b, input': \[2\]"):
+    with pytest.raises(ValueError, match=r"have different numbers of layers: .*'b, input': \[2\]"):
         mean_layer_weights([record("a", 1, 0, 0), record("b", 1, 0, 0, weights=(0.5, 0.5))])
 
 
-def test_types_are_means_over_runs():
+def test_table_of_types_has_means_over_runs():
     assert cells(type_table(RECORDS)) == [
         ["type", "number", "baseline", "elmo"],
         ["PER", "7", "32.00", "46.00"],
@@ -215,7 +213,7 @@ def test_types_are_means_over_runs():
     assert type_table([record("one", 1, 0, 0, metrics={"test": {"pearson": 0.5}})]) == ""
 
 
-def test_all_scores_stand_side_by_side():
+def test_table_of_all_scores():
     scores = [{"f1": f1, "exact_match": exact, "mse": 2.0, "per_type": {}} for f1, exact in ((0.5, 0.25), (0.7, 0.75))]
     records = [
         record("elmo", seed, 0, 0, metrics={"test": each, "validation": {"f1": 0}}) for seed, each in enumerate(scores)
@@ -227,7 +225,7 @@ def test_all_scores_stand_side_by_side():
     assert score_table(summarize(RECORDS)) == ""
 
 
-def test_the_best_run_is_that_of_the_validation_data():
+def test_the_best_run_is_chosen_on_validation_data():
     assert best_record(RECORDS) == RECORDS[4]
     assert best_record([record("a", 1, 0.5, 0.1), record("a", 2, 0.4, 0.9)])["seed"] == 1
     tests = [{"test": {"f1": score}} for score in (0.1, 0.9)]
@@ -241,7 +239,7 @@ def test_results_are_written_whole(tmp_path, monkeypatch):
     assert [ArmSummary(**summary) for summary in found["summaries"]] == summarize(RECORDS)
     text = (tmp_path / "results" / "table.md").read_text(encoding="utf-8")
     assert text.startswith("# table\n\nTask `ner`: f1, in percent; mean ± sample standard deviation")
-    assert table(summarize(RECORDS), "f1", "baseline") in text
+    assert summary_table(summarize(RECORDS), "f1", "baseline") in text
     assert ["biLSTM 1", "0.400"] in cells(text.split("over the runs.\n\n")[1].split("\n\n")[0])
     runs = cells(text.split("## Runs\n\n")[1].rstrip())
     assert runs[0] == ["arm", "seed", "validation", "test", "train samples", "epochs", "seconds"]
@@ -258,7 +256,7 @@ def test_a_failed_write_leaves_what_was_there(tmp_path):
 
 
 def test_a_record_may_lack_what_no_table_needs(tmp_path):
-    """Such as that of an ensemble, which was not trained."""
+    """An ensemble's record does, because it was not trained."""
     needed = ("task", "arm", "seed", "metric", "metrics")
     write_results(tmp_path, "ensemble", [{name: RECORDS[0][name] for name in needed}])
     text = (tmp_path / "results" / "ensemble.md").read_text(encoding="utf-8")
@@ -267,9 +265,9 @@ def test_a_record_may_lack_what_no_table_needs(tmp_path):
 
 
 def test_results_that_cannot_be_named_or_compared(tmp_path):
-    with pytest.raises(ValueError, match="Received the name 'a/b'; pass a plain file name"):
+    with pytest.raises(ValueError, match="Received the name 'a/b'; pass a plain file name, without a folder"):
         write_results(tmp_path, "a/b", RECORDS)
-    with pytest.raises(ValueError, match=r"records with the metrics \['f1', 'accuracy'\]; pass those with one"):
+    with pytest.raises(ValueError, match=r"metrics \['f1', 'accuracy'\]; pass records with one metric"):
         write_results(tmp_path, "table", [RECORDS[0], record("elmo", 1, 0.5, 0.5, metric="accuracy")])
 
 
@@ -284,11 +282,14 @@ def test_reading_a_record(tmp_path):
     [
         (b'{"task": "ner", "arm"', "record.json is not JSON: .*Delete it and run that arm and seed again"),
         (b"\xff\xfe\x00", "record.json is not JSON"),
-        (b"[1, 2]", "record.json is no record of a run: it has no task, arm, seed, metric, metrics. Pass a file that"),
-        (b'{"task": "ner", "arm": "elmo", "seed": 1}', "it has no metric, metrics"),
+        (
+            b"[1, 2]",
+            "is not the record of a run: it lacks task, arm, seed, metric, metrics. Pass a file of a run",
+        ),
+        (b'{"task": "ner", "arm": "elmo", "seed": 1}', "it lacks metric, metrics"),
         (
             b'{"task": "", "arm": "", "seed": 1, "metric": "f1", "metrics": {"test": {"accuracy": 1}}}',
-            r"has no f1 on test, only \['accuracy'\]; run it again",
+            r"has no f1 on test, only \['accuracy'\]\. Run it again",
         ),
     ],
 )
@@ -299,115 +300,13 @@ def test_reading_a_broken_record(tmp_path, content, message):
         read_record(path)
 
 
-CURVE = [
-    record(f"{family}@{share}", seed, 0.1, score + share / 10 + seed / 100, train_samples=int(1000 * share))
-    for family, score in (("elmo", 0.5), ("baseline", 0.3))
-    for share in (1.0, 0.01, 0.1)
-    for seed in (1, 2)
-]
-PICTURES = {
-    "layer weights": lambda path: draw_layer_weights(RECORDS, path),
-    "ablation": lambda path: draw_ablation(summarize(RECORDS), "f1", path),
-    "data curve": lambda path: draw_data_curve(CURVE, "f1", path),
-    "confusion": lambda path: draw_confusion([[1, 2], [3, 4]], ["no", "yes"], path),
-}
-
-
-@pytest.fixture
-def figures(monkeypatch):
-    """The figures that were drawn."""
-    pytest.importorskip("matplotlib")
-    drawn = []
-    new_figure = figure_module.new_figure
-    monkeypatch.setattr(figure_module, "new_figure", lambda *size: drawn.append(new_figure(*size)) or drawn[-1])
-    return drawn
-
-
-def texts(axis) -> list[str]:
-    return [text.get_text() for text in axis.texts]
-
-
-def labels(ticks) -> list[str]:
-    return [label.get_text() for label in ticks]
-
-
-@pytest.mark.parametrize("name", PICTURES)
-def test_pictures_are_files(name, figures, tmp_path):
-    path = tmp_path / "folder" / "picture.png"
-    assert PICTURES[name](path) is True
-    assert path.read_bytes().startswith(b"\x89PNG")
-
-
-@pytest.mark.parametrize("name", PICTURES)
-def test_pictures_need_matplotlib(name, tmp_path, monkeypatch, caplog):
-    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
-    assert PICTURES[name](tmp_path / "picture.png") is False
-    assert not list(tmp_path.iterdir())
-    (message,) = caplog.messages
-    assert 'picture.png is not drawn: that needs matplotlib; pip install "modeling-elmo[train]"' in message
-
-
-def test_picture_of_layer_weights(figures, tmp_path, caplog):
-    draw_layer_weights(RECORDS, tmp_path / "a.png")
-    axis = figures[0].axes[0]
-    assert texts(axis) == ["0.30", "0.40", "0.30"]
-    assert labels(axis.get_yticklabels()) == ["token layer", "biLSTM 1", "biLSTM 2"]
-    assert axis.images[0].get_clim() == (0, 1)  # the same shade in every picture
-    assert not axis.yaxis_inverted()  # the token layer at the bottom
-    assert draw_layer_weights(RECORDS[:1], tmp_path / "b.png") is False
-    assert "b.png is not drawn: no run has layer weights" in caplog.text
-
-
-def test_picture_of_an_ablation(figures, tmp_path):
-    draw_ablation(summarize(RECORDS), "f1", tmp_path / "a.png")
-    (axis,) = figures[0].axes
-    assert labels(axis.get_yticklabels()) == ["baseline", "elmo"]
-    assert axis.get_xlabel() == "f1 (%)"
-    found = {each.get_label(): each for each in axis.containers}
-    assert list(found) == ["validation", "test"]
-    points, _, (bars,) = found["test"]
-    np.testing.assert_allclose(points.get_xdata(orig=False), [32, 46])
-    half_widths = [np.ptp(segment[:, 0]) / 2 for segment in bars.get_segments()]
-    np.testing.assert_allclose(
-        half_widths, [100 * statistics.stdev([0.30, 0.34]), 100 * statistics.stdev([0.42, 0.48, 0.48])]
-    )
-
-
-def test_picture_of_a_data_curve(figures, tmp_path):
-    draw_data_curve(CURVE, "f1", tmp_path / "a.png")
-    (axis,) = figures[0].axes
-    assert axis.get_xscale() == "log" and axis.get_ylabel() == "f1 on test (%)"
-    ticks = dict(zip(axis.get_xticks(), labels(axis.get_xticklabels()), strict=True))
-    assert ticks == {1.0: "100 % (1,000)", 0.01: "1 % (10)", 0.1: "10 % (100)"}
-    found = {each.get_label(): each[0] for each in axis.containers}
-    assert list(found) == ["elmo", "baseline"]
-    np.testing.assert_allclose(found["elmo"].get_xdata(orig=False), [0.01, 0.1, 1])
-    np.testing.assert_allclose(found["elmo"].get_ydata(orig=False), [51.6, 52.5, 61.5])
-
-
-def test_an_arm_without_a_share_saw_all_data(figures, tmp_path):
-    draw_data_curve([CURVE[2], record("elmo", 1, 0.5, 0.5)], "f1", tmp_path / "a.png")
-    (line,) = figures[0].axes[0].containers
-    np.testing.assert_allclose(line[0].get_xdata(orig=False), [0.01, 1])
-    for name in ("elmo@tenth", "elmo@0", "elmo@10"):
-        with pytest.raises(ValueError, match=f"Arm '{name}' ends in the share '.*'; pass a number above 0, up to 1"):
-            draw_data_curve([record(name, 1, 0.5, 0.5)], "f1", tmp_path / "b.png")
-
-
-@pytest.mark.parametrize("size, has_numbers", [(2, True), (40, False)])
-def test_picture_of_a_confusion_matrix(size, has_numbers, figures, tmp_path):
-    counts = np.arange(size * size).reshape(size, size) * 1000
-    names = [f"label {number}" for number in range(size)]
-    draw_confusion(counts.tolist(), names, tmp_path / "a.png")
-    axis = figures[0].axes[0]
-    assert labels(axis.get_xticklabels()) == labels(axis.get_yticklabels()) == names
-    assert (axis.get_xlabel(), axis.get_ylabel()) == ("predicted", "gold")
-    assert texts(axis) == ([f"{count:,}" for count in counts.ravel()] if has_numbers else [])
-    np.testing.assert_allclose(axis.images[0].get_array(), counts / counts.sum(1, keepdims=True))
-
-
-def test_a_confusion_matrix_with_an_empty_row_or_of_another_size(figures, tmp_path):
-    draw_confusion([[0, 0], [1, 1]], ["a", "b"], tmp_path / "a.png")
-    np.testing.assert_allclose(figures[0].axes[0].images[0].get_array(), [[0, 0], [0.5, 0.5]])
-    with pytest.raises(ValueError, match=r"shape \(2, 2\); pass a row and a column for each of 3 labels"):
-        draw_confusion([[0, 0], [1, 1]], ["a", "b", "c"], tmp_path / "b.png")
+def test_table_of_word_senses():
+    same = {"lemmas": 3, "instances": 8, "chance": 0.25, "token layer": 0.375}
+    told = {"instances": 7, "unseen_lemmas": 0.125, "token layer": 0.625, "first sense": 0.75}
+    assert cells(sense_table({"same_sense": same, "disambiguation": told})) == [
+        ["", "same sense@1", "disambiguation"],
+        ["chance", "25.0", ""],
+        ["token layer", "37.5", "62.5"],
+        ["first sense", "", "75.0"],
+    ]
+    assert cells(sense_table({"same_sense": same}))[0] == ["", "same sense@1"]

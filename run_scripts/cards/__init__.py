@@ -1,1 +1,1 @@
-"""Model cards, their figures, and the folders that go to the Hub."""
+"""Model cards, tables and figures of results, and the folders that go to the Hub."""

@@ -1,4 +1,8 @@
-"""All figures: curves of training, results of experiments, maps of vectors."""
+"""All figures: training curves, results of experiments, maps of vectors.
+
+Each `draw_*` function writes a picture and returns True. Without matplotlib, or if there is nothing to draw, it logs a
+warning that names the picture and returns False.
+"""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -12,7 +16,7 @@ from modeling_elmo import ELMoConfig
 from modeling_elmo.run_scripts.cards.tables import (
     ERRORS,
     ArmSummary,
-    Record,
+    RunRecord,
     layer_names,
     mean_layer_weights,
     splits_with,
@@ -21,40 +25,31 @@ from modeling_elmo.run_scripts.cards.tables import (
 
 logger = logging.get_logger(__name__)
 
-Entries = list[dict[str, Any]]
-COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")  # Okabe and Ito's
+LogEntries = Sequence[dict[str, Any]]
+Curve = list[tuple[int, float]]  # steps and values
 
+COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")  # Okabe and Ito's palette
 MARKERS = "os^Dv<>"
-
-SLANTED = {"rotation": 35, "ha": "right", "rotation_mode": "anchor"}  # labels that would run into one another
-
-MOST_NUMBERED = 15  # labels of a confusion matrix with numbers in its cells
-
-PERPLEXITIES = {"perplexity": "both directions", "forward": "forward", "backward": "backward"}
+SLANTED_LABELS = {"rotation": 35, "ha": "right", "rotation_mode": "anchor"}  # for labels that would overlap
+MOST_NUMBERED_LABELS = 15  # a larger confusion matrix has no numbers in its cells
+DIRECTIONS = {"perplexity": "both directions", "forward": "forward", "backward": "backward"}  # keys of an evaluation
 
 
-def loss_label(name: str, config: ELMoConfig) -> str:
-    if name == "sampled_loss":
-        return f"sampled softmax loss, {config.num_sampled:,} candidates"
-    return f"{'adaptive' if config.softmax_type == 'adaptive' else 'full'} softmax loss"
-
-
-def draw_curve(path: Path, evaluations: Entries, steps: Entries, config: ELMoConfig, published_step: int) -> bool:
-    """Draws held-out perplexity and training loss. Returns False without matplotlib, or if there is nothing to draw."""
-    try:
-        from matplotlib.figure import Figure  # saved by Agg; pyplot would choose a backend for the whole process
-    except ImportError:
-        return False
-    losses = {loss_label(name, config): points(steps, name) for name in ("loss", "sampled_loss")}
-    perplexities = {label: points(evaluations, name) for name, label in PERPLEXITIES.items()}
-    panels = {"held-out perplexity": perplexities, "training loss\n(nats a prediction)": losses}
-    panels = {title: lines for title, lines in panels.items() if any(lines.values())}
+def draw_curve(path: Path, evaluations: LogEntries, steps: LogEntries, config: ELMoConfig, published_step: int) -> bool:
+    """Held-out perplexity and training loss of a pretraining run over its steps."""
+    losses = {loss_kind(name, config): curve_of(steps, name) for name in ("loss", "sampled_loss")}
+    perplexities = {label: curve_of(evaluations, name) for name, label in DIRECTIONS.items()}
+    panels = {"held-out perplexity": perplexities, "training loss\n(nats per prediction)": losses}
+    panels = {title: curves for title, curves in panels.items() if any(curves.values())}
     if not panels:
+        logger.warning(f"{path} is not drawn: the log has no perplexity and no loss.")
         return False
-    figure = Figure(figsize=(8, 0.5 + 2.75 * len(panels)), dpi=120, layout="constrained")
+    figure = new_figure(path, 8, 0.5 + 2.75 * len(panels))
+    if figure is None:
+        return False
     axes = figure.subplots(len(panels), sharex=True, squeeze=False)[:, 0]
-    for axis, (title, lines) in zip(axes, panels.items(), strict=True):
-        draw_panel(axis, title, lines, published_step)
+    for axis, (title, curves) in zip(axes, panels.items(), strict=True):
+        draw_panel(axis, title, curves, published_step)
     if any(perplexities.values()):
         scale_logarithmically(axes[0])
     axes[-1].set_xlabel("optimizer steps")
@@ -62,22 +57,23 @@ def draw_curve(path: Path, evaluations: Entries, steps: Entries, config: ELMoCon
     return True
 
 
-def points(entries: Entries, name: str) -> list[tuple[int, float]]:
+def loss_kind(name: str, config: ELMoConfig) -> str:
+    """What a loss in the log was computed with."""
+    if name == "sampled_loss":
+        return f"sampled softmax loss, {config.num_sampled:,} candidates"
+    return f"{'adaptive' if config.softmax_type == 'adaptive' else 'full'} softmax loss"
+
+
+def curve_of(entries: LogEntries, name: str) -> Curve:
     return [(entry["step"], entry[name]) for entry in entries if name in entry and math.isfinite(entry[name])]
 
 
-def draw_panel(axis, title: str, lines: dict[str, list[tuple[int, float]]], published_step: int):
-    for label, line in lines.items():
-        if line:
-            is_one_direction = label in ("forward", "backward")
-            width = 0.8 if is_one_direction else 1.6
-            axis.plot(
-                *zip(*line, strict=True),
-                label=label,
-                linewidth=width,
-                marker="o" if len(line) <= 50 else "",
-                markersize=2 * width,
-            )
+def draw_panel(axis, title: str, curves: Mapping[str, Curve], published_step: int):
+    for label, curve in curves.items():
+        if curve:
+            width = 0.8 if label in ("forward", "backward") else 1.6
+            marker = "o" if len(curve) <= 50 else ""
+            axis.plot(*zip(*curve, strict=True), label=label, linewidth=width, marker=marker, markersize=2 * width)
     axis.axvline(published_step, color="0.5", linestyle="--", linewidth=1, label=f"published: step {published_step:,}")
     axis.set_ylabel(title)
     axis.grid(alpha=0.3)
@@ -98,44 +94,55 @@ def scale_logarithmically(axis):
     axis.yaxis.set_major_formatter("{x:,.6g}")
 
 
-def draw_layer_weights(records: Sequence[Record], path: str | Path) -> bool:
-    """The paper's Figure 2: a column for each place where ELMo enters, a shade for the weight of each layer.
-
-    As all pictures: returns False, and says why, where there is nothing to draw or no matplotlib.
-    """
+def draw_layer_weights(records: Sequence[RunRecord], path: str | Path) -> bool:
+    """The paper's Figure 2: a column for each place where ELMo enters, a shade for the weight of each layer."""
     weights = mean_layer_weights(records)
     if not weights:
         logger.warning(f"{path} is not drawn: no run has layer weights.")
         return False
-    names = layer_names(weights)
+    matrix = np.column_stack(list(weights.values()))
+    names = layer_names(len(matrix))
     figure = new_figure(path, 2.6 + 0.9 * len(weights), 1.5 + 0.6 * len(names))
     if figure is None:
         return False
-    matrix = np.column_stack(list(weights.values()))
     texts = [[f"{weight:.2f}" for weight in row] for row in matrix]
-    axis = draw_shades(figure, matrix, names, list(weights), "weight of the layer", texts)
+    axis = draw_shares(figure, matrix, names, list(weights), "weight of the layer", texts)
     axis.invert_yaxis()  # the first layer at the bottom, as in the network
     figure.savefig(path)
     return True
 
 
 def draw_confusion(matrix: Sequence[Sequence[int]], labels: Sequence[str], path: str | Path) -> bool:
-    """How often texts of a gold label (row) were given each label (column); shades are shares of the row."""
+    """Counts of texts by gold label (row) and predicted label (column); a shade is the share of the row."""
     counts = np.array(matrix)
     if counts.shape != (len(labels), len(labels)) or not len(labels):
         raise ValueError(
             f"The matrix has shape {counts.shape}; pass a row and a column for each of {len(labels)} labels."
         )
-    has_numbers = len(labels) <= MOST_NUMBERED
+    has_numbers = len(labels) <= MOST_NUMBERED_LABELS
     size = 0.6 * len(labels) if has_numbers else min(max(9, 0.2 * len(labels)), 30)
     figure = new_figure(path, size + 3.5, size + 2)
     if figure is None:
         return False
     shares = counts / np.maximum(counts.sum(1, keepdims=True), 1)
     texts = [[f"{count:,}" for count in row] for row in counts] if has_numbers else []
-    draw_shades(figure, shares, labels, labels, "share of the gold label", texts).set(xlabel="predicted", ylabel="gold")
+    draw_shares(figure, shares, labels, labels, "share of the gold label", texts).set(xlabel="predicted", ylabel="gold")
     figure.savefig(path)
     return True
+
+
+def draw_shares(figure, shares, rows: Sequence[str], columns: Sequence[str], title: str, texts) -> Any:
+    """Draws a matrix of shares as shades, with texts in the cells, and returns its axis."""
+    axis = figure.subplots()
+    figure.colorbar(axis.imshow(shares, cmap="Blues", vmin=0, vmax=1, aspect="auto"), label=title)
+    is_long = max(map(len, columns)) > 8
+    turned = {"rotation": 90} if len(columns) > MOST_NUMBERED_LABELS else SLANTED_LABELS if is_long else {}
+    axis.set_xticks(range(len(columns)), columns, **turned)
+    axis.set_yticks(range(len(rows)), rows)
+    for (row, column), text in np.ndenumerate(texts):
+        color = "white" if shares[row, column] > 0.6 else "black"
+        axis.text(column, row, text, ha="center", va="center", color=color, fontsize=9)
+    return axis
 
 
 def draw_ablation(summaries: Sequence[ArmSummary], metric: str, path: str | Path) -> bool:
@@ -147,19 +154,20 @@ def draw_ablation(summaries: Sequence[ArmSummary], metric: str, path: str | Path
     axis = figure.subplots()
     for index, split in enumerate(splits):
         rows = [row for row, summary in enumerate(summaries) if metric in summary.mean.get(split, {})]
-        values, deviations = shown_values([summaries[row] for row in rows], split, metric)
-        places = np.array(rows) + 0.2 * (index - (len(splits) - 1) / 2)
-        axis.errorbar(values, places, xerr=deviations, label=split, linestyle="", **look(index))
+        means, deviations = plotted_scores([summaries[row] for row in rows], split, metric)
+        heights = np.array(rows) + 0.2 * (index - (len(splits) - 1) / 2)
+        axis.errorbar(means, heights, xerr=deviations, label=split, linestyle="", **line_style(index))
     axis.set_yticks(range(len(summaries)), [summary.arm for summary in summaries])
     axis.set_ylim(len(summaries) - 0.5, -0.5)  # the first arm at the top
-    finish(axis, "x", metric, splits, path)
+    style_scores(axis, "x", metric, splits)
+    figure.savefig(path)
     return True
 
 
-def draw_data_curve(records: Sequence[Record], metric: str, path: str | Path) -> bool:
+def draw_data_curve(records: Sequence[RunRecord], metric: str, path: str | Path) -> bool:
     """The paper's Figure 1: scores on the last split over the share of the training data, a line for each family.
 
-    The name of an arm is `family@share`; without a share it saw all data.
+    The name of an arm is `family@share`; an arm without a share saw all data.
     """
     summaries = summarize(records)
     split = splits_with(summaries, metric)[-1]
@@ -173,19 +181,22 @@ def draw_data_curve(records: Sequence[Record], metric: str, path: str | Path) ->
         if metric in summary.mean.get(split, {}):
             families.setdefault(summary.arm.partition("@")[0], []).append(summary)
     for index, (family, members) in enumerate(families.items()):
-        members.sort(key=lambda summary: share_of(summary.arm))
-        values, deviations = shown_values(members, split, metric)
-        axis.errorbar([share_of(each.arm) for each in members], values, yerr=deviations, label=family, **look(index))
-    sizes = {share_of(record["arm"]): record.get("train_samples") for record in records}
+        members.sort(key=lambda summary: data_share(summary.arm))
+        means, deviations = plotted_scores(members, split, metric)
+        shares = [data_share(member.arm) for member in members]
+        axis.errorbar(shares, means, yerr=deviations, label=family, **line_style(index))
+    sizes = {data_share(record["arm"]): record.get("train_samples") for record in records}
     labels = [f"{100 * share:g} %" + (f" ({size:,})" if size else "") for share, size in sizes.items()]
-    axis.set_xticks(list(sizes), labels, **SLANTED)
+    axis.set_xticks(list(sizes), labels, **SLANTED_LABELS)
     axis.minorticks_off()
     axis.set_xlabel("share of the training data (examples)")
-    finish(axis, "y", metric, [split], path)
+    style_scores(axis, "y", metric, [split])
+    figure.savefig(path)
     return True
 
 
-def share_of(arm: str) -> float:
+def data_share(arm: str) -> float:
+    """The share of the training data that the name of an arm ends in."""
     share = arm.partition("@")[2] or "1"
     try:
         found = float(share)
@@ -196,70 +207,49 @@ def share_of(arm: str) -> float:
     return found
 
 
-def new_figure(path: str | Path, width: float, height: float) -> Any:
-    try:
-        from matplotlib.figure import Figure  # saved by Agg; pyplot would choose a backend for the whole process
-    except ImportError:
-        logger.warning(f'{path} is not drawn: that needs matplotlib; pip install "modeling-elmo[train]"')
-        return None
-    Path(path).parent.mkdir(parents=True, exist_ok=True)
-    return Figure(figsize=(width, height), dpi=120, layout="constrained")
-
-
-def draw_shades(figure, shares, rows: Sequence[str], columns: Sequence[str], title: str, texts) -> Any:
-    """A matrix of shares as shades, with texts in the cells."""
-    axis = figure.subplots()
-    figure.colorbar(axis.imshow(shares, cmap="Blues", vmin=0, vmax=1, aspect="auto"), label=title)
-    turned = {"rotation": 90} if len(columns) > MOST_NUMBERED else SLANTED if max(map(len, columns)) > 8 else {}
-    axis.set_xticks(range(len(columns)), columns, **turned)
-    axis.set_yticks(range(len(rows)), rows)
-    for (row, column), text in np.ndenumerate(texts):
-        color = "white" if shares[row, column] > 0.6 else "black"
-        axis.text(column, row, text, ha="center", va="center", color=color, fontsize=9)
-    return axis
-
-
-def shown_values(summaries: Sequence[ArmSummary], split: str, metric: str) -> tuple[np.ndarray, np.ndarray]:
+def plotted_scores(summaries: Sequence[ArmSummary], split: str, metric: str) -> tuple[np.ndarray, np.ndarray]:
+    """Means and deviations, in percent except for errors."""
     factor = 1 if metric in ERRORS else 100
-    pairs = [(summary.mean[split][metric], summary.deviation[split][metric]) for summary in summaries]
-    means, deviations = factor * np.array(pairs).T
-    return means, deviations
+    means, deviations = ([getattr(each, name)[split][metric] for each in summaries] for name in ("mean", "deviation"))
+    return factor * np.array(means), factor * np.array(deviations)
 
 
-def look(index: int) -> dict[str, Any]:
-    color, marker = COLORS[index % len(COLORS)], MARKERS[index % len(MARKERS)]
-    return {"color": color, "marker": marker, "markersize": 5, "linewidth": 1.5, "capsize": 3}
+def line_style(index: int) -> dict[str, Any]:
+    return {**point_style(index), "markersize": 5, "linewidth": 1.5, "capsize": 3}
 
 
-def finish(axis, along: str, metric: str, splits: Sequence[str], path: str | Path):
-    """The axis of the scores, a legend where there is a choice, and the file."""
+def point_style(index: int) -> dict[str, Any]:
+    return {"color": COLORS[index % len(COLORS)], "marker": MARKERS[index % len(MARKERS)]}
+
+
+def style_scores(axis, along: str, metric: str, splits: Sequence[str]):
+    """Labels the axis of the scores (`along`: x or y), and adds a legend if there are several lines."""
     on = f" on {splits[0]}" if len(splits) == 1 else ""
     axis.set(**{f"{along}label": f"{metric.replace('_', ' ')}{on}{'' if metric in ERRORS else ' (%)'}"})
     axis.grid(axis=along, alpha=0.3)
     axis.spines[["top", "right"]].set_visible(False)
     if len(axis.containers) > 1:
         axis.figure.legend(loc="outside upper center", ncols=4, frameon=False)
-    axis.figure.savefig(path)
 
 
 def draw_map(vectors: np.ndarray, groups: Mapping[str, Sequence[int]], path: Path) -> bool:
-    """All vectors in the plane in which they differ most (principal components), those of groups in colour.
+    """All vectors in the plane of their first two principal components, with groups in colour.
 
     Args:
-        groups: numbers of vectors by label. Labels that the font lacks letters for become numbers.
+        vectors: Shape: (vectors, dimension).
+        groups: rows of `vectors` by label. A label that the font cannot draw becomes a number.
     """
     figure = new_figure(path, 8, 5 + 0.2 * len(groups))
     if figure is None:
         return False
     centred = vectors - vectors.mean(0)
-    _, sizes, axes = np.linalg.svd(centred, full_matrices=False)
-    points, shares = centred @ axes[:2].T, (sizes**2 / max((sizes**2).sum(), 1e-12))[:2]
+    _, sizes, components = np.linalg.svd(centred, full_matrices=False)
+    points, shares = centred @ components[:2].T, (sizes**2 / max((sizes**2).sum(), 1e-12))[:2]
     axis = figure.subplots()
     axis.scatter(*points.T, s=10, color="0.8", label="_")
-    for number, (label, members) in enumerate(groups.items()):
-        look = {"color": COLORS[number % len(COLORS)], "marker": MARKERS[number % len(MARKERS)]}
-        label = label.replace("$", r"\$") if can_draw(label) else f"query {number + 1}"
-        axis.scatter(*points[list(members)].T, s=36, label=label, **look)
+    for index, (label, rows) in enumerate(groups.items()):
+        label = label.replace("$", r"\$") if can_draw(label) else f"query {index + 1}"
+        axis.scatter(*points[list(rows)].T, s=36, label=label, **point_style(index))
     axis.set_xlabel(f"first principal component ({shares[0]:.0%} of the variance)")
     axis.set_ylabel(f"second ({shares[1]:.0%})")
     figure.legend(loc="outside lower center", fontsize=8)
@@ -268,8 +258,19 @@ def draw_map(vectors: np.ndarray, groups: Mapping[str, Sequence[int]], path: Pat
 
 
 def can_draw(text: str) -> bool:
-    """Whether matplotlib's font has these letters; it has no Hangul, for one."""
+    """Whether matplotlib's font has these letters; it has no Hangul, for example."""
     from matplotlib.font_manager import FontProperties, findfont, get_font
 
     font = get_font(findfont(FontProperties()))
     return all(font.get_char_index(ord(letter)) for letter in text)
+
+
+def new_figure(path: str | Path, width: float, height: float) -> Any:
+    """A figure of this size in inches, or None without matplotlib. Makes the picture's folder."""
+    try:
+        from matplotlib.figure import Figure  # saved by Agg; pyplot would choose a backend for the whole process
+    except ImportError:
+        logger.warning(f'{path} is not drawn: that needs matplotlib; pip install "modeling-elmo[train]"')
+        return None
+    Path(path).parent.mkdir(parents=True, exist_ok=True)
+    return Figure(figsize=(width, height), dpi=120, layout="constrained")

@@ -20,31 +20,28 @@ from safetensors.torch import load_file
 import modeling_elmo
 from modeling_elmo import ELMoConfig, ELMoPreTrainedModel, ELMoTokenizer
 from modeling_elmo.configuration_elmo import SENTENCE_TRANSFORMERS_FILES
-from modeling_elmo.run_scripts.cards.bilm_card import bilm_part
-from modeling_elmo.run_scripts.cards.card import CardArguments, write_card, write_facts
-from modeling_elmo.run_scripts.cards.head_card import PIPELINES, task_part
+from modeling_elmo.run_scripts.cards.bilm_card import write_bilm_card
+from modeling_elmo.run_scripts.cards.card import CardArguments, write_card_facts
+from modeling_elmo.run_scripts.cards.head_card import PIPELINE_TAGS, write_head_card
 from modeling_elmo.run_scripts.program.files import MODEL_FILES
 
-# All that is sent. Trainings leave more beside it: optimizers, paths of the author's disk, texts of the data.
-PUBLISHED = (*MODEL_FILES, *SENTENCE_TRANSFORMERS_FILES, "original_checkpoint.json", "record.json", "*.png", "LICENSE*")
-
-PUBLISHED += tuple(f"results/*.{kind}" for kind in ("json", "md", "png"))
-
-MADE_ANEW = ("*.py", "*.safetensors", "*.safetensors.index.json")
-
-FLAG = {"nargs": "?", "const": True}  # of an option that is true, false or not given
-
-TOKEN = re.compile(rb"(?:hf_(?:oauth_)?|api_org_)[A-Za-z0-9]{30,}|hf_jwt_[A-Za-z0-9._-]{30,}")
-
-TEXTS = ["He is in (London), Paris.", "밥 먹었어?", "x"]
-
-TOLERANCES = {"float32": 1e-4, "float16": 0.1, "bfloat16": 0.5}  # of the root mean square; another model has above 1
-
-CARD_NAME = re.compile(r"^name = ['\"](.+)['\"](?=  # path of this folder)", re.MULTILINE)
+# The only files that are uploaded. A training run also leaves optimizers, local paths and texts of the data.
+FILES_TO_UPLOAD = (
+    *MODEL_FILES,
+    *SENTENCE_TRANSFORMERS_FILES,
+    *("original_checkpoint.json", "record.json", "*.png", "LICENSE*"),
+    *("results/*.json", "results/*.md", "results/*.png"),
+)
+SAVED_FILES = ("*.py", "*.safetensors", "*.safetensors.index.json")  # written by `save_pretrained`, not copied
+FLAG = {"nargs": "?", "const": True}  # argparse options of a flag that is true, false or not given
+HUB_TOKEN = re.compile(rb"(?:hf_(?:oauth_)?|api_org_)[A-Za-z0-9]{30,}|hf_jwt_[A-Za-z0-9._-]{30,}")
+TEXTS = ["He is in (London), Paris.", "밥 먹었어?", "x"]  # read by both models that are compared
+TOLERANCES = {"float32": 1e-4, "float16": 0.1, "bfloat16": 0.5}  # of the root mean square; other models exceed 1
+NAME_IN_EXAMPLE = re.compile(r"^name = ['\"](.+)['\"](?=  # path of this folder)", re.MULTILINE)
 
 
 def outputs_of(model, tokenizer, texts: list[str]) -> dict[str, torch.Tensor]:
-    """What a model of any of our classes makes of texts. Its source is run in the clean process, too."""
+    """The layers, logits and losses of a model of any of our classes. The clean process runs this source, too."""
     kind, config = type(model).__name__, model.config
     is_pair = kind == "ELMoForQuestionAnswering" or "Sequence" in kind and config.classifier == "esim"
     inputs = tokenizer(texts, texts[::-1] if is_pair else None, padding=True, return_tensors="pt")
@@ -56,7 +53,7 @@ def outputs_of(model, tokenizer, texts: list[str]) -> dict[str, torch.Tensor]:
     return {name: tensor.float().contiguous() for name, tensor in {**layers, **others}.items()}
 
 
-STRANGER = f"""
+CLEAN_PROCESS = f"""
 import pathlib, re, sys
 sys.modules["modeling_elmo"] = None  # as if it were not installed
 import torch, transformers
@@ -77,17 +74,17 @@ for code in re.findall("```python\\n(.*?)```", pathlib.Path(name, "README.md").r
 @dataclass(kw_only=True)
 class PushArguments(CardArguments):
     model: str = field(metadata={"help": "Folder of the checkpoint, as a training or a conversion left it."})
-    repo_id: str = field(metadata={"help": "Repository on the Hub: user/name; a name alone is one of yours."})
-    push: bool = field(default=False, metadata={"help": "Send it. Otherwise: show what would be sent."})
-    new_card: bool = field(default=False, metadata={"help": "Write the card anew, as also for options of the card."})
+    repo_id: str = field(metadata={"help": "Repository on the Hub: user/name, or the name of one of your own."})
+    push: bool = field(default=False, metadata={"help": "Upload the folder. Without it: a dry run."})
+    new_card: bool = field(default=False, metadata={"help": "Write a new card. Options of the card imply it."})
     private: bool | None = field(
-        default=None, metadata={"help": "Whether a new repository is private. Default: as your account has it.", **FLAG}
+        default=None, metadata={"help": "Visibility of a new repository. Default: the setting of your account.", **FLAG}
     )
-    token: str | None = field(default=None, metadata={"help": "Default: that of `hf auth login`, or $HF_TOKEN."})
+    token: str | None = field(default=None, metadata={"help": "Token. Default: that of `hf auth login`, or $HF_TOKEN."})
     dtype: Literal["float32", "float16", "bfloat16"] = field(
-        default="float32", metadata={"help": "Precision that weights are stored in; loaded, they are float32."}
+        default="float32", metadata={"help": "Precision of the stored weights. Loaded weights are float32."}
     )
-    output_dir: str | None = field(default=None, metadata={"help": "New folder to keep what was assembled in."})
+    output_dir: str | None = field(default=None, metadata={"help": "New folder that keeps the assembled files."})
 
     def __post_init__(self):
         super().__post_init__()
@@ -98,64 +95,67 @@ class PushArguments(CardArguments):
         if not Path(self.model, "config.json").is_file():
             raise FileNotFoundError(f"--model {self.model}: there is no config.json; pass the folder of a checkpoint.")
         if self.output_dir and Path(self.output_dir).exists():
-            raise FileExistsError(f"--output_dir {self.output_dir} is there already; pass a new folder.")
+            raise FileExistsError(f"--output_dir {self.output_dir} exists already; pass a new folder.")
 
 
 def assemble(arguments: PushArguments, folder: Path) -> Path:
-    """A folder with nothing in it that does not belong to the checkpoint; the card is new if its facts are."""
+    """Fills `folder` with the checkpoint and its results, and nothing else.
+
+    The card is written again if it is missing, if its facts changed, or on request.
+    """
     source = Path(arguments.model)
-    for path in published_files(source):
-        if not any(Path(path).match(pattern) for pattern in MADE_ANEW):
+    for path in files_to_upload(source):
+        if not any(Path(path).match(pattern) for pattern in SAVED_FILES):
             (folder / path).parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(source / path, folder / path)
-    model, tokenizer = load(arguments.model)
+    model, tokenizer = load_checkpoint(arguments.model)
     stored = getattr(torch, arguments.dtype)
-    # The configuration keeps float32, which is what it will be loaded as: half precision is for disks, not for CPUs.
+    # The configuration keeps float32, the precision in memory: half precision is for disks, not for CPUs.
     weights = {name: value.to(stored) for name, value in model.state_dict().items() if value.is_floating_point()}
     model.save_pretrained(folder, state_dict=model.state_dict() | weights)
     tokenizer.save_pretrained(folder)
     card = folder / "README.md"
-    if write_facts(folder, arguments) or arguments.new_card or not card.exists():
-        part = task_part if type(model).__name__ in PIPELINES else bilm_part
-        write_card(folder, folder.name, part(folder, arguments.repo_id))
+    if write_card_facts(folder, arguments) or arguments.new_card or not card.exists():
+        is_head = type(model).__name__ in PIPELINE_TAGS
+        (write_head_card if is_head else write_bilm_card)(folder, arguments.repo_id)
     else:
-        card.write_text(renamed(card.read_text(encoding="utf-8"), arguments.repo_id), encoding="utf-8")
+        card.write_text(rename_card(card.read_text(encoding="utf-8"), arguments.repo_id), encoding="utf-8")
     return folder
 
 
-def load(source: str) -> tuple[ELMoPreTrainedModel, ELMoTokenizer]:
-    """The model, of the class that it was saved as, and its tokenizer."""
+def load_checkpoint(source: str) -> tuple[ELMoPreTrainedModel, ELMoTokenizer]:
+    """The tokenizer and the model, in the class that it was saved as."""
     config = ELMoConfig.from_pretrained(source)
     model_class = getattr(modeling_elmo, (config.architectures or ["ELMoModel"])[0])
     return model_class.from_pretrained(source, dtype=torch.float32), ELMoTokenizer.from_pretrained(source)
 
 
-def renamed(card: str, repo_id: str) -> str:
-    """A card of ours under another name: in its example, its title and what the Hub reads. Others stay as they are."""
-    if (found := CARD_NAME.search(card)) is None:
+def rename_card(card: str, repo_id: str) -> str:
+    """Renames one of our cards in its example, its title and its metadata. Other cards stay as they are."""
+    if (found := NAME_IN_EXAMPLE.search(card)) is None:
         return card
     old, new = found[1].split("/")[-1], repo_id.split("/")[-1]
-    card = CARD_NAME.sub(f"name = {repo_id!r}", card)
+    card = NAME_IN_EXAMPLE.sub(f"name = {repo_id!r}", card)
     return re.sub(rf"^(# |- name: ){re.escape(old)}$", rf"\g<1>{new}", card, flags=re.MULTILINE)
 
 
-def published_files(folder: Path) -> list[str]:
-    """What belongs on the Hub of a folder: a checkpoint and its results, without the traces of its training."""
-    found = {path for pattern in PUBLISHED for path in folder.glob(pattern) if path.is_file()}
+def files_to_upload(folder: Path) -> list[str]:
+    """The files of a checkpoint and its results, without the traces of its training."""
+    found = {path for pattern in FILES_TO_UPLOAD for path in folder.glob(pattern) if path.is_file()}
     return sorted(path.relative_to(folder).as_posix() for path in found if not path.name.startswith("."))
 
 
 def verify(folder: Path, arguments: PushArguments) -> str:
-    """Loads `folder` in a clean process, runs its card, and says how far its outputs are from those of the source.
+    """Loads `folder` in a clean process, runs the example of its card, and reports the difference of the outputs.
 
     Raises:
-        RuntimeError: the process failed, with its message, or its outputs are others than those here.
+        RuntimeError: the process failed, or its outputs differ from those of `arguments.model` in this process.
     """
     root = folder.parents[arguments.repo_id.count("/")]
     with tempfile.TemporaryDirectory() as home:
         kept = {name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "HF_"))}
         finished = subprocess.run(
-            [sys.executable, "-c", STRANGER, arguments.repo_id, *TEXTS],
+            [sys.executable, "-c", CLEAN_PROCESS, arguments.repo_id, *TEXTS],
             cwd=root,
             env={**kept, "HF_HOME": home, "HF_HUB_OFFLINE": "1", "PYTHONIOENCODING": "utf-8"},
             capture_output=True,
@@ -163,18 +163,20 @@ def verify(folder: Path, arguments: PushArguments) -> str:
         )
     if finished.returncode:
         raise RuntimeError(f"{folder.name} does not load, or its card's example fails:\n{finished.stderr.strip()}")
-    there, here = load_file(root / "outputs.safetensors"), outputs_of(*load(arguments.model), TEXTS)
-    name, worst = max(((name, distance(here[name], there[name])) for name in here), key=lambda pair: pair[1])
-    found = f"of its outputs {name} differs most from that of {arguments.model}, by {worst:.1e} of its root mean square"
-    if worst > TOLERANCES[arguments.dtype]:
-        raise RuntimeError(f"{folder.name} is another model when it is loaded without this package: {found}.")
+    there, here = load_file(root / "outputs.safetensors"), outputs_of(*load_checkpoint(arguments.model), TEXTS)
+    differences = {name: largest_difference(here[name], there[name]) for name in here}
+    worst = max(differences, key=differences.__getitem__)
+    size = f"{differences[worst]:.1e} of the root mean square"
+    found = f"its outputs differ from those of {arguments.model} by at most {size} ({worst})"
+    if differences[worst] > TOLERANCES[arguments.dtype]:
+        raise RuntimeError(f"{folder.name} gives other outputs when it is loaded without this package: {found}.")
     return f"A process without this package loads it and runs the card's example; {found}."
 
 
-def distance(here: torch.Tensor, there: torch.Tensor) -> float:
-    """The largest difference, in units of the root mean square; scores that are "never" in both are left out.
+def largest_difference(here: torch.Tensor, there: torch.Tensor) -> float:
+    """The largest difference, in units of the root mean square. A value that is not a number is infinitely far.
 
-    What is not a number, here or there, is infinitely far.
+    Scores that mean "never" on both sides are left out.
     """
     differing = ~((here <= -1e3) & (there <= -1e3))
     scale = here[here > -1e3].square().mean().sqrt().clamp(min=1e-6)
@@ -182,30 +184,31 @@ def distance(here: torch.Tensor, there: torch.Tensor) -> float:
 
 
 def refuse_tokens(folder: Path, paths: list[str]):
+    """Raises an error if a file holds what looks like a token of the Hub."""
     for path in paths:
-        if Path(path).suffix != ".safetensors" and TOKEN.search((folder / path).read_bytes()):
+        if Path(path).suffix != ".safetensors" and HUB_TOKEN.search((folder / path).read_bytes()):
             raise ValueError(
-                f"{path} holds what looks like a token of the Hub (hf_..., api_org_...): take it out, and revoke it."
+                f"{path} holds what looks like a token of the Hub (hf_..., api_org_...). Remove it, and revoke the "
+                "token."
             )
 
 
 def push(folder: Path, repo_id: str, message: str, private: bool | None = None, token: str | None = None):
-    """Uploads what belongs on the Hub as one commit: all of it is visible, or nothing.
+    """Uploads the checkpoint's files as one commit, so that all of it becomes visible or nothing.
 
     Args:
-        repo_id: a name without a user is one of the token's owner.
+        repo_id: a name without a user belongs to the owner of the token.
     """
-    paths = published_files(folder)
+    paths = files_to_upload(folder)
     refuse_tokens(folder, paths)
     api = HfApi(token=token)
     try:
         repo = api.create_repo(repo_id, private=private, exist_ok=True)
-        names = list(map(glob.escape, paths))  # the Hub's client takes them for patterns
+        names = list(map(glob.escape, paths))  # the Hub's client reads them as patterns
         api.upload_folder(repo_id=repo.repo_id, folder_path=folder, commit_message=message, allow_patterns=names)
-    except Exception as error:  # a broken connection has the class of whatever library the client speaks with
+    except Exception as error:  # the class of a broken connection depends on the library behind the client
         raise RuntimeError(
-            f"{folder} could not be sent to {repo_id}: {error}\nWhat stood there stands there still, for the commit is "
-            "the last step. Send it again with `python -m modeling_elmo.run_scripts.push_to_hub`; files that arrived "
-            "are not sent twice."
+            f"{folder} could not be uploaded to {repo_id}: {error}\nThe repository is unchanged, because the commit is "
+            "the last step. Upload the folder again with `elmo push`; files that arrived are not sent twice."
         ) from error
     print(f"Uploaded to {repo}")

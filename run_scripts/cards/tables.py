@@ -1,4 +1,4 @@
-"""Tables and pictures of task runs, from one record a run: the paper's Table 1, Figure 1 and Figure 2.
+"""Tables of task runs: from one record per run to summaries of arms and Markdown, as in the paper's Table 1.
 
 A record is what the training of one arm with one seed leaves behind:
 
@@ -15,17 +15,15 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from transformers.utils import logging
 
+from modeling_elmo.run_scripts.cards.markdown import markdown_table
 from modeling_elmo.run_scripts.program.files import write_json, write_lines
 
-logger = logging.get_logger(__name__)
+RunRecord = dict[str, Any]
 
-Record = dict[str, Any]
-Figures = dict[str, dict[str, float]]  # by split and metric
-
-SPLITS = ("train", "validation", "test")  # their order; others follow
-ERRORS = ("mse", "loss")  # lower is better, and not a share: shown as they are
+SPLITS = ("train", "validation", "test")  # in this order; other splits follow
+ERRORS = ("mse", "loss")  # lower is better; shown as they are, not in percent
+NEEDED_KEYS = ("task", "arm", "seed", "metric", "metrics")
 
 
 @dataclass(frozen=True)
@@ -34,70 +32,91 @@ class ArmSummary:
 
     arm: str
     seeds: list[int]
-    mean: Figures
-    deviation: Figures
+    mean: dict[str, dict[str, float]]
+    deviation: dict[str, dict[str, float]]
 
 
-def read_record(path: str | Path) -> Record:
-    """The record in a JSON file, with the keys that tables need."""
+def read_record(path: str | Path) -> RunRecord:
+    """The record in a JSON file, checked for the keys that tables need."""
     try:
         record = json.loads(Path(path).read_text(encoding="utf-8"))
     except (json.JSONDecodeError, UnicodeDecodeError) as error:
         raise ValueError(f"{path} is not JSON: {error}. Delete it and run that arm and seed again.") from error
-    needed = ("task", "arm", "seed", "metric", "metrics")
-    missing = [key for key in needed if key not in record] if isinstance(record, dict) else list(needed)
+    missing = [key for key in NEEDED_KEYS if key not in record] if isinstance(record, dict) else NEEDED_KEYS
     if missing:
-        raise ValueError(f"{path} is no record of a run: it has no {', '.join(missing)}. Pass a file that a run wrote.")
+        raise ValueError(f"{path} is not the record of a run: it lacks {', '.join(missing)}. Pass a file of a run.")
     for split, scores in record["metrics"].items():
         if record["metric"] not in scores:
-            raise ValueError(f"{path} has no {record['metric']} on {split}, only {list(scores)}; run it again.")
+            raise ValueError(f"{path} has no {record['metric']} on {split}, only {list(scores)}. Run it again.")
     return record
 
 
-def summarize(records: Sequence[Record]) -> list[ArmSummary]:
+def summarize(records: Sequence[RunRecord]) -> list[ArmSummary]:
     """A summary of each arm, in the order of their first records."""
     tasks = list(dict.fromkeys(record["task"] for record in records))
     if len(tasks) != 1:
-        raise ValueError(f"Received records of the tasks {tasks}; pass those of one task.")
-    arms: dict[str, list[Record]] = {}
+        raise ValueError(f"Received records of the tasks {tasks}; pass records of one task.")
+    arms: dict[str, list[RunRecord]] = {}
     for record in records:
         arms.setdefault(record["arm"], []).append(record)
     return [summarize_arm(arm, members) for arm, members in arms.items()]
 
 
-def summarize_arm(arm: str, records: Sequence[Record]) -> ArmSummary:
+def summarize_arm(arm: str, records: Sequence[RunRecord]) -> ArmSummary:
     seeds = [record["seed"] for record in records]
     if len(set(seeds)) < len(seeds):
         raise ValueError(f"Arm {arm!r} has the seeds {seeds}; pass one record for each seed.")
-    figures = [numbers_of(record) for record in records]
-    for seed, found in zip(seeds, figures, strict=True):
-        if found.keys() != figures[0].keys():
-            different = sorted(" ".join(name) for name in found.keys() ^ figures[0].keys())
+    scores = [numeric_scores(record) for record in records]
+    for seed, found in zip(seeds, scores, strict=True):
+        if found.keys() != scores[0].keys():
+            different = sorted(" ".join(name) for name in found.keys() ^ scores[0].keys())
             raise ValueError(
                 f"Arm {arm!r}: only one of the seeds {seeds[0]} and {seed} has {', '.join(different)}; pass records of "
                 "equal runs."
             )
     summary = ArmSummary(arm, seeds, {}, {})
-    for split, metric in figures[0]:
-        values = [found[split, metric] for found in figures]
+    for split, metric in scores[0]:
+        values = [found[split, metric] for found in scores]
         deviation = float(np.std(values, ddof=1)) if len(values) > 1 else 0.0
         summary.mean.setdefault(split, {})[metric] = float(np.mean(values))
         summary.deviation.setdefault(split, {})[metric] = deviation
     return summary
 
 
-def numbers_of(record: Record) -> dict[tuple[str, str], float]:
-    """The single numbers among its scores; `per_type` and the like are tables."""
+def numeric_scores(record: RunRecord) -> dict[tuple[str, str], float]:
+    """The scores of a run by split and metric, without tables such as `per_type`."""
     return {
         (split, name): float(value)
-        for split in sorted(record["metrics"], key=place_of_split)
+        for split in sorted(record["metrics"], key=split_order)
         for name, value in record["metrics"][split].items()
         if isinstance(value, (int, float))
     }
 
 
-def place_of_split(split: str) -> int:
+def split_order(split: str) -> int:
     return SPLITS.index(split) if split in SPLITS else len(SPLITS)
+
+
+def first_split(record: RunRecord) -> str:
+    return min(record["metrics"], key=split_order)
+
+
+def last_split(record: RunRecord) -> str:
+    return max(record["metrics"], key=split_order)
+
+
+def splits_with(summaries: Sequence[ArmSummary], metric: str) -> list[str]:
+    """The splits on which any arm has the metric."""
+    splits = {split for summary in summaries for split, means in summary.mean.items() if metric in means}
+    if not splits:
+        known = sorted({name for summary in summaries for means in summary.mean.values() for name in means})
+        raise ValueError(f"No arm has the metric {metric!r}; pass one of {known}.")
+    return sorted(splits, key=lambda split: (split_order(split), split))
+
+
+def best_record(records: Sequence[RunRecord]) -> RunRecord:
+    """The run with the best score on its first split: validation, or test if there is no other."""
+    return max(records, key=lambda record: record["metrics"][first_split(record)][record["metric"]])
 
 
 def relative_error_reduction(baseline: float, value: float) -> float:
@@ -114,55 +133,48 @@ def relative_error_reduction(baseline: float, value: float) -> float:
     return ((1 - baseline) - (1 - value)) / (1 - baseline)
 
 
-def table(summaries: Sequence[ArmSummary], metric: str, baseline: str | None = None) -> str:
-    """A Markdown table with aligned columns: mean ± standard deviation of each arm on each split, in percent.
+def summary_table(summaries: Sequence[ArmSummary], metric: str, baseline: str | None = None) -> str:
+    """A Markdown table: mean ± standard deviation of each arm on each split, in percent.
 
     Args:
-        baseline: an arm, to which the others are compared on the last split: difference, and share of its errors that
-            is gone. Of arms with a share of the data, its name without the share.
+        baseline: an arm that the others are compared with, on the last split: difference, and share of its errors
+            that is gone. For arms with a share of the data, its name without the share.
     """
     splits = splits_with(summaries, metric)
     rows = [["arm", "runs", *splits]]
     for summary in summaries:
-        rows.append([summary.arm, str(len(summary.seeds)), *(cell(summary, split, metric) for split in splits)])
+        rows.append([summary.arm, str(len(summary.seeds)), *(score_cell(summary, split, metric) for split in splits)])
     if baseline is not None:
         rows[0].append(f"gain on {splits[-1]} (absolute / relative)")
         for row, summary in zip(rows[1:], summaries, strict=True):
-            row.append(gain(summary, baseline_of(summary.arm, baseline, summaries), splits[-1], metric))
-    return aligned(rows)
+            row.append(gain_cell(summary, baseline_of(summary.arm, baseline, summaries), splits[-1], metric))
+    return markdown_table(rows)
 
 
 def score_table(summaries: Sequence[ArmSummary]) -> str:
-    """All figures of each arm on the last split; empty where there is but one."""
-    split = max((split for summary in summaries for split in summary.mean), key=place_of_split)
+    """All metrics of each arm on the last split; empty if there is only one metric."""
+    split = max((split for summary in summaries for split in summary.mean), key=split_order)
     metrics = list(dict.fromkeys(metric for summary in summaries for metric in summary.mean.get(split, {})))
     if len(metrics) < 2:
         return ""
     rows = [[f"arm, on {split}", *(metric.replace("_", " ") for metric in metrics)]]
-    rows += [[summary.arm, *(cell(summary, split, metric) for metric in metrics)] for summary in summaries]
-    return aligned(rows)
+    rows += [[summary.arm, *(score_cell(summary, split, metric) for metric in metrics)] for summary in summaries]
+    return markdown_table(rows)
 
 
-def splits_with(summaries: Sequence[ArmSummary], metric: str) -> list[str]:
-    splits = {split for summary in summaries for split, means in summary.mean.items() if metric in means}
-    if not splits:
-        known = sorted({name for summary in summaries for means in summary.mean.values() for name in means})
-        raise ValueError(f"No arm has the metric {metric!r}; pass one of {known}.")
-    return sorted(splits, key=lambda split: (place_of_split(split), split))
-
-
-def cell(summary: ArmSummary, split: str, metric: str) -> str:
+def score_cell(summary: ArmSummary, split: str, metric: str) -> str:
     if metric not in summary.mean.get(split, {}):
         return ""
-    mean = number(summary.mean[split][metric], metric)
-    return mean if len(summary.seeds) == 1 else f"{mean} ± {number(summary.deviation[split][metric], metric)}"
+    mean = format_score(summary.mean[split][metric], metric)
+    return mean if len(summary.seeds) == 1 else f"{mean} ± {format_score(summary.deviation[split][metric], metric)}"
 
 
-def number(value: float, metric: str) -> str:
+def format_score(value: float, metric: str) -> str:
     return f"{value:.4f}" if metric in ERRORS else f"{100 * value:.2f}"
 
 
 def baseline_of(arm: str, baseline: str, summaries: Sequence[ArmSummary]) -> ArmSummary:
+    """The baseline of an arm; of an arm with a share of the data, the baseline with the same share."""
     arms = {summary.arm: summary for summary in summaries}
     name = baseline if baseline in arms else baseline + "".join(arm.partition("@")[1:])
     if name not in arms:
@@ -170,7 +182,7 @@ def baseline_of(arm: str, baseline: str, summaries: Sequence[ArmSummary]) -> Arm
     return arms[name]
 
 
-def gain(summary: ArmSummary, baseline: ArmSummary, split: str, metric: str) -> str:
+def gain_cell(summary: ArmSummary, baseline: ArmSummary, split: str, metric: str) -> str:
     if summary is baseline or any(metric not in each.mean.get(split, {}) for each in (summary, baseline)):
         return ""
     before, after = baseline.mean[split][metric], summary.mean[split][metric]
@@ -180,80 +192,51 @@ def gain(summary: ArmSummary, baseline: ArmSummary, split: str, metric: str) -> 
     return f"{100 * (after - before):+.2f}{relative}"
 
 
-def aligned(rows: list[list[str]]) -> str:
-    """Markdown; the first column reads from the left, numbers from the right."""
-    rows = [[text.replace("|", "\\|") for text in row] for row in rows]
-    widths = [max(3, *map(len, column)) for column in zip(*rows, strict=True)]
-    rule = ["-" * (width - 1) + ":" if place else "-" * width for place, width in enumerate(widths)]
-    sides = ["<", *">" * (len(widths) - 1)]
-    form = " | ".join(f"{{:{side}{width}}}" for side, width in zip(sides, widths, strict=True))
-    return "\n".join(f"| {form.format(*row)} |" for row in [rows[0], rule, *rows[1:]])
-
-
-def write_results(folder: str | Path, name: str, records: Sequence[Record], baseline: str | None = None) -> None:
+def write_results(folder: str | Path, name: str, records: Sequence[RunRecord], baseline: str | None = None) -> None:
     """Writes `results/{name}.json`, the records and their summaries, and `results/{name}.md`, their tables.
 
     Args:
-        baseline: as in `table`.
+        baseline: as in `summary_table`.
     """
     if Path(name).name != name:
-        raise ValueError(f"Received the name {name!r}; pass a plain file name, without folder.")
+        raise ValueError(f"Received the name {name!r}; pass a plain file name, without a folder.")
     metrics = list(dict.fromkeys(record["metric"] for record in records))
     if len(metrics) != 1:
-        raise ValueError(f"Received records with the metrics {metrics}; pass those with one.")
+        raise ValueError(f"Received records with the metrics {metrics}; pass records with one metric.")
     summaries, results = summarize(records), Path(folder, "results")
-    text = report(name, records, summaries, metrics[0], baseline)
+    report = results_report(name, records, summaries, metrics[0], baseline)
     whole = {"records": list(records), "summaries": [asdict(summary) for summary in summaries]}
     write_json(results / f"{name}.json", whole)
-    write_lines(results / f"{name}.md", [text])
+    write_lines(results / f"{name}.md", [report])
 
 
-def report(
-    name: str, records: Sequence[Record], summaries: Sequence[ArmSummary], metric: str, baseline: str | None
+def results_report(
+    name: str, records: Sequence[RunRecord], summaries: Sequence[ArmSummary], metric: str, baseline: str | None
 ) -> str:
     unit = "" if metric in ERRORS else ", in percent"
     parts = [
         f"# {name}",
-        f"Task `{records[0]['task']}`: {metric}{unit}; mean ± sample standard deviation over the runs, one a seed.",
-        table(summaries, metric, baseline),
+        f"Task `{records[0]['task']}`: {metric}{unit}; mean ± sample standard deviation over the runs, one per seed.",
+        summary_table(summaries, metric, baseline),
     ]
     if baseline is not None:
         parts.append(f"Gain over `{baseline}`: the difference, and the share of its errors that is gone.")
     if scores := score_table(summaries):
         parts += ["## All scores", scores]
-    weights = mean_layer_weights(records)
-    if weights:
+    if weights := mean_layer_weights(records):
         parts += ["## Layer weights", "Softmax-normalised, mean over the runs.", layer_table(weights)]
     if types := type_table(records):
         parts += ["## By type", f"F1 on {last_split(records[0])}, in percent, mean over the runs.", types]
     return "\n\n".join([*parts, "## Runs", run_table(records, metric)])
 
 
-def last_split(record: Record) -> str:
-    return max(record["metrics"], key=place_of_split)
-
-
-def best_record(records: Sequence[Record]) -> Record:
-    """The run with the best score on the first split, which is no test unless there is no other."""
-
-    return max(records, key=lambda record: record["metrics"][first_split(record)][record["metric"]])
-
-
-def first_split(record: Record) -> str:
-    return min(record["metrics"], key=place_of_split)
-
-
-def tables_by_type(record: Record) -> dict[str, Any]:
-    scores = record["metrics"][last_split(record)]
-    return scores.get("per_type") or scores.get("per_label") or {}
-
-
-def type_table(records: Sequence[Record]) -> str:
-    """F1 of each type of entity, tag or label on the last split: a row a type, a column an arm."""
+def type_table(records: Sequence[RunRecord]) -> str:
+    """F1 of each type of entity, tag or label on the last split: a row per type, a column per arm."""
     numbers: dict[str, int] = {}
     found: dict[tuple[str, str], list[float]] = {}
     for record in records:
-        for kind, scores in tables_by_type(record).items():
+        last = record["metrics"][last_split(record)]
+        for kind, scores in (last.get("per_type") or last.get("per_label") or {}).items():
             numbers[kind] = scores["number"]
             found.setdefault((kind, record["arm"]), []).append(scores["f1"])
     if not numbers:
@@ -263,51 +246,57 @@ def type_table(records: Sequence[Record]) -> str:
     for kind, count in numbers.items():
         means = [f"{100 * np.mean(found[kind, arm]):.2f}" if (kind, arm) in found else "" for arm in arms]
         rows.append([kind, f"{count:,}", *means])
-    return aligned(rows)
+    return markdown_table(rows)
 
 
-def run_table(records: Sequence[Record], metric: str) -> str:
-    splits = sorted({split for record in records for split in record["metrics"]}, key=place_of_split)
-    optional: dict[str, str] = {"train_samples": "{:,}", "epochs": "{:.1f}", "seconds": "{:.0f}"}
+def run_table(records: Sequence[RunRecord], metric: str) -> str:
+    """A row per run: its score on each split, and its size and time if they were recorded."""
+    splits = sorted({split for record in records for split in record["metrics"]}, key=split_order)
+    optional = {"train_samples": "{:,}", "epochs": "{:.1f}", "seconds": "{:.0f}"}
     rows = [["arm", "seed", *splits, *(name.replace("_", " ") for name in optional)]]
     for record in records:
         scores = [record["metrics"].get(split, {}).get(metric) for split in splits]
-        shown = ["" if score is None else number(score, metric) for score in scores]
-        others = ["" if record.get(name) is None else form.format(record[name]) for name, form in optional.items()]
-        rows.append([record["arm"], str(record["seed"]), *shown, *others])
-    return aligned(rows)
+        cells = ["" if score is None else format_score(score, metric) for score in scores]
+        cells += ["" if record.get(name) is None else form.format(record[name]) for name, form in optional.items()]
+        rows.append([record["arm"], str(record["seed"]), *cells])
+    return markdown_table(rows)
 
 
-def mean_layer_weights(records: Sequence[Record]) -> dict[str, np.ndarray]:
-    """Weights of the layers where ELMo enters, the mean over seeds, by arm and place as far as these differ."""
+def mean_layer_weights(records: Sequence[RunRecord]) -> dict[str, np.ndarray]:
+    """The layer weights at each place where ELMo enters, as means over seeds.
+
+    The keys name the arm, the place, or both, as needed to tell them apart.
+    """
     found: dict[tuple[str, str], list[list[float]]] = {}
     for record in records:
         for place, weights in record.get("layer_weights", {}).items():
             found.setdefault((record["arm"], place), []).append(weights)
     if len({len(weights) for group in found.values() for weights in group}) > 1:
         sizes = {", ".join(key): sorted({len(weights) for weights in group}) for key, group in found.items()}
-        raise ValueError(f"The runs mix different numbers of layers: {sizes}; pass records of one model.")
+        raise ValueError(f"The runs have different numbers of layers: {sizes}; pass records of one model.")
     arms, places = ({key[part] for key in found} for part in (0, 1))
     labels = {key: key[1] if len(arms) == 1 else key[0] if len(places) == 1 else ", ".join(key) for key in found}
     return {labels[key]: np.mean(group, axis=0) for key, group in found.items()}
 
 
-def layer_names(weights: dict[str, np.ndarray]) -> list[str]:
-    count = len(next(iter(weights.values())))
+def layer_names(count: int) -> list[str]:
     return ["token layer", *(f"biLSTM {number}" for number in range(1, count))]
 
 
 def layer_table(weights: dict[str, np.ndarray]) -> str:
     columns = [[f"{weight:.3f}" for weight in column] for column in weights.values()]
-    rows = map(list, zip(layer_names(weights), *columns, strict=True))
-    return aligned([["layer", *weights], *rows])
+    rows = zip(layer_names(len(columns[0])), *columns, strict=True)
+    return markdown_table([["layer", *weights], *rows])
 
 
-def sense_table(found: dict[str, Any]) -> str:
-    """Both figures side by side, in percent."""
-    columns = {"same sense@1": found["same_sense"], "disambiguation": found.get("disambiguation")}
-    columns = {name: figures for name, figures in columns.items() if figures}
-    rows = dict.fromkeys(row for figures in columns.values() for row in figures)
-    shown = [row for row in rows if row not in ("lemmas", "instances", "unseen_lemmas")]
-    cells = [[row, *(f"{100 * each[row]:.1f}" if row in each else "" for each in columns.values())] for row in shown]
-    return aligned([["", *columns], *cells])
+def sense_table(senses: dict[str, Any]) -> str:
+    """The result of `elmo senses`, in percent: a row per layer and baseline, a column per measure."""
+    columns = {"same sense@1": senses["same_sense"], "disambiguation": senses.get("disambiguation")}
+    columns = {name: scores for name, scores in columns.items() if scores}
+    names = dict.fromkeys(name for scores in columns.values() for name in scores)
+    rows = [
+        [name, *(f"{100 * scores[name]:.1f}" if name in scores else "" for scores in columns.values())]
+        for name in names
+        if name not in ("lemmas", "instances", "unseen_lemmas")
+    ]
+    return markdown_table([["", *columns], *rows])

@@ -23,9 +23,9 @@ from transformers import EarlyStoppingCallback, EvalPrediction, Trainer, Trainin
 from transformers.utils import logging
 
 from modeling_elmo import ELMoConfig, ELMoModel, ELMoTokenizer
-from modeling_elmo.run_scripts.cards.card import CardArguments, hub_name, public, write_card, write_facts
+from modeling_elmo.run_scripts.cards.card import CardArguments, hub_name, without_folders, write_card_facts
 from modeling_elmo.run_scripts.cards.figures import draw_ablation, draw_confusion, draw_data_curve, draw_layer_weights
-from modeling_elmo.run_scripts.cards.head_card import task_part
+from modeling_elmo.run_scripts.cards.head_card import write_head_card
 from modeling_elmo.run_scripts.cards.publishing import push
 from modeling_elmo.run_scripts.cards.tables import (
     best_record,
@@ -34,7 +34,7 @@ from modeling_elmo.run_scripts.cards.tables import (
     read_record,
     score_table,
     summarize,
-    table,
+    summary_table,
     write_results,
 )
 from modeling_elmo.run_scripts.fine_tuning.data import training_share
@@ -220,7 +220,7 @@ def report(records: list[Record], folder: Path, arguments: ExperimentArguments):
     summaries = summarize(records)
     baseline = BASELINE.name if BASELINE.name in {summary.arm.partition("@")[0] for summary in summaries} else None
     write_results(folder, name, records, baseline)
-    print(*filter(None, (table(summaries, metric, baseline), score_table(summaries))), sep="\n\n")
+    print(*filter(None, (summary_table(summaries, metric, baseline), score_table(summaries))), sep="\n\n")
     results = folder / "results"
     if any(record["layer_weights"] for record in records):
         draw_layer_weights(records, results / f"{name}_layer_weights.png")
@@ -268,7 +268,7 @@ class Experiment:
         folder = self._folder_of(arms[best["arm"]], best["seed"])
         if len(candidates) > 1:
             best = best | {"best_of": len(candidates), "best_on": first_split(best)}
-            write_card(folder, self._name(), task_part(folder, self._name(), best))
+            write_head_card(folder, self._name(), best)
             write_json(folder / "record.json", best)
         return folder
 
@@ -363,11 +363,11 @@ class Experiment:
             "metric": self.task.metric,
             "metrics": {},
             "layer_weights": {place: mix.layer_weights().tolist() for place, mix in model.mixes().items()},
-            "data": public(self.task.source),
+            "data": without_folders(self.task.source),
             "columns": self.task.data["train"].column_names,
             "train_samples": len(share),
             "epochs": trainer.state.epoch,
-            "settings": public(self._settings(arm, seed)),
+            "settings": without_folders(self._settings(arm, seed)),
             "base_model": hub_name(self.head.model_name_or_path),
             "dataset": hub_name(self.task.source.get("dataset")),
         }
@@ -379,8 +379,8 @@ class Experiment:
         trainer.save_model(str(folder))
         record["seconds"] = time.monotonic() - start
         if trainer.is_world_process_zero():
-            write_facts(folder, self.arguments)
-            write_card(folder, self._name(), task_part(folder, self._name(), record))
+            write_card_facts(folder, self.arguments)
+            write_head_card(folder, self._name(), record)
             write_json(folder / "record.json", record)  # the last: what has one is finished
             for checkpoint in folder.glob("checkpoint-*"):  # the best of them is the model now
                 shutil.rmtree(checkpoint)
@@ -479,7 +479,7 @@ class Experiment:
             "metric": self.task.metric,
             "metrics": {split: self.task.scores(mean) for split, mean in means.items()},
             "layer_weights": {},
-            "settings": {"ensemble": public(list(folders))},
+            "settings": {"ensemble": without_folders(list(folders))},
         }
 
     def _mean(self, members: Sequence[Predicted], folders: Sequence[str]) -> Predicted:
