@@ -24,6 +24,7 @@ test: $(VENV)/.dev  ## the test suite; PYTEST_ADDOPTS="-m slow" for the long tes
 lint: $(VENV)/.dev  ## ruff (rules and format) and mypy
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
+	.ci/link_as_installed build/typed
 	$(BIN)/mypy
 
 format: $(VENV)/.dev  ## let ruff repair what it can
