@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import time
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Literal
@@ -394,7 +394,14 @@ def test_errors_of_libraries_that_a_user_can_put_right(function):
 
 
 @dataclass
-class FirstArguments:
+class BaseArguments:
+    batch_size: int = field(default=4, metadata={"help": "Texts per batch."})
+
+
+@dataclass
+class FirstArguments(BaseArguments):
+    batch_size: int = 8  # no help of its own
+    _: KW_ONLY
     model_name_or_path: str = field(metadata={"help": "Folder of a model."})
     train_file: str | None = field(default=None, metadata={"help": "Training file."})
     share: float = field(default=0.5, metadata={"help": "100%% or less."})
@@ -408,7 +415,7 @@ class FirstArguments:
 @dataclass
 class SecondArguments(TrainingArguments):
     _argument_group_name = "training options"
-    learning_rate: float = 0.25
+    learning_rate: float = field(default=0.25, metadata={"help": "Learning rate of Adam."})
 
 
 def parser() -> ProgramParser:
@@ -433,6 +440,7 @@ What it does.
   example
 
 first options:
+  --batch_size INT      Texts per batch. (default: 8)
   --model_name_or_path TEXT
                         Folder of a model.
   --train_file FILE     Training file.
@@ -447,8 +455,7 @@ first options:
 
 training options:
   --learning_rate FLOAT
-                        The initial learning rate for the optimizer. Typically the peak learning
-                        rate when using a scheduler with warmup. (default: 0.25)
+                        Learning rate of Adam. (default: 0.25)
 """
 
 
@@ -456,7 +463,7 @@ def test_options_become_one_object_per_group():
     first, second = parser().parse(["--model_name_or_path", "m", "--no_shuffle", "--train-file", "t", "--seed", "3"])
     assert (first.model_name_or_path, first.shuffle, first.train_file, second.seed) == ("m", False, "t", 3)
     single = ProgramParser(FirstArguments)
-    assert single.parse(["--model_name_or_path", "m"]) == FirstArguments("m")
+    assert single.parse(["--model_name_or_path", "m"]) == FirstArguments(model_name_or_path="m")
     single.add_argument("texts", help="File of texts.")
     assert " texts [options]\n" in single.format_help()
     arguments, others = single.parse(["--model_name_or_path", "m", "a.txt"])
