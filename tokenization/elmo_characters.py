@@ -289,7 +289,7 @@ def check_strings(words: Sequence) -> None:
 def read_vocabulary(path: str | PathLike) -> tuple[list[str], list[int]]:
     """Reads a vocabulary with one word per line, and moves the special words to the front.
 
-    `<S>`, `</S>` and `<UNK>` may be on any line. `<PAD>` is added if missing; `!!!MAXTERMID` and blank lines are skipped.
+    The special words may be on any line. `<PAD>` is added if missing; `!!!MAXTERMID` and blank lines are skipped.
 
     Returns:
         `tuple[list[str], list[int]]`: the words in the order of their ids, and the line number (from 0) of each word,
