@@ -31,10 +31,10 @@ SOFTMAX_FILES = ("*softmax*.hdf5",)
 HUB_REFERENCE = re.compile(r"hf://(?P<repo_id>[^/@]+/[^/@]+)(@(?P<revision>[^/]+))?/(?P<filename>.+)")
 HUB_ERRORS: dict[type[Exception], str] = {  # GatedRepoError is a RepositoryNotFoundError
     GatedRepoError: "access to {repo_id} is restricted; request access on its page, then run `hf auth login`.",
-    RepositoryNotFoundError: "{repo_id} does not exist or is private; pass another model, or run `hf auth login`.",
-    RevisionNotFoundError: "{repo_id} has no revision {revision}; pass one of its branches, tags or commits.",
-    RemoteEntryNotFoundError: "{repo_id} has no file {filename}; pass a file from the list on its page.",
-    LocalEntryNotFoundError: "the Hub cannot be reached and the cache has no copy; try again, or pass a local file.",
+    RepositoryNotFoundError: "there is no model {repo_id}, or it is private; pass another, or run `hf auth login`.",
+    RevisionNotFoundError: "{repo_id} has no revision {revision}; pass a branch, tag or commit of it.",
+    RemoteEntryNotFoundError: "{repo_id} has no file {filename}; pass one from the list on its page.",
+    LocalEntryNotFoundError: "the Hub cannot be reached and the cache has no copy; try again, or pass a file on disk.",
 }
 
 

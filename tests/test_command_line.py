@@ -1,6 +1,6 @@
-"""The `elmo` command and what all programs share: options, help, errors, exit statuses.
+"""The `elmo` command, and the options, help, errors and exit statuses of all programs.
 
-Programs of these tests are small files with mistakes and bugs of every kind; real programs run where a process matters.
+Small functions stand in for programs with mistakes of a user and with bugs. Real programs run in processes.
 """
 
 import os
@@ -90,6 +90,24 @@ def test_a_mistake_in_a_process(debug):
         assert "Traceback" in done.stderr and done.stderr.endswith(f"FileNotFoundError: {message}\n")
     else:
         assert (done.returncode, done.stderr) == (2, f"elmo convert: error: {message}\n")
+
+
+@pytest.mark.parametrize(
+    "start", [["-m", "modeling_elmo.run_scripts.convert_checkpoint"], [str(ROOT / "run_scripts/convert_checkpoint.py")]]
+)
+def test_programs_without_the_command(start):
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run([sys.executable, *start, *CONVERT[1:]], env=environment, capture_output=True, text=True)
+    assert done.returncode == 2
+    assert done.stderr.startswith("convert_checkpoint.py: error: missing.hdf5 does not exist; ")
+
+
+def test_accelerate_launches_a_module():
+    launch = [sys.executable, "-m", "accelerate.commands.launch", "--cpu", "-m", "modeling_elmo.run_scripts.perplexity"]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run([*launch, "--help"], env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("usage: perplexity.py [options]\n")
 
 
 def test_a_package_that_is_missing(tmp_path):
