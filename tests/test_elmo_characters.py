@@ -18,8 +18,8 @@ from modeling_elmo.tokenization.elmo_characters import (
 settings.register_profile("no_deadline", deadline=None)
 settings.load_profile("no_deadline")
 
-ANY_TEXT = st.text(alphabet=st.characters())  # lone surrogates too
-# The entries of the published example that the test needs; it has begin and end of word the other way round.
+ANY_TEXT = st.text(alphabet=st.characters())  # with lone surrogates
+# Entries of the published example, which has begin and end of word swapped.
 LEXICON = {"<bos>": 17679, "<eos>": 17680, "<oov>": 17681, "<pad>": 17682, "<bow>": 17683, "<eow>": 17684}
 LEXICON |= {"발": 217, "없": 186, "는": 31, "말": 134, "이": 53, "천": 419, "리": 40, "간": 65, "다": 92}
 
@@ -107,14 +107,14 @@ def test_the_table_grows_by_more_than_its_first_size():
     assert words.decode(words.character_ids(words.rows(many[::-7]))) == many[::-7]
 
 
-def test_ids_are_asked_for_once_per_word():
-    asked = []
-    words = WordTable(Utf8Alphabet(), lambda word: asked.append(word) or len(word), 50)
+def test_ids_are_looked_up_once_per_word():
+    looked_up = []
+    words = WordTable(Utf8Alphabet(), lambda word: looked_up.append(word) or len(word), 50)
     assert words.input_ids(words.rows(["ab", "a", "ab", "abc", "a"])).tolist() == [2, 1, 2, 3, 1]
-    assert asked == ["ab", "a", "abc"]
+    assert looked_up == ["ab", "a", "abc"]
 
 
-def test_pickling_leaves_the_words_behind():
+def test_a_pickled_table_has_no_words():
     words = WordTable(Utf8Alphabet(), len, 50)
     before = pickle.dumps(words)
     words.rows([str(number) for number in range(3000)])
@@ -138,7 +138,7 @@ def test_widen_refuses_rows_of_a_wider_tokenizer():
         table(max_word_length=8).widen(np.ones((2, 9), dtype=int), out=np.zeros((2, 8)))
 
 
-def test_decode_refuses_what_is_no_word():
+def test_decode_refuses_wrong_rows():
     words = table(max_word_length=5)
     with pytest.raises(ValueError, match="from -1 to 260 are out of range; this alphabet has the ids 0 to 261"):
         words.decode(np.array([[259, -1, 260]]))
