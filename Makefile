@@ -5,7 +5,7 @@ LOWEST := 5.17.0
 
 BIN := $(VENV)/bin
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q
-# --no-compile: modules compile when first imported, most of torch and transformers never
+# --no-compile: most modules of torch and transformers are never imported
 PIP_INSTALL := python -m pip install --quiet --no-compile
 
 .DEFAULT_GOAL := help
@@ -14,8 +14,8 @@ PIP_INSTALL := python -m pip install --quiet --no-compile
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
-# Threads that wait actively, OpenMP's default, take ten times as long beside another busy process.
-demo: $(VENV)/.demo  ## the shipped English biLM: vectors, neighbours, further training, a tagger with and without it; minutes
+# OpenMP's default is active waiting, which takes ten times as long beside another busy process.
+demo: $(VENV)/.demo  ## vectors, neighbors, further training and a tagger with the shipped English biLM (minutes)
 	OMP_WAIT_POLICY=passive $(BIN)/python run_scripts/demo.py
 
 test: $(VENV)/.dev  ## the test suite; PYTEST_ADDOPTS="-m slow" for the long tests
@@ -24,28 +24,29 @@ test: $(VENV)/.dev  ## the test suite; PYTEST_ADDOPTS="-m slow" for the long tes
 lint: $(VENV)/.dev  ## ruff (rules and format) and mypy
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
+	.ci/link_as_installed build/typed
 	$(BIN)/mypy
 
 format: $(VENV)/.dev  ## let ruff repair what it can
 	$(BIN)/ruff check --fix
 	$(BIN)/ruff format
 
-bench: $(VENV)/.demo  ## speed beside the plain definition, torch.nn.LSTM and BertTokenizer; minutes
+bench: $(VENV)/.demo  ## correctness, and speed beside torch.nn.LSTM and BertTokenizer (minutes)
 	mkdir -p build
-	$(BIN)/python run_scripts/benchmark_elmo.py --output build/benchmark.json --plot build/benchmark.png
+	$(BIN)/elmo benchmark --output build/benchmark.json --plot build/benchmark.png
 
 wheel: $(VENV)/.demo  ## dist/modeling_elmo-*.whl
 	$(BIN)/python -m pip wheel --quiet --no-deps --wheel-dir dist .
 
-test-common: $(VENV)/.dev  ## transformers' own ModelTesterMixin, out of its source distribution
+test-common: $(VENV)/.dev  ## transformers' ModelTesterMixin, from its source distribution
 	@if tests=$$(.ci/fetch_transformers_tests $(BIN)/python build/transformers); \
 	then TRANSFORMERS_TESTS=$$tests $(PYTEST) -n $(JOBS) -r fE -o verbosity_subtests=0 tests/test_common_modeling.py; \
-	else echo "skipped: pip found no source distribution of the installed transformers"; fi
+	else echo "skipped: pip has no source distribution of the installed transformers"; fi
 
 test-lowest: .venv-lowest/.dev  ## the test suite with the oldest supported transformers
 	OMP_NUM_THREADS=1 .venv-lowest/bin/python -m pytest -q -n $(JOBS)
 
-clean:  ## remove environments and everything built
+clean:  ## remove environments and built files
 	rm -rf .venv .venv-lowest build demo_output dist *.egg-info .mypy_cache .pytest_cache .ruff_cache .hypothesis
 
 $(BIN)/python:

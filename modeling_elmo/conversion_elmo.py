@@ -1,7 +1,7 @@
-"""Checkpoints of the original ELMo (bilm-tf, AllenNLP: options.json + weights.hdf5) <-> Hugging Face folders.
+"""Original ELMo checkpoints (bilm-tf, AllenNLP: options.json and weights.hdf5) to Hugging Face folders, and back.
 
-`KEYS` and `OPTIONS` are the format, row by row: an array or an option of theirs beside ours. What follows applies them
-both ways and checks that the files of a checkpoint belong together.
+`KEYS` and `OPTIONS` define the format: each row pairs an original array or option with ours. The code below applies
+them in both directions, and checks that the files of a checkpoint match.
 """
 
 import re
@@ -25,8 +25,8 @@ from modeling_elmo.tokenization.tokenization_elmo import ELMoTokenizer
 
 
 class Transform(NamedTuple):
-    load: Callable[[Tensor], tuple[Tensor, ...]]  # their array -> our tensors
-    dump: Callable[..., Tensor]  # our tensors -> their array
+    load: Callable[[Tensor], tuple[Tensor, ...]]  # original array -> our tensors
+    dump: Callable[..., Tensor]  # our tensors -> original array
 
 
 def _to_our_gates(blocks: Tensor) -> Tensor:
@@ -34,35 +34,35 @@ def _to_our_gates(blocks: Tensor) -> Tensor:
     return torch.cat([i, f, o, j])
 
 
-def _to_their_gates(blocks: Tensor) -> Tensor:
+def _to_original_gates(blocks: Tensor) -> Tensor:
     i, f, o, g = blocks.chunk(4)
     return torch.cat([i, g, f, o])
 
 
 SAME = Transform(lambda array: (array,), lambda tensor: tensor)
 TRANSPOSED = Transform(lambda array: (array.T,), lambda tensor: tensor.T)
-# Row 0 of our tables is padding, all zeros; their files begin with the first real row.
+# Row 0 of our tables is padding, all zeros; original files start with the first real row.
 ZERO_ROW = Transform(lambda rows: (torch.cat([torch.zeros_like(rows[:1]), rows]),), lambda table: table[1:])
 # (1, width, characters, filters) <-> (filters, characters, width)
 FILTERS = Transform(lambda array: (array[0].permute(2, 1, 0),), lambda tensor: tensor.permute(2, 1, 0)[None])
-# TensorFlow's gate blocks i, j, f, o <-> ours i, f, o, g; its forget bias is added at run time, as ours is.
-GATES = Transform(lambda blocks: (_to_our_gates(blocks),), _to_their_gates)
+# TensorFlow's gate blocks i, j, f, o <-> ours i, f, o, g. Both add the forget bias at run time.
+GATES = Transform(lambda blocks: (_to_our_gates(blocks),), _to_original_gates)
 # One kernel over [input, state], (2 * projection, 4 * cell) <-> two matrices (4 * cell, projection)
 KERNEL = Transform(
     lambda kernel: _to_our_gates(kernel.T).chunk(2, dim=1),
-    lambda inputs, states: _to_their_gates(torch.cat([inputs, states], dim=1)).T,
+    lambda inputs, states: _to_original_gates(torch.cat([inputs, states], dim=1)).T,
 )
 
 
 class Key(NamedTuple):
     ours: tuple[str, ...]
-    theirs: str | None  # None: dropped on purpose, the original has no such array
+    original: str | None  # None: dropped on purpose, because the original has no such array
     transform: Transform = SAME
-    by_word: bool = False  # rows are words: permuted with the vocabulary
+    by_word: bool = False  # rows are words and permuted with the vocabulary
 
     def numbered(self, i: int) -> "Key":
-        theirs = self.theirs and self.theirs.format(i=i)
-        return self._replace(ours=tuple(name.format(i=i) for name in self.ours), theirs=theirs)
+        original = self.original and self.original.format(i=i)
+        return self._replace(ours=tuple(name.format(i=i) for name in self.ours), original=original)
 
 
 KEYS = (
@@ -93,7 +93,7 @@ KEYS = (
     ),
     Key(("backward_lstm.layers.{i}.input_linear.bias",), "RNN_1/RNN/MultiRNNCell/Cell{i}/LSTMCell/B", GATES),
     Key(("backward_lstm.layers.{i}.projection.weight",), "RNN_1/RNN/MultiRNNCell/Cell{i}/LSTMCell/W_P_0", TRANSPOSED),
-    # language model: a file of its own
+    # language model, in a separate file
     Key(("softmax.weight",), "softmax/W", ZERO_ROW, by_word=True),
     Key(("softmax.bias",), "softmax/b", ZERO_ROW, by_word=True),
     # the mix belongs to a task, not to the biLM
@@ -101,7 +101,7 @@ KEYS = (
     Key(("scalar_mix.gamma",), None),
 )
 
-# bilm-tf writes a model of one layer without `MultiRNNCell/Cell0` and looks for it with; both are read.
+# bilm-tf writes one-layer models without `MultiRNNCell/Cell0`, but reads them with it. We read both.
 ONE_LAYER_SPELLING = ("/MultiRNNCell/Cell0/", "/")
 
 _FORWARD_ONLY = "This is a forward-only language model; ELMo needs both directions."
@@ -109,7 +109,7 @@ _FORWARD_ONLY = "This is a forward-only language model; ELMo needs both directio
 REQUIRED = object()
 
 OPTIONS: dict[str, tuple[str, Any]] = {
-    # options.json: (ELMoConfig, value of a missing option)
+    # option: (field of ELMoConfig, default)
     "lstm.dim": ("lstm_hidden_size", REQUIRED),
     "lstm.projection_dim": ("projection_size", REQUIRED),
     "lstm.n_layers": ("num_hidden_layers", 1),
@@ -125,7 +125,7 @@ OPTIONS: dict[str, tuple[str, Any]] = {
     "dropout": ("dropout", 0.1),
 }
 
-# Beside the model: what its configuration cannot say about the original and the exact way back needs.
+# Saved with the model: facts that an exact export needs and the configuration does not have.
 RECORD_FILE = "original_checkpoint.json"
 
 
@@ -133,7 +133,7 @@ RECORD_FILE = "original_checkpoint.json"
 class OriginalRecord:
     options: dict[str, Any]
     one_layer_spelling: bool = False
-    special_rows: list[int] | None = None  # of <S>, </S>, <UNK> in the vocabulary; None without one
+    special_rows: list[int] | None = None  # rows of <S>, </S>, <UNK> in the vocabulary, if there is one
 
 
 def convert_original_checkpoint(
@@ -144,17 +144,17 @@ def convert_original_checkpoint(
     softmax: str | Path | None = None,
     pre_tokenization: str = "moses",
 ) -> Path:
-    """Writes a folder for `from_pretrained` from a checkpoint of bilm-tf or AllenNLP, and returns `output_dir`.
+    """Converts a checkpoint of bilm-tf or AllenNLP to a folder for `from_pretrained`, and returns `output_dir`.
 
-    A file may be given as a path, as a folder or `.zip` archive that holds it, or as `hf://user/repo[@revision]/path`.
+    Each file may be a path, a folder or `.zip` archive with the file, or `hf://user/repo[@revision]/path`.
 
     Args:
-        weights: HDF5 file that `dump_weights` wrote.
-        options: its options.json; `None` where `weights` is a folder or an archive that holds both.
-        output_dir: a new or empty folder. It appears complete or not at all.
-        vocabulary: the words of the training in their order, one a line. Word-level models and `softmax` need it.
-        softmax: HDF5 file with `softmax/W` (words, projection_dim) and `softmax/b` (words,). The saved model is then an
-            `ELMoForPreTraining` that predicts, without it an `ELMoModel`.
+        weights: HDF5 file, written by `dump_weights`.
+        options: options.json of the weights; `None` if `weights` is a folder or an archive with both.
+        output_dir: new or empty folder. After an error it is unchanged.
+        vocabulary: training vocabulary in its order, one word per line. Word-level models and `softmax` need it.
+        softmax: HDF5 file with `softmax/W` (words, projection_dim) and `softmax/b` (words,). With it, the saved model
+            is an `ELMoForPreTraining`, without it an `ELMoModel`.
         pre_tokenization: how the tokenizer splits raw text, see `ELMoTokenizer`.
     """
     output_dir = Path(output_dir)
@@ -166,7 +166,7 @@ def convert_original_checkpoint(
     with files.staged(output_dir) as folder:
         model.save_pretrained(folder)
         tokenizer.save_pretrained(folder)
-        files.write_json(asdict(record), folder / RECORD_FILE)
+        files.write_json_object(asdict(record), folder / RECORD_FILE)
     return output_dir
 
 
@@ -177,34 +177,34 @@ def export_original_checkpoint(
     vocabulary: str | Path | None = None,
     softmax: str | Path | None = None,
 ):
-    """Writes the biLM of a folder for bilm-tf and AllenNLP: the way back of [`convert_original_checkpoint`], exactly.
+    """Writes a biLM for bilm-tf and AllenNLP: the exact inverse of [`convert_original_checkpoint`].
 
     Args:
-        model_dir: folder or Hub name of any ELMo model; what belongs to a task is left out.
-        weights, options, vocabulary, softmax: new files, all of them written or none; `None`: not wanted.
+        model_dir: folder or Hub name of any ELMo model. Parameters of a task are skipped.
+        weights, options, vocabulary, softmax: new files. `None` skips a file; after an error none is written.
     """
     if existing := [str(path) for path in (weights, options, vocabulary, softmax) if path and Path(path).exists()]:
-        raise FileExistsError(f"{', '.join(existing)} would be overwritten; pass names of new files.")
+        raise FileExistsError(f"{', '.join(existing)} already exists; pass names of new files.")
     if Path(model_dir).is_dir() and not Path(model_dir, "config.json").is_file():
         raise FileNotFoundError(f"{model_dir} has no config.json; pass a folder that save_pretrained wrote.")
     config = ELMoConfig.from_pretrained(model_dir)
     check_expressible(config, softmax)
-    record = read_record(model_dir, config)
+    record = read_original_record(model_dir, config)
     model = (ELMoForPreTraining if softmax else ELMoModel).from_pretrained(model_dir, dtype=torch.float32)
     if softmax and not model.config.has_softmax:
-        raise ValueError(f"{model_dir} holds no softmax; leave `softmax` out.")
+        raise ValueError(f"{model_dir} has no softmax; omit `softmax`.")
     arrays = to_original(model.state_dict(), record)
     softmax_arrays = {name: arrays.pop(name) for name in list(arrays) if name.startswith("softmax/")}
     words = original_words(model_dir, record) if vocabulary else []
     if vocabulary and len(words) != config.vocab_size - 1:
         raise ValueError(
-            f"The tokenizer in {model_dir} has {len(words) + 1} words, the model {config.vocab_size}; save them with "
-            "the same vocabulary."
+            f"The tokenizer in {model_dir} has {len(words) + 1} words, but the model has {config.vocab_size}; save "
+            "both with the same vocabulary."
         )
     contents: list[tuple[str | Path | None, Callable, Any]] = [
         (weights, files.write_arrays, arrays),
-        (options, files.write_json, record.options),
-        (vocabulary, files.write_lines, words),
+        (options, files.write_json_object, record.options),
+        (vocabulary, files.write_words, words),
         (softmax, files.write_arrays, softmax_arrays),
     ]
     with ExitStack() as all_or_nothing:
@@ -220,12 +220,12 @@ def load_original_checkpoint(
     softmax: Path | None = None,
     pre_tokenization: str = "moses",
 ) -> tuple[ELMoModel | ELMoForPreTraining, ELMoTokenizer, OriginalRecord]:
-    """The model, its tokenizer and the record for the way back; arguments as of [`convert_original_checkpoint`]."""
+    """The model, its tokenizer and the record for an export. Arguments: see [`convert_original_checkpoint`]."""
     arrays = files.read_arrays(weights) | (files.read_arrays(softmax) if softmax else {})
-    record = OriginalRecord(files.read_json(options), any("/RNN/LSTMCell/" in name for name in arrays))
+    record = OriginalRecord(files.read_json_object(options), any("/RNN/LSTMCell/" in name for name in arrays))
     num_words = None
     if vocabulary:
-        _, (_, *lines) = read_vocabulary(vocabulary)  # without <PAD>, which is no word of the original
+        _, (_, *lines) = read_vocabulary(vocabulary)  # without <PAD>, which the original does not have
         num_words, record.special_rows = len(lines), [sorted(lines).index(line) for line in lines[:3]]
     check_word_count(num_words, arrays, record.options)
     num_characters = len(arrays.get("char_embed", ()))
@@ -239,23 +239,23 @@ def load_original_checkpoint(
 
 
 def keys_of(parameters: Collection[str], one_layer_spelling: bool = False) -> list[tuple[str, Key]]:
-    """Their name and row of every array that a model with these parameters has: a row of `KEYS` for each layer."""
+    """The original name and the numbered row of `KEYS` of every array of a model with these parameters."""
     numbers = {0} | {int(number) for name in parameters for number in re.findall(r"\.(\d+)\.", name)}
     numbered = dict.fromkeys(key.numbered(i) for key in KEYS for i in sorted(numbers))
     keys = [key for key in numbered if key.ours[0] in parameters]
     if unknown := set(parameters).difference(*(key.ours for key in keys)):
-        raise ValueError(f"The original format has no place for {', '.join(sorted(unknown))}.")
+        raise ValueError(f"The original format has no array for {', '.join(sorted(unknown))}.")
     spelling = ONE_LAYER_SPELLING if one_layer_spelling else ("", "")
-    return [(key.theirs.replace(*spelling), key) for key in keys if key.theirs is not None]
+    return [(key.original.replace(*spelling), key) for key in keys if key.original is not None]
 
 
 def from_original(arrays: dict[str, Tensor], state: dict[str, Tensor], record: OriginalRecord) -> dict[str, Tensor]:
-    """A model's `state` with the original's `arrays` in the place of all that the original knows."""
+    """A copy of a model's `state` with the values of the original `arrays`."""
     names = {name.removeprefix("elmo."): name for name in state}
     check_arrays(arrays, to_original({name: tensor.to("meta") for name, tensor in state.items()}, record))
     loaded = dict(state)
-    for theirs, key in keys_of(names, record.one_layer_spelling):
-        array = arrays[theirs]
+    for original, key in keys_of(names, record.one_layer_spelling):
+        array = arrays[original]
         if key.by_word:
             array = array[word_rows(record, len(array))]
         loaded.update(zip((names[ours] for ours in key.ours), key.transform.load(array), strict=True))
@@ -263,17 +263,17 @@ def from_original(arrays: dict[str, Tensor], state: dict[str, Tensor], record: O
 
 
 def to_original(state: dict[str, Tensor], record: OriginalRecord) -> dict[str, Tensor]:
-    """The original's arrays of a model's `state`."""
+    """The original arrays of a model's `state`."""
     state = {name.removeprefix("elmo."): tensor for name, tensor in state.items()}
     arrays = {}
-    for theirs, key in keys_of(state, record.one_layer_spelling):
+    for original, key in keys_of(state, record.one_layer_spelling):
         array = key.transform.dump(*(state[ours] for ours in key.ours))
-        arrays[theirs] = array[word_rows(record, len(array)).argsort()] if key.by_word else array
+        arrays[original] = array[word_rows(record, len(array)).argsort()] if key.by_word else array
     return arrays
 
 
 def word_rows(record: OriginalRecord, num_words: int) -> Tensor:
-    """The original's row of each of our words: `<S>`, `</S>`, `<UNK>`, then the others in the file's order.
+    """The original row of each of our words: `<S>`, `</S>`, `<UNK>`, then the others in the order of the file.
 
     Shape:
         (num_words,)
@@ -290,16 +290,16 @@ def original_words(model_dir: str | Path, record: OriginalRecord) -> list[str]:
 
 def check_arrays(found: dict[str, Tensor], expected: dict[str, Tensor]):
     if any(name.startswith("rnn/") for name in found):
-        raise ValueError(f"{_FORWARD_ONLY} Its arrays are rnn/..., those of both directions RNN_0/... and RNN_1/...")
+        raise ValueError(f"{_FORWARD_ONLY} Its arrays are rnn/...; biLMs have RNN_0/... and RNN_1/...")
     shapes = [{name: tuple(array.shape) for name, array in arrays.items()} for arrays in (found, expected)]
     problems = [
         f"{name}: the file has {shapes[0].get(name, 'none (missing)')}, "
-        f"the options imply {shapes[1].get(name, 'none (left over)')}"
+        f"the options require {shapes[1].get(name, 'none (unexpected)')}"
         for name in sorted(expected | found)
         if shapes[0].get(name) != shapes[1].get(name)
     ]
     if problems:
-        raise ValueError("\n  ".join(["Weights and options do not belong together:", *problems]))
+        raise ValueError("\n  ".join(["The weights do not match the options:", *problems]))
 
 
 def check_word_count(num_words: int | None, arrays: dict[str, Tensor], options: dict[str, Any]):
@@ -307,20 +307,18 @@ def check_word_count(num_words: int | None, arrays: dict[str, Tensor], options: 
         name: len(arrays[name]) for name in ("embedding", "softmax/W", "softmax/b") if name in arrays
     }
     if num_words is None and (counts or "char_cnn" not in options):
-        raise ValueError(
-            "Word-level models and softmaxes have a row for each word; pass the vocabulary of the training."
-        )
+        raise ValueError("Word-level models and softmaxes have a row for each word; pass the training vocabulary.")
     if "n_tokens_vocab" in options:
         counts["n_tokens_vocab"] = options["n_tokens_vocab"]
     if num_words is not None and any(count != num_words for count in counts.values()):
         raise ValueError(
-            f"The vocabulary has {num_words} words (blank lines, <PAD> and !!!MAXTERMID are none), but weights and "
-            f"options have {counts}; pass the vocabulary of the training."
+            f"The vocabulary has {num_words} words (without blank lines, <PAD> and !!!MAXTERMID), but weights and "
+            f"options have {counts}; pass the training vocabulary."
         )
 
 
 def options_to_config(options: dict[str, Any], num_characters: int, vocab_size: int, has_softmax: bool) -> ELMoConfig:
-    """What options.json says under our names; `num_characters` is the number of rows of `char_embed`."""
+    """The configuration for the contents of options.json. `num_characters` is the number of rows of `char_embed`."""
     if options.get("bidirectional") is False:
         raise ValueError(f"{_FORWARD_ONLY} Its options say `bidirectional: false`.")
     given = {path: value for path, value in _flatten(options).items() if value is not None}
@@ -329,7 +327,7 @@ def options_to_config(options: dict[str, Any], num_characters: int, vocab_size: 
     missing = [path for path, (_, default) in table.items() if default is REQUIRED and path not in given]
     unknown = [path for path in given if path.startswith(("lstm.", "char_cnn.")) and path not in table]
     if missing or unknown:
-        raise ValueError(f"Correct the options: missing are {missing or 'none'}, unknown are {unknown or 'none'}.")
+        raise ValueError(f"Correct the options: missing {missing or 'none'}, unknown {unknown or 'none'}.")
     fields = {field: given.get(path, default) for path, (field, default) in table.items()}
     if has_characters:
         fields["char_vocab_size"] = _num_table_rows(fields["char_vocab_size"], num_characters)
@@ -344,9 +342,9 @@ def options_to_config(options: dict[str, Any], num_characters: int, vocab_size: 
 def _num_table_rows(n_characters: int, num_characters: int) -> int:
     if n_characters not in (261, 262):
         raise ValueError(
-            f"Correct the options: char_cnn.n_characters is {n_characters!r}; UTF-8 has 261, or 262 for use."
+            f"Correct the options: char_cnn.n_characters is {n_characters!r}, but UTF-8 models have 261 or 262."
         )
-    # One more than theirs for padding words. Early versions trained with a 262nd row, of no character.
+    # One more than the original, for padding words. Early versions trained a 262nd row, which no character uses.
     return 263 if num_characters == n_characters == 262 else 262
 
 
@@ -375,26 +373,26 @@ def check_expressible(config: ELMoConfig, softmax: str | Path | None):
         f"projections from {cell} to {config.projection_size}": config.projection_size > cell,
         f"a forget bias of {config.forget_bias}": config.forget_bias != 1,
     }
-    if found := [what for what, stands in obstacles.items() if stands]:
-        raise ValueError(f"The original format cannot hold {' and '.join(found)}.")
+    if found := [obstacle for obstacle, is_present in obstacles.items() if is_present]:
+        raise ValueError(f"The original format does not support {' and '.join(found)}.")
     if softmax and not config.has_softmax:
-        raise ValueError("The model has no softmax (`has_softmax` is false in its config.json); leave `softmax` out.")
+        raise ValueError("The model has no softmax (`has_softmax` is false in its config.json); omit `softmax`.")
 
 
-def read_record(model_dir: str | Path, config: ELMoConfig) -> OriginalRecord:
-    """What the conversion kept; for a model that was not converted, the options that its configuration amounts to."""
+def read_original_record(model_dir: str | Path, config: ELMoConfig) -> OriginalRecord:
+    """The record of the conversion or, for a model that was not converted, one made from its configuration."""
     file = cached_file(model_dir, RECORD_FILE, _raise_exceptions_for_missing_entries=False)
     if file is None:
         return OriginalRecord(config_to_options(config))
-    record = OriginalRecord(**files.read_json(Path(file)))
+    record = OriginalRecord(**files.read_json_object(Path(file)))
     num_words = record.options.get("n_tokens_vocab") if record.special_rows else None
     vocab_size = num_words + 1 if num_words else config.vocab_size
-    was = options_to_config(record.options, config.char_vocab_size - 1, vocab_size, config.has_softmax)
+    recorded = options_to_config(record.options, config.char_vocab_size - 1, vocab_size, config.has_softmax)
     fields = ["vocab_size", *(field for field, _ in OPTIONS.values())]
-    if changed := [field for field in fields if getattr(was, field) != getattr(config, field)]:
+    if changed := [field for field in fields if getattr(recorded, field) != getattr(config, field)]:
         raise ValueError(
             f"{RECORD_FILE} and config.json differ in {', '.join(changed)}; delete {RECORD_FILE} to export the model "
-            "by its config.json."
+            "with its config.json."
         )
     return record
 

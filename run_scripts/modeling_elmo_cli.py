@@ -1,50 +1,67 @@
-"""The `elmo` command: one program after another, each imported only when it is called.
+"""The `elmo` command, which runs one program and imports no other.
 
-This file is a module of its own, outside the package `modeling_elmo`, whose import takes seconds.
+This module is outside the package `modeling_elmo`, whose import takes seconds: `elmo --help` answers at once.
 """
 
 import sys
 from difflib import get_close_matches
 from importlib import import_module
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 
 PROGRAMS = {
-    "pretrain": ("run_pretraining", "train a biLM from text, or train a checkpoint further"),
-    "perplexity": ("perplexity", "measure the held-out perplexity of a biLM"),
+    # name: (module in run_scripts, purpose)
+    "pretrain": ("run_pretraining", "train a biLM on text, or continue the training of a checkpoint"),
+    "perplexity": ("perplexity", "measure the perplexity of a biLM on held-out text"),
     "vocabulary": ("build_vocabulary", "count words and write the vocabulary of a biLM"),
     "ner": ("run_ner", "fine-tune a tagger: named entities, parts of speech"),
     "classify": ("run_classification", "fine-tune a classifier of texts or pairs: sentiment, entailment"),
-    "qa": ("run_qa", "fine-tune a reader: answers to questions about a text"),
+    "qa": ("run_qa", "fine-tune a reader that answers questions about a text"),
     "reproduce": ("reproduce", "run the paper's experiments: baselines, ablations, several seeds"),
     "embed": ("embed", "write the vectors of every sentence of a file"),
-    "neighbors": ("nearest_neighbors", "find the uses of a word that are most alike"),
-    "senses": ("word_senses", "measure what each layer knows of word senses"),
-    "convert": ("convert_checkpoint", "convert a published checkpoint, or convert it back"),
+    "neighbors": ("nearest_neighbors", "find the most similar uses of a word"),
+    "senses": ("word_senses", "measure how well each layer separates word senses"),
+    "convert": ("convert_checkpoint", "convert a published checkpoint to a Hugging Face folder, or back"),
     "push": ("push_to_hub", "check a checkpoint and upload it to the Hub"),
-    "benchmark": ("benchmark", "measure correctness and speed"),
+    "benchmark": ("benchmark", "check correctness and measure speed"),
 }
 
 
-def main():
+def main() -> None:
     arguments = sys.argv[1:]
     if not arguments or arguments[0] in ("-h", "--help"):
         print(usage())
     elif arguments[0] == "--version":
-        print(f"elmo {version('modeling-elmo')}")
+        print(f"elmo {package_version()}")
     elif arguments[0] in PROGRAMS:
-        sys.argv = [f"elmo {arguments[0]}", *arguments[1:]]  # the name that help and errors show
-        program = import_module(f"modeling_elmo.run_scripts.{PROGRAMS[arguments[0]][0]}")
-        import_module("modeling_elmo.run_scripts.program.command_line").run(program.main)
+        run_program(*arguments)
     else:
         close = get_close_matches(arguments[0], PROGRAMS, 1)
         advice = f"Did you mean `elmo {close[0]}`?" if close else "`elmo --help` lists the programs."
-        sys.exit(f"elmo: error: there is no program {arguments[0]!r}. {advice}")
+        print(f"elmo: error: {arguments[0]!r} is not a program. {advice}", file=sys.stderr)
+        sys.exit(2)
 
 
 def usage() -> str:
     width = max(map(len, PROGRAMS))
-    lines = [f"  {name:{width}}  {summary}" for name, (_, summary) in PROGRAMS.items()]
+    lines = [f"  {name:{width}}  {purpose}" for name, (_, purpose) in PROGRAMS.items()]
     return "\n".join(["usage: elmo PROGRAM [options]", "", *lines, "", "elmo PROGRAM --help lists its options."])
+
+
+def package_version() -> str:
+    try:
+        return version("modeling-elmo")
+    except PackageNotFoundError:  # a clone that is not installed
+        return import_module("modeling_elmo").__version__
+
+
+def run_program(name: str, *options: str) -> None:
+    sys.argv = [f"elmo {name}", *options]  # the name in the help and in errors
+    package = "modeling_elmo.run_scripts"
+    try:
+        run = import_module(f"{package}.program.command_line").run
+        run(lambda: import_module(f"{package}.{PROGRAMS[name][0]}").main())
+    except KeyboardInterrupt:  # while the imports above take seconds
+        sys.exit(130)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Processes that know nothing of the clone: for tests of what is installed, or of what is not."""
+"""Processes without access to the clone, for tests of installations."""
 
 import os
 import subprocess
@@ -8,7 +8,7 @@ from pathlib import Path
 
 
 def run(python: Path | str, *arguments: str, cwd: Path, **environment: str) -> str:
-    """What `python *arguments` prints, without the caller's `PYTHON*` variables."""
+    """Standard output of a Python or another program, run without the caller's `PYTHON*` variables."""
     inherited = {key: value for key, value in os.environ.items() if not key.startswith("PYTHON")}
     command = [str(python), *arguments]
     finished = subprocess.run(command, cwd=cwd, env={**inherited, **environment}, capture_output=True, text=True)
@@ -17,7 +17,7 @@ def run(python: Path | str, *arguments: str, cwd: Path, **environment: str) -> s
 
 
 def new_environment(folder: Path) -> Path:
-    """A python that borrows the packages of the running one, but none that it sees through `.pth` files."""
+    """A new Python that borrows the packages of the running one, except those found through `.pth` files."""
     run(sys.executable, "-m", "venv", "--without-pip", str(folder), cwd=folder.parent)
     python = folder / ("Scripts" if os.name == "nt" else "bin") / "python"
     site_packages = run(python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))", cwd=folder).strip()

@@ -5,8 +5,8 @@ import tempfile
 
 import pytest
 
-# Before anything imports huggingface_hub, which reads these once: no network, and no module or file cached by another
-# run (or by another worker of this one).
+# No network, and no files cached by another run or another worker. Set before huggingface_hub is imported, which
+# reads these variables once.
 _HOME = tempfile.mkdtemp(prefix="modeling_elmo_tests_")
 atexit.register(shutil.rmtree, _HOME, ignore_errors=True)
 os.environ.update(HF_HOME=_HOME, HF_HUB_OFFLINE="1", TOKENIZERS_PARALLELISM="false")
@@ -21,8 +21,8 @@ def pytest_configure(config):
 
 @pytest.fixture
 def onednn_at_any_size(monkeypatch):
-    """The products of tiny models take the path of large ones, on every processor."""
-    from modeling_elmo import elmo_backends  # not before the environment above is set
+    """Matrix products of tiny models take the path of large ones, on every processor."""
+    from modeling_elmo import elmo_backends  # after the environment above is set
 
     monkeypatch.setattr(elmo_backends, "FEW_PRODUCTS", 0)
     monkeypatch.setattr(elmo_backends, "_is_intel", False)

@@ -43,7 +43,7 @@ def converted(tmp_path_factory):
 
 
 def original(name: str = "no_clip"):
-    """`(arrays, options)` of a variant, to be spoilt."""
+    """Arrays and options of a variant."""
     folder = FIXTURES / "variants" / name
     return read(folder / "weights.hdf5"), json.loads((folder / "options.json").read_text())
 
@@ -70,7 +70,7 @@ def convert_arrays(folder, arrays, options, **others):
 
 
 def vectors_of_batches(folder, sentences, carry_states: bool):
-    """`vectors[k][i]`, `(layers + 1, tokens, 2 * projection)`: batch i holds sentence i of every list k."""
+    """`vectors[k][i]`, `(layers + 1, tokens, 2 * projection)`: batch i has sentence i of every list k."""
     model, tokenizer = ELMoModel.from_pretrained(folder), ELMoTokenizer.from_pretrained(folder)
     vectors, states = [[] for _ in sentences], None
     for batch in zip(*sentences, strict=True):
@@ -86,7 +86,7 @@ def vectors_of_batches(folder, sentences, carry_states: bool):
 
 
 def differences(vectors, expected) -> np.ndarray:
-    """Largest difference per batch; both as `vectors_of_batches` returns them."""
+    """The largest difference per batch of two results of `vectors_of_batches`."""
     lists = zip(vectors, expected, strict=True)
     return np.max([[np.abs(a - b).max() for a, b in zip(*rows, strict=True)] for rows in lists], axis=0)
 
@@ -158,7 +158,7 @@ def test_folder_is_a_model_without_softmax(converted, weights):
 
 
 def test_a_changed_model_still_exports(converted, tmp_path):
-    """Fine-tuned and saved elsewhere: the record of the original is gone, the format is the same."""
+    """A head that was saved without the record of the conversion."""
     config = ELMoConfig.from_pretrained(converted(WEIGHTS[0]), num_labels=3)
     head = ELMoForTokenClassification.from_pretrained(converted(WEIGHTS[0]), config=config)
     head.save_pretrained(tmp_path / "head")
@@ -219,10 +219,10 @@ def test_every_parameter_has_its_row():
         ELMoModel(ELMoConfig(**config, char_vocab_size=0, word_embedding_size=6)),
     ]
     states = [{name.removeprefix("elmo.") for name in model.state_dict()} for model in models]
-    assert {key.theirs for state in states for _, key in keys_of(state)} == {
-        key.numbered(i).theirs for key in KEYS if key.theirs for i in (0, 1)
+    assert {key.original for state in states for _, key in keys_of(state)} == {
+        key.numbered(i).original for key in KEYS if key.original for i in (0, 1)
     } - {"CNN/W_cnn_1", "CNN/b_cnn_1"}
-    with pytest.raises(ValueError, match=r"no place for lstm\.3\.weight"):
+    with pytest.raises(ValueError, match=r"no array for lstm\.3\.weight"):
         keys_of(["char_encoder.char_embeddings.weight", "lstm.3.weight"])
 
 
@@ -230,7 +230,7 @@ WORDS = ["the", "<UNK>", "cat", "</S>", "!!!MAXTERMID", "sat", "<S>", "mat"]
 
 
 def language_model(tmp_path):
-    """A checkpoint with a softmax whose special words stand anywhere: `(arrays, options, softmax arrays, files)`."""
+    """Arrays, options, softmax arrays and files of a checkpoint with special words anywhere in its vocabulary."""
     arrays, options = original()
     random = np.random.default_rng(0).normal(size=(7, 9)).astype(np.float32)
     softmax = {"softmax/W": random[:, :8], "softmax/b": random[:, 8]}
@@ -262,7 +262,7 @@ def test_softmax_rows_go_with_their_words(tmp_path):
 
 
 def test_word_vectors_go_with_their_words(tmp_path, converted):
-    """Another order of the vocabulary, with rows in that order, is the same model."""
+    """A permuted vocabulary with permuted rows is the same model."""
     arrays, options = original("word_level")
     words = (FIXTURES / "variants/word_level/vocab.txt").read_text(encoding="utf-8").split()
     order = np.random.default_rng(0).permutation(len(words))
@@ -277,13 +277,13 @@ def test_word_vectors_go_with_their_words(tmp_path, converted):
 
 
 def spoil(name="no_clip", arrays=(), options=()):
-    """A variant with some arrays and some options (`section.name`) replaced, or taken out (`None`)."""
+    """A variant with some arrays and options (`section.name`) replaced, or removed (`None`)."""
     new_arrays, new_options = original(name)
     new_arrays |= arrays
     for path, value in dict(options).items():
         *sections, key = path.split(".")
-        place = new_options[sections[0]] if sections else new_options
-        place[key] = value
+        section = new_options[sections[0]] if sections else new_options
+        section[key] = value
     return ({key: value for key, value in part.items() if value is not None} for part in (new_arrays, new_options))
 
 
@@ -295,21 +295,21 @@ FLOATS = np.zeros((3, 2), dtype=np.float32)
     [
         (
             dict(arrays={"char_embed": None, "CNN/b_cnn_1": FLOATS, "extra": FLOATS}),
-            r"CNN/b_cnn_1: .*\(3, 2\), .*\(8,\)\n  char_embed: .*missing.*\(261, 4\)\n  extra: .*\(3, 2\).*left over",
+            r"CNN/b_cnn_1: .*\(3, 2\), .*\(8,\)\n  char_embed: .*missing.*\(261, 4\)\n  extra: .*\(3, 2\).*unexpected",
         ),
         (dict(options={"lstm.n_layers": 3}), r"RNN_1/RNN/MultiRNNCell/Cell2/LSTMCell/W_P_0: the file has none"),
-        (dict(options={"char_cnn": None, "n_tokens_vocab": 7}), "a row for each word; pass the vocabulary"),
+        (dict(options={"char_cnn": None, "n_tokens_vocab": 7}), "a row for each word; pass the training vocabulary"),
         (dict(arrays={"rnn/MultiRNNCell/Cell0/LSTMCell/kernel": FLOATS}), "forward-only .* arrays are rnn/"),
         (dict(options={"bidirectional": False}), "forward-only .* `bidirectional: false`"),
-        (dict(options={"lstm": {}}), r"missing are \['lstm.dim', 'lstm.projection_dim'\], unknown are none"),
-        (dict(options={"lstm": None}), r"missing are \['lstm.dim'"),
-        (dict(options={"lstm.peepholes": True}), r"missing are none, unknown are \['lstm.peepholes'\]"),
-        (dict(options={"char_cnn.n_characters": 60}), "char_cnn.n_characters is 60; UTF-8 has 261, or 262 for use"),
+        (dict(options={"lstm": {}}), r"missing \['lstm.dim', 'lstm.projection_dim'\], unknown none"),
+        (dict(options={"lstm": None}), r"missing \['lstm.dim'"),
+        (dict(options={"lstm.peepholes": True}), r"missing none, unknown \['lstm.peepholes'\]"),
+        (dict(options={"char_cnn.n_characters": 60}), "n_characters is 60, but UTF-8 models have 261 or 262"),
         (dict(options={"char_cnn.activation": "gelu"}), "(?s)Correct the options: .*char_cnn_activation.*gelu"),
         (dict(options={"lstm.dim": "32"}), "(?s)Correct the options: .*lstm_hidden_size.*int"),
         (dict(options={"lstm.cell_clip": -1}), "`cell_clip` is -1"),
-        (dict(arrays={"char_embed": np.zeros((261, 4))}), "other arrays than float32.*char_embed float64"),
-        (dict(name="word_level"), "a row for each word; pass the vocabulary"),
+        (dict(arrays={"char_embed": np.zeros((261, 4))}), "must have float32 arrays only.*char_embed float64"),
+        (dict(name="word_level"), "a row for each word; pass the training vocabulary"),
     ],
 )
 def test_what_does_not_fit_is_refused(tmp_path, spoilt, message):
@@ -323,9 +323,9 @@ def test_what_does_not_fit_is_refused(tmp_path, spoilt, message):
     [
         ({"words": WORDS[:-1]}, r"has 6 words .* have \{'softmax/W': 7, 'softmax/b': 7, 'n_tokens_vocab': 7\}"),
         ({"n_tokens_vocab": 8}, r"has 7 words .*'n_tokens_vocab': 8"),
-        ({"files": {"vocabulary": None}}, "a row for each word; pass the vocabulary"),
-        ({"W": np.zeros((7, 9), dtype=np.float32)}, r"softmax/W: the file has \(7, 9\), the options imply \(7, 8\)"),
-        ({"b": None}, r"softmax/b: the file has none \(missing\), the options imply \(7,\)"),
+        ({"files": {"vocabulary": None}}, "a row for each word; pass the training vocabulary"),
+        ({"W": np.zeros((7, 9), dtype=np.float32)}, r"softmax/W: the file has \(7, 9\), the options require \(7, 8\)"),
+        ({"b": None}, r"softmax/b: the file has none \(missing\), the options require \(7,\)"),
         ({"words": ["the", "cat"]}, "lacks <S>, </S>, <UNK>"),
     ],
 )
@@ -340,7 +340,7 @@ def test_softmax_that_does_not_fit_is_refused(tmp_path, changes, message):
     assert not (tmp_path / "model").exists()
 
 
-def test_output_is_whole_or_absent(tmp_path, monkeypatch):
+def test_output_is_complete_or_absent(tmp_path, monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr(ELMoTokenizer, "save_pretrained", None)  # fails after the model is written
         with pytest.raises(TypeError, match="not callable"):
@@ -353,15 +353,13 @@ def test_output_is_whole_or_absent(tmp_path, monkeypatch):
 
 def test_export_writes_all_or_nothing(converted, tmp_path):
     (tmp_path / "back.json").write_text("mine")
-    with pytest.raises(FileExistsError, match="back.json would be overwritten"):
+    with pytest.raises(FileExistsError, match="back.json already exists"):
         round_trip(converted(WEIGHTS[0]), tmp_path)
     (tmp_path / "back.json").unlink()
-    with pytest.raises(ValueError, match="has no softmax .* leave `softmax` out"):
+    with pytest.raises(ValueError, match="has no softmax .* omit `softmax`"):
         round_trip(converted(WEIGHTS[0]), tmp_path, softmax=tmp_path / "softmax.hdf5")
-    with pytest.raises(
-        FileExistsError
-    ):  # the folder of the vocabulary is a file: found out after the arrays are written
-        (tmp_path / "file").touch()
+    (tmp_path / "file").touch()
+    with pytest.raises(FileExistsError):  # raised after the arrays are written: the vocabulary's folder is a file
         round_trip(converted(WEIGHTS[0]), tmp_path, vocabulary=tmp_path / "file" / "vocab.txt")
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
 
@@ -369,14 +367,14 @@ def test_export_writes_all_or_nothing(converted, tmp_path):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"forget_bias": 0.5}, "cannot hold a forget bias of 0.5"),
-        ({"word_embedding_size": 5}, "cannot hold word vectors of width 5"),
-        ({"char_vocab_size": 6000}, "cannot hold an alphabet of 6000 characters"),
-        ({"lstm_hidden_size": 8}, "cannot hold projections from 8 to 16"),
+        ({"forget_bias": 0.5}, "does not support a forget bias of 0.5"),
+        ({"word_embedding_size": 5}, "does not support word vectors of width 5"),
+        ({"char_vocab_size": 6000}, "does not support an alphabet of 6000 characters"),
+        ({"lstm_hidden_size": 8}, "does not support projections from 8 to 16"),
         ({"forget_bias": 0.0, "char_vocab_size": 100}, "an alphabet of 100 characters and a forget bias of 0.0"),
     ],
 )
-def test_export_refuses_what_the_format_cannot_hold(tmp_path, options, message):
+def test_export_refuses_what_the_format_does_not_support(tmp_path, options, message):
     ELMoModel(ELMoConfig.from_preset("tiny", **options)).save_pretrained(tmp_path / "model")
     with pytest.raises(ValueError, match=message):
         round_trip(tmp_path / "model", tmp_path)
@@ -405,11 +403,11 @@ def test_export_says_what_the_folder_lacks(tmp_path):
     tagger.save_pretrained(tmp_path / "tagger")
     ELMoTokenizer().save_pretrained(tmp_path / "tagger")
     files = [tmp_path / name for name in ("w.hdf5", "o.json", "v.txt", "s.hdf5")]
-    with pytest.raises(ValueError, match="tagger holds no softmax; leave `softmax` out"):
+    with pytest.raises(ValueError, match="tagger has no softmax; omit `softmax`"):
         export_original_checkpoint(tmp_path / "tagger", *files)
     tagger.resize_token_embeddings(50)
     tagger.save_pretrained(tmp_path / "tagger")
-    with pytest.raises(ValueError, match="has 4 words, the model 50"):
+    with pytest.raises(ValueError, match="has 4 words, but the model has 50"):
         export_original_checkpoint(tmp_path / "tagger", *files[:3])
     with pytest.raises(FileNotFoundError, match="has no config.json"):
         export_original_checkpoint(ALLENNLP, *files[:2])

@@ -18,8 +18,8 @@ from modeling_elmo.tokenization.elmo_characters import (
 settings.register_profile("no_deadline", deadline=None)
 settings.load_profile("no_deadline")
 
-ANY_TEXT = st.text(alphabet=st.characters())  # lone surrogates too
-# The entries of the published example that the test needs; it has begin and end of word the other way round.
+ANY_TEXT = st.text(alphabet=st.characters())  # with lone surrogates
+# Entries of the published example, which has begin and end of word swapped.
 LEXICON = {"<bos>": 17679, "<eos>": 17680, "<oov>": 17681, "<pad>": 17682, "<bow>": 17683, "<eow>": 17684}
 LEXICON |= {"발": 217, "없": 186, "는": 31, "말": 134, "이": 53, "천": 419, "리": 40, "간": 65, "다": 92}
 
@@ -107,14 +107,14 @@ def test_the_table_grows_by_more_than_its_first_size():
     assert words.decode(words.character_ids(words.rows(many[::-7]))) == many[::-7]
 
 
-def test_ids_are_asked_for_once_per_word():
-    asked = []
-    words = WordTable(Utf8Alphabet(), lambda word: asked.append(word) or len(word), 50)
+def test_ids_are_looked_up_once_per_word():
+    looked_up = []
+    words = WordTable(Utf8Alphabet(), lambda word: looked_up.append(word) or len(word), 50)
     assert words.input_ids(words.rows(["ab", "a", "ab", "abc", "a"])).tolist() == [2, 1, 2, 3, 1]
-    assert asked == ["ab", "a", "abc"]
+    assert looked_up == ["ab", "a", "abc"]
 
 
-def test_pickling_leaves_the_words_behind():
+def test_a_pickled_table_has_no_words():
     words = WordTable(Utf8Alphabet(), len, 50)
     before = pickle.dumps(words)
     words.rows([str(number) for number in range(3000)])
@@ -134,30 +134,30 @@ def test_trimmed_to_the_longest_word_and_widened_again():
 
 
 def test_widen_refuses_rows_of_a_wider_tokenizer():
-    with pytest.raises(ValueError, match="hold 9 characters a word, but max_word_length is 8; encode the text with"):
+    with pytest.raises(ValueError, match="have 9 characters per word, but max_word_length is 8; encode the text with"):
         table(max_word_length=8).widen(np.ones((2, 9), dtype=int), out=np.zeros((2, 8)))
 
 
-def test_decode_refuses_what_is_no_word():
+def test_decode_refuses_wrong_rows():
     words = table(max_word_length=5)
     with pytest.raises(ValueError, match="from -1 to 260 are out of range; this alphabet has the ids 0 to 261"):
         words.decode(np.array([[259, -1, 260]]))
     with pytest.raises(ValueError, match="to 262 are out of range"):
         words.decode(np.array([[259, 262, 260]]))
-    with pytest.raises(ValueError, match="is no word: it must start with 259"):
+    with pytest.raises(ValueError, match="is not a word: it must start with 259"):
         words.decode(np.array([[98, 260, 261]]))
-    with pytest.raises(ValueError, match="hold 260"):
+    with pytest.raises(ValueError, match="contain 260"):
         words.decode(np.array([[259, 98, 98]]))
-    with pytest.raises(ValueError, match="hold a marker inside a word"):
+    with pytest.raises(ValueError, match="have a marker inside a word"):
         words.decode(np.array([[259, 98, 257, 260]]))
     lexicon = table(LexiconAlphabet(LEXICON), max_word_length=5)
-    with pytest.raises(ValueError, match=r"character ids \[5\] are no characters of the lexicon"):
+    with pytest.raises(ValueError, match=r"The character ids \[5\] are not in the lexicon"):
         lexicon.decode(np.array([[17684, 5, 17685]]))
 
 
 @pytest.mark.parametrize("word", [3, None, b"a", ["a"], 1.0])
 def test_words_must_be_strings(word):
-    with pytest.raises(TypeError, match=f"words must be strings, got {type(word).__name__}"):
+    with pytest.raises(TypeError, match=f"Words must be strings, got {type(word).__name__}"):
         table().rows(["a", word])
 
 
@@ -201,7 +201,7 @@ def test_read_vocabulary_with_padding_and_a_byte_order_mark(tmp_path):
 @pytest.mark.parametrize(
     "text, message",
     [
-        ("<S>\n</S>\n<UNK>\nthe\ncat\nthe\n", "vocabulary.txt holds 'the' twice, in lines 4 and 6"),
+        ("<S>\n</S>\n<UNK>\nthe\ncat\nthe\n", "vocabulary.txt has 'the' twice, in lines 4 and 6"),
         ("<S>\nthe\n", "vocabulary.txt lacks </S>, <UNK>; add a line for each"),
         ("", "lacks <S>, </S>, <UNK>"),
         ("<S>\n</S>\n<UNK>\n밥\n".encode("cp949"), "is not UTF-8 text: .* Convert the vocabulary to UTF-8"),
@@ -214,7 +214,7 @@ def test_bad_vocabularies(tmp_path, text, message):
 
 def test_vocabulary_in_memory():
     assert order_vocabulary(["b", "<UNK>", "<S>", "</S>", "a"])[0][4:] == ["b", "a"]
-    with pytest.raises(TypeError, match="words must be strings, got int: 7"):
+    with pytest.raises(TypeError, match="Words must be strings, got int: 7"):
         order_vocabulary(["<S>", 7])
 
 
@@ -233,5 +233,5 @@ def test_most_frequent_words():
     assert most_frequent_words(counts)[4:] == ["c", "a", "b", "d"]
     assert most_frequent_words(counts, vocab_size=6)[4:] == ["c", "a"]
     assert most_frequent_words(counts, min_frequency=2)[4:] == ["c", "a", "b"]
-    with pytest.raises(ValueError, match="vocab_size=4 leaves no room beside the 4 special words"):
+    with pytest.raises(ValueError, match="vocab_size=4 has no room for words beside 4 special words"):
         most_frequent_words(counts, vocab_size=4)

@@ -15,7 +15,7 @@ settings.register_profile("no_deadline", deadline=None)
 settings.load_profile("no_deadline")
 
 ANY_TEXT = st.text(alphabet=st.characters(exclude_categories=["Cs"]))
-# Texts that look like sentences far more often than random characters do.
+# Random characters rarely look like sentences; these pieces do.
 PIECES = ["don't", "U.S.", "Mr.", "no.", "No.", "5", "1,000", ",", ".", "...", "'", '"', " ", "  ", "\n", "(", ")", "-"]
 PIECES += ["--", "a", "The", "dogs'", "'tis", "cannot", "밥", "é", "e\u0301", "\u00a0", "!", "?", "$", "s", "'s", "\t"]
 SENTENCES = st.lists(st.sampled_from(PIECES)).map("".join)
@@ -58,8 +58,8 @@ def test_moses_corners_equal_sacremoses(text):
     assert words("moses", text) == expected
 
 
-def test_moses_keeps_words_that_sacremoses_takes_for_symbols():
-    # Its table of letters lacks East Asian scripts, and an accent on its own is no letter there.
+def test_moses_keeps_words_that_sacremoses_splits():
+    # The letters of sacremoses do not include East Asian scripts and combining accents.
     assert words("moses", "홍익대학교 (中国) e\u0301te\u0301") == ["홍익대학교", "(", "中国", ")", "e\u0301te\u0301"]
 
 
@@ -72,8 +72,8 @@ def test_treebank_equals_nltk_but_for_hyphens_and_quotes():
         assert words("treebank", text) == expected
 
 
-def test_treebank_gives_back_the_words_of_the_corpus():
-    """Text glued together where a detokenizer would, and split again."""
+def test_treebank_restores_the_words_of_the_corpus():
+    """The text is detokenized and split again."""
     equal = 0
     texts = lines("en.txt")
     for text in texts:
@@ -123,7 +123,7 @@ def test_nothing_but_white_space_and_control_characters_is_lost(pre_tokenization
 
 @given(text=SENTENCES)
 def test_moses_equals_sacremoses_on_made_up_text(text):
-    # Its rules eat the character before and after a quote or comma; two of them around one space differ there.
+    # Rules of sacremoses consume the characters beside a quote or comma, and miss the second of two around one space.
     text = re.sub(r"['\",]+", lambda run: run[0][0], text.replace("\t", " ").replace("e\u0301", "e").replace("밥", "b"))
     text = re.sub(r"(?<=['\",])\s+(?=['\",])", " x ", text)
     assert words("moses", text) == MosesTokenizer("en").tokenize(text, escape=False)

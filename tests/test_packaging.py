@@ -1,6 +1,6 @@
-"""One import name, however the package is reached: wheel, editable, strict editable, or a clone not installed at all.
+"""One import name and one command for every installation: wheel, editable, strict editable, and a clone as it is.
 
-Every installation gets its own virtual environment, which borrows the heavy dependencies from the running one; pip
+Each installation has a virtual environment of its own, which borrows the heavy dependencies from the running one. pip
 builds without isolation and without dependencies, so nothing is downloaded.
 """
 
@@ -13,6 +13,8 @@ from pathlib import Path
 
 import pytest
 from clean_python import new_environment, run
+
+import modeling_elmo
 
 ROOT = Path(__file__).parents[1]
 FOLDERS = {
@@ -32,15 +34,16 @@ NOT_SOURCE = (
     "dist",
     "*.egg-info",
 )
-# What `-c` and `-m` find; both in one process, since importing torch and transformers takes seconds.
+# What `-c` and `-m` find, in one process: importing torch and transformers takes seconds.
 PROBE = """
 import json, runpy, sys
+from pathlib import Path
 import modeling_elmo, modeling_elmo.run_scripts, modeling_elmo.tokenization.tokenization_elmo as tokenization
-from modeling_elmo.run_scripts.cards.card import TEMPLATES
-assert (TEMPLATES / "card.md").read_text(encoding="utf-8").startswith("---")
+import modeling_elmo.run_scripts.program.command_line as command_line
+assert list((Path(modeling_elmo.run_scripts.__file__).parents[1] / "model_cards").glob("*.md"))  # templates of cards
 names = [modeling_elmo.ELMoConfig, modeling_elmo.ELMoModel, modeling_elmo.ELMoTokenizer]
 print(json.dumps({
-    "files": [modeling_elmo.__file__, modeling_elmo.run_scripts.__file__, tokenization.__file__],
+    "files": [module.__file__ for module in (modeling_elmo, modeling_elmo.run_scripts, tokenization, command_line)],
     "modules": [name.__module__ for name in names],
 }))
 sys.argv = ["embed", "--help"]
@@ -73,7 +76,7 @@ class Installation:
     elsewhere: Path
 
     def run(self, *arguments: str, where: str, found: bool = False) -> str:
-        """As a user would from the clone's root or from elsewhere, where an uninstalled clone must be on the path."""
+        """Runs Python in the clone's root or elsewhere, where PYTHONPATH must name a clone that is not installed."""
         needs_path = self.mode == "uninstalled" and where == "elsewhere" and not found
         path = {"PYTHONPATH": str(self.clone)} if needs_path else {}
         return run(self.python, *arguments, cwd=self.clone if where == "root" else self.elsewhere, **path)
@@ -105,17 +108,43 @@ def test_imports_and_scripts_come_from_one_place(installation, where):
     assert usage.startswith("usage: ")
 
 
-def test_script_runs_by_path(installation):
+def test_program_runs_by_path(installation):
     script = str(installation.clone / "run_scripts" / "embed.py")
-    assert "usage: " in installation.run(script, "--help", where="elsewhere", found=True)
+    if installation.mode == "uninstalled":
+        with pytest.raises(AssertionError, match="No module named 'modeling_elmo'"):
+            installation.run(script, "--help", where="elsewhere", found=True)
+    else:
+        assert installation.run(script, "--help", where="elsewhere").startswith("usage: embed.py [options]")
 
 
-def test_wheel_holds_the_package_and_nothing_else(tmp_path):
+def test_command(installation):
+    """`elmo` where the package is installed; the module of the command from the root of any clone."""
+    command, where = [str(installation.python.with_name("elmo"))], installation.elsewhere
+    if installation.mode == "uninstalled":
+        assert not Path(*command).exists()
+        command = [str(installation.python), "-m", "modeling_elmo.run_scripts.modeling_elmo_cli"]
+        where = installation.clone
+    assert run(*command, "--version", cwd=where) == f"elmo {modeling_elmo.__version__}\n"
+    assert "\n  neighbors " in run(*command, "--help", cwd=where)
+    assert run(*command, "embed", "--help", cwd=where).startswith("usage: elmo embed [options]")
+
+
+def test_wheel_has_the_package_and_nothing_else(tmp_path):
     wheel = zipfile.ZipFile(build_wheel(Path(sys.executable), tmp_path))
-    sources = {f"{target}/{file.name}" for folder, target in FOLDERS.items() for file in (ROOT / folder).glob("*.py")}
-    held = {name for name in wheel.namelist() if ".dist-info/" not in name}
-    assert held == sources | {"modeling_elmo/py.typed", "modeling_elmo/model_cards/template.md"}
-    metadata = {name.split(".dist-info/")[1]: wheel.read(name).decode() for name in set(wheel.namelist()) - held}
-    assert metadata["top_level.txt"].split() == ["modeling_elmo"]
+    sources = {
+        f"{target}/{file.relative_to(ROOT / folder).as_posix()}"
+        for folder, target in FOLDERS.items()
+        for file in (ROOT / folder).rglob("*.py")
+    }
+    found = {name for name in wheel.namelist() if ".dist-info/" not in name}
+    assert {name for name in found if name.endswith(".py")} == sources | {"modeling_elmo_cli.py"}
+    others = {name for name in found if not name.endswith(".py")}
+    templates = {name for name in others if name.startswith("modeling_elmo/model_cards/")}
+    assert others == templates | {"modeling_elmo/py.typed"}
+    assert templates and not any(name.count("/") > 2 for name in templates), "checkpoints are no part of the wheel"
+    assert f'version = "{modeling_elmo.__version__}"' in (ROOT / "pyproject.toml").read_text(encoding="utf-8")
+    metadata = {name.split(".dist-info/")[1]: wheel.read(name).decode() for name in set(wheel.namelist()) - found}
+    assert set(metadata["top_level.txt"].split()) == {"modeling_elmo", "modeling_elmo_cli"}
+    assert metadata["entry_points.txt"].split("\n")[:2] == ["[console_scripts]", "elmo = modeling_elmo_cli:main"]
     assert "Apache License" in metadata["licenses/LICENSE"]
     assert "License-Expression: Apache-2.0" in metadata["METADATA"]

@@ -1,4 +1,4 @@
-"""Every script runs: those with a test file of their own there, the others here."""
+"""Every program is run by a test: in the test file of its name, or here."""
 
 import re
 import runpy
@@ -10,26 +10,25 @@ import pytest
 from modeling_elmo.run_scripts import demo
 
 ROOT = Path(__file__).parents[1]
-SCRIPTS = sorted(
-    path.stem for path in (ROOT / "run_scripts").glob("*.py") if '__name__ == "__main__"' in path.read_text("utf-8")
-)
+PROGRAMS = sorted(path.stem for path in (ROOT / "run_scripts").glob("*.py") if path.stem != "__init__")
+WITH_OPTIONS = [name for name in PROGRAMS if name != "demo"]
 
 
-@pytest.mark.parametrize("name", SCRIPTS)
-def test_every_script_is_run_by_a_test(name):
-    own = ROOT / "tests" / f"test_{name}.py"
-    assert own.is_file() or f"{name}.main(" in Path(__file__).read_text("utf-8")
+@pytest.mark.parametrize("name", [name for name in PROGRAMS if name not in ("demo", "modeling_elmo_cli")])
+def test_every_program_has_a_test_file(name):
+    assert (ROOT / "tests" / f"test_{name}.py").is_file()
 
 
-@pytest.mark.parametrize("name", [name for name in SCRIPTS if name != "demo"])
-def test_help_says_what_the_options_are(name, capsys, monkeypatch):
+@pytest.mark.parametrize("name", WITH_OPTIONS)
+def test_help_lists_the_options(name, capsys, monkeypatch):
     script = str(ROOT / "run_scripts" / f"{name}.py")
     monkeypatch.setattr(sys, "argv", [script, "--help"])
-    monkeypatch.setattr(sys, "path", list(sys.path))  # which the script adds to
-    with pytest.raises(SystemExit) as ended:
+    try:
         runpy.run_path(script, run_name="__main__")
+    except SystemExit as ended:
+        assert not ended.code
     printed = capsys.readouterr().out
-    assert ended.value.code == 0 and "usage:" in printed and "--" in printed
+    assert printed.startswith("usage: ") and "--" in printed
 
 
 def test_demo(tmp_path, monkeypatch, capsys):
@@ -40,7 +39,7 @@ def test_demo(tmp_path, monkeypatch, capsys):
     printed = capsys.readouterr().out
     assert "['<S>', 'The', 'play', 'was', 'a', 'great'" in printed
     same = re.findall(r"characters alone (.*), layer 1 (.*), layer 2 (.*)", printed)
-    assert [line[0] for line in same] == ["1.00"] * 3  # the token layer knows no context
+    assert [line[0] for line in same] == ["1.00"] * 3  # the token layer reads no context
     play, chess = (list(map(float, line[1:])) for line in same[1:])
     assert all(one > other for one, other in zip(play, chess, strict=True))
     assert printed.count("[play]") == 15

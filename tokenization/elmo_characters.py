@@ -1,7 +1,7 @@
-"""Words as rows of character ids, and files of words.
+"""Alphabets, words as rows of character ids, and vocabularies.
 
-A row is `begin, characters, end, padding, ...`, `max_word_length` wide. 0 is kept for the rows of padding *words*, so
-that every id of an alphabet is one higher than in its own numbering. Shape suffixes: N words, W max_word_length.
+A row is `begin, characters, end, padding, ...` of width `max_word_length`. The id 0 is reserved for padding words, so
+every other id is one higher than in the numbering of the original. Shape suffixes: N words, W max_word_length.
 """
 
 import re
@@ -14,10 +14,10 @@ import numpy as np
 BOS_WORD, EOS_WORD, UNK_WORD, PAD_WORD = "<S>", "</S>", "<UNK>", "<PAD>"
 SPECIAL_WORDS = (PAD_WORD, BOS_WORD, EOS_WORD, UNK_WORD)  # in the order of their ids
 PAD_ID, BOS_ID, EOS_ID, UNK_ID = range(4)
-MAX_TERM_WORD = "!!!MAXTERMID"  # a row of the original vocabulary files that stands for no word
+MAX_TERM_WORD = "!!!MAXTERMID"  # a line of the original vocabulary files that is not a word
 SURROGATES = re.compile("[\ud800-\udfff]")
-# A character for private use that no text is expected to hold. With a continuation prefix that no word starts with,
-# WordPiece finds whole words or nothing, as WordLevel does, and stock pipelines know that every token is a word.
+# A private-use character, which texts do not contain. With a continuation prefix that starts no word, WordPiece
+# recognizes whole words only, as WordLevel does, and stock pipelines know that every token is a word.
 CONTINUATION = "\U0010fffd"
 MIN_WORD_LENGTH = 3  # begin, one character, end
 
@@ -25,15 +25,15 @@ MIN_WORD_LENGTH = 3  # begin, one character, end
 class Utf8Alphabet:
     """The bytes of UTF-8, as in bilm-tf and AllenNLP.
 
-    Before the shift by one: bytes 0 to 255, begin and end of sentence 256 and 257, begin and end of word 258 and 259,
-    padding 260.
+    Ids of the original, before the shift by one: bytes 0 to 255, begin and end of sentence 256 and 257, begin and end
+    of word 258 and 259, padding 260.
     """
 
     size = 262
     begin_sentence, end_sentence, begin_word, end_word, padding = 257, 258, 259, 260, 261
 
     def encode(self, word: str, limit: int) -> np.ndarray:
-        """The ids of the first `limit` bytes. Lone surrogates have no bytes.
+        """The ids of the first `limit` bytes of a word. Lone surrogates have no bytes.
 
         Shape:
             result: (at most limit,)
@@ -41,9 +41,9 @@ class Utf8Alphabet:
         return np.frombuffer(word.encode("utf-8", "ignore")[:limit], dtype=np.uint8).astype(np.int32) + 1
 
     def decode(self, ids: np.ndarray) -> str:
-        """The text of byte ids; a character that the word's cut has split is left out."""
+        """The text of byte ids, without a last character that is incomplete."""
         if ids.size and ids.max() > 256:
-            raise ValueError(f"character ids {ids.tolist()} hold a marker inside a word; bytes have the ids 1 to 256.")
+            raise ValueError(f"The character ids {ids.tolist()} have a marker inside a word; bytes have 1 to 256.")
         return bytes((ids - 1).tolist()).decode("utf-8", "ignore")
 
 
@@ -52,9 +52,9 @@ class LexiconAlphabet:
 
     Args:
         lexicon (`Mapping[str, int]`):
-            Id of every character, and of `<bos>`, `<eos>`, `<oov>`, `<pad>` and the two names below.
+            Ids of all characters, of `<bos>`, `<eos>`, `<oov>`, `<pad>` and of the two entries below.
         begin_of_word, end_of_word (`str`):
-            The entries that open and close a word. Models made by ELMoForManyLangs have them the other way round.
+            The entries that begin and end a word. Models of ELMoForManyLangs have them swapped.
     """
 
     def __init__(self, lexicon: Mapping[str, int] | None, begin_of_word: str = "<bow>", end_of_word: str = "<eow>"):
@@ -67,7 +67,7 @@ class LexiconAlphabet:
         self._characters = {index: character for character, index in self._ids.items()} | {self.unknown: "\ufffd"}
 
     def encode(self, word: str, limit: int) -> np.ndarray:
-        """The ids of the first `limit` code points, `<oov>` for those that the lexicon lacks; lone surrogates are none.
+        """The ids of the first `limit` code points, without lone surrogates. Unknown ones have the id of `<oov>`.
 
         Shape:
             result: (at most limit,)
@@ -76,15 +76,15 @@ class LexiconAlphabet:
         return np.array([self._ids.get(character, self.unknown) for character in characters], dtype=np.int32)
 
     def decode(self, ids: np.ndarray) -> str:
-        """The text of character ids, U+FFFD where it was not in the lexicon."""
+        """The text of character ids, with U+FFFD for unknown characters."""
         missing = [index for index in ids.tolist() if index not in self._characters]
         if missing:
-            raise ValueError(f"character ids {missing} are no characters of the lexicon.")
+            raise ValueError(f"The character ids {missing} are not in the lexicon.")
         return "".join(self._characters[index] for index in ids.tolist())
 
 
 def checked_lexicon(lexicon: Any, required: Iterable[str]) -> Mapping[str, int]:
-    """Refuses what cannot be a character lexicon, before a wrong id reaches an embedding."""
+    """Refuses a wrong character lexicon, before a wrong id reaches an embedding."""
     if not isinstance(lexicon, Mapping) or not lexicon:
         raise ValueError(
             f'alphabet="lexicon" needs `lexicon`, a dictionary from characters to ids; got {lexicon!r:.80}. '
@@ -101,18 +101,33 @@ def checked_lexicon(lexicon: Any, required: Iterable[str]) -> Mapping[str, int]:
     return lexicon
 
 
-class WordTable:
-    """What words are to the model, their ids and their rows of characters, computed once per distinct word.
+def build_alphabet(alphabet: str, max_word_length: int, lexicon: Mapping[str, int] | None, begin: str, end: str):
+    if type(max_word_length) is not int or max_word_length < MIN_WORD_LENGTH:
+        raise ValueError(
+            f"max_word_length={max_word_length!r}: a word needs at least {MIN_WORD_LENGTH} positions (begin, one "
+            "character, end). The published models use 50."
+        )
+    if alphabet == "utf8":
+        if lexicon is not None:
+            raise ValueError('alphabet="utf8" has no `lexicon`; pass alphabet="lexicon" to use it.')
+        return Utf8Alphabet()
+    if alphabet == "lexicon":
+        return LexiconAlphabet(lexicon, begin, end)
+    raise ValueError(f'alphabet={alphabet!r} is unknown; pass "utf8" or "lexicon".')
 
-    A batch of words becomes row numbers of a growing table, so that its ids and its characters are one indexing
-    operation each. Row numbers of special words are their ids. A batch that finds more than `max_words` in the table
-    starts by emptying it.
+
+class WordTable:
+    """The ids and characters of words, computed once per distinct word.
+
+    A batch of words becomes row numbers of a growing table. Its ids, and its characters, are then one indexing
+    operation. The row number of a special word is its id. A batch clears the table first if it has more than
+    `max_words` words.
 
     Args:
         alphabet (`Utf8Alphabet` or `LexiconAlphabet`): Turns a word into characters.
         id_of_word (`Callable[[str], int]`): The id of a word.
         max_word_length (`int`): Width of a row; a longer word is cut.
-        literal_markers (`bool`): Whether the words `<S>` and `</S>` are the markers rather than spelled out.
+        literal_markers (`bool`): Whether the words `<S>` and `</S>` are markers, or spelled out.
     """
 
     def __init__(
@@ -132,7 +147,7 @@ class WordTable:
         self.clear()
 
     def clear(self) -> None:
-        """Forgets all words; row numbers are void afterwards."""
+        """Removes all words, which invalidates all row numbers."""
         self._row_of_word = _RowOfWord(self)
         if self.literal_markers:
             self._row_of_word.update({BOS_WORD: BOS_ID, EOS_WORD: EOS_ID})
@@ -167,7 +182,7 @@ class WordTable:
         return row
 
     def __getstate__(self) -> dict:
-        # Without the cached words: a tokenizer must hash alike in `datasets` whatever it has read, and pickle small.
+        # Without the words: the hash of a tokenizer in `datasets` must not depend on earlier calls.
         return {name: value for name, value in vars(self).items() if not name.startswith("_")}
 
     def __setstate__(self, state: dict) -> None:
@@ -175,7 +190,7 @@ class WordTable:
         self.clear()
 
     def rows(self, words: Sequence[str]) -> np.ndarray:
-        """Row numbers of a batch of words, good until the next call.
+        """Row numbers of a batch of words, valid until the next call.
 
         Shape:
             result: (N,)
@@ -184,8 +199,8 @@ class WordTable:
             self.clear()
         try:
             return np.fromiter(map(self._row_of_word.__getitem__, words), dtype=np.int64, count=len(words))
-        except TypeError:  # from `add`, or because it cannot be a key
-            check_words(words)
+        except TypeError:  # from `add`, or because a word is not hashable
+            check_strings(words)
             raise
 
     def input_ids(self, rows: np.ndarray) -> np.ndarray:
@@ -197,7 +212,7 @@ class WordTable:
         return self._ids_N[rows]
 
     def character_ids(self, rows: np.ndarray, trim: bool = False) -> np.ndarray:
-        """Characters `max_word_length` wide, or as wide as the longest of the words (`trim`).
+        """Characters of width `max_word_length` or, with `trim`, as wide as the longest word.
 
         Shape:
             rows: (...)
@@ -207,7 +222,7 @@ class WordTable:
         return self._characters_NW[rows, :width]
 
     def widen(self, character_ids: np.ndarray, out: np.ndarray) -> None:
-        """Brings rows to their full width: in-word padding for words, zeros for padding words.
+        """Writes rows at full width: in-word padding for words, zeros for padding words.
 
         Shape:
             character_ids: (N, at most W)
@@ -218,7 +233,7 @@ class WordTable:
         width = character_ids.shape[1]
         if width > self.max_word_length:
             raise ValueError(
-                f"`character_ids` hold {width} characters a word, but max_word_length is {self.max_word_length}; "
+                f"`character_ids` have {width} characters per word, but max_word_length is {self.max_word_length}; "
                 "encode the text with this tokenizer."
             )
         out[:, :width] = character_ids
@@ -227,14 +242,14 @@ class WordTable:
             out[character_ids[:, 0] == 0] = 0
 
     def decode(self, character_ids: np.ndarray, skip_markers: bool = False) -> list[str]:
-        """The words that rows spell, as far as they were not cut; padding words are left out.
+        """The words spelled by rows, without padding words. Long words stay cut.
 
         Shape:
             character_ids: (N, at most W)
         """
         if character_ids.size and not 0 <= character_ids.min() <= character_ids.max() < self.alphabet.size:
             raise ValueError(
-                f"character ids from {character_ids.min()} to {character_ids.max()} are out of range; "
+                f"Character ids from {character_ids.min()} to {character_ids.max()} are out of range; "
                 f"this alphabet has the ids 0 to {self.alphabet.size - 1}."
             )
         words = [self._decode_row(row) for row in character_ids if row.any()]
@@ -244,8 +259,8 @@ class WordTable:
         ends = np.flatnonzero(row_W == self.alphabet.end_word)
         if row_W[0] != self.alphabet.begin_word or not ends.size:
             raise ValueError(
-                f"{row_W.tolist()} is no word: it must start with {self.alphabet.begin_word} (begin of word) and hold "
-                f"{self.alphabet.end_word} (end of word)."
+                f"{row_W.tolist()} is not a word: it must start with {self.alphabet.begin_word} (begin of word) and "
+                f"contain {self.alphabet.end_word} (end of word)."
             )
         ids = row_W[1 : ends[0]]
         markers = {self.alphabet.begin_sentence: BOS_WORD, self.alphabet.end_sentence: EOS_WORD}
@@ -255,7 +270,7 @@ class WordTable:
 
 
 class _RowOfWord(dict):
-    """Row number by word; a word that is looked up for the first time gets its row."""
+    """Row numbers by word. A new word is added on its first lookup."""
 
     def __init__(self, table: WordTable):
         self._table = table
@@ -265,22 +280,21 @@ class _RowOfWord(dict):
         return row
 
 
-def check_words(words: Sequence) -> None:
+def check_strings(words: Sequence) -> None:
     for word in words:
         if not isinstance(word, str):
-            raise TypeError(f"words must be strings, got {type(word).__name__}: {repr(word)[:60]}.")
+            raise TypeError(f"Words must be strings, got {type(word).__name__}: {repr(word)[:60]}.")
 
 
 def read_vocabulary(path: str | PathLike) -> tuple[list[str], list[int]]:
-    """Reads a vocabulary, one word a line, and puts the special words first.
+    """Reads a vocabulary with one word per line, and moves the special words to the front.
 
-    `<S>`, `</S>` and `<UNK>` are found by name wherever they stand, `<PAD>` is added where it is missing, and
-    `!!!MAXTERMID` and blank lines are left out.
+    The special words may be on any line. `<PAD>` is added if missing; `!!!MAXTERMID` and blank lines are skipped.
 
     Returns:
-        `tuple[list[str], list[int]]`: the words in the order of their ids, and for each the line (from 0) that it came
-        from, -1 where there was none. With a softmax `old` that has one row a line, ours is
-        `new[i] = old[source_rows[i]]`, and zeros where `source_rows[i]` is -1.
+        `tuple[list[str], list[int]]`: the words in the order of their ids, and the line number (from 0) of each word,
+        -1 for an added one. A softmax `old` with one row per line becomes `new[i] = old[line_numbers[i]]`, with zeros
+        where `line_numbers[i]` is -1.
     """
     with open(path, encoding="utf-8-sig", newline="\n") as file:
         try:
@@ -292,13 +306,13 @@ def read_vocabulary(path: str | PathLike) -> tuple[list[str], list[int]]:
 
 def order_vocabulary(lines: Sequence[str], source: str = "the vocabulary") -> tuple[list[str], list[int]]:
     """`read_vocabulary` for words that are in memory; `source` names them in errors."""
-    check_words(lines)
+    check_strings(lines)
     line_of_word: dict[str, int] = {}
     for number, word in enumerate(lines):
         first = line_of_word.setdefault(word, number)
         if first != number and word:
             raise ValueError(
-                f"{source} holds {word!r} twice, in lines {first + 1} and {number + 1}; every word has one id, so keep "
+                f"{source} has {word!r} twice, in lines {first + 1} and {number + 1}; every word has one id, so keep "
                 "one of them."
             )
     missing = [word for word in (BOS_WORD, EOS_WORD, UNK_WORD) if word not in line_of_word]
@@ -311,12 +325,12 @@ def order_vocabulary(lines: Sequence[str], source: str = "the vocabulary") -> tu
 
 
 def most_frequent_words(counts: Mapping[str, int], vocab_size: int | None = None, min_frequency: int = 1) -> list[str]:
-    """The special words, then words by descending frequency (by code points where it is equal), `vocab_size` in all.
+    """The special words and the most frequent words, `vocab_size` in total. Ties are sorted by code points.
 
-    Words that no file can hold, those with lone surrogates, and those that begin with U+10FFFD are left out.
+    Words with lone surrogates, which cannot be written to a file, and words that start with U+10FFFD are skipped.
     """
     if vocab_size is not None and vocab_size <= len(SPECIAL_WORDS):
-        raise ValueError(f"vocab_size={vocab_size} leaves no room beside the {len(SPECIAL_WORDS)} special words.")
+        raise ValueError(f"vocab_size={vocab_size} has no room for words beside {len(SPECIAL_WORDS)} special words.")
     no_words = {*SPECIAL_WORDS, MAX_TERM_WORD}
     words = [
         word

@@ -1,8 +1,7 @@
 """Raw text to words: `whitespace`, `moses` and `treebank`.
 
-The rules look at one chunk (what stands between two white spaces) and at the first character of the next, so that the
-words of a chunk are computed once however often it occurs. A rule only inserts spaces; words are therefore pieces of
-the caller's string and know their place in it.
+The rules read one chunk (the text between two white spaces) and the first character of the next chunk, so the words of
+a frequent chunk are computed once. Rules only insert spaces, so every word is a slice of the caller's string.
 """
 
 import re
@@ -13,9 +12,9 @@ from itertools import chain
 
 from tokenizers import NormalizedString, PreTokenizedString, Regex, pre_tokenizers
 
-WHITE_SPACE = r"[\s\x1c-\x1f]+"  # in Rust, what `str.split` takes for white space
+WHITE_SPACE = r"[\s\x1c-\x1f]+"  # in Rust, the white space of `str.split`
 
-# Abbreviations that keep their period; those of the last set keep it only before a number.
+# Abbreviations that keep their period. The last set keeps it only before a number.
 ABBREVIATIONS = frozenset(
     "A B C D E F G H I J K L M N O P Q R S T U V W X Y Z "  # noqa: SIM905 (a list of 110 literals is unreadable)
     "Apr Aug Dec Feb Jan Jul Jun Mar Nov Oct Sep "
@@ -27,7 +26,7 @@ ABBREVIATIONS = frozenset(
 TREEBANK_ABBREVIATIONS = ABBREVIATIONS | {"Ave", "Co", "Ft", "Inc", "Jr", "Ltd", "Mt", "Sept"}
 ABBREVIATIONS_BEFORE_NUMBERS = frozenset(["Art", "No", "pp"])
 
-# The Moses rules read classes of characters, see `_moses_class`. A run of periods becomes letters `m`.
+# The Moses rules read character classes (`_moses_class`). A run of periods becomes a run of `m`.
 MOSES_RULES = [
     (re.compile(r"([#!])"), r" \1 "),
     (re.compile(r"\.{2,}"), lambda periods: f" {'m' * len(periods[0])} "),
@@ -41,8 +40,8 @@ MOSES_RULES = [
     (re.compile(r"9's"), r"9 's"),
 ]
 
-# The treebank rules read the text itself: punctuation, then the period of a sentence end, then contractions. Hyphen,
-# slash and opening quote are split off as in the English Web Treebank; the older convention leaves them in the word.
+# The treebank rules read the text itself: punctuation, then the period at the end of a sentence, then contractions.
+# They split hyphens, slashes and opening quotes as the English Web Treebank does; the older convention does not.
 TREEBANK_PUNCTUATION = [
     (re.compile(r"(``|''|\")"), r" \1 "),
     (re.compile(r"([:,])(?=\D)"), r" \1 "),
@@ -65,8 +64,10 @@ TREEBANK_CONTRACTIONS = [
 
 @lru_cache(maxsize=2**17)
 def moses_words(chunk: str, is_first: bool, following: str) -> tuple[str, ...]:
-    """The tokenizer of the Moses machine translation toolkit, English, that the AI2 models were trained on: `did n't`
-    is `didn 't`. `following` is the first character of the next chunk, empty at the end of the text."""
+    """The English tokenizer of the Moses toolkit, used to train the AI2 models: `didn't` is `didn 't`.
+
+    `following` is the first character of the next chunk, or empty at the end of the text.
+    """
     classes = "".join(map(_moses_class, chunk))
     classes = ("" if is_first else " ") + classes + (" " if following else "")
     pieces = _substitute(MOSES_RULES, classes).split()
@@ -87,7 +88,7 @@ def moses_words(chunk: str, is_first: bool, following: str) -> tuple[str, ...]:
 
 @lru_cache(maxsize=2**15)
 def _moses_class(character: str) -> str:
-    """`a` for letters and marks (`s` for an s), `9` for digits, `!` for what is dropped, else itself or `#`."""
+    """`a` for letters and marks (`s` for an s), `9` for digits, `!` for control characters, else itself or `#`."""
     if character in "s.,'`-":
         return character
     category = unicodedata.category(character)
@@ -100,8 +101,10 @@ def _moses_class(character: str) -> str:
 
 @lru_cache(maxsize=2**17)
 def treebank_words(chunk: str, is_first: bool, following: str) -> tuple[str, ...]:
-    """The Penn Treebank's words: `didn't` is `did n't`. A period is split off at every sentence end, as far as the
-    next chunk tells, and not only at the end of the text."""
+    """The words of the Penn Treebank: `didn't` is `did n't`.
+
+    A period is split off at the end of every sentence that the next chunk reveals, not only at the end of the text.
+    """
     text = _substitute(TREEBANK_PUNCTUATION, f" {chunk} ")
     final = TREEBANK_FINAL_PERIOD.search(text)
     if final and not (following and _keeps_period(final[1], following, TREEBANK_ABBREVIATIONS)):
@@ -125,7 +128,7 @@ def _substitute(rules, text: str) -> str:
 
 
 class InnerChunks(dict):
-    """The words of a chunk without periods that stands between two others, as most do; emptied when it is full."""
+    """The words of chunks without periods between two other chunks: the most frequent case. Cleared when full."""
 
     def __init__(self, words_of_chunk: Callable, max_chunks: int = 2**17):
         self.words_of_chunk = words_of_chunk
@@ -144,7 +147,7 @@ PRE_TOKENIZATIONS = (*WORDS_OF_CHUNK, "whitespace")
 
 
 class TextSplitter:
-    """Splits raw text into words, in Python (`words`) and inside the Rust library (`pre_tokenizer`), alike.
+    """Splits raw text into words: in Python (`words`) and, with equal results, in the Rust library (`pre_tokenizer`).
 
     Args:
         pre_tokenization (`str`): `"moses"`, `"treebank"` or `"whitespace"`.
@@ -162,13 +165,13 @@ class TextSplitter:
         chunks = text.split()
         words = list(map(WORDS_OF_INNER_CHUNK[self.name].__getitem__, chunks))
         last = len(chunks) - 1
-        for place in {0, last, *(place for place, chunk in enumerate(chunks) if "." in chunk)} if chunks else ():
-            following = chunks[place + 1][0] if place < last else ""
-            words[place] = WORDS_OF_CHUNK[self.name](chunks[place], place == 0, following)
+        for i in {0, last, *(i for i, chunk in enumerate(chunks) if "." in chunk)} if chunks else ():
+            following = chunks[i + 1][0] if i < last else ""
+            words[i] = WORDS_OF_CHUNK[self.name](chunks[i], i == 0, following)
         return words
 
     def pre_tokenizer(self) -> pre_tokenizers.PreTokenizer:
-        """For the time of one call: one that runs Python can be neither saved nor copied."""
+        """A pre-tokenizer for one call: one that runs Python cannot be saved or copied."""
         if self.name == "whitespace":
             return pre_tokenizers.Split(Regex(WHITE_SPACE), "removed")
         return pre_tokenizers.PreTokenizer.custom(self)

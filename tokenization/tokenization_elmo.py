@@ -1,7 +1,7 @@
-"""ELMo tokenizer: a fast tokenizer whose tokens are words, each with its characters.
+"""The ELMo tokenizer: a fast tokenizer whose tokens are words with their characters.
 
-A batch that nothing is cut from is encoded in numpy, from a table of the words seen so far; the Rust library does the
-rest, and what can be asked of an encoding afterwards (`word_ids`, `char_to_token`, ...).
+A batch without truncation is encoded in numpy, from a table of all words seen so far. The Rust library (the backend)
+encodes all other batches, and computes `word_ids`, `char_to_token` and the like when they are asked for.
 Shape suffixes: B texts, T tokens, W max_word_length.
 """
 
@@ -10,47 +10,45 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial, wraps
-from itertools import accumulate, chain
+from itertools import chain
 from os import PathLike
 
 import numpy as np
-from tokenizers import AddedToken, Encoding, Tokenizer, models, processors
+from tokenizers import AddedToken, Tokenizer, models, processors
 from transformers import BatchEncoding, TensorType
-from transformers.tokenization_utils_base import TruncationStrategy
 from transformers.tokenization_utils_tokenizers import TokenizersBackend
 from transformers.utils import PaddingStrategy
 
+from .elmo_batches import LazyEncodings, as_batch, needs_backend, padded_lengths, rows_of_encodings
 from .elmo_characters import (
     BOS_ID,
     BOS_WORD,
     CONTINUATION,
     EOS_ID,
     EOS_WORD,
-    MIN_WORD_LENGTH,
     PAD_WORD,
     SPECIAL_WORDS,
     SURROGATES,
     UNK_ID,
     UNK_WORD,
-    LexiconAlphabet,
-    Utf8Alphabet,
     WordTable,
+    build_alphabet,
     most_frequent_words,
     order_vocabulary,
     read_vocabulary,
 )
 from .elmo_pretokenization import TextSplitter
 
-DISGUISE = "\U0010fffc"  # a character for private use that no text is expected to hold
+DISGUISE = "\U0010fffc"  # a private-use character, which texts do not contain
 
 NO_SPECIAL_WORDS_IN_TEXT = (
-    "split_special_tokens=False is not supported: special words in a text are spelled out; "
-    "to read `<S>` and `</S>` as markers use ELMoTokenizer(literal_markers=True)."
+    "split_special_tokens=False is not supported: special words in a text are spelled out. "
+    "To read `<S>` and `</S>` as markers, use ELMoTokenizer(literal_markers=True)."
 )
 
 
 class CallLock:
-    """Lets one thread in at a time; every copy of its owner gets a fresh one."""
+    """A lock for one thread at a time. A copy of its owner gets a new lock."""
 
     def __init__(self):
         self._lock = threading.RLock()
@@ -60,7 +58,7 @@ class CallLock:
 
     @staticmethod
     def held(method: Callable) -> Callable:
-        """A method that holds the `lock` of its object: calls share the word table and the Rust library's settings."""
+        """Makes a method hold the `lock` of its object: calls share the word table and the settings of the backend."""
 
         @wraps(method)
         def locked(self, *args, **kwargs):
@@ -74,38 +72,39 @@ class ELMoTokenizer(TokenizersBackend):
     """
     Splits text into words and gives each word its id and its characters.
 
-    Besides `input_ids` and `attention_mask` there are `character_ids`, what the model reads. With `return_tensors` they
-    are `(batch, tokens, max_word_length)` of int64; without, one small array of integers per text: with `padding` of
-    full width, else as wide as the text's longest word, which `pad`, and the collators that call it, widen.
+    The model reads `character_ids`, which come with `input_ids` and `attention_mask`. With `return_tensors` they are
+    int64 of shape `(batch, tokens, max_word_length)`. Without it, each text has a small integer array: of full width
+    with `padding`, otherwise as wide as its longest word. `pad`, and every collator that calls it, widens such arrays.
 
-    Given words (`is_split_into_words=True`) are one token each, whatever they contain.
+    Each given word (`is_split_into_words=True`) is one token, whatever it contains.
 
     Args:
         vocab_file (`str` or `PathLike`, *optional*):
-            Words, one a line, with `<S>`, `</S>` and `<UNK>` anywhere. Without it, `vocab` or `tokenizer_file` the
-            vocabulary holds only the special words, and every word has the id of `<UNK>`.
+            One word per line, with `<S>`, `</S>` and `<UNK>` anywhere. Without `vocab_file`, `vocab` and
+            `tokenizer_file`, the vocabulary has only the special words, and every word has the id of `<UNK>`.
         tokenizer_file (`str` or `PathLike`, *optional*):
             A saved `tokenizer.json`.
         vocab (`Sequence[str]` or `Mapping[str, int]`, *optional*):
-            The words of a vocabulary as in `vocab_file`; of a mapping the ids must be 0, 1, 2, ... with the special
+            The words of a vocabulary, as in `vocab_file`. A mapping must have the ids 0, 1, 2, ... with the special
             words first.
         alphabet (`str`, *optional*, defaults to `"utf8"`):
             `"utf8"` (bytes) or `"lexicon"` (a dictionary of characters).
         max_word_length (`int`, *optional*, defaults to 50):
-            Characters of a word, begin and end included; longer words are cut.
+            Maximum characters per word, including begin and end of word. Longer words are cut.
         pre_tokenization (`str`, *optional*, defaults to `"moses"`):
             How raw text is split: `"moses"` (`didn 't`), `"treebank"` (`did n't`) or `"whitespace"`.
         literal_markers (`bool`, *optional*, defaults to `False`):
-            Whether `<S>` and `</S>` in a text are the markers, as in the original code, instead of being spelled out.
+            Whether `<S>` and `</S>` in a text are markers, as in the original code, or spelled out.
         lexicon (`Mapping[str, int]`, *optional*):
-            With `alphabet="lexicon"`: the ids of characters, of `<bos>`, `<eos>`, `<oov>`, `<pad>` and of the next two.
+            For `alphabet="lexicon"`: ids of all characters, of `<bos>`, `<eos>`, `<oov>`, `<pad>`, and of the entries
+            that `begin_of_word` and `end_of_word` name.
         begin_of_word (`str`, *optional*, defaults to `"<bow>"`):
-            The entry of `lexicon` that opens a word (`"<eow>"` in models made by ELMoForManyLangs).
+            The entry of `lexicon` that begins a word (`"<eow>"` in models of ELMoForManyLangs).
         end_of_word (`str`, *optional*, defaults to `"<eow>"`):
-            The entry of `lexicon` that closes a word (`"<bow>"` in models made by ELMoForManyLangs).
+            The entry of `lexicon` that ends a word (`"<bow>"` in models of ELMoForManyLangs).
         lowercase_unknown (`bool`, *optional*, defaults to `False`):
-            Whether a word outside the vocabulary gets the id of its lower-case form: for a task with word vectors that
-            know no capitals, such as GloVe's. Encodings alone know of it, not `convert_tokens_to_ids`.
+            Whether an unknown word gets the id of its lowercase form, for tasks with lowercase word vectors such as
+            GloVe. This applies to encodings, not to `convert_tokens_to_ids`.
     """
 
     vocab_files_names = {"vocab_file": "vocab.txt", "tokenizer_file": "tokenizer.json"}
@@ -137,9 +136,9 @@ class ELMoTokenizer(TokenizersBackend):
             "lowercase_unknown": lowercase_unknown,
         }
         self.lock = CallLock()
-        self.__dict__.update(options)  # `save_pretrained` writes the attributes that are named like keywords
+        self.__dict__.update(options)  # `save_pretrained` writes all attributes with the name of a keyword
         self.splitter = TextSplitter(pre_tokenization)
-        characters = _build_alphabet(alphabet, max_word_length, lexicon, begin_of_word, end_of_word)
+        characters = build_alphabet(alphabet, max_word_length, lexicon, begin_of_word, end_of_word)
         self.word_table = WordTable(characters, self._id_of_word, max_word_length, literal_markers)
         spelled = [PAD_WORD] if literal_markers else [PAD_WORD, BOS_WORD, EOS_WORD]
         self._spelled_special_word = re.compile(rf"(?<!\S)(?:{'|'.join(spelled)})(?!\S)")
@@ -148,29 +147,29 @@ class ELMoTokenizer(TokenizersBackend):
         for name, word in specials.items():
             if str(kwargs.setdefault(name, word)) != word:
                 raise ValueError(f"{name}={kwargs[name]!r}: the special words of ELMo have fixed names; use {word!r}.")
-        # The base class sets the backend's flag to this keyword on every call.
+        # Each call of the base class sets the flag of the backend to this keyword.
         if kwargs.setdefault("split_special_tokens", True) is not True:
             raise ValueError(NO_SPECIAL_WORDS_IN_TEXT)
         super().__init__(**options, **kwargs)
 
     @classmethod
     def convert_to_native_format(cls, **kwargs):
-        """Leaves `tokenizer_file` to `__init__`: the stock conversion would rebuild the vocabulary in Python."""
+        """Leaves `tokenizer_file` to `__init__`: the stock method would rebuild the vocabulary in Python."""
         return kwargs
 
     @classmethod
     def _from_pretrained(cls, resolved_vocab_files, pretrained_model_name_or_path, *args, **kwargs):
-        """Refuses a checkpoint without a tokenizer: the default one might read other characters than its model."""
+        """Refuses a checkpoint without a tokenizer: the default alphabet may differ from the model's."""
         if not any(resolved_vocab_files.get(f"{name}_file") for name in ("tokenizer_config", "tokenizer", "vocab")):
             raise OSError(
                 f"{pretrained_model_name_or_path} has no tokenizer_config.json, tokenizer.json or vocab.txt. Save the "
-                "model's tokenizer there, or make one: ELMoTokenizer(vocab_file='vocab.txt')."
+                "tokenizer of the model there, or create one: ELMoTokenizer(vocab_file='vocab.txt')."
             )
         return super()._from_pretrained(resolved_vocab_files, pretrained_model_name_or_path, *args, **kwargs)
 
     @property
     def char_vocab_size(self) -> int:
-        """Number of character ids, the padding word's 0 included: the model's `char_vocab_size`."""
+        """Number of character ids, including 0 for padding words: the model's `char_vocab_size`."""
         return self.word_table.alphabet.size
 
     def update_post_processor(self):
@@ -183,7 +182,7 @@ class ELMoTokenizer(TokenizersBackend):
 
     @CallLock.held
     def _add_tokens(self, new_tokens: Sequence[str | AddedToken], special_tokens: bool = False) -> int:
-        # A token is a word here: it goes to the vocabulary, not to the backend's list of strings to find inside texts.
+        # A new token is a word of the vocabulary. The backend would search for it inside texts.
         fresh = [word for word in dict.fromkeys(map(str, new_tokens)) if self._tokenizer.token_to_id(word) is None]
         if fresh:
             vocab = self.get_vocab()
@@ -200,14 +199,14 @@ class ELMoTokenizer(TokenizersBackend):
         return UNK_ID if index is None else index
 
     def _disguised(self, text: str) -> str:
-        """The text at the same length, without the special words, to which the Rust library would give their ids."""
+        """The text with special words replaced, at equal length: the backend would turn them into markers."""
         text = _without_surrogates(text)
         return self._spelled_special_word.sub(lambda word: DISGUISE + word[0][1:], text) if "<" in text else text
 
     @CallLock.held
     def encode_words(self, words: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
         """
-        Ids and characters of words, without markers: the short way for pretraining and feature extraction.
+        Ids and characters of words, without markers: the fast path of pretraining and feature extraction.
 
         Shape:
             result: (words,), (words, max_word_length)
@@ -228,7 +227,7 @@ class ELMoTokenizer(TokenizersBackend):
     ) -> BatchEncoding:
         if split_special_tokens is False:
             raise ValueError(NO_SPECIAL_WORDS_IN_TEXT)
-        batch, is_batched = _as_batch(text, text_pair, is_split_into_words)
+        batch, is_batched = as_batch(text, text_pair, is_split_into_words)
         if not batch:
             return self._empty_batch(return_tensors)
         if return_token_type_ids is None:
@@ -237,17 +236,17 @@ class ELMoTokenizer(TokenizersBackend):
         words = [[self.splitter.words(part) if isinstance(part, str) else part for part in parts] for parts in batch]
         lengths = [[len(part) for part in parts] for parts in words]
         rows = self.word_table.rows(list(chain.from_iterable(chain.from_iterable(words))))
-        encode_in_rust = partial(self._encode_in_rust, batch, is_split_into_words, **kwargs)
-        if _needs_rust(lengths, **kwargs):
-            encoded = encode_in_rust()
-            token_rows = _rows_of_encodings(encoded, lengths, rows)
-            if self.lowercase_unknown:  # the Rust library looks words up as they stand
+        encode_in_backend = partial(self._encode_in_backend, batch, is_split_into_words, **kwargs)
+        if needs_backend(lengths, **kwargs):
+            encoded = encode_in_backend()
+            token_rows = rows_of_encodings(encoded, lengths, rows)
+            if self.lowercase_unknown:  # unknown to the backend
                 encoded["input_ids"] = [self.word_table.input_ids(text).tolist() for text in token_rows]
         else:
-            data, token_rows = self._encode_whole(lengths, rows, **kwargs)
+            data, token_rows = self._encode_in_numpy(lengths, rows, **kwargs)
             if return_tensors is None:
                 data = {key: [text.tolist() for text in texts] for key, texts in data.items()}
-            encodings = LazyEncodings(len(batch), lambda: encode_in_rust().encodings)
+            encodings = LazyEncodings(len(batch), lambda: encode_in_backend().encodings)
             encoded = BatchEncoding(data, encodings, n_sequences=max(map(len, batch)))
         is_padded = kwargs.get("padding_strategy", PaddingStrategy.DO_NOT_PAD) != PaddingStrategy.DO_NOT_PAD
         encoded["character_ids"] = self._characters_of_tokens(
@@ -262,13 +261,13 @@ class ELMoTokenizer(TokenizersBackend):
         return encoded
 
     @CallLock.held
-    def _encode_in_rust(self, batch: list[tuple], is_split_into_words: bool, **kwargs) -> BatchEncoding:
-        """The stock method, for what it alone can do: cut texts, and tell where in the text a token stands."""
+    def _encode_in_backend(self, batch: list[tuple], is_split_into_words: bool, **kwargs) -> BatchEncoding:
+        """Encodes with the stock method, which truncates texts and computes offsets."""
         texts: list[tuple]
-        if is_split_into_words:  # the Rust library drops empty words
+        if is_split_into_words:  # the backend drops empty words
             texts = [tuple([self._disguised(word) or DISGUISE for word in part] for part in parts) for parts in batch]
         else:
-            # The other two ways of splitting take special words apart, and must see them to do so.
+            # The other pre-tokenizations split special words, and must see them to do so.
             hide = self._disguised if self.pre_tokenization == "whitespace" else _without_surrogates
             texts = [tuple(map(hide, parts)) for parts in batch]
             self._tokenizer.pre_tokenizer = self.splitter.pre_tokenizer()
@@ -278,12 +277,12 @@ class ELMoTokenizer(TokenizersBackend):
                 is_split_into_words=is_split_into_words,
                 **kwargs,
             )
-        finally:  # a call leaves no trace: what is saved, and how `datasets` hashes it, stays the same
+        finally:  # saved files, and the hash in `datasets`, must not depend on earlier calls
             self._tokenizer.pre_tokenizer = None
             self._tokenizer.no_truncation()
             self._tokenizer.no_padding()
 
-    def _encode_whole(
+    def _encode_in_numpy(
         self,
         lengths: list[list[int]],
         rows: np.ndarray,
@@ -297,14 +296,14 @@ class ELMoTokenizer(TokenizersBackend):
         **_,
     ) -> tuple[dict[str, list], list[np.ndarray]]:
         """
-        The same for texts that nothing is cut from, several times faster.
+        Encodes texts without truncation, several times faster than the backend.
 
         Args:
-            lengths (`list[list[int]]`): Words of each text, or of each of its two parts.
+            lengths (`list[list[int]]`): Number of words of each text, or of each part of a pair.
 
         Shape:
-            rows: (words of the batch,), numbers of rows of the word table
-            result: lists of (padded tokens,), and the rows of the tokens, (padded tokens,) per text
+            rows: (words of the batch,), row numbers in the word table
+            result: per key (padded tokens,) per text; row numbers of the tokens, (padded tokens,) per text
         """
         lengths_of_parts = np.array([length for parts in lengths for length in parts])
         if add_special_tokens:
@@ -314,11 +313,11 @@ class ELMoTokenizer(TokenizersBackend):
             lengths_of_parts += 2
         first_parts = np.cumsum([0, *map(len, lengths)])[:-1]
         lengths_B = np.add.reduceat(lengths_of_parts, first_parts)
-        padded_B = _padded_lengths(lengths_B, padding_strategy, max_length, pad_to_multiple_of)
-        places_T = np.arange(padded_B.max())
+        padded_B = padded_lengths(lengths_B, padding_strategy, max_length, pad_to_multiple_of)
+        positions_T = np.arange(padded_B.max())
         on_left = (padding_side or self.padding_side) == "left"
         starts_B = padded_B - lengths_B if on_left else np.zeros_like(lengths_B)
-        mask_BT = (places_T >= starts_B[:, None]) & (places_T < (starts_B + lengths_B)[:, None])
+        mask_BT = (positions_T >= starts_B[:, None]) & (positions_T < (starts_B + lengths_B)[:, None])
 
         def arranged(tokens: np.ndarray) -> list[np.ndarray]:
             matrix_BT = np.zeros(mask_BT.shape, dtype=np.int64)
@@ -337,8 +336,8 @@ class ELMoTokenizer(TokenizersBackend):
         """
         Shape:
             rows: (tokens,) per text
-            result: (texts, tokens, max_word_length) if `stacked`, else (tokens, max_word_length) per text, or, with
-                `trim`, (tokens, longest word)
+            result: (texts, tokens, max_word_length) if `stacked`, else (tokens, max_word_length) per text;
+                (tokens, longest word) per text with `trim`
         """
         if stacked and len({len(text) for text in rows}) == 1:
             return self.word_table.character_ids(np.stack(rows)).astype(np.int64)
@@ -352,14 +351,14 @@ class ELMoTokenizer(TokenizersBackend):
         return BatchEncoding(empty, [], tensor_type=return_tensors)
 
     def pad(self, encoded_inputs, *args, padding_side=None, return_tensors=None, **kwargs) -> BatchEncoding:
-        """The stock method, with `character_ids` in numpy: there they would become lists of Python integers."""
+        """Pads as the stock method does, with `character_ids` in numpy instead of lists of integers."""
         if isinstance(encoded_inputs, (list, tuple)) and encoded_inputs and isinstance(encoded_inputs[0], Mapping):
             encoded_inputs = {key: [example[key] for example in encoded_inputs] for key in encoded_inputs[0]}
         inputs = dict(encoded_inputs)
         characters = inputs.pop("character_ids", None)
         padded = BatchEncoding(super().pad(inputs, *args, padding_side=padding_side, **kwargs))
         input_ids = padded["input_ids"]
-        if return_tensors is None and not isinstance(input_ids, list):  # arrays in, arrays out, as in the stock method
+        if return_tensors is None and not isinstance(input_ids, list):  # as in the stock method: arrays stay arrays
             return_tensors = "np" if isinstance(input_ids, np.ndarray) else "pt"
         if characters is not None:
             is_text = len(input_ids) > 0 and np.ndim(input_ids[0]) == 0
@@ -368,7 +367,7 @@ class ELMoTokenizer(TokenizersBackend):
             texts = self._padded_characters([characters] if is_text else characters, lengths, is_left)
             padded["character_ids"] = texts[0] if is_text else texts
             if return_tensors is not None and len(set(lengths)) == 1:
-                # An array converts many times faster than a list, of which the stock conversion looks at every number.
+                # The stock conversion of a list reads every number.
                 padded.data = {key: np.asarray(value) for key, value in padded.items()}
         return padded.convert_to_tensors(return_tensors)
 
@@ -388,7 +387,7 @@ class ELMoTokenizer(TokenizersBackend):
         return padded_BTW
 
     def convert_ids_to_tokens(self, ids, skip_special_tokens: bool = False) -> str | list[str]:
-        """Words of ids. `<UNK>` stays when special words are skipped: a text must not lose words silently."""
+        """Words of ids. `skip_special_tokens` keeps `<UNK>`: a text must not lose words silently."""
         if isinstance(ids, (int, np.integer)):
             return self._word_of_id(int(ids))
         skipped = set(self.all_special_ids) - {self.unk_token_id} if skip_special_tokens else set()
@@ -397,7 +396,7 @@ class ELMoTokenizer(TokenizersBackend):
     def _word_of_id(self, index: int) -> str:
         word = self._tokenizer.id_to_token(index) if index >= 0 else None
         if word is None:
-            raise ValueError(f"id {index} is out of range; the vocabulary has the ids 0 to {len(self) - 1}.")
+            raise ValueError(f"The id {index} is out of range; the vocabulary has the ids 0 to {len(self) - 1}.")
         return word
 
     def _decode(self, token_ids, skip_special_tokens: bool = False, clean_up_tokenization_spaces=None, **_) -> str:
@@ -408,13 +407,13 @@ class ELMoTokenizer(TokenizersBackend):
 
     def decode_characters(self, character_ids, skip_special_tokens: bool = False) -> list:
         """
-        The words that characters spell: also those that are not in the vocabulary, but without what was cut.
+        Words spelled by their characters, also outside the vocabulary. Long words stay cut.
 
         Args:
             character_ids (`np.ndarray`, `torch.Tensor` or lists):
-                Ids of characters; rows of zeros, padding words, are left out.
+                Ids of characters. Padding words (rows of zeros) are omitted.
             skip_special_tokens (`bool`, *optional*, defaults to `False`):
-                Whether to leave the markers `<S>` and `</S>` out too.
+                Whether to omit the markers `<S>` and `</S>` too.
 
         Shape:
             character_ids: (texts, tokens, width), (tokens, width)
@@ -440,21 +439,14 @@ class ELMoTokenizer(TokenizersBackend):
         min_frequency: int = 1,
     ) -> "ELMoTokenizer":
         """
-        A tokenizer with the same options, whose vocabulary holds the most frequent words of a text.
+        A tokenizer with the same options and the most frequent words of raw texts, or of batches of raw texts.
 
         Args:
-            text_iterator (`Iterable[str | Sequence[str]]`):
-                Raw texts, or batches of them.
-            vocab_size (`int`):
-                Size of the vocabulary, the special words included.
-            length (`int`, *optional*):
-                Accepted for the stock signature; there is no progress bar here.
-            new_special_tokens (`Sequence[str | AddedToken]`, *optional*):
-                Special words to add after the words.
-            special_tokens_map (`Mapping[str, str]`, *optional*):
-                Must be empty: the special words have fixed names.
-            min_frequency (`int`, *optional*, defaults to 1):
-                Occurrences that a word needs.
+            vocab_size (`int`): Size of the vocabulary, including the special words.
+            length (`int`, *optional*): Ignored; the stock signature has it for a progress bar.
+            new_special_tokens (`Sequence[str | AddedToken]`, *optional*): Special words with the last ids.
+            special_tokens_map (`Mapping[str, str]`, *optional*): Must be empty: the special words have fixed names.
+            min_frequency (`int`, *optional*, defaults to 1): Minimum occurrences of a word.
         """
         if special_tokens_map:
             raise ValueError(f"special_tokens_map={special_tokens_map}: the special words of ELMo have fixed names.")
@@ -468,58 +460,19 @@ class ELMoTokenizer(TokenizersBackend):
         return self.with_vocabulary(most_frequent_words(counts, vocab_size, min_frequency), **options)
 
     def with_vocabulary(self, words: Sequence[str], **options) -> "ELMoTokenizer":
-        """A tokenizer with the same options, or some others, and these words.
-
-        Args:
-            words: as `vocab` of `__init__`.
-        """
+        """A tokenizer with the words of another `vocab` and the same options, except those given here."""
         own = {name: value for name, value in self.init_kwargs.items() if name not in ("name_or_path", "backend")}
         return type(self)(vocab=words, **{**own, **options})
 
 
-class LazyEncodings(Sequence):
-    """The Rust library's encodings of a batch (`word_ids`, `char_to_token`, ...), made when one is asked for."""
-
-    def __init__(self, length: int, encode: Callable[[], list[Encoding]]):
-        self.length = length
-        self.encode = encode
-        self.made: list[Encoding] | None = None
-
-    def __len__(self) -> int:
-        return self.length
-
-    def __getitem__(self, index):
-        if self.made is None:
-            self.made = self.encode()
-        return self.made[index]
-
-    def __reduce__(self):
-        return list, (list(self),)
-
-
 def _without_surrogates(text: str) -> str:
-    return text if text.isascii() else SURROGATES.sub("\ufffd", text)  # the Rust library refuses them
-
-
-def _build_alphabet(alphabet: str, max_word_length: int, lexicon: Mapping[str, int] | None, begin: str, end: str):
-    if type(max_word_length) is not int or max_word_length < MIN_WORD_LENGTH:
-        raise ValueError(
-            f"max_word_length={max_word_length!r}: a word needs at least {MIN_WORD_LENGTH} places "
-            "(begin, one character, end); the published models use 50."
-        )
-    if alphabet == "utf8":
-        if lexicon is not None:
-            raise ValueError('alphabet="utf8" has no `lexicon`; pass alphabet="lexicon" to use it.')
-        return Utf8Alphabet()
-    if alphabet == "lexicon":
-        return LexiconAlphabet(lexicon, begin, end)
-    raise ValueError(f'alphabet={alphabet!r} is unknown; pass "utf8" or "lexicon".')
+    return text if text.isascii() else SURROGATES.sub("\ufffd", text)  # an error in Rust
 
 
 def _load_backend(vocab, tokenizer_file, vocab_file) -> Tokenizer:
-    """The Rust library's part, from the first that is given."""
+    """The backend with the vocabulary of the first argument that is not None."""
     if isinstance(vocab, (str, PathLike)):
-        raise TypeError(f"`vocab` holds words, got {vocab!r}; pass a path as `vocab_file`.")
+        raise TypeError(f"`vocab` must be a list of words, got {vocab!r}; pass a path as `vocab_file`.")
     if vocab is None and tokenizer_file is not None:
         backend = Tokenizer.from_file(str(tokenizer_file))
         if getattr(backend.model, "continuing_subword_prefix", None) != CONTINUATION:
@@ -543,11 +496,11 @@ def _load_backend(vocab, tokenizer_file, vocab_file) -> Tokenizer:
 def _word_model(words: Sequence[str]) -> models.WordPiece:
     wrong = [word for word in words if word.startswith(CONTINUATION)]
     if wrong:
-        raise ValueError(f"the words {wrong[:3]} start with U+10FFFD, which has a private use here; leave them out.")
+        raise ValueError(f"The words {wrong[:3]} start with U+10FFFD, which is reserved; remove these words.")
     return models.WordPiece(
         {word: index for index, word in enumerate(words)},
         unk_token=UNK_WORD,
-        # A longer word is unknown without a search, which would try each of its prefixes.
+        # A longer word is unknown at once; the backend would look up each of its prefixes.
         max_input_chars_per_word=max(map(len, words)),
         continuing_subword_prefix=CONTINUATION,
     )
@@ -561,126 +514,9 @@ def _check_ids(vocab: Mapping[str, int], source: str) -> None:
     ids = np.fromiter(vocab.values(), dtype=np.int64, count=len(vocab))
     if not np.array_equal(np.sort(ids), np.arange(len(ids))):
         raise ValueError(
-            f"the {len(ids)} words of {source} must have the ids 0 to {len(ids) - 1}, each once; "
-            f"got ids from {ids.min(initial=0)} to {ids.max(initial=0)}, {len(np.unique(ids))} of them different."
+            f"The {len(ids)} words of {source} must have the ids 0 to {len(ids) - 1}, each once; "
+            f"got {len(np.unique(ids))} different ids from {ids.min(initial=0)} to {ids.max(initial=0)}."
         )
     misplaced = {word: vocab.get(word) for index, word in enumerate(SPECIAL_WORDS) if vocab.get(word) != index}
     if misplaced:
-        raise ValueError(f"the special words {SPECIAL_WORDS} must have the ids 0 to 3 in {source}; got {misplaced}.")
-
-
-def _as_batch(text, text_pair, is_split_into_words: bool) -> tuple[list[tuple], bool]:
-    """Every text as a tuple of one part or, for pairs, two; and whether the caller gave a batch."""
-    unit = (list, tuple) if is_split_into_words else str
-    if is_split_into_words:
-        is_batched = isinstance(text, (list, tuple)) and len(text) > 0 and isinstance(text[0], (list, tuple))
-    else:
-        is_batched = isinstance(text, (list, tuple))
-    if not is_batched:
-        batch = [(text,) if text_pair is None else (text, text_pair)]
-    elif text_pair is None:
-        batch = [tuple(item) if _is_pair(item, unit) else (item,) for item in text]
-    elif not isinstance(text_pair, (list, tuple)) or len(text_pair) != len(text):
-        raise ValueError(
-            f"a batch of {len(text)} texts needs `text_pair` with as many; got {type(text_pair).__name__}"
-            f"{f' of {len(text_pair)}' if isinstance(text_pair, (list, tuple)) else ''}."
-        )
-    else:
-        batch = list(zip(text, text_pair, strict=True))
-    for part in chain.from_iterable(batch):
-        if not isinstance(part, unit):
-            raise TypeError(
-                f"{'a text' if is_split_into_words else 'a raw text'} must be "
-                f"{'a list of words' if is_split_into_words else 'a string'}, got {type(part).__name__}: {part!r:.60}. "
-                "Pass strings, or lists of words with is_split_into_words=True."
-            )
-    return [tuple(part if isinstance(part, str) else list(part) for part in parts) for parts in batch], is_batched
-
-
-def _is_pair(item, unit) -> bool:
-    return isinstance(item, (list, tuple)) and len(item) == 2 and all(isinstance(part, unit) for part in item)
-
-
-def _needs_rust(
-    lengths: list[list[int]],
-    add_special_tokens: bool = True,
-    truncation_strategy: TruncationStrategy = TruncationStrategy.DO_NOT_TRUNCATE,
-    max_length: int | None = None,
-    stride: int = 0,
-    return_overflowing_tokens: bool = False,
-    return_special_tokens_mask: bool = False,
-    return_offsets_mapping: bool = False,
-    return_length: bool = False,
-    **_,
-) -> bool:
-    markers = 2 if add_special_tokens else 0
-    is_cut = False
-    if truncation_strategy != TruncationStrategy.DO_NOT_TRUNCATE and max_length is not None:
-        for parts in lengths:
-            if sum(parts) + markers * len(parts) > max_length:
-                room = max_length - markers * len(parts)
-                if room < 0:
-                    needed = markers * len(parts)
-                    raise ValueError(f"max_length={max_length} has no room for the {needed} markers; pass more.")
-                _check_room(parts, truncation_strategy, room, max_length, stride, return_overflowing_tokens)
-                is_cut = True
-    return is_cut or return_overflowing_tokens or return_special_tokens_mask or return_offsets_mapping or return_length
-
-
-def _check_room(
-    parts: list[int], strategy: TruncationStrategy, room: int, max_length: int, stride: int, overflowing: bool
-) -> None:
-    """Refuses what the Rust library answers with a panic, a bare exception, or texts that are not cut."""
-    for length, share in zip(parts, _shares(parts, strategy, room), strict=True):
-        emptied = share == 0 and (overflowing or (room > 0 and strategy != TruncationStrategy.LONGEST_FIRST))
-        if share < length and (share < 0 or emptied or 0 < share <= stride):
-            raise ValueError(
-                f"stride={stride} must be smaller than the {max(share, 0)} words that max_length={max_length} leaves; "
-                "pass a smaller stride or a larger max_length."
-            )
-
-
-def _shares(parts: list[int], strategy: TruncationStrategy, room: int) -> list[int]:
-    """Words of each part that the Rust library keeps of `room`."""
-    if strategy == TruncationStrategy.ONLY_FIRST:
-        return [room - sum(parts[1:]), *parts[1:]]
-    if strategy == TruncationStrategy.ONLY_SECOND:
-        return [parts[0], *(room - parts[0] for _ in parts[1:])]
-    if len(parts) == 1:
-        return [room]
-    short = min(parts) if min(parts) <= room - min(parts) else room // 2
-    return [short, room - short] if parts[0] <= parts[1] else [room - short, short]
-
-
-def _rows_of_encodings(encoded: BatchEncoding, lengths: list[list[int]], rows: np.ndarray) -> list[np.ndarray]:
-    """
-    Shape:
-        rows: (words of the batch,), numbers of rows of the word table
-        result: the rows of the tokens, (tokens,) per encoding
-    """
-    rows = np.concatenate([np.arange(len(SPECIAL_WORDS)), rows])  # special words have their ids for rows
-    starts = accumulate(chain.from_iterable(lengths), initial=len(SPECIAL_WORDS))
-    starts_of_texts = [[next(starts) for _ in parts] for parts in lengths]
-    texts = encoded.get("overflow_to_sample_mapping", range(len(lengths)))
-    return [
-        rows[_places_of_tokens(encoding, starts_of_texts[text])]
-        for encoding, text in zip(encoded.encodings, texts, strict=True)
-    ]
-
-
-def _places_of_tokens(encoding: Encoding, starts: list[int]) -> list[int]:
-    return [
-        index if word is None or part is None else starts[part] + word
-        for index, word, part in zip(encoding.ids, encoding.word_ids, encoding.sequence_ids, strict=True)
-    ]
-
-
-def _padded_lengths(
-    lengths_B: np.ndarray, strategy: PaddingStrategy, max_length: int | None, multiple: int | None
-) -> np.ndarray:
-    if strategy == PaddingStrategy.DO_NOT_PAD:
-        return lengths_B
-    target = max_length if strategy == PaddingStrategy.MAX_LENGTH and max_length is not None else int(lengths_B.max())
-    if multiple:
-        target = -(-target // multiple) * multiple
-    return np.maximum(lengths_B, target)
+        raise ValueError(f"The special words {SPECIAL_WORDS} must have the ids 0 to 3 in {source}; got {misplaced}.")

@@ -1,89 +1,201 @@
-"""Options and errors of all programs: what a user got wrong ends in one line, and a bug in its traceback."""
+"""The command line of every program: its options, its help and its errors."""
 
 import dis
+import re
 import sys
-from argparse import RawDescriptionHelpFormatter
+from argparse import SUPPRESS, Action, RawDescriptionHelpFormatter
 from collections.abc import Callable, Sequence
+from dataclasses import fields, is_dataclass
 from difflib import get_close_matches
-from typing import Any
+from enum import Enum
+from inspect import get_annotations
+from types import TracebackType
+from typing import Any, NoReturn
 
 from huggingface_hub.errors import StrictDataclassError
 from transformers import HfArgumentParser
+from transformers.debug_utils import DebugOption
+from transformers.hf_argparser import string_to_bool
 
-USER_ERROR = 2  # exit status, as argparse has it
+USER_ERROR = 2  # argparse's exit status
+INTERRUPTED = 130  # the shell's exit status for Ctrl-C
+OUR_PACKAGES = ("modeling_elmo", "transformers_modules", "__main__")  # the second holds the code of checkpoints
+MOST_CHOICES = 10  # shown in the help; Trainer's --optim has 42
+TRAINER_OPTIONS = "options of transformers' Trainer"
+
+
+class HelpFormatter(RawDescriptionHelpFormatter):
+    """One spelling per option, the kind of its value, and defaults that tell something."""
+
+    def _format_action_invocation(self, action: Action) -> str:
+        if not action.option_strings:
+            return super()._format_action_invocation(action)
+        names = [name for name in action.option_strings if "-" not in name[2:]]  # also accepted with hyphens
+        if _is_flag(action):
+            return ", ".join([*names, f"--no_{action.dest}"] if action.default is True else names)
+        value = "" if action.nargs == 0 else self._format_args(action, self._get_default_metavar_for_optional(action))
+        return f"{', '.join(names)} {value}".rstrip()
+
+    def _get_default_metavar_for_optional(self, action: Action) -> str:
+        if action.dest.endswith(("_file", "_files")):
+            return "FILE"
+        if action.dest.endswith("_dir"):
+            return "FOLDER"
+        return {int: "INT", float: "FLOAT", string_to_bool: "BOOL"}.get(action.type, "TEXT")
+
+    def _get_help_string(self, action: Action) -> str:
+        text, default = action.help or "", action.default
+        if action.required or "default" in text.lower() or any(default is no for no in (None, False, SUPPRESS)):
+            return text
+        if default in ("", [], {}) or _is_flag(action):
+            return text if default is not True else f"{text} (default: on)"
+        shown = str(default.value if isinstance(default, Enum) else default).replace("%", "%%")
+        return f"{text} (default: {shown})"
 
 
 class ProgramParser(HfArgumentParser):
-    """The parser of a program: its dataclasses of options, under the program's docstring.
+    """The parser of a program.
 
     Args:
-        dataclass_types: the groups of options; `parse` returns one object for each.
-        description: the program's docstring.
+        dataclass_types: groups of options. A group's title in the help is its `_argument_group_name`, if it has one.
+        description: the docstring of the program.
     """
 
-    def __init__(self, *dataclass_types: type, description: str | None = None, **options: Any):
-        options = {"description": description, "formatter_class": RawDescriptionHelpFormatter, **options}
-        super().__init__(dataclass_types, **options)
+    def __init__(self, *dataclass_types: type, **options: Any):
+        super().__init__(dataclass_types, **{"formatter_class": HelpFormatter, **options})
+        inherited = {name: text for group in self.dataclass_types for name, text in _inherited_help(group).items()}
+        for action in self._actions:
+            action.help = action.help or inherited.get(action.dest)
+            if action.choices is not None and len(list(action.choices)) > MOST_CHOICES:
+                action.metavar = "TEXT"
 
     def parse(self, arguments: Sequence[str] | None = None) -> Any:
-        """The objects of all groups; a single one where there is but one group.
+        """One object per group of options, and a namespace of options outside all groups; a single object as such.
 
         Raises:
-            ValueError: an option is unknown, or its value is refused.
+            ValueError: an option is unknown, or an option of transformers has a wrong value.
         """
         try:
-            *parsed, unknown = self.parse_args_into_dataclasses(arguments, return_remaining_strings=True)
-        except ValueError as error:  # also those of transformers' own options
-            raise ValueError(str(error)) from error
+            *parsed, unknown = self.parse_args_into_dataclasses(
+                arguments, return_remaining_strings=True, look_for_args_file=False
+            )
+        except (ValueError, ImportError) as error:
+            raise type(error)(str(error)) from error  # raised here: an error of transformers is the user's mistake
         if unknown:
             known = [name for action in self._actions for name in action.option_strings]
-            close = get_close_matches(unknown[0], known, 1)
-            raise ValueError(
-                f"{unknown[0]} is no option of this program. "
-                + (f"Did you mean {close[0]}?" if close else "--help lists them.")
-            )
+            close = get_close_matches(unknown[0].partition("=")[0], known, 1)
+            advice = f"Did you mean {close[0]}?" if close else "--help lists the options."
+            raise ValueError(f"{unknown[0]} is not an option of this program. {advice}")
         return parsed[0] if len(parsed) == 1 else tuple(parsed)
 
+    def error(self, message: str) -> NoReturn:
+        """Ends the program with one line, without the usage."""
+        one_name = re.sub(r"(--\w+)/--[\w-]+", r"\1", message)
+        print(f"{self.prog}: error: {one_name}", file=sys.stderr)
+        sys.exit(USER_ERROR)
 
-def run(main: Callable[[], Any]):
-    """Runs a program from its command line.
+    def format_help(self) -> str:
+        """Usage in one line, description, and a section per group of options; the options of Trainer come last."""
+        formatter = self._get_formatter()
+        positionals = [action.metavar or action.dest for action in self._actions if not action.option_strings]
+        formatter.add_usage(" ".join(["%(prog)s", *map(str, positionals), "[options]"]), [], [])
+        formatter.add_text(self.description)
+        for title, actions in self._sections().items():
+            formatter.start_section(title)
+            formatter.add_arguments(actions)
+            formatter.end_section()
+        formatter.add_text("\n\n".join(filter(None, [self.epilog, "--debug shows the traceback of an error."])))
+        return formatter.format_help()
 
-    A mistake of the user ends in `PROGRAM: error: MESSAGE` and exit status 2; `--debug` shows its traceback. All other
-    exceptions are bugs, and show theirs.
+    def _sections(self) -> dict[str, list[Action]]:
+        titles = {
+            field.name: _section_title(group, field.name) for group in self.dataclass_types for field in fields(group)
+        }
+        sections: dict[str, list[Action]] = {}
+        for action in self._actions:
+            is_negation = action.nargs == 0 and action.const is False  # shown beside the option itself
+            if action.dest != "help" and not is_negation:
+                title = titles.get(action.dest, "options" if action.option_strings else "arguments")
+                sections.setdefault(title, []).append(action)
+        return dict(sorted(sections.items(), key=lambda section: section[0] == TRAINER_OPTIONS))
+
+
+def _is_flag(action: Action) -> bool:
+    return action.type is string_to_bool and action.nargs == "?"
+
+
+def _inherited_help(group: type) -> dict[str, str]:
+    """Help of the fields of all base classes: a group that only changes a default needs no help of its own."""
+    bases = [base for base in reversed(group.__mro__) if is_dataclass(base)]
+    return {field.name: field.metadata["help"] for base in bases for field in fields(base) if "help" in field.metadata}
+
+
+def _section_title(group: type, name: str) -> str:
+    """The title of the section in which the help shows the field `name` of a group of options."""
+    declaring = next(base for base in group.__mro__ if name in get_annotations(base))
+    if declaring.__module__.startswith("transformers."):
+        return TRAINER_OPTIONS
+    words = re.findall("[A-Z][a-z]*", group.__name__.removesuffix("Arguments"))
+    return getattr(group, "_argument_group_name", f"{' '.join(words).lower()} options")
+
+
+def run(main: Callable[[], Any]) -> None:
+    """Runs a program as a process: exit status 2 and one line for a mistake of the user, a traceback for a bug.
+
+    `--debug` on the command line shows the traceback of every error.
     """
     is_debugging = _take_debug_flag()
     try:
         main()
     except KeyboardInterrupt:
-        sys.exit(130)  # the shell's status for Ctrl-C
+        sys.exit(INTERRUPTED)
     except Exception as error:
         if is_debugging or not is_mistake_of_user(error):
             raise
-        program = sys.argv[0].replace("\\", "/").rpartition("/")[2]
-        print(f"{program}: error: {error}", file=sys.stderr)
+        program = re.split(r"[/\\]", sys.argv[0])[-1]
+        print(f"{program}: error: {_message(error)}", file=sys.stderr)
         sys.exit(USER_ERROR)
 
 
 def _take_debug_flag() -> bool:
-    """Removes `--debug`, unless a value follows: then it is an option of transformers' `TrainingArguments`."""
-    places = [place for place, argument in enumerate(sys.argv) if argument == "--debug"]
-    bare = [place for place in places if sys.argv[place + 1 : place + 2] == [] or sys.argv[place + 1].startswith("-")]
-    for place in reversed(bare):
-        del sys.argv[place]
-    return bool(bare)
+    """Removes `--debug` from `sys.argv`, unless it is the option of transformers' `TrainingArguments`, with a value."""
+    values = {option.value for option in DebugOption}
+    for place, argument in enumerate(sys.argv):
+        following = sys.argv[place + 1].split() if place + 1 < len(sys.argv) else []
+        if argument == "--debug" and not (following and values.issuperset(following)):
+            del sys.argv[place]
+            return True
+    return False
 
 
 def is_mistake_of_user(error: BaseException) -> bool:
-    """Whether our code raised the error on purpose, or a file, a folder or the Hub was not as expected.
+    """Whether a user can put the error right.
 
-    An error that a library or the interpreter raises inside our code is a bug of ours.
+    A user can, if our code raised the error with a `raise` statement, if a file, a folder or the Hub was not as
+    expected, if a configuration has wrong values, or if a package is missing. All other errors are bugs.
     """
-    if isinstance(error, (OSError, StrictDataclassError)):
-        return True
-    last = error.__traceback__
-    while last is not None and last.tb_next is not None:
-        last = last.tb_next
-    if last is None or isinstance(error, AssertionError):
+    if isinstance(error, ModuleNotFoundError):
+        return not str(error.name).startswith("modeling_elmo")
+    return isinstance(error, (OSError, StrictDataclassError)) or _is_raised_by_us(error)
+
+
+def _is_raised_by_us(error: BaseException) -> bool:
+    """Whether the innermost frame of the traceback is ours and executed `raise`, rather than a call that failed."""
+    traceback = error.__traceback__
+    if traceback is None or isinstance(error, (AssertionError, NotImplementedError)):
         return False
-    is_ours = last.tb_frame.f_globals["__name__"].split(".")[0] in ("modeling_elmo", "transformers_modules", "__main__")
-    return is_ours and last.tb_frame.f_code.co_code[last.tb_lasti] == dis.opmap["RAISE_VARARGS"]
+    frame, instruction = _innermost(traceback).tb_frame, _innermost(traceback).tb_lasti
+    is_ours = frame.f_globals.get("__name__", "").partition(".")[0] in OUR_PACKAGES
+    return is_ours and frame.f_code.co_code[instruction] == dis.opmap["RAISE_VARARGS"]
+
+
+def _innermost(traceback: TracebackType) -> TracebackType:
+    return _innermost(traceback.tb_next) if traceback.tb_next is not None else traceback
+
+
+def _message(error: BaseException) -> str:
+    if isinstance(error, ModuleNotFoundError):
+        return f'{error}. Install the packages that the programs need: pip install "modeling-elmo[train,convert]"'
+    if _is_raised_by_us(error):
+        return str(error)
+    return " ".join(str(error).split())  # libraries wrap their messages

@@ -1,0 +1,166 @@
+"""The house as its imports show it: programs apart from parts, arrows in one direction, one meaning per name."""
+
+import ast
+import sys
+from graphlib import TopologicalSorter
+from pathlib import Path
+
+import pytest
+from transformers.dynamic_module_utils import get_relative_imports
+
+from modeling_elmo.run_scripts.modeling_elmo_cli import PROGRAMS
+
+ROOT = Path(__file__).parents[1]
+PACKAGES = {
+    "modeling_elmo": "modeling_elmo",
+    "tokenization": "modeling_elmo.tokenization",
+    "run_scripts": "modeling_elmo.run_scripts",
+}
+NOT_SHIPPED = ("__init__", "conversion_", "prediction_")  # all other files travel with a checkpoint
+SHIPPED_IMPORTS = {"torch", "transformers", "tokenizers", "huggingface_hub", "safetensors", "numpy"}
+# A part may import parts of a lower floor, and of its own sub-package.
+FLOORS = {"program": 0, "cards": 1, "vectors": 2, "pretraining": 2, "fine_tuning": 2, "benchmarks": 2}
+# The command, and the two programs that it does not run: the demo of the clone, and the loop to copy and change.
+OTHER_PROGRAMS = {"modeling_elmo_cli", "demo", "run_ner_no_trainer"}
+NAMES_OF_MANY_FILES = {
+    "__all__",
+    "__version__",
+    "logger",  # as in transformers
+    "main",  # of programs
+}
+
+
+def module_name(path: Path) -> str:
+    folder, *inner = path.relative_to(ROOT).with_suffix("").parts
+    return ".".join([PACKAGES[folder], *inner]).removesuffix(".__init__")
+
+
+FILES = {module_name(path): path for folder in PACKAGES for path in sorted((ROOT / folder).rglob("*.py"))}
+TREES = {module: ast.parse(path.read_text(encoding="utf-8")) for module, path in FILES.items()}
+RUN_SCRIPTS = PACKAGES["run_scripts"] + "."
+IS_PROGRAM = {module: path.parent == ROOT / "run_scripts" and path.stem != "__init__" for module, path in FILES.items()}
+
+
+def imports_of(module: str) -> set[str]:
+    """Full names of all modules that a file imports, also inside functions."""
+    found = set()
+    for node in ast.walk(TREES[module]):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            package = module if FILES[module].stem == "__init__" else module.rpartition(".")[0]
+            parents = package.split(".")[: len(package.split(".")) + 1 - node.level] if node.level else []
+            source = ".".join([*parents, *filter(None, [node.module])])
+            members = {f"{source}.{alias.name}" for alias in node.names}
+            found |= (members & FILES.keys()) or {source}
+    return found
+
+
+IMPORTS = {module: imports_of(module) for module in FILES}
+OURS = {module: found & FILES.keys() for module, found in IMPORTS.items()}
+
+
+def sub_package(module: str) -> str | None:
+    inner = module.removeprefix(RUN_SCRIPTS).split(".")
+    return inner[0] if module.startswith(RUN_SCRIPTS) and inner[0] in FLOORS else None
+
+
+def is_shipped(module: str) -> bool:
+    path = FILES[module]
+    return path.parent.name in ("modeling_elmo", "tokenization") and not path.stem.startswith(NOT_SHIPPED)
+
+
+def test_the_imports_are_read():
+    """Otherwise all that follows would hold for nothing."""
+    assert "modeling_elmo.tokenization.elmo_characters" in OURS["modeling_elmo.tokenization.tokenization_elmo"]
+    assert "modeling_elmo.run_scripts.program.command_line" in OURS["modeling_elmo.run_scripts.embed"]
+    assert "modeling_elmo.configuration_elmo" in OURS["modeling_elmo"]
+    assert sum(map(len, OURS.values())) > 150 and sum(map(is_shipped, FILES)) > 10
+
+
+def test_the_top_of_run_scripts_has_only_programs():
+    stems = {path.stem for module, path in FILES.items() if IS_PROGRAM[module]}
+    assert stems == {module for module, _ in PROGRAMS.values()} | OTHER_PROGRAMS
+
+
+def test_no_part_imports_a_program():
+    wrong = {module: found for module in FILES if (found := {name for name in OURS[module] if IS_PROGRAM[name]})}
+    assert wrong.keys() <= {f"{RUN_SCRIPTS}demo"}, wrong
+
+
+def test_files_import_in_no_circle():
+    list(TopologicalSorter(OURS).static_order())
+
+
+def test_sub_packages_import_in_no_circle():
+    arrows: dict[str, set[str]] = {name: set() for name in FLOORS}
+    for module, found in OURS.items():
+        if source := sub_package(module):
+            arrows[source] |= {target for name in found if (target := sub_package(name)) not in (None, source)}
+    list(TopologicalSorter(arrows).static_order())
+
+
+def test_arrows_point_downwards():
+    wrong = [
+        (module, name)
+        for module, found in OURS.items()
+        for name in found
+        if (source := sub_package(module)) and (target := sub_package(name))
+        if source != target and FLOORS[source] <= FLOORS[target]
+    ]
+    assert not wrong
+
+
+def test_the_package_imports_no_scripts():
+    library = [module for module in FILES if not module.startswith(RUN_SCRIPTS)]
+    assert not [(module, name) for module in library for name in OURS[module] if name.startswith(RUN_SCRIPTS)]
+
+
+@pytest.mark.parametrize("module", [module for module in FILES if is_shipped(module)])
+def test_what_travels_with_a_checkpoint(module):
+    """Siblings by `from .sibling import name`, six packages, and optional packages inside `try` or a function."""
+    tree, path = TREES[module], FILES[module]
+    relative = [node for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) and node.level]
+    for node in relative:
+        assert node.level == 1 and node.module and (path.parent / f"{node.module}.py").is_file(), ast.unparse(node)
+    # A regular expression, for which a line of a docstring may be an import, decides what transformers copies.
+    assert set(get_relative_imports(path)) == {node.module for node in relative}
+    top = [node for node in tree.body if isinstance(node, (ast.Import, ast.ImportFrom))]
+    absolute = [node for node in top if not getattr(node, "level", 0)]
+    names = {alias.name for node in absolute if isinstance(node, ast.Import) for alias in node.names}
+    names |= {str(node.module) for node in absolute if isinstance(node, ast.ImportFrom)}
+    roots = {name.partition(".")[0] for name in names}
+    assert roots - sys.stdlib_module_names <= SHIPPED_IMPORTS
+    everywhere = {name.partition(".")[0] for name in IMPORTS[module] - FILES.keys()}
+    assert not everywhere & set(PACKAGES), "an absolute import of ours breaks in a checkpoint's folder"
+
+
+def test_file_names_are_unique_where_they_are_flattened():
+    stems = [FILES[module].stem for module in FILES if is_shipped(module)]
+    assert len(stems) == len(set(stems))
+
+
+@pytest.mark.parametrize("package", [module for module, path in FILES.items() if path.stem == "__init__"])
+def test_every_package_says_its_purpose_in_a_line(package):
+    docstring = ast.get_docstring(TREES[package])
+    assert docstring and "\n" not in docstring and docstring.endswith(".")
+
+
+def names_defined_in(module: str) -> set[str]:
+    names = set()
+    for node in TREES[module].body:
+        if isinstance(node, (ast.FunctionDef, ast.ClassDef)):
+            names.add(node.name)
+        elif isinstance(node, (ast.Assign, ast.AnnAssign)):
+            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+            names |= {name.id for target in targets for name in ast.walk(target) if isinstance(name, ast.Name)}
+    return names
+
+
+def test_a_name_has_one_meaning():
+    owners: dict[str, list[str]] = {}
+    for module in FILES:
+        for name in names_defined_in(module) - NAMES_OF_MANY_FILES:
+            owners.setdefault(name, []).append(str(FILES[module].relative_to(ROOT)))
+    shared = {name: files for name, files in sorted(owners.items()) if len(files) > 1}
+    assert not shared, "\n".join(f"{name}: {', '.join(files)}" for name, files in shared.items())
