@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.utils.weak import WeakTensorKeyDictionary
 
 BACKENDS = ("reference", "inference", "training", "torch_lstm", "cuda_graph")
+DENSE_LAYERS = (nn.Linear, nn.Conv1d, nn.Embedding)
 FEW_PRODUCTS = 2**20  # multiplications below which oneDNN's start (0.1 ms) is not worth it
 _forced: ContextVar[str | None] = ContextVar("forced backend", default=None)
 
@@ -76,15 +77,18 @@ def _obstacle(backend: str, needs_gradients: bool, layers: list[nn.Module], inpu
         return "the model is being compiled"
     if backend == "inference" and needs_gradients:
         return "gradients are needed"
-    # Adapters, quantizers and offloading change the module, its parameter or its hooks: then the module is called.
-    if not all(_is_plain(layer) and layer.weight.dtype == inputs.dtype for layer in layers):
+    if not all(is_unmodified(layer, DENSE_LAYERS) and layer.weight.dtype == inputs.dtype for layer in layers):
         return "a layer is wrapped or hooked, or its dtype is not the inputs'"
     return None
 
 
-def _is_plain(layer: nn.Module) -> bool:
+def is_unmodified(layer: nn.Module, types: tuple[type[nn.Module], ...]) -> bool:
+    """Whether a kernel may read the layer's parameters directly.
+
+    Adapters, quantizers and offloading change a layer's type, its parameters or its hooks. Then it must be called.
+    """
     hooked = layer._forward_hooks or layer._forward_pre_hooks or "forward" in layer.__dict__
-    return type(layer) in (nn.Linear, nn.Conv1d, nn.Embedding) and type(layer.weight) is nn.Parameter and not hooked
+    return type(layer) in types and all(type(p) is nn.Parameter for p in layer.parameters()) and not hooked
 
 
 def fast_linear(linear: nn.Linear, inputs_ND: Tensor) -> Tensor:

@@ -4,100 +4,11 @@ Shape suffixes: B batch; T time, question and context in one row; D width of the
 a biGRU returns.
 """
 
-from collections.abc import Iterable, Sequence
-from typing import NamedTuple
-
 import torch
 from torch import Tensor, nn
-from transformers import BatchEncoding, PreTrainedTokenizerBase
 from transformers import initialization as init
 
 from .elmo_head_layers import TaskGRU, VariationalDropout, masked_softmax
-
-
-class Spans(NamedTuple):
-    """The best spans of each row.
-
-    Shape:
-        scores: `(batch, count)`, log-probabilities, falling; minus infinity where a row has fewer spans.
-        first, last: `(batch, count)`, places in the row.
-        none: `(batch,)`, the log-probability that there is no answer.
-    """
-
-    scores: Tensor
-    first: Tensor
-    last: Tensor
-    none: Tensor
-
-
-def best_spans(
-    start_BT: Tensor, end_BT: Tensor, context_BT: Tensor, first_BT: Tensor, max_length: int, count: int
-) -> Spans:
-    """The spans of the context with the highest sum of the log-probabilities of their start and their end.
-
-    Args:
-        start_BT, end_BT: logits.
-        context_BT: bool, where the context's words stand.
-        first_BT: bool, the row's first token, whose logits are those of no answer.
-        max_length: words of a span.
-        count: how many spans.
-    """
-    outside_BT = ~(context_BT | first_BT)
-    start_BT, end_BT = (
-        each_BT.float().masked_fill(outside_BT, -torch.inf).log_softmax(1) for each_BT in (start_BT, end_BT)
-    )
-    time = context_BT.shape[1]
-    near_TT = torch.ones(time, time, dtype=torch.bool, device=context_BT.device).triu().tril(max_length - 1)
-    both_BTT = context_BT[:, :, None] & context_BT[:, None] & near_TT
-    scores_BTT = (start_BT[:, :, None] + end_BT[:, None]).masked_fill(~both_BTT, -torch.inf)
-    scores_BK, places_BK = scores_BTT.flatten(1).topk(min(count, time * time))
-    none_B = (start_BT + end_BT)[first_BT]
-    return Spans(scores_BK, places_BK // time, places_BK % time, none_B)
-
-
-def best_answers(
-    windows: Iterable[tuple[Tensor, Tensor, Sequence[Sequence[int] | None]]], max_length: int, count: int
-) -> tuple[list[tuple[float, int, int]], float]:
-    """The best answers over the windows of a context: `(log-probability, first character, character after the last)`,
-    falling, and the least of the windows' log-probabilities that there is none.
-
-    Args:
-        windows: of each the logits `start (time,)` and `end (time,)`, without padding, and for each token its
-            characters in the context, `None` for what is no word of it.
-        max_length: words of an answer.
-        count: how many answers.
-    """
-    found: dict[tuple[int, int], float] = {}
-    none = 0.0
-    for start_T, end_T, characters in windows:
-        if not (start_T.isfinite().all() and end_T.isfinite().all()):
-            raise ValueError("Some logits are not finite: training diverged. Pass a smaller learning rate.")
-        context_BT = torch.tensor([[pair is not None for pair in characters]])
-        first_BT = torch.zeros_like(context_BT)
-        first_BT[0, 0] = True
-        spans = best_spans(start_T[None], end_T[None], context_BT, first_BT, max_length, count)
-        none = min(none, spans.none.item())
-        for score, first, last in zip(*(part[0].tolist() for part in spans[:3]), strict=True):
-            if score > -torch.inf:
-                place = (characters[first][0], characters[last][1])
-                found[place] = max(score, found.get(place, score))
-    answers = sorted(((score, *place) for place, score in found.items()), key=lambda answer: -answer[0])
-    return answers[:count], none
-
-
-def characters_of_contexts(
-    windows: BatchEncoding, tokenizer: PreTrainedTokenizerBase
-) -> list[list[tuple[int, int] | None]]:
-    """For each token of each row of a question and a window of its context: its first character in the context and that
-    after its last; `None` for what is no word of it, the markers that a text may spell among them."""
-    markers = (tokenizer.bos_token_id, tokenizer.eos_token_id)
-    return [
-        [
-            pair if text == 1 and word not in markers else None
-            for pair, text, word in zip(pairs, windows.sequence_ids(row), windows["input_ids"][row], strict=True)
-        ]
-        for row, pairs in enumerate(windows["offset_mapping"])
-    ]
 
 
 class TrilinearAttention(nn.Module):

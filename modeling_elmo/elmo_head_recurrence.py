@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
-from .elmo_backends import choose_backend
+from .elmo_backends import choose_backend, is_unmodified
 
 
 def read_both_ways(layer: nn.Module, x_BSD: Tensor, lengths_B1: Tensor) -> Tensor:
@@ -22,7 +22,7 @@ def read_both_ways(layer: nn.Module, x_BSD: Tensor, lengths_B1: Tensor) -> Tenso
         x_BSD: `(batch, steps, input_size)`, each row from step 0 on.
         lengths_B1: `(batch, 1)`, steps of each row.
     """
-    if not _is_plain(layer, x_BSD) or choose_backend([], x_BSD, *layer.parameters())[0] == "reference":
+    if not _fits_kernel(layer, x_BSD) or choose_backend([], x_BSD, *layer.parameters())[0] == "reference":
         rows = pack_padded_sequence(x_BSD, lengths_B1[:, 0].clamp(min=1).cpu(), batch_first=True, enforce_sorted=False)
         return pad_packed_sequence(layer(rows)[0], batch_first=True, total_length=x_BSD.shape[1])[0]
     weights, recurrent, biases, recurrent_biases = (
@@ -39,15 +39,9 @@ def read_both_ways(layer: nn.Module, x_BSD: Tensor, lengths_B1: Tensor) -> Tenso
     return torch.cat([ahead_BSH, at(back_BSH, turned_BS)], -1)
 
 
-def _is_plain(layer: nn.Module, x_BSD: Tensor) -> bool:
-    """Quantizers, offloading and hooks change a module, or what it calls: then it is called."""
-    changed = layer._forward_hooks or layer._forward_pre_hooks or "forward" in layer.__dict__
-    kind = (x_BSD.dtype, x_BSD.device)
-    return (
-        type(layer) in (nn.GRU, nn.LSTM)
-        and not changed
-        and all((p.dtype, p.device) == kind for p in layer.parameters())
-    )
+def _fits_kernel(layer: nn.Module, x_BSD: Tensor) -> bool:
+    same = all((p.dtype, p.device) == (x_BSD.dtype, x_BSD.device) for p in layer.parameters())
+    return same and is_unmodified(layer, (nn.GRU, nn.LSTM))
 
 
 def at(x_BTD: Tensor, positions_BS: Tensor) -> Tensor:

@@ -22,52 +22,6 @@ CHUNK_ROWS = 256  # rows of input gates computed at a time: one (tokens x 4H) bl
 MOST_WORDS = 1024  # distinct words whose input gates are kept: 64 KB each at the original size
 
 
-class Packing(NamedTuple):
-    """How the real tokens of a batch are visited; made by `pack`.
-
-    Shape:
-        positions_N: flat position in (batch * time) of each real token, in reading order.
-        forward_N, backward_N: which real token each packed row holds, for a left-to-right and a right-to-left pass.
-        rows_S: the batch row of each sequence.
-        batch_sizes: the number of sequences still running at each step.
-    """
-
-    positions_N: Tensor
-    forward_N: Tensor
-    backward_N: Tensor
-    rows_S: Tensor
-    batch_sizes: list[int]
-
-
-def pack(mask_BT: Tensor, token_type_ids_BT: Tensor | None = None) -> Packing:
-    """Finds the sequences of a batch: the unmasked positions of a row, cut where the token type changes.
-
-    Args:
-        mask_BT: `(batch, time)`, nonzero at real tokens, which may stand anywhere.
-        token_type_ids_BT: `(batch, time)`; two texts in one row are two sequences.
-    """
-    rows_N, columns_N = mask_BT.nonzero(as_tuple=True)
-    begins_N = torch.ones_like(rows_N)
-    begins_N[1:] = rows_N[1:] != rows_N[:-1]
-    if token_type_ids_BT is not None:
-        types_N = token_type_ids_BT[rows_N, columns_N]
-        begins_N[1:] |= types_N[1:] != types_N[:-1]
-    sequences_N = begins_N.cumsum(0) - 1
-    lengths_S = sequences_N.bincount()
-    order_S = lengths_S.argsort(descending=True, stable=True)
-    starts_S = lengths_S.cumsum(0) - lengths_S
-    ranks_N = order_S.argsort()[sequences_N]
-    steps_N = torch.arange(len(rows_N), device=rows_N.device) - starts_S[sequences_N]
-    reverse_steps_N = lengths_S[sequences_N] - 1 - steps_N
-    return Packing(
-        positions_N=rows_N * mask_BT.shape[1] + columns_N,
-        forward_N=(steps_N * len(lengths_S) + ranks_N).argsort(),
-        backward_N=(reverse_steps_N * len(lengths_S) + ranks_N).argsort(),
-        rows_S=rows_N[starts_S[order_S]],
-        batch_sizes=steps_N.bincount().tolist(),
-    )
-
-
 class Sequences(NamedTuple):
     """What a layer reads, step by step, and the state from which it starts.
 

@@ -17,12 +17,12 @@ NAMES = ["O", "B-X", "I-X", "B-Y", "I-Y"]
 WORDS = [4, 0, 1, 3]  # in each row, between two markers
 PAIRS = [(2, 3), (4, 1), (1, 1), (3, 5)]
 PLACEMENTS = {
-    "input": {},
+    "input": {"elmo_placement": "input"},
     "output": {"elmo_placement": "output"},
     "both": {"elmo_placement": "both"},
     "no_elmo": {"use_elmo": False},
 }
-NETWORKS = {
+PAPER_NETWORKS = {
     "tagger": (ELMoForTokenClassification, {}),
     "bcn": (ELMoForSequenceClassification, {"classifier": "bcn"}),
     "esim": (ELMoForSequenceClassification, {"classifier": "esim"}),
@@ -30,7 +30,7 @@ NETWORKS = {
 }
 HEADS = {
     f"{name}-{place}": (cls, {**network, **placement})
-    for name, (cls, network) in NETWORKS.items()
+    for name, (cls, network) in PAPER_NETWORKS.items()
     for place, placement in PLACEMENTS.items()
 }
 HEADS["tagger-linear"] = ELMoForTokenClassification, {"head": "linear"}

@@ -7,7 +7,8 @@ from plain_elmo import PlainELMo
 from torch import nn
 
 from modeling_elmo import ELMoConfig, elmo_backend, elmo_backends, elmo_lstm
-from modeling_elmo.elmo_lstm import ELMoLSTM, pack
+from modeling_elmo.elmo_inputs import pack
+from modeling_elmo.elmo_lstm import ELMoLSTM
 
 pytestmark = pytest.mark.usefixtures("onednn_at_any_size")
 
@@ -336,32 +337,7 @@ def test_packed_weights_die_with_their_parameters():
     assert len(elmo_backends._remembered) == before
 
 
-@pytest.mark.parametrize("seed", range(5))
-def test_pack_visits_every_token_in_order(seed):
-    generator = torch.Generator().manual_seed(seed)
-    mask = torch.rand(6, 8, generator=generator) < 0.6
-    types = (torch.arange(8) >= torch.randint(0, 8, (6, 1), generator=generator)).long()
-    packing = pack(mask, types)
-
-    sequences = []  # by hand: flat positions of each run of equal types among the unmasked positions
-    for row in range(6):
-        for kind in (0, 1):
-            columns = [t for t in range(8) if mask[row, t] and types[row, t] == kind]
-            if columns:
-                sequences.append((row, [row * 8 + t for t in columns]))
-    sequences.sort(key=lambda item: -len(item[1]))  # stable, longest first
-    assert packing.rows_S.tolist() == [row for row, _ in sequences]
-    for order, step in ((packing.forward_N, 1), (packing.backward_N, -1)):
-        expected = []
-        for time in range(len(sequences[0][1])):
-            expected += [positions[::step][time] for _, positions in sequences if time < len(positions)]
-        assert packing.positions_N[order].tolist() == expected
-    assert packing.batch_sizes == [sum(t < len(p) for _, p in sequences) for t in range(len(sequences[0][1]))]
-
-
 def test_nothing_to_read():
-    packing = pack(torch.zeros(2, 3, dtype=torch.bool), torch.zeros(2, 3, dtype=torch.long))
-    assert packing.batch_sizes == [] and len(packing.positions_N) == 0
     config = make_config()
     hidden, cell = torch.ones(2, 0, config.projection_size), torch.ones(2, 0, config.lstm_hidden_size)
     outputs, hidden, _ = make_lstm(config)(

@@ -467,7 +467,7 @@ def test_errors_say_what_to_pass():
             make_softmax(softmax_type).sample()
     with pytest.raises(ValueError, match=r"cutoffs \[1, 2, 3\].*`projection_size` \(16\) divided by 64.*Pass fewer"):
         make_softmax("adaptive", adaptive_cutoffs=[1, 2, 3])
-    message = r"`adaptive_cutoffs` is \[9, 29\]; pass rising integers between 0 and `vocab_size - 1` \(29\)"
+    message = r"`adaptive_cutoffs` is \[9, 29\]; pass ascending integers between 0 and `vocab_size - 1` \(29\)"
     with pytest.raises(StrictDataclassError, match=message):
         make_softmax("adaptive", adaptive_cutoffs=[9, 29])
     assert make_softmax("full", num_sampled=10**6).weight.shape == (30, 16)

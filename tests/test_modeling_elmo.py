@@ -228,7 +228,7 @@ def test_two_texts_in_a_row_do_not_mix(side):
     )
     assert output.final_states is None
     states = tuple(torch.zeros(1, 2, 2, size) for size in (7, 21))
-    with pytest.raises(ValueError, match="`token_type_ids` mark two in a row. Pass one text"):
+    with pytest.raises(ValueError, match="`token_type_ids` mark two texts in a row. Pass one text"):
         model(torch.cat(parts, 1), token_type_ids=types, initial_states=states)
 
 
@@ -342,10 +342,15 @@ def test_sentence_embeddings_are_means_over_words(side):
 def test_sentence_embeddings_say_what_they_lack():
     model = make_model()
     batch = make_batch(model.config)
-    with pytest.raises(ValueError, match="ELMoModel .*tells the markers by `input_ids`; pass them beside"):
+    with pytest.raises(
+        ValueError,
+        match="`input_ids` are missing, and only they tell the markers <S> and </S> from words",
+    ):
         model.sentence_embeddings(batch["character_ids"])
     without_mix = ELMoModel(model.config, add_mixing_layer=False)
-    with pytest.raises(ValueError, match="add_mixing_layer=False has no mix; leave the argument out"):
+    with pytest.raises(
+        ValueError, match="This model has no mix: it was built with add_mixing_layer=False. Leave the argument out"
+    ):
         without_mix.sentence_embeddings(**batch)
 
 
@@ -516,13 +521,13 @@ def test_language_model_says_what_it_lacks():
         model(**batch, labels=batch["input_ids"], forward_targets=batch["input_ids"])
     with pytest.raises(ValueError, match="Received `forward_targets` alone"):
         model(**batch, forward_targets=batch["input_ids"])
-    with pytest.raises(ValueError, match="nothing but special words"):
+    with pytest.raises(ValueError, match="only special words"):
         make_model(ELMoForPreTraining, vocab_size=4)(**batch, labels=batch["input_ids"])
     with pytest.raises(ValueError, match=r"`labels` has shape \(3, 2\); pass shape \(3, 6\)"):
         model(**batch, labels=batch["input_ids"][:, :2])
     with pytest.raises(ValueError, match="ids from 12 to 12.*or call `resize_token_embeddings"):
         model(**batch, labels=torch.full_like(batch["input_ids"], 12))
-    with pytest.raises(ValueError, match="`labels` hold <PAD> at a word"):
+    with pytest.raises(ValueError, match="`labels` has <PAD> at a word"):
         model(**batch, labels=torch.zeros_like(batch["input_ids"]))
 
 
@@ -588,7 +593,7 @@ def test_scoring_and_predicting_say_what_they_lack():
         model.predict_words(**batch, direction="left")
     with pytest.raises(ValueError, match="`top_k` is 12; pass 1 to 11"):
         model.predict_words(**batch, top_k=12)
-    with pytest.raises(ValueError, match="pass `input_ids` beside `character_ids`"):
+    with pytest.raises(ValueError, match="pass `input_ids` with `character_ids`"):
         model.score(batch["character_ids"])
     with pytest.raises(ValueError, match="published without its softmax"):
         make_model(ELMoForPreTraining, has_softmax=False).score(**batch)
@@ -635,7 +640,7 @@ def test_another_vocabulary_takes_the_rows_of_shared_words():
     for name in ("softmax.weight", "softmax.bias", "elmo.word_embeddings.weight"):
         expected = torch.stack([before[name].mean(0) if row < 0 else before[name][row] for row in rows])
         torch.testing.assert_close(model.state_dict()[name], expected)
-    with pytest.raises(ValueError, match=r"`source_rows` hold \[8\]; pass ids of the present vocabulary, 0 to 7"):
+    with pytest.raises(ValueError, match=r"`source_rows` has \[8\]; pass ids of the present vocabulary, 0 to 7"):
         model.replace_vocabulary([0, 1, 2, 3, 8])
     unpublished = make_model(ELMoForPreTraining, has_softmax=False, vocab_size=4)
     unpublished.replace_vocabulary([0, 1, 2, 3, -1, -1])  # drawn: of one mean all words would be alike
@@ -658,26 +663,26 @@ def test_errors_name_what_was_received():
     fails(r"`character_ids` has shape \(3, 6\); pass shape \(batch, time, 9\)", batch["input_ids"])
     fails(r"`character_ids` has shape \(3, 6, 8\); pass shape \(batch, time, 9\)", characters[..., :8])
     fails(
-        "`character_ids` holds ids from 0 to 30, but this model knows 0 to 29",
+        "`character_ids` has ids from 0 to 30, but this model knows 0 to 29",
         F.pad(characters[..., 1:], (0, 1), value=30),
     )
-    fails("holds torch.float32; pass integer ids", characters.float())
+    fails("has dtype torch.float32; pass integer ids", characters.float())
     fails(r"`attention_mask` has shape \(3, 5\); pass shape \(3, 6\)", characters, attention_mask=mask[:, :5])
-    fails("holds values other than 0 and 1", characters, attention_mask=(1 - mask) * -10000.0)
+    fails("has values other than 0 and 1", characters, attention_mask=(1 - mask) * -10000.0)
     fails(r"marks \(row, position\) \(1, 1\) as a token", characters, attention_mask=torch.ones_like(mask))
     fails(r"`token_type_ids` has shape", characters, token_type_ids=mask[:2])
     fails(r"`inputs_embeds` has shape \(3, 6, 9\); pass shape \(batch, time, 7\)", inputs_embeds=characters.float())
     fails("pass them without `character_ids`", characters, inputs_embeds=characters.float())
     states = tuple(torch.zeros(2, 2, 2, size) for size in (7, 21))
     fails(
-        r"have shapes \[\(2, 2, 2, 7\), \(2, 2, 2, 21\)\]; for this batch of 3 pass", characters, initial_states=states
+        r"have shapes \[\(2, 2, 2, 7\), \(2, 2, 2, 21\)\], but this batch of 3 needs", characters, initial_states=states
     )
     with pytest.raises(TypeError, match="`character_ids` is a list; pass a tensor: .*return_tensors='pt'"):
         model(characters.tolist())
     word_level = make_model(char_vocab_size=0, word_embedding_size=7)
     with pytest.raises(ValueError, match="word-level model: pass `input_ids`"):
         word_level(character_ids=characters)
-    with pytest.raises(ValueError, match="`input_ids` holds ids from 1 to 99, but this model knows 0 to 11"):
+    with pytest.raises(ValueError, match="`input_ids` has ids from 1 to 99, but this model knows 0 to 11"):
         word_level(input_ids=torch.tensor([[1, 99]]))
 
 

@@ -9,8 +9,7 @@ from datasets import Dataset
 from transformers import pipeline
 
 from modeling_elmo import ELMoConfig, ELMoForQuestionAnswering, ELMoForTokenClassification, ELMoTokenizer
-from modeling_elmo.elmo_head_reader import best_spans
-from modeling_elmo.pipeline_elmo import ELMoQuestionAnsweringPipeline
+from modeling_elmo.pipeline_elmo import ELMoQuestionAnsweringPipeline, best_spans
 
 QUESTION = "Who wrote it?"
 CONTEXT = "Ada Lovelace (1815) wrote the first program, in 1843. Charles Babbage built no engine; they met in London."
@@ -103,21 +102,21 @@ def test_batches_lists_and_ways_to_ask(pipe):
     [
         ({"question": "", "context": CONTEXT}, "`question` is ''; pass a text"),
         ({"question": QUESTION, "context": "  "}, "`context` is '  '; pass a text"),
-        ({"question": QUESTION}, "Pass both, question=... and context=..."),
+        ({"question": QUESTION}, "Pass both question=... and context=..."),
         ({"question": ["a", "b"], "context": ["c"]}, "2 questions and 1 contexts"),
-        ({"question": QUESTION, "context": CONTEXT, "top_k": 0}, "`top_k` is 0; pass a whole number, at least 1"),
-        ({"question": QUESTION, "context": CONTEXT, "top_k": None}, "`top_k` is None; pass a whole number, at least 1"),
+        ({"question": QUESTION, "context": CONTEXT, "top_k": 0}, "`top_k` is 0; pass an integer of at least 1"),
+        ({"question": QUESTION, "context": CONTEXT, "top_k": None}, "`top_k` is None; pass an integer of at least 1"),
         (
             {"question": QUESTION, "context": CONTEXT, "doc_stride": -1},
-            "`doc_stride` is -1; pass a whole number, at least 0",
+            "`doc_stride` is -1; pass an integer of at least 0",
         ),
         ({"question": "why " * 30, "context": CONTEXT, "max_seq_len": 30}, "The question 'why .* too few words .*=30"),
-        ({"question": QUESTION, "context": "\x01\x02"}, "finds no word in the context"),
+        ({"question": QUESTION, "context": "\x01\x02"}, "has no words; pass a text with words"),
         (
             {"question": QUESTION, "context": CONTEXT, "topk": 2},
-            "Unknown options topk; .* top_k, .*max_seq_len, doc_stride",
+            "Unknown options topk; the options are top_k, .*max_seq_len, doc_stride",
         ),
-        ({"question": QUESTION, "context": CONTEXT, "top_k": "2"}, "`top_k` is '2'; pass a whole number"),
+        ({"question": QUESTION, "context": CONTEXT, "top_k": "2"}, "`top_k` is '2'; pass an integer"),
         ({"question": QUESTION, "context": 3}, "`context` is 3; pass a text"),
     ],
 )

@@ -84,13 +84,13 @@ def test_readers_say_what_is_wrong():
     for wrong in (1, 3, 8):  # the question, a marker of it, the last marker
         positions = {"start_positions": torch.tensor([wrong, 4]), "end_positions": places}
         fails(
-            f"`start_positions` is {wrong} in row 0, where no word of the context stands; pass",
+            f"`start_positions` is {wrong} in row 0, which is not a word of the context. Pass",
             model,
             **batch,
             **positions,
         )
     outside = {"start_positions": places, "end_positions": torch.tensor([5, 9])}
-    fails("`end_positions` is 9 in row 1, where no word of the context stands", model, **batch, **outside)
+    fails("`end_positions` is 9 in row 1, which is not a word of the context", model, **batch, **outside)
     column = {"start_positions": places[:, None], "end_positions": places}
     fails(r"`start_positions` has shape \(2, 1\); pass shape \(2\)", model, **batch, **column)
     types = batch.pop("token_type_ids")
@@ -98,4 +98,4 @@ def test_readers_say_what_is_wrong():
     del batch["input_ids"]
     fails("This head has word vectors: pass `input_ids`", model, **batch, token_type_ids=types)
     bare = make_model(ELMoForQuestionAnswering, task_word_embedding_size=0, task_char_cnn_filters=[])
-    fails("tells the markers by `input_ids`; pass them beside", bare, **batch, token_type_ids=types)
+    fails("only they tell the markers <S> and </S> from words; pass them with", bare, **batch, token_type_ids=types)

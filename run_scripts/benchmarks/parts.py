@@ -23,8 +23,8 @@ from transformers import BatchEncoding, BertTokenizer, logging
 from modeling_elmo import ELMoConfig, ELMoModel, ELMoTokenizer, elmo_backend
 from modeling_elmo.elmo_backends import packed, product
 from modeling_elmo.elmo_encoder import distinct_rows
+from modeling_elmo.elmo_inputs import TokenBatch
 from modeling_elmo.elmo_lstm import ELMoLSTMLayer, _chunks
-from modeling_elmo.modeling_elmo import TokenBatch
 from modeling_elmo.tokenization.elmo_pretokenization import TextSplitter
 
 Sentence = list[str]
