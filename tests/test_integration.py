@@ -14,6 +14,7 @@ from transformers import (
     TrainingArguments,
     pipeline,
 )
+from transformers.utils.generic import find_labels
 
 from modeling_elmo import (
     ELMoConfig,
@@ -206,6 +207,11 @@ def test_trainer_steps_along_the_gradient_of_the_whole_batch(model_class, option
     Trainer(model, arguments, data_collator=collator, train_dataset=features).train()
     for name, parameter in model.named_parameters():
         torch.testing.assert_close(before[name] - parameter, gradients[name], rtol=1e-4, atol=1e-6, msg=name)
+
+
+def test_trainer_takes_labels_alone_for_labels():
+    """It evaluates a loss only if a batch has all arguments that it takes for labels."""
+    assert find_labels(ELMoForPreTraining) == find_labels(ELMoForTokenClassification) == ["labels"]
 
 
 @every_model
