@@ -1,7 +1,7 @@
-"""The network that finds an answer in a text: BiDAF with self-attention (Clark and Gardner 2017), as ELMo used it.
+"""The paper's network for question answering: BiDAF with self-attention (Clark and Gardner 2017).
 
-Shape suffixes: B batch; T time, question and context in one row; D width of the words; E of an encoded word; H of what
-a biGRU returns.
+Shape suffixes: B batch; T time, question and context in one row; D width of the words; E width of an encoded word; H
+width of a biGRU's output.
 """
 
 import torch
@@ -12,7 +12,7 @@ from .elmo_head_layers import TaskGRU, VariationalDropout, masked_softmax
 
 
 class TrilinearAttention(nn.Module):
-    """`a_ij = w_1 . x_i + w_2 . y_j + w_3 . (x_i * y_j)` (Seo et al. 2017, equation 1, where the weights are one)."""
+    """`a_ij = w_1 . x_i + w_2 . y_j + w_3 . (x_i * y_j)` (Seo et al. 2017, equation 1)."""
 
     def __init__(self, size: int):
         super().__init__()
@@ -27,7 +27,7 @@ class TrilinearAttention(nn.Module):
 
 
 class SpanReader(nn.Module):
-    """Scores of each word of the context as the first and as the last one of the answer.
+    """Scores each word of the context as the first and as the last word of the answer.
 
         h = biGRU(context), q = biGRU(question), the same                                             contextual GRU
         c_i = sum_j softmax_j(a_ij) q_j;  q_c = sum_i softmax_i(max_j a_ij) h_i                       bi-attention
@@ -37,15 +37,15 @@ class SpanReader(nn.Module):
         start = w_s . biGRU(z);  end = w_e . biGRU([biGRU(z); z])                                     prediction
         none = w_0 . relu(W_0 [start states; end states; z] + b_0)                                    no answer
 
-    (sections 2 and 4 of Clark and Gardner 2017). The score of no answer reads the three pooled over the context: the
-    first two by the softmax of the starts and of the ends, the third by one of its own.
+    (sections 2 and 4 of Clark and Gardner 2017). The score of no answer reads the three vectors pooled over the
+    context: the first two with the softmax of the starts and of the ends, the third with a softmax of its own.
 
     Args:
         input_size: width of the word vectors, ELMo included.
-        hidden_size: width of each direction of the biGRUs; the linear layers have twice that (supplement A.3 of the
-            ELMo paper: 90 and 180).
-        dropout: variational, on what biGRUs and attentions read; words and ELMo come with theirs.
-        output_elmo_size: width of the ELMo vectors that are joined to the encoded words; 0 for none.
+        hidden_size: width of each direction of the biGRUs. The linear layers have twice this width (supplement A.3 of
+            the ELMo paper: 90 and 180).
+        dropout: rate of variational dropout on the inputs of biGRUs and attentions. The words are dropped out before.
+        output_elmo_size: width of the ELMo vectors that are concatenated to the encoded words. 0: none.
     """
 
     def __init__(self, input_size: int, hidden_size: int, dropout: float, output_elmo_size: int = 0):
@@ -70,11 +70,11 @@ class SpanReader(nn.Module):
     def forward(
         self, inputs_BTD: Tensor, question_BT: Tensor, context_BT: Tensor, elmo_BTE: Tensor | None = None
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Scores of starts and ends `(batch, time)`, of meaning in the context alone, and of no answer `(batch,)`.
+        """Scores of starts and ends `(batch, time)`, valid only in the context, and of no answer `(batch,)`.
 
         Args:
             inputs_BTD: `(batch, time, input_size)`.
-            question_BT, context_BT: `(batch, time)` bool, where each stands.
+            question_BT, context_BT: `(batch, time)` bool, the words of each.
             elmo_BTE: `(batch, time, output_elmo_size)`.
         """
         question_BTE, context_BTE = (
@@ -117,10 +117,10 @@ class SpanReader(nn.Module):
         return self.self_attended(joined_BTJ).relu().masked_fill(~context_BT[..., None], 0)
 
     def reset_parameters(self):
-        """Glorot-uniform linear layers and attentions with biases of 0; the biGRUs fill themselves."""
+        """Glorot-uniform linear layers and attentions, biases 0. The biGRUs initialise themselves."""
         for module in self.modules():
             if isinstance(module, TrilinearAttention):
-                bound = (6 / (3 * len(module.product) + 1)) ** 0.5  # the three weights are one vector
+                bound = (6 / (3 * len(module.product) + 1)) ** 0.5  # the three weights form one vector
                 init.uniform_(module.product, -bound, bound)
             elif isinstance(module, nn.Linear):
                 init.xavier_uniform_(module.weight)

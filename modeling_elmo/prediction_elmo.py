@@ -1,4 +1,4 @@
-"""Words in, probabilities of words out: `ELMoForPreTraining.score` and `predict_words` for texts."""
+"""Probabilities of words in texts: `ELMoForPreTraining.score` and `predict_words` with the tokenizer."""
 
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
@@ -12,9 +12,9 @@ Text = str | Sequence[str]  # raw, or a list of words
 
 
 class WordScore(NamedTuple):
-    """A word of a text (or `<S>`, `</S>`), and its log-probability in nats given the words before and after it.
+    """A word of a text (or `<S>`, `</S>`), and its log-probability in nats, given the words before and the words after.
 
-    `None` where a direction predicts nothing: forward the first, `<S>`; backward the last, `</S>`.
+    `None` where a direction predicts nothing: forward at the first word, `<S>`; backward at the last, `</S>`.
     """
 
     word: str
@@ -23,7 +23,7 @@ class WordScore(NamedTuple):
 
 
 class Prediction(NamedTuple):
-    """A word that could stand at a place, and its log-probability in nats."""
+    """A word that is possible at a position, and its log-probability in nats."""
 
     word: str
     log_prob: float
@@ -32,11 +32,11 @@ class Prediction(NamedTuple):
 def score_texts(
     model: ELMoForPreTraining, tokenizer: ELMoTokenizer, texts: Sequence[Text], batch_size: int = 32
 ) -> list[list[WordScore]]:
-    """How likely each word of each text is in its context. Words outside the vocabulary score as `<UNK>`.
+    """Scores each word of each text in its context. Words outside the vocabulary are scored as `<UNK>`.
 
     Args:
         texts: raw texts, or lists of words.
-        batch_size: texts read at a time.
+        batch_size: number of texts per batch.
     """
     scores = []
     for encoding, words in _batches(model, tokenizer, texts, batch_size):
@@ -57,12 +57,12 @@ def predict_texts(
     direction: str = "both",
     batch_size: int = 32,
 ) -> list[list[tuple[str, list[Prediction]]]]:
-    """For each word of each text, the `top_k` words that its context makes likeliest, without looking at the word.
+    """The `top_k` most likely words at each word of each text, given only its context.
 
     Args:
         texts: raw texts, or lists of words.
         top_k, direction: as in `ELMoForPreTraining.predict_words`.
-        batch_size: texts read at a time.
+        batch_size: number of texts per batch.
     """
     predictions = []
     for encoding, words in _batches(model, tokenizer, texts, batch_size):
@@ -79,7 +79,7 @@ def predict_texts(
 def _batches(
     model: ELMoForPreTraining, tokenizer: ELMoTokenizer, texts: Sequence[Text], batch_size: int
 ) -> Iterator[tuple[BatchEncoding, list[list[str]]]]:
-    """Encoded batches, padded on the right, and the words of each text with its markers."""
+    """Yields encoded batches, padded on the right, and the words of each text with the markers."""
     if isinstance(texts, str):
         raise TypeError(f"`texts` is one string, {texts!r:.40}; pass a list of texts.")
     for start in range(0, len(texts), batch_size):

@@ -274,19 +274,3 @@ def test_initialisation_fills_linear_layers_and_leaves_the_rest(kind):
         else:
             bound = (6 / sum(parameter.shape)) ** 0.5
             assert 0.7 * bound < parameter.abs().max() <= bound and len(parameter.unique()) == parameter.numel()
-
-
-@pytest.mark.parametrize("kind", CLASSIFIERS)
-def test_wrong_shapes(kind):
-    inputs, first, second, elmo = make_inputs()
-    classifier, without = make_classifier(kind), make_classifier(kind, elmo=0)
-    with pytest.raises(ValueError, match=r"`first_BT` is \(5, 8\); pass \(5, 9\), \(batch, time\) of `inputs_BTD`"):
-        classifier(inputs, first[:, 1:], second, elmo)
-    with pytest.raises(ValueError, match=r"`second_BT` is \(1, 9\); pass \(5, 9\), \(batch, time\) of `inputs_BTD`"):
-        classifier(inputs, first, second[:1], elmo)
-    with pytest.raises(ValueError, match=r"`elmo_BTE` is None; pass \(5, 9, 4\), or output_elmo_size=0"):
-        classifier(inputs, first, second)
-    with pytest.raises(ValueError, match=r"`elmo_BTE` is \(5, 9, 3\); pass \(5, 9, 4\)\."):
-        classifier(inputs, first, second, elmo[..., 1:])
-    with pytest.raises(ValueError, match=r"`elmo_BTE` is \(5, 9, 4\); pass None, as output_elmo_size is 0"):
-        without(inputs, first, second, elmo)

@@ -341,5 +341,5 @@ def test_empty_batches(shape):
 
 @pytest.mark.parametrize("number", [0, -2])
 def test_no_labels(number):
-    with pytest.raises(ValueError, match=f"`num_labels` is {number}; pass the number of labels, 1 or more"):
+    with pytest.raises(ValueError, match=f"`num_labels` is {number}; pass 1 or more"):
         LinearChainCRF(number)

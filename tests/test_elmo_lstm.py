@@ -255,7 +255,7 @@ def test_bfloat16_keeps_the_cell_in_float32():
 
 def test_torch_lstm_refuses_clips():
     config = make_config(projection_clip=None)
-    message = "knows no clips, and this model has cell_clip=3.0 and projection_clip=None. Use another backend"
+    message = "has no clips, but this model has cell_clip=3.0 and projection_clip=None. Use another backend"
     with elmo_backend("torch_lstm"), pytest.raises(ValueError, match=message):
         run(make_lstm(config), *make_batch(config))
 
