@@ -77,7 +77,7 @@ def pack(mask_BT: Tensor, token_type_ids_BT: Tensor | None = None) -> Packing:
     )
 
 
-def unpack(batch: TokenBatch, forward: list[Tensor], backward: list[Tensor]) -> tuple[Tensor, ...]:
+def unpack_layers(batch: TokenBatch, forward: list[Tensor], backward: list[Tensor]) -> tuple[Tensor, ...]:
     """All layers as `(batch, time, 2 * projection_size)`. The token layer is its own second half.
 
     Args:

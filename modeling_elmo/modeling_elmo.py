@@ -25,7 +25,7 @@ from transformers.utils import ModelOutput, can_return_tuple, logging
 from .configuration_elmo import ELMoConfig
 from .elmo_backends import fast_linear
 from .elmo_encoder import ELMoCharacterEncoder, ELMoHighway, VocabularyCache, distinct_rows
-from .elmo_inputs import TokenBatch, check_range, check_shape, pack, token_mask, unpack, word_mask
+from .elmo_inputs import TokenBatch, check_range, check_shape, pack, token_mask, unpack_layers, word_mask
 from .elmo_lstm import ELMoLSTM, ELMoLSTMLayer
 from .elmo_softmax import CHUNK_LOGITS, Candidates, ELMoSoftmax
 
@@ -415,7 +415,7 @@ class ELMoModel(ELMoPreTrainedModel):
             )
         forward, *forward_ends = self.run_direction(0, batch, batch.packing.forward_N, states)
         backward, *backward_ends = self.run_direction(1, batch, batch.packing.backward_N, states)
-        hidden_states = unpack(batch, forward, backward)
+        hidden_states = unpack_layers(batch, forward, backward)
         return ELMoModelOutput(
             last_hidden_state=hidden_states[-1],
             elmo_embeddings=None if self.scalar_mix is None else self.scalar_mix(hidden_states, batch.mask_BT),
@@ -658,7 +658,7 @@ class ELMoForPreTraining(ELMoPreTrainedModel):
         show = self.config.output_hidden_states if output_hidden_states is None else output_hidden_states
         return ELMoForPreTrainingOutput(
             *losses,
-            hidden_states=unpack(batch, forward, backward) if show and not two_streams else None,
+            hidden_states=unpack_layers(batch, forward, backward) if show and not two_streams else None,
             final_states=_join_states(forward_ends, backward_ends),
         )
 

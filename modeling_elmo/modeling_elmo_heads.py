@@ -25,7 +25,7 @@ from .elmo_head_reader import SpanReader
 from .elmo_inputs import check_range, check_shape, token_mask, word_mask
 from .modeling_elmo import ELMoModel, ELMoPreTrainedModel, ScalarMix
 
-PARTS = (BiattentiveClassifier, ESIMClassifier, LinearChainCRF, ScalarMix, SpanReader, TaskRNN, TokenFeatures)
+HEAD_PARTS = (BiattentiveClassifier, ESIMClassifier, LinearChainCRF, ScalarMix, SpanReader, TaskRNN, TokenFeatures)
 
 Placement = Literal["input", "output", "both"]
 
@@ -140,7 +140,7 @@ class ELMoTaskModel(ELMoPreTrainedModel):
 
     @torch.no_grad()
     def _init_weights(self, module: nn.Module):
-        if isinstance(module, PARTS):
+        if isinstance(module, HEAD_PARTS):
             module.reset_parameters()
         else:
             super()._init_weights(module)

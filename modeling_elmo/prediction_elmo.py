@@ -8,8 +8,6 @@ from transformers import BatchEncoding
 from .modeling_elmo import ELMoForPreTraining
 from .tokenization.tokenization_elmo import ELMoTokenizer
 
-Text = str | Sequence[str]  # raw, or a list of words
-
 
 class WordScore(NamedTuple):
     """A word of a text (or `<S>`, `</S>`), and its log-probability in nats, given the words before and the words after.
@@ -30,7 +28,7 @@ class Prediction(NamedTuple):
 
 
 def score_texts(
-    model: ELMoForPreTraining, tokenizer: ELMoTokenizer, texts: Sequence[Text], batch_size: int = 32
+    model: ELMoForPreTraining, tokenizer: ELMoTokenizer, texts: Sequence[str | Sequence[str]], batch_size: int = 32
 ) -> list[list[WordScore]]:
     """Scores each word of each text in its context. Words outside the vocabulary are scored as `<UNK>`.
 
@@ -39,7 +37,7 @@ def score_texts(
         batch_size: number of texts per batch.
     """
     scores = []
-    for encoding, words in _batches(model, tokenizer, texts, batch_size):
+    for encoding, words in _encoded_batches(model, tokenizer, texts, batch_size):
         found = model.score(**encoding)
         rows = zip(words, found.forward_log_probs.tolist(), found.backward_log_probs.tolist(), strict=True)
         for text, forward, backward in rows:
@@ -52,7 +50,7 @@ def score_texts(
 def predict_texts(
     model: ELMoForPreTraining,
     tokenizer: ELMoTokenizer,
-    texts: Sequence[Text],
+    texts: Sequence[str | Sequence[str]],
     top_k: int = 5,
     direction: str = "both",
     batch_size: int = 32,
@@ -65,7 +63,7 @@ def predict_texts(
         batch_size: number of texts per batch.
     """
     predictions = []
-    for encoding, words in _batches(model, tokenizer, texts, batch_size):
+    for encoding, words in _encoded_batches(model, tokenizer, texts, batch_size):
         found = model.predict_words(**encoding, top_k=top_k, direction=direction)
         for text, ids, log_probs in zip(words, found.word_ids.tolist(), found.log_probs.tolist(), strict=True):
             candidates = [
@@ -76,8 +74,8 @@ def predict_texts(
     return predictions
 
 
-def _batches(
-    model: ELMoForPreTraining, tokenizer: ELMoTokenizer, texts: Sequence[Text], batch_size: int
+def _encoded_batches(
+    model: ELMoForPreTraining, tokenizer: ELMoTokenizer, texts: Sequence[str | Sequence[str]], batch_size: int
 ) -> Iterator[tuple[BatchEncoding, list[list[str]]]]:
     """Yields encoded batches, padded on the right, and the words of each text with the markers."""
     if isinstance(texts, str):

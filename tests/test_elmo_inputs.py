@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from modeling_elmo import ELMoConfig
-from modeling_elmo.elmo_inputs import TokenBatch, pack, token_mask, unpack, word_mask
+from modeling_elmo.elmo_inputs import TokenBatch, pack, token_mask, unpack_layers, word_mask
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -45,7 +45,7 @@ def test_unpacking_puts_every_vector_at_its_position(seed):
     forward, backward = (order[:, None].float() + 1 for order in (packing.forward_N, packing.backward_N))
     expected = torch.zeros(5, 7)
     expected[mask] = tokens.float() + 1
-    for layer in unpack(batch, [forward], [backward]):
+    for layer in unpack_layers(batch, [forward], [backward]):
         assert torch.equal(layer, expected[..., None].expand(5, 7, 2))
 
 

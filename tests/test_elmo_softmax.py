@@ -458,9 +458,7 @@ def test_adaptive_in_the_smallest_vocabulary():
 
 
 def test_errors_say_what_to_pass():
-    with pytest.raises(
-        ValueError, match=r"`num_sampled` is 29, but the vocabulary has only 29 words"
-    ):
+    with pytest.raises(ValueError, match=r"`num_sampled` is 29, but the vocabulary has only 29 words"):
         make_softmax("sampled", num_sampled=29).sample()
     for softmax_type in ("full", "adaptive"):
         with pytest.raises(
