@@ -1,4 +1,4 @@
-"""The configuration: every field is checked and read, and near misses are refused by name."""
+"""The configuration: every field is checked and read, and misspelt names are refused."""
 
 import json
 import re
@@ -170,7 +170,7 @@ def test_assignment_is_checked_too():
         config.hidden_size = 100
 
 
-def test_a_head_without_elmo_at_its_input_reads_what_else_there_is():
+def test_a_head_without_elmo_at_its_input_needs_words_or_characters():
     for without in ({"use_elmo": False}, {"elmo_placement": "output"}):
         assert ELMoConfig(**without).task_has_characters
         assert not ELMoConfig(**without, task_char_cnn_filters=[], task_word_embedding_size=5).task_has_characters

@@ -1,4 +1,4 @@
-"""Products through oneDNN, and without it, against torch.nn.functional.linear; which path is taken, and why."""
+"""Products with and without oneDNN against torch.nn.functional.linear; the choice of the backend."""
 
 from concurrent.futures import ThreadPoolExecutor
 

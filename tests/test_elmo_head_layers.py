@@ -1,4 +1,4 @@
-"""The biRNNs of task networks against those of torch.nn on each row alone, its dropout, and the masked softmax."""
+"""biRNNs against torch.nn on each row alone; variational dropout; the masked softmax."""
 
 import pytest
 import torch
@@ -31,7 +31,7 @@ def make_lstm(num_layers=1, cls=TaskLSTM, **options):
 
 
 def torch_rnn(rnn):
-    """That of torch.nn with as many layers and the same weights."""
+    """The biRNN of torch.nn with the same layers and weights."""
     other = rnn.cell(5, 3, len(rnn.layers), bidirectional=True).double()
     for depth, layer in enumerate(rnn.layers):
         for name, parameter in layer.named_parameters():

@@ -53,7 +53,7 @@ def run(lstm, tokens, mask, hidden, cell, order="forward_N"):
 
 
 def torch_lstm(lstm, config):
-    """torch.nn.LSTM with the same weights; its gates stand in the order i, f, g, o."""
+    """torch.nn.LSTM with the same weights. Its gate order is i, f, g, o."""
     other = nn.LSTM(
         config.projection_size,
         config.lstm_hidden_size,
@@ -150,7 +150,7 @@ def test_clipped_equals_plain_float64(backend, order, options, monkeypatch):
         for depth, (h, c) in enumerate(states):
             np.testing.assert_allclose(final_hidden[depth, row].numpy(), h, atol=2e-6, rtol=1e-5)
             np.testing.assert_allclose(final_cell[depth, row].numpy(), c, atol=2e-6, rtol=1e-5)
-    if config.cell_clip == 0.7:  # the bounds were met, so they were tested
+    if config.cell_clip == 0.7:  # some values reach the bound
         assert (final_cell.abs() == 0.7).float().mean() > 0.1
 
 
@@ -177,7 +177,7 @@ def test_gradients_against_finite_differences(inner, backend):
     tokens, mask, hidden, cell = make_batch(config, torch.float64)
     with elmo_backend("reference"):
         *_, final_cell = run(lstm, tokens, mask, hidden, cell)
-    assert (final_cell.abs() == 0.8).any()  # the bounds were met, so they were tested
+    assert (final_cell.abs() == 0.8).any()  # some values reach the bound
     inputs = [tokens.requires_grad_(), hidden.requires_grad_(), cell.requires_grad_()]
     with elmo_backend(backend):
         assert torch.autograd.gradcheck(lambda t, h, c: run(lstm, t, mask, h, c)[0][-1], inputs)
@@ -185,7 +185,7 @@ def test_gradients_against_finite_differences(inner, backend):
 
 
 def gradients(lstm, config, backend, order, device="cpu", dtype=torch.float64):
-    """Outputs, and the gradients of inputs, states and weights, of a loss that depends on all outputs."""
+    """Outputs, and gradients of inputs, states and weights for a loss that depends on all outputs."""
     tokens, mask, *states = (tensor.to(device) for tensor in make_batch(config, dtype))
     inputs = [tensor.requires_grad_() for tensor in (tokens, *states)]
     lstm.zero_grad()
@@ -210,7 +210,7 @@ def test_hand_written_gradients_equal_autograd(options, order):
 
 @pytest.mark.parametrize("options", OPTIONS)
 def test_a_graph_is_recorded_once_for_each_shape(options, monkeypatch):
-    """On CPU, with a recorder that only counts; what is recorded is compared with autograd."""
+    """On CPU, with a mock of the recorder that counts calls. The recorded function is compared with autograd."""
     config = make_config(**{"cell_clip": 0.7, "projection_clip": 0.5, **options})
     lstm, recorded = make_lstm(config, dtype=torch.float64), []
 

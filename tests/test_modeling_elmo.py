@@ -1,4 +1,4 @@
-"""The model against a plain float64 implementation, and the promises that it makes to its users."""
+"""The model against a plain float64 implementation; its guarantees to users; its error messages."""
 
 import copy
 import json
@@ -53,7 +53,7 @@ def make_model(cls=ELMoModel, seed=0, **overrides):
 
 
 def make_batch(config, lengths=LENGTHS, seed=0, side="right"):
-    """Random words of 1 to max_word_length characters, id 29 after each word's end; zeros are padding words."""
+    """Random words of 1 to max_word_length characters; id 29 after the end of a word, 0 at padding words."""
     generator = torch.Generator().manual_seed(seed)
     width = config.max_word_length
     time = max(lengths)
@@ -96,7 +96,7 @@ def test_all_layers_equal_plain_float64(options, backend):
 @settings(max_examples=30, deadline=None)
 @given(data=st.data())
 def test_same_text_same_vectors(data):
-    """In any batch, order, padding and side of padding, with masked positions anywhere."""
+    """In any batch, in any order, with any padding, and with masked positions anywhere."""
     model = make_model()
     rows = data.draw(st.lists(st.integers(0, 5), min_size=1, max_size=6))
     extra = data.draw(st.integers(0, 3))
@@ -125,7 +125,7 @@ def test_same_text_same_vectors(data):
 
 @pytest.fixture(scope="module")
 def published(tmp_path_factory):
-    """AllenNLP's fixture, converted, and its 30 sentences."""
+    """The converted fixture of AllenNLP, and its 30 sentences."""
     folder = tmp_path_factory.mktemp("published") / "model"
     convert_original_checkpoint(FIXTURE / "lm_weights.hdf5", FIXTURE / "options.json", folder)
     sentences = sum(json.loads((FIXTURE / "sentences.json").read_text(encoding="utf-8")), [])
@@ -232,7 +232,7 @@ def test_two_texts_in_a_row_do_not_mix(side):
         model(torch.cat(parts, 1), token_type_ids=types, initial_states=states)
 
 
-def test_inputs_embeds_stand_in_place_of_words():
+def test_inputs_embeds_replace_words():
     model = make_model()
     batch = make_batch(model.config)
     with torch.no_grad():
@@ -253,7 +253,7 @@ def test_word_level_model_reads_input_ids():
     assert not output.last_hidden_state[1, 2].any() and output.last_hidden_state[1, 1].any()
 
 
-def test_word_vectors_stand_before_the_characters():
+def test_word_vectors_come_before_character_features():
     model = make_model(word_embedding_size=4)
     batch = make_batch(model.config, [5])
     with torch.no_grad():
@@ -323,7 +323,7 @@ def test_normalized_mix_of_nothing_but_markers_is_finite(norm):
 
 @pytest.mark.parametrize("side", ["left", "right"])
 def test_sentence_embeddings_are_means_over_words(side):
-    """Of one text, of two, of none but markers, of padding alone."""
+    """Rows with one text, two texts, only markers, and only padding."""
     model = make_model()
     torch.nn.init.normal_(model.scalar_mix.weights)
     batch = make_batch(model.config, [6, 5, 2, 0], side=side)
@@ -339,7 +339,7 @@ def test_sentence_embeddings_are_means_over_words(side):
     torch.testing.assert_close(model.sentence_embeddings(**batch), expected, rtol=0, atol=1e-6)
 
 
-def test_sentence_embeddings_say_what_they_lack():
+def test_errors_of_sentence_embeddings():
     model = make_model()
     batch = make_batch(model.config)
     with pytest.raises(
@@ -442,9 +442,9 @@ def test_initialisation_table():
 
 
 def plain_log_probs(model, batch, row):
-    """`(2, time, classes)` of one row's real tokens in float64: of the word there, by each direction, without <PAD>.
+    """Log-probabilities `(2, time, classes)` of both directions for one row's tokens in float64, without <PAD>.
 
-    A position that a direction does not predict is 0.
+    They are 0 at positions that a direction does not predict.
     """
     plain = PlainELMo(model.elmo.state_dict(), model.config)
     weight, bias = model.softmax.weight.detach().double().numpy(), model.softmax.bias.detach().double().numpy()
@@ -509,7 +509,7 @@ def test_two_streams_equal_one_text_read_twice():
     assert len(one.hidden_states) == 3 and two.hidden_states is None
 
 
-def test_language_model_says_what_it_lacks():
+def test_errors_of_the_language_model():
     model = make_model(ELMoForPreTraining, has_softmax=False)
     batch = make_batch(model.config)
     assert model(**batch).loss is None
@@ -531,7 +531,7 @@ def test_language_model_says_what_it_lacks():
         model(**batch, labels=torch.zeros_like(batch["input_ids"]))
 
 
-def test_the_joint_loss_carries_the_gradient_of_both_directions():
+def test_the_joint_loss_has_the_gradient_of_both_directions():
     model = make_model(ELMoForPreTraining)
     batch = make_batch(model.config)
     output = model(**batch, labels=batch["input_ids"].where(batch["attention_mask"].bool(), -100))
@@ -586,7 +586,7 @@ def test_predicting_and_scoring_in_other_dtypes(dtype):
     np.testing.assert_allclose(found_scores.forward_log_probs, scores.forward_log_probs, atol=atol)
 
 
-def test_scoring_and_predicting_say_what_they_lack():
+def test_errors_of_scoring_and_predicting():
     model = make_model(ELMoForPreTraining)
     batch = make_batch(model.config)
     with pytest.raises(ValueError, match="`direction` is 'left'; pass 'forward', 'backward' or 'both'"):
@@ -643,7 +643,7 @@ def test_another_vocabulary_takes_the_rows_of_shared_words():
     with pytest.raises(ValueError, match=r"`source_rows` has \[8\]; pass ids of the present vocabulary, 0 to 7"):
         model.replace_vocabulary([0, 1, 2, 3, 8])
     unpublished = make_model(ELMoForPreTraining, has_softmax=False, vocab_size=4)
-    unpublished.replace_vocabulary([0, 1, 2, 3, -1, -1])  # drawn: of one mean all words would be alike
+    unpublished.replace_vocabulary([0, 1, 2, 3, -1, -1])  # random rows; with the mean, all words would be equal
     assert not torch.equal(*unpublished.softmax.weight[-2:])
 
 

@@ -1,4 +1,4 @@
-"""Folders saved before the heads had a file of their own: they load with their own code, and with the package.
+"""Folders saved before the heads had their own file load with their own code, and with the package.
 
 Such a folder has all classes in `modeling_elmo.py`, and its Auto map says so.
 """
@@ -127,7 +127,7 @@ def test_remote_heads_are_initialised_after_the_model_file_is_executed_again():
     get_class_in_module("ELMoModel", place / "modeling_elmo.py")
     model_file = sys.modules[tagger.__module__.removesuffix("_heads")]
     assert model_file.ELMoPreTrainedModel not in tagger.__mro__
-    torch.full((1 << 20,), torch.nan)  # memory that is handed out again
+    torch.full((1 << 20,), torch.nan)  # memory that will be reused
     model = tagger.from_pretrained(folder, num_labels=3)
     assert model.input_mix.gamma.item() == 1 and not model.input_mix.weights.any()
     words = tagger(config).elmo.word_embeddings.weight

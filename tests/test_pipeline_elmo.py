@@ -1,4 +1,4 @@
-"""The question-answering pipeline, beside a decoder in plain loops over every window."""
+"""The question-answering pipeline against a decoder in plain loops over all windows."""
 
 import itertools
 import math
@@ -29,7 +29,7 @@ def pipe(request) -> ELMoQuestionAnsweringPipeline:
 
 
 def plain_answers(pipe, longest: int, max_seq_len: int, doc_stride: int) -> tuple[dict, float]:
-    """The probability of every span of characters, and of no answer, from each window alone."""
+    """The probability of every span of characters, and of no answer: the best and the lowest of all windows."""
     windows = pipe.tokenizer(
         QUESTION,
         CONTEXT,
@@ -62,7 +62,7 @@ def plain_answers(pipe, longest: int, max_seq_len: int, doc_stride: int) -> tupl
 
 @pytest.mark.parametrize("longest", [1, 3, 17])
 @pytest.mark.parametrize("window", [SHORT, {"max_seq_len": 384, "doc_stride": 128}], ids=["windows", "whole"])
-def test_answers_are_those_of_plain_loops(pipe, longest, window):
+def test_answers_equal_plain_loops(pipe, longest, window):
     spans, nothing = plain_answers(pipe, longest, **window)
     expected = sorted(spans.items(), key=lambda item: -item[1])[:5]
     found = pipe(question=QUESTION, context=CONTEXT, top_k=5, max_answer_len=longest, **window)
@@ -120,12 +120,12 @@ def test_batches_lists_and_ways_to_ask(pipe):
         ({"question": QUESTION, "context": 3}, "`context` is 3; pass a text"),
     ],
 )
-def test_what_cannot_be_asked(pipe, given, message):
+def test_errors_of_the_pipeline(pipe, given, message):
     with pytest.raises((TypeError, ValueError), match=message):
         pipe(**given)
 
 
-def test_a_folder_has_its_pipeline_and_another_head_of_it_has_none(pipe, tmp_path):
+def test_only_question_answering_folders_have_the_pipeline(pipe, tmp_path):
     for part in (pipe.model, pipe.tokenizer):
         part.save_pretrained(tmp_path / "qa")
     expected = pipe(question=QUESTION, context=CONTEXT)
@@ -136,7 +136,7 @@ def test_a_folder_has_its_pipeline_and_another_head_of_it_has_none(pipe, tmp_pat
     assert not hasattr(ELMoConfig.from_pretrained(tmp_path / "tagger"), "custom_pipelines")
 
 
-def test_weights_that_are_not_finite_give_no_answer(pipe):
+def test_weights_that_are_not_finite_raise_an_error(pipe):
     for scale in (pipe.model.reader.none, pipe.model.reader.start):
         kept = scale.bias.data.clone()
         scale.bias.data.fill_(math.nan)

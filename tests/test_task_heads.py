@@ -1,4 +1,4 @@
-"""The task heads: what they compute, beside definitions in loops, and what they promise to those who train them."""
+"""All task heads: inputs of their networks, losses, frozen biLMs, saving, loading, learning, errors."""
 
 import json
 import re
@@ -42,7 +42,7 @@ from modeling_elmo import (
 SENTENCES = Path(__file__).parent / "fixtures" / "text" / "en.txt"
 
 
-# What the networks read
+# Inputs of the networks
 
 
 def mixed(layers, mix):
@@ -52,7 +52,7 @@ def mixed(layers, mix):
 
 
 def network_inputs(model, batch):
-    """What stands at the input of a head's network, and last at its output."""
+    """The input of a head's network, and the ELMo vectors for its output."""
     if isinstance(model, ELMoForTokenClassification):
         (tokens, _), (output,) = read_by(model, model.encoder, batch), read_by(model, model.classifier, batch)
         return tokens, output[..., model.encoder.output_size :]
@@ -63,7 +63,7 @@ def network_inputs(model, batch):
 
 @pytest.mark.parametrize("cls, options", PAPER_NETWORKS.values(), ids=PAPER_NETWORKS)
 @pytest.mark.parametrize("place", ["input", "output", "both"])
-def test_networks_read_word_vectors_beside_elmo(cls, options, place):
+def test_networks_read_word_vectors_and_elmo(cls, options, place):
     """`[x_k; ELMo_k]` (section 3.3), and ELMo at the output with a mix of its own (section 5.2)."""
     model = stirred(make_model(cls, **options, **PLACEMENTS[place]))
     batch = batch_of(model, side="left")
@@ -85,7 +85,7 @@ def test_networks_read_word_vectors_beside_elmo(cls, options, place):
 
 @pytest.mark.parametrize("cls, options", PAPER_NETWORKS.values(), ids=PAPER_NETWORKS)
 @pytest.mark.parametrize("rates", [{"elmo_dropout": 0.5}, {"task_dropout": 0.5}], ids=["elmo", "task"])
-def test_elmo_and_word_vectors_have_a_dropout_each(cls, options, rates):
+def test_elmo_and_word_vectors_have_separate_dropout(cls, options, rates):
     words_alone = {"task_word_embedding_size": 32, "task_char_cnn_filters": []}  # features that are never 0
     model = stirred(make_model(cls, **{**options, "elmo_placement": "both", **words_alone, **rates}))
     batch = batch_of(model)
@@ -102,7 +102,7 @@ def test_elmo_and_word_vectors_have_a_dropout_each(cls, options, rates):
     is_zero = dropped[0] == 0
     torch.testing.assert_close(dropped[0][~is_zero], 2 * dropped[1][~is_zero])
     chosen = is_zero[0, : batch["attention_mask"][0].sum()]
-    steady = (chosen == chosen[0]).all(0)  # one mask for all words of a row
+    steady = (chosen == chosen[0]).all(0)  # the same mask for all words of a row
     assert steady.all() if "task_dropout" in rates else not steady.all()
     assert 0.2 < chosen.float().mean() < 0.8
 
@@ -156,7 +156,7 @@ def test_a_word_level_bilm_has_heads_too():
 
 @every_head_on_elmo
 @pytest.mark.parametrize("side", ["right", "left"])
-def test_given_layers_are_as_good_as_computed_ones(cls, options, side, monkeypatch):
+def test_given_layers_equal_computed_layers(cls, options, side, monkeypatch):
     model = stirred(make_model(cls, **options)).train()
     batch = batch_of(model, side=side, extra=1)
     targets = targets_of(model, batch)
@@ -164,7 +164,7 @@ def test_given_layers_are_as_good_as_computed_ones(cls, options, side, monkeypat
     computed.loss.backward()
     gradients = {name: p.grad.clone() for name, p in model.named_parameters() if p.requires_grad}
     model.zero_grad()
-    monkeypatch.setattr(model.elmo, "forward", None)  # called, it would raise
+    monkeypatch.setattr(model.elmo, "forward", None)  # calling it raises an error
     layers = torch.stack(computed.hidden_states, 1)
     given = model(**batch, **targets, elmo_hidden_states=layers)
     given.loss.backward()
@@ -196,7 +196,7 @@ def test_a_frozen_bilm_is_the_same_in_training(cls, options):
     still = model.eval()(**batch, output_hidden_states=True)
     moving = model.train()(**batch, output_hidden_states=True)
     assert all(map(torch.equal, still.hidden_states, moving.hidden_states))
-    if cls is not ELMoForTokenClassification or options.get("head") == "linear":  # else logits are other things
+    if cls is not ELMoForTokenClassification or options.get("head") == "linear":  # a CRF's logits differ in training
         assert torch.equal(logits_of(still), logits_of(moving))
     loose = make_model(cls, **options, dropout=0.5, freeze_bilm=False).train()(**batch, output_hidden_states=True)
     assert not torch.equal(loose.hidden_states[-1], still.hidden_states[-1])
@@ -207,7 +207,7 @@ def test_a_frozen_bilm_is_the_same_in_training(cls, options):
 
 @every_class
 @pytest.mark.parametrize("freeze", [True, False])
-def test_loading_keeps_frozen_what_was_to_be(cls, freeze, tmp_path):
+def test_loading_freezes_as_configured(cls, freeze, tmp_path):
     make_model(ELMoModel).save_pretrained(tmp_path)
     options = {"freeze_bilm": freeze, "freeze_word_embeddings": freeze}
     for folder, overrides in ((tmp_path, options), (tmp_path / "head", {})):
@@ -251,7 +251,7 @@ def test_pairs_may_change_their_order(network):
         logits = model(**batch).logits
         swapped = model(**{name: tensor[order] for name, tensor in batch.items()}).logits
     torch.testing.assert_close(swapped, logits[order], atol=1e-5, rtol=1e-5)
-    assert logits.std(0).min() > 1e-3  # they do differ
+    assert logits.std(0).min() > 1e-3  # the logits of the pairs differ
 
 
 def test_single_texts_and_pairs_in_one_batch():
@@ -280,7 +280,7 @@ def test_a_linear_classifier_averages_real_tokens():
 
 @pytest.mark.parametrize("name", [name for name, head in HEADS.items() if head[0] is ELMoForSequenceClassification])
 @pytest.mark.parametrize("problem", ["regression", "single_label_classification", "multi_label_classification"])
-def test_losses_are_those_of_torch(name, problem):
+def test_losses_equal_torch(name, problem):
     cls, options = HEADS[name]
     model = stirred(make_model(cls, **options, scalar_mix_l2=0.2, num_labels=1 if problem == "regression" else 5))
     batch = batch_of(model)
@@ -317,7 +317,7 @@ def test_a_head_on_a_bilms_folder_is_initialised_as_a_new_one(cls, options, tmp_
     sizes = {"task_hidden_size": 20, "task_word_embedding_size": 16, "task_char_cnn_filters": [[3, 16]]}
     bilm = make_model(ELMoModel)
     bilm.save_pretrained(tmp_path)
-    torch.full((1 << 20,), torch.nan)  # memory that is handed out again
+    torch.full((1 << 20,), torch.nan)  # memory that will be reused
     model, info = cls.from_pretrained(tmp_path, **options, **sizes, output_loading_info=True)
     new = make_model(cls, 1, **options, **sizes)
     own = {name for name, _ in model.named_parameters() if not name.startswith("elmo.")}
@@ -357,7 +357,7 @@ def test_resizing_keeps_the_word_vectors_that_remain(cls, tmp_path):
 
 
 def real_examples(task):
-    """32 lines of a book with labels that no single word gives away.
+    """32 lines of a book, with labels that depend on several words.
 
     tags: chunks of words whose right neighbour is shorter, by whether they start with a capital; texts: arbitrary;
     pairs: whether the second is how the first goes on.
@@ -385,7 +385,7 @@ def chunk_tags(words):
 
 
 def learn(cls, task, steps, **options):
-    """The trained model, what it says of its own training data, and what is right."""
+    """The trained model, its predictions on its training data, and the labels."""
     batch, labels, vocab_size = real_examples(task)
     names = dict(enumerate(NAMES if task == "tags" else ["no", "yes"]))
     sizes = {"task_hidden_size": 16, "task_word_embedding_size": 8, "vocab_size": vocab_size, "id2label": names}
@@ -417,11 +417,11 @@ def learn(cls, task, steps, **options):
 )
 def test_heads_learn_real_examples_by_heart(cls, task, steps, options):
     if options.get("head") == "linear":
-        options = {**options, "projection_size": 128}  # as many features as it takes to tell the examples apart
+        options = {**options, "projection_size": 128}  # enough features to separate the examples
     _, found, labels = learn(cls, task, steps, **options)
     asked = labels != -100
     assert (found == labels)[asked].float().mean() == 1.0
-    assert labels[asked].bincount().max() < 0.7 * asked.sum()  # one answer for all is no solution
+    assert labels[asked].bincount().max() < 0.7 * asked.sum()  # a constant answer is not enough
 
 
 def test_a_large_lambda_keeps_the_layer_weights_together():
@@ -433,7 +433,7 @@ def test_a_large_lambda_keeps_the_layer_weights_together():
     assert (weights[1.0] - 1 / 3).abs().max() < 0.05 and (weights[0.001] - 1 / 3).abs().max() > 0.15
 
 
-# What is refused
+# Errors
 
 
 @every_head_on_elmo
@@ -459,7 +459,7 @@ def test_given_layers_must_fit(cls, options):
         fails("but use_elmo=False and freeze_bilm=True", model, **batch, elmo_hidden_states=layers)
 
 
-def test_taggers_say_what_they_lack():
+def test_errors_of_taggers():
     model = make_model(ELMoForTokenClassification)
     batch = make_batch(model.config)
     words = batch["input_ids"]
@@ -477,13 +477,13 @@ def test_taggers_say_what_they_lack():
     fails(message, model, inputs_embeds=vectors)
     bare = make_model(ELMoForTokenClassification, task_word_embedding_size=0, task_char_cnn_filters=[])
     fails("only they tell the markers <S> and </S> from words; pass them with", bare, **nameless)
-    assert (bare(inputs_embeds=vectors).predictions >= 0).all()  # which hold no markers
+    assert (bare(inputs_embeds=vectors).predictions >= 0).all()  # all positions are words
     linear = make_model(ELMoForTokenClassification, head="linear")
     torch.testing.assert_close(linear(**nameless).logits, linear(**batch).logits)
     assert linear(inputs_embeds=vectors).logits.shape == (*words.shape, 5)
 
 
-def test_classifiers_say_what_they_lack():
+def test_errors_of_classifiers_for_missing_inputs():
     model = make_model(ELMoForSequenceClassification, classifier="esim")
     batch = make_batch(model.config, [(2, 3), 4, (1, 2)])
     advice = "Pass pairs with their `token_type_ids`, .* or use classifier='bcn'"
@@ -496,7 +496,7 @@ def test_classifiers_say_what_they_lack():
     fails("This head has word vectors: pass `input_ids`", model, **batch)
 
 
-def test_classifiers_say_what_they_cannot_read():
+def test_errors_of_classifiers_for_wrong_values():
     model = make_model(ELMoForSequenceClassification, num_labels=3)
     inputs = make_batch(model.config, PAIRS)
     wrong = inputs["token_type_ids"].clone()
@@ -530,7 +530,7 @@ def test_batches_without_rows_or_words():
     assert single(**inputs).logits.isfinite().all()
 
 
-def test_names_of_labels_that_are_not_there():
+def test_labels_without_names_are_refused():
     model = make_model(ELMoForTokenClassification)
     model.config.id2label = {str(number): name for number, name in enumerate(NAMES)}
     with pytest.raises(ValueError, match="`config.id2label` is .*pass a name for each id from 0 to 4"):
