@@ -471,8 +471,8 @@ class ELMoForQuestionAnswering(ELMoTaskModel):
             raise ValueError("Pass `start_positions` and `end_positions` together.")
         self._check_positions("start_positions", start_positions, allowed_BT)
         self._check_positions("end_positions", end_positions, allowed_BT)
-        losses = map(F.cross_entropy, logits, (start_positions, end_positions))
-        return sum(losses) / 2 + self.penalty()
+        start_loss, end_loss = map(F.cross_entropy, logits, (start_positions, end_positions))
+        return (start_loss + end_loss) / 2 + self.penalty()
 
     def _check_positions(self, name: str, position_B: Tensor, allowed_BT: Tensor):
         check_shape(name, position_B, (len(allowed_BT),))
