@@ -1,4 +1,4 @@
-"""ELMo (Peters et al. 2018) as a member of the Hugging Face ecosystem."""
+"""ELMo (Peters et al. 2018) for Hugging Face transformers."""
 
 from pathlib import Path
 
@@ -13,33 +13,35 @@ from transformers import (
 )
 from transformers.pipelines import PIPELINE_REGISTRY
 
-# In a clone the code folders stand side by side at the top; an installed package has them beneath this one.
+# In a clone, the code folders are at the top of the repository; an installed package has them below this folder.
 _root = Path(__file__).resolve().parents[1]
 if (_root / "tokenization" / "tokenization_elmo.py").is_file():
     __path__.append(str(_root))
 
-from .configuration_elmo import ELMoConfig  # noqa: E402 (needs the path above)
+from .configuration_elmo import ELMoConfig  # noqa: E402 (uses the path above)
 from .elmo_backends import elmo_backend  # noqa: E402
 from .modeling_elmo import (  # noqa: E402
     ELMoForPreTraining,
     ELMoForPreTrainingOutput,
-    ELMoForQuestionAnswering,
-    ELMoForSequenceClassification,
-    ELMoForTokenClassification,
     ELMoModel,
     ELMoModelOutput,
     ELMoPredictions,
     ELMoPreTrainedModel,
     ELMoScores,
-    ELMoTokenClassifierOutput,
     ScalarMix,
+)
+from .modeling_elmo_heads import (  # noqa: E402
+    ELMoForQuestionAnswering,
+    ELMoForSequenceClassification,
+    ELMoForTokenClassification,
+    ELMoTokenClassifierOutput,
 )
 from .pipeline_elmo import ELMoQuestionAnsweringPipeline  # noqa: E402
 from .tokenization.tokenization_elmo import ELMoTokenizer  # noqa: E402
 
 __version__ = "0.1.0"
 
-# Known to the Auto classes in this process ...
+# Registered with the Auto classes of this process ...
 AutoConfig.register(ELMoConfig.model_type, ELMoConfig, exist_ok=True)
 AutoTokenizer.register(ELMoConfig, fast_tokenizer_class=ELMoTokenizer, exist_ok=True)
 for _auto_class, _model_class in (
@@ -50,10 +52,10 @@ for _auto_class, _model_class in (
     (AutoModelForQuestionAnswering, ELMoForQuestionAnswering),
 ):
     _auto_class.register(ELMoConfig, _model_class, exist_ok=True)
-    # ... and saved with their code, for processes without this package.
+    # ... and saved with its code, for processes without this package.
     _model_class.register_for_auto_class(_auto_class.__name__)
 PIPELINE_REGISTRY.register_pipeline(
-    "extractive-question-answering",  # transformers refuses "question-answering", which it once had itself
+    "extractive-question-answering",  # transformers refuses "question-answering", the name of a task that it removed
     pipeline_class=ELMoQuestionAnsweringPipeline,
     pt_model=AutoModelForQuestionAnswering,
     type="text",

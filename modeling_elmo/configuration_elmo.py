@@ -9,7 +9,7 @@ from typing import Any, Literal
 from huggingface_hub.dataclasses import strict
 from transformers import PreTrainedConfig
 
-# Released model sizes (https://allenai.org/allennlp, options.json of each), and one for tests.
+# The released model sizes (https://allenai.org/allennlp, options.json of each), and a size for tests.
 PRESETS: dict[str, dict[str, Any]] = {
     "tiny": {
         "char_embedding_size": 4,
@@ -22,19 +22,20 @@ PRESETS: dict[str, dict[str, Any]] = {
     "original": {},
 }
 
-# `save_pretrained` records only the class that it saves, so the whole map is written here: every folder loads under
-# every Auto class, with or without the package.
+# `save_pretrained` records only the class that it saves. With the whole map, every folder loads under every Auto class,
+# with or without the package.
 AUTO_MAP = {
     "AutoConfig": "configuration_elmo.ELMoConfig",
     "AutoModel": "modeling_elmo.ELMoModel",
     "AutoModelForPreTraining": "modeling_elmo.ELMoForPreTraining",
-    "AutoModelForTokenClassification": "modeling_elmo.ELMoForTokenClassification",
-    "AutoModelForSequenceClassification": "modeling_elmo.ELMoForSequenceClassification",
-    "AutoModelForQuestionAnswering": "modeling_elmo.ELMoForQuestionAnswering",
+    "AutoModelForTokenClassification": "modeling_elmo_heads.ELMoForTokenClassification",
+    "AutoModelForSequenceClassification": "modeling_elmo_heads.ELMoForSequenceClassification",
+    "AutoModelForQuestionAnswering": "modeling_elmo_heads.ELMoForQuestionAnswering",
 }
+BILM_CLASSES = {"ELMoModel", "ELMoForPreTraining"}
 
-# What sentence-transformers looks for in a folder: one module, its own, with the name of our method to call. Its
-# `Pooling` would count the markers. `modules.json` is written last: where it is, the other is too.
+# Files that make a folder a sentence-transformers model: its own `Transformer` module, which calls our method. (Its
+# `Pooling` module would count the markers.) `modules.json` is written last, so that it is never there alone.
 SENTENCE_TRANSFORMERS_FILES: dict[str, Any] = {
     "sentence_bert_config.json": {
         "transformer_task": "feature-extraction",
@@ -46,7 +47,7 @@ SENTENCE_TRANSFORMERS_FILES: dict[str, Any] = {
     ],
 }
 
-# What people who come from options.json or from torch.nn.LSTM type first.
+# Names that users of options.json or of torch.nn.LSTM are likely to try.
 OTHER_NAMES = {
     "activation": "char_cnn_activation",
     "char_vocab": "char_vocab_size",
@@ -80,57 +81,58 @@ class ELMoConfig(PreTrainedConfig):
     """Configuration of every ELMo model. The defaults are the released "original" model (93.6 M parameters).
 
     Token encoder (Kim et al. 2015; Jozefowicz et al. 2016):
-        vocab_size: words of the language model's output vocabulary, `<PAD>`, `<S>`, `</S>`, `<UNK>` included.
-        char_vocab_size: character ids, 0 (padding word) included; 262 are UTF-8 bytes with markers. 0: no characters.
+        vocab_size: words in the language model's output vocabulary, with `<PAD>`, `<S>`, `</S>`, `<UNK>`.
+        char_vocab_size: number of character ids, with 0 (padding word). 262: UTF-8 bytes and markers. 0: no characters.
         char_embedding_size: width of a character vector.
         char_cnn_filters: `[width, number]` of each convolution.
         char_cnn_activation: `"relu"` or `"tanh"`, applied after the maximum over positions.
-        num_highway_layers: highway layers over the concatenated filters (their nonlinearity is always relu).
-        max_word_length: character positions of a word, its begin and end markers included.
-        word_embedding_size: width of a word vector that stands before the character features; with
+        num_highway_layers: number of highway layers over the concatenated filters. Their nonlinearity is always relu.
+        max_word_length: character positions per word, with its begin and end markers.
+        word_embedding_size: width of a word vector, which is concatenated before the character features. With
             `char_vocab_size=0` the model is word-level and reads `input_ids`. 0: no word vectors.
-        vocabulary_cache_size: words whose vectors are saved with the model; `ELMoModel.cache_vocabulary` sets it.
+        vocabulary_cache_size: number of words whose vectors are saved with the model, set by
+            `ELMoModel.cache_vocabulary`.
 
     biLM (section 3.1):
-        projection_size: width of the token vectors and of one direction's output; `hidden_size` is twice this.
-        lstm_hidden_size: width of the LSTM cell. Equal to `projection_size`: no projection and no projection clip.
-        num_hidden_layers: biLSTM layers.
-        cell_clip, projection_clip: bounds of the cell and of the projected state; `None`: no bound.
+        projection_size: width of the token vectors and of one direction's output. `hidden_size` is twice this.
+        lstm_hidden_size: width of the LSTM cell. If equal to `projection_size`: no projection, no projection clip.
+        num_hidden_layers: number of biLSTM layers.
+        cell_clip, projection_clip: bounds of the cell and of the projected state. `None`: no bound.
         forget_bias: added to the forget gate at run time, never stored in the bias.
-        use_skip_connections: from layer 2 on, the output adds the layer's input.
-        dropout: at the input of every LSTM layer and on the top output in pretraining; off while the biLM is frozen.
+        use_skip_connections: whether, from layer 2 on, the output adds the layer's input.
+        dropout: dropout rate in pretraining, at the input of every LSTM layer and on the top output. Off if frozen.
         pad_token_id, bos_token_id, eos_token_id, unk_token_id: ids of `<PAD>`, `<S>`, `</S>`, `<UNK>`.
 
     Language model (`ELMoForPreTraining`):
         softmax_type: `"full"`, `"sampled"` or `"adaptive"`.
-        num_sampled: candidates of the sampled softmax, fewer than the words to predict.
-        adaptive_cutoffs: cluster borders of the adaptive softmax, ranks of words. Default: a sixteenth and a quarter of
-            the words.
-        has_softmax: False for a checkpoint whose softmax was not published.
+        num_sampled: number of candidates of the sampled softmax, less than the number of words to predict.
+        adaptive_cutoffs: ranks of words at which the clusters of the adaptive softmax end. Default: a sixteenth and a
+            quarter of the words.
+        has_softmax: False for a checkpoint that was published without its softmax.
 
-    Tasks (section 3.2 and 3.3):
+    Tasks (sections 3.2 and 3.3):
         scalar_mix_mode: `"learned"` (equation 1), `"average"`, `"top"`, or the number of one layer (0: tokens).
         scalar_mix_l2: lambda of `lambda * ||s||^2` on the raw layer weights, added to a head's loss.
-        scalar_mix_layer_norm: `None`, `"allennlp"` (over batch, time and width, markers counted), `"bilm"` (the same
-            without the first and last token of a row) or `"token"` (each vector on its own; recommended).
-        elmo_dropout: on the mixed vectors that a head reads.
-        elmo_placement: `"input"`, `"output"` or `"both"`: whether ELMo stands beside the word vectors that a head's own
-            network reads, beside what its first biRNN puts out (section 5.2), or both, each with a mix of its own.
-        freeze_bilm: a head's biLM gets no gradients and stays in eval mode whatever `train()` says.
-        use_elmo: False builds a head's network without ELMo, the baseline: it reads x_k alone.
+        scalar_mix_layer_norm: `None`, `"allennlp"` (over batch, time and width, with markers), `"bilm"` (the same
+            without the first and last token of a row) or `"token"` (each vector separately; recommended).
+        elmo_dropout: dropout rate on the mixed vectors that a head reads.
+        elmo_placement: where ELMo enters a head's network: `"input"`, beside the word vectors; `"output"`, beside the
+            output of the first biRNN (section 5.2); `"both"`, with a mix each. `None`: the default of the head's class.
+        freeze_bilm: whether a head's biLM has no gradients and stays in eval mode whatever `train()` says.
+        use_elmo: whether a head has a biLM. False builds the baseline, which reads only x_k.
         head: `"paper"`, the networks of section 4, or `"linear"`, one linear layer on the mix.
         classifier: the paper's network for whole texts: `"bcn"` (one text or two), `"esim"` (two), or `"linear"`.
-        task_hidden_size, task_dropout: of a head's own network. Default: 200 and 0.5 (tagger), 300 and 0.3 (bcn), 300
-            and 0.5 (esim), 90 and 0.2 (reader).
-        task_num_layers: biLSTM layers of the tagger.
-        task_word_embedding_size: width of the head's own word vectors, by `input_ids`. 0: none.
-        freeze_word_embeddings: keeps the head's word vectors as they are.
-        task_char_embedding_size, task_char_cnn_filters: of the head's own character CNN, where there are characters. No
+        task_hidden_size, task_dropout: hidden size and dropout rate of a head's network. Default: 200 and 0.5 (tagger),
+            300 and 0.3 (bcn), 300 and 0.5 (esim), 90 and 0.2 (reader).
+        task_num_layers: number of biLSTM layers of the tagger.
+        task_word_embedding_size: width of the head's own word vectors, read by `input_ids`. 0: none.
+        freeze_word_embeddings: whether the head's word vectors stay fixed in training.
+        task_char_embedding_size, task_char_cnn_filters: the head's own character CNN, for models with characters. No
             filters: none.
     """
 
     model_type = "elmo"
-    # What Trainer need not gather in evaluation: at the original size 16 KB a token and 74 KB a row.
+    # Trainer does not gather these in evaluation. At the original size they take 16 KB per token and 74 KB per row.
     keys_to_ignore_at_inference = ["hidden_states", "elmo_embeddings", "final_states", "predictions"]
 
     vocab_size: int = 4
@@ -164,7 +166,7 @@ class ELMoConfig(PreTrainedConfig):
     scalar_mix_l2: float | int = 0.0
     scalar_mix_layer_norm: Literal["allennlp", "bilm", "token"] | None = None
     elmo_dropout: float | int = 0.5
-    elmo_placement: Literal["input", "output", "both"] = "input"
+    elmo_placement: Literal["input", "output", "both"] | None = None
     freeze_bilm: bool = True
     use_elmo: bool = True
     head: Literal["paper", "linear"] = "paper"
@@ -180,23 +182,30 @@ class ELMoConfig(PreTrainedConfig):
     def __post_init__(self, **kwargs):
         self._refuse_near_misses(kwargs)
         hidden_size = kwargs.pop("hidden_size", None)
-        # A copy for each config: saving writes into it.
-        kwargs["auto_map"] = {**AUTO_MAP, **(kwargs.get("auto_map") or {})}
+        kwargs["auto_map"] = _current_auto_map(kwargs.get("auto_map") or {})
         super().__post_init__(**kwargs)
         if hidden_size is not None:
             self.hidden_size = hidden_size
         for name in ("char_cnn_filters", "task_char_cnn_filters"):
-            filters = getattr(self, name)  # copied, as they may be those of a preset
+            filters = getattr(self, name)  # copied, because they may belong to a preset
             setattr(self, name, [list(item) if isinstance(item, (list, tuple)) else item for item in filters])
         if self.adaptive_cutoffs is not None:
             self.adaptive_cutoffs = list(self.adaptive_cutoffs)
+
+    @classmethod
+    def from_dict(cls, config_dict: dict[str, Any], **kwargs):
+        # Before `None`, the default placement was "input", and every saved biLM has it, although it has no head.
+        is_bilm = bool(BILM_CLASSES & set(config_dict.get("architectures") or []))
+        if is_bilm and config_dict.get("elmo_placement") == "input":
+            config_dict = {**config_dict, "elmo_placement": None}
+        return super().from_dict(config_dict, **kwargs)
 
     @classmethod
     def from_preset(cls, name: str, **overrides) -> "ELMoConfig":
         """The configuration of a released size (`"small"`, `"medium"`, `"original"`) or of the `"tiny"` test size.
 
         Args:
-            name: one of `PRESETS`.
+            name: name of the preset, one of `PRESETS`.
             overrides: fields that differ from the preset.
         """
         if name not in PRESETS:
@@ -205,43 +214,49 @@ class ELMoConfig(PreTrainedConfig):
 
     @property
     def hidden_size(self) -> int:
-        """Width of a contextual vector: both directions."""
+        """Width of a contextual vector, which has both directions."""
         return 2 * self.projection_size
 
     @hidden_size.setter
     def hidden_size(self, value: int):
         if value != 2 * self.projection_size:
             raise ValueError(
-                f"`hidden_size` is {value}, but it is twice `projection_size` ({self.projection_size}). "
+                f"`hidden_size` is {value}, but must be twice `projection_size` ({self.projection_size}). "
                 f"Pass `projection_size={value / 2:g}` instead."
             )
 
     @property
     def num_features(self) -> int:
-        """Width of a word before `token_projection`: its word vector and its character filters."""
+        """Width of a word before `token_projection`: word vector and character filters."""
         filters = sum(number for _, number in self.char_cnn_filters) if self.char_vocab_size else 0
         return self.word_embedding_size + filters
 
     @property
     def task_has_characters(self) -> bool:
-        """Whether a head of the paper has a character CNN of its own."""
+        """Whether a head has a character CNN of its own."""
         return bool(self.char_vocab_size and self.task_char_cnn_filters)
 
     @property
     def has_projection(self) -> bool:
-        """Whether the LSTM projects its output; the original leaves the projection out when the widths agree."""
+        """Whether the LSTM projects its output. The original has no projection if both widths are equal."""
         return self.lstm_hidden_size != self.projection_size
 
     def to_dict(self) -> dict[str, Any]:
         return {**super().to_dict(), "hidden_size": self.hidden_size}
 
-    def save_pretrained(self, save_directory: str | os.PathLike, *args, **kwargs):
-        """As transformers', and beside a biLM what sentence-transformers reads, if there is no `modules.json` yet.
+    def use_code_of_folder(self):
+        """Removes repository names from the Auto map: the classes are in the folder that is being saved."""
+        for auto_class, reference in AUTO_MAP.items():
+            if self.auto_map[auto_class].endswith(f"--{reference}"):
+                self.auto_map[auto_class] = reference
 
-        Models save their configuration through this; with `push_to_hub` they upload only what is written meanwhile.
+    def save_pretrained(self, save_directory: str | os.PathLike, *args, **kwargs):
+        """Saves the configuration. For a biLM, also saves the files of sentence-transformers, if they are missing.
+
+        Models save their configuration through this method. With `push_to_hub` they upload what it writes.
         """
         super().save_pretrained(save_directory, *args, **kwargs)
-        is_bilm = bool({"ELMoModel", "ELMoForPreTraining"} & set(self.architectures or []))
+        is_bilm = bool(BILM_CLASSES & set(self.architectures or []))
         if is_bilm and not Path(save_directory, "modules.json").exists():
             for name, content in SENTENCE_TRANSFORMERS_FILES.items():
                 Path(save_directory, name).write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
@@ -256,7 +271,7 @@ class ELMoConfig(PreTrainedConfig):
                 raise TypeError(f"ELMoConfig has no field `{name}`. Did you mean `{close}`?")
 
     def validate_sizes(self):
-        """Every size, clip and rate lies in its range."""
+        """Checks that every size, clip and rate is in its range."""
         for name in ("projection_size", "lstm_hidden_size", "num_hidden_layers", "vocab_size", "num_sampled"):
             _check(getattr(self, name) >= 1, name, getattr(self, name), "an integer of at least 1")
         for name in ("char_vocab_size", "num_highway_layers", "word_embedding_size", "vocabulary_cache_size"):
@@ -269,7 +284,7 @@ class ELMoConfig(PreTrainedConfig):
         _check(self.scalar_mix_l2 >= 0, "scalar_mix_l2", self.scalar_mix_l2, "0 or more")
 
     def validate_token_encoder(self):
-        """A word has characters, a vector, or both, and the filters fit into it."""
+        """Checks that a word has characters, a vector, or both, and that the filters fit into it."""
         if not self.char_vocab_size and not self.word_embedding_size:
             raise ValueError(
                 "`char_vocab_size` and `word_embedding_size` are both 0: the model would read nothing. Pass "
@@ -290,7 +305,7 @@ class ELMoConfig(PreTrainedConfig):
             _check(item[0] <= self.max_word_length, name, item, "widths up to `max_word_length`")
 
     def validate_special_tokens(self):
-        """The four special words have ids of their own inside the vocabulary."""
+        """Checks that the four special words have different ids in the vocabulary."""
         names = ("pad_token_id", "bos_token_id", "eos_token_id", "unk_token_id")
         ids = {name: getattr(self, name) for name in names}
         for name, value in ids.items():
@@ -299,7 +314,7 @@ class ELMoConfig(PreTrainedConfig):
             raise ValueError(f"Special words share an id: {ids}. Pass a different id for each.")
 
     def validate_head(self):
-        """A head's network has sizes that exist, and something to read."""
+        """Checks the sizes of a head's network, and that it has something to read."""
         for name in ("task_hidden_size", "task_num_layers", "task_char_embedding_size"):
             value = getattr(self, name)
             _check(value is None or value >= 1, name, value, "an integer of at least 1")
@@ -312,29 +327,38 @@ class ELMoConfig(PreTrainedConfig):
             self.task_dropout,
             "a rate in [0, 1)",
         )
-        if self.head == "linear" and not (self.use_elmo and self.elmo_placement == "input"):
-            raise ValueError(
-                f"The linear head is a layer on ELMo, at its input; got use_elmo={self.use_elmo} and elmo_placement="
-                f"{self.elmo_placement!r}. Pass head='paper' for a network of its own."
-            )
         reads_elmo = self.use_elmo and self.elmo_placement != "output"
         if not (reads_elmo or self.task_word_embedding_size or self.task_has_characters):
             raise ValueError(
-                "Without ELMo at its input a head's network reads its own word vectors or characters, and it has "
-                "neither: pass `task_word_embedding_size` or `task_char_cnn_filters`."
+                "Without ELMo at its input, a head's network reads its own word vectors or characters, but it has "
+                "neither. Pass `task_word_embedding_size` or `task_char_cnn_filters`."
             )
 
     def validate_tasks(self):
-        """The mix names a layer that exists; the cutoffs of the adaptive softmax rise inside the vocabulary."""
+        """Checks that the mix names an existing layer, and that the cutoffs of the adaptive softmax ascend."""
         mode, layers = self.scalar_mix_mode, self.num_hidden_layers
         valid = mode in ("learned", "average", "top") if isinstance(mode, str) else 0 <= mode <= layers
         _check(valid, "scalar_mix_mode", mode, f"'learned', 'average', 'top' or a layer number from 0 to {layers}")
         cutoffs = self.adaptive_cutoffs
         if cutoffs is not None:
-            rising = all(isinstance(cut, int) for cut in cutoffs) and sorted({*cutoffs}) == cutoffs
+            ascending = all(isinstance(cut, int) for cut in cutoffs) and sorted({*cutoffs}) == cutoffs
             words = self.vocab_size - 1  # without <PAD>
-            valid = bool(cutoffs) and rising and cutoffs[0] > 0 and cutoffs[-1] < words
-            _check(valid, "adaptive_cutoffs", cutoffs, f"rising integers between 0 and `vocab_size - 1` ({words})")
+            valid = bool(cutoffs) and ascending and cutoffs[0] > 0 and cutoffs[-1] < words
+            _check(valid, "adaptive_cutoffs", cutoffs, f"ascending integers between 0 and `vocab_size - 1` ({words})")
+
+
+def _current_auto_map(given: dict[str, str]) -> dict[str, str]:
+    """The Auto map of a configuration, as a copy, because saving writes into it.
+
+    Given entries stay, but an entry with the name of one of our classes names the file that has the class now. Older
+    folders have `modeling_elmo.ELMoForTokenClassification`; folders of the Hub may have a prefix `REPOSITORY--`.
+    """
+    auto_map = {**AUTO_MAP, **given}
+    for auto_class, reference in AUTO_MAP.items():
+        repository, separator, name = auto_map[auto_class].rpartition("--")
+        if name.split(".")[-1] == reference.split(".")[-1]:
+            auto_map[auto_class] = f"{repository}{separator}{reference}"
+    return auto_map
 
 
 def _check(valid: bool, field: str, value: Any, expected: str):

@@ -1,7 +1,7 @@
-"""Which path a module takes, and the matrix products of the fast ones.
+"""Choice of a backend for each module, and matrix products of the fast backends.
 
-torch sends `F.linear` in float32 to MKL, which is slow for few rows and, on AMD, for any number. oneDNN is in the same
-wheel and exact; its operators are private to torch and know no gradients, so they are guarded and used here only.
+torch computes `F.linear` in float32 with MKL, which is slow for few rows and, on AMD, for any number of rows. oneDNN is
+in the same wheel and exact. Its operators are private to torch and have no gradients, so only this file uses them.
 
 Shape suffixes: N rows; D width of the input; G width of the output.
 """
@@ -17,19 +17,22 @@ from torch import Tensor, nn
 from torch.utils.weak import WeakTensorKeyDictionary
 
 BACKENDS = ("reference", "inference", "training", "torch_lstm", "cuda_graph")
-FEW_PRODUCTS = 2**20  # multiplications below which oneDNN's start (0.1 ms) is not worth it
+DENSE_LAYERS = (nn.Linear, nn.Conv1d, nn.Embedding)
+FEW_PRODUCTS = 2**20  # with fewer multiplications, oneDNN's start (0.1 ms) costs more than it saves
 _forced: ContextVar[str | None] = ContextVar("forced backend", default=None)
 
 
 @contextmanager
 def elmo_backend(name: str) -> Iterator[None]:
-    """Forces one of `BACKENDS` inside the block; one that does not suit raises instead of falling back.
+    """Forces one of `BACKENDS` inside the block. A backend that is not possible raises an error.
 
-    `"reference"`: the definition, plain PyTorch with autograd; also the memory switch, for it keeps no second copy of
-    any weight. `"inference"`: in place, without gradients. `"training"`: a hand-written backward pass.
-    `"torch_lstm"`: the LSTM by the kernel of `torch.nn.LSTM` (cuDNN on CUDA), for models without clips.
-    `"cuda_graph"`: the LSTM as in `"training"`, its steps recorded once for each shape of a batch and replayed. On CPU
-    `"inference"` or `"training"` is chosen where it may be, elsewhere `"reference"`.
+    - `"reference"`: the definition, plain PyTorch with autograd. It needs the least memory: no second copy of a weight.
+    - `"inference"`: in place, without gradients.
+    - `"training"`: with a hand-written backward pass.
+    - `"torch_lstm"`: the LSTM with the kernel of `torch.nn.LSTM` (cuDNN on CUDA), for models without clips.
+    - `"cuda_graph"`: the LSTM as in `"training"`, with steps recorded once for each batch shape and replayed.
+
+    By default, CPUs use `"inference"` or `"training"` where possible. All else uses `"reference"`.
     """
     if name not in BACKENDS:
         raise ValueError(f"There is no backend {name!r}; pass one of {', '.join(BACKENDS)}.")
@@ -41,14 +44,15 @@ def elmo_backend(name: str) -> Iterator[None]:
 
 
 def forced_backend() -> str | None:
+    """The backend of the innermost `elmo_backend` block."""
     return _forced.get()
 
 
 def choose_backend(layers: Iterable[nn.Module], inputs: Tensor, *states: Tensor) -> tuple[str, str]:
-    """Which of `BACKENDS` reads these layers' weights for these inputs (and states), and why.
+    """The backend for these layers, inputs and states, and the reason for the choice.
 
     Raises:
-        ValueError: `elmo_backend` forces one that does not suit.
+        ValueError: `elmo_backend` forces a backend that is not possible.
     """
     layers, forced = list(layers), forced_backend()
     if forced == "reference":
@@ -66,9 +70,10 @@ def choose_backend(layers: Iterable[nn.Module], inputs: Tensor, *states: Tensor)
 
 
 def _obstacle(backend: str, needs_gradients: bool, layers: list[nn.Module], inputs: Tensor) -> str | None:
+    """The reason why a backend is not possible, or `None`."""
     exact = inputs.dtype in (torch.float32, torch.float64)
-    elsewhere = inputs.device.type != "cpu" and forced_backend() != backend
-    if elsewhere or not (exact or backend == "inference" and _has_onednn(inputs)):
+    other_device = inputs.device.type != "cpu" and forced_backend() != backend
+    if other_device or not (exact or backend == "inference" and _has_onednn(inputs)):
         return f"{backend} is not built for {inputs.dtype} on {inputs.device}"
     if torch.is_autocast_enabled("cpu"):
         return "autocast is on"
@@ -76,19 +81,22 @@ def _obstacle(backend: str, needs_gradients: bool, layers: list[nn.Module], inpu
         return "the model is being compiled"
     if backend == "inference" and needs_gradients:
         return "gradients are needed"
-    # Adapters, quantizers and offloading change the module, its parameter or its hooks: then the module is called.
-    if not all(_is_plain(layer) and layer.weight.dtype == inputs.dtype for layer in layers):
+    if not all(is_unmodified(layer, DENSE_LAYERS) and layer.weight.dtype == inputs.dtype for layer in layers):
         return "a layer is wrapped or hooked, or its dtype is not the inputs'"
     return None
 
 
-def _is_plain(layer: nn.Module) -> bool:
+def is_unmodified(layer: nn.Module, types: tuple[type[nn.Module], ...]) -> bool:
+    """Whether a kernel may read the layer's parameters directly.
+
+    Adapters, quantizers and offloading change a layer's type, its parameters or its hooks. Then it must be called.
+    """
     hooked = layer._forward_hooks or layer._forward_pre_hooks or "forward" in layer.__dict__
-    return type(layer) in (nn.Linear, nn.Conv1d, nn.Embedding) and type(layer.weight) is nn.Parameter and not hooked
+    return type(layer) in types and all(type(p) is nn.Parameter for p in layer.parameters()) and not hooked
 
 
 def fast_linear(linear: nn.Linear, inputs_ND: Tensor) -> Tensor:
-    """`linear(inputs_ND)`, by `product` where that may be."""
+    """`linear(inputs_ND)`, with `product` where possible."""
     backend, _ = choose_backend([linear], inputs_ND)
     if backend in ("inference", "training"):
         return _Linear.apply(inputs_ND, linear.weight, linear.bias)
@@ -114,7 +122,7 @@ class _Linear(torch.autograd.Function):
 
 
 class Packed(NamedTuple):
-    """A weight, and its copy in oneDNN's own layout."""
+    """A weight, and its copy in the layout of oneDNN."""
 
     weight_GD: Tensor
     copy: Tensor
@@ -128,7 +136,7 @@ def product(
     plus_NG: Tensor | None = None,
     clip: float | None = None,
 ) -> Tensor:
-    """`inputs @ weight.T`, plus a bias, plus a matrix, or clipped, in one pass. It has no gradient."""
+    """`inputs @ weight.T`, with an added bias, an added matrix, or clipped, in one pass. It has no gradient."""
     weight_GD, copy = weight_GD if isinstance(weight_GD, Packed) else (weight_GD, weight_GD)
     is_small = len(inputs_ND) * weight_GD.numel() < FEW_PRODUCTS
     if is_small or not _has_onednn(inputs_ND) or suits_mkl(inputs_ND, weight_GD):
@@ -141,12 +149,12 @@ def product(
 
 
 def suits_mkl(inputs_ND: Tensor, weight_GD: Tensor) -> bool:
-    """On Intel MKL is ahead with a single row, and with a transposed weight, as backward passes have."""
+    """On Intel, MKL is faster for a single row, and for a transposed weight, as in backward passes."""
     return _is_intel and (len(inputs_ND) == 1 or not weight_GD.is_contiguous())
 
 
 def _plain_product(inputs_ND, weight_GD, bias_G, plus_NG, clip) -> Tensor:
-    if 8 <= len(inputs_ND) < 64 and weight_GD.is_contiguous():  # MKL is faster when the weight stands on the left
+    if 8 <= len(inputs_ND) < 64 and weight_GD.is_contiguous():  # MKL is faster with the weight on the left
         output_NG = (weight_GD @ inputs_ND.t()).t().contiguous()
         output_NG = output_NG if bias_G is None else output_NG.add_(bias_G)
     else:
@@ -156,15 +164,15 @@ def _plain_product(inputs_ND, weight_GD, bias_G, plus_NG, clip) -> Tensor:
 
 
 def weight_gradient(grad_NG: Tensor, inputs_ND: Tensor) -> Tensor:
-    """`grad.T @ inputs`, `(G, D)`, as one product; the other way round it needs no copy of `grad.T`."""
+    """`grad.T @ inputs`, `(G, D)`, computed as its transpose, which needs no copy of `grad.T`."""
     return product(inputs_ND.t(), grad_NG.t()).t()
 
 
 def packed(weight_GD: Tensor, keep: bool = True) -> Packed:
-    """The weight for many products with few rows.
+    """Prepares a weight for many products with few rows.
 
     Args:
-        keep: whether to remember the copy for as long as the parameter stays what it is.
+        keep: whether to remember the copy until the parameter changes.
     """
     if not _has_onednn(weight_GD):
         return Packed(weight_GD, weight_GD)
@@ -175,12 +183,12 @@ def _pack(weight_GD: Tensor) -> Tensor:
     return torch.ops.mkldnn._reorder_linear_weight(weight_GD.detach(), 32)  # 32: a typical number of rows
 
 
-# Private operators of torch, absent from some builds; bfloat16 needs a CPU with its instructions.
+# Private operators of torch, which some builds lack. bfloat16 needs a CPU with its instructions.
 _built = torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_linear_pointwise")
 _onednn_dtypes = {torch.float32} if _built else set()
 if _built and torch.ops.mkldnn._is_mkldnn_bf16_supported():
     _onednn_dtypes.add(torch.bfloat16)
-# Older releases of torch do not tell; then oneDNN does it all.
+# Older releases of torch do not tell the CPU; then oneDNN computes everything.
 _is_intel = hasattr(torch.cpu, "get_capabilities") and "Intel" in torch.cpu.get_capabilities().get("cpu_name", "")
 
 
@@ -192,7 +200,7 @@ _remembered = WeakTensorKeyDictionary()  # first parameter -> {function: (stamps
 
 
 def remembered(function: Callable[..., Any], *parameters: Tensor) -> Any:
-    """`function(*parameters)`, computed again when a parameter has changed."""
+    """`function(*parameters)`, remembered until a parameter changes."""
     stamps, sample = [(version(p), p.data_ptr(), p.dtype) for p in parameters], sample_of(parameters)
     values = _remembered.setdefault(parameters[0], {})
     if function not in values or values[function][0] != stamps or not torch.equal(values[function][1], sample):
@@ -201,10 +209,10 @@ def remembered(function: Callable[..., Any], *parameters: Tensor) -> Any:
 
 
 def version(parameter: Tensor) -> int:
-    """Rises with every change in place."""
+    """A number that increases with every in-place change."""
     return 0 if parameter.is_inference() else parameter._version
 
 
 def sample_of(parameters: Sequence[Tensor]) -> Tensor:
-    """Some values of each parameter: writes through `.data` leave the version as it is."""
+    """Some values of each parameter. They show writes through `.data`, which do not change the version."""
     return torch.cat([p.detach().flatten()[:: max(1, p.numel() // 256)] for p in parameters])

@@ -1,7 +1,7 @@
-"""The character encoder: characters of a word -> its features (Kim et al. 2015), and the vectors kept of known words.
+"""The character encoder: from the characters of a word to its features (Kim et al. 2015), and a cache of word vectors.
 
-Shape suffixes: N tokens; U words; W `max_word_length`; X W and the word's id, if used; C width of a character; R
-character ids; P positions of a filter; K its width; F filters; V words of a cache.
+Shape suffixes: N tokens; U distinct words; W `max_word_length`; X the ids of a word: W characters, after the word's id
+if used; C width of a character; R character ids; P positions of a filter; K its width; F filters; V words of a cache.
 """
 
 from collections.abc import Sequence
@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from .configuration_elmo import ELMoConfig
 from .elmo_backends import choose_backend, fast_linear, remembered, sample_of, version
 
-CHUNK_WORDS = 128  # words of like length at a time: their windows stay in the cache
+CHUNK_WORDS = 128  # words of similar length per chunk: their windows stay in the CPU cache
 
 
 class ELMoHighway(nn.Module):
@@ -31,7 +31,7 @@ class ELMoHighway(nn.Module):
 
 
 class ELMoCharacterEncoder(nn.Module):
-    """Convolutions over a word's characters, their maximum over positions, highways."""
+    """Convolutions over a word's characters, the maximum of each over positions, and highway layers."""
 
     def __init__(self, config: ELMoConfig):
         super().__init__()
@@ -44,25 +44,25 @@ class ELMoCharacterEncoder(nn.Module):
         self.widest = max(width for width, _ in filters)
 
     def forward(self, characters_UW: Tensor) -> Tensor:
-        """Encodes words, `(words, max_word_length)`, to `(words, filters)`."""
+        """Encodes words `(words, max_word_length)` as features `(words, filters)`."""
         backend, _ = choose_backend([self.char_embeddings, *self.convolutions], self.char_embeddings.weight)
         convolve = self._convolve if backend == "reference" or not len(characters_UW) else self._look_up
-        # The activation stands after the maximum, as in the original: a rising function may.
+        # The activation comes after the maximum, as in the original. It is monotonic, so the order does not matter.
         features_UF = self.activation(convolve(characters_UW))
         for highway in self.highways:
             features_UF = highway(features_UF)
         return features_UF
 
     def _convolve(self, characters_UW: Tensor) -> Tensor:
-        """The definition: valid convolutions, and the maximum of each over its positions, `(words, filters)`."""
+        """The definition: the maximum of each valid convolution over its positions, `(words, filters)`."""
         longest = int(_lengths(characters_UW).max()) if len(characters_UW) else 0
         characters_UCW = self.char_embeddings(characters_UW[:, : longest + self.widest]).transpose(1, 2)
         return torch.cat([convolution(characters_UCW).amax(-1) for convolution in self.convolutions], dim=-1)
 
     def _look_up(self, characters_UW: Tensor) -> Tensor:
-        """The same from tables: a column of a filter has one value a character, and a window is their sum."""
+        """The same from tables: each column of a filter has one value per character, and a window is their sum."""
         filters: list[Any] = [convolution.weight for convolution in self.convolutions]
-        if torch.is_grad_enabled():  # through the module, which keeps the gradient of its padding at 0
+        if torch.is_grad_enabled():  # through the module, which keeps its padding's gradient at 0
             every_id = torch.arange(self.char_embeddings.num_embeddings, device=characters_UW.device)
             tables = _filter_tables(self.char_embeddings(every_id), *filters)
         else:
@@ -78,17 +78,19 @@ class ELMoCharacterEncoder(nn.Module):
 
 
 def _lengths(characters_UW: Tensor) -> Tensor:
-    """Positions of each word before the tail that all words share.
+    """The length of each word before the tail of padding that all words share.
 
-    To crop a word there is exact as long as every filter keeps one window that lies in the tail whole.
+    Cropping a word is exact if every filter keeps one window that is entirely in the tail.
     """
     differs_UW = characters_UW != characters_UW[:1, -1:]
     return (differs_UW * torch.arange(1, characters_UW.shape[1] + 1, device=characters_UW.device)).amax(1)
 
 
 def _filter_tables(embedding_RC: Tensor, *filters_FCK: Tensor) -> list[Tensor]:
-    """For each filter width `(K, R, F)`: what a character adds to a window at each of its positions."""
-    wide = torch.promote_types(embedding_RC.dtype, torch.float32)  # a sum of rounded entries is rounded several times
+    """For each filter width, `(K, R, F)`: the value that a character adds to a window at each position."""
+    wide = torch.promote_types(
+        embedding_RC.dtype, torch.float32
+    )  # a sum of rounded entries has several rounding errors
     return [torch.einsum("rc,fck->krf", embedding_RC.to(wide), weight.to(wide)) for weight in filters_FCK]
 
 
@@ -100,12 +102,12 @@ def _maxima(characters_UW: Tensor, table_KRF: Tensor) -> Tensor:
 
 
 class VocabularyCache(nn.Module):
-    """Token vectors of distinct words, found by the words' ids; made by `ELMoModel.cache_vocabulary`.
+    """Token vectors of distinct words, found by the ids of the words. `ELMoModel.cache_vocabulary` makes it.
 
     Args:
         words_VX: rows of ids, as in `ELMoModel.encode_words`.
-        vectors_VP: their vectors.
-        parameters: what the vectors were computed with.
+        vectors_VP: the vectors of these words.
+        parameters: the parameters that computed the vectors.
         persistent: whether the cache is part of the model's `state_dict`.
     """
 
@@ -125,14 +127,14 @@ class VocabularyCache(nn.Module):
         self.sums: list[float] | None = None
 
     def find(self, words_UX: Tensor) -> tuple[Tensor, Tensor]:
-        """Shape: whether each word is known, `(U,)`, and its row, `(U,)`."""
+        """Whether each word is in the cache `(U,)`, and its row `(U,)`."""
         rows_U = torch.searchsorted(self.hashes, row_hashes(words_UX)).clamp_(max=len(self.hashes) - 1)
         return (self.words[rows_U] == words_UX).all(1), rows_U
 
     def suits(self, parameters: Sequence[Tensor]) -> bool:
-        """Whether the parameters are still those that the vectors were computed with.
+        """Whether the vectors are still valid for these parameters.
 
-        Their sample follows them to every device and dtype; sums are taken only after something was written.
+        The sample of the parameters moves with them to every device and dtype. Sums are computed only after a write.
         """
         if not torch.equal(sample_of(parameters).to(self.sample), self.sample):
             return False
@@ -146,15 +148,15 @@ class VocabularyCache(nn.Module):
 
 
 def row_hashes(rows_NX: Tensor) -> Tensor:
-    """A number `(N,)` for each row of integers; equal rows have equal numbers, and others almost never."""
+    """A hash `(N,)` of each row of integers."""
     powers_X = torch.full(rows_NX.shape[1:], 6364136223846793005).cumprod(0)  # Knuth's multiplier, modulo 2^64
     return (rows_NX * powers_X.to(rows_NX.device)).sum(1)
 
 
 def distinct_rows(rows_NX: Tensor) -> tuple[Tensor, Tensor]:
-    """The distinct rows `(U, X)` of integers, and for each row the number `(N,)` of its like.
+    """The distinct rows `(U, X)` of integers, and the distinct row `(N,)` of each row.
 
-    Rows are compared by their hashes, which is checked; sorting whole rows is several times slower.
+    Rows are found by their hashes, and the result is checked. Sorting whole rows would be several times slower.
     """
     hashes, inverse_N = torch.unique(row_hashes(rows_NX), return_inverse=True)
     rows_N = torch.arange(len(rows_NX), device=rows_NX.device)

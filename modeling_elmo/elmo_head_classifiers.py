@@ -1,8 +1,8 @@
-"""Classifiers of one text or of two: the networks that Peters et al. 2018 gave ELMo to for sentiment and entailment.
+"""Classifiers of one text or two: the paper's networks for sentiment and textual entailment.
 
-Shape suffixes: B batch; T time; S texts, each in a row of its own: the first of all rows, then the second of all rows
-(S = 2 B; where a row has a single text, S = B and that text is its own other one); D width of the words that a biLSTM
-reads; H of what it returns; E of an encoded text; P of what is pooled from one text; J of what both give together.
+Shape suffixes: B batch; T time; S texts, the first texts of all rows, then the second texts of all rows (S = 2 B; with
+single texts only, S = B and each text is compared with itself); D width of the words that a biLSTM reads; H width of
+its output; E width of an encoded word; P width of a pooled text; J width of both pooled texts.
 """
 
 import torch
@@ -13,28 +13,26 @@ from .elmo_head_layers import TaskLSTM, VariationalDropout, masked_softmax
 
 
 class TextPairClassifier(nn.Module):
-    """What both classifiers share: the biLSTM that encodes each text, and ELMo once more at its output.
+    """Common part of both classifiers: the biLSTM that encodes each text, and ELMo at its output.
 
     Args:
-        encoder_size: width of what the biLSTM reads.
-        hidden_size: width of one of its directions.
-        dropout: on sequences with one mask for all times, on pooled vectors as usual.
-        output_elmo_size: width of the ELMo vectors at its output; 0 for none.
+        encoder_size: width of the biLSTM's input.
+        hidden_size: width of one direction of the biLSTM.
+        dropout: dropout rate, variational on sequences and ordinary on pooled vectors.
+        output_elmo_size: width of the ELMo vectors at the output. 0: none.
     """
 
     def __init__(self, encoder_size: int, hidden_size: int, dropout: float, output_elmo_size: int):
         super().__init__()
         self.encoder = TaskLSTM(encoder_size, hidden_size)
         self.encoded_size = self.encoder.output_size + output_elmo_size
-        self.output_elmo_size = output_elmo_size
         self.sequence_dropout = VariationalDropout(dropout)
         self.dropout = nn.Dropout(dropout)
 
     def encode(
         self, inputs_BTD: Tensor, first_BT: Tensor, second_BT: Tensor, elmo_BTE: Tensor | None
     ) -> tuple[Tensor, Tensor]:
-        """The texts `(S, time, encoded_size)`, zeros where they have no word, and their mask `(S, time)`."""
-        self._check(inputs_BTD, first_BT, second_BT, elmo_BTE)
+        """The encoded texts `(S, time, encoded_size)`, zeros at padding, and their mask `(S, time)`."""
         mask_ST = (first_BT if second_BT is first_BT else torch.cat([first_BT, second_BT])).bool()
         texts = 1 if second_BT is first_BT else 2
         encoded_STE = self.encoder(inputs_BTD.repeat(texts, 1, 1), mask_ST)
@@ -44,23 +42,12 @@ class TextPairClassifier(nn.Module):
         return torch.cat([encoded_STE, elmo_STE], -1), mask_ST  # section 5.2 of the ELMo paper
 
     def reset_parameters(self):
-        """Glorot-uniform linear layers with biases of 0; the biLSTMs fill themselves."""
+        """Glorot-uniform linear layers, biases 0. The biLSTMs initialise themselves."""
         for module in self.modules():
             if isinstance(module, nn.Linear):
                 init.xavier_uniform_(module.weight)
                 if module.bias is not None:
                     init.zeros_(module.bias)
-
-    def _check(self, inputs_BTD, first_BT, second_BT, elmo_BTE):
-        shape = tuple(inputs_BTD.shape[:2])
-        for name, mask in (("first_BT", first_BT), ("second_BT", second_BT)):
-            if mask.shape != shape:
-                raise ValueError(f"`{name}` is {tuple(mask.shape)}; pass {shape}, (batch, time) of `inputs_BTD`.")
-        if elmo_BTE is None and self.output_elmo_size:
-            raise ValueError(f"`elmo_BTE` is None; pass {(*shape, self.output_elmo_size)}, or output_elmo_size=0.")
-        if elmo_BTE is not None and elmo_BTE.shape != (*shape, self.output_elmo_size):
-            expected = (*shape, self.output_elmo_size) if self.output_elmo_size else "None, as output_elmo_size is 0"
-            raise ValueError(f"`elmo_BTE` is {tuple(elmo_BTE.shape)}; pass {expected}.")
 
 
 class BiattentiveClassifier(TextPairClassifier):
@@ -72,17 +59,17 @@ class BiattentiveClassifier(TextPairClassifier):
         [max; mean; min; softmax(X|y v)^T X|y], the same of Y|x                      pooling
         relu, relu, linear                                                           output
 
-    A single text attends to itself, and what is pooled from it stands twice. The paper has one integrating biLSTM for
-    each side; here both sides share one, so that the two sides of a single text are equal. Three batch-normalized
-    maxout layers are two ReLU layers here, each a fourth as wide as what it reads, and a linear one. The attentive
-    pooling has no bias: softmax takes it away.
+    A single text attends to itself, and its pooled vector is used twice. Two changes: the paper has an integrating
+    biLSTM for each side, while here both sides share one, so that the two sides of a single text are equal; the paper
+    has three batch-normalized maxout layers, while here two ReLU layers, each a fourth as wide as its input, precede a
+    linear layer. The attentive pooling has no bias, because the softmax cancels it.
 
     Args:
-        input_size: width of the word vectors, ELMo included.
+        input_size: width of the word vectors, with ELMo.
         hidden_size: width of the first layer and of each direction of the biLSTMs.
-        num_labels: width of the result.
-        dropout: on what is integrated, and before each layer of the output; the inputs come with theirs.
-        output_elmo_size: width of the ELMo vectors that are joined to the encoded texts; 0 for none.
+        num_labels: number of logits.
+        dropout: dropout rate before the integration and before each output layer. The inputs are dropped out before.
+        output_elmo_size: width of the ELMo vectors that are concatenated to the encoded texts. 0: none.
     """
 
     def __init__(self, input_size: int, hidden_size: int, num_labels: int, dropout: float, output_elmo_size: int = 0):
@@ -102,8 +89,8 @@ class BiattentiveClassifier(TextPairClassifier):
 
         Args:
             inputs_BTD: `(batch, time, input_size)`.
-            first_BT, second_BT: `(batch, time)` bool, where each row's texts stand. For single texts pass one tensor
-                twice: then nothing is computed twice.
+            first_BT, second_BT: `(batch, time)` bool, the masks of each row's texts. For single texts pass the same
+                tensor twice: then nothing is computed twice.
             elmo_BTE: `(batch, time, output_elmo_size)`.
         """
         words_BTD = self.feedforward(inputs_BTD).relu()
@@ -133,14 +120,14 @@ class ESIMClassifier(TextPairClassifier):
         v = [mean v_a; max v_a; mean v_b; max v_b]                                   (18) to (20)
         linear, tanh, linear                                                         output
 
-    Both sides share all parameters. A single text is aligned with itself, and what is pooled from it stands twice.
+    Both sides share all parameters. A single text is aligned with itself, and its pooled vector is used twice.
 
     Args:
-        input_size: width of the word vectors, ELMo included.
-        hidden_size: width of each direction of the biLSTMs and of the layers between.
-        num_labels: width of the result.
-        dropout: on what the second biLSTM reads, and before each layer of the output; the inputs come with theirs.
-        output_elmo_size: width of the ELMo vectors that are joined to the encoded texts; 0 for none.
+        input_size: width of the word vectors, with ELMo.
+        hidden_size: width of each direction of the biLSTMs and of the layers between them.
+        num_labels: number of logits.
+        dropout: dropout rate before the second biLSTM and before each output layer. The inputs are dropped out before.
+        output_elmo_size: width of the ELMo vectors that are concatenated to the encoded texts. 0: none.
     """
 
     def __init__(self, input_size: int, hidden_size: int, num_labels: int, dropout: float, output_elmo_size: int = 0):
@@ -153,7 +140,7 @@ class ESIMClassifier(TextPairClassifier):
     def forward(
         self, inputs_BTD: Tensor, first_BT: Tensor, second_BT: Tensor, elmo_BTE: Tensor | None = None
     ) -> Tensor:
-        """Logits `(batch, num_labels)`; the arguments are those of `BiattentiveClassifier.forward`."""
+        """Logits `(batch, num_labels)`. Arguments as in `BiattentiveClassifier.forward`."""
         texts_STE, mask_ST = self.encode(inputs_BTD, first_BT, second_BT, elmo_BTE)
         aligned_STE = attend_to_other(texts_STE, mask_ST, len(inputs_BTD))
         enhanced = torch.cat([texts_STE, aligned_STE, texts_STE - aligned_STE, texts_STE * aligned_STE], -1)
@@ -164,14 +151,14 @@ class ESIMClassifier(TextPairClassifier):
 
 
 def attend_to_other(texts_STE: Tensor, mask_ST: Tensor, rows: int) -> Tensor:
-    """For each word the sum of the row's other text, weighted by a softmax of the dot products with its words.
+    """Attention from each word to the row's other text, weighted by a softmax of dot products.
 
-    Zeros where there is no word, and where the other text has none.
+    Zeros at padding, and where the other text is empty.
 
     Args:
         texts_STE: `(S, time, width)`.
         mask_ST: `(S, time)` bool.
-        rows: B; the other text of `s` is `(s + B) % S`.
+        rows: B. The other text of `s` is `(s + B) % S`.
     """
     others_STE, others_ST = texts_STE.roll(rows, 0), mask_ST.roll(rows, 0)
     affinity_STT = texts_STE @ others_STE.transpose(1, 2)
@@ -179,7 +166,7 @@ def attend_to_other(texts_STE: Tensor, mask_ST: Tensor, rows: int) -> Tensor:
 
 
 def masked_max(states_STH: Tensor, mask_ST: Tensor) -> Tensor:
-    """The maximum `(S, H)` over real positions; 0 for a text without any."""
+    """The maximum `(S, H)` over the words of each text; 0 for an empty text."""
     if not mask_ST.shape[1]:
         return states_STH.sum(1)
     largest_SH = states_STH.masked_fill(~mask_ST[..., None], -torch.inf).amax(1)
@@ -187,11 +174,11 @@ def masked_max(states_STH: Tensor, mask_ST: Tensor) -> Tensor:
 
 
 def masked_mean(states_STH: Tensor, mask_ST: Tensor) -> Tensor:
-    """The mean `(S, H)` over real positions; 0 for a text without any."""
+    """The mean `(S, H)` over the words of each text; 0 for an empty text."""
     total_SH = states_STH.masked_fill(~mask_ST[..., None], 0).sum(1)
     return total_SH / mask_ST.sum(1, keepdim=True).clamp(min=1)
 
 
 def both_texts(pooled_SP: Tensor, rows: int) -> Tensor:
-    """What was pooled from the two texts of each row, side by side, `(B, 2 P)`; a single text stands twice."""
+    """The pooled vectors of both texts of each row, concatenated: `(B, 2 P)`. A single text is used twice."""
     return torch.cat([pooled_SP[:rows], pooled_SP[-rows:]], 1)

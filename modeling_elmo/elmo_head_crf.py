@@ -1,7 +1,7 @@
-"""The output layer of sequence taggers: a linear-chain conditional random field, and which labels may follow which.
+"""The output layer of taggers: a linear-chain conditional random field, and constraints on label sequences.
 
-Shape suffixes: B batch; T time; K labels; S states of a chain: the labels, and last the boundary, which stands before
-the first position and after the last.
+Shape suffixes: B batch; T time; K labels; S states of a chain: the labels, then the boundary, which comes before the
+first position and after the last.
 """
 
 import re
@@ -14,17 +14,17 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import initialization as init
 
-FORBIDDEN = -1e30  # no sum of real scores comes near it; finite, since gradients of minus infinity are not numbers
-NEGLIGIBLE = -80.0  # its exponential is far below the rounding of 1 and still a normal float32
-UNKNOWN = -100  # the label of a position that has none, as everywhere in transformers
+FORBIDDEN = -1e30  # far below any sum of real scores; finite, because minus infinity has NaN gradients
+NEGLIGIBLE = -80.0  # its exponential does not change a sum of 1, but is still a normal float32
+UNKNOWN = -100  # the label of positions without a label, as in all of transformers
 
 
 class Constraints(NamedTuple):
-    """What is possible, as bool tensors; made by `bio_constraints`."""
+    """Allowed labels and transitions, as bool tensors. `bio_constraints` makes them."""
 
-    start: Tensor  # (K,): the label may be the first
+    start: Tensor  # (K,): the label may come first
     transitions: Tensor  # (K, K): the second label may follow the first
-    end: Tensor  # (K,): the label may be the last
+    end: Tensor  # (K,): the label may come last
 
 
 class LinearChainCRF(nn.Module):
@@ -32,17 +32,17 @@ class LinearChainCRF(nn.Module):
 
     `p(y | x) = exp(start[y_1] + sum_t emissions[t, y_t] + sum_t transitions[y_t, y_{t+1}] + end[y_n]) / Z(x)`
 
-    The chain of a row joins its real positions, wherever they stand; the others and what they hold do not count.
+    The chain of a row connects its unmasked positions, wherever they are. Values at other positions are ignored.
     Half-precision emissions are computed in float32.
 
     Args:
-        num_labels: K.
+        num_labels: number of labels, K.
     """
 
     def __init__(self, num_labels: int):
         super().__init__()
         if num_labels < 1:
-            raise ValueError(f"`num_labels` is {num_labels}; pass the number of labels, 1 or more.")
+            raise ValueError(f"`num_labels` is {num_labels}; pass 1 or more.")
         self.transitions = nn.Parameter(torch.empty(num_labels, num_labels))  # (from, to)
         self.start = nn.Parameter(torch.empty(num_labels))
         self.end = nn.Parameter(torch.empty(num_labels))
@@ -53,12 +53,12 @@ class LinearChainCRF(nn.Module):
             init.uniform_(parameter, -0.1, 0.1)
 
     def log_likelihood(self, emissions_BTK: Tensor, labels_BT: Tensor, mask_BT: Tensor) -> Tensor:
-        """Log-probability of each row's labels; 0 for a row without real positions.
+        """Log-probability of each row's labels; 0 for a row without positions.
 
         Args:
             emissions_BTK: `(batch, time, labels)`.
-            labels_BT: `(batch, time)`, label ids; -100 at a real position: unknown, so that all labels there count.
-            mask_BT: `(batch, time)`, bool, True at real positions.
+            labels_BT: `(batch, time)`, label ids. -100 at an unmasked position means unknown: all labels count.
+            mask_BT: `(batch, time)` bool, the positions of the chain.
 
         Returns:
             `(batch,)`, in float32 or float64.
@@ -67,7 +67,7 @@ class LinearChainCRF(nn.Module):
         states_S = torch.arange(len(table_SS), device=labels_BT.device)
         other_BTS = (labels_BT[..., None] != states_S) & (labels_BT[..., None] != UNKNOWN)
         agreeing_BTS = scores_BTS.masked_fill(other_BTS, FORBIDDEN)
-        # Both sums in one loop: its cost is the number of steps, not their width.
+        # One loop for both sums: its cost depends on the number of steps, not on their width.
         ends_BS = _forward(torch.cat([agreeing_BTS, scores_BTS]), mask_BT.repeat(2, 1), table_SS)[-1]
         agreeing_B, every_B = _log_sum(ends_BS + table_SS[:, -1], 1).chunk(2)
         return agreeing_B - every_B
@@ -75,11 +75,11 @@ class LinearChainCRF(nn.Module):
     @torch.compiler.disable  # a traced loop over time would be compiled again for every length
     @torch.no_grad()
     def decode(self, emissions_BTK: Tensor, mask_BT: Tensor, allowed: Constraints | None = None) -> Tensor:
-        """The likeliest labels of each row (Viterbi), `(batch, time)`, -100 where the mask is off.
+        """The most likely label sequence of each row (Viterbi), `(batch, time)`, -100 where the mask is False.
 
         Args:
             emissions_BTK, mask_BT: as in `log_likelihood`.
-            allowed: no other labels are considered; default: all are.
+            allowed: constraints on the sequence. Default: none.
         """
         scores_BTS, table_SS = self._prepare(emissions_BTK, mask_BT, allowed)
         *before, ends_BS = _forward(scores_BTS, mask_BT, table_SS, torch.amax)
@@ -94,8 +94,8 @@ class LinearChainCRF(nn.Module):
     def log_marginals(self, emissions_BTK: Tensor, mask_BT: Tensor, allowed: Constraints | None = None) -> Tensor:
         """Log-probability of each label at each position given the row (forward-backward), `(batch, time, labels)`.
 
-        A distribution at every position: uniform where the mask is off. What is not allowed has a log-probability of
-        about -1e30.
+        Every position has a distribution, which is uniform where the mask is False. Forbidden labels have a
+        log-probability of about -1e30.
 
         Args:
             emissions_BTK, mask_BT, allowed: as in `decode`.
@@ -103,19 +103,19 @@ class LinearChainCRF(nn.Module):
         scores_BTS, table_SS = self._prepare(emissions_BTK, mask_BT, allowed)
         ahead_BTS = torch.stack(_forward(scores_BTS, mask_BT, table_SS), 1)[:, 1:]
         behind_BTS = torch.stack(_forward(scores_BTS.flip(1), mask_BT.flip(1), table_SS.t()), 1)[:, 1:].flip(1)
-        joint_BTS = ahead_BTS + behind_BTS - scores_BTS  # both hold the position's own
+        joint_BTS = ahead_BTS + behind_BTS - scores_BTS  # both include the score of the position itself
         return joint_BTS[..., :-1].masked_fill(~mask_BT[..., None], 0).log_softmax(-1)
 
     def _prepare(
         self, emissions_BTK: Tensor, mask_BT: Tensor, allowed: Constraints | None = None
     ) -> tuple[Tensor, Tensor]:
-        """Scores `(B, T, S)` of states at positions, and `(S, S)` of transitions between them.
+        """Scores `(B, T, S)` of states at positions, and `(S, S)` of transitions between states.
 
-        A chain leaves the boundary for its start and reaches it at its end, so that one without positions scores 0.
+        A chain begins and ends at the boundary, so that a chain without positions has score 0.
         """
         wide = torch.promote_types(emissions_BTK.dtype, torch.float32)
         real_BTK = emissions_BTK.to(wide).masked_fill(~mask_BT[..., None], 0)
-        # A constant added to a position changes no probability; this one keeps sums small, their differences precise.
+        # Adding a constant to a position changes no probability. This one keeps the sums small, and so precise.
         scores_BTS = F.pad(real_BTK.log_softmax(-1), (0, 1), value=FORBIDDEN)
         table_SS = _with_boundary(self.start, self.transitions, self.end).to(wide)
         if allowed is not None:
@@ -128,7 +128,7 @@ def _with_boundary(start_K: Tensor, transitions_KK: Tensor, end_K: Tensor) -> Te
 
 
 def _log_sum(scores: Tensor, dim: int) -> Tensor:
-    """As `torch.logsumexp`; none of the exponentials underflows, which makes them many times slower on CPUs."""
+    """`torch.logsumexp` without underflow, which would make the exponentials many times slower on CPUs."""
     highest = scores.detach().amax(dim, keepdim=True)
     return (scores - highest).clamp(min=NEGLIGIBLE).exp().sum(dim).log() + highest.squeeze(dim)
 
@@ -137,7 +137,10 @@ def _log_sum(scores: Tensor, dim: int) -> Tensor:
 def _forward(
     scores_BTS: Tensor, mask_BT: Tensor, table_SS: Tensor, over: Callable[[Tensor, int], Tensor] = _log_sum
 ) -> list[Tensor]:
-    """T + 1 tensors `(B, S)`, before the first position and after each: `over` all chains that end in a state."""
+    """T + 1 tensors `(B, S)`, before the first position and after each position.
+
+    Each entry reduces, with `over`, the scores of all chains that end in a state.
+    """
     states = [F.pad(scores_BTS.new_full((len(scores_BTS), len(table_SS) - 1), FORBIDDEN), (0, 1))]
     for scores_BS, real_B in zip(scores_BTS.unbind(1), mask_BT.unbind(1), strict=True):
         arriving_BS = over(states[-1][:, :, None] + table_SS, 1) + scores_BS
@@ -148,26 +151,27 @@ def _forward(
 @lru_cache
 @torch.compiler.disable
 def bio_constraints(labels: tuple[str, ...]) -> Constraints | None:
-    """What a scheme of chunks allows, read from the names of its labels; on the CPU.
+    """The constraints of a tagging scheme, read from the names of its labels. The tensors are on the CPU.
 
-    BIO (IOB2): `I-X` follows `B-X` or `I-X` alone. With ends (`E-X`, `L-X`) or singles (`S-X`, `U-X`) among the labels,
-    as in BIOES and BIOUL, so does an end, and nothing but `I-X` or an end follows `B-X` or `I-X`.
+    BIO (IOB2): `I-X` follows only `B-X` or `I-X`. If there are end labels (`E-X`, `L-X`) or single labels (`S-X`,
+    `U-X`), as in BIOES and BIOUL: an end label also follows only `B-X` or `I-X`, and only `I-X` or an end label follows
+    `B-X` or `I-X`.
 
     Args:
-        labels: their names, in the order of their ids.
+        labels: names of the labels, in the order of their ids.
 
     Returns:
-        `None` where nothing is to be constrained: a name is neither `"O"` nor like `"B-X"`; no name continues a chunk;
-        or the scheme is another, in which a label could never stand (`I-X` without `B-X`, as in IO and IOB1; `B-X` that
-        has no end) or a text of one word could have no label at all. IOB1 in which every type also has a `B-X` looks
-        like IOB2 and is taken for it: convert it first (`--tag_scheme iob1`).
+        `None` without constraints: a name is neither `"O"` nor like `"B-X"`; no name continues a chunk; or the scheme
+        is a different one, in which some label could never occur (`I-X` without `B-X`, as in IO and IOB1; `B-X` without
+        an end) or a text of one word could have no label. IOB1 in which every type also has `B-X` cannot be told from
+        IOB2: convert it first (`--tag_scheme iob1`).
     """
     tags = [match.groups("O") for match in map(re.compile(r"O|([BIELSU])-(.+)").fullmatch, labels) if match]
     begun, continued, ended = ({kind for prefix, kind in tags if prefix in some} for some in ("B", "IEL", "EL"))
     closes = any(prefix in "ELSU" for prefix, _ in tags)
     if len(tags) < len(labels) or not continued or not continued <= begun or closes and begun != ended:
         return None
-    with torch.device("cpu"):  # not what the caller's context says: the cache outlives it
+    with torch.device("cpu"):  # not the device of the caller's context: the cache outlives it
         same_KK = torch.tensor([[kind == other for _, other in tags] for _, kind in tags])
         continues_K = torch.tensor([prefix in "IEL" for prefix, _ in tags])
         opens_K = torch.tensor([prefix in "BI" for prefix, _ in tags])

@@ -1,4 +1,4 @@
-"""The vectors `x_k` of a task's own network, beside ELMo (section 3.3): of words, and of their characters."""
+"""The vectors `x_k` that a head's network reads beside ELMo (section 3.3): word vectors and character features."""
 
 import torch
 from torch import Tensor, nn
@@ -9,29 +9,29 @@ from .elmo_encoder import ELMoCharacterEncoder, distinct_rows
 
 
 class TokenFeatures(nn.Module):
-    """Word vectors by `input_ids`, and a character CNN, trained with the task; one of the two may be missing.
+    """Word vectors for `input_ids` and a character CNN, both trained with the task. One of the two may be missing.
 
     Args:
         config: the head's options.
-        word_std: deviation of new word vectors. Default: that of vectors of length 1.
+        word_vector_std: standard deviation of new word vectors. Default: vectors have length 1.
     """
 
-    def __init__(self, config: ELMoConfig, word_std: float | None = None):
+    def __init__(self, config: ELMoConfig, word_vector_std: float | None = None):
         super().__init__()
         words, width = config.vocab_size, config.task_word_embedding_size
-        self.word_std = word_std
+        self.word_vector_std = word_vector_std
         self.word_embeddings = nn.Embedding(words, width, config.pad_token_id) if width else None
-        self.char_encoder = ELMoCharacterEncoder(_characters_of(config)) if config.task_has_characters else None
+        self.char_encoder = ELMoCharacterEncoder(_character_config(config)) if config.task_has_characters else None
         filters = config.task_char_cnn_filters if config.task_has_characters else []
         self.output_size = width + sum(number for _, number in filters)
 
     def reset_parameters(self):
         if self.word_embeddings is not None:
-            std = self.word_std or self.word_embeddings.embedding_dim**-0.5
+            std = self.word_vector_std or self.word_embeddings.embedding_dim**-0.5
             init.normal_(self.word_embeddings.weight, std=std)
 
     def forward(self, character_ids: Tensor | None, input_ids: Tensor | None, mask_BT: Tensor) -> Tensor:
-        """`x_k` of every token, `(batch, time, output_size)`, zeros at padding."""
+        """`x_k` of every token: `(batch, time, output_size)`, zeros at padding."""
         features = []
         if self.word_embeddings is not None:
             assert input_ids is not None
@@ -40,13 +40,13 @@ class TokenFeatures(nn.Module):
             assert character_ids is not None
             distinct_UW, index_N = distinct_rows(character_ids[mask_BT].long())
             features_NF = self.char_encoder(distinct_UW)[index_N]
-            places = features_NF.new_zeros(*mask_BT.shape, features_NF.shape[1])
-            features.append(places.masked_scatter(mask_BT[..., None], features_NF))
+            zeros_BTF = features_NF.new_zeros(*mask_BT.shape, features_NF.shape[1])
+            features.append(zeros_BTF.masked_scatter(mask_BT[..., None], features_NF))
         return torch.cat(features, dim=-1).masked_fill(~mask_BT[..., None], 0)
 
 
-def _characters_of(config: ELMoConfig) -> ELMoConfig:
-    """The configuration of the head's own characters."""
+def _character_config(config: ELMoConfig) -> ELMoConfig:
+    """The configuration of the head's own character encoder."""
     return ELMoConfig(
         char_vocab_size=config.char_vocab_size,
         char_embedding_size=config.task_char_embedding_size,

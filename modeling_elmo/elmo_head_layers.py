@@ -1,6 +1,6 @@
-"""Layers that task networks are made of: biRNNs over masked rows, their dropout, a softmax over what is allowed.
+"""Layers of the heads' networks: biRNNs over masked rows, variational dropout, masked softmax.
 
-Shape suffixes: B batch; T time; D width of the input; S steps, as many as the longest row has real positions.
+Shape suffixes: B batch; T time; D width of the input; S steps of the longest row.
 """
 
 import torch
@@ -12,16 +12,14 @@ from .elmo_head_recurrence import at, read_both_ways
 
 
 class VariationalDropout(nn.Module):
-    """Dropout with one mask for each row and feature, the same at all times (Gal and Ghahramani 2016).
+    """Dropout with the same mask at all time steps of a row (Gal and Ghahramani 2016).
 
     Args:
-        rate: share of the features that is dropped, in training only.
+        rate: dropout rate, in training only.
     """
 
     def __init__(self, rate: float):
         super().__init__()
-        if not 0 <= rate < 1:
-            raise ValueError(f"The dropout rate is {rate}; pass a number from 0 to below 1.")
         self.rate = rate
 
     def forward(self, x_BTD: Tensor) -> Tensor:
@@ -32,45 +30,41 @@ class VariationalDropout(nn.Module):
 
 
 class TaskRNN(nn.Module):
-    """A biRNN over the real positions of each row, wherever they stand; between its layers variational dropout.
+    """A biRNN over the real tokens of each row, at any positions, with variational dropout between its layers.
 
-    `torch.nn` defines it; what computes it on CPU is in `elmo_head_recurrence`. Nothing at other positions is read.
+    `torch.nn` defines it; `elmo_head_recurrence.py` computes it on CPU. Values at padding are never read.
 
     Args:
         input_size: width of the input.
-        hidden_size: width of one direction; `output_size` is twice that.
-        num_layers: biLSTM layers, each reading the one before.
-        dropout: between the layers.
+        hidden_size: width of one direction. `output_size` is twice this.
+        num_layers: number of layers.
+        dropout: dropout rate between the layers.
     """
 
     cell: type[nn.LSTM] | type[nn.GRU]
 
     def __init__(self, input_size: int, hidden_size: int, num_layers: int = 1, dropout: float = 0.0):
         super().__init__()
-        if num_layers < 1:
-            raise ValueError(f"`num_layers` is {num_layers}; pass 1 or more.")
         self.output_size = 2 * hidden_size
         sizes = [input_size] + [self.output_size] * (num_layers - 1)
         self.layers = nn.ModuleList(self.cell(size, hidden_size, bidirectional=True) for size in sizes)
         self.dropout = VariationalDropout(dropout)
 
     def forward(self, x_BTD: Tensor, mask_BT: Tensor) -> Tensor:
-        """Reads each row both ways.
+        """Reads each row in both directions.
 
         Args:
             x_BTD: `(batch, time, input_size)`.
-            mask_BT: `(batch, time)`, true at real positions; a row may be without any.
+            mask_BT: `(batch, time)`, the token mask. A row may have no token.
 
         Returns:
-            `(batch, time, output_size)`, forward half first, zeros at positions that are not real.
+            `(batch, time, output_size)`, forward half first, zeros at padding.
         """
-        if mask_BT.shape != x_BTD.shape[:2]:
-            raise ValueError(f"The mask is {tuple(mask_BT.shape)}; pass {tuple(x_BTD.shape[:2])}, (batch, time) of x.")
         lengths_B1 = mask_BT.sum(1, keepdim=True)
         longest = int(lengths_B1.max()) if mask_BT.numel() else 0
         if not longest:
             return x_BTD.new_zeros(*mask_BT.shape, self.output_size)
-        real_BS = mask_BT.byte().argsort(dim=1, descending=True, stable=True)[:, :longest]  # the real positions first
+        real_BS = mask_BT.byte().argsort(dim=1, descending=True, stable=True)[:, :longest]  # real tokens first
         none_BS1 = (torch.arange(longest, device=mask_BT.device) >= lengths_B1)[..., None]
         x_BSD = at(x_BTD, real_BS).masked_fill(none_BS1, 0)
         for depth, layer in enumerate(self.layers):
@@ -81,13 +75,13 @@ class TaskRNN(nn.Module):
 
     @torch.no_grad()
     def reset_parameters(self):
-        """Fills what no checkpoint has filled.
+        """Initialises the parameters that no checkpoint has filled.
 
         | parameter | distribution |
         |---|---|
         | input matrix | Glorot-uniform over all gates |
         | recurrent matrix | orthogonal for each gate (Saxe et al. 2014) |
-        | biases | 0; that of an LSTM's forget gate 1, with its input (Jozefowicz et al. 2015) |
+        | biases | 0; forget gate of an LSTM: 1, in the input bias (Jozefowicz et al. 2015) |
         """
         is_lstm = self.cell is nn.LSTM
         for name, parameter in self.layers.named_parameters():
@@ -112,12 +106,12 @@ class TaskGRU(TaskRNN):
 
 
 def masked_softmax(scores: Tensor, mask: Tensor, dim: int) -> Tensor:
-    """Softmax along `dim` over the scores where `mask` is true; zeros elsewhere, also where nothing is true.
+    """Softmax along `dim` over the scores where `mask` is True. Zeros elsewhere, also if `mask` is False everywhere.
 
     Shape:
         scores: any.
-        mask: bool, of a shape that broadcasts to that of the scores.
+        mask: bool, broadcastable to the scores.
     """
-    # The least finite number: over minus infinities alone the softmax is NaN, and so is its backward pass inside.
+    # The lowest finite number: a softmax over minus infinities only is NaN, and so are its gradients.
     allowed = scores.masked_fill(~mask, torch.finfo(scores.dtype).min)
     return allowed.softmax(dim).masked_fill(~mask, 0)

@@ -1,107 +1,18 @@
-"""The network that finds an answer in a text: BiDAF with self-attention (Clark and Gardner 2017), as ELMo used it.
+"""The paper's network for question answering: BiDAF with self-attention (Clark and Gardner 2017).
 
-Shape suffixes: B batch; T time, question and context in one row; D width of the words; E of an encoded word; H of what
-a biGRU returns.
+Shape suffixes: B batch; T time, question and context in one row; D width of the words; E width of an encoded word; H
+width of a biGRU's output.
 """
-
-from collections.abc import Iterable, Sequence
-from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
-from transformers import BatchEncoding, PreTrainedTokenizerBase
 from transformers import initialization as init
 
 from .elmo_head_layers import TaskGRU, VariationalDropout, masked_softmax
 
 
-class Spans(NamedTuple):
-    """The best spans of each row.
-
-    Shape:
-        scores: `(batch, count)`, log-probabilities, falling; minus infinity where a row has fewer spans.
-        first, last: `(batch, count)`, places in the row.
-        none: `(batch,)`, the log-probability that there is no answer.
-    """
-
-    scores: Tensor
-    first: Tensor
-    last: Tensor
-    none: Tensor
-
-
-def best_spans(
-    start_BT: Tensor, end_BT: Tensor, context_BT: Tensor, first_BT: Tensor, max_length: int, count: int
-) -> Spans:
-    """The spans of the context with the highest sum of the log-probabilities of their start and their end.
-
-    Args:
-        start_BT, end_BT: logits.
-        context_BT: bool, where the context's words stand.
-        first_BT: bool, the row's first token, whose logits are those of no answer.
-        max_length: words of a span.
-        count: how many spans.
-    """
-    outside_BT = ~(context_BT | first_BT)
-    start_BT, end_BT = (
-        each_BT.float().masked_fill(outside_BT, -torch.inf).log_softmax(1) for each_BT in (start_BT, end_BT)
-    )
-    time = context_BT.shape[1]
-    near_TT = torch.ones(time, time, dtype=torch.bool, device=context_BT.device).triu().tril(max_length - 1)
-    both_BTT = context_BT[:, :, None] & context_BT[:, None] & near_TT
-    scores_BTT = (start_BT[:, :, None] + end_BT[:, None]).masked_fill(~both_BTT, -torch.inf)
-    scores_BK, places_BK = scores_BTT.flatten(1).topk(min(count, time * time))
-    none_B = (start_BT + end_BT)[first_BT]
-    return Spans(scores_BK, places_BK // time, places_BK % time, none_B)
-
-
-def best_answers(
-    windows: Iterable[tuple[Tensor, Tensor, Sequence[Sequence[int] | None]]], max_length: int, count: int
-) -> tuple[list[tuple[float, int, int]], float]:
-    """The best answers over the windows of a context: `(log-probability, first character, character after the last)`,
-    falling, and the least of the windows' log-probabilities that there is none.
-
-    Args:
-        windows: of each the logits `start (time,)` and `end (time,)`, without padding, and for each token its
-            characters in the context, `None` for what is no word of it.
-        max_length: words of an answer.
-        count: how many answers.
-    """
-    found: dict[tuple[int, int], float] = {}
-    none = 0.0
-    for start_T, end_T, characters in windows:
-        if not (start_T.isfinite().all() and end_T.isfinite().all()):
-            raise ValueError("Some logits are not finite: training diverged. Pass a smaller learning rate.")
-        context_BT = torch.tensor([[pair is not None for pair in characters]])
-        first_BT = torch.zeros_like(context_BT)
-        first_BT[0, 0] = True
-        spans = best_spans(start_T[None], end_T[None], context_BT, first_BT, max_length, count)
-        none = min(none, spans.none.item())
-        for score, first, last in zip(*(part[0].tolist() for part in spans[:3]), strict=True):
-            if score > -torch.inf:
-                place = (characters[first][0], characters[last][1])
-                found[place] = max(score, found.get(place, score))
-    answers = sorted(((score, *place) for place, score in found.items()), key=lambda answer: -answer[0])
-    return answers[:count], none
-
-
-def characters_of_contexts(
-    windows: BatchEncoding, tokenizer: PreTrainedTokenizerBase
-) -> list[list[tuple[int, int] | None]]:
-    """For each token of each row of a question and a window of its context: its first character in the context and that
-    after its last; `None` for what is no word of it, the markers that a text may spell among them."""
-    markers = (tokenizer.bos_token_id, tokenizer.eos_token_id)
-    return [
-        [
-            pair if text == 1 and word not in markers else None
-            for pair, text, word in zip(pairs, windows.sequence_ids(row), windows["input_ids"][row], strict=True)
-        ]
-        for row, pairs in enumerate(windows["offset_mapping"])
-    ]
-
-
 class TrilinearAttention(nn.Module):
-    """`a_ij = w_1 . x_i + w_2 . y_j + w_3 . (x_i * y_j)` (Seo et al. 2017, equation 1, where the weights are one)."""
+    """`a_ij = w_1 . x_i + w_2 . y_j + w_3 . (x_i * y_j)` (Seo et al. 2017, equation 1)."""
 
     def __init__(self, size: int):
         super().__init__()
@@ -116,7 +27,7 @@ class TrilinearAttention(nn.Module):
 
 
 class SpanReader(nn.Module):
-    """Scores of each word of the context as the first and as the last one of the answer.
+    """Scores each word of the context as the first and as the last word of the answer.
 
         h = biGRU(context), q = biGRU(question), the same                                             contextual GRU
         c_i = sum_j softmax_j(a_ij) q_j;  q_c = sum_i softmax_i(max_j a_ij) h_i                       bi-attention
@@ -126,15 +37,15 @@ class SpanReader(nn.Module):
         start = w_s . biGRU(z);  end = w_e . biGRU([biGRU(z); z])                                     prediction
         none = w_0 . relu(W_0 [start states; end states; z] + b_0)                                    no answer
 
-    (sections 2 and 4 of Clark and Gardner 2017). The score of no answer reads the three pooled over the context: the
-    first two by the softmax of the starts and of the ends, the third by one of its own.
+    (sections 2 and 4 of Clark and Gardner 2017). The score of no answer reads the three vectors pooled over the
+    context: the first two with the softmax of the starts and of the ends, the third with a softmax of its own.
 
     Args:
         input_size: width of the word vectors, ELMo included.
-        hidden_size: width of each direction of the biGRUs; the linear layers have twice that (supplement A.3 of the
-            ELMo paper: 90 and 180).
-        dropout: variational, on what biGRUs and attentions read; words and ELMo come with theirs.
-        output_elmo_size: width of the ELMo vectors that are joined to the encoded words; 0 for none.
+        hidden_size: width of each direction of the biGRUs. The linear layers have twice this width (supplement A.3 of
+            the ELMo paper: 90 and 180).
+        dropout: rate of variational dropout on the inputs of biGRUs and attentions. The words are dropped out before.
+        output_elmo_size: width of the ELMo vectors that are concatenated to the encoded words. 0: none.
     """
 
     def __init__(self, input_size: int, hidden_size: int, dropout: float, output_elmo_size: int = 0):
@@ -159,11 +70,11 @@ class SpanReader(nn.Module):
     def forward(
         self, inputs_BTD: Tensor, question_BT: Tensor, context_BT: Tensor, elmo_BTE: Tensor | None = None
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Scores of starts and ends `(batch, time)`, of meaning in the context alone, and of no answer `(batch,)`.
+        """Scores of starts and ends `(batch, time)`, valid only in the context, and of no answer `(batch,)`.
 
         Args:
             inputs_BTD: `(batch, time, input_size)`.
-            question_BT, context_BT: `(batch, time)` bool, where each stands.
+            question_BT, context_BT: `(batch, time)` bool, the words of each.
             elmo_BTE: `(batch, time, output_elmo_size)`.
         """
         question_BTE, context_BTE = (
@@ -206,10 +117,10 @@ class SpanReader(nn.Module):
         return self.self_attended(joined_BTJ).relu().masked_fill(~context_BT[..., None], 0)
 
     def reset_parameters(self):
-        """Glorot-uniform linear layers and attentions with biases of 0; the biGRUs fill themselves."""
+        """Glorot-uniform linear layers and attentions, biases 0. The biGRUs initialise themselves."""
         for module in self.modules():
             if isinstance(module, TrilinearAttention):
-                bound = (6 / (3 * len(module.product) + 1)) ** 0.5  # the three weights are one vector
+                bound = (6 / (3 * len(module.product) + 1)) ** 0.5  # the three weights form one vector
                 init.uniform_(module.product, -bound, bound)
             elif isinstance(module, nn.Linear):
                 init.xavier_uniform_(module.weight)

@@ -1,7 +1,8 @@
-"""biGRU and biLSTM layers on CPU: both directions in one batch, a few operations a step, a backward pass by hand.
+"""biGRU and biLSTM layers of the heads on CPU, with both directions in one batch and a hand-written backward pass.
 
-`torch.nn` is the definition. Its loop takes a dozen operations a step and direction, each with a node in the graph, and
-of a `PackedSequence` each step fills a gradient of the size of all: time grows with the square of the length.
+`torch.nn` is the definition. Its loop has a dozen operations per step and direction, each a node of the graph. For a
+`PackedSequence`, the backward pass of each step fills a gradient as large as the whole sequence, so that time grows
+with the square of the length.
 
 Shape suffixes: S steps; K the two directions; B batch; H hidden size; G gates, 3 or 4 times H; D width of the input.
 """
@@ -11,18 +12,18 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
-from .elmo_backends import choose_backend
+from .elmo_backends import choose_backend, is_unmodified
 
 
 def read_both_ways(layer: nn.Module, x_BSD: Tensor, lengths_B1: Tensor) -> Tensor:
-    """A bidirectional layer's outputs `(batch, steps, 2 * hidden_size)`; what stands after a row's end is no matter.
+    """Outputs of a bidirectional layer, `(batch, steps, 2 * hidden_size)`, undefined after the end of a row.
 
     Args:
-        layer: `nn.GRU` or `nn.LSTM`, bidirectional, with biases.
-        x_BSD: `(batch, steps, input_size)`, each row from step 0 on.
-        lengths_B1: `(batch, 1)`, steps of each row.
+        layer: a bidirectional `nn.GRU` or `nn.LSTM` with biases.
+        x_BSD: `(batch, steps, input_size)`. Each row begins at step 0.
+        lengths_B1: `(batch, 1)`, number of steps of each row.
     """
-    if not _is_plain(layer, x_BSD) or choose_backend([], x_BSD, *layer.parameters())[0] == "reference":
+    if not _fits_kernel(layer, x_BSD) or choose_backend([], x_BSD, *layer.parameters())[0] == "reference":
         rows = pack_padded_sequence(x_BSD, lengths_B1[:, 0].clamp(min=1).cpu(), batch_first=True, enforce_sorted=False)
         return pad_packed_sequence(layer(rows)[0], batch_first=True, total_length=x_BSD.shape[1])[0]
     weights, recurrent, biases, recurrent_biases = (
@@ -39,15 +40,9 @@ def read_both_ways(layer: nn.Module, x_BSD: Tensor, lengths_B1: Tensor) -> Tenso
     return torch.cat([ahead_BSH, at(back_BSH, turned_BS)], -1)
 
 
-def _is_plain(layer: nn.Module, x_BSD: Tensor) -> bool:
-    """Quantizers, offloading and hooks change a module, or what it calls: then it is called."""
-    changed = layer._forward_hooks or layer._forward_pre_hooks or "forward" in layer.__dict__
-    kind = (x_BSD.dtype, x_BSD.device)
-    return (
-        type(layer) in (nn.GRU, nn.LSTM)
-        and not changed
-        and all((p.dtype, p.device) == kind for p in layer.parameters())
-    )
+def _fits_kernel(layer: nn.Module, x_BSD: Tensor) -> bool:
+    same = all((p.dtype, p.device) == (x_BSD.dtype, x_BSD.device) for p in layer.parameters())
+    return same and is_unmodified(layer, (nn.GRU, nn.LSTM))
 
 
 def at(x_BTD: Tensor, positions_BS: Tensor) -> Tensor:
@@ -132,14 +127,14 @@ class _LSTM(torch.autograd.Function):
     def backward(ctx, grad_SKBH: Tensor):
         weight_KGH, gates_SKBG, cells, squashed, states = ctx.saved_tensors
         enter, forget, new, output = gates_SKBG.chunk(4, -1)
-        # What the gates get is the gradient of the cell, of the output gate that of the state, times these.
+        # The gradient of the gates is the gradient of the cell (output gate: of the state) times these factors.
         of_cell = torch.stack(
             [new * enter * (1 - enter), _before(cells) * forget * (1 - forget), enter * (1 - new.square())], -2
         )
         of_state = squashed * output * (1 - output)
         to_cell = output * (1 - squashed.square())
         gates = of_state.new_empty(*of_state.shape[:3], 4, of_state.shape[3])
-        state_KBH = cell_KBH = torch.zeros_like(states[0])  # gradients that come from the next step
+        state_KBH = cell_KBH = torch.zeros_like(states[0])  # gradients from the next step
         views = (each.unbind() for each in (grad_SKBH, of_cell, of_state, to_cell, forget, gates))
         for given_KBH, of_cell_, of_state_, to_cell_, forget_KBH, gates_ in zip(*map(reversed, views), strict=True):
             state_KBH = state_KBH + given_KBH
@@ -153,7 +148,7 @@ class _LSTM(torch.autograd.Function):
 
 
 def _before(states_SKBH: Tensor) -> Tensor:
-    """The state that each step read: zeros, then that of the step before."""
+    """The state that each step reads: zeros, then the state of the preceding step."""
     return torch.cat([torch.zeros_like(states_SKBH[:1]), states_SKBH[:-1]])
 
 

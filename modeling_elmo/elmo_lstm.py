@@ -3,8 +3,8 @@
 Shape suffixes: N real tokens of a batch, time-major; C a chunk of them; S sequences, longest first; U distinct words;
 D width of the input; H `lstm_hidden_size`; P `projection_size`; G = 4 H gates in the order i, f, o, g (the candidate).
 
-Packing (`pack`) lays the real tokens out step by step, so that the sequences still running at a step are a prefix of
-the state: nothing is ever computed for padding. A backward pass is a left-to-right pass over reversed sequences.
+Tokens are packed step by step (see `pack` in `elmo_inputs.py`): the sequences that are still running at a step are a
+prefix of the state, and nothing is computed for padding.
 """
 
 from collections.abc import Callable, Iterator
@@ -18,62 +18,17 @@ from torch import Tensor, nn
 
 from .elmo_backends import choose_backend, forced_backend, packed, product, weight_gradient
 
-CHUNK_ROWS = 256  # rows of input gates computed at a time: one (tokens x 4H) block would page-fault on every call
-MOST_WORDS = 1024  # distinct words whose input gates are kept: 64 KB each at the original size
-
-
-class Packing(NamedTuple):
-    """How the real tokens of a batch are visited; made by `pack`.
-
-    Shape:
-        positions_N: flat position in (batch * time) of each real token, in reading order.
-        forward_N, backward_N: which real token each packed row holds, for a left-to-right and a right-to-left pass.
-        rows_S: the batch row of each sequence.
-        batch_sizes: the number of sequences still running at each step.
-    """
-
-    positions_N: Tensor
-    forward_N: Tensor
-    backward_N: Tensor
-    rows_S: Tensor
-    batch_sizes: list[int]
-
-
-def pack(mask_BT: Tensor, token_type_ids_BT: Tensor | None = None) -> Packing:
-    """Finds the sequences of a batch: the unmasked positions of a row, cut where the token type changes.
-
-    Args:
-        mask_BT: `(batch, time)`, nonzero at real tokens, which may stand anywhere.
-        token_type_ids_BT: `(batch, time)`; two texts in one row are two sequences.
-    """
-    rows_N, columns_N = mask_BT.nonzero(as_tuple=True)
-    begins_N = torch.ones_like(rows_N)
-    begins_N[1:] = rows_N[1:] != rows_N[:-1]
-    if token_type_ids_BT is not None:
-        types_N = token_type_ids_BT[rows_N, columns_N]
-        begins_N[1:] |= types_N[1:] != types_N[:-1]
-    sequences_N = begins_N.cumsum(0) - 1
-    lengths_S = sequences_N.bincount()
-    order_S = lengths_S.argsort(descending=True, stable=True)
-    starts_S = lengths_S.cumsum(0) - lengths_S
-    ranks_N = order_S.argsort()[sequences_N]
-    steps_N = torch.arange(len(rows_N), device=rows_N.device) - starts_S[sequences_N]
-    reverse_steps_N = lengths_S[sequences_N] - 1 - steps_N
-    return Packing(
-        positions_N=rows_N * mask_BT.shape[1] + columns_N,
-        forward_N=(steps_N * len(lengths_S) + ranks_N).argsort(),
-        backward_N=(reverse_steps_N * len(lengths_S) + ranks_N).argsort(),
-        rows_S=rows_N[starts_S[order_S]],
-        batch_sizes=steps_N.bincount().tolist(),
-    )
+CHUNK_ROWS = 256  # rows of input gates per product: one (tokens x 4H) block would page-fault on every call
+MOST_WORDS = 1024  # maximum distinct words whose input gates are kept: 64 KB each at the original size
 
 
 class Sequences(NamedTuple):
-    """What a layer reads, step by step, and the state from which it starts.
+    """Input of a layer: packed tokens, and the state at their start.
 
     Shape:
-        inputs: `(N, D)` vectors of the tokens; with `index_N`, `(U, D)` vectors of which it says each token's.
-        batch_sizes: the number of sequences still running at each step.
+        inputs: `(N, D)`, a vector for each token; with `index_N`, `(U, D)`, a vector for each distinct word.
+        batch_sizes: the number of sequences that are still running at each step.
+        index_N: the distinct word of each token.
     """
 
     inputs: Tensor
@@ -87,11 +42,11 @@ class Sequences(NamedTuple):
         return self.inputs if self.index_N is None else self.inputs[self.index_N]
 
 
-LSTMOutput = tuple[Tensor, Tensor, Tensor]  # outputs_NP, and hidden_SP and cell_SH after each sequence's end
+LSTMOutput = tuple[Tensor, Tensor, Tensor]  # outputs_NP; hidden_SP and cell_SH after each sequence's end
 
 
 class ELMoLSTMLayer(nn.Module):
-    """One layer of one direction. The weights sit in `nn.Linear` modules, so that adapters and quantizers find them.
+    """One layer of one direction. The weights are in `nn.Linear` modules, so that adapters and quantizers find them.
 
         i, f, o, g = x_t W_ih + h_{t-1} W_hh + b
         c_t = clip(sigmoid(i) * tanh(g) + sigmoid(f + forget_bias) * c_{t-1}, cell_clip)
@@ -112,7 +67,7 @@ class ELMoLSTMLayer(nn.Module):
 
     @torch.compiler.disable  # a traced time loop would be compiled again for every length
     def forward(self, text: Sequences) -> LSTMOutput:
-        """Runs packed sequences: every step's projected state, and the state after each sequence's end."""
+        """Returns the projected state at every step, and the state after each sequence's end."""
         if not text.batch_sizes:
             return text.inputs.new_empty(0, text.hidden_SP.shape[-1]), text.hidden_SP, text.cell_SH
         backend = forced_backend()
@@ -131,17 +86,23 @@ class ELMoLSTM(nn.Module):
         self.dropout = config.dropout
 
     def forward(self, words_UP: Tensor, index_N: Tensor, batch_sizes: list[int], hidden_LSP: Tensor, cell_LSH: Tensor):
-        """Runs packed tokens through the layers; `index_N` says which vector of `words_UP` each token has.
+        """Runs packed tokens through the layers.
 
         The carried state is the projected, clipped `h_t` *before* the skip connection is added.
 
+        Args:
+            words_UP: vectors of distinct words.
+            index_N: the distinct word of each token.
+            batch_sizes: the number of sequences that are still running at each step.
+            hidden_LSP, cell_LSH: the state at the start.
+
         Returns:
-            `(outputs, hidden_LSP, cell_LSH)` with one `(N, P)` output for each layer.
+            `(outputs, hidden_LSP, cell_LSH)`, with an output `(N, P)` for each layer.
         """
         outputs, states = [], []
         for depth, layer in enumerate(self.layers):
             inputs, index = (outputs[-1], None) if depth else (words_UP, index_N)
-            if self.training and self.dropout:  # of each token on its own
+            if self.training and self.dropout:  # separate for each token, not for each distinct word
                 inputs, index = F.dropout(inputs if depth else words_UP[index_N], self.dropout), None
             output_NP, *state = layer(Sequences(inputs, batch_sizes, hidden_LSP[depth], cell_LSH[depth], index))
             outputs.append(output_NP + inputs if depth and self.use_skip_connections else output_NP)
@@ -151,7 +112,7 @@ class ELMoLSTM(nn.Module):
 
 
 def reference_lstm(layer: ELMoLSTMLayer, text: Sequences) -> LSTMOutput:
-    """The definition: plain PyTorch, one step at a time, differentiable, on every device and dtype."""
+    """The definition: plain PyTorch, one step at a time, differentiable, for every device and dtype."""
     _, batch_sizes, hidden_SP, cell_SH, _ = text
     gates_NG = layer.input_linear(text.tokens_ND)
     outputs, ended = [], []
@@ -170,7 +131,7 @@ def reference_lstm(layer: ELMoLSTMLayer, text: Sequences) -> LSTMOutput:
 
 
 def inference_lstm(layer: ELMoLSTMLayer, text: Sequences) -> LSTMOutput:
-    """The same in place, without gradients: CPU inference. A repeated word's input gates are computed once."""
+    """CPU inference: in place, without gradients. The input gates of a repeated word are computed once."""
     state_weight = packed(layer.state_linear.weight)
     projection = None if layer.projection is None else packed(layer.projection.weight)
     input_gates, dtype = _input_gates(layer, text), text.inputs.dtype
@@ -193,7 +154,7 @@ def inference_lstm(layer: ELMoLSTMLayer, text: Sequences) -> LSTMOutput:
 
 
 def _input_gates(layer: ELMoLSTMLayer, text: Sequences) -> Callable[[slice], Tensor]:
-    """What gives the input half of the gates, `(C, G)`, for a chunk of packed rows."""
+    """A function that returns the input half of the gates, `(C, G)`, for a chunk of packed rows."""
     weight, bias_G = layer.input_linear.weight, _run_time_bias(layer.input_linear.bias, layer.forget_bias)
     index_N = text.index_N
     if index_N is not None and len(text.inputs) <= min(0.8 * len(index_N), MOST_WORDS):
@@ -204,13 +165,13 @@ def _input_gates(layer: ELMoLSTMLayer, text: Sequences) -> Callable[[slice], Ten
 
 
 def training_lstm(layer: ELMoLSTMLayer, text: Sequences) -> LSTMOutput:
-    """The same with a hand-written backward pass: CPU training. See `BackpropagationThroughTime`."""
+    """CPU training: with the backward pass of `BackpropagationThroughTime`."""
     tensors = (text.tokens_ND, text.hidden_SP, text.cell_SH, *layer.parameters())
     return _with_gradient(layer, text.batch_sizes)(*tensors)
 
 
 def _with_gradient(layer: ELMoLSTMLayer, batch_sizes: list[int]) -> Callable:
-    """A function of tensors alone: inputs, states, and the layer's parameters in their order."""
+    """A function of tensors only: inputs, states, and the layer's parameters in order."""
     options = (layer.forget_bias, layer.cell_clip, layer.projection_clip)
 
     def run(inputs_ND, hidden_SP, cell_SH, input_weight, bias, state_weight, projection=None):
@@ -221,14 +182,16 @@ def _with_gradient(layer: ELMoLSTMLayer, batch_sizes: list[int]) -> Callable:
 
 
 class BackpropagationThroughTime(torch.autograd.Function):
-    """A layer with its gradient. The weights' gradients are single products after the loop, where autograd would add up
-    one product a step; of each step only the gates' values, the cell and the output are kept.
+    """A layer with a hand-written backward pass.
+
+    The gradient of each weight is one product after the loop; autograd would sum one product per step. Each step keeps
+    only the values of the gates, the cell and the output.
     """
 
     @staticmethod
     def forward(ctx, inputs_ND, input_weight_GD, bias_G, state_weight_GP, projection_PH, hidden_SP, cell_SH, *options):
         batch_sizes, (forget_bias, cell_clip, projection_clip) = ctx.options = options
-        # Weights change after every step of training: their packed copies are not worth keeping.
+        # Weights change after every training step, so their packed copies are not kept.
         state_weight = packed(state_weight_GP, keep=False)
         projection = None if projection_PH is None else packed(projection_PH, keep=False)
         values_NG = product(inputs_ND, input_weight_GD, _run_time_bias(bias_G, forget_bias))
@@ -268,7 +231,7 @@ class BackpropagationThroughTime(torch.autograd.Function):
             i, f, o, g = values_NG[rows].chunk(4, dim=1)
             squashed = cells_NH[rows].tanh()
             torch.mul(o, squashed, out=raw_NH[rows])
-            # Where a bound was met no gradient passes.
+            # No gradient passes where a value reached its bound.
             grad_raw = grad_projected_NP[rows].add_(grad_hidden_SP[:size])
             if projection_clip is not None:
                 grad_raw.mul_(outputs_NP[rows].abs() < projection_clip)
@@ -302,10 +265,10 @@ class BackpropagationThroughTime(torch.autograd.Function):
 
 
 def torch_lstm(layer: ELMoLSTMLayer, text: Sequences) -> LSTMOutput:
-    """The same by `torch.nn.LSTM`'s kernel, which is cuDNN's on CUDA and knows no clips."""
+    """The kernel of `torch.nn.LSTM` (cuDNN on CUDA), which has no clips."""
     if layer.cell_clip is not None or layer.projection_clip is not None:
         raise ValueError(
-            f"The backend 'torch_lstm' knows no clips, and this model has cell_clip={layer.cell_clip} and "
+            f"The backend 'torch_lstm' has no clips, but this model has cell_clip={layer.cell_clip} and "
             f"projection_clip={layer.projection_clip}. Use another backend, or a config with both None."
         )
     linear, state = layer.input_linear, layer.state_linear
@@ -321,9 +284,9 @@ def torch_lstm(layer: ELMoLSTMLayer, text: Sequences) -> LSTMOutput:
 
 
 def cuda_graph_lstm(layer: ELMoLSTMLayer, text: Sequences) -> LSTMOutput:
-    """`training_lstm`, recorded as CUDA graphs and replayed: for training, where one shape of a batch comes again.
+    """`training_lstm`, recorded as CUDA graphs and replayed: for training with batches of few shapes.
 
-    A graph is recorded for each shape, and its outputs are overwritten when it runs again.
+    There is a graph for each shape. Its outputs are overwritten when it runs again.
     """
     tensors = (text.tokens_ND, text.hidden_SP, text.cell_SH, *layer.parameters())
     weights = [parameter.data_ptr() for parameter in layer.parameters()]
@@ -346,7 +309,7 @@ def _run_time_bias(bias_G: Tensor, forget_bias: float) -> Tensor:
 
 
 def _shifted(first_SX: Tensor, rows_NX: Tensor, batch_sizes: list[int]) -> Tensor:
-    """What stood in the state before each row: `first_SX`, then the rows of the step before."""
+    """The state before each row: `first_SX`, then the rows of the preceding step."""
     steps = rows_NX.split(batch_sizes)
     before = [first_SX[: batch_sizes[0]], *(step[:size] for step, size in zip(steps, batch_sizes[1:], strict=False))]
     return torch.cat(before)
@@ -362,7 +325,7 @@ KERNELS = {
 
 
 def _chunks(batch_sizes: list[int]) -> Iterator[tuple[slice, list[int]]]:
-    """Groups whole steps into chunks of about `CHUNK_ROWS` rows: the rows, and the steps' batch sizes."""
+    """Groups whole steps into chunks of about `CHUNK_ROWS` rows. Yields the rows and the steps' batch sizes."""
     chunks: list[list[int]] = [[]]
     for size in batch_sizes:
         if chunks[-1] and sum(chunks[-1]) + size > CHUNK_ROWS:

@@ -1,7 +1,7 @@
 """The output layer of the language model: a softmax over words, shared by both directions.
 
-Shape suffixes: N predictions; B those of one chunk; P `projection_size`; V `vocab_size`; C candidates of a sampled
-softmax; R rows of the output layer that take part: all V, or the candidates and the targets.
+Shape suffixes: N predictions; B predictions of one chunk; P `projection_size`; V `vocab_size`; C candidates of a
+sampled softmax; R rows of the output layer in use: all V, or the candidates and the targets.
 """
 
 import math
@@ -14,44 +14,45 @@ from torch import Tensor, nn
 
 from .elmo_backends import choose_backend, forced_backend, product, suits_mkl, weight_gradient
 
-try:  # optional, for CUDA only
+try:  # optional, only for CUDA
     from cut_cross_entropy import linear_cross_entropy
-except (ImportError, RuntimeError):  # the second from triton where it finds no driver
+except (ImportError, RuntimeError):  # triton raises the second if it finds no driver
     linear_cross_entropy = None
 
-CHUNK_LOGITS = 1 << 25  # logits held at a time: 128 MB in float32, whatever the vocabulary
+CHUNK_LOGITS = 1 << 25  # logits in memory at a time: 128 MB in float32 for every vocabulary
 PAD_LOGIT = -1e4  # finite for kernels, also in float16; its exponential is 0
 
 
 class Candidates(NamedTuple):
-    """The words a step is trained against; made by `ELMoSoftmax.sample`."""
+    """The words of a sampled softmax in one training step. `ELMoSoftmax.sample` draws them."""
 
     ids_C: Tensor  # (C,) distinct word ids, never pad_token_id
-    tries: Tensor  # () int64: raw draws it took to find C distinct ones
+    tries: Tensor  # () int64: number of draws until C were distinct
 
 
 class Competition(NamedTuple):
-    """What is added to the logits of the R rows."""
+    """Terms that are added to the logits of the R rows."""
 
-    offset_R: Tensor  # minus the log of how often a candidate was expected; 0 for all words
-    excluded_R: Tensor  # rows that compete only where they are the target
+    offset_R: Tensor  # minus the log of the expected count of a candidate; 0 without sampling
+    excluded_R: Tensor  # rows that take part only where they are the target
 
 
 class ELMoSoftmax(nn.Module):
-    """Full, sampled or adaptive, as `config.softmax_type` says; `<PAD>` is no class and has no probability.
+    """A full, sampled or adaptive softmax (`config.softmax_type`). `<PAD>` is not a class and has no probability.
 
-    Full and sampled have the same parameters; the second is a cheaper gradient for training, and in eval mode the
-    first. Adaptive (Grave et al. 2017) is `torch.nn.AdaptiveLogSoftmaxWithLoss` over the words without `<PAD>`, rarer
-    words in narrower clusters; its products and probabilities have the dtype of its weights, whatever autocast says.
-    All but the full one need a vocabulary in descending order of frequency, as `build_vocabulary` writes it.
+    Full and sampled softmax have the same parameters. The sampled softmax has a cheaper gradient in training, and is
+    the full softmax in eval mode. The adaptive softmax (Grave et al. 2017) is `torch.nn.AdaptiveLogSoftmaxWithLoss`
+    over the words without `<PAD>`, with rarer words in narrower clusters. It computes in the dtype of its weights, also
+    under autocast. Sampled and adaptive softmax need a vocabulary in descending order of frequency, as `elmo
+    vocabulary` writes it.
 
     Attributes:
-        sparse_gradients: with a sampled softmax in training, `weight.grad` and `bias.grad` are sparse and hold only the
-            rows of the step, for optimizers that read these (`torch.optim.Adagrad`, `torch.optim.SparseAdam`).
+        sparse_gradients: whether `weight.grad` and `bias.grad` of a sampled softmax are sparse, with only the rows of
+            the step, for optimizers that support it (`torch.optim.Adagrad`, `torch.optim.SparseAdam`).
     """
 
     sparse_gradients: bool = False
-    weight: nn.Parameter  # and `bias` None where there is an `adaptive`
+    weight: nn.Parameter  # like `bias`, `None` with an adaptive softmax
     bias: nn.Parameter
     adaptive: nn.AdaptiveLogSoftmaxWithLoss | None
 
@@ -71,17 +72,17 @@ class ELMoSoftmax(nn.Module):
     def forward(
         self, hidden_NP: Tensor, targets_N: Tensor, scale_N: Tensor | None = None, candidates: Candidates | None = None
     ) -> tuple[Tensor, Tensor]:
-        """The loss that is trained, and each prediction's own for reports.
+        """The loss for training, and the loss of each prediction for reports.
 
         Args:
             hidden_NP: `(N, projection_size)`.
-            targets_N: `(N,)`, word ids, none of them `<PAD>`.
-            scale_N: `(N,)`, the weight of each prediction in the loss, a constant; default: ones.
-            candidates: of a sampled softmax in training; default: drawn for this call. Nothing else reads them.
+            targets_N: `(N,)`, word ids other than `<PAD>`.
+            scale_N: `(N,)`, the weight of each prediction in the loss, without gradient. Default: ones.
+            candidates: only for a sampled softmax in training. Default: drawn at this call.
 
         Returns:
-            `sum(scale_N * losses_N)`, and `losses_N` `(N,)`, each target's negative log-likelihood, without gradient.
-            Both in float32, or in float64 for inputs of that type.
+            `sum(scale_N * losses_N)`, and `losses_N` `(N,)`, the negative log-likelihood of each target, without
+            gradient. Both are float32, or float64 for float64 inputs.
         """
         scale_N = hidden_NP.new_ones(len(targets_N), dtype=_sum_dtype(hidden_NP)) if scale_N is None else scale_N
         if self.adaptive is not None:
@@ -96,14 +97,16 @@ class ELMoSoftmax(nn.Module):
             return cross_entropy(hidden_NP, self.weight, self.bias, competition, targets_N, scale_N)
         losses_N = losses_N.to(_sum_dtype(hidden_NP))
         loss = (scale_N * losses_N).sum()
-        if self.adaptive is not None:  # torch skips clusters without a target; several processes wait for all gradients
+        if (
+            self.adaptive is not None
+        ):  # torch skips clusters without a target, but DistributedDataParallel waits for all gradients
             loss = loss + 0 * sum(parameter.flatten()[0] for parameter in self.adaptive.tail.parameters())
         return loss, losses_N.detach()
 
     def log_probabilities(self, hidden_NP: Tensor) -> Tensor:
-        """Log-probabilities `(N, V)` of all words, minus infinity at `<PAD>`, in float32 (float64 for such inputs).
+        """Log-probabilities `(N, V)` of all words under the full softmax, minus infinity at `<PAD>`.
 
-        The caller gives as many rows at a time as it has room for. A sampled softmax has those of the full one.
+        They are float32, or float64 for float64 inputs. The caller chooses N to fit its memory.
         """
         if self.adaptive is not None:
             words_NV = self._adaptive(self.adaptive.log_prob, hidden_NP).to(_sum_dtype(hidden_NP))
@@ -117,25 +120,25 @@ class ELMoSoftmax(nn.Module):
 
     @torch.no_grad()
     def sample(self, generator: torch.Generator | None = None) -> Candidates:
-        """Draws `num_sampled` words, log-uniformly over their ranks, until so many are distinct.
+        """Draws words log-uniformly over their ranks, until `num_sampled` are distinct.
 
         Args:
-            generator: of the CPU; default: torch's own. Processes that share a step need equal ones.
+            generator: a CPU generator. Default: torch's global one. Processes that share a step need the same state.
         """
         classes = len(self.bias) - 1 if self.softmax_type == "sampled" else 0
         if not classes:
             raise ValueError(f"`softmax_type` is {self.softmax_type!r}, which has no candidates; pass 'sampled'.")
         if self.num_sampled >= classes:
             raise ValueError(
-                f"`num_sampled` is {self.num_sampled}, of a vocabulary with {classes} words to predict. Pass a smaller "
-                "`num_sampled`, or softmax_type='full'."
+                f"`num_sampled` is {self.num_sampled}, but the vocabulary has only {classes} words to predict. Pass a "
+                "smaller `num_sampled`, or softmax_type='full'."
             )
         ranks_C, tries = _draw_distinct(classes, self.num_sampled, generator)
         ids_C = ranks_C + (ranks_C >= self.pad_token_id).long()
         return Candidates(ids_C.to(self.weight.device), tries.to(self.weight.device))
 
     def _sampled(self, hidden_NP, targets_N, scale_N, candidates: Candidates) -> tuple[Tensor, Tensor]:
-        """A softmax over the candidates and a prediction's own target (Jean et al. 2015; Bengio and Senecal 2008).
+        """A softmax over the candidates and each prediction's target (Jean et al. 2015; Bengio and Senecal 2008).
 
         Subtracting the log of the expected count makes the sum over candidates an estimate of the sum over all words.
         """
@@ -160,22 +163,22 @@ class ELMoSoftmax(nn.Module):
 
 
 def _adaptive_softmax(classes: int, width: int, cutoffs: list[int] | None) -> nn.AdaptiveLogSoftmaxWithLoss:
-    """With a sixteenth and a quarter of the words as cutoffs where none are given, about those of Baevski and Auli."""
+    """Default cutoffs are a sixteenth and a quarter of the words, close to Baevski and Auli 2019."""
     cutoffs = cutoffs or sorted({max(1, classes // 16), max(1, classes // 4)})
     if width < 4 ** len(cutoffs):
         raise ValueError(
-            f"The adaptive softmax has cutoffs {cutoffs}, and its last cluster a width of `projection_size` ({width}) "
-            f"divided by {4 ** len(cutoffs)}, which is below 1. Pass fewer `adaptive_cutoffs`."
+            f"The last cluster of the adaptive softmax with cutoffs {cutoffs} has a width below 1: `projection_size` "
+            f"({width}) divided by {4 ** len(cutoffs)}. Pass fewer `adaptive_cutoffs`."
         )
     return nn.AdaptiveLogSoftmaxWithLoss(width, classes, cutoffs, div_value=4.0, head_bias=True)
 
 
 def _draw_distinct(classes: int, number: int, generator: torch.Generator | None) -> tuple[Tensor, Tensor]:
-    """Ranks drawn with replacement until `number` are distinct: those, ascending, and the draws that it took."""
+    """Draws ranks with replacement until `number` are distinct. Returns them, ascending, and the number of draws."""
     draws = found = torch.empty(0, dtype=torch.int64)
     while len(found) < number:
         some = torch.rand(max(4 * number, len(draws)), dtype=torch.float64, generator=generator)
-        ranks = (some.mul_(math.log(classes + 1)).exp_().long() - 1).clamp_(max=classes - 1)  # rounding may pass it
+        ranks = (some.mul_(math.log(classes + 1)).exp_().long() - 1).clamp_(max=classes - 1)  # rounding may exceed it
         draws = torch.cat([draws, ranks])
         found, places = draws.unique(return_inverse=True)
     first_draw = torch.full_like(found, len(draws)).scatter_reduce_(0, places, torch.arange(len(draws)), "amin")
@@ -184,13 +187,13 @@ def _draw_distinct(classes: int, number: int, generator: torch.Generator | None)
 
 
 def _log_expected_count(ranks: Tensor, tries: Tensor, classes: int, dtype: torch.dtype) -> Tensor:
-    """Log of the probability that a word is among the candidates after so many draws."""
+    """Log-probability that a word is among the candidates after `tries` draws."""
     probability = torch.log1p(1 / (ranks + 1).to(dtype)) / math.log(classes + 1)
     return torch.log(-torch.expm1(tries * torch.log1p(-probability)))
 
 
 def choose_path(hidden_NP: Tensor) -> tuple[str, str]:
-    """Which path the full softmax takes, `"cut_cross_entropy"` or `"chunked"`, and why."""
+    """The path of the full softmax, `"cut_cross_entropy"` or `"chunked"`, and the reason for the choice."""
     dtype = _product_dtype(hidden_NP)
     if forced_backend() == "reference":
         return "chunked", "forced"
@@ -208,16 +211,17 @@ def choose_path(hidden_NP: Tensor) -> tuple[str, str]:
 
 
 def _cut_cross_entropy(hidden_NP: Tensor, weight_VP: Tensor, bias_V: Tensor, targets_N: Tensor) -> Tensor:
-    """Losses by Apple's kernel (Wijmans et al. 2024), which never writes a logit to memory.
+    """Losses with Apple's kernel (Wijmans et al. 2024), which never writes logits to memory.
 
-    It needs CUDA: the tests run a stand-in of its signature, never the kernel. It knows no bias, so a column of ones
-    carries it; the zeros behind keep the rows aligned. Unlike the chunked path it may sum the gradient of the weight in
-    half precision.
+    It needs CUDA. It has no bias, so a column of ones adds the bias, and columns of zeros keep the rows aligned. Unlike
+    the chunked path, it may sum the gradient of the weight in half precision.
     """
     dtype, zeros = _product_dtype(hidden_NP), -(hidden_NP.shape[1] + 1) % 16
     hidden = F.pad(F.pad(hidden_NP.to(dtype), (0, 1), value=1.0), (0, zeros))
     weight = F.pad(torch.cat([weight_VP.to(dtype), bias_V[:, None].to(dtype)], 1), (0, zeros))
-    return linear_cross_entropy(hidden, weight, targets_N, reduction="none", filter_eps=None)  # None: no gradient cut
+    return linear_cross_entropy(
+        hidden, weight, targets_N, reduction="none", filter_eps=None
+    )  # None: keep all gradients
 
 
 def cross_entropy(
@@ -225,8 +229,8 @@ def cross_entropy(
 ) -> tuple[Tensor, Tensor]:
     """Cross-entropy over R rows in chunks of predictions: `sum(scale_N * losses_N)` and `losses_N`.
 
-    A chunk's logits serve its losses and at once its gradients, so that nothing is computed again and `(N, R)` never
-    stands in memory; the backward pass only multiplies. Targets are places among the R rows.
+    The forward pass uses each chunk's logits for its losses and for its gradients. So nothing is computed twice, and
+    `(N, R)` logits are never in memory. The backward pass only scales the gradients. Targets are indices of the R rows.
     """
     inputs = hidden_NP, weight_RP, bias_R
     fast = choose_backend([], *inputs)[0] in ("inference", "training") and not suits_mkl(hidden_NP, weight_RP.t())
@@ -248,12 +252,12 @@ class _CrossEntropy(torch.autograd.Function):
     @torch.autograd.function.once_differentiable
     def backward(ctx, grad, _):
         *gradients, unit = ctx.saved_tensors
-        # Autograd casts what it gets to the dtype of the parameter.
+        # Autograd casts the results to the dtype of the parameters.
         return *(None if kept is None else kept * (grad * unit) for kept in gradients), *(None,) * 5
 
 
 def _losses_and_gradients(wanted, hidden_NP, weight_RP, bias_R, offset_R, excluded_R, targets_N, scale_N, fast):
-    """The loss, `losses_N`, and the loss's gradients for hidden, weight and bias, which the fourth multiplies."""
+    """The loss, `losses_N`, and `_Gradients.kept()` of the loss."""
     sums = _sum_dtype(hidden_NP)
     added_R = bias_R.to(sums) + offset_R
     competing_R = added_R.masked_fill(excluded_R, -math.inf)
@@ -276,11 +280,11 @@ def _losses_and_gradients(wanted, hidden_NP, weight_RP, bias_R, offset_R, exclud
 
 
 class _Gradients:
-    """The gradients for hidden, weight and bias, as far as wanted, summed chunk by chunk."""
+    """The wanted gradients for hidden, weight and bias, summed over the chunks."""
 
     def __init__(self, wanted, hidden_NP: Tensor, weight_RP: Tensor, scale_N: Tensor, fast: bool):
         self.hidden_NP, self.weight_RP, self.fast = hidden_NP, weight_RP, fast
-        # The largest scale is kept apart: one such as 1 / N would vanish in float16. Not empty, and never 0.
+        # The largest scale is a separate factor, because 1 / N could underflow in float16. It is never 0.
         self.unit = torch.cat([scale_N.abs(), scale_N.new_full((1,), 1e-30)]).amax()
         self.rates_N1 = (scale_N / self.unit)[:, None]
         sums = scale_N.dtype
@@ -289,12 +293,16 @@ class _Gradients:
         self.for_bias_R = weight_RP.new_zeros(len(weight_RP), dtype=sums) if wanted[2] else None
 
     def add(self, chunk: slice, errors_BR: Tensor, total_B1: Tensor):
-        """Adds a chunk's, given the derivatives of its losses by its logits, each row times its total."""
+        """Adds the gradients of a chunk.
+
+        Args:
+            errors_BR: derivatives of the losses with respect to the logits, each row times its entry of `total_B1`.
+        """
         rates_B1, hidden_BP = self.rates_N1[chunk], self.hidden_NP[chunk]
         if self.for_bias_R is not None:
             self.for_bias_R.addmv_(errors_BR.t(), (rates_B1 / total_B1)[:, 0])
         if hidden_BP.dtype == errors_BR.dtype:
-            rates_B1 = rates_B1 / total_B1  # spares a pass over the errors, which a cast makes anyway
+            rates_B1 = rates_B1 / total_B1  # saves a pass over the errors, which a cast needs anyway
         else:
             errors_BR = errors_BR.div_(total_B1).to(hidden_BP.dtype)
         if self.for_hidden_NP is not None:
@@ -311,11 +319,12 @@ class _Gradients:
             self.for_weight_RP.add_(errors_BR.t() @ hidden_BP)
 
     def kept(self) -> tuple[Tensor | None, ...]:
+        """The gradients for hidden, weight and bias, and the factor that multiplies them."""
         return self.for_hidden_NP, self.for_weight_RP, self.for_bias_R, self.unit
 
 
 def _logits(hidden_BP: Tensor, weight_RP: Tensor, added_R: Tensor, fast: bool, room_BR: Tensor) -> Tensor:
-    """In the dtype of what is added, and where `product` is not ahead in `room_BR`: new memory for each costs more."""
+    """Logits in the dtype of `added_R`. `room_BR` is memory for them: to allocate it each time would be slower."""
     if fast and hidden_BP.dtype == added_R.dtype:
         return product(hidden_BP, weight_RP, added_R)
     if hidden_BP.dtype == added_R.dtype:

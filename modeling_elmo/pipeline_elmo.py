@@ -1,34 +1,37 @@
 """Question answering as a pipeline: `pipeline("question-answering", model=..., trust_remote_code=True)`.
 
-transformers has none of that name any more; this one travels with every checkpoint of `ELMoForQuestionAnswering`.
+transformers removed its own pipeline of this name. This one travels with every `ELMoForQuestionAnswering` checkpoint.
+
+Shape suffixes: B rows; T positions of a row; K answers.
 """
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from numbers import Integral
-from typing import Any
+from typing import Any, NamedTuple
 
+import torch
+from torch import Tensor
+from transformers import BatchEncoding, PreTrainedTokenizerBase
 from transformers.pipelines.base import ChunkPipeline
-
-from .elmo_head_reader import best_answers, characters_of_contexts
 
 
 class ELMoQuestionAnsweringPipeline(ChunkPipeline):
-    """Answers of contexts to questions.
+    """Answers questions from contexts.
 
         answer = pipe(question="Who wrote it?", context="It was written by Ada.")
         answers = pipe([{"question": ..., "context": ...}, ...], batch_size=8)
 
-    An answer is a dictionary: `score`, the probability of its first and of its last word, multiplied; `start` and
-    `end`, characters of the context; `answer`, the text between them. With `top_k` above 1 it is a list of them.
+    An answer is a dictionary: `score`, the product of the probabilities of its first and its last word; `start` and
+    `end`, character positions in the context; `answer`, the text between them. With `top_k` above 1 the pipeline
+    returns a list of answers.
 
     Args:
-        top_k: how many answers, the best first.
-        max_answer_len: words of an answer (17 in the paper).
-        handle_impossible_answer: whether "" is an answer too.
-        max_seq_len: words of question, context and markers that the model reads at a time; a longer context is read in
-            windows.
-        doc_stride: words that neighbouring windows share; 128, or half of a window that is shorter.
+        top_k: number of answers, best first.
+        max_answer_len: maximum words per answer (17 in the paper).
+        handle_impossible_answer: whether "" can be an answer.
+        max_seq_len: maximum words per window, with question, context and markers. Longer contexts are read in windows.
+        doc_stride: number of words that neighbouring windows share. Default: 128, or half of a shorter window.
     """
 
     default_input_names = "question,context"
@@ -39,40 +42,40 @@ class ELMoQuestionAnsweringPipeline(ChunkPipeline):
 
     def _examples(self, inputs: tuple, question: Any, context: Any) -> Any:
         if inputs and (question is not None or context is not None) or len(inputs) > 1:
-            raise ValueError("Pass question=... and context=..., or one dictionary with both, or a list of such.")
+            raise ValueError("Pass question=... and context=..., or a dictionary with both, or a list of dictionaries.")
         if inputs:
             examples = inputs[0]
             if isinstance(examples, dict) or _is_single(examples):
                 return _checked(examples)
             if isinstance(examples, Iterator):
-                return (_checked(each) for each in examples)  # of all iterators the base class streams generators alone
+                return (_checked(each) for each in examples)  # the base class streams generators only
             return [_checked(each) for each in examples]
         if question is None or context is None:
-            raise ValueError("Pass both, question=... and context=..., or a dictionary with them.")
+            raise ValueError("Pass both question=... and context=..., or a dictionary with both.")
         if _is_single(question) and _is_single(context):
             return _checked({"question": question, "context": context})
         questions, contexts = ([each] if _is_single(each) else [*each] for each in (question, context))
         questions *= len(contexts) if _is_single(question) else 1
         contexts *= len(questions) if _is_single(context) else 1
         if len(questions) != len(contexts):
-            raise ValueError(f"Received {len(questions)} questions and {len(contexts)} contexts; pass as many of each.")
+            raise ValueError(f"Received {len(questions)} questions and {len(contexts)} contexts; pass the same number.")
         return [_checked({"question": q, "context": c}) for q, c in zip(questions, contexts, strict=True)]
 
     def _sanitize_parameters(self, **options: Any) -> tuple[dict, dict, dict]:
-        of_windows, of_answers = ("max_seq_len", "doc_stride"), ("top_k", "max_answer_len", "handle_impossible_answer")
-        unknown = [name for name in options if name not in (*of_answers, *of_windows)]
+        window_options = ("max_seq_len", "doc_stride")
+        answer_options = ("top_k", "max_answer_len", "handle_impossible_answer")
+        known = (*answer_options, *window_options)
+        unknown = [name for name in options if name not in known]
         if unknown:
-            raise TypeError(
-                f"Unknown options {', '.join(unknown)}; pass some of {', '.join((*of_answers, *of_windows))}."
-            )
+            raise TypeError(f"Unknown options {', '.join(unknown)}; the options are {', '.join(known)}.")
         for name, value in options.items():
             least = 0 if name == "doc_stride" else 1
             if name != "handle_impossible_answer" and (not isinstance(value, Integral) or value < least):
-                raise ValueError(f"`{name}` is {value!r}; pass a whole number, at least {least}.")
-        before, after = (
-            {name: options[name] for name in names if name in options} for names in (of_windows, of_answers)
+                raise ValueError(f"`{name}` is {value!r}; pass an integer of at least {least}.")
+        for_windows, for_answers = (
+            {name: options[name] for name in names if name in options} for names in (window_options, answer_options)
         )
-        return before, {}, after
+        return for_windows, {}, for_answers
 
     def preprocess(
         self, example: dict[str, str], max_seq_len: int = 384, doc_stride: int | None = None
@@ -90,11 +93,11 @@ class ELMoQuestionAnsweringPipeline(ChunkPipeline):
             )
         except ValueError as error:
             raise ValueError(
-                f"The question {example['question']!r:.80} leaves too few words of its context in a window of "
+                f"The question {example['question']!r:.80} leaves too few words for its context in a window of "
                 f"max_seq_len={max_seq_len} with doc_stride={stride}: {error}"
             ) from error
         if 1 not in windows.sequence_ids(0):
-            raise ValueError(f"The tokenizer finds no word in the context {example['context']!r:.80}; pass other text.")
+            raise ValueError(f"The context {example['context']!r:.80} has no words; pass a text with words.")
         offsets = characters_of_contexts(windows, self.tokenizer)
         names = [*self.tokenizer.model_input_names, "token_type_ids"]
         for number, characters in enumerate(offsets):
@@ -116,7 +119,7 @@ class ELMoQuestionAnsweringPipeline(ChunkPipeline):
         windows = list(windows)
         parts = []
         for window in windows:
-            real_T = window["mask"][0].bool()  # padding may stand on either side
+            real_T = window["mask"][0].bool()  # padding may be on either side
             parts.append((window["start"][0][real_T], window["end"][0][real_T], window["offsets"]))
         found, none = best_answers(parts, max_answer_len, top_k)
         context = windows[0]["example"]["context"]
@@ -141,3 +144,93 @@ def _checked(example: Any) -> dict[str, str]:
         if not isinstance(example[name], str) or not example[name].strip():
             raise ValueError(f"`{name}` is {example[name]!r:.80}; pass a text that is not empty.")
     return {name: example[name] for name in ("question", "context")}
+
+
+class Spans(NamedTuple):
+    """The best spans of each row.
+
+    Shape:
+        scores: `(batch, count)`, log-probabilities in descending order; minus infinity if a row has fewer spans.
+        first, last: `(batch, count)`, positions in the row.
+        none: `(batch,)`, the log-probability that there is no answer.
+    """
+
+    scores: Tensor
+    first: Tensor
+    last: Tensor
+    none: Tensor
+
+
+def best_spans(
+    start_BT: Tensor, end_BT: Tensor, context_BT: Tensor, first_BT: Tensor, max_length: int, count: int
+) -> Spans:
+    """The spans of the context with the highest sum of log-probabilities of start and end.
+
+    Args:
+        start_BT, end_BT: logits.
+        context_BT: bool, the words of the context.
+        first_BT: bool, the row's first token, whose logits mean "no answer".
+        max_length: maximum words per span.
+        count: number of spans.
+    """
+    outside_BT = ~(context_BT | first_BT)
+    start_BT, end_BT = (
+        each_BT.float().masked_fill(outside_BT, -torch.inf).log_softmax(1) for each_BT in (start_BT, end_BT)
+    )
+    time = context_BT.shape[1]
+    near_TT = torch.ones(time, time, dtype=torch.bool, device=context_BT.device).triu().tril(max_length - 1)
+    both_BTT = context_BT[:, :, None] & context_BT[:, None] & near_TT
+    scores_BTT = (start_BT[:, :, None] + end_BT[:, None]).masked_fill(~both_BTT, -torch.inf)
+    scores_BK, pairs_BK = scores_BTT.flatten(1).topk(min(count, time * time))
+    none_B = (start_BT + end_BT)[first_BT]
+    return Spans(scores_BK, pairs_BK // time, pairs_BK % time, none_B)
+
+
+def best_answers(
+    windows: Iterable[tuple[Tensor, Tensor, Sequence[Sequence[int] | None]]], max_length: int, count: int
+) -> tuple[list[tuple[float, int, int]], float]:
+    """The best answers in all windows of one context.
+
+    Args:
+        windows: for each window the logits `start (time,)` and `end (time,)` without padding, and the offsets of each
+            token in the context: first character and end, or `None` for a token that is not a word of the context.
+        max_length: maximum words per answer.
+        count: number of answers.
+
+    Returns:
+        Answers `(log-probability, first character, end)` in descending order, and the log-probability that there is no
+        answer: the lowest of all windows.
+    """
+    found: dict[tuple[int, int], float] = {}
+    none = 0.0
+    for start_T, end_T, offsets in windows:
+        if not (start_T.isfinite().all() and end_T.isfinite().all()):
+            raise ValueError("Some logits are not finite: training diverged. Pass a smaller learning rate.")
+        context_BT = torch.tensor([[pair is not None for pair in offsets]])
+        first_BT = torch.zeros_like(context_BT)
+        first_BT[0, 0] = True
+        spans = best_spans(start_T[None], end_T[None], context_BT, first_BT, max_length, count)
+        none = min(none, spans.none.item())
+        for score, first, last in zip(*(part[0].tolist() for part in spans[:3]), strict=True):
+            if score > -torch.inf:
+                characters = (offsets[first][0], offsets[last][1])
+                found[characters] = max(score, found.get(characters, score))
+    answers = sorted(((score, *characters) for characters, score in found.items()), key=lambda answer: -answer[0])
+    return answers[:count], none
+
+
+def characters_of_contexts(
+    windows: BatchEncoding, tokenizer: PreTrainedTokenizerBase
+) -> list[list[tuple[int, int] | None]]:
+    """The offsets of each token in its context, for rows of a question and a window of the context.
+
+    `None` for tokens that are not words of the context. A marker that the context spells out is not a word either.
+    """
+    markers = (tokenizer.bos_token_id, tokenizer.eos_token_id)
+    return [
+        [
+            pair if text == 1 and word not in markers else None
+            for pair, text, word in zip(pairs, windows.sequence_ids(row), windows["input_ids"][row], strict=True)
+        ]
+        for row, pairs in enumerate(windows["offset_mapping"])
+    ]

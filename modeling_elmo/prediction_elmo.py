@@ -1,4 +1,4 @@
-"""Words in, probabilities of words out: `ELMoForPreTraining.score` and `predict_words` for texts."""
+"""Probabilities of words in texts: `ELMoForPreTraining.score` and `predict_words` with the tokenizer."""
 
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
@@ -8,13 +8,11 @@ from transformers import BatchEncoding
 from .modeling_elmo import ELMoForPreTraining
 from .tokenization.tokenization_elmo import ELMoTokenizer
 
-Text = str | Sequence[str]  # raw, or a list of words
-
 
 class WordScore(NamedTuple):
-    """A word of a text (or `<S>`, `</S>`), and its log-probability in nats given the words before and after it.
+    """A word of a text (or `<S>`, `</S>`), and its log-probability in nats, given the words before and the words after.
 
-    `None` where a direction predicts nothing: forward the first, `<S>`; backward the last, `</S>`.
+    `None` where a direction predicts nothing: forward at the first word, `<S>`; backward at the last, `</S>`.
     """
 
     word: str
@@ -23,23 +21,23 @@ class WordScore(NamedTuple):
 
 
 class Prediction(NamedTuple):
-    """A word that could stand at a place, and its log-probability in nats."""
+    """A word that is possible at a position, and its log-probability in nats."""
 
     word: str
     log_prob: float
 
 
 def score_texts(
-    model: ELMoForPreTraining, tokenizer: ELMoTokenizer, texts: Sequence[Text], batch_size: int = 32
+    model: ELMoForPreTraining, tokenizer: ELMoTokenizer, texts: Sequence[str | Sequence[str]], batch_size: int = 32
 ) -> list[list[WordScore]]:
-    """How likely each word of each text is in its context. Words outside the vocabulary score as `<UNK>`.
+    """Scores each word of each text in its context. Words outside the vocabulary are scored as `<UNK>`.
 
     Args:
         texts: raw texts, or lists of words.
-        batch_size: texts read at a time.
+        batch_size: number of texts per batch.
     """
     scores = []
-    for encoding, words in _batches(model, tokenizer, texts, batch_size):
+    for encoding, words in _encoded_batches(model, tokenizer, texts, batch_size):
         found = model.score(**encoding)
         rows = zip(words, found.forward_log_probs.tolist(), found.backward_log_probs.tolist(), strict=True)
         for text, forward, backward in rows:
@@ -52,20 +50,20 @@ def score_texts(
 def predict_texts(
     model: ELMoForPreTraining,
     tokenizer: ELMoTokenizer,
-    texts: Sequence[Text],
+    texts: Sequence[str | Sequence[str]],
     top_k: int = 5,
     direction: str = "both",
     batch_size: int = 32,
 ) -> list[list[tuple[str, list[Prediction]]]]:
-    """For each word of each text, the `top_k` words that its context makes likeliest, without looking at the word.
+    """The `top_k` most likely words at each word of each text, given only its context.
 
     Args:
         texts: raw texts, or lists of words.
         top_k, direction: as in `ELMoForPreTraining.predict_words`.
-        batch_size: texts read at a time.
+        batch_size: number of texts per batch.
     """
     predictions = []
-    for encoding, words in _batches(model, tokenizer, texts, batch_size):
+    for encoding, words in _encoded_batches(model, tokenizer, texts, batch_size):
         found = model.predict_words(**encoding, top_k=top_k, direction=direction)
         for text, ids, log_probs in zip(words, found.word_ids.tolist(), found.log_probs.tolist(), strict=True):
             candidates = [
@@ -76,10 +74,10 @@ def predict_texts(
     return predictions
 
 
-def _batches(
-    model: ELMoForPreTraining, tokenizer: ELMoTokenizer, texts: Sequence[Text], batch_size: int
+def _encoded_batches(
+    model: ELMoForPreTraining, tokenizer: ELMoTokenizer, texts: Sequence[str | Sequence[str]], batch_size: int
 ) -> Iterator[tuple[BatchEncoding, list[list[str]]]]:
-    """Encoded batches, padded on the right, and the words of each text with its markers."""
+    """Yields encoded batches, padded on the right, and the words of each text with the markers."""
     if isinstance(texts, str):
         raise TypeError(f"`texts` is one string, {texts!r:.40}; pass a list of texts.")
     for start in range(0, len(texts), batch_size):

@@ -22,7 +22,7 @@ from datasets import Dataset
 from transformers import DataCollatorWithPadding
 
 from modeling_elmo import ELMoForQuestionAnswering, ELMoTokenizer
-from modeling_elmo.elmo_head_reader import best_answers, characters_of_contexts
+from modeling_elmo.pipeline_elmo import best_answers, characters_of_contexts
 from modeling_elmo.run_scripts.fine_tuning.data import take_samples
 from modeling_elmo.run_scripts.fine_tuning.experiments import ExperimentArguments, TaskTrainingArguments, fine_tune
 from modeling_elmo.run_scripts.fine_tuning.metrics import answer_scores

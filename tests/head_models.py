@@ -1,4 +1,4 @@
-"""Small task heads of all kinds with batches and targets for them."""
+"""Small task heads of all kinds, with batches and targets."""
 
 import re
 
@@ -17,12 +17,12 @@ NAMES = ["O", "B-X", "I-X", "B-Y", "I-Y"]
 WORDS = [4, 0, 1, 3]  # in each row, between two markers
 PAIRS = [(2, 3), (4, 1), (1, 1), (3, 5)]
 PLACEMENTS = {
-    "input": {},
+    "input": {"elmo_placement": "input"},
     "output": {"elmo_placement": "output"},
     "both": {"elmo_placement": "both"},
     "no_elmo": {"use_elmo": False},
 }
-NETWORKS = {
+PAPER_NETWORKS = {
     "tagger": (ELMoForTokenClassification, {}),
     "bcn": (ELMoForSequenceClassification, {"classifier": "bcn"}),
     "esim": (ELMoForSequenceClassification, {"classifier": "esim"}),
@@ -30,7 +30,7 @@ NETWORKS = {
 }
 HEADS = {
     f"{name}-{place}": (cls, {**network, **placement})
-    for name, (cls, network) in NETWORKS.items()
+    for name, (cls, network) in PAPER_NETWORKS.items()
     for place, placement in PLACEMENTS.items()
 }
 HEADS["tagger-linear"] = ELMoForTokenClassification, {"head": "linear"}
@@ -65,7 +65,7 @@ def make_model(cls, seed=0, **overrides):
 
 
 def make_batch(config, rows=WORDS, side="right", extra=0):
-    """Random words, each with its spelling, between markers; two numbers for a row make it a pair."""
+    """Rows of random words between markers. Two numbers make a row a pair; each word has one spelling."""
     generator = torch.Generator().manual_seed(0)
     spelling = torch.randint(
         1, config.char_vocab_size, (config.vocab_size, config.max_word_length), generator=generator
@@ -90,7 +90,7 @@ def make_batch(config, rows=WORDS, side="right", extra=0):
 
 
 def batch_of(model, **options):
-    """Pairs for the networks that compare, else single texts."""
+    """Single texts for taggers, pairs for other networks."""
     is_tagger = isinstance(model, ELMoForTokenClassification)
     return make_batch(model.config, WORDS if is_tagger else PAIRS, **options)
 
@@ -107,7 +107,7 @@ def targets_of(model, batch):
 
 
 def logits_of(output):
-    """Those of starts and ends side by side."""
+    """Logits; for readers, starts and ends stacked."""
     return output.logits if "logits" in output else torch.stack([output.start_logits, output.end_logits], -1)
 
 
@@ -118,7 +118,7 @@ def row_of(batch, number):
 
 
 def stirred(model, std=1.0, seed=0):
-    """With layer weights, a CRF and an output layer that matter."""
+    """The model with random layer weights, CRF and output layer."""
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for name, parameter in model.named_parameters():

@@ -1,4 +1,4 @@
-"""ELMo as loops over words, steps and filters in float64 numpy: slow, plain, and independent of the package's code."""
+"""ELMo in loops over words, steps and filters, in float64 numpy, independent of the package's code."""
 
 import numpy as np
 
@@ -12,7 +12,7 @@ def clip(x, bound):
 
 
 class PlainELMo:
-    """Reads a state dict (as float64 arrays) and a config; one word, one step, one sequence at a time."""
+    """Computes one word, one step and one sequence at a time from a state dict and a config."""
 
     def __init__(self, state_dict, config):
         self.weights = {name: tensor.double().numpy() for name, tensor in state_dict.items()}

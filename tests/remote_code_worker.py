@@ -1,8 +1,8 @@
-"""What a stranger does with saved folders: `python remote_code_worker.py FOLDERS RESULTS RESAVED`, without the package.
+"""Uses saved folders without the package: `python remote_code_worker.py FOLDERS RESULTS RESAVED`.
 
-Loads every folder below FOLDERS under every Auto class and writes what came out to RESULTS, and what stock pipelines
-and the examples of transformers' guides say to the file beside it that ends in `.json`; then trains each for a step
-and saves it below RESAVED.
+Loads every folder in FOLDERS under every Auto class and writes the outputs to RESULTS. Writes the results of stock
+pipelines and of the examples in transformers' guides to a `.json` file of the same name. Then trains each model for a
+step and saves it in RESAVED.
 """
 
 import importlib.util
@@ -42,12 +42,12 @@ def outputs_of(model, inputs) -> dict[str, torch.Tensor]:
 
 
 def types_for(model, inputs) -> dict[str, torch.Tensor]:
-    """A reader has to be told that these are contexts, without a question."""
+    """A reader needs types; these texts are contexts without a question."""
     return {"token_type_ids": inputs["attention_mask"]} if type(model).__name__ == "ELMoForQuestionAnswering" else {}
 
 
 def train_one_step(model, inputs):
-    """Moves every parameter that may learn, by whatever loss the class has."""
+    """Trains every parameter that is not frozen, with the loss of the class."""
     outputs = model.train()(**inputs, **types_for(model, inputs), **labels_for(model, inputs))
     loss = outputs.loss if "loss" in outputs else outputs.elmo_embeddings.square().mean()
     loss.backward()
@@ -68,7 +68,7 @@ def labels_for(model, inputs) -> dict[str, torch.Tensor]:
 
 
 def piped(name: str, **sources) -> list:
-    """What the stock pipeline of a class says; `sources` are its model, its tokenizer and how to load them."""
+    """Results of the stock pipeline for a class. `sources` are arguments of `pipeline`: model, tokenizer, options."""
     task, options = PIPELINES[name]
     if task == "question-answering":
         pipe = pipeline(task, **sources, **options)
@@ -148,7 +148,7 @@ def said_of(folder: Path) -> dict:
 
 
 def load(folder: Path) -> dict[str, torch.nn.Module]:
-    """The folder's model under each Auto class of its own map."""
+    """The folder's model under each Auto class of its Auto map."""
     auto_map = AutoConfig.from_pretrained(folder, trust_remote_code=True).auto_map
     names = [name for name in auto_map if name.startswith("AutoModel")]
     return {name: getattr(transformers, name).from_pretrained(folder, trust_remote_code=True) for name in names}

@@ -1,7 +1,7 @@
-"""What a stranger does with saved biLMs in sentence-transformers: `python sentence_worker.py FOLDERS RESULTS RESAVED`.
+"""Uses saved biLMs in sentence-transformers: `python sentence_worker.py FOLDERS RESULTS RESAVED`.
 
-Without the package: writes the vectors of TEXTS from every folder below FOLDERS to RESULTS; trains the mix of each for
-a few steps, writes the vectors again and saves it below RESAVED.
+Without the package. Writes the vectors of TEXTS from every folder in FOLDERS to RESULTS, trains the mix for a few
+steps, writes the vectors again, and saves the model in RESAVED.
 """
 
 import importlib.util
@@ -16,7 +16,7 @@ from sentence_transformers.sentence_transformer.losses import MultipleNegativesR
 from sentence_transformers.util import dot_score
 
 TEXTS = ["He is in (London), Paris.", "", "밥 먹었어?", "<S>", "He is in London, and in Paris too, they say.", "He"]
-# of several lengths in every batch
+# different lengths in every batch
 TRIPLETS = {
     "anchor": ["He is in London.", "Paris", "They say that he is here.", "In Paris, they say."],
     "positive": ["He was in London.", "It is in Paris, they say.", "He is here.", "Paris"],
@@ -25,7 +25,7 @@ TRIPLETS = {
 
 
 def train(model: SentenceTransformer, folder: Path, data=None, loss=None, steps: int = 3):
-    """By default with a loss that depends on the vectors' length, as gamma does; cosines do not."""
+    """The default loss depends on the length of the vectors, so that gamma is trained; cosines would not."""
     arguments = SentenceTransformerTrainingArguments(
         str(folder),
         max_steps=steps,

@@ -1,6 +1,6 @@
-"""transformers' own tests of what every model must do, on every ELMo class, with characters and word-level.
+"""transformers' common model tests on every ELMo class, with characters and word-level.
 
-They live in transformers' source distribution: `make test-common` fetches it and runs this file with
+They are in transformers' source distribution: `make test-common` fetches it and runs this file with
 TRANSFORMERS_TESTS=path/to/transformers-x.y.z/tests; without it, the file is skipped.
 """
 
@@ -26,9 +26,9 @@ FOLDER = os.environ.get("TRANSFORMERS_TESTS")
 if FOLDER is None:
     pytest.skip("transformers' common tests: run `make test-common`, which fetches them", allow_module_level=True)
 
-# Two modules that the source distribution leaves out; ELMo claims neither export by tracing nor generation.
+# Two modules that the source distribution lacks. ELMo supports neither export by tracing nor generation.
 LEFT_OUT = {"exporters.test_export": "ExportTesterMixin", "generation.test_utils": "GenerationTesterMixin"}
-# The tests look up by class name what a class is and which labels it takes; unknown names are passed over.
+# The tests find the task and the labels of a class by its name, and skip unknown names.
 NAMES = {
     "MODEL_MAPPING_NAMES": "ELMoModel",
     "MODEL_FOR_TOKEN_CLASSIFICATION_MAPPING_NAMES": "ELMoForTokenClassification",
@@ -38,7 +38,7 @@ NAMES = {
 
 
 def common_tests(folder: str) -> types.ModuleType:
-    """transformers' `tests/test_modeling_common.py`, told about the ELMo classes."""
+    """transformers' `tests/test_modeling_common.py`, extended with the ELMo classes."""
     package = types.ModuleType("transformers_tests")
     package.__path__ = [folder]
     sys.modules[package.__name__] = package
@@ -53,7 +53,7 @@ def common_tests(folder: str) -> types.ModuleType:
 
 
 class CharacterModels:
-    """A small configuration and a batch, under the names that the common tests read."""
+    """A small configuration and a batch, with the attributes that the common tests read."""
 
     batch_size, seq_length, num_hidden_layers, hidden_size, is_training = 3, 7, 2, 16, True
     sizes = {"char_embedding_size": 4, "char_cnn_filters": [[1, 4], [2, 8]], "max_word_length": 10}
@@ -89,7 +89,7 @@ class WordLevelModels(CharacterModels):
 
 
 class CommonTests(common_tests(FOLDER).ModelTesterMixin):
-    # some tests stop at the first class without `inputs_embeds`: it stands last
+    # last: some tests stop at the first class without `inputs_embeds`
     all_model_classes = (
         ELMoModel,
         ELMoForTokenClassification,
@@ -114,7 +114,7 @@ class CommonTests(common_tests(FOLDER).ModelTesterMixin):
         return inputs
 
     def test_retain_grad_hidden_states_attentions(self):
-        """The layers are returned for the mix: that is where gradients reach them, not the top layer's output."""
+        """Gradients reach the layers through the mix, not through the top layer's output."""
         config, inputs = self.model_tester.prepare_config_and_inputs_for_common()
         outputs = ELMoModel(config)(**inputs)
         for layer in outputs.hidden_states:
@@ -135,9 +135,9 @@ class CharacterModelsTest(CommonTests, unittest.TestCase):
     models = CharacterModels
 
     def test_inputs_embeds(self):
-        """`inputs_embeds` stand for whole words; `get_input_embeddings()`, a table of characters, cannot give them."""
+        """`inputs_embeds` are vectors of words, which `get_input_embeddings()`, a table of characters, cannot give."""
         config, inputs = self.model_tester.prepare_config_and_inputs_for_common()
-        config.head = "linear"  # the paper's heads read words of their own beside the biLM's
+        config.head = "linear"  # the paper's heads also read words themselves
         characters = inputs["character_ids"]
         for model_class in self.all_model_classes[:-1]:
             model = model_class(config).eval()

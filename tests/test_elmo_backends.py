@@ -1,4 +1,4 @@
-"""Products through oneDNN, and without it, against torch.nn.functional.linear; which path is taken, and why."""
+"""Products with and without oneDNN against torch.nn.functional.linear; the choice of the backend."""
 
 from concurrent.futures import ThreadPoolExecutor
 
@@ -54,18 +54,6 @@ def test_gradients_equal_linear(operators, frozen, bias):
     assert choose_backend([linear], inputs)[0] == "training"
     for found, expected in zip(mine, theirs, strict=True):
         torch.testing.assert_close(found, expected)
-
-
-def test_small_products_are_plain(monkeypatch):
-    if not elmo_backends._onednn_dtypes:
-        pytest.skip("this build of torch has no oneDNN linear operators")
-    weight, calls, plain = torch.randn(4, 3), [], elmo_backends._plain_product
-    monkeypatch.setattr(elmo_backends, "_plain_product", lambda *arguments: calls.append(1) or plain(*arguments))
-    monkeypatch.setattr(elmo_backends, "_is_intel", False)
-    monkeypatch.setattr(elmo_backends, "FEW_PRODUCTS", 60)
-    for rows in (4, 5):
-        torch.testing.assert_close(product(torch.ones(rows, 3), packed(weight, keep=False))[0], weight.sum(1))
-    assert len(calls) == 1
 
 
 @pytest.mark.skipif(not elmo_backends._onednn_dtypes, reason="this build of torch has no oneDNN linear operators")

@@ -37,12 +37,12 @@ def make_model(cls=ELMoModel, seed=0, **overrides):
     model = cls(ELMoConfig.from_preset("tiny", **{**sizes, **overrides})).eval()
     for name, parameter in model.named_parameters():
         if "convolutions" in name and name.endswith("bias"):
-            parameter.data.normal_()  # zeros at the start: a bias that is left out would not be seen
+            parameter.data.normal_()  # biases are 0 at first, which would hide a missing bias
     return model
 
 
 def make_words(count, config, seed=0):
-    """Words of 0 to max_word_length characters; id 29 stands after the end."""
+    """Words of 0 to max_word_length characters; id 29 after the end."""
     generator = torch.Generator().manual_seed(seed)
     width = config.max_word_length
     characters = torch.randint(1, 29, (count, width), generator=generator)
@@ -71,7 +71,7 @@ def test_every_path_equals_plain_float64(backend, count, options):
 def test_gradients_equal_the_definition(count, options):
     model = make_model(**options).double()
     words = make_words(count, model.config)
-    words[::3, 1] = 0  # the padding character, which never learns
+    words[::3, 1] = 0  # the padding character, which has no gradient
     parameters = model._word_parameters()
     found = [torch.autograd.grad(run(model, words, b).sin().sum(), parameters) for b in ("reference", "training")]
     for mine, theirs in zip(*found, strict=True):
@@ -80,7 +80,7 @@ def test_gradients_equal_the_definition(count, options):
 
 @pytest.mark.parametrize("backend", ["reference", "inference", "training"])
 def test_words_are_cropped(backend, monkeypatch):
-    """The windows that are computed reach as far as the longest word and one filter, not to the end."""
+    """Windows are computed up to the longest word plus one filter, not to max_word_length."""
     model = make_model(max_word_length=50)
     words = make_words(20, model.config).clone()
     words[:, 3:] = 29
@@ -164,7 +164,7 @@ def test_known_words_are_looked_up_and_others_computed(width, monkeypatch):
     model.cache_vocabulary(WORDS[:4] * 2, tokenizer, batch_size=3)
     counts = count_computed(model, monkeypatch)
     torch.testing.assert_close(vectors(model, tokenizer, WORDS), expected, atol=1e-6, rtol=1e-5)
-    assert counts == [len(WORDS) - 4]  # the markers are known too
+    assert counts == [len(WORDS) - 4]  # the cache also has the markers
     vectors(model, tokenizer, WORDS[:4])
     assert counts == [len(WORDS) - 4]
     assert not any("vocabulary_cache" in name for name in model.state_dict())

@@ -1,4 +1,4 @@
-"""The classifiers against the papers' formulas as loops: a row at a time, a word at a time, no masks, no padding."""
+"""The classifiers against the papers' formulas in loops over rows and words, without masks and padding."""
 
 import math
 
@@ -16,7 +16,7 @@ from modeling_elmo.elmo_head_classifiers import (
 CLASSIFIERS = [BiattentiveClassifier, ESIMClassifier]
 WIDTH, ELMO, LABELS = 5, 4, 3
 
-# 1 and 2 the words of the first and the second text, 0 padding
+# 1 and 2: words of the first and the second text; 0: padding
 LAYOUT = torch.tensor(
     [
         [1, 1, 1, 1, 2, 2, 2, 0, 0],
@@ -63,7 +63,7 @@ def softmax(scores):
 
 
 def summary(word, others):
-    """Of the other text as this word sees it."""
+    """Attention of one word to the other text."""
     if not others:
         return torch.zeros_like(word)
     weights = softmax(torch.stack([word @ other for other in others]))
@@ -252,7 +252,7 @@ def test_dropout_acts_in_training_alone(kind):
     classifier.dropout.register_forward_hook(lambda _, x, y: pooled.append((y == 0).any()))
     classifier(*inputs)
     ((before, after),) = masks
-    is_kept = (after != 0).any(1, keepdim=True)  # one mask for all times
+    is_kept = (after != 0).any(1, keepdim=True)  # the same mask at all time steps
     torch.testing.assert_close(after, 2 * before * is_kept)
     assert (before != 0).any(1)[~is_kept[:, 0]].any()
     assert len(pooled) == (3 if kind is BiattentiveClassifier else 2) and all(pooled)
@@ -264,7 +264,7 @@ def test_dropout_acts_in_training_alone(kind):
 def test_initialisation_fills_linear_layers_and_leaves_the_rest(kind):
     classifier = make_classifier(kind)
     before = {name: parameter.detach().clone() for name, parameter in classifier.named_parameters()}
-    classifier.output.weight._is_hf_initialized = True  # as loading marks what a checkpoint has
+    classifier.output.weight._is_hf_initialized = True  # loading marks parameters of a checkpoint in this way
     classifier.reset_parameters()
     for name, parameter in classifier.named_parameters():
         if ".layers." in name or name == "output.weight":
@@ -274,19 +274,3 @@ def test_initialisation_fills_linear_layers_and_leaves_the_rest(kind):
         else:
             bound = (6 / sum(parameter.shape)) ** 0.5
             assert 0.7 * bound < parameter.abs().max() <= bound and len(parameter.unique()) == parameter.numel()
-
-
-@pytest.mark.parametrize("kind", CLASSIFIERS)
-def test_wrong_shapes(kind):
-    inputs, first, second, elmo = make_inputs()
-    classifier, without = make_classifier(kind), make_classifier(kind, elmo=0)
-    with pytest.raises(ValueError, match=r"`first_BT` is \(5, 8\); pass \(5, 9\), \(batch, time\) of `inputs_BTD`"):
-        classifier(inputs, first[:, 1:], second, elmo)
-    with pytest.raises(ValueError, match=r"`second_BT` is \(1, 9\); pass \(5, 9\), \(batch, time\) of `inputs_BTD`"):
-        classifier(inputs, first, second[:1], elmo)
-    with pytest.raises(ValueError, match=r"`elmo_BTE` is None; pass \(5, 9, 4\), or output_elmo_size=0"):
-        classifier(inputs, first, second)
-    with pytest.raises(ValueError, match=r"`elmo_BTE` is \(5, 9, 3\); pass \(5, 9, 4\)\."):
-        classifier(inputs, first, second, elmo[..., 1:])
-    with pytest.raises(ValueError, match=r"`elmo_BTE` is \(5, 9, 4\); pass None, as output_elmo_size is 0"):
-        without(inputs, first, second, elmo)

@@ -18,7 +18,7 @@ MASK = torch.tensor(
     [[1] * 5, [0, 0, 1, 1, 1], [1, 1, 0, 0, 0], [1, 0, 1, 0, 1], [0, 1, 0, 0, 1], [0, 0, 0, 1, 0]]
 ).bool()
 MASK = torch.cat([MASK, torch.rand(4, 5, generator=torch.Generator().manual_seed(0)) < 0.6, torch.zeros(1, 5).bool()])
-# No 2 at the start, no 1 after 0, no 0 after 0, no 1 at the end: every row has a path, and no label is everywhere.
+# No 2 at the start, no 1 after 0, no 0 after 0, no 1 at the end: every row has an allowed path.
 ALLOWED = Constraints(
     torch.tensor([True, True, False]),
     torch.tensor([[False, False, True], [True, True, True], [True, True, True]]),
@@ -35,7 +35,7 @@ def make_crf(num_labels, seed=0, dtype=torch.float64):
 
 
 def make_batch(num_labels, mask=MASK, seed=1, dtype=torch.float64):
-    """Emissions and labels; what stands at masked positions would be noticed."""
+    """Emissions and labels, with large values at masked positions."""
     generator = torch.Generator().manual_seed(seed)
     emissions = 2 * torch.randn(*mask.shape, num_labels, generator=generator, dtype=dtype)
     labels = torch.randint(num_labels, mask.shape, generator=generator)
@@ -43,7 +43,7 @@ def make_batch(num_labels, mask=MASK, seed=1, dtype=torch.float64):
 
 
 def all_paths(crf, emissions, mask, allowed=None):
-    """For each row its real positions, and the score of each path over them, term by term."""
+    """For each row its unmasked positions, and the score of each path, term by term."""
     start, transitions, end = (p.tolist() for p in (crf.start, crf.transitions, crf.end))
     for row, row_mask in zip(emissions.tolist(), mask.tolist(), strict=True):
         places = [place for place, real in enumerate(row_mask) if real]
@@ -96,7 +96,7 @@ def test_marginals_sum_the_paths_through_a_label(allowed):
     found = crf.log_marginals(emissions, MASK, allowed)
     torch.testing.assert_close(found.exp(), expected, atol=1e-12, rtol=1e-12)
     assert found.isfinite().all()
-    assert allowed is None or (expected == 0).sum() > 6  # positions where constraints bite
+    assert allowed is None or (expected == 0).sum() > 6  # some positions are constrained
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -158,7 +158,7 @@ def test_marginals_are_the_gradient_of_the_normalizer():
 
 
 def test_what_the_mask_leaves_out_changes_nothing():
-    """The same chains in another place: values, and gradients though what is left out is not a number."""
+    """Chains at other positions have the same values and gradients, although masked positions are NaN."""
     crf, mask = make_crf(4, dtype=torch.float32), torch.ones(3, 6, dtype=torch.bool)
     emissions, labels = make_batch(4, mask, dtype=torch.float32)
     places = torch.tensor([0, 1, 2, 3, 4, 5]), torch.tensor([5, 6, 7, 8, 9, 10]), torch.tensor([1, 2, 4, 7, 8, 10])
@@ -211,7 +211,7 @@ def test_extreme_emissions_stay_finite(allowed):
 
 
 def test_certain_rows_keep_their_precision():
-    """The loss of a well-trained model is a small difference, not lost in the sums of long rows."""
+    """The loss of a well-trained model is a small difference of large sums, which must stay precise."""
     crf, mask = make_crf(5, dtype=torch.float32), torch.ones(1, 300, dtype=torch.bool)
     labels = torch.randint(5, mask.shape, generator=torch.Generator().manual_seed(0))
     emissions = 1000 + 22 * torch.nn.functional.one_hot(labels, 5).float()
@@ -240,7 +240,7 @@ def table(text):
 
 
 HAND = {
-    # each row: what may follow the label
+    # each row: the labels that may follow
     BIO: ("11010", "11010 11110 11110 11011 11011", "11111"),
     BIOES: ("110011", "110011 001100 001100 110011 110011 110011", "100111"),
     ("U-X", "L-X", "I-X", "O", "B-X"): ("10011", "10011 10011 01100 10011 01100", "11010"),
@@ -287,7 +287,7 @@ def test_names_of_no_scheme_are_not_constrained(labels):
 @settings(max_examples=40, deadline=None)
 @given(st.integers(0, 2**32), st.integers(1, 12))
 def test_decoded_labels_always_obey(labels, seed, time):
-    """Read with a pattern over the joined names, not with the tables."""
+    """The definition as a regular expression over the joined names."""
     crf = make_crf(len(labels), seed, torch.float32)
     mask = torch.rand(4, time) < 0.7
     path = crf.decode(9 * torch.randn(4, time, len(labels)), mask, bio_constraints(labels))
@@ -341,5 +341,5 @@ def test_empty_batches(shape):
 
 @pytest.mark.parametrize("number", [0, -2])
 def test_no_labels(number):
-    with pytest.raises(ValueError, match=f"`num_labels` is {number}; pass the number of labels, 1 or more"):
+    with pytest.raises(ValueError, match=f"`num_labels` is {number}; pass 1 or more"):
         LinearChainCRF(number)

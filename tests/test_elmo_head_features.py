@@ -1,4 +1,4 @@
-"""`x_k` beside its definition: a table of words, and a convolution over the characters of one word at a time."""
+"""`x_k` against its definition: a table of words, and a convolution over the characters of each word."""
 
 import pytest
 import torch
@@ -20,7 +20,7 @@ def make_features(**overrides) -> TokenFeatures:
 
 
 def make_inputs():
-    """Words with repetitions; masked positions hold ids too."""
+    """Repeated words, with ids at masked positions too."""
     generator = torch.Generator().manual_seed(1)
     words = torch.randint(1, 11, (3, 5), generator=generator)
     spelling = torch.randint(1, 30, (11, 7), generator=generator)
@@ -29,7 +29,7 @@ def make_inputs():
 
 
 def plain_character_features(encoder, word):
-    """The largest value of each filter over all windows of one word `(max_word_length,)`, or 0."""
+    """The maximum of each filter over all windows of one word `(max_word_length,)`, or 0."""
     table, pooled = encoder.char_embeddings.weight[word], []
     for convolution in encoder.convolutions:
         filters, _, width = convolution.weight.shape
@@ -57,7 +57,7 @@ def test_features_are_a_table_and_a_convolution(missing):
         torch.testing.assert_close(found[row, place], torch.cat(expected))
 
 
-def test_what_is_missing_need_not_be_passed():
+def test_inputs_of_missing_features_may_be_none():
     characters, words, mask = make_inputs()
     for given, options in (
         ((characters, None), {"task_word_embedding_size": 0}),
@@ -76,7 +76,7 @@ def test_each_distinct_word_is_encoded_once(monkeypatch):
     assert calls == [len(words[mask].unique())] and calls[0] < mask.sum()
 
 
-def test_gradients_reach_what_was_read_alone():
+def test_only_words_of_the_batch_get_gradients():
     features = make_features()
     characters, words, mask = make_inputs()
     features(characters, words, mask).square().sum().backward()

@@ -1,4 +1,4 @@
-"""The reader beside the papers' formulas in loops, a row and a word at a time, in double precision."""
+"""The reader against the papers' formulas in loops over rows and words, in double precision."""
 
 import math
 
@@ -8,7 +8,7 @@ import torch
 from modeling_elmo.elmo_head_reader import SpanReader, TrilinearAttention
 
 WIDTH, ELMO, HIDDEN = 5, 4, 3
-# 1 question, 2 context, 0 neither: markers and padding, on both sides.
+# 1: question; 2: context; 0: markers and padding, on both sides.
 LAYOUT = torch.tensor(
     [
         [0, 1, 1, 1, 0, 0, 2, 2, 2, 2, 0],
@@ -45,7 +45,7 @@ def weighted(weights, vectors):
 
 
 def rnn(layer, words: list[torch.Tensor]) -> list[torch.Tensor]:
-    """A torch biGRU over the words alone."""
+    """A torch biGRU over the words only."""
     return list(layer.layers[0](torch.stack(words)[:, None])[0][:, 0])
 
 
@@ -55,7 +55,7 @@ def score(attention: TrilinearAttention, x, y) -> float:
 
 
 def plain(reader: SpanReader, words, elmo, question, context):
-    """Starts, ends and no answer of a row, from lists of word vectors and ELMo vectors."""
+    """Scores of starts, ends and no answer for one row, from lists of word vectors and ELMo vectors."""
 
     def encoded(chosen):
         states = rnn(reader.encoder, [words[place] for place in chosen])
@@ -123,7 +123,7 @@ def test_dropout_shares_its_mask_over_time():
     pairs = []
     reader.dropout.register_forward_hook(lambda _, given, result: pairs.append((given[0], result)))
     first = reader(*make_inputs(0.0))
-    assert len(pairs) == 6  # question and context, encoded; what three biGRUs and the self-attention read
+    assert len(pairs) == 6  # encoded question and context, inputs of three biGRUs and of the self-attention
     for before, after in pairs:
         is_kept = (after != 0).any(1, keepdim=True)
         torch.testing.assert_close(after, 2 * before * is_kept)
@@ -131,7 +131,7 @@ def test_dropout_shares_its_mask_over_time():
 
 
 def test_a_context_of_one_word_and_rows_without_any():
-    """One word attends to nothing else; a window may hold no context."""
+    """A single word attends to nothing. A window may have no context."""
     reader, (inputs, question, context, elmo) = make_reader(), make_inputs()
     none_there = torch.zeros_like(context)
     for masks in ((question, none_there), (none_there, context), (none_there, none_there)):

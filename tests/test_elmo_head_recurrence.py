@@ -1,4 +1,4 @@
-"""Our biRNNs beside torch.nn's: values, every gradient, rows of all lengths, and when each is taken."""
+"""Our biRNNs against torch.nn: values, all gradients, rows of all lengths, and the choice between both."""
 
 import pytest
 import torch
@@ -21,7 +21,7 @@ def make_layer(kind, inputs=5, size=3, dtype=torch.float64):
 
 
 def make_rows(inputs=5, dtype=torch.float64):
-    """What stands after a row's end is garbage."""
+    """Rows with random values after their ends."""
     x = torch.randn(len(LENGTHS), max(LENGTHS), inputs, generator=torch.Generator().manual_seed(1), dtype=dtype)
     ends = torch.tensor(LENGTHS)[:, None]
     return x.masked_fill((torch.arange(max(LENGTHS)) >= ends)[..., None], 50.0), ends
@@ -88,7 +88,7 @@ def test_torchs_own_is_taken_where_ours_cannot_be(kind, monkeypatch):
 
 
 class Quantizable(nn.Module):
-    """Holds a biRNN as a head does."""
+    """A model with a biRNN, like a head."""
 
     def __init__(self, kind):
         super().__init__()

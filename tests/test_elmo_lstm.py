@@ -7,7 +7,8 @@ from plain_elmo import PlainELMo
 from torch import nn
 
 from modeling_elmo import ELMoConfig, elmo_backend, elmo_backends, elmo_lstm
-from modeling_elmo.elmo_lstm import ELMoLSTM, pack
+from modeling_elmo.elmo_inputs import pack
+from modeling_elmo.elmo_lstm import ELMoLSTM
 
 pytestmark = pytest.mark.usefixtures("onednn_at_any_size")
 
@@ -52,7 +53,7 @@ def run(lstm, tokens, mask, hidden, cell, order="forward_N"):
 
 
 def torch_lstm(lstm, config):
-    """torch.nn.LSTM with the same weights; its gates stand in the order i, f, g, o."""
+    """torch.nn.LSTM with the same weights. Its gate order is i, f, g, o."""
     other = nn.LSTM(
         config.projection_size,
         config.lstm_hidden_size,
@@ -149,7 +150,7 @@ def test_clipped_equals_plain_float64(backend, order, options, monkeypatch):
         for depth, (h, c) in enumerate(states):
             np.testing.assert_allclose(final_hidden[depth, row].numpy(), h, atol=2e-6, rtol=1e-5)
             np.testing.assert_allclose(final_cell[depth, row].numpy(), c, atol=2e-6, rtol=1e-5)
-    if config.cell_clip == 0.7:  # the bounds were met, so they were tested
+    if config.cell_clip == 0.7:  # some values reach the bound
         assert (final_cell.abs() == 0.7).float().mean() > 0.1
 
 
@@ -176,7 +177,7 @@ def test_gradients_against_finite_differences(inner, backend):
     tokens, mask, hidden, cell = make_batch(config, torch.float64)
     with elmo_backend("reference"):
         *_, final_cell = run(lstm, tokens, mask, hidden, cell)
-    assert (final_cell.abs() == 0.8).any()  # the bounds were met, so they were tested
+    assert (final_cell.abs() == 0.8).any()  # some values reach the bound
     inputs = [tokens.requires_grad_(), hidden.requires_grad_(), cell.requires_grad_()]
     with elmo_backend(backend):
         assert torch.autograd.gradcheck(lambda t, h, c: run(lstm, t, mask, h, c)[0][-1], inputs)
@@ -184,7 +185,7 @@ def test_gradients_against_finite_differences(inner, backend):
 
 
 def gradients(lstm, config, backend, order, device="cpu", dtype=torch.float64):
-    """Outputs, and the gradients of inputs, states and weights, of a loss that depends on all outputs."""
+    """Outputs, and gradients of inputs, states and weights for a loss that depends on all outputs."""
     tokens, mask, *states = (tensor.to(device) for tensor in make_batch(config, dtype))
     inputs = [tensor.requires_grad_() for tensor in (tokens, *states)]
     lstm.zero_grad()
@@ -209,7 +210,7 @@ def test_hand_written_gradients_equal_autograd(options, order):
 
 @pytest.mark.parametrize("options", OPTIONS)
 def test_a_graph_is_recorded_once_for_each_shape(options, monkeypatch):
-    """On CPU, with a recorder that only counts; what is recorded is compared with autograd."""
+    """On CPU, with a mock of the recorder that counts calls. The recorded function is compared with autograd."""
     config = make_config(**{"cell_clip": 0.7, "projection_clip": 0.5, **options})
     lstm, recorded = make_lstm(config, dtype=torch.float64), []
 
@@ -254,7 +255,7 @@ def test_bfloat16_keeps_the_cell_in_float32():
 
 def test_torch_lstm_refuses_clips():
     config = make_config(projection_clip=None)
-    message = "knows no clips, and this model has cell_clip=3.0 and projection_clip=None. Use another backend"
+    message = "has no clips, but this model has cell_clip=3.0 and projection_clip=None. Use another backend"
     with elmo_backend("torch_lstm"), pytest.raises(ValueError, match=message):
         run(make_lstm(config), *make_batch(config))
 
@@ -336,32 +337,7 @@ def test_packed_weights_die_with_their_parameters():
     assert len(elmo_backends._remembered) == before
 
 
-@pytest.mark.parametrize("seed", range(5))
-def test_pack_visits_every_token_in_order(seed):
-    generator = torch.Generator().manual_seed(seed)
-    mask = torch.rand(6, 8, generator=generator) < 0.6
-    types = (torch.arange(8) >= torch.randint(0, 8, (6, 1), generator=generator)).long()
-    packing = pack(mask, types)
-
-    sequences = []  # by hand: flat positions of each run of equal types among the unmasked positions
-    for row in range(6):
-        for kind in (0, 1):
-            columns = [t for t in range(8) if mask[row, t] and types[row, t] == kind]
-            if columns:
-                sequences.append((row, [row * 8 + t for t in columns]))
-    sequences.sort(key=lambda item: -len(item[1]))  # stable, longest first
-    assert packing.rows_S.tolist() == [row for row, _ in sequences]
-    for order, step in ((packing.forward_N, 1), (packing.backward_N, -1)):
-        expected = []
-        for time in range(len(sequences[0][1])):
-            expected += [positions[::step][time] for _, positions in sequences if time < len(positions)]
-        assert packing.positions_N[order].tolist() == expected
-    assert packing.batch_sizes == [sum(t < len(p) for _, p in sequences) for t in range(len(sequences[0][1]))]
-
-
 def test_nothing_to_read():
-    packing = pack(torch.zeros(2, 3, dtype=torch.bool), torch.zeros(2, 3, dtype=torch.long))
-    assert packing.batch_sizes == [] and len(packing.positions_N) == 0
     config = make_config()
     hidden, cell = torch.ones(2, 0, config.projection_size), torch.ones(2, 0, config.lstm_hidden_size)
     outputs, hidden, _ = make_lstm(config)(

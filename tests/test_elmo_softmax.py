@@ -1,4 +1,4 @@
-"""The three softmaxes against torch's cross-entropy, the definition as a loop, and the sampler's own distribution."""
+"""The three softmaxes against torch's cross-entropy, definitions in loops, and the distribution of the sampler."""
 
 import math
 from types import SimpleNamespace
@@ -44,7 +44,7 @@ def gradients(loss, softmax, *tensors):
 
 @pytest.fixture
 def chunks(monkeypatch):
-    """The shapes of the chunks of logits that are computed, and a function that sets their size."""
+    """The shapes of all computed chunks of logits, and a function that sets their size."""
     sizes, logits = [], elmo_softmax._logits
 
     def record(*arguments):
@@ -121,7 +121,7 @@ def test_logits_of_all_predictions_never_stand_in_memory(monkeypatch):
     with Largest(), torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
         softmax(hidden, targets)[0].backward()
     assert max(sizes) == 16_000  # the weight; `(N, V)` would be 500,000
-    assert sum(kept) <= hidden.numel() + 17_000 + 1  # gradients and their unit; not one chunk of logits
+    assert sum(kept) <= hidden.numel() + 17_000 + 1  # only the gradients and their unit, no chunk of logits
     kept.clear()
     with torch.no_grad(), Largest(), torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
         softmax(hidden, targets)
@@ -177,14 +177,14 @@ def test_bfloat16_autocast_is_near_float32(softmax_type):
         loss, losses = softmax(hidden, targets, scale, candidates)
     assert loss.dtype == losses.dtype == torch.float32
     torch.testing.assert_close(loss, expected, rtol=1e-2, atol=0)
-    assert softmax_type == "adaptive" or loss != expected  # it did compute in bfloat16
+    assert softmax_type == "adaptive" or loss != expected  # so it computed in bfloat16
     for mine, theirs in zip(gradients(loss, softmax), gradients(expected, softmax), strict=True):
         assert mine.dtype == torch.float32
         torch.testing.assert_close(mine, theirs, rtol=2e-2, atol=2e-2)
 
 
 def test_parameters_in_half_precision_sum_in_float32(chunks):
-    """A scale of 1e-7 would vanish in float16; a loss scaler multiplies only in the backward pass."""
+    """A scale of 1e-7 underflows in float16, and a loss scaler multiplies only in the backward pass."""
     chunks[1](30 * 4)
     for dtype in (torch.bfloat16, torch.float16):
         softmax, (hidden, targets, scale) = make_softmax(dtype=dtype), make_predictions(dtype=dtype)
@@ -210,7 +210,7 @@ def test_log_probabilities_of_the_full_softmax():
         assert log_probs.requires_grad
 
 
-# Full on CUDA, by a stand-in for the kernel
+# Full softmax on CUDA, with a mock of the kernel
 
 
 def test_the_path_of_the_full_softmax(monkeypatch):
@@ -237,7 +237,7 @@ def test_the_path_of_the_full_softmax(monkeypatch):
 
 
 def test_the_kernel_is_called_as_it_can_be(monkeypatch):
-    """It takes no bias, widths that are aligned, and inputs of one dtype."""
+    """The kernel takes no bias, aligned widths, and inputs of one dtype."""
     received = []
 
     def stand_in(e, c, targets, ignore_index=-100, softcap=None, reduction="mean", shift=False, filter_eps="high"):
@@ -263,7 +263,7 @@ def test_the_kernel_is_called_as_it_can_be(monkeypatch):
 
 
 def plain_sampled_losses(softmax, hidden, targets, candidates):
-    """The definition, one prediction after the other: the target and the candidates that are not it."""
+    """The definition for each prediction: the target and all candidates but the target."""
     words, losses = len(softmax.bias), []
 
     def corrected(vector, word):
@@ -336,7 +336,7 @@ def log_uniform(classes):
 
 
 def test_draws_are_log_uniform():
-    """One candidate is one raw draw: chi-square of 5,000 of them, 29 classes, bound at p = 1e-4."""
+    """With one candidate there is one draw: chi-square test of 5,000 draws, 29 classes, p = 1e-4."""
     counts = torch.zeros(29)
     generator = torch.Generator().manual_seed(0)
     for _ in range(5_000):
@@ -349,7 +349,7 @@ def test_draws_are_log_uniform():
 
 
 def test_tries_and_inclusion():
-    """The draws replayed one by one; and how often a word is among them, given their number."""
+    """Against draws one by one, and against the probability of a word given the number of draws."""
     for seed in range(20):
         ranks, tries = elmo_softmax._draw_distinct(50, 20, torch.Generator().manual_seed(seed))
         uniform = torch.rand(80, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
@@ -363,7 +363,7 @@ def test_tries_and_inclusion():
         ranks, tries = elmo_softmax._draw_distinct(50, 20, generator)
         sums[ranks] += 1 / 4000
         expected += elmo_softmax._log_expected_count(torch.arange(50), tries, 50, torch.float64).exp() / 4000
-    # The number of tries itself tells of the draws, so the two agree up to that; 4000 draws are good to 0.008.
+    # The number of tries depends on the draws, so both agree only roughly; 4000 draws have an error of 0.008.
     torch.testing.assert_close(sums.double(), expected, atol=0.03, rtol=0)
     assert expected.sum() == pytest.approx(20, rel=0.03)
 
@@ -403,7 +403,7 @@ def bias_of_sampling(number, sets=100):
 
 
 def test_bias_of_the_sampled_softmax_falls_with_candidates():
-    """It underestimates the loss, less so the more words compete, and its gradient comes near the full one's."""
+    """It underestimates the loss, less with more candidates, and its gradient is close to the full gradient."""
     losses, steps = zip(*(bias_of_sampling(number) for number in (50, 100, 200, 400)), strict=True)
     for (fewer, fewer_error), (more, more_error) in zip(losses, losses[1:], strict=False):
         assert fewer + 4 * (fewer_error + more_error) < more < 0
@@ -432,7 +432,7 @@ def test_adagrad_reads_the_sparse_gradient():
         assert others and torch.equal(softmax.weight[others], before[others])
         assert (states[-1][2][others] == 1).all() and (states[-1][2][sorted(used)] > 1).any(1).all()
     for dense, sparse in zip(*states, strict=True):
-        torch.testing.assert_close(sparse, dense, rtol=1e-6, atol=0)  # rounded in another order
+        torch.testing.assert_close(sparse, dense, rtol=1e-6, atol=0)  # another order of rounding
 
 
 # Adaptive
@@ -458,16 +458,18 @@ def test_adaptive_in_the_smallest_vocabulary():
 
 
 def test_errors_say_what_to_pass():
-    with pytest.raises(ValueError, match=r"`num_sampled` is 29, of a vocabulary with 29 words.*smaller `num_sampled`"):
+    with pytest.raises(ValueError, match=r"`num_sampled` is 29, but the vocabulary has only 29 words"):
         make_softmax("sampled", num_sampled=29).sample()
     for softmax_type in ("full", "adaptive"):
         with pytest.raises(
             ValueError, match=f"`softmax_type` is '{softmax_type}', which has no candidates; pass 'samp"
         ):
             make_softmax(softmax_type).sample()
-    with pytest.raises(ValueError, match=r"cutoffs \[1, 2, 3\].*`projection_size` \(16\) divided by 64.*Pass fewer"):
+    with pytest.raises(
+        ValueError, match=r"cutoffs \[1, 2, 3\] .*below 1: `projection_size` \(16\) divided by 64.*Pass fewer"
+    ):
         make_softmax("adaptive", adaptive_cutoffs=[1, 2, 3])
-    message = r"`adaptive_cutoffs` is \[9, 29\]; pass rising integers between 0 and `vocab_size - 1` \(29\)"
+    message = r"`adaptive_cutoffs` is \[9, 29\]; pass ascending integers between 0 and `vocab_size - 1` \(29\)"
     with pytest.raises(StrictDataclassError, match=message):
         make_softmax("adaptive", adaptive_cutoffs=[9, 29])
     assert make_softmax("full", num_sampled=10**6).weight.shape == (30, 16)

@@ -1,4 +1,4 @@
-"""Stock transformers on ELMo: pipelines, collators and Trainer, nothing patched."""
+"""Stock pipelines, collators and Trainer of transformers with ELMo."""
 
 import time
 
@@ -14,6 +14,7 @@ from transformers import (
     TrainingArguments,
     pipeline,
 )
+from transformers.utils.generic import find_labels
 
 from modeling_elmo import (
     ELMoConfig,
@@ -43,7 +44,7 @@ def tiny_config(tokenizer: ELMoTokenizer, **options) -> ELMoConfig:
 
 @pytest.fixture(scope="module", params=[WORDS, ["He", "Paris"]], ids=["known", "unknown"])
 def tagger(request):
-    """A classifier that was solved, not trained, to find the two places; with and without them in the vocabulary."""
+    """A linear tagger, fitted by least squares, that finds the two places, with known and with unknown words."""
     torch.manual_seed(0)
     tokenizer = tokenizer_of(*request.param)
     model = ELMoForTokenClassification(tiny_config(tokenizer, head="linear", id2label=LABELS)).eval()
@@ -109,7 +110,7 @@ TEXTS = [" ".join(WORDS[:length]) for length in (1, 9, 2, 7, 4, 3, 8, 5)]
 
 
 def examples(tokenizer: ELMoTokenizer) -> list[dict]:
-    """As a data set would hold them: lists without padding."""
+    """Encoded texts without padding, as in a data set."""
     return [dict(tokenizer(text.split(), is_split_into_words=True)) for text in TEXTS]
 
 
@@ -134,7 +135,7 @@ def test_language_modeling_collator():
     assert torch.equal(batch["labels"], batch["input_ids"].masked_fill(batch["attention_mask"] == 0, -100))
 
 
-@pytest.mark.slow  # a figure of the machine
+@pytest.mark.slow  # depends on the machine
 def test_stored_columns_reach_batches_at_200_000_tokens_a_second():
     tokenizer = tokenizer_of(*WORDS)
     rows = Dataset.from_dict({"words": [WORDS * 3] * 4096}).map(
@@ -208,8 +209,13 @@ def test_trainer_steps_along_the_gradient_of_the_whole_batch(model_class, option
         torch.testing.assert_close(before[name] - parameter, gradients[name], rtol=1e-4, atol=1e-6, msg=name)
 
 
+def test_trainer_finds_only_labels():
+    """Trainer evaluates a loss only if a batch has all arguments with "label" in their names."""
+    assert find_labels(ELMoForPreTraining) == find_labels(ELMoForTokenClassification) == ["labels"]
+
+
 @every_model
-def test_trainer_evaluates_the_loss_and_gathers_logits_alone(model_class, options, tmp_path):
+def test_trainer_evaluates_the_loss_and_gathers_only_logits(model_class, options, tmp_path):
     model, features, collator = training_setup(model_class, options)
     arguments = TrainingArguments(
         tmp_path, per_device_eval_batch_size=3, use_cpu=True, report_to="none", disable_tqdm=True

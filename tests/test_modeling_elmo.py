@@ -1,4 +1,4 @@
-"""The model against a plain float64 implementation, and the promises that it makes to its users."""
+"""The model against a plain float64 implementation; its guarantees to users; its error messages."""
 
 import copy
 import json
@@ -53,7 +53,7 @@ def make_model(cls=ELMoModel, seed=0, **overrides):
 
 
 def make_batch(config, lengths=LENGTHS, seed=0, side="right"):
-    """Random words of 1 to max_word_length characters, id 29 after each word's end; zeros are padding words."""
+    """Random words of 1 to max_word_length characters; id 29 after the end of a word, 0 at padding words."""
     generator = torch.Generator().manual_seed(seed)
     width = config.max_word_length
     time = max(lengths)
@@ -96,7 +96,7 @@ def test_all_layers_equal_plain_float64(options, backend):
 @settings(max_examples=30, deadline=None)
 @given(data=st.data())
 def test_same_text_same_vectors(data):
-    """In any batch, order, padding and side of padding, with masked positions anywhere."""
+    """In any batch, in any order, with any padding, and with masked positions anywhere."""
     model = make_model()
     rows = data.draw(st.lists(st.integers(0, 5), min_size=1, max_size=6))
     extra = data.draw(st.integers(0, 3))
@@ -125,7 +125,7 @@ def test_same_text_same_vectors(data):
 
 @pytest.fixture(scope="module")
 def published(tmp_path_factory):
-    """AllenNLP's fixture, converted, and its 30 sentences."""
+    """The converted fixture of AllenNLP, and its 30 sentences."""
     folder = tmp_path_factory.mktemp("published") / "model"
     convert_original_checkpoint(FIXTURE / "lm_weights.hdf5", FIXTURE / "options.json", folder)
     sentences = sum(json.loads((FIXTURE / "sentences.json").read_text(encoding="utf-8")), [])
@@ -228,11 +228,11 @@ def test_two_texts_in_a_row_do_not_mix(side):
     )
     assert output.final_states is None
     states = tuple(torch.zeros(1, 2, 2, size) for size in (7, 21))
-    with pytest.raises(ValueError, match="`token_type_ids` mark two in a row. Pass one text"):
+    with pytest.raises(ValueError, match="`token_type_ids` mark two texts in a row. Pass one text"):
         model(torch.cat(parts, 1), token_type_ids=types, initial_states=states)
 
 
-def test_inputs_embeds_stand_in_place_of_words():
+def test_inputs_embeds_replace_words():
     model = make_model()
     batch = make_batch(model.config)
     with torch.no_grad():
@@ -253,7 +253,7 @@ def test_word_level_model_reads_input_ids():
     assert not output.last_hidden_state[1, 2].any() and output.last_hidden_state[1, 1].any()
 
 
-def test_word_vectors_stand_before_the_characters():
+def test_word_vectors_come_before_character_features():
     model = make_model(word_embedding_size=4)
     batch = make_batch(model.config, [5])
     with torch.no_grad():
@@ -323,7 +323,7 @@ def test_normalized_mix_of_nothing_but_markers_is_finite(norm):
 
 @pytest.mark.parametrize("side", ["left", "right"])
 def test_sentence_embeddings_are_means_over_words(side):
-    """Of one text, of two, of none but markers, of padding alone."""
+    """Rows with one text, two texts, only markers, and only padding."""
     model = make_model()
     torch.nn.init.normal_(model.scalar_mix.weights)
     batch = make_batch(model.config, [6, 5, 2, 0], side=side)
@@ -339,13 +339,18 @@ def test_sentence_embeddings_are_means_over_words(side):
     torch.testing.assert_close(model.sentence_embeddings(**batch), expected, rtol=0, atol=1e-6)
 
 
-def test_sentence_embeddings_say_what_they_lack():
+def test_errors_of_sentence_embeddings():
     model = make_model()
     batch = make_batch(model.config)
-    with pytest.raises(ValueError, match="ELMoModel .*tells the markers by `input_ids`; pass them beside"):
+    with pytest.raises(
+        ValueError,
+        match="`input_ids` are missing, and only they tell the markers <S> and </S> from words",
+    ):
         model.sentence_embeddings(batch["character_ids"])
     without_mix = ELMoModel(model.config, add_mixing_layer=False)
-    with pytest.raises(ValueError, match="add_mixing_layer=False has no mix; leave the argument out"):
+    with pytest.raises(
+        ValueError, match="This model has no mix: it was built with add_mixing_layer=False. Leave the argument out"
+    ):
         without_mix.sentence_embeddings(**batch)
 
 
@@ -437,9 +442,9 @@ def test_initialisation_table():
 
 
 def plain_log_probs(model, batch, row):
-    """`(2, time, classes)` of one row's real tokens in float64: of the word there, by each direction, without <PAD>.
+    """Log-probabilities `(2, time, classes)` of both directions for one row's tokens in float64, without <PAD>.
 
-    A position that a direction does not predict is 0.
+    They are 0 at positions that a direction does not predict.
     """
     plain = PlainELMo(model.elmo.state_dict(), model.config)
     weight, bias = model.softmax.weight.detach().double().numpy(), model.softmax.bias.detach().double().numpy()
@@ -504,7 +509,7 @@ def test_two_streams_equal_one_text_read_twice():
     assert len(one.hidden_states) == 3 and two.hidden_states is None
 
 
-def test_language_model_says_what_it_lacks():
+def test_errors_of_the_language_model():
     model = make_model(ELMoForPreTraining, has_softmax=False)
     batch = make_batch(model.config)
     assert model(**batch).loss is None
@@ -516,17 +521,17 @@ def test_language_model_says_what_it_lacks():
         model(**batch, labels=batch["input_ids"], forward_targets=batch["input_ids"])
     with pytest.raises(ValueError, match="Received `forward_targets` alone"):
         model(**batch, forward_targets=batch["input_ids"])
-    with pytest.raises(ValueError, match="nothing but special words"):
+    with pytest.raises(ValueError, match="only special words"):
         make_model(ELMoForPreTraining, vocab_size=4)(**batch, labels=batch["input_ids"])
     with pytest.raises(ValueError, match=r"`labels` has shape \(3, 2\); pass shape \(3, 6\)"):
         model(**batch, labels=batch["input_ids"][:, :2])
     with pytest.raises(ValueError, match="ids from 12 to 12.*or call `resize_token_embeddings"):
         model(**batch, labels=torch.full_like(batch["input_ids"], 12))
-    with pytest.raises(ValueError, match="`labels` hold <PAD> at a word"):
+    with pytest.raises(ValueError, match="`labels` has <PAD> at a word"):
         model(**batch, labels=torch.zeros_like(batch["input_ids"]))
 
 
-def test_the_joint_loss_carries_the_gradient_of_both_directions():
+def test_the_joint_loss_has_the_gradient_of_both_directions():
     model = make_model(ELMoForPreTraining)
     batch = make_batch(model.config)
     output = model(**batch, labels=batch["input_ids"].where(batch["attention_mask"].bool(), -100))
@@ -581,14 +586,14 @@ def test_predicting_and_scoring_in_other_dtypes(dtype):
     np.testing.assert_allclose(found_scores.forward_log_probs, scores.forward_log_probs, atol=atol)
 
 
-def test_scoring_and_predicting_say_what_they_lack():
+def test_errors_of_scoring_and_predicting():
     model = make_model(ELMoForPreTraining)
     batch = make_batch(model.config)
     with pytest.raises(ValueError, match="`direction` is 'left'; pass 'forward', 'backward' or 'both'"):
         model.predict_words(**batch, direction="left")
     with pytest.raises(ValueError, match="`top_k` is 12; pass 1 to 11"):
         model.predict_words(**batch, top_k=12)
-    with pytest.raises(ValueError, match="pass `input_ids` beside `character_ids`"):
+    with pytest.raises(ValueError, match="pass `input_ids` with `character_ids`"):
         model.score(batch["character_ids"])
     with pytest.raises(ValueError, match="published without its softmax"):
         make_model(ELMoForPreTraining, has_softmax=False).score(**batch)
@@ -635,10 +640,10 @@ def test_another_vocabulary_takes_the_rows_of_shared_words():
     for name in ("softmax.weight", "softmax.bias", "elmo.word_embeddings.weight"):
         expected = torch.stack([before[name].mean(0) if row < 0 else before[name][row] for row in rows])
         torch.testing.assert_close(model.state_dict()[name], expected)
-    with pytest.raises(ValueError, match=r"`source_rows` hold \[8\]; pass ids of the present vocabulary, 0 to 7"):
+    with pytest.raises(ValueError, match=r"`source_rows` has \[8\]; pass ids of the present vocabulary, 0 to 7"):
         model.replace_vocabulary([0, 1, 2, 3, 8])
     unpublished = make_model(ELMoForPreTraining, has_softmax=False, vocab_size=4)
-    unpublished.replace_vocabulary([0, 1, 2, 3, -1, -1])  # drawn: of one mean all words would be alike
+    unpublished.replace_vocabulary([0, 1, 2, 3, -1, -1])  # random rows; with the mean, all words would be equal
     assert not torch.equal(*unpublished.softmax.weight[-2:])
 
 
@@ -658,26 +663,26 @@ def test_errors_name_what_was_received():
     fails(r"`character_ids` has shape \(3, 6\); pass shape \(batch, time, 9\)", batch["input_ids"])
     fails(r"`character_ids` has shape \(3, 6, 8\); pass shape \(batch, time, 9\)", characters[..., :8])
     fails(
-        "`character_ids` holds ids from 0 to 30, but this model knows 0 to 29",
+        "`character_ids` has ids from 0 to 30, but this model knows 0 to 29",
         F.pad(characters[..., 1:], (0, 1), value=30),
     )
-    fails("holds torch.float32; pass integer ids", characters.float())
+    fails("has dtype torch.float32; pass integer ids", characters.float())
     fails(r"`attention_mask` has shape \(3, 5\); pass shape \(3, 6\)", characters, attention_mask=mask[:, :5])
-    fails("holds values other than 0 and 1", characters, attention_mask=(1 - mask) * -10000.0)
+    fails("has values other than 0 and 1", characters, attention_mask=(1 - mask) * -10000.0)
     fails(r"marks \(row, position\) \(1, 1\) as a token", characters, attention_mask=torch.ones_like(mask))
     fails(r"`token_type_ids` has shape", characters, token_type_ids=mask[:2])
     fails(r"`inputs_embeds` has shape \(3, 6, 9\); pass shape \(batch, time, 7\)", inputs_embeds=characters.float())
     fails("pass them without `character_ids`", characters, inputs_embeds=characters.float())
     states = tuple(torch.zeros(2, 2, 2, size) for size in (7, 21))
     fails(
-        r"have shapes \[\(2, 2, 2, 7\), \(2, 2, 2, 21\)\]; for this batch of 3 pass", characters, initial_states=states
+        r"have shapes \[\(2, 2, 2, 7\), \(2, 2, 2, 21\)\], but this batch of 3 needs", characters, initial_states=states
     )
     with pytest.raises(TypeError, match="`character_ids` is a list; pass a tensor: .*return_tensors='pt'"):
         model(characters.tolist())
     word_level = make_model(char_vocab_size=0, word_embedding_size=7)
     with pytest.raises(ValueError, match="word-level model: pass `input_ids`"):
         word_level(character_ids=characters)
-    with pytest.raises(ValueError, match="`input_ids` holds ids from 1 to 99, but this model knows 0 to 11"):
+    with pytest.raises(ValueError, match="`input_ids` has ids from 1 to 99, but this model knows 0 to 11"):
         word_level(input_ids=torch.tensor([[1, 99]]))
 
 

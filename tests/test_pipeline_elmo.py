@@ -1,4 +1,4 @@
-"""The question-answering pipeline, beside a decoder in plain loops over every window."""
+"""The question-answering pipeline against a decoder in plain loops over all windows."""
 
 import itertools
 import math
@@ -9,8 +9,7 @@ from datasets import Dataset
 from transformers import pipeline
 
 from modeling_elmo import ELMoConfig, ELMoForQuestionAnswering, ELMoForTokenClassification, ELMoTokenizer
-from modeling_elmo.elmo_head_reader import best_spans
-from modeling_elmo.pipeline_elmo import ELMoQuestionAnsweringPipeline
+from modeling_elmo.pipeline_elmo import ELMoQuestionAnsweringPipeline, best_spans
 
 QUESTION = "Who wrote it?"
 CONTEXT = "Ada Lovelace (1815) wrote the first program, in 1843. Charles Babbage built no engine; they met in London."
@@ -30,7 +29,7 @@ def pipe(request) -> ELMoQuestionAnsweringPipeline:
 
 
 def plain_answers(pipe, longest: int, max_seq_len: int, doc_stride: int) -> tuple[dict, float]:
-    """The probability of every span of characters, and of no answer, from each window alone."""
+    """The probability of every span of characters, and of no answer: the best and the lowest of all windows."""
     windows = pipe.tokenizer(
         QUESTION,
         CONTEXT,
@@ -63,7 +62,7 @@ def plain_answers(pipe, longest: int, max_seq_len: int, doc_stride: int) -> tupl
 
 @pytest.mark.parametrize("longest", [1, 3, 17])
 @pytest.mark.parametrize("window", [SHORT, {"max_seq_len": 384, "doc_stride": 128}], ids=["windows", "whole"])
-def test_answers_are_those_of_plain_loops(pipe, longest, window):
+def test_answers_equal_plain_loops(pipe, longest, window):
     spans, nothing = plain_answers(pipe, longest, **window)
     expected = sorted(spans.items(), key=lambda item: -item[1])[:5]
     found = pipe(question=QUESTION, context=CONTEXT, top_k=5, max_answer_len=longest, **window)
@@ -103,30 +102,30 @@ def test_batches_lists_and_ways_to_ask(pipe):
     [
         ({"question": "", "context": CONTEXT}, "`question` is ''; pass a text"),
         ({"question": QUESTION, "context": "  "}, "`context` is '  '; pass a text"),
-        ({"question": QUESTION}, "Pass both, question=... and context=..."),
+        ({"question": QUESTION}, "Pass both question=... and context=..."),
         ({"question": ["a", "b"], "context": ["c"]}, "2 questions and 1 contexts"),
-        ({"question": QUESTION, "context": CONTEXT, "top_k": 0}, "`top_k` is 0; pass a whole number, at least 1"),
-        ({"question": QUESTION, "context": CONTEXT, "top_k": None}, "`top_k` is None; pass a whole number, at least 1"),
+        ({"question": QUESTION, "context": CONTEXT, "top_k": 0}, "`top_k` is 0; pass an integer of at least 1"),
+        ({"question": QUESTION, "context": CONTEXT, "top_k": None}, "`top_k` is None; pass an integer of at least 1"),
         (
             {"question": QUESTION, "context": CONTEXT, "doc_stride": -1},
-            "`doc_stride` is -1; pass a whole number, at least 0",
+            "`doc_stride` is -1; pass an integer of at least 0",
         ),
         ({"question": "why " * 30, "context": CONTEXT, "max_seq_len": 30}, "The question 'why .* too few words .*=30"),
-        ({"question": QUESTION, "context": "\x01\x02"}, "finds no word in the context"),
+        ({"question": QUESTION, "context": "\x01\x02"}, "has no words; pass a text with words"),
         (
             {"question": QUESTION, "context": CONTEXT, "topk": 2},
-            "Unknown options topk; .* top_k, .*max_seq_len, doc_stride",
+            "Unknown options topk; the options are top_k, .*max_seq_len, doc_stride",
         ),
-        ({"question": QUESTION, "context": CONTEXT, "top_k": "2"}, "`top_k` is '2'; pass a whole number"),
+        ({"question": QUESTION, "context": CONTEXT, "top_k": "2"}, "`top_k` is '2'; pass an integer"),
         ({"question": QUESTION, "context": 3}, "`context` is 3; pass a text"),
     ],
 )
-def test_what_cannot_be_asked(pipe, given, message):
+def test_errors_of_the_pipeline(pipe, given, message):
     with pytest.raises((TypeError, ValueError), match=message):
         pipe(**given)
 
 
-def test_a_folder_has_its_pipeline_and_another_head_of_it_has_none(pipe, tmp_path):
+def test_only_question_answering_folders_have_the_pipeline(pipe, tmp_path):
     for part in (pipe.model, pipe.tokenizer):
         part.save_pretrained(tmp_path / "qa")
     expected = pipe(question=QUESTION, context=CONTEXT)
@@ -137,7 +136,7 @@ def test_a_folder_has_its_pipeline_and_another_head_of_it_has_none(pipe, tmp_pat
     assert not hasattr(ELMoConfig.from_pretrained(tmp_path / "tagger"), "custom_pipelines")
 
 
-def test_weights_that_are_not_finite_give_no_answer(pipe):
+def test_weights_that_are_not_finite_raise_an_error(pipe):
     for scale in (pipe.model.reader.none, pipe.model.reader.start):
         kept = scale.bias.data.clone()
         scale.bias.data.fill_(math.nan)

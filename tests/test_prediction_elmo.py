@@ -1,4 +1,4 @@
-"""Texts in, words and their probabilities out."""
+"""Scores and predictions of words in texts."""
 
 import math
 
@@ -43,7 +43,7 @@ def test_left_padding_of_the_tokenizer_changes_nothing(pair):
         assert [score.forward for score in mine[1:]] == pytest.approx([score.forward for score in yours[1:]], abs=1e-5)
 
 
-def test_predictions_stand_at_their_words(pair):
+def test_predictions_are_aligned_with_words(pair):
     model, tokenizer = pair
     found = predict_texts(model, tokenizer, TEXTS, top_k=9, direction="forward")
     assert [[word for word, _ in text] for text in found] == [TEXTS[0].split(), TEXTS[1], []]

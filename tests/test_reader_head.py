@@ -1,4 +1,4 @@
-"""The head for questions: where answers may stand, what a question changes, and what is refused."""
+"""The question-answering head: possible positions of answers, independence of texts, errors."""
 
 import math
 
@@ -10,7 +10,7 @@ from modeling_elmo import ELMoForQuestionAnswering
 
 
 def plain_loss(model, output, targets):
-    """Of each row the mean of two cross-entropies over the places where an answer may be, and the penalty."""
+    """The mean cross-entropy over all possible positions of starts and ends, and the penalty."""
     losses = [
         -logits[target].item() + math.log(sum(math.exp(logit) for logit in logits.tolist() if logit > -1e30))
         for side, name in ((output.start_logits, "start_positions"), (output.end_logits, "end_positions"))
@@ -23,7 +23,7 @@ def plain_loss(model, output, targets):
 
 @pytest.mark.parametrize("head", ["paper", "linear"])
 @pytest.mark.parametrize("side", ["right", "left"])
-def test_answers_stand_at_words_of_the_context_or_at_the_first_token(head, side):
+def test_answers_are_words_of_the_context_or_the_first_token(head, side):
     model = stirred(make_model(ELMoForQuestionAnswering, head=head, scalar_mix_l2=0.2))
     batch = batch_of(model, side=side, extra=2)
     targets = targets_of(model, batch)
@@ -36,7 +36,7 @@ def test_answers_stand_at_words_of_the_context_or_at_the_first_token(head, side)
         assert torch.equal(logits > -1e30, context | first) and logits.isfinite().all()
         assert (logits.softmax(1)[~(context | first)] == 0).all()
     assert output.loss.item() == pytest.approx(plain_loss(model, output, targets), rel=1e-5)
-    if head == "paper":  # that there is no answer has one score, not two
+    if head == "paper":  # "no answer" has one score for start and end
         assert torch.equal(output.start_logits[first], output.end_logits[first])
 
 
@@ -59,8 +59,8 @@ def test_word_vectors_of_a_reader_are_as_large_as_glove_s():
     assert model.token_features.word_embeddings.weight.std().item() == pytest.approx(0.4, rel=0.05)
 
 
-def test_what_a_reader_reads_is_dropped_once():
-    """ELMo by `elmo_dropout`, words and characters by `task_dropout`, wherever each enters."""
+def test_inputs_of_a_reader_are_dropped_out_once():
+    """ELMo with `elmo_dropout`, words and characters with `task_dropout`, at each place where they enter."""
     torch.manual_seed(0)
     model = stirred(make_model(ELMoForQuestionAnswering, elmo_placement="both", elmo_dropout=0.0, task_dropout=0.5))
     batch = batch_of(model)
@@ -76,7 +76,7 @@ def test_what_a_reader_reads_is_dropped_once():
     torch.testing.assert_close(after, 2 * before * is_kept)
 
 
-def test_readers_say_what_is_wrong():
+def test_errors_of_readers():
     model = make_model(ELMoForQuestionAnswering)
     batch = make_batch(model.config, [(2, 3), (1, 2)])
     places = torch.tensor([5, 4])
@@ -84,13 +84,13 @@ def test_readers_say_what_is_wrong():
     for wrong in (1, 3, 8):  # the question, a marker of it, the last marker
         positions = {"start_positions": torch.tensor([wrong, 4]), "end_positions": places}
         fails(
-            f"`start_positions` is {wrong} in row 0, where no word of the context stands; pass",
+            f"`start_positions` is {wrong} in row 0, which is not a word of the context. Pass",
             model,
             **batch,
             **positions,
         )
     outside = {"start_positions": places, "end_positions": torch.tensor([5, 9])}
-    fails("`end_positions` is 9 in row 1, where no word of the context stands", model, **batch, **outside)
+    fails("`end_positions` is 9 in row 1, which is not a word of the context", model, **batch, **outside)
     column = {"start_positions": places[:, None], "end_positions": places}
     fails(r"`start_positions` has shape \(2, 1\); pass shape \(2\)", model, **batch, **column)
     types = batch.pop("token_type_ids")
@@ -98,4 +98,4 @@ def test_readers_say_what_is_wrong():
     del batch["input_ids"]
     fails("This head has word vectors: pass `input_ids`", model, **batch, token_type_ids=types)
     bare = make_model(ELMoForQuestionAnswering, task_word_embedding_size=0, task_char_cnn_filters=[])
-    fails("tells the markers by `input_ids`; pass them beside", bare, **batch, token_type_ids=types)
+    fails("only they tell the markers <S> and </S> from words; pass them with", bare, **batch, token_type_ids=types)

@@ -1,6 +1,6 @@
-"""A saved folder is all that anyone needs: it loads under every Auto class in a process without the package.
+"""A saved folder loads under every Auto class in a process without the package.
 
-Three generations: saved here; loaded, trained and saved again by a stranger; loaded and saved again by another one.
+Three generations: saved here; loaded, trained and saved again without the package; and once more.
 """
 
 import json
@@ -48,7 +48,7 @@ def assert_same(found: torch.Tensor, expected: torch.Tensor):
 
 @pytest.fixture(scope="module")
 def generations(tmp_path_factory) -> Path:
-    """Folders of the classes in `0`, `1`, `2`; `expected.pt`; what strangers found, `{1,2}.safetensors` and `.json`."""
+    """Folders `0`, `1`, `2` of each class; `expected.pt`; results of the worker, `{1,2}.safetensors` and `.json`."""
     root = tmp_path_factory.mktemp("generations")
     tokenizer = ELMoTokenizer(vocab=VOCABULARY)
     torch.manual_seed(0)
@@ -71,7 +71,7 @@ def generations(tmp_path_factory) -> Path:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_vectors_are_those_of_the_package(generations, name):
+def test_vectors_equal_the_package(generations, name):
     expected = torch.load(generations / "expected.pt")[name]
     found = load_file(generations / "1.safetensors")
     for auto_class, model_class in CLASSES.items():
@@ -81,13 +81,13 @@ def test_vectors_are_those_of_the_package(generations, name):
 
 
 def loaded_here(folder: Path):
-    """The model and the tokenizer of a folder, under the package's own classes."""
+    """The model and the tokenizer of a folder, loaded with the package."""
     model_class = {model_class.__name__: model_class for model_class in CLASSES.values()}[folder.name]
     return {"model": model_class.from_pretrained(folder), "tokenizer": ELMoTokenizer.from_pretrained(folder)}
 
 
 def numbers_and_rest(found) -> tuple[list[float], list]:
-    """What a pipeline returns, taken apart."""
+    """Separates the numbers in a pipeline's result from the rest."""
     numbers = []
     rest = json.loads(json.dumps(found, default=float), parse_float=lambda number: numbers.append(float(number)))
     return numbers, rest
@@ -99,7 +99,7 @@ def test_stock_pipelines_say_the_same(generations, name, generation):
     found = json.loads((generations / f"{generation}.json").read_text())[name]["pipeline"]
     folder = generations / str(generation - 1) / name
     sources = loaded_here(folder)
-    if name == "ELMoForQuestionAnswering":  # no pipeline of transformers: that of the folder
+    if name == "ELMoForQuestionAnswering":  # the pipeline of the folder
         sources = {"model": str(folder), "trust_remote_code": True}
     expected = piped(name, **sources)
     (numbers, rest), (expected_numbers, expected_rest) = map(numbers_and_rest, (found, expected))
@@ -124,7 +124,7 @@ def test_documented_examples_say_the_same(generations, name, generation):
 
 
 @pytest.mark.parametrize("generation", [1, 2])
-def test_ids_are_those_of_the_package(generations, generation):
+def test_ids_equal_the_package(generations, generation):
     tokenizer = ELMoTokenizer(vocab=VOCABULARY)
     expected = tokenizer(TEXTS, padding=True, return_tensors="pt")
     found = load_file(generations / f"{generation}.safetensors")

@@ -1,4 +1,4 @@
-"""A saved biLM is a sentence-transformers model as it stands: with the package, and for strangers without it."""
+"""A saved biLM is a sentence-transformers model, with and without the package."""
 
 import json
 import shutil
@@ -55,7 +55,7 @@ def load(folder: Path) -> SentenceTransformer:
 
 
 def mean_vectors(folder: Path, texts=TEXTS) -> np.ndarray:
-    """Equation 1 and the mean over the words, each text on its own; zeros without words."""
+    """Equation 1 and the mean over the words of each text alone; zeros without words."""
     model, tokenizer = ELMoModel.from_pretrained(folder), ELMoTokenizer.from_pretrained(folder)
     shares = model.scalar_mix.weights.detach().exp() / model.scalar_mix.weights.detach().exp().sum()
     vectors = []
@@ -88,7 +88,7 @@ def test_prompts_lengths_and_similarity(folder, tmp_path):
     assert_same(model.encode_query("London."), other)
     cosine = whole @ other / np.linalg.norm(whole) / np.linalg.norm(other)
     assert model.similarity(whole, other).item() == pytest.approx(cosine, abs=1e-6)
-    long = " ".join(["He"] * 600)  # longer than other models go
+    long = " ".join(["He"] * 600)  # longer than the limit of most models
     assert_same(model.encode(long), mean_vectors(folder, [long])[0])
     model.max_seq_length = 4  # two words between markers
     model.prompts = {"where": "He "}
@@ -100,9 +100,9 @@ def test_prompts_lengths_and_similarity(folder, tmp_path):
 
 @pytest.mark.parametrize("frozen", [True, False])
 def test_trainer_moves_the_mix(folder, tmp_path, frozen):
-    """And all of the biLM, unless that is frozen."""
+    """The whole biLM is trained too, unless it is frozen."""
     model = load(folder)
-    model.encode(TEXTS)  # inference leaves nothing behind that gradients cannot pass
+    model.encode(TEXTS)  # must not prevent gradients afterwards
     bilm = model.transformers_model
     if frozen:
         bilm.freeze()
@@ -130,7 +130,7 @@ def test_saved_model_gives_the_same_vectors(folder, tmp_path):
 
 
 def test_modules_of_another_hand_are_kept(folder, tmp_path):
-    """Here the largest value over the top layer's tokens."""
+    """Maximum over the tokens of the top layer."""
     other = Transformer(str(folder))
     model = SentenceTransformer(modules=[other, Pooling(other.get_embedding_dimension(), "max")], device="cpu")
     model.save_pretrained(str(tmp_path))
@@ -172,7 +172,7 @@ class _Card:
 
 @pytest.fixture(scope="module")
 def strangers(tmp_path_factory) -> Path:
-    """Folders below `saved`, what a process without the package made of them below `resaved`, and `found`."""
+    """Folders in `saved`; the folders that a process without the package saved in `resaved`; its vectors, `found`."""
     root = tmp_path_factory.mktemp("strangers")
     for model_class in (ELMoModel, ELMoForPreTraining):
         save(root / "saved" / model_class.__name__, model_class)

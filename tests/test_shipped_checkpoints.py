@@ -1,4 +1,4 @@
-"""The checkpoints that come with the repository: they keep their scores, and their cards tell what was recorded."""
+"""The checkpoints in the repository keep their scores, and their cards agree with the records."""
 
 import inspect
 import re
@@ -20,7 +20,7 @@ from modeling_elmo.run_scripts.program.files import read_json
 ROOT = Path(__file__).parents[1]
 FOLDERS = sorted(path.parent for path in (ROOT / "model_cards").glob("*/config.json"))
 TEXTS = Path(__file__).parent / "fixtures" / "text"
-# Of documents that they were not trained on, as measured when they were published; and the most that a folder may take.
+# Measured on held-out documents at publication; and the maximum size of a folder.
 PERPLEXITIES = {"elmo-mini-en": ("inaugural_heldout.txt", 117.34), "elmo-mini-ko": ("ko.txt", 215.17)}
 MEGABYTES = {"elmo-mini-en": 16, "elmo-mini-ko": 8}
 
@@ -50,7 +50,7 @@ def test_half_precision_on_disk_single_in_memory(folder):
 
 @each
 def test_the_card_is_made_of_what_was_recorded(folder, tmp_path):
-    """The card as a new one would be; what is measured in it stands in `results/` too."""
+    """The card equals a new one, and its figures are in `results/`."""
     copy = tmp_path / folder.name
     shutil.copytree(folder, copy)
     write_bilm_card(copy, copy.name)
@@ -71,7 +71,7 @@ def test_a_stranger_loads_it_and_runs_its_card(folder, capsys):
 
 @each
 def test_its_code_is_that_of_the_package(folder, tmp_path):
-    """Links, so that no copy falls behind; as many as saving would write."""
+    """The files are links, so that no copy gets old, and the same files that saving would write."""
     ELMoModel(ELMoConfig.from_preset("tiny")).save_pretrained(tmp_path)
     ELMoTokenizer().save_pretrained(tmp_path)
     names = sorted(path.name for path in tmp_path.glob("*.py"))
@@ -81,7 +81,7 @@ def test_its_code_is_that_of_the_package(folder, tmp_path):
 
 
 def vectors_of(name, **options):
-    """Its source is run in the clean process, too."""
+    """The clean process runs the source of this function, too."""
     tokenizer, model = AutoTokenizer.from_pretrained(name, **options), AutoModel.from_pretrained(name, **options)
     return model(**tokenizer("Old 눈 .", return_tensors="pt")).last_hidden_state.detach()
 

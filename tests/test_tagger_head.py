@@ -1,4 +1,4 @@
-"""The tagger's CRF inside the head, beside every sequence of labels."""
+"""The tagger with its CRF, against the enumeration of all label sequences."""
 
 import math
 from itertools import pairwise, product
@@ -16,7 +16,7 @@ def is_bio(names):
 
 
 def chains(crf, emissions_NK, names=None):
-    """Every sequence of labels and its score; under the rules of BIO if names are given."""
+    """All label sequences and their scores; only valid BIO sequences if names are given."""
     start, transitions, end = (p.detach().double().tolist() for p in (crf.start, crf.transitions, crf.end))
     scores, found = emissions_NK.double().tolist(), {}
     for labels in product(range(len(start)), repeat=len(scores)):
@@ -68,11 +68,11 @@ def test_tagger_finds_the_best_chain_of_the_words(names, side):
         torch.testing.assert_close(shares[row, words_T], expected, atol=1e-5, rtol=1e-4)
         free = chains(model.crf, emissions.logits[row, words_T])
         forbidden += max(free, key=free.__getitem__) != best
-    assert swaps and bool(forbidden) == (names is NAMES)  # the batch holds what is to be tested
+    assert swaps and bool(forbidden) == (names is NAMES)  # the batch has cases of both
 
 
 @pytest.mark.parametrize("side", ["right", "left"])
-def test_the_loss_of_a_tagger_is_that_of_its_chains(side):
+def test_the_loss_of_a_tagger_is_its_negative_log_likelihood(side):
     model = stirred(make_model(ELMoForTokenClassification, elmo_placement="both", scalar_mix_l2=0.3))
     batch = make_batch(model.config, side=side)
     labels = targets_of(model, batch)["labels"]
@@ -92,7 +92,7 @@ def test_the_loss_of_a_tagger_is_that_of_its_chains(side):
         assert model.train(mode)(**batch, labels=labels).loss.item() == pytest.approx(
             sum(losses) / len(losses) + penalty, rel=1e-5
         )
-    labels = labels.where(batch["input_ids"] >= 4, 3)  # what stands at markers and at padding does not matter
+    labels = labels.where(batch["input_ids"] >= 4, 3)  # labels at markers and padding are ignored
     assert model(**batch, labels=labels).loss.item() == pytest.approx(sum(losses) / len(losses) + penalty, rel=1e-5)
 
 

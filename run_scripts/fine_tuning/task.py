@@ -14,7 +14,7 @@ from datasets import Dataset, DatasetDict
 from transformers.utils import logging
 
 from modeling_elmo import ELMoConfig, ELMoTokenizer
-from modeling_elmo.modeling_elmo import ELMoTaskModel
+from modeling_elmo.modeling_elmo_heads import ELMoTaskModel
 from modeling_elmo.run_scripts.fine_tuning.data import DataArguments
 from modeling_elmo.run_scripts.fine_tuning.sources import code_states
 from modeling_elmo.run_scripts.fine_tuning.word_vectors import WordVectors, initial_embeddings, task_vocabulary

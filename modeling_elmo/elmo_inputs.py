@@ -1,0 +1,194 @@
+"""Inputs of the models: checks, the token mask, and batches packed for the LSTMs.
+
+Shape suffixes: B batch; T time; N real tokens of the batch; S sequences, longest first; U distinct words; P
+`projection_size`.
+"""
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from .configuration_elmo import ELMoConfig
+
+
+class Packing(NamedTuple):
+    """The order in which the LSTMs visit the real tokens of a batch. `pack` makes it.
+
+    Shape:
+        positions_N: flat position in (batch * time) of each real token, in reading order.
+        forward_N, backward_N: the real token in each packed row, for a left-to-right and a right-to-left pass.
+        rows_S: the batch row of each sequence.
+        batch_sizes: the number of sequences that are still running at each step.
+    """
+
+    positions_N: Tensor
+    forward_N: Tensor
+    backward_N: Tensor
+    rows_S: Tensor
+    batch_sizes: list[int]
+
+
+class TokenBatch(NamedTuple):
+    """A checked batch of tokens: the token mask, the packing, and the token vectors.
+
+    Shape:
+        mask_BT: `(batch, time)` bool, the token mask.
+        words_UP: `(distinct words, projection_size)`, one vector for each distinct word.
+        index_N: `(tokens,)`, the distinct word at each real token, in reading order.
+    """
+
+    mask_BT: Tensor
+    packing: Packing
+    words_UP: Tensor
+    index_N: Tensor
+
+
+def pack(mask_BT: Tensor, token_type_ids_BT: Tensor | None = None) -> Packing:
+    """Finds the sequences of a batch: the real tokens of each row, split where the token type changes.
+
+    The packed order is time-major and the longest sequence comes first. The sequences that are still running at a step
+    are therefore a prefix of the state, and nothing is computed for padding. A backward pass is a left-to-right pass
+    over reversed sequences.
+
+    Args:
+        mask_BT: `(batch, time)`, nonzero at real tokens, at any positions.
+        token_type_ids_BT: `(batch, time)`; two texts in one row become two sequences.
+    """
+    rows_N, columns_N = mask_BT.nonzero(as_tuple=True)
+    begins_N = torch.ones_like(rows_N)
+    begins_N[1:] = rows_N[1:] != rows_N[:-1]
+    if token_type_ids_BT is not None:
+        types_N = token_type_ids_BT[rows_N, columns_N]
+        begins_N[1:] |= types_N[1:] != types_N[:-1]
+    sequences_N = begins_N.cumsum(0) - 1
+    lengths_S = sequences_N.bincount()
+    order_S = lengths_S.argsort(descending=True, stable=True)
+    starts_S = lengths_S.cumsum(0) - lengths_S
+    ranks_N = order_S.argsort()[sequences_N]
+    steps_N = torch.arange(len(rows_N), device=rows_N.device) - starts_S[sequences_N]
+    reverse_steps_N = lengths_S[sequences_N] - 1 - steps_N
+    return Packing(
+        positions_N=rows_N * mask_BT.shape[1] + columns_N,
+        forward_N=(steps_N * len(lengths_S) + ranks_N).argsort(),
+        backward_N=(reverse_steps_N * len(lengths_S) + ranks_N).argsort(),
+        rows_S=rows_N[starts_S[order_S]],
+        batch_sizes=steps_N.bincount().tolist(),
+    )
+
+
+def unpack_layers(batch: TokenBatch, forward: list[Tensor], backward: list[Tensor]) -> tuple[Tensor, ...]:
+    """All layers as `(batch, time, 2 * projection_size)`. The token layer is its own second half.
+
+    Args:
+        forward, backward: packed outputs `(tokens, projection_size)` of each layer of the two directions.
+    """
+    positions_N = batch.packing.positions_N
+    forward_N, backward_N = positions_N[batch.packing.forward_N], positions_N[batch.packing.backward_N]
+
+    def joined(forward_NP: Tensor, forward_N: Tensor, backward_NP: Tensor, backward_N: Tensor) -> Tensor:
+        size = forward_NP.shape[1]
+        layer = forward_NP.new_zeros(*batch.mask_BT.shape, 2 * size)
+        layer.flatten(0, 1)[:, :size].index_copy_(0, forward_N, forward_NP)
+        layer.flatten(0, 1)[:, size:].index_copy_(0, backward_N, backward_NP)
+        return layer
+
+    tokens_NP = batch.words_UP[batch.index_N]
+    layers = (joined(f, forward_N, b, backward_N) for f, b in zip(forward, backward, strict=True))
+    return joined(tokens_NP, positions_N, tokens_NP, positions_N), *layers
+
+
+def token_mask(
+    config: ELMoConfig,
+    character_ids: Tensor | None = None,
+    input_ids: Tensor | None = None,
+    attention_mask: Tensor | None = None,
+    token_type_ids: Tensor | None = None,
+    inputs_embeds: Tensor | None = None,
+) -> Tensor:
+    """Checks that the inputs fit together, and returns the token mask `(batch, time)`: True at real tokens.
+
+    Raises:
+        ValueError: an input is missing, has the wrong shape, or contradicts another.
+    """
+    readable_BT = _readable_positions(config, character_ids, input_ids, inputs_embeds)
+    for name, ids in (("character_ids", character_ids), ("input_ids", input_ids)):
+        if isinstance(ids, Tensor) and ids.is_floating_point():
+            raise ValueError(f"`{name}` has dtype {ids.dtype}; pass integer ids.")
+    others = {"input_ids": input_ids, "attention_mask": attention_mask, "token_type_ids": token_type_ids}
+    for name, tensor in others.items():
+        if tensor is not None:
+            check_shape(name, tensor, tuple(readable_BT.shape))
+    if attention_mask is None:
+        return readable_BT
+    mask_BT = attention_mask.bool()
+    if not torch.equal(mask_BT.to(attention_mask.dtype), attention_mask):
+        raise ValueError("`attention_mask` has values other than 0 and 1; pass 1 at real tokens and 0 at padding.")
+    if (mask_BT & ~readable_BT).any() and config.char_vocab_size:
+        position = tuple((mask_BT & ~readable_BT).nonzero()[0].tolist())
+        raise ValueError(
+            f"`attention_mask` marks (row, position) {position} as a token, but its `character_ids` are all 0, which "
+            "is padding. Pass the mask that the tokenizer returned with these `character_ids`."
+        )
+    return mask_BT
+
+
+def _readable_positions(
+    config: ELMoConfig, character_ids: Tensor | None, input_ids: Tensor | None, inputs_embeds: Tensor | None
+) -> Tensor:
+    """The positions `(batch, time)` that have something to read: the token mask if there is no `attention_mask`."""
+    if inputs_embeds is not None:
+        if character_ids is not None or input_ids is not None:
+            raise ValueError(
+                "`inputs_embeds` replace the words; pass them without `character_ids` and without `input_ids`."
+            )
+        check_shape("inputs_embeds", inputs_embeds, ("batch", "time", config.projection_size))
+        return inputs_embeds.new_ones(inputs_embeds.shape[:2], dtype=torch.bool)
+    if not config.char_vocab_size:
+        if input_ids is None:
+            raise ValueError("This is a word-level model: pass `input_ids` of shape (batch, time).")
+        check_shape("input_ids", input_ids, ("batch", "time"))
+        return input_ids != config.pad_token_id
+    if character_ids is None:
+        raise ValueError(
+            "ELMo reads characters: pass `character_ids` of shape (batch, time, max_word_length), as "
+            "`model(**tokenizer(text, return_tensors='pt'))` does; `input_ids` alone are not enough."
+        )
+    check_shape("character_ids", character_ids, ("batch", "time", config.max_word_length))
+    if config.word_embedding_size and input_ids is None:
+        raise ValueError("This model also has word vectors: pass `input_ids` with `character_ids`.")
+    return character_ids.any(-1)
+
+
+def word_mask(config: ELMoConfig, mask_BT: Tensor, input_ids: Tensor | None, inputs_embeds: Tensor | None) -> Tensor:
+    """The token mask `(batch, time)` without the markers `<S>` and `</S>`, which only `input_ids` can tell."""
+    if input_ids is None and inputs_embeds is None:
+        raise ValueError(
+            "`input_ids` are missing, and only they tell the markers <S> and </S> from words; pass them with "
+            "`character_ids`, as `model(**tokenizer(text, return_tensors='pt'))` does."
+        )
+    if input_ids is None:
+        return mask_BT
+    return mask_BT & (input_ids != config.bos_token_id) & (input_ids != config.eos_token_id)
+
+
+def check_shape(name: str, tensor: Tensor, expected: tuple):
+    """Raises an error unless the tensor has the expected shape. A name in `expected` allows any size."""
+    if not isinstance(tensor, Tensor):
+        raise TypeError(f"`{name}` is a {type(tensor).__name__}; pass a tensor: tokenizer(..., return_tensors='pt').")
+    fits = tensor.dim() == len(expected) and all(
+        isinstance(size, str) or size == actual for size, actual in zip(expected, tensor.shape, strict=True)
+    )
+    if not fits:
+        shape = ", ".join(map(str, expected))
+        raise ValueError(f"`{name}` has shape {tuple(tensor.shape)}; pass shape ({shape}).")
+
+
+def check_range(name: str, ids: Tensor, size: int, alternative: str = ""):
+    """Raises an error unless all ids are between 0 and `size - 1`. The message ends with the alternative."""
+    low, high = ids.aminmax() if ids.numel() else (ids.new_zeros(()),) * 2
+    if low < 0 or high >= size:
+        raise ValueError(
+            f"`{name}` has ids from {low} to {high}, but this model knows 0 to {size - 1}. Use the tokenizer that was "
+            f"saved with the model{', ' + alternative if alternative else ''}."
+        )

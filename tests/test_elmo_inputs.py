@@ -1,0 +1,68 @@
+"""Token masks, and batches packed for the LSTMs, against definitions in loops."""
+
+import pytest
+import torch
+
+from modeling_elmo import ELMoConfig
+from modeling_elmo.elmo_inputs import TokenBatch, pack, token_mask, unpack_layers, word_mask
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_pack_visits_every_token_in_order(seed):
+    """Against sequences found in loops: runs of equal types among the unmasked positions of a row."""
+    generator = torch.Generator().manual_seed(seed)
+    mask = torch.rand(6, 8, generator=generator) < 0.6
+    types = (torch.arange(8) >= torch.randint(0, 8, (6, 1), generator=generator)).long()
+    packing = pack(mask, types)
+    sequences = []
+    for row in range(6):
+        for kind in (0, 1):
+            columns = [t for t in range(8) if mask[row, t] and types[row, t] == kind]
+            if columns:
+                sequences.append((row, [row * 8 + t for t in columns]))
+    sequences.sort(key=lambda item: -len(item[1]))  # longest first; the sort is stable
+    assert packing.rows_S.tolist() == [row for row, _ in sequences]
+    for order, step in ((packing.forward_N, 1), (packing.backward_N, -1)):
+        expected = []
+        for time in range(len(sequences[0][1])):
+            expected += [positions[::step][time] for _, positions in sequences if time < len(positions)]
+        assert packing.positions_N[order].tolist() == expected
+    assert packing.batch_sizes == [sum(t < len(p) for _, p in sequences) for t in range(len(sequences[0][1]))]
+
+
+def test_packing_of_nothing():
+    packing = pack(torch.zeros(2, 3, dtype=torch.bool), torch.zeros(2, 3, dtype=torch.long))
+    assert packing.batch_sizes == [] and len(packing.positions_N) == 0
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_unpacking_puts_every_vector_at_its_position(seed):
+    """A packed row holds the number of its real token; after unpacking, numbers ascend in reading order."""
+    mask = torch.rand(5, 7, generator=torch.Generator().manual_seed(seed)) < 0.6
+    packing = pack(mask)
+    tokens = torch.arange(len(packing.positions_N))
+    batch = TokenBatch(mask, packing, tokens[:, None].float() + 1, tokens)
+    forward, backward = (order[:, None].float() + 1 for order in (packing.forward_N, packing.backward_N))
+    expected = torch.zeros(5, 7)
+    expected[mask] = tokens.float() + 1
+    for layer in unpack_layers(batch, [forward], [backward]):
+        assert torch.equal(layer, expected[..., None].expand(5, 7, 2))
+
+
+def test_token_mask_without_attention_mask():
+    """Characters that are all 0, and the id of <PAD> in word-level models, are padding."""
+    characters = torch.tensor([[[3, 0], [0, 5], [0, 0]]])
+    config = ELMoConfig.from_preset("tiny", max_word_length=3, char_cnn_filters=[[1, 2]])
+    padded = torch.nn.functional.pad(characters, (0, 1))
+    assert token_mask(config, padded).tolist() == [[True, True, False]]
+    ids = {"pad_token_id": 2, "eos_token_id": 0}
+    word_level = ELMoConfig.from_preset("tiny", char_vocab_size=0, word_embedding_size=4, **ids)
+    assert token_mask(word_level, input_ids=torch.tensor([[0, 2, 1]])).tolist() == [[True, False, True]]
+
+
+def test_word_mask_leaves_out_markers():
+    config, mask = ELMoConfig(vocab_size=9), torch.tensor([[True, True, True, False]])
+    assert word_mask(config, mask, torch.tensor([[1, 5, 2, 5]]), None).tolist() == [[False, True, False, False]]
+    assert word_mask(config, mask, None, inputs_embeds=torch.zeros(1, 4, 3)) is mask
+    with pytest.raises(ValueError, match="`input_ids` are missing, and only they tell the markers <S> and </S>"):
+        word_mask(config, mask, None, None)
