@@ -21,9 +21,9 @@ import torch
 from torch import Tensor
 
 from modeling_elmo import ELMoConfig, ELMoForPreTraining, ELMoTokenizer
+from modeling_elmo.run_scripts.pretraining.batches import LMBatch, SentenceBatches
 from modeling_elmo.run_scripts.pretraining.corpus import Corpus
 from modeling_elmo.run_scripts.pretraining.optimization import OptimizationArguments, clip_gradients, make_optimizers
-from modeling_elmo.run_scripts.pretraining.streams import LMBatch, SentenceBatches
 from modeling_elmo.run_scripts.pretraining.vocabulary import word_frequencies
 from modeling_elmo.run_scripts.program.command_line import ProgramParser, run
 from modeling_elmo.run_scripts.program.files import write_json

@@ -8,8 +8,8 @@ import torch
 from modeling_elmo import ELMoConfig, ELMoForPreTraining, ELMoTokenizer
 from modeling_elmo.run_scripts import benchmark_pretraining
 from modeling_elmo.run_scripts.benchmark_pretraining import PARTS, main, timed_step
+from modeling_elmo.run_scripts.pretraining.batches import SentenceBatches
 from modeling_elmo.run_scripts.pretraining.corpus import Corpus
-from modeling_elmo.run_scripts.pretraining.streams import SentenceBatches
 
 
 def test_figures_of_every_variant(tmp_path, capsys):
