@@ -88,7 +88,7 @@ def test_data_sets(tmp_path, in_splits):
     if in_splits:
         options += ["--split", "dev"]
     else:
-        with pytest.raises(ValueError, match="is one set and has no split 'dev'; pass a folder of a DatasetDict"):
+        with pytest.raises(ValueError, match="is a single set without splits. Leave out the split 'dev'"):
             build(tmp_path / "vocab.txt", *options, "--split", "dev")
     assert build(tmp_path / "vocab.txt", *options).texts == 2
     assert words_of(tmp_path / "vocab.txt")[3:] == ["a", "b c"]
@@ -125,7 +125,7 @@ def test_a_failed_run_leaves_the_old_file_alone(tmp_path, monkeypatch):
         (
             ["--train_file", "{text}", "no.txt"],
             FileNotFoundError,
-            "no.txt: no file is named so. Pass files",
+            "no.txt: no file has this name. Pass files",
         ),
         (
             ["--train_file", "{text}", "--vocabulary_size", "4"],

@@ -380,7 +380,7 @@ def test_a_checkpoint_in_half_precision_is_trained_in_single(base, tmp_path):
     ELMoForPreTraining.from_pretrained(base / "run", dtype=torch.bfloat16).save_pretrained(tmp_path)
     shutil.copy(base / "run" / "tokenizer.json", tmp_path)
     shutil.copy(base / "run" / "tokenizer_config.json", tmp_path)
-    model, _ = run_pretraining.load(str(tmp_path), run_pretraining.ModelArguments())
+    model, _ = load_model(str(tmp_path))
     assert {parameter.dtype for parameter in model.parameters()} == {torch.float32}
 
 
