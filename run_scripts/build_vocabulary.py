@@ -54,8 +54,8 @@ class VocabularyReport:
     def __str__(self) -> str:
         return (
             f"{self.words:,} words in {self.texts:,} texts, {self.distinct_words:,} distinct words\n"
-            f"{self.vocab_size:,} words in the vocabulary, with special words; it covers {self.coverage:.2%} of the text"
-            f"\n{self.cut_share:.4%} of the words of the text are cut ({self.cut_distinct_words:,} distinct words)"
+            f"{self.vocab_size:,} in the vocabulary with special words, which covers {self.coverage:.2%} of the text\n"
+            f"{self.cut_share:.4%} of the words of the text are cut ({self.cut_distinct_words:,} distinct words)"
         )
 
 

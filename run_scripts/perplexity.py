@@ -15,7 +15,7 @@ from accelerate import Accelerator
 
 from modeling_elmo import ELMoForPreTraining, ELMoTokenizer
 from modeling_elmo.run_scripts.pretraining.corpus import HeldOutArguments
-from modeling_elmo.run_scripts.pretraining.evaluation import Perplexity, evaluate, held_out_sentences, held_out_stream
+from modeling_elmo.run_scripts.pretraining.evaluation import Perplexity, evaluate, held_out_batches
 from modeling_elmo.run_scripts.program.command_line import ProgramParser, run
 from modeling_elmo.run_scripts.program.files import write_json
 
@@ -41,10 +41,8 @@ def main(arguments: list[str] | None = None) -> Perplexity:
     accelerator = Accelerator()
     tokenizer = ELMoTokenizer.from_pretrained(parsed.model)
     model = ELMoForPreTraining.from_pretrained(parsed.model, dtype=torch.float32).to(accelerator.device)
-    if parsed.context == "sentence":
-        batches = held_out_sentences(parsed, tokenizer, parsed.per_device_eval_batch_tokens, accelerator)
-    else:
-        batches = held_out_stream(parsed, tokenizer, parsed.per_device_eval_batch_size, accelerator)
+    sizes = {"sentence": parsed.per_device_eval_batch_tokens, "stream": parsed.per_device_eval_batch_size}
+    batches = held_out_batches(parsed, parsed.context, sizes[parsed.context], tokenizer, accelerator)
     found = evaluate(model, batches, parsed.context, accelerator)
     accelerator.print(f"{parsed.model}: {found}")
     if parsed.output and accelerator.is_main_process:

@@ -10,7 +10,6 @@ During training the output folder holds checkpoints. After training it also hold
 card, and the record of the run, `results/pretraining.json`, from which the card is made.
 """
 
-import math
 from dataclasses import dataclass, field, fields
 from datetime import timedelta
 from functools import partial
@@ -28,7 +27,7 @@ from modeling_elmo.run_scripts.cards.publishing import FLAG, push
 from modeling_elmo.run_scripts.pretraining.batches import SentenceBatches
 from modeling_elmo.run_scripts.pretraining.checkpoints import Checkpoints
 from modeling_elmo.run_scripts.pretraining.corpus import Corpus, CorpusArguments, Survey
-from modeling_elmo.run_scripts.pretraining.evaluation import held_out_sentences
+from modeling_elmo.run_scripts.pretraining.evaluation import held_out_batches
 from modeling_elmo.run_scripts.pretraining.loop import Pretraining
 from modeling_elmo.run_scripts.pretraining.options import PretrainingArguments
 from modeling_elmo.run_scripts.pretraining.records import record_of_run, settings_of
@@ -80,7 +79,7 @@ def main(arguments: list[str] | None = None) -> Pretraining:
     evaluation_batches = None
     if held_out is not None:
         size = training_args.per_device_eval_batch_tokens
-        evaluation_batches = partial(held_out_sentences, corpus_args, tokenizer, size, accelerator)
+        evaluation_batches = partial(held_out_batches, corpus_args, "sentence", size, tokenizer, accelerator)
     training = Pretraining(
         accelerator,
         training_args,
@@ -88,7 +87,7 @@ def main(arguments: list[str] | None = None) -> Pretraining:
         tokenizer,
         partial(training_batches, corpus, tokenizer, corpus_args, training_args, accelerator, survey),
         evaluation_batches,
-        number_of_steps(training_args, corpus_args, survey, accelerator.num_processes),
+        training_args.number_of_steps(corpus_args.context, survey, accelerator.num_processes),
         carries_states=corpus_args.context == "stream",
     )
     training.progress.base_model = model_args.model_name_or_path
@@ -170,22 +169,6 @@ def training_batches(
     if corpus_args.context == "sentence":
         return SentenceBatches(corpus, tokenizer, arguments.per_device_train_batch_tokens, **options)
     return StreamWindows(corpus, tokenizer, arguments.per_device_train_batch_size, arguments.unroll_steps, **options)
-
-
-def number_of_steps(
-    arguments: PretrainingArguments, corpus_args: CorpusArguments, survey: Survey | None, num_processes: int
-) -> int:
-    """`--max_steps`, or an estimate from the size of the text."""
-    if arguments.max_steps > 0:
-        return arguments.max_steps
-    assert survey is not None  # a streamed data set needs --max_steps
-    if corpus_args.context == "sentence":
-        tokens, per_batch = survey.words + 2 * survey.lines, arguments.per_device_train_batch_tokens
-    else:
-        tokens = survey.words + survey.lines
-        per_batch = arguments.per_device_train_batch_size * arguments.unroll_steps
-    per_step = per_batch * arguments.gradient_accumulation_steps * num_processes
-    return math.ceil(arguments.num_train_epochs * tokens / per_step)
 
 
 def publish(training: Pretraining, survey: Survey | None, corpus_args: CorpusArguments, hub_args: HubArguments):

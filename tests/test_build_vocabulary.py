@@ -49,7 +49,7 @@ def test_counts_over_files_of_every_kind(tmp_path, capsys):
     assert report.cut_share == pytest.approx(sum(COUNTS[word] for word in cut) / COUNTS.total())
     printed = capsys.readouterr().out
     assert f"{COUNTS.total():,} words in {len(LINES):,} texts" in printed
-    assert "it covers 100.00% of the text" in printed
+    assert "which covers 100.00% of the text" in printed
 
 
 def test_size_frequency_and_coverage(tmp_path):

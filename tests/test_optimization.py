@@ -6,6 +6,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.multiprocessing import start_processes
+
 from modeling_elmo.run_scripts.pretraining.optimization import (
     OptimizationArguments,
     clip_gradients,

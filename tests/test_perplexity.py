@@ -191,7 +191,7 @@ def test_evaluation_leaves_the_model_and_its_dropout_as_they_were(full):
     found = []
     for mode in (True, False):
         model.train(mode)
-        batches = evaluation.held_out_sentences(arguments, tokenizer, 100, Accelerator(cpu=True))
+        batches = evaluation.held_out_batches(arguments, "sentence", 100, tokenizer, Accelerator(cpu=True))
         found.append(evaluate(model, batches, "sentence", Accelerator(cpu=True)))
         assert model.training == mode
     assert found[0] == found[1]

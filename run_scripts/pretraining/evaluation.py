@@ -40,35 +40,27 @@ class Perplexity:
         )
 
 
-def held_out_sentences(
-    arguments: HeldOutArguments, tokenizer: ELMoTokenizer, tokens_per_batch: int, accelerator: Accelerator
+def held_out_batches(
+    arguments: HeldOutArguments, context: str, size: int, tokenizer: ELMoTokenizer, accelerator: Accelerator
 ) -> Iterable[LMBatch]:
-    """Held-out sentences, each of them once, in batches: the share of this process."""
+    """The held-out batches of this process, once and in order.
+
+    Args:
+        context: "sentence" or "stream".
+        size: maximum tokens per batch of sentences, or number of rows of a stream, which are pieces of the text.
+    """
     corpus = Corpus.held_out(arguments)
-    return batch_loader(
-        SentenceBatches(corpus, tokenizer, tokens_per_batch, **_in_order(arguments, accelerator)), num_workers=0
-    )
-
-
-def held_out_stream(
-    arguments: HeldOutArguments, tokenizer: ELMoTokenizer, rows: int, accelerator: Accelerator
-) -> Iterable[LMBatch]:
-    """Held-out text, cut into `rows` pieces for each process: the windows of this process."""
-    corpus = Corpus.held_out(arguments)
-    options = _in_order(arguments, accelerator)
-    return batch_loader(
-        StreamWindows(corpus, tokenizer, rows, STREAM_STEPS, survey=corpus.survey(), **options), num_workers=0
-    )
-
-
-def _in_order(arguments: HeldOutArguments, accelerator: Accelerator) -> dict[str, Any]:
-    return {
+    options: dict[str, Any] = {
         "is_split_into_words": arguments.is_split_into_words,
         "shuffle": False,
         "repeat": False,
         "rank": accelerator.process_index,
         "world_size": accelerator.num_processes,
     }
+    if context == "sentence":
+        return batch_loader(SentenceBatches(corpus, tokenizer, size, **options), num_workers=0)
+    windows = StreamWindows(corpus, tokenizer, size, STREAM_STEPS, survey=corpus.survey(), **options)
+    return batch_loader(windows, num_workers=0)
 
 
 @torch.no_grad()
@@ -94,11 +86,8 @@ def evaluate(
     if context == "stream":
         pieces = 0 if states is None else len(states[0]) * accelerator.num_processes
         protocol = f"states carried from sentence to sentence, in {pieces} pieces of the text side by side"
-    return _from_sums(accelerator.reduce(sums.to(_sum_device(accelerator))), model.config.vocab_size, protocol)
-
-
-def _sum_device(accelerator: Accelerator) -> torch.device:
-    return torch.device("cpu") if accelerator.device.type == "mps" else accelerator.device  # mps has no float64
+    device = "cpu" if accelerator.device.type == "mps" else accelerator.device  # mps has no float64
+    return _from_sums(accelerator.reduce(sums.to(device)), model.config.vocab_size, protocol)
 
 
 def _from_sums(sums: Tensor, vocabulary_size: int, protocol: str) -> Perplexity:

@@ -104,7 +104,8 @@ class Pretraining:
         """
         if self.progress.step == 0:
             self._evaluate()
-        batches = self._load_batches()
+        workers, is_cuda = self.arguments.dataloader_num_workers, self.accelerator.device.type == "cuda"
+        batches = iter(batch_loader(self.make_batches(self.position), workers, pin_memory=is_cuda))
         self.log_start = time.perf_counter()
         with self.signal, self._progress_bar() as bar:
             self._train(batches, bar)
@@ -156,11 +157,6 @@ class Pretraining:
 
         fully_shard(self.plain_model.softmax)
 
-    def _load_batches(self) -> Iterator[LMBatch]:
-        workers = self.arguments.dataloader_num_workers
-        is_cuda = self.accelerator.device.type == "cuda"
-        return iter(batch_loader(self.make_batches(self.position), workers, pin_memory=is_cuda))
-
     def _next(self, batches: Iterator[LMBatch]) -> LMBatch:
         start = time.perf_counter()
         batch = next(batches)
@@ -194,8 +190,7 @@ class Pretraining:
         self.unlogged.append(StepFigures(self.progress.step, figures, source_lines))
 
     def _set_learning_rates(self):
-        """By the number of steps. Without --max_steps it is only estimated, so the part of the text that was read
-        decides."""
+        """Sets them by the number of steps, or without --max_steps by the part of the text that has been read."""
         done, arguments = float(self.progress.step), self.arguments
         if arguments.max_steps <= 0:
             done = self.num_steps * min(1.0, self.progress.epoch / arguments.num_train_epochs)

@@ -1,7 +1,9 @@
 """Options of the pretraining loop. Options of optimizers are in `optimization.py`, options of texts in `corpus.py`."""
 
+import math
 from dataclasses import dataclass, field
 
+from modeling_elmo.run_scripts.pretraining.corpus import Survey
 from modeling_elmo.run_scripts.pretraining.optimization import OptimizationArguments
 
 
@@ -66,3 +68,16 @@ class PretrainingArguments(OptimizationArguments):
             raise ValueError(
                 f"--max_steps {self.max_steps} and --num_train_epochs {self.num_train_epochs}: pass one above 0."
             )
+
+    def number_of_steps(self, context: str, survey: Survey | None, num_processes: int) -> int:
+        """`--max_steps`, or an estimate from the size of the text."""
+        if self.max_steps > 0:
+            return self.max_steps
+        assert survey is not None  # a streamed data set needs --max_steps
+        if context == "sentence":
+            tokens, per_batch = survey.words + 2 * survey.lines, self.per_device_train_batch_tokens
+        else:
+            tokens, per_batch = survey.words + survey.lines, self.per_device_train_batch_size * self.unroll_steps
+        return math.ceil(
+            self.num_train_epochs * tokens / (per_batch * self.gradient_accumulation_steps * num_processes)
+        )
