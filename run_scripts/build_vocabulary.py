@@ -1,10 +1,10 @@
-"""The word vocabulary of a language model: counts words over files or a data set, one word a line out.
+"""Counts the words of files or of a data set, and writes the word vocabulary of a language model.
 
-    python -m modeling_elmo.run_scripts.build_vocabulary --train_file 'train/*.gz' --output vocab.txt
+    elmo vocabulary --train_file 'train/*.gz' --output vocab.txt
 
-The file has the original format: `<S>`, `</S>` and `<UNK>`, then words by descending frequency. Load it with
-`ELMoTokenizer(vocab_file="vocab.txt")`, which puts `<PAD>` first, or pass it to `run_pretraining --vocabulary_file`.
-Texts are read one by one; memory grows with the number of distinct words alone.
+The file has the original format: `<S>`, `</S>` and `<UNK>`, then words by descending frequency, one per line. Load it
+with `ELMoTokenizer(vocab_file="vocab.txt")`, which puts `<PAD>` first, or pass it to `elmo pretrain --vocabulary_file`.
+Texts are read one at a time, so memory grows only with the number of distinct words.
 """
 
 from collections import Counter
@@ -21,26 +21,27 @@ from modeling_elmo.tokenization.elmo_pretokenization import TextSplitter
 
 @dataclass(kw_only=True)
 class VocabularyArguments(TrainTextArguments):
-    output: str = field(metadata={"help": "Vocabulary to write."})
+    output: str = field(metadata={"help": "Vocabulary file to write."})
     pre_tokenization: Literal["whitespace", "moses", "treebank"] = field(
-        default="moses", metadata={"help": "How raw text is split; the tokenizer must do the same."}
+        default="moses", metadata={"help": "Rules that split raw text; the tokenizer must use the same."}
     )
     vocabulary_size: int | None = field(
-        default=None, metadata={"help": "Words to keep, the four special words included. Default: all."}
+        default=None, metadata={"help": "Number of words to keep, including the four special words. Default: all."}
     )
-    min_frequency: int = field(default=1, metadata={"help": "Occurrences that a word needs."})
+    min_frequency: int = field(default=1, metadata={"help": "Minimum count of a word."})
     alphabet: Literal["utf8", "lexicon"] = field(
-        default="utf8", metadata={"help": "What a word is made of, for the report on cut words: bytes or code points."}
+        default="utf8",
+        metadata={"help": "Alphabet of the tokenizer, to report cut words: UTF-8 bytes, or code points."},
     )
     max_word_length: int = field(
-        default=50, metadata={"help": "The tokenizer's, for the report on cut words: begin and end are included."}
+        default=50, metadata={"help": "Maximum word length of the tokenizer, with begin and end, to report cut words."}
     )
     overwrite: bool = field(default=False, metadata={"help": "Replace the output if it exists."})
 
 
 @dataclass
 class VocabularyReport:
-    """What was counted; shares are of the words of the text as they stand there, not of distinct ones."""
+    """Counts of texts and words. Shares are of all words of the text, not of distinct words."""
 
     texts: int
     words: int
@@ -52,9 +53,9 @@ class VocabularyReport:
 
     def __str__(self) -> str:
         return (
-            f"{self.words:,} words in {self.texts:,} texts, {self.distinct_words:,} of them different\n"
-            f"{self.vocab_size:,} in the vocabulary with the special words; it covers {self.coverage:.2%} of the text\n"
-            f"{self.cut_share:.4%} of the text are words that are cut ({self.cut_distinct_words:,} different ones)"
+            f"{self.words:,} words in {self.texts:,} texts, {self.distinct_words:,} distinct words\n"
+            f"{self.vocab_size:,} in the vocabulary with special words, which covers {self.coverage:.2%} of the text\n"
+            f"{self.cut_share:.4%} of the words of the text are cut ({self.cut_distinct_words:,} distinct words)"
         )
 
 
@@ -66,7 +67,7 @@ def main(arguments: list[str] | None = None) -> VocabularyReport:
 
 
 def build_vocabulary(arguments: VocabularyArguments) -> VocabularyReport:
-    """What the command does."""
+    """Counts the words, and writes the file."""
     output = Path(arguments.output)
     if output.exists() and not arguments.overwrite:
         raise FileExistsError(f"--output {output} exists; pass --overwrite to replace it.")

@@ -1,9 +1,9 @@
-"""Held-out perplexity of a biLM, with all that is needed to compare it.
+"""Held-out perplexity of a biLM, with everything that is needed to compare it.
 
-    python -m modeling_elmo.run_scripts.perplexity --model elmo --validation_file heldout.txt --is_split_into_words
+    elmo perplexity --model elmo --validation_file heldout.txt --is_split_into_words
 
-Always over all words, never over a sample. Tokens counted are words and, forward, `</S>`, backward, `<S>`.
-`--context sentence` reads each sentence on its own from a zero state, as the model does at inference;
+The softmax is always over all words, never over a sample. The predictions are the words, and `</S>` forward or `<S>`
+backward. `--context sentence` reads each sentence on its own from a zero state, as the model does at inference.
 `--context stream` carries the states from sentence to sentence, as the original's training does.
 """
 
@@ -14,24 +14,26 @@ import torch
 from accelerate import Accelerator
 
 from modeling_elmo import ELMoForPreTraining, ELMoTokenizer
+from modeling_elmo.run_scripts.pretraining.corpus import HeldOutArguments
 from modeling_elmo.run_scripts.pretraining.evaluation import Perplexity, evaluate, held_out_batches
-from modeling_elmo.run_scripts.pretraining.streams import (
-    HeldOutArguments,
-)
 from modeling_elmo.run_scripts.program.command_line import ProgramParser, run
 from modeling_elmo.run_scripts.program.files import write_json
 
 
 @dataclass(kw_only=True)
 class PerplexityArguments(HeldOutArguments):
-    model: str = field(metadata={"help": "Folder or Hub name of a model with its softmax, and of its tokenizer."})
+    model: str = field(metadata={"help": "Folder or Hub name of a model with a softmax, and of its tokenizer."})
     per_device_eval_batch_tokens: int = field(
-        default=4096, metadata={"help": "Tokens of a batch, padding included (context sentence)."}
+        default=4096, metadata={"help": "Maximum tokens per batch, including padding (context sentence)."}
     )
     per_device_eval_batch_size: int = field(
-        default=16, metadata={"help": "Pieces that the text is cut into and read side by side (context stream)."}
+        default=16, metadata={"help": "Number of pieces of the text that are read side by side (context stream)."}
     )
     output: str | None = field(default=None, metadata={"help": "JSON file for the figures."})
+
+    def __post_init__(self):
+        if self.per_device_eval_batch_size < 1:
+            raise ValueError(f"--per_device_eval_batch_size {self.per_device_eval_batch_size}: pass at least 1.")
 
 
 def main(arguments: list[str] | None = None) -> Perplexity:
@@ -39,7 +41,8 @@ def main(arguments: list[str] | None = None) -> Perplexity:
     accelerator = Accelerator()
     tokenizer = ELMoTokenizer.from_pretrained(parsed.model)
     model = ELMoForPreTraining.from_pretrained(parsed.model, dtype=torch.float32).to(accelerator.device)
-    batches = held_out_batches(parsed, tokenizer, parsed.context, accelerator, vars(parsed))
+    sizes = {"sentence": parsed.per_device_eval_batch_tokens, "stream": parsed.per_device_eval_batch_size}
+    batches = held_out_batches(parsed, parsed.context, sizes[parsed.context], tokenizer, accelerator)
     found = evaluate(model, batches, parsed.context, accelerator)
     accelerator.print(f"{parsed.model}: {found}")
     if parsed.output and accelerator.is_main_process:

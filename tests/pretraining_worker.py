@@ -1,6 +1,6 @@
-"""Pretraining runs of a second: in this process, in a forked one, or in each of several that a launcher starts.
+"""Pretraining runs of a second, in this process, in a forked process, or in several processes of a launcher.
 
-`python pretraining_worker.py FOLDER`, as each process of a launcher, makes the runs of FOLDER/runs.json there.
+Each process of a launcher calls `python pretraining_worker.py FOLDER`, which makes the runs of FOLDER/runs.json.
 """
 
 import json
@@ -18,7 +18,7 @@ from modeling_elmo.run_scripts.pretraining.checkpoints import load_state
 from modeling_elmo.run_scripts.pretraining.loop import Pretraining
 
 TEXT = Path(__file__).parent / "fixtures" / "text" / "en.txt"
-# Sentences of 3 to 11 words: short ones are quick, and of one length they would hide what padding does.
+# Sentences of 3 to 11 words: short ones are fast, and different lengths need padding.
 LINES = [" ".join(line.split()[: 3 + number % 9]) for number, line in enumerate(TEXT.read_text("utf-8").splitlines())]
 MODEL = {
     "char_embedding_size": 4,
@@ -33,15 +33,15 @@ Options = dict[str, Any]
 
 
 def options_of(folder: Path, **options) -> Options:
-    """Of a run with 60 lines to read, which are ten batches an epoch, and the next 20 held out."""
+    """Options of a run on 60 lines, ten batches an epoch, with the next 20 lines held out."""
     train, held_out = folder / "train.txt", folder / "held_out.txt"
     if not train.exists():
         train.write_text("\n".join(LINES[:60]) + "\n", encoding="utf-8")
         held_out.write_text("\n".join(LINES[60:80]) + "\n", encoding="utf-8")
-    model = MODEL | options.pop("config_overrides", {})
+    overrides = options.pop("config_overrides", {})
     defaults = {
         "preset": "tiny",
-        "config_overrides": json.dumps(model),
+        "config_overrides": None if overrides is None else json.dumps(MODEL | overrides),
         "vocabulary_size": 120,
         "num_sampled": 20,
         "train_file": train,
@@ -64,7 +64,7 @@ def options_of(folder: Path, **options) -> Options:
 
 
 def arguments_of(options: Options) -> list[str]:
-    """As on the command line; options that are `None` or False are left out."""
+    """The options as on a command line. Options that are `None` or False are left out."""
     arguments = []
     for name, value in options.items():
         if value is not None and value is not False:
@@ -78,13 +78,13 @@ def pretrain(folder: Path, **options) -> Pretraining:
 
 
 def contents(checkpoint: Path) -> tuple[dict[str, torch.Tensor], dict[str, Any], list[dict[str, Any]]]:
-    """Weights, training state, and log, of a checkpoint."""
+    """Weights, training state and log of a checkpoint."""
     log = json.loads((checkpoint / "training_log.json").read_text(encoding="utf-8"))
     return load_file(checkpoint / "model.safetensors"), load_state(checkpoint), log
 
 
 def assert_same(found: Any, expected: Any, where: str = ""):
-    """Bit for bit, all but the times."""
+    """Bit for bit, except times."""
     if isinstance(expected, torch.Tensor):
         assert torch.equal(found, expected), where
     elif isinstance(expected, dict):

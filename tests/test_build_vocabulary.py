@@ -49,7 +49,7 @@ def test_counts_over_files_of_every_kind(tmp_path, capsys):
     assert report.cut_share == pytest.approx(sum(COUNTS[word] for word in cut) / COUNTS.total())
     printed = capsys.readouterr().out
     assert f"{COUNTS.total():,} words in {len(LINES):,} texts" in printed
-    assert "it covers 100.00% of the text" in printed
+    assert "which covers 100.00% of the text" in printed
 
 
 def test_size_frequency_and_coverage(tmp_path):
@@ -88,7 +88,7 @@ def test_data_sets(tmp_path, in_splits):
     if in_splits:
         options += ["--split", "dev"]
     else:
-        with pytest.raises(ValueError, match="is one set and has no split 'dev'; pass a folder of a DatasetDict"):
+        with pytest.raises(ValueError, match="is a single set without splits. Leave out the split 'dev'"):
             build(tmp_path / "vocab.txt", *options, "--split", "dev")
     assert build(tmp_path / "vocab.txt", *options).texts == 2
     assert words_of(tmp_path / "vocab.txt")[3:] == ["a", "b c"]
@@ -125,7 +125,7 @@ def test_a_failed_run_leaves_the_old_file_alone(tmp_path, monkeypatch):
         (
             ["--train_file", "{text}", "no.txt"],
             FileNotFoundError,
-            "no.txt: no file is named so. Pass files",
+            "no.txt: no file has this name. Pass files",
         ),
         (
             ["--train_file", "{text}", "--vocabulary_size", "4"],
@@ -135,9 +135,6 @@ def test_a_failed_run_leaves_the_old_file_alone(tmp_path, monkeypatch):
         (["--train_file", "{text}", "--min_frequency", "0"], ValueError, "--min_frequency 0 must be at least 1"),
         (["--train_file", "{text}", "--max_word_length", "2"], ValueError, "--max_word_length 2 at least 3"),
         (["--train_file", "{blank}"], ValueError, "There is no sentence in .*blank.txt: nothing but blank lines"),
-        (["--train_file", "{latin}"], ValueError, "latin.txt, line 2 is not UTF-8"),
-        (["--train_file", "{jsonl}"], ValueError, "a.jsonl:2: the text is 3; it must be a string or a list of words"),
-        (["--train_file", "{jsonl}", "--text_column", "words"], ValueError, "line 1 has no key 'words'"),
         (["--dataset", "{data}"], ValueError, r"has no column 'text' but \['tokens'\]; pass --text_column"),
         (["--dataset", "{splits}"], ValueError, r"has no split 'train' but \['dev'\]; pass --split"),
     ],
@@ -145,15 +142,13 @@ def test_a_failed_run_leaves_the_old_file_alone(tmp_path, monkeypatch):
 def test_bad_input(tmp_path, options, error, message):
     (tmp_path / "text.txt").write_text("a", encoding="utf-8")
     (tmp_path / "blank.txt").write_text("\n \n", encoding="utf-8")
-    (tmp_path / "latin.txt").write_bytes("a\nna\xefve\n".encode("latin-1"))
-    (tmp_path / "a.jsonl").write_text('{"text": "a"}\n{"text": 3}\n', encoding="utf-8")
     data = Dataset.from_dict({"tokens": [["a"]]})
     data.save_to_disk(tmp_path / "data")
     DatasetDict({"dev": data}).save_to_disk(tmp_path / "splits")
-    names = {"text": "text.txt", "blank": "blank.txt", "latin": "latin.txt", "jsonl": "a.jsonl"}
-    places = {name: tmp_path / file for name, file in (names | {"data": "data", "splits": "splits"}).items()}
+    names = {"text": "text.txt", "blank": "blank.txt", "data": "data", "splits": "splits"}
+    paths = {name: tmp_path / file for name, file in names.items()}
     with pytest.raises(error, match=message):
-        build(tmp_path / "vocab.txt", *(option.format(**places) for option in options))
+        build(tmp_path / "vocab.txt", *(option.format(**paths) for option in options))
     assert not (tmp_path / "vocab.txt").exists()
 
 

@@ -1,10 +1,8 @@
 import errno
-import multiprocessing
 import os
 import random
 import re
 import resource
-import time
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +10,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+from modeling_elmo.run_scripts.pretraining import checkpoints as module
 from modeling_elmo.run_scripts.pretraining.checkpoints import Checkpoints, load_state, save_state
 
 MODEL = ("config.json", "model.safetensors", "modeling_elmo.py", "tokenizer.json", "tokenizer_config.json", "README.md")
@@ -107,9 +106,9 @@ def test_a_full_disk(tmp_path):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "model.safetensors")
 
     message = (
-        rf"{tmp_path}/checkpoint-3 could not be written: OSError: \[Errno 28\] No space left on device: "
-        r"'model.safetensors'. The disk has \d+\.\d\d GB free. The last complete checkpoint in "
-        rf"{tmp_path} is checkpoint-2; there are checkpoint-1, checkpoint-2."
+        rf"{tmp_path}/checkpoint-3 cannot be written: OSError: \[Errno 28\] No space left on device: "
+        r"'model.safetensors'. The disk has \d+\.\d\d GB free. The complete checkpoints in "
+        rf"{tmp_path} are checkpoint-1, checkpoint-2."
     )
     with pytest.raises(OSError, match=message) as caught:
         checkpoints.save(3, write)
@@ -127,7 +126,7 @@ def test_a_full_disk_as_torch_and_safetensors_report_it(tmp_path, save):
         finally:
             resource.setrlimit(resource.RLIMIT_FSIZE, limits)
 
-    with pytest.raises(OSError, match="checkpoint-1 could not be written: .* holds no checkpoint") as caught:
+    with pytest.raises(OSError, match="checkpoint-1 cannot be written: .* holds no checkpoints") as caught:
         Checkpoints(tmp_path, None).save(1, write)
     assert not isinstance(caught.value.__cause__, OSError)
     assert names(tmp_path) == []
@@ -135,7 +134,7 @@ def test_a_full_disk_as_torch_and_safetensors_report_it(tmp_path, save):
 
 def test_no_folder_can_be_made(tmp_path):
     (tmp_path / "run").write_text("a file")
-    with pytest.raises(OSError, match="run/checkpoint-1 could not be written: NotADirectoryError"):
+    with pytest.raises(OSError, match="run/checkpoint-1 cannot be written: NotADirectoryError"):
         Checkpoints(tmp_path / "run", None).save(1, writer(1))
 
 
@@ -148,14 +147,14 @@ def test_the_last_step_of_replacing_fails(tmp_path, monkeypatch):
         return rename(path, target)
 
     monkeypatch.setattr(Path, "rename", failing)
-    with pytest.raises(OSError, match="is checkpoint-1"):
+    with pytest.raises(OSError, match="are checkpoint-1"):
         checkpoints.save(1, writer(7))
     assert names(tmp_path) == ["checkpoint-1"] and load_state(checkpoints.last())["step"] == 1
 
 
 @pytest.mark.parametrize("call", range(1, 12))
 def test_a_kill_between_any_two_changes_of_names(tmp_path, monkeypatch, call):
-    """Replacing and rotating, killed before the nth change: what is there is complete, before and after `clean`."""
+    """Killed before the nth change while it replaces and rotates: all checkpoints are complete, also after `clean`."""
 
     class Killed(BaseException):
         pass
@@ -167,14 +166,14 @@ def test_a_kill_between_any_two_changes_of_names(tmp_path, monkeypatch, call):
             nonlocal count
             count += 1
             if count >= call:
-                raise Killed  # and again for whatever cleans up
+                raise Killed  # also for the clean-up
             return function(*args, **kwargs)
 
         return wrapped
 
     with monkeypatch.context() as patch:
         patch.setattr(Path, "rename", until_killed(Path.rename))
-        patch.setattr(checkpoints, "_remove", until_killed(checkpoints._remove))
+        patch.setattr(module, "_remove", until_killed(module._remove))
         with pytest.raises(Killed):
             for step in (2, 3):
                 checkpoints.save(step, writer(step))
@@ -186,41 +185,7 @@ def test_a_kill_between_any_two_changes_of_names(tmp_path, monkeypatch, call):
         assert not [name for name in names(tmp_path) if name.startswith(".")]
 
 
-def _save_for_ever(folder: Path, done):
-    checkpoints = Checkpoints(folder, 2)
-    checkpoints.clean()
-    step = load_state(checkpoints.last())["step"] if checkpoints.last() else 0
-    while True:
-        step += 1
-        for _ in range(2):  # the second replaces the first
-            checkpoints.save(step, writer(step))
-            checkpoints.rotate()
-            done.value = step
-
-
-def test_kill_at_random_moments(tmp_path):
-    context, waits = multiprocessing.get_context("fork"), random.Random(0)
-    done = context.Value("q", 0, lock=False)
-    checkpoints, before = Checkpoints(tmp_path, None), 0
-    for _ in range(6):
-        process = context.Process(target=_save_for_ever, args=(tmp_path, done))
-        process.start()
-        while done.value == before:
-            assert process.is_alive()
-            time.sleep(0.001)
-        time.sleep(waits.uniform(0, 0.3))
-        process.kill()
-        process.join()
-        before = done.value
-        found = {load_state(path)["step"]: path for path in checkpoints.all()}
-        assert {before} <= set(found) <= set(range(before - 2, before + 2))
-        for step, path in found.items():
-            assert [(path / name).read_text() for name in MODEL] == [f"{name} of {step}" for name in MODEL]
-    checkpoints.clean()
-    assert names(tmp_path) == sorted(path.name for path in checkpoints.all())
-
-
-def test_clean_takes_only_what_is_ours(tmp_path):
+def test_clean_removes_only_its_own_folders(tmp_path):
     saved(tmp_path, 1)
     for name in (".checkpoint-2.unfinished", ".checkpoint-1.deleted", ".checkpoint-1.replaced", ".model.unfinished"):
         (tmp_path / name).mkdir()
@@ -254,7 +219,7 @@ def test_rotation(tmp_path, limit, keep, left):
     assert names(tmp_path) == [f"checkpoint-{step}" for step in left]
 
 
-def test_what_is_being_removed_is_no_checkpoint(tmp_path, monkeypatch):
+def test_a_checkpoint_that_is_being_removed_is_not_listed(tmp_path, monkeypatch):
     checkpoints, seen = saved(tmp_path, 1, 2, limit=1), []
 
     def busy(folder, ignore_errors):
@@ -283,7 +248,7 @@ def test_publish(tmp_path):
         )
 
 
-def test_modules_of_another_hand_are_not_replaced(tmp_path):
+def test_modules_of_somebody_else_are_not_replaced(tmp_path):
     others = ["modules.json", "sentence_bert_config.json"]
     checkpoints = Checkpoints(tmp_path, None)
     checkpoints.save(1, writer(1, *others))
@@ -312,7 +277,7 @@ def test_a_model_that_is_half_published_has_no_new_config(tmp_path, monkeypatch,
         return replace(path, target)
 
     monkeypatch.setattr(Path, "replace", failing)
-    with pytest.raises(OSError, match="config.json could not be written.*is checkpoint-2"):
+    with pytest.raises(OSError, match="config.json cannot be written.*checkpoint-1, checkpoint-2"):
         checkpoints.publish(checkpoints.find(2))
     assert sorted(order) == sorted([*MODEL, *others]) and order[-1] == "config.json"
     config = tmp_path / "config.json"
@@ -320,22 +285,8 @@ def test_a_model_that_is_half_published_has_no_new_config(tmp_path, monkeypatch,
     assert not (tmp_path / ".model.unfinished").exists()
 
 
-def test_a_disk_that_is_full_while_publishing(tmp_path, monkeypatch):
-    checkpoints = saved(tmp_path, 1, 2)
-    checkpoints.publish(checkpoints.find(1))
-
-    def full(source, target):
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    monkeypatch.setattr("shutil.copyfile", full)
-    with pytest.raises(OSError, match="No space left on device"):
-        checkpoints.publish(checkpoints.find(2))
-    assert names(tmp_path) == sorted([*MODEL, "checkpoint-1", "checkpoint-2"])
-    assert (tmp_path / "model.safetensors").read_text() == "model.safetensors of 1"
-
-
 def test_parts_replace_a_single_file(tmp_path):
-    """transformers would load the single one, whatever config.json came last."""
+    """transformers would load the single file first."""
     checkpoints = saved(tmp_path, 1, 2)
     checkpoints.publish(checkpoints.find(1))
     parts = checkpoints.find(2)
@@ -349,7 +300,7 @@ def test_parts_replace_a_single_file(tmp_path):
 def test_publish_needs_a_model(tmp_path):
     (tmp_path / "checkpoint-1").mkdir()
     (tmp_path / "checkpoint-1" / "config.json").touch()
-    with pytest.raises(FileNotFoundError, match="checkpoint-1 holds no model but config.json; pass a checkpoint."):
+    with pytest.raises(FileNotFoundError, match="checkpoint-1 holds no model but config.json. Pass a checkpoint."):
         Checkpoints(tmp_path, None).publish(tmp_path / "checkpoint-1")
 
 
@@ -358,8 +309,24 @@ def test_resolve(tmp_path):
     for name in ("last", "True", "true"):
         assert checkpoints.resolve(name) == tmp_path / "checkpoint-10"
     assert checkpoints.resolve(str(tmp_path / "checkpoint-5")) == tmp_path / "checkpoint-5"
-    (tmp_path / "checkpoint-10").rename(tmp_path / ".checkpoint-10.replaced")  # what a kill can leave
+    (tmp_path / "checkpoint-10").rename(tmp_path / ".checkpoint-10.replaced")  # as after a kill
     assert load_state(checkpoints.resolve("last"))["step"] == 10
+
+
+def test_two_runs_do_not_mix_in_a_folder(tmp_path):
+    checkpoints, other = saved(tmp_path / "run", 5, 10), saved(tmp_path / "other", 5)
+    assert checkpoints.to_resume("last") == tmp_path / "run" / "checkpoint-10"
+    assert Checkpoints(tmp_path / "new", None).to_resume(None) is None
+    assert Checkpoints(tmp_path / "new", None).to_resume(str(other.last())) == other.last()
+    with pytest.raises(
+        FileExistsError, match="run already holds checkpoint-10. Continue with --resume_from_checkpoint"
+    ):
+        checkpoints.to_resume(None)
+    for earlier in (tmp_path / "run" / "checkpoint-5", other.last()):
+        with pytest.raises(
+            ValueError, match="already holds checkpoint-10, and the two runs would mix. Pass `last`, or"
+        ):
+            checkpoints.to_resume(str(earlier))
 
 
 @pytest.mark.parametrize(
@@ -368,23 +335,23 @@ def test_resolve(tmp_path):
         (
             "{run}/checkpoint-6",
             FileNotFoundError,
-            "checkpoint-6: there is no such folder. The last .* is checkpoint-10;",
+            "checkpoint-6: this folder does not exist. The complete .* checkpoint-10.",
         ),
         (
             "{run}/model",
             ValueError,
-            "model is no checkpoint. It holds config.json, and no training_state.pt. Pass `last`",
+            "model is not a checkpoint. It holds config.json, but no training_state.pt. Pass `last`",
         ),
-        ("{run}", ValueError, "run is no checkpoint. .* there are checkpoint-5, checkpoint-10."),
-        ("{run}/.checkpoint-11.unfinished", ValueError, "the run was killed while it wrote or removed this."),
+        ("{run}", ValueError, "run is not a checkpoint. .* are checkpoint-5, checkpoint-10."),
+        ("{run}/.checkpoint-11.unfinished", ValueError, "it is incomplete, because the run was killed."),
         (
             "last",
             FileNotFoundError,
-            "checkpoint last: .*empty holds no checkpoint. Leave it out to begin a new training.",
+            "checkpoint last: .*empty holds no checkpoints. Leave the option out to start a new training.",
         ),
     ],
 )
-def test_what_resolve_refuses(tmp_path, passed, error, message):
+def test_folders_that_cannot_be_resumed(tmp_path, passed, error, message):
     checkpoints = saved(tmp_path / "run", 5, 10)
     (tmp_path / "run" / "model").mkdir()
     (tmp_path / "run" / "model" / "config.json").touch()
@@ -397,24 +364,8 @@ def test_what_resolve_refuses(tmp_path, passed, error, message):
 
 
 def test_save_total_limit():
-    with pytest.raises(ValueError, match="--save_total_limit 0: pass 1 or more, or leave it out to keep all"):
+    with pytest.raises(ValueError, match="--save_total_limit 0: pass at least 1"):
         Checkpoints(Path("out"), 0)
-
-
-def test_state_of_optimizers_and_schedules(tmp_path):
-    table = torch.nn.Embedding(10, 4, sparse=True)
-    optimizers = [torch.optim.SparseAdam(table.parameters()), torch.optim.Adagrad([torch.nn.Parameter(torch.ones(3))])]
-    schedule = torch.optim.lr_scheduler.LambdaLR(optimizers[0], lambda step: 1 / (step + 1))
-    table(torch.tensor([1, 3])).sum().backward()
-    optimizers[0].step()
-    schedule.step()
-    state = {"optimizers": [optimizer.state_dict() for optimizer in optimizers], "schedule": schedule.state_dict()}
-    save_state(tmp_path, state | {"best": float("inf"), "places": [("a.txt", 3)], "states": None})
-    loaded = load_state(tmp_path)
-    before, after = state["optimizers"][0]["state"][0], loaded["optimizers"][0]["state"][0]
-    assert torch.equal(before["exp_avg"], after["exp_avg"]) and before["exp_avg"].any() and after["step"] == 1
-    assert loaded["schedule"] == state["schedule"] and loaded["places"] == [("a.txt", 3)]
-    optimizers[0].load_state_dict(loaded["optimizers"][0])
 
 
 @pytest.mark.parametrize("value", [np.zeros(3), Path("x"), np.float64(1.0)])
@@ -442,7 +393,7 @@ def test_broken_states(tmp_path):
             ValueError, match=r"training_state.pt (is broken|holds a).*[Pp]ass another checkpoint"
         ) as caught:
             load_state(tmp_path)
-        assert "weights_only" not in str(caught.value)  # torch's advice to run the file is not ours
+        assert "weights_only" not in str(caught.value)  # without torch's advice to run code from the file
     torch.save([1, 2], path)
     with pytest.raises(ValueError, match="holds a list, not a training state; pass another checkpoint"):
         load_state(tmp_path)

@@ -6,7 +6,6 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.multiprocessing import start_processes
-from transformers import HfArgumentParser
 
 from modeling_elmo.run_scripts.pretraining.optimization import (
     OptimizationArguments,
@@ -14,7 +13,6 @@ from modeling_elmo.run_scripts.pretraining.optimization import (
     make_optimizers,
     make_schedules,
     reduce_sparse_gradients,
-    sparse_parameter_names,
 )
 
 pytestmark = pytest.mark.filterwarnings("ignore:Sparse invariant checks")  # of torch.optim.Adagrad's own tensors
@@ -31,7 +29,7 @@ class Softmax(nn.Module):
 
 
 class Model(nn.Module):
-    """As much of a language model as an optimizer looks at."""
+    """The parts of a language model that optimizers use."""
 
     def __init__(self, sparse_gradients: bool):
         super().__init__()
@@ -42,7 +40,7 @@ class Model(nn.Module):
         self.softmax = Softmax(sparse_gradients)
 
     def put_gradients(self, rows: list[int], seed: int):
-        """Random ones, of the softmax in `rows` only; rows may repeat."""
+        """Random gradients. Those of the softmax are only in `rows`, which may repeat."""
         generator = torch.Generator().manual_seed(seed)
         for parameter in (self.linear.weight, self.linear.bias, self.gamma):
             parameter.grad = torch.randn(parameter.shape, generator=generator)
@@ -129,12 +127,6 @@ def test_sparse_adam_is_adam_for_rows_of_every_step():
     assert_equal(model, expected)
 
 
-def test_sparse_parameters():
-    assert sparse_parameter_names(Model(False)) == []
-    assert sparse_parameter_names(Model(True)) == ["softmax.weight", "softmax.bias"]
-    assert sparse_parameter_names(Softmax(True)) == ["weight", "bias"]
-
-
 @pytest.mark.parametrize("optim", ["adagrad", "adamw"])
 @pytest.mark.parametrize("sparse", [False, True])
 def test_each_trained_parameter_has_one_optimizer(optim, sparse):
@@ -145,7 +137,7 @@ def test_each_trained_parameter_has_one_optimizer(optim, sparse):
     assert sorted(given) == sorted(id(parameter) for parameter in model.parameters() if parameter.requires_grad)
     decayed = {id(parameter) for group in groups if group.get("weight_decay") for parameter in group["params"]}
     assert decayed == {id(p) for p in (model.linear.weight, *([] if sparse else [model.softmax.weight]))}
-    if optim == "adagrad" and sparse:  # a sparse gradient does not tolerate a decay
+    if optim == "adagrad" and sparse:  # a weight decay of a sparse gradient would raise
         trained(model, OptimizationArguments(optim=optim, weight_decay=0.1))
 
 
@@ -194,7 +186,7 @@ def test_clipping_does_not_wait_for_the_device():
         torch.cuda.set_sync_debug_mode("default")
 
 
-ROWS_OF_PROCESSES = [  # of each step, on each process; `None`: no gradient
+ROWS_OF_PROCESSES = [  # sampled rows of each process, by step; `None`: no gradient
     ([0, 3, 3, 7], [3, 11]),
     ([5], None),
     (None, [1, 2, 1]),
@@ -242,7 +234,7 @@ def test_reduction_over_processes(tmp_path):
             assert torch.equal(found[0].to_dense(), found[1].to_dense())
             torch.testing.assert_close(found[0].to_dense(), expected)
         for results, model in zip(both, models, strict=True):
-            assert torch.equal(results[step]["linear.weight"], model.linear.weight.grad)  # DDP's own
+            assert torch.equal(results[step]["linear.weight"], model.linear.weight.grad)  # left to DDP
 
 
 def test_reduction_in_one_process():
@@ -282,7 +274,7 @@ def test_schedules():
 def test_warm_up_that_is_longer_than_the_training():
     arguments = OptimizationArguments(warmup_steps=11)
     with pytest.raises(
-        ValueError, match="--warmup_steps 11 is more than the 10 steps of the training; pass fewer, or a"
+        ValueError, match="--warmup_steps 11 is more than the 10 steps of the training. Pass fewer, or a"
     ):
         make_schedules(make_optimizers(Model(False), arguments), arguments, 10)
 
@@ -296,14 +288,6 @@ def test_defaults():
     given = OptimizationArguments(optim="adagrad", max_grad_norm=0, gradient_scale=1.0, warmup_steps=5)
     assert (given.max_grad_norm, given.gradient_scale, given.get_warmup_steps(100)) == (0, 1.0, 5)
     assert [adamw.get_warmup_steps(steps) for steps in (0, 1, 100, 250)] == [0, 1, 1, 3]
-
-
-def test_command_line():
-    options = "--optim adagrad --learning_rate 0.1 --lr_scheduler_type linear --warmup_steps 0.1 --max_grad_norm 0"
-    (parsed,) = HfArgumentParser(OptimizationArguments).parse_args_into_dataclasses(options.split())
-    assert parsed == OptimizationArguments(
-        optim="adagrad", learning_rate=0.1, lr_scheduler_type="linear", warmup_steps=0.1, max_grad_norm=0.0
-    )
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Figures against plain loops in float64, whatever the batches, windows and processes."""
+"""Perplexities against plain loops in float64, for all batches, windows and numbers of processes."""
 
 import gzip
 import json
@@ -19,8 +19,10 @@ from modeling_elmo import ELMoConfig, ELMoForPreTraining, ELMoTokenizer
 from modeling_elmo.run_scripts import perplexity
 from modeling_elmo.run_scripts.perplexity import main
 from modeling_elmo.run_scripts.pretraining import evaluation
+from modeling_elmo.run_scripts.pretraining.batches import batch_loader
+from modeling_elmo.run_scripts.pretraining.corpus import Corpus
 from modeling_elmo.run_scripts.pretraining.evaluation import evaluate
-from modeling_elmo.run_scripts.pretraining.streams import Corpus, StreamWindows, data_loader
+from modeling_elmo.run_scripts.pretraining.streams import StreamWindows
 
 ROOT = Path(__file__).parents[1]
 WORKER = Path(__file__).with_name("pretraining_worker.py")
@@ -39,7 +41,7 @@ def full(tmp_path_factory) -> Path:
 
 
 def save_model(folder: Path, **options) -> Path:
-    """A model with weights that matter: those of a new one give nearly the same to all words."""
+    """A model with larger weights than a new one, which gives nearly the same probability to all words."""
     widths = {"max_word_length": MODEL["max_word_length"]}
     tokenizer = ELMoTokenizer(vocab=["<S>", "</S>", "<UNK>", *WORDS], pre_tokenization="whitespace", **widths)
     torch.manual_seed(0)
@@ -61,7 +63,7 @@ def measure(folder: Path, **options) -> evaluation.Perplexity:
 
 
 def nearly(found: evaluation.Perplexity) -> dict:
-    """All that it says, with figures to a millionth."""
+    """All fields, with a relative tolerance of a millionth."""
     return {
         name: pytest.approx(value, rel=1e-6) if isinstance(value, float) else value
         for name, value in vars(found).items()
@@ -69,7 +71,7 @@ def nearly(found: evaluation.Perplexity) -> dict:
 
 
 class Plain:
-    """One word after the other, the states passed on by hand, `cross_entropy` in float64."""
+    """Word by word, with states passed on by hand and `cross_entropy` in float64."""
 
     def __init__(self, folder: Path):
         self.model = ELMoForPreTraining.from_pretrained(folder).double().eval()
@@ -77,7 +79,7 @@ class Plain:
 
     @torch.no_grad()
     def sentence(self, line: str) -> tuple[float, float, int, int]:
-        """Losses of both directions, predictions of one, and how many of them are unknown words."""
+        """Losses of both directions, the number of predictions in one, and the number of unknown words."""
         inputs = self.tokenizer([line.split()], is_split_into_words=True, return_tensors="pt")
         layers = self.model.elmo(**inputs).last_hidden_state[0]
         forward, backward = layers.chunk(2, dim=-1)
@@ -89,12 +91,12 @@ class Plain:
         softmax = self.model.softmax
         if softmax.adaptive is not None:
             return -softmax.adaptive.log_prob(hidden).gather(1, targets[:, None] - 1)[:, 0]
-        logits = (hidden @ softmax.weight.T + softmax.bias)[:, 1:]  # <PAD> is no word
+        logits = (hidden @ softmax.weight.T + softmax.bias)[:, 1:]  # <PAD> is not a class
         return F.cross_entropy(logits, targets - 1, reduction="none")
 
     @torch.no_grad()
     def piece(self, lines: list[str], direction: int) -> float:
-        """The loss of a text that is read on, without its states ever being zero again."""
+        """The loss of a text whose states are never reset."""
         ids, targets, characters = [], [], []
         for line in lines if direction == 0 else reversed(lines):
             inputs = self.tokenizer([line.split()], is_split_into_words=True, return_tensors="pt")
@@ -105,7 +107,7 @@ class Plain:
         text, total, states = torch.cat(characters), 0.0, None
         for position, target in enumerate(targets):
             output = self.model.elmo(character_ids=text[None, position : position + 1], initial_states=states)
-            states = output.final_states  # of one word: both directions go on from there
+            states = output.final_states  # after one word, for both directions
             hidden = output.last_hidden_state[0].chunk(2, dim=-1)[direction]
             total += float(self.losses(hidden, torch.tensor([target])))
         return total
@@ -116,7 +118,7 @@ def check(found: evaluation.Perplexity, forward: float, backward: float, predict
     assert found.forward == pytest.approx(math.exp(forward / predictions), rel=1e-5)
     assert found.backward == pytest.approx(math.exp(backward / predictions), rel=1e-5)
     assert found.perplexity == pytest.approx(math.exp((forward + backward) / 2 / predictions), rel=1e-5)
-    assert abs(found.forward - found.backward) > 1e-2  # else one could stand for the other
+    assert abs(found.forward - found.backward) > 1e-2  # else the test could not tell them apart
 
 
 def test_sentences(folder, capsys):
@@ -135,7 +137,7 @@ def test_sentences(folder, capsys):
 
 @pytest.mark.parametrize("tokens", [3, 16, 100, 10_000])
 def test_the_size_of_batches_does_not_matter(tokens, full):
-    """Unless a sentence has no room, and is cut."""
+    """Unless a sentence is longer than a batch, and is cut."""
     found, expected = measure(full, per_device_eval_batch_tokens=tokens), measure(full)
     if tokens == 3:
         assert found.predictions > expected.predictions
@@ -153,7 +155,7 @@ def test_streams(rows, folder):
 
 
 def pieces_of(lines: list[str], rows: int) -> list[list[str]]:
-    """Pieces of like length: a sentence is in the one in which its first word is."""
+    """Pieces of similar length. The first word of a sentence decides its piece."""
     total, before, pieces = sum(len(line.split()) for line in lines), 0, [[] for _ in range(rows)]
     for line in lines:
         pieces[min(before * rows // total, rows - 1)].append(line)
@@ -169,7 +171,7 @@ def test_the_length_of_windows_does_not_matter(full):
     found = []
     for steps in (1, 7, 20, 1000):
         windows = StreamWindows(corpus, tokenizer, 2, steps, **options)
-        found.append(evaluate(model, data_loader(windows, num_workers=0), "stream", Accelerator(cpu=True)))
+        found.append(evaluate(model, batch_loader(windows, num_workers=0), "stream", Accelerator(cpu=True)))
     assert found[2].perplexity == pytest.approx(
         measure(full, context="stream", per_device_eval_batch_size=2).perplexity, rel=1e-6
     )
@@ -189,9 +191,7 @@ def test_evaluation_leaves_the_model_and_its_dropout_as_they_were(full):
     found = []
     for mode in (True, False):
         model.train(mode)
-        batches = evaluation.held_out_batches(
-            arguments, tokenizer, "sentence", Accelerator(cpu=True), {"per_device_eval_batch_tokens": 100}
-        )
+        batches = evaluation.held_out_batches(arguments, "sentence", 100, tokenizer, Accelerator(cpu=True))
         found.append(evaluate(model, batches, "sentence", Accelerator(cpu=True)))
         assert model.training == mode
     assert found[0] == found[1]
@@ -204,7 +204,7 @@ def test_output_is_a_file_of_the_figures(full, tmp_path):
 
 
 def test_compressed_and_raw_text(full, tmp_path):
-    """Raw text is split by the tokenizer: here by white space, so that nothing changes."""
+    """This tokenizer splits raw text by white space, so the figures do not change."""
     with gzip.open(tmp_path / "held_out.txt.gz", "wt", encoding="utf-8") as file:
         file.write("\n\n".join(TEXT))
     found = main(["--model", str(full), "--validation_file", str(tmp_path / "held_out.txt.gz")])
@@ -216,6 +216,11 @@ def test_text_without_words(full, tmp_path):
     for context in ("sentence", "stream"):
         with pytest.raises(ValueError, match="There is no sentence in .*empty.txt.*Pass another text"):
             measure(full, validation_file=tmp_path / "empty.txt", context=context)
+
+
+def test_sizes_are_positive(full):
+    with pytest.raises(ValueError, match="--per_device_eval_batch_size 0: pass at least 1"):
+        measure(full, context="stream", per_device_eval_batch_size=0)
 
 
 def test_text_is_chosen_once(full):
@@ -231,13 +236,13 @@ def test_a_model_without_its_softmax(tmp_path):
         measure(folder)
 
 
-def test_perplexities_that_are_no_finite_number():
+def test_perplexities_that_are_not_finite():
     assert evaluation._exp(1e5) == math.inf
     assert math.isnan(evaluation._exp(math.nan))
 
 
 def test_two_processes_equal_one(full, tmp_path):
-    """Rows are twice as many there, each with its piece of the text."""
+    """With two processes there are twice as many rows, each with its piece of the text."""
     common = ["--model", str(full), "--validation_file", str(full / "held_out.txt"), "--is_split_into_words"]
     contexts = [["--per_device_eval_batch_tokens", "30"], ["--context", "stream", "--per_device_eval_batch_size", "2"]]
     runs = [("perplexity", [*common, *context]) for context in contexts]
@@ -251,4 +256,4 @@ def test_two_processes_equal_one(full, tmp_path):
         figures = json.loads((tmp_path / f"figures-{number}.json").read_text(encoding="utf-8"))
         assert figures["processes"] == 2
         assert figures["found"] == nearly(expected)
-    assert finished.stdout.count("perplexity") == 2  # one process tells
+    assert finished.stdout.count("perplexity") == 2  # one process prints

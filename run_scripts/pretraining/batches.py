@@ -1,64 +1,74 @@
-"""What all batches of a language model are made with: words to arrays, and where in the text a batch stands.
+"""Batches of a language model: words to arrays, batches of whole sentences, and their loading in other processes.
 
-Shape suffixes: B rows, T steps, W max_word_length, N tokens.
+Batches follow each other in one order, whatever the number of processes, and one epoch after the other. Each batch
+holds the position after it. A data set that is created with this position continues exactly there. Memory does not
+grow with the corpus.
+
+Shape suffixes: B rows, T steps, W max_word_length, N tokens or sentences.
 """
 
+import os
 import string
-from collections.abc import Iterable, Sequence
-from itertools import chain, count
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import chain, count, islice
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.data import IterableDataset
+from torch.utils.data import DataLoader, IterableDataset, get_worker_info
+from transformers.utils import logging
 
-from modeling_elmo.run_scripts.pretraining.corpus import Corpus, Place, Survey, Text, number_of_words
-from modeling_elmo.tokenization.elmo_characters import BOS_ID, EOS_ID
+from modeling_elmo import ELMoTokenizer
+from modeling_elmo.run_scripts.pretraining.corpus import Corpus, Sentence, SentenceText, SourceLine, Survey, words_of
+from modeling_elmo.tokenization.elmo_characters import BOS_ID, EOS_ID, UNK_ID
 from modeling_elmo.tokenization.tokenization_elmo import CallLock
 
+logger = logging.get_logger(__name__)
+
 PUNCTUATION = string.punctuation.encode()
-CONTROLS = bytes({*range(32), 127} - {*b"\t\n\v\f\r"})  # moses splits there
-# To spaces, as is what `bytes.split`, unlike `str.split`, does not take for white space.
+CONTROLS = bytes({*range(32), 127} - {*b"\t\n\v\f\r"})  # moses splits at these
+# Replaced by spaces, because `bytes.split`, unlike `str.split`, does not split at all of them.
 SPACES = bytes.maketrans(gaps := PUNCTUATION + CONTROLS, b" " * len(gaps))
+FEWEST_TOKENS = 3  # a word between its markers
 
 
-class Tokens(NamedTuple):
-    """What stands at the positions of a text, and what is predicted there.
+class AlignedTokens(NamedTuple):
+    """Tokens of a stream, and the target of each position.
 
     Shape:
-        input_ids, labels: `(N,)` or `(B, T)`
+        input_ids, targets: `(N,)` or `(B, T)`
         character_ids: `(N, W)` or `(B, T, W)`
     """
 
     input_ids: np.ndarray
     character_ids: np.ndarray
-    labels: np.ndarray
+    targets: np.ndarray
 
 
-class Encoder:
-    """Turns sentences into arrays by the tokenizer's table of words.
+class SentenceEncoder:
+    """Turns sentences into arrays with the tokenizer's table of distinct words.
 
     Args:
-        tokenizer: an `ELMoTokenizer`.
         is_split_into_words: whether white space separates the words; otherwise the tokenizer splits the text.
     """
 
-    def __init__(self, tokenizer, is_split_into_words: bool):
-        if not hasattr(tokenizer, "word_table"):
-            raise TypeError(f"Received a {type(tokenizer).__name__}; pass an ELMoTokenizer, which knows characters.")
+    def __init__(self, tokenizer: ELMoTokenizer, is_split_into_words: bool):
         self.table, self.lock = tokenizer.word_table, tokenizer.lock
-        self.by_spaces = is_split_into_words or tokenizer.splitter.name == "whitespace"
-        self.split = str.split if self.by_spaces else tokenizer.splitter.words
+        self.splits_at_spaces = is_split_into_words or tokenizer.splitter.name == "whitespace"
+        self.split = str.split if self.splits_at_spaces else tokenizer.splitter.words
 
-    def words(self, text: Text) -> list[str]:
+    def words(self, text: SentenceText) -> list[str]:
         return self.split(text) if isinstance(text, str) else text
 
-    def max_words(self, text: Text) -> int:
-        """At least the number of words, and cheap: every word that a rule splits off begins at a punctuation mark or at
-        the letters behind one. (The treebank rules for `cannot` and the like are left out of it.)"""
-        if self.by_spaces or not isinstance(text, str):
-            return number_of_words(text)
+    def max_words(self, text: SentenceText) -> int:
+        """An upper bound of the number of words that is cheap to compute.
+
+        A word that a rule splits off begins at a punctuation mark or with the letters after it. The treebank rules for
+        `cannot` and similar words are ignored.
+        """
+        if self.splits_at_spaces or not isinstance(text, str):
+            return len(words_of(text))
         if not text.isascii():
             return len(self.split(text))
         characters = text.encode()
@@ -66,38 +76,46 @@ class Encoder:
         return len(characters.translate(SPACES).split()) + marks
 
     @CallLock.held
-    def batch(self, sentences: list[list[str]]) -> Tokens:
-        """Sentences as rows with their markers; the labels are the row's own words, -100 at padding."""
+    def batch(self, sentences: list[list[str]]) -> dict[str, Tensor]:
+        """Model inputs with a row `<S> w1 ... wn </S>` for each sentence.
+
+        The labels are the ids of the row itself, -100 at padding; the model shifts them.
+        """
         lengths_B = np.array([len(words) + 2 for words in sentences])
-        places_T, last_B = np.arange(lengths_B.max()), lengths_B[:, None] - 1
-        rows_BT = np.zeros((len(sentences), len(places_T)), dtype=np.int64)  # of the table; its row 0 is padding
-        rows_BT[(places_T > 0) & (places_T < last_B)] = self.table.rows(list(chain.from_iterable(sentences)))
+        steps_T, last_B = np.arange(lengths_B.max()), lengths_B[:, None] - 1
+        rows_BT = np.zeros((len(sentences), len(steps_T)), dtype=np.int64)  # rows of the table; row 0 is padding
+        rows_BT[(steps_T > 0) & (steps_T < last_B)] = self.table.rows(list(chain.from_iterable(sentences)))
         rows_BT[:, 0] = BOS_ID
         np.put_along_axis(rows_BT, last_B, EOS_ID, axis=1)
-        ids_BT = self.table.input_ids(rows_BT)
-        return Tokens(ids_BT, self.table.character_ids(rows_BT), np.where(places_T <= last_B, ids_BT, -100))
+        ids_BT, token_mask_BT = self.table.input_ids(rows_BT), steps_T <= last_B
+        return as_tensors(
+            input_ids=ids_BT,
+            character_ids=self.table.character_ids(rows_BT),
+            labels=np.where(token_mask_BT, ids_BT, -100),
+            attention_mask=token_mask_BT.astype(np.int64),
+        )
 
     @CallLock.held
-    def stream(self, words: list[str], backward: bool) -> Tokens:
-        """A sentence as a part of a stream: `<S> a b` predicts `a b </S>`; read backward, `</S> b a` does `b a <S>`."""
+    def stream(self, words: list[str], backward: bool) -> AlignedTokens:
+        """A sentence of a stream: `<S> a b` has the targets `a b </S>`; backward, `</S> b a` has `b a <S>`."""
         rows_N = np.concatenate([[BOS_ID], self.table.rows(words), [EOS_ID]])
         rows_N = rows_N[::-1] if backward else rows_N
         ids_N = self.table.input_ids(rows_N)
-        return Tokens(ids_N[:-1], self.table.character_ids(rows_N[:-1]), ids_N[1:])
+        return AlignedTokens(ids_N[:-1], self.table.character_ids(rows_N[:-1]), ids_N[1:])
 
 
 class LMBatch(NamedTuple):
-    """A batch, and where it comes from.
+    """A batch, and where its text comes from.
 
     Args:
         inputs: keyword arguments of `ELMoForPreTraining.forward`.
-        num_predictions: of one direction.
-        num_unknown: how many of them, in the forward direction, are `<UNK>`.
-        epoch: the epoch that its text belongs to. Rows of a stream may already be in the next.
-        fraction: the part of that epoch that has been read, None if the size of the corpus is unknown.
-        position: where reading goes on behind it; None for held-out streams.
-        places: the lines that are in it.
-        begins: of a stream, `(2, B)`: the rows of each direction that start anew, from zero states.
+        num_predictions: number of predictions in one direction.
+        num_unknown: number of forward predictions of `<UNK>`.
+        epoch: the epoch of its text. Some rows of a stream may already be in the next one.
+        fraction: the part of the epoch that has been read; `None` if the size of the corpus is unknown.
+        position: the position after the batch; `None` for a held-out stream.
+        source_lines: the lines in the batch.
+        resets: `(2, B)`, only of a stream: the rows of each direction that begin a new block, from zero states.
     """
 
     inputs: dict[str, Tensor]
@@ -106,29 +124,28 @@ class LMBatch(NamedTuple):
     epoch: int
     fraction: float | None
     position: dict[str, Any] | None
-    places: list[Place]
-    begins: Tensor | None = None
+    source_lines: list[SourceLine]
+    resets: Tensor | None = None
 
 
 class CorpusBatches(IterableDataset):
-    """What both ways of making batches share.
+    """Base class of `SentenceBatches` and `StreamWindows`.
 
     Args:
-        corpus: the text.
-        tokenizer: an `ELMoTokenizer`.
         is_split_into_words: whether white space separates the words; otherwise the tokenizer splits the text.
-        seed, shuffle_buffer: together with the number of the epoch they decide the order.
-        shuffle: whether the order changes at all.
-        repeat: whether the next epoch follows; otherwise ranks may get different numbers of batches.
-        position: of the last batch, or what `merge_positions` made of those of all ranks; default the beginning.
-        rank, world_size: this process and how many share the batches.
-        survey: of the corpus; tells how far an epoch is.
+        seed, shuffle_buffer: decide the order, together with the number of the epoch.
+        shuffle: whether to shuffle at all.
+        repeat: whether the next epoch follows. If not, the numbers of batches of two ranks may differ.
+        position: of the last batch of one rank, or of all ranks by `merge_positions`; `None`: the beginning.
+        rank, world_size: number of this process, and number of processes that share the batches.
+        survey: the sizes of the corpus, to compute `LMBatch.fraction`.
+        sizes: sizes of a batch, which a position must share.
     """
 
     def __init__(
         self,
         corpus: Corpus,
-        tokenizer,
+        tokenizer: ELMoTokenizer,
         *,
         is_split_into_words: bool,
         seed: int = 0,
@@ -139,40 +156,176 @@ class CorpusBatches(IterableDataset):
         rank: int = 0,
         world_size: int = 1,
         survey: Survey | None = None,
-        **settings: int,
+        **sizes: int,
     ):
-        if not 0 <= rank < world_size:
-            raise ValueError(f"rank={rank} of world_size={world_size}: pass a rank from 0 to {world_size - 1}.")
-        for name, value in {**settings, "shuffle_buffer": shuffle_buffer}.items():
-            if value < 1:
-                raise ValueError(f"{name}={value}: pass at least 1.")
         self.corpus, self.survey = corpus, survey
-        self.encoder = Encoder(tokenizer, is_split_into_words)
+        self.encoder = SentenceEncoder(tokenizer, is_split_into_words)
         self.seed, self.shuffle_buffer, self.shuffle, self.repeat = seed, shuffle_buffer, shuffle, repeat
         self.rank, self.world_size = rank, world_size
         order = {"seed": seed, "shuffle": shuffle, "shuffle_buffer": shuffle_buffer}
         text = {"is_split_into_words": is_split_into_words, "text": corpus.order, "lines": survey and survey.lines}
-        self.settings = {"batches": type(self).__name__, **settings, **order, **text}
+        self.settings = {"batches": type(self).__name__, **sizes, **order, **text}  # part of every position
         self.position = position
         for name in self.settings if position is not None else ():
-            self._check(name, position.get(name), self.settings[name])
+            self._check_position(name, position.get(name), self.settings[name])
 
     @staticmethod
-    def _check(name: str, saved: Any, now: Any):
-        # A stream has no lines, and older positions do not say what the text was.
+    def _check_position(name: str, saved: Any, now: Any):
+        # The number of lines of a streamed data set is unknown, and older positions do not describe the text.
         if saved != now and not (name in ("lines", "text", "is_split_into_words") and None in (saved, now)):
             raise ValueError(
-                f"The position was saved with {name}={saved!r}, but here it is {now!r}: the batches behind it would be "
-                "others. Go on with the same, or begin anew without a position."
+                f"The position was saved with {name}={saved!r}, but here it is {now!r}, which changes the batches. "
+                "Continue with the same value, or start again without a position."
             )
 
     def _epochs(self, first: int) -> Iterable[int]:
         return count(first) if self.repeat else (first,)
 
     def _shuffled(self, items: Sequence | np.ndarray, *seed: int) -> np.ndarray:
-        """Numbers of items, in an order of the seeds."""
+        """The indices of the items in the order of the seed, or in their own order without shuffling."""
         return np.random.default_rng(seed).permutation(len(items)) if self.shuffle else np.arange(len(items))
+
+
+class BatchPlan(NamedTuple):
+    """A batch before it is encoded.
+
+    Args:
+        sentences: all sentences of the buffer.
+        chosen: indices of the batch's own sentences.
+        epoch, buffer, batch: the position after the batch.
+        lines: lines of the epoch that have been read after it.
+    """
+
+    sentences: list[Sentence]
+    chosen: np.ndarray
+    epoch: int
+    buffer: int
+    batch: int
+    lines: float
+
+
+class SentenceBatches(CorpusBatches):
+    """Batches of whole sentences of similar length, each `<S> w1 ... wn </S>`.
+
+    All ranks and workers plan the same sequence of batches, and each of them encodes its share. Their numbers may
+    change between two runs. A sentence that is longer than a batch is cut.
+
+    Args:
+        tokens_per_batch: maximum of rows times the longest row, including markers and padding.
+        options: see `CorpusBatches`.
+    """
+
+    def __init__(self, corpus: Corpus, tokenizer: ELMoTokenizer, tokens_per_batch: int, **options):
+        super().__init__(corpus, tokenizer, tokens_per_batch=tokens_per_batch, **options)
+        if tokens_per_batch < FEWEST_TOKENS:
+            raise ValueError(
+                f"A batch of {tokens_per_batch} tokens is too small for a word and its markers; pass at least "
+                f"{FEWEST_TOKENS}."
+            )
+        self.tokens_per_batch = tokens_per_batch
+        self.has_warned = False
+
+    @staticmethod
+    def merge_positions(positions_by_rank: list[dict[str, Any]]) -> dict[str, Any]:
+        """The position of all ranks: after the batch of the last rank, if all have read the same number of batches."""
+        return positions_by_rank[-1]
+
+    def __iter__(self) -> Iterator[LMBatch]:
+        worker = get_worker_info()
+        number, workers = (worker.id, worker.num_workers) if worker else (0, 1)
+        share = self.rank + self.world_size * number
+        self.has_warned = share > 0  # all of them plan all batches, but only the first one warns
+        return map(self._encode, islice(self._plan(), share, None, self.world_size * workers))
+
+    def _plan(self) -> Iterator[BatchPlan]:
+        """All batches from the position on. Text before it is read, but not split into words."""
+        start = self.position or {"epoch": 0, "buffer": 0, "batch": 0}
+        buffer, batch = start["buffer"], start["batch"]
+        for epoch in self._epochs(start["epoch"]):
+            sentences = self.corpus.sentences(epoch, self.seed, self.shuffle)
+            lines_before = sum(1 for _ in islice(sentences, buffer * self.shuffle_buffer))
+            while lines := list(islice(sentences, self.shuffle_buffer)):
+                yield from islice(self._plan_buffer(lines, epoch, buffer, lines_before), batch, None)
+                lines_before += len(lines)
+                buffer, batch = buffer + 1, 0
+            if not lines_before:
+                raise self.corpus.emptiness()
+            buffer = batch = 0
+
+    def _plan_buffer(
+        self, sentences: list[Sentence], epoch: int, buffer: int, lines_before: int
+    ) -> Iterator[BatchPlan]:
+        num_lines = len(sentences)
+        lengths_N = self._max_lengths(sentences)
+        if lengths_N.max() > self.tokens_per_batch:
+            sentences = list(chain.from_iterable(map(self._cut, sentences, lengths_N)))
+            lengths_N = self._max_lengths(sentences)
+        order_N = self._shuffled(sentences, self.seed, epoch, buffer)
+        order_N = order_N[np.argsort(lengths_N[order_N], kind="stable")]
+        batches, end = [], len(order_N)
+        while end > 0:
+            start = max(0, end - int(self.tokens_per_batch // lengths_N[order_N[end - 1]]))
+            batches.append(order_N[start:end])
+            end = start
+        for done, number in enumerate(self._shuffled(batches, self.seed, epoch, buffer, 1), 1):
+            lines = lines_before + num_lines * done / len(batches)
+            yield BatchPlan(sentences, batches[number], epoch, buffer, done, lines)
+
+    def _max_lengths(self, sentences: list[Sentence]) -> np.ndarray:
+        return np.array([self.encoder.max_words(text) for _, text in sentences]) + 2
+
+    def _cut(self, sentence: Sentence, max_length: int) -> list[Sentence]:
+        if max_length <= self.tokens_per_batch:
+            return [sentence]
+        (file, line), text = sentence
+        words, room = self.encoder.words(text), self.tokens_per_batch - 2
+        if len(words) > room and not self.has_warned:
+            self.has_warned = True
+            logger.warning(
+                f"{file}:{line} has {len(words)} words, too many for a batch of {self.tokens_per_batch} tokens. "
+                "Such lines are cut into pieces."
+            )
+        return [((file, line), words[start : start + room]) for start in range(0, len(words), room)]
+
+    def _encode(self, plan: BatchPlan) -> LMBatch:
+        sentences = [plan.sentences[number] for number in plan.chosen]
+        words = [self.encoder.words(text) for _, text in sentences]
+        inputs = self.encoder.batch(words)
+        return LMBatch(
+            inputs=inputs,
+            num_predictions=sum(map(len, words)) + len(words),
+            num_unknown=int((inputs["labels"] == UNK_ID).sum()),
+            epoch=plan.epoch,
+            fraction=min(1.0, plan.lines / self.survey.lines) if self.survey else None,
+            position=self.settings | {"epoch": plan.epoch, "buffer": plan.buffer, "batch": plan.batch},
+            source_lines=[source_line for source_line, _ in sentences],
+        )
 
 
 def as_tensors(**arrays: np.ndarray) -> dict[str, Tensor]:
     return {name: torch.from_numpy(array) for name, array in arrays.items()}
+
+
+def batch_loader(dataset: CorpusBatches, num_workers: int, pin_memory: bool = False) -> DataLoader:
+    """The batches in their order, prepared by `num_workers` processes (0: by this one)."""
+    if num_workers:  # else a forked process warns about the threads of the Rust library, which is not used there
+        os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
+    return DataLoader(
+        dataset,
+        batch_size=None,
+        num_workers=num_workers,
+        pin_memory=pin_memory,
+        collate_fn=_unchanged,
+        worker_init_fn=_leave_process_group,
+    )
+
+
+def _leave_process_group(_: int):
+    """Protects a worker from the Ctrl-C or SIGTERM of its group: the step that runs still needs its batches."""
+    if hasattr(os, "setsid"):  # not on Windows
+        os.setsid()
+
+
+def _unchanged(batch: Any) -> Any:
+    """No lambda, because a spawned worker imports it by name. The stock function would walk through all lines."""
+    return batch

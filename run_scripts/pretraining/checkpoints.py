@@ -1,17 +1,17 @@
-"""Checkpoints of a training run: a folder is there complete or not at all, whenever the run is killed.
+"""Checkpoints of a training run. A checkpoint is complete or it does not exist, whenever the run is killed.
 
-Everything is written below a hidden name in the same folder. Renaming it to `checkpoint-STEP` is the commit; what has
-that name is complete and needs no marker. Before it is removed a checkpoint gets a hidden name again:
+A checkpoint is written under a hidden name in the same folder. Renaming it to `checkpoint-STEP` is the commit, so a
+folder with this name is complete. Before a checkpoint is removed, it gets a hidden name again:
 
-| name | what |
+| name | content |
 |---|---|
 | `checkpoint-20` | complete |
 | `.checkpoint-20.unfinished` | being written |
-| `.checkpoint-20.replaced` | complete; a new `checkpoint-20` is about to take its place, or has |
+| `.checkpoint-20.replaced` | complete; a new `checkpoint-20` replaces it |
 | `.checkpoint-20.deleted` | being removed |
-| `.model.unfinished` | copies of model files, about to be published |
+| `.model.unfinished` | copies of model files, to be published |
 
-One process writes; where there are several, the caller lets the others wait.
+Only one process writes; the caller makes the others wait.
 """
 
 import errno
@@ -32,33 +32,33 @@ from modeling_elmo.run_scripts.program.files import MODEL_FILES
 
 TRAINING_STATE = "training_state.pt"
 
-WRITE_ERRORS = (OSError, RuntimeError, SafetensorError)  # for a full disk torch and safetensors have the last two
+WRITE_ERRORS = (OSError, RuntimeError, SafetensorError)  # torch and safetensors raise the last two for a full disk
 
 
 def save_state(folder: Path, state: dict[str, Any]):
-    """Writes what training needs besides the model: tensors, numbers, strings, `None`, and lists and dicts of them.
+    """Writes the state of training besides the model: tensors, numbers, strings, `None`, and lists and dicts of them.
 
     Raises:
-        TypeError: something else is in `state`, which `load_state` would refuse.
+        TypeError: `state` holds a value of another type, which `load_state` would refuse.
     """
     torch.save(state, folder / TRAINING_STATE)
     try:
-        torch.load(folder / TRAINING_STATE, weights_only=True, mmap=True)  # reads all but the tensors' numbers
+        torch.load(folder / TRAINING_STATE, weights_only=True, mmap=True)  # reads everything but the values of tensors
     except pickle.UnpicklingError as error:
         raise TypeError(
-            "The training state holds more than tensors, numbers, strings, lists and dicts, so that it could not be "
-            f"loaded again: {_reason(error)}."
+            "The training state holds more than tensors, numbers, strings, lists and dicts, so it cannot be loaded "
+            f"again: {_reason(error)}."
         ) from error
 
 
 def load_state(folder: Path) -> dict[str, Any]:
-    """What `save_state` wrote, on the CPU. Runs no code from the file."""
+    """The state that `save_state` wrote, on the CPU. Runs no code from the file."""
     path = folder / TRAINING_STATE
     if not path.is_file():
         raise FileNotFoundError(f"{folder} holds no {TRAINING_STATE} but {_listed(folder)}; pass a checkpoint.")
     try:
         state = torch.load(path, weights_only=True, map_location="cpu")
-    except Exception as error:  # nearly any, from IndexError to UnicodeDecodeError, by what a broken byte means
+    except Exception as error:  # a broken byte may raise nearly any, from IndexError to UnicodeDecodeError
         raise ValueError(
             f"{path} is broken, or was not written by this program: {_reason(error)}. Pass another checkpoint."
         ) from error
@@ -68,22 +68,22 @@ def load_state(folder: Path) -> dict[str, Any]:
 
 
 class Checkpoints:
-    """The folders `checkpoint-STEP` below `output_dir`.
+    """The folders `checkpoint-STEP` in `output_dir`.
 
     Args:
-        save_total_limit: how many `rotate` leaves; `None`: all.
+        save_total_limit: number of checkpoints that `rotate` keeps; `None`: all.
     """
 
     def __init__(self, output_dir: Path, save_total_limit: int | None):
         if save_total_limit is not None and save_total_limit < 1:
-            raise ValueError(f"--save_total_limit {save_total_limit}: pass 1 or more, or leave it out to keep all.")
+            raise ValueError(f"--save_total_limit {save_total_limit}: pass at least 1.")
         self.output_dir, self.save_total_limit = output_dir, save_total_limit
 
     def save(self, step: int, write: Callable[[Path], None]) -> Path:
-        """Lets `write` fill an empty folder, and makes it `checkpoint-STEP` once all of it is on the disk.
+        """Lets `write` fill an empty folder, and renames it to `checkpoint-STEP` when all of it is on the disk.
 
         Raises:
-            OSError: it could not be written. Nothing is left of it, and older checkpoints are as they were.
+            OSError: it cannot be written. Its files are removed, and older checkpoints stay.
         """
         checkpoint = self.output_dir / f"checkpoint-{step}"
         unfinished = _hidden(checkpoint, "unfinished")
@@ -97,7 +97,7 @@ class Checkpoints:
         return checkpoint
 
     def all(self) -> list[Path]:
-        """Complete checkpoints by step; one that was about to be replaced when the run was killed is among them."""
+        """Complete checkpoints by step, including one that was being replaced when the run was killed."""
         found = {}
         for pattern in (r"\.checkpoint-(\d+)\.replaced", r"checkpoint-(\d+)"):
             for path in self.output_dir.glob("*"):
@@ -114,7 +114,7 @@ class Checkpoints:
         return next((path for path in self.all() if path.name in names), None)
 
     def rotate(self, keep: Path | None = None):
-        """Removes the oldest checkpoints beyond the limit, but neither the last nor `keep`, the best for example."""
+        """Removes the oldest checkpoints beyond the limit, but never the last or `keep`."""
         checkpoints = self.all()
         excess = max(0, len(checkpoints) - (self.save_total_limit or len(checkpoints)))
         others = [path for path in checkpoints[:-1] if keep is None or path.name != keep.name]
@@ -124,37 +124,52 @@ class Checkpoints:
             path.rename(deleted)
             _remove(deleted)
 
+    def to_resume(self, name: str | None) -> Path | None:
+        """The checkpoint that `--resume_from_checkpoint` names, and no other run in `output_dir`; else `None`."""
+        last = self.last()
+        if name is None and last is not None:
+            raise FileExistsError(
+                f"--output_dir {self.output_dir} already holds {last.name}. Continue with --resume_from_checkpoint "
+                "last, or pass another folder."
+            )
+        found = None if name is None else self.resolve(name)
+        if found is not None and last is not None and not last.samefile(found):
+            raise ValueError(
+                f"--resume_from_checkpoint {name}: --output_dir {self.output_dir} already holds {last.name}, and the "
+                "two runs would mix. Pass `last`, or another --output_dir."
+            )
+        return found
+
     def resolve(self, resume_from_checkpoint: str) -> Path:
-        """The checkpoint to go on from: `last` (or `True`) stands for the one with the highest step."""
+        """The checkpoint to resume from: a folder, or for `last` (or `True`) the checkpoint with the highest step."""
         passed = f"--resume_from_checkpoint {resume_from_checkpoint}"
         is_last = resume_from_checkpoint.lower() in ("last", "true")
         path = self.last() if is_last else Path(resume_from_checkpoint)
         if path is None:
-            raise FileNotFoundError(f"{passed}: {self._contents()} Leave it out to begin a new training.")
+            raise FileNotFoundError(f"{passed}: {self._contents()} Leave the option out to start a new training.")
         if not path.is_dir():
-            raise FileNotFoundError(f"{passed}: there is no such folder. {self._contents()}")
+            raise FileNotFoundError(f"{passed}: this folder does not exist. {self._contents()}")
         if re.fullmatch(r"\..*\.(unfinished|deleted)", path.name):
-            raise ValueError(f"{passed}: the run was killed while it wrote or removed this. {self._contents()}")
+            raise ValueError(f"{passed}: it is incomplete, because the run was killed. {self._contents()}")
         if not (path / TRAINING_STATE).is_file():
             raise ValueError(
-                f"{passed}: {path} is no checkpoint. It holds {_listed(path)}, and no {TRAINING_STATE}. Pass `last` or "
-                f"a folder checkpoint-STEP. {self._contents()}"
+                f"{passed}: {path} is not a checkpoint. It holds {_listed(path)}, but no {TRAINING_STATE}. Pass `last` "
+                f"or a folder checkpoint-STEP. {self._contents()}"
             )
         return path
 
     def publish(self, checkpoint: Path):
-        """Puts the model of a checkpoint, without the state of its training, into `output_dir` itself.
+        """Copies the model of a checkpoint, without its training state, to `output_dir`.
 
-        Copies are complete and on the disk before the first file of an older model is replaced. Each file is replaced
-        at once; config.json is the last. Weights in several files could be mixed with older ones, so there the old
-        config.json goes first, and for a moment there is no model.
+        All copies are on the disk before the first file of an older model is replaced. config.json is replaced last.
+        If the weights have several files, which could be mixed with older ones, the old config.json is removed first.
         """
-        # as `save_pretrained` does: not over those of another hand
+        # Like `save_pretrained`: modules that somebody else wrote are not replaced.
         others = () if (self.output_dir / "modules.json").exists() else SENTENCE_TRANSFORMERS_FILES
         sources = [path for pattern in (*others, *MODEL_FILES) for path in sorted(checkpoint.glob(pattern))]
         num_weights = sum(path.suffix == ".safetensors" for path in sources)
         if not num_weights or sources[-1].name != "config.json":
-            raise FileNotFoundError(f"{checkpoint} holds no model but {_listed(checkpoint)}; pass a checkpoint.")
+            raise FileNotFoundError(f"{checkpoint} holds no model but {_listed(checkpoint)}. Pass a checkpoint.")
         unfinished = _hidden(self.output_dir / "model", "unfinished")
         with self._all_or_nothing(self.output_dir / "config.json"):
             _remove(unfinished)
@@ -163,7 +178,7 @@ class Checkpoints:
             _sync(unfinished)
             if num_weights > 1:
                 (self.output_dir / "config.json").unlink(missing_ok=True)
-                for path in self.output_dir.glob("*.safetensors"):  # an older single file would be loaded first
+                for path in self.output_dir.glob("*.safetensors"):  # transformers would load an older single file first
                     path.unlink()
             for path in copies:
                 path.replace(self.output_dir / path.name)
@@ -171,7 +186,7 @@ class Checkpoints:
         _remove(unfinished)
 
     def clean(self):
-        """Removes what killed runs left, and gives a complete checkpoint its name back."""
+        """Removes the unfinished folders of killed runs, and renames a complete checkpoint that was being replaced."""
         for path in self.output_dir.glob(".*"):
             match = re.fullmatch(r"\.(checkpoint-\d+|model)\.(unfinished|replaced|deleted)", path.name)
             if match and match[2] == "replaced" and not (self.output_dir / match[1]).exists():
@@ -180,7 +195,7 @@ class Checkpoints:
                 _remove(path)
 
     def _commit(self, unfinished: Path, checkpoint: Path):
-        """Between the two renames of a checkpoint that is there already, `all` finds the old one by its hidden name."""
+        """Renames a checkpoint. An older one that it replaces has a hidden name in between, by which `all` finds it."""
         replaced = _hidden(checkpoint, "replaced")
         if checkpoint.exists():
             _remove(replaced)
@@ -197,7 +212,7 @@ class Checkpoints:
             free = shutil.disk_usage(next(existing)).free
             self.clean()
             raise OSError(
-                f"{target} could not be written: {_reason(error)}. The disk has {free / 1e9:.2f} GB free. "
+                f"{target} cannot be written: {_reason(error)}. The disk has {free / 1e9:.2f} GB free. "
                 f"{self._contents()}"
             ) from error
         except BaseException:
@@ -207,23 +222,23 @@ class Checkpoints:
     def _contents(self) -> str:
         names = [path.name for path in self.all()]
         if not names:
-            return f"{self.output_dir} holds no checkpoint."
-        return f"The last complete checkpoint in {self.output_dir} is {names[-1]}; there are {', '.join(names)}."
+            return f"{self.output_dir} holds no checkpoints."
+        return f"The complete checkpoints in {self.output_dir} are {', '.join(names)}."
 
 
 def _hidden(path: Path, kind: str) -> Path:
-    """Below the same folder, because renaming is atomic only within one file system."""
+    """A hidden name in the same folder, because renaming is atomic only within a file system."""
     name = path.name.removeprefix(".").removesuffix(".replaced")
     return path.with_name(f".{name}.{kind}")
 
 
 def _remove(folder: Path):
-    """What cannot be removed now, open files on a network file system for example, is left to the next `clean`."""
+    """Files that cannot be removed now, such as open files on a network file system, are left to the next `clean`."""
     shutil.rmtree(folder, ignore_errors=True)
 
 
 def _sync(folder: Path):
-    """Files before the folders that name them."""
+    """Writes files to the disk, and then the folders that contain them."""
     for path, _, names in os.walk(folder, topdown=False):
         for name in names:
             with open(Path(path, name), "rb") as file:
@@ -232,13 +247,13 @@ def _sync(folder: Path):
 
 
 def _sync_folder(folder: Path):
-    if os.name == "nt":  # folders cannot be opened there
+    if os.name == "nt":  # it cannot open folders
         return
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(descriptor)
     except OSError as error:
-        if error.errno != errno.EINVAL:  # some network file systems have no such operation for folders
+        if error.errno != errno.EINVAL:  # some network file systems cannot synchronize folders
             raise
     finally:
         os.close(descriptor)
@@ -250,6 +265,6 @@ def _listed(folder: Path) -> str:
 
 
 def _reason(error: Exception) -> str:
-    """The sentence that tells what happened: torch surrounds it with advice, for example to run the file."""
+    """The first sentence of an error. torch adds advice, for example to run code from the file."""
     text = str(error).split("WeightsUnpickler error: ")[-1].strip()
     return f"{type(error).__name__}: " + re.split(r"(?<=\w)\.\s|\n", text)[0].rstrip(".")

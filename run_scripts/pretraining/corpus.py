@@ -1,4 +1,4 @@
-"""The text of a language model: files of many kinds, or a data set, as sentences that can be read again and again."""
+"""The text of a language model: sentences from files or from a data set, which can be read again and again."""
 
 import glob
 import hashlib
@@ -17,13 +17,15 @@ from modeling_elmo.run_scripts.program.files import TextArguments, dataset_texts
 
 TEXT_SUFFIXES = tuple(kind + packing for kind in (".txt", ".jsonl") for packing in ("", ".gz", ".zst"))
 
-Place = tuple[str, int]  # a file and the line from 1, or a data set and the row from 0
-Text = str | list[str]  # or its words, which then stay as they are
-Sentence = tuple[Place, Text]
+SourceLine = tuple[str, int]  # a file and the line, from 1; or a data set and the row, from 0
+SentenceText = str | list[str]  # a line of text, or the words of a sentence
+Sentence = tuple[SourceLine, SentenceText]
 
 
 @dataclass(kw_only=True)
 class SentencesArguments(TextArguments):
+    """Options of programs that read sentences."""
+
     is_split_into_words: bool = field(
         default=False, metadata={"help": "Words are separated by spaces already. Default: the tokenizer splits text."}
     )
@@ -31,41 +33,46 @@ class SentencesArguments(TextArguments):
 
 @dataclass(kw_only=True)
 class TrainTextArguments(SentencesArguments):
-    """The text that a language model is trained on, or its vocabulary is counted over."""
+    """The text to train a language model on, or to count its vocabulary in."""
 
     train_file: list[str] = field(
         default_factory=list,
         metadata={
-            "help": "Files, patterns, or folders of UTF-8 text, a sentence a line; .jsonl: of records with a text. "
-            "Either may be compressed (.gz, .zst)."
+            "help": "Training text: UTF-8 files, patterns or folders. .txt: a sentence per line; .jsonl: a record with "
+            "a text per line. Both may be compressed (.gz, .zst)."
         },
     )
 
 
 @dataclass(kw_only=True)
 class HeldOutArguments(SentencesArguments):
-    """The text that it is measured on."""
+    """The text to evaluate a language model on."""
 
     validation_file: list[str] = field(
-        default_factory=list, metadata={"help": "Held-out text: files, patterns or folders, as those to train on."}
+        default_factory=list, metadata={"help": "Held-out text: files, patterns or folders, as for --train_file."}
     )
-    validation_split: str | None = field(default=None, metadata={"help": "Split of the data set that is held out."})
+    validation_split: str | None = field(default=None, metadata={"help": "Held-out split of --dataset."})
     context: Literal["sentence", "stream"] = field(
-        default="sentence", metadata={"help": "Each sentence alone, or text without end with LSTM states carried on."}
+        default="sentence",
+        metadata={"help": "What a word is predicted from: its sentence, or a stream of text with carried LSTM states."},
     )
 
 
 @dataclass(kw_only=True)
 class CorpusArguments(TrainTextArguments, HeldOutArguments):
-    """Options of every script that trains a language model."""
+    """The texts of a training run."""
 
-    shuffle_buffer: int = field(default=100_000, metadata={"help": "Sentences that are shuffled together."})
+    shuffle_buffer: int = field(default=100_000, metadata={"help": "Number of sentences to shuffle together."})
+
+    def __post_init__(self):
+        if self.shuffle_buffer < 1:
+            raise ValueError(f"--shuffle_buffer {self.shuffle_buffer}: pass at least 1.")
 
 
 class Survey(NamedTuple):
-    """Sizes of a corpus: its sentences, and their words by white space.
+    """Sizes of a corpus. Words are counted by white space.
 
-    `longest` is the number of words of the longest sentence, `lengths` how many words have how many bytes.
+    `longest` is the number of words of the longest sentence, `lengths` the number of words by their number of bytes.
     """
 
     lines: int
@@ -76,10 +83,10 @@ class Survey(NamedTuple):
 
 @dataclass(frozen=True)
 class Corpus:
-    """Sentences that can be read again and again; files are opened when they are, in each process.
+    """Sentences from files or from a split of a data set. Each process opens its own files when it reads them.
 
-    A sentence is a line of a file, or a line of the text of a record or row, or the list of words there. Blank ones are
-    left out.
+    A sentence is a line of a text file, a line of the text of a record or row, or the list of words of a record or row.
+    Blank lines and empty lists are skipped.
     """
 
     files: tuple[str, ...] = ()
@@ -88,7 +95,7 @@ class Corpus:
 
     @classmethod
     def from_arguments(cls, arguments: TrainTextArguments) -> "Corpus":
-        """What `--train_file` or `--dataset` names."""
+        """The corpus of `--train_file` or `--dataset`."""
         if bool(arguments.train_file) == (arguments.dataset is not None):
             raise ValueError("Pass either --train_file FILE ..., or --dataset NAME.")
         if arguments.train_file:
@@ -96,15 +103,26 @@ class Corpus:
         return cls.from_dataset(arguments, arguments.split)
 
     @classmethod
+    def held_out(cls, arguments: HeldOutArguments) -> "Corpus":
+        """The corpus of `--validation_file` or `--validation_split`."""
+        if bool(arguments.validation_file) == (arguments.validation_split is not None):
+            raise ValueError("Pass either --validation_file FILE ..., or --dataset NAME with --validation_split SPLIT.")
+        if arguments.validation_file:
+            return cls.from_files(arguments.validation_file, arguments.text_column)
+        if arguments.dataset is None:
+            raise ValueError(f"--validation_split {arguments.validation_split} needs --dataset NAME; pass both.")
+        return cls.from_dataset(arguments, str(arguments.validation_split))
+
+    @classmethod
     def from_files(cls, patterns: Sequence[str], column: str = "text") -> "Corpus":
-        """Files, folders (all .txt and .jsonl below them, also compressed ones) and patterns such as `a/*.gz`."""
+        """A corpus of files, patterns such as `a/*.gz`, and folders, of which all .txt and .jsonl files are read."""
         if not patterns:
             raise ValueError("No files were given; pass at least one file, folder or pattern.")
         return cls(tuple(dict.fromkeys(chain.from_iterable(map(find_files, patterns)))), column)
 
     @classmethod
     def from_dataset(cls, arguments: TextArguments, split: str) -> "Corpus":
-        """A split of `arguments.dataset`, which is prepared here so that no worker has to."""
+        """A corpus of a split of `arguments.dataset`, which is prepared here, before any worker reads it."""
         arguments = replace(arguments, split=split)
         dataset_texts(arguments)
         return cls(dataset=arguments)
@@ -117,7 +135,7 @@ class Corpus:
 
     @property
     def order(self) -> str:
-        """Tells texts and the order of their files apart; their folders may have moved."""
+        """A name that identifies the text and the order of its files, but not their folders, which may be moved."""
         if self.dataset is not None:
             return str(self)
         names = [os.path.basename(file) for file in self.files]
@@ -125,7 +143,7 @@ class Corpus:
         return f"{len(names)} file(s) from {names[0]} on, {digest}"
 
     def survey(self) -> Survey | None:
-        """Reads all of it once, which also finds mistakes in the last line before training; None for a stream."""
+        """Reads the whole corpus once, which finds broken lines before training; `None` for a streamed data set."""
         if self.dataset is not None and self.dataset.streaming:
             return None
         sentences: Counter[int] = Counter()
@@ -142,7 +160,7 @@ class Corpus:
         return ValueError(f"There is no sentence in {self}: nothing but blank lines. Pass another text.")
 
     def sentences(self, epoch: int = 0, seed: int = 0, shuffle_files: bool = True) -> Iterator[Sentence]:
-        """All of it once, files in an order of `seed` and `epoch`, or as given."""
+        """All sentences once. `seed` and `epoch` decide the order of the files if they are shuffled."""
         if self.dataset is not None:
             yield from as_sentences(str(self.dataset.dataset), enumerate(dataset_texts(self.dataset)[0]))
         order = np.arange(len(self.files))
@@ -152,15 +170,16 @@ class Corpus:
 
 
 def find_files(pattern: str) -> list[str]:
+    """The files of a path, a pattern, or a folder."""
     if os.path.isdir(pattern):
         found = sorted(str(path) for path in Path(pattern).rglob("*") if path.name.endswith(TEXT_SUFFIXES))
-        advice = f"below it ends in {', '.join(TEXT_SUFFIXES)}. Pass a pattern for other names: '{pattern}/*'."
+        advice = f"in this folder ends in {', '.join(TEXT_SUFFIXES)}. Pass a pattern for other names: '{pattern}/*'."
     else:
         found = [pattern] if os.path.isfile(pattern) else sorted(glob.glob(pattern, recursive=True))
-        advice = "is named so. Pass files, folders, or patterns such as 'train/*.txt.gz'."
+        advice = "has this name. Pass files, folders, or patterns such as 'train/*.txt.gz'."
     if arrays := [file for file in found if file.removesuffix(".gz").removesuffix(".zst").endswith(".json")]:
         raise ValueError(
-            f"{arrays[0]}: text is read from .txt and .jsonl, a record a line; convert or rename the file."
+            f"{arrays[0]}: text is read from .txt and from .jsonl, with a record per line. Convert or rename the file."
         )
     if files := list(filter(os.path.isfile, found)):
         return files
@@ -180,9 +199,6 @@ def as_sentences(source: str, texts: Iterable[tuple[int, Any]]) -> Iterator[Sent
             raise ValueError(f"{source}:{number}: the text is {value!r:.80}; it must be a string or a list of words.")
 
 
-def number_of_words(text: Text) -> int:
-    return len(words_of(text))
-
-
-def words_of(text: Text) -> list[str]:
+def words_of(text: SentenceText) -> list[str]:
+    """The words of a sentence, by white space if it is a line of text."""
     return text.split() if isinstance(text, str) else text

@@ -1,28 +1,28 @@
-"""Held-out perplexity of a biLM: exp of the mean loss over all words of a text."""
+"""Held-out perplexity of a biLM: the exponential of the mean loss over all words of a text."""
 
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from accelerate import Accelerator
 from torch import Tensor
 
 from modeling_elmo import ELMoForPreTraining, ELMoTokenizer
-from modeling_elmo.run_scripts.pretraining.streams import (
-    Corpus,
-    HeldOutArguments,
-    LMBatch,
-    SentenceBatches,
-    StreamWindows,
-    data_loader,
-)
+from modeling_elmo.run_scripts.pretraining.batches import LMBatch, SentenceBatches, batch_loader
+from modeling_elmo.run_scripts.pretraining.corpus import Corpus, HeldOutArguments
+from modeling_elmo.run_scripts.pretraining.streams import StreamWindows
+
+STREAM_STEPS = 20  # tokens of a row in a window; the figures do not depend on it
 
 
 @dataclass
 class Perplexity:
-    """`perplexity` is `exp((L_forward + L_backward) / 2)` with mean losses in nats; the others each direction's own."""
+    """`perplexity` is `exp((L_forward + L_backward) / 2)`, with mean losses in nats.
+
+    `forward` and `backward` are the perplexities of the directions, `predictions` the predictions of one direction.
+    """
 
     perplexity: float
     forward: float
@@ -41,43 +41,37 @@ class Perplexity:
 
 
 def held_out_batches(
-    corpus: HeldOutArguments,
-    tokenizer: ELMoTokenizer,
-    context: Literal["sentence", "stream"],
-    accelerator: Accelerator,
-    sizes: dict,
+    arguments: HeldOutArguments, context: str, size: int, tokenizer: ELMoTokenizer, accelerator: Accelerator
 ) -> Iterable[LMBatch]:
-    """This process's share of the held-out text, once, in a fixed order."""
+    """The held-out batches of this process, once and in order.
+
+    Args:
+        context: "sentence" or "stream".
+        size: maximum tokens per batch of sentences, or number of rows of a stream, which are pieces of the text.
+    """
+    corpus = Corpus.held_out(arguments)
     options: dict[str, Any] = {
-        "is_split_into_words": corpus.is_split_into_words,
+        "is_split_into_words": arguments.is_split_into_words,
         "shuffle": False,
         "repeat": False,
         "rank": accelerator.process_index,
         "world_size": accelerator.num_processes,
     }
-    text = held_out_corpus(corpus)
-    if context == "stream":
-        rows = sizes["per_device_eval_batch_size"]
-        windows = StreamWindows(text, tokenizer, rows, unroll_steps=20, survey=text.survey(), **options)
-        return data_loader(windows, num_workers=0)
-    return data_loader(SentenceBatches(text, tokenizer, sizes["per_device_eval_batch_tokens"], **options), 0)
-
-
-def held_out_corpus(arguments: HeldOutArguments) -> Corpus:
-    if bool(arguments.validation_file) == (arguments.validation_split is not None):
-        raise ValueError("Pass either --validation_file FILE ..., or --dataset NAME with --validation_split SPLIT.")
-    if arguments.validation_split is not None and arguments.dataset is None:
-        raise ValueError(f"--validation_split {arguments.validation_split} is one of --dataset NAME; pass both.")
-    if arguments.validation_file:
-        return Corpus.from_files(arguments.validation_file, arguments.text_column)
-    return Corpus.from_dataset(arguments, str(arguments.validation_split))
+    if context == "sentence":
+        return batch_loader(SentenceBatches(corpus, tokenizer, size, **options), num_workers=0)
+    windows = StreamWindows(corpus, tokenizer, size, STREAM_STEPS, survey=corpus.survey(), **options)
+    return batch_loader(windows, num_workers=0)
 
 
 @torch.no_grad()
 def evaluate(
     model: ELMoForPreTraining, batches: Iterable[LMBatch], context: str, accelerator: Accelerator
 ) -> Perplexity:
-    """Runs the model over all batches of all processes; in eval mode, whatever it was in before."""
+    """Perplexity over the batches of all processes, in eval mode.
+
+    Args:
+        context: "sentence", or "stream" to carry the LSTM states from batch to batch.
+    """
     was_training = model.training
     model.eval()
     sums, states = torch.zeros(4, dtype=torch.float64), None  # forward and backward losses, predictions, unknown words
@@ -92,17 +86,12 @@ def evaluate(
     if context == "stream":
         pieces = 0 if states is None else len(states[0]) * accelerator.num_processes
         protocol = f"states carried from sentence to sentence, in {pieces} pieces of the text side by side"
-    return _from_sums(accelerator.reduce(sums.to(_sum_device(accelerator))), model.config.vocab_size, protocol)
-
-
-def _sum_device(accelerator: Accelerator) -> torch.device:
-    return torch.device("cpu") if accelerator.device.type == "mps" else accelerator.device  # mps has no float64
+    device = "cpu" if accelerator.device.type == "mps" else accelerator.device  # mps has no float64
+    return _from_sums(accelerator.reduce(sums.to(device)), model.config.vocab_size, protocol)
 
 
 def _from_sums(sums: Tensor, vocabulary_size: int, protocol: str) -> Perplexity:
     forward, backward, predictions, unknown = sums.tolist()
-    if not predictions:
-        raise ValueError("The held-out text holds no words; pass another --validation_file.")
     return Perplexity(
         perplexity=_exp((forward + backward) / 2 / predictions),
         forward=_exp(forward / predictions),
@@ -115,4 +104,4 @@ def _from_sums(sums: Tensor, vocabulary_size: int, protocol: str) -> Perplexity:
 
 
 def _exp(loss: float) -> float:
-    return math.inf if loss > 700 else math.exp(loss)  # 700: where float64 ends
+    return math.inf if loss > 700 else math.exp(loss)  # 700: the limit of float64

@@ -1,10 +1,11 @@
-"""Optimizers, schedules and gradients of a language model whose softmax may see a sample of its words at a step.
+"""Optimizers, schedules and gradients of a language model, also with a sampled softmax.
 
-A sampled softmax gives `softmax.weight` and `softmax.bias` sparse gradients, which hold the rows of the step's words
-alone. Of 793,471 rows that is one in a hundred: clipping, reducing and updating take those rows and leave the table be.
+A sampled softmax gives `softmax.weight` and `softmax.bias` sparse gradients, which hold only the rows of the words in
+the step: about one of a hundred with the original's 793,471 words. Clipping, reducing and updating touch only them.
 """
 
 import math
+from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -18,60 +19,61 @@ from torch.optim.lr_scheduler import LambdaLR
 from torch.utils._pytree import tree_map
 from transformers import get_scheduler
 
-# What `None` stands for; adagrad's are those of the original.
+# Defaults by optimizer. Those of adagrad are the original's.
 DEFAULTS: dict[str, dict[str, Any]] = {
     "adagrad": {"learning_rate": 0.2, "lr_scheduler_type": "constant", "warmup_steps": 0, "max_grad_norm": 10.0},
     "adamw": {"learning_rate": 1e-3, "lr_scheduler_type": "cosine", "warmup_steps": 0.01, "max_grad_norm": 1.0},
 }
 
-# Under transformers' names; without warm-up steps "constant_with_warmup" is its "constant".
+# Schedules of transformers. "constant_with_warmup" without warm-up steps is its "constant".
 SCHEDULES = {"constant": "constant_with_warmup", "cosine": "cosine", "linear": "linear"}
 
 
 @dataclass(kw_only=True)
 class OptimizationArguments:
-    """Options of training, under the names of transformers' `TrainingArguments` wherever it has one.
+    """Options of the optimizers, named as in transformers' `TrainingArguments` wherever it has the same option.
 
-    Once constructed no option is `None`: each has the value that it was given, or the default of `optim`.
+    `None` is replaced by the default of the optimizer.
     """
 
     optim: Literal["adagrad", "adamw"] = field(
-        default="adamw", metadata={"help": "Optimizer. The original used adagrad; the defaults below follow it."}
+        default="adamw", metadata={"help": "Optimizer. The original used adagrad."}
     )
     learning_rate: float | None = field(
-        default=None, metadata={"help": "Highest learning rate. Default: 0.2 for adagrad, 0.001 for adamw."}
+        default=None, metadata={"help": "Peak learning rate. Default: 0.2 for adagrad, 0.001 for adamw."}
     )
     weight_decay: float = field(
         default=0.0,
         metadata={
-            "help": "Of weight matrices other than a sampled softmax; not of biases, norms and the scalar mix. adamw "
-            "takes it off the weights, adagrad adds it to the gradient."
+            "help": "Weight decay of all matrices but a sampled softmax. adagrad adds it to the gradient, adamw "
+            "subtracts it from the weights."
         },
     )
-    adam_beta1: float = field(default=0.9, metadata={"help": "Decay of the mean of gradients (adamw)."})
-    adam_beta2: float = field(default=0.999, metadata={"help": "Decay of the mean of squared gradients (adamw)."})
-    adam_epsilon: float = field(default=1e-8, metadata={"help": "Added to the denominator (adamw)."})
+    adam_beta1: float = field(default=0.9, metadata={"help": "Decay rate of the mean gradient (adamw)."})
+    adam_beta2: float = field(default=0.999, metadata={"help": "Decay rate of the mean squared gradient (adamw)."})
+    adam_epsilon: float = field(default=1e-8, metadata={"help": "Constant in the denominator of the update (adamw)."})
     lr_scheduler_type: Literal["constant", "cosine", "linear"] | None = field(
-        default=None, metadata={"help": "Course of the learning rate. Default: constant for adagrad, cosine for adamw."}
+        default=None, metadata={"help": "Learning rate schedule. Default: constant for adagrad, cosine for adamw."}
     )
     warmup_steps: float | None = field(
         default=None,
         metadata={
-            "help": "Steps in which the learning rate rises from 0; below 1: as a share of all steps. Default: 0 for "
-            "adagrad, 0.01 for adamw."
+            "help": "Number of steps in which the learning rate rises from 0; below 1: share of all steps. Default: 0 "
+            "for adagrad, 0.01 for adamw."
         },
     )
     max_grad_norm: float | None = field(
-        default=None, metadata={"help": "Global norm to clip to; 0: do not clip. Default: 10 for adagrad, 1 for adamw."}
+        default=None,
+        metadata={"help": "Maximum norm of the gradient; 0: no clipping. Default: 10 for adagrad, 1 for adamw."},
     )
     gradient_scale: float | None = field(
         default=None,
         metadata={
-            "help": "The loss is multiplied by this before the gradient is taken, which counts for adagrad's initial "
-            "accumulator of 1 and for clipping. Default: --unroll_steps for adagrad, 1 for adamw."
+            "help": "Factor of the loss before the gradient is computed. It matters for clipping, and for adagrad's "
+            "initial accumulator of 1. Default: --unroll_steps for adagrad, 1 for adamw."
         },
     )
-    unroll_steps: int = field(default=20, metadata={"help": "Tokens of a row that are read in a step."})
+    unroll_steps: int = field(default=20, metadata={"help": "Number of tokens of a row in a batch (context stream)."})
 
     def __post_init__(self):
         _check_choice("optim", self.optim, DEFAULTS)
@@ -106,28 +108,27 @@ def _check_choice(name: str, value: Any, choices: Iterable[str]):
 
 
 def sparse_parameter_names(model: nn.Module) -> list[str]:
-    """Parameters of the modules whose `sparse_gradients` is true: those that DistributedDataParallel must leave out."""
+    """Names of the parameters whose module has `sparse_gradients`. DistributedDataParallel must leave them out."""
     modules = ((prefix, part) for prefix, part in model.named_modules() if getattr(part, "sparse_gradients", False))
     return [name for prefix, part in modules for name, _ in part.named_parameters(prefix, recurse=False)]
 
 
 def make_optimizers(model: nn.Module, arguments: OptimizationArguments) -> list[Optimizer]:
-    """The optimizer of all parameters with dense gradients and, where there are any, that of the sparse ones.
+    """An optimizer for the parameters with dense gradients and, if there are any, one for those with sparse gradients.
 
-    Adagrad is the original's: accumulators begin at 1, which needs no epsilon. A gradient of zero changes neither
-    weight nor accumulator, so that updating a step's rows alone is exact.
+    Adagrad is the original's: accumulators begin at 1, so it needs no epsilon. A gradient of zero changes neither the
+    weight nor the accumulator, so updating only the rows of a step is exact.
 
-    AdamW is not so: it moves a row by its old gradients for many steps after, and decays its moments, in every step and
-    over the whole table. SparseAdam ("lazy" Adam) changes moments and weights of a row only when the row is in the
-    sample. For a row that is always there it is Adam; a rare word keeps the moments of when it was last seen. It has no
-    weight decay.
+    AdamW would change every row in every step, because it continues to apply old gradients and decays its moments.
+    SparseAdam ("lazy" Adam) changes the moments and weights of a row only in steps that sample the row. A row that is
+    in every sample is updated as by Adam; a rare word keeps the moments of its last step. There is no weight decay.
     """
     sparse_names = set(sparse_parameter_names(model))
     trained = [(name, parameter) for name, parameter in model.named_parameters() if parameter.requires_grad]
     dense = [parameter for name, parameter in trained if name not in sparse_names]
     sparse = [parameter for name, parameter in trained if name in sparse_names]
-    # Sharded parameters apart: tensors of a group are updated at once, and must be of one kind.
-    kinds = {(p.ndim > 1, isinstance(p, DTensor)): [] for p in dense}
+    # A group is updated at once, so its tensors must be all sharded or all plain.
+    kinds = defaultdict(list)
     for parameter in dense:
         kinds[parameter.ndim > 1, isinstance(parameter, DTensor)].append(parameter)
     groups = [
@@ -136,7 +137,7 @@ def make_optimizers(model: nn.Module, arguments: OptimizationArguments) -> list[
     ]
     if arguments.optim == "adagrad":
         options: dict[str, Any] = {"lr": arguments.learning_rate, "initial_accumulator_value": 1.0, "eps": 0.0}
-        # Apart, because one sparse gradient takes all tensors of an Adagrad off the path that updates them at once.
+        # Two optimizers, because one sparse gradient makes Adagrad update all of its tensors one at a time.
         optimizers: list[Optimizer] = [torch.optim.Adagrad(groups, **options)]
         return [*optimizers, torch.optim.Adagrad(sparse, **options)] if sparse else optimizers
     betas = (arguments.adam_beta1, arguments.adam_beta2)
@@ -148,24 +149,24 @@ def make_optimizers(model: nn.Module, arguments: OptimizationArguments) -> list[
 def make_schedules(
     optimizers: list[Optimizer], arguments: OptimizationArguments, num_training_steps: int
 ) -> list[LambdaLR]:
-    """One for each optimizer: what its learning rate is multiplied by, step by step."""
+    """A schedule for each optimizer: the factor of its learning rate at each step."""
     warmup_steps = arguments.get_warmup_steps(num_training_steps)
     if warmup_steps > num_training_steps:
         raise ValueError(
-            f"--warmup_steps {arguments.warmup_steps} is more than the {num_training_steps} steps of the training; "
-            "pass fewer, or a share below 1."
+            f"--warmup_steps {arguments.warmup_steps} is more than the {num_training_steps} steps of the training. "
+            "Pass fewer, or a share below 1."
         )
     name = SCHEDULES[str(arguments.lr_scheduler_type)]
     return [get_scheduler(name, optimizer, warmup_steps, num_training_steps) for optimizer in optimizers]
 
 
-def whole(state: Any) -> Any:
-    """A state with sharded tensors put together. All processes must call it."""
+def gathered(state: Any) -> Any:
+    """A state with its sharded tensors gathered. All processes must call it."""
     return tree_map(lambda value: value.full_tensor() if isinstance(value, DTensor) else value, state)
 
 
-def load_whole(optimizer: Optimizer, state: dict[str, Any]):
-    """`optimizer.load_state_dict` of what `whole` gave, each process taking its shards."""
+def load_gathered(optimizer: Optimizer, state: dict[str, Any]):
+    """Loads a state that `gathered` returned; each process takes its shards."""
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     for index, values in state["state"].items():
         parameter = parameters[index]
@@ -179,13 +180,13 @@ def load_whole(optimizer: Optimizer, state: dict[str, Any]):
 
 @torch.no_grad()
 def clip_gradients(parameters: Iterable[nn.Parameter], max_norm: float | None) -> Tensor:
-    """Scales all gradients, dense, sparse and sharded, to a common norm of at most `max_norm`; 0 or `None`: does not.
+    """Clips dense, sparse and sharded gradients to a global norm of at most `max_norm`; 0 or `None`: no clipping.
 
-    As `torch.nn.utils.clip_grad_norm_` on the same gradients as dense ones. Never waits for the device, unless sparse
-    gradients come uncoalesced.
+    Equals `torch.nn.utils.clip_grad_norm_` on dense gradients. Waits for the device only if sparse gradients are not
+    coalesced.
 
     Returns:
-        `()`, the norm before.
+        The norm before clipping, `()`.
     """
     found = _coalesced_gradients(parameters)
     if not found:
@@ -202,7 +203,7 @@ def clip_gradients(parameters: Iterable[nn.Parameter], max_norm: float | None) -
 
 
 def _coalesced_gradients(parameters: Iterable[nn.Parameter]) -> list[Tensor]:
-    """A row that stands twice in a sparse gradient counts as the sum of both."""
+    """All gradients. Rows that occur twice in a sparse gradient are added up."""
     found = []
     for parameter in parameters:
         if parameter.grad is not None:
@@ -215,13 +216,12 @@ def _coalesced_gradients(parameters: Iterable[nn.Parameter]) -> list[Tensor]:
 def reduce_sparse_gradients(parameters: Iterable[nn.Parameter]):
     """Replaces sparse gradients by their mean over all processes, as DistributedDataParallel does with dense ones.
 
-    Each process may have other rows, none, or no gradient at all where others have one. Dense gradients are left
-    alone. Call it on every process, with the same parameters. All sum the same rows in the same order, so that their
-    tables stay equal.
+    The processes may have different rows, no rows, or no gradient. Dense gradients stay. All processes must call it
+    with the same parameters. They add up the rows in the same order, so their weights stay equal.
     """
     if not dist.is_available() or not dist.is_initialized() or dist.get_world_size() == 1:
         return
-    # A missing gradient may be a sparse one elsewhere.
+    # Another process may have a sparse gradient where this one has none.
     reduced = [p for p in parameters if p.requires_grad and (p.grad is None or p.grad.is_sparse)]
     if not reduced:
         return
@@ -232,7 +232,7 @@ def reduce_sparse_gradients(parameters: Iterable[nn.Parameter]):
 
 
 def _gather_counts(parameters: list[nn.Parameter]) -> list[list[int]]:
-    """For each parameter the rows in its gradient on each process, -1 where there is none."""
+    """For each parameter the number of rows in its gradient on each process, -1 without a gradient."""
     own = [-1 if parameter.grad is None else len(parameter.grad.values()) for parameter in parameters]
     counts = torch.tensor(own, device=parameters[0].device)
     gathered = [torch.empty_like(counts) for _ in range(dist.get_world_size())]
@@ -245,12 +245,12 @@ def _mean_over_processes(parameter: nn.Parameter, counts: list[int]) -> Tensor:
     values = parameter.new_empty(0, *parameter.shape[1:]) if parameter.grad is None else parameter.grad.values()
     all_rows, all_values = _gather(rows, counts), _gather(values, counts)
     mean_values = all_values / len(counts)
-    # False: the check would make the host wait, and its default warns.
+    # False, because the check would make the host wait; the default warns.
     return torch.sparse_coo_tensor(all_rows[None], mean_values, parameter.shape, check_invariants=False).coalesce()
 
 
 def _gather(own: Tensor, counts: list[int]) -> Tensor:
-    """`(rows of all processes, ...)`; sent as equal shapes, and never empty, which all backends can."""
+    """The rows of all processes, `(rows, ...)`. They are sent as equal shapes, never empty, for all backends."""
     padded = own.new_zeros(max(1, *counts), *own.shape[1:])
     padded[: len(own)] = own
     gathered = [torch.empty_like(padded) for _ in counts]

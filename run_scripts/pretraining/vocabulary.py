@@ -1,4 +1,4 @@
-"""Word counts of a corpus, and the vocabulary file made from them."""
+"""Word counts of a corpus, and the vocabulary file that is made from them."""
 
 from collections import Counter
 from collections.abc import Iterable
@@ -13,7 +13,7 @@ from modeling_elmo.tokenization.elmo_pretokenization import TextSplitter
 
 
 def word_frequencies(corpus: Corpus, splitter: TextSplitter) -> tuple[int, Counter[str]]:
-    """The number of texts, and how often each word occurs in them; given words that a line cannot hold are left out."""
+    """The number of texts, and the count of each word. Given words that do not fit in a line are left out."""
     counts: Counter[str] = Counter()
     with tqdm(unit=" texts", unit_scale=True, desc="counting") as progress:
         for _, text in corpus.sentences(shuffle_files=False):
@@ -23,7 +23,7 @@ def word_frequencies(corpus: Corpus, splitter: TextSplitter) -> tuple[int, Count
 
 
 def write_vocabulary(path: Path, words: Iterable[str]):
-    """A word a line; the file leaves out `<PAD>`, whose id is always 0."""
+    """Writes a word per line, without `<PAD>`, whose id is always 0."""
     write_lines(path, (word for word in words if word != PAD_WORD))
 
 

@@ -1,1 +1,1 @@
-"""What every program shares: its options and errors, text files and results."""
+"""Shared by all programs: options, error messages, and the reading and writing of files."""

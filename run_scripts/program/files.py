@@ -1,4 +1,4 @@
-"""The files of the scripts: texts, in lines or data sets, read one by one; results, written whole or not at all."""
+"""Files of all programs: texts are read one at a time, results are written completely or not at all."""
 
 import gzip
 import json
@@ -13,36 +13,37 @@ from typing import Any, BinaryIO
 
 @dataclass(kw_only=True)
 class TextArguments:
-    """Options of every script that reads texts."""
+    """Options of every program that reads texts."""
 
     dataset: str | None = field(
-        default=None, metadata={"help": "Instead of files: a `datasets` data set, a folder or a Hub name."}
+        default=None, metadata={"help": "Data set to read instead of files: a folder or a name on the Hub."}
     )
     dataset_config: str | None = field(default=None, metadata={"help": "Configuration of the data set."})
     split: str = field(default="train", metadata={"help": "Split of the data set."})
-    streaming: bool = field(default=False, metadata={"help": "Read the data set without downloading it first."})
+    streaming: bool = field(default=False, metadata={"help": "Read the data set while it is downloaded."})
     text_column: str = field(
-        default="text", metadata={"help": "Key or column that holds the text, or a list of its words."}
+        default="text", metadata={"help": "Key or column with the text, or with the list of its words."}
     )
 
 
-# Where a text stands (for messages), and a text or a list of words.
-Place = tuple[str, Any]
+NumberedText = tuple[str, Any]  # "FILE, line 3" or "DATASET, row 2", and the text or the list of its words
 
-# What a published model consists of, in the order in which it appears. A folder without config.json is no model, so it
-# comes last: nobody loads new code or weights before they are all there.
+# The files of a published model, in the order of writing. config.json is the last: without it the folder is not a
+# model, so nobody loads a folder that is half written.
 MODEL_FILES = ("*.py", "*.md", "*.txt", "*token*.json", "*.safetensors", "*.safetensors.index.json", "config.json")
-ROWS_AT_ONCE = 1000  # of a data set; one by one they take ten times as long
+ROWS_AT_ONCE = 1000  # rows read from a data set at once; single rows take ten times as long
 
 
-def read_file(path: Path, column: str) -> Iterator[Place]:
-    """Every text of a file, as `numbered_texts`, with the words in which a message names its place."""
+def read_file(path: Path, column: str) -> Iterator[NumberedText]:
+    """The texts of a file, each with its file and line as error messages name them; see `numbered_texts`."""
     return ((f"{path}, line {number}", text) for number, text in numbered_texts(path, column))
 
 
 def numbered_texts(path: Path, column: str) -> Iterator[tuple[int, Any]]:
-    """A text a line, counted from 1: `.jsonl` files hold it under the key `column`, others as it is; either may be
-    compressed (`.gz`, `.zst`)."""
+    """Line numbers from 1, each with the text of the line.
+
+    In a `.jsonl` file the text is the value of the key `column`. Files may be compressed (`.gz`, `.zst`).
+    """
     name = path.name.removesuffix(".gz").removesuffix(".zst")
     return (
         _json_texts(path, column)
@@ -52,12 +53,15 @@ def numbered_texts(path: Path, column: str) -> Iterator[tuple[int, Any]]:
 
 
 def numbered_lines(path: Path) -> Iterator[tuple[int, str]]:
-    """The lines of a UTF-8 file, also a compressed one, counted from 1; spaces and tabs at their ends stay.
+    """Line numbers from 1, each with the line of a UTF-8 file, which may be compressed.
 
-    They end at line feeds alone, which is how `wc -l` counts.
+    Only a line feed ends a line, as for `wc -l`. Spaces and tabs at the end of a line stay.
+
+    Raises:
+        ValueError: the file is not UTF-8, or its compressed data are incomplete.
     """
     number = 0
-    # Named here, as a generator that is alive when Python exits is closed after the modules are emptied.
+    # A local name: Python empties the modules before it closes a generator that is still alive at exit.
     broken = (EOFError, gzip.BadGzipFile, zlib.error)
     with path.open("rb") as file:
         try:
@@ -74,7 +78,7 @@ def numbered_lines(path: Path) -> Iterator[tuple[int, str]]:
 
 
 def _unpacked(file: BinaryIO, path: Path) -> Iterable[bytes]:
-    """The lines of an open file."""
+    """The lines of an open file, decompressed."""
     if path.suffix == ".zst":
         require("zstandard", extra="train", purpose=str(path))
         return _lines_of_blocks(_zstandard_blocks(file))
@@ -82,13 +86,13 @@ def _unpacked(file: BinaryIO, path: Path) -> Iterable[bytes]:
 
 
 def _zstandard_blocks(file: BinaryIO) -> Iterator[bytes]:
-    """The library's own reader takes a file that was cut off for one that ends there."""
+    """Decompressed blocks. The library's own reader does not notice a truncated file."""
     import zstandard
 
     frame = None
     while packed := file.read(2**16):
-        while packed:  # one frame may end and the next begin in what was read
-            # The largest window that the format allows, as `zstd --long=31` makes it.
+        while packed:  # a block may hold the end of one frame and the beginning of the next
+            # The largest window of the format, used by `zstd --long=31`.
             frame = frame or zstandard.ZstdDecompressor(max_window_size=2**31).decompressobj()
             try:
                 yield frame.decompress(packed)
@@ -100,7 +104,7 @@ def _zstandard_blocks(file: BinaryIO) -> Iterator[bytes]:
 
 
 def _lines_of_blocks(blocks: Iterable[bytes]) -> Iterator[bytes]:
-    begun: list[bytes] = []  # a list, as a line may be as long as many blocks
+    begun: list[bytes] = []  # parts of one line, which may be longer than a block
     for block in blocks:
         first, *others = block.split(b"\n")
         begun.append(first)
@@ -124,14 +128,14 @@ def _json_texts(path: Path, column: str) -> Iterator[tuple[int, Any]]:
         yield number, record[column]
 
 
-def open_dataset(arguments: TextArguments) -> tuple[Iterator[Place], int | None]:
-    """The texts of `arguments.dataset`, and how many they are if that is known."""
+def open_dataset(arguments: TextArguments) -> tuple[Iterator[NumberedText], int | None]:
+    """The texts of `arguments.dataset`, each with its row, and the number of texts, `None` if it is unknown."""
     texts, total = dataset_texts(arguments)
     return ((f"{arguments.dataset}, row {number}", text) for number, text in enumerate(texts)), total
 
 
 def dataset_texts(arguments: TextArguments) -> tuple[Iterator[Any], int | None]:
-    """The same without the places, which are the rows counted from 0."""
+    """The texts of `arguments.dataset` in the order of rows, and the number of texts, `None` if it is unknown."""
     require("datasets", extra="train", purpose="--dataset")
     import datasets
 
@@ -143,7 +147,7 @@ def dataset_texts(arguments: TextArguments) -> tuple[Iterator[Any], int | None]:
                 raise ValueError(f"--dataset {name} has no split {split!r} but {list(data)}; pass --split.")
             data = data[split]
         elif split != TextArguments.split:
-            raise ValueError(f"--dataset {name} is one set and has no split {split!r}; pass a folder of a DatasetDict.")
+            raise ValueError(f"--dataset {name} is a single set without splits. Leave out the split {split!r}.")
     else:
         data = datasets.load_dataset(name, arguments.dataset_config, split=split, streaming=arguments.streaming)
     if data.column_names is not None:
@@ -151,8 +155,7 @@ def dataset_texts(arguments: TextArguments) -> tuple[Iterator[Any], int | None]:
             raise ValueError(f"--dataset {name} has no column {column!r} but {data.column_names}; pass --text_column.")
         data = data.select_columns([column])
     total = None if isinstance(data, datasets.IterableDataset) else len(data)
-    # By `iter`, which reads all of a stream also in a worker of a `DataLoader`, where the stream's own iterator takes
-    # a share of it.
+    # In a worker of a `DataLoader` the stream's own iterator reads only a share of the rows; `iter` reads all of them.
     batches = data.iter(batch_size=ROWS_AT_ONCE)
     return (text for batch in batches for text in batch.get(column, [None])), total
 
@@ -163,7 +166,7 @@ def require(module: str, extra: str, purpose: str):
 
 
 def write_lines(path: Path, lines: Iterable[str]):
-    """All or nothing: what stood there stays until the new file is complete. Makes the folder."""
+    """Writes a file that replaces an older one only when it is complete. Creates the folder if necessary."""
     path.parent.mkdir(parents=True, exist_ok=True)
     unfinished = path.with_name(f"{path.name}.{os.getpid()}.unfinished")
     try:
@@ -175,16 +178,17 @@ def write_lines(path: Path, lines: Iterable[str]):
 
 
 def write_json(path: Path, value: Any):
-    """As `write_lines`."""
+    """Writes a JSON file with `write_lines`."""
     write_lines(path, [json.dumps(value, indent=1, ensure_ascii=False)])
 
 
 def read_json(path: Path) -> Any:
-    """
+    """The content of a JSON file.
+
     Raises:
-        ValueError: the file is not JSON, which the message says by its name.
+        ValueError: the file is not JSON in UTF-8.
     """
     try:
         return json.loads(path.read_text(encoding="utf-8"))
     except ValueError as error:
-        raise ValueError(f"{path} is not JSON in UTF-8: {error}. Make it anew, or delete it.") from error
+        raise ValueError(f"{path} is not JSON in UTF-8: {error}. Write it again, or delete it.") from error

@@ -1,0 +1,83 @@
+"""Options of the pretraining loop. Options of optimizers are in `optimization.py`, options of texts in `corpus.py`."""
+
+import math
+from dataclasses import dataclass, field
+
+from modeling_elmo.run_scripts.pretraining.corpus import Survey
+from modeling_elmo.run_scripts.pretraining.optimization import OptimizationArguments
+
+
+@dataclass(kw_only=True)
+class PretrainingArguments(OptimizationArguments):
+    """Options of the loop, named as in transformers' `TrainingArguments` wherever it has the same option."""
+
+    output_dir: str = field(metadata={"help": "Folder for checkpoints and, after training, for the model."})
+    per_device_train_batch_tokens: int = field(
+        default=4096, metadata={"help": "Maximum tokens per batch, including padding (context sentence)."}
+    )
+    per_device_train_batch_size: int = field(
+        default=128, metadata={"help": "Number of rows that are read side by side (context stream)."}
+    )
+    per_device_eval_batch_tokens: int = field(
+        default=4096, metadata={"help": "Maximum tokens per batch of held-out sentences, including padding."}
+    )
+    gradient_accumulation_steps: int = field(default=1, metadata={"help": "Number of batches per step on each device."})
+    max_steps: int = field(default=-1, metadata={"help": "Number of training steps; overrides --num_train_epochs."})
+    num_train_epochs: float = field(default=10.0, metadata={"help": "Number of passes over the training text."})
+    logging_steps: int = field(default=50, metadata={"help": "Steps between two entries of the log."})
+    eval_steps: int = field(default=1000, metadata={"help": "Steps between two evaluations on held-out text."})
+    save_steps: int = field(default=1000, metadata={"help": "Steps between two checkpoints."})
+    save_total_limit: int | None = field(
+        default=2, metadata={"help": "Number of checkpoints to keep; the best and the last are always kept."}
+    )
+    early_stopping_patience: int | None = field(
+        default=None, metadata={"help": "Number of evaluations without a lower perplexity that ends the training."}
+    )
+    resume_from_checkpoint: str | None = field(
+        default=None, metadata={"help": "Checkpoint to resume from: `last`, or its folder."}
+    )
+    seed: int = field(
+        default=42, metadata={"help": "Seed of initial weights, order of the text, dropout and sampled candidates."}
+    )
+    dataloader_num_workers: int = field(
+        default=1, metadata={"help": "Number of processes per device that prepare batches (context stream: 0 or 1)."}
+    )
+    fsdp_softmax: bool = field(
+        default=False,
+        metadata={"help": "Shard a full or adaptive softmax and its optimizer state over the devices (FSDP 2)."},
+    )
+    bf16: bool = field(default=False, metadata={"help": "Mixed precision in bfloat16."})
+    torch_compile: bool = field(
+        default=False, metadata={"help": "Compile the model with torch.compile, except the loop over time steps."}
+    )
+    use_cpu: bool = field(default=False, metadata={"help": "Train on the CPU even if there is an accelerator."})
+    report_to: str = field(
+        default="tensorboard", metadata={"help": "Trackers that Accelerate supports, separated by commas; or `none`."}
+    )
+
+    def __post_init__(self):
+        super().__post_init__()
+        batches = ("per_device_train_batch_tokens", "per_device_train_batch_size", "per_device_eval_batch_tokens")
+        steps = ("gradient_accumulation_steps", "logging_steps", "eval_steps", "save_steps")
+        for name in (*batches, *steps, "early_stopping_patience"):
+            if (value := getattr(self, name)) is not None and value < 1:
+                raise ValueError(f"--{name} {value}: pass at least 1.")
+        if self.dataloader_num_workers < 0:
+            raise ValueError(f"--dataloader_num_workers {self.dataloader_num_workers}: pass 0 or more.")
+        if self.max_steps <= 0 and self.num_train_epochs <= 0:
+            raise ValueError(
+                f"--max_steps {self.max_steps} and --num_train_epochs {self.num_train_epochs}: pass one above 0."
+            )
+
+    def number_of_steps(self, context: str, survey: Survey | None, num_processes: int) -> int:
+        """`--max_steps`, or an estimate from the size of the text."""
+        if self.max_steps > 0:
+            return self.max_steps
+        assert survey is not None  # a streamed data set needs --max_steps
+        if context == "sentence":
+            tokens, per_batch = survey.words + 2 * survey.lines, self.per_device_train_batch_tokens
+        else:
+            tokens, per_batch = survey.words + survey.lines, self.per_device_train_batch_size * self.unroll_steps
+        return math.ceil(
+            self.num_train_epochs * tokens / (per_batch * self.gradient_accumulation_steps * num_processes)
+        )

@@ -1,0 +1,202 @@
+"""The model that a run starts from: a new one, or a checkpoint whose vocabulary is kept, extended or replaced."""
+
+import json
+import math
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from accelerate import Accelerator
+
+from modeling_elmo import ELMoConfig, ELMoForPreTraining, ELMoTokenizer
+from modeling_elmo.configuration_elmo import PRESETS
+from modeling_elmo.run_scripts.pretraining.corpus import Corpus, CorpusArguments
+from modeling_elmo.run_scripts.pretraining.vocabulary import word_frequencies, write_vocabulary
+from modeling_elmo.tokenization.elmo_characters import most_frequent_words, read_vocabulary
+from modeling_elmo.tokenization.elmo_pretokenization import TextSplitter
+
+
+@dataclass(kw_only=True)
+class ModelArguments:
+    """Options of the model to start from."""
+
+    preset: Literal["tiny", "small", "medium", "original"] | None = field(
+        default=None, metadata={"help": "Size of a new model. Default: small."}
+    )
+    model_name_or_path: str | None = field(
+        default=None, metadata={"help": "Checkpoint to train further instead of a new model: a folder or a Hub name."}
+    )
+    config_overrides: str | None = field(
+        default=None, metadata={"help": 'Fields of a new model\'s ELMoConfig, as JSON: {"dropout": 0.2}'}
+    )
+    softmax_type: Literal["full", "sampled", "adaptive"] | None = field(
+        default=None, metadata={"help": "Softmax in training. Default: full, or that of the checkpoint."}
+    )
+    num_sampled: int | None = field(
+        default=None, metadata={"help": "Number of candidates of a sampled softmax. Default: 8192."}
+    )
+    vocabulary_file: str | None = field(
+        default=None, metadata={"help": "File of the words to predict, one per line, by descending frequency."}
+    )
+    vocabulary_size: int | None = field(
+        default=None,
+        metadata={"help": "Number of words to predict: the most frequent ones of the text, and the special words."},
+    )
+    tokenizer_name: str | None = field(
+        default=None,
+        metadata={"help": "Tokenizer with the words to predict: a folder or a Hub name. For any alphabet."},
+    )
+    vocabulary: Literal["keep", "extend", "replace"] = field(
+        default="keep",
+        metadata={"help": "Change of a checkpoint's vocabulary. Words in the old and the new one keep their vectors."},
+    )
+    pre_tokenization: Literal["whitespace", "moses", "treebank"] = field(
+        default="moses", metadata={"help": "Rules by which a new tokenizer splits raw text."}
+    )
+
+    def __post_init__(self):
+        if names := sorted({"vocab_size", "char_vocab_size"} & self.overrides.keys()):
+            raise ValueError(
+                f"--config_overrides: the tokenizer decides {names[0]}. Pass --vocabulary_size or --tokenizer_name."
+            )
+
+    @property
+    def overrides(self) -> dict[str, Any]:
+        """The fields in `--config_overrides`."""
+        try:
+            found = json.loads(self.config_overrides or "{}")
+        except json.JSONDecodeError:
+            found = None
+        if not isinstance(found, dict):
+            raise ValueError(
+                f"--config_overrides {self.config_overrides}: pass a JSON object such as '{{\"dropout\": 0.2}}'."
+            )
+        return found
+
+    @property
+    def softmax_options(self) -> dict[str, Any]:
+        options = {"softmax_type": self.softmax_type, "num_sampled": self.num_sampled}
+        return {name: value for name, value in options.items() if value is not None}
+
+    def config(self, **sizes: int) -> ELMoConfig:
+        """The configuration of a new model."""
+        return ELMoConfig.from_preset(self.preset or "small", **{**sizes, **self.softmax_options, **self.overrides})
+
+    def check(self):
+        """Refuses options that contradict each other, before the text is counted."""
+        vocabularies = ("vocabulary_file", "vocabulary_size", "tokenizer_name")
+        given = [f"--{name}" for name in vocabularies if getattr(self, name) is not None]
+        if len(given) > 1:
+            raise ValueError(f"Received {' and '.join(given)}; pass one of them.")
+        if self.model_name_or_path is None:
+            self._check_new_model(bool(given))
+            return
+        for name in ("preset", "config_overrides", "tokenizer_name"):
+            if getattr(self, name) is not None:
+                raise ValueError(f"--{name} is for new models, but --model_name_or_path is given; pass one of them.")
+        if bool(given) != (self.vocabulary != "keep"):
+            raise ValueError(
+                f"--vocabulary {self.vocabulary} with {given[0] if given else 'no new vocabulary'}: pass `extend` or "
+                "`replace` together with --vocabulary_file or --vocabulary_size, and `keep` without them."
+            )
+
+    def _check_new_model(self, has_vocabulary: bool):
+        if not has_vocabulary:
+            raise ValueError(
+                "A new model needs a vocabulary: pass --vocabulary_size, --vocabulary_file or --tokenizer_name."
+            )
+        if self.vocabulary != "keep":
+            raise ValueError(f"--vocabulary {self.vocabulary} is for a checkpoint; pass --model_name_or_path.")
+        # Raises for fields out of range. The size of a vocabulary file is unknown here, so none may seem too small.
+        self.config(vocab_size=self.vocabulary_size or sys.maxsize)
+
+
+def load_model(name: str, **options: Any) -> tuple[ELMoForPreTraining, ELMoTokenizer]:
+    """A checkpoint and its tokenizer, in single precision even if it was saved in another."""
+    model = ELMoForPreTraining.from_pretrained(name, dtype=torch.float32, **options)
+    for parameter in model.parameters():
+        # Loaded tensors are unaligned views of the file. MKL rounds differently on them, so a resumed run would differ.
+        parameter.data = parameter.data.clone()
+    return model, ELMoTokenizer.from_pretrained(name)
+
+
+def make_starting_model(
+    arguments: ModelArguments, corpus_args: CorpusArguments, corpus: Corpus, output_dir: Path, accelerator: Accelerator
+) -> tuple[ELMoForPreTraining, ELMoTokenizer]:
+    """The model and its tokenizer. Writes a counted vocabulary to `output_dir/vocab.txt`."""
+    if arguments.model_name_or_path is None:
+        model, tokenizer = None, None
+        splitter = TextSplitter(arguments.pre_tokenization)
+    else:
+        model, tokenizer = load_model(arguments.model_name_or_path, **arguments.softmax_options)
+        splitter = tokenizer.splitter
+    path = Path(arguments.vocabulary_file) if arguments.vocabulary_file else output_dir / "vocab.txt"
+    if arguments.vocabulary_size is not None:
+        if accelerator.is_main_process:
+            splitter = TextSplitter("whitespace") if corpus_args.is_split_into_words else splitter
+            _, counts = word_frequencies(corpus, splitter)
+            write_vocabulary(path, most_frequent_words(counts, arguments.vocabulary_size))
+        accelerator.wait_for_everyone()
+    if model is None or tokenizer is None:
+        return new_model(arguments, path)
+    if arguments.vocabulary != "keep":
+        words, _ = read_vocabulary(path)
+        tokenizer = change_vocabulary(model, tokenizer, words, keep_all=arguments.vocabulary == "extend")
+        if arguments.vocabulary_size is not None and accelerator.is_main_process:
+            write_vocabulary(path, _words_by_id(tokenizer))  # with the old words, if they were kept
+    model.config.has_softmax = True  # a checkpoint without a softmax got a random one, which is trained now
+    return model, tokenizer
+
+
+def new_model(arguments: ModelArguments, vocabulary: Path) -> tuple[ELMoForPreTraining, ELMoTokenizer]:
+    if arguments.tokenizer_name is not None:
+        tokenizer = ELMoTokenizer.from_pretrained(arguments.tokenizer_name)
+    else:
+        widths = {name: value for name, value in arguments.overrides.items() if name == "max_word_length"}
+        tokenizer = ELMoTokenizer(vocabulary, pre_tokenization=arguments.pre_tokenization, **widths)
+    sizes = {
+        "vocab_size": len(tokenizer),
+        "char_vocab_size": tokenizer.char_vocab_size,
+        "max_word_length": tokenizer.max_word_length,
+    }
+    return ELMoForPreTraining(arguments.config(**sizes)), tokenizer
+
+
+def change_vocabulary(
+    model: ELMoForPreTraining, tokenizer: ELMoTokenizer, words: list[str], keep_all: bool
+) -> ELMoTokenizer:
+    """Gives the model another vocabulary. Words in both keep their vectors, even if their ids change.
+
+    Args:
+        words: the new words, special words first.
+        keep_all: whether to keep the old words, before the new ones.
+    """
+    old = tokenizer.get_vocab()
+    if keep_all:
+        words = [*_words_by_id(tokenizer), *(word for word in words if word not in old)]
+    model.replace_vocabulary([old.get(word, -1) for word in words])
+    return tokenizer.with_vocabulary(words)
+
+
+def _words_by_id(tokenizer: ELMoTokenizer) -> list[str]:
+    ids = tokenizer.get_vocab()
+    return sorted(ids, key=ids.__getitem__)
+
+
+def check_same_model(config: ELMoConfig, arguments: ModelArguments, checkpoint: Path):
+    """Refuses options that describe another model than the checkpoint to resume from."""
+    sizes = {name for preset in PRESETS.values() for name in preset} - {"vocab_size", "char_vocab_size"}
+    preset = ELMoConfig.from_preset(arguments.preset) if arguments.preset else None
+    wanted = {name: getattr(preset, name) for name in sorted(sizes) if preset is not None}
+    wanted |= arguments.softmax_options | arguments.overrides
+    found = {name: getattr(config, name, "no such field") for name in wanted}
+    if arguments.vocabulary != "extend" and (arguments.vocabulary_size or math.inf) < config.vocab_size:
+        wanted["vocabulary_size"], found["vocabulary_size"] = arguments.vocabulary_size, config.vocab_size
+    different = [f"{name} {value} (there: {found[name]})" for name, value in wanted.items() if found[name] != value]
+    if different:
+        raise ValueError(
+            f"{checkpoint} holds another model than the options describe: {', '.join(different)}. Leave these options "
+            "out to continue with its model, or pass another --output_dir."
+        )

@@ -1,0 +1,292 @@
+"""Batches of whole sentences, and what they share with streams: workers, positions and errors."""
+
+import json
+import logging
+import pickle
+import subprocess
+import sys
+import tracemalloc
+from collections import Counter
+from itertools import islice, takewhile
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from text_batches import (
+    ENGLISH,
+    KOREAN,
+    SPLIT,
+    TEXT,
+    TOKENIZER,
+    assert_same_batches,
+    decoded,
+    tiny_model,
+    two_files,
+    write,
+)
+
+from modeling_elmo import ELMoTokenizer
+from modeling_elmo.run_scripts.pretraining.batches import SentenceBatches, batch_loader
+from modeling_elmo.run_scripts.pretraining.corpus import Corpus, CorpusArguments, Survey
+from modeling_elmo.run_scripts.pretraining.streams import StreamWindows
+
+ROOT = Path(__file__).parents[1]
+RAW = [line for line in (TEXT / "en_raw.txt").read_text(encoding="utf-8").splitlines() if line.strip()]
+
+
+def make(kind: str, corpus: Corpus, **options):
+    if kind == "sentences":
+        return SentenceBatches(corpus, TOKENIZER, 500, **SPLIT, **options)
+    return StreamWindows(corpus, TOKENIZER, 2, 30, **SPLIT, **options)
+
+
+both_kinds = pytest.mark.parametrize("kind", ["sentences", "stream"])
+
+
+def sentences_of(batch) -> list[str]:
+    rows = decoded(batch.inputs["character_ids"], batch.inputs["input_ids"])
+    assert all((row[0], row[-1]) == ("<S>", "</S>") for row in rows)
+    return [" ".join(row[1:-1]) for row in rows]
+
+
+# Sentences
+
+
+def test_a_batch_of_sentences(tmp_path):
+    corpus = write(tmp_path / "a.txt", ["the sea", "zyzzyva the", "", "it was the sea"])
+    (batch,) = SentenceBatches(corpus, TOKENIZER, 18, shuffle=False, repeat=False, survey=corpus.survey(), **SPLIT)
+    the, sea, it, was = map(TOKENIZER.convert_tokens_to_ids, ("the", "sea", "it", "was"))
+    assert batch.inputs["input_ids"].tolist() == [
+        [1, the, sea, 2, 0, 0],
+        [1, 3, the, 2, 0, 0],
+        [1, it, was, the, sea, 2],
+    ]
+    assert batch.inputs["labels"].tolist()[:2] == [[1, the, sea, 2, -100, -100], [1, 3, the, 2, -100, -100]]
+    assert batch.inputs["attention_mask"].tolist() == [[1] * 4 + [0] * 2] * 2 + [[1] * 6]
+    expected = TOKENIZER(["the sea", "zyzzyva the", "it was the sea"], padding=True, return_tensors="pt")
+    assert torch.equal(batch.inputs["character_ids"], expected["character_ids"].to(torch.int16))
+    assert (batch.num_predictions, batch.num_unknown, batch.epoch, batch.fraction) == (11, 1, 0, 1.0)
+    assert batch.source_lines == [(str(tmp_path / "a.txt"), line) for line in (1, 2, 4)]
+
+
+def test_ranks_and_workers_share_one_sequence():
+    def batches(rank, world_size, num_workers):
+        data = SentenceBatches(
+            two_files(), TOKENIZER, 600, shuffle_buffer=100, repeat=False, rank=rank, world_size=world_size, **SPLIT
+        )
+        return list(batch_loader(data, num_workers))
+
+    whole = batches(0, 1, 0)
+    assert Counter(text for batch in whole for text in sentences_of(batch)) == Counter(ENGLISH + KOREAN)
+    for world_size in (1, 2, 3):
+        for num_workers in (0, 1, 2) if world_size < 3 else (2,):
+            for rank in range(world_size):
+                assert_same_batches(batches(rank, world_size, num_workers), whole[rank::world_size])
+
+
+def test_streamed_data_set_is_read_whole_by_every_worker(tmp_path):
+    (tmp_path / "data").mkdir()
+    for number, part in enumerate((ENGLISH[:30], ENGLISH[30:60])):
+        records = "\n".join(json.dumps({"text": line}) for line in part)
+        (tmp_path / "data" / f"train-{number}.jsonl").write_text(records, encoding="utf-8")
+    corpus = Corpus.from_dataset(CorpusArguments(dataset=str(tmp_path / "data"), streaming=True), "train")
+    assert corpus.survey() is None
+    batches = list(batch_loader(SentenceBatches(corpus, TOKENIZER, 200, repeat=False, **SPLIT), num_workers=2))
+    assert Counter(text for batch in batches for text in sentences_of(batch)) == Counter(ENGLISH[:60])
+    assert batches[0].fraction is None
+
+
+def test_sentences_continue_from_every_position():
+    corpus = two_files()
+
+    def batches(**options):
+        return SentenceBatches(corpus, TOKENIZER, 1500, shuffle_buffer=150, survey=corpus.survey(), **SPLIT, **options)
+
+    whole = list(islice(batches(), 30))
+    assert {batch.epoch for batch in whole} >= {0, 1}
+    for done in range(1, 25):
+        assert_same_batches(islice(batches(position=whole[done - 1].position), 5), whole[done : done + 5])
+    halves = [list(islice(batches(rank=rank, world_size=2), 4)) for rank in range(2)]
+    position = SentenceBatches.merge_positions([half[-1].position for half in halves])
+    position = json.loads(json.dumps(position))
+    for rank in range(3):
+        parts = islice(batch_loader(batches(position=position, rank=rank, world_size=3), 2), 4)
+        assert_same_batches(parts, whole[8 + rank : 20 : 3])
+
+
+@pytest.mark.parametrize("pre_tokenization", ["moses", "treebank", "whitespace"])
+def test_no_batch_exceeds_its_tokens(tmp_path, caplog, monkeypatch, pre_tokenization):
+    monkeypatch.setattr(logging.getLogger("transformers"), "propagate", True)
+    lines = [*RAW, "=" * 300, "a,b.c;d!" * 40, "\u201c" * 100, "word " * 150, "a\x01b\x7f" * 50, *KOREAN]
+    corpus = write(tmp_path / "a.txt", lines)
+    tokenizer = ELMoTokenizer(vocab=["<S>", "</S>", "<UNK>"], pre_tokenization=pre_tokenization)
+    data = SentenceBatches(corpus, tokenizer, 100, is_split_into_words=False, shuffle_buffer=200, repeat=False)
+    batches = list(data)
+    sizes = [batch.inputs["input_ids"].numel() for batch in batches]
+    assert max(sizes) <= 100 < 2 * np.mean(sizes)
+    rows = (row for batch in batches for row in tokenizer.decode_characters(batch.inputs["character_ids"]))
+    cut = tokenizer.max_word_length - 2
+    spelled = (
+        word.encode()[:cut].decode("utf-8", "ignore") for line in lines for word in tokenizer.splitter.words(line)
+    )
+    assert Counter(word for row in rows for word in row[1:-1]) == Counter(spelled)
+    (warning,) = [record.getMessage() for record in caplog.records]
+    assert "a.txt:" in warning and "too many for a batch of 100 tokens" in warning
+
+
+def test_a_long_line_is_cut(tmp_path):
+    corpus = write(tmp_path / "a.txt", ["the sea", "a b c d e f g h i j k"])
+    batches = list(SentenceBatches(corpus, TOKENIZER, 6, repeat=False, survey=Survey(2, 13), **SPLIT))
+    assert sorted(batch.source_lines[0][1] for batch in batches) == [1, 2, 2, 2]
+    assert sorted(batch.num_predictions - 1 for batch in batches) == [2, 3, 4, 4]
+    assert batches[-1].fraction == 1.0
+
+
+def test_a_batch_has_room_for_a_word():
+    with pytest.raises(
+        ValueError, match="A batch of 2 tokens is too small for a word and its markers; pass at least 3"
+    ):
+        SentenceBatches(two_files(), TOKENIZER, 2, **SPLIT)
+
+
+# Sentences and streams
+
+
+@both_kinds
+def test_the_model_reads_them(kind):
+    batch = next(iter(make(kind, two_files())))
+    loss = tiny_model()(**batch.inputs, num_items_in_batch=batch.num_predictions).loss
+    assert abs(loss.item() - np.log(len(TOKENIZER))) < 1  # an untrained model
+
+
+@both_kinds
+def test_order_is_decided_by_seed_and_epoch(kind):
+    corpus = Corpus.from_files([str(TEXT / "en.txt")])  # one file, because the order of files changes too
+
+    def lines(seed, epoch=0, **options):
+        data = make(kind, corpus, seed=seed, survey=corpus.survey(), **options)
+        begun = takewhile(lambda batch: batch.epoch <= epoch, data)
+        return [batch.source_lines for batch in begun if batch.epoch == epoch]
+
+    assert lines(0) == lines(0)
+    first, second, other = lines(0), lines(0, 1), lines(1)
+    assert first != second and first != other
+    if kind == "sentences":
+        assert sorted(sum(first, [])) == sorted(sum(second, []))
+        assert sorted(first) != sorted(second)  # different sentences share a batch
+        assert first != lines(0, shuffle_buffer=120)
+
+
+@pytest.mark.parametrize("kind, copies", [("sentences", 8), ("stream", 12)])
+def test_memory_does_not_grow_with_the_corpus(tmp_path, kind, copies):
+    def peak(copies):
+        corpus = write(tmp_path / f"{copies}.txt", ENGLISH * copies)
+        tracemalloc.start()
+        data = make(kind, corpus, shuffle_buffer={"sentences": 1000, "stream": 200}[kind])
+        number = sum(1 for _ in takewhile(lambda batch: not batch.epoch, data))
+        size = tracemalloc.get_traced_memory()[1]
+        tracemalloc.stop()
+        return number, size
+
+    peak(1)  # fills the table of words
+    (few, before), (many, after) = peak(copies), peak(10 * copies)
+    assert many > 8 * few and after < 1.05 * before
+
+
+@both_kinds
+def test_fraction_of_an_epoch_grows(kind):
+    corpus = two_files()
+    marks = [
+        batch.epoch + batch.fraction
+        for batch in islice(make(kind, corpus, survey=corpus.survey(), shuffle_buffer=100), 300)
+    ]
+    assert marks == sorted(marks) and marks[0] < 0.1 and marks[-1] > 1
+    assert np.diff(marks).max() < 0.2  # rows of a stream may already be in the next epoch
+
+
+@both_kinds
+def test_pickled_data_continue_alike(kind):
+    data = make(kind, two_files())
+    assert_same_batches(islice(pickle.loads(pickle.dumps(data)), 3), islice(data, 3))
+
+
+@both_kinds
+def test_a_corpus_without_sentences_is_not_read_forever(kind, tmp_path):
+    with pytest.raises(ValueError, match="There is no sentence in .*a.txt"):
+        next(iter(make(kind, write(tmp_path / "a.txt", ["", " "]))))
+
+
+# Positions
+
+
+def test_positions_of_other_batches_are_refused():
+    corpus = two_files()
+    positions = {kind: next(iter(make(kind, corpus))).position for kind in ("sentences", "stream")}
+    with pytest.raises(ValueError, match="batches='StreamWindows', but here it is 'SentenceBatches'"):
+        make("sentences", corpus, position=positions["stream"])
+    with pytest.raises(ValueError, match="batches='SentenceBatches', but here it is 'StreamWindows'"):
+        make("stream", corpus, position=positions["sentences"])
+    with pytest.raises(ValueError, match="tokens_per_batch=500, but here it is 98.*Continue with the same value"):
+        SentenceBatches(corpus, TOKENIZER, 98, position=positions["sentences"], **SPLIT)
+    with pytest.raises(ValueError, match="with rows=2, but here it is 3"):
+        StreamWindows(corpus, TOKENIZER, 3, 30, position=positions["stream"], **SPLIT)
+    with pytest.raises(ValueError, match="with seed=0, but here it is 1"):
+        make("stream", corpus, position=positions["stream"], seed=1)
+    with pytest.raises(ValueError, match="world_size=1, but here it is 2"):
+        make("stream", corpus, position=positions["stream"], world_size=2)
+
+
+def test_positions_in_another_text_are_refused(tmp_path):
+    """Also in a text with the same number of lines, which would be read twice or not at all."""
+    for name, lines in (("a.txt", ENGLISH[:20]), ("b.txt", ENGLISH[20:50])):
+        write(tmp_path / name, lines)
+
+    def batches(*names, is_split_into_words=True, position=None):
+        corpus = Corpus.from_files([str(tmp_path / name) for name in names])
+        options = {"is_split_into_words": is_split_into_words, "position": position, "survey": corpus.survey()}
+        return SentenceBatches(corpus, TOKENIZER, 200, **options)
+
+    position = next(iter(batches("a.txt", "b.txt"))).position
+    batches("a.txt", "b.txt", position=position)
+    with pytest.raises(ValueError, match=r"with text='2 file\(s\) from a.txt on, \w+', but here it is '2 .* b.txt"):
+        batches("b.txt", "a.txt", position=position)
+    with pytest.raises(ValueError, match="saved with is_split_into_words=True, but here it is False"):
+        batches("a.txt", "b.txt", is_split_into_words=False, position=position)
+    older = {name: value for name, value in position.items() if name not in ("text", "is_split_into_words")}
+    batches("a.txt", "b.txt", position=older)
+
+
+# Workers
+
+
+PROGRAM = """
+import multiprocessing, sys
+from itertools import islice
+from modeling_elmo import ELMoTokenizer
+from modeling_elmo.run_scripts.pretraining.batches import SentenceBatches, batch_loader
+from modeling_elmo.run_scripts.pretraining.corpus import Corpus
+
+if __name__ == "__main__":
+    multiprocessing.set_start_method(sys.argv[1])
+    tokenizer = ELMoTokenizer(vocab=["<S>", "</S>", "<UNK>", "the"])
+    tokenizer(["many texts"] * 100, truncation=True, max_length=3)  # uses the threads of the Rust library
+    data = SentenceBatches(Corpus.from_files([sys.argv[2]]), tokenizer, 900, is_split_into_words=False)
+    print(sum(batch.num_predictions > 0 for batch in islice(batch_loader(data, num_workers=1), 5)))
+"""
+
+
+@pytest.mark.parametrize("method", ["fork", pytest.param("spawn", marks=pytest.mark.slow)])
+def test_workers_are_silent(tmp_path, method):
+    (tmp_path / "program.py").write_text(PROGRAM)
+    command = [sys.executable, "program.py", method, str(TEXT / "en_raw.txt")]
+    environment = {"PYTHONPATH": str(ROOT), "PATH": "", "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
+    assert (done.stdout, done.stderr) == ("5\n", "")
+
+
+def test_a_worker_reports_an_error(tmp_path):
+    (tmp_path / "a.txt").write_bytes(b"fine\nna\xefve\n")
+    data = SentenceBatches(Corpus.from_files([str(tmp_path / "a.txt")]), TOKENIZER, 100, **SPLIT)
+    with pytest.raises(ValueError, match="a.txt, line 2 is not UTF-8"):
+        next(iter(batch_loader(data, num_workers=1)))

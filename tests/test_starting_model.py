@@ -1,0 +1,135 @@
+"""The model that a run starts from: new models, and checkpoints with another vocabulary."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from accelerate import Accelerator
+from pretraining_worker import LINES, MODEL, arguments_of, assert_same, options_of, pretrain
+from safetensors.torch import load_file
+
+from modeling_elmo import ELMoConfig, ELMoForPreTraining, ELMoTokenizer
+from modeling_elmo.run_scripts.cards import bilm_card
+from modeling_elmo.run_scripts.pretraining.corpus import Corpus, CorpusArguments
+from modeling_elmo.run_scripts.pretraining.options import PretrainingArguments
+from modeling_elmo.run_scripts.pretraining.starting_model import ModelArguments, load_model, make_starting_model
+from modeling_elmo.run_scripts.program.command_line import ProgramParser
+from modeling_elmo.tokenization.elmo_characters import read_vocabulary
+
+
+@pytest.fixture(autouse=True)
+def no_curve(monkeypatch):
+    """Drawing a curve takes as long as a whole run here."""
+    monkeypatch.setattr(bilm_card, "draw_curve", lambda *_: False)
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory) -> Path:
+    """A model of 120 words with its tokenizer, in the folder `run`."""
+    folder = tmp_path_factory.mktemp("base")
+    words = sorted({word for line in LINES[:60] for word in line.split()})[:116]
+    return save_model(folder, vocab=["<S>", "</S>", "<UNK>", *words], pre_tokenization="whitespace")
+
+
+def save_model(folder: Path, **options) -> Path:
+    tokenizer = ELMoTokenizer(max_word_length=12, **options)
+    torch.manual_seed(0)
+    model = ELMoForPreTraining(ELMoConfig.from_preset("tiny", **MODEL, vocab_size=len(tokenizer)))
+    for part in (model, tokenizer):
+        part.save_pretrained(folder / "run")
+    return folder
+
+
+def start(folder: Path, base: Path | None = None, **options) -> tuple[ELMoForPreTraining, ELMoTokenizer]:
+    """The model and tokenizer that a run with these options starts from: a new model, or the checkpoint in `base`."""
+    options = options_of(folder, **options)
+    if base is not None:
+        options |= {"model_name_or_path": base / "run", "preset": None, "config_overrides": None, "num_sampled": None}
+    if "vocabulary_file" in options:
+        options["vocabulary_size"] = None
+    parser = ProgramParser(ModelArguments, CorpusArguments, PretrainingArguments)
+    model, corpus, training = parser.parse(arguments_of(options))
+    text = Corpus.from_arguments(corpus)
+    return make_starting_model(model, corpus, text, Path(training.output_dir), Accelerator(cpu=True))
+
+
+def test_sizes_and_overrides_of_a_new_model(tmp_path):
+    model, tokenizer = start(
+        tmp_path, config_overrides={"cell_clip": None, "num_hidden_layers": 1}, softmax_type="sampled"
+    )
+    config = model.config
+    assert (config.vocab_size, config.num_hidden_layers, config.lstm_hidden_size) == (120, 1, 12)
+    assert (config.softmax_type, config.num_sampled, config.max_word_length) == ("sampled", 20, 12)
+    assert config.cell_clip is None
+    words, _ = read_vocabulary(tmp_path / "run" / "vocab.txt")
+    assert len(words) == 120 and words == tokenizer.convert_ids_to_tokens(range(120))
+    counts = {word: sum(line.split().count(word) for line in LINES[:60]) for word in words[4:]}
+    assert list(counts.values()) == sorted(counts.values(), reverse=True)
+
+
+def test_seeds_decide_the_first_weights(tmp_path):
+    weights = []
+    for number, seed in enumerate((1, 1, 2)):
+        output = tmp_path / str(number)
+        pretrain(tmp_path, output_dir=output, seed=seed, max_steps=1, validation_file=None)
+        weights.append(load_file(output / "model.safetensors"))
+    assert_same(weights[0], weights[1])
+    assert not torch.equal(weights[0]["softmax.weight"], weights[2]["softmax.weight"])
+
+
+def test_keeping_the_vocabulary(base, tmp_path):
+    model, tokenizer = start(tmp_path, base, vocabulary_size=None)
+    assert_same(model.state_dict(), ELMoForPreTraining.from_pretrained(base / "run").state_dict())
+    assert tokenizer.get_vocab() == ELMoTokenizer.from_pretrained(base / "run").get_vocab()
+
+
+@pytest.mark.parametrize("kind", ["extend", "replace"])
+def test_words_in_both_vocabularies_keep_their_rows(kind, base, tmp_path):
+    old_model, old = ELMoForPreTraining.from_pretrained(base / "run"), ELMoTokenizer.from_pretrained(base / "run")
+    old_ids = old.get_vocab()
+    shared = [word for word in old_ids if not word.startswith("<")][::2]
+    (tmp_path / "words.txt").write_text("\n".join(["new1", *shared, "<S>", "</S>", "<UNK>", "밥"]), encoding="utf-8")
+    model, tokenizer = start(tmp_path, base, vocabulary=kind, vocabulary_file=tmp_path / "words.txt")
+    ids = tokenizer.get_vocab()
+    expected = {*shared, "new1", "밥", "<PAD>", "<S>", "</S>", "<UNK>"} | (set(old_ids) if kind == "extend" else set())
+    assert set(ids) == expected and model.config.vocab_size == len(expected) == len(model.softmax.weight)
+    for word in set(ids) & set(old_ids):
+        assert torch.equal(model.softmax.weight[ids[word]], old_model.softmax.weight[old_ids[word]]), word
+        assert torch.equal(model.softmax.bias[ids[word]], old_model.softmax.bias[old_ids[word]]), word
+        assert kind == "replace" or ids[word] == old_ids[word]
+    assert_same(model.elmo.state_dict(), old_model.elmo.state_dict())
+    tokens = tokenizer([["밥", "gone"]], is_split_into_words=True)["input_ids"][0]
+    assert list(tokens) == [1, ids["밥"], 3, 2]
+
+
+def test_words_of_raw_text_are_counted_as_the_checkpoint_splits_them(tmp_path):
+    save_model(tmp_path, vocab=["<S>", "</S>", "<UNK>", "the", "play"], pre_tokenization="moses")
+    (tmp_path / "raw.txt").write_text("The play was staged.\nThey didn't, he said.\n", encoding="utf-8")
+    options = {"train_file": tmp_path / "raw.txt", "is_split_into_words": False, "vocabulary": "extend"}
+    _, extended = start(tmp_path, tmp_path, output_dir=tmp_path / "new", vocabulary_size=50, **options)
+    assert {"staged", ".", "said", ","} <= set(extended.get_vocab()) and "staged." not in extended.get_vocab()
+    assert ELMoTokenizer(vocab_file=tmp_path / "new" / "vocab.txt").get_vocab() == extended.get_vocab()
+
+
+def test_a_checkpoint_in_half_precision_is_trained_in_single(base, tmp_path):
+    ELMoForPreTraining.from_pretrained(base / "run", dtype=torch.bfloat16).save_pretrained(tmp_path)
+    ELMoTokenizer.from_pretrained(base / "run").save_pretrained(tmp_path)
+    model, _ = load_model(str(tmp_path))
+    assert {parameter.dtype for parameter in model.parameters()} == {torch.float32}
+
+
+def test_loaded_weights_are_aligned(base):
+    """MKL rounds differently where they are not, and a resumed run would differ from an uninterrupted one."""
+    model, _ = load_model(str(base / "run"))
+    assert not [name for name, parameter in model.named_parameters() if parameter.data_ptr() % 64]
+
+
+def test_another_softmax_of_a_checkpoint(base, tmp_path):
+    model, _ = start(tmp_path, base, vocabulary_size=None, softmax_type="sampled")
+    assert model.config.softmax_type == model.softmax.softmax_type == "sampled"
+    assert torch.equal(model.softmax.weight, ELMoForPreTraining.from_pretrained(base / "run").softmax.weight)
+
+
+def test_a_tokenizer_instead_of_a_vocabulary(base, tmp_path):
+    _, tokenizer = start(tmp_path, tokenizer_name=base / "run", vocabulary_size=None)
+    assert tokenizer.get_vocab() == ELMoTokenizer.from_pretrained(base / "run").get_vocab()
