@@ -164,7 +164,7 @@ class ELMoConfig(PreTrainedConfig):
     scalar_mix_l2: float | int = 0.0
     scalar_mix_layer_norm: Literal["allennlp", "bilm", "token"] | None = None
     elmo_dropout: float | int = 0.5
-    elmo_placement: Literal["input", "output", "both"] = "input"
+    elmo_placement: Literal["input", "output", "both"] | None = None
     freeze_bilm: bool = True
     use_elmo: bool = True
     head: Literal["paper", "linear"] = "paper"
@@ -312,7 +312,7 @@ class ELMoConfig(PreTrainedConfig):
             self.task_dropout,
             "a rate in [0, 1)",
         )
-        if self.head == "linear" and not (self.use_elmo and self.elmo_placement == "input"):
+        if self.head == "linear" and not (self.use_elmo and self.elmo_placement in (None, "input")):
             raise ValueError(
                 f"The linear head is a layer on ELMo, at its input; got use_elmo={self.use_elmo} and elmo_placement="
                 f"{self.elmo_placement!r}. Pass head='paper' for a network of its own."

@@ -868,11 +868,14 @@ class ELMoTaskModel(ELMoPreTrainedModel):
         network: one of `NETWORKS`.
     """
 
+    default_elmo_placement = "input"
+
     def __init__(self, config: ELMoConfig, network: str):
         super().__init__(config)
         config.validate_head()
         is_linear = network == "linear"
-        if is_linear and not (config.use_elmo and config.elmo_placement == "input"):
+        placement = self.resolve_elmo_placement(config)
+        if is_linear and not (config.use_elmo and placement == "input"):
             raise ValueError("A linear head is a layer on ELMo, at its input; pass head='paper', classifier='bcn'.")
         size, rate = NETWORKS[network]
         self.task_hidden_size = config.task_hidden_size or size
@@ -880,7 +883,7 @@ class ELMoTaskModel(ELMoPreTrainedModel):
         self.num_labels = config.num_labels
         if config.use_elmo:  # an attribute of this name that holds `None` would pass for the base model
             self.elmo = ELMoModel(config, add_mixing_layer=False)
-        at_input, at_output = (config.use_elmo and config.elmo_placement in (at, "both") for at in ("input", "output"))
+        at_input, at_output = (config.use_elmo and placement in (at, "both") for at in ("input", "output"))
         # Not named as the biLM's own mix: loading would take the one for the other.
         self.input_mix = ScalarMix(config) if at_input else None
         self.output_mix = ScalarMix(config) if at_output else None
@@ -894,6 +897,11 @@ class ELMoTaskModel(ELMoPreTrainedModel):
             self.token_features.output_size if self.token_features else 0
         )
         self.output_elmo_size = config.hidden_size * at_output
+
+    @classmethod
+    def resolve_elmo_placement(cls, config: ELMoConfig) -> str:
+        """`config.elmo_placement`, or the head's own default where it is `None`."""
+        return config.elmo_placement or ("input" if config.head == "linear" else cls.default_elmo_placement)
 
     def _freeze_as_configured(self):
         if self.config.use_elmo and self.config.freeze_bilm:
@@ -1140,6 +1148,7 @@ class ELMoForQuestionAnswering(ELMoTaskModel):
     of the context, and the row's first token, which stands for "no answer here"; elsewhere they are too low to matter.
     """
 
+    default_elmo_placement = "both"
     custom_pipelines = {
         "question-answering": {
             "impl": "pipeline_elmo.ELMoQuestionAnsweringPipeline",
