@@ -1,4 +1,4 @@
-"""The tagger's script from files to a folder that stock tools load; experiments are in test_task_training.py."""
+"""The tagger's program, from files to a folder that stock tools load."""
 
 import pytest
 import torch
@@ -45,7 +45,7 @@ def test_parts_of_speech_are_compared_by_accuracy(tmp_path):
     for path in files.values():
         text = path.read_text(encoding="utf-8")
         path.write_text(text.replace("\tO", "\tX").replace("B-NAME", "PROPN").replace("I-NAME", "PROPN"), "utf-8")
-    (record,) = tag(tmp_path, **files, max_steps=1, max_length=9)
+    record = tag(tmp_path, **files, max_steps=1, max_length=9)
     assert (record["task"], record["metric"]) == ("tagging", "accuracy")
     rows = predictions_of(tmp_path / "run" / "predictions_test.jsonl")
     assert all(len(row["predicted"]) == len(row["tokens"]) for row in rows)  # what is measured is not cut
