@@ -10,9 +10,11 @@ from typing import Any
 import torch
 from pretraining_worker import arguments_of
 from safetensors.torch import load_file
+from transformers import TrainerCallback
 
 from modeling_elmo import ELMoConfig, ELMoForPreTraining, ELMoTokenizer
 from modeling_elmo.run_scripts import reproduce, run_classification, run_ner, run_qa
+from modeling_elmo.run_scripts.fine_tuning.trainer import TaskTrainer
 
 TASKS = Path(__file__).parent / "fixtures" / "tasks"
 ENDINGS = {"wnut17": "conll", "snli": "jsonl", "rt_polarity": "tsv", "squadshifts": "json"}
@@ -64,6 +66,40 @@ def answer(folder: Path, **options) -> dict[str, Any]:
 def experiment(task: str, folder: Path, **options) -> list[dict[str, Any]]:
     """The records of `elmo reproduce TASK`."""
     return reproduce.main([task, *arguments_of(options_of(folder, FIXTURES[task], **options))])
+
+
+def tagger_options(folder: Path, output: Path, **options) -> dict[str, Any]:
+    """The options of three epochs of six steps on the files of `capitals`: each epoch and model has another score."""
+    files = {f"{split}_file": folder / f"{split}.conll" for split in ("train", "validation", "test")}
+    run = {"per_device_train_batch_size": 10, "learning_rate": 0.05, "num_train_epochs": 3, "output_dir": output}
+    return {**files, **run, **options}
+
+
+def train_tagger(folder: Path, output: Path, **options) -> dict[str, Any]:
+    """The record of `elmo ner`."""
+    return tag(folder, **tagger_options(folder, output, **options))
+
+
+def tagger_experiment(folder: Path, output: Path, **options) -> list[dict[str, Any]]:
+    """The records of `elmo reproduce ner`."""
+    return experiment("ner", folder, **tagger_options(folder, output, **options))
+
+
+def stopping_trainer(event: str, number: int = 1) -> type[TaskTrainer]:
+    """A trainer that Ctrl-C interrupts at this event of a callback."""
+    events = []
+
+    def interrupt(*_, **__):
+        events.append(event)
+        if len(events) == number:
+            raise KeyboardInterrupt
+
+    class StoppingTrainer(TaskTrainer):
+        def __init__(self, *args, **kwargs):
+            super().__init__(*args, **kwargs)
+            self.add_callback(type("Stop", (TrainerCallback,), {event: interrupt}))
+
+    return StoppingTrainer
 
 
 def read_json(path: Path) -> Any:

@@ -6,7 +6,7 @@ import re
 import shutil
 import time
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
@@ -113,6 +113,7 @@ class Experiment:
 
     def __post_init__(self):
         self.folder = Path(self.training.output_dir)
+        self.trainer_arguments = self.training.for_trainer(self.task.metric, "validation" in self.task.data)
         num_layers = ELMoConfig.from_pretrained(self.head.model_name_or_path).num_hidden_layers
         options = (self.arguments.ablation, self.arguments.compare_baseline, self.head.use_elmo)
         self.arms = experiment_arms(*options, num_layers)
@@ -228,9 +229,8 @@ class Experiment:
     ) -> TaskTrainer:
         patience, collator = self.arguments.early_stopping_patience, self.task.collator(tokenizer)
         is_cached = model.config.use_elmo and self.features is not None
-        arguments = self.training.for_trainer(
-            self.task.metric,
-            has_validation="validation" in splits,
+        arguments = replace(
+            self.trainer_arguments,
             output_dir=str(folder),
             seed=seed,
             restore_callback_states_from_checkpoint=True,  # early stopping keeps its count

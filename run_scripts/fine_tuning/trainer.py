@@ -71,17 +71,18 @@ class TaskTrainingArguments(TrainingArguments):
         if not 0 <= self.ema_decay < 1:
             raise ValueError(f"--ema_decay {self.ema_decay}: pass a number from 0 up to 1, 1 excluded.")
 
-    def for_trainer(self, metric: str, has_validation: bool, **changes: Any) -> "TaskTrainingArguments":
+    def for_trainer(self, metric: str, has_validation: bool) -> "TaskTrainingArguments":
         """A copy for Trainer, which keeps the checkpoint with the best `metric`.
 
         The copy holds no Hub token, because Trainer saves its arguments in a file. Our own publishing uploads models.
         """
         if self.metric_for_best_model not in (None, "loss", metric):
             raise ValueError(f"--metric_for_best_model {self.metric_for_best_model}: this task's metric is {metric}.")
-        options = {"push_to_hub": False, "hub_token": None, "metric_for_best_model": metric, "greater_is_better": True}
+        options: dict[str, Any] = {"push_to_hub": False, "hub_token": None, "remove_unused_columns": True}
+        options |= {"metric_for_best_model": metric, "greater_is_better": True}
         if not has_validation:
             options |= {"eval_strategy": "no", "load_best_model_at_end": False}
-        return replace(self, **options, **changes)
+        return replace(self, **options)
 
     def recorded(self) -> dict[str, Any]:
         """The options that scores depend on."""
