@@ -47,7 +47,8 @@ def test_an_ensemble_is_the_mean_of_probabilities(place, tmp_path):
     (record,) = tagger_experiment(place, tmp_path, ensemble=members)
     labels = read_json(members[0] / "config.json")["id2label"]
     sentences = [words for words, _ in sentences_of(place / "test.conll")]
-    means = [np.mean(each, axis=0) for each in zip(*(probabilities(folder, sentences) for folder in members), strict=True)]
+    pairs = zip(*(probabilities(folder, sentences) for folder in members), strict=True)
+    means = [np.mean(pair, axis=0) for pair in pairs]
     expected = [[labels[str(label)] for label in mean.argmax(-1)] for mean in means]
     rows = predictions_of(tmp_path / "results" / "ensemble_test.jsonl")
     assert [row["predicted"] for row in rows] == expected and [row["tokens"] for row in rows] == sentences
