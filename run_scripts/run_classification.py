@@ -15,6 +15,7 @@ from modeling_elmo.run_scripts.cards.card import CardArguments
 from modeling_elmo.run_scripts.fine_tuning.classification import Classification, ClassificationArguments
 from modeling_elmo.run_scripts.fine_tuning.head import HeadArguments, ModelArguments, task_model, task_tokenizer
 from modeling_elmo.run_scripts.fine_tuning.reports import (
+    check_run,
     evaluate_splits,
     push_model,
     report,
@@ -35,7 +36,7 @@ def main(arguments: list[str] | None = None) -> Record:
     start, folder, head = time.monotonic(), Path(training.output_dir), HeadArguments(**vars(model_options))
 
     task = Classification(data_options)  # reads the data: task.data["train"] has the columns text and label
-    task.check_splits()
+    check_run(task, folder)
 
     vectors = head.read_word_vectors()
     tokenizer = task_tokenizer(task, head, task.data["train"], vectors)  # with the words of the training data

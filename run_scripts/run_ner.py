@@ -14,6 +14,7 @@ from transformers import set_seed
 from modeling_elmo.run_scripts.cards.card import CardArguments
 from modeling_elmo.run_scripts.fine_tuning.head import HeadArguments, ModelArguments, task_model, task_tokenizer
 from modeling_elmo.run_scripts.fine_tuning.reports import (
+    check_run,
     evaluate_splits,
     push_model,
     report,
@@ -33,7 +34,7 @@ def main(arguments: list[str] | None = None) -> Record:
     start, folder, head = time.monotonic(), Path(training.output_dir), HeadArguments(**vars(model_options))
 
     task = Tagging(data_options)  # reads the data: task.data["train"] has the columns tokens and tags
-    task.check_splits()
+    check_run(task, folder)
 
     vectors = head.read_word_vectors()
     tokenizer = task_tokenizer(task, head, task.data["train"], vectors)  # with the words of the training data

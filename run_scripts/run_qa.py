@@ -20,6 +20,7 @@ from modeling_elmo.run_scripts.fine_tuning.question_answering import (
     QuestionTrainingArguments,
 )
 from modeling_elmo.run_scripts.fine_tuning.reports import (
+    check_run,
     evaluate_splits,
     push_model,
     report,
@@ -40,7 +41,7 @@ def main(arguments: list[str] | None = None) -> Record:
     start, folder, head = time.monotonic(), Path(training.output_dir), HeadArguments(**vars(model_options))
 
     task = QuestionAnswering(data_options)  # reads the data: task.data["train"] has questions, contexts and answers
-    task.check_splits()
+    check_run(task, folder)
 
     vectors = head.read_word_vectors()
     tokenizer = task_tokenizer(task, head, task.data["train"], vectors)  # with the words of the training data

@@ -14,12 +14,12 @@ from modeling_elmo.run_scripts.program.command_line import ProgramParser
 ROOT = Path(__file__).parents[1]
 # The settings that run_ner, run_classification and run_qa saved by default when they had all these options.
 SETTINGS = read_json(ROOT / "tests" / "fixtures" / "experiments" / "settings.json")
-OPTIONS = """model_name_or_path head no_use_elmo elmo_placement scalar_mix_mode scalar_mix_l2 elmo_dropout no_freeze_bilm
-    word_embedding_size word_min_count word_vectors word_vectors_limit freeze_word_vectors config_overrides
-    dataset dataset_config train_file validation_file test_file train_split validation_split test_split
+OPTIONS = """model_name_or_path head no_use_elmo elmo_placement scalar_mix_mode scalar_mix_l2 elmo_dropout
+    no_freeze_bilm word_embedding_size word_min_count word_vectors word_vectors_limit freeze_word_vectors
+    config_overrides dataset dataset_config train_file validation_file test_file train_split validation_split test_split
     max_train_samples max_eval_samples train_fraction seeds compare_baseline ablation cache_features ensemble
     early_stopping_patience adadelta ema_decay no_load_best_model_at_end
-    language license license_reason dataset_tags data_statement citation""".split()
+    language license license_reason dataset_tags data_statement citation"""
 OWN_OPTIONS = {
     "ner": "tokens_column tags_column word_column comments tag_scheme max_length",
     "classify": "text_column text_pair_column label_column column_names problem drop_labels classifier max_length",
@@ -68,7 +68,7 @@ def test_options_of_a_task(task, monkeypatch):
     with pytest.raises(SystemExit):
         reproduce.main([task])
     known = {option for action in parsers[0]._actions for option in action.option_strings}
-    assert not {f"--{name}" for name in [*OPTIONS, *OWN_OPTIONS[task].split()]} - known
+    assert not {f"--{name}" for name in [*OPTIONS.split(), *OWN_OPTIONS[task].split()]} - known
     assert parsers[0].prog.endswith(f" {task}")
 
 

@@ -38,7 +38,7 @@ def experiment_arms(ablation: str | None, compare_baseline: bool, use_elmo: bool
         return [BASELINE]
     layers = ["token layer", *(f"biLSTM {number}" for number in range(1, num_layers + 1))]
     each_layer = [Arm(name, {"scalar_mix_mode": number}) for number, name in enumerate(layers)]
-    arms = {**ABLATIONS, "each_layer": each_layer, None: [Arm("elmo", {})]}[ablation]
+    arms = {**ABLATIONS, "each_layer": each_layer}[ablation] if ablation else [Arm("elmo", {})]
     if not compare_baseline:
         return arms
     if ablation == "data":

@@ -121,7 +121,7 @@ def task_model(
     return model
 
 
-def head_on_bilm(model_class: type[ELMoTaskModel], name_or_path: str, config: ELMoConfig) -> ELMoTaskModel:
+def head_on_bilm(model_class: Any, name_or_path: str, config: ELMoConfig) -> ELMoTaskModel:
     """A new head on the biLM of a folder. If the folder holds a trained head, only its biLM is used."""
     verbosity = logging.get_verbosity()
     logging.set_verbosity_error()  # no warning that the head is new

@@ -28,6 +28,13 @@ from modeling_elmo.run_scripts.program.files import write_json, write_lines
 BASELINE_NAME = "baseline"
 
 
+def check_run(task: Task, folder: Path):
+    """Raises if the data are incomplete, or if the output folder belongs to an experiment."""
+    task.check_splits()
+    if (folder / "settings.json").exists():
+        raise FileExistsError(f"{folder} holds an experiment of `elmo reproduce`; pass another --output_dir.")
+
+
 def evaluate_splits(trainer: TaskTrainer, task: Task, splits: dict[str, Dataset], folder: Path) -> dict[str, Any]:
     """The scores of every split but the training data. Writes the predictions of each to a file."""
     trainer.compute_metrics = None  # it scores only the validation split

@@ -12,7 +12,6 @@ from datasets import Dataset, DatasetDict
 from transformers import EvalPrediction
 
 from modeling_elmo import ELMoTokenizer
-from modeling_elmo.modeling_elmo import ELMoTaskModel
 from modeling_elmo.run_scripts.fine_tuning.data import take_samples
 from modeling_elmo.run_scripts.fine_tuning.sources import DataArguments, code_states
 from modeling_elmo.run_scripts.fine_tuning.trainer import TaskTrainingArguments
@@ -65,7 +64,7 @@ class Task(ABC):
 
     name: str
     metric: str
-    model_class: type[ELMoTaskModel]
+    model_class: Any  # a subclass of `ELMoTaskModel` that is built from its configuration alone
     arguments_class: type[DataArguments]
     training_arguments_class: type[TaskTrainingArguments] = TaskTrainingArguments
     scalar_mix_l2: float = 0.001
