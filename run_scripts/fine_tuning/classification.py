@@ -48,6 +48,11 @@ class Classification(Task):
     def prepare(self, data: DatasetDict):
         columns = next(iter(data.values())).column_names
         self.text_columns = [name for name in ("text", "text_pair") if name in columns]
+        if self.arguments.classifier == "esim" and len(self.text_columns) < 2:
+            raise ValueError(
+                "--classifier esim compares two texts, but each example has one; pass --text_pair_column, or "
+                "--classifier bcn."
+            )
         self.targets = label_type(data, self.arguments.problem)
         self.metric = self.targets.metric
         self.config = {**self.targets.config, "classifier": self.arguments.classifier}
