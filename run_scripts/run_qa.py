@@ -3,7 +3,7 @@
     elmo qa --model_name_or_path elmo --train_file train.json --validation_file dev.json --output_dir reader
 
 The network is the paper's (section 4): BiDAF with self-attention over `[x_k; ELMo_k]`. Sizes, optimizer and averaged
-weights are those of supplement A.3. The loss is the mean of the losses of start and end, as in transformers.
+weights are as in supplement A.3. The loss is the mean of the losses of start and end, as in transformers.
 `elmo reproduce qa` runs the paper's experiments: baseline, ablations, several seeds.
 """
 

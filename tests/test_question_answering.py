@@ -104,7 +104,7 @@ def test_windows_cover_the_context_and_mark_the_answer(side):
         (["ee"], [9], (7, 7)),  # a part of a word
         (["d e", "b"], [6, 2], (6, 7)),  # the first answer
         (["a"], [0], (0, 0)),  # before the window
-        (["e f"], [10], (0, 0)),  # goes on after it
+        (["e f"], [10], (0, 0)),  # continues after the window
         ([], [], (0, 0)),
     ],
 )

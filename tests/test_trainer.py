@@ -58,17 +58,15 @@ def test_trainer_neither_uploads_nor_keeps_a_token(tmp_path):
 def test_the_checkpoint_to_resume_from(tmp_path):
     for name in ("checkpoint-6", "checkpoint-12", "checkpoint-18"):
         (tmp_path / name).mkdir()
-        if name != "checkpoint-18":  # which was interrupted: its state is missing
+        if name != "checkpoint-18":  # an interrupted one, without its state
             (tmp_path / name / "trainer_state.json").touch()
     found = {
         wanted: TaskTrainingArguments(output_dir=str(tmp_path), resume_from_checkpoint=wanted).checkpoint()
         for wanted in (None, "elsewhere", "last", "true")
     }
     last = str(tmp_path / "checkpoint-12")
-    assert (
-        found == {None: None, "elsewhere": "elsewhere", "last": last, "true": last}
-        and last_checkpoint(tmp_path) == last
-    )
+    assert found == {None: None, "elsewhere": "elsewhere", "last": last, "true": last}
+    assert last_checkpoint(tmp_path) == last
     with pytest.raises(FileNotFoundError, match="--resume_from_checkpoint last: there is no complete checkpoint in"):
         TaskTrainingArguments(output_dir=str(tmp_path / "new"), resume_from_checkpoint="last").checkpoint()
 
@@ -101,7 +99,7 @@ def test_mixes_are_not_decayed(place, tmp_path, monkeypatch):
 
 @pytest.fixture
 def steps(monkeypatch) -> list[dict[str, torch.Tensor]]:
-    """The weights that learn: as training starts, and after each step."""
+    """The trained weights at the start and after each step."""
     seen: list[dict[str, torch.Tensor]] = []
 
     class Note(TrainerCallback):
@@ -120,7 +118,7 @@ def steps(monkeypatch) -> list[dict[str, torch.Tensor]]:
 
 
 def average_of(steps: list[dict[str, torch.Tensor]], decay: float) -> dict[str, torch.Tensor]:
-    """After all these steps, by the formula."""
+    """The average after all these steps, by the formula."""
     average = steps[0]
     for number, weights in enumerate(steps[1:], 1):
         share = min(decay, (1 + number) / (10 + number))
@@ -135,8 +133,8 @@ def assert_holds(folder: Path, expected: dict[str, torch.Tensor]):
 
 
 @pytest.mark.parametrize("has_dev", [True, False])
-def test_what_is_saved_is_the_average_of_the_weights(has_dev, place, tmp_path, steps):
-    """Of the last step, or of the best epoch's last one."""
+def test_the_average_of_the_weights_is_evaluated_and_saved(has_dev, place, tmp_path, steps):
+    """The average at the end of the best epoch, or of the last one without validation data."""
     options = {} if has_dev else {"validation_file": None}
     train(place, tmp_path, ema_decay=0.3, **options)
     ends = [average_of(steps[: end + 1], decay=0.3) for end in (6, 12, 18)]
@@ -149,7 +147,7 @@ def test_what_is_saved_is_the_average_of_the_weights(has_dev, place, tmp_path, s
     model = ELMoForTokenClassification.from_pretrained(tmp_path)
     rows = predictions_of(tmp_path / "predictions_test.jsonl")
     tokenizer = ELMoTokenizer.from_pretrained(tmp_path)
-    for row in rows[:5]:  # what was measured is what was saved
+    for row in rows[:5]:  # the saved model made these predictions
         logits = model(**tokenizer(row["tokens"], is_split_into_words=True, return_tensors="pt")).logits[0, 1:-1]
         assert [model.config.id2label[number] for number in logits.argmax(-1).tolist()] == row["predicted"]
 
@@ -166,10 +164,10 @@ def test_a_stopped_run_resumes_with_its_weights_and_its_average(place, tmp_path,
 
 
 def test_adadelta_takes_zeilers_steps(place, tmp_path, steps):
-    """Of a weight whose gradients are known: those of the first step tell its size, whatever they are."""
+    """The size of the first step hardly depends on the gradient."""
     train(place, tmp_path, adadelta=True, learning_rate=1.0, max_steps=1)
     before, after = (each["classifier.weight"] for each in steps)
     moved = (after - before).abs()
-    # sqrt(eps) / sqrt((1 - rho) g^2 + eps) * g: at most sqrt(eps / (1 - rho)), by all but tiny gradients
+    # sqrt(eps) / sqrt((1 - rho) g^2 + eps) * g: near its maximum, sqrt(eps / (1 - rho)), for all but tiny gradients
     assert moved.max() == pytest.approx((1e-6 / 0.05) ** 0.5, rel=0.01)
     assert moved.median() > 0.5 * moved.max()

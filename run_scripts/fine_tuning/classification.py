@@ -1,6 +1,5 @@
 """Classification of texts and of pairs of texts: one label, several labels, or a number."""
 
-from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -79,54 +78,32 @@ class Classification(Task):
         return self.targets.average(logits)
 
 
-def label_type(data: DatasetDict, problem: str) -> "LabelType":
+def label_type(data: DatasetDict, problem: str) -> "SingleLabel | Regression":
     if problem == "regression":
         return Regression(data)
     labels = label_names(data, "label")
     return MultiLabel(labels) if isinstance(data["train"][0]["label"], list) else SingleLabel(labels)
 
 
-class LabelType(ABC):
-    """A kind of label: the head's configuration, and the way from a raw label to a target and from logits back.
+class SingleLabel:
+    """One label per text: the way from a raw label to a target, and from logits to a raw label and to scores.
 
     Attributes:
         metric: the score that selects the best checkpoint.
         config: fields of the head's configuration.
     """
 
-    metric: str
-    config: dict[str, Any]
-
-    @abstractmethod
-    def encode(self, label: Any) -> Any:
-        """The target of a raw label."""
-
-    @abstractmethod
-    def decode(self, logits: np.ndarray) -> Any:
-        """The raw label that is predicted for one text."""
-
-    @abstractmethod
-    def scores(self, logits: np.ndarray, gold: np.ndarray) -> dict[str, Any]:
-        """The scores of all texts."""
-
-    @abstractmethod
-    def average(self, logits: Sequence[np.ndarray]) -> np.ndarray:
-        """The logits of an ensemble, from the logits of its members."""
-
-
-class SingleLabel(LabelType):
-    """One label per text."""
-
     metric = "accuracy"
+    problem_type = "single_label_classification"
 
     def __init__(self, labels: list[str]):
         self.labels = labels
-        self.config = {**label_config(labels), "problem_type": "single_label_classification"}
+        self.config = {**label_config(labels), "problem_type": self.problem_type}
 
-    def encode(self, label: str) -> int:
+    def encode(self, label: Any) -> Any:
         return self.config["label2id"][label]
 
-    def decode(self, logits: np.ndarray) -> str:
+    def decode(self, logits: np.ndarray) -> Any:
         return self.labels[int(logits.argmax())]
 
     def scores(self, logits: np.ndarray, gold: np.ndarray) -> dict[str, Any]:
@@ -136,14 +113,11 @@ class SingleLabel(LabelType):
         return log_mean_probabilities(logits)
 
 
-class MultiLabel(LabelType):
+class MultiLabel(SingleLabel):
     """Any number of labels per text: all whose probability is above one half."""
 
     metric = "micro_f1"
-
-    def __init__(self, labels: list[str]):
-        self.labels = labels
-        self.config = {**label_config(labels), "problem_type": "multi_label_classification"}
+    problem_type = "multi_label_classification"
 
     def encode(self, label: Collection[str]) -> list[float]:
         return [float(name in label) for name in self.labels]
@@ -160,7 +134,7 @@ class MultiLabel(LabelType):
         return log_probs[..., 1] - log_probs[..., 0]
 
 
-class Regression(LabelType):
+class Regression:
     """A number per text."""
 
     metric = "pearson"
