@@ -22,7 +22,7 @@ from modeling_elmo.run_scripts.run_pretraining import main as run_pretraining
 
 ROOT = Path(__file__).resolve().parents[1]
 MODEL = ROOT / "model_cards" / "elmo-mini-en"
-TEXTS = ROOT / "tests" / "fixtures" / "demo"
+DEMO_TEXTS = ROOT / "tests" / "fixtures" / "demo"
 OUTPUT = ROOT / "demo_output"
 STEPS, EPOCHS = 60, 12  # of further pretraining, and of each tagger
 PICTURES = {
@@ -35,8 +35,8 @@ SENTENCES = ["The play was a great success on Broadway.", "The actors in that pl
 
 
 def main():
-    if not (MODEL.is_dir() and TEXTS.is_dir()):
-        raise FileNotFoundError(f"{MODEL} or {TEXTS} is missing: the demo runs in a clone of the repository.")
+    if not (MODEL.is_dir() and DEMO_TEXTS.is_dir()):
+        raise FileNotFoundError(f"{MODEL} or {DEMO_TEXTS} is missing: the demo runs in a clone of the repository.")
     warnings.filterwarnings("ignore", message=".*'pin_memory' argument is set as true.*")
     logging.set_verbosity_error()
     logging.disable_progress_bar()
@@ -70,16 +70,23 @@ def read_text():
 def find_neighbors():
     heading("2. Similar uses of 'play' in 200 sentences, for random queries. See whether they have the same meaning.")
     options = ["--word", "play", "--model", MODEL, "--queries", 5, "--output", OUTPUT / "neighbors" / "play.json"]
-    call(nearest_neighbors, TEXTS / "play.txt", *options)
+    call(nearest_neighbors, DEMO_TEXTS / "play.txt", *options)
 
 
 def train_on():
     heading(
         "3. The biLM trains on 4,000 lines of film reviews. Compare the perplexity of other reviews before and after."
     )
-    held_out = ["--validation_file", TEXTS / "film_reviews_heldout.txt", "--is_split_into_words"]
+    held_out = ["--validation_file", DEMO_TEXTS / "film_reviews_heldout.txt", "--is_split_into_words"]
     call(perplexity, "--model", MODEL, *held_out)
-    options = ["--train_file", TEXTS / "film_reviews.txt.gz", "--max_steps", STEPS, "--eval_steps", max(1, STEPS // 3)]
+    options = [
+        "--train_file",
+        DEMO_TEXTS / "film_reviews.txt.gz",
+        "--max_steps",
+        STEPS,
+        "--eval_steps",
+        max(1, STEPS // 3),
+    ]
     options += ["--logging_steps", max(1, STEPS // 10), "--per_device_train_batch_tokens", 1024, "--use_cpu"]
     options += ["--learning_rate", 1e-3, "--report_to", "none", "--output_dir", OUTPUT / "film-biLM"]
     call(run_pretraining, "--model_name_or_path", MODEL, *options, *held_out)
@@ -87,7 +94,7 @@ def train_on():
 
 def train_taggers():
     heading("4. Named entities in 600 tweets and comments: the paper's network without and with ELMo. Compare F1.")
-    options = ["--train_file", TEXTS / "wnut17_train.conll", "--validation_file", TEXTS / "wnut17_dev.conll"]
+    options = ["--train_file", DEMO_TEXTS / "wnut17_train.conll", "--validation_file", DEMO_TEXTS / "wnut17_dev.conll"]
     options += ["--compare_baseline", "--cache_features", "--num_train_epochs", EPOCHS, "--use_cpu"]
     options += ["--config_overrides", '{"task_hidden_size": 100, "task_num_layers": 1}']
     options += ["--per_device_train_batch_size", 8, "--disable_tqdm", True, "--output_dir", OUTPUT / "tagger"]

@@ -12,7 +12,7 @@ from pathlib import Path
 from transformers import set_seed
 
 from modeling_elmo.run_scripts.cards.card import CardArguments
-from modeling_elmo.run_scripts.fine_tuning.head import HeadArguments, ModelArguments, task_model, task_tokenizer
+from modeling_elmo.run_scripts.fine_tuning.head import BasicHeadArguments, HeadArguments, task_model, task_tokenizer
 from modeling_elmo.run_scripts.fine_tuning.reports import (
     check_run,
     evaluate_splits,
@@ -29,7 +29,9 @@ from modeling_elmo.run_scripts.program.command_line import ProgramParser, run
 
 
 def main(arguments: list[str] | None = None) -> Record:
-    parser = ProgramParser(ModelArguments, TaggingArguments, CardArguments, TaskTrainingArguments, description=__doc__)
+    parser = ProgramParser(
+        BasicHeadArguments, TaggingArguments, CardArguments, TaskTrainingArguments, description=__doc__
+    )
     model_options, data_options, card, training = parser.parse(arguments)
     start, folder, head = time.monotonic(), Path(training.output_dir), HeadArguments(**vars(model_options))
 

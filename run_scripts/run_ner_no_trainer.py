@@ -17,7 +17,7 @@ from torch.utils.data import DataLoader
 from tqdm.auto import tqdm
 
 from modeling_elmo import ELMoTokenizer
-from modeling_elmo.run_scripts.fine_tuning.head import HeadArguments, ModelArguments, task_model, task_tokenizer
+from modeling_elmo.run_scripts.fine_tuning.head import BasicHeadArguments, HeadArguments, task_model, task_tokenizer
 from modeling_elmo.run_scripts.fine_tuning.tagging import Tagging, TaggingArguments
 from modeling_elmo.run_scripts.fine_tuning.task import SplitOutput
 from modeling_elmo.run_scripts.program.command_line import ProgramParser, run
@@ -43,7 +43,7 @@ class LoopArguments:
 
 def main(arguments: list[str] | None = None) -> list[dict[str, float]]:
     """Returns the scores of each epoch."""
-    parser = ProgramParser(ModelArguments, TaggingArguments, LoopArguments, description=__doc__)
+    parser = ProgramParser(BasicHeadArguments, TaggingArguments, LoopArguments, description=__doc__)
     model_options, data_options, loop = parser.parse(arguments)
     task, head = Tagging(data_options), HeadArguments(**vars(model_options))
     if not {"train", "validation"} <= {*task.data}:

@@ -13,7 +13,7 @@ from pathlib import Path
 from transformers import set_seed
 
 from modeling_elmo.run_scripts.cards.card import CardArguments
-from modeling_elmo.run_scripts.fine_tuning.head import HeadArguments, ModelArguments, task_model, task_tokenizer
+from modeling_elmo.run_scripts.fine_tuning.head import BasicHeadArguments, HeadArguments, task_model, task_tokenizer
 from modeling_elmo.run_scripts.fine_tuning.question_answering import (
     QuestionAnswering,
     QuestionAnsweringArguments,
@@ -35,7 +35,7 @@ from modeling_elmo.run_scripts.program.command_line import ProgramParser, run
 
 def main(arguments: list[str] | None = None) -> Record:
     parser = ProgramParser(
-        ModelArguments, QuestionAnsweringArguments, CardArguments, QuestionTrainingArguments, description=__doc__
+        BasicHeadArguments, QuestionAnsweringArguments, CardArguments, QuestionTrainingArguments, description=__doc__
     )
     model_options, data_options, card, training = parser.parse(arguments)
     start, folder, head = time.monotonic(), Path(training.output_dir), HeadArguments(**vars(model_options))

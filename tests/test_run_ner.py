@@ -18,7 +18,7 @@ from task_worker import (
 from transformers import AutoModelForTokenClassification, AutoTokenizer, pipeline
 
 from modeling_elmo.run_scripts import run_ner
-from modeling_elmo.run_scripts.fine_tuning.head import ModelArguments
+from modeling_elmo.run_scripts.fine_tuning.head import BasicHeadArguments
 from modeling_elmo.run_scripts.fine_tuning.metrics import tagging_scores
 
 
@@ -97,5 +97,5 @@ def test_the_folder_of_an_experiment_is_refused(place, tmp_path):
 
 def test_few_options_beside_those_of_trainer():
     """A newcomer reads them all: the others are options of `elmo reproduce`, or fields of the configuration."""
-    options = {each.name for each in fields(ModelArguments)}
+    options = {each.name for each in fields(BasicHeadArguments)}
     assert options == {"model_name_or_path", "head", "freeze_bilm", "word_vectors", "config_overrides"}

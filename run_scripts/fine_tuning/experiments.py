@@ -30,7 +30,7 @@ from modeling_elmo.run_scripts.fine_tuning.reports import (
     report,
     run_record,
     run_settings,
-    write_head_card,
+    write_card_and_record,
     write_run,
 )
 from modeling_elmo.run_scripts.fine_tuning.task import Record, Task
@@ -137,7 +137,7 @@ class Experiment:
         folder = self._folder_of(arms[best["arm"]], best["seed"])
         if len(candidates) > 1:
             best = best | {"best_of": len(candidates), "best_on": first_split(best)}
-            write_head_card(folder, best, self.training)
+            write_card_and_record(folder, best, self.training)
         return folder
 
     def _folder_of(self, arm: Arm, seed: int) -> Path:

@@ -25,7 +25,7 @@ logger = logging.get_logger(__name__)
 
 
 @dataclass(kw_only=True)
-class ModelArguments:
+class BasicHeadArguments:
     """The options of a head that every program has."""
 
     model_name_or_path: str = field(metadata={"help": "Folder or Hub name of an ELMo model."})
@@ -43,7 +43,7 @@ class ModelArguments:
 
 
 @dataclass(kw_only=True)
-class HeadArguments(ModelArguments):
+class HeadArguments(BasicHeadArguments):
     """All options of a head, as in the paper's experiments."""
 
     use_elmo: bool = field(default=True, metadata={"help": "ELMo. --no_use_elmo: the same network without it."})

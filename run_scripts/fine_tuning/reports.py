@@ -95,12 +95,13 @@ def run_record(
 
 
 def write_run(folder: Path, record: Record, card: CardArguments, training: TaskTrainingArguments):
-    """Writes the model card and, last, `record.json`: a folder that holds one is finished."""
+    """Writes the model card, with the facts from the options, and the record."""
     write_facts(folder, card)
-    write_head_card(folder, record, training)
+    write_card_and_record(folder, record, training)
 
 
-def write_head_card(folder: Path, record: Record, training: TaskTrainingArguments):
+def write_card_and_record(folder: Path, record: Record, training: TaskTrainingArguments):
+    """Writes `record.json` last: a folder that holds one is finished."""
     name = repository_name(training).split("/")[-1]
     write_card(folder, name, task_part(folder, name, record))
     write_json(folder / "record.json", record)
