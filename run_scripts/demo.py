@@ -1,9 +1,9 @@
-"""What the package does, on real text, with the English biLM that comes with the repository.
+"""Shows what the package does, on real text, with the English biLM of the repository.
 
-    python run_scripts/demo.py            (what `make demo` runs, in a clone)
+    python run_scripts/demo.py            (or `make demo`, in a clone; two minutes)
 
-1. reads raw text; 2. finds the uses of a word that are alike; 3. trains the biLM on for a minute with texts of
-another kind; 4. trains a tagger of named entities with ELMo and without. All pictures lie in `demo_output/` then.
+1. Reads raw text. 2. Finds similar uses of a word. 3. Trains the biLM further on texts of another kind. 4. Trains a
+tagger of named entities with and without ELMo. All figures are saved in `demo_output/`.
 """
 
 import shutil
@@ -17,12 +17,12 @@ from transformers import AutoModel, AutoTokenizer, logging
 from modeling_elmo.run_scripts.nearest_neighbors import main as nearest_neighbors
 from modeling_elmo.run_scripts.perplexity import main as perplexity
 from modeling_elmo.run_scripts.program.command_line import run
-from modeling_elmo.run_scripts.run_ner import main as run_ner
+from modeling_elmo.run_scripts.reproduce import main as reproduce
 from modeling_elmo.run_scripts.run_pretraining import main as run_pretraining
 
 ROOT = Path(__file__).resolve().parents[1]
 MODEL = ROOT / "model_cards" / "elmo-mini-en"
-TEXTS = ROOT / "tests" / "fixtures" / "demo"
+DEMO_TEXTS = ROOT / "tests" / "fixtures" / "demo"
 OUTPUT = ROOT / "demo_output"
 STEPS, EPOCHS = 60, 12  # of further pretraining, and of each tagger
 PICTURES = {
@@ -35,8 +35,8 @@ SENTENCES = ["The play was a great success on Broadway.", "The actors in that pl
 
 
 def main():
-    if not (MODEL.is_dir() and TEXTS.is_dir()):
-        raise FileNotFoundError(f"{MODEL} or {TEXTS} is missing: the demo runs in a clone of the repository.")
+    if not (MODEL.is_dir() and DEMO_TEXTS.is_dir()):
+        raise FileNotFoundError(f"{MODEL} or {DEMO_TEXTS} is missing: the demo runs in a clone of the repository.")
     warnings.filterwarnings("ignore", message=".*'pin_memory' argument is set as true.*")
     logging.set_verbosity_error()
     logging.disable_progress_bar()
@@ -45,14 +45,14 @@ def main():
     find_neighbors()
     train_on()
     train_taggers()
-    heading(f"Pictures in {OUTPUT}")
+    heading(f"Figures in {OUTPUT}")
     for name, path in PICTURES.items():
         shutil.copy(OUTPUT / path, OUTPUT / f"{name}.png")
         print(f"  {name}.png")
 
 
 def read_text():
-    heading("1. Raw text becomes vectors, a vector a word in each layer. Look at the cosines.")
+    heading("1. Raw text becomes vectors, one per word and layer. Look at the cosines.")
     tokenizer, model = AutoTokenizer.from_pretrained(MODEL), AutoModel.from_pretrained(MODEL)
     encoding = tokenizer(SENTENCES, padding=True, return_tensors="pt")
     with torch.no_grad():
@@ -68,33 +68,42 @@ def read_text():
 
 
 def find_neighbors():
-    heading("2. Which uses of 'play' in 200 sentences are alike? Drawn, not picked. Look whether they mean the same.")
+    heading("2. Similar uses of 'play' in 200 sentences, for random queries. See whether they have the same meaning.")
     options = ["--word", "play", "--model", MODEL, "--queries", 5, "--output", OUTPUT / "neighbors" / "play.json"]
-    call(nearest_neighbors, TEXTS / "play.txt", *options)
+    call(nearest_neighbors, DEMO_TEXTS / "play.txt", *options)
 
 
 def train_on():
-    heading("3. The biLM reads 4,000 lines of film reviews. Look at the perplexity of other reviews before and after.")
-    held_out = ["--validation_file", TEXTS / "film_reviews_heldout.txt", "--is_split_into_words"]
+    heading(
+        "3. The biLM trains on 4,000 lines of film reviews. Compare the perplexity of other reviews before and after."
+    )
+    held_out = ["--validation_file", DEMO_TEXTS / "film_reviews_heldout.txt", "--is_split_into_words"]
     call(perplexity, "--model", MODEL, *held_out)
-    options = ["--train_file", TEXTS / "film_reviews.txt.gz", "--max_steps", STEPS, "--eval_steps", max(1, STEPS // 3)]
+    options = [
+        "--train_file",
+        DEMO_TEXTS / "film_reviews.txt.gz",
+        "--max_steps",
+        STEPS,
+        "--eval_steps",
+        max(1, STEPS // 3),
+    ]
     options += ["--logging_steps", max(1, STEPS // 10), "--per_device_train_batch_tokens", 1024, "--use_cpu"]
     options += ["--learning_rate", 1e-3, "--report_to", "none", "--output_dir", OUTPUT / "film-biLM"]
     call(run_pretraining, "--model_name_or_path", MODEL, *options, *held_out)
 
 
 def train_taggers():
-    heading("4. Named entities in 600 tweets and comments, the network of the paper without and with ELMo. Look at F1.")
-    options = ["--train_file", TEXTS / "wnut17_train.conll", "--validation_file", TEXTS / "wnut17_dev.conll"]
+    heading("4. Named entities in 600 tweets and comments: the paper's network without and with ELMo. Compare F1.")
+    options = ["--train_file", DEMO_TEXTS / "wnut17_train.conll", "--validation_file", DEMO_TEXTS / "wnut17_dev.conll"]
     options += ["--compare_baseline", "--cache_features", "--num_train_epochs", EPOCHS, "--use_cpu"]
     options += ["--config_overrides", '{"task_hidden_size": 100, "task_num_layers": 1}']
     options += ["--per_device_train_batch_size", 8, "--disable_tqdm", True, "--output_dir", OUTPUT / "tagger"]
-    call(run_ner, "--model_name_or_path", MODEL, *options)
+    call(reproduce, "ner", "--model_name_or_path", MODEL, *options)
 
 
-def call(script, *options):
-    """A script's `main`, with the options of its command line."""
-    script([str(option) for option in options])
+def call(program, *options):
+    """Runs a program's `main` with the options of its command line."""
+    program([str(option) for option in options])
 
 
 def heading(text: str):

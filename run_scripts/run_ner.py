@@ -1,79 +1,70 @@
-"""Trains a tagger on an ELMo model: named entities, parts of speech, any label a word.
+"""Fine-tunes a tagger on a biLM: named entities, parts of speech, any label per word.
 
-    python -m modeling_elmo.run_scripts.run_ner --model_name_or_path elmo \
-        --train_file train.conll --validation_file dev.conll --test_file test.conll --output_dir tagger
+    elmo ner --model_name_or_path elmo --train_file train.conll --validation_file dev.conll --output_dir tagger
 
-The network of the paper's named entities (section 4): biLSTMs and a CRF over `[x_k; ELMo_k]`. `--compare_baseline`
-trains the same network without ELMo too; `--seeds 5` tells mean and deviation; `--ablation` gives the paper's tables.
+The network is the paper's (section 4): biLSTMs and a CRF over `[x_k; ELMo_k]`. Files have a word and its tag per line.
+`elmo reproduce ner` runs the paper's experiments: baseline, ablations, several seeds.
 """
 
-from collections.abc import Iterable
+import time
+from pathlib import Path
 
-from transformers import DataCollatorForTokenClassification
+from transformers import set_seed
 
-from modeling_elmo import ELMoForTokenClassification
-from modeling_elmo.run_scripts.fine_tuning.data import TaggingDataArguments, label_names, read_tagging, take_samples
-from modeling_elmo.run_scripts.fine_tuning.experiments import ExperimentArguments, TaskTrainingArguments, fine_tune
-from modeling_elmo.run_scripts.fine_tuning.metrics import marks_entities, tagging_scores
-from modeling_elmo.run_scripts.fine_tuning.task import (
-    HeadArguments,
-    Predicted,
-    Record,
-    Task,
-    log_mean_probabilities,
-    source_of,
+from modeling_elmo.run_scripts.cards.card import CardArguments
+from modeling_elmo.run_scripts.fine_tuning.head import BasicHeadArguments, HeadArguments, task_model, task_tokenizer
+from modeling_elmo.run_scripts.fine_tuning.reports import (
+    check_run,
+    evaluate_splits,
+    push_model,
+    report,
+    run_record,
+    run_settings,
+    write_run,
 )
+from modeling_elmo.run_scripts.fine_tuning.tagging import Tagging, TaggingArguments
+from modeling_elmo.run_scripts.fine_tuning.task import Record
+from modeling_elmo.run_scripts.fine_tuning.trainer import TaskTrainer, TaskTrainingArguments
 from modeling_elmo.run_scripts.program.command_line import ProgramParser, run
 
 
-def main(arguments: list[str] | None = None) -> list[Record]:
+def main(arguments: list[str] | None = None) -> Record:
     parser = ProgramParser(
-        HeadArguments, TaggingDataArguments, ExperimentArguments, TaskTrainingArguments, description=__doc__
+        BasicHeadArguments, TaggingArguments, CardArguments, TaskTrainingArguments, description=__doc__
     )
-    head, data, experiment, training = parser.parse(arguments)
-    return fine_tune(tagging_task(data, head.max_length), head, experiment, training)
+    model_options, data_options, card, training = parser.parse(arguments)
+    start, folder, head = time.monotonic(), Path(training.output_dir), HeadArguments(**vars(model_options))
 
+    task = Tagging(data_options)  # reads the data: task.data["train"] has the columns tokens and tags
+    check_run(task, folder)
 
-def tagging_task(arguments: TaggingDataArguments, max_length: int | None = None) -> Task:
-    data = read_tagging(arguments)
-    labels = label_names(data, "tags")
-    numbers = {label: number for number, label in enumerate(labels)}
-    is_spans = marks_entities(labels)
+    vectors = head.read_word_vectors()
+    tokenizer = task_tokenizer(task, head, task.data["train"], vectors)  # with the words of the training data
+    with training.main_process_first(desc="encoding"):
+        splits = task.encode_splits(tokenizer)
+    set_seed(training.seed)
+    model = task_model(task, head, tokenizer, vectors, training.seed)  # ELMoForTokenClassification on the biLM
 
-    def encode(batch, tokenizer, is_training):
-        limits = {"truncation": True, "max_length": max_length} if is_training and max_length is not None else {}
-        encoding = tokenizer(batch["tokens"], is_split_into_words=True, **limits)
-        tags = [[-100, *(numbers[tag] for tag in tags), -100] for tags in batch["tags"]]
-        kept = [row[: len(ids) - 1] + [-100] for row, ids in zip(tags, encoding["input_ids"], strict=True)]
-        return {**encoding, "labels": kept}
-
-    def tags_of(found: Predicted) -> tuple[list[list[str]], list[list[str]]]:
-        rows = zip(found.logits.argmax(-1), found.labels, strict=True)
-        pairs = [(predicted[gold != -100], gold[gold != -100]) for predicted, gold in rows]
-        predicted, wanted = ([[labels[number] for number in row] for row in side] for side in zip(*pairs, strict=True))
-        return predicted, wanted
-
-    def predictions(found: Predicted) -> Iterable[Record]:
-        for example, tags in zip(found.examples, tags_of(found)[0], strict=True):
-            yield {"tokens": example["tokens"], "tags": example["tags"], "predicted": tags}
-
-    return Task(
-        name="ner" if is_spans else "tagging",
-        model_class=ELMoForTokenClassification,
-        metric="f1" if is_spans else "accuracy",
-        data=take_samples(data, arguments),
-        source=source_of(arguments),
-        settings=vars(arguments),
-        config={"num_labels": len(labels), "id2label": dict(enumerate(labels)), "label2id": numbers},
-        elmo_placement="input",
-        scalar_mix_l2=0.1,
-        words=lambda split, _: split["tokens"],
-        encode=encode,
-        collator=DataCollatorForTokenClassification,
-        scores=lambda found: tagging_scores(*tags_of(found), are_entities=is_spans),
-        predictions=predictions,
-        average=log_mean_probabilities,
+    trainer = TaskTrainer(
+        model,
+        args=training.for_trainer(task.metric, has_validation="validation" in splits),
+        data_collator=task.collator(tokenizer),
+        train_dataset=splits["train"],
+        eval_dataset=splits.get("validation"),
+        processing_class=tokenizer,
+        compute_metrics=task.compute_metrics(splits),
     )
+    trainer.train(resume_from_checkpoint=training.checkpoint())
+    trainer.save_model()
+
+    scores = evaluate_splits(trainer, task, splits, folder)  # writes predictions_SPLIT.jsonl
+    record = run_record(task, trainer, scores, run_settings(task, head, training), start)
+    if trainer.is_world_process_zero():
+        write_run(folder, record, card, training)  # README.md, record.json
+        report([record], folder)  # tables and figures in results/
+        if training.push_to_hub:
+            push_model(folder, task, training)
+    return record
 
 
 if __name__ == "__main__":

@@ -1,9 +1,9 @@
-"""The tagger of `run_ner.py`, trained by a plain Accelerate loop: for those who want to change the loop.
+r"""The tagger of `elmo ner` in a plain Accelerate loop, for those who want to change the loop.
 
     python -m modeling_elmo.run_scripts.run_ner_no_trainer --model_name_or_path elmo \
         --train_file train.conll --validation_file dev.conll --output_dir tagger
 
-One seed, no experiments. Several processes share each batch of `--per_device_train_batch_size` times their number.
+It keeps the epoch with the best validation score. `accelerate launch -m` runs it in several processes.
 """
 
 from dataclasses import dataclass, field
@@ -16,42 +16,45 @@ from datasets import Dataset
 from torch.utils.data import DataLoader
 from tqdm.auto import tqdm
 
-from modeling_elmo.run_scripts.fine_tuning.data import TaggingDataArguments
-from modeling_elmo.run_scripts.fine_tuning.features import FeatureCollator
-from modeling_elmo.run_scripts.fine_tuning.task import HeadArguments, Predicted, encoded, task_model, task_tokenizer
-from modeling_elmo.run_scripts.fine_tuning.word_vectors import read_word_vectors
+from modeling_elmo import ELMoTokenizer
+from modeling_elmo.run_scripts.fine_tuning.head import BasicHeadArguments, HeadArguments, task_model, task_tokenizer
+from modeling_elmo.run_scripts.fine_tuning.tagging import Tagging, TaggingArguments
+from modeling_elmo.run_scripts.fine_tuning.task import SplitOutput
 from modeling_elmo.run_scripts.program.command_line import ProgramParser, run
-from modeling_elmo.run_scripts.run_ner import tagging_task
+
+INPUTS = ("input_ids", "character_ids", "attention_mask", "labels")
 
 
 @dataclass(kw_only=True)
 class LoopArguments:
-    """Named as in `TrainingArguments`."""
+    """Names as in `TrainingArguments`."""
 
     output_dir: str = field(metadata={"help": "Folder for the best model."})
-    num_train_epochs: int = field(default=20, metadata={"help": "Passes over the training data."})
-    learning_rate: float = field(default=1e-3, metadata={"help": "Of Adam."})
-    per_device_train_batch_size: int = field(default=32, metadata={"help": "Sentences of a step."})
-    gradient_accumulation_steps: int = field(default=1, metadata={"help": "Batches of a step."})
-    per_device_eval_batch_size: int = field(default=64, metadata={"help": "Sentences at a time in evaluation."})
-    max_grad_norm: float = field(default=5.0, metadata={"help": "Bound of the gradient's norm."})
-    seed: int = field(default=42, metadata={"help": "Of the network's start, the order of the data, and dropout."})
+    num_train_epochs: int = field(default=20, metadata={"help": "Number of passes over the training data."})
+    learning_rate: float = field(default=1e-3, metadata={"help": "Learning rate of Adam."})
+    per_device_train_batch_size: int = field(
+        default=32, metadata={"help": "Sentences per training batch in each process."}
+    )
+    gradient_accumulation_steps: int = field(default=1, metadata={"help": "Batches per optimizer step."})
+    per_device_eval_batch_size: int = field(default=64, metadata={"help": "Sentences per evaluation batch."})
+    max_grad_norm: float = field(default=5.0, metadata={"help": "Maximum norm of the gradient."})
+    seed: int = field(default=42, metadata={"help": "Seed of new weights, data order and dropout."})
 
 
 def main(arguments: list[str] | None = None) -> list[dict[str, float]]:
     """Returns the scores of each epoch."""
-    parser = ProgramParser(HeadArguments, TaggingDataArguments, LoopArguments, description=__doc__)
-    head, data, loop = parser.parse(arguments)
-    task = tagging_task(data, head.max_length)
+    parser = ProgramParser(BasicHeadArguments, TaggingArguments, LoopArguments, description=__doc__)
+    model_options, data_options, loop = parser.parse(arguments)
+    task, head = Tagging(data_options), HeadArguments(**vars(model_options))
     if not {"train", "validation"} <= {*task.data}:
-        raise ValueError("The loop needs --train_file and --validation_file, to keep the best epoch.")
+        raise ValueError(f"There are only the splits {', '.join(task.data)}; pass --train_file and --validation_file.")
     accelerator = Accelerator(gradient_accumulation_steps=loop.gradient_accumulation_steps)
     set_seed(loop.seed)
-    vectors = None if head.word_vectors is None else read_word_vectors(head.word_vectors, head.word_vectors_limit)
+    vectors = head.read_word_vectors()
     tokenizer = task_tokenizer(task, head, task.data["train"], vectors)
     model = task_model(task, head, tokenizer, vectors, loop.seed)
-    collate, rows = FeatureCollator(task.collator(tokenizer), store=None), encoded(task, tokenizer)
-    loaders = {split: data_loader(data, split == "train", collate, loop) for split, data in rows.items()}
+    splits = task.encode_splits(tokenizer)
+    loaders = {split: data_loader(task, tokenizer, rows, loop, split == "train") for split, rows in splits.items()}
     learned = [parameter for parameter in model.parameters() if parameter.requires_grad]
     optimizer = torch.optim.Adam(learned, lr=loop.learning_rate)
     model, optimizer, *prepared = accelerator.prepare(model, optimizer, *loaders.values())
@@ -59,26 +62,29 @@ def main(arguments: list[str] | None = None) -> list[dict[str, float]]:
     epochs: list[dict[str, float]] = []
     for epoch in range(1, loop.num_train_epochs + 1):
         loss = train_epoch(accelerator, model, optimizer, loaders["train"], loop.max_grad_norm, epoch)
-        figures = {}
-        for split in [name for name in rows if name != "train"]:
-            found = Predicted(*predict(accelerator, model, loaders[split]), task.data[split], rows[split])
-            figures[split] = task.scores(found)[task.metric]
-        epochs.append({"epoch": epoch, "loss": loss, **figures})
+        scores = {}
+        for split in [name for name in splits if name != "train"]:
+            output = SplitOutput(*predict(accelerator, model, loaders[split]), task.data[split], splits[split])
+            scores[split] = task.scores(output)[task.metric]
+        epochs.append({"epoch": epoch, "loss": loss, **scores})
         accelerator.print(epochs[-1])
-        if accelerator.is_main_process and max(epochs, key=lambda found: found["validation"]) is epochs[-1]:
+        if accelerator.is_main_process and max(epochs, key=lambda each: each["validation"]) is epochs[-1]:
             accelerator.unwrap_model(model).save_pretrained(loop.output_dir)
             tokenizer.save_pretrained(loop.output_dir)
     accelerator.end_training()
     return epochs
 
 
-def data_loader(rows: Dataset, is_train: bool, collate: FeatureCollator, loop: LoopArguments) -> DataLoader:
-    size = loop.per_device_train_batch_size if is_train else loop.per_device_eval_batch_size
-    return DataLoader(rows, size, shuffle=is_train, collate_fn=collate)
+def data_loader(
+    task: Tagging, tokenizer: ELMoTokenizer, rows: Dataset, loop: LoopArguments, is_training: bool
+) -> DataLoader:
+    size = loop.per_device_train_batch_size if is_training else loop.per_device_eval_batch_size
+    inputs = rows.select_columns([name for name in INPUTS if name in rows.column_names])
+    return DataLoader(inputs, size, shuffle=is_training, collate_fn=task.collator(tokenizer))
 
 
 def train_epoch(accelerator: Accelerator, model, optimizer, batches, max_grad_norm: float, epoch: int) -> float:
-    """The mean loss."""
+    """Returns the mean loss of an epoch."""
     model.train()
     losses = []
     for batch in tqdm(batches, desc=f"epoch {epoch}", disable=not accelerator.is_main_process):
@@ -95,7 +101,7 @@ def train_epoch(accelerator: Accelerator, model, optimizer, batches, max_grad_no
 
 @torch.no_grad()
 def predict(accelerator: Accelerator, model, batches) -> tuple[np.ndarray, np.ndarray]:
-    """Logits and labels of all sentences, padded with -100 to one length."""
+    """The logits and labels of all sentences, padded with -100 to one length."""
     model.eval()
     logits, labels = [], []
     for batch in batches:

@@ -1,4 +1,4 @@
-"""Training runs of a task that take a second: in this process, or in each of several that a launcher starts."""
+"""Training runs of a task that take a second: in this process, or in several that a launcher starts."""
 
 import json
 import os
@@ -10,9 +10,11 @@ from typing import Any
 import torch
 from pretraining_worker import arguments_of
 from safetensors.torch import load_file
+from transformers import TrainerCallback
 
 from modeling_elmo import ELMoConfig, ELMoForPreTraining, ELMoTokenizer
-from modeling_elmo.run_scripts import run_classification, run_ner, run_qa
+from modeling_elmo.run_scripts import reproduce, run_classification, run_ner, run_qa
+from modeling_elmo.run_scripts.fine_tuning.trainer import TaskTrainer
 
 TASKS = Path(__file__).parent / "fixtures" / "tasks"
 ENDINGS = {"wnut17": "conll", "snli": "jsonl", "rt_polarity": "tsv", "squadshifts": "json"}
@@ -20,10 +22,11 @@ BILM = {"char_cnn_filters": [[1, 8], [3, 8]], "lstm_hidden_size": 12, "projectio
 WITHOUT_DROPOUT = {"task_dropout": 0.0, "elmo_dropout": 0.0}
 HEAD = {"task_hidden_size": 8, "task_num_layers": 1, "task_char_cnn_filters": [[3, 8]]}
 HEAD |= {"task_dropout": 0.1, "elmo_dropout": 0.1}
+FIXTURES = {"ner": "wnut17", "classify": "rt_polarity", "qa": "squadshifts"}
 
 
 def bilm(folder: Path, seed: int = 0, **options) -> Path:
-    """A folder with a random biLM and its tokenizer, by default without any words."""
+    """A folder with a random biLM and its tokenizer, by default without a vocabulary."""
     tokenizer = ELMoTokenizer(**{"max_word_length": 16, "pre_tokenization": "whitespace"} | options)
     torch.manual_seed(seed)
     model = ELMoForPreTraining(ELMoConfig.from_preset("tiny", **BILM, vocab_size=len(tokenizer)))
@@ -33,11 +36,10 @@ def bilm(folder: Path, seed: int = 0, **options) -> Path:
 
 
 def options_of(folder: Path, data: str = "wnut17", **options) -> dict[str, Any]:
-    """Of a run of two epochs, four steps, whose biLM is in `folder / "bilm"`."""
+    """The options of a run of two epochs, four steps, on the biLM in `folder / "bilm"`."""
     splits = {"train": "train", "validation": "dev", "test": "test"}
     defaults = {
         "model_name_or_path": folder / "bilm",
-        "word_embedding_size": 8,
         "config_overrides": json.dumps(HEAD | options.pop("config_overrides", {})),
         **{f"{split}_file": TASKS / f"{data}_{file}.{ENDINGS[data]}" for split, file in splits.items()},
         "output_dir": folder / "run",
@@ -49,16 +51,55 @@ def options_of(folder: Path, data: str = "wnut17", **options) -> dict[str, Any]:
     return defaults | options
 
 
-def tag(folder: Path, **options) -> list[dict[str, Any]]:
+def tag(folder: Path, **options) -> dict[str, Any]:
     return run_ner.main(arguments_of(options_of(folder, **options)))
 
 
-def classify(folder: Path, data: str = "rt_polarity", **options) -> list[dict[str, Any]]:
+def classify(folder: Path, data: str = "rt_polarity", **options) -> dict[str, Any]:
     return run_classification.main(arguments_of(options_of(folder, data, **options)))
 
 
-def answer(folder: Path, **options) -> list[dict[str, Any]]:
+def answer(folder: Path, **options) -> dict[str, Any]:
     return run_qa.main(arguments_of(options_of(folder, "squadshifts", **options)))
+
+
+def experiment(task: str, folder: Path, **options) -> list[dict[str, Any]]:
+    """The records of `elmo reproduce TASK`."""
+    return reproduce.main([task, *arguments_of(options_of(folder, FIXTURES[task], **options))])
+
+
+def tagger_options(folder: Path, output: Path, **options) -> dict[str, Any]:
+    """The options of three epochs of six steps on the files of `capitals`: each epoch and model has another score."""
+    files = {f"{split}_file": folder / f"{split}.conll" for split in ("train", "validation", "test")}
+    run = {"per_device_train_batch_size": 10, "learning_rate": 0.05, "num_train_epochs": 3, "output_dir": output}
+    return {**files, **run, **options}
+
+
+def train_tagger(folder: Path, output: Path, **options) -> dict[str, Any]:
+    """The record of `elmo ner`."""
+    return tag(folder, **tagger_options(folder, output, **options))
+
+
+def tagger_experiment(folder: Path, output: Path, **options) -> list[dict[str, Any]]:
+    """The records of `elmo reproduce ner`."""
+    return experiment("ner", folder, **tagger_options(folder, output, **options))
+
+
+def stopping_trainer(event: str, number: int = 1) -> type[TaskTrainer]:
+    """A trainer that Ctrl-C interrupts at this event of a callback."""
+    events = []
+
+    def interrupt(*_, **__):
+        events.append(event)
+        if len(events) == number:
+            raise KeyboardInterrupt
+
+    class StoppingTrainer(TaskTrainer):
+        def __init__(self, *args, **kwargs):
+            super().__init__(*args, **kwargs)
+            self.add_callback(type("Stop", (TrainerCallback,), {event: interrupt}))
+
+    return StoppingTrainer
 
 
 def read_json(path: Path) -> Any:
@@ -70,7 +111,7 @@ def predictions_of(path: Path) -> list[dict[str, Any]]:
 
 
 def sentences_of(path: Path) -> list[tuple[list[str], list[str]]]:
-    """Words and tags of a file with a word a line, read by a plain loop."""
+    """Words and tags of a file with a word per line, read by a plain loop."""
     pairs = [[]]
     for line in path.read_text(encoding="utf-8").splitlines():
         if line.strip():
@@ -81,7 +122,7 @@ def sentences_of(path: Path) -> list[tuple[list[str], list[str]]]:
 
 
 def capitals(folder: Path) -> dict[str, Path]:
-    """The sentences of `wnut17`, where words with a capital are the entities: a run of an epoch finds some of them."""
+    """The sentences of `wnut17` with capitalized words as entities: easy enough for a run of one epoch."""
     files = {}
     for split, name in (("train", "train"), ("validation", "dev"), ("test", "test")):
         lines = []
@@ -97,17 +138,17 @@ def capitals(folder: Path) -> dict[str, Path]:
 
 
 def assert_same_weights(found: Path, expected: Path, **tolerance):
-    """Of the models in two folders; bit for bit without a tolerance."""
+    """Compares the models in two folders, bit for bit unless a tolerance is given."""
     ours, theirs = (load_file(folder / "model.safetensors") for folder in (found, expected))
     assert ours.keys() == theirs.keys()
     for name, weight in theirs.items():
         torch.testing.assert_close(ours[name], weight, msg=name, **(tolerance or {"rtol": 0, "atol": 0}))
 
 
-def launch(processes: int, script: str, options: dict[str, Any]):
+def launch(processes: int, script: str, options: dict[str, Any], *first: str):
     root = Path(__file__).parents[1]
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", str(processes)]
     environment = {**os.environ, "PYTHONPATH": str(root), "OMP_NUM_THREADS": "1"}
-    command += [str(root / "run_scripts" / f"{script}.py"), *arguments_of(options)]
+    command += [str(root / "run_scripts" / f"{script}.py"), *first, *arguments_of(options)]
     finished = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
     assert finished.returncode == 0, finished.stderr[-4000:]

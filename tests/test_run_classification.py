@@ -1,4 +1,4 @@
-"""The classifier's script on texts and on pairs; experiments are in test_task_training.py."""
+"""The classifier's program on texts and on pairs, with every kind of label."""
 
 import json
 
@@ -26,7 +26,9 @@ def test_accuracy_is_that_of_the_predictions(data, options, tmp_path):
 
 def test_esim_wants_pairs(tmp_path):
     bilm(tmp_path / "bilm")
-    with pytest.raises(ValueError, match="ESIM compares two texts"):
+    with pytest.raises(
+        ValueError, match="--classifier esim compares two texts, but each example has one.*--text_pair_column"
+    ):
         classify(tmp_path, "rt_polarity", classifier="esim", max_steps=1)
 
 
@@ -46,5 +48,5 @@ def test_numbers_and_sets_of_labels(label, options, metric, tmp_path):
         files[f"{split}_file"] = tmp_path / f"{split}.jsonl"
         rows = "".join(json.dumps({"text": text, "label": label(text)}) + "\n" for text in texts)
         files[f"{split}_file"].write_text(rows, encoding="utf-8")
-    (record,) = classify(tmp_path, "snli", **files, **options, test_file=None, max_steps=2)
+    record = classify(tmp_path, "snli", **files, **options, test_file=None, max_steps=2)
     assert record["metric"] == metric and isinstance(record["metrics"]["validation"][metric], float)

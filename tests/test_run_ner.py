@@ -1,10 +1,24 @@
-"""The tagger's script from files to a folder that stock tools load; experiments are in test_task_training.py."""
+"""The tagger's program, from files to a folder that stock tools load."""
+
+from dataclasses import fields
 
 import pytest
 import torch
-from task_worker import bilm, capitals, predictions_of, read_json, sentences_of, tag
+from task_worker import (
+    assert_same_weights,
+    bilm,
+    capitals,
+    predictions_of,
+    read_json,
+    sentences_of,
+    stopping_trainer,
+    tag,
+    train_tagger,
+)
 from transformers import AutoModelForTokenClassification, AutoTokenizer, pipeline
 
+from modeling_elmo.run_scripts import run_ner
+from modeling_elmo.run_scripts.fine_tuning.head import BasicHeadArguments
 from modeling_elmo.run_scripts.fine_tuning.metrics import tagging_scores
 
 
@@ -45,13 +59,43 @@ def test_parts_of_speech_are_compared_by_accuracy(tmp_path):
     for path in files.values():
         text = path.read_text(encoding="utf-8")
         path.write_text(text.replace("\tO", "\tX").replace("B-NAME", "PROPN").replace("I-NAME", "PROPN"), "utf-8")
-    (record,) = tag(tmp_path, **files, max_steps=1, max_length=9)
+    record = tag(tmp_path, **files, max_steps=1, max_length=9)
     assert (record["task"], record["metric"]) == ("tagging", "accuracy")
     rows = predictions_of(tmp_path / "run" / "predictions_test.jsonl")
-    assert all(len(row["predicted"]) == len(row["tokens"]) for row in rows)  # what is measured is not cut
+    assert all(len(row["predicted"]) == len(row["tokens"]) for row in rows)  # evaluation data are not cut
 
 
-def test_nothing_to_measure_on(tmp_path):
-    bilm(tmp_path / "bilm")
-    with pytest.raises(ValueError, match="pass --validation_file FILE or --test_file FILE"):
-        tag(tmp_path, validation_file=None, test_file=None)
+def test_a_stopped_run_resumes_to_the_same_model(place, tmp_path, monkeypatch):
+    monkeypatch.setattr(run_ner, "TaskTrainer", stopping_trainer("on_save"))
+    with pytest.raises(KeyboardInterrupt):
+        train_tagger(place, tmp_path / "stopped")
+    monkeypatch.undo()
+    assert not (tmp_path / "stopped" / "record.json").exists()
+    record = train_tagger(place, tmp_path / "stopped", resume_from_checkpoint="last")
+    expected = train_tagger(place, tmp_path / "whole")
+    assert_same_weights(tmp_path / "stopped", tmp_path / "whole")
+    assert record["metrics"] == expected["metrics"] and record["epochs"] == 3
+
+
+def test_the_last_epoch_is_kept_without_validation_data(place, tmp_path):
+    record = train_tagger(place, tmp_path, validation_file=None, max_steps=3)
+    assert list(record["metrics"]) == ["test"] and (tmp_path / "predictions_test.jsonl").is_file()
+
+
+@pytest.mark.parametrize("name", ["train_file", "validation_file"])
+def test_data_that_are_missing(name, place, tmp_path):
+    files = {"train_file": None} if name == "train_file" else {"validation_file": None, "test_file": None}
+    with pytest.raises(ValueError, match="pass --validation_file FILE or --test_file FILE|training data|'train'"):
+        train_tagger(place, tmp_path, **files)
+
+
+def test_the_folder_of_an_experiment_is_refused(place, tmp_path):
+    (tmp_path / "settings.json").write_text("{}", encoding="utf-8")
+    with pytest.raises(FileExistsError, match="holds an experiment of `elmo reproduce`; pass another --output_dir"):
+        train_tagger(place, tmp_path)
+
+
+def test_few_options_beside_those_of_trainer():
+    """A newcomer reads them all: the others are options of `elmo reproduce`, or fields of the configuration."""
+    options = {each.name for each in fields(BasicHeadArguments)}
+    assert options == {"model_name_or_path", "head", "freeze_bilm", "word_vectors", "config_overrides"}

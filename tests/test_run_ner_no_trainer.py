@@ -1,4 +1,4 @@
-"""The plain loop: it learns, keeps its best epoch, and predicts what the model predicts sentence by sentence."""
+"""The plain loop: it learns, keeps its best epoch, and scores in batches as the saved model does one by one."""
 
 import torch
 from pretraining_worker import arguments_of

@@ -1,0 +1,65 @@
+"""Ensembles: the mean of the probabilities of several trained models."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+
+from modeling_elmo import ELMoTokenizer
+from modeling_elmo.run_scripts.cards.card import public
+from modeling_elmo.run_scripts.fine_tuning.reports import write_predictions
+from modeling_elmo.run_scripts.fine_tuning.task import Record, SplitOutput, Task
+from modeling_elmo.run_scripts.fine_tuning.trainer import TaskTrainer, TaskTrainingArguments
+
+# Columns of encodings that tell which words a row holds.
+TOKENIZATION_COLUMNS = ("example_number", "offset_mapping")
+
+
+def ensemble_record(task: Task, folders: Sequence[str], training: TaskTrainingArguments) -> Record:
+    """The record of an ensemble. Writes its predictions to `results/`."""
+    members = [member_outputs(task, folder, training) for folder in folders]
+    scores = {}
+    for split in members[0]:
+        output = average_outputs(task, [member[split] for member in members], folders)
+        scores[split] = task.scores(output)
+        if training.process_index == 0:
+            write_predictions(Path(training.output_dir, "results", f"ensemble_{split}.jsonl"), task, output)
+    return {
+        "task": task.name,
+        "arm": f"ensemble of {len(folders)}",
+        "seed": 0,
+        "metric": task.metric,
+        "metrics": scores,
+        "layer_weights": {},
+        "settings": {"ensemble": public(list(folders))},
+    }
+
+
+def member_outputs(task: Task, folder: str, training: TaskTrainingArguments) -> dict[str, SplitOutput]:
+    """What one model computes for each split but the training data."""
+    model = task.model_class.from_pretrained(folder, dtype=torch.float32)
+    labels = task.config.get("label2id", model.config.label2id)
+    if model.config.label2id != labels or model.num_labels != len(labels):
+        raise ValueError(
+            f"--ensemble {folder} has the labels {sorted(model.config.label2id)}, but the data has {sorted(labels)}; "
+            "pass models that were trained for these labels."
+        )
+    tokenizer = ELMoTokenizer.from_pretrained(folder)
+    arguments = training.for_trainer(task.metric, has_validation=False)
+    trainer = TaskTrainer(model, arguments, task.collator(tokenizer))
+    outputs = {}
+    for split, rows in task.encode_splits(tokenizer, [name for name in task.data if name != "train"]).items():
+        predicted = trainer.predict(rows)
+        outputs[split] = SplitOutput(predicted.predictions, predicted.label_ids, task.data[split], rows)
+    return outputs
+
+
+def average_outputs(task: Task, members: Sequence[SplitOutput], folders: Sequence[str]) -> SplitOutput:
+    first = members[0]
+    columns = [name for name in TOKENIZATION_COLUMNS if name in first.rows.column_names]
+    for folder, member in zip(folders, members, strict=True):
+        if any(list(member.rows[name]) != list(first.rows[name]) for name in columns):
+            raise ValueError(
+                f"--ensemble {folder} tokenizes differently from {folders[0]}; pass models with one tokenization."
+            )
+    return first._replace(logits=task.average([member.logits for member in members]))

@@ -1,0 +1,205 @@
+"""From the folder of a biLM to a head on it: options, tokenizer, configuration, model."""
+
+import json
+from collections.abc import Collection
+from dataclasses import dataclass, field, fields
+from difflib import get_close_matches
+from typing import Any, Literal
+
+import torch
+from datasets import Dataset
+from transformers.utils import logging
+
+from modeling_elmo import ELMoConfig, ELMoTokenizer
+from modeling_elmo.modeling_elmo import ELMoTaskModel
+from modeling_elmo.run_scripts.fine_tuning.task import Task
+from modeling_elmo.run_scripts.fine_tuning.word_vectors import (
+    WordVectors,
+    initial_embeddings,
+    read_word_vectors,
+    task_vocabulary,
+)
+from modeling_elmo.tokenization.elmo_characters import SPECIAL_WORDS
+
+logger = logging.get_logger(__name__)
+
+
+@dataclass(kw_only=True)
+class BasicHeadArguments:
+    """The options of a head that every program has."""
+
+    model_name_or_path: str = field(metadata={"help": "Folder or Hub name of an ELMo model."})
+    head: Literal["paper", "linear"] = field(
+        default="paper", metadata={"help": "Head: the paper's network for the task, or one linear layer on ELMo."}
+    )
+    freeze_bilm: bool = field(default=True, metadata={"help": "Frozen biLM. --no_freeze_bilm: it is trained too."})
+    word_vectors: str | None = field(
+        default=None,
+        metadata={"help": "File of pretrained word vectors, in the text format of GloVe, word2vec or fastText."},
+    )
+    config_overrides: str | None = field(
+        default=None, metadata={"help": 'Other fields of ELMoConfig, as JSON, such as {"task_hidden_size": 100}.'}
+    )
+
+
+@dataclass(kw_only=True)
+class HeadArguments(BasicHeadArguments):
+    """All options of a head, as in the paper's experiments."""
+
+    use_elmo: bool = field(default=True, metadata={"help": "ELMo. --no_use_elmo: the same network without it."})
+    elmo_placement: Literal["input", "output", "both"] | None = field(
+        default=None,
+        metadata={"help": "Where ELMo enters the network (section 5.2). Default: both for questions, else input."},
+    )
+    scalar_mix_mode: str = field(
+        default="learned", metadata={"help": "Layer weights: learned, average, top, or the number of a layer."}
+    )
+    scalar_mix_l2: float | None = field(
+        default=None,
+        metadata={"help": "lambda of the penalty lambda * ||s||^2 (section 3.3). Default: 0.1 for tags, else 0.001."},
+    )
+    elmo_dropout: float = field(default=0.5, metadata={"help": "Dropout rate on ELMo."})
+    word_embedding_size: int = field(
+        default=50, metadata={"help": "Width of the network's own word vectors. 0: no word vectors."}
+    )
+    word_min_count: int = field(
+        default=2, metadata={"help": "Minimum count of a word in the training text to have its own vector."}
+    )
+    word_vectors_limit: int | None = field(
+        default=None, metadata={"help": "Maximum words to read from the file of --word_vectors."}
+    )
+    freeze_word_vectors: bool = field(default=False, metadata={"help": "Frozen word vectors."})
+
+    def __post_init__(self):
+        if self.word_vectors is not None and self.word_embedding_size == 0:
+            raise ValueError(
+                f"--word_embedding_size 0 means no word vectors, but --word_vectors is {self.word_vectors}; leave one "
+                "out. The file determines the width."
+            )
+        for name in ("word_vectors_limit", "freeze_word_vectors"):
+            if self.word_vectors is None and getattr(self, name):
+                raise ValueError(f"--{name} needs the vectors of a file; pass --word_vectors FILE too.")
+
+    def read_word_vectors(self) -> WordVectors | None:
+        return None if self.word_vectors is None else read_word_vectors(self.word_vectors, self.word_vectors_limit)
+
+
+def task_tokenizer(task: Task, head: HeadArguments, train: Dataset, vectors: WordVectors | None) -> ELMoTokenizer:
+    """The biLM's tokenizer, with the words of `train` and of the file of vectors as its vocabulary.
+
+    A biLM that reads only characters ignores `input_ids`, so that they can be the head's words. A biLM with word
+    vectors keeps its vocabulary.
+    """
+    tokenizer = ELMoTokenizer.from_pretrained(head.model_name_or_path)
+    if not word_vector_size(head, vectors) or ELMoConfig.from_pretrained(head.model_name_or_path).word_embedding_size:
+        return tokenizer
+    extra = vectors.words if vectors else ()
+    words = task_vocabulary(task.words(train, tokenizer), head.word_min_count, extra)
+    is_lowercase = bool(extra) and all(word == word.lower() for word in extra)
+    return tokenizer.with_vocabulary([*SPECIAL_WORDS, *words], lowercase_unknown=is_lowercase)
+
+
+def task_model(
+    task: Task, head: HeadArguments, tokenizer: ELMoTokenizer, vectors: WordVectors | None, seed: int, **overrides: Any
+) -> ELMoTaskModel:
+    """A new head, on the biLM or without it. `overrides` are fields of its configuration."""
+    config = task_config(task, head, len(tokenizer), vectors, **overrides)
+    if config.use_elmo:
+        model = head_on_bilm(task.model_class, head.model_name_or_path, config)
+    else:
+        model = task.model_class(config)
+    if vectors is None:
+        return model
+    if model.token_features is None:
+        raise ValueError(
+            f"--word_vectors {head.word_vectors}: a linear head has no word vectors; leave the option out."
+        )
+    words = tokenizer.convert_ids_to_tokens(range(len(tokenizer)))
+    start = initial_embeddings(vectors, words, seed, tokenizer.lowercase_unknown)
+    logger.warning(f"{start.found:,} of {len(words):,} words have a vector in {head.word_vectors}.")
+    model.token_features.word_embeddings.weight.data.copy_(torch.from_numpy(start.vectors))
+    return model
+
+
+def head_on_bilm(model_class: Any, name_or_path: str, config: ELMoConfig) -> ELMoTaskModel:
+    """A new head on the biLM of a folder. If the folder holds a trained head, only its biLM is used."""
+    verbosity = logging.get_verbosity()
+    logging.set_verbosity_error()  # no warning that the head is new
+    try:
+        # Single precision, whatever precision the biLM is stored in: the head and the baseline have it too.
+        model, loaded = model_class.from_pretrained(
+            name_or_path, config=config, dtype=torch.float32, ignore_mismatched_sizes=True, output_loading_info=True
+        )
+    finally:
+        logging.set_verbosity(verbosity)
+    new = {*loaded["missing_keys"], *(name for name, *_ in loaded["mismatched_keys"])}
+    missing = sorted(name for name in new if name.startswith("elmo."))
+    if missing:
+        raise ValueError(
+            f"{name_or_path} has no weights, or weights of another size, for {len(missing)} parameters of the biLM, "
+            f"such as {missing[0]}. Pass another folder, or leave fields of the biLM out of --config_overrides."
+        )
+    if not all(name.startswith("elmo.") or name in new for name, _ in model.named_parameters()):
+        logger.warning(f"{name_or_path} holds a trained head beside its biLM; a new head is trained here.")
+        bilm, model = model.elmo, model_class(config)
+        model.elmo = bilm
+    return model
+
+
+def task_config(
+    task: Task, head: HeadArguments, vocab_size: int, vectors: WordVectors | None, **overrides: Any
+) -> ELMoConfig:
+    """The biLM's configuration with the head's fields: options, then `--config_overrides`, data, and `overrides`."""
+    reserved = [*task.config, *([] if vectors is None else ["task_word_embedding_size"])]
+    values: dict[str, Any] = {
+        **{name: getattr(head, name) for name in ("head", "use_elmo", "elmo_placement", "elmo_dropout", "freeze_bilm")},
+        "scalar_mix_mode": int(head.scalar_mix_mode) if head.scalar_mix_mode.isdecimal() else head.scalar_mix_mode,
+        "scalar_mix_l2": scalar_mix_l2(task, head),
+        "task_word_embedding_size": word_vector_size(head, vectors),
+        "freeze_word_embeddings": head.freeze_word_vectors,
+        "vocab_size": vocab_size,
+        "softmax_type": "full",  # a head has no softmax, and the cutoffs of an adaptive one may not fit its words
+        "adaptive_cutoffs": None,
+        **parse_overrides(head.config_overrides, reserved),
+        **task.config,
+        **overrides,
+    }
+    config = ELMoConfig.from_pretrained(head.model_name_or_path, **values)
+    config.validate()
+    return config
+
+
+def parse_overrides(text: str | None, reserved: Collection[str]) -> dict[str, Any]:
+    """The value of `--config_overrides`: fields of the configuration, except the reserved ones."""
+    try:
+        overrides = json.loads(text or "{}")
+    except json.JSONDecodeError as error:
+        raise ValueError(f'--config_overrides {text} is not JSON: {error}. Pass {{"name": value, ...}}.') from error
+    if not isinstance(overrides, dict):
+        raise ValueError(f'--config_overrides {text} is not a JSON object; pass {{"name": value, ...}}.')
+    known = [each.name for each in fields(ELMoConfig)]
+    for name in overrides:
+        if name in reserved:
+            raise ValueError(f"--config_overrides: {name} is set by the data or by its own option; leave it out.")
+        if name not in known:
+            close = get_close_matches(name, known, 1)
+            advice = f"Did you mean {close[0]}?" if close else f"Its fields are {', '.join(sorted(known))}."
+            raise ValueError(f"--config_overrides: ELMoConfig has no field {name}. {advice}")
+    return overrides
+
+
+def resolved_options(task: Task, head: HeadArguments) -> dict[str, Any]:
+    """All options of a head for a record, with the task's defaults filled in."""
+    config = ELMoConfig(head=head.head, elmo_placement=head.elmo_placement)
+    placement = task.model_class.resolve_elmo_placement(config)
+    return {**vars(head), "elmo_placement": placement, "scalar_mix_l2": scalar_mix_l2(task, head)}
+
+
+def scalar_mix_l2(task: Task, head: HeadArguments) -> float:
+    return task.scalar_mix_l2 if head.scalar_mix_l2 is None else head.scalar_mix_l2
+
+
+def word_vector_size(head: HeadArguments, vectors: WordVectors | None) -> int:
+    if head.head == "linear":
+        return 0
+    return head.word_embedding_size if vectors is None else vectors.vectors.shape[1]

@@ -1,0 +1,226 @@
+"""Question answering: the span of a context that answers a question, as in SQuAD 1.1 and 2.0."""
+
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from copy import copy
+from dataclasses import dataclass, field
+from itertools import groupby
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from datasets import Dataset, DatasetDict
+from transformers import DataCollatorWithPadding
+
+from modeling_elmo import ELMoForQuestionAnswering, ELMoTokenizer
+from modeling_elmo.elmo_head_reader import best_answers, characters_of_contexts
+from modeling_elmo.run_scripts.fine_tuning.metrics import answer_scores
+from modeling_elmo.run_scripts.fine_tuning.question_data import QuestionDataArguments, read_questions
+from modeling_elmo.run_scripts.fine_tuning.task import Batch, Record, SplitOutput, Task, log_mean_probabilities
+from modeling_elmo.run_scripts.fine_tuning.trainer import TaskTrainingArguments
+
+QUESTION_WORDS = ("what", "which", "who", "whose", "whom", "when", "where", "why", "how")
+Characters = tuple[int, int]  # of a word in its context: the first, and the one after the last
+
+
+@dataclass(kw_only=True)
+class QuestionAnsweringArguments(QuestionDataArguments):
+    max_seq_length: int = field(
+        default=384,
+        metadata={"help": "Maximum tokens of a window, which holds a question and a part of its context."},
+    )
+    doc_stride: int = field(default=128, metadata={"help": "Tokens that neighbouring windows of a context share."})
+    max_answer_length: int = field(default=17, metadata={"help": "Maximum words of a predicted answer."})
+    null_score_diff_threshold: float = field(
+        default=0.0,
+        metadata={
+            "help": "Margin of log-probability by which no answer must beat the best answer. Used where some questions "
+            "have no answer."
+        },
+    )
+
+    def __post_init__(self):
+        super().__post_init__()
+        for name, least in (("max_seq_length", 5), ("doc_stride", 0), ("max_answer_length", 1)):
+            if getattr(self, name) < least:
+                raise ValueError(f"--{name} {getattr(self, name)}: pass at least {least}.")
+        if self.doc_stride >= self.max_seq_length - 4:
+            raise ValueError(
+                f"--doc_stride {self.doc_stride} is too large for windows of --max_seq_length {self.max_seq_length}: "
+                "pass a smaller stride."
+            )
+
+
+@dataclass
+class QuestionTrainingArguments(TaskTrainingArguments):
+    """Trainer's arguments, with the paper's settings for SQuAD (supplement A.3)."""
+
+    adadelta: bool = field(default=True, metadata={"help": "Adadelta (rho 0.95). --no_adadelta: --optim instead."})
+    learning_rate: float | None = field(
+        default=None, metadata={"help": "Initial learning rate. Default: 1 for Adadelta, else 0.001."}
+    )
+    ema_decay: float = field(
+        default=0.999,
+        metadata={
+            "help": "Decay per step of an exponential moving average of the weights, which is evaluated and saved. "
+            "0: no average."
+        },
+    )
+    per_device_train_batch_size: int = 45
+
+    def __post_init__(self):
+        if self.learning_rate is None:
+            self.learning_rate = 1.0 if self.adadelta else 1e-3
+        super().__post_init__()
+
+
+class QuestionAnswering(Task):
+    """The paper's SQuAD (section 4): BiDAF with self-attention over `[x_k; ELMo_k]`.
+
+    A long context is read in windows that overlap. The answer is the best span of all windows of a question.
+    """
+
+    name = "question-answering"
+    metric = "f1"
+    model_class = ELMoForQuestionAnswering
+    arguments_class = QuestionAnsweringArguments
+    training_arguments_class = QuestionTrainingArguments
+
+    def read_data(self) -> DatasetDict:
+        return read_questions(self.arguments)
+
+    def prepare(self, data: DatasetDict):
+        self.trained_on_unanswered = has_unanswered(data["train"]) if "train" in data else None
+
+    def words(self, split: Dataset, tokenizer: ELMoTokenizer) -> Iterable[list[str]]:
+        texts = [*split["question"], *dict.fromkeys(split["context"])]  # each context once
+        return map(tokenizer.splitter.words, texts)
+
+    def encode(self, batch: Batch, tokenizer: ELMoTokenizer, is_training: bool) -> Batch:
+        return encode_windows(batch, tokenizer, self.arguments, is_training)
+
+    def collator(self, tokenizer: ELMoTokenizer) -> DataCollatorWithPadding:
+        tokenizer = copy(tokenizer)
+        tokenizer.padding_side = "right"  # padding on the left would shift the positions of answers
+        return DataCollatorWithPadding(tokenizer)
+
+    def scores(self, output: SplitOutput) -> dict[str, Any]:
+        predicted = [answer for _, answer, _ in self._answers(output)]
+        types = [question_word(question) for question in output.examples["question"]]
+        return answer_scores(predicted, output.examples["answers"], types)
+
+    def predictions(self, output: SplitOutput) -> Iterable[Record]:
+        for example, answer, score in self._answers(output):
+            shown = {name: example[name] for name in ("id", "question", "answers")}
+            yield {**shown, "predicted": answer, "log_probability": round(score, 4)}
+
+    def average(self, logits: Sequence[Any]) -> tuple[np.ndarray, ...]:
+        return tuple(map(log_mean_probabilities, zip(*logits, strict=True)))
+
+    def _answers(self, output: SplitOutput) -> Iterator[tuple[Record, str, float]]:
+        """Each question, its answer, and the answer's log-probability."""
+        may_be_none = self.trained_on_unanswered
+        if may_be_none is None:
+            may_be_none = has_unanswered(output.examples)
+        best = best_of_windows(output, self.arguments.max_answer_length)
+        for example, (answers, none) in zip(output.examples, best, strict=True):
+            score, start, end = answers[0]
+            if may_be_none and none - score > self.arguments.null_score_diff_threshold:
+                score, start, end = none, 0, 0
+            yield example, example["context"][start:end], score
+
+
+def has_unanswered(questions: Dataset) -> bool:
+    return any(not answers for answers in questions["answers"])
+
+
+def encode_windows(
+    batch: Batch, tokenizer: ELMoTokenizer, arguments: QuestionAnsweringArguments, is_training: bool
+) -> dict[str, Any]:
+    """Rows of a question and a window of its context, with the position of the answer, as in transformers' examples.
+
+    Rows that are not for training keep `offset_mapping`: the characters of each word of the context, else `None`.
+    """
+    windows = tokenize_windows(batch, tokenizer, arguments)
+    numbers = windows.pop("overflow_to_sample_mapping")
+    offsets = characters_of_contexts(windows, tokenizer)
+    windows.pop("offset_mapping")
+    words: list[set[Characters]] = [set() for _ in batch["id"]]
+    for number, characters in zip(numbers, offsets, strict=True):
+        words[number].update(pair for pair in characters if pair is not None)
+    examples = zip(words, *(batch[key] for key in ("id", "answers", "answer_starts")), strict=True)
+    answers = [words_of_answer(sorted(found), *example) for found, *example in examples]
+    positions = [answer_positions(row, answers[number]) for row, number in zip(offsets, numbers, strict=True)]
+    rows = {**windows, "example_number": numbers}
+    rows |= {"start_positions": [each.first for each in positions], "end_positions": [each.last for each in positions]}
+    return rows if is_training else rows | {"offset_mapping": offsets}
+
+
+def tokenize_windows(batch: Batch, tokenizer: ELMoTokenizer, arguments: QuestionAnsweringArguments) -> dict[str, Any]:
+    options = {"max_length": arguments.max_seq_length, "stride": arguments.doc_stride, "truncation": "only_second"}
+    options |= {"return_overflowing_tokens": True, "return_offsets_mapping": True}
+    try:
+        return tokenizer(batch["question"], batch["context"], **options)
+    except ValueError:
+        for name, question, context in zip(*(batch[key] for key in ("id", "question", "context")), strict=True):
+            try:
+                tokenizer(question, context, **options)
+            except ValueError as error:
+                words = len(tokenizer(question)["input_ids"]) - 2
+                raise ValueError(
+                    f"Question {name} has {words:,} words, which leaves too little room for its context in a window of "
+                    f"--max_seq_length {arguments.max_seq_length} with --doc_stride {arguments.doc_stride}. Pass a "
+                    f"larger --max_seq_length. ({error})"
+                ) from error
+        raise
+
+
+class AnswerPositions(NamedTuple):
+    """The first and the last token of an answer in a row. Both are 0, the row's first token, if it has no answer."""
+
+    first: int
+    last: int
+
+
+def words_of_answer(
+    words: Sequence[Characters], name: str, answers: Sequence[str], starts: Sequence[int]
+) -> tuple[Characters, Characters] | None:
+    """The characters of the first and the last word that the first answer overlaps; `None` without an answer.
+
+    Args:
+        words: the characters of each word of the context.
+        name: the id of the question, for messages.
+    """
+    if not words:
+        raise ValueError(f"Question {name}: the tokenizer finds no word in its context; pass another text.")
+    if not answers:
+        return None
+    end = starts[0] + len(answers[0])
+    inside = [(first, after) for first, after in words if first < end and after > starts[0]]
+    if not inside:
+        raise ValueError(f"Question {name}: the tokenizer finds no word in the answer {answers[0]!r:.80}; correct it.")
+    return inside[0], inside[-1]
+
+
+def answer_positions(
+    characters: Sequence[Characters | None], answer: tuple[Characters, Characters] | None
+) -> AnswerPositions:
+    """The positions of the answer's first and last word, if the window holds both."""
+    if answer is None or any(pair not in characters for pair in answer):
+        return AnswerPositions(0, 0)
+    return AnswerPositions(*map(characters.index, answer))
+
+
+def best_of_windows(output: SplitOutput, max_length: int) -> Iterator[tuple[list[tuple[float, int, int]], float]]:
+    """The best answer to each question over all its windows; see `best_answers`."""
+    rows = enumerate(zip(output.rows["example_number"], output.rows["offset_mapping"], strict=True))
+    starts, ends = map(torch.from_numpy, map(np.asarray, output.logits))
+    for _, windows in groupby(rows, key=lambda row: row[1][0]):
+        parts = [(starts[row, : len(offsets)], ends[row, : len(offsets)], offsets) for row, (_, offsets) in windows]
+        yield best_answers(parts, max_length, count=1)
+
+
+def question_word(question: str) -> str:
+    """The first question word that occurs, or `other`."""
+    words = re.findall(r"[^\W_]+", question.lower())
+    return next((word for word in words if word in QUESTION_WORDS), "other")

@@ -1,0 +1,138 @@
+"""What a run leaves in its folder: predictions, record, card, tables and figures."""
+
+import json
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from datasets import Dataset
+
+from modeling_elmo.run_scripts.cards.card import CardArguments, hub_name, public, write_card, write_facts
+from modeling_elmo.run_scripts.cards.figures import draw_ablation, draw_confusion, draw_data_curve, draw_layer_weights
+from modeling_elmo.run_scripts.cards.head_card import task_part
+from modeling_elmo.run_scripts.cards.publishing import push
+from modeling_elmo.run_scripts.cards.tables import (
+    best_record,
+    last_split,
+    score_table,
+    summarize,
+    table,
+    write_results,
+)
+from modeling_elmo.run_scripts.fine_tuning.head import HeadArguments, resolved_options
+from modeling_elmo.run_scripts.fine_tuning.task import Record, SplitOutput, Task
+from modeling_elmo.run_scripts.fine_tuning.trainer import TaskTrainer, TaskTrainingArguments
+from modeling_elmo.run_scripts.program.files import write_json, write_lines
+
+BASELINE_NAME = "baseline"
+
+
+def check_run(task: Task, folder: Path):
+    """Raises if the data are incomplete, or if the output folder belongs to an experiment."""
+    task.check_splits()
+    if (folder / "settings.json").exists():
+        raise FileExistsError(f"{folder} holds an experiment of `elmo reproduce`; pass another --output_dir.")
+
+
+def evaluate_splits(trainer: TaskTrainer, task: Task, splits: dict[str, Dataset], folder: Path) -> dict[str, Any]:
+    """The scores of every split but the training data. Writes the predictions of each to a file."""
+    trainer.compute_metrics = None  # it scores only the validation split
+    scores = {}
+    for split, rows in splits.items():
+        if split != "train":
+            predicted = trainer.predict(rows, metric_key_prefix=split)
+            output = SplitOutput(predicted.predictions, predicted.label_ids, task.data[split], rows)
+            scores[split] = task.scores(output)
+            if trainer.is_world_process_zero():
+                write_predictions(folder / f"predictions_{split}.jsonl", task, output)
+    return scores
+
+
+def write_predictions(path: Path, task: Task, output: SplitOutput):
+    write_lines(path, (json.dumps(record, ensure_ascii=False) for record in task.predictions(output)))
+
+
+def run_settings(task: Task, head: HeadArguments, training: TaskTrainingArguments) -> dict[str, Any]:
+    """All options that the scores of a run depend on."""
+    return {
+        "max_length": None,  # a key of all records, though questions are read in windows instead
+        **resolved_options(task, head),
+        **vars(task.arguments),
+        **training.recorded(),
+        "early_stopping_patience": None,
+        "world_size": training.world_size,
+        "seed": training.seed,
+    }
+
+
+def run_record(
+    task: Task, trainer: TaskTrainer, scores: dict[str, Any], settings: dict[str, Any], start: float
+) -> Record:
+    """The record of a trained model.
+
+    Args:
+        scores: of each split.
+        settings: the options that they depend on.
+        start: the time at which the run began, `time.monotonic()`.
+    """
+    return {
+        "task": task.name,
+        "arm": "elmo" if trainer.model.config.use_elmo else BASELINE_NAME,
+        "seed": settings["seed"],
+        "metric": task.metric,
+        "metrics": scores,
+        "layer_weights": {place: mix.layer_weights().tolist() for place, mix in trainer.model.mixes().items()},
+        "data": public(task.source),
+        "columns": task.data["train"].column_names,
+        "train_samples": len(task.data["train"]),
+        "epochs": trainer.state.epoch,
+        "settings": public(settings),
+        "base_model": hub_name(settings["model_name_or_path"]),
+        "dataset": hub_name(task.source.get("dataset")),
+        "seconds": time.monotonic() - start,
+    }
+
+
+def write_run(folder: Path, record: Record, card: CardArguments, training: TaskTrainingArguments):
+    """Writes the model card, with the facts from the options, and the record."""
+    write_facts(folder, card)
+    write_card_and_record(folder, record, training)
+
+
+def write_card_and_record(folder: Path, record: Record, training: TaskTrainingArguments):
+    """Writes `record.json` last: a folder that holds one is finished."""
+    name = repository_name(training).split("/")[-1]
+    write_card(folder, name, task_part(folder, name, record))
+    write_json(folder / "record.json", record)
+
+
+def repository_name(training: TaskTrainingArguments) -> str:
+    return training.hub_model_id or Path(training.output_dir).resolve().name
+
+
+def push_model(folder: Path, task: Task, training: TaskTrainingArguments):
+    message = f"Fine-tuned: {task.name}"
+    push(folder, repository_name(training), message, training.hub_private_repo, training.hub_token)
+
+
+def report(records: Sequence[Record], folder: Path, ablation: str | None = None, is_ensemble: bool = False):
+    """Prints the tables of all runs, and writes them to `results/` with the records and figures."""
+    metric, task = records[0]["metric"], records[0]["task"]
+    name = "_".join(filter(None, (task, ablation, "ensemble" if is_ensemble else None)))
+    summaries = summarize(records)
+    baseline = BASELINE_NAME if BASELINE_NAME in {each.arm.partition("@")[0] for each in summaries} else None
+    write_results(folder, name, records, baseline)
+    print(*filter(None, (table(summaries, metric, baseline), score_table(summaries))), sep="\n\n")
+    results = folder / "results"
+    if any(record["layer_weights"] for record in records):
+        draw_layer_weights(records, results / f"{name}_layer_weights.png")
+    if ablation == "data":
+        draw_data_curve(records, metric, results / f"{name}.png")
+    elif len(summaries) > 1:
+        draw_ablation(summaries, metric, results / f"{name}.png")
+    best = best_record(records)
+    scores = best["metrics"][last_split(best)]
+    if "confusion" in scores:
+        draw_confusion(scores["confusion"], list(scores["per_label"]), results / f"{name}_confusion.png")
+    print(f"{results}: {name}.json, {name}.md and figures")

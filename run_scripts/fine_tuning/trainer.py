@@ -1,0 +1,169 @@
+"""Trainer for task heads: its arguments with the paper's defaults, its optimizer, and averaged weights."""
+
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from datasets import Dataset
+from torch.utils.data import SequentialSampler
+from transformers import Trainer, TrainingArguments
+
+from modeling_elmo.run_scripts.fine_tuning.moving_average import MovingAverage
+
+# Training options that scores depend on.
+RECORDED_OPTIONS = (
+    *("learning_rate", "lr_scheduler_type", "lr_scheduler_kwargs", "warmup_ratio", "warmup_steps", "max_grad_norm"),
+    *("num_train_epochs", "max_steps", "per_device_train_batch_size", "gradient_accumulation_steps", "bf16", "fp16"),
+    *("optim", "optim_args", "weight_decay", "adam_beta1", "adam_beta2", "adam_epsilon", "data_seed"),
+    *("eval_strategy", "eval_steps", "save_strategy", "save_steps", "load_best_model_at_end"),
+    *("adadelta", "ema_decay", "train_sampling_strategy"),
+)
+REPLACED_BY_ADADELTA = ("optim", "optim_args", "adam_beta1", "adam_beta2", "adam_epsilon")
+
+
+@dataclass
+class TaskTrainingArguments(TrainingArguments):
+    """Trainer's arguments, with the defaults of the paper's tagger (as in AllenNLP's configuration)."""
+
+    learning_rate: float = 1e-3
+    lr_scheduler_type: str = "constant"
+    per_device_train_batch_size: int = 32
+    per_device_eval_batch_size: int = 64
+    num_train_epochs: float = 20
+    max_grad_norm: float = 5.0
+    eval_strategy: str = "epoch"
+    save_strategy: str = "epoch"
+    save_total_limit: int = 1
+    load_best_model_at_end: bool = True
+    report_to: str = "none"
+    adadelta: bool = field(default=False, metadata={"help": "Adadelta (rho 0.95) instead of --optim."})
+    ema_decay: float = field(
+        default=0.0,
+        metadata={
+            "help": "Decay per step of an exponential moving average of the weights, which is evaluated and saved. "
+            "0: no average."
+        },
+    )
+
+    def __post_init__(self):
+        if self.metric_for_best_model == "loss" or self.greater_is_better is False:
+            raise ValueError(
+                "The best checkpoint is the one with the task's best score: leave out --metric_for_best_model loss and "
+                "--greater_is_better false."
+            )
+        if self.label_smoothing_factor:
+            raise ValueError(
+                f"--label_smoothing_factor {self.label_smoothing_factor} would replace the head's own loss; leave it "
+                "out."
+            )
+        if self.prediction_loss_only or not self.eval_do_concat_batches:
+            raise ValueError(
+                "--prediction_loss_only and --eval_do_concat_batches false leave no predictions to score; leave them "
+                "out."
+            )
+        super().__post_init__()  # by default it sets the loss as metric
+        if self.adadelta and self.optim != TrainingArguments.__dataclass_fields__["optim"].default:
+            raise ValueError(
+                f"--optim {self.optim.value} has no effect beside Adadelta: pass --no_adadelta, or omit it."
+            )
+        if not 0 <= self.ema_decay < 1:
+            raise ValueError(f"--ema_decay {self.ema_decay}: pass a number from 0 up to 1, 1 excluded.")
+
+    def for_trainer(self, metric: str, has_validation: bool) -> "TaskTrainingArguments":
+        """A copy for Trainer, which keeps the checkpoint with the best `metric`.
+
+        The copy holds no Hub token, because Trainer saves its arguments in a file. Our own publishing uploads models.
+        """
+        if self.metric_for_best_model not in (None, "loss", metric):
+            raise ValueError(f"--metric_for_best_model {self.metric_for_best_model}: this task's metric is {metric}.")
+        options: dict[str, Any] = {"push_to_hub": False, "hub_token": None, "remove_unused_columns": True}
+        options |= {"metric_for_best_model": metric, "greater_is_better": True}
+        if not has_validation:
+            options |= {"eval_strategy": "no", "load_best_model_at_end": False}
+        return replace(self, **options)
+
+    def recorded(self) -> dict[str, Any]:
+        """The options that scores depend on."""
+        values = self.to_dict()
+        left_out = REPLACED_BY_ADADELTA if self.adadelta else ()
+        return {name: values[name] for name in RECORDED_OPTIONS if name in values and name not in left_out}
+
+    def checkpoint(self) -> str | None:
+        """The checkpoint to resume from: a folder, or with `--resume_from_checkpoint last` the last complete one."""
+        wanted = self.resume_from_checkpoint
+        if wanted not in ("last", "true", "True"):
+            return wanted
+        if (found := last_checkpoint(Path(self.output_dir))) is None:
+            raise FileNotFoundError(
+                f"--resume_from_checkpoint {wanted}: there is no complete checkpoint in {self.output_dir}; leave the "
+                "option out."
+            )
+        return found
+
+
+class TaskTrainer(Trainer):
+    """Trainer with three additions: no weight decay on layer mixes, a log of layer weights, and averaged weights.
+
+    With `ema_decay`, it evaluates and saves an exponential moving average of the weights.
+    """
+
+    def __init__(self, model, args: TaskTrainingArguments, *others, **options):
+        if args.adadelta:  # rho as in Zeiler (2012) and BiDAF
+            options["optimizer_cls_and_kwargs"] = (torch.optim.Adadelta, {"lr": args.learning_rate, "rho": 0.95})
+        super().__init__(model, args, *others, **options)
+        if args.ema_decay and (self.is_fsdp_enabled or self.is_deepspeed_enabled):
+            raise ValueError(
+                f"--ema_decay {args.ema_decay} needs whole weights, but FSDP and DeepSpeed split them; pass 0."
+            )
+        self.average = MovingAverage(self.model, args.ema_decay) if args.ema_decay else None
+        if self.average is not None:
+            self.add_callback(self.average)
+
+    def get_decay_parameter_names(self, model) -> list[str]:
+        # Decay would pull gamma to 0. Trainer exempts only biases and layer norms.
+        return [name for name in super().get_decay_parameter_names(model) if "_mix." not in name]
+
+    def _get_eval_sampler(self, eval_dataset: Dataset) -> SequentialSampler | None:
+        # Predictions are matched to examples by order. Trainer would group them by length if training does.
+        return SequentialSampler(eval_dataset) if self.args.world_size <= 1 else None
+
+    def _averaged(self) -> AbstractContextManager:
+        return nullcontext() if self.average is None else self.average.in_model()
+
+    def train(self, *args, **kwargs):
+        output = super().train(*args, **kwargs)
+        if self.average is not None:  # no best model was loaded
+            self.average.keep()
+            self.average = None
+        return output
+
+    def _load_best_model(self):
+        super()._load_best_model()
+        self.average = None
+
+    def evaluate(self, *args, **kwargs) -> dict[str, float]:
+        with self._averaged():
+            metrics = super().evaluate(*args, **kwargs)
+            for place, mix in self.accelerator.unwrap_model(self.model).mixes().items():
+                weights = mix.layer_weights().tolist()
+                self.log({f"{place}_layer_{number}": weight for number, weight in enumerate(weights)})
+        return metrics
+
+    def save_model(self, output_dir=None, _internal_call: bool = False):
+        with self._averaged():
+            super().save_model(output_dir, _internal_call)
+        if self.average is not None and self.args.should_save:
+            self.average.save_trained(Path(output_dir or self.args.output_dir))
+
+    def _load_from_checkpoint(self, resume_from_checkpoint: str, model=None):
+        super()._load_from_checkpoint(resume_from_checkpoint, model)
+        if self.average is not None:
+            self.average.load_trained(Path(resume_from_checkpoint))
+
+
+def last_checkpoint(folder: Path) -> str | None:
+    """The last complete checkpoint in a folder: Trainer writes its state last."""
+    complete = [path.parent for path in folder.glob("checkpoint-*/trainer_state.json")]
+    return str(max(complete, key=lambda path: int(path.name.split("-")[-1]))) if complete else None

@@ -1,0 +1,51 @@
+r"""Runs the experiments of the paper on a task: baseline, ablations, several seeds, ensembles.
+
+    elmo reproduce ner --model_name_or_path elmo --train_file train.conll --validation_file dev.conll \
+        --test_file test.conll --compare_baseline --seeds 5 --output_dir experiment
+
+`--compare_baseline` trains the same network without ELMo too (Table 1). `--ablation` compares layer weights, layers,
+where ELMo enters, or training sizes. `results/` holds records, tables and figures, with mean and deviation over the
+seeds; `ARM/seed-N` holds a model. The same command resumes a stopped experiment, and skips finished models.
+"""
+
+import inspect
+import sys
+from argparse import ArgumentParser, RawDescriptionHelpFormatter
+
+from modeling_elmo.run_scripts.fine_tuning.classification import Classification
+from modeling_elmo.run_scripts.fine_tuning.experiments import ExperimentArguments, run_experiment
+from modeling_elmo.run_scripts.fine_tuning.head import HeadArguments
+from modeling_elmo.run_scripts.fine_tuning.question_answering import QuestionAnswering
+from modeling_elmo.run_scripts.fine_tuning.tagging import Tagging
+from modeling_elmo.run_scripts.fine_tuning.task import Record, Task
+from modeling_elmo.run_scripts.program.command_line import ProgramParser, run
+
+TASKS: dict[str, type[Task]] = {"ner": Tagging, "classify": Classification, "qa": QuestionAnswering}
+
+
+def main(arguments: list[str] | None = None) -> list[Record]:
+    """Returns the record of each model, or of the ensemble."""
+    task_parser = ArgumentParser(
+        usage="%(prog)s TASK [options]",
+        description=__doc__,
+        formatter_class=RawDescriptionHelpFormatter,
+        epilog="`TASK --help` lists the options of a task.",
+    )
+    task_parser.add_argument("task", metavar="TASK", choices=TASKS, help=", ".join(TASKS))
+    arguments = sys.argv[1:] if arguments is None else arguments
+    name = task_parser.parse_args(arguments[:1]).task
+    task_class = TASKS[name]
+    parser = ProgramParser(
+        HeadArguments,
+        task_class.arguments_class,
+        ExperimentArguments,
+        task_class.training_arguments_class,
+        description=inspect.getdoc(task_class),
+        prog=f"{task_parser.prog} {name}",
+    )
+    head, options, experiment, training = parser.parse(arguments[1:])
+    return run_experiment(task_class(options), head, experiment, training)
+
+
+if __name__ == "__main__":
+    run(main)

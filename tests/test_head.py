@@ -1,0 +1,231 @@
+"""From the options of a head and a task's data to a tokenizer and a model."""
+
+import json
+from collections import Counter
+from pathlib import Path
+
+import pytest
+import torch
+from huggingface_hub.errors import StrictDataclassError
+from safetensors.torch import load_file
+from task_worker import HEAD, TASKS, bilm, sentences_of
+
+from modeling_elmo import ELMoConfig, ELMoForPreTraining, ELMoForTokenClassification, ELMoTokenizer
+from modeling_elmo.run_scripts.fine_tuning.head import HeadArguments, task_config, task_model, task_tokenizer
+from modeling_elmo.run_scripts.fine_tuning.tagging import Tagging, TaggingArguments
+from modeling_elmo.run_scripts.fine_tuning.task import Task
+from modeling_elmo.run_scripts.fine_tuning.word_vectors import WordVectors, read_word_vectors
+
+FILES = {"train_file": "wnut17_train.conll", "validation_file": "wnut17_dev.conll", "test_file": "wnut17_test.conll"}
+DATA = TaggingArguments(**{option: str(TASKS / name) for option, name in FILES.items()})
+SPECIAL = ["<PAD>", "<S>", "</S>", "<UNK>"]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory) -> Path:
+    return bilm(tmp_path_factory.mktemp("base") / "bilm")
+
+
+@pytest.fixture(scope="module")
+def task() -> Task:
+    return Tagging(DATA)
+
+
+@pytest.fixture(scope="module")
+def vectors(tmp_path_factory) -> WordVectors:
+    path = tmp_path_factory.mktemp("vectors") / "vectors.txt"
+    path.write_text("the 1 2 3\nchicago 4 5 6\ntonight -1 0 1\n", encoding="utf-8")
+    return read_word_vectors(path)
+
+
+def head(folder: Path, **options) -> HeadArguments:
+    return HeadArguments(**{"model_name_or_path": str(folder), "config_overrides": json.dumps(HEAD)} | options)
+
+
+def words_of(tokenizer: ELMoTokenizer) -> list[str]:
+    return tokenizer.convert_ids_to_tokens(range(len(tokenizer)))
+
+
+# The tokenizer
+
+
+@pytest.mark.parametrize("least", [1, 3])
+def test_words_of_the_training_text(least, folder, task):
+    tokenizer = task_tokenizer(task, head(folder, word_min_count=least), task.data["train"], None)
+    counts = Counter(word for words, _ in sentences_of(TASKS / "wnut17_train.conll") for word in words)
+    expected = {word for word, count in counts.items() if count >= least}
+    first, words = words_of(tokenizer)[:4], words_of(tokenizer)[4:]
+    assert first == SPECIAL and set(words) == expected and len(words) == len(expected)
+    assert [counts[word] for word in words] == sorted(counts.values(), reverse=True)[: len(words)]
+    assert not tokenizer.lowercase_unknown and tokenizer.max_word_length == 16
+
+
+def test_words_of_part_of_the_training_text(folder, task):
+    tokenizer = task_tokenizer(task, head(folder, word_min_count=1), task.data["train"].select([1]), None)
+    assert words_of(tokenizer)[4:] == ["party", "4Dbling", "'s", "place", "til", "monday", ",", ".", "&lt;", "3"]
+
+
+@pytest.mark.parametrize("options", [{"head": "linear"}, {"word_embedding_size": 0}])
+def test_without_word_vectors_the_vocabulary_stays(options, folder, task):
+    assert words_of(task_tokenizer(task, head(folder, **options), task.data["train"], None)) == SPECIAL
+
+
+def test_the_vocabulary_of_a_bilm_with_word_vectors_stays(tmp_path, task):
+    tokenizer = ELMoTokenizer(vocab=["<S>", "</S>", "<UNK>", "the", "of"], max_word_length=16)
+    config = ELMoConfig.from_preset("tiny", vocab_size=len(tokenizer), word_embedding_size=4, max_word_length=16)
+    for part in (ELMoForPreTraining(config), tokenizer):
+        part.save_pretrained(tmp_path)
+    found = task_tokenizer(task, head(tmp_path), task.data["train"], None)
+    assert words_of(found) == [*SPECIAL, "the", "of"]
+    assert task_model(task, head(tmp_path), found, None, 0).config.vocab_size == 6
+
+
+def test_words_with_a_vector_have_ids(folder, task, vectors):
+    tokenizer = task_tokenizer(task, head(folder, word_min_count=10**6), task.data["train"], vectors)
+    assert words_of(tokenizer) == [*SPECIAL, "the", "chicago", "tonight"] and tokenizer.lowercase_unknown
+    ids = tokenizer([["Chicago", "TONIGHT", "Boston"]], is_split_into_words=True)["input_ids"][0]
+    assert list(ids) == [1, 5, 6, 3, 2]
+    with_capitals = WordVectors(["the", "Chicago", "tonight"], vectors.vectors)
+    assert not task_tokenizer(task, head(folder), task.data["train"], with_capitals).lowercase_unknown
+
+
+# The model
+
+
+def model_of(task: Task, arguments: HeadArguments, vectors: WordVectors | None = None, seed: int = 0, **overrides):
+    tokenizer = task_tokenizer(task, arguments, task.data["train"], vectors)
+    return task_model(task, arguments, tokenizer, vectors, seed, **overrides), tokenizer
+
+
+def test_the_head_has_the_bilm_of_the_folder(folder, task):
+    model, tokenizer = model_of(task, head(folder, word_embedding_size=7))
+    saved = load_file(folder / "model.safetensors")
+    own = {name: weight for name, weight in model.state_dict().items() if name.startswith("elmo.")}
+    assert own and all(torch.equal(weight, saved[name]) for name, weight in own.items())
+    assert not any(parameter.requires_grad for parameter in model.elmo.parameters())
+    assert isinstance(model, ELMoForTokenClassification) and list(model.mixes()) == ["input"]
+    embeddings = model.token_features.word_embeddings
+    assert embeddings.weight.shape == (len(tokenizer), 7) and embeddings.weight.requires_grad
+    assert model.config.id2label == task.config["id2label"] and model.task_hidden_size == HEAD["task_hidden_size"]
+    trained, _ = model_of(task, head(folder, freeze_bilm=False))
+    assert all(parameter.requires_grad for parameter in trained.elmo.parameters())
+
+
+def test_without_elmo(folder, task):
+    model, _ = model_of(task, head(folder, use_elmo=False))
+    assert not model.mixes() and not any("elmo" in name for name in model.state_dict())
+
+
+def test_word_vectors_are_in_their_rows(folder, task, vectors):
+    model, tokenizer = model_of(task, head(folder, word_vectors="vectors.txt", freeze_word_vectors=True), vectors)
+    weight = model.token_features.word_embeddings.weight
+    assert not weight.requires_grad and weight.shape == (len(tokenizer), 3)
+    ids = tokenizer.get_vocab()
+    assert weight[ids["the"]].tolist() == [1, 2, 3] and weight[ids["tonight"]].tolist() == [-1, 0, 1]
+    assert weight[ids["Tonight"] if "Tonight" in ids else ids["tonight"]].tolist() == [-1, 0, 1]
+    assert not weight[0].any() and len(weight.unique(dim=0)) > len(tokenizer) - 5
+    other, _ = model_of(task, head(folder, word_vectors="vectors.txt"), vectors, seed=1)
+    new = other.token_features.word_embeddings.weight
+    assert new.requires_grad and torch.equal(new[ids["the"]], weight[ids["the"]])
+    assert not torch.equal(new[ids["you"]], weight[ids["you"]])
+
+
+def test_which_option_wins(folder, task):
+    """`--config_overrides` wins over other options, and an arm over both."""
+    more = {"scalar_mix_l2": 0.5, "elmo_dropout": 0.25}
+    arguments = head(folder, scalar_mix_l2=0.1, scalar_mix_mode="top", config_overrides=json.dumps(more))
+    config = task_config(task, arguments, 9, None)
+    assert (config.scalar_mix_l2, config.elmo_dropout, config.num_labels, config.vocab_size) == (0.5, 0.25, 13, 9)
+    assert config.scalar_mix_mode == "top" and config.projection_size == 8
+    assert task_config(task, arguments, 9, None, scalar_mix_l2=1.0).scalar_mix_l2 == 1.0
+
+
+@pytest.mark.parametrize("options", [{"scalar_mix_mode": "1"}, {"config_overrides": '{"scalar_mix_mode": 1}'}])
+def test_the_number_of_a_layer(options, folder, task):
+    model, _ = model_of(task, head(folder, **options))
+    assert model.config.scalar_mix_mode == 1 and model.mixes()["input"].layer_weights().tolist() == [0, 1, 0]
+
+
+@pytest.mark.parametrize("mode", ["3", "botom"])
+def test_a_layer_that_is_not_there(mode, folder, task):
+    with pytest.raises(StrictDataclassError, match=f"`scalar_mix_mode` is '?{mode}'?; pass .*layer number from 0 to 2"):
+        model_of(task, head(folder, scalar_mix_mode=mode))
+
+
+@pytest.mark.parametrize(
+    "overrides, message",
+    [
+        ('{"task_hidden_sizes": 8}', "task_hidden_sizes.*task_hidden_size"),
+        ('{"no_such_field": 8}', "no_such_field"),
+        ("task_hidden_size=8", "--config_overrides task_hidden_size=8.*JSON"),
+        ("[8]", r"--config_overrides \[8\] is not a JSON object"),
+        ('{"num_labels": 7}', "num_labels is set by the data"),
+    ],
+)
+def test_overrides_that_are_refused(overrides, message, folder, task):
+    with pytest.raises((TypeError, ValueError), match=message):
+        task_config(task, head(folder, config_overrides=overrides), 9, None)
+
+
+def test_more_layers_than_the_folder_has(folder, task):
+    with pytest.raises(ValueError, match="has no weights, .* for 8 parameters of the biLM.*--config_overrides"):
+        model_of(task, head(folder, config_overrides='{"num_hidden_layers": 3}'))
+
+
+def test_layers_of_another_size(folder, task):
+    with pytest.raises(ValueError, match="has no weights, or weights of another size, for .* parameters of the biLM"):
+        model_of(task, head(folder, config_overrides='{"lstm_hidden_size": 9}'))
+
+
+@pytest.mark.parametrize("least", [1, 2], ids=["of as many words", "of others"])
+def test_a_trained_head_is_not_reused(least, folder, task, tmp_path, caplog):
+    """Its word vectors and labels belong to other data."""
+    trained, tokenizer = model_of(task, head(folder), seed=1)
+    with torch.no_grad():
+        for parameter in trained.parameters():
+            parameter.add_(1)
+    for part in (trained, tokenizer):
+        part.save_pretrained(tmp_path)
+    torch.manual_seed(5)
+    model, _ = model_of(task, head(tmp_path, word_min_count=least))
+    assert "holds a trained head beside its biLM; a new head is trained here" in caplog.text
+    for (name, new), (_, old) in zip(model.named_parameters(), trained.named_parameters(), strict=True):
+        if name.startswith("elmo."):
+            assert torch.equal(new, old) and new.requires_grad == old.requires_grad
+        else:
+            assert new.shape != old.shape or not (new == old).any(), name
+
+
+def test_a_width_beside_word_vectors_is_refused(folder, task, vectors):
+    arguments = head(folder, word_vectors="v.txt", config_overrides='{"task_word_embedding_size": 8}')
+    with pytest.raises(ValueError, match="task_word_embedding_size is set by the data or by its own option"):
+        model_of(task, arguments, vectors)
+
+
+def test_a_linear_head_reads_no_vectors(folder, task, vectors):
+    with pytest.raises(ValueError, match="--word_vectors v.txt: a linear head has no word vectors"):
+        model_of(task, head(folder, head="linear", word_vectors="v.txt"), vectors)
+
+
+@pytest.mark.parametrize(
+    "options, message",
+    [
+        (
+            {"word_vectors": "v.txt", "word_embedding_size": 0},
+            "--word_embedding_size 0 means no word vectors, but --word_vectors is v.txt",
+        ),
+        ({"freeze_word_vectors": True}, "--freeze_word_vectors needs the vectors of a file; pass --word_vectors"),
+        ({"word_vectors_limit": 9}, "--word_vectors_limit needs the vectors of a file; pass --word_vectors"),
+    ],
+)
+def test_options_of_word_vectors_that_contradict(options, message, folder):
+    with pytest.raises(ValueError, match=message):
+        head(folder, **options)
+
+
+@pytest.mark.parametrize("use_elmo", [True, False])
+def test_heads_are_trained_in_single_precision(use_elmo, folder, task, tmp_path):
+    ELMoForPreTraining.from_pretrained(folder).half().save_pretrained(tmp_path)
+    ELMoTokenizer.from_pretrained(folder).save_pretrained(tmp_path)
+    model, _ = model_of(task, head(tmp_path, use_elmo=use_elmo))
+    assert {parameter.dtype for parameter in model.parameters()} == {torch.float32}

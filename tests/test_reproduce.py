@@ -1,0 +1,95 @@
+"""The program of the paper's experiments: its options, and experiments that were made before it existed."""
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+from task_worker import FIXTURES, bilm, launch, options_of, read_json
+
+from modeling_elmo.run_scripts import reproduce
+from modeling_elmo.run_scripts.fine_tuning import experiments
+from modeling_elmo.run_scripts.program.command_line import ProgramParser
+
+ROOT = Path(__file__).parents[1]
+# The settings that run_ner, run_classification and run_qa saved by default when they had all these options.
+SETTINGS = read_json(ROOT / "tests" / "fixtures" / "experiments" / "settings.json")
+OPTIONS = """model_name_or_path head no_use_elmo elmo_placement scalar_mix_mode scalar_mix_l2 elmo_dropout
+    no_freeze_bilm word_embedding_size word_min_count word_vectors word_vectors_limit freeze_word_vectors
+    config_overrides dataset dataset_config train_file validation_file test_file train_split validation_split test_split
+    max_train_samples max_eval_samples train_fraction seeds compare_baseline ablation cache_features ensemble
+    early_stopping_patience adadelta ema_decay no_load_best_model_at_end
+    language license license_reason dataset_tags data_statement citation"""
+OWN_OPTIONS = {
+    "ner": "tokens_column tags_column word_column comments tag_scheme max_length",
+    "classify": "text_column text_pair_column label_column column_names problem drop_labels classifier max_length",
+    "qa": "question_column context_column answers_column id_column max_seq_length doc_stride max_answer_length "
+    "null_score_diff_threshold no_adadelta",
+}
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory) -> Path:
+    """A folder with a biLM and the fixtures, at the relative paths in `SETTINGS`."""
+    folder = tmp_path_factory.mktemp("place")
+    bilm(folder / "bilm", pre_tokenization="treebank")
+    (folder / "tests").symlink_to(ROOT / "tests")
+    return folder
+
+
+def default_options(task: str, output: Path) -> list[str]:
+    names = ("train_file", "validation_file", "test_file")
+    files = [part for name in names for part in (f"--{name}", SETTINGS[task][name])]
+    return [task, "--model_name_or_path", "bilm", *files, "--use_cpu", "--output_dir", str(output)]
+
+
+@pytest.mark.parametrize("task", SETTINGS)
+def test_an_experiment_made_before_is_recognized_as_finished(task, place, tmp_path, monkeypatch):
+    monkeypatch.chdir(place)
+    monkeypatch.setattr(experiments, "report", lambda *_: None)
+    monkeypatch.setattr(experiments.Experiment, "_train", lambda self, arm, seed: self._settings(arm, seed))
+    (settings,) = reproduce.main(default_options(task, tmp_path / "new"))
+    known = SETTINGS[task] | {"model_digest": settings["model_digest"]}
+    assert {name: settings.get(name) for name in known} == known
+    assert set(settings) - set(known) <= {"warmup_ratio"}  # an option of older releases of transformers
+    (tmp_path / "old").mkdir()
+    record = {"task": task, "arm": "elmo", "seed": 42, "metric": "f1", "metrics": {"test": {"f1": 0.5}}}
+    for name, value in (("settings", known), ("record", record)):
+        (tmp_path / "old" / f"{name}.json").write_text(json.dumps(value), encoding="utf-8")
+    assert reproduce.main(default_options(task, tmp_path / "old")) == [record]
+    with pytest.raises(FileExistsError, match="other settings: elmo_dropout 0.5, now 0.4. Pass another --output_dir"):
+        reproduce.main([*default_options(task, tmp_path / "old"), "--elmo_dropout", "0.4"])
+
+
+@pytest.mark.parametrize("task", SETTINGS)
+def test_options_of_a_task(task, monkeypatch):
+    parsers = []
+    monkeypatch.setattr(ProgramParser, "parse", lambda self, arguments: parsers.append(self) or sys.exit(0))
+    with pytest.raises(SystemExit):
+        reproduce.main([task])
+    known = {option for action in parsers[0]._actions for option in action.option_strings}
+    assert not {f"--{name}" for name in [*OPTIONS.split(), *OWN_OPTIONS[task].split()]} - known
+    assert parsers[0].prog.endswith(f" {task}")
+
+
+def test_help_of_the_program_and_of_a_task(capsys):
+    for arguments in (["--help"], ["ner", "--help"]):
+        with pytest.raises(SystemExit) as ended:
+            reproduce.main(arguments)
+        assert ended.value.code == 0
+    printed = capsys.readouterr().out
+    assert "ner, classify, qa" in printed and "--compare_baseline" in printed and "Number of seeds" in printed
+
+
+@pytest.mark.parametrize("arguments", [[], ["nerr"]])
+def test_a_task_is_needed(arguments, capsys):
+    with pytest.raises(SystemExit) as ended:
+        reproduce.main(arguments)
+    assert ended.value.code == 2 and "TASK" in capsys.readouterr().err
+
+
+def test_two_processes(place, tmp_path):
+    options = options_of(place, FIXTURES["ner"], output_dir=tmp_path, max_steps=2, cache_features=True)
+    launch(2, "reproduce", options, "ner")
+    record = read_json(tmp_path / "record.json")
+    assert record["settings"]["world_size"] == 2 and record["metrics"]["test"]["accuracy"] > 0

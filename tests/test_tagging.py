@@ -1,0 +1,57 @@
+"""Tagging: labels, truncated training sentences, and scores of words only."""
+
+import numpy as np
+import pytest
+from task_worker import TASKS, sentences_of
+
+from modeling_elmo import ELMoTokenizer
+from modeling_elmo.run_scripts.fine_tuning.metrics import tagging_scores
+from modeling_elmo.run_scripts.fine_tuning.tagging import Tagging, TaggingArguments
+from modeling_elmo.run_scripts.fine_tuning.task import SplitOutput
+
+FILES = {"train_file": "wnut17_train.conll", "validation_file": "wnut17_dev.conll", "test_file": "wnut17_test.conll"}
+
+
+def tagging(**options) -> Tagging:
+    return Tagging(TaggingArguments(**({option: str(TASKS / name) for option, name in FILES.items()} | options)))
+
+
+def test_labels_are_those_of_the_training_data():
+    task = tagging()
+    tags = {tag for _, tags in sentences_of(TASKS / "wnut17_train.conll") for tag in tags}
+    assert set(task.labels) == tags and task.labels[0] == "O" and task.config["num_labels"] == len(tags) == 13
+    assert all(task.config["label2id"][name] == number for number, name in task.config["id2label"].items())
+    assert (task.name, task.metric) == ("ner", "f1")
+
+
+def test_only_training_sentences_are_cut_with_their_labels():
+    task, tokenizer = tagging(max_length=6), ELMoTokenizer(max_word_length=16)
+    splits = task.encode_splits(tokenizer)
+    for row, (words, _) in zip(splits["test"], sentences_of(TASKS / "wnut17_test.conll"), strict=True):
+        assert len(row["labels"]) == len(row["input_ids"]) == len(words) + 2
+    for row, (words, tags) in zip(splits["train"], sentences_of(TASKS / "wnut17_train.conll"), strict=True):
+        assert row["input_ids"] == list(tokenizer(words[:4], is_split_into_words=True)["input_ids"])
+        assert row["labels"] == [-100, *(task.config["label2id"][tag] for tag in tags[:4]), -100]
+
+
+def test_markers_and_padding_are_not_scored():
+    task = tagging()
+    examples = task.data["test"].select(range(2))
+    gold = [example["tags"] for example in examples]
+    predicted = [["O"] * len(tags) for tags in gold]
+    predicted[0][0] = "B-person"
+    width = max(map(len, gold)) + 2
+    labels, logits = np.full((2, width), -100), np.zeros((2, width, len(task.labels)))
+    logits[..., 3] = 1  # wrong at every marker and padding
+    for row, (tags, found) in enumerate(zip(gold, predicted, strict=True)):
+        labels[row, 1 : len(tags) + 1] = [task.labels.index(tag) for tag in tags]
+        logits[row, np.arange(len(tags)) + 1, [task.labels.index(tag) for tag in found]] = 2
+    output = SplitOutput(logits, labels, examples, None)
+    assert task.scores(output) == tagging_scores(predicted, gold, are_entities=True)
+    assert [row["predicted"] for row in task.predictions(output)] == predicted
+
+
+def test_a_tag_that_is_not_in_the_training_data(tmp_path):
+    (tmp_path / "dev.conll").write_text("a\tB-other\n", encoding="utf-8")
+    with pytest.raises(ValueError, match="'B-other' occurs nowhere in 'train'"):
+        tagging(validation_file=str(tmp_path / "dev.conll"))

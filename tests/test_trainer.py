@@ -1,0 +1,173 @@
+"""Trainer for task heads: its checks, weight decay, Adadelta, averaged weights, checkpoints to resume from."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from task_worker import assert_same_weights, bilm, capitals, predictions_of, stopping_trainer
+from task_worker import train_tagger as train
+from transformers import TrainerCallback
+
+from modeling_elmo import ELMoForTokenClassification, ELMoTokenizer
+from modeling_elmo.run_scripts import run_ner
+from modeling_elmo.run_scripts.fine_tuning.trainer import TaskTrainer, TaskTrainingArguments, last_checkpoint
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory) -> Path:
+    """A folder with a biLM and data."""
+    folder = tmp_path_factory.mktemp("place")
+    bilm(folder / "bilm")
+    capitals(folder)
+    return folder
+
+
+# Options
+
+
+@pytest.mark.parametrize(
+    "options, message",
+    [
+        ({"label_smoothing_factor": 0.1}, "--label_smoothing_factor 0.1 would replace the head's own loss"),
+        ({"metric_for_best_model": "loss"}, "The best checkpoint is the one with the task's best score"),
+        ({"greater_is_better": False}, "The best checkpoint is the one with the task's best score"),
+        ({"prediction_loss_only": True}, "leave no predictions to score"),
+        ({"eval_do_concat_batches": False}, "leave no predictions to score"),
+        ({"adadelta": True, "optim": "sgd"}, "--optim sgd has no effect beside Adadelta: pass --no_adadelta"),
+        ({"ema_decay": -0.1}, "--ema_decay -0.1: pass a number from 0 up to 1, 1 excluded"),
+        ({"ema_decay": 1.0}, "--ema_decay 1.0: pass a number from 0 up to 1, 1 excluded"),
+    ],
+)
+def test_options_that_do_not_fit_a_task(options, message, tmp_path):
+    with pytest.raises(ValueError, match=message):
+        TaskTrainingArguments(output_dir=str(tmp_path), **options)
+
+
+def test_trainer_neither_uploads_nor_keeps_a_token(tmp_path):
+    training = TaskTrainingArguments(output_dir=str(tmp_path), push_to_hub=True, hub_token="a-token")
+    found = training.for_trainer("f1", has_validation=True)
+    assert (found.push_to_hub, found.hub_token, found.metric_for_best_model) == (False, None, "f1")
+    assert found.greater_is_better and found.eval_strategy == "epoch" and found.load_best_model_at_end
+    found = training.for_trainer("f1", has_validation=False)
+    assert found.eval_strategy == "no" and not found.load_best_model_at_end
+    with pytest.raises(ValueError, match="--metric_for_best_model accuracy: this task's metric is f1"):
+        TaskTrainingArguments(output_dir=str(tmp_path), metric_for_best_model="accuracy").for_trainer("f1", True)
+
+
+def test_the_checkpoint_to_resume_from(tmp_path):
+    for name in ("checkpoint-6", "checkpoint-12", "checkpoint-18"):
+        (tmp_path / name).mkdir()
+        if name != "checkpoint-18":  # an interrupted one, without its state
+            (tmp_path / name / "trainer_state.json").touch()
+    found = {
+        wanted: TaskTrainingArguments(output_dir=str(tmp_path), resume_from_checkpoint=wanted).checkpoint()
+        for wanted in (None, "elsewhere", "last", "true")
+    }
+    last = str(tmp_path / "checkpoint-12")
+    assert found == {None: None, "elsewhere": "elsewhere", "last": last, "true": last}
+    assert last_checkpoint(tmp_path) == last
+    with pytest.raises(FileNotFoundError, match="--resume_from_checkpoint last: there is no complete checkpoint in"):
+        TaskTrainingArguments(output_dir=str(tmp_path / "new"), resume_from_checkpoint="last").checkpoint()
+
+
+# Weight decay
+
+
+def test_mixes_are_not_decayed(place, tmp_path, monkeypatch):
+    made = []
+
+    class RememberedTrainer(TaskTrainer):
+        def __init__(self, *args, **kwargs):
+            super().__init__(*args, **kwargs)
+            made.append(self)
+
+    monkeypatch.setattr(run_ner, "TaskTrainer", RememberedTrainer)
+    train(place, tmp_path, max_steps=1, weight_decay=0.1, config_overrides={"elmo_placement": "both"})
+    (trainer,) = made
+    names = {id(parameter): name for name, parameter in trainer.model.named_parameters()}
+    decays = {names[id(p)]: group["weight_decay"] for group in trainer.optimizer.param_groups for p in group["params"]}
+    mixes = {f"{place}_mix.{name}" for place in ("input", "output") for name in ("weights", "gamma")}
+    assert {name for name in decays if "_mix." in name} == mixes and not any(decays[name] for name in mixes)
+    matrices = [name for name in decays if "_mix." not in name and trainer.model.get_parameter(name).dim() > 1]
+    assert "classifier.weight" in matrices and len(matrices) > 5 and all(decays[name] == 0.1 for name in matrices)
+    assert not decays["classifier.bias"] and not any(name.startswith("elmo.") for name in decays)
+
+
+# Averages of the weights, and Adadelta
+
+
+@pytest.fixture
+def steps(monkeypatch) -> list[dict[str, torch.Tensor]]:
+    """The trained weights at the start and after each step."""
+    seen: list[dict[str, torch.Tensor]] = []
+
+    class Note(TrainerCallback):
+        def on_step_end(self, args, state, control, model, **kwargs):
+            seen.append({name: p.detach().clone() for name, p in model.named_parameters() if p.requires_grad})
+
+        on_train_begin = on_step_end
+
+    class NotingTrainer(TaskTrainer):
+        def __init__(self, *args, **kwargs):
+            super().__init__(*args, **kwargs)
+            self.add_callback(Note)
+
+    monkeypatch.setattr(run_ner, "TaskTrainer", NotingTrainer)
+    return seen
+
+
+def average_of(steps: list[dict[str, torch.Tensor]], decay: float) -> dict[str, torch.Tensor]:
+    """The average after all these steps, by the formula."""
+    average = steps[0]
+    for number, weights in enumerate(steps[1:], 1):
+        share = min(decay, (1 + number) / (10 + number))
+        average = {name: share * average[name] + (1 - share) * weights[name] for name in average}
+    return average
+
+
+def assert_holds(folder: Path, expected: dict[str, torch.Tensor]):
+    found = load_file(folder / "model.safetensors")
+    for name, weight in expected.items():
+        torch.testing.assert_close(found[name], weight, msg=name)
+
+
+@pytest.mark.parametrize("has_dev", [True, False])
+def test_the_average_of_the_weights_is_evaluated_and_saved(has_dev, place, tmp_path, steps):
+    """The average at the end of the best epoch, or of the last one without validation data."""
+    options = {} if has_dev else {"validation_file": None}
+    train(place, tmp_path, ema_decay=0.3, **options)
+    ends = [average_of(steps[: end + 1], decay=0.3) for end in (6, 12, 18)]
+    if not has_dev:
+        assert_holds(tmp_path, ends[-1])
+        return
+    found = load_file(tmp_path / "model.safetensors")
+    best = [end for end in ends if all(torch.allclose(found[name], end[name], atol=1e-5) for name in end)]
+    assert len(best) == 1 and not any(torch.equal(found[name], steps[18][name]) for name in ("classifier.weight",))
+    model = ELMoForTokenClassification.from_pretrained(tmp_path)
+    rows = predictions_of(tmp_path / "predictions_test.jsonl")
+    tokenizer = ELMoTokenizer.from_pretrained(tmp_path)
+    for row in rows[:5]:  # the saved model made these predictions
+        logits = model(**tokenizer(row["tokens"], is_split_into_words=True, return_tensors="pt")).logits[0, 1:-1]
+        assert [model.config.id2label[number] for number in logits.argmax(-1).tolist()] == row["predicted"]
+
+
+def test_a_stopped_run_resumes_with_its_weights_and_its_average(place, tmp_path, monkeypatch):
+    options = {"ema_decay": 0.9, "adadelta": True, "learning_rate": 1.0}
+    train(place, tmp_path / "whole", **options)
+    monkeypatch.setattr(run_ner, "TaskTrainer", stopping_trainer("on_save", number=2))
+    with pytest.raises(KeyboardInterrupt):
+        train(place, tmp_path / "stopped", **options)
+    monkeypatch.setattr(run_ner, "TaskTrainer", TaskTrainer)
+    train(place, tmp_path / "stopped", **options, resume_from_checkpoint="last")
+    assert_same_weights(tmp_path / "stopped", tmp_path / "whole")
+
+
+def test_adadelta_takes_zeilers_steps(place, tmp_path, steps):
+    """The size of the first step hardly depends on the gradient."""
+    train(place, tmp_path, adadelta=True, learning_rate=1.0, max_steps=1)
+    before, after = (each["classifier.weight"] for each in steps)
+    moved = (after - before).abs()
+    # sqrt(eps) / sqrt((1 - rho) g^2 + eps) * g: near its maximum, sqrt(eps / (1 - rho)), for all but tiny gradients
+    assert moved.max() == pytest.approx((1e-6 / 0.05) ** 0.5, rel=0.01)
+    assert moved.median() > 0.5 * moved.max()
