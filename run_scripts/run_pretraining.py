@@ -21,8 +21,8 @@ from accelerate.utils import InitProcessGroupKwargs, broadcast_object_list, is_t
 from transformers.utils import logging
 
 from modeling_elmo import ELMoTokenizer
-from modeling_elmo.run_scripts.cards.bilm_card import bilm_part
-from modeling_elmo.run_scripts.cards.card import CardArguments, public, write_card, write_facts, write_results
+from modeling_elmo.run_scripts.cards.bilm_card import write_bilm_card
+from modeling_elmo.run_scripts.cards.card import CardArguments, without_folders, write_card_facts, write_result
 from modeling_elmo.run_scripts.cards.publishing import FLAG, push
 from modeling_elmo.run_scripts.pretraining.batches import SentenceBatches
 from modeling_elmo.run_scripts.pretraining.checkpoints import Checkpoints
@@ -95,7 +95,7 @@ def main(arguments: list[str] | None = None) -> Pretraining:
         training.restore(checkpoint)
     if message := training.progress.evaluate_on(held_out and held_out.order):
         accelerator.print(message)
-    settings = public(settings_of(model_args, corpus_args, training_args))  # without folders, which may be moved
+    settings = without_folders(settings_of(model_args, corpus_args, training_args))
     training.progress.begin(settings, names_of_model={item.name for item in fields(ModelArguments)})
     trackers = {name: str(value) for name, value in (training.progress.settings or {}).items()}
     accelerator.init_trackers("runs", config=trackers)
@@ -179,11 +179,11 @@ def publish(training: Pretraining, survey: Survey | None, corpus_args: CorpusArg
         step = progress.step
     training.checkpoints.publish(training.checkpoints.find(step))
     record = record_of_run(progress, training.plain_model, training.tokenizer, corpus_args, survey, step)
-    write_results(output_dir, "pretraining", public(record))
-    write_facts(output_dir, hub_args)
+    write_result(output_dir, "pretraining", without_folders(record))
+    write_card_facts(output_dir, hub_args)
     repo_id = hub_args.hub_model_id or output_dir.resolve().name
     name = repo_id.split("/")[-1]
-    write_card(output_dir, name, bilm_part(output_dir, name))
+    write_bilm_card(output_dir, name)
     print(f"{output_dir}: the model of step {step}, with its card; load it with AutoModel.from_pretrained")
     if hub_args.push_to_hub:
         push(output_dir, repo_id, "Pretrained biLM", hub_args.hub_private_repo, hub_args.hub_token)

@@ -17,7 +17,7 @@ from modeling_elmo import ELMoConfig, ELMoForPreTraining, ELMoTokenizer
 from modeling_elmo.conversion_elmo import convert_original_checkpoint, export_original_checkpoint
 from modeling_elmo.run_scripts import perplexity, run_pretraining
 from modeling_elmo.run_scripts.cards import bilm_card, publishing
-from modeling_elmo.run_scripts.cards.card import read_results
+from modeling_elmo.run_scripts.cards.card import read_result
 from modeling_elmo.run_scripts.pretraining import loop
 from modeling_elmo.run_scripts.pretraining.checkpoints import Checkpoints
 from modeling_elmo.run_scripts.pretraining.corpus import Corpus
@@ -172,15 +172,15 @@ def test_the_card_tells_what_a_resumed_run_changed(base, tmp_path):
     for name in ("run", "train.txt", "held_out.txt"):
         copy = shutil.copytree if (base / name).is_dir() else shutil.copy
         copy(base / name, tmp_path / name)
-    first = read_results(base / "run", "pretraining")
+    first = read_result(base / "run", "pretraining")
     assert first["earlier_settings"] == []
     assert {"preset", "config_overrides", "max_steps", "optim"} <= set(first["settings"])
     again = {"optim": "adagrad", "save_total_limit": 2, "resume_from_checkpoint": "last"}
     pretrain(tmp_path, max_steps=15, **again)
-    assert read_results(tmp_path / "run", "pretraining") == first  # the same options: nothing has changed
+    assert read_result(tmp_path / "run", "pretraining") == first  # the same options: nothing has changed
 
     pretrain(tmp_path, max_steps=16, preset=None, config_overrides=None, **again)
-    record = read_results(tmp_path / "run", "pretraining")
+    record = read_result(tmp_path / "run", "pretraining")
     assert record["settings"] == first["settings"] | {"max_steps": 16}  # the model's options are still there
     assert record["earlier_settings"] == [{"until_step": 15, "settings": first["settings"]}]
     card = (tmp_path / "run" / "README.md").read_text(encoding="utf-8")
@@ -242,7 +242,7 @@ def test_accelerates_own_half_precision_is_refused(tmp_path, monkeypatch):
 
 def test_the_published_folder(base):
     folder = base / "run"
-    log = read_results(folder, "pretraining")["log"]
+    log = read_result(folder, "pretraining")["log"]
     evaluations = {entry["step"]: entry["perplexity"] for entry in log if "perplexity" in entry}
     assert list(evaluations) == [0, 7, 14, 15]
     best = min(list(evaluations)[1:], key=evaluations.__getitem__)

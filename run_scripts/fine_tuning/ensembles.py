@@ -6,7 +6,7 @@ from pathlib import Path
 import torch
 
 from modeling_elmo import ELMoTokenizer
-from modeling_elmo.run_scripts.cards.card import public
+from modeling_elmo.run_scripts.cards.card import without_folders
 from modeling_elmo.run_scripts.fine_tuning.reports import write_predictions
 from modeling_elmo.run_scripts.fine_tuning.task import Record, SplitOutput, Task
 from modeling_elmo.run_scripts.fine_tuning.trainer import TaskTrainer, TaskTrainingArguments
@@ -31,7 +31,7 @@ def ensemble_record(task: Task, folders: Sequence[str], training: TaskTrainingAr
         "metric": task.metric,
         "metrics": scores,
         "layer_weights": {},
-        "settings": {"ensemble": public(list(folders))},
+        "settings": {"ensemble": without_folders(list(folders))},
     }
 
 

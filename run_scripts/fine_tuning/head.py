@@ -11,7 +11,7 @@ from datasets import Dataset
 from transformers.utils import logging
 
 from modeling_elmo import ELMoConfig, ELMoTokenizer
-from modeling_elmo.modeling_elmo import ELMoTaskModel
+from modeling_elmo.modeling_elmo_heads import ELMoTaskModel
 from modeling_elmo.run_scripts.fine_tuning.task import Task
 from modeling_elmo.run_scripts.fine_tuning.word_vectors import (
     WordVectors,

@@ -13,7 +13,7 @@ from datasets import Dataset, DatasetDict
 from transformers import DataCollatorWithPadding
 
 from modeling_elmo import ELMoForQuestionAnswering, ELMoTokenizer
-from modeling_elmo.elmo_head_reader import best_answers, characters_of_contexts
+from modeling_elmo.pipeline_elmo import best_answers, characters_of_contexts
 from modeling_elmo.run_scripts.fine_tuning.metrics import answer_scores
 from modeling_elmo.run_scripts.fine_tuning.question_data import QuestionDataArguments, read_questions
 from modeling_elmo.run_scripts.fine_tuning.task import Batch, Record, SplitOutput, Task, log_mean_probabilities

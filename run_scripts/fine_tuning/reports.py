@@ -8,16 +8,16 @@ from typing import Any
 
 from datasets import Dataset
 
-from modeling_elmo.run_scripts.cards.card import CardArguments, hub_name, public, write_card, write_facts
+from modeling_elmo.run_scripts.cards.card import CardArguments, hub_name, without_folders, write_card_facts
 from modeling_elmo.run_scripts.cards.figures import draw_ablation, draw_confusion, draw_data_curve, draw_layer_weights
-from modeling_elmo.run_scripts.cards.head_card import task_part
+from modeling_elmo.run_scripts.cards.head_card import write_head_card
 from modeling_elmo.run_scripts.cards.publishing import push
 from modeling_elmo.run_scripts.cards.tables import (
     best_record,
     last_split,
     score_table,
     summarize,
-    table,
+    summary_table,
     write_results,
 )
 from modeling_elmo.run_scripts.fine_tuning.head import HeadArguments, resolved_options
@@ -83,11 +83,11 @@ def run_record(
         "metric": task.metric,
         "metrics": scores,
         "layer_weights": {place: mix.layer_weights().tolist() for place, mix in trainer.model.mixes().items()},
-        "data": public(task.source),
+        "data": without_folders(task.source),
         "columns": task.data["train"].column_names,
         "train_samples": len(task.data["train"]),
         "epochs": trainer.state.epoch,
-        "settings": public(settings),
+        "settings": without_folders(settings),
         "base_model": hub_name(settings["model_name_or_path"]),
         "dataset": hub_name(task.source.get("dataset")),
         "seconds": time.monotonic() - start,
@@ -96,14 +96,14 @@ def run_record(
 
 def write_run(folder: Path, record: Record, card: CardArguments, training: TaskTrainingArguments):
     """Writes the model card, with the facts from the options, and the record."""
-    write_facts(folder, card)
+    write_card_facts(folder, card)
     write_card_and_record(folder, record, training)
 
 
 def write_card_and_record(folder: Path, record: Record, training: TaskTrainingArguments):
     """Writes `record.json` last: a folder that holds one is finished."""
     name = repository_name(training).split("/")[-1]
-    write_card(folder, name, task_part(folder, name, record))
+    write_head_card(folder, name, record)
     write_json(folder / "record.json", record)
 
 
@@ -123,7 +123,7 @@ def report(records: Sequence[Record], folder: Path, ablation: str | None = None,
     summaries = summarize(records)
     baseline = BASELINE_NAME if BASELINE_NAME in {each.arm.partition("@")[0] for each in summaries} else None
     write_results(folder, name, records, baseline)
-    print(*filter(None, (table(summaries, metric, baseline), score_table(summaries))), sep="\n\n")
+    print(*filter(None, (summary_table(summaries, metric, baseline), score_table(summaries))), sep="\n\n")
     results = folder / "results"
     if any(record["layer_weights"] for record in records):
         draw_layer_weights(records, results / f"{name}_layer_weights.png")
