@@ -34,7 +34,7 @@ from modeling_elmo.run_scripts.pretraining.records import record_of_run, setting
 from modeling_elmo.run_scripts.pretraining.starting_model import (
     ModelArguments,
     check_same_model,
-    load_model,
+    load_checkpoint,
     make_starting_model,
 )
 from modeling_elmo.run_scripts.pretraining.streams import StreamWindows
@@ -74,7 +74,7 @@ def main(arguments: list[str] | None = None) -> Pretraining:
     if checkpoint is None:
         model, tokenizer = make_starting_model(model_args, corpus_args, corpus, output_dir, accelerator)
     else:
-        model, tokenizer = load_model(str(checkpoint))
+        model, tokenizer = load_checkpoint(str(checkpoint))
         check_same_model(model.config, model_args, checkpoint)
     evaluation_batches = None
     if held_out is not None:

@@ -12,7 +12,7 @@ from modeling_elmo import ELMoConfig, ELMoForPreTraining, ELMoTokenizer
 from modeling_elmo.run_scripts.cards import bilm_card
 from modeling_elmo.run_scripts.pretraining.corpus import Corpus, CorpusArguments
 from modeling_elmo.run_scripts.pretraining.options import PretrainingArguments
-from modeling_elmo.run_scripts.pretraining.starting_model import ModelArguments, load_model, make_starting_model
+from modeling_elmo.run_scripts.pretraining.starting_model import ModelArguments, load_checkpoint, make_starting_model
 from modeling_elmo.run_scripts.program.command_line import ProgramParser
 from modeling_elmo.tokenization.elmo_characters import read_vocabulary
 
@@ -114,13 +114,13 @@ def test_words_of_raw_text_are_counted_as_the_checkpoint_splits_them(tmp_path):
 def test_a_checkpoint_in_half_precision_is_trained_in_single(base, tmp_path):
     ELMoForPreTraining.from_pretrained(base / "run", dtype=torch.bfloat16).save_pretrained(tmp_path)
     ELMoTokenizer.from_pretrained(base / "run").save_pretrained(tmp_path)
-    model, _ = load_model(str(tmp_path))
+    model, _ = load_checkpoint(str(tmp_path))
     assert {parameter.dtype for parameter in model.parameters()} == {torch.float32}
 
 
 def test_loaded_weights_are_aligned(base):
     """MKL rounds differently where they are not, and a resumed run would differ from an uninterrupted one."""
-    model, _ = load_model(str(base / "run"))
+    model, _ = load_checkpoint(str(base / "run"))
     assert not [name for name, parameter in model.named_parameters() if parameter.data_ptr() % 64]
 
 

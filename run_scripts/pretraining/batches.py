@@ -20,7 +20,14 @@ from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 from transformers.utils import logging
 
 from modeling_elmo import ELMoTokenizer
-from modeling_elmo.run_scripts.pretraining.corpus import Corpus, Sentence, SentenceText, SourceLine, Survey, words_of
+from modeling_elmo.run_scripts.pretraining.corpus import (
+    Corpus,
+    SentenceText,
+    SourceLine,
+    SourceSentence,
+    Survey,
+    words_of,
+)
 from modeling_elmo.tokenization.elmo_characters import BOS_ID, EOS_ID, UNK_ID
 from modeling_elmo.tokenization.tokenization_elmo import CallLock
 
@@ -196,7 +203,7 @@ class BatchPlan(NamedTuple):
         lines: lines of the epoch that have been read after it.
     """
 
-    sentences: list[Sentence]
+    sentences: list[SourceSentence]
     chosen: np.ndarray
     epoch: int
     buffer: int
@@ -253,7 +260,7 @@ class SentenceBatches(CorpusBatches):
             buffer = batch = 0
 
     def _plan_buffer(
-        self, sentences: list[Sentence], epoch: int, buffer: int, lines_before: int
+        self, sentences: list[SourceSentence], epoch: int, buffer: int, lines_before: int
     ) -> Iterator[BatchPlan]:
         num_lines = len(sentences)
         lengths_N = self._max_lengths(sentences)
@@ -271,10 +278,10 @@ class SentenceBatches(CorpusBatches):
             lines = lines_before + num_lines * done / len(batches)
             yield BatchPlan(sentences, batches[number], epoch, buffer, done, lines)
 
-    def _max_lengths(self, sentences: list[Sentence]) -> np.ndarray:
+    def _max_lengths(self, sentences: list[SourceSentence]) -> np.ndarray:
         return np.array([self.encoder.max_words(text) for _, text in sentences]) + 2
 
-    def _cut(self, sentence: Sentence, max_length: int) -> list[Sentence]:
+    def _cut(self, sentence: SourceSentence, max_length: int) -> list[SourceSentence]:
         if max_length <= self.tokens_per_batch:
             return [sentence]
         (file, line), text = sentence

@@ -19,7 +19,7 @@ TEXT_SUFFIXES = tuple(kind + packing for kind in (".txt", ".jsonl") for packing 
 
 SourceLine = tuple[str, int]  # a file and the line, from 1; or a data set and the row, from 0
 SentenceText = str | list[str]  # a line of text, or the words of a sentence
-Sentence = tuple[SourceLine, SentenceText]
+SourceSentence = tuple[SourceLine, SentenceText]
 
 
 @dataclass(kw_only=True)
@@ -159,7 +159,7 @@ class Corpus:
     def emptiness(self) -> ValueError:
         return ValueError(f"There is no sentence in {self}: nothing but blank lines. Pass another text.")
 
-    def sentences(self, epoch: int = 0, seed: int = 0, shuffle_files: bool = True) -> Iterator[Sentence]:
+    def sentences(self, epoch: int = 0, seed: int = 0, shuffle_files: bool = True) -> Iterator[SourceSentence]:
         """All sentences once. `seed` and `epoch` decide the order of the files if they are shuffled."""
         if self.dataset is not None:
             yield from as_sentences(str(self.dataset.dataset), enumerate(dataset_texts(self.dataset)[0]))
@@ -186,7 +186,7 @@ def find_files(pattern: str) -> list[str]:
     raise FileNotFoundError(f"{pattern}: no file {advice}")
 
 
-def as_sentences(source: str, texts: Iterable[tuple[int, Any]]) -> Iterator[Sentence]:
+def as_sentences(source: str, texts: Iterable[tuple[int, Any]]) -> Iterator[SourceSentence]:
     for number, value in texts:
         if isinstance(value, str):
             for line in value.split("\n") if "\n" in value else (value,):

@@ -113,7 +113,7 @@ class ModelArguments:
         self.config(vocab_size=self.vocabulary_size or sys.maxsize)
 
 
-def load_model(name: str, **options: Any) -> tuple[ELMoForPreTraining, ELMoTokenizer]:
+def load_checkpoint(name: str, **options: Any) -> tuple[ELMoForPreTraining, ELMoTokenizer]:
     """A checkpoint and its tokenizer, in single precision even if it was saved in another."""
     model = ELMoForPreTraining.from_pretrained(name, dtype=torch.float32, **options)
     for parameter in model.parameters():
@@ -130,7 +130,7 @@ def make_starting_model(
         model, tokenizer = None, None
         splitter = TextSplitter(arguments.pre_tokenization)
     else:
-        model, tokenizer = load_model(arguments.model_name_or_path, **arguments.softmax_options)
+        model, tokenizer = load_checkpoint(arguments.model_name_or_path, **arguments.softmax_options)
         splitter = tokenizer.splitter
     path = Path(arguments.vocabulary_file) if arguments.vocabulary_file else output_dir / "vocab.txt"
     if arguments.vocabulary_size is not None:

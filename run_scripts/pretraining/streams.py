@@ -20,7 +20,7 @@ from modeling_elmo.run_scripts.pretraining.batches import (
     SentenceEncoder,
     as_tensors,
 )
-from modeling_elmo.run_scripts.pretraining.corpus import Corpus, Sentence, SourceLine, words_of
+from modeling_elmo.run_scripts.pretraining.corpus import Corpus, SourceLine, SourceSentence, words_of
 from modeling_elmo.tokenization.elmo_characters import UNK_ID
 
 BLOCK_LINES = 64  # lines that a row reads in order: enough to carry states, few enough to shuffle
@@ -31,7 +31,7 @@ class SentenceBlock(NamedTuple):
 
     epoch: int
     number: int
-    sentences: list[Sentence]
+    sentences: list[SourceSentence]
 
 
 class StreamRow:
@@ -212,7 +212,7 @@ class StreamWindows(CorpusBatches):
             if not number:
                 raise self.corpus.emptiness()
 
-    def _consecutive_lines(self, sentences: Iterator[Sentence]) -> Iterator[list[Sentence]]:
+    def _consecutive_lines(self, sentences: Iterator[SourceSentence]) -> Iterator[list[SourceSentence]]:
         """Blocks of `block_lines` sentences of one file; the last one of a file may be shorter."""
         for _, lines in groupby(sentences, key=lambda sentence: sentence[0][0]):
             while block := list(islice(lines, self.block_lines)):
@@ -220,7 +220,7 @@ class StreamWindows(CorpusBatches):
 
     def _pieces(self) -> list[list[SentenceBlock]]:
         """The piece of the text for each row of this rank, empty if there are more rows than sentences."""
-        pieces: list[list[Sentence]] = [[] for _ in range(self.rows)]
+        pieces: list[list[SourceSentence]] = [[] for _ in range(self.rows)]
         words, all_rows = 0, self.rows * self.world_size
         for source_line, text in self.corpus.sentences(shuffle_files=False):
             row = min(words * all_rows // self.survey.words, all_rows - 1) - self.rank * self.rows
