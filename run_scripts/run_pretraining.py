@@ -93,7 +93,7 @@ def main(arguments: list[str] | None = None) -> Pretraining:
     training.progress.base_model = model_args.model_name_or_path
     if checkpoint is not None:
         training.restore(checkpoint)
-    if message := training.progress.evaluate_on(held_out and held_out.order):
+    if message := training.progress.evaluate_on(held_out.order if held_out else None):
         accelerator.print(message)
     settings = without_folders(settings_of(model_args, corpus_args, training_args))
     training.progress.begin(settings, names_of_model={item.name for item in fields(ModelArguments)})
@@ -177,7 +177,11 @@ def publish(training: Pretraining, survey: Survey | None, corpus_args: CorpusArg
     step = progress.best_step or progress.step
     if training.checkpoints.find(step) is None:  # a run that was resumed in another folder: the best is in the first
         step = progress.step
-    training.checkpoints.publish(training.checkpoints.find(step))
+    if (checkpoint := training.checkpoints.find(step)) is None:
+        raise FileNotFoundError(
+            f"{output_dir} has no checkpoint of step {step}, the last one; it was removed during the run."
+        )
+    training.checkpoints.publish(checkpoint)
     record = record_of_run(progress, training.plain_model, training.tokenizer, corpus_args, survey, step)
     write_result(output_dir, "pretraining", without_folders(record))
     write_card_facts(output_dir, hub_args)

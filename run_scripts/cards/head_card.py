@@ -7,6 +7,7 @@ from huggingface_hub import EvalResult
 
 import modeling_elmo
 from modeling_elmo import ELMoConfig
+from modeling_elmo.modeling_elmo_heads import ELMoTaskModel
 from modeling_elmo.run_scripts.cards.card import write_card
 from modeling_elmo.run_scripts.cards.tables import layer_names
 from modeling_elmo.run_scripts.program.files import read_json
@@ -39,8 +40,8 @@ def write_head_card(folder: Path, name: str, record: dict[str, Any] | None = Non
         "config": config,
         "name_to_load": name,
         "pipeline_tag": tag,
-        "network": network_of(config),
-        "elmo_placement": placement_of(config),
+        "network": head_class(config).network_name(config),
+        "elmo_placement": head_class(config).resolve_elmo_placement(config) if config.use_elmo else None,
         "labels": None if tag == "question-answering" else list(config.id2label.values()),
         "is_pair": takes_pairs(config, record),
         "record": record | {"layer_weights": named_layers(record)} if record else None,
@@ -67,18 +68,8 @@ def evaluation_results(task: str, record: dict[str, Any]) -> list[EvalResult]:
     ]
 
 
-def network_of(config: ELMoConfig) -> str:
-    """The key of the network's description in the template."""
-    if config.head == "linear":
-        return "linear"
-    networks = {"ELMoForTokenClassification": "tagger", "ELMoForQuestionAnswering": "reader"}
-    return networks.get(config.architectures[0], config.classifier)
-
-
-def placement_of(config: ELMoConfig) -> str:
-    """Where ELMo enters the head: the configuration's value or the default of the head's class."""
-    resolve = getattr(getattr(modeling_elmo, config.architectures[0]), "resolve_elmo_placement", None)
-    return resolve(config) if resolve else config.elmo_placement
+def head_class(config: ELMoConfig) -> type[ELMoTaskModel]:
+    return getattr(modeling_elmo, config.architectures[0])
 
 
 def takes_pairs(config: ELMoConfig, record: dict[str, Any]) -> bool:

@@ -229,13 +229,13 @@ class Experiment:
     ) -> TaskTrainer:
         patience, collator = self.arguments.early_stopping_patience, self.task.collator(tokenizer)
         is_cached = model.config.use_elmo and self.features is not None
-        arguments = replace(
-            self.trainer_arguments,
-            output_dir=str(folder),
-            seed=seed,
-            restore_callback_states_from_checkpoint=True,  # early stopping keeps its count
-            remove_unused_columns=not is_cached,  # stored layers are found by `text_number`
-        )
+        changes: dict[str, Any] = {
+            "output_dir": str(folder),
+            "seed": seed,
+            "restore_callback_states_from_checkpoint": True,  # early stopping keeps its count
+            "remove_unused_columns": not is_cached,  # stored layers are found by `text_number`
+        }
+        arguments = replace(self.trainer_arguments, **changes)
         return TaskTrainer(
             model,
             arguments,

@@ -51,7 +51,7 @@ def question_rows(path: Path) -> Iterator[LocatedRow]:
         if "paragraphs" not in row:
             yield location, row
             continue
-        for number, paragraph in enumerate(_objects(row, "paragraphs", location), 1):
+        for number, paragraph in enumerate(_objects(row, "paragraphs", str(location)), 1):
             where = f"{location}, paragraph {number}"
             for count, question in enumerate(_objects(paragraph, "qas", where), 1):
                 named = f"{path}, question {question['id']}" if "id" in question else f"{where}, question {count}"

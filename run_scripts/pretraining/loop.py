@@ -23,7 +23,7 @@ from torch import Tensor
 from tqdm.auto import tqdm
 
 from modeling_elmo import ELMoForPreTraining, ELMoTokenizer
-from modeling_elmo.run_scripts.pretraining.batches import CorpusBatches, LMBatch, batch_loader
+from modeling_elmo.run_scripts.pretraining.batches import LMBatch, SentenceBatches, batch_loader
 from modeling_elmo.run_scripts.pretraining.checkpoints import Checkpoints, load_state, save_state
 from modeling_elmo.run_scripts.pretraining.corpus import SourceLine
 from modeling_elmo.run_scripts.pretraining.evaluation import evaluate
@@ -38,6 +38,7 @@ from modeling_elmo.run_scripts.pretraining.optimization import (
 from modeling_elmo.run_scripts.pretraining.options import PretrainingArguments
 from modeling_elmo.run_scripts.pretraining.records import Progress
 from modeling_elmo.run_scripts.pretraining.stopping import Stopped, StopSignal
+from modeling_elmo.run_scripts.pretraining.streams import StreamWindows
 
 
 class StepFigures(NamedTuple):
@@ -65,7 +66,7 @@ class Pretraining:
         arguments: PretrainingArguments,
         model: ELMoForPreTraining,
         tokenizer: ELMoTokenizer,
-        make_batches: Callable[[Any], CorpusBatches],
+        make_batches: Callable[[Any], SentenceBatches | StreamWindows],
         held_out: Callable[[], Iterable[LMBatch]] | None,
         num_steps: int,
         carries_states: bool = False,
@@ -197,7 +198,7 @@ class Pretraining:
         for optimizer, schedule in zip(self.optimizers, self.schedules, strict=True):
             factors = zip(optimizer.param_groups, schedule.base_lrs, schedule.lr_lambdas, strict=True)
             for group, rate, factor in factors:
-                group["lr"] = rate * factor(done)
+                group["lr"] = rate * factor(done)  # type: ignore[arg-type, operator]  # fractions of steps
 
     def _backward(self, batch: LMBatch, num_items: float, candidates, is_last: bool) -> Tensor:
         """Adds the gradient of a batch. Returns its losses `(3,)`: joint, forward, backward."""

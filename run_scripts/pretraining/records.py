@@ -96,7 +96,7 @@ def record_of_run(
 ) -> dict[str, Any]:
     """The content of `results/pretraining.json`."""
     data: dict[str, Any] = {
-        "train": corpus.train_file or [corpus.dataset],
+        "train": corpus.train_file or [str(corpus.dataset)],
         "validation": [*filter(None, corpus.validation_file or [corpus.validation_split])],
     }
     if survey is not None:
