@@ -300,7 +300,7 @@ def test_parts_of_a_step_give_the_gradients_of_the_whole(monkeypatch):
 
 def test_rows_of_questions():
     tokenizer = ELMoTokenizer(pre_tokenization="whitespace")
-    rows = fine_tuning_speed.question_rows(SENTENCES[:8], tokenizer)
+    rows = fine_tuning_speed.random_questions(SENTENCES[:8], tokenizer)
     for number, row in enumerate(rows):
         following = [SENTENCES[(number + each) % 8] for each in range(1, 6)]
         context = row["token_type_ids"].count(1)

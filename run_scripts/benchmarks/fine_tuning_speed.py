@@ -65,7 +65,7 @@ def fine_tuning_contest(head: str, name: str, batch: list[list[str]], preset: st
     """Steps of a head on one batch, whose layers are stored in `folder`. Labels are random."""
     words = sorted({word for sentence in batch for word in sentence})
     tokenizer = ELMoTokenizer(vocab=[*SPECIAL_WORDS, *words], pre_tokenization="whitespace")
-    rows = tagged_rows(batch, tokenizer) if head == "tagger" else question_rows(batch, tokenizer)
+    rows = tagged_rows(batch, tokenizer) if head == "tagger" else random_questions(batch, tokenizer)
     padding = DataCollatorForTokenClassification if head == "tagger" else DataCollatorWithPadding
     models = [new_head(head, preset, len(tokenizer)) for _ in range(3)]
     start = time.perf_counter()
@@ -97,7 +97,7 @@ def tagged_rows(batch: list[list[str]], tokenizer: ELMoTokenizer) -> list[dict[s
     return rows
 
 
-def question_rows(batch: list[list[str]], tokenizer: ELMoTokenizer) -> list[dict[str, Any]]:
+def random_questions(batch: list[list[str]], tokenizer: ELMoTokenizer) -> list[dict[str, Any]]:
     """Each sentence is a question about the five sentences that follow it; the answer is one random word."""
     draw = random.Random(0)
     rows = []

@@ -13,13 +13,11 @@ from huggingface_hub import EvalResult
 
 from modeling_elmo import ELMoConfig
 from modeling_elmo.run_scripts.cards.card import read_result, write_card
-from modeling_elmo.run_scripts.cards.figures import draw_curve, loss_kind
+from modeling_elmo.run_scripts.cards.figures import LogEntries, draw_curve, loss_kind
 from modeling_elmo.run_scripts.cards.markdown import one_line
 from modeling_elmo.run_scripts.cards.tables import ERRORS, sense_table, summarize, summary_table
 from modeling_elmo.run_scripts.program.files import read_json
 from modeling_elmo.tokenization.elmo_characters import Utf8Alphabet
-
-LogEntries = list[dict[str, Any]]
 
 MOST_EVALUATIONS = 12  # rows of the card's table
 SAME_PROTOCOL = ("predictions", "vocabulary_size", "protocol")  # perplexities that differ here cannot be compared
@@ -37,7 +35,7 @@ def write_bilm_card(folder: Path, name: str) -> Path:
         "pipeline_tag": "feature-extraction",
         "tags": ["elmo", "bilm", "language-model", "lstm"],
         "metrics": ["perplexity"] if evaluations else None,
-        "eval_results": evaluation_results(run, evaluations) if evaluations else None,
+        "eval_results": perplexity_results(run, evaluations) if evaluations else None,
         "base_model": run.get("base_model_on_hub"),
     }
     values = {
@@ -55,7 +53,7 @@ def write_bilm_card(folder: Path, name: str) -> Path:
     return write_card(folder, name.rpartition("/")[2], "bilm_card.md", metadata, values)
 
 
-def evaluation_results(run: dict[str, Any], evaluations: LogEntries) -> list[EvalResult]:
+def perplexity_results(run: dict[str, Any], evaluations: LogEntries) -> list[EvalResult]:
     """What the Hub shows as the result of the model."""
     return [
         EvalResult(

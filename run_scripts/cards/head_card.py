@@ -33,7 +33,7 @@ def write_head_card(folder: Path, name: str, record: dict[str, Any] | None = Non
         "pipeline_tag": tag,
         "tags": ["elmo"],
         "metrics": [record["metric"]] if record else None,
-        "eval_results": evaluation_results(tag, record) if record else None,
+        "eval_results": score_results(tag, record) if record else None,
         "base_model": record.get("base_model"),
     }
     values = {
@@ -52,7 +52,7 @@ def write_head_card(folder: Path, name: str, record: dict[str, Any] | None = Non
     return write_card(folder, name.rpartition("/")[2], "head_card.md", metadata, values)
 
 
-def evaluation_results(task: str, record: dict[str, Any]) -> list[EvalResult]:
+def score_results(task: str, record: dict[str, Any]) -> list[EvalResult]:
     """What the Hub shows as the results of the model, one per split."""
     dataset = record.get("dataset")  # on the Hub
     return [

@@ -108,7 +108,7 @@ def assemble(arguments: PushArguments, folder: Path) -> Path:
         if not any(Path(path).match(pattern) for pattern in SAVED_FILES):
             (folder / path).parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(source / path, folder / path)
-    model, tokenizer = load_checkpoint(arguments.model)
+    model, tokenizer = load_published(arguments.model)
     stored = getattr(torch, arguments.dtype)
     # The configuration keeps float32, the precision in memory: half precision is for disks, not for CPUs.
     weights = {name: value.to(stored) for name, value in model.state_dict().items() if value.is_floating_point()}
@@ -123,7 +123,7 @@ def assemble(arguments: PushArguments, folder: Path) -> Path:
     return folder
 
 
-def load_checkpoint(source: str) -> tuple[ELMoPreTrainedModel, ELMoTokenizer]:
+def load_published(source: str) -> tuple[ELMoPreTrainedModel, ELMoTokenizer]:
     """The tokenizer and the model, in the class that it was saved as."""
     config = ELMoConfig.from_pretrained(source)
     model_class = getattr(modeling_elmo, (config.architectures or ["ELMoModel"])[0])
@@ -163,7 +163,7 @@ def verify(folder: Path, arguments: PushArguments) -> str:
         )
     if finished.returncode:
         raise RuntimeError(f"{folder.name} does not load, or its card's example fails:\n{finished.stderr.strip()}")
-    there, here = load_file(root / "outputs.safetensors"), outputs_of(*load_checkpoint(arguments.model), TEXTS)
+    there, here = load_file(root / "outputs.safetensors"), outputs_of(*load_published(arguments.model), TEXTS)
     differences = {name: largest_difference(here[name], there[name]) for name in here}
     worst = max(differences, key=differences.__getitem__)
     size = f"{differences[worst]:.1e} of the root mean square"

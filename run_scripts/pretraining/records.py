@@ -97,7 +97,7 @@ def record_of_run(
     """The content of `results/pretraining.json`."""
     data: dict[str, Any] = {
         "train": corpus.train_file or [str(corpus.dataset)],
-        "validation": [*filter(None, corpus.validation_file or [corpus.validation_split])],
+        "validation": corpus.validation_file or [*filter(None, [corpus.validation_split])],
     }
     if survey is not None:
         data |= {"sentences": survey.lines, "words": survey.words, "longest_sentence": survey.longest}
