@@ -1,4 +1,6 @@
-"""Pretraining of a biLM. The way of a sentence from a file to the loss:
+"""Training a biLM: corpus, vocabulary, batches, streams, loop, optimization, checkpoints, evaluation.
+
+The way of a sentence from a file to the loss:
 
 `corpus.py` reads it: a line of text, with its file and line number.
 `batches.py` looks up its words in the tokenizer's table and fills a batch of whole sentences, or
