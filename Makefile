@@ -33,7 +33,7 @@ format: $(VENV)/.dev  ## let ruff repair what it can
 
 bench: $(VENV)/.demo  ## correctness, and speed beside torch.nn.LSTM and BertTokenizer (minutes)
 	mkdir -p build
-	$(BIN)/elmo benchmark --output build/benchmark.json --plot build/benchmark.png
+	$(BIN)/elmo benchmark --output build/benchmark.json
 
 wheel: $(VENV)/.demo  ## dist/modeling_elmo-*.whl
 	$(BIN)/python -m pip wheel --quiet --no-deps --wheel-dir dist .
