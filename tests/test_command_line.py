@@ -6,7 +6,6 @@ Small functions stand in for programs with mistakes of a user and with bugs.
 import asyncio
 import json
 import os
-import signal
 import subprocess
 import sys
 import time
@@ -30,10 +29,10 @@ ROOT = Path(__file__).parents[1]
 COMMAND = ROOT / "run_scripts" / "modeling_elmo_cli.py"
 
 
-def elmo(*arguments: str, **environment: str) -> subprocess.CompletedProcess:
-    """The `elmo` command in a process of its own."""
+def python(*arguments: str | Path, **environment: str) -> subprocess.CompletedProcess:
+    """A Python process that finds the package in the clone."""
     inherited = {**os.environ, "PYTHONPATH": str(ROOT), **environment}
-    return subprocess.run([sys.executable, str(COMMAND), *arguments], env=inherited, capture_output=True, text=True)
+    return subprocess.run([sys.executable, *arguments], env=inherited, capture_output=True, text=True)
 
 
 # The command
@@ -56,7 +55,7 @@ def test_the_list_of_programs_comes_at_once():
         "assert not {'torch', 'transformers', 'numpy', 'modeling_elmo'} & set(sys.modules)"
     )
     started = time.monotonic()
-    subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)
+    assert python("-c", code).returncode == 0
     assert time.monotonic() - started < 2  # 0.05 s on a machine with nothing else to do
 
 
@@ -73,15 +72,13 @@ def test_an_unknown_program(name, advice, monkeypatch, capsys):
 
 
 def test_a_mistake_in_a_process():
-    done = elmo("convert", "--weights", "missing.hdf5", "--options", "o.json", "--output_dir", "out")
+    done = python(COMMAND, "convert", "--weights", "missing.hdf5", "--options", "o.json", "--output_dir", "out")
     message = "missing.hdf5 does not exist; pass a file, a folder, a .zip archive or hf://user/repo/path."
     assert (done.returncode, done.stderr) == (2, f"elmo convert: error: {message}\n")
 
 
 def test_accelerate_launches_a_module():
-    launch = [sys.executable, "-m", "accelerate.commands.launch", "--cpu", "-m", "modeling_elmo.run_scripts.perplexity"]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    done = subprocess.run([*launch, "--help"], env=environment, capture_output=True, text=True)
+    done = python("-m", "accelerate.commands.launch", "--cpu", "-m", "modeling_elmo.run_scripts.perplexity", "--help")
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("usage: perplexity.py [options]\n")
 
@@ -90,7 +87,7 @@ def test_a_package_that_is_missing(tmp_path):
     """As where the package was installed without its extras."""
     error = "ModuleNotFoundError(\"No module named 'datasets'\", name='datasets')"
     Path(tmp_path, "datasets.py").write_text(f"raise {error}")
-    done = elmo("ner", "--help", PYTHONPATH=f"{tmp_path}{os.pathsep}{ROOT}")
+    done = python(COMMAND, "ner", "--help", PYTHONPATH=f"{tmp_path}{os.pathsep}{ROOT}")
     assert done.returncode == 2
     assert done.stderr == (
         "elmo ner: error: No module named 'datasets'. Install the packages that the programs need: "
@@ -101,11 +98,6 @@ def test_a_package_that_is_missing(tmp_path):
 # Mistakes and bugs
 
 
-def test_run_returns_after_a_success(monkeypatch):
-    monkeypatch.setattr(sys, "argv", ["program.py"])
-    assert run(lambda: [1]) is None
-
-
 def test_run_shows_a_mistake_in_one_line(monkeypatch, capsys):
     monkeypatch.setattr(sys, "argv", ["/somewhere/program.py"])
     with pytest.raises(SystemExit) as ended:
@@ -114,10 +106,11 @@ def test_run_shows_a_mistake_in_one_line(monkeypatch, capsys):
     assert ended.value.code == 2 and printed.startswith("program.py: error: ") and printed.count("\n") == 1
 
 
-def test_run_shows_a_bug(monkeypatch):
+def test_run_shows_a_bug_and_returns_after_a_success(monkeypatch):
     monkeypatch.setattr(sys, "argv", ["program.py"])
     with pytest.raises(ZeroDivisionError):
         run(lambda: 1 / 0)
+    assert run(lambda: [1]) is None
 
 
 @pytest.mark.parametrize(
@@ -138,24 +131,18 @@ def test_debug_shows_the_traceback_and_is_also_an_option_of_trainer(arguments, l
     assert sys.argv[1:] == left
 
 
-@pytest.mark.skipif(os.name == "nt", reason="Windows has no SIGINT for one process")
-def test_control_c():
-    code = (
-        "import time\n"
-        "from modeling_elmo.run_scripts.program.command_line import run\n"
-        "def main():\n"
-        "    print('ready', flush=True)\n"
-        "    time.sleep(60)\n"
-        "run(main)"
-    )
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    process = subprocess.Popen(
-        [sys.executable, "-c", code], env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    )
-    assert process.stdout is not None and process.stdout.readline() == "ready\n"
-    process.send_signal(signal.SIGINT)
-    _, errors = process.communicate(timeout=60)
-    assert (process.returncode, errors) == (130, "")
+@pytest.mark.parametrize("start", [lambda: run(interrupted), lambda: modeling_elmo_cli.run_program("embed")])
+def test_control_c(start, monkeypatch, capsys):
+    """In a program, and while its module is imported."""
+    monkeypatch.setattr(sys, "argv", ["program.py"])
+    monkeypatch.setattr(modeling_elmo_cli, "import_module", interrupted)
+    with pytest.raises(SystemExit) as ended:
+        start()
+    assert (ended.value.code, *capsys.readouterr()) == (130, "", "")
+
+
+def interrupted(*_):
+    raise KeyboardInterrupt
 
 
 def raised():
@@ -245,9 +232,9 @@ BUGS += [lambda: torch.zeros(2, 3) + torch.zeros(4), lambda: json.loads("{"), la
 
 
 def error_of(function) -> BaseException:
-    with pytest.raises(Exception) as raised_error:
+    with pytest.raises(Exception) as error:
         function()
-    return raised_error.value
+    return error.value
 
 
 @pytest.fixture
@@ -410,6 +397,6 @@ def test_wrong_options_end_in_one_line(arguments, message, capsys):
     ],
 )
 def test_wrong_options_are_mistakes_of_the_user(arguments, message):
-    with pytest.raises(ValueError, match=message) as raised:
+    with pytest.raises(ValueError, match=message) as error:
         parser().parse(["--model_name_or_path", "m", *arguments])
-    assert is_mistake_of_user(raised.value)
+    assert is_mistake_of_user(error.value)
