@@ -123,15 +123,18 @@ def decompress(path: Path, scratch: Path) -> Path:
 
 @contextmanager
 def staged(target: Path) -> Iterator[Path]:
-    """A path for a new file or folder, which replaces `target` after success and is deleted after an error."""
-    target = target.resolve()  # writes the target of a link and keeps the link
+    """A path for a new file or folder, which replaces `target` after success and is deleted after an error.
+
+    A file replaces an older file. A folder replaces an empty folder, also behind a link.
+    """
+    target = target.resolve() if target.is_dir() else target
     target.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=target.parent, prefix=f".{target.name}.") as beside:
         staging = Path(beside, target.name)
         yield staging
-        if target.is_dir():
-            target.rmdir()  # empty; Windows does not rename onto it
-        staging.rename(target)
+        if staging.is_dir() and target.is_dir():
+            target.rmdir()  # Windows does not rename onto a folder
+        staging.replace(target)
 
 
 def read_arrays(path: Path) -> dict[str, Tensor]:

@@ -1,19 +1,23 @@
 """The `elmo` command, and the options, help, errors and exit statuses of all programs.
 
-Small functions stand in for programs with mistakes of a user and with bugs. Real programs run in processes.
+Small functions stand in for programs with mistakes of a user and with bugs.
 """
 
+import asyncio
+import json
 import os
-import signal
 import subprocess
 import sys
 import time
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import KW_ONLY, dataclass, field
+from importlib import import_module
 from pathlib import Path
-from types import SimpleNamespace
+from types import FunctionType
 from typing import Literal
 
 import pytest
+import torch
 from transformers import AutoModel, TrainingArguments
 
 from modeling_elmo import ELMoConfig, conversion_files
@@ -23,13 +27,12 @@ from modeling_elmo.run_scripts.program.command_line import ProgramParser, is_mis
 
 ROOT = Path(__file__).parents[1]
 COMMAND = ROOT / "run_scripts" / "modeling_elmo_cli.py"
-CONVERT = ["convert", "--weights", "missing.hdf5", "--options", "o.json", "--output_dir", "out"]
 
 
-def elmo(*arguments: str, **environment: str) -> subprocess.CompletedProcess:
-    """The `elmo` command in a process of its own."""
+def python(*arguments: str | Path, **environment: str) -> subprocess.CompletedProcess:
+    """A Python process that finds the package in the clone."""
     inherited = {**os.environ, "PYTHONPATH": str(ROOT), **environment}
-    return subprocess.run([sys.executable, str(COMMAND), *arguments], env=inherited, capture_output=True, text=True)
+    return subprocess.run([sys.executable, *arguments], env=inherited, capture_output=True, text=True)
 
 
 # The command
@@ -52,60 +55,30 @@ def test_the_list_of_programs_comes_at_once():
         "assert not {'torch', 'transformers', 'numpy', 'modeling_elmo'} & set(sys.modules)"
     )
     started = time.monotonic()
-    subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)
+    assert python("-c", code).returncode == 0
     assert time.monotonic() - started < 2  # 0.05 s on a machine with nothing else to do
-
-
-def test_version():
-    printed = elmo("--version").stdout
-    assert printed.startswith("elmo ") and printed[5].isdigit()
 
 
 @pytest.mark.parametrize(
     ("name", "advice"),
     [("neighbours", "Did you mean `elmo neighbors`?"), ("zzz", "`elmo --help` lists the programs.")],
 )
-def test_an_unknown_program(name, advice):
-    done = elmo(name, "--help")
-    assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr == f"elmo: error: {name!r} is not a program. {advice}\n"
+def test_an_unknown_program(name, advice, monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["elmo", name, "--help"])
+    with pytest.raises(SystemExit) as ended:
+        modeling_elmo_cli.main()
+    printed = (ended.value.code, *capsys.readouterr())
+    assert printed == (2, "", f"elmo: error: {name!r} is not a program. {advice}\n")
 
 
-def test_the_command_runs_a_program(monkeypatch):
-    calls = []
-    monkeypatch.setattr(sys, "argv", ["elmo", "embed", "--model", "m"])
-    program = SimpleNamespace(main=lambda: calls.append(list(sys.argv)))
-    modules = {"modeling_elmo.run_scripts.embed": program, command_line.__name__: command_line}
-    monkeypatch.setattr(modeling_elmo_cli, "import_module", modules.__getitem__)
-    modeling_elmo_cli.main()
-    assert calls == [["elmo embed", "--model", "m"]]
-
-
-@pytest.mark.parametrize("debug", [False, True])
-def test_a_mistake_in_a_process(debug):
-    done = elmo(*CONVERT, *(["--debug"] if debug else []))
+def test_a_mistake_in_a_process():
+    done = python(COMMAND, "convert", "--weights", "missing.hdf5", "--options", "o.json", "--output_dir", "out")
     message = "missing.hdf5 does not exist; pass a file, a folder, a .zip archive or hf://user/repo/path."
-    if debug:
-        assert done.returncode == 1
-        assert "Traceback" in done.stderr and done.stderr.endswith(f"FileNotFoundError: {message}\n")
-    else:
-        assert (done.returncode, done.stderr) == (2, f"elmo convert: error: {message}\n")
-
-
-@pytest.mark.parametrize(
-    "start", [["-m", "modeling_elmo.run_scripts.convert_checkpoint"], [str(ROOT / "run_scripts/convert_checkpoint.py")]]
-)
-def test_programs_without_the_command(start):
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    done = subprocess.run([sys.executable, *start, *CONVERT[1:]], env=environment, capture_output=True, text=True)
-    assert done.returncode == 2
-    assert done.stderr.startswith("convert_checkpoint.py: error: missing.hdf5 does not exist; ")
+    assert (done.returncode, done.stderr) == (2, f"elmo convert: error: {message}\n")
 
 
 def test_accelerate_launches_a_module():
-    launch = [sys.executable, "-m", "accelerate.commands.launch", "--cpu", "-m", "modeling_elmo.run_scripts.perplexity"]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    done = subprocess.run([*launch, "--help"], env=environment, capture_output=True, text=True)
+    done = python("-m", "accelerate.commands.launch", "--cpu", "-m", "modeling_elmo.run_scripts.perplexity", "--help")
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("usage: perplexity.py [options]\n")
 
@@ -114,7 +87,7 @@ def test_a_package_that_is_missing(tmp_path):
     """As where the package was installed without its extras."""
     error = "ModuleNotFoundError(\"No module named 'datasets'\", name='datasets')"
     Path(tmp_path, "datasets.py").write_text(f"raise {error}")
-    done = elmo("ner", "--help", PYTHONPATH=f"{tmp_path}{os.pathsep}{ROOT}")
+    done = python(COMMAND, "ner", "--help", PYTHONPATH=f"{tmp_path}{os.pathsep}{ROOT}")
     assert done.returncode == 2
     assert done.stderr == (
         "elmo ner: error: No module named 'datasets'. Install the packages that the programs need: "
@@ -125,35 +98,19 @@ def test_a_package_that_is_missing(tmp_path):
 # Mistakes and bugs
 
 
-def exit_of(main, capsys, *arguments: str, monkeypatch) -> tuple[int, str]:
-    """Exit status and standard error of a program."""
-    monkeypatch.setattr(sys, "argv", ["/somewhere/program.py", *arguments])
-    with pytest.raises(SystemExit) as ended:
-        run(main)
-    return ended.value.code, capsys.readouterr().err
-
-
-def test_run_returns_after_a_success(monkeypatch):
-    monkeypatch.setattr(sys, "argv", ["program.py"])
-    assert run(lambda: [1]) is None
-
-
 def test_run_shows_a_mistake_in_one_line(monkeypatch, capsys):
-    found = exit_of(lambda: AutoModel.from_pretrained("no/such"), capsys, monkeypatch=monkeypatch)
-    assert found[0] == 2 and found[1].startswith("program.py: error: ") and found[1].count("\n") == 1
+    monkeypatch.setattr(sys, "argv", ["/somewhere/program.py"])
+    with pytest.raises(SystemExit) as ended:
+        run(lambda: AutoModel.from_pretrained("no/such"))
+    printed = capsys.readouterr().err
+    assert ended.value.code == 2 and printed.startswith("program.py: error: ") and printed.count("\n") == 1
 
 
-def test_run_shows_a_bug(monkeypatch):
+def test_run_shows_a_bug_and_returns_after_a_success(monkeypatch):
     monkeypatch.setattr(sys, "argv", ["program.py"])
     with pytest.raises(ZeroDivisionError):
         run(lambda: 1 / 0)
-
-
-def test_run_shows_a_mistake_for_debugging(monkeypatch):
-    monkeypatch.setattr(sys, "argv", ["program.py", "a.txt", "--debug"])
-    with pytest.raises(ValueError, match="no good"):
-        run(user_programs()["raised"])
-    assert sys.argv == ["program.py", "a.txt"]
+    assert run(lambda: [1]) is None
 
 
 @pytest.mark.parametrize(
@@ -165,40 +122,32 @@ def test_run_shows_a_mistake_for_debugging(monkeypatch):
         (["--debug", "underflow_overflow"], ["--debug", "underflow_overflow"], False),
         (["--debug", "underflow_overflow", "--debug"], ["--debug", "underflow_overflow"], True),
         (["--debug=tpu_metrics_debug"], ["--debug=tpu_metrics_debug"], False),
-        ([], [], False),
     ],
 )
-def test_debug_is_also_an_option_of_trainer(arguments, left, is_debugging, monkeypatch):
+def test_debug_shows_the_traceback_and_is_also_an_option_of_trainer(arguments, left, is_debugging, monkeypatch):
     monkeypatch.setattr(sys, "argv", ["program.py", *arguments])
-    assert command_line._take_debug_flag() == is_debugging
+    with pytest.raises(FileNotFoundError if is_debugging else SystemExit):
+        run(Path("no/such/file").read_text)
     assert sys.argv[1:] == left
 
 
-@pytest.mark.skipif(os.name == "nt", reason="Windows has no SIGINT for one process")
-def test_control_c():
-    code = (
-        "import time\n"
-        "from modeling_elmo.run_scripts.program.command_line import run\n"
-        "def main():\n"
-        "    print('ready', flush=True)\n"
-        "    time.sleep(60)\n"
-        "run(main)"
-    )
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    process = subprocess.Popen(
-        [sys.executable, "-c", code], env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-    )
-    assert process.stdout is not None and process.stdout.readline() == "ready\n"
-    process.send_signal(signal.SIGINT)
-    _, errors = process.communicate(timeout=60)
-    assert (process.returncode, errors) == (130, "")
+@pytest.mark.parametrize("start", [lambda: run(interrupted), lambda: modeling_elmo_cli.run_program("embed")])
+def test_control_c(start, monkeypatch, capsys):
+    """In a program, and while its module is imported."""
+    monkeypatch.setattr(sys, "argv", ["program.py"])
+    monkeypatch.setattr(modeling_elmo_cli, "import_module", interrupted)
+    with pytest.raises(SystemExit) as ended:
+        start()
+    assert (ended.value.code, *capsys.readouterr()) == (130, "", "")
 
 
-USER_PROGRAMS = """
-from contextlib import ExitStack, contextmanager, suppress
+def interrupted(*_):
+    raise KeyboardInterrupt
+
 
 def raised():
     raise ValueError("no good")
+
 
 def raised_from():
     try:
@@ -206,33 +155,17 @@ def raised_from():
     except ValueError as error:
         raise ValueError("no good") from error
 
-def raised_again():
-    try:
-        raised()
-    except ValueError:
-        raise
 
-def raised_again_by_name():
+def raised_again():
     try:
         raised()
     except ValueError as error:
         raise error
 
-def raised_in_generator():
-    def numbers():
-        yield 1
-        raise ValueError("no good")
-    return sum(numbers())
 
-def raised_in_expression():
-    return all(raised() for _ in range(2))
+def raised_in_callback():
+    return sorted([2, 1], key=lambda number: raised())
 
-@contextmanager
-def opened():
-    try:
-        yield
-    finally:
-        len("closed")
 
 @contextmanager
 def translated():
@@ -241,155 +174,105 @@ def translated():
     except KeyError as error:
         raise ValueError("no good") from error
 
-def raised_through_contexts():
-    with opened(), ExitStack() as stack, suppress(TypeError):
-        stack.enter_context(opened())
-        raised()
 
 def translated_by_context():
     with translated():
         {}["x"]
 
-def raised_in_callback():
-    return sorted([2, 1], key=lambda number: raised())
 
-def raised_after_cleaning_up():
-    try:
+def raised_through_contexts():
+    with ExitStack() as stack, suppress(TypeError):
+        stack.enter_context(translated())
         raised()
-    finally:
-        with suppress(ValueError):
-            int("x")
 
-async def raised_in_coroutine():
-    with suppress(TypeError):
-        int(None)
-    raised()
 
-def run_coroutine():
-    import asyncio
-    asyncio.run(raised_in_coroutine())
-"""
-BUGS = """
-import json
-from contextlib import contextmanager
-import numpy as np
-import torch
+def raised_in_coroutine():
+    async def coroutine():
+        with suppress(TypeError):
+            int(None)
+        raised()
 
-def division():
-    return 1 / 0
+    asyncio.run(coroutine())
 
-def wrong_value():
-    return int("x")
 
-def numpy_error():
-    return np.zeros((2, 3)) @ np.zeros((2, 3))
+MISTAKES = [raised, raised_from, raised_again, raised_in_callback, translated_by_context, raised_through_contexts]
+MISTAKES.append(raised_in_coroutine)
 
-def torch_error():
-    return torch.zeros(2, 3) + torch.zeros(4)
 
-def library_error():
-    return json.loads("{")
-
-def missing_key():
-    return {}["x"]
-
-def missing_attribute():
-    return None.shape
-
-def assertion():
-    assert 1 == 2, "never"
-
-def abstract():
-    raise NotImplementedError
-
-def raised_again():
-    try:
-        return int("x")
-    except ValueError:
-        raise
-
-def raised_again_by_name():
+def bug_raised_again():
     try:
         return int("x")
     except ValueError as error:
         raise error
 
-@contextmanager
-def opened():
-    try:
-        yield
-    finally:
-        len("closed")
 
-def raised_through_context():
-    with opened():
+def bug_through_context():
+    with translated():
         return 1 / 0
 
-def raised_in_generator():
+
+def bug_in_generator():
     return sum(1 / number for number in (1, 0))
 
-def wrong_number_of_arguments():
-    return division(1)
 
-def unknown_name():
-    return no_such_name
+def failed_assertion():
+    assert isinstance(1, str), "never"
 
-def bad_import():
-    from modeling_elmo import no_such_name
+
+def abstract():
+    raise NotImplementedError
+
 
 def missing_module_of_ours():
-    import modeling_elmo.no_such_module
-"""
+    import_module("modeling_elmo.no_such_module")
 
 
-def functions_of(source: str, module: str) -> dict:
-    names = {"__name__": module}
-    exec(compile(source, "program.py", "exec"), names)
-    names = {name: value for name, value in names.items() if getattr(value, "__module__", "") == module}
-    return {name: value for name, value in names.items() if value.__code__.co_argcount == 0 and name != "opened"}
-
-
-def user_programs(module: str = "modeling_elmo.program") -> dict:
-    functions = functions_of(USER_PROGRAMS, module)
-    return {name: functions[name] for name in functions if name not in ("translated", "raised_in_coroutine")}
+BUGS = [bug_raised_again, bug_through_context, bug_in_generator, failed_assertion, abstract, missing_module_of_ours]
+BUGS += [lambda: torch.zeros(2, 3) + torch.zeros(4), lambda: json.loads("{"), lambda: raised(1)]
 
 
 def error_of(function) -> BaseException:
-    try:
+    with pytest.raises(Exception) as error:
         function()
-    except Exception as error:
-        return error
-    raise RuntimeError(f"{function.__name__} did not fail")
+    return error.value
 
 
-@pytest.mark.parametrize("name", user_programs())
-def test_what_our_code_raises_is_a_mistake_of_the_user(name):
-    error = error_of(user_programs()[name])
+@pytest.fixture
+def tests_are_ours(monkeypatch):
+    monkeypatch.setattr(command_line, "OUR_PACKAGES", (__name__,))
+
+
+@pytest.mark.parametrize("function", MISTAKES)
+def test_what_our_code_raises_is_a_mistake_of_the_user(function, tests_are_ours):
+    error = error_of(function)
     assert str(error) == "no good" and is_mistake_of_user(error)
-    assert is_mistake_of_user(error_of(user_programs("__main__")[name]))
-    assert not is_mistake_of_user(error_of(user_programs("some_library")[name]))
 
 
-@pytest.mark.parametrize("name", functions_of(BUGS, "modeling_elmo.program"))
-def test_every_other_error_is_a_bug(name):
-    assert not is_mistake_of_user(error_of(functions_of(BUGS, "modeling_elmo.program")[name]))
+@pytest.mark.parametrize("function", BUGS)
+def test_every_other_error_is_a_bug(function, tests_are_ours):
+    assert not is_mistake_of_user(error_of(function))
 
 
-def test_errors_are_told_apart_under_a_tracer():
+@pytest.mark.parametrize("module", ["modeling_elmo.parts", "transformers_modules.elmo", "__main__", "some_library"])
+def test_our_code_is_known_by_its_module(module):
+    error = error_of(FunctionType(raised.__code__, {"__name__": module, "ValueError": ValueError}))
+    assert is_mistake_of_user(error) == (module != "some_library")
+
+
+def test_mistakes_and_bugs_are_told_apart_under_a_tracer(tests_are_ours):
     """Coverage and debuggers rewrite the instructions of a function."""
     traced = []
     before = sys.gettrace()
     sys.settrace(lambda *event: traced.append(event[1]) or (lambda *_: None))
     try:
-        mistake, bug = error_of(user_programs()["raised"]), error_of(functions_of(BUGS, "modeling_elmo.x")["division"])
+        mistake, bug = error_of(raised), error_of(bug_in_generator)
     finally:
         sys.settrace(before)
     assert traced and is_mistake_of_user(mistake) and not is_mistake_of_user(bug)
 
 
-def test_functions_that_ran_often_are_told_apart():
+def test_functions_that_ran_often_are_told_apart(tests_are_ours):
     """Python specializes the instructions of a function that is called often."""
-    raised = user_programs()["raised"]
     assert all(is_mistake_of_user(error_of(raised)) for _ in range(200))
 
 
@@ -514,6 +397,6 @@ def test_wrong_options_end_in_one_line(arguments, message, capsys):
     ],
 )
 def test_wrong_options_are_mistakes_of_the_user(arguments, message):
-    with pytest.raises(ValueError, match=message) as raised:
+    with pytest.raises(ValueError, match=message) as error:
         parser().parse(["--model_name_or_path", "m", *arguments])
-    assert is_mistake_of_user(raised.value)
+    assert is_mistake_of_user(error.value)

@@ -1,7 +1,7 @@
 import gzip
-import json
 import sys
 import zipfile
+from pathlib import Path
 
 import h5py
 import numpy as np
@@ -51,7 +51,7 @@ NLPL = {
 )
 @pytest.mark.parametrize("zipped", [True, False])
 def test_archives_and_folders(tmp_path, scratch, entries, expected, zipped):
-    place = make_zip(tmp_path / "145.zip", **entries) if zipped else tmp_path / "145"
+    place = make_zip(tmp_path / "145.ZIP", **entries) if zipped else tmp_path / "145"
     if not zipped:
         for name, content in entries.items():
             make(place / name, content if isinstance(content, bytes) else content.encode())
@@ -72,13 +72,11 @@ def test_files_from_several_places(tmp_path, scratch):
 
 def test_what_is_not_there(tmp_path, scratch):
     weights, archive = make(tmp_path / "w.hdf5"), make_zip(tmp_path / "a.zip", **{"README": ""})
+    damaged = make(tmp_path / "m.zip", b"PK")
     many = make_zip(tmp_path / "b.zip", **{"a.hdf5": "", "b/c.hdf5": "", "options.json": ""})
     for arguments, error, message in [
-        (
-            (tmp_path / "no.hdf5", None),
-            FileNotFoundError,
-            "no.hdf5 does not exist; pass a file, a folder, a .zip archive",
-        ),
+        ((tmp_path / "no.hdf5", None), FileNotFoundError, "no.hdf5 does not exist; pass a file, a folder, a .zip"),
+        ((damaged, None), ValueError, "m.zip is not a complete .zip archive; pass another copy"),
         ((weights, None), ValueError, "w.hdf5 is a single file; pass its options.json too"),
         ((archive, None), FileNotFoundError, r"has no file model.hdf5 or \*.hdf5"),
         ((weights, archive), FileNotFoundError, r"a.zip has no file options.json or meta.json"),
@@ -114,15 +112,38 @@ def test_hub_references(tmp_path, scratch, monkeypatch, reference, revision):
 
 def test_staged_is_all_or_nothing(tmp_path):
     (tmp_path / "new").mkdir()
-    for target in (tmp_path / "new", tmp_path / "a" / "file.json"):
+    make(tmp_path / "old.json", b"old")
+    for target in (tmp_path / "new", tmp_path / "a" / "file.json", tmp_path / "old.json"):
         with pytest.raises(RuntimeError), files.staged(target) as path:
             make(path / "part" if target.name == "new" else path)
             raise RuntimeError
-    assert [path.name for path in tmp_path.rglob("*") if path.name != "a"] == ["new"]
-    with files.staged(tmp_path / "new") as path:
+    assert (tmp_path / "old.json").read_bytes() == b"old"
+    assert sorted(path.name for path in tmp_path.rglob("*")) == ["a", "new", "old.json"]
+    with files.staged(tmp_path / "new") as path, files.staged(tmp_path / "old.json") as file:
         make(path / "part")
-        assert not any((tmp_path / "new").iterdir())
-    assert [path.name for path in tmp_path.rglob("*") if path.name != "a"] == ["new", "part"]
+        make(file, b"new")
+        assert not any((tmp_path / "new").iterdir()) and (tmp_path / "old.json").read_bytes() == b"old"
+    assert (tmp_path / "new" / "part").is_file() and (tmp_path / "old.json").read_bytes() == b"new"
+
+
+def test_staged_links_and_the_present_folder(tmp_path, monkeypatch):
+    for name in ("real", "here"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "real")
+    monkeypatch.chdir(tmp_path / "here")
+    for target in (tmp_path / "link", Path(".")):
+        with files.staged(target) as folder:
+            make(folder / "written")
+    assert (tmp_path / "real" / "written").is_file() and (tmp_path / "link").is_symlink()
+    assert (tmp_path / "here" / "written").is_file()
+
+    (tmp_path / "link.json").symlink_to(make(tmp_path / "cached.json", b"old"))
+    with files.staged(tmp_path / "link.json") as file:  # the file of a cache stays
+        make(file, b"new")
+    assert (tmp_path / "link.json").read_bytes() == b"new" and (tmp_path / "cached.json").read_bytes() == b"old"
+    with pytest.raises(OSError), files.staged(tmp_path / "real") as file:  # a folder is not replaced by a file
+        make(file)
+    assert (tmp_path / "real" / "written").is_file()
 
 
 def test_arrays(tmp_path):
@@ -138,6 +159,9 @@ def test_arrays(tmp_path):
         files.read_arrays(path)
     with pytest.raises(ValueError, match="version https.* is not an HDF5 file; pass the weights"):
         files.read_arrays(make(tmp_path / "version https.hdf5", b"version https://git-lfs"))
+    files.write_arrays({"a": torch.zeros(100, 100)}, path)
+    with pytest.raises(ValueError, match="cut.hdf5 is damaged or incomplete"):
+        files.read_arrays(make(tmp_path / "cut.hdf5", path.read_bytes()[:3000]))
 
 
 def test_without_h5py(tmp_path, monkeypatch):
@@ -147,39 +171,11 @@ def test_without_h5py(tmp_path, monkeypatch):
 
 
 def test_json(tmp_path):
-    files.write_json_object({"a": {"b": 3, "c": 3.0}}, tmp_path / "a.json")
-    assert repr(files.read_json_object(tmp_path / "a.json")) == "{'a': {'b': 3, 'c': 3.0}}"
-    with pytest.raises(ValueError, match=r"b.json must be a JSON object, got '\[1, 2\]'"):
-        files.read_json_object(make(tmp_path / "b.json", json.dumps([1, 2]).encode()))
-
-
-def test_files_as_people_have_them(tmp_path, scratch):
-    """An archive in capitals, options with a byte order mark, an output folder behind a link or the present one."""
-    archive = make_zip(tmp_path / "M.ZIP", **NLPL)
-    assert files.find_checkpoint(archive, None, None, None, scratch)[0].name == "model.hdf5"
-    assert files.read_json_object(make(tmp_path / "o.json", b'\xef\xbb\xbf{"lstm": 1}\r\n')) == {"lstm": 1}
-    (tmp_path / "real").mkdir()
-    (tmp_path / "link").symlink_to(tmp_path / "real")
-    with files.staged(tmp_path / "link") as folder:
-        make(folder / "written")
-    assert (tmp_path / "real" / "written").is_file() and (tmp_path / "link").is_symlink()
-
-
-def test_the_present_folder_can_be_written(tmp_path, monkeypatch):
-    monkeypatch.chdir(make(tmp_path / "here" / "x").parent)
-    (tmp_path / "here" / "x").unlink()
-    with files.staged(files.Path(".")) as folder:
-        make(folder / "written")
-    assert (tmp_path / "here" / "written").is_file()
-
-
-def test_damaged_files_are_named(tmp_path, scratch):
-    with h5py.File(tmp_path / "whole.hdf5", "w") as file:
-        file["a"] = np.zeros((100, 100), np.float32)
-    cut = make(tmp_path / "cut.hdf5", (tmp_path / "whole.hdf5").read_bytes()[:3000])
-    with pytest.raises(ValueError, match="cut.hdf5 is damaged or incomplete"):
-        files.read_arrays(cut)
+    path = tmp_path / "o.json"
+    files.write_json_object({"a": {"b": 3, "c": 3.0}}, path)
+    assert repr(files.read_json_object(path)) == "{'a': {'b': 3, 'c': 3.0}}"
+    assert files.read_json_object(make(path, b'\xef\xbb\xbf{"lstm": 1}\r\n')) == {"lstm": 1}  # a byte order mark
+    with pytest.raises(ValueError, match=r"o.json must be a JSON object, got '\[1, 2\]'"):
+        files.read_json_object(make(path, b"[1, 2]"))
     with pytest.raises(ValueError, match="o.json is not a JSON file .*pass the checkpoint's options.json"):
-        files.read_json_object(make(tmp_path / "o.json", b"the\nof\n"))
-    with pytest.raises(ValueError, match="m.zip is not a complete .zip archive"):
-        files.find_checkpoint(make(tmp_path / "m.zip", b"PK"), None, None, None, scratch)
+        files.read_json_object(make(path, b"the\nof\n"))

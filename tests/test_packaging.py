@@ -22,18 +22,7 @@ FOLDERS = {
     "tokenization": "modeling_elmo/tokenization",
     "run_scripts": "modeling_elmo/run_scripts",
 }
-NOT_SOURCE = (
-    ".git",
-    "demo_output",
-    "*.safetensors",
-    ".venv*",
-    ".*_cache",
-    ".hypothesis",
-    "__pycache__",
-    "build",
-    "dist",
-    "*.egg-info",
-)
+NOT_SOURCE = (".*", "demo_output", "*.safetensors", "__pycache__", "build", "dist", "*.egg-info")
 # What `-c` and `-m` find, in one process: importing torch and transformers takes seconds.
 PROBE = """
 import json, runpy, sys

@@ -2,6 +2,7 @@
 
 import re
 import runpy
+import shutil
 import sys
 from pathlib import Path
 
@@ -31,10 +32,16 @@ def test_help_lists_the_options(name, capsys, monkeypatch):
     assert printed.startswith("usage: ") and "--" in printed
 
 
+def shorten(path: Path, end: str, count: int):
+    path.write_text(end.join(path.read_text(encoding="utf-8").split(end)[:count]) + end, encoding="utf-8")
+
+
 def test_demo(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(demo, "OUTPUT", tmp_path / "demo")
-    monkeypatch.setattr(demo, "STEPS", 6)
-    monkeypatch.setattr(demo, "EPOCHS", 1)
+    texts = shutil.copytree(demo.DEMO_TEXTS, tmp_path / "texts")
+    shorten(texts / "film_reviews_heldout.txt", end="\n", count=60)
+    shorten(texts / "wnut17_train.conll", end="\n\n", count=100)
+    for name, value in {"DEMO_TEXTS": texts, "OUTPUT": tmp_path / "demo", "STEPS": 12, "EPOCHS": 1}.items():
+        monkeypatch.setattr(demo, name, value)
     demo.main()
     printed = capsys.readouterr().out
     assert "['<S>', 'The', 'play', 'was', 'a', 'great'" in printed

@@ -116,15 +116,12 @@ def test_a_vocabulary_of_nothing_but_special_words():
     assert tokenizer.char_vocab_size == 262
 
 
-def test_texts_of_no_words(tokenizer):
+def test_no_words_and_no_texts(tokenizer):
     for text, options in (("", {}), (" \n", {}), ([], GIVEN)):
         encoded = tokenizer(text, **options)
         assert encoded["input_ids"] == [1, 2]
         assert encoded["character_ids"].tolist() == [BOS[:3], EOS[:3]]
     assert tokenizer("", add_special_tokens=False)["character_ids"].shape == (0, 0)
-
-
-def test_no_texts(tokenizer):
     assert {key: len(value) for key, value in tokenizer([]).items()} == dict.fromkeys(tokenizer.model_input_names, 0)
     assert tokenizer([], return_tensors="pt")["character_ids"].shape == (0, 0, 50)
 
@@ -236,8 +233,7 @@ def test_padding(tokenizer, side):
 def test_padding_to_a_length_without_tensors(tokenizer):
     encoded = tokenizer(["the cat", "a"], padding="max_length", max_length=6)
     assert [text.shape for text in encoded["character_ids"]] == [(6, 50), (6, 50)]  # equal widths, which stack
-    assert not encoded["character_ids"][1][3:].any()
-    assert tokenizer.pad(encoded, return_tensors="np")["character_ids"][1, 2:5].tolist() == [EOS, [0] * 50, [0] * 50]
+    assert encoded["character_ids"][1].tolist() == [BOS, row("a"), EOS, *[[0] * 50] * 3]
 
 
 def test_ragged_tensors_are_the_stock_error(tokenizer):
@@ -323,22 +319,16 @@ def test_lengths_agree_over_all_keys(tokenizer, words, data):
 # `pad` and the stock collators
 
 
-def features(tokenizer: ELMoTokenizer) -> list[dict]:
-    return [{**tokenizer(words, **GIVEN), "labels": [-100, *range(len(words)), -100]} for words in SENTENCES[:40]]
-
-
 @pytest.mark.parametrize("as_lists", [False, True])
 @pytest.mark.parametrize("side", ["left", "right"])
 def test_token_classification_collator(as_lists, side):
     tokenizer = ELMoTokenizer(vocab=VOCABULARY, padding_side=side)
-    examples = features(tokenizer)
+    examples = [{**tokenizer(words, **GIVEN), "labels": [-100, *range(len(words)), -100]} for words in SENTENCES[:40]]
     if as_lists:
         examples = [{**example, "character_ids": example["character_ids"].tolist()} for example in examples]
     batch = DataCollatorForTokenClassification(tokenizer, pad_to_multiple_of=16)(examples)
-    expected = tokenizer(SENTENCES[:40], **GIVEN, padding=True, pad_to_multiple_of=16, return_tensors="pt")
-    labels = batch.pop("labels")
-    assert labels.shape == batch["input_ids"].shape
-    assert equal(batch, expected)
+    assert batch.pop("labels").shape == batch["input_ids"].shape
+    assert equal(batch, tokenizer(SENTENCES[:40], **GIVEN, padding=True, pad_to_multiple_of=16, return_tensors="pt"))
     assert batch["character_ids"].dtype == torch.int64
 
 
@@ -363,28 +353,22 @@ def test_language_model_collator(tokenizer):
 
 
 @pytest.mark.parametrize("kind, type_", [(None, list), ("np", np.ndarray), ("pt", torch.Tensor)])
-def test_pad_one_text(tokenizer, kind, type_):
+def test_pad(tokenizer, kind, type_):
+    """One text to a length; a batch to its longest text, in the kind of numbers that `pad` was given."""
     padded = tokenizer.pad(tokenizer("the"), padding="max_length", max_length=5, return_tensors=kind)
     assert isinstance(padded["input_ids"], type_)
     assert np.array_equal(padded["character_ids"], [BOS, row("the"), EOS, [0] * 50, [0] * 50])
+    texts = [tokenizer([text], return_tensors=kind) for text in ("the cat", "a")]
+    padded = tokenizer.pad([{key: value[0] for key, value in text.items()} for text in texts])
+    assert isinstance(padded["input_ids"], type_)
+    assert equal(padded, tokenizer(["the cat", "a"], padding=True, return_tensors=kind))
 
 
-def test_pad_gives_back_the_kind_of_numbers_it_got(tokenizer):
-    for kind, type_ in (("np", np.ndarray), ("pt", torch.Tensor)):
-        texts = [tokenizer(text, return_tensors=kind) for text in ("the cat", "a")]
-        padded = tokenizer.pad([{key: value[0] for key, value in text.items()} for text in texts])
-        assert all(isinstance(value, type_) for value in padded.values())
-        assert equal(padded, tokenizer(["the cat", "a"], padding=True, return_tensors=kind))
-
-
-def test_pad_without_characters_or_texts(tokenizer):
+def test_pad_without_characters_texts_or_padding(tokenizer):
     assert tokenizer.pad({"input_ids": [[1, 2], [1]]})["input_ids"] == [[1, 2], [1, 0]]
     assert tokenizer.pad({"input_ids": [], "character_ids": []})["input_ids"] == []
     with pytest.raises(ValueError, match="input_ids"):
         tokenizer.pad({"character_ids": [[[259, 260]]]})
-
-
-def test_pad_without_padding_brings_characters_to_full_width(tokenizer):
     padded = tokenizer.pad([tokenizer("the cat"), tokenizer("a")], padding=False)
     assert [text.shape for text in padded["character_ids"]] == [(4, 50), (3, 50)]
 
@@ -402,9 +386,7 @@ def test_stored_columns(tokenizer, tmp_path):
         batch = DataCollatorWithPadding(tokenizer)([stored[place] for place in range(len(stored))])
         assert equal(batch, expected)
 
-
-def test_one_text_at_a_time_in_datasets(tokenizer):
-    rows = Dataset.from_dict({"text": ["the cat", "a"]}).map(lambda row: tokenizer(row["text"]))
+    rows = Dataset.from_dict({"text": ["the cat", "a"]}).map(lambda row: tokenizer(row["text"]))  # one at a time
     assert rows[1]["character_ids"] == [BOS[:3], row("a", 3), EOS[:3]]
 
 
@@ -424,7 +406,7 @@ def test_decode_keeps_unknown_words(tokenizer):
     assert tokenizer.convert_tokens_to_ids(["the", "cat"]) == [4, 3]
 
 
-@pytest.mark.parametrize("index", [-1, 13, 10**6])
+@pytest.mark.parametrize("index", [-1, 13])
 def test_decode_refuses_ids_out_of_range(tokenizer, index):
     with pytest.raises(ValueError, match=f"id {index} is out of range; the vocabulary has the ids 0 to 12"):
         tokenizer.decode([4, index])
@@ -459,18 +441,14 @@ def test_every_token_is_a_word_for_stock_code(tokenizer):
 # Vocabulary
 
 
-def test_vocabulary_file(tmp_path):
+def test_vocabulary_file(tmp_path, tokenizer):
     path = tmp_path / "vocab.txt"
     path.write_text("\n".join(VOCABULARY), encoding="utf-8")
-    tokenizer = ELMoTokenizer(vocab_file=path)
-    assert list(sorted(tokenizer.get_vocab(), key=tokenizer.get_vocab().get)) == [
-        *("<PAD>", "<S>", "</S>", "<UNK>", "the", ",", ".", "of", "밥", "(", ")", "London", "a b")
-    ]
-    assert len(tokenizer) == tokenizer.vocab_size == 13
-
-
-def test_words_from_a_mapping(tokenizer):
-    assert ELMoTokenizer(vocab=tokenizer.get_vocab()).get_vocab() == tokenizer.get_vocab()
+    from_file = ELMoTokenizer(vocab_file=path)
+    words = [*("<PAD>", "<S>", "</S>", "<UNK>", "the", ",", ".", "of", "밥", "(", ")", "London", "a b")]
+    assert from_file.get_vocab() == {word: index for index, word in enumerate(words)} == tokenizer.get_vocab()
+    assert ELMoTokenizer(vocab=from_file.get_vocab()).get_vocab() == from_file.get_vocab()  # a mapping
+    assert len(from_file) == from_file.vocab_size == 13
 
 
 def test_train_new_from_iterator():
@@ -543,13 +521,10 @@ def test_lowercase_unknown_in_overflowing_windows():
     assert pair["input_ids"].tolist() == [[1, *lowered(words[:2]), 2, 1, *lowered(words[:2]), 2]]
 
 
-def test_unknown_words_are_not_lowered_by_default(tokenizer):
-    assert tokenizer.lowercase_unknown is False
-    assert tokenizer(["The", "the"], **GIVEN)["input_ids"] == [1, 3, 4, 2]
-    other = ELMoTokenizer(vocab=VOCABULARY, lowercase_unknown=True)
-    assert other(["The", "the"], **GIVEN)["input_ids"] == [1, 4, 4, 2]
-    assert other.encode_words(["The", "the"])[0].tolist() == [4, 4]
-    assert other.with_vocabulary(["<S>", "</S>", "<UNK>", "cat"])(["Cat"], **GIVEN)["input_ids"] == [1, 4, 2]
+def test_lowercase_unknown_of_words_and_another_vocabulary():
+    tokenizer = ELMoTokenizer(vocab=VOCABULARY, lowercase_unknown=True)
+    assert tokenizer.encode_words(["The", "the"])[0].tolist() == [4, 4]
+    assert tokenizer.with_vocabulary(["<S>", "</S>", "<UNK>", "cat"])(["Cat"], **GIVEN)["input_ids"] == [1, 4, 2]
 
 
 # Saving and loading
@@ -594,8 +569,7 @@ def test_two_rounds_of_saving(tmp_path, options):
 def test_options_may_change_on_loading(tmp_path):
     ELMoTokenizer(vocab=VOCABULARY).save_pretrained(tmp_path)
     tokenizer = ELMoTokenizer.from_pretrained(tmp_path, pre_tokenization="whitespace", max_word_length=8)
-    assert tokenizer("can't")["character_ids"].shape == (3, 7)
-    assert tokenizer("incomprehensible")["character_ids"].shape == (3, 8)
+    assert [tokenizer(text)["character_ids"].shape for text in ("can't", "incomprehensible")] == [(3, 7), (3, 8)]
 
 
 def test_use_leaves_no_trace(tokenizer):
@@ -626,7 +600,6 @@ def test_pickle_and_copy(tokenizer):
         ({"alphabet": "lexicon"}, ValueError, "needs `lexicon`, a dictionary from characters to ids; got None"),
         ({"lexicon": LEXICON}, ValueError, 'alphabet="utf8" has no `lexicon`'),
         ({"max_word_length": 2}, ValueError, "max_word_length=2: a word needs at least 3 positions"),
-        ({"max_word_length": "50"}, ValueError, "max_word_length='50'"),
         ({"max_word_length": True}, ValueError, "max_word_length=True"),
         ({"pre_tokenization": "bert"}, ValueError, "pre_tokenization='bert' is unknown"),
         ({"bos_token": "[CLS]"}, ValueError, "bos_token='\\[CLS\\]': the special words of ELMo have fixed names"),

@@ -54,7 +54,7 @@ def needs_backend(
     return_length: bool = False,
     **_,
 ) -> bool:
-    """Whether numpy cannot make the encoding of texts with `lengths` words; the options are those of a call.
+    """Whether the backend must encode texts of `lengths` words, because numpy cannot. The options are those of a call.
 
     Raises:
         ValueError: `max_length` or `stride` does not fit a text.
@@ -64,10 +64,10 @@ def needs_backend(
     if truncation_strategy != TruncationStrategy.DO_NOT_TRUNCATE and max_length is not None:
         for parts in lengths:
             needed = markers * len(parts)
-            if sum(parts) + needed > max_length:
-                if needed > max_length:
-                    raise ValueError(f"max_length={max_length} has no room for {needed} markers; pass a larger one.")
-                room = max_length - needed
+            room = max_length - needed
+            if room < 0:
+                raise ValueError(f"max_length={max_length} has no room for {needed} markers; pass a larger one.")
+            if sum(parts) > room:
                 _check_room(parts, truncation_strategy, room, max_length, stride, return_overflowing_tokens)
                 is_cut = True
     return is_cut or return_overflowing_tokens or return_special_tokens_mask or return_offsets_mapping or return_length

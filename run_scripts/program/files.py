@@ -2,13 +2,14 @@
 
 import gzip
 import json
-import os
 import zlib
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, BinaryIO
+
+from modeling_elmo.conversion_files import staged
 
 
 @dataclass(kw_only=True)
@@ -167,14 +168,8 @@ def require(module: str, extra: str, purpose: str):
 
 def write_lines(path: Path, lines: Iterable[str]):
     """Writes a file that replaces an older one only when it is complete. Creates the folder if necessary."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    unfinished = path.with_name(f"{path.name}.{os.getpid()}.unfinished")
-    try:
-        with unfinished.open("w", encoding="utf-8", newline="\n") as file:
-            file.writelines(f"{line}\n" for line in lines)
-        unfinished.replace(path)
-    finally:
-        unfinished.unlink(missing_ok=True)
+    with staged(path) as unfinished, unfinished.open("w", encoding="utf-8", newline="\n") as file:
+        file.writelines(f"{line}\n" for line in lines)
 
 
 def write_json(path: Path, value: Any):
