@@ -356,7 +356,7 @@ def test_conditions_of_other_results(tmp_path):
     assert "seed 7 from 2,000 of the 54,321 uses." in text and "**/ \\[play\\] /**" in text
     assert "12% have a lemma that is not in the training text and count as wrong)" in text
     (tmp_path / "results" / "play.json").write_text('{"word": ', encoding="utf-8")
-    with pytest.raises(ValueError, match=r"play\.json is not JSON in UTF-8: .*Make it anew, or delete it"):
+    with pytest.raises(ValueError, match=r"play\.json is not JSON in UTF-8: .*Write it again, or delete it"):
         write(tmp_path)
 
 

@@ -277,7 +277,7 @@ def splits_of(**labels: list) -> DatasetDict:
 
 def test_label_names():
     assert label_names(splits_of(train=["b", "a", "b"], test=["a"]), "tags") == ["a", "b"]
-    assert label_names(splits_of(test=[["I-A", "O", "B-A"]]), "tags", training="test") == ["O", "B-A", "I-A"]
+    assert label_names(splits_of(train=[["I-A", "O", "B-A"]]), "tags") == ["O", "B-A", "I-A"]
     splits = splits_of(train=[["O", "B-A"]], validation=[["O"]] * 1200 + [["B-B"]])
     with pytest.raises(
         ValueError, match="Split 'validation', row 1200: 'B-B' does not occur in 'train', whose tags are B-A, O"

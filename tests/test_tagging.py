@@ -53,5 +53,5 @@ def test_markers_and_padding_are_not_scored():
 
 def test_a_tag_that_is_not_in_the_training_data(tmp_path):
     (tmp_path / "dev.conll").write_text("a\tB-other\n", encoding="utf-8")
-    with pytest.raises(ValueError, match="'B-other' occurs nowhere in 'train'"):
+    with pytest.raises(ValueError, match="'B-other' does not occur in 'train'"):
         tagging(validation_file=str(tmp_path / "dev.conll"))
