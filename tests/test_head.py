@@ -8,7 +8,7 @@ import pytest
 import torch
 from huggingface_hub.errors import StrictDataclassError
 from safetensors.torch import load_file
-from task_worker import HEAD, TASKS, bilm, sentences_of
+from task_worker import HEAD, TASKS, WNUT17, bilm, sentences_of
 
 from modeling_elmo import ELMoConfig, ELMoForPreTraining, ELMoForTokenClassification, ELMoTokenizer
 from modeling_elmo.run_scripts.fine_tuning.head import HeadArguments, task_config, task_model, task_tokenizer
@@ -16,8 +16,6 @@ from modeling_elmo.run_scripts.fine_tuning.tagging import Tagging, TaggingArgume
 from modeling_elmo.run_scripts.fine_tuning.task import Task
 from modeling_elmo.run_scripts.fine_tuning.word_vectors import WordVectors, read_word_vectors
 
-FILES = {"train_file": "wnut17_train.conll", "validation_file": "wnut17_dev.conll", "test_file": "wnut17_test.conll"}
-DATA = TaggingArguments(**{option: str(TASKS / name) for option, name in FILES.items()})
 SPECIAL = ["<PAD>", "<S>", "</S>", "<UNK>"]
 
 
@@ -28,7 +26,7 @@ def folder(tmp_path_factory) -> Path:
 
 @pytest.fixture(scope="module")
 def task() -> Task:
-    return Tagging(DATA)
+    return Tagging(TaggingArguments(**WNUT17))
 
 
 @pytest.fixture(scope="module")

@@ -258,10 +258,7 @@ def test_columns_that_are_not_there(tmp_path, column):
         ({"paragraphs": {}}, r"a.json, element 1: 'paragraphs' is \{\}; it must be a list of objects, as in SQuAD's"),
         ({"paragraphs": ["b"]}, r"a.json, element 1: 'paragraphs' is \['b'\]; it must be a list of objects"),
         ({"paragraphs": [{"context": "b"}]}, "a.json, element 1, paragraph 1: 'qas' is None; it must be a list of obj"),
-        (
-            {"paragraphs": [{"qas": []}, {"qas": ["b"]}]},
-            r"a.json, element 1, paragraph 2: 'qas' is \['b'\]; it must be a list of objects",
-        ),
+        ({"paragraphs": [{"qas": []}, {"qas": ["b"]}]}, r"element 1, paragraph 2: 'qas' is \['b'\]; it must"),
         ({"paragraphs": [{"context": CONTEXT, "qas": []}]}, "a.json has no samples; pass other data"),
     ],
 )

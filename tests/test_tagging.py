@@ -2,18 +2,16 @@
 
 import numpy as np
 import pytest
-from task_worker import TASKS, sentences_of
+from task_worker import TASKS, WNUT17, sentences_of
 
 from modeling_elmo import ELMoTokenizer
 from modeling_elmo.run_scripts.fine_tuning.metrics import tagging_scores
 from modeling_elmo.run_scripts.fine_tuning.tagging import Tagging, TaggingArguments
 from modeling_elmo.run_scripts.fine_tuning.task import SplitOutput
 
-FILES = {"train_file": "wnut17_train.conll", "validation_file": "wnut17_dev.conll", "test_file": "wnut17_test.conll"}
-
 
 def tagging(**options) -> Tagging:
-    return Tagging(TaggingArguments(**({option: str(TASKS / name) for option, name in FILES.items()} | options)))
+    return Tagging(TaggingArguments(**(WNUT17 | options)))
 
 
 def test_labels_are_those_of_the_training_data():

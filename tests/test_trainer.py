@@ -136,7 +136,8 @@ def assert_holds(folder: Path, expected: dict[str, torch.Tensor]):
 def test_the_average_of_the_weights_is_evaluated_and_saved(has_dev, place, tmp_path, steps):
     """The average at the end of the best epoch, or of the last one without validation data."""
     options = {} if has_dev else {"validation_file": None}
-    train(place, tmp_path, ema_decay=0.3, **options)
+    record = train(place, tmp_path, ema_decay=0.3, **options)
+    assert list(record["metrics"]) == (["validation", "test"] if has_dev else ["test"])
     ends = [average_of(steps[: end + 1], decay=0.3) for end in (6, 12, 18)]
     if not has_dev:
         assert_holds(tmp_path, ends[-1])
@@ -154,12 +155,14 @@ def test_the_average_of_the_weights_is_evaluated_and_saved(has_dev, place, tmp_p
 
 def test_a_stopped_run_resumes_with_its_weights_and_its_average(place, tmp_path, monkeypatch):
     options = {"ema_decay": 0.9, "adadelta": True, "learning_rate": 1.0}
-    train(place, tmp_path / "whole", **options)
+    expected = train(place, tmp_path / "whole", **options)
     monkeypatch.setattr(run_ner, "TaskTrainer", stopping_trainer("on_save", number=2))
     with pytest.raises(KeyboardInterrupt):
         train(place, tmp_path / "stopped", **options)
+    assert not (tmp_path / "stopped" / "record.json").exists()
     monkeypatch.setattr(run_ner, "TaskTrainer", TaskTrainer)
-    train(place, tmp_path / "stopped", **options, resume_from_checkpoint="last")
+    record = train(place, tmp_path / "stopped", **options, resume_from_checkpoint="last")
+    assert record["metrics"] == expected["metrics"] and record["epochs"] == 3
     assert_same_weights(tmp_path / "stopped", tmp_path / "whole")
 
 
