@@ -29,22 +29,15 @@ def read_rows(path: Path, rows: list[dict], **options) -> Dataset:
     return read_classification(ClassificationDataArguments(train_file=str(path), **options))["train"]
 
 
-def test_options():
-    parser = HfArgumentParser(TaggingDataArguments)
-    (tagging,) = parser.parse_args_into_dataclasses(["--comments", "#a", "# b", "--word_column", "3"])
-    assert tagging.comments == ["#a", "# b"] and tagging.word_column == 3 and tagging.train_fraction == 1.0
-    parser = HfArgumentParser(ClassificationDataArguments)
-    (labels,) = parser.parse_args_into_dataclasses(["--drop_labels", "-", "-1", "--column_names", "label", "text"])
-    assert labels.drop_labels == ["-", "-1"] and labels.column_names == ["label", "text"]
-    assert "--train_split" in parser.format_help()  # where a % in a help text fails
+def test_labels_that_look_like_options():
+    (labels,) = HfArgumentParser(ClassificationDataArguments).parse_args_into_dataclasses(["--drop_labels", "-", "-1"])
+    assert labels.drop_labels == ["-", "-1"]
 
 
 def test_tagging_files(tmp_path):
     (tmp_path / "a.conll").write_text("EU B-ORG\nrejects O\n\nno O\n")
     (tmp_path / "b.jsonl").write_text('{"tokens": ["EU"], "ner_tags": ["B-ORG"], "tokens2": 1}\n')
-    splits = read_tagging(
-        TaggingDataArguments(train_file=str(tmp_path / "a.conll"), test_file=str(tmp_path / "b.jsonl"))
-    )
+    splits = read_tagging(TaggingDataArguments(train_file=f"{tmp_path}/a.conll", test_file=f"{tmp_path}/b.jsonl"))
     assert list(splits) == ["train", "test"] and splits["test"].split == "test"
     assert splits["train"].to_dict() == {"tokens": [["EU", "rejects"], ["no"]], "tags": [["B-ORG", "O"], ["O"]]}
     assert splits["test"].to_dict() == {"tokens": [["EU"]], "tags": [["B-ORG"]]}
@@ -193,10 +186,7 @@ def test_labels_that_are_missing_are_dropped_on_request(tmp_path, capsys):
     splits = {"train": [1, -1, 0, 1], "test": [-1, 1]}
     rows = {name: {"text": [f"t{label}" for label in labels], "label": labels} for name, labels in splits.items()}
     DatasetDict({name: Dataset.from_dict(row, names) for name, row in rows.items()}).save_to_disk(tmp_path)
-    with pytest.raises(
-        ValueError,
-        match=r"train, row 1: the label is -1; it must be one of \['no', 'yes'\].*leave it out: --test_split none",
-    ):
+    with pytest.raises(ValueError, match=r"row 1: the label is -1; it must be one of \['no', .*--test_split none"):
         read_classification(ClassificationDataArguments(dataset=str(tmp_path)))
     found = read_classification(ClassificationDataArguments(dataset=str(tmp_path), drop_labels=["-1"]))
     assert found["train"].to_dict() == {"text": ["t1", "t0", "t1"], "label": ["yes", "no", "yes"]}
@@ -212,9 +202,7 @@ def test_label_names():
     assert label_names(splits_of(train=["b", "a", "b"], test=["a"]), "tags") == ["a", "b"]
     assert label_names(splits_of(train=[["I-A", "O", "B-A"]]), "tags") == ["O", "B-A", "I-A"]
     splits = splits_of(train=[["O", "B-A"]], validation=[["O"]] * 1200 + [["B-B"]])
-    with pytest.raises(
-        ValueError, match="Split 'validation', row 1200: 'B-B' does not occur in 'train', whose tags are B-A, O"
-    ):
+    with pytest.raises(ValueError, match="Split 'validation', row 1200: 'B-B' does not occur .* tags are B-A, O"):
         label_names(splits, "tags")
     with pytest.raises(ValueError, match=r"The labels come from the split 'train', but there are only \['test'\]"):
         label_names(splits_of(test=["a"]), "tags")
@@ -241,14 +229,9 @@ def test_a_share_is_part_of_larger_ones():
 
 
 def test_a_table_without_its_header(tmp_path):
-    (tmp_path / "a.csv").write_text("good,1\nbad,0\n")
-    with pytest.raises(
-        ValueError, match=r"a.csv has no column 'text', only \['good', '1'\]; pass --text_column, or --c"
-    ):
-        read_classification(
-            ClassificationDataArguments(train_file=f"{tmp_path}/a.csv", text_column="text", text_pair_column="1")
-        )
-    found = read_classification(
-        ClassificationDataArguments(train_file=f"{tmp_path}/a.csv", column_names=["text", "label"])
-    )
+    path = str(tmp_path / "a.csv")
+    Path(path).write_text("good,1\nbad,0\n")
+    with pytest.raises(ValueError, match=r"a.csv has no column 'text', only \['good', '1'\]; pass --text_column, or -"):
+        read_classification(ClassificationDataArguments(train_file=path, text_pair_column="1"))
+    found = read_classification(ClassificationDataArguments(train_file=path, column_names=["text", "label"]))
     assert found["train"].to_dict() == {"text": ["good", "bad"], "label": ["1", "0"]}

@@ -89,10 +89,8 @@ def test_a_question_that_fills_the_window(place, tmp_path):
     questions = questions_of("train")[:3]
     questions[1]["question"] = "why " * 30
     path = write_questions(tmp_path / "train.jsonl", questions)
-    name = questions[1]["id"]
-    with pytest.raises(
-        ValueError, match=f"Question {name} has 30 words, which leaves too little room .*--max_seq_length 40"
-    ):
+    message = f"Question {questions[1]['id']} has 30 words, which leaves too little room .*--max_seq_length 40"
+    with pytest.raises(ValueError, match=message):
         answer(place, **WINDOWS, train_file=path, max_steps=1, output_dir=tmp_path / "run")
 
 

@@ -134,9 +134,7 @@ def test_arms_with_a_share_of_the_data_have_a_baseline_with_the_same():
     ]
     gains = [row[-1] for row in cells(summary_table(summarize(records), "f1", baseline="baseline"))[1:]]
     assert gains == ["+20.00 / 25.0%", "+10.00 / 20.0%", "", ""]
-    with pytest.raises(
-        ValueError, match="There is no arm 'plain@0.1' to compare 'elmo@0.1' with; pass a baseline among"
-    ):
+    with pytest.raises(ValueError, match="no arm 'plain@0.1' to compare 'elmo@0.1' with; pass a baseline among"):
         summary_table(summarize(records), "f1", baseline="plain")
 
 

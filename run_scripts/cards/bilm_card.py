@@ -91,7 +91,7 @@ def pretraining_values(
 def training_values(steps: LogEntries, config: ELMoConfig) -> dict[str, Any]:
     """The speed and the last loss."""
     if not steps:
-        return {"last_training_step": None}
+        return {}
     loss = "sampled_loss" if "sampled_loss" in steps[-1] else "loss"
     return {
         "words_per_second": median(entry["words_per_second"] for entry in steps),
@@ -111,7 +111,7 @@ def changed_settings(earlier: dict[str, Any], run: dict[str, Any]) -> list[str]:
 def perplexity_values(run: dict[str, Any], evaluations: LogEntries) -> dict[str, Any]:
     """The published perplexity, what to compare it with, and the table of evaluations."""
     if not evaluations:
-        return {"perplexity": None}
+        return {}
     step = run["published_step"]
     found, start = published_evaluation(evaluations, step), evaluations[0]
     is_comparable = start["step"] == 0 < found["step"] and all(start[name] == found[name] for name in SAME_PROTOCOL)
