@@ -87,23 +87,6 @@ def test_batches_have_similar_lengths_and_bounded_size():
 
 
 @pytest.mark.parametrize("side", ["right", "left"])
-def test_a_batch_has_the_layers_of_its_texts(side, tmp_path, base, model):
-    tokenizer = ELMoTokenizer.from_pretrained(base, padding_side=side)
-    store, examples = stored(tmp_path, model, tokenizer), encodings(tokenizer)
-    batch = FeatureCollator(DataCollatorForTokenClassification(tokenizer), store)([examples[n] for n in (7, 2, 5)])
-    plain = DataCollatorForTokenClassification(tokenizer)(
-        [{name: value for name, value in examples[n].items() if name != "text_number"} for n in (7, 2, 5)]
-    )
-    layers = batch.pop("elmo_hidden_states")
-    assert batch.keys() == plain.keys() and all(torch.equal(batch[name], plain[name]) for name in batch)
-    del plain["labels"]
-    with torch.no_grad():
-        expected = torch.stack(model(**plain).hidden_states, 1)
-    torch.testing.assert_close(layers, expected, rtol=1e-5, atol=1e-6)
-    assert bool((~batch["attention_mask"].bool()).any())
-
-
-@pytest.mark.parametrize("side", ["right", "left"])
 def test_a_head_computes_the_same_from_stored_layers(side, tmp_path, base, model):
     tokenizer = ELMoTokenizer.from_pretrained(base, padding_side=side)
     config = ELMoConfig.from_pretrained(base, num_labels=20, elmo_placement="both", task_hidden_size=8)

@@ -58,11 +58,6 @@ def test_words_of_the_training_text(least, folder, task):
     assert not tokenizer.lowercase_unknown and tokenizer.max_word_length == 16
 
 
-def test_words_of_part_of_the_training_text(folder, task):
-    tokenizer = task_tokenizer(task, head(folder, word_min_count=1), task.data["train"].select([1]), None)
-    assert words_of(tokenizer)[4:] == ["party", "4Dbling", "'s", "place", "til", "monday", ",", ".", "&lt;", "3"]
-
-
 @pytest.mark.parametrize("options", [{"head": "linear"}, {"word_embedding_size": 0}])
 def test_without_word_vectors_the_vocabulary_stays(options, folder, task):
     assert words_of(task_tokenizer(task, head(folder, **options), task.data["train"], None)) == SPECIAL
@@ -165,14 +160,16 @@ def test_overrides_that_are_refused(overrides, message, folder, task):
         task_config(task, head(folder, config_overrides=overrides), 9, None)
 
 
-def test_more_layers_than_the_folder_has(folder, task):
-    with pytest.raises(ValueError, match="has no weights, .* for 8 parameters of the biLM.*--config_overrides"):
-        model_of(task, head(folder, config_overrides='{"num_hidden_layers": 3}'))
-
-
-def test_layers_of_another_size(folder, task):
-    with pytest.raises(ValueError, match="has no weights, or weights of another size, for .* parameters of the biLM"):
-        model_of(task, head(folder, config_overrides='{"lstm_hidden_size": 9}'))
+@pytest.mark.parametrize(
+    "overrides, message",
+    [
+        ('{"num_hidden_layers": 3}', "has no weights, .* for 8 parameters of the biLM.*--config_overrides"),
+        ('{"lstm_hidden_size": 9}', "has no weights, or weights of another size, for .* parameters of the biLM"),
+    ],
+)
+def test_a_bilm_of_another_size(overrides, message, folder, task):
+    with pytest.raises(ValueError, match=message):
+        model_of(task, head(folder, config_overrides=overrides))
 
 
 @pytest.mark.parametrize("least", [1, 2], ids=["of as many words", "of others"])
