@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -89,6 +90,17 @@ def tagger_experiment(folder: Path, output: Path, **options) -> list[dict[str, A
     return experiment("ner", folder, **tagger_options(folder, output, **options))
 
 
+def trainer_with(action: Callable[[TaskTrainer], Any]) -> type[TaskTrainer]:
+    """A class of trainers; each new trainer is passed to `action`."""
+
+    class TrainerWithAction(TaskTrainer):
+        def __init__(self, *args, **kwargs):
+            super().__init__(*args, **kwargs)
+            action(self)
+
+    return TrainerWithAction
+
+
 def stopping_trainer(event: str, number: int = 1) -> type[TaskTrainer]:
     """A trainer that Ctrl-C interrupts at this event of a callback."""
     events = []
@@ -98,12 +110,7 @@ def stopping_trainer(event: str, number: int = 1) -> type[TaskTrainer]:
         if len(events) == number:
             raise KeyboardInterrupt
 
-    class StoppingTrainer(TaskTrainer):
-        def __init__(self, *args, **kwargs):
-            super().__init__(*args, **kwargs)
-            self.add_callback(type("Stop", (TrainerCallback,), {event: interrupt}))
-
-    return StoppingTrainer
+    return trainer_with(lambda trainer: trainer.add_callback(type("Stop", (TrainerCallback,), {event: interrupt})))
 
 
 def read_json(path: Path) -> Any:

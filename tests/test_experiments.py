@@ -19,6 +19,7 @@ from task_worker import (
     sentences_of,
     stopping_trainer,
     train_tagger,
+    trainer_with,
 )
 from task_worker import tagger_experiment as train
 
@@ -43,14 +44,8 @@ def no_figures():
 @pytest.fixture
 def trainers(monkeypatch) -> list[TaskTrainer]:
     """The trainers that are made during a test."""
-    made = []
-
-    class RememberedTrainer(TaskTrainer):
-        def __init__(self, *args, **kwargs):
-            super().__init__(*args, **kwargs)
-            made.append(self)
-
-    monkeypatch.setattr(experiments, "TaskTrainer", RememberedTrainer)
+    made: list[TaskTrainer] = []
+    monkeypatch.setattr(experiments, "TaskTrainer", trainer_with(made.append))
     return made
 
 

@@ -160,40 +160,28 @@ def answer(text: Any, start: Any) -> dict:
         ({"context": None}, "the context is None; it must be a text that is not empty"),
         ({"context": " \n"}, r"the context is ' \\n'; it must be a text that is not empty"),
         ({"question": ""}, "the question is ''; it must be a text that is not empty"),
-        (
-            answer("Paris", 23),
-            "the answer 'Paris' is not at character 23 of the context; it is at 24. Correct answer_s",
-        ),
+        (answer("Paris", 23), "the answer 'Paris' is not at character 23 of the context; it is at 24. Correct"),
         (answer("Rouen", 24), "the answer 'Rouen' is not at character 24 of the context; it is nowhere in the context"),
         (answer("old. ", 52), "the answer 'old. ' is not at character 52 of the context; it is nowhere"),
         (answer(".", -1), "the answer '.' is not at character -1 of the context; it is at 41"),
-        (
-            {"answers": {"text": ["Paris"] * 2, "answer_start": [24, 44]}},
-            "'Paris' is not at character 44 .* it is at 24",
-        ),
+        ({"answers": {"text": ["Paris"] * 2, "answer_start": [24, 44]}}, "the answer 'Paris' is not at character 44"),
         (answer(" ", 3), "an answer is ' ' at 3; it needs a text and a character number"),
         (answer(1, 24), "an answer is 1 at 24; it needs a text and a character number"),
         (answer("Paris", "24"), "an answer is 'Paris' at '24'; it needs a text and a character number"),
         (answer("h", True), "an answer is 'h' at True; it needs a text and a character number"),
         ({"answers": None}, "the answers are None; each needs a text and an answer_start"),
         ({"answers": ["Paris"]}, r"the answers are \['Paris'\]; each needs a text and an answer_start"),
-        (
-            {"answers": [{"text": "Paris"}]},
-            r"the answers are \[\{'text': 'Paris'\}\]; each needs a text and an answer_st",
-        ),
+        ({"answers": [{"text": "Paris"}]}, r"the answers are \[\{'text': 'Paris'\}\]; each needs a text"),
         ({"answers": {"text": ["Paris"]}}, r"the answers are \{'text': \['Paris'\]\}; each needs a text"),
         ({"answers": {"text": "Th", "answer_start": [0, 1]}}, r"the answers are \{'text': 'Th', .* each needs a text"),
-        (
-            {"answers": {"text": ["Th"], "answer_start": []}},
-            r"the answers are \{'text': \['Th'\], .* each needs a text",
-        ),
+        ({"answers": {"text": ["Th"], "answer_start": []}}, r"the answers are \{'text': .* each needs a text"),
         ({"answers": [], "is_impossible": False}, "is_impossible is False with 0 answers; correct one of them"),
         ({"is_impossible": True}, "is_impossible is True with 2 answers; correct one of them"),
         ({"is_impossible": "false"}, "is_impossible is 'false'; it must be true or false"),
     ],
 )
 def test_bad_questions(tmp_path, changes, message):
-    with pytest.raises(ValueError, match=f"a.jsonl, line 2, question q7: .*{message}"):
+    with pytest.raises(ValueError, match=f"a.jsonl, line 2, question q7: {message}"):
         asked(tmp_path / "a.jsonl", lines(question("q1"), question("q7", **changes)))
 
 

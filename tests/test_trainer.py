@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file
-from task_worker import assert_same_weights, bilm, capitals, predictions_of, stopping_trainer
+from task_worker import assert_same_weights, bilm, capitals, predictions_of, stopping_trainer, trainer_with
 from task_worker import train_tagger as train
 from transformers import TrainerCallback
 
@@ -75,14 +75,8 @@ def test_the_checkpoint_to_resume_from(tmp_path):
 
 
 def test_mixes_are_not_decayed(place, tmp_path, monkeypatch):
-    made = []
-
-    class RememberedTrainer(TaskTrainer):
-        def __init__(self, *args, **kwargs):
-            super().__init__(*args, **kwargs)
-            made.append(self)
-
-    monkeypatch.setattr(run_ner, "TaskTrainer", RememberedTrainer)
+    made: list[TaskTrainer] = []
+    monkeypatch.setattr(run_ner, "TaskTrainer", trainer_with(made.append))
     train(place, tmp_path, max_steps=1, weight_decay=0.1, config_overrides={"elmo_placement": "both"})
     (trainer,) = made
     names = {id(parameter): name for name, parameter in trainer.model.named_parameters()}
@@ -108,12 +102,7 @@ def steps(monkeypatch) -> list[dict[str, torch.Tensor]]:
 
         on_train_begin = on_step_end
 
-    class NotingTrainer(TaskTrainer):
-        def __init__(self, *args, **kwargs):
-            super().__init__(*args, **kwargs)
-            self.add_callback(Note)
-
-    monkeypatch.setattr(run_ner, "TaskTrainer", NotingTrainer)
+    monkeypatch.setattr(run_ner, "TaskTrainer", trainer_with(lambda trainer: trainer.add_callback(Note)))
     return seen
 
 

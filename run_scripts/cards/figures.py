@@ -58,7 +58,7 @@ def draw_curve(path: Path, evaluations: LogEntries, steps: LogEntries, config: E
 
 
 def loss_kind(name: str, config: ELMoConfig) -> str:
-    """What a loss in the log was computed with."""
+    """The softmax that a loss in the log was computed with."""
     if name == "sampled_loss":
         return f"sampled softmax loss, {config.num_sampled:,} candidates"
     return f"{'adaptive' if config.softmax_type == 'adaptive' else 'full'} softmax loss"

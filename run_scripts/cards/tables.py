@@ -1,6 +1,6 @@
 """Tables of task runs: from one record per run to summaries of arms and Markdown, as in the paper's Table 1.
 
-A record is what the training of one arm with one seed leaves behind:
+The training of one arm with one seed leaves a record:
 
     {"task": "ner", "arm": "elmo", "seed": 1, "metric": "f1", "metrics": {"validation": {"f1": 0.41}, "test": ...},
      "layer_weights": {"input": [0.2, 0.5, 0.3]}, "train_samples": 3394, "epochs": 7.0, "seconds": 81.2, ...}

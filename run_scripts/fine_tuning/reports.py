@@ -1,4 +1,4 @@
-"""What a run leaves in its folder: predictions, record, card, tables and figures."""
+"""The files that a run leaves in its folder: predictions, record, card, tables and figures."""
 
 import json
 import time

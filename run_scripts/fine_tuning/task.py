@@ -20,7 +20,7 @@ Batch = dict[str, list]  # columns of a batch of examples
 
 
 class SplitOutput(NamedTuple):
-    """What a head computed for a whole split.
+    """The outputs of a head for a whole split.
 
     Args:
         logits: `(rows, ...)`, or a tuple of such arrays.
@@ -36,7 +36,7 @@ class SplitOutput(NamedTuple):
 
 
 class Task(ABC):
-    """What differs between tasks.
+    """The base class of tasks: everything that differs between them.
 
     To add a task:
 
@@ -81,7 +81,7 @@ class Task(ABC):
 
     @abstractmethod
     def prepare(self, data: DatasetDict):
-        """Sets `config`, and keeps what later methods need to know of the data, such as its labels."""
+        """Sets `config`, and keeps the properties of the data that later methods need, such as its labels."""
 
     @abstractmethod
     def words(self, split: Dataset, tokenizer: ELMoTokenizer) -> Iterable[Sequence[str]]:
