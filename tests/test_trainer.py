@@ -142,15 +142,18 @@ def test_the_average_of_the_weights_is_evaluated_and_saved(has_dev, place, tmp_p
         assert [model.config.id2label[number] for number in logits.argmax(-1).tolist()] == row["predicted"]
 
 
-def test_a_stopped_run_resumes_with_its_weights_and_its_average(place, tmp_path, monkeypatch):
+def test_a_stopped_run_resumes_with_its_weights_and_its_average(place, tmp_path, monkeypatch, steps):
+    noting_trainer = run_ner.TaskTrainer
     options = {"ema_decay": 0.9, "adadelta": True, "learning_rate": 1.0}
     expected = train(place, tmp_path / "whole", **options)
     monkeypatch.setattr(run_ner, "TaskTrainer", stopping_trainer("on_save", number=2))
     with pytest.raises(KeyboardInterrupt):
         train(place, tmp_path / "stopped", **options)
     assert not (tmp_path / "stopped" / "record.json").exists()
-    monkeypatch.setattr(run_ner, "TaskTrainer", TaskTrainer)
+    monkeypatch.setattr(run_ner, "TaskTrainer", noting_trainer)
+    steps.clear()
     record = train(place, tmp_path / "stopped", **options, resume_from_checkpoint="last")
+    assert len(steps) == 1 + 6  # the start, and each step after the second checkpoint
     assert record["metrics"] == expected["metrics"] and record["epochs"] == 3
     assert_same_weights(tmp_path / "stopped", tmp_path / "whole")
 
