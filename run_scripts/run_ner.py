@@ -7,21 +7,12 @@ The network is the paper's (section 4): biLSTMs and a CRF over `[x_k; ELMo_k]`. 
 """
 
 import time
-from pathlib import Path
 
 from transformers import set_seed
 
 from modeling_elmo.run_scripts.cards.card import CardArguments
 from modeling_elmo.run_scripts.fine_tuning.head import BasicHeadArguments, HeadArguments, task_model, task_tokenizer
-from modeling_elmo.run_scripts.fine_tuning.reports import (
-    check_run,
-    evaluate_splits,
-    push_model,
-    report,
-    run_record,
-    run_settings,
-    write_run,
-)
+from modeling_elmo.run_scripts.fine_tuning.reports import check_run, finish_run
 from modeling_elmo.run_scripts.fine_tuning.tagging import Tagging, TaggingArguments
 from modeling_elmo.run_scripts.fine_tuning.task import Record
 from modeling_elmo.run_scripts.fine_tuning.trainer import TaskTrainer, TaskTrainingArguments
@@ -33,10 +24,10 @@ def main(arguments: list[str] | None = None) -> Record:
         BasicHeadArguments, TaggingArguments, CardArguments, TaskTrainingArguments, description=__doc__
     )
     model_options, data_options, card, training = parser.parse(arguments)
-    start, folder, head = time.monotonic(), Path(training.output_dir), HeadArguments(**vars(model_options))
+    start, head = time.monotonic(), HeadArguments(**vars(model_options))
 
     task = Tagging(data_options)  # reads the data: task.data["train"] has the columns tokens and tags
-    check_run(task, folder)
+    check_run(task, training)
 
     vectors = head.read_word_vectors()
     tokenizer = task_tokenizer(task, head, task.data["train"], vectors)  # with the words of the training data
@@ -57,14 +48,8 @@ def main(arguments: list[str] | None = None) -> Record:
     trainer.train(resume_from_checkpoint=training.checkpoint())
     trainer.save_model()
 
-    scores = evaluate_splits(trainer, task, splits, folder)  # writes predictions_SPLIT.jsonl
-    record = run_record(task, trainer, scores, run_settings(task, head, training), start)
-    if trainer.is_world_process_zero():
-        write_run(folder, record, card, training)  # README.md, record.json
-        report([record], folder)  # tables and figures in results/
-        if training.push_to_hub:
-            push_model(folder, task, training)
-    return record
+    # Predictions, record.json and README.md; tables and figures in results/; the upload, if it is wanted.
+    return finish_run(trainer, task, splits, head, card, training, start)
 
 
 if __name__ == "__main__":

@@ -8,7 +8,6 @@ weights are as in supplement A.3. The loss is the mean of the losses of start an
 """
 
 import time
-from pathlib import Path
 
 from transformers import set_seed
 
@@ -19,15 +18,7 @@ from modeling_elmo.run_scripts.fine_tuning.question_answering import (
     QuestionAnsweringArguments,
     QuestionTrainingArguments,
 )
-from modeling_elmo.run_scripts.fine_tuning.reports import (
-    check_run,
-    evaluate_splits,
-    push_model,
-    report,
-    run_record,
-    run_settings,
-    write_run,
-)
+from modeling_elmo.run_scripts.fine_tuning.reports import check_run, finish_run
 from modeling_elmo.run_scripts.fine_tuning.task import Record
 from modeling_elmo.run_scripts.fine_tuning.trainer import TaskTrainer
 from modeling_elmo.run_scripts.program.command_line import ProgramParser, run
@@ -38,10 +29,10 @@ def main(arguments: list[str] | None = None) -> Record:
         BasicHeadArguments, QuestionAnsweringArguments, CardArguments, QuestionTrainingArguments, description=__doc__
     )
     model_options, data_options, card, training = parser.parse(arguments)
-    start, folder, head = time.monotonic(), Path(training.output_dir), HeadArguments(**vars(model_options))
+    start, head = time.monotonic(), HeadArguments(**vars(model_options))
 
     task = QuestionAnswering(data_options)  # reads the data: task.data["train"] has questions, contexts and answers
-    check_run(task, folder)
+    check_run(task, training)
 
     vectors = head.read_word_vectors()
     tokenizer = task_tokenizer(task, head, task.data["train"], vectors)  # with the words of the training data
@@ -62,14 +53,8 @@ def main(arguments: list[str] | None = None) -> Record:
     trainer.train(resume_from_checkpoint=training.checkpoint())
     trainer.save_model()
 
-    scores = evaluate_splits(trainer, task, splits, folder)  # writes predictions_SPLIT.jsonl
-    record = run_record(task, trainer, scores, run_settings(task, head, training), start)
-    if trainer.is_world_process_zero():
-        write_run(folder, record, card, training)  # README.md, record.json
-        report([record], folder)  # tables and figures in results/
-        if training.push_to_hub:
-            push_model(folder, task, training)
-    return record
+    # Predictions, record.json and README.md; tables and figures in results/; the upload, if it is wanted.
+    return finish_run(trainer, task, splits, head, card, training, start)
 
 
 if __name__ == "__main__":

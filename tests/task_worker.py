@@ -4,6 +4,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,11 @@ WITHOUT_DROPOUT = {"task_dropout": 0.0, "elmo_dropout": 0.0}
 HEAD = {"task_hidden_size": 8, "task_num_layers": 1, "task_char_cnn_filters": [[3, 8]]}
 HEAD |= {"task_dropout": 0.1, "elmo_dropout": 0.1}
 FIXTURES = {"ner": "wnut17", "classify": "rt_polarity", "qa": "squadshifts"}
+SPLITS = {"train": "train", "validation": "dev", "test": "test"}
+WNUT17 = {f"{split}_file": str(TASKS / f"wnut17_{name}.conll") for split, name in SPLITS.items()}
+WINDOWS = {"max_seq_length": 40, "doc_stride": 12}
+LEARNING = {"no_adadelta": True, "learning_rate": 0.05, "ema_decay": 0.0}  # as fast as a few steps of a reader need
+FEW_QUESTIONS = {"max_train_samples": 6, "max_eval_samples": 4, "max_steps": 1, "test_file": None}
 
 
 def bilm(folder: Path, seed: int = 0, **options) -> Path:
@@ -37,11 +43,10 @@ def bilm(folder: Path, seed: int = 0, **options) -> Path:
 
 def options_of(folder: Path, data: str = "wnut17", **options) -> dict[str, Any]:
     """The options of a run of two epochs, four steps, on the biLM in `folder / "bilm"`."""
-    splits = {"train": "train", "validation": "dev", "test": "test"}
     defaults = {
         "model_name_or_path": folder / "bilm",
         "config_overrides": json.dumps(HEAD | options.pop("config_overrides", {})),
-        **{f"{split}_file": TASKS / f"{data}_{file}.{ENDINGS[data]}" for split, file in splits.items()},
+        **{f"{split}_file": TASKS / f"{data}_{file}.{ENDINGS[data]}" for split, file in SPLITS.items()},
         "output_dir": folder / "run",
         "num_train_epochs": 2,
         "learning_rate": 0.02,
@@ -85,6 +90,17 @@ def tagger_experiment(folder: Path, output: Path, **options) -> list[dict[str, A
     return experiment("ner", folder, **tagger_options(folder, output, **options))
 
 
+def trainer_with(action: Callable[[TaskTrainer], Any]) -> type[TaskTrainer]:
+    """A class of trainers; each new trainer is passed to `action`."""
+
+    class TrainerWithAction(TaskTrainer):
+        def __init__(self, *args, **kwargs):
+            super().__init__(*args, **kwargs)
+            action(self)
+
+    return TrainerWithAction
+
+
 def stopping_trainer(event: str, number: int = 1) -> type[TaskTrainer]:
     """A trainer that Ctrl-C interrupts at this event of a callback."""
     events = []
@@ -94,12 +110,7 @@ def stopping_trainer(event: str, number: int = 1) -> type[TaskTrainer]:
         if len(events) == number:
             raise KeyboardInterrupt
 
-    class StoppingTrainer(TaskTrainer):
-        def __init__(self, *args, **kwargs):
-            super().__init__(*args, **kwargs)
-            self.add_callback(type("Stop", (TrainerCallback,), {event: interrupt}))
-
-    return StoppingTrainer
+    return trainer_with(lambda trainer: trainer.add_callback(type("Stop", (TrainerCallback,), {event: interrupt})))
 
 
 def read_json(path: Path) -> Any:
@@ -121,10 +132,22 @@ def sentences_of(path: Path) -> list[tuple[list[str], list[str]]]:
     return [tuple(map(list, zip(*sentence, strict=True))) for sentence in pairs if sentence]
 
 
+def questions_of(name: str) -> list[dict[str, Any]]:
+    """The questions of a fixture, read by a plain loop."""
+    articles = read_json(TASKS / f"squadshifts_{name}.json")["data"]
+    paragraphs = [paragraph for article in articles for paragraph in article["paragraphs"]]
+    return [{"context": paragraph["context"], **asked} for paragraph in paragraphs for asked in paragraph["qas"]]
+
+
+def write_questions(path: Path, questions: list[dict[str, Any]]) -> Path:
+    path.write_text("".join(json.dumps(question) + "\n" for question in questions), encoding="utf-8")
+    return path
+
+
 def capitals(folder: Path) -> dict[str, Path]:
     """The sentences of `wnut17` with capitalized words as entities: easy enough for a run of one epoch."""
     files = {}
-    for split, name in (("train", "train"), ("validation", "dev"), ("test", "test")):
+    for split, name in SPLITS.items():
         lines = []
         for words, _ in sentences_of(TASKS / f"wnut17_{name}.conll"):
             are = [word[0].isupper() for word in words]

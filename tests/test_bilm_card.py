@@ -171,6 +171,8 @@ def test_front_matter(tmp_path, monkeypatch):
     assert data.library_name == "transformers" and data.base_model == "someone/elmo"
     assert {"elmo", "language-model"} <= set(data.tags)
     assert data.license is None and data.metrics == ["perplexity"]
+    (result,) = data.eval_results
+    assert (result.metric_type, result.metric_value) == ("perplexity", 250.38)
 
     monkeypatch.chdir(tmp_path)
     (tmp_path / "folder").mkdir()
@@ -214,9 +216,8 @@ def test_sampled_loss_is_labelled(tmp_path):
 def test_settings_that_a_resumed_run_changed(tmp_path):
     earlier = [{"until_step": 1050, "settings": {"learning_rate": 0.1, "train_file": ["a", "b"], "fp16": True}}]
     text = write(tmp_path, earlier_settings=earlier, settings={"fp16": True, "learning_rate": 0.2, "max_steps": 5})
-    assert (
-        "\n\nUp to step 1,050 these were different: learning_rate 0.1; max_steps (default); train_file a, b.\n" in text
-    )
+    changes = "learning_rate 0.1; max_steps (default); train_file a, b."
+    assert f"\n\nUp to step 1,050 these were different: {changes}\n" in text
 
 
 @pytest.mark.parametrize("log", [[], LOG[1:3]], ids=["empty", "training only"])
@@ -321,15 +322,10 @@ def test_results_of_other_scripts_are_in_the_card(tmp_path):
     assert "Uses of `play` in a.txt with their nearest neighbours" in vectors
     assert "in bold, were drawn with seed 7 from 1,234 uses.\n" in vectors
     assert ["token layer", "37.5", "62.5"] in tables(vectors)[1] and ["chance", "25.0", ""] in tables(vectors)[1]
-    assert (
-        "(3 lemmas with at least two senses, 8 uses)" in vectors
-        and "on b.data.xml (7 uses; 12% have a lemma that is not in the training text and get the first sense)."
-        in vectors
-    )
-    conditions = (
-        "F1 of a network of the paper on the frozen biLM: mean ± sample standard deviation over seeds, in percent."
-    )
-    assert conditions in tasks and "also selected the epoch" not in text
+    assert "(3 lemmas with at least two senses, 8 uses)" in vectors
+    assert "on b.data.xml (7 uses; 12% have a lemma that is not in the training text and get the first" in vectors
+    conditions = "F1 of a network of the paper on the frozen biLM: mean ± sample standard deviation over seeds, in "
+    assert f"{conditions}percent." in tasks and "also selected the epoch" not in text
     settings = {"load_best_model_at_end": True}
     records = [{**each, "settings": settings, "metrics": {"validation": each["metrics"]["test"]}} for each in records]
     write_result(tmp_path, "wnut17_entities", {"records": records})
@@ -342,9 +338,8 @@ def test_conditions_of_other_results(tmp_path):
     settings = {"head": "linear", "freeze_bilm": False}
     records = [record(arm, 1, 0.5) | {"settings": settings} for arm in ("elmo@0.1", "baseline@0.1")]
     write_result(tmp_path, "data", {"records": records})
-    write_result(
-        tmp_path, "losses", {"records": [record("elmo", 1, 0) | {"metric": "mse", "metrics": {"dev": {"mse": 0.5}}}]}
-    )
+    errors = record("elmo", 1, 0) | {"metric": "mse", "metrics": {"dev": {"mse": 0.5}}}
+    write_result(tmp_path, "losses", {"records": [errors]})
     write_result(tmp_path, "foreign", {"queries": 3})
     drawn = NEIGHBORS | {"uses": 2000, "uses_in_text": 54321, "queries": [{"use": "/ [play] /", "neighbors": []}]}
     write_result(tmp_path, "play", drawn)
@@ -356,7 +351,7 @@ def test_conditions_of_other_results(tmp_path):
     assert "seed 7 from 2,000 of the 54,321 uses." in text and "**/ \\[play\\] /**" in text
     assert "12% have a lemma that is not in the training text and count as wrong)" in text
     (tmp_path / "results" / "play.json").write_text('{"word": ', encoding="utf-8")
-    with pytest.raises(ValueError, match=r"play\.json is not JSON in UTF-8: .*Make it anew, or delete it"):
+    with pytest.raises(ValueError, match=r"play\.json is not JSON in UTF-8: .*Write it again, or delete it"):
         write(tmp_path)
 
 
@@ -378,9 +373,7 @@ def test_origin_of_a_converted_model(tmp_path):
 def test_limits(tmp_path):
     data = {"train": ["a.txt"], "validation": [], "sentences": 9, "words": 98765, "longest_sentence": 1234}
     text = write(tmp_path, data=data | {"cut_words": 56})
-    assert (
-        "first 48 bytes (UTF-8) of a word; longer words are cut (56 of the 98,765 words of the training text)." in text
-    )
+    assert "first 48 bytes (UTF-8) of a word; longer words are cut (56 of the 98,765 words of the training" in text
     assert "the longest training sentence had 1,234." in text
     assert "predicts only words of its vocabulary, or `<UNK>`" in text
     assert "longer words are cut.\n" in write(tmp_path, data=data)
@@ -390,12 +383,3 @@ def test_limits(tmp_path):
     assert "predicts no words: its softmax is missing" in text
     lexicon = ELMoConfig.from_preset("tiny", char_vocab_size=18, max_word_length=12)
     assert "first 10 characters of a word; longer" in write(tmp_path, config=lexicon, data=data)
-
-
-def test_metadata_of_results_and_licence(tmp_path):
-    write_card_facts(tmp_path, CardArguments(license="mit", license_reason="So is the text.", language=["en"]))
-    assert "`mit`.\nSo is the text.\n" in write(tmp_path)
-    card = ModelCard.load(tmp_path / "README.md").data
-    assert (card.license, card.language) == ("mit", ["en"])
-    (result,) = card.eval_results
-    assert (result.metric_type, result.metric_value) == ("perplexity", 250.38)

@@ -29,22 +29,15 @@ def read_rows(path: Path, rows: list[dict], **options) -> Dataset:
     return read_classification(ClassificationDataArguments(train_file=str(path), **options))["train"]
 
 
-def test_options():
-    parser = HfArgumentParser(TaggingDataArguments)
-    (tagging,) = parser.parse_args_into_dataclasses(["--comments", "#a", "# b", "--word_column", "3"])
-    assert tagging.comments == ["#a", "# b"] and tagging.word_column == 3 and tagging.train_fraction == 1.0
-    parser = HfArgumentParser(ClassificationDataArguments)
-    (labels,) = parser.parse_args_into_dataclasses(["--drop_labels", "-", "-1", "--column_names", "label", "text"])
-    assert labels.drop_labels == ["-", "-1"] and labels.column_names == ["label", "text"]
-    assert "--train_split" in parser.format_help()  # where a % in a help text fails
+def test_labels_that_look_like_options():
+    (labels,) = HfArgumentParser(ClassificationDataArguments).parse_args_into_dataclasses(["--drop_labels", "-", "-1"])
+    assert labels.drop_labels == ["-", "-1"]
 
 
 def test_tagging_files(tmp_path):
     (tmp_path / "a.conll").write_text("EU B-ORG\nrejects O\n\nno O\n")
     (tmp_path / "b.jsonl").write_text('{"tokens": ["EU"], "ner_tags": ["B-ORG"], "tokens2": 1}\n')
-    splits = read_tagging(
-        TaggingDataArguments(train_file=str(tmp_path / "a.conll"), test_file=str(tmp_path / "b.jsonl"))
-    )
+    splits = read_tagging(TaggingDataArguments(train_file=f"{tmp_path}/a.conll", test_file=f"{tmp_path}/b.jsonl"))
     assert list(splits) == ["train", "test"] and splits["test"].split == "test"
     assert splits["train"].to_dict() == {"tokens": [["EU", "rejects"], ["no"]], "tags": [["B-ORG", "O"], ["O"]]}
     assert splits["test"].to_dict() == {"tokens": [["EU"]], "tags": [["B-ORG"]]}
@@ -85,60 +78,25 @@ def test_iob1_is_converted_on_request(tmp_path, caplog):
 
 
 @pytest.mark.parametrize(
-    "name, text, options, message",
+    "text, options, message",
     [
-        ("a.conll", "a\tO\n\tO\n", {}, "a.conll, line 2: a token is ''; it must be a string that is not empty"),
-        (
-            "a.conll",
-            "a\tO\n\nb\t \n",
-            {},
-            "a.conll, line 3: the tag is ''; it must be the name or the number of a class",
-        ),
-        ("a.conll", "\n-DOCSTART- O\n", {}, "a.conll has no samples; pass other data"),
-        (
-            "a.conll",
-            "a O\nb S-X\n",
-            {"tag_scheme": "iob1"},
-            "a.conll, line 2: 'S-X' is not an IOB1 tag .* --tag_scheme keep",
-        ),
-        (
-            "a.jsonl",
-            '{"tokens": ["a"], "tags": []}',
-            {},
-            r"a.jsonl, line 1: tokens \['a'\] with tags \[\]; pass a tag for each token",
-        ),
-        ("a.jsonl", '{"tokens": [], "tags": []}', {}, r"a.jsonl, line 1: tokens \[\] with tags \[\]; pass a tag for"),
-        ("a.jsonl", '{"tokens": "a", "tags": "O"}', {}, "a.jsonl, line 1: tokens 'a' with tags 'O'; pass a tag"),
-        (
-            "a.jsonl",
-            '{"tokens": ["a", 1], "tags": ["O", "O"]}',
-            {},
-            "a.jsonl, line 1: a token is 1; it must be a string",
-        ),
-        ("a.jsonl", '{"tokens": ["a"], "tags": [null]}', {}, "a.jsonl, line 1: the tag is None; it must be the name"),
-        (
-            "a.jsonl",
-            '{"tokens": ["a"], "t": ["O"]}',
-            {},
-            r"a.jsonl has no column 'tags', only \['tokens', 't'\]; pass --tags_c",
-        ),
-        (
-            "a.jsonl",
-            '{"t": ["a"], "tags": ["O"]}',
-            {},
-            r"has no column 'tokens', only \['t', 'tags'\]; pass --tokens_column",
-        ),
-        (
-            "a.jsonl",
-            '{"tokens": ["a"], "tags": ["O"]}\n{"tags": ["O"]}',
-            {},
-            r"a.jsonl, line 2 has no 'tokens', only \['tags'\]; give all rows the same columns",
-        ),
+        ("a\tO\n\tO\n", {}, "a.conll, line 2: a token is ''; it must be a string that is not empty"),
+        ("a\tO\n\nb\t \n", {}, "a.conll, line 3: the tag is ''; it must be the name or the number"),
+        ("\n-DOCSTART- O\n", {}, "a.conll has no samples; pass other data"),
+        ("a O\nb S-X\n", {"tag_scheme": "iob1"}, "line 2: 'S-X' is not an IOB1 tag .* --tag_scheme keep"),
+        ('{"tokens": ["a"], "tags": []}', {}, r"line 1: tokens \['a'\] with tags \[\]; pass a tag for each token"),
+        ('{"tokens": [], "tags": []}', {}, r"a.jsonl, line 1: tokens \[\] with tags \[\]; pass a tag for"),
+        ('{"tokens": "a", "tags": "O"}', {}, "a.jsonl, line 1: tokens 'a' with tags 'O'; pass a tag"),
+        ('{"tokens": ["a", 1], "tags": ["O", "O"]}', {}, "line 1: a token is 1; it must be a string"),
+        ('{"tokens": ["a"], "tags": [null]}', {}, "a.jsonl, line 1: the tag is None; it must be the name"),
+        ('{"tokens": ["a"], "t": ["O"]}', {}, r"has no column 'tags', only \['tokens', 't'\]; pass --tags_c"),
+        ('{"t": ["a"], "tags": ["O"]}', {}, r"has no column 'tokens', only \['t', 'tags'\]; pass --tokens_column"),
+        ('{"tokens": ["a"], "tags": ["O"]}\n{"tags": ["O"]}', {}, r"line 2 has no 'tokens', only \['tags'\]; give"),
     ],
 )
-def test_bad_tags(tmp_path, name, text, options, message):
+def test_bad_tags(tmp_path, text, options, message):
     with pytest.raises(ValueError, match=message):
-        tags_of(tmp_path / name, text, **options)
+        tags_of(tmp_path / ("a.jsonl" if text.startswith("{") else "a.conll"), text, **options)
 
 
 def test_texts_and_pairs(tmp_path, capsys):
@@ -171,26 +129,10 @@ def test_columns_of_other_names(tmp_path, capsys, columns, text, pair, label):
     "columns, options, message",
     [
         (["content", "title", "label"], {}, r"has the columns \['content', 'title', 'label'\]; pass --text_column"),
-        (
-            ["words", "label"],
-            {},
-            r"has the columns \['words', 'label'\]; pass --text_column, or also --text_pair_column",
-        ),
-        (
-            ["text", "stars", "score"],
-            {},
-            r"has no column 'label', only \['text', 'stars', 'score'\]; pass --label_column",
-        ),
-        (
-            ["text", "label"],
-            {"text_pair_column": "b"},
-            r"a.jsonl has no column 'b', only .* pass --text_pair_column\.$",
-        ),
-        (
-            ["sentence", "label"],
-            {"text_column": "a"},
-            r"has no column 'a', only \['sentence', 'label'\]; pass --text_column",
-        ),
+        (["words", "label"], {}, r"has the columns \['words', 'label'\]; pass --text_column, or also"),
+        (["text", "stars", "score"], {}, r"has no column 'label', only \['text', 'stars', 'score'\]; pass --l"),
+        (["text", "label"], {"text_pair_column": "b"}, r"has no column 'b', only .* pass --text_pair_column\.$"),
+        (["sentence", "label"], {"text_column": "a"}, r"has no column 'a', only .* pass --text_column"),
         (["text", "stars"], {"label_column": "a"}, r"has no column 'a', only \['text', 'stars'\]; pass --label_column"),
     ],
 )
@@ -212,34 +154,18 @@ def test_kinds_of_labels(tmp_path):
     [
         ([("a", "x"), (" ", "x")], {}, "a.jsonl, line 2: 'text' is ' '; it must be a text that is not empty"),
         ([(None, "x")], {}, "a.jsonl, line 1: 'text' is None; it must be a text"),
-        (
-            [("a", None)],
-            {},
-            "line 1: the label is None; it must be the name or .* --drop_labels 'None' or --problem regress",
-        ),
+        ([("a", None)], {}, "label is None; it must be the name or .* --drop_labels 'None' or --problem regress"),
         ([("a", " ")], {}, "line 1: the label is ' '; it must be the name or the number of a class. Correct it"),
-        (
-            [("a", 0.5)],
-            {},
-            "line 1: the label is 0.5; it must be the name or the number of a class.* --problem regression",
-        ),
+        ([("a", 0.5)], {}, "line 1: the label is 0.5; it must be .* --problem regression"),
         ([("a", "x"), ("b", ["x"])], {}, r"line 2: the label is \['x'\]; it must be the name"),
-        (
-            [("a", [0, 1]), ("b", [0, 1, 0])],
-            {},
-            r"line 2: the labels are \[0, 1, 0\], with duplicates; pass the names or numbers of the",
-        ),
+        ([("a", [0, 1]), ("b", [0, 1, 0])], {}, r"line 2: the labels are \[0, 1, 0\], with duplicates; pass"),
         ([("a", ["x"]), ("b", "x")], {}, "line 2: the label is 'x'; it must be a list, as in the first row"),
         ([("a", "x")], {"problem": "regression"}, "line 1: the label is 'x'; a regression needs finite numbers"),
         ([("a", "nan")], {"problem": "regression"}, "line 1: the label is 'nan'; a regression needs finite numbers"),
         ([("a", ["1"])], {"problem": "regression"}, r"line 1: the label is \['1'\]; a regression needs finite numbers"),
         ([("a", "x")], {"drop_labels": ["y"]}, "--drop_labels y: no sample has this label; leave it out"),
         ([("a", "x")], {"drop_labels": ["x"]}, "--drop_labels x leaves no sample of 'train'; pass data with labels"),
-        (
-            [("a", "1")],
-            {"drop_labels": ["x"], "problem": "regression"},
-            "--drop_labels x: the labels of a regression are",
-        ),
+        ([("a", "1")], {"drop_labels": ["x"], "problem": "regression"}, "--drop_labels x: the labels of a regr"),
     ],
 )
 def test_bad_labels(tmp_path, rows, options, message):
@@ -260,10 +186,7 @@ def test_labels_that_are_missing_are_dropped_on_request(tmp_path, capsys):
     splits = {"train": [1, -1, 0, 1], "test": [-1, 1]}
     rows = {name: {"text": [f"t{label}" for label in labels], "label": labels} for name, labels in splits.items()}
     DatasetDict({name: Dataset.from_dict(row, names) for name, row in rows.items()}).save_to_disk(tmp_path)
-    with pytest.raises(
-        ValueError,
-        match=r"train, row 1: the label is -1; it must be one of \['no', 'yes'\].*leave it out: --test_split none",
-    ):
+    with pytest.raises(ValueError, match=r"row 1: the label is -1; it must be one of \['no', .*--test_split none"):
         read_classification(ClassificationDataArguments(dataset=str(tmp_path)))
     found = read_classification(ClassificationDataArguments(dataset=str(tmp_path), drop_labels=["-1"]))
     assert found["train"].to_dict() == {"text": ["t1", "t0", "t1"], "label": ["yes", "no", "yes"]}
@@ -277,11 +200,9 @@ def splits_of(**labels: list) -> DatasetDict:
 
 def test_label_names():
     assert label_names(splits_of(train=["b", "a", "b"], test=["a"]), "tags") == ["a", "b"]
-    assert label_names(splits_of(test=[["I-A", "O", "B-A"]]), "tags", training="test") == ["O", "B-A", "I-A"]
+    assert label_names(splits_of(train=[["I-A", "O", "B-A"]]), "tags") == ["O", "B-A", "I-A"]
     splits = splits_of(train=[["O", "B-A"]], validation=[["O"]] * 1200 + [["B-B"]])
-    with pytest.raises(
-        ValueError, match="Split 'validation', row 1200: 'B-B' does not occur in 'train', whose tags are B-A, O"
-    ):
+    with pytest.raises(ValueError, match="Split 'validation', row 1200: 'B-B' does not occur .* tags are B-A, O"):
         label_names(splits, "tags")
     with pytest.raises(ValueError, match=r"The labels come from the split 'train', but there are only \['test'\]"):
         label_names(splits_of(test=["a"]), "tags")
@@ -308,14 +229,9 @@ def test_a_share_is_part_of_larger_ones():
 
 
 def test_a_table_without_its_header(tmp_path):
-    (tmp_path / "a.csv").write_text("good,1\nbad,0\n")
-    with pytest.raises(
-        ValueError, match=r"a.csv has no column 'text', only \['good', '1'\]; pass --text_column, or --c"
-    ):
-        read_classification(
-            ClassificationDataArguments(train_file=f"{tmp_path}/a.csv", text_column="text", text_pair_column="1")
-        )
-    found = read_classification(
-        ClassificationDataArguments(train_file=f"{tmp_path}/a.csv", column_names=["text", "label"])
-    )
+    path = str(tmp_path / "a.csv")
+    Path(path).write_text("good,1\nbad,0\n")
+    with pytest.raises(ValueError, match=r"a.csv has no column 'text', only \['good', '1'\]; pass --text_column, or -"):
+        read_classification(ClassificationDataArguments(train_file=path, text_pair_column="1"))
+    found = read_classification(ClassificationDataArguments(train_file=path, column_names=["text", "label"]))
     assert found["train"].to_dict() == {"text": ["good", "bad"], "label": ["1", "0"]}

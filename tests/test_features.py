@@ -28,10 +28,6 @@ def model(base) -> ELMoModel:
     return ELMoModel.from_pretrained(base).eval()
 
 
-def tokenizer_of(base: Path, **options) -> ELMoTokenizer:
-    return ELMoTokenizer.from_pretrained(base, **options)
-
-
 def encodings(tokenizer: ELMoTokenizer, words: list[list[str]] = WORDS) -> Dataset:
     inputs = tokenizer(words, is_split_into_words=True)
     labels = [[-100, *range(len(sentence)), -100] for sentence in words]
@@ -54,7 +50,7 @@ def layers_alone(model: ELMoModel, tokenizer: ELMoTokenizer, *texts: list[str]) 
 @pytest.mark.parametrize("side", ["right", "left"])
 @pytest.mark.parametrize("batch_tokens", [1, 60, 2048])
 def test_each_text_has_its_own_layers(side, batch_tokens, tmp_path, base, model):
-    tokenizer = tokenizer_of(base, padding_side=side)
+    tokenizer = ELMoTokenizer.from_pretrained(base, padding_side=side)
     store = stored(tmp_path, model, tokenizer, batch_tokens=batch_tokens)
     for number, words in enumerate(WORDS):
         expected = layers_alone(model, tokenizer, words)
@@ -64,27 +60,12 @@ def test_each_text_has_its_own_layers(side, batch_tokens, tmp_path, base, model)
     assert file.stat().st_size == 4 * 3 * 16 * sum(len(words) + 2 for words in WORDS)
 
 
-def test_a_pair_is_two_texts(tmp_path, base, model):
-    tokenizer, pairs = tokenizer_of(base), list(zip(WORDS[:3], WORDS[3:6], strict=True))
-    inputs = tokenizer([list(pair) for pair in pairs], is_split_into_words=True)
-    columns = {name: [list(map(np.ndarray.tolist, map(np.asarray, row))) for row in inputs[name]] for name in inputs}
-    store = feature_store(tmp_path, model, Dataset.from_dict(columns), DataCollatorWithPadding(tokenizer))
-    for number, pair in enumerate(pairs):
-        np.testing.assert_allclose(store[number], layers_alone(model, tokenizer, *pair), rtol=1e-5, atol=1e-6)
-        first = layers_alone(model, tokenizer, pair[0])
-        np.testing.assert_allclose(store[number][: len(first)], first, rtol=1e-5, atol=1e-6)
-
-
-def test_the_layers_are_mapped_and_read_only(tmp_path, base, model):
-    store = stored(tmp_path, model, tokenizer_of(base))
-    assert isinstance(store.layers, np.memmap) and np.shares_memory(store.text(3), store.layers)
-    with pytest.raises(ValueError, match="read-only"):
-        store.text(3)[0] = 0
-
-
 def test_a_text_of_several_rows_is_stored_once(tmp_path, base, model):
     """For example the context of several questions."""
-    tokenizer, collate = tokenizer_of(base), DataCollatorWithPadding(tokenizer_of(base))
+    tokenizer, collate = (
+        ELMoTokenizer.from_pretrained(base),
+        DataCollatorWithPadding(ELMoTokenizer.from_pretrained(base)),
+    )
     pairs = [(WORDS[0], WORDS[1]), (WORDS[2], WORDS[1]), (WORDS[1], WORDS[1])]
     inputs = tokenizer([list(pair) for pair in pairs], is_split_into_words=True)
     columns = {name: [list(map(np.ndarray.tolist, map(np.asarray, row))) for row in inputs[name]] for name in inputs}
@@ -106,26 +87,8 @@ def test_batches_have_similar_lengths_and_bounded_size():
 
 
 @pytest.mark.parametrize("side", ["right", "left"])
-def test_a_batch_has_the_layers_of_its_texts(side, tmp_path, base, model):
-    tokenizer = tokenizer_of(base, padding_side=side)
-    store, examples = stored(tmp_path, model, tokenizer), encodings(tokenizer)
-    batch = FeatureCollator(DataCollatorForTokenClassification(tokenizer), store)([examples[n] for n in (7, 2, 5)])
-    plain = DataCollatorForTokenClassification(tokenizer)(
-        [{name: value for name, value in examples[n].items() if name != "text_number"} for n in (7, 2, 5)]
-    )
-    layers = batch.pop("elmo_hidden_states")
-    assert batch.keys() == plain.keys() and all(torch.equal(batch[name], plain[name]) for name in batch)
-    with torch.no_grad():
-        expected = torch.stack(
-            model(**{name: value for name, value in plain.items() if name != "labels"}).hidden_states, 1
-        )
-    torch.testing.assert_close(layers, expected, rtol=1e-5, atol=1e-6)
-    assert bool((~batch["attention_mask"].bool()).any())
-
-
-@pytest.mark.parametrize("side", ["right", "left"])
 def test_a_head_computes_the_same_from_stored_layers(side, tmp_path, base, model):
-    tokenizer = tokenizer_of(base, padding_side=side)
+    tokenizer = ELMoTokenizer.from_pretrained(base, padding_side=side)
     config = ELMoConfig.from_pretrained(base, num_labels=20, elmo_placement="both", task_hidden_size=8)
     torch.manual_seed(0)
     head = ELMoForTokenClassification.from_pretrained(base, config=config).eval()
@@ -138,30 +101,34 @@ def test_a_head_computes_the_same_from_stored_layers(side, tmp_path, base, model
 
 
 def test_the_file_is_used_again(tmp_path, base, model, monkeypatch):
-    tokenizer = tokenizer_of(base)
+    tokenizer = ELMoTokenizer.from_pretrained(base)
     first = stored(tmp_path, model, tokenizer)
     (file,) = tmp_path.iterdir()
     made = file.stat().st_mtime_ns
     monkeypatch.setattr(ELMoModel, "forward", None)
     again = stored(tmp_path, ELMoModel.from_pretrained(base), tokenizer)
     assert file.stat().st_mtime_ns == made and list(tmp_path.iterdir()) == [file]
-    assert np.array_equal(again.layers, first.layers)
+    assert np.array_equal(again.layers, first.layers) and isinstance(again.layers, np.memmap)
+    with pytest.raises(ValueError, match="read-only"):
+        again.text(3)[0] = 0
 
 
 def test_changes_that_keep_the_file(tmp_path, base, model):
     """Labels, word ids, padding side and the mix do not change the layers."""
-    stored(tmp_path, model, tokenizer_of(base))
+    stored(tmp_path, model, ELMoTokenizer.from_pretrained(base))
     other = ELMoModel.from_pretrained(base)
     torch.nn.init.normal_(other.scalar_mix.weights)
-    words = tokenizer_of(base).with_vocabulary(["<S>", "</S>", "<UNK>", *WORDS[0]], padding_side="left")
+    words = ELMoTokenizer.from_pretrained(base).with_vocabulary(
+        ["<S>", "</S>", "<UNK>", *WORDS[0]], padding_side="left"
+    )
     relabelled = encodings(words).map(lambda example: {"labels": example["labels"][::-1]})
     feature_store(tmp_path, other, relabelled, DataCollatorForTokenClassification(words))
     assert len(list(tmp_path.iterdir())) == 1
 
 
 def test_changes_that_need_a_new_file(tmp_path, base, model):
-    """The biLM, the texts, their order, the borders of words, and truncation."""
-    tokenizer = tokenizer_of(base)
+    """The biLM, the texts, their order, the borders of words, truncation, and the configuration."""
+    tokenizer = ELMoTokenizer.from_pretrained(base)
     stored(tmp_path, model, tokenizer)
     other = bilm(tmp_path.parent / f"{tmp_path.name}-other", seed=1)
     stored(tmp_path, ELMoModel.from_pretrained(other), tokenizer)
@@ -171,13 +138,9 @@ def test_changes_that_need_a_new_file(tmp_path, base, model):
     for number, words in enumerate(([*WORDS[1:], WORDS[0]], WORDS[:-1], joined, cut), 3):
         stored(tmp_path, model, tokenizer, words)
         assert len(list(tmp_path.iterdir())) == number
-
-
-def test_a_configuration_that_changes_the_layers_needs_a_new_file(tmp_path, base, model):
-    stored(tmp_path, model, tokenizer_of(base))
     clipped = ELMoModel.from_pretrained(base, cell_clip=0.01).eval()
-    store = stored(tmp_path, clipped, tokenizer_of(base))
-    np.testing.assert_allclose(store[0], layers_alone(clipped, tokenizer_of(base), WORDS[0]), rtol=1e-5, atol=1e-6)
+    store = stored(tmp_path, clipped, tokenizer)
+    np.testing.assert_allclose(store[0], layers_alone(clipped, tokenizer, WORDS[0]), rtol=1e-5, atol=1e-6)
 
 
 def test_a_word_level_bilm_reads_ids(tmp_path):
@@ -202,7 +165,7 @@ def test_a_full_disk_is_reported_before_the_computation(tmp_path, base, model, m
     monkeypatch.setattr(os, "posix_fallocate", disk_is_full)
     monkeypatch.setattr(ELMoModel, "forward", None)
     with pytest.raises(OSError, match="--cache_features"):
-        stored(tmp_path / "features", model, tokenizer_of(base))
+        stored(tmp_path / "features", model, ELMoTokenizer.from_pretrained(base))
     assert not list((tmp_path / "features").iterdir())
 
 
@@ -218,15 +181,19 @@ def test_a_stopped_computation_leaves_no_file(error, tmp_path, base, monkeypatch
 
     monkeypatch.setattr(ELMoModel, "forward", stopped)
     with pytest.raises(error):
-        stored(tmp_path, model, tokenizer_of(base), batch_tokens=1)
+        stored(tmp_path, model, ELMoTokenizer.from_pretrained(base), batch_tokens=1)
     assert len(calls) == 3 and not list(tmp_path.iterdir())
-    store = stored(tmp_path, model, tokenizer_of(base), batch_tokens=1)
+    store = stored(tmp_path, model, ELMoTokenizer.from_pretrained(base), batch_tokens=1)
     monkeypatch.undo()
-    np.testing.assert_allclose(store[0], layers_alone(model.eval(), tokenizer_of(base), WORDS[0]), atol=1e-6)
+    np.testing.assert_allclose(
+        store[0], layers_alone(model.eval(), ELMoTokenizer.from_pretrained(base), WORDS[0]), atol=1e-6
+    )
 
 
 def test_without_posix_fallocate(tmp_path, base, model, monkeypatch):
     """macOS does not have it."""
     monkeypatch.delattr(os, "posix_fallocate", raising=False)
-    store = stored(tmp_path, model, tokenizer_of(base))
-    np.testing.assert_allclose(store[11], layers_alone(model, tokenizer_of(base), WORDS[11]), rtol=1e-5, atol=1e-6)
+    store = stored(tmp_path, model, ELMoTokenizer.from_pretrained(base))
+    np.testing.assert_allclose(
+        store[11], layers_alone(model, ELMoTokenizer.from_pretrained(base), WORDS[11]), rtol=1e-5, atol=1e-6
+    )

@@ -180,14 +180,13 @@ def test_elmo_push(hub, author, stranger, ours):
     assert "user/published" not in hub.repositories  # a dry run
     author("run_script", script="push_to_hub", arguments=[*arguments, "--push"])
     assert_was_pushed(hub, "user/published", GIVEN_TOKEN)
-    files = hub.repositories["user/published"].files
+    files = contents(hub, "user/published")
     assert {"results/pretraining.json", "results/card.json"} <= files.keys()
-    assert (
-        b"license: mit" in files["README.md"].content and str(folder.parent).encode() not in files["README.md"].content
-    )
-    sizes = [len(hub.repositories[repo].files["model.safetensors"].content) for repo in ("user/published", "user/bilm")]
+    assert b"license: mit" in files["README.md"] and str(folder.parent).encode() not in files["README.md"]
+    repos = ("user/published", "user/bilm")
+    sizes = [len(hub.repositories[repo].files["model.safetensors"].content) for repo in repos]
     assert sizes[0] < 0.6 * sizes[1]
-    found, expected = (stranger("load", repo=repo, auto_class=auto_class) for repo in ("user/published", "user/bilm"))
+    found, expected = (stranger("load", repo=repo, auto_class=auto_class) for repo in repos)
     np.testing.assert_allclose(found["outputs"], expected["outputs"], rtol=0, atol=1e-2)
 
 
@@ -196,9 +195,6 @@ def test_old_versions(author, stranger, versions):
     assert not np.allclose(versions[old], versions[new])
     for worker in (author, stranger):
         assert_same(worker("load", repo="user/elmo", revision=old)["outputs"], versions[old])
-    found = stranger("load", repo="user/elmo", code_revision=old)
-    assert old in found["module"]
-    assert_same(found["outputs"], versions[new])
 
 
 def convert(weights: str, output: Path) -> dict[str, Any]:
@@ -252,19 +248,6 @@ def test_gated(admitted, versions):
         assert "gated repo" in message and "have access to it at https://huggingface.co/user/gated" in message
         assert f"{status} Client Error" in message
         assert_same(found["outputs"], list(versions.values())[-1])
-
-
-def test_missing(hub, author, stranger, versions):
-    for worker in (author, stranger):
-        message = worker.fails("load", repo="user/missing")
-        assert "user/missing is not a local folder and is not a valid model" in message and "hf auth login" in message
-    for revision in ("nowhere", "0" * 40):
-        message = stranger.fails("load", repo="user/elmo", revision=revision)
-        assert f"{revision} is not a valid git identifier" in message and "user/elmo' for available" in message
-    files = contents(hub, "user/elmo")
-    del files["model.safetensors"]
-    hub.put("user/weightless", files)
-    assert "user/weightless does not appear to have a file named" in stranger.fails("load", repo="user/weightless")
 
 
 @pytest.fixture(scope="module")

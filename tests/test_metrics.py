@@ -53,9 +53,7 @@ def test_bilou_is_read_as_seqevals_strict_scheme_reads_it():
 def test_entities_of_other_schemes_and_odd_sequences(tags, bio):
     found = tagging_scores([tags.split()], [bio.split()])
     assert found["f1"] == 1.0
-    assert sum(rates["number"] for rates in found["per_type"].values()) == len(
-        [tag for tag in bio.split() if tag[0] == "B"]
-    )
+    assert sum(rates["number"] for rates in found["per_type"].values()) == sum(tag[0] == "B" for tag in bio.split())
 
 
 def test_tagging_scores_by_hand():
@@ -117,20 +115,6 @@ def test_which_tags_mark_entities(tags, expected):
         assert ("f1" in tagging_scores(row, row, are_entities=said)) is said
 
 
-@pytest.mark.parametrize(
-    "predicted, gold, message",
-    [
-        ([["O"]], [["O"], ["O"]], "Got predictions for 1 sentences, but gold answers for 2; pass both"),
-        ([["O"], ["O"]], [["O"], ["O", "O"]], "Sentence 1 has 1 predicted and 2 gold tags; pass a tag for each token"),
-        ([], [], "Got no sentences; pass at least one"),
-        ([[], []], [[], []], "The 2 sentences have no tokens; pass the tags"),
-    ],
-)
-def test_tags_that_do_not_match(predicted, gold, message):
-    with pytest.raises(ValueError, match=message):
-        tagging_scores(predicted, gold)
-
-
 def test_classification_scores_by_hand():
     found = classification_scores([0, 0, 1, 1], [0, 1, 1, 1], ["no", "yes", "never"])
     assert found == {
@@ -175,29 +159,9 @@ def test_regression_scores_by_hand():
     assert constant == {"pearson": 0.0, "spearman": 0.0, "mse": pytest.approx((0.81 + 3.61 + 8.41) / 3)}
 
 
-@pytest.mark.parametrize(
-    "scores, arguments, message",
-    [
-        (
-            classification_scores,
-            ([0], [0, 1], ["a", "b"]),
-            "Got predictions for 1 texts, but gold answers for 2; pass both",
-        ),
-        (classification_scores, ([], [], ["a", "b"]), "Got no texts; pass at least one"),
-        (classification_scores, ([0], [-100], ["a", "b"]), "gold has the class -100; pass numbers from 0 to 1"),
-        (classification_scores, ([2], [0], ["a", "b"]), "predicted has the class 2; pass numbers from 0 to 1"),
-        (multilabel_scores, ([[1]], [[1, 0]], ["a", "b"]), "predicted has shape (1, 1); pass (texts, 2)"),
-        (multilabel_scores, ([[0.7, 0]], [[1, 0]], ["a", "b"]), "predicted has the value 0.7; pass True or False"),
-        (multilabel_scores, ([], [], ["a", "b"]), "Got no texts; pass at least one"),
-        (regression_scores, ([1, 2], [1]), "Got predictions for 2 texts, but gold answers for 1; pass both"),
-        (regression_scores, ([1, 2], [1, float("nan")]), "gold has the value nan; pass finite numbers"),
-        (regression_scores, ([], []), "Got no texts; pass at least one"),
-    ],
-)
-def test_answers_that_do_not_match(scores, arguments, message):
-    with pytest.raises(ValueError) as error:
-        scores(*arguments)
-    assert message in str(error.value)
+def test_a_diverged_regression_is_reported():
+    with pytest.raises(ValueError, match="A predicted number is not finite: training diverged. Pass a smaller"):
+        regression_scores([1, float("nan")], [1, 2])
 
 
 @pytest.mark.parametrize(
@@ -237,10 +201,6 @@ def test_word_f1_of_the_closest_answer(predicted, gold, f1):
         assert answer_scores([predicted], [answers]) == {"f1": pytest.approx(f1), "exact_match": 0.0}
         both = answer_scores([predicted, ""], [answers, []])  # of SQuAD 2.0
         assert both["has_answer_f1"] == pytest.approx(f1) and both["f1"] == pytest.approx((f1 + 1) / 2)
-
-
-def test_the_closest_gold_answer_counts():
-    assert answer_scores(["paris"], [["Rouen", "Paris!", "Paris, France"]]) == {"f1": 1.0, "exact_match": 1.0}
 
 
 def test_answers_that_normalise_to_nothing():
@@ -299,10 +259,3 @@ def test_answer_scores_are_those_of_torchmetrics(is_squad_2):
         )
         for name, percentage in theirs.items():
             assert found[name] == pytest.approx(percentage.item() / 100, rel=1e-5)
-
-
-def test_answers_and_questions_must_pair():
-    with pytest.raises(ValueError, match="Got predictions for 1 questions, but gold answers for 2; pass both"):
-        answer_scores(["a"], [["a"], ["b"]])
-    with pytest.raises(ValueError, match="Got no questions; pass at least one"):
-        answer_scores([], [])

@@ -1,11 +1,21 @@
 """Question answering: windows and positions of answers, no answer, ensembles, cached layers."""
 
-import json
 from pathlib import Path
 
 import pytest
 import torch
-from task_worker import TASKS, WITHOUT_DROPOUT, bilm, experiment, predictions_of, read_json
+from task_worker import (
+    FEW_QUESTIONS,
+    LEARNING,
+    WINDOWS,
+    WITHOUT_DROPOUT,
+    bilm,
+    experiment,
+    predictions_of,
+    questions_of,
+    read_json,
+    write_questions,
+)
 
 from modeling_elmo import ELMoForQuestionAnswering, ELMoTokenizer
 from modeling_elmo.run_scripts.fine_tuning.question_answering import (
@@ -18,25 +28,9 @@ from modeling_elmo.run_scripts.fine_tuning.question_answering import (
     words_of_answer,
 )
 
-WINDOWS = {"max_seq_length": 40, "doc_stride": 12}
-LEARNING = {"no_adadelta": True, "learning_rate": 0.05, "ema_decay": 0.0}  # as fast as a few steps need
-SHORT = {"max_train_samples": 6, "max_eval_samples": 4, "max_steps": 1, "test_file": None}
-
 
 def answer(folder: Path, **options) -> list[dict]:
     return experiment("qa", folder, **options)
-
-
-def questions_of(name: str) -> list[dict]:
-    """The questions of a fixture, read by a plain loop."""
-    articles = read_json(TASKS / f"squadshifts_{name}.json")["data"]
-    paragraphs = [paragraph for article in articles for paragraph in article["paragraphs"]]
-    return [{"context": paragraph["context"], **asked} for paragraph in paragraphs for asked in paragraph["qas"]]
-
-
-def write_questions(path: Path, questions: list[dict]) -> Path:
-    path.write_text("".join(json.dumps(question) + "\n" for question in questions), encoding="utf-8")
-    return path
 
 
 @pytest.fixture(scope="module")
@@ -55,7 +49,7 @@ def test_the_settings_of_the_paper(tmp_path):
 
 
 def test_a_linear_head_reads_elmo_at_its_input(place, tmp_path):
-    answer(place, **SHORT, head="linear", output_dir=tmp_path / "linear")
+    answer(place, **FEW_QUESTIONS, head="linear", output_dir=tmp_path / "linear")
     for folder, placement in ((tmp_path / "linear", "input"), (place / "run", "both")):
         assert read_json(folder / "record.json")["settings"]["elmo_placement"] == placement
     assert [*read_json(tmp_path / "linear" / "record.json")["layer_weights"]] == ["input"]
@@ -127,30 +121,17 @@ def test_text_without_words_is_refused(part, message):
 def test_markers_in_a_text_are_no_words(tmp_path):
     """A tokenizer may read `</S>` in a text as a marker, which no answer can start or end at."""
     tokenizer = ELMoTokenizer(vocab=["<S>", "</S>", "<UNK>"], pre_tokenization="whitespace", literal_markers=True)
-    batch = {
-        "id": ["q"],
-        "question": ["why"],
-        "context": ["a </S> b c"],
-        "answers": [["a </S> b"]],
-        "answer_starts": [[0]],
-    }
+    batch = {"id": ["q"], "question": ["why"], "context": ["a </S> b c"]}
+    batch |= {"answers": [["a </S> b"]], "answer_starts": [[0]]}
     rows = encode_windows(batch, tokenizer, QuestionAnsweringArguments(**WINDOWS), is_training=False)
     ids, first, last = rows["input_ids"][0], rows["start_positions"][0], rows["end_positions"][0]
     assert tokenizer.convert_ids_to_tokens(ids)[first + 1] == "</S>" and last == first + 2
     assert rows["offset_mapping"][0][first : last + 1] == [(0, 1), None, (7, 8)]
 
 
-@pytest.mark.parametrize(
-    "question, word",
-    [
-        ("In which city, what?", "which"),
-        ("What's it?", "what"),
-        ("Ada did (who?)", "who"),
-        ("Somewhat whoever", "other"),
-    ],
-)
-def test_kinds_of_questions(question, word):
-    assert question_word(question) == word
+def test_kinds_of_questions():
+    questions = ("In which city, what?", "What's it?", "Ada did (who?)", "Somewhat whoever")
+    assert [*map(question_word, questions)] == ["which", "what", "who", "other"]
 
 
 # Questions without an answer
@@ -166,24 +147,16 @@ def test_no_answer_is_predicted_if_some_questions_have_none(tmp_path):
         files[f"{split}_file"] = write_questions(tmp_path / f"{split}.jsonl", questions)
     found = {}
     for threshold in (-1e6, 0.0, 1e6):
-        (record,) = answer(
-            tmp_path,
-            **files,
-            **{**SHORT, "max_train_samples": None},
-            output_dir=tmp_path / str(threshold),
-            null_score_diff_threshold=threshold,
-        )
+        options = {**FEW_QUESTIONS, "max_train_samples": None, "null_score_diff_threshold": threshold}
+        (record,) = answer(tmp_path, **files, **options, output_dir=tmp_path / str(threshold))
         found[threshold] = record["metrics"]["validation"]
         rows = predictions_of(tmp_path / str(threshold) / "predictions_validation.jsonl")
         assert found[threshold]["no_answer_accuracy"] == sum(row["predicted"] == "" for row in rows[::2]) / 2
     # Without training data, each split decides for itself whether a question may have no answer.
-    options = {**SHORT, "train_file": None, "null_score_diff_threshold": -1e6, "ensemble": [tmp_path / "0.0"]}
-    known = write_questions(tmp_path / "test.jsonl", questions_of("dev"))
-    (record,) = answer(
-        tmp_path,
-        **{**options, "validation_file": files["validation_file"], "test_file": known},
-        output_dir=tmp_path / "both",
-    )
+    options = {**FEW_QUESTIONS, "train_file": None, "null_score_diff_threshold": -1e6, "ensemble": [tmp_path / "0.0"]}
+    options |= {"validation_file": files["validation_file"]}
+    options |= {"test_file": write_questions(tmp_path / "test.jsonl", questions_of("dev"))}
+    (record,) = answer(tmp_path, **options, output_dir=tmp_path / "both")
     assert record["metrics"]["validation"] == found[-1e6]
     assert all(row["predicted"] for row in predictions_of(tmp_path / "both" / "results" / "ensemble_test.jsonl"))
     assert found[-1e6]["no_answer_accuracy"] == 1 and found[-1e6]["has_answer_f1"] == 0
@@ -245,7 +218,7 @@ def test_an_ensemble_averages_starts_and_ends(place, tmp_path):
 
 def test_answers_stay_in_order_if_training_groups_by_length(place, tmp_path):
     """Trainer would group evaluation data by length too, but answers are matched to questions by order."""
-    few = SHORT | {"max_eval_samples": 10}
+    few = FEW_QUESTIONS | {"max_eval_samples": 10}
     answer(place, **WINDOWS, **few, train_sampling_strategy="group_by_length", output_dir=tmp_path / "run")
     answer(place, **WINDOWS, **few | {"train_file": None}, ensemble=[tmp_path / "run"], output_dir=tmp_path / "again")
     found = predictions_of(tmp_path / "run" / "predictions_validation.jsonl")
@@ -257,14 +230,14 @@ def test_answers_stay_in_order_if_training_groups_by_length(place, tmp_path):
 
 def test_members_that_tokenize_differently_are_no_ensemble(place, tmp_path):
     bilm(tmp_path / "bilm", pre_tokenization="whitespace")
-    answer(tmp_path, **SHORT)
+    answer(tmp_path, **FEW_QUESTIONS)
     members = [place / "run", tmp_path / "run"]
     with pytest.raises(ValueError, match=f"--ensemble {members[1]} tokenizes differently from {members[0]}"):
         answer(place, ensemble=members, output_dir=tmp_path / "both", train_file=None)
 
 
 def test_the_baseline_is_compared(place, tmp_path, capsys):
-    records = answer(place, **SHORT, compare_baseline=True, output_dir=tmp_path)
+    records = answer(place, **FEW_QUESTIONS, compare_baseline=True, output_dir=tmp_path)
     assert [record["arm"] for record in records] == ["baseline", "elmo"]
     assert "gain on validation" in capsys.readouterr().out
     assert not read_json(tmp_path / "baseline" / "seed-42" / "config.json")["use_elmo"]

@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 from datasets import Dataset, DatasetDict, Features, Sequence, Value
-from transformers import HfArgumentParser
 
 from modeling_elmo.run_scripts.fine_tuning.question_data import QuestionDataArguments, read_questions
 
@@ -49,13 +48,6 @@ def written(path: Path, text: str) -> str:
 
 def asked(path: Path, text: str, **options) -> list[dict]:
     return read_questions(QuestionDataArguments(train_file=written(path, text), **options))["train"].to_list()
-
-
-def test_options():
-    parser = HfArgumentParser(QuestionDataArguments)
-    (arguments,) = parser.parse_args_into_dataclasses(["--question_column", "query"])
-    assert arguments.question_column == "query"
-    assert (arguments.context_column, arguments.answers_column, arguments.id_column) == ("context", "answers", "id")
 
 
 @pytest.mark.parametrize("ending", ["json", "json.gz"])
@@ -114,10 +106,7 @@ def test_offsets_count_characters(tmp_path):
     (found,) = asked(tmp_path / "a.jsonl", lines(question("q1", answers, context=context)))
     assert found["answer_starts"] == [7]
     answers["answer_start"] = [len("Où, 🗼? ".encode())]
-    with pytest.raises(
-        ValueError,
-        match="q1: the answer 'Île 🗼' is not at character 11 of the context; it is at 7. .* characters, not bytes",
-    ):
+    with pytest.raises(ValueError, match="q1: the answer 'Île 🗼' is not at character 11 .*it is at 7. .* not bytes"):
         asked(tmp_path / "a.jsonl", lines(question("q1", answers, context=context)))
 
 
@@ -165,75 +154,40 @@ def answer(text: Any, start: Any) -> dict:
     return {"answers": {"text": [text], "answer_start": [start]}}
 
 
-BAD_QUESTIONS = {
-    "no context": ({"context": None}, "the context is None; it must be a text that is not empty"),
-    "empty context": ({"context": " \n"}, r"the context is ' \\n'; it must be a text that is not empty"),
-    "empty question": ({"question": ""}, "the question is ''; it must be a text that is not empty"),
-    "question of numbers": ({"question": [1]}, r"the question is \[1\]; it must be a text that is not empty"),
-    "elsewhere": (
-        answer("Paris", 23),
-        "the answer 'Paris' is not at character 23 of the context; it is at 24. Correct answer_start, which counts",
-    ),
-    "nowhere": (
-        answer("Rouen", 24),
-        "the answer 'Rouen' is not at character 24 of the context; it is nowhere in the context. Correct answer_start",
-    ),
-    "past the end": (answer("old. ", 52), "the answer 'old. ' is not at character 52 of the context; it is nowhere"),
-    "starts past the end": (
-        answer("Paris", 56),
-        "the answer 'Paris' is not at character 56 of the context; it is at 24",
-    ),
-    "negative start": (answer(".", -1), "the answer '.' is not at character -1 of the context; it is at 41"),
-    "second answer": (
-        {"answers": {"text": ["Paris", "Paris"], "answer_start": [24, 44]}},
-        "the answer 'Paris' is not at character 44 of the context; it is at 24",
-    ),
-    "empty answer": (answer("", 24), "an answer is '' at 24; it needs a text and a character number"),
-    "answer of spaces": (answer(" ", 3), "an answer is ' ' at 3; it needs a text and a character number"),
-    "answer is a number": (answer(1, 24), "an answer is 1 at 24; it needs a text and a character number"),
-    "start is a text": (answer("Paris", "24"), "an answer is 'Paris' at '24'; it needs a text and a character number"),
-    "start is a flag": (answer("h", True), "an answer is 'h' at True; it needs a text and a character number"),
-    "start is none": (answer("Paris", None), "an answer is 'Paris' at None; it needs a text and a character number"),
-    "no answers": ({"answers": None}, "the answers are None; each needs a text and an answer_start"),
-    "a text for answers": ({"answers": ""}, "the answers are ''; each needs a text and an answer_start"),
-    "texts alone": ({"answers": ["Paris"]}, r"the answers are \['Paris'\]; each needs a text and an answer_start"),
-    "no start": (
-        {"answers": [{"text": "Paris"}]},
-        r"the answers are \[\{'text': 'Paris'\}\]; each needs a text and an answer_start",
-    ),
-    "possible without an answer": (
-        {"answers": [], "is_impossible": False},
-        "is_impossible is False with 0 answers; correct one of them",
-    ),
-    "impossible with answers": (
-        {"is_impossible": True},
-        "is_impossible is True with 2 answers; correct one of them",
-    ),
-    "neither true nor false": ({"is_impossible": "false"}, "is_impossible is 'false'; it must be true or false"),
-}
-
-
-@pytest.mark.parametrize("name, write", [("a.jsonl", lines), ("a.json", nested)], ids=["lines", "nested"])
-@pytest.mark.parametrize("changes, message", BAD_QUESTIONS.values(), ids=BAD_QUESTIONS)
-def test_bad_questions(tmp_path, name, write, changes, message):
-    place = f"{name}, question q7: " if write is nested else f"{name}, line 2, question q7: "
-    with pytest.raises(ValueError, match=place + message):
-        asked(tmp_path / name, write(question("q1"), question("q7", **changes)))
-
-
 @pytest.mark.parametrize(
-    "answers, shown",
+    "changes, message",
     [
-        ({"text": ["Paris"]}, r"\{'text': \['Paris'\]\}"),
-        ({"text": "Paris", "answer_start": 24}, r"\{'text': 'Paris', 'answer_start': 24\}"),
-        ({"text": "Th", "answer_start": [0, 1]}, r"\{'text': 'Th', 'answer_start': \[0, 1\]\}"),
-        ({"text": ["Paris"], "answer_start": []}, r"\{'text': \['Paris'\], 'answer_start': \[\]\}"),
+        ({"context": None}, "the context is None; it must be a text that is not empty"),
+        ({"context": " \n"}, r"the context is ' \\n'; it must be a text that is not empty"),
+        ({"question": ""}, "the question is ''; it must be a text that is not empty"),
+        (answer("Paris", 23), "the answer 'Paris' is not at character 23 of the context; it is at 24. Correct"),
+        (answer("Rouen", 24), "the answer 'Rouen' is not at character 24 of the context; it is nowhere in the context"),
+        (answer("old. ", 52), "the answer 'old. ' is not at character 52 of the context; it is nowhere"),
+        (answer(".", -1), "the answer '.' is not at character -1 of the context; it is at 41"),
+        ({"answers": {"text": ["Paris"] * 2, "answer_start": [24, 44]}}, "the answer 'Paris' is not at character 44"),
+        (answer(" ", 3), "an answer is ' ' at 3; it needs a text and a character number"),
+        (answer(1, 24), "an answer is 1 at 24; it needs a text and a character number"),
+        (answer("Paris", "24"), "an answer is 'Paris' at '24'; it needs a text and a character number"),
+        (answer("h", True), "an answer is 'h' at True; it needs a text and a character number"),
+        ({"answers": None}, "the answers are None; each needs a text and an answer_start"),
+        ({"answers": ["Paris"]}, r"the answers are \['Paris'\]; each needs a text and an answer_start"),
+        ({"answers": [{"text": "Paris"}]}, r"the answers are \[\{'text': 'Paris'\}\]; each needs a text"),
+        ({"answers": {"text": ["Paris"]}}, r"the answers are \{'text': \['Paris'\]\}; each needs a text"),
+        ({"answers": {"text": "Th", "answer_start": [0, 1]}}, r"the answers are \{'text': 'Th', .* each needs a text"),
+        ({"answers": {"text": ["Th"], "answer_start": []}}, r"the answers are \{'text': .* each needs a text"),
+        ({"answers": [], "is_impossible": False}, "is_impossible is False with 0 answers; correct one of them"),
+        ({"is_impossible": True}, "is_impossible is True with 2 answers; correct one of them"),
+        ({"is_impossible": "false"}, "is_impossible is 'false'; it must be true or false"),
     ],
 )
-def test_answers_that_do_not_pair(tmp_path, answers, shown):
-    message = f"line 1, question q7: the answers are {shown}; each needs a text and an answer_start"
-    with pytest.raises(ValueError, match=message):
-        asked(tmp_path / "a.jsonl", lines(question("q7", answers)))
+def test_bad_questions(tmp_path, changes, message):
+    with pytest.raises(ValueError, match=f"a.jsonl, line 2, question q7: {message}"):
+        asked(tmp_path / "a.jsonl", lines(question("q1"), question("q7", **changes)))
+
+
+def test_a_bad_question_in_squads_format(tmp_path):
+    with pytest.raises(ValueError, match="a.json, question q7: the context is None; it must be a text"):
+        asked(tmp_path / "a.json", nested(question("q1"), question("q7", context=None)))
 
 
 def test_a_name_that_ends_the_location_is_shown_too(tmp_path):
@@ -258,10 +212,7 @@ def test_columns_that_are_not_there(tmp_path, column):
         ({"paragraphs": {}}, r"a.json, element 1: 'paragraphs' is \{\}; it must be a list of objects, as in SQuAD's"),
         ({"paragraphs": ["b"]}, r"a.json, element 1: 'paragraphs' is \['b'\]; it must be a list of objects"),
         ({"paragraphs": [{"context": "b"}]}, "a.json, element 1, paragraph 1: 'qas' is None; it must be a list of obj"),
-        (
-            {"paragraphs": [{"qas": []}, {"qas": ["b"]}]},
-            r"a.json, element 1, paragraph 2: 'qas' is \['b'\]; it must be a list of objects",
-        ),
+        ({"paragraphs": [{"qas": []}, {"qas": ["b"]}]}, r"element 1, paragraph 2: 'qas' is \['b'\]; it must"),
         ({"paragraphs": [{"context": CONTEXT, "qas": []}]}, "a.json has no samples; pass other data"),
     ],
 )
@@ -271,19 +222,14 @@ def test_files_that_are_not_as_squads(tmp_path, article, message):
 
 
 def test_endings():
-    with pytest.raises(
-        ValueError, match=r"--test_file a.csv has an unknown ending; pass a file that ends in .json, .jsonl\."
-    ):
+    with pytest.raises(ValueError, match=r"a.csv has an unknown ending; pass a file that ends in .json, .jsonl\."):
         read_questions(QuestionDataArguments(test_file="a.csv"))
 
 
 def test_a_file_of_both_versions(tmp_path):
     first, second = question("q1"), question("q2", [], is_impossible=True)
     for records in ([first, second], [second, first]):
-        with pytest.raises(
-            ValueError,
-            match="a.json mixes SQuAD 1.1 and 2.0: question q2 has is_impossible, question q1 does not. Pass files of",
-        ):
+        with pytest.raises(ValueError, match="mixes SQuAD 1.1 and 2.0: question q2 has is_impossible, question q1"):
             asked(tmp_path / "a.json", nested(*records))
 
 
@@ -292,10 +238,8 @@ def test_splits_of_both_versions(tmp_path, split):
     one = written(tmp_path / "one.json", nested(question("q1"), question("q2")))
     two = written(tmp_path / "two.json", nested(question("q3"), question("q4", []), question("q5", [])))
     for train, other, having, without in ((one, two, split, "train"), (two, one, "train", split)):
-        with pytest.raises(
-            ValueError,
-            match=f"Split '{having}' has questions without an answer, first q4, but '{without}' has none: SQuAD",
-        ):
+        message = f"'{having}' has questions without an answer, first q4, but '{without}' has none"
+        with pytest.raises(ValueError, match=message):
             read_questions(QuestionDataArguments(train_file=train, **{f"{split}_file": other}))
 
 

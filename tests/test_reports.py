@@ -1,4 +1,4 @@
-"""What a run leaves in its folder: settings, tables and figures. Programs and experiments test the rest."""
+"""The files that a run leaves in its folder: settings, tables and figures. Programs and experiments test the rest."""
 
 import copy
 

@@ -1,30 +1,27 @@
 """The reader's program, from SQuAD's files to a folder that answers."""
 
-import json
 from pathlib import Path
 
 import numpy as np
 import pytest
-from task_worker import TASKS, WITHOUT_DROPOUT, answer, bilm, launch, options_of, predictions_of, read_json
+from task_worker import (
+    FEW_QUESTIONS,
+    LEARNING,
+    TASKS,
+    WINDOWS,
+    WITHOUT_DROPOUT,
+    answer,
+    bilm,
+    launch,
+    options_of,
+    predictions_of,
+    questions_of,
+    read_json,
+    write_questions,
+)
 from transformers import pipeline
 
 from modeling_elmo.run_scripts.fine_tuning.metrics import answer_scores
-
-WINDOWS = {"max_seq_length": 40, "doc_stride": 12}
-LEARNING = {"no_adadelta": True, "learning_rate": 0.05, "ema_decay": 0.0}  # as fast as a few steps need
-SHORT = {"max_train_samples": 6, "max_eval_samples": 4, "max_steps": 1, "test_file": None}
-
-
-def questions_of(name: str) -> list[dict]:
-    """The questions of a fixture, read by a plain loop."""
-    articles = read_json(TASKS / f"squadshifts_{name}.json")["data"]
-    paragraphs = [paragraph for article in articles for paragraph in article["paragraphs"]]
-    return [{"context": paragraph["context"], **asked} for paragraph in paragraphs for asked in paragraph["qas"]]
-
-
-def write_questions(path: Path, questions: list[dict]) -> Path:
-    path.write_text("".join(json.dumps(question) + "\n" for question in questions), encoding="utf-8")
-    return path
 
 
 @pytest.fixture(scope="module")
@@ -65,30 +62,16 @@ def test_thirty_two_questions_are_memorized(tmp_path):
     bilm(tmp_path / "bilm", pre_tokenization="treebank")
     train = TASKS / "squadshifts_train.json"
     options = {"train_file": train, "validation_file": train, "max_train_samples": 32, "max_eval_samples": 32}
-    sizes = {
-        **WITHOUT_DROPOUT,
-        "task_hidden_size": 24,
-        "task_char_cnn_filters": [[3, 24]],
-        "task_word_embedding_size": 32,
-    }
-    training = {"no_adadelta": True, "learning_rate": 0.01, "ema_decay": 0.0, "per_device_train_batch_size": 32}
-    record = answer(
-        tmp_path,
-        **options,
-        **training,
-        config_overrides=sizes,
-        test_file=None,
-        num_train_epochs=60,
-        eval_strategy="no",
-        save_strategy="no",
-        load_best_model_at_end=False,
-    )
+    sizes = {"task_hidden_size": 24, "task_char_cnn_filters": [[3, 24]], "task_word_embedding_size": 32}
+    options |= {"config_overrides": WITHOUT_DROPOUT | sizes, "test_file": None, "num_train_epochs": 60}
+    options |= LEARNING | {"learning_rate": 0.01, "per_device_train_batch_size": 32}
+    record = answer(tmp_path, **options, eval_strategy="no", save_strategy="no", load_best_model_at_end=False)
     assert record["metrics"]["validation"]["exact_match"] == record["metrics"]["validation"]["f1"] == 1.0
 
 
 def test_a_training_that_diverges_says_so(place, tmp_path):
     with pytest.raises(ValueError, match="logits are not finite: training diverged. Pass a smaller learning rate"):
-        answer(place, **SHORT, **{**LEARNING, "learning_rate": 1e38}, max_grad_norm=0.0, output_dir=tmp_path)
+        answer(place, **FEW_QUESTIONS, **{**LEARNING, "learning_rate": 1e38}, max_grad_norm=0.0, output_dir=tmp_path)
 
 
 def test_two_processes_answer_as_one(place, tmp_path):
@@ -106,10 +89,8 @@ def test_a_question_that_fills_the_window(place, tmp_path):
     questions = questions_of("train")[:3]
     questions[1]["question"] = "why " * 30
     path = write_questions(tmp_path / "train.jsonl", questions)
-    name = questions[1]["id"]
-    with pytest.raises(
-        ValueError, match=f"Question {name} has 30 words, which leaves too little room .*--max_seq_length 40"
-    ):
+    message = f"Question {questions[1]['id']} has 30 words, which leaves too little room .*--max_seq_length 40"
+    with pytest.raises(ValueError, match=message):
         answer(place, **WINDOWS, train_file=path, max_steps=1, output_dir=tmp_path / "run")
 
 

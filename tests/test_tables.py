@@ -1,5 +1,4 @@
 import json
-import math
 import re
 import statistics
 
@@ -70,34 +69,23 @@ def test_mean_and_deviation_of_each_arm():
         assert summary.mean[split] == {"f1": pytest.approx(statistics.mean(values))}
         assert summary.deviation[split] == {"f1": pytest.approx(statistics.stdev(values))}
     assert list(elmo.mean) == ["validation", "test"]  # whatever the order in the file
-
-
-def test_one_run_has_no_deviation():
-    (summary,) = summarize(RECORDS[:1])
-    assert summary == ArmSummary(
-        "baseline",
-        [1],
-        {"validation": {"f1": 0.4}, "test": {"f1": 0.3}},
-        {"validation": {"f1": 0.0}, "test": {"f1": 0.0}},
-    )
+    (single,) = summarize(RECORDS[:1])
+    assert single.deviation == {"validation": {"f1": 0.0}, "test": {"f1": 0.0}}
 
 
 @pytest.mark.parametrize(
-    "records, message",
+    "other, message",
     [
-        ([RECORDS[0], RECORDS[0]], "Arm 'baseline' has the seeds [1, 1]; pass one record for each seed"),
-        ([RECORDS[0], {**RECORDS[1], "task": "sst"}], "records of the tasks ['ner', 'sst']; pass records of one task"),
-        ([], "records of the tasks []; pass records of one task"),
+        (RECORDS[0], "Arm 'baseline' has the seeds [1, 1]; pass one record for each seed"),
         (
-            [RECORDS[0], {**RECORDS[2], "metrics": {"validation": {"f1": 0.4, "accuracy": 0.9}}}],
+            {**RECORDS[2], "metrics": {"validation": {"f1": 0.4, "accuracy": 0.9}}},
             "only one of the seeds 1 and 2 has test f1, validation accuracy; pass records of equal runs",
         ),
     ],
 )
-def test_records_that_cannot_be_summarized(records, message):
-    with pytest.raises(ValueError) as error:
-        summarize(records)
-    assert message in str(error.value)
+def test_records_that_cannot_be_summarized(other, message):
+    with pytest.raises(ValueError, match=re.escape(message)):
+        summarize([RECORDS[0], other])
 
 
 @pytest.mark.parametrize(
@@ -115,20 +103,6 @@ def test_relative_increases_of_the_papers_first_table(name, baseline, value, pub
     found = 100 * relative_error_reduction(baseline / 100, value / 100)
     digits = 1 if isinstance(published, float) else 0
     assert round(found, digits) == published
-
-
-@pytest.mark.parametrize(
-    "baseline, value, message",
-    [
-        (81.1, 85.8, "the score 81.1; pass scores from 0 to 1, such as 0.858 for 85.8 %"),
-        (0.5, -0.1, "the score -0.1; pass scores from 0 to 1"),
-        (math.nan, 0.5, "the score nan; pass"),
-        (1, 1, "a baseline of 1, which makes no errors"),
-    ],
-)
-def test_scores_without_a_relative_increase(baseline, value, message):
-    with pytest.raises(ValueError, match=message):
-        relative_error_reduction(baseline, value)
 
 
 def test_table_in_percent():
@@ -160,9 +134,7 @@ def test_arms_with_a_share_of_the_data_have_a_baseline_with_the_same():
     ]
     gains = [row[-1] for row in cells(summary_table(summarize(records), "f1", baseline="baseline"))[1:]]
     assert gains == ["+20.00 / 25.0%", "+10.00 / 20.0%", "", ""]
-    with pytest.raises(
-        ValueError, match="There is no arm 'plain@0.1' to compare 'elmo@0.1' with; pass a baseline among"
-    ):
+    with pytest.raises(ValueError, match="no arm 'plain@0.1' to compare 'elmo@0.1' with; pass a baseline among"):
         summary_table(summarize(records), "f1", baseline="plain")
 
 
@@ -182,9 +154,7 @@ def test_a_split_that_one_arm_lacks_is_empty():
     assert cells(summary_table(summarize(records), "f1"))[2] == ["elmo", "1", "", "50.00"]
 
 
-def test_table_without_the_metric_or_with_odd_names():
-    with pytest.raises(ValueError, match=r"No arm has the metric 'accuracy'; pass one of \['f1'\]"):
-        summary_table(summarize(RECORDS), "accuracy")
+def test_odd_names_are_escaped():
     assert "a\\|b" in cells(summary_table(summarize([record("a|b", 1, 0.5, 0.5)]), "f1"))[1][0]
 
 
@@ -197,8 +167,6 @@ def test_layer_weights_are_means_over_seeds():
     several = [record("a", 1, 0, 0, layer_weights=both), record("b", 1, 0, 0, layer_weights=both)]
     assert list(mean_layer_weights(several)) == ["a, input", "a, output", "b, input", "b, output"]
     assert list(mean_layer_weights([record("a", 1, 0, 0), record("b", 1, 0, 0)])) == ["a", "b"]
-    with pytest.raises(ValueError, match=r"have different numbers of layers: .*'b, input': \[2\]"):
-        mean_layer_weights([record("a", 1, 0, 0), record("b", 1, 0, 0, weights=(0.5, 0.5))])
 
 
 def test_table_of_types_has_means_over_runs():
@@ -264,28 +232,12 @@ def test_a_record_may_lack_what_no_table_needs(tmp_path):
     assert "Layer weights" not in text
 
 
-def test_results_that_cannot_be_named_or_compared(tmp_path):
-    with pytest.raises(ValueError, match="Received the name 'a/b'; pass a plain file name, without a folder"):
-        write_results(tmp_path, "a/b", RECORDS)
-    with pytest.raises(ValueError, match=r"metrics \['f1', 'accuracy'\]; pass records with one metric"):
-        write_results(tmp_path, "table", [RECORDS[0], record("elmo", 1, 0.5, 0.5, metric="accuracy")])
-
-
-def test_reading_a_record(tmp_path):
-    path = tmp_path / "record.json"
-    path.write_text(json.dumps(RECORDS[1]), encoding="utf-8")
-    assert read_record(path) == RECORDS[1]
-
-
 @pytest.mark.parametrize(
     "content, message",
     [
-        (b'{"task": "ner", "arm"', "record.json is not JSON: .*Delete it and run that arm and seed again"),
+        (b'{"task": "ner", "arm"', "record.json is not JSON in UTF-8: .*Write it again, or delete it"),
         (b"\xff\xfe\x00", "record.json is not JSON"),
-        (
-            b"[1, 2]",
-            "is not the record of a run: it lacks task, arm, seed, metric, metrics. Pass a file of a run",
-        ),
+        (b"[1, 2]", "is not the record of a run: it lacks task, arm, seed, metric, metrics. Pass a file of a"),
         (b'{"task": "ner", "arm": "elmo", "seed": 1}', "it lacks metric, metrics"),
         (
             b'{"task": "", "arm": "", "seed": 1, "metric": "f1", "metrics": {"test": {"accuracy": 1}}}',

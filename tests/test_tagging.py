@@ -2,18 +2,16 @@
 
 import numpy as np
 import pytest
-from task_worker import TASKS, sentences_of
+from task_worker import TASKS, WNUT17, sentences_of
 
 from modeling_elmo import ELMoTokenizer
 from modeling_elmo.run_scripts.fine_tuning.metrics import tagging_scores
 from modeling_elmo.run_scripts.fine_tuning.tagging import Tagging, TaggingArguments
 from modeling_elmo.run_scripts.fine_tuning.task import SplitOutput
 
-FILES = {"train_file": "wnut17_train.conll", "validation_file": "wnut17_dev.conll", "test_file": "wnut17_test.conll"}
-
 
 def tagging(**options) -> Tagging:
-    return Tagging(TaggingArguments(**({option: str(TASKS / name) for option, name in FILES.items()} | options)))
+    return Tagging(TaggingArguments(**(WNUT17 | options)))
 
 
 def test_labels_are_those_of_the_training_data():
@@ -27,8 +25,8 @@ def test_labels_are_those_of_the_training_data():
 def test_only_training_sentences_are_cut_with_their_labels():
     task, tokenizer = tagging(max_length=6), ELMoTokenizer(max_word_length=16)
     splits = task.encode_splits(tokenizer)
-    for row, (words, _) in zip(splits["test"], sentences_of(TASKS / "wnut17_test.conll"), strict=True):
-        assert len(row["labels"]) == len(row["input_ids"]) == len(words) + 2
+    sizes = [len(words) + 2 for words, _ in sentences_of(TASKS / "wnut17_test.conll")]
+    assert [*map(len, splits["test"]["labels"])] == [*map(len, splits["test"]["input_ids"])] == sizes
     for row, (words, tags) in zip(splits["train"], sentences_of(TASKS / "wnut17_train.conll"), strict=True):
         assert row["input_ids"] == list(tokenizer(words[:4], is_split_into_words=True)["input_ids"])
         assert row["labels"] == [-100, *(task.config["label2id"][tag] for tag in tags[:4]), -100]
@@ -53,5 +51,5 @@ def test_markers_and_padding_are_not_scored():
 
 def test_a_tag_that_is_not_in_the_training_data(tmp_path):
     (tmp_path / "dev.conll").write_text("a\tB-other\n", encoding="utf-8")
-    with pytest.raises(ValueError, match="'B-other' occurs nowhere in 'train'"):
+    with pytest.raises(ValueError, match="'B-other' does not occur in 'train'"):
         tagging(validation_file=str(tmp_path / "dev.conll"))

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from datasets import Dataset, DatasetDict
-from task_worker import HEAD, TASKS, bilm, predictions_of, sentences_of
+from task_worker import HEAD, WNUT17, bilm, predictions_of, sentences_of
 from transformers import DataCollatorWithPadding
 
 from modeling_elmo import ELMoForSequenceClassification
@@ -18,9 +18,6 @@ from modeling_elmo.run_scripts.fine_tuning.tagging import Tagging, TaggingArgume
 from modeling_elmo.run_scripts.fine_tuning.task import Task
 from modeling_elmo.run_scripts.fine_tuning.trainer import TaskTrainingArguments
 
-FILES = {"train_file": "wnut17_train.conll", "validation_file": "wnut17_dev.conll", "test_file": "wnut17_test.conll"}
-DATA = TaggingArguments(**{option: str(TASKS / name) for option, name in FILES.items()})
-
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory) -> Path:
@@ -29,7 +26,7 @@ def folder(tmp_path_factory) -> Path:
 
 @pytest.fixture(scope="module")
 def task() -> Task:
-    return Tagging(DATA)
+    return Tagging(TaggingArguments(**WNUT17))
 
 
 def head(folder: Path, **options) -> HeadArguments:
@@ -40,8 +37,8 @@ def test_encodings_of_all_splits(folder, task):
     tokenizer = task_tokenizer(task, head(folder), task.data["train"], None)
     splits = task.encode_splits(tokenizer)
     assert list(splits) == ["train", "validation", "test"]
-    for (split, rows), name in zip(splits.items(), FILES.values(), strict=True):
-        sentences = sentences_of(TASKS / name)
+    for (split, rows), file in zip(splits.items(), WNUT17.values(), strict=True):
+        sentences = sentences_of(Path(file))
         assert len(rows) == len(sentences) == len(task.encode_splits(tokenizer, [split])[split])
         for number, (row, (words, tags)) in enumerate(zip(rows, sentences, strict=True)):
             inputs = tokenizer(words, is_split_into_words=True)
@@ -64,14 +61,11 @@ def test_another_tokenizer_gives_other_encodings(folder, task):
 def test_the_hash_of_a_task_has_no_data(task):
     found = pickle.loads(pickle.dumps(task))
     assert found.config == task.config and not hasattr(found, "data")
-
-
-def test_the_source_of_the_data(task):
-    assert task.source == {option: str(TASKS / name) for option, name in FILES.items()}
+    assert found.source == WNUT17
 
 
 def test_splits_that_are_missing():
-    task = Tagging(TaggingArguments(train_file=DATA.train_file))
+    task = Tagging(TaggingArguments(train_file=WNUT17["train_file"]))
     with pytest.raises(ValueError, match="no data to evaluate on; pass --validation_file FILE or --test_file FILE"):
         task.check_splits()
     task.data = DatasetDict(test=task.data["train"])
@@ -136,7 +130,8 @@ def capitals_of(words: list[str]) -> int:
 
 
 def test_a_new_task_is_one_class(folder, tmp_path):
-    task = CountCapitals(CapitalArguments(train_file=DATA.train_file, validation_file=DATA.validation_file))
+    files = {name: WNUT17[name] for name in ("train_file", "validation_file")}
+    task = CountCapitals(CapitalArguments(**files))
     training = TaskTrainingArguments(
         output_dir=str(tmp_path), num_train_epochs=4, learning_rate=0.05, use_cpu=True, disable_tqdm=True
     )
@@ -145,10 +140,8 @@ def test_a_new_task_is_one_class(folder, tmp_path):
     records = run_experiment(task, head(folder, config_overrides=overrides), arguments, training)
     assert [record["arm"] for record in records] == ["baseline", "elmo"]
     for record in records:
-        scores, rows = (
-            record["metrics"]["validation"],
-            predictions_of(tmp_path / record["arm"] / "seed-42" / "predictions_validation.jsonl"),
-        )
+        scores = record["metrics"]["validation"]
+        rows = predictions_of(tmp_path / record["arm"] / "seed-42" / "predictions_validation.jsonl")
         errors = [abs(row["predicted"] - row["capitals"]) for row in rows]
         assert scores["closeness"] == pytest.approx(1 / (1 + sum(errors) / len(errors)))
         assert scores["documents"] == len(rows) == 4 and record["task"] == "capitals"

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file
-from task_worker import assert_same_weights, bilm, capitals, predictions_of, stopping_trainer
+from task_worker import assert_same_weights, bilm, capitals, predictions_of, stopping_trainer, trainer_with
 from task_worker import train_tagger as train
 from transformers import TrainerCallback
 
@@ -75,14 +75,8 @@ def test_the_checkpoint_to_resume_from(tmp_path):
 
 
 def test_mixes_are_not_decayed(place, tmp_path, monkeypatch):
-    made = []
-
-    class RememberedTrainer(TaskTrainer):
-        def __init__(self, *args, **kwargs):
-            super().__init__(*args, **kwargs)
-            made.append(self)
-
-    monkeypatch.setattr(run_ner, "TaskTrainer", RememberedTrainer)
+    made: list[TaskTrainer] = []
+    monkeypatch.setattr(run_ner, "TaskTrainer", trainer_with(made.append))
     train(place, tmp_path, max_steps=1, weight_decay=0.1, config_overrides={"elmo_placement": "both"})
     (trainer,) = made
     names = {id(parameter): name for name, parameter in trainer.model.named_parameters()}
@@ -108,12 +102,7 @@ def steps(monkeypatch) -> list[dict[str, torch.Tensor]]:
 
         on_train_begin = on_step_end
 
-    class NotingTrainer(TaskTrainer):
-        def __init__(self, *args, **kwargs):
-            super().__init__(*args, **kwargs)
-            self.add_callback(Note)
-
-    monkeypatch.setattr(run_ner, "TaskTrainer", NotingTrainer)
+    monkeypatch.setattr(run_ner, "TaskTrainer", trainer_with(lambda trainer: trainer.add_callback(Note)))
     return seen
 
 
@@ -136,7 +125,8 @@ def assert_holds(folder: Path, expected: dict[str, torch.Tensor]):
 def test_the_average_of_the_weights_is_evaluated_and_saved(has_dev, place, tmp_path, steps):
     """The average at the end of the best epoch, or of the last one without validation data."""
     options = {} if has_dev else {"validation_file": None}
-    train(place, tmp_path, ema_decay=0.3, **options)
+    record = train(place, tmp_path, ema_decay=0.3, **options)
+    assert list(record["metrics"]) == (["validation", "test"] if has_dev else ["test"])
     ends = [average_of(steps[: end + 1], decay=0.3) for end in (6, 12, 18)]
     if not has_dev:
         assert_holds(tmp_path, ends[-1])
@@ -152,14 +142,19 @@ def test_the_average_of_the_weights_is_evaluated_and_saved(has_dev, place, tmp_p
         assert [model.config.id2label[number] for number in logits.argmax(-1).tolist()] == row["predicted"]
 
 
-def test_a_stopped_run_resumes_with_its_weights_and_its_average(place, tmp_path, monkeypatch):
+def test_a_stopped_run_resumes_with_its_weights_and_its_average(place, tmp_path, monkeypatch, steps):
+    noting_trainer = run_ner.TaskTrainer
     options = {"ema_decay": 0.9, "adadelta": True, "learning_rate": 1.0}
-    train(place, tmp_path / "whole", **options)
+    expected = train(place, tmp_path / "whole", **options)
     monkeypatch.setattr(run_ner, "TaskTrainer", stopping_trainer("on_save", number=2))
     with pytest.raises(KeyboardInterrupt):
         train(place, tmp_path / "stopped", **options)
-    monkeypatch.setattr(run_ner, "TaskTrainer", TaskTrainer)
-    train(place, tmp_path / "stopped", **options, resume_from_checkpoint="last")
+    assert not (tmp_path / "stopped" / "record.json").exists()
+    monkeypatch.setattr(run_ner, "TaskTrainer", noting_trainer)
+    steps.clear()
+    record = train(place, tmp_path / "stopped", **options, resume_from_checkpoint="last")
+    assert len(steps) == 1 + 6  # the start, and each step after the second checkpoint
+    assert record["metrics"] == expected["metrics"] and record["epochs"] == 3
     assert_same_weights(tmp_path / "stopped", tmp_path / "whole")
 
 

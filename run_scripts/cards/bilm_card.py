@@ -2,7 +2,7 @@
 
 It reads `results/`: `pretraining.json` has the settings, text and log of a biLM that was trained here, and
 `conversion.json` the origin and the check of one that was converted. Experiments, nearest neighbours and word senses
-may stand beside them under any name.
+may be there too, under any name.
 """
 
 from pathlib import Path
@@ -54,7 +54,7 @@ def write_bilm_card(folder: Path, name: str) -> Path:
 
 
 def perplexity_results(run: dict[str, Any], evaluations: LogEntries) -> list[EvalResult]:
-    """What the Hub shows as the result of the model."""
+    """The result that the Hub shows for the model."""
     return [
         EvalResult(
             task_type="language-modeling",
@@ -74,7 +74,7 @@ def published_evaluation(evaluations: LogEntries, step: int) -> dict[str, Any]:
 def pretraining_values(
     folder: Path, config: ELMoConfig, run: dict[str, Any], evaluations: LogEntries
 ) -> dict[str, Any]:
-    """What the card says about the training; also draws its curve."""
+    """The card's values about the training; also draws its curve."""
     steps = [entry for entry in run["log"] if "loss" in entry or "sampled_loss" in entry]
     earlier_runs = run.get("earlier_settings", ())
     return {
@@ -91,7 +91,7 @@ def pretraining_values(
 def training_values(steps: LogEntries, config: ELMoConfig) -> dict[str, Any]:
     """The speed and the last loss."""
     if not steps:
-        return {"last_training_step": None}
+        return {}
     loss = "sampled_loss" if "sampled_loss" in steps[-1] else "loss"
     return {
         "words_per_second": median(entry["words_per_second"] for entry in steps),
@@ -109,9 +109,9 @@ def changed_settings(earlier: dict[str, Any], run: dict[str, Any]) -> list[str]:
 
 
 def perplexity_values(run: dict[str, Any], evaluations: LogEntries) -> dict[str, Any]:
-    """The published perplexity, what to compare it with, and the table of evaluations."""
+    """The published perplexity, the one before the training, and the table of evaluations."""
     if not evaluations:
-        return {"perplexity": None}
+        return {}
     step = run["published_step"]
     found, start = published_evaluation(evaluations, step), evaluations[0]
     is_comparable = start["step"] == 0 < found["step"] and all(start[name] == found[name] for name in SAME_PROTOCOL)

@@ -1,8 +1,8 @@
-"""What all cards share: the facts that an author states, the files in `results/`, and the rendering of templates.
+"""The parts of all cards: the facts that an author states, the files in `results/`, and the rendering of templates.
 
-A card repeats what runs recorded in `results/` and nothing else. Its sentences are in the templates of `model_cards/`:
-`card.md` is the frame, and `bilm_card.md` and `head_card.md` fill it. `results/card.json` holds what no run knows:
-language, licence, origin of the text.
+A card repeats the records of `results/` and nothing else. Its sentences are in the templates of `model_cards/`:
+`card.md` is the frame, and `bilm_card.md` and `head_card.md` fill it. `results/card.json` holds facts that no run
+knows: language, licence, origin of the text.
 """
 
 import re
@@ -24,7 +24,7 @@ TEMPLATES = Path(__file__).resolve().parents[2] / "model_cards"  # in a clone an
 
 @dataclass(kw_only=True)
 class CardArguments:
-    """What a card says that no run knows. The names are those of `Trainer.create_model_card`."""
+    """Facts for a card that no run knows, named as in `Trainer.create_model_card`."""
 
     language: list[str] = field(
         default_factory=list, metadata={"help": "Languages of the text, as ISO 639 codes, for the model card."}
@@ -83,8 +83,8 @@ def write_card(folder: Path, name: str, template: str, metadata: dict[str, Any],
     """Renders a template of `model_cards/` to README.md in the folder of a checkpoint, and returns its path.
 
     Args:
-        metadata: what the Hub reads, in addition to the stated facts: arguments of `ModelCardData`.
-        values: what the template reads, in addition to `name` and `facts`.
+        metadata: values for the Hub, in addition to the stated facts: arguments of `ModelCardData`.
+        values: values for the template, in addition to `name` and `facts`.
     """
     facts = read_result(folder, "card")
     data = ModelCardData(

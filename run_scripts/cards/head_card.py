@@ -24,7 +24,7 @@ def write_head_card(folder: Path, name: str, record: dict[str, Any] | None = Non
 
     Args:
         name: the card's example loads it: a folder or a repository on the Hub. Its last part is the title.
-        record: what its run recorded, by default `record.json`. The card of a head without one has no results.
+        record: the record of its run, by default `record.json`. A head without one gets a card without results.
     """
     config, path = ELMoConfig.from_pretrained(folder), folder / "record.json"
     record = record or (read_json(path) if path.exists() else {})
@@ -53,7 +53,7 @@ def write_head_card(folder: Path, name: str, record: dict[str, Any] | None = Non
 
 
 def score_results(task: str, record: dict[str, Any]) -> list[EvalResult]:
-    """What the Hub shows as the results of the model, one per split."""
+    """The results that the Hub shows for the model, one per split."""
     dataset = record.get("dataset")  # on the Hub
     return [
         EvalResult(

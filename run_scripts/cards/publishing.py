@@ -80,7 +80,9 @@ class PushArguments(CardArguments):
     private: bool | None = field(
         default=None, metadata={"help": "Visibility of a new repository. Default: the setting of your account.", **FLAG}
     )
-    token: str | None = field(default=None, metadata={"help": "Token. Default: that of `hf auth login`, or $HF_TOKEN."})
+    token: str | None = field(
+        default=None, metadata={"help": "Token. Default: the token of `hf auth login`, or $HF_TOKEN."}
+    )
     dtype: Literal["float32", "float16", "bfloat16"] = field(
         default="float32", metadata={"help": "Precision of the stored weights. Loaded weights are float32."}
     )

@@ -290,22 +290,20 @@ def _without_labels(splits: DatasetDict, dropped: list[str]) -> DatasetDict:
     return kept
 
 
-def label_names(splits: DatasetDict, column: str, training: str = "train") -> list[str]:
+def label_names(splits: DatasetDict, column: str) -> list[str]:
     """The labels or tags of the training data, sorted, with `O` first; other splits may have no others."""
-    if training not in splits:
-        raise ValueError(
-            f"The labels come from the split {training!r}, but there are only {list(splits)}; pass it too."
-        )
-    names = {name for _, name in _row_labels(splits[training], column)}
+    if "train" not in splits:
+        raise ValueError(f"The labels come from the split 'train', but there are only {list(splits)}; pass it too.")
+    names = {name for _, name in _row_labels(splits["train"], column)}
     for split, data in splits.items():
         for row, name in _row_labels(data, column):
             if name not in names:
                 raise ValueError(
-                    f"Split {split!r}, row {row}: {name!r} does not occur in {training!r}, whose {column} are "
+                    f"Split {split!r}, row {row}: {name!r} does not occur in 'train', whose {column} are "
                     f"{', '.join(sorted(names)):.200}. Correct it, or pass training data with it."
                 )
-    if len(names) == 1 and not isinstance(splits[training][column][0], list):
-        raise ValueError(f"All {column} of the split {training!r} are {names.pop()!r}; a classifier needs two or more.")
+    if len(names) == 1 and not isinstance(splits["train"][column][0], list):
+        raise ValueError(f"All {column} of the split 'train' are {names.pop()!r}; a classifier needs two or more.")
     return sorted(names, key=lambda name: (name != "O", name))
 
 

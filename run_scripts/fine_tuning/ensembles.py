@@ -36,7 +36,7 @@ def ensemble_record(task: Task, folders: Sequence[str], training: TaskTrainingAr
 
 
 def member_outputs(task: Task, folder: str, training: TaskTrainingArguments) -> dict[str, SplitOutput]:
-    """What one model computes for each split but the training data."""
+    """The outputs of one model for each split except the training data."""
     model = task.model_class.from_pretrained(folder, dtype=torch.float32)
     labels = task.config.get("label2id", model.config.label2id)
     if model.config.label2id != labels or model.num_labels != len(labels):

@@ -49,7 +49,7 @@ class ExperimentArguments(CardArguments):
     ablation: Literal["layers", "each_layer", "placement", "data"] | None = field(
         default=None,
         metadata={
-            "help": "What to compare: layer weights (Table 2), each layer alone (Tables 5 and 6; with --head linear a "
+            "help": "Comparison: layer weights (Table 2), each layer alone (Tables 5 and 6; with --head linear a "
             "probe), where ELMo enters (Table 3), or training sizes (Figure 1)."
         },
     )

@@ -109,10 +109,7 @@ def feature_store(
     A text that occurs in several rows, such as the context of several questions, is computed and stored once.
 
     Args:
-        folder: folder of the stored layers.
-        model: the frozen biLM.
         rows: encodings of the texts.
-        collate: collator that makes a batch of examples.
         batch_tokens: maximum tokens per batch, including padding.
     """
     texts = distinct_texts(rows, reads_words=model.word_embeddings is not None)

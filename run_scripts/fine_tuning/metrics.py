@@ -10,7 +10,7 @@ import re
 import string
 import warnings
 from collections import Counter
-from collections.abc import Iterable, Sequence, Sized
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -43,7 +43,6 @@ def tagging_scores(
         `accuracy` over tokens. For entities also `precision`, `recall` and `f1` over all entities, and `per_type`: the
         three rates and the `number` of gold entities of each type. For other tags `macro_f1`, and `per_type` by tag.
     """
-    _check_sentences(predicted, gold)
     tags = sorted({tag for sentence in (*predicted, *gold) for tag in sentence})
     if marks_entities(tags) if are_entities is None else are_entities:
         return _entity_scores(predicted, gold)
@@ -93,9 +92,7 @@ def classification_scores(predicted: Sequence[int], gold: Sequence[int], labels:
     """
     from sklearn.metrics import confusion_matrix, f1_score
 
-    found, wanted = _class_ids(predicted, "predicted", labels), _class_ids(gold, "gold", labels)
-    _check_counts(found, wanted)
-    ids = range(len(labels))
+    found, wanted, ids = np.array(predicted), np.array(gold), range(len(labels))
     return {
         "accuracy": _mean(found == wanted),
         "macro_f1": float(f1_score(wanted, found, average="macro", zero_division=0)),
@@ -118,8 +115,7 @@ def multilabel_scores(
         `micro_f1`; `macro_f1`, the mean over all labels; `subset_accuracy`, the share of texts whose labels are all
         right; `per_label` as in `classification_scores`.
     """
-    found, wanted = _label_flags(predicted, "predicted", labels), _label_flags(gold, "gold", labels)
-    _check_counts(found, wanted)
+    found, wanted = np.array(predicted, dtype=bool), np.array(gold, dtype=bool)
     # One label at a time: scikit-learn takes a single column for two classes.
     per_label = [_rates(*columns, [True])[0] for columns in zip(found.T, wanted.T, strict=True)]
     return {
@@ -143,8 +139,9 @@ def regression_scores(predicted: Sequence[float], gold: Sequence[float]) -> Scor
     """`pearson` and `spearman` correlations, 0 where one side is constant, and the mean squared error `mse`."""
     from scipy.stats import pearsonr, spearmanr
 
-    found, wanted = _finite(predicted, "predicted"), _finite(gold, "gold")
-    _check_counts(found, wanted)
+    found, wanted = np.array(predicted, dtype=float), np.array(gold, dtype=float)
+    if not np.isfinite(found).all():
+        raise ValueError("A predicted number is not finite: training diverged. Pass a smaller learning rate.")
     is_constant = not (np.ptp(found) and np.ptp(wanted))
     return {
         "pearson": 0.0 if is_constant else float(pearsonr(found, wanted).statistic),
@@ -168,7 +165,6 @@ def answer_scores(
         `has_answer_f1`, `has_answer_exact_match` and `no_answer_accuracy`. With `types`, also `per_type`: `f1`,
         `exact_match` and `number` of each type.
     """
-    _check_counts(predicted, gold, "questions")
     has_answer = np.array([bool(answers) for answers in gold])
     is_squad_2 = not has_answer.all()
     exact, f1 = np.array([_answer_match(*pair, is_squad_2) for pair in zip(predicted, gold, strict=True)]).T
@@ -216,48 +212,3 @@ def _word_f1(found: Sequence[str], wanted: Sequence[str], is_squad_2: bool) -> f
 
 def _mean(values: Sequence[float] | np.ndarray) -> float:
     return float(np.mean(values))
-
-
-def _check_sentences(predicted: Sequence[Sequence[str]], gold: Sequence[Sequence[str]]):
-    _check_counts(predicted, gold, "sentences")
-    for number, (found, wanted) in enumerate(zip(predicted, gold, strict=True)):
-        if len(found) != len(wanted):
-            raise ValueError(
-                f"Sentence {number} has {len(found)} predicted and {len(wanted)} gold tags; pass a tag for each token, "
-                "without padding and markers."
-            )
-    if not any(map(len, gold)):
-        raise ValueError(f"The {len(gold)} sentences have no tokens; pass the tags of at least one token.")
-
-
-def _check_counts(predicted: Sized, gold: Sized, unit: str = "texts"):
-    if len(predicted) != len(gold):
-        raise ValueError(f"Got predictions for {len(predicted)} {unit}, but gold answers for {len(gold)}; pass both.")
-    if not len(gold):
-        raise ValueError(f"Got no {unit}; pass at least one.")
-
-
-def _class_ids(values: Sequence[int], name: str, labels: Sequence[str]) -> np.ndarray:
-    ids = np.asarray(values, dtype=int)
-    wrong = ids[(ids < 0) | (ids >= len(labels))]
-    if wrong.size:
-        raise ValueError(f"{name} has the class {wrong[0]}; pass numbers from 0 to {len(labels) - 1}, as in `labels`.")
-    return ids
-
-
-def _label_flags(values: Sequence[Sequence[bool]] | np.ndarray, name: str, labels: Sequence[str]) -> np.ndarray:
-    flags = np.asarray(values)
-    if len(flags) and flags.shape[1:] != (len(labels),):
-        raise ValueError(f"{name} has shape {flags.shape}; pass (texts, {len(labels)}), a column for each label.")
-    wrong = flags[~np.isin(flags, (0, 1))]
-    if wrong.size:
-        raise ValueError(f"{name} has the value {wrong[0]}; pass True or False, not a score.")
-    return flags.astype(bool)
-
-
-def _finite(values: Sequence[float], name: str) -> np.ndarray:
-    numbers = np.asarray(values, dtype=float)
-    wrong = numbers[~np.isfinite(numbers)]
-    if wrong.size:
-        raise ValueError(f"{name} has the value {wrong[0]}; pass finite numbers.")
-    return numbers

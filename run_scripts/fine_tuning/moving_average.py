@@ -27,8 +27,6 @@ class MovingAverage(TrainerCallback):
     """
 
     def __init__(self, model: nn.Module, decay: float):
-        if not 0 <= decay < 1:
-            raise ValueError(f"`decay` is {decay}; pass a number from 0 up to 1, 1 excluded, such as 0.999.")
         self.decay = decay
         self.weights = {name: weight for name, weight in model.named_parameters() if weight.requires_grad}
         self.averages: dict[str, Tensor] = {}

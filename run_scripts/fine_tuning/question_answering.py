@@ -5,7 +5,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from copy import copy
 from dataclasses import dataclass, field
 from itertools import groupby
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -17,7 +17,7 @@ from modeling_elmo.pipeline_elmo import best_answers, characters_of_contexts
 from modeling_elmo.run_scripts.fine_tuning.metrics import answer_scores
 from modeling_elmo.run_scripts.fine_tuning.question_data import QuestionDataArguments, read_questions
 from modeling_elmo.run_scripts.fine_tuning.task import Batch, Record, SplitOutput, Task, log_mean_probabilities
-from modeling_elmo.run_scripts.fine_tuning.trainer import TaskTrainingArguments
+from modeling_elmo.run_scripts.fine_tuning.trainer import EMA_HELP, TaskTrainingArguments
 
 QUESTION_WORDS = ("what", "which", "who", "whose", "whom", "when", "where", "why", "how")
 Characters = tuple[int, int]  # of a word in its context: the first, and the one after the last
@@ -59,13 +59,7 @@ class QuestionTrainingArguments(TaskTrainingArguments):
     learning_rate: float | None = field(  # type: ignore[assignment]  # `__post_init__` makes it a number
         default=None, metadata={"help": "Initial learning rate. Default: 1 for Adadelta, else 0.001."}
     )
-    ema_decay: float = field(
-        default=0.999,
-        metadata={
-            "help": "Decay per step of an exponential moving average of the weights, which is evaluated and saved. "
-            "0: no average."
-        },
-    )
+    ema_decay: float = field(default=0.999, metadata={"help": EMA_HELP})
     per_device_train_batch_size: int = 45
 
     def __post_init__(self):
@@ -151,8 +145,8 @@ def encode_windows(
     examples = zip(words, *(batch[key] for key in ("id", "answers", "answer_starts")), strict=True)
     answers = [words_of_answer(sorted(found), *example) for found, *example in examples]
     positions = [answer_positions(row, answers[number]) for row, number in zip(offsets, numbers, strict=True)]
-    rows = {**windows, "example_number": numbers}
-    rows |= {"start_positions": [each.first for each in positions], "end_positions": [each.last for each in positions]}
+    starts, ends = map(list, zip(*positions, strict=True))
+    rows = {**windows, "example_number": numbers, "start_positions": starts, "end_positions": ends}
     return rows if is_training else rows | {"offset_mapping": offsets}
 
 
@@ -173,13 +167,6 @@ def tokenize_windows(batch: Batch, tokenizer: ELMoTokenizer, arguments: Question
                     f"larger --max_seq_length. ({error})"
                 ) from error
         raise
-
-
-class AnswerPositions(NamedTuple):
-    """The first and the last token of an answer in a row. Both are 0, the row's first token, if it has no answer."""
-
-    first: int
-    last: int
 
 
 def words_of_answer(
@@ -204,11 +191,11 @@ def words_of_answer(
 
 def answer_positions(
     characters: Sequence[Characters | None], answer: tuple[Characters, Characters] | None
-) -> AnswerPositions:
-    """The positions of the answer's first and last word, if the window holds both."""
+) -> tuple[int, int]:
+    """The tokens of the answer's first and last word. Both are 0, the row's first token, if a row lacks one of them."""
     if answer is None or any(pair not in characters for pair in answer):
-        return AnswerPositions(0, 0)
-    return AnswerPositions(*map(characters.index, answer))
+        return 0, 0
+    return characters.index(answer[0]), characters.index(answer[1])
 
 
 def best_of_windows(output: SplitOutput, max_length: int) -> Iterator[tuple[list[tuple[float, int, int]], float]]:

@@ -1,4 +1,4 @@
-"""What a run leaves in its folder: predictions, record, card, tables and figures."""
+"""The files that a run leaves in its folder: predictions, record, card, tables and figures."""
 
 import json
 import time
@@ -28,11 +28,39 @@ from modeling_elmo.run_scripts.program.files import write_json, write_lines
 BASELINE_NAME = "baseline"
 
 
-def check_run(task: Task, folder: Path):
+def check_run(task: Task, training: TaskTrainingArguments):
     """Raises if the data are incomplete, or if the output folder belongs to an experiment."""
     task.check_splits()
-    if (folder / "settings.json").exists():
-        raise FileExistsError(f"{folder} holds an experiment of `elmo reproduce`; pass another --output_dir.")
+    if Path(training.output_dir, "settings.json").exists():
+        raise FileExistsError(
+            f"{training.output_dir} holds an experiment of `elmo reproduce`; pass another --output_dir."
+        )
+
+
+def finish_run(
+    trainer: TaskTrainer,
+    task: Task,
+    splits: dict[str, Dataset],
+    head: HeadArguments,
+    card: CardArguments,
+    training: TaskTrainingArguments,
+    start: float,
+) -> Record:
+    """Evaluates a trained model, writes all that a run leaves, and uploads the folder if `--push_to_hub` is given.
+
+    Args:
+        splits: encodings of all splits.
+        start: the time at which the run began, `time.monotonic()`.
+    """
+    folder = Path(training.output_dir)
+    scores = evaluate_splits(trainer, task, splits, folder)
+    record = run_record(task, trainer, scores, run_settings(task, head, training), start)
+    if trainer.is_world_process_zero():
+        write_run(folder, record, card, training)
+        report([record], folder)
+        if training.push_to_hub:
+            push_model(folder, task, training)
+    return record
 
 
 def evaluate_splits(trainer: TaskTrainer, task: Task, splits: dict[str, Dataset], folder: Path) -> dict[str, Any]:
@@ -69,13 +97,7 @@ def run_settings(task: Task, head: HeadArguments, training: TaskTrainingArgument
 def run_record(
     task: Task, trainer: TaskTrainer, scores: dict[str, Any], settings: dict[str, Any], start: float
 ) -> Record:
-    """The record of a trained model.
-
-    Args:
-        scores: of each split.
-        settings: the options that they depend on.
-        start: the time at which the run began, `time.monotonic()`.
-    """
+    """The record of a trained model, with the scores of each split and the settings that they depend on."""
     return {
         "task": task.name,
         "arm": "elmo" if trainer.model.config.use_elmo else BASELINE_NAME,

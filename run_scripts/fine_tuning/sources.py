@@ -118,12 +118,7 @@ def code_states(*files: Path) -> tuple[tuple[int, int], ...]:
 
 
 def split_sources(arguments: DataArguments, formats: Mapping[str, RowReader]) -> dict[str, Source]:
-    """The source of each split that was given.
-
-    Args:
-        arguments: options of the data.
-        formats: reader of each file ending.
-    """
+    """The source of each split that was given; `formats` has the reader of each file ending."""
     files = {split: Path(file) for split in DATA_SPLITS if (file := getattr(arguments, f"{split}_file")) is not None}
     if bool(files) == (arguments.dataset is not None):
         raise ValueError("Pass either --train_file, --validation_file or --test_file, or --dataset NAME.")

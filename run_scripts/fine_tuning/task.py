@@ -3,7 +3,6 @@
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
-from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -21,7 +20,7 @@ Batch = dict[str, list]  # columns of a batch of examples
 
 
 class SplitOutput(NamedTuple):
-    """What a head computed for a whole split.
+    """The outputs of a head for a whole split.
 
     Args:
         logits: `(rows, ...)`, or a tuple of such arrays.
@@ -37,7 +36,7 @@ class SplitOutput(NamedTuple):
 
 
 class Task(ABC):
-    """What differs between tasks.
+    """The base class of tasks: everything that differs between them.
 
     To add a task:
 
@@ -82,7 +81,7 @@ class Task(ABC):
 
     @abstractmethod
     def prepare(self, data: DatasetDict):
-        """Sets `config`, and keeps what later methods need to know of the data, such as its labels."""
+        """Sets `config`, and keeps the properties of the data that later methods need, such as its labels."""
 
     @abstractmethod
     def words(self, split: Dataset, tokenizer: ELMoTokenizer) -> Iterable[Sequence[str]]:
@@ -128,20 +127,23 @@ class Task(ABC):
         """The encodings of all splits, or of some. Column `example_number` is the index of a row's example."""
         return {
             split: self.data[split].map(
-                partial(
-                    _encoded_rows,
-                    encode=self.encode,
-                    tokenizer=tokenizer,
-                    is_training=split == "train",
-                    states=code_states(),
-                ),
+                self._encoded_rows,
                 with_indices=True,
                 batched=True,
                 remove_columns=self.data[split].column_names,
+                fn_kwargs={"tokenizer": tokenizer, "is_training": split == "train", "states": code_states()},
                 desc=f"Encoding {split}",
             )
             for split in (self.data if splits is None else splits)
         }
+
+    def _encoded_rows(
+        self, batch: Batch, indices: list[int], tokenizer: ELMoTokenizer, is_training: bool, states: tuple
+    ) -> Batch:
+        """The rows of a batch, with indices of examples in the split. `states` is only for the hash of `datasets`."""
+        rows = dict(self.encode(batch, tokenizer, is_training))
+        numbers = rows.get("example_number", range(len(indices)))
+        return rows | {"example_number": [indices[number] for number in numbers]}
 
     def compute_metrics(self, splits: dict[str, Dataset]) -> Callable[[EvalPrediction], dict[str, float]] | None:
         """Trainer's `compute_metrics` for the validation split: the scores that are single numbers."""
@@ -158,19 +160,6 @@ class Task(ABC):
     def __getstate__(self) -> dict[str, Any]:
         """The state without the data. `datasets` hashes it to find encodings in its cache, and knows the data."""
         return {name: value for name, value in self.__dict__.items() if name != "data"}
-
-
-def _encoded_rows(
-    batch: Batch,
-    indices: list[int],
-    encode: Callable[[Batch, ELMoTokenizer, bool], Batch],
-    tokenizer: ELMoTokenizer,
-    is_training: bool,
-    states: tuple,  # only for the hash of `datasets`
-) -> Batch:
-    rows = dict(encode(batch, tokenizer, is_training))
-    numbers = rows.get("example_number", range(len(indices)))
-    return rows | {"example_number": [indices[number] for number in numbers]}
 
 
 def log_mean_probabilities(logits: Sequence[np.ndarray]) -> np.ndarray:

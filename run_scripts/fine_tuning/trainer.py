@@ -20,6 +20,7 @@ RECORDED_OPTIONS = (
     *("eval_strategy", "eval_steps", "save_strategy", "save_steps", "load_best_model_at_end"),
     *("adadelta", "ema_decay", "train_sampling_strategy"),
 )
+EMA_HELP = "Decay per step of the moving average of the weights, which is evaluated and saved. 0: no average."
 REPLACED_BY_ADADELTA = ("optim", "optim_args", "adam_beta1", "adam_beta2", "adam_epsilon")
 
 
@@ -39,13 +40,7 @@ class TaskTrainingArguments(TrainingArguments):
     load_best_model_at_end: bool = True
     report_to: str = "none"
     adadelta: bool = field(default=False, metadata={"help": "Adadelta (rho 0.95) instead of --optim."})
-    ema_decay: float = field(
-        default=0.0,
-        metadata={
-            "help": "Decay per step of an exponential moving average of the weights, which is evaluated and saved. "
-            "0: no average."
-        },
-    )
+    ema_decay: float = field(default=0.0, metadata={"help": EMA_HELP})
 
     def __post_init__(self):
         if self.metric_for_best_model == "loss" or self.greater_is_better is False:

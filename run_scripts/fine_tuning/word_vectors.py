@@ -46,11 +46,7 @@ def read_word_vectors(path: str | Path, limit: int | None = None) -> WordVectors
     """Reads words, which may contain spaces, and their vectors; of duplicate words it keeps the first.
 
     Args:
-        path: file of word vectors.
         limit: maximum number of words, from the start of the file; None for all.
-
-    Returns:
-        The words, and their vectors of shape `(words, width)`.
     """
     if limit is not None and limit < 1:
         raise ValueError(f"limit={limit}: pass the number of words to read, at least 1, or None for all.")
@@ -125,13 +121,8 @@ def initial_embeddings(
     `<PAD>` gets zeros, and `<UNK>` the mean of all vectors.
 
     Args:
-        vectors: pretrained word vectors.
         vocabulary: words in the order of their ids.
-        seed: seed of the random numbers.
         lowercase: whether a word without a vector gets the vector of its lower-case form.
-
-    Returns:
-        Embeddings of shape `(len(vocabulary), width)`, and the number of words with a pretrained vector.
     """
     rows = {word: row for row, word in enumerate(vectors.words)}
     found = np.array([_row_of(word, rows, lowercase) for word in vocabulary])
