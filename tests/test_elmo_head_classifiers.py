@@ -1,7 +1,5 @@
 """The classifiers against the papers' formulas in loops over rows and words, without masks and padding."""
 
-import math
-
 import pytest
 import torch
 
@@ -52,17 +50,10 @@ def bilstm(lstm, words):
     return list(lstm.layers[0](torch.stack(words))[0]) if words else []
 
 
-def softmax(scores):
-    powers = [math.exp(score) for score in scores] if not torch.is_tensor(scores) else scores.exp()
-    return [power / sum(powers) for power in powers]
-
-
-def summary(word, others):
-    """Attention of one word to the other text."""
-    if not others:
-        return torch.zeros_like(word)
-    weights = softmax(torch.stack([word @ other for other in others]))
-    return sum(weight * other for weight, other in zip(weights, others, strict=True))
+def attended(query, words, zeros):
+    """The words, weighted by a softmax of their products with the query."""
+    powers = [(query @ word).exp() for word in words]
+    return sum((power / sum(powers) * word for power, word in zip(powers, words, strict=True)), zeros)
 
 
 def maximum(words, like):
@@ -86,11 +77,10 @@ def plain_biattentive(model, x, y, x_elmo, y_elmo):
     for text, other in ((x, y), (y, x)):
         compared = []
         for word in text:
-            context = summary(word, other)
+            context = attended(word, other, torch.zeros_like(word))
             compared.append(torch.cat([word, word - context, word * context]))
         words = bilstm(model.integrator, compared)
-        weights = softmax(torch.stack([word @ model.attention.weight[0] for word in words])) if words else []
-        attentive = sum((weight * word for weight, word in zip(weights, words, strict=True)), zeros)
+        attentive = attended(model.attention.weight[0], words, zeros)
         minimum = -maximum([-word for word in words], zeros)
         pooled += [maximum(words, zeros), mean(words, zeros), minimum, attentive]
     first, second = model.joint
@@ -104,7 +94,7 @@ def plain_esim(model, a, b, a_elmo, b_elmo):
     for text, other in ((a, b), (b, a)):
         local = []
         for word in text:
-            aligned = summary(word, other)
+            aligned = attended(word, other, torch.zeros_like(word))
             local.append(model.projection(torch.cat([word, aligned, word - aligned, word * aligned])).relu())
         words = bilstm(model.composition, local)
         pooled += [mean(words, zeros), maximum(words, zeros)]
