@@ -569,7 +569,8 @@ def test_resizing_keeps_the_rows_that_remain(size):
     model(**batch, labels=batch["input_ids"]).loss.backward()
     assert model.resize_token_embeddings(pad_to_multiple_of=8).weight.shape[0] % 8 == 0
     fails("A vocabulary of 3 words has no room", model.resize_token_embeddings, 3)
-    adaptive = make_model(ELMoForPreTraining, word_embedding_size=4, softmax_type="adaptive")
+    options = {"word_embedding_size": 4, "softmax_type": "adaptive", "adaptive_cutoffs": [3]}
+    adaptive = make_model(ELMoForPreTraining, **options)
     fails("An adaptive softmax has clusters of fixed sizes", adaptive.resize_token_embeddings, size)
     assert adaptive.elmo.word_embeddings.num_embeddings == adaptive.config.vocab_size == 12  # nothing has changed
 
