@@ -264,9 +264,8 @@ class ELMoConfig(PreTrainedConfig):
     def _refuse_near_misses(self, kwargs: dict[str, Any]):
         fields = [name for name in type(self).__annotations__ if name not in PreTrainedConfig.__annotations__]
         for name in kwargs:
-            close = OTHER_NAMES.get(name) or next(
-                iter(get_close_matches(name, [*fields, "hidden_size"], 1, 0.85)), name
-            )
+            similar = get_close_matches(name, [*fields, "hidden_size"], 1, 0.85)
+            close = OTHER_NAMES.get(name) or (similar or [name])[0]
             if close != name:
                 raise TypeError(f"ELMoConfig has no field `{name}`. Did you mean `{close}`?")
 
@@ -274,14 +273,21 @@ class ELMoConfig(PreTrainedConfig):
         """Checks that every size, clip and rate is in its range."""
         for name in ("projection_size", "lstm_hidden_size", "num_hidden_layers", "vocab_size", "num_sampled"):
             _check(getattr(self, name) >= 1, name, getattr(self, name), "an integer of at least 1")
-        for name in ("char_vocab_size", "num_highway_layers", "word_embedding_size", "vocabulary_cache_size"):
+        for name in (
+            "char_vocab_size",
+            "num_highway_layers",
+            "word_embedding_size",
+            "vocabulary_cache_size",
+            "scalar_mix_l2",
+            "task_word_embedding_size",
+        ):
             _check(getattr(self, name) >= 0, name, getattr(self, name), "0 or more")
-        for name in ("dropout", "elmo_dropout"):
-            _check(0 <= getattr(self, name) < 1, name, getattr(self, name), "a rate in [0, 1)")
+        for name in ("dropout", "elmo_dropout", "task_dropout"):
+            value = getattr(self, name)
+            _check(value is None or 0 <= value < 1, name, value, "a rate in [0, 1)")
         for name in ("cell_clip", "projection_clip"):
             value = getattr(self, name)
             _check(value is None or value > 0, name, value, "a positive bound, or None for no bound")
-        _check(self.scalar_mix_l2 >= 0, "scalar_mix_l2", self.scalar_mix_l2, "0 or more")
 
     def validate_token_encoder(self):
         """Checks that a word has characters, a vector, or both, and that the filters fit into it."""
@@ -318,15 +324,6 @@ class ELMoConfig(PreTrainedConfig):
         for name in ("task_hidden_size", "task_num_layers", "task_char_embedding_size"):
             value = getattr(self, name)
             _check(value is None or value >= 1, name, value, "an integer of at least 1")
-        _check(
-            self.task_word_embedding_size >= 0, "task_word_embedding_size", self.task_word_embedding_size, "0 or more"
-        )
-        _check(
-            self.task_dropout is None or 0 <= self.task_dropout < 1,
-            "task_dropout",
-            self.task_dropout,
-            "a rate in [0, 1)",
-        )
         reads_elmo = self.use_elmo and self.elmo_placement != "output"
         if not (reads_elmo or self.task_word_embedding_size or self.task_has_characters):
             raise ValueError(

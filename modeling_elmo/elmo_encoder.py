@@ -88,9 +88,7 @@ def _lengths(characters_UW: Tensor) -> Tensor:
 
 def _filter_tables(embedding_RC: Tensor, *filters_FCK: Tensor) -> list[Tensor]:
     """For each filter width, `(K, R, F)`: the value that a character adds to a window at each position."""
-    wide = torch.promote_types(
-        embedding_RC.dtype, torch.float32
-    )  # a sum of rounded entries has several rounding errors
+    wide = torch.promote_types(embedding_RC.dtype, torch.float32)  # a sum of rounded entries rounds several times
     return [torch.einsum("rc,fck->krf", embedding_RC.to(wide), weight.to(wide)) for weight in filters_FCK]
 
 

@@ -33,8 +33,8 @@ class TextPairClassifier(nn.Module):
         self, inputs_BTD: Tensor, first_BT: Tensor, second_BT: Tensor, elmo_BTE: Tensor | None
     ) -> tuple[Tensor, Tensor]:
         """The encoded texts `(S, time, encoded_size)`, zeros at padding, and their mask `(S, time)`."""
-        mask_ST = (first_BT if second_BT is first_BT else torch.cat([first_BT, second_BT])).bool()
         texts = 1 if second_BT is first_BT else 2
+        mask_ST = torch.cat([first_BT, second_BT][:texts])
         encoded_STE = self.encoder(inputs_BTD.repeat(texts, 1, 1), mask_ST)
         if elmo_BTE is None:
             return encoded_STE, mask_ST
@@ -123,11 +123,9 @@ class ESIMClassifier(TextPairClassifier):
     Both sides share all parameters. A single text is aligned with itself, and its pooled vector is used twice.
 
     Args:
-        input_size: width of the word vectors, with ELMo.
+        input_size, num_labels, output_elmo_size: as in `BiattentiveClassifier`.
         hidden_size: width of each direction of the biLSTMs and of the layers between them.
-        num_labels: number of logits.
         dropout: dropout rate before the second biLSTM and before each output layer. The inputs are dropped out before.
-        output_elmo_size: width of the ELMo vectors that are concatenated to the encoded texts. 0: none.
     """
 
     def __init__(self, input_size: int, hidden_size: int, num_labels: int, dropout: float, output_elmo_size: int = 0):

@@ -97,9 +97,8 @@ class ELMoSoftmax(nn.Module):
             return cross_entropy(hidden_NP, self.weight, self.bias, competition, targets_N, scale_N)
         losses_N = losses_N.to(_sum_dtype(hidden_NP))
         loss = (scale_N * losses_N).sum()
-        if (
-            self.adaptive is not None
-        ):  # torch skips clusters without a target, but DistributedDataParallel waits for all gradients
+        if self.adaptive is not None:
+            # torch skips clusters without a target, but DistributedDataParallel waits for all gradients.
             loss = loss + 0 * sum(parameter.flatten()[0] for parameter in self.adaptive.tail.parameters())
         return loss, losses_N.detach()
 
@@ -219,9 +218,8 @@ def _cut_cross_entropy(hidden_NP: Tensor, weight_VP: Tensor, bias_V: Tensor, tar
     dtype, zeros = _product_dtype(hidden_NP), -(hidden_NP.shape[1] + 1) % 16
     hidden = F.pad(F.pad(hidden_NP.to(dtype), (0, 1), value=1.0), (0, zeros))
     weight = F.pad(torch.cat([weight_VP.to(dtype), bias_V[:, None].to(dtype)], 1), (0, zeros))
-    return linear_cross_entropy(
-        hidden, weight, targets_N, reduction="none", filter_eps=None
-    )  # None: keep all gradients
+    # By default, `filter_eps` leaves out small gradients.
+    return linear_cross_entropy(hidden, weight, targets_N, reduction="none", filter_eps=None)
 
 
 def cross_entropy(

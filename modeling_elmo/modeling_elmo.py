@@ -189,10 +189,10 @@ class ELMoPreTrainedModel(PreTrainedModel):
         size = len(source_rows)
         if size <= max(self.config.bos_token_id, self.config.eos_token_id, self.config.unk_token_id):
             raise ValueError(f"A vocabulary of {size} words has no room for the special words; pass 4 or more.")
-        rows_V = torch.tensor(source_rows)
-        for module in list(self.modules()):
-            if isinstance(module, ELMoSoftmax) and module.adaptive is not None:
-                raise ValueError("An adaptive softmax has clusters of fixed sizes; train a new model of the new size.")
+        rows_V, modules = torch.tensor(source_rows), list(self.modules())
+        if any(isinstance(module, ELMoSoftmax) and module.adaptive is not None for module in modules):
+            raise ValueError("An adaptive softmax has clusters of fixed sizes; train a new model of the new size.")
+        for module in modules:
             if isinstance(module, ELMoSoftmax):
                 module.weight, module.bias = (_chosen(table, rows_V, mean) for table in (module.weight, module.bias))
             elif isinstance(words := getattr(module, "word_embeddings", None), nn.Embedding):

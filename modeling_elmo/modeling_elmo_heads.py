@@ -348,9 +348,8 @@ class ELMoForSequenceClassification(ELMoTaskModel):
         Args:
             character_ids, input_ids, attention_mask, inputs_embeds: as in `ELMoModel`.
             token_type_ids: `(batch, time)`, 0 at the first text and 1 at the second. The biLM reads them separately.
-            elmo_hidden_states: `(batch, layers + 1, time, hidden_size)`, layers of the frozen biLM, computed before.
+            elmo_hidden_states, output_hidden_states: as in `ELMoForTokenClassification`.
             labels: `(batch,)` label ids or regression targets, or `(batch, num_labels)`.
-            output_hidden_states: whether to return the layers of the biLM.
         """
         inputs = self.read(character_ids, input_ids, attention_mask, token_type_ids, inputs_embeds, elmo_hidden_states)
         if self.is_linear:
@@ -436,10 +435,9 @@ class ELMoForQuestionAnswering(ELMoTaskModel):
         Args:
             character_ids, input_ids, attention_mask, inputs_embeds: as in `ELMoModel`. `input_ids` tell the markers.
             token_type_ids: `(batch, time)`, 0 at the question and 1 at the context.
-            elmo_hidden_states: `(batch, layers + 1, time, hidden_size)`, layers of the frozen biLM, computed before.
+            elmo_hidden_states, output_hidden_states: as in `ELMoForTokenClassification`.
             start_positions, end_positions: `(batch,)`, position of the answer's first and last token in the row. Both
                 are the row's first token if this context has no answer.
-            output_hidden_states: whether to return the layers of the biLM.
         """
         inputs = self.read(character_ids, input_ids, attention_mask, token_type_ids, inputs_embeds, elmo_hidden_states)
         if token_type_ids is None:

@@ -2,13 +2,13 @@
 
 transformers removed its own pipeline of this name. This one travels with every `ELMoForQuestionAnswering` checkpoint.
 
-Shape suffixes: B rows; T positions of a row; K answers.
+Shape suffixes: T positions of a window; K answers.
 """
 
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from numbers import Integral
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -146,46 +146,6 @@ def _checked(example: Any) -> dict[str, str]:
     return {name: example[name] for name in ("question", "context")}
 
 
-class Spans(NamedTuple):
-    """The best spans of each row.
-
-    Shape:
-        scores: `(batch, count)`, log-probabilities in descending order; minus infinity if a row has fewer spans.
-        first, last: `(batch, count)`, positions in the row.
-        none: `(batch,)`, the log-probability that there is no answer.
-    """
-
-    scores: Tensor
-    first: Tensor
-    last: Tensor
-    none: Tensor
-
-
-def best_spans(
-    start_BT: Tensor, end_BT: Tensor, context_BT: Tensor, first_BT: Tensor, max_length: int, count: int
-) -> Spans:
-    """The spans of the context with the highest sum of log-probabilities of start and end.
-
-    Args:
-        start_BT, end_BT: logits.
-        context_BT: bool, the words of the context.
-        first_BT: bool, the row's first token, whose logits mean "no answer".
-        max_length: maximum words per span.
-        count: number of spans.
-    """
-    outside_BT = ~(context_BT | first_BT)
-    start_BT, end_BT = (
-        each_BT.float().masked_fill(outside_BT, -torch.inf).log_softmax(1) for each_BT in (start_BT, end_BT)
-    )
-    time = context_BT.shape[1]
-    near_TT = torch.ones(time, time, dtype=torch.bool, device=context_BT.device).triu().tril(max_length - 1)
-    both_BTT = context_BT[:, :, None] & context_BT[:, None] & near_TT
-    scores_BTT = (start_BT[:, :, None] + end_BT[:, None]).masked_fill(~both_BTT, -torch.inf)
-    scores_BK, pairs_BK = scores_BTT.flatten(1).topk(min(count, time * time))
-    none_B = (start_BT + end_BT)[first_BT]
-    return Spans(scores_BK, pairs_BK // time, pairs_BK % time, none_B)
-
-
 def best_answers(
     windows: Iterable[tuple[Tensor, Tensor, Sequence[Sequence[int] | None]]], max_length: int, count: int
 ) -> tuple[list[tuple[float, int, int]], float]:
@@ -206,17 +166,27 @@ def best_answers(
     for start_T, end_T, offsets in windows:
         if not (start_T.isfinite().all() and end_T.isfinite().all()):
             raise ValueError("Some logits are not finite: training diverged. Pass a smaller learning rate.")
-        context_BT = torch.tensor([[pair is not None for pair in offsets]])
-        first_BT = torch.zeros_like(context_BT)
-        first_BT[0, 0] = True
-        spans = best_spans(start_T[None], end_T[None], context_BT, first_BT, max_length, count)
-        none = min(none, spans.none.item())
-        for score, first, last in zip(*(part[0].tolist() for part in spans[:3]), strict=True):
+        context_T = torch.tensor([pair is not None for pair in offsets])
+        scores_TT, nothing = _span_scores(start_T, end_T, context_T, max_length)
+        none = min(none, nothing)
+        scores_K, places_K = scores_TT.flatten().topk(min(count, scores_TT.numel()))
+        for score, place in zip(scores_K.tolist(), places_K.tolist(), strict=True):
             if score > -torch.inf:
+                first, last = divmod(place, len(offsets))
                 characters = (offsets[first][0], offsets[last][1])
                 found[characters] = max(score, found.get(characters, score))
     answers = sorted(((score, *characters) for characters, score in found.items()), key=lambda answer: -answer[0])
     return answers[:count], none
+
+
+def _span_scores(start_T: Tensor, end_T: Tensor, context_T: Tensor, max_length: int) -> tuple[Tensor, float]:
+    """Log-probabilities of all spans of the context, by first and last word, and of "no answer", the first token."""
+    outside_T = ~context_T
+    outside_T[0] = False
+    start_T, end_T = (each_T.float().masked_fill(outside_T, -torch.inf).log_softmax(0) for each_T in (start_T, end_T))
+    near_TT = torch.ones(len(context_T), len(context_T), dtype=torch.bool).triu().tril(max_length - 1)
+    valid_TT = context_T[:, None] & context_T & near_TT
+    return (start_T[:, None] + end_T).masked_fill(~valid_TT, -torch.inf), float(start_T[0] + end_T[0])
 
 
 def characters_of_contexts(

@@ -43,6 +43,7 @@ every_head_on_elmo = pytest.mark.parametrize(
     [head for head in HEADS.values() if head[1].get("use_elmo", True)],
     ids=[name for name, head in HEADS.items() if head[1].get("use_elmo", True)],
 )
+every_paper_network = pytest.mark.parametrize("cls, options", PAPER_NETWORKS.values(), ids=PAPER_NETWORKS)
 every_class = pytest.mark.parametrize(
     "cls", [ELMoForTokenClassification, ELMoForSequenceClassification, ELMoForQuestionAnswering]
 )
@@ -125,6 +126,13 @@ def stirred(model, std=1.0, seed=0):
             is_output = name.startswith(("classifier.", "qa_outputs.", "reader.")) and "layers" not in name
             if "crf." in name or "_mix." in name or is_output:
                 parameter.copy_(std * torch.randn(parameter.shape, generator=generator))
+    return model
+
+
+def aligned(model):
+    """The model with copies of its parameters. Loaded ones are views of a file, where MKL may round differently."""
+    for parameter in model.parameters():
+        parameter.data = parameter.data.clone()
     return model
 
 

@@ -5,6 +5,7 @@ import re
 from pathlib import Path
 
 import pytest
+import torch
 from huggingface_hub.errors import StrictDataclassError
 from transformers import AutoConfig, PreTrainedConfig
 
@@ -24,14 +25,9 @@ FIELDS = set(ELMoConfig.__annotations__) - set(PreTrainedConfig.__annotations__)
     ],
 )
 def test_presets_are_the_released_models(preset, hidden, projection, highways, parameters):
-    import torch
-
     config = ELMoConfig.from_preset(preset)
-    assert (config.lstm_hidden_size, config.projection_size, config.num_highway_layers) == (
-        hidden,
-        projection,
-        highways,
-    )
+    sizes = config.lstm_hidden_size, config.projection_size, config.num_highway_layers
+    assert sizes == (hidden, projection, highways)
     assert config.hidden_size == 2 * projection and config.num_features == 2048
     with torch.device("meta"):
         model = modeling_elmo.ELMoModel(config, add_mixing_layer=False)
@@ -51,14 +47,8 @@ def test_round_trip_through_json(tmp_path):
     config.save_pretrained(tmp_path)
     written = json.loads((tmp_path / "config.json").read_text())
     assert written["hidden_size"] == 1024 and written["char_cnn_filters"] == [[1, 4], [2, 8]]
-    assert set(written["auto_map"]) == {
-        "AutoConfig",
-        "AutoModel",
-        "AutoModelForPreTraining",
-        "AutoModelForTokenClassification",
-        "AutoModelForSequenceClassification",
-        "AutoModelForQuestionAnswering",
-    }
+    tasks = ("PreTraining", "TokenClassification", "SequenceClassification", "QuestionAnswering")
+    assert set(written["auto_map"]) == {"AutoConfig", "AutoModel", *(f"AutoModelFor{task}" for task in tasks)}
     for again in (ELMoConfig.from_pretrained(tmp_path), AutoConfig.from_pretrained(tmp_path)):
         assert type(again) is ELMoConfig and again.num_labels == 5
         assert {name: getattr(again, name) for name in FIELDS} == {name: getattr(config, name) for name in FIELDS}

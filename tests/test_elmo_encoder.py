@@ -13,7 +13,6 @@ from modeling_elmo import (
     ELMoModel,
     ELMoTokenizer,
     elmo_backend,
-    elmo_backends,
     elmo_encoder,
 )
 from modeling_elmo.elmo_encoder import distinct_rows
@@ -294,12 +293,3 @@ def test_misuse_of_the_cache_is_explained():
         model.cache_vocabulary([], tokenizer)
     with pytest.raises(ValueError, match="ELMo reads characters: pass `character_ids`"):
         model.cache_vocabulary(["play"], lambda words, **_: {"input_ids": torch.ones(1, 3)})
-
-
-def test_what_is_remembered_dies_with_the_model():
-    before = len(elmo_backends._remembered)
-    model = make_model()
-    run(model, make_words(3, model.config), "inference")
-    assert len(elmo_backends._remembered) == before + 1
-    del model
-    assert len(elmo_backends._remembered) == before

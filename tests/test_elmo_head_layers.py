@@ -3,7 +3,6 @@
 import pytest
 import torch
 from torch import nn
-from transformers import PretrainedConfig, PreTrainedModel
 
 from modeling_elmo import elmo_backend
 from modeling_elmo.elmo_head_layers import TaskGRU, TaskLSTM, VariationalDropout, masked_softmax
@@ -18,11 +17,12 @@ MASK = torch.tensor(
         [1, 1, 1, 1, 1, 1],
     ]
 ).bool()
+EXACT = {"rtol": 1e-9, "atol": 1e-12}
 
 
 def make_inputs(width=5, mask=MASK):
     x = torch.randn(*mask.shape, width, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
-    return x.masked_fill(~mask[..., None], 1e3)
+    return x.masked_fill(~mask[..., None], torch.nan)  # must never be read
 
 
 def make_lstm(num_layers=1, cls=TaskLSTM, **options):
@@ -54,23 +54,14 @@ def test_equals_torch_on_each_row_alone(num_layers, backend, cls):
     assert outputs.shape == (6, 6, rnn.output_size) == (6, 6, 6)
     assert not outputs[~MASK].any()
     expected = [other(row[real])[0] for row, real in zip(theirs, MASK, strict=True) if real.any()]
-    torch.testing.assert_close(outputs[MASK], torch.cat(expected))
+    torch.testing.assert_close(outputs[MASK], torch.cat(expected), **EXACT)
     outputs.sin().sum().backward()
     sum(rows.sin().sum() for rows in expected).backward()
-    torch.testing.assert_close(ours.grad, theirs.grad)
+    torch.testing.assert_close(ours.grad, theirs.grad, **EXACT)
     for depth, layer in enumerate(rnn.layers):
         for name, parameter in layer.named_parameters():
-            torch.testing.assert_close(parameter.grad, getattr(other, name.replace("_l0", f"_l{depth}")).grad)
-
-
-def test_other_positions_are_not_read():
-    lstm, inputs = make_lstm(2), make_inputs()
-    torch.testing.assert_close(lstm(inputs.masked_fill(~MASK[..., None], torch.nan), MASK), lstm(inputs, MASK))
-
-
-def test_a_mask_of_integers_serves():
-    lstm, inputs = make_lstm(), make_inputs()
-    torch.testing.assert_close(lstm(inputs, MASK.long()), lstm(inputs, MASK))
+            expected_grad = getattr(other, name.replace("_l0", f"_l{depth}")).grad
+            torch.testing.assert_close(parameter.grad, expected_grad, **EXACT)
 
 
 def test_without_real_positions_there_are_zeros():
@@ -101,8 +92,12 @@ def test_initialisation(dtype):
     lstm = TaskLSTM(50, 30, 2).to(dtype)
     for parameter in lstm.parameters():
         nn.init.constant_(parameter, 7.0)
+    lstm.layers[1].weight_hh_l0._is_hf_initialized = True  # loading marks parameters of a checkpoint in this way
     lstm.reset_parameters()
+    assert (lstm.layers[1].weight_hh_l0 == 7).all()
     for name, parameter in lstm.named_parameters():
+        if name == "layers.1.weight_hh_l0":
+            continue
         if "weight_ih" in name:
             bound = (6 / sum(parameter.shape)) ** 0.5
             assert 0.97 * bound < parameter.abs().max() <= 1.01 * bound and parameter.mean().abs() < 0.1 * bound
@@ -113,40 +108,6 @@ def test_initialisation(dtype):
         else:
             forget = 1.0 if "bias_ih" in name else 0.0
             assert [gate.unique().tolist() for gate in parameter.chunk(4)] == [[0.0], [forget], [0.0], [0.0]]
-
-
-class Tagger(PreTrainedModel):
-    config_class = PretrainedConfig
-
-    def __init__(self, config):
-        super().__init__(config)
-        self.lstm = TaskLSTM(5, 3, 2)
-        self.post_init()
-
-    def _init_weights(self, module):
-        if isinstance(module, TaskLSTM):
-            module.reset_parameters()
-
-    def _initialize_weights(self, module, *_):  # as in ELMoPreTrainedModel
-        super()._initialize_weights(module)
-
-
-def test_loading_keeps_what_a_checkpoint_has_and_fills_the_rest(tmp_path):
-    torch.manual_seed(0)
-    model = Tagger(PretrainedConfig())
-    for parameter in model.parameters():
-        nn.init.normal_(parameter)
-    weights = {name: tensor for name, tensor in model.state_dict().items() if not name.startswith("lstm.layers.1.bias")}
-    model.save_pretrained(tmp_path, state_dict=dict(weights))
-    loaded = Tagger.from_pretrained(tmp_path)
-    for name, tensor in loaded.state_dict().items():
-        if name in weights:
-            torch.testing.assert_close(tensor, weights[name])
-        else:
-            assert tensor.unique().tolist() == ([0.0, 1.0] if "bias_ih" in name else [0.0])
-    model.load_state_dict(loaded.state_dict())
-    inputs = make_inputs().float()
-    torch.testing.assert_close(loaded.lstm(inputs, MASK), model.lstm(inputs, MASK))  # no weight is left behind
 
 
 # VariationalDropout
@@ -160,12 +121,6 @@ def test_variational_dropout_has_one_mask_for_all_times():
     assert (scale[:, 0] == 0).logical_or((scale[:, 0] - 1 / 0.7).abs() < 1e-5).all()
     assert len(scale[:, 0].unique(dim=0)) == 40 and len(scale[:, 0].unique(dim=1).t()) == 50  # rows, features
     assert abs((scale[:, 0] == 0).float().mean() - 0.3) < 0.05
-
-
-def test_variational_dropout_keeps_the_expected_value():
-    torch.manual_seed(0)
-    x = torch.ones(10_000, 2, 3)
-    torch.testing.assert_close(VariationalDropout(0.5)(x).mean(0), x[0], atol=0.05, rtol=0)
 
 
 def test_variational_dropout_may_be_off():

@@ -1,4 +1,4 @@
-"""Our biRNNs against torch.nn: values, all gradients, rows of all lengths, and the choice between both."""
+"""Our biRNN kernels: gradients, backends, and when torch.nn runs instead. `test_elmo_head_layers.py` compares rows."""
 
 import pytest
 import torch
@@ -6,7 +6,7 @@ from accelerate import cpu_offload
 from torch import nn
 
 from modeling_elmo import elmo_backend
-from modeling_elmo.elmo_head_recurrence import _GRU, _LSTM, at, read_both_ways
+from modeling_elmo.elmo_head_recurrence import _GRU, _LSTM, read_both_ways
 
 LENGTHS = [7, 1, 4, 7, 2]
 both_kinds = pytest.mark.parametrize("kind", [nn.GRU, nn.LSTM])
@@ -25,23 +25,6 @@ def make_rows(inputs=5, dtype=torch.float64):
     x = torch.randn(len(LENGTHS), max(LENGTHS), inputs, generator=torch.Generator().manual_seed(1), dtype=dtype)
     ends = torch.tensor(LENGTHS)[:, None]
     return x.masked_fill((torch.arange(max(LENGTHS)) >= ends)[..., None], 50.0), ends
-
-
-@both_kinds
-def test_equals_torch_on_each_row_alone(kind):
-    layer, (x, ends) = make_layer(kind), make_rows()
-    found = {}
-    for name in ("ours", "theirs"):
-        given = x.clone().requires_grad_()
-        if name == "ours":
-            outputs = read_both_ways(layer, given, ends)
-            rows = [outputs[row, :length] for row, length in enumerate(LENGTHS)]
-        else:
-            rows = [layer(given[row : row + 1, :length])[0][0] for row, length in enumerate(LENGTHS)]
-        loss = sum(row.sin().sum() for row in rows)
-        found[name] = [torch.cat(rows), *torch.autograd.grad(loss, [given, *layer.parameters()])]
-    for ours, theirs in zip(found["ours"], found["theirs"], strict=True):
-        torch.testing.assert_close(ours, theirs, rtol=1e-9, atol=1e-12)
 
 
 @both_kinds
@@ -110,10 +93,3 @@ def test_modules_that_quantizers_or_offloading_changed_are_called(kind):
     for row, length in enumerate(LENGTHS):
         torch.testing.assert_close(quantized[row, :length], expected[row, :length], rtol=0.1, atol=0.05)
         torch.testing.assert_close(offloaded[row, :length], expected[row, :length])
-
-
-def test_at_takes_positions_of_each_row():
-    x = torch.arange(24.0).reshape(2, 4, 3)
-    positions = torch.tensor([[3, 0, 0], [1, 2, 3]])
-    expected = torch.stack([torch.stack([x[row, place] for place in places]) for row, places in enumerate(positions)])
-    assert torch.equal(at(x, positions), expected)

@@ -6,6 +6,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 import torch.nn.functional as F
+from head_models import fails
 from huggingface_hub.errors import StrictDataclassError
 
 from modeling_elmo import ELMoConfig, elmo_backend, elmo_softmax
@@ -222,10 +223,8 @@ def test_the_path_of_the_full_softmax(monkeypatch):
     monkeypatch.setattr(elmo_softmax, "linear_cross_entropy", print)
     assert choose_path(there()) == ("cut_cross_entropy", "CUDA, torch.bfloat16")
     assert choose_path(there(torch.float16))[0] == "cut_cross_entropy"
-    assert choose_path(there(torch.float32)) == (
-        "chunked",
-        "cut_cross_entropy computes in half precision, not in torch.float32",
-    )
+    reason = "cut_cross_entropy computes in half precision, not in torch.float32"
+    assert choose_path(there(torch.float32)) == ("chunked", reason)
     assert choose_path(there(rows=0)) == ("chunked", "there is nothing to predict")
     assert choose_path(there(device="cpu")) == ("chunked", "cut_cross_entropy needs CUDA, not cpu")
     with elmo_backend("reference"):
@@ -286,9 +285,8 @@ def test_sampled_is_its_definition(chunks, sparse, rows):
     softmax.sparse_gradients = sparse
     hidden, targets, scale = make_predictions(dtype=torch.float64)
     candidates = softmax.sample(torch.Generator().manual_seed(0))
-    assert set(targets.tolist()) & set(candidates.ids_C.tolist()) and set(targets.tolist()) - set(
-        candidates.ids_C.tolist()
-    )
+    drawn = {*candidates.ids_C.tolist()}
+    assert drawn & {*targets.tolist()} and {*targets.tolist()} - drawn
     loss, losses = softmax(hidden, targets, scale, candidates)
     expected = plain_sampled_losses(softmax, hidden, targets, candidates)
     torch.testing.assert_close(losses, expected.detach())
@@ -330,24 +328,6 @@ def test_candidates_are_distinct_words():
             assert len(set(ids.tolist())) == number <= tries and PAD not in ids and 0 <= ids.min() <= ids.max() < 30
 
 
-def log_uniform(classes):
-    """The definition, rank by rank."""
-    return torch.tensor([math.log((rank + 2) / (rank + 1)) / math.log(classes + 1) for rank in range(classes)]).double()
-
-
-def test_draws_are_log_uniform():
-    """With one candidate there is one draw: chi-square test of 5,000 draws, 29 classes, p = 1e-4."""
-    counts = torch.zeros(29)
-    generator = torch.Generator().manual_seed(0)
-    for _ in range(5_000):
-        rank, tries = elmo_softmax._draw_distinct(29, 1, generator)
-        counts[rank] += 1
-        assert tries == 1
-    expected = 5_000 * log_uniform(29)
-    assert expected.sum() == pytest.approx(5_000)
-    assert ((counts - expected) ** 2 / expected).sum() < 64.4  # 28 degrees of freedom
-
-
 def test_tries_and_inclusion():
     """Against draws one by one, and against the probability of a word given the number of draws."""
     for seed in range(20):
@@ -377,64 +357,6 @@ def test_expected_counts_are_exact_for_rare_words(dtype):
     torch.testing.assert_close(found, torch.tensor(expected, dtype=dtype))
 
 
-def bias_of_sampling(number, sets=100):
-    """Mean deviation from the full softmax over candidate sets: of the loss, and of its gradient for hidden.
-
-    The gradient's is the length of the mean difference relative to the full gradient, less what noise adds to it. Each
-    with its standard error. Targets are as frequent as the sampler believes.
-    """
-    softmax = make_softmax("sampled", vocab_size=1000, num_sampled=number, dtype=torch.float64)
-    hidden, _, _ = make_predictions(64, torch.float64, words=1000)
-    generator = torch.Generator().manual_seed(0)
-    ranks = torch.multinomial(log_uniform(999), 64, replacement=True, generator=generator)
-    targets, scale = ranks + (ranks >= PAD), torch.full((64,), 1 / 64, dtype=torch.float64)
-
-    def values(candidates=None):
-        loss, _ = softmax(hidden, targets, scale, candidates)
-        return torch.cat([loss.detach()[None], torch.autograd.grad(loss, hidden)[0].flatten()])
-
-    drawn = torch.stack([values(softmax.sample(generator)) for _ in range(sets)])
-    softmax.eval()
-    full = values()
-    difference, error = drawn.mean(0) - full, drawn.std(0) / sets**0.5
-    length, noise = (part[1:].square().sum() / full[1:].square().sum() for part in (difference, error))
-    gradient = (length - noise).clamp(min=0).sqrt().item(), noise.sqrt().item()
-    return (difference[0].item() / full[0].item(), error[0].item() / full[0].item()), gradient
-
-
-def test_bias_of_the_sampled_softmax_falls_with_candidates():
-    """It underestimates the loss, less with more candidates, and its gradient is close to the full gradient."""
-    losses, steps = zip(*(bias_of_sampling(number) for number in (50, 100, 200, 400)), strict=True)
-    for (fewer, fewer_error), (more, more_error) in zip(losses, losses[1:], strict=False):
-        assert fewer + 4 * (fewer_error + more_error) < more < 0
-    for (fewer, _), (more, _) in zip(steps, steps[1:], strict=False):
-        assert more < 0.9 * fewer
-    assert losses[-1][0] > -0.05 and steps[-1][0] < 0.08  # without the correction: -0.11 and 0.095
-
-
-def test_adagrad_reads_the_sparse_gradient():
-    states = []
-    for sparse in (False, True):
-        softmax, (hidden, targets, scale) = make_softmax("sampled"), make_predictions(3)
-        softmax.sparse_gradients = sparse
-        optimizer = torch.optim.Adagrad(softmax.parameters(), lr=0.2, initial_accumulator_value=1.0)
-        before = softmax.weight.detach().clone()
-        generator, used = torch.Generator().manual_seed(0), set(targets.tolist())
-        for _ in range(3):
-            candidates = softmax.sample(generator)
-            used |= set(candidates.ids_C.tolist())
-            optimizer.zero_grad()
-            softmax(hidden, targets, scale, candidates)[0].backward()
-            assert softmax.weight.grad.is_sparse == softmax.bias.grad.is_sparse == sparse
-            optimizer.step()
-        states.append([*softmax.parameters(), *(optimizer.state[p]["sum"] for p in softmax.parameters())])
-        others = [word for word in range(30) if word not in used]
-        assert others and torch.equal(softmax.weight[others], before[others])
-        assert (states[-1][2][others] == 1).all() and (states[-1][2][sorted(used)] > 1).any(1).all()
-    for dense, sparse in zip(*states, strict=True):
-        torch.testing.assert_close(sparse, dense, rtol=1e-6, atol=0)  # another order of rounding
-
-
 # Adaptive
 
 
@@ -458,17 +380,13 @@ def test_adaptive_in_the_smallest_vocabulary():
 
 
 def test_errors_say_what_to_pass():
-    with pytest.raises(ValueError, match=r"`num_sampled` is 29, but the vocabulary has only 29 words"):
-        make_softmax("sampled", num_sampled=29).sample()
+    message = "`num_sampled` is 29, but the vocabulary has only 29 words"
+    fails(message, make_softmax("sampled", num_sampled=29).sample)
     for softmax_type in ("full", "adaptive"):
-        with pytest.raises(
-            ValueError, match=f"`softmax_type` is '{softmax_type}', which has no candidates; pass 'samp"
-        ):
-            make_softmax(softmax_type).sample()
-    with pytest.raises(
-        ValueError, match=r"cutoffs \[1, 2, 3\] .*below 1: `projection_size` \(16\) divided by 64.*Pass fewer"
-    ):
-        make_softmax("adaptive", adaptive_cutoffs=[1, 2, 3])
+        message = f"`softmax_type` is '{softmax_type}', which has no candidates; pass 'sampled'"
+        fails(message, make_softmax(softmax_type).sample)
+    message = r"cutoffs \[1, 2, 3\] .*below 1: `projection_size` \(16\) divided by 64.*Pass fewer"
+    fails(message, make_softmax, "adaptive", adaptive_cutoffs=[1, 2, 3])
     message = r"`adaptive_cutoffs` is \[9, 29\]; pass ascending integers between 0 and `vocab_size - 1` \(29\)"
     with pytest.raises(StrictDataclassError, match=message):
         make_softmax("adaptive", adaptive_cutoffs=[9, 29])

@@ -29,7 +29,6 @@ from modeling_elmo import (
 SENTENCE = "He is in (London), Paris."
 WORDS = ["He", "is", "in", "(", "London", ")", ",", "Paris", "."]
 LABELS = {0: "O", 1: "B-LOC"}
-STRATEGIES = ["simple", "first", "average", "max"]
 
 
 def tokenizer_of(*words: str) -> ELMoTokenizer:
@@ -58,20 +57,14 @@ def tagger(request):
     return pipeline("token-classification", model=model, tokenizer=tokenizer)
 
 
-@pytest.mark.parametrize("strategy", STRATEGIES)
+@pytest.mark.parametrize("strategy", ["simple", "first", "average", "max"])
 def test_pipeline_groups_entities_beside_punctuation(tagger, strategy):
-    found = tagger(SENTENCE, aggregation_strategy=strategy)
-    groups = [(group["entity_group"], group["word"], SENTENCE[group["start"] : group["end"]]) for group in found]
-    assert groups == [("LOC", "London", "London"), ("LOC", "Paris", "Paris")]
-    assert all(group["score"] > 0.99 for group in found)
-
-
-@pytest.mark.parametrize("strategy", STRATEGIES)
-def test_pipeline_groups_given_words(tagger, strategy):
-    (found,) = tagger(WORDS, is_split_into_words=True, aggregation_strategy=strategy)
-    text = " ".join(WORDS)
-    groups = [(group["entity_group"], group["word"], text[group["start"] : group["end"]]) for group in found]
-    assert groups == [("LOC", "London", "London"), ("LOC", "Paris", "Paris")]
+    raw = tagger(SENTENCE, aggregation_strategy=strategy)
+    (given,) = tagger(WORDS, is_split_into_words=True, aggregation_strategy=strategy)
+    for text, found in ((SENTENCE, raw), (" ".join(WORDS), given)):
+        groups = [(group["entity_group"], group["word"], text[group["start"] : group["end"]]) for group in found]
+        assert groups == [("LOC", "London", "London"), ("LOC", "Paris", "Paris")]
+        assert all(group["score"] > 0.99 for group in found)
 
 
 def test_pipeline_labels_single_tokens(tagger):
@@ -114,25 +107,20 @@ def examples(tokenizer: ELMoTokenizer) -> list[dict]:
     return [dict(tokenizer(text.split(), is_split_into_words=True)) for text in TEXTS]
 
 
-def check_padding(batch, tokenizer):
-    expected = tokenizer([text.split() for text in TEXTS], is_split_into_words=True, padding=True, return_tensors="pt")
+@pytest.mark.parametrize("task", ["token classification", "language modeling"])
+def test_collators_pad_as_the_tokenizer(task):
+    tokenizer = tokenizer_of(*WORDS)
+    words = [text.split() for text in TEXTS]
+    expected = tokenizer(words, is_split_into_words=True, padding=True, return_tensors="pt")
+    if task == "token classification":
+        features = [{**example, "labels": [1] * len(example["input_ids"])} for example in examples(tokenizer)]
+        batch = DataCollatorForTokenClassification(tokenizer)(features)
+        expected["labels"] = expected["attention_mask"].where(expected["attention_mask"] == 1, -100)
+    else:
+        batch = DataCollatorForLanguageModeling(tokenizer, mlm=False)(examples(tokenizer))
+        expected["labels"] = expected["input_ids"].where(expected["attention_mask"] == 1, -100)
     for key, value in expected.items():
         assert torch.equal(batch[key], value), key
-
-
-def test_token_classification_collator():
-    tokenizer = tokenizer_of(*WORDS)
-    features = [{**example, "labels": [1] * len(example["input_ids"])} for example in examples(tokenizer)]
-    batch = DataCollatorForTokenClassification(tokenizer)(features)
-    check_padding(batch, tokenizer)
-    assert torch.equal(batch["labels"], torch.where(batch["attention_mask"] == 1, 1, -100))
-
-
-def test_language_modeling_collator():
-    tokenizer = tokenizer_of(*WORDS)
-    batch = DataCollatorForLanguageModeling(tokenizer, mlm=False)(examples(tokenizer))
-    check_padding(batch, tokenizer)
-    assert torch.equal(batch["labels"], batch["input_ids"].masked_fill(batch["attention_mask"] == 0, -100))
 
 
 @pytest.mark.slow  # depends on the machine

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from head_models import fails
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from plain_elmo import PlainELMo
@@ -16,8 +17,6 @@ from plain_elmo import PlainELMo
 from modeling_elmo import (
     ELMoConfig,
     ELMoForPreTraining,
-    ELMoForQuestionAnswering,
-    ELMoForSequenceClassification,
     ELMoForTokenClassification,
     ELMoModel,
     ELMoTokenizer,
@@ -31,19 +30,12 @@ FIXTURE = Path(__file__).parent / "fixtures" / "elmo_fixtures" / "allennlp"
 pytestmark = pytest.mark.usefixtures("onednn_at_any_size")
 
 LENGTHS = [6, 1, 4]
-ALL_CLASSES = [
-    ELMoModel,
-    ELMoForPreTraining,
-    ELMoForTokenClassification,
-    ELMoForSequenceClassification,
-    ELMoForQuestionAnswering,
-]
+both_classes = pytest.mark.parametrize("cls", [ELMoModel, ELMoForPreTraining])  # heads: tests/test_task_heads.py
 
 
 def make_config(**overrides):
     sizes = {"char_cnn_filters": [[1, 3], [2, 5], [4, 6]], "max_word_length": 9, "char_vocab_size": 30}
-    sizes |= {"lstm_hidden_size": 21, "projection_size": 7, "vocab_size": 12, "num_labels": 3}
-    sizes |= {"task_hidden_size": 5}
+    sizes |= {"lstm_hidden_size": 21, "projection_size": 7, "vocab_size": 12}
     return ELMoConfig.from_preset("tiny", **{**sizes, **overrides})
 
 
@@ -119,8 +111,8 @@ def test_same_text_same_vectors(data):
             alone = model(texts[row][None])
             together = torch.stack(batched.hidden_states)[:, number, places[number]]
             assert (together - torch.stack(alone.hidden_states)[:, 0]).abs().max() <= 2e-6
-            assert (batched.final_states[0][number] - alone.final_states[0][0]).abs().max() <= 2e-6
-            assert (batched.final_states[1][number] - alone.final_states[1][0]).abs().max() <= 2e-6
+            for mine, yours in zip(batched.final_states, alone.final_states, strict=True):
+                assert (mine[number] - yours[0]).abs().max() <= 2e-6
 
 
 @pytest.fixture(scope="module")
@@ -145,10 +137,8 @@ def test_same_sentence_same_vectors_with_published_weights(published, batch_size
             together = torch.stack(model(**encoding).hidden_states)
             for row, words in enumerate(batch):
                 alone = model(**tokenizer(words, is_split_into_words=True, return_tensors="pt"))
-                difference = (
-                    together[:, row][:, encoding.attention_mask[row].bool()] - torch.stack(alone.hidden_states)[:, 0]
-                )
-                assert difference.abs().max() <= 2e-6
+                mine = together[:, row][:, encoding.attention_mask[row].bool()]
+                assert (mine - torch.stack(alone.hidden_states)[:, 0]).abs().max() <= 2e-6
 
 
 def test_bfloat16_is_within_a_hundredth(published):
@@ -193,8 +183,8 @@ def test_states_continue_a_text():
     for layer, (a, b) in enumerate(zip(first.hidden_states, second.hidden_states, strict=True)):
         joined = torch.cat([a, b], 1)[..., :size]  # the forward half read the same words before each word
         torch.testing.assert_close(joined, whole.hidden_states[layer][..., :size], atol=1e-6, rtol=1e-5)
-    torch.testing.assert_close(second.final_states[0][:, :, 0], whole.final_states[0][:, :, 0], atol=1e-6, rtol=1e-5)
-    torch.testing.assert_close(second.final_states[1][:, :, 0], whole.final_states[1][:, :, 0], atol=1e-6, rtol=1e-5)
+    for mine, yours in zip(second.final_states, whole.final_states, strict=True):
+        torch.testing.assert_close(mine[:, :, 0], yours[:, :, 0], atol=1e-6, rtol=1e-5)
 
 
 def test_a_row_of_padding_keeps_its_state():
@@ -213,23 +203,17 @@ def test_a_row_of_padding_keeps_its_state():
 def test_two_texts_in_a_row_do_not_mix(side):
     model = make_model()
     question, context = (make_batch(model.config, [n], seed=n)["character_ids"] for n in (3, 5))
-    padding = torch.zeros(1, 2, model.config.max_word_length, dtype=torch.long)
-    pair = torch.cat([question, context], 1)
-    types = torch.tensor([[0] * 3 + [1] * 5])
-    parts, types = (
-        ([pair, padding], F.pad(types, (0, 2))) if side == "right" else ([padding, pair], F.pad(types, (2, 0)))
-    )
+    before, after = (0, 2) if side == "right" else (2, 0)
+    pair = F.pad(torch.cat([question, context], 1), (0, 0, before, after))
+    types = F.pad(torch.tensor([[0] * 3 + [1] * 5]), (before, after))
     with torch.no_grad():
-        output = model(torch.cat(parts, 1), token_type_ids=types)
-        alone = [model(text).last_hidden_state for text in (question, context)]
-    start = 0 if side == "right" else 2
-    torch.testing.assert_close(
-        output.last_hidden_state[:, start : start + 8], torch.cat(alone, 1), atol=1e-6, rtol=1e-5
-    )
+        output = model(pair, token_type_ids=types)
+        alone = torch.cat([model(text).last_hidden_state for text in (question, context)], 1)
+    torch.testing.assert_close(output.last_hidden_state[:, before : before + 8], alone, atol=1e-6, rtol=1e-5)
     assert output.final_states is None
     states = tuple(torch.zeros(1, 2, 2, size) for size in (7, 21))
-    with pytest.raises(ValueError, match="`token_type_ids` mark two texts in a row. Pass one text"):
-        model(torch.cat(parts, 1), token_type_ids=types, initial_states=states)
+    message = "`token_type_ids` mark two texts in a row. Pass one text"
+    fails(message, model, pair, token_type_ids=types, initial_states=states)
 
 
 def test_inputs_embeds_replace_words():
@@ -310,8 +294,7 @@ def test_scalar_mix_is_equation_1(mode, norm):
     np.testing.assert_allclose(mixed.numpy(), expected, atol=2e-5)
     penalty = 0.1 * weights.square().sum() if mode == "learned" else torch.tensor(0.0)
     torch.testing.assert_close(mix.penalty(), penalty)
-    with pytest.raises(ValueError, match="received 2 layers; pass all 3"):
-        mix(tuple(layers[:2]))
+    fails("received 2 layers; pass all 3", mix, tuple(layers[:2]))
 
 
 @pytest.mark.parametrize("norm", ["allennlp", "bilm", "token"])
@@ -342,42 +325,27 @@ def test_sentence_embeddings_are_means_over_words(side):
 def test_errors_of_sentence_embeddings():
     model = make_model()
     batch = make_batch(model.config)
-    with pytest.raises(
-        ValueError,
-        match="`input_ids` are missing, and only they tell the markers <S> and </S> from words",
-    ):
-        model.sentence_embeddings(batch["character_ids"])
+    message = "`input_ids` are missing, and only they tell the markers <S> and </S> from words"
+    fails(message, model.sentence_embeddings, batch["character_ids"])
     without_mix = ELMoModel(model.config, add_mixing_layer=False)
-    with pytest.raises(
-        ValueError, match="This model has no mix: it was built with add_mixing_layer=False. Leave the argument out"
-    ):
-        without_mix.sentence_embeddings(**batch)
+    message = "This model has no mix: it was built with add_mixing_layer=False. Leave the argument out"
+    fails(message, without_mix.sentence_embeddings, **batch)
 
 
 # Training
 
 
-@pytest.mark.parametrize("cls", ALL_CLASSES)
+@both_classes
 @pytest.mark.parametrize("options", [{}, {"word_embedding_size": 4}, {"scalar_mix_layer_norm": "token"}])
 def test_every_parameter_gets_a_gradient(cls, options):
-    model = make_model(cls, freeze_bilm=False, **options).train()
+    model = make_model(cls, **options).train()
     batch = make_batch(model.config)
-    labels = {ELMoForPreTraining: batch["input_ids"].where(batch["attention_mask"].bool(), -100)}
-    labels[ELMoForTokenClassification] = batch["input_ids"] % 3
-    labels[ELMoForSequenceClassification] = torch.tensor([0, 2, 1])
     if cls is ELMoModel:
-        loss = model(**batch).elmo_embeddings.square().sum()
-    elif cls is ELMoForQuestionAnswering:
-        batch["token_type_ids"] = torch.ones_like(batch["input_ids"])
-        batch["token_type_ids"][:, :2] = 0
-        loss = model(**batch, start_positions=torch.tensor([2, 0, 2]), end_positions=torch.tensor([2, 0, 3])).loss
+        model(**batch).elmo_embeddings.square().sum().backward()
     else:
-        loss = model(**batch, labels=labels[cls]).loss
-    loss.backward()
-    silent = [
-        name for name, parameter in model.named_parameters() if parameter.grad is None or not parameter.grad.any()
-    ]
-    assert not silent
+        model(**batch, labels=batch["input_ids"].where(batch["attention_mask"].bool(), -100)).loss.backward()
+    for name, parameter in model.named_parameters():
+        assert parameter.grad is not None and parameter.grad.any(), name
 
 
 def test_dropout_acts_in_training_alone():
@@ -389,13 +357,11 @@ def test_dropout_acts_in_training_alone():
     model.freeze()
     model.train()
     torch.testing.assert_close(model(**batch).last_hidden_state, model(**batch).last_hidden_state)
-    assert [name for name, p in model.named_parameters() if p.requires_grad] == [
-        "scalar_mix.weights",
-        "scalar_mix.gamma",
-    ]
+    learns = {name for name, p in model.named_parameters() if p.requires_grad}
+    assert learns == {"scalar_mix.weights", "scalar_mix.gamma"}
 
 
-@pytest.mark.parametrize("cls", ALL_CLASSES)
+@both_classes
 def test_saving_and_loading_keeps_every_value(cls, tmp_path):
     model = make_model(cls)
     model.save_pretrained(tmp_path)
@@ -482,6 +448,7 @@ def test_language_model_loss_is_the_joint_log_likelihood(side):
     labels[0, 2] = -100
     (forward, backward), counts = plain_losses(model, batch, labels)
     output = model(**batch, labels=labels)
+    assert not output.forward_loss.requires_grad and not output.backward_loss.requires_grad
     assert output.forward_loss.item() == pytest.approx(forward / counts[0], abs=1e-6)
     assert output.backward_loss.item() == pytest.approx(backward / counts[1], abs=1e-6)
     assert output.loss.item() == pytest.approx((forward / counts[0] + backward / counts[1]) / 2, abs=1e-6)
@@ -512,33 +479,25 @@ def test_two_streams_equal_one_text_read_twice():
 def test_errors_of_the_language_model():
     model = make_model(ELMoForPreTraining, has_softmax=False)
     batch = make_batch(model.config)
+    words = batch["input_ids"]
     assert model(**batch).loss is None
-    with pytest.raises(ValueError, match="published without its softmax"):
-        model(**batch, labels=batch["input_ids"])
+    fails("published without its softmax", model, **batch, labels=words)
+    fails("published without its softmax", model.score, **batch)
     model.train()
-    assert model(**batch, labels=batch["input_ids"]).loss.isfinite() and model.config.has_softmax
-    with pytest.raises(ValueError, match="labels` are shifted inside"):
-        model(**batch, labels=batch["input_ids"], forward_targets=batch["input_ids"])
-    with pytest.raises(ValueError, match="Received `forward_targets` alone"):
-        model(**batch, forward_targets=batch["input_ids"])
-    with pytest.raises(ValueError, match="only special words"):
-        make_model(ELMoForPreTraining, vocab_size=4)(**batch, labels=batch["input_ids"])
-    with pytest.raises(ValueError, match=r"`labels` has shape \(3, 2\); pass shape \(3, 6\)"):
-        model(**batch, labels=batch["input_ids"][:, :2])
-    with pytest.raises(ValueError, match="ids from 12 to 12.*or call `resize_token_embeddings"):
-        model(**batch, labels=torch.full_like(batch["input_ids"], 12))
-    with pytest.raises(ValueError, match="`labels` has <PAD> at a word"):
-        model(**batch, labels=torch.zeros_like(batch["input_ids"]))
-
-
-def test_the_joint_loss_has_the_gradient_of_both_directions():
-    model = make_model(ELMoForPreTraining)
-    batch = make_batch(model.config)
-    output = model(**batch, labels=batch["input_ids"].where(batch["attention_mask"].bool(), -100))
-    assert not output.forward_loss.requires_grad and not output.backward_loss.requires_grad
-    output.loss.backward()
-    for lstm in (model.elmo.forward_lstm, model.elmo.backward_lstm):
-        assert all(parameter.grad.abs().sum() > 0 for parameter in lstm.parameters())
+    assert model(**batch, labels=words).loss.isfinite() and model.config.has_softmax
+    fails("labels` are shifted inside", model, **batch, labels=words, forward_targets=words)
+    fails("Received `forward_targets` alone", model, **batch, forward_targets=words)
+    fails("only special words", make_model(ELMoForPreTraining, vocab_size=4), **batch, labels=words)
+    fails(r"`labels` has shape \(3, 2\); pass shape \(3, 6\)", model, **batch, labels=words[:, :2])
+    message = "ids from 12 to 12.*or call `resize_token_embeddings"
+    fails(message, model, **batch, labels=torch.full_like(words, 12))
+    fails("`labels` has <PAD> at a word", model, **batch, labels=torch.zeros_like(words))
+    message = r"training mode, with dropout; call `model.eval\(\)` first"
+    fails(message, model.predict_words, **batch)
+    model.eval()
+    fails("`direction` is 'left'; pass 'forward', 'backward' or 'both'", model.predict_words, **batch, direction="left")
+    fails("`top_k` is 12; pass 1 to 11", model.predict_words, **batch, top_k=12)
+    fails("pass `input_ids` with `character_ids`", model.score, batch["character_ids"])
 
 
 @pytest.mark.parametrize("side", ["right", "left"])
@@ -586,28 +545,12 @@ def test_predicting_and_scoring_in_other_dtypes(dtype):
     np.testing.assert_allclose(found_scores.forward_log_probs, scores.forward_log_probs, atol=atol)
 
 
-def test_errors_of_scoring_and_predicting():
-    model = make_model(ELMoForPreTraining)
-    batch = make_batch(model.config)
-    with pytest.raises(ValueError, match="`direction` is 'left'; pass 'forward', 'backward' or 'both'"):
-        model.predict_words(**batch, direction="left")
-    with pytest.raises(ValueError, match="`top_k` is 12; pass 1 to 11"):
-        model.predict_words(**batch, top_k=12)
-    with pytest.raises(ValueError, match="pass `input_ids` with `character_ids`"):
-        model.score(batch["character_ids"])
-    with pytest.raises(ValueError, match="published without its softmax"):
-        make_model(ELMoForPreTraining, has_softmax=False).score(**batch)
-    with pytest.raises(ValueError, match=r"training mode, with dropout; call `model.eval\(\)` first"):
-        model.train().predict_words(**batch)
-
-
 @pytest.mark.parametrize("cls", [ELMoModel, ELMoForTokenClassification])
 def test_a_checkpoint_without_softmax_predicts_nothing(cls, tmp_path):
     make_model(cls).save_pretrained(tmp_path)
     model = ELMoForPreTraining.from_pretrained(tmp_path)
     batch = make_batch(model.config)
-    with pytest.raises(ValueError, match="published without its softmax"):
-        model(**batch, labels=batch["input_ids"])
+    fails("published without its softmax", model, **batch, labels=batch["input_ids"])
     make_model(ELMoForPreTraining).save_pretrained(tmp_path / "whole")
     assert ELMoForPreTraining.from_pretrained(tmp_path / "whole").config.has_softmax
 
@@ -625,8 +568,11 @@ def test_resizing_keeps_the_rows_that_remain(size):
     batch = make_batch(model.config)
     model(**batch, labels=batch["input_ids"]).loss.backward()
     assert model.resize_token_embeddings(pad_to_multiple_of=8).weight.shape[0] % 8 == 0
-    with pytest.raises(ValueError, match="A vocabulary of 3 words has no room"):
-        model.resize_token_embeddings(3)
+    fails("A vocabulary of 3 words has no room", model.resize_token_embeddings, 3)
+    options = {"word_embedding_size": 4, "softmax_type": "adaptive", "adaptive_cutoffs": [3]}
+    adaptive = make_model(ELMoForPreTraining, **options)
+    fails("An adaptive softmax has clusters of fixed sizes", adaptive.resize_token_embeddings, size)
+    assert adaptive.elmo.word_embeddings.num_embeddings == adaptive.config.vocab_size == 12  # nothing has changed
 
 
 def test_another_vocabulary_takes_the_rows_of_shared_words():
@@ -640,8 +586,8 @@ def test_another_vocabulary_takes_the_rows_of_shared_words():
     for name in ("softmax.weight", "softmax.bias", "elmo.word_embeddings.weight"):
         expected = torch.stack([before[name].mean(0) if row < 0 else before[name][row] for row in rows])
         torch.testing.assert_close(model.state_dict()[name], expected)
-    with pytest.raises(ValueError, match=r"`source_rows` has \[8\]; pass ids of the present vocabulary, 0 to 7"):
-        model.replace_vocabulary([0, 1, 2, 3, 8])
+    message = r"`source_rows` has \[8\]; pass ids of the present vocabulary, 0 to 7"
+    fails(message, model.replace_vocabulary, [0, 1, 2, 3, 8])
     unpublished = make_model(ELMoForPreTraining, has_softmax=False, vocab_size=4)
     unpublished.replace_vocabulary([0, 1, 2, 3, -1, -1])  # random rows; with the mean, all words would be equal
     assert not torch.equal(*unpublished.softmax.weight[-2:])
@@ -653,37 +599,29 @@ def test_another_vocabulary_takes_the_rows_of_shared_words():
 def test_errors_name_what_was_received():
     model = make_model()
     batch = make_batch(model.config)
-    characters, mask = batch["character_ids"], batch["attention_mask"]
-
-    def fails(message, *args, **kwargs):
-        with pytest.raises(ValueError, match=message):
-            model(*args, **kwargs)
-
-    fails("pass `character_ids` of shape", input_ids=batch["input_ids"])
-    fails(r"`character_ids` has shape \(3, 6\); pass shape \(batch, time, 9\)", batch["input_ids"])
-    fails(r"`character_ids` has shape \(3, 6, 8\); pass shape \(batch, time, 9\)", characters[..., :8])
-    fails(
-        "`character_ids` has ids from 0 to 30, but this model knows 0 to 29",
-        F.pad(characters[..., 1:], (0, 1), value=30),
-    )
-    fails("has dtype torch.float32; pass integer ids", characters.float())
-    fails(r"`attention_mask` has shape \(3, 5\); pass shape \(3, 6\)", characters, attention_mask=mask[:, :5])
-    fails("has values other than 0 and 1", characters, attention_mask=(1 - mask) * -10000.0)
-    fails(r"marks \(row, position\) \(1, 1\) as a token", characters, attention_mask=torch.ones_like(mask))
-    fails(r"`token_type_ids` has shape", characters, token_type_ids=mask[:2])
-    fails(r"`inputs_embeds` has shape \(3, 6, 9\); pass shape \(batch, time, 7\)", inputs_embeds=characters.float())
-    fails("pass them without `character_ids`", characters, inputs_embeds=characters.float())
+    words, characters, mask = batch["input_ids"], batch["character_ids"], batch["attention_mask"]
+    outside = characters.where(characters < 29, 30)
     states = tuple(torch.zeros(2, 2, 2, size) for size in (7, 21))
-    fails(
-        r"have shapes \[\(2, 2, 2, 7\), \(2, 2, 2, 21\)\], but this batch of 3 needs", characters, initial_states=states
-    )
+    fails("pass `character_ids` of shape", model, input_ids=words)
+    fails(r"`character_ids` has shape \(3, 6\); pass shape \(batch, time, 9\)", model, words)
+    fails(r"`character_ids` has shape \(3, 6, 8\); pass shape \(batch, time, 9\)", model, characters[..., :8])
+    fails("`character_ids` has ids from 1 to 30, but this model knows 0 to 29", model, outside)
+    fails("has dtype torch.float32; pass integer ids", model, characters.float())
+    fails(r"`attention_mask` has shape \(3, 5\); pass shape \(3, 6\)", model, characters, attention_mask=mask[:, :5])
+    fails("has values other than 0 and 1", model, characters, attention_mask=(1 - mask) * -10000.0)
+    fails(r"marks \(row, position\) \(1, 1\) as a token", model, characters, attention_mask=torch.ones_like(mask))
+    fails("`token_type_ids` has shape", model, characters, token_type_ids=mask[:2])
+    message = r"`inputs_embeds` has shape \(3, 6, 9\); pass shape \(batch, time, 7\)"
+    fails(message, model, inputs_embeds=characters.float())
+    fails("pass them without `character_ids`", model, characters, inputs_embeds=characters.float())
+    message = r"have shapes \[\(2, 2, 2, 7\), \(2, 2, 2, 21\)\], but this batch of 3 needs"
+    fails(message, model, characters, initial_states=states)
     with pytest.raises(TypeError, match="`character_ids` is a list; pass a tensor: .*return_tensors='pt'"):
         model(characters.tolist())
     word_level = make_model(char_vocab_size=0, word_embedding_size=7)
-    with pytest.raises(ValueError, match="word-level model: pass `input_ids`"):
-        word_level(character_ids=characters)
-    with pytest.raises(ValueError, match="`input_ids` has ids from 1 to 99, but this model knows 0 to 11"):
-        word_level(input_ids=torch.tensor([[1, 99]]))
+    fails("word-level model: pass `input_ids`", word_level, character_ids=characters)
+    message = "`input_ids` has ids from 1 to 99, but this model knows 0 to 11"
+    fails(message, word_level, input_ids=torch.tensor([[1, 99]]))
 
 
 def test_return_dict_false_gives_a_tuple():

@@ -20,7 +20,9 @@ from modeling_elmo import ELMoConfig, ELMoForQuestionAnswering, ELMoForTokenClas
 from modeling_elmo.configuration_elmo import AUTO_MAP
 
 AUTO_MODELS = [name for name in AUTO_MAP if name != "AutoConfig"]
+READS_PAIRS = [name for name in AUTO_MODELS if name != "AutoModelForPreTraining"]
 OLD_MAP = {name: reference.replace("_heads.", ".") for name, reference in AUTO_MAP.items()}
+SAVED = {cls.__name__: cls for cls in (ELMoModel, ELMoForTokenClassification, ELMoForQuestionAnswering)}
 WITHOUT_PACKAGE = """
 import importlib.util, sys
 import torch, transformers
@@ -28,10 +30,11 @@ from safetensors.torch import load_file, save_file
 
 assert importlib.util.find_spec("modeling_elmo") is None
 found, inputs = {}, load_file(sys.argv[1])
-for name in sys.argv[4:]:
-    model = getattr(transformers, name).from_pretrained(sys.argv[2], trust_remote_code=True).eval()
-    found[name] = model(**inputs, output_hidden_states=True).hidden_states[-1].detach().clone()
-save_file(found, sys.argv[3])
+for folder in sys.argv[3].split():
+    for name in sys.argv[4].split():
+        model = getattr(transformers, name).from_pretrained(folder, trust_remote_code=True).eval()
+        found[f"{folder}/{name}"] = model(**inputs, output_hidden_states=True).hidden_states[-1].detach().clone()
+save_file(found, sys.argv[2])
 """
 
 
@@ -44,58 +47,61 @@ def into_old_layout(folder: Path):
     heads.unlink()
     for name in ("configuration_elmo.py", "config.json"):
         (folder / name).write_text((folder / name).read_text().replace("modeling_elmo_heads.", "modeling_elmo."))
-    assert json.loads((folder / "config.json").read_text())["auto_map"] == OLD_MAP
-
-
-@pytest.fixture(scope="module", params=[ELMoModel, ELMoForTokenClassification, ELMoForQuestionAnswering])
-def old(request, tmp_path_factory) -> dict:
-    """An old folder, a batch for it, and the top layer that it must give."""
-    folder = tmp_path_factory.mktemp("old") / "model"
-    tokenizer = ELMoTokenizer(vocab=["<S>", "</S>", "<UNK>", "He"])
-    torch.manual_seed(0)
-    model = request.param(ELMoConfig.from_preset("tiny", vocab_size=len(tokenizer), num_labels=3)).eval()
-    for part in (model, tokenizer):
-        part.save_pretrained(folder)
-    into_old_layout(folder)
-    inputs = dict(tokenizer("Who?", "He is.", return_token_type_ids=True, return_tensors="pt"))
-    layers = model(**inputs, output_hidden_states=True).hidden_states
-    return {"folder": folder, "inputs": inputs, "expected": layers[-1].detach(), "name": request.param.__name__}
 
 
 @pytest.fixture(scope="module")
-def stranger(tmp_path_factory) -> Path:
-    return new_environment(tmp_path_factory.mktemp("stranger") / "venv")
+def root(tmp_path_factory) -> Path:
+    """For each class an old folder `old_CLASS`, `new_CLASS`, saved from it by the package, and the `expected` layer."""
+    root = tmp_path_factory.mktemp("old")
+    tokenizer = ELMoTokenizer(vocab=["<S>", "</S>", "<UNK>", "He"])
+    config = ELMoConfig.from_preset("tiny", vocab_size=len(tokenizer), num_labels=3)
+    save_file(dict(tokenizer("Who?", "He is.", return_token_type_ids=True, return_tensors="pt")), root / "inputs")
+    expected = {}
+    for name, model_class in SAVED.items():
+        torch.manual_seed(0)
+        model = model_class(config)
+        expected[name] = top_layer(model, root)
+        for part in (model, tokenizer):
+            part.save_pretrained(root / f"old_{name}")
+        into_old_layout(root / f"old_{name}")
+        for part in (model_class, ELMoTokenizer):
+            part.from_pretrained(root / f"old_{name}").save_pretrained(root / f"new_{name}")
+    save_file(expected, root / "expected")
+    return root
 
 
-def check_without_package(python: Path, folder: Path, old: dict, place: Path):
-    save_file(old["inputs"], place / "inputs")
-    names = [name for name in AUTO_MODELS if name != "AutoModelForPreTraining"]  # which reads one text only
-    arguments = [str(place / "inputs"), str(folder), str(place / "found"), *names]
-    run(python, "-c", WITHOUT_PACKAGE, *arguments, cwd=place, HF_HOME=str(place))
-    for name, found in load_file(place / "found").items():
-        torch.testing.assert_close(found, old["expected"], rtol=0, atol=1e-6, msg=name)
+def top_layer(model, root: Path) -> torch.Tensor:
+    return model.eval()(**load_file(root / "inputs"), output_hidden_states=True).hidden_states[-1].detach()
 
 
-def test_an_old_folder_loads_with_its_own_code(old, stranger, tmp_path):
-    check_without_package(stranger, old["folder"], old, tmp_path)
+@pytest.fixture(scope="module")
+def found(root) -> dict[str, torch.Tensor]:
+    """The top layer under each Auto class, in a process without the package."""
+    folders = sorted(folder.name for folder in root.glob("*_ELMo*"))
+    arguments = ("inputs", "found", " ".join(folders), " ".join(READS_PAIRS))
+    run(new_environment(root / "venv"), "-c", WITHOUT_PACKAGE, *arguments, cwd=root, HF_HOME=str(root / "home"))
+    return load_file(root / "found")
+
+
+@pytest.mark.parametrize("name", SAVED)
+@pytest.mark.parametrize("generation", ["old", "new"])
+def test_folders_load_with_their_own_code(root, found, generation, name):
+    """An old folder, and a folder that the package saved from it."""
+    expected = load_file(root / "expected")[name]
+    for auto_class in READS_PAIRS:
+        torch.testing.assert_close(found[f"{generation}_{name}/{auto_class}"], expected, rtol=0, atol=1e-6)
+    auto_map = json.loads((root / f"{generation}_{name}" / "config.json").read_text())["auto_map"]
+    assert auto_map == (OLD_MAP if generation == "old" else AUTO_MAP)
 
 
 @pytest.mark.parametrize("options", [{}, {"trust_remote_code": False}, {"trust_remote_code": True}])
 @pytest.mark.parametrize("auto_class", AUTO_MODELS)
-def test_the_package_reads_an_old_folder_with_its_new_code(old, auto_class, options):
-    model = getattr(transformers, auto_class).from_pretrained(old["folder"], **options).eval()
+@pytest.mark.parametrize("name", SAVED)
+def test_the_package_reads_an_old_folder_with_its_new_code(root, name, auto_class, options):
+    model = getattr(transformers, auto_class).from_pretrained(root / f"old_{name}", **options)
     assert type(model) is getattr(modeling_elmo, AUTO_MAP[auto_class].split(".")[1])
-    if auto_class != "AutoModelForPreTraining":
-        found = model(**old["inputs"], output_hidden_states=True).hidden_states[-1]
-        torch.testing.assert_close(found.detach(), old["expected"], rtol=0, atol=1e-6)
-
-
-def test_an_old_folder_saved_again_is_a_new_one(old, stranger, tmp_path):
-    folder = tmp_path / "new"
-    for part in (getattr(modeling_elmo, old["name"]), ELMoTokenizer):
-        part.from_pretrained(old["folder"]).save_pretrained(folder)
-    assert json.loads((folder / "config.json").read_text())["auto_map"] == AUTO_MAP
-    check_without_package(stranger, folder, old, tmp_path)
+    if auto_class in READS_PAIRS:
+        torch.testing.assert_close(top_layer(model, root), load_file(root / "expected")[name], rtol=0, atol=1e-6)
 
 
 def test_references_to_a_repository():

@@ -59,23 +59,6 @@ def test_word_vectors_of_a_reader_are_as_large_as_glove_s():
     assert model.token_features.word_embeddings.weight.std().item() == pytest.approx(0.4, rel=0.05)
 
 
-def test_inputs_of_a_reader_are_dropped_out_once():
-    """ELMo with `elmo_dropout`, words and characters with `task_dropout`, at each place where they enter."""
-    torch.manual_seed(0)
-    model = stirred(make_model(ELMoForQuestionAnswering, elmo_placement="both", elmo_dropout=0.0, task_dropout=0.5))
-    batch = batch_of(model)
-    width = model.config.hidden_size
-    places = model.reader.encoder, model.reader.attention
-    clean = [read_by(model.eval(), place, batch)[0] for place in places]
-    dropped = [read_by(model.train(), place, batch)[0] for place in places]
-    for before, after in zip(clean, dropped, strict=True):
-        assert before[..., -width:].any() and torch.equal(before[..., -width:], after[..., -width:])
-    before, after = (states[0][0, :, :-width] for states in (clean, dropped))
-    is_kept = after.any(0)
-    assert 0 < is_kept.sum() < len(is_kept)
-    torch.testing.assert_close(after, 2 * before * is_kept)
-
-
 def test_errors_of_readers():
     model = make_model(ELMoForQuestionAnswering)
     batch = make_batch(model.config, [(2, 3), (1, 2)])
@@ -83,12 +66,8 @@ def test_errors_of_readers():
     fails("Pass `start_positions` and `end_positions` together", model, **batch, start_positions=places)
     for wrong in (1, 3, 8):  # the question, a marker of it, the last marker
         positions = {"start_positions": torch.tensor([wrong, 4]), "end_positions": places}
-        fails(
-            f"`start_positions` is {wrong} in row 0, which is not a word of the context. Pass",
-            model,
-            **batch,
-            **positions,
-        )
+        message = f"`start_positions` is {wrong} in row 0, which is not a word of the context. Pass"
+        fails(message, model, **batch, **positions)
     outside = {"start_positions": places, "end_positions": torch.tensor([5, 9])}
     fails("`end_positions` is 9 in row 1, which is not a word of the context", model, **batch, **outside)
     column = {"start_positions": places[:, None], "end_positions": places}
