@@ -136,14 +136,15 @@ def make_optimizers(model: nn.Module, arguments: OptimizationArguments) -> list[
         for (is_matrix, _), params in kinds.items()
     ]
     if arguments.optim == "adagrad":
-        options: dict[str, Any] = {"lr": arguments.learning_rate, "initial_accumulator_value": 1.0, "eps": 0.0}
-        # Two optimizers, because one sparse gradient makes Adagrad update all of its tensors one at a time.
-        optimizers: list[Optimizer] = [torch.optim.Adagrad(groups, **options)]
-        return [*optimizers, torch.optim.Adagrad(sparse, **options)] if sparse else optimizers
-    betas = (arguments.adam_beta1, arguments.adam_beta2)
-    options = {"lr": arguments.learning_rate, "betas": betas, "eps": arguments.adam_epsilon}
-    optimizers = [torch.optim.AdamW(groups, **options)]
-    return [*optimizers, torch.optim.SparseAdam(sparse, **options)] if sparse else optimizers
+        for_dense, for_sparse = torch.optim.Adagrad, torch.optim.Adagrad
+        options: dict[str, Any] = {"initial_accumulator_value": 1.0, "eps": 0.0}
+    else:
+        for_dense, for_sparse = torch.optim.AdamW, torch.optim.SparseAdam
+        options = {"betas": (arguments.adam_beta1, arguments.adam_beta2), "eps": arguments.adam_epsilon}
+    optimizers = [for_dense(groups, lr=arguments.learning_rate, **options)]
+    if sparse:  # not in one Adagrad: a sparse gradient makes it update all of its tensors one at a time
+        optimizers.append(for_sparse(sparse, lr=arguments.learning_rate, **options))
+    return optimizers
 
 
 def make_schedules(
