@@ -76,9 +76,13 @@ def write_lines(path: Path, lines: list[str]) -> Path:
     return path
 
 
-def run(model_dir: Path, output: Path, **options) -> Path:
+def flags_of(model_dir: Path, output: Path, options: dict) -> list[str]:
     flags = [[f"--{name}"] if value is True else [f"--{name}", str(value)] for name, value in options.items()]
-    return embed.main(["--model", str(model_dir), "--output", str(output), *sum(flags, [])])
+    return ["--model", str(model_dir), "--output", str(output), *sum(flags, [])]
+
+
+def run(model_dir: Path, output: Path, **options) -> Path:
+    return embed.main(flags_of(model_dir, output, options))
 
 
 @torch.no_grad()
@@ -305,28 +309,10 @@ def count_lines(monkeypatch) -> list[str]:
     return embedded
 
 
-class Killed(Exception):
-    pass
-
-
-def interrupt(monkeypatch, name: str, after: int):
-    """Makes a method of `PartsFolder` fail at its call number `after`."""
-    method, calls = getattr(outputs.PartsFolder, name), count()
-
-    def failing(self, *args, **kwargs):
-        if next(calls) == after:
-            raise Killed
-        return method(self, *args, **kwargs)
-
-    monkeypatch.setattr(outputs.PartsFolder, name, failing)
-
-
-@pytest.mark.parametrize("suffix", [".hdf5", ".parquet"])
-def test_a_killed_run_continues_after_its_last_part(model_dir, long_corpus, tmp_path, monkeypatch, suffix):
-    output, options = tmp_path / f"killed{suffix}", {"input": long_corpus, "batch_tokens": 32, "layers": "top"}
-    flags = sum(([f"--{name}", value] for name, value in options.items()), ["--model", model_dir, "--output", output])
+def test_a_killed_run_continues_after_its_last_part(model_dir, long_corpus, tmp_path, monkeypatch):
+    output, options = tmp_path / "killed.hdf5", {"input": long_corpus, "batch_tokens": 32, "layers": "top"}
     process = subprocess.Popen(
-        [sys.executable, "-m", "modeling_elmo.run_scripts.embed", *map(str, flags)],
+        [sys.executable, "-m", "modeling_elmo.run_scripts.embed", *flags_of(model_dir, output, options)],
         cwd=ROOT,
         env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": ""},
         stderr=subprocess.DEVNULL,
@@ -344,7 +330,7 @@ def test_a_killed_run_continues_after_its_last_part(model_dir, long_corpus, tmp_
     run(model_dir, output, **options)
     assert embedded == long_corpus.read_text().split("\n")[finished:-1]
     assert not parts.exists()
-    whole = run(model_dir, tmp_path / f"whole{suffix}", **options)
+    whole = run(model_dir, tmp_path / "whole.hdf5", **options)
     for one, other in zip(read(output), read(whole), strict=True):
         assert np.array_equal(one, other)
 
@@ -373,53 +359,43 @@ def test_an_interruption_while_the_parts_are_removed(model_dir, corpus, tmp_path
     assert len(read(run(model_dir, output, input=corpus))) == len(LINES) and not parts.exists()
 
 
-def interrupted(model_dir, tmp_path, monkeypatch, corpus: Path, **options) -> Path:
+@pytest.fixture
+def interrupted(model_dir, corpus, tmp_path, monkeypatch) -> Path:
+    """The output file of a run that was interrupted after two parts."""
+    save, calls = outputs.PartsFolder.save, count()
     with monkeypatch.context() as patch:
-        interrupt(patch, "save", 2)
-        with pytest.raises(Killed):
-            run(model_dir, tmp_path / "v.hdf5", input=corpus, batch_tokens=4, **options)
+        patch.setattr(outputs.PartsFolder, "save", lambda *args: save(*args) if next(calls) < 2 else 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            run(model_dir, tmp_path / "v.hdf5", input=corpus, batch_tokens=4)
     return tmp_path / "v.hdf5"
 
 
-def test_a_resumed_run_may_have_other_batches_and_more_lines(model_dir, loaded, corpus, tmp_path, monkeypatch):
-    output = interrupted(model_dir, tmp_path, monkeypatch, corpus)
+def test_a_resumed_run_may_have_other_batches_and_more_lines(model_dir, loaded, interrupted, tmp_path):
     lines = [*LINES, "one more"]
     moved = write_lines(tmp_path / "moved.txt", lines)
-    found = read(run(model_dir, output, input=moved, batch_tokens=100))
+    found = read(run(model_dir, interrupted, input=moved, batch_tokens=100))
     assert_close(found, [alone(loaded, line.split()) for line in lines])
 
 
-@pytest.mark.parametrize("change", [{"layers": "top"}, {"pooling": "mean"}, {"dtype": "float16"}])
-def test_a_resumed_run_with_other_settings(model_dir, corpus, tmp_path, monkeypatch, change):
-    output = interrupted(model_dir, tmp_path, monkeypatch, corpus)
-    ((name, value),) = change.items()
-    with pytest.raises(ValueError, match=rf"parts has other settings: {name} \w+, now {value}\. Pass the"):
-        run(model_dir, output, input=corpus, **change)
-
-
-def test_a_resumed_run_with_another_model(model_dir, corpus, tmp_path, monkeypatch):
-    output = interrupted(model_dir, tmp_path, monkeypatch, corpus)
+def test_a_resumed_run_with_other_settings(model_dir, corpus, interrupted, tmp_path):
+    for name, value in (("layers", "top"), ("pooling", "mean"), ("dtype", "float16"), ("raw_text", True)):
+        with pytest.raises(ValueError, match=rf"parts has other settings: {name} \w+, now {value}\. Pass the"):
+            run(model_dir, interrupted, input=corpus, **{name: value})
     with pytest.raises(ValueError, match=r"other settings: weights \d+, now \d+"):
-        run(save_model(tmp_path / "other", ELMoModel(tiny())), output, input=corpus)
+        run(save_model(tmp_path / "other", ELMoModel(tiny())), interrupted, input=corpus)
 
 
-@pytest.mark.parametrize("lines", [["Another line", *LINES[1:]], LINES[:1]])
-def test_a_resumed_run_with_another_input(model_dir, corpus, tmp_path, monkeypatch, lines):
-    output = interrupted(model_dir, tmp_path, monkeypatch, corpus)
-    with pytest.raises(
-        ValueError,
-        match=r"first \d lines differ from the input of the interrupted run. Pass the same .*remove .*v.hdf5.parts",
-    ):
-        run(model_dir, output, input=write_lines(corpus, lines))
-    with pytest.raises(ValueError, match=r"other settings: raw_text False, now True"):
-        run(model_dir, output, input=write_lines(corpus, LINES), raw_text=True)
+def test_a_resumed_run_with_another_input(model_dir, corpus, interrupted):
+    message = r"first \d lines differ from the input of the interrupted run. Pass the same .*remove .*v.hdf5.parts"
+    for lines in (["Another line", *LINES[1:]], LINES[:1]):
+        with pytest.raises(ValueError, match=message):
+            run(model_dir, interrupted, input=write_lines(corpus, lines))
 
 
-def test_a_resumed_run_without_a_part(model_dir, corpus, tmp_path, monkeypatch):
-    output = interrupted(model_dir, tmp_path, monkeypatch, corpus)
-    min(Path(f"{output}.parts").glob("*.npz")).unlink()
+def test_a_resumed_run_without_a_part(model_dir, corpus, interrupted):
+    min(Path(f"{interrupted}.parts").glob("*.npz")).unlink()
     with pytest.raises(ValueError, match=r"v.hdf5.parts lacks lines 0 to \d; remove the folder"):
-        run(model_dir, output, input=corpus)
+        run(model_dir, interrupted, input=corpus)
 
 
 # Mistakes
@@ -460,9 +436,8 @@ def test_mistakes(model_dir, tmp_path, monkeypatch, options, message):
     write_lines(Path("null.jsonl"), ['{"text": null}'])
     write_lines(Path("number.jsonl"), ['{"text": ["a", 1]}'])
     datasets.Dataset.from_dict({"words": [["a"]]}).save_to_disk("data")
-    output = options.pop("output", "v.hdf5")
     with pytest.raises((ValueError, OSError), match=message):
-        run(model_dir, Path(output), **options)
+        run(model_dir, **{"output": "v.hdf5", **options})
     assert not list(tmp_path.glob("*.parts")) and not Path("v.hdf5").exists()
 
 
@@ -520,6 +495,5 @@ def test_choices_are_checked_in_python_too(loaded, name):
 )
 def test_missing_extras_are_named(monkeypatch, module, extra, options):
     monkeypatch.setitem(sys.modules, module, None)
-    options = {"model": "m", **options}
     with pytest.raises(ImportError, match=rf'needs {module}: pip install "modeling-elmo\[{extra}\]"'):
-        embed.main([argument for name, value in options.items() for argument in (f"--{name}", value)])
+        run("m", **options)
