@@ -1,4 +1,4 @@
-"""Batches of whole sentences, and what they share with streams: workers, positions and errors."""
+"""Batches of whole sentences; workers, positions and errors of sentences and streams."""
 
 import json
 import logging

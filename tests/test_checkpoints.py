@@ -47,6 +47,8 @@ def test_save_and_find(tmp_path):
     assert checkpoints.last() == checkpoints.find(100) == checkpoints.output_dir / "checkpoint-100"
     state = load_state(checkpoints.last())
     assert state["step"] == 100 and torch.equal(state["tensor"], torch.full((100,), 100))
+    checkpoints.save(20, lambda folder: (folder / "only").write_text("replaces an older one"))
+    assert names(checkpoints.find(20)) == ["only"]
     assert not [name for name in names(checkpoints.output_dir) if name.startswith(".")]
 
 
@@ -74,13 +76,6 @@ def test_all_is_on_the_disk_before_the_checkpoint_has_its_name(tmp_path, monkeyp
     assert sorted(events[:-3]) == sorted([f"{hidden}/sub/b", f"{hidden}/sub", f"{hidden}/a"])
     assert events.index(f"{hidden}/sub/b") < events.index(f"{hidden}/sub")
     assert events[-3:] == [hidden, "rename", "."]
-
-
-def test_a_checkpoint_is_replaced(tmp_path):
-    checkpoints = saved(tmp_path, 1, 2)
-    checkpoints.save(2, lambda folder: (folder / "only").write_text("new"))
-    assert names(tmp_path) == ["checkpoint-1", "checkpoint-2"]
-    assert names(tmp_path / "checkpoint-2") == ["only"]
 
 
 @pytest.mark.parametrize("raised", [KeyboardInterrupt, TypeError("a mistake")])

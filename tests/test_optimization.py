@@ -40,7 +40,7 @@ class Model(nn.Module):
         self.softmax = Softmax(sparse_gradients)
 
     def put_gradients(self, rows: list[int], seed: int):
-        """Random gradients. Those of the softmax are only in `rows`, which may repeat."""
+        """Random gradients. The softmax has them only in `rows`, which may repeat."""
         generator = torch.Generator().manual_seed(seed)
         for parameter in (self.linear.weight, self.linear.bias, self.gamma):
             parameter.grad = torch.randn(parameter.shape, generator=generator)

@@ -4,12 +4,14 @@ import json
 import shutil
 from dataclasses import replace
 from pathlib import Path
+from unittest.mock import MagicMock
 
 import pytest
 import torch
 from accelerate.state import AcceleratorState
 from clean_python import new_environment, run
 from huggingface_hub.errors import StrictDataclassError
+from huggingface_hub.utils import filter_repo_objects  # HfApi chooses files with it
 from pretraining_worker import LINES, MODEL, assert_same, contents, options_of, pretrain, train
 from safetensors.torch import load_file
 from transformers import AutoModelForPreTraining
@@ -280,42 +282,17 @@ def test_trackers(tmp_path):
     assert [event.step for event in found.Scalars("perplexity")] == [0, 7, 8]
 
 
-class RecordingHub:
-    """Replaces `HfApi`."""
-
-    calls: list[tuple[str, dict]] = []
-
-    def __init__(self, **options):
-        self.calls.append(("HfApi", options))
-
-    def create_repo(self, name: str, **options):
-        self.calls.append(("create_repo", {"name": name, **options}))
-        return type("Repo", (), {"repo_id": f"someone/{name.split('/')[-1]}"})()
-
-    def upload_folder(self, **options):
-        self.calls.append(("upload_folder", options))
-
-
 @pytest.mark.parametrize("name", [None, "someone/elmo-tiny"])
 def test_push_to_hub(name, tmp_path, monkeypatch):
-    from huggingface_hub.utils import filter_repo_objects  # what HfApi chooses files with
-
-    monkeypatch.setattr(RecordingHub, "calls", [])
-    monkeypatch.setattr(publishing, "HfApi", RecordingHub)
-    pretrain(
-        tmp_path,
-        **SHORT | {"save_steps": 1},
-        push_to_hub=True,
-        hub_model_id=name,
-        hub_private_repo=True,
-        hub_token="a-token",
-        report_to="tensorboard",
-    )
-    (made, token), (created, repo), (uploaded, upload) = RecordingHub.calls
-    assert (made, created, uploaded) == ("HfApi", "create_repo", "upload_folder")
-    assert token == {"token": "a-token"}
-    assert repo == {"name": name or "run", "private": True, "exist_ok": True}
-    assert upload["repo_id"] == f"someone/{'elmo-tiny' if name else 'run'}"
+    hub = MagicMock()
+    hub.return_value.create_repo.return_value.repo_id = "someone/created"
+    monkeypatch.setattr(publishing, "HfApi", hub)
+    options = {"push_to_hub": True, "hub_model_id": name, "hub_private_repo": True, "hub_token": "a-token"}
+    pretrain(tmp_path, **SHORT | {"save_steps": 1}, **options, report_to="tensorboard")
+    hub.assert_called_once_with(token="a-token")
+    hub.return_value.create_repo.assert_called_once_with(name or "run", private=True, exist_ok=True)
+    upload = hub.return_value.upload_folder.call_args.kwargs
+    assert upload["repo_id"] == "someone/created"
     folder = Path(upload["folder_path"])
     paths = [path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()]
     files = set(filter_repo_objects(paths, allow_patterns=upload["allow_patterns"]))

@@ -19,7 +19,7 @@ from torch.optim.lr_scheduler import LambdaLR
 from torch.utils._pytree import tree_map
 from transformers import get_scheduler
 
-# Defaults by optimizer. Those of adagrad are the original's.
+# Defaults by optimizer. adagrad has the original's.
 DEFAULTS: dict[str, dict[str, Any]] = {
     "adagrad": {"learning_rate": 0.2, "lr_scheduler_type": "constant", "warmup_steps": 0, "max_grad_norm": 10.0},
     "adamw": {"learning_rate": 1e-3, "lr_scheduler_type": "cosine", "warmup_steps": 0.01, "max_grad_norm": 1.0},
