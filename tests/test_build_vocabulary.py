@@ -1,5 +1,3 @@
-import gzip
-import json
 from collections import Counter
 from pathlib import Path
 
@@ -24,17 +22,8 @@ def words_of(path: Path) -> list[str]:
     return path.read_text(encoding="utf-8").splitlines()
 
 
-def test_counts_over_files_of_every_kind(tmp_path, capsys):
-    third = len(LINES) // 3
-    parts = [LINES[:third], LINES[third : 2 * third], LINES[2 * third :]]
-    (tmp_path / "a.txt").write_text("\n".join(parts[0]), encoding="utf-8")
-    with gzip.open(tmp_path / "b.txt.gz", "wt", encoding="utf-8") as file:
-        file.write("\n".join(parts[1]))
-    records = [{"words": line.split()} if number % 2 else {"words": line} for number, line in enumerate(parts[2])]
-    (tmp_path / "c.jsonl").write_text("\n".join(map(json.dumps, records)), encoding="utf-8")
-    inputs = [tmp_path / name for name in ("a.txt", "b.txt.gz", "c.jsonl")]
-    report = build(tmp_path / "vocab.txt", *WORDS, *inputs, "--text_column", "words", "--max_word_length", 12)
-
+def test_counts(tmp_path, capsys):
+    report = build(tmp_path / "vocab.txt", *WORDS, TEXT / "en.txt", TEXT / "ko.txt", "--max_word_length", 12)
     expected = sorted(COUNTS, key=lambda word: (-COUNTS[word], word))
     assert words_of(tmp_path / "vocab.txt") == ["<S>", "</S>", "<UNK>", *expected]
     cut = {word for word in COUNTS if len(word.encode()) > 10}

@@ -278,8 +278,6 @@ def test_defaults():
 @pytest.mark.parametrize(
     "option, message",
     [
-        ({"optim": "sgd"}, "--optim 'sgd': pass one of adagrad, adamw"),
-        ({"lr_scheduler_type": "step"}, "--lr_scheduler_type 'step': pass one of constant, cosine, linear"),
         ({"learning_rate": 0}, "--learning_rate 0: pass a number above 0"),
         ({"learning_rate": math.nan}, "--learning_rate nan: pass a number above 0"),
         ({"gradient_scale": -1.0}, "--gradient_scale -1.0: pass a number above 0"),

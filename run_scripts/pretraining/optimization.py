@@ -76,12 +76,10 @@ class OptimizationArguments:
     unroll_steps: int = field(default=20, metadata={"help": "Number of tokens of a row in a batch (context stream)."})
 
     def __post_init__(self):
-        _check_choice("optim", self.optim, DEFAULTS)
         scale = float(self.unroll_steps) if self.optim == "adagrad" else 1.0
         for name, default in (DEFAULTS[self.optim] | {"gradient_scale": scale}).items():
             if getattr(self, name) is None:
                 setattr(self, name, default)
-        _check_choice("lr_scheduler_type", self.lr_scheduler_type, SCHEDULES)
         self._check_numbers()
 
     def _check_numbers(self):
@@ -100,11 +98,6 @@ class OptimizationArguments:
     def get_warmup_steps(self, num_training_steps: int) -> int:
         given = self.warmup_steps or 0
         return int(given) if given >= 1 else math.ceil(num_training_steps * given)
-
-
-def _check_choice(name: str, value: Any, choices: Iterable[str]):
-    if value not in choices:
-        raise ValueError(f"--{name} {value!r}: pass one of {', '.join(choices)}.")
 
 
 def sparse_parameter_names(model: nn.Module) -> list[str]:
@@ -136,12 +129,13 @@ def make_optimizers(model: nn.Module, arguments: OptimizationArguments) -> list[
         for (is_matrix, _), params in kinds.items()
     ]
     if arguments.optim == "adagrad":
-        for_dense, for_sparse = torch.optim.Adagrad, torch.optim.Adagrad
+        for_dense: Any = torch.optim.Adagrad
+        for_sparse: Any = torch.optim.Adagrad
         options: dict[str, Any] = {"initial_accumulator_value": 1.0, "eps": 0.0}
     else:
         for_dense, for_sparse = torch.optim.AdamW, torch.optim.SparseAdam
         options = {"betas": (arguments.adam_beta1, arguments.adam_beta2), "eps": arguments.adam_epsilon}
-    optimizers = [for_dense(groups, lr=arguments.learning_rate, **options)]
+    optimizers: list[Optimizer] = [for_dense(groups, lr=arguments.learning_rate, **options)]
     if sparse:  # not in one Adagrad: a sparse gradient makes it update all of its tensors one at a time
         optimizers.append(for_sparse(sparse, lr=arguments.learning_rate, **options))
     return optimizers
