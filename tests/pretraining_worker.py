@@ -1,23 +1,27 @@
 """Pretraining runs of a second, in this process, in a forked process, or in several processes of a launcher.
 
-Each process of a launcher calls `python pretraining_worker.py FOLDER`, which makes the runs of FOLDER/runs.json.
+Each process of `launch` calls `python pretraining_worker.py FOLDER`, which makes the runs of FOLDER/runs.json.
 """
 
 import json
 import os
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import torch
 import torch.distributed as dist
 from safetensors.torch import load_file
 
 from modeling_elmo.run_scripts import perplexity, run_pretraining
+from modeling_elmo.run_scripts.cards import bilm_card
 from modeling_elmo.run_scripts.pretraining.checkpoints import load_state
 from modeling_elmo.run_scripts.pretraining.loop import Pretraining
 
-TEXT = Path(__file__).parent / "fixtures" / "text" / "en.txt"
+ROOT = Path(__file__).parents[1]
+TEXT = ROOT / "tests" / "fixtures" / "text" / "en.txt"
 # Sentences of 3 to 11 words: short ones are fast, and different lengths need padding.
 LINES = [" ".join(line.split()[: 3 + number % 9]) for number, line in enumerate(TEXT.read_text("utf-8").splitlines())]
 MODEL = {
@@ -74,7 +78,13 @@ def arguments_of(options: Options) -> list[str]:
 
 
 def pretrain(folder: Path, **options) -> Pretraining:
-    return run_pretraining.main(arguments_of(options_of(folder, **options)))
+    return train(options_of(folder, **options))
+
+
+def train(options: Options) -> Pretraining:
+    """A run without the picture of its curve, which takes as long as the whole run."""
+    with mock.patch.object(bilm_card, "draw_curve", return_value=False):
+        return run_pretraining.main(arguments_of(options))
 
 
 def contents(checkpoint: Path) -> tuple[dict[str, torch.Tensor], dict[str, Any], list[dict[str, Any]]]:
@@ -99,16 +109,32 @@ def assert_same(found: Any, expected: Any, where: str = ""):
         assert found == expected, where
 
 
+def launch(folder: Path, program: str, runs: list[Options]) -> str:
+    """Makes the runs in two processes, and writes the log or figures of each to `folder / NUMBER.json`.
+
+    Returns:
+        The output of both processes.
+    """
+    folder.mkdir(exist_ok=True)
+    (folder / "runs.json").write_text(json.dumps([program, runs], default=str), encoding="utf-8")
+    # Not `accelerate launch --cpu --num_processes 2`, which starts one process.
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2", __file__, folder]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "ACCELERATE_USE_CPU": "true"}
+    finished = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
+    assert finished.returncode == 0, finished.stderr[-4000:]
+    return finished.stdout
+
+
 def main(folder: Path):
     end, dist.destroy_process_group = dist.destroy_process_group, lambda *_: None  # others follow the first run
-    for number, (script, arguments) in enumerate(json.loads((folder / "runs.json").read_text("utf-8"))):
-        found = {"run_pretraining": run_pretraining, "perplexity": perplexity}[script].main(arguments)
-        if os.environ.get("RANK", "0") == "0":
-            log = found.progress.log if script == "run_pretraining" else vars(found)
-            figures = {"processes": int(os.environ.get("WORLD_SIZE", "1")), "found": log}
-            if script == "run_pretraining":
-                figures["processes"] = found.accelerator.num_processes
-            (folder / f"figures-{number}.json").write_text(json.dumps(figures), encoding="utf-8")
+    program, runs = json.loads((folder / "runs.json").read_text("utf-8"))
+    for number, options in enumerate(runs):
+        is_training = program == "run_pretraining"
+        found = train(options) if is_training else perplexity.main(arguments_of(options))
+        assert dist.get_world_size() == 2
+        if dist.get_rank() == 0:
+            figures = found.progress.log if is_training else vars(found)
+            (folder / f"{number}.json").write_text(json.dumps(figures), encoding="utf-8")
     end()
 
 

@@ -53,7 +53,8 @@ def write_peer(folder: Path, body: str = PEER.format(factor=1)) -> str:
     return f"{file}:peer"
 
 
-def test_every_part_gives_its_rows(tmp_path, capsys):
+def test_every_part_gives_its_rows(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(tokenizer_speed, "MOST_TEXTS", 30)
     output = tmp_path / "figures.json"
     softmaxes = {"full", "sampled", "sampled-dense", "adaptive"}
     options = ("--batches", "1x8", "3x5dense", "--softmaxes", *softmaxes, "--output", str(output))
@@ -66,8 +67,7 @@ def test_every_part_gives_its_rows(tmp_path, capsys):
     for head in ("tagger", "reader"):
         assert implementations(rows, "fine_tuning", f"{head}, 4x6") == stored
     for pre_tokenization in ("whitespace", "moses", "treebank"):
-        name = f"{pre_tokenization}, 250 texts"
-        assert implementations(rows, "tokenizer", name) == {"this package", "BertTokenizer"}
+        assert implementations(rows, "tokenizer", f"{pre_tokenization}, 30 texts") == {"this package", "BertTokenizer"}
     figures = json.loads(output.read_text(encoding="utf-8"))
     assert figures["rows"] == rows and figures["conditions"]["torch"] == torch.__version__
     printed = capsys.readouterr().out
@@ -105,26 +105,22 @@ def test_all_run_once_in_each_round():
     assert len(rounds) == 10 and {*rounds} == {"ab", "ba"}
 
 
-@pytest.mark.parametrize("backend", ["inference", "training"])
-def test_no_figure_for_a_wrong_lstm(backend, monkeypatch, capsys):
-    def doubled(layer, sequences):
+@pytest.mark.parametrize(
+    ("part", "wrong", "output"),
+    [
+        ("inference", lambda outputs: 2 * outputs, "vectors"),
+        ("training", lambda outputs: 2 * outputs - outputs.detach(), ".*weight"),  # only the gradient
+    ],
+)
+def test_no_figure_for_a_wrong_lstm(part, wrong, output, monkeypatch, capsys):
+    def wrong_lstm(layer, sequences):
         outputs, *states = elmo_lstm.reference_lstm(layer, sequences)
-        return 2 * outputs, *states
+        return wrong(outputs), *states
 
-    monkeypatch.setitem(elmo_lstm.KERNELS, backend, doubled)
-    with pytest.raises(RuntimeError, match="'this package' is wrong: its output .* no speed is reported"):
-        measured("--parts", backend)
+    monkeypatch.setitem(elmo_lstm.KERNELS, part, wrong_lstm)
+    with pytest.raises(RuntimeError, match=f"'this package' is wrong: its output '{output}' .* no speed is reported"):
+        measured("--parts", part)
     assert "speedup" not in capsys.readouterr().out
-
-
-def test_no_figure_for_a_wrong_gradient(monkeypatch):
-    def doubled_gradient(layer, sequences):
-        outputs, *states = elmo_lstm.reference_lstm(layer, sequences)
-        return 2 * outputs - outputs.detach(), *states
-
-    monkeypatch.setitem(elmo_lstm.KERNELS, "training", doubled_gradient)
-    with pytest.raises(RuntimeError, match="'this package' is wrong: its output '.*weight' has a relative RMS error"):
-        measured("--parts", "training")
 
 
 def test_no_figure_for_a_wrong_step(monkeypatch):
@@ -152,21 +148,17 @@ def test_relative_error():
     assert turns.relative_rms(torch.ones(2), one) == math.inf
 
 
-def test_a_peer(tmp_path):
-    rows = measured("--parts", "inference", "training", "--peer", write_peer(tmp_path))
-    assert implementations(rows, "inference", "1x8") == implementations(rows, "training", "4x6") == OURS | {"peer"}
-
-
-def test_a_peer_prepares_its_input_outside_the_clock(tmp_path):
-    spec = write_peer(
-        tmp_path,
-        "def peer(model):\n"
+def test_peers(tmp_path):
+    """The second one prepares its input outside the clock. It names no parameters, so it is not trained."""
+    prepared = (
+        "def prepared(model):\n"
         "    prepare = lambda encoding: encoding['character_ids']\n"
-        "    return {'prepare': prepare, 'model': lambda ids: model(character_ids=ids).last_hidden_state}\n",
+        "    return {'prepare': prepare, 'model': lambda ids: model(character_ids=ids).last_hidden_state}\n"
     )
-    rows = measured("--parts", "inference", "training", "--peer", spec)
-    assert "peer" in implementations(rows, "inference", "1x8")
-    assert "peer" not in implementations(rows, "training", "4x6")  # it names no parameters
+    peer = write_peer(tmp_path, PEER.format(factor=1) + prepared)
+    rows = measured("--parts", "inference", "training", "--peer", peer, peer.replace(":peer", ":prepared"))
+    assert implementations(rows, "inference", "1x8") == OURS | {"peer", "prepared"}
+    assert implementations(rows, "training", "4x6") == OURS | {"peer"}
 
 
 @pytest.mark.parametrize("part", ["inference", "training"])
@@ -228,9 +220,10 @@ def test_against_another_checkout(tmp_path):
             (other / name / file.name).write_bytes(file.read_bytes())
     with (other / "modeling_elmo" / "__init__.py").open("a", encoding="utf-8") as file:
         file.write("\nprint('the other package:', __name__, __file__)\n")
-    output = tmp_path / "figures.json"
+    short, output = tmp_path / "short.txt", tmp_path / "figures.json"
+    short.write_text("\n".join(" ".join(words) for words in SENTENCES[:30]), encoding="utf-8")
     parts = ["--parts", "inference", "training", "tokenizer", "--against", str(other), "--output", str(output)]
-    command = [sys.executable, "-m", "modeling_elmo.run_scripts.benchmark", *SIZES, *parts]
+    command = [sys.executable, "-m", "modeling_elmo.run_scripts.benchmark", *SIZES, *parts, "--text_file", str(short)]
     finished = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300)
     assert finished.returncode == 0, finished.stderr
     assert f"the other package: modeling_elmo_of_another_checkout {other}" in finished.stdout
@@ -296,17 +289,6 @@ def test_parts_of_a_step_give_the_gradients_of_the_whole(monkeypatch):
     step()
     for name, parameter in step.model.named_parameters():
         torch.testing.assert_close(parameter.grad, expected[name], rtol=1e-4, atol=1e-7, msg=name)
-
-
-def test_rows_of_questions():
-    tokenizer = ELMoTokenizer(pre_tokenization="whitespace")
-    rows = fine_tuning_speed.random_questions(SENTENCES[:8], tokenizer)
-    for number, row in enumerate(rows):
-        following = [SENTENCES[(number + each) % 8] for each in range(1, 6)]
-        context = row["token_type_ids"].count(1)
-        assert context == sum(map(len, following)) + 2  # markers
-        assert row["token_type_ids"][row["start_positions"]] == 1
-        assert row["start_positions"] < len(row["input_ids"]) - 1
 
 
 def test_sentences_of_a_batch():

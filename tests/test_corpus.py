@@ -43,13 +43,8 @@ def test_files_of_every_kind(tmp_path):
     folder = Corpus.from_files([str(tmp_path), str(tmp_path / "a.txt")], "t")
     assert sorted(folder.files) == sorted(whole.files)
     some = Corpus.from_files([str(tmp_path / "*.txt*"), str(tmp_path / "**" / "e*"), str(tmp_path / "news*")], "t")
-    assert [Path(file).name for file in some.files] == [
-        "a.txt",
-        "b.txt.gz",
-        "c.txt.zst",
-        "e.jsonl.zst",
-        "news-00001-of-00100",
-    ]
+    expected = ["a.txt", "b.txt.gz", "c.txt.zst", "e.jsonl.zst", "news-00001-of-00100"]
+    assert [Path(file).name for file in some.files] == expected
 
 
 def test_data_sets(tmp_path):
@@ -73,12 +68,7 @@ def test_the_order_of_files_changes_with_seed_and_epoch(tmp_path):
 @pytest.mark.parametrize(
     "names, error, message",
     [
-        ([], ValueError, "No files were given; pass at least one"),
-        (
-            ["none*.txt"],
-            FileNotFoundError,
-            r"none\*.txt: no file has this name. Pass files, folders, or patterns such as",
-        ),
+        (["none*.txt"], FileNotFoundError, r"none\*.txt: no file has this name. Pass files, folders, or patterns"),
         (["empty"], FileNotFoundError, r"empty: no file in this folder ends in .txt, .txt.gz, .+ '.*empty/\*'"),
         (["blank.txt"], ValueError, "There is no sentence in .*blank.txt: nothing but blank lines"),
         (["fine.txt", "latin.txt"], ValueError, "latin.txt, line 2 is not UTF-8: .* Convert the file with iconv"),

@@ -1,4 +1,4 @@
-"""Vectors of a corpus equal those of the model called on each sentence alone, whatever interrupts the run."""
+"""Vectors of a corpus equal the model's vectors of each sentence alone, also after interruptions."""
 
 import gzip
 import json
@@ -76,9 +76,13 @@ def write_lines(path: Path, lines: list[str]) -> Path:
     return path
 
 
-def run(model_dir: Path, output: Path, **options) -> Path:
+def flags_of(model_dir: Path, output: Path, options: dict) -> list[str]:
     flags = [[f"--{name}"] if value is True else [f"--{name}", str(value)] for name, value in options.items()]
-    return embed.main(["--model", str(model_dir), "--output", str(output), *sum(flags, [])])
+    return ["--model", str(model_dir), "--output", str(output), *sum(flags, [])]
+
+
+def run(model_dir: Path, output: Path, **options) -> Path:
+    return embed.main(flags_of(model_dir, output, options))
 
 
 @torch.no_grad()
@@ -198,14 +202,13 @@ def test_raw_text_is_split_by_the_tokenizer(model_dir, loaded, tmp_path):
     assert_close(read(path), [alone(loaded, line) for line in texts])
 
 
-@pytest.mark.parametrize("name", ["c.txt.gz", "c.gz", "c.jsonl", "c.jsonl.gz"])
+@pytest.mark.parametrize("name", ["c.gz", "c.jsonl.gz"])
 def test_files(model_dir, loaded, tmp_path, name):
     lines = LINES
     if "jsonl" in name:  # a text, a list of words, a blank line
         lines = [json.dumps({"id": i, "text": line if i % 2 else line.split()}) for i, line in enumerate(LINES)]
         lines[1] = ""
-    with (gzip.open if name.endswith(".gz") else open)(tmp_path / name, "wb") as file:
-        file.write("\n".join(lines).encode())
+    (tmp_path / name).write_bytes(gzip.compress("\n".join(lines).encode()))
     found = read(run(model_dir, tmp_path / "v.hdf5", input=tmp_path / name))
     assert_close(found, [alone(loaded, line.split()) for line in LINES])
 
@@ -217,21 +220,14 @@ def test_given_words_stay_whole(model_dir, loaded, tmp_path):
     assert_close(read(table), [alone(loaded, words), alone(loaded, ["can", "'t"])])
 
 
-@pytest.mark.parametrize("kind", ["saved", "saved splits", "files", "streamed"])
-def test_data_sets(model_dir, loaded, tmp_path, kind):
-    data = datasets.Dataset.from_dict({"words": [line.split() for line in LINES]})
-    folder, options = tmp_path / "data", {"text_column": "words"}
-    if kind == "saved":
-        data.save_to_disk(folder)
-    elif kind == "saved splits":
+@pytest.mark.parametrize("options", [{"split": "test"}, {"streaming": True}], ids=str)
+def test_data_sets(model_dir, loaded, tmp_path, options):
+    data, folder = datasets.Dataset.from_dict({"words": [line.split() for line in LINES]}), tmp_path / "data"
+    if "split" in options:
         datasets.DatasetDict(train=data.select([0]), test=data).save_to_disk(folder)
-        options["split"] = "test"
     else:
-        folder.mkdir()
         data.to_parquet(folder / "train.parquet")
-    if kind == "streamed":
-        options["streaming"] = True
-    found = read(run(model_dir, tmp_path / "v.hdf5", dataset=folder, **options))
+    found = read(run(model_dir, tmp_path / "v.hdf5", dataset=folder, text_column="words", **options))
     assert_close(found, [alone(loaded, line.split()) for line in LINES])
 
 
@@ -305,28 +301,10 @@ def count_lines(monkeypatch) -> list[str]:
     return embedded
 
 
-class Killed(Exception):
-    pass
-
-
-def interrupt(monkeypatch, name: str, after: int):
-    """Makes a method of `PartsFolder` fail at its call number `after`."""
-    method, calls = getattr(outputs.PartsFolder, name), count()
-
-    def failing(self, *args, **kwargs):
-        if next(calls) == after:
-            raise Killed
-        return method(self, *args, **kwargs)
-
-    monkeypatch.setattr(outputs.PartsFolder, name, failing)
-
-
-@pytest.mark.parametrize("suffix", [".hdf5", ".parquet"])
-def test_a_killed_run_continues_after_its_last_part(model_dir, long_corpus, tmp_path, monkeypatch, suffix):
-    output, options = tmp_path / f"killed{suffix}", {"input": long_corpus, "batch_tokens": 32, "layers": "top"}
-    flags = sum(([f"--{name}", value] for name, value in options.items()), ["--model", model_dir, "--output", output])
+def test_a_killed_run_continues_after_its_last_part(model_dir, long_corpus, tmp_path, monkeypatch):
+    output, options = tmp_path / "killed.hdf5", {"input": long_corpus, "batch_tokens": 32, "layers": "top"}
     process = subprocess.Popen(
-        [sys.executable, "-m", "modeling_elmo.run_scripts.embed", *map(str, flags)],
+        [sys.executable, "-m", "modeling_elmo.run_scripts.embed", *flags_of(model_dir, output, options)],
         cwd=ROOT,
         env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": ""},
         stderr=subprocess.DEVNULL,
@@ -344,7 +322,7 @@ def test_a_killed_run_continues_after_its_last_part(model_dir, long_corpus, tmp_
     run(model_dir, output, **options)
     assert embedded == long_corpus.read_text().split("\n")[finished:-1]
     assert not parts.exists()
-    whole = run(model_dir, tmp_path / f"whole{suffix}", **options)
+    whole = run(model_dir, tmp_path / "whole.hdf5", **options)
     for one, other in zip(read(output), read(whole), strict=True):
         assert np.array_equal(one, other)
 
@@ -373,53 +351,43 @@ def test_an_interruption_while_the_parts_are_removed(model_dir, corpus, tmp_path
     assert len(read(run(model_dir, output, input=corpus))) == len(LINES) and not parts.exists()
 
 
-def interrupted(model_dir, tmp_path, monkeypatch, corpus: Path, **options) -> Path:
+@pytest.fixture
+def interrupted(model_dir, corpus, tmp_path, monkeypatch) -> Path:
+    """The output file of a run that was interrupted after two parts."""
+    save, calls = outputs.PartsFolder.save, count()
     with monkeypatch.context() as patch:
-        interrupt(patch, "save", 2)
-        with pytest.raises(Killed):
-            run(model_dir, tmp_path / "v.hdf5", input=corpus, batch_tokens=4, **options)
+        patch.setattr(outputs.PartsFolder, "save", lambda *args: save(*args) if next(calls) < 2 else 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            run(model_dir, tmp_path / "v.hdf5", input=corpus, batch_tokens=4)
     return tmp_path / "v.hdf5"
 
 
-def test_a_resumed_run_may_have_other_batches_and_more_lines(model_dir, loaded, corpus, tmp_path, monkeypatch):
-    output = interrupted(model_dir, tmp_path, monkeypatch, corpus)
+def test_a_resumed_run_may_have_other_batches_and_more_lines(model_dir, loaded, interrupted, tmp_path):
     lines = [*LINES, "one more"]
     moved = write_lines(tmp_path / "moved.txt", lines)
-    found = read(run(model_dir, output, input=moved, batch_tokens=100))
+    found = read(run(model_dir, interrupted, input=moved, batch_tokens=100))
     assert_close(found, [alone(loaded, line.split()) for line in lines])
 
 
-@pytest.mark.parametrize("change", [{"layers": "top"}, {"pooling": "mean"}, {"dtype": "float16"}])
-def test_a_resumed_run_with_other_settings(model_dir, corpus, tmp_path, monkeypatch, change):
-    output = interrupted(model_dir, tmp_path, monkeypatch, corpus)
-    ((name, value),) = change.items()
-    with pytest.raises(ValueError, match=rf"parts has other settings: {name} \w+, now {value}\. Pass the"):
-        run(model_dir, output, input=corpus, **change)
-
-
-def test_a_resumed_run_with_another_model(model_dir, corpus, tmp_path, monkeypatch):
-    output = interrupted(model_dir, tmp_path, monkeypatch, corpus)
+def test_a_resumed_run_with_other_settings(model_dir, corpus, interrupted, tmp_path):
+    for name, value in (("layers", "top"), ("pooling", "mean"), ("dtype", "float16"), ("raw_text", True)):
+        with pytest.raises(ValueError, match=rf"parts has other settings: {name} \w+, now {value}\. Pass the"):
+            run(model_dir, interrupted, input=corpus, **{name: value})
     with pytest.raises(ValueError, match=r"other settings: weights \d+, now \d+"):
-        run(save_model(tmp_path / "other", ELMoModel(tiny())), output, input=corpus)
+        run(save_model(tmp_path / "other", ELMoModel(tiny())), interrupted, input=corpus)
 
 
-@pytest.mark.parametrize("lines", [["Another line", *LINES[1:]], LINES[:1]])
-def test_a_resumed_run_with_another_input(model_dir, corpus, tmp_path, monkeypatch, lines):
-    output = interrupted(model_dir, tmp_path, monkeypatch, corpus)
-    with pytest.raises(
-        ValueError,
-        match=r"first \d lines differ from the input of the interrupted run. Pass the same .*remove .*v.hdf5.parts",
-    ):
-        run(model_dir, output, input=write_lines(corpus, lines))
-    with pytest.raises(ValueError, match=r"other settings: raw_text False, now True"):
-        run(model_dir, output, input=write_lines(corpus, LINES), raw_text=True)
+def test_a_resumed_run_with_another_input(model_dir, corpus, interrupted):
+    message = r"first \d lines differ from the input of the interrupted run. Pass the same .*remove .*v.hdf5.parts"
+    for lines in (["Another line", *LINES[1:]], LINES[:1]):
+        with pytest.raises(ValueError, match=message):
+            run(model_dir, interrupted, input=write_lines(corpus, lines))
 
 
-def test_a_resumed_run_without_a_part(model_dir, corpus, tmp_path, monkeypatch):
-    output = interrupted(model_dir, tmp_path, monkeypatch, corpus)
-    min(Path(f"{output}.parts").glob("*.npz")).unlink()
+def test_a_resumed_run_without_a_part(model_dir, corpus, interrupted):
+    min(Path(f"{interrupted}.parts").glob("*.npz")).unlink()
     with pytest.raises(ValueError, match=r"v.hdf5.parts lacks lines 0 to \d; remove the folder"):
-        run(model_dir, output, input=corpus)
+        run(model_dir, interrupted, input=corpus)
 
 
 # Mistakes
@@ -439,13 +407,11 @@ def test_a_resumed_run_without_a_part(model_dir, corpus, tmp_path, monkeypatch):
         ),
         ({"input": "c.txt", "output": "c.hdf5"}, "--output c.hdf5 exists; remove it or pass another file"),
         ({"input": "empty.txt"}, "empty.txt is empty: pass a text with at least one line"),
-        ({"input": "c.txt.gz"}, "c.txt.gz is not a complete gzip file: Not a gzipped file"),
         ({"input": "c.jsonl"}, r"c.jsonl, line 2 has no key 'text': \{\"txt\": \"a\"\} Pass --text_column"),
         ({"input": "c.jsonl", "text_column": "txt"}, r"c.jsonl, line 1 has no key 'txt': \{\"text\": \"a\"\}"),
         ({"input": "bad.jsonl"}, "bad.jsonl, line 1 is not JSON: Expecting"),
         ({"input": "null.jsonl"}, "null.jsonl, line 1: the sentence is None; pass a text or a list of words"),
         ({"input": "number.jsonl"}, r"number.jsonl, line 1: the sentence is \['a', 1\]; pass a text or a list"),
-        ({"dataset": "data"}, r"data has no column 'text' but \['words'\]; pass --text_column"),
     ],
 )
 def test_mistakes(model_dir, tmp_path, monkeypatch, options, message):
@@ -454,15 +420,12 @@ def test_mistakes(model_dir, tmp_path, monkeypatch, options, message):
     Path("c.hdf5").touch()
     Path("c.docx").touch()
     Path("empty.txt").touch()
-    Path("c.txt.gz").write_bytes(b"text")
     write_lines(Path("c.jsonl"), ['{"text": "a"}', '{"txt": "a"}'])
     write_lines(Path("bad.jsonl"), ["{"])
     write_lines(Path("null.jsonl"), ['{"text": null}'])
     write_lines(Path("number.jsonl"), ['{"text": ["a", 1]}'])
-    datasets.Dataset.from_dict({"words": [["a"]]}).save_to_disk("data")
-    output = options.pop("output", "v.hdf5")
     with pytest.raises((ValueError, OSError), match=message):
-        run(model_dir, Path(output), **options)
+        run(model_dir, **{"output": "v.hdf5", **options})
     assert not list(tmp_path.glob("*.parts")) and not Path("v.hdf5").exists()
 
 
@@ -475,7 +438,6 @@ def test_a_model_without_a_mix(tmp_path, corpus, loaded, caplog):
     for one, two in zip(mixed, average, strict=True):
         np.testing.assert_allclose(one, two, atol=1e-6)
     assert "was never trained: it is the average of the layers" in caplog.text
-    assert len(read(run(folder, tmp_path / "v.hdf5", input=corpus, layers="average"))) == len(LINES)
     model = ELMoModel(tiny(), add_mixing_layer=False)
     with pytest.raises(ValueError, match="has no mix of its layers"):
         next(embedding.embed_sentences(["a"], model, loaded[1]))
@@ -520,6 +482,5 @@ def test_choices_are_checked_in_python_too(loaded, name):
 )
 def test_missing_extras_are_named(monkeypatch, module, extra, options):
     monkeypatch.setitem(sys.modules, module, None)
-    options = {"model": "m", **options}
     with pytest.raises(ImportError, match=rf'needs {module}: pip install "modeling-elmo\[{extra}\]"'):
-        embed.main([argument for name, value in options.items() for argument in (f"--{name}", value)])
+        run("m", **options)

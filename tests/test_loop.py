@@ -17,7 +17,18 @@ import pytest
 import torch
 import torch.nn.functional as F
 from datasets import Dataset
-from pretraining_worker import LINES, TEXT, arguments_of, assert_same, contents, options_of, pretrain
+from pretraining_worker import (
+    LINES,
+    ROOT,
+    TEXT,
+    arguments_of,
+    assert_same,
+    contents,
+    launch,
+    options_of,
+    pretrain,
+    train,
+)
 from safetensors.torch import load_file
 from torch import Tensor
 from tqdm import tqdm
@@ -25,21 +36,11 @@ from transformers import AutoModelForPreTraining, DataCollatorForLanguageModelin
 from transformers import TrainingArguments as StockArguments
 
 from modeling_elmo import ELMoConfig, ELMoForPreTraining, ELMoTokenizer
-from modeling_elmo.run_scripts.cards import bilm_card
 from modeling_elmo.run_scripts.cards.card import read_result
 from modeling_elmo.run_scripts.pretraining import loop
 from modeling_elmo.run_scripts.pretraining.batches import LMBatch
 from modeling_elmo.run_scripts.pretraining.checkpoints import Checkpoints
 from modeling_elmo.run_scripts.pretraining.loop import Pretraining
-
-ROOT = Path(__file__).parents[1]
-WORKER = Path(__file__).with_name("pretraining_worker.py")
-
-
-@pytest.fixture(autouse=True)
-def no_curve(monkeypatch):
-    """Drawing a curve takes as long as a whole run here."""
-    monkeypatch.setattr(bilm_card, "draw_curve", lambda *_: False)
 
 
 def last_of(folder: Path) -> Path:
@@ -50,12 +51,21 @@ def steps_of(folder: Path) -> list[int]:
     return [int(path.name.split("-")[-1]) for path in Checkpoints(folder, None).all()]
 
 
-def resume_from_a_copy(folder: Path, step: int, **options) -> Path:
-    """Resumes from one checkpoint of `run`, as if the process had been killed before the next."""
-    again = folder / f"from-{step}"
-    shutil.copytree(folder / "run" / f"checkpoint-{step}", again / f"checkpoint-{step}")
-    pretrain(folder, output_dir=again, resume_from_checkpoint="last", **options)
-    return last_of(again)
+def change_steps(monkeypatch, before=lambda run, group: None, after=lambda run: None):
+    """Calls a function before and after each step of a run."""
+    step = Pretraining._step
+
+    def changed(self, group, *others):
+        before(self, group)
+        step(self, group, *others)
+        after(self)
+
+    monkeypatch.setattr(Pretraining, "_step", changed)
+
+
+def break_weights(run: Pretraining):
+    with torch.no_grad():
+        next(run.plain_model.elmo.forward_lstm.parameters())[0, 0] = math.nan
 
 
 # Exact resumption
@@ -71,32 +81,32 @@ KINDS = [
 FEW = [KINDS[number] for number in (0, 7, 11, 13, 14)]
 
 
-def check_resumption(folder: Path, **options):
+def check_resumption(folder: Path, *steps: int, **options) -> Pretraining:
+    """Resumes from each of these checkpoints, as if the process had been killed before the next. Returns the run."""
     run = pretrain(folder, **options)
-    assert run.progress.step == 24 and run.progress.epoch >= 2
-    expected = contents(last_of(folder / "run"))
-    for step in (7, 21):  # in the first epoch, and in a later one
-        assert_same(contents(resume_from_a_copy(folder, step, **options)), expected)
+    for step in steps:
+        again = folder / f"from-{step}"
+        shutil.copytree(folder / "run" / f"checkpoint-{step}", again / f"checkpoint-{step}")
+        pretrain(folder, output_dir=again, resume_from_checkpoint="last", **options)
+        assert_same(contents(last_of(again)), contents(last_of(folder / "run")))
+    return run
 
 
 @pytest.mark.parametrize("options", FEW, ids=lambda options: "-".join(map(str, options.values())))
 def test_resuming_changes_nothing(options, tmp_path):
-    check_resumption(tmp_path, **options)
+    run = check_resumption(tmp_path, 7, 21, **options)  # in the first epoch, and in a later one
+    assert run.progress.step == 24 and run.progress.epoch >= 2
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("options", KINDS, ids=lambda options: "-".join(map(str, options.values())))
 def test_resuming_changes_nothing_in_100_steps(options, tmp_path):
-    options = {**options, "max_steps": 100, "save_steps": 50, "logging_steps": 10, "eval_steps": 20}
-    expected = contents(last_of(pretrain(tmp_path, **options).checkpoints.output_dir))
-    assert_same(contents(resume_from_a_copy(tmp_path, 50, **options)), expected)
+    check_resumption(tmp_path, 50, **options, max_steps=100, save_steps=50, logging_steps=10, eval_steps=20)
 
 
 @pytest.mark.parametrize("options", [{}, {"context": "stream", "gradient_accumulation_steps": 2}], ids=str)
 def test_resuming_between_two_entries_of_the_log_changes_nothing(options, tmp_path):
-    options |= {"logging_steps": 5, "max_steps": 12, "eval_steps": 100}
-    expected = contents(last_of(pretrain(tmp_path, **options).checkpoints.output_dir))
-    assert_same(contents(resume_from_a_copy(tmp_path, 7, **options)), expected)
+    check_resumption(tmp_path, 7, **options, logging_steps=5, max_steps=12, eval_steps=100)
 
 
 def test_saving_changes_nothing(tmp_path):
@@ -109,13 +119,13 @@ def test_saving_changes_nothing(tmp_path):
     assert_same(often.progress.log, never.progress.log)
 
 
-def test_dropout_is_on_and_depends_on_the_seed(tmp_path):
-    runs = {
-        name: pretrain(tmp_path, output_dir=tmp_path / name, max_steps=3, config_overrides={"dropout": rate}, seed=seed)
-        for name, rate, seed in (("none", 0.0, 1), ("some", 0.3, 1), ("again", 0.3, 1))
-    }
-    losses = {name: [entry.get("loss") for entry in run.progress.log] for name, run in runs.items()}
-    assert losses["some"] == losses["again"] != losses["none"]
+def test_dropout_is_on_and_can_be_repeated(tmp_path):
+    runs = [
+        pretrain(tmp_path, output_dir=tmp_path / name, max_steps=3, config_overrides={"dropout": rate})
+        for name, rate in (("none", 0.0), ("some", 0.3), ("again", 0.3))
+    ]
+    none, some, again = ([entry.get("loss") for entry in run.progress.log] for run in runs)
+    assert some == again != none
 
 
 @pytest.mark.parametrize("finish", [{"max_steps": 9}, {"early_stopping_patience": 1, "learning_rate": 1e-12}], ids=str)
@@ -141,17 +151,13 @@ def test_a_new_learning_rate_counts_on_resuming(tmp_path):
 def run_counting_steps(options: dict, done):
     """A run in a forked process, which counts its steps for the parent."""
     tqdm.set_lock(RLock())  # the parent's lock is shared, and a killed process may never release it
-    step = Pretraining._step
 
-    def counted(self, *arguments):
-        step(self, *arguments)
-        done.value = self.progress.step
+    def count(run: Pretraining):
+        done.value = run.progress.step
 
-    Pretraining._step = counted
-    loop.Pretraining = Pretraining
-    from pretraining_worker import run_pretraining
-
-    run_pretraining.main(arguments_of(options))
+    with pytest.MonkeyPatch.context() as patch:
+        change_steps(patch, after=count)
+        train(options)
 
 
 def start(options: dict):
@@ -196,8 +202,7 @@ def check_kills(folder: Path, kills: int, seed: int, **options):
             saved = 0
     pretrain(folder, resume_from_checkpoint="last" if saved else None, **options)
     assert_same(contents(last_of(folder / "run")), contents(last_of(folder / "whole")))
-    hidden = [path.name for path in (folder / "run").glob(".*")]
-    assert not hidden
+    assert not list((folder / "run").glob(".*"))
 
 
 def test_two_kills(tmp_path):
@@ -264,25 +269,13 @@ def files_of(folder: Path) -> dict[str, bytes]:
     return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
-def break_weights_in(step: int, monkeypatch):
-    plain = Pretraining._step
-
-    def broken(self, *arguments):
-        if self.progress.step + 1 == step:
-            with torch.no_grad():
-                next(self.plain_model.elmo.forward_lstm.parameters())[0, 0] = math.nan
-        plain(self, *arguments)
-
-    monkeypatch.setattr(Pretraining, "_step", broken)
-
-
 @pytest.mark.parametrize("save_steps", [4, 1])
 def test_a_loss_that_is_not_a_number(save_steps, tmp_path, monkeypatch):
     options = {"save_steps": save_steps, "logging_steps": 100, "eval_steps": 100}
     pretrain(tmp_path, output_dir=tmp_path / "good", max_steps=7, **options)
     shutil.copytree(tmp_path / "good" / "checkpoint-4", tmp_path / "run" / "checkpoint-4")
     before = files_of(tmp_path / "run" / "checkpoint-4")
-    break_weights_in(6, monkeypatch)
+    change_steps(monkeypatch, before=lambda run, _: break_weights(run) if run.progress.step == 5 else None)
     with pytest.raises(FloatingPointError) as error:
         pretrain(tmp_path, resume_from_checkpoint="last", **options)
     message, last = str(error.value), 4 if save_steps == 4 else 5
@@ -295,14 +288,14 @@ def test_a_loss_that_is_not_a_number(save_steps, tmp_path, monkeypatch):
 
 
 def test_an_error_names_the_lines_of_its_step(tmp_path, monkeypatch):
-    read, plain = [], Pretraining._step
+    read = []
 
-    def remembered(self, group, *others):
+    def read_and_break(run: Pretraining, group: list[LMBatch]):
         read.append({line for batch in group for _, line in batch.source_lines})
-        plain(self, group, *others)
+        if len(read) == 3:
+            break_weights(run)
 
-    monkeypatch.setattr(Pretraining, "_step", remembered)
-    break_weights_in(3, monkeypatch)
+    change_steps(monkeypatch, before=read_and_break)
     with pytest.raises(FloatingPointError, match="There is no checkpoint yet") as error:
         pretrain(tmp_path, max_steps=5)
     named = str(error.value).split("this process read ")[1].split(". There")[0].split(", ")
@@ -311,15 +304,7 @@ def test_an_error_names_the_lines_of_its_step(tmp_path, monkeypatch):
 
 def test_broken_weights_are_not_saved(tmp_path, monkeypatch):
     """The last step changes the weights after its loss and gradient were checked."""
-    plain = Pretraining._step
-
-    def broken(self, *arguments):
-        plain(self, *arguments)
-        if self.progress.step == 8:
-            with torch.no_grad():
-                next(self.plain_model.elmo.forward_lstm.parameters())[0, 0] = math.nan
-
-    monkeypatch.setattr(Pretraining, "_step", broken)
+    change_steps(monkeypatch, after=lambda run: break_weights(run) if run.progress.step == 8 else None)
     with pytest.raises(FloatingPointError, match="checkpoint-4"):
         pretrain(tmp_path, max_steps=8, save_steps=4, validation_file=None)
     assert steps_of(tmp_path / "run") == [4] and not (tmp_path / "run" / "config.json").exists()
@@ -376,17 +361,13 @@ def test_what_is_kept_when_the_last_is_the_best(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("context", ["sentence", "stream"])
 def test_epochs_end_where_the_text_does(context, tmp_path, monkeypatch):
-    read, plain = [], Pretraining._step
-
-    def remembered(self, group, *others):
-        read.extend(line for batch in group for _, line in batch.source_lines)
-        plain(self, group, *others)
-
-    monkeypatch.setattr(Pretraining, "_step", remembered)
+    batches = []
+    change_steps(monkeypatch, before=lambda _, group: batches.extend(group))
     run = pretrain(tmp_path, max_steps=None, num_train_epochs=2, context=context)
     assert run.progress.epoch == pytest.approx(2, abs=0.05)
     if context == "sentence":
-        assert sorted(read) == sorted([*range(1, 61)] * 2)
+        read = sorted(line for batch in batches for _, line in batch.source_lines)
+        assert read == sorted([*range(1, 61)] * 2)
         assert run.progress.predictions == 2 * sum(len(line.split()) + 1 for line in LINES[:60])
 
 
@@ -456,11 +437,8 @@ TOLERANCE = {"rtol": 3e-6, "atol": 1e-6}
 def two_processes(tmp_path_factory) -> Path:
     """Runs of two processes in the folders `two-0`, `two-1`, ... One launch for all, because it takes longest."""
     folder = tmp_path_factory.mktemp("processes")
-    runs = []
-    for number, options in enumerate(several(folder)):
-        runs.append(("run_pretraining", arguments_of({**options[0], "output_dir": folder / f"two-{number}"})))
-    (folder / "runs.json").write_text(json.dumps(runs), encoding="utf-8")
-    launch(2, folder)
+    runs = [two | {"output_dir": folder / f"two-{number}"} for number, (two, _) in enumerate(several(folder))]
+    launch(folder, "run_pretraining", runs)
     return folder
 
 
@@ -483,26 +461,14 @@ def several(folder: Path) -> list[tuple[dict, dict]]:
     return [(options_of(folder, **two), options_of(folder, **one)) for two, one in pairs]
 
 
-def launch(processes: int, folder: Path):
-    # Not `accelerate launch --cpu --num_processes 2`, which starts one process.
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", str(processes)]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    finished = subprocess.run(
-        [*command, str(WORKER), str(folder)], env=environment, capture_output=True, text=True, timeout=300
-    )
-    assert finished.returncode == 0, finished.stderr[-4000:]
-
-
 @pytest.mark.parametrize("number", range(6), ids=["full", "sampled", "adamw", "fsdp", "adaptive", "stream"])
 def test_two_processes_equal_one(number, two_processes):
     folder, options = two_processes, several(two_processes)[number][1]
-    found = json.loads((folder / f"figures-{number}.json").read_text(encoding="utf-8"))
-    assert found["processes"] == 2
     one = folder / f"one-{number}"
-    pretrain(folder, **options | {"output_dir": one, "config_overrides": json.loads(options["config_overrides"])})
-    log = json.loads((one / "checkpoint-6" / "training_log.json").read_text(encoding="utf-8"))
-    assert len(log) == 9 and len(found["found"]) == 9
-    for entry, expected in zip(found["found"], log, strict=True):
+    log = train(options | {"output_dir": one}).progress.log
+    found = json.loads((folder / f"{number}.json").read_text(encoding="utf-8"))
+    assert len(log) == 9
+    for entry, expected in zip(found, log, strict=True):
         assert entry.keys() == expected.keys()
         for name in entry.keys() - {"words_per_second", "data_wait", "protocol", "epoch"}:
             assert entry[name] == pytest.approx(expected[name], rel=TOLERANCE["rtol"]), (entry["step"], name)
@@ -519,20 +485,17 @@ def test_two_processes_resume_exactly(two_processes):
     for number, (options, _) in enumerate(several(folder)):
         again = folder / "again" / f"{number}"
         shutil.copytree(folder / f"two-{number}" / "checkpoint-3", again / "checkpoint-3")
-        options |= {"output_dir": again, "resume_from_checkpoint": "last"}
-        runs.append(("run_pretraining", arguments_of(options)))
-    (folder / "again" / "runs.json").write_text(json.dumps(runs), encoding="utf-8")
-    launch(2, folder / "again")
+        runs.append(options | {"output_dir": again, "resume_from_checkpoint": "last"})
+    launch(folder / "again", "run_pretraining", runs)
     for number in range(len(runs)):
         found, expected = folder / "again" / f"{number}", folder / f"two-{number}"
         assert_same(contents(last_of(found)), contents(last_of(expected)))
 
 
 def test_another_number_of_processes_is_refused_for_streams(two_processes):
-    options = several(two_processes)[-1][0] | {"output_dir": two_processes / "two-5", "resume_from_checkpoint": "last"}
-    options |= {"config_overrides": {"dropout": 0.0}, "max_steps": 9}
+    options = several(two_processes)[-1][0] | {"output_dir": two_processes / "two-5", "max_steps": 9}
     with pytest.raises(ValueError, match="saved with world_size=2, but here it is 1"):
-        pretrain(two_processes, **options)
+        train(options | {"resume_from_checkpoint": "last"})
 
 
 # The step against a plain one
@@ -612,21 +575,17 @@ class PlainStream:
 @pytest.mark.parametrize("clips", [None, 0.05], ids=["free", "clipped"])
 def test_steps_of_the_stream_recipe(clips, tmp_path, monkeypatch):
     """Losses, unclipped gradients and weights of steps on consecutive windows, which cover two blocks."""
-    batches, weights, gradients, step = [], [], [], Pretraining._step
+    batches, weights, gradients, clip = [], [], [], loop.clip_gradients
 
-    def recorded_step(self, group, *others):
-        batches.append(group[0])
-        weights.append({name: value.detach().double() for name, value in self.plain_model.named_parameters()})
-        self.names = [name for name, _ in self.plain_model.named_parameters()]
-        step(self, group, *others)
-
-    clip = loop.clip_gradients
+    def record(run: Pretraining, group: list[LMBatch]):
+        batches.extend(group)
+        weights.append({name: value.detach().double() for name, value in run.plain_model.named_parameters()})
 
     def recorded_clip(parameters, max_norm):
         gradients.append([parameter.grad.double() for parameter in parameters])
         return clip(parameters, max_norm)
 
-    monkeypatch.setattr(Pretraining, "_step", recorded_step)
+    change_steps(monkeypatch, before=record)
     monkeypatch.setattr(loop, "clip_gradients", recorded_clip)
     run = pretrain(
         tmp_path,
@@ -646,7 +605,7 @@ def test_steps_of_the_stream_recipe(clips, tmp_path, monkeypatch):
         assert log[number]["forward_loss"] == pytest.approx(forward.item(), rel=1e-5)
         assert log[number]["backward_loss"] == pytest.approx(backward.item(), rel=1e-5)
         expected = torch.autograd.grad(6 * (forward + backward) / 2, list(leaves.values()))  # 6: --unroll_steps
-        for name, gradient, found in zip(run.names, expected, gradients[number], strict=True):
+        for name, gradient, found in zip(leaves, expected, gradients[number], strict=True):
             if name == "softmax.weight":
                 gradient, found = gradient[1:], found[1:]
             torch.testing.assert_close(found, gradient, rtol=1e-5, atol=1e-6, msg=name)

@@ -1,18 +1,14 @@
 """Perplexities against plain loops in float64, for all batches, windows and numbers of processes."""
 
-import gzip
 import json
 import math
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import torch
 import torch.nn.functional as F
 from accelerate import Accelerator
-from pretraining_worker import LINES, MODEL
+from pretraining_worker import LINES, MODEL, launch
 from torch import Tensor
 
 from modeling_elmo import ELMoConfig, ELMoForPreTraining, ELMoTokenizer
@@ -24,8 +20,6 @@ from modeling_elmo.run_scripts.pretraining.corpus import Corpus
 from modeling_elmo.run_scripts.pretraining.evaluation import evaluate
 from modeling_elmo.run_scripts.pretraining.streams import StreamWindows
 
-ROOT = Path(__file__).parents[1]
-WORKER = Path(__file__).with_name("pretraining_worker.py")
 TEXT = [*LINES[60:80], "zzz", "unknown words and a very long one : Donaudampfschifffahrtsgesellschaft"]
 WORDS = sorted({word for line in LINES[:80] for word in line.split()})[:100]
 
@@ -198,36 +192,32 @@ def test_evaluation_leaves_the_model_and_its_dropout_as_they_were(full):
     assert all(parameter.grad is None for parameter in model.parameters())
 
 
-def test_output_is_a_file_of_the_figures(full, tmp_path):
-    found = measure(full, output=tmp_path / "figures.json")
-    assert json.loads((tmp_path / "figures.json").read_text(encoding="utf-8")) == vars(found)
-
-
-def test_compressed_and_raw_text(full, tmp_path):
+def test_raw_text_and_a_file_of_the_figures(full, tmp_path):
     """This tokenizer splits raw text by white space, so the figures do not change."""
-    with gzip.open(tmp_path / "held_out.txt.gz", "wt", encoding="utf-8") as file:
-        file.write("\n\n".join(TEXT))
-    found = main(["--model", str(full), "--validation_file", str(tmp_path / "held_out.txt.gz")])
-    assert vars(found) == nearly(measure(full))
+    output = tmp_path / "figures.json"
+    found = main(["--model", str(full), "--validation_file", str(full / "held_out.txt"), "--output", str(output)])
+    assert json.loads(output.read_text(encoding="utf-8")) == vars(found) == nearly(measure(full))
 
 
-def test_text_without_words(full, tmp_path):
-    (tmp_path / "empty.txt").write_text("\n \n", encoding="utf-8")
-    for context in ("sentence", "stream"):
-        with pytest.raises(ValueError, match="There is no sentence in .*empty.txt.*Pass another text"):
-            measure(full, validation_file=tmp_path / "empty.txt", context=context)
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"validation_file": "empty.txt"}, "There is no sentence in empty.txt.*Pass another text"),
+        ({"validation_file": "empty.txt", "context": "stream"}, "There is no sentence in empty.txt"),
+        ({"context": "stream", "per_device_eval_batch_size": 0}, "--per_device_eval_batch_size 0: pass at least 1"),
+        ({"validation_split": "test"}, "either --validation_file FILE .*, or --dataset NAME"),
+    ],
+)
+def test_mistakes(full, tmp_path, monkeypatch, options, message):
+    monkeypatch.chdir(tmp_path)
+    Path("empty.txt").write_text("\n \n", encoding="utf-8")
+    with pytest.raises(ValueError, match=message):
+        measure(full, **options)
 
 
-def test_sizes_are_positive(full):
-    with pytest.raises(ValueError, match="--per_device_eval_batch_size 0: pass at least 1"):
-        measure(full, context="stream", per_device_eval_batch_size=0)
-
-
-def test_text_is_chosen_once(full):
+def test_text_is_required(full):
     with pytest.raises(ValueError, match="either --validation_file FILE .*, or --dataset NAME"):
         main(["--model", str(full)])
-    with pytest.raises(ValueError, match="either --validation_file FILE .*, or --dataset NAME"):
-        measure(full, validation_split="test")
 
 
 def test_a_model_without_its_softmax(tmp_path):
@@ -243,17 +233,10 @@ def test_perplexities_that_are_not_finite():
 
 def test_two_processes_equal_one(full, tmp_path):
     """With two processes there are twice as many rows, each with its piece of the text."""
-    common = ["--model", str(full), "--validation_file", str(full / "held_out.txt"), "--is_split_into_words"]
-    contexts = [["--per_device_eval_batch_tokens", "30"], ["--context", "stream", "--per_device_eval_batch_size", "2"]]
-    runs = [("perplexity", [*common, *context]) for context in contexts]
-    (tmp_path / "runs.json").write_text(json.dumps(runs), encoding="utf-8")
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2", str(WORKER)]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "ACCELERATE_USE_CPU": "true"}
-    finished = subprocess.run([*command, str(tmp_path)], env=environment, capture_output=True, text=True, timeout=300)
-    assert finished.returncode == 0, finished.stderr[-3000:]
+    common = {"model": full, "validation_file": full / "held_out.txt", "is_split_into_words": True}
+    contexts = [{"per_device_eval_batch_tokens": 30}, {"context": "stream", "per_device_eval_batch_size": 2}]
+    printed = launch(tmp_path, "perplexity", [common | context for context in contexts])
     one = [measure(full), measure(full, context="stream", per_device_eval_batch_size=4)]
     for number, expected in enumerate(one):
-        figures = json.loads((tmp_path / f"figures-{number}.json").read_text(encoding="utf-8"))
-        assert figures["processes"] == 2
-        assert figures["found"] == nearly(expected)
-    assert finished.stdout.count("perplexity") == 2  # one process prints
+        assert json.loads((tmp_path / f"{number}.json").read_text(encoding="utf-8")) == nearly(expected)
+    assert printed.count("perplexity") == 2  # one process prints

@@ -2,21 +2,24 @@
 
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
+from unittest.mock import MagicMock
 
 import pytest
 import torch
 from accelerate.state import AcceleratorState
 from clean_python import new_environment, run
 from huggingface_hub.errors import StrictDataclassError
-from pretraining_worker import LINES, MODEL, arguments_of, assert_same, contents, options_of, pretrain
+from huggingface_hub.utils import filter_repo_objects  # HfApi chooses files with it
+from pretraining_worker import LINES, MODEL, assert_same, contents, options_of, pretrain, train
 from safetensors.torch import load_file
 from transformers import AutoModelForPreTraining
 
 from modeling_elmo import ELMoConfig, ELMoForPreTraining, ELMoTokenizer
 from modeling_elmo.conversion_elmo import convert_original_checkpoint, export_original_checkpoint
 from modeling_elmo.run_scripts import perplexity, run_pretraining
-from modeling_elmo.run_scripts.cards import bilm_card, publishing
+from modeling_elmo.run_scripts.cards import publishing
 from modeling_elmo.run_scripts.cards.card import read_result
 from modeling_elmo.run_scripts.pretraining import loop
 from modeling_elmo.run_scripts.pretraining.checkpoints import Checkpoints
@@ -25,20 +28,17 @@ from modeling_elmo.run_scripts.pretraining.corpus import Corpus
 SHORT = {"max_steps": 2, "eval_steps": 100, "save_steps": 100}
 
 
-@pytest.fixture(autouse=True)
-def no_curve(monkeypatch):
-    """Drawing a curve takes as long as a whole run here."""
-    monkeypatch.setattr(bilm_card, "draw_curve", lambda *_: False)
-
-
 @pytest.fixture(scope="module")
 def base(tmp_path_factory) -> Path:
     """A finished run; tests must not change its folder."""
     folder = tmp_path_factory.mktemp("base")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(bilm_card, "draw_curve", lambda *_: False)
-        pretrain(folder, max_steps=15, optim="adagrad", save_total_limit=2)
+    pretrain(folder, max_steps=15, optim="adagrad", save_total_limit=2)
     return folder
+
+
+def measure(folder: Path, model: str = "run") -> perplexity.Perplexity:
+    text = ["--validation_file", str(folder / "held_out.txt"), "--is_split_into_words"]
+    return perplexity.main(["--model", str(folder / model), *text])
 
 
 # Refused options
@@ -67,8 +67,7 @@ REFUSED = [
     ({"early_stopping_patience": 0}, "--early_stopping_patience 0: pass at least 1"),
     ({"early_stopping_patience": 2, "validation_file": None}, "--early_stopping_patience.*--validation_file"),
     ({"dataloader_num_workers": -1}, "--dataloader_num_workers -1: pass 0 or more"),
-    ({"learning_rate": -1.0}, "--learning_rate -1.0: pass a number above 0"),
-    ({"softmax_type": "sampled", "num_sampled": 500}, "`num_sampled` is 500, of a vocabulary with 119 words"),
+    ({"softmax_type": "sampled", "num_sampled": 500}, "`num_sampled` is 500, but the vocabulary has only 119 words"),
     ({"validation_split": "test"}, "Pass either --validation_file FILE ..., or --dataset NAME with --validation_split"),
     ({"validation_file": None, "validation_split": "test"}, "--validation_split.*--dataset"),
     ({"config_overrides": "dropout=0.2"}, "--config_overrides dropout=0.2.*JSON"),
@@ -100,22 +99,19 @@ def test_options_are_refused_before_the_text_is_read(options, message, tmp_path,
 def test_options_that_contradict_each_other(options, message, tmp_path):
     options = {**options_of(tmp_path, **SHORT), **options}
     with pytest.raises((ValueError, TypeError, OSError, StrictDataclassError), match=message):
-        run_pretraining.main(arguments_of(options))
+        train(options)
     assert not (tmp_path / "run" / "config.json").exists()
 
 
 def test_checkpoints_are_not_overwritten(base, tmp_path):
     before = sorted((base / "run").rglob("*"))
-    with pytest.raises(
-        FileExistsError, match="run already holds checkpoint-15. Continue with --resume_from_checkpoint"
-    ):
+    with pytest.raises(FileExistsError, match="run already holds checkpoint-15. Continue with --resume_from_"):
         pretrain(base, max_steps=15)
+    with pytest.raises(ValueError, match="already holds checkpoint-15, and the two runs would mix"):
+        pretrain(base, max_steps=15, resume_from_checkpoint=Checkpoints(base / "run", None).all()[0])
     assert sorted((base / "run").rglob("*")) == before
     with pytest.raises(FileNotFoundError, match="holds no checkpoints. Leave the option out to start a new training"):
         pretrain(tmp_path, resume_from_checkpoint="last")
-    first = min(Checkpoints(base / "run", None).all(), key=lambda path: int(path.name.split("-")[1]))
-    with pytest.raises(ValueError, match="already holds checkpoint-15, and the two runs would mix"):
-        pretrain(base, max_steps=15, resume_from_checkpoint=first)
 
 
 OTHERS = [
@@ -131,8 +127,6 @@ OTHERS = [
     ({"vocabulary_size": 90}, "vocabulary_size.*90.*120"),
     ({"optim": "adamw"}, "was trained with --optim adagrad, not adamw. Pass the same"),
     ({"per_device_train_batch_tokens": 50}, "tokens_per_batch=60, but here it is 50"),
-    ({"seed": 1}, "seed=42, but here it is 1"),
-    ({"context": "stream"}, "SentenceBatches.*StreamWindows"),
     ({"gradient_accumulation_steps": 2}, None),  # may change
 ]
 
@@ -151,19 +145,11 @@ def test_a_checkpoint_of_another_run_is_refused(options, message, base, tmp_path
     assert not list((tmp_path / "run").glob("checkpoint-16"))
 
 
-def test_resuming_in_another_folder(base, tmp_path):
+def test_resuming_in_another_folder(base, tmp_path, monkeypatch):
     """The best checkpoint may be in the first folder."""
-    first = base / "run" / "checkpoint-15"
-    with pytest.MonkeyPatch.context() as patch:
-        plain = loop.evaluate
-
-        def worse(*arguments):
-            found = plain(*arguments)
-            found.perplexity += 1e6
-            return found
-
-        patch.setattr(loop, "evaluate", worse)
-        run = pretrain(base, output_dir=tmp_path / "run", resume_from_checkpoint=first, optim="adagrad", max_steps=16)
+    first, plain = base / "run" / "checkpoint-15", loop.evaluate
+    monkeypatch.setattr(loop, "evaluate", lambda *arguments: replace(plain(*arguments), perplexity=1e6))
+    run = pretrain(base, output_dir=tmp_path / "run", resume_from_checkpoint=first, optim="adagrad", max_steps=16)
     assert run.progress.step == 16
     AutoModelForPreTraining.from_pretrained(tmp_path / "run")
 
@@ -196,20 +182,15 @@ def test_training_a_checkpoint_further(kind, base, tmp_path):
     size = {"vocabulary_size": None if kind == "keep" else 140, "vocabulary": kind}
     options = options_of(tmp_path, model_name_or_path=base / "run", optim="adagrad", max_steps=6, **size)
     options |= {"preset": None, "config_overrides": None, "num_sampled": None}
-    run = run_pretraining.main(arguments_of(options))
+    run = train(options)
     first, last = (entry for entry in run.progress.log if "perplexity" in entry)
     assert (first["step"], last["step"]) == (0, 6)
     if kind == "keep":
-        before = perplexity.main(
-            ["--model", str(base / "run"), "--validation_file", str(tmp_path / "held_out.txt"), "--is_split_into_words"]
-        )
-        assert first["perplexity"] == pytest.approx(before.perplexity, rel=1e-6)
+        assert first["perplexity"] == pytest.approx(measure(base).perplexity, rel=1e-6)
     card = (tmp_path / "run" / "README.md").read_text(encoding="utf-8")
     assert f"{first['perplexity']:.2f} before the training" in card and f"{last['perplexity']:.2f}" in card
     assert "trained further from run" in card
-    after = perplexity.main(
-        ["--model", str(tmp_path / "run"), "--validation_file", str(tmp_path / "held_out.txt"), "--is_split_into_words"]
-    )
+    after = measure(tmp_path)
     assert after.perplexity == pytest.approx(last["perplexity"], rel=1e-6)
     assert after.vocabulary_size == last["vocabulary_size"] == run.plain_model.config.vocab_size
 
@@ -223,8 +204,7 @@ def test_a_checkpoint_without_its_softmax_gets_one(tmp_path):
     options = options_of(
         tmp_path, model_name_or_path=tmp_path / "bilm", vocabulary="replace", optim="adagrad", max_steps=4
     )
-    options |= {"preset": None, "config_overrides": None, "num_sampled": None}
-    run_pretraining.main(arguments_of(options))
+    train(options | {"preset": None, "config_overrides": None, "num_sampled": None})
     found = ELMoForPreTraining.from_pretrained(tmp_path / "run")
     assert found.config.has_softmax and found.config.vocab_size == 120
 
@@ -233,7 +213,7 @@ def test_accelerates_own_half_precision_is_refused(tmp_path, monkeypatch):
     monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", "fp16")
     AcceleratorState._reset_state(reset_partial_state=True)  # one for all runs of a process
     with pytest.raises(ValueError, match="mixed_precision 'fp16'; pass 'no' or 'bf16'"):
-        run_pretraining.main(arguments_of(options_of(tmp_path, max_steps=1)))
+        pretrain(tmp_path, max_steps=1)
     AcceleratorState._reset_state(reset_partial_state=True)
 
 
@@ -246,9 +226,7 @@ def test_the_published_folder(base):
     evaluations = {entry["step"]: entry["perplexity"] for entry in log if "perplexity" in entry}
     assert list(evaluations) == [0, 7, 14, 15]
     best = min(list(evaluations)[1:], key=evaluations.__getitem__)
-    arguments = ["--validation_file", str(base / "held_out.txt"), "--is_split_into_words"]
-    again = perplexity.main(["--model", str(folder), *arguments])
-    assert again.perplexity == pytest.approx(evaluations[best], rel=1e-6)
+    assert measure(base).perplexity == pytest.approx(evaluations[best], rel=1e-6)
     weights = contents(folder / f"checkpoint-{best}")[0]
     assert_same(load_file(folder / "model.safetensors"), weights)
     card = (folder / "README.md").read_text(encoding="utf-8")
@@ -304,42 +282,17 @@ def test_trackers(tmp_path):
     assert [event.step for event in found.Scalars("perplexity")] == [0, 7, 8]
 
 
-class RecordingHub:
-    """Replaces `HfApi`."""
-
-    calls: list[tuple[str, dict]] = []
-
-    def __init__(self, **options):
-        self.calls.append(("HfApi", options))
-
-    def create_repo(self, name: str, **options):
-        self.calls.append(("create_repo", {"name": name, **options}))
-        return type("Repo", (), {"repo_id": f"someone/{name.split('/')[-1]}"})()
-
-    def upload_folder(self, **options):
-        self.calls.append(("upload_folder", options))
-
-
 @pytest.mark.parametrize("name", [None, "someone/elmo-tiny"])
 def test_push_to_hub(name, tmp_path, monkeypatch):
-    from huggingface_hub.utils import filter_repo_objects  # what HfApi chooses files with
-
-    monkeypatch.setattr(RecordingHub, "calls", [])
-    monkeypatch.setattr(publishing, "HfApi", RecordingHub)
-    pretrain(
-        tmp_path,
-        **SHORT | {"save_steps": 1},
-        push_to_hub=True,
-        hub_model_id=name,
-        hub_private_repo=True,
-        hub_token="a-token",
-        report_to="tensorboard",
-    )
-    (made, token), (created, repo), (uploaded, upload) = RecordingHub.calls
-    assert (made, created, uploaded) == ("HfApi", "create_repo", "upload_folder")
-    assert token == {"token": "a-token"}
-    assert repo == {"name": name or "run", "private": True, "exist_ok": True}
-    assert upload["repo_id"] == f"someone/{'elmo-tiny' if name else 'run'}"
+    hub = MagicMock()
+    hub.return_value.create_repo.return_value.repo_id = "someone/created"
+    monkeypatch.setattr(publishing, "HfApi", hub)
+    options = {"push_to_hub": True, "hub_model_id": name, "hub_private_repo": True, "hub_token": "a-token"}
+    pretrain(tmp_path, **SHORT | {"save_steps": 1}, **options, report_to="tensorboard")
+    hub.assert_called_once_with(token="a-token")
+    hub.return_value.create_repo.assert_called_once_with(name or "run", private=True, exist_ok=True)
+    upload = hub.return_value.upload_folder.call_args.kwargs
+    assert upload["repo_id"] == "someone/created"
     folder = Path(upload["folder_path"])
     paths = [path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()]
     files = set(filter_repo_objects(paths, allow_patterns=upload["allow_patterns"]))

@@ -9,18 +9,11 @@ from pretraining_worker import LINES, MODEL, arguments_of, assert_same, options_
 from safetensors.torch import load_file
 
 from modeling_elmo import ELMoConfig, ELMoForPreTraining, ELMoTokenizer
-from modeling_elmo.run_scripts.cards import bilm_card
 from modeling_elmo.run_scripts.pretraining.corpus import Corpus, CorpusArguments
 from modeling_elmo.run_scripts.pretraining.options import PretrainingArguments
 from modeling_elmo.run_scripts.pretraining.starting_model import ModelArguments, load_checkpoint, make_starting_model
 from modeling_elmo.run_scripts.program.command_line import ProgramParser
 from modeling_elmo.tokenization.elmo_characters import read_vocabulary
-
-
-@pytest.fixture(autouse=True)
-def no_curve(monkeypatch):
-    """Drawing a curve takes as long as a whole run here."""
-    monkeypatch.setattr(bilm_card, "draw_curve", lambda *_: False)
 
 
 @pytest.fixture(scope="module")

@@ -146,15 +146,9 @@ def test_from_files_to_a_table_and_a_map(folder, tmp_path, capsys):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (
-            {"train_file": "nowhere.data.xml"},
-            r"nowhere\.data\.xml: pass a file X\.data\.xml .* with X\.gold\.key\.txt beside",
-        ),
-        ({"train_file": str(INVENTORY)}, r"inventory\.tsv: pass a file X\.data\.xml"),
-        (
-            {"sense_inventory": str(SEMCOR / "test.gold.key.txt")},
-            "test.gold.key.txt, line 1 has 1 columns: .*; write lemma<TAB>pos<TAB>key",
-        ),
+        ({"train_file": "nowhere.data.xml"}, "nowhere.data.xml: pass a file X.data.xml .* with X.gold.key.txt beside"),
+        ({"train_file": str(INVENTORY)}, "inventory.tsv: pass a file X.data.xml"),
+        ({"sense_inventory": str(SEMCOR / "test.gold.key.txt")}, "txt, line 1 has 1 columns: .*; write lemma<TAB>pos"),
         ({"output": "make.png"}, r"--output make\.png: pass a file that ends in \.json"),
         ({"lemma": "make"}, "--lemma make draws a map beside --output; pass both"),
         ({"lemma": "unicorn", "output": "x.json"}, r"--lemma unicorn has 0 use\(s\) in --train_file; pass a more"),
@@ -168,23 +162,21 @@ def test_mistakes(folder, tmp_path, monkeypatch, options, message):
 
 
 def test_broken_annotations(tmp_path):
-    shutil.copy(TRAIN, tmp_path / "a.data.xml")
-    keys = (SEMCOR / "train.gold.key.txt").read_text(encoding="utf-8").splitlines(keepends=True)
-    (tmp_path / "a.gold.key.txt").write_text("".join(keys[1:]), encoding="utf-8")
-    with pytest.raises(ValueError, match=rf"instance {keys[0].split()[0]} has no sense in a\.gold\.key\.txt"):
-        read_annotated(tmp_path / "a.data.xml")
-    (tmp_path / "a.gold.key.txt").write_text("".join([f"{keys[0].split()[0]}\n", *keys[1:]]), encoding="utf-8")
-    with pytest.raises(ValueError, match=rf"instance {keys[0].split()[0]} has no sense in a\.gold\.key\.txt"):
-        read_annotated(tmp_path / "a.data.xml")
-    (tmp_path / "b.data.xml").write_bytes(TRAIN.read_bytes()[:5000])
-    (tmp_path / "c.data.xml.gz").write_bytes(b"no archive")
-    for name in ("b", "c"):
-        (tmp_path / f"{name}.gold.key.txt").touch()
-    (tmp_path / "c.gold.key.txt.gz").write_bytes(gzip.compress(b""))
-    with pytest.raises(ValueError, match=r"b\.data\.xml is not a complete XML file"):
-        read_annotated(tmp_path / "b.data.xml")
-    with pytest.raises(ValueError, match=r"c\.data\.xml\.gz is not a complete XML file"):
-        read_annotated(tmp_path / "c.data.xml.gz")
-    (tmp_path / "a.data.xml").write_text("<corpus><text><sentence><wf>x</wf></sentence></text></corpus>")
+    text, keys = tmp_path / "a.data.xml", tmp_path / "a.gold.key.txt"
+    shutil.copy(TRAIN, text)
+    first, *others = (SEMCOR / "train.gold.key.txt").read_text(encoding="utf-8").splitlines(keepends=True)
+    name = first.split()[0]
+    for lines in (others, [f"{name}\n", *others]):
+        keys.write_text("".join(lines), encoding="utf-8")
+        with pytest.raises(ValueError, match=rf"instance {name} has no sense in a\.gold\.key\.txt"):
+            read_annotated(text)
+    text.write_bytes(TRAIN.read_bytes()[:5000])
+    with pytest.raises(ValueError, match=r"a\.data\.xml is not a complete XML file"):
+        read_annotated(text)
+    text.write_text("<corpus><text><sentence><wf>x</wf></sentence></text></corpus>")
     with pytest.raises(ValueError, match=r"a\.data\.xml has no <instance> in a <sentence>; pass text in the format"):
-        read_annotated(tmp_path / "a.data.xml")
+        read_annotated(text)
+    (tmp_path / "a.data.xml.gz").write_bytes(b"no archive")
+    (tmp_path / "a.gold.key.txt.gz").write_bytes(gzip.compress(b""))
+    with pytest.raises(ValueError, match=r"a\.data\.xml\.gz is not a complete XML file"):
+        read_annotated(tmp_path / "a.data.xml.gz")

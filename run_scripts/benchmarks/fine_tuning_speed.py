@@ -1,8 +1,7 @@
 """Speed of a fine-tuning step of the paper's tagger and reader, with their biLM frozen.
 
 Our step reads stored layers of the biLM (`--cache_features`). It is compared with a step that computes the layers, and
-with a step on stored layers whose own biRNNs are those of `torch.nn`. A step makes the batch, reads it, and updates the
-network.
+with a step on stored layers whose biRNNs run in `torch.nn`. A step makes the batch, reads it, and updates the network.
 """
 
 import random
@@ -29,10 +28,7 @@ from modeling_elmo.run_scripts.fine_tuning.features import FeatureCollator, feat
 from modeling_elmo.tokenization.elmo_characters import SPECIAL_WORDS
 
 NUM_LABELS, CONTEXT_SENTENCES, WORD_EMBEDDING_SIZE = 13, 5, 50
-HEADS = {
-    "tagger": (ELMoForTokenClassification, "input"),
-    "reader": (ELMoForQuestionAnswering, "both"),
-}
+HEADS = {"tagger": (ELMoForTokenClassification, "input"), "reader": (ELMoForQuestionAnswering, "both")}
 
 
 @dataclass

@@ -68,11 +68,7 @@ def encode_words(batch: list[list[str]]) -> BatchEncoding:
 
 
 def model_contest(
-    part: str,
-    name: str,
-    batch: list[list[str]],
-    variants: ModelVariants,
-    peers: dict[str, Peer],
+    part: str, name: str, batch: list[list[str]], variants: ModelVariants, peers: dict[str, Peer]
 ) -> Contest:
     """Our code, the definition, `torch.nn.LSTM`, the peers and the matrix products on one batch, in float32.
 
@@ -133,7 +129,7 @@ class ProductRecorder(TorchDispatchMode):
 
 def replayed_products(call: Callable[[], Any]) -> Callable[[], None]:
     """A function that repeats the matrix products of `call` and nothing else: no code with these products is faster."""
-    call()  # what only a first call computes is not repeated
+    call()  # fills the caches: their products are not repeated
     with ProductRecorder() as recorder:
         call()
 

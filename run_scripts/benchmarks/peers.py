@@ -4,8 +4,8 @@ A peer is a dictionary:
 
     "model"       prepared -> top layer `(batch, time, hidden_size)`, zeros at padding
     "prepare"     output of our tokenizer -> prepared; not timed. Default: the output itself
-    "parameters"  {name: weight}: all weights whose gradients a training step computes. Those that have the name and the
-                  shape of one of ours are checked. Without them the peer takes no part in `training`
+    "parameters"  {name: weight}: all weights whose gradients a training step computes. A gradient is checked if its
+                  weight has the name and shape of one of ours. Without this key, the peer is left out of `training`
 """
 
 import sys
@@ -37,7 +37,7 @@ def load_peer(spec: str, model: ELMoModel) -> tuple[str, Peer]:
     shapes = {name: weight.shape for name, weight in model.named_parameters()}
     weights = peer.get("parameters")
     if weights is not None and not any(shapes.get(key) == weight.shape for key, weight in weights.items()):
-        raise ValueError(f"--peer {spec}: no parameter has the name and shape of one of ours; rename those alike.")
+        raise ValueError(f"--peer {spec}: no parameter has the name and shape of one of ours; use our names.")
     return name, peer
 
 

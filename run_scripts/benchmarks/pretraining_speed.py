@@ -40,7 +40,7 @@ class PretrainingStep:
         return {"loss": self.model(**self.inputs, **targets).loss.detach()}
 
     def __call__(self) -> Outputs:
-        """Takes a step. Each part has a graph of its own; the gradients equal those of the whole.
+        """Takes a step. Each part has a graph of its own; together they give the model's gradients.
 
         A token's target is the token itself: targets of the same number and frequencies as in training.
         """
@@ -83,12 +83,7 @@ class PretrainingStep:
 
 
 def pretraining_contest(
-    name: str,
-    batch: list[list[str]],
-    preset: str,
-    softmaxes: Sequence[str],
-    vocabulary_size: int,
-    num_sampled: int,
+    name: str, batch: list[list[str]], preset: str, softmaxes: Sequence[str], vocabulary_size: int, num_sampled: int
 ) -> Contest:
     """Steps of AdamW on one batch, with dropout.
 

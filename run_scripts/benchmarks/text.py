@@ -5,7 +5,7 @@ import re
 from itertools import islice
 from pathlib import Path
 
-from modeling_elmo.run_scripts.program.files import read_file
+from modeling_elmo.run_scripts.program.files import numbered_texts
 
 FIXTURE_TEXT = Path(__file__).resolve().parents[2] / "tests" / "fixtures" / "text" / "en.txt"
 SHORTEST_SENTENCE, MOST_SENTENCES = 3, 20_000
@@ -15,7 +15,7 @@ def read_sentences(path: str | None) -> list[list[str]]:
     """The sentences of a file with one sentence per line, split at spaces; of a short fixture if `path` is `None`."""
     if path is None and not FIXTURE_TEXT.is_file():
         raise ValueError("Only a clone of the repository has a default text; pass --text_file, one sentence per line.")
-    texts = (text for _, text in read_file(Path(path or FIXTURE_TEXT), "text"))
+    texts = (text for _, text in numbered_texts(Path(path or FIXTURE_TEXT), "text"))
     words = (text.split() if isinstance(text, str) else text for text in texts)
     sentences = list(islice((each for each in words if len(each) >= SHORTEST_SENTENCE), MOST_SENTENCES))
     if not sentences:

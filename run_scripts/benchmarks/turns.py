@@ -1,7 +1,7 @@
 """Checks the outputs of several implementations, then times them in turns.
 
-All implementations run once per round, so that a busy machine slows each of them alike. Ratios are taken within a
-round: they carry over to other machines, milliseconds do not.
+All implementations run once per round, so that a busy machine slows all of them. Ratios are taken within a round: they
+carry over to other machines, milliseconds do not.
 """
 
 import gc
@@ -40,7 +40,7 @@ class Contest(NamedTuple):
     """Implementations that take turns on the same input. The first is ours; the others are compared with it.
 
     Args:
-        part: what is measured.
+        part: the part of the benchmark, such as `"inference"`.
         batch: name of the input.
         size: number of units in the input, for the units per second.
         unit: `"tokens"` (markers included), `"words"` or `"examples"`.
@@ -109,7 +109,7 @@ def relative_rms(found: Tensor, expected: Tensor) -> float:
 def time_in_turns(calls: Sequence[Callable[[], Any]], rounds: int) -> list[list[float]]:
     """Returns the seconds of each call in each round. A round before the first is not counted.
 
-    The order is drawn anew for each round, as a call leaves its data in the caches for the next.
+    Each round has another random order, because a call leaves its data in the caches for the next.
     """
     seconds: list[list[float]] = [[] for _ in calls]
     generator, numbers = random.Random(0), list(range(len(calls)))

@@ -115,9 +115,7 @@ class Corpus:
 
     @classmethod
     def from_files(cls, patterns: Sequence[str], column: str = "text") -> "Corpus":
-        """A corpus of files, patterns such as `a/*.gz`, and folders, of which all .txt and .jsonl files are read."""
-        if not patterns:
-            raise ValueError("No files were given; pass at least one file, folder or pattern.")
+        """A corpus of files, patterns such as `a/*.gz`, and folders with .txt and .jsonl files."""
         return cls(tuple(dict.fromkeys(chain.from_iterable(map(find_files, patterns)))), column)
 
     @classmethod

@@ -350,7 +350,7 @@ class Pretraining:
         first = self.progress.step - len(unlogged) + 1
         self.unlogged = [StepFigures(number, figures, []) for number, figures in enumerate(unlogged, first)]
         for optimizer, saved in zip(self.optimizers, state["optimizers"], strict=True):
-            # The learning rate and similar options are those of this run.
+            # This run decides the learning rate and similar options.
             load_gathered(optimizer, {**saved, "param_groups": optimizer.state_dict()["param_groups"]})
         self._set_learning_rates()
         if state["states"] is not None:

@@ -19,7 +19,7 @@ from torch.optim.lr_scheduler import LambdaLR
 from torch.utils._pytree import tree_map
 from transformers import get_scheduler
 
-# Defaults by optimizer. Those of adagrad are the original's.
+# Defaults by optimizer. adagrad has the original's.
 DEFAULTS: dict[str, dict[str, Any]] = {
     "adagrad": {"learning_rate": 0.2, "lr_scheduler_type": "constant", "warmup_steps": 0, "max_grad_norm": 10.0},
     "adamw": {"learning_rate": 1e-3, "lr_scheduler_type": "cosine", "warmup_steps": 0.01, "max_grad_norm": 1.0},
@@ -76,12 +76,10 @@ class OptimizationArguments:
     unroll_steps: int = field(default=20, metadata={"help": "Number of tokens of a row in a batch (context stream)."})
 
     def __post_init__(self):
-        _check_choice("optim", self.optim, DEFAULTS)
         scale = float(self.unroll_steps) if self.optim == "adagrad" else 1.0
         for name, default in (DEFAULTS[self.optim] | {"gradient_scale": scale}).items():
             if getattr(self, name) is None:
                 setattr(self, name, default)
-        _check_choice("lr_scheduler_type", self.lr_scheduler_type, SCHEDULES)
         self._check_numbers()
 
     def _check_numbers(self):
@@ -100,11 +98,6 @@ class OptimizationArguments:
     def get_warmup_steps(self, num_training_steps: int) -> int:
         given = self.warmup_steps or 0
         return int(given) if given >= 1 else math.ceil(num_training_steps * given)
-
-
-def _check_choice(name: str, value: Any, choices: Iterable[str]):
-    if value not in choices:
-        raise ValueError(f"--{name} {value!r}: pass one of {', '.join(choices)}.")
 
 
 def sparse_parameter_names(model: nn.Module) -> list[str]:
@@ -136,14 +129,16 @@ def make_optimizers(model: nn.Module, arguments: OptimizationArguments) -> list[
         for (is_matrix, _), params in kinds.items()
     ]
     if arguments.optim == "adagrad":
-        options: dict[str, Any] = {"lr": arguments.learning_rate, "initial_accumulator_value": 1.0, "eps": 0.0}
-        # Two optimizers, because one sparse gradient makes Adagrad update all of its tensors one at a time.
-        optimizers: list[Optimizer] = [torch.optim.Adagrad(groups, **options)]
-        return [*optimizers, torch.optim.Adagrad(sparse, **options)] if sparse else optimizers
-    betas = (arguments.adam_beta1, arguments.adam_beta2)
-    options = {"lr": arguments.learning_rate, "betas": betas, "eps": arguments.adam_epsilon}
-    optimizers = [torch.optim.AdamW(groups, **options)]
-    return [*optimizers, torch.optim.SparseAdam(sparse, **options)] if sparse else optimizers
+        for_dense: Any = torch.optim.Adagrad
+        for_sparse: Any = torch.optim.Adagrad
+        options: dict[str, Any] = {"initial_accumulator_value": 1.0, "eps": 0.0}
+    else:
+        for_dense, for_sparse = torch.optim.AdamW, torch.optim.SparseAdam
+        options = {"betas": (arguments.adam_beta1, arguments.adam_beta2), "eps": arguments.adam_epsilon}
+    optimizers: list[Optimizer] = [for_dense(groups, lr=arguments.learning_rate, **options)]
+    if sparse:  # not in one Adagrad: a sparse gradient makes it update all of its tensors one at a time
+        optimizers.append(for_sparse(sparse, lr=arguments.learning_rate, **options))
+    return optimizers
 
 
 def make_schedules(

@@ -32,7 +32,7 @@ class ModelArguments:
         default=None, metadata={"help": 'Fields of a new model\'s ELMoConfig, as JSON: {"dropout": 0.2}'}
     )
     softmax_type: Literal["full", "sampled", "adaptive"] | None = field(
-        default=None, metadata={"help": "Softmax in training. Default: full, or that of the checkpoint."}
+        default=None, metadata={"help": "Softmax in training. Default: full, or the softmax of the checkpoint."}
     )
     num_sampled: int | None = field(
         default=None, metadata={"help": "Number of candidates of a sampled softmax. Default: 8192."}

@@ -27,30 +27,20 @@ class TextArguments:
     )
 
 
-NumberedText = tuple[str, Any]  # "FILE, line 3" or "DATASET, row 2", and the text or the list of its words
-
 # The files of a published model, in the order of writing. config.json is the last: without it the folder is not a
 # model, so nobody loads a folder that is half written.
 MODEL_FILES = ("*.py", "*.md", "*.txt", "*token*.json", "*.safetensors", "*.safetensors.index.json", "config.json")
 ROWS_AT_ONCE = 1000  # rows read from a data set at once; single rows take ten times as long
 
 
-def read_file(path: Path, column: str) -> Iterator[NumberedText]:
-    """The texts of a file, each with its file and line as error messages name them; see `numbered_texts`."""
-    return ((f"{path}, line {number}", text) for number, text in numbered_texts(path, column))
-
-
 def numbered_texts(path: Path, column: str) -> Iterator[tuple[int, Any]]:
-    """Line numbers from 1, each with the text of the line.
+    """Line numbers from 1, each with the text of the line, or with a list of words.
 
-    In a `.jsonl` file the text is the value of the key `column`. Files may be compressed (`.gz`, `.zst`).
+    In a `.jsonl` file this is the value of the key `column`. Files may be compressed (`.gz`, `.zst`).
     """
-    name = path.name.removesuffix(".gz").removesuffix(".zst")
-    return (
-        _json_texts(path, column)
-        if name.endswith(".jsonl")
-        else ((number, line.strip()) for number, line in numbered_lines(path))
-    )
+    if path.name.removesuffix(".gz").removesuffix(".zst").endswith(".jsonl"):
+        return _json_texts(path, column)
+    return ((number, line.strip()) for number, line in numbered_lines(path))
 
 
 def numbered_lines(path: Path) -> Iterator[tuple[int, str]]:
@@ -127,12 +117,6 @@ def _json_texts(path: Path, column: str) -> Iterator[tuple[int, Any]]:
         if not isinstance(record, dict) or column not in record:
             raise ValueError(f"{path}, line {number} has no key {column!r}: {text:.80} Pass --text_column.")
         yield number, record[column]
-
-
-def open_dataset(arguments: TextArguments) -> tuple[Iterator[NumberedText], int | None]:
-    """The texts of `arguments.dataset`, each with its row, and the number of texts, `None` if it is unknown."""
-    texts, total = dataset_texts(arguments)
-    return ((f"{arguments.dataset}, row {number}", text) for number, text in enumerate(texts)), total
 
 
 def dataset_texts(arguments: TextArguments) -> tuple[Iterator[Any], int | None]:

@@ -1,1 +1,1 @@
-"""Vectors of a corpus, and what they show: nearest neighbors of a word's uses, and word senses."""
+"""Vectors of a corpus, the nearest neighbors of a word's uses, and word senses."""

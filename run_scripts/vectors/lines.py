@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from modeling_elmo.run_scripts.program.files import TextArguments, open_dataset, read_file
+from modeling_elmo.run_scripts.program.files import TextArguments, dataset_texts, numbered_texts
 
 
 class InputLine(NamedTuple):
@@ -19,8 +19,8 @@ def open_lines(arguments: TextArguments, file: str | None, is_raw_text: bool) ->
     if (file is None) == (arguments.dataset is None):
         raise ValueError("Pass either --input FILE or --dataset NAME.")
     if file is None:
-        texts, total = open_dataset(arguments)
-        return (to_line(where, value, is_raw_text) for where, value in texts), total
+        rows, total = dataset_texts(arguments)
+        return (to_line(f"{arguments.dataset}, row {row}", text, is_raw_text) for row, text in enumerate(rows)), total
     path = Path(file)
     kind = path.with_suffix("").suffix if path.suffix in (".gz", ".zst") else path.suffix
     if kind not in (".txt", ".jsonl") and path.suffix == kind or kind in (".json", ".csv", ".tsv"):
@@ -29,7 +29,8 @@ def open_lines(arguments: TextArguments, file: str | None, is_raw_text: bool) ->
         raise FileNotFoundError(f"--input {path}: there is no such file.")
 
     def lines() -> Iterator[InputLine]:
-        return (to_line(where, value, is_raw_text) for where, value in read_file(path, arguments.text_column))
+        texts = numbered_texts(path, arguments.text_column)
+        return (to_line(f"{path}, line {number}", text, is_raw_text) for number, text in texts)
 
     # Reads the whole file once: a mistake in its last line shows now, not after hours.
     total = sum(1 for _ in lines())

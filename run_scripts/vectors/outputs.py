@@ -91,7 +91,7 @@ class PartsFolder:
         return self.settings["pooling"] != "none"
 
     def skip_finished(self, lines: Iterator[InputLine]) -> Iterator[InputLine]:
-        """Checks that the settings and the finished lines are those of this run; returns the remaining lines."""
+        """Returns the remaining lines, if the finished part has the settings and the lines of this run."""
         if self.files:
             self._check_settings(json.loads(self.settings_file.read_text()))
             self._update_digest(islice(lines, self.num_lines))
