@@ -285,7 +285,10 @@ def test_a_stopped_run_resumes_to_the_same_model(finished, place, tmp_path, monk
     monkeypatch.setattr(experiments, "TaskTrainer", TaskTrainer)
     with pytest.raises(FileExistsError, match="(?s)other settings.*learning_rate"):
         train(place, tmp_path, seed=43, learning_rate=0.01)
+    steps, training_step = [], TaskTrainer.training_step
+    monkeypatch.setattr(TaskTrainer, "training_step", lambda *args: steps.append(1) or training_step(*args))
     (record,) = train(place, tmp_path, seed=43)
+    assert len(steps) == 12  # of the second and third epoch
     expected = finished / "elmo" / "seed-43"
     assert_same_weights(tmp_path, expected)
     assert_same_record(record, expected)
