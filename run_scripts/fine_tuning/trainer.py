@@ -27,6 +27,8 @@ REPLACED_BY_ADADELTA = ("optim", "optim_args", "adam_beta1", "adam_beta2", "adam
 class TaskTrainingArguments(TrainingArguments):
     """Trainer's arguments, with the defaults of the paper's tagger (as in AllenNLP's configuration)."""
 
+    _argument_group_name = "training options"
+
     learning_rate: float = 1e-3
     lr_scheduler_type: str = "constant"
     per_device_train_batch_size: int = 32
