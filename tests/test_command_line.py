@@ -144,6 +144,11 @@ def test_run_shows_a_mistake_in_one_line(monkeypatch, capsys):
     assert found[0] == 2 and found[1].startswith("program.py: error: ") and found[1].count("\n") == 1
 
 
+def test_run_names_a_missing_file(monkeypatch, capsys):
+    found = exit_of(lambda: Path("no/such/file").read_text(), capsys, monkeypatch=monkeypatch)
+    assert found == (2, "program.py: error: no/such/file: No such file or directory\n")
+
+
 def test_run_shows_a_bug(monkeypatch):
     monkeypatch.setattr(sys, "argv", ["program.py"])
     with pytest.raises(ZeroDivisionError):

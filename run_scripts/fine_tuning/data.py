@@ -317,7 +317,7 @@ def label_names(splits: DatasetDict, column: str, training: str = "train") -> li
         for row, name in _row_labels(data, column):
             if name not in names:
                 raise ValueError(
-                    f"Split {split!r}, row {row}: {name!r} does not occur in {training!r}, whose {column} are "
+                    f"Split {split!r}, row {row}: {name!r} does not occur in {training!r}, which has "
                     f"{', '.join(sorted(names)):.200}. Correct it, or pass training data with it."
                 )
     if len(names) == 1 and not isinstance(splits[training][column][0], list):

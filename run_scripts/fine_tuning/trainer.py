@@ -96,6 +96,11 @@ class TaskTrainingArguments(TrainingArguments):
         """The checkpoint to resume from: a folder, or with `--resume_from_checkpoint last` the last complete one."""
         wanted = self.resume_from_checkpoint
         if wanted not in ("last", "true", "True"):
+            if wanted is not None and not Path(wanted, "trainer_state.json").is_file():
+                raise FileNotFoundError(
+                    f"--resume_from_checkpoint {wanted} holds no checkpoint of Trainer; pass a folder checkpoint-N, or "
+                    "`last`."
+                )
             return wanted
         if (found := last_checkpoint(Path(self.output_dir))) is None:
             raise FileNotFoundError(

@@ -222,4 +222,6 @@ def _message(error: BaseException) -> str:
         return f'{error}. Install the packages that the programs need: pip install "modeling-elmo[train,convert]"'
     if _is_raised_by_us(error):
         return str(error)
+    if isinstance(error, OSError) and error.filename and error.strerror:
+        return f"{error.filename}: {error.strerror}"  # without the number of the error
     return " ".join(str(error).split())  # libraries wrap their messages
