@@ -1,4 +1,4 @@
-"""Measure speed: inference, training steps and the tokenizer, on real text with random weights.
+"""Measures speed: inference, training steps and the tokenizer, on real text with random weights.
 
     elmo benchmark --text_file corpus.txt
     elmo benchmark --parts inference training --peer run_scripts/benchmarks/peer_allennlp.py:allennlp

@@ -1,4 +1,4 @@
-"""Write the vectors of every sentence of a corpus, with any ELMo model.
+"""Writes the vectors of every sentence of a corpus, with any ELMo model.
 
     elmo embed --model DIR --input corpus.txt --output vectors.hdf5 --layers all
 

@@ -1,4 +1,4 @@
-"""Find the most similar uses of a word: the paper's Table 4, with a map of all uses.
+"""Finds the uses of a word that are most alike: the paper's Table 4, with a map of all uses.
 
     elmo neighbors heldout.txt --word play --model elmo
 

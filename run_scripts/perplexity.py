@@ -1,4 +1,4 @@
-"""Held-out perplexity of a biLM, with everything that is needed to compare it.
+"""Measures the perplexity of a biLM on held-out text, with everything that is needed to compare it.
 
     elmo perplexity --model elmo --validation_file heldout.txt --is_split_into_words
 
@@ -17,7 +17,7 @@ from modeling_elmo import ELMoForPreTraining, ELMoTokenizer
 from modeling_elmo.run_scripts.pretraining.corpus import HeldOutArguments
 from modeling_elmo.run_scripts.pretraining.evaluation import Perplexity, evaluate, held_out_batches
 from modeling_elmo.run_scripts.program.command_line import ProgramParser, run
-from modeling_elmo.run_scripts.program.files import write_json
+from modeling_elmo.run_scripts.program.files import check_model, write_json
 
 
 @dataclass(kw_only=True)
@@ -39,6 +39,7 @@ class PerplexityArguments(HeldOutArguments):
 def main(arguments: list[str] | None = None) -> Perplexity:
     parsed = ProgramParser(PerplexityArguments, description=__doc__).parse(arguments)
     accelerator = Accelerator()
+    check_model(parsed.model)
     tokenizer = ELMoTokenizer.from_pretrained(parsed.model)
     model = ELMoForPreTraining.from_pretrained(parsed.model, dtype=torch.float32).to(accelerator.device)
     sizes = {"sentence": parsed.per_device_eval_batch_tokens, "stream": parsed.per_device_eval_batch_size}

@@ -10,7 +10,6 @@ seeds; `ARM/seed-N` holds a model. The same command resumes a stopped experiment
 
 import inspect
 import sys
-from argparse import ArgumentParser, RawDescriptionHelpFormatter
 
 from modeling_elmo.run_scripts.fine_tuning.classification import Classification
 from modeling_elmo.run_scripts.fine_tuning.experiments import ExperimentArguments, run_experiment
@@ -25,13 +24,8 @@ TASKS: dict[str, type[Task]] = {"ner": Tagging, "classify": Classification, "qa"
 
 def main(arguments: list[str] | None = None) -> list[Record]:
     """Returns the record of each model, or of the ensemble."""
-    task_parser = ArgumentParser(
-        usage="%(prog)s TASK [options]",
-        description=__doc__,
-        formatter_class=RawDescriptionHelpFormatter,
-        epilog="`TASK --help` lists the options of a task.",
-    )
-    task_parser.add_argument("task", metavar="TASK", choices=TASKS, help=", ".join(TASKS))
+    task_parser = ProgramParser(description=__doc__, epilog="`TASK --help` lists the options of a task.")
+    task_parser.add_argument("task", metavar="TASK", choices=TASKS, help=f"Task of the experiment: {', '.join(TASKS)}.")
     arguments = sys.argv[1:] if arguments is None else arguments
     name = task_parser.parse_args(arguments[:1]).task
     task_class = TASKS[name]

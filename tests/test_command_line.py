@@ -24,6 +24,7 @@ from modeling_elmo import ELMoConfig, conversion_files
 from modeling_elmo.run_scripts import modeling_elmo_cli
 from modeling_elmo.run_scripts.program import command_line
 from modeling_elmo.run_scripts.program.command_line import ProgramParser, is_mistake_of_user, run
+from modeling_elmo.run_scripts.program.files import check_model
 
 ROOT = Path(__file__).parents[1]
 COMMAND = ROOT / "run_scripts" / "modeling_elmo_cli.py"
@@ -80,7 +81,7 @@ def test_a_mistake_in_a_process():
 def test_accelerate_launches_a_module():
     done = python("-m", "accelerate.commands.launch", "--cpu", "-m", "modeling_elmo.run_scripts.perplexity", "--help")
     assert done.returncode == 0, done.stderr
-    assert done.stdout.startswith("usage: perplexity.py [options]\n")
+    assert done.stdout.startswith("usage: perplexity.py --model TEXT [options]\n")
 
 
 def test_a_package_that_is_missing(tmp_path):
@@ -104,6 +105,14 @@ def test_run_shows_a_mistake_in_one_line(monkeypatch, capsys):
         run(lambda: AutoModel.from_pretrained("no/such"))
     printed = capsys.readouterr().err
     assert ended.value.code == 2 and printed.startswith("program.py: error: ") and printed.count("\n") == 1
+
+
+def test_run_names_a_missing_file(monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["program.py"])
+    with pytest.raises(SystemExit) as ended:
+        run(lambda: Path("no/such/file").read_text())
+    assert ended.value.code == 2
+    assert capsys.readouterr().err == "program.py: error: no/such/file: No such file or directory\n"
 
 
 def test_run_shows_a_bug_and_returns_after_a_success(monkeypatch):
@@ -291,11 +300,31 @@ def test_errors_of_libraries_that_a_user_can_put_right(function):
     assert is_mistake_of_user(error_of(function))
 
 
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("no/such", r"no/such: there is no such folder, and the Hub cannot be reached \(.+\)\. Correct the name"),
+        ("no/such/model", "no/such/model: there is no such folder, and it is no name on the Hub, user/name"),
+        ("", "tests has no config.json; pass the folder of a model"),
+    ],
+)
+def test_a_model_that_does_not_exist(name, message):
+    with pytest.raises(FileNotFoundError, match=message) as raised:
+        check_model(name or str(ROOT / "tests"))
+    assert is_mistake_of_user(raised.value)
+
+
 # Options and help
 
 
 @dataclass
-class BaseArguments:
+class SharedArguments:
+    _argument_group_name = "options of the card"
+    license: str | None = field(default=None, metadata={"help": "Licence of the weights."})
+
+
+@dataclass
+class BaseArguments(SharedArguments):
     batch_size: int = field(default=4, metadata={"help": "Texts per batch."})
 
 
@@ -310,6 +339,7 @@ class FirstArguments(BaseArguments):
     shuffle: bool = field(default=True, metadata={"help": "Shuffle the texts."})
     lowercase: bool = field(default=False, metadata={"help": "Lowercase the texts."})
     names: list[str] = field(default_factory=list, metadata={"help": "Names of the columns."})
+    layers: list[str] = field(default_factory=lambda: ["top", "all"], metadata={"help": "Layers."})
     steps: int = field(default=5, metadata={"help": "Number of steps (default: as many as fit)."})
 
 
@@ -334,16 +364,16 @@ def test_help(monkeypatch):
 
 
 EXPECTED_HELP = """\
-usage: elmo test [options]
+usage: elmo test --model_name_or_path TEXT [options]
 
 What it does.
 
   example
 
 first options:
-  --batch_size INT      Texts per batch. (default: 8)
   --model_name_or_path TEXT
                         Folder of a model.
+  --batch_size INT      Texts per batch. (default: 8)
   --train_file FILE     Training file.
   --share FLOAT         100% or less. (default: 0.5)
   --mode {a,b}          Mode. (default: a)
@@ -352,11 +382,16 @@ first options:
   --lowercase           Lowercase the texts.
   --names TEXT [TEXT ...]
                         Names of the columns.
+  --layers TEXT [TEXT ...]
+                        Layers. (default: top all)
   --steps INT           Number of steps (default: as many as fit).
 
 training options:
   --learning_rate FLOAT
                         Learning rate of Adam. (default: 0.25)
+
+options of the card:
+  --license TEXT        Licence of the weights.
 """
 
 
@@ -366,7 +401,9 @@ def test_options_become_one_object_per_group():
     single = ProgramParser(FirstArguments)
     assert single.parse(["--model_name_or_path", "m"]) == FirstArguments(model_name_or_path="m")
     single.add_argument("texts", help="File of texts.")
-    assert " texts [options]\n" in single.format_help()
+    text = single.format_help()
+    assert " texts --model_name_or_path TEXT [options]\n" in text
+    assert text.index("\narguments:\n") < text.index("\nfirst options:\n")
     arguments, others = single.parse(["--model_name_or_path", "m", "a.txt"])
     assert (arguments.model_name_or_path, others.texts) == ("m", "a.txt")
 
@@ -377,6 +414,7 @@ def test_options_become_one_object_per_group():
         (["--modle_name_or_path", "m"], "the following arguments are required: --model_name_or_path"),
         (["--model_name_or_path", "m", "--steps", "x"], "argument --steps: invalid int value: 'x'"),
         (["--model_name_or_path", "m", "--mode", "c"], "argument --mode: invalid choice: 'c'"),
+        (["--model_name_or_path", "m", "--optim", "sdg"], "argument --optim: invalid choice: 'sdg' (choose from sgd, "),
         (["--model_name_or_path", "m", "--train-file"], "argument --train_file: expected one argument"),
     ],
 )
@@ -385,7 +423,7 @@ def test_wrong_options_end_in_one_line(arguments, message, capsys):
         parser().parse(arguments)
     printed = capsys.readouterr()
     assert (ended.value.code, printed.out, printed.err.count("\n")) == (2, "", 1)
-    assert printed.err.startswith(f"elmo test: error: {message}")
+    assert printed.err.startswith(f"elmo test: error: {message}") and len(printed.err) < 150
 
 
 @pytest.mark.parametrize(

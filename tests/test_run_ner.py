@@ -65,6 +65,12 @@ def test_the_folder_of_an_experiment_is_refused(place, tmp_path):
         train_tagger(place, tmp_path)
 
 
+def test_a_file_as_output_folder(place, tmp_path):
+    (tmp_path / "file").touch()
+    with pytest.raises(FileExistsError, match="--output_dir .*file is a file; pass a folder"):
+        train_tagger(place, tmp_path / "file")
+
+
 def test_few_options_beside_those_of_trainer():
     """A newcomer reads them all: the others are options of `elmo reproduce`, or fields of the configuration."""
     options = {each.name for each in fields(BasicHeadArguments)}

@@ -60,15 +60,17 @@ def test_the_checkpoint_to_resume_from(tmp_path):
         (tmp_path / name).mkdir()
         if name != "checkpoint-18":  # an interrupted one, without its state
             (tmp_path / name / "trainer_state.json").touch()
+    first, last = str(tmp_path / "checkpoint-6"), str(tmp_path / "checkpoint-12")
     found = {
         wanted: TaskTrainingArguments(output_dir=str(tmp_path), resume_from_checkpoint=wanted).checkpoint()
-        for wanted in (None, "elsewhere", "last", "true")
+        for wanted in (None, first, "last", "true")
     }
-    last = str(tmp_path / "checkpoint-12")
-    assert found == {None: None, "elsewhere": "elsewhere", "last": last, "true": last}
+    assert found == {None: None, first: first, "last": last, "true": last}
     assert last_checkpoint(tmp_path) == last
     with pytest.raises(FileNotFoundError, match="--resume_from_checkpoint last: there is no complete checkpoint in"):
         TaskTrainingArguments(output_dir=str(tmp_path / "new"), resume_from_checkpoint="last").checkpoint()
+    with pytest.raises(FileNotFoundError, match="--resume_from_checkpoint elsewhere holds no checkpoint of Trainer"):
+        TaskTrainingArguments(output_dir=str(tmp_path), resume_from_checkpoint="elsewhere").checkpoint()
 
 
 # Weight decay

@@ -26,16 +26,14 @@ TEMPLATES = Path(__file__).resolve().parents[2] / "model_cards"  # in a clone an
 class CardArguments:
     """Facts for a card that no run knows, named as in `Trainer.create_model_card`."""
 
-    language: list[str] = field(
-        default_factory=list, metadata={"help": "Languages of the text, as ISO 639 codes, for the model card."}
-    )
+    _argument_group_name = "options of the model card"
+
+    language: list[str] = field(default_factory=list, metadata={"help": "Languages of the text, as ISO 639 codes."})
     license: str | None = field(
         default=None, metadata={"help": "Licence of the weights, by its name on the Hub: cc-by-sa-4.0, mit, other."}
     )
     license_reason: str | None = field(default=None, metadata={"help": "Sentence that explains the licence."})
-    dataset_tags: list[str] = field(
-        default_factory=list, metadata={"help": "Names on the Hub of the training data, for the model card."}
-    )
+    dataset_tags: list[str] = field(default_factory=list, metadata={"help": "Names on the Hub of the training data."})
     data_statement: str | None = field(
         default=None, metadata={"help": "Markdown file about the data: sources, licences, people in it."}
     )

@@ -48,30 +48,46 @@ LABEL_COLUMNS = ("gold_label", "labels", "class", "category", "sentiment", "targ
 
 @dataclass(kw_only=True)
 class TaggingDataArguments(DataArguments):
+    train_file: str | None = field(
+        default=None,
+        metadata={
+            "help": f"Training file in UTF-8. A word and its tag per line: {', '.join(COLUMN_SUFFIXES)}; a sentence "
+            "per record: .json, .jsonl. Also .gz or .zst."
+        },
+    )
     tokens_column: str = field(default="tokens", metadata={"help": "Key or column of a sentence's words."})
     tags_column: str | None = field(
         default=None,
         metadata={
             "help": f"Key or column of the tags. Default: the first of {', '.join(TAG_COLUMNS)} in the data. In a file "
-            "with a word per line: number of the column, from 1. Default: the last; upos in .conllu."
+            "with a word per line, it is the number of the column, from 1. Default: the last; upos in .conllu."
         },
     )
     word_column: int | None = field(
         default=None,
-        metadata={"help": "Number of the word's column in such a file, from 1. Default: the first; form in .conllu."},
+        metadata={
+            "help": "Number of the words' column in a file with a word per line, from 1. Default: the first; form in "
+            ".conllu."
+        },
     )
     comments: list[str] = field(
         default_factory=list,
-        metadata={"help": "Beginnings of the lines to skip in such a file, '# id' for example. In .conllu always #."},
+        metadata={
+            "help": "Beginnings of lines to skip in a file with a word per line, such as '# id'. Lines with # are "
+            "always skipped in .conllu."
+        },
     )
     tag_scheme: Literal["keep", "iob1"] = field(
         default="keep",
-        metadata={"help": "iob1: convert IOB1 tags, where B- only separates adjacent entities, to BIO."},
+        metadata={"help": "iob1: convert tags from IOB1, where B- only separates adjacent entities, to BIO."},
     )
 
 
 @dataclass(kw_only=True)
 class ClassificationDataArguments(DataArguments):
+    train_file: str | None = field(
+        default=None, metadata={"help": "Training file in UTF-8: .tsv, .csv, .json or .jsonl, also .gz or .zst."}
+    )
     text_column: str = field(
         default="text", metadata={"help": "Key or column of the text. If absent: sentence, document, review and so on."}
     )
@@ -299,7 +315,7 @@ def label_names(splits: DatasetDict, column: str) -> list[str]:
         for row, name in _row_labels(data, column):
             if name not in names:
                 raise ValueError(
-                    f"Split {split!r}, row {row}: {name!r} does not occur in 'train', whose {column} are "
+                    f"Split {split!r}, row {row}: {name!r} does not occur in 'train', which has "
                     f"{', '.join(sorted(names)):.200}. Correct it, or pass training data with it."
                 )
     if len(names) == 1 and not isinstance(splits["train"][column][0], list):

@@ -36,7 +36,7 @@ from modeling_elmo.run_scripts.fine_tuning.reports import (
 from modeling_elmo.run_scripts.fine_tuning.task import Record, Task
 from modeling_elmo.run_scripts.fine_tuning.trainer import TaskTrainer, TaskTrainingArguments, last_checkpoint
 from modeling_elmo.run_scripts.fine_tuning.word_vectors import WordVectors
-from modeling_elmo.run_scripts.program.files import read_json, write_json
+from modeling_elmo.run_scripts.program.files import check_model, read_json, write_json
 from modeling_elmo.tokenization.elmo_characters import SPECIAL_WORDS
 
 logger = logging.get_logger(__name__)
@@ -45,7 +45,9 @@ logger = logging.get_logger(__name__)
 @dataclass(kw_only=True)
 class ExperimentArguments(CardArguments):
     seeds: int = field(default=1, metadata={"help": "Number of seeds, starting at --seed."})
-    compare_baseline: bool = field(default=False, metadata={"help": "The same network without ELMo too (Table 1)."})
+    compare_baseline: bool = field(
+        default=False, metadata={"help": "Train the same network without ELMo too (Table 1)."}
+    )
     ablation: Literal["layers", "each_layer", "placement", "data"] | None = field(
         default=None,
         metadata={
@@ -54,7 +56,7 @@ class ExperimentArguments(CardArguments):
         },
     )
     cache_features: bool = field(
-        default=False, metadata={"help": "Layers of the frozen biLM computed once and kept on disk."}
+        default=False, metadata={"help": "Compute the layers of the frozen biLM once and keep them on disk."}
     )
     ensemble: list[str] | None = field(
         default=None, metadata={"help": "Folders of trained models whose probabilities are averaged. No training."}
@@ -114,6 +116,7 @@ class Experiment:
     def __post_init__(self):
         self.folder = Path(self.training.output_dir)
         self.trainer_arguments = self.training.for_trainer(self.task.metric, "validation" in self.task.data)
+        check_model(self.head.model_name_or_path)
         num_layers = ELMoConfig.from_pretrained(self.head.model_name_or_path).num_hidden_layers
         options = (self.arguments.ablation, self.arguments.compare_baseline, self.head.use_elmo)
         self.arms = experiment_arms(*options, num_layers)

@@ -19,6 +19,7 @@ from modeling_elmo.run_scripts.fine_tuning.word_vectors import (
     read_word_vectors,
     task_vocabulary,
 )
+from modeling_elmo.run_scripts.program.files import check_model
 from modeling_elmo.tokenization.elmo_characters import SPECIAL_WORDS
 
 logger = logging.get_logger(__name__)
@@ -28,11 +29,15 @@ logger = logging.get_logger(__name__)
 class BasicHeadArguments:
     """The options of a head that every program has."""
 
+    _argument_group_name = "model options"
+
     model_name_or_path: str = field(metadata={"help": "Folder or Hub name of an ELMo model."})
     head: Literal["paper", "linear"] = field(
         default="paper", metadata={"help": "Head: the paper's network for the task, or one linear layer on ELMo."}
     )
-    freeze_bilm: bool = field(default=True, metadata={"help": "Frozen biLM. --no_freeze_bilm: it is trained too."})
+    freeze_bilm: bool = field(
+        default=True, metadata={"help": "Keep the weights of the biLM. --no_freeze_bilm: train them too."}
+    )
     word_vectors: str | None = field(
         default=None,
         metadata={"help": "File of pretrained word vectors, in the text format of GloVe, word2vec or fastText."},
@@ -46,7 +51,9 @@ class BasicHeadArguments:
 class HeadArguments(BasicHeadArguments):
     """All options of a head, as in the paper's experiments."""
 
-    use_elmo: bool = field(default=True, metadata={"help": "ELMo. --no_use_elmo: the same network without it."})
+    _argument_group_name = "model options"
+
+    use_elmo: bool = field(default=True, metadata={"help": "Use ELMo. --no_use_elmo: the same network without ELMo."})
     elmo_placement: Literal["input", "output", "both"] | None = field(
         default=None,
         metadata={"help": "Where ELMo enters the network (section 5.2). Default: both for questions, else input."},
@@ -68,7 +75,9 @@ class HeadArguments(BasicHeadArguments):
     word_vectors_limit: int | None = field(
         default=None, metadata={"help": "Maximum words to read from the file of --word_vectors."}
     )
-    freeze_word_vectors: bool = field(default=False, metadata={"help": "Frozen word vectors."})
+    freeze_word_vectors: bool = field(
+        default=False, metadata={"help": "Keep the word vectors of the file as they are. Default: train them too."}
+    )
 
     def __post_init__(self):
         if self.word_vectors is not None and self.word_embedding_size == 0:
@@ -90,6 +99,7 @@ def task_tokenizer(task: Task, head: HeadArguments, train: Dataset, vectors: Wor
     A biLM that reads only characters ignores `input_ids`, so that they can be the head's words. A biLM with word
     vectors keeps its vocabulary.
     """
+    check_model(head.model_name_or_path)
     tokenizer = ELMoTokenizer.from_pretrained(head.model_name_or_path)
     if not word_vector_size(head, vectors) or ELMoConfig.from_pretrained(head.model_name_or_path).word_embedding_size:
         return tokenizer

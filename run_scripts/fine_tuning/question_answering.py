@@ -55,6 +55,8 @@ class QuestionAnsweringArguments(QuestionDataArguments):
 class QuestionTrainingArguments(TaskTrainingArguments):
     """Trainer's arguments, with the paper's settings for SQuAD (supplement A.3)."""
 
+    _argument_group_name = "training options"
+
     adadelta: bool = field(default=True, metadata={"help": "Adadelta (rho 0.95). --no_adadelta: --optim instead."})
     learning_rate: float | None = field(  # type: ignore[assignment]  # `__post_init__` makes it a number
         default=None, metadata={"help": "Initial learning rate. Default: 1 for Adadelta, else 0.001."}

@@ -24,6 +24,10 @@ QUESTION_FEATURES = Features(
 
 @dataclass(kw_only=True)
 class QuestionDataArguments(DataArguments):
+    train_file: str | None = field(
+        default=None,
+        metadata={"help": "Training file in SQuAD's format, or with a question per record: .json, .jsonl."},
+    )
     question_column: str = field(default="question", metadata={"help": "Key or column of the question."})
     context_column: str = field(default="context", metadata={"help": "Key or column of the text with the answer."})
     answers_column: str = field(

@@ -22,17 +22,15 @@ DATA_SPLITS = ("train", "validation", "test")
 class DataArguments:
     """Options of every program that trains a task."""
 
-    dataset: str | None = field(
-        default=None, metadata={"help": "Data set to use in place of files: a folder, or a name on the Hub."}
-    )
-    dataset_config: str | None = field(default=None, metadata={"help": "Configuration of the data set."})
-    train_file: str | None = field(
-        default=None, metadata={"help": "Training file in UTF-8, also .gz or .zst; its ending names the format."}
-    )
+    train_file: str | None = field(default=None, metadata={"help": "Training file."})
     validation_file: str | None = field(
         default=None, metadata={"help": "Validation file, used to select the checkpoint."}
     )
     test_file: str | None = field(default=None, metadata={"help": "Test file, used to score the selected checkpoint."})
+    dataset: str | None = field(
+        default=None, metadata={"help": "Data set to use instead of files: a folder, or a name on the Hub."}
+    )
+    dataset_config: str | None = field(default=None, metadata={"help": "Configuration of the data set."})
     train_split: str = field(
         default="train", metadata={"help": "Training split of the data set, or a part: 'train[100:]'; 'none' for none."}
     )

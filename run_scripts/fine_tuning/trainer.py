@@ -28,6 +28,8 @@ REPLACED_BY_ADADELTA = ("optim", "optim_args", "adam_beta1", "adam_beta2", "adam
 class TaskTrainingArguments(TrainingArguments):
     """Trainer's arguments, with the defaults of the paper's tagger (as in AllenNLP's configuration)."""
 
+    _argument_group_name = "training options"
+
     learning_rate: float = 1e-3
     lr_scheduler_type: str = "constant"
     per_device_train_batch_size: int = 32
@@ -89,6 +91,11 @@ class TaskTrainingArguments(TrainingArguments):
         """The checkpoint to resume from: a folder, or with `--resume_from_checkpoint last` the last complete one."""
         wanted = self.resume_from_checkpoint
         if wanted not in ("last", "true", "True"):
+            if wanted is not None and not Path(wanted, "trainer_state.json").is_file():
+                raise FileNotFoundError(
+                    f"--resume_from_checkpoint {wanted} holds no checkpoint of Trainer; pass a folder checkpoint-N, or "
+                    "`last`."
+                )
             return wanted
         if (found := last_checkpoint(Path(self.output_dir))) is None:
             raise FileNotFoundError(

@@ -49,7 +49,8 @@ class HeldOutArguments(SentencesArguments):
     """The text to evaluate a language model on."""
 
     validation_file: list[str] = field(
-        default_factory=list, metadata={"help": "Held-out text: files, patterns or folders, as for --train_file."}
+        default_factory=list,
+        metadata={"help": "Held-out text: files, patterns or folders of .txt or .jsonl, also .gz or .zst."},
     )
     validation_split: str | None = field(default=None, metadata={"help": "Held-out split of --dataset."})
     context: Literal["sentence", "stream"] = field(

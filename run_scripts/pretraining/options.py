@@ -22,7 +22,9 @@ class PretrainingArguments(OptimizationArguments):
         default=4096, metadata={"help": "Maximum tokens per batch of held-out sentences, including padding."}
     )
     gradient_accumulation_steps: int = field(default=1, metadata={"help": "Number of batches per step on each device."})
-    max_steps: int = field(default=-1, metadata={"help": "Number of training steps; overrides --num_train_epochs."})
+    max_steps: int = field(
+        default=-1, metadata={"help": "Number of training steps; overrides --num_train_epochs. -1: no maximum."}
+    )
     num_train_epochs: float = field(default=10.0, metadata={"help": "Number of passes over the training text."})
     logging_steps: int = field(default=50, metadata={"help": "Steps between two entries of the log."})
     eval_steps: int = field(default=1000, metadata={"help": "Steps between two evaluations on held-out text."})

@@ -14,6 +14,7 @@ from modeling_elmo import ELMoConfig, ELMoForPreTraining, ELMoTokenizer
 from modeling_elmo.configuration_elmo import PRESETS
 from modeling_elmo.run_scripts.pretraining.corpus import Corpus, CorpusArguments
 from modeling_elmo.run_scripts.pretraining.vocabulary import word_frequencies, write_vocabulary
+from modeling_elmo.run_scripts.program.files import check_model
 from modeling_elmo.tokenization.elmo_characters import most_frequent_words, read_vocabulary
 from modeling_elmo.tokenization.elmo_pretokenization import TextSplitter
 
@@ -115,6 +116,7 @@ class ModelArguments:
 
 def load_checkpoint(name: str, **options: Any) -> tuple[ELMoForPreTraining, ELMoTokenizer]:
     """A checkpoint and its tokenizer, in single precision even if it was saved in another."""
+    check_model(name)
     model = ELMoForPreTraining.from_pretrained(name, dtype=torch.float32, **options)
     for parameter in model.parameters():
         # Loaded tensors are unaligned views of the file. MKL rounds differently on them, so a resumed run would differ.
@@ -152,6 +154,8 @@ def make_starting_model(
 
 def new_model(arguments: ModelArguments, vocabulary: Path) -> tuple[ELMoForPreTraining, ELMoTokenizer]:
     if arguments.tokenizer_name is not None:
+        if not Path(arguments.tokenizer_name).is_dir():  # a folder needs no model
+            check_model(arguments.tokenizer_name)
         tokenizer = ELMoTokenizer.from_pretrained(arguments.tokenizer_name)
     else:
         widths = {name: value for name, value in arguments.overrides.items() if name == "max_word_length"}

@@ -49,7 +49,8 @@ class HelpFormatter(RawDescriptionHelpFormatter):
             return text
         if default in ("", [], {}) or _is_flag(action):
             return text if default is not True else f"{text} (default: on)"
-        shown = str(default.value if isinstance(default, Enum) else default).replace("%", "%%")
+        values = default if isinstance(default, list) else [default]
+        shown = " ".join(str(each.value if isinstance(each, Enum) else each) for each in values).replace("%", "%%")
         return f"{text} (default: {shown})"
 
 
@@ -58,6 +59,7 @@ class ProgramParser(HfArgumentParser):
 
     Args:
         dataclass_types: groups of options. A group's title in the help is its `_argument_group_name`, if it has one.
+            Options of a base class with a title of its own are in the section with that title, after the others.
         description: the docstring of the program.
     """
 
@@ -91,14 +93,13 @@ class ProgramParser(HfArgumentParser):
     def error(self, message: str) -> NoReturn:
         """Ends the program with one line, without the usage."""
         one_name = re.sub(r"(--\w+)/--[\w-]+", r"\1", message)
-        print(f"{self.prog}: error: {one_name}", file=sys.stderr)
+        print(f"{self.prog}: error: {_shorten_choices(one_name)}", file=sys.stderr)
         sys.exit(USER_ERROR)
 
     def format_help(self) -> str:
         """Usage in one line, description, and a section per group of options; the options of Trainer come last."""
         formatter = self._get_formatter()
-        positionals = [action.metavar or action.dest for action in self._actions if not action.option_strings]
-        formatter.add_usage(" ".join(["%(prog)s", *map(str, positionals), "[options]"]), [], [])
+        formatter.add_usage(" ".join(["%(prog)s", *self._required(), "[options]"]), [], [])
         formatter.add_text(self.description)
         for title, actions in self._sections().items():
             formatter.start_section(title)
@@ -107,17 +108,28 @@ class ProgramParser(HfArgumentParser):
         formatter.add_text("\n\n".join(filter(None, [self.epilog, "--debug shows the traceback of an error."])))
         return formatter.format_help()
 
+    def _required(self) -> list[str]:
+        """Positional arguments, then required options, each as the help shows it."""
+        positionals = [action for action in self._actions if not action.option_strings]
+        options = [action for action in self._actions if action.option_strings and action.required]
+        formatter = HelpFormatter(self.prog)
+        return [str(action.metavar or action.dest) for action in positionals] + [
+            formatter._format_action_invocation(action) for action in options
+        ]
+
     def _sections(self) -> dict[str, list[Action]]:
+        """Sections by title: arguments, groups, shared groups, Trainer. Required options come first in a section."""
         titles = {
             field.name: _section_title(group, field.name) for group in self.dataclass_types for field in fields(group)
         }
+        ranks = {"arguments": 0, TRAINER_OPTIONS: 3, **dict.fromkeys(map(_group_title, self.dataclass_types), 1)}
         sections: dict[str, list[Action]] = {}
-        for action in self._actions:
+        for action in sorted(self._actions, key=lambda action: not action.required):
             is_negation = action.nargs == 0 and action.const is False  # shown beside the option itself
             if action.dest != "help" and not is_negation:
                 title = titles.get(action.dest, "options" if action.option_strings else "arguments")
                 sections.setdefault(title, []).append(action)
-        return dict(sorted(sections.items(), key=lambda section: section[0] == TRAINER_OPTIONS))
+        return dict(sorted(sections.items(), key=lambda section: ranks.get(section[0], 2)))
 
 
 def _is_flag(action: Action) -> bool:
@@ -135,8 +147,20 @@ def _section_title(group: type, name: str) -> str:
     declaring = next(base for base in group.__mro__ if name in get_annotations(base))
     if declaring.__module__.startswith("transformers."):
         return TRAINER_OPTIONS
+    return vars(declaring).get("_argument_group_name", _group_title(group))
+
+
+def _group_title(group: type) -> str:
     words = re.findall("[A-Z][a-z]*", group.__name__.removesuffix("Arguments"))
-    return getattr(group, "_argument_group_name", f"{' '.join(words).lower()} options")
+    return vars(group).get("_argument_group_name", f"{' '.join(words).lower()} options")
+
+
+def _shorten_choices(message: str) -> str:
+    """argparse's message about a wrong choice; of many choices only the closest are listed."""
+    wrong = re.fullmatch(r"(argument .*: invalid choice: '?(.*?)'?) \(choose from (.*)\)", message)
+    if wrong is None or len(choices := re.findall(r"[^', ]+", wrong[3])) <= MOST_CHOICES:
+        return message
+    return f"{wrong[1]} (choose from {', '.join(get_close_matches(wrong[2], choices, 3, 0))}, ...)"
 
 
 def run(main: Callable[[], Any]) -> None:
@@ -198,4 +222,6 @@ def _message(error: BaseException) -> str:
         return f'{error}. Install the packages that the programs need: pip install "modeling-elmo[train,convert]"'
     if _is_raised_by_us(error):
         return str(error)
+    if isinstance(error, OSError) and error.filename and error.strerror:
+        return f"{error.filename}: {error.strerror}"  # without the number of the error
     return " ".join(str(error).split())  # libraries wrap their messages

@@ -9,6 +9,9 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, BinaryIO
 
+from huggingface_hub import file_exists, try_to_load_from_cache
+from huggingface_hub.errors import HfHubHTTPError, HFValidationError
+
 from modeling_elmo.conversion_files import staged
 
 
@@ -16,14 +19,19 @@ from modeling_elmo.conversion_files import staged
 class TextArguments:
     """Options of every program that reads texts."""
 
+    _argument_group_name = "options of a data set"
+
     dataset: str | None = field(
         default=None, metadata={"help": "Data set to read instead of files: a folder or a name on the Hub."}
     )
     dataset_config: str | None = field(default=None, metadata={"help": "Configuration of the data set."})
-    split: str = field(default="train", metadata={"help": "Split of the data set."})
-    streaming: bool = field(default=False, metadata={"help": "Read the data set while it is downloaded."})
+    split: str = field(default="train", metadata={"help": "Split to read."})
+    streaming: bool = field(
+        default=False, metadata={"help": "Read the data set while it is downloaded, without a copy on disk."}
+    )
     text_column: str = field(
-        default="text", metadata={"help": "Key or column with the text, or with the list of its words."}
+        default="text",
+        metadata={"help": "Column of a data set, or key of a .jsonl file, with the text or the list of its words."},
     )
 
 
@@ -143,6 +151,31 @@ def dataset_texts(arguments: TextArguments) -> tuple[Iterator[Any], int | None]:
     # In a worker of a `DataLoader` the stream's own iterator reads only a share of the rows; `iter` reads all of them.
     batches = data.iter(batch_size=ROWS_AT_ONCE)
     return (text for batch in batches for text in batch.get(column, [None])), total
+
+
+def check_model(name_or_path: str):
+    """Checks that a folder or a model on the Hub exists: `from_pretrained` tries for minutes to reach the Hub.
+
+    Raises:
+        FileNotFoundError: there is no such model, or the Hub cannot be reached to look for it.
+    """
+    if Path(name_or_path).is_dir():
+        if not Path(name_or_path, "config.json").is_file():
+            raise FileNotFoundError(f"{name_or_path} has no config.json; pass the folder of a model.")
+        return
+    try:
+        if isinstance(try_to_load_from_cache(name_or_path, "config.json"), str) or file_exists(
+            name_or_path, "config.json"
+        ):
+            return
+        reason = f"the Hub has no model {name_or_path}"
+    except HfHubHTTPError:  # the Hub refuses access, for example; `from_pretrained` explains what to do
+        return
+    except HFValidationError:
+        reason = "it is no name on the Hub, user/name"
+    except Exception as error:  # a failed connection: huggingface_hub and its HTTP library have no class in common
+        reason = f"the Hub cannot be reached ({error})"
+    raise FileNotFoundError(f"{name_or_path}: there is no such folder, and {reason}. Correct the name of the model.")
 
 
 def require(module: str, extra: str, purpose: str):

@@ -13,6 +13,7 @@ from transformers import AutoModel, AutoTokenizer
 from transformers.utils import logging
 
 import modeling_elmo  # noqa: F401 (registers ELMo with the Auto classes)
+from modeling_elmo.run_scripts.program.files import check_model
 from modeling_elmo.run_scripts.vectors.lines import InputLine
 from modeling_elmo.run_scripts.vectors.outputs import VectorBlock
 
@@ -173,6 +174,7 @@ def load_model_and_tokenizer(
     """
     if Path(name).is_dir() and not Path(name, "config.json").is_file():
         raise FileNotFoundError(f"--model {name} has no config.json; convert an original checkpoint with elmo convert.")
+    check_model(name)
     trust = {"trust_remote_code": trust_remote_code}
     model, loading = AutoModel.from_pretrained(name, dtype=dtype, output_loading_info=True, **trust)
     if model.config.model_type != "elmo":
