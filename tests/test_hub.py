@@ -269,9 +269,9 @@ def test_our_programs_report_models_they_cannot_load(author, secret, tmp_path):
         message = author.fails("run_script", script=script, arguments=[*arguments, secret])
         assert "have access to it at https://huggingface.co/user/secret" in message
         message = author.fails("run_script", script=script, arguments=[*arguments, "user/missing"])
-        assert "user/missing is not a local folder" in message and "hf auth login" in message
+        assert "user/missing: there is no such folder" in message and "hf auth login" in message
     message = author.fails("tag", folder=str(tmp_path / "tagger"), model_name_or_path="user/missing")
-    assert "user/missing is not a local folder" in message and "hf auth login" in message
+    assert "user/missing: there is no such folder" in message and "hf auth login" in message
 
 
 @pytest.mark.parametrize(

@@ -168,7 +168,7 @@ def check_model(name_or_path: str):
             name_or_path, "config.json"
         ):
             return
-        reason = f"the Hub has no model {name_or_path}"
+        reason = f"the Hub has no model {name_or_path}, or it is private: run `hf auth login`"
     except HfHubHTTPError:  # the Hub refuses access, for example; `from_pretrained` explains what to do
         return
     except HFValidationError:
