@@ -103,7 +103,9 @@ def test_program_runs_by_path(installation):
         with pytest.raises(AssertionError, match="No module named 'modeling_elmo'"):
             installation.run(script, "--help", where="elsewhere", found=True)
     else:
-        assert installation.run(script, "--help", where="elsewhere").startswith("usage: embed.py --model TEXT --output TEXT [options]")
+        assert installation.run(script, "--help", where="elsewhere").startswith(
+            "usage: embed.py --model TEXT --output TEXT [options]"
+        )
 
 
 def test_command(installation):
@@ -115,7 +117,9 @@ def test_command(installation):
         where = installation.clone
     assert run(*command, "--version", cwd=where) == f"elmo {modeling_elmo.__version__}\n"
     assert "\n  neighbors " in run(*command, "--help", cwd=where)
-    assert run(*command, "embed", "--help", cwd=where).startswith("usage: elmo embed --model TEXT --output TEXT [options]")
+    assert run(*command, "embed", "--help", cwd=where).startswith(
+        "usage: elmo embed --model TEXT --output TEXT [options]"
+    )
 
 
 def test_wheel_has_the_package_and_nothing_else(tmp_path):
