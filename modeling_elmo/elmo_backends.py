@@ -32,7 +32,8 @@ def elmo_backend(name: str) -> Iterator[None]:
     - `"torch_lstm"`: the LSTM with the kernel of `torch.nn.LSTM` (cuDNN on CUDA), for models without clips.
     - `"cuda_graph"`: the LSTM as in `"training"`, with steps recorded once for each batch shape and replayed.
 
-    By default, CPUs use `"inference"` or `"training"` where possible. All else uses `"reference"`.
+    By default, CPUs use `"inference"` or `"training"` where possible. All else uses `"reference"`. Under autocast in
+    bfloat16, CPUs with oneDNN use `"training"`, also without gradients.
     """
     if name not in BACKENDS:
         raise ValueError(f"There is no backend {name!r}; pass one of {', '.join(BACKENDS)}.")
@@ -59,7 +60,7 @@ def choose_backend(layers: Iterable[nn.Module], inputs: Tensor, *states: Tensor)
         return forced, "forced"
     tensors = (inputs, *states, *(parameter for layer in layers for parameter in layer.parameters()))
     needs_gradients = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)
-    suitable = "training" if needs_gradients else "inference"
+    suitable = "training" if needs_gradients or torch.is_autocast_enabled("cpu") else "inference"
     wanted = forced if forced in ("inference", "training") else suitable
     obstacle = _obstacle(wanted, needs_gradients, layers, inputs)
     if obstacle and wanted == forced:
@@ -72,16 +73,18 @@ def choose_backend(layers: Iterable[nn.Module], inputs: Tensor, *states: Tensor)
 def _obstacle(backend: str, needs_gradients: bool, layers: list[nn.Module], inputs: Tensor) -> str | None:
     """The reason why a backend is not possible, or `None`."""
     exact = inputs.dtype in (torch.float32, torch.float64)
+    autocast = torch.is_autocast_enabled("cpu")
     other_device = inputs.device.type != "cpu" and forced_backend() != backend
-    if other_device or not (exact or backend == "inference" and _has_onednn(inputs)):
+    if other_device or not (exact or (autocast or backend == "inference") and _has_onednn(inputs)):
         return f"{backend} is not built for {inputs.dtype} on {inputs.device}"
-    if torch.is_autocast_enabled("cpu"):
-        return "autocast is on"
+    if autocast and (backend == "inference" or product_dtype(inputs) not in _onednn_dtypes):
+        return f"{backend} is not built for autocast in {torch.get_autocast_dtype('cpu')}"
     if torch.compiler.is_compiling():
         return "the model is being compiled"
     if backend == "inference" and needs_gradients:
         return "gradients are needed"
-    if not all(is_unmodified(layer, DENSE_LAYERS) and layer.weight.dtype == inputs.dtype for layer in layers):
+    dtypes = {inputs.dtype, torch.float32} if autocast else {inputs.dtype}
+    if not all(is_unmodified(layer, DENSE_LAYERS) and layer.weight.dtype in dtypes for layer in layers):
         return "a layer is wrapped or hooked, or its dtype is not the inputs'"
     return None
 
@@ -95,11 +98,21 @@ def is_unmodified(layer: nn.Module, types: tuple[type[nn.Module], ...]) -> bool:
     return type(layer) in types and all(type(p) is nn.Parameter for p in layer.parameters()) and not hooked
 
 
+def product_dtype(tensor: Tensor) -> torch.dtype:
+    """The dtype of matrix products with a tensor: its own, or that of autocast."""
+    device = tensor.device.type
+    if torch.is_autocast_enabled(device) and tensor.dtype != torch.float64:
+        return torch.get_autocast_dtype(device)
+    return tensor.dtype
+
+
 def fast_linear(linear: nn.Linear, inputs_ND: Tensor) -> Tensor:
     """`linear(inputs_ND)`, with `product` where possible."""
     backend, _ = choose_backend([linear], inputs_ND)
     if backend in ("inference", "training"):
-        return _Linear.apply(inputs_ND, linear.weight, linear.bias)
+        dtype, bias_G = product_dtype(inputs_ND), linear.bias
+        bias_G = None if bias_G is None else bias_G.to(dtype)
+        return _Linear.apply(inputs_ND.to(dtype), linear.weight.to(dtype), bias_G)
     return linear(inputs_ND)
 
 
@@ -166,6 +179,13 @@ def _plain_product(inputs_ND, weight_GD, bias_G, plus_NG, clip) -> Tensor:
 def weight_gradient(grad_NG: Tensor, inputs_ND: Tensor) -> Tensor:
     """`grad.T @ inputs`, `(G, D)`, computed as its transpose, which needs no copy of `grad.T`."""
     return product(inputs_ND.t(), grad_NG.t()).t()
+
+
+def tanh(inputs: Tensor, out: Tensor | None = None) -> Tensor:
+    """`tanh(x) = 2 sigmoid(2 x) - 1`, which torch computes five times as fast on CPU. The error is below 2e-7."""
+    if inputs.dtype != torch.float32:
+        return torch.tanh(inputs, out=out)
+    return torch.mul(inputs, 2, out=out).sigmoid_().mul_(2).sub_(1)
 
 
 def packed(weight_GD: Tensor, keep: bool = True) -> Packed:

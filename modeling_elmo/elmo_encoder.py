@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from .configuration_elmo import ELMoConfig
-from .elmo_backends import choose_backend, fast_linear, remembered, sample_of, version
+from .elmo_backends import choose_backend, fast_linear, product_dtype, remembered, sample_of, version
 
 CHUNK_WORDS = 128  # words of similar length per chunk: their windows stay in the CPU cache
 
@@ -49,6 +49,7 @@ class ELMoCharacterEncoder(nn.Module):
         convolve = self._convolve if backend == "reference" or not len(characters_UW) else self._look_up
         # The activation comes after the maximum, as in the original. It is monotonic, so the order does not matter.
         features_UF = self.activation(convolve(characters_UW))
+        features_UF = features_UF.to(product_dtype(features_UF))
         for highway in self.highways:
             features_UF = highway(features_UF)
         return features_UF
@@ -89,7 +90,8 @@ def _lengths(characters_UW: Tensor) -> Tensor:
 def _filter_tables(embedding_RC: Tensor, *filters_FCK: Tensor) -> list[Tensor]:
     """For each filter width, `(K, R, F)`: the value that a character adds to a window at each position."""
     wide = torch.promote_types(embedding_RC.dtype, torch.float32)  # a sum of rounded entries rounds several times
-    return [torch.einsum("rc,fck->krf", embedding_RC.to(wide), weight.to(wide)) for weight in filters_FCK]
+    with torch.autocast(embedding_RC.device.type, enabled=False):
+        return [torch.einsum("rc,fck->krf", embedding_RC.to(wide), weight.to(wide)) for weight in filters_FCK]
 
 
 def _maxima(characters_UW: Tensor, table_KRF: Tensor) -> Tensor:

@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from .elmo_backends import choose_backend, forced_backend, packed, product, weight_gradient
+from .elmo_backends import choose_backend, forced_backend, packed, product, product_dtype, tanh, weight_gradient
 
 CHUNK_ROWS = 256  # rows of input gates per product: one (tokens x 4H) block would page-fault on every call
 MOST_WORDS = 1024  # maximum distinct words whose input gates are kept: 64 KB each at the original size
@@ -143,10 +143,10 @@ def inference_lstm(layer: ELMoLSTMLayer, text: Sequences) -> LSTMOutput:
             gates_SG = product(hidden_SP[:size], state_weight, plus_NG=plus_SG).to(cell_SH.dtype)
             i, f, o, g = gates_SG.chunk(4, dim=-1)
             gates_SG[:, : -g.shape[-1]].sigmoid_()
-            cell = cell_SH[:size].mul_(f).addcmul_(i, g.tanh_())
+            cell = cell_SH[:size].mul_(f).addcmul_(i, tanh(g, out=g))
             if layer.cell_clip is not None:
                 cell.clamp_(-layer.cell_clip, layer.cell_clip)
-            hidden = cell.tanh().mul_(o).to(dtype)
+            hidden = tanh(cell).mul_(o).to(dtype)
             if projection is not None:
                 hidden = product(hidden, projection, clip=layer.projection_clip)
             hidden_SP[:size] = output_SP[:] = hidden
@@ -165,8 +165,10 @@ def _input_gates(layer: ELMoLSTMLayer, text: Sequences) -> Callable[[slice], Ten
 
 
 def training_lstm(layer: ELMoLSTMLayer, text: Sequences) -> LSTMOutput:
-    """CPU training: with the backward pass of `BackpropagationThroughTime`."""
-    tensors = (text.tokens_ND, text.hidden_SP, text.cell_SH, *layer.parameters())
+    """CPU training: with the backward pass of `BackpropagationThroughTime`. Under autocast, cells stay in float32."""
+    dtype = product_dtype(text.inputs)
+    weights = [parameter.to(dtype) for parameter in layer.parameters()]
+    tensors = (text.tokens_ND.to(dtype), text.hidden_SP.to(dtype), text.cell_SH, *weights)
     return _with_gradient(layer, text.batch_sizes)(*tensors)
 
 
@@ -194,21 +196,24 @@ class BackpropagationThroughTime(torch.autograd.Function):
         # Weights change after every training step, so their packed copies are not kept.
         state_weight = packed(state_weight_GP, keep=False)
         projection = None if projection_PH is None else packed(projection_PH, keep=False)
-        values_NG = product(inputs_ND, input_weight_GD, _run_time_bias(bias_G, forget_bias))
-        width = cell_SH.shape[1]
+        inputs_NG = product(inputs_ND, input_weight_GD, _run_time_bias(bias_G, forget_bias))
+        width, exact = cell_SH.shape[1], inputs_NG.dtype == cell_SH.dtype
+        values_NG = inputs_NG if exact else torch.empty_like(inputs_NG, dtype=cell_SH.dtype)
         outputs_NP = hidden_SP.new_empty(len(inputs_ND), hidden_SP.shape[1])
         cells_NH = cell_SH.new_empty(len(inputs_ND), width)
-        hidden, cell = hidden_SP.clone(), cell_SH.clone()
-        steps = [tensor.split(batch_sizes) for tensor in (values_NG, outputs_NP, cells_NH)]
-        for size, values_SG, output_SP, kept_SH in zip(batch_sizes, *steps, strict=True):
-            gates_SG = product(hidden[:size], state_weight, plus_NG=values_SG)
+        hidden, cell, before_SH = hidden_SP.clone(), cell_SH.clone(), cell_SH
+        steps = [tensor.split(batch_sizes) for tensor in (inputs_NG, values_NG, outputs_NP, cells_NH)]
+        for size, plus_SG, values_SG, output_SP, kept_SH in zip(batch_sizes, *steps, strict=True):
+            gates_SG = product(hidden[:size], state_weight, plus_NG=plus_SG).to(cell.dtype)
             torch.sigmoid(gates_SG[:, : 3 * width], out=values_SG[:, : 3 * width])
-            torch.tanh(gates_SG[:, 3 * width :], out=values_SG[:, 3 * width :])
+            tanh(gates_SG[:, 3 * width :], out=values_SG[:, 3 * width :])
             i, f, o, g = values_SG.chunk(4, dim=1)
-            kept_SH.copy_(_clip(cell[:size].mul_(f).addcmul_(i, g), cell_clip))
-            raw_SH = kept_SH.tanh().mul_(o)
+            torch.mul(before_SH[:size], f, out=kept_SH).addcmul_(i, g)
+            if cell_clip is not None:
+                kept_SH.clamp_(-cell_clip, cell_clip)
+            raw_SH = tanh(kept_SH).mul_(o).to(outputs_NP.dtype)
             output_SP.copy_(raw_SH if projection is None else product(raw_SH, projection, clip=projection_clip))
-            hidden[:size], cell[:size] = output_SP, kept_SH
+            hidden[:size], cell[:size], before_SH = output_SP, kept_SH, kept_SH
         weights = (input_weight_GD, state_weight_GP, projection_PH)
         ctx.save_for_backward(inputs_ND, *weights, hidden_SP, cell_SH, values_NG, cells_NH, outputs_NP)
         return outputs_NP, hidden, cell
@@ -220,7 +225,9 @@ class BackpropagationThroughTime(torch.autograd.Function):
         values_NG, cells_NH, outputs_NP = kept
         batch_sizes, (_, cell_clip, projection_clip) = ctx.options
         aten, width = torch.ops.aten, cell_SH.shape[1]
-        grad_gates_NG, raw_NH = torch.empty_like(values_NG), torch.empty_like(cells_NH)
+        grad_gates_NG = torch.empty_like(values_NG, dtype=outputs_NP.dtype)
+        raw_NH = torch.empty_like(cells_NH, dtype=outputs_NP.dtype)
+        room_SG = torch.empty_like(values_NG[: batch_sizes[0]])  # the gates' gradients of a step
         grad_hidden_SP, grad_cell_SH, grad_projected_NP = (
             gradient.clone() for gradient in (grad_hidden_SP, grad_cell_SH, grad_outputs_NP)
         )
@@ -229,18 +236,16 @@ class BackpropagationThroughTime(torch.autograd.Function):
             size = batch_sizes[step]
             rows = slice(end - size, end)
             i, f, o, g = values_NG[rows].chunk(4, dim=1)
-            squashed = cells_NH[rows].tanh()
+            squashed = tanh(cells_NH[rows])
             torch.mul(o, squashed, out=raw_NH[rows])
-            # No gradient passes where a value reached its bound.
             grad_raw = grad_projected_NP[rows].add_(grad_hidden_SP[:size])
-            if projection_clip is not None:
-                grad_raw.mul_(outputs_NP[rows].abs() < projection_clip)
+            _clip_gradient_(grad_raw, outputs_NP[rows], projection_clip)
             if projection_PH is not None:
                 grad_raw = product(grad_raw, projection_PH.t())
+            grad_raw = grad_raw.to(cells_NH.dtype)
             grad_cell = grad_cell_SH[:size].add_(aten.tanh_backward(grad_raw * o, squashed))
-            if cell_clip is not None:
-                grad_cell.mul_(cells_NH[rows].abs() < cell_clip)
-            grad_gates = grad_gates_NG[rows]
+            _clip_gradient_(grad_cell, cells_NH[rows], cell_clip)
+            grad_gates = room_SG[:size]
             sigmoids, (di, df, do, dg) = grad_gates[:, : 3 * width], grad_gates.chunk(4, dim=1)
             torch.mul(grad_cell, g, out=di)
             torch.mul(grad_cell, cells[step][:size], out=df)  # the cell before the step
@@ -248,6 +253,7 @@ class BackpropagationThroughTime(torch.autograd.Function):
             aten.sigmoid_backward(sigmoids, values_NG[rows, : 3 * width], grad_input=sigmoids)
             aten.tanh_backward(grad_cell * i, g, grad_input=dg)
             grad_cell.mul_(f)
+            grad_gates = grad_gates_NG[rows].copy_(grad_gates)
             grad_hidden_SP[:size] = product(grad_gates, state_weight_GP.t())
         wanted = ctx.needs_input_grad
         before_NP = _shifted(hidden_SP, outputs_NP, batch_sizes)
@@ -333,6 +339,12 @@ def _chunks(batch_sizes: list[int]) -> Iterator[tuple[slice, list[int]]]:
         chunks[-1].append(size)
     for sizes, end in zip(chunks, accumulate(map(sum, chunks)), strict=True):
         yield slice(end - sum(sizes), end), sizes
+
+
+def _clip_gradient_(grad: Tensor, values: Tensor, bound: float | None):
+    """Sets a gradient to 0 where a value reached its bound."""
+    if bound is not None:
+        torch.ops.aten.hardtanh_backward(grad, values, -bound, bound, grad_input=grad)
 
 
 def _clip(tensor: Tensor, bound: float | None) -> Tensor:

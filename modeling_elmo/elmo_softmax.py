@@ -12,7 +12,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from .elmo_backends import choose_backend, forced_backend, product, suits_mkl, weight_gradient
+from .elmo_backends import (
+    choose_backend,
+    fast_linear,
+    forced_backend,
+    product,
+    product_dtype,
+    suits_mkl,
+    weight_gradient,
+)
 
 try:  # optional, only for CUDA
     from cut_cross_entropy import linear_cross_entropy
@@ -20,6 +28,7 @@ except (ImportError, RuntimeError):  # triton raises the second if it finds no d
     linear_cross_entropy = None
 
 CHUNK_LOGITS = 1 << 25  # logits in memory at a time: 128 MB in float32 for every vocabulary
+CHUNK_PREDICTIONS = 640  # maximum predictions per chunk on CPU: the logits of a small vocabulary stay in the cache
 PAD_LOGIT = -1e4  # finite for kernels, also in float16; its exponential is 0
 
 
@@ -41,10 +50,9 @@ class ELMoSoftmax(nn.Module):
     """A full, sampled or adaptive softmax (`config.softmax_type`). `<PAD>` is not a class and has no probability.
 
     Full and sampled softmax have the same parameters. The sampled softmax has a cheaper gradient in training, and is
-    the full softmax in eval mode. The adaptive softmax (Grave et al. 2017) is `torch.nn.AdaptiveLogSoftmaxWithLoss`
-    over the words without `<PAD>`, with rarer words in narrower clusters. It computes in the dtype of its weights, also
-    under autocast. Sampled and adaptive softmax need a vocabulary in descending order of frequency, as `elmo
-    vocabulary` writes it.
+    the full softmax in eval mode. The adaptive softmax (Grave et al. 2017) has rarer words in narrower clusters. Its
+    parameters are those of `torch.nn.AdaptiveLogSoftmaxWithLoss` over the words without `<PAD>`; the loss is computed
+    here. Sampled and adaptive softmax need a vocabulary in descending order of frequency, as `elmo vocabulary` writes it.
 
     Attributes:
         sparse_gradients: whether `weight.grad` and `bias.grad` of a sampled softmax are sparse, with only the rows of
@@ -86,21 +94,16 @@ class ELMoSoftmax(nn.Module):
         """
         scale_N = hidden_NP.new_ones(len(targets_N), dtype=_sum_dtype(hidden_NP)) if scale_N is None else scale_N
         if self.adaptive is not None:
-            losses_N = -self._adaptive(self.adaptive, hidden_NP, targets_N - (targets_N > self.pad_token_id).long())[0]
-        elif self.training and self.softmax_type == "sampled":
+            return self._adaptive_loss(hidden_NP, targets_N, scale_N)
+        if self.training and self.softmax_type == "sampled":
             return self._sampled(hidden_NP, targets_N, scale_N, candidates or self.sample())
-        elif choose_path(hidden_NP)[0] == "cut_cross_entropy":
+        if choose_path(hidden_NP)[0] == "cut_cross_entropy":
             losses_N = _cut_cross_entropy(hidden_NP, self.weight, self._bias_without_pad(PAD_LOGIT), targets_N)
-        else:
-            excluded_V = torch.arange(len(self.bias), device=self.bias.device) == self.pad_token_id
-            competition = Competition(torch.zeros_like(excluded_V, dtype=_sum_dtype(hidden_NP)), excluded_V)
-            return cross_entropy(hidden_NP, self.weight, self.bias, competition, targets_N, scale_N)
-        losses_N = losses_N.to(_sum_dtype(hidden_NP))
-        loss = (scale_N * losses_N).sum()
-        if self.adaptive is not None:
-            # torch skips clusters without a target, but DistributedDataParallel waits for all gradients.
-            loss = loss + 0 * sum(parameter.flatten()[0] for parameter in self.adaptive.tail.parameters())
-        return loss, losses_N.detach()
+            losses_N = losses_N.to(_sum_dtype(hidden_NP))
+            return (scale_N * losses_N).sum(), losses_N.detach()
+        excluded_V = torch.arange(len(self.bias), device=self.bias.device) == self.pad_token_id
+        competition = Competition(torch.zeros_like(excluded_V, dtype=_sum_dtype(hidden_NP)), excluded_V)
+        return cross_entropy(hidden_NP, self.weight, self.bias, competition, targets_N, scale_N)
 
     def log_probabilities(self, hidden_NP: Tensor) -> Tensor:
         """Log-probabilities `(N, V)` of all words under the full softmax, minus infinity at `<PAD>`.
@@ -151,6 +154,26 @@ class ELMoSoftmax(nn.Module):
         places_N = places[len(candidates.ids_C) :]
         return cross_entropy(hidden_NP, weight_RP, bias_R, Competition(-counts_R, excluded_R), places_N, scale_N)
 
+    def _adaptive_loss(self, hidden_NP: Tensor, targets_N: Tensor, scale_N: Tensor) -> tuple[Tensor, Tensor]:
+        """`torch.nn.AdaptiveLogSoftmaxWithLoss` with the products and the gradients of `cross_entropy`.
+
+        A frequent word is a class of the head. The loss of a rare word is that of its cluster in the head, plus its own
+        in the cluster.
+        """
+        ranks_N, cutoffs = targets_N - (targets_N > self.pad_token_id).long(), self.adaptive.cutoffs
+        clusters_N = torch.bucketize(ranks_N, ranks_N.new_tensor(cutoffs[:-1]), right=True)  # 0: none
+        classes_N = torch.where(clusters_N > 0, cutoffs[0] + clusters_N - 1, ranks_N)
+        head = self.adaptive.head
+        loss, losses_N = _word_losses(hidden_NP, head.weight, head.bias, classes_N, scale_N)
+        for number, (narrow, words) in enumerate(self.adaptive.tail, 1):
+            rows_M = (clusters_N == number).nonzero()[:, 0]
+            # An empty cluster takes part with a gradient of 0, because DistributedDataParallel waits for it.
+            inner_MX, ranks_M = fast_linear(narrow, hidden_NP[rows_M]), ranks_N[rows_M] - cutoffs[number - 1]
+            zeros_R = hidden_NP.new_zeros(len(words.weight), dtype=_sum_dtype(hidden_NP))
+            more, more_M = _word_losses(inner_MX, words.weight, zeros_R, ranks_M, scale_N[rows_M])
+            loss, losses_N = loss + more, losses_N.index_add(0, rows_M, more_M)
+        return loss, losses_N
+
     def _adaptive(self, function: Callable, hidden_NP: Tensor, *ranks_N: Tensor):
         # torch's module adds float32 to bfloat16 under autocast, which raises.
         with torch.autocast(hidden_NP.device.type, enabled=False):
@@ -193,7 +216,7 @@ def _log_expected_count(ranks: Tensor, tries: Tensor, classes: int, dtype: torch
 
 def choose_path(hidden_NP: Tensor) -> tuple[str, str]:
     """The path of the full softmax, `"cut_cross_entropy"` or `"chunked"`, and the reason for the choice."""
-    dtype = _product_dtype(hidden_NP)
+    dtype = product_dtype(hidden_NP)
     if forced_backend() == "reference":
         return "chunked", "forced"
     if linear_cross_entropy is None:
@@ -215,11 +238,18 @@ def _cut_cross_entropy(hidden_NP: Tensor, weight_VP: Tensor, bias_V: Tensor, tar
     It needs CUDA. It has no bias, so a column of ones adds the bias, and columns of zeros keep the rows aligned. Unlike
     the chunked path, it may sum the gradient of the weight in half precision.
     """
-    dtype, zeros = _product_dtype(hidden_NP), -(hidden_NP.shape[1] + 1) % 16
+    dtype, zeros = product_dtype(hidden_NP), -(hidden_NP.shape[1] + 1) % 16
     hidden = F.pad(F.pad(hidden_NP.to(dtype), (0, 1), value=1.0), (0, zeros))
     weight = F.pad(torch.cat([weight_VP.to(dtype), bias_V[:, None].to(dtype)], 1), (0, zeros))
     # By default, `filter_eps` leaves out small gradients.
     return linear_cross_entropy(hidden, weight, targets_N, reduction="none", filter_eps=None)
+
+
+def _word_losses(hidden_NP, weight_RP, bias_R, targets_N, scale_N) -> tuple[Tensor, Tensor]:
+    """`cross_entropy` over all rows."""
+    offset_R = torch.zeros_like(bias_R, dtype=_sum_dtype(hidden_NP))
+    excluded_R = torch.zeros_like(bias_R, dtype=torch.bool)
+    return cross_entropy(hidden_NP, weight_RP, bias_R, Competition(offset_R, excluded_R), targets_N, scale_N)
 
 
 def cross_entropy(
@@ -259,21 +289,26 @@ def _losses_and_gradients(wanted, hidden_NP, weight_RP, bias_R, offset_R, exclud
     sums = _sum_dtype(hidden_NP)
     added_R = bias_R.to(sums) + offset_R
     competing_R = added_R.masked_fill(excluded_R, -math.inf)
+    # On CPU, logits in float32 cost less than logits in bfloat16 and a cast.
+    exact = (hidden_NP.to(sums), weight_RP.to(sums)) if fast else None
     hidden_NP, weight_RP = _for_products(hidden_NP, weight_RP)
+    wide_NP, wide_RP = exact or (hidden_NP, weight_RP)
     gradients = _Gradients(wanted, hidden_NP, weight_RP, scale_N.to(sums), fast)
     losses_N, step = added_R.new_empty(len(targets_N)), max(1, CHUNK_LOGITS // len(bias_R))
+    step = min(step, CHUNK_PREDICTIONS) if fast else step
     room_BR = added_R.new_empty(min(step, len(targets_N)), len(bias_R))
-    for start in range(0, len(targets_N), step):
-        chunk = slice(start, start + step)
-        hidden_BP, targets_B1 = hidden_NP[chunk], targets_N[chunk, None]
-        own_BP = hidden_BP.to(sums) * weight_RP[targets_N[chunk]].to(sums)
-        own_B1 = own_BP.sum(1, keepdim=True) + added_R[targets_B1]
-        logits_BR = _logits(hidden_BP, weight_RP, competing_R, fast, room_BR[: len(hidden_BP)])
-        highest_B1 = logits_BR.scatter_(1, targets_B1, own_B1).amax(1, keepdim=True)
-        total_B1 = logits_BR.sub_(highest_B1).exp_().sum(1, keepdim=True)
-        losses_N[chunk] = (total_B1.log() + (highest_B1 - own_B1))[:, 0]
-        if any(wanted):
-            gradients.add(chunk, logits_BR.scatter_add_(1, targets_B1, -total_B1), total_B1)
+    with torch.autocast(hidden_NP.device.type, enabled=False):  # the dtypes are chosen
+        for start in range(0, len(targets_N), step):
+            chunk = slice(start, start + step)
+            hidden_BP, targets_B1 = wide_NP[chunk], targets_N[chunk, None]
+            own_BP = hidden_BP.to(sums) * wide_RP[targets_N[chunk]].to(sums)
+            own_B1 = own_BP.sum(1, keepdim=True) + added_R[targets_B1]
+            logits_BR = _logits(hidden_BP, wide_RP, competing_R, fast, room_BR[: len(hidden_BP)])
+            highest_B1 = logits_BR.scatter_(1, targets_B1, own_B1).amax(1, keepdim=True)
+            total_B1 = logits_BR.sub_(highest_B1).exp_().sum(1, keepdim=True)
+            losses_N[chunk] = (total_B1.log() + (highest_B1 - own_B1))[:, 0]
+            if any(wanted):
+                gradients.add(chunk, logits_BR.scatter_add_(1, targets_B1, -total_B1), total_B1)
     return (scale_N * losses_N).sum(), losses_N, gradients.kept()
 
 
@@ -323,18 +358,11 @@ class _Gradients:
 
 def _logits(hidden_BP: Tensor, weight_RP: Tensor, added_R: Tensor, fast: bool, room_BR: Tensor) -> Tensor:
     """Logits in the dtype of `added_R`. `room_BR` is memory for them: to allocate it each time would be slower."""
-    if fast and hidden_BP.dtype == added_R.dtype:
+    if fast:
         return product(hidden_BP, weight_RP, added_R)
     if hidden_BP.dtype == added_R.dtype:
         return torch.addmm(added_R, hidden_BP, weight_RP.t(), out=room_BR)
     return torch.add(hidden_BP @ weight_RP.t(), added_R, out=room_BR)
-
-
-def _product_dtype(hidden: Tensor) -> torch.dtype:
-    device = hidden.device.type
-    if torch.is_autocast_enabled(device) and hidden.dtype != torch.float64:
-        return torch.get_autocast_dtype(device)
-    return hidden.dtype
 
 
 def _sum_dtype(hidden: Tensor) -> torch.dtype:
@@ -342,5 +370,5 @@ def _sum_dtype(hidden: Tensor) -> torch.dtype:
 
 
 def _for_products(hidden_NP: Tensor, weight_RP: Tensor) -> tuple[Tensor, Tensor]:
-    dtype = _product_dtype(hidden_NP)
+    dtype = product_dtype(hidden_NP)
     return hidden_NP.to(dtype), weight_RP.to(dtype)

@@ -237,6 +237,26 @@ def test_bfloat16_keeps_the_cell_in_float32():
     assert error.sqrt() < 1e-2
 
 
+@pytest.mark.skipif(not torch.ops.mkldnn._is_mkldnn_bf16_supported(), reason="oneDNN has no bfloat16 here")
+@pytest.mark.parametrize("order", ["forward_N", "backward_N"])
+def test_training_under_autocast_is_near_float64(order):
+    """Products in bfloat16, cells in float32: as near as the definition under autocast, in values and gradients."""
+    config = make_config(lstm_hidden_size=64, projection_size=16, cell_clip=0.7, projection_clip=0.5)
+    exact = gradients(make_lstm(config, dtype=torch.float64), config, "reference", order)
+    errors = {}
+    for backend in ("training", "reference"):
+        lstm = make_lstm(config)
+        with torch.autocast("cpu", torch.bfloat16):
+            found = gradients(lstm, config, backend, order, dtype=torch.float32)
+        assert (found[2].dtype, found[3].dtype) == (torch.bfloat16, torch.float32)  # final hidden state, final cell
+        assert {parameter.grad.dtype for parameter in lstm.parameters()} == {torch.float32}
+        pairs = list(zip(found, exact, strict=True))
+        errors[backend] = [float((one - two).norm() / two.norm()) for one, two in pairs]
+    assert max(errors["reference"]) < 0.05
+    for kernel, definition in zip(errors["training"], errors["reference"], strict=True):
+        assert kernel < 1.5 * definition + 1e-3
+
+
 def test_torch_lstm_refuses_clips():
     config = make_config(projection_clip=None)
     message = "has no clips, but this model has cell_clip=3.0 and projection_clip=None. Use another backend"
