@@ -52,7 +52,8 @@ class ELMoSoftmax(nn.Module):
     Full and sampled softmax have the same parameters. The sampled softmax has a cheaper gradient in training, and is
     the full softmax in eval mode. The adaptive softmax (Grave et al. 2017) has rarer words in narrower clusters. Its
     parameters are those of `torch.nn.AdaptiveLogSoftmaxWithLoss` over the words without `<PAD>`; the loss is computed
-    here. Sampled and adaptive softmax need a vocabulary in descending order of frequency, as `elmo vocabulary` writes it.
+    here. Sampled and adaptive softmax need a vocabulary in descending order of frequency, as `elmo vocabulary` writes
+    it.
 
     Attributes:
         sparse_gradients: whether `weight.grad` and `bias.grad` of a sampled softmax are sparse, with only the rows of
