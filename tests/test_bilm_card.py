@@ -376,6 +376,7 @@ def test_limits(tmp_path):
     assert "first 48 bytes (UTF-8) of a word; longer words are cut (56 of the 98,765 words of the training" in text
     assert "the longest training sentence had 1,234." in text
     assert "predicts only words of its vocabulary, or `<UNK>`" in text
+    assert "Before you compare texts, subtract the mean and the first principal directions" in text
     assert "longer words are cut.\n" in write(tmp_path, data=data)
     word_level = {"char_vocab_size": 0, "word_embedding_size": 8, "has_softmax": False}
     text = write(tmp_path, config=ELMoConfig.from_preset("tiny", **word_level), data=data)

@@ -81,6 +81,15 @@ def test_vectors_are_means_of_the_mixed_words(folder):
     assert model.preprocess(TEXTS)["character_ids"].shape[2] == 50
 
 
+def test_options_of_the_configuration_choose_a_layer(folder):
+    tokens = SentenceTransformer(str(folder), device="cpu", config_kwargs={"scalar_mix_mode": 0})
+    model, tokenizer = ELMoModel.from_pretrained(folder), ELMoTokenizer.from_pretrained(folder)
+    with torch.no_grad():
+        layer = model(**tokenizer("He is in London.", return_tensors="pt")).hidden_states[0]
+        expected = model.scalar_mix.gamma * layer[0, 1:-1].mean(0)
+    assert_same(tokens.encode("He is in London."), expected.numpy())
+
+
 def test_prompts_lengths_and_similarity(folder, tmp_path):
     model = load(folder)
     cut, whole, other = mean_vectors(folder, ["He is", "He is in London.", "London."])
