@@ -254,14 +254,21 @@ def test_schedules():
     assert cosine[0][51] == pytest.approx(1e-3 * 0.5 * (1 + math.cos(math.pi * 49 / 198)))
     linear = rates(OptimizationArguments(learning_rate=1.0, lr_scheduler_type="linear", warmup_steps=2), 6)
     assert linear == [pytest.approx([0, 0.5, 1, 0.75, 0.5, 0.25, 0])] * 2
+    for decay_steps in (4, 0.5):
+        options = {"lr_scheduler_type": "warmup_stable_decay", "decay_steps": decay_steps}
+        stable = rates(OptimizationArguments(learning_rate=1.0, warmup_steps=2, **options), 10, sparse=False)
+        falling = [1 - math.sqrt(part) for part in (0, 0.25, 0.5, 0.75, 1)]
+        assert stable == [pytest.approx([0, 0.5, 1, 1, 1, 1, *falling])]
     constant = rates(OptimizationArguments(optim="adagrad", learning_rate=1.0, warmup_steps=4), 6, sparse=False)
     assert constant == [[0, 0.25, 0.5, 0.75, 1, 1, 1]]
 
 
 def test_warm_up_that_is_longer_than_the_training():
-    arguments = OptimizationArguments(warmup_steps=11)
-    with pytest.raises(ValueError, match="--warmup_steps 11 is more than the 10 steps of the training. Pass fewer, or"):
-        make_schedules(make_optimizers(Model(False), arguments), arguments, 10)
+    decay = {"lr_scheduler_type": "warmup_stable_decay", "warmup_steps": 4, "decay_steps": 7}
+    for options, name, steps in (({"warmup_steps": 11}, "warmup_steps 11", 10), (decay, "decay_steps 7", 6)):
+        arguments = OptimizationArguments(**options)
+        with pytest.raises(ValueError, match=f"--{name} is more than the {steps} steps of the training. Pass fewer"):
+            make_schedules(make_optimizers(Model(False), arguments), arguments, 10)
 
 
 def test_defaults():
@@ -271,8 +278,7 @@ def test_defaults():
     assert [getattr(adamw, name) for name in names] == [1e-3, "cosine", 0.01, 1.0, 1.0]
     assert OptimizationArguments(optim="adagrad", unroll_steps=35).gradient_scale == 35.0
     given = OptimizationArguments(optim="adagrad", max_grad_norm=0, gradient_scale=1.0, warmup_steps=5)
-    assert (given.max_grad_norm, given.gradient_scale, given.get_warmup_steps(100)) == (0, 1.0, 5)
-    assert [adamw.get_warmup_steps(steps) for steps in (0, 1, 100, 250)] == [0, 1, 1, 3]
+    assert (given.max_grad_norm, given.gradient_scale, given.warmup_steps) == (0, 1.0, 5)
 
 
 @pytest.mark.parametrize(
@@ -287,6 +293,8 @@ def test_defaults():
         ({"max_grad_norm": -1}, "--max_grad_norm -1: pass 0 or more"),
         ({"warmup_steps": -1}, "--warmup_steps -1: pass 0 or more"),
         ({"warmup_steps": 1.5}, "--warmup_steps 1.5: pass a whole number, or a share below 1"),
+        ({"decay_steps": -1}, "--decay_steps -1: pass 0 or more"),
+        ({"decay_steps": 2.5}, "--decay_steps 2.5: pass a whole number, or a share below 1"),
         ({"adam_beta1": 1.0}, "--adam_beta1 1.0: pass a number from 0 to below 1"),
         ({"adam_beta2": -0.5}, "--adam_beta2 -0.5: pass a number from 0 to below 1"),
     ],

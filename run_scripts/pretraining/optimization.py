@@ -26,7 +26,12 @@ DEFAULTS: dict[str, dict[str, Any]] = {
 }
 
 # Schedules of transformers. "constant_with_warmup" without warm-up steps is its "constant".
-SCHEDULES = {"constant": "constant_with_warmup", "cosine": "cosine", "linear": "linear"}
+SCHEDULES = {
+    "constant": "constant_with_warmup",
+    "cosine": "cosine",
+    "linear": "linear",
+    "warmup_stable_decay": "warmup_stable_decay",
+}
 
 
 @dataclass(kw_only=True)
@@ -52,14 +57,25 @@ class OptimizationArguments:
     adam_beta1: float = field(default=0.9, metadata={"help": "Decay rate of the mean gradient (adamw)."})
     adam_beta2: float = field(default=0.999, metadata={"help": "Decay rate of the mean squared gradient (adamw)."})
     adam_epsilon: float = field(default=1e-8, metadata={"help": "Constant in the denominator of the update (adamw)."})
-    lr_scheduler_type: Literal["constant", "cosine", "linear"] | None = field(
-        default=None, metadata={"help": "Learning rate schedule. Default: constant for adagrad, cosine for adamw."}
+    lr_scheduler_type: Literal["constant", "cosine", "linear", "warmup_stable_decay"] | None = field(
+        default=None,
+        metadata={
+            "help": "Learning rate schedule. warmup_stable_decay is constant until --decay_steps before the end, for "
+            "trainings whose length is decided later. Default: constant for adagrad, cosine for adamw."
+        },
     )
     warmup_steps: float | None = field(
         default=None,
         metadata={
             "help": "Number of steps in which the learning rate rises from 0; below 1: share of all steps. Default: 0 "
             "for adagrad, 0.01 for adamw."
+        },
+    )
+    decay_steps: float = field(
+        default=0.2,
+        metadata={
+            "help": "Number of steps at the end in which the learning rate of warmup_stable_decay falls to 0, as 1 "
+            "minus the square root of their progress (Hägele et al. 2024); below 1: share of the steps after warm-up."
         },
     )
     max_grad_norm: float | None = field(
@@ -86,18 +102,15 @@ class OptimizationArguments:
         for name in ("learning_rate", "adam_epsilon", "gradient_scale", "unroll_steps"):
             if not getattr(self, name) > 0:
                 raise ValueError(f"--{name} {getattr(self, name)}: pass a number above 0.")
-        for name in ("weight_decay", "warmup_steps", "max_grad_norm"):
+        for name in ("weight_decay", "warmup_steps", "decay_steps", "max_grad_norm"):
             if not getattr(self, name) >= 0:
                 raise ValueError(f"--{name} {getattr(self, name)}: pass 0 or more.")
         for name in ("adam_beta1", "adam_beta2"):
             if not 0 <= getattr(self, name) < 1:
                 raise ValueError(f"--{name} {getattr(self, name)}: pass a number from 0 to below 1.")
-        if (self.warmup_steps or 0) > 1 and (self.warmup_steps or 0) % 1:
-            raise ValueError(f"--warmup_steps {self.warmup_steps}: pass a whole number, or a share below 1.")
-
-    def get_warmup_steps(self, num_training_steps: int) -> int:
-        given = self.warmup_steps or 0
-        return int(given) if given >= 1 else math.ceil(num_training_steps * given)
+        for name in ("warmup_steps", "decay_steps"):
+            if getattr(self, name) > 1 and getattr(self, name) % 1:
+                raise ValueError(f"--{name} {getattr(self, name)}: pass a whole number, or a share below 1.")
 
 
 def sparse_parameter_names(model: nn.Module) -> list[str]:
@@ -145,14 +158,26 @@ def make_schedules(
     optimizers: list[Optimizer], arguments: OptimizationArguments, num_training_steps: int
 ) -> list[LambdaLR]:
     """A schedule for each optimizer: the factor of its learning rate at each step."""
-    warmup_steps = arguments.get_warmup_steps(num_training_steps)
-    if warmup_steps > num_training_steps:
-        raise ValueError(
-            f"--warmup_steps {arguments.warmup_steps} is more than the {num_training_steps} steps of the training. "
-            "Pass fewer, or a share below 1."
-        )
+    warmup_steps = _number_of_steps("warmup_steps", arguments, num_training_steps)
     name = SCHEDULES[str(arguments.lr_scheduler_type)]
-    return [get_scheduler(name, optimizer, warmup_steps, num_training_steps) for optimizer in optimizers]
+    options = {}
+    if name == "warmup_stable_decay":
+        decay_steps = _number_of_steps("decay_steps", arguments, num_training_steps - warmup_steps)
+        options = {"num_decay_steps": decay_steps, "decay_type": "1-sqrt"}
+    return [
+        get_scheduler(name, optimizer, warmup_steps, num_training_steps, scheduler_specific_kwargs=options)
+        for optimizer in optimizers
+    ]
+
+
+def _number_of_steps(name: str, arguments: OptimizationArguments, num_steps: int) -> int:
+    """A number of steps that was given as a number or as a share of `num_steps`."""
+    given: float = getattr(arguments, name)
+    if given > num_steps:
+        raise ValueError(
+            f"--{name} {given} is more than the {num_steps} steps of the training. Pass fewer, or a share below 1."
+        )
+    return int(given) if given >= 1 else math.ceil(num_steps * given)
 
 
 def gathered(state: Any) -> Any:
