@@ -2,6 +2,7 @@
 
 import json
 import os
+import sys
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, Literal
@@ -31,6 +32,17 @@ AUTO_MAP = {
     "AutoModelForTokenClassification": "modeling_elmo_heads.ELMoForTokenClassification",
     "AutoModelForSequenceClassification": "modeling_elmo_heads.ELMoForSequenceClassification",
     "AutoModelForQuestionAnswering": "modeling_elmo_heads.ELMoForQuestionAnswering",
+}
+# Above these, building a model does not end or sizes of tensors overflow. No model comes near.
+MOST_LAYERS, MOST_COLUMNS, MOST_ROWS, MOST_CHARACTERS = 1000, 2**20, 2**31 - 1, 10_000
+LARGEST_SIZES = {
+    **dict.fromkeys(("num_hidden_layers", "num_highway_layers", "task_num_layers"), MOST_LAYERS),
+    **dict.fromkeys(
+        ("projection_size", "lstm_hidden_size", "word_embedding_size", "char_embedding_size"), MOST_COLUMNS
+    ),
+    **dict.fromkeys(("task_hidden_size", "task_word_embedding_size", "task_char_embedding_size"), MOST_COLUMNS),
+    **dict.fromkeys(("vocab_size", "char_vocab_size", "vocabulary_cache_size"), MOST_ROWS),
+    "max_word_length": MOST_CHARACTERS,
 }
 BILM_CLASSES = {"ELMoModel", "ELMoForPreTraining"}
 
@@ -282,12 +294,16 @@ class ELMoConfig(PreTrainedConfig):
             "task_word_embedding_size",
         ):
             _check(getattr(self, name) >= 0, name, getattr(self, name), "0 or more")
+        for name, largest in LARGEST_SIZES.items():
+            value = getattr(self, name)
+            _check(value is None or value <= largest, name, value, f"at most {largest}")
         for name in ("dropout", "elmo_dropout", "task_dropout"):
             value = getattr(self, name)
             _check(value is None or 0 <= value < 1, name, value, "a rate in [0, 1)")
         for name in ("cell_clip", "projection_clip"):
             value = getattr(self, name)
-            _check(value is None or value > 0, name, value, "a positive bound, or None for no bound")
+            valid = value is None or 0 < value <= sys.float_info.max
+            _check(valid, name, value, "a positive bound, or None for no bound")
 
     def validate_token_encoder(self):
         """Checks that a word has characters, a vector, or both, and that the filters fit into it."""
@@ -305,10 +321,14 @@ class ELMoConfig(PreTrainedConfig):
         self._check_filters("task_char_cnn_filters")
 
     def _check_filters(self, name: str):
+        _check(
+            len(getattr(self, name)) <= MOST_LAYERS, name, len(getattr(self, name)), f"at most {MOST_LAYERS} filters"
+        )
         for item in getattr(self, name):
             valid = isinstance(item, list) and len(item) == 2 and all(type(n) is int and n > 0 for n in item)
             _check(valid, name, item, "pairs [width, number] of positive integers")
             _check(item[0] <= self.max_word_length, name, item, "widths up to `max_word_length`")
+            _check(item[1] <= MOST_COLUMNS, name, item, f"numbers up to {MOST_COLUMNS}")
 
     def validate_special_tokens(self):
         """Checks that the four special words have different ids in the vocabulary."""
