@@ -63,6 +63,7 @@ MOST_OBJECTS, LONGEST_NAME = (
     10_000,
     200,
 )  # groups and arrays of an HDF5 file; the original models have 60, of 43 letters
+ByteStream = IO[bytes] | gzip.GzipFile
 MOST_LEVELS = 20  # of a JSON object; options.json has 3
 
 
@@ -121,9 +122,8 @@ def search(place: Path, patterns: tuple[str, ...]) -> str | None:
     for pattern in patterns:
         found = [name for name in names if fnmatchcase(PureWindowsPath(name).name, pattern)]
         if len(found) > 1:
-            raise ValueError(
-                f"Several files match {pattern}: {', '.join(first_of(found))}. Pass the path of the file to convert."
-            )
+            names_of_all = ", ".join(first_of(found))
+            raise ValueError(f"{place}: several files match {pattern}: {names_of_all}. Pass the path of one of them.")
         if found:
             return found[0]
     return None
@@ -175,7 +175,7 @@ def decompress(path: Path, scratch: Path) -> Path:
     return expand(path, lambda: gzip.open(path), Path(tempfile.mkdtemp(dir=scratch), path.stem))
 
 
-def expand(packed: Path, unpacked: Callable[[], IO[bytes]], plain: Path) -> Path:
+def expand(packed: Path, unpacked: Callable[[], ByteStream], plain: Path) -> Path:
     """Writes the unpacked stream of a file to `plain`."""
     left = max(MOST_EXPANSION * packed.stat().st_size, ALWAYS_ALLOWED)
     with plain.open("wb") as file:
@@ -190,7 +190,7 @@ def expand(packed: Path, unpacked: Callable[[], IO[bytes]], plain: Path) -> Path
     return plain
 
 
-def _blocks(packed: Path, unpacked: Callable[[], IO[bytes]]) -> Iterator[bytes]:
+def _blocks(packed: Path, unpacked: Callable[[], ByteStream]) -> Iterator[bytes]:
     with reading(packed), unpacked() as stream:
         while block := stream.read(2**20):
             yield block
