@@ -408,5 +408,6 @@ def is_record(content: dict[str, Any], num_words: int) -> bool:
 def _flatten(section: dict[str, Any], prefix: str = "") -> dict[str, Any]:
     flat: dict[str, Any] = {}
     for name, value in section.items():
-        flat |= _flatten(value, f"{prefix}{name}.") if isinstance(value, dict) else {prefix + name: value}
+        is_section = isinstance(value, dict) and value  # an empty one is a wrong value
+        flat |= _flatten(value, f"{prefix}{name}.") if is_section else {prefix + name: value}
     return flat

@@ -237,7 +237,7 @@ def read_shapes(path: Path) -> Shapes:
     if not h5py.is_hdf5(path):
         raise ValueError(f"{path} is not an HDF5 file; pass the weights that dump_weights of bilm-tf wrote.")
     with reading(path), h5py.File(path, "r") as file:
-        headers = {name: _header(item) for name, item in islice(_objects(file), MOST_OBJECTS)}
+        headers = {name: _header(item) for name, item in islice(_hdf5_objects(file), MOST_OBJECTS)}
     if len(headers) == MOST_OBJECTS or max(map(len, headers), default=0) > LONGEST_NAME:
         raise ValueError(
             f"{path} has {len(headers)} groups and arrays, whose names have up to {max(map(len, headers))} letters; "
@@ -254,7 +254,7 @@ def read_shapes(path: Path) -> Shapes:
     return {name: header.shape for name, header in arrays.items()}
 
 
-def _objects(file: Any) -> Iterator[tuple[str, Any]]:
+def _hdf5_objects(file: Any) -> Iterator[tuple[str, Any]]:
     """All groups and arrays of an HDF5 file, and its links, which are not followed. Groups may be in themselves."""
     h5py = import_h5py()
     groups = [("", file)]

@@ -290,6 +290,7 @@ FLOATS = np.zeros((3, 2), dtype=np.float32)
         (dict(options={"char_cnn.activation": "gelu"}), "(?s)Correct .*options.json: .*char_cnn_activation.*gelu"),
         (dict(options={"lstm.dim": "32"}), "(?s)Correct .*options.json: .*lstm_hidden_size.*int"),
         (dict(options={"lstm.cell_clip": -1}), "`cell_clip` is -1"),
+        (dict(options={"lstm.use_skip_connections": {}}), "(?s)Correct .*options.json: .*use_skip_connections.*bool"),
         (dict(arrays={"char_embed": np.zeros((261, 4))}), "must have float32 arrays only.*char_embed .float64."),
         (dict(name="word_level"), "a row for each word; pass the training vocabulary"),
         (dict(arrays={"char_embed": np.float32(1)}), r"char_embed: the file has \(\), the options require \(261, 4\)"),
