@@ -34,7 +34,7 @@ AUTO_MAP = {
     "AutoModelForQuestionAnswering": "modeling_elmo_heads.ELMoForQuestionAnswering",
 }
 # Above these, building a model does not end or sizes of tensors overflow. No model comes near.
-MOST_LAYERS, MOST_COLUMNS, MOST_ROWS, MOST_CHARACTERS = 1000, 2**20, 2**31 - 1, 10_000
+MOST_LAYERS, MOST_COLUMNS, MOST_ROWS, MOST_CHARACTERS = 1000, 2**20, 2**31 - 1, 1000
 LARGEST_SIZES = {
     **dict.fromkeys(("num_hidden_layers", "num_highway_layers", "task_num_layers"), MOST_LAYERS),
     **dict.fromkeys(

@@ -64,7 +64,7 @@ MOST_OBJECTS, LONGEST_NAME = (
     200,
 )  # groups and arrays of an HDF5 file; the original models have 60, of 43 letters
 ByteStream = IO[bytes] | gzip.GzipFile
-MOST_LEVELS = 20  # of a JSON object; options.json has 3
+MOST_LEVELS, LARGEST_JSON = 20, 2**20  # of a JSON object, and its bytes; options.json has 3 levels and 500 bytes
 
 
 @contextmanager
@@ -327,6 +327,10 @@ def import_h5py():
 
 
 def read_json_object(path: Path) -> dict[str, Any]:
+    if (size := path.stat().st_size) > LARGEST_JSON:
+        raise ValueError(
+            f"{path} has {size} bytes, at most {LARGEST_JSON} are read; pass the checkpoint's options.json."
+        )
     try:
         content = json.loads(path.read_text(encoding="utf-8-sig"))
     except (ValueError, RecursionError) as error:  # not JSON, not UTF-8, or nested too deep

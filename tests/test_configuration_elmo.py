@@ -102,7 +102,7 @@ def test_other_names_pass(name):
         ),
         ({"lstm_hidden_size": 10**17}, "`lstm_hidden_size` is 100000000000000000; pass at most 1048576"),
         ({"vocabulary_cache_size": 10**10}, "`vocabulary_cache_size` is 10000000000; pass at most 2147483647"),
-        ({"max_word_length": 10**8}, "`max_word_length` is 100000000; pass at most 10000"),
+        ({"max_word_length": 10**8}, "`max_word_length` is 100000000; pass at most 1000"),
         ({"char_cnn_filters": [[1, 1]] * 1001}, "`char_cnn_filters` is 1001; pass at most 1000 filters"),
         ({"char_cnn_filters": [[1, 10**9]]}, r"`char_cnn_filters` is \[1, 1000000000\]; pass numbers up to 1048576"),
         ({"cell_clip": 0}, "`cell_clip` is 0; pass a positive bound, or None"),
@@ -164,14 +164,14 @@ def test_the_largest_sizes_are_far_above_all_models():
     """The original softmax has 793,471 words; a vocabulary cache may have more."""
     config = ELMoConfig.from_preset("original")
     for name, largest in LARGEST_SIZES.items():
-        assert largest >= 100 * (getattr(config, name) or 1), name
+        assert largest >= 20 * (getattr(config, name) or 1), name
     ELMoConfig(vocab_size=10**8, vocabulary_cache_size=10**8)
 
 
 def test_no_size_of_a_tensor_overflows():
     """At the largest widths, with few layers, on a device without memory."""
     widths = {name: size for name, size in LARGEST_SIZES.items() if size == MOST_COLUMNS}
-    largest = {**widths, "max_word_length": 10_000, "char_cnn_filters": [[10_000, MOST_COLUMNS]] * 3}
+    largest = {**widths, "max_word_length": 1000, "char_cnn_filters": [[1000, MOST_COLUMNS]] * 3}
     rows = {"vocab_size": 2**31 - 1, "char_vocab_size": 2**31 - 1, "vocabulary_cache_size": 2**31 - 1}
     with torch.device("meta"):
         modeling_elmo.ELMoModel(ELMoConfig(**largest, **rows))

@@ -359,6 +359,8 @@ def test_json(tmp_path):
         files.read_json_object(make(path, b"[1, 2]"))
     with pytest.raises(ValueError, match="o.json is not a JSON file .*pass the checkpoint's options.json"):
         files.read_json_object(make(path, b"the\nof\n"))
+    with pytest.raises(ValueError, match="o.json has 1048577 bytes, at most 1048576 are read; pass the checkpoint's"):
+        files.read_json_object(make(path, b"{}" + bytes(2**20 - 1)))
     for content in (b'{"a":' * 100_000, b"[" * 100_000, b'{"a":' * 100_000 + b"1" + b"}" * 100_000):
         with pytest.raises(ValueError, match="o.json is not a JSON file .*pass the checkpoint's options.json"):
             files.read_json_object(make(path, content))

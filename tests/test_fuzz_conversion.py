@@ -140,8 +140,8 @@ def check_answer(found, model, tokenizer, record):
     weights, options, vocabulary, _ = found
     with h5py.File(weights) as file:
         for name, array in to_original(model.state_dict(), record).items():
-            assert np.isfinite(array).all()
-            np.testing.assert_array_equal(array, file[name][()])
+            assert array.isfinite().all()
+            np.testing.assert_array_equal(array.numpy(), file[name][()])
     content = json.loads(options.read_text(encoding="utf-8-sig"))
     for path, (field, default) in OPTIONS.items():
         section, _, name = path.rpartition(".")
