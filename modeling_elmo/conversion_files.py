@@ -45,26 +45,18 @@ HUB_ERRORS: dict[type[Exception], str] = {  # GatedRepoError is a RepositoryNotF
 }
 
 
+ByteStream = IO[bytes] | gzip.GzipFile
+Shapes = dict[str, tuple[int, ...]]  # of the arrays of a file, by their full names
+
 # What the libraries for archives and HDF5 raise for damaged files, whose bytes may mean anything.
-DAMAGE = (
-    ArithmeticError,
-    EOFError,
-    LookupError,
-    OSError,
-    RuntimeError,
-    TypeError,
-    ValueError,
-    zipfile.BadZipFile,
-    zlib.error,
-)
+PYTHON_ERRORS = (ArithmeticError, EOFError, LookupError, OSError, RuntimeError, TypeError, ValueError)
+DAMAGE = (*PYTHON_ERRORS, zipfile.BadZipFile, zlib.error)
 # A compressed file may expand by this factor, or to this number of bytes. Word lists expand by 4, weights by 1.1.
 MOST_EXPANSION, ALWAYS_ALLOWED = 20, 2**26
-MOST_OBJECTS, LONGEST_NAME = (
-    10_000,
-    200,
-)  # groups and arrays of an HDF5 file; the original models have 60, of 43 letters
-ByteStream = IO[bytes] | gzip.GzipFile
-MOST_LEVELS, LARGEST_JSON = 20, 2**20  # of a JSON object, and its bytes; options.json has 3 levels and 500 bytes
+# Groups and arrays of an HDF5 file, and the letters of their names. The original models have 60, of 43 letters.
+MOST_OBJECTS, LONGEST_NAME = 10_000, 200
+# Levels and bytes of a JSON object. options.json has 3 levels and 500 bytes.
+MOST_LEVELS, LARGEST_JSON = 20, 2**20
 
 
 @contextmanager
@@ -217,9 +209,6 @@ def staged(target: Path) -> Iterator[Path]:
         staging.replace(target)
 
 
-Shapes = dict[str, tuple[int, ...]]  # of the arrays of a file, by their full names
-
-
 class ArrayHeader(NamedTuple):
     shape: tuple[int, ...] = ()
     size: int = 0  # number of bytes in the file
@@ -281,9 +270,10 @@ def _header(item: Any) -> ArrayHeader | None:
     if item.id.get_create_plist().get_nfilters():
         return ArrayHeader(problem="compressed, which h5repack -f NONE undoes")
     blocks = item.chunks or item.shape
-    size = 4 * math.prod(-(-rows // block) * block for rows, block in zip(item.shape, blocks, strict=True) if rows)
-    is_written = not item.size or item.id.get_storage_size() >= size
-    return ArrayHeader(item.shape, size if item.size else 0, None if is_written else "values never written")
+    rounded = (-(-rows // block) * block for rows, block in zip(item.shape, blocks, strict=True))
+    size = 4 * math.prod(rounded) if item.size else 0
+    is_written = item.id.get_storage_size() >= size
+    return ArrayHeader(item.shape, size, None if is_written else "values never written")
 
 
 def read_arrays(path: Path) -> dict[str, Tensor]:
