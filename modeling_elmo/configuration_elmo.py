@@ -2,6 +2,7 @@
 
 import json
 import os
+import sys
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, Literal
@@ -31,6 +32,15 @@ AUTO_MAP = {
     "AutoModelForTokenClassification": "modeling_elmo_heads.ELMoForTokenClassification",
     "AutoModelForSequenceClassification": "modeling_elmo_heads.ELMoForSequenceClassification",
     "AutoModelForQuestionAnswering": "modeling_elmo_heads.ELMoForQuestionAnswering",
+}
+# Above these, building a model does not end or sizes of tensors overflow. No model comes near.
+MOST_LAYERS, MOST_COLUMNS, MOST_ROWS, MOST_CHARACTERS = 1000, 2**20, 2**31 - 1, 1000
+LARGEST_SIZES = {
+    "num_hidden_layers num_highway_layers task_num_layers": MOST_LAYERS,
+    "projection_size lstm_hidden_size word_embedding_size char_embedding_size": MOST_COLUMNS,
+    "task_hidden_size task_word_embedding_size task_char_embedding_size": MOST_COLUMNS,
+    "vocab_size char_vocab_size vocabulary_cache_size": MOST_ROWS,
+    "max_word_length": MOST_CHARACTERS,
 }
 BILM_CLASSES = {"ELMoModel", "ELMoForPreTraining"}
 
@@ -193,9 +203,19 @@ class ELMoConfig(PreTrainedConfig):
             self.adaptive_cutoffs = list(self.adaptive_cutoffs)
 
     @classmethod
+    def get_config_dict(cls, pretrained_model_name_or_path, **kwargs):
+        try:
+            return super().get_config_dict(pretrained_model_name_or_path, **kwargs)
+        except RecursionError as error:  # of other files that are not JSON, transformers itself gives the name
+            raise ValueError(
+                f"{pretrained_model_name_or_path}: config.json is nested too deep ({error}); pass another copy."
+            ) from error
+
+    @classmethod
     def from_dict(cls, config_dict: dict[str, Any], **kwargs):
         # Before `None`, the default placement was "input", and every saved biLM has it, although it has no head.
-        is_bilm = bool(BILM_CLASSES & set(config_dict.get("architectures") or []))
+        architectures = config_dict.get("architectures")
+        is_bilm = isinstance(architectures, list) and bool(BILM_CLASSES & {*map(str, architectures)})
         if is_bilm and config_dict.get("elmo_placement") == "input":
             config_dict = {**config_dict, "elmo_placement": None}
         return super().from_dict(config_dict, **kwargs)
@@ -220,9 +240,9 @@ class ELMoConfig(PreTrainedConfig):
     @hidden_size.setter
     def hidden_size(self, value: int):
         if value != 2 * self.projection_size:
+            advice = f"Pass `projection_size={value / 2:g}` instead." if isinstance(value, (int, float)) else "Omit it."
             raise ValueError(
-                f"`hidden_size` is {value}, but must be twice `projection_size` ({self.projection_size}). "
-                f"Pass `projection_size={value / 2:g}` instead."
+                f"`hidden_size` is {value}, but must be twice `projection_size` ({self.projection_size}). {advice}"
             )
 
     @property
@@ -282,12 +302,17 @@ class ELMoConfig(PreTrainedConfig):
             "task_word_embedding_size",
         ):
             _check(getattr(self, name) >= 0, name, getattr(self, name), "0 or more")
+        for names, largest in LARGEST_SIZES.items():
+            for name in names.split():
+                value = getattr(self, name)
+                _check(value is None or value <= largest, name, value, f"at most {largest}")
         for name in ("dropout", "elmo_dropout", "task_dropout"):
             value = getattr(self, name)
             _check(value is None or 0 <= value < 1, name, value, "a rate in [0, 1)")
         for name in ("cell_clip", "projection_clip"):
             value = getattr(self, name)
-            _check(value is None or value > 0, name, value, "a positive bound, or None for no bound")
+            valid = value is None or 0 < value <= sys.float_info.max
+            _check(valid, name, value, "a positive bound, or None for no bound")
 
     def validate_token_encoder(self):
         """Checks that a word has characters, a vector, or both, and that the filters fit into it."""
@@ -305,10 +330,13 @@ class ELMoConfig(PreTrainedConfig):
         self._check_filters("task_char_cnn_filters")
 
     def _check_filters(self, name: str):
+        number = len(getattr(self, name))
+        _check(number <= MOST_LAYERS, name, f"{number} filters", f"at most {MOST_LAYERS}")
         for item in getattr(self, name):
             valid = isinstance(item, list) and len(item) == 2 and all(type(n) is int and n > 0 for n in item)
             _check(valid, name, item, "pairs [width, number] of positive integers")
             _check(item[0] <= self.max_word_length, name, item, "widths up to `max_word_length`")
+            _check(item[1] <= MOST_COLUMNS, name, item, f"numbers up to {MOST_COLUMNS}")
 
     def validate_special_tokens(self):
         """Checks that the four special words have different ids in the vocabulary."""
@@ -350,6 +378,8 @@ def _current_auto_map(given: dict[str, str]) -> dict[str, str]:
     Given entries stay, but an entry with the name of one of our classes names the file that has the class now. Older
     folders have `modeling_elmo.ELMoForTokenClassification`; folders of the Hub may have a prefix `REPOSITORY--`.
     """
+    valid = isinstance(given, dict) and all(isinstance(given.get(name, ""), str) for name in AUTO_MAP)
+    _check(valid, "auto_map", given, "a dictionary from Auto classes to `FILE.CLASS`")
     auto_map = {**AUTO_MAP, **given}
     for auto_class, reference in AUTO_MAP.items():
         repository, separator, name = auto_map[auto_class].rpartition("--")

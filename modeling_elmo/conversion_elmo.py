@@ -8,7 +8,7 @@ import re
 import tempfile
 from collections.abc import Callable, Collection
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -221,16 +221,23 @@ def load_original_checkpoint(
     pre_tokenization: str = "moses",
 ) -> tuple[ELMoModel | ELMoForPreTraining, ELMoTokenizer, OriginalRecord]:
     """The model, its tokenizer and the record for an export. Arguments: see [`convert_original_checkpoint`]."""
-    arrays = files.read_arrays(weights) | (files.read_arrays(softmax) if softmax else {})
-    record = OriginalRecord(files.read_json_object(options), any("/RNN/LSTMCell/" in name for name in arrays))
+    shapes = files.read_shapes(weights) | (files.read_shapes(softmax) if softmax else {})
+    if any(name.startswith("rnn/") for name in shapes):
+        raise ValueError(f"{weights} has arrays rnn/... {_FORWARD_ONLY}")
+    record = OriginalRecord(files.read_json_object(options), any("/RNN/LSTMCell/" in name for name in shapes))
     num_words = None
     if vocabulary:
         _, (_, *lines) = read_vocabulary(vocabulary)  # without <PAD>, which the original does not have
         num_words, record.special_rows = len(lines), [sorted(lines).index(line) for line in lines[:3]]
-    check_word_count(num_words, arrays, record.options)
-    num_characters = len(arrays.get("char_embed", ()))
-    config = options_to_config(record.options, num_characters, (num_words or 3) + 1, has_softmax=bool(softmax))
-    model = (ELMoForPreTraining if softmax else ELMoModel)(config)
+    check_word_count(vocabulary, num_words, shapes, record.options)
+    num_characters, vocab_size = files.num_rows(shapes, "char_embed"), (num_words or 3) + 1
+    config = options_to_config(record.options, num_characters, vocab_size, bool(softmax), str(options))
+    model_class = ELMoForPreTraining if softmax else ELMoModel
+    with torch.device("meta"):  # without memory, until the files are known to have these sizes
+        expected = to_original(model_class(config).state_dict(), record)
+    files.check_shapes(shapes, {name: tuple(array.shape) for name, array in expected.items()}, weights, options)
+    model = model_class(config)
+    arrays = files.read_arrays(weights) | (files.read_arrays(softmax) if softmax else {})
     model.load_state_dict(from_original(arrays, model.state_dict(), record))
     tokenizer = ELMoTokenizer(
         vocab_file=vocabulary, max_word_length=config.max_word_length, pre_tokenization=pre_tokenization
@@ -252,7 +259,6 @@ def keys_of(parameters: Collection[str], one_layer_spelling: bool = False) -> li
 def from_original(arrays: dict[str, Tensor], state: dict[str, Tensor], record: OriginalRecord) -> dict[str, Tensor]:
     """A copy of a model's `state` with the values of the original `arrays`."""
     names = {name.removeprefix("elmo."): name for name in state}
-    check_arrays(arrays, to_original({name: tensor.to("meta") for name, tensor in state.items()}, record))
     loaded = dict(state)
     for original, key in keys_of(names, record.one_layer_spelling):
         array = arrays[original]
@@ -288,61 +294,48 @@ def original_words(model_dir: str | Path, record: OriginalRecord) -> list[str]:
     return [words[i] for i in word_rows(record, len(words)).argsort()]
 
 
-def check_arrays(found: dict[str, Tensor], expected: dict[str, Tensor]):
-    if any(name.startswith("rnn/") for name in found):
-        raise ValueError(f"{_FORWARD_ONLY} Its arrays are rnn/...; biLMs have RNN_0/... and RNN_1/...")
-    shapes = [{name: tuple(array.shape) for name, array in arrays.items()} for arrays in (found, expected)]
-    problems = [
-        f"{name}: the file has {shapes[0].get(name, 'none (missing)')}, "
-        f"the options require {shapes[1].get(name, 'none (unexpected)')}"
-        for name in sorted(expected | found)
-        if shapes[0].get(name) != shapes[1].get(name)
-    ]
-    if problems:
-        raise ValueError("\n  ".join(["The weights do not match the options:", *problems]))
-
-
-def check_word_count(num_words: int | None, arrays: dict[str, Tensor], options: dict[str, Any]):
-    counts: dict[str, Any] = {
-        name: len(arrays[name]) for name in ("embedding", "softmax/W", "softmax/b") if name in arrays
-    }
+def check_word_count(vocabulary: Path | None, num_words: int | None, shapes: files.Shapes, options: dict[str, Any]):
+    by_word = ("embedding", "softmax/W", "softmax/b")
+    counts: dict[str, Any] = {name: files.num_rows(shapes, name) for name in by_word if name in shapes}
     if num_words is None and (counts or "char_cnn" not in options):
         raise ValueError("Word-level models and softmaxes have a row for each word; pass the training vocabulary.")
     if "n_tokens_vocab" in options:
         counts["n_tokens_vocab"] = options["n_tokens_vocab"]
     if num_words is not None and any(count != num_words for count in counts.values()):
         raise ValueError(
-            f"The vocabulary has {num_words} words (without blank lines, <PAD> and !!!MAXTERMID), but weights and "
+            f"{vocabulary} has {num_words} words (without blank lines, <PAD> and !!!MAXTERMID), but weights and "
             f"options have {counts}; pass the training vocabulary."
         )
 
 
-def options_to_config(options: dict[str, Any], num_characters: int, vocab_size: int, has_softmax: bool) -> ELMoConfig:
-    """The configuration for the contents of options.json. `num_characters` is the number of rows of `char_embed`."""
+def options_to_config(
+    options: dict[str, Any], num_characters: int, vocab_size: int, has_softmax: bool, source: str = "options.json"
+) -> ELMoConfig:
+    """The configuration for `options`, read from `source`. `num_characters` is the number of rows of `char_embed`."""
     if options.get("bidirectional") is False:
-        raise ValueError(f"{_FORWARD_ONLY} Its options say `bidirectional: false`.")
+        raise ValueError(f"{source} says `bidirectional: false`. {_FORWARD_ONLY}")
     given = {path: value for path, value in _flatten(options).items() if value is not None}
     has_characters = "char_cnn" in options
     table = {path: row for path, row in OPTIONS.items() if has_characters or not path.startswith("char_cnn.")}
     missing = [path for path, (_, default) in table.items() if default is REQUIRED and path not in given]
     unknown = [path for path in given if path.startswith(("lstm.", "char_cnn.")) and path not in table]
     if missing or unknown:
-        raise ValueError(f"Correct the options: missing {missing or 'none'}, unknown {unknown or 'none'}.")
+        raise ValueError(f"Correct {source}: missing {missing or 'none'}, unknown {unknown or 'none'}.")
     fields = {field: given.get(path, default) for path, (field, default) in table.items()}
     if has_characters:
-        fields["char_vocab_size"] = _num_table_rows(fields["char_vocab_size"], num_characters)
+        fields["char_vocab_size"] = _num_table_rows(fields["char_vocab_size"], num_characters, source)
     else:
         fields |= {"char_vocab_size": 0, "word_embedding_size": fields["projection_size"]}
     try:
         return ELMoConfig(**fields, vocab_size=vocab_size, has_softmax=has_softmax)
     except StrictDataclassError as error:
-        raise ValueError(f"Correct the options: {error}") from error
+        raise ValueError(f"Correct {source}: {error}") from error
 
 
-def _num_table_rows(n_characters: int, num_characters: int) -> int:
+def _num_table_rows(n_characters: int, num_characters: int, source: str) -> int:
     if n_characters not in (261, 262):
         raise ValueError(
-            f"Correct the options: char_cnn.n_characters is {n_characters!r}, but UTF-8 models have 261 or 262."
+            f"Correct {source}: char_cnn.n_characters is {n_characters!r}, but UTF-8 models have 261 or 262."
         )
     # One more than the original, for padding words. Early versions trained a 262nd row, which no character uses.
     return 263 if num_characters == n_characters == 262 else 262
@@ -384,12 +377,15 @@ def read_original_record(model_dir: str | Path, config: ELMoConfig) -> OriginalR
     file = cached_file(model_dir, RECORD_FILE, _raise_exceptions_for_missing_entries=False)
     if file is None:
         return OriginalRecord(config_to_options(config))
-    record = OriginalRecord(**files.read_json_object(Path(file)))
+    content = files.read_json_object(Path(file))
+    if not is_record(content, config.vocab_size - 1):
+        raise ValueError(f"{file} is no record of this model; delete it to export the model with its config.json.")
+    record = OriginalRecord(**content)
     num_words = record.options.get("n_tokens_vocab") if record.special_rows else None
-    vocab_size = num_words + 1 if num_words else config.vocab_size
-    recorded = options_to_config(record.options, config.char_vocab_size - 1, vocab_size, config.has_softmax)
-    fields = ["vocab_size", *(field for field, _ in OPTIONS.values())]
-    if changed := [field for field in fields if getattr(recorded, field) != getattr(config, field)]:
+    vocab_size = num_words + 1 if isinstance(num_words, int) else config.vocab_size
+    recorded = options_to_config(record.options, config.char_vocab_size - 1, vocab_size, config.has_softmax, file)
+    names = ["vocab_size", *(field for field, _ in OPTIONS.values())]
+    if changed := [name for name in names if getattr(recorded, name) != getattr(config, name)]:
         raise ValueError(
             f"{RECORD_FILE} and config.json differ in {', '.join(changed)}; delete {RECORD_FILE} to export the model "
             "with its config.json."
@@ -397,8 +393,21 @@ def read_original_record(model_dir: str | Path, config: ELMoConfig) -> OriginalR
     return record
 
 
+def is_record(content: dict[str, Any], num_words: int) -> bool:
+    """Whether a JSON object has the fields of `OriginalRecord`, for a vocabulary of `num_words` words."""
+    rows = content.get("special_rows")
+    has_rows = isinstance(rows, list) and len(rows) == 3 and all(type(row) is int for row in rows)
+    return (
+        content.keys() <= {field.name for field in fields(OriginalRecord)}
+        and isinstance(content.get("options"), dict)
+        and isinstance(content.get("one_layer_spelling", False), bool)
+        and (rows is None or (has_rows and len({*rows}) == 3 and 0 <= min(rows) <= max(rows) < num_words))
+    )
+
+
 def _flatten(section: dict[str, Any], prefix: str = "") -> dict[str, Any]:
     flat: dict[str, Any] = {}
     for name, value in section.items():
-        flat |= _flatten(value, f"{prefix}{name}.") if isinstance(value, dict) else {prefix + name: value}
+        is_section = isinstance(value, dict) and value  # an empty one is a wrong value
+        flat |= _flatten(value, f"{prefix}{name}.") if is_section else {prefix + name: value}
     return flat

@@ -1,15 +1,22 @@
-"""Files of foreign checkpoints: found in folders, archives or on the Hub; written completely or not at all."""
+"""Files of foreign checkpoints: found in folders, archives or on the Hub; written completely or not at all.
+
+A foreign file may be damaged, or made to do harm. Sizes in its headers are checked before memory is allocated,
+only what is needed is unpacked, and no other file is read.
+"""
 
 import gzip
 import json
+import math
 import re
-import shutil
 import tempfile
 import zipfile
-from collections.abc import Iterator
+import zlib
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from fnmatch import fnmatchcase
+from itertools import islice
 from pathlib import Path, PureWindowsPath
-from typing import Any
+from typing import IO, Any, NamedTuple
 
 import torch
 from huggingface_hub import hf_hub_download
@@ -38,8 +45,31 @@ HUB_ERRORS: dict[type[Exception], str] = {  # GatedRepoError is a RepositoryNotF
 }
 
 
-def fetch(reference: str | Path, scratch: Path) -> Path:
-    """The local file or folder of a path, of a `.zip` archive (unpacked in `scratch`) or of `hf://...`."""
+ByteStream = IO[bytes] | gzip.GzipFile
+Shapes = dict[str, tuple[int, ...]]  # of the arrays of a file, by their full names
+
+# What the libraries for archives and HDF5 raise for damaged files, whose bytes may mean anything.
+PYTHON_ERRORS = (ArithmeticError, EOFError, LookupError, OSError, RuntimeError, TypeError, ValueError)
+DAMAGE = (*PYTHON_ERRORS, zipfile.BadZipFile, zlib.error)
+# A compressed file may expand by this factor, or to this number of bytes. Word lists expand by 4, weights by 1.1.
+MOST_EXPANSION, ALWAYS_ALLOWED = 20, 2**26
+# Groups and arrays of an HDF5 file, and the letters of their names. The original models have 60, of 43 letters.
+MOST_OBJECTS, LONGEST_NAME = 10_000, 200
+# Levels and bytes of a JSON object. options.json has 3 levels and 500 bytes.
+MOST_LEVELS, LARGEST_JSON = 20, 2**20
+
+
+@contextmanager
+def reading(path: Path) -> Iterator[None]:
+    """Errors of the library that reads `path` become errors with the name of the file."""
+    try:
+        yield
+    except DAMAGE as error:
+        raise ValueError(f"{path} is damaged or incomplete ({error}); pass another copy.") from error
+
+
+def fetch(reference: str | Path) -> Path:
+    """The local file, folder or archive of a path or of `hf://...`."""
     if hub := HUB_REFERENCE.fullmatch(str(reference)):
         path = download(hub)
     elif str(reference).startswith("hf://"):
@@ -48,7 +78,7 @@ def fetch(reference: str | Path, scratch: Path) -> Path:
         path = Path(reference)
     if not path.exists():
         raise FileNotFoundError(f"{path} does not exist; pass a file, a folder, a .zip archive or hf://user/repo/path.")
-    return unpack(path, Path(tempfile.mkdtemp(dir=scratch))) if path.suffix.lower() == ".zip" else path
+    return path
 
 
 def download(hub: re.Match[str]) -> Path:
@@ -60,25 +90,32 @@ def download(hub: re.Match[str]) -> Path:
         raise FileNotFoundError(f"{hub[0]}: {advice.format(**hub.groupdict())}") from error
 
 
-def unpack(archive: Path, folder: Path) -> Path:
-    """Unpacks an archive. Refuses entries outside `folder`, by the path rules of any system."""
-    if not zipfile.is_zipfile(archive):
-        raise ValueError(f"{archive} is not a complete .zip archive; pass another copy, or the unpacked files.")
-    with zipfile.ZipFile(archive) as contents:
-        for entry in map(PureWindowsPath, contents.namelist()):
-            if entry.anchor or ".." in entry.parts:
-                raise ValueError(f"{archive} has the entry {str(entry)!r}, which is outside of its folder.")
-        contents.extractall(folder)
-    return folder
+def is_archive(path: Path) -> bool:
+    return path.is_file() and path.suffix.lower() == ".zip"
 
 
-def search(folder: Path, patterns: tuple[str, ...]) -> Path | None:
-    """The only file in `folder` for the first pattern that has any."""
+def names_in(place: Path) -> list[str]:
+    """The files of a folder or archive by their paths inside it. Refuses paths that lead outside, on any system."""
+    if place.is_dir():
+        return [str(path.relative_to(place)) for path in place.rglob("*") if path.is_file()]
+    if not zipfile.is_zipfile(place):
+        raise ValueError(f"{place} is not a complete .zip archive; pass another copy, or the unpacked files.")
+    with reading(place), zipfile.ZipFile(place) as archive:
+        names = [name for name in archive.namelist() if not name.endswith("/")]
+    for entry in map(PureWindowsPath, names):
+        if entry.anchor or ".." in entry.parts:
+            raise ValueError(f"{place} has the entry {str(entry)!r}, which is outside of its folder.")
+    return names
+
+
+def search(place: Path, patterns: tuple[str, ...]) -> str | None:
+    """The only file of a folder or archive for the first pattern that has any."""
+    names = sorted(names_in(place))
     for pattern in patterns:
-        found = sorted(folder.rglob(pattern))
+        found = [name for name in names if fnmatchcase(PureWindowsPath(name).name, pattern)]
         if len(found) > 1:
-            names = ", ".join(str(path.relative_to(folder)) for path in found)
-            raise ValueError(f"Several files match {pattern}: {names}. Pass the path of the file to convert.")
+            names_of_all = ", ".join(first_of(found))
+            raise ValueError(f"{place}: several files match {pattern}: {names_of_all}. Pass the path of one of them.")
         if found:
             return found[0]
     return None
@@ -86,10 +123,12 @@ def search(folder: Path, patterns: tuple[str, ...]) -> Path | None:
 
 def find(reference: str | Path, patterns: tuple[str, ...], scratch: Path) -> Path:
     """The local, uncompressed file of a reference to a file, or to a folder or archive with the file."""
-    local = fetch(reference, scratch)
-    path = local if local.is_file() else search(local, patterns)
-    if path is None:
-        raise FileNotFoundError(f"{reference} has no file {' or '.join(patterns)}; pass the path of the file.")
+    path = fetch(reference)
+    if path.is_dir() or is_archive(path):
+        name = search(path, patterns)
+        if name is None:
+            raise FileNotFoundError(f"{reference} has no file {' or '.join(patterns)}; pass the path of the file.")
+        path = unpack(path, name, scratch) if is_archive(path) else path / name
     return decompress(path, scratch) if path.suffix == ".gz" else path
 
 
@@ -101,9 +140,9 @@ def find_checkpoint(
     scratch: Path,
 ) -> tuple[Path, Path, Path | None, Path | None]:
     """The local files of the four references. A folder or archive of weights may have options and vocabulary too."""
-    local = fetch(weights, scratch)
-    if local.is_dir():
-        vocabulary = vocabulary or search(local, VOCABULARY_FILES)
+    local = fetch(weights)
+    if local.is_dir() or is_archive(local):
+        vocabulary = vocabulary or (local if search(local, VOCABULARY_FILES) else None)
     elif options is None:
         raise ValueError(f"{weights} is a single file; pass its options.json too.")
     return (
@@ -114,11 +153,44 @@ def find_checkpoint(
     )
 
 
+def unpack(archive: Path, name: str, scratch: Path) -> Path:
+    """Unpacks one file of an archive."""
+    with reading(archive), zipfile.ZipFile(archive) as contents:
+        method = contents.getinfo(name).compress_type
+    if method not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):  # LZMA takes 4 GB of memory if the file says so
+        raise ValueError(f"{archive} has {name} in the rare compression {method}; unpack it and pass the folder.")
+    plain = Path(tempfile.mkdtemp(dir=scratch), PureWindowsPath(name).name)
+    return expand(archive, lambda: zipfile.ZipFile(archive).open(name), plain)
+
+
 def decompress(path: Path, scratch: Path) -> Path:
-    plain = scratch / path.stem
-    with gzip.open(path) as packed, plain.open("wb") as file:
-        shutil.copyfileobj(packed, file)
+    return expand(path, lambda: gzip.open(path), Path(tempfile.mkdtemp(dir=scratch), path.stem))
+
+
+def expand(packed: Path, unpacked: Callable[[], ByteStream], plain: Path) -> Path:
+    """Writes the unpacked stream of a file to `plain`."""
+    left = max(MOST_EXPANSION * packed.stat().st_size, ALWAYS_ALLOWED)
+    with plain.open("wb") as file:
+        for block in _blocks(packed, unpacked):
+            file.write(block)
+            left -= len(block)
+            if left < 0:
+                raise ValueError(
+                    f"{packed} expands to more than {MOST_EXPANSION} times its size; if {plain.name} is what you "
+                    "expect, unpack it and pass the unpacked file."
+                )
     return plain
+
+
+def _blocks(packed: Path, unpacked: Callable[[], ByteStream]) -> Iterator[bytes]:
+    with reading(packed), unpacked() as stream:
+        while block := stream.read(2**20):
+            yield block
+
+
+def first_of(items: list[str], most: int = 20) -> list[str]:
+    """The items that an error lists."""
+    return items if len(items) <= most else [*items[:most], f"and {len(items) - most} more"]
 
 
 @contextmanager
@@ -137,21 +209,97 @@ def staged(target: Path) -> Iterator[Path]:
         staging.replace(target)
 
 
-def read_arrays(path: Path) -> dict[str, Tensor]:
-    """All arrays of an HDF5 file by their full names."""
+class ArrayHeader(NamedTuple):
+    shape: tuple[int, ...] = ()
+    size: int = 0  # number of bytes in the file
+    problem: str | None = None  # why the values are not float32 numbers in this file
+
+
+def read_shapes(path: Path) -> Shapes:
+    """The shapes of all arrays of an HDF5 file by their full names. The values are not read.
+
+    Raises:
+        ValueError: the values of an array are not float32 numbers, or not in this file. HDF5 reads other files if an
+            array says so, and zeros for what was never written.
+    """
     h5py = import_h5py()
     if not h5py.is_hdf5(path):
         raise ValueError(f"{path} is not an HDF5 file; pass the weights that dump_weights of bilm-tf wrote.")
-    datasets: dict[str, Any] = {}
-    try:
-        file = h5py.File(path, "r")
-    except OSError as error:
-        raise ValueError(f"{path} is damaged or incomplete ({error}); pass another copy.") from error
-    with file:
-        file.visititems(lambda name, item: datasets.update({name: item} if isinstance(item, h5py.Dataset) else {}))
-        if other := [f"{name} {item.dtype}" for name, item in datasets.items() if item.dtype != "float32"]:
-            raise ValueError(f"{path} must have float32 arrays only, for an exact export; got {', '.join(other)}.")
-        return {name: torch.as_tensor(item[()]) for name, item in datasets.items()}
+    with reading(path), h5py.File(path, "r") as file:
+        headers = {name: _header(item) for name, item in islice(_hdf5_objects(file), MOST_OBJECTS)}
+    if len(headers) == MOST_OBJECTS or max(map(len, headers), default=0) > LONGEST_NAME:
+        raise ValueError(
+            f"{path} has {len(headers)} groups and arrays, whose names have up to {max(map(len, headers))} letters; "
+            f"biLMs have less than {MOST_OBJECTS}, of up to {LONGEST_NAME}. Pass the weights of a biLM."
+        )
+    arrays = {name: header for name, header in headers.items() if header is not None}
+    if problems := [f"{name} ({header.problem})" for name, header in arrays.items() if header.problem]:
+        raise ValueError(
+            f"{path} must have float32 arrays only, for an exact export, all of them uncompressed and in this file; "
+            f"got {', '.join(first_of(problems))}. Pass the weights that dump_weights of bilm-tf wrote."
+        )
+    if (size := sum(header.size for header in arrays.values())) > path.stat().st_size:
+        raise ValueError(f"{path} is damaged or incomplete (its arrays need {size} bytes); pass another copy.")
+    return {name: header.shape for name, header in arrays.items()}
+
+
+def _hdf5_objects(file: Any) -> Iterator[tuple[str, Any]]:
+    """All groups and arrays of an HDF5 file, and its links, which are not followed. Groups may be in themselves."""
+    h5py = import_h5py()
+    groups = [("", file)]
+    for prefix, group in groups:
+        for name in group:
+            link = group.get(name, getlink=True)
+            item = group[name] if isinstance(link, h5py.HardLink) else link
+            yield prefix + name, item
+            if isinstance(item, h5py.Group) and len(prefix + name) <= LONGEST_NAME:
+                groups.append((f"{prefix}{name}/", item))
+
+
+def _header(item: Any) -> ArrayHeader | None:
+    """The header of an object of an HDF5 file; `None` for a group."""
+    h5py = import_h5py()
+    if isinstance(item, h5py.Group):
+        return None
+    if not isinstance(item, h5py.Dataset):
+        return ArrayHeader(problem="a link or a type")
+    if item.dtype != "float32" or item.shape is None:
+        return ArrayHeader(problem="no values" if item.shape is None else f"{item.dtype!s:.80}")
+    if item.external or item.is_virtual:
+        return ArrayHeader(problem="values in another file")
+    if item.id.get_create_plist().get_nfilters():
+        return ArrayHeader(problem="compressed, which h5repack -f NONE undoes")
+    blocks = item.chunks or item.shape
+    rounded = (-(-rows // block) * block for rows, block in zip(item.shape, blocks, strict=True))
+    size = 4 * math.prod(rounded) if item.size else 0
+    is_written = item.id.get_storage_size() >= size
+    return ArrayHeader(item.shape, size, None if is_written else "values never written")
+
+
+def read_arrays(path: Path) -> dict[str, Tensor]:
+    """All arrays of an HDF5 file by their full names; see [`read_shapes`]."""
+    shapes = read_shapes(path)
+    with reading(path), import_h5py().File(path, "r") as file:
+        arrays = {name: torch.as_tensor(file[name][()]) for name in shapes}
+    if wrong := [name for name, array in arrays.items() if not array.isfinite().all()]:
+        raise ValueError(f"{path} has NaN or infinite values in {', '.join(first_of(wrong))}; pass another copy.")
+    return arrays
+
+
+def num_rows(shapes: Shapes, name: str) -> int:
+    """The number of rows of an array; 0 if it has none, or if there is no such array."""
+    return (*shapes.get(name, ()), 0)[0]
+
+
+def check_shapes(found: Shapes, expected: Shapes, weights: Path, options: Path):
+    problems = [
+        f"{name}: the file has {found.get(name, 'none (missing)')}, "
+        f"the options require {expected.get(name, 'none (unexpected)')}"
+        for name in sorted(expected | found)
+        if found.get(name) != expected.get(name)
+    ]
+    if problems:
+        raise ValueError("\n  ".join([f"{weights} does not match {options}:", *first_of(problems)]))
 
 
 def write_arrays(arrays: dict[str, Tensor], path: Path):
@@ -169,13 +317,29 @@ def import_h5py():
 
 
 def read_json_object(path: Path) -> dict[str, Any]:
+    if (size := path.stat().st_size) > LARGEST_JSON:
+        raise ValueError(
+            f"{path} has {size} bytes, at most {LARGEST_JSON} are read; pass the checkpoint's options.json."
+        )
     try:
         content = json.loads(path.read_text(encoding="utf-8-sig"))
-    except ValueError as error:  # not JSON, or not UTF-8
+    except (ValueError, RecursionError) as error:  # not JSON, not UTF-8, or nested too deep
         raise ValueError(f"{path} is not a JSON file ({error}); pass the checkpoint's options.json.") from error
+    if has_more_levels(content, MOST_LEVELS):
+        raise ValueError(f"{path} is nested more than {MOST_LEVELS} levels deep; pass the checkpoint's options.json.")
     if not isinstance(content, dict):
         raise ValueError(f"{path} must be a JSON object, got {str(content)[:80]!r}; pass the options.json.")
     return content
+
+
+def has_more_levels(content: Any, levels: int) -> bool:
+    level = [content]
+    for _ in range(levels + 1):
+        inner = [
+            value.values() if isinstance(value, dict) else value for value in level if isinstance(value, (dict, list))
+        ]
+        level = [value for values in inner for value in values]
+    return bool(level)
 
 
 def write_json_object(content: dict[str, Any], path: Path):

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from modeling_elmo import ELMoConfig, ELMoForPreTraining, ELMoForTokenClassification, ELMoModel
+from modeling_elmo import ELMoConfig, ELMoForPreTraining, ELMoForTokenClassification, ELMoModel, conversion_files
 from modeling_elmo.conversion_elmo import (
     RECORD_FILE,
     convert_original_checkpoint,
@@ -279,16 +279,40 @@ FLOATS = np.zeros((3, 2), dtype=np.float32)
         ),
         (dict(options={"lstm.n_layers": 3}), r"RNN_1/RNN/MultiRNNCell/Cell2/LSTMCell/W_P_0: the file has none"),
         (dict(options={"char_cnn": None, "n_tokens_vocab": 7}), "a row for each word; pass the training vocabulary"),
-        (dict(arrays={"rnn/MultiRNNCell/Cell0/LSTMCell/kernel": FLOATS}), "forward-only .* arrays are rnn/"),
-        (dict(options={"bidirectional": False}), "forward-only .* `bidirectional: false`"),
+        (
+            dict(arrays={"rnn/MultiRNNCell/Cell0/LSTMCell/kernel": FLOATS}),
+            "weights.hdf5 has arrays rnn/.* forward-only",
+        ),
+        (dict(options={"bidirectional": False}), "options.json says `bidirectional: false`. .* forward-only"),
         (dict(options={"lstm": None}), r"missing \['lstm.dim', 'lstm.projection_dim'\], unknown none"),
         (dict(options={"lstm.peepholes": True}), r"missing none, unknown \['lstm.peepholes'\]"),
         (dict(options={"char_cnn.n_characters": 60}), "n_characters is 60, but UTF-8 models have 261 or 262"),
-        (dict(options={"char_cnn.activation": "gelu"}), "(?s)Correct the options: .*char_cnn_activation.*gelu"),
-        (dict(options={"lstm.dim": "32"}), "(?s)Correct the options: .*lstm_hidden_size.*int"),
+        (dict(options={"char_cnn.activation": "gelu"}), "(?s)Correct .*options.json: .*char_cnn_activation.*gelu"),
+        (dict(options={"lstm.dim": "32"}), "(?s)Correct .*options.json: .*lstm_hidden_size.*int"),
         (dict(options={"lstm.cell_clip": -1}), "`cell_clip` is -1"),
-        (dict(arrays={"char_embed": np.zeros((261, 4))}), "must have float32 arrays only.*char_embed float64"),
+        (dict(options={"lstm.use_skip_connections": {}}), "(?s)Correct .*options.json: .*use_skip_connections.*bool"),
+        (dict(arrays={"char_embed": np.zeros((261, 4))}), "must have float32 arrays only.*char_embed .float64."),
         (dict(name="word_level"), "a row for each word; pass the training vocabulary"),
+        (dict(arrays={"char_embed": np.float32(1)}), r"char_embed: the file has \(\), the options require \(261, 4\)"),
+        (
+            dict(options={"lstm.n_layers": 10**9}),
+            "(?s)options.json: .*`num_hidden_layers` is 1000000000; .* at most 1000",
+        ),
+        (dict(options={"char_cnn.n_highway": 10**9}), "(?s)options.json: .*`num_highway_layers` .* at most 1000"),
+        (dict(options={"lstm.dim": 10**17}), "(?s)options.json: .*`lstm_hidden_size` is 1.*; pass at most 1048576"),
+        (
+            dict(options={"char_cnn.max_characters_per_token": 10**8}),
+            "(?s)options.json: .*`max_word_length` is 100000000",
+        ),
+        (
+            dict(options={"char_cnn.filters": [[1, 10**9]]}),
+            r"(?s)options.json: .*\[1, 1000000000\]; pass numbers up to",
+        ),
+        (dict(options={"lstm.n_layers": 40}), "weights.hdf5 does not match .*options.json:\n(.*\n){20}  and 208 more$"),
+        (
+            dict(options={"lstm.dim": 2**20, "lstm.projection_dim": 2**20}),
+            r"Cell0/LSTMCell/W_0: .* \(2097152, 4194304\)",
+        ),
     ],
 )
 def test_files_that_do_not_match_are_refused(tmp_path, spoilt, message):
@@ -317,6 +341,22 @@ def test_softmax_that_does_not_match_is_refused(tmp_path, changes, message):
     with pytest.raises(ValueError, match=message):
         convert_arrays(tmp_path, arrays, options, **{**files, **changes.get("files", {})})
     assert not (tmp_path / "model").exists()
+
+
+@pytest.mark.parametrize("sizes", [{"lstm.n_layers": 40}, {"lstm.dim": 2**20, "lstm.projection_dim": 2**20}])
+def test_sizes_are_compared_before_memory_is_allocated(tmp_path, monkeypatch, sizes):
+    devices = set()
+    build = ELMoModel.__init__
+
+    def record_device(*args, **kwargs):
+        devices.add(torch.empty(0).device.type)
+        build(*args, **kwargs)
+
+    monkeypatch.setattr(ELMoModel, "__init__", record_device)
+    monkeypatch.setattr(conversion_files, "read_arrays", None)
+    with pytest.raises(ValueError, match="weights.hdf5 does not match .*options.json:"):
+        convert_arrays(tmp_path, *spoil(options=sizes))
+    assert devices == {"meta"}
 
 
 def test_output_is_complete_or_absent(tmp_path, monkeypatch):
@@ -375,6 +415,28 @@ def test_export_of_a_changed_model(converted, tmp_path):
     model.save_pretrained(folder)
     with pytest.raises(ValueError, match="differ in vocab_size"):
         export_original_checkpoint(folder, tmp_path / "w.hdf5", tmp_path / "o.json")
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"options": []},
+        {"options": None},
+        {"one_layer_spelling": "no"},
+        {"special_rows": [0, 1]},
+        {"special_rows": [0, 1, 1]},
+        {"special_rows": [0, 1, 10**9]},
+        {"special_rows": [-1, 0, 1]},
+        {"special_rows": ["a", "b", "c"]},
+        {"more": 1},
+    ],
+)
+def test_a_damaged_record_is_refused(converted, tmp_path, change):
+    folder = shutil.copytree(converted("variants/word_level/weights.hdf5"), tmp_path / "model")
+    content = json.loads((folder / RECORD_FILE).read_text())
+    (folder / RECORD_FILE).write_text(json.dumps({**content, **change}))
+    with pytest.raises(ValueError, match=f"{RECORD_FILE} is no record of this model; delete it to export"):
+        round_trip(folder, tmp_path)
 
 
 def test_export_says_what_the_folder_lacks(tmp_path):

@@ -80,7 +80,7 @@ def test_what_is_not_there(tmp_path, scratch):
         ((weights, None), ValueError, "w.hdf5 is a single file; pass its options.json too"),
         ((archive, None), FileNotFoundError, r"has no file model.hdf5 or \*.hdf5"),
         ((weights, archive), FileNotFoundError, r"a.zip has no file options.json or meta.json"),
-        ((many, None), ValueError, r"Several files match \*.hdf5: a.hdf5, b/c.hdf5. Pass the path of the file"),
+        ((many, None), ValueError, r"b.zip: several files match \*.hdf5: a.hdf5, b/c.hdf5. Pass the path of one"),
         (("hf://user/repo", weights), ValueError, "hf://user/repo is not a file; pass hf://user/repo/path"),
     ]:
         with pytest.raises(error, match=message):
@@ -91,14 +91,85 @@ def test_what_is_not_there(tmp_path, scratch):
 def test_archives_cannot_write_outside(tmp_path, scratch, name):
     archive = make_zip(tmp_path / "evil.zip", **{"options.json": "{}", name: "evil"})
     with pytest.raises(ValueError, match="evil.zip has the entry '.*evil.hdf5', which is outside of its folder"):
-        files.fetch(archive, scratch)
+        files.find_checkpoint(archive, None, None, None, scratch)
     assert not [path for path in tmp_path.rglob("*") if path.is_file() and path != archive]
+
+
+def test_only_needed_files_are_unpacked(tmp_path, scratch):
+    path, others = (
+        tmp_path / "a.zip",
+        {"1.hdf5": "other", "2.hdf5": "other", "README": "", "data/": "", "old.hdf5/": ""},
+    )
+    make_zip(path, **others, **{"model.hdf5": "weights", "b/options.json": "{}"})
+    with zipfile.ZipFile(path, "a") as archive:
+        archive.writestr("x", "no name")
+        archive.infolist()[-1].filename = ""
+    found = files.find_checkpoint(path, None, None, None, scratch)
+    unpacked = {path for path in scratch.rglob("*") if path.is_file()}
+    assert unpacked == set(found[:2]) and [path.read_text() for path in found[:2]] == ["weights", "{}"]
+
+
+def change(content, place, value):
+    return content[:place] + bytes([value]) + content[place + 1 :]
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (lambda content: content.replace(b"weights", b"waights"), "damaged or incomplete .Bad CRC-32"),
+        (lambda content: change(content, content.index(b"PK\1\2") + 8, 1), "damaged or incomplete .*encrypted"),
+        (
+            lambda content: change(content, content.index(b"PK\1\2") + 10, 14),
+            "model.hdf5 in the rare compression 14; unpack",
+        ),
+        (lambda content: change(content, content.index(b"PK\1\2") + 44, 99), "damaged or incomplete"),
+    ],
+    ids=["content", "password", "method", "offset"],
+)
+def test_damaged_archives(tmp_path, scratch, damage, message):
+    content = make_zip(tmp_path / "a.zip", **{"model.hdf5": "weights", "options.json": "{}"}).read_bytes()
+    with pytest.raises(ValueError, match=rf"damaged.zip (is|has) {message}"):
+        files.find_checkpoint(make(tmp_path / "damaged.zip", damage(content)), None, None, None, scratch)
+
+
+@pytest.mark.parametrize(
+    ("damage", "reason"),
+    [
+        (lambda content: content[:-9], "end-of-stream"),
+        (lambda content: content[:20] + b"\xff" * 9 + content[29:], "CRC check"),
+        (lambda content: content[9:], "Not a gzipped file"),
+    ],
+)
+def test_damaged_vocabularies(tmp_path, scratch, damage, reason):
+    packed = make(tmp_path / "vocab.txt.gz", damage(gzip.compress(bytes(range(256)))))
+    with pytest.raises(ValueError, match=rf"vocab.txt.gz is damaged or incomplete \(.*{reason}.*\); pass another copy"):
+        files.find(packed, files.VOCABULARY_FILES, scratch)
+
+
+def test_files_do_not_expand_without_bound(tmp_path, scratch, monkeypatch):
+    monkeypatch.setattr(files, "ALWAYS_ALLOWED", 2**20)
+    with zipfile.ZipFile(tmp_path / "a.zip", "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("vocab.txt", bytes(2**22))
+    places = (tmp_path / "a.zip", make(tmp_path / "vocab.txt.gz", gzip.compress(bytes(2**22))))
+    for place in places:
+        with pytest.raises(ValueError, match=f"{place.name} expands to more than 20 times its size; if vocab.txt is"):
+            files.find(place, files.VOCABULARY_FILES, scratch)
+    assert all(path.stat().st_size <= 2**21 for path in scratch.rglob("*") if path.is_file())
+    monkeypatch.setattr(files, "ALWAYS_ALLOWED", 2**22)
+    for place in places:
+        assert files.find(place, files.VOCABULARY_FILES, scratch).stat().st_size == 2**22
+
+
+def test_files_of_one_name_stay_apart(tmp_path, scratch):
+    packed = [make(tmp_path / name / "w.hdf5.gz", gzip.compress(name.encode())) for name in "ab"]
+    found = files.find_checkpoint(packed[0], packed[0], None, packed[1], scratch)
+    assert (found[0].read_text(), found[3].read_text()) == ("a", "b")
 
 
 @pytest.mark.parametrize(
     ("reference", "revision"), [("hf://nlp/elmo/en/model.hdf5", None), ("hf://nlp/elmo@v1.0/en/model.hdf5", "v1.0")]
 )
-def test_hub_references(tmp_path, scratch, monkeypatch, reference, revision):
+def test_hub_references(tmp_path, monkeypatch, reference, revision):
     calls = []
 
     def download(repo_id, filename, *, revision):
@@ -106,7 +177,7 @@ def test_hub_references(tmp_path, scratch, monkeypatch, reference, revision):
         return str(make(tmp_path / "cache" / filename))
 
     monkeypatch.setattr(files, "hf_hub_download", download)
-    assert files.fetch(reference, scratch) == tmp_path / "cache/en/model.hdf5"
+    assert files.fetch(reference) == tmp_path / "cache/en/model.hdf5"
     assert calls == [("nlp/elmo", "en/model.hdf5", revision)]
 
 
@@ -155,13 +226,122 @@ def test_arrays(tmp_path):
     assert all(torch.equal(found[name], arrays[name]) for name in arrays)
     with h5py.File(path, "a") as file:
         file["double"], file["text"] = np.zeros(2), "words"
-    with pytest.raises(ValueError, match="arrays.hdf5 must have float32 arrays only.* got double float64, text"):
+    with pytest.raises(ValueError, match=r"arrays.hdf5 must have float32 arrays only.* got double \(float64\), text"):
         files.read_arrays(path)
     with pytest.raises(ValueError, match="version https.* is not an HDF5 file; pass the weights"):
         files.read_arrays(make(tmp_path / "version https.hdf5", b"version https://git-lfs"))
     files.write_arrays({"a": torch.zeros(100, 100)}, path)
     with pytest.raises(ValueError, match="cut.hdf5 is damaged or incomplete"):
         files.read_arrays(make(tmp_path / "cut.hdf5", path.read_bytes()[:3000]))
+
+
+WORDS = b"private words " * 16  # 56 numbers, of which none is NaN
+
+
+def external(file, folder):
+    make(folder / "private.txt", WORDS)
+    file.create_dataset("w", (56,), "f4", external=[(str(folder / "private.txt"), 0, h5py.h5f.UNLIMITED)])
+
+
+def virtual(file, folder):
+    with h5py.File(folder / "other.hdf5", "w") as other:
+        other["x"] = np.ones(3, np.float32)
+    layout = h5py.VirtualLayout((3,), "f4")
+    layout[...] = h5py.VirtualSource(str(folder / "other.hdf5"), "x", (3,))
+    file.create_virtual_dataset("w", layout)
+
+
+def partly_written(file, folder):
+    file.create_dataset("w", (5, 5), "f4", chunks=(4, 4))[:, :4] = 1
+
+
+@pytest.mark.parametrize(
+    ("write", "problem"),
+    [
+        (external, "values in another file"),
+        (virtual, "values in another file"),
+        (lambda file, _: file.update({"w": h5py.SoftLink("/char_embed")}), "a link or a type"),
+        (lambda file, folder: file.update({"w": h5py.ExternalLink(str(folder / "w.hdf5"), "/x")}), "a link or a type"),
+        (lambda file, _: file.update({"w": np.dtype("float32")}), "a link or a type"),
+        (lambda file, _: file.update({"w": h5py.Empty("f4")}), "no values"),
+        (lambda file, _: file.create_dataset("w", (3,), "f4"), "values never written"),
+        (lambda file, _: file.create_dataset("w", (3,), "f4", chunks=True), "values never written"),
+        (lambda file, _: file.create_dataset("w", (60_000, 60_000), "f4", fillvalue=1), "values never written"),
+        (partly_written, "values never written"),
+        (
+            lambda file, _: file.create_dataset("w", data=np.ones(9, "f4"), compression="gzip"),
+            "compressed, which h5repack",
+        ),
+        (lambda file, _: file.update({"w": np.ones(3, ">f4")}), ">f4"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_values_must_be_numbers_in_the_file(tmp_path, write, problem):
+    path = tmp_path / "arrays.hdf5"
+    files.write_arrays({"char_embed": torch.ones(3)}, path)
+    with h5py.File(path, "a") as file:
+        write(file, tmp_path)
+    with pytest.raises(ValueError, match=rf"arrays.hdf5 must have float32 arrays only, .* got w \({problem}.*\). Pass"):
+        files.read_arrays(path)
+
+
+@pytest.mark.parametrize("number", [np.nan, np.inf, -np.inf])
+def test_values_must_be_finite(tmp_path, number):
+    files.write_arrays({"a/b": torch.tensor([1.0, number]), "c": torch.ones(2)}, tmp_path / "w.hdf5")
+    with pytest.raises(ValueError, match="w.hdf5 has NaN or infinite values in a/b; pass another copy"):
+        files.read_arrays(tmp_path / "w.hdf5")
+
+
+def test_all_ways_to_store_an_array(tmp_path):
+    with h5py.File(tmp_path / "w.hdf5", "w") as file:
+        file["scalar"], file["none"] = np.float32(2), np.ones((0, 3), np.float32)
+        file.create_dataset("chunks", data=np.ones((5, 7), np.float32), chunks=(4, 4))
+        compact = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
+        compact.set_layout(h5py.h5d.COMPACT)
+        file.create_dataset("compact", data=np.arange(3, dtype=np.float32), dcpl=compact)
+    assert files.read_shapes(tmp_path / "w.hdf5") == {"chunks": (5, 7), "compact": (3,), "none": (0, 3), "scalar": ()}
+    found = files.read_arrays(tmp_path / "w.hdf5")
+    assert found["scalar"] == 2 and found["none"].shape == (0, 3) and found["chunks"].sum() == 35
+    assert found["compact"].tolist() == [0, 1, 2]
+
+
+def test_trees_of_groups_end(tmp_path):
+    """A group may be in itself, and a file of a few bytes may have any number of names."""
+    with h5py.File(tmp_path / "circle.hdf5", "w") as file:
+        group = file.create_group("a" * 10)
+        group["b"] = group["c"] = group
+    with pytest.raises(ValueError, match="circle.hdf5 has 10000 groups and arrays, .*Pass the weights of a biLM"):
+        files.read_shapes(tmp_path / "circle.hdf5")
+    with h5py.File(tmp_path / "deep.hdf5", "w") as file:
+        group = file
+        for _ in range(150):
+            group = group.create_group("a")
+    with pytest.raises(ValueError, match="deep.hdf5 has .* names have up to 20. letters; .* up to 200"):
+        files.read_shapes(tmp_path / "deep.hdf5")
+
+
+def test_sizes_are_compared_with_the_file(tmp_path):
+    """Two arrays of the same bytes, as in a file that was made by hand."""
+    path = tmp_path / "w.hdf5"
+    files.write_arrays({name: torch.ones(50_000) for name in "ab"}, path)
+    assert files.read_shapes(path) == {"a": (50_000,), "b": (50_000,)}
+    with h5py.File(path) as file:
+        first, second = (file[name].id.get_offset() for name in "ab")
+    content = path.read_bytes()
+    for old, new in ((second, first), (len(content), second)):  # the address of b, the end of the file
+        assert content.count(old.to_bytes(8, "little")) == 1
+        content = content.replace(old.to_bytes(8, "little"), new.to_bytes(8, "little"))
+    with pytest.raises(ValueError, match=r"same.hdf5 is damaged or incomplete \(its arrays need 400000 bytes\)"):
+        files.read_shapes(make(tmp_path / "same.hdf5", content[:second]))
+
+
+def test_damaged_trees_have_the_name_of_the_file(tmp_path):
+    files.write_arrays({"a/b": torch.ones(3), "c": torch.ones(2)}, tmp_path / "w.hdf5")
+    content = (tmp_path / "w.hdf5").read_bytes()
+    for signature in (b"TREE", b"SNOD", b"HEAP"):
+        damaged = make(tmp_path / "damaged.hdf5", content.replace(signature, b"????"))
+        with pytest.raises(ValueError, match=r"damaged.hdf5 is damaged or incomplete \(.*\); pass another copy"):
+            files.read_arrays(damaged)
 
 
 def test_without_h5py(tmp_path, monkeypatch):
@@ -179,3 +359,14 @@ def test_json(tmp_path):
         files.read_json_object(make(path, b"[1, 2]"))
     with pytest.raises(ValueError, match="o.json is not a JSON file .*pass the checkpoint's options.json"):
         files.read_json_object(make(path, b"the\nof\n"))
+    with pytest.raises(ValueError, match="o.json has 1048577 bytes, at most 1048576 are read; pass the checkpoint's"):
+        files.read_json_object(make(path, b"{}" + bytes(2**20 - 1)))
+    for content in (b'{"a":' * 100_000, b"[" * 100_000, b'{"a":' * 100_000 + b"1" + b"}" * 100_000):
+        with pytest.raises(ValueError, match="o.json is not a JSON file .*pass the checkpoint's options.json"):
+            files.read_json_object(make(path, content))
+    for opened, closed in ((b'{"a":', b"}"), (b"[", b"]")):
+        with pytest.raises(
+            ValueError, match="o.json is nested more than 20 levels deep; pass the checkpoint's options"
+        ):
+            files.read_json_object(make(path, opened * 21 + b"1" + closed * 21))
+    assert list(files.read_json_object(make(path, b'{"a":' * 20 + b"1" + b"}" * 20))) == ["a"]
