@@ -35,11 +35,13 @@ AUTO_MAP = {
 }
 # Above these, building a model does not end or sizes of tensors overflow. No model comes near.
 MOST_LAYERS, MOST_COLUMNS, MOST_ROWS, MOST_CHARACTERS = 1000, 2**20, 2**31 - 1, 1000
+MOST_CACHED = 2**24  # words of a vocabulary cache, whose memory is allocated before its size is compared
 LARGEST_SIZES = {
     "num_hidden_layers num_highway_layers task_num_layers": MOST_LAYERS,
     "projection_size lstm_hidden_size word_embedding_size char_embedding_size": MOST_COLUMNS,
     "task_hidden_size task_word_embedding_size task_char_embedding_size": MOST_COLUMNS,
-    "vocab_size char_vocab_size vocabulary_cache_size": MOST_ROWS,
+    "vocab_size char_vocab_size": MOST_ROWS,
+    "vocabulary_cache_size": MOST_CACHED,
     "max_word_length": MOST_CHARACTERS,
 }
 BILM_CLASSES = {"ELMoModel", "ELMoForPreTraining"}

@@ -127,21 +127,6 @@ class ELMoPreTrainedModel(PreTrainedModel):
         model._freeze_as_configured()  # loading creates every parameter again, with gradients on
         return (model, info) if output_loading_info else model
 
-    @staticmethod
-    def _finalize_model_loading(model, load_config, loading_info):
-        # transformers compares the shapes too, but only after it allocated whatever config.json asks for.
-        shapes = {name: (tuple(found), tuple(size)) for name, found, size in loading_info.mismatched_keys}
-        shapes |= {name: ("none", "one") for name in loading_info.missing_keys if "vocabulary_cache." in name}
-        if load_config.ignore_mismatched_sizes:  # for parameters, which are initialized again
-            shapes = {name: pair for name, pair in shapes.items() if "vocabulary_cache." in name}
-        if shapes:
-            problems = [
-                f"{name}: the weights have {shapes[name][0]}, config.json {shapes[name][1]}" for name in sorted(shapes)
-            ]
-            folder = load_config.pretrained_model_name_or_path
-            raise RuntimeError("\n  ".join([f"The weights in {folder} do not match its config.json:", *problems]))
-        return PreTrainedModel._finalize_model_loading(model, load_config, loading_info)
-
     def save_pretrained(self, *args, **kwargs):
         """Saves the model with its code. The configuration names the classes and pipelines in the saved folder."""
         self.config.use_code_of_folder()

@@ -101,7 +101,7 @@ def test_other_names_pass(name):
             for name in ("num_hidden_layers", "num_highway_layers", "task_num_layers")
         ),
         ({"lstm_hidden_size": 10**17}, "`lstm_hidden_size` is 100000000000000000; pass at most 1048576"),
-        ({"vocabulary_cache_size": 10**10}, "`vocabulary_cache_size` is 10000000000; pass at most 2147483647"),
+        ({"vocabulary_cache_size": 10**10}, "`vocabulary_cache_size` is 10000000000; pass at most 16777216"),
         ({"max_word_length": 10**8}, "`max_word_length` is 100000000; pass at most 1000"),
         ({"hidden_size": "1024"}, "`hidden_size` is 1024, but must be twice .* Omit it"),
         ({"auto_map": True}, "`auto_map` is True; pass a dictionary from Auto classes to `FILE.CLASS`"),
@@ -168,14 +168,14 @@ def test_the_largest_sizes_are_far_above_all_models():
     config = ELMoConfig.from_preset("original")
     for names, largest in LARGEST_SIZES.items():
         assert all(largest >= 20 * (getattr(config, name) or 1) for name in names.split())
-    ELMoConfig(vocab_size=10**8, vocabulary_cache_size=10**8)
+    ELMoConfig(vocab_size=10**8, vocabulary_cache_size=10**7)
 
 
 def test_no_size_of_a_tensor_overflows():
     """At the largest widths, with few layers, on a device without memory."""
     widths = {name: size for names, size in LARGEST_SIZES.items() if size == MOST_COLUMNS for name in names.split()}
     largest = {**widths, "max_word_length": 1000, "char_cnn_filters": [[1000, MOST_COLUMNS]] * 3}
-    rows = {"vocab_size": 2**31 - 1, "char_vocab_size": 2**31 - 1, "vocabulary_cache_size": 2**31 - 1}
+    rows = {"vocab_size": 2**31 - 1, "char_vocab_size": 2**31 - 1, "vocabulary_cache_size": 2**24}
     with torch.device("meta"):
         modeling_elmo.ELMoModel(ELMoConfig(**largest, **rows))
 

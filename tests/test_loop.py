@@ -16,6 +16,7 @@ from threading import RLock
 import pytest
 import torch
 import torch.nn.functional as F
+from accelerate.state import AcceleratorState
 from datasets import Dataset
 from pretraining_worker import (
     LINES,
@@ -117,6 +118,18 @@ def test_saving_changes_nothing(tmp_path):
     assert steps_of(tmp_path / "often") == [*range(1, 11)] and steps_of(tmp_path / "never") == [10]
     assert_same(contents(last_of(tmp_path / "often"))[:1], contents(last_of(tmp_path / "never"))[:1])
     assert_same(often.progress.log, never.progress.log)
+
+
+def test_half_precision_is_near_single_precision(tmp_path):
+    losses = []
+    for number, bf16 in enumerate((False, True)):
+        AcceleratorState._reset_state()  # it allows one precision per process
+        (tmp_path / str(number)).mkdir()
+        run = pretrain(tmp_path / str(number), bf16=bf16, max_steps=14, logging_steps=1)
+        losses.append([entry["sampled_loss"] for entry in run.progress.log if "sampled_loss" in entry])
+        assert all(parameter.dtype == torch.float32 for parameter in run.plain_model.parameters())
+    AcceleratorState._reset_state()
+    assert losses[0] != losses[1] == pytest.approx(losses[0], rel=5e-3) and losses[1][-1] < losses[1][0]
 
 
 def test_dropout_is_on_and_can_be_repeated(tmp_path):

@@ -3,7 +3,6 @@
 import copy
 import json
 import math
-import re
 from pathlib import Path
 
 import numpy as np
@@ -637,40 +636,3 @@ def test_an_empty_batch_gives_empty_vectors(rows, time):
     model = make_model()
     output = model(torch.zeros(rows, time, model.config.max_word_length, dtype=torch.long))
     assert output.last_hidden_state.shape == output.elmo_embeddings.shape == (rows, time, 14)
-
-
-@pytest.mark.parametrize(
-    ("change", "ignored", "message"),
-    [
-        (
-            {"vocabulary_cache_size": 10**9},
-            True,
-            "vocabulary_cache.words: the weights have (4, 50), config.json (1000000000, 50)",
-        ),
-        (
-            {"vocabulary_cache_size": 3},
-            False,
-            "vocabulary_cache.vectors: the weights have (4, 16), config.json (3, 16)",
-        ),
-        (
-            {"lstm_hidden_size": 10**6},
-            False,
-            "layers.0.projection.weight: the weights have (16, 64), config.json (16, 1000000)",
-        ),
-    ],
-)
-def test_sizes_in_the_configuration_are_compared_with_the_weights(tmp_path, change, ignored, message):
-    """Before memory of these sizes is allocated; 200 GB for the cache."""
-    model = ELMoModel(ELMoConfig.from_preset("tiny"))
-    model.cache_vocabulary(["the", "cat"], ELMoTokenizer(), save=True)
-    model.save_pretrained(tmp_path)
-    content = json.loads((tmp_path / "config.json").read_text())
-    (tmp_path / "config.json").write_text(json.dumps({**content, **change}))
-    with pytest.raises(RuntimeError, match=f"{tmp_path} do not match its config.json:(.|\n)*{re.escape(message)}"):
-        ELMoModel.from_pretrained(tmp_path, ignore_mismatched_sizes=ignored)
-
-
-def test_a_cache_that_was_not_saved_is_missing(tmp_path):
-    ELMoModel(ELMoConfig.from_preset("tiny")).save_pretrained(tmp_path)
-    with pytest.raises(RuntimeError, match="vocabulary_cache.words: the weights have none, config.json one"):
-        ELMoModel.from_pretrained(tmp_path, vocabulary_cache_size=10**9)
