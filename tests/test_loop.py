@@ -126,7 +126,7 @@ def test_half_precision_is_near_single_precision(tmp_path):
         AcceleratorState._reset_state()  # it allows one precision per process
         (tmp_path / str(number)).mkdir()
         run = pretrain(tmp_path / str(number), bf16=bf16, max_steps=14, logging_steps=1)
-        losses.append([entry["sampled_loss"] for entry in run.progress.log if "sampled_loss" in entry])
+        losses.append([entry["loss"] for entry in run.progress.log if "loss" in entry])
         assert all(parameter.dtype == torch.float32 for parameter in run.plain_model.parameters())
     AcceleratorState._reset_state()
     assert losses[0] != losses[1] == pytest.approx(losses[0], rel=5e-3) and losses[1][-1] < losses[1][0]
