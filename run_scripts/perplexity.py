@@ -18,6 +18,7 @@ from modeling_elmo.run_scripts.pretraining.corpus import HeldOutArguments
 from modeling_elmo.run_scripts.pretraining.evaluation import Perplexity, evaluate, held_out_batches
 from modeling_elmo.run_scripts.program.command_line import ProgramParser, run
 from modeling_elmo.run_scripts.program.files import check_model, write_json
+from modeling_elmo.run_scripts.program.processes import check_processes, has_accelerator
 
 
 @dataclass(kw_only=True)
@@ -38,7 +39,8 @@ class PerplexityArguments(HeldOutArguments):
 
 def main(arguments: list[str] | None = None) -> Perplexity:
     parsed = ProgramParser(PerplexityArguments, description=__doc__).parse(arguments)
-    accelerator = Accelerator()
+    accelerator = Accelerator(cpu=not has_accelerator())
+    check_processes(accelerator.num_processes)
     check_model(parsed.model)
     tokenizer = ELMoTokenizer.from_pretrained(parsed.model)
     model = ELMoForPreTraining.from_pretrained(parsed.model, dtype=torch.float32).to(accelerator.device)

@@ -11,6 +11,7 @@ from torch.utils.data import SequentialSampler
 from transformers import Trainer, TrainingArguments
 
 from modeling_elmo.run_scripts.fine_tuning.moving_average import MovingAverage
+from modeling_elmo.run_scripts.program.processes import check_processes, has_accelerator, sole_run
 
 # Training options that scores depend on.
 RECORDED_OPTIONS = (
@@ -60,13 +61,19 @@ class TaskTrainingArguments(TrainingArguments):
                 "--prediction_loss_only and --eval_do_concat_batches false leave no predictions to score; leave them "
                 "out."
             )
+        self.use_cpu = self.use_cpu or not has_accelerator()
         super().__post_init__()  # by default it sets the loss as metric
+        check_processes(self.world_size)
         if self.adadelta and self.optim != TrainingArguments.__dataclass_fields__["optim"].default:
             raise ValueError(
                 f"--optim {self.optim.value} has no effect beside Adadelta: pass --no_adadelta, or omit it."
             )
         if not 0 <= self.ema_decay < 1:
             raise ValueError(f"--ema_decay {self.ema_decay}: pass a number from 0 up to 1, 1 excluded.")
+
+    def sole_run(self) -> AbstractContextManager:
+        """Keeps other runs out of the output folder."""
+        return sole_run(Path(self.output_dir), is_main_process=self.process_index == 0)
 
     def for_trainer(self, metric: str, has_validation: bool) -> "TaskTrainingArguments":
         """A copy for Trainer, which keeps the checkpoint with the best `metric`.
