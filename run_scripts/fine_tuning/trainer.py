@@ -61,7 +61,8 @@ class TaskTrainingArguments(TrainingArguments):
                 "--prediction_loss_only and --eval_do_concat_batches false leave no predictions to score; leave them "
                 "out."
             )
-        self.use_cpu = self.use_cpu or not has_accelerator()
+        if not has_accelerator():
+            self.use_cpu = True
         super().__post_init__()  # by default it sets the loss as metric
         check_processes(self.world_size)
         if self.adadelta and self.optim != TrainingArguments.__dataclass_fields__["optim"].default:

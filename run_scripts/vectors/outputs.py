@@ -121,8 +121,8 @@ class PartsFolder:
         about = {"lines": block.lines, "tokens": block.tokens, "shape": block.shape, "digest": self._digest.hexdigest()}
         end = self.num_lines + len(block.lines)
         path = self.folder / f"{self.num_lines:012}-{end:012}.npz"
-        with self._replacing(path) as unfinished:
-            np.savez(unfinished, flat=block.flat, about=np.frombuffer(json.dumps(about).encode(), np.uint8))
+        with self._replacing(path) as unfinished, unfinished.open("wb") as file:
+            np.savez(file, flat=block.flat, about=np.frombuffer(json.dumps(about).encode(), np.uint8))
         self.files.append(path)
         self.num_lines = end
 
@@ -163,7 +163,7 @@ class PartsFolder:
 
     @contextmanager
     def _replacing(self, path: Path) -> Iterator[Path]:
-        unfinished = self.folder / "unfinished.npz"  # numpy adds this suffix to other names
+        unfinished = self.folder / "unfinished"
         try:
             yield unfinished
             sync_file(unfinished)
