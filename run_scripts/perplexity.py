@@ -12,6 +12,7 @@ from pathlib import Path
 
 import torch
 from accelerate import Accelerator
+from tqdm.auto import tqdm
 
 from modeling_elmo import ELMoForPreTraining, ELMoTokenizer
 from modeling_elmo.run_scripts.pretraining.corpus import HeldOutArguments
@@ -46,6 +47,7 @@ def main(arguments: list[str] | None = None) -> Perplexity:
     model = ELMoForPreTraining.from_pretrained(parsed.model, dtype=torch.float32).to(accelerator.device)
     sizes = {"sentence": parsed.per_device_eval_batch_tokens, "stream": parsed.per_device_eval_batch_size}
     batches = held_out_batches(parsed, parsed.context, sizes[parsed.context], tokenizer, accelerator)
+    batches = tqdm(batches, unit=" batches", desc="reading", disable=not accelerator.is_main_process)
     found = evaluate(model, batches, parsed.context, accelerator)
     accelerator.print(f"{parsed.model}: {found}")
     if parsed.output and accelerator.is_main_process:

@@ -36,7 +36,7 @@ from modeling_elmo.run_scripts.fine_tuning.reports import (
 from modeling_elmo.run_scripts.fine_tuning.task import Record, Task
 from modeling_elmo.run_scripts.fine_tuning.trainer import TaskTrainer, TaskTrainingArguments, last_checkpoint
 from modeling_elmo.run_scripts.fine_tuning.word_vectors import WordVectors
-from modeling_elmo.run_scripts.program.files import read_json, write_json
+from modeling_elmo.run_scripts.program.files import read_json, sync, write_json
 from modeling_elmo.tokenization.elmo_characters import SPECIAL_WORDS
 
 logger = logging.get_logger(__name__)
@@ -229,6 +229,7 @@ class Experiment:
         record |= {"arm": arm.name, "train_samples": len(share)}
         if trainer.is_world_process_zero():
             write_run(folder, record, self.arguments, self.training)
+            sync(folder)
             for checkpoint in folder.glob("checkpoint-*"):  # the folder itself holds the best of them now
                 shutil.rmtree(checkpoint)
         return record

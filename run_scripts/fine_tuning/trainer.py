@@ -11,6 +11,7 @@ from torch.utils.data import SequentialSampler
 from transformers import Trainer, TrainingArguments
 
 from modeling_elmo.run_scripts.fine_tuning.moving_average import MovingAverage
+from modeling_elmo.run_scripts.program.files import sync
 from modeling_elmo.run_scripts.program.processes import check_processes, has_accelerator, sole_run
 
 # Training options that scores depend on.
@@ -166,6 +167,11 @@ class TaskTrainer(Trainer):
             super().save_model(output_dir, _internal_call)
         if self.average is not None and self.args.should_save:
             self.average.save_trained(Path(output_dir or self.args.output_dir))
+
+    def _save_rng_state(self, output_dir):
+        super()._save_rng_state(output_dir)
+        if self.args.should_save:
+            sync(Path(output_dir))  # before Trainer writes its state, which makes the checkpoint complete
 
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model=None):
         super()._load_from_checkpoint(resume_from_checkpoint, model)
