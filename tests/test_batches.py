@@ -279,30 +279,22 @@ def test_workers_are_silent(tmp_path, method):
     assert (done.stdout, done.stderr) == ("5\n", "")
 
 
-class BrokenText(Corpus):
-    """A text that ends in a mistake: of the user, or a bug."""
-
-    error: type = ValueError
-
-    def sentences(self, *_, **__):
-        yield ("a.txt", 1), "the sea"
-        if self.error is ValueError:
-            raise ValueError("a.txt, line 2 is not UTF-8")
-        yield {}["bug"]
-
-
 @both_kinds
 @pytest.mark.parametrize("num_workers", [0, 1])
-def test_a_mistake_in_the_text_is_an_error_of_the_user(kind, num_workers):
+def test_a_mistake_in_the_text_is_an_error_of_the_user(kind, num_workers, tmp_path):
     """Also if a worker reads it."""
-    with pytest.raises(ValueError, match="^a.txt, line 2 is not UTF-8$") as raised:
-        list(batch_loader(make(kind, BrokenText(("a.txt",)), repeat=False), num_workers))
+    (tmp_path / "a.txt").write_bytes("a\nna\xefve\n".encode("latin-1"))
+    batches = make(kind, Corpus.from_files([str(tmp_path / "a.txt")]), repeat=False)
+    with pytest.raises(ValueError, match=r"^\S+a.txt, line 2 is not UTF-8: .* Convert the file with") as raised:
+        list(batch_loader(batches, num_workers))
     assert is_mistake_of_user(raised.value)
 
 
 @both_kinds
 def test_a_bug_in_a_worker_keeps_its_traceback(kind, monkeypatch):
-    monkeypatch.setattr(BrokenText, "error", KeyError)
-    with pytest.raises(KeyError, match="Caught KeyError in DataLoader worker process 0.*test_batches.py") as raised:
-        list(batch_loader(make(kind, BrokenText(("a.txt",)), repeat=False), 1))
+    monkeypatch.setattr(Corpus, "sentences", lambda *_, **__: {}["bug"])
+    with pytest.raises(
+        KeyError, match=r"(?s)Caught KeyError in DataLoader worker process 0.*test_batches.py"
+    ) as raised:
+        list(batch_loader(make(kind, two_files(), repeat=False), 1))
     assert not is_mistake_of_user(raised.value)
