@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from huggingface_hub import file_exists, try_to_load_from_cache
+from huggingface_hub.constants import ENDPOINT
 from huggingface_hub.errors import GatedRepoError, HFValidationError, HTTPError
 
 from modeling_elmo.conversion_files import staged
@@ -165,6 +166,7 @@ def check_model(name_or_path: str):
         if not Path(name_or_path, "config.json").is_file():
             raise FileNotFoundError(f"{name_or_path} has no config.json; pass the folder of a model.")
         return
+    advice = "Correct the name of the model."
     try:
         if isinstance(try_to_load_from_cache(name_or_path, "config.json"), str) or file_exists(
             name_or_path, "config.json"
@@ -174,10 +176,11 @@ def check_model(name_or_path: str):
     except HFValidationError:
         reason = "it is no name on the Hub, user/name"
     except GatedRepoError:
-        reason = f"access to {name_or_path} is restricted: request it on its page, then run `hf auth login`"
+        reason = f"access to {name_or_path} is restricted"
+        advice = f"Ask to have access to it at {ENDPOINT}/{name_or_path}, then run `hf auth login`."
     except (HTTPError, OSError) as error:  # offline, no connection, a failure of the Hub
         reason = f"the Hub cannot be reached ({' '.join(str(error).split()):.200})"
-    raise FileNotFoundError(f"{name_or_path}: there is no such folder, and {reason}. Correct the name of the model.")
+    raise FileNotFoundError(f"{name_or_path}: there is no such folder, and {reason}. {advice}")
 
 
 def sync(folder: Path):
