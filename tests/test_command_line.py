@@ -324,7 +324,7 @@ def test_a_model_that_does_not_exist(name, message):
         (OfflineModeIsEnabled("offline mode is enabled"), r"cannot be reached \(offline mode is enabled\)"),
         (
             GatedRepoError("a", response=MagicMock()),
-            "access to user/model is restricted. Ask to have access to it at http",
+            "is restricted. Ask to have access to it at http",
         ),
     ],
 )
