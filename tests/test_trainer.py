@@ -58,6 +58,14 @@ def test_the_folder_of_another_run_is_refused(place, tmp_path):
         train(place, tmp_path)
 
 
+def test_a_checkpoint_reaches_the_disk_before_it_is_complete(place, tmp_path, monkeypatch):
+    contents = []
+    monkeypatch.setattr(trainer, "sync", lambda folder: contents.append({path.name for path in folder.iterdir()}))
+    train(place, tmp_path, num_train_epochs=1)
+    (files,) = contents
+    assert {"model.safetensors", "optimizer.pt", "rng_state.pth"} <= files and "trainer_state.json" not in files
+
+
 def test_trainer_neither_uploads_nor_keeps_a_token(tmp_path):
     training = TaskTrainingArguments(output_dir=str(tmp_path), push_to_hub=True, hub_token="a-token")
     found = training.for_trainer("f1", has_validation=True)
