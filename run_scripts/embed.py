@@ -24,6 +24,7 @@ from transformers.utils import logging
 
 from modeling_elmo.run_scripts.program.command_line import ProgramParser, run
 from modeling_elmo.run_scripts.program.files import TextArguments
+from modeling_elmo.run_scripts.program.processes import sole_run
 from modeling_elmo.run_scripts.vectors.embedding import (
     LayerChoice,
     PoolingChoice,
@@ -34,7 +35,7 @@ from modeling_elmo.run_scripts.vectors.embedding import (
     weights_checksum,
 )
 from modeling_elmo.run_scripts.vectors.lines import open_lines
-from modeling_elmo.run_scripts.vectors.outputs import PartsFolder, find_writer
+from modeling_elmo.run_scripts.vectors.outputs import PartsFolder, find_writer, parts_folder
 
 logger = logging.get_logger(__name__)
 
@@ -80,15 +81,16 @@ def main(arguments: list[str] | None = None) -> Path:
         logger.warning(f"The mix of {parsed.model} was never trained: it is the average of the layers.")
     choices = {name: getattr(parsed, name) for name in ("layers", "pooling", "dtype")}
     computed_by = {"compute_dtype": parsed.compute_dtype, "weights": weights_checksum(model)}
-    parts = PartsFolder(output, {**choices, "raw_text": parsed.raw_text, **computed_by})
-    blocks = embed_lines(parts.skip_finished(lines), model, tokenizer, batch_tokens=parsed.batch_tokens, **choices)
-    with tqdm(total=total, initial=parts.num_lines, unit=" lines", desc=output.name) as progress:
-        for block in blocks:
-            parts.save(block)
-            progress.update(len(block.lines))
-    if not parts.num_lines:
-        raise ValueError(f"{parsed.input or parsed.dataset} is empty: pass a text with at least one line.")
-    parts.assemble(write_output, keep_sentences=not parsed.forget_sentences)
+    with sole_run(parts_folder(output), option="--output"):
+        parts = PartsFolder(output, {**choices, "raw_text": parsed.raw_text, **computed_by})
+        blocks = embed_lines(parts.skip_finished(lines), model, tokenizer, batch_tokens=parsed.batch_tokens, **choices)
+        with tqdm(total=total, initial=parts.num_lines, unit=" lines", desc=output.name) as progress:
+            for block in blocks:
+                parts.save(block)
+                progress.update(len(block.lines))
+        if not parts.num_lines:
+            raise ValueError(f"{parsed.input or parsed.dataset} is empty: pass a text with at least one line.")
+        parts.assemble(write_output, keep_sentences=not parsed.forget_sentences)
     return output
 
 

@@ -12,12 +12,14 @@ from pathlib import Path
 
 import torch
 from accelerate import Accelerator
+from tqdm.auto import tqdm
 
 from modeling_elmo import ELMoForPreTraining, ELMoTokenizer
 from modeling_elmo.run_scripts.pretraining.corpus import HeldOutArguments
 from modeling_elmo.run_scripts.pretraining.evaluation import Perplexity, evaluate, held_out_batches
 from modeling_elmo.run_scripts.program.command_line import ProgramParser, run
 from modeling_elmo.run_scripts.program.files import check_model, write_json
+from modeling_elmo.run_scripts.program.processes import check_processes, has_accelerator
 
 
 @dataclass(kw_only=True)
@@ -38,12 +40,14 @@ class PerplexityArguments(HeldOutArguments):
 
 def main(arguments: list[str] | None = None) -> Perplexity:
     parsed = ProgramParser(PerplexityArguments, description=__doc__).parse(arguments)
-    accelerator = Accelerator()
+    accelerator = Accelerator(cpu=not has_accelerator())
+    check_processes(accelerator.num_processes)
     check_model(parsed.model)
     tokenizer = ELMoTokenizer.from_pretrained(parsed.model)
     model = ELMoForPreTraining.from_pretrained(parsed.model, dtype=torch.float32).to(accelerator.device)
     sizes = {"sentence": parsed.per_device_eval_batch_tokens, "stream": parsed.per_device_eval_batch_size}
     batches = held_out_batches(parsed, parsed.context, sizes[parsed.context], tokenizer, accelerator)
+    batches = tqdm(batches, unit=" batches", desc="reading", disable=not accelerator.is_main_process)
     found = evaluate(model, batches, parsed.context, accelerator)
     accelerator.print(f"{parsed.model}: {found}")
     if parsed.output and accelerator.is_main_process:

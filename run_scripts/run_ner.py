@@ -29,27 +29,28 @@ def main(arguments: list[str] | None = None) -> Record:
     task = Tagging(data_options)  # reads the data: task.data["train"] has the columns tokens and tags
     check_run(task, training)
 
-    vectors = head.read_word_vectors()
-    tokenizer = task_tokenizer(task, head, task.data["train"], vectors)  # with the words of the training data
-    with training.main_process_first(desc="encoding"):
-        splits = task.encode_splits(tokenizer)
-    set_seed(training.seed)
-    model = task_model(task, head, tokenizer, vectors, training.seed)  # ELMoForTokenClassification on the biLM
+    with training.sole_run():
+        vectors = head.read_word_vectors()
+        tokenizer = task_tokenizer(task, head, task.data["train"], vectors)  # with the words of the training data
+        with training.main_process_first(desc="encoding"):
+            splits = task.encode_splits(tokenizer)
+        set_seed(training.seed)
+        model = task_model(task, head, tokenizer, vectors, training.seed)  # ELMoForTokenClassification on the biLM
 
-    trainer = TaskTrainer(
-        model,
-        args=training.for_trainer(task.metric, has_validation="validation" in splits),
-        data_collator=task.collator(tokenizer),
-        train_dataset=splits["train"],
-        eval_dataset=splits.get("validation"),
-        processing_class=tokenizer,
-        compute_metrics=task.compute_metrics(splits),
-    )
-    trainer.train(resume_from_checkpoint=training.checkpoint())
-    trainer.save_model()
+        trainer = TaskTrainer(
+            model,
+            args=training.for_trainer(task.metric, has_validation="validation" in splits),
+            data_collator=task.collator(tokenizer),
+            train_dataset=splits["train"],
+            eval_dataset=splits.get("validation"),
+            processing_class=tokenizer,
+            compute_metrics=task.compute_metrics(splits),
+        )
+        trainer.train(resume_from_checkpoint=training.checkpoint())
+        trainer.save_model()
 
-    # Predictions, record.json and README.md; tables and figures in results/; the upload, if it is wanted.
-    return finish_run(trainer, task, splits, head, card, training, start)
+        # Predictions, record.json and README.md; tables and figures in results/; the upload, if it is wanted.
+        return finish_run(trainer, task, splits, head, card, training, start)
 
 
 if __name__ == "__main__":

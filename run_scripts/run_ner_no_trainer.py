@@ -7,6 +7,7 @@ It keeps the epoch with the best validation score. `accelerate launch -m` runs i
 """
 
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -21,6 +22,7 @@ from modeling_elmo.run_scripts.fine_tuning.head import BasicHeadArguments, HeadA
 from modeling_elmo.run_scripts.fine_tuning.tagging import Tagging, TaggingArguments
 from modeling_elmo.run_scripts.fine_tuning.task import SplitOutput
 from modeling_elmo.run_scripts.program.command_line import ProgramParser, run
+from modeling_elmo.run_scripts.program.processes import check_processes, has_accelerator, sole_run
 
 INPUTS = ("input_ids", "character_ids", "attention_mask", "labels")
 
@@ -45,10 +47,20 @@ def main(arguments: list[str] | None = None) -> list[dict[str, float]]:
     """Returns the scores of each epoch."""
     parser = ProgramParser(BasicHeadArguments, TaggingArguments, LoopArguments, description=__doc__)
     model_options, data_options, loop = parser.parse(arguments)
-    task, head = Tagging(data_options), HeadArguments(**vars(model_options))
+    head, task = HeadArguments(**vars(model_options)), Tagging(data_options)
     if not {"train", "validation"} <= {*task.data}:
         raise ValueError(f"There are only the splits {', '.join(task.data)}; pass --train_file and --validation_file.")
-    accelerator = Accelerator(gradient_accumulation_steps=loop.gradient_accumulation_steps)
+    accelerator = Accelerator(cpu=not has_accelerator(), gradient_accumulation_steps=loop.gradient_accumulation_steps)
+    check_processes(accelerator.num_processes)
+    with sole_run(Path(loop.output_dir), is_main_process=accelerator.is_main_process):
+        epochs = train(accelerator, task, head, loop)
+    accelerator.free_memory()  # torch may hang if DistributedDataParallel outlives its process group
+    accelerator.end_training()
+    return epochs
+
+
+def train(accelerator: Accelerator, task: Tagging, head: HeadArguments, loop: LoopArguments) -> list[dict[str, float]]:
+    """Keeps the model of the best epoch. Returns the scores of each epoch."""
     set_seed(loop.seed)
     vectors = head.read_word_vectors()
     tokenizer = task_tokenizer(task, head, task.data["train"], vectors)
@@ -71,7 +83,6 @@ def main(arguments: list[str] | None = None) -> list[dict[str, float]]:
         if accelerator.is_main_process and max(epochs, key=lambda each: each["validation"]) is epochs[-1]:
             accelerator.unwrap_model(model).save_pretrained(loop.output_dir)
             tokenizer.save_pretrained(loop.output_dir)
-    accelerator.end_training()
     return epochs
 
 

@@ -39,6 +39,7 @@ from modeling_elmo.run_scripts.pretraining.starting_model import (
 )
 from modeling_elmo.run_scripts.pretraining.streams import StreamWindows
 from modeling_elmo.run_scripts.program.command_line import ProgramParser, run
+from modeling_elmo.run_scripts.program.processes import check_processes, has_accelerator, sole_run
 
 
 @dataclass(kw_only=True)
@@ -63,12 +64,29 @@ def main(arguments: list[str] | None = None) -> Pretraining:
     held_out = check_texts(corpus_args, training_args)
     logging.disable_progress_bar()  # for single files
     accelerator = make_accelerator(training_args)
+    with sole_run(Path(training_args.output_dir), is_main_process=accelerator.is_main_process):
+        training = pretrain(accelerator, held_out, model_args, corpus_args, training_args, hub_args)
+    # DistributedDataParallel that outlives its process group may hang: torch waits for a thread that needs the GIL.
+    training.model = training.plain_model
+    accelerator.free_memory()
+    accelerator.end_training()
+    return training
+
+
+def pretrain(
+    accelerator: Accelerator,
+    held_out: Corpus | None,
+    model_args: ModelArguments,
+    corpus_args: CorpusArguments,
+    training_args: PretrainingArguments,
+    hub_args: HubArguments,
+) -> Pretraining:
     output_dir = Path(training_args.output_dir)
     checkpoint = checkpoint_to_resume(output_dir, training_args.resume_from_checkpoint, accelerator)
     if checkpoint is None:
         model_args.check()
     corpus = Corpus.from_arguments(corpus_args)
-    survey: Survey | None = broadcast_object_list([corpus.survey() if accelerator.is_main_process else None])[0]
+    survey: Survey | None = broadcast_object_list([corpus.survey(held_out) if accelerator.is_main_process else None])[0]
 
     set_seed(training_args.seed)
     if checkpoint is None:
@@ -102,7 +120,6 @@ def main(arguments: list[str] | None = None) -> Pretraining:
     training.train()
     if accelerator.is_main_process:
         publish(training, survey, corpus_args, hub_args)
-    accelerator.end_training()
     return training
 
 
@@ -128,12 +145,13 @@ def make_accelerator(arguments: PretrainingArguments) -> Accelerator:
         trackers = []  # tensorboard is only the default
     accelerator = Accelerator(
         mixed_precision="bf16" if arguments.bf16 else None,
-        cpu=arguments.use_cpu,
+        cpu=arguments.use_cpu or not has_accelerator(),
         log_with=trackers or None,
         project_dir=arguments.output_dir,
         # The other processes wait while the main process counts the words of a large text.
         kwargs_handlers=[InitProcessGroupKwargs(timeout=timedelta(days=1))],
     )
+    check_processes(accelerator.num_processes)
     if accelerator.mixed_precision not in ("no", "bf16"):
         raise ValueError(f"accelerate was given mixed_precision {accelerator.mixed_precision!r}; pass 'no' or 'bf16'.")
     return accelerator
@@ -141,6 +159,8 @@ def make_accelerator(arguments: PretrainingArguments) -> Accelerator:
 
 def checkpoint_to_resume(output_dir: Path, name: str | None, accelerator: Accelerator) -> Path | None:
     checkpoints = Checkpoints(output_dir, save_total_limit=None)
+    checkpoints.to_resume(name)  # nothing is removed from a folder that is refused
+    accelerator.wait_for_everyone()
     if accelerator.is_main_process:
         checkpoints.clean()
     accelerator.wait_for_everyone()

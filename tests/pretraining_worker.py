@@ -110,16 +110,19 @@ def assert_same(found: Any, expected: Any, where: str = ""):
 
 
 def launch(folder: Path, program: str, runs: list[Options]) -> str:
-    """Makes the runs in two processes, and writes the log or figures of each to `folder / NUMBER.json`.
+    """Makes the runs in two processes, as on a machine without accelerator.
+
+    Writes the log or figures of each run to `folder / NUMBER.json`.
 
     Returns:
         The output of both processes.
     """
     folder.mkdir(exist_ok=True)
+    runs = [{**options, "use_cpu": False} for options in runs]
     (folder / "runs.json").write_text(json.dumps([program, runs], default=str), encoding="utf-8")
     # Not `accelerate launch --cpu --num_processes 2`, which starts one process.
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2", __file__, folder]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "ACCELERATE_USE_CPU": "true"}
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
     finished = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
     assert finished.returncode == 0, finished.stderr[-4000:]
     return finished.stdout

@@ -169,9 +169,11 @@ def assert_same_weights(found: Path, expected: Path, **tolerance):
 
 
 def launch(processes: int, script: str, options: dict[str, Any], *first: str):
+    """Starts a program as on a machine without accelerator."""
     root = Path(__file__).parents[1]
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", str(processes)]
-    environment = {**os.environ, "PYTHONPATH": str(root), "OMP_NUM_THREADS": "1"}
+    environment = {**os.environ, "PYTHONPATH": str(root), "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
+    options = {name: value for name, value in options.items() if name != "use_cpu"}
     command += [str(root / "run_scripts" / f"{script}.py"), *first, *arguments_of(options)]
     finished = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
     assert finished.returncode == 0, finished.stderr[-4000:]

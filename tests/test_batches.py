@@ -30,6 +30,7 @@ from modeling_elmo import ELMoTokenizer
 from modeling_elmo.run_scripts.pretraining.batches import SentenceBatches, batch_loader
 from modeling_elmo.run_scripts.pretraining.corpus import Corpus, CorpusArguments, Survey
 from modeling_elmo.run_scripts.pretraining.streams import StreamWindows
+from modeling_elmo.run_scripts.program.command_line import is_mistake_of_user
 
 ROOT = Path(__file__).parents[1]
 RAW = [line for line in (TEXT / "en_raw.txt").read_text(encoding="utf-8").splitlines() if line.strip()]
@@ -276,3 +277,24 @@ def test_workers_are_silent(tmp_path, method):
     environment = {"PYTHONPATH": str(ROOT), "PATH": "", "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
     done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
     assert (done.stdout, done.stderr) == ("5\n", "")
+
+
+@both_kinds
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_a_mistake_in_the_text_is_an_error_of_the_user(kind, num_workers, tmp_path):
+    """Also if a worker reads it."""
+    (tmp_path / "a.txt").write_bytes("a\nna\xefve\n".encode("latin-1"))
+    batches = make(kind, Corpus.from_files([str(tmp_path / "a.txt")]), repeat=False)
+    with pytest.raises(ValueError, match=r"^\S+a.txt, line 2 is not UTF-8: .* Convert the file with") as raised:
+        list(batch_loader(batches, num_workers))
+    assert is_mistake_of_user(raised.value)
+
+
+@both_kinds
+def test_a_bug_in_a_worker_keeps_its_traceback(kind, monkeypatch):
+    monkeypatch.setattr(Corpus, "sentences", lambda *_, **__: {}["bug"])
+    with pytest.raises(
+        KeyError, match=r"(?s)Caught KeyError in DataLoader worker process 0.*test_batches.py"
+    ) as raised:
+        list(batch_loader(make(kind, two_files(), repeat=False), 1))
+    assert not is_mistake_of_user(raised.value)

@@ -300,6 +300,21 @@ def test_resolve(tmp_path):
     assert load_state(checkpoints.resolve("last"))["step"] == 10
 
 
+def test_a_folder_of_somebody_else_is_refused(tmp_path):
+    """But not the traces of a run that was killed before its first checkpoint."""
+    checkpoints = Checkpoints(tmp_path, None)
+    for name in ("vocab.txt", "runs", ".lock", ".checkpoint-5.unfinished"):
+        (tmp_path / name).touch()
+    assert checkpoints.to_resume(None) is None
+    (tmp_path / "thesis.tex").touch()
+    with pytest.raises(
+        FileExistsError, match="holds .*thesis.tex.*, and no checkpoint of this .*Pass a new or an empty"
+    ):
+        checkpoints.to_resume(None)
+    with pytest.raises(FileExistsError, match="Pass a new or an empty folder"):
+        checkpoints.to_resume(str(saved(tmp_path.with_name("other"), 5).last()))
+
+
 def test_two_runs_do_not_mix_in_a_folder(tmp_path):
     checkpoints, other = saved(tmp_path / "run", 5, 10), saved(tmp_path / "other", 5)
     assert checkpoints.to_resume("last") == tmp_path / "run" / "checkpoint-10"

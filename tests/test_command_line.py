@@ -15,14 +15,16 @@ from importlib import import_module
 from pathlib import Path
 from types import FunctionType
 from typing import Literal
+from unittest.mock import MagicMock
 
 import pytest
 import torch
+from huggingface_hub.errors import GatedRepoError, HfHubHTTPError, HTTPError, OfflineModeIsEnabled
 from transformers import AutoModel, TrainingArguments
 
 from modeling_elmo import ELMoConfig, conversion_files
 from modeling_elmo.run_scripts import modeling_elmo_cli
-from modeling_elmo.run_scripts.program import command_line
+from modeling_elmo.run_scripts.program import command_line, files
 from modeling_elmo.run_scripts.program.command_line import ProgramParser, is_mistake_of_user, run
 from modeling_elmo.run_scripts.program.files import check_model
 
@@ -312,6 +314,36 @@ def test_a_model_that_does_not_exist(name, message):
     with pytest.raises(FileNotFoundError, match=message) as raised:
         check_model(name or str(ROOT / "tests"))
     assert is_mistake_of_user(raised.value)
+
+
+@pytest.mark.parametrize(
+    ("error", "message"),
+    [
+        (HTTPError("timed\n out"), r"the Hub cannot be reached \(timed out\)\. Correct the name"),
+        (HfHubHTTPError("503 Server Error", response=MagicMock()), r"the Hub cannot be reached \(503 Server Error\)"),
+        (OfflineModeIsEnabled("offline mode is enabled"), r"cannot be reached \(offline mode is enabled\)"),
+        (
+            GatedRepoError("a", response=MagicMock()),
+            "is restricted. Ask to have access to it at http",
+        ),
+    ],
+)
+def test_a_hub_without_an_answer(error, message, monkeypatch):
+    monkeypatch.setattr(files, "file_exists", MagicMock(side_effect=error))
+    with pytest.raises(FileNotFoundError, match=f"user/model: there is no such folder, and .*{message}"):
+        check_model("user/model")
+
+
+def test_a_bug_in_the_search_for_a_model_stays_a_bug(monkeypatch):
+    monkeypatch.setattr(files, "file_exists", MagicMock(side_effect=KeyError("bug")))
+    with pytest.raises(KeyError, match="bug"):
+        check_model("user/model")
+
+
+def test_a_cached_model_needs_no_hub(tmp_path, monkeypatch):
+    monkeypatch.setattr(files, "file_exists", MagicMock(side_effect=OfflineModeIsEnabled("offline")))
+    monkeypatch.setattr(files, "try_to_load_from_cache", lambda *_: str(tmp_path / "config.json"))
+    check_model("user/model")
 
 
 # Options and help

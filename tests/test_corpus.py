@@ -95,6 +95,22 @@ def test_bad_text(tmp_path, names, error, message):
         Corpus.from_files([str(tmp_path / name) for name in names]).survey()
 
 
+def test_held_out_sentences_in_the_training_text(tmp_path, caplog):
+    """A sentence counts as often as the held-out text has it; white space and the kind of file do not matter."""
+    (tmp_path / "train.txt").write_text("a b\nc d\na b\ne f\n")
+    (tmp_path / "held_out.jsonl").write_text(
+        '{"text": ["a", "b"]}\n{"text": " c  d"}\n{"text": "a b"}\n{"text": "a"}\n'
+    )
+    (tmp_path / "other.txt").write_text("a\nb\n")
+    train, held_out, other = (
+        Corpus.from_files([str(tmp_path / name)]) for name in ("train.txt", "held_out.jsonl", "other.txt")
+    )
+    assert train.survey(other) == train.survey() and not caplog.text
+    assert train.survey(held_out) == train.survey()
+    assert "3 of 4 held-out sentences occur in the training text" in caplog.text
+    assert "train.txt: the perplexity will be too low. Pass other held-out text." in caplog.text
+
+
 def test_zstandard_is_asked_for(tmp_path, monkeypatch):
     (tmp_path / "a.txt.zst").write_bytes(zstandard.compress(b"a"))
     monkeypatch.setattr(files, "find_spec", lambda name: None)

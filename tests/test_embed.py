@@ -1,5 +1,6 @@
 """Vectors of a corpus equal the model's vectors of each sentence alone, also after interruptions."""
 
+import errno
 import gzip
 import json
 import os
@@ -21,6 +22,7 @@ from hypothesis import strategies as st
 
 from modeling_elmo import ELMoConfig, ELMoForPreTraining, ELMoModel, ELMoTokenizer
 from modeling_elmo.run_scripts import embed
+from modeling_elmo.run_scripts.program.processes import LOCK, sole_run
 from modeling_elmo.run_scripts.vectors import embedding, outputs
 
 ROOT = Path(__file__).parents[1]
@@ -340,7 +342,7 @@ def test_an_interruption_while_the_output_is_written(model_dir, corpus, tmp_path
 def test_an_interruption_while_the_parts_are_removed(model_dir, corpus, tmp_path, monkeypatch):
     output, parts = tmp_path / "v.hdf5", tmp_path / "v.hdf5.parts"
     with monkeypatch.context() as patch:
-        patch.setattr(shutil, "rmtree", lambda folder: 1 / 0)
+        patch.setattr(shutil, "rmtree", lambda *_, **__: 1 / 0)
         with pytest.raises(ZeroDivisionError):
             run(model_dir, output, input=corpus, batch_tokens=8)
     assert len(read(output)) == len(LINES) and parts.exists()
@@ -384,10 +386,62 @@ def test_a_resumed_run_with_another_input(model_dir, corpus, interrupted):
             run(model_dir, interrupted, input=write_lines(corpus, lines))
 
 
-def test_a_resumed_run_without_a_part(model_dir, corpus, interrupted):
-    min(Path(f"{interrupted}.parts").glob("*.npz")).unlink()
-    with pytest.raises(ValueError, match=r"v.hdf5.parts lacks lines 0 to \d; remove the folder"):
+@pytest.mark.parametrize("number", [0, 1])
+@pytest.mark.parametrize("damage", ["absent", "empty", "cut", "changed"])
+def test_a_damaged_part_is_computed_again(damage, number, model_dir, corpus, interrupted, monkeypatch):
+    """With the parts after it, also if the new parts have other sizes."""
+    part = sorted(Path(f"{interrupted}.parts").glob("*.npz"))[number]
+    first, content = int(part.stem.split("-")[0]), bytearray(part.read_bytes())
+    content[200] ^= 1  # of the vectors
+    part.write_bytes({"empty": b"", "cut": content[:-30]}.get(damage, content))
+    if damage == "absent":
+        part.unlink()
+    whole = read(run(model_dir, interrupted.with_name("whole.hdf5"), input=corpus))
+    embedded = count_lines(monkeypatch)
+    found = read(run(model_dir, interrupted, input=corpus, batch_tokens=7))
+    assert_close(found, whole)
+    assert embedded == [line.strip() for line in LINES[first:]]
+
+
+def test_parts_reach_the_disk_before_they_have_their_name(model_dir, corpus, tmp_path, monkeypatch):
+    synced = []
+    monkeypatch.setattr(os, "fsync", lambda descriptor: synced.append(os.fstat(descriptor).st_ino))
+    replace, replaced = os.replace, []
+    monkeypatch.setattr(os, "replace", lambda old, new: replaced.append(Path(old).stat().st_ino) or replace(old, new))
+    run(model_dir, tmp_path / "v.hdf5", input=corpus)
+    assert len(replaced) >= 3 and set(replaced) <= {*synced}  # settings, a part, the output
+
+
+def test_a_second_run_into_the_same_output_is_refused(model_dir, corpus, interrupted):
+    """While the first one lives, even if it was killed and its lock file is still there."""
+    parts = Path(f"{interrupted}.parts")
+    before = {path: path.read_bytes() for path in parts.iterdir()}
+    with (
+        sole_run(parts),
+        pytest.raises(FileExistsError, match="Another run is writing into .*v.hdf5.parts. Wait .* another --output"),
+    ):
         run(model_dir, interrupted, input=corpus)
+    assert {path: path.read_bytes() for path in parts.iterdir()} == before
+    (parts / LOCK).touch()
+    assert len(read(run(model_dir, interrupted, input=corpus))) == len(LINES)
+
+
+def test_a_full_disk(model_dir, corpus, interrupted, monkeypatch):
+    """The error names the file, and the same command goes on."""
+
+    def full(file, **arrays):
+        file.write(b"some bytes")
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))  # as numpy: without the name of the file
+
+    with monkeypatch.context() as patch:
+        patch.setattr(np, "savez", full)
+        message = (
+            r"v.hdf5.parts/\d+-\d+.npz cannot be written: No space left on device. \d lines are finished; run the same"
+        )
+        with pytest.raises(OSError, match=message):
+            run(model_dir, interrupted, input=corpus)
+    assert not Path(f"{interrupted}.parts", "unfinished").exists()
+    assert len(read(run(model_dir, interrupted, input=corpus))) == len(LINES)
 
 
 # Mistakes

@@ -287,7 +287,11 @@ def test_a_stopped_run_resumes_to_the_same_model(finished, place, tmp_path, monk
         train(place, tmp_path, seed=43, learning_rate=0.01)
     steps, training_step = [], TaskTrainer.training_step
     monkeypatch.setattr(TaskTrainer, "training_step", lambda *args: steps.append(1) or training_step(*args))
+    synced = []
+    monkeypatch.setattr(experiments, "sync", lambda folder: synced.append({path.name for path in folder.iterdir()}))
     (record,) = train(place, tmp_path, seed=43)
+    (files,) = synced  # the model reaches the disk before its checkpoints are removed
+    assert {"model.safetensors", "record.json"} <= files and any(name.startswith("checkpoint-") for name in files)
     assert len(steps) == 12  # of the second and third epoch
     expected = finished / "elmo" / "seed-43"
     assert_same_weights(tmp_path, expected)

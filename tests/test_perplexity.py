@@ -125,8 +125,9 @@ def test_sentences(folder, capsys):
     assert found.unknown_rate == unknown / predictions > 0.1
     assert found.vocabulary_size == len(WORDS) + 4
     assert found.protocol == "each sentence on its own from a zero state"
-    printed = capsys.readouterr().out
-    assert f"{found.perplexity:.2f}" in printed and f"{predictions:,} predictions" in printed
+    printed = capsys.readouterr()
+    assert f"{found.perplexity:.2f}" in printed.out and f"{predictions:,} predictions" in printed.out
+    assert "reading: " in printed.err and " batches" in printed.err  # the progress
 
 
 @pytest.mark.parametrize("tokens", [3, 16, 100, 10_000])

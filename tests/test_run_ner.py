@@ -1,14 +1,30 @@
 """The tagger's program, from files to a folder that stock tools load."""
 
 from dataclasses import fields
+from pathlib import Path
 
 import pytest
 import torch
-from task_worker import bilm, capitals, predictions_of, read_json, sentences_of, tag, train_tagger
+from task_worker import (
+    WITHOUT_DROPOUT,
+    assert_same_weights,
+    bilm,
+    capitals,
+    launch,
+    options_of,
+    predictions_of,
+    read_json,
+    sentences_of,
+    tag,
+    train_tagger,
+)
 from transformers import AutoModelForTokenClassification, AutoTokenizer, pipeline
 
 from modeling_elmo.run_scripts.fine_tuning.head import BasicHeadArguments
 from modeling_elmo.run_scripts.fine_tuning.metrics import tagging_scores
+from modeling_elmo.run_scripts.fine_tuning.trainer import last_checkpoint
+
+COUNTS = ("one", "two")
 
 
 @pytest.fixture(scope="module")
@@ -40,6 +56,20 @@ def test_the_folder_predicts_what_was_recorded(place):
     found = pipeline("token-classification", model=str(place / "run"), aggregation_strategy="simple")
     assert all(group["entity_group"] == "NAME" for group in found("We saw Paris and Rome ."))
     assert (place / "run" / "README.md").read_text(encoding="utf-8").count("token-classification") >= 2
+
+
+def test_two_processes_equal_one(place, tmp_path):
+    """On the same batches. The 20 validation sentences fill the batches of two processes: Trainer repeats none."""
+    common = {"config_overrides": WITHOUT_DROPOUT, "test_file": None}
+    two = {"per_device_train_batch_size": 3, "per_device_eval_batch_size": 5, "output_dir": tmp_path / "two"}
+    launch(2, "run_ner", options_of(place, **common, **two))
+    tag(place, **common, per_device_train_batch_size=6, output_dir=tmp_path / "one")
+    logs = [read_json(Path(last_checkpoint(tmp_path / name)) / "trainer_state.json")["log_history"] for name in COUNTS]
+    losses = [[entry["eval_loss"] for entry in log if "eval_loss" in entry] for log in logs]
+    assert losses[1] == pytest.approx(losses[0], rel=1e-5) and losses[0]
+    assert_same_weights(tmp_path / "two", tmp_path / "one", rtol=1e-4, atol=1e-5)
+    world_sizes = [read_json(tmp_path / name / "record.json")["settings"]["world_size"] for name in COUNTS]
+    assert world_sizes == [1, 2]
 
 
 def test_parts_of_speech_are_compared_by_accuracy(tmp_path):

@@ -1,12 +1,15 @@
 """The plain loop: it learns, keeps its best epoch, and scores in batches as the saved model does one by one."""
 
+import pytest
 import torch
+from accelerate.state import AcceleratorState
 from pretraining_worker import arguments_of
 from task_worker import bilm, capitals, options_of, sentences_of
 
 from modeling_elmo import ELMoForTokenClassification, ELMoTokenizer
 from modeling_elmo.run_scripts import run_ner_no_trainer
 from modeling_elmo.run_scripts.fine_tuning.metrics import tagging_scores
+from modeling_elmo.run_scripts.program.processes import sole_run
 
 
 def run(folder, **options) -> list[dict[str, float]]:
@@ -30,3 +33,16 @@ def test_the_best_epoch_is_kept(tmp_path):
     scores = tagging_scores(predicted, [tags for _, tags in gold])
     assert [epoch["epoch"] for epoch in epochs] == [1, 2, 3] and epochs[-1]["loss"] < epochs[0]["loss"]
     assert scores["f1"] == max(epoch["validation"] for epoch in epochs) > 0
+
+
+def test_refused_runs(tmp_path, monkeypatch):
+    bilm(tmp_path / "bilm")
+    with sole_run(tmp_path / "run"), pytest.raises(FileExistsError, match="Another run is writing into .*run"):
+        run(tmp_path)
+    AcceleratorState._reset_state(reset_partial_state=True)
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setattr(
+        run_ner_no_trainer, "has_accelerator", lambda: True
+    )  # else it would wait for the second process
+    with pytest.raises(RuntimeError, match="2 processes were started .WORLD_SIZE., but this run has 1"):
+        run(tmp_path)

@@ -24,6 +24,7 @@ from modeling_elmo.run_scripts.cards.card import read_result
 from modeling_elmo.run_scripts.pretraining import loop
 from modeling_elmo.run_scripts.pretraining.checkpoints import Checkpoints
 from modeling_elmo.run_scripts.pretraining.corpus import Corpus
+from modeling_elmo.run_scripts.program.processes import sole_run
 
 SHORT = {"max_steps": 2, "eval_steps": 100, "save_steps": 100}
 
@@ -112,6 +113,37 @@ def test_checkpoints_are_not_overwritten(base, tmp_path):
     assert sorted((base / "run").rglob("*")) == before
     with pytest.raises(FileNotFoundError, match="holds no checkpoints. Leave the option out to start a new training"):
         pretrain(tmp_path, resume_from_checkpoint="last")
+
+
+def test_a_second_run_changes_nothing(tmp_path):
+    """The checkpoint that the first one is writing stays."""
+    unfinished = tmp_path / "run" / ".checkpoint-7.unfinished"
+    unfinished.mkdir(parents=True)
+    (unfinished / "model.safetensors").write_bytes(b"half")
+    with sole_run(tmp_path / "run"), pytest.raises(FileExistsError, match="Another run is writing into .*run. Wait"):
+        pretrain(tmp_path, **SHORT)
+    (tmp_path / "run" / "thesis.tex").touch()
+    with pytest.raises(FileExistsError, match="run holds .*thesis.tex, and no checkpoint .* Pass a new or an empty"):
+        pretrain(tmp_path, **SHORT)
+    assert (unfinished / "model.safetensors").exists()
+
+
+def test_each_process_on_its_own_is_refused(tmp_path, monkeypatch):
+    AcceleratorState._reset_state(reset_partial_state=True)
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    for program in (run_pretraining, perplexity):
+        monkeypatch.setattr(program, "has_accelerator", lambda: True)  # else it would wait for the second process
+    with pytest.raises(RuntimeError, match="2 processes were started .WORLD_SIZE., but this run has 1"):
+        pretrain(tmp_path, **SHORT, use_cpu=False)
+    with pytest.raises(RuntimeError, match="2 processes were started .WORLD_SIZE., but this run has 1"):
+        measure(tmp_path)
+    assert not (tmp_path / "run").exists()
+
+
+def test_training_on_the_held_out_text_is_told(tmp_path, caplog):
+    options = options_of(tmp_path, **SHORT)
+    train(options | {"validation_file": options["train_file"]})
+    assert "60 of 60 held-out sentences occur in the training text" in caplog.text
 
 
 OTHERS = [

@@ -11,7 +11,9 @@ from transformers import TrainerCallback
 
 from modeling_elmo import ELMoForTokenClassification, ELMoTokenizer
 from modeling_elmo.run_scripts import run_ner
+from modeling_elmo.run_scripts.fine_tuning import trainer
 from modeling_elmo.run_scripts.fine_tuning.trainer import TaskTrainer, TaskTrainingArguments, last_checkpoint
+from modeling_elmo.run_scripts.program.processes import sole_run
 
 
 @pytest.fixture(scope="module")
@@ -42,6 +44,26 @@ def place(tmp_path_factory) -> Path:
 def test_options_that_do_not_fit_a_task(options, message, tmp_path):
     with pytest.raises(ValueError, match=message):
         TaskTrainingArguments(output_dir=str(tmp_path), **options)
+
+
+def test_each_process_on_its_own_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setattr(trainer, "has_accelerator", lambda: True)  # else it would wait for the second process
+    with pytest.raises(RuntimeError, match="2 processes were started .WORLD_SIZE., but this run has 1"):
+        TaskTrainingArguments(output_dir=str(tmp_path))
+
+
+def test_the_folder_of_another_run_is_refused(place, tmp_path):
+    with sole_run(tmp_path), pytest.raises(FileExistsError, match="Another run is writing into .* Wait for its end"):
+        train(place, tmp_path)
+
+
+def test_a_checkpoint_reaches_the_disk_before_it_is_complete(place, tmp_path, monkeypatch):
+    contents = []
+    monkeypatch.setattr(trainer, "sync", lambda folder: contents.append({path.name for path in folder.iterdir()}))
+    train(place, tmp_path, num_train_epochs=1)
+    (files,) = contents
+    assert {"model.safetensors", "optimizer.pt", "rng_state.pth"} <= files and "trainer_state.json" not in files
 
 
 def test_trainer_neither_uploads_nor_keeps_a_token(tmp_path):

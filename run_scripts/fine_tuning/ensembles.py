@@ -10,6 +10,7 @@ from modeling_elmo.run_scripts.cards.card import without_folders
 from modeling_elmo.run_scripts.fine_tuning.reports import write_predictions
 from modeling_elmo.run_scripts.fine_tuning.task import Record, SplitOutput, Task
 from modeling_elmo.run_scripts.fine_tuning.trainer import TaskTrainer, TaskTrainingArguments
+from modeling_elmo.run_scripts.program.files import check_model
 
 # Columns of encodings that tell which words a row holds.
 TOKENIZATION_COLUMNS = ("example_number", "offset_mapping")
@@ -37,6 +38,7 @@ def ensemble_record(task: Task, folders: Sequence[str], training: TaskTrainingAr
 
 def member_outputs(task: Task, folder: str, training: TaskTrainingArguments) -> dict[str, SplitOutput]:
     """The outputs of one model for each split except the training data."""
+    check_model(folder)
     model = task.model_class.from_pretrained(folder, dtype=torch.float32)
     labels = task.config.get("label2id", model.config.label2id)
     if model.config.label2id != labels or model.num_labels != len(labels):

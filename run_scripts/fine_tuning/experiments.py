@@ -36,7 +36,7 @@ from modeling_elmo.run_scripts.fine_tuning.reports import (
 from modeling_elmo.run_scripts.fine_tuning.task import Record, Task
 from modeling_elmo.run_scripts.fine_tuning.trainer import TaskTrainer, TaskTrainingArguments, last_checkpoint
 from modeling_elmo.run_scripts.fine_tuning.word_vectors import WordVectors
-from modeling_elmo.run_scripts.program.files import check_model, read_json, write_json
+from modeling_elmo.run_scripts.program.files import read_json, sync, write_json
 from modeling_elmo.tokenization.elmo_characters import SPECIAL_WORDS
 
 logger = logging.get_logger(__name__)
@@ -71,6 +71,13 @@ def run_experiment(
 ) -> list[Record]:
     """Trains all arms and seeds, or averages an ensemble, and writes tables and figures below `output_dir`."""
     check_options(task, head, arguments, training)
+    with training.sole_run():
+        return _run_experiment(task, head, arguments, training)
+
+
+def _run_experiment(
+    task: Task, head: HeadArguments, arguments: ExperimentArguments, training: TaskTrainingArguments
+) -> list[Record]:
     experiment = Experiment(task, head, arguments, training)
     ensemble = arguments.ensemble
     records = [ensemble_record(task, ensemble, training)] if ensemble else experiment.run()
@@ -116,7 +123,6 @@ class Experiment:
     def __post_init__(self):
         self.folder = Path(self.training.output_dir)
         self.trainer_arguments = self.training.for_trainer(self.task.metric, "validation" in self.task.data)
-        check_model(self.head.model_name_or_path)
         num_layers = ELMoConfig.from_pretrained(self.head.model_name_or_path).num_hidden_layers
         options = (self.arguments.ablation, self.arguments.compare_baseline, self.head.use_elmo)
         self.arms = experiment_arms(*options, num_layers)
@@ -223,6 +229,7 @@ class Experiment:
         record |= {"arm": arm.name, "train_samples": len(share)}
         if trainer.is_world_process_zero():
             write_run(folder, record, self.arguments, self.training)
+            sync(folder)
             for checkpoint in folder.glob("checkpoint-*"):  # the folder itself holds the best of them now
                 shutil.rmtree(checkpoint)
         return record

@@ -80,6 +80,7 @@ class HeadArguments(BasicHeadArguments):
     )
 
     def __post_init__(self):
+        check_model(self.model_name_or_path)  # before data and word vectors are read
         if self.word_vectors is not None and self.word_embedding_size == 0:
             raise ValueError(
                 f"--word_embedding_size 0 means no word vectors, but --word_vectors is {self.word_vectors}; leave one "
@@ -99,7 +100,6 @@ def task_tokenizer(task: Task, head: HeadArguments, train: Dataset, vectors: Wor
     A biLM that reads only characters ignores `input_ids`, so that they can be the head's words. A biLM with word
     vectors keeps its vocabulary.
     """
-    check_model(head.model_name_or_path)
     tokenizer = ELMoTokenizer.from_pretrained(head.model_name_or_path)
     if not word_vector_size(head, vectors) or ELMoConfig.from_pretrained(head.model_name_or_path).word_embedding_size:
         return tokenizer

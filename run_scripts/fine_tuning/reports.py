@@ -29,11 +29,9 @@ BASELINE_NAME = "baseline"
 
 
 def check_run(task: Task, training: TaskTrainingArguments):
-    """Raises if the data are incomplete, or if the output folder is a file or belongs to an experiment."""
+    """Raises if the data are incomplete, or if the output folder belongs to an experiment."""
     task.check_splits()
     folder = Path(training.output_dir)
-    if folder.is_file():
-        raise FileExistsError(f"--output_dir {folder} is a file; pass a folder.")
     if (folder / "settings.json").exists():
         raise FileExistsError(f"{folder} holds an experiment of `elmo reproduce`; pass another --output_dir.")
 

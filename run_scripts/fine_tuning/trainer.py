@@ -11,6 +11,8 @@ from torch.utils.data import SequentialSampler
 from transformers import Trainer, TrainingArguments
 
 from modeling_elmo.run_scripts.fine_tuning.moving_average import MovingAverage
+from modeling_elmo.run_scripts.program.files import sync
+from modeling_elmo.run_scripts.program.processes import check_processes, has_accelerator, sole_run
 
 # Training options that scores depend on.
 RECORDED_OPTIONS = (
@@ -60,13 +62,20 @@ class TaskTrainingArguments(TrainingArguments):
                 "--prediction_loss_only and --eval_do_concat_batches false leave no predictions to score; leave them "
                 "out."
             )
+        if not has_accelerator():
+            self.use_cpu = True
         super().__post_init__()  # by default it sets the loss as metric
+        check_processes(self.world_size)
         if self.adadelta and self.optim != TrainingArguments.__dataclass_fields__["optim"].default:
             raise ValueError(
                 f"--optim {self.optim.value} has no effect beside Adadelta: pass --no_adadelta, or omit it."
             )
         if not 0 <= self.ema_decay < 1:
             raise ValueError(f"--ema_decay {self.ema_decay}: pass a number from 0 up to 1, 1 excluded.")
+
+    def sole_run(self) -> AbstractContextManager:
+        """Keeps other runs out of the output folder."""
+        return sole_run(Path(self.output_dir), is_main_process=self.process_index == 0)
 
     def for_trainer(self, metric: str, has_validation: bool) -> "TaskTrainingArguments":
         """A copy for Trainer, which keeps the checkpoint with the best `metric`.
@@ -158,6 +167,11 @@ class TaskTrainer(Trainer):
             super().save_model(output_dir, _internal_call)
         if self.average is not None and self.args.should_save:
             self.average.save_trained(Path(output_dir or self.args.output_dir))
+
+    def _save_rng_state(self, output_dir):
+        super()._save_rng_state(output_dir)
+        if self.args.should_save:
+            sync(Path(output_dir))  # before Trainer writes its state, which makes the checkpoint complete
 
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model=None):
         super()._load_from_checkpoint(resume_from_checkpoint, model)

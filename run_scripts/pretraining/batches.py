@@ -28,6 +28,7 @@ from modeling_elmo.run_scripts.pretraining.corpus import (
     Survey,
     words_of,
 )
+from modeling_elmo.run_scripts.program.command_line import is_mistake_of_user
 from modeling_elmo.tokenization.elmo_characters import BOS_ID, EOS_ID, UNK_ID
 from modeling_elmo.tokenization.tokenization_elmo import CallLock
 
@@ -313,12 +314,38 @@ def as_tensors(**arrays: np.ndarray) -> dict[str, Tensor]:
     return {name: torch.from_numpy(array) for name, array in arrays.items()}
 
 
+class MistakesAsBatches(IterableDataset):
+    """Batches, and a mistake in the text as the last one: an error in a worker would come with a long traceback."""
+
+    def __init__(self, batches: CorpusBatches):
+        self.batches = batches
+
+    def __iter__(self) -> Iterator[LMBatch | Exception]:
+        try:
+            yield from self.batches
+        except Exception as error:
+            if not is_mistake_of_user(error):
+                raise
+            yield error
+
+
+class BatchLoader(DataLoader):
+    def __iter__(self):
+        return map(_raised, super().__iter__())
+
+
+def _raised(batch: LMBatch | Exception) -> LMBatch:
+    if isinstance(batch, Exception):
+        raise batch
+    return batch
+
+
 def batch_loader(dataset: CorpusBatches, num_workers: int, pin_memory: bool = False) -> DataLoader:
     """The batches in their order, prepared by `num_workers` processes (0: by this one)."""
     if num_workers:  # else a forked process warns about the threads of the Rust library, which is not used there
         os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-    return DataLoader(
-        dataset,
+    return BatchLoader(
+        MistakesAsBatches(dataset),
         batch_size=None,
         num_workers=num_workers,
         pin_memory=pin_memory,

@@ -14,8 +14,6 @@ folder with this name is complete. Before a checkpoint is removed, it gets a hid
 Only one process writes; the caller makes the others wait.
 """
 
-import errno
-import os
 import pickle
 import re
 import shutil
@@ -28,9 +26,11 @@ import torch
 from safetensors import SafetensorError
 
 from modeling_elmo.configuration_elmo import SENTENCE_TRANSFORMERS_FILES
-from modeling_elmo.run_scripts.program.files import MODEL_FILES
+from modeling_elmo.run_scripts.program.files import MODEL_FILES, sync, sync_folder
 
 TRAINING_STATE = "training_state.pt"
+
+WRITTEN_FIRST = ("vocab.txt", "runs")  # by a run, before its first checkpoint: its counted words, its log
 
 WRITE_ERRORS = (OSError, RuntimeError, SafetensorError)  # torch and safetensors raise the last two for a full disk
 
@@ -91,7 +91,7 @@ class Checkpoints:
             _remove(unfinished)
             unfinished.mkdir(parents=True)
             write(unfinished)
-            _sync(unfinished)
+            sync(unfinished)
             self._commit(unfinished, checkpoint)
         _remove(_hidden(checkpoint, "replaced"))
         return checkpoint
@@ -132,6 +132,8 @@ class Checkpoints:
                 f"--output_dir {self.output_dir} already holds {last.name}. Continue with --resume_from_checkpoint "
                 "last, or pass another folder."
             )
+        if last is None:
+            self._refuse_foreign_files()
         found = None if name is None else self.resolve(name)
         if found is not None and last is not None and not last.samefile(found):
             raise ValueError(
@@ -139,6 +141,14 @@ class Checkpoints:
                 "two runs would mix. Pass `last`, or another --output_dir."
             )
         return found
+
+    def _refuse_foreign_files(self):
+        names = sorted(path.name for path in self.output_dir.glob("[!.]*") if path.name not in WRITTEN_FIRST)
+        if names:
+            raise FileExistsError(
+                f"--output_dir {self.output_dir} holds {_listed(self.output_dir)}, and no checkpoint of this program. "
+                "Pass a new or an empty folder."
+            )
 
     def resolve(self, resume_from_checkpoint: str) -> Path:
         """The checkpoint to resume from: a folder, or for `last` (or `True`) the checkpoint with the highest step."""
@@ -175,14 +185,14 @@ class Checkpoints:
             _remove(unfinished)
             unfinished.mkdir()
             copies = [Path(shutil.copyfile(path, unfinished / path.name)) for path in sources]
-            _sync(unfinished)
+            sync(unfinished)
             if num_weights > 1:
                 (self.output_dir / "config.json").unlink(missing_ok=True)
                 for path in self.output_dir.glob("*.safetensors"):  # transformers would load an older single file first
                     path.unlink()
             for path in copies:
                 path.replace(self.output_dir / path.name)
-            _sync_folder(self.output_dir)
+            sync_folder(self.output_dir)
         _remove(unfinished)
 
     def clean(self):
@@ -201,7 +211,7 @@ class Checkpoints:
             _remove(replaced)
             checkpoint.rename(replaced)
         unfinished.rename(checkpoint)
-        _sync_folder(self.output_dir)
+        sync_folder(self.output_dir)
 
     @contextmanager
     def _all_or_nothing(self, target: Path) -> Iterator[None]:
@@ -235,28 +245,6 @@ def _hidden(path: Path, kind: str) -> Path:
 def _remove(folder: Path):
     """Files that cannot be removed now, such as open files on a network file system, are left to the next `clean`."""
     shutil.rmtree(folder, ignore_errors=True)
-
-
-def _sync(folder: Path):
-    """Writes files to the disk, and then the folders that contain them."""
-    for path, _, names in os.walk(folder, topdown=False):
-        for name in names:
-            with open(Path(path, name), "rb") as file:
-                os.fsync(file.fileno())
-        _sync_folder(Path(path))
-
-
-def _sync_folder(folder: Path):
-    if os.name == "nt":  # it cannot open folders
-        return
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    except OSError as error:
-        if error.errno != errno.EINVAL:  # some network file systems cannot synchronize folders
-            raise
-    finally:
-        os.close(descriptor)
 
 
 def _listed(folder: Path) -> str:

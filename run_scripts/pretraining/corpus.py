@@ -12,8 +12,11 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from tqdm.auto import tqdm
+from transformers.utils import logging
 
 from modeling_elmo.run_scripts.program.files import TextArguments, dataset_texts, numbered_texts
+
+logger = logging.get_logger(__name__)
 
 TEXT_SUFFIXES = tuple(kind + packing for kind in (".txt", ".jsonl") for packing in ("", ".gz", ".zst"))
 
@@ -141,19 +144,35 @@ class Corpus:
         digest = hashlib.blake2b("\0".join(names).encode(), digest_size=4).hexdigest()
         return f"{len(names)} file(s) from {names[0]} on, {digest}"
 
-    def survey(self) -> Survey | None:
-        """Reads the whole corpus once, which finds broken lines before training; `None` for a streamed data set."""
+    def survey(self, held_out: "Corpus | None" = None) -> Survey | None:
+        """Reads the whole corpus once, which finds broken lines before training; `None` for a streamed data set.
+
+        Warns if sentences of `held_out` occur in it.
+        """
         if self.dataset is not None and self.dataset.streaming:
             return None
         sentences: Counter[int] = Counter()
         lengths: Counter[int] = Counter()
+        held_out_keys = Counter(map(_key, held_out.texts())) if held_out else Counter[int]()
+        seen: set[int] = set()
         for _, text in tqdm(self.sentences(shuffle_files=False), desc="counting", unit=" lines", unit_scale=True):
             words = words_of(text)
             sentences[len(words)] += 1
+            if held_out_keys and (key := _key(text)) in held_out_keys:
+                seen.add(key)
             lengths.update(len(word.encode(errors="ignore")) for word in words)
         if not sentences:
             raise self.emptiness()
+        if seen:
+            logger.warning(
+                f"{sum(held_out_keys[key] for key in seen):,} of {held_out_keys.total():,} held-out sentences occur in "
+                f"the training text {self}: the perplexity will be too low. Pass other held-out text."
+            )
         return Survey(sentences.total(), lengths.total(), max(sentences), dict(lengths))
+
+    def texts(self) -> Iterator[SentenceText]:
+        """All sentences in their order, without their places."""
+        return (text for _, text in self.sentences(shuffle_files=False))
 
     def emptiness(self) -> ValueError:
         return ValueError(f"There is no sentence in {self}: nothing but blank lines. Pass another text.")
@@ -196,6 +215,11 @@ def as_sentences(source: str, texts: Iterable[tuple[int, Any]]) -> Iterator[Sour
                 yield (source, number), value
         else:
             raise ValueError(f"{source}:{number}: the text is {value!r:.80}; it must be a string or a list of words.")
+
+
+def _key(text: SentenceText) -> int:
+    """A hash of the words, which takes less memory than the text. It differs from process to process."""
+    return hash(" ".join(words_of(text)))
 
 
 def words_of(text: SentenceText) -> list[str]:

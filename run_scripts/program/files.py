@@ -1,7 +1,9 @@
 """Files of all programs: texts are read one at a time, results are written completely or not at all."""
 
+import errno
 import gzip
 import json
+import os
 import zlib
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
@@ -10,7 +12,8 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from huggingface_hub import file_exists, try_to_load_from_cache
-from huggingface_hub.errors import HfHubHTTPError, HFValidationError
+from huggingface_hub.constants import ENDPOINT
+from huggingface_hub.errors import GatedRepoError, HFValidationError, HTTPError
 
 from modeling_elmo.conversion_files import staged
 
@@ -163,19 +166,47 @@ def check_model(name_or_path: str):
         if not Path(name_or_path, "config.json").is_file():
             raise FileNotFoundError(f"{name_or_path} has no config.json; pass the folder of a model.")
         return
+    advice = "Correct the name of the model."
     try:
         if isinstance(try_to_load_from_cache(name_or_path, "config.json"), str) or file_exists(
             name_or_path, "config.json"
         ):
             return
         reason = f"the Hub has no model {name_or_path}, or it is private: run `hf auth login`"
-    except HfHubHTTPError:  # the Hub refuses access, for example; `from_pretrained` explains what to do
-        return
     except HFValidationError:
         reason = "it is no name on the Hub, user/name"
-    except Exception as error:  # a failed connection: huggingface_hub and its HTTP library have no class in common
-        reason = f"the Hub cannot be reached ({error})"
-    raise FileNotFoundError(f"{name_or_path}: there is no such folder, and {reason}. Correct the name of the model.")
+    except GatedRepoError:
+        reason = f"access to {name_or_path} is restricted"
+        advice = f"Ask to have access to it at {ENDPOINT}/{name_or_path}, then run `hf auth login`."
+    except (HTTPError, OSError) as error:  # offline, no connection, a failure of the Hub
+        reason = f"the Hub cannot be reached ({' '.join(str(error).split()):.200})"
+    raise FileNotFoundError(f"{name_or_path}: there is no such folder, and {reason}. {advice}")
+
+
+def sync(folder: Path):
+    """Writes files to the disk, and then the folders that contain them."""
+    for path, _, names in os.walk(folder, topdown=False):
+        for name in names:
+            sync_file(Path(path, name))
+        sync_folder(Path(path))
+
+
+def sync_file(path: Path):
+    with path.open("rb") as file:
+        os.fsync(file.fileno())
+
+
+def sync_folder(folder: Path):
+    if os.name == "nt":  # it cannot open folders
+        return
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    except OSError as error:
+        if error.errno != errno.EINVAL:  # some network file systems cannot synchronize folders
+            raise
+    finally:
+        os.close(descriptor)
 
 
 def require(module: str, extra: str, purpose: str):

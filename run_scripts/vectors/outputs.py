@@ -18,6 +18,7 @@ import json
 import math
 import os
 import shutil
+import zipfile
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -27,9 +28,14 @@ from typing import Any
 
 import numpy as np
 from tqdm.auto import tqdm
+from transformers.utils import logging
 
-from modeling_elmo.run_scripts.program.files import require
+from modeling_elmo.run_scripts.program.files import require, sync_file, sync_folder
 from modeling_elmo.run_scripts.vectors.lines import InputLine
+
+logger = logging.get_logger(__name__)
+
+PARTS = "*-*.npz"
 
 
 @dataclass
@@ -64,31 +70,36 @@ class VectorBlock:
 class PartsFolder:
     """The finished blocks of a run, as files `FIRST-END.npz` in `OUTPUT.parts/`, where a later run finds them.
 
-    Each file is written under another name and renamed, so it is complete or missing. A part holds a digest of all
-    lines up to its end, so a run continues only with the same lines. settings.json marks a folder that a
-    run can continue: it is written before the first part and removed before the parts are.
+    Each file is written under another name, reaches the disk and is renamed, so it is complete or missing. If a part is
+    damaged nevertheless, the next run computes it and the parts after it again. A part holds a digest of all lines up
+    to its end, so a run continues only with the same lines. settings.json marks a folder that a run can continue: it
+    is written before the first part and removed before the parts are.
 
     Args:
         settings: options that the vectors depend on.
     """
 
     def __init__(self, output: Path, settings: dict[str, Any]):
-        self.output, self.settings, self.folder = output, settings, Path(f"{output}.parts")
+        self.output, self.settings, self.folder = output, settings, parts_folder(output)
         self.settings_file = self.folder / "settings.json"
         if output.exists() and not self.settings_file.exists():
             raise FileExistsError(f"--output {output} exists; remove it or pass another file.")
-        self.files = sorted(self.folder.glob("*-*.npz")) if self.settings_file.exists() else []
         self.num_lines = 0
-        for file in self.files:
-            first, end = map(int, file.stem.split("-"))
-            if first != self.num_lines:
-                raise ValueError(f"{self.folder} lacks lines {self.num_lines} to {first}; remove the folder.")
-            self.num_lines = end
+        self.files = list(self._intact_parts()) if self.settings_file.exists() else []
         self._digest = hashlib.sha256()
 
     @property
     def is_pooled(self) -> bool:
         return self.settings["pooling"] != "none"
+
+    def _intact_parts(self) -> Iterator[Path]:
+        for file in sorted(self.folder.glob(PARTS)):
+            first, end = map(int, file.stem.split("-"))
+            if first != self.num_lines or not is_intact(file):
+                logger.warning(f"{file} is damaged, or a part before it is missing: computing from there on again.")
+                return
+            self.num_lines = end
+            yield file
 
     def skip_finished(self, lines: Iterator[InputLine]) -> Iterator[InputLine]:
         """Returns the remaining lines, if the finished part has the settings and the lines of this run."""
@@ -100,6 +111,7 @@ class PartsFolder:
                     f"The first {self.num_lines} lines differ from the input of the interrupted run. Pass the same "
                     f"input, or remove {self.folder} to start again."
                 )
+            self._remove_parts_but(self.files)
         return lines
 
     def save(self, block: VectorBlock):
@@ -124,7 +136,7 @@ class PartsFolder:
         with self._replacing(self.output) as unfinished:
             write_output(unfinished, self, keep_sentences)
         self.settings_file.unlink()
-        shutil.rmtree(self.folder)
+        shutil.rmtree(self.folder, ignore_errors=True)  # Windows does not remove the lock of this run
 
     def _check_settings(self, before: dict[str, Any]):
         now = self.settings
@@ -137,10 +149,13 @@ class PartsFolder:
 
     def _begin(self):
         self.folder.mkdir(parents=True, exist_ok=True)
-        for leftover in self.folder.glob("*-*.npz"):  # of a run that was interrupted while it removed its parts
-            leftover.unlink()
+        self._remove_parts_but([])  # of a run that was interrupted while it removed its parts
         with self._replacing(self.settings_file) as unfinished:
             unfinished.write_text(json.dumps(self.settings))
+
+    def _remove_parts_but(self, kept: list[Path]):
+        for file in {*self.folder.glob(PARTS)} - {*kept}:
+            file.unlink()
 
     def _update_digest(self, lines: Iterable[InputLine]):
         for line in lines:
@@ -149,8 +164,32 @@ class PartsFolder:
     @contextmanager
     def _replacing(self, path: Path) -> Iterator[Path]:
         unfinished = self.folder / "unfinished"
-        yield unfinished
-        os.replace(unfinished, path)
+        try:
+            yield unfinished
+            sync_file(unfinished)
+            os.replace(unfinished, path)
+            sync_folder(path.parent)
+        except OSError as error:
+            unfinished.unlink(missing_ok=True)
+            raise OSError(
+                f"{path} cannot be written: {error.strerror or error}. {self.num_lines:,} lines are finished; run the "
+                "same command again to continue."
+            ) from error
+
+
+def parts_folder(output: Path) -> Path:
+    return Path(f"{output}.parts")
+
+
+def is_intact(file: Path) -> bool:
+    """Whether the checksums of a part are right."""
+    # Each of these was seen after single bytes had been changed.
+    damages = (OSError, EOFError, NotImplementedError, RuntimeError, ValueError, zipfile.BadZipFile)
+    try:
+        with zipfile.ZipFile(file) as part:
+            return part.testzip() is None and {"flat.npy", "about.npy"} <= {*part.namelist()}
+    except damages:
+        return False
 
 
 def load_part(file: Path) -> tuple[VectorBlock, str]:

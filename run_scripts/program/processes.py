@@ -1,0 +1,69 @@
+"""Processes: those of one run work together, and two runs never write into the same folder."""
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import torch
+from filelock import FileLock, Timeout
+
+LOCK = ".lock"
+
+
+def has_accelerator() -> bool:
+    """Without one, accelerate must be told to use the CPU: else each process of `torchrun` is a run of its own."""
+    if hasattr(torch, "accelerator"):  # torch 2.6 and newer
+        return torch.accelerator.is_available()
+    return torch.cuda.is_available() or torch.backends.mps.is_available()
+
+
+def check_processes(number: int):
+    """Compares the number of processes in a run with the number that a launcher started.
+
+    Raises:
+        RuntimeError: they differ, so each process would train on its own and write into the same folder.
+    """
+    started = int(os.environ.get("WORLD_SIZE", number))
+    if started != number:
+        raise RuntimeError(
+            f"{started} processes were started (WORLD_SIZE), but this run has {number}: each would train on its own. "
+            "Set ACCELERATE_USE_CPU=true to train on the CPU, or start one process."
+        )
+
+
+@contextmanager
+def sole_run(folder: Path, option: str = "--output_dir", is_main_process: bool = True) -> Iterator[None]:
+    """Keeps other runs out of a folder, which is created if necessary, and removed if nothing was written.
+
+    The system ends the lock with the process, even a killed one: a file that stays behind is no lock. Of several
+    processes of a run, the main process holds it.
+
+    Args:
+        option: the option that names the folder, for the error.
+
+    Raises:
+        FileExistsError: another run writes into the folder, or it is a file.
+    """
+    if not is_main_process:
+        yield
+        return
+    if folder.exists() and not folder.is_dir():
+        raise FileExistsError(f"{option} {folder} is a file; pass a folder.")
+    is_new, lock = not folder.exists(), FileLock(folder / LOCK)
+    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        lock.acquire(timeout=0)
+    except Timeout:
+        raise FileExistsError(
+            f"Another run is writing into {folder}. Wait for its end, or pass another {option}."
+        ) from None
+    try:
+        yield
+    finally:
+        with suppress(OSError):  # Windows removes no open file
+            (folder / LOCK).unlink()
+        lock.release()
+        if is_new:
+            with suppress(OSError):  # it is not empty
+                folder.rmdir()

@@ -1,0 +1,93 @@
+"""A folder belongs to one run, and a run has all processes that were started."""
+
+import multiprocessing
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from modeling_elmo.run_scripts.program.processes import LOCK, check_processes, has_accelerator, sole_run
+
+ROOT = Path(__file__).parents[1]
+# A run with a worker, as of a DataLoader. The worker outlives it for a while.
+HOLDER = """
+import multiprocessing, sys, time
+from pathlib import Path
+from modeling_elmo.run_scripts.program.processes import sole_run
+with sole_run(Path(sys.argv[1])):
+    worker = multiprocessing.get_context("fork").Process(target=time.sleep, args=(60,))
+    worker.start()
+    print(worker.pid, flush=True)
+    time.sleep(60)
+"""
+
+
+def test_processes_that_do_not_know_each_other_are_refused(monkeypatch):
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    check_processes(2)
+    with pytest.raises(RuntimeError, match="2 processes were started .*this run has 1: .* Set ACCELERATE_USE_CPU=true"):
+        check_processes(1)
+    monkeypatch.delenv("WORLD_SIZE")
+    check_processes(1)
+
+
+def test_accelerators_of_old_and_new_torch(monkeypatch):
+    found = torch.cuda.is_available() or torch.backends.mps.is_available()
+    assert has_accelerator() == found
+    monkeypatch.delattr(torch, "accelerator", raising=False)
+    assert has_accelerator() == found
+
+
+def test_a_folder_belongs_to_one_run(tmp_path):
+    folder = tmp_path / "a" / "run"
+    with sole_run(folder):
+        with (
+            pytest.raises(
+                FileExistsError, match="Another run is writing into .*run. Wait for its end, or pass another -"
+            ),
+            sole_run(folder),
+        ):
+            pass
+        with sole_run(folder, is_main_process=False):  # another process of the first run
+            pass
+        (folder / "model").touch()
+    assert os.listdir(folder) == ["model"]
+    with sole_run(folder):
+        pass
+
+
+def test_a_folder_without_files_is_removed_only_if_the_run_made_it(tmp_path):
+    for folder in (tmp_path / "new", tmp_path):
+        with pytest.raises(ZeroDivisionError), sole_run(folder):
+            raise ZeroDivisionError
+    assert tmp_path.exists() and not (tmp_path / "new").exists()
+
+
+def test_a_file_is_refused(tmp_path):
+    (tmp_path / "file").touch()
+    message = "--output_dir .*file is a file; pass a folder"
+    with pytest.raises(FileExistsError, match=message), sole_run(tmp_path / "file"):
+        pass
+
+
+@pytest.mark.skipif("fork" not in multiprocessing.get_all_start_methods(), reason="workers that inherit open files")
+def test_a_killed_run_holds_no_folder(tmp_path):
+    """Its file stays; its worker, which still lives, does not hold the lock either."""
+    command = [sys.executable, "-c", HOLDER, tmp_path]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) as holder:
+        worker = int(holder.stdout.readline())
+        try:
+            with pytest.raises(FileExistsError, match="Another run"), sole_run(tmp_path):
+                pass
+            holder.send_signal(signal.SIGKILL)
+            holder.wait()
+            assert (tmp_path / LOCK).exists()
+            with sole_run(tmp_path):
+                pass
+        finally:
+            os.kill(worker, signal.SIGKILL)
