@@ -17,6 +17,8 @@ from modeling_elmo.run_scripts.pretraining.optimization import (
 
 pytestmark = pytest.mark.filterwarnings("ignore:Sparse invariant checks")  # of torch.optim.Adagrad's own tensors
 
+needs_muon = pytest.mark.skipif(not hasattr(torch.optim, "Muon"), reason="torch before 2.9 has no Muon")
+
 ROWS, WIDTH = 12, 5
 
 
@@ -122,7 +124,31 @@ def test_sparse_adam_is_adam_for_rows_of_every_step():
     assert_equal(model, expected)
 
 
-@pytest.mark.parametrize("optim", ["adagrad", "adamw"])
+@needs_muon
+@pytest.mark.parametrize("sparse", [False, True])
+def test_muon_trains_matrices_and_adamw_the_rest(sparse):
+    """Against the definition: the momentum's singular values become about 1, and the step is scaled by 0.2 sqrt(n)."""
+    model, adamw = (
+        trained(Model(sparse), OptimizationArguments(optim=optim, learning_rate=1e-2), steps=STEPS[:1])
+        for optim in ("muon", "adamw")
+    )
+    step = (Model(sparse).linear.weight - model.linear.weight).detach().double() / (1e-2 * 0.2 * math.sqrt(WIDTH))
+    u, values, v = torch.linalg.svd(step)
+    assert values.min() > 0.6 and values.max() < 1.3
+    gradient = torch.randn(WIDTH, WIDTH, generator=torch.Generator().manual_seed(0)).double()
+    left, _, right = torch.linalg.svd(gradient)
+    torch.testing.assert_close(u @ v, left @ right, rtol=0, atol=0.05)
+    model.linear.weight.data = adamw.linear.weight.data
+    assert_equal(model, adamw)
+
+
+def test_muon_needs_a_torch_that_has_it(monkeypatch):
+    monkeypatch.delattr(torch.optim, "Muon", raising=False)
+    with pytest.raises(ImportError, match="--optim muon needs torch 2.9 or newer, not .*. Pass --optim adamw"):
+        make_optimizers(Model(False), OptimizationArguments(optim="muon"))
+
+
+@pytest.mark.parametrize("optim", ["adagrad", "adamw", pytest.param("muon", marks=needs_muon)])
 @pytest.mark.parametrize("sparse", [False, True])
 def test_each_trained_parameter_has_one_optimizer(optim, sparse):
     model = Model(sparse)

@@ -23,6 +23,7 @@ from transformers import get_scheduler
 DEFAULTS: dict[str, dict[str, Any]] = {
     "adagrad": {"learning_rate": 0.2, "lr_scheduler_type": "constant", "warmup_steps": 0, "max_grad_norm": 10.0},
     "adamw": {"learning_rate": 1e-3, "lr_scheduler_type": "cosine", "warmup_steps": 0.01, "max_grad_norm": 1.0},
+    "muon": {"learning_rate": 3e-3, "lr_scheduler_type": "cosine", "warmup_steps": 0.01, "max_grad_norm": 1.0},
 }
 
 # Schedules of transformers. "constant_with_warmup" without warm-up steps is its "constant".
@@ -41,17 +42,22 @@ class OptimizationArguments:
     `None` is replaced by the default of the optimizer.
     """
 
-    optim: Literal["adagrad", "adamw"] = field(
-        default="adamw", metadata={"help": "Optimizer. The original used adagrad."}
+    optim: Literal["adagrad", "adamw", "muon"] = field(
+        default="adamw",
+        metadata={
+            "help": "Optimizer. The original used adagrad. muon (torch 2.9 or newer) needs the fewest steps: it trains "
+            "the matrices of the biLM, and adamw the rest."
+        },
     )
     learning_rate: float | None = field(
-        default=None, metadata={"help": "Peak learning rate. Default: 0.2 for adagrad, 0.001 for adamw."}
+        default=None,
+        metadata={"help": "Peak learning rate. Default: 0.2 for adagrad, 0.001 for adamw, 0.003 for muon."},
     )
     weight_decay: float = field(
         default=0.0,
         metadata={
-            "help": "Weight decay of all matrices but a sampled softmax. adagrad adds it to the gradient, adamw "
-            "subtracts it from the weights."
+            "help": "Weight decay of all matrices but a sampled softmax. adagrad adds it to the gradient, the others "
+            "subtract it from the weights."
         },
     )
     adam_beta1: float = field(default=0.9, metadata={"help": "Decay rate of the mean gradient (adamw)."})
@@ -61,14 +67,14 @@ class OptimizationArguments:
         default=None,
         metadata={
             "help": "Learning rate schedule. warmup_stable_decay is constant until --decay_steps before the end, for "
-            "trainings whose length is decided later. Default: constant for adagrad, cosine for adamw."
+            "trainings whose length is decided later. Default: constant for adagrad, else cosine."
         },
     )
     warmup_steps: float | None = field(
         default=None,
         metadata={
             "help": "Number of steps in which the learning rate rises from 0; below 1: share of all steps. Default: 0 "
-            "for adagrad, 0.01 for adamw."
+            "for adagrad, else 0.01."
         },
     )
     decay_steps: float = field(
@@ -80,13 +86,13 @@ class OptimizationArguments:
     )
     max_grad_norm: float | None = field(
         default=None,
-        metadata={"help": "Maximum norm of the gradient; 0: no clipping. Default: 10 for adagrad, 1 for adamw."},
+        metadata={"help": "Maximum norm of the gradient; 0: no clipping. Default: 10 for adagrad, else 1."},
     )
     gradient_scale: float | None = field(
         default=None,
         metadata={
             "help": "Factor of the loss before the gradient is computed. It matters for clipping, and for adagrad's "
-            "initial accumulator of 1. Default: --unroll_steps for adagrad, 1 for adamw."
+            "initial accumulator of 1. Default: --unroll_steps for adagrad, else 1."
         },
     )
     unroll_steps: int = field(default=20, metadata={"help": "Number of tokens of a row in a batch (context stream)."})
@@ -120,7 +126,7 @@ def sparse_parameter_names(model: nn.Module) -> list[str]:
 
 
 def make_optimizers(model: nn.Module, arguments: OptimizationArguments) -> list[Optimizer]:
-    """An optimizer for the parameters with dense gradients and, if there are any, one for those with sparse gradients.
+    """One to three optimizers: for most parameters, for the matrices of Muon, and for sparse gradients.
 
     Adagrad is the original's: accumulators begin at 1, so it needs no epsilon. A gradient of zero changes neither the
     weight nor the accumulator, so updating only the rows of a step is exact.
@@ -131,7 +137,8 @@ def make_optimizers(model: nn.Module, arguments: OptimizationArguments) -> list[
     """
     sparse_names = set(sparse_parameter_names(model))
     trained = [(name, parameter) for name, parameter in model.named_parameters() if parameter.requires_grad]
-    dense = [parameter for name, parameter in trained if name not in sparse_names]
+    matrices = _matrices_of_muon(model) if arguments.optim == "muon" else {}
+    dense = [parameter for name, parameter in trained if name not in sparse_names and name not in matrices]
     sparse = [parameter for name, parameter in trained if name in sparse_names]
     # A group is updated at once, so its tensors must be all sharded or all plain.
     kinds = defaultdict(list)
@@ -149,9 +156,25 @@ def make_optimizers(model: nn.Module, arguments: OptimizationArguments) -> list[
         for_dense, for_sparse = torch.optim.AdamW, torch.optim.SparseAdam
         options = {"betas": (arguments.adam_beta1, arguments.adam_beta2), "eps": arguments.adam_epsilon}
     optimizers: list[Optimizer] = [for_dense(groups, lr=arguments.learning_rate, **options)]
+    if matrices:
+        rate, decay = arguments.learning_rate, arguments.weight_decay
+        muon = torch.optim.Muon(matrices.values(), lr=rate, weight_decay=decay, adjust_lr_fn="match_rms_adamw")
+        optimizers.append(muon)
     if sparse:  # not in one Adagrad: a sparse gradient makes it update all of its tensors one at a time
         optimizers.append(for_sparse(sparse, lr=arguments.learning_rate, **options))
     return optimizers
+
+
+def _matrices_of_muon(model: nn.Module) -> dict[str, nn.Parameter]:
+    """The weights of linear layers that are trained, except those of the softmax."""
+    if not hasattr(torch.optim, "Muon"):
+        raise ImportError(f"--optim muon needs torch 2.9 or newer, not {torch.__version__}. Pass --optim adamw.")
+    linears = ((name, part) for name, part in model.named_modules() if isinstance(part, nn.Linear))
+    return {
+        f"{name}.weight": part.weight
+        for name, part in linears
+        if part.weight.requires_grad and "softmax" not in name.split(".")
+    }
 
 
 def make_schedules(
