@@ -257,7 +257,7 @@ def test_vocabularies_in_memory():
         vocab: Any = changed(chance.choice([words, {word: index for index, word in enumerate(words)}]), chance)
         vocab = chance.choice([vocab, vocab, vocab, chance.choice(VALUES)])
         tally(RIGHT_OR_REFUSED, lambda vocab: ELMoTokenizer(vocab=vocab)("")["input_ids"] == [1, 2], vocab)
-    tally.show(least=100)
+    tally.show(least=50)
 
 
 OWN_OPTIONS = ("alphabet", "begin_of_word", "end_of_word", "lexicon", "literal_markers", "lowercase_unknown")

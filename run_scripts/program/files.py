@@ -126,7 +126,7 @@ class _BlockReader(io.RawIOBase):
 
     def __init__(self, blocks: Iterator[bytes]):
         self.blocks = filter(None, blocks)
-        self.rest = b""
+        self.rest = memoryview(b"")
 
     def readable(self) -> bool:
         return True
