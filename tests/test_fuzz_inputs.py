@@ -30,7 +30,6 @@ SPECIAL = ["<PAD>", "<S>", "</S>", "<UNK>"]
 WORDS = ["the", "of", "London", "밥", "a\u0301", "\U0001f600", "don't", "x" * 60]
 VALUES = [None, True, 0, -1, 3, 2.5, 10**9, 2**70, "", "x", "9" * 5000, [], [3], ["a"], {}, {"a": 1}, {"a": {}}]
 
-
 REFUSED = object()  # an input without an answer: our code must raise an error
 RIGHT_OR_REFUSED = object()  # our code must return True, or raise an error
 
