@@ -169,7 +169,7 @@ class ELMoTokenizer(TokenizersBackend):
     @classmethod
     def from_pretrained(cls, pretrained_model_name_or_path: str | PathLike, *args, **kwargs):
         """As the stock method, which reads the folder's configuration without a check."""
-        config = Path(pretrained_model_name_or_path, kwargs.get("subfolder", ""), "tokenizer_config.json")
+        config = Path(pretrained_model_name_or_path, kwargs.get("subfolder") or "", "tokenizer_config.json")
         if config.is_file():
             _check_object(config)
         return super().from_pretrained(pretrained_model_name_or_path, *args, **kwargs)
