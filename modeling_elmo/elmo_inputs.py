@@ -11,6 +11,8 @@ from torch import Tensor
 
 from .configuration_elmo import ELMoConfig
 
+ID_DTYPES = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
+
 
 class Packing(NamedTuple):
     """The order in which the LSTMs visit the real tokens of a batch. `pack` makes it.
@@ -109,18 +111,15 @@ def token_mask(
     """Checks that the inputs fit together, and returns the token mask `(batch, time)`: True at real tokens.
 
     Raises:
-        ValueError: an input is missing, has the wrong shape, or contradicts another.
+        ValueError: an input is missing, has the wrong shape or dtype, or contradicts another.
     """
     readable_BT = _readable_positions(config, character_ids, input_ids, inputs_embeds)
-    for name, ids in (("character_ids", character_ids), ("input_ids", input_ids)):
-        if isinstance(ids, Tensor) and ids.is_floating_point():
-            raise ValueError(f"`{name}` has dtype {ids.dtype}; pass integer ids.")
-    others = {"input_ids": input_ids, "attention_mask": attention_mask, "token_type_ids": token_type_ids}
-    for name, tensor in others.items():
-        if tensor is not None:
-            check_shape(name, tensor, tuple(readable_BT.shape))
+    for name, ids in (("input_ids", input_ids), ("token_type_ids", token_type_ids)):
+        if ids is not None:
+            check_ids(name, ids, tuple(readable_BT.shape))
     if attention_mask is None:
         return readable_BT
+    check_shape("attention_mask", attention_mask, tuple(readable_BT.shape))
     mask_BT = attention_mask.bool()
     if not torch.equal(mask_BT.to(attention_mask.dtype), attention_mask):
         raise ValueError("`attention_mask` has values other than 0 and 1; pass 1 at real tokens and 0 at padding.")
@@ -142,19 +141,19 @@ def _readable_positions(
             raise ValueError(
                 "`inputs_embeds` replace the words; pass them without `character_ids` and without `input_ids`."
             )
-        check_shape("inputs_embeds", inputs_embeds, ("batch", "time", config.projection_size))
+        check_floats("inputs_embeds", inputs_embeds, ("batch", "time", config.projection_size))
         return inputs_embeds.new_ones(inputs_embeds.shape[:2], dtype=torch.bool)
     if not config.char_vocab_size:
         if input_ids is None:
             raise ValueError("This is a word-level model: pass `input_ids` of shape (batch, time).")
-        check_shape("input_ids", input_ids, ("batch", "time"))
+        check_ids("input_ids", input_ids, ("batch", "time"))
         return input_ids != config.pad_token_id
     if character_ids is None:
         raise ValueError(
             "ELMo reads characters: pass `character_ids` of shape (batch, time, max_word_length), as "
             "`model(**tokenizer(text, return_tensors='pt'))` does; `input_ids` alone are not enough."
         )
-    check_shape("character_ids", character_ids, ("batch", "time", config.max_word_length))
+    check_ids("character_ids", character_ids, ("batch", "time", config.max_word_length))
     if config.word_embedding_size and input_ids is None:
         raise ValueError("This model also has word vectors: pass `input_ids` with `character_ids`.")
     return character_ids.any(-1)
@@ -182,6 +181,22 @@ def check_shape(name: str, tensor: Tensor, expected: tuple):
     if not fits:
         shape = ", ".join(map(str, expected))
         raise ValueError(f"`{name}` has shape {tuple(tensor.shape)}; pass shape ({shape}).")
+    if tensor.is_complex():
+        raise ValueError(f"`{name}` has dtype {tensor.dtype}; pass real numbers.")
+
+
+def check_ids(name: str, ids: Tensor, expected: tuple):
+    """Raises an error unless the tensor has the expected shape and integers."""
+    check_shape(name, ids, expected)
+    if ids.dtype not in ID_DTYPES:
+        raise ValueError(f"`{name}` has dtype {ids.dtype}; pass integer ids.")
+
+
+def check_floats(name: str, tensor: Tensor, expected: tuple):
+    """Raises an error unless the tensor has the expected shape and floating-point numbers."""
+    check_shape(name, tensor, expected)
+    if not tensor.is_floating_point():
+        raise ValueError(f"`{name}` has dtype {tensor.dtype}; pass floating-point numbers.")
 
 
 def check_range(name: str, ids: Tensor, size: int, alternative: str = ""):

@@ -25,7 +25,7 @@ from transformers.utils import ModelOutput, can_return_tuple, logging
 from .configuration_elmo import ELMoConfig
 from .elmo_backends import fast_linear
 from .elmo_encoder import ELMoCharacterEncoder, ELMoHighway, VocabularyCache, distinct_rows
-from .elmo_inputs import TokenBatch, check_range, check_shape, pack, token_mask, unpack_layers, word_mask
+from .elmo_inputs import TokenBatch, check_floats, check_ids, check_range, pack, token_mask, unpack_layers, word_mask
 from .elmo_lstm import ELMoLSTM, ELMoLSTMLayer
 from .elmo_softmax import CHUNK_LOGITS, Candidates, ELMoSoftmax
 
@@ -399,7 +399,8 @@ class ELMoModel(ELMoPreTrainedModel):
                 have characters (word-level models: all words but `<PAD>`).
             token_type_ids: `(batch, time)`. A new sequence begins where the type changes: two texts do not mix.
             inputs_embeds: `(batch, time, projection_size)`, token vectors instead of words.
-            initial_states: `final_states` of the preceding text. Default: zeros.
+            initial_states: `final_states` of the preceding text. Default: zeros. Their values are not checked: a NaN
+                or an infinite number may turn all vectors of its row into NaN, but of no other row.
             output_hidden_states: accepted for compatibility; the model always returns all layers.
 
         Raises:
@@ -452,7 +453,7 @@ class ELMoModel(ELMoPreTrainedModel):
         mask_BT = token_mask(self.config, character_ids, input_ids, attention_mask, token_type_ids, inputs_embeds)
         packing = pack(mask_BT, token_type_ids)
         if inputs_embeds is not None:
-            return TokenBatch(mask_BT, packing, inputs_embeds.flatten(0, 1), packing.positions_N)
+            return TokenBatch(mask_BT, packing, inputs_embeds.flatten(0, 1).to(self.dtype), packing.positions_N)
         words_NX = self._word_ids(character_ids, input_ids).flatten(0, 1)[packing.positions_N]
         distinct_UX, index_N = distinct_rows(words_NX)
         return TokenBatch(mask_BT, packing, self.encode_words(distinct_UX), index_N)
@@ -560,12 +561,15 @@ class ELMoModel(ELMoPreTrainedModel):
         cell_dtype = torch.promote_types(words_UP.dtype, torch.float32)
         if states is None:
             return words_UP.new_zeros(shapes[0]), words_UP.new_zeros(shapes[1], dtype=cell_dtype)
-        received = [tuple(state.shape) for state in states]
+        given = states if isinstance(states, (tuple, list)) else [states]
+        received = [tuple(state.shape) if isinstance(state, Tensor) else type(state).__name__ for state in given]
         if received != shapes:
             raise ValueError(
                 f"`initial_states` have shapes {received}, but this batch of {batch_size} needs (hidden, cell) of "
                 f"shapes {shapes}. Pass the `final_states` of the preceding text of the same rows."
             )
+        for state, shape in zip(states, shapes, strict=True):
+            check_floats("initial_states", state, shape)
         return states[0].to(words_UP), states[1].to(words_UP.device, cell_dtype)
 
     def run_direction(self, direction: int, batch: TokenBatch, order_N: Tensor, states: States):
@@ -700,7 +704,7 @@ class ELMoForPreTraining(ELMoPreTrainedModel):
         positions_N, scores = batch.packing.positions_N, []
         for direction, hidden_NP in enumerate(hidden):
             here_M, there_M = _neighbor_tokens(direction, batch)
-            targets_M = input_ids.flatten()[positions_N[there_M]]
+            targets_M = input_ids.flatten()[positions_N[there_M]].long()
             _check_targets("input_ids", targets_M, self.config)
             _, losses_M = self.softmax(hidden_NP[here_M], targets_M)
             scores.append(losses_M.new_zeros(batch.mask_BT.numel()).index_copy_(0, positions_N[there_M], -losses_M))
@@ -797,8 +801,8 @@ class ELMoForPreTraining(ELMoPreTrainedModel):
 
 def _token_targets(name: str, given: Tensor, batch: TokenBatch, config: ELMoConfig) -> Tensor:
     """The entry `(N,)` of `given` `(batch, time)` at each real token, in reading order, after a check."""
-    check_shape(name, given, tuple(batch.mask_BT.shape))
-    words_N = given.flatten()[batch.packing.positions_N]
+    check_ids(name, given, tuple(batch.mask_BT.shape))
+    words_N = given.flatten()[batch.packing.positions_N].long()
     _check_targets(name, words_N[words_N != -100], config)
     return words_N
 

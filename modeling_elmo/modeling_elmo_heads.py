@@ -22,7 +22,7 @@ from .elmo_head_crf import LinearChainCRF, bio_constraints
 from .elmo_head_features import TokenFeatures
 from .elmo_head_layers import TaskLSTM, TaskRNN, VariationalDropout
 from .elmo_head_reader import SpanReader
-from .elmo_inputs import check_range, check_shape, token_mask, word_mask
+from .elmo_inputs import check_floats, check_ids, check_range, check_shape, token_mask, word_mask
 from .modeling_elmo import ELMoModel, ELMoPreTrainedModel, ScalarMix
 
 HEAD_PARTS = (BiattentiveClassifier, ESIMClassifier, LinearChainCRF, ScalarMix, SpanReader, TaskRNN, TokenFeatures)
@@ -193,7 +193,7 @@ class ELMoTaskModel(ELMoPreTrainedModel):
             )
         batch, time = mask_BT.shape
         shape = (batch, self.config.num_hidden_layers + 1, time, self.config.hidden_size)
-        check_shape("elmo_hidden_states", elmo_hidden_states, shape)
+        check_floats("elmo_hidden_states", elmo_hidden_states, shape)
         return elmo_hidden_states.to(self.dtype).unbind(1)
 
     def _check_features(self, inputs_embeds, character_ids, input_ids):
@@ -273,7 +273,8 @@ class ELMoForTokenClassification(ELMoTaskModel):
             hidden_BTH = hidden_BTH if inputs.output_BTE is None else torch.cat([hidden_BTH, inputs.output_BTE], dim=-1)
         logits, loss, predictions = self.classifier(hidden_BTH), None, None
         if labels is not None:
-            check_shape("labels", labels, tuple(logits.shape[:2]))
+            check_ids("labels", labels, tuple(logits.shape[:2]))
+            labels = labels.long()
             check_range("labels", labels[labels != -100], self.num_labels, "or pass num_labels=...")
         if self.crf is None:
             loss = None if labels is None else self._linear_loss(logits, labels, num_items_in_batch)
@@ -291,9 +292,10 @@ class ELMoForTokenClassification(ELMoTaskModel):
         )
 
     def _linear_loss(self, logits: Tensor, labels: Tensor, num_items_in_batch: Tensor | int | None) -> Tensor:
-        share = 1 if num_items_in_batch is None else (labels != -100).sum() / num_items_in_batch
-        loss = self.loss_function(logits, labels, self.config, num_items_in_batch=num_items_in_batch)
-        return loss + share * self.penalty()
+        count = (labels != -100).sum()
+        items = (count if num_items_in_batch is None else torch.as_tensor(num_items_in_batch)).clamp(min=1)
+        loss = self.loss_function(logits, labels, self.config, num_items_in_batch=items)
+        return loss + count / items * self.penalty()
 
     def _decode(self, emissions: Tensor, words_BT: Tensor) -> tuple[Tensor, Tensor]:
         names = self.config.id2label
@@ -358,14 +360,24 @@ class ELMoForSequenceClassification(ELMoTaskModel):
         else:
             texts = self._texts(inputs.mask_BT, token_type_ids)
             logits = self.classifier(inputs.tokens_BTD, *texts, inputs.output_BTE)
-        loss = None
-        if labels is not None:
-            if labels.dim() == 1 and self.num_labels > 1 and not labels.is_floating_point():
-                check_range("labels", labels[labels != -100], self.num_labels, "or remove rows without a label (-1)")
-            loss = self.loss_function(labels, logits, self.config) + self.penalty()
         return SequenceClassifierOutput(
-            loss=loss, logits=logits, hidden_states=self._requested(inputs.hidden_states, output_hidden_states)
+            loss=None if labels is None else self._loss(logits, labels),
+            logits=logits,
+            hidden_states=self._requested(inputs.hidden_states, output_hidden_states),
         )
+
+    def _loss(self, logits: Tensor, labels: Tensor) -> Tensor:
+        """The loss of `config.problem_type`. If it is `None`, the shape of the labels decides."""
+        kind, is_row = self.config.problem_type, isinstance(labels, Tensor) and labels.dim() == 1
+        if kind == "single_label_classification" or kind is None and is_row and self.num_labels > 1:
+            check_ids("labels", labels, (len(logits),))
+            labels = labels.long()
+            check_range("labels", labels[labels != -100], self.num_labels, "or remove rows without a label (-1)")
+            count = (labels != -100).sum().clamp(min=1)
+            return self.loss_function(labels, logits, self.config, num_items_in_batch=count) + self.penalty()
+        check_shape("labels", labels, (len(logits),) if is_row and self.num_labels == 1 else tuple(logits.shape))
+        labels = labels if labels.is_floating_point() else labels.to(logits.dtype)
+        return self.loss_function(labels, logits, self.config) + self.penalty()
 
     def _texts(self, mask_BT: Tensor, token_type_ids: Tensor | None) -> tuple[Tensor, Tensor]:
         """The masks of each row's first and second text. A single text counts as both."""
@@ -467,13 +479,14 @@ class ELMoForQuestionAnswering(ELMoTaskModel):
             return None
         if start_positions is None or end_positions is None:
             raise ValueError("Pass `start_positions` and `end_positions` together.")
-        self._check_positions("start_positions", start_positions, allowed_BT)
-        self._check_positions("end_positions", end_positions, allowed_BT)
-        start_loss, end_loss = map(F.cross_entropy, logits, (start_positions, end_positions))
+        start_B = self._checked_positions("start_positions", start_positions, allowed_BT)
+        end_B = self._checked_positions("end_positions", end_positions, allowed_BT)
+        start_loss, end_loss = map(F.cross_entropy, logits, (start_B, end_B))
         return (start_loss + end_loss) / 2 + self.penalty()
 
-    def _check_positions(self, name: str, position_B: Tensor, allowed_BT: Tensor):
-        check_shape(name, position_B, (len(allowed_BT),))
+    def _checked_positions(self, name: str, position_B: Tensor, allowed_BT: Tensor) -> Tensor:
+        check_ids(name, position_B, (len(allowed_BT),))
+        position_B = position_B.long()
         inside_B = (position_B >= 0) & (position_B < allowed_BT.shape[1])
         wrong_B = ~(inside_B & allowed_BT.gather(1, (position_B * inside_B)[:, None]).squeeze(1))
         if wrong_B.any():
@@ -482,6 +495,7 @@ class ELMoForQuestionAnswering(ELMoTaskModel):
                 f"`{name}` is {int(position_B[row])} in row {row}, which is not a word of the context. Pass the "
                 "position of a word, or of the row's first token if there is no answer."
             )
+        return position_B
 
 
 __all__ = [

@@ -1,6 +1,7 @@
 """Question answering as a pipeline: `pipeline("question-answering", model=..., trust_remote_code=True)`.
 
-transformers removed its own pipeline of this name. This one travels with every `ELMoForQuestionAnswering` checkpoint.
+transformers removed its own pipeline of this name. This one travels with all `ELMoForQuestionAnswering` checkpoints and
+always needs `trust_remote_code=True`. After `import modeling_elmo`, `"extractive-question-answering"` does not need it.
 
 Shape suffixes: T positions of a window; K answers.
 """

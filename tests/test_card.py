@@ -84,9 +84,10 @@ def test_mistakes_in_facts(options, error, message, tmp_path, monkeypatch):
 def test_a_result_that_is_no_json(tmp_path):
     write_result(tmp_path, "play", {"word": "눈"})
     assert read_result(tmp_path, "play") == {"word": "눈"}
-    (tmp_path / "results" / "play.json").write_text('{"word": ', encoding="utf-8")
-    with pytest.raises(ValueError, match=r"play\.json is not JSON"):
-        read_result(tmp_path, "play")
+    for text in ('{"word": ', "[" * 100_000):
+        (tmp_path / "results" / "play.json").write_text(text, encoding="utf-8")
+        with pytest.raises(ValueError, match=r"play\.json is not JSON"):
+            read_result(tmp_path, "play")
 
 
 def test_records_do_not_show_folders():

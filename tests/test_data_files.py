@@ -80,8 +80,18 @@ def test_conllu(tmp_path):
         ("a.conllu", "1\ta\n", {"tags": "pos"}, "--tags_column pos; pass .* or id, form, .* for the tag"),
         ("a.conllu", "a\tb\tc\td\n", {}, "line 1: the first column is 'a'; in .conllu it must be"),
         ("a.conll", b"a O\n\xe9t\xe9 O\n", {}, "a.conll, line 2 is not UTF-8: .* Convert the file with iconv"),
-        ("a.conll.gz", gzip.compress(b"a O\n" * 99, mtime=0)[:-9], {}, "a.conll.gz is not a complete gzip file"),
-        ("a.conll.zst", zstandard.compress(b"a O\n" * 99)[:-3], {}, "a.conll.zst is not a complete Zstandard file"),
+        (
+            "a.conll.gz",
+            gzip.compress(b"a O\n" * 99, mtime=0)[:-9],
+            {},
+            "a.conll.gz cannot be unpacked: Compressed file ended",
+        ),
+        (
+            "a.conll.zst",
+            zstandard.compress(b"a O\n" * 99)[:-3],
+            {},
+            "a.conll.zst cannot be unpacked: its last frame has no end",
+        ),
     ],
 )
 def test_bad_files_of_columns(tmp_path, name, content, options, message):
@@ -160,6 +170,8 @@ def test_json(tmp_path, ending, text, location):
         ("a.json", "[{},\n1 2]", "a.json is not JSON: Expecting .* line 2 column"),
         ("a.json", '{"version":\n 1}', "a.json has no list of rows; pass a list, an object with a list as `data`, or"),
         ("a.json", "", "a.json is not JSON: Expecting value"),
+        ("a.json", "[" * 100_000, "a.json is not JSON: maximum recursion depth"),
+        ("a.jsonl", "[" * 100_000, "a.jsonl, line 1 is not JSON: maximum recursion depth"),
     ],
 )
 def test_bad_json(tmp_path, name, content, message):

@@ -6,6 +6,7 @@ from itertools import product
 import pytest
 
 from modeling_elmo import ELMoTokenizer
+from modeling_elmo.run_scripts.program.command_line import is_mistake_of_user
 
 GIVEN = {"is_split_into_words": True}
 
@@ -46,6 +47,24 @@ def tokenizer() -> ELMoTokenizer:
             ValueError,
             "stride=1 must be smaller than the 1 words that max_length=6 leaves",
         ),
+        (
+            (["a"],),
+            {"truncation": "only_second", "max_length": 2, "return_overflowing_tokens": True},
+            ValueError,
+            "truncation='only_second' with max_length=2, but a text of 1 words has no second text to cut. Pass `text_p",
+        ),
+        (("a b",), {"truncation": "only_second", "max_length": 3}, ValueError, "a text of 2 words has no second text"),
+        (("a",), {"stride": -1}, ValueError, "`stride` is -1; pass an integer of at least 0"),
+        (("a",), {"max_length": 2.5, "truncation": True}, ValueError, "`max_length` is 2.5; pass an integer"),
+        (("a",), {"pad_to_multiple_of": "8", "padding": True}, ValueError, "`pad_to_multiple_of` is '8'; pass"),
+        (("a",), {"max_length": 10**20, "padding": "max_length"}, ValueError, "would be padded to 1000.* at most 167"),
+        (("a",), {"pad_to_multiple_of": 10**20, "padding": True}, ValueError, "would be padded to 10000000000000"),
+        (
+            ("a",),
+            {"truncation": True, "max_length": 40, "stride": 10**20, "return_overflowing_tokens": True},
+            ValueError,
+            "stride=100000000000000000000 must be smaller than the 38 words that max_length=40 leaves",
+        ),
     ],
 )
 def test_bad_texts(tokenizer, arguments, options, error, message):
@@ -55,17 +74,28 @@ def test_bad_texts(tokenizer, arguments, options, error, message):
 
 
 @pytest.mark.parametrize("strategy", ["longest_first", "only_first", "only_second"])
-@pytest.mark.parametrize("stride", [0, 1, 2])
-def test_cut_pairs_fit_or_say_why_not(strategy, stride):
+@pytest.mark.parametrize("stride", [0, 1, 2, 10**20])
+@pytest.mark.parametrize("markers", [True, False])
+def test_cut_texts_fit_or_say_why_not(strategy, stride, markers):
     tokenizer = ELMoTokenizer()
-    for first, second, length in product(range(5), range(5), range(4, 12)):
-        options = {"truncation": strategy, "max_length": length, "stride": stride, "return_overflowing_tokens": True}
-        try:
-            encoded = tokenizer([["x"] * first], [["y"] * second], is_split_into_words=True, **options)
-        except ValueError as error:
-            assert f"max_length={length} leaves" in str(error)
-        else:
-            assert all(len(ids) <= length for ids in encoded["input_ids"])
+    options = {"truncation": strategy, "stride": stride, "add_special_tokens": markers, **GIVEN}
+    for first, second, length in product(range(5), [None, *range(5)], range(12)):
+        pair = None if second is None else [["y"] * second]
+        for overflow in (False, True):
+            try:
+                encoded = tokenizer(
+                    [["x"] * first], pair, **options, max_length=length, return_overflowing_tokens=overflow
+                )
+            except ValueError as error:
+                assert f"max_length={length}" in str(error) and is_mistake_of_user(error)
+            else:
+                assert all(len(ids) <= length for ids in encoded["input_ids"])
+
+
+@pytest.mark.parametrize("options", [{}, {"return_overflowing_tokens": True}])
+def test_a_tokenizer_without_a_maximum_does_not_cut(tokenizer, options):
+    length = tokenizer.model_max_length  # 10^30, more than the backend can count
+    assert tokenizer(["the cat"], truncation=True, max_length=length, **options)["input_ids"] == [[1, 4, 3, 2]]
 
 
 def test_encodings_are_computed_on_first_use(tokenizer):

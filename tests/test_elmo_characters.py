@@ -123,8 +123,9 @@ def test_words_must_be_strings(word):
         ({}, "got {}"),
         (["a"], r"got \['a'\]"),
         ({"<bos>": 0, "<eos>": 1, "<oov>": 2}, r"lacks the entries \['<pad>', '<bow>', '<eow>'\]"),
-        (LEXICON | {"a": -1}, r"must be integers of at least 0; got {'a': -1}"),
-        (LEXICON | {"a": "1"}, r"must be integers of at least 0; got {'a': '1'}"),
+        (LEXICON | {"a": -1}, r"must be integers from 0 to 2147483646; got {'a': -1}"),
+        (LEXICON | {"a": "1"}, r"must be integers from 0 to 2147483646; got {'a': '1'}"),
+        (LEXICON | {"a": 2**31}, r"must be integers from 0 to 2147483646; got {'a': 2147483648}"),
         (LEXICON | {"a": 217}, "gives 16 entries only 15 different ids"),
     ],
 )

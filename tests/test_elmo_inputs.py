@@ -60,6 +60,17 @@ def test_token_mask_without_attention_mask():
     assert token_mask(word_level, input_ids=torch.tensor([[0, 2, 1]])).tolist() == [[True, False, True]]
 
 
+@pytest.mark.parametrize("dtype", [torch.bool, torch.float32, torch.complex64, torch.uint16])
+@pytest.mark.parametrize("name", ["character_ids", "input_ids", "token_type_ids"])
+def test_ids_must_be_integers(name, dtype):
+    config = ELMoConfig.from_preset("tiny", max_word_length=3, char_cnn_filters=[[1, 2]])
+    ids = {"character_ids": torch.ones(1, 2, 3, dtype=torch.long), name: torch.ones(1, 2, dtype=dtype)}
+    ids[name] = torch.ones(1, 2, 3, dtype=dtype) if name == "character_ids" else ids[name]
+    advice = "pass real numbers" if dtype.is_complex else "pass integer ids"
+    with pytest.raises(ValueError, match=f"`{name}` has dtype {dtype}; {advice}"):
+        token_mask(config, **ids)
+
+
 def test_word_mask_leaves_out_markers():
     config, mask = ELMoConfig(vocab_size=9), torch.tensor([[True, True, True, False]])
     assert word_mask(config, mask, torch.tensor([[1, 5, 2, 5]]), None).tolist() == [[False, True, False, False]]

@@ -199,6 +199,18 @@ def test_a_row_of_padding_keeps_its_state():
     assert not output.last_hidden_state[1].any()
 
 
+@pytest.mark.parametrize("value", [torch.nan, torch.inf])
+@pytest.mark.parametrize("which", [0, 1])
+def test_a_state_that_is_not_finite_stays_in_its_row(value, which):
+    model = make_model()
+    batch = make_batch(model.config, [3, 4, 2])
+    clean = model(**batch)
+    states = tuple(state.detach().clone() for state in clean.final_states)
+    expected = model(**batch, initial_states=states).last_hidden_state[1:]
+    states[which][0] = value
+    torch.testing.assert_close(model(**batch, initial_states=states).last_hidden_state[1:], expected)
+
+
 @pytest.mark.parametrize("side", ["right", "left"])
 def test_two_texts_in_a_row_do_not_mix(side):
     model = make_model()
@@ -223,6 +235,10 @@ def test_inputs_embeds_replace_words():
         expected = model(**batch)
         tokens = expected.hidden_states[0][..., : model.config.projection_size]
         output = model(inputs_embeds=tokens, attention_mask=batch["attention_mask"])
+        for dtype in (torch.float16, torch.bfloat16, torch.float64):
+            other = model(inputs_embeds=tokens.to(dtype), attention_mask=batch["attention_mask"])
+            rounded = model(inputs_embeds=tokens.to(dtype).float(), attention_mask=batch["attention_mask"])
+            assert torch.equal(other.elmo_embeddings, rounded.elmo_embeddings)
     torch.testing.assert_close(output.elmo_embeddings, expected.elmo_embeddings)
 
 
@@ -454,6 +470,9 @@ def test_language_model_loss_is_the_joint_log_likelihood(side):
     assert output.loss.item() == pytest.approx((forward / counts[0] + backward / counts[1]) / 2, abs=1e-6)
     counted = model(**batch, labels=labels, num_items_in_batch=10)
     assert counted.loss.item() == pytest.approx((forward + backward) / 20, abs=1e-6)
+    assert torch.equal(model(**batch, labels=labels.to(torch.int8)).loss, output.loss)
+    for dtype in (torch.float32, torch.bool):
+        fails(f"`labels` has dtype {dtype}; pass integer ids", model, **batch, labels=labels.to(dtype))
 
 
 def test_two_streams_equal_one_text_read_twice():
@@ -616,6 +635,17 @@ def test_errors_name_what_was_received():
     fails("pass them without `character_ids`", model, characters, inputs_embeds=characters.float())
     message = r"have shapes \[\(2, 2, 2, 7\), \(2, 2, 2, 21\)\], but this batch of 3 needs"
     fails(message, model, characters, initial_states=states)
+    states = model(characters).final_states
+    message = r"`initial_states` have shapes \['NoneType', 'NoneType'\], but this batch of 3 needs \(hidden, cell\)"
+    fails(message, model, characters, initial_states=(None, None))
+    fails(r"`initial_states` have shapes \[\(3, 2, 2, 7\)\], but this", model, characters, initial_states=states[0])
+    fails(r"`initial_states` have shapes \['int'\], but this batch", model, characters, initial_states=3)
+    integers = tuple(state.long() for state in states)
+    message = "`initial_states` has dtype torch.int64; pass floating-point numbers"
+    fails(message, model, characters, initial_states=integers)
+    message = "`inputs_embeds` has dtype torch.int64; pass floating-point numbers"
+    fails(message, model, inputs_embeds=characters[..., :7])
+    fails("`inputs_embeds` has dtype torch.complex64; pass real", model, inputs_embeds=characters[..., :7].cfloat())
     with pytest.raises(TypeError, match="`character_ids` is a list; pass a tensor: .*return_tensors='pt'"):
         model(characters.tolist())
     word_level = make_model(char_vocab_size=0, word_embedding_size=7)

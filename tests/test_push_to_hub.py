@@ -248,8 +248,63 @@ def test_a_token_in_a_file(folder, hub, trusting):
 
 @pytest.mark.parametrize("prefix", ["hf_", "hf_oauth_", "hf_jwt_eyJ0eXAiOiJKV1Qi.", "api_org_"])
 def test_tokens_of_all_kinds(prefix):
-    assert publishing.HUB_TOKEN.search(f"token = {prefix}{'x' * 34}".encode())
-    assert not publishing.HUB_TOKEN.search(b"api_org_" + b"hf_" + b"word_" * 9)
+    assert publishing.HUB_TOKEN.search(f"token = {prefix}{'x' * 34}")
+    assert not publishing.HUB_TOKEN.search("api_org_" + "hf_" + "word_" * 9)
+
+
+ESCAPED = {
+    "UTF-16": TOKEN.encode("utf-16"),
+    "UTF-16, big endian": TOKEN.encode("utf-16-be"),
+    "UTF-32": TOKEN.encode("utf-32"),
+    "JSON": b"h\\u0066_" + b"x" * 34,
+    "JSON throughout": "".join(f"\\u{ord(character):04X}" for character in TOKEN).encode(),
+    "Python": b"\\x68f\\U0000005f" + b"x" * 34,
+    "address": b"token=%68%66_" + b"x" * 34,
+    "HTML": b"&#104;f&#x5f;" + b"x" * 34,
+    "JSON in UTF-16": ("h\\u0066_" + "x" * 34).encode("utf-16"),
+}
+
+
+@pytest.mark.parametrize("data", ESCAPED.values(), ids=ESCAPED)
+@pytest.mark.parametrize("name", ["notes.md", "notes.json"])
+def test_a_token_in_other_spellings(folder, hub, trusting, data, name):
+    (folder / "results" / name).write_bytes(b'{"token": "%s"}' % data)
+    with pytest.raises(ValueError, match=rf"results/{name} holds what looks like a token of the Hub"):
+        send(folder, "--push")
+    with pytest.raises(ValueError, match=rf"results/{name} holds what looks like a token of the Hub"):
+        publishing.push(folder, "someone/elmo-xy", "message")
+    assert not hub
+
+
+@pytest.mark.parametrize("linked", ["results/notes.md", "results", "LICENSE"])
+def test_a_link_that_leaves_the_folder(folder, hub, trusting, linked):
+    outside = folder.parent / "outside"
+    (outside / "results").mkdir(parents=True)
+    for name in ("notes.md", "results/notes.md"):
+        (outside / name).write_text("private")
+    target = outside if linked == "results" else outside / "notes.md"
+    if linked == "results":
+        shutil.rmtree(folder / linked)
+    (folder / linked).symlink_to(target)
+    message = r"is a link to .*outside.*notes\.md, outside the folder, and would be published\. Copy the file into"
+    with pytest.raises(ValueError, match=message):
+        send(folder, "--push")
+    with pytest.raises(ValueError, match=message):
+        publishing.push(folder, "someone/elmo-xy", "message")
+    assert not hub
+
+
+def test_a_link_within_the_folder_is_its_file(folder, hub, trusting):
+    (folder / "results" / "again.png").symlink_to(folder / "curve.png")
+    found = send(folder, "--output_dir", str(folder.parent / "assembled"))
+    assert (found / "results" / "again.png").read_bytes() == b"picture"
+    assert not (found / "results" / "again.png").is_symlink()
+
+
+def test_a_card_that_is_not_utf_8(folder, trusting):
+    (folder / "README.md").write_text("By hand.", encoding="utf-16")
+    with pytest.raises(ValueError, match=r"trained/README\.md is not UTF-8: .*\. Convert it, or pass --new_card"):
+        send(folder)
 
 
 @pytest.mark.parametrize(

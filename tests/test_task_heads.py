@@ -290,6 +290,30 @@ def test_losses_equal_torch(name, problem):
     assert model.config.problem_type == problem
 
 
+@pytest.mark.parametrize("name", [name for name, head in HEADS.items() if head[0] is ELMoForSequenceClassification])
+def test_rows_without_a_label_have_no_loss(name):
+    cls, options = HEADS[name]
+    model = make_model(cls, **options).train()
+    batch = batch_of(model)
+    loss = model(**batch, labels=torch.full((4,), -100)).loss
+    loss.backward()
+    assert loss.item() == 0
+    assert all(parameter.grad.isfinite().all() for parameter in model.parameters() if parameter.grad is not None)
+
+
+@every_head
+def test_labels_of_any_integer_dtype(cls, options):
+    model = make_model(cls, **options)
+    batch = batch_of(model)
+    targets = targets_of(model, batch)
+    expected = model(**batch, **targets).loss
+    for dtype in (torch.int8, torch.int16, torch.int32):
+        assert torch.equal(model(**batch, **{name: ids.to(dtype) for name, ids in targets.items()}).loss, expected)
+    name, ids = next(iter(targets.items()))
+    for dtype in (torch.float32, torch.bool):
+        fails(f"`{name}` has dtype {dtype}; pass integer ids", model, **batch, **{**targets, name: ids.to(dtype)})
+
+
 # Saving and loading
 
 
@@ -388,6 +412,8 @@ def test_given_layers_must_fit(cls, options):
     for wrong in (layers[:, :2], layers[:, :, 1:], layers[..., 1:], layers[1:], layers[:, 0]):
         received = re.escape(str(tuple(wrong.shape)))
         fails(f"`elmo_hidden_states` has shape {received}; {expected}", model, **batch, elmo_hidden_states=wrong)
+    message = "`elmo_hidden_states` has dtype torch.int64; pass floating-point numbers"
+    fails(message, model, **batch, elmo_hidden_states=layers.long())
     model = make_model(cls, **options, freeze_bilm=False)
     message = "need a frozen biLM, but use_elmo=True and freeze_bilm=False. Leave them out, or set both"
     fails(message, model, **batch, elmo_hidden_states=layers)
@@ -426,6 +452,14 @@ def test_errors_of_classifiers():
     fails(message, model, **{**batch, "token_type_ids": wrong})
     message = "`labels` has ids from -1 to 2.*remove rows without a label"
     fails(message, model, **batch, labels=torch.tensor([-1, 0, 1, 2]))
+    fails(r"`labels` has shape \(4, 2\); pass shape \(4, 3\)", model, **batch, labels=torch.zeros(4, 2))
+    several = make_model(ELMoForSequenceClassification, num_labels=3, problem_type="multi_label_classification")
+    fails(r"`labels` has shape \(4,\); pass shape \(4, 3\)", several, **batch, labels=torch.zeros(4))
+    number = make_model(ELMoForSequenceClassification, num_labels=1)
+    losses = [number(**batch, labels=torch.arange(4).to(dtype)).loss for dtype in (torch.int64, torch.float32)]
+    assert losses[0] == losses[1]
+    with pytest.raises(TypeError, match="`labels` is a list; pass a tensor"):
+        model(**batch, labels=[0, 1, 2, 0])
     baseline = make_model(ELMoForSequenceClassification, use_elmo=False)
     outside = batch["character_ids"].clone()
     outside[0, 1, 1] = 30

@@ -15,6 +15,7 @@ from transformers import AutoTokenizer, DataCollatorForLanguageModeling, DataCol
 from transformers.data.data_collator import DataCollatorWithPadding, default_data_collator
 
 from modeling_elmo import ELMoConfig, ELMoTokenizer
+from modeling_elmo.run_scripts.program.command_line import is_mistake_of_user
 
 settings.register_profile("no_deadline", deadline=None)
 settings.load_profile("no_deadline")
@@ -601,11 +602,23 @@ def test_pickle_and_copy(tokenizer):
         ({"lexicon": LEXICON}, ValueError, 'alphabet="utf8" has no `lexicon`'),
         ({"max_word_length": 2}, ValueError, "max_word_length=2: a word needs at least 3 positions"),
         ({"max_word_length": True}, ValueError, "max_word_length=True"),
+        ({"max_word_length": 10**8}, ValueError, "max_word_length=100000000: a word needs .* and may have 1000"),
+        ({"literal_markers": "false"}, ValueError, "literal_markers='false'; pass True or False"),
+        ({"lowercase_unknown": None}, ValueError, "lowercase_unknown=None; pass True or False"),
+        ({"alphabet": "lexicon", "lexicon": LEXICON, "end_of_word": [3]}, ValueError, r"lacks the entries \[\[3\]\]"),
         ({"pre_tokenization": "bert"}, ValueError, "pre_tokenization='bert' is unknown"),
         ({"bos_token": "[CLS]"}, ValueError, "bos_token='\\[CLS\\]': the special words of ELMo have fixed names"),
         ({"split_special_tokens": False}, ValueError, "use ELMoTokenizer\\(literal_markers=True\\)"),
         ({"vocab": ["the"]}, ValueError, "`vocab` lacks <S>, </S>, <UNK>"),
         ({"vocab": "vocab.txt"}, TypeError, "`vocab` must be a list of words, got 'vocab.txt'; pass a path as"),
+        ({"vocab": 3}, TypeError, "`vocab` must be a list of words, got 3"),
+        ({"vocab": {"<PAD>": 0, 3: 1}}, TypeError, "Words must be strings, got int: 3"),
+        ({"vocab": {"<PAD>": "0"}}, ValueError, "The ids of `vocab` must be integers; got str"),
+        (
+            {"vocab": {"<PAD>": 2**70}},
+            ValueError,
+            "must have the ids 0 to 0, each once; got 1 different ids from 11805",
+        ),
         ({"vocab": {"<PAD>": 0, "<S>": 1, "</S>": 2, "<UNK>": 4}}, ValueError, "must have the ids 0 to 3, each once"),
         ({"vocab": {"<S>": 0, "</S>": 1, "<UNK>": 2, "a": 3}}, ValueError, "must have the ids 0 to 3 in `vocab`"),
         ({"vocab": [*VOCABULARY, "\U0010fffdx"]}, ValueError, "start with U\\+10FFFD"),
@@ -631,6 +644,67 @@ def test_bad_tokenizer_files(tmp_path, tokenizer):
         ELMoTokenizer.from_pretrained(tmp_path)
 
 
+def changed(content: str, *keys: str, value=None) -> str:
+    """A JSON text with another value at a place."""
+    whole = part = json.loads(content)
+    for key in keys[:-1]:
+        part = part[key]
+    part[keys[-1]] = value
+    return json.dumps(whole)
+
+
+@pytest.mark.parametrize(
+    "file, change, message",
+    [
+        (
+            "tokenizer.json",
+            lambda text: "",
+            "tokenizer.json is not JSON in UTF-8: Expecting value.* Save the tokenizer",
+        ),
+        ("tokenizer.json", lambda text: text[:500], "tokenizer.json is not JSON in UTF-8: "),
+        ("tokenizer.json", lambda text: "[" * 100_000, "tokenizer.json is not JSON in UTF-8: maximum recursion depth"),
+        ("tokenizer.json", lambda text: "[]", "tokenizer.json must be a JSON object with a list 'added_tokens'. Save"),
+        ("tokenizer.json", lambda text: "{}", "tokenizer.json must be a JSON object with a list 'added_tokens'"),
+        (
+            "tokenizer.json",
+            lambda text: changed(text, "added_tokens", value=3),
+            "JSON object with a list 'added_tokens'",
+        ),
+        ("tokenizer.json", lambda text: changed(text, "added_tokens", value=[{}]), "cannot be read .*: missing field"),
+        (
+            "tokenizer.json",
+            lambda text: changed(text, "model"),
+            "tokenizer.json cannot be read as a tokenizer: .* Save",
+        ),
+        (
+            "tokenizer.json",
+            lambda text: changed(text, "model", "vocab", value={"a": -1}),
+            "invalid value: integer `-1`",
+        ),
+        (
+            "tokenizer.json",
+            lambda text: changed(text, "model", "vocab", value={}),
+            "special words .* ids 0 to 3 in .*json",
+        ),
+        ("tokenizer_config.json", lambda text: "{", "tokenizer_config.json is not JSON in UTF-8: "),
+        (
+            "tokenizer_config.json",
+            lambda text: "[" * 100_000,
+            "tokenizer_config.json is not JSON in UTF-8: maximum rec",
+        ),
+        ("tokenizer_config.json", lambda text: "[]", "tokenizer_config.json must be a JSON object. Save the tokenizer"),
+        ("tokenizer_config.json", lambda text: changed(text, "max_word_length", value=10**8), "and may have 1000"),
+    ],
+)
+def test_damaged_tokenizer_files(tmp_path, tokenizer, file, change, message):
+    """Each error is raised by us, so that programs print one line."""
+    tokenizer.save_pretrained(tmp_path)
+    (tmp_path / file).write_text(change((tmp_path / file).read_text(encoding="utf-8")), encoding="utf-8")
+    with pytest.raises(ValueError, match=message) as caught:
+        ELMoTokenizer.from_pretrained(tmp_path)
+    assert is_mistake_of_user(caught.value)
+
+
 @pytest.mark.parametrize("options", [{}, {"return_offsets_mapping": True}])
 def test_threads_share_a_tokenizer(options):
     """Threads share the word table and the settings of the backend; calls take turns."""
@@ -648,10 +722,15 @@ def test_threads_share_a_tokenizer(options):
 
 
 def test_a_checkpoint_without_a_tokenizer(tmp_path):
-    """The default alphabet may differ from the model's."""
+    """The default alphabet may differ from the model's, and without a vocabulary every word would be unknown."""
     ELMoConfig.from_preset("tiny").save_pretrained(tmp_path)
+    ELMoTokenizer(vocab=VOCABULARY).save_pretrained(tmp_path / "saved")
+    (tmp_path / "saved" / "tokenizer.json").unlink()
+    with pytest.raises(OSError, match=r"saved has no tokenizer\.json and no vocab\.txt"):
+        ELMoTokenizer.from_pretrained(tmp_path / "saved")
+    assert ELMoTokenizer.from_pretrained(tmp_path / "saved", vocab=VOCABULARY)("London")["input_ids"] == [1, 11, 2]
     for load in (ELMoTokenizer.from_pretrained, AutoTokenizer.from_pretrained):
-        with pytest.raises(OSError, match=r"has no tokenizer_config\.json, tokenizer\.json or vocab\.txt\. Save the"):
+        with pytest.raises(OSError, match=r"has no tokenizer\.json and no vocab\.txt\. Save the"):
             load(tmp_path)
     (tmp_path / "vocab.txt").write_text("<S>\n</S>\n<UNK>\nword\n")
     assert len(ELMoTokenizer.from_pretrained(tmp_path)) == 5

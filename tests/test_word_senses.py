@@ -178,5 +178,5 @@ def test_broken_annotations(tmp_path):
         read_annotated(text)
     (tmp_path / "a.data.xml.gz").write_bytes(b"no archive")
     (tmp_path / "a.gold.key.txt.gz").write_bytes(gzip.compress(b""))
-    with pytest.raises(ValueError, match=r"a\.data\.xml\.gz is not a complete XML file"):
+    with pytest.raises(ValueError, match=r"a\.data\.xml\.gz cannot be unpacked: Not a gzipped file"):
         read_annotated(tmp_path / "a.data.xml.gz")

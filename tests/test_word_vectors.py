@@ -70,6 +70,9 @@ def test_numbers_may_be_words(tmp_path, text, width):
         ("3 2\na 1 2\nb 1 2\n", "a.txt has 2 words, but its header promises 3. .* --word_vectors_limit 2"),
         ("1 2\na 1 2\nb 1 2\n", "a.txt has 2 words, but its header promises 1"),
         ("300 20\n", "a.txt has 0 words, but its header promises 300"),
+        (f"2 {10**14}\na 1 2\nb 1 2\n", "line 2 must have a word and 100000000000000 finite numbers"),
+        (f"2 {10**20}\na 1 2\nb 1 2\n", "line 1 must have a word and 2 finite numbers"),
+        (f"{'9' * 5000} 2\na 1 2\nb 1 2\n", "line 1 must have a word and 2 finite numbers"),
     ],
 )
 def test_bad_files(tmp_path, text, message):

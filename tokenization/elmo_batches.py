@@ -1,7 +1,9 @@
 """Batches of texts: their checks, their lengths after truncation and padding, and the tokens of their encodings."""
 
+import sys
 from collections.abc import Callable, Sequence
 from itertools import accumulate, chain
+from numbers import Integral
 
 import numpy as np
 from tokenizers import Encoding
@@ -10,6 +12,8 @@ from transformers.tokenization_utils_base import TruncationStrategy
 from transformers.utils import PaddingStrategy
 
 from .elmo_characters import SPECIAL_WORDS
+
+MAX_PADDED = 2**24  # tokens of a text; their characters take 7 GB
 
 
 def as_batch(text, text_pair, is_split_into_words: bool) -> tuple[list[tuple], bool]:
@@ -42,6 +46,28 @@ def _is_pair(item, unit) -> bool:
     return isinstance(item, (list, tuple)) and len(item) == 2 and all(isinstance(part, unit) for part in item)
 
 
+def checked_max_length(
+    padding_strategy: PaddingStrategy = PaddingStrategy.DO_NOT_PAD,
+    max_length: int | None = None,
+    stride: int = 0,
+    pad_to_multiple_of: int | None = None,
+    **_,
+) -> int | None:
+    """`max_length` of a call, no larger than the backend can count: `model_max_length` is 10^30 if there is none.
+
+    Raises:
+        ValueError: a number of tokens is not an integer, is negative, or would pad a text without end.
+    """
+    for name, value in {"max_length": max_length, "stride": stride, "pad_to_multiple_of": pad_to_multiple_of}.items():
+        is_default = value is None and name != "stride"
+        if not is_default and (not isinstance(value, Integral) or value < 0):
+            raise ValueError(f"`{name}` is {value!r}; pass an integer of at least 0.")
+    most = max(pad_to_multiple_of or 0, (max_length or 0) if padding_strategy == PaddingStrategy.MAX_LENGTH else 0)
+    if most > MAX_PADDED:
+        raise ValueError(f"Each text would be padded to {most} tokens; pass at most {MAX_PADDED}.")
+    return None if max_length is None else min(max_length, sys.maxsize)
+
+
 def needs_backend(
     lengths: list[list[int]],
     add_special_tokens: bool = True,
@@ -57,11 +83,13 @@ def needs_backend(
     """Whether the backend must encode texts of `lengths` words, because numpy cannot. The options are those of a call.
 
     Raises:
-        ValueError: `max_length` or `stride` does not fit a text.
+        ValueError: `max_length` or `stride` does not fit a text, or only the second text may be cut and there is none.
     """
     markers = 2 if add_special_tokens else 0
     is_cut = False
     if truncation_strategy != TruncationStrategy.DO_NOT_TRUNCATE and max_length is not None:
+        if 0 < stride >= max_length - 2:  # the backend always counts the markers of one text
+            raise ValueError(_too_large(stride, max(max_length - 2, 0), max_length))
         for parts in lengths:
             needed = markers * len(parts)
             room = max_length - needed
@@ -77,13 +105,22 @@ def _check_room(
     parts: list[int], strategy: TruncationStrategy, room: int, max_length: int, stride: int, overflowing: bool
 ) -> None:
     """Refuses lengths on which the backend panics, raises a bare exception or returns texts that are too long."""
+    if strategy == TruncationStrategy.ONLY_SECOND and len(parts) == 1:
+        raise ValueError(
+            f"truncation='only_second' with max_length={max_length}, but a text of {parts[0]} words has no second text "
+            "to cut. Pass `text_pair`, or truncation=True."
+        )
     for length, share in zip(parts, _shares(parts, strategy, room), strict=True):
         emptied = share == 0 and (overflowing or (room > 0 and strategy != TruncationStrategy.LONGEST_FIRST))
         if share < length and (share < 0 or emptied or 0 < share <= stride):
-            raise ValueError(
-                f"stride={stride} must be smaller than the {max(share, 0)} words that max_length={max_length} leaves; "
-                "pass a smaller stride or a larger max_length."
-            )
+            raise ValueError(_too_large(stride, max(share, 0), max_length))
+
+
+def _too_large(stride: int, words: int, max_length: int) -> str:
+    return (
+        f"stride={stride} must be smaller than the {words} words that max_length={max_length} leaves; pass a smaller "
+        "stride or a larger max_length."
+    )
 
 
 def _shares(parts: list[int], strategy: TruncationStrategy, room: int) -> list[int]:

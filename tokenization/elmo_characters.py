@@ -20,6 +20,8 @@ SURROGATES = re.compile("[\ud800-\udfff]")
 # recognizes whole words only, as WordLevel does, and stock pipelines know that every token is a word.
 CONTINUATION = "\U0010fffd"
 MIN_WORD_LENGTH = 3  # begin, one character, end
+MAX_WORD_LENGTH = 1000  # the word table has a row of this length for each word, and starts with 1024 rows
+MAX_ID = 2**31 - 2  # ids, and these numbers plus one, are int32
 
 
 class Utf8Alphabet:
@@ -90,22 +92,22 @@ def checked_lexicon(lexicon: Any, required: Iterable[str]) -> Mapping[str, int]:
             f'alphabet="lexicon" needs `lexicon`, a dictionary from characters to ids; got {lexicon!r:.80}. '
             'Pass ELMoTokenizer(alphabet="lexicon", lexicon={"<bos>": 0, "<eos>": 1, ..., "a": 6}).'
         )
-    missing = [name for name in required if name not in lexicon]
+    missing = [name for name in required if name not in [*lexicon]]  # a name may be of any type
     if missing:
         raise ValueError(f"`lexicon` lacks the entries {missing}; add them with their ids.")
-    wrong = {key: value for key, value in lexicon.items() if type(value) is not int or value < 0}
+    wrong = {key: value for key, value in lexicon.items() if type(value) is not int or not 0 <= value <= MAX_ID}
     if wrong:
-        raise ValueError(f"ids in `lexicon` must be integers of at least 0; got {dict(list(wrong.items())[:5])}.")
+        raise ValueError(f"ids in `lexicon` must be integers from 0 to {MAX_ID}; got {dict(list(wrong.items())[:5])}.")
     if len(set(lexicon.values())) < len(lexicon):
         raise ValueError(f"`lexicon` gives {len(lexicon)} entries only {len(set(lexicon.values()))} different ids.")
     return lexicon
 
 
 def build_alphabet(alphabet: str, max_word_length: int, lexicon: Mapping[str, int] | None, begin: str, end: str):
-    if type(max_word_length) is not int or max_word_length < MIN_WORD_LENGTH:
+    if type(max_word_length) is not int or not MIN_WORD_LENGTH <= max_word_length <= MAX_WORD_LENGTH:
         raise ValueError(
             f"max_word_length={max_word_length!r}: a word needs at least {MIN_WORD_LENGTH} positions (begin, one "
-            "character, end). The published models use 50."
+            f"character, end) and may have {MAX_WORD_LENGTH}. The published models use 50."
         )
     if alphabet == "utf8":
         if lexicon is not None:

@@ -5,13 +5,17 @@ encodes all other batches, and computes `word_ids`, `char_to_token` and the like
 Shape suffixes: B texts, T tokens, W max_word_length.
 """
 
+import json
 import re
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial, wraps
 from itertools import chain
+from numbers import Integral
 from os import PathLike
+from pathlib import Path
+from types import NoneType
 
 import numpy as np
 from tokenizers import AddedToken, Tokenizer, models, processors
@@ -19,7 +23,7 @@ from transformers import BatchEncoding, TensorType
 from transformers.tokenization_utils_tokenizers import TokenizersBackend
 from transformers.utils import PaddingStrategy
 
-from .elmo_batches import LazyEncodings, as_batch, needs_backend, padded_lengths, rows_of_encodings
+from .elmo_batches import LazyEncodings, as_batch, checked_max_length, needs_backend, padded_lengths, rows_of_encodings
 from .elmo_characters import (
     BOS_ID,
     BOS_WORD,
@@ -33,6 +37,7 @@ from .elmo_characters import (
     UNK_WORD,
     WordTable,
     build_alphabet,
+    check_strings,
     most_frequent_words,
     order_vocabulary,
     read_vocabulary,
@@ -45,6 +50,7 @@ NO_SPECIAL_WORDS_IN_TEXT = (
     "split_special_tokens=False is not supported: special words in a text are spelled out. "
     "To read `<S>` and `</S>` as markers, use ELMoTokenizer(literal_markers=True)."
 )
+SAVE_AGAIN = "Save the tokenizer again with `save_pretrained`, or download the file again."
 
 
 class CallLock:
@@ -135,6 +141,9 @@ class ELMoTokenizer(TokenizersBackend):
             "end_of_word": end_of_word,
             "lowercase_unknown": lowercase_unknown,
         }
+        for name in ("literal_markers", "lowercase_unknown"):
+            if not isinstance(options[name], bool):
+                raise ValueError(f"{name}={options[name]!r}; pass True or False.")
         self.lock = CallLock()
         self.__dict__.update(options)  # `save_pretrained` writes all attributes with the name of a keyword
         self.splitter = TextSplitter(pre_tokenization)
@@ -158,14 +167,31 @@ class ELMoTokenizer(TokenizersBackend):
         return kwargs
 
     @classmethod
+    def from_pretrained(cls, pretrained_model_name_or_path: str | PathLike, *args, **kwargs):
+        """As the stock method, which reads the folder's configuration without a check."""
+        config = Path(pretrained_model_name_or_path, kwargs.get("subfolder") or "", "tokenizer_config.json")
+        if config.is_file():
+            _check_object(config)
+        return super().from_pretrained(pretrained_model_name_or_path, *args, **kwargs)
+
+    @classmethod
     def _from_pretrained(cls, resolved_vocab_files, pretrained_model_name_or_path, *args, **kwargs):
-        """Refuses a checkpoint without a tokenizer: the default alphabet may differ from the model's."""
-        if not any(resolved_vocab_files.get(f"{name}_file") for name in ("tokenizer_config", "tokenizer", "vocab")):
+        """Refuses a checkpoint without a vocabulary, which would make every word unknown, and damaged files."""
+        config, words = (resolved_vocab_files.get(f"{name}_file") for name in ("tokenizer_config", "tokenizer"))
+        if not (words or resolved_vocab_files.get("vocab_file") or kwargs.get("vocab") or kwargs.get("vocab_file")):
             raise OSError(
-                f"{pretrained_model_name_or_path} has no tokenizer_config.json, tokenizer.json or vocab.txt. Save the "
-                "tokenizer of the model there, or create one: ELMoTokenizer(vocab_file='vocab.txt')."
+                f"{pretrained_model_name_or_path} has no tokenizer.json and no vocab.txt. Save the tokenizer of the "
+                "model there, or create one: ELMoTokenizer(vocab_file='vocab.txt')."
             )
-        return super()._from_pretrained(resolved_vocab_files, pretrained_model_name_or_path, *args, **kwargs)
+        try:
+            return super()._from_pretrained(resolved_vocab_files, pretrained_model_name_or_path, *args, **kwargs)
+        except Exception:  # of any kind, where the stock code meets a damaged file
+            if config is not None:
+                _check_object(config)
+            if words is not None:
+                _check_object(words, "added_tokens")
+                _read_backend(words)
+            raise
 
     @property
     def char_vocab_size(self) -> int:
@@ -227,6 +253,7 @@ class ELMoTokenizer(TokenizersBackend):
     ) -> BatchEncoding:
         if split_special_tokens is False:
             raise ValueError(NO_SPECIAL_WORDS_IN_TEXT)
+        kwargs["max_length"] = checked_max_length(**kwargs)
         batch, is_batched = as_batch(text, text_pair, is_split_into_words)
         if not batch:
             return self._empty_batch(return_tensors)
@@ -471,15 +498,12 @@ def _without_surrogates(text: str) -> str:
 
 def _load_backend(vocab, tokenizer_file, vocab_file) -> Tokenizer:
     """The backend with the vocabulary of the first argument that is not None."""
-    if isinstance(vocab, (str, PathLike)):
+    if isinstance(vocab, (str, PathLike)) or not isinstance(vocab, (Iterable, NoneType)):
         raise TypeError(f"`vocab` must be a list of words, got {vocab!r}; pass a path as `vocab_file`.")
     if vocab is None and tokenizer_file is not None:
-        backend = Tokenizer.from_file(str(tokenizer_file))
-        if getattr(backend.model, "continuing_subword_prefix", None) != CONTINUATION:
-            raise ValueError(f"{tokenizer_file} was not saved by ELMoTokenizer; pass its words as `vocab_file`.")
-        _check_ids(backend.get_vocab(), str(tokenizer_file))
-        return backend
+        return _read_backend(tokenizer_file)
     if isinstance(vocab, Mapping):
+        check_strings(list(vocab))
         _check_ids(vocab, "`vocab`")
         words = sorted(vocab, key=vocab.__getitem__)
     elif vocab is not None:
@@ -491,6 +515,28 @@ def _load_backend(vocab, tokenizer_file, vocab_file) -> Tokenizer:
     backend = Tokenizer(_word_model(words))
     backend.add_special_tokens(list(map(_special_token, SPECIAL_WORDS)))
     return backend
+
+
+def _read_backend(path: str | PathLike) -> Tokenizer:
+    """The backend of a saved `tokenizer.json`."""
+    try:
+        backend = Tokenizer.from_file(str(path))
+    except Exception as error:  # the class of all errors of the Rust library
+        raise ValueError(f"{path} cannot be read as a tokenizer: {error}. {SAVE_AGAIN}") from error
+    if getattr(backend.model, "continuing_subword_prefix", None) != CONTINUATION:
+        raise ValueError(f"{path} was not saved by ELMoTokenizer; pass its words as `vocab_file`.")
+    _check_ids(backend.get_vocab(with_added_tokens=False), str(path))
+    return backend
+
+
+def _check_object(path: str | PathLike, *lists: str) -> None:
+    """Refuses a file that the stock code reads without checks: it must be a JSON object with these `lists`."""
+    try:
+        content = json.loads(Path(path).read_text(encoding="utf-8"))
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{path} is not JSON in UTF-8: {error}. {SAVE_AGAIN}") from error
+    if not isinstance(content, dict) or not all(isinstance(content.get(name), list) for name in lists):
+        raise ValueError(f"{path} must be a JSON object{''.join(f' with a list {n!r}' for n in lists)}. {SAVE_AGAIN}")
 
 
 def _word_model(words: Sequence[str]) -> models.WordPiece:
@@ -511,11 +557,13 @@ def _special_token(word: str) -> AddedToken:
 
 
 def _check_ids(vocab: Mapping[str, int], source: str) -> None:
-    ids = np.fromiter(vocab.values(), dtype=np.int64, count=len(vocab))
-    if not np.array_equal(np.sort(ids), np.arange(len(ids))):
+    if wrong := [kind.__name__ for kind in set(map(type, vocab.values())) if not issubclass(kind, Integral)]:
+        raise ValueError(f"The ids of {source} must be integers; got {', '.join(sorted(wrong))}.")
+    ids = sorted(vocab.values())
+    if ids != list(range(len(ids))):
         raise ValueError(
             f"The {len(ids)} words of {source} must have the ids 0 to {len(ids) - 1}, each once; "
-            f"got {len(np.unique(ids))} different ids from {ids.min(initial=0)} to {ids.max(initial=0)}."
+            f"got {len(set(ids))} different ids from {ids[0]} to {ids[-1]}."
         )
     misplaced = {word: vocab.get(word) for index, word in enumerate(SPECIAL_WORDS) if vocab.get(word) != index}
     if misplaced:

@@ -1,6 +1,7 @@
 """Assembles the folder of a checkpoint for the Hub, checks it in a clean process, and uploads it."""
 
 import glob
+import html
 import inspect
 import os
 import re
@@ -34,7 +35,10 @@ FILES_TO_UPLOAD = (
 )
 SAVED_FILES = ("*.py", "*.safetensors", "*.safetensors.index.json")  # written by `save_pretrained`, not copied
 FLAG = {"nargs": "?", "const": True}  # argparse options of a flag that is true, false or not given
-HUB_TOKEN = re.compile(rb"(?:hf_(?:oauth_)?|api_org_)[A-Za-z0-9]{30,}|hf_jwt_[A-Za-z0-9._-]{30,}")
+HUB_TOKEN = re.compile(r"(?:hf_(?:oauth_)?|api_org_)[A-Za-z0-9]{30,}|hf_jwt_[A-Za-z0-9._-]{30,}")
+ESCAPE = re.compile(
+    r"(?:\\U000000|\\u00|\\x|%)([0-7][0-9A-Fa-f])"
+)  # an ASCII character in JSON, Python, YAML, addresses
 TEXTS = ["He is in (London), Paris.", "밥 먹었어?", "x"]  # read by both models that are compared
 TOLERANCES = {"float32": 1e-4, "float16": 0.1, "bfloat16": 0.5}  # of the root mean square; other models exceed 1
 NAME_IN_EXAMPLE = re.compile(r"^name = ['\"](.+)['\"](?=  # path of this folder)", re.MULTILINE)
@@ -106,10 +110,12 @@ def assemble(arguments: PushArguments, folder: Path) -> Path:
     The card is written again if it is missing, if its facts changed, or on request.
     """
     source = Path(arguments.model)
-    for path in files_to_upload(source):
-        if not any(Path(path).match(pattern) for pattern in SAVED_FILES):
-            (folder / path).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copyfile(source / path, folder / path)
+    copied = [path for path in files_to_upload(source) if not any(map(Path(path).match, SAVED_FILES))]
+    refuse_outside_links(source, copied)
+    refuse_tokens(source, copied)
+    for path in copied:
+        (folder / path).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(source / path, folder / path)
     model, tokenizer = load_published(arguments.model)
     stored = getattr(torch, arguments.dtype)
     # The configuration keeps float32, the precision in memory: half precision is for disks, not for CPUs.
@@ -121,7 +127,10 @@ def assemble(arguments: PushArguments, folder: Path) -> Path:
         is_head = type(model).__name__ in PIPELINE_TAGS
         (write_head_card if is_head else write_bilm_card)(folder, arguments.repo_id)
     else:
-        card.write_text(rename_card(card.read_text(encoding="utf-8"), arguments.repo_id), encoding="utf-8")
+        try:
+            card.write_text(rename_card(card.read_text(encoding="utf-8"), arguments.repo_id), encoding="utf-8")
+        except UnicodeDecodeError as error:
+            raise ValueError(f"{source / card.name} is not UTF-8: {error}. Convert it, or pass --new_card.") from error
     return folder
 
 
@@ -188,10 +197,27 @@ def largest_difference(here: torch.Tensor, there: torch.Tensor) -> float:
 def refuse_tokens(folder: Path, paths: list[str]):
     """Raises an error if a file holds what looks like a token of the Hub."""
     for path in paths:
-        if Path(path).suffix != ".safetensors" and HUB_TOKEN.search((folder / path).read_bytes()):
+        if Path(path).suffix != ".safetensors" and HUB_TOKEN.search(readable_text((folder / path).read_bytes())):
             raise ValueError(
                 f"{path} holds what looks like a token of the Hub (hf_..., api_org_...). Remove it, and revoke the "
                 "token."
+            )
+
+
+def readable_text(data: bytes) -> str:
+    """The ASCII text of a file in any Unicode encoding, without escapes and entities."""
+    text = data.replace(b"\0", b"").decode("latin-1")  # UTF-16 and UTF-32 are ASCII between zeros
+    return html.unescape(ESCAPE.sub(lambda escape: chr(int(escape[1], 16)), text))
+
+
+def refuse_outside_links(folder: Path, paths: list[str]):
+    """Raises an error if a file is a link, or below a link, that leaves the folder."""
+    for path in paths:
+        target = (folder / path).resolve()
+        if not target.is_relative_to(folder.resolve()):
+            raise ValueError(
+                f"{folder / path} is a link to {target}, outside the folder, and would be published. Copy the file "
+                "into the folder if it belongs to the checkpoint; remove the link otherwise."
             )
 
 
@@ -202,6 +228,7 @@ def push(folder: Path, repo_id: str, message: str, private: bool | None = None, 
         repo_id: a name without a user belongs to the owner of the token.
     """
     paths = files_to_upload(folder)
+    refuse_outside_links(folder, paths)
     refuse_tokens(folder, paths)
     api = HfApi(token=token)
     try:

@@ -16,7 +16,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from modeling_elmo.run_scripts.program.files import numbered_lines
+from modeling_elmo.run_scripts.program.files import numbered_lines, parse_json
 
 Location = str | list[str]  # of a row, or of each word of a sentence
 LocatedRow = tuple[Location, Mapping[str, Any]]
@@ -147,8 +147,8 @@ def json_rows(path: Path) -> Iterator[LocatedRow]:
 def _begins_with_row(path: Path) -> bool:
     """Whether the first line is a row of JSON lines."""
     try:
-        row = json.loads(next((line for _, line in numbered_lines(path) if line.strip()), ""))
-    except json.JSONDecodeError:
+        row = parse_json(next((line for _, line in numbered_lines(path) if line.strip()), ""), str(path))
+    except ValueError:
         return False
     return isinstance(row, dict) and not isinstance(row.get("data"), list)
 
@@ -162,11 +162,11 @@ def _json_list(path: Path) -> list[Any]:
 
 
 def _parsed_json(text: str, location: str) -> Any:
+    value = parse_json(text, location)
     try:
-        value = json.loads(text)
         if "\\u" in text:  # the escape of half a surrogate pair, which no tokenizer and no table can hold
             json.dumps(value, ensure_ascii=False).encode()
-    except (json.JSONDecodeError, UnicodeEncodeError) as error:
+    except (UnicodeEncodeError, RecursionError) as error:
         raise ValueError(f"{location} is not JSON: {error}.") from error
     return value
 

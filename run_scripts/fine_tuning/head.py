@@ -183,7 +183,7 @@ def parse_overrides(text: str | None, reserved: Collection[str]) -> dict[str, An
     """The value of `--config_overrides`: fields of the configuration, except the reserved ones."""
     try:
         overrides = json.loads(text or "{}")
-    except json.JSONDecodeError as error:
+    except (ValueError, RecursionError) as error:
         raise ValueError(f'--config_overrides {text} is not JSON: {error}. Pass {{"name": value, ...}}.') from error
     if not isinstance(overrides, dict):
         raise ValueError(f'--config_overrides {text} is not a JSON object; pass {{"name": value, ...}}.')

@@ -4,6 +4,7 @@ The files may come from GloVe (a word and its numbers in each line), word2vec or
 words and the width), plain or compressed (`.gz`, `.zst`).
 """
 
+import re
 from array import array
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
@@ -82,7 +83,11 @@ def _width_and_lines(path: Path) -> tuple[int, int | None, Iterator[tuple[int, s
     widths = [line.rstrip(" ").count(" ") for _, line in start]
     header, width_below = start[0][1].split(), mode(widths[1:] or [0])
     count, width = None, mode(widths)
-    if len(header) == 2 and all(map(str.isdecimal, header)) and (width_below != 1 or header[1] == "1"):
+    if (
+        len(header) == 2
+        and all(re.fullmatch(r"\d{1,15}", field) for field in header)
+        and (width_below != 1 or header[1] == "1")
+    ):
         (count, width), start = map(int, header), start[1:]
     if width < 1:
         raise ValueError(f"{path} has no vectors; pass a file with a word and its numbers in each line, with spaces.")

@@ -68,7 +68,7 @@ class ModelArguments:
         """The fields in `--config_overrides`."""
         try:
             found = json.loads(self.config_overrides or "{}")
-        except json.JSONDecodeError:
+        except (ValueError, RecursionError):
             found = None
         if not isinstance(found, dict):
             raise ValueError(

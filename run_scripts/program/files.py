@@ -2,11 +2,13 @@
 
 import errno
 import gzip
+import io
 import json
 import os
 import zlib
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -41,6 +43,9 @@ class TextArguments:
 # The files of a published model, in the order of writing. config.json is the last: without it the folder is not a
 # model, so nobody loads a folder that is half written.
 MODEL_FILES = ("*.py", "*.md", "*.txt", "*token*.json", "*.safetensors", "*.safetensors.index.json", "config.json")
+# Compressed data are not believed: a line, and the memory of the decompressor, may have 100 times the size of the file.
+MOST_EXPANSION, LEAST_LIMIT = 100, 2**27
+LARGEST_WINDOW = 2**31  # of the Zstandard format, used by `zstd --long=31`
 ROWS_AT_ONCE = 1000  # rows read from a data set at once; single rows take ten times as long
 
 
@@ -60,14 +65,21 @@ def numbered_lines(path: Path) -> Iterator[tuple[int, str]]:
     Only a line feed ends a line, as for `wc -l`. Spaces and tabs at the end of a line stay.
 
     Raises:
-        ValueError: the file is not UTF-8, or its compressed data are incomplete.
+        ValueError: the file is not UTF-8, its compressed data are damaged or incomplete, or a line is too long.
     """
     number = 0
     # A local name: Python empties the modules before it closes a generator that is still alive at exit.
     broken = (EOFError, gzip.BadGzipFile, zlib.error)
     with path.open("rb") as file:
+        size = os.fstat(file.fileno()).st_size
+        most = max(LEAST_LIMIT, MOST_EXPANSION * size)
         try:
-            for number, line in enumerate(_unpacked(file, path), 1):
+            for number, line in enumerate(iter(partial(_unpacked(file, path, size, most).readline, most + 1), b""), 1):
+                if len(line) > most:
+                    raise ValueError(
+                        f"{path}, line {number} has more than {most:,} bytes, but the file only {size:,}. Pass a file "
+                        "with a text per line."
+                    )
                 yield number, line.decode("utf-8-sig" if number == 1 else "utf-8").rstrip("\r\n")
         except UnicodeDecodeError as error:
             raise ValueError(
@@ -76,26 +88,32 @@ def numbered_lines(path: Path) -> Iterator[tuple[int, str]]:
             ) from error
         except broken as error:
             kind = "Zstandard" if path.suffix == ".zst" else "gzip"
-            raise ValueError(f"{path} is not a complete {kind} file: {error}.") from error
+            raise ValueError(
+                f"{path} cannot be unpacked: {error}. It is damaged, incomplete, or no {kind} file; pass another copy."
+            ) from error
 
 
-def _unpacked(file: BinaryIO, path: Path) -> Iterable[bytes]:
-    """The lines of an open file, decompressed."""
-    if path.suffix == ".zst":
-        require("zstandard", extra="train", purpose=str(path))
-        return _lines_of_blocks(_zstandard_blocks(file))
-    return gzip.GzipFile(fileobj=file) if path.suffix == ".gz" else file
+def _unpacked(file: BinaryIO, path: Path, size: int, most: int) -> BinaryIO:
+    """An open file, decompressed."""
+    if path.suffix not in (".gz", ".zst"):
+        return file
+    if not size:
+        raise EOFError("the file is empty")
+    if path.suffix == ".gz":
+        return io.BufferedReader(gzip.GzipFile(fileobj=file))
+    require("zstandard", extra="train", purpose=str(path))
+    return io.BufferedReader(_BlockReader(_zstandard_blocks(file, min(most, LARGEST_WINDOW))))
 
 
-def _zstandard_blocks(file: BinaryIO) -> Iterator[bytes]:
+def _zstandard_blocks(file: BinaryIO, window: int) -> Iterator[bytes]:
     """Decompressed blocks. The library's own reader does not notice a truncated file."""
     import zstandard
 
     frame = None
-    while packed := file.read(2**16):
+    # Four bytes may become 128 KiB: at most 32 MiB are unpacked at once.
+    while packed := file.read(2**10):
         while packed:  # a block may hold the end of one frame and the beginning of the next
-            # The largest window of the format, used by `zstd --long=31`.
-            frame = frame or zstandard.ZstdDecompressor(max_window_size=2**31).decompressobj()
+            frame = frame or zstandard.ZstdDecompressor(max_window_size=window).decompressobj()
             try:
                 yield frame.decompress(packed)
             except zstandard.ZstdError as error:
@@ -105,26 +123,27 @@ def _zstandard_blocks(file: BinaryIO) -> Iterator[bytes]:
         raise EOFError("its last frame has no end")
 
 
-def _lines_of_blocks(blocks: Iterable[bytes]) -> Iterator[bytes]:
-    begun: list[bytes] = []  # parts of one line, which may be longer than a block
-    for block in blocks:
-        first, *others = block.split(b"\n")
-        begun.append(first)
-        if others:
-            yield b"".join(begun)
-            yield from others[:-1]
-            begun = others[-1:]
-    if last := b"".join(begun):
-        yield last
+class _BlockReader(io.RawIOBase):
+    """Blocks of bytes as a file."""
+
+    def __init__(self, blocks: Iterator[bytes]):
+        self.blocks = filter(None, blocks)
+        self.rest = memoryview(b"")
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer) -> int:
+        self.rest = self.rest or memoryview(next(self.blocks, b""))
+        size = min(len(buffer), len(self.rest))
+        buffer[:size], self.rest = self.rest[:size], self.rest[size:]
+        return size
 
 
 def _json_texts(path: Path, column: str) -> Iterator[tuple[int, Any]]:
     for number, line in numbered_lines(path):
         text = line.strip()
-        try:
-            record = json.loads(text) if text else {column: ""}
-        except json.JSONDecodeError as error:
-            raise ValueError(f"{path}, line {number} is not JSON: {error}.") from error
+        record = parse_json(text, f"{path}, line {number}") if text else {column: ""}
         if not isinstance(record, dict) or column not in record:
             raise ValueError(f"{path}, line {number} has no key {column!r}: {text:.80} Pass --text_column.")
         yield number, record[column]
@@ -233,5 +252,17 @@ def read_json(path: Path) -> Any:
     """
     try:
         return json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ValueError(f"{path} is not JSON in UTF-8: {error}. Write it again, or delete it.") from error
+
+
+def parse_json(text: str, source: str) -> Any:
+    """The value of a JSON text; `source` names the text in the error.
+
+    Raises:
+        ValueError: the text is not JSON, or nested too deeply for Python's parser.
+    """
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{source} is not JSON: {error}.") from error

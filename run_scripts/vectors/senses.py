@@ -1,6 +1,5 @@
 """Word senses: annotated text, disambiguation by the nearest average, and how often nearest uses share a sense."""
 
-import gzip
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -71,11 +70,9 @@ def read_annotated(path: Path) -> AnnotatedText:
 
 
 def parse_xml(path: Path) -> ElementTree.Element:
-    open_file = gzip.open if path.suffix == ".gz" else open
     try:
-        with open_file(path, "rb") as file:
-            return ElementTree.parse(file).getroot()
-    except (ElementTree.ParseError, OSError, EOFError) as error:
+        return ElementTree.fromstringlist([f"{line}\n" for _, line in numbered_lines(path)])
+    except ElementTree.ParseError as error:
         raise ValueError(f"{path} is not a complete XML file: {error}.") from error
 
 
