@@ -44,7 +44,7 @@ class TextArguments:
 # model, so nobody loads a folder that is half written.
 MODEL_FILES = ("*.py", "*.md", "*.txt", "*token*.json", "*.safetensors", "*.safetensors.index.json", "config.json")
 # Compressed data are not believed: a line, and the memory of the decompressor, may have 100 times the size of the file.
-MOST_EXPANSION, LEAST_LIMIT = 100, 2**27
+LINE_EXPANSION, LEAST_LIMIT = 100, 2**27
 LARGEST_WINDOW = 2**31  # of the Zstandard format, used by `zstd --long=31`
 ROWS_AT_ONCE = 1000  # rows read from a data set at once; single rows take ten times as long
 
@@ -72,7 +72,7 @@ def numbered_lines(path: Path) -> Iterator[tuple[int, str]]:
     broken = (EOFError, gzip.BadGzipFile, zlib.error)
     with path.open("rb") as file:
         size = os.fstat(file.fileno()).st_size
-        most = max(LEAST_LIMIT, MOST_EXPANSION * size)
+        most = max(LEAST_LIMIT, LINE_EXPANSION * size)
         try:
             for number, line in enumerate(iter(partial(_unpacked(file, path, size, most).readline, most + 1), b""), 1):
                 if len(line) > most:
