@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
-from .elmo_backends import choose_backend, is_unmodified
+from .elmo_backends import choose_backend, is_unmodified, product_dtype, tanh
 
 
 def read_both_ways(layer: nn.Module, x_BSD: Tensor, lengths_B1: Tensor) -> Tensor:
@@ -41,7 +41,8 @@ def read_both_ways(layer: nn.Module, x_BSD: Tensor, lengths_B1: Tensor) -> Tenso
 
 
 def _fits_kernel(layer: nn.Module, x_BSD: Tensor) -> bool:
-    same = all((p.dtype, p.device) == (x_BSD.dtype, x_BSD.device) for p in layer.parameters())
+    kind = product_dtype(x_BSD), x_BSD.device
+    same = all((p.dtype, p.device) == kind for p in (x_BSD, *layer.parameters()))
     return same and is_unmodified(layer, (nn.GRU, nn.LSTM))
 
 
@@ -70,7 +71,7 @@ class _GRU(torch.autograd.Function):
             torch.add(x_rz_KBG, read_rz, out=rz_KBG).sigmoid_()
             reset_KBH, update_KBH = rz_KBG.chunk(2, -1)
             candidate_KBH.copy_(read_n)
-            torch.addcmul(x_n_KBH, reset_KBH, read_n, out=new_KBH).tanh_()
+            tanh(torch.addcmul(x_n_KBH, reset_KBH, read_n, out=new_KBH), out=new_KBH)
             h_KBH = torch.lerp(new_KBH, h_KBH, update_KBH, out=state_KBH)
         ctx.save_for_backward(weight_KGH, rz_SKBG, candidates, news, states)
         return states
@@ -113,11 +114,11 @@ class _LSTM(torch.autograd.Function):
         ):
             gates_KBG.baddbmm_(h_KBH, weight_KHG)
             gates_KBG[..., : 2 * size].sigmoid_()
-            gates_KBG[..., 2 * size : 3 * size].tanh_()
+            tanh(gates_KBG[..., 2 * size : 3 * size], out=gates_KBG[..., 2 * size : 3 * size])
             gates_KBG[..., 3 * size :].sigmoid_()
             input_KBH, forget_KBH, new_KBH, output_KBH = gates_KBG.chunk(4, -1)
             torch.mul(forget_KBH, c_KBH, out=cell_KBH).addcmul_(input_KBH, new_KBH)
-            torch.tanh(cell_KBH, out=squashed_KBH)
+            tanh(cell_KBH, out=squashed_KBH)
             h_KBH, c_KBH = torch.mul(output_KBH, squashed_KBH, out=state_KBH), cell_KBH
         ctx.save_for_backward(weight_KGH, gates_SKBG, cells, squashed, states)
         return states
