@@ -12,6 +12,7 @@ from pretraining_worker import LINES, MODEL, launch
 from torch import Tensor
 
 from modeling_elmo import ELMoConfig, ELMoForPreTraining, ELMoTokenizer
+from modeling_elmo.conversion_elmo import convert_original_checkpoint
 from modeling_elmo.run_scripts import perplexity
 from modeling_elmo.run_scripts.perplexity import main
 from modeling_elmo.run_scripts.pretraining import evaluation
@@ -20,6 +21,7 @@ from modeling_elmo.run_scripts.pretraining.corpus import Corpus
 from modeling_elmo.run_scripts.pretraining.evaluation import evaluate
 from modeling_elmo.run_scripts.pretraining.streams import StreamWindows
 
+FIXTURES = Path(__file__).parent / "fixtures"
 TEXT = [*LINES[60:80], "zzz", "unknown words and a very long one : Donaudampfschifffahrtsgesellschaft"]
 WORDS = sorted({word for line in LINES[:80] for word in line.split()})[:100]
 
@@ -92,15 +94,16 @@ class Plain:
     def piece(self, lines: list[str], direction: int) -> float:
         """The loss of a text whose states are never reset."""
         ids, targets, characters = [], [], []
-        for line in lines if direction == 0 else reversed(lines):
+        for line in lines:
             inputs = self.tokenizer([line.split()], is_split_into_words=True, return_tensors="pt")
             order = slice(None) if direction == 0 else torch.arange(inputs["input_ids"].shape[1]).flip(0)
             sentence = inputs["input_ids"][0][order]
             ids, targets = [*ids, *sentence[:-1].tolist()], [*targets, *sentence[1:].tolist()]
             characters.append(inputs["character_ids"][0][order][:-1])
-        text, total, states = torch.cat(characters), 0.0, None
+        texts, total, states = {"input_ids": torch.tensor(ids), "character_ids": torch.cat(characters)}, 0.0, None
         for position, target in enumerate(targets):
-            output = self.model.elmo(character_ids=text[None, position : position + 1], initial_states=states)
+            word = {name: text[None, position : position + 1] for name, text in texts.items()}
+            output = self.model.elmo(**word, initial_states=states)
             states = output.final_states  # after one word, for both directions
             hidden = output.last_hidden_state[0].chunk(2, dim=-1)[direction]
             total += float(self.losses(hidden, torch.tensor([target])))
@@ -146,7 +149,24 @@ def test_streams(rows, folder):
     plain, pieces = Plain(folder), pieces_of(TEXT, rows)
     forward, backward = (sum(plain.piece(piece, direction) for piece in pieces) for direction in (0, 1))
     check(found, forward, backward, sum(len(line.split()) + 1 for line in TEXT))
-    assert "states carried from sentence to sentence" in found.protocol
+    pieces = {1: "one piece", 3: "3 pieces of the text side by side"}[rows]
+    assert found.protocol == f"states carried from sentence to sentence, both directions in file order, in {pieces}"
+
+
+@pytest.mark.parametrize("kind", ["characters", "words"])
+def test_streams_give_the_figure_of_the_original(kind, tmp_path):
+    """bilm-tf's `test()`, on a model that bilm-tf has trained; each direction against a plain loop."""
+    original, folder = FIXTURES / "elmo_fixtures" / "bilm_tf_checkpoint" / kind, tmp_path / "model"
+    names = {"weights": "dumped_weights.hdf5", "options": "options.json"}
+    names |= {"vocabulary": "vocab.txt", "softmax": "softmax.hdf5"}
+    convert_original_checkpoint(output_dir=folder, **{name: original / file for name, file in names.items()})
+    found = measure(folder, validation_file=original / "text.txt", context="stream", per_device_eval_batch_size=1)
+    expected = json.loads((original / "expected.json").read_text(encoding="utf-8"))
+    for name in expected.keys() & {"perplexity", "forward", "backward"}:
+        assert getattr(found, name) == pytest.approx(expected[name], rel=1e-6), name
+    lines = (original / "text.txt").read_text(encoding="utf-8").splitlines()
+    plain = Plain(folder)
+    check(found, *(plain.piece(lines, direction) for direction in (0, 1)), 139)
 
 
 def pieces_of(lines: list[str], rows: int) -> list[list[str]]:

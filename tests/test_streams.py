@@ -47,21 +47,25 @@ def windows(corpus: Corpus, unroll_steps: int) -> list[tuple]:
 def test_windows_of_a_row(tmp_path):
     corpus = write(tmp_path / "a.txt", ["the sea was", "it is"])
     assert windows(corpus, 4) == [
-        ("<S> the sea was", "the sea was </S>", "</S> is it </S>", "is it <S> was"),
-        ("<S> it is", "it is </S>", "was sea the", "sea the <S>"),
+        ("<S> the sea was", "the sea was </S>", "</S> was sea the", "was sea the <S>"),
+        ("<S> it is", "it is </S>", "</S> is it", "is it <S>"),
     ]
     assert windows(corpus, 2) == [
-        ("<S> the", "the sea", "</S> is", "is it"),
-        ("sea was", "was </S>", "it </S>", "<S> was"),
-        ("<S> it", "it is", "was sea", "sea the"),
-        ("is", "</S>", "the", "<S>"),
+        ("<S> the", "the sea", "</S> was", "was sea"),
+        ("sea was", "was </S>", "sea the", "the <S>"),
+        ("<S> it", "it is", "</S> is", "is it"),
+        ("is", "</S>", "it", "<S>"),
+    ]
+    assert windows(corpus, 5) == [
+        ("<S> the sea was <S>", "the sea was </S> it", "</S> was sea the </S>", "was sea the <S> is"),
+        ("it is", "is </S>", "is it", "it <S>"),
     ]
 
 
 def plain_stream(lines: list[str], backward: bool) -> tuple[list[str], list[str]]:
     """The definition: inputs and targets of a row that reads these lines."""
     inputs, predicted = [], []
-    for line in reversed(lines) if backward else lines:
+    for line in lines:
         words = ["<S>", *line.split(), "</S>"]
         words = words[::-1] if backward else words
         inputs += words[:-1]
@@ -128,9 +132,9 @@ def test_rows_read_blocks_of_lines_and_all_of_them_in_an_epoch(world_size):
                 first = "</S>" if prefix else "<S>"
                 texts = [part.split() for part in " ".join(inputs).split(first)[1:]]
                 texts = [" ".join(words[::-1] if prefix else words) for words in texts]
-                assert (inputs, predicted) == plain_stream(texts[::-1] if prefix else texts, bool(prefix))
+                assert (inputs, predicted) == plain_stream(texts, bool(prefix))
                 order = [lines.index(text) for text in texts]
-                jumps = sum(after - before != (-1 if prefix else 1) for before, after in pairwise(order))
+                jumps = sum(after - before != 1 for before, after in pairwise(order))
                 assert jumps <= 1 + len(order) // data.block_lines + 2  # repeated lines
                 read.update(texts)
         assert read == Counter(lines)
@@ -198,6 +202,16 @@ def test_a_position_in_another_text_is_refused():
     position["ranks"][0][0][0][1] = 100
     with pytest.raises(ValueError, match="The position is not in .*en.txt, .*ko.txt: the text has changed"):
         next(iter(StreamWindows(corpus, TOKENIZER, 2, 9, **options, position=position)))
+
+
+def test_a_position_of_the_older_order_is_refused():
+    """It counted the lines of a backward row from the end of the block."""
+    options = {"survey": two_files().survey(), **SPLIT}
+    position = next(iter(StreamWindows(two_files(), TOKENIZER, 2, 9, **options))).position
+    del position["sentence_order"]
+    message = "older version, whose backward direction read the last sentence.*new training .* --model_name_or_path"
+    with pytest.raises(ValueError, match=message):
+        StreamWindows(two_files(), TOKENIZER, 2, 9, **options, position=position)
 
 
 def test_a_held_out_stream_has_a_known_size():

@@ -85,7 +85,8 @@ def evaluate(
     protocol = "each sentence on its own from a zero state"
     if context == "stream":
         pieces = 0 if states is None else len(states[0]) * accelerator.num_processes
-        protocol = f"states carried from sentence to sentence, in {pieces} pieces of the text side by side"
+        text = "one piece" if pieces == 1 else f"{pieces} pieces of the text side by side"
+        protocol = f"states carried from sentence to sentence, both directions in file order, in {text}"
     device = "cpu" if accelerator.device.type == "mps" else accelerator.device  # mps has no float64
     return _from_sums(accelerator.reduce(sums.to(device)), model.config.vocab_size, protocol)
 

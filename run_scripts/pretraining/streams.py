@@ -24,6 +24,7 @@ from modeling_elmo.run_scripts.pretraining.corpus import Corpus, SourceLine, Sou
 from modeling_elmo.tokenization.elmo_characters import UNK_ID
 
 BLOCK_LINES = 64  # lines that a row reads in order: enough to carry states, few enough to shuffle
+SENTENCE_ORDER = {"sentence_order": "file"}  # in both directions; older positions lack it, and are refused
 
 
 class SentenceBlock(NamedTuple):
@@ -50,7 +51,7 @@ class StreamRow:
 
     def go_to(self, block: SentenceBlock, line: int, offset: int = 0):
         self.block, self.line, self.offset = block, line, offset
-        self.source_line, text = block.sentences[-1 - line if self.backward else line]
+        self.source_line, text = block.sentences[line]
         self.tokens = self.encoder.stream(self.encoder.words(text), self.backward)
 
     def begin_block(self) -> bool:
@@ -89,8 +90,9 @@ class StreamWindows(CorpusBatches):
     """Windows of streams, as the original trains: a row continues in the next window with the LSTM states it had.
 
     The two directions read the corpus independently. Forward, a sentence `<S> a b </S>` has the inputs `<S> a b` and
-    the targets `a b </S>`, and the next sentence follows. Backward, it has the inputs `</S> b a` and the targets
-    `b a <S>`. So the last target of a window is often the first input of the next.
+    the targets `a b </S>`. Backward, it has the inputs `</S> b a` and the targets `b a <S>`. So the last target of a
+    window is often the first input of the next. In both directions the next sentence of the file follows, as in the
+    original: backward, only the words of a sentence are in reverse order.
 
     A row that has finished its block of consecutive lines takes the next block of its rank, in a new window and from
     zero states. The original never resets them, and its weights then depend on where the states have drifted. Blocks
@@ -117,8 +119,15 @@ class StreamWindows(CorpusBatches):
         # Blocks of a small corpus are shorter, so that every row gets some.
         lines = self.survey.lines // (rows * self.world_size) if self.survey else BLOCK_LINES
         self.block_lines = min(BLOCK_LINES, max(1, lines))
+        self.settings |= SENTENCE_ORDER
         if self.position is not None:
             self._check_position("world_size", len(self.position["ranks"]), self.world_size)
+            if not SENTENCE_ORDER.items() <= self.position.items():
+                raise ValueError(
+                    "The position was saved by an older version, whose backward direction read the last sentence of a "
+                    "block first. Continue with that version, or start a new training with the checkpoint as "
+                    "--model_name_or_path."
+                )
 
     @staticmethod
     def merge_positions(positions_by_rank: list[dict[str, Any]]) -> dict[str, Any]:
