@@ -110,8 +110,8 @@ def fast_linear(linear: nn.Linear, inputs_ND: Tensor) -> Tensor:
     """`linear(inputs_ND)`, with `product` where possible."""
     backend, _ = choose_backend([linear], inputs_ND)
     if backend in ("inference", "training"):
-        dtype, bias_G = product_dtype(inputs_ND), linear.bias
-        bias_G = None if bias_G is None else bias_G.to(dtype)
+        dtype = product_dtype(inputs_ND)
+        bias_G = None if linear.bias is None else linear.bias.to(dtype)
         return _Linear.apply(inputs_ND.to(dtype), linear.weight.to(dtype), bias_G)
     return linear(inputs_ND)
 

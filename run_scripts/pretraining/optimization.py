@@ -157,15 +157,14 @@ def make_optimizers(model: nn.Module, arguments: OptimizationArguments) -> list[
         options = {"betas": (arguments.adam_beta1, arguments.adam_beta2), "eps": arguments.adam_epsilon}
     optimizers: list[Optimizer] = [for_dense(groups, lr=arguments.learning_rate, **options)]
     if matrices:
-        rate, decay = arguments.learning_rate, arguments.weight_decay
-        muon = torch.optim.Muon(matrices.values(), lr=rate, weight_decay=decay, adjust_lr_fn="match_rms_adamw")
-        optimizers.append(muon)
+        given: Any = {"lr": arguments.learning_rate, "weight_decay": arguments.weight_decay}
+        optimizers.append(torch.optim.Muon(matrices.values(), adjust_lr_fn="match_rms_adamw", **given))
     if sparse:  # not in one Adagrad: a sparse gradient makes it update all of its tensors one at a time
         optimizers.append(for_sparse(sparse, lr=arguments.learning_rate, **options))
     return optimizers
 
 
-def _matrices_of_muon(model: nn.Module) -> dict[str, nn.Parameter]:
+def _matrices_of_muon(model: nn.Module) -> dict[str, Tensor]:
     """The weights of linear layers that are trained, except those of the softmax."""
     if not hasattr(torch.optim, "Muon"):
         raise ImportError(f"--optim muon needs torch 2.9 or newer, not {torch.__version__}. Pass --optim adamw.")
