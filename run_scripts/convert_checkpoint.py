@@ -3,19 +3,23 @@
     elmo convert --weights W.hdf5 --options O.json --output_dir DIR
     elmo convert --weights model.zip --output_dir DIR
     elmo convert --to_original DIR --weights W.hdf5 --options O.json
+    elmo convert --list german
 
 Inputs are paths, folders or .zip archives that hold the files, or hf://user/repo[@revision]/path. The card of the new
 folder names the origin, and how many arrays equal the original arrays after conversion back.
 """
 
 import hashlib
+import shutil
 import tempfile
+from argparse import SUPPRESS, Action
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
 
+from modeling_elmo.conversion_catalogue import format_catalogue, published_checkpoints
 from modeling_elmo.conversion_elmo import convert_original_checkpoint, export_original_checkpoint
 from modeling_elmo.conversion_files import find_checkpoint, read_arrays
 from modeling_elmo.run_scripts.cards.bilm_card import write_bilm_card
@@ -55,8 +59,19 @@ class ConversionArguments(CardArguments):
             raise ValueError("There is no folder to write; pass --output_dir.")
 
 
+class ListAction(Action):
+    """Prints the published checkpoints and ends the program, as `--help` does."""
+
+    def __call__(self, parser, namespace, values, option_string=None):
+        print(format_catalogue(published_checkpoints(" ".join(values)), shutil.get_terminal_size().columns))
+        parser.exit()
+
+
 def main(arguments: list[str] | None = None):
-    parsed = ProgramParser(ConversionArguments, description=__doc__).parse(arguments)
+    parser = ProgramParser(ConversionArguments, description=__doc__)
+    about = "Print the published checkpoints, or those with all of the words, and end."
+    parser.add_argument("--list", nargs="*", action=ListAction, dest=SUPPRESS, metavar="WORD", help=about)
+    parsed = parser.parse(arguments)
     if parsed.to_original:
         export_original_checkpoint(
             parsed.to_original, parsed.weights, parsed.options, parsed.vocabulary, parsed.softmax

@@ -6,6 +6,10 @@ The input has one sentence per line. Line `i`, counted from 0, becomes entry `i`
 again, and a blank line is a sentence without words. The model reads the markers <S> and </S>; the output leaves them
 out.
 
+A FASTA file has one record per entry, under its name, and one token per residue:
+
+    elmo embed --model DIR --input proteins.fasta.gz --output residues.hdf5 --layers sum
+
 Shape of an entry:
     `(tokens, dim)`, or `(layers, tokens, dim)` with `--layers all`; a blank line has 0 tokens.
     With `--pooling`: `(dim,)`, or `(layers, dim)` with `--layers all`; a blank line is zeros.
@@ -34,7 +38,7 @@ from modeling_elmo.run_scripts.vectors.embedding import (
     load_model_and_tokenizer,
     weights_checksum,
 )
-from modeling_elmo.run_scripts.vectors.lines import open_lines
+from modeling_elmo.run_scripts.vectors.lines import LineUnit, open_lines
 from modeling_elmo.run_scripts.vectors.outputs import PartsFolder, find_writer, parts_folder
 
 logger = logging.get_logger(__name__)
@@ -45,13 +49,20 @@ class EmbedArguments(TextArguments):
     model: str = field(metadata={"help": "Folder or Hub name of any ELMo model."})
     output: str = field(metadata={"help": "New file: .hdf5, .h5 or .parquet."})
     input: str | None = field(
-        default=None, metadata={"help": "UTF-8 file, one sentence per line: .txt or .jsonl, also with .gz or .zst."}
+        default=None,
+        metadata={
+            "help": "UTF-8 file, one sentence per line (.txt, .jsonl), or FASTA (.fasta, .fa, .faa); also .gz, .zst."
+        },
     )
     raw_text: bool = field(
         default=False, metadata={"help": "Split sentences with the model's tokenizer. Default: at spaces only."}
     )
+    unit: LineUnit = field(
+        default="word", metadata={"help": "Token: a word, or each letter of a text. FASTA is always read by letters."}
+    )
     layers: LayerChoice = field(
-        default="all", metadata={"help": "All layers, the top layer, their average, or the learned mix of the model."}
+        default="all",
+        metadata={"help": "All layers, the top layer, their average or sum, or the learned mix of the model."},
     )
     pooling: PoolingChoice = field(
         default="none", metadata={"help": "One vector per sentence: the mean or the maximum over its words."}
@@ -69,12 +80,16 @@ class EmbedArguments(TextArguments):
     )
     trust_remote_code: bool = field(default=False, metadata={"help": "Run code from the model's folder."})
 
+    def __post_init__(self):
+        if self.raw_text and self.unit == "character":
+            raise ValueError("--raw_text splits texts into words; it cannot be combined with --unit character.")
+
 
 def main(arguments: list[str] | None = None) -> Path:
     """Returns the path of the output."""
     parsed = ProgramParser(EmbedArguments, description=__doc__).parse(arguments)
     output, write_output = Path(parsed.output), find_writer(parsed.output)
-    lines, total = open_lines(parsed, parsed.input, parsed.raw_text)
+    lines, total = open_lines(parsed, parsed.input, parsed.raw_text, parsed.unit)
     dtype = getattr(torch, parsed.compute_dtype)
     model, tokenizer = load_model_and_tokenizer(parsed.model, parsed.device, parsed.trust_remote_code, dtype)
     if parsed.layers == "mixed" and not is_trained(model.scalar_mix):
@@ -82,7 +97,7 @@ def main(arguments: list[str] | None = None) -> Path:
     choices = {name: getattr(parsed, name) for name in ("layers", "pooling", "dtype")}
     computed_by = {"compute_dtype": parsed.compute_dtype, "weights": weights_checksum(model)}
     with sole_run(parts_folder(output), option="--output"):
-        parts = PartsFolder(output, {**choices, "raw_text": parsed.raw_text, **computed_by})
+        parts = PartsFolder(output, {**choices, "raw_text": parsed.raw_text, "unit": parsed.unit, **computed_by})
         blocks = embed_lines(parts.skip_finished(lines), model, tokenizer, batch_tokens=parsed.batch_tokens, **choices)
         with tqdm(total=total, initial=parts.num_lines, unit=" lines", desc=output.name) as progress:
             for block in blocks:

@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+import zipfile
 from itertools import count
 from pathlib import Path
 
@@ -21,9 +22,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from modeling_elmo import ELMoConfig, ELMoForPreTraining, ELMoModel, ELMoTokenizer
+from modeling_elmo.conversion_elmo import export_original_checkpoint
 from modeling_elmo.run_scripts import embed
+from modeling_elmo.run_scripts.convert_checkpoint import main as convert
 from modeling_elmo.run_scripts.program.processes import LOCK, sole_run
 from modeling_elmo.run_scripts.vectors import embedding, outputs
+from modeling_elmo.run_scripts.vectors.fasta import fasta_records
 
 ROOT = Path(__file__).parents[1]
 TOLERANCE = 2e-6
@@ -40,6 +44,7 @@ LINES = [
     "They  play\tchess",  # other white space
 ]
 FORMATS = [".hdf5", ".h5", ".parquet"]
+PROTEINS = ROOT / "tests" / "fixtures" / "proteins" / "proteins.fasta"
 
 
 def tiny(**options) -> ELMoConfig:
@@ -98,6 +103,7 @@ def alone(loaded, words: list[str] | str, layers: str = "all", pooling: str = "n
         "all": stack,
         "top": stack[-1],
         "average": (stack[0] + stack[1] + stack[2]) / 3,
+        "sum": stack[0] + stack[1] + stack[2],
         "mixed": 1.7 * np.tensordot(weights, stack, 1),
     }[layers]
     if pooling == "none":
@@ -133,7 +139,7 @@ def assert_close(found: list, expected: list[np.ndarray], tolerance: float = TOL
             assert np.size(one) == 0, number
 
 
-@pytest.mark.parametrize("layers", ["all", "top", "average", "mixed"])
+@pytest.mark.parametrize("layers", ["all", "top", "average", "sum", "mixed"])
 @pytest.mark.parametrize("suffix", FORMATS)
 def test_each_line_has_the_vectors_that_it_has_alone(model_dir, loaded, corpus, tmp_path, suffix, layers):
     path = run(model_dir, tmp_path / f"vectors{suffix}", input=corpus, layers=layers, batch_tokens=40)
@@ -231,6 +237,98 @@ def test_data_sets(model_dir, loaded, tmp_path, options):
         data.to_parquet(folder / "train.parquet")
     found = read(run(model_dir, tmp_path / "v.hdf5", dataset=folder, text_column="words", **options))
     assert_close(found, [alone(loaded, line.split()) for line in LINES])
+
+
+# Proteins: SeqVec's format and use
+
+SEQUENCES = {each.name: each.residues for each in fasta_records(PROTEINS)}
+
+
+@pytest.fixture(scope="module")
+def protein_dir(tmp_path_factory) -> Path:
+    """A tiny model with random weights in the format of SeqVec, an archive with a folder of two files, converted."""
+    torch.manual_seed(1)
+    folder = tmp_path_factory.mktemp("seqvec")
+    save_model(folder / "random", ELMoModel(tiny()))
+    (folder / "uniref50_v2").mkdir()
+    original = [folder / "uniref50_v2" / name for name in ("weights.hdf5", "options.json")]
+    export_original_checkpoint(folder / "random", *original)
+    with zipfile.ZipFile(folder / "seqvec.zip", "w") as archive:
+        for path in original:
+            archive.write(path, path.relative_to(folder))
+    convert(["--weights", str(folder / "seqvec.zip"), "--output_dir", str(folder / "converted")])
+    return folder / "converted"
+
+
+@torch.no_grad()
+def residue_vectors(protein_dir: Path, residues: str) -> np.ndarray:
+    """The reference: the sum of the layers of `ELMoModel`, called on one sequence."""
+    model, tokenizer = ELMoModel.from_pretrained(protein_dir).eval(), ELMoTokenizer.from_pretrained(protein_dir)
+    output = model(**tokenizer([list(residues)], is_split_into_words=True, return_tensors="pt"))
+    return torch.stack(output.hidden_states).sum(0)[0, 1:-1].numpy()
+
+
+@pytest.mark.parametrize("batch_tokens", [1, 300, 4096])  # sequences alone, in two batches, in one
+def test_proteins(protein_dir, tmp_path, batch_tokens):
+    options = {"input": PROTEINS, "layers": "sum", "unit": "character", "batch_tokens": batch_tokens}
+    with h5py.File(run(protein_dir, tmp_path / "residues.h5", **options)) as file:
+        assert set(file) == {"sp|P01308|INS_HUMAN", "sp|P00698|LYSC_CHICK", "UBIQ_HUMAN_1-76"}
+        found = [file[name.replace("/", "_")][:] for name in SEQUENCES]
+    assert_close(found, [residue_vectors(protein_dir, residues) for residues in SEQUENCES.values()], 1e-5)
+    with h5py.File(run(protein_dir, tmp_path / "proteins.h5", **options, pooling="mean")) as file:
+        means = [file[name.replace("/", "_")][:] for name in SEQUENCES]
+    assert_close(means, [vectors.mean(0) for vectors in found], 1e-5)
+
+
+@pytest.mark.parametrize("pooling", ["none", "mean"])
+def test_proteins_as_a_table(protein_dir, tmp_path, pooling):
+    (tmp_path / "p.fa.gz").write_bytes(gzip.compress(PROTEINS.read_bytes()))
+    path = run(protein_dir, tmp_path / "v.parquet", input=tmp_path / "p.fa.gz", layers="sum", pooling=pooling)
+    table = read_table(path)
+    assert table.column_names == ["name", "text", "tokens", "vectors"]
+    assert table["name"][:] == list(SEQUENCES) and table["text"][:] == list(SEQUENCES.values())
+    assert table["tokens"][:] == [list(residues) for residues in SEQUENCES.values()]
+    expected = [residue_vectors(protein_dir, residues) for residues in SEQUENCES.values()]
+    assert_close(read(path), expected if pooling == "none" else [vectors.mean(0) for vectors in expected], 1e-5)
+
+
+def test_long_proteins_are_alone_in_their_batch(protein_dir, tmp_path, monkeypatch):
+    """Memory grows with the longest sequence, and not with their number."""
+    shapes, forward = [], ELMoModel.forward
+
+    def observed(self, **inputs):
+        shapes.append(tuple(inputs["attention_mask"].shape))
+        return forward(self, **inputs)
+
+    monkeypatch.setattr(ELMoModel, "forward", observed)
+    lengths = [5000, 10, 5000, 60, 40, 2000, 1000, 5000]
+    lines = [line for i, length in enumerate(lengths) for line in (f">p{i}", "ACDEFGHIKL" * (length // 10))]
+    path = run(protein_dir, tmp_path / "v.h5", input=write_lines(tmp_path / "p.fasta", lines), pooling="mean")
+    assert all(rows == 1 or rows * length <= 4096 for rows, length in shapes)
+    assert shapes.count((1, 5002)) == 3 and len(shapes) < len(lengths)
+    with h5py.File(path) as file:
+        assert len(file) == len(lengths)
+
+
+def test_an_interrupted_run_keeps_the_names(protein_dir, tmp_path, monkeypatch):
+    options = {"input": PROTEINS, "layers": "sum", "batch_tokens": 1}
+    save, calls = outputs.PartsFolder.save, count()
+    with monkeypatch.context() as patch:
+        patch.setattr(outputs.PartsFolder, "save", lambda *args: save(*args) if next(calls) < 2 else 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            run(protein_dir, tmp_path / "v.h5", **options)
+    embedded = count_lines(monkeypatch)
+    with h5py.File(run(protein_dir, tmp_path / "v.h5", **options)) as file:
+        assert len(file) == 3
+    assert embedded == [SEQUENCES["UBIQ_HUMAN/1-76"]]
+
+
+def test_letters_of_a_text(model_dir, loaded, tmp_path):
+    texts = ["MKL VF*", "", "밥a", json.dumps("x")]
+    path = run(model_dir, tmp_path / "v.parquet", input=write_lines(tmp_path / "c.txt", texts), unit="character")
+    letters = [list("MKLVF*"), [], ["밥", "a"], list('"x"')]
+    assert read_table(path)["tokens"][:] == letters and read_table(path)["text"][0] == "MKL VF*"
+    assert_close(read(path), [alone(loaded, each) for each in letters])
 
 
 def test_word_level_model(tmp_path, corpus):
@@ -453,8 +551,13 @@ def test_a_full_disk(model_dir, corpus, interrupted, monkeypatch):
         ({}, "Pass either --input FILE or --dataset NAME"),
         ({"input": "none.txt", "dataset": "x"}, "Pass either --input FILE or --dataset NAME"),
         ({"input": "none.txt"}, "none.txt: there is no such file"),
-        ({"input": "c.json.gz"}, r"c.json.gz: unknown suffix '.json'; pass a .txt, .jsonl, .gz or .zst file"),
-        ({"input": "c.docx"}, r"c.docx: unknown suffix '.docx'; pass a .txt, .jsonl, .gz or .zst file"),
+        ({"input": "c.json.gz"}, r"c.json.gz: unknown suffix '.json'; pass a .txt, .jsonl, .fasta, .gz or .zst file"),
+        ({"input": "c.docx"}, r"c.docx: unknown suffix '.docx'; pass a .txt, .jsonl, .fasta, .gz or .zst file"),
+        ({"input": "c.csv.gz"}, r"c.csv.gz: unknown suffix '.csv'; pass a .txt, .jsonl, .fasta, .gz or .zst file"),
+        ({"input": "p.fasta"}, r"p.fasta, line 2: '1' is no residue; write letters, \*, and the gaps - and . only"),
+        ({"input": "p.fasta", "raw_text": True}, "p.fasta has sequences, whose tokens are single letters; leave out"),
+        ({"input": "empty.fa"}, "empty.fa is empty: pass a text with at least one line"),
+        ({"input": "c.txt", "raw_text": True, "unit": "character"}, "cannot be combined with --unit character"),
         *(
             ({"output": name}, r"v.\w+: unknown suffix '.\w+'; pass a file that ends in .hdf5, .h5, .parquet")
             for name in ("v.csv", "v.npz", "v.arrow")
@@ -474,6 +577,8 @@ def test_mistakes(model_dir, tmp_path, monkeypatch, options, message):
     Path("c.hdf5").touch()
     Path("c.docx").touch()
     Path("empty.txt").touch()
+    Path("empty.fa").touch()
+    write_lines(Path("p.fasta"), [">a", "M1"])
     write_lines(Path("c.jsonl"), ['{"text": "a"}', '{"txt": "a"}'])
     write_lines(Path("bad.jsonl"), ["{"])
     write_lines(Path("null.jsonl"), ['{"text": null}'])
@@ -498,6 +603,7 @@ def test_a_model_without_a_mix(tmp_path, corpus, loaded, caplog):
 
 
 def test_a_mix_that_normalizes_over_the_batch_gets_lines_alone(tmp_path, corpus):
+    torch.manual_seed(0)
     model = ELMoModel(tiny(scalar_mix_layer_norm="allennlp")).eval()
     found = read(run(save_model(tmp_path / "m", model), tmp_path / "v.hdf5", input=corpus, layers="mixed"))
     tokenizer = ELMoTokenizer()

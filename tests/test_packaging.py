@@ -30,6 +30,8 @@ from pathlib import Path
 import modeling_elmo, modeling_elmo.run_scripts, modeling_elmo.tokenization.tokenization_elmo as tokenization
 import modeling_elmo.run_scripts.program.command_line as command_line
 assert list((Path(modeling_elmo.run_scripts.__file__).parents[1] / "model_cards").glob("*.md"))  # templates of cards
+from modeling_elmo.conversion_catalogue import published_checkpoints
+assert published_checkpoints()
 names = [modeling_elmo.ELMoConfig, modeling_elmo.ELMoModel, modeling_elmo.ELMoTokenizer]
 print(json.dumps({
     "files": [module.__file__ for module in (modeling_elmo, modeling_elmo.run_scripts, tokenization, command_line)],
@@ -133,7 +135,7 @@ def test_wheel_has_the_package_and_nothing_else(tmp_path):
     assert {name for name in found if name.endswith(".py")} == sources | {"modeling_elmo_cli.py"}
     others = {name for name in found if not name.endswith(".py")}
     templates = {name for name in others if name.startswith("modeling_elmo/model_cards/")}
-    assert others == templates | {"modeling_elmo/py.typed"}
+    assert others == templates | {"modeling_elmo/py.typed", "modeling_elmo/published_checkpoints.tsv"}
     assert templates and not any(name.count("/") > 2 for name in templates), "checkpoints are no part of the wheel"
     assert f'version = "{modeling_elmo.__version__}"' in (ROOT / "pyproject.toml").read_text(encoding="utf-8")
     metadata = {name.split(".dist-info/")[1]: wheel.read(name).decode() for name in set(wheel.namelist()) - found}

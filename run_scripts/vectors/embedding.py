@@ -22,7 +22,7 @@ logger = logging.get_logger(__name__)
 LINES_READ_AHEAD = 64  # tokenized in one call
 BATCHES_PER_BLOCK = 4  # sorted by length together; more need more memory, and an interruption loses more
 
-LayerChoice = Literal["all", "top", "average", "mixed"]
+LayerChoice = Literal["all", "top", "average", "sum", "mixed"]
 PoolingChoice = Literal["none", "mean", "max"]
 StoredDtype = Literal["float32", "float16"]  # the output formats have no bfloat16
 
@@ -81,7 +81,9 @@ def embed_lines(
     """Embeds consecutive lines, a few batches at a time."""
     mix, dim = model.scalar_mix, model.config.hidden_size
     if layers == "mixed" and mix is None:
-        raise ValueError("This model has no mix of its layers; instead of 'mixed' pass 'all', 'top' or 'average'.")
+        raise ValueError(
+            "This model has no mix of its layers; instead of 'mixed' pass 'all', 'top', 'average' or 'sum'."
+        )
     shape = (dim,) if pooling != "none" else (-1, dim)
     shape = (model.config.num_hidden_layers + 1, *shape) if layers == "all" else shape
     block_tokens = BATCHES_PER_BLOCK * batch_tokens
@@ -151,8 +153,8 @@ def chosen_layers(output, layers: LayerChoice) -> Tensor:
     """Shape: `(batch, time, dim)`, for `"all"` `(batch, layers, time, dim)`."""
     if layers == "all":
         return torch.stack(output.hidden_states, dim=1)
-    if layers == "average":
-        return sum(output.hidden_states) / len(output.hidden_states)
+    if layers in ("sum", "average"):
+        return sum(output.hidden_states) / (len(output.hidden_states) if layers == "average" else 1)
     return output.last_hidden_state if layers == "top" else output.elmo_embeddings
 
 

@@ -2,45 +2,60 @@
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from modeling_elmo.run_scripts.program.files import TextArguments, dataset_texts, numbered_texts
+from modeling_elmo.run_scripts.vectors.fasta import FASTA_SUFFIXES, fasta_records
+
+LineUnit = Literal["word", "character"]  # what a token is
 
 
 class InputLine(NamedTuple):
-    """A sentence; `words` is `None` if the tokenizer splits the text."""
+    """A sentence; `words` is `None` if the tokenizer splits the text, `name` if it is not from FASTA."""
 
     text: str
     words: list[str] | None
+    name: str | None = None
 
 
-def open_lines(arguments: TextArguments, file: str | None, is_raw_text: bool) -> tuple[Iterator[InputLine], int | None]:
+def open_lines(
+    arguments: TextArguments, file: str | None, is_raw_text: bool, unit: LineUnit
+) -> tuple[Iterator[InputLine], int | None]:
     """The lines of a file or of `arguments.dataset`, read one by one, and their number if it is known."""
     if (file is None) == (arguments.dataset is None):
         raise ValueError("Pass either --input FILE or --dataset NAME.")
     if file is None:
         rows, total = dataset_texts(arguments)
-        return (to_line(f"{arguments.dataset}, row {row}", text, is_raw_text) for row, text in enumerate(rows)), total
+        named = ((f"{arguments.dataset}, row {row}", text) for row, text in enumerate(rows))
+        return (to_line(where, text, is_raw_text, unit) for where, text in named), total
     path = Path(file)
     kind = path.with_suffix("").suffix if path.suffix in (".gz", ".zst") else path.suffix
-    if kind not in (".txt", ".jsonl") and path.suffix == kind or kind in (".json", ".csv", ".tsv"):
-        raise ValueError(f"--input {path}: unknown suffix {kind!r}; pass a .txt, .jsonl, .gz or .zst file.")
+    is_fasta = kind in FASTA_SUFFIXES
+    if kind not in (".txt", ".jsonl", *FASTA_SUFFIXES) and path.suffix == kind or kind in (".json", ".csv", ".tsv"):
+        raise ValueError(f"--input {path}: unknown suffix {kind!r}; pass a .txt, .jsonl, .fasta, .gz or .zst file.")
+    if is_fasta and is_raw_text:
+        raise ValueError(f"--input {path} has sequences, whose tokens are single letters; leave out --raw_text.")
     if not path.is_file():
         raise FileNotFoundError(f"--input {path}: there is no such file.")
 
     def lines() -> Iterator[InputLine]:
+        if is_fasta:
+            return (InputLine(each.residues, list(each.residues), each.name) for each in fasta_records(path))
         texts = numbered_texts(path, arguments.text_column)
-        return (to_line(f"{path}, line {number}", text, is_raw_text) for number, text in texts)
+        return (to_line(f"{path}, line {number}", text, is_raw_text, unit) for number, text in texts)
 
     # Reads the whole file once: a mistake in its last line shows now, not after hours.
     total = sum(1 for _ in lines())
     return lines(), total
 
 
-def to_line(where: str, value: Any, is_raw_text: bool) -> InputLine:
+def to_line(where: str, value: Any, is_raw_text: bool, unit: LineUnit) -> InputLine:
     if isinstance(value, str):
         text = value.strip()
-        return InputLine(text, None if is_raw_text else text.split())
+        words = text.split()
+        if unit == "character":
+            words = [letter for word in words for letter in word]
+        return InputLine(text, None if is_raw_text else words)
     if isinstance(value, list) and all(isinstance(word, str) for word in value):
         return InputLine(" ".join(value), value)
     raise ValueError(f"{where}: the sentence is {value!r}; pass a text or a list of words.")

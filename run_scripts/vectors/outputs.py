@@ -9,6 +9,9 @@ HDF5 has the layout of AllenNLP's `elmo` command: `sentence_to_index[0]` is a JS
 number as a string. Of equal sentences it has the last number. The whole text is in memory once, at the end. AllenNLP
 refuses blank lines; here they have 0 tokens. `datasets.load_dataset("parquet", data_files=...)` reads Parquet.
 
+The records of a FASTA file have names. HDF5 then has one data set for each record under its name, with `/` as `_`, also
+with `--pooling`, and nothing else. Parquet has the names in one more column, `name`.
+
 Neither format survives an interruption. So blocks of lines are saved in `OUTPUT.parts/`, and the output is assembled
 from them at the end. The disk then holds the vectors twice for a moment.
 """
@@ -31,6 +34,7 @@ from tqdm.auto import tqdm
 from transformers.utils import logging
 
 from modeling_elmo.run_scripts.program.files import require, sync_file, sync_folder
+from modeling_elmo.run_scripts.vectors.fasta import hdf5_name
 from modeling_elmo.run_scripts.vectors.lines import InputLine
 
 logger = logging.get_logger(__name__)
@@ -206,7 +210,11 @@ def write_hdf5(path: Path, parts: PartsFolder, keep_sentences: bool):
     index: dict[str, str] = {}
     with h5py.File(path, "w") as file:
         for first, block in parts.blocks():
-            if parts.is_pooled:
+            if block.lines[0].name is not None:  # of all lines, or of none
+                keep_sentences = False
+                for line, vectors in zip(block.lines, block.vectors(), strict=True):
+                    file.create_dataset(hdf5_name(str(line.name)), data=vectors)
+            elif parts.is_pooled:
                 matrix = file.require_dataset("sentence_vectors", (parts.num_lines, *block.shape), block.flat.dtype)
                 matrix[first : first + len(block.lines)] = block.flat.reshape(-1, *block.shape)
             else:
@@ -241,7 +249,8 @@ def arrow_table(block: VectorBlock):
     texts = [without_surrogates(line.text) for line in block.lines]
     tokens = [[without_surrogates(word) for word in words] for words in block.tokens]
     words_type = pyarrow.list_(pyarrow.string())
-    return pyarrow.table({"text": texts, "tokens": pyarrow.array(tokens, words_type), "vectors": vectors})
+    names = {} if block.lines[0].name is None else {"name": [line.name for line in block.lines]}
+    return pyarrow.table({**names, "text": texts, "tokens": pyarrow.array(tokens, words_type), "vectors": vectors})
 
 
 def without_surrogates(text: str) -> str:
