@@ -154,9 +154,7 @@ class ELMoTokenizer(TokenizersBackend):
         self.__dict__.update(options)  # `save_pretrained` writes all attributes with the name of a keyword
         self.splitter = TextSplitter(pre_tokenization)
         characters = build_alphabet(alphabet, max_word_length, lexicon, begin_of_word, end_of_word)
-        self.word_table = WordTable(
-            characters, self._id_of_word, max_word_length, literal_markers, cut_before_lookup
-        )
+        self.word_table = WordTable(characters, self._id_of_word, max_word_length, literal_markers, cut_before_lookup)
         spelled = [word for word in SPECIAL_WORDS if word not in self.word_table.marker_rows]
         self._spelled_special_word = re.compile(rf"(?<!\S)(?:{'|'.join(spelled)})(?!\S)")
         self._tokenizer = _load_backend(vocab, tokenizer_file, vocab_file)
