@@ -1,19 +1,13 @@
-"""Checkpoints of ELMoForManyLangs (config.json, char.dic, word.dic, encoder.pkl, token_embedder.pkl) to our folders,
-and back.
+"""Checkpoints of ELMoForManyLangs (encoder.pkl, token_embedder.pkl, char.dic, word.dic) to our folders, and back.
 
-`KEYS` and `OPTIONS` define the format, as in `conversion_elmo.py`, whose functions apply `KEYS` in both directions.
+`MANYLANGS_KEYS` and `MANYLANGS_OPTIONS` define the format, as in `conversion_elmo.py`, whose functions apply the keys
+in both directions.
 """
 
-import pickle
-import re
-import struct
 import tempfile
-import zipfile
-from collections.abc import Iterable
 from dataclasses import asdict, dataclass, fields
-from glob import escape
 from pathlib import Path, PureWindowsPath
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar
 
 import torch
 from huggingface_hub.errors import StrictDataclassError
@@ -32,6 +26,18 @@ from modeling_elmo.conversion_elmo import (
     to_original,
     word_rows,
 )
+from modeling_elmo.conversion_manylangs_files import (
+    CHARACTERS,
+    CONFIG,
+    PICKLES,
+    WORDS,
+    ManyLangsFiles,
+    architecture_name,
+    find_manylangs_files,
+    lexicon_of,
+    read_manylangs_arrays,
+    write_lexicon,
+)
 from modeling_elmo.modeling_elmo import ELMoModel
 from modeling_elmo.tokenization.elmo_characters import SPECIAL_WORDS
 from modeling_elmo.tokenization.tokenization_elmo import DISGUISE, ELMoTokenizer
@@ -48,13 +54,13 @@ def _halves(rows: Tensor) -> tuple[Tensor, Tensor]:
 
 
 # Gate blocks i, f, g, o <-> ours i, f, o, g. The forget bias is part of the stored bias.
-GATES = Transform(lambda blocks: (_swapped_gates(blocks),), _swapped_gates)
+GATES_IFGO = Transform(lambda blocks: (_swapped_gates(blocks),), _swapped_gates)
 # One highway layer is [transform; gate]. Their gate is the share of the input: sigmoid(-z) = 1 - sigmoid(z).
-HIGHWAY = Transform(_halves, lambda transform, carry: torch.cat([transform, -carry]))
+HIGHWAY_HALVES = Transform(_halves, lambda transform, carry: torch.cat([transform, -carry]))
 
 _HIGHWAY = "token_embedder.highways._layers.{i}"
 
-KEYS = (
+MANYLANGS_KEYS = (
     Key(("word_embeddings.weight",), "token_embedder.word_emb_layer.embedding.weight", ZERO_ROW, by_word=True),
     Key(("char_encoder.char_embeddings.weight",), "token_embedder.char_emb_layer.embedding.weight", ZERO_ROW),
     Key(("char_encoder.convolutions.{i}.weight",), "token_embedder.convolutions.{i}.weight"),
@@ -63,7 +69,7 @@ KEYS = (
         Key(
             (f"char_encoder.highways.{{i}}.transform.{kind}", f"char_encoder.highways.{{i}}.carry.{kind}"),
             f"{_HIGHWAY}.{kind}",
-            HIGHWAY,
+            HIGHWAY_HALVES,
         )
         for kind in ("weight", "bias")
     ),
@@ -73,9 +79,9 @@ KEYS = (
         Key((f"{way}_lstm.layers.{{i}}.{ours}",), f"encoder.{way}_layer_{{i}}.{original}", transform)
         for way in ("forward", "backward")
         for ours, original, transform in (
-            ("input_linear.weight", "input_linearity.weight", GATES),
-            ("state_linear.weight", "state_linearity.weight", GATES),
-            ("input_linear.bias", "state_linearity.bias", GATES),
+            ("input_linear.weight", "input_linearity.weight", GATES_IFGO),
+            ("state_linear.weight", "state_linearity.weight", GATES_IFGO),
+            ("input_linear.bias", "state_linearity.bias", GATES_IFGO),
             ("projection.weight", "state_projection.weight", SAME),
         )
     ),
@@ -84,7 +90,7 @@ KEYS = (
     Key(("scalar_mix.gamma",), None),
 )
 
-OPTIONS: dict[str, tuple[str, Any]] = {
+MANYLANGS_OPTIONS: dict[str, tuple[str, Any]] = {
     # option of the architecture file: (field of ELMoConfig, default)
     "encoder.projection_dim": ("projection_size", REQUIRED),
     "encoder.cell_clip": ("cell_clip", None),
@@ -102,8 +108,6 @@ OPTIONS: dict[str, tuple[str, Any]] = {
 NAMES = {"encoder.name": "elmo", "token_embedder.name": "cnn"}  # the kinds of network that the releases have
 CLIPS = ("cell_clip", "projection_clip")  # 0 is no clip
 
-# The two architecture files that the original package ships have the same content.
-SHIPPED_FILES = ("cnn_50_100_512_4096_sample.json", "cnn_0_100_512_4096_sample.json")
 SHIPPED_ARCHITECTURE = {
     "encoder": {"name": "elmo", "projection_dim": 512, "cell_clip": 3, "proj_clip": 3, "dim": 4096, "n_layers": 2},
     "token_embedder": {
@@ -119,18 +123,12 @@ SHIPPED_ARCHITECTURE = {
     "dropout": 0.1,
 }
 
-CONFIG, CHARACTERS, WORDS = "config.json", "char.dic", "word.dic"
-PICKLES = {"encoder": "encoder.pkl", "token_embedder": "token_embedder.pkl"}  # by the first part of an array's name
 WORD_MARKERS = ("<bos>", "<eos>", "<oov>")  # in the order of <S>, </S>, <UNK>
 SWAPPED = {"begin_of_word": "<eow>", "end_of_word": "<bow>"}  # as the original has them
 CHARACTER_MARKERS = (*WORD_MARKERS, "<pad>", *SWAPPED.values())
-IDEOGRAPHIC_SPACE = "\u3000"
-
-# What torch raises for damaged files, beside the errors of `files.reading`
-DAMAGED_PICKLE = (pickle.PickleError, struct.error, AttributeError, AssertionError, MemoryError)
 
 # Saved with the model: facts that an exact export needs and the configuration does not have.
-RECORD_FILE = "original_manylangs.json"
+MANYLANGS_RECORD_FILE = "original_manylangs.json"
 
 
 @dataclass
@@ -139,17 +137,6 @@ class ManyLangsRecord:
     config: dict[str, Any]
     special_rows: list[int] | None = None  # ids of <bos>, <eos>, <oov> in word.dic, if there is one
     one_layer_spelling: ClassVar[bool] = False
-
-
-class ManyLangsFiles(NamedTuple):
-    """The local files of a checkpoint. `architecture` is `None` for the architecture that the original ships."""
-
-    place: Path
-    pickles: list[Path]
-    config: Path | None
-    architecture: Path | None
-    characters: Path | None
-    words: Path | None
 
 
 def convert_manylangs_checkpoint(
@@ -176,7 +163,7 @@ def convert_manylangs_checkpoint(
     with files.staged(output_dir) as folder:
         model.save_pretrained(folder)
         tokenizer.save_pretrained(folder)
-        files.write_json_object(asdict(record), folder / RECORD_FILE)
+        files.write_json_object(asdict(record), folder / MANYLANGS_RECORD_FILE)
     return output_dir
 
 
@@ -192,10 +179,10 @@ def export_manylangs_checkpoint(model_dir: str | Path, output_dir: str | Path) -
     if Path(model_dir).is_dir() and not Path(model_dir, "config.json").is_file():
         raise FileNotFoundError(f"{model_dir} has no config.json; pass a folder that save_pretrained wrote.")
     config, tokenizer = ELMoConfig.from_pretrained(model_dir), ELMoTokenizer.from_pretrained(model_dir)
-    check_expressible(config, tokenizer)
+    check_manylangs_expressible(config, tokenizer)
     record = read_manylangs_record(model_dir, config)
     model = ELMoModel.from_pretrained(model_dir, dtype=torch.float32)
-    arrays = to_original(model.state_dict(), record, KEYS)
+    arrays = to_original(model.state_dict(), record, MANYLANGS_KEYS)
     name = PureWindowsPath(str(record.config.get("config_path"))).name
     with files.staged(output_dir) as folder:
         folder.mkdir()
@@ -209,7 +196,7 @@ def export_manylangs_checkpoint(model_dir: str | Path, output_dir: str | Path) -
         if config.char_vocab_size:
             write_lexicon(tokenizer.lexicon, folder / CHARACTERS)
         if config.word_embedding_size:
-            write_lexicon(original_words(tokenizer, record), folder / WORDS)
+            write_lexicon(manylangs_words(tokenizer, record), folder / WORDS)
     return output_dir
 
 
@@ -225,7 +212,7 @@ def load_manylangs_checkpoint(
     record.special_rows = [words[word] for word in WORD_MARKERS] if words else None
     config = architecture_to_config(record.architecture, len(characters), len(words), source)
     with torch.device("meta"):  # without memory, until the files are known to have these sizes
-        expected = to_original(ELMoModel(config).state_dict(), record, KEYS)
+        expected = to_original(ELMoModel(config).state_dict(), record, MANYLANGS_KEYS)
     arrays = read_manylangs_arrays(found)
     check_entries(found, {"char": characters, "word": words}, arrays)
     shapes = {name: tuple(array.shape) for name, array in arrays.items()}
@@ -233,43 +220,8 @@ def load_manylangs_checkpoint(
         shapes, {name: tuple(array.shape) for name, array in expected.items()}, found.place, Path(source)
     )
     model = ELMoModel(config)
-    model.load_state_dict(from_original(arrays, model.state_dict(), record, KEYS))
+    model.load_state_dict(from_original(arrays, model.state_dict(), record, MANYLANGS_KEYS))
     return model, build_tokenizer(config, characters, words, record, pre_tokenization), record
-
-
-def find_manylangs_files(weights: str | Path, architecture: str | Path | None, scratch: Path) -> ManyLangsFiles:
-    """The files of a checkpoint in a folder or archive; those of an archive are unpacked to `scratch`."""
-    place = files.fetch(weights)
-    if not (place.is_dir() or files.is_archive(place)):
-        raise ValueError(f"{weights} is a single file; pass the folder or archive of the checkpoint.")
-
-    def local(name: str) -> Path | None:
-        return files.find(place, (escape(name),), scratch) if files.search(place, (escape(name),)) else None
-
-    needed = [*PICKLES.values(), *([] if architecture else [CONFIG])]
-    if missing := [name for name in needed if not files.search(place, (name,))]:
-        raise FileNotFoundError(
-            f"{place} has no {', '.join(missing)}; a checkpoint of ELMoForManyLangs has {', '.join(PICKLES.values())}, "
-            f"{CONFIG}, {CHARACTERS}, {WORDS}. Pass a complete copy."
-        )
-    config = local(CONFIG)
-    if architecture:
-        architecture = files.find(architecture, ("*.json",), scratch)
-    elif (name := architecture_name(config)) and (beside := local(name)):
-        architecture = beside
-    elif name not in SHIPPED_FILES:
-        raise FileNotFoundError(
-            f"{CONFIG} of {place} names the architecture file {name!r}, which is not beside it, and not one of the two "
-            f"that the original ships, {' and '.join(SHIPPED_FILES)}; pass it as `architecture`."
-        )
-    pickles = [files.find(place, (name,), scratch) for name in PICKLES.values()]
-    return ManyLangsFiles(place, pickles, config, architecture, local(CHARACTERS), local(WORDS))
-
-
-def architecture_name(config: Path | None) -> str:
-    """The last part of `config_path`, which is often an absolute path of another machine."""
-    path = files.read_json_object(config, CONFIG).get("config_path") if config else ""
-    return PureWindowsPath(path).name if isinstance(path, str) else str(path)
 
 
 def read_description(found: ManyLangsFiles) -> tuple[ManyLangsRecord, str]:
@@ -285,13 +237,15 @@ def architecture_to_config(
     architecture: dict[str, Any], num_characters: int, num_words: int, source: str = "the architecture file"
 ) -> ELMoConfig:
     """The configuration for an architecture, read from `source`, and dictionaries with these numbers of entries."""
-    values = {path: _value_at(architecture, path) for path in (*NAMES, *OPTIONS)}
+    values = {path: _value_at(architecture, path) for path in (*NAMES, *MANYLANGS_OPTIONS)}
     if wrong := {path: values[path] for path, name in NAMES.items() if str(values[path]).lower() != name}:
         raise ValueError(f"{source} has {wrong}; only {NAMES} can be converted, which all releases have.")
-    missing = [path for path, (_, default) in OPTIONS.items() if default is REQUIRED and values[path] is None]
+    missing = [path for path, (_, default) in MANYLANGS_OPTIONS.items() if default is REQUIRED and values[path] is None]
     if missing:
         raise ValueError(f"Correct {source}: missing {missing}.")
-    given = {field: default if values[path] is None else values[path] for path, (field, default) in OPTIONS.items()}
+    given = {
+        field: default if values[path] is None else values[path] for path, (field, default) in MANYLANGS_OPTIONS.items()
+    }
     given |= {clip: given[clip] or None for clip in CLIPS}
     try:
         return ELMoConfig(
@@ -315,7 +269,7 @@ def _value_at(architecture: dict[str, Any], path: str) -> Any:
 
 def config_to_architecture(config: ELMoConfig) -> dict[str, Any]:
     architecture: dict[str, Any] = {"encoder": {"name": "elmo"}, "token_embedder": {"name": "cnn"}}
-    for path, (field, _) in OPTIONS.items():
+    for path, (field, _) in MANYLANGS_OPTIONS.items():
         *section, name = path.split(".")
         value = getattr(config, field)
         if path == "token_embedder.char_dim" and not config.char_vocab_size:
@@ -349,59 +303,12 @@ def build_tokenizer(
     return tokenizer.with_vocabulary({word: index for index, word in enumerate(vocabulary)})  # type: ignore[arg-type]
 
 
-def original_words(tokenizer: ELMoTokenizer, record: ManyLangsRecord) -> dict[str, int]:
+def manylangs_words(tokenizer: ELMoTokenizer, record: ManyLangsRecord) -> dict[str, int]:
     """The entries of word.dic."""
     ids = tokenizer.get_vocab()
     ours = [word.replace(DISGUISE, "<") for word in sorted(ids, key=ids.__getitem__)[len(SPECIAL_WORDS) :]]
     words = [*WORD_MARKERS, *ours]
     return {words[i]: row for row, i in enumerate(word_rows(record, len(words)).argsort().tolist())}
-
-
-def lexicon_of(place: Path, path: Path | None, name: str, required: Iterable[str]) -> dict[str, int]:
-    """The entries of a dictionary file with their ids."""
-    if path is None:
-        raise FileNotFoundError(f"{place} has no {name}, which its architecture needs; pass a complete copy.")
-    lexicon = read_lexicon(path)
-    if missing := [entry for entry in required if entry not in lexicon]:
-        raise ValueError(f"{path} lacks the entries {', '.join(missing)}; pass another copy.")
-    return lexicon
-
-
-def read_lexicon(path: Path) -> dict[str, int]:
-    """Reads lines `entry<TAB>id` as the original does: white space around a line is removed, so that an entry of
-    nothing else is gone and stands for U+3000."""
-    try:
-        lines = path.read_bytes().decode("utf-8").splitlines()
-    except UnicodeDecodeError as error:
-        raise ValueError(f"{path} is not UTF-8 text: {error}. Pass another copy.") from error
-    lexicon = {}
-    for number, line in enumerate(lines, 1):
-        *entry, index = line.strip().split("\t")
-        if len(entry) > 1 or not index.isdecimal() or len(index) > 9:
-            raise ValueError(
-                f"{path}, line {number}: {line[:80]!r} is not an entry, a tab and an id; pass another copy."
-            )
-        lexicon["".join(entry) or IDEOGRAPHIC_SPACE] = int(index)
-    if sorted(lexicon.values()) != [*range(len(lexicon))]:
-        raise ValueError(
-            f"{path}: its {len(lexicon)} different entries must have the ids 0 to {len(lexicon) - 1}, each once "
-            f"(entries of nothing but white space are the same entry); pass another copy."
-        )
-    return lexicon
-
-
-def write_lexicon(lexicon: dict[str, int], path: Path):
-    entries = sorted(lexicon, key=lexicon.__getitem__)
-    path.write_text("".join(f"{entry}\t{lexicon[entry]}\n" for entry in entries), encoding="utf-8", newline="\n")
-    try:
-        changed = read_lexicon(path) != lexicon
-    except ValueError as error:
-        raise ValueError(f"{path.name} has one entry per line, which does not hold this vocabulary: {error}") from error
-    if changed:
-        wrong = [entry for entry in entries if entry.strip() != entry and entry != IDEOGRAPHIC_SPACE]
-        raise ValueError(
-            f"{path.name} does not hold the entries {files.first_of(list(map(repr, wrong)))}; remove them."
-        )
 
 
 def check_entries(found: ManyLangsFiles, lexicons: dict[str, dict[str, int]], arrays: dict[str, Tensor]):
@@ -414,58 +321,7 @@ def check_entries(found: ManyLangsFiles, lexicons: dict[str, dict[str, int]], ar
             )
 
 
-def read_manylangs_arrays(found: ManyLangsFiles) -> dict[str, Tensor]:
-    """All arrays of a checkpoint: `encoder.` or `token_embedder.` before the names of their files."""
-    return {
-        f"{part}.{name}": array
-        for part, path in zip(PICKLES, found.pickles, strict=True)
-        for name, array in read_pickle(path).items()
-    }
-
-
-def read_pickle(path: Path) -> dict[str, Tensor]:
-    """The tensors of a file that `torch.save` wrote, of the old or the new format. Nothing else is loaded.
-
-    Raises:
-        ValueError: the file has anything but finite float32 tensors by name.
-    """
-    check_not_packed(path)
-    try:
-        with files.reading(path):
-            content = torch.load(path, map_location="cpu", weights_only=True)
-    except DAMAGED_PICKLE as error:
-        foreign = re.search(r"GLOBAL (\S+)", str(error))
-        reason = f"it asks for {foreign[1]}, which is no tensor" if foreign else " ".join(str(error).split())[:200]
-        raise ValueError(f"{path} is refused ({reason}); pass the original file.") from error
-    kinds = {name: _kind(array) for name, array in content.items()} if isinstance(content, dict) else {"": "no dict"}
-    if wrong := [f"{str(name)[:80]} ({kind})" for name, kind in kinds.items() if kind]:
-        raise ValueError(f"{path} must have float32 tensors by name; got {', '.join(files.first_of(wrong))}.")
-    if sum(array.nbytes for array in content.values()) > path.stat().st_size:
-        raise ValueError(f"{path} is damaged (its tensors are larger than the file); pass another copy.")
-    if wrong := [name for name, array in content.items() if not array.isfinite().all()]:
-        raise ValueError(f"{path} has NaN or infinite values in {', '.join(files.first_of(wrong))}; pass another copy.")
-    return content
-
-
-def check_not_packed(path: Path):
-    """Refuses a file of the new format, a zip archive, whose entries are larger than the file."""
-    if not zipfile.is_zipfile(path):
-        return
-    with files.reading(path), zipfile.ZipFile(path) as archive:
-        size = sum(entry.file_size for entry in archive.infolist())
-    if size > path.stat().st_size:
-        raise ValueError(f"{path} is compressed, which torch.save never does; pass another copy.")
-
-
-def _kind(array: Any) -> str | None:
-    """Why an object is not an array of a checkpoint."""
-    if not isinstance(array, Tensor):
-        return type(array).__name__
-    is_plain = array.layout == torch.strided and array.device.type == "cpu"
-    return None if is_plain and array.dtype == torch.float32 else f"{array.dtype}, {array.layout}, {array.device}"
-
-
-def check_expressible(config: ELMoConfig, tokenizer: ELMoTokenizer):
+def check_manylangs_expressible(config: ELMoConfig, tokenizer: ELMoTokenizer):
     unprojected = (config.num_features, config.lstm_hidden_size)
     options = {name: getattr(tokenizer, name) for name in ("alphabet", *SWAPPED)}
     words = len(tokenizer.get_vocab())
@@ -484,27 +340,27 @@ def check_expressible(config: ELMoConfig, tokenizer: ELMoTokenizer):
 
 def read_manylangs_record(model_dir: str | Path, config: ELMoConfig) -> ManyLangsRecord:
     """The record of the conversion or, for a model that was not converted, one made from its configuration."""
-    file = cached_file(model_dir, RECORD_FILE, _raise_exceptions_for_missing_entries=False)
+    file = cached_file(model_dir, MANYLANGS_RECORD_FILE, _raise_exceptions_for_missing_entries=False)
     if file is None:
         name = f"cnn_{config.projection_size}_{config.lstm_hidden_size}.json"
         # The original writes <oov>, <bos>, <eos> first.
         return ManyLangsRecord(config_to_architecture(config), {"config_path": name}, [1, 2, 0])
-    content = files.read_json_object(Path(file), RECORD_FILE)
-    if not is_record(content, config.vocab_size - 1):
+    content = files.read_json_object(Path(file), MANYLANGS_RECORD_FILE)
+    if not is_manylangs_record(content, config.vocab_size - 1):
         raise ValueError(f"{file} is no record of this model; delete it to export the model with its config.json.")
     record = ManyLangsRecord(**content)
     num_words = config.vocab_size - 1 if config.word_embedding_size else 0
     recorded = architecture_to_config(record.architecture, max(config.char_vocab_size - 1, 0), num_words, file)
-    names = [field for field, _ in OPTIONS.values()]
+    names = [field for field, _ in MANYLANGS_OPTIONS.values()]
     if changed := [name for name in names if getattr(recorded, name) != getattr(config, name)]:
         raise ValueError(
-            f"{RECORD_FILE} and config.json differ in {', '.join(changed)}; delete {RECORD_FILE} to export the model "
-            "with its config.json."
+            f"{MANYLANGS_RECORD_FILE} and config.json differ in {', '.join(changed)}; delete {MANYLANGS_RECORD_FILE} "
+            "to export the model with its config.json."
         )
     return record
 
 
-def is_record(content: dict[str, Any], num_words: int) -> bool:
+def is_manylangs_record(content: dict[str, Any], num_words: int) -> bool:
     """Whether a JSON object has the fields of `ManyLangsRecord`, for a dictionary of `num_words` words."""
     rows = content.get("special_rows")
     has_rows = isinstance(rows, list) and all(type(row) is int and 0 <= row < num_words for row in rows)

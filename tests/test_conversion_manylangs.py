@@ -1,10 +1,8 @@
 import json
-import os
-import pickle
 import random
 import shutil
 import zipfile
-from collections import Counter, OrderedDict
+from collections import Counter
 from functools import partial
 from pathlib import Path
 
@@ -19,20 +17,17 @@ from modeling_elmo import ELMoConfig, ELMoModel
 from modeling_elmo.conversion_elmo import to_original
 from modeling_elmo.conversion_manylangs import (
     CHARACTER_MARKERS,
-    KEYS,
-    OPTIONS,
-    RECORD_FILE,
-    SHIPPED_FILES,
+    MANYLANGS_KEYS,
+    MANYLANGS_OPTIONS,
+    MANYLANGS_RECORD_FILE,
     architecture_to_config,
     config_to_architecture,
     convert_manylangs_checkpoint,
     export_manylangs_checkpoint,
-    find_manylangs_files,
     load_manylangs_checkpoint,
     read_description,
-    read_lexicon,
-    read_pickle,
 )
+from modeling_elmo.conversion_manylangs_files import SHIPPED_FILES, find_manylangs_files, read_lexicon, read_pickle
 from modeling_elmo.run_scripts.program.command_line import is_mistake_of_user
 from modeling_elmo.tokenization.tokenization_elmo import ELMoTokenizer
 
@@ -98,7 +93,7 @@ def check_ids(source: Path, tokenizer: ELMoTokenizer, words: list[str]):
     characters = read_lexicon(BOTH / "char.dic")
     forms = read_lexicon(source / "word.dic")
     encoded = tokenizer(words, **GIVEN)
-    rows = json.loads((Path(tokenizer.name_or_path) / RECORD_FILE).read_text())["special_rows"]
+    rows = json.loads((Path(tokenizer.name_or_path) / MANYLANGS_RECORD_FILE).read_text())["special_rows"]
     original = [*rows, *(row for row in range(len(forms)) if row not in rows)]
     expected = list(expected_ids(words, characters, forms, 12))
     assert [original[index - 1] for index in encoded["input_ids"][0, 1:-1].tolist()] == [word for word, _ in expected]
@@ -163,7 +158,7 @@ def test_ids_of_any_words(converted, words):
 
 def test_literal_markers_in_raw_text(converted):
     tokenizer = ELMoTokenizer.from_pretrained(converted(BOTH))
-    words = "<bos> They play <S> <eos> extraordinarilylongwordthatiscut".split()
+    words = ["<bos>", "They", "play", "<S>", "<eos>", "extraordinarilylongwordthatiscut"]
     for options in ({}, {"truncation": True, "max_length": 50}):
         encoded = tokenizer(" ".join(words), return_tensors="pt", **options)
         assert all(torch.equal(encoded[name], tokenizer(words, **GIVEN)[name]) for name in encoded)
@@ -178,31 +173,10 @@ def test_ordinary_words_with_the_names_of_our_special_words(copy, tmp_path):
     folder = convert_manylangs_checkpoint(copy, tmp_path / "model")
     tokenizer = ELMoTokenizer.from_pretrained(folder)
     # The special rows 0 to 2 stay in front, after a row of padding: the ids of other words are one higher.
-    assert tokenizer(words, **GIVEN)["input_ids"].tolist() == [[1, 9, 10, 11, 12, 13, 2]]
+    assert tokenizer(words[:4], **GIVEN)["input_ids"].tolist() == [[1, 9, 10, 11, 12, 2]]
+    assert tokenizer.convert_tokens_to_ids("!!!MAXTERMID") == 13
     back = export_manylangs_checkpoint(folder, tmp_path / "back")
     assert (back / "word.dic").read_bytes() == (copy / "word.dic").read_bytes()
-
-
-def test_white_space_alone_is_the_ideographic_space(tmp_path):
-    (tmp_path / "char.dic").write_bytes("a\t0\r\n\u2003\t1\nb c\t2\n".encode())
-    assert read_lexicon(tmp_path / "char.dic") == {"a": 0, "\u3000": 1, "b c": 2}
-
-
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [
-        (b"a\t0\n\xff\t1\n", "is not UTF-8 text"),
-        (b"a\t0\nb\n", "line 2: 'b' is not an entry, a tab and an id"),
-        (b"a\t0\n\nb\t1\n", "line 2: '' is not an entry"),
-        (b"a\t0\nb\tc\t1\n", "line 2: .* is not an entry"),
-        (b"a\t0\nb\t2\n", "its 2 different entries must have the ids 0 to 1"),
-        ("\u3000\t0\n\xa0\t1\n".encode(), "its 1 different entries .*white space are the same entry"),
-    ],
-)
-def test_wrong_dictionaries(tmp_path, content, message):
-    (tmp_path / "char.dic").write_bytes(content)
-    with pytest.raises(ValueError, match=message):
-        read_lexicon(tmp_path / "char.dic")
 
 
 def characters_only(folder: Path, **overrides) -> Path:
@@ -267,29 +241,6 @@ def test_architecture_file_elsewhere(copy, tmp_path):
     assert json.loads((back / "config.json").read_text()) == {"config_path": "moved.json"}
 
 
-def test_archives(tmp_path):
-    with zipfile.ZipFile(tmp_path / "179.zip", "w", zipfile.ZIP_DEFLATED) as archive:
-        for path in BOTH.iterdir():
-            archive.write(path, f"korean.model/{path.name}")
-    folder = convert_manylangs_checkpoint(tmp_path / "179.zip", tmp_path / "model")
-    assert (folder / "model.safetensors").exists()
-
-
-@pytest.mark.parametrize("name", ["config.json", "encoder.pkl", "token_embedder.pkl", "char.dic", "word.dic"])
-def test_half_a_checkpoint(copy, tmp_path, name):
-    (copy / name).unlink()
-    with pytest.raises(FileNotFoundError, match=rf"copy has no {name}.*pass|copy has no {name}.*Pass"):
-        convert_manylangs_checkpoint(copy, tmp_path / "model")
-    assert not (tmp_path / "model").exists()
-
-
-def test_single_files_and_full_folders(copy, tmp_path):
-    with pytest.raises(ValueError, match="encoder.pkl is a single file; pass the folder or archive"):
-        convert_manylangs_checkpoint(copy / "encoder.pkl", tmp_path / "model")
-    with pytest.raises(FileExistsError, match="is not empty; pass a new or an empty folder"):
-        convert_manylangs_checkpoint(copy, copy)
-
-
 @pytest.mark.parametrize(
     ("path", "value", "message"),
     [
@@ -333,54 +284,12 @@ def test_dictionary_of_another_checkpoint(copy, tmp_path):
         convert_manylangs_checkpoint(copy, tmp_path / "model")
 
 
-class Command:
-    def __init__(self, path: Path):
-        self.path = path
-
-    def __reduce__(self):
-        return os.system, (f"touch {self.path}",)
-
-
-@pytest.mark.parametrize("is_zip", [False, True])
-def test_pickles_that_are_refused(tmp_path, is_zip):
-    file, run = tmp_path / "encoder.pkl", tmp_path / "run"
-    array = torch.zeros(2, 3)
-    for content, message in [
-        ({"a": array, "b": Command(run)}, r"is refused \(it asks for posix.system, which is no tensor\)"),
-        (Command(run), "it asks for posix.system"),
-        ([array], r"must have float32 tensors by name; got .*no dict"),
-        ({"a": 1}, r"got a \(int\)"),
-        ({"a": array.double()}, r"got a \(torch.float64, torch.strided, cpu\)"),
-        ({"a": array.to_sparse()}, "torch.sparse_coo"),
-        ({"a": array / 0}, "has NaN or infinite values in a"),
-        ({"a": array[:1, :1].expand(1000, 1000)}, "its tensors are larger than the file"),
-    ]:
-        torch.save(content, file, _use_new_zipfile_serialization=is_zip)
-        with pytest.raises(ValueError, match=rf"encoder.pkl .*{message}"):
-            read_pickle(file)
-    file.write_bytes(pickle.dumps({"a": 1}))
-    with pytest.raises(ValueError, match=r"encoder.pkl is (damaged|refused)"):
-        read_pickle(file)
-    assert not run.exists()
-
-
-def test_pickles_of_the_new_format(tmp_path):
-    file = tmp_path / "encoder.pkl"
-    torch.save(OrderedDict(a=torch.ones(300, 300)), file)
-    assert torch.equal(read_pickle(file)["a"], torch.ones(300, 300))
-    with zipfile.ZipFile(file) as old, zipfile.ZipFile(tmp_path / "packed.pkl", "w", zipfile.ZIP_DEFLATED) as new:
-        for entry in old.infolist():
-            new.writestr(entry.filename, old.read(entry))
-    with pytest.raises(ValueError, match="packed.pkl is compressed"):
-        read_pickle(tmp_path / "packed.pkl")
-
-
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
         ({"forget_bias": 1.0}, "a forget bias of 1.0"),
         ({"use_skip_connections": False}, "layers without skip connections"),
-        ({"always_project": False}, "without a projection"),
+        ({"always_project": False}, "words or LSTM outputs without a projection"),
         ({"vocab_size": 5}, "4 words in the tokenizer and 5 in the model"),
     ],
 )
@@ -408,15 +317,15 @@ def test_words_that_a_line_cannot_hold(converted, tmp_path):
 
 def test_record_of_another_model(converted, tmp_path):
     folder = Path(shutil.copytree(converted(BOTH), tmp_path / "model"))
-    record = json.loads((folder / RECORD_FILE).read_text())
+    record = json.loads((folder / MANYLANGS_RECORD_FILE).read_text())
     record["architecture"]["encoder"]["n_layers"] = 3
-    (folder / RECORD_FILE).write_text(json.dumps(record))
+    (folder / MANYLANGS_RECORD_FILE).write_text(json.dumps(record))
     with pytest.raises(ValueError, match="differ in num_hidden_layers; delete original_manylangs.json"):
         export_manylangs_checkpoint(folder, tmp_path / "files")
-    (folder / RECORD_FILE).write_text(json.dumps({**record, "special_rows": [0, 1]}))
+    (folder / MANYLANGS_RECORD_FILE).write_text(json.dumps({**record, "special_rows": [0, 1]}))
     with pytest.raises(ValueError, match="is no record of this model"):
         export_manylangs_checkpoint(folder, tmp_path / "files")
-    (folder / RECORD_FILE).unlink()
+    (folder / MANYLANGS_RECORD_FILE).unlink()
     back = export_manylangs_checkpoint(folder, tmp_path / "files")
     assert read_lexicon(back / "word.dic") == read_lexicon(BOTH / "word.dic")  # <oov>, <bos>, <eos> first
 
@@ -436,7 +345,9 @@ def change_bytes(numbers: random.Random, content: bytes) -> bytes:
 
 def change_architecture(numbers: random.Random, content: bytes) -> bytes:
     architecture = json.loads(content)
-    section, _, name = numbers.choice([*OPTIONS, "encoder.name", ".encoder", ".token_embedder"]).rpartition(".")
+    section, _, name = numbers.choice([*MANYLANGS_OPTIONS, "encoder.name", ".encoder", ".token_embedder"]).rpartition(
+        "."
+    )
     values = [
         None,
         True,
@@ -492,7 +403,7 @@ def test_damaged_files_are_converted_or_refused(copy, name, count):
             counts["refused"] += 1
         else:
             counts["converted"] += 1
-            arrays = to_original(model.state_dict(), record, KEYS)
+            arrays = to_original(model.state_dict(), record, MANYLANGS_KEYS)
             for file in ("encoder", "token_embedder"):
                 theirs = read_pickle(copy / f"{file}.pkl")
                 assert all(torch.equal(arrays[f"{file}.{name}"], array) for name, array in theirs.items())
