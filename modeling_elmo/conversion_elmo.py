@@ -264,7 +264,7 @@ def from_original(
     names = {name.removeprefix("elmo."): name for name in state}
     loaded = dict(state)
     for original, key in keys_of(names, record.one_layer_spelling, table):
-        array = arrays[original]
+        array = arrays.pop(original)  # so that its memory is free for the next
         if key.by_word:
             array = array[word_rows(record, len(array))]
         loaded.update(zip((names[ours] for ours in key.ours), key.transform.load(array), strict=True))
