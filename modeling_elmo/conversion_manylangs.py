@@ -6,7 +6,7 @@ in both directions.
 
 import tempfile
 from dataclasses import asdict, dataclass, fields
-from pathlib import Path, PureWindowsPath
+from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
@@ -33,6 +33,7 @@ from modeling_elmo.conversion_manylangs_files import (
     WORDS,
     ManyLangsFiles,
     architecture_name,
+    architecture_name_in,
     find_manylangs_files,
     lexicon_of,
     read_manylangs_arrays,
@@ -183,11 +184,10 @@ def export_manylangs_checkpoint(model_dir: str | Path, output_dir: str | Path) -
     record = read_manylangs_record(model_dir, config)
     model = ELMoModel.from_pretrained(model_dir, dtype=torch.float32)
     arrays = to_original(model.state_dict(), record, MANYLANGS_KEYS)
-    name = PureWindowsPath(str(record.config.get("config_path"))).name
     with files.staged(output_dir) as folder:
         folder.mkdir()
-        files.write_json_object({**record.config, "config_path": name}, folder / CONFIG)
-        files.write_json_object(record.architecture, folder / name)
+        files.write_json_object(record.config, folder / CONFIG)
+        files.write_json_object(record.architecture, folder / record.config["config_path"])
         for part, file in PICKLES.items():
             own = {
                 name[len(part) + 1 :]: array.clone() for name, array in arrays.items() if name.startswith(f"{part}.")
@@ -227,10 +227,12 @@ def load_manylangs_checkpoint(
 def read_description(found: ManyLangsFiles) -> tuple[ManyLangsRecord, str]:
     """The record without `special_rows`, and the name of the architecture in errors."""
     config = files.read_json_object(found.config, CONFIG) if found.config else {}
+    name = found.architecture.name if found.architecture else architecture_name(found.config)
+    config["config_path"] = "architecture.json" if name == CONFIG else name
     if found.architecture is None:
-        return ManyLangsRecord(SHIPPED_ARCHITECTURE, config), f"the shipped {architecture_name(found.config)}"
+        return ManyLangsRecord(SHIPPED_ARCHITECTURE, config), f"the shipped {name}"
     architecture = files.read_json_object(found.architecture, "architecture file")
-    return ManyLangsRecord(architecture, {**config, "config_path": found.architecture.name}), str(found.architecture)
+    return ManyLangsRecord(architecture, config), str(found.architecture)
 
 
 def architecture_to_config(
@@ -292,7 +294,8 @@ def build_tokenizer(
         pre_tokenization=pre_tokenization,
         literal_markers=True,
         cut_before_lookup=True,
-        **SWAPPED,
+        begin_of_word=SWAPPED["begin_of_word"],
+        end_of_word=SWAPPED["end_of_word"],
     )
     if not words:
         return tokenizer
@@ -368,5 +371,6 @@ def is_manylangs_record(content: dict[str, Any], num_words: int) -> bool:
         content.keys() == {field.name for field in fields(ManyLangsRecord)}
         and isinstance(content["architecture"], dict)
         and isinstance(content["config"], dict)
+        and content["config"].get("config_path") == architecture_name_in(content["config"])
         and (rows is None or (has_rows and len({*rows}) == len(rows) == 3))
     )

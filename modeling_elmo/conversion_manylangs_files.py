@@ -23,7 +23,7 @@ IDEOGRAPHIC_SPACE = "\u3000"
 # The two architecture files that the original package ships have the same content.
 SHIPPED_FILES = ("cnn_50_100_512_4096_sample.json", "cnn_0_100_512_4096_sample.json")
 
-# What torch raises for damaged files, beside the errors of `files.reading`
+# What torch raises for damaged files, beside `files.DAMAGE`
 DAMAGED_PICKLE = (pickle.PickleError, struct.error, AttributeError, AssertionError, MemoryError)
 
 
@@ -45,32 +45,36 @@ def find_manylangs_files(weights: str | Path, architecture: str | Path | None, s
         raise ValueError(f"{weights} is a single file; pass the folder or archive of the checkpoint.")
 
     def local(name: str) -> Path | None:
+        if place.is_dir() and (place / name).is_file():  # whatever is in folders below
+            return place / name
         return files.find(place, (escape(name),), scratch) if files.search(place, (escape(name),)) else None
 
-    needed = [*PICKLES.values(), *([] if architecture else [CONFIG])]
-    if missing := [name for name in needed if not files.search(place, (name,))]:
+    pickles = {name: local(name) for name in PICKLES.values()}
+    config = local(CONFIG)
+    needed = pickles if architecture else {**pickles, CONFIG: config}
+    if missing := [name for name, path in needed.items() if path is None]:
         raise FileNotFoundError(
             f"{place} has no {', '.join(missing)}; a checkpoint of ELMoForManyLangs has {', '.join(PICKLES.values())}, "
             f"{CONFIG}, {CHARACTERS}, {WORDS}. Pass a complete copy."
         )
-    config = local(CONFIG)
-    if architecture:
-        architecture = files.find(architecture, ("*.json",), scratch)
-    elif (name := architecture_name(config)) and (beside := local(name)):
-        architecture = beside
-    elif name not in SHIPPED_FILES:
+    name = architecture_name(config)
+    described = files.find(architecture, ("*.json",), scratch) if architecture else local(name)
+    if described is None and name not in SHIPPED_FILES:
         raise FileNotFoundError(
             f"{CONFIG} of {place} names the architecture file {name!r}, which is not beside it, and not one of the two "
             f"that the original ships, {' and '.join(SHIPPED_FILES)}; pass it as `architecture`."
         )
-    pickles = [files.find(place, (name,), scratch) for name in PICKLES.values()]
-    return ManyLangsFiles(place, pickles, config, architecture, local(CHARACTERS), local(WORDS))
+    paths = [path for path in pickles.values() if path is not None]
+    return ManyLangsFiles(place, paths, config, described, local(CHARACTERS), local(WORDS))
 
 
 def architecture_name(config: Path | None) -> str:
+    return architecture_name_in(files.read_json_object(config, CONFIG)) if config else ""
+
+
+def architecture_name_in(config: dict[str, Any]) -> str:
     """The last part of `config_path`, which is often an absolute path of another machine."""
-    path = files.read_json_object(config, CONFIG).get("config_path") if config else ""
-    return PureWindowsPath(path).name if isinstance(path, str) else str(path)
+    return PureWindowsPath(str(config.get("config_path"))).name
 
 
 def lexicon_of(place: Path, path: Path | None, name: str, required: Iterable[str]) -> dict[str, int]:
@@ -137,9 +141,8 @@ def read_pickle(path: Path) -> dict[str, Tensor]:
     """
     check_not_packed(path)
     try:
-        with files.reading(path):
-            content = torch.load(path, map_location="cpu", weights_only=True)
-    except DAMAGED_PICKLE as error:
+        content = torch.load(path, map_location="cpu", weights_only=True)
+    except (*files.DAMAGE, *DAMAGED_PICKLE) as error:
         foreign = re.search(r"GLOBAL (\S+)", str(error))
         reason = f"it asks for {foreign[1]}, which is no tensor" if foreign else " ".join(str(error).split())[:200]
         raise ValueError(f"{path} is refused ({reason}); pass the original file.") from error
@@ -155,8 +158,9 @@ def read_pickle(path: Path) -> dict[str, Tensor]:
 
 def check_not_packed(path: Path):
     """Refuses a file of the new format, a zip archive, whose entries are larger than the file."""
-    if not zipfile.is_zipfile(path):
-        return
+    with path.open("rb") as file:
+        if file.read(4) != b"PK\3\4":  # as torch tells the formats apart
+            return
     with files.reading(path), zipfile.ZipFile(path) as archive:
         size = sum(entry.file_size for entry in archive.infolist())
     if size > path.stat().st_size:

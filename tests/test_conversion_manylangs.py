@@ -229,6 +229,20 @@ def test_architectures_that_the_original_ships(copy, name):
         load_manylangs_checkpoint(found)
 
 
+def test_other_checkpoints_in_folders_below(copy, tmp_path):
+    shutil.copytree(WORDS, copy / "words")
+    folder = convert_manylangs_checkpoint(copy, tmp_path / "model")
+    assert ELMoConfig.from_pretrained(folder).char_vocab_size == 47
+
+
+def test_an_architecture_file_with_the_name_of_the_other_file(copy, tmp_path):
+    (tmp_path / "config.json").write_bytes((copy / ARCHITECTURE).read_bytes())
+    convert_manylangs_checkpoint(copy, tmp_path / "model", architecture=tmp_path / "config.json")
+    back = export_manylangs_checkpoint(tmp_path / "model", tmp_path / "back")
+    assert json.loads((back / "config.json").read_text())["config_path"] == "architecture.json"
+    assert (back / "architecture.json").exists()
+
+
 def test_architecture_file_elsewhere(copy, tmp_path):
     (copy / ARCHITECTURE).rename(tmp_path / "moved.json")
     with pytest.raises(
@@ -323,6 +337,10 @@ def test_record_of_another_model(converted, tmp_path):
     with pytest.raises(ValueError, match="differ in num_hidden_layers; delete original_manylangs.json"):
         export_manylangs_checkpoint(folder, tmp_path / "files")
     (folder / MANYLANGS_RECORD_FILE).write_text(json.dumps({**record, "special_rows": [0, 1]}))
+    with pytest.raises(ValueError, match="is no record of this model"):
+        export_manylangs_checkpoint(folder, tmp_path / "files")
+    outside = {**record, "config": {"config_path": "../cnn.json"}}
+    (folder / MANYLANGS_RECORD_FILE).write_text(json.dumps(outside))
     with pytest.raises(ValueError, match="is no record of this model"):
         export_manylangs_checkpoint(folder, tmp_path / "files")
     (folder / MANYLANGS_RECORD_FILE).unlink()

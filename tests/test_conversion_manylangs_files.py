@@ -1,6 +1,7 @@
 import os
 import pickle
 import shutil
+import tarfile
 import zipfile
 from collections import OrderedDict
 from pathlib import Path
@@ -92,6 +93,11 @@ def test_pickles_that_are_refused(tmp_path, is_zip):
     file.write_bytes(pickle.dumps({"a": 1}))
     with pytest.raises(ValueError, match=r"encoder.pkl is (damaged|refused)"):
         read_pickle(file)
+    with tarfile.open(file, "w") as archive:  # the oldest format
+        archive.add(BOTH / "char.dic", "storages")
+    with pytest.raises(ValueError, match=r"encoder.pkl is refused \(.*legacy .tar format") as caught:
+        read_pickle(file)
+    assert "\n" not in str(caught.value)
     assert not run.exists()
 
 
