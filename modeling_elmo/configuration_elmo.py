@@ -107,10 +107,12 @@ class ELMoConfig(PreTrainedConfig):
 
     biLM (section 3.1):
         projection_size: width of the token vectors and of one direction's output. `hidden_size` is twice this.
-        lstm_hidden_size: width of the LSTM cell. If equal to `projection_size`: no projection, no projection clip.
+        lstm_hidden_size: width of the LSTM cell. If equal to `projection_size`: no projection, no projection clip,
+            unless `always_project`.
         num_hidden_layers: number of biLSTM layers.
         cell_clip, projection_clip: bounds of the cell and of the projected state. `None`: no bound.
         forget_bias: added to the forget gate at run time, never stored in the bias.
+        always_project: whether words and LSTM outputs are projected even if the widths are equal (ELMoForManyLangs).
         use_skip_connections: whether, from layer 2 on, the output adds the layer's input.
         dropout: dropout rate in pretraining, at the input of every LSTM layer and on the top output. Off if frozen.
         pad_token_id, bos_token_id, eos_token_id, unk_token_id: ids of `<PAD>`, `<S>`, `</S>`, `<UNK>`.
@@ -162,6 +164,7 @@ class ELMoConfig(PreTrainedConfig):
     cell_clip: float | int | None = 3.0
     projection_clip: float | int | None = 3.0
     forget_bias: float | int = 1.0
+    always_project: bool = False
     use_skip_connections: bool = True
     dropout: float | int = 0.1
     pad_token_id: int = 0
@@ -261,7 +264,7 @@ class ELMoConfig(PreTrainedConfig):
     @property
     def has_projection(self) -> bool:
         """Whether the LSTM projects its output. The original has no projection if both widths are equal."""
-        return self.lstm_hidden_size != self.projection_size
+        return self.always_project or self.lstm_hidden_size != self.projection_size
 
     def to_dict(self) -> dict[str, Any]:
         return {**super().to_dict(), "hidden_size": self.hidden_size}

@@ -158,8 +158,7 @@ def convert_original_checkpoint(
         pre_tokenization: how the tokenizer splits raw text, see `ELMoTokenizer`.
     """
     output_dir = Path(output_dir)
-    if output_dir.exists() and (not output_dir.is_dir() or any(output_dir.iterdir())):
-        raise FileExistsError(f"{output_dir} is not empty; pass a new or an empty folder as output_dir.")
+    files.check_empty(output_dir)
     with tempfile.TemporaryDirectory() as scratch:
         found = files.find_checkpoint(weights, options, vocabulary, softmax, Path(scratch))
         model, tokenizer, record = load_original_checkpoint(*found, pre_tokenization)
@@ -245,10 +244,12 @@ def load_original_checkpoint(
     return model, tokenizer, record
 
 
-def keys_of(parameters: Collection[str], one_layer_spelling: bool = False) -> list[tuple[str, Key]]:
-    """The original name and the numbered row of `KEYS` of every array of a model with these parameters."""
+def keys_of(
+    parameters: Collection[str], one_layer_spelling: bool = False, table: tuple[Key, ...] = KEYS
+) -> list[tuple[str, Key]]:
+    """The original name and the numbered row of the `table` of every array of a model with these parameters."""
     numbers = {0} | {int(number) for name in parameters for number in re.findall(r"\.(\d+)\.", name)}
-    numbered = dict.fromkeys(key.numbered(i) for key in KEYS for i in sorted(numbers))
+    numbered = dict.fromkeys(key.numbered(i) for key in table for i in sorted(numbers))
     keys = [key for key in numbered if key.ours[0] in parameters]
     if unknown := set(parameters).difference(*(key.ours for key in keys)):
         raise ValueError(f"The original format has no array for {', '.join(sorted(unknown))}.")
@@ -256,29 +257,31 @@ def keys_of(parameters: Collection[str], one_layer_spelling: bool = False) -> li
     return [(key.original.replace(*spelling), key) for key in keys if key.original is not None]
 
 
-def from_original(arrays: dict[str, Tensor], state: dict[str, Tensor], record: OriginalRecord) -> dict[str, Tensor]:
+def from_original(
+    arrays: dict[str, Tensor], state: dict[str, Tensor], record: Any, table: tuple[Key, ...] = KEYS
+) -> dict[str, Tensor]:
     """A copy of a model's `state` with the values of the original `arrays`."""
     names = {name.removeprefix("elmo."): name for name in state}
     loaded = dict(state)
-    for original, key in keys_of(names, record.one_layer_spelling):
-        array = arrays[original]
+    for original, key in keys_of(names, record.one_layer_spelling, table):
+        array = arrays.pop(original)  # so that its memory is free for the next
         if key.by_word:
             array = array[word_rows(record, len(array))]
         loaded.update(zip((names[ours] for ours in key.ours), key.transform.load(array), strict=True))
     return loaded
 
 
-def to_original(state: dict[str, Tensor], record: OriginalRecord) -> dict[str, Tensor]:
+def to_original(state: dict[str, Tensor], record: Any, table: tuple[Key, ...] = KEYS) -> dict[str, Tensor]:
     """The original arrays of a model's `state`."""
     state = {name.removeprefix("elmo."): tensor for name, tensor in state.items()}
     arrays = {}
-    for original, key in keys_of(state, record.one_layer_spelling):
+    for original, key in keys_of(state, record.one_layer_spelling, table):
         array = key.transform.dump(*(state[ours] for ours in key.ours))
         arrays[original] = array[word_rows(record, len(array)).argsort()] if key.by_word else array
     return arrays
 
 
-def word_rows(record: OriginalRecord, num_words: int) -> Tensor:
+def word_rows(record: Any, num_words: int) -> Tensor:
     """The original row of each of our words: `<S>`, `</S>`, `<UNK>`, then the others in the order of the file.
 
     Shape:

@@ -193,6 +193,11 @@ def first_of(items: list[str], most: int = 20) -> list[str]:
     return items if len(items) <= most else [*items[:most], f"and {len(items) - most} more"]
 
 
+def check_empty(output_dir: Path):
+    if output_dir.exists() and (not output_dir.is_dir() or any(output_dir.iterdir())):
+        raise FileExistsError(f"{output_dir} is not empty; pass a new or an empty folder as output_dir.")
+
+
 @contextmanager
 def staged(target: Path) -> Iterator[Path]:
     """A path for a new file or folder, which replaces `target` after success and is deleted after an error.
@@ -316,19 +321,17 @@ def import_h5py():
     return h5py
 
 
-def read_json_object(path: Path) -> dict[str, Any]:
+def read_json_object(path: Path, name: str = "options.json") -> dict[str, Any]:
     if (size := path.stat().st_size) > LARGEST_JSON:
-        raise ValueError(
-            f"{path} has {size} bytes, at most {LARGEST_JSON} are read; pass the checkpoint's options.json."
-        )
+        raise ValueError(f"{path} has {size} bytes, at most {LARGEST_JSON} are read; pass the checkpoint's {name}.")
     try:
         content = json.loads(path.read_text(encoding="utf-8-sig"))
     except (ValueError, RecursionError) as error:  # not JSON, not UTF-8, or nested too deep
-        raise ValueError(f"{path} is not a JSON file ({error}); pass the checkpoint's options.json.") from error
+        raise ValueError(f"{path} is not a JSON file ({error}); pass the checkpoint's {name}.") from error
     if has_more_levels(content, MOST_LEVELS):
-        raise ValueError(f"{path} is nested more than {MOST_LEVELS} levels deep; pass the checkpoint's options.json.")
+        raise ValueError(f"{path} is nested more than {MOST_LEVELS} levels deep; pass the checkpoint's {name}.")
     if not isinstance(content, dict):
-        raise ValueError(f"{path} must be a JSON object, got {str(content)[:80]!r}; pass the options.json.")
+        raise ValueError(f"{path} must be a JSON object, got {str(content)[:80]!r}; pass the {name}.")
     return content
 
 

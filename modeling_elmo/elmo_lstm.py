@@ -52,7 +52,7 @@ class ELMoLSTMLayer(nn.Module):
         c_t = clip(sigmoid(i) * tanh(g) + sigmoid(f + forget_bias) * c_{t-1}, cell_clip)
         h_t = clip((sigmoid(o) * tanh(c_t)) W_proj, projection_clip)
 
-    Without a projection (`lstm_hidden_size == projection_size`) `h_t` is `sigmoid(o) * tanh(c_t)` itself, unclipped.
+    Without a projection (`config.has_projection` is False) `h_t` is `sigmoid(o) * tanh(c_t)` itself, unclipped.
     """
 
     def __init__(self, config):

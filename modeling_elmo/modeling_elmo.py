@@ -334,7 +334,7 @@ class ELMoModel(ELMoPreTrainedModel):
         words, width = config.vocab_size, config.word_embedding_size
         self.char_encoder = ELMoCharacterEncoder(config) if config.char_vocab_size else None
         self.word_embeddings = nn.Embedding(words, width, config.pad_token_id) if width else None
-        projected = config.num_features != config.projection_size
+        projected = config.always_project or config.num_features != config.projection_size
         self.token_projection = nn.Linear(config.num_features, config.projection_size) if projected else None
         self.forward_lstm = ELMoLSTM(config)
         self.backward_lstm = ELMoLSTM(config)

@@ -260,6 +260,7 @@ def test_vocabularies_in_memory():
 
 
 OWN_OPTIONS = ("alphabet", "begin_of_word", "end_of_word", "lexicon", "literal_markers", "lowercase_unknown")
+OWN_OPTIONS += ("cut_before_lookup",)
 OWN_OPTIONS += ("max_word_length", "pre_tokenization", "pad_token", "bos_token", "split_special_tokens")
 LEXICON = {
     name: index for index, name in enumerate(["<bos>", "<eos>", "<oov>", "<pad>", "<bow>", "<eow>", *"theof"[:4]])

@@ -108,6 +108,39 @@ def test_lexicon_alphabet():
     assert (encoded[0] - 1).tolist() == [[5, 0, 4, 3, 3], [5, 6, 7, 4, 3], [5, 2, 4, 3, 3], [5, 1, 4, 3, 3]]
 
 
+def test_literal_markers_of_a_lexicon():
+    options = {"alphabet": "lexicon", "lexicon": LEXICON, "max_word_length": 9, "pre_tokenization": "whitespace"}
+    tokenizer = ELMoTokenizer(vocab=VOCABULARY, literal_markers=True, **options)
+    for encoded in (tokenizer(["<bos>", "<S>", "<eos>"], **GIVEN), tokenizer("<bos> <S> <eos>")):
+        assert encoded["input_ids"] == [1, 1, 3, 2, 2]
+        bos, eos, spelled = [5, 1, 6, 4, 4], [5, 2, 6, 4, 4], [5, 3, 3, 3, 6]
+        assert encoded["character_ids"].tolist() == [bos, bos, spelled, eos, eos]
+    truncated = tokenizer("<bos> <S> <eos>", truncation=True, max_length=4)
+    assert truncated["input_ids"] == [1, 1, 3, 2]
+
+
+def test_long_words_are_cut_before_the_look_up():
+    vocabulary = [*VOCABULARY, "chess", "chessboard"]
+    for cut, expected in ((True, [0, 0, 0]), (False, [0, 1, None])):
+        tokenizer = ELMoTokenizer(vocab=vocabulary, max_word_length=7, cut_before_lookup=cut)
+        first = tokenizer.convert_tokens_to_ids("chess")
+        ids = [3 if index is None else first + index for index in expected]
+        for options in ({}, {"truncation": True, "max_length": 5}):
+            encoded = tokenizer(["chess", "chessboard", "chessmen"], **GIVEN, **options)
+            assert encoded["input_ids"] == [1, *ids, 2] == encoded.encodings[0].ids
+    with pytest.raises(ValueError, match="cut_before_lookup='yes'; pass True or False"):
+        ELMoTokenizer(cut_before_lookup="yes")
+
+
+def test_words_with_lone_surrogates_are_unknown():
+    tokenizer = ELMoTokenizer(vocab=[*VOCABULARY, "a\ufffd"], alphabet="lexicon", lexicon=LEXICON)
+    known = tokenizer.convert_tokens_to_ids("a\ufffd")
+    for options in ({}, {"truncation": True, "max_length": 4}):
+        encoded = tokenizer(["a\ud800", "a\ufffd"], **GIVEN, **options)
+        assert encoded["input_ids"] == [1, 3, known, 2]
+        assert encoded["character_ids"][1].tolist() == encoded["character_ids"][2].tolist()  # both have <oov>
+
+
 def test_a_vocabulary_of_nothing_but_special_words():
     tokenizer = ELMoTokenizer()
     assert tokenizer.get_vocab() == {"<PAD>": 0, "<S>": 1, "</S>": 2, "<UNK>": 3}

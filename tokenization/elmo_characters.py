@@ -32,6 +32,7 @@ class Utf8Alphabet:
     """
 
     size = 262
+    markers = (BOS_WORD, EOS_WORD)  # as the original writes them in a text
     begin_sentence, end_sentence, begin_word, end_word, padding = 257, 258, 259, 260, 261
 
     def encode(self, word: str, limit: int) -> np.ndarray:
@@ -59,6 +60,8 @@ class LexiconAlphabet:
             The entries that begin and end a word. Models of ELMoForManyLangs have them swapped.
     """
 
+    markers = ("<bos>", "<eos>")
+
     def __init__(self, lexicon: Mapping[str, int] | None, begin_of_word: str = "<bow>", end_of_word: str = "<eow>"):
         lexicon = checked_lexicon(lexicon, ("<bos>", "<eos>", "<oov>", "<pad>", begin_of_word, end_of_word))
         self.size = max(lexicon.values()) + 2
@@ -69,13 +72,12 @@ class LexiconAlphabet:
         self._characters = {index: character for character, index in self._ids.items()} | {self.unknown: "\ufffd"}
 
     def encode(self, word: str, limit: int) -> np.ndarray:
-        """The ids of the first `limit` code points, without lone surrogates. Unknown ones have the id of `<oov>`.
+        """The ids of the first `limit` code points. Unknown ones, and lone surrogates, have the id of `<oov>`.
 
         Shape:
             result: (at most limit,)
         """
-        characters = SURROGATES.sub("", word)[:limit]
-        return np.array([self._ids.get(character, self.unknown) for character in characters], dtype=np.int32)
+        return np.array([self._ids.get(character, self.unknown) for character in word[:limit]], dtype=np.int32)
 
     def decode(self, ids: np.ndarray) -> str:
         """The text of character ids, with U+FFFD for unknown characters."""
@@ -129,7 +131,8 @@ class WordTable:
         alphabet (`Utf8Alphabet` or `LexiconAlphabet`): Turns a word into characters.
         id_of_word (`Callable[[str], int]`): The id of a word.
         max_word_length (`int`): Width of a row; a longer word is cut.
-        literal_markers (`bool`): Whether the words `<S>` and `</S>` are markers, or spelled out.
+        literal_markers (`bool`): Whether the markers that the alphabet names are markers as words, or spelled out.
+        cut_before_lookup (`bool`): Whether a longer word is its first characters, also for its id.
     """
 
     def __init__(
@@ -138,12 +141,14 @@ class WordTable:
         id_of_word: Callable[[str], int],
         max_word_length: int,
         literal_markers: bool = False,
+        cut_before_lookup: bool = False,
         max_words: int = 2**18,
     ):
         self.alphabet = alphabet
         self.id_of_word = id_of_word
         self.max_word_length = max_word_length
-        self.literal_markers = literal_markers
+        self.marker_rows = dict(zip(alphabet.markers, (BOS_ID, EOS_ID), strict=True)) if literal_markers else {}
+        self.cut_before_lookup = cut_before_lookup
         self.max_words = max_words
         self.dtype = np.int16 if alphabet.size <= np.iinfo(np.int16).max else np.int32
         self.clear()
@@ -151,8 +156,7 @@ class WordTable:
     def clear(self) -> None:
         """Removes all words, which invalidates all row numbers."""
         self._row_of_word = _RowOfWord(self)
-        if self.literal_markers:
-            self._row_of_word.update({BOS_WORD: BOS_ID, EOS_WORD: EOS_ID})
+        self._row_of_word.update(self.marker_rows)
         self._num_rows = len(SPECIAL_WORDS)
         self._ids_N = np.arange(1024)
         self._lengths_N = np.zeros(1024, dtype=np.int64)  # columns before the in-word padding
@@ -172,6 +176,8 @@ class WordTable:
         """Gives a new word its row."""
         if not isinstance(word, str):
             raise TypeError
+        if self.cut(word) != word:
+            return self._row_of_word[self.cut(word)]
         row = self._num_rows
         if row == len(self._ids_N):
             self._ids_N, self._lengths_N, self._characters_NW = (
@@ -182,6 +188,10 @@ class WordTable:
         self._write(row, self.alphabet.encode(word, self.max_word_length - 2))
         self._num_rows += 1
         return row
+
+    def cut(self, word: str) -> str:
+        """The part of a word that its id depends on."""
+        return word[: self.max_word_length - 2] if self.cut_before_lookup else word
 
     def __getstate__(self) -> dict:
         # Without the words: the hash of a tokenizer in `datasets` must not depend on earlier calls.

@@ -100,7 +100,11 @@ class ELMoTokenizer(TokenizersBackend):
         pre_tokenization (`str`, *optional*, defaults to `"moses"`):
             How raw text is split: `"moses"` (`didn 't`), `"treebank"` (`did n't`) or `"whitespace"`.
         literal_markers (`bool`, *optional*, defaults to `False`):
-            Whether `<S>` and `</S>` in a text are markers, as in the original code, or spelled out.
+            Whether `<S>` and `</S>` in a text are markers, as in the original code, or spelled out. With
+            `alphabet="lexicon"` these words are `<bos>` and `<eos>`.
+        cut_before_lookup (`bool`, *optional*, defaults to `False`):
+            Whether the id of a longer word is the id of its first `max_word_length - 2` code points, as in
+            ELMoForManyLangs, or of the whole word.
         lexicon (`Mapping[str, int]`, *optional*):
             For `alphabet="lexicon"`: ids of all characters, of `<bos>`, `<eos>`, `<oov>`, `<pad>`, and of the entries
             that `begin_of_word` and `end_of_word` name.
@@ -125,6 +129,7 @@ class ELMoTokenizer(TokenizersBackend):
         max_word_length: int = 50,
         pre_tokenization: str = "moses",
         literal_markers: bool = False,
+        cut_before_lookup: bool = False,
         lexicon: Mapping[str, int] | None = None,
         begin_of_word: str = "<bow>",
         end_of_word: str = "<eow>",
@@ -136,20 +141,21 @@ class ELMoTokenizer(TokenizersBackend):
             "max_word_length": max_word_length,
             "pre_tokenization": pre_tokenization,
             "literal_markers": literal_markers,
+            "cut_before_lookup": cut_before_lookup,
             "lexicon": dict(lexicon) if isinstance(lexicon, Mapping) else lexicon,
             "begin_of_word": begin_of_word,
             "end_of_word": end_of_word,
             "lowercase_unknown": lowercase_unknown,
         }
-        for name in ("literal_markers", "lowercase_unknown"):
+        for name in ("literal_markers", "cut_before_lookup", "lowercase_unknown"):
             if not isinstance(options[name], bool):
                 raise ValueError(f"{name}={options[name]!r}; pass True or False.")
         self.lock = CallLock()
         self.__dict__.update(options)  # `save_pretrained` writes all attributes with the name of a keyword
         self.splitter = TextSplitter(pre_tokenization)
         characters = build_alphabet(alphabet, max_word_length, lexicon, begin_of_word, end_of_word)
-        self.word_table = WordTable(characters, self._id_of_word, max_word_length, literal_markers)
-        spelled = [PAD_WORD] if literal_markers else [PAD_WORD, BOS_WORD, EOS_WORD]
+        self.word_table = WordTable(characters, self._id_of_word, max_word_length, literal_markers, cut_before_lookup)
+        spelled = [word for word in SPECIAL_WORDS if word not in self.word_table.marker_rows]
         self._spelled_special_word = re.compile(rf"(?<!\S)(?:{'|'.join(spelled)})(?!\S)")
         self._tokenizer = _load_backend(vocab, tokenizer_file, vocab_file)
         specials = {"pad_token": PAD_WORD, "bos_token": BOS_WORD, "eos_token": EOS_WORD, "unk_token": UNK_WORD}
@@ -219,12 +225,20 @@ class ELMoTokenizer(TokenizersBackend):
         return len(fresh)
 
     def _id_of_word(self, word: str) -> int:
-        index = self._tokenizer.token_to_id(self._disguised(word))
+        if SURROGATES.search(word):  # in no vocabulary
+            return UNK_ID
+        index = self._tokenizer.token_to_id(self.disguised(word))
         if index is None and self.lowercase_unknown:
-            index = self._tokenizer.token_to_id(self._disguised(word.lower()))
+            index = self._tokenizer.token_to_id(self.disguised(word.lower()))
         return UNK_ID if index is None else index
 
-    def _disguised(self, text: str) -> str:
+    def _looked_up(self, word: str) -> str:
+        """A given word as the backend looks it up. It would drop an empty word."""
+        word = self.word_table.cut(word)
+        row = self.word_table.marker_rows.get(word)
+        return self.disguised(word) or DISGUISE if row is None else SPECIAL_WORDS[row]
+
+    def disguised(self, text: str) -> str:
         """The text with special words replaced, at equal length: the backend would turn them into markers."""
         text = _without_surrogates(text)
         return self._spelled_special_word.sub(lambda word: DISGUISE + word[0][1:], text) if "<" in text else text
@@ -267,8 +281,8 @@ class ELMoTokenizer(TokenizersBackend):
         if needs_backend(lengths, **kwargs):
             encoded = encode_in_backend()
             token_rows = rows_of_encodings(encoded, lengths, rows)
-            if self.lowercase_unknown:  # unknown to the backend
-                encoded["input_ids"] = [self.word_table.input_ids(text).tolist() for text in token_rows]
+            # The backend does not know lowercase forms, cut words and literal markers of other names.
+            encoded["input_ids"] = [self.word_table.input_ids(text).tolist() for text in token_rows]
         else:
             data, token_rows = self._encode_in_numpy(lengths, rows, **kwargs)
             if return_tensors is None:
@@ -291,11 +305,11 @@ class ELMoTokenizer(TokenizersBackend):
     def _encode_in_backend(self, batch: list[tuple], is_split_into_words: bool, **kwargs) -> BatchEncoding:
         """Encodes with the stock method, which truncates texts and computes offsets."""
         texts: list[tuple]
-        if is_split_into_words:  # the backend drops empty words
-            texts = [tuple([self._disguised(word) or DISGUISE for word in part] for part in parts) for parts in batch]
+        if is_split_into_words:
+            texts = [tuple(list(map(self._looked_up, part)) for part in parts) for parts in batch]
         else:
             # The other pre-tokenizations split special words, and must see them to do so.
-            hide = self._disguised if self.pre_tokenization == "whitespace" else _without_surrogates
+            hide = self.disguised if self.pre_tokenization == "whitespace" else _without_surrogates
             texts = [tuple(map(hide, parts)) for parts in batch]
             self._tokenizer.pre_tokenizer = self.splitter.pre_tokenizer()
         try:

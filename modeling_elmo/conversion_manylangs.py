@@ -1,0 +1,376 @@
+"""Checkpoints of ELMoForManyLangs (encoder.pkl, token_embedder.pkl, char.dic, word.dic) to our folders, and back.
+
+`MANYLANGS_KEYS` and `MANYLANGS_OPTIONS` define the format, as in `conversion_elmo.py`, whose functions apply the keys
+in both directions.
+"""
+
+import tempfile
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any, ClassVar
+
+import torch
+from huggingface_hub.errors import StrictDataclassError
+from torch import Tensor
+from transformers.utils import cached_file
+
+from modeling_elmo import conversion_files as files
+from modeling_elmo.configuration_elmo import ELMoConfig
+from modeling_elmo.conversion_elmo import (
+    REQUIRED,
+    SAME,
+    ZERO_ROW,
+    Key,
+    Transform,
+    from_original,
+    to_original,
+    word_rows,
+)
+from modeling_elmo.conversion_manylangs_files import (
+    CHARACTERS,
+    CONFIG,
+    PICKLES,
+    WORDS,
+    ManyLangsFiles,
+    architecture_name,
+    architecture_name_in,
+    find_manylangs_files,
+    lexicon_of,
+    read_manylangs_arrays,
+    write_lexicon,
+)
+from modeling_elmo.modeling_elmo import ELMoModel
+from modeling_elmo.tokenization.elmo_characters import SPECIAL_WORDS
+from modeling_elmo.tokenization.tokenization_elmo import DISGUISE, ELMoTokenizer
+
+
+def _swapped_gates(blocks: Tensor) -> Tensor:
+    first, second, third, fourth = blocks.chunk(4)
+    return torch.cat([first, second, fourth, third])
+
+
+def _halves(rows: Tensor) -> tuple[Tensor, Tensor]:
+    transform, kept = rows.chunk(2)
+    return transform, -kept
+
+
+# Gate blocks i, f, g, o <-> ours i, f, o, g. The forget bias is part of the stored bias.
+GATES_IFGO = Transform(lambda blocks: (_swapped_gates(blocks),), _swapped_gates)
+# One highway layer is [transform; gate]. Their gate is the share of the input: sigmoid(-z) = 1 - sigmoid(z).
+HIGHWAY_HALVES = Transform(_halves, lambda transform, carry: torch.cat([transform, -carry]))
+
+_HIGHWAY = "token_embedder.highways._layers.{i}"
+
+MANYLANGS_KEYS = (
+    Key(("word_embeddings.weight",), "token_embedder.word_emb_layer.embedding.weight", ZERO_ROW, by_word=True),
+    Key(("char_encoder.char_embeddings.weight",), "token_embedder.char_emb_layer.embedding.weight", ZERO_ROW),
+    Key(("char_encoder.convolutions.{i}.weight",), "token_embedder.convolutions.{i}.weight"),
+    Key(("char_encoder.convolutions.{i}.bias",), "token_embedder.convolutions.{i}.bias"),
+    *(
+        Key(
+            (f"char_encoder.highways.{{i}}.transform.{kind}", f"char_encoder.highways.{{i}}.carry.{kind}"),
+            f"{_HIGHWAY}.{kind}",
+            HIGHWAY_HALVES,
+        )
+        for kind in ("weight", "bias")
+    ),
+    Key(("token_projection.weight",), "token_embedder.projection.weight"),
+    Key(("token_projection.bias",), "token_embedder.projection.bias"),
+    *(
+        Key((f"{way}_lstm.layers.{{i}}.{ours}",), f"encoder.{way}_layer_{{i}}.{original}", transform)
+        for way in ("forward", "backward")
+        for ours, original, transform in (
+            ("input_linear.weight", "input_linearity.weight", GATES_IFGO),
+            ("state_linear.weight", "state_linearity.weight", GATES_IFGO),
+            ("input_linear.bias", "state_linearity.bias", GATES_IFGO),
+            ("projection.weight", "state_projection.weight", SAME),
+        )
+    ),
+    # the mix belongs to a task, not to the biLM
+    Key(("scalar_mix.weights",), None),
+    Key(("scalar_mix.gamma",), None),
+)
+
+MANYLANGS_OPTIONS: dict[str, tuple[str, Any]] = {
+    # option of the architecture file: (field of ELMoConfig, default)
+    "encoder.projection_dim": ("projection_size", REQUIRED),
+    "encoder.cell_clip": ("cell_clip", None),
+    "encoder.proj_clip": ("projection_clip", None),
+    "encoder.dim": ("lstm_hidden_size", REQUIRED),
+    "encoder.n_layers": ("num_hidden_layers", REQUIRED),
+    "token_embedder.activation": ("char_cnn_activation", REQUIRED),
+    "token_embedder.filters": ("char_cnn_filters", REQUIRED),
+    "token_embedder.n_highway": ("num_highway_layers", REQUIRED),
+    "token_embedder.word_dim": ("word_embedding_size", REQUIRED),
+    "token_embedder.char_dim": ("char_embedding_size", REQUIRED),
+    "token_embedder.max_characters_per_token": ("max_word_length", REQUIRED),
+    "dropout": ("dropout", 0.1),
+}
+NAMES = {"encoder.name": "elmo", "token_embedder.name": "cnn"}  # the kinds of network that the releases have
+CLIPS = ("cell_clip", "projection_clip")  # 0 is no clip
+
+SHIPPED_ARCHITECTURE = {
+    "encoder": {"name": "elmo", "projection_dim": 512, "cell_clip": 3, "proj_clip": 3, "dim": 4096, "n_layers": 2},
+    "token_embedder": {
+        "name": "cnn",
+        "activation": "relu",
+        "filters": [[1, 32], [2, 32], [3, 64], [4, 128], [5, 256], [6, 512], [7, 1024]],
+        "n_highway": 2,
+        "word_dim": 100,
+        "char_dim": 50,
+        "max_characters_per_token": 50,
+    },
+    "classifier": {"name": "sampled_softmax", "n_samples": 8192},
+    "dropout": 0.1,
+}
+
+WORD_MARKERS = ("<bos>", "<eos>", "<oov>")  # in the order of <S>, </S>, <UNK>
+SWAPPED = {"begin_of_word": "<eow>", "end_of_word": "<bow>"}  # as the original has them
+CHARACTER_MARKERS = (*WORD_MARKERS, "<pad>", *SWAPPED.values())
+
+# Saved with the model: facts that an exact export needs and the configuration does not have.
+MANYLANGS_RECORD_FILE = "original_manylangs.json"
+
+
+@dataclass
+class ManyLangsRecord:
+    architecture: dict[str, Any]
+    config: dict[str, Any]
+    special_rows: list[int] | None = None  # ids of <bos>, <eos>, <oov> in word.dic, if there is one
+    one_layer_spelling: ClassVar[bool] = False
+
+
+def convert_manylangs_checkpoint(
+    weights: str | Path,
+    output_dir: str | Path,
+    *,
+    architecture: str | Path | None = None,
+    pre_tokenization: str = "whitespace",
+) -> Path:
+    """Converts a checkpoint of ELMoForManyLangs to a folder for `from_pretrained`, and returns `output_dir`.
+
+    Args:
+        weights: folder or `.zip` archive with the checkpoint's files, or `hf://user/repo/path` of an archive.
+        output_dir: new or empty folder. After an error it is unchanged.
+        architecture: the architecture file, if the one that config.json names is not beside it and is not one of the
+            two that the original ships.
+        pre_tokenization: how the tokenizer splits raw text, see `ELMoTokenizer`. The original reads given words.
+    """
+    output_dir = Path(output_dir)
+    files.check_empty(output_dir)
+    with tempfile.TemporaryDirectory() as scratch:
+        found = find_manylangs_files(weights, architecture, Path(scratch))
+        model, tokenizer, record = load_manylangs_checkpoint(found, pre_tokenization)
+    with files.staged(output_dir) as folder:
+        model.save_pretrained(folder)
+        tokenizer.save_pretrained(folder)
+        files.write_json_object(asdict(record), folder / MANYLANGS_RECORD_FILE)
+    return output_dir
+
+
+def export_manylangs_checkpoint(model_dir: str | Path, output_dir: str | Path) -> Path:
+    """Writes a biLM for ELMoForManyLangs: the exact inverse of [`convert_manylangs_checkpoint`].
+
+    Args:
+        model_dir: folder or Hub name of an ELMo model. Parameters of a task are skipped.
+        output_dir: new or empty folder. After an error it is unchanged.
+    """
+    output_dir = Path(output_dir)
+    files.check_empty(output_dir)
+    if Path(model_dir).is_dir() and not Path(model_dir, "config.json").is_file():
+        raise FileNotFoundError(f"{model_dir} has no config.json; pass a folder that save_pretrained wrote.")
+    config, tokenizer = ELMoConfig.from_pretrained(model_dir), ELMoTokenizer.from_pretrained(model_dir)
+    check_manylangs_expressible(config, tokenizer)
+    record = read_manylangs_record(model_dir, config)
+    model = ELMoModel.from_pretrained(model_dir, dtype=torch.float32)
+    arrays = to_original(model.state_dict(), record, MANYLANGS_KEYS)
+    with files.staged(output_dir) as folder:
+        folder.mkdir()
+        files.write_json_object(record.config, folder / CONFIG)
+        files.write_json_object(record.architecture, folder / record.config["config_path"])
+        for part, file in PICKLES.items():
+            own = {
+                name[len(part) + 1 :]: array.clone() for name, array in arrays.items() if name.startswith(f"{part}.")
+            }
+            torch.save(own, folder / file, _use_new_zipfile_serialization=False)  # as the original wrote them
+        if config.char_vocab_size:
+            write_lexicon(tokenizer.lexicon, folder / CHARACTERS)
+        if config.word_embedding_size:
+            write_lexicon(manylangs_words(tokenizer, record), folder / WORDS)
+    return output_dir
+
+
+def load_manylangs_checkpoint(
+    found: ManyLangsFiles, pre_tokenization: str = "whitespace"
+) -> tuple[ELMoModel, ELMoTokenizer, ManyLangsRecord]:
+    """The model, its tokenizer and the record for an export. See [`find_manylangs_files`] for the first argument."""
+    record, source = read_description(found)
+    options = record.architecture.get("token_embedder")
+    dims = {name: options.get(name) if isinstance(options, dict) else None for name in ("char_dim", "word_dim")}
+    characters = lexicon_of(found.place, found.characters, CHARACTERS, CHARACTER_MARKERS) if dims["char_dim"] else {}
+    words = lexicon_of(found.place, found.words, WORDS, (*WORD_MARKERS, "<pad>")) if dims["word_dim"] else {}
+    record.special_rows = [words[word] for word in WORD_MARKERS] if words else None
+    config = architecture_to_config(record.architecture, len(characters), len(words), source)
+    with torch.device("meta"):  # without memory, until the files are known to have these sizes
+        expected = to_original(ELMoModel(config).state_dict(), record, MANYLANGS_KEYS)
+    arrays = read_manylangs_arrays(found)
+    check_entries(found, {"char": characters, "word": words}, arrays)
+    shapes = {name: tuple(array.shape) for name, array in arrays.items()}
+    files.check_shapes(
+        shapes, {name: tuple(array.shape) for name, array in expected.items()}, found.place, Path(source)
+    )
+    model = ELMoModel(config)
+    model.load_state_dict(from_original(arrays, model.state_dict(), record, MANYLANGS_KEYS))
+    return model, build_tokenizer(config, characters, words, record, pre_tokenization), record
+
+
+def read_description(found: ManyLangsFiles) -> tuple[ManyLangsRecord, str]:
+    """The record without `special_rows`, and the name of the architecture in errors."""
+    config = files.read_json_object(found.config, CONFIG) if found.config else {}
+    name = found.architecture.name if found.architecture else architecture_name(found.config)
+    config["config_path"] = "architecture.json" if name == CONFIG else name
+    if found.architecture is None:
+        return ManyLangsRecord(SHIPPED_ARCHITECTURE, config), f"the shipped {name}"
+    architecture = files.read_json_object(found.architecture, "architecture file")
+    return ManyLangsRecord(architecture, config), str(found.architecture)
+
+
+def architecture_to_config(
+    architecture: dict[str, Any], num_characters: int, num_words: int, source: str = "the architecture file"
+) -> ELMoConfig:
+    """The configuration for an architecture, read from `source`, and dictionaries with these numbers of entries."""
+    values = {path: _value_at(architecture, path) for path in (*NAMES, *MANYLANGS_OPTIONS)}
+    if wrong := {path: values[path] for path, name in NAMES.items() if str(values[path]).lower() != name}:
+        raise ValueError(f"{source} has {wrong}; only {NAMES} can be converted, which all releases have.")
+    missing = [path for path, (_, default) in MANYLANGS_OPTIONS.items() if default is REQUIRED and values[path] is None]
+    if missing:
+        raise ValueError(f"Correct {source}: missing {missing}.")
+    given = {
+        field: default if values[path] is None else values[path] for path, (field, default) in MANYLANGS_OPTIONS.items()
+    }
+    given |= {clip: given[clip] or None for clip in CLIPS}
+    try:
+        return ELMoConfig(
+            **given,
+            char_vocab_size=num_characters + 1 if num_characters else 0,
+            vocab_size=num_words + 1 if num_words else len(SPECIAL_WORDS),
+            forget_bias=0.0,
+            always_project=True,
+            has_softmax=False,
+        )
+    except StrictDataclassError as error:
+        raise ValueError(f"Correct {source}: {error}") from error
+
+
+def _value_at(architecture: dict[str, Any], path: str) -> Any:
+    value: Any = architecture
+    for name in path.split("."):
+        value = value.get(name) if isinstance(value, dict) else None
+    return value
+
+
+def config_to_architecture(config: ELMoConfig) -> dict[str, Any]:
+    architecture: dict[str, Any] = {"encoder": {"name": "elmo"}, "token_embedder": {"name": "cnn"}}
+    for path, (field, _) in MANYLANGS_OPTIONS.items():
+        *section, name = path.split(".")
+        value = getattr(config, field)
+        if path == "token_embedder.char_dim" and not config.char_vocab_size:
+            value = 0
+        (architecture[section[0]] if section else architecture)[name] = value
+    return architecture
+
+
+def build_tokenizer(
+    config: ELMoConfig,
+    characters: dict[str, int],
+    words: dict[str, int],
+    record: ManyLangsRecord,
+    pre_tokenization: str,
+) -> ELMoTokenizer:
+    tokenizer = ELMoTokenizer(
+        alphabet="lexicon",  # without characters, one in which every character is unknown
+        lexicon=characters or {name: index for index, name in enumerate(CHARACTER_MARKERS)},
+        max_word_length=config.max_word_length,
+        pre_tokenization=pre_tokenization,
+        literal_markers=True,
+        cut_before_lookup=True,
+        begin_of_word=SWAPPED["begin_of_word"],
+        end_of_word=SWAPPED["end_of_word"],
+    )
+    if not words:
+        return tokenizer
+    originals = sorted(words, key=words.__getitem__)
+    # An ordinary word `<S>` has the form in which the tokenizer looks it up.
+    others = (tokenizer.disguised(originals[row]) for row in word_rows(record, len(words))[3:].tolist())
+    vocabulary = [*SPECIAL_WORDS, *others]
+    return tokenizer.with_vocabulary({word: index for index, word in enumerate(vocabulary)})  # type: ignore[arg-type]
+
+
+def manylangs_words(tokenizer: ELMoTokenizer, record: ManyLangsRecord) -> dict[str, int]:
+    """The entries of word.dic."""
+    ids = tokenizer.get_vocab()
+    ours = [word.replace(DISGUISE, "<") for word in sorted(ids, key=ids.__getitem__)[len(SPECIAL_WORDS) :]]
+    words = [*WORD_MARKERS, *ours]
+    return {words[i]: row for row, i in enumerate(word_rows(record, len(words)).argsort().tolist())}
+
+
+def check_entries(found: ManyLangsFiles, lexicons: dict[str, dict[str, int]], arrays: dict[str, Tensor]):
+    for name, lexicon in lexicons.items():
+        array = arrays.get(f"token_embedder.{name}_emb_layer.embedding.weight")
+        if lexicon and array is not None and array.dim() == 2 and len(array) != len(lexicon):
+            raise ValueError(
+                f"{found.place}: {name}.dic has {len(lexicon)} entries, but {PICKLES['token_embedder']} has "
+                f"{len(array)} rows for them; pass files of one checkpoint."
+            )
+
+
+def check_manylangs_expressible(config: ELMoConfig, tokenizer: ELMoTokenizer):
+    unprojected = (config.num_features, config.lstm_hidden_size)
+    options = {name: getattr(tokenizer, name) for name in ("alphabet", *SWAPPED)}
+    words = len(tokenizer.get_vocab())
+    obstacles = {
+        f"a forget bias of {config.forget_bias}, which is not part of the bias": config.forget_bias != 0,
+        "layers without skip connections": not config.use_skip_connections,
+        "words or LSTM outputs without a projection": config.projection_size in unprojected
+        and not config.always_project,
+        f"a tokenizer with {options}": config.char_vocab_size and options != {"alphabet": "lexicon", **SWAPPED},
+        f"{words} words in the tokenizer and {config.vocab_size} in the model": words != config.vocab_size,
+        "a vocabulary without <pad>": config.word_embedding_size and "<pad>" not in tokenizer.get_vocab(),
+    }
+    if found := [obstacle for obstacle, is_present in obstacles.items() if is_present]:
+        raise ValueError(f"The format of ELMoForManyLangs does not support {' and '.join(found)}.")
+
+
+def read_manylangs_record(model_dir: str | Path, config: ELMoConfig) -> ManyLangsRecord:
+    """The record of the conversion or, for a model that was not converted, one made from its configuration."""
+    file = cached_file(model_dir, MANYLANGS_RECORD_FILE, _raise_exceptions_for_missing_entries=False)
+    if file is None:
+        name = f"cnn_{config.projection_size}_{config.lstm_hidden_size}.json"
+        # The original writes <oov>, <bos>, <eos> first.
+        return ManyLangsRecord(config_to_architecture(config), {"config_path": name}, [1, 2, 0])
+    content = files.read_json_object(Path(file), MANYLANGS_RECORD_FILE)
+    if not is_manylangs_record(content, config.vocab_size - 1):
+        raise ValueError(f"{file} is no record of this model; delete it to export the model with its config.json.")
+    record = ManyLangsRecord(**content)
+    num_words = config.vocab_size - 1 if config.word_embedding_size else 0
+    recorded = architecture_to_config(record.architecture, max(config.char_vocab_size - 1, 0), num_words, file)
+    names = [field for field, _ in MANYLANGS_OPTIONS.values()]
+    if changed := [name for name in names if getattr(recorded, name) != getattr(config, name)]:
+        raise ValueError(
+            f"{MANYLANGS_RECORD_FILE} and config.json differ in {', '.join(changed)}; delete {MANYLANGS_RECORD_FILE} "
+            "to export the model with its config.json."
+        )
+    return record
+
+
+def is_manylangs_record(content: dict[str, Any], num_words: int) -> bool:
+    """Whether a JSON object has the fields of `ManyLangsRecord`, for a dictionary of `num_words` words."""
+    rows = content.get("special_rows")
+    has_rows = isinstance(rows, list) and all(type(row) is int and 0 <= row < num_words for row in rows)
+    return (
+        content.keys() == {field.name for field in fields(ManyLangsRecord)}
+        and isinstance(content["architecture"], dict)
+        and isinstance(content["config"], dict)
+        and content["config"].get("config_path") == architecture_name_in(content["config"])
+        and (rows is None or (has_rows and len({*rows}) == len(rows) == 3))
+    )

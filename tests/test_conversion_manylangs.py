@@ -1,0 +1,430 @@
+import json
+import random
+import shutil
+import zipfile
+from collections import Counter
+from functools import partial
+from pathlib import Path
+
+import h5py
+import numpy as np
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from modeling_elmo import ELMoConfig, ELMoModel
+from modeling_elmo.conversion_elmo import to_original
+from modeling_elmo.conversion_manylangs import (
+    CHARACTER_MARKERS,
+    MANYLANGS_KEYS,
+    MANYLANGS_OPTIONS,
+    MANYLANGS_RECORD_FILE,
+    architecture_to_config,
+    config_to_architecture,
+    convert_manylangs_checkpoint,
+    export_manylangs_checkpoint,
+    load_manylangs_checkpoint,
+    read_description,
+)
+from modeling_elmo.conversion_manylangs_files import SHIPPED_FILES, find_manylangs_files, read_lexicon, read_pickle
+from modeling_elmo.run_scripts.program.command_line import is_mistake_of_user
+from modeling_elmo.tokenization.tokenization_elmo import ELMoTokenizer
+
+FIXTURES = Path(__file__).parent / "fixtures" / "elmo_fixtures" / "manylangs"
+BOTH, WORDS = FIXTURES / "characters_and_words", FIXTURES / "words_only"
+ARCHITECTURE = "cnn_5_6_8_20_sample.json"
+GIVEN = {"is_split_into_words": True, "return_tensors": "pt"}
+ODD_WORDS = [
+    "<bos>",
+    "<eos>",
+    "<pad>",
+    "<oov>",
+    "<bow>",
+    "<S>",
+    "</S>",
+    "<PAD>",
+    "<UNK>",
+    "",
+    " ",
+    "\u3000",
+    "a\u3000b",
+]
+ODD_WORDS += ["New York", "extraordinarilylongwordthatiscut", "extraordinary", "\ud800", "a\ud800b", "<bos>a", "\ufffd"]
+ODD_WORDS += ["chess ", "\0", "a\nb", "e\u0301", "É", "\U0001f600", "\U0010fffd", "a" * 10, "a" * 11, "!!!MAXTERMID"]
+
+
+@pytest.fixture(scope="module")
+def converted(tmp_path_factory):
+    folders = {}
+
+    def convert(source: Path) -> Path:
+        if source not in folders:
+            folders[source] = convert_manylangs_checkpoint(source, tmp_path_factory.mktemp("converted") / "model")
+        return folders[source]
+
+    return convert
+
+
+@pytest.fixture
+def copy(tmp_path):
+    return Path(shutil.copytree(BOTH, tmp_path / "copy"))
+
+
+def change_json(path: Path, **values):
+    path.write_text(json.dumps({**json.loads(path.read_text()), **values}))
+
+
+def sentences(source: Path) -> list[list[str]]:
+    return json.loads((source / "sentences.json").read_text(encoding="utf-8"))
+
+
+def expected_ids(words: list[str], characters: dict, forms: dict, width: int):
+    """The ids of the original: of each word in word.dic and, where there are any, of its characters in char.dic."""
+    for word in (word[: width - 2] for word in words):
+        inner = (
+            [characters[word]] if word in ("<bos>", "<eos>") else [characters.get(c, characters["<oov>"]) for c in word]
+        )
+        row = [characters["<eow>"], *inner, characters["<bow>"]]
+        yield forms.get(word, forms["<oov>"]), row + [characters["<pad>"]] * (width - len(row))
+
+
+def check_ids(source: Path, tokenizer: ELMoTokenizer, words: list[str]):
+    characters = read_lexicon(BOTH / "char.dic")
+    forms = read_lexicon(source / "word.dic")
+    encoded = tokenizer(words, **GIVEN)
+    rows = json.loads((Path(tokenizer.name_or_path) / MANYLANGS_RECORD_FILE).read_text())["special_rows"]
+    original = [*rows, *(row for row in range(len(forms)) if row not in rows)]
+    expected = list(expected_ids(words, characters, forms, 12))
+    assert [original[index - 1] for index in encoded["input_ids"][0, 1:-1].tolist()] == [word for word, _ in expected]
+    if source == BOTH:
+        assert (encoded["character_ids"][0, 1:-1] - 1).tolist() == [row for _, row in expected]
+    truncated = tokenizer(words, **GIVEN, truncation=True, max_length=len(words) + 1)  # by the backend
+    assert truncated["input_ids"][0, :-1].tolist() == encoded["input_ids"][0, :-2].tolist()
+    assert torch.equal(truncated["character_ids"][0, :-1], encoded["character_ids"][0, :-2])
+    assert truncated.encodings[0].ids == truncated["input_ids"][0].tolist() or any("\ud800" in word for word in words)
+
+
+@pytest.mark.parametrize("source", [BOTH, WORDS], ids=lambda path: path.name)
+def test_vectors_of_the_original(source, converted):
+    model, tokenizer = ELMoModel.from_pretrained(converted(source)), ELMoTokenizer.from_pretrained(converted(source))
+    batch = tokenizer(sentences(source), is_split_into_words=True, padding=True, return_tensors="pt")
+    with h5py.File(source / "expected.hdf5") as file, torch.no_grad():
+        layers = torch.stack(model(**batch).hidden_states).numpy()
+        for i, words in enumerate(sentences(source)):
+            np.testing.assert_allclose(layers[:, i, 1 : len(words) + 1], file[str(i)][()], rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("source", [BOTH, WORDS], ids=lambda path: path.name)
+def test_the_way_back_is_exact(source, converted, tmp_path):
+    back = export_manylangs_checkpoint(converted(source), tmp_path / "back")
+    assert sorted(path.name for path in back.iterdir()) == sorted(
+        path.name for path in source.iterdir() if path.name not in ("expected.hdf5", "sentences.json")
+    )
+    for path in back.iterdir():
+        if path.suffix == ".pkl":
+            ours, theirs = read_pickle(path), read_pickle(source / path.name)
+            assert ours.keys() == theirs.keys() and all(torch.equal(ours[name], theirs[name]) for name in theirs)
+            assert not zipfile.is_zipfile(path)  # the old format
+        elif path.suffix == ".dic":
+            assert path.read_bytes() == (source / path.name).read_bytes()
+        elif path.name == "config.json":
+            config = json.loads((source / path.name).read_text())
+            assert json.loads(path.read_text()) == {**config, "config_path": Path(config["config_path"]).name}
+        else:
+            assert json.loads(path.read_text()) == json.loads((source / path.name).read_text())
+
+
+@pytest.mark.parametrize("source", [BOTH, WORDS], ids=lambda path: path.name)
+def test_ids_of_odd_words(source, converted, tmp_path):
+    tokenizer = ELMoTokenizer.from_pretrained(converted(source))
+    check_ids(source, tokenizer, ODD_WORDS)
+    check_ids(source, tokenizer, [word for words in sentences(source) for word in words])
+    again = tokenizer
+    for name in "ab":
+        again.save_pretrained(tmp_path / name)
+        again = ELMoTokenizer.from_pretrained(tmp_path / name)
+    ours, theirs = tokenizer(ODD_WORDS, **GIVEN), again(ODD_WORDS, **GIVEN)
+    assert all(torch.equal(ours[name], theirs[name]) for name in ours)
+
+
+@settings(max_examples=100, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    words=st.lists(st.text(st.characters() | st.sampled_from("<bos>playNew ")) | st.sampled_from(ODD_WORDS), min_size=1)
+)
+def test_ids_of_any_words(converted, words):
+    check_ids(BOTH, ELMoTokenizer.from_pretrained(converted(BOTH)), words)
+
+
+def test_literal_markers_in_raw_text(converted):
+    tokenizer = ELMoTokenizer.from_pretrained(converted(BOTH))
+    words = ["<bos>", "They", "play", "<S>", "<eos>", "extraordinarilylongwordthatiscut"]
+    for options in ({}, {"truncation": True, "max_length": 50}):
+        encoded = tokenizer(" ".join(words), return_tensors="pt", **options)
+        assert all(torch.equal(encoded[name], tokenizer(words, **GIVEN)[name]) for name in encoded)
+
+
+def test_ordinary_words_with_the_names_of_our_special_words(copy, tmp_path):
+    words = ["<S>", "</S>", "<PAD>", "<UNK>", "!!!MAXTERMID"]  # in the places of !, :, ...
+    lines = (copy / "word.dic").read_text(encoding="utf-8").split("\n")
+    for place, word in enumerate(words, 8):
+        lines[place] = f"{word}\t{place}"
+    (copy / "word.dic").write_text("\n".join(lines), encoding="utf-8")
+    folder = convert_manylangs_checkpoint(copy, tmp_path / "model")
+    tokenizer = ELMoTokenizer.from_pretrained(folder)
+    # The special rows 0 to 2 stay in front, after a row of padding: the ids of other words are one higher.
+    assert tokenizer(words[:4], **GIVEN)["input_ids"].tolist() == [[1, 9, 10, 11, 12, 2]]
+    assert tokenizer.convert_tokens_to_ids("!!!MAXTERMID") == 13
+    back = export_manylangs_checkpoint(folder, tmp_path / "back")
+    assert (back / "word.dic").read_bytes() == (copy / "word.dic").read_bytes()
+
+
+def characters_only(folder: Path, **overrides) -> Path:
+    """Our folder of a model with characters of two scripts and without word vectors."""
+    lexicon = {entry: index for index, entry in enumerate([*"नमस्ते", "ж", *CHARACTER_MARKERS])}
+    sizes = {"projection_size": 6, "lstm_hidden_size": 6, "char_cnn_filters": [[1, 2], [2, 4]]}  # all widths are equal
+    config = {**sizes, "char_vocab_size": len(lexicon) + 1, "char_embedding_size": 3, "max_word_length": 9}
+    config |= {"forget_bias": 0, "always_project": True, "has_softmax": False, **overrides}
+    ELMoModel(ELMoConfig(**config)).save_pretrained(folder)
+    markers = {"begin_of_word": "<eow>", "end_of_word": "<bow>", "literal_markers": True, "cut_before_lookup": True}
+    ELMoTokenizer(alphabet="lexicon", lexicon=lexicon, max_word_length=9, **markers).save_pretrained(folder)
+    return folder
+
+
+def test_characters_only(tmp_path):
+    folder = characters_only(tmp_path / "model", cell_clip=None)
+    files = export_manylangs_checkpoint(folder, tmp_path / "files")
+    assert not (files / "word.dic").exists()
+    again = convert_manylangs_checkpoint(files, tmp_path / "again")
+    words = ["नमस्ते", "ж", "<bos>", "<oov>", "x" * 20]
+    outputs = []
+    for place in (folder, again):
+        with torch.no_grad():
+            inputs = ELMoTokenizer.from_pretrained(place)(words, **GIVEN)
+            outputs.append(torch.stack(ELMoModel.from_pretrained(place)(**inputs).hidden_states))
+    assert torch.equal(*outputs)
+
+
+def test_sizes_that_are_equal_are_projected(converted):
+    model = ELMoModel.from_pretrained(converted(WORDS))
+    assert model.token_projection.weight.shape == (8, 8)
+    state = ELMoModel(ELMoConfig(projection_size=4, lstm_hidden_size=4, always_project=True)).state_dict()
+    assert state["forward_lstm.layers.0.projection.weight"].shape == (4, 4)
+
+
+@pytest.mark.parametrize("name", SHIPPED_FILES)
+def test_architectures_that_the_original_ships(copy, name):
+    (copy / ARCHITECTURE).unlink()
+    change_json(copy / "config.json", config_path=f"C:\\somewhere\\{name}")
+    found = find_manylangs_files(copy, None, copy)
+    record, source = read_description(found)
+    config = architecture_to_config(record.architecture, 6000, 100_000, source)
+    sizes = config.projection_size, config.lstm_hidden_size, config.num_hidden_layers, config.word_embedding_size
+    assert sizes == (512, 4096, 2, 100)
+    assert (config.char_embedding_size, config.max_word_length, config.num_highway_layers) == (50, 50, 2)
+    assert (config.cell_clip, config.projection_clip, config.forget_bias, config.dropout) == (3, 3, 0, 0.1)
+    assert config.char_cnn_filters == [[1, 32], [2, 32], [3, 64], [4, 128], [5, 256], [6, 512], [7, 1024]]
+    assert config_to_architecture(config).items() <= record.architecture.items()
+    with pytest.raises(ValueError, match=f"does not match the shipped {name}"):
+        load_manylangs_checkpoint(found)
+
+
+def test_other_checkpoints_in_folders_below(copy, tmp_path):
+    shutil.copytree(WORDS, copy / "words")
+    folder = convert_manylangs_checkpoint(copy, tmp_path / "model")
+    assert ELMoConfig.from_pretrained(folder).char_vocab_size == 47
+
+
+def test_an_architecture_file_with_the_name_of_the_other_file(copy, tmp_path):
+    (tmp_path / "config.json").write_bytes((copy / ARCHITECTURE).read_bytes())
+    convert_manylangs_checkpoint(copy, tmp_path / "model", architecture=tmp_path / "config.json")
+    back = export_manylangs_checkpoint(tmp_path / "model", tmp_path / "back")
+    assert json.loads((back / "config.json").read_text())["config_path"] == "architecture.json"
+    assert (back / "architecture.json").exists()
+
+
+def test_architecture_file_elsewhere(copy, tmp_path):
+    (copy / ARCHITECTURE).rename(tmp_path / "moved.json")
+    with pytest.raises(
+        FileNotFoundError, match=f"names the architecture file '{ARCHITECTURE}', .* pass it as `architec"
+    ):
+        convert_manylangs_checkpoint(copy, tmp_path / "model")
+    (copy / "config.json").unlink()
+    convert_manylangs_checkpoint(copy, tmp_path / "model", architecture=tmp_path / "moved.json")
+    back = export_manylangs_checkpoint(tmp_path / "model", tmp_path / "back")
+    assert json.loads((back / "config.json").read_text()) == {"config_path": "moved.json"}
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "message"),
+    [
+        ("encoder.name", "lstm", r"has {'encoder.name': 'lstm'}; only .* can be converted"),
+        ("encoder.dim", None, r"missing \['encoder.dim'\]"),
+        ("encoder.dim", "20", "lstm_hidden_size"),
+        ("encoder.dim", 21, r"the file has \(80, 8\), the options require \(84, 8\)"),
+        ("token_embedder.char_dim", 0, "char_emb_layer.*the file has .*the options require none"),
+        ("token_embedder.word_dim", 10**9, "at most"),
+        ("token_embedder.activation", "elu", "char_cnn_activation"),
+    ],
+)
+def test_wrong_architectures(copy, tmp_path, path, value, message):
+    architecture = json.loads((copy / ARCHITECTURE).read_text())
+    section, name = path.split(".")
+    architecture[section][name] = value
+    (copy / ARCHITECTURE).write_text(json.dumps(architecture))
+    with pytest.raises(ValueError, match=f"(?s){ARCHITECTURE}.*{message}|{message}"):
+        convert_manylangs_checkpoint(copy, tmp_path / "model")
+
+
+def test_no_clips(copy, tmp_path):
+    architecture = json.loads((copy / ARCHITECTURE).read_text())
+    architecture["encoder"] |= {"cell_clip": 0, "proj_clip": None}
+    (copy / ARCHITECTURE).write_text(json.dumps(architecture))
+    folder = convert_manylangs_checkpoint(copy, tmp_path / "model")
+    config = ELMoConfig.from_pretrained(folder)
+    assert (config.cell_clip, config.projection_clip) == (None, None)
+    back = export_manylangs_checkpoint(folder, tmp_path / "back")
+    assert json.loads((back / ARCHITECTURE).read_text()) == architecture
+
+
+def test_dictionary_of_another_checkpoint(copy, tmp_path):
+    with (copy / "char.dic").open("a", encoding="utf-8") as file:
+        file.write("ж\t46\n")
+    with pytest.raises(ValueError, match=r"char.dic has 47 entries, but token_embedder.pkl has 46 rows for them"):
+        convert_manylangs_checkpoint(copy, tmp_path / "model")
+    lines = (BOTH / "char.dic").read_text(encoding="utf-8").replace("<bow>", "<eoe>")
+    (copy / "char.dic").write_text(lines, encoding="utf-8")
+    with pytest.raises(ValueError, match="char.dic lacks the entries <bow>"):
+        convert_manylangs_checkpoint(copy, tmp_path / "model")
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        ({"forget_bias": 1.0}, "a forget bias of 1.0"),
+        ({"use_skip_connections": False}, "layers without skip connections"),
+        ({"always_project": False}, "words or LSTM outputs without a projection"),
+        ({"vocab_size": 5}, "4 words in the tokenizer and 5 in the model"),
+    ],
+)
+def test_models_that_the_format_cannot_hold(tmp_path, overrides, message):
+    folder = characters_only(tmp_path / "model", **overrides)
+    with pytest.raises(ValueError, match=f"The format of ELMoForManyLangs does not support {message}"):
+        export_manylangs_checkpoint(folder, tmp_path / "files")
+    assert not (tmp_path / "files").exists()
+
+
+def test_words_that_a_line_cannot_hold(converted, tmp_path):
+    folder = Path(shutil.copytree(converted(BOTH), tmp_path / "model"))
+    tokenizer = ELMoTokenizer.from_pretrained(folder)
+    for word, message in (
+        (" chess", r"word.dic does not hold the entries \[\"' chess'\"\]"),
+        ("a\tb", "one entry per"),
+    ):
+        words = [
+            word if old == "chess" else old for old in sorted(tokenizer.get_vocab(), key=tokenizer.get_vocab().get)
+        ]
+        tokenizer.with_vocabulary(words).save_pretrained(folder)
+        with pytest.raises(ValueError, match=message):
+            export_manylangs_checkpoint(folder, tmp_path / "files")
+
+
+def test_record_of_another_model(converted, tmp_path):
+    folder = Path(shutil.copytree(converted(BOTH), tmp_path / "model"))
+    record = json.loads((folder / MANYLANGS_RECORD_FILE).read_text())
+    record["architecture"]["encoder"]["n_layers"] = 3
+    (folder / MANYLANGS_RECORD_FILE).write_text(json.dumps(record))
+    with pytest.raises(ValueError, match="differ in num_hidden_layers; delete original_manylangs.json"):
+        export_manylangs_checkpoint(folder, tmp_path / "files")
+    (folder / MANYLANGS_RECORD_FILE).write_text(json.dumps({**record, "special_rows": [0, 1]}))
+    with pytest.raises(ValueError, match="is no record of this model"):
+        export_manylangs_checkpoint(folder, tmp_path / "files")
+    outside = {**record, "config": {"config_path": "../cnn.json"}}
+    (folder / MANYLANGS_RECORD_FILE).write_text(json.dumps(outside))
+    with pytest.raises(ValueError, match="is no record of this model"):
+        export_manylangs_checkpoint(folder, tmp_path / "files")
+    (folder / MANYLANGS_RECORD_FILE).unlink()
+    back = export_manylangs_checkpoint(folder, tmp_path / "files")
+    assert read_lexicon(back / "word.dic") == read_lexicon(BOTH / "word.dic")  # <oov>, <bos>, <eos> first
+
+
+# a fuzz: each damaged checkpoint is converted exactly, or refused in one line that names a file
+
+
+def change_bytes(numbers: random.Random, content: bytes) -> bytes:
+    changed = bytearray(content)
+    for _ in range(numbers.choice((1, 1, 4))):
+        start, length = numbers.randrange(len(changed)), numbers.choice((1, 1, 4, 64))
+        changed[start : start + numbers.choice((0, length, length))] = numbers.choice(
+            (b"", b"\xff" * length, numbers.randbytes(length), content[start // 2 :][:length], b"\t", b"0")
+        )
+    return bytes(changed[: numbers.randrange(len(changed))] if numbers.random() < 0.1 else changed) or b"\n"
+
+
+def change_architecture(numbers: random.Random, content: bytes) -> bytes:
+    architecture = json.loads(content)
+    section, _, name = numbers.choice([*MANYLANGS_OPTIONS, "encoder.name", ".encoder", ".token_embedder"]).rpartition(
+        "."
+    )
+    values = [
+        None,
+        True,
+        -1,
+        0,
+        1,
+        2,
+        10**9,
+        10**30,
+        0.5,
+        1e300,
+        float("nan"),
+        "",
+        "relu",
+        [],
+        {},
+        [[1, 4]],
+        [["a", {}]],
+    ]
+    (architecture[section] if section else architecture)[name] = numbers.choice(values)
+    return json.dumps(architecture).encode()
+
+
+def change_header(numbers: random.Random, content: bytes, end: int = 3500) -> bytes:
+    return change_bytes(numbers, content[:end]) + content[end:]
+
+
+WAYS = {ARCHITECTURE: change_architecture, "encoder.pkl": change_header, "token_embedder.pkl": change_header}
+
+
+@pytest.mark.parametrize(
+    ("name", "count"),
+    [
+        (ARCHITECTURE, 80),
+        ("config.json", 40),
+        ("char.dic", 60),
+        ("word.dic", 60),
+        ("encoder.pkl", 150),
+        ("token_embedder.pkl", 100),
+    ],
+)
+def test_damaged_files_are_converted_or_refused(copy, name, count):
+    numbers, content, counts = random.Random(f"{name} 2018"), (copy / name).read_bytes(), Counter()
+    way = partial(WAYS.get(name, change_bytes), numbers)
+    for _ in range(count):
+        (copy / name).write_bytes(way(content))
+        try:
+            found = find_manylangs_files(copy, None, copy)
+            model, tokenizer, record = load_manylangs_checkpoint(found)
+        except (ValueError, OSError) as error:
+            assert is_mistake_of_user(error), error
+            assert str(copy) in str(error) or "start with U+10FFFD" in str(error), error
+            counts["refused"] += 1
+        else:
+            counts["converted"] += 1
+            arrays = to_original(model.state_dict(), record, MANYLANGS_KEYS)
+            for file in ("encoder", "token_embedder"):
+                theirs = read_pickle(copy / f"{file}.pkl")
+                assert all(torch.equal(arrays[f"{file}.{name}"], array) for name, array in theirs.items())
+            assert len(tokenizer) == model.config.vocab_size
+    print(f"{name}: {dict(counts)}")
+    assert counts["refused"]
