@@ -193,6 +193,11 @@ def first_of(items: list[str], most: int = 20) -> list[str]:
     return items if len(items) <= most else [*items[:most], f"and {len(items) - most} more"]
 
 
+def check_new_folder(folder: Path):
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise FileExistsError(f"{folder} is not empty; pass a new or an empty folder as output_dir.")
+
+
 @contextmanager
 def staged(target: Path) -> Iterator[Path]:
     """A path for a new file or folder, which replaces `target` after success and is deleted after an error.
