@@ -345,9 +345,9 @@ class ELMoConfig(PreTrainedConfig):
     def validate_tied_table(self):
         """Checks that the softmax can be the table of the word vectors, if it should."""
         if self.tie_word_embeddings and (self.char_vocab_size or self.softmax_type == "adaptive"):
-            kind = f"`char_vocab_size` is {self.char_vocab_size} and `softmax_type` {self.softmax_type!r}"
             raise ValueError(
-                f"`tie_word_embeddings` needs a word-level model and a full or sampled softmax, but {kind}."
+                "`tie_word_embeddings` needs a word-level model with a full or sampled softmax, but `char_vocab_size` "
+                f"is {self.char_vocab_size} and `softmax_type` {self.softmax_type!r}."
             )
         if self.tie_word_embeddings and self.word_embedding_size != self.projection_size:
             raise ValueError(

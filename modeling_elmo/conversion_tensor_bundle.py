@@ -65,7 +65,7 @@ class TensorBundle:
             file.seek(entry.offset)
             for start in range(0, entry.size, CHUNK):
                 chunk = content[start : start + CHUNK]
-                if file.readinto(memoryview(chunk)) != len(chunk):
+                if file.readinto(chunk.data) != len(chunk):
                     raise ValueError(f"{shard} is incomplete: it ends within {name}; pass another copy.")
                 register = _advance(register, chunk)
         if _masked(register) != entry.checksum:
@@ -153,7 +153,7 @@ def _fields(message: bytes) -> Iterator[tuple[int, Any]]:
     while place < len(message):
         tag, place = _varint(message, place)
         if (kind := tag & 7) == 0:
-            value, place = _varint(message, place)
+            value, place = _varint(message, place)  # type: Any, int
         elif kind == 2:
             size, place = _varint(message, place)
             value, place = message[place : place + size], place + size

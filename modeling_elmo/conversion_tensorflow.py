@@ -48,7 +48,7 @@ SPELLINGS = (
 
 
 class TensorFlowCheckpoint(NamedTuple):
-    index: Path
+    index_file: Path
     bundle: TensorBundle
     options: Path
     vocabulary: Path
@@ -112,13 +112,13 @@ def load_tensorflow_checkpoint(found: TensorFlowCheckpoint) -> tuple[ELMoForPreT
     variables, entries = Variables(found.bundle), found.bundle.entries
     if not variables.names:
         raise ValueError(
-            f"{found.index} has no variables lm/..., but {', '.join(files.first_of(list(entries)))}; pass a checkpoint "
-            "that bilm-tf trained."
+            f"{found.index_file} has no variables lm/..., but {', '.join(files.first_of(list(entries)))}; pass a "
+            "checkpoint that bilm-tf trained."
         )
     if wrong := [name for name in variables.names.values() if entries[name].dtype != FLOAT32]:
-        raise ValueError(f"{found.index} must have float32 variables, but {', '.join(wrong)} are of another type.")
+        raise ValueError(f"{found.index_file} must have float32 variables, but {', '.join(wrong)} are of another type.")
     shapes = {original: entries[name].shape for original, name in variables.names.items()}
-    model, record = empty_model(shapes, found.index, found.options, found.vocabulary, has_softmax=True)
+    model, record = empty_model(shapes, found.index_file, found.options, found.vocabulary, has_softmax=True)
     assert isinstance(model, ELMoForPreTraining)
     model.load_state_dict(from_original(variables, model.state_dict(), record), assign=True)
     model.tie_weights()
@@ -137,7 +137,7 @@ def _convert_slots(
     missing = [name + SLOT for name in slots.names.values() if name + SLOT not in found.bundle.entries]
     if missing:
         raise ValueError(
-            f"{found.index} has no {', '.join(files.first_of(missing))}; convert it without --optimizer_state."
+            f"{found.index_file} has no {', '.join(files.first_of(missing))}; convert it without --optimizer_state."
         )
     accumulators = from_original(slots, parameters, record)
     names = {name.removeprefix("elmo."): name for name in parameters}
@@ -183,9 +183,11 @@ def find_tensorflow_checkpoint(
     num_shards, entries = read_index(index)
     shards = [f"{prefix}.data-{number:05}-of-{num_shards:05}" for number in range(num_shards)]
     bundle = TensorBundle(entries, [_local(place, shard, names, scratch) for shard in shards])
-    options = files.find(options or place, files.OPTIONS_FILES, scratch)
     return TensorFlowCheckpoint(
-        index, bundle, options, files.find(vocabulary or place, files.VOCABULARY_FILES, scratch)
+        index,
+        bundle,
+        files.find(options or place, files.OPTIONS_FILES, scratch),
+        files.find(vocabulary or place, files.VOCABULARY_FILES, scratch),
     )
 
 

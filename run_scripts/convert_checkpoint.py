@@ -141,7 +141,7 @@ def check_tensorflow(folder: Path, arguments: ConversionArguments) -> dict[str, 
         found = find_tensorflow_checkpoint(
             arguments.weights, arguments.options, arguments.vocabulary, arguments.step, Path(scratch)
         )
-        paths = [found.index, *found.bundle.shards, found.options, found.vocabulary]
+        paths = [found.index_file, *found.bundle.shards, found.options, found.vocabulary]
         return conversion_record(arguments, paths, *count_equal_arrays(found, folder))
 
 

@@ -229,7 +229,7 @@ def load_accumulators(model: nn.Module, optimizers: list[Optimizer], path: Path,
                         f"{path} belongs to another model: {name} has shape {tuple(accumulator.shape)} there and "
                         f"{tuple(parameter.shape)} here. Delete the file to begin with new accumulators."
                     )
-                state["state"][index]["sum"] = accumulator
+                state["state"][index]["sum"] = accumulator.clone()  # a view of the file
             load_gathered(optimizer, state)
     return without
 
