@@ -149,11 +149,11 @@ def _entry(message: bytes) -> Entry:
 
 def _fields(message: bytes) -> Iterator[tuple[int, Any]]:
     """The numbers and values of the fields of a protocol buffer."""
-    place = 0
+    place, value = 0, b""  # type: int, Any
     while place < len(message):
         tag, place = _varint(message, place)
         if (kind := tag & 7) == 0:
-            value, place = _varint(message, place)  # type: Any, int
+            value, place = _varint(message, place)
         elif kind == 2:
             size, place = _varint(message, place)
             value, place = message[place : place + size], place + size
