@@ -379,6 +379,8 @@ def config_to_options(config: ELMoConfig) -> dict[str, Any]:
             for key in sections:
                 section = section.setdefault(key, {})
             section[name] = value
+    if not config.tie_word_embeddings:
+        del options["share_embedding_softmax"]  # most options.json lack it
     if config.char_vocab_size:
         options["char_cnn"]["n_characters"] = 262
     if config.vocab_size > len(SPECIAL_WORDS):

@@ -99,14 +99,12 @@ def convert_tensorflow_checkpoint(
 def _convert_model(
     found: TensorFlowCheckpoint, folder: Path, pre_tokenization: str
 ) -> tuple[dict[str, Tensor], OriginalRecord]:
-    """Writes the model. Returns its parameters without their values, whose memory is free again."""
+    """Writes the model. Returns its parameters without their values, so that its memory is free again."""
     model, record = load_tensorflow_checkpoint(found)
     model.save_pretrained(folder)
     make_tokenizer(model.config, found.vocabulary, pre_tokenization).save_pretrained(folder)
     files.write_json_object(asdict(record), folder / RECORD_FILE)
-    parameters = {name: parameter.to("meta") for name, parameter in model.named_parameters()}
-    model.to("meta")  # modules refer to each other, so their memory would stay until the garbage is collected
-    return parameters, record
+    return {name: parameter.detach().to("meta") for name, parameter in model.named_parameters()}, record
 
 
 def load_tensorflow_checkpoint(found: TensorFlowCheckpoint) -> tuple[ELMoForPreTraining, OriginalRecord]:
