@@ -123,6 +123,7 @@ class ELMoConfig(PreTrainedConfig):
         adaptive_cutoffs: ranks of words at which the clusters of the adaptive softmax end. Default: a sixteenth and a
             quarter of the words.
         has_softmax: False for a checkpoint that was published without its softmax.
+        tie_word_embeddings: whether the softmax is the table of the word vectors, which then has its width.
 
     Tasks (sections 3.2 and 3.3):
         scalar_mix_mode: `"learned"` (equation 1), `"average"`, `"top"`, or the number of one layer (0: tokens).
@@ -176,6 +177,7 @@ class ELMoConfig(PreTrainedConfig):
     num_sampled: int = 8192
     adaptive_cutoffs: list | tuple | None = None
     has_softmax: bool = True
+    tie_word_embeddings: bool = False
 
     scalar_mix_mode: str | int = "learned"
     scalar_mix_l2: float | int = 0.0
@@ -342,6 +344,19 @@ class ELMoConfig(PreTrainedConfig):
             _check(valid, name, item, "pairs [width, number] of positive integers")
             _check(item[0] <= self.max_word_length, name, item, "widths up to `max_word_length`")
             _check(item[1] <= MOST_COLUMNS, name, item, f"numbers up to {MOST_COLUMNS}")
+
+    def validate_tied_table(self):
+        """Checks that the softmax can be the table of the word vectors, if it should."""
+        if self.tie_word_embeddings and (self.char_vocab_size or self.softmax_type == "adaptive"):
+            raise ValueError(
+                "`tie_word_embeddings` needs a word-level model with a full or sampled softmax, but `char_vocab_size` "
+                f"is {self.char_vocab_size} and `softmax_type` {self.softmax_type!r}."
+            )
+        if self.tie_word_embeddings and self.word_embedding_size != self.projection_size:
+            raise ValueError(
+                f"`tie_word_embeddings` needs word vectors of the softmax's width {self.projection_size}; "
+                f"`word_embedding_size` is {self.word_embedding_size}."
+            )
 
     def validate_special_tokens(self):
         """Checks that the four special words have different ids in the vocabulary."""

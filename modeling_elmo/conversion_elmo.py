@@ -6,11 +6,11 @@ them in both directions, and checks that the files of a checkpoint match.
 
 import re
 import tempfile
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from huggingface_hub.errors import StrictDataclassError
@@ -27,6 +27,12 @@ from modeling_elmo.tokenization.tokenization_elmo import ELMoTokenizer
 class Transform(NamedTuple):
     load: Callable[[Tensor], tuple[Tensor, ...]]  # original array -> our tensors
     dump: Callable[..., Tensor]  # our tensors -> original array
+
+
+class Arrays(Protocol):
+    """Original arrays by their names: a dictionary, or a file that reads them when they are needed."""
+
+    def __getitem__(self, name: str, /) -> Tensor: ...
 
 
 def _to_our_gates(blocks: Tensor) -> Tensor:
@@ -123,6 +129,7 @@ OPTIONS: dict[str, tuple[str, Any]] = {
     "char_cnn.n_highway": ("num_highway_layers", 0),
     "char_cnn.max_characters_per_token": ("max_word_length", REQUIRED),
     "dropout": ("dropout", 0.1),
+    "share_embedding_softmax": ("tie_word_embeddings", False),
 }
 
 # Saved with the model: facts that an exact export needs and the configuration does not have.
@@ -134,6 +141,12 @@ class OriginalRecord:
     options: dict[str, Any]
     one_layer_spelling: bool = False
     special_rows: list[int] | None = None  # rows of <S>, </S>, <UNK> in the vocabulary, if there is one
+    global_step: int | None = None  # of the original training, if the checkpoint tells it
+
+    @property
+    def is_tied(self) -> bool:
+        """Whether softmax and word vectors are one table, which the original then stores as `embedding`."""
+        return bool(self.options.get("share_embedding_softmax"))
 
 
 def convert_original_checkpoint(
@@ -221,6 +234,17 @@ def load_original_checkpoint(
 ) -> tuple[ELMoModel | ELMoForPreTraining, ELMoTokenizer, OriginalRecord]:
     """The model, its tokenizer and the record for an export. Arguments: see [`convert_original_checkpoint`]."""
     shapes = files.read_shapes(weights) | (files.read_shapes(softmax) if softmax else {})
+    model, record = empty_model(shapes, weights, options, vocabulary, bool(softmax))
+    model = type(model)(model.config)
+    arrays = files.read_arrays(weights) | (files.read_arrays(softmax) if softmax else {})
+    model.load_state_dict(from_original(arrays, model.state_dict(), record))
+    return model, make_tokenizer(model.config, vocabulary, pre_tokenization), record
+
+
+def empty_model(
+    shapes: files.Shapes, weights: Path, options: Path, vocabulary: Path | None, has_softmax: bool
+) -> tuple[ELMoModel | ELMoForPreTraining, OriginalRecord]:
+    """A model without memory for original arrays of these shapes, and its record. Refuses files that do not match."""
     if any(name.startswith("rnn/") for name in shapes):
         raise ValueError(f"{weights} has arrays rnn/... {_FORWARD_ONLY}")
     record = OriginalRecord(files.read_json_object(options), any("/RNN/LSTMCell/" in name for name in shapes))
@@ -230,55 +254,60 @@ def load_original_checkpoint(
         num_words, record.special_rows = len(lines), [sorted(lines).index(line) for line in lines[:3]]
     check_word_count(vocabulary, num_words, shapes, record.options)
     num_characters, vocab_size = files.num_rows(shapes, "char_embed"), (num_words or 3) + 1
-    config = options_to_config(record.options, num_characters, vocab_size, bool(softmax), str(options))
-    model_class = ELMoForPreTraining if softmax else ELMoModel
+    config = options_to_config(record.options, num_characters, vocab_size, has_softmax, str(options))
     with torch.device("meta"):  # without memory, until the files are known to have these sizes
-        expected = to_original(model_class(config).state_dict(), record)
+        model = (ELMoForPreTraining if has_softmax else ELMoModel)(config)
+        expected = to_original(model.state_dict(), record)
     files.check_shapes(shapes, {name: tuple(array.shape) for name, array in expected.items()}, weights, options)
-    model = model_class(config)
-    arrays = files.read_arrays(weights) | (files.read_arrays(softmax) if softmax else {})
-    model.load_state_dict(from_original(arrays, model.state_dict(), record))
-    tokenizer = ELMoTokenizer(
+    return model, record
+
+
+def make_tokenizer(config: ELMoConfig, vocabulary: Path | None, pre_tokenization: str) -> ELMoTokenizer:
+    return ELMoTokenizer(
         vocab_file=vocabulary, max_word_length=config.max_word_length, pre_tokenization=pre_tokenization
     )
-    return model, tokenizer, record
 
 
-def keys_of(
-    parameters: Collection[str], one_layer_spelling: bool = False, table: tuple[Key, ...] = KEYS
-) -> list[tuple[str, Key]]:
+def keys_of(parameters: Collection[str], record: Any, table: tuple[Key, ...] = KEYS) -> list[tuple[str, Key]]:
     """The original name and the numbered row of the `table` of every array of a model with these parameters."""
+    parameters = set(parameters) - ({"softmax.weight"} if record.is_tied else set())
     numbers = {0} | {int(number) for name in parameters for number in re.findall(r"\.(\d+)\.", name)}
     numbered = dict.fromkeys(key.numbered(i) for key in table for i in sorted(numbers))
     keys = [key for key in numbered if key.ours[0] in parameters]
-    if unknown := set(parameters).difference(*(key.ours for key in keys)):
+    if unknown := parameters.difference(*(key.ours for key in keys)):
         raise ValueError(f"The original format has no array for {', '.join(sorted(unknown))}.")
-    spelling = ONE_LAYER_SPELLING if one_layer_spelling else ("", "")
+    spelling = ONE_LAYER_SPELLING if record.one_layer_spelling else ("", "")
     return [(key.original.replace(*spelling), key) for key in keys if key.original is not None]
 
 
 def from_original(
-    arrays: dict[str, Tensor], state: dict[str, Tensor], record: Any, table: tuple[Key, ...] = KEYS
+    arrays: Arrays, state: dict[str, Tensor], record: Any, table: tuple[Key, ...] = KEYS
 ) -> dict[str, Tensor]:
     """A copy of a model's `state` with the values of the original `arrays`."""
     names = {name.removeprefix("elmo."): name for name in state}
     loaded = dict(state)
-    for original, key in keys_of(names, record.one_layer_spelling, table):
-        array = arrays.pop(original)  # so that its memory is free for the next
+    for original, key in keys_of(names, record, table):
+        array = arrays[original]
         if key.by_word:
             array = array[word_rows(record, len(array))]
-        loaded.update(zip((names[ours] for ours in key.ours), key.transform.load(array), strict=True))
+        tensors = (tensor.contiguous() for tensor in key.transform.load(array))
+        loaded.update(zip((names[ours] for ours in key.ours), tensors, strict=True))
     return loaded
 
 
 def to_original(state: dict[str, Tensor], record: Any, table: tuple[Key, ...] = KEYS) -> dict[str, Tensor]:
     """The original arrays of a model's `state`."""
+    return dict(original_arrays(state, record, table))
+
+
+def original_arrays(
+    state: dict[str, Tensor], record: Any, table: tuple[Key, ...] = KEYS
+) -> Iterator[tuple[str, Tensor]]:
+    """[`to_original`], one array after the other."""
     state = {name.removeprefix("elmo."): tensor for name, tensor in state.items()}
-    arrays = {}
-    for original, key in keys_of(state, record.one_layer_spelling, table):
+    for original, key in keys_of(state, record, table):
         array = key.transform.dump(*(state[ours] for ours in key.ours))
-        arrays[original] = array[word_rows(record, len(array)).argsort()] if key.by_word else array
-    return arrays
+        yield original, array[word_rows(record, len(array)).argsort()] if key.by_word else array
 
 
 def word_rows(record: Any, num_words: int) -> Tensor:
@@ -354,6 +383,8 @@ def config_to_options(config: ELMoConfig) -> dict[str, Any]:
             for key in sections:
                 section = section.setdefault(key, {})
             section[name] = value
+    if not config.tie_word_embeddings:
+        del options["share_embedding_softmax"]  # most options.json lack it
     if config.char_vocab_size:
         options["char_cnn"]["n_characters"] = 262
     if config.vocab_size > len(SPECIAL_WORDS):
@@ -404,6 +435,7 @@ def is_record(content: dict[str, Any], num_words: int) -> bool:
         content.keys() <= {field.name for field in fields(OriginalRecord)}
         and isinstance(content.get("options"), dict)
         and isinstance(content.get("one_layer_spelling", False), bool)
+        and isinstance(content.get("global_step"), int | None)
         and (rows is None or (has_rows and len({*rows}) == 3 and 0 <= min(rows) <= max(rows) < num_words))
     )
 

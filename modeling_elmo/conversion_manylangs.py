@@ -138,6 +138,7 @@ class ManyLangsRecord:
     config: dict[str, Any]
     special_rows: list[int] | None = None  # ids of <bos>, <eos>, <oov> in word.dic, if there is one
     one_layer_spelling: ClassVar[bool] = False
+    is_tied: ClassVar[bool] = False
 
 
 def convert_manylangs_checkpoint(

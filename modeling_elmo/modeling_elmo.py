@@ -198,6 +198,7 @@ class ELMoPreTrainedModel(PreTrainedModel):
             elif isinstance(words := getattr(module, "word_embeddings", None), nn.Embedding):
                 words.weight, words.num_embeddings = _chosen(words.weight, rows_V, mean), size
         self.config.vocab_size = size
+        self.tie_weights()
 
     def _initialize_weights(self, module: nn.Module, *_):
         # For custom code, the base class skips modules that have all parameters in submodules, as most of ours do. It
@@ -215,7 +216,7 @@ class ELMoPreTrainedModel(PreTrainedModel):
         | highway | N(0, 1 / sqrt(n)), transform bias 0, carry bias -2 |
         | gates | U(+-sqrt(6 / (in + projection + 4 * hidden))) for both halves, bias 0 |
         | LSTM projection | U(+-sqrt(6 / (hidden + projection))) |
-        | softmax | N(0, 1 / sqrt(projection)), bias 0, row `<PAD>` zeros |
+        | softmax | N(0, 1 / sqrt(projection)), bias 0, row `<PAD>` zeros; or the tied word embedding |
         | token projection (in `ELMoModel`) | N(0, 1 / sqrt(n)), bias 0 |
         | word embedding (in `ELMoModel`) | U(+-sqrt(6 / (vocabulary + width))), row `<PAD>` zeros |
         | scalar mix | weights 0, gamma 1 |
@@ -590,6 +591,7 @@ class ELMoForPreTraining(ELMoPreTrainedModel):
     """The biLM with its softmax, trained on the joint log-likelihood of both directions (section 3.1)."""
 
     accepts_loss_kwargs = True  # the losses are divided by Trainer's own number of predictions
+    _tied_weights_keys = {"softmax.weight": "elmo.word_embeddings.weight"}  # with `config.tie_word_embeddings`
 
     def __init__(self, config: ELMoConfig):
         super().__init__(config)

@@ -1,27 +1,36 @@
 """Converts an original ELMo checkpoint (bilm-tf, AllenNLP) to a folder for `from_pretrained`, or such a folder back.
 
     elmo convert --weights W.hdf5 --options O.json --output_dir DIR
-    elmo convert --weights model.zip --output_dir DIR
+    elmo convert --weights FOLDER_OR_ZIP --output_dir DIR
     elmo convert --to_original DIR --weights W.hdf5 --options O.json
     elmo convert --list german
 
-Inputs are paths, folders or .zip archives that hold the files, or hf://user/repo[@revision]/path. The card of the new
-folder names the origin, and how many arrays equal the original arrays after conversion back.
+Inputs are paths, folders or .zip archives that hold the files, or hf://user/repo[@revision]/path. The files of a folder
+or archive tell its format. The card of the new folder names the origin, and how many arrays equal the original arrays
+after conversion back.
 """
 
 import hashlib
 import shutil
 import tempfile
 from argparse import SUPPRESS, Action
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any, Literal
+from fnmatch import fnmatchcase
+from pathlib import Path, PureWindowsPath
+from typing import Any, Literal, NamedTuple
 
 import torch
 
 from modeling_elmo.conversion_catalogue import format_catalogue, published_checkpoints
 from modeling_elmo.conversion_elmo import convert_original_checkpoint, export_original_checkpoint
-from modeling_elmo.conversion_files import find_checkpoint, read_arrays
+from modeling_elmo.conversion_files import fetch, find_checkpoint, first_of, is_archive, names_in, read_arrays
+from modeling_elmo.conversion_tensorflow import (
+    CHECKPOINT_FILES,
+    convert_tensorflow_checkpoint,
+    count_equal_arrays,
+    find_tensorflow_checkpoint,
+)
 from modeling_elmo.run_scripts.cards.bilm_card import write_bilm_card
 from modeling_elmo.run_scripts.cards.card import CardArguments, without_folders, write_card_facts, write_result
 from modeling_elmo.run_scripts.program.command_line import ProgramParser, run
@@ -29,7 +38,7 @@ from modeling_elmo.run_scripts.program.command_line import ProgramParser, run
 
 @dataclass(kw_only=True)
 class ConversionArguments(CardArguments):
-    weights: str = field(metadata={"help": "HDF5 weights, or a folder or archive with all of the files."})
+    weights: str = field(metadata={"help": "HDF5 weights, or a folder or archive with all files of a format."})
     options: str | None = field(
         default=None, metadata={"help": "File options.json; not needed for a folder or archive."}
     )
@@ -40,6 +49,17 @@ class ConversionArguments(CardArguments):
     )
     softmax: str | None = field(
         default=None, metadata={"help": "HDF5 file with softmax/W and softmax/b, to convert the language model."}
+    )
+    step: int | None = field(
+        default=None,
+        metadata={"help": "Step of a TensorFlow checkpoint. Default: the newest, which the file `checkpoint` names."},
+    )
+    optimizer_state: bool = field(
+        default=False,
+        metadata={
+            "help": "Also convert the Adagrad accumulators of a TensorFlow checkpoint: `elmo pretrain "
+            "--model_name_or_path DIR --optim adagrad` then continues with them."
+        },
     )
     pre_tokenization: Literal["moses", "treebank", "whitespace"] = field(
         default="moses",
@@ -78,17 +98,32 @@ def main(arguments: list[str] | None = None):
         )
         print(f"Wrote {parsed.weights} and {parsed.options}.")
         return
-    folder = Path(parsed.output_dir)
-    convert_original_checkpoint(
-        parsed.weights, parsed.options, folder, parsed.vocabulary, parsed.softmax, parsed.pre_tokenization
-    )
-    write_result(folder, "conversion", conversion_record(folder, parsed))
+    folder, found_format = Path(parsed.output_dir), format_of(parsed)
+    print(f"{parsed.weights}: {found_format.name}")
+    found_format.convert(parsed)
+    write_result(folder, "conversion", found_format.check(folder, parsed))
     write_card_facts(folder, parsed)
     write_bilm_card(folder, folder.resolve().name)
     print(f"Wrote {folder}; load it with AutoModel.from_pretrained({str(folder)!r}, trust_remote_code=True).")
 
 
-def conversion_record(folder: Path, arguments: ConversionArguments) -> dict[str, Any]:
+def convert_hdf5(arguments: ConversionArguments):
+    if arguments.step is not None or arguments.optimizer_state:
+        raise ValueError(
+            f"--step and --optimizer_state are for TensorFlow checkpoints, and {arguments.weights} is "
+            f"{FORMATS[-1].name}; omit them."
+        )
+    convert_original_checkpoint(
+        arguments.weights,
+        arguments.options,
+        str(arguments.output_dir),
+        arguments.vocabulary,
+        arguments.softmax,
+        arguments.pre_tokenization,
+    )
+
+
+def check_hdf5(folder: Path, arguments: ConversionArguments) -> dict[str, Any]:
     """The origin, the files, and the number of arrays that a conversion back gives bit for bit."""
     with tempfile.TemporaryDirectory() as scratch:
         found = find_checkpoint(
@@ -99,13 +134,70 @@ def conversion_record(folder: Path, arguments: ConversionArguments) -> dict[str,
         export_original_checkpoint(folder, new_weights, Path(scratch, "back.json"), softmax=new_softmax)
         originals = read_arrays(weights) | (read_arrays(softmax) if softmax else {})
         again = read_arrays(new_weights) | (read_arrays(new_softmax) if new_softmax else {})
-        files = [path for path in found if path is not None]
-        return {
-            "origin": without_folders(arguments.origin or arguments.weights),
-            "files": [{"name": path.name, "bytes": path.stat().st_size, "sha256": sha256(path)} for path in files],
-            "arrays": len(originals),
-            "equal_arrays": sum(name in again and torch.equal(originals[name], again[name]) for name in originals),
-        }
+        equal = sum(name in again and torch.equal(originals[name], again[name]) for name in originals)
+        return conversion_record(arguments, [path for path in found if path is not None], len(originals), equal)
+
+
+def convert_tensorflow(arguments: ConversionArguments):
+    convert_tensorflow_checkpoint(
+        arguments.weights,
+        str(arguments.output_dir),
+        options=arguments.options,
+        vocabulary=arguments.vocabulary,
+        step=arguments.step,
+        optimizer_state=arguments.optimizer_state,
+        pre_tokenization=arguments.pre_tokenization,
+    )
+
+
+def check_tensorflow(folder: Path, arguments: ConversionArguments) -> dict[str, Any]:
+    """As `check_hdf5`."""
+    with tempfile.TemporaryDirectory() as scratch:
+        found = find_tensorflow_checkpoint(
+            arguments.weights, arguments.options, arguments.vocabulary, arguments.step, Path(scratch)
+        )
+        paths = [found.index_file, *found.bundle.shards, found.options, found.vocabulary]
+        return conversion_record(arguments, paths, *count_equal_arrays(found, folder))
+
+
+def conversion_record(arguments: ConversionArguments, paths: list[Path], arrays: int, equal: int) -> dict[str, Any]:
+    return {
+        "origin": without_folders(arguments.origin or arguments.weights),
+        "files": [{"name": path.name, "bytes": path.stat().st_size, "sha256": sha256(path)} for path in paths],
+        "arrays": arrays,
+        "equal_arrays": equal,
+    }
+
+
+class Format(NamedTuple):
+    name: str
+    files: tuple[str, ...]  # any of them in a folder or archive tells the format
+    convert: Callable[[ConversionArguments], None]
+    check: Callable[[Path, ConversionArguments], dict[str, Any]]
+
+
+# The first that matches. Archives of NLPL have two, of which only the TensorFlow checkpoint has the softmax.
+FORMATS = (
+    Format("a TensorFlow checkpoint of bilm-tf", CHECKPOINT_FILES, convert_tensorflow, check_tensorflow),
+    Format("HDF5 weights of bilm-tf or AllenNLP", ("*.hdf5",), convert_hdf5, check_hdf5),
+)
+
+
+def format_of(arguments: ConversionArguments) -> Format:
+    """The format of `--weights`. A single file, or weights with a separate softmax, are HDF5."""
+    place = fetch(arguments.weights)
+    if arguments.softmax or not (place.is_dir() or is_archive(place)):
+        return FORMATS[-1]
+    paths = names_in(place)
+    names = [PureWindowsPath(path).name for path in paths]
+    for candidate in FORMATS:
+        if any(fnmatchcase(name, pattern) for name in names for pattern in candidate.files):
+            return candidate
+    known = "; ".join(f"{' or '.join(item.files)} ({item.name})" for item in FORMATS)
+    raise FileNotFoundError(
+        f"{arguments.weights} has no checkpoint of a known format. Looked for {known}. It holds "
+        f"{', '.join(first_of(sorted(paths))) or 'no files'}; pass the folder or archive with the checkpoint's files."
+    )
 
 
 def sha256(path: Path) -> str:

@@ -18,9 +18,10 @@ from typing import Any
 
 from accelerate import Accelerator
 from accelerate.utils import InitProcessGroupKwargs, broadcast_object_list, is_tensorboard_available, set_seed
-from transformers.utils import logging
+from transformers.utils import cached_file, logging
 
 from modeling_elmo import ELMoTokenizer
+from modeling_elmo.conversion_tensorflow import OPTIMIZER_STATE
 from modeling_elmo.run_scripts.cards.bilm_card import write_bilm_card
 from modeling_elmo.run_scripts.cards.card import CardArguments, without_folders, write_card_facts, write_result
 from modeling_elmo.run_scripts.cards.publishing import FLAG, push
@@ -29,6 +30,7 @@ from modeling_elmo.run_scripts.pretraining.checkpoints import Checkpoints
 from modeling_elmo.run_scripts.pretraining.corpus import Corpus, CorpusArguments, Survey
 from modeling_elmo.run_scripts.pretraining.evaluation import held_out_batches
 from modeling_elmo.run_scripts.pretraining.loop import Pretraining
+from modeling_elmo.run_scripts.pretraining.optimization import load_accumulators
 from modeling_elmo.run_scripts.pretraining.options import PretrainingArguments
 from modeling_elmo.run_scripts.pretraining.records import record_of_run, settings_of
 from modeling_elmo.run_scripts.pretraining.starting_model import (
@@ -111,6 +113,8 @@ def pretrain(
     training.progress.base_model = model_args.model_name_or_path
     if checkpoint is not None:
         training.restore(checkpoint)
+    else:
+        continue_adagrad(training, model_args)
     if message := training.progress.evaluate_on(held_out.order if held_out else None):
         accelerator.print(message)
     settings = without_folders(settings_of(model_args, corpus_args, training_args))
@@ -165,6 +169,21 @@ def checkpoint_to_resume(output_dir: Path, name: str | None, accelerator: Accele
         checkpoints.clean()
     accelerator.wait_for_everyone()
     return checkpoints.to_resume(name)
+
+
+def continue_adagrad(training: Pretraining, model_args: ModelArguments):
+    """Loads the accumulators of a converted TensorFlow checkpoint, if `--model_name_or_path` has them."""
+    name = model_args.model_name_or_path
+    path = name and cached_file(name, OPTIMIZER_STATE, _raise_exceptions_for_missing_entries=False)
+    if not path:
+        return
+    if training.arguments.optim != "adagrad":
+        training.accelerator.print(f"{path} is for --optim adagrad; {training.arguments.optim} begins without it.")
+        return
+    changed = () if model_args.vocabulary == "keep" else ("softmax.", "elmo.word_embeddings.")
+    without = load_accumulators(training.plain_model, training.optimizers, Path(path), changed)
+    new = f", except for {', '.join(without)}" if without else ""
+    training.accelerator.print(f"Adagrad continues with the accumulators of {path}{new}.")
 
 
 def training_batches(

@@ -215,3 +215,19 @@ def test_every_field_is_read_somewhere():
     folder = Path(modeling_elmo.__file__).parent
     models = "".join(path.read_text(encoding="utf-8") for path in folder.glob("*elmo*.py") if "config" not in path.name)
     assert not {name for name in FIELDS if not re.search(rf"\b{name}\b", models)}
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (
+            {},
+            "a word-level model with a full or sampled softmax, but `char_vocab_size` is 262 and `softmax_type` 'full'",
+        ),
+        ({"char_vocab_size": 0, "softmax_type": "adaptive"}, "`char_vocab_size` is 0 and `softmax_type` 'adaptive'"),
+        ({"char_vocab_size": 0, "word_embedding_size": 8}, "softmax's width 512; `word_embedding_size` is 8."),
+    ],
+)
+def test_a_tied_table_needs_words_of_the_right_width(options, message):
+    with pytest.raises(StrictDataclassError, match=message):
+        ELMoConfig(**{"tie_word_embeddings": True, "word_embedding_size": 512} | options)

@@ -1,4 +1,5 @@
 import json
+import shutil
 import zipfile
 from pathlib import Path
 
@@ -97,3 +98,40 @@ def test_options_that_argparse_refuses(capsys, arguments, message):
     with pytest.raises(SystemExit):
         main(arguments)
     assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("kind", ["characters", "words"])
+def test_a_tensorflow_checkpoint_is_recognized(tmp_path, capsys, kind):
+    """Its folder has HDF5 weights, too, as archives of NLPL have."""
+    source = FIXTURES / "bilm_tf_checkpoint" / kind
+    main(["--weights", str(source), "--output_dir", str(tmp_path / "model"), "--step", "180", "--optimizer_state"])
+    assert f"{source}: a TensorFlow checkpoint of bilm-tf\n" in capsys.readouterr().out
+    card = (tmp_path / "model" / "README.md").read_text(encoding="utf-8")
+    arrays = {"characters": 27, "words": 15}[kind]
+    assert f"{arrays} of {arrays} arrays equal the original arrays bit for bit" in card
+    assert "| model.ckpt-180.data-00000-of-00001 | " in card
+    assert (tmp_path / "model" / "optimizer_state.safetensors").is_file()
+
+
+def test_hdf5_weights_are_recognized(tmp_path, capsys):
+    source = FIXTURES / "bilm_tf_checkpoint" / "words"
+    for name in ("dumped_weights.hdf5", "options.json", "vocab.txt"):
+        shutil.copyfile(source / name, tmp_path / name)
+    given = ["--weights", str(tmp_path), "--output_dir", str(tmp_path / "model")]
+    with pytest.raises(
+        ValueError, match="--step and --optimizer_state are for TensorFlow checkpoints, and .*; omit them"
+    ):
+        main([*given, "--step", "1"])
+    main(given)
+    assert f"{tmp_path}: HDF5 weights of bilm-tf or AllenNLP\n" in capsys.readouterr().out
+
+
+def test_folders_of_no_format_are_refused(tmp_path):
+    (tmp_path / "options.json").write_text("{}")
+    (tmp_path / "model.bin").write_text("")
+    message = (
+        r"has no checkpoint of a known format. Looked for .*\*.index or .*\(a TensorFlow checkpoint of bilm-tf\); .*"
+        r"\*.hdf5 \(HDF5 weights of bilm-tf or AllenNLP\). It holds model.bin, options.json; pass the folder or archive"
+    )
+    with pytest.raises(FileNotFoundError, match=message):
+        main(["--weights", str(tmp_path), "--output_dir", str(tmp_path / "model")])

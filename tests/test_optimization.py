@@ -4,12 +4,14 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
+from safetensors.torch import save_file
 from torch import nn
 from torch.multiprocessing import start_processes
 
 from modeling_elmo.run_scripts.pretraining.optimization import (
     OptimizationArguments,
     clip_gradients,
+    load_accumulators,
     make_optimizers,
     make_schedules,
     reduce_sparse_gradients,
@@ -328,3 +330,14 @@ def test_defaults():
 def test_bad_options(option, message):
     with pytest.raises(ValueError, match=message):
         OptimizationArguments(**option)
+
+
+def test_accumulators_of_another_model_are_refused(tmp_path):
+    model = nn.Linear(2, 3)
+    optimizers = make_optimizers(model, OptimizationArguments(optim="adagrad"))
+    save_file({"weight": torch.ones(4, 2)}, tmp_path / "state.safetensors")
+    message = (
+        r"state.safetensors belongs to another model: weight has shape \(4, 2\) there and \(3, 2\) here. Delete the"
+    )
+    with pytest.raises(ValueError, match=message):
+        load_accumulators(model, optimizers, tmp_path / "state.safetensors", ())

@@ -18,6 +18,7 @@ from transformers import AutoModelForPreTraining
 
 from modeling_elmo import ELMoConfig, ELMoForPreTraining, ELMoTokenizer
 from modeling_elmo.conversion_elmo import convert_original_checkpoint, export_original_checkpoint
+from modeling_elmo.conversion_tensorflow import OPTIMIZER_STATE, convert_tensorflow_checkpoint
 from modeling_elmo.run_scripts import perplexity, run_pretraining
 from modeling_elmo.run_scripts.cards import publishing
 from modeling_elmo.run_scripts.cards.card import read_result
@@ -27,6 +28,9 @@ from modeling_elmo.run_scripts.pretraining.corpus import Corpus
 from modeling_elmo.run_scripts.program.processes import sole_run
 
 SHORT = {"max_steps": 2, "eval_steps": 100, "save_steps": 100}
+
+
+FIXTURES = Path(__file__).parent / "fixtures" / "elmo_fixtures"
 
 
 @pytest.fixture(scope="module")
@@ -342,3 +346,36 @@ def test_help_and_code_agree_on_overrides():
     text = run_pretraining.ModelArguments.__dataclass_fields__["config_overrides"].metadata["help"]
     example = text[text.index("{") : text.rindex("}") + 1]
     ELMoConfig.from_preset("tiny", **json.loads(example))
+
+
+@pytest.mark.parametrize("kind", ["characters", "words"])
+def test_adagrad_continues_with_the_accumulators_of_a_tensorflow_checkpoint(kind, tmp_path, capsys):
+    source = FIXTURES / "bilm_tf_checkpoint" / kind
+    model = convert_tensorflow_checkpoint(source, tmp_path / "model", optimizer_state=True)
+    given = load_file(model / OPTIMIZER_STATE)
+    options = ["--train_file", str(source / "text.txt"), "--is_split_into_words", "--context", "stream"]
+    options += ["--per_device_train_batch_size", "2", "--unroll_steps", "10", "--max_steps", "1", "--report_to", "none"]
+
+    def accumulators(name: str, *more: str) -> list[torch.Tensor]:
+        new = ["--model_name_or_path", str(model), "--output_dir", str(tmp_path / name), "--use_cpu", *more]
+        training = run_pretraining.main([*options, *new])
+        state = training.optimizers[0].state
+        return [state[p]["sum"] for p in training.plain_model.parameters()] if "adagrad" in more else []
+
+    continued = accumulators("continued", "--optim", "adagrad")
+    assert f"Adagrad continues with the accumulators of {model / OPTIMIZER_STATE}.\n" in capsys.readouterr().out
+    accumulators("other")
+    assert f"{model / OPTIMIZER_STATE} is for --optim adagrad; adamw begins without it." in capsys.readouterr().out
+    (tmp_path / "vocab.txt").write_text((source / "vocab.txt").read_text() + "more\n")
+    accumulators(
+        "more", "--optim", "adagrad", "--vocabulary", "extend", "--vocabulary_file", str(tmp_path / "vocab.txt")
+    )
+    assert "except for " in (told := capsys.readouterr().out) and "softmax.weight, softmax.bias." in told
+    (model / OPTIMIZER_STATE).unlink()
+    fresh = accumulators("fresh", "--optim", "adagrad")
+    assert "accumulators" not in capsys.readouterr().out
+    names = ELMoForPreTraining.from_pretrained(model).state_dict()
+    for name, with_original, without in zip(
+        names, continued, fresh, strict=True
+    ):  # both add the same squared gradients
+        torch.testing.assert_close(with_original - given[name], without - 1, atol=1e-4, rtol=1e-4, msg=name)

@@ -75,7 +75,8 @@ class Pretraining:
         self.make_batches, self.held_out, self.num_steps = make_batches, held_out, num_steps
         self.checkpoints = Checkpoints(Path(arguments.output_dir), arguments.save_total_limit)
         self.is_sampled = model.config.softmax_type == "sampled"
-        model.softmax.sparse_gradients = self.is_sampled
+        # Word vectors have dense gradients, so a softmax that shares their table has them, too.
+        model.softmax.sparse_gradients = self.is_sampled and not model.config.tie_word_embeddings
         torch.sparse.check_sparse_tensor_invariants.disable()  # the default, but torch's Adagrad warns unless it is set
         self.plain_model = model.train().to(accelerator.device)
         if arguments.fsdp_softmax:
@@ -148,11 +149,12 @@ class Pretraining:
         return batch.epoch >= epochs or batch.epoch + (batch.fraction or 0) > epochs
 
     def _shard_softmax(self):
-        if self.is_sampled or self.accelerator.num_processes == 1:
+        config = self.plain_model.config
+        if self.is_sampled or config.tie_word_embeddings or self.accelerator.num_processes == 1:
             raise ValueError(
-                f"--fsdp_softmax with --softmax_type {self.plain_model.config.softmax_type} on "
+                f"--fsdp_softmax with --softmax_type {config.softmax_type} on "
                 f"{self.accelerator.num_processes} process(es): it needs several processes, and a softmax that is full "
-                "or adaptive."
+                "or adaptive and has a table of its own."
             )
         from torch.distributed.fsdp import fully_shard  # torch 2.6 and newer
 

@@ -8,10 +8,12 @@ import math
 from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Literal
 
 import torch
 import torch.distributed as dist
+from safetensors import safe_open
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.optim import Optimizer
@@ -200,6 +202,35 @@ def _number_of_steps(name: str, arguments: OptimizationArguments, num_steps: int
             f"--{name} {given} is more than the {num_steps} steps of the training. Pass fewer, or a share below 1."
         )
     return int(given) if given >= 1 else math.ceil(num_steps * given)
+
+
+def load_accumulators(model: nn.Module, optimizers: list[Optimizer], path: Path, skipped: tuple[str, ...]) -> list[str]:
+    """Gives Adagrad the accumulators of a converted checkpoint. Returns the names of the parameters that have none.
+
+    Args:
+        path: file that `elmo convert --optimizer_state` wrote, of the same model.
+        skipped: beginnings of the names of parameters that begin with new accumulators.
+    """
+    names = {parameter: name for name, parameter in model.named_parameters()}
+    without = []
+    with safe_open(path, framework="pt") as file:
+        saved = set(file.keys())
+        for optimizer in optimizers:
+            state = optimizer.state_dict()
+            for index, parameter in enumerate(p for group in optimizer.param_groups for p in group["params"]):
+                name = names[parameter]
+                if name not in saved or name.startswith(skipped):
+                    without.append(name)
+                    continue
+                accumulator = file.get_tensor(name)
+                if accumulator.shape != parameter.shape:
+                    raise ValueError(
+                        f"{path} belongs to another model: {name} has shape {tuple(accumulator.shape)} there and "
+                        f"{tuple(parameter.shape)} here. Delete the file to begin with new accumulators."
+                    )
+                state["state"][index]["sum"] = accumulator.clone()  # a view of the file
+            load_gathered(optimizer, state)
+    return without
 
 
 def gathered(state: Any) -> Any:

@@ -42,7 +42,7 @@ class TextArguments:
 
 # The files of a published model, in the order of writing. config.json is the last: without it the folder is not a
 # model, so nobody loads a folder that is half written.
-MODEL_FILES = ("*.py", "*.md", "*.txt", "*token*.json", "*.safetensors", "*.safetensors.index.json", "config.json")
+MODEL_FILES = ("*.py", "*.md", "*.txt", "*token*.json", "model*.safetensors", "*.safetensors.index.json", "config.json")
 # Compressed data are not believed: a line, and the memory of the decompressor, may have 100 times the size of the file.
 LINE_EXPANSION, LEAST_LIMIT = 100, 2**27
 LARGEST_WINDOW = 2**31  # of the Zstandard format, used by `zstd --long=31`

@@ -1,0 +1,234 @@
+import json
+import shutil
+import zipfile
+from pathlib import Path
+
+import h5py
+import numpy as np
+import pytest
+import torch
+from bundle_writer import write_bundle
+from safetensors.torch import load_file
+
+from modeling_elmo import ELMoForPreTraining, ELMoModel, ELMoTokenizer
+from modeling_elmo.conversion_elmo import export_original_checkpoint, read_original_record, to_original
+from modeling_elmo.conversion_tensor_bundle import TensorBundle, read_index
+from modeling_elmo.conversion_tensorflow import (
+    OPTIMIZER_STATE,
+    convert_tensorflow_checkpoint,
+    find_tensorflow_checkpoint,
+    original_name,
+)
+from modeling_elmo.run_scripts.perplexity import main as perplexity
+
+FIXTURES = Path(__file__).parent / "fixtures" / "elmo_fixtures" / "bilm_tf_checkpoint"
+KINDS = ["characters", "words"]
+
+
+@pytest.fixture
+def checkpoint(tmp_path):
+    """A copy of the checkpoint with words, without the HDF5 file."""
+    shutil.copytree(FIXTURES / "words", tmp_path / "original", ignore=shutil.ignore_patterns("*.hdf5", "e*.json"))
+    return tmp_path / "original"
+
+
+def read(kind: str) -> dict[str, np.ndarray]:
+    """The arrays of a fixture by the names of its variables."""
+    index = FIXTURES / kind / "model.ckpt-180.index"
+    bundle = TensorBundle(read_index(index)[1], [index.with_name("model.ckpt-180.data-00000-of-00001")])
+    return {name: bundle[name].numpy() for name in bundle.entries}
+
+
+def write(folder: Path, arrays: dict[str, np.ndarray], step: int = 180, num_shards: int = 1, **options):
+    for path in folder.glob(f"model.ckpt-{step}.*"):
+        path.unlink()
+    write_bundle(folder, arrays, step, num_shards)
+    content = json.loads((folder / "options.json").read_text())
+    (folder / "options.json").write_text(json.dumps(content | options))
+
+
+def arrays_of(folder: Path) -> dict[str, torch.Tensor]:
+    model = ELMoForPreTraining.from_pretrained(folder)
+    return to_original(model.state_dict(), read_original_record(folder, model.config))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_arrays_are_those_of_dump_weights(tmp_path, kind):
+    folder = convert_tensorflow_checkpoint(FIXTURES / kind, tmp_path / "model")
+    found, variables = arrays_of(folder), read(kind)
+    dumped = {}
+    with h5py.File(FIXTURES / kind / "dumped_weights.hdf5") as file:
+        file.visititems(lambda name, item: dumped.update({name: item[()]}) if hasattr(item, "shape") else None)
+    assert found.keys() == {*dumped, "softmax/W", "softmax/b"}
+    for name, array in dumped.items():
+        np.testing.assert_array_equal(found[name].numpy(), array)
+    for name in ("W", "b"):
+        np.testing.assert_array_equal(found[f"softmax/{name}"].numpy(), variables[f"lm/softmax/{name}"])
+    record = json.loads((folder / "original_checkpoint.json").read_text())
+    assert record["global_step"] == 180
+    assert kind == "words" or record["options"]["char_cnn"]["n_characters"] == 262  # for bilm-tf's inference
+    words = (FIXTURES / kind / "vocab.txt").read_text().split()
+    assert ELMoTokenizer.from_pretrained(folder).get_vocab() == {word: i for i, word in enumerate(["<PAD>", *words])}
+    assert not (folder / OPTIMIZER_STATE).exists()
+
+
+def test_variables_of_one_layer_and_of_old_versions():
+    names = {
+        "lm/RNN_0/rnn/lstm_cell/kernel": "RNN_0/RNN/LSTMCell/W_0",
+        "lm/RNN_1/rnn/multi_rnn_cell/cell_1/lstm_cell/projection/kernel": "RNN_1/RNN/MultiRNNCell/Cell1/LSTMCell/W_P_0",
+        "lm/RNN_1/RNN/MultiRNNCell/Cell1/LSTMCell/B": "RNN_1/RNN/MultiRNNCell/Cell1/LSTMCell/B",
+        "lm/CNN/b_cnn_0": "CNN/b_cnn_0",
+    }
+    assert {name: original_name(name) for name in names} == names
+
+
+def test_forward_perplexity_of_bilm_tf(tmp_path):
+    source, folder = FIXTURES / "characters", tmp_path / "model"
+    convert_tensorflow_checkpoint(source, folder)
+    text = ["--validation_file", str(source / "text.txt"), "--is_split_into_words", "--context", "stream"]
+    perplexity(
+        ["--model", str(folder), *text, "--per_device_eval_batch_size", "1", "--output", str(tmp_path / "p.json")]
+    )
+    found = json.loads((tmp_path / "p.json").read_text())
+    expected = json.loads((source / "expected.json").read_text())
+    assert abs(found["forward"] - expected["forward"]) < 1e-4
+
+
+def test_shards_special_words_and_archives(checkpoint, tmp_path):
+    """Rows are permuted with the words; the tensors are in three shards, in a folder of an archive."""
+    order = np.random.default_rng(0).permutation(32)
+    words, arrays = (checkpoint / "vocab.txt").read_text().split(), read("words")
+    for name in ("lm/embedding", "lm/softmax/W", "lm/softmax/b"):
+        arrays[name] = arrays[name][order]
+    (checkpoint / "vocab.txt").write_text("".join(f"{words[row]}\n" for row in order))
+    write(checkpoint, arrays, num_shards=3)
+    with zipfile.ZipFile(tmp_path / "lm.zip", "w") as archive:
+        for path in checkpoint.iterdir():
+            archive.write(path, f"save_dir/{path.name}")
+    model = ELMoForPreTraining.from_pretrained(convert_tensorflow_checkpoint(tmp_path / "lm.zip", tmp_path / "model"))
+    ids, original = ELMoTokenizer.from_pretrained(tmp_path / "model").get_vocab(), read("words")
+    rows = [ids[word] for word in words]
+    for name, table in (("softmax/W", model.softmax.weight), ("embedding", model.elmo.word_embeddings.weight)):
+        np.testing.assert_array_equal(table[rows].detach().numpy(), original[f"lm/{name}"])
+
+
+def test_newest_checkpoint_and_step(checkpoint, tmp_path):
+    arrays = read("words")
+    write(checkpoint, arrays | {"global_step": np.float32(90)}, step=90)
+    place = (checkpoint, None, None)
+    assert find_tensorflow_checkpoint(*place, None, tmp_path).index_file.name == "model.ckpt-180.index"
+    assert find_tensorflow_checkpoint(*place, 90, tmp_path).index_file.name == "model.ckpt-90.index"
+    for path in ("/home/nobody/save_dir/model.ckpt-90", r"C:\\\\users\\\\nobody\\\\model.ckpt-90"):
+        (checkpoint / "checkpoint").write_text(f'model_checkpoint_path: "{path}"\n')
+        assert find_tensorflow_checkpoint(*place, None, tmp_path).index_file.name == "model.ckpt-90.index"
+    with pytest.raises(ValueError, match="has 0 checkpoints of step 7; pass one of model.ckpt-180, model.ckpt-90."):
+        find_tensorflow_checkpoint(*place, 7, tmp_path)
+    (checkpoint / "checkpoint").unlink()
+    with pytest.raises(
+        ValueError, match="has no file `checkpoint`, which names the newest of model.ckpt-180, model.ck"
+    ):
+        find_tensorflow_checkpoint(*place, None, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("missing", "message"),
+    [
+        (
+            "*.index",
+            "has no model.ckpt-180.index, but .*model.ckpt-180.data-00000-of-00001.*; copy the missing file, too",
+        ),
+        ("*.data*", "has no model.ckpt-180.data-00000-of-00001, but checkpoint, .*; copy the missing file, too."),
+        ("options.json", "has no file options.json or .*; pass the path of the file."),
+        ("vocab.txt", "has no file vocab.txt or .*; pass the path of the file."),
+    ],
+)
+def test_half_a_checkpoint(checkpoint, tmp_path, missing, message):
+    next(checkpoint.glob(missing)).unlink()
+    with pytest.raises(FileNotFoundError, match=message):
+        convert_tensorflow_checkpoint(checkpoint, tmp_path / "model")
+    assert not (tmp_path / "model").exists()
+
+
+def test_wrong_checkpoints_are_refused(checkpoint, tmp_path):
+    arrays = read("words")
+    lacking = {name: array for name, array in arrays.items() if not name.startswith("lm/softmax/b")}
+    cases = [
+        (lacking, ValueError, "softmax/b: the file has none .missing., the options require .32,."),
+        ({"w": arrays["lm/embedding"]}, ValueError, "has no variables lm/..., but w; pass a checkpoint that bilm-tf"),
+        (arrays | {"lm/softmax/b": np.zeros(32)}, ValueError, "must have float32 variables, but lm/softmax/b are of"),
+    ]
+    for case, error, message in cases:
+        write(checkpoint, case)
+        with pytest.raises(error, match=message):
+            convert_tensorflow_checkpoint(checkpoint, tmp_path / "model")
+    write(checkpoint, {name: array for name, array in arrays.items() if name != "lm/embedding/Adagrad"})
+    with pytest.raises(ValueError, match="has no lm/embedding/Adagrad; convert it without --optimizer_state."):
+        convert_tensorflow_checkpoint(checkpoint, tmp_path / "model", optimizer_state=True)
+    (checkpoint / "checkpoint").write_text('model_checkpoint_path: "model.ckpt-200"\n')
+    with pytest.raises(
+        FileNotFoundError, match="names model.ckpt-200, but there is only model.ckpt-180; copy its files"
+    ):
+        convert_tensorflow_checkpoint(checkpoint, tmp_path / "model")
+    (checkpoint / "checkpoint").write_text("nothing")
+    with pytest.raises(
+        ValueError, match="names no checkpoint in a line model_checkpoint_path; delete it, or pass --st"
+    ):
+        convert_tensorflow_checkpoint(checkpoint, tmp_path / "model")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_accumulators_have_the_layout_of_the_parameters(tmp_path, kind):
+    folder = convert_tensorflow_checkpoint(FIXTURES / kind, tmp_path / "model", optimizer_state=True)
+    found, model = load_file(folder / OPTIMIZER_STATE), ELMoForPreTraining.from_pretrained(folder)
+    assert {name: values.shape for name, values in found.items()} == {
+        name: parameter.shape for name, parameter in model.named_parameters()
+    }
+    back, arrays = to_original(found, read_original_record(folder, model.config)), read(kind)
+    slots = {original_name(name.removesuffix("/Adagrad")): name for name in arrays if name.endswith("/Adagrad")}
+    assert back.keys() == slots.keys()
+    for original, name in slots.items():
+        np.testing.assert_array_equal(back[original].numpy(), arrays[name])
+    assert found["softmax.weight"][0].eq(1).all()  # <PAD>: an accumulator of 0 would divide by 0
+
+
+@pytest.fixture
+def tied(checkpoint, tmp_path):
+    arrays = {name: array for name, array in read("words").items() if not name.startswith("lm/softmax/W")}
+    write(checkpoint, arrays, share_embedding_softmax=True)
+    return convert_tensorflow_checkpoint(checkpoint, tmp_path / "tied", optimizer_state=True)
+
+
+def test_a_shared_table_is_loaded_and_saved_once(tied, tmp_path):
+    model = ELMoForPreTraining.from_pretrained(tied)
+    assert model.softmax.weight is model.elmo.word_embeddings.weight and model.config.has_softmax
+    np.testing.assert_array_equal(model.softmax.weight[1:].detach().numpy(), read("words")["lm/embedding"])
+    assert set(load_file(tied / "model.safetensors")) == set(load_file(tied / OPTIMIZER_STATE))
+    model.save_pretrained(tmp_path / "again")
+    again = ELMoForPreTraining.from_pretrained(tmp_path / "again")
+    assert again.softmax.weight is again.elmo.word_embeddings.weight
+    assert all(torch.equal(values, model.state_dict()[name]) for name, values in again.state_dict().items())
+    biLM = ELMoModel.from_pretrained(tied)
+    assert torch.equal(biLM.word_embeddings.weight, model.softmax.weight)
+
+
+def test_a_shared_table_is_trained_and_resized_once(tied):
+    model = ELMoForPreTraining.from_pretrained(tied)
+    inputs = ELMoTokenizer.from_pretrained(tied)(["of the"], return_tensors="pt")
+    model(**inputs, labels=inputs["input_ids"]).loss.backward()
+    gradient = model.softmax.weight.grad
+    assert (gradient[1:].abs().sum(1) > 0).all() and not gradient[0].any()
+    model.resize_token_embeddings(40)
+    assert model.softmax.weight is model.elmo.word_embeddings.weight and model.softmax.weight.shape == (40, 8)
+    table = model.softmax.weight.clone()
+    model.replace_vocabulary([0, 1, 2, 3, 7, -1])
+    assert model.softmax.weight is model.elmo.word_embeddings.weight
+    assert torch.equal(model.softmax.weight[:5], table[[0, 1, 2, 3, 7]]) and len(model.softmax.bias) == 6
+
+
+def test_a_shared_table_is_exported_once(tied, tmp_path):
+    new = [tmp_path / name for name in ("w.hdf5", "o.json", "v.txt", "s.hdf5")]
+    export_original_checkpoint(tied, *new)
+    with h5py.File(new[0]) as weights, h5py.File(new[3]) as softmax:
+        np.testing.assert_array_equal(weights["embedding"][()], read("words")["lm/embedding"])
+        assert list(softmax["softmax"]) == ["b"]
+    assert json.loads(new[1].read_text())["share_embedding_softmax"] is True
