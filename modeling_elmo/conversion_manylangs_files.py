@@ -62,7 +62,7 @@ def find_manylangs_files(weights: str | Path, architecture: str | Path | None, s
     if described is None and name not in SHIPPED_FILES:
         raise FileNotFoundError(
             f"{CONFIG} of {place} names the architecture file {name!r}, which is not beside it, and not one of the two "
-            f"that the original ships, {' and '.join(SHIPPED_FILES)}; pass it as `architecture`."
+            f"that the original ships, {' and '.join(SHIPPED_FILES)}; pass it (`--architecture`)."
         )
     paths = [path for path in pickles.values() if path is not None]
     return ManyLangsFiles(place, paths, config, described, local(CHARACTERS), local(WORDS))

@@ -1,8 +1,9 @@
-"""Converts an original ELMo checkpoint (bilm-tf, AllenNLP) to a folder for `from_pretrained`, or such a folder back.
+"""Converts a published ELMo checkpoint to a folder for `from_pretrained`, or such a folder back.
 
     elmo convert --weights W.hdf5 --options O.json --output_dir DIR
     elmo convert --weights FOLDER_OR_ZIP --output_dir DIR
     elmo convert --to_original DIR --weights W.hdf5 --options O.json
+    elmo convert --to_original DIR --weights NEW_FOLDER        (ELMoForManyLangs)
     elmo convert --list german
 
 Inputs are paths, folders or .zip archives that hold the files, or hf://user/repo[@revision]/path. The files of a folder
@@ -25,6 +26,12 @@ import torch
 from modeling_elmo.conversion_catalogue import format_catalogue, published_checkpoints
 from modeling_elmo.conversion_elmo import convert_original_checkpoint, export_original_checkpoint
 from modeling_elmo.conversion_files import fetch, find_checkpoint, first_of, is_archive, names_in, read_arrays
+from modeling_elmo.conversion_manylangs import (
+    MANYLANGS_RECORD_FILE,
+    convert_manylangs_checkpoint,
+    export_manylangs_checkpoint,
+)
+from modeling_elmo.conversion_manylangs_files import PICKLES, find_manylangs_files, read_manylangs_arrays
 from modeling_elmo.conversion_tensorflow import (
     CHECKPOINT_FILES,
     convert_tensorflow_checkpoint,
@@ -61,9 +68,16 @@ class ConversionArguments(CardArguments):
             "--model_name_or_path DIR --optim adagrad` then continues with them."
         },
     )
-    pre_tokenization: Literal["moses", "treebank", "whitespace"] = field(
-        default="moses",
-        metadata={"help": "Splitting of raw text by the tokenizer. The released models were trained with moses."},
+    architecture: str | None = field(
+        default=None,
+        metadata={"help": "Architecture file of ELMoForManyLangs, if it is not beside config.json."},
+    )
+    pre_tokenization: Literal["moses", "treebank", "whitespace"] | None = field(
+        default=None,
+        metadata={
+            "help": "Splitting of raw text by the tokenizer. Default: moses, with which the released models were "
+            "trained; whitespace for ELMoForManyLangs."
+        },
     )
     origin: str | None = field(default=None, metadata={"help": "Origin for the card: a link or a name."})
     to_original: str | None = field(
@@ -73,10 +87,14 @@ class ConversionArguments(CardArguments):
 
     def __post_init__(self):
         super().__post_init__()
-        if self.to_original and (not self.options or self.output_dir):
+        if self.to_original and (not (self.options or self.is_from_manylangs) or self.output_dir):
             raise ValueError("--to_original writes the files --weights and --options: pass both, and no --output_dir.")
         if not self.to_original and not self.output_dir:
             raise ValueError("There is no folder to write; pass --output_dir.")
+
+    @property
+    def is_from_manylangs(self) -> bool:
+        return bool(self.to_original) and Path(str(self.to_original), MANYLANGS_RECORD_FILE).is_file()
 
 
 class ListAction(Action):
@@ -93,13 +111,11 @@ def main(arguments: list[str] | None = None):
     parser.add_argument("--list", nargs="*", action=ListAction, dest=SUPPRESS, metavar="WORD", help=about)
     parsed = parser.parse(arguments)
     if parsed.to_original:
-        export_original_checkpoint(
-            parsed.to_original, parsed.weights, parsed.options, parsed.vocabulary, parsed.softmax
-        )
-        print(f"Wrote {parsed.weights} and {parsed.options}.")
+        convert_back(parsed)
         return
     folder, found_format = Path(parsed.output_dir), format_of(parsed)
     print(f"{parsed.weights}: {found_format.name}")
+    check_given_options(parsed, found_format)
     found_format.convert(parsed)
     write_result(folder, "conversion", found_format.check(folder, parsed))
     write_card_facts(folder, parsed)
@@ -107,19 +123,36 @@ def main(arguments: list[str] | None = None):
     print(f"Wrote {folder}; load it with AutoModel.from_pretrained({str(folder)!r}, trust_remote_code=True).")
 
 
+def convert_back(arguments: ConversionArguments):
+    if arguments.is_from_manylangs:
+        if given := given_options(arguments):
+            raise ValueError(f"--{given[0]} has no effect for a model of ELMoForManyLangs; pass the folder --weights.")
+        export_manylangs_checkpoint(str(arguments.to_original), arguments.weights)
+        print(f"Wrote {arguments.weights}.")
+        return
+    folder, options = str(arguments.to_original), str(arguments.options)
+    export_original_checkpoint(folder, arguments.weights, options, arguments.vocabulary, arguments.softmax)
+    print(f"Wrote {arguments.weights} and {arguments.options}.")
+
+
+def given_options(arguments: ConversionArguments) -> list[str]:
+    """The given options that only some formats have."""
+    return [name for name in OPTIONS_OF_FORMATS if getattr(arguments, name) not in (None, False)]
+
+
+def check_given_options(arguments: ConversionArguments, found: "Format"):
+    if other := [name for name in given_options(arguments) if name not in found.options]:
+        raise ValueError(f"--{other[0]} has no effect: {arguments.weights} is {found.name}. Omit it.")
+
+
 def convert_hdf5(arguments: ConversionArguments):
-    if arguments.step is not None or arguments.optimizer_state:
-        raise ValueError(
-            f"--step and --optimizer_state are for TensorFlow checkpoints, and {arguments.weights} is "
-            f"{FORMATS[-1].name}; omit them."
-        )
     convert_original_checkpoint(
         arguments.weights,
         arguments.options,
         str(arguments.output_dir),
         arguments.vocabulary,
         arguments.softmax,
-        arguments.pre_tokenization,
+        arguments.pre_tokenization or "moses",
     )
 
 
@@ -146,7 +179,7 @@ def convert_tensorflow(arguments: ConversionArguments):
         vocabulary=arguments.vocabulary,
         step=arguments.step,
         optimizer_state=arguments.optimizer_state,
-        pre_tokenization=arguments.pre_tokenization,
+        pre_tokenization=arguments.pre_tokenization or "moses",
     )
 
 
@@ -158,6 +191,28 @@ def check_tensorflow(folder: Path, arguments: ConversionArguments) -> dict[str, 
         )
         paths = [found.index_file, *found.bundle.shards, found.options, found.vocabulary]
         return conversion_record(arguments, paths, *count_equal_arrays(found, folder))
+
+
+def convert_manylangs(arguments: ConversionArguments):
+    convert_manylangs_checkpoint(
+        arguments.weights,
+        str(arguments.output_dir),
+        architecture=arguments.architecture,
+        pre_tokenization=arguments.pre_tokenization or "whitespace",
+    )
+
+
+def check_manylangs(folder: Path, arguments: ConversionArguments) -> dict[str, Any]:
+    """As `check_hdf5`."""
+    with tempfile.TemporaryDirectory() as scratch:
+        found = find_manylangs_files(arguments.weights, arguments.architecture, Path(scratch))
+        new_folder = export_manylangs_checkpoint(folder, Path(scratch, "back"))
+        originals = read_manylangs_arrays(found)
+        again = read_manylangs_arrays(find_manylangs_files(new_folder, None, Path(scratch)))
+        equal = sum(name in again and torch.equal(originals[name], again[name]) for name in originals)
+        others = (found.config, found.architecture, found.characters, found.words)
+        paths = [*found.pickles, *(path for path in others if path is not None)]
+        return conversion_record(arguments, paths, len(originals), equal)
 
 
 def conversion_record(arguments: ConversionArguments, paths: list[Path], arrays: int, equal: int) -> dict[str, Any]:
@@ -172,14 +227,35 @@ def conversion_record(arguments: ConversionArguments, paths: list[Path], arrays:
 class Format(NamedTuple):
     name: str
     files: tuple[str, ...]  # any of them in a folder or archive tells the format
+    options: tuple[str, ...]  # of `OPTIONS_OF_FORMATS`
     convert: Callable[[ConversionArguments], None]
     check: Callable[[Path, ConversionArguments], dict[str, Any]]
 
 
+OPTIONS_OF_FORMATS = ("options", "vocabulary", "softmax", "step", "optimizer_state", "architecture")
 # The first that matches. Archives of NLPL have two, of which only the TensorFlow checkpoint has the softmax.
 FORMATS = (
-    Format("a TensorFlow checkpoint of bilm-tf", CHECKPOINT_FILES, convert_tensorflow, check_tensorflow),
-    Format("HDF5 weights of bilm-tf or AllenNLP", ("*.hdf5",), convert_hdf5, check_hdf5),
+    Format(
+        "a checkpoint of ELMoForManyLangs",
+        tuple(PICKLES.values()),
+        ("architecture",),
+        convert_manylangs,
+        check_manylangs,
+    ),
+    Format(
+        "a TensorFlow checkpoint of bilm-tf",
+        CHECKPOINT_FILES,
+        ("options", "vocabulary", "step", "optimizer_state"),
+        convert_tensorflow,
+        check_tensorflow,
+    ),
+    Format(
+        "HDF5 weights of bilm-tf or AllenNLP",
+        ("*.hdf5",),
+        ("options", "vocabulary", "softmax"),
+        convert_hdf5,
+        check_hdf5,
+    ),
 )
 
 

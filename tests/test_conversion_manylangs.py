@@ -246,7 +246,7 @@ def test_an_architecture_file_with_the_name_of_the_other_file(copy, tmp_path):
 def test_architecture_file_elsewhere(copy, tmp_path):
     (copy / ARCHITECTURE).rename(tmp_path / "moved.json")
     with pytest.raises(
-        FileNotFoundError, match=f"names the architecture file '{ARCHITECTURE}', .* pass it as `architec"
+        FileNotFoundError, match=f"names the architecture file '{ARCHITECTURE}', .* pass it .`--architecture`."
     ):
         convert_manylangs_checkpoint(copy, tmp_path / "model")
     (copy / "config.json").unlink()

@@ -118,9 +118,7 @@ def test_hdf5_weights_are_recognized(tmp_path, capsys):
     for name in ("dumped_weights.hdf5", "options.json", "vocab.txt"):
         shutil.copyfile(source / name, tmp_path / name)
     given = ["--weights", str(tmp_path), "--output_dir", str(tmp_path / "model")]
-    with pytest.raises(
-        ValueError, match="--step and --optimizer_state are for TensorFlow checkpoints, and .*; omit them"
-    ):
+    with pytest.raises(ValueError, match="--step has no effect: .* is HDF5 weights of bilm-tf or AllenNLP. Omit it"):
         main([*given, "--step", "1"])
     main(given)
     assert f"{tmp_path}: HDF5 weights of bilm-tf or AllenNLP\n" in capsys.readouterr().out
@@ -135,3 +133,24 @@ def test_folders_of_no_format_are_refused(tmp_path):
     )
     with pytest.raises(FileNotFoundError, match=message):
         main(["--weights", str(tmp_path), "--output_dir", str(tmp_path / "model")])
+
+
+def test_elmoformanylangs_there_and_back(tmp_path, capsys):
+    source, model = FIXTURES / "manylangs" / "characters_and_words", tmp_path / "model"
+    given = ["--weights", str(source), "--output_dir", str(model)]
+    with pytest.raises(ValueError, match="--vocabulary has no effect: .* is a checkpoint of ELMoForManyLangs. Omit it"):
+        main([*given, "--vocabulary", str(source / "word.dic")])
+    main(given)
+    assert f"{source}: a checkpoint of ELMoForManyLangs\n" in capsys.readouterr().out
+    card = (model / "README.md").read_text(encoding="utf-8")
+    assert "30 of 30 arrays equal the original arrays bit for bit" in card and "| token_embedder.pkl | " in card
+    back = ["--to_original", str(model), "--weights", str(tmp_path / "back")]
+    with pytest.raises(ValueError, match="--softmax has no effect for a model of ELMoForManyLangs; pass the folder"):
+        main([*back, "--softmax", "s.hdf5"])
+    main(back)
+    for name in ("char.dic", "word.dic"):
+        assert (tmp_path / "back" / name).read_bytes() == (source / name).read_bytes()
+    shutil.copytree(source, tmp_path / "half")
+    (tmp_path / "half" / "encoder.pkl").unlink()
+    with pytest.raises(FileNotFoundError, match=r"encoder\.pkl"):
+        main(["--weights", str(tmp_path / "half"), "--output_dir", str(tmp_path / "other")])
