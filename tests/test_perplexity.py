@@ -12,7 +12,7 @@ from pretraining_worker import LINES, MODEL, launch
 from torch import Tensor
 
 from modeling_elmo import ELMoConfig, ELMoForPreTraining, ELMoTokenizer
-from modeling_elmo.conversion_elmo import convert_original_checkpoint
+from modeling_elmo.conversion_tensorflow import convert_tensorflow_checkpoint
 from modeling_elmo.run_scripts import perplexity
 from modeling_elmo.run_scripts.perplexity import main
 from modeling_elmo.run_scripts.pretraining import evaluation
@@ -157,9 +157,7 @@ def test_streams(rows, folder):
 def test_streams_give_the_figure_of_the_original(kind, tmp_path):
     """bilm-tf's `test()`, on a model that bilm-tf has trained; each direction against a plain loop."""
     original, folder = FIXTURES / "elmo_fixtures" / "bilm_tf_checkpoint" / kind, tmp_path / "model"
-    names = {"weights": "dumped_weights.hdf5", "options": "options.json"}
-    names |= {"vocabulary": "vocab.txt", "softmax": "softmax.hdf5"}
-    convert_original_checkpoint(output_dir=folder, **{name: original / file for name, file in names.items()})
+    convert_tensorflow_checkpoint(original, folder)
     found = measure(folder, validation_file=original / "text.txt", context="stream", per_device_eval_batch_size=1)
     expected = json.loads((original / "expected.json").read_text(encoding="utf-8"))
     for name in expected.keys() & {"perplexity", "forward", "backward"}:
