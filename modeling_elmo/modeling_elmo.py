@@ -598,6 +598,8 @@ class ELMoForPreTraining(ELMoPreTrainedModel):
         self.loss_type = "ForCausalLM"  # Trainer then counts all labels except the first of each row
         self.elmo = ELMoModel(config, add_mixing_layer=False)
         self.softmax = ELMoSoftmax(config)
+        if self.elmo.word_embeddings is None:
+            self._tied_weights_keys = {}  # there is nothing to share
         self.post_init()
 
     @can_return_tuple
