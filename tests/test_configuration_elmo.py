@@ -2,6 +2,7 @@
 
 import json
 import re
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -185,7 +186,8 @@ def test_files_of_the_wrong_structure(tmp_path):
     content = json.loads((tmp_path / "config.json").read_text())
     for architectures in (True, [["ELMoModel"]]):  # as transformers, which reads no name from them
         (tmp_path / "config.json").write_text(json.dumps({**content, "architectures": architectures}))
-        assert ELMoConfig.from_pretrained(tmp_path).elmo_placement is None
+        with suppress(StrictDataclassError):  # transformers 5.17 refuses them
+            assert ELMoConfig.from_pretrained(tmp_path).elmo_placement is None
     (tmp_path / "config.json").write_text('{"a":' * 100_000 + "1" + "}" * 100_000)
     with pytest.raises(ValueError, match=f"{tmp_path}: config.json is nested too deep .*; pass another copy"):
         ELMoConfig.from_pretrained(tmp_path)
