@@ -15,6 +15,7 @@ from typing import Any, NamedTuple, Protocol
 import torch
 from huggingface_hub.errors import StrictDataclassError
 from torch import Tensor
+from transformers import PreTrainedModel
 from transformers.utils import cached_file
 
 from modeling_elmo import conversion_files as files
@@ -176,10 +177,14 @@ def convert_original_checkpoint(
         found = files.find_checkpoint(weights, options, vocabulary, softmax, Path(scratch))
         model, tokenizer, record = load_original_checkpoint(*found, pre_tokenization)
     with files.staged(output_dir) as folder:
-        model.save_pretrained(folder)
-        tokenizer.save_pretrained(folder)
-        files.write_json_object(asdict(record), folder / RECORD_FILE)
+        save_converted(folder, model, tokenizer, record, RECORD_FILE)
     return output_dir
+
+
+def save_converted(folder: Path, model: PreTrainedModel, tokenizer: ELMoTokenizer, record: Any, record_file: str):
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    files.write_json_object(asdict(record), folder / record_file)
 
 
 def export_original_checkpoint(
@@ -258,7 +263,7 @@ def empty_model(
     with torch.device("meta"):  # without memory, until the files are known to have these sizes
         model = (ELMoForPreTraining if has_softmax else ELMoModel)(config)
         expected = to_original(model.state_dict(), record)
-    files.check_shapes(shapes, {name: tuple(array.shape) for name, array in expected.items()}, weights, options)
+    files.check_shapes(shapes, files.shapes_of(expected), weights, options)
     return model, record
 
 
@@ -418,26 +423,33 @@ def read_original_record(model_dir: str | Path, config: ELMoConfig) -> OriginalR
     num_words = record.options.get("n_tokens_vocab") if record.special_rows else None
     vocab_size = num_words + 1 if isinstance(num_words, int) else config.vocab_size
     recorded = options_to_config(record.options, config.char_vocab_size - 1, vocab_size, config.has_softmax, file)
-    names = ["vocab_size", *(field for field, _ in OPTIONS.values())]
+    check_recorded(recorded, config, ["vocab_size", *(field for field, _ in OPTIONS.values())], RECORD_FILE)
+    return record
+
+
+def check_recorded(recorded: ELMoConfig, config: ELMoConfig, names: list[str], record_file: str):
     if changed := [name for name in names if getattr(recorded, name) != getattr(config, name)]:
         raise ValueError(
-            f"{RECORD_FILE} and config.json differ in {', '.join(changed)}; delete {RECORD_FILE} to export the model "
+            f"{record_file} and config.json differ in {', '.join(changed)}; delete {record_file} to export the model "
             "with its config.json."
         )
-    return record
 
 
 def is_record(content: dict[str, Any], num_words: int) -> bool:
     """Whether a JSON object has the fields of `OriginalRecord`, for a vocabulary of `num_words` words."""
-    rows = content.get("special_rows")
-    has_rows = isinstance(rows, list) and len(rows) == 3 and all(type(row) is int for row in rows)
     return (
         content.keys() <= {field.name for field in fields(OriginalRecord)}
         and isinstance(content.get("options"), dict)
         and isinstance(content.get("one_layer_spelling", False), bool)
         and isinstance(content.get("global_step"), int | None)
-        and (rows is None or (has_rows and len({*rows}) == 3 and 0 <= min(rows) <= max(rows) < num_words))
+        and are_special_rows(content.get("special_rows"), num_words)
     )
+
+
+def are_special_rows(rows: Any, num_words: int) -> bool:
+    """Whether these are three different rows of a vocabulary, or `None`."""
+    has_rows = isinstance(rows, list) and all(type(row) is int and 0 <= row < num_words for row in rows)
+    return rows is None or (has_rows and len({*rows}) == len(rows) == 3)
 
 
 def _flatten(section: dict[str, Any], prefix: str = "") -> dict[str, Any]:

@@ -286,9 +286,22 @@ def read_arrays(path: Path) -> dict[str, Tensor]:
     shapes = read_shapes(path)
     with reading(path), import_h5py().File(path, "r") as file:
         arrays = {name: torch.as_tensor(file[name][()]) for name in shapes}
+    check_finite(arrays, path)
+    return arrays
+
+
+def check_finite(arrays: dict[str, Tensor], path: Path):
     if wrong := [name for name, array in arrays.items() if not array.isfinite().all()]:
         raise ValueError(f"{path} has NaN or infinite values in {', '.join(first_of(wrong))}; pass another copy.")
-    return arrays
+
+
+def shapes_of(arrays: dict[str, Tensor]) -> Shapes:
+    return {name: tuple(array.shape) for name, array in arrays.items()}
+
+
+def num_equal(arrays: dict[str, Tensor], others: dict[str, Tensor]) -> int:
+    """The number of arrays that are bit for bit among the others, under the same name."""
+    return sum(name in others and torch.equal(array, others[name]) for name, array in arrays.items())
 
 
 def num_rows(shapes: Shapes, name: str) -> int:

@@ -5,7 +5,7 @@ in both directions.
 """
 
 import tempfile
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -22,7 +22,10 @@ from modeling_elmo.conversion_elmo import (
     ZERO_ROW,
     Key,
     Transform,
+    are_special_rows,
+    check_recorded,
     from_original,
+    save_converted,
     to_original,
     word_rows,
 )
@@ -163,9 +166,7 @@ def convert_manylangs_checkpoint(
         found = find_manylangs_files(weights, architecture, Path(scratch))
         model, tokenizer, record = load_manylangs_checkpoint(found, pre_tokenization)
     with files.staged(output_dir) as folder:
-        model.save_pretrained(folder)
-        tokenizer.save_pretrained(folder)
-        files.write_json_object(asdict(record), folder / MANYLANGS_RECORD_FILE)
+        save_converted(folder, model, tokenizer, record, MANYLANGS_RECORD_FILE)
     return output_dir
 
 
@@ -216,10 +217,7 @@ def load_manylangs_checkpoint(
         expected = to_original(ELMoModel(config).state_dict(), record, MANYLANGS_KEYS)
     arrays = read_manylangs_arrays(found)
     check_entries(found, {"char": characters, "word": words}, arrays)
-    shapes = {name: tuple(array.shape) for name, array in arrays.items()}
-    files.check_shapes(
-        shapes, {name: tuple(array.shape) for name, array in expected.items()}, found.place, Path(source)
-    )
+    files.check_shapes(files.shapes_of(arrays), files.shapes_of(expected), found.place, Path(source))
     model = ELMoModel(config)
     model.load_state_dict(from_original(arrays, model.state_dict(), record, MANYLANGS_KEYS))
     return model, build_tokenizer(config, characters, words, record, pre_tokenization), record
@@ -355,23 +353,16 @@ def read_manylangs_record(model_dir: str | Path, config: ELMoConfig) -> ManyLang
     record = ManyLangsRecord(**content)
     num_words = config.vocab_size - 1 if config.word_embedding_size else 0
     recorded = architecture_to_config(record.architecture, max(config.char_vocab_size - 1, 0), num_words, file)
-    names = [field for field, _ in MANYLANGS_OPTIONS.values()]
-    if changed := [name for name in names if getattr(recorded, name) != getattr(config, name)]:
-        raise ValueError(
-            f"{MANYLANGS_RECORD_FILE} and config.json differ in {', '.join(changed)}; delete {MANYLANGS_RECORD_FILE} "
-            "to export the model with its config.json."
-        )
+    check_recorded(recorded, config, [field for field, _ in MANYLANGS_OPTIONS.values()], MANYLANGS_RECORD_FILE)
     return record
 
 
 def is_manylangs_record(content: dict[str, Any], num_words: int) -> bool:
     """Whether a JSON object has the fields of `ManyLangsRecord`, for a dictionary of `num_words` words."""
-    rows = content.get("special_rows")
-    has_rows = isinstance(rows, list) and all(type(row) is int and 0 <= row < num_words for row in rows)
     return (
         content.keys() == {field.name for field in fields(ManyLangsRecord)}
         and isinstance(content["architecture"], dict)
         and isinstance(content["config"], dict)
         and content["config"].get("config_path") == architecture_name_in(content["config"])
-        and (rows is None or (has_rows and len({*rows}) == len(rows) == 3))
+        and are_special_rows(content["special_rows"], num_words)
     )

@@ -151,8 +151,7 @@ def read_pickle(path: Path) -> dict[str, Tensor]:
         raise ValueError(f"{path} must have float32 tensors by name; got {', '.join(files.first_of(wrong))}.")
     if sum(array.nbytes for array in content.values()) > path.stat().st_size:
         raise ValueError(f"{path} is damaged (its tensors are larger than the file); pass another copy.")
-    if wrong := [name for name, array in content.items() if not array.isfinite().all()]:
-        raise ValueError(f"{path} has NaN or infinite values in {', '.join(files.first_of(wrong))}; pass another copy.")
+    files.check_finite(content, path)
     return content
 
 

@@ -6,7 +6,6 @@ The variables hold the arrays of `KEYS` in `conversion_elmo.py`, under other nam
 
 import re
 import tempfile
-from dataclasses import asdict
 from fnmatch import fnmatchcase
 from pathlib import Path, PurePosixPath, PureWindowsPath
 from typing import NamedTuple
@@ -26,6 +25,7 @@ from modeling_elmo.conversion_elmo import (
     make_tokenizer,
     original_arrays,
     read_original_record,
+    save_converted,
 )
 from modeling_elmo.conversion_tensor_bundle import FLOAT32, TensorBundle, read_index
 from modeling_elmo.modeling_elmo import ELMoForPreTraining
@@ -101,9 +101,8 @@ def _convert_model(
 ) -> tuple[dict[str, Tensor], OriginalRecord]:
     """Writes the model. Returns its parameters without their values, so that its memory is free again."""
     model, record = load_tensorflow_checkpoint(found)
-    model.save_pretrained(folder)
-    make_tokenizer(model.config, found.vocabulary, pre_tokenization).save_pretrained(folder)
-    files.write_json_object(asdict(record), folder / RECORD_FILE)
+    tokenizer = make_tokenizer(model.config, found.vocabulary, pre_tokenization)
+    save_converted(folder, model, tokenizer, record, RECORD_FILE)
     return {name: parameter.detach().to("meta") for name, parameter in model.named_parameters()}, record
 
 

@@ -5,7 +5,6 @@ sampled softmax; R rows of the output layer in use: all V, or the candidates and
 """
 
 import math
-from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
@@ -44,6 +43,11 @@ class Competition(NamedTuple):
 
     offset_R: Tensor  # minus the log of the expected count of a candidate; 0 without sampling
     excluded_R: Tensor  # rows that take part only where they are the target
+
+
+def unsampled(excluded_R: Tensor) -> Competition:
+    """The competition of all rows but the excluded ones."""
+    return Competition(torch.zeros_like(excluded_R, dtype=torch.float32), excluded_R)
 
 
 class ELMoSoftmax(nn.Module):
@@ -103,8 +107,7 @@ class ELMoSoftmax(nn.Module):
             losses_N = losses_N.to(_sum_dtype(hidden_NP))
             return (scale_N * losses_N).sum(), losses_N.detach()
         excluded_V = torch.arange(len(self.bias), device=self.bias.device) == self.pad_token_id
-        competition = Competition(torch.zeros_like(excluded_V, dtype=_sum_dtype(hidden_NP)), excluded_V)
-        return cross_entropy(hidden_NP, self.weight, self.bias, competition, targets_N, scale_N)
+        return cross_entropy(hidden_NP, self.weight, self.bias, unsampled(excluded_V), targets_N, scale_N)
 
     def log_probabilities(self, hidden_NP: Tensor) -> Tensor:
         """Log-probabilities `(N, V)` of all words under the full softmax, minus infinity at `<PAD>`.
@@ -112,7 +115,10 @@ class ELMoSoftmax(nn.Module):
         They are float32, or float64 for float64 inputs. The caller chooses N to fit its memory.
         """
         if self.adaptive is not None:
-            words_NV = self._adaptive(self.adaptive.log_prob, hidden_NP).to(_sum_dtype(hidden_NP))
+            # torch's module adds float32 to bfloat16 under autocast, which raises.
+            with torch.autocast(hidden_NP.device.type, enabled=False):
+                words_NV = self.adaptive.log_prob(hidden_NP.to(self.adaptive.head.weight.dtype))
+            words_NV = words_NV.to(_sum_dtype(hidden_NP))
             before_NV, after_NV = words_NV[:, : self.pad_token_id], words_NV[:, self.pad_token_id :]
             return torch.cat([before_NV, torch.full_like(words_NV[:, :1], -math.inf), after_NV], 1)
         bias_V = self._bias_without_pad(-math.inf)
@@ -164,21 +170,18 @@ class ELMoSoftmax(nn.Module):
         ranks_N, cutoffs = targets_N - (targets_N > self.pad_token_id).long(), self.adaptive.cutoffs
         clusters_N = torch.bucketize(ranks_N, ranks_N.new_tensor(cutoffs[:-1]), right=True)  # 0: none
         classes_N = torch.where(clusters_N > 0, cutoffs[0] + clusters_N - 1, ranks_N)
-        head = self.adaptive.head
-        loss, losses_N = _word_losses(hidden_NP, head.weight, head.bias, classes_N, scale_N)
+        weight, bias = self.adaptive.head.weight, self.adaptive.head.bias
+        all_of = unsampled(torch.zeros_like(bias, dtype=torch.bool))
+        loss, losses_N = cross_entropy(hidden_NP, weight, bias, all_of, classes_N, scale_N)
         for number, (narrow, words) in enumerate(self.adaptive.tail, 1):
             rows_M = (clusters_N == number).nonzero()[:, 0]
             # An empty cluster takes part with a gradient of 0, because DistributedDataParallel waits for it.
             inner_MX, ranks_M = fast_linear(narrow, hidden_NP[rows_M]), ranks_N[rows_M] - cutoffs[number - 1]
-            zeros_R = hidden_NP.new_zeros(len(words.weight), dtype=_sum_dtype(hidden_NP))
-            more, more_M = _word_losses(inner_MX, words.weight, zeros_R, ranks_M, scale_N[rows_M])
+            no_bias_R = bias.new_zeros(len(words.weight))
+            all_of = unsampled(no_bias_R.bool())
+            more, more_M = cross_entropy(inner_MX, words.weight, no_bias_R, all_of, ranks_M, scale_N[rows_M])
             loss, losses_N = loss + more, losses_N.index_add(0, rows_M, more_M)
         return loss, losses_N
-
-    def _adaptive(self, function: Callable, hidden_NP: Tensor, *ranks_N: Tensor):
-        # torch's module adds float32 to bfloat16 under autocast, which raises.
-        with torch.autocast(hidden_NP.device.type, enabled=False):
-            return function(hidden_NP.to(self.adaptive.head.weight.dtype), *ranks_N)
 
     def _bias_without_pad(self, logit: float) -> Tensor:
         pad = torch.tensor([self.pad_token_id], device=self.bias.device)
@@ -244,13 +247,6 @@ def _cut_cross_entropy(hidden_NP: Tensor, weight_VP: Tensor, bias_V: Tensor, tar
     weight = F.pad(torch.cat([weight_VP.to(dtype), bias_V[:, None].to(dtype)], 1), (0, zeros))
     # By default, `filter_eps` leaves out small gradients.
     return linear_cross_entropy(hidden, weight, targets_N, reduction="none", filter_eps=None)
-
-
-def _word_losses(hidden_NP, weight_RP, bias_R, targets_N, scale_N) -> tuple[Tensor, Tensor]:
-    """`cross_entropy` over all rows."""
-    offset_R = torch.zeros_like(bias_R, dtype=_sum_dtype(hidden_NP))
-    excluded_R = torch.zeros_like(bias_R, dtype=torch.bool)
-    return cross_entropy(hidden_NP, weight_RP, bias_R, Competition(offset_R, excluded_R), targets_N, scale_N)
 
 
 def cross_entropy(

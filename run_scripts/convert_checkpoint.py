@@ -21,11 +21,17 @@ from fnmatch import fnmatchcase
 from pathlib import Path, PureWindowsPath
 from typing import Any, Literal, NamedTuple
 
-import torch
-
 from modeling_elmo.conversion_catalogue import format_catalogue, published_checkpoints
 from modeling_elmo.conversion_elmo import convert_original_checkpoint, export_original_checkpoint
-from modeling_elmo.conversion_files import fetch, find_checkpoint, first_of, is_archive, names_in, read_arrays
+from modeling_elmo.conversion_files import (
+    fetch,
+    find_checkpoint,
+    first_of,
+    is_archive,
+    names_in,
+    num_equal,
+    read_arrays,
+)
 from modeling_elmo.conversion_manylangs import (
     MANYLANGS_RECORD_FILE,
     convert_manylangs_checkpoint,
@@ -167,8 +173,8 @@ def check_hdf5(folder: Path, arguments: ConversionArguments) -> dict[str, Any]:
         export_original_checkpoint(folder, new_weights, Path(scratch, "back.json"), softmax=new_softmax)
         originals = read_arrays(weights) | (read_arrays(softmax) if softmax else {})
         again = read_arrays(new_weights) | (read_arrays(new_softmax) if new_softmax else {})
-        equal = sum(name in again and torch.equal(originals[name], again[name]) for name in originals)
-        return conversion_record(arguments, [path for path in found if path is not None], len(originals), equal)
+        paths = [path for path in found if path is not None]
+        return conversion_record(arguments, paths, len(originals), num_equal(originals, again))
 
 
 def convert_tensorflow(arguments: ConversionArguments):
@@ -209,10 +215,9 @@ def check_manylangs(folder: Path, arguments: ConversionArguments) -> dict[str, A
         new_folder = export_manylangs_checkpoint(folder, Path(scratch, "back"))
         originals = read_manylangs_arrays(found)
         again = read_manylangs_arrays(find_manylangs_files(new_folder, None, Path(scratch)))
-        equal = sum(name in again and torch.equal(originals[name], again[name]) for name in originals)
         others = (found.config, found.architecture, found.characters, found.words)
         paths = [*found.pickles, *(path for path in others if path is not None)]
-        return conversion_record(arguments, paths, len(originals), equal)
+        return conversion_record(arguments, paths, len(originals), num_equal(originals, again))
 
 
 def conversion_record(arguments: ConversionArguments, paths: list[Path], arrays: int, equal: int) -> dict[str, Any]:
