@@ -108,6 +108,14 @@ def test_options_that_contradict_each_other(options, message, tmp_path):
     assert not (tmp_path / "run" / "config.json").exists()
 
 
+def test_a_new_model_predicts_the_words_of_a_vocabulary_file(tmp_path):
+    words = ["<S>", "</S>", "<UNK>", *dict.fromkeys(" ".join(LINES).split())]
+    (tmp_path / "words.txt").write_text("\n".join(words), encoding="utf-8")
+    pretrain(tmp_path, **SHORT, vocabulary_size=None, vocabulary_file=tmp_path / "words.txt")
+    tokenizer = ELMoTokenizer.from_pretrained(tmp_path / "run")
+    assert tokenizer.convert_ids_to_tokens(range(len(tokenizer))) == ["<PAD>", *words]
+
+
 def test_checkpoints_are_not_overwritten(base, tmp_path):
     before = sorted((base / "run").rglob("*"))
     with pytest.raises(FileExistsError, match="run already holds checkpoint-15. Continue with --resume_from_"):

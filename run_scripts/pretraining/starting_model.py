@@ -2,7 +2,6 @@
 
 import json
 import math
-import sys
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -11,7 +10,7 @@ import torch
 from accelerate import Accelerator
 
 from modeling_elmo import ELMoConfig, ELMoForPreTraining, ELMoTokenizer
-from modeling_elmo.configuration_elmo import PRESETS
+from modeling_elmo.configuration_elmo import MOST_ROWS, PRESETS
 from modeling_elmo.run_scripts.pretraining.corpus import Corpus, CorpusArguments
 from modeling_elmo.run_scripts.pretraining.vocabulary import word_frequencies, write_vocabulary
 from modeling_elmo.run_scripts.program.files import check_model
@@ -111,7 +110,7 @@ class ModelArguments:
         if self.vocabulary != "keep":
             raise ValueError(f"--vocabulary {self.vocabulary} is for a checkpoint; pass --model_name_or_path.")
         # Raises for fields out of range. The size of a vocabulary file is unknown here, so none may seem too small.
-        self.config(vocab_size=self.vocabulary_size or sys.maxsize)
+        self.config(vocab_size=self.vocabulary_size or MOST_ROWS)
 
 
 def load_checkpoint(name: str, **options: Any) -> tuple[ELMoForPreTraining, ELMoTokenizer]:
