@@ -1,6 +1,7 @@
 """Semantic role labelling on ELMo (Peters et al. 2018, section 4): the network of He et al. 2017.
 
-Shape suffixes: B batch; T time; D width of the words that the network reads; H width of the network's output; K labels.
+Shape suffixes: B batch; T time; D width of the words that the network reads; H width of the network's output; K labels;
+U distinct texts.
 """
 
 from dataclasses import dataclass
@@ -137,11 +138,11 @@ class ELMoForSemanticRoleLabeling(ELMoTaskModel):
         read = [tensor for tensor in inputs if tensor is not None]
         if not self.elmo.frozen or inputs_embeds is not None or not len(read[0]):
             return super().bilm_layers(*inputs)
-        _, same_B = distinct_rows(torch.cat([tensor.flatten(1).long() for tensor in read], 1))
-        rows_B = torch.arange(len(same_B), device=same_B.device)
-        rows_U = rows_B.new_empty(int(same_B.max()) + 1).scatter_(0, same_B, rows_B)
+        _, text_B = distinct_rows(torch.cat([tensor.flatten(1).long() for tensor in read], 1))
+        first_B = (text_B[:, None] == text_B).byte().argmax(1)  # the first row with the same text
+        rows_U, index_B = first_B.unique(return_inverse=True)
         layers = super().bilm_layers(*(None if tensor is None else tensor[rows_U] for tensor in inputs))
-        return tuple(layer[same_B] for layer in layers)
+        return tuple(layer[index_B] for layer in layers)
 
     def _encoded(self, encoder: nn.Module | None, words_BTD: Tensor, inputs: TaskInputs) -> Tensor:
         """What a linear layer reads: the words themselves, or their encoder's output, with ELMo beside it."""
