@@ -16,7 +16,9 @@ PIPELINE_TAGS = {
     "ELMoForTokenClassification": "token-classification",
     "ELMoForSequenceClassification": "text-classification",
     "ELMoForQuestionAnswering": "question-answering",
+    "ELMoForSemanticRoleLabeling": "semantic-role-labeling",
 }
+HUB_TAGS = {"semantic-role-labeling": "token-classification"}  # where the Hub has no tag of the pipeline's name
 
 
 def write_head_card(folder: Path, name: str, record: dict[str, Any] | None = None) -> Path:
@@ -30,10 +32,10 @@ def write_head_card(folder: Path, name: str, record: dict[str, Any] | None = Non
     record = record or (read_json(path) if path.exists() else {})
     tag = PIPELINE_TAGS[config.architectures[0]]
     metadata = {
-        "pipeline_tag": tag,
-        "tags": ["elmo"],
+        "pipeline_tag": HUB_TAGS.get(tag, tag),
+        "tags": ["elmo", *([tag] if tag in HUB_TAGS else [])],
         "metrics": [record["metric"]] if record else None,
-        "eval_results": score_results(tag, record) if record else None,
+        "eval_results": score_results(HUB_TAGS.get(tag, tag), record) if record else None,
         "base_model": record.get("base_model"),
     }
     values = {
