@@ -1,7 +1,7 @@
 """Semantic role labelling as a pipeline: `pipeline("semantic-role-labeling", model=..., trust_remote_code=True)`.
 
-It travels with all `ELMoForSemanticRoleLabeling` checkpoints. A sentence is read once to find its predicates, and then in
-a row for each predicate. All these rows share one pass of a frozen biLM.
+It travels with all `ELMoForSemanticRoleLabeling` checkpoints. A sentence is read once to find its predicates, and then
+in a row for each predicate. All these rows share one pass of a frozen biLM.
 
 Shape suffixes: B sentences; N predicates of all sentences, a row for each; T positions of a row.
 """
@@ -43,11 +43,11 @@ class ELMoSemanticRolePipeline(Pipeline):
         pipe(["The cat ate the fish.", "It rained."], batch_size=8)
         pipe(["The", "cat", "ate", "the", "fish", "."], is_split_into_words=True, predicates=[2])
 
-    A result is a dictionary. `words` are the words of the sentence. `verbs` has a dictionary for each predicate, verb or
-    not: `verb`, its word; `description`, the sentence with its roles in brackets; `tags`, a BIO tag per word;
+    A result is a dictionary. `words` are the words of the sentence. `verbs` has a dictionary for each predicate, verb
+    or not: `verb`, its word; `description`, the sentence with its roles in brackets; `tags`, a BIO tag per word;
     `arguments`, each with `role`, `start` and `end` (characters of the sentence, the end excluded), `text` and `score`,
-    the mean probability of its words' tags. Continued arguments (`C-ARG1`) and referring ones (`R-ARG1`) have entries of
-    their own. The spans of the predicate itself, `V` and `C-V`, are in `tags` and `description` only.
+    the mean probability of its words' tags. Continued arguments (`C-ARG1`) and referring ones (`R-ARG1`) have entries
+    of their own. The spans of the predicate itself, `V` and `C-V`, are in `tags` and `description` only.
 
     Args:
         predicates: indices of the words that are predicates; for several sentences, a list of indices for each. The

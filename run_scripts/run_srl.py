@@ -2,10 +2,10 @@
 
     elmo srl --model_name_or_path elmo --train_file train.tsv --validation_file dev.tsv --output_dir labeller
 
-The network is the paper's (section 4): eight LSTM layers with highway connections, in alternating directions (He et al.
-2017), over `[x_k; ELMo_k]` and a mark of the predicate. A second output finds the predicates. F1 is that of the official
-scorer, `srl-eval.pl`, with gold predicates. `elmo reproduce srl` runs the paper's experiments: baseline, ablations,
-several seeds.
+The network is the paper's (section 4): eight LSTM layers with highway connections, in alternating directions (He et
+al. 2017), over `[x_k; ELMo_k]` and a mark of the predicate. A second output finds the predicates. F1 is that of the
+official scorer, `srl-eval.pl`, with gold predicates. `elmo reproduce srl` runs the paper's experiments: baseline,
+ablations, several seeds.
 """
 
 import time

@@ -31,11 +31,12 @@ def write_head_card(folder: Path, name: str, record: dict[str, Any] | None = Non
     config, path = ELMoConfig.from_pretrained(folder), folder / "record.json"
     record = record or (read_json(path) if path.exists() else {})
     tag = PIPELINE_TAGS[config.architectures[0]]
+    hub_tag = HUB_TAGS.get(tag, tag)
     metadata = {
-        "pipeline_tag": HUB_TAGS.get(tag, tag),
-        "tags": ["elmo", *([tag] if tag in HUB_TAGS else [])],
+        "pipeline_tag": hub_tag,
+        "tags": ["elmo"] if tag == hub_tag else ["elmo", tag],
         "metrics": [record["metric"]] if record else None,
-        "eval_results": score_results(HUB_TAGS.get(tag, tag), record) if record else None,
+        "eval_results": score_results(hub_tag, record) if record else None,
         "base_model": record.get("base_model"),
     }
     values = {

@@ -45,7 +45,7 @@ class SemanticRoleArguments(RoleDataArguments):
 
 @dataclass
 class SemanticRoleTrainingArguments(AdadeltaTrainingArguments):
-    """Trainer's arguments, with the paper's settings for semantic roles (supplement A.5; He et al. 2017)."""
+    """Trainer's arguments, with the paper's settings for semantic roles (He et al. 2017)."""
 
     _argument_group_name = "training options"
 
@@ -56,7 +56,7 @@ class SemanticRoleTrainingArguments(AdadeltaTrainingArguments):
 class SemanticRoles(Task):
     """The paper's semantic roles (section 4): eight interleaved LSTM layers over `[x_k; ELMo_k; predicate]`.
 
-    Roles are scored for the gold predicates of a sentence. A second output finds the predicates, and has its own scores.
+    Roles are scored for the gold predicates. A second output finds the predicates of a sentence, and is scored apart.
     """
 
     name = "semantic-role-labeling"
@@ -175,15 +175,13 @@ def tell_unknown_roles(data: DatasetDict, known: Iterable[str]):
     for split, sentences in data.items():
         if unknown := {tag[2:] for tag in tags_of(sentences) - {*known}}:
             logger.warning(
-                f"Split {split!r} has roles that do not occur in 'train': {', '.join(sorted(unknown)):.200}. They cannot "
-                "be found, and their arguments count as errors."
+                f"Split {split!r} has roles that do not occur in 'train': {', '.join(sorted(unknown)):.200}. They "
+                "cannot be found, and their arguments count as errors."
             )
 
 
 def tell_cut_predicates(train: Dataset, max_length: int | None):
-    last = max(map(len, train["tokens"])) if max_length is None else max_length - 2
-    if cut := sum(place >= last for places in train["predicate_index"] for place in places):
-        logger.warning(
-            f"{cut:,} predicates of the training data come after the first {last} words of their sentence, where "
-            f"--max_length {max_length} cuts it; they are left out."
-        )
+    if max_length is None:
+        return
+    if cut := sum(place >= max_length - 2 for places in train["predicate_index"] for place in places):
+        logger.warning(f"--max_length {max_length} cuts {cut:,} predicates off the training data; they are left out.")
