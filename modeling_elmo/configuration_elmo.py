@@ -33,6 +33,8 @@ AUTO_MAP = {
     "AutoModelForSequenceClassification": "modeling_elmo_heads.ELMoForSequenceClassification",
     "AutoModelForQuestionAnswering": "modeling_elmo_heads.ELMoForQuestionAnswering",
 }
+# Classes that share an Auto class with one of the map. Only the folders of such a class name it there.
+OTHER_REFERENCES = {"modeling_elmo_roles.ELMoForSemanticRoleLabeling"}
 # Above these, building a model does not end or sizes of tensors overflow. No model comes near.
 MOST_LAYERS, MOST_COLUMNS, MOST_ROWS, MOST_CHARACTERS = 1000, 2**20, 2**31 - 1, 1000
 MOST_CACHED = 2**24  # words of a vocabulary cache, whose memory is allocated before its size is compared
@@ -45,6 +47,7 @@ LARGEST_SIZES = {
     "max_word_length": MOST_CHARACTERS,
 }
 BILM_CLASSES = {"ELMoModel", "ELMoForPreTraining"}
+FORMER_DEFAULTS = {"elmo_placement": "input", "task_num_layers": 2}  # of fields that are now `None` by default
 
 # Files that make a folder a sentence-transformers model: its own `Transformer` module, which calls our method. (Its
 # `Pooling` module would count the markers.) `modules.json` is written last, so that it is never there alone.
@@ -138,8 +141,8 @@ class ELMoConfig(PreTrainedConfig):
         head: `"paper"`, the networks of section 4, or `"linear"`, one linear layer on the mix.
         classifier: the paper's network for whole texts: `"bcn"` (one text or two), `"esim"` (two), or `"linear"`.
         task_hidden_size, task_dropout: hidden size and dropout rate of a head's network. Default: 200 and 0.5 (tagger),
-            300 and 0.3 (bcn), 300 and 0.5 (esim), 90 and 0.2 (reader).
-        task_num_layers: number of biLSTM layers of the tagger.
+            300 and 0.3 (bcn), 300 and 0.5 (esim), 90 and 0.2 (reader), 300 and 0.1 (roles).
+        task_num_layers: number of layers of the tagger's biLSTM or of the roles' interleaved LSTM. Default: 2 and 8.
         task_word_embedding_size: width of the head's own word vectors, read by `input_ids`. 0: none.
         freeze_word_embeddings: whether the head's word vectors stay fixed in training.
         task_char_embedding_size, task_char_cnn_filters: the head's own character CNN, for models with characters. No
@@ -190,7 +193,7 @@ class ELMoConfig(PreTrainedConfig):
     classifier: Literal["bcn", "esim", "linear"] = "bcn"
     task_hidden_size: int | None = None
     task_dropout: float | int | None = None
-    task_num_layers: int = 2
+    task_num_layers: int | None = None
     task_word_embedding_size: int = 0
     freeze_word_embeddings: bool = False
     task_char_embedding_size: int = 16
@@ -201,6 +204,8 @@ class ELMoConfig(PreTrainedConfig):
         hidden_size = kwargs.pop("hidden_size", None)
         kwargs["auto_map"] = _current_auto_map(kwargs.get("auto_map") or {})
         super().__post_init__(**kwargs)
+        # Auto classes with several models iterate over it.
+        self.architectures = self.architectures or []  # type: ignore[has-type] # a field of the base class
         if hidden_size is not None:
             self.hidden_size = hidden_size
         for name in ("char_cnn_filters", "task_char_cnn_filters"):
@@ -220,11 +225,11 @@ class ELMoConfig(PreTrainedConfig):
 
     @classmethod
     def from_dict(cls, config_dict: dict[str, Any], **kwargs):
-        # Before `None`, the default placement was "input", and every saved biLM has it, although it has no head.
+        # Saved biLMs have the defaults from before `None`, although they have no head.
         architectures = config_dict.get("architectures")
         is_bilm = isinstance(architectures, list) and bool(BILM_CLASSES & {*map(str, architectures)})
-        if is_bilm and config_dict.get("elmo_placement") == "input":
-            config_dict = {**config_dict, "elmo_placement": None}
+        old = [name for name, value in FORMER_DEFAULTS.items() if is_bilm and config_dict.get(name) == value]
+        config_dict = {**config_dict, **dict.fromkeys(old)}
         return super().from_dict(config_dict, **kwargs)
 
     @classmethod
@@ -272,9 +277,12 @@ class ELMoConfig(PreTrainedConfig):
         return {**super().to_dict(), "hidden_size": self.hidden_size}
 
     def use_code_of_folder(self):
-        """Removes repository names from the Auto map: the classes are in the folder that is being saved."""
+        """Resets our classes in the Auto map, without repository names: they are in the folder that is being saved.
+
+        transformers then writes the class that it saves.
+        """
         for auto_class, reference in AUTO_MAP.items():
-            if self.auto_map[auto_class].endswith(f"--{reference}"):
+            if self.auto_map[auto_class].rpartition("--")[2] in {reference, *OTHER_REFERENCES}:
                 self.auto_map[auto_class] = reference
 
     def save_pretrained(self, save_directory: str | os.PathLike, *args, **kwargs):
