@@ -302,6 +302,8 @@ def test_errors_of_labels(options):
         fails(message, model, **batch, **{name: outside})
     too_high = targets_of(model, batch)["labels"].where(batch["input_ids"] < 4, 5)
     fails("`labels` has ids from 5 to 5, but this model knows 0 to 4.*num_labels", model, **batch, labels=too_high)
+    unsigned = targets_of(model, batch)["labels"].to(torch.uint8)  # -100 becomes 156
+    fails("`labels` has ids from . to 156, but this model knows 0 to 4", model, **batch, labels=unsigned)
     other = torch.full_like(too_high, -100)
     other[1, 2] = 2
     message = (
