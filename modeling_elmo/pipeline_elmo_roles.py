@@ -6,7 +6,7 @@ in a row for each predicate. All these rows share one pass of a frozen biLM.
 Shape suffixes: B sentences; N predicates of all sentences, a row for each; T positions of a row.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence, Sized
 from dataclasses import dataclass
 from itertools import pairwise, repeat
 from numbers import Integral
@@ -183,7 +183,7 @@ def _with_predicates(sentences: Iterable[Any], predicates: Iterable[Any] | None)
     """Each sentence with its predicates, `None` where the model is to find them."""
     if predicates is None:
         predicates = repeat(None)
-    elif hasattr(sentences, "__len__") and hasattr(predicates, "__len__") and len(sentences) != len(predicates):
+    elif isinstance(sentences, Sized) and isinstance(predicates, Sized) and len(sentences) != len(predicates):
         raise ValueError(
             f"Received {len(sentences)} sentences and `predicates` of {len(predicates)}; pass a list of word indices "
             "for each sentence."
