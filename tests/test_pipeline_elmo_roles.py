@@ -138,6 +138,8 @@ def test_generators_are_streamed(pipe):
     results = pipe((read.append(text) or text for text in TEXTS), predicates=iter([[0], [1], [2]]))
     assert not isinstance(results, list)
     assert next(iter(results))["verbs"][0]["verb"] == "The" and len(read) < 3
+    with pytest.raises(ValueError, match="shorter"):
+        list(pipe(iter(TEXTS), predicates=iter([[0], [1]])))
 
 
 @pytest.mark.parametrize("options", [{"use_elmo": False}, {"freeze_bilm": False}, {"head": "linear"}])
@@ -164,6 +166,7 @@ def test_a_frozen_bilm_reads_a_sentence_once(pipe, monkeypatch):
         (["a b", " "], {}, "A sentence is ' '; pass a text that is not empty"),
         ([3], {}, "A sentence is 3; pass a text that is not empty"),
         (3, {}, "Received 3; pass a sentence or a list of sentences"),
+        ({"text": "a b"}, {}, "Received {'text': 'a b'}; pass a sentence or a list of sentences"),
         ("\x01\x02", {}, r"The sentence '\\x01\\x02' has no words"),
         ([], {"is_split_into_words": True}, r"The sentence '' has no words; pass a sentence with words"),
         (
