@@ -38,6 +38,7 @@ from .modeling_elmo_heads import (  # noqa: E402
 )
 from .modeling_elmo_roles import ELMoForSemanticRoleLabeling, ELMoSemanticRoleOutput  # noqa: E402
 from .pipeline_elmo import ELMoQuestionAnsweringPipeline  # noqa: E402
+from .pipeline_elmo_roles import ELMoSemanticRolePipeline  # noqa: E402
 from .tokenization.tokenization_elmo import ELMoTokenizer  # noqa: E402
 
 __version__ = "0.1.0"
@@ -62,6 +63,12 @@ PIPELINE_REGISTRY.register_pipeline(
     pt_model=AutoModelForQuestionAnswering,
     type="text",
 )
+PIPELINE_REGISTRY.register_pipeline(
+    "semantic-role-labeling",
+    pipeline_class=ELMoSemanticRolePipeline,
+    pt_model=AutoModelForTokenClassification,
+    type="text",
+)
 ELMoConfig.register_for_auto_class()
 ELMoTokenizer.register_for_auto_class()
 
@@ -80,6 +87,7 @@ __all__ = [
     "ELMoQuestionAnsweringPipeline",
     "ELMoScores",
     "ELMoSemanticRoleOutput",
+    "ELMoSemanticRolePipeline",
     "ELMoTokenClassifierOutput",
     "ELMoTokenizer",
     "ScalarMix",

@@ -56,6 +56,12 @@ class ELMoForSemanticRoleLabeling(ELMoTaskModel):
     A row has one text and one predicate. With a frozen biLM, rows with the same text share one pass of the biLM.
     """
 
+    custom_pipelines = {
+        "semantic-role-labeling": {
+            "impl": "pipeline_elmo_roles.ELMoSemanticRolePipeline",
+            "pt": ["AutoModelForTokenClassification"],
+        }
+    }
     accepts_loss_kwargs = True
 
     def __init__(self, config: ELMoConfig):

@@ -278,7 +278,7 @@ class Experiment:
         model = ELMoModel.from_pretrained(self.head.model_name_or_path, config=config, dtype=torch.float32)
         model.to(self.training.device)
         splits = self._encoded(tokenizer).values()
-        columns = set.intersection(*(set(rows.column_names) for rows in splits))
+        columns = set.intersection(*(set(rows.column_names) for rows in splits)) - {*self.task.head_columns}
         rows = concatenate_datasets([each.select_columns(sorted(columns)) for each in splits])
         with self.training.main_process_first(desc="computing the biLM's layers"):
             return feature_store(self.folder / "features", model, rows, self.task.collator(tokenizer))

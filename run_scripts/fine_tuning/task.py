@@ -15,6 +15,8 @@ from modeling_elmo.run_scripts.fine_tuning.data import take_samples
 from modeling_elmo.run_scripts.fine_tuning.sources import DataArguments, code_states
 from modeling_elmo.run_scripts.fine_tuning.trainer import TaskTrainingArguments
 
+NO_LABEL = -100  # ignored by the loss: markers and padding
+
 Record = dict[str, Any]
 Batch = dict[str, list]  # columns of a batch of examples
 
@@ -54,6 +56,8 @@ class Task(ABC):
         model_class: the class of the head.
         arguments_class, training_arguments_class: dataclasses of options, with the task's defaults.
         scalar_mix_l2: the paper's lambda for the task (supplement A).
+        elmo_dropout: the paper's dropout rate on ELMo.
+        head_columns: columns of the encodings that differ between rows of one text, because only the head reads them.
         data: the raw splits, of `train`, `validation` and `test` those that were given.
         config: fields of `ELMoConfig` that the data set determines, such as labels.
 
@@ -67,6 +71,8 @@ class Task(ABC):
     arguments_class: type[DataArguments]
     training_arguments_class: type[TaskTrainingArguments] = TaskTrainingArguments
     scalar_mix_l2: float = 0.001
+    elmo_dropout: float = 0.5
+    head_columns: tuple[str, ...] = ()
 
     def __init__(self, arguments: Any):
         self.arguments = arguments
@@ -166,6 +172,12 @@ def log_mean_probabilities(logits: Sequence[np.ndarray]) -> np.ndarray:
     """The logarithm of the mean of several models' probabilities, a softmax over the last dimension."""
     log_probs = torch.stack([torch.from_numpy(each).log_softmax(-1) for each in logits])
     return (log_probs.logsumexp(0) - math.log(len(logits))).numpy()
+
+
+def log_mean_odds(logits: Sequence[np.ndarray]) -> np.ndarray:
+    """The log-odds of the mean of several models' probabilities, sigmoids of their logits."""
+    log_probs = log_mean_probabilities([np.stack([np.zeros_like(each), each], -1) for each in logits])
+    return log_probs[..., 1] - log_probs[..., 0]
 
 
 def label_config(labels: list[str]) -> dict[str, Any]:
