@@ -23,6 +23,7 @@ from .elmo_head_features import TokenFeatures
 from .elmo_head_interleaved import InterleavedLSTM
 from .elmo_head_layers import TaskLSTM, TaskRNN, VariationalDropout
 from .elmo_head_reader import SpanReader
+from .elmo_head_spans import SpanRanker
 from .elmo_inputs import check_floats, check_ids, check_range, check_shape, token_mask, word_mask
 from .modeling_elmo import ELMoModel, ELMoPreTrainedModel, ScalarMix
 
@@ -32,6 +33,7 @@ HEAD_PARTS = (
     InterleavedLSTM,
     LinearChainCRF,
     ScalarMix,
+    SpanRanker,
     SpanReader,
     TaskRNN,
     TokenFeatures,
@@ -54,6 +56,7 @@ NETWORK_DEFAULTS = {
     "linear": NetworkDefaults(0, 0.0),
     "tagger": NetworkDefaults(200, 0.5, num_layers=2),
     "roles": NetworkDefaults(300, 0.1, num_layers=8),
+    "coreference": NetworkDefaults(200, 0.2),
     "bcn": NetworkDefaults(300, 0.3),
     "esim": NetworkDefaults(300, 0.5),
     # The reader's attention multiplies word vectors and learns late if they are small; GloVe's deviate by about 0.4.
