@@ -30,6 +30,7 @@ from .modeling_elmo import (  # noqa: E402
     ELMoScores,
     ScalarMix,
 )
+from .modeling_elmo_coreference import ELMoCoreferenceOutput, ELMoForCoreferenceResolution  # noqa: E402
 from .modeling_elmo_heads import (  # noqa: E402
     ELMoForQuestionAnswering,
     ELMoForSequenceClassification,
@@ -49,7 +50,12 @@ AutoTokenizer.register(ELMoConfig, fast_tokenizer_class=ELMoTokenizer, exist_ok=
 for _auto_class, *_model_classes in (
     (AutoModel, ELMoModel),
     (AutoModelForPreTraining, ELMoForPreTraining),
-    (AutoModelForTokenClassification, ELMoForTokenClassification, ELMoForSemanticRoleLabeling),
+    (
+        AutoModelForTokenClassification,
+        ELMoForTokenClassification,
+        ELMoForSemanticRoleLabeling,
+        ELMoForCoreferenceResolution,
+    ),
     (AutoModelForSequenceClassification, ELMoForSequenceClassification),
     (AutoModelForQuestionAnswering, ELMoForQuestionAnswering),
 ):
@@ -74,6 +80,8 @@ ELMoTokenizer.register_for_auto_class()
 
 __all__ = [
     "ELMoConfig",
+    "ELMoCoreferenceOutput",
+    "ELMoForCoreferenceResolution",
     "ELMoForPreTraining",
     "ELMoForPreTrainingOutput",
     "ELMoForQuestionAnswering",

@@ -23,6 +23,7 @@ from .elmo_head_features import TokenFeatures
 from .elmo_head_interleaved import InterleavedLSTM
 from .elmo_head_layers import TaskLSTM, TaskRNN, VariationalDropout
 from .elmo_head_reader import SpanReader
+from .elmo_head_spans import SpanRanker
 from .elmo_inputs import check_floats, check_ids, check_range, check_shape, token_mask, word_mask
 from .modeling_elmo import ELMoModel, ELMoPreTrainedModel, ScalarMix
 
@@ -32,6 +33,7 @@ HEAD_PARTS = (
     InterleavedLSTM,
     LinearChainCRF,
     ScalarMix,
+    SpanRanker,
     SpanReader,
     TaskRNN,
     TokenFeatures,
@@ -54,6 +56,7 @@ NETWORK_DEFAULTS = {
     "linear": NetworkDefaults(0, 0.0),
     "tagger": NetworkDefaults(200, 0.5, num_layers=2),
     "roles": NetworkDefaults(300, 0.1, num_layers=8),
+    "coreference": NetworkDefaults(200, 0.2),
     "bcn": NetworkDefaults(300, 0.3),
     "esim": NetworkDefaults(300, 0.5),
     # The reader's attention multiplies word vectors and learns late if they are small; GloVe's deviate by about 0.4.
@@ -125,7 +128,7 @@ class ELMoTaskModel(ELMoPreTrainedModel):
         self.dropout = nn.Dropout(config.elmo_dropout)
         has_features = not self.is_linear and (config.task_word_embedding_size or config.task_has_characters)
         self.token_features = TokenFeatures(config, defaults.word_vector_std) if has_features else None
-        self.feature_dropout = VariationalDropout(self.task_dropout)
+        self.feature_dropout: nn.Module = VariationalDropout(self.task_dropout)
         feature_size = self.token_features.output_size if self.token_features else 0
         self.input_size = config.hidden_size * at_input + feature_size
         self.output_elmo_size = config.hidden_size * at_output

@@ -20,7 +20,7 @@ import torch
 import zstandard
 from head_models import HEADS, batch_of, make_batch, make_config, make_model, targets_of
 
-from modeling_elmo import ELMoForPreTraining, ELMoModel, ELMoTokenizer
+from modeling_elmo import ELMoForCoreferenceResolution, ELMoForPreTraining, ELMoModel, ELMoTokenizer
 from modeling_elmo.run_scripts.fine_tuning.data_files import column_rows, json_rows, table_rows
 from modeling_elmo.run_scripts.fine_tuning.role_data import ROLE_FEATURES, checked_row, role_rows
 from modeling_elmo.run_scripts.fine_tuning.word_vectors import read_word_vectors
@@ -392,7 +392,12 @@ def spoiled(batch: dict[str, Any], chance: random.Random) -> tuple[dict[str, Any
     return batch, False
 
 
-MODELS = {"bilm": (ELMoModel, {}), "language model": (ELMoForPreTraining, {}), **HEADS}
+MODELS = {
+    "bilm": (ELMoModel, {}),
+    "language model": (ELMoForPreTraining, {}),
+    "coreference": (ELMoForCoreferenceResolution, {}),
+    **HEADS,
+}
 
 
 @pytest.mark.parametrize("name", [name for name in MODELS if "both" not in name and "output" not in name])
@@ -402,12 +407,16 @@ def test_batches(name):
     model = make_model(cls, **options) if name in HEADS else cls(make_config()).eval()
     batch = batch_of(model) if name in HEADS else make_batch(model.config)
     targets = {} if cls is ELMoModel else {"labels": batch["input_ids"].where(batch["input_ids"] > 0, -100)}
+    if cls is ELMoForCoreferenceResolution:  # of rows with 4, 1 and 3 words
+        targets = {"mentions": torch.tensor([[0, 1, 2, 0], [0, 4, 4, 1], [2, 1, 1, 1], [3, 2, 3, 0]])}
     batch |= targets_of(model, batch) if name in HEADS else targets
 
     def run(batch: dict[str, Any]) -> torch.Tensor:
         output = model(**batch)
         found = next(
-            output[key] for key in ("loss", "logits", "start_logits", "hidden_states", "final_states") if key in output
+            output[key]
+            for key in ("loss", "logits", "start_logits", "mention_scores", "hidden_states", "final_states")
+            if key in output
         )
         return found if isinstance(found, torch.Tensor) else found[-1]
 
