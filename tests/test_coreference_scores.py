@@ -79,7 +79,7 @@ def test_gold_against_gold(singletons):
     for row in rows:
         groups: dict[int, list] = {}
         for *span, cluster in row["mentions"]:
-            groups.setdefault(cluster, []).append(span)
+            groups.setdefault(cluster, []).append(tuple(span))
         gold.append(list(groups.values()))
     found = coreference_scores(gold, gold, singletons)
     assert set(found.values()) == {1.0} and len(found) == 13

@@ -19,9 +19,12 @@ from modeling_elmo.run_scripts.fine_tuning.sources import DataArguments, Source,
 from modeling_elmo.run_scripts.program.files import numbered_lines
 
 DOCUMENT_SUFFIXES = (".conll", ".gold_conll", ".auto_conll", ".v4_gold_conll", ".v4_auto_conll")
-STRING = Value("string")
 DOCUMENT_FEATURES = Features(
-    document=STRING, sentences=[[STRING]], mentions=[[Value("int32")]], speakers=[[STRING]], genre=STRING
+    document=Value("string"),
+    sentences=[[Value("string")]],
+    mentions=[[Value("int32")]],
+    speakers=[[Value("string")]],
+    genre=Value("string"),
 )
 BEGIN = re.compile(r"#begin document \((.+)\)(?:; part ([0-9]{1,9}))? *")
 BRACKETS = re.compile(r"(\(?)([0-9]{1,9})(\)?)")
@@ -30,8 +33,8 @@ NOTHING = ("-", "_", "")  # of a column without a value
 FEMININE, MASCULINE = ("she", "her", "hers"), ("he", "his", "him")
 GAP_COLUMNS = ("ID", "Text", "Pronoun", "Pronoun-offset", "A", "A-offset", "A-coref", "B", "B-offset", "B-coref")
 
-Span = tuple[int, int, int]  # sentence, first word, last word (inclusive); all from 0
-Characters = tuple[int, int]  # of a text: the first, and the one after the last
+MentionSpan = tuple[int, int, int]  # sentence, first word, last word (inclusive); all from 0
+Offsets = tuple[int, int]  # of a text: the first, and the one after the last
 
 
 @dataclass(kw_only=True)
@@ -50,8 +53,8 @@ class GapExample(NamedTuple):
 
     name: str
     text: str
-    pronoun: Characters
-    names: tuple[Characters, Characters]
+    pronoun: Offsets
+    names: tuple[Offsets, Offsets]
     coreferent: tuple[bool, bool]
     is_feminine: bool
 
@@ -92,7 +95,7 @@ def _distinct_documents(read: Callable[[], Iterator[LocatedRow]]) -> Iterator[Lo
 
 def document_row(location: Any, row: Mapping[str, Any]) -> dict[str, Any]:
     """A checked document with its mentions in order. `speakers` and `genre` may be missing."""
-    sentences, mentions = row.get("sentences"), row.get("mentions")
+    sentences: Any = row.get("sentences")
     speakers, genre = row.get("speakers") or [], row.get("genre") or ""
     if not _is_text(sentences):
         raise ValueError(
@@ -102,16 +105,25 @@ def document_row(location: Any, row: Mapping[str, Any]) -> dict[str, Any]:
         raise ValueError(f"{location}: the speakers are {speakers!r:.80}; pass one for each word, or none.")
     if not isinstance(genre, str):
         raise ValueError(f"{location}: the genre is {genre!r:.80}; it must be a text.")
+    return {
+        "document": row["document"],
+        "sentences": sentences,
+        "mentions": _numbered_mentions(location, row.get("mentions"), sentences),
+        "speakers": speakers,
+        "genre": genre,
+    }
+
+
+def _numbered_mentions(location: Any, mentions: Any, sentences: list[list[str]]) -> list[list[int]]:
+    """The mentions in the order of the document, with clusters counted from 0."""
     if not isinstance(mentions, list):
         raise ValueError(f"{location}: the mentions are {mentions!r:.80}; they must be a list, which may be empty.")
-    found: dict[Span, int] = {}
+    found: dict[MentionSpan, int] = {}
     for mention in mentions:
         _check_mention(location, mention, sentences)
         _add_mention(location, found, tuple(mention[:3]), mention[3])
     numbers: dict[int, int] = {}
-    numbered = [[*span, numbers.setdefault(found[span], len(numbers))] for span in sorted(found)]
-    found_row = {"document": row["document"], "sentences": sentences, "mentions": numbered}
-    return found_row | {"speakers": speakers, "genre": genre}
+    return [[*span, numbers.setdefault(found[span], len(numbers))] for span in sorted(found)]
 
 
 def _is_text(value: Any) -> bool:
@@ -141,7 +153,7 @@ def _check_mention(location: Any, mention: Any, sentences: list[list[str]]):
         )
 
 
-def _add_mention(location: Any, mentions: dict[Span, int], span: Span, cluster: int):
+def _add_mention(location: Any, mentions: dict[MentionSpan, int], span: MentionSpan, cluster: int):
     if span in mentions:
         raise ValueError(
             f"{location}: the mention of words {span[1]} to {span[2]} in sentence {span[0]} is in cluster "
@@ -184,7 +196,7 @@ class _Document:
         self.where, self.name, self.part = where, name, part
         self.sentences: list[list[str]] = [[]]
         self.speakers: list[list[str]] = [[]]
-        self.mentions: dict[Span, int] = {}
+        self.mentions: dict[MentionSpan, int] = {}
         # First word and location of the mentions of each cluster that have no end yet.
         self.opened: dict[int, list[tuple[int, str]]] = defaultdict(list)
 
@@ -280,7 +292,7 @@ def _gap_example(where: str, row: Mapping[str, str]) -> GapExample:
     )
 
 
-def _gap_characters(where: str, row: Mapping[str, str], part: str) -> Characters:
+def _gap_characters(where: str, row: Mapping[str, str], part: str) -> Offsets:
     text, offset = row[part], row[f"{part}-offset"]
     if not text or not re.fullmatch("[0-9]{1,9}", offset) or not row["Text"].startswith(text, int(offset)):
         raise ValueError(
