@@ -156,3 +156,21 @@ def test_gap_decisions():
     # Phrases that share only some of the name, or that contain the pronoun, are others.
     assert gap_decisions([[place(example, "Margaret holding"), her]], example) == (False, False)
     assert gap_decisions([[mary, place(example, "her baby boy")]], example) == (False, False)
+
+
+def test_gap_scores_by_counting():
+    """The counts of GAP's `gap_scorer.py`, pronoun by pronoun and name by name."""
+    chance = random.Random(2)
+    for _ in range(50):
+        predicted = [(chance.random() < 0.5, chance.random() < 0.5) for _ in EXAMPLES]
+        counts = {is_feminine: [0, 0] for is_feminine in (True, False)}  # right ones; found plus gold ones
+        for pair, example in zip(predicted, EXAMPLES, strict=True):
+            for found, wanted in zip(pair, example.coreferent, strict=True):
+                counts[example.is_feminine][0] += found and wanted
+                counts[example.is_feminine][1] += found + wanted
+        (right_f, sum_f), (right_m, sum_m) = counts[True], counts[False]
+        scores = gap_scores(predicted, EXAMPLES)
+        assert scores["feminine_f1"] == pytest.approx(2 * right_f / sum_f)
+        assert scores["masculine_f1"] == pytest.approx(2 * right_m / sum_m)
+        assert scores["f1"] == pytest.approx(2 * (right_f + right_m) / (sum_f + sum_m))
+        assert scores["bias"] == pytest.approx((right_f / sum_f) / (right_m / sum_m) if right_m else 0)
