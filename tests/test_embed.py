@@ -6,16 +6,19 @@ import json
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import time
 import zipfile
+from contextlib import suppress
 from itertools import count
 from pathlib import Path
 
 import datasets
 import h5py
 import numpy as np
+import psutil
 import pytest
 import torch
 from hypothesis import given
@@ -28,6 +31,7 @@ from modeling_elmo.run_scripts.convert_checkpoint import main as convert
 from modeling_elmo.run_scripts.program.processes import LOCK, sole_run
 from modeling_elmo.run_scripts.vectors import embedding, outputs
 from modeling_elmo.run_scripts.vectors.fasta import fasta_records
+from modeling_elmo.run_scripts.vectors.lines import InputLine, group_by_tokens
 
 ROOT = Path(__file__).parents[1]
 TOLERANCE = 2e-6
@@ -359,8 +363,7 @@ def test_sentences_are_read_as_they_are_needed(loaded):
     for number in range(1000):
         tokens, found = next(vectors)
         assert tokens == ["word"] * (number % 5) and found.shape == (number % 5, DIM)
-        # four batches, and the lines that are tokenized in one call
-        assert read_so_far - number <= 4 * 50 / 2 + embedding.LINES_READ_AHEAD
+        assert read_so_far - number <= 4 * 50 / 2  # four batches of blank lines, which are two markers
 
 
 def test_sentences_may_be_texts_or_words(loaded):
@@ -390,14 +393,13 @@ def long_corpus(tmp_path) -> Path:
 
 def count_lines(monkeypatch) -> list[str]:
     """Returns a list that receives the text of each line that is embedded from now on."""
-    embedded, encode = [], embedding.encode_lines
+    embedded, embed_block = [], embed.embed_block
 
-    def counted(lines, tokenizer):
-        for each in encode(lines, tokenizer):
-            embedded.append(each.line.text)
-            yield each
+    def counted(lines, *arguments, **options):
+        embedded.extend(line.text for line in lines)
+        return embed_block(lines, *arguments, **options)
 
-    monkeypatch.setattr(embedding, "encode_lines", counted)
+    monkeypatch.setattr(embed, "embed_block", counted)
     return embedded
 
 
@@ -478,18 +480,20 @@ def test_a_resumed_run_with_other_settings(model_dir, corpus, interrupted, tmp_p
 
 
 def test_a_resumed_run_with_another_input(model_dir, corpus, interrupted):
-    message = r"first \d lines differ from the input of the interrupted run. Pass the same .*remove .*v.hdf5.parts"
-    for lines in (["Another line", *LINES[1:]], LINES[:1]):
-        with pytest.raises(ValueError, match=message):
+    message = r"Lines {} to \d differ from the input of the interrupted run. Pass the same .*remove .*v.hdf5.parts"
+    for first, lines in ((1, ["other", *LINES[1:]]), (4, [*LINES[:3], "other", *LINES[4:]]), (1, LINES[:1])):
+        with pytest.raises(ValueError, match=message.format(first)):
             run(model_dir, interrupted, input=write_lines(corpus, lines))
 
 
 @pytest.mark.parametrize("number", [0, 1])
 @pytest.mark.parametrize("damage", ["absent", "empty", "cut", "changed"])
 def test_a_damaged_part_is_computed_again(damage, number, model_dir, corpus, interrupted, monkeypatch):
-    """With the parts after it, also if the new parts have other sizes."""
-    part = sorted(Path(f"{interrupted}.parts").glob("*.npz"))[number]
-    first, content = int(part.stem.split("-")[0]), bytearray(part.read_bytes())
+    """Without the parts after it, also if the new parts have other sizes."""
+    parts = sorted(Path(f"{interrupted}.parts").glob("*.npz"))
+    part = parts.pop(number)
+    kept = {number for other in parts for number in range(*outputs.lines_in_name(other))}
+    content = bytearray(part.read_bytes())
     content[200] ^= 1  # of the vectors
     part.write_bytes({"empty": b"", "cut": content[:-30]}.get(damage, content))
     if damage == "absent":
@@ -498,7 +502,7 @@ def test_a_damaged_part_is_computed_again(damage, number, model_dir, corpus, int
     embedded = count_lines(monkeypatch)
     found = read(run(model_dir, interrupted, input=corpus, batch_tokens=7))
     assert_close(found, whole)
-    assert embedded == [line.strip() for line in LINES[first:]]
+    assert embedded == [line.strip() for number, line in enumerate(LINES) if number not in kept]
 
 
 def test_parts_reach_the_disk_before_they_have_their_name(model_dir, corpus, tmp_path, monkeypatch):
@@ -538,8 +542,133 @@ def test_a_full_disk(model_dir, corpus, interrupted, monkeypatch):
         )
         with pytest.raises(OSError, match=message):
             run(model_dir, interrupted, input=corpus)
-    assert not Path(f"{interrupted}.parts", "unfinished").exists()
+    assert not Path(f"{interrupted}.parts", "unfinished-0").exists()
     assert len(read(run(model_dir, interrupted, input=corpus))) == len(LINES)
+
+
+# Several processes
+
+
+def start(model_dir: Path, output: Path, *launcher: str, **options) -> subprocess.Popen:
+    launcher = launcher or ("--standalone", "--nproc_per_node", "2")
+    module = ["-m", "modeling_elmo.run_scripts.embed", *flags_of(model_dir, output, options)]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": ""}
+    command = [sys.executable, "-m", "torch.distributed.run", *launcher, *module]
+    return subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True)
+
+
+def num_parts(output: Path) -> int:
+    return len(list(Path(f"{output}.parts").glob("*.npz")))
+
+
+@pytest.fixture
+def of_one_process(model_dir, long_corpus, tmp_path) -> bytes:
+    """The file, computed with one thread as by the processes of a launcher."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        return run(model_dir, tmp_path / "one.hdf5", input=long_corpus, batch_tokens=32).read_bytes()
+    finally:
+        torch.set_num_threads(threads)
+
+
+def test_two_processes_write_the_file_of_one_after_a_kill(model_dir, long_corpus, of_one_process, tmp_path):
+    output, options = tmp_path / "two.hdf5", {"input": long_corpus, "batch_tokens": 32}
+    with start(model_dir, output, **options) as launcher:
+        while num_parts(output) < 4:
+            assert launcher.poll() is None, launcher.stderr.read()
+            time.sleep(0.002)
+        (victim,) = [each for each in psutil.Process(launcher.pid).children() if each.environ()["RANK"] == "1"]
+        victim.kill()
+        launcher.communicate(timeout=120)
+    assert launcher.returncode == 1 and not output.exists()
+    finished = num_parts(output)
+    with start(model_dir, output, **options) as launcher:
+        _, messages = launcher.communicate(timeout=120)
+    assert launcher.returncode == 0, messages
+    assert finished >= 4 and output.read_bytes() == of_one_process
+    assert not Path(f"{output}.parts").exists()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(3))
+def test_any_process_of_two_machines_may_be_killed_at_any_moment(
+    model_dir, long_corpus, of_one_process, tmp_path, seed
+):
+    """Also the main process and the launchers. Two machines with two processes each; one of them is killed each time."""
+    random, output = np.random.default_rng(seed), tmp_path / "killed.hdf5"
+    for wanted in (*sorted(random.integers(0, 40, 4)), None):
+        with socket.create_server(("localhost", 0)) as free:
+            port = free.getsockname()[1]
+        places = [("--nproc_per_node", "2", "--nnodes", "2", "--node_rank", str(rank)) for rank in range(2)]
+        address = ("--master_addr", "localhost", "--master_port", str(port))
+        options = {"input": long_corpus, "batch_tokens": 32}
+        machines = [start(model_dir, output, *place, *address, **options) for place in places]
+        everyone = [psutil.Process(each.pid) for each in machines]
+        while wanted is not None and num_parts(output) < wanted and all(each.poll() is None for each in machines):
+            time.sleep(0.002)
+        if wanted is not None:
+            everyone += [child for each in everyone for child in each.children()]
+            time.sleep(random.uniform(0, 0.1))
+            everyone[random.integers(len(everyone))].kill()
+        messages = [each.communicate(timeout=120)[1] for each in machines]
+        psutil.wait_procs(everyone, timeout=120)
+        if output.exists():
+            break
+    assert output.read_bytes() == of_one_process, messages
+    assert num_parts(output) == 0
+
+
+@given(st.lists(st.integers(0, 6)), st.integers(1, 30), st.data())
+def test_blocks_do_not_depend_on_what_is_finished(sizes, num_tokens, data):
+    """So an interrupted run computes the numbers of a run without interruptions, bit by bit."""
+    lines = [InputLine("", ["word"] * size) for size in sizes]
+    whole = list(group_by_tokens(lines, num_tokens))
+    assert sum(whole, []) == lines
+    parts = outputs.PartsFolder(Path("none.hdf5"), {})
+    blocks = list(parts.missing(iter(lines), num_tokens))
+    assert [block for _, block in blocks] == whole and parts.num_lines == len(lines)
+    ends, finished = parts.ends, data.draw(st.sets(st.sampled_from(sorted(parts.ends)))) if parts.ends else set()
+    parts.ends = {first: ends[first] for first in finished}
+    assert list(parts.missing(iter(lines), num_tokens)) == [block for block in blocks if block[0] not in finished]
+    assert parts.ends == ends
+
+
+@given(st.lists(st.integers(0, 6), min_size=1), st.data())
+def test_blocks_of_another_size_fill_the_gaps(sizes, data):
+    lines = [InputLine(str(number), ["word"] * size) for number, size in enumerate(sizes)]
+    cuts = sorted(data.draw(st.sets(st.integers(0, len(lines)))))
+    parts = outputs.PartsFolder(Path("none.hdf5"), {})
+    parts.ends = dict(zip(cuts[::2], cuts[1::2], strict=False))
+    before = {number for first, end in parts.ends.items() for number in range(first, end)}
+    found = [line for _, block in parts.missing(iter(lines), 9) for line in block]
+    assert found == [line for number, line in enumerate(lines) if number not in before]
+    assert [0, *(end for _, end in sorted(parts.ends.items()))] == [*sorted(parts.ends), len(lines)]
+
+
+def test_processes_that_do_not_fit_together(tmp_path):
+    main, other = (outputs.PartsFolder(tmp_path / "v.hdf5", {"weights": each}, each) for each in (0, 1))
+    with pytest.raises(ValueError, match="v.hdf5.parts has other settings: weights 0, now 1. Pass the same settings"):
+        other.follow([main, other])
+    other.settings = main.settings
+    with pytest.raises(FileNotFoundError, match="process 1 does not find .*parts.* a file system that all machines"):
+        other.follow([main, other])
+    main.folder.mkdir()
+    main.ends = {0: 3}
+    other.follow([main, other])
+    assert other.ends == {0: 3}
+    main.ends[3] = 7
+    other.ends[3] = 6
+    with pytest.raises(ValueError, match=r"Processes 0 and 1 read different lines. Pass the same .* remove .*\.parts"):
+        main.compare([main, other])
+
+
+def test_parts_that_overlap_are_computed_again(model_dir, corpus, interrupted):
+    """A process that outlived its run may have cut the lines in another way."""
+    whole = read(run(model_dir, interrupted.with_name("whole.hdf5"), input=corpus))
+    first, _ = sorted(Path(f"{interrupted}.parts").glob("*.npz"))
+    shutil.copy(first, first.with_name(outputs.part_name(2, 5)))
+    assert_close(read(run(model_dir, interrupted, input=corpus)), whole)
 
 
 # Mistakes
