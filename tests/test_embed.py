@@ -6,12 +6,10 @@ import json
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import time
 import zipfile
-from contextlib import suppress
 from itertools import count
 from pathlib import Path
 
@@ -23,6 +21,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from pretraining_worker import TWO_PROCESSES, torchrun, two_machines
 
 from modeling_elmo import ELMoConfig, ELMoForPreTraining, ELMoModel, ELMoTokenizer
 from modeling_elmo.conversion_elmo import export_original_checkpoint
@@ -549,12 +548,7 @@ def test_a_full_disk(model_dir, corpus, interrupted, monkeypatch):
 # Several processes
 
 
-def start(model_dir: Path, output: Path, *launcher: str, **options) -> subprocess.Popen:
-    launcher = launcher or ("--standalone", "--nproc_per_node", "2")
-    module = ["-m", "modeling_elmo.run_scripts.embed", *flags_of(model_dir, output, options)]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": ""}
-    command = [sys.executable, "-m", "torch.distributed.run", *launcher, *module]
-    return subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True)
+MODULE = ("-m", "modeling_elmo.run_scripts.embed")
 
 
 def num_parts(output: Path) -> int:
@@ -563,18 +557,13 @@ def num_parts(output: Path) -> int:
 
 @pytest.fixture
 def of_one_process(model_dir, long_corpus, tmp_path) -> bytes:
-    """The file, computed with one thread as by the processes of a launcher."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        return run(model_dir, tmp_path / "one.hdf5", input=long_corpus, batch_tokens=32).read_bytes()
-    finally:
-        torch.set_num_threads(threads)
+    return run(model_dir, tmp_path / "one.hdf5", input=long_corpus, batch_tokens=32).read_bytes()
 
 
 def test_two_processes_write_the_file_of_one_after_a_kill(model_dir, long_corpus, of_one_process, tmp_path):
-    output, options = tmp_path / "two.hdf5", {"input": long_corpus, "batch_tokens": 32}
-    with start(model_dir, output, **options) as launcher:
+    output = tmp_path / "two.hdf5"
+    flags = flags_of(model_dir, output, {"input": long_corpus, "batch_tokens": 32})
+    with torchrun(TWO_PROCESSES, *MODULE, *flags) as launcher:
         while num_parts(output) < 4:
             assert launcher.poll() is None, launcher.stderr.read()
             time.sleep(0.002)
@@ -583,7 +572,7 @@ def test_two_processes_write_the_file_of_one_after_a_kill(model_dir, long_corpus
         launcher.communicate(timeout=120)
     assert launcher.returncode == 1 and not output.exists()
     finished = num_parts(output)
-    with start(model_dir, output, **options) as launcher:
+    with torchrun(TWO_PROCESSES, *MODULE, *flags) as launcher:
         _, messages = launcher.communicate(timeout=120)
     assert launcher.returncode == 0, messages
     assert finished >= 4 and output.read_bytes() == of_one_process
@@ -595,15 +584,11 @@ def test_two_processes_write_the_file_of_one_after_a_kill(model_dir, long_corpus
 def test_any_process_of_two_machines_may_be_killed_at_any_moment(
     model_dir, long_corpus, of_one_process, tmp_path, seed
 ):
-    """Also the main process and the launchers. Two machines with two processes each; one of them is killed each time."""
+    """Also the main process and the launchers. Each machine has two processes, and one is killed each time."""
     random, output = np.random.default_rng(seed), tmp_path / "killed.hdf5"
+    flags = flags_of(model_dir, output, {"input": long_corpus, "batch_tokens": 32})
     for wanted in (*sorted(random.integers(0, 40, 4)), None):
-        with socket.create_server(("localhost", 0)) as free:
-            port = free.getsockname()[1]
-        places = [("--nproc_per_node", "2", "--nnodes", "2", "--node_rank", str(rank)) for rank in range(2)]
-        address = ("--master_addr", "localhost", "--master_port", str(port))
-        options = {"input": long_corpus, "batch_tokens": 32}
-        machines = [start(model_dir, output, *place, *address, **options) for place in places]
+        machines = [torchrun(launcher, *MODULE, *flags) for launcher in two_machines(2)]
         everyone = [psutil.Process(each.pid) for each in machines]
         while wanted is not None and num_parts(output) < wanted and all(each.poll() is None for each in machines):
             time.sleep(0.002)
@@ -611,8 +596,10 @@ def test_any_process_of_two_machines_may_be_killed_at_any_moment(
             everyone += [child for each in everyone for child in each.children()]
             time.sleep(random.uniform(0, 0.1))
             everyone[random.integers(len(everyone))].kill()
+            _, others = psutil.wait_procs(everyone, timeout=15)
+            for each in others:  # launchers wait for each other for a quarter of an hour
+                each.kill()
         messages = [each.communicate(timeout=120)[1] for each in machines]
-        psutil.wait_procs(everyone, timeout=120)
         if output.exists():
             break
     assert output.read_bytes() == of_one_process, messages

@@ -75,11 +75,16 @@ class ProcessGroup:
         return values
 
 
-def local_device(name: str | None = None) -> torch.device:
-    """The device of this process. Of several processes on a machine, each takes a CUDA device of its own."""
+def local_device(name: str | None = None, rank: int | None = None) -> torch.device:
+    """The device of this process. Of several processes on a machine, each takes a CUDA device of its own.
+
+    Args:
+        rank: the number of this process on its machine; by default as a launcher says.
+    """
     device = torch.device(name or ("cuda" if torch.cuda.is_available() else "cpu"))
     if device.type == "cuda" and device.index is None:
-        return torch.device("cuda", int(os.environ.get("LOCAL_RANK", 0)) % torch.cuda.device_count())
+        rank = int(os.environ.get("LOCAL_RANK", 0)) if rank is None else rank
+        return torch.device("cuda", rank % torch.cuda.device_count())
     return device
 
 
