@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 import zipfile
+from contextlib import suppress
 from itertools import count
 from pathlib import Path
 
@@ -579,6 +580,15 @@ def test_two_processes_write_the_file_of_one_after_a_kill(model_dir, long_corpus
     assert not Path(f"{output}.parts").exists()
 
 
+def with_children(launchers: list[subprocess.Popen]) -> list[psutil.Process]:
+    """The launchers that still run, and their processes."""
+    found = []
+    for each in launchers:
+        with suppress(psutil.NoSuchProcess):  # it has just ended
+            found += [psutil.Process(each.pid), *psutil.Process(each.pid).children()]
+    return found
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(3))
 def test_any_process_of_two_machines_may_be_killed_at_any_moment(
@@ -589,12 +599,11 @@ def test_any_process_of_two_machines_may_be_killed_at_any_moment(
     flags = flags_of(model_dir, output, {"input": long_corpus, "batch_tokens": 32})
     for wanted in (*sorted(random.integers(0, 40, 4)), None):
         machines = [torchrun(launcher, *MODULE, *flags) for launcher in two_machines(2)]
-        everyone = [psutil.Process(each.pid) for each in machines]
         while wanted is not None and num_parts(output) < wanted and all(each.poll() is None for each in machines):
             time.sleep(0.002)
         if wanted is not None:
-            everyone += [child for each in everyone for child in each.children()]
             time.sleep(random.uniform(0, 0.1))
+            everyone = with_children(machines)
             everyone[random.integers(len(everyone))].kill()
             _, others = psutil.wait_procs(everyone, timeout=15)
             for each in others:  # launchers wait for each other for a quarter of an hour

@@ -49,7 +49,9 @@ class Embedder:
         device: str | None = None,
         trust_remote_code: bool = False,
     ):
-        self.model, self.column, self.device, self.trust_remote_code = model, column, device, trust_remote_code
+        # A worker may have another working directory.
+        self.model = str(Path(model).resolve()) if Path(model).is_dir() else model
+        self.column, self.device, self.trust_remote_code = column, device, trust_remote_code
         self.choices = {"layers": layers, "pooling": pooling, "dtype": dtype, "batch_tokens": batch_tokens}
         self._loaded: tuple[Any, Any] | None = None
 
