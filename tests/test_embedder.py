@@ -134,7 +134,7 @@ def ray(monkeypatch):
     import ray
 
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
-    ray.init(num_cpus=2, include_dashboard=False)
+    ray.init(num_cpus=4, include_dashboard=False)  # logical ones: two for the workers, others for reading and writing
     yield ray
     ray.shutdown()
 
