@@ -128,12 +128,14 @@ def test_mistakes(model_dir):
 
 
 @pytest.fixture
-def ray(monkeypatch):
+def ray(monkeypatch, model_dir):
+    """Its workers have the working directory of its start."""
     if find_spec("ray") is None:
         pytest.skip('Ray is not installed: pip install "modeling-elmo[ray]"')
     import ray
 
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    monkeypatch.chdir(model_dir.parent)
     ray.init(num_cpus=4, include_dashboard=False)  # logical ones: two for the workers, others for reading and writing
     yield ray
     ray.shutdown()
@@ -148,10 +150,9 @@ def test_workers_of_ray(ray, model_dir, layers):
     assert_vectors(rows, model_dir, layers)
 
 
-def test_the_example_of_the_guide_with_ray(ray, model_dir, monkeypatch):
+def test_the_example_of_the_guide_with_ray(ray, model_dir):
     """`test_readme.py` runs the other examples."""
     (code,) = re.findall(r"```py\n(.*?)```", (ROOT / "GUIDE.md").read_text(encoding="utf-8"), re.DOTALL)
-    monkeypatch.chdir(model_dir.parent)
     Path("tests").symlink_to(ROOT / "tests")
     names = {}
     exec(code, names)
