@@ -23,7 +23,9 @@ machines, all paths must be on a file system that the machines share:
     torchrun --nproc_per_node 8 -m modeling_elmo.run_scripts.embed --model DIR --input corpus.txt --output vectors.hdf5
 """
 
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Literal
 
@@ -44,8 +46,8 @@ from modeling_elmo.run_scripts.vectors.embedding import (
     load_model_and_tokenizer,
     weights_checksum,
 )
-from modeling_elmo.run_scripts.vectors.lines import LineUnit, open_lines
-from modeling_elmo.run_scripts.vectors.outputs import PartsFolder, find_writer, parts_folder
+from modeling_elmo.run_scripts.vectors.lines import InputLine, LineUnit, open_lines
+from modeling_elmo.run_scripts.vectors.outputs import PartsFolder, VectorBlock, find_writer, parts_folder
 
 logger = logging.get_logger(__name__)
 
@@ -108,15 +110,12 @@ def main(arguments: list[str] | None = None) -> Path:
         if group.is_main:
             parts.resume(lines)
         parts.follow(group.gathered(parts))
-        blocks = parts.missing(lines(), BATCHES_PER_BLOCK * parsed.batch_tokens)
+        embed = partial(embed_block, model=model, tokenizer=tokenizer, batch_tokens=parsed.batch_tokens, **choices)
         bar = tqdm(
-            total=total, initial=parts.num_finished(), unit=" lines", desc=output.name, disable=not group.is_main
+            desc=output.name, unit=" lines", total=total, initial=parts.num_finished(), disable=not group.is_main
         )
-        for number, (first, block) in enumerate(blocks):
-            if number % group.number == group.index:
-                parts.save(first, embed_block(block, model, tokenizer, batch_tokens=parsed.batch_tokens, **choices))
-            bar.update(len(block))
-        bar.close()
+        with bar:
+            save_share(parts, group, parts.missing(lines(), BATCHES_PER_BLOCK * parsed.batch_tokens), embed, bar)
         parts.compare(group.gathered(parts))
         if not parts.num_lines:
             raise ValueError(f"{parsed.input or parsed.dataset} is empty: pass a text with at least one line.")
@@ -124,6 +123,20 @@ def main(arguments: list[str] | None = None) -> Path:
             parts.assemble(write_output, keep_sentences=not parsed.forget_sentences)
         group.gathered(None)  # the launcher may stop the others when one process ends
     return output
+
+
+def save_share(
+    parts: PartsFolder,
+    group: ProcessGroup,
+    blocks: Iterator[tuple[int, list[InputLine]]],
+    embed: Callable[[list[InputLine]], VectorBlock],
+    bar: tqdm,
+):
+    """Embeds every n-th block on each of n processes. The bar shows the pace of this one for all."""
+    for number, (first, lines) in enumerate(blocks):
+        if number % group.number == group.index:
+            parts.save(first, embed(lines))
+        bar.update(len(lines))
 
 
 if __name__ == "__main__":

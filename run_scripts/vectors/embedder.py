@@ -52,7 +52,7 @@ class Embedder:
         # A worker may have another working directory.
         self.model = str(Path(model).resolve()) if Path(model).is_dir() else model
         self.column, self.device, self.trust_remote_code = column, device, trust_remote_code
-        self.choices = {"layers": layers, "pooling": pooling, "dtype": dtype, "batch_tokens": batch_tokens}
+        self.choices: dict[str, Any] = dict(layers=layers, pooling=pooling, dtype=dtype, batch_tokens=batch_tokens)
         self._loaded: tuple[Any, Any] | None = None
 
     def __call__(self, batch: Mapping[str, Any], rank: int | None = None) -> dict[str, Any]:
