@@ -14,11 +14,18 @@ Shape of an entry:
     `(tokens, dim)`, or `(layers, tokens, dim)` with `--layers all`; a blank line has 0 tokens.
     With `--pooling`: `(dim,)`, or `(layers, dim)` with `--layers all`; a blank line is zeros.
 
-An interrupted run loses at most one block of lines: run the same command again, and it continues after the finished
-blocks. Memory does not grow with the corpus, except for `sentence_to_index` (see `--forget_sentences`).
+An interrupted run loses at most one block of lines: run the same command again, and it continues with the blocks that
+are not finished. Memory does not grow with the corpus, except for `sentence_to_index` (see `--forget_sentences`).
+
+Several processes share the work, with one device each or on the CPU, and write the same file as one process. On several
+machines, all paths must be on a file system that the machines share:
+
+    torchrun --nproc_per_node 8 -m modeling_elmo.run_scripts.embed --model DIR --input corpus.txt --output vectors.hdf5
 """
 
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Literal
 
@@ -28,18 +35,19 @@ from transformers.utils import logging
 
 from modeling_elmo.run_scripts.program.command_line import ProgramParser, run
 from modeling_elmo.run_scripts.program.files import TextArguments
-from modeling_elmo.run_scripts.program.processes import sole_run
+from modeling_elmo.run_scripts.program.processes import ProcessGroup, sole_run
 from modeling_elmo.run_scripts.vectors.embedding import (
+    BATCHES_PER_BLOCK,
     LayerChoice,
     PoolingChoice,
     StoredDtype,
-    embed_lines,
+    embed_block,
     is_trained,
     load_model_and_tokenizer,
     weights_checksum,
 )
-from modeling_elmo.run_scripts.vectors.lines import LineUnit, open_lines
-from modeling_elmo.run_scripts.vectors.outputs import PartsFolder, find_writer, parts_folder
+from modeling_elmo.run_scripts.vectors.lines import InputLine, LineUnit, open_lines
+from modeling_elmo.run_scripts.vectors.outputs import PartsFolder, VectorBlock, find_writer, parts_folder
 
 logger = logging.get_logger(__name__)
 
@@ -96,17 +104,39 @@ def main(arguments: list[str] | None = None) -> Path:
         logger.warning(f"The mix of {parsed.model} was never trained: it is the average of the layers.")
     choices = {name: getattr(parsed, name) for name in ("layers", "pooling", "dtype")}
     computed_by = {"compute_dtype": parsed.compute_dtype, "weights": weights_checksum(model)}
-    with sole_run(parts_folder(output), option="--output"):
-        parts = PartsFolder(output, {**choices, "raw_text": parsed.raw_text, "unit": parsed.unit, **computed_by})
-        blocks = embed_lines(parts.skip_finished(lines), model, tokenizer, batch_tokens=parsed.batch_tokens, **choices)
-        with tqdm(total=total, initial=parts.num_lines, unit=" lines", desc=output.name) as progress:
-            for block in blocks:
-                parts.save(block)
-                progress.update(len(block.lines))
+    settings = {**choices, "raw_text": parsed.raw_text, "unit": parsed.unit, **computed_by}
+    with ProcessGroup() as group, sole_run(parts_folder(output), "--output", group.is_main):
+        parts = PartsFolder(output, settings, group.index)
+        if group.is_main:
+            parts.resume(lines)
+        parts.follow(group.gathered(parts))
+        embed = partial(embed_block, model=model, tokenizer=tokenizer, batch_tokens=parsed.batch_tokens, **choices)
+        bar = tqdm(
+            desc=output.name, unit=" lines", total=total, initial=parts.num_finished(), disable=not group.is_main
+        )
+        with bar:
+            save_share(parts, group, parts.missing(lines(), BATCHES_PER_BLOCK * parsed.batch_tokens), embed, bar)
+        parts.compare(group.gathered(parts))
         if not parts.num_lines:
             raise ValueError(f"{parsed.input or parsed.dataset} is empty: pass a text with at least one line.")
-        parts.assemble(write_output, keep_sentences=not parsed.forget_sentences)
+        if group.is_main:
+            parts.assemble(write_output, keep_sentences=not parsed.forget_sentences)
+        group.gathered(None)  # the launcher may stop the others when one process ends
     return output
+
+
+def save_share(
+    parts: PartsFolder,
+    group: ProcessGroup,
+    blocks: Iterator[tuple[int, list[InputLine]]],
+    embed: Callable[[list[InputLine]], VectorBlock],
+    bar: tqdm,
+):
+    """Embeds every n-th block on each of n processes. The bar shows the pace of this one for all."""
+    for number, (first, lines) in enumerate(blocks):
+        if number % group.number == group.index:
+            parts.save(first, embed(lines))
+        bar.update(len(lines))
 
 
 if __name__ == "__main__":

@@ -5,8 +5,10 @@ Each process of `launch` calls `python pretraining_worker.py FOLDER`, which make
 
 import json
 import os
+import socket
 import subprocess
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -31,6 +33,7 @@ MODEL = {
     "projection_size": 8,
     "max_word_length": 12,
 }
+TWO_PROCESSES = ("--standalone", "--nproc_per_node", "2")
 TIMES = ("words_per_second", "data_wait")
 
 Options = dict[str, Any]
@@ -109,23 +112,42 @@ def assert_same(found: Any, expected: Any, where: str = ""):
         assert found == expected, where
 
 
+def torchrun(launcher: Iterable[str], *command: str | Path) -> subprocess.Popen:
+    """Starts processes of one thread each, as on a machine without accelerator."""
+    # Not `accelerate launch --cpu --num_processes 2`, which starts one process.
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
+    arguments = [sys.executable, "-m", "torch.distributed.run", *launcher, *command]
+    return subprocess.Popen(arguments, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def two_machines(num_processes: int) -> list[list[str]]:
+    """Options of the launchers of two machines with `num_processes` each, both of which are this machine."""
+    with socket.create_server(("localhost", 0)) as free:
+        port = free.getsockname()[1]
+    meeting = ["--rdzv_backend", "c10d", "--rdzv_endpoint", f"localhost:{port}", "--rdzv_id", str(port)]
+    each = ["--nnodes", "2", "--nproc_per_node", str(num_processes), *meeting, "--local_addr", "localhost"]
+    return [[*each, "--node_rank", str(rank)] for rank in range(2)]
+
+
+def start_runs(folder: Path, program: str, runs: list[Options], launcher: Iterable[str]) -> subprocess.Popen:
+    folder.mkdir(exist_ok=True)
+    runs = [{**options, "use_cpu": False} for options in runs]
+    (folder / "runs.json").write_text(json.dumps([program, runs], default=str), encoding="utf-8")
+    return torchrun(launcher, __file__, folder)
+
+
 def launch(folder: Path, program: str, runs: list[Options]) -> str:
-    """Makes the runs in two processes, as on a machine without accelerator.
+    """Makes the runs in two processes.
 
     Writes the log or figures of each run to `folder / NUMBER.json`.
 
     Returns:
         The output of both processes.
     """
-    folder.mkdir(exist_ok=True)
-    runs = [{**options, "use_cpu": False} for options in runs]
-    (folder / "runs.json").write_text(json.dumps([program, runs], default=str), encoding="utf-8")
-    # Not `accelerate launch --cpu --num_processes 2`, which starts one process.
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2", __file__, folder]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
-    finished = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
-    assert finished.returncode == 0, finished.stderr[-4000:]
-    return finished.stdout
+    with start_runs(folder, program, runs, TWO_PROCESSES) as launcher:
+        output, errors = launcher.communicate(timeout=300)
+    assert launcher.returncode == 0, errors[-4000:]
+    return output
 
 
 def main(folder: Path):

@@ -10,16 +10,19 @@ import subprocess
 import sys
 import time
 import zipfile
+from contextlib import suppress
 from itertools import count
 from pathlib import Path
 
 import datasets
 import h5py
 import numpy as np
+import psutil
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from pretraining_worker import TWO_PROCESSES, torchrun, two_machines
 
 from modeling_elmo import ELMoConfig, ELMoForPreTraining, ELMoModel, ELMoTokenizer
 from modeling_elmo.conversion_elmo import export_original_checkpoint
@@ -28,6 +31,7 @@ from modeling_elmo.run_scripts.convert_checkpoint import main as convert
 from modeling_elmo.run_scripts.program.processes import LOCK, sole_run
 from modeling_elmo.run_scripts.vectors import embedding, outputs
 from modeling_elmo.run_scripts.vectors.fasta import fasta_records
+from modeling_elmo.run_scripts.vectors.lines import InputLine, group_by_tokens
 
 ROOT = Path(__file__).parents[1]
 TOLERANCE = 2e-6
@@ -359,8 +363,7 @@ def test_sentences_are_read_as_they_are_needed(loaded):
     for number in range(1000):
         tokens, found = next(vectors)
         assert tokens == ["word"] * (number % 5) and found.shape == (number % 5, DIM)
-        # four batches, and the lines that are tokenized in one call
-        assert read_so_far - number <= 4 * 50 / 2 + embedding.LINES_READ_AHEAD
+        assert read_so_far - number <= 4 * 50 / 2  # four batches of blank lines, which are two markers
 
 
 def test_sentences_may_be_texts_or_words(loaded):
@@ -390,14 +393,13 @@ def long_corpus(tmp_path) -> Path:
 
 def count_lines(monkeypatch) -> list[str]:
     """Returns a list that receives the text of each line that is embedded from now on."""
-    embedded, encode = [], embedding.encode_lines
+    embedded, embed_block = [], embed.embed_block
 
-    def counted(lines, tokenizer):
-        for each in encode(lines, tokenizer):
-            embedded.append(each.line.text)
-            yield each
+    def counted(lines, *arguments, **options):
+        embedded.extend(line.text for line in lines)
+        return embed_block(lines, *arguments, **options)
 
-    monkeypatch.setattr(embedding, "encode_lines", counted)
+    monkeypatch.setattr(embed, "embed_block", counted)
     return embedded
 
 
@@ -478,18 +480,20 @@ def test_a_resumed_run_with_other_settings(model_dir, corpus, interrupted, tmp_p
 
 
 def test_a_resumed_run_with_another_input(model_dir, corpus, interrupted):
-    message = r"first \d lines differ from the input of the interrupted run. Pass the same .*remove .*v.hdf5.parts"
-    for lines in (["Another line", *LINES[1:]], LINES[:1]):
-        with pytest.raises(ValueError, match=message):
+    message = r"Lines {} to \d differ from the input of the interrupted run. Pass the same .*remove .*v.hdf5.parts"
+    for first, lines in ((1, ["other", *LINES[1:]]), (4, [*LINES[:3], "other", *LINES[4:]]), (1, LINES[:1])):
+        with pytest.raises(ValueError, match=message.format(first)):
             run(model_dir, interrupted, input=write_lines(corpus, lines))
 
 
 @pytest.mark.parametrize("number", [0, 1])
 @pytest.mark.parametrize("damage", ["absent", "empty", "cut", "changed"])
 def test_a_damaged_part_is_computed_again(damage, number, model_dir, corpus, interrupted, monkeypatch):
-    """With the parts after it, also if the new parts have other sizes."""
-    part = sorted(Path(f"{interrupted}.parts").glob("*.npz"))[number]
-    first, content = int(part.stem.split("-")[0]), bytearray(part.read_bytes())
+    """Without the parts after it, also if the new parts have other sizes."""
+    parts = sorted(Path(f"{interrupted}.parts").glob("*.npz"))
+    part = parts.pop(number)
+    kept = {number for other in parts for number in range(*outputs.lines_in_name(other))}
+    content = bytearray(part.read_bytes())
     content[200] ^= 1  # of the vectors
     part.write_bytes({"empty": b"", "cut": content[:-30]}.get(damage, content))
     if damage == "absent":
@@ -498,7 +502,7 @@ def test_a_damaged_part_is_computed_again(damage, number, model_dir, corpus, int
     embedded = count_lines(monkeypatch)
     found = read(run(model_dir, interrupted, input=corpus, batch_tokens=7))
     assert_close(found, whole)
-    assert embedded == [line.strip() for line in LINES[first:]]
+    assert embedded == [line.strip() for number, line in enumerate(LINES) if number not in kept]
 
 
 def test_parts_reach_the_disk_before_they_have_their_name(model_dir, corpus, tmp_path, monkeypatch):
@@ -538,8 +542,129 @@ def test_a_full_disk(model_dir, corpus, interrupted, monkeypatch):
         )
         with pytest.raises(OSError, match=message):
             run(model_dir, interrupted, input=corpus)
-    assert not Path(f"{interrupted}.parts", "unfinished").exists()
+    assert not Path(f"{interrupted}.parts", "unfinished-0").exists()
     assert len(read(run(model_dir, interrupted, input=corpus))) == len(LINES)
+
+
+# Several processes
+
+
+MODULE = ("-m", "modeling_elmo.run_scripts.embed")
+
+
+def num_parts(output: Path) -> int:
+    return len(list(Path(f"{output}.parts").glob("*.npz")))
+
+
+@pytest.fixture
+def of_one_process(model_dir, long_corpus, tmp_path) -> bytes:
+    return run(model_dir, tmp_path / "one.hdf5", input=long_corpus, batch_tokens=32).read_bytes()
+
+
+def test_two_processes_write_the_file_of_one_after_a_kill(model_dir, long_corpus, of_one_process, tmp_path):
+    output = tmp_path / "two.hdf5"
+    flags = flags_of(model_dir, output, {"input": long_corpus, "batch_tokens": 32})
+    with torchrun(TWO_PROCESSES, *MODULE, *flags) as launcher:
+        while num_parts(output) < 4:
+            assert launcher.poll() is None, launcher.stderr.read()
+            time.sleep(0.002)
+        (victim,) = [each for each in psutil.Process(launcher.pid).children() if each.environ()["RANK"] == "1"]
+        victim.kill()
+        launcher.communicate(timeout=120)
+    assert launcher.returncode == 1 and not output.exists()
+    finished = num_parts(output)
+    with torchrun(TWO_PROCESSES, *MODULE, *flags) as launcher:
+        _, messages = launcher.communicate(timeout=120)
+    assert launcher.returncode == 0, messages
+    assert finished >= 4 and output.read_bytes() == of_one_process
+    assert not Path(f"{output}.parts").exists()
+
+
+def with_children(launchers: list[subprocess.Popen]) -> list[psutil.Process]:
+    """The launchers that still run, and their processes."""
+    found = []
+    for each in launchers:
+        with suppress(psutil.NoSuchProcess):  # it has just ended
+            found += [psutil.Process(each.pid), *psutil.Process(each.pid).children()]
+    return found
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(3))
+def test_any_process_of_two_machines_may_be_killed_at_any_moment(
+    model_dir, long_corpus, of_one_process, tmp_path, seed
+):
+    """Also the main process and the launchers. Each machine has two processes, and one is killed each time."""
+    random, output = np.random.default_rng(seed), tmp_path / "killed.hdf5"
+    flags = flags_of(model_dir, output, {"input": long_corpus, "batch_tokens": 32})
+    for wanted in (*sorted(random.integers(0, 40, 4)), None):
+        machines = [torchrun(launcher, *MODULE, *flags) for launcher in two_machines(2)]
+        while wanted is not None and num_parts(output) < wanted and all(each.poll() is None for each in machines):
+            time.sleep(0.002)
+        if wanted is not None:
+            time.sleep(random.uniform(0, 0.1))
+            everyone = with_children(machines)
+            everyone[random.integers(len(everyone))].kill()
+            _, others = psutil.wait_procs(everyone, timeout=15)
+            for each in others:  # launchers wait for each other for a quarter of an hour
+                each.kill()
+        messages = [each.communicate(timeout=120)[1] for each in machines]
+        if output.exists():
+            break
+    assert output.read_bytes() == of_one_process, messages
+    assert num_parts(output) == 0
+
+
+@given(st.lists(st.integers(0, 6)), st.integers(1, 30), st.data())
+def test_blocks_do_not_depend_on_what_is_finished(sizes, num_tokens, data):
+    """So an interrupted run computes the numbers of a run without interruptions, bit by bit."""
+    lines = [InputLine("", ["word"] * size) for size in sizes]
+    whole = list(group_by_tokens(lines, num_tokens))
+    assert sum(whole, []) == lines
+    parts = outputs.PartsFolder(Path("none.hdf5"), {})
+    blocks = list(parts.missing(iter(lines), num_tokens))
+    assert [block for _, block in blocks] == whole and parts.num_lines == len(lines)
+    ends, finished = parts.ends, data.draw(st.sets(st.sampled_from(sorted(parts.ends)))) if parts.ends else set()
+    parts.ends = {first: ends[first] for first in finished}
+    assert list(parts.missing(iter(lines), num_tokens)) == [block for block in blocks if block[0] not in finished]
+    assert parts.ends == ends
+
+
+@given(st.lists(st.integers(0, 6), min_size=1), st.data())
+def test_blocks_of_another_size_fill_the_gaps(sizes, data):
+    lines = [InputLine(str(number), ["word"] * size) for number, size in enumerate(sizes)]
+    cuts = sorted(data.draw(st.sets(st.integers(0, len(lines)))))
+    parts = outputs.PartsFolder(Path("none.hdf5"), {})
+    parts.ends = dict(zip(cuts[::2], cuts[1::2], strict=False))
+    before = {number for first, end in parts.ends.items() for number in range(first, end)}
+    found = [line for _, block in parts.missing(iter(lines), 9) for line in block]
+    assert found == [line for number, line in enumerate(lines) if number not in before]
+    assert [0, *(end for _, end in sorted(parts.ends.items()))] == [*sorted(parts.ends), len(lines)]
+
+
+def test_processes_that_do_not_fit_together(tmp_path):
+    main, other = (outputs.PartsFolder(tmp_path / "v.hdf5", {"weights": each}, each) for each in (0, 1))
+    with pytest.raises(ValueError, match="v.hdf5.parts has other settings: weights 0, now 1. Pass the same settings"):
+        other.follow([main, other])
+    other.settings = main.settings
+    with pytest.raises(FileNotFoundError, match="process 1 does not find .*parts.* a file system that all machines"):
+        other.follow([main, other])
+    main.folder.mkdir()
+    main.ends = {0: 3}
+    other.follow([main, other])
+    assert other.ends == {0: 3}
+    main.ends[3] = 7
+    other.ends[3] = 6
+    with pytest.raises(ValueError, match=r"Processes 0 and 1 read different lines. Pass the same .* remove .*\.parts"):
+        main.compare([main, other])
+
+
+def test_parts_that_overlap_are_computed_again(model_dir, corpus, interrupted):
+    """A process that outlived its run may have cut the lines in another way."""
+    whole = read(run(model_dir, interrupted.with_name("whole.hdf5"), input=corpus))
+    first, _ = sorted(Path(f"{interrupted}.parts").glob("*.npz"))
+    shutil.copy(first, first.with_name(outputs.part_name(2, 5)))
+    assert_close(read(run(model_dir, interrupted, input=corpus)), whole)
 
 
 # Mistakes

@@ -13,6 +13,7 @@ import time
 from pathlib import Path
 from threading import RLock
 
+import psutil
 import pytest
 import torch
 import torch.nn.functional as F
@@ -28,7 +29,9 @@ from pretraining_worker import (
     launch,
     options_of,
     pretrain,
+    start_runs,
     train,
+    two_machines,
 )
 from safetensors.torch import load_file
 from torch import Tensor
@@ -507,6 +510,36 @@ def test_two_processes_resume_exactly(two_processes):
     for number in range(len(runs)):
         found, expected = folder / "again" / f"{number}", folder / f"two-{number}"
         assert_same(contents(last_of(found)), contents(last_of(expected)))
+
+
+@pytest.mark.slow
+def test_two_machines_resume_after_one_was_killed(tmp_path):
+    """They equal two processes of one machine bit by bit, and one process that reads the same batches."""
+    options = options_of(tmp_path, config_overrides={"dropout": 0.0}, save_steps=3, max_steps=30, optim="adagrad")
+    machines = [start_runs(tmp_path / "m", "run_pretraining", [options], launcher) for launcher in two_machines(1)]
+    while not (tmp_path / "run" / "checkpoint-3").exists():
+        assert all(each.poll() is None for each in machines), [each.communicate() for each in machines]
+        time.sleep(0.002)
+    survivor, victim = machines  # each is a launcher with a process
+    for process in [psutil.Process(victim.pid), *psutil.Process(victim.pid).children()]:
+        process.kill()
+    _, messages = survivor.communicate(timeout=60)
+    assert survivor.returncode == 1 and "onnection" in messages, messages[-4000:]
+    step = int(last_of(tmp_path / "run").name.split("-")[1])
+    assert 3 <= step < 30
+
+    options["resume_from_checkpoint"] = "last"
+    machines = [start_runs(tmp_path / "m", "run_pretraining", [options], launcher) for launcher in two_machines(1)]
+    for each in machines:
+        _, messages = each.communicate(timeout=120)
+        assert each.returncode == 0, messages[-4000:]
+    del options["resume_from_checkpoint"]
+    launch(tmp_path / "t", "run_pretraining", [options | {"output_dir": tmp_path / "two"}])
+    found = contents(last_of(tmp_path / "run"))
+    assert_same(found, contents(last_of(tmp_path / "two")))
+    train(options | {"output_dir": tmp_path / "one", "gradient_accumulation_steps": 2})
+    for name, weight in load_file(last_of(tmp_path / "one") / "model.safetensors").items():
+        torch.testing.assert_close(found[0][name], weight, msg=name, **TOLERANCE)
 
 
 def test_another_number_of_processes_is_refused_for_streams(two_processes):

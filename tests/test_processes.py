@@ -10,7 +10,14 @@ from pathlib import Path
 import pytest
 import torch
 
-from modeling_elmo.run_scripts.program.processes import LOCK, check_processes, has_accelerator, sole_run
+from modeling_elmo.run_scripts.program.processes import (
+    LOCK,
+    ProcessGroup,
+    check_processes,
+    has_accelerator,
+    local_device,
+    sole_run,
+)
 
 ROOT = Path(__file__).parents[1]
 # A run with a worker, as of a DataLoader. The worker outlives it for a while.
@@ -40,6 +47,37 @@ def test_accelerators_of_old_and_new_torch(monkeypatch):
     assert has_accelerator() == found
     monkeypatch.delattr(torch, "accelerator", raising=False)
     assert has_accelerator() == found
+
+
+def test_a_group_of_one_process_needs_no_others(monkeypatch):
+    monkeypatch.delenv("WORLD_SIZE", raising=False)
+    with ProcessGroup() as group:
+        assert group.is_main and group.gathered("value") == ["value"]
+
+
+def test_the_end_of_another_process_is_an_error(monkeypatch):
+    def broken(*_):
+        raise RuntimeError("Connection closed by peer")
+
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setenv("RANK", "1")
+    monkeypatch.setattr(torch.distributed, "all_gather_object", broken)
+    with pytest.raises(ConnectionError, match="Process 1 of 2 lost the others: one has ended.* Run the same command"):
+        ProcessGroup().gathered(None)
+
+
+def test_each_process_of_a_machine_has_its_own_device(monkeypatch):
+    assert local_device("cpu") == torch.device("cpu") and local_device("cuda:3") == torch.device("cuda", 3)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert local_device() == torch.device("cpu")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.delenv("LOCAL_RANK", raising=False)
+    assert local_device() == local_device("cuda") == torch.device("cuda", 0)
+    monkeypatch.setenv("LOCAL_RANK", "1")
+    assert local_device() == local_device("cuda") == torch.device("cuda", 1)
+    monkeypatch.setenv("LOCAL_RANK", "2")  # more processes than devices share them
+    assert local_device() == torch.device("cuda", 0)
 
 
 def test_a_folder_belongs_to_one_run(tmp_path):

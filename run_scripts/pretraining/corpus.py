@@ -180,7 +180,7 @@ class Corpus:
     def sentences(self, epoch: int = 0, seed: int = 0, shuffle_files: bool = True) -> Iterator[SourceSentence]:
         """All sentences once. `seed` and `epoch` decide the order of the files if they are shuffled."""
         if self.dataset is not None:
-            yield from as_sentences(str(self.dataset.dataset), enumerate(dataset_texts(self.dataset)[0]))
+            yield from as_sentences(str(self.dataset.dataset), enumerate(dataset_texts(self.dataset)[0]()))
         order = np.arange(len(self.files))
         for number in np.random.default_rng([seed, epoch]).permutation(order) if shuffle_files else order:
             file = self.files[number]

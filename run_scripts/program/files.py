@@ -6,7 +6,7 @@ import io
 import json
 import os
 import zlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import partial
 from importlib.util import find_spec
@@ -149,8 +149,8 @@ def _json_texts(path: Path, column: str) -> Iterator[tuple[int, Any]]:
         yield number, record[column]
 
 
-def dataset_texts(arguments: TextArguments) -> tuple[Iterator[Any], int | None]:
-    """The texts of `arguments.dataset` in the order of rows, and the number of texts, `None` if it is unknown."""
+def dataset_texts(arguments: TextArguments) -> tuple[Callable[[], Iterator[Any]], int | None]:
+    """A function that reads the texts of `arguments.dataset`, and their number, `None` if it is unknown."""
     require("datasets", extra="train", purpose="--dataset")
     import datasets
 
@@ -170,9 +170,13 @@ def dataset_texts(arguments: TextArguments) -> tuple[Iterator[Any], int | None]:
             raise ValueError(f"--dataset {name} has no column {column!r} but {data.column_names}; pass --text_column.")
         data = data.select_columns([column])
     total = None if isinstance(data, datasets.IterableDataset) else len(data)
-    # In a worker of a `DataLoader` the stream's own iterator reads only a share of the rows; `iter` reads all of them.
-    batches = data.iter(batch_size=ROWS_AT_ONCE)
-    return (text for batch in batches for text in batch.get(column, [None])), total
+
+    def texts() -> Iterator[Any]:
+        # In a worker of a `DataLoader` the stream's own iterator reads a share of the rows only; `iter` reads them all.
+        for batch in data.iter(batch_size=ROWS_AT_ONCE):
+            yield from batch.get(column, [None])
+
+    return texts, total
 
 
 def check_model(name_or_path: str):

@@ -3,9 +3,12 @@
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 import torch
+import torch.distributed as dist
 from filelock import FileLock, Timeout
 
 LOCK = ".lock"
@@ -30,6 +33,59 @@ def check_processes(number: int):
             f"{started} processes were started (WORLD_SIZE), but this run has {number}: each would train on its own. "
             "Set ACCELERATE_USE_CPU=true to train on the CPU, or start one process."
         )
+
+
+class ProcessGroup:
+    """The processes that a launcher started, `torchrun` for example, or this process alone. It needs no accelerator.
+
+    Use it as a context. A process waits for others as long as they live: shares of a corpus may take days.
+    """
+
+    def __init__(self):
+        self.number, self.index = int(os.environ.get("WORLD_SIZE", 1)), int(os.environ.get("RANK", 0))
+
+    def __enter__(self) -> "ProcessGroup":
+        if self.number > 1:
+            dist.init_process_group("gloo", timeout=timedelta(days=30))
+        return self
+
+    def __exit__(self, *_):
+        if self.number > 1:
+            dist.destroy_process_group()
+
+    @property
+    def is_main(self) -> bool:
+        return self.index == 0
+
+    def gathered(self, value: Any) -> list[Any]:
+        """The values of all processes, when all have called this.
+
+        Raises:
+            ConnectionError: another process has ended.
+        """
+        values = [value] * self.number
+        if self.number > 1:
+            try:
+                dist.all_gather_object(values, value)
+            except RuntimeError as error:  # of gloo
+                raise ConnectionError(
+                    f"Process {self.index} of {self.number} lost the others: one has ended, as its own messages or the "
+                    "launcher's say. Run the same command again to continue."
+                ) from error
+        return values
+
+
+def local_device(name: str | None = None, rank: int | None = None) -> torch.device:
+    """The device of this process. Of several processes on a machine, each takes a CUDA device of its own.
+
+    Args:
+        rank: the number of this process on its machine; by default as a launcher says.
+    """
+    device = torch.device(name or ("cuda" if torch.cuda.is_available() else "cpu"))
+    if device.type == "cuda" and device.index is None:
+        rank = int(os.environ.get("LOCAL_RANK", 0)) if rank is None else rank
+        return torch.device("cuda", rank % torch.cuda.device_count())
+    return device
 
 
 @contextmanager

@@ -2,7 +2,7 @@
 
 import zlib
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import groupby, islice
+from itertools import groupby
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, get_args
 
@@ -14,12 +14,12 @@ from transformers.utils import logging
 
 import modeling_elmo  # noqa: F401 (registers ELMo with the Auto classes)
 from modeling_elmo.run_scripts.program.files import check_model
-from modeling_elmo.run_scripts.vectors.lines import InputLine
+from modeling_elmo.run_scripts.program.processes import local_device
+from modeling_elmo.run_scripts.vectors.lines import InputLine, group_by_tokens
 from modeling_elmo.run_scripts.vectors.outputs import VectorBlock
 
 logger = logging.get_logger(__name__)
 
-LINES_READ_AHEAD = 64  # tokenized in one call
 BATCHES_PER_BLOCK = 4  # sorted by length together; more need more memory, and an interruption loses more
 
 LayerChoice = Literal["all", "top", "average", "sum", "mixed"]
@@ -28,9 +28,8 @@ StoredDtype = Literal["float32", "float16"]  # the output formats have no bfloat
 
 
 class EncodedLine(NamedTuple):
-    """A line, its tokens without markers, and its unpadded inputs for the model."""
+    """The tokens of a line without markers, and its unpadded inputs for the model."""
 
-    line: InputLine
     tokens: list[str]
     inputs: dict[str, Any]
 
@@ -65,20 +64,21 @@ def embed_sentences(
     lines = (
         InputLine(each, None) if isinstance(each, str) else InputLine(" ".join(each), list(each)) for each in sentences
     )
-    for block in embed_lines(lines, model, tokenizer, layers, pooling, dtype, batch_tokens):
+    for group in group_by_tokens(lines, BATCHES_PER_BLOCK * batch_tokens):
+        block = embed_block(group, model, tokenizer, layers, pooling, dtype, batch_tokens)
         yield from zip(block.tokens, block.vectors(), strict=True)
 
 
-def embed_lines(
-    lines: Iterable[InputLine],
+def embed_block(
+    lines: list[InputLine],
     model,
     tokenizer,
     layers: LayerChoice,
     pooling: PoolingChoice,
     dtype: StoredDtype,
     batch_tokens: int,
-) -> Iterator[VectorBlock]:
-    """Embeds consecutive lines, a few batches at a time."""
+) -> VectorBlock:
+    """Embeds consecutive lines, in batches of similar length."""
     mix, dim = model.scalar_mix, model.config.hidden_size
     if layers == "mixed" and mix is None:
         raise ValueError(
@@ -86,45 +86,31 @@ def embed_lines(
         )
     shape = (dim,) if pooling != "none" else (-1, dim)
     shape = (model.config.num_hidden_layers + 1, *shape) if layers == "all" else shape
-    block_tokens = BATCHES_PER_BLOCK * batch_tokens
     if layers == "mixed" and mix.layer_norm in ("allennlp", "bilm"):
-        logger.warning("`scalar_mix_layer_norm` of this model is over a batch, so each line is a batch: this is slow.")
+        logger.warning_once(
+            "`scalar_mix_layer_norm` of this model is over a batch, so each line is a batch: this is slow."
+        )
         batch_tokens = 1
-    for encoded in group_by_tokens(encode_lines(lines, tokenizer), block_tokens):
-        block = VectorBlock.empty([each.line for each in encoded], [each.tokens for each in encoded], shape, dtype)
-        try:
-            with np.errstate(over="raise"):
-                fill_block(block, encoded, model, tokenizer, layers, pooling, batch_tokens)
-        except FloatingPointError as error:
-            raise ValueError("A vector is too large for float16; pass dtype float32.") from error
-        yield block
+    encoded = list(encode_lines(lines, tokenizer))
+    block = VectorBlock.empty(lines, [each.tokens for each in encoded], shape, dtype)
+    try:
+        with np.errstate(over="raise"):
+            fill_block(block, encoded, model, tokenizer, layers, pooling, batch_tokens)
+    except FloatingPointError as error:
+        raise ValueError("A vector is too large for float16; pass dtype float32.") from error
+    return block
 
 
-def encode_lines(lines: Iterable[InputLine], tokenizer) -> Iterator[EncodedLine]:
-    lines = iter(lines)
-    while ahead := list(islice(lines, LINES_READ_AHEAD)):
-        for given_words, group in groupby(ahead, key=lambda line: line.words is not None):
-            run = list(group)
-            texts = [line.words if given_words else line.text for line in run]
-            encoding = tokenizer(texts, is_split_into_words=given_words, return_offsets_mapping=not given_words)
-            offsets = encoding.pop("offset_mapping", None)
-            for i, line in enumerate(run):
-                words = line.words
-                tokens = [line.text[start:end] for start, end in offsets[i][1:-1]] if words is None else words
-                yield EncodedLine(line, tokens, {name: values[i] for name, values in encoding.items()})
-
-
-def group_by_tokens(lines: Iterable[EncodedLine], num_tokens: int) -> Iterator[list[EncodedLine]]:
-    """Groups consecutive lines of at least `num_tokens` tokens together; the last group may have fewer."""
-    group, size = [], 0
-    for line in lines:
-        group.append(line)
-        size += line.length
-        if size >= num_tokens:
-            yield group
-            group, size = [], 0
-    if group:
-        yield group
+def encode_lines(lines: list[InputLine], tokenizer) -> Iterator[EncodedLine]:
+    for given_words, group in groupby(lines, key=lambda line: line.words is not None):
+        run = list(group)
+        texts = [line.words if given_words else line.text for line in run]
+        encoding = tokenizer(texts, is_split_into_words=given_words, return_offsets_mapping=not given_words)
+        offsets = encoding.pop("offset_mapping", None)
+        for i, line in enumerate(run):
+            words = line.words
+            tokens = [line.text[start:end] for start, end in offsets[i][1:-1]] if words is None else words
+            yield EncodedLine(tokens, {name: values[i] for name, values in encoding.items()})
 
 
 @torch.inference_mode()
@@ -183,8 +169,7 @@ def load_model_and_tokenizer(
         raise ValueError(f"--model {name} is a {model.config.model_type!r} model; pass an ELMo model.")
     if absent := sorted(key for key in loading["missing_keys"] if not key.startswith("scalar_mix.")):
         raise ValueError(f"--model {name} lacks weights: {', '.join(absent)}. Convert or train it first.")
-    device = device or ("cuda" if torch.cuda.is_available() else "cpu")
-    return model.eval().to(device), AutoTokenizer.from_pretrained(name, **trust)
+    return model.eval().to(local_device(device)), AutoTokenizer.from_pretrained(name, **trust)
 
 
 def is_trained(mix) -> bool:

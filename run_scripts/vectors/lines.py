@@ -1,6 +1,7 @@
 """The lines of a corpus, from a file or a data set."""
 
-from collections.abc import Iterator
+import re
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -8,6 +9,8 @@ from modeling_elmo.run_scripts.program.files import TextArguments, dataset_texts
 from modeling_elmo.run_scripts.vectors.fasta import FASTA_SUFFIXES, fasta_records
 
 LineUnit = Literal["word", "character"]  # what a token is
+NUM_MARKERS = 2  # <S> and </S>
+TOKEN = re.compile(r"\w+|[^\w\s]")
 
 
 class InputLine(NamedTuple):
@@ -20,14 +23,18 @@ class InputLine(NamedTuple):
 
 def open_lines(
     arguments: TextArguments, file: str | None, is_raw_text: bool, unit: LineUnit
-) -> tuple[Iterator[InputLine], int | None]:
-    """The lines of a file or of `arguments.dataset`, read one by one, and their number if it is known."""
+) -> tuple[Callable[[], Iterator[InputLine]], int | None]:
+    """A function that reads the lines of a file or of `arguments.dataset`, and their number if it is known."""
     if (file is None) == (arguments.dataset is None):
         raise ValueError("Pass either --input FILE or --dataset NAME.")
     if file is None:
-        rows, total = dataset_texts(arguments)
-        named = ((f"{arguments.dataset}, row {row}", text) for row, text in enumerate(rows))
-        return (to_line(where, text, is_raw_text, unit) for where, text in named), total
+        texts, total = dataset_texts(arguments)
+
+        def rows() -> Iterator[InputLine]:
+            named = ((f"{arguments.dataset}, row {row}", text) for row, text in enumerate(texts()))
+            return (to_line(where, text, is_raw_text, unit) for where, text in named)
+
+        return rows, total
     path = Path(file)
     kind = path.with_suffix("").suffix if path.suffix in (".gz", ".zst") else path.suffix
     is_fasta = kind in FASTA_SUFFIXES
@@ -46,7 +53,7 @@ def open_lines(
 
     # Reads the whole file once: a mistake in its last line shows now, not after hours.
     total = sum(1 for _ in lines())
-    return lines(), total
+    return lines, total
 
 
 def to_line(where: str, value: Any, is_raw_text: bool, unit: LineUnit) -> InputLine:
@@ -59,3 +66,20 @@ def to_line(where: str, value: Any, is_raw_text: bool, unit: LineUnit) -> InputL
     if isinstance(value, list) and all(isinstance(word, str) for word in value):
         return InputLine(" ".join(value), value)
     raise ValueError(f"{where}: the sentence is {value!r}; pass a text or a list of words.")
+
+
+def group_by_tokens(lines: Iterable[InputLine], num_tokens: int) -> Iterator[list[InputLine]]:
+    """Groups consecutive lines of at least `num_tokens` tokens together; the last group may have fewer.
+
+    Words and punctuation marks of a raw text count as tokens: the tokenizer takes much longer, and every process of a
+    run groups all lines.
+    """
+    group, size = [], 0
+    for line in lines:
+        group.append(line)
+        size += NUM_MARKERS + len(TOKEN.findall(line.text) if line.words is None else line.words)
+        if size >= num_tokens:
+            yield group
+            group, size = [], 0
+    if group:
+        yield group

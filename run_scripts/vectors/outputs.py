@@ -16,13 +16,13 @@ Neither format survives an interruption. So blocks of lines are saved in `OUTPUT
 from them at the end. The disk then holds the vectors twice for a moment.
 """
 
-import hashlib
 import json
 import math
 import os
 import shutil
+import sys
 import zipfile
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import chain, islice
@@ -35,7 +35,7 @@ from transformers.utils import logging
 
 from modeling_elmo.run_scripts.program.files import require, sync_file, sync_folder
 from modeling_elmo.run_scripts.vectors.fasta import hdf5_name
-from modeling_elmo.run_scripts.vectors.lines import InputLine
+from modeling_elmo.run_scripts.vectors.lines import InputLine, group_by_tokens
 
 logger = logging.get_logger(__name__)
 
@@ -75,65 +75,95 @@ class PartsFolder:
     """The finished blocks of a run, as files `FIRST-END.npz` in `OUTPUT.parts/`, where a later run finds them.
 
     Each file is written under another name, reaches the disk and is renamed, so it is complete or missing. If a part is
-    damaged nevertheless, the next run computes it and the parts after it again. A part holds a digest of all lines up
-    to its end, so a run continues only with the same lines. settings.json marks a folder that a run can continue: it
-    is written before the first part and removed before the parts are.
+    damaged nevertheless, the next run computes it again. settings.json marks a folder that a run can continue: it is
+    written before the first part and removed before the parts are.
+
+    The processes of a run cut the same lines into the same blocks, and each process saves its share of them.
 
     Args:
         settings: options that the vectors depend on.
+        process: the number of this process in the run.
+
+    Attributes:
+        ends: first line of each block -> the line after its last; blocks that are finished, or given out by `missing`.
     """
 
-    def __init__(self, output: Path, settings: dict[str, Any]):
-        self.output, self.settings, self.folder = output, settings, parts_folder(output)
+    def __init__(self, output: Path, settings: dict[str, Any], process: int = 0):
+        self.output, self.settings, self.process, self.folder = output, settings, process, parts_folder(output)
         self.settings_file = self.folder / "settings.json"
-        if output.exists() and not self.settings_file.exists():
-            raise FileExistsError(f"--output {output} exists; remove it or pass another file.")
-        self.num_lines = 0
-        self.files = list(self._intact_parts()) if self.settings_file.exists() else []
-        self._digest = hashlib.sha256()
+        self.ends: dict[int, int] = {}
 
     @property
     def is_pooled(self) -> bool:
         return self.settings["pooling"] != "none"
 
-    def _intact_parts(self) -> Iterator[Path]:
-        for file in sorted(self.folder.glob(PARTS)):
-            first, end = map(int, file.stem.split("-"))
-            if first != self.num_lines or not is_intact(file):
-                logger.warning(f"{file} is damaged, or a part before it is missing: computing from there on again.")
-                return
-            self.num_lines = end
-            yield file
+    @property
+    def num_lines(self) -> int:
+        return max(self.ends.values(), default=0)
 
-    def skip_finished(self, lines: Iterator[InputLine]) -> Iterator[InputLine]:
-        """Returns the remaining lines, if the finished part has the settings and the lines of this run."""
-        if self.files:
+    def num_finished(self) -> int:
+        """Number of lines of which there are parts."""
+        return sum(end - first for first, end in map(lines_in_name, self.folder.glob(PARTS)))
+
+    def files(self) -> list[Path]:
+        return [self.folder / part_name(first, end) for first, end in sorted(self.ends.items())]
+
+    def resume(self, lines: Callable[[], Iterator[InputLine]]):
+        """Finds the parts of an interrupted run, if it had the settings and the lines of this run."""
+        if self.settings_file.exists():
             self._check_settings(json.loads(self.settings_file.read_text()))
-            self._update_digest(islice(lines, self.num_lines))
-            if self._digest.hexdigest() != load_part(self.files[-1])[1]:
-                raise ValueError(
-                    f"The first {self.num_lines} lines differ from the input of the interrupted run. Pass the same "
-                    f"input, or remove {self.folder} to start again."
-                )
-            self._remove_parts_but(self.files)
-        return lines
+            self.ends = dict(self._intact_parts())
+            self._check_lines(lines())
+        elif self.output.exists():
+            raise FileExistsError(f"--output {self.output} exists; remove it or pass another file.")
+        # Damaged parts, and those of a run that was interrupted while it removed its parts.
+        for file in {*self.folder.glob(PARTS)} - {*self.files()}:
+            file.unlink()
 
-    def save(self, block: VectorBlock):
-        if not self.files:
-            self._begin()
-        self._update_digest(block.lines)
-        about = {"lines": block.lines, "tokens": block.tokens, "shape": block.shape, "digest": self._digest.hexdigest()}
-        end = self.num_lines + len(block.lines)
-        path = self.folder / f"{self.num_lines:012}-{end:012}.npz"
-        with self._replacing(path) as unfinished, unfinished.open("wb") as file:
+    def follow(self, folders: "list[PartsFolder]"):
+        """Continues where the main process does. `folders` are those of all processes."""
+        main = folders[0]
+        self._check_settings(main.settings)
+        if not main.folder.is_dir():
+            raise FileNotFoundError(
+                f"--output {self.output}: process {self.process} does not find {main.folder}, which the main process "
+                "made. Pass a path on a file system that all machines share."
+            )
+        self.ends = dict(main.ends)
+
+    def compare(self, folders: "list[PartsFolder]"):
+        """Checks that all processes had the same blocks; with other inputs, each would write other lines."""
+        for other in folders:
+            if other.ends != self.ends:
+                raise ValueError(
+                    f"Processes {self.process} and {other.process} read different lines. Pass the same input to all, "
+                    f"and remove {self.folder} to start again."
+                )
+
+    def missing(self, lines: Iterator[InputLine], num_tokens: int) -> Iterator[tuple[int, list[InputLine]]]:
+        """The lines that no part has, in blocks of `num_tokens` tokens, with the number of their first line."""
+        position = 0
+        for first, end in [*sorted(self.ends.items()), (sys.maxsize, sys.maxsize)]:
+            for block in group_by_tokens(islice(lines, first - position), num_tokens):
+                self.ends[position] = position + len(block)
+                yield position, block
+                position += len(block)
+            position += sum(1 for _ in islice(lines, end - first))
+
+    def save(self, first: int, block: VectorBlock):
+        if not self.settings_file.exists():
+            self.folder.mkdir(parents=True, exist_ok=True)
+            with self._replacing(self.settings_file) as unfinished:
+                unfinished.write_text(json.dumps(self.settings))
+        about = {"lines": block.lines, "tokens": block.tokens, "shape": block.shape}
+        end = first + len(block.lines)
+        with self._replacing(self.folder / part_name(first, end)) as unfinished, unfinished.open("wb") as file:
             np.savez(file, flat=block.flat, about=np.frombuffer(json.dumps(about).encode(), np.uint8))
-        self.files.append(path)
-        self.num_lines = end
 
     def blocks(self) -> Iterator[tuple[int, VectorBlock]]:
         """The number of the first line of each block, and the block."""
-        for file in tqdm(self.files, unit=" parts", desc=f"writing {self.output.name}"):
-            yield int(file.stem.split("-")[0]), load_part(file)[0]
+        for file in tqdm(self.files(), unit=" parts", desc=f"writing {self.output.name}"):
+            yield lines_in_name(file)[0], load_part(file)
 
     def assemble(self, write_output: "OutputWriter", keep_sentences: bool):
         """Writes the output from all parts, then removes them."""
@@ -141,6 +171,16 @@ class PartsFolder:
             write_output(unfinished, self, keep_sentences)
         self.settings_file.unlink()
         shutil.rmtree(self.folder, ignore_errors=True)  # Windows does not remove the lock of this run
+
+    def _intact_parts(self) -> Iterator[tuple[int, int]]:
+        position = 0
+        for file in sorted(self.folder.glob(PARTS)):
+            first, end = lines_in_name(file)
+            if first >= position and is_intact(file):
+                yield first, end
+                position = end
+            else:
+                logger.warning(f"{file} is damaged, or overlaps another part: computing its lines again.")
 
     def _check_settings(self, before: dict[str, Any]):
         now = self.settings
@@ -151,23 +191,20 @@ class PartsFolder:
                 "to start again."
             )
 
-    def _begin(self):
-        self.folder.mkdir(parents=True, exist_ok=True)
-        self._remove_parts_but([])  # of a run that was interrupted while it removed its parts
-        with self._replacing(self.settings_file) as unfinished:
-            unfinished.write_text(json.dumps(self.settings))
-
-    def _remove_parts_but(self, kept: list[Path]):
-        for file in {*self.folder.glob(PARTS)} - {*kept}:
-            file.unlink()
-
-    def _update_digest(self, lines: Iterable[InputLine]):
-        for line in lines:
-            self._digest.update(json.dumps(line).encode() + b"\n")
+    def _check_lines(self, lines: Iterator[InputLine]):
+        position = 0
+        for (first, end), file in zip(sorted(self.ends.items()), self.files(), strict=True):
+            skipped = sum(1 for _ in islice(lines, first - position))
+            if skipped != first - position or [*islice(lines, end - first)] != lines_of_part(file):
+                raise ValueError(
+                    f"Lines {first + 1} to {end} differ from the input of the interrupted run. Pass the same input, or "
+                    f"remove {self.folder} to start again."
+                )
+            position = end
 
     @contextmanager
     def _replacing(self, path: Path) -> Iterator[Path]:
-        unfinished = self.folder / "unfinished"
+        unfinished = self.folder / f"unfinished-{self.process}"
         try:
             yield unfinished
             sync_file(unfinished)
@@ -176,13 +213,23 @@ class PartsFolder:
         except OSError as error:
             unfinished.unlink(missing_ok=True)
             raise OSError(
-                f"{path} cannot be written: {error.strerror or error}. {self.num_lines:,} lines are finished; run the "
-                "same command again to continue."
+                f"{path} cannot be written: {error.strerror or error}. {self.num_finished():,} lines are finished; run "
+                "the same command again to continue."
             ) from error
 
 
 def parts_folder(output: Path) -> Path:
     return Path(f"{output}.parts")
+
+
+def part_name(first: int, end: int) -> str:
+    return f"{first:012}-{end:012}.npz"
+
+
+def lines_in_name(file: Path) -> tuple[int, int]:
+    """The first line of a part, and the line after its last."""
+    first, end = file.stem.split("-")
+    return int(first), int(end)
 
 
 def is_intact(file: Path) -> bool:
@@ -196,12 +243,20 @@ def is_intact(file: Path) -> bool:
         return False
 
 
-def load_part(file: Path) -> tuple[VectorBlock, str]:
-    """The block of a part, and the digest of all lines up to its end."""
+def load_part(file: Path) -> VectorBlock:
     with np.load(file) as part:
         about = json.loads(part["about"].tobytes())
-        lines = [InputLine(*line) for line in about["lines"]]
-        return VectorBlock(lines, about["tokens"], tuple(about["shape"]), part["flat"]), about["digest"]
+        return VectorBlock(_to_lines(about), about["tokens"], tuple(about["shape"]), part["flat"])
+
+
+def lines_of_part(file: Path) -> list[InputLine]:
+    """The lines without the vectors, which take much longer to read."""
+    with np.load(file) as part:
+        return _to_lines(json.loads(part["about"].tobytes()))
+
+
+def _to_lines(about: dict[str, Any]) -> list[InputLine]:
+    return [InputLine(*line) for line in about["lines"]]
 
 
 def write_hdf5(path: Path, parts: PartsFolder, keep_sentences: bool):

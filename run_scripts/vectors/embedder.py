@@ -1,0 +1,79 @@
+"""Vectors as columns of a table: what `datasets.map` and Ray Data's `map_batches` call in their workers."""
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from modeling_elmo.run_scripts.program.processes import local_device
+from modeling_elmo.run_scripts.vectors.embedding import (
+    LayerChoice,
+    PoolingChoice,
+    StoredDtype,
+    embed_sentences,
+    load_model_and_tokenizer,
+)
+from modeling_elmo.run_scripts.vectors.lines import to_line
+
+IMPORTED_IN = os.getpid()
+
+
+class Embedder:
+    """Adds the columns `tokens` and `vectors` to batches of rows.
+
+        data.map(Embedder("elmo-tiny"), batched=True, num_proc=2)  # datasets
+        data.map_batches(Embedder, fn_constructor_args=["elmo-tiny"], concurrency=2)  # Ray
+
+    A worker loads the model at its first batch. An embedder is pickled without the model, before and after.
+
+    Args:
+        model: folder or Hub name of any ELMo model.
+        column: has texts, which the tokenizer splits, or lists of words, which are not changed.
+        layers, pooling, dtype, batch_tokens, device, trust_remote_code: as for `elmo embed`.
+
+    Shape:
+        vectors: of a row as of `embed_sentences`.
+    """
+
+    def __init__(
+        self,
+        model: str,
+        column: str = "text",
+        layers: LayerChoice = "mixed",
+        pooling: PoolingChoice = "none",
+        dtype: StoredDtype = "float32",
+        batch_tokens: int = 4096,
+        device: str | None = None,
+        trust_remote_code: bool = False,
+    ):
+        # A worker may have another working directory.
+        self.model = str(Path(model).resolve()) if Path(model).is_dir() else model
+        self.column, self.device, self.trust_remote_code = column, device, trust_remote_code
+        self.choices: dict[str, Any] = dict(layers=layers, pooling=pooling, dtype=dtype, batch_tokens=batch_tokens)
+        self._loaded: tuple[Any, Any] | None = None
+
+    def __call__(self, batch: Mapping[str, Any], rank: int | None = None) -> dict[str, Any]:
+        """The columns of a batch, and two more. `rank`, of `datasets.map(with_rank=True)`, chooses the CUDA device."""
+        if self.column not in batch:
+            raise ValueError(f"The rows have no column {self.column!r} but {list(batch)}; pass column=NAME.")
+        if self._loaded is None:
+            if os.getpid() != IMPORTED_IN:  # forked: the threads of OpenMP are in the parent, and never answer
+                torch.set_num_threads(1)
+            device = str(local_device(self.device, rank))
+            self._loaded = load_model_and_tokenizer(self.model, device, self.trust_remote_code)
+        sentences = [self._sentence(number, value) for number, value in enumerate(batch[self.column])]
+        found = list(embed_sentences(sentences, *self._loaded, **self.choices))
+        return {**batch, "tokens": [tokens for tokens, _ in found], "vectors": [vectors for _, vectors in found]}
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Includes the times of the model's files: `datasets` caches the result for as long as this is the same."""
+        files = [(path.name, path.stat().st_mtime_ns) for path in sorted(Path(self.model).glob("*"))]
+        return {**vars(self), "_loaded": None, "files": files}
+
+    def _sentence(self, number: int, value: Any) -> str | list[str]:
+        value = value.tolist() if isinstance(value, np.ndarray) else value
+        line = to_line(f"{self.column}, row {number} of a batch", value, is_raw_text=True, unit="word")
+        return line.text if line.words is None else line.words
