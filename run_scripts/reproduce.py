@@ -12,6 +12,7 @@ import inspect
 import sys
 
 from modeling_elmo.run_scripts.fine_tuning.classification import Classification
+from modeling_elmo.run_scripts.fine_tuning.coreference import Coreference
 from modeling_elmo.run_scripts.fine_tuning.experiments import ExperimentArguments, run_experiment
 from modeling_elmo.run_scripts.fine_tuning.head import HeadArguments
 from modeling_elmo.run_scripts.fine_tuning.question_answering import QuestionAnswering
@@ -19,7 +20,12 @@ from modeling_elmo.run_scripts.fine_tuning.tagging import Tagging
 from modeling_elmo.run_scripts.fine_tuning.task import Record, Task
 from modeling_elmo.run_scripts.program.command_line import ProgramParser, run
 
-TASKS: dict[str, type[Task]] = {"ner": Tagging, "classify": Classification, "qa": QuestionAnswering}
+TASKS: dict[str, type[Task]] = {
+    "ner": Tagging,
+    "classify": Classification,
+    "qa": QuestionAnswering,
+    "coref": Coreference,
+}
 
 
 def main(arguments: list[str] | None = None) -> list[Record]:
