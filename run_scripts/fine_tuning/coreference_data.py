@@ -1,0 +1,290 @@
+"""Documents with coreference, from CoNLL-2012 columns (also LitBank's), JSON lines or a data set; GAP's pronouns.
+
+splits = read_documents(arguments)   # a row per document: document, sentences, mentions, speakers, genre
+examples = read_gap(path)            # a pronoun and two names each
+"""
+
+import re
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from datasets import Dataset, DatasetDict, Features, Value
+
+from modeling_elmo.run_scripts.fine_tuning.data_files import JSON_FORMATS, LocatedRow, RowReader, table_rows
+from modeling_elmo.run_scripts.fine_tuning.sources import DataArguments, Source, split_sources
+from modeling_elmo.run_scripts.program.files import numbered_lines
+
+DOCUMENT_SUFFIXES = (".conll", ".gold_conll", ".auto_conll", ".v4_gold_conll", ".v4_auto_conll")
+STRING = Value("string")
+DOCUMENT_FEATURES = Features(
+    document=STRING, sentences=[[STRING]], mentions=[[Value("int32")]], speakers=[[STRING]], genre=STRING
+)
+BEGIN = re.compile(r"#begin document \((.+)\)(?:; part ([0-9]{1,9}))? *")
+BRACKETS = re.compile(r"(\(?)([0-9]{1,9})(\)?)")
+WORD, SPEAKER = 3, 9  # columns, from 0; coreference is the last one
+NOTHING = ("-", "_", "")  # of a column without a value
+FEMININE, MASCULINE = ("she", "her", "hers"), ("he", "his", "him")
+GAP_COLUMNS = ("ID", "Text", "Pronoun", "Pronoun-offset", "A", "A-offset", "A-coref", "B", "B-offset", "B-coref")
+
+Span = tuple[int, int, int]  # sentence, first word, last word (inclusive); all from 0
+Characters = tuple[int, int]  # of a text: the first, and the one after the last
+
+
+@dataclass(kw_only=True)
+class CoreferenceDataArguments(DataArguments):
+    train_file: str | None = field(
+        default=None,
+        metadata={
+            "help": f"Training file. CoNLL-2012 columns, also LitBank's: {', '.join(DOCUMENT_SUFFIXES)}; a document "
+            "per record: .json, .jsonl. Also .gz or .zst."
+        },
+    )
+
+
+class GapExample(NamedTuple):
+    """A pronoun of GAP and two names, each with whether the pronoun refers to it."""
+
+    name: str
+    text: str
+    pronoun: Characters
+    names: tuple[Characters, Characters]
+    coreferent: tuple[bool, bool]
+    is_feminine: bool
+
+
+def read_documents(arguments: CoreferenceDataArguments) -> DatasetDict:
+    """The splits that were given, with a row per document.
+
+    Returns:
+        Columns `document`: the name, which differs from all others of the split; `sentences`: their words;
+        `mentions`: `[sentence, first word, last word (inclusive), cluster]` each, in the order of the document, where
+        clusters are counted from 0 in the order of their first mentions; `speakers`: one for each word, empty if the
+        document has none; `genre`: empty if unknown.
+    """
+    formats: dict[str, RowReader] = dict.fromkeys(DOCUMENT_SUFFIXES, conll_documents)
+    found = split_sources(arguments, formats | JSON_FORMATS)
+    return DatasetDict({split: _document_split(source, split) for split, source in found.items()})
+
+
+def _document_split(source: Source, split: str) -> Dataset:
+    source.first()
+    distinct = source._replace(read=partial(_distinct_documents, source.read))
+    return distinct.convert(document_row, DOCUMENT_FEATURES, split)
+
+
+def _distinct_documents(read: Callable[[], Iterator[LocatedRow]]) -> Iterator[LocatedRow]:
+    """The rows, whose documents must have different names."""
+    places: dict[str, Any] = {}
+    for location, row in read():
+        name = row.get("document")
+        if not isinstance(name, str) or not name.strip():
+            raise ValueError(f"{location}: the document's name is {name!r:.80}; it must be a text that is not empty.")
+        if (first := places.setdefault(name, location)) != location:
+            raise ValueError(
+                f"{location}: the document {name!r:.80} is also at {first}; give each document its own name."
+            )
+        yield location, row
+
+
+def document_row(location: Any, row: Mapping[str, Any]) -> dict[str, Any]:
+    """A checked document with its mentions in order. `speakers` and `genre` may be missing."""
+    sentences, mentions = row.get("sentences"), row.get("mentions")
+    speakers, genre = row.get("speakers") or [], row.get("genre") or ""
+    if not _is_text(sentences):
+        raise ValueError(
+            f"{location}: the sentences are {sentences!r:.80}; a document needs one or more lists of words."
+        )
+    if speakers and not (_is_text(speakers) and [*map(len, speakers)] == [*map(len, sentences)]):
+        raise ValueError(f"{location}: the speakers are {speakers!r:.80}; pass one for each word, or none.")
+    if not isinstance(genre, str):
+        raise ValueError(f"{location}: the genre is {genre!r:.80}; it must be a text.")
+    if not isinstance(mentions, list):
+        raise ValueError(f"{location}: the mentions are {mentions!r:.80}; they must be a list, which may be empty.")
+    found: dict[Span, int] = {}
+    for mention in mentions:
+        _check_mention(location, mention, sentences)
+        _add_mention(location, found, tuple(mention[:3]), mention[3])
+    numbers: dict[int, int] = {}
+    numbered = [[*span, numbers.setdefault(found[span], len(numbers))] for span in sorted(found)]
+    found_row = {"document": row["document"], "sentences": sentences, "mentions": numbered}
+    return found_row | {"speakers": speakers, "genre": genre}
+
+
+def _is_text(value: Any) -> bool:
+    """Whether the value is one or more lists of one or more words."""
+    return isinstance(value, list) and bool(value) and all(map(_is_sentence, value))
+
+
+def _is_sentence(value: Any) -> bool:
+    return isinstance(value, list) and bool(value) and all(isinstance(word, str) and word for word in value)
+
+
+def _check_mention(location: Any, mention: Any, sentences: list[list[str]]):
+    if not isinstance(mention, list) or len(mention) != 4 or any(type(number) is not int for number in mention):
+        raise ValueError(
+            f"{location}: a mention is {mention!r:.80}; write [sentence, first word, last word, cluster], as numbers."
+        )
+    sentence, first, last, _ = mention
+    if not 0 <= sentence < len(sentences):
+        raise ValueError(
+            f"{location}: the mention {mention} is in sentence {sentence}, but the document has {len(sentences)} "
+            "sentences, counted from 0. Correct it."
+        )
+    if not 0 <= first <= last < len(sentences[sentence]):
+        raise ValueError(
+            f"{location}: the mention {mention} has the words {first} to {last} of a sentence of "
+            f"{len(sentences[sentence])} words, counted from 0. Correct it; the last word belongs to the mention."
+        )
+
+
+def _add_mention(location: Any, mentions: dict[Span, int], span: Span, cluster: int):
+    if span in mentions:
+        raise ValueError(
+            f"{location}: the mention of words {span[1]} to {span[2]} in sentence {span[0]} is in cluster "
+            f"{mentions[span]} and again in cluster {cluster}; keep one of them. Numbers count from 0."
+        )
+    mentions[span] = cluster
+
+
+def conll_documents(path: Path) -> Iterator[LocatedRow]:
+    """Documents of a file with a word per line, from `#begin document (NAME); part 0` to `#end document`.
+
+    Columns are separated by tabs or by spaces. The number of the part is added to the name. The genre is the first
+    folder of the name, as in OntoNotes. Mentions of one cluster that cross are read as nested: the bracket that was
+    opened last is closed first.
+    """
+    document = None
+    for number, line in numbered_lines(path):
+        where = f"{path}, line {number}"
+        if begin := BEGIN.fullmatch(line):
+            if document is not None:
+                raise ValueError(f"{where}: {document.name!r:.80} has no end; write '#end document' above this line.")
+            document = _Document(where, *begin.groups())
+        elif document is not None and line.rstrip() == "#end document":
+            yield document.where, document.row()
+            document = None
+        elif document is not None:
+            document.read_line(where, line)
+        elif line.strip():
+            raise ValueError(f"{where} is in no document: {line!r:.80}. Write '#begin document (NAME)' above it.")
+    if document is not None:
+        raise ValueError(
+            f"{document.where}: the document {document.name!r:.80} has no '#end document'; the file is incomplete."
+        )
+
+
+class _Document:
+    """A document while its lines are read."""
+
+    def __init__(self, where: str, name: str, part: str | None):
+        self.where, self.name, self.part = where, name, part
+        self.sentences: list[list[str]] = [[]]
+        self.speakers: list[list[str]] = [[]]
+        self.mentions: dict[Span, int] = {}
+        # First word and location of the mentions of each cluster that have no end yet.
+        self.opened: dict[int, list[tuple[int, str]]] = defaultdict(list)
+
+    def read_line(self, where: str, line: str):
+        if not line.strip(" \t"):
+            self.end_sentence()
+            return
+        fields = line.split("\t") if "\t" in line else list(filter(None, line.split(" ")))
+        if len(fields) <= WORD + 1 or fields[0] != self.name or not fields[WORD]:
+            raise ValueError(
+                f"{where} is {line!r:.80}; write the document's name {self.name!r:.80}, its part, the word's number, "
+                "the word, and further columns, the last for coreference."
+            )
+        self.sentences[-1].append(fields[WORD])
+        self.speakers[-1].append(fields[SPEAKER] if len(fields) > SPEAKER + 1 else "-")
+        if (column := fields[-1].strip(" ")) not in NOTHING:
+            for part in column.split("|"):
+                self.read_brackets(where, part)
+
+    def read_brackets(self, where: str, part: str):
+        """Reads `(3`, `3)` or `(3)`."""
+        found = BRACKETS.fullmatch(part)
+        if not found or not (found[1] or found[3]):
+            raise ValueError(f"{where}: {part!r:.80} is no mention; write (3, 3), (3), several with |, or -.")
+        word, cluster = len(self.sentences[-1]) - 1, int(found[2])
+        if found[1]:
+            self.opened[cluster].append((word, where))
+        if found[3]:
+            if not self.opened[cluster]:
+                raise ValueError(
+                    f"{where}: {part} ends a mention that does not begin in this sentence; write ({cluster} at its "
+                    "first word. A mention is part of one sentence."
+                )
+            first, _ = self.opened[cluster].pop()
+            _add_mention(where, self.mentions, (len(self.sentences) - 1, first, word), cluster)
+
+    def end_sentence(self):
+        for cluster, begun in self.opened.items():
+            if begun:
+                raise ValueError(
+                    f"{begun[-1][1]}: ({cluster} begins a mention that has no end in its sentence; write {cluster}) at "
+                    "its last word. A mention is part of one sentence."
+                )
+        if self.sentences[-1]:
+            self.sentences.append([])
+            self.speakers.append([])
+
+    def row(self) -> dict[str, Any]:
+        self.end_sentence()
+        if len(self.sentences) == 1:
+            raise ValueError(f"{self.where}: the document {self.name!r:.80} has no sentences; remove it.")
+        has_speakers = any(name not in NOTHING for names in self.speakers for name in names)
+        return {
+            "document": self.name if self.part is None else f"{self.name}_{int(self.part)}",
+            "sentences": self.sentences[:-1],
+            "mentions": [[*span, cluster] for span, cluster in self.mentions.items()],
+            "speakers": self.speakers[:-1] if has_speakers else [],
+            "genre": self.name.split("/")[0] if "/" in self.name else "",
+        }
+
+
+def read_gap(path: Path) -> list[GapExample]:
+    """The examples of GAP's `.tsv` files (Webster et al. 2018), which have a header."""
+    examples: dict[str, GapExample] = {}
+    for where, row in table_rows(path, []):
+        if missing := [column for column in GAP_COLUMNS if column not in row]:
+            raise ValueError(f"{path} has no column {missing[0]!r}, only {list(row)}; pass a file of GAP.")
+        example = _gap_example(str(where), row)
+        if example.name in examples:
+            raise ValueError(f"{where}: the ID {example.name!r:.80} occurs twice; give each example its own.")
+        examples[example.name] = example
+    if not examples:
+        raise ValueError(f"{path} has no examples; pass a file of GAP.")
+    return list(examples.values())
+
+
+def _gap_example(where: str, row: Mapping[str, str]) -> GapExample:
+    pronoun = row["Pronoun"].lower()
+    if pronoun not in FEMININE + MASCULINE:
+        raise ValueError(
+            f"{where}: the pronoun is {row['Pronoun']!r:.80}; it must be one of {', '.join(FEMININE + MASCULINE)}."
+        )
+    for part in ("A", "B"):
+        if row[f"{part}-coref"].lower() not in ("true", "false"):
+            raise ValueError(f"{where}: {part}-coref is {row[f'{part}-coref']!r:.80}; it must be TRUE or FALSE.")
+    return GapExample(
+        name=row["ID"],
+        text=row["Text"],
+        pronoun=_gap_characters(where, row, "Pronoun"),
+        names=(_gap_characters(where, row, "A"), _gap_characters(where, row, "B")),
+        coreferent=(row["A-coref"].lower() == "true", row["B-coref"].lower() == "true"),
+        is_feminine=pronoun in FEMININE,
+    )
+
+
+def _gap_characters(where: str, row: Mapping[str, str], part: str) -> Characters:
+    text, offset = row[part], row[f"{part}-offset"]
+    if not text or not re.fullmatch("[0-9]{1,9}", offset) or not row["Text"].startswith(text, int(offset)):
+        raise ValueError(
+            f"{where}: {part} {text!r:.80} is not at character {offset!r:.80} of the text. Correct {part}-offset, "
+            "which counts characters, not bytes."
+        )
+    return int(offset), int(offset) + len(text)
