@@ -67,6 +67,8 @@ class ELMoCoreferencePipeline(ChunkPipeline):
         max_words: maximum words that are read at once; it bounds the memory. A longer document is read in windows. Each
             begins with sentences of the window before, a quarter of `max_words`, in which its words find antecedents.
         language: language of a text that is not split into sentences, as a code such as `"en"`.
+        genre: genre of the text, one of `config.label2id`, for a model that knows genres. Default: the first. A model
+            that reads speakers takes the document for the words of one.
     """
 
     default_input_names = "document"
@@ -79,7 +81,7 @@ class ELMoCoreferencePipeline(ChunkPipeline):
         return super().__call__({"document": inputs}, **options)
 
     def _sanitize_parameters(self, **options: Any) -> tuple[dict, dict, dict]:
-        known = ("singletons", "max_words", "language")
+        known = ("singletons", "max_words", "language", "genre")
         unknown = [name for name in options if name not in known]
         if unknown:
             raise TypeError(f"Unknown options {', '.join(unknown)}; the options are {', '.join(known)}.")
@@ -88,26 +90,32 @@ class ELMoCoreferencePipeline(ChunkPipeline):
             raise ValueError(f"`max_words` is {max_words!r}; pass an integer of at least 1.")
         if options.get("singletons") and not self.model.config.train_singletons:
             raise ValueError("`singletons` is True, but this model was not trained on mentions of their own; omit it.")
-        for_windows = {name: options[name] for name in ("max_words", "language") if name in options}
+        genres = [*self.model.config.label2id] if self.model.config.num_genres else []
+        if options.get("genre") not in (None, *genres):
+            raise ValueError(f"`genre` is {options['genre']!r}; this model knows {', '.join(genres) or 'no genres'}.")
+        for_windows = {name: options[name] for name in known[1:] if name in options}
         return for_windows, {}, {name: options[name] for name in ("singletons",) if name in options}
 
-    def preprocess(self, inputs: dict[str, Any], max_words: int = 4000, language: str = "en") -> Iterator[dict]:
+    def preprocess(
+        self, inputs: dict[str, Any], max_words: int = 4000, language: str = "en", genre: str | None = None
+    ) -> Iterator[dict]:
         document = read_document(inputs["document"], self.tokenizer, language)
-        windows = list(windows_of(list(map(len, document.characters)), max_words))
-        are_words = not isinstance(document.sentences[0], str)
-        for first, begin, end in windows:
+        for first, begin, end in windows_of(list(map(len, document.characters)), max_words):
             yield {
                 "document": document,
                 "sentences": (first, begin),
                 "is_last": end == len(document.sentences),
-                **self.tokenizer(
-                    document.sentences[first:end],
-                    is_split_into_words=are_words,
-                    padding=True,
-                    padding_side="right",
-                    return_tensors="pt",
-                ),
+                **self._inputs(document.sentences[first:end], genre),
             }
+
+    def _inputs(self, sentences: list[Any], genre: str | None) -> dict[str, torch.Tensor]:
+        options = {"is_split_into_words": not isinstance(sentences[0], str), "padding": True, "padding_side": "right"}
+        inputs, config = dict(self.tokenizer(sentences, return_tensors="pt", **options)), self.model.config
+        if config.use_speakers:
+            inputs["speaker_ids"] = torch.zeros(len(sentences), dtype=torch.long)
+        if config.num_genres:
+            inputs["genre_ids"] = torch.tensor(0 if genre is None else config.label2id[genre])
+        return inputs
 
     def _forward(self, window: dict[str, Any]) -> dict[str, Any]:
         kept = {name: window.pop(name) for name in ("document", "is_last")}

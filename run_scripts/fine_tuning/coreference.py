@@ -4,6 +4,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from itertools import chain
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,15 +13,23 @@ from datasets import Dataset, DatasetDict
 from torch import Tensor
 from torch.optim.lr_scheduler import LRScheduler, StepLR
 from transformers import BatchEncoding, TrainerCallback
+from transformers.utils import logging
 
 from modeling_elmo import ELMoForCoreferenceResolution, ELMoTokenizer
-from modeling_elmo.run_scripts.fine_tuning.coreference_data import CoreferenceDataArguments, read_documents
-from modeling_elmo.run_scripts.fine_tuning.coreference_scores import coreference_scores
+from modeling_elmo.pipeline_elmo_coreference import ELMoCoreferencePipeline, split_sentences
+from modeling_elmo.run_scripts.fine_tuning.coreference_data import (
+    CoreferenceDataArguments,
+    Span,
+    read_documents,
+    read_gap,
+)
+from modeling_elmo.run_scripts.fine_tuning.coreference_scores import coreference_scores, gap_decisions, gap_scores
 from modeling_elmo.run_scripts.fine_tuning.features import FeatureStore
-from modeling_elmo.run_scripts.fine_tuning.task import Batch, Record, SplitOutput, Task
+from modeling_elmo.run_scripts.fine_tuning.task import Batch, Record, SplitOutput, Task, label_config
 from modeling_elmo.run_scripts.fine_tuning.trainer import TaskTrainingArguments
 
 DECAY_STEPS = 100  # as in the code of Lee et al. (2017)
+TOKEN_COLUMNS = ("input_ids", "character_ids", "attention_mask", "speaker_ids")  # of encodings: one value a token
 
 
 @dataclass(kw_only=True)
@@ -34,13 +43,22 @@ class CoreferenceArguments(CoreferenceDataArguments):
     )
     train_singletons: bool = field(
         default=False,
-        metadata={"help": "Learn and return mentions of their own too, if the data has them, and score with them."},
+        metadata={"help": "Learn, return and score singletons too: mentions that no other mention refers to."},
+    )
+    gap_file: str | None = field(
+        default=None,
+        metadata={
+            "help": "File of GAP (.tsv). Its pronouns measure the trained model, which does not learn from them."
+        },
     )
 
     def __post_init__(self):
         super().__post_init__()
         if self.max_sentences < 1:
             raise ValueError(f"--max_sentences {self.max_sentences}: pass at least 1.")
+        if self.gap_file is not None:  # before hours of training
+            split_sentences("", "en")
+            read_gap(Path(self.gap_file))
 
 
 @dataclass
@@ -100,7 +118,7 @@ class Coreference(Task):
     arguments_class = CoreferenceArguments
     training_arguments_class = CoreferenceTrainingArguments
     scalar_mix_l2 = 0.0
-    head_columns = ("mentions", "max_sentences")
+    head_columns = ("mentions", "speaker_ids", "genre_ids", "max_sentences")
     can_average = False  # models keep different spans
 
     def read_data(self) -> DatasetDict:
@@ -114,8 +132,20 @@ class Coreference(Task):
                 "--train_singletons: no mention of the training data is a singleton, so a model cannot learn them. "
                 "Leave it out."
             )
-        self.genres = sorted({*train["genre"]} - {""})
-        self.config = {"train_singletons": self.arguments.train_singletons, "num_genres": len(self.genres)}
+        self.has_speakers, self.genres = any(train["speakers"]), sorted({*train["genre"]})
+        has_genres = self.genres not in ([], [""])
+        for split, documents in data.items():
+            if has_genres and (unknown := {*documents["genre"]} - {*self.genres}):
+                raise ValueError(
+                    f"Split {split!r} has the genre {min(unknown)!r}, but 'train' has {', '.join(self.genres)}; pass "
+                    "training data with it."
+                )
+        self.config = {
+            "train_singletons": self.arguments.train_singletons,
+            "use_speakers": self.has_speakers,
+            "num_genres": len(self.genres) * has_genres,
+            **(label_config(self.genres) if has_genres else {}),  # the configuration names the genres
+        }
 
     def words(self, split: Dataset, tokenizer: ELMoTokenizer) -> Iterable[list[str]]:
         return chain.from_iterable(split["sentences"])
@@ -124,6 +154,10 @@ class Coreference(Task):
         most = self.arguments.max_sentences if is_training else None
         rows = [encode_sentences(sentences, tokenizer) for sentences in batch["sentences"]]
         encoded = {name: [row[name] for row in rows] for name in rows[0]}
+        if self.has_speakers:
+            encoded["speaker_ids"] = list(map(speaker_numbers, batch["sentences"], batch["speakers"]))
+        if self.config["num_genres"]:
+            encoded["genre_ids"] = list(map(self.genres.index, batch["genre"]))
         return {**encoded, "mentions": batch["mentions"], "max_sentences": [most] * len(rows)}
 
     def collator(self, tokenizer: ELMoTokenizer) -> "DocumentCollator":
@@ -148,9 +182,26 @@ class Coreference(Task):
             shown = {name: example[name] for name in ("document", "sentences", "mentions")}
             yield {**shown, "predicted": mentions}
 
+    def further_scores(self, model: ELMoForCoreferenceResolution, tokenizer: ELMoTokenizer) -> dict[str, Any]:
+        if self.arguments.gap_file is None:
+            return {}
+        resolve = ELMoCoreferencePipeline(model=model, tokenizer=tokenizer, device=model.device)
+        examples = read_gap(Path(self.arguments.gap_file))
+        found = resolve(example.text for example in logging.tqdm(examples, desc="Resolving GAP's pronouns"))
+        spans = ([[(each["start"], each["end"]) for each in c] for c in resolved["clusters"]] for resolved in found)
+        return {"gap": gap_scores(list(map(gap_decisions, spans, examples)), examples)}
+
 
 def has_singletons(documents: Dataset) -> bool:
     return any(1 in Counter(cluster for *_, cluster in mentions).values() for mentions in documents["mentions"])
+
+
+def speaker_numbers(sentences: list[list[str]], speakers: list[list[str]]) -> list[int]:
+    """The number of each token's speaker. Markers, and documents without speakers, have the number 0."""
+    numbers: dict[str, int] = {}
+    names = speakers or [[""] * len(words) for words in sentences]
+    rows = ([0, *(numbers.setdefault(name, len(numbers)) for name in row), 0] for row in names)
+    return list(chain.from_iterable(rows))
 
 
 def encode_sentences(sentences: list[list[str]], tokenizer: ELMoTokenizer) -> dict[str, np.ndarray]:
@@ -188,12 +239,13 @@ class DocumentCollator(TrainerCallback):
         inside = slice(*np.searchsorted(sentences_N, [first, end]))
         lengths_B = np.bincount(sentences_N[inside] - first)
         mask_BT = np.arange(lengths_B.max()) < lengths_B[:, None]
-        names = [name for name in ("input_ids", "character_ids", "attention_mask") if name in row]
+        names = [name for name in TOKEN_COLUMNS if name in row]
         batch = {name: scattered(np.asarray(row[name][inside]), mask_BT) for name in names}
         if self.store is not None:
             batch["elmo_hidden_states"] = scattered(self.store[row["text_number"]][inside], mask_BT).transpose(1, 2)
-        if "mentions" in row:
-            batch["mentions"] = mentions_of_window(row["mentions"], first, end)
+        if "genre_ids" in row:
+            batch["genre_ids"] = torch.tensor(row["genre_ids"])
+        batch["mentions"] = mentions_of_window(row["mentions"], first, end)
         return BatchEncoding(batch)
 
     def _window(self, row: dict[str, Any], count: int) -> tuple[int, int]:
@@ -232,9 +284,9 @@ def predicted_mentions(output: SplitOutput) -> Iterator[list[list[int]]]:
         yield (mentions[mentions[:, 3] >= 0] - [0, 1, 1, 0]).tolist()
 
 
-def clusters_of(mentions: Iterable[list[int]]) -> list[list[tuple[int, int, int]]]:
+def clusters_of(mentions: Iterable[list[int]]) -> list[list[Span]]:
     """The mentions of each cluster."""
-    found: dict[int, list[tuple[int, int, int]]] = {}
+    found: dict[int, list[Span]] = {}
     for sentence, first, last, cluster in mentions:
         found.setdefault(cluster, []).append((sentence, first, last))
     return list(found.values())

@@ -117,6 +117,10 @@ class Task(ABC):
     def predictions(self, output: SplitOutput) -> Iterable[Record]:
         """The lines of the file of predictions, one record per example."""
 
+    def further_scores(self, model: Any, tokenizer: ELMoTokenizer) -> dict[str, Any]:
+        """Entries of the record about a trained model that are not scores of a split."""
+        return {}
+
     def average(self, logits: Sequence[Any]) -> Any:
         """The logits of an ensemble, from the logits of its members: by default the mean of their probabilities."""
         return log_mean_probabilities(logits)
