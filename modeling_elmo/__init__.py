@@ -30,12 +30,14 @@ from .modeling_elmo import (  # noqa: E402
     ELMoScores,
     ScalarMix,
 )
+from .modeling_elmo_coreference import ELMoCoreferenceOutput, ELMoForCoreferenceResolution  # noqa: E402
 from .modeling_elmo_heads import (  # noqa: E402
     ELMoForQuestionAnswering,
     ELMoForSequenceClassification,
     ELMoForTokenClassification,
     ELMoTokenClassifierOutput,
 )
+from .modeling_elmo_roles import ELMoForSemanticRoleLabeling, ELMoSemanticRoleOutput  # noqa: E402
 from .pipeline_elmo import ELMoQuestionAnsweringPipeline  # noqa: E402
 from .tokenization.tokenization_elmo import ELMoTokenizer  # noqa: E402
 
@@ -44,16 +46,22 @@ __version__ = "0.1.0"
 # Registered with the Auto classes of this process ...
 AutoConfig.register(ELMoConfig.model_type, ELMoConfig, exist_ok=True)
 AutoTokenizer.register(ELMoConfig, fast_tokenizer_class=ELMoTokenizer, exist_ok=True)
-for _auto_class, _model_class in (
+for _auto_class, *_model_classes in (
     (AutoModel, ELMoModel),
     (AutoModelForPreTraining, ELMoForPreTraining),
-    (AutoModelForTokenClassification, ELMoForTokenClassification),
+    (
+        AutoModelForTokenClassification,
+        ELMoForTokenClassification,
+        ELMoForSemanticRoleLabeling,
+        ELMoForCoreferenceResolution,
+    ),
     (AutoModelForSequenceClassification, ELMoForSequenceClassification),
     (AutoModelForQuestionAnswering, ELMoForQuestionAnswering),
 ):
-    _auto_class.register(ELMoConfig, _model_class, exist_ok=True)
-    # ... and saved with its code, for processes without this package.
-    _model_class.register_for_auto_class(_auto_class.__name__)
+    # Of several classes, transformers takes the one that `architectures` of the configuration names, else the first.
+    _auto_class.register(ELMoConfig, tuple(_model_classes), exist_ok=True)
+    for _model_class in _model_classes:  # ... and saved with its code, for processes without this package.
+        _model_class.register_for_auto_class(_auto_class.__name__)
 PIPELINE_REGISTRY.register_pipeline(
     "extractive-question-answering",  # transformers refuses "question-answering", the name of a task that it removed
     pipeline_class=ELMoQuestionAnsweringPipeline,
@@ -65,9 +73,12 @@ ELMoTokenizer.register_for_auto_class()
 
 __all__ = [
     "ELMoConfig",
+    "ELMoCoreferenceOutput",
+    "ELMoForCoreferenceResolution",
     "ELMoForPreTraining",
     "ELMoForPreTrainingOutput",
     "ELMoForQuestionAnswering",
+    "ELMoForSemanticRoleLabeling",
     "ELMoForSequenceClassification",
     "ELMoForTokenClassification",
     "ELMoModel",
@@ -76,6 +87,7 @@ __all__ = [
     "ELMoPreTrainedModel",
     "ELMoQuestionAnsweringPipeline",
     "ELMoScores",
+    "ELMoSemanticRoleOutput",
     "ELMoTokenClassifierOutput",
     "ELMoTokenizer",
     "ScalarMix",

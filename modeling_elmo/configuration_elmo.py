@@ -33,6 +33,11 @@ AUTO_MAP = {
     "AutoModelForSequenceClassification": "modeling_elmo_heads.ELMoForSequenceClassification",
     "AutoModelForQuestionAnswering": "modeling_elmo_heads.ELMoForQuestionAnswering",
 }
+# Classes that share an Auto class with one of the map. Only the folders of such a class name it there.
+OTHER_REFERENCES = {
+    "modeling_elmo_coreference.ELMoForCoreferenceResolution",
+    "modeling_elmo_roles.ELMoForSemanticRoleLabeling",
+}
 # Above these, building a model does not end or sizes of tensors overflow. No model comes near.
 MOST_LAYERS, MOST_COLUMNS, MOST_ROWS, MOST_CHARACTERS = 1000, 2**20, 2**31 - 1, 1000
 MOST_CACHED = 2**24  # words of a vocabulary cache, whose memory is allocated before its size is compared
@@ -40,11 +45,13 @@ LARGEST_SIZES = {
     "num_hidden_layers num_highway_layers task_num_layers": MOST_LAYERS,
     "projection_size lstm_hidden_size word_embedding_size char_embedding_size": MOST_COLUMNS,
     "task_hidden_size task_word_embedding_size task_char_embedding_size": MOST_COLUMNS,
+    "max_span_width num_genres": MOST_COLUMNS,
     "vocab_size char_vocab_size": MOST_ROWS,
     "vocabulary_cache_size": MOST_CACHED,
     "max_word_length": MOST_CHARACTERS,
 }
 BILM_CLASSES = {"ELMoModel", "ELMoForPreTraining"}
+FORMER_DEFAULTS = {"elmo_placement": "input", "task_num_layers": 2}  # of fields that are now `None` by default
 
 # Files that make a folder a sentence-transformers model: its own `Transformer` module, which calls our method. (Its
 # `Pooling` module would count the markers.) `modules.json` is written last, so that it is never there alone.
@@ -138,17 +145,29 @@ class ELMoConfig(PreTrainedConfig):
         head: `"paper"`, the networks of section 4, or `"linear"`, one linear layer on the mix.
         classifier: the paper's network for whole texts: `"bcn"` (one text or two), `"esim"` (two), or `"linear"`.
         task_hidden_size, task_dropout: hidden size and dropout rate of a head's network. Default: 200 and 0.5 (tagger),
-            300 and 0.3 (bcn), 300 and 0.5 (esim), 90 and 0.2 (reader).
-        task_num_layers: number of biLSTM layers of the tagger.
+            300 and 0.3 (bcn), 300 and 0.5 (esim), 90 and 0.2 (reader), 300 and 0.1 (roles), 200 and
+            0.2 (coreference).
+        task_num_layers: number of layers of the LSTM. Default: 2 (tagger), 8 (roles), 1 (coreference).
         task_word_embedding_size: width of the head's own word vectors, read by `input_ids`. 0: none.
         freeze_word_embeddings: whether the head's word vectors stay fixed in training.
         task_char_embedding_size, task_char_cnn_filters: the head's own character CNN, for models with characters. No
             filters: none.
+
+    Coreference resolution (`ELMoForCoreferenceResolution`; Lee et al. 2017):
+        max_span_width: number of words of the longest span.
+        spans_per_word: number of spans that are kept, as a share of the document's words.
+        max_antecedents: number of earlier spans that each kept span is compared with.
+        coarse_pruning: whether a bilinear score chooses these antecedents (Lee et al. 2018). Otherwise, the nearest.
+        train_singletons: whether mentions that corefer with no other are learned and returned.
+        lexical_dropout: dropout rate of word vectors and character features.
+        use_speakers: whether the network reads whether two spans have the same speaker.
+        num_genres: number of genres of documents. 0: the network does not read them.
     """
 
     model_type = "elmo"
     # Trainer does not gather these in evaluation. At the original size they take 16 KB per token and 74 KB per row.
     keys_to_ignore_at_inference = ["hidden_states", "elmo_embeddings", "final_states", "predictions"]
+    keys_to_ignore_at_inference += ["antecedent_scores", "antecedents"]  # of coreference: 350,000 pairs in a document
 
     vocab_size: int = 4
     char_vocab_size: int = 262
@@ -190,17 +209,28 @@ class ELMoConfig(PreTrainedConfig):
     classifier: Literal["bcn", "esim", "linear"] = "bcn"
     task_hidden_size: int | None = None
     task_dropout: float | int | None = None
-    task_num_layers: int = 2
+    task_num_layers: int | None = None
     task_word_embedding_size: int = 0
     freeze_word_embeddings: bool = False
     task_char_embedding_size: int = 16
     task_char_cnn_filters: list | tuple = ((3, 128),)
+
+    max_span_width: int = 10
+    spans_per_word: float | int = 0.4
+    max_antecedents: int = 250
+    coarse_pruning: bool = False
+    train_singletons: bool = False
+    lexical_dropout: float | int = 0.5
+    use_speakers: bool = False
+    num_genres: int = 0
 
     def __post_init__(self, **kwargs):
         self._refuse_near_misses(kwargs)
         hidden_size = kwargs.pop("hidden_size", None)
         kwargs["auto_map"] = _current_auto_map(kwargs.get("auto_map") or {})
         super().__post_init__(**kwargs)
+        # Auto classes with several models iterate over it.
+        self.architectures = self.architectures or []  # type: ignore[has-type] # a field of the base class
         if hidden_size is not None:
             self.hidden_size = hidden_size
         for name in ("char_cnn_filters", "task_char_cnn_filters"):
@@ -220,11 +250,11 @@ class ELMoConfig(PreTrainedConfig):
 
     @classmethod
     def from_dict(cls, config_dict: dict[str, Any], **kwargs):
-        # Before `None`, the default placement was "input", and every saved biLM has it, although it has no head.
+        # Saved biLMs have the defaults from before `None`, although they have no head.
         architectures = config_dict.get("architectures")
         is_bilm = isinstance(architectures, list) and bool(BILM_CLASSES & {*map(str, architectures)})
-        if is_bilm and config_dict.get("elmo_placement") == "input":
-            config_dict = {**config_dict, "elmo_placement": None}
+        old = [name for name, value in FORMER_DEFAULTS.items() if is_bilm and config_dict.get(name) == value]
+        config_dict = {**config_dict, **dict.fromkeys(old)}
         return super().from_dict(config_dict, **kwargs)
 
     @classmethod
@@ -272,9 +302,12 @@ class ELMoConfig(PreTrainedConfig):
         return {**super().to_dict(), "hidden_size": self.hidden_size}
 
     def use_code_of_folder(self):
-        """Removes repository names from the Auto map: the classes are in the folder that is being saved."""
+        """Resets our classes in the Auto map, without repository names: they are in the folder that is being saved.
+
+        transformers then writes the class that it saves.
+        """
         for auto_class, reference in AUTO_MAP.items():
-            if self.auto_map[auto_class].endswith(f"--{reference}"):
+            if self.auto_map[auto_class].rpartition("--")[2] in {reference, *OTHER_REFERENCES}:
                 self.auto_map[auto_class] = reference
 
     def save_pretrained(self, save_directory: str | os.PathLike, *args, **kwargs):
@@ -307,13 +340,14 @@ class ELMoConfig(PreTrainedConfig):
             "vocabulary_cache_size",
             "scalar_mix_l2",
             "task_word_embedding_size",
+            "num_genres",
         ):
             _check(getattr(self, name) >= 0, name, getattr(self, name), "0 or more")
         for names, largest in LARGEST_SIZES.items():
             for name in names.split():
                 value = getattr(self, name)
                 _check(value is None or value <= largest, name, value, f"at most {largest}")
-        for name in ("dropout", "elmo_dropout", "task_dropout"):
+        for name in ("dropout", "elmo_dropout", "task_dropout", "lexical_dropout"):
             value = getattr(self, name)
             _check(value is None or 0 <= value < 1, name, value, "a rate in [0, 1)")
         for name in ("cell_clip", "projection_clip"):
@@ -369,6 +403,10 @@ class ELMoConfig(PreTrainedConfig):
 
     def validate_head(self):
         """Checks the sizes of a head's network, and that it has something to read."""
+        for name in ("max_span_width", "max_antecedents"):
+            _check(getattr(self, name) >= 1, name, getattr(self, name), "an integer of at least 1")
+        valid = 0 < self.spans_per_word <= sys.float_info.max
+        _check(valid, "spans_per_word", self.spans_per_word, "a positive number")
         for name in ("task_hidden_size", "task_num_layers", "task_char_embedding_size"):
             value = getattr(self, name)
             _check(value is None or value >= 1, name, value, "an integer of at least 1")

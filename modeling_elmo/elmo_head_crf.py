@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from transformers import initialization as init
 
 FORBIDDEN = -1e30  # far below any sum of real scores; finite, because minus infinity has NaN gradients
+IMPOSSIBLE = -1e6  # a log-probability that is lower, such as minus infinity, counts as this one
 NEGLIGIBLE = -80.0  # its exponential does not change a sum of 1, but is still a normal float32
 UNKNOWN = -100  # the label of positions without a label, as in all of transformers
 
@@ -81,15 +82,7 @@ class LinearChainCRF(nn.Module):
             emissions_BTK, mask_BT: as in `log_likelihood`.
             allowed: constraints on the sequence. Default: none.
         """
-        scores_BTS, table_SS = self._prepare(emissions_BTK, mask_BT, allowed)
-        *before, ends_BS = _forward(scores_BTS, mask_BT, table_SS, torch.amax)
-        best_B = (ends_BS + table_SS[:, -1]).argmax(1)
-        labels_BT = torch.full_like(mask_BT, UNKNOWN, dtype=torch.long)
-        for step in reversed(range(len(before))):
-            real_B = mask_BT[:, step]
-            labels_BT[:, step] = torch.where(real_B, best_B, UNKNOWN)
-            best_B = torch.where(real_B, (before[step] + table_SS.t()[best_B]).argmax(1), best_B)
-        return labels_BT
+        return _best_labels(*self._prepare(emissions_BTK, mask_BT, allowed), mask_BT)
 
     def log_marginals(self, emissions_BTK: Tensor, mask_BT: Tensor, allowed: Constraints | None = None) -> Tensor:
         """Log-probability of each label at each position given the row (forward-backward), `(batch, time, labels)`.
@@ -109,18 +102,80 @@ class LinearChainCRF(nn.Module):
     def _prepare(
         self, emissions_BTK: Tensor, mask_BT: Tensor, allowed: Constraints | None = None
     ) -> tuple[Tensor, Tensor]:
-        """Scores `(B, T, S)` of states at positions, and `(S, S)` of transitions between states.
+        return _chain(emissions_BTK, mask_BT, (self.start, self.transitions, self.end), allowed)
 
-        A chain begins and ends at the boundary, so that a chain without positions has score 0.
-        """
-        wide = torch.promote_types(emissions_BTK.dtype, torch.float32)
-        real_BTK = emissions_BTK.to(wide).masked_fill(~mask_BT[..., None], 0)
-        # Adding a constant to a position changes no probability. This one keeps the sums small, and so precise.
-        scores_BTS = F.pad(real_BTK.log_softmax(-1), (0, 1), value=FORBIDDEN)
-        table_SS = _with_boundary(self.start, self.transitions, self.end).to(wide)
-        if allowed is not None:
-            table_SS = table_SS.masked_fill(~_with_boundary(*allowed).to(table_SS.device), FORBIDDEN)
-        return scores_BTS, table_SS
+
+@torch.compiler.disable  # as `LinearChainCRF.decode`
+@torch.no_grad()
+def decode_labels(log_probs_BTK: Tensor, mask_BT: Tensor, names: tuple[str, ...]) -> Tensor:
+    """The BIO sequence with the highest sum of log-probabilities in each row (Viterbi).
+
+    `I-X` follows only `B-X` or `I-X`, and never comes first (He et al. 2017, "BIO Constraints").
+
+    Args:
+        log_probs_BTK: `(batch, time, labels)`, log-probabilities, or other scores that are summed. Half precision is
+            computed in float32.
+        mask_BT: `(batch, time)` bool, the words, at any positions.
+        names: names of the labels in the order of their ids: `"O"`, `"B-X"`, or `"I-X"` with a `"B-X"`.
+
+    Returns:
+        `(batch, time)`, label ids, -100 where the mask is False.
+
+    Raises:
+        ValueError: the names are no BIO scheme, or not one for each label.
+    """
+    check_bio(names)
+    if log_probs_BTK.shape[-1] != len(names):
+        raise ValueError(f"There are log-probabilities of {log_probs_BTK.shape[-1]} labels, but {len(names)} names.")
+    wide = torch.promote_types(log_probs_BTK.dtype, torch.float32)
+    possible_BTK = log_probs_BTK.to(wide).clamp(min=IMPOSSIBLE)  # forbidden sequences must stay worse
+    zeros_K = possible_BTK.new_zeros(len(names))
+    chain = _chain(possible_BTK, mask_BT, (zeros_K, torch.outer(zeros_K, zeros_K), zeros_K), bio_constraints(names))
+    return _best_labels(*chain, mask_BT)
+
+
+def check_bio(names: tuple[str, ...]):
+    """Raises an error unless all names are `"O"`, `"B-X"`, or `"I-X"` with a `"B-X"`."""
+    wrong = [name for name in names if not re.fullmatch("O|[BI]-.+", name)]
+    wrong = wrong or [name for name in names if name.startswith("I-") and f"B-{name[2:]}" not in names]
+    if wrong:
+        raise ValueError(
+            f"The label {wrong[0]!r} is not BIO. Name labels 'O', 'B-X', or 'I-X' with a 'B-X': "
+            'id2label={0: "O", 1: "B-ARG0", 2: "I-ARG0"}.'
+        )
+
+
+def _chain(
+    emissions_BTK: Tensor, mask_BT: Tensor, potentials: tuple[Tensor, Tensor, Tensor], allowed: Constraints | None
+) -> tuple[Tensor, Tensor]:
+    """Scores `(B, T, S)` of states at positions, and `(S, S)` of transitions between states.
+
+    A chain begins and ends at the boundary, so that a chain without positions has score 0.
+
+    Args:
+        emissions_BTK, mask_BT, allowed: as in `LinearChainCRF.decode`.
+        potentials: scores of starts `(K,)`, of transitions `(K, K)`, of ends `(K,)`.
+    """
+    wide = torch.promote_types(emissions_BTK.dtype, torch.float32)
+    real_BTK = emissions_BTK.to(wide).masked_fill(~mask_BT[..., None], 0)
+    # Adding a constant to a position changes no probability. This one keeps the sums small, and so precise.
+    scores_BTS = F.pad(real_BTK.log_softmax(-1), (0, 1), value=FORBIDDEN)
+    table_SS = _with_boundary(*potentials).to(wide)
+    if allowed is not None:
+        table_SS = table_SS.masked_fill(~_with_boundary(*allowed).to(table_SS.device), FORBIDDEN)
+    return scores_BTS, table_SS
+
+
+def _best_labels(scores_BTS: Tensor, table_SS: Tensor, mask_BT: Tensor) -> Tensor:
+    """The best path (Viterbi) through the scores of `_chain`, `(B, T)`, -100 where the mask is False."""
+    *before, ends_BS = _forward(scores_BTS, mask_BT, table_SS, torch.amax)
+    best_B = (ends_BS + table_SS[:, -1]).argmax(1)
+    labels_BT = torch.full_like(mask_BT, UNKNOWN, dtype=torch.long)
+    for step in reversed(range(len(before))):
+        real_B = mask_BT[:, step]
+        labels_BT[:, step] = torch.where(real_B, best_B, UNKNOWN)
+        best_B = torch.where(real_B, (before[step] + table_SS.t()[best_B]).argmax(1), best_B)
+    return labels_BT
 
 
 def _with_boundary(start_K: Tensor, transitions_KK: Tensor, end_K: Tensor) -> Tensor:

@@ -256,7 +256,7 @@ class BackpropagationThroughTime(torch.autograd.Function):
             grad_gates = grad_gates_NG[rows].copy_(grad_gates)
             grad_hidden_SP[:size] = product(grad_gates, state_weight_GP.t())
         wanted = ctx.needs_input_grad
-        before_NP = _shifted(hidden_SP, outputs_NP, batch_sizes)
+        before_NP = shifted(hidden_SP, outputs_NP, batch_sizes)
         return (
             product(grad_gates_NG, input_weight_GD.t()) if wanted[0] else None,
             weight_gradient(grad_gates_NG, inputs_ND) if wanted[1] else None,
@@ -314,7 +314,7 @@ def _run_time_bias(bias_G: Tensor, forget_bias: float) -> Tensor:
     return torch.cat([i, f + forget_bias, o, g])
 
 
-def _shifted(first_SX: Tensor, rows_NX: Tensor, batch_sizes: list[int]) -> Tensor:
+def shifted(first_SX: Tensor, rows_NX: Tensor, batch_sizes: list[int]) -> Tensor:
     """The state before each row: `first_SX`, then the rows of the preceding step."""
     steps = rows_NX.split(batch_sizes)
     before = [first_SX[: batch_sizes[0]], *(step[:size] for step, size in zip(steps, batch_sizes[1:], strict=False))]

@@ -20,12 +20,24 @@ from .configuration_elmo import ELMoConfig
 from .elmo_head_classifiers import BiattentiveClassifier, ESIMClassifier
 from .elmo_head_crf import LinearChainCRF, bio_constraints
 from .elmo_head_features import TokenFeatures
+from .elmo_head_interleaved import InterleavedLSTM
 from .elmo_head_layers import TaskLSTM, TaskRNN, VariationalDropout
 from .elmo_head_reader import SpanReader
+from .elmo_head_spans import SpanRanker
 from .elmo_inputs import check_floats, check_ids, check_range, check_shape, token_mask, word_mask
 from .modeling_elmo import ELMoModel, ELMoPreTrainedModel, ScalarMix
 
-HEAD_PARTS = (BiattentiveClassifier, ESIMClassifier, LinearChainCRF, ScalarMix, SpanReader, TaskRNN, TokenFeatures)
+HEAD_PARTS = (
+    BiattentiveClassifier,
+    ESIMClassifier,
+    InterleavedLSTM,
+    LinearChainCRF,
+    ScalarMix,
+    SpanRanker,
+    SpanReader,
+    TaskRNN,
+    TokenFeatures,
+)
 
 Placement = Literal["input", "output", "both"]
 
@@ -35,13 +47,16 @@ class NetworkDefaults(NamedTuple):
 
     hidden_size: int
     dropout: float
+    num_layers: int = 1
     # Standard deviation of new word vectors. `None`: vectors of length 1.
     word_vector_std: float | None = None
 
 
 NETWORK_DEFAULTS = {
     "linear": NetworkDefaults(0, 0.0),
-    "tagger": NetworkDefaults(200, 0.5),
+    "tagger": NetworkDefaults(200, 0.5, num_layers=2),
+    "roles": NetworkDefaults(300, 0.1, num_layers=8),
+    "coreference": NetworkDefaults(200, 0.2),
     "bcn": NetworkDefaults(300, 0.3),
     "esim": NetworkDefaults(300, 0.5),
     # The reader's attention multiplies word vectors and learns late if they are small; GloVe's deviate by about 0.4.
@@ -102,6 +117,7 @@ class ELMoTaskModel(ELMoPreTrainedModel):
         self.is_linear = self.network_name(config) == "linear"
         self.task_hidden_size = config.task_hidden_size or defaults.hidden_size
         self.task_dropout = defaults.dropout if config.task_dropout is None else config.task_dropout
+        self.task_num_layers = config.task_num_layers or defaults.num_layers
         self.num_labels = config.num_labels
         if config.use_elmo:  # transformers would take an attribute `elmo` that is `None` for the base model
             self.elmo = ELMoModel(config, add_mixing_layer=False)
@@ -177,13 +193,31 @@ class ELMoTaskModel(ELMoPreTrainedModel):
         if elmo_hidden_states is not None:
             layers = self._given_layers(elmo_hidden_states, mask_BT)
         elif self.config.use_elmo:
-            layers = self.elmo(*inputs, return_dict=True).hidden_states
+            layers = self.bilm_layers(*inputs)
         elmo = {place: self.dropout(mix(layers, mask_BT)) for place, mix in self.mixes().items()}
         tokens = [elmo["input"]] if "input" in elmo else []
         if self.token_features is not None:
             self._check_features(inputs_embeds, character_ids, input_ids)
             tokens.insert(0, self.feature_dropout(self.token_features(character_ids, input_ids, mask_BT)))
         return TaskInputs(torch.cat(tokens, dim=-1), elmo.get("output"), mask_BT, layers)
+
+    def bilm_layers(
+        self, character_ids, input_ids, attention_mask, token_type_ids, inputs_embeds
+    ) -> tuple[Tensor, ...]:
+        """All layers of the biLM, each `(batch, time, hidden_size)`."""
+        inputs = (character_ids, input_ids, attention_mask, token_type_ids, inputs_embeds)
+        return self.elmo(*inputs, return_dict=True).hidden_states
+
+    def label_names(self) -> tuple[str, ...]:
+        """The names of the labels in the order of their ids.
+
+        Raises:
+            ValueError: an id has no name.
+        """
+        names = self.config.id2label
+        if set(names) != set(range(self.num_labels)) or not all(isinstance(name, str) for name in names.values()):
+            raise ValueError(f"`config.id2label` is {names}; pass a name for each id from 0 to {self.num_labels - 1}.")
+        return tuple(names[label] for label in range(self.num_labels))
 
     def _given_layers(self, elmo_hidden_states: Tensor, mask_BT: Tensor) -> tuple[Tensor, ...]:
         if not (self.config.use_elmo and self.config.freeze_bilm):
@@ -230,7 +264,7 @@ class ELMoForTokenClassification(ELMoTaskModel):
         self.accepts_loss_kwargs = self.is_linear
         self.encoder, self.crf, size = None, None, self.input_size
         if not self.is_linear:
-            self.encoder = TaskLSTM(size, self.task_hidden_size, config.task_num_layers, self.task_dropout)
+            self.encoder = TaskLSTM(size, self.task_hidden_size, self.task_num_layers, self.task_dropout)
             self.encoder_dropout = VariationalDropout(self.task_dropout)
             self.crf = LinearChainCRF(config.num_labels)
             size = self.encoder.output_size + self.output_elmo_size
@@ -298,10 +332,7 @@ class ELMoForTokenClassification(ELMoTaskModel):
         return loss + count / items * self.penalty()
 
     def _decode(self, emissions: Tensor, words_BT: Tensor) -> tuple[Tensor, Tensor]:
-        names = self.config.id2label
-        if set(names) != set(range(self.num_labels)) or not all(isinstance(name, str) for name in names.values()):
-            raise ValueError(f"`config.id2label` is {names}; pass a name for each id from 0 to {self.num_labels - 1}.")
-        allowed = bio_constraints(tuple(names[label] for label in range(self.num_labels)))
+        allowed = bio_constraints(self.label_names())
         predictions = self.crf.decode(emissions, words_BT, allowed)
         logits = self.crf.log_marginals(emissions, words_BT, allowed)
         likeliest = logits.argmax(-1, keepdim=True)

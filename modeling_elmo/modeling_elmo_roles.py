@@ -1,0 +1,204 @@
+"""Semantic role labelling on ELMo (Peters et al. 2018, section 4): the network of He et al. 2017.
+
+Shape suffixes: B batch; T time; D width of the words that the network reads; H width of the network's output; K labels.
+"""
+
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from transformers import initialization as init
+from transformers.utils import ModelOutput, can_return_tuple
+
+from .configuration_elmo import ELMoConfig
+from .elmo_encoder import distinct_rows
+from .elmo_head_crf import UNKNOWN, check_bio, decode_labels
+from .elmo_head_interleaved import InterleavedLSTM
+from .elmo_head_layers import TaskLSTM
+from .elmo_inputs import check_ids, check_range, word_mask
+from .modeling_elmo_heads import ELMoTaskModel, TaskInputs
+
+MARK_SIZE = 100  # width of the vector that tells the predicate from other words (He et al. 2017)
+NO_WORD = -1e4  # score of a predicate where there is no word: probability 0, also in half precision
+
+
+@dataclass
+class ELMoSemanticRoleOutput(ModelOutput):
+    """Output of `ELMoForSemanticRoleLabeling`.
+
+    Shape:
+        loss: `()`, the mean cross-entropy of the role labels, plus the mean binary cross-entropy of the predicate
+            labels, plus the penalty on the layer weights. A mean over no label is 0.
+        logits: `(batch, time, num_labels)`, the log-probability of each label at each word.
+        predicate_logits: `(batch, time)`, above 0 at words that are predicates, very low where there is no word.
+        predictions: `(batch, time)`, in eval mode the best BIO sequence of each row, -100 where there is no word.
+            Meaningless in a row without a marked predicate.
+        hidden_states: as in `ELMoModelOutput`, on request.
+    """
+
+    loss: Tensor | None = None
+    logits: Tensor | None = None
+    predicate_logits: Tensor | None = None
+    predictions: Tensor | None = None
+    hidden_states: tuple[Tensor, ...] | None = None
+
+
+class ELMoForSemanticRoleLabeling(ELMoTaskModel):
+    """Labels the roles of each word for a given predicate, and finds predicates.
+
+    Roles: interleaved highway LSTMs over `[x_k; ELMo_k; mark_k]` and a linear layer, without a CRF; `mark_k` is one of
+    two vectors, for the predicate and for other words. Predicates: a biLSTM over `[x_k; ELMo_k]` and a linear layer
+    (not in the paper, where predicates are given). With `head="linear"`, both are only the linear layer.
+
+    A row has one text and one predicate. With a frozen biLM, rows with the same text share one pass of the biLM.
+    """
+
+    def __init__(self, config: ELMoConfig):
+        super().__init__(config)
+        check_bio(self.label_names())
+        self.mark_embedding = nn.Embedding(2, MARK_SIZE)
+        self.encoder, self.predicate_encoder = None, None
+        size, predicate_size = self.input_size + MARK_SIZE, self.input_size
+        if not self.is_linear:
+            self.encoder = InterleavedLSTM(size, self.task_hidden_size, self.task_num_layers, self.task_dropout)
+            self.predicate_encoder = TaskLSTM(predicate_size, max(1, self.task_hidden_size // 3))
+            size = self.encoder.output_size + self.output_elmo_size
+            predicate_size = self.predicate_encoder.output_size + self.output_elmo_size
+        self.classifier = nn.Linear(size, config.num_labels)
+        self.predicate_classifier = nn.Linear(predicate_size, 1)
+        self.post_init()
+        self._freeze_as_configured()
+
+    @classmethod
+    def network_name(cls, config: ELMoConfig) -> str:
+        return "linear" if config.head == "linear" else "roles"
+
+    @torch.no_grad()
+    def _init_weights(self, module: nn.Module):
+        if module is self.mark_embedding:
+            init.xavier_uniform_(self.mark_embedding.weight)
+        else:
+            super()._init_weights(module)
+
+    @can_return_tuple
+    def forward(
+        self,
+        character_ids: Tensor | None = None,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        token_type_ids: Tensor | None = None,
+        inputs_embeds: Tensor | None = None,
+        elmo_hidden_states: Tensor | None = None,
+        labels: Tensor | None = None,
+        predicate_labels: Tensor | None = None,
+        output_hidden_states: bool | None = None,
+    ) -> ELMoSemanticRoleOutput:
+        """Computes the log-probability of every role label and the score of every word as a predicate, and the loss.
+
+        Args:
+            character_ids, input_ids, attention_mask, inputs_embeds: as in `ELMoModel`. `input_ids` tell the markers.
+            token_type_ids: `(batch, time)`, 1 at the predicate's first word, else 0. The biLM does not read them. A row
+                without a 1 is only searched for predicates.
+            elmo_hidden_states, output_hidden_states: as in `ELMoForTokenClassification`.
+            labels: `(batch, time)`, ids of BIO role labels, -100 where there is none or it is unknown.
+            predicate_labels: `(batch, time)`, 1 at predicates, 0 at other words, -100 where unknown. Give the labels of
+                a text in one of its rows, so that each counts once.
+        """
+        inputs = self.read(character_ids, input_ids, attention_mask, None, inputs_embeds, elmo_hidden_states)
+        words_BT = word_mask(self.config, inputs.mask_BT, input_ids, inputs_embeds)
+        marks_BT = self._checked_marks(token_type_ids, words_BT)
+        marked_BTD = torch.cat([inputs.tokens_BTD, self.mark_embedding(marks_BT)], dim=-1)
+        hidden_BTH = self._encoded(self.encoder, marked_BTD, inputs)
+        logits = _wide(self.classifier(hidden_BTH)).log_softmax(-1)
+        found_BTH = self._encoded(self.predicate_encoder, inputs.tokens_BTD, inputs)
+        predicate_BT = _wide(self.predicate_classifier(found_BTH).squeeze(-1)).masked_fill(~words_BT, NO_WORD)
+        loss = None
+        if labels is not None or predicate_labels is not None:
+            role_loss = self._role_loss(logits, labels, marks_BT, words_BT)
+            loss = role_loss + self._predicate_loss(predicate_BT, predicate_labels, words_BT) + self.penalty()
+        return ELMoSemanticRoleOutput(
+            loss=loss,
+            logits=logits,
+            predicate_logits=predicate_BT,
+            predictions=None if self.training else decode_labels(logits, words_BT, self.label_names()),
+            hidden_states=self._requested(inputs.hidden_states, output_hidden_states),
+        )
+
+    def bilm_layers(self, character_ids, input_ids, attention_mask, token_type_ids, inputs_embeds):
+        """All layers of the biLM. Equal rows are computed once if the biLM is frozen."""
+        inputs = (character_ids, input_ids, attention_mask, token_type_ids, inputs_embeds)
+        read = [tensor for tensor in inputs if tensor is not None]
+        if not self.elmo.frozen or inputs_embeds is not None or not len(read[0]):
+            return super().bilm_layers(*inputs)
+        _, same_B = distinct_rows(torch.cat([tensor.flatten(1).long() for tensor in read], 1))
+        rows_B = torch.arange(len(same_B), device=same_B.device)
+        rows_U = rows_B.new_empty(int(same_B.max()) + 1).scatter_(0, same_B, rows_B)
+        layers = super().bilm_layers(*(None if tensor is None else tensor[rows_U] for tensor in inputs))
+        return tuple(layer[same_B] for layer in layers)
+
+    def _encoded(self, encoder: nn.Module | None, words_BTD: Tensor, inputs: TaskInputs) -> Tensor:
+        """What a linear layer reads: the words themselves, or their encoder's output, with ELMo beside it."""
+        if encoder is None:
+            return words_BTD
+        hidden_BTH = encoder(words_BTD, inputs.mask_BT)
+        return hidden_BTH if inputs.output_BTE is None else torch.cat([hidden_BTH, inputs.output_BTE], dim=-1)
+
+    def _checked_marks(self, token_type_ids: Tensor | None, words_BT: Tensor) -> Tensor:
+        """`(batch, time)`, 1 at each row's predicate."""
+        if token_type_ids is None:
+            return torch.zeros_like(words_BT, dtype=torch.long)
+        check_ids("token_type_ids", token_type_ids, tuple(words_BT.shape))
+        advice = "Pass 1 at the predicate's first word and 0 elsewhere."
+        _refuse(
+            (token_type_ids != 0) & (token_type_ids != 1), "`token_type_ids` has a value other than 0 and 1", advice
+        )
+        marks_BT = token_type_ids == 1
+        _refuse(marks_BT & ~words_BT, "`token_type_ids` marks a predicate where there is no word", advice)
+        several_BT = marks_BT & (marks_BT.cumsum(1) > 1)
+        _refuse(several_BT, "`token_type_ids` marks a second predicate", "Pass a row for each predicate.")
+        return marks_BT.long()
+
+    def _role_loss(self, logits: Tensor, labels: Tensor | None, marks_BT: Tensor, words_BT: Tensor) -> Tensor:
+        """Mean cross-entropy of the known labels."""
+        if labels is None:
+            return logits.new_zeros(())
+        check_ids("labels", labels, tuple(words_BT.shape))
+        known_BT = labels != UNKNOWN
+        check_range("labels", labels[known_BT], self.num_labels, "or pass num_labels=...")
+        _refuse(known_BT & ~words_BT, "`labels` has a label where there is no word", "Pass -100 there.")
+        unmarked_BT = known_BT & ~marks_BT.any(1, keepdim=True)
+        advice = "Pass `token_type_ids` with 1 at the predicate's first word, or -100 for all labels of the row."
+        _refuse(unmarked_BT, "`labels` has a role, but the row marks no predicate", advice)
+        loss = F.nll_loss(logits.flatten(0, 1), labels.long().flatten(), ignore_index=UNKNOWN, reduction="sum")
+        return loss / known_BT.sum().clamp(min=1)
+
+    def _predicate_loss(self, predicate_BT: Tensor, labels: Tensor | None, words_BT: Tensor) -> Tensor:
+        """Mean binary cross-entropy of the known labels."""
+        if labels is None:
+            return predicate_BT.new_zeros(())
+        check_ids("predicate_labels", labels, tuple(words_BT.shape))
+        known_BT = labels != UNKNOWN
+        advice = "Pass 1 at predicates, 0 at other words, and -100 where it is unknown."
+        _refuse(
+            known_BT & (labels != 0) & (labels != 1), "`predicate_labels` has a value other than 0, 1, -100", advice
+        )
+        _refuse(known_BT & ~words_BT, "`predicate_labels` has a label where there is no word", "Pass -100 there.")
+        targets_N = labels[known_BT].to(predicate_BT.dtype)
+        loss = F.binary_cross_entropy_with_logits(predicate_BT[known_BT], targets_N, reduction="sum")
+        return loss / known_BT.sum().clamp(min=1)
+
+
+def _wide(scores: Tensor) -> Tensor:
+    """Scores in float32 at least: losses and probabilities are not computed in half precision."""
+    return scores.to(torch.promote_types(scores.dtype, torch.float32))
+
+
+def _refuse(wrong_BT: Tensor, problem: str, advice: str):
+    """Raises an error that names the first wrong position, if there is one."""
+    if wrong_BT.any():
+        row, position = wrong_BT.nonzero()[0].tolist()
+        raise ValueError(f"{problem}: row {row}, position {position}. {advice}")
+
+
+__all__ = ["ELMoForSemanticRoleLabeling", "ELMoSemanticRoleOutput"]
