@@ -39,6 +39,7 @@ from .modeling_elmo_heads import (  # noqa: E402
 )
 from .modeling_elmo_roles import ELMoForSemanticRoleLabeling, ELMoSemanticRoleOutput  # noqa: E402
 from .pipeline_elmo import ELMoQuestionAnsweringPipeline  # noqa: E402
+from .pipeline_elmo_coreference import ELMoCoreferencePipeline  # noqa: E402
 from .tokenization.tokenization_elmo import ELMoTokenizer  # noqa: E402
 
 __version__ = "0.1.0"
@@ -68,12 +69,19 @@ PIPELINE_REGISTRY.register_pipeline(
     pt_model=AutoModelForQuestionAnswering,
     type="text",
 )
+PIPELINE_REGISTRY.register_pipeline(
+    "coreference-resolution",
+    pipeline_class=ELMoCoreferencePipeline,
+    pt_model=AutoModelForTokenClassification,
+    type="text",
+)
 ELMoConfig.register_for_auto_class()
 ELMoTokenizer.register_for_auto_class()
 
 __all__ = [
     "ELMoConfig",
     "ELMoCoreferenceOutput",
+    "ELMoCoreferencePipeline",
     "ELMoForCoreferenceResolution",
     "ELMoForPreTraining",
     "ELMoForPreTrainingOutput",

@@ -16,6 +16,7 @@ PIPELINE_TAGS = {
     "ELMoForTokenClassification": "token-classification",
     "ELMoForSequenceClassification": "text-classification",
     "ELMoForQuestionAnswering": "question-answering",
+    "ELMoForCoreferenceResolution": "coreference-resolution",
 }
 
 
