@@ -91,9 +91,9 @@ class ELMoForCoreferenceResolution(ELMoTaskModel):
             character_ids, input_ids, attention_mask: as in `ELMoModel`, a row for each sentence. `input_ids` tell the
                 markers, which belong to no span.
             elmo_hidden_states, output_hidden_states: as in `ELMoForTokenClassification`.
-            mentions: `(1, mentions, 4)`, or without the 1, gold mentions: sentence, first token, last token, cluster. Tokens are positions
-                in the row: with right padding, the first word is token 1, after its marker. A mention wider than
-                `config.max_span_width` is never found.
+            mentions: `(1, mentions, 4)`, or without the 1, gold mentions: sentence, first token, last token, cluster.
+                Tokens are positions in the row: with right padding, the first word is token 1, after its marker. A
+                mention wider than `config.max_span_width` is never found.
             speaker_ids: `(sentences,)` or `(sentences, time)`, numbers of speakers. Read with `config.use_speakers`.
             genre_ids: `()`, number of the document's genre. Read with `config.num_genres`.
         """

@@ -54,6 +54,13 @@ class ELMoForSemanticRoleLabeling(ELMoTaskModel):
     A row has one text and one predicate. With a frozen biLM, rows with the same text share one pass of the biLM.
     """
 
+    custom_pipelines = {
+        "semantic-role-labeling": {
+            "impl": "pipeline_elmo_roles.ELMoSemanticRolePipeline",
+            "pt": ["AutoModelForTokenClassification"],
+        }
+    }
+
     def __init__(self, config: ELMoConfig):
         super().__init__(config)
         check_bio(self.label_names())

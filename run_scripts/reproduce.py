@@ -16,6 +16,7 @@ from modeling_elmo.run_scripts.fine_tuning.coreference import Coreference
 from modeling_elmo.run_scripts.fine_tuning.experiments import ExperimentArguments, run_experiment
 from modeling_elmo.run_scripts.fine_tuning.head import HeadArguments
 from modeling_elmo.run_scripts.fine_tuning.question_answering import QuestionAnswering
+from modeling_elmo.run_scripts.fine_tuning.semantic_roles import SemanticRoles
 from modeling_elmo.run_scripts.fine_tuning.tagging import Tagging
 from modeling_elmo.run_scripts.fine_tuning.task import Record, Task
 from modeling_elmo.run_scripts.program.command_line import ProgramParser, run
@@ -24,6 +25,7 @@ TASKS: dict[str, type[Task]] = {
     "ner": Tagging,
     "classify": Classification,
     "qa": QuestionAnswering,
+    "srl": SemanticRoles,
     "coref": Coreference,
 }
 

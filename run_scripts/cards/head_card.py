@@ -16,8 +16,11 @@ PIPELINE_TAGS = {
     "ELMoForTokenClassification": "token-classification",
     "ELMoForSequenceClassification": "text-classification",
     "ELMoForQuestionAnswering": "question-answering",
+    "ELMoForSemanticRoleLabeling": "semantic-role-labeling",
     "ELMoForCoreferenceResolution": "coreference-resolution",
 }
+# Where the Hub has no tag of the pipeline's name.
+HUB_TAGS = dict.fromkeys(("semantic-role-labeling", "coreference-resolution"), "token-classification")
 
 
 def write_head_card(folder: Path, name: str, record: dict[str, Any] | None = None) -> Path:
@@ -30,11 +33,12 @@ def write_head_card(folder: Path, name: str, record: dict[str, Any] | None = Non
     config, path = ELMoConfig.from_pretrained(folder), folder / "record.json"
     record = record or (read_json(path) if path.exists() else {})
     tag = PIPELINE_TAGS[config.architectures[0]]
+    hub_tag = HUB_TAGS.get(tag, tag)
     metadata = {
-        "pipeline_tag": tag,
-        "tags": ["elmo"],
+        "pipeline_tag": hub_tag,
+        "tags": ["elmo"] if tag == hub_tag else ["elmo", tag],
         "metrics": [record["metric"]] if record else None,
-        "eval_results": score_results(tag, record) if record else None,
+        "eval_results": score_results(hub_tag, record) if record else None,
         "base_model": record.get("base_model"),
     }
     values = {

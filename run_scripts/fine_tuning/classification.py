@@ -17,6 +17,7 @@ from modeling_elmo.run_scripts.fine_tuning.task import (
     SplitOutput,
     Task,
     label_config,
+    log_mean_odds,
     log_mean_probabilities,
     truncation,
 )
@@ -129,9 +130,7 @@ class MultiLabel(SingleLabel):
         return multilabel_scores(logits > 0, gold > 0.5, self.labels)
 
     def average(self, logits: Sequence[np.ndarray]) -> np.ndarray:
-        pairs = [np.stack([np.zeros_like(each), each], -1) for each in logits]  # a sigmoid is a softmax with a 0
-        log_probs = log_mean_probabilities(pairs)
-        return log_probs[..., 1] - log_probs[..., 0]
+        return log_mean_odds(logits)
 
 
 class Regression:

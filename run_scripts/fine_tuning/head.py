@@ -65,7 +65,9 @@ class HeadArguments(BasicHeadArguments):
         default=None,
         metadata={"help": "lambda of the penalty lambda * ||s||^2 (section 3.3). Default: 0.1 for tags, else 0.001."},
     )
-    elmo_dropout: float = field(default=0.5, metadata={"help": "Dropout rate on ELMo."})
+    elmo_dropout: float | None = field(
+        default=None, metadata={"help": "Dropout rate on ELMo. Default: 0.1 for semantic roles, else 0.5."}
+    )
     word_embedding_size: int = field(
         default=50, metadata={"help": "Width of the network's own word vectors. 0: no word vectors."}
     )
@@ -162,9 +164,9 @@ def task_config(
     """The biLM's configuration with the head's fields: options, then `--config_overrides`, data, and `overrides`."""
     reserved = [*task.config, *([] if vectors is None else ["task_word_embedding_size"])]
     values: dict[str, Any] = {
-        **{name: getattr(head, name) for name in ("head", "use_elmo", "elmo_placement", "elmo_dropout", "freeze_bilm")},
+        **{name: getattr(head, name) for name in ("head", "use_elmo", "elmo_placement", "freeze_bilm")},
+        **mix_options(task, head),
         "scalar_mix_mode": int(head.scalar_mix_mode) if head.scalar_mix_mode.isdecimal() else head.scalar_mix_mode,
-        "scalar_mix_l2": scalar_mix_l2(task, head),
         "task_word_embedding_size": word_vector_size(head, vectors),
         "freeze_word_embeddings": head.freeze_word_vectors,
         "vocab_size": vocab_size,
@@ -202,11 +204,13 @@ def resolved_options(task: Task, head: HeadArguments) -> dict[str, Any]:
     """All options of a head for a record, with the task's defaults filled in."""
     config = ELMoConfig(head=head.head, elmo_placement=head.elmo_placement)
     placement = task.model_class.resolve_elmo_placement(config)
-    return {**vars(head), "elmo_placement": placement, "scalar_mix_l2": scalar_mix_l2(task, head)}
+    return {**vars(head), "elmo_placement": placement, **mix_options(task, head)}
 
 
-def scalar_mix_l2(task: Task, head: HeadArguments) -> float:
-    return task.scalar_mix_l2 if head.scalar_mix_l2 is None else head.scalar_mix_l2
+def mix_options(task: Task, head: HeadArguments) -> dict[str, float]:
+    """The options whose defaults depend on the task."""
+    given = {name: getattr(head, name) for name in ("scalar_mix_l2", "elmo_dropout")}
+    return {name: getattr(task, name) if value is None else value for name, value in given.items()}
 
 
 def word_vector_size(head: HeadArguments, vectors: WordVectors | None) -> int:

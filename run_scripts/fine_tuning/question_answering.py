@@ -17,7 +17,7 @@ from modeling_elmo.pipeline_elmo import best_answers, characters_of_contexts
 from modeling_elmo.run_scripts.fine_tuning.metrics import answer_scores
 from modeling_elmo.run_scripts.fine_tuning.question_data import QuestionDataArguments, read_questions
 from modeling_elmo.run_scripts.fine_tuning.task import Batch, Record, SplitOutput, Task, log_mean_probabilities
-from modeling_elmo.run_scripts.fine_tuning.trainer import EMA_HELP, TaskTrainingArguments
+from modeling_elmo.run_scripts.fine_tuning.trainer import EMA_HELP, AdadeltaTrainingArguments
 
 QUESTION_WORDS = ("what", "which", "who", "whose", "whom", "when", "where", "why", "how")
 Characters = tuple[int, int]  # of a word in its context: the first, and the one after the last
@@ -52,22 +52,13 @@ class QuestionAnsweringArguments(QuestionDataArguments):
 
 
 @dataclass
-class QuestionTrainingArguments(TaskTrainingArguments):
+class QuestionTrainingArguments(AdadeltaTrainingArguments):
     """Trainer's arguments, with the paper's settings for SQuAD (supplement A.3)."""
 
     _argument_group_name = "training options"
 
-    adadelta: bool = field(default=True, metadata={"help": "Adadelta (rho 0.95). --no_adadelta: --optim instead."})
-    learning_rate: float | None = field(  # type: ignore[assignment]  # `__post_init__` makes it a number
-        default=None, metadata={"help": "Initial learning rate. Default: 1 for Adadelta, else 0.001."}
-    )
     ema_decay: float = field(default=0.999, metadata={"help": EMA_HELP})
     per_device_train_batch_size: int = 45
-
-    def __post_init__(self):
-        if self.learning_rate is None:
-            self.learning_rate = 1.0 if self.adadelta else 1e-3
-        super().__post_init__()
 
 
 class QuestionAnswering(Task):

@@ -11,9 +11,15 @@ from transformers import DataCollatorForTokenClassification
 from modeling_elmo import ELMoForTokenClassification, ELMoTokenizer
 from modeling_elmo.run_scripts.fine_tuning.data import TaggingDataArguments, label_names, read_tagging
 from modeling_elmo.run_scripts.fine_tuning.metrics import marks_entities, tagging_scores
-from modeling_elmo.run_scripts.fine_tuning.task import Batch, Record, SplitOutput, Task, label_config, truncation
-
-NO_LABEL = -100  # ignored by the loss: markers and padding
+from modeling_elmo.run_scripts.fine_tuning.task import (
+    NO_LABEL,
+    Batch,
+    Record,
+    SplitOutput,
+    Task,
+    label_config,
+    truncation,
+)
 
 
 @dataclass(kw_only=True)

@@ -16,6 +16,8 @@ from modeling_elmo.run_scripts.fine_tuning.features import FeatureCollator, Feat
 from modeling_elmo.run_scripts.fine_tuning.sources import DataArguments, code_states
 from modeling_elmo.run_scripts.fine_tuning.trainer import TaskTrainingArguments
 
+NO_LABEL = -100  # ignored by the loss: markers and padding
+
 Record = dict[str, Any]
 Batch = dict[str, list]  # columns of a batch of examples
 
@@ -181,6 +183,12 @@ def log_mean_probabilities(logits: Sequence[np.ndarray]) -> np.ndarray:
     """The logarithm of the mean of several models' probabilities, a softmax over the last dimension."""
     log_probs = torch.stack([torch.from_numpy(each).log_softmax(-1) for each in logits])
     return (log_probs.logsumexp(0) - math.log(len(logits))).numpy()
+
+
+def log_mean_odds(logits: Sequence[np.ndarray]) -> np.ndarray:
+    """The log-odds of the mean of several models' probabilities, sigmoids of their logits."""
+    log_probs = log_mean_probabilities([np.stack([np.zeros_like(each), each], -1) for each in logits])
+    return log_probs[..., 1] - log_probs[..., 0]
 
 
 def label_config(labels: list[str]) -> dict[str, Any]:

@@ -119,6 +119,23 @@ class TaskTrainingArguments(TrainingArguments):
         return found
 
 
+@dataclass
+class AdadeltaTrainingArguments(TaskTrainingArguments):
+    """Trainer's arguments for tasks that the paper trains with Adadelta."""
+
+    _argument_group_name = "training options"
+
+    adadelta: bool = field(default=True, metadata={"help": "Adadelta (rho 0.95). --no_adadelta: --optim instead."})
+    learning_rate: float | None = field(  # type: ignore[assignment]  # `__post_init__` makes it a number
+        default=None, metadata={"help": "Initial learning rate. Default: 1 for Adadelta, else 0.001."}
+    )
+
+    def __post_init__(self):
+        if self.learning_rate is None:
+            self.learning_rate = 1.0 if self.adadelta else 1e-3
+        super().__post_init__()
+
+
 class TaskTrainer(Trainer):
     """Trainer with three additions: no weight decay on layer mixes, a log of layer weights, and averaged weights.
 

@@ -1,0 +1,222 @@
+"""Semantic role labelling as a pipeline: `pipeline("semantic-role-labeling", model=..., trust_remote_code=True)`.
+
+It travels with all `ELMoForSemanticRoleLabeling` checkpoints. A sentence is read once to find its predicates, and then
+in a row for each predicate. All these rows share one pass of a frozen biLM.
+
+Shape suffixes: B sentences; N predicates of all sentences, a row for each; T positions of a row.
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import pairwise, repeat
+from numbers import Integral
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from transformers.pipelines.base import Pipeline
+
+PREDICATE_ROLES = ("V", "C-V")  # spans of the predicate itself, which are no arguments
+FIND = -1  # in place of the mark of a predicate: the model is to find it
+
+
+@dataclass
+class PredicateTags:
+    """The BIO tags of a sentence for one of its predicates.
+
+    Args:
+        predicate: index of the predicate's first word.
+        tags: a tag per word.
+        probabilities: the probability of each tag.
+    """
+
+    predicate: int
+    tags: list[str]
+    probabilities: list[float]
+
+
+class ELMoSemanticRolePipeline(Pipeline):
+    """Finds the predicates of a sentence and their arguments: who did what to whom.
+
+        pipe("The cat ate the fish.")
+        pipe(["The cat ate the fish.", "It rained."], batch_size=8)
+        pipe(["The", "cat", "ate", "the", "fish", "."], is_split_into_words=True, predicates=[2])
+
+    A result is a dictionary. `words` are the words of the sentence. `verbs` has a dictionary for each predicate, verb
+    or not: `verb`, its word; `description`, the sentence with its roles in brackets; `tags`, a BIO tag per word;
+    `arguments`, each with `role`, `start` and `end` (characters of the sentence, the end excluded), `text` and `score`,
+    the mean probability of its words' tags. Continued arguments (`C-ARG1`) and referring ones (`R-ARG1`) have entries
+    of their own. The spans of the predicate itself, `V` and `C-V`, are in `tags` and `description` only.
+
+    Args:
+        predicates: indices of the words that are predicates; for several sentences, a list of indices for each. The
+            results have the same order. By default the model finds the predicates.
+        is_split_into_words: whether a sentence is a list of words. Characters are then counted in the words joined by
+            single spaces.
+    """
+
+    def __call__(self, inputs: Any, predicates: Any = None, **options: Any) -> Any:
+        has_words = {**self._preprocess_params, **options}.get("is_split_into_words", False)
+        if isinstance(inputs, str) or has_words and _is_sentence_of_words(inputs):
+            return super().__call__([{"sentence": inputs, "predicates": predicates}], **options)[0]
+        if not isinstance(inputs, Iterable):
+            raise ValueError(f"Received {inputs!r:.80}; pass a sentence or a list of sentences.")
+        examples = _with_predicates(inputs, predicates)
+        if isinstance(inputs, Iterator):
+            return super().__call__(examples, **options)  # the base class streams generators only
+        every = list(examples)
+        return super().__call__(every, **options) if every else []
+
+    def _sanitize_parameters(self, **options: Any) -> tuple[dict, dict, dict]:
+        if unknown := [name for name in options if name != "is_split_into_words"]:
+            known = "predicates, is_split_into_words, batch_size"
+            raise TypeError(f"Unknown options {', '.join(unknown)}; the options of a call are {known}.")
+        return options, {}, {}
+
+    def preprocess(self, example: dict[str, Any], is_split_into_words: bool = False) -> dict[str, Any]:
+        text = example["sentence"]
+        if is_split_into_words:
+            words = _checked_words(text)
+            inputs = self.tokenizer([words], is_split_into_words=True, return_tensors="pt")
+            text, characters = join_words(words)
+        else:
+            _check_text(text)
+            inputs = self.tokenizer([text], return_offsets_mapping=True, return_tensors="pt")
+            characters = [tuple(pair) for pair in inputs.pop("offset_mapping")[0, 1:-1].tolist()]
+            words = [text[first:end] for first, end in characters]
+        if not words:
+            raise ValueError(f"The sentence {text!r:.80} has no words; pass a sentence with words.")
+        predicates = _checked_predicates(example["predicates"], len(words))
+        marks_BT = torch.full_like(inputs["input_ids"], FIND if predicates is None else 0)
+        marks_BT[:, [1 + word for word in predicates or ()]] = 1
+        sentence = {"text": text, "words": words, "characters": characters, "predicates": predicates}
+        return {"sentence": sentence, "marks": marks_BT, **inputs}
+
+    def _forward(self, batch: dict[str, Any]) -> dict[str, Any]:
+        sentences, marks_BT, layers = batch.pop("sentence"), batch.pop("marks"), None
+        if (marks_BT == FIND).any():
+            output = self.model(**batch, output_hidden_states=True)
+            marks_BT = torch.where(marks_BT == FIND, (output.predicate_logits > 0).to(marks_BT), marks_BT)
+            check_numbers(output.predicate_logits)
+            config = self.model.config
+            layers = output.hidden_states if config.use_elmo and config.freeze_bilm else None
+        found: list[list[PredicateTags]] = [[] for _ in marks_BT]
+        rows_N, places_N = (marks_BT == 1).nonzero(as_tuple=True)
+        if len(rows_N):
+            rows = {name: tensor[rows_N] for name, tensor in batch.items()}
+            if layers is not None:
+                rows["elmo_hidden_states"] = torch.stack(layers, dim=1)[rows_N]
+            rows["token_type_ids"] = F.one_hot(places_N, marks_BT.shape[1])
+            for row, tags in zip(rows_N.tolist(), self._tagged(rows), strict=True):
+                found[row].append(tags)
+        return {"sentence": sentences, "found": found if isinstance(sentences, list) else found[0]}
+
+    def _tagged(self, rows: dict[str, Tensor]) -> Iterator[PredicateTags]:
+        output = self.model(**rows)
+        check_numbers(output.logits)
+        words = rows["attention_mask"].bool()
+        probabilities_NT = output.logits.gather(-1, output.predictions.clamp(min=0)[..., None])[..., 0].exp()
+        columns = (output.predictions, probabilities_NT, rows["token_type_ids"])
+        names = {**self.model.config.id2label, -100: "O"}  # a marker that the sentence spells out is no word
+        for real_T, *row in zip(words, *columns, strict=True):
+            labels, probabilities, marks = (column_T[real_T][1:-1].tolist() for column_T in row)
+            yield PredicateTags(marks.index(1), [names[label] for label in labels], probabilities)
+
+    def postprocess(self, output: dict[str, Any]) -> dict[str, Any]:
+        sentence, found = output["sentence"], {tags.predicate: tags for tags in output["found"]}
+        order = found if sentence["predicates"] is None else sentence["predicates"]
+        return labelled_sentence(
+            sentence["text"], sentence["words"], sentence["characters"], [found[index] for index in order]
+        )
+
+
+def labelled_sentence(
+    text: str, words: Sequence[str], characters: Sequence[tuple[int, int]], predicates: Iterable[PredicateTags]
+) -> dict[str, Any]:
+    """The words of a sentence, and for each predicate its word, description, tags and arguments.
+
+    Args:
+        characters: first character and end of each word in the text.
+    """
+    verbs = []
+    for predicate in predicates:
+        spans = role_spans(predicate.tags)
+        arguments = []
+        for role, first, end in spans:
+            if role and role not in PREDICATE_ROLES:
+                start, stop = characters[first][0], characters[end - 1][1]
+                score = sum(predicate.probabilities[first:end]) / (end - first)
+                arguments.append({"role": role, "start": start, "end": stop, "text": text[start:stop], "score": score})
+        shown = [(role, " ".join(words[first:end])) for role, first, end in spans]
+        description = " ".join(f"[{role}: {part}]" if role else part for role, part in shown)
+        verb = {"verb": words[predicate.predicate], "description": description, "tags": predicate.tags}
+        verbs.append({**verb, "arguments": arguments})
+    return {"words": list(words), "verbs": verbs}
+
+
+def role_spans(tags: Sequence[str]) -> list[tuple[str, int, int]]:
+    """The spans of BIO tags: role, first word, end. Words outside are spans of one word with the role ""."""
+    starts = [index for index, tag in enumerate(tags) if index == 0 or not tag.startswith("I-")]
+    return [(tags[first][2:], first, end) for first, end in pairwise([*starts, len(tags)])]
+
+
+def join_words(words: Sequence[str]) -> tuple[str, list[tuple[int, int]]]:
+    """The words joined by single spaces, with first character and end of each word."""
+    characters, end = [], -1
+    for word in words:
+        characters.append((end + 1, end + 1 + len(word)))
+        end = characters[-1][1]
+    return " ".join(words), characters
+
+
+def check_numbers(logits: Tensor):
+    if not logits.isfinite().all():
+        raise ValueError("Some logits are not finite: training diverged. Pass a smaller learning rate.")
+
+
+def _is_sentence_of_words(inputs: Any) -> bool:
+    return isinstance(inputs, (list, tuple)) and all(isinstance(word, str) for word in inputs)
+
+
+def _with_predicates(sentences: Iterable[Any], predicates: Iterable[Any] | None) -> Iterator[dict[str, Any]]:
+    """Each sentence with its predicates, `None` where the model is to find them."""
+    if predicates is None:
+        predicates = repeat(None)
+    elif hasattr(sentences, "__len__") and hasattr(predicates, "__len__") and len(sentences) != len(predicates):
+        raise ValueError(
+            f"Received {len(sentences)} sentences and `predicates` of {len(predicates)}; pass a list of word indices "
+            "for each sentence."
+        )
+    for sentence, chosen in zip(sentences, predicates, strict=False):
+        yield {"sentence": sentence, "predicates": chosen}
+
+
+def _check_text(text: Any):
+    if isinstance(text, (list, tuple)):
+        raise ValueError(f"A sentence is {text!r:.80}; if it is a list of words, pass is_split_into_words=True.")
+    if not isinstance(text, str) or not text.strip():
+        raise ValueError(f"A sentence is {text!r:.80}; pass a text that is not empty.")
+
+
+def _checked_words(words: Any) -> list[str]:
+    if not isinstance(words, (list, tuple)) or not all(isinstance(word, str) and word for word in words):
+        raise ValueError(f"A sentence is {words!r:.80}; with is_split_into_words=True, pass a list of words.")
+    return list(words)
+
+
+def _checked_predicates(predicates: Any, num_words: int) -> list[int] | None:
+    if predicates is None:
+        return None
+    are_indices = isinstance(predicates, (list, tuple)) and all(isinstance(word, Integral) for word in predicates)
+    if not are_indices or any(isinstance(word, bool) for word in predicates):
+        raise ValueError(f"`predicates` is {predicates!r:.80}; pass a list of word indices for each sentence.")
+    for word in predicates:
+        if not 0 <= word < num_words:
+            raise ValueError(
+                f"`predicates` has {word}, but the sentence has {num_words} words; pass indices from 0 to "
+                f"{num_words - 1}."
+            )
+    if len({*predicates}) < len(predicates):
+        raise ValueError(f"`predicates` is {predicates!r:.80}; pass each index once.")
+    return [int(word) for word in predicates]

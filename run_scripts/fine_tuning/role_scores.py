@@ -1,0 +1,104 @@
+"""Scores of semantic roles as `srl-eval.pl` of CoNLL-2005 counts them, and of the search for predicates.
+
+An argument is right if its role and all of its words are. The rules:
+
+- V, the predicate itself, is not scored.
+- C-X continues the last X of the same predicate: the pieces are one argument, and each piece must be right. C-V thus
+  belongs to V.
+- C-X without an X before it counts as X.
+- R-X is a role like any other.
+
+A span that begins with I- counts as one that begins with B-. Division by zero gives 0.
+"""
+
+from collections.abc import Collection, Iterator, Sequence
+
+from modeling_elmo.run_scripts.fine_tuning.metrics import RATES, Scores
+
+Span = tuple[int, int]  # first word, and the word after the last
+Argument = tuple[str, tuple[Span, ...]]
+
+
+def role_scores(
+    predicted: Sequence[Sequence[str]], gold: Sequence[Sequence[str]], kinds: Sequence[str] | None = None
+) -> Scores:
+    """Scores of the arguments of all predicates together.
+
+    Args:
+        predicted: predicted BIO tags of each predicate's sentence, without padding and markers.
+        gold: gold BIO tags of each predicate's sentence.
+        kinds: kind of each predicate, such as "verb", to score the kinds apart; "" if unknown.
+
+    Returns:
+        `precision`, `recall` and `f1`; `span_f1`, which counts each piece C-X as a span of its own, except C-V;
+        `per_type`: the three rates and the `number` of gold arguments of each role. With `kinds`, `per_kind` has the
+        same for each kind, and `verb_f1`, `noun_f1` and so on are its F1.
+    """
+    found, wanted = _numbered_arguments(predicted), _numbered_arguments(gold)
+    scores = argument_rates(found, wanted)
+    del scores["number"]
+    scores["span_f1"] = argument_rates(_numbered_spans(predicted), _numbered_spans(gold))["f1"]
+    roles = sorted({role for _, (role, _) in found | wanted})
+    parts = {role: [{each for each in side if each[1][0] == role} for side in (found, wanted)] for role in roles}
+    scores["per_type"] = {role: argument_rates(*sides) for role, sides in parts.items()}
+    if kinds is None:
+        return scores
+    per_kind = {}
+    for kind in sorted(set(kinds) - {""}):
+        per_kind[kind] = argument_rates(
+            *({each for each in side if kinds[each[0]] == kind} for side in (found, wanted))
+        )
+    return scores | {f"{kind}_f1": rates["f1"] for kind, rates in per_kind.items()} | {"per_kind": per_kind}
+
+
+def predicate_scores(found: Sequence[Collection[int]], gold: Sequence[Collection[int]]) -> Scores:
+    """`predicate_precision`, `predicate_recall` and `predicate_f1` of the words that were found to be predicates.
+
+    Args:
+        found: indexes of the predicates that were found in each sentence. A repeated index counts once.
+        gold: indexes of the gold predicates of each sentence.
+    """
+    sides = ({(number, index) for number, indexes in enumerate(side) for index in indexes} for side in (found, gold))
+    rates = argument_rates(*sides)
+    return {f"predicate_{name}": rates[name] for name in ("precision", "recall", "f1")}
+
+
+def tagged_spans(tags: Sequence[str]) -> Iterator[tuple[str, Span]]:
+    """Role, first word and the word after the last, of each span in order."""
+    start = 0
+    for number, (tag, after) in enumerate(zip(tags, [*tags[1:], "O"], strict=True), 1):
+        if after != f"I-{tag[2:]}" or tag == "O":
+            if tag != "O":
+                yield tag[2:], (start, number)
+            start = number
+
+
+def role_arguments(tags: Sequence[str]) -> list[Argument]:
+    """Role and spans of each argument and of V, as described above."""
+    arguments: list[tuple[str, list[Span]]] = []
+    last: dict[str, list[Span]] = {}  # spans of the last argument of each role
+    for role, span in tagged_spans(tags):
+        continued = role.removeprefix("C-")
+        if role != continued and continued in last:
+            last[continued].append(span)
+        else:
+            last[continued] = [span]
+            arguments.append((continued, last[continued]))
+    return [(role, tuple(spans)) for role, spans in arguments]
+
+
+def argument_rates(found: Collection, wanted: Collection) -> Scores:
+    """Precision, recall, F1 and the number of gold elements."""
+    right = len(set(found) & set(wanted))
+    rates = (right / max(len(found), 1), right / max(len(wanted), 1), 2 * right / max(len(found) + len(wanted), 1))
+    return dict(zip(RATES, (*rates, len(wanted)), strict=True))
+
+
+def _numbered_arguments(predicates: Sequence[Sequence[str]]) -> set[tuple[int, Argument]]:
+    pairs = ((number, each) for number, tags in enumerate(predicates) for each in role_arguments(tags))
+    return {(number, argument) for number, argument in pairs if argument[0] != "V"}
+
+
+def _numbered_spans(predicates: Sequence[Sequence[str]]) -> set[tuple[int, tuple[str, Span]]]:
+    pairs = ((number, each) for number, tags in enumerate(predicates) for each in tagged_spans(tags))
+    return {(number, span) for number, span in pairs if span[0] not in ("V", "C-V")}

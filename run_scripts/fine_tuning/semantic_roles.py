@@ -1,0 +1,187 @@
+"""Semantic role labelling: the arguments of each predicate of a sentence, as in PropBank."""
+
+from collections.abc import Iterable, Iterator, Sequence
+from copy import copy
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from datasets import Dataset, DatasetDict
+from torch.nn.utils.rnn import pad_sequence
+from transformers import BatchEncoding
+from transformers.utils import logging
+
+from modeling_elmo import ELMoForSemanticRoleLabeling, ELMoTokenizer
+from modeling_elmo.elmo_head_crf import decode_labels
+from modeling_elmo.pipeline_elmo_roles import PredicateTags, check_numbers, join_words, labelled_sentence
+from modeling_elmo.run_scripts.fine_tuning.role_data import RoleDataArguments, read_roles
+from modeling_elmo.run_scripts.fine_tuning.role_scores import predicate_scores, role_scores
+from modeling_elmo.run_scripts.fine_tuning.task import (
+    NO_LABEL,
+    Batch,
+    Record,
+    SplitOutput,
+    Task,
+    label_config,
+    log_mean_odds,
+    log_mean_probabilities,
+    truncation,
+)
+from modeling_elmo.run_scripts.fine_tuning.trainer import AdadeltaTrainingArguments
+
+logger = logging.get_logger(__name__)
+
+DECODED_ROWS = 256  # at once: their Viterbi scores take some megabytes
+
+
+@dataclass(kw_only=True)
+class SemanticRoleArguments(RoleDataArguments):
+    max_length: int | None = field(
+        default=102,  # 100 words, as in He et al. (2017)
+        metadata={"help": "Maximum tokens of a training sentence, including two markers. Other splits are not cut."},
+    )
+
+
+@dataclass
+class SemanticRoleTrainingArguments(AdadeltaTrainingArguments):
+    """Trainer's arguments, with the paper's settings for semantic roles (He et al. 2017)."""
+
+    _argument_group_name = "training options"
+
+    per_device_train_batch_size: int = 80
+    max_grad_norm: float = 1.0
+
+
+class SemanticRoles(Task):
+    """The paper's semantic roles (section 4): eight interleaved LSTM layers over `[x_k; ELMo_k; predicate]`.
+
+    Roles are scored for the gold predicates. A second output finds the predicates of a sentence, and is scored apart.
+    """
+
+    name = "semantic-role-labeling"
+    metric = "f1"
+    model_class = ELMoForSemanticRoleLabeling
+    arguments_class = SemanticRoleArguments
+    training_arguments_class = SemanticRoleTrainingArguments
+    elmo_dropout = 0.1
+    head_columns = ("token_type_ids", "predicate_labels")
+
+    def read_data(self) -> DatasetDict:
+        return read_roles(self.arguments)
+
+    def prepare(self, data: DatasetDict):
+        if "train" not in data:
+            raise ValueError(f"The roles come from the split 'train', but there are only {list(data)}; pass it too.")
+        self.labels = sorted(tags_of(data["train"]), key=lambda name: (name != "O", name))
+        self.label_ids = {label: number for number, label in enumerate(self.labels)}
+        self.config = label_config(self.labels)
+        tell_unknown_roles(data, self.label_ids)
+        tell_cut_predicates(data["train"], self.arguments.max_length)
+
+    def words(self, split: Dataset, tokenizer: ELMoTokenizer) -> Iterable[list[str]]:
+        return split["tokens"]
+
+    def encode(self, batch: Batch, tokenizer: ELMoTokenizer, is_training: bool) -> Batch:
+        """A row per predicate, or one for a sentence without; the first row of a sentence tells all predicates."""
+        limits = truncation(self.arguments.max_length if is_training else None)
+        encoding = tokenizer(batch["tokens"], is_split_into_words=True, **limits)
+        sentences = zip(encoding["input_ids"], batch["predicate_index"], batch["predicate_tags"], strict=True)
+        rows = []
+        for number, (ids, places, tags) in enumerate(sentences):
+            num_words, own = len(ids) - 2, {name: encoding[name][number] for name in encoding}
+            own |= {"example_number": number, "predicate_labels": [int(word in places) for word in range(num_words)]}
+            kept = [pair for pair in zip(places, tags, strict=True) if pair[0] < num_words]
+            for place, names in kept or [(None, [])]:
+                labels = [self.label_ids.get(name, NO_LABEL) for name in names[:num_words]] or [NO_LABEL] * num_words
+                marks = [int(word == place) for word in range(num_words)]
+                rows.append({**own, "token_type_ids": [0, *marks, 0], "labels": [NO_LABEL, *labels, NO_LABEL]})
+                rows[-1]["predicate_labels"] = [NO_LABEL, *own["predicate_labels"], NO_LABEL]
+                own["predicate_labels"] = [NO_LABEL] * num_words  # of the sentence's other rows
+        return {name: [row[name] for row in rows] for name in rows[0]}
+
+    def collator(self, tokenizer: ELMoTokenizer) -> "RoleCollator":
+        return RoleCollator(tokenizer)
+
+    def scores(self, output: SplitOutput) -> dict[str, Any]:
+        read, examples = list(self._read(output)), output.examples
+        predicted = [each.tags for predicates, _ in read for each in predicates]
+        gold = [tags for sentence in examples["predicate_tags"] for tags in sentence]
+        kinds = [kind for sentence in examples["predicate_kind"] for kind in sentence]
+        found = predicate_scores([found for _, found in read], examples["predicate_index"])
+        return {**role_scores(predicted, gold, kinds if any(kinds) else None), **found}
+
+    def predictions(self, output: SplitOutput) -> Iterable[Record]:
+        for example, (predicates, found) in zip(output.examples, self._read(output), strict=True):
+            words = example["tokens"]
+            text, characters = join_words(words)
+            record = labelled_sentence(text, words, characters, predicates)
+            for verb, tags in zip(record["verbs"], example["predicate_tags"], strict=True):
+                verb["gold_tags"] = tags
+            yield {**record, "predicates": example["predicate_index"], "predicted_predicates": found}
+
+    def average(self, logits: Sequence[Any]) -> tuple[np.ndarray, ...]:
+        labels, predicates = zip(*logits, strict=True)
+        return log_mean_probabilities(labels), log_mean_odds(predicates)
+
+    def _read(self, output: SplitOutput) -> Iterator[tuple[list[PredicateTags], list[int]]]:
+        """For each sentence, the tags for its gold predicates, and the predicates that were found."""
+        columns = (output.examples[name] for name in ("tokens", "predicate_index"))
+        examples = [(len(words), places) for words, places in zip(*columns, strict=True)]
+        lengths = [num_words for num_words, places in examples for _ in places or [None]]
+        tagged = self._tagged(output.logits[0], lengths)
+        row = 0
+        for num_words, places in examples:
+            found = np.flatnonzero(output.logits[1][row, 1 : num_words + 1] > 0).tolist()
+            of_rows = [next(tagged) for _ in places or [None]]
+            row += len(of_rows)
+            yield [PredicateTags(place, *pair) for place, pair in zip(places, of_rows, strict=False)], found
+
+    def _tagged(self, log_probs: np.ndarray, lengths: Sequence[int]) -> Iterator[tuple[list[str], list[float]]]:
+        """For each row, the best sequence of tags under the constraints of BIO, and their probabilities."""
+        for first in range(0, len(lengths), DECODED_ROWS):
+            of_rows = lengths[first : first + DECODED_ROWS]
+            part = torch.from_numpy(log_probs[first : first + len(of_rows), 1 : max(of_rows) + 1])
+            mask = torch.arange(max(of_rows)) < torch.tensor(of_rows)[:, None]
+            check_numbers(part[mask])
+            labels = decode_labels(part, mask, tuple(self.labels))
+            probabilities = part.gather(-1, labels.clamp(min=0)[..., None])[..., 0].exp()
+            for numbers, row, num_words in zip(labels.tolist(), probabilities.tolist(), of_rows, strict=True):
+                yield [self.labels[number] for number in numbers[:num_words]], row[:num_words]
+
+
+class RoleCollator:
+    """Pads rows on the right, and labels of words with -100."""
+
+    def __init__(self, tokenizer: ELMoTokenizer):
+        self.tokenizer = copy(tokenizer)
+        self.tokenizer.padding_side = "right"  # scores read the words of a row from its left
+
+    def __call__(self, rows: list[Record]) -> BatchEncoding:
+        targets = [name for name in ("labels", "predicate_labels") if name in rows[0]]
+        inputs = [{name: row[name] for name in row if name not in targets} for row in rows]
+        batch = self.tokenizer.pad(inputs, return_tensors="pt")
+        for name in targets:
+            columns = [torch.tensor(row[name]) for row in rows]
+            batch[name] = pad_sequence(columns, batch_first=True, padding_value=NO_LABEL)
+        return batch
+
+
+def tags_of(split: Dataset) -> set[str]:
+    return {tag for sentence in split["predicate_tags"] for tags in sentence for tag in tags}
+
+
+def tell_unknown_roles(data: DatasetDict, known: Iterable[str]):
+    for split, sentences in data.items():
+        if unknown := {tag[2:] for tag in tags_of(sentences) - {*known}}:
+            logger.warning(
+                f"Split {split!r} has roles that do not occur in 'train': {', '.join(sorted(unknown)):.200}. They "
+                "cannot be found, and their arguments count as errors."
+            )
+
+
+def tell_cut_predicates(train: Dataset, max_length: int | None):
+    if max_length is None:
+        return
+    if cut := sum(place >= max_length - 2 for places in train["predicate_index"] for place in places):
+        logger.warning(f"--max_length {max_length} cuts {cut:,} predicates off the training data; they are left out.")
