@@ -132,19 +132,12 @@ class Coreference(Task):
                 "--train_singletons: no mention of the training data is a singleton, so a model cannot learn them. "
                 "Leave it out."
             )
-        self.has_speakers, self.genres = any(train["speakers"]), sorted({*train["genre"]})
-        has_genres = self.genres not in ([], [""])
-        for split, documents in data.items():
-            if has_genres and (unknown := {*documents["genre"]} - {*self.genres}):
-                raise ValueError(
-                    f"Split {split!r} has the genre {min(unknown)!r}, but 'train' has {', '.join(self.genres)}; pass "
-                    "training data with it."
-                )
+        self.has_speakers, self.genres = any(train["speakers"]), known_genres(data)
         self.config = {
             "train_singletons": self.arguments.train_singletons,
             "use_speakers": self.has_speakers,
-            "num_genres": len(self.genres) * has_genres,
-            **(label_config(self.genres) if has_genres else {}),  # the configuration names the genres
+            "num_genres": len(self.genres),
+            **(label_config(self.genres) if self.genres else {}),  # the pipeline takes names of genres
         }
 
     def words(self, split: Dataset, tokenizer: ELMoTokenizer) -> Iterable[list[str]]:
@@ -156,7 +149,7 @@ class Coreference(Task):
         encoded = {name: [row[name] for row in rows] for name in rows[0]}
         if self.has_speakers:
             encoded["speaker_ids"] = list(map(speaker_numbers, batch["sentences"], batch["speakers"]))
-        if self.config["num_genres"]:
+        if self.genres:
             encoded["genre_ids"] = list(map(self.genres.index, batch["genre"]))
         return {**encoded, "mentions": batch["mentions"], "max_sentences": [most] * len(rows)}
 
@@ -170,12 +163,15 @@ class Coreference(Task):
         found = [clusters_of(mentions) for mentions in predicted_mentions(output)]
         gold = [clusters_of(mentions) for mentions in output.examples["mentions"]]
         main = self.arguments.train_singletons
-        scores = coreference_scores(found, gold, singletons=main)
-        if not self.has_singletons:
-            return scores
-        other = coreference_scores(found, gold, singletons=not main)
-        name = "without_singletons" if main else "with_singletons"
-        return scores | {f"{key}_{name}": value for key, value in other.items() if key.endswith("f1")}
+        ways = [main, not main] if self.has_singletons else [main]
+        every = {way: coreference_scores(found, gold, singletons=way) for way in ways}
+        numbers, tables = {}, {}
+        for way, scores in every.items():
+            name = "with_singletons" if way else "without_singletons"
+            suffix = "" if way == main else f"_{name}"
+            numbers |= {key + suffix: value for key, value in scores.items() if key.endswith("f1")}
+            tables[name] = scores  # with precision and recall
+        return numbers | tables
 
     def predictions(self, output: SplitOutput) -> Iterable[Record]:
         for example, mentions in zip(output.examples, predicted_mentions(output), strict=True):
@@ -194,6 +190,19 @@ class Coreference(Task):
 
 def has_singletons(documents: Dataset) -> bool:
     return any(1 in Counter(cluster for *_, cluster in mentions).values() for mentions in documents["mentions"])
+
+
+def known_genres(data: DatasetDict) -> list[str]:
+    """The genres of the training data, none if its documents have none. Other splits may have no others."""
+    first, *others = data.items()
+    genres = {*first[1]["genre"]}
+    for split, documents in others:
+        if genres != {""} and (unknown := {*documents["genre"]} - genres):
+            raise ValueError(
+                f"Split {split!r} has the genre {min(unknown)!r}, but {first[0]!r} only {', '.join(sorted(genres))}; "
+                "pass training data with it."
+            )
+    return [] if genres == {""} else sorted(genres)
 
 
 def speaker_numbers(sentences: list[list[str]], speakers: list[list[str]]) -> list[int]:
