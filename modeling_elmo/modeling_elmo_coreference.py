@@ -58,7 +58,7 @@ class ELMoForCoreferenceResolution(ELMoTaskModel):
 
     def __init__(self, config: ELMoConfig):
         super().__init__(config)
-        self.feature_dropout: nn.Module = nn.Dropout(config.lexical_dropout)
+        self.feature_dropout = nn.Dropout(config.lexical_dropout)
         self.encoder = TaskLSTM(self.input_size, self.task_hidden_size, self.task_num_layers, self.task_dropout)
         self.encoder_dropout = nn.Dropout(self.task_dropout)
         state_size = self.encoder.output_size + self.output_elmo_size

@@ -128,7 +128,7 @@ class ELMoTaskModel(ELMoPreTrainedModel):
         self.dropout = nn.Dropout(config.elmo_dropout)
         has_features = not self.is_linear and (config.task_word_embedding_size or config.task_has_characters)
         self.token_features = TokenFeatures(config, defaults.word_vector_std) if has_features else None
-        self.feature_dropout = VariationalDropout(self.task_dropout)
+        self.feature_dropout: nn.Module = VariationalDropout(self.task_dropout)
         feature_size = self.token_features.output_size if self.token_features else 0
         self.input_size = config.hidden_size * at_input + feature_size
         self.output_elmo_size = config.hidden_size * at_output

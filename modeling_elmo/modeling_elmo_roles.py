@@ -1,6 +1,7 @@
 """Semantic role labelling on ELMo (Peters et al. 2018, section 4): the network of He et al. 2017.
 
-Shape suffixes: B batch; T time; D width of the words that the network reads; H width of the network's output; K labels.
+Shape suffixes: B batch; T time; D width of the words that the network reads; H width of the network's output; K labels;
+U distinct texts.
 """
 
 from dataclasses import dataclass
@@ -54,6 +55,7 @@ class ELMoForSemanticRoleLabeling(ELMoTaskModel):
     A row has one text and one predicate. With a frozen biLM, rows with the same text share one pass of the biLM.
     """
 
+    accepts_loss_kwargs = True
     custom_pipelines = {
         "semantic-role-labeling": {
             "impl": "pipeline_elmo_roles.ELMoSemanticRolePipeline",
@@ -100,6 +102,7 @@ class ELMoForSemanticRoleLabeling(ELMoTaskModel):
         labels: Tensor | None = None,
         predicate_labels: Tensor | None = None,
         output_hidden_states: bool | None = None,
+        num_items_in_batch: Tensor | int | None = None,
     ) -> ELMoSemanticRoleOutput:
         """Computes the log-probability of every role label and the score of every word as a predicate, and the loss.
 
@@ -111,6 +114,8 @@ class ELMoForSemanticRoleLabeling(ELMoTaskModel):
             labels: `(batch, time)`, ids of BIO role labels, -100 where there is none or it is unknown.
             predicate_labels: `(batch, time)`, 1 at predicates, 0 at other words, -100 where unknown. Give the labels of
                 a text in one of its rows, so that each counts once.
+            num_items_in_batch: number of role labels in all accumulated batches. The loss is then this batch's share:
+                the sum of the roles' losses over this number, and the other parts by the share of role labels.
         """
         inputs = self.read(character_ids, input_ids, attention_mask, None, inputs_embeds, elmo_hidden_states)
         words_BT = word_mask(self.config, inputs.mask_BT, input_ids, inputs_embeds)
@@ -122,8 +127,9 @@ class ELMoForSemanticRoleLabeling(ELMoTaskModel):
         predicate_BT = _wide(self.predicate_classifier(found_BTH).squeeze(-1)).masked_fill(~words_BT, NO_WORD)
         loss = None
         if labels is not None or predicate_labels is not None:
-            role_loss = self._role_loss(logits, labels, marks_BT, words_BT)
-            loss = role_loss + self._predicate_loss(predicate_BT, predicate_labels, words_BT) + self.penalty()
+            role_loss, share = self._role_loss(logits, labels, marks_BT, words_BT, num_items_in_batch)
+            predicate_loss = self._predicate_loss(predicate_BT, predicate_labels, words_BT)
+            loss = role_loss + share * (predicate_loss + self.penalty())
         return ELMoSemanticRoleOutput(
             loss=loss,
             logits=logits,
@@ -138,11 +144,11 @@ class ELMoForSemanticRoleLabeling(ELMoTaskModel):
         read = [tensor for tensor in inputs if tensor is not None]
         if not self.elmo.frozen or inputs_embeds is not None or not len(read[0]):
             return super().bilm_layers(*inputs)
-        _, same_B = distinct_rows(torch.cat([tensor.flatten(1).long() for tensor in read], 1))
-        rows_B = torch.arange(len(same_B), device=same_B.device)
-        rows_U = rows_B.new_empty(int(same_B.max()) + 1).scatter_(0, same_B, rows_B)
+        _, text_B = distinct_rows(torch.cat([tensor.flatten(1).long() for tensor in read], 1))
+        first_B = (text_B[:, None] == text_B).byte().argmax(1)  # the first row with the same text
+        rows_U, index_B = first_B.unique(return_inverse=True)
         layers = super().bilm_layers(*(None if tensor is None else tensor[rows_U] for tensor in inputs))
-        return tuple(layer[same_B] for layer in layers)
+        return tuple(layer[index_B] for layer in layers)
 
     def _encoded(self, encoder: nn.Module | None, words_BTD: Tensor, inputs: TaskInputs) -> Tensor:
         """What a linear layer reads: the words themselves, or their encoder's output, with ELMo beside it."""
@@ -166,25 +172,31 @@ class ELMoForSemanticRoleLabeling(ELMoTaskModel):
         _refuse(several_BT, "`token_type_ids` marks a second predicate", "Pass a row for each predicate.")
         return marks_BT.long()
 
-    def _role_loss(self, logits: Tensor, labels: Tensor | None, marks_BT: Tensor, words_BT: Tensor) -> Tensor:
-        """Mean cross-entropy of the known labels."""
+    def _role_loss(
+        self, logits: Tensor, labels: Tensor | None, marks_BT: Tensor, words_BT: Tensor, num_items: Tensor | int | None
+    ) -> tuple[Tensor, Tensor | float]:
+        """Mean cross-entropy of the known labels, and the share of these labels in all accumulated batches."""
         if labels is None:
-            return logits.new_zeros(())
+            return logits.new_zeros(()), 1.0
         check_ids("labels", labels, tuple(words_BT.shape))
+        labels = labels.long()  # an unsigned type has no -100
         known_BT = labels != UNKNOWN
         check_range("labels", labels[known_BT], self.num_labels, "or pass num_labels=...")
         _refuse(known_BT & ~words_BT, "`labels` has a label where there is no word", "Pass -100 there.")
         unmarked_BT = known_BT & ~marks_BT.any(1, keepdim=True)
         advice = "Pass `token_type_ids` with 1 at the predicate's first word, or -100 for all labels of the row."
         _refuse(unmarked_BT, "`labels` has a role, but the row marks no predicate", advice)
-        loss = F.nll_loss(logits.flatten(0, 1), labels.long().flatten(), ignore_index=UNKNOWN, reduction="sum")
-        return loss / known_BT.sum().clamp(min=1)
+        count = known_BT.sum()
+        items = count if num_items is None else torch.as_tensor(num_items, device=count.device)
+        loss = F.nll_loss(logits.flatten(0, 1), labels.flatten(), ignore_index=UNKNOWN, reduction="sum")
+        return loss / items.clamp(min=1), torch.where(items > 0, count / items.clamp(min=1), 1.0)
 
     def _predicate_loss(self, predicate_BT: Tensor, labels: Tensor | None, words_BT: Tensor) -> Tensor:
         """Mean binary cross-entropy of the known labels."""
         if labels is None:
             return predicate_BT.new_zeros(())
         check_ids("predicate_labels", labels, tuple(words_BT.shape))
+        labels = labels.long()
         known_BT = labels != UNKNOWN
         advice = "Pass 1 at predicates, 0 at other words, and -100 where it is unknown."
         _refuse(

@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from modeling_elmo import (
     ELMoConfig,
     ELMoForQuestionAnswering,
+    ELMoForSemanticRoleLabeling,
     ELMoForSequenceClassification,
     ELMoForTokenClassification,
 )
@@ -27,6 +28,7 @@ PAPER_NETWORKS = {
     "bcn": (ELMoForSequenceClassification, {"classifier": "bcn"}),
     "esim": (ELMoForSequenceClassification, {"classifier": "esim"}),
     "reader": (ELMoForQuestionAnswering, {}),
+    "roles": (ELMoForSemanticRoleLabeling, {"task_num_layers": 3}),
 }
 HEADS = {
     f"{name}-{place}": (cls, {**network, **placement})
@@ -36,6 +38,7 @@ HEADS = {
 HEADS["tagger-linear"] = ELMoForTokenClassification, {"head": "linear"}
 HEADS["sequence-linear"] = ELMoForSequenceClassification, {"head": "linear"}
 HEADS["reader-linear"] = ELMoForQuestionAnswering, {"head": "linear"}
+HEADS["roles-linear"] = ELMoForSemanticRoleLabeling, {"head": "linear"}
 HEADS["sequence-paper-linear"] = ELMoForSequenceClassification, {"classifier": "linear"}
 every_head = pytest.mark.parametrize("cls, options", HEADS.values(), ids=HEADS)
 every_head_on_elmo = pytest.mark.parametrize(
@@ -45,7 +48,13 @@ every_head_on_elmo = pytest.mark.parametrize(
 )
 every_paper_network = pytest.mark.parametrize("cls, options", PAPER_NETWORKS.values(), ids=PAPER_NETWORKS)
 every_class = pytest.mark.parametrize(
-    "cls", [ELMoForTokenClassification, ELMoForSequenceClassification, ELMoForQuestionAnswering]
+    "cls",
+    [
+        ELMoForTokenClassification,
+        ELMoForSequenceClassification,
+        ELMoForQuestionAnswering,
+        ELMoForSemanticRoleLabeling,
+    ],
 )
 
 
@@ -91,9 +100,23 @@ def make_batch(config, rows=WORDS, side="right", extra=0):
 
 
 def batch_of(model, **options):
-    """Single texts for taggers, pairs for other networks."""
-    is_tagger = isinstance(model, ELMoForTokenClassification)
-    return make_batch(model.config, WORDS if is_tagger else PAIRS, **options)
+    """Single texts for taggers, also with a predicate for roles; pairs for other networks."""
+    is_tagger = isinstance(model, (ELMoForTokenClassification, ELMoForSemanticRoleLabeling))
+    batch = make_batch(model.config, WORDS if is_tagger else PAIRS, **options)
+    return marked(batch) if isinstance(model, ELMoForSemanticRoleLabeling) else batch
+
+
+def marked(batch):
+    """The batch with the second word of each row as its predicate, or its only word."""
+    words = batch["input_ids"] >= 4
+    chosen = words & (words.cumsum(1) == words.sum(1, keepdim=True).clamp(max=2))
+    return {**batch, "token_type_ids": chosen.long()}
+
+
+def text_of(model, batch):
+    """What the biLM reads of a batch: not the marks of predicates."""
+    is_roles = isinstance(model, ELMoForSemanticRoleLabeling)
+    return {name: tensor for name, tensor in batch.items() if not (is_roles and name == "token_type_ids")}
 
 
 def targets_of(model, batch):
@@ -102,8 +125,11 @@ def targets_of(model, batch):
         first, last = (places.byte().argmax(1) for places in (words, (words.cumsum(1) == words.sum(1, True)) & words))
         last[2] = first[2] = batch["attention_mask"][2].argmax()
         return {"start_positions": first, "end_positions": last}
-    if isinstance(model, ELMoForTokenClassification):
-        return {"labels": (batch["input_ids"] % model.num_labels).masked_fill(batch["input_ids"] < 4, -100)}
+    if isinstance(model, (ELMoForTokenClassification, ELMoForSemanticRoleLabeling)):
+        ids, words = batch["input_ids"], batch["input_ids"] >= 4
+        labels = {"labels": (ids % model.num_labels).masked_fill(~words, -100)}
+        is_roles = isinstance(model, ELMoForSemanticRoleLabeling)
+        return labels | ({"predicate_labels": (ids % 2).masked_fill(~words, -100)} if is_roles else {})
     return {"labels": torch.arange(len(batch["input_ids"])) % model.num_labels}
 
 
@@ -123,7 +149,10 @@ def stirred(model, std=1.0, seed=0):
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
-            is_output = name.startswith(("classifier.", "qa_outputs.", "reader.")) and "layers" not in name
+            is_output = (
+                name.startswith(("classifier.", "predicate_classifier.", "qa_outputs.", "reader."))
+                and "layers" not in name
+            )
             if "crf." in name or "_mix." in name or is_output:
                 parameter.copy_(std * torch.randn(parameter.shape, generator=generator))
     return model

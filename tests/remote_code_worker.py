@@ -29,13 +29,17 @@ def outputs_of(model, inputs) -> dict[str, torch.Tensor]:
     with torch.no_grad():
         outputs = model.eval()(**inputs, **types_for(model, inputs), output_hidden_states=True)
     found = {"hidden": outputs.hidden_states[-1].clone()}
-    found |= {name: outputs[name] for name in ("logits", "start_logits", "end_logits") if name in outputs}
+    names = ("logits", "start_logits", "end_logits", "predicate_logits")
+    found |= {name: outputs[name] for name in names if name in outputs}
     return found
 
 
 def types_for(model, inputs) -> dict[str, torch.Tensor]:
-    """A reader needs types; these texts are contexts without a question."""
-    return {"token_type_ids": inputs["attention_mask"]} if type(model).__name__ == "ELMoForQuestionAnswering" else {}
+    """A reader needs types, here of contexts without a question. A row for roles marks its predicate."""
+    kind, mask = type(model).__name__, inputs["attention_mask"]
+    if kind == "ELMoForSemanticRoleLabeling":  # the first word, after the marker
+        return {"token_type_ids": mask * (mask.cumsum(1) == 2)}
+    return {"token_type_ids": mask} if kind == "ELMoForQuestionAnswering" else {}
 
 
 def train_one_step(model, inputs):
@@ -54,6 +58,10 @@ def labels_for(model, inputs) -> dict[str, torch.Tensor]:
         return dict.fromkeys(("start_positions", "end_positions"), inputs["attention_mask"][:, 0])
     if kind == "ELMoForSequenceClassification":
         return {"labels": inputs["attention_mask"][:, 0]}
+    if kind == "ELMoForSemanticRoleLabeling":
+        labels = types_for(model, inputs)["token_type_ids"]
+        labels = labels.masked_fill(labels == 0, -100)  # of the predicate only
+        return {"labels": labels, "predicate_labels": labels}
     return {"labels": torch.ones_like(inputs["input_ids"])} if kind == "ELMoForTokenClassification" else {}
 
 

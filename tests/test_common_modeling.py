@@ -17,6 +17,7 @@ from modeling_elmo import (
     ELMoConfig,
     ELMoForPreTraining,
     ELMoForQuestionAnswering,
+    ELMoForSemanticRoleLabeling,
     ELMoForSequenceClassification,
     ELMoForTokenClassification,
     ELMoModel,
@@ -68,7 +69,9 @@ class CharacterModels:
             dropout=0.0,
             elmo_dropout=0.0,
             task_hidden_size=6,
+            task_num_layers=2,
             task_dropout=0.0,
+            id2label={0: "O", 1: "B-X"},
             freeze_bilm=False,
             **self.sizes,
         )
@@ -95,6 +98,7 @@ class CommonTests(common_tests(FOLDER).ModelTesterMixin):
         ELMoForTokenClassification,
         ELMoForSequenceClassification,
         ELMoForQuestionAnswering,
+        ELMoForSemanticRoleLabeling,
         ELMoForPreTraining,
     )
     has_attentions = False
@@ -107,6 +111,12 @@ class CommonTests(common_tests(FOLDER).ModelTesterMixin):
         inputs = super()._prepare_for_class(inputs_dict, model_class, return_labels)
         if return_labels and model_class is ELMoForPreTraining:
             inputs["labels"] = inputs["input_ids"]
+        if model_class is ELMoForSemanticRoleLabeling:
+            inputs["token_type_ids"] = (
+                (torch.arange(self.model_tester.seq_length) == 2).expand_as(inputs["input_ids"]).long()
+            )
+            if return_labels:
+                inputs["labels"] = inputs["predicate_labels"] = inputs["input_ids"] % 2
         if model_class is ELMoForQuestionAnswering:  # two words of a question, and a context
             inputs["token_type_ids"] = (
                 (torch.arange(self.model_tester.seq_length) > 1).expand_as(inputs["input_ids"]).long()

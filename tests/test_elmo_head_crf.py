@@ -9,7 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from modeling_elmo.elmo_head_crf import Constraints, LinearChainCRF, bio_constraints
+from modeling_elmo.elmo_head_crf import Constraints, LinearChainCRF, bio_constraints, decode_labels
 
 BIO = ("O", "B-X", "I-X", "B-Y", "I-Y")
 BIOES = ("O", "B-X", "I-X", "E-X", "S-X", "S-Y")
@@ -271,6 +271,57 @@ def test_decoded_labels_always_obey(labels, seed, time):
     for row in path:
         text = "".join(labels[label] + " " for label in row[row != -100])
         assert re.fullmatch(f"(?:O |{chunk})*", text), text
+
+
+def best_of_all(log_probs, mask, names):
+    """The best BIO sequence of each row among all sequences."""
+    found = torch.full(mask.shape, -100)
+    for row, (scores, real) in enumerate(zip(log_probs.tolist(), mask, strict=True)):
+        places = real.nonzero().flatten().tolist()
+        texts = {}
+        for path in itertools.product(range(len(names)), repeat=len(places)):
+            text = "".join(names[label] + " " for label in path)
+            if re.fullmatch(r"(?:O |B-(\w) (I-\1 )*)*", text):
+                texts[path] = sum(scores[place][label] for place, label in zip(places, path, strict=True))
+        found[row, places] = torch.tensor(max(texts, key=texts.__getitem__), dtype=torch.long)
+    return found
+
+
+@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("names", [BIO, ("I-Y", "B-X", "O", "B-Y"), ("O", "B-X", "B-Y"), ("O",)], ids="/".join)
+def test_decoded_labels_are_the_best_of_all(names, seed):
+    log_probs = make_batch(len(names), seed=seed)[0].log_softmax(-1)
+    for dtype in (torch.float64, torch.float32, torch.float16, torch.bfloat16):
+        rounded = log_probs.to(dtype)
+        found = decode_labels(rounded, MASK, names)
+        assert torch.equal(found, best_of_all(rounded.double(), MASK, names))
+        assert torch.equal(found == -100, ~MASK)
+    assert torch.equal(decode_labels(3 + log_probs, MASK, names), decode_labels(log_probs, MASK, names))
+
+
+@pytest.mark.parametrize("lowest", [-math.inf, torch.finfo(torch.float32).min, -1e4])
+def test_impossible_labels_are_better_than_forbidden_sequences(lowest):
+    """Everywhere but at the last word, the scores say I-X, which may not come first."""
+    log_probs = torch.full((1, 4, 5), lowest)
+    log_probs[..., 2] = 0.0
+    log_probs[0, 3, :] = torch.tensor([0.5, 0.1, 0.2, 0.1, 0.1]).log()
+    for dtype in (torch.float32, torch.float16, torch.bfloat16):
+        assert decode_labels(log_probs.to(dtype), torch.ones(1, 4).bool(), BIO).tolist() == [[1, 2, 2, 0]]
+
+
+@pytest.mark.parametrize(
+    "names, message",
+    [
+        (("O", "B-X", "NOUN"), "The label 'NOUN' is not BIO. Name labels 'O', 'B-X', or 'I-X' with a 'B-X': id2label="),
+        (("O", "B-X", "I-Y"), "The label 'I-Y' is not BIO. Name labels"),
+        (("O", "B-", "I-"), "The label 'B-' is not BIO"),
+        (("O", "B-X", "E-X"), "The label 'E-X' is not BIO"),
+        (("O", "B-X"), "There are log-probabilities of 3 labels, but 2 names"),
+    ],
+)
+def test_names_that_cannot_be_decoded(names, message):
+    with pytest.raises(ValueError, match=re.escape(message)):
+        decode_labels(torch.zeros(1, 2, 3), torch.ones(1, 2).bool(), names)
 
 
 def test_constraints_are_tensors_of_the_cpu_wherever_they_are_first_read():

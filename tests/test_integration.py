@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 from datasets import Dataset
+from torch.nn.utils.rnn import pad_sequence
 from transformers import (
     DataCollatorForLanguageModeling,
     DataCollatorForTokenClassification,
@@ -20,6 +21,7 @@ from modeling_elmo import (
     ELMoConfig,
     ELMoForPreTraining,
     ELMoForQuestionAnswering,
+    ELMoForSemanticRoleLabeling,
     ELMoForSequenceClassification,
     ELMoForTokenClassification,
     ELMoModel,
@@ -142,6 +144,7 @@ TRAINED = {
     "esim": (ELMoForSequenceClassification, {"classifier": "esim", "elmo_placement": "output"}),
     "linear": (ELMoForSequenceClassification, {"head": "linear"}),
     "reader": (ELMoForQuestionAnswering, {"elmo_placement": "both"}),
+    "roles": (ELMoForSemanticRoleLabeling, {"elmo_placement": "both", "id2label": {0: "O", 1: "B-X", 2: "I-X"}}),
 }
 every_model = pytest.mark.parametrize("model_class, options", TRAINED.values(), ids=TRAINED)
 
@@ -150,7 +153,8 @@ def training_setup(model_class, options):
     """A model, unpadded examples with labels, and the stock collator for them."""
     tokenizer = tokenizer_of(*WORDS)
     torch.manual_seed(0)
-    model = model_class(tiny_config(tokenizer, freeze_bilm=False, num_labels=3, scalar_mix_l2=0.1, **options))
+    options = options if "id2label" in options else {**options, "num_labels": 3}
+    model = model_class(tiny_config(tokenizer, freeze_bilm=False, scalar_mix_l2=0.1, **options))
     features = examples(tokenizer)
     if model_class is ELMoForPreTraining:
         return model, features, DataCollatorForLanguageModeling(tokenizer, mlm=False)
@@ -162,12 +166,28 @@ def training_setup(model_class, options):
             example |= {"start_positions": first, "end_positions": first + number % 3}
             continue
         ids = example["input_ids"]
+        if model_class is ELMoForSemanticRoleLabeling:  # every word has both labels, markers have none
+            inner = range(len(ids) - 2)
+            example["token_type_ids"] = [0, *(int(position == number % len(inner)) for position in inner), 0]
+            for name, labels in (("labels", [n % 3 for n in inner]), ("predicate_labels", [n % 2 for n in inner])):
+                example[name] = [-100, *labels, -100]
+            continue
         is_tagger = model_class is ELMoForTokenClassification
         example["labels"] = [position % 3 for position in range(len(ids))] if is_tagger else number % 3
+    if model_class is ELMoForSemanticRoleLabeling:
+        return model, features, lambda rows: padded_roles(tokenizer, rows)
     collator = (
         DataCollatorForTokenClassification if model_class is ELMoForTokenClassification else DataCollatorWithPadding
     )
     return model, features, collator(tokenizer)
+
+
+def padded_roles(tokenizer, rows):
+    """The stock collator, and the second kind of labels, which it does not know."""
+    others = [{name: value for name, value in row.items() if name != "predicate_labels"} for row in rows]
+    batch = DataCollatorForTokenClassification(tokenizer)(others)
+    labels = [torch.tensor(row["predicate_labels"]) for row in rows]
+    return {**batch, "predicate_labels": pad_sequence(labels, batch_first=True, padding_value=-100)}
 
 
 @every_model
@@ -200,6 +220,7 @@ def test_trainer_steps_along_the_gradient_of_the_whole_batch(model_class, option
 def test_trainer_finds_only_labels():
     """Trainer evaluates a loss only if a batch has all arguments with "label" in their names."""
     assert find_labels(ELMoForPreTraining) == find_labels(ELMoForTokenClassification) == ["labels"]
+    assert find_labels(ELMoForSemanticRoleLabeling) == ["labels", "predicate_labels"]
 
 
 @every_model
@@ -213,5 +234,8 @@ def test_trainer_evaluates_the_loss_and_gathers_only_logits(model_class, options
     assert np.isfinite(found.metrics["test_loss"])
     if model_class is ELMoForQuestionAnswering:
         assert [side.shape for side in found.predictions] == [(8, max(len(each["input_ids"]) for each in features))] * 2
+    elif model_class is ELMoForSemanticRoleLabeling:
+        logits, predicates = found.predictions
+        assert logits.shape == (*predicates.shape, 3) and len(predicates) == 8
     elif model_class is not ELMoForPreTraining:
         assert isinstance(found.predictions, np.ndarray) and found.predictions.shape[-1] == 3

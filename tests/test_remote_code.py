@@ -15,19 +15,26 @@ from safetensors.torch import load_file
 
 import modeling_elmo
 from modeling_elmo import ELMoConfig, ELMoTokenizer
-from modeling_elmo.configuration_elmo import AUTO_MAP
+from modeling_elmo.configuration_elmo import AUTO_MAP, OTHER_REFERENCES
 
-CLASSES = {name: reference.split(".")[1] for name, reference in AUTO_MAP.items() if name != "AutoConfig"}
-NAMES = list(CLASSES.values())
-LOGITS = ("logits", "start_logits", "end_logits")
+DEFAULTS = {name: reference.split(".")[1] for name, reference in AUTO_MAP.items() if name != "AutoConfig"}
+OTHERS = {reference.split(".")[1]: "AutoModelForTokenClassification" for reference in OTHER_REFERENCES}
+NAMES = [*DEFAULTS.values(), *OTHERS]
+LOGITS = ("logits", "start_logits", "end_logits", "predicate_logits")
 VOCABULARY = ["<S>", "</S>", "<UNK>", "He", "is", "in", "London"]
 LABELS = {0: "O", 1: "B-LOC", 2: "I-LOC"}
 SIZES = {
     "task_hidden_size": 6,
     "task_word_embedding_size": 5,
     "task_char_cnn_filters": [[3, 8]],
+    "task_num_layers": 2,
     "elmo_placement": "both",
 }
+
+
+def classes_of(name: str) -> dict[str, str]:
+    """The Auto classes of a folder of this class, and the class that each gives."""
+    return DEFAULTS | ({OTHERS[name]: name} if name in OTHERS else {})
 
 
 def assert_same(found: torch.Tensor, expected: torch.Tensor):
@@ -62,7 +69,7 @@ def generations(tmp_path_factory) -> Path:
 def test_vectors_equal_the_package(generations, name):
     expected = torch.load(generations / "expected.pt")[name]
     found = load_file(generations / "1.safetensors")
-    for auto_class, class_name in CLASSES.items():
+    for auto_class, class_name in classes_of(name).items():
         assert_same(found[f"{name}/{auto_class}/hidden"], expected["hidden"])
         for key in expected.keys() & {*LOGITS} if class_name == name else ():
             assert_same(found[f"{name}/{auto_class}/{key}"], expected[key])
@@ -104,11 +111,11 @@ def test_ids_equal_the_package(generations, generation):
 @pytest.mark.parametrize("name", NAMES)
 def test_training_survives_saving_again(generations, name):
     before, after = (load_file(generations / f"{generation}.safetensors") for generation in (1, 2))
-    (auto_class,) = [key for key, class_name in CLASSES.items() if class_name == name]
+    (auto_class,) = [key for key, class_name in classes_of(name).items() if class_name == name]
     for key in ("hidden", *LOGITS):
         if f"{name}/trained/{key}" in before:
             assert_same(after[f"{name}/{auto_class}/{key}"], before[f"{name}/trained/{key}"])
-    for other in CLASSES:
+    for other in DEFAULTS:
         assert_same(after[f"{name}/{other}/hidden"], before[f"{name}/trained/hidden"])
     moved = next((key for key in LOGITS if f"{name}/trained/{key}" in before), "hidden")
     assert not torch.equal(before[f"{name}/trained/{moved}"], before[f"{name}/{auto_class}/{moved}"])
@@ -122,4 +129,8 @@ def test_every_generation_is_complete(generations, name):
         for file in ("config.json", "tokenizer_config.json"):
             auto_maps = [json.loads((path / file).read_text())["auto_map"] for path in (first, folder)]
             assert auto_maps[0] == auto_maps[1]
-    assert json.loads((first / "config.json").read_text())["auto_map"].keys() >= {"AutoConfig", *CLASSES}
+    auto_map = json.loads((first / "config.json").read_text())["auto_map"]
+    assert {key: reference.split(".")[1] for key, reference in auto_map.items()} == {
+        "AutoConfig": "ELMoConfig",
+        **classes_of(name),
+    }

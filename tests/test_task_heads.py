@@ -28,11 +28,13 @@ from head_models import (
     row_of,
     stirred,
     targets_of,
+    text_of,
 )
 
 from modeling_elmo import (
     ELMoConfig,
     ELMoForQuestionAnswering,
+    ELMoForSemanticRoleLabeling,
     ELMoForSequenceClassification,
     ELMoForTokenClassification,
     ELMoModel,
@@ -49,9 +51,9 @@ def mixed(layers, mix):
 
 def network_inputs(model, batch):
     """The input of a head's network, and the ELMo vectors for its output."""
-    if isinstance(model, ELMoForTokenClassification):
+    if isinstance(model, (ELMoForTokenClassification, ELMoForSemanticRoleLabeling)):
         (tokens, _), (output,) = read_by(model, model.encoder, batch), read_by(model, model.classifier, batch)
-        return tokens, output[..., model.encoder.output_size :]
+        return tokens[..., : model.input_size], output[..., model.encoder.output_size :]
     network = model.reader if isinstance(model, ELMoForQuestionAnswering) else model.classifier
     tokens, _, _, output = read_by(model, network, batch)
     return tokens, output
@@ -64,7 +66,7 @@ def test_networks_read_word_vectors_and_elmo(cls, options, place):
     model = stirred(make_model(cls, **options, **PLACEMENTS[place]))
     batch = batch_of(model, side="left")
     tokens, output = network_inputs(model, batch)
-    layers, mask = model.elmo(**batch).hidden_states, batch["attention_mask"].bool()
+    layers, mask = model.elmo(**text_of(model, batch)).hidden_states, batch["attention_mask"].bool()
     expected = [model.token_features(batch["character_ids"], batch["input_ids"], mask)]
     if place != "output":
         expected.append(mixed(layers, model.input_mix))
@@ -231,7 +233,7 @@ def test_padding_and_neighbours_change_nothing(cls, options, side):
             logits = logits_of(together)[row]
             logits = logits if cls is ELMoForSequenceClassification else logits[real]
             torch.testing.assert_close(logits, logits_of(alone)[0], atol=1e-5, rtol=1e-5)
-            if cls is ELMoForTokenClassification and together.predictions is not None:
+            if "predictions" in together:
                 assert torch.equal(together.predictions[row][real], alone.predictions[0])
                 assert (together.predictions[row][~real] == -100).all()
 
@@ -376,11 +378,13 @@ def test_resizing_keeps_the_word_vectors_that_remain(cls, tmp_path):
 
 
 @pytest.mark.parametrize(
-    "name", ["tagger-both", "tagger-linear", "bcn-input", "esim-both", "reader-both", "sequence-linear"]
+    "name",
+    ["tagger-both", "tagger-linear", "bcn-input", "esim-both", "reader-both", "sequence-linear", "roles-both"],
 )
 def test_heads_learn_a_batch_by_heart(name):
     cls, options = HEADS[name]
-    model = make_model(cls, **options, task_num_layers=1, id2label=dict(enumerate("VWXYZ"))).train()
+    names = NAMES if cls is ELMoForSemanticRoleLabeling else "VWXYZ"  # without constraints on a CRF
+    model = make_model(cls, **{**options, "task_num_layers": 1}, id2label=dict(enumerate(names))).train()
     batch = batch_of(model)
     targets = targets_of(model, batch)
     rate = 0.3 if model.is_linear else 0.02
@@ -508,6 +512,7 @@ LINEAR_HEADS = [
     (ELMoForSequenceClassification, {"head": "linear"}),
     (ELMoForSequenceClassification, {"classifier": "linear"}),
     (ELMoForQuestionAnswering, {"head": "linear"}),
+    (ELMoForSemanticRoleLabeling, {"head": "linear"}),
 ]
 
 
@@ -529,6 +534,7 @@ PLACES = [
     (ELMoForSequenceClassification, {}, "input"),
     (ELMoForSequenceClassification, {"classifier": "esim"}, "input"),
     (ELMoForQuestionAnswering, {}, "both"),
+    (ELMoForSemanticRoleLabeling, {}, "input"),
     *((cls, options, "input") for cls, options in LINEAR_HEADS),
     *((ELMoForQuestionAnswering, PLACEMENTS[place], place) for place in ("input", "output", "both")),
     (ELMoForTokenClassification, PLACEMENTS["both"], "both"),

@@ -1,0 +1,356 @@
+"""Coreference resolution: what the network reads, gold mentions, clusters, saving, learning, errors."""
+
+import math
+
+import pytest
+import torch
+from head_models import fails, make_batch, make_model, read_by
+from huggingface_hub.errors import StrictDataclassError
+from transformers import AutoModelForTokenClassification
+
+from modeling_elmo import ELMoConfig, ELMoForCoreferenceResolution, ELMoForTokenClassification, ELMoModel
+
+SENTENCES = [4, 0, 1, 3, 7]  # words of each, between two markers
+MENTIONS = torch.tensor([[0, 1, 2, 0], [0, 2, 2, 1], [2, 1, 1, 1], [3, 1, 3, 0], [4, 2, 2, 1], [4, 5, 5, 2]])
+
+
+def make_resolver(**options):
+    """Without dropout, and with random scores around 0."""
+    model = make_model(ELMoForCoreferenceResolution, **{"lexical_dropout": 0.0, "num_labels": 2, **options})
+    generator = torch.Generator().manual_seed(1)
+    with torch.no_grad():
+        for parameter in model.ranker.parameters():
+            parameter.copy_(0.4 * torch.randn(parameter.shape, generator=generator))
+        given = {"speaker_ids": torch.zeros(5).long(), "genre_ids": torch.tensor(0)}
+        model.ranker.mention_scorer.output.bias -= model(**document_of(model), **given).mention_scores.mean()
+        scores = model(**document_of(model), **given).antecedent_scores[0, 1:].amax(1)
+        model.ranker.pair_scorer.output.bias -= scores.median()
+    return model
+
+
+def document_of(model, **options):
+    return make_batch(model.config, SENTENCES, **options)
+
+
+def shifted(mentions, batch):
+    """Mentions with positions that count the padding on the left."""
+    first = batch["attention_mask"].argmax(1)[mentions[:, 0]]
+    return torch.stack([mentions[:, 0], mentions[:, 1] + first, mentions[:, 2] + first, mentions[:, 3]], 1)
+
+
+# What the network reads
+
+
+@pytest.mark.parametrize("placement", ["input", "output", "both", "no elmo", "no words"])
+def test_states_read_elmo_and_head_words_do_not(placement):
+    options = {"use_elmo": False} if placement == "no elmo" else {"elmo_placement": placement}
+    if placement == "no words":
+        options = {"task_word_embedding_size": 0, "task_char_cnn_filters": []}
+    model = make_resolver(**options)
+    batch = document_of(model)
+    words = batch["input_ids"] >= 4
+    states, heads, sentences, speakers, genre = read_by(model, model.ranker, batch)
+    tokens, mask = read_by(model, model.encoder, batch)
+    assert torch.equal(mask, words) and speakers is None and genre is None
+    assert sentences.tolist() == [0] * 4 + [2] + [3] * 3 + [4] * 7
+    expected = [model.encoder(tokens, words)]
+    layers = None if placement == "no elmo" else model.elmo(**batch).hidden_states
+    vectors = {place: mix(layers, batch["attention_mask"].bool()) for place, mix in model.mixes().items()}
+    if "output" in vectors:
+        expected.append(vectors["output"])
+    torch.testing.assert_close(states, torch.cat(expected, -1)[words])
+    features = []
+    if placement != "no words":
+        features = [model.token_features(batch["character_ids"], batch["input_ids"], mask)]
+    torch.testing.assert_close(heads, features[0][words] if features else states)
+    read = features + ([vectors["input"]] if "input" in vectors else [])
+    torch.testing.assert_close(tokens[words], torch.cat(read, -1)[words])
+
+
+def test_a_sentence_s_words_do_not_depend_on_the_others():
+    model = make_resolver()
+    batch = document_of(model)
+    states = read_by(model, model.ranker, batch)[0]
+    alone = {name: tensor[3:4] for name, tensor in batch.items()}
+    torch.testing.assert_close(read_by(model, model.ranker, alone)[0], states[5:8])
+
+
+@pytest.mark.parametrize("side", ["right", "left"])
+def test_padding_changes_nothing(side):
+    model = make_resolver(train_singletons=True)
+    found = []
+    for extra in (0, 3):
+        batch = document_of(model, side=side, extra=extra)
+        mentions = shifted(MENTIONS, batch)
+        assert (batch["input_ids"][mentions[:, 0], mentions[:, 1]] >= 4).all()
+        output = model(**batch, mentions=mentions)
+        first = batch["attention_mask"].argmax(1)[output.clusters[0, :, 0]]
+        output.clusters[0, :, 1:3] -= first[:, None]
+        found.append(output)
+    for name, tensor in found[0].items():
+        torch.testing.assert_close(found[1][name], tensor)
+
+
+def test_markers_and_padding_belong_to_no_span():
+    model = make_resolver(spans_per_word=10.0)
+    batch = document_of(model)
+    clusters = model(**batch).clusters
+    expected = [
+        [sentence, first, last]
+        for sentence, words in enumerate(SENTENCES)
+        for first in range(1, words + 1)
+        for last in range(first, words + 1)
+    ]
+    found = clusters[0, :, :3].tolist()
+    assert [span for span in expected if span in found] == found  # in document order
+    assert [span for span in expected if span[1] == span[2]] == [span for span in found if span[1] == span[2]]
+
+
+# Losses and clusters
+
+
+def plain_loss(model, output, mentions):
+    """The loss of the papers, from the scores of the output."""
+    gold = {tuple(span): cluster for *span, cluster in mentions.tolist()}
+    kept = [tuple(span) for span in output.clusters[0, :, :3].tolist()]
+    loss = model.penalty().item()
+    rows = zip(kept, output.antecedents[0].tolist(), output.antecedent_scores[0].tolist(), strict=True)
+    for number, (span, antecedents, scores) in enumerate(rows):
+        names = [None if j < 0 else gold.get(kept[j]) for j in antecedents]
+        right = [s for s, name in zip(scores[1:], names, strict=True) if span in gold and name == gold[span]]
+        loss += math.log(sum(map(math.exp, scores))) - math.log(sum(map(math.exp, right or [0.0])))
+        if model.config.train_singletons:
+            sign = 1 if span in gold else -1
+            loss += math.log1p(math.exp(-sign * output.mention_scores[0, number].item()))
+    return loss
+
+
+@pytest.mark.parametrize("options", [{}, {"train_singletons": True}, {"max_span_width": 1}, {"scalar_mix_l2": 0.5}])
+def test_the_loss_is_that_of_the_papers(options):
+    model = make_resolver(spans_per_word=1.0, **options)
+    batch = document_of(model)
+    output = model(**batch, mentions=MENTIONS)
+    assert output.loss.item() == pytest.approx(plain_loss(model, output, MENTIONS), rel=1e-4)
+    kept, gold = ({tuple(row[:3]) for row in rows.tolist()} for rows in (output.clusters[0], MENTIONS))
+    assert kept & gold and gold - kept  # also spans that are not reached
+    none = model(**batch, mentions=MENTIONS[:0])
+    assert none.loss.item() == pytest.approx(plain_loss(model, none, MENTIONS[:0]), rel=1e-4, abs=1e-5)
+    order = model(**batch, mentions=MENTIONS.flip(0).int())
+    torch.testing.assert_close(order.loss, output.loss)
+
+
+def test_outputs():
+    model = make_resolver()
+    batch = document_of(model)
+    kept = int(0.4 * sum(SENTENCES))
+    output = model(**batch, output_hidden_states=True)
+    assert output.loss is None and len(output.hidden_states) == model.config.num_hidden_layers + 1
+    shapes = {name: tuple(output[name].shape) for name in output if name != "hidden_states"}
+    choices = {"antecedent_scores": (1, kept, kept), "antecedents": (1, kept, kept - 1)}
+    assert shapes == {"clusters": (1, kept, 4), "mention_scores": (1, kept), **choices}
+    gathered = output.keys() - {*model.config.keys_to_ignore_at_inference}
+    assert gathered == {"clusters", "mention_scores"}
+    assert model.train()(**batch).clusters is None
+    assert isinstance(model(**batch, return_dict=False), tuple)
+
+
+def test_singletons_are_mentions_with_a_positive_score():
+    batch = document_of(make_resolver())
+    without, found = (make_resolver(train_singletons=value)(**batch) for value in (False, True))
+    torch.testing.assert_close(without.mention_scores, found.mention_scores)
+    clusters, scores = found.clusters[0, :, 3], found.mention_scores[0]
+    chains = without.clusters[0, :, 3]
+    assert torch.equal(clusters >= 0, (chains >= 0) | (scores > 0))
+    assert ((chains < 0) & (scores > 0)).any() and ((chains < 0) & (scores < 0)).any()
+    seen = list(dict.fromkeys(clusters[clusters >= 0].tolist()))
+    assert seen == list(range(len(seen)))  # counted in document order
+
+
+def test_speakers_and_genres():
+    model = make_resolver(use_speakers=True, num_genres=3)
+    batch = document_of(model)
+    by_sentence = torch.tensor([0, 9, 1, 0, 1])
+    by_word = by_sentence[:, None].expand_as(batch["input_ids"]).masked_fill(batch["input_ids"] < 4, -7)
+    genre = torch.tensor(2)
+    one, other = (model(**batch, speaker_ids=ids, genre_ids=genre).antecedent_scores for ids in (by_sentence, by_word))
+    torch.testing.assert_close(one, other)
+    renamed = model(**batch, speaker_ids=7 - by_sentence, genre_ids=genre).antecedent_scores
+    torch.testing.assert_close(one, renamed)
+    for changed in ({"speaker_ids": 0 * by_sentence}, {"genre_ids": torch.tensor(1)}):
+        given = {"speaker_ids": by_sentence, "genre_ids": genre, **changed}
+        assert not torch.allclose(model(**batch, **given).antecedent_scores, one)
+    fails("This model reads speakers: pass `speaker_ids`; if all words have one", model, **batch, genre_ids=genre)
+    fails("knows 3 genres: pass `genre_ids`, a number of shape", model, **batch, speaker_ids=by_sentence)
+    fails(
+        "`genre_ids` has ids from 3 to 3, but this model knows 0 to 2",
+        model,
+        **batch,
+        speaker_ids=by_sentence,
+        genre_ids=genre + 1,
+    )
+    wrong = {"speaker_ids": by_sentence[1:], "genre_ids": genre}
+    fails(r"`speaker_ids` has shape \(4,\); pass shape \(5\)", model, **batch, **wrong)
+    unread = make_resolver()
+    torch.testing.assert_close(
+        unread(**batch, speaker_ids=by_sentence, genre_ids=genre).antecedent_scores, unread(**batch).antecedent_scores
+    )
+
+
+# Small and empty documents
+
+
+@pytest.mark.parametrize("sentences", [[0], [0, 0], [1], [2], [3]])
+@pytest.mark.parametrize("options", [{}, {"coarse_pruning": True, "train_singletons": True}])
+def test_documents_of_few_words(sentences, options):
+    model = make_resolver(**options).train()
+    batch = make_batch(model.config, sentences)
+    mentions = torch.tensor([[0, 1, 1, 0]] if sum(sentences) else []).view(-1, 4).long()
+    output = model(**batch, mentions=mentions)
+    kept = int(0.4 * sum(sentences))
+    assert output.mention_scores.shape == (1, kept) and output.loss.isfinite()
+    output.loss.backward()
+    assert all(p.grad is None or p.grad.isfinite().all() for p in model.parameters())
+    assert model.eval()(**batch).clusters.shape == (1, kept, 4)
+
+
+def test_a_document_without_sentences():
+    model = make_resolver()
+    batch = {name: tensor[:0] for name, tensor in document_of(model).items()}
+    output = model(**batch, mentions=torch.zeros(0, 4, dtype=torch.long))
+    assert output.clusters.shape == (1, 0, 4) and output.loss == 0
+
+
+# Errors
+
+
+@pytest.mark.parametrize(
+    "row",
+    [[5, 1, 1, 0], [-1, 1, 1, 0], [0, 2, 1, 0], [0, 0, 1, 0], [0, 1, 5, 0], [2, 3, 3, 0], [0, 1, 99, 0], [0, 1, 1, -1]],
+)
+def test_mentions_that_are_no_spans(row):
+    """No sentence of this number; last before first; markers; padding; outside; no cluster."""
+    model = make_resolver()
+    batch = document_of(model)
+    message = (
+        rf"`mentions` has \[{', '.join(map(str, row))}\] in row 1, which is no span of words with a cluster from 0"
+    )
+    fails(message + r"\. Pass \(sentence, first token", model, **batch, mentions=torch.tensor([[0, 1, 1, 0], row]))
+    fails("in row 0, which is no span of words", model, **batch, mentions=torch.tensor([row]))
+
+
+def test_other_errors():
+    model = make_resolver()
+    batch = document_of(model)
+    twice = torch.cat([MENTIONS, torch.tensor([[0, 2, 2, 0]])])
+    fails("`mentions` has sentence 0, tokens 2 to 2, twice; pass it once", model, **batch, mentions=twice)
+    fails(r"`mentions` has shape \(6, 3\); pass shape \(mentions, 4\)", model, **batch, mentions=MENTIONS[:, :3])
+    fails("`mentions` has dtype torch.float32; pass integer ids", model, **batch, mentions=MENTIONS.float())
+    nobody = {name: tensor[:0] for name, tensor in batch.items()}
+    fails("in row 0, which is no span of words", model, **nobody, mentions=MENTIONS)
+    for name, value in {
+        "max_span_width": 0,
+        "max_antecedents": 0,
+        "spans_per_word": 0.0,
+        "lexical_dropout": 1.0,
+    }.items():
+        with pytest.raises(StrictDataclassError, match=f"`{name}` is {value}; pass "):
+            make_resolver(**{name: value})
+    with pytest.raises(StrictDataclassError, match="`num_genres` is -1; pass 0 or more"):
+        ELMoConfig(num_genres=-1)
+    with pytest.raises(ValueError, match="has no linear head, but head is 'linear'; pass head='paper'"):
+        make_resolver(head="linear")
+
+
+# Training and saving
+
+
+def test_every_parameter_but_the_bilm_s_is_trained():
+    model = make_resolver(spans_per_word=1.0, use_speakers=True, num_genres=2, coarse_pruning=True).train()
+    given = {"speaker_ids": torch.arange(5) % 2, "genre_ids": torch.tensor(1)}
+    model(**document_of(model), **given, mentions=MENTIONS).loss.backward()
+    for name, parameter in model.named_parameters():
+        assert parameter.requires_grad != name.startswith("elmo."), name
+        assert not parameter.requires_grad or parameter.grad.any(), name
+
+
+def test_dropout_as_published():
+    """Lexical dropout at each position alone; the same dropped words at both places."""
+    model = make_resolver(lexical_dropout=0.5).train()
+    batch = document_of(model)
+    model.eval()
+    whole = read_by(model, model.ranker, batch)[1]
+    model.train()
+    seen = []
+    for module in (model.encoder, model.ranker):
+        module.register_forward_pre_hook(lambda _, arguments: seen.append(arguments))
+    model(**batch)
+    (tokens, words), (_, heads, *_) = seen
+    kept = heads != 0
+    torch.testing.assert_close(heads, 2 * whole * kept)
+    assert 0.2 < kept.float().mean() < 0.8 and not torch.equal(kept[0], kept[1])
+    assert torch.equal(tokens[words][:, : heads.shape[1]], heads)
+    rates = {
+        name: module.p
+        for name, module in ELMoForCoreferenceResolution(ELMoConfig(**SMALL)).named_modules()
+        if hasattr(module, "p")
+    }
+    assert rates.pop("feature_dropout") == rates.pop("dropout") == 0.5 and {*rates.values()} == {0.2}
+
+
+SMALL = {"char_cnn_filters": [[1, 4]], "lstm_hidden_size": 8, "projection_size": 4}
+
+
+def test_defaults_of_the_paper():
+    model = ELMoForCoreferenceResolution(ELMoConfig(**SMALL))
+    assert (model.encoder.output_size, len(model.encoder.layers)) == (400, 1)
+    assert {layer.out_features for layer in (model.ranker.mention_scorer.first, model.ranker.pair_scorer.second)} == {
+        150
+    }
+    assert model.ranker.widths.weight.shape == model.ranker.distances.weight.shape == (10, 20)
+    assert (model.ranker.max_antecedents, model.ranker.spans_per_word, model.ranker.coarse) == (250, 0.4, None)
+
+
+def test_given_layers_are_those_of_the_bilm():
+    model = make_resolver()
+    batch = document_of(model)
+    layers = torch.stack(model.elmo(**batch).hidden_states, 1)
+    one, other = model(**batch), model(**batch, elmo_hidden_states=layers)
+    torch.testing.assert_close(one.antecedent_scores, other.antecedent_scores)
+
+
+def test_a_document_is_learned():
+    options = {"train_singletons": True, "spans_per_word": 2.0, "task_hidden_size": 20}
+    model = make_model(ELMoForCoreferenceResolution, lexical_dropout=0.0, **options).train()
+    batch = document_of(model)
+    optimizer = torch.optim.Adam(model.parameters(), 1e-2)
+    for _ in range(150):
+        optimizer.zero_grad()
+        loss = model(**batch, mentions=MENTIONS).loss
+        loss.backward()
+        optimizer.step()
+    found = model.eval()(**batch).clusters[0]
+    assert found[found[:, 3] >= 0].tolist() == sorted(MENTIONS.tolist())
+
+
+def test_saving_and_loading(tmp_path):
+    model = make_resolver(train_singletons=True, coarse_pruning=True)
+    model.save_pretrained(tmp_path)
+    batch = document_of(model)
+    for auto_class in (ELMoForCoreferenceResolution, AutoModelForTokenClassification):
+        loaded = auto_class.from_pretrained(tmp_path)
+        assert type(loaded) is ELMoForCoreferenceResolution and loaded.config.train_singletons
+        torch.testing.assert_close(loaded(**batch).antecedent_scores, model(**batch).antecedent_scores)
+    reference = "modeling_elmo_coreference.ELMoForCoreferenceResolution"
+    assert loaded.config.auto_map["AutoModelForTokenClassification"] == reference
+    tagger = ELMoForTokenClassification(loaded.config)
+    tagger.save_pretrained(tmp_path / "tagger")
+    tagger = AutoModelForTokenClassification.from_pretrained(tmp_path / "tagger")
+    assert type(tagger) is ELMoForTokenClassification
+    assert tagger.config.auto_map["AutoModelForTokenClassification"].endswith(".ELMoForTokenClassification")
+
+
+def test_a_head_on_a_bilm(tmp_path):
+    ELMoModel(make_resolver().config).save_pretrained(tmp_path)
+    model, info = ELMoForCoreferenceResolution.from_pretrained(tmp_path, output_loading_info=True)
+    assert not any(name.startswith("elmo.") for name in info["missing_keys"])
+    assert not any(parameter.requires_grad for parameter in model.elmo.parameters())

@@ -1,0 +1,345 @@
+"""The head for semantic roles: losses, marks of predicates, shared passes of the biLM, classes and folders, errors."""
+
+import json
+
+import pytest
+import torch
+import torch.nn.functional as F
+from head_models import NAMES, fails, make_batch, make_config, make_model, marked, read_by, stirred, targets_of
+from transformers import AutoModelForSequenceClassification, AutoModelForTokenClassification
+
+from modeling_elmo import (
+    ELMoConfig,
+    ELMoForSemanticRoleLabeling,
+    ELMoForSequenceClassification,
+    ELMoForTokenClassification,
+    ELMoModel,
+)
+from modeling_elmo.elmo_head_crf import decode_labels
+
+every_kind = pytest.mark.parametrize("options", [{"task_num_layers": 3}, {"head": "linear"}], ids=["paper", "linear"])
+ROLES = "modeling_elmo_roles.ELMoForSemanticRoleLabeling"
+
+
+def make_roles(**options):
+    return stirred(make_model(ELMoForSemanticRoleLabeling, **{"task_num_layers": 3, **options}))
+
+
+def repeated(batch, counts):
+    """Each row as often as its count says, with another predicate each time."""
+    rows = [row for row, count in enumerate(counts) for _ in range(count)]
+    batch = {name: tensor[rows] for name, tensor in batch.items()}
+    types = torch.zeros_like(batch["input_ids"])
+    for place, row in enumerate(rows):
+        words = (batch["input_ids"][place] >= 4).nonzero().flatten().tolist()
+        if words:
+            types[place, words[rows[:place].count(row) % len(words)]] = 1
+    return {**batch, "token_type_ids": types}
+
+
+# The loss
+
+
+@every_kind
+@pytest.mark.parametrize("side", ["right", "left"])
+def test_the_loss_is_the_sum_of_two_means_and_the_penalty(options, side):
+    model = make_roles(**options, scalar_mix_l2=0.3)
+    batch = marked(make_batch(model.config, side=side, extra=1))
+    targets = targets_of(model, batch)
+    targets["labels"][0, -3:] = -100
+    targets["predicate_labels"][3] = -100
+    output = model.train()(**batch, **targets)
+    known = targets["labels"] != -100
+    roles = F.nll_loss(output.logits[known], targets["labels"][known])
+    torch.testing.assert_close(output.logits.exp().sum(-1), torch.ones(known.shape))
+    known = targets["predicate_labels"] != -100
+    chances = output.predicate_logits[known].sigmoid()
+    predicates = F.binary_cross_entropy(chances, targets["predicate_labels"][known].float())
+    penalty = 0.3 * model.input_mix.weights.square().sum()
+    torch.testing.assert_close(output.loss, roles + predicates + penalty)
+    for name, part in (("labels", roles), ("predicate_labels", predicates)):
+        torch.testing.assert_close(model(**batch, **{name: targets[name]}).loss, part + penalty)
+    assert model(**batch).loss is None
+
+
+def test_batches_of_a_run_share_its_number_of_labels():
+    model = make_roles(scalar_mix_l2=0.5)
+    batch = marked(make_batch(model.config, [6, 2, 4, 1]))
+    targets = targets_of(model, batch)
+    whole = model(**batch, **targets).loss
+    parts = [
+        model(
+            **{name: tensor[rows] for name, tensor in (batch | targets).items()},
+            num_items_in_batch=13,
+        ).loss
+        for rows in (slice(0, 1), slice(1, 4))
+    ]
+    torch.testing.assert_close(sum(parts), whole)
+
+
+@every_kind
+@pytest.mark.parametrize("count", [None, 0, torch.tensor(0)])
+def test_without_known_labels_only_the_penalty_remains(options, count):
+    model = make_roles(**options, scalar_mix_l2=0.5)
+    batch = marked(make_batch(model.config))
+    unknown = torch.full_like(batch["input_ids"], -100)
+    loss = model(**batch, labels=unknown, predicate_labels=unknown, num_items_in_batch=count).loss
+    torch.testing.assert_close(loss, model.penalty())
+    loss.backward()
+    for name, parameter in model.named_parameters():
+        if parameter.requires_grad and "mix.weights" not in name:
+            assert not parameter.grad.any(), name  # NaN would be true
+
+
+# Marks, predicates and predictions
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"head": "linear"}, {"elmo_placement": "output"}], ids=["paper", "linear", "output"]
+)
+@pytest.mark.parametrize("freeze", [True, False])
+def test_the_bilm_and_the_search_for_predicates_read_no_marks(options, freeze):
+    model = make_roles(**options, freeze_bilm=freeze)
+    batch = make_batch(model.config, [4, 5, 3])
+    rows = [
+        model(**inputs, output_hidden_states=True)
+        for inputs in (batch, marked(batch), {**batch, "token_type_ids": marked(batch)["token_type_ids"].roll(1, 1)})
+    ]
+    texts = model.elmo(**batch).hidden_states
+    for output in rows:
+        assert all(map(torch.equal, output.hidden_states, texts))
+        torch.testing.assert_close(output.predicate_logits, rows[0].predicate_logits)
+    words = batch["input_ids"] >= 4
+    assert (rows[0].logits - rows[1].logits)[words].abs().max() > 1e-3
+    assert (rows[2].logits - rows[1].logits)[words].abs().max() > 1e-3
+
+
+def test_the_network_reads_a_vector_of_the_mark():
+    model = make_roles()
+    batch = marked(make_batch(model.config))
+    (tokens, mask) = read_by(model, model.encoder, batch)
+    assert torch.equal(tokens[..., model.input_size :], model.mark_embedding.weight[batch["token_type_ids"]])
+    assert torch.equal(tokens[..., : model.input_size], read_by(model, model.predicate_encoder, batch)[0])
+    assert model.mark_embedding.weight.shape == (2, 100) and torch.equal(mask, batch["attention_mask"].bool())
+
+
+@pytest.mark.parametrize("place", ["output", "both"])
+def test_elmo_at_the_output_joins_both_outputs(place):
+    model = make_roles(elmo_placement=place)
+    batch = marked(make_batch(model.config))
+    (roles,), (predicates,) = (read_by(model, part, batch) for part in (model.classifier, model.predicate_classifier))
+    assert torch.equal(roles[..., 5:], predicates[..., 2:]) and roles.shape[-1] == 5 + 14
+
+
+@every_kind
+@pytest.mark.parametrize("side", ["right", "left"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+def test_predictions_are_the_best_bio_sequence_of_the_words(options, side, dtype):
+    model = make_roles(**options).to(dtype)
+    batch = marked(make_batch(model.config, [4, 0, 1, 3, 6, 6, 6, 6], side=side))
+    words = batch["input_ids"] >= 4
+    output = model(**batch)
+    assert torch.equal(output.predictions == -100, ~words)
+    assert torch.equal(output.predicate_logits <= -1e4, ~words) and output.predicate_logits.sigmoid()[~words].sum() == 0
+    assert output.logits.isfinite().all() and output.predicate_logits.isfinite().all()
+    for row, real in enumerate(words):
+        alone = decode_labels(output.logits[row, real][None], real[real][None], tuple(NAMES))
+        assert torch.equal(output.predictions[row, real], alone[0])
+        names = ["O", *(NAMES[label] for label in output.predictions[row, real])]
+        for before, name in zip(names, names[1:], strict=False):
+            assert name[:2] != "I-" or before[2:] == name[2:]
+    assert (output.logits.argmax(-1) != output.predictions)[words].any()  # the constraints forbid some
+    assert model.train()(**batch).predictions is None
+
+
+# One pass of the biLM for all predicates of a text
+
+
+@pytest.mark.parametrize("side", ["right", "left"])
+@pytest.mark.parametrize("words", [{}, {"word_embedding_size": 3}, {"char_vocab_size": 0, "word_embedding_size": 7}])
+def test_equal_rows_are_computed_once(words, side, monkeypatch):
+    """The vectors are exactly those of a batch with each text once."""
+    model = make_roles(**words).train()
+    texts = make_batch(make_config(), [5, 2, 4], side=side)
+    batch = repeated(texts, [3, 1, 4])
+    if words.get("char_vocab_size") == 0:
+        del batch["character_ids"], texts["character_ids"]
+    expected = model.elmo(**texts).hidden_states
+    every = model.elmo(**{name: tensor for name, tensor in batch.items() if name != "token_type_ids"}).hidden_states
+    rows, forward = [], model.elmo.forward
+    monkeypatch.setattr(
+        model.elmo, "forward", lambda *inputs, **options: rows.append(inputs[1]) or forward(*inputs, **options)
+    )
+    shuffled = torch.tensor([0, 3, 4, 1, 5, 6, 2, 7])
+    output = model(**{name: tensor[shuffled] for name, tensor in batch.items()}, output_hidden_states=True)
+    assert len(rows) == 1 and torch.equal(rows[0], texts["input_ids"])
+    for found, text, whole in zip(output.hidden_states, expected, every, strict=True):
+        assert torch.equal(found, text[[0, 1, 2, 0, 2, 2, 0, 2]])
+        torch.testing.assert_close(found, whole[shuffled], rtol=0, atol=1e-6)
+
+
+def test_rows_that_differ_only_in_their_mask_are_different():
+    model = make_roles(task_num_layers=1)
+    batch = repeated(make_batch(model.config, [5]), [2])
+    batch["attention_mask"][1, -2:] = 0
+    layers = model(**batch, output_hidden_states=True).hidden_states
+    assert not layers[2][1, -2:].any() and layers[2][0, -2:].all()
+    assert not torch.equal(layers[2][0, :5], layers[2][1, :5])
+
+
+def test_a_bilm_that_learns_reads_every_row(monkeypatch):
+    model = make_roles(freeze_bilm=False)
+    batch, rows, forward = repeated(make_batch(model.config, [5]), [3]), [], model.elmo.forward
+    monkeypatch.setattr(
+        model.elmo, "forward", lambda *inputs, **options: rows.append(len(inputs[1])) or forward(*inputs, **options)
+    )
+    model(**batch)
+    assert rows == [3]
+
+
+# Classes, folders, defaults
+
+
+def test_the_sizes_of_the_paper():
+    config = ELMoConfig.from_preset("tiny", id2label=dict(enumerate(NAMES)))
+    model = ELMoForSemanticRoleLabeling(config)
+    assert len(model.encoder.layers) == 8 and model.encoder.output_size == 300
+    assert {layer.dropout for layer in model.encoder.layers} == {0.1} and model.feature_dropout.rate == 0.1
+    assert model.predicate_encoder.output_size == 2 * 100 and list(model.mixes()) == ["input"]
+    assert model.encoder.layers[0].input_linear.in_features == 32 + 128 + 100
+
+
+def test_a_folder_names_its_class_for_token_classification(tmp_path):
+    """Through the package; `test_remote_code.py` tests the folder's own code."""
+    make_roles().save_pretrained(tmp_path)
+    assert json.loads((tmp_path / "config.json").read_text())["auto_map"]["AutoModelForTokenClassification"] == ROLES
+    assert (tmp_path / "modeling_elmo_roles.py").is_file() and (tmp_path / "elmo_head_interleaved.py").is_file()
+    for options in ({}, {"trust_remote_code": False}, {"trust_remote_code": True}):
+        model = AutoModelForTokenClassification.from_pretrained(tmp_path, **options)
+        assert type(model) is ELMoForSemanticRoleLabeling
+    model.save_pretrained(tmp_path / "again")
+    again = json.loads((tmp_path / "again" / "config.json").read_text())
+    assert again["auto_map"]["AutoModelForTokenClassification"] == ROLES
+
+
+@pytest.mark.parametrize("cls", [ELMoForTokenClassification, ELMoForSequenceClassification, ELMoModel])
+@pytest.mark.parametrize("prefix", ["", "someone/elmo--"])
+def test_another_class_on_its_folder_does_not_keep_the_name(cls, prefix, tmp_path):
+    make_roles().save_pretrained(tmp_path / "roles")
+    config = ELMoConfig.from_pretrained(tmp_path / "roles")
+    config.auto_map["AutoModelForTokenClassification"] = prefix + ROLES
+    cls.from_pretrained(tmp_path / "roles", config=config, ignore_mismatched_sizes=True).save_pretrained(
+        tmp_path / "other"
+    )
+    assert ELMoConfig.from_pretrained(tmp_path / "other").auto_map == ELMoConfig().auto_map
+    assert type(AutoModelForTokenClassification.from_pretrained(tmp_path / "other")) is ELMoForTokenClassification
+
+
+def test_other_folders_still_give_a_tagger(tmp_path):
+    """Also a configuration that names no class."""
+    assert type(AutoModelForTokenClassification.from_config(make_config())) is ELMoForTokenClassification
+    make_model(ELMoModel).save_pretrained(tmp_path)
+    assert type(AutoModelForTokenClassification.from_pretrained(tmp_path)) is ELMoForTokenClassification
+    assert type(AutoModelForSequenceClassification.from_pretrained(tmp_path)) is ELMoForSequenceClassification
+
+
+@pytest.mark.parametrize("number, layers", [(None, (2, 8)), (2, (2, 8)), (3, (3, 3))])
+def test_a_bilms_folder_leaves_the_number_of_layers_open(number, layers, tmp_path):
+    """Folders from before it could be `None` all name 2, the default of taggers."""
+    make_model(ELMoModel).save_pretrained(tmp_path)
+    file = tmp_path / "config.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), "task_num_layers": number}))
+    found = [
+        len(cls.from_pretrained(tmp_path).encoder.layers)
+        for cls in (ELMoForTokenClassification, ELMoForSemanticRoleLabeling)
+    ]
+    assert tuple(found) == layers
+    chosen = ELMoForSemanticRoleLabeling.from_pretrained(tmp_path, task_num_layers=2)
+    chosen.save_pretrained(tmp_path / "head")
+    assert len(ELMoForSemanticRoleLabeling.from_pretrained(tmp_path / "head").encoder.layers) == 2
+
+
+# Errors
+
+
+@every_kind
+def test_errors_of_marks(options):
+    model = make_roles(**options)
+    batch = marked(make_batch(model.config, [4, 0, 3]))
+    labels = targets_of(model, batch)["labels"]
+    types = batch.pop("token_type_ids")
+    for wrong, message in (
+        ((2, 3, 1), "`token_type_ids` marks a second predicate: row 2, position 3. Pass a row for each predicate"),
+        ((0, 3, 2), "`token_type_ids` has a value other than 0 and 1: row 0, position 3. Pass 1 at the predicate's"),
+        ((1, 0, 1), "`token_type_ids` marks a predicate where there is no word: row 1, position 0. Pass 1 at"),
+        ((2, 5, 1), "`token_type_ids` marks a predicate where there is no word: row 2, position 5"),
+    ):
+        row, position, value = wrong
+        spoiled = types.clone()
+        spoiled[row, position] = value
+        fails(message, model, **batch, token_type_ids=spoiled)
+    fails(r"`token_type_ids` has shape \(3, 2\); pass shape \(3, 6\)", model, **batch, token_type_ids=types[:, :2])
+    fails("`token_type_ids` has dtype torch.float32", model, **batch, token_type_ids=types.float())
+    message = "`labels` has a role, but the row marks no predicate: row {}, position 1. Pass `token_type_ids` with 1 at"
+    fails(message.format(0), model, **batch, labels=labels)
+    unmarked = types.clone()
+    unmarked[2] = 0
+    fails(message.format(2), model, **batch, token_type_ids=unmarked, labels=labels)
+    labels[2] = -100
+    assert model(**batch, token_type_ids=unmarked, labels=labels).loss.isfinite()
+
+
+@every_kind
+def test_errors_of_labels(options):
+    model = make_roles(**options)
+    batch = marked(make_batch(model.config, [4, 3]))
+    for name, labels in targets_of(model, batch).items():
+        shape = r"pass shape \(2, 6\)"
+        fails(rf"`{name}` has shape \(2, 2\); {shape}", model, **batch, **{name: labels[:, :2]})
+        outside = labels.clone()
+        outside[1, 5] = 0
+        message = f"`{name}` has a label where there is no word: row 1, position 5. Pass -100 there"
+        fails(message, model, **batch, **{name: outside})
+    too_high = targets_of(model, batch)["labels"].where(batch["input_ids"] < 4, 5)
+    fails("`labels` has ids from 5 to 5, but this model knows 0 to 4.*num_labels", model, **batch, labels=too_high)
+    unsigned = targets_of(model, batch)["labels"].to(torch.uint8)  # -100 becomes 156
+    fails("`labels` has ids from . to 156, but this model knows 0 to 4", model, **batch, labels=unsigned)
+    other = torch.full_like(too_high, -100)
+    other[1, 2] = 2
+    message = (
+        "`predicate_labels` has a value other than 0, 1, -100: row 1, position 2. Pass 1 at predicates, 0 at other"
+    )
+    fails(message, model, **batch, predicate_labels=other)
+
+
+@pytest.mark.parametrize("names", [["LABEL_0", "LABEL_1"], ["O", "B-X", "I-Y"], ["O", "B-X", "I-X", "E-X"]])
+def test_labels_are_bio(names):
+    message = (
+        f"The label '{names[-1] if names[0] == 'O' else names[0]}' is not BIO. Name labels 'O', 'B-X', or 'I-X' with"
+    )
+    fails(message, make_model, ELMoForSemanticRoleLabeling, id2label=dict(enumerate(names)))
+    model = make_roles()
+    model.config.id2label = dict(enumerate([*NAMES[:4], "NOUN"]))
+    fails("The label 'NOUN' is not BIO", model, **make_batch(model.config))
+    model.config.id2label = {1: "O"}
+    fails("`config.id2label` is {1: 'O'}; pass a name for each id from 0 to", model, **make_batch(make_config()))
+
+
+def test_only_input_ids_tell_words_from_markers():
+    model = make_roles(head="linear")
+    batch = make_batch(model.config)
+    del batch["input_ids"]
+    fails("only they tell the markers <S> and </S> from words; pass them with", model, **batch)
+    vectors = torch.randn(2, 4, 7)
+    assert (model(inputs_embeds=vectors).predictions >= 0).all()  # all positions are words
+
+
+@every_kind
+@pytest.mark.parametrize("shape", [(0, 3), (2, 0)])
+def test_batches_without_rows_or_words(options, shape):
+    model = make_roles(**options)
+    batch = {name: tensor[: shape[0], : shape[1]] for name, tensor in marked(make_batch(model.config)).items()}
+    batch["token_type_ids"] = torch.zeros_like(batch["token_type_ids"])
+    labels = torch.full_like(batch["input_ids"], -100)
+    output = model(**batch, labels=labels, predicate_labels=labels)
+    assert output.predictions.shape == output.predicate_logits.shape == shape and output.loss == 0
