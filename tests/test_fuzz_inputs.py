@@ -7,6 +7,7 @@ compared with a short definition of what the input means. Everything else fails.
 import gzip
 import json
 import random
+import re
 import zlib
 from collections import Counter
 from collections.abc import Callable
@@ -21,11 +22,13 @@ import zstandard
 from head_models import HEADS, batch_of, make_batch, make_config, make_model, targets_of
 
 from modeling_elmo import ELMoForPreTraining, ELMoModel, ELMoTokenizer
+from modeling_elmo.run_scripts.fine_tuning.coreference_data import conll_documents, document_row, read_gap
 from modeling_elmo.run_scripts.fine_tuning.data_files import column_rows, json_rows, table_rows
 from modeling_elmo.run_scripts.fine_tuning.word_vectors import read_word_vectors
 from modeling_elmo.run_scripts.program.command_line import is_mistake_of_user
 from modeling_elmo.run_scripts.program.files import numbered_lines, numbered_texts
 
+TASKS = Path(__file__).parent / "fixtures" / "tasks"
 SPECIAL = ["<PAD>", "<S>", "</S>", "<UNK>"]
 WORDS = ["the", "of", "London", "밥", "a\u0301", "\U0001f600", "don't", "x" * 60]
 VALUES = [None, True, 0, -1, 3, 2.5, 10**9, 2**70, "", "x", "9" * 5000, [], [3], ["a"], {}, {"a": 1}, {"a": {}}]
@@ -197,6 +200,7 @@ READERS = {
     "a.csv": ('text,label\n"a\nb",x\n밥,y\n' + "c,x\n" * 5, lambda path: list(table_rows(path, []))),
     "a.json": (json.dumps({"data": [{"a": "밥"}] * 5}, ensure_ascii=False), lambda path: list(json_rows(path))),
     "a.jsonl": ('{"a": "\\ud83d\\ude00", "b": [1]}\n' * 5, lambda path: list(json_rows(path))),
+    "gap.tsv": ((TASKS / "gap_development.tsv").read_text(encoding="utf-8"), read_gap),
     "a.vec": ("3 4\nthe 1 2 3 4\nof .5 1e3 0 -1\nNew York 0 0 0 1\n", lambda path: read_word_vectors(path).words),
 }
 
@@ -216,6 +220,75 @@ def test_data_files(tmp_path, name):
             tally(whole, read, path)
         else:
             tally(RIGHT_OR_REFUSED, lambda path: isinstance(read(path), list), path, source=str(path))
+    tally.show(least=50)
+
+
+# Coreference
+
+
+def brackets_of(path: Path) -> list[tuple[str, list[str]]]:
+    """Each word and its brackets, sorted, read line by line."""
+    lines = [line for _, line in lines_of(path.read_bytes(), "") if line.strip(" \t")]
+    fields = [line.split("\t") if "\t" in line else line.split(" ") for line in lines if line[:1] != "#"]
+    cells = [(row[3], re.sub(r"\b0+(?=\d)", "", row[-1].strip(" "))) for row in fields]
+    return [(word, [] if cell in ("-", "_", "") else sorted(cell.split("|"))) for word, cell in cells]
+
+
+def brackets_from(rows: list[dict[str, Any]]) -> list[tuple[str, list[str]]]:
+    """The same from the documents that were read."""
+    found: list[tuple[str, list[str]]] = []
+    for row in rows:
+        starts = np.cumsum([len(found), *map(len, row["sentences"])])
+        found += [(word, []) for words in row["sentences"] for word in words]
+        for sentence, first, last, cluster in row["mentions"]:
+            found[starts[sentence] + first][1].append(f"({cluster})" if first == last else f"({cluster}")
+            found[starts[sentence] + last][1].extend([f"{cluster})"] * (first < last))
+    return [(word, sorted(cells)) for word, cells in found]
+
+
+def test_documents_in_columns(tmp_path):
+    chance, tally = random.Random("columns"), Tally()
+    content = (TASKS / "litbank_dev.conll").read_text().splitlines()
+    path = tmp_path / "a.conll"
+
+    def is_right(path: Path) -> bool:
+        located = list(conll_documents(path))
+        checked = [document_row(*row) for row in located]
+        for (_, row), one in zip(located, checked, strict=True):
+            assert {tuple(mention[:3]) for mention in row["mentions"]} == {tuple(each[:3]) for each in one["mentions"]}
+        return brackets_from([row for _, row in located]) == brackets_of(path)
+
+    for _ in range(300):
+        start = chance.randrange(1, len(content) - 60)
+        data = "\n".join([content[0], *content[start : start + 40], "", "#end document"]).encode()
+        path.write_bytes(damaged(data, chance) if chance.random() < 0.7 else data)
+        tally(RIGHT_OR_REFUSED, is_right, path, source=str(path))
+    tally.show(least=50)
+
+
+def test_documents_in_records():
+    chance, tally = random.Random("records"), Tally()
+    record = {
+        "document": "d",
+        "sentences": [["He", "said"], ["She", "did", "too"]],
+        "mentions": [[1, 0, 2, 7], [0, 0, 0, 3], [1, 0, 0, 3], [1, 2, 2, 0]],
+        "speakers": [["Ann", "Ann"], ["Bob", "Bob", "Bob"]],
+        "genre": "bc",
+    }
+
+    def is_right(row: dict[str, Any]) -> bool:
+        found = document_row("here", row)["mentions"]
+        spans = [(*span,) for *span, _ in found]
+        assert spans == sorted({tuple(mention[:3]) for mention in row["mentions"]})
+        assert all(row["sentences"][number][first : last + 1] for number, first, last in spans)
+        given = dict(zip(spans, (cluster for *_, cluster in found), strict=True))
+        pairs = {(cluster, given[tuple(span)]) for *span, cluster in row["mentions"]}
+        return len(pairs) == len({cluster for *_, cluster in row["mentions"]})  # no cluster is split
+
+    for _ in range(600):
+        row = changed(record, chance)
+        if "document" in row:  # whose name is checked by the reader
+            tally(RIGHT_OR_REFUSED, is_right, row, source="here")
     tally.show(least=50)
 
 

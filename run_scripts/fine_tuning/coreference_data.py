@@ -13,15 +13,21 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from datasets import Dataset, DatasetDict, Features, Value
+from transformers.utils import logging
 
 from modeling_elmo.run_scripts.fine_tuning.data_files import JSON_FORMATS, LocatedRow, RowReader, table_rows
 from modeling_elmo.run_scripts.fine_tuning.sources import DataArguments, Source, split_sources
 from modeling_elmo.run_scripts.program.files import numbered_lines
 
+logger = logging.get_logger(__name__)
+
 DOCUMENT_SUFFIXES = (".conll", ".gold_conll", ".auto_conll", ".v4_gold_conll", ".v4_auto_conll")
-STRING = Value("string")
 DOCUMENT_FEATURES = Features(
-    document=STRING, sentences=[[STRING]], mentions=[[Value("int32")]], speakers=[[STRING]], genre=STRING
+    document=Value("string"),
+    sentences=[[Value("string")]],
+    mentions=[[Value("int32")]],
+    speakers=[[Value("string")]],
+    genre=Value("string"),
 )
 BEGIN = re.compile(r"#begin document \((.+)\)(?:; part ([0-9]{1,9}))? *")
 BRACKETS = re.compile(r"(\(?)([0-9]{1,9})(\)?)")
@@ -30,8 +36,8 @@ NOTHING = ("-", "_", "")  # of a column without a value
 FEMININE, MASCULINE = ("she", "her", "hers"), ("he", "his", "him")
 GAP_COLUMNS = ("ID", "Text", "Pronoun", "Pronoun-offset", "A", "A-offset", "A-coref", "B", "B-offset", "B-coref")
 
-Span = tuple[int, int, int]  # sentence, first word, last word (inclusive); all from 0
-Characters = tuple[int, int]  # of a text: the first, and the one after the last
+MentionSpan = tuple[int, int, int]  # sentence, first word, last word (inclusive); all from 0
+Offsets = tuple[int, int]  # of a text: the first, and the one after the last
 
 
 @dataclass(kw_only=True)
@@ -50,8 +56,8 @@ class GapExample(NamedTuple):
 
     name: str
     text: str
-    pronoun: Characters
-    names: tuple[Characters, Characters]
+    pronoun: Offsets
+    names: tuple[Offsets, Offsets]
     coreferent: tuple[bool, bool]
     is_feminine: bool
 
@@ -92,7 +98,7 @@ def _distinct_documents(read: Callable[[], Iterator[LocatedRow]]) -> Iterator[Lo
 
 def document_row(location: Any, row: Mapping[str, Any]) -> dict[str, Any]:
     """A checked document with its mentions in order. `speakers` and `genre` may be missing."""
-    sentences, mentions = row.get("sentences"), row.get("mentions")
+    sentences: Any = row.get("sentences")
     speakers, genre = row.get("speakers") or [], row.get("genre") or ""
     if not _is_text(sentences):
         raise ValueError(
@@ -102,16 +108,46 @@ def document_row(location: Any, row: Mapping[str, Any]) -> dict[str, Any]:
         raise ValueError(f"{location}: the speakers are {speakers!r:.80}; pass one for each word, or none.")
     if not isinstance(genre, str):
         raise ValueError(f"{location}: the genre is {genre!r:.80}; it must be a text.")
+    return {
+        "document": row["document"],
+        "sentences": sentences,
+        "mentions": _numbered_mentions(location, row.get("mentions"), sentences),
+        "speakers": speakers,
+        "genre": genre,
+    }
+
+
+def _numbered_mentions(location: Any, mentions: Any, sentences: list[list[str]]) -> list[list[int]]:
+    """The mentions in the order of the document, with clusters counted from 0."""
     if not isinstance(mentions, list):
         raise ValueError(f"{location}: the mentions are {mentions!r:.80}; they must be a list, which may be empty.")
-    found: dict[Span, int] = {}
     for mention in mentions:
         _check_mention(location, mention, sentences)
-        _add_mention(location, found, tuple(mention[:3]), mention[3])
+    clusters = _merged_clusters(mentions)
+    if len(clusters) < len(mentions):
+        logger.warning(
+            f"{location}: {len(mentions) - len(clusters)} of {len(mentions)} mentions occur again. They are counted "
+            "once, and clusters that share a mention are one cluster. Correct the file if this is a mistake."
+        )
     numbers: dict[int, int] = {}
-    numbered = [[*span, numbers.setdefault(found[span], len(numbers))] for span in sorted(found)]
-    found_row = {"document": row["document"], "sentences": sentences, "mentions": numbered}
-    return found_row | {"speakers": speakers, "genre": genre}
+    return [[*span, numbers.setdefault(clusters[span], len(numbers))] for span in sorted(clusters)]
+
+
+def _merged_clusters(mentions: list[list[int]]) -> dict[MentionSpan, int]:
+    """The cluster of each mention. Clusters that share one are merged, as by Lee et al. (2017): OntoNotes has a few."""
+    found: dict[MentionSpan, int] = {}
+    merged: dict[int, int] = {}  # the cluster that took its mentions
+
+    def name(cluster: int) -> int:
+        while cluster in merged:
+            cluster = merged[cluster]
+        return cluster
+
+    for sentence, start, last, cluster in mentions:
+        first = name(found.setdefault((sentence, start, last), cluster))
+        if first != name(cluster):
+            merged[name(cluster)] = first
+    return {span: name(cluster) for span, cluster in found.items()}
 
 
 def _is_text(value: Any) -> bool:
@@ -139,15 +175,6 @@ def _check_mention(location: Any, mention: Any, sentences: list[list[str]]):
             f"{location}: the mention {mention} has the words {first} to {last} of a sentence of "
             f"{len(sentences[sentence])} words, counted from 0. Correct it; the last word belongs to the mention."
         )
-
-
-def _add_mention(location: Any, mentions: dict[Span, int], span: Span, cluster: int):
-    if span in mentions:
-        raise ValueError(
-            f"{location}: the mention of words {span[1]} to {span[2]} in sentence {span[0]} is in cluster "
-            f"{mentions[span]} and again in cluster {cluster}; keep one of them. Numbers count from 0."
-        )
-    mentions[span] = cluster
 
 
 def conll_documents(path: Path) -> Iterator[LocatedRow]:
@@ -184,7 +211,7 @@ class _Document:
         self.where, self.name, self.part = where, name, part
         self.sentences: list[list[str]] = [[]]
         self.speakers: list[list[str]] = [[]]
-        self.mentions: dict[Span, int] = {}
+        self.mentions: list[list[int]] = []
         # First word and location of the mentions of each cluster that have no end yet.
         self.opened: dict[int, list[tuple[int, str]]] = defaultdict(list)
 
@@ -219,7 +246,7 @@ class _Document:
                     "first word. A mention is part of one sentence."
                 )
             first, _ = self.opened[cluster].pop()
-            _add_mention(where, self.mentions, (len(self.sentences) - 1, first, word), cluster)
+            self.mentions.append([len(self.sentences) - 1, first, word, cluster])
 
     def end_sentence(self):
         for cluster, begun in self.opened.items():
@@ -240,7 +267,7 @@ class _Document:
         return {
             "document": self.name if self.part is None else f"{self.name}_{int(self.part)}",
             "sentences": self.sentences[:-1],
-            "mentions": [[*span, cluster] for span, cluster in self.mentions.items()],
+            "mentions": self.mentions,
             "speakers": self.speakers[:-1] if has_speakers else [],
             "genre": self.name.split("/")[0] if "/" in self.name else "",
         }
@@ -280,7 +307,7 @@ def _gap_example(where: str, row: Mapping[str, str]) -> GapExample:
     )
 
 
-def _gap_characters(where: str, row: Mapping[str, str], part: str) -> Characters:
+def _gap_characters(where: str, row: Mapping[str, str], part: str) -> Offsets:
     text, offset = row[part], row[f"{part}-offset"]
     if not text or not re.fullmatch("[0-9]{1,9}", offset) or not row["Text"].startswith(text, int(offset)):
         raise ValueError(

@@ -6,14 +6,13 @@ scorer's. Division by zero gives 0.
 """
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 
-from modeling_elmo.run_scripts.fine_tuning.coreference_data import Characters, GapExample, Span
+from modeling_elmo.run_scripts.fine_tuning.coreference_data import GapExample, MentionSpan, Offsets
+from modeling_elmo.run_scripts.fine_tuning.metrics import Scores
 
-Scores = dict[str, Any]
-Cluster = Sequence[Span]
+Cluster = Sequence[MentionSpan]
 
 METRICS = ("muc", "b_cubed", "ceaf", "mention")
 
@@ -37,19 +36,19 @@ def coreference_scores(
         totals += _document_counts(_mention_sets(found, singletons), _mention_sets(wanted, singletons))
     scores: Scores = {}
     for name, counts in zip(METRICS, totals, strict=True):
-        rates = _rates(*counts)
+        rates = _precision_recall(*counts)
         scores |= {f"{name}_{rate}": value for rate, value in rates.items()}
     return {"f1": float(np.mean([scores[f"{name}_f1"] for name in METRICS[:3]])), **scores}
 
 
-def _mention_sets(clusters: Sequence[Cluster], singletons: bool) -> list[set[Span]]:
-    sets = [set(map(tuple, cluster)) for cluster in clusters]
+def _mention_sets(clusters: Sequence[Cluster], singletons: bool) -> list[set[MentionSpan]]:
+    sets = [set(cluster) for cluster in clusters]
     if len(set().union(*sets)) < sum(map(len, clusters)):
         raise ValueError("A mention is in a document's clusters twice; pass clusters that have no mention in common.")
     return [mentions for mentions in sets if len(mentions) > (0 if singletons else 1)]
 
 
-def _document_counts(found: list[set[Span]], wanted: list[set[Span]]) -> np.ndarray:
+def _document_counts(found: list[set[MentionSpan]], wanted: list[set[MentionSpan]]) -> np.ndarray:
     """For each metric the numerator and denominator of precision, then of recall. Shape: `(4, 4)`."""
     from scipy.optimize import linear_sum_assignment
 
@@ -72,7 +71,7 @@ def _document_counts(found: list[set[Span]], wanted: list[set[Span]]) -> np.ndar
     )
 
 
-def _rates(right_found: float, found: float, right_wanted: float, wanted: float) -> dict[str, float]:
+def _precision_recall(right_found: float, found: float, right_wanted: float, wanted: float) -> dict[str, float]:
     precision, recall = float(right_found / found) if found else 0.0, float(right_wanted / wanted) if wanted else 0.0
     f1 = 2 * precision * recall / (precision + recall) if precision + recall else 0.0
     return {"precision": precision, "recall": recall, "f1": f1}
@@ -99,10 +98,10 @@ def gap_scores(predicted: Sequence[Sequence[bool]], examples: Sequence[GapExampl
 
 def _pair_rates(found: np.ndarray, wanted: np.ndarray) -> dict[str, float]:
     right = (found & wanted).sum()
-    return _rates(right, found.sum(), right, wanted.sum())
+    return _precision_recall(right, found.sum(), right, wanted.sum())
 
 
-def gap_decisions(clusters: Sequence[Sequence[Characters]], example: GapExample) -> tuple[bool, bool]:
+def gap_decisions(clusters: Sequence[Sequence[Offsets]], example: GapExample) -> tuple[bool, bool]:
     """Whether the pronoun of a GAP example refers to each of its names, by the clusters of a resolver.
 
     It does if the cluster with the pronoun itself has a mention within the name, or one that the name is part of. This
@@ -116,6 +115,6 @@ def gap_decisions(clusters: Sequence[Sequence[Characters]], example: GapExample)
     return first, second
 
 
-def _is_aligned(one: Characters, other: Characters) -> bool:
+def _is_aligned(one: Offsets, other: Offsets) -> bool:
     """Whether one of the two is part of the other."""
     return (one[0] >= other[0] and one[1] <= other[1]) or (other[0] >= one[0] and other[1] <= one[1])

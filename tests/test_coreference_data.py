@@ -1,0 +1,354 @@
+"""Documents with coreference from columns, JSON lines and data sets, GAP's examples, and the errors for bad files."""
+
+import gzip
+import json
+import random
+from collections import defaultdict
+from pathlib import Path
+from typing import Any
+
+import pytest
+from datasets import Dataset, DatasetDict
+
+from modeling_elmo.run_scripts.fine_tuning.coreference_data import (
+    CoreferenceDataArguments,
+    GapExample,
+    conll_documents,
+    document_row,
+    read_documents,
+    read_gap,
+)
+
+TASKS = Path(__file__).parent / "fixtures" / "tasks"
+GAP = TASKS / "gap_development.tsv"
+BEGIN, END = "#begin document (d); part 0\n", "#end document\n"
+
+
+def written(path: Path, text: str) -> str:
+    path.write_bytes(gzip.compress(text.encode()) if path.suffix == ".gz" else text.encode())
+    return str(path)
+
+
+def documents(path: Path, text: str) -> list[dict]:
+    return read_documents(CoreferenceDataArguments(train_file=written(path, text)))["train"].to_list()
+
+
+def rows(path: Path, text: str) -> list[dict]:
+    """The documents of a file in columns, without the cache of `datasets`."""
+    written(path, text)
+    return [document_row(*row) for row in conll_documents(path)]
+
+
+def sentence(*cells: str) -> str:
+    """A sentence of the document `d` with these coreference columns."""
+    return "".join(f"d\t0\t{number}\tw{number}\t{cell}\n" for number, cell in enumerate(cells)) + "\n"
+
+
+def cells_of(row: dict) -> list[list[list[str]]]:
+    """The brackets of each word, sorted. The inverse of reading."""
+    cells: list[list[list[str]]] = [[[] for _ in words] for words in row["sentences"]]
+    for number, first, last, cluster in row["mentions"]:
+        if first == last:
+            cells[number][first].append(f"({cluster})")
+        else:
+            cells[number][first].append(f"({cluster}")
+            cells[number][last].append(f"{cluster})")
+    return [[sorted(cell) for cell in words] for words in cells]
+
+
+@pytest.mark.parametrize("name", ["train", "dev", "test"])
+def test_litbank_and_back(name):
+    path = TASKS / f"litbank_{name}.conll"
+    located = list(conll_documents(path))
+    found = [(word, cell) for _, row in located for words, cells in zip(row["sentences"], cells_of(row), strict=True)
+             for word, cell in zip(words, cells, strict=True)]  # fmt: skip
+    lines = [line.split("\t") for line in path.read_text().splitlines() if "\t" in line]
+    assert found == [(line[3], sorted(line[12].split("|")) if line[12] != "-" else []) for line in lines]
+    checked = [document_row(*row) for row in located]
+    for (_, before), after in zip(located, checked, strict=True):
+        pairs = {(old[3], new[3]) for old, new in zip(sorted(before["mentions"]), after["mentions"], strict=True)}
+        assert len(pairs) == len({old for old, _ in pairs}) == len({new for _, new in pairs})
+    arguments = CoreferenceDataArguments(test_file=str(path))
+    assert read_documents(arguments)["test"].to_list() == checked
+
+
+def test_the_first_document_of_litbank():
+    first, second = read_documents(CoreferenceDataArguments(train_file=str(TASKS / "litbank_train.conll")))["train"]
+    assert first["document"] == "1342_pride_and_prejudice_brat_0"
+    assert second["document"] == "1400_great_expectations_brat_0"
+    assert (first["speakers"], first["genre"]) == ([], "")
+    counted = [(len(row["sentences"]), len(row["mentions"])) for row in (first, second)]
+    assert counted == [(12, 51), (12, 85)]
+    number, start, end, _ = first["mentions"][0]
+    assert first["sentences"][number][start : end + 1] == ["a", "single", "man", "in", "possession", "of", "a", "good",
+                                                           "fortune"]  # fmt: skip
+
+
+ONTONOTES = """#begin document (nw/wsj/00/wsj_0001); part 000
+nw/wsj/00/wsj_0001   0    0   Pierre   NNP   (TOP(S(NP*   -   -   -   Anna#1   (PERSON*   *   (12
+nw/wsj/00/wsj_0001   0    1   Vinken   NNP            *)  -   -   -   Anna#1   *)         *   12)
+
+nw/wsj/00/wsj_0001   0    0   He   PRP   (TOP(S(NP*)   -   -   -   -   *   *   *   (12)|(0
+nw/wsj/00/wsj_0001   0    1   said   VBD   *)   -   -   -   -   *   *   *   0)
+
+#end document
+#begin document (nw/wsj/00/wsj_0001); part 001
+nw/wsj/00/wsj_0001   1    0   No   UH   (TOP(INTJ*))   -   -   -   -   *   *   -
+
+#end document
+"""
+
+
+@pytest.mark.parametrize("ending", ["v4_gold_conll", "v4_gold_conll.gz", "conll", "gold_conll"])
+def test_the_columns_of_conll_2012(tmp_path, ending):
+    first, second = documents(tmp_path / f"a.{ending}", ONTONOTES)
+    assert first == {
+        "document": "nw/wsj/00/wsj_0001_0",
+        "sentences": [["Pierre", "Vinken"], ["He", "said"]],
+        "mentions": [[0, 0, 1, 0], [1, 0, 0, 0], [1, 0, 1, 1]],
+        "speakers": [["Anna#1", "Anna#1"], ["-", "-"]],
+        "genre": "nw",
+    }
+    assert second["document"] == "nw/wsj/00/wsj_0001_1"
+    assert (second["mentions"], second["speakers"]) == ([], [])
+
+
+@pytest.mark.parametrize(
+    "cells, expected",
+    [
+        (["(4", "(7)", "4)"], [[0, 0, 2, 0], [0, 1, 1, 1]]),
+        (["(4|(7", "7)", "4)"], [[0, 0, 1, 0], [0, 0, 2, 1]]),
+        (["(7|(4", "7)", "4)"], [[0, 0, 1, 0], [0, 0, 2, 1]]),
+        (["(4|(4)", "-", "4)"], [[0, 0, 0, 0], [0, 0, 2, 0]]),
+        (["(4", "(4", "4)", "4)"], [[0, 0, 3, 0], [0, 1, 2, 0]]),
+        (["(4|(4", "4)", "4)"], [[0, 0, 1, 0], [0, 0, 2, 0]]),
+        (["(4", "(4", "4)|4)"], [[0, 0, 2, 0], [0, 1, 2, 0]]),
+        (["(4", "(5", "4)", "5)"], [[0, 0, 2, 0], [0, 1, 3, 1]]),
+        (["(4", "4)|(4", "4)"], [[0, 0, 1, 0], [0, 1, 2, 0]]),
+        (["(4|4)", "_", ""], [[0, 0, 0, 0]]),
+        (["-", "-"], []),
+    ],
+)
+def test_nested_mentions(tmp_path, cells, expected):
+    (row,) = rows(tmp_path / "a.conll", BEGIN + sentence(*cells) + END)
+    assert row["mentions"] == expected
+
+
+@pytest.mark.parametrize(
+    "cells, expected, again",
+    [
+        (["(3)|(3)", "(4)"], [[0, 0, 0, 0], [0, 1, 1, 1]], "1 of 3"),
+        (["(3", "3)", "(4|(5", "4)|5)", "(4)|(3)"], [[0, 0, 1, 0], [0, 2, 3, 0], [0, 4, 4, 0]], "2 of 5"),
+        (["(3", "3)", "(4|(5", "4)|5)", "(4)"], [[0, 0, 1, 0], [0, 2, 3, 1], [0, 4, 4, 1]], "1 of 4"),
+        (["(1)|(2)", "(3)|(4)", "(2)|(4)", "(1)", "(3)"], [[0, word, word, 0] for word in range(5)], "3 of 8"),
+    ],
+)
+def test_clusters_that_share_a_mention_are_one(tmp_path, cells, expected, again, caplog):
+    (row,) = rows(tmp_path / "a.conll", BEGIN + sentence(*cells) + END)
+    assert row["mentions"] == expected
+    (message,) = caplog.messages
+    assert message.startswith(f"{tmp_path / 'a.conll'}, line 1: {again} mentions occur again. They are counted once, ")
+
+
+def random_document(chance: random.Random) -> dict:
+    """A document whose clusters are nested or apart, so that brackets have one meaning."""
+    sizes = [chance.randint(1, 9) for _ in range(chance.randint(1, 5))]
+    spans = {(number, *sorted(chance.choices(range(size), k=2))) for number, size in enumerate(sizes) for _ in range(6)}
+    clusters: dict[int, list[tuple]] = defaultdict(list)
+    for span in sorted(spans):
+        cluster = chance.randrange(4)
+        crosses = (one[0] == span[0] and one[1] < span[1] <= one[2] < span[2] for one in clusters[cluster])
+        clusters[cluster if not any(crosses) else 10 + len(clusters)].append(span)
+    numbers: dict[int, int] = {}
+    names = {span: cluster for cluster, members in clusters.items() for span in members}
+    ordered = [[*span, numbers.setdefault(names[span], len(numbers))] for span in sorted(spans)]
+    sentences = [[f"w{word}" for word in range(size)] for size in sizes]
+    return {"document": "d_0", "sentences": sentences, "mentions": ordered, "speakers": [], "genre": ""}
+
+
+def test_random_documents_and_back(tmp_path):
+    chance = random.Random(0)
+    for _ in range(300):
+        row = random_document(chance)
+        # Brackets of words that end and begin mentions: the ends come first.
+        cells = [["|".join(sorted(cell, key=lambda part: part[0] == "(")) or "-" for cell in words]
+                 for words in cells_of(row)]  # fmt: skip
+        assert rows(tmp_path / "a.conll", BEGIN + "".join(sentence(*words) for words in cells) + END) == [row]
+        shuffled = row | {"mentions": chance.sample(row["mentions"], len(row["mentions"]))}
+        assert document_row("here", shuffled) == row
+
+
+WORDS = sentence("-", "-")
+
+
+@pytest.mark.parametrize(
+    "text, line, message",
+    [
+        (sentence("-", "(3", "-") + WORDS, 3, r"\(3 begins a mention that has no end in its sentence; write 3\) at"),
+        (sentence("-", "3)"), 3, r"3\) ends a mention that does not begin in this sentence; write \(3 at its first"),
+        (sentence("(3", "-") + sentence("-", "3)"), 2, r"\(3 begins a mention that has no end in its sentence"),
+        (sentence("(3", "(3", "3)"), 2, r"\(3 begins a mention that has no end"),
+        (sentence("(3", "3)|3)"), 3, r"3\) ends a mention that does not begin"),
+        (sentence("(3", "4)"), 3, r"4\) ends a mention that does not begin"),
+        (sentence("3"), 2, r"'3' is no mention; write \(3, 3\), \(3\), several with \|, or -"),
+        (sentence("(x)"), 2, r"'\(x\)' is no mention"),
+        (sentence("(3)|"), 2, "'' is no mention"),
+        (sentence("((3)"), 2, r"'\(\(3\)' is no mention"),
+        (sentence("(9999999999)"), 2, r"'\(9999999999\)' is no mention"),
+        (sentence("(٣)"), 2, "is no mention"),
+        ("", 1, "the document 'd' has no sentences; remove it"),
+        ("\n\n", 1, "the document 'd' has no sentences; remove it"),
+        (WORDS + BEGIN, 5, "'d' has no end; write '#end document' above this line"),
+        ("e\t0\t0\tw\t-\n", 2, r"is 'e\\t0\\t0\\tw\\t-'; write the document's name 'd', its part, the word's"),
+        ("d\t0\t0\tw\n", 2, r"is 'd\\t0\\t0\\tw'; write the document's name"),
+        ("d\t0\t0\t\t-\n", 2, r"is 'd\\t0\\t0\\t\\t-'; write the document's name"),
+        ("# text = w w\n", 2, "is '# text = w w'; write the document's name"),
+    ],
+)  # fmt: skip
+def test_bad_lines(tmp_path, text, line, message):
+    with pytest.raises(ValueError, match=message) as error:
+        rows(tmp_path / "a.conll", BEGIN + text + END)
+    assert str(error.value).startswith(f"{tmp_path / 'a.conll'}, line {line}")
+
+
+def test_bad_documents(tmp_path):
+    path, place = tmp_path / "a.conll", f"{tmp_path / 'a.conll'}, line"
+    with pytest.raises(ValueError) as error:
+        documents(path, WORDS)
+    assert str(error.value).startswith(rf"{place} 1 is in no document: 'd\t0\t0\tw0\t-'. Write '#begin document")
+    with pytest.raises(ValueError) as error:
+        documents(path, BEGIN + WORDS + END + END)
+    assert str(error.value).startswith(f"{place} 6 is in no document: '#end document'.")
+    with pytest.raises(ValueError) as error:
+        documents(path, BEGIN + WORDS + END + BEGIN.replace("0", "1") + WORDS)
+    assert str(error.value) == f"{place} 6: the document 'd' has no '#end document'; the file is incomplete."
+    with pytest.raises(ValueError) as error:
+        documents(path, (BEGIN + WORDS + END) * 2)
+    assert str(error.value) == (
+        f"{place} 6: the document 'd_0' is also at {place} 1; give each document its own name."
+    )  # fmt: skip
+    with pytest.raises(ValueError, match="a.conll has no samples; pass other data"):
+        documents(path, "\n")
+    with pytest.raises(ValueError, match="a.txt has an unknown ending; pass a file that ends in .conll, .gold_conll, "):
+        documents(tmp_path / "a.txt", BEGIN + WORDS + END)
+
+
+def test_names_and_parts(tmp_path):
+    text = "".join(
+        f"#begin document {name}\n" + WORDS.replace("d\t", f"{word}\t") + END
+        for name, word in (("(d); part 012", "d"), ("(d)", "d"), ("(a (b))", "a (b)"))
+    )
+    assert [row["document"] for row in documents(tmp_path / "a.conll", text)] == ["d_12", "d", "a (b)"]
+
+
+def test_windows_line_ends_and_spaces_in_words(tmp_path):
+    text = (BEGIN + "d\t0\t0\tNew York\t(1)\nd\t0\t1\tx\u00a0y\t-\n \n" + WORDS + END).replace("\n", "\r\n")
+    (row,) = rows(tmp_path / "a.conll", text)
+    assert row["sentences"] == [["New York", "x\u00a0y"], ["w0", "w1"]] and row["mentions"] == [[0, 0, 0, 0]]
+
+
+RECORD: dict[str, Any] = {
+    "document": "bc/1",
+    "sentences": [["He", "said"], ["She", "did", "too"]],
+    "mentions": [[1, 0, 2, 7], [0, 0, 0, 3], [1, 0, 0, 3]],
+    "speakers": [["Ann", "Ann"], ["Bob", "Bob", "Bob"]],
+    "genre": "bc",
+}
+READ = RECORD | {"mentions": [[0, 0, 0, 0], [1, 0, 0, 0], [1, 0, 2, 1]]}
+
+
+@pytest.mark.parametrize("ending", ["jsonl", "json", "jsonl.gz"])
+def test_json_lines(tmp_path, ending):
+    bare = {name: RECORD[name] for name in ("document", "sentences", "mentions")} | {"document": "2", "other": 1}
+    found = documents(tmp_path / f"a.{ending}", "\n".join(map(json.dumps, (RECORD, bare))))
+    assert found == [READ, READ | {"document": "2", "speakers": [], "genre": ""}]
+
+
+def test_a_data_set(tmp_path):
+    part = Dataset.from_list([RECORD, RECORD | {"document": "2", "speakers": [], "genre": None}])
+    DatasetDict(train=part, validation=part).save_to_disk(tmp_path / "data")
+    splits = read_documents(CoreferenceDataArguments(dataset=str(tmp_path / "data")))
+    assert splits["train"].to_list() == [READ, READ | {"document": "2", "speakers": [], "genre": ""}]
+    assert splits["validation"].to_list() == splits["train"].to_list()
+    with pytest.raises(ValueError, match=r"data, train\[:1\]\+train, row 1: the document 'bc/1' is also at .*, row 0;"):
+        read_documents(CoreferenceDataArguments(dataset=str(tmp_path / "data"), train_split="train[:1]+train"))
+
+
+@pytest.mark.parametrize(
+    "changes, message",
+    [
+        ({"document": None}, "the document's name is None; it must be a text that is not empty"),
+        ({"document": " "}, "the document's name is ' '; it must be a text"),
+        ({"document": "first"}, "the document 'first' is also at .*a.jsonl, line 1; give each document its own name"),
+        ({"sentences": []}, r"the sentences are \[\]; a document needs one or more lists of words"),
+        ({"sentences": None}, "the sentences are None; a document needs"),
+        ({"sentences": ["He said"]}, r"the sentences are \['He said'\]; a document needs"),
+        ({"sentences": [["He"], []]}, r"the sentences are \[\['He'\], \[\]\]; a document needs"),
+        ({"sentences": [["He", ""]]}, r"the sentences are \[\['He', ''\]\]; a document needs"),
+        ({"sentences": [["He", 3]]}, r"the sentences are \[\['He', 3\]\]; a document needs"),
+        ({"mentions": None}, "the mentions are None; they must be a list, which may be empty"),
+        (
+            {"mentions": [[0, 0, 0]]},
+            r"a mention is \[0, 0, 0\]; write \[sentence, first word, last word, cluster\], as",
+        ),
+        ({"mentions": [[0, 0, True, 1]]}, r"a mention is \[0, 0, True, 1\]; write"),
+        ({"mentions": [[0, 0, 0.0, 1]]}, r"a mention is \[0, 0, 0.0, 1\]; write"),
+        ({"mentions": ["(0)"]}, r"a mention is '\(0\)'; write"),
+        ({"mentions": [[2, 0, 0, 1]]}, "is in sentence 2, but the document has 2 sentences, counted from 0"),
+        ({"mentions": [[-1, 0, 0, 1]]}, "is in sentence -1, but the document has 2 sentences"),
+        (
+            {"mentions": [[0, 0, 2, 1]]},
+            "has the words 0 to 2 of a sentence of 2 words, counted from 0. Correct it; the",
+        ),
+        ({"mentions": [[0, 1, 0, 1]]}, "has the words 1 to 0 of a sentence of 2 words"),
+        ({"mentions": [[0, -1, 0, 1]]}, "has the words -1 to 0 of a sentence of 2 words"),
+        ({"speakers": [["Ann", "Ann"]]}, r"the speakers are \[\['Ann', 'Ann'\]\]; pass one for each word, or none"),
+        ({"speakers": [["Ann"], ["Bob"] * 3]}, r"the speakers are \[\['Ann'\], .*; pass one for each word, or none"),
+        ({"speakers": "Ann"}, "the speakers are 'Ann'; pass one for each word, or none"),
+        ({"genre": 3}, "the genre is 3; it must be a text"),
+    ],
+)
+def test_bad_records(tmp_path, changes, message):
+    lines = map(json.dumps, (RECORD | {"document": "first"}, RECORD | changes))
+    with pytest.raises(ValueError, match=f"a.jsonl, line 2: .*{message}"):
+        documents(tmp_path / "a.jsonl", "\n".join(lines))
+
+
+def test_gap():
+    examples = read_gap(GAP)
+    assert len(examples) == 6
+    first = examples[0]
+    assert isinstance(first, GapExample) and first.name == "development-254"
+    assert [first.text[start:end] for start, end in (first.pronoun, *first.names)] == ["her", "Emma", "Mary Margaret"]
+    assert first.coreferent == (False, True) and first.is_feminine
+    assert [example.is_feminine for example in examples] == [True, True, False, False, True, False]
+
+
+@pytest.mark.parametrize(
+    "old, new, message",
+    [
+        ("her\t68", "her\t69", "Pronoun 'her' is not at character '69' of the text. Correct Pronoun-offset, which"),
+        ("Emma\t20", "Emma\t-1", "A 'Emma' is not at character '-1' of the text. Correct A-offset"),
+        ("Mary Margaret\t46", "Mary Margaret\tx", "B 'Mary Margaret' is not at character 'x' of the text"),
+        ("Emma\t20", f"Emma\t{'9' * 5000}", "A 'Emma' is not at character '9999"),
+        ("\tEmma\t", "\t\t", "A '' is not at character '20' of the text"),
+        ("\ther\t68", "\tit\t68", "the pronoun is 'it'; it must be one of she, her, hers, he, his, him"),
+        ("FALSE\tMary", "maybe\tMary", "A-coref is 'maybe'; it must be TRUE or FALSE"),
+        ("46\tTRUE", "46\t", "B-coref is ''; it must be TRUE or FALSE"),
+        ("development-584", "development-254", "line 3: the ID 'development-254' occurs twice; give each example"),
+        ("46\tTRUE", "46\tTRUE\tx", "line 2 has 12 columns, not 11"),
+        ("Pronoun-offset", "Offset", "has no column 'Pronoun-offset', only .*; pass a file of GAP"),
+    ],
+)
+def test_bad_files_of_gap(tmp_path, old, new, message):
+    path = tmp_path / "a.tsv"
+    path.write_text(GAP.read_text().replace(old, new, 1))
+    with pytest.raises(ValueError, match=f"a.tsv.*{message}"):
+        read_gap(path)
+
+
+def test_gap_without_examples(tmp_path):
+    path = tmp_path / "a.tsv"
+    path.write_text(GAP.read_text().splitlines()[0])
+    with pytest.raises(ValueError, match="a.tsv has no examples; pass a file of GAP"):
+        read_gap(path)

@@ -1,0 +1,176 @@
+"""Scores of coreference against examples by hand, against scorch and against GAP's own formulas."""
+
+import json
+import random
+from pathlib import Path
+from statistics import harmonic_mean
+
+import pytest
+
+from modeling_elmo.run_scripts.fine_tuning.coreference_data import conll_documents, document_row, read_gap
+from modeling_elmo.run_scripts.fine_tuning.coreference_scores import coreference_scores, gap_decisions, gap_scores
+
+TASKS = Path(__file__).parent / "fixtures" / "tasks"
+NAMES = {"muc": "muc", "b_cubed": "b_cubed", "ceaf": "ceaf_e"}  # ours, scorch's
+
+
+def clusters(*words: str) -> list[list[tuple[int, int, int]]]:
+    """A cluster for each string: a letter is a mention."""
+    return [[(0, ord(letter), ord(letter)) for letter in word] for word in words]
+
+
+def rates(scores: dict, name: str) -> tuple[float, float, float]:
+    return tuple(scores[f"{name}_{rate}"] for rate in ("recall", "precision", "f1"))
+
+
+def test_the_example_of_luo():
+    """Luo (2005), figure 1: the two answers of Vilain et al. (1995) that MUC cannot tell apart."""
+    gold = clusters("12345", "67", "89ABC")
+    first, second = clusters("12345", "6789ABC"), clusters("1234589ABC", "67")
+    for predicted, b_cubed, ceaf in ((first, 16 / 21, 0.733), (second, 7 / 12, 0.667)):
+        found = coreference_scores([predicted], [gold], singletons=True)
+        assert rates(found, "muc") == pytest.approx((1, 9 / 10, 18 / 19))
+        assert found["b_cubed_precision"] == pytest.approx(b_cubed) and found["b_cubed_recall"] == 1
+        assert found["ceaf_f1"] == pytest.approx(ceaf, abs=1e-3)
+        assert rates(found, "mention") == (1, 1, 1)
+
+
+def test_the_example_of_pradhan():
+    """Pradhan et al. (2014), section 4: gold abc, defg; predicted ab, cd, fghi."""
+    found = coreference_scores([clusters("ab", "cd", "fghi")], [clusters("abc", "defg")], singletons=True)
+    assert rates(found, "muc") == pytest.approx((2 / 5, 2 / 5, 2 / 5))
+    assert rates(found, "b_cubed") == pytest.approx((5 / 12, 1 / 2, 5 / 11))
+    assert rates(found, "ceaf")[:2] == pytest.approx((13 / 20, 13 / 30))
+    assert found["f1"] == pytest.approx((2 / 5 + 5 / 11 + 0.52) / 3)
+    assert rates(found, "mention") == pytest.approx((6 / 7, 6 / 8, 4 / 5))
+
+
+def random_clusters(chance: random.Random) -> list[list[tuple[int, int, int]]]:
+    """Up to 14 of 16 mentions in up to 8 clusters; singletons are frequent, and there may be nothing."""
+    found: dict[int, list[tuple[int, int, int]]] = {}
+    for mention in chance.sample([(0, word, word) for word in range(16)], chance.choice([0, 1, 6, 14])):
+        found.setdefault(chance.randrange(chance.choice([2, 8])), []).append(mention)
+    return list(found.values())
+
+
+def together(documents: list) -> list[set]:
+    return [{(number, *span) for span in cluster} for number, found in enumerate(documents) for cluster in found]
+
+
+@pytest.mark.parametrize("singletons", [True, False])
+def test_scores_are_those_of_scorch(singletons, monkeypatch):
+    scorch = pytest.importorskip("scorch.scores")
+    # Its rates are numpy's numbers, whose division by zero is no error; Python's mean expects one.
+    monkeypatch.setattr(scorch, "harmonic_mean", lambda pair: harmonic_mean([*map(float, pair)]))
+    chance = random.Random(1)
+    for size in [1] * 150 + [5] * 50:
+        predicted, gold = ([random_clusters(chance) for _ in range(size)] for _ in range(2))
+        found = coreference_scores(predicted, gold, singletons)
+        sides = [[group for group in together(side) if singletons or len(group) > 1] for side in (gold, predicted)]
+        for ours, theirs in NAMES.items():
+            assert rates(found, ours) == pytest.approx(getattr(scorch, theirs)(*sides), rel=1e-12)
+        assert found["f1"] == pytest.approx(scorch.conll2012(*sides), rel=1e-12)
+
+
+@pytest.mark.parametrize("singletons", [True, False])
+def test_gold_against_gold(singletons):
+    rows = [document_row(*row) for row in conll_documents(TASKS / "litbank_train.conll")]
+    gold = []
+    for row in rows:
+        groups: dict[int, list] = {}
+        for *span, cluster in row["mentions"]:
+            groups.setdefault(cluster, []).append(tuple(span))
+        gold.append(list(groups.values()))
+    found = coreference_scores(gold, gold, singletons)
+    assert set(found.values()) == {1.0} and len(found) == 13
+    assert json.loads(json.dumps(found)) == found
+    nothing = coreference_scores([[], []], gold, singletons)
+    assert set(nothing.values()) == {0.0} and nothing == coreference_scores(gold, [[], []], singletons)
+    assert nothing == coreference_scores([], [], singletons)
+
+
+def test_singletons():
+    predicted, gold = [clusters("ab", "c", "d")], [clusters("ab", "c", "e")]
+    found, without = (coreference_scores(predicted, gold, singletons) for singletons in (True, False))
+    assert rates(found, "ceaf") == pytest.approx((2 / 3,) * 3) and rates(found, "mention") == (0.75,) * 3
+    assert rates(found, "muc") == rates(without, "muc") == (1, 1, 1)
+    assert set(without.values()) == {1.0}
+    # A mention that is alone on one side only is lost on that side.
+    without = coreference_scores([clusters("a", "bc")], [clusters("abc")], singletons=False)
+    assert rates(without, "mention") == pytest.approx((2 / 3, 1, 4 / 5))
+
+
+def test_documents_are_apart():
+    one, other = clusters("ab"), clusters("cd")
+    both = coreference_scores([one, other], [other, one], singletons=True)
+    assert set(both.values()) == {0.0}
+    # Sums over documents, not means of documents.
+    found = coreference_scores([clusters("ab"), []], [clusters("ab"), clusters("abcdefg")], singletons=True)
+    assert rates(found, "muc") == pytest.approx((1 / 7, 1, 1 / 4))
+    with pytest.raises(ValueError, match="zip"):
+        coreference_scores([one], [one, other], singletons=True)
+
+
+@pytest.mark.parametrize("wrong", [("ab", "bc"), ("aab",)])
+def test_a_mention_twice(wrong):
+    for pair in ((clusters(*wrong), clusters("ab")), (clusters("ab"), clusters(*wrong))):
+        with pytest.raises(ValueError, match="A mention is in a document's clusters twice; pass clusters that have no"):
+            coreference_scores([pair[0]], [pair[1]], singletons=True)
+
+
+EXAMPLES = read_gap(TASKS / "gap_development.tsv")
+
+
+def test_gap_scores():
+    gold = [example.coreferent for example in EXAMPLES]
+    # F F M M F M: (no, yes), (yes, no), (no, yes), (no, no), (no, no), (yes, no)
+    assert gap_scores(gold, EXAMPLES) == {
+        "f1": 1, "precision": 1, "recall": 1, "feminine_f1": 1, "masculine_f1": 1, "bias": 1,
+    }  # fmt: skip
+    predicted = [(True, True), (False, False), (False, True), (True, False), (False, False), (True, False)]
+    found = gap_scores(predicted, EXAMPLES)
+    assert found["feminine_f1"] == pytest.approx(1 / 2)  # 1 right, 1 wrong, 1 missed
+    assert found["masculine_f1"] == pytest.approx(4 / 5)  # 2 right, 1 wrong
+    assert found["bias"] == pytest.approx(5 / 8)
+    assert (found["precision"], found["recall"], found["f1"]) == pytest.approx((3 / 5, 3 / 4, 2 / 3))
+    assert json.loads(json.dumps(found)) == found
+    nothing = gap_scores([(False, False)] * 6, EXAMPLES)
+    assert set(nothing.values()) == {0.0}
+
+
+def place(example, text: str) -> tuple[int, int]:
+    start = example.text.index(text)
+    return start, start + len(text)
+
+
+def test_gap_decisions():
+    example = EXAMPLES[0]  # her: Mary Margaret, not Emma
+    her, emma, mary = example.pronoun, *example.names
+    assert gap_decisions([[mary, her], [emma]], example) == (False, True)
+    assert gap_decisions([[emma, mary, her]], example) == (True, True)
+    assert gap_decisions([[mary], [emma]], example) == (False, False)
+    assert gap_decisions([], example) == (False, False)
+    # A part of the name, or a phrase around it; in lists, as from JSON.
+    assert gap_decisions([[list(place(example, "Margaret")), list(her)]], example) == (False, True)
+    assert gap_decisions([[place(example, "Mary Margaret holding her baby boy"), her]], example) == (False, True)
+    # Phrases that share only some of the name, or that contain the pronoun, are others.
+    assert gap_decisions([[place(example, "Margaret holding"), her]], example) == (False, False)
+    assert gap_decisions([[mary, place(example, "her baby boy")]], example) == (False, False)
+
+
+def test_gap_scores_by_counting():
+    """The counts of GAP's `gap_scorer.py`, pronoun by pronoun and name by name."""
+    chance = random.Random(2)
+    for _ in range(50):
+        predicted = [(chance.random() < 0.5, chance.random() < 0.5) for _ in EXAMPLES]
+        counts = {is_feminine: [0, 0] for is_feminine in (True, False)}  # right ones; found plus gold ones
+        for pair, example in zip(predicted, EXAMPLES, strict=True):
+            for found, wanted in zip(pair, example.coreferent, strict=True):
+                counts[example.is_feminine][0] += found and wanted
+                counts[example.is_feminine][1] += found + wanted
+        (right_f, sum_f), (right_m, sum_m) = counts[True], counts[False]
+        scores = gap_scores(predicted, EXAMPLES)
+        assert scores["feminine_f1"] == pytest.approx(2 * right_f / sum_f)
+        assert scores["masculine_f1"] == pytest.approx(2 * right_m / sum_m)
+        assert scores["f1"] == pytest.approx(2 * (right_f + right_m) / (sum_f + sum_m))
+        assert scores["bias"] == pytest.approx((right_f / sum_f) / (right_m / sum_m) if right_m else 0)
