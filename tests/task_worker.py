@@ -14,20 +14,20 @@ from safetensors.torch import load_file
 from transformers import TrainerCallback
 
 from modeling_elmo import ELMoConfig, ELMoForPreTraining, ELMoTokenizer
-from modeling_elmo.run_scripts import reproduce, run_classification, run_ner, run_qa
+from modeling_elmo.run_scripts import reproduce, run_classification, run_ner, run_qa, run_srl
 from modeling_elmo.run_scripts.fine_tuning.trainer import TaskTrainer
 
 TASKS = Path(__file__).parent / "fixtures" / "tasks"
-ENDINGS = {"wnut17": "conll", "snli": "jsonl", "rt_polarity": "tsv", "squadshifts": "json"}
+ENDINGS = {"wnut17": "conll", "snli": "jsonl", "rt_polarity": "tsv", "squadshifts": "json", "propbank": "tsv"}
 BILM = {"char_cnn_filters": [[1, 8], [3, 8]], "lstm_hidden_size": 12, "projection_size": 8, "max_word_length": 16}
 WITHOUT_DROPOUT = {"task_dropout": 0.0, "elmo_dropout": 0.0}
 HEAD = {"task_hidden_size": 8, "task_num_layers": 1, "task_char_cnn_filters": [[3, 8]]}
 HEAD |= {"task_dropout": 0.1, "elmo_dropout": 0.1}
-FIXTURES = {"ner": "wnut17", "classify": "rt_polarity", "qa": "squadshifts"}
+FIXTURES = {"ner": "wnut17", "classify": "rt_polarity", "qa": "squadshifts", "srl": "propbank"}
 SPLITS = {"train": "train", "validation": "dev", "test": "test"}
 WNUT17 = {f"{split}_file": str(TASKS / f"wnut17_{name}.conll") for split, name in SPLITS.items()}
 WINDOWS = {"max_seq_length": 40, "doc_stride": 12}
-LEARNING = {"no_adadelta": True, "learning_rate": 0.05, "ema_decay": 0.0}  # as fast as a few steps of a reader need
+LEARNING = {"no_adadelta": True, "learning_rate": 0.05, "ema_decay": 0.0}  # as fast as a few steps need
 FEW_QUESTIONS = {"max_train_samples": 6, "max_eval_samples": 4, "max_steps": 1, "test_file": None}
 
 
@@ -66,6 +66,10 @@ def classify(folder: Path, data: str = "rt_polarity", **options) -> dict[str, An
 
 def answer(folder: Path, **options) -> dict[str, Any]:
     return run_qa.main(arguments_of(options_of(folder, "squadshifts", **options)))
+
+
+def label(folder: Path, **options) -> dict[str, Any]:
+    return run_srl.main(arguments_of(options_of(folder, "propbank", **options)))
 
 
 def experiment(task: str, folder: Path, **options) -> list[dict[str, Any]]:
@@ -142,6 +146,15 @@ def questions_of(name: str) -> list[dict[str, Any]]:
 def write_questions(path: Path, questions: list[dict[str, Any]]) -> Path:
     path.write_text("".join(json.dumps(question) + "\n" for question in questions), encoding="utf-8")
     return path
+
+
+def role_sentences_of(path: Path) -> list[tuple[list[str], list[str], list[list[str]]]]:
+    """Words, lemmas or -, and brackets of each predicate, of a file of PropBank, read by a plain loop."""
+    sentences = []
+    for block in path.read_text(encoding="utf-8").strip().split("\n\n"):
+        columns = list(map(list, zip(*(line.split("\t") for line in block.splitlines()), strict=True)))
+        sentences.append((columns[2], columns[4], columns[6:]))
+    return sentences
 
 
 def capitals(folder: Path) -> dict[str, Path]:

@@ -18,6 +18,7 @@ from modeling_elmo import (
     ELMoConfig,
     ELMoForPreTraining,
     ELMoForQuestionAnswering,
+    ELMoForSemanticRoleLabeling,
     ELMoForSequenceClassification,
     ELMoForTokenClassification,
     ELMoModel,
@@ -36,6 +37,7 @@ CLASSES = [
     (ELMoForTokenClassification, "pipeline('token-classification', "),
     (ELMoForSequenceClassification, '"text_pair": '),
     (ELMoForQuestionAnswering, "pipeline('question-answering', "),
+    (ELMoForSemanticRoleLabeling, "pipeline('semantic-role-labeling', "),
 ]
 
 
@@ -206,7 +208,7 @@ def test_a_saved_vocabulary_cache_still_knows_its_words(folder, trusting, dtype)
 def test_a_head_without_a_record(folder, cls, example):
     """The stock Trainer or a loop leaves none. The card's example is run, and the logits are compared."""
     torch.manual_seed(0)
-    config = ELMoConfig.from_pretrained(folder, task_hidden_size=8, classifier="esim", num_labels=2)
+    config = ELMoConfig.from_pretrained(folder, task_hidden_size=8, classifier="esim", id2label={0: "O", 1: "B-X"})
     head = folder.parent / "head"
     cls(config).save_pretrained(head)
     ELMoTokenizer.from_pretrained(folder).save_pretrained(head)

@@ -25,6 +25,7 @@ OWN_OPTIONS = {
     "classify": "text_column text_pair_column label_column column_names problem drop_labels classifier max_length",
     "qa": "question_column context_column answers_column id_column max_seq_length doc_stride max_answer_length "
     "null_score_diff_threshold no_adadelta",
+    "srl": "roles_format max_length no_adadelta",
 }
 
 
@@ -61,7 +62,7 @@ def test_an_experiment_made_before_is_recognized_as_finished(task, place, tmp_pa
         reproduce.main([*default_options(task, tmp_path / "old"), "--elmo_dropout", "0.4"])
 
 
-@pytest.mark.parametrize("task", SETTINGS)
+@pytest.mark.parametrize("task", OWN_OPTIONS)
 def test_options_of_a_task(task, monkeypatch):
     parsers = []
     monkeypatch.setattr(ProgramParser, "parse", lambda self, arguments: parsers.append(self) or sys.exit(0))
@@ -78,7 +79,7 @@ def test_help_of_the_program_and_of_a_task(capsys):
             reproduce.main(arguments)
         assert ended.value.code == 0
     printed = capsys.readouterr().out
-    assert "ner, classify, qa" in printed and "--compare_baseline" in printed and "Number of seeds" in printed
+    assert "ner, classify, qa, srl" in printed and "--compare_baseline" in printed and "Number of seeds" in printed
 
 
 @pytest.mark.parametrize("arguments", [[], ["nerr"]])

@@ -103,7 +103,7 @@ def read_roles(arguments: RoleDataArguments) -> DatasetDict:
 
 def _role_split(source: Source, split: str) -> Dataset:
     source.first()  # raises an error if there is none
-    return source.convert(_role_row, ROLE_FEATURES, split)
+    return source.convert(checked_row, ROLE_FEATURES, split)
 
 
 def role_rows(path: Path, roles_format: str | None = None) -> Iterator[LocatedRow]:
@@ -133,13 +133,20 @@ def _check_widths(lines: list[Line]):
         if len(columns) != width:
             raise ValueError(
                 f"{location} has {len(columns)} columns, but its sentence begins with {width}: {columns!r:.80}. Give "
-                "all lines of a sentence the same columns, and separate sentences by a blank line."
+                "all lines of a sentence the same columns, separate sentences by a blank line, or pass another "
+                "--roles_format."
             )
 
 
 def _conll2005_layout(lines: list[Line]) -> Layout:
     """The last column without brackets has the lemmas; the first sentence of a file decides."""
     columns = list(zip(*(columns for _, columns in lines), strict=True))
+    indexes = tuple(map(str, range(len(lines))))
+    if indexes in columns[1:3]:
+        raise ValueError(
+            f"{lines[0][0]}: column {columns.index(indexes) + 1} has the words' indexes, which conll2005 has not. Pass "
+            "--roles_format propbank or conll2012."
+        )
     roles = len(columns)
     while roles and any("*" in cell or "(" in cell for cell in columns[roles - 1]):
         roles -= 1
@@ -236,7 +243,8 @@ def _kind(tag: str) -> str:
     return next(kind for kind, beginnings in KINDS.items() if tag.startswith(beginnings)) if tag else ""
 
 
-def _role_row(location: Location, row: Mapping[str, Any]) -> dict[str, Any]:
+def checked_row(location: Location, row: Mapping[str, Any]) -> dict[str, Any]:
+    """The row of `ROLE_FEATURES`, with "" for lemmas, senses and kinds that are absent."""
     where = location[0] if isinstance(location, list) else location
     tokens = row.get("tokens")
     if not isinstance(tokens, list) or not tokens:
@@ -251,7 +259,7 @@ def _role_row(location: Location, row: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _predicate_parts(where: str, row: Mapping[str, Any]) -> dict[str, list]:
-    """The lists with an entry per predicate; lemmas, senses and kinds may be absent."""
+    """The lists with an entry per predicate."""
     parts = {name: row.get(name) for name in ROLE_FEATURES if name != "tokens"}
     index = parts["predicate_index"]
     for name in ("predicate_lemma", "predicate_sense", "predicate_kind"):

@@ -11,7 +11,8 @@ An argument is right if its role and all of its words are. The rules:
 A span that begins with I- counts as one that begins with B-. Division by zero gives 0.
 """
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
+from typing import Any
 
 from modeling_elmo.run_scripts.fine_tuning.metrics import RATES, Scores
 
@@ -34,21 +35,28 @@ def role_scores(
         `per_type`: the three rates and the `number` of gold arguments of each role. With `kinds`, `per_kind` has the
         same for each kind, and `verb_f1`, `noun_f1` and so on are its F1.
     """
+    if len(predicted) != len(gold) or len(gold) != len(gold if kinds is None else kinds):
+        beside = "" if kinds is None else f" and {len(kinds)} have kinds"
+        raise ValueError(
+            f"{len(predicted)} predicates have predicted tags, but {len(gold)} have gold tags{beside}; pass the same "
+            "predicates on all sides."
+        )
     found, wanted = _numbered_arguments(predicted), _numbered_arguments(gold)
     scores = argument_rates(found, wanted)
     del scores["number"]
     scores["span_f1"] = argument_rates(_numbered_spans(predicted), _numbered_spans(gold))["f1"]
-    roles = sorted({role for _, (role, _) in found | wanted})
-    parts = {role: [{each for each in side if each[1][0] == role} for side in (found, wanted)] for role in roles}
-    scores["per_type"] = {role: argument_rates(*sides) for role, sides in parts.items()}
+    roles = {role for _, (role, _) in found | wanted}
+    scores["per_type"] = _rates_apart(found, wanted, roles, lambda each: each[1][0])
     if kinds is None:
         return scores
-    per_kind = {}
-    for kind in sorted(set(kinds) - {""}):
-        per_kind[kind] = argument_rates(
-            *({each for each in side if kinds[each[0]] == kind} for side in (found, wanted))
-        )
+    per_kind = _rates_apart(found, wanted, set(kinds) - {""}, lambda each: kinds[each[0]])
     return scores | {f"{kind}_f1": rates["f1"] for kind, rates in per_kind.items()} | {"per_kind": per_kind}
+
+
+def _rates_apart(found: set, wanted: set, names: Collection[str], name_of: Callable[[Any], str]) -> dict[str, Scores]:
+    """`argument_rates` of the arguments of each name."""
+    parts = {name: [{each for each in side if name_of(each) == name} for side in (found, wanted)] for name in names}
+    return {name: argument_rates(*parts[name]) for name in sorted(names)}
 
 
 def predicate_scores(found: Sequence[Collection[int]], gold: Sequence[Collection[int]]) -> Scores:
@@ -66,8 +74,8 @@ def predicate_scores(found: Sequence[Collection[int]], gold: Sequence[Collection
 def tagged_spans(tags: Sequence[str]) -> Iterator[tuple[str, Span]]:
     """Role, first word and the word after the last, of each span in order."""
     start = 0
-    for number, (tag, after) in enumerate(zip(tags, [*tags[1:], "O"], strict=True), 1):
-        if after != f"I-{tag[2:]}" or tag == "O":
+    for number, (tag, after) in enumerate(zip(tags, [*tags[1:], "O"], strict=False), 1):
+        if after != f"I-{tag[2:]}":
             if tag != "O":
                 yield tag[2:], (start, number)
             start = number

@@ -1,0 +1,235 @@
+"""The pipeline of semantic roles against the model, a row at a time, and spans in plain loops."""
+
+import math
+
+import pytest
+import torch
+from datasets import Dataset
+from transformers import pipeline
+
+from modeling_elmo import ELMoConfig, ELMoForSemanticRoleLabeling, ELMoForTokenClassification, ELMoTokenizer
+from modeling_elmo.pipeline_elmo_roles import (
+    ELMoSemanticRolePipeline,
+    PredicateTags,
+    join_words,
+    labelled_sentence,
+    role_spans,
+)
+
+TEXTS = ["The cat, which slept, ate the fish.", "Snow fell", "They gave it up: he said so, at least to us."]
+WORDS = [["The", "cat", "ate", "the", "fish", "."], ["Snow", "fell"]]
+NAMES = ["O", "B-ARG0", "I-ARG0", "B-V", "I-V", "B-C-V", "B-R-ARG0"]
+
+
+def made_pipeline(side: str = "right", **options) -> ELMoSemanticRolePipeline:
+    tokenizer = ELMoTokenizer(vocab=["<S>", "</S>", "<UNK>"], padding_side=side)
+    torch.manual_seed(0)
+    sizes = {"task_hidden_size": 6, "task_num_layers": 2, "dropout": 0.0, "id2label": dict(enumerate(NAMES))}
+    config = ELMoConfig.from_preset("tiny", vocab_size=len(tokenizer), **sizes, **options)
+    model = ELMoForSemanticRoleLabeling(config).eval()
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if not name.startswith("elmo."):
+                parameter.normal_(std=0.7)
+    return ELMoSemanticRolePipeline(model=model, tokenizer=tokenizer)
+
+
+@pytest.fixture(scope="module", params=["right", "left"])
+def pipe(request) -> ELMoSemanticRolePipeline:
+    return made_pipeline(request.param)
+
+
+@torch.no_grad()
+def plain_tags(pipe, words: list[str], predicate: int | None) -> tuple[list[str], list[float], list[int]]:
+    """Tags, their probabilities, and the predicates that the model finds, from a row of its own."""
+    inputs = pipe.tokenizer([words], is_split_into_words=True, return_tensors="pt")
+    if predicate is not None:
+        inputs["token_type_ids"] = torch.zeros_like(inputs["input_ids"])
+        inputs["token_type_ids"][0, 1 + predicate] = 1
+    output = pipe.model(**inputs)
+    labels = output.predictions[0, 1:-1].tolist()
+    probabilities = [output.logits[0, place, label].exp().item() for place, label in enumerate(labels, 1)]
+    found = [word for word in range(len(words)) if output.predicate_logits[0, 1 + word] > 0]
+    return [NAMES[label] for label in labels], probabilities, found
+
+
+def plain_result(pipe, text: str, words: list[str], predicates: list[int] | None = None) -> dict:
+    """The pipeline's result: every span of words is searched for in the text, from left to right."""
+    places, end = [], 0
+    for word in words:
+        places.append(text.index(word, end))
+        end = places[-1] + len(word)
+    verbs = []
+    for predicate in plain_tags(pipe, words, None)[2] if predicates is None else predicates:
+        tags, probabilities, _ = plain_tags(pipe, words, predicate)
+        description, arguments, first = [], [], 0
+        while first < len(tags):
+            role, last = tags[first][2:], first
+            while role and last + 1 < len(tags) and tags[last + 1] == f"I-{role}":
+                last += 1
+            part = " ".join(words[first : last + 1])
+            description.append(f"[{role}: {part}]" if role else part)
+            if role not in ("", "V", "C-V"):
+                start, stop = places[first], places[last] + len(words[last])
+                score = sum(probabilities[first : last + 1]) / (last + 1 - first)
+                span = {"start": start, "end": stop, "text": text[start:stop]}
+                arguments.append({"role": role, **span, "score": pytest.approx(score, rel=1e-4)})
+            first = last + 1
+        verb = {"verb": words[predicate], "description": " ".join(description), "tags": tags}
+        verbs.append({**verb, "arguments": arguments})
+    return {"words": words, "verbs": verbs}
+
+
+def words_of(pipe, text: str) -> list[str]:
+    return list(pipe.tokenizer.splitter.words(text))
+
+
+@pytest.mark.parametrize("text", TEXTS)
+def test_predicates_are_found_and_labelled(pipe, text):
+    words = words_of(pipe, text)
+    expected = plain_result(pipe, text, words)
+    assert pipe(text) == expected
+    assert len(expected["verbs"]) > (text != "Snow fell")  # the random model finds some
+
+
+def test_all_parts_of_a_result_occur(pipe):
+    results = [verb for text in TEXTS for verb in pipe(text, predicates=list(range(len(words_of(pipe, text)))))["verbs"]]
+    roles = {argument["role"] for verb in results for argument in verb["arguments"]}
+    tags = {tag for verb in results for tag in verb["tags"]}
+    assert roles == {"ARG0", "R-ARG0"} and {"O", "B-V", "I-ARG0"} <= tags
+    assert any(len(argument["text"].split()) > 2 for verb in results for argument in verb["arguments"])
+
+
+def test_predicates_may_be_given(pipe):
+    for chosen in ([2], [5, 0, 3], []):
+        expected = plain_result(pipe, TEXTS[0], words_of(pipe, TEXTS[0]), chosen)
+        assert pipe(TEXTS[0], predicates=chosen) == expected
+        assert [verb["verb"] for verb in expected["verbs"]] == [expected["words"][word] for word in chosen]
+    assert pipe(TEXTS[1], predicates=(1,)) == pipe(TEXTS[1:2], predicates=[[1]])[0]
+
+
+def test_words_may_be_given(pipe):
+    for words in WORDS:
+        expected = plain_result(pipe, " ".join(words), words)
+        assert pipe(words, is_split_into_words=True) == expected
+        assert pipe(tuple(words), is_split_into_words=True) == expected
+        given = pipe(words, is_split_into_words=True, predicates=[1])
+        assert given == plain_result(pipe, " ".join(words), words, [1])
+    assert pipe(WORDS, is_split_into_words=True) == [pipe(words, is_split_into_words=True) for words in WORDS]
+    spaced = ["New York", "fell"]
+    assert pipe(spaced, is_split_into_words=True)["words"] == spaced  # each is a word, whatever it contains
+
+
+@pytest.mark.parametrize("batch_size", [1, 2, 3])
+def test_several_sentences(pipe, batch_size):
+    expected = [plain_result(pipe, text, words_of(pipe, text)) for text in TEXTS]
+    assert pipe(TEXTS, batch_size=batch_size) == expected
+    assert pipe(Dataset.from_dict({"text": TEXTS})["text"], batch_size=batch_size) == expected
+    chosen = [[1], None, [2, 0]]
+    expected = [plain_result(pipe, text, words_of(pipe, text), each) for text, each in zip(TEXTS, chosen, strict=True)]
+    assert pipe(TEXTS, predicates=chosen, batch_size=batch_size) == expected
+    assert pipe([]) == []
+
+
+def test_generators_are_streamed(pipe):
+    read = []
+    results = pipe((read.append(text) or text for text in TEXTS), predicates=iter([[0], [1], [2]]))
+    assert not isinstance(results, list)
+    assert next(iter(results))["verbs"][0]["verb"] == "The" and len(read) < 3
+
+
+@pytest.mark.parametrize("options", [{"use_elmo": False}, {"freeze_bilm": False}, {"head": "linear"}])
+def test_other_networks(options):
+    pipe = made_pipeline(**{"task_word_embedding_size": 4} | options)
+    assert pipe(TEXTS, batch_size=2) == [plain_result(pipe, text, words_of(pipe, text)) for text in TEXTS]
+
+
+def test_a_frozen_bilm_reads_a_sentence_once(pipe, monkeypatch):
+    rows, forward = [], pipe.model.elmo.forward
+    monkeypatch.setattr(pipe.model.elmo, "forward", lambda *args, **kwargs: rows.append(len(args[0])) or forward(*args, **kwargs))
+    assert len(pipe(TEXTS[0])["verbs"]) > 1
+    assert rows == [1]
+    pipe(TEXTS[0], predicates=[1, 2, 3])
+    assert rows == [1, 1]
+
+
+@pytest.mark.parametrize(
+    "inputs, options, message",
+    [
+        ("", {}, "A sentence is ''; pass a text that is not empty"),
+        (["a b", " "], {}, "A sentence is ' '; pass a text that is not empty"),
+        ([3], {}, "A sentence is 3; pass a text that is not empty"),
+        (3, {}, "Received 3; pass a sentence or a list of sentences"),
+        ("\x01\x02", {}, r"The sentence '\\x01\\x02' has no words"),
+        ([], {"is_split_into_words": True}, r"The sentence '' has no words; pass a sentence with words"),
+        ([["a"], ["b", ""]], {"is_split_into_words": True}, r"A sentence is \['b', ''\]; with is_split_into_words=True"),
+        ("a b", {"is_split_into_words": True}, "A sentence is 'a b'; with is_split_into_words=True, pass a list"),
+        ([["a", "b"]], {}, r"A sentence is \['a', 'b'\]; if it is a list of words, pass is_split_into_words=True"),
+        ("a b", {"predicates": [2]}, "`predicates` has 2, but the sentence has 2 words; pass indices from 0 to 1"),
+        ("a b", {"predicates": [-1]}, "`predicates` has -1, but the sentence has 2 words"),
+        ("a b", {"predicates": [1, 1]}, r"`predicates` is \[1, 1\]; pass each index once"),
+        ("a b", {"predicates": 1}, "`predicates` is 1; pass a list of word indices"),
+        ("a b", {"predicates": [True]}, r"`predicates` is \[True\]; pass a list of word indices"),
+        (["a b", "c"], {"predicates": [0, 1]}, "`predicates` is 0; pass a list of word indices for each sentence"),
+        (["a b", "c"], {"predicates": [[0]]}, "Received 2 sentences and `predicates` of 1; pass a list"),
+        ("a b", {"verbs": [0]}, "Unknown options verbs; the options of a call are predicates, is_split_into_words"),
+    ],
+)
+def test_errors_of_the_pipeline(pipe, inputs, options, message):
+    with pytest.raises((TypeError, ValueError), match=message):
+        pipe(inputs, **options)
+
+
+def test_weights_that_are_not_finite_raise_an_error(pipe):
+    for layer, options in ((pipe.model.predicate_classifier, {}), (pipe.model.classifier, {"predicates": [0]})):
+        kept = layer.bias.data.clone()
+        layer.bias.data.fill_(math.nan)
+        with pytest.raises(ValueError, match="Some logits are not finite"):
+            pipe(TEXTS[0], **options)
+        layer.bias.data.copy_(kept)
+
+
+def test_markers_that_a_sentence_spells_are_no_words_of_a_role(pipe):
+    tokenizer = ELMoTokenizer(
+        vocab=["<S>", "</S>", "<UNK>"], pre_tokenization="whitespace", literal_markers=True, padding_side="right"
+    )
+    reads_markers = ELMoSemanticRolePipeline(model=pipe.model, tokenizer=tokenizer)
+    result = reads_markers("a </S> b", predicates=[0])
+    assert result["words"] == ["a", "</S>", "b"] and result["verbs"][0]["tags"][1] == "O"
+
+
+def test_spans_of_tags():
+    tags = ["B-ARG1", "I-ARG1", "O", "B-V", "B-ARG1", "O", "O"]
+    spans = [("ARG1", 0, 2), ("", 2, 3), ("V", 3, 4), ("ARG1", 4, 5), ("", 5, 6), ("", 6, 7)]
+    assert role_spans(tags) == spans and role_spans([]) == []
+
+
+def test_a_sentence_with_its_roles():
+    words = ["The", "cat", "gave", "it", "up", "."]
+    predicate = PredicateTags(2, ["B-ARG0", "I-ARG0", "B-V", "B-ARG1", "B-C-V", "O"], [0.5, 0.7, 1.0, 0.9, 1.0, 1.0])
+    text, characters = join_words(words)
+    (verb,) = labelled_sentence(text, words, characters, [predicate])["verbs"]
+    assert verb["description"] == "[ARG0: The cat] [V: gave] [ARG1: it] [C-V: up] ."
+    first, second = verb["arguments"]
+    assert first == {"role": "ARG0", "start": 0, "end": 7, "text": "The cat", "score": pytest.approx(0.6)}
+    assert second == {"role": "ARG1", "start": 13, "end": 15, "text": "it", "score": 0.9}
+
+
+def test_folders_have_the_pipeline(pipe, tmp_path):
+    for part in (pipe.model, pipe.tokenizer):
+        part.save_pretrained(tmp_path / "roles")
+    expected = pipe(TEXTS[0])
+    for task in ("semantic-role-labeling", None):
+        loaded = pipeline(task, model=str(tmp_path / "roles"), trust_remote_code=True)
+        assert loaded(TEXTS[0])["verbs"][0]["tags"] == expected["verbs"][0]["tags"]
+        assert type(loaded).__name__ == "ELMoSemanticRolePipeline"
+    given = pipeline("semantic-role-labeling", model=pipe.model, tokenizer=pipe.tokenizer)
+    assert type(given) is ELMoSemanticRolePipeline and given(TEXTS[0]) == expected
+    config = ELMoConfig.from_pretrained(tmp_path / "roles")
+    ELMoForTokenClassification(config).save_pretrained(tmp_path / "tagger")
+    assert not hasattr(ELMoConfig.from_pretrained(tmp_path / "tagger"), "custom_pipelines")
+
+
+def test_words_are_given_to_every_call_of_a_pipeline(pipe):
+    reader = ELMoSemanticRolePipeline(model=pipe.model, tokenizer=pipe.tokenizer, is_split_into_words=True)
+    assert reader(WORDS[0]) == pipe(WORDS[0], is_split_into_words=True)
