@@ -29,7 +29,7 @@ def outputs_of(model, inputs) -> dict[str, torch.Tensor]:
     with torch.no_grad():
         outputs = model.eval()(**inputs, **types_for(model, inputs), output_hidden_states=True)
     found = {"hidden": outputs.hidden_states[-1].clone()}
-    names = ("logits", "start_logits", "end_logits", "predicate_logits")
+    names = ("logits", "start_logits", "end_logits", "predicate_logits", "antecedent_scores")
     found |= {name: outputs[name] for name in names if name in outputs}
     return found
 
@@ -58,6 +58,8 @@ def labels_for(model, inputs) -> dict[str, torch.Tensor]:
         return dict.fromkeys(("start_positions", "end_positions"), inputs["attention_mask"][:, 0])
     if kind == "ELMoForSequenceClassification":
         return {"labels": inputs["attention_mask"][:, 0]}
+    if kind == "ELMoForCoreferenceResolution":  # the first word of each text
+        return {"mentions": torch.tensor([[row, 1, 1, 0] for row in range(len(inputs["input_ids"]))])}
     if kind == "ELMoForSemanticRoleLabeling":
         labels = types_for(model, inputs)["token_type_ids"]
         labels = labels.masked_fill(labels == 0, -100)  # of the predicate only

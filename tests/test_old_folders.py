@@ -41,8 +41,10 @@ save_file(found, sys.argv[2])
 def into_old_layout(folder: Path):
     """Moves the heads into `modeling_elmo.py`, and names them there. Newer heads did not exist."""
     model, heads = folder / "modeling_elmo.py", folder / "modeling_elmo_heads.py"
-    (folder / "modeling_elmo_roles.py").unlink()
-    bilm_code = "".join(line for line in model.open() if ".modeling_elmo_roles import" not in line)
+    newer = ("modeling_elmo_coreference", "modeling_elmo_roles")
+    for name in newer:
+        (folder / f"{name}.py").unlink()
+    bilm_code = "".join(line for line in model.open() if not any(f".{name} import" in line for name in newer))
     bilm_code = bilm_code.replace("    from .modeling_elmo_heads import", "    from .elmo_head_crf import")
     heads_code = heads.read_text().replace("from .modeling_elmo import", "from .elmo_inputs import token_mask  #")
     model.write_text(bilm_code.replace("import ELMoTaskModel ", "import LinearChainCRF ") + heads_code)

@@ -20,7 +20,7 @@ from modeling_elmo.configuration_elmo import AUTO_MAP, OTHER_REFERENCES
 DEFAULTS = {name: reference.split(".")[1] for name, reference in AUTO_MAP.items() if name != "AutoConfig"}
 OTHERS = {reference.split(".")[1]: "AutoModelForTokenClassification" for reference in OTHER_REFERENCES}
 NAMES = [*DEFAULTS.values(), *OTHERS]
-LOGITS = ("logits", "start_logits", "end_logits", "predicate_logits")
+LOGITS = ("logits", "start_logits", "end_logits", "predicate_logits", "antecedent_scores")
 VOCABULARY = ["<S>", "</S>", "<UNK>", "He", "is", "in", "London"]
 LABELS = {0: "O", 1: "B-LOC", 2: "I-LOC"}
 SIZES = {
