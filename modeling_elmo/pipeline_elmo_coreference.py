@@ -15,7 +15,6 @@ import numpy as np
 import torch
 from transformers.pipelines.base import ChunkPipeline
 
-Characters = tuple[int, int]  # the first character, and the one after the last
 Mention = tuple[int, int, int]  # sentence, first and last word
 
 
@@ -31,7 +30,7 @@ class Document:
 
     text: str
     sentences: list[Any]
-    characters: list[list[Characters]]
+    characters: list[list[tuple[int, int]]]
 
 
 @dataclass(frozen=True)
@@ -161,7 +160,7 @@ def _read_words(sentences: list[list[str]]) -> Document:
     return Document("\n".join(map(" ".join, sentences)), sentences, characters)
 
 
-def _read_sentences(text: str, spans: list[Characters], tokenizer: Any) -> Document:
+def _read_sentences(text: str, spans: list[tuple[int, int]], tokenizer: Any) -> Document:
     """Finds the words of each sentence. Sentences without words are left out."""
     kept, characters = [], []
     for start, end in spans:
@@ -174,7 +173,7 @@ def _read_sentences(text: str, spans: list[Characters], tokenizer: Any) -> Docum
     return Document(text, kept, characters)
 
 
-def split_sentences(text: str, language: str) -> list[Characters]:
+def split_sentences(text: str, language: str) -> list[tuple[int, int]]:
     """The characters of each sentence of a text, by the rules of the package sentencex."""
     try:
         from sentencex import get_sentence_boundaries

@@ -19,7 +19,7 @@ from modeling_elmo import ELMoForCoreferenceResolution, ELMoTokenizer
 from modeling_elmo.pipeline_elmo_coreference import ELMoCoreferencePipeline, split_sentences
 from modeling_elmo.run_scripts.fine_tuning.coreference_data import (
     CoreferenceDataArguments,
-    Span,
+    MentionSpan,
     read_documents,
     read_gap,
 )
@@ -293,9 +293,9 @@ def predicted_mentions(output: SplitOutput) -> Iterator[list[list[int]]]:
         yield (mentions[mentions[:, 3] >= 0] - [0, 1, 1, 0]).tolist()
 
 
-def clusters_of(mentions: Iterable[list[int]]) -> list[list[Span]]:
+def clusters_of(mentions: Iterable[list[int]]) -> list[list[MentionSpan]]:
     """The mentions of each cluster."""
-    found: dict[int, list[Span]] = {}
+    found: dict[int, list[MentionSpan]] = {}
     for sentence, first, last, cluster in mentions:
         found.setdefault(cluster, []).append((sentence, first, last))
     return list(found.values())
