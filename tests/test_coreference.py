@@ -123,7 +123,7 @@ def padded(rows: list[list[list[int]]]) -> np.ndarray:
 def test_scores_of_both_ways(train_singletons, task_of):
     task = task_of(documents({}, {}), train_singletons=train_singletons)
     predicted = [MENTIONS[:5] + [[2, 3, 3, -1]], [[0, 0, 0, 0], [1, 0, 0, 0], [2, 2, 3, 1]]]
-    output = SplitOutput((padded(predicted), None), None, task.data["train"], None)
+    output = SplitOutput((padded(predicted), np.zeros((2, 6))), None, task.data["train"], None)
     scores = task.scores(output)
     clusters = [[[(0, 0, 0), (1, 0, 0)], [(0, 2, 2), (2, 0, 0), (2, 2, 2)]], [[(0, 0, 0), (1, 0, 0)], [(2, 2, 3)]]]
     gold = [[*clusters[0], [(2, 2, 3)], [(3, 0, 0)]]] * 2
@@ -141,7 +141,7 @@ def test_scores_of_both_ways(train_singletons, task_of):
 
 def test_data_without_singletons_have_one_way(task_of):
     task = task_of(documents(mentions=MENTIONS[:5]))
-    output = SplitOutput(padded([MENTIONS[:5]]), None, task.data["train"], None)
+    output = SplitOutput((padded([MENTIONS[:5]]), np.zeros((1, 5))), None, task.data["train"], None)
     scores = task.scores(output)
     assert scores["f1"] == 1 and "with_singletons" not in scores and "f1_with_singletons" not in scores
     with pytest.raises(ValueError, match="--train_singletons: no mention of the training data is a singleton"):

@@ -287,7 +287,9 @@ def mentions_of_window(mentions: list[list[int]], first: int, end: int) -> Tenso
 
 def predicted_mentions(output: SplitOutput) -> Iterator[list[list[int]]]:
     """The mentions of each document that are in a cluster, as in the data: sentence, first and last word, cluster."""
-    clusters = output.logits[0] if isinstance(output.logits, tuple) else output.logits
+    clusters, mention_scores = output.logits
+    if not np.isfinite(mention_scores).all():
+        raise ValueError("Some mention scores are not finite: training diverged. Pass a smaller learning rate.")
     for mentions in clusters:
         # Below 0 are spans without a cluster, and Trainer's padding where documents have different numbers of spans.
         yield (mentions[mentions[:, 3] >= 0] - [0, 1, 1, 0]).tolist()
