@@ -30,7 +30,7 @@ DISTANCES = (
     32,
     64,
 )  # the least distance of each bin but the first: 0, 1, 2, 3, 4, 5-7, 8-15, ...
-PIECE = 4096  # rows that are computed at a time, so that memory does not grow with the number of pairs
+PIECE = 2048  # rows that are computed at a time, so that memory does not grow with the number of pairs
 
 
 class RankedSpans(NamedTuple):

@@ -49,8 +49,9 @@ class ELMoForSemanticRoleLabeling(ELMoTaskModel):
     """Labels the roles of each word for a given predicate, and finds predicates.
 
     Roles: interleaved highway LSTMs over `[x_k; ELMo_k; mark_k]` and a linear layer, without a CRF; `mark_k` is one of
-    two vectors, for the predicate and for other words. Predicates: a biLSTM over `[x_k; ELMo_k]` and a linear layer
-    (not in the paper, where predicates are given). With `head="linear"`, both are only the linear layer.
+    two vectors, for the predicate and for other words. Predicates: a biLSTM over `[x_k; ELMo_k]` and a linear layer,
+    trained together with the roles (the ELMo paper takes the predicates as given). With `head="linear"`, both are only
+    the linear layer.
 
     A row has one text and one predicate. With a frozen biLM, rows with the same text share one pass of the biLM.
     """
@@ -162,11 +163,8 @@ class ELMoForSemanticRoleLabeling(ELMoTaskModel):
         if token_type_ids is None:
             return torch.zeros_like(words_BT, dtype=torch.long)
         check_ids("token_type_ids", token_type_ids, tuple(words_BT.shape))
-        advice = "Pass 1 at the predicate's first word and 0 elsewhere."
-        _refuse(
-            (token_type_ids != 0) & (token_type_ids != 1), "`token_type_ids` has a value other than 0 and 1", advice
-        )
-        marks_BT = token_type_ids == 1
+        marks_BT, advice = token_type_ids == 1, "Pass 1 at the predicate's first word and 0 elsewhere."
+        _refuse(~marks_BT & (token_type_ids != 0), "`token_type_ids` has a value other than 0 and 1", advice)
         _refuse(marks_BT & ~words_BT, "`token_type_ids` marks a predicate where there is no word", advice)
         several_BT = marks_BT & (marks_BT.cumsum(1) > 1)
         _refuse(several_BT, "`token_type_ids` marks a second predicate", "Pass a row for each predicate.")
@@ -196,10 +194,9 @@ class ELMoForSemanticRoleLabeling(ELMoTaskModel):
             return predicate_BT.new_zeros(())
         check_ids("predicate_labels", labels, tuple(words_BT.shape))
         known_BT = labels != UNKNOWN
+        outside_BT = known_BT & (labels != 0) & (labels != 1)
         advice = "Pass 1 at predicates, 0 at other words, and -100 where it is unknown."
-        _refuse(
-            known_BT & (labels != 0) & (labels != 1), "`predicate_labels` has a value other than 0, 1, -100", advice
-        )
+        _refuse(outside_BT, "`predicate_labels` has a value other than 0, 1, -100", advice)
         _refuse(known_BT & ~words_BT, "`predicate_labels` has a label where there is no word", "Pass -100 there.")
         targets_N = labels[known_BT].to(predicate_BT.dtype)
         loss = F.binary_cross_entropy_with_logits(predicate_BT[known_BT], targets_N, reduction="sum")

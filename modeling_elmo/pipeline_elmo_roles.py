@@ -6,7 +6,7 @@ in a row for each predicate. All these rows share one pass of a frozen biLM.
 Shape suffixes: B sentences; N predicates of all sentences, a row for each; T positions of a row.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Sized
 from dataclasses import dataclass
 from itertools import pairwise, repeat
 from numbers import Integral
@@ -60,7 +60,7 @@ class ELMoSemanticRolePipeline(Pipeline):
         has_words = {**self._preprocess_params, **options}.get("is_split_into_words", False)
         if isinstance(inputs, str) or has_words and _is_sentence_of_words(inputs):
             return super().__call__([{"sentence": inputs, "predicates": predicates}], **options)[0]
-        if not isinstance(inputs, Iterable):
+        if not isinstance(inputs, Iterable) or isinstance(inputs, Mapping):
             raise ValueError(f"Received {inputs!r:.80}; pass a sentence or a list of sentences.")
         examples = _with_predicates(inputs, predicates)
         if isinstance(inputs, Iterator):
@@ -181,14 +181,15 @@ def _is_sentence_of_words(inputs: Any) -> bool:
 
 def _with_predicates(sentences: Iterable[Any], predicates: Iterable[Any] | None) -> Iterator[dict[str, Any]]:
     """Each sentence with its predicates, `None` where the model is to find them."""
+    is_given = predicates is not None
     if predicates is None:
         predicates = repeat(None)
-    elif hasattr(sentences, "__len__") and hasattr(predicates, "__len__") and len(sentences) != len(predicates):
+    elif isinstance(sentences, Sized) and isinstance(predicates, Sized) and len(sentences) != len(predicates):
         raise ValueError(
             f"Received {len(sentences)} sentences and `predicates` of {len(predicates)}; pass a list of word indices "
             "for each sentence."
         )
-    for sentence, chosen in zip(sentences, predicates, strict=False):
+    for sentence, chosen in zip(sentences, predicates, strict=is_given):
         yield {"sentence": sentence, "predicates": chosen}
 
 

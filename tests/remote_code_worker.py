@@ -21,6 +21,7 @@ PIPELINES = {
     "ELMoForTokenClassification": ("token-classification", {"aggregation_strategy": "simple"}),
     "ELMoForSequenceClassification": ("text-classification", {"top_k": None}),
     "ELMoForQuestionAnswering": ("question-answering", {"top_k": 3, "handle_impossible_answer": True}),
+    "ELMoForSemanticRoleLabeling": ("semantic-role-labeling", {}),
 }
 QUESTIONS = ["Where is he?", "Quelle ægithale ?", "밥?"]
 
@@ -73,6 +74,8 @@ def piped(name: str, **sources) -> list:
     pipe = pipeline(task, **sources, **options)
     if task == "question-answering":
         return pipe(question=QUESTIONS, context=TEXTS, max_seq_len=12, doc_stride=2)
+    if task == "semantic-role-labeling":
+        return [pipe(TEXTS, predicates=[[0, 2, 1]] * 3, batch_size=2), pipe(TEXTS)]
     return [pipe(text) for text in (TEXTS if task != "text-classification" else [*TEXTS, PAIR])]
 
 

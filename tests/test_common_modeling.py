@@ -15,6 +15,7 @@ import torch
 
 from modeling_elmo import (
     ELMoConfig,
+    ELMoForCoreferenceResolution,
     ELMoForPreTraining,
     ELMoForQuestionAnswering,
     ELMoForSemanticRoleLabeling,
@@ -92,7 +93,7 @@ class WordLevelModels(CharacterModels):
 
 
 class CommonTests(common_tests(FOLDER).ModelTesterMixin):
-    # last: some tests stop at the first class without `inputs_embeds`
+    # the last two: some tests stop at the first class without `inputs_embeds`
     all_model_classes = (
         ELMoModel,
         ELMoForTokenClassification,
@@ -100,6 +101,7 @@ class CommonTests(common_tests(FOLDER).ModelTesterMixin):
         ELMoForQuestionAnswering,
         ELMoForSemanticRoleLabeling,
         ELMoForPreTraining,
+        ELMoForCoreferenceResolution,
     )
     has_attentions = False
     test_can_init_all_missing_weights_before_2023 = True
@@ -117,11 +119,20 @@ class CommonTests(common_tests(FOLDER).ModelTesterMixin):
             )
             if return_labels:
                 inputs["labels"] = inputs["predicate_labels"] = inputs["input_ids"] % 2
+        if model_class is ELMoForCoreferenceResolution and return_labels:
+            inputs["mentions"] = torch.tensor([[0, 2, 3, 0], [1, 2, 2, 0]])
         if model_class is ELMoForQuestionAnswering:  # two words of a question, and a context
             inputs["token_type_ids"] = (
                 (torch.arange(self.model_tester.seq_length) > 1).expand_as(inputs["input_ids"]).long()
             )
         return inputs
+
+    def test_batching_equivalence(self, *args, **options):
+        """Not of coreference resolution: the rows of its batch are one document."""
+        self.all_model_classes = tuple(
+            model_class for model_class in self.all_model_classes if model_class is not ELMoForCoreferenceResolution
+        )
+        super().test_batching_equivalence(*args, **options)
 
     def test_retain_grad_hidden_states_attentions(self):
         """Gradients reach the layers through the mix, not through the top layer's output."""
@@ -149,7 +160,7 @@ class CharacterModelsTest(CommonTests, unittest.TestCase):
         config, inputs = self.model_tester.prepare_config_and_inputs_for_common()
         config.head = "linear"  # the paper's heads also read words themselves
         characters = inputs["character_ids"]
-        for model_class in self.all_model_classes[:-1]:
+        for model_class in self.all_model_classes[:-2]:
             model = model_class(config).eval()
             vectors = model.base_model.encode_words(characters.flatten(0, 1)).unflatten(0, characters.shape[:2])
             given = self._prepare_for_class(inputs, model_class)

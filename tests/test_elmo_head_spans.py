@@ -275,7 +275,7 @@ def test_pieces_change_nothing(monkeypatch, options):
     torch.testing.assert_close(*found, rtol=0, atol=0)
     ranker.eval()
     expected = ranker(*document)
-    monkeypatch.setattr(elmo_head_spans, "PIECE", 4096)
+    monkeypatch.setattr(elmo_head_spans, "PIECE", 2048)
     torch.testing.assert_close(ranker(*document), expected)
 
 

@@ -21,9 +21,10 @@ import torch
 import zstandard
 from head_models import HEADS, batch_of, make_batch, make_config, make_model, targets_of
 
-from modeling_elmo import ELMoForPreTraining, ELMoModel, ELMoTokenizer
+from modeling_elmo import ELMoForCoreferenceResolution, ELMoForPreTraining, ELMoModel, ELMoTokenizer
 from modeling_elmo.run_scripts.fine_tuning.coreference_data import conll_documents, document_row, read_gap
 from modeling_elmo.run_scripts.fine_tuning.data_files import column_rows, json_rows, table_rows
+from modeling_elmo.run_scripts.fine_tuning.role_data import ROLE_FEATURES, checked_row, role_rows
 from modeling_elmo.run_scripts.fine_tuning.word_vectors import read_word_vectors
 from modeling_elmo.run_scripts.program.command_line import is_mistake_of_user
 from modeling_elmo.run_scripts.program.files import numbered_lines, numbered_texts
@@ -190,6 +191,11 @@ def test_texts(tmp_path, suffix):
     tally.show(least=200)
 
 
+PROPBANK = "x\t0\tIt\tPRP\t-\t-\t(A1*)\nx\t1\tran\tVBD\trun\trun.01\t(V*)\n\n"
+CONLL2012 = "d 0 0 It PRP (S* - - - A * (A1*) -\nd 0 1 ran VBD *) run 01 1 A * (V*) -\n\n"
+ROLES = {"tokens": ["It", "ran"], "predicate_index": [1], "predicate_tags": [["B-A1", "B-V"]]}
+ROLES |= {"predicate_lemma": ["run"], "predicate_sense": [""], "predicate_kind": ["verb"]}
+
 READERS = {
     "a.conll": ("EU\tB-ORG\nrejects\tO\n\n" * 5, lambda path: list(column_rows(path, "tokens", None, None, []))),
     "a.conllu": (
@@ -200,6 +206,9 @@ READERS = {
     "a.csv": ('text,label\n"a\nb",x\n밥,y\n' + "c,x\n" * 5, lambda path: list(table_rows(path, []))),
     "a.json": (json.dumps({"data": [{"a": "밥"}] * 5}, ensure_ascii=False), lambda path: list(json_rows(path))),
     "a.jsonl": ('{"a": "\\ud83d\\ude00", "b": [1]}\n' * 5, lambda path: list(json_rows(path))),
+    "roles.tsv": (PROPBANK * 5, lambda path: list(role_rows(path))),
+    "roles.conll": ("It - (A1*)\nran run (V*)\n\n" * 5, lambda path: list(role_rows(path))),
+    "a.gold_conll": (f"#begin\n{CONLL2012 * 5}#end", lambda path: list(role_rows(path))),
     "gap.tsv": ((TASKS / "gap_development.tsv").read_text(encoding="utf-8"), read_gap),
     "a.vec": ("3 4\nthe 1 2 3 4\nof .5 1e3 0 -1\nNew York 0 0 0 1\n", lambda path: read_word_vectors(path).words),
 }
@@ -221,6 +230,20 @@ def test_data_files(tmp_path, name):
         else:
             tally(RIGHT_OR_REFUSED, lambda path: isinstance(read(path), list), path, source=str(path))
     tally.show(least=50)
+
+
+def test_rows_of_roles():
+    chance, tally = random.Random("roles"), Tally()
+    for _ in range(800):
+        row = changed(ROLES, chance)
+        tally(RIGHT_OR_REFUSED, lambda row: is_role_row(checked_row("line 3", row), row), row, source="line 3")
+    tally.show(least=50)
+
+
+def is_role_row(found: dict, row: dict) -> bool:
+    """Whether the row is kept, with "" for absent names of predicates, and fits the features."""
+    kept = {name: [""] * len(row["predicate_index"]) if row.get(name) is None else row[name] for name in ROLE_FEATURES}
+    return found == kept and ROLE_FEATURES.encode_example(found) == found
 
 
 # Coreference
@@ -442,7 +465,12 @@ def spoiled(batch: dict[str, Any], chance: random.Random) -> tuple[dict[str, Any
     return batch, False
 
 
-MODELS = {"bilm": (ELMoModel, {}), "language model": (ELMoForPreTraining, {}), **HEADS}
+MODELS = {
+    "bilm": (ELMoModel, {}),
+    "language model": (ELMoForPreTraining, {}),
+    "coreference": (ELMoForCoreferenceResolution, {}),
+    **HEADS,
+}
 
 
 @pytest.mark.parametrize("name", [name for name in MODELS if "both" not in name and "output" not in name])
@@ -452,12 +480,16 @@ def test_batches(name):
     model = make_model(cls, **options) if name in HEADS else cls(make_config()).eval()
     batch = batch_of(model) if name in HEADS else make_batch(model.config)
     targets = {} if cls is ELMoModel else {"labels": batch["input_ids"].where(batch["input_ids"] > 0, -100)}
+    if cls is ELMoForCoreferenceResolution:  # of rows with 4, 1 and 3 words
+        targets = {"mentions": torch.tensor([[0, 1, 2, 0], [0, 4, 4, 1], [2, 1, 1, 1], [3, 2, 3, 0]])}
     batch |= targets_of(model, batch) if name in HEADS else targets
 
     def run(batch: dict[str, Any]) -> torch.Tensor:
         output = model(**batch)
         found = next(
-            output[key] for key in ("loss", "logits", "start_logits", "hidden_states", "final_states") if key in output
+            output[key]
+            for key in ("loss", "logits", "start_logits", "mention_scores", "hidden_states", "final_states")
+            if key in output
         )
         return found if isinstance(found, torch.Tensor) else found[-1]
 

@@ -67,6 +67,18 @@ def test_network_and_example(tmp_path, head, config, sentences):
     assert text.startswith("\n# tagger\n") and "\nname = 'someone/tagger'  # path of this folder" in text
 
 
+def test_semantic_roles(tmp_path):
+    """The Hub has no tag of the pipeline's name."""
+    scores = {"f1": 0.5, "predicate_f1": 0.75, "per_type": {}}
+    text = written(tmp_path, ["O", "B-V"], "ELMoForSemanticRoleLabeling", metrics={"test": scores})
+    assert "Network: interleaved LSTMs with highway connections (He et al. 2017), and a tagger" in text
+    assert "ask = pipeline('semantic-role-labeling', model=name, trust_remote_code=True)" in text
+    assert "| test | 0.5000 | 0.7500 |\n\nRoles are scored for the gold predicates, as `srl-eval.pl` counts;" in text
+    data = ModelCard.load(tmp_path / "README.md").data
+    assert data.pipeline_tag == data.eval_results[0].task_type == "token-classification"
+    assert data.tags == ["elmo", "semantic-role-labeling"]
+
+
 def test_example_with_pairs(tmp_path):
     text = written(tmp_path, head="ELMoForSequenceClassification", columns=["text", "text_pair", "label"])
     assert 'print(ask({"text": "A man sleeps.", "text_pair": "Someone rests."}))' in text

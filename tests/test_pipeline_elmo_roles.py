@@ -93,7 +93,9 @@ def test_predicates_are_found_and_labelled(pipe, text):
 
 
 def test_all_parts_of_a_result_occur(pipe):
-    results = [verb for text in TEXTS for verb in pipe(text, predicates=list(range(len(words_of(pipe, text)))))["verbs"]]
+    results = [
+        verb for text in TEXTS for verb in pipe(text, predicates=list(range(len(words_of(pipe, text)))))["verbs"]
+    ]
     roles = {argument["role"] for verb in results for argument in verb["arguments"]}
     tags = {tag for verb in results for tag in verb["tags"]}
     assert roles == {"ARG0", "R-ARG0"} and {"O", "B-V", "I-ARG0"} <= tags
@@ -136,6 +138,8 @@ def test_generators_are_streamed(pipe):
     results = pipe((read.append(text) or text for text in TEXTS), predicates=iter([[0], [1], [2]]))
     assert not isinstance(results, list)
     assert next(iter(results))["verbs"][0]["verb"] == "The" and len(read) < 3
+    with pytest.raises(ValueError, match="shorter"):
+        list(pipe(iter(TEXTS), predicates=iter([[0], [1]])))
 
 
 @pytest.mark.parametrize("options", [{"use_elmo": False}, {"freeze_bilm": False}, {"head": "linear"}])
@@ -146,7 +150,9 @@ def test_other_networks(options):
 
 def test_a_frozen_bilm_reads_a_sentence_once(pipe, monkeypatch):
     rows, forward = [], pipe.model.elmo.forward
-    monkeypatch.setattr(pipe.model.elmo, "forward", lambda *args, **kwargs: rows.append(len(args[0])) or forward(*args, **kwargs))
+    monkeypatch.setattr(
+        pipe.model.elmo, "forward", lambda *args, **kwargs: rows.append(len(args[0])) or forward(*args, **kwargs)
+    )
     assert len(pipe(TEXTS[0])["verbs"]) > 1
     assert rows == [1]
     pipe(TEXTS[0], predicates=[1, 2, 3])
@@ -160,9 +166,14 @@ def test_a_frozen_bilm_reads_a_sentence_once(pipe, monkeypatch):
         (["a b", " "], {}, "A sentence is ' '; pass a text that is not empty"),
         ([3], {}, "A sentence is 3; pass a text that is not empty"),
         (3, {}, "Received 3; pass a sentence or a list of sentences"),
+        ({"text": "a b"}, {}, "Received {'text': 'a b'}; pass a sentence or a list of sentences"),
         ("\x01\x02", {}, r"The sentence '\\x01\\x02' has no words"),
         ([], {"is_split_into_words": True}, r"The sentence '' has no words; pass a sentence with words"),
-        ([["a"], ["b", ""]], {"is_split_into_words": True}, r"A sentence is \['b', ''\]; with is_split_into_words=True"),
+        (
+            [["a"], ["b", ""]],
+            {"is_split_into_words": True},
+            r"A sentence is \['b', ''\]; with is_split_into_words=True",
+        ),
         ("a b", {"is_split_into_words": True}, "A sentence is 'a b'; with is_split_into_words=True, pass a list"),
         ([["a", "b"]], {}, r"A sentence is \['a', 'b'\]; if it is a list of words, pass is_split_into_words=True"),
         ("a b", {"predicates": [2]}, "`predicates` has 2, but the sentence has 2 words; pass indices from 0 to 1"),

@@ -253,7 +253,7 @@ def test_a_file_in_another_format(tmp_path):
             ValueError, match="a.conll, line [12]: column [23] has the words' indexes, .*--roles_format pro"
         ):
             read(tmp_path / "a.conll", text)
-    with pytest.raises(ValueError, match="line 2 has 13 columns, but its sentence begins with 5: .*--roles_format"):
+    with pytest.raises(ValueError, match="line 2 has 14 columns, but its sentence begins with 5: .*--roles_format"):
         read(tmp_path / "a.conll", CONLL2012)
 
 
@@ -377,7 +377,7 @@ def test_damaged_files_are_read_rightly_or_refused(tmp_path):
     chance, counts = random.Random("roles"), {True: 0, False: 0}
     path = TASKS / "propbank_train.tsv"
     whole = [[line.split("\t") for line in text.split("\n")] for text in path.read_text("utf-8").rstrip().split("\n\n")]
-    for _ in range(500):
+    for _ in range(300):
         sentences = [[[*cells] for cells in lines] for lines in chance.sample(whole, 3)]
         for _ in range(chance.choice([0, 1, 1, 1, 2])):
             damage(sentences, chance)
@@ -392,4 +392,4 @@ def test_damaged_files_are_read_rightly_or_refused(tmp_path):
                 assert set(row.pop("predicate_kind")) <= {"", *KINDS}
             assert found == wanted
         counts[wanted is None] += 1
-    assert min(counts.values()) > 100, counts
+    assert min(counts.values()) > 60, counts

@@ -30,9 +30,9 @@ from modeling_elmo.run_scripts.fine_tuning.task import SplitOutput
 
 FILES = {f"{split}_file": str(TASKS / f"propbank_{name}.tsv") for split, name in (("train", "train"), ("test", "test"))}
 SENTENCES = [  # words; index and tags of each predicate
-    ("Ann saw Bo leave".split(), [(1, "B-ARG0 B-V B-ARG1 I-ARG1"), (3, "O O B-ARG0 B-V")]),
-    ("Rain".split(), []),
-    ("Stop now".split(), [(0, "B-V B-ARGM-TMP")]),
+    (["Ann", "saw", "Bo", "leave"], [(1, "B-ARG0 B-V B-ARG1 I-ARG1"), (3, "O O B-ARG0 B-V")]),
+    (["Rain"], []),
+    (["Stop", "now"], [(0, "B-V B-ARGM-TMP")]),
 ]
 
 
@@ -127,7 +127,7 @@ def test_batches_are_padded_on_the_right(tmp_path, side):
 
 
 def test_roles_that_training_lacks_are_errors(tmp_path, caplog):
-    other = [("He ran fast".split(), [(1, "B-ARG9 B-V B-ARGM-TMP")])]
+    other = [(["He", "ran", "fast"], [(1, "B-ARG9 B-V B-ARGM-TMP")])]
     task = task_of(tmp_path, test_file=write_sentences(tmp_path / "test.jsonl", other))
     assert "Split 'test' has roles that do not occur in 'train': ARG9. They cannot be found" in caplog.text
     rows = encoded(task, "test")
@@ -212,7 +212,9 @@ def test_cached_layers_give_the_same_roles_and_a_sentence_is_stored_once(place, 
     assert max(abs(weight - 1 / 3) for weight in weights) > 1e-3  # something was learned
     for row, other in zip(rows, others, strict=True):
         assert [verb["tags"] for verb in row["verbs"]] == [verb["tags"] for verb in other["verbs"]]
-    sentences = [each for name in ("train", "dev", "test") for each in role_sentences_of(TASKS / f"propbank_{name}.tsv")]
+    sentences = [
+        each for name in ("train", "dev", "test") for each in role_sentences_of(TASKS / f"propbank_{name}.tsv")
+    ]
     assert max(len(columns) for _, _, columns in sentences) >= 3
     texts = {tuple(words) for words, _, _ in sentences}
     (file,) = (tmp_path / "stored" / "features").iterdir()

@@ -15,7 +15,7 @@ read as they are written (ARG0, A0). They never nest in one column.
   part of speech, parse, entities, sense, lemma). The second of three or more columns is the part of speech.
 - conll2012: document, part, index of the word, word, part of speech, parse, lemma, frameset of a predicate or -, word
   sense, speaker, entities, the predicates' columns, coreference (Pradhan et al. 2012). Words with a sense have a lemma
-  too, so only a frameset marks a predicate. Lines with # separate documents.
+  too, so only a frameset marks a predicate. Lines with # separate documents: `cat` joins the files of a corpus.
 """
 
 import re
@@ -79,7 +79,7 @@ class Layout(NamedTuple):
     sense: int | None
     roles: int
     rest: int = 0
-    index: int | None = None
+    position: int | None = None  # of the word in its sentence
 
     @property
     def mark(self) -> int:
@@ -88,7 +88,7 @@ class Layout(NamedTuple):
 
 
 LAYOUTS = {
-    "propbank": Layout(word=2, tag=3, lemma=4, sense=5, roles=6, index=1),
+    "propbank": Layout(word=2, tag=3, lemma=4, sense=5, roles=6, position=1),
     "conll2012": Layout(word=3, tag=4, lemma=6, sense=7, roles=11, rest=1),
 }
 Line = tuple[str, list[str]]  # location and columns
@@ -174,7 +174,7 @@ def _sentence_row(lines: list[Line], layout: Layout) -> dict[str, Any]:
         "predicate_index": [_first_word(locations, *pair) for pair in zip(predicates, tags, strict=True)],
         "predicate_lemma": cells(layout.lemma),
         "predicate_sense": cells(layout.sense),
-        "predicate_kind": [_kind(tag) for tag in cells(layout.tag)],
+        "predicate_kind": [kind_of_predicate(tag) for tag in cells(layout.tag)],
         "predicate_tags": tags,
     }
 
@@ -194,10 +194,10 @@ def _predicate_lines(lines: list[Line], layout: Layout) -> list[int]:
             f"{len(columns) - fixed} columns of roles. Give each predicate one column, or pass another --roles_format."
         )
     for number, (location, columns) in enumerate(lines):
-        if layout.index is not None and columns[layout.index] != str(number):
+        if layout.position is not None and columns[layout.position] != str(number):
             raise ValueError(
-                f"{location}: the word's index is {columns[layout.index]!r:.80}, not {number}. Count words from 0, and "
-                "separate sentences by a blank line."
+                f"{location}: the word's index is {columns[layout.position]!r:.80}, not {number}. Count words from 0, "
+                "and separate sentences by a blank line."
             )
     return predicates
 
@@ -239,7 +239,7 @@ def _first_word(locations: Sequence[str], number: int, tags: list[str]) -> int:
     return starts[0]
 
 
-def _kind(tag: str) -> str:
+def kind_of_predicate(tag: str) -> str:
     return next(kind for kind, beginnings in KINDS.items() if tag.startswith(beginnings)) if tag else ""
 
 
@@ -260,7 +260,7 @@ def checked_row(location: Location, row: Mapping[str, Any]) -> dict[str, Any]:
 
 def _predicate_parts(where: str, row: Mapping[str, Any]) -> dict[str, list]:
     """The lists with an entry per predicate."""
-    parts = {name: row.get(name) for name in ROLE_FEATURES if name != "tokens"}
+    parts: dict[str, Any] = {name: row.get(name) for name in ROLE_FEATURES if name != "tokens"}
     index = parts["predicate_index"]
     for name in ("predicate_lemma", "predicate_sense", "predicate_kind"):
         if parts[name] is None and isinstance(index, list):

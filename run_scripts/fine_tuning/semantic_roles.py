@@ -42,6 +42,11 @@ class SemanticRoleArguments(RoleDataArguments):
         metadata={"help": "Maximum tokens of a training sentence, including two markers. Other splits are not cut."},
     )
 
+    def __post_init__(self):
+        super().__post_init__()
+        if self.max_length is not None and self.max_length < 3:
+            raise ValueError(f"--max_length {self.max_length}: pass at least 3, for a word and two markers.")
+
 
 @dataclass
 class SemanticRoleTrainingArguments(AdadeltaTrainingArguments):
@@ -86,18 +91,19 @@ class SemanticRoles(Task):
         """A row per predicate, or one for a sentence without; the first row of a sentence tells all predicates."""
         limits = truncation(self.arguments.max_length if is_training else None)
         encoding = tokenizer(batch["tokens"], is_split_into_words=True, **limits)
-        sentences = zip(encoding["input_ids"], batch["predicate_index"], batch["predicate_tags"], strict=True)
-        rows = []
-        for number, (ids, places, tags) in enumerate(sentences):
-            num_words, own = len(ids) - 2, {name: encoding[name][number] for name in encoding}
-            own |= {"example_number": number, "predicate_labels": [int(word in places) for word in range(num_words)]}
-            kept = [pair for pair in zip(places, tags, strict=True) if pair[0] < num_words]
-            for place, names in kept or [(None, [])]:
-                labels = [self.label_ids.get(name, NO_LABEL) for name in names[:num_words]] or [NO_LABEL] * num_words
-                marks = [int(word == place) for word in range(num_words)]
-                rows.append({**own, "token_type_ids": [0, *marks, 0], "labels": [NO_LABEL, *labels, NO_LABEL]})
-                rows[-1]["predicate_labels"] = [NO_LABEL, *own["predicate_labels"], NO_LABEL]
-                own["predicate_labels"] = [NO_LABEL] * num_words  # of the sentence's other rows
+        rows: list[Record] = []
+        for number, (places, tags) in enumerate(zip(batch["predicate_index"], batch["predicate_tags"], strict=True)):
+            sentence = {name: encoding[name][number] for name in encoding} | {"example_number": number}
+            words = range(len(sentence["input_ids"]) - 2)
+            unknown = [NO_LABEL for _ in words]
+            predicates = [int(word in places) for word in words]
+            kept = [pair for pair in zip(places, tags, strict=True) if pair[0] in words]
+            for place, names in kept or [(None, None)]:
+                marks = [int(word == place) for word in words]
+                labels = [self.label_ids.get(names[word], NO_LABEL) for word in words] if names else unknown
+                row = {"labels": [NO_LABEL, *labels, NO_LABEL], "predicate_labels": [NO_LABEL, *predicates, NO_LABEL]}
+                rows.append({**sentence, **row, "token_type_ids": [0, *marks, 0]})
+                predicates = unknown  # in the sentence's other rows
         return {name: [row[name] for row in rows] for name in rows[0]}
 
     def collator(self, tokenizer: ELMoTokenizer) -> "RoleCollator":
