@@ -11,7 +11,15 @@ from safetensors.torch import load_file
 from task_worker import HEAD, TASKS, WNUT17, bilm, sentences_of
 
 from modeling_elmo import ELMoConfig, ELMoForPreTraining, ELMoForTokenClassification, ELMoTokenizer
-from modeling_elmo.run_scripts import reproduce, run_classification, run_coref, run_ner, run_ner_no_trainer, run_qa, run_srl
+from modeling_elmo.run_scripts import (
+    reproduce,
+    run_classification,
+    run_coref,
+    run_ner,
+    run_ner_no_trainer,
+    run_qa,
+    run_srl,
+)
 from modeling_elmo.run_scripts.fine_tuning.head import HeadArguments, task_config, task_model, task_tokenizer
 from modeling_elmo.run_scripts.fine_tuning.tagging import Tagging, TaggingArguments
 from modeling_elmo.run_scripts.fine_tuning.task import Task

@@ -80,7 +80,9 @@ def test_help_of_the_program_and_of_a_task(capsys):
             reproduce.main(arguments)
         assert ended.value.code == 0
     printed = capsys.readouterr().out
-    assert "ner, classify, qa, srl, coref" in printed and "--compare_baseline" in printed and "Number of seeds" in printed
+    assert (
+        "ner, classify, qa, srl, coref" in printed and "--compare_baseline" in printed and "Number of seeds" in printed
+    )
 
 
 @pytest.mark.parametrize("arguments", [[], ["nerr"]])

@@ -34,8 +34,9 @@ WITHOUT_EVALUATION = {"eval_strategy": "no", "save_strategy": "no", "load_best_m
 def place(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("coref")
     bilm(folder / "bilm")
-    sizes = {"config_overrides": {**WITHOUT_DROPOUT, "max_span_width": 3}}
-    resolve(folder, **sizes, num_train_epochs=10, learning_rate=0.01, train_singletons=True)
+    sizes = {**WITHOUT_DROPOUT, "lexical_dropout": 0.0, "max_span_width": 2, "task_hidden_size": 32}
+    options = {"config_overrides": sizes, "num_train_epochs": 15, "learning_rate": 0.005, "train_singletons": True}
+    resolve(folder, **options, test_file=LITBANK["train"], **WITHOUT_EVALUATION)
     return folder
 
 
