@@ -95,7 +95,7 @@ def test_two_documents_are_memorized(tmp_path):
     options |= {"train_file": file, "validation_file": file, "num_train_epochs": 30, "learning_rate": 0.005}
     record = resolve(tmp_path, **options, **WITHOUT_EVALUATION)
     assert record["metrics"]["validation"]["f1"] > 0.99
-    assert assert_resolves_as_recorded(tmp_path / "run", "validation") > 6
+    assert assert_resolves_as_recorded(tmp_path / "run", "validation") == 4
 
 
 @pytest.mark.parametrize("is_within_an_epoch", [False, True])
