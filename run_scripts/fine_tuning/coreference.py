@@ -91,15 +91,17 @@ class CoreferenceTrainingArguments(TaskTrainingArguments):
         if not 0 < self.lr_decay <= 1:
             raise ValueError(f"--lr_decay {self.lr_decay}: pass a number above 0, up to 1.")
         if self.lr_decay < 1 and self.lr_scheduler_type != "constant":
+            kind = self.to_dict()["lr_scheduler_type"]
             raise ValueError(
-                f"--lr_scheduler_type {self.lr_scheduler_type.value} has no effect beside --lr_decay {self.lr_decay}: "
-                "pass --lr_decay 1, or omit it."
+                f"--lr_scheduler_type {kind} has no effect beside --lr_decay {self.lr_decay}: pass --lr_decay 1, or "
+                "omit it."
             )
 
     def for_trainer(self, metric: str, has_validation: bool) -> TaskTrainingArguments:
         """Trainer keeps all columns, for the collator, and passes on `mentions`, as it does with labels."""
         options = super().for_trainer(metric, has_validation)
-        return replace(options, remove_unused_columns=False, label_names=["mentions"])
+        changes: dict[str, Any] = {"remove_unused_columns": False, "label_names": ["mentions"]}
+        return replace(options, **changes)
 
     def own_scheduler(self, optimizer: torch.optim.Optimizer) -> LRScheduler | None:
         return None if self.lr_decay == 1 else StepLR(optimizer, DECAY_STEPS, self.lr_decay)
@@ -146,7 +148,7 @@ class Coreference(Task):
     def encode(self, batch: Batch, tokenizer: ELMoTokenizer, is_training: bool) -> Batch:
         most = self.arguments.max_sentences if is_training else None
         rows = [encode_sentences(sentences, tokenizer) for sentences in batch["sentences"]]
-        encoded = {name: [row[name] for row in rows] for name in rows[0]}
+        encoded: Batch = {name: [row[name] for row in rows] for name in rows[0]}
         if self.has_speakers:
             encoded["speaker_ids"] = list(map(speaker_numbers, batch["sentences"], batch["speakers"]))
         if self.genres:

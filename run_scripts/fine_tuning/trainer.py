@@ -161,7 +161,7 @@ class TaskTrainer(Trainer):
         return [name for name in super().get_decay_parameter_names(model) if "_mix." not in name]
 
     def create_scheduler(self, num_training_steps: int, optimizer=None) -> LRScheduler:
-        if self.lr_scheduler is None:
+        if self.lr_scheduler is None:  # type: ignore[has-type]  # set by Trainer
             self.lr_scheduler = self.args.own_scheduler(optimizer or self.optimizer)
         return super().create_scheduler(num_training_steps, optimizer)
 
