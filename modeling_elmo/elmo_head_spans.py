@@ -19,17 +19,8 @@ from .configuration_elmo import ELMoConfig
 from .elmo_head_layers import masked_softmax
 
 FEATURE_SIZE, SCORER_SIZE = 20, 150  # section 7.2 of Lee et al. 2017
-DISTANCES = (
-    1,
-    2,
-    3,
-    4,
-    5,
-    8,
-    16,
-    32,
-    64,
-)  # the least distance of each bin but the first: 0, 1, 2, 3, 4, 5-7, 8-15, ...
+# The least distance of each bin but the first, whose distance is 0: 1, 2, 3, 4, 5-7, 8-15, 16-31, 32-63, 64+.
+DISTANCES = (1, 2, 3, 4, 5, 8, 16, 32, 64)
 PIECE = 2048  # rows that are computed at a time, so that memory does not grow with the number of pairs
 
 
