@@ -39,6 +39,7 @@ from .modeling_elmo_heads import (  # noqa: E402
 )
 from .modeling_elmo_roles import ELMoForSemanticRoleLabeling, ELMoSemanticRoleOutput  # noqa: E402
 from .pipeline_elmo import ELMoQuestionAnsweringPipeline  # noqa: E402
+from .pipeline_elmo_coreference import ELMoCoreferencePipeline  # noqa: E402
 from .pipeline_elmo_roles import ELMoSemanticRolePipeline  # noqa: E402
 from .tokenization.tokenization_elmo import ELMoTokenizer  # noqa: E402
 
@@ -69,18 +70,20 @@ PIPELINE_REGISTRY.register_pipeline(
     pt_model=AutoModelForQuestionAnswering,
     type="text",
 )
-PIPELINE_REGISTRY.register_pipeline(
-    "semantic-role-labeling",
-    pipeline_class=ELMoSemanticRolePipeline,
-    pt_model=AutoModelForTokenClassification,
-    type="text",
-)
+for _task, _pipeline_class in (
+    ("semantic-role-labeling", ELMoSemanticRolePipeline),
+    ("coreference-resolution", ELMoCoreferencePipeline),
+):
+    PIPELINE_REGISTRY.register_pipeline(
+        _task, pipeline_class=_pipeline_class, pt_model=AutoModelForTokenClassification, type="text"
+    )
 ELMoConfig.register_for_auto_class()
 ELMoTokenizer.register_for_auto_class()
 
 __all__ = [
     "ELMoConfig",
     "ELMoCoreferenceOutput",
+    "ELMoCoreferencePipeline",
     "ELMoForCoreferenceResolution",
     "ELMoForPreTraining",
     "ELMoForPreTrainingOutput",

@@ -34,6 +34,7 @@ if TYPE_CHECKING:  # `save_pretrained` copies the files that are named here, too
     from .modeling_elmo_heads import ELMoTaskModel  # noqa: F401
     from .modeling_elmo_roles import ELMoForSemanticRoleLabeling  # noqa: F401
     from .pipeline_elmo import ELMoQuestionAnsweringPipeline  # noqa: F401
+    from .pipeline_elmo_coreference import ELMoCoreferencePipeline  # noqa: F401
     from .pipeline_elmo_roles import ELMoSemanticRolePipeline  # noqa: F401
 
 logger = logging.get_logger(__name__)

@@ -49,6 +49,13 @@ class ELMoForCoreferenceResolution(ELMoTaskModel):
     With `config.train_singletons`, mentions without an antecedent are learned and found, too.
     """
 
+    custom_pipelines = {
+        "coreference-resolution": {
+            "impl": "pipeline_elmo_coreference.ELMoCoreferencePipeline",
+            "pt": ["AutoModelForTokenClassification"],
+        }
+    }
+
     def __init__(self, config: ELMoConfig):
         super().__init__(config)
         self.feature_dropout = nn.Dropout(config.lexical_dropout)
@@ -84,9 +91,9 @@ class ELMoForCoreferenceResolution(ELMoTaskModel):
             character_ids, input_ids, attention_mask: as in `ELMoModel`, a row for each sentence. `input_ids` tell the
                 markers, which belong to no span.
             elmo_hidden_states, output_hidden_states: as in `ELMoForTokenClassification`.
-            mentions: `(mentions, 4)`, gold mentions: sentence, first token, last token, cluster. Tokens are positions
-                in the row: with right padding, the first word is token 1, after its marker. A mention wider than
-                `config.max_span_width` is never found.
+            mentions: `(1, mentions, 4)`, or without the 1, gold mentions: sentence, first token, last token, cluster.
+                Tokens are positions in the row: with right padding, the first word is token 1, after its marker. A
+                mention wider than `config.max_span_width` is never found.
             speaker_ids: `(sentences,)` or `(sentences, time)`, numbers of speakers. Read with `config.use_speakers`.
             genre_ids: `()`, number of the document's genre. Read with `config.num_genres`.
         """
@@ -112,6 +119,8 @@ class ELMoForCoreferenceResolution(ELMoTaskModel):
         return torch.stack([*places_W2[spans.first_K].unbind(1), places_W2[spans.last_K, 1], numbers_K], 1)
 
     def _loss(self, spans: RankedSpans, mentions: Tensor, words_ST: Tensor) -> Tensor:
+        if isinstance(mentions, Tensor) and mentions.dim() == 3 and len(mentions) == 1:
+            mentions = mentions[0]  # Trainer gathers and pads labels whose first dimension counts examples
         clusters_K = gold_clusters(spans, *_checked_mentions(mentions, words_ST))
         loss = marginal_loss(spans, clusters_K) + self.penalty()
         return loss + mention_loss(spans, clusters_K) if self.config.train_singletons else loss

@@ -17,6 +17,7 @@ PROGRAMS = {
     "classify": ("run_classification", "fine-tune a classifier of texts or pairs: sentiment, entailment"),
     "qa": ("run_qa", "fine-tune a reader that answers questions about a text"),
     "srl": ("run_srl", "fine-tune a semantic role labeller: who did what to whom"),
+    "coref": ("run_coref", "fine-tune a coreference resolver: who is who in a document"),
     "reproduce": ("reproduce", "run the paper's experiments: baselines, ablations, several seeds"),
     "embed": ("embed", "write the vectors of every sentence of a file"),
     "neighbors": ("nearest_neighbors", "find the most similar uses of a word"),

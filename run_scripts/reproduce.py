@@ -12,6 +12,7 @@ import inspect
 import sys
 
 from modeling_elmo.run_scripts.fine_tuning.classification import Classification
+from modeling_elmo.run_scripts.fine_tuning.coreference import Coreference
 from modeling_elmo.run_scripts.fine_tuning.experiments import ExperimentArguments, run_experiment
 from modeling_elmo.run_scripts.fine_tuning.head import HeadArguments
 from modeling_elmo.run_scripts.fine_tuning.question_answering import QuestionAnswering
@@ -25,6 +26,7 @@ TASKS: dict[str, type[Task]] = {
     "classify": Classification,
     "qa": QuestionAnswering,
     "srl": SemanticRoles,
+    "coref": Coreference,
 }
 
 

@@ -14,16 +14,17 @@ from safetensors.torch import load_file
 from transformers import TrainerCallback
 
 from modeling_elmo import ELMoConfig, ELMoForPreTraining, ELMoTokenizer
-from modeling_elmo.run_scripts import reproduce, run_classification, run_ner, run_qa, run_srl
+from modeling_elmo.run_scripts import reproduce, run_classification, run_coref, run_ner, run_qa, run_srl
 from modeling_elmo.run_scripts.fine_tuning.trainer import TaskTrainer
 
 TASKS = Path(__file__).parent / "fixtures" / "tasks"
 ENDINGS = {"wnut17": "conll", "snli": "jsonl", "rt_polarity": "tsv", "squadshifts": "json", "propbank": "tsv"}
+ENDINGS |= {"litbank": "conll"}
 BILM = {"char_cnn_filters": [[1, 8], [3, 8]], "lstm_hidden_size": 12, "projection_size": 8, "max_word_length": 16}
 WITHOUT_DROPOUT = {"task_dropout": 0.0, "elmo_dropout": 0.0}
 HEAD = {"task_hidden_size": 8, "task_num_layers": 1, "task_char_cnn_filters": [[3, 8]]}
 HEAD |= {"task_dropout": 0.1, "elmo_dropout": 0.1}
-FIXTURES = {"ner": "wnut17", "classify": "rt_polarity", "qa": "squadshifts", "srl": "propbank"}
+FIXTURES = {"ner": "wnut17", "classify": "rt_polarity", "qa": "squadshifts", "srl": "propbank", "coref": "litbank"}
 SPLITS = {"train": "train", "validation": "dev", "test": "test"}
 WNUT17 = {f"{split}_file": str(TASKS / f"wnut17_{name}.conll") for split, name in SPLITS.items()}
 WINDOWS = {"max_seq_length": 40, "doc_stride": 12}
@@ -70,6 +71,10 @@ def answer(folder: Path, **options) -> dict[str, Any]:
 
 def label(folder: Path, **options) -> dict[str, Any]:
     return run_srl.main(arguments_of(options_of(folder, "propbank", **options)))
+
+
+def resolve(folder: Path, **options) -> dict[str, Any]:
+    return run_coref.main(arguments_of(options_of(folder, "litbank", **options)))
 
 
 def experiment(task: str, folder: Path, **options) -> list[dict[str, Any]]:

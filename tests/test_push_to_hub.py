@@ -16,6 +16,7 @@ from safetensors.torch import load_file
 
 from modeling_elmo import (
     ELMoConfig,
+    ELMoForCoreferenceResolution,
     ELMoForPreTraining,
     ELMoForQuestionAnswering,
     ELMoForSemanticRoleLabeling,
@@ -38,6 +39,7 @@ CLASSES = [
     (ELMoForSequenceClassification, '"text_pair": '),
     (ELMoForQuestionAnswering, "pipeline('question-answering', "),
     (ELMoForSemanticRoleLabeling, "pipeline('semantic-role-labeling', "),
+    (ELMoForCoreferenceResolution, "pipeline('coreference-resolution', "),
 ]
 
 

@@ -26,6 +26,7 @@ OWN_OPTIONS = {
     "qa": "question_column context_column answers_column id_column max_seq_length doc_stride max_answer_length "
     "null_score_diff_threshold no_adadelta",
     "srl": "roles_format max_length no_adadelta",
+    "coref": "max_sentences train_singletons gap_file lr_decay",
 }
 
 
@@ -79,7 +80,9 @@ def test_help_of_the_program_and_of_a_task(capsys):
             reproduce.main(arguments)
         assert ended.value.code == 0
     printed = capsys.readouterr().out
-    assert "ner, classify, qa, srl" in printed and "--compare_baseline" in printed and "Number of seeds" in printed
+    assert (
+        "ner, classify, qa, srl, coref" in printed and "--compare_baseline" in printed and "Number of seeds" in printed
+    )
 
 
 @pytest.mark.parametrize("arguments", [[], ["nerr"]])

@@ -17,8 +17,11 @@ PIPELINE_TAGS = {
     "ELMoForSequenceClassification": "text-classification",
     "ELMoForQuestionAnswering": "question-answering",
     "ELMoForSemanticRoleLabeling": "semantic-role-labeling",
+    "ELMoForCoreferenceResolution": "coreference-resolution",
 }
-HUB_TAGS = {"semantic-role-labeling": "token-classification"}  # where the Hub has no tag of the pipeline's name
+WITHOUT_LABELS = ("question-answering", "coreference-resolution")
+# Where the Hub has no tag of the pipeline's name.
+HUB_TAGS = dict.fromkeys(("semantic-role-labeling", "coreference-resolution"), "token-classification")
 
 
 def write_head_card(folder: Path, name: str, record: dict[str, Any] | None = None) -> Path:
@@ -45,7 +48,7 @@ def write_head_card(folder: Path, name: str, record: dict[str, Any] | None = Non
         "pipeline_tag": tag,
         "network": head_class(config).network_name(config),
         "elmo_placement": head_class(config).resolve_elmo_placement(config) if config.use_elmo else None,
-        "labels": None if tag == "question-answering" else list(config.id2label.values()),
+        "labels": None if tag in WITHOUT_LABELS else list(config.id2label.values()),
         "is_pair": takes_pairs(config, record),
         "record": record | {"layer_weights": named_layers(record)} if record else None,
         "settings": record.get("settings", {}),

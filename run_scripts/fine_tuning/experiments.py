@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 import torch
 from datasets import Dataset, concatenate_datasets
-from transformers import EarlyStoppingCallback, set_seed
+from transformers import DataCollatorWithPadding, EarlyStoppingCallback, set_seed
 from transformers.utils import logging
 
 from modeling_elmo import ELMoConfig, ELMoModel, ELMoTokenizer
@@ -22,7 +22,7 @@ from modeling_elmo.run_scripts.cards.tables import best_record, first_split, rea
 from modeling_elmo.run_scripts.fine_tuning.arms import Arm, experiment_arms
 from modeling_elmo.run_scripts.fine_tuning.data import training_share
 from modeling_elmo.run_scripts.fine_tuning.ensembles import ensemble_record
-from modeling_elmo.run_scripts.fine_tuning.features import FeatureCollator, FeatureStore, feature_store
+from modeling_elmo.run_scripts.fine_tuning.features import FeatureStore, feature_store
 from modeling_elmo.run_scripts.fine_tuning.head import HeadArguments, task_config, task_model, task_tokenizer
 from modeling_elmo.run_scripts.fine_tuning.reports import (
     evaluate_splits,
@@ -105,6 +105,11 @@ def check_options(task: Task, head: HeadArguments, arguments: ExperimentArgument
         )
     if arguments.early_stopping_patience is not None and "validation" not in task.data:
         raise ValueError("--early_stopping_patience needs a validation split; pass --validation_file FILE.")
+    if arguments.ensemble and not task.can_average:
+        raise ValueError(
+            f"--ensemble: the outputs of several models cannot be averaged for {task.name}, because each model keeps "
+            "other spans. Pass one model at a time."
+        )
     task.check_splits(is_trained=not arguments.ensemble)
 
 
@@ -237,19 +242,21 @@ class Experiment:
     def _trainer(
         self, model, tokenizer: ELMoTokenizer, splits: dict[str, Dataset], seed: int, folder: Path
     ) -> TaskTrainer:
-        patience, collator = self.arguments.early_stopping_patience, self.task.collator(tokenizer)
-        is_cached = model.config.use_elmo and self.features is not None
+        patience, task = self.arguments.early_stopping_patience, self.task
+        features = self.features if model.config.use_elmo else None
+        collator = task.collator(tokenizer) if features is None else task.feature_collator(tokenizer, features)
         changes: dict[str, Any] = {
             "output_dir": str(folder),
             "seed": seed,
             "restore_callback_states_from_checkpoint": True,  # early stopping keeps its count
-            "remove_unused_columns": not is_cached,  # stored layers are found by `text_number`
         }
+        if features is not None:
+            changes["remove_unused_columns"] = False  # stored layers are found by `text_number`
         arguments = replace(self.trainer_arguments, **changes)
         return TaskTrainer(
             model,
             arguments,
-            data_collator=FeatureCollator(collator, self.features) if is_cached else collator,
+            data_collator=collator,
             train_dataset=splits["train"],
             eval_dataset=splits.get("validation"),
             processing_class=tokenizer,
@@ -281,7 +288,7 @@ class Experiment:
         columns = set.intersection(*(set(rows.column_names) for rows in splits)) - {*self.task.head_columns}
         rows = concatenate_datasets([each.select_columns(sorted(columns)) for each in splits])
         with self.training.main_process_first(desc="computing the biLM's layers"):
-            return feature_store(self.folder / "features", model, rows, self.task.collator(tokenizer))
+            return feature_store(self.folder / "features", model, rows, DataCollatorWithPadding(tokenizer))
 
 
 def select_examples(rows: Dataset, examples: Iterable[int]) -> Dataset:

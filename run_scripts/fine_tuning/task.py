@@ -12,6 +12,7 @@ from transformers import EvalPrediction
 
 from modeling_elmo import ELMoTokenizer
 from modeling_elmo.run_scripts.fine_tuning.data import take_samples
+from modeling_elmo.run_scripts.fine_tuning.features import FeatureCollator, FeatureStore
 from modeling_elmo.run_scripts.fine_tuning.sources import DataArguments, code_states
 from modeling_elmo.run_scripts.fine_tuning.trainer import TaskTrainingArguments
 
@@ -58,6 +59,7 @@ class Task(ABC):
         scalar_mix_l2: the paper's lambda for the task (supplement A).
         elmo_dropout: the paper's dropout rate on ELMo.
         head_columns: columns of the encodings that differ between rows of one text, because only the head reads them.
+        can_average: whether the outputs of several models can be averaged.
         data: the raw splits, of `train`, `validation` and `test` those that were given.
         config: fields of `ELMoConfig` that the data set determines, such as labels.
 
@@ -73,6 +75,7 @@ class Task(ABC):
     scalar_mix_l2: float = 0.001
     elmo_dropout: float = 0.5
     head_columns: tuple[str, ...] = ()
+    can_average: bool = True
 
     def __init__(self, arguments: Any):
         self.arguments = arguments
@@ -104,6 +107,10 @@ class Task(ABC):
     def collator(self, tokenizer: ELMoTokenizer) -> Callable[[list[dict]], Any]:
         """The function that makes a batch of rows."""
 
+    def feature_collator(self, tokenizer: ELMoTokenizer, store: FeatureStore) -> Callable[[list[dict]], Any]:
+        """The collator that adds the stored layers of a frozen biLM."""
+        return FeatureCollator(self.collator(tokenizer), store)
+
     @abstractmethod
     def scores(self, output: SplitOutput) -> dict[str, Any]:
         """The scores of a split: numbers, `metric` among them, and tables in dictionaries."""
@@ -111,6 +118,10 @@ class Task(ABC):
     @abstractmethod
     def predictions(self, output: SplitOutput) -> Iterable[Record]:
         """The lines of the file of predictions, one record per example."""
+
+    def further_scores(self, model: Any, tokenizer: ELMoTokenizer) -> dict[str, Any]:
+        """Entries of the record about a trained model that are not scores of a split."""
+        return {}
 
     def average(self, logits: Sequence[Any]) -> Any:
         """The logits of an ensemble, from the logits of its members: by default the mean of their probabilities."""

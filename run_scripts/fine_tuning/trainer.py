@@ -7,8 +7,9 @@ from typing import Any
 
 import torch
 from datasets import Dataset
+from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import SequentialSampler
-from transformers import Trainer, TrainingArguments
+from transformers import Trainer, TrainerCallback, TrainingArguments
 
 from modeling_elmo.run_scripts.fine_tuning.moving_average import MovingAverage
 from modeling_elmo.run_scripts.program.files import sync
@@ -20,7 +21,7 @@ RECORDED_OPTIONS = (
     *("num_train_epochs", "max_steps", "per_device_train_batch_size", "gradient_accumulation_steps", "bf16", "fp16"),
     *("optim", "optim_args", "weight_decay", "adam_beta1", "adam_beta2", "adam_epsilon", "data_seed"),
     *("eval_strategy", "eval_steps", "save_strategy", "save_steps", "load_best_model_at_end"),
-    *("adadelta", "ema_decay", "train_sampling_strategy"),
+    *("adadelta", "ema_decay", "train_sampling_strategy", "lr_decay"),
 )
 EMA_HELP = "Decay per step of the moving average of the weights, which is evaluated and saved. 0: no average."
 REPLACED_BY_ADADELTA = ("optim", "optim_args", "adam_beta1", "adam_beta2", "adam_epsilon")
@@ -90,6 +91,10 @@ class TaskTrainingArguments(TrainingArguments):
             options |= {"eval_strategy": "no", "load_best_model_at_end": False}
         return replace(self, **options)
 
+    def own_scheduler(self, optimizer: torch.optim.Optimizer) -> LRScheduler | None:
+        """A schedule of the learning rate that transformers lacks; `None` leaves it to `--lr_scheduler_type`."""
+        return None
+
     def recorded(self) -> dict[str, Any]:
         """The options that scores depend on."""
         values = self.to_dict()
@@ -148,10 +153,17 @@ class TaskTrainer(Trainer):
         self.average = MovingAverage(self.model, args.ema_decay) if args.ema_decay else None
         if self.average is not None:
             self.add_callback(self.average)
+        if isinstance(self.data_collator, TrainerCallback):  # it draws anew in each epoch
+            self.add_callback(self.data_collator)
 
     def get_decay_parameter_names(self, model) -> list[str]:
         # Decay would pull gamma to 0. Trainer exempts only biases and layer norms.
         return [name for name in super().get_decay_parameter_names(model) if "_mix." not in name]
+
+    def create_scheduler(self, num_training_steps: int, optimizer=None) -> LRScheduler:
+        if self.lr_scheduler is None:  # type: ignore[has-type]  # set by Trainer
+            self.lr_scheduler = self.args.own_scheduler(optimizer or self.optimizer)
+        return super().create_scheduler(num_training_steps, optimizer)
 
     def _get_eval_sampler(self, eval_dataset: Dataset) -> SequentialSampler | None:
         # Predictions are matched to examples by order. Trainer would group them by length if training does.

@@ -1,0 +1,248 @@
+"""Coreference resolution as a pipeline: `pipeline("coreference-resolution", model=..., trust_remote_code=True)`.
+
+It travels with all `ELMoForCoreferenceResolution` checkpoints. Text that is not split into sentences needs the package
+sentencex, a splitter by rules for many languages: `pip install sentencex`.
+"""
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from itertools import accumulate
+from numbers import Integral
+from typing import Any
+
+import numpy as np
+import torch
+from transformers.pipelines.base import ChunkPipeline
+
+Mention = tuple[int, int, int]  # sentence, first and last word
+
+
+@dataclass(frozen=True)  # a pipeline would make plain tuples of named ones
+class Document:
+    """A document, and where its words are.
+
+    Args:
+        text: the text that the characters count in.
+        sentences: sentences with words, as the tokenizer reads them: strings, or lists of words.
+        characters: of each word of each sentence.
+    """
+
+    text: str
+    sentences: list[Any]
+    characters: list[list[tuple[int, int]]]
+
+
+@dataclass(frozen=True)
+class Links:
+    """What one window of a document decides.
+
+    Args:
+        antecedents: of each mention: another mention, before it, or `None`.
+        scores: score of each mention.
+    """
+
+    antecedents: dict[Mention, Mention | None]
+    scores: dict[Mention, float]
+
+
+class ELMoCoreferencePipeline(ChunkPipeline):
+    """Finds who is who in a document.
+
+        pipe("Ada wrote it. She published it in 1843.")          # needs the package sentencex
+        pipe(["Ada wrote it.", "She published it in 1843."])     # sentences, as strings
+        pipe([["Ada", "wrote", "it", "."], ["She", "published", "it", "in", "1843", "."]])  # or as words
+        for found in pipe(document for document in documents): ...
+
+    The result is `{"clusters": [[{"start": 0, "end": 3, "text": "Ada"}, ...], ...]}`: clusters in the order of their
+    first mentions, and mentions in the order of the document. `start` and `end` are character positions in the text.
+    Given sentences count as joined by line feeds, and given words as joined by single spaces.
+
+    A list is one document; pass several documents as an iterator.
+
+    Args:
+        singletons: whether to return mentions of their own, as clusters of one. Default: if the model was trained on
+            them.
+        max_words: maximum words that are read at once; it bounds the memory. A longer document is read in windows. Each
+            begins with sentences of the window before, a quarter of `max_words`, in which its words find antecedents.
+        language: language of a text that is not split into sentences, as a code such as `"en"`.
+        genre: genre of the text, one of `config.label2id`, for a model that knows genres. Default: the first. A model
+            that reads speakers takes the document for the words of one.
+    """
+
+    default_input_names = "document"
+
+    def __call__(self, inputs: Any, **options: Any) -> Any:
+        if options.get("batch_size", 1) != 1:
+            raise ValueError(f"`batch_size` is {options['batch_size']}, but a document is a batch; leave it out.")
+        if isinstance(inputs, Iterator):
+            return super().__call__(({"document": each} for each in inputs), **options)
+        return super().__call__({"document": inputs}, **options)
+
+    def _sanitize_parameters(self, **options: Any) -> tuple[dict, dict, dict]:
+        known = ("singletons", "max_words", "language", "genre")
+        unknown = [name for name in options if name not in known]
+        if unknown:
+            raise TypeError(f"Unknown options {', '.join(unknown)}; the options are {', '.join(known)}.")
+        max_words = options.get("max_words", 1)
+        if not isinstance(max_words, Integral) or max_words < 1:
+            raise ValueError(f"`max_words` is {max_words!r}; pass an integer of at least 1.")
+        if options.get("singletons") and not self.model.config.train_singletons:
+            raise ValueError("`singletons` is True, but this model was not trained on mentions of their own; omit it.")
+        genres = [*self.model.config.label2id] if self.model.config.num_genres else []
+        if options.get("genre") not in (None, *genres):
+            raise ValueError(f"`genre` is {options['genre']!r}; this model knows {', '.join(genres) or 'no genres'}.")
+        for_windows = {name: options[name] for name in known[1:] if name in options}
+        return for_windows, {}, {name: options[name] for name in ("singletons",) if name in options}
+
+    def preprocess(
+        self, inputs: dict[str, Any], max_words: int = 4000, language: str = "en", genre: str | None = None
+    ) -> Iterator[dict]:
+        document = read_document(inputs["document"], self.tokenizer, language)
+        for first, begin, end in windows_of(list(map(len, document.characters)), max_words):
+            yield {
+                "document": document,
+                "sentences": (first, begin),
+                "is_last": end == len(document.sentences),
+                **self._inputs(document.sentences[first:end], genre),
+            }
+
+    def _inputs(self, sentences: list[Any], genre: str | None) -> dict[str, torch.Tensor]:
+        options = {"is_split_into_words": not isinstance(sentences[0], str), "padding": True, "padding_side": "right"}
+        inputs, config = dict(self.tokenizer(sentences, return_tensors="pt", **options)), self.model.config
+        if config.use_speakers:
+            inputs["speaker_ids"] = torch.zeros(len(sentences), dtype=torch.long)
+        if config.num_genres:
+            inputs["genre_ids"] = torch.tensor(0 if genre is None else config.label2id[genre])
+        return inputs
+
+    def _forward(self, window: dict[str, Any]) -> dict[str, Any]:
+        kept = {name: window.pop(name) for name in ("document", "is_last")}
+        sentences = window.pop("sentences")
+        return {**kept, "links": links_of(self.model(**window), *sentences)}
+
+    def postprocess(self, windows: Iterable[dict[str, Any]], singletons: bool | None = None) -> dict[str, list]:
+        windows = list(windows)
+        document: Document = windows[0]["document"]
+        shown = self.model.config.train_singletons if singletons is None else singletons
+        clusters = join_links((window["links"] for window in windows), shown)
+        return {"clusters": [[_shown(document, mention) for mention in cluster] for cluster in clusters]}
+
+
+def read_document(document: Any, tokenizer: Any, language: str) -> Document:
+    """The sentences of a text, a list of sentences, or a list of lists of words."""
+    if isinstance(document, str):
+        return _read_sentences(document, split_sentences(document, language), tokenizer)
+    sentences = list(document) if isinstance(document, (list, tuple)) else []
+    if sentences and all(isinstance(sentence, str) for sentence in sentences):
+        starts = accumulate((len(sentence) + 1 for sentence in sentences[:-1]), initial=0)
+        spans = [(start, start + len(sentence)) for start, sentence in zip(starts, sentences, strict=True)]
+        return _read_sentences("\n".join(sentences), spans, tokenizer)
+    if not sentences or not all(map(_is_words, sentences)):
+        raise ValueError(
+            f"The document is {document!r:.80}; pass a text, a list of sentences, or a list with the words of each "
+            "sentence, at least one."
+        )
+    return _read_words([list(sentence) for sentence in sentences])
+
+
+def _is_words(sentence: Any) -> bool:
+    is_list = isinstance(sentence, (list, tuple)) and len(sentence) > 0
+    return is_list and all(isinstance(word, str) and word for word in sentence)
+
+
+def _read_words(sentences: list[list[str]]) -> Document:
+    characters, start = [], 0
+    for words in sentences:
+        starts = list(accumulate((len(word) + 1 for word in words), initial=start))
+        characters.append([(first, first + len(word)) for first, word in zip(starts, words, strict=False)])
+        start = starts[-1]
+    return Document("\n".join(map(" ".join, sentences)), sentences, characters)
+
+
+def _read_sentences(text: str, spans: list[tuple[int, int]], tokenizer: Any) -> Document:
+    """Finds the words of each sentence. Sentences without words are left out."""
+    kept, characters = [], []
+    for start, end in spans:
+        offsets = tokenizer(text[start:end], return_offsets_mapping=True, add_special_tokens=False)["offset_mapping"]
+        if offsets:
+            kept.append(text[start:end])
+            characters.append([(start + first, start + after) for first, after in offsets])
+    if not kept:
+        raise ValueError(f"The document {text!r:.80} has no words; pass a text with words.")
+    return Document(text, kept, characters)
+
+
+def split_sentences(text: str, language: str) -> list[tuple[int, int]]:
+    """The characters of each sentence of a text, by the rules of the package sentencex."""
+    try:
+        from sentencex import get_sentence_boundaries
+    except ImportError as error:
+        raise ImportError(
+            "A text that is not split into sentences needs the package sentencex, which is missing. Run `pip install "
+            "sentencex`, or pass a list of sentences."
+        ) from error
+    found = get_sentence_boundaries(language, text)
+    return [(each["start_index"], each["end_index"]) for each in found if not each["is_paragraph_break"]]
+
+
+def windows_of(lengths: list[int], max_words: int) -> Iterator[tuple[int, int, int]]:
+    """Windows of sentences with at most `max_words` words, or with one longer sentence that no other window has.
+
+    Args:
+        lengths: number of words of each sentence.
+
+    Returns:
+        First sentence of each window, first sentence that the window before does not have, and end.
+    """
+    before, end = [0, *accumulate(lengths)], 0  # number of words before each sentence
+    while end < len(lengths):
+        begin = end
+        first = bisect_left(before, max(before[begin] - max_words // 4, before[begin + 1] - max_words))
+        first = min(first, begin)
+        end = max(begin + 1, bisect_right(before, before[first] + max_words) - 1)
+        yield first, begin, end
+
+
+def links_of(output: Any, first: int, begin: int) -> Links:
+    """The best antecedent of each kept span in the sentences that a window adds.
+
+    Args:
+        output: of the model, for one window.
+        first, begin: numbers in the document of the window's first sentence, and of the first that it adds.
+    """
+    spans = output.clusters[0, :, :3].cpu().numpy() + np.array([first, -1, -1])  # the first token is a marker
+    best = output.antecedent_scores[0].argmax(-1, keepdim=True)
+    none = torch.full_like(output.antecedents[0, :, :1], -1)
+    linked = torch.cat([none, output.antecedents[0]], -1).gather(-1, best)[:, 0].tolist()
+    mentions: list[Mention] = [tuple(span) for span in spans.tolist()]
+    added = [number for number, mention in enumerate(mentions) if mention[0] >= begin]
+    scores = output.mention_scores[0].tolist()
+    return Links(
+        {mentions[number]: None if linked[number] < 0 else mentions[linked[number]] for number in added},
+        {mentions[number]: scores[number] for number in added},
+    )
+
+
+def join_links(windows: Iterable[Links], singletons: bool) -> list[list[Mention]]:
+    """The clusters of mentions that are linked to each other, in the order of their first mentions.
+
+    With `singletons`, mentions without a link whose score is above 0 are clusters of one.
+    """
+    clusters: dict[Mention, list[Mention]] = {}
+    alone: set[Mention] = set()
+    for window in windows:
+        for mention, antecedent in window.antecedents.items():
+            cluster = [] if antecedent is None else clusters.setdefault(antecedent, [antecedent])
+            cluster.append(mention)
+            clusters[mention] = cluster
+            if singletons and window.scores[mention] > 0:
+                alone.add(mention)
+    different = {id(cluster): sorted(cluster) for cluster in clusters.values()}.values()
+    return sorted(cluster for cluster in different if len(cluster) > 1 or cluster[0] in alone)
+
+
+def _shown(document: Document, mention: Mention) -> dict[str, Any]:
+    sentence, first, last = mention
+    start, end = document.characters[sentence][first][0], document.characters[sentence][last][1]
+    return {"start": start, "end": end, "text": document.text[start:end]}

@@ -1,0 +1,305 @@
+"""Coreference resolution: which mentions of a document are the same person, place or thing."""
+
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field, replace
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from datasets import Dataset, DatasetDict
+from torch import Tensor
+from torch.optim.lr_scheduler import LRScheduler, StepLR
+from transformers import BatchEncoding, TrainerCallback
+from transformers.utils import logging
+
+from modeling_elmo import ELMoForCoreferenceResolution, ELMoTokenizer
+from modeling_elmo.pipeline_elmo_coreference import ELMoCoreferencePipeline, split_sentences
+from modeling_elmo.run_scripts.fine_tuning.coreference_data import (
+    CoreferenceDataArguments,
+    MentionSpan,
+    read_documents,
+    read_gap,
+)
+from modeling_elmo.run_scripts.fine_tuning.coreference_scores import coreference_scores, gap_decisions, gap_scores
+from modeling_elmo.run_scripts.fine_tuning.features import FeatureStore
+from modeling_elmo.run_scripts.fine_tuning.task import Batch, Record, SplitOutput, Task, label_config
+from modeling_elmo.run_scripts.fine_tuning.trainer import TaskTrainingArguments
+
+DECAY_STEPS = 100  # as in the code of Lee et al. (2017)
+TOKEN_COLUMNS = ("input_ids", "character_ids", "attention_mask", "speaker_ids")  # of encodings: one value a token
+
+
+@dataclass(kw_only=True)
+class CoreferenceArguments(CoreferenceDataArguments):
+    max_sentences: int = field(
+        default=50,
+        metadata={
+            "help": "Maximum sentences of a training document: a random window, drawn anew in each epoch. Other splits "
+            "are read whole."
+        },
+    )
+    train_singletons: bool = field(
+        default=False,
+        metadata={"help": "Learn, return and score singletons too: mentions that no other mention refers to."},
+    )
+    gap_file: str | None = field(
+        default=None,
+        metadata={
+            "help": "File of GAP (.tsv). Its pronouns measure the trained model, which does not learn from them."
+        },
+    )
+
+    def __post_init__(self):
+        super().__post_init__()
+        if self.max_sentences < 1:
+            raise ValueError(f"--max_sentences {self.max_sentences}: pass at least 1.")
+        if self.gap_file is not None:  # before hours of training
+            split_sentences("", "en")
+            read_gap(Path(self.gap_file))
+
+
+@dataclass
+class CoreferenceTrainingArguments(TaskTrainingArguments):
+    """Trainer's arguments, with the settings of Lee et al. (2017): Adam, and a document a step."""
+
+    _argument_group_name = "training options"
+
+    lr_decay: float = field(
+        default=0.999,
+        metadata={"help": f"Factor of the learning rate after every {DECAY_STEPS} steps. 1: --lr_scheduler_type."},
+    )
+    num_train_epochs: float = 150
+    per_device_train_batch_size: int = 1
+    per_device_eval_batch_size: int = 1
+
+    def __post_init__(self):
+        super().__post_init__()
+        for name in ("per_device_train_batch_size", "per_device_eval_batch_size"):
+            if getattr(self, name) != 1:
+                raise ValueError(
+                    f"--{name} {getattr(self, name)}: a batch is one document, so it must be 1. For larger steps, pass "
+                    "--gradient_accumulation_steps."
+                )
+        if self.n_gpu > 1:
+            raise ValueError(
+                f"One process with {self.n_gpu} devices would split a document. Start a process for each device with "
+                "torchrun, or show one device, with CUDA_VISIBLE_DEVICES=0."
+            )
+        if not 0 < self.lr_decay <= 1:
+            raise ValueError(f"--lr_decay {self.lr_decay}: pass a number above 0, up to 1.")
+        if self.lr_decay < 1 and self.lr_scheduler_type != "constant":
+            kind = self.to_dict()["lr_scheduler_type"]
+            raise ValueError(
+                f"--lr_scheduler_type {kind} has no effect beside --lr_decay {self.lr_decay}: pass --lr_decay 1, or "
+                "omit it."
+            )
+
+    def for_trainer(self, metric: str, has_validation: bool) -> TaskTrainingArguments:
+        """Trainer keeps all columns, for the collator, and passes on `mentions`, as it does with labels."""
+        options = super().for_trainer(metric, has_validation)
+        changes: dict[str, Any] = {"remove_unused_columns": False, "label_names": ["mentions"]}
+        return replace(options, **changes)
+
+    def own_scheduler(self, optimizer: torch.optim.Optimizer) -> LRScheduler | None:
+        return None if self.lr_decay == 1 else StepLR(optimizer, DECAY_STEPS, self.lr_decay)
+
+
+class Coreference(Task):
+    """The paper's coreference resolution (section 4): span ranking (Lee et al. 2017) over `[x_k; ELMo_k]`.
+
+    The main score `f1` is the mean F1 of MUC, B-cubed and CEAF over all documents. It counts singletons, which are
+    mentions of their own, with --train_singletons only. If the data has them, there are scores of both ways.
+    """
+
+    name = "coreference-resolution"
+    metric = "f1"
+    model_class = ELMoForCoreferenceResolution
+    arguments_class = CoreferenceArguments
+    training_arguments_class = CoreferenceTrainingArguments
+    scalar_mix_l2 = 0.0
+    head_columns = ("mentions", "speaker_ids", "genre_ids", "max_sentences")
+    can_average = False  # models keep different spans
+
+    def read_data(self) -> DatasetDict:
+        return read_documents(self.arguments)
+
+    def prepare(self, data: DatasetDict):
+        train = data.get("train", next(iter(data.values())))
+        self.has_singletons = has_singletons(train)
+        if self.arguments.train_singletons and not self.has_singletons:
+            raise ValueError(
+                "--train_singletons: no mention of the training data is a singleton, so a model cannot learn them. "
+                "Leave it out."
+            )
+        self.has_speakers, self.genres = any(train["speakers"]), known_genres(data)
+        self.config = {
+            "train_singletons": self.arguments.train_singletons,
+            "use_speakers": self.has_speakers,
+            "num_genres": len(self.genres),
+            **(label_config(self.genres) if self.genres else {}),  # the pipeline takes names of genres
+        }
+
+    def words(self, split: Dataset, tokenizer: ELMoTokenizer) -> Iterable[list[str]]:
+        return chain.from_iterable(split["sentences"])
+
+    def encode(self, batch: Batch, tokenizer: ELMoTokenizer, is_training: bool) -> Batch:
+        most = self.arguments.max_sentences if is_training else None
+        rows = [encode_sentences(sentences, tokenizer) for sentences in batch["sentences"]]
+        encoded: Batch = {name: [row[name] for row in rows] for name in rows[0]}
+        if self.has_speakers:
+            encoded["speaker_ids"] = list(map(speaker_numbers, batch["sentences"], batch["speakers"]))
+        if self.genres:
+            encoded["genre_ids"] = list(map(self.genres.index, batch["genre"]))
+        return {**encoded, "mentions": batch["mentions"], "max_sentences": [most] * len(rows)}
+
+    def collator(self, tokenizer: ELMoTokenizer) -> "DocumentCollator":
+        return DocumentCollator()
+
+    def feature_collator(self, tokenizer: ELMoTokenizer, store: FeatureStore) -> "DocumentCollator":
+        return DocumentCollator(store)
+
+    def scores(self, output: SplitOutput) -> dict[str, Any]:
+        found = [clusters_of(mentions) for mentions in predicted_mentions(output)]
+        gold = [clusters_of(mentions) for mentions in output.examples["mentions"]]
+        main = self.arguments.train_singletons
+        ways = [main, not main] if self.has_singletons else [main]
+        every = {way: coreference_scores(found, gold, singletons=way) for way in ways}
+        numbers, tables = {}, {}
+        for way, scores in every.items():
+            name = "with_singletons" if way else "without_singletons"
+            suffix = "" if way == main else f"_{name}"
+            numbers |= {key + suffix: value for key, value in scores.items() if key.endswith("f1")}
+            tables[name] = scores  # with precision and recall
+        return numbers | tables
+
+    def predictions(self, output: SplitOutput) -> Iterable[Record]:
+        for example, mentions in zip(output.examples, predicted_mentions(output), strict=True):
+            shown = {name: example[name] for name in ("document", "sentences", "mentions")}
+            yield {**shown, "predicted": mentions}
+
+    def further_scores(self, model: ELMoForCoreferenceResolution, tokenizer: ELMoTokenizer) -> dict[str, Any]:
+        if self.arguments.gap_file is None:
+            return {}
+        resolve = ELMoCoreferencePipeline(model=model, tokenizer=tokenizer, device=model.device)
+        examples = read_gap(Path(self.arguments.gap_file))
+        found = resolve(example.text for example in logging.tqdm(examples, desc="Resolving GAP's pronouns"))
+        spans = ([[(each["start"], each["end"]) for each in c] for c in resolved["clusters"]] for resolved in found)
+        return {"gap": gap_scores(list(map(gap_decisions, spans, examples)), examples)}
+
+
+def has_singletons(documents: Dataset) -> bool:
+    return any(1 in Counter(cluster for *_, cluster in mentions).values() for mentions in documents["mentions"])
+
+
+def known_genres(data: DatasetDict) -> list[str]:
+    """The genres of the training data, none if its documents have none. Other splits may have no others."""
+    first, *others = data.items()
+    genres = {*first[1]["genre"]}
+    for split, documents in others:
+        if genres != {""} and (unknown := {*documents["genre"]} - genres):
+            raise ValueError(
+                f"Split {split!r} has the genre {min(unknown)!r}, but {first[0]!r} only {', '.join(sorted(genres))}; "
+                "pass training data with it."
+            )
+    return [] if genres == {""} else sorted(genres)
+
+
+def speaker_numbers(sentences: list[list[str]], speakers: list[list[str]]) -> list[int]:
+    """The number of each token's speaker. Markers, and documents without speakers, have the number 0."""
+    numbers: dict[str, int] = {}
+    names = speakers or [[""] * len(words) for words in sentences]
+    rows = ([0, *(numbers.setdefault(name, len(numbers)) for name in row), 0] for row in names)
+    return list(chain.from_iterable(rows))
+
+
+def encode_sentences(sentences: list[list[str]], tokenizer: ELMoTokenizer) -> dict[str, np.ndarray]:
+    """All tokens of a document, one sentence after the other. The biLM reads them apart, by their `token_type_ids`.
+
+    Shape:
+        result: `(tokens, ...)` each; `token_type_ids` are the numbers of the sentences.
+    """
+    padded = tokenizer(sentences, is_split_into_words=True, padding=True, return_tensors="np")
+    mask_BT = padded["attention_mask"] == 1
+    return {name: ids[mask_BT] for name, ids in padded.items()} | {"token_type_ids": mask_BT.nonzero()[0]}
+
+
+class DocumentCollator(TrainerCallback):
+    """Makes a batch of one document: its rows are the sentences, padded on the right.
+
+    Of a training document it takes a window of `max_sentences`, which depends on the seed, the epoch and the document
+    alone. So a resumed training sees the same windows.
+
+    Args:
+        store: stored layers of the biLM, found by `text_number`; `None` leaves them to the model.
+    """
+
+    def __init__(self, store: FeatureStore | None = None):
+        self.store, self.seed, self.epoch = store, 0, 0
+
+    def on_epoch_begin(self, args, state, control, **_):
+        self.seed = args.seed if args.data_seed is None else args.data_seed
+        self.epoch = int(state.epoch)  # a resumed training begins within an epoch
+
+    def __call__(self, rows: list[dict[str, Any]]) -> BatchEncoding:
+        (row,) = rows  # the training options allow no others
+        sentences_N = np.asarray(row["token_type_ids"])
+        first, end = self._window(row, int(sentences_N[-1]) + 1)
+        inside = slice(*np.searchsorted(sentences_N, [first, end]))
+        lengths_B = np.bincount(sentences_N[inside] - first)
+        mask_BT = np.arange(lengths_B.max()) < lengths_B[:, None]
+        names = [name for name in TOKEN_COLUMNS if name in row]
+        batch = {name: scattered(np.asarray(row[name][inside]), mask_BT) for name in names}
+        if self.store is not None:
+            batch["elmo_hidden_states"] = scattered(self.store[row["text_number"]][inside], mask_BT).transpose(1, 2)
+        if "genre_ids" in row:
+            batch["genre_ids"] = torch.tensor(row["genre_ids"])
+        batch["mentions"] = mentions_of_window(row["mentions"], first, end)
+        return BatchEncoding(batch)
+
+    def _window(self, row: dict[str, Any], count: int) -> tuple[int, int]:
+        """First sentence and end."""
+        most = row.get("max_sentences") or count
+        if most >= count:
+            return 0, count
+        first = int(np.random.default_rng([self.seed, self.epoch, row["example_number"]]).integers(count - most + 1))
+        return first, first + most
+
+
+def scattered(values_N: np.ndarray, mask_BT: np.ndarray) -> Tensor:
+    """The values of the real tokens at their positions, and 0 elsewhere.
+
+    Shape:
+        values_N: `(tokens, ...)`
+        mask_BT: `(batch, time)`
+        result: `(batch, time, ...)`
+    """
+    result = np.zeros((*mask_BT.shape, *values_N.shape[1:]), dtype=values_N.dtype)
+    result[mask_BT] = values_N
+    return torch.from_numpy(result)
+
+
+def mentions_of_window(mentions: list[list[int]], first: int, end: int) -> Tensor:
+    """`(1, mentions, 4)`: sentence of the window, first and last token, and cluster. The first token is a marker."""
+    inside = np.array([mention for mention in mentions if first <= mention[0] < end], dtype=np.int64).reshape(1, -1, 4)
+    return torch.from_numpy(inside + [-first, 1, 1, 0])
+
+
+def predicted_mentions(output: SplitOutput) -> Iterator[list[list[int]]]:
+    """The mentions of each document that are in a cluster, as in the data: sentence, first and last word, cluster."""
+    clusters, mention_scores = output.logits
+    if not np.isfinite(mention_scores).all():
+        raise ValueError("Some mention scores are not finite: training diverged. Pass a smaller learning rate.")
+    for mentions in clusters:
+        # Below 0 are spans without a cluster, and Trainer's padding where documents have different numbers of spans.
+        yield (mentions[mentions[:, 3] >= 0] - [0, 1, 1, 0]).tolist()
+
+
+def clusters_of(mentions: Iterable[list[int]]) -> list[list[MentionSpan]]:
+    """The mentions of each cluster."""
+    found: dict[int, list[MentionSpan]] = {}
+    for sentence, first, last, cluster in mentions:
+        found.setdefault(cluster, []).append((sentence, first, last))
+    return list(found.values())

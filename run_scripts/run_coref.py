@@ -1,0 +1,63 @@
+"""Fine-tunes a coreference resolver on a biLM: which mentions of a document are the same person, place or thing.
+
+    elmo coref --model_name_or_path elmo --train_file train.conll --validation_file dev.conll --output_dir resolver
+
+The network is span ranking (Lee et al. 2017), with ELMo at the input of its biLSTM, as in section 4 of the paper. A
+step reads one document, of which training takes at most 50 sentences. The learning rate of Adam falls by 0.1 % every
+100 steps. `--train_singletons` is for data that also mark mentions without antecedents, such as LitBank.
+`elmo reproduce coref` runs the paper's experiments: baseline, ablations, several seeds.
+"""
+
+import time
+
+from transformers import set_seed
+
+from modeling_elmo.run_scripts.cards.card import CardArguments
+from modeling_elmo.run_scripts.fine_tuning.coreference import (
+    Coreference,
+    CoreferenceArguments,
+    CoreferenceTrainingArguments,
+)
+from modeling_elmo.run_scripts.fine_tuning.head import BasicHeadArguments, HeadArguments, task_model, task_tokenizer
+from modeling_elmo.run_scripts.fine_tuning.reports import check_run, finish_run
+from modeling_elmo.run_scripts.fine_tuning.task import Record
+from modeling_elmo.run_scripts.fine_tuning.trainer import TaskTrainer
+from modeling_elmo.run_scripts.program.command_line import ProgramParser, run
+
+
+def main(arguments: list[str] | None = None) -> Record:
+    parser = ProgramParser(
+        BasicHeadArguments, CoreferenceArguments, CardArguments, CoreferenceTrainingArguments, description=__doc__
+    )
+    model_options, data_options, card, training = parser.parse(arguments)
+    start, head = time.monotonic(), HeadArguments(**vars(model_options))
+
+    task = Coreference(data_options)  # reads the data: task.data["train"] has sentences and mentions
+    check_run(task, training)
+
+    with training.sole_run():
+        vectors = head.read_word_vectors()
+        tokenizer = task_tokenizer(task, head, task.data["train"], vectors)  # with the words of the training data
+        with training.main_process_first(desc="encoding"):
+            splits = task.encode_splits(tokenizer)
+        set_seed(training.seed)
+        model = task_model(task, head, tokenizer, vectors, training.seed)  # ELMoForCoreferenceResolution on the biLM
+
+        trainer = TaskTrainer(
+            model,
+            args=training.for_trainer(task.metric, has_validation="validation" in splits),
+            data_collator=task.collator(tokenizer),  # a document a batch
+            train_dataset=splits["train"],
+            eval_dataset=splits.get("validation"),
+            processing_class=tokenizer,
+            compute_metrics=task.compute_metrics(splits),
+        )
+        trainer.train(resume_from_checkpoint=training.checkpoint())
+        trainer.save_model()
+
+        # Predictions, record.json and README.md; tables and figures in results/; the upload, if it is wanted.
+        return finish_run(trainer, task, splits, head, card, training, start)
+
+
+if __name__ == "__main__":
+    run(main)

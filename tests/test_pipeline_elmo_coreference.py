@@ -1,0 +1,273 @@
+"""The coreference pipeline against the model itself, with plain loops from spans to characters."""
+
+import itertools
+import sys
+from types import SimpleNamespace
+
+import pytest
+import torch
+from transformers import pipeline
+
+from modeling_elmo import ELMoConfig, ELMoForCoreferenceResolution, ELMoTokenizer
+from modeling_elmo.pipeline_elmo_coreference import ELMoCoreferencePipeline, windows_of
+
+SENTENCES = [
+    "Ada Lovelace wrote it in 1843.",
+    "She (Ada) knew Mr. Babbage.",
+    "He built  no engine;",
+    "Naïve, 밥 says she.",
+]
+WORDS = [["Ada", "wrote", "it"], ["She", "met", "the", "man", "in", "London"], ["He", "did", "not", "."]]
+
+
+def make_pipe(side: str = "right", shift: float = -4.0, **options) -> ELMoCoreferencePipeline:
+    """A random model that finds clusters of different sizes."""
+    tokenizer = ELMoTokenizer(vocab=["<S>", "</S>", "<UNK>"], padding_side=side, pre_tokenization="treebank")
+    torch.manual_seed(0)
+    options = {"task_hidden_size": 6, "max_span_width": 3, "max_antecedents": 7, "train_singletons": True} | options
+    model = ELMoForCoreferenceResolution(ELMoConfig.from_preset("tiny", vocab_size=len(tokenizer), **options)).eval()
+    with torch.no_grad():
+        for parameter in model.ranker.parameters():
+            parameter.normal_(std=0.3)
+        model.ranker.pair_scorer.output.bias += shift  # some spans stay alone
+    return ELMoCoreferencePipeline(model=model, tokenizer=tokenizer)
+
+
+@pytest.fixture(scope="module", params=["right", "left"])
+def pipe(request) -> ELMoCoreferencePipeline:
+    return make_pipe(request.param)
+
+
+def spans_by_cluster(pipe, sentences, are_words: bool) -> list[list[tuple[int, int, int]]]:
+    """The clusters of the model's own output; spans count words of a sentence."""
+    inputs = pipe.tokenizer(
+        sentences, is_split_into_words=are_words, padding=True, padding_side="right", return_tensors="pt"
+    )
+    with torch.no_grad():
+        rows = pipe.model(**inputs).clusters[0].tolist()
+    found = [[(s, a - 1, b - 1) for s, a, b, number in rows if number == cluster] for cluster in range(len(rows))]
+    return [cluster for cluster in found if cluster]
+
+
+def characters_of(spans, starts) -> list[list[tuple[int, int]]]:
+    """`starts[sentence][word]` are the characters of a word."""
+    return [[(starts[s][a][0], starts[s][b][1]) for s, a, b in cluster] for cluster in spans]
+
+
+def shown(found) -> list[list[tuple[int, int]]]:
+    return [[(mention["start"], mention["end"]) for mention in cluster] for cluster in found["clusters"]]
+
+
+def test_words_are_joined_by_spaces_and_sentences_by_line_feeds(pipe):
+    text = "\n".join(" ".join(words) for words in WORDS)
+    starts, position = [], 0
+    for words in WORDS:
+        starts.append([])
+        for word in words:
+            assert text.startswith(word, position)
+            starts[-1].append((position, position + len(word)))
+            position += len(word) + 1
+    found = pipe(WORDS)
+    assert shown(found) == characters_of(spans_by_cluster(pipe, WORDS, True), starts)
+    assert len(found["clusters"]) > 1 and max(map(len, found["clusters"])) > 1
+    for mention in itertools.chain.from_iterable(found["clusters"]):
+        assert mention["text"] == text[mention["start"] : mention["end"]]
+
+
+def test_sentences_are_joined_by_line_feeds(pipe):
+    text, starts, position = "\n".join(SENTENCES), [], 0
+    for sentence in SENTENCES:
+        offsets = pipe.tokenizer(sentence, return_offsets_mapping=True)["offset_mapping"][1:-1]
+        starts.append([(position + first, position + end) for first, end in offsets])
+        position += len(sentence) + 1
+    found = pipe(SENTENCES)
+    assert shown(found) == characters_of(spans_by_cluster(pipe, SENTENCES, False), starts)
+    texts = [mention["text"] for cluster in found["clusters"] for mention in cluster]
+    assert texts == [text[start:end] for cluster in shown(found) for start, end in cluster] and len(texts) > 5
+
+
+def test_clusters_and_mentions_are_in_document_order(pipe):
+    found = shown(pipe(SENTENCES))
+    assert found == sorted(found) and all(cluster == sorted(cluster) for cluster in found)
+
+
+def test_sentences_without_words_change_nothing_but_positions(pipe):
+    plain, blank = shown(pipe(SENTENCES)), shown(pipe(["", *SENTENCES, " \n"]))
+    assert blank == [[(start + 1, end + 1) for start, end in cluster] for cluster in plain]
+
+
+def test_singletons_are_left_out(pipe):
+    every, without = pipe(SENTENCES)["clusters"], pipe(SENTENCES, singletons=False)["clusters"]
+    assert without == [cluster for cluster in every if len(cluster) > 1] and 0 < len(without) < len(every)
+    untrained = make_pipe(train_singletons=False)
+    assert all(len(cluster) > 1 for cluster in untrained(SENTENCES)["clusters"])
+    with pytest.raises(
+        ValueError, match="`singletons` is True, but this model was not trained on mentions of their own"
+    ):
+        untrained(SENTENCES, singletons=True)
+
+
+def test_several_documents(pipe):
+    documents = [SENTENCES, WORDS, SENTENCES[1:]]
+    assert list(pipe(document for document in documents)) == [pipe(document) for document in documents]
+    with pytest.raises(ValueError, match="`batch_size` is 2, but a document is a batch; leave it out"):
+        pipe(SENTENCES, batch_size=2)
+
+
+def test_genres_and_speakers():
+    options = {"use_speakers": True, "num_genres": 2, "num_labels": 2, "id2label": {0: "bc", 1: "nw"}}
+    pipe = make_pipe(**options, label2id={"bc": 0, "nw": 1})
+    with torch.no_grad():
+        pipe.model.ranker.genres.weight.normal_(std=9.0)
+    assert pipe(SENTENCES) == pipe(SENTENCES, genre="bc") != pipe(SENTENCES, genre="nw")
+    with pytest.raises(ValueError, match="`genre` is 'tc'; this model knows bc, nw"):
+        pipe(SENTENCES, genre="tc")
+    with pytest.raises(ValueError, match="`genre` is 'bc'; this model knows no genres"):
+        make_pipe()(SENTENCES, genre="bc")
+
+
+# Windows
+
+
+def plain_windows(lengths: list[int], max_words: int) -> list[tuple[int, int, int]]:
+    found, begin = [], 0
+    while begin < len(lengths):
+        first = begin
+        while first and sum(lengths[first - 1 : begin]) <= max_words // 4:
+            if sum(lengths[first - 1 : begin + 1]) > max_words:
+                break
+            first -= 1
+        end = begin + 1
+        while end < len(lengths) and sum(lengths[first : end + 1]) <= max_words:
+            end += 1
+        found.append((first, begin, end))
+        begin = end
+    return found
+
+
+@pytest.mark.parametrize("max_words", [1, 3, 7, 10, 40, 1000])
+def test_windows_equal_plain_loops(max_words):
+    generator = torch.Generator().manual_seed(max_words)
+    for count in (1, 2, 9, 30):
+        lengths = torch.randint(1, 9, (count,), generator=generator).tolist()
+        windows = list(windows_of(lengths, max_words))
+        assert windows == plain_windows(lengths, max_words)
+        assert [number for _, begin, end in windows for number in range(begin, end)] == list(range(count))
+        for first, begin, end in windows:
+            assert sum(lengths[first:end]) <= max_words or (first, end) == (begin, begin + 1)
+            assert sum(lengths[first:begin]) <= max_words // 4
+
+
+def test_windows_find_what_the_whole_document_has():
+    """All spans are kept, and their antecedents are near: then nothing depends on the rest of the document."""
+    pipe = make_pipe(max_span_width=1, spans_per_word=1.0, max_antecedents=5, shift=0.0)
+    with torch.no_grad():
+        for parameter in pipe.model.ranker.parameters():
+            parameter.normal_(std=0.3)
+    sentences = [[word + str(number % 3) for word in words] for number in range(40) for words in WORDS]
+    whole = pipe(sentences)
+    assert len(whole["clusters"]) > 10 and max(map(len, whole["clusters"])) > 20
+    windows, forward, sizes = [], pipe.model.forward, []
+
+    def noted(**inputs):
+        sizes.append(int(inputs["attention_mask"].sum()) - 2 * len(inputs["attention_mask"]))
+        return forward(**inputs)
+
+    pipe.model.forward = noted
+    windows = pipe(sentences, max_words=60)
+    assert windows == whole
+    assert len(sizes) > 8 and max(sizes) <= 60  # memory does not grow with the document
+
+
+# Raw text
+
+
+def test_a_text_is_split_into_sentences(pipe, monkeypatch):
+    """With another splitter: it splits after each dot."""
+
+    def boundaries(language, text):
+        assert language == "xx"
+        ends = [0, *(place + 1 for place, sign in enumerate(text) if sign == "."), len(text)]
+        spans = [{"start_index": first, "end_index": end} for first, end in itertools.pairwise(ends) if first < end]
+        return [{**span, "is_paragraph_break": text[span["start_index"]] == "\n"} for span in spans]
+
+    monkeypatch.setitem(sys.modules, "sentencex", SimpleNamespace(get_sentence_boundaries=boundaries))
+    text = "Ada wrote it. She (Ada) knew him.\n\n He built  no engine."
+    sentences = ["Ada wrote it.", " She (Ada) knew him."]
+    expected = shown(pipe([*sentences, "x"]))
+    first = [[(a - (a > 13), b - (b > 13)) for a, b in cluster] for cluster in expected]  # no line feed between them
+    found = pipe("Ada wrote it. She (Ada) knew him.x", language="xx")
+    assert shown(found) == [[(a - (a > 33), b - (b > 33)) for a, b in cluster] for cluster in first]
+    for mention in itertools.chain.from_iterable(pipe(text, language="xx")["clusters"]):
+        assert mention["text"] == text[mention["start"] : mention["end"]]
+
+
+def test_sentencex_splits_text(pipe):
+    pytest.importorskip("sentencex")
+    text = "Dr. Ada wrote it at 5 p.m. in London!  She (밥) knew him.\n\nHe built no engine."
+    starts = [0, text.index("She"), text.index("He built")]
+    sentences = [text[a:b].strip() for a, b in itertools.pairwise([*starts, len(text)])]
+    given, found = pipe(sentences), pipe(text)
+    texts = [[mention["text"] for mention in cluster] for cluster in given["clusters"]]
+    assert [[mention["text"] for mention in cluster] for cluster in found["clusters"]] == texts
+    assert all(each["text"] == text[each["start"] : each["end"]] for cluster in found["clusters"] for each in cluster)
+
+
+def test_a_missing_splitter_is_told(pipe, monkeypatch):
+    monkeypatch.setitem(sys.modules, "sentencex", None)
+    message = "needs the package sentencex, which is missing. Run `pip install sentencex`, or pass a list of sentences"
+    with pytest.raises(ImportError, match=message):
+        pipe("Ada wrote it. She published it.")
+
+
+@pytest.mark.parametrize(
+    "document, message",
+    [
+        ([], r"The document is \[\]; pass a text, a list of sentences, or a list with the words of each sentence"),
+        (None, "The document is None; pass a text"),
+        ({"text": "a"}, "The document is {'text': 'a'}; pass a text"),
+        ([["a"], "b"], r"The document is \[\['a'\], 'b'\]; pass a text"),
+        ([["a"], []], r"The document is \[\['a'\], \[\]\]; pass a text"),
+        ([["a", ""]], r"The document is \[\['a', ''\]\]; pass a text"),
+        ([["a", 1]], r"The document is \[\['a', 1\]\]; pass a text"),
+        (["", "  "], r"The document '\\n  ' has no words; pass a text with words"),
+    ],
+)
+def test_documents_that_are_refused(document, message, pipe):
+    with pytest.raises(ValueError, match=message):
+        pipe(document)
+
+
+def test_an_empty_text_has_no_words(pipe, monkeypatch):
+    monkeypatch.setitem(sys.modules, "sentencex", SimpleNamespace(get_sentence_boundaries=lambda language, text: []))
+    with pytest.raises(ValueError, match="The document '' has no words; pass a text with words"):
+        pipe("")
+
+
+def test_options_that_are_refused(pipe):
+    with pytest.raises(TypeError, match="Unknown options max_seq_len; the options are singletons, max_words, language"):
+        pipe(SENTENCES, max_seq_len=12)
+    for value in (0, 2.5, "many"):
+        with pytest.raises(ValueError, match=f"`max_words` is {value!r}; pass an integer of at least 1"):
+            pipe(SENTENCES, max_words=value)
+
+
+# Folders
+
+
+@pytest.mark.parametrize("generation", [1, 2])
+def test_a_folder_brings_its_pipeline(generation, pipe, tmp_path):
+    folder = tmp_path / "0"
+    for part in (pipe.model, pipe.tokenizer):
+        part.save_pretrained(folder)
+    for number in range(generation):
+        found = pipeline("coreference-resolution", model=str(folder), trust_remote_code=True)
+        assert type(found).__module__.startswith("transformers_modules") and found(SENTENCES) == pipe(SENTENCES)
+        folder = tmp_path / str(number + 1)
+        for part in (found.model, found.tokenizer):
+            part.save_pretrained(folder)
+
+
+def test_the_task_is_known_where_the_package_is_imported(pipe):
+    registered = pipeline("coreference-resolution", model=pipe.model, tokenizer=pipe.tokenizer)
+    assert isinstance(registered, ELMoCoreferencePipeline) and registered(SENTENCES) == pipe(SENTENCES)
