@@ -34,10 +34,10 @@ AUTO_MAP = {
     "AutoModelForQuestionAnswering": "modeling_elmo_heads.ELMoForQuestionAnswering",
 }
 # Classes that share an Auto class with one of the map. Only the folders of such a class name it there.
-OTHER_REFERENCES = {
+OTHER_REFERENCES = (
     "modeling_elmo_coreference.ELMoForCoreferenceResolution",
     "modeling_elmo_roles.ELMoForSemanticRoleLabeling",
-}
+)
 # Above these, building a model does not end or sizes of tensors overflow. No model comes near.
 MOST_LAYERS, MOST_COLUMNS, MOST_ROWS, MOST_CHARACTERS = 1000, 2**20, 2**31 - 1, 1000
 MOST_CACHED = 2**24  # words of a vocabulary cache, whose memory is allocated before its size is compared
