@@ -25,7 +25,7 @@ class SplitOutput(NamedTuple):
     """The outputs of a head for a whole split.
 
     Args:
-        logits: `(rows, ...)`, or a tuple of such arrays.
+        logits: `(rows, ...)`, or a tuple of such arrays: what `Task.preprocess_logits` left of them.
         labels: the same shapes as the model's labels.
         examples: the raw examples.
         rows: their encodings, in the order of the logits. Column `example_number` is the index of a row's example.
@@ -112,8 +112,12 @@ class Task(ABC):
     def predictions(self, output: SplitOutput) -> Iterable[Record]:
         """The lines of the file of predictions, one record per example."""
 
+    def preprocess_logits(self, logits: Any, labels: Any) -> Any:
+        """What Trainer keeps of a batch's logits until a whole split is scored: by default all."""
+        return logits
+
     def average(self, logits: Sequence[Any]) -> Any:
-        """The logits of an ensemble, from the logits of its members: by default the mean of their probabilities."""
+        """What is kept of an ensemble, from all logits of its members: by default the mean of their probabilities."""
         return log_mean_probabilities(logits)
 
     @property
