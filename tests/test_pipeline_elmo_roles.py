@@ -182,8 +182,16 @@ def test_a_frozen_bilm_reads_a_sentence_once(pipe, monkeypatch):
         ("a b", {"predicates": 1}, r"predicates of a sentence are 1; pass the list of its word indices, such as \[2\]"),
         ("a b", {"predicates": [True]}, r"predicates of a sentence are \[True\]; pass the list of its word indices"),
         ("a b", {"predicates": [[1]]}, r"predicates of a sentence are \[\[1\]\]; pass the list of its word indices"),
-        (["a b", "c"], {"predicates": [0, 1]}, "predicates of a sentence are 0; .*for several sentences a list for each"),
-        (["a b", "c"], {"predicates": [[0]]}, "Received 2 sentences and `predicates` of 1; .*for the words of one sentence"),
+        (
+            ["a b", "c"],
+            {"predicates": [0, 1]},
+            "predicates of a sentence are 0; .*for several sentences a list for each",
+        ),
+        (
+            ["a b", "c"],
+            {"predicates": [[0]]},
+            "Received 2 sentences and `predicates` of 1; .*for the words of one sentence",
+        ),
         ("a b", {"verbs": [0]}, "Unknown options verbs; the options of a call are predicates, is_split_into_words"),
     ],
 )
