@@ -70,7 +70,9 @@ def test_network_and_example(tmp_path, head, config, sentences):
 def test_semantic_roles(tmp_path):
     """The Hub has no tag of the pipeline's name."""
     scores = {"f1": 0.5, "predicate_f1": 0.75, "per_type": {}}
-    text = written(tmp_path, ["O", "B-V"], "ELMoForSemanticRoleLabeling", metrics={"test": scores})
+    labels = ["O", "B-ARG0", "B-C-ARG0", "B-V", "I-ARG0"]
+    text = written(tmp_path, labels, "ELMoForSemanticRoleLabeling", metrics={"test": scores})
+    assert "\n\nRoles: ARG0, C-ARG0, V.\n" in text
     assert "Network: interleaved LSTMs with highway connections (He et al. 2017), and a tagger" in text
     assert "pipe = pipeline('semantic-role-labeling', model=name, trust_remote_code=True)" in text
     assert "| test | 0.5000 | 0.7500 |\n\nRoles are scored for the gold predicates, as `srl-eval.pl` counts;" in text

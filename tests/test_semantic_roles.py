@@ -153,6 +153,12 @@ def test_roles_come_from_the_training_data():
         SemanticRoles(SemanticRoleArguments(test_file=FILES["test_file"]))
 
 
+def test_training_data_without_predicates(tmp_path):
+    file = write_sentences(tmp_path / "rain.jsonl", [(["Rain"], []), (["Snow", "too"], [])])
+    with pytest.raises(ValueError, match="The 2 training sentences have no predicate; pass data with predicates"):
+        SemanticRoles(SemanticRoleArguments(train_file=file))
+
+
 # Scores and predictions
 
 

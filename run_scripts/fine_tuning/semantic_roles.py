@@ -81,6 +81,10 @@ class SemanticRoles(Task):
         if "train" not in data:
             raise ValueError(f"The roles come from the split 'train', but there are only {list(data)}; pass it too.")
         self.labels = sorted(tags_of(data["train"]), key=lambda name: (name != "O", name))
+        if not self.labels:
+            raise ValueError(
+                f"The {len(data['train']):,} training sentences have no predicate; pass data with predicates."
+            )
         self.label_ids = {label: number for number, label in enumerate(self.labels)}
         self.config = label_config(self.labels)
         tell_unknown_roles(data, self.label_ids)
