@@ -135,7 +135,7 @@ class SemanticRoles(Task):
     def preprocess_logits(self, logits: tuple[Tensor, Tensor], labels: Any = None) -> tuple[Tensor, Tensor, Tensor]:
         """The best labels of each row, their probabilities, and the scores of its words as predicates.
 
-        The log-probabilities of all labels take 4 GB for the development data of OntoNotes.
+        The log-probabilities of all labels would take about 4 GB for the development data of OntoNotes.
 
         Shape:
             logits: `(rows, time, num_labels)` and `(rows, time)`.
