@@ -156,8 +156,12 @@ def labelled_sentence(
 
 
 def role_spans(tags: Sequence[str]) -> list[tuple[str, int, int]]:
-    """The spans of BIO tags: role, first word, end. Words outside are spans of one word with the role ""."""
-    starts = [index for index, tag in enumerate(tags) if index == 0 or not tag.startswith("I-")]
+    """The spans of BIO tags: role, first word, end. Words outside are spans of one word with the role "".
+
+    A span that begins with I- counts as one that begins with B-.
+    """
+    befores = ["O", *tags]
+    starts = [index for index, tag in enumerate(tags) if tag != f"I-{befores[index][2:]}"]
     return [(tags[first][2:], first, end) for first, end in pairwise([*starts, len(tags)])]
 
 
@@ -187,7 +191,7 @@ def _with_predicates(sentences: Iterable[Any], predicates: Iterable[Any] | None)
     elif isinstance(sentences, Sized) and isinstance(predicates, Sized) and len(sentences) != len(predicates):
         raise ValueError(
             f"Received {len(sentences)} sentences and `predicates` of {len(predicates)}; pass a list of word indices "
-            "for each sentence."
+            "for each sentence, or is_split_into_words=True for the words of one sentence."
         )
     for sentence, chosen in zip(sentences, predicates, strict=is_given):
         yield {"sentence": sentence, "predicates": chosen}
@@ -211,7 +215,10 @@ def _checked_predicates(predicates: Any, num_words: int) -> list[int] | None:
         return None
     are_indices = isinstance(predicates, (list, tuple)) and all(isinstance(word, Integral) for word in predicates)
     if not are_indices or any(isinstance(word, bool) for word in predicates):
-        raise ValueError(f"`predicates` is {predicates!r:.80}; pass a list of word indices for each sentence.")
+        raise ValueError(
+            f"The predicates of a sentence are {predicates!r:.80}; pass the list of its word indices, such as [2], and "
+            "for several sentences a list for each."
+        )
     for word in predicates:
         if not 0 <= word < num_words:
             raise ValueError(

@@ -51,6 +51,7 @@ def main(arguments: list[str] | None = None) -> Record:
             eval_dataset=splits.get("validation"),
             processing_class=tokenizer,
             compute_metrics=task.compute_metrics(splits),
+            preprocess_logits_for_metrics=task.preprocess_logits,  # the best labels, without the others' scores
         )
         trainer.train(resume_from_checkpoint=training.checkpoint())
         trainer.save_model()

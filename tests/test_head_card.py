@@ -53,11 +53,11 @@ def test_labels_are_shown_as_they_are(tmp_path):
             {"head": "linear", "freeze_bilm": False, "elmo_placement": "input"},
             ["Network: one linear layer.", "of someone/elmo, trained with it, at its input.\n"],
         ),
-        ("ELMoForSequenceClassification", {"classifier": "esim"}, ["Network: ESIM,", 'print(ask("It was staged']),
+        ("ELMoForSequenceClassification", {"classifier": "esim"}, ["Network: ESIM,", 'print(pipe("It was staged']),
         (
             "ELMoForQuestionAnswering",
             {"use_elmo": False},
-            ["BiDAF with self-attention", "without ELMo: a baseline.\n\nAn answer is a span", "print(ask(question="],
+            ["BiDAF with self-attention", "without ELMo: a baseline.\n\nAn answer is a span", "print(pipe(question="],
         ),
     ],
 )
@@ -70,9 +70,11 @@ def test_network_and_example(tmp_path, head, config, sentences):
 def test_semantic_roles(tmp_path):
     """The Hub has no tag of the pipeline's name."""
     scores = {"f1": 0.5, "predicate_f1": 0.75, "per_type": {}}
-    text = written(tmp_path, ["O", "B-V"], "ELMoForSemanticRoleLabeling", metrics={"test": scores})
+    labels = ["O", "B-ARG0", "B-C-ARG0", "B-V", "I-ARG0"]
+    text = written(tmp_path, labels, "ELMoForSemanticRoleLabeling", metrics={"test": scores})
+    assert "\n\nRoles: ARG0, C-ARG0, V.\n" in text
     assert "Network: interleaved LSTMs with highway connections (He et al. 2017), and a tagger" in text
-    assert "ask = pipeline('semantic-role-labeling', model=name, trust_remote_code=True)" in text
+    assert "pipe = pipeline('semantic-role-labeling', model=name, trust_remote_code=True)" in text
     assert "| test | 0.5000 | 0.7500 |\n\nRoles are scored for the gold predicates, as `srl-eval.pl` counts;" in text
     data = ModelCard.load(tmp_path / "README.md").data
     assert data.pipeline_tag == data.eval_results[0].task_type == "token-classification"
@@ -81,7 +83,7 @@ def test_semantic_roles(tmp_path):
 
 def test_example_with_pairs(tmp_path):
     text = written(tmp_path, head="ELMoForSequenceClassification", columns=["text", "text_pair", "label"])
-    assert 'print(ask({"text": "A man sleeps.", "text_pair": "Someone rests."}))' in text
+    assert 'print(pipe({"text": "A man sleeps.", "text_pair": "Someone rests."}))' in text
 
 
 def test_results_data_and_settings(tmp_path):

@@ -159,6 +159,19 @@ def test_save_pretrained_pushes(hub, author, stranger, reader, root):
     assert found == expected and found["answer"]
 
 
+def test_a_labeller_of_semantic_roles_is_pushed(hub, author, stranger, root):
+    repo, folder, auto_class = "user/labeller", str(root / "labeller"), "AutoModelForTokenClassification"
+    author("save_and_push", repo=repo, kind="ELMoForSemanticRoleLabeling", folder=folder)
+    assert_was_pushed(hub, repo, STORED_TOKEN)
+    sides = ((stranger, repo), (author, folder))
+    found, expected = (worker("load", repo=name, auto_class=auto_class) for worker, name in sides)
+    assert found["class"] == "ELMoForSemanticRoleLabeling"
+    assert_same(found["outputs"], expected["outputs"])
+    found, expected = (worker("label", repo=name, trust_remote_code=True)["verbs"] for worker, name in sides)
+    assert [verb["verb"] for verb in found] == ["He", "is"]
+    assert [verb["tags"] for verb in found] == [verb["tags"] for verb in expected]
+
+
 def test_trainer_pushes(hub, stranger, trained):
     assert_was_pushed(hub, "user/trained", GIVEN_TOKEN)
     found = stranger("load", repo="user/trained", auto_class="AutoModelForTokenClassification")

@@ -179,10 +179,19 @@ def test_a_frozen_bilm_reads_a_sentence_once(pipe, monkeypatch):
         ("a b", {"predicates": [2]}, "`predicates` has 2, but the sentence has 2 words; pass indices from 0 to 1"),
         ("a b", {"predicates": [-1]}, "`predicates` has -1, but the sentence has 2 words"),
         ("a b", {"predicates": [1, 1]}, r"`predicates` is \[1, 1\]; pass each index once"),
-        ("a b", {"predicates": 1}, "`predicates` is 1; pass a list of word indices"),
-        ("a b", {"predicates": [True]}, r"`predicates` is \[True\]; pass a list of word indices"),
-        (["a b", "c"], {"predicates": [0, 1]}, "`predicates` is 0; pass a list of word indices for each sentence"),
-        (["a b", "c"], {"predicates": [[0]]}, "Received 2 sentences and `predicates` of 1; pass a list"),
+        ("a b", {"predicates": 1}, r"predicates of a sentence are 1; pass the list of its word indices, such as \[2\]"),
+        ("a b", {"predicates": [True]}, r"predicates of a sentence are \[True\]; pass the list of its word indices"),
+        ("a b", {"predicates": [[1]]}, r"predicates of a sentence are \[\[1\]\]; pass the list of its word indices"),
+        (
+            ["a b", "c"],
+            {"predicates": [0, 1]},
+            "predicates of a sentence are 0; .*for several sentences a list for each",
+        ),
+        (
+            ["a b", "c"],
+            {"predicates": [[0]]},
+            "Received 2 sentences and `predicates` of 1; .*for the words of one sentence",
+        ),
         ("a b", {"verbs": [0]}, "Unknown options verbs; the options of a call are predicates, is_split_into_words"),
     ],
 )
@@ -213,6 +222,7 @@ def test_spans_of_tags():
     tags = ["B-ARG1", "I-ARG1", "O", "B-V", "B-ARG1", "O", "O"]
     spans = [("ARG1", 0, 2), ("", 2, 3), ("V", 3, 4), ("ARG1", 4, 5), ("", 5, 6), ("", 6, 7)]
     assert role_spans(tags) == spans and role_spans([]) == []
+    assert role_spans(["I-A0", "I-A1", "O", "I-A1"]) == [("A0", 0, 1), ("A1", 1, 2), ("", 2, 3), ("A1", 3, 4)]
 
 
 def test_a_sentence_with_its_roles():

@@ -269,8 +269,10 @@ TAGS = ROW["predicate_tags"]
         ({"tokens": ["It", 3, "out", "a", "win"]}, "a token is 3; it must be a string that is not empty"),
         (
             {"predicate_index": None},
-            "predicate_index is None beside predicate_index None; pass lists with an entry per",
+            "predicate_index is None; it must be a list of the predicates' first words, from 0",
         ),
+        ({"predicate_index": 1}, "predicate_index is 1; it must be a list of the predicates' first words"),
+        ({"predicate_tags": None}, r"predicate_tags is None beside predicate_index \[1, 4\]; pass lists with an entry"),
         ({"predicate_index": [1]}, r"predicate_lemma is \['turn', 'win'\] beside predicate_index \[1\]; pass lists"),
         ({"predicate_tags": TAGS[:1]}, r"predicate_tags is \[\[.* beside predicate_index \[1, 4\]; pass lists"),
         ({"predicate_lemma": ["turn", 4]}, r"predicate_lemma is \['turn', 4\]; it must be a list of strings"),

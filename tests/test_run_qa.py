@@ -55,7 +55,7 @@ def test_the_folder_answers_what_was_recorded(place):
         assert found["answer"] == row["predicted"]
         assert np.log(found["score"]) == pytest.approx(row["log_probability"], abs=1e-3)
     card = (place / "run" / "README.md").read_text(encoding="utf-8")
-    assert "BiDAF with self-attention" in card and "ask(question=" in card and "at its input and output" in card
+    assert "BiDAF with self-attention" in card and "pipe(question=" in card and "at its input and output" in card
 
 
 def test_thirty_two_questions_are_memorized(tmp_path):

@@ -19,6 +19,7 @@ from task_worker import (
 )
 
 from modeling_elmo import ELMoTokenizer
+from modeling_elmo.modeling_elmo_roles import NO_WORD
 from modeling_elmo.run_scripts.fine_tuning.role_scores import predicate_scores, role_scores
 from modeling_elmo.run_scripts.fine_tuning.semantic_roles import (
     RoleCollator,
@@ -68,6 +69,15 @@ def task_of(folder: Path, **options) -> SemanticRoles:
 
 def encoded(task: SemanticRoles, split: str = "train", tokenizer: ELMoTokenizer | None = None) -> Dataset:
     return task.encode_splits(tokenizer or ELMoTokenizer(), [split])[split]
+
+
+def output_of(task: SemanticRoles, log_probs: np.ndarray, predicate_logits: np.ndarray, split: str) -> SplitOutput:
+    """The output for a split, as Trainer makes it of the model's."""
+    rows = encoded(task, split)
+    for row, ids in zip(predicate_logits, rows["input_ids"], strict=True):
+        row[[0, *range(len(ids) - 1, len(row))]] = NO_WORD
+    kept = task.preprocess_logits(tuple(map(torch.from_numpy, (log_probs, predicate_logits))))
+    return SplitOutput(tuple(array.numpy() for array in kept), None, task.data[split], rows)
 
 
 def test_the_settings_of_the_paper(tmp_path):
@@ -134,13 +144,19 @@ def test_roles_that_training_lacks_are_errors(tmp_path, caplog):
     assert rows["labels"] == [[-100, -100, 4, 3, -100]]
     log_probs = np.full((1, 5, 6), -9.0, dtype=np.float32)
     log_probs[0, [1, 2, 3], [0, 4, 3]] = -0.1  # the best that is possible
-    scores = task.scores(SplitOutput((log_probs, np.full((1, 5), -9.0)), None, task.data["test"], rows))
+    scores = task.scores(output_of(task, log_probs, np.full((1, 5), -9.0), "test"))
     assert (scores["precision"], scores["recall"], scores["per_type"]["ARG9"]["recall"]) == (1.0, 0.5, 0.0)
 
 
 def test_roles_come_from_the_training_data():
     with pytest.raises(ValueError, match="The roles come from the split 'train', but there are only .'test'.; pass it"):
         SemanticRoles(SemanticRoleArguments(test_file=FILES["test_file"]))
+
+
+def test_training_data_without_predicates(tmp_path):
+    file = write_sentences(tmp_path / "rain.jsonl", [(["Rain"], []), (["Snow", "too"], [])])
+    with pytest.raises(ValueError, match="The 2 training sentences have no predicate; pass data with predicates"):
+        SemanticRoles(SemanticRoleArguments(train_file=file))
 
 
 # Scores and predictions
@@ -158,7 +174,7 @@ def test_best_sequences_and_found_predicates(tmp_path):
     log_probs[0, 1] = [-4, -3, -2, -6, -6, -0.5]  # I-ARG1, where nothing has begun
     predicate_logits[[0, 0, 2], [2, 3, 1]] = 1.0
     predicate_logits[1] = 1.0  # only the first row of a sentence is read
-    output = SplitOutput((log_probs, predicate_logits), None, task.data["test"], encoded(task, "test"))
+    output = output_of(task, log_probs, predicate_logits, "test")
     first, rain, stop = task.predictions(output)
     assert first["words"] == SENTENCES[0][0]
     assert [verb["tags"] for verb in first["verbs"]] == [
@@ -178,7 +194,27 @@ def test_best_sequences_and_found_predicates(tmp_path):
     assert "per_kind" not in scores  # the file has no kinds
     log_probs[0, 1, 0] = np.nan
     with pytest.raises(ValueError, match="Some logits are not finite: training diverged"):
-        task.scores(output)
+        task.scores(output_of(task, log_probs, predicate_logits, "test"))
+
+
+def test_words_and_what_follows_them(tmp_path):
+    """Markers, padding of the model, and Trainer's padding, -100, have no label; words of any score have one."""
+    log_probs = np.log(np.full((1, 6, 6), 1 / 6, dtype=np.float32))
+    log_probs[0, 5] = -100
+    scores = torch.tensor([[NO_WORD, 3.0, -100.0, NO_WORD, NO_WORD, -100.0]])
+    labels, probabilities, predicates = task_of(tmp_path).preprocess_logits((torch.from_numpy(log_probs), scores))
+    assert (labels[0] >= 0).tolist() == [False, True, True, False, False, False]
+    assert predicates is scores and probabilities[0, 1:3].tolist() == pytest.approx([1 / 6, 1 / 6])
+
+
+def test_a_marker_that_a_sentence_spells_is_no_word_of_a_role(tmp_path):
+    sentences = [(["Ann", "saw", "</S>"], [(1, "B-ARG0 B-V O")])]
+    task = task_of(tmp_path, test_file=write_sentences(tmp_path / "test.jsonl", sentences))
+    log_probs, scores = np.full((1, 5, 6), -3.0, dtype=np.float32), np.full((1, 5), 1.0)
+    log_probs[0, :, 1] = -0.1  # B-ARG0
+    scores[0, 3] = NO_WORD
+    ((verb,),) = (row["verbs"] for row in task.predictions(output_of(task, log_probs, scores, "test")))
+    assert verb["tags"] == ["B-ARG0", "B-ARG0", "O"]
 
 
 def test_scores_are_those_of_the_predictions(place):
@@ -239,12 +275,20 @@ def test_an_ensemble_averages_probabilities(place, tmp_path):
     assert tags[0] != tags[1] and tags[2] != tags[1]
 
 
-def test_averages_of_probabilities():
-    log_probs = [np.log(np.array([[[0.2, 0.8]]])), np.log(np.array([[[0.6, 0.4]]]))]
-    odds = [np.array([[0.0, -1e4]]), np.array([[np.log(3.0), -1e4]])]
-    labels, predicates = SemanticRoles.average(None, list(zip(log_probs, odds, strict=True)))
-    np.testing.assert_allclose(np.exp(labels), [[[0.4, 0.6]]])
-    np.testing.assert_allclose(predicates, [[np.log(0.625 / 0.375), -1e4]])
+def test_averages_of_probabilities(tmp_path):
+    """The mean is decoded. The second model alone would give ARG1 one word."""
+    task = task_of(tmp_path)  # O, B-ARG0, B-ARG1, B-ARGM-TMP, B-V, I-ARG1
+    one, two = np.full((2, 300, 4, 6), 0.02)  # probabilities; the rows are decoded in parts
+    one[:, 1, [2, 5]], two[:, 1, [2, 5]] = [0.3, 0.6], [0.5, 0.4]
+    one[:, 2, [0, 5]], two[:, 2, [0, 5]] = [0.2, 0.7], [0.6, 0.3]
+    odds = [np.full((300, 4), NO_WORD), np.full((300, 4), NO_WORD)]
+    odds[0][:, 1:3], odds[1][:, 1:3] = 0.0, np.log(3.0)
+    one, two = (each / each.sum(-1, keepdims=True) for each in (one, two))
+    labels, probabilities, predicates = task.average([(np.log(one), odds[0]), (np.log(two), odds[1])])
+    assert labels.tolist() == [[-100, 2, 5, -100]] * 300
+    mean = (one + two)[0] / 2
+    np.testing.assert_allclose(probabilities[:, 1:3], [[mean[1, 2], mean[2, 5]]] * 300)
+    np.testing.assert_allclose(predicates, [[NO_WORD, np.log(0.625 / 0.375), np.log(0.625 / 0.375), NO_WORD]] * 300)
 
 
 def test_the_baseline_and_places_are_compared(place, tmp_path):

@@ -48,7 +48,7 @@ def write_head_card(folder: Path, name: str, record: dict[str, Any] | None = Non
         "pipeline_tag": tag,
         "network": head_class(config).network_name(config),
         "elmo_placement": head_class(config).resolve_elmo_placement(config) if config.use_elmo else None,
-        "labels": None if tag in WITHOUT_LABELS else list(config.id2label.values()),
+        "labels": None if tag in WITHOUT_LABELS else shown_labels(config, tag),
         "is_pair": takes_pairs(config, record),
         "record": record | {"layer_weights": named_layers(record)} if record else None,
         "settings": record.get("settings", {}),
@@ -76,6 +76,16 @@ def score_results(task: str, record: dict[str, Any]) -> list[EvalResult]:
 
 def head_class(config: ELMoConfig) -> type[ELMoTaskModel]:
     return getattr(modeling_elmo, config.architectures[0])
+
+
+def shown_labels(config: ELMoConfig, tag: str) -> list[str]:
+    """The names of the labels; of semantic roles, which have two labels each, the roles."""
+    names = config.id2label.values()
+    return (
+        list(dict.fromkeys(name[2:] for name in names if name != "O"))
+        if tag == "semantic-role-labeling"
+        else list(names)
+    )
 
 
 def takes_pairs(config: ELMoConfig, record: dict[str, Any]) -> bool:

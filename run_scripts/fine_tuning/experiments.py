@@ -261,6 +261,7 @@ class Experiment:
             eval_dataset=splits.get("validation"),
             processing_class=tokenizer,
             compute_metrics=self.task.compute_metrics(splits),
+            preprocess_logits_for_metrics=self.task.preprocess_logits,
             callbacks=None if patience is None else [EarlyStoppingCallback(patience)],
         )
 

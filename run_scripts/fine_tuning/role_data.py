@@ -60,8 +60,8 @@ class RoleDataArguments(DataArguments):
         default=None,
         metadata={
             "help": "Training file in UTF-8. A word per line and a column per predicate: .tsv as PropBank EWT, .conll "
-            "or .txt as CoNLL-2005, .gold_conll and so on as CoNLL-2012. A sentence per record: .json, .jsonl. Also "
-            ".gz or .zst."
+            "or .txt as CoNLL-2005, .gold_conll and so on as CoNLL-2012. A sentence per record, with tokens, "
+            "predicate_index and predicate_tags: .json, .jsonl. Also .gz or .zst."
         },
     )
     roles_format: Literal["propbank", "conll2005", "conll2012"] | None = field(
@@ -262,8 +262,12 @@ def _predicate_parts(where: str, row: Mapping[str, Any]) -> dict[str, list]:
     """The lists with an entry per predicate."""
     parts: dict[str, Any] = {name: row.get(name) for name in ROLE_FEATURES if name != "tokens"}
     index = parts["predicate_index"]
+    if not isinstance(index, list):
+        raise ValueError(
+            f"{where}: predicate_index is {index!r:.80}; it must be a list of the predicates' first words, from 0."
+        )
     for name in ("predicate_lemma", "predicate_sense", "predicate_kind"):
-        if parts[name] is None and isinstance(index, list):
+        if parts[name] is None:
             parts[name] = [""] * len(index)
         if isinstance(parts[name], list) and not all(isinstance(value, str) for value in parts[name]):
             raise ValueError(f"{where}: {name} is {parts[name]!r:.80}; it must be a list of strings.")

@@ -11,9 +11,10 @@ An argument is right if its role and all of its words are. The rules:
 A span that begins with I- counts as one that begins with B-. Division by zero gives 0.
 """
 
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
+from modeling_elmo.pipeline_elmo_roles import PREDICATE_ROLES, role_spans
 from modeling_elmo.run_scripts.fine_tuning.metrics import RATES, Scores
 
 Span = tuple[int, int]  # first word, and the word after the last
@@ -71,26 +72,16 @@ def predicate_scores(found: Sequence[Collection[int]], gold: Sequence[Collection
     return {f"predicate_{name}": rates[name] for name in ("precision", "recall", "f1")}
 
 
-def tagged_spans(tags: Sequence[str]) -> Iterator[tuple[str, Span]]:
-    """Role, first word and the word after the last, of each span in order."""
-    start = 0
-    for number, (tag, after) in enumerate(zip(tags, [*tags[1:], "O"], strict=False), 1):
-        if after != f"I-{tag[2:]}":
-            if tag != "O":
-                yield tag[2:], (start, number)
-            start = number
-
-
 def role_arguments(tags: Sequence[str]) -> list[Argument]:
     """Role and spans of each argument and of V, as described above."""
     arguments: list[tuple[str, list[Span]]] = []
     last: dict[str, list[Span]] = {}  # spans of the last argument of each role
-    for role, span in tagged_spans(tags):
+    for role, first, end in role_spans(tags):
         continued = role.removeprefix("C-")
         if role != continued and continued in last:
-            last[continued].append(span)
-        else:
-            last[continued] = [span]
+            last[continued].append((first, end))
+        elif role:
+            last[continued] = [(first, end)]
             arguments.append((continued, last[continued]))
     return [(role, tuple(spans)) for role, spans in arguments]
 
@@ -107,6 +98,6 @@ def _numbered_arguments(predicates: Sequence[Sequence[str]]) -> set[tuple[int, A
     return {(number, argument) for number, argument in pairs if argument[0] != "V"}
 
 
-def _numbered_spans(predicates: Sequence[Sequence[str]]) -> set[tuple[int, tuple[str, Span]]]:
-    pairs = ((number, each) for number, tags in enumerate(predicates) for each in tagged_spans(tags))
-    return {(number, span) for number, span in pairs if span[0] not in ("V", "C-V")}
+def _numbered_spans(predicates: Sequence[Sequence[str]]) -> set[tuple[int, tuple[str, int, int]]]:
+    pairs = ((number, each) for number, tags in enumerate(predicates) for each in role_spans(tags))
+    return {(number, span) for number, span in pairs if span[0] not in ("", *PREDICATE_ROLES)}

@@ -8,12 +8,14 @@ from typing import Any
 import numpy as np
 import torch
 from datasets import Dataset, DatasetDict
+from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 from transformers import BatchEncoding
 from transformers.utils import logging
 
 from modeling_elmo import ELMoForSemanticRoleLabeling, ELMoTokenizer
 from modeling_elmo.elmo_head_crf import decode_labels
+from modeling_elmo.modeling_elmo_roles import NO_WORD
 from modeling_elmo.pipeline_elmo_roles import PredicateTags, check_numbers, join_words, labelled_sentence
 from modeling_elmo.run_scripts.fine_tuning.role_data import RoleDataArguments, read_roles
 from modeling_elmo.run_scripts.fine_tuning.role_scores import predicate_scores, role_scores
@@ -79,6 +81,10 @@ class SemanticRoles(Task):
         if "train" not in data:
             raise ValueError(f"The roles come from the split 'train', but there are only {list(data)}; pass it too.")
         self.labels = sorted(tags_of(data["train"]), key=lambda name: (name != "O", name))
+        if not self.labels:
+            raise ValueError(
+                f"The {len(data['train']):,} training sentences have no predicate; pass data with predicates."
+            )
         self.label_ids = {label: number for number, label in enumerate(self.labels)}
         self.config = label_config(self.labels)
         tell_unknown_roles(data, self.label_ids)
@@ -126,34 +132,42 @@ class SemanticRoles(Task):
                 verb["gold_tags"] = tags
             yield {**record, "predicates": example["predicate_index"], "predicted_predicates": found}
 
+    def preprocess_logits(self, logits: tuple[Tensor, Tensor], labels: Any = None) -> tuple[Tensor, Tensor, Tensor]:
+        """The best labels of each row, their probabilities, and the scores of its words as predicates.
+
+        The log-probabilities of all labels would take about 4 GB for the development data of OntoNotes.
+
+        Shape:
+            logits: `(rows, time, num_labels)` and `(rows, time)`.
+            returns: `(rows, time)`, three times. Labels are -100 where there is no word.
+        """
+        log_probs, predicate_logits = logits
+        outside = predicate_logits < NO_WORD / 2
+        is_before_end = outside.flip(1).cumsum(1).flip(1) > 0  # Trainer's padding follows the last marker
+        best = decode_labels(log_probs, is_before_end & ~outside, tuple(self.labels))
+        probabilities = log_probs.gather(-1, best.clamp(min=0)[..., None])[..., 0].exp()
+        return best, probabilities, predicate_logits
+
     def average(self, logits: Sequence[Any]) -> tuple[np.ndarray, ...]:
         labels, predicates = zip(*logits, strict=True)
-        return log_mean_probabilities(labels), log_mean_odds(predicates)
+        mean = (log_mean_probabilities(labels), log_mean_odds(predicates))
+        parts = zip(*(torch.from_numpy(array).split(DECODED_ROWS) for array in mean), strict=True)
+        return tuple(torch.cat(column).numpy() for column in zip(*map(self.preprocess_logits, parts), strict=True))
 
     def _read(self, output: SplitOutput) -> Iterator[tuple[list[PredicateTags], list[int]]]:
         """For each sentence, the tags for its gold predicates, and the predicates that were found."""
-        columns = (output.examples[name] for name in ("tokens", "predicate_index"))
-        examples = [(len(words), places) for words, places in zip(*columns, strict=True)]
-        lengths = [num_words for num_words, places in examples for _ in places or [None]]
-        tagged = self._tagged(output.logits[0], lengths)
-        row = 0
-        for num_words, places in examples:
-            found = np.flatnonzero(output.logits[1][row, 1 : num_words + 1] > 0).tolist()
-            of_rows = [next(tagged) for _ in places or [None]]
-            row += len(of_rows)
-            yield [PredicateTags(place, *pair) for place, pair in zip(places, of_rows, strict=False)], found
+        rows = zip(*output.logits, strict=True)
+        for words, places in zip(output.examples["tokens"], output.examples["predicate_index"], strict=True):
+            of_words = slice(1, len(words) + 1)
+            first, *others = ([column[of_words] for column in next(rows)] for _ in places or [None])
+            found = np.flatnonzero(first[2] > 0).tolist()
+            yield [self._tags(place, *row) for place, row in zip(places, [first, *others], strict=False)], found
 
-    def _tagged(self, log_probs: np.ndarray, lengths: Sequence[int]) -> Iterator[tuple[list[str], list[float]]]:
-        """For each row, the best sequence of tags under the constraints of BIO, and their probabilities."""
-        for first in range(0, len(lengths), DECODED_ROWS):
-            of_rows = lengths[first : first + DECODED_ROWS]
-            part = torch.from_numpy(log_probs[first : first + len(of_rows), 1 : max(of_rows) + 1])
-            mask = torch.arange(max(of_rows)) < torch.tensor(of_rows)[:, None]
-            check_numbers(part[mask])
-            labels = decode_labels(part, mask, tuple(self.labels))
-            probabilities = part.gather(-1, labels.clamp(min=0)[..., None])[..., 0].exp()
-            for numbers, row, num_words in zip(labels.tolist(), probabilities.tolist(), of_rows, strict=True):
-                yield [self.labels[number] for number in numbers[:num_words]], row[:num_words]
+    def _tags(self, place: int, labels: np.ndarray, probabilities: np.ndarray, _: np.ndarray) -> PredicateTags:
+        check_numbers(torch.from_numpy(probabilities))
+        # A marker that the sentence spells out is no word, and has no label.
+        names = [self.labels[number] if number >= 0 else "O" for number in labels.tolist()]
+        return PredicateTags(place, names, probabilities.tolist())
 
 
 class RoleCollator:

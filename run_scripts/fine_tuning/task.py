@@ -26,7 +26,7 @@ class SplitOutput(NamedTuple):
     """The outputs of a head for a whole split.
 
     Args:
-        logits: `(rows, ...)`, or a tuple of such arrays.
+        logits: `(rows, ...)`, or a tuple of such arrays: what `Task.preprocess_logits` left of them.
         labels: the same shapes as the model's labels.
         examples: the raw examples.
         rows: their encodings, in the order of the logits. Column `example_number` is the index of a row's example.
@@ -45,7 +45,7 @@ class Task(ABC):
 
     1. Write a dataclass of its options, a subclass of `DataArguments`, and a subclass of this class in its own file.
        Set the class attributes; override the abstract methods. Override `average` if logits are more than one array
-       with classes in the last dimension.
+       with classes in the last dimension, and `preprocess_logits` if those of a split are too large for memory.
     2. Write a program like `run_ner.py`. Add the class to `TASKS` in `reproduce.py` and the program to `elmo`.
 
     Nothing else changes. Scores and predictions see a whole split at once (`SplitOutput`), so that they may join rows
@@ -123,8 +123,12 @@ class Task(ABC):
         """Entries of the record about a trained model that are not scores of a split."""
         return {}
 
+    def preprocess_logits(self, logits: Any, labels: Any) -> Any:
+        """What Trainer keeps of a batch's logits until a whole split is scored: by default all."""
+        return logits
+
     def average(self, logits: Sequence[Any]) -> Any:
-        """The logits of an ensemble, from the logits of its members: by default the mean of their probabilities."""
+        """What is kept of an ensemble, from all logits of its members: by default the mean of their probabilities."""
         return log_mean_probabilities(logits)
 
     @property
