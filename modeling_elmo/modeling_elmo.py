@@ -151,8 +151,10 @@ class ELMoPreTrainedModel(PreTrainedModel):
         A processor without the instructions for 8 bits gives a warning, and the model stays in float32.
 
         Raises:
-            ValueError: the model is not in float32, or not on CPU.
+            ValueError: the model is not in float32, or not on CPU, or it is a head without a biLM.
         """
+        if not isinstance(self.base_model, ELMoModel):
+            raise ValueError("This head has no biLM (`use_elmo=False`), so there is nothing to quantize.")
         weights = [linear.weight for linear in self.base_model.modules() if type(linear) is nn.Linear]
         wrong = [weight for weight in weights if weight.dtype != torch.float32 or weight.device.type != "cpu"]
         if wrong:
