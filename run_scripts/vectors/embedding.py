@@ -177,12 +177,10 @@ def load_model_and_tokenizer(
     if Path(name).is_dir() and not Path(name, "config.json").is_file():
         raise FileNotFoundError(f"--model {name} has no config.json; convert an original checkpoint with elmo convert.")
     check_model(name)
-    default = "cuda" if torch.cuda.is_available() and compute_dtype != "int8" else "cpu"
-    device = device or default
-    if compute_dtype == "int8" and torch.device(device).type != "cpu":
-        raise ValueError(
-            f"--compute_dtype int8 runs on CPU, not on --device {device}; pass bfloat16 or leave --device out."
-        )
+    int8 = compute_dtype == "int8"
+    device = device or ("cuda" if torch.cuda.is_available() and not int8 else "cpu")
+    if int8 and torch.device(device).type != "cpu":
+        raise ValueError(f"--compute_dtype int8 is for CPUs, not for --device {device}; pass bfloat16.")
     trust = {"trust_remote_code": trust_remote_code}
     dtype = torch.float32 if int8 else getattr(torch, compute_dtype)
     model, loading = AutoModel.from_pretrained(name, dtype=dtype, output_loading_info=True, **trust)
