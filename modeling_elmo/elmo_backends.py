@@ -220,7 +220,7 @@ def tanh(inputs: Tensor, out: Tensor | None = None) -> Tensor:
     return torch.mul(inputs, 2, out=out).sigmoid_().mul_(2).sub_(1)
 
 
-def prepared(linear: nn.Module, few_rows: bool = True) -> Tensor | Packed | Int8Weight:
+def prepared(linear: nn.Linear | Int8Linear, few_rows: bool = True) -> Tensor | Packed | Int8Weight:
     """The weight of a layer for `product`, without gradients: in 8 bits if the layer is, or if `elmo_backend` says so.
 
     Args:

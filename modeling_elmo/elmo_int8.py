@@ -88,7 +88,8 @@ class Int8Linear(nn.Module):
         with torch.device(self.weight.device):
             linear = nn.Linear(self.in_features, self.out_features, bias=self.bias is not None)
         linear.weight = nn.Parameter(self.weight * self.scales[:, None])
-        linear.bias = self.bias
+        if self.bias is not None:
+            linear.bias = self.bias
         return linear
 
     def forward(self, inputs: Tensor) -> Tensor:
