@@ -58,7 +58,7 @@ def write_peer(folder: Path, body: str = PEER.format(factor=1)) -> str:
 def test_every_part_gives_its_rows(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(tokenizer_speed, "MOST_TEXTS", 30)
     output = tmp_path / "figures.json"
-    softmaxes = {"full", "sampled", "sampled-dense", "adaptive", "full-bf16", "full-muon"}
+    softmaxes = {"full", "sampled", "sampled-dense", "adaptive", "adaptive-bf16", "adaptive-muon"}
     options = ("--batches", "1x8", "3x5dense", "--softmaxes", *softmaxes, "--output", str(output))
     rows = measured(*options)
     for batch in ("1x8", "3x5dense"):

@@ -3,7 +3,7 @@
 A step is cut where one part hands its vectors to the next, and each part is timed forward and backward. `encoder` turns
 the distinct words of the batch into vectors; `recurrence` and `softmax` include both directions; `optimizer` clips and
 updates. `sampled-dense` is the sampled softmax with a gradient for the whole table instead of the rows of the step.
-`full-bf16` and `full-muon` are the full softmax with `--bf16` and with `--optim muon`.
+`adaptive-bf16` and `adaptive-muon` are the adaptive softmax with `--bf16` and with `--optim muon`.
 """
 
 import statistics
@@ -23,7 +23,7 @@ from modeling_elmo.run_scripts.pretraining.optimization import OptimizationArgum
 from modeling_elmo.tokenization.elmo_characters import SPECIAL_WORDS
 
 STEP_PARTS = ("encoder", "recurrence", "softmax", "optimizer")
-SOFTMAXES = ("full", "sampled", "sampled-dense", "adaptive", "full-bf16", "full-muon")
+SOFTMAXES = ("full", "sampled", "sampled-dense", "adaptive", "adaptive-bf16", "adaptive-muon")
 
 
 @dataclass
