@@ -256,9 +256,11 @@ def test_a_vocabulary_cache_is_made_afterwards(tmp_path):
 
 
 @needs_int8
-def test_compiled():
+def test_compiled_and_under_autocast():
     model = make_model().quantize()
     expected = top(model)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert error_of(top(model).float(), expected) < 0.03
     assert error_of(top(torch.compile(model, backend="eager")), expected) < 5e-3
 
 
