@@ -1,7 +1,8 @@
 """Choice of a backend for each module, and matrix products of the fast backends.
 
 torch computes `F.linear` in float32 with MKL, which is slow for few rows and, on AMD, for any number of rows. oneDNN is
-in the same wheel and exact. Its operators are private to torch and have no gradients, so only this file uses them.
+in the same wheel and exact. Its operators are private to torch and have no gradients, so only this file and
+`elmo_int8.py` use them.
 
 Shape suffixes: N rows; D width of the input; G width of the output.
 """
@@ -16,8 +17,12 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.weak import WeakTensorKeyDictionary
 
-BACKENDS = ("reference", "inference", "training", "torch_lstm", "cuda_graph")
+from .elmo_int8 import Int8Linear, Int8Weight, int8_obstacle, int8_product, int8_rows
+
+BACKENDS = ("reference", "inference", "training", "int8", "torch_lstm", "cuda_graph")
 DENSE_LAYERS = (nn.Linear, nn.Conv1d, nn.Embedding)
+INT8_LAYERS = (nn.Linear, Int8Linear)
+HOW_TO_TRAIN = "Train the model in float32 and quantize it afterwards; `model.dequantize()` turns it back."
 FEW_PRODUCTS = 2**20  # with fewer multiplications, oneDNN's start (0.1 ms) costs more than it saves
 _forced: ContextVar[str | None] = ContextVar("forced backend", default=None)
 
@@ -29,11 +34,12 @@ def elmo_backend(name: str) -> Iterator[None]:
     - `"reference"`: the definition, plain PyTorch with autograd. It needs the least memory: no second copy of a weight.
     - `"inference"`: in place, without gradients.
     - `"training"`: with a hand-written backward pass.
+    - `"int8"`: linear layers in 8 bits, on CPU, without gradients. Float weights are kept, too: a trial of `quantize`.
     - `"torch_lstm"`: the LSTM with the kernel of `torch.nn.LSTM` (cuDNN on CUDA), for models without clips.
     - `"cuda_graph"`: the LSTM as in `"training"`, with steps recorded once for each batch shape and replayed.
 
-    By default, CPUs use `"inference"` or `"training"` where possible. All else uses `"reference"`. Under autocast in
-    bfloat16, CPUs with oneDNN use `"training"`, also without gradients.
+    By default, CPUs use `"inference"` or `"training"` where possible, and `"int8"` for layers of a quantized model. All
+    else uses `"reference"`. Under autocast in bfloat16, CPUs with oneDNN use `"training"`, also without gradients.
     """
     if name not in BACKENDS:
         raise ValueError(f"There is no backend {name!r}; pass one of {', '.join(BACKENDS)}.")
@@ -53,16 +59,24 @@ def choose_backend(layers: Iterable[nn.Module], inputs: Tensor, *states: Tensor)
     """The backend for these layers, inputs and states, and the reason for the choice.
 
     Raises:
-        ValueError: `elmo_backend` forces a backend that is not possible.
+        ValueError: `elmo_backend` forces a backend that is not possible, or gradients of a quantized layer are needed.
     """
     layers, forced = list(layers), forced_backend()
-    if forced == "reference":
-        return forced, "forced"
     tensors = (inputs, *states, *(parameter for layer in layers for parameter in layer.parameters()))
     needs_gradients = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)
+    quantized = any(isinstance(layer, Int8Linear) for layer in layers)
+    if quantized and (needs_gradients or forced not in (None, "reference", "int8")):
+        wish = "gradients" if needs_gradients else f"backend {forced!r}"
+        raise ValueError(f"A quantized layer has no {wish}. {HOW_TO_TRAIN}")
+    if forced == "reference":
+        return forced, "forced"
     suitable = "training" if needs_gradients or torch.is_autocast_enabled("cpu") else "inference"
-    wanted = forced if forced in ("inference", "training") else suitable
-    obstacle = _obstacle(wanted, needs_gradients, layers, inputs)
+    is_linear = bool(layers) and all(isinstance(layer, INT8_LAYERS) for layer in layers)
+    if quantized or (forced == "int8" and is_linear):
+        wanted, obstacle = "int8", _int8_obstacle(needs_gradients, layers, inputs)
+    else:
+        wanted = forced if forced in ("inference", "training") else suitable
+        obstacle = _obstacle(wanted, needs_gradients, layers, inputs)
     if obstacle and wanted == forced:
         raise ValueError(f"The backend {forced!r} was forced, but {obstacle}. Use elmo_backend('reference').")
     if obstacle:
@@ -85,8 +99,21 @@ def _obstacle(backend: str, needs_gradients: bool, layers: list[nn.Module], inpu
         return "gradients are needed"
     dtypes = {inputs.dtype, torch.float32} if autocast else {inputs.dtype}
     if not all(is_unmodified(layer, DENSE_LAYERS) and layer.weight.dtype in dtypes for layer in layers):
-        return "a layer is wrapped or hooked, or its dtype is not the inputs'"
+        return "a layer is wrapped, hooked or quantized, or its dtype is not the inputs'"
     return None
+
+
+def _int8_obstacle(needs_gradients: bool, layers: list[nn.Module], inputs: Tensor) -> str | None:
+    if inputs.device.type != "cpu" or inputs.dtype != torch.float32:
+        return f"int8 is not built for {inputs.dtype} on {inputs.device}"
+    if torch.compiler.is_compiling():
+        return "the model is being compiled"
+    if needs_gradients:
+        return "gradients are needed"
+    dtypes = {torch.float32, torch.int8}
+    if not all(is_unmodified(layer, INT8_LAYERS) and layer.weight.dtype in dtypes for layer in layers):
+        return "a layer is wrapped or hooked, or its dtype is not float32"
+    return int8_obstacle()
 
 
 def is_unmodified(layer: nn.Module, types: tuple[type[nn.Module], ...]) -> bool:
@@ -109,6 +136,8 @@ def product_dtype(tensor: Tensor) -> torch.dtype:
 def fast_linear(linear: nn.Linear, inputs_ND: Tensor) -> Tensor:
     """`linear(inputs_ND)`, with `product` where possible."""
     backend, _ = choose_backend([linear], inputs_ND)
+    if backend == "int8":
+        return product(inputs_ND, prepared(linear), linear.bias)
     if backend in ("inference", "training"):
         dtype = product_dtype(inputs_ND)
         bias_G = None if linear.bias is None else linear.bias.to(dtype)
@@ -143,13 +172,16 @@ class Packed(NamedTuple):
 
 def product(
     inputs_ND: Tensor,
-    weight_GD: Tensor | Packed,
+    weight_GD: Tensor | Packed | Int8Weight,
     bias_G: Tensor | None = None,
     *,
     plus_NG: Tensor | None = None,
     clip: float | None = None,
 ) -> Tensor:
     """`inputs @ weight.T`, with an added bias, an added matrix, or clipped, in one pass. It has no gradient."""
+    if isinstance(weight_GD, Int8Weight):
+        plus = bias_G if plus_NG is None else plus_NG if bias_G is None else plus_NG + bias_G
+        return int8_product(inputs_ND, weight_GD, plus, clip)
     weight_GD, copy = weight_GD if isinstance(weight_GD, Packed) else (weight_GD, weight_GD)
     is_small = len(inputs_ND) * weight_GD.numel() < FEW_PRODUCTS
     if is_small or not _has_onednn(inputs_ND) or suits_mkl(inputs_ND, weight_GD):
@@ -186,6 +218,23 @@ def tanh(inputs: Tensor, out: Tensor | None = None) -> Tensor:
     if inputs.dtype != torch.float32:
         return torch.tanh(inputs, out=out)
     return torch.mul(inputs, 2, out=out).sigmoid_().mul_(2).sub_(1)
+
+
+def prepared(linear: nn.Linear | Int8Linear, few_rows: bool = True) -> Tensor | Packed | Int8Weight:
+    """The weight of a layer for `product`, without gradients: in 8 bits if the layer is, or if `elmo_backend` says so.
+
+    Args:
+        few_rows: whether the products have few rows. Then a copy of a float weight is kept, as in `packed`.
+    """
+    if isinstance(linear, Int8Linear):
+        return remembered(Int8Weight.pack, linear.weight, linear.scales)
+    if forced_backend() == "int8":
+        return remembered(_quantized, linear.weight)
+    return packed(linear.weight) if few_rows else linear.weight
+
+
+def _quantized(weight_GD: Tensor) -> Int8Weight:
+    return Int8Weight.pack(*int8_rows(weight_GD.detach()))
 
 
 def packed(weight_GD: Tensor, keep: bool = True) -> Packed:

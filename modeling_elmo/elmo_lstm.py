@@ -16,7 +16,16 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from .elmo_backends import choose_backend, forced_backend, packed, product, product_dtype, tanh, weight_gradient
+from .elmo_backends import (
+    choose_backend,
+    forced_backend,
+    packed,
+    prepared,
+    product,
+    product_dtype,
+    tanh,
+    weight_gradient,
+)
 
 CHUNK_ROWS = 256  # rows of input gates per product: one (tokens x 4H) block would page-fault on every call
 MOST_WORDS = 1024  # maximum distinct words whose input gates are kept: 64 KB each at the original size
@@ -70,9 +79,10 @@ class ELMoLSTMLayer(nn.Module):
         """Returns the projected state at every step, and the state after each sequence's end."""
         if not text.batch_sizes:
             return text.inputs.new_empty(0, text.hidden_SP.shape[-1]), text.hidden_SP, text.cell_SH
-        backend = forced_backend()
-        if backend not in ("torch_lstm", "cuda_graph"):
-            backend, _ = choose_backend(self.children(), text.inputs, text.hidden_SP, text.cell_SH)
+        backend, _ = choose_backend(self.children(), text.inputs, text.hidden_SP, text.cell_SH)
+        forced = forced_backend()
+        if forced in ("torch_lstm", "cuda_graph"):
+            backend = forced
         return KERNELS[backend](self, text)
 
 
@@ -131,9 +141,12 @@ def reference_lstm(layer: ELMoLSTMLayer, text: Sequences) -> LSTMOutput:
 
 
 def inference_lstm(layer: ELMoLSTMLayer, text: Sequences) -> LSTMOutput:
-    """CPU inference: in place, without gradients. The input gates of a repeated word are computed once."""
-    state_weight = packed(layer.state_linear.weight)
-    projection = None if layer.projection is None else packed(layer.projection.weight)
+    """CPU inference, in float or in 8 bits: in place, without gradients. Cells are float.
+
+    The input gates of a repeated word are computed once.
+    """
+    state_weight = prepared(layer.state_linear)
+    projection = None if layer.projection is None else prepared(layer.projection)
     input_gates, dtype = _input_gates(layer, text), text.inputs.dtype
     hidden_SP, cell_SH = text.hidden_SP.clone(), text.cell_SH.clone()
     outputs_NP = text.inputs.new_empty(sum(text.batch_sizes), hidden_SP.shape[-1])
@@ -155,7 +168,8 @@ def inference_lstm(layer: ELMoLSTMLayer, text: Sequences) -> LSTMOutput:
 
 def _input_gates(layer: ELMoLSTMLayer, text: Sequences) -> Callable[[slice], Tensor]:
     """A function that returns the input half of the gates, `(C, G)`, for a chunk of packed rows."""
-    weight, bias_G = layer.input_linear.weight, _run_time_bias(layer.input_linear.bias, layer.forget_bias)
+    weight = prepared(layer.input_linear, few_rows=False)
+    bias_G = _run_time_bias(layer.input_linear.bias, layer.forget_bias)
     index_N = text.index_N
     if index_N is not None and len(text.inputs) <= min(0.8 * len(index_N), MOST_WORDS):
         gates_UG = product(text.inputs, weight, bias_G)
@@ -325,6 +339,7 @@ KERNELS = {
     "reference": reference_lstm,
     "inference": inference_lstm,
     "training": training_lstm,
+    "int8": inference_lstm,
     "torch_lstm": torch_lstm,
     "cuda_graph": cuda_graph_lstm,
 }

@@ -29,7 +29,6 @@ from functools import partial
 from pathlib import Path
 from typing import Literal
 
-import torch
 from tqdm.auto import tqdm
 from transformers.utils import logging
 
@@ -76,8 +75,9 @@ class EmbedArguments(TextArguments):
         default="none", metadata={"help": "One vector per sentence: the mean or the maximum over its words."}
     )
     dtype: StoredDtype = field(default="float32", metadata={"help": "Type of the vectors in the output file."})
-    compute_dtype: Literal["float32", "bfloat16"] = field(
-        default="float32", metadata={"help": "Type in which the model computes."}
+    compute_dtype: Literal["float32", "bfloat16", "int8"] = field(
+        default="float32",
+        metadata={"help": "Type in which the model computes; int8: linear layers of the biLM in 8 bits, on CPU."},
     )
     batch_tokens: int = field(
         default=4096, metadata={"help": "Maximum tokens per batch, including markers and padding."}
@@ -98,8 +98,9 @@ def main(arguments: list[str] | None = None) -> Path:
     parsed = ProgramParser(EmbedArguments, description=__doc__).parse(arguments)
     output, write_output = Path(parsed.output), find_writer(parsed.output)
     lines, total = open_lines(parsed, parsed.input, parsed.raw_text, parsed.unit)
-    dtype = getattr(torch, parsed.compute_dtype)
-    model, tokenizer = load_model_and_tokenizer(parsed.model, parsed.device, parsed.trust_remote_code, dtype)
+    model, tokenizer = load_model_and_tokenizer(
+        parsed.model, parsed.device, parsed.trust_remote_code, parsed.compute_dtype
+    )
     if parsed.layers == "mixed" and not is_trained(model.scalar_mix):
         logger.warning(f"The mix of {parsed.model} was never trained: it is the average of the layers.")
     choices = {name: getattr(parsed, name) for name in ("layers", "pooling", "dtype")}

@@ -14,6 +14,7 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from modeling_elmo import ELMoConfig, ELMoModel, ELMoTokenizer, elmo_backends, elmo_lstm
+from modeling_elmo.elmo_int8 import int8_obstacle
 from modeling_elmo.run_scripts import benchmark
 from modeling_elmo.run_scripts.benchmarks import (
     fine_tuning_speed,
@@ -30,6 +31,7 @@ SENTENCES = [line.split() for line in text.FIXTURE_TEXT.read_text(encoding="utf-
 SIZES = ["--preset", "tiny", "--rounds", "2", "--batches", "1x8", "--training_batches", "4x6"]
 SIZES += ["--vocabulary_size", "400", "--num_sampled", "20"]
 OURS = {"this package", "plain definition", "torch.nn.LSTM, unclipped", "matrix products alone"}
+INT8 = {"int8"} if int8_obstacle() is None else set()
 PEER = """
 def peer(model):
     def top_layer(encoding):
@@ -56,11 +58,11 @@ def write_peer(folder: Path, body: str = PEER.format(factor=1)) -> str:
 def test_every_part_gives_its_rows(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(tokenizer_speed, "MOST_TEXTS", 30)
     output = tmp_path / "figures.json"
-    softmaxes = {"full", "sampled", "sampled-dense", "adaptive"}
+    softmaxes = {"full", "sampled", "sampled-dense", "adaptive", "adaptive-bf16", "adaptive-muon"}
     options = ("--batches", "1x8", "3x5dense", "--softmaxes", *softmaxes, "--output", str(output))
     rows = measured(*options)
     for batch in ("1x8", "3x5dense"):
-        assert implementations(rows, "inference", batch) == OURS
+        assert implementations(rows, "inference", batch) == OURS | INT8
     assert implementations(rows, "training", "4x6") == OURS
     assert implementations(rows, "pretraining", "4x6") == softmaxes
     stored = {"layers stored", "layers computed", "layers stored, torch.nn"}
@@ -157,7 +159,7 @@ def test_peers(tmp_path):
     )
     peer = write_peer(tmp_path, PEER.format(factor=1) + prepared)
     rows = measured("--parts", "inference", "training", "--peer", peer, peer.replace(":peer", ":prepared"))
-    assert implementations(rows, "inference", "1x8") == OURS | {"peer", "prepared"}
+    assert implementations(rows, "inference", "1x8") == OURS | INT8 | {"peer", "prepared"}
     assert implementations(rows, "training", "4x6") == OURS | {"peer"}
 
 

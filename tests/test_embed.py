@@ -1,5 +1,6 @@
 """Vectors of a corpus equal the model's vectors of each sentence alone, also after interruptions."""
 
+import copy
 import errno
 import gzip
 import json
@@ -26,6 +27,7 @@ from pretraining_worker import TWO_PROCESSES, torchrun, two_machines
 
 from modeling_elmo import ELMoConfig, ELMoForPreTraining, ELMoModel, ELMoTokenizer
 from modeling_elmo.conversion_elmo import export_original_checkpoint
+from modeling_elmo.elmo_int8 import int8_obstacle
 from modeling_elmo.run_scripts import embed
 from modeling_elmo.run_scripts.convert_checkpoint import main as convert
 from modeling_elmo.run_scripts.program.processes import LOCK, sole_run
@@ -196,6 +198,16 @@ def test_bfloat16_computation(model_dir, loaded, corpus, tmp_path):
     found = read(run(model_dir, tmp_path / "v.hdf5", input=corpus, compute_dtype="bfloat16", layers="top"))
     assert found[0].dtype == np.float32
     assert_close(found, [alone(loaded, line.split(), "top") for line in LINES], 0.05)
+
+
+@pytest.mark.skipif(int8_obstacle() is not None, reason=f"8 bits are not fast here: {int8_obstacle()}")
+def test_int8_computation(model_dir, loaded, corpus, tmp_path):
+    found = read(run(model_dir, tmp_path / "v.hdf5", input=corpus, compute_dtype="int8", layers="top"))
+    assert found[0].dtype == np.float32
+    quantized = (copy.deepcopy(loaded[0]).quantize(), loaded[1])
+    assert_close(found, [alone(quantized, line.split(), "top") for line in LINES], 1e-2)
+    with pytest.raises(ValueError, match="--compute_dtype int8 is for CPUs, not for --device cuda; pass bfloat16."):
+        run(model_dir, tmp_path / "w.hdf5", input=corpus, compute_dtype="int8", device="cuda")
 
 
 def test_a_line_ends_at_a_line_feed_only(model_dir, loaded, tmp_path):

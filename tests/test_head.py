@@ -11,6 +11,7 @@ from safetensors.torch import load_file
 from task_worker import HEAD, TASKS, WNUT17, bilm, sentences_of
 
 from modeling_elmo import ELMoConfig, ELMoForPreTraining, ELMoForTokenClassification, ELMoTokenizer
+from modeling_elmo.elmo_int8 import int8_obstacle
 from modeling_elmo.run_scripts import (
     reproduce,
     run_classification,
@@ -209,6 +210,14 @@ def test_a_trained_head_is_not_reused(least, folder, task, tmp_path, caplog):
             assert torch.equal(new, old) and new.requires_grad == old.requires_grad
         else:
             assert new.shape != old.shape or not (new == old).any(), name
+
+
+@pytest.mark.skipif(int8_obstacle() is not None, reason=f"8 bits are not fast here: {int8_obstacle()}")
+def test_a_quantized_bilm_is_refused(folder, task, tmp_path):
+    for part in (ELMoForPreTraining.from_pretrained(folder).quantize(), ELMoTokenizer.from_pretrained(folder)):
+        part.save_pretrained(tmp_path)
+    with pytest.raises(ValueError, match="holds a biLM in 8 bits, which cannot be trained. Pass the biLM in float32"):
+        model_of(task, head(tmp_path))
 
 
 def test_a_width_beside_word_vectors_is_refused(folder, task, vectors):

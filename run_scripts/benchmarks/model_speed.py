@@ -17,11 +17,13 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import BatchEncoding
 
 from modeling_elmo import ELMoModel, ELMoTokenizer, elmo_backend
+from modeling_elmo.elmo_int8 import int8_obstacle
 from modeling_elmo.elmo_lstm import ELMoLSTMLayer
 from modeling_elmo.run_scripts.benchmarks.turns import Contest, Implementation, Outputs
 
 Peer = dict[str, Any]  # see benchmarks/peers.py
 PRODUCT_OPERATORS = ("aten::mm", "aten::addmm", "aten::bmm", "aten::baddbmm", "mkldnn::_linear_pointwise")
+INT8_TOLERANCE = 0.02  # relative RMS error of the vectors: inputs and weights have 127 steps
 
 
 class ModelVariants(NamedTuple):
@@ -72,6 +74,8 @@ def model_contest(
 ) -> Contest:
     """Our code, the definition, `torch.nn.LSTM`, the peers and the matrix products on one batch, in float32.
 
+    In inference also our code in 8 bits.
+
     Args:
         part: `"inference"`, or `"training"`: forward and backward, without dropout and optimizer.
     """
@@ -88,6 +92,8 @@ def model_contest(
         Implementation("plain definition", definition, expected),
         Implementation("torch.nn.LSTM, unclipped", call_of(torch_lstm), call_of(unclipped, "reference")()),
     ]
+    if part == "inference" and int8_obstacle() is None:
+        implementations.append(Implementation("int8", call_of(model, "int8"), expected, tolerance=INT8_TOLERANCE))
     for peer_name, peer in peers.items():
         if part == "inference" or "parameters" in peer:
             forward = partial(peer["model"], peer.get("prepare", lambda same: same)(encoding))

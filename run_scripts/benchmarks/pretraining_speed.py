@@ -3,6 +3,7 @@
 A step is cut where one part hands its vectors to the next, and each part is timed forward and backward. `encoder` turns
 the distinct words of the batch into vectors; `recurrence` and `softmax` include both directions; `optimizer` clips and
 updates. `sampled-dense` is the sampled softmax with a gradient for the whole table instead of the rows of the step.
+`adaptive-bf16` and `adaptive-muon` are the adaptive softmax with `--bf16` and with `--optim muon`.
 """
 
 import statistics
@@ -11,6 +12,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -21,7 +23,7 @@ from modeling_elmo.run_scripts.pretraining.optimization import OptimizationArgum
 from modeling_elmo.tokenization.elmo_characters import SPECIAL_WORDS
 
 STEP_PARTS = ("encoder", "recurrence", "softmax", "optimizer")
-SOFTMAXES = ("full", "sampled", "sampled-dense", "adaptive")
+SOFTMAXES = ("full", "sampled", "sampled-dense", "adaptive", "adaptive-bf16", "adaptive-muon")
 
 
 @dataclass
@@ -31,13 +33,18 @@ class PretrainingStep:
     model: ELMoForPreTraining
     optimizers: list[torch.optim.Optimizer]
     inputs: dict[str, Tensor]
+    bf16: bool = False
     seconds: list[dict[str, float]] = field(default_factory=list)
 
     def whole_loss(self) -> Outputs:
         """The loss that the step must have, by the model's own `forward`."""
         torch.manual_seed(0)
         targets = {f"{direction}_targets": self.inputs["input_ids"] for direction in ("forward", "backward")}
-        return {"loss": self.model(**self.inputs, **targets).loss.detach()}
+        with self.precision():
+            return {"loss": self.model(**self.inputs, **targets).loss.detach()}
+
+    def precision(self) -> torch.autocast:
+        return torch.autocast("cpu", torch.bfloat16, enabled=self.bf16)
 
     def __call__(self) -> Outputs:
         """Takes a step. Each part has a graph of its own; together they give the model's gradients.
@@ -47,17 +54,18 @@ class PretrainingStep:
         torch.manual_seed(0)
         self.seconds.append(dict.fromkeys(STEP_PARTS, 0.0))
         bilm, ids = self.model.elmo, self.inputs["input_ids"]
-        with self.timed("encoder"):
+        with self.timed("encoder"), self.precision():
             batch = bilm.read_tokens(**self.inputs)
         words_UP = batch.words_UP.detach().requires_grad_()
         orders = (batch.packing.forward_N, batch.packing.backward_N)
-        with self.timed("recurrence"):
+        with self.timed("recurrence"), self.precision():
             states, detached = bilm.starting_states(None, words_UP, len(ids)), batch._replace(words_UP=words_UP)
             tops = [bilm.run_direction(way, detached, order_N, states)[0][-1] for way, order_N in enumerate(orders)]
         hidden = [top.detach().requires_grad_() for top in tops]
         targets = [ids.flatten()[batch.packing.positions_N][order_N] for order_N in orders]
         with self.timed("softmax"):
-            loss, *_ = self.model._losses(list(zip(hidden, targets, strict=True)), None, None)
+            with self.precision():
+                loss, *_ = self.model._losses(list(zip(hidden, targets, strict=True)), None, None)
             loss.backward()
         with self.timed("recurrence"):
             torch.autograd.backward(tops, [each.grad for each in hidden])
@@ -85,7 +93,7 @@ class PretrainingStep:
 def pretraining_contest(
     name: str, batch: list[list[str]], preset: str, softmaxes: Sequence[str], vocabulary_size: int, num_sampled: int
 ) -> Contest:
-    """Steps of AdamW on one batch, with dropout.
+    """Steps of AdamW, or of Muon, on one batch, with dropout.
 
     Args:
         vocabulary_size: rows of the softmax. The text uses as many of them as it has words.
@@ -95,7 +103,8 @@ def pretraining_contest(
     inputs = dict(tokenizer(batch, is_split_into_words=True, padding=True, return_tensors="pt"))
     implementations = []
     for softmax in softmaxes:
-        step = PretrainingStep(*model_with_softmax(softmax, preset, vocabulary_size, num_sampled), inputs)
+        model, optimizers = model_with_softmax(softmax, preset, vocabulary_size, num_sampled)
+        step = PretrainingStep(model, optimizers, inputs, bf16=softmax.endswith("-bf16"))
         implementations.append(Implementation(softmax, step, step.whole_loss(), step.parts_in_milliseconds))
     return Contest("pretraining", name, int(inputs["attention_mask"].sum()), "tokens", implementations)
 
@@ -104,8 +113,9 @@ def model_with_softmax(
     softmax: str, preset: str, vocabulary_size: int, num_sampled: int
 ) -> tuple[ELMoForPreTraining, list[torch.optim.Optimizer]]:
     torch.manual_seed(0)
-    softmax_type = softmax.removesuffix("-dense")
+    softmax_type, _, variant = softmax.partition("-")
     options = {"vocab_size": vocabulary_size, "softmax_type": softmax_type, "num_sampled": num_sampled}
     model = ELMoForPreTraining(ELMoConfig.from_preset(preset, **options)).train()
     model.softmax.sparse_gradients = softmax == "sampled"
-    return model, make_optimizers(model, OptimizationArguments())
+    optim: Any = "muon" if variant == "muon" else "adamw"
+    return model, make_optimizers(model, OptimizationArguments(optim=optim))

@@ -144,6 +144,11 @@ def head_on_bilm(model_class: Any, name_or_path: str, config: ELMoConfig) -> ELM
         )
     finally:
         logging.set_verbosity(verbosity)
+    if getattr(model, "is_quantized", False):
+        raise ValueError(
+            f"{name_or_path} holds a biLM in 8 bits, which cannot be trained. Pass the biLM in float32, and call "
+            "`quantize()` on the trained model."
+        )
     new = {*loaded["missing_keys"], *(name for name, *_ in loaded["mismatched_keys"])}
     missing = sorted(name for name in new if name.startswith("elmo."))
     if missing:

@@ -153,9 +153,9 @@ def pool_words(vectors: np.ndarray, pooling: PoolingChoice) -> np.ndarray:
 
 
 def load_model_and_tokenizer(
-    name: str, device: str | None = None, trust_remote_code: bool = False, dtype: torch.dtype = torch.float32
+    name: str, device: str | None = None, trust_remote_code: bool = False, compute_dtype: str = "float32"
 ):
-    """The model of `--model` on its device, in eval mode, and its tokenizer.
+    """The model of `--model` on its device, in eval mode, and its tokenizer. 8 bits are for CPUs: their default device.
 
     Raises:
         FileNotFoundError, ValueError: the folder has no ELMo model, or its weights are incomplete.
@@ -163,13 +163,19 @@ def load_model_and_tokenizer(
     if Path(name).is_dir() and not Path(name, "config.json").is_file():
         raise FileNotFoundError(f"--model {name} has no config.json; convert an original checkpoint with elmo convert.")
     check_model(name)
+    int8 = compute_dtype == "int8"
+    place = local_device(device or ("cpu" if int8 else None))
+    if int8 and place.type != "cpu":
+        raise ValueError(f"--compute_dtype int8 is for CPUs, not for --device {device}; pass bfloat16.")
     trust = {"trust_remote_code": trust_remote_code}
+    dtype = torch.float32 if int8 else getattr(torch, compute_dtype)
     model, loading = AutoModel.from_pretrained(name, dtype=dtype, output_loading_info=True, **trust)
     if model.config.model_type != "elmo":
         raise ValueError(f"--model {name} is a {model.config.model_type!r} model; pass an ELMo model.")
     if absent := sorted(key for key in loading["missing_keys"] if not key.startswith("scalar_mix.")):
         raise ValueError(f"--model {name} lacks weights: {', '.join(absent)}. Convert or train it first.")
-    return model.eval().to(local_device(device)), AutoTokenizer.from_pretrained(name, **trust)
+    model = model.quantize() if int8 else model
+    return model.eval().to(place), AutoTokenizer.from_pretrained(name, **trust)
 
 
 def is_trained(mix) -> bool:
