@@ -78,7 +78,11 @@ def test_vectors_equal_the_package(generations, name):
 def numbers_and_rest(found) -> tuple[list[float], list]:
     """Separates the numbers in a pipeline's result from the rest."""
     numbers = []
-    rest = json.loads(json.dumps(found, default=float), parse_float=lambda number: numbers.append(float(number)))
+
+    def note(number):
+        numbers.append(float(number))
+
+    rest = json.loads(json.dumps(found, default=float), parse_float=note, parse_int=note)
     return numbers, rest
 
 
