@@ -120,7 +120,8 @@ class ELMoCoreferencePipeline(ChunkPipeline):
     def _forward(self, window: dict[str, Any]) -> dict[str, Any]:
         kept = {name: window.pop(name) for name in ("document", "is_last")}
         sentences = window.pop("sentences")
-        return {**kept, "links": links_of(self.model(**window), *sentences)}
+        output = self.model.eval()(**window)  # a model that was just trained returns no clusters otherwise
+        return {**kept, "links": links_of(output, *sentences)}
 
     def postprocess(self, windows: Iterable[dict[str, Any]], singletons: bool | None = None) -> dict[str, list]:
         windows = list(windows)

@@ -117,6 +117,13 @@ def test_a_short_document_has_one_span_or_none():
     assert one([["Ada"]]) == {"clusters": []}
 
 
+def test_a_model_that_was_just_trained_resolves():
+    pipe = make_pipe()
+    expected = pipe(SENTENCES)
+    pipe.model.train()
+    assert pipe(SENTENCES) == expected
+
+
 def test_several_documents(pipe):
     documents = [SENTENCES, WORDS, SENTENCES[1:]]
     assert list(pipe(document for document in documents)) == [pipe(document) for document in documents]
