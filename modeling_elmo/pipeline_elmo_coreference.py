@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from transformers.pipelines.base import ChunkPipeline
 
 Mention = tuple[int, int, int]  # sentence, first and last word
@@ -119,7 +120,8 @@ class ELMoCoreferencePipeline(ChunkPipeline):
     def _forward(self, window: dict[str, Any]) -> dict[str, Any]:
         kept = {name: window.pop(name) for name in ("document", "is_last")}
         sentences = window.pop("sentences")
-        return {**kept, "links": links_of(self.model(**window), *sentences)}
+        output = self.model.eval()(**window)  # a model that was just trained returns no clusters otherwise
+        return {**kept, "links": links_of(output, *sentences)}
 
     def postprocess(self, windows: Iterable[dict[str, Any]], singletons: bool | None = None) -> dict[str, list]:
         windows = list(windows)
@@ -213,8 +215,7 @@ def links_of(output: Any, first: int, begin: int) -> Links:
     """
     spans = output.clusters[0, :, :3].cpu().numpy() + np.array([first, -1, -1])  # the first token is a marker
     best = output.antecedent_scores[0].argmax(-1, keepdim=True)
-    none = torch.full_like(output.antecedents[0, :, :1], -1)
-    linked = torch.cat([none, output.antecedents[0]], -1).gather(-1, best)[:, 0].tolist()
+    linked = F.pad(output.antecedents[0], (1, 0), value=-1).gather(-1, best)[:, 0].tolist()
     mentions: list[Mention] = [tuple(span) for span in spans.tolist()]
     added = [number for number, mention in enumerate(mentions) if mention[0] >= begin]
     scores = output.mention_scores[0].tolist()

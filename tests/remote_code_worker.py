@@ -22,6 +22,7 @@ PIPELINES = {
     "ELMoForSequenceClassification": ("text-classification", {"top_k": None}),
     "ELMoForQuestionAnswering": ("question-answering", {"top_k": 3, "handle_impossible_answer": True}),
     "ELMoForSemanticRoleLabeling": ("semantic-role-labeling", {}),
+    "ELMoForCoreferenceResolution": ("coreference-resolution", {}),
 }
 QUESTIONS = ["Where is he?", "Quelle ægithale ?", "밥?"]
 
@@ -76,6 +77,8 @@ def piped(name: str, **sources) -> list:
         return pipe(question=QUESTIONS, context=TEXTS, max_seq_len=12, doc_stride=2)
     if task == "semantic-role-labeling":
         return [pipe(TEXTS, predicates=[[0, 2, 1]] * 3, batch_size=2), pipe(TEXTS)]
+    if task == "coreference-resolution":
+        return [pipe(TEXTS), pipe([text.split() for text in TEXTS])]
     return [pipe(text) for text in (TEXTS if task != "text-classification" else [*TEXTS, PAIR])]
 
 

@@ -107,6 +107,23 @@ def test_singletons_are_left_out(pipe):
         untrained(SENTENCES, singletons=True)
 
 
+def test_a_short_document_has_one_span_or_none():
+    """A single kept span has no antecedents to choose from."""
+    one = make_pipe()
+    with torch.no_grad():
+        one.model.ranker.mention_scorer.output.bias += 100.0
+    (cluster,) = one([["Ada", "wrote", "it", "."]])["clusters"]
+    assert len(cluster) == 1 and one([["Ada", "wrote", "it", "."]], singletons=False) == {"clusters": []}
+    assert one([["Ada"]]) == {"clusters": []}
+
+
+def test_a_model_that_was_just_trained_resolves():
+    pipe = make_pipe()
+    expected = pipe(SENTENCES)
+    pipe.model.train()
+    assert pipe(SENTENCES) == expected
+
+
 def test_several_documents(pipe):
     documents = [SENTENCES, WORDS, SENTENCES[1:]]
     assert list(pipe(document for document in documents)) == [pipe(document) for document in documents]

@@ -67,11 +67,14 @@ def test_the_end_of_another_process_is_an_error(monkeypatch):
 
 
 def test_each_process_of_a_machine_has_its_own_device(monkeypatch):
-    assert local_device("cpu") == torch.device("cpu") and local_device("cuda:3") == torch.device("cuda", 3)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    assert local_device() == torch.device("cpu")
+    assert local_device() == local_device("cpu") == torch.device("cpu")
+    for name in ("cuda", "cuda:3"):
+        with pytest.raises(ValueError, match=f"--device {name}: torch finds no CUDA device here; pass cpu."):
+            local_device(name)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    assert local_device("cpu") == torch.device("cpu") and local_device("cuda:3") == torch.device("cuda", 3)
     monkeypatch.delenv("LOCAL_RANK", raising=False)
     assert local_device() == local_device("cuda") == torch.device("cuda", 0)
     monkeypatch.setenv("LOCAL_RANK", "1")

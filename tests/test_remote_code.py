@@ -78,7 +78,11 @@ def test_vectors_equal_the_package(generations, name):
 def numbers_and_rest(found) -> tuple[list[float], list]:
     """Separates the numbers in a pipeline's result from the rest."""
     numbers = []
-    rest = json.loads(json.dumps(found, default=float), parse_float=lambda number: numbers.append(float(number)))
+
+    def note(number):
+        numbers.append(float(number))
+
+    rest = json.loads(json.dumps(found, default=float), parse_float=note, parse_int=note)
     return numbers, rest
 
 
@@ -93,7 +97,8 @@ def test_stock_pipelines_say_the_same(generations, name, generation):
         model = getattr(modeling_elmo, name).from_pretrained(folder)
         expected = piped(name, model=model, tokenizer=ELMoTokenizer.from_pretrained(folder))
     (numbers, rest), (expected_numbers, expected_rest) = map(numbers_and_rest, (found, expected))
-    assert rest == expected_rest and len(numbers) > len(TEXTS)
+    finds_nothing = (name, generation) == ("ELMoForCoreferenceResolution", 2)  # after its one large step of training
+    assert rest == expected_rest and (finds_nothing or len(numbers) > len(TEXTS))
     assert numbers == pytest.approx(expected_numbers, abs=1e-6)
 
 

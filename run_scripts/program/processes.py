@@ -80,8 +80,13 @@ def local_device(name: str | None = None, rank: int | None = None) -> torch.devi
 
     Args:
         rank: the number of this process on its machine; by default as a launcher says.
+
+    Raises:
+        ValueError: there is no CUDA device.
     """
     device = torch.device(name or ("cuda" if torch.cuda.is_available() else "cpu"))
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise ValueError(f"--device {name}: torch finds no CUDA device here; pass cpu.")
     if device.type == "cuda" and device.index is None:
         rank = int(os.environ.get("LOCAL_RANK", 0)) if rank is None else rank
         return torch.device("cuda", rank % torch.cuda.device_count())

@@ -164,9 +164,9 @@ def load_model_and_tokenizer(
         raise FileNotFoundError(f"--model {name} has no config.json; convert an original checkpoint with elmo convert.")
     check_model(name)
     int8 = compute_dtype == "int8"
-    place = local_device(device or ("cpu" if int8 else None))
-    if int8 and place.type != "cpu":
+    if int8 and torch.device(device or "cpu").type != "cpu":
         raise ValueError(f"--compute_dtype int8 is for CPUs, not for --device {device}; pass bfloat16.")
+    place = local_device(device or ("cpu" if int8 else None))
     trust = {"trust_remote_code": trust_remote_code}
     dtype = torch.float32 if int8 else getattr(torch, compute_dtype)
     model, loading = AutoModel.from_pretrained(name, dtype=dtype, output_loading_info=True, **trust)
