@@ -24,8 +24,21 @@ DISTANCES = (1, 2, 3, 4, 5, 8, 16, 32, 64)
 PIECE = 2048  # rows that are computed at a time, so that memory does not grow with the number of pairs
 
 
+class CandidateSpans(NamedTuple):
+    """All spans of a document up to a width, in document order: by the first word, then by the last.
+
+    Shape:
+        first_N, last_N: `(candidates,)`, the number of each span's first and last word in the document.
+        mentions_N: `(candidates,)`, mention scores.
+    """
+
+    first_N: Tensor
+    last_N: Tensor
+    mentions_N: Tensor
+
+
 class RankedSpans(NamedTuple):
-    """The kept spans of a document in document order: by the first word, then by the last.
+    """The kept spans of a document in document order.
 
     Shape:
         first_K, last_K: `(spans,)`, the number of each span's first and last word in the document.
@@ -33,6 +46,7 @@ class RankedSpans(NamedTuple):
         antecedents_KA: `(spans, antecedents)`, numbers of earlier spans, nearest first; -1: none.
         scores_KC: `(spans, 1 + antecedents)`, the score of no antecedent, 0, and of each antecedent; minus infinity
             where there is none.
+        candidates: the spans from which these were kept.
     """
 
     first_K: Tensor
@@ -40,6 +54,7 @@ class RankedSpans(NamedTuple):
     mentions_K: Tensor
     antecedents_KA: Tensor
     scores_KC: Tensor
+    candidates: CandidateSpans
 
 
 class SplitScorer(nn.Module):
@@ -145,7 +160,8 @@ class SpanRanker(nn.Module):
         speakers_K = None if speakers_W is None else speakers_W[first_K]
         pairs = self._antecedents(spans_KG, mentions_K)
         scores_KC = self._antecedent_scores(spans_KG, mentions_K, *pairs, speakers_K, genre)
-        return RankedSpans(first_K, last_K, mentions_K, pairs[0], scores_KC)
+        candidates = CandidateSpans(first_N, last_N, mentions_N)
+        return RankedSpans(first_K, last_K, mentions_K, pairs[0], scores_KC, candidates)
 
     def _mention_scores(
         self,
@@ -278,10 +294,15 @@ def likeliest_antecedents(scores_KK: Tensor, most: int) -> Tensor:
     return best_KA.masked_fill(~earlier_KK.gather(1, best_KA), -1).sort(1, descending=True).values
 
 
-def gold_clusters(spans: RankedSpans, first_M: Tensor, last_M: Tensor, clusters_M: Tensor) -> Tensor:
-    """The gold cluster of each kept span, -1 if it is no mention: `(K,)`."""
-    same_KM = (spans.first_K[:, None] == first_M) & (spans.last_K[:, None] == last_M)
-    return torch.where(same_KM, clusters_M, -1).amax(1) if len(clusters_M) else torch.full_like(spans.first_K, -1)
+def gold_clusters(first_N: Tensor, last_N: Tensor, first_M: Tensor, last_M: Tensor, clusters_M: Tensor) -> Tensor:
+    """The gold cluster of each span, -1 if it is no mention: `(N,)`. All words are numbers in the document."""
+    if not len(clusters_M):
+        return torch.full_like(first_N, -1)
+    words = int(last_M.max()) + 1
+    gold_M, order_M = (first_M * words + last_M).sort()  # spans that end later than all mentions may have any number
+    spans_N = torch.where(last_N < words, first_N * words + last_N, -1)
+    places_N = torch.searchsorted(gold_M, spans_N).clamp(max=len(gold_M) - 1)
+    return torch.where(gold_M[places_N] == spans_N, clusters_M[order_M][places_N], -1)
 
 
 def marginal_loss(spans: RankedSpans, clusters_K: Tensor) -> Tensor:
@@ -296,9 +317,16 @@ def marginal_loss(spans: RankedSpans, clusters_K: Tensor) -> Tensor:
     return (spans.scores_KC.logsumexp(1) - gold_scores_KC.logsumexp(1)).sum()
 
 
-def mention_loss(spans: RankedSpans, clusters_K: Tensor) -> Tensor:
-    """Binary cross-entropy of the mention scores, summed over the kept spans: `()`. It also teaches singletons."""
-    return F.binary_cross_entropy_with_logits(spans.mentions_K, (clusters_K >= 0).to(spans.mentions_K), reduction="sum")
+def mention_loss(candidates: CandidateSpans, clusters_N: Tensor) -> Tensor:
+    """Binary cross-entropy of the mention scores, summed over all candidates: `()`. It also teaches singletons.
+
+    Among the kept spans only, a gold mention that is not kept would have no gradient, and never be found.
+
+    Args:
+        clusters_N: `(candidates,)`, the gold cluster of each span, -1 if it is no mention.
+    """
+    gold_N = (clusters_N >= 0).to(candidates.mentions_N)
+    return F.binary_cross_entropy_with_logits(candidates.mentions_N, gold_N, reduction="sum")
 
 
 @torch.no_grad()

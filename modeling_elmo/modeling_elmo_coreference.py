@@ -121,9 +121,12 @@ class ELMoForCoreferenceResolution(ELMoTaskModel):
     def _loss(self, spans: RankedSpans, mentions: Tensor, words_ST: Tensor) -> Tensor:
         if isinstance(mentions, Tensor) and mentions.dim() == 3 and len(mentions) == 1:
             mentions = mentions[0]  # Trainer gathers and pads labels whose first dimension counts examples
-        clusters_K = gold_clusters(spans, *_checked_mentions(mentions, words_ST))
-        loss = marginal_loss(spans, clusters_K) + self.penalty()
-        return loss + mention_loss(spans, clusters_K) if self.config.train_singletons else loss
+        gold = _checked_mentions(mentions, words_ST)
+        loss = marginal_loss(spans, gold_clusters(spans.first_K, spans.last_K, *gold)) + self.penalty()
+        if not self.config.train_singletons:
+            return loss
+        first_N, last_N, _ = spans.candidates
+        return loss + mention_loss(spans.candidates, gold_clusters(first_N, last_N, *gold))
 
     def _speakers(self, speaker_ids: Tensor | None, words_ST: Tensor) -> Tensor | None:
         if not self.config.use_speakers:

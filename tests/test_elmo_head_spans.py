@@ -71,7 +71,7 @@ def distance_bin(distance):
 
 
 def plain(ranker: SpanRanker, states, heads, sentences, speakers, genre):
-    """The kept spans, and of each: its vector, its mention score, and a dictionary from antecedents to scores."""
+    """The mention score of each span; the kept spans, and a dictionary from antecedents to scores for each of them."""
     vectors, scores = {}, {}
     for first in range(len(states)):
         for last in range(first, len(states)):
@@ -102,17 +102,18 @@ def plain(ranker: SpanRanker, states, heads, sentences, speakers, genre):
                 features += [ranker.same_speaker.weight[same], ranker.genres.weight[genre]]
             one, other = vectors[span], vectors[kept[j]]
             pairs[-1][j] = coarse[j] + network(ranker.pair_scorer, torch.cat([one, other, one * other, *features]))
-    return kept, [scores[span] for span in kept], pairs
+    return scores, kept, pairs
 
 
-def plain_loss(kept, mentions, pairs, gold):
+def plain_loss(mentions, kept, pairs, gold):
     """Both losses, from a dictionary of gold mentions."""
     marginal = mention = torch.zeros((), dtype=torch.double)
     one = torch.ones((), dtype=torch.double)
-    for span, score, antecedents in zip(kept, mentions, pairs, strict=True):
+    for span, antecedents in zip(kept, pairs, strict=True):
         right = [value for j, value in antecedents.items() if span in gold and gold.get(kept[j]) == gold[span]]
         total = sum((value.exp() for value in antecedents.values()), one)
         marginal = marginal - ((sum(value.exp() for value in right) if right else one) / total).log()
+    for span, score in mentions.items():
         chance = 1 / (1 + (-score).exp())
         mention = mention - (chance if span in gold else 1 - chance).log()
     return marginal, mention
@@ -126,18 +127,22 @@ def make_gold(kept, words):
 
 
 def losses(spans: RankedSpans, gold):
-    given = torch.tensor([[*span, cluster] for span, cluster in gold.items()]).view(-1, 3)
-    clusters = gold_clusters(spans, *given.unbind(1))
-    return marginal_loss(spans, clusters), mention_loss(spans, clusters)
+    given = torch.tensor([[*span, cluster] for span, cluster in gold.items()]).view(-1, 3).unbind(1)
+    kept = gold_clusters(spans.first_K, spans.last_K, *given)
+    every = gold_clusters(*spans.candidates[:2], *given)
+    return marginal_loss(spans, kept), mention_loss(spans.candidates, every)
 
 
 @pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
 @pytest.mark.parametrize("lengths", DOCUMENTS.values(), ids=DOCUMENTS)
 def test_spans_scores_and_losses_are_those_of_the_papers(lengths, options):
     ranker, document = make_ranker(**options), make_document(lengths)
-    found, (kept, mentions, pairs) = ranker(*document), plain(ranker, *document)
+    found, (mentions, kept, pairs) = ranker(*document), plain(ranker, *document)
     assert list(zip(found.first_K.tolist(), found.last_K.tolist(), strict=True)) == kept
-    torch.testing.assert_close(found.mentions_K, torch.stack(mentions) if mentions else found.mentions_K)
+    candidates = found.candidates
+    assert list(zip(candidates.first_N.tolist(), candidates.last_N.tolist(), strict=True)) == list(mentions)
+    for ours, spans in ((candidates.mentions_N, mentions), (found.mentions_K, kept)):
+        torch.testing.assert_close(ours, torch.stack([mentions[span] for span in spans]) if spans else ours)
     for number, expected in enumerate(pairs):
         real = found.antecedents_KA[number] >= 0
         antecedents = found.antecedents_KA[number][real].tolist()
@@ -146,7 +151,7 @@ def test_spans_scores_and_losses_are_those_of_the_papers(lengths, options):
         for antecedent, score in zip(antecedents, found.scores_KC[number, 1:][real], strict=True):
             torch.testing.assert_close(score, expected[antecedent])
     gold = make_gold(kept, sum(lengths))
-    wanted = plain_loss(kept, mentions, pairs, gold)
+    wanted = plain_loss(mentions, kept, pairs, gold)
     torch.testing.assert_close(losses(found, gold), wanted)
     leaves = [*ranker.parameters(), *document[:2]]
     gradients = [
@@ -225,7 +230,7 @@ def test_clusters_are_chains_of_best_antecedents(with_singletons, expected):
         scores[span, 1:] = torch.where(antecedents[span] == antecedent, 1.0, 0.0) if antecedent >= 0 else 0.0
         scores[span, 1:][antecedents[span] < 0] = -torch.inf
     mentions = torch.tensor([0.1, -1, -1, 2, 0, 1, -1])
-    spans = RankedSpans(torch.arange(7), torch.arange(7), mentions, antecedents, scores)
+    spans = RankedSpans(torch.arange(7), torch.arange(7), mentions, antecedents, scores, candidates=None)
     assert predicted_clusters(spans, with_singletons).tolist() == expected
 
 
@@ -235,11 +240,11 @@ def test_documents_without_kept_spans(lengths, coarse_pruning):
     ranker = make_ranker(spans_per_word=0.4, coarse_pruning=coarse_pruning, **SPEAKERS)
     document = make_document(lengths)
     spans = ranker(*document)
-    assert [tuple(each.shape) for each in spans] == [(0,), (0,), (0,), (0, 0), (0, 1)]
+    assert [tuple(each.shape) for each in spans[:5]] == [(0,), (0,), (0,), (0, 0), (0, 1)]
     assert predicted_clusters(spans, True).shape == (0,)
-    loss = sum(losses(spans, {(0, 0): 0} if lengths else {}))
-    assert loss == 0
-    loss.backward()
+    marginal, mention = losses(spans, {(0, 0): 0} if lengths else {})
+    assert marginal == 0 and (mention > 0) == bool(lengths)
+    marginal.backward()
     assert not any(parameter.grad is not None and parameter.grad.any() for parameter in ranker.parameters())
 
 

@@ -110,31 +110,42 @@ def test_markers_and_padding_belong_to_no_span():
 
 
 def plain_loss(model, output, mentions):
-    """The loss of the papers, from the scores of the output."""
+    """The loss of the papers, from the scores of the output. Mention scores are those of all spans."""
     gold = {tuple(span): cluster for *span, cluster in mentions.tolist()}
     kept = [tuple(span) for span in output.clusters[0, :, :3].tolist()]
     loss = model.penalty().item()
     rows = zip(kept, output.antecedents[0].tolist(), output.antecedent_scores[0].tolist(), strict=True)
-    for number, (span, antecedents, scores) in enumerate(rows):
+    for span, antecedents, scores in rows:
         names = [None if j < 0 else gold.get(kept[j]) for j in antecedents]
         right = [s for s, name in zip(scores[1:], names, strict=True) if span in gold and name == gold[span]]
         loss += math.log(sum(map(math.exp, scores))) - math.log(sum(map(math.exp, right or [0.0])))
-        if model.config.train_singletons:
-            sign = 1 if span in gold else -1
-            loss += math.log1p(math.exp(-sign * output.mention_scores[0, number].item()))
     return loss
+
+
+def plain_mention_loss(spans, mentions):
+    """Binary cross-entropy over all spans. `mentions` are words of the document."""
+    rows = zip(*(column.tolist() for column in spans.candidates), strict=True)
+    return sum(math.log1p(math.exp(score * (-1 if (first, last) in mentions else 1))) for first, last, score in rows)
 
 
 @pytest.mark.parametrize("options", [{}, {"train_singletons": True}, {"max_span_width": 1}, {"scalar_mix_l2": 0.5}])
 def test_the_loss_is_that_of_the_papers(options):
     model = make_resolver(spans_per_word=1.0, **options)
     batch = document_of(model)
+    ranked = []
+    model.ranker.register_forward_hook(lambda _, given, spans: ranked.append(spans))
     output = model(**batch, mentions=MENTIONS)
-    assert output.loss.item() == pytest.approx(plain_loss(model, output, MENTIONS), rel=1e-4)
+    wanted = plain_loss(model, output, MENTIONS)
+    if model.config.train_singletons:
+        starts = torch.tensor([0, *SENTENCES]).cumsum(0)[MENTIONS[:, 0]] - 1  # position 1 is a sentence's first word
+        wanted += plain_mention_loss(ranked[0], {*zip(*(starts + MENTIONS[:, 1:3].T).tolist(), strict=True)})
+    assert output.loss.item() == pytest.approx(wanted, rel=1e-4)
     kept, gold = ({tuple(row[:3]) for row in rows.tolist()} for rows in (output.clusters[0], MENTIONS))
     assert kept & gold and gold - kept  # also spans that are not reached
     none = model(**batch, mentions=MENTIONS[:0])
-    assert none.loss.item() == pytest.approx(plain_loss(model, none, MENTIONS[:0]), rel=1e-4, abs=1e-5)
+    wanted = plain_loss(model, none, MENTIONS[:0])
+    wanted += plain_mention_loss(ranked[1], set()) if model.config.train_singletons else 0
+    assert none.loss.item() == pytest.approx(wanted, rel=1e-4, abs=1e-5)
     order = model(**batch, mentions=MENTIONS.flip(0).int())
     torch.testing.assert_close(order.loss, output.loss)
 

@@ -70,7 +70,7 @@ def test_the_folder_resolves_what_was_recorded(place):
     assert (record["task"], record["metric"], record["train_samples"]) == ("coreference-resolution", "f1", 2)
     assert "gap" not in record
     card = (place / "run" / "README.md").read_text(encoding="utf-8")
-    assert "span ranking (Lee et al. 2017)" in card and 'print(ask(["The play was staged in Paris.", ' in card
+    assert "span ranking (Lee et al. 2017)" in card and 'print(pipe(["The play was staged in Paris.", ' in card
     assert "It also returns singletons" in card and "| f1_without_singletons |" in card and "Labels:" not in card
 
 
