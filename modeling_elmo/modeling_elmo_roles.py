@@ -177,6 +177,7 @@ class ELMoForSemanticRoleLabeling(ELMoTaskModel):
         if labels is None:
             return logits.new_zeros(()), 1.0
         check_ids("labels", labels, tuple(words_BT.shape))
+        labels = labels.long()  # an unsigned type has no -100
         known_BT = labels != UNKNOWN
         check_range("labels", labels[known_BT], self.num_labels, "or pass num_labels=...")
         _refuse(known_BT & ~words_BT, "`labels` has a label where there is no word", "Pass -100 there.")
@@ -185,7 +186,7 @@ class ELMoForSemanticRoleLabeling(ELMoTaskModel):
         _refuse(unmarked_BT, "`labels` has a role, but the row marks no predicate", advice)
         count = known_BT.sum()
         items = count if num_items is None else torch.as_tensor(num_items, device=count.device)
-        loss = F.nll_loss(logits.flatten(0, 1), labels.long().flatten(), ignore_index=UNKNOWN, reduction="sum")
+        loss = F.nll_loss(logits.flatten(0, 1), labels.flatten(), ignore_index=UNKNOWN, reduction="sum")
         return loss / items.clamp(min=1), torch.where(items > 0, count / items.clamp(min=1), 1.0)
 
     def _predicate_loss(self, predicate_BT: Tensor, labels: Tensor | None, words_BT: Tensor) -> Tensor:
@@ -193,6 +194,7 @@ class ELMoForSemanticRoleLabeling(ELMoTaskModel):
         if labels is None:
             return predicate_BT.new_zeros(())
         check_ids("predicate_labels", labels, tuple(words_BT.shape))
+        labels = labels.long()
         known_BT = labels != UNKNOWN
         outside_BT = known_BT & (labels != 0) & (labels != 1)
         advice = "Pass 1 at predicates, 0 at other words, and -100 where it is unknown."
