@@ -107,7 +107,7 @@ class ELMoQuestionAnsweringPipeline(ChunkPipeline):
 
     def _forward(self, window: dict[str, Any]) -> dict[str, Any]:
         kept = {name: window.pop(name) for name in ("example", "offsets", "is_last")}
-        output = self.model(**window)
+        output = self.model.eval()(**window)  # also if it was just trained
         return {**kept, "start": output.start_logits, "end": output.end_logits, "mask": window["attention_mask"]}
 
     def postprocess(
@@ -165,8 +165,7 @@ def best_answers(
     found: dict[tuple[int, int], float] = {}
     none = 0.0
     for start_T, end_T, offsets in windows:
-        if not (start_T.isfinite().all() and end_T.isfinite().all()):
-            raise ValueError("Some logits are not finite: training diverged. Pass a smaller learning rate.")
+        check_numbers(torch.stack([start_T, end_T]))
         context_T = torch.tensor([pair is not None for pair in offsets])
         scores_TT, nothing = _span_scores(start_T, end_T, context_T, max_length)
         none = min(none, nothing)
@@ -178,6 +177,11 @@ def best_answers(
                 found[characters] = max(score, found.get(characters, score))
     answers = sorted(((score, *characters) for characters, score in found.items()), key=lambda answer: -answer[0])
     return answers[:count], none
+
+
+def check_numbers(logits: Tensor):
+    if not logits.isfinite().all():
+        raise ValueError("Some logits are not finite: training diverged. Pass a smaller learning rate.")
 
 
 def _span_scores(start_T: Tensor, end_T: Tensor, context_T: Tensor, max_length: int) -> tuple[Tensor, float]:

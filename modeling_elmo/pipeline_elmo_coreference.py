@@ -16,6 +16,8 @@ import torch
 import torch.nn.functional as F
 from transformers.pipelines.base import ChunkPipeline
 
+from .pipeline_elmo_roles import join_words
+
 Mention = tuple[int, int, int]  # sentence, first and last word
 
 
@@ -154,12 +156,13 @@ def _is_words(sentence: Any) -> bool:
 
 
 def _read_words(sentences: list[list[str]]) -> Document:
-    characters, start = [], 0
+    texts, characters, start = [], [], 0
     for words in sentences:
-        starts = list(accumulate((len(word) + 1 for word in words), initial=start))
-        characters.append([(first, first + len(word)) for first, word in zip(starts, words, strict=False)])
-        start = starts[-1]
-    return Document("\n".join(map(" ".join, sentences)), sentences, characters)
+        text, inside = join_words(words)
+        texts.append(text)
+        characters.append([(start + first, start + end) for first, end in inside])
+        start += len(text) + 1
+    return Document("\n".join(texts), sentences, characters)
 
 
 def _read_sentences(text: str, spans: list[tuple[int, int]], tokenizer: Any) -> Document:

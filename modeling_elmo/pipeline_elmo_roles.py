@@ -17,6 +17,8 @@ import torch.nn.functional as F
 from torch import Tensor
 from transformers.pipelines.base import Pipeline
 
+from .pipeline_elmo import check_numbers
+
 PREDICATE_ROLES = ("V", "C-V")  # spans of the predicate itself, which are no arguments
 FIND = -1  # in place of the mark of a predicate: the model is to find it
 
@@ -94,6 +96,7 @@ class ELMoSemanticRolePipeline(Pipeline):
         return {"sentence": sentence, "marks": marks_BT, **inputs}
 
     def _forward(self, batch: dict[str, Any]) -> dict[str, Any]:
+        self.model.eval()  # also if it was just trained
         sentences, marks_BT, layers = batch.pop("sentence"), batch.pop("marks"), None
         if (marks_BT == FIND).any():
             output = self.model(**batch, output_hidden_states=True)
@@ -172,11 +175,6 @@ def join_words(words: Sequence[str]) -> tuple[str, list[tuple[int, int]]]:
         characters.append((end + 1, end + 1 + len(word)))
         end = characters[-1][1]
     return " ".join(words), characters
-
-
-def check_numbers(logits: Tensor):
-    if not logits.isfinite().all():
-        raise ValueError("Some logits are not finite: training diverged. Pass a smaller learning rate.")
 
 
 def _is_sentence_of_words(inputs: Any) -> bool:

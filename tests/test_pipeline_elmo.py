@@ -28,6 +28,12 @@ def pipe(request) -> ELMoQuestionAnsweringPipeline:
     return ELMoQuestionAnsweringPipeline(model=model, tokenizer=tokenizer)
 
 
+def test_a_model_that_was_just_trained_answers(pipe):
+    expected = pipe(question=QUESTION, context=CONTEXT)
+    pipe.model.train()
+    assert pipe(question=QUESTION, context=CONTEXT) == expected
+
+
 def plain_answers(pipe, longest: int, max_seq_len: int, doc_stride: int) -> tuple[dict, float]:
     """The probability of every span of characters, and of no answer: the best and the lowest of all windows."""
     windows = pipe.tokenizer(

@@ -39,6 +39,12 @@ def pipe(request) -> ELMoSemanticRolePipeline:
     return made_pipeline(request.param)
 
 
+def test_a_model_that_was_just_trained_labels(pipe):
+    expected = pipe(TEXTS)
+    pipe.model.train()
+    assert pipe(TEXTS) == expected
+
+
 @torch.no_grad()
 def plain_tags(pipe, words: list[str], predicate: int | None) -> tuple[list[str], list[float], list[int]]:
     """Tags, their probabilities, and the predicates that the model finds, from a row of its own."""

@@ -133,6 +133,9 @@ def test_the_format_of_another_ending(tmp_path):
     assert read(tmp_path / "a.conll", CONLL2012, roles_format="conll2012")[1] == READ[1]
     with pytest.raises(ValueError, match=r"--train_file a.props has an unknown ending; .*\.tsv, \.conll, .*\.jsonl"):
         read_roles(RoleDataArguments(train_file="a.props", roles_format="conll2005"))
+    (tmp_path / "a.jsonl").write_text("{}")
+    with pytest.raises(ValueError, match="--roles_format conll2005 is for files with a word per line, and there is"):
+        read_roles(RoleDataArguments(train_file=str(tmp_path / "a.jsonl"), roles_format="conll2005"))
 
 
 def test_a_lemma_beside_a_later_word(tmp_path):

@@ -80,12 +80,10 @@ def head_class(config: ELMoConfig) -> type[ELMoTaskModel]:
 
 def shown_labels(config: ELMoConfig, tag: str) -> list[str]:
     """The names of the labels; of semantic roles, which have two labels each, the roles."""
-    names = config.id2label.values()
-    return (
-        list(dict.fromkeys(name[2:] for name in names if name != "O"))
-        if tag == "semantic-role-labeling"
-        else list(names)
-    )
+    names = list(config.id2label.values())
+    if tag != "semantic-role-labeling":
+        return names
+    return list(dict.fromkeys(name[2:] for name in names if name != "O"))
 
 
 def takes_pairs(config: ELMoConfig, record: dict[str, Any]) -> bool:
