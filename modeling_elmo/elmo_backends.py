@@ -16,8 +16,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.weak import WeakTensorKeyDictionary
+from transformers.utils import logging
 
 from .elmo_int8 import Int8Linear, Int8Weight, int8_obstacle, int8_product, int8_rows
+
+logger = logging.get_logger(__name__)
 
 BACKENDS = ("reference", "inference", "training", "int8", "torch_lstm", "cuda_graph")
 DENSE_LAYERS = (nn.Linear, nn.Conv1d, nn.Embedding)
@@ -80,6 +83,8 @@ def choose_backend(layers: Iterable[nn.Module], inputs: Tensor, *states: Tensor)
     if obstacle and wanted == forced:
         raise ValueError(f"The backend {forced!r} was forced, but {obstacle}. Use elmo_backend('reference').")
     if obstacle:
+        if inputs.device.type == "cpu" and product_dtype(inputs) == torch.bfloat16 and (slow := bfloat16_obstacle()):
+            logger.warning_once(f"Products in bfloat16 are slower here than in float32: {slow}.")
         return "reference", obstacle
     return wanted, "forced" if wanted == forced else f"CPU {wanted}"
 
@@ -259,6 +264,13 @@ if _built and torch.ops.mkldnn._is_mkldnn_bf16_supported():
     _onednn_dtypes.add(torch.bfloat16)
 # Older releases of torch do not tell the CPU; then oneDNN computes everything.
 _is_intel = hasattr(torch.cpu, "get_capabilities") and "Intel" in torch.cpu.get_capabilities().get("cpu_name", "")
+
+
+def bfloat16_obstacle() -> str | None:
+    """The reason why this machine's CPU has no fast products in bfloat16, or `None`."""
+    if not _built:
+        return "this build of torch has no products of oneDNN"
+    return None if torch.bfloat16 in _onednn_dtypes else "this processor has no instructions for bfloat16"
 
 
 def _has_onednn(tensor: Tensor) -> bool:

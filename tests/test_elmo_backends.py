@@ -117,3 +117,19 @@ def test_tanh_is_exact_to_rounding():
         torch.testing.assert_close(found.double(), values.double().tanh(), rtol=0, atol=2e-7)
     assert tanh(torch.tensor(math.nan)).isnan()
     torch.testing.assert_close(tanh(values.double()), values.double().tanh(), rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("instructions", [True, False])
+def test_a_processor_without_bfloat16_is_named(instructions, monkeypatch, caplog):
+    dtypes = {torch.float32, torch.bfloat16} if instructions else {torch.float32}
+    monkeypatch.setattr(elmo_backends, "_onednn_dtypes", dtypes)
+    monkeypatch.setattr(elmo_backends, "_built", True)
+    elmo_backends.logger.warning_once.cache_clear()
+    layers, inputs = [nn.Linear(3, 2)], torch.randn(4, 3)
+    for _ in range(2):
+        choose_backend(layers, inputs)
+        assert not caplog.messages
+    with torch.autocast("cpu"):
+        found = {choose_backend(layers, inputs)[0] for _ in range(2)}
+    slow = "Products in bfloat16 are slower here than in float32: this processor has no instructions for bfloat16."
+    assert (found, caplog.messages) == ({"training"}, []) if instructions else ({"reference"}, [slow])

@@ -82,9 +82,10 @@ KINDS = [
     for workers in (0, 1)
 ]
 # Any two options occur together in one of these; and the newest optimizer, in half precision.
-FEW = [KINDS[number] for number in (0, 7, 11, 13, 14)]
-if hasattr(torch.optim, "Muon"):
-    FEW.append({"optim": "muon", "bf16": True, "lr_scheduler_type": "warmup_stable_decay"})
+FEW = [
+    *(KINDS[number] for number in (0, 7, 11, 13, 14)),
+    {"optim": "muon", "bf16": True, "lr_scheduler_type": "warmup_stable_decay"},
+]
 
 
 def check_resumption(folder: Path, *steps: int, **options) -> Pretraining:

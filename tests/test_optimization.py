@@ -19,8 +19,6 @@ from modeling_elmo.run_scripts.pretraining.optimization import (
 
 pytestmark = pytest.mark.filterwarnings("ignore:Sparse invariant checks")  # of torch.optim.Adagrad's own tensors
 
-needs_muon = pytest.mark.skipif(not hasattr(torch.optim, "Muon"), reason="torch before 2.9 has no Muon")
-
 ROWS, WIDTH = 12, 5
 
 
@@ -126,7 +124,6 @@ def test_sparse_adam_is_adam_for_rows_of_every_step():
     assert_equal(model, expected)
 
 
-@needs_muon
 @pytest.mark.parametrize("sparse", [False, True])
 def test_muon_trains_matrices_and_adamw_the_rest(sparse):
     """Against the definition: the momentum's singular values become about 1, and the step is scaled by 0.2 sqrt(n)."""
@@ -144,13 +141,7 @@ def test_muon_trains_matrices_and_adamw_the_rest(sparse):
     assert_equal(model, adamw)
 
 
-def test_muon_needs_a_torch_that_has_it(monkeypatch):
-    monkeypatch.delattr(torch.optim, "Muon", raising=False)
-    with pytest.raises(ImportError, match="--optim muon needs torch 2.9 or newer, not .*. Pass --optim adamw"):
-        make_optimizers(Model(False), OptimizationArguments(optim="muon"))
-
-
-@pytest.mark.parametrize("optim", ["adagrad", "adamw", pytest.param("muon", marks=needs_muon)])
+@pytest.mark.parametrize("optim", ["adagrad", "adamw", "muon"])
 @pytest.mark.parametrize("sparse", [False, True])
 def test_each_trained_parameter_has_one_optimizer(optim, sparse):
     model = Model(sparse)

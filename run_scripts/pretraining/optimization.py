@@ -21,6 +21,8 @@ from torch.optim.lr_scheduler import LambdaLR
 from torch.utils._pytree import tree_map
 from transformers import get_scheduler
 
+from modeling_elmo.run_scripts.pretraining.muon import Muon
+
 # Defaults by optimizer. adagrad has the original's.
 DEFAULTS: dict[str, dict[str, Any]] = {
     "adagrad": {"learning_rate": 0.2, "lr_scheduler_type": "constant", "warmup_steps": 0, "max_grad_norm": 10.0},
@@ -47,8 +49,8 @@ class OptimizationArguments:
     optim: Literal["adagrad", "adamw", "muon"] = field(
         default="adamw",
         metadata={
-            "help": "Optimizer. The original used adagrad. muon (torch 2.9 or newer) needs the fewest steps: it trains "
-            "the matrices of the biLM, and adamw the rest."
+            "help": "Optimizer. The original used adagrad. muon needs the fewest steps: it trains the matrices of "
+            "the biLM, and adamw the rest."
         },
     )
     learning_rate: float | None = field(
@@ -159,8 +161,8 @@ def make_optimizers(model: nn.Module, arguments: OptimizationArguments) -> list[
         options = {"betas": (arguments.adam_beta1, arguments.adam_beta2), "eps": arguments.adam_epsilon}
     optimizers: list[Optimizer] = [for_dense(groups, lr=arguments.learning_rate, **options)]
     if matrices:
-        given: Any = {"lr": arguments.learning_rate, "weight_decay": arguments.weight_decay}
-        optimizers.append(torch.optim.Muon(matrices.values(), adjust_lr_fn="match_rms_adamw", **given))
+        rate: Any = arguments.learning_rate
+        optimizers.append(Muon(matrices.values(), lr=rate, weight_decay=arguments.weight_decay))
     if sparse:  # not in one Adagrad: a sparse gradient makes it update all of its tensors one at a time
         optimizers.append(for_sparse(sparse, lr=arguments.learning_rate, **options))
     return optimizers
@@ -168,8 +170,6 @@ def make_optimizers(model: nn.Module, arguments: OptimizationArguments) -> list[
 
 def _matrices_of_muon(model: nn.Module) -> dict[str, Tensor]:
     """The weights of linear layers that are trained, except those of the softmax."""
-    if not hasattr(torch.optim, "Muon"):
-        raise ImportError(f"--optim muon needs torch 2.9 or newer, not {torch.__version__}. Pass --optim adamw.")
     linears = ((name, part) for name, part in model.named_modules() if isinstance(part, nn.Linear))
     return {
         f"{name}.weight": part.weight
