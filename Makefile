@@ -3,13 +3,17 @@ VENV ?= .venv
 JOBS ?= 2
 LOWEST := 5.17.0
 
+# the public names, and the modules of functions that the documents call
+DOCUMENTED := modeling_elmo $(addprefix modeling_elmo.,prediction_elmo conversion_elmo conversion_manylangs \
+    conversion_tensorflow run_scripts.vectors.embedding run_scripts.vectors.embedder)
+
 BIN := $(VENV)/bin
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q
 # --no-compile: most modules of torch and transformers are never imported
 PIP_INSTALL := python -m pip install --quiet --no-compile
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint format bench wheel test-common test-lowest clean
+.PHONY: help demo test lint format bench docs wheel test-common test-lowest clean
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -35,6 +39,9 @@ bench: $(VENV)/.demo  ## correctness, and speed beside torch.nn.LSTM and BertTok
 	mkdir -p build
 	$(BIN)/elmo benchmark --output build/benchmark.json
 
+docs: $(VENV)/.docs  ## the API reference, from the docstrings: build/docs/index.html
+	$(BIN)/pdoc --docformat google --output-directory build/docs $(DOCUMENTED)
+
 wheel: $(VENV)/.demo  ## dist/modeling_elmo-*.whl
 	$(BIN)/python -m pip wheel --quiet --no-deps --wheel-dir dist .
 
@@ -58,6 +65,10 @@ $(VENV)/.demo: pyproject.toml constraints.txt | $(BIN)/python
 
 $(VENV)/.dev: pyproject.toml constraints.txt | $(BIN)/python
 	$(BIN)/$(PIP_INSTALL) -c constraints.txt -e ".[dev]"
+	@touch $@
+
+$(VENV)/.docs: pyproject.toml constraints.txt | $(BIN)/python
+	$(BIN)/$(PIP_INSTALL) -c constraints.txt -e ".[convert,train,docs]"
 	@touch $@
 
 .venv-lowest/.dev: pyproject.toml constraints.txt

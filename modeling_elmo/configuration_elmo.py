@@ -100,68 +100,73 @@ class ELMoConfig(PreTrainedConfig):
     """Configuration of every ELMo model. The defaults are the released "original" model (93.6 M parameters).
 
     Token encoder (Kim et al. 2015; Jozefowicz et al. 2016):
-        vocab_size: words in the language model's output vocabulary, with `<PAD>`, `<S>`, `</S>`, `<UNK>`.
-        char_vocab_size: number of character ids, with 0 (padding word). 262: UTF-8 bytes and markers. 0: no characters.
-        char_embedding_size: width of a character vector.
-        char_cnn_filters: `[width, number]` of each convolution.
-        char_cnn_activation: `"relu"` or `"tanh"`, applied after the maximum over positions.
-        num_highway_layers: number of highway layers over the concatenated filters. Their nonlinearity is always relu.
-        max_word_length: character positions per word, with its begin and end markers.
-        word_embedding_size: width of a word vector, which is concatenated before the character features. With
-            `char_vocab_size=0` the model is word-level and reads `input_ids`. 0: no word vectors.
-        vocabulary_cache_size: number of words whose vectors are saved with the model, set by
-            `ELMoModel.cache_vocabulary`.
+
+    - vocab_size: words in the language model's output vocabulary, with `<PAD>`, `<S>`, `</S>`, `<UNK>`.
+    - char_vocab_size: number of character ids, with 0 (padding word). 262: UTF-8 bytes and markers. 0: no characters.
+    - char_embedding_size: width of a character vector.
+    - char_cnn_filters: `[width, number]` of each convolution.
+    - char_cnn_activation: `"relu"` or `"tanh"`, applied after the maximum over positions.
+    - num_highway_layers: number of highway layers over the concatenated filters. Their nonlinearity is always relu.
+    - max_word_length: character positions per word, with its begin and end markers.
+    - word_embedding_size: width of a word vector, which is concatenated before the character features. With
+      `char_vocab_size=0` the model is word-level and reads `input_ids`. 0: no word vectors.
+    - vocabulary_cache_size: number of words whose vectors are saved with the model, set by
+      `ELMoModel.cache_vocabulary`.
 
     biLM (section 3.1):
-        projection_size: width of the token vectors and of one direction's output. `hidden_size` is twice this.
-        lstm_hidden_size: width of the LSTM cell. If equal to `projection_size`: no projection, no projection clip,
-            unless `always_project`.
-        num_hidden_layers: number of biLSTM layers.
-        cell_clip, projection_clip: bounds of the cell and of the projected state. `None`: no bound.
-        forget_bias: added to the forget gate at run time, never stored in the bias.
-        always_project: whether words and LSTM outputs are projected even if the widths are equal (ELMoForManyLangs).
-        use_skip_connections: whether, from layer 2 on, the output adds the layer's input.
-        dropout: dropout rate in pretraining, at the input of every LSTM layer and on the top output. Off if frozen.
-        pad_token_id, bos_token_id, eos_token_id, unk_token_id: ids of `<PAD>`, `<S>`, `</S>`, `<UNK>`.
+
+    - projection_size: width of the token vectors and of one direction's output. `hidden_size` is twice this.
+    - lstm_hidden_size: width of the LSTM cell. If equal to `projection_size`: no projection, no projection clip,
+      unless `always_project`.
+    - num_hidden_layers: number of biLSTM layers.
+    - cell_clip, projection_clip: bounds of the cell and of the projected state. `None`: no bound.
+    - forget_bias: added to the forget gate at run time, never stored in the bias.
+    - always_project: whether words and LSTM outputs are projected even if the widths are equal (ELMoForManyLangs).
+    - use_skip_connections: whether, from layer 2 on, the output adds the layer's input.
+    - dropout: dropout rate in pretraining, at the input of every LSTM layer and on the top output. Off if frozen.
+    - pad_token_id, bos_token_id, eos_token_id, unk_token_id: ids of `<PAD>`, `<S>`, `</S>`, `<UNK>`.
 
     Language model (`ELMoForPreTraining`):
-        softmax_type: `"full"`, `"sampled"` or `"adaptive"`.
-        num_sampled: number of candidates of the sampled softmax, less than the number of words to predict.
-        adaptive_cutoffs: ranks of words at which the clusters of the adaptive softmax end. Default: a sixteenth and a
-            quarter of the words.
-        has_softmax: False for a checkpoint that was published without its softmax.
-        tie_word_embeddings: whether the softmax is the table of the word vectors, which then has its width.
+
+    - softmax_type: `"full"`, `"sampled"` or `"adaptive"`.
+    - num_sampled: number of candidates of the sampled softmax, less than the number of words to predict.
+    - adaptive_cutoffs: ranks of words at which the clusters of the adaptive softmax end. Default: a sixteenth and a
+      quarter of the words.
+    - has_softmax: False for a checkpoint that was published without its softmax.
+    - tie_word_embeddings: whether the softmax is the table of the word vectors, which then has its width.
 
     Tasks (sections 3.2 and 3.3):
-        scalar_mix_mode: `"learned"` (equation 1), `"average"`, `"top"`, or the number of one layer (0: tokens).
-        scalar_mix_l2: lambda of `lambda * ||s||^2` on the raw layer weights, added to a head's loss.
-        scalar_mix_layer_norm: `None`, `"allennlp"` (over batch, time and width, with markers), `"bilm"` (the same
-            without the first and last token of a row) or `"token"` (each vector separately; recommended).
-        elmo_dropout: dropout rate on the mixed vectors that a head reads.
-        elmo_placement: where ELMo enters a head's network: `"input"`, beside the word vectors; `"output"`, beside the
-            output of the first biRNN (section 5.2); `"both"`, with a mix each. `None`: the default of the head's class.
-        freeze_bilm: whether a head's biLM has no gradients and stays in eval mode whatever `train()` says.
-        use_elmo: whether a head has a biLM. False builds the baseline, which reads only x_k.
-        head: `"paper"`, the networks of section 4, or `"linear"`, one linear layer on the mix.
-        classifier: the paper's network for whole texts: `"bcn"` (one text or two), `"esim"` (two), or `"linear"`.
-        task_hidden_size, task_dropout: hidden size and dropout rate of a head's network. Default: 200 and 0.5 (tagger),
-            300 and 0.3 (bcn), 300 and 0.5 (esim), 90 and 0.2 (reader), 300 and 0.1 (roles), 200 and
-            0.2 (coreference).
-        task_num_layers: number of layers of the LSTM. Default: 2 (tagger), 8 (roles), 1 (coreference).
-        task_word_embedding_size: width of the head's own word vectors, read by `input_ids`. 0: none.
-        freeze_word_embeddings: whether the head's word vectors stay fixed in training.
-        task_char_embedding_size, task_char_cnn_filters: the head's own character CNN, for models with characters. No
-            filters: none.
+
+    - scalar_mix_mode: `"learned"` (equation 1), `"average"`, `"top"`, or the number of one layer (0: tokens).
+    - scalar_mix_l2: lambda of `lambda * ||s||^2` on the raw layer weights, added to a head's loss.
+    - scalar_mix_layer_norm: `None`, `"allennlp"` (over batch, time and width, with markers), `"bilm"` (the same
+      without the first and last token of a row) or `"token"` (each vector separately; recommended).
+    - elmo_dropout: dropout rate on the mixed vectors that a head reads.
+    - elmo_placement: where ELMo enters a head's network: `"input"`, beside the word vectors; `"output"`, beside the
+      output of the first biRNN (section 5.2); `"both"`, with a mix each. `None`: the default of the head's class.
+    - freeze_bilm: whether a head's biLM has no gradients and stays in eval mode whatever `train()` says.
+    - use_elmo: whether a head has a biLM. False builds the baseline, which reads only x_k.
+    - head: `"paper"`, the networks of section 4, or `"linear"`, one linear layer on the mix.
+    - classifier: the paper's network for whole texts: `"bcn"` (one text or two), `"esim"` (two), or `"linear"`.
+    - task_hidden_size, task_dropout: hidden size and dropout rate of a head's network. Default: 200 and 0.5 (tagger),
+      300 and 0.3 (bcn), 300 and 0.5 (esim), 90 and 0.2 (reader), 300 and 0.1 (roles), 200 and
+      0.2 (coreference).
+    - task_num_layers: number of layers of the LSTM. Default: 2 (tagger), 8 (roles), 1 (coreference).
+    - task_word_embedding_size: width of the head's own word vectors, read by `input_ids`. 0: none.
+    - freeze_word_embeddings: whether the head's word vectors stay fixed in training.
+    - task_char_embedding_size, task_char_cnn_filters: the head's own character CNN, for models with characters. No
+      filters: none.
 
     Coreference resolution (`ELMoForCoreferenceResolution`; Lee et al. 2017):
-        max_span_width: number of words of the longest span.
-        spans_per_word: number of spans that are kept, as a share of the document's words.
-        max_antecedents: number of earlier spans that each kept span is compared with.
-        coarse_pruning: whether a bilinear score chooses these antecedents (Lee et al. 2018). Otherwise, the nearest.
-        train_singletons: whether mentions that corefer with no other are learned and returned.
-        lexical_dropout: dropout rate of word vectors and character features.
-        use_speakers: whether the network reads whether two spans have the same speaker.
-        num_genres: number of genres of documents. 0: the network does not read them.
+
+    - max_span_width: number of words of the longest span.
+    - spans_per_word: number of spans that are kept, as a share of the document's words.
+    - max_antecedents: number of earlier spans that each kept span is compared with.
+    - coarse_pruning: whether a bilinear score chooses these antecedents (Lee et al. 2018). Otherwise, the nearest.
+    - train_singletons: whether mentions that corefer with no other are learned and returned.
+    - lexical_dropout: dropout rate of word vectors and character features.
+    - use_speakers: whether the network reads whether two spans have the same speaker.
+    - num_genres: number of genres of documents. 0: the network does not read them.
     """
 
     model_type = "elmo"

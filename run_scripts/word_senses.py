@@ -74,7 +74,7 @@ def main(arguments: list[str] | None = None) -> dict[str, Any]:
         write_json(output, found)
         if parsed.lemma:
             top_layer = vectors["train"][:, -2]
-            draw_senses(instances["train"], top_layer, parsed.lemma, output.with_suffix(".png"))
+            draw_senses(texts["train"], top_layer, parsed.lemma, output.with_suffix(".png"))
     return found
 
 

@@ -18,10 +18,28 @@ import pytest
 from modeling_elmo.run_scripts.modeling_elmo_cli import PROGRAMS
 
 ROOT = Path(__file__).parents[1]
-DOCUMENTS = {path.name: path.read_text(encoding="utf-8") for path in sorted(ROOT.glob("*.md"))}
+DOCUMENTS = {
+    path.relative_to(ROOT).as_posix(): path.read_text(encoding="utf-8")
+    for path in sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md")])
+}
+OUTPUTS = {  # compared in each document with blocks of Python or commands
+    "README.md": 1,
+    "docs/analysis.md": 0,
+    "docs/converting.md": 2,
+    "docs/coreference.md": 1,
+    "docs/fine_tuning.md": 3,
+    "docs/pretraining.md": 1,
+    "docs/proteins.md": 1,
+    "docs/publishing.md": 0,
+    "docs/scale.md": 1,
+    "docs/semantic_roles.md": 1,
+    "docs/sentence_vectors.md": 3,
+    "docs/trust_remote_code.md": 1,
+    "docs/vectors.md": 5,
+}
 MOST_WORDS = 21  # of a sentence, on average
 TASKS = ("ner", "classify", "qa", "srl", "coref")
-LINK = re.compile(r"\]\((?!https?:)([^)#]*)#?([^)]*)\)")
+LINK = re.compile(r"(?:\]\(|<img src=\")(?!https?:)([^)#\"]*)#?([^)\"]*)[)\"]")
 
 
 @pytest.fixture
@@ -33,9 +51,15 @@ def clone(tmp_path, monkeypatch) -> Path:
     return tmp_path
 
 
-@pytest.mark.parametrize(("name", "outputs"), [("README.md", 1), ("GUIDE.md", 14)])
+@pytest.mark.parametrize(("name", "outputs"), OUTPUTS.items())
 def test_blocks_run_and_print_what_they_show(clone, name, outputs):
     assert run_blocks(name)[1] == outputs
+
+
+def test_every_page_is_run_and_in_the_index():
+    pages = {name for name in DOCUMENTS if name.startswith("docs/") and name != "docs/README.md"}
+    assert {f"docs/{file}" for file, _ in LINK.findall(DOCUMENTS["docs/README.md"])} >= pages
+    assert {name for name in pages if re.search("```(python|bash\nelmo )", DOCUMENTS[name])} == OUTPUTS.keys() & pages
 
 
 def test_right_columns_of_the_migration_notes_run(clone):
@@ -61,15 +85,16 @@ def test_commands_name_programs_and_options_that_exist():
     assert options > 120
 
 
-def test_options_of_the_guide_belong_to_a_program():
-    for option in re.findall(r"`(--\w+)", DOCUMENTS["GUIDE.md"]):
+@pytest.mark.parametrize("name", [name for name in DOCUMENTS if name.startswith("docs/")])
+def test_options_of_a_page_belong_to_a_program(name):
+    for option in re.findall(r"`(--\w+)", DOCUMENTS[name]):
         assert option in ("--debug", "--help") or any(has_option(program, option) for program in PROGRAMS), option
 
 
 def test_links_lead_somewhere():
     for name, text in DOCUMENTS.items():
         for file, section in LINK.findall(re.sub(r"```.*?```|`[^`]*`", "", text, flags=re.DOTALL)):
-            target = ROOT / file if file else ROOT / name
+            target = (ROOT / name).parent / file if file else ROOT / name
             assert target.exists(), f"{name}: {file}"
             if section:
                 headings = re.findall(r"^#+ (.*)$", target.read_text(encoding="utf-8"), re.MULTILINE)
@@ -91,7 +116,7 @@ def test_korean_readme_has_the_same_commands_figures_and_links():
 
 def test_maps_name_the_files_that_exist():
     folders = re.findall(r"^\| `([\w/]+/)` \|", DOCUMENTS["README.md"], re.MULTILINE)
-    assert len(folders) == 11 and all((ROOT / folder).is_dir() for folder in folders)
+    assert len(folders) == 12 and all((ROOT / folder).is_dir() for folder in folders)
     lines = re.findall(
         r"^    ( *)([\w./-]+)(?: |,)", DOCUMENTS["CONTRIBUTING.md"].partition("## The map")[2], re.MULTILINE
     )

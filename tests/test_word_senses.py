@@ -110,6 +110,17 @@ def test_reading():
     assert inventory["make", "VERB"][0].startswith("make%2:") and len(inventory["make", "VERB"]) > 20
 
 
+def test_the_legend_has_the_most_typical_use_of_each_sense(monkeypatch):
+    """In one dimension, the use with the largest coordinate has the largest product with the average."""
+    legend = {}
+    monkeypatch.setattr(sense_module, "draw_map", lambda points, groups, path: legend.update(groups))
+    text = read_annotated(SEMCOR / "play.data.xml")
+    sense_module.draw_senses(text, np.arange(len(text.instances))[:, None], "play", Path("play.png"))
+    assert len(legend) == sense_module.MAX_COLORED_SENSES
+    label = "cut down in a close [play] at third , Tuttle to    (play%1:04:05::, 5 uses)"
+    assert legend[label] == [n for n, each in enumerate(text.instances) if "play%1:04:05::" in each.senses]
+
+
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory) -> Path:
     return bilm(tmp_path_factory.mktemp("model") / "bilm")

@@ -16,6 +16,7 @@ from modeling_elmo.run_scripts.vectors.neighbors import normalize
 
 MAX_COLORED_SENSES = 6  # of a map
 MAX_COMPARED_USES = 2000  # of a lemma
+CONTEXT_WORDS = 5  # on each side of a use in the legend
 
 Lemma = tuple[str, str]  # in lower case, with its part of speech
 Inventory = dict[Lemma, list[str]]  # senses of each lemma, first sense first
@@ -227,18 +228,25 @@ def uses_of_lemma(lemma: str, instances: Sequence[SenseInstance]) -> list[int]:
     return members
 
 
-def draw_senses(instances: Sequence[SenseInstance], vectors: np.ndarray, lemma: str, path: Path) -> bool:
-    """Draws a map of the uses of a lemma with any part of speech. Its most frequent senses are colored.
+def draw_senses(text: AnnotatedText, vectors: np.ndarray, lemma: str, path: Path) -> bool:
+    """Draws a map of the uses of a lemma with any part of speech.
+
+    Its most frequent senses are colored. The legend shows the use of each that is nearest to their average.
 
     Args:
         vectors: `(instances, hidden_size)`.
     """
-    members = uses_of_lemma(lemma, instances)
-    uses = [instances[number] for number in members]
-    groups = {
-        f"{sense} ({sum(sense in use.senses for use in uses)})": [
-            position for position, use in enumerate(uses) if sense in use.senses
-        ]
-        for sense in senses_by_frequency(uses)[:MAX_COLORED_SENSES]
-    }
-    return draw_map(vectors[members].astype(np.float32), groups, path)
+    members = uses_of_lemma(lemma, text.instances)
+    uses, points = [text.instances[number] for number in members], vectors[members].astype(np.float32)
+    groups = {}
+    for sense in senses_by_frequency(uses)[:MAX_COLORED_SENSES]:
+        rows = [row for row, use in enumerate(uses) if sense in use.senses]
+        typical = uses[rows[(points[rows] @ points[rows].mean(0)).argmax()]]
+        groups[f"{in_context(typical, text.sentences)}    ({sense}, {len(rows)} uses)"] = rows
+    return draw_map(points, groups, path)
+
+
+def in_context(use: SenseInstance, sentences: Sequence[Sequence[str]]) -> str:
+    words = sentences[use.sentence]
+    before, after = words[max(0, use.start - CONTEXT_WORDS) : use.start], words[use.end : use.end + CONTEXT_WORDS]
+    return " ".join([*before, f"[{' '.join(words[use.start : use.end])}]", *after])
