@@ -1,6 +1,6 @@
 """Shows what the package does, on real text, with the English biLM of the repository.
 
-    python run_scripts/demo.py            (or `make demo`, in a clone; two minutes)
+    python run_scripts/demo.py            (or `make demo`, in a clone; 5 minutes)
 
 1. Reads raw text. 2. Finds similar uses of a word. 3. Trains the biLM further on texts of another kind. 4. Trains a
 tagger of named entities with and without ELMo. All figures are saved in `demo_output/`.

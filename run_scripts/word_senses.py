@@ -10,6 +10,8 @@ The result has two figures:
   do not occur there get the first sense of the inventory (section 5.3 of the paper).
 - Same sense: how often the nearest use of a lemma in another sentence has the same sense. It covers all lemmas of the
   training text with two senses or more, and nothing is trained for it.
+
+`--lemma` draws a map of the uses of a lemma in the training text, colored by sense, as a .png beside `--output`.
 """
 
 from dataclasses import dataclass, field
