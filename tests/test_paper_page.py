@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from modeling_elmo.run_scripts.cards.paper_page import BEGIN, END, paper_page, update_page
+from modeling_elmo.run_scripts.cards.paper_page import PAGE_BEGIN, PAGE_END, paper_page, update_page
 
 
 def entry(name: str, table: str, **more) -> dict:
@@ -72,14 +72,16 @@ def test_tables_stand_beside_those_of_the_paper(tmp_path):
 
 def test_a_document_keeps_all_but_the_page(tmp_path):
     document = tmp_path / "RESULTS.md"
-    document.write_text(f"# Results\n\n{BEGIN}\nold\n{END}\n\n## More\n", encoding="utf-8")
+    document.write_text(f"# Results\n\n{PAGE_BEGIN}\nold\n{PAGE_END}\n\n## More\n", encoding="utf-8")
     for _ in range(2):
         update_page(document, "words\n\n## Table 1\n\n![a picture](a.png)\n\nnew")
-        expected = f"# Results\n\n{BEGIN}\n\nwords\n\n### Table 1\n\nnew\n\n{END}\n\n## More\n"
+        expected = f"# Results\n\n{PAGE_BEGIN}\n\nwords\n\n### Table 1\n\nnew\n\n{PAGE_END}\n\n## More\n"
         assert document.read_text(encoding="utf-8") == expected
 
 
-@pytest.mark.parametrize("text", ["", BEGIN, END, f"{END}{BEGIN}", f"{BEGIN}{END}{BEGIN}{END}"])
+@pytest.mark.parametrize(
+    "text", ["", PAGE_BEGIN, PAGE_END, f"{PAGE_END}{PAGE_BEGIN}", f"{PAGE_BEGIN}{PAGE_END}{PAGE_BEGIN}{PAGE_END}"]
+)
 def test_documents_without_a_place_are_refused(text, tmp_path):
     document = tmp_path / "RESULTS.md"
     document.write_text(text, encoding="utf-8")

@@ -20,7 +20,7 @@ from modeling_elmo.run_scripts.cards.tables import (
 )
 from modeling_elmo.run_scripts.program.files import read_json, write_lines
 
-BEGIN, END = "<!-- elmo reproduce all: begin -->", "<!-- elmo reproduce all: end -->"
+PAGE_BEGIN, PAGE_END = "<!-- elmo reproduce all: begin -->", "<!-- elmo reproduce all: end -->"
 HEADINGS = {
     "1": "Table 1: what does ELMo add?",
     "2": "Table 2: how are the layers weighted?",
@@ -35,10 +35,10 @@ HEADINGS = {
 FIGURE = "layer_weights.png"
 ARMS_OF_TABLE_1 = ("baseline", "elmo")
 
-Entry = dict[str, Any]
+PlanEntry = dict[str, Any]
 
 
-def paper_page(plan: Sequence[Entry], output: Path) -> str:
+def paper_page(plan: Sequence[PlanEntry], output: Path) -> str:
     """The page of all experiments that have results. The picture of the layer weights is written beside it.
 
     Args:
@@ -66,10 +66,10 @@ def update_page(path: Path, page: str):
         ValueError: the document does not have the marks, once and in this order.
     """
     text = path.read_text(encoding="utf-8")
-    before, begin, rest = text.partition(BEGIN)
-    _, end, after = rest.partition(END)
-    if not (begin and end) or BEGIN in after or END in before + after:
-        raise ValueError(f"{path} must have the lines {BEGIN} and {END} once, around the place of the page.")
+    before, begin, rest = text.partition(PAGE_BEGIN)
+    _, end, after = rest.partition(PAGE_END)
+    if not (begin and end) or PAGE_BEGIN in after or PAGE_END in before + after:
+        raise ValueError(f"{path} must have the lines {PAGE_BEGIN} and {PAGE_END} once, around the place of the page.")
     lines = [f"#{line}" if line.startswith("#") else line for line in page.split("\n") if not line.startswith("![")]
     body = re.sub(r"\n{3,}", "\n\n", "\n".join(lines))
     write_lines(path, [f"{before}{begin}\n\n{body}\n\n{end}{after}".removesuffix("\n")])
@@ -84,7 +84,7 @@ def results_of(folder: Path) -> Any:
 
 
 def section(
-    table: str, entries: Sequence[Entry], every: Sequence[Entry], found: dict[str, Any], output: Path
+    table: str, entries: Sequence[PlanEntry], every: Sequence[PlanEntry], found: dict[str, Any], output: Path
 ) -> Iterator[str]:
     """The paragraphs of a section; none if it has no results."""
     if table == "1" and entries:
@@ -101,7 +101,7 @@ def section(
         yield from (arms_table(entry, found[entry["name"]]) for entry in entries)
 
 
-def gains_table(entries: Sequence[Entry], found: dict[str, Any]) -> str:
+def gains_table(entries: Sequence[PlanEntry], found: dict[str, Any]) -> str:
     """Each task without and with ELMo, and the share of the errors that is gone."""
     rows = [["task", "runs", "without ELMo", "with ELMo", "error reduction"]]
     for entry in entries:
@@ -119,7 +119,7 @@ def gains_table(entries: Sequence[Entry], found: dict[str, Any]) -> str:
     return markdown_table(rows)
 
 
-def arms_table(entry: Entry, records: Sequence[RunRecord]) -> str:
+def arms_table(entry: PlanEntry, records: Sequence[RunRecord]) -> str:
     """The scores of each arm, and those of the paper below."""
     split, metric, summaries = last_split(records[0]), records[0]["metric"], summarize(records)
     rows = [[entry["title"], *(summary.arm for summary in summaries)]]
@@ -146,7 +146,7 @@ def neighbors_list(found: dict[str, Any]) -> str:
     return markdown_table(rows)
 
 
-def weights_of_tasks(entries: Sequence[Entry], found: dict[str, Any], output: Path) -> Iterator[str]:
+def weights_of_tasks(entries: Sequence[PlanEntry], found: dict[str, Any], output: Path) -> Iterator[str]:
     """The layer weights of all tasks, as a table and a picture."""
     runs = [{**record, "arm": entry["name"]} for entry in entries for record in found[entry["name"]]]
     if weights := mean_layer_weights(runs):
@@ -155,7 +155,7 @@ def weights_of_tasks(entries: Sequence[Entry], found: dict[str, Any], output: Pa
             yield f"![Layer weights of all tasks]({FIGURE})"
 
 
-def time_table(entries: Sequence[Entry], found: dict[str, Any]) -> Iterator[str]:
+def time_table(entries: Sequence[PlanEntry], found: dict[str, Any]) -> Iterator[str]:
     rows = [["experiment", "models", "minutes per model", "hours"]]
     for entry in entries:
         records = found[entry["name"]]

@@ -29,7 +29,7 @@ from modeling_elmo.run_scripts.program.processes import sole_run
 
 PLAN = Path(__file__).with_name("paper_plan.json")
 MODULES = {"reproduce": "reproduce", "senses": "word_senses", "neighbors": "nearest_neighbors"}
-NEEDED_KEYS = ("name", "program", "title", "table", "files", "options")
+PLAN_KEYS = ("name", "program", "title", "table", "files", "options")
 SECONDS_BETWEEN_LOOKS = 2.0
 
 
@@ -112,7 +112,7 @@ def read_plan(path: Path, only: Sequence[str] | None = None) -> list[dict[str, A
     if not isinstance(plan, list) or not plan:
         raise ValueError(f"{path} is not a plan; it must hold a list of experiments.")
     for number, entry in enumerate(plan, 1):
-        missing = [key for key in NEEDED_KEYS if not (isinstance(entry, dict) and key in entry)]
+        missing = [key for key in PLAN_KEYS if not (isinstance(entry, dict) and key in entry)]
         if missing:
             raise ValueError(f"{path}, experiment {number} lacks {', '.join(missing)}.")
         if entry["program"].split()[0] not in MODULES:
