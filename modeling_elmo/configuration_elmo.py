@@ -143,7 +143,8 @@ class ELMoConfig(PreTrainedConfig):
       without the first and last token of a row) or `"token"` (each vector separately; recommended).
     - elmo_dropout: dropout rate on the mixed vectors that a head reads.
     - elmo_placement: where ELMo enters a head's network: `"input"`, beside the word vectors; `"output"`, beside the
-      output of the first biRNN (section 5.2); `"both"`, with a mix each. `None`: the default of the head's class.
+      output of the first biRNN (section 5.2); `"both"`, with a mix each; `"between"` the first and the second
+      biLSTM of a tagger (TagLM, Peters et al. 2017). `None`: the default of the head's class.
     - freeze_bilm: whether a head's biLM has no gradients and stays in eval mode whatever `train()` says.
     - use_elmo: whether a head has a biLM. False builds the baseline, which reads only x_k.
     - head: `"paper"`, the networks of section 4, or `"linear"`, one linear layer on the mix.
@@ -207,7 +208,7 @@ class ELMoConfig(PreTrainedConfig):
     scalar_mix_l2: float | int = 0.0
     scalar_mix_layer_norm: Literal["allennlp", "bilm", "token"] | None = None
     elmo_dropout: float | int = 0.5
-    elmo_placement: Literal["input", "output", "both"] | None = None
+    elmo_placement: Literal["input", "between", "output", "both"] | None = None
     freeze_bilm: bool = True
     use_elmo: bool = True
     head: Literal["paper", "linear"] = "paper"
@@ -415,7 +416,7 @@ class ELMoConfig(PreTrainedConfig):
         for name in ("task_hidden_size", "task_num_layers", "task_char_embedding_size"):
             value = getattr(self, name)
             _check(value is None or value >= 1, name, value, "an integer of at least 1")
-        reads_elmo = self.use_elmo and self.elmo_placement != "output"
+        reads_elmo = self.use_elmo and self.elmo_placement not in ("between", "output")
         if not (reads_elmo or self.task_word_embedding_size or self.task_has_characters):
             raise ValueError(
                 "Without ELMo at its input, a head's network reads its own word vectors or characters, but it has "

@@ -39,23 +39,27 @@ class TaskRNN(nn.Module):
         hidden_size: width of one direction. `output_size` is twice this.
         num_layers: number of layers.
         dropout: dropout rate between the layers.
+        between_size: width of further vectors that the second layer reads beside the output of the first. 0: none.
     """
 
     cell: type[nn.LSTM] | type[nn.GRU]
 
-    def __init__(self, input_size: int, hidden_size: int, num_layers: int = 1, dropout: float = 0.0):
+    def __init__(
+        self, input_size: int, hidden_size: int, num_layers: int = 1, dropout: float = 0.0, between_size: int = 0
+    ):
         super().__init__()
         self.output_size = 2 * hidden_size
-        sizes = [input_size] + [self.output_size] * (num_layers - 1)
+        sizes = [input_size, self.output_size + between_size, *[self.output_size] * (num_layers - 2)][:num_layers]
         self.layers = nn.ModuleList(self.cell(size, hidden_size, bidirectional=True) for size in sizes)
         self.dropout = VariationalDropout(dropout)
 
-    def forward(self, x_BTD: Tensor, mask_BT: Tensor) -> Tensor:
+    def forward(self, x_BTD: Tensor, mask_BT: Tensor, between_BTE: Tensor | None = None) -> Tensor:
         """Reads each row in both directions.
 
         Args:
             x_BTD: `(batch, time, input_size)`.
             mask_BT: `(batch, time)`, the token mask. A row may have no token.
+            between_BTE: `(batch, time, between_size)`, for the second layer.
 
         Returns:
             `(batch, time, output_size)`, forward half first, zeros at padding.
@@ -69,6 +73,8 @@ class TaskRNN(nn.Module):
         x_BSD = at(x_BTD, real_BS).masked_fill(none_BS1, 0)
         for depth, layer in enumerate(self.layers):
             x_BSD = self.dropout(x_BSD) if depth else x_BSD
+            if depth == 1 and between_BTE is not None:
+                x_BSD = torch.cat([x_BSD, at(between_BTE, real_BS).masked_fill(none_BS1, 0)], dim=-1)
             x_BSD = read_both_ways(layer, x_BSD, lengths_B1)
         zeros_BTD = x_BSD.new_zeros(*mask_BT.shape, self.output_size)
         return zeros_BTD.scatter(1, real_BS[..., None].expand_as(x_BSD), x_BSD.masked_fill(none_BS1, 0))

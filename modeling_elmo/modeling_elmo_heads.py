@@ -39,7 +39,7 @@ HEAD_PARTS = (
     TokenFeatures,
 )
 
-Placement = Literal["input", "output", "both"]
+Placement = Literal["input", "between", "output", "both"]
 
 
 class NetworkDefaults(NamedTuple):
@@ -87,12 +87,14 @@ class TaskInputs(NamedTuple):
 
     Shape:
         tokens_BTD: `(batch, time, width)`, `[x_k; ELMo_k]`, or one of the two.
-        output_BTE: `(batch, time, hidden_size)`, ELMo for the output of the first biRNN, or `None`.
+        between_BTE: `(batch, time, hidden_size)`, ELMo for the input of a tagger's second biLSTM, or `None`.
+        output_BTE: the same for the output of the first biRNN.
         mask_BT: `(batch, time)` bool, the token mask.
         hidden_states: the layers of the biLM, or `None` without a biLM.
     """
 
     tokens_BTD: Tensor
+    between_BTE: Tensor | None
     output_BTE: Tensor | None
     mask_BT: Tensor
     hidden_states: tuple[Tensor, ...] | None
@@ -121,17 +123,18 @@ class ELMoTaskModel(ELMoPreTrainedModel):
         self.num_labels = config.num_labels
         if config.use_elmo:  # transformers would take an attribute `elmo` that is `None` for the base model
             self.elmo = ELMoModel(config, add_mixing_layer=False)
-        at_input, at_output = (config.use_elmo and placement in (place, "both") for place in ("input", "output"))
+        places = {"both": ("input", "output")}.get(placement, (placement,)) if config.use_elmo else ()
         # Not named `scalar_mix`, as the biLM's own mix is: loading would confuse the two.
-        self.input_mix = ScalarMix(config) if at_input else None
-        self.output_mix = ScalarMix(config) if at_output else None
+        self.input_mix = ScalarMix(config) if "input" in places else None
+        self.between_mix = ScalarMix(config) if "between" in places else None
+        self.output_mix = ScalarMix(config) if "output" in places else None
         self.dropout = nn.Dropout(config.elmo_dropout)
         has_features = not self.is_linear and (config.task_word_embedding_size or config.task_has_characters)
         self.token_features = TokenFeatures(config, defaults.word_vector_std) if has_features else None
         self.feature_dropout: nn.Module = VariationalDropout(self.task_dropout)
         feature_size = self.token_features.output_size if self.token_features else 0
-        self.input_size = config.hidden_size * at_input + feature_size
-        self.output_elmo_size = config.hidden_size * at_output
+        self.input_size = config.hidden_size * ("input" in places) + feature_size
+        self.output_elmo_size = config.hidden_size * ("output" in places)
 
     @classmethod
     def network_name(cls, config: ELMoConfig) -> str:
@@ -143,8 +146,15 @@ class ELMoTaskModel(ELMoPreTrainedModel):
         """Where ELMo enters the network: `config.elmo_placement`, or the default of this class if it is `None`.
 
         Raises:
-            ValueError: a linear head without ELMo, or with ELMo anywhere but at its input.
+            ValueError: a linear head without ELMo, or with ELMo anywhere but at its input; another head than a tagger,
+                or a tagger of one biLSTM, with ELMo between two.
         """
+        if config.elmo_placement == "between" and (cls.network_name(config) != "tagger" or config.task_num_layers == 1):
+            raise ValueError(
+                "elmo_placement='between' is the place between two biLSTMs of a tagger, but this is "
+                f"{cls.__name__} with head={config.head!r} and task_num_layers={config.task_num_layers}. Pass 'input', "
+                "'output' or 'both'."
+            )
         if cls.network_name(config) != "linear":
             return config.elmo_placement or cls.default_elmo_placement
         if not config.use_elmo or config.elmo_placement not in (None, "input"):
@@ -175,8 +185,8 @@ class ELMoTaskModel(ELMoPreTrainedModel):
         return features.word_embeddings or features.char_encoder.char_embeddings
 
     def mixes(self) -> dict[str, ScalarMix]:
-        """The mix at each place where ELMo enters: `"input"`, `"output"`."""
-        places = {"input": self.input_mix, "output": self.output_mix}
+        """The mix at each place where ELMo enters: `"input"`, `"between"`, `"output"`."""
+        places = {"input": self.input_mix, "between": self.between_mix, "output": self.output_mix}
         return {place: mix for place, mix in places.items() if mix is not None}
 
     def penalty(self) -> Tensor | float:
@@ -199,7 +209,7 @@ class ELMoTaskModel(ELMoPreTrainedModel):
         if self.token_features is not None:
             self._check_features(inputs_embeds, character_ids, input_ids)
             tokens.insert(0, self.feature_dropout(self.token_features(character_ids, input_ids, mask_BT)))
-        return TaskInputs(torch.cat(tokens, dim=-1), elmo.get("output"), mask_BT, layers)
+        return TaskInputs(torch.cat(tokens, dim=-1), elmo.get("between"), elmo.get("output"), mask_BT, layers)
 
     def bilm_layers(
         self, character_ids, input_ids, attention_mask, token_type_ids, inputs_embeds
@@ -264,7 +274,9 @@ class ELMoForTokenClassification(ELMoTaskModel):
         self.accepts_loss_kwargs = self.is_linear
         self.encoder, self.crf, size = None, None, self.input_size
         if not self.is_linear:
-            self.encoder = TaskLSTM(size, self.task_hidden_size, self.task_num_layers, self.task_dropout)
+            between_size = 0 if self.between_mix is None else config.hidden_size
+            sizes = (size, self.task_hidden_size, self.task_num_layers)
+            self.encoder = TaskLSTM(*sizes, self.task_dropout, between_size)
             self.encoder_dropout = VariationalDropout(self.task_dropout)
             self.crf = LinearChainCRF(config.num_labels)
             size = self.encoder.output_size + self.output_elmo_size
@@ -303,7 +315,7 @@ class ELMoForTokenClassification(ELMoTaskModel):
         inputs = self.read(character_ids, input_ids, attention_mask, token_type_ids, inputs_embeds, elmo_hidden_states)
         hidden_BTH = inputs.tokens_BTD
         if self.encoder is not None:
-            hidden_BTH = self.encoder_dropout(self.encoder(hidden_BTH, inputs.mask_BT))
+            hidden_BTH = self.encoder_dropout(self.encoder(hidden_BTH, inputs.mask_BT, inputs.between_BTE))
             hidden_BTH = hidden_BTH if inputs.output_BTE is None else torch.cat([hidden_BTH, inputs.output_BTE], dim=-1)
         logits, loss, predictions = self.classifier(hidden_BTH), None, None
         if labels is not None:

@@ -6,15 +6,21 @@ r"""Runs the experiments of the paper on a task: baseline, ablations, several se
 `--compare_baseline` trains the same network without ELMo too (Table 1). `--ablation` compares layer weights, layers,
 where ELMo enters, or training sizes. `results/` holds records, tables and figures, with mean and deviation over the
 seeds; `ARM/seed-N` holds a model. The same command resumes a stopped experiment, and skips finished models.
+
+    elmo reproduce all --model_name_or_path elmo --data DATA --output_dir paper
+
+`all` runs a plan with the experiments of all six tasks, and writes one page with the paper's tables beside ours.
 """
 
 import inspect
 import sys
 
+from modeling_elmo.run_scripts.fine_tuning import paper
 from modeling_elmo.run_scripts.fine_tuning.classification import Classification
 from modeling_elmo.run_scripts.fine_tuning.coreference import Coreference
 from modeling_elmo.run_scripts.fine_tuning.experiments import ExperimentArguments, run_experiment
 from modeling_elmo.run_scripts.fine_tuning.head import HeadArguments
+from modeling_elmo.run_scripts.fine_tuning.paper import PaperArguments, run_plan
 from modeling_elmo.run_scripts.fine_tuning.question_answering import QuestionAnswering
 from modeling_elmo.run_scripts.fine_tuning.semantic_roles import SemanticRoles
 from modeling_elmo.run_scripts.fine_tuning.tagging import Tagging
@@ -33,9 +39,14 @@ TASKS: dict[str, type[Task]] = {
 def main(arguments: list[str] | None = None) -> list[Record]:
     """Returns the record of each model, or of the ensemble."""
     task_parser = ProgramParser(description=__doc__, epilog="`TASK --help` lists the options of a task.")
-    task_parser.add_argument("task", metavar="TASK", choices=TASKS, help=f"Task of the experiment: {', '.join(TASKS)}.")
+    choices = [*TASKS, "all"]
+    text = f"Task of the experiment, or all: {', '.join(choices)}."
+    task_parser.add_argument("task", metavar="TASK", choices=choices, help=text)
     arguments = sys.argv[1:] if arguments is None else arguments
     name = task_parser.parse_args(arguments[:1]).task
+    if name == "all":
+        program = f"{task_parser.prog} {name}"
+        return run_plan(ProgramParser(PaperArguments, description=paper.__doc__, prog=program).parse(arguments[1:]))
     task_class = TASKS[name]
     parser = ProgramParser(
         HeadArguments,

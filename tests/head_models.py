@@ -35,6 +35,7 @@ HEADS = {
     for name, (cls, network) in PAPER_NETWORKS.items()
     for place, placement in PLACEMENTS.items()
 }
+HEADS["tagger-between"] = ELMoForTokenClassification, {"elmo_placement": "between"}
 HEADS["tagger-linear"] = ELMoForTokenClassification, {"head": "linear"}
 HEADS["sequence-linear"] = ELMoForSequenceClassification, {"head": "linear"}
 HEADS["reader-linear"] = ELMoForQuestionAnswering, {"head": "linear"}

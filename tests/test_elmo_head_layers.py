@@ -64,6 +64,21 @@ def test_equals_torch_on_each_row_alone(num_layers, backend, cls):
             torch.testing.assert_close(parameter.grad, expected_grad, **EXACT)
 
 
+@pytest.mark.parametrize("backend", ["training", "reference"])
+def test_vectors_enter_between_the_first_two_layers(backend):
+    rnn = make_lstm(3, between_size=4)
+    assert [layer.input_size for layer in rnn.layers] == [5, 10, 6] and make_lstm(1).layers[0].input_size == 5
+    inputs, between = make_inputs(), make_inputs(width=4)
+    with elmo_backend(backend):
+        outputs = rnn(inputs, MASK, between)
+    for row, real in enumerate(MASK):
+        if real.any():
+            states, _ = rnn.layers[0](inputs[row, real])
+            for layer, more in zip(rnn.layers[1:], ([between[row, real]], []), strict=True):
+                states, _ = layer(torch.cat([states, *more], -1))
+            torch.testing.assert_close(outputs[row, real], states, **EXACT)
+
+
 def test_without_real_positions_there_are_zeros():
     outputs = make_lstm(2)(make_inputs(), torch.zeros_like(MASK))
     assert outputs.shape == (6, 6, 6) and outputs.dtype == torch.float64 and not outputs.any()

@@ -135,7 +135,8 @@ def test_wheel_has_the_package_and_nothing_else(tmp_path):
     assert {name for name in found if name.endswith(".py")} == sources | {"modeling_elmo_cli.py"}
     others = {name for name in found if not name.endswith(".py")}
     templates = {name for name in others if name.startswith("modeling_elmo/model_cards/")}
-    assert others == templates | {"modeling_elmo/py.typed", "modeling_elmo/published_checkpoints.tsv"}
+    plan = "modeling_elmo/run_scripts/fine_tuning/paper_plan.json"
+    assert others == templates | {"modeling_elmo/py.typed", "modeling_elmo/published_checkpoints.tsv", plan}
     assert templates and not any(name.count("/") > 2 for name in templates), "checkpoints are no part of the wheel"
     assert f'version = "{modeling_elmo.__version__}"' in (ROOT / "pyproject.toml").read_text(encoding="utf-8")
     metadata = {name.split(".dist-info/")[1]: wheel.read(name).decode() for name in set(wheel.namelist()) - found}

@@ -38,7 +38,7 @@ OUTPUTS = {  # compared in each document with blocks of Python or commands
     "docs/vectors.md": 5,
 }
 MOST_WORDS = 21  # of a sentence, on average
-TASKS = ("ner", "classify", "qa", "srl", "coref")
+TASKS = ("ner", "classify", "qa", "srl", "coref", "all")
 LINK = re.compile(r"(?:\]\(|<img src=\")(?!https?:)([^)#\"]*)#?([^)\"]*)[)\"]")
 
 

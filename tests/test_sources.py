@@ -68,6 +68,37 @@ def test_files():
             split_sources(DataArguments(train_file=name), formats)
 
 
+def test_parts_of_files(tmp_path):
+    """As parts of a data set with the same splits."""
+    for name, numbers in (("train", range(5)), ("dev", range(5, 7))):
+        (tmp_path / f"{name}.jsonl").write_text("".join(f'{{"n": {n}}}\n' for n in numbers))
+    files = {"train_file": str(tmp_path / "train.jsonl"), "validation_file": str(tmp_path / "dev.jsonl")}
+
+    def numbers(**options) -> dict:
+        found = split_sources(DataArguments(**files, **options), {".jsonl": json_rows})
+        read = {split: [row["n"] for _, row in source.read()] for split, source in found.items()}
+        stored = {split: source.convert(keep, Features(n=Value("int32")), split) for split, source in found.items()}
+        assert read == {split: data["n"][:] for split, data in stored.items()}
+        return read
+
+    assert numbers() == {"train": [0, 1, 2, 3, 4], "validation": [5, 6]}
+    parts = {"train_split": "train[:60%]+validation", "validation_split": "none", "test_split": "train[3:]"}
+    assert numbers(**parts) == {"train": [0, 1, 2, 5, 6], "test": [3, 4]}
+    source = split_sources(DataArguments(**files, test_split="train[3:]"), {".jsonl": json_rows})["test"]
+    assert source.name == f"{files['train_file']} (--test_split train[3:])"
+    assert next(source.read())[0] == f"{files['train_file']}, line 4"
+    with pytest.raises(
+        ValueError, match=r"--test_split dev: Unknown split .* The splits are \['train', 'validation'\]"
+    ):
+        numbers(test_split="dev")
+    with pytest.raises(ValueError, match="The files are train, validation; pass --train_split, --validation_split or"):
+        numbers(train_split="none", validation_split="none")
+
+
+def keep(location, row):
+    return row
+
+
 def test_cached_rows_are_used_until_file_or_code_changes(tmp_path, monkeypatch):
     path, calls = tmp_path / "a.jsonl", tmp_path / "calls"
     features = Features(n=Value("int32"))

@@ -52,7 +52,7 @@ def mixed(layers, mix):
 def network_inputs(model, batch):
     """The input of a head's network, and the ELMo vectors for its output."""
     if isinstance(model, (ELMoForTokenClassification, ELMoForSemanticRoleLabeling)):
-        (tokens, _), (output,) = read_by(model, model.encoder, batch), read_by(model, model.classifier, batch)
+        (tokens, *_), (output,) = read_by(model, model.encoder, batch), read_by(model, model.classifier, batch)
         return tokens[..., : model.input_size], output[..., model.encoder.output_size :]
     network = model.reader if isinstance(model, ELMoForQuestionAnswering) else model.classifier
     tokens, _, _, output = read_by(model, network, batch)
@@ -79,6 +79,28 @@ def test_networks_read_word_vectors_and_elmo(cls, options, place):
     assert list(model.mixes()) == [*["input"] * (place != "output"), *["output"] * (place != "input")]
     if place == "both":
         assert not torch.equal(model.input_mix.weights, model.output_mix.weights)
+
+
+def test_elmo_between_two_biLSTMs_of_a_tagger():
+    """TagLM (Peters et al. 2017, equation 6): the top layer beside the output of the first biLSTM."""
+    model = stirred(make_model(ELMoForTokenClassification, elmo_placement="between", scalar_mix_mode="top"))
+    batch = batch_of(model, side="left")
+    (words, mask, between), top = read_by(model, model.encoder, batch), model.elmo(**batch).hidden_states[-1]
+    torch.testing.assert_close(between, model.between_mix.gamma.detach() * top)
+    torch.testing.assert_close(words, model.token_features(batch["character_ids"], batch["input_ids"], mask))
+    assert list(model.mixes()) == ["between"] and model.classifier.in_features == model.encoder.output_size
+
+
+@pytest.mark.parametrize(
+    "cls, options",
+    [(cls, options) for cls, options in PAPER_NETWORKS.values() if cls is not ELMoForTokenClassification]
+    + [(ELMoForTokenClassification, {"task_num_layers": 1}), (ELMoForTokenClassification, {"head": "linear"})],
+)
+def test_other_networks_have_no_place_between_two_biLSTMs(cls, options):
+    config = make_config(**options, elmo_placement="between")
+    place = "elmo_placement='between' is the place between two biLSTMs of a tagger, but this is "
+    found = f"{cls.__name__} with head={config.head!r} and task_num_layers={config.task_num_layers}."
+    fails(f"{place}{found} Pass 'input', 'output' or 'both'.", cls, config)
 
 
 @every_paper_network

@@ -12,7 +12,9 @@ import torch
 from task_worker import bilm
 
 from modeling_elmo import ELMoModel, ELMoTokenizer
+from modeling_elmo.run_scripts import embed
 from modeling_elmo.run_scripts.vectors import senses as sense_module
+from modeling_elmo.run_scripts.vectors.embedding import embed_sentences
 from modeling_elmo.run_scripts.vectors.senses import SenseInstance, read_annotated, read_inventory
 from modeling_elmo.run_scripts.word_senses import main
 
@@ -145,13 +147,75 @@ def test_from_files_to_a_table_and_a_map(folder, tmp_path, capsys):
     # The vector of a phrase is the mean of the vectors of its words.
     text = read_annotated(TRAIN)
     model, tokenizer = ELMoModel.from_pretrained(folder).eval(), ELMoTokenizer.from_pretrained(folder)
-    vectors = sense_module.instance_vectors(text, model, tokenizer)
+    embedded = embed_sentences(text.sentences, model, tokenizer, layers="all")
+    vectors = sense_module.instance_vectors(text, (layers for _, layers in embedded))
     number = next(number for number, each in enumerate(text.instances) if each.end - each.start > 1)
     each = text.instances[number]
     with torch.no_grad():
         inputs = tokenizer(text.sentences[each.sentence], is_split_into_words=True, return_tensors="pt")
         top = model(**inputs).last_hidden_state[0, 1 + each.start : 1 + each.end].mean(0)
     np.testing.assert_allclose(vectors[number, 2], torch.nn.functional.normalize(top, dim=0).numpy(), atol=2e-3)
+
+
+def test_vectors_from_elsewhere_stand_in_the_same_table(folder, tmp_path, capsys):
+    """Written sentences, embedded by another program, give the figures of the model."""
+    files = ["--train_file", str(TRAIN), "--test_file", str(TEST), "--sense_inventory", str(INVENTORY)]
+    assert main(["--write_sentences", str(tmp_path), *files]).keys() == {"train", "test"}
+    for name in ("train", "test"):
+        sentences = [
+            line.split(" ") for line in (tmp_path / f"{name}.txt").read_text(encoding="utf-8").split("\n")[:-1]
+        ]
+        assert sentences == read_annotated(SEMCOR / f"{name}.data.xml").sentences
+        options = ["--model", str(folder), "--layers", "all", "--output", str(tmp_path / f"{name}.hdf5")]
+        embed.main(["--input", str(tmp_path / f"{name}.txt"), *options])
+    expected, found = main(["--model", str(folder), *files]), main(["--vectors", str(tmp_path), *files])
+    assert "| layer 2" in capsys.readouterr().out
+    names = {"layer 0": "token layer", "layer 1": "biLSTM 1", "layer 2": "biLSTM 2", "average": "average"}
+    for figure in ("same_sense", "disambiguation"):
+        for ours, theirs in names.items():
+            assert found[figure][ours] == pytest.approx(expected[figure][theirs], abs=1e-3)
+
+
+def test_one_vector_per_word(tmp_path):
+    """Against arrays in a file, where a word has the vector of its lower-case form, or none."""
+    text, generator = read_annotated(TRAIN), np.random.default_rng(0)
+    words = sorted({word.lower() for words in text.sentences for word in words})[::2]
+    vectors = dict(zip(words, generator.normal(size=(len(words), 6)).round(4).tolist(), strict=True))
+    lines = [" ".join([word, *map(str, vector)]) for word, vector in vectors.items()]
+    (tmp_path / "glove.txt").write_text("\n".join(lines), encoding="utf-8")
+    arrays = {
+        str(n): np.array([vectors.get(w.lower(), 6 * [0.0]) for w in words]) for n, words in enumerate(text.sentences)
+    }
+    np.savez(tmp_path / "train.npz", **arrays)
+    options = ["--train_file", str(TRAIN), "--sense_inventory", str(INVENTORY)]
+    expected = main(["--vectors", str(tmp_path), *options])["same_sense"]
+    found = main(["--word_vectors", str(tmp_path / "glove.txt"), *options])["same_sense"]
+    assert found == {**{k: v for k, v in expected.items() if k != "vectors"}, "word vectors": expected["vectors"]}
+    assert 0 < expected["vectors"] < 1
+
+
+def test_wrong_vectors_from_elsewhere(tmp_path):
+    def fails(message: str, **arrays):
+        np.savez(tmp_path / "train.npz", **arrays)
+        with pytest.raises(ValueError, match=message):
+            main(["--vectors", str(tmp_path), "--train_file", str(TRAIN)])
+
+    first, second = (len(words) for words in read_annotated(TRAIN).sentences[:2])
+    fails(r"train\.npz has no array 0; pass one for each of the 70 sentences", other=np.ones(3))
+    fails(rf"array 0 has shape \(1, 2, 3\), but sentence 0 has {first} words: '.*\. Pass", **{"0": np.ones((2, 3))})
+    arrays = {"0": np.ones((2, first, 3)), "1": np.ones((3, second, 3))}
+    fails(rf"array 1 has shape \(3, {second}, 3\)", **arrays)
+    (tmp_path / "train.npz").write_bytes(b"no archive")
+    with pytest.raises(ValueError, match=r"train\.npz cannot be read: .* Write it again"):
+        main(["--vectors", str(tmp_path), "--train_file", str(TRAIN)])
+    (tmp_path / "train.npz").unlink()
+    with pytest.raises(FileNotFoundError, match=r"has neither train\.hdf5 nor train\.npz, for .*train\.data\.xml"):
+        main(["--vectors", str(tmp_path), "--train_file", str(TRAIN)])
+    for options, received in (([], "no vectors"), (["--model", "a", "--vectors", "b"], "--model and --vectors")):
+        with pytest.raises(
+            ValueError, match=f"Received {received}; pass one of --model, --vectors, --word_vectors and"
+        ):
+            main([*options, "--train_file", str(TRAIN)])
 
 
 @pytest.mark.parametrize(

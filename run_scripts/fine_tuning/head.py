@@ -54,9 +54,12 @@ class HeadArguments(BasicHeadArguments):
     _argument_group_name = "model options"
 
     use_elmo: bool = field(default=True, metadata={"help": "Use ELMo. --no_use_elmo: the same network without ELMo."})
-    elmo_placement: Literal["input", "output", "both"] | None = field(
+    elmo_placement: Literal["input", "between", "output", "both"] | None = field(
         default=None,
-        metadata={"help": "Where ELMo enters the network (section 5.2). Default: both for questions, else input."},
+        metadata={
+            "help": "Where ELMo enters the network (section 5.2). Default: both for questions, else input. between: "
+            "between the first and the second biLSTM of a tagger, as in TagLM."
+        },
     )
     scalar_mix_mode: str = field(
         default="learned", metadata={"help": "Layer weights: learned, average, top, or the number of a layer."}

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import chain, starmap
+from itertools import chain, islice, starmap
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -32,10 +32,14 @@ class DataArguments:
     )
     dataset_config: str | None = field(default=None, metadata={"help": "Configuration of the data set."})
     train_split: str = field(
-        default="train", metadata={"help": "Training split of the data set, or a part: 'train[100:]'; 'none' for none."}
+        default="train",
+        metadata={
+            "help": "Training split of the data set or of the files, or a part: 'train[:90%%]'; 'none' for none."
+        },
     )
     validation_split: str = field(
-        default="validation", metadata={"help": "Validation split, used to select the checkpoint."}
+        default="validation",
+        metadata={"help": "Validation split, used to select the checkpoint; 'train[90%%:]' is a part of another."},
     )
     test_split: str = field(default="test", metadata={"help": "Test split, used to score the selected checkpoint."})
     max_train_samples: int | None = field(
@@ -64,11 +68,13 @@ class Source(NamedTuple):
         name: name for messages: a file, or a data set and its split.
         read: reads all rows, from the first.
         data: the split, if it comes from a data set.
+        files: the files, if it comes from files.
     """
 
     name: str
     read: Callable[[], Iterator[LocatedRow]]
     data: Dataset | None = None
+    files: tuple[Path, ...] = ()
 
     def first(self) -> Mapping[str, Any]:
         for _, row in self.read():
@@ -78,7 +84,7 @@ class Source(NamedTuple):
     def check_column(self, column: str, columns: Iterable[str], option: str):
         """Raises an error if `column`, which the option `--option` names, is not among `columns`."""
         if column not in columns:
-            is_table = format_suffix(Path(self.name)) in TABLE_SUFFIXES
+            is_table = any(format_suffix(path) in TABLE_SUFFIXES for path in self.files)
             advice = ", or --column_names if the file has no header" if is_table else ""
             raise ValueError(f"{self.name} has no column {column!r}, only {list(columns)}; pass --{option}{advice}.")
 
@@ -93,7 +99,7 @@ class Source(NamedTuple):
         def rows(states: tuple) -> Iterator[dict[str, Any]]:
             return starmap(convert, self.read())
 
-        states = code_states(*([Path(self.name)] if self.data is None else []))
+        states = code_states(*self.files)
         try:
             return Dataset.from_generator(
                 rows, features, gen_kwargs={"states": states}, split=datasets.NamedSplit(split)
@@ -122,7 +128,16 @@ def split_sources(arguments: DataArguments, formats: Mapping[str, RowReader]) ->
         raise ValueError("Pass either --train_file, --validation_file or --test_file, or --dataset NAME.")
     if arguments.dataset is not None:
         return _dataset_sources(arguments)
-    return {split: _file_source(path, f"--{split}_file", formats) for split, path in files.items()}
+    whole = {split: _file_source(path, f"--{split}_file", formats) for split, path in files.items()}
+    wanted = {split: getattr(arguments, f"{split}_split") for split in DATA_SPLITS}
+    found = {
+        split: whole[split] if part == split else _file_parts(whole, part, f"--{split}_split")
+        for split, part in wanted.items()
+        if part not in ("none", split) or part in whole
+    }
+    if not found:
+        raise ValueError(f"The files are {', '.join(files)}; pass --train_split, --validation_split or --test_split.")
+    return found
 
 
 def _file_source(path: Path, option: str, formats: Mapping[str, RowReader]) -> Source:
@@ -130,7 +145,21 @@ def _file_source(path: Path, option: str, formats: Mapping[str, RowReader]) -> S
         raise ValueError(f"{option} {path} has an unknown ending; pass a file that ends in {', '.join(formats)}.")
     if not path.is_file():
         raise FileNotFoundError(f"{option} {path} does not exist; pass an existing file.")
-    return Source(str(path), partial(formats[format_suffix(path)], path))
+    return Source(str(path), partial(formats[format_suffix(path)], path), files=(path,))
+
+
+def _file_parts(whole: Mapping[str, Source], wanted: str, option: str) -> Source:
+    """The parts of files that an expression such as `train[:90%]` names: `train` is the file of `--train_file`."""
+    sizes = {split: sum(1 for _ in source.read()) for split, source in whole.items()}
+    parts = _parts(sizes, wanted, f"{option} {wanted}")
+    sources = [(whole[part.splitname], part.from_, part.to) for part in parts]
+    files = tuple(path for source, *_ in sources for path in source.files)
+    name = f"{', '.join(map(str, files))} ({option} {wanted})"
+    return Source(name, partial(_rows_of_parts, [(source.read, *bounds) for source, *bounds in sources]), files=files)
+
+
+def _rows_of_parts(parts: list[tuple[Callable[[], Iterator[LocatedRow]], int, int]]) -> Iterator[LocatedRow]:
+    return chain.from_iterable(islice(read(), first, end) for read, first, end in parts)
 
 
 def _dataset_sources(arguments: DataArguments) -> dict[str, Source]:
@@ -158,12 +187,15 @@ def _load(folder: str, config: str | None) -> DatasetDict:
 
 def _part(data: DatasetDict, wanted: str, option: str) -> Dataset:
     """The split, or the parts of splits, that an expression such as `train[:80%]+extra` names."""
-    sizes = {split: len(part) for split, part in data.items()}
-    try:
-        parts = ReadInstruction.from_spec(wanted).to_absolute(sizes)
-    except ValueError as error:
-        raise ValueError(f"{option} {wanted}: {error} The splits are {list(data)}.") from error
+    parts = _parts({split: len(part) for split, part in data.items()}, wanted, f"{option} {wanted}")
     return datasets.concatenate_datasets([data[part.splitname].select(range(part.from_, part.to)) for part in parts])
+
+
+def _parts(sizes: dict[str, int], wanted: str, option: str) -> list[Any]:
+    try:
+        return ReadInstruction.from_spec(wanted).to_absolute(sizes)
+    except ValueError as error:
+        raise ValueError(f"{option}: {error} The splits are {list(sizes)}.") from error
 
 
 def _dataset_rows(data: Dataset, name: str) -> Iterator[LocatedRow]:

@@ -35,7 +35,7 @@ class Muon(Optimizer):
             raise ValueError(f"Muon trains matrices, but received a parameter of shape {wrong[0]}.")
 
     @torch.no_grad()
-    def step(self, closure=None):  # type: ignore[override]  # a loss is not computed again
+    def step(self, closure=None):
         for group in self.param_groups:
             equal_shapes = defaultdict(list)
             for matrix in group["params"]:
@@ -45,7 +45,7 @@ class Muon(Optimizer):
                 self._update(matrices, group["lr"], group["weight_decay"], group["momentum"])
 
     def _update(self, matrices: list[Tensor], lr: float, weight_decay: float, momentum: float):
-        gradients = [matrix.grad for matrix in matrices]
+        gradients = [matrix.grad for matrix in matrices if matrix.grad is not None]  # all have one
         for matrix in matrices:
             if not self.state[matrix]:
                 self.state[matrix]["momentum_buffer"] = torch.zeros_like(matrix)

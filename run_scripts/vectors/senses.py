@@ -1,17 +1,17 @@
 """Word senses: annotated text, disambiguation by the nearest average, and how often nearest uses share a sense."""
 
 from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 from xml.etree import ElementTree
+from zipfile import BadZipFile
 
 import numpy as np
 from tqdm.auto import tqdm
 
 from modeling_elmo.run_scripts.cards.figures import draw_map
-from modeling_elmo.run_scripts.program.files import numbered_lines
-from modeling_elmo.run_scripts.vectors.embedding import embed_sentences
+from modeling_elmo.run_scripts.program.files import numbered_lines, require
 from modeling_elmo.run_scripts.vectors.neighbors import normalize
 
 MAX_COLORED_SENSES = 6  # of a map
@@ -90,21 +90,83 @@ def read_inventory(path: Path) -> Inventory:
     return found
 
 
-def instance_vectors(text: AnnotatedText, model, tokenizer) -> np.ndarray:
-    """The mean over the words of each instance, in each layer and in the average of the layers, with length 1.
+def instance_vectors(text: AnnotatedText, layers_of_sentences: Iterable[np.ndarray]) -> np.ndarray:
+    """The mean over the words of each instance, in each layer and in the average of several layers, with length 1.
 
-    Shape: `(instances, layers + 1, hidden_size)`, float16.
+    Args:
+        layers_of_sentences: `(layers, words, width)` of each sentence.
+
+    Shape: `(instances, layers + 1, width)`, or `(instances, 1, width)` of one layer, float16.
     """
-    embedded = embed_sentences(tqdm(text.sentences, unit=" sentences"), model, tokenizer, layers="all")
-    shape = (len(text.instances), model.config.num_hidden_layers + 2, model.config.hidden_size)
-    found, number = np.empty(shape, dtype=np.float16), 0
-    for sentence, (_, layers) in enumerate(embedded):
-        layers = np.concatenate([layers, layers.mean(0, keepdims=True)])
+    found, number = np.empty(0, dtype=np.float16), 0
+    for sentence, layers in enumerate(layers_of_sentences):
+        if len(layers) > 1:
+            layers = np.concatenate([layers, layers.mean(0, keepdims=True)])
+        if not sentence:
+            found = np.empty((len(text.instances), len(layers), layers.shape[-1]), dtype=np.float16)
         while number < len(text.instances) and text.instances[number].sentence == sentence:
             instance = text.instances[number]
             found[number] = normalize(layers[:, instance.start : instance.end].mean(1))
             number += 1
     return found
+
+
+def static_layers(sentences: Iterable[Sequence[str]], vectors: Mapping[str, np.ndarray]) -> Iterator[np.ndarray]:
+    """One vector per word, whatever its sentence: `(1, words, width)` of each sentence.
+
+    A word without a vector has that of its lower-case form, or zeros.
+    """
+    none = np.zeros_like(next(iter(vectors.values())))
+    for words in sentences:
+        yield np.stack([vectors.get(word, vectors.get(word.lower(), none)) for word in words])[None]
+
+
+def text_name(file: str) -> str:
+    """`X` of `X.data.xml`."""
+    return Path(file).name.partition(".data.xml")[0]
+
+
+def stored_layers(folder: Path, sentences: Sequence[Sequence[str]], file: str) -> Iterator[np.ndarray]:
+    """The layers `(layers, words, width)` of each sentence, from `X.hdf5` or `X.npz` in a folder.
+
+    Raises:
+        FileNotFoundError: the folder has neither file.
+        ValueError: a sentence is missing, or its array has another number of words, layers or columns.
+    """
+    paths = [folder / f"{text_name(file)}{suffix}" for suffix in (".hdf5", ".npz")]
+    path = next((path for path in paths if path.is_file()), None)
+    if path is None:
+        raise FileNotFoundError(f"--vectors {folder} has neither {paths[0].name} nor {paths[1].name}, for {file}.")
+    with _open_arrays(path) as arrays:
+        first = None
+        for number, words in enumerate(tqdm(sentences, unit=" sentences")):
+            if str(number) not in arrays:
+                raise ValueError(f"{path} has no array {number}; pass one for each of the {len(sentences)} sentences.")
+            layers = np.asarray(arrays[str(number)])
+            layers = layers[None] if layers.ndim == 2 else layers
+            first = layers.shape if first is None else first
+            if (
+                layers.ndim != 3
+                or (len(layers), layers.shape[2]) != (first[0], first[2])
+                or layers.shape[1] != len(words)
+            ):
+                raise ValueError(
+                    f"{path}, array {number} has shape {layers.shape}, but sentence {number} has {len(words)} words: "
+                    f"{' '.join(words)!r:.60}. Pass (layers, words, width) or (words, width), alike for all sentences."
+                )
+            yield layers
+
+
+def _open_arrays(path: Path) -> Any:
+    try:
+        if path.suffix == ".npz":
+            return np.load(path)  # it refuses pickles
+        require("h5py", "convert", path.name)
+        import h5py
+
+        return h5py.File(path)
+    except (OSError, ValueError, EOFError, BadZipFile) as error:
+        raise ValueError(f"{path} cannot be read: {error}. Write it again.") from error
 
 
 def measure_senses(

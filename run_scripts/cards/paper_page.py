@@ -1,0 +1,168 @@
+"""One page with the results of a plan: tables and figures like the paper's, with the paper's lines beside ours."""
+
+import re
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from modeling_elmo.run_scripts.cards.figures import draw_layer_weights
+from modeling_elmo.run_scripts.cards.markdown import markdown_table
+from modeling_elmo.run_scripts.cards.tables import (
+    ArmSummary,
+    RunRecord,
+    last_split,
+    layer_table,
+    mean_layer_weights,
+    relative_error_reduction,
+    score_cell,
+    sense_table,
+    summarize,
+)
+from modeling_elmo.run_scripts.program.files import read_json, write_lines
+
+PAGE_BEGIN, PAGE_END = "<!-- elmo reproduce all: begin -->", "<!-- elmo reproduce all: end -->"
+HEADINGS = {
+    "1": "Table 1: what does ELMo add?",
+    "2": "Table 2: how are the layers weighted?",
+    "3": "Table 3: where does ELMo enter the network?",
+    "4": "Table 4: what are the nearest uses of a word?",
+    "5": "Table 5: which layer knows word senses?",
+    "6": "Table 6: which layer knows parts of speech?",
+    "figure 1": "Figure 1: how much training data is needed?",
+    "figure 2": "Figure 2: which layers do the tasks take?",
+    "time": "How long did it take?",
+}
+FIGURE = "layer_weights.png"
+ARMS_OF_TABLE_1 = ("baseline", "elmo")
+
+PlanEntry = dict[str, Any]
+
+
+def paper_page(plan: Sequence[PlanEntry], output: Path) -> str:
+    """The page of all experiments that have results. The picture of the layer weights is written beside it.
+
+    Args:
+        plan: experiments, as `paper.read_plan` returns them.
+        output: folder with a folder for each experiment.
+    """
+    found = {entry["name"]: results_of(output / entry["name"]) for entry in plan}
+    found = {name: results for name, results in found.items() if results is not None}
+    entries = [entry for entry in plan if entry["name"] in found]
+    parts = [
+        "Scores are in percent on the last split: the mean ± sample standard deviation over the runs, which have "
+        "different seeds. Lines that name the paper (Peters et al. 2018) have its scores, which are of other data."
+    ]
+    for table, heading in HEADINGS.items():
+        if body := "\n\n".join(section(table, [e for e in entries if e["table"] == table], entries, found, output)):
+            parts += [f"## {heading}", body]
+    absent = [entry["name"] for entry in plan if entry["name"] not in found]
+    return "\n\n".join([*parts, *([f"Without results so far: {', '.join(absent)}."] if absent else [])])
+
+
+def update_page(path: Path, page: str):
+    """Replaces what a document has between the two marks. Headings become one level deeper, and pictures are left out.
+
+    Raises:
+        ValueError: the document does not have the marks, once and in this order.
+    """
+    text = path.read_text(encoding="utf-8")
+    before, begin, rest = text.partition(PAGE_BEGIN)
+    _, end, after = rest.partition(PAGE_END)
+    if not (begin and end) or PAGE_BEGIN in after or PAGE_END in before + after:
+        raise ValueError(f"{path} must have the lines {PAGE_BEGIN} and {PAGE_END} once, around the place of the page.")
+    lines = [f"#{line}" if line.startswith("#") else line for line in page.split("\n") if not line.startswith("![")]
+    body = re.sub(r"\n{3,}", "\n\n", "\n".join(lines))
+    write_lines(path, [f"{before}{begin}\n\n{body}\n\n{end}{after}".removesuffix("\n")])
+
+
+def results_of(folder: Path) -> Any:
+    """What an experiment left: the records of its runs, the answer of `elmo senses` or `elmo neighbors`, or `None`."""
+    for path in sorted(folder.glob("results/*.json")):
+        results = read_json(path)
+        return results.get("records", results)
+    return None
+
+
+def section(
+    table: str, entries: Sequence[PlanEntry], every: Sequence[PlanEntry], found: dict[str, Any], output: Path
+) -> Iterator[str]:
+    """The paragraphs of a section; none if it has no results."""
+    if table == "1" and entries:
+        yield gains_table(entries, found)
+    elif table == "4":
+        yield from (neighbors_list(found[entry["name"]]) for entry in entries)
+    elif table == "5":
+        yield from (sense_table(found[entry["name"]]) for entry in entries)
+    elif table == "figure 2":
+        yield from weights_of_tasks([entry for entry in every if entry["table"] == "1"], found, output)
+    elif table == "time":
+        yield from time_table(every, found)
+    else:
+        yield from (arms_table(entry, found[entry["name"]]) for entry in entries)
+
+
+def gains_table(entries: Sequence[PlanEntry], found: dict[str, Any]) -> str:
+    """Each task without and with ELMo, and the share of the errors that is gone."""
+    rows = [["task", "runs", "without ELMo", "with ELMo", "error reduction"]]
+    for entry in entries:
+        records = found[entry["name"]]
+        split, metric = last_split(records[0]), records[0]["metric"]
+        arms = {summary.arm: summary for summary in summarize(records)}
+        both = [arms[name] for name in ARMS_OF_TABLE_1]
+        means = [summary.mean[split][metric] for summary in both]
+        rows.append([entry["title"], str(len(both[1].seeds)), *(score_cell(each, split, metric) for each in both)])
+        rows[-1].append(f"{relative_error_reduction(*means):.1%}")
+        if "paper" in entry:
+            scores = [entry["paper"][name] for name in ARMS_OF_TABLE_1]
+            reduction = relative_error_reduction(*(score / 100 for score in scores))
+            rows.append([f"the paper: {entry['paper']['task']}", "", *map(str, scores), f"{reduction:.1%}"])
+    return markdown_table(rows)
+
+
+def arms_table(entry: PlanEntry, records: Sequence[RunRecord]) -> str:
+    """The scores of each arm, and those of the paper below."""
+    split, metric, summaries = last_split(records[0]), records[0]["metric"], summarize(records)
+    rows = [[entry["title"], *(summary.arm for summary in summaries)]]
+    rows.append([runs_of(summaries), *(score_cell(summary, split, metric) for summary in summaries)])
+    if "paper" in entry:
+        cells = [str(entry["paper"].get(summary.arm, "")) for summary in summaries]
+        rows.append([f"the paper: {entry['paper']['task']}", *cells])
+    epochs = [[record["epochs"] for record in records if record["arm"] == summary.arm] for summary in summaries]
+    rows.append(["epochs", *(f"{sum(each) / len(each):.1f}" for each in epochs)])
+    return markdown_table(rows)
+
+
+def runs_of(summaries: Sequence[ArmSummary]) -> str:
+    numbers = sorted({len(summary.seeds) for summary in summaries})
+    return f"{' to '.join(map(str, dict.fromkeys((numbers[0], numbers[-1]))))} run{'s' * (numbers[-1] > 1)}"
+
+
+def neighbors_list(found: dict[str, Any]) -> str:
+    """Each use with its neighbors."""
+    rows = [[f"a use of {found['word']}", "cosine", "its nearest use"]]
+    for query in found["queries"]:
+        for number, (cosine, use) in enumerate(query["neighbors"]):
+            rows.append(["" if number else query["use"], f"{cosine:.2f}", use])
+    return markdown_table(rows)
+
+
+def weights_of_tasks(entries: Sequence[PlanEntry], found: dict[str, Any], output: Path) -> Iterator[str]:
+    """The layer weights of all tasks, as a table and a picture."""
+    runs = [{**record, "arm": entry["name"]} for entry in entries for record in found[entry["name"]]]
+    if weights := mean_layer_weights(runs):
+        yield layer_table(weights)
+        if draw_layer_weights(runs, output / FIGURE):
+            yield f"![Layer weights of all tasks]({FIGURE})"
+
+
+def time_table(entries: Sequence[PlanEntry], found: dict[str, Any]) -> Iterator[str]:
+    rows = [["experiment", "models", "minutes per model", "hours"]]
+    for entry in entries:
+        records = found[entry["name"]]
+        if isinstance(records, list) and all("seconds" in record for record in records):
+            seconds = sum(record["seconds"] for record in records)
+            rows.append(
+                [entry["title"], str(len(records)), f"{seconds / len(records) / 60:.1f}", f"{seconds / 3600:.1f}"]
+            )
+    if len(rows) > 1:
+        yield markdown_table(rows)

@@ -1,0 +1,210 @@
+"""All experiments of the paper from one plan: each is a command in a process of its own, and any may be stopped.
+
+A plan is a JSON file: a list of experiments in the order in which they run.
+
+    {"name": "entities", "program": "reproduce ner", "title": "named entities: WNUT17, F1", "table": "1",
+     "files": {"train_file": "ner/train.conll", ...}, "options": {"num_train_epochs": 12, "compare_baseline": true},
+     "paper": {"task": "NER, CoNLL-2003", "baseline": 90.15, "elmo": 92.22}}
+
+`files` are relative to the folder of the data. `paper` is the line of the paper beside which the result stands.
+"""
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from tqdm.auto import tqdm
+
+from modeling_elmo import ELMoConfig
+from modeling_elmo.run_scripts.cards.paper_page import paper_page, update_page
+from modeling_elmo.run_scripts.cards.tables import read_record
+from modeling_elmo.run_scripts.fine_tuning.arms import experiment_arms
+from modeling_elmo.run_scripts.program.files import check_model, read_json, write_lines
+from modeling_elmo.run_scripts.program.processes import sole_run
+
+PLAN = Path(__file__).with_name("paper_plan.json")
+MODULES = {"reproduce": "reproduce", "senses": "word_senses", "neighbors": "nearest_neighbors"}
+PLAN_KEYS = ("name", "program", "title", "table", "files", "options")
+SECONDS_BETWEEN_LOOKS = 2.0
+
+
+@dataclass(kw_only=True)
+class PaperArguments:
+    _argument_group_name = "options of all experiments"
+
+    model_name_or_path: str = field(metadata={"help": "Folder or Hub name of an ELMo model."})
+    data: str = field(metadata={"help": "Folder with the files of the plan."})
+    output_dir: str = field(metadata={"help": "Folder for the experiments, and for the page with their results."})
+    plan: str = field(default=str(PLAN), metadata={"help": "Plan, a JSON file. Default: the one that we ship."})
+    only: list[str] | None = field(default=None, metadata={"help": "Names of experiments. Default: all of the plan."})
+    seeds: int | None = field(default=None, metadata={"help": "Number of seeds. Default: as in the plan."})
+    processes: int = field(default=1, metadata={"help": "Number of experiments that run side by side."})
+    use_cpu: bool = field(default=False, metadata={"help": "Use the CPU even if there is an accelerator."})
+    page: str | None = field(
+        default=None,
+        metadata={"help": "Markdown file that has the page between two marks, such as RESULTS.md; it is updated."},
+    )
+
+    def __post_init__(self):
+        for name in ("seeds", "processes"):
+            if (number := getattr(self, name)) is not None and number < 1:
+                raise ValueError(f"--{name} {number}: pass at least 1.")
+
+
+@dataclass(frozen=True)
+class PlannedExperiment:
+    """A command of the plan. `members` are the models that it trains: its arms, with each seed."""
+
+    name: str
+    command: list[str]
+    folder: Path
+    members: int
+
+    def records(self) -> list[dict[str, Any]]:
+        """The records of the members that are finished."""
+        return [read_record(path) for path in sorted(self.folder.rglob("record.json"))]
+
+    def is_finished(self) -> bool:
+        results = any(self.folder.glob("results/*.json"))
+        return results and (not self.members or len(self.records()) >= self.members)
+
+
+def run_plan(arguments: PaperArguments) -> list[dict[str, Any]]:
+    """Runs what is missing, and writes the page, also after an experiment has failed.
+
+    Returns:
+        The records of all models.
+
+    Raises:
+        RuntimeError: an experiment has failed; the others have run.
+    """
+    check_model(arguments.model_name_or_path)
+    plan = read_plan(Path(arguments.plan), arguments.only)
+    output = Path(arguments.output_dir)
+    experiments = [planned(entry, arguments) for entry in plan]
+    with sole_run(output):
+        missing = [each for each in experiments if not each.is_finished()]
+        print(f"{len(experiments)} experiments, {len(experiments) - len(missing)} of them finished before")
+        failed = run_side_by_side(missing, arguments.processes)
+        page = paper_page(plan, output)
+        write_lines(output / "README.md", [page])
+        print(f"{output / 'README.md'}: tables beside those of the paper")
+        if arguments.page is not None:
+            update_page(Path(arguments.page), page)
+    if failed:
+        reasons = "\n".join(f"{each.name}: {last_line(each)} (see {each.folder / 'log.txt'})" for each in failed)
+        raise RuntimeError(f"{len(failed)} experiments have failed. The same command repeats them.\n{reasons}")
+    return [record for each in experiments for record in each.records()]
+
+
+def read_plan(path: Path, only: Sequence[str] | None = None) -> list[dict[str, Any]]:
+    """The experiments of a plan, or those with the names in `only`.
+
+    Raises:
+        ValueError: an entry lacks a key, has the program or the name of no other, or a name in `only` is unknown.
+    """
+    plan = read_json(path)
+    if not isinstance(plan, list) or not plan:
+        raise ValueError(f"{path} is not a plan; it must hold a list of experiments.")
+    for number, entry in enumerate(plan, 1):
+        missing = [key for key in PLAN_KEYS if not (isinstance(entry, dict) and key in entry)]
+        if missing:
+            raise ValueError(f"{path}, experiment {number} lacks {', '.join(missing)}.")
+        if entry["program"].split()[0] not in MODULES:
+            raise ValueError(f"{path}, experiment {number}: {entry['program']!r} is none of {', '.join(MODULES)}.")
+    names = [entry["name"] for entry in plan]
+    if twice := [name for name in dict.fromkeys(names) if names.count(name) > 1]:
+        raise ValueError(f"{path} has {twice[0]!r} twice; give each experiment its own name.")
+    if unknown := [name for name in only or [] if name not in names]:
+        raise ValueError(f"--only {unknown[0]} is not in {path}, which has {', '.join(names)}.")
+    return [entry for entry in plan if only is None or entry["name"] in only]
+
+
+def planned(entry: dict[str, Any], arguments: PaperArguments) -> PlannedExperiment:
+    """The command of an entry.
+
+    Raises:
+        FileNotFoundError: a file of the entry is missing.
+    """
+    program, *task = entry["program"].split()
+    folder, options = Path(arguments.output_dir, entry["name"]), dict(entry["options"])
+    files = {name: Path(arguments.data, file) for name, file in entry["files"].items()}
+    if absent := [path for path in files.values() if not path.is_file()]:
+        raise FileNotFoundError(
+            f"{absent[0]}, of the experiment {entry['name']}, does not exist. Put it there, or leave the experiment "
+            "out with --only."
+        )
+    members = 0
+    if program == "reproduce":
+        layers = ELMoConfig.from_pretrained(arguments.model_name_or_path).num_hidden_layers
+        arms = experiment_arms(options.get("ablation"), options.get("compare_baseline", False), True, layers)
+        seeds = arguments.seeds or options.get("seeds", 1)
+        options |= {"seeds": seeds, "output_dir": folder, "model_name_or_path": arguments.model_name_or_path}
+        options |= {"use_cpu": True} if arguments.use_cpu else {}
+        members = len(arms) * seeds
+    else:
+        options |= {"model": arguments.model_name_or_path, "output": folder / "results" / f"{program}.json"}
+        options |= {"device": "cpu"} if arguments.use_cpu else {}
+    positional = [str(files.pop("text"))] if "text" in files else []
+    module = f"modeling_elmo.run_scripts.{MODULES[program]}"
+    command = [sys.executable, "-m", module, *task, *positional, *option_words({**files, **options})]
+    return PlannedExperiment(entry["name"], command, folder, members)
+
+
+def option_words(options: dict[str, Any]) -> Iterator[str]:
+    for name, value in options.items():
+        if value is True or value is False:
+            yield f"--{name}" if value else f"--no_{name}"
+        else:
+            yield from (f"--{name}", str(value))
+
+
+def run_side_by_side(experiments: Sequence[PlannedExperiment], processes: int) -> list[PlannedExperiment]:
+    """Runs experiments with a bar over their models. Returns those that failed."""
+    total = sum(each.members or 1 for each in experiments)
+    threads = max(1, (os.cpu_count() or 1) // processes)
+    with ThreadPoolExecutor(processes) as pool, tqdm(total=total, unit="model", disable=not experiments) as bar:
+        running = {pool.submit(run_command, each, threads): each for each in experiments}
+        pending, failed = set(running), []
+        try:
+            while pending:
+                ended, pending = wait(pending, SECONDS_BETWEEN_LOOKS, FIRST_COMPLETED)
+                failed += [running[future] for future in ended if future.result()]
+                show_progress(bar, experiments, time_left(experiments, processes))
+        except BaseException:  # Ctrl-C reaches the running commands, too; those that wait must not begin
+            pool.shutdown(wait=False, cancel_futures=True)
+            raise
+    return failed
+
+
+def run_command(experiment: PlannedExperiment, threads: int) -> int:
+    """The exit status of the command, whose output goes to `log.txt` in its folder."""
+    experiment.folder.mkdir(parents=True, exist_ok=True)
+    environment = {"OMP_NUM_THREADS": str(threads), **os.environ}
+    with (experiment.folder / "log.txt").open("ab") as log:
+        return subprocess.run(experiment.command, stdout=log, stderr=log, env=environment).returncode
+
+
+def show_progress(bar: tqdm, experiments: Sequence[PlannedExperiment], seconds_left: float | None):
+    bar.n = sum(len(each.records()) if each.members else each.is_finished() for each in experiments)
+    bar.set_postfix_str("" if seconds_left is None else f"at least {seconds_left / 3600:.1f} h left")
+    bar.refresh()
+
+
+def time_left(experiments: Sequence[PlannedExperiment], processes: int) -> float | None:
+    """An estimate in seconds, from the finished models of each experiment that has one; `None` before the first."""
+    seconds = []
+    for each in experiments:
+        if found := [record["seconds"] for record in each.records() if "seconds" in record]:
+            seconds.append(sum(found) / len(found) * (each.members - len(found)))
+    return sum(seconds) / processes if seconds else None
+
+
+def last_line(experiment: PlannedExperiment) -> str:
+    lines = (experiment.folder / "log.txt").read_text(encoding="utf-8", errors="replace").split("\n")
+    return next((line.rsplit("\r", 1)[-1].strip() for line in reversed(lines) if line.strip()), "no output")

@@ -1,0 +1,147 @@
+"""Plans of experiments: what runs, what is skipped, what fails; and the plan that we ship."""
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+from pretraining_worker import arguments_of
+from task_worker import HEAD, TASKS, bilm
+
+from modeling_elmo.run_scripts import reproduce
+from modeling_elmo.run_scripts.fine_tuning import paper
+from modeling_elmo.run_scripts.fine_tuning.paper import (
+    PLAN,
+    PaperArguments,
+    PlannedExperiment,
+    option_words,
+    planned,
+    read_plan,
+    time_left,
+)
+from modeling_elmo.run_scripts.program.command_line import ProgramParser
+
+ENTITIES = {
+    "name": "entities",
+    "program": "reproduce ner",
+    "title": "entities, F1",
+    "table": "1",
+    "files": {"train_file": "wnut17_train.conll", "validation_file": "wnut17_dev.conll"},
+    "options": {"compare_baseline": True, "max_steps": 1, "config_overrides": json.dumps(HEAD)},
+}
+USES = {"name": "uses", "program": "neighbors", "title": "uses of a", "table": "4", "files": {"text": "wnut17.txt"}}
+USES["options"] = {"word": "the", "queries": 1}
+
+
+@pytest.fixture
+def place(tmp_path) -> Path:
+    bilm(tmp_path / "bilm", vocab=["<PAD>", "<S>", "</S>", "<UNK>"])
+    (tmp_path / "data").mkdir()
+    for file in TASKS.glob("wnut17_*"):
+        (tmp_path / "data" / file.name).symlink_to(file)
+    text = (TASKS / "wnut17_train.conll").read_text(encoding="utf-8")
+    sentences = [" ".join(line.split("\t")[0] for line in part.splitlines()) for part in text.split("\n\n")]
+    (tmp_path / "data" / "wnut17.txt").write_text("\n".join(sentences), encoding="utf-8")
+    return tmp_path
+
+
+def write_plan(place: Path, *entries: dict) -> Path:
+    (place / "plan.json").write_text(json.dumps(entries), encoding="utf-8")
+    return place / "plan.json"
+
+
+def run(place: Path, *entries: dict, **options) -> list[dict]:
+    paths = {"model_name_or_path": place / "bilm", "data": place / "data", "output_dir": place / "paper"}
+    plan = write_plan(place, *entries)
+    return reproduce.main(["all", *arguments_of({**paths, "plan": plan, "use_cpu": True, **options})])
+
+
+def test_a_plan_runs_side_by_side_once_and_fails_alone(place, monkeypatch, capsys):
+    (place / "PAGE.md").write_text(
+        "above\n<!-- elmo reproduce all: begin -->\n<!-- elmo reproduce all: end -->\nbelow\n"
+    )
+    broken = {**ENTITIES, "name": "broken", "options": {"max_steps": 1, "seeds": 2, "elmo_placement": "nowhere"}}
+    options = {"processes": 2, "page": place / "PAGE.md"}
+    with pytest.raises(RuntimeError, match="1 experiments have failed. The same command repeats them") as error:
+        run(place, ENTITIES, broken, USES, **options)
+    assert re.search(r"\nbroken: .*--elmo_placement.*'nowhere'.* \(see .*broken.log\.txt\)", str(error.value))
+    assert "3 experiments, 0 of them finished before" in capsys.readouterr().out
+    page = (place / "paper" / "README.md").read_text(encoding="utf-8")
+    for expected in ("## Table 1", "entities, F1", "## Figure 2", "## Table 4", "Without results so far: broken."):
+        assert expected in page
+    document = (place / "PAGE.md").read_text(encoding="utf-8")
+    assert document.startswith("above\n<!--") and document.endswith("-->\nbelow\n") and "### Table 1" in document
+    monkeypatch.setattr(paper, "run_command", lambda *_: pytest.fail("a finished experiment ran again"))
+    records = run(place, ENTITIES, USES, **options)
+    assert sorted((record["arm"], record["seed"]) for record in records) == [("baseline", 42), ("elmo", 42)]
+    assert (place / "PAGE.md").read_text(encoding="utf-8") == document.replace(
+        "\n\nWithout results so far: broken.", ""
+    )
+
+
+def test_the_shipped_plan_names_options_that_exist(place):
+    plan = read_plan(PLAN)
+    assert {entry["table"] for entry in plan} == {"1", "2", "3", "4", "5", "6", "figure 1"}
+    for entry in plan:
+        for file in entry["files"].values():
+            (place / "data" / file).parent.mkdir(parents=True, exist_ok=True)
+            (place / "data" / file).touch()
+        arguments = PaperArguments(model_name_or_path=str(place / "bilm"), data=str(place / "data"), output_dir="out")
+        experiment = planned(entry, arguments)
+        words = experiment.command[experiment.command.index("-m") + 1 :]
+        if entry["program"].startswith("reproduce"):
+            task = reproduce.TASKS[words[1]]
+            groups = (reproduce.HeadArguments, task.arguments_class, reproduce.ExperimentArguments)
+            *parsed, training = ProgramParser(*groups, task.training_arguments_class).parse(words[2:])
+            assert (
+                experiment.members == parsed[2].seeds * {"1": 2, "2": 5, "3": 3, "6": 3, "figure 1": 6}[entry["table"]]
+            )
+            assert training.output_dir == str(Path("out", entry["name"]))
+
+
+@pytest.mark.parametrize(
+    "entries, options, message",
+    [
+        ([], {}, r"plan.json is not a plan; it must hold a list of experiments\."),
+        ([{"name": "a"}], {}, r"plan.json, experiment 1 lacks program, title, table, files, options\."),
+        ([{**USES, "program": "embed"}], {}, "experiment 1: 'embed' is none of reproduce, senses, neighbors"),
+        ([USES, USES], {}, "plan.json has 'uses' twice; give each experiment its own name"),
+        ([USES], {"only": ["use"]}, "--only use is not in .*plan.json, which has uses"),
+        (
+            [{**USES, "files": {"text": "no.txt"}}],
+            {},
+            "no.txt, of the experiment uses, does not exist. Put it there, or",
+        ),
+        ([USES], {"processes": 0}, "--processes 0: pass at least 1"),
+        ([USES], {"seeds": 0}, "--seeds 0: pass at least 1"),
+    ],
+)
+def test_wrong_plans_and_options(place, entries, options, message):
+    with pytest.raises((ValueError, FileNotFoundError), match=message):
+        run(place, *entries, **options)
+    assert not (place / "paper").exists()
+
+
+def test_words_of_options():
+    options = {"seeds": 2, "compare_baseline": True, "freeze_bilm": False, "config_overrides": "{}"}
+    assert [*option_words(options)] == [
+        "--seeds",
+        "2",
+        "--compare_baseline",
+        "--no_freeze_bilm",
+        "--config_overrides",
+        "{}",
+    ]
+
+
+def test_time_left(tmp_path):
+    """Each experiment has 10 models; three of the first are finished."""
+    experiments = [PlannedExperiment(name, [], tmp_path / name, 10) for name in ("first", "second")]
+    assert time_left(experiments, 1) is None
+    for seed, seconds in enumerate((100, 200, 300)):
+        record = {"task": "ner", "arm": "elmo", "seed": seed, "metric": "f1", "metrics": {}, "seconds": seconds}
+        path = tmp_path / "first" / "elmo" / f"seed-{seed}" / "record.json"
+        path.parent.mkdir(parents=True)
+        path.write_text(json.dumps(record), encoding="utf-8")
+    assert time_left(experiments, 1) == 7 * 200 and time_left(experiments, 2) == 700
+    assert not experiments[0].is_finished()

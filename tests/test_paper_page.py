@@ -1,0 +1,90 @@
+"""The page of a plan: its tables from records, and its place in a document."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from modeling_elmo.run_scripts.cards.paper_page import PAGE_BEGIN, PAGE_END, paper_page, update_page
+
+
+def entry(name: str, table: str, **more) -> dict:
+    return {"name": name, "table": table, "title": f"the {name}", **more}
+
+
+def write_records(folder: Path, arms: dict[str, list[float]], **more):
+    records = [
+        {
+            "task": "ner",
+            "arm": arm,
+            "seed": seed,
+            "metric": "f1",
+            "metrics": {"validation": {"f1": 0.9}, "test": {"f1": score}},
+        }
+        | {"layer_weights": {"input": [0.2, 0.5, 0.3]} if arm == "elmo" else {}, "epochs": 4.0, "seconds": 90.0, **more}
+        for arm, scores in arms.items()
+        for seed, score in enumerate(scores)
+    ]
+    write_results(folder, {"records": records})
+
+
+def write_results(folder: Path, results: dict):
+    (folder / "results").mkdir(parents=True)
+    (folder / "results" / "x.json").write_text(json.dumps(results), encoding="utf-8")
+
+
+def test_tables_stand_beside_those_of_the_paper(tmp_path):
+    write_records(tmp_path / "tags", {"baseline": [0.6, 0.62], "elmo": [0.7, 0.72]})
+    write_records(tmp_path / "layers", {"top layer": [0.5], "learned, lambda 1": [0.55]}, epochs=2.5)
+    use = {"use": "a [play] here", "neighbors": [[0.91, "one [play]"], [0.5, "the [play]"]]}
+    write_results(tmp_path / "uses", {"word": "play", "queries": [use]})
+    write_results(tmp_path / "senses", {"same_sense": {"lemmas": 3, "token layer": 0.5, "biLSTM 1": 0.625}})
+    plan = [
+        entry("tags", "1", paper={"task": "NER", "baseline": 90.15, "elmo": 92.22}),
+        entry("layers", "2", paper={"task": "SQuAD", "top layer": 84.7}),
+        entry("uses", "4"),
+        entry("senses", "5"),
+        entry("later", "6"),
+    ]
+    page = paper_page(plan, tmp_path)
+    cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in page.split("\n") if line.startswith("|")]
+    for row in (
+        ["the tags", "2", "61.00 ± 1.41", "71.00 ± 1.41", "25.6%"],
+        ["the paper: NER", "", "90.15", "92.22", "21.0%"],  # as Table 1 of the paper says
+        ["the layers", "top layer", "learned, lambda 1"],
+        ["1 run", "50.00", "55.00"],
+        ["the paper: SQuAD", "84.7", ""],
+        ["epochs", "2.5", "2.5"],
+        ["a \\[play\\] here", "0.91", "one \\[play\\]"],
+        ["", "0.50", "the \\[play\\]"],
+        ["biLSTM 1", "62.5"],
+        ["biLSTM 1", "0.500"],  # of the layer weights
+        ["the tags", "4", "1.5", "0.1"],  # minutes per model, hours
+    ):
+        assert row in cells, row
+    headings = [line for line in page.split("\n") if line.startswith("#")]
+    assert [heading.split(":")[0] for heading in headings[:-1]] == [
+        f"## {name}" for name in ("Table 1", "Table 2", "Table 4", "Table 5", "Figure 2")
+    ]
+    assert page.endswith("Without results so far: later.")
+    assert (tmp_path / "layer_weights.png").is_file() and "](layer_weights.png)" in page
+
+
+def test_a_document_keeps_all_but_the_page(tmp_path):
+    document = tmp_path / "RESULTS.md"
+    document.write_text(f"# Results\n\n{PAGE_BEGIN}\nold\n{PAGE_END}\n\n## More\n", encoding="utf-8")
+    for _ in range(2):
+        update_page(document, "words\n\n## Table 1\n\n![a picture](a.png)\n\nnew")
+        expected = f"# Results\n\n{PAGE_BEGIN}\n\nwords\n\n### Table 1\n\nnew\n\n{PAGE_END}\n\n## More\n"
+        assert document.read_text(encoding="utf-8") == expected
+
+
+@pytest.mark.parametrize(
+    "text", ["", PAGE_BEGIN, PAGE_END, f"{PAGE_END}{PAGE_BEGIN}", f"{PAGE_BEGIN}{PAGE_END}{PAGE_BEGIN}{PAGE_END}"]
+)
+def test_documents_without_a_place_are_refused(text, tmp_path):
+    document = tmp_path / "RESULTS.md"
+    document.write_text(text, encoding="utf-8")
+    with pytest.raises(ValueError, match="RESULTS.md must have the lines .* once, around the place of the page"):
+        update_page(document, "new")
+    assert document.read_text(encoding="utf-8") == text
