@@ -16,7 +16,7 @@ from modeling_elmo.run_scripts.vectors.neighbors import normalize
 
 MAX_COLORED_SENSES = 6  # of a map
 MAX_COMPARED_USES = 2000  # of a lemma
-CONTEXT_WORDS = 5  # on each side of a use in the legend
+LEGEND_WORDS = 5  # on each side of a use in the legend
 
 Lemma = tuple[str, str]  # in lower case, with its part of speech
 Inventory = dict[Lemma, list[str]]  # senses of each lemma, first sense first
@@ -310,5 +310,5 @@ def draw_senses(text: AnnotatedText, vectors: np.ndarray, lemma: str, path: Path
 
 def in_context(use: SenseInstance, sentences: Sequence[Sequence[str]]) -> str:
     words = sentences[use.sentence]
-    before, after = words[max(0, use.start - CONTEXT_WORDS) : use.start], words[use.end : use.end + CONTEXT_WORDS]
+    before, after = words[max(0, use.start - LEGEND_WORDS) : use.start], words[use.end : use.end + LEGEND_WORDS]
     return " ".join([*before, f"[{' '.join(words[use.start : use.end])}]", *after])
