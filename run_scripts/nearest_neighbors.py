@@ -3,7 +3,8 @@
     elmo neighbors heldout.txt --word play --model elmo
 
 A few uses are drawn at random (`--seed`). Each is shown with its nearest uses in other sentences, by the cosine of
-their vectors. `--output neighbors.json` writes the table, and a map as a .png beside it. In the folder `results/` of a
+their vectors. `--word_vectors glove.txt` also shows the nearest words by vectors without a context, one for each word.
+`--output neighbors.json` writes the table, and a map as a .png beside it. In the folder `results/` of a
 checkpoint, both appear on its card.
 """
 
@@ -13,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from modeling_elmo.run_scripts.cards.figures import draw_map
+from modeling_elmo.run_scripts.fine_tuning.word_vectors import read_word_vectors
 from modeling_elmo.run_scripts.pretraining.corpus import Corpus
 from modeling_elmo.run_scripts.program.command_line import ProgramParser, run
 from modeling_elmo.run_scripts.program.files import write_json
@@ -23,6 +25,7 @@ from modeling_elmo.run_scripts.vectors.neighbors import (
     find_uses,
     format_neighbors,
     nearest_uses,
+    nearest_words,
     normalize,
     sample_uses,
     use_vectors,
@@ -34,6 +37,13 @@ from modeling_elmo.tokenization.elmo_pretokenization import TextSplitter
 class NeighborArguments:
     word: str = field(metadata={"help": "Word, or a regular expression for several forms: 'plays?|played'."})
     model: str = field(metadata={"help": "Folder or Hub name of an ELMo model."})
+    word_vectors: str | None = field(
+        default=None,
+        metadata={
+            "help": "File of word vectors, in the text format of GloVe, word2vec or fastText: the nearest words of its "
+            "first word that fits --word are shown, too."
+        },
+    )
     layer: str = field(
         default="top", metadata={"help": "Layer: top, average, mixed, or a number (0 is the token layer)."}
     )
@@ -78,6 +88,7 @@ def main(arguments: list[str] | None = None) -> dict[str, Any]:
             f"The text has {len(all_uses)} use(s) of {parsed.word!r}, too few for --top_k {parsed.top_k}. Pass more "
             "text, another --word (a regular expression for its forms), or a smaller --top_k."
         )
+    nearest_by_file = [] if parsed.word_vectors is None else words_in_file(parsed.word_vectors, parsed.word)
     uses, queries = sample_uses(all_uses, parsed.max_uses, parsed.queries, parsed.seed)
     vectors = normalize(use_vectors(uses, model, tokenizer, parsed.layer))
     nearest = {query: nearest_uses(vectors, uses, query, parsed.top_k) for query in queries}
@@ -88,6 +99,7 @@ def main(arguments: list[str] | None = None) -> dict[str, Any]:
         "uses": len(uses),
         "uses_in_text": len(all_uses),
         "seed": parsed.seed,
+        **({"word_vectors": nearest_by_file} if nearest_by_file else {}),
         "queries": [
             {"use": str(uses[query]), "neighbors": [[round(cosine, 3), str(uses[near])] for near, cosine in pairs]}
             for query, pairs in nearest.items()
@@ -100,6 +112,15 @@ def main(arguments: list[str] | None = None) -> dict[str, Any]:
         groups = {str(uses[query]): [query, *(near for near, _ in pairs)] for query, pairs in nearest.items()}
         draw_map(vectors, groups, output.with_suffix(".png"))
     return found
+
+
+def words_in_file(file: str, word: str) -> list[tuple[str, float]]:
+    """The first word of a file that fits a regular expression, with cosine 1, and its nearest words with theirs."""
+    found = read_word_vectors(file)
+    row = next((row for row, each in enumerate(found.words) if re.fullmatch(word, each)), None)
+    if row is None:
+        raise ValueError(f"--word_vectors {file} has no word that fits {word!r}; pass another file or --word.")
+    return nearest_words(found.words, normalize(found.vectors), row)
 
 
 if __name__ == "__main__":

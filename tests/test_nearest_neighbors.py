@@ -13,7 +13,7 @@ from task_worker import bilm
 
 from modeling_elmo import ELMoModel, ELMoTokenizer
 from modeling_elmo.run_scripts.cards.figures import draw_map
-from modeling_elmo.run_scripts.nearest_neighbors import main
+from modeling_elmo.run_scripts.nearest_neighbors import main, words_in_file
 from modeling_elmo.run_scripts.vectors.neighbors import WordUse, find_uses, nearest_uses, normalize
 
 TEXT = Path(__file__).parent / "fixtures" / "demo" / "play.txt"
@@ -55,6 +55,26 @@ def test_neighbors_equal_those_of_scikit_learn(folder, layer, number):
         for (cosine, use), (distance, near) in zip(query["neighbors"], others, strict=False):
             assert cosine == pytest.approx(1 - distance, abs=2e-3)
             assert use == str(uses[near]) or abs(distance - others[0][0]) < 1e-3
+
+
+def test_nearest_words_without_a_context(folder, tmp_path, capsys):
+    names = ["match", "play", "plays", *map(str, range(20))]
+    vectors = np.random.default_rng(0).normal(size=(len(names), 8)).round(3)
+    vectors[2] = 2 * vectors[1]
+    file = tmp_path / "glove.txt"
+    file.write_text(
+        "\n".join(" ".join([n, *map(str, v)]) for n, v in zip(names, vectors, strict=True)), encoding="utf-8"
+    )
+    found = run_neighbors(folder, word="plays?", word_vectors=file, queries=1)["word_vectors"]
+    index = NearestNeighbors(metric="cosine", algorithm="brute").fit(vectors)
+    distances, numbers = (each[0] for each in index.kneighbors(vectors[[1]], n_neighbors=11))
+    assert [name for name, _ in found[:2]] == ["play", "plays"] and {n for n, _ in found} == {names[k] for k in numbers}
+    assert [cosine for _, cosine in found] == pytest.approx(1 - distances, abs=1e-3)
+    assert capsys.readouterr().out.startswith(
+        f"[play] without a context\n  1.000  plays\n  {found[2][1]:.3f}  {found[2][0]}\n"
+    )
+    with pytest.raises(ValueError, match="glove.txt has no word that fits 'gioca'; pass another file or --word"):
+        words_in_file(str(file), "gioca")
 
 
 def test_uses_are_drawn_by_the_seed(folder):

@@ -37,7 +37,10 @@ def test_tables_stand_beside_those_of_the_paper(tmp_path):
     write_records(tmp_path / "tags", {"baseline": [0.6, 0.62], "elmo": [0.7, 0.72]})
     write_records(tmp_path / "layers", {"top layer": [0.5], "learned, lambda 1": [0.55]}, epochs=2.5)
     use = {"use": "a [play] here", "neighbors": [[0.91, "one [play]"], [0.5, "the [play]"]]}
-    write_results(tmp_path / "uses", {"word": "play", "queries": [use]})
+    write_results(
+        tmp_path / "uses",
+        {"word": "play", "word_vectors": [["play", 1], ["game", 0.8], ["won", 0.7]], "queries": [use]},
+    )
     write_results(tmp_path / "senses", {"same_sense": {"lemmas": 3, "token layer": 0.5, "biLSTM 1": 0.625}})
     plan = [
         entry("tags", "1", paper={"task": "NER", "baseline": 90.15, "elmo": 92.22}),
@@ -55,6 +58,7 @@ def test_tables_stand_beside_those_of_the_paper(tmp_path):
         ["1 run", "50.00", "55.00"],
         ["the paper: SQuAD", "84.7", ""],
         ["epochs", "2.5", "2.5"],
+        ["play, without a context", "0.80 to 0.70", "game, won"],
         ["a \\[play\\] here", "0.91", "one \\[play\\]"],
         ["", "0.50", "the \\[play\\]"],
         ["biLSTM 1", "62.5"],

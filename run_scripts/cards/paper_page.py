@@ -138,8 +138,12 @@ def runs_of(summaries: Sequence[ArmSummary]) -> str:
 
 
 def neighbors_list(found: dict[str, Any]) -> str:
-    """Each use with its neighbors."""
+    """The nearest words by word vectors, and each use with its neighbors."""
     rows = [[f"a use of {found['word']}", "cosine", "its nearest use"]]
+    if "word_vectors" in found:
+        (word, _), *others = found["word_vectors"]
+        cosines = f"{others[0][1]:.2f} to {others[-1][1]:.2f}"
+        rows.append([f"{word}, without a context", cosines, ", ".join(name for name, _ in others)])
     for query in found["queries"]:
         for number, (cosine, use) in enumerate(query["neighbors"]):
             rows.append(["" if number else query["use"], f"{cosine:.2f}", use])

@@ -11,6 +11,7 @@ from modeling_elmo.run_scripts.vectors.embedding import LayerChoice, embed_sente
 
 NAMED_LAYERS = ("top", "average", "mixed")
 CONTEXT_WORDS = 8  # shown on each side of a use
+SHOWN_WORDS = 10  # nearest by word vectors, as in Table 4
 
 
 class WordUse(NamedTuple):
@@ -76,9 +77,24 @@ def nearest_uses(vectors: np.ndarray, uses: Sequence[WordUse], query: int, top_k
     return [(int(near), float(cosines[near])) for near, _ in zip(others, range(top_k), strict=False)]
 
 
+def nearest_words(words: Sequence[str], vectors: np.ndarray, row: int) -> list[tuple[str, float]]:
+    """A word and its nearest words, with their cosines.
+
+    Args:
+        vectors: `(words, width)`, of length 1, one for each word.
+    """
+    cosines = vectors @ vectors[row]
+    cosines[row] = 2  # before words with the same vector
+    nearest = (-cosines).argsort(kind="stable")[: SHOWN_WORDS + 1]
+    return [(words[near], round(min(1.0, float(cosines[near])), 3)) for near in nearest]
+
+
 def format_neighbors(found: dict[str, Any]) -> str:
-    """Each query, and below it its neighbors with their cosines."""
+    """The nearest words by word vectors, if there are any; then each query, and below it its neighbors."""
     lines = []
+    if "word_vectors" in found:
+        (word, _), *others = found["word_vectors"]
+        lines += ["", f"[{word}] without a context", *(f"  {cosine:.3f}  {other}" for other, cosine in others)]
     for query in found["queries"]:
         lines += ["", query["use"], *(f"  {cosine:.3f}  {use}" for cosine, use in query["neighbors"])]
     return "\n".join(lines[1:])
