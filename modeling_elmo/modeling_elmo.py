@@ -23,8 +23,9 @@ from transformers import initialization as init
 from transformers.utils import ModelOutput, can_return_tuple, logging
 
 from .configuration_elmo import ELMoConfig
-from .elmo_backends import HOW_TO_TRAIN, fast_linear
+from .elmo_backends import HOW_TO_TRAIN, fast_linear, is_exporting
 from .elmo_encoder import ELMoCharacterEncoder, ELMoHighway, VocabularyCache, distinct_rows
+from .elmo_export import padded_layers
 from .elmo_inputs import TokenBatch, check_floats, check_ids, check_range, pack, token_mask, unpack_layers, word_mask
 from .elmo_int8 import ELMoInt8Config, ELMoInt8Quantizer, Int8Linear, int8_obstacle, replace_linears
 from .elmo_lstm import ELMoLSTM, ELMoLSTMLayer
@@ -470,7 +471,10 @@ class ELMoModel(ELMoPreTrainedModel):
         Raises:
             ValueError: an input has the wrong shape, has ids out of range, or contradicts another.
         """
-        batch = self.read_tokens(character_ids, input_ids, attention_mask, token_type_ids, inputs_embeds)
+        inputs = (character_ids, input_ids, attention_mask, token_type_ids, inputs_embeds)
+        if is_exporting():
+            return self._forward_in_export(*inputs, initial_states)
+        batch = self.read_tokens(*inputs)
         states = self.starting_states(initial_states, batch.words_UP, len(batch.mask_BT))
         rows_S = batch.packing.rows_S
         two_texts = token_type_ids is not None and len(rows_S.unique()) < len(rows_S)
@@ -486,6 +490,26 @@ class ELMoModel(ELMoPreTrainedModel):
             elmo_embeddings=None if self.scalar_mix is None else self.scalar_mix(hidden_states, batch.mask_BT),
             hidden_states=hidden_states,
             final_states=None if two_texts else _join_states(forward_ends, backward_ends),
+        )
+
+    def _forward_in_export(
+        self, character_ids, input_ids, attention_mask, token_type_ids, inputs_embeds, initial_states
+    ) -> ELMoModelOutput:
+        """`forward` as `torch.export` traces it, for any values and sizes: without value checks, on padded rows."""
+        if token_type_ids is not None:
+            raise ValueError("`token_type_ids` cannot be exported: leave them out, and give each text its own row.")
+        mask_BT = token_mask(self.config, character_ids, input_ids, attention_mask, None, inputs_embeds)
+        if inputs_embeds is None:
+            words_NX = self._word_ids(character_ids, input_ids).flatten(0, 1).long()
+            inputs_embeds = self._compute_words(words_NX).unflatten(0, mask_BT.shape)
+        states = self.starting_states(initial_states, inputs_embeds, mask_BT.shape[0])
+        directions = (self.forward_lstm, self.backward_lstm)
+        hidden_states, final_states = padded_layers(directions, inputs_embeds.to(self.dtype), mask_BT, states)
+        return ELMoModelOutput(
+            last_hidden_state=hidden_states[-1],
+            elmo_embeddings=None if self.scalar_mix is None else self.scalar_mix(hidden_states, mask_BT),
+            hidden_states=hidden_states,
+            final_states=final_states,
         )
 
     def sentence_embeddings(
