@@ -6,49 +6,39 @@ of the traced program depends on a value. The backward direction reads the same 
 Shape suffixes: B batch; T time; L LSTM layers; P `projection_size`; H `lstm_hidden_size`; G = 4 H gates.
 """
 
-from typing import TYPE_CHECKING
-
 import torch
 from torch import Tensor
 
 from .elmo_lstm import ELMoLSTM, ELMoLSTMLayer, reference_step
 
-if TYPE_CHECKING:
-    from .modeling_elmo import States
 
-
-def padded_layers(
-    directions: tuple[ELMoLSTM, ELMoLSTM], words_BTP: Tensor, mask_BT: Tensor, states: "States"
-) -> tuple[tuple[Tensor, ...], "States"]:
-    """The layers and the final states of the biLM, as in `ELMoModelOutput`.
+def padded_lstm(
+    lstm: ELMoLSTM, words_BTP: Tensor, mask_BT: Tensor, states: list[Tensor], reverse: bool
+) -> tuple[list[Tensor], Tensor, Tensor]:
+    """Runs one direction over padded rows, in eval mode.
 
     Args:
-        directions: the forward and the backward LSTM, in eval mode.
-        words_BTP: `(batch, time, projection_size)`, a vector for each position.
-        mask_BT: `(batch, time)` bool, the token mask.
-        states: the states at the start, as `ELMoModel.starting_states` returns them.
+        words_BTP: a vector for each position.
+        mask_BT: bool, the token mask.
+        states: hidden `(batch, layers, projection_size)` and cell `(batch, layers, lstm_hidden_size)` at the start.
+
+    Returns:
+        `(outputs, hidden_BLP, cell_BLH)`: the output of each layer, `(batch, time, projection_size)`, undefined at
+        padding, and the state after each row's end.
     """
-    is_padding_BT1 = ~mask_BT[..., None]
-    layers, ends = [], []
-    for direction, lstm in enumerate(directions):
-        outputs_BTP, own = [words_BTP], []
-        for depth, layer in enumerate(lstm.layers):
-            start = [state[:, depth, direction].contiguous() for state in states]
-            output_BTP, *end = _padded_layer(layer, outputs_BTP[-1], mask_BT, start, reverse=direction == 1)
-            outputs_BTP.append(output_BTP + outputs_BTP[-1] if depth and lstm.use_skip_connections else output_BTP)
-            own.append(end)
-        layers.append(outputs_BTP)
-        ends.append([torch.stack(state, 1) for state in zip(*own, strict=True)])
-    halves = zip(*layers, strict=True)
-    hidden_states = tuple(torch.cat(pair, -1).masked_fill(is_padding_BT1, 0) for pair in halves)
-    hidden, cell = (torch.stack(state, 2) for state in zip(*ends, strict=True))
-    return hidden_states, (hidden, cell)
+    outputs, ends = [words_BTP], []
+    for depth, layer in enumerate(lstm.layers):
+        start = [state[:, depth].contiguous() for state in states]
+        output_BTP, *end = _padded_layer(layer, outputs[-1], mask_BT, start, reverse)
+        outputs.append(output_BTP + outputs[-1] if depth and lstm.use_skip_connections else output_BTP)
+        ends.append(end)
+    hidden, cell = zip(*ends, strict=True)
+    return outputs[1:], torch.stack(hidden, 1), torch.stack(cell, 1)
 
 
 def _padded_layer(
     layer: ELMoLSTMLayer, inputs_BTP: Tensor, mask_BT: Tensor, states: list[Tensor], reverse: bool
 ) -> tuple[Tensor, ...]:
-    """The output `(batch, time, projection_size)`, undefined at padding, and the state after each row's end."""
     from torch._higher_order_ops import scan  # private to torch: only while exporting
 
     def masked_step(before: list[Tensor], text: list[Tensor]) -> tuple[list[Tensor], Tensor]:

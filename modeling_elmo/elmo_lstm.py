@@ -134,9 +134,7 @@ def reference_lstm(layer: ELMoLSTMLayer, text: Sequences) -> LSTMOutput:
     return torch.cat(outputs), torch.cat(final_hidden), torch.cat(final_cell)
 
 
-def reference_step(
-    layer: ELMoLSTMLayer, gates_SG: Tensor, hidden_SP: Tensor, cell_SH: Tensor
-) -> tuple[Tensor, Tensor]:
+def reference_step(layer: ELMoLSTMLayer, gates_SG: Tensor, hidden_SP: Tensor, cell_SH: Tensor) -> tuple[Tensor, Tensor]:
     """One step of the definition: the new hidden state and cell, from the input half of the gates."""
     dtype, gates_SG = gates_SG.dtype, (gates_SG + layer.state_linear(hidden_SP)).to(cell_SH.dtype)
     i, f, o, g = gates_SG.chunk(4, dim=-1)

@@ -25,7 +25,7 @@ from transformers.utils import ModelOutput, can_return_tuple, logging
 from .configuration_elmo import ELMoConfig
 from .elmo_backends import HOW_TO_TRAIN, fast_linear, is_exporting
 from .elmo_encoder import ELMoCharacterEncoder, ELMoHighway, VocabularyCache, distinct_rows
-from .elmo_export import padded_layers
+from .elmo_export import padded_lstm
 from .elmo_inputs import TokenBatch, check_floats, check_ids, check_range, pack, token_mask, unpack_layers, word_mask
 from .elmo_int8 import ELMoInt8Config, ELMoInt8Quantizer, Int8Linear, int8_obstacle, replace_linears
 from .elmo_lstm import ELMoLSTM, ELMoLSTMLayer
@@ -495,21 +495,27 @@ class ELMoModel(ELMoPreTrainedModel):
     def _forward_in_export(
         self, character_ids, input_ids, attention_mask, token_type_ids, inputs_embeds, initial_states
     ) -> ELMoModelOutput:
-        """`forward` as `torch.export` traces it, for any values and sizes: without value checks, on padded rows."""
+        """`forward` as `torch.export` traces it, for all sizes and masks: on padded rows, without checks of values."""
         if token_type_ids is not None:
-            raise ValueError("`token_type_ids` cannot be exported: leave them out, and give each text its own row.")
+            raise ValueError("`token_type_ids` cannot be exported. Leave them out, and give each text its own row.")
+        if self.training:
+            raise ValueError("A model in training mode cannot be exported. Call `model.eval()` before.")
         mask_BT = token_mask(self.config, character_ids, input_ids, attention_mask, None, inputs_embeds)
         if inputs_embeds is None:
             words_NX = self._word_ids(character_ids, input_ids).flatten(0, 1).long()
             inputs_embeds = self._compute_words(words_NX).unflatten(0, mask_BT.shape)
-        states = self.starting_states(initial_states, inputs_embeds, mask_BT.shape[0])
-        directions = (self.forward_lstm, self.backward_lstm)
-        hidden_states, final_states = padded_layers(directions, inputs_embeds.to(self.dtype), mask_BT, states)
+        words_BTP = inputs_embeds.to(self.dtype)
+        states = self.starting_states(initial_states, words_BTP, mask_BT.shape[0])
+        starts = [[state[:, :, direction] for state in states] for direction in range(2)]
+        forward, *forward_ends = padded_lstm(self.forward_lstm, words_BTP, mask_BT, starts[0], reverse=False)
+        backward, *backward_ends = padded_lstm(self.backward_lstm, words_BTP, mask_BT, starts[1], reverse=True)
+        halves = zip([words_BTP, *forward], [words_BTP, *backward], strict=True)
+        hidden_states = tuple(torch.cat(pair, -1).masked_fill(~mask_BT[..., None], 0) for pair in halves)
         return ELMoModelOutput(
             last_hidden_state=hidden_states[-1],
             elmo_embeddings=None if self.scalar_mix is None else self.scalar_mix(hidden_states, mask_BT),
             hidden_states=hidden_states,
-            final_states=final_states,
+            final_states=_join_states(forward_ends, backward_ends),
         )
 
     def sentence_embeddings(
