@@ -101,6 +101,7 @@ def unpack_layers(batch: TokenBatch, forward: list[Tensor], backward: list[Tenso
     return joined(tokens_NP, positions_N, tokens_NP, positions_N), *layers
 
 
+@torch.compiler.disable  # its checks read values
 def token_mask(
     config: ELMoConfig,
     character_ids: Tensor | None = None,
@@ -202,6 +203,7 @@ def check_floats(name: str, tensor: Tensor, expected: tuple):
         raise ValueError(f"`{name}` has dtype {tensor.dtype}; pass floating-point numbers.")
 
 
+@torch.compiler.disable  # as `token_mask`
 def check_range(name: str, ids: Tensor, size: int, alternative: str = ""):
     """Raises an error unless all ids are between 0 and `size - 1`. The message ends with the alternative."""
     if is_exporting():

@@ -444,6 +444,7 @@ class ELMoModel(ELMoPreTrainedModel):
         else:
             self.word_embeddings = value
 
+    @torch.compiler.disable  # sizes depend on the words: every text would be compiled anew, with slower kernels
     @can_return_tuple
     def forward(
         self,
@@ -540,6 +541,7 @@ class ELMoModel(ELMoPreTrainedModel):
             raise ValueError("This model has no mix: it was built with add_mixing_layer=False. Leave the argument out.")
         return mixed_BTE.masked_fill(~words_BT1, 0).sum(1) / words_BT1.sum(1).clamp(min=1)
 
+    @torch.compiler.disable  # as `forward`
     def read_tokens(
         self, character_ids=None, input_ids=None, attention_mask=None, token_type_ids=None, inputs_embeds=None
     ) -> TokenBatch:
@@ -666,6 +668,7 @@ class ELMoModel(ELMoPreTrainedModel):
             check_floats("initial_states", state, shape)
         return states[0].to(words_UP), states[1].to(words_UP.device, cell_dtype)
 
+    @torch.compiler.disable  # as `forward`
     def run_direction(self, direction: int, batch: TokenBatch, order_N: Tensor, states: States):
         """Runs the forward (0) or backward (1) LSTM over the real tokens in the order `order_N`.
 
