@@ -38,6 +38,7 @@ class NamedOutputs(nn.Module):
     def __init__(self, model: ELMoPreTrainedModel):
         super().__init__()
         self.model = model
+        self.training = model.training
 
     def forward(
         self, character_ids: Tensor | None = None, input_ids: Tensor | None = None, attention_mask: Tensor | None = None
@@ -68,6 +69,8 @@ def check_exportable(model: ELMoPreTrainedModel):
             f"{type(model).__name__} with head={model.config.head!r} cannot be exported. Pass a biLM (ELMoModel), or a "
             "head for tags or texts that was trained with head='linear'."
         )
+    if model.training:
+        raise ValueError("A model in training mode cannot be exported. Call `model.eval()` before.")
     if model._is_int8():
         raise ValueError(
             "A quantized model cannot be exported. Export the model in float32, or what `model.dequantize()` returns."
@@ -92,7 +95,7 @@ def trace(model: ELMoPreTrainedModel, inputs: Mapping[str, Tensor]) -> torch.exp
     rows_and_words = {0: torch.export.Dim("batch"), 1: torch.export.Dim("time")}
     with _without_cache(model), _quiet():
         return torch.export.export(
-            NamedOutputs(model).eval(),
+            NamedOutputs(model),
             (),
             {name: inputs[name] for name in names},
             dynamic_shapes=dict.fromkeys(names, rows_and_words),

@@ -84,6 +84,8 @@ def test_exported_program_alone(folder, tmp_path, capsys):
     output = export.main(arguments(folder, tmp_path / "pt2", format="pt2"))
     assert "Largest difference from the model: " in capsys.readouterr().out
     assert not (output / "onnx_vectors.py").exists()
+    names = torch.export.load(output / "model.pt2").state_dict
+    assert len(names) > 30 and not [name for name in names if "cache" in name]
     model, tokenizer = ELMoModel.from_pretrained(folder).eval(), ELMoTokenizer.from_pretrained(output)
     for number, texts in enumerate((["word"], ["They play chess .", "A longer sentence than the other one ."])):
         inputs = dict(tokenizer(texts, padding=True, return_tensors="pt"))
@@ -225,9 +227,14 @@ def test_models_that_cannot_be_exported(tmp_path, model_class, options, message)
 def test_quantized_model(monkeypatch):
     for module in ("modeling_elmo", "elmo_int8"):  # on every processor
         monkeypatch.setattr(f"modeling_elmo.{module}.int8_obstacle", lambda: None)
-    model = ELMoModel(ELMoConfig.from_preset("tiny", **SMALL)).quantize()
+    model = ELMoModel(ELMoConfig.from_preset("tiny", **SMALL)).eval().quantize()
     with pytest.raises(ValueError, match=r"quantized model cannot be exported. Export the model in float32, or what"):
         check_exportable(model)
+
+
+def test_training_mode():
+    with pytest.raises(ValueError, match=r"in training mode cannot be exported. Call `model.eval\(\)` before"):
+        check_exportable(ELMoModel(ELMoConfig.from_preset("tiny", **SMALL)).train())
 
 
 def test_a_wrong_export_is_not_written(folder, tmp_path, monkeypatch):
@@ -262,4 +269,4 @@ def test_older_torch(monkeypatch):
     older = SimpleNamespace(compiler=SimpleNamespace(), __version__="2.6.0")
     monkeypatch.setattr("modeling_elmo.conversion_onnx.torch", older)
     with pytest.raises(ImportError, match="Exporting needs torch 2.7 or newer, but this is torch 2.6.0"):
-        check_exportable(ELMoModel(ELMoConfig.from_preset("tiny")))
+        check_exportable(ELMoModel(ELMoConfig.from_preset("tiny")).eval())

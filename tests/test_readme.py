@@ -33,7 +33,7 @@ def clone(tmp_path, monkeypatch) -> Path:
     return tmp_path
 
 
-@pytest.mark.parametrize(("name", "outputs"), [("README.md", 1), ("GUIDE.md", 14)])
+@pytest.mark.parametrize(("name", "outputs"), [("README.md", 1), ("GUIDE.md", 15)])
 def test_blocks_run_and_print_what_they_show(clone, name, outputs):
     assert run_blocks(name)[1] == outputs
 

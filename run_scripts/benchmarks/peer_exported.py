@@ -23,17 +23,17 @@ READ = ("character_ids", "attention_mask")
 
 def onnx(model: ELMoModel) -> dict[str, Any]:
     """Returns a peer, as peers.py describes it."""
-    return _peer(model, write_onnx, lambda file: load_onnx(file, torch.get_num_threads()))
+    return _peer(model, "model.onnx", write_onnx, lambda file: load_onnx(file, torch.get_num_threads()))
 
 
 def pt2(model: ELMoModel) -> dict[str, Any]:
     """As `onnx`."""
-    return _peer(model, write_pt2, load_pt2)
+    return _peer(model, "model.pt2", write_pt2, load_pt2)
 
 
-def _peer(model: ELMoModel, write: Callable, load: Callable[[Path], Exported]) -> dict[str, Any]:
+def _peer(model: ELMoModel, name: str, write: Callable, load: Callable[[Path], Exported]) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
-        file = Path(folder, "model")
+        file = Path(folder, name)
         write(trace(model, encode_words([["two", "words"], ["more"]])), file)
         run = load(file)
 
