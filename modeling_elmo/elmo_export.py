@@ -29,7 +29,7 @@ def padded_lstm(
     outputs, ends = [words_BTP], []
     for depth, layer in enumerate(lstm.layers):
         start = [state[:, depth].contiguous() for state in states]
-        output_BTP, *end = _padded_layer(layer, outputs[-1], mask_BT, start, reverse)
+        output_BTP, *end = _padded_layer(layer, outputs[-1], mask_BT, start, reverse)  # type: ignore[arg-type]
         outputs.append(output_BTP + outputs[-1] if depth and lstm.use_skip_connections else output_BTP)
         ends.append(end)
     hidden, cell = zip(*ends, strict=True)

@@ -79,9 +79,7 @@ def main(arguments: list[str] | None = None) -> Path:
         check_onnx_packages()
     model, tokenizer = load_exportable(parsed.model, parsed.trust_remote_code)
     write, load = (write_onnx, load_onnx) if is_onnx else (write_pt2, load_pt2)
-    batches = [
-        encode_sentences(tokenizer, words) for words in (CHECKED_SENTENCES, *([each] for each in CHECKED_SENTENCES))
-    ]
+    batches = [encode_texts(tokenizer, words) for words in (CHECKED_SENTENCES, *([each] for each in CHECKED_SENTENCES))]
     with staged(output_dir) as folder:
         folder.mkdir()
         file = folder / f"model.{parsed.format}"
@@ -116,7 +114,7 @@ def load_exportable(name: str, trust_remote_code: bool) -> tuple[Any, Any]:
     return model, tokenizer
 
 
-def encode_sentences(tokenizer, sentences: list[str]) -> dict[str, Tensor]:
+def encode_texts(tokenizer, sentences: list[str]) -> dict[str, Tensor]:
     words = [sentence.split() for sentence in sentences]
     return tokenizer(words, is_split_into_words=True, padding=True, return_tensors="pt")
 
