@@ -130,6 +130,11 @@ def is_unmodified(layer: nn.Module, types: tuple[type[nn.Module], ...]) -> bool:
     return type(layer) in types and all(type(p) is nn.Parameter for p in layer.parameters()) and not hooked
 
 
+def is_exporting() -> bool:
+    """Whether `torch.export` traces the model. Releases of torch before 2.7 cannot tell, and cannot export it."""
+    return getattr(torch.compiler, "is_exporting", bool)()
+
+
 def product_dtype(tensor: Tensor) -> torch.dtype:
     """The dtype of matrix products with a tensor: its own, or that of autocast."""
     device = tensor.device.type

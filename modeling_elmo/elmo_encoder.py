@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from .configuration_elmo import ELMoConfig
-from .elmo_backends import choose_backend, fast_linear, product_dtype, remembered, sample_of, version
+from .elmo_backends import choose_backend, fast_linear, is_exporting, product_dtype, remembered, sample_of, version
 
 CHUNK_WORDS = 128  # words of similar length per chunk: their windows stay in the CPU cache
 
@@ -56,8 +56,10 @@ class ELMoCharacterEncoder(nn.Module):
 
     def _convolve(self, characters_UW: Tensor) -> Tensor:
         """The definition: the maximum of each valid convolution over its positions, `(words, filters)`."""
-        longest = int(_lengths(characters_UW).max()) if len(characters_UW) else 0
-        characters_UCW = self.char_embeddings(characters_UW[:, : longest + self.widest]).transpose(1, 2)
+        if not is_exporting():
+            longest = int(_lengths(characters_UW).max()) if len(characters_UW) else 0
+            characters_UW = characters_UW[:, : longest + self.widest]
+        characters_UCW = self.char_embeddings(characters_UW).transpose(1, 2)
         return torch.cat([convolution(characters_UCW).amax(-1) for convolution in self.convolutions], dim=-1)
 
     def _look_up(self, characters_UW: Tensor) -> Tensor:

@@ -84,6 +84,7 @@ class LinearChainCRF(nn.Module):
         """
         return _best_labels(*self._prepare(emissions_BTK, mask_BT, allowed), mask_BT)
 
+    @torch.compiler.disable  # as `decode`
     def log_marginals(self, emissions_BTK: Tensor, mask_BT: Tensor, allowed: Constraints | None = None) -> Tensor:
         """Log-probability of each label at each position given the row (forward-backward), `(batch, time, labels)`.
 

@@ -53,6 +53,7 @@ class TaskRNN(nn.Module):
         self.layers = nn.ModuleList(self.cell(size, hidden_size, bidirectional=True) for size in sizes)
         self.dropout = VariationalDropout(dropout)
 
+    @torch.compiler.disable  # a traced loop over time would be compiled again for every length
     def forward(self, x_BTD: Tensor, mask_BT: Tensor, between_BTE: Tensor | None = None) -> Tensor:
         """Reads each row in both directions.
 

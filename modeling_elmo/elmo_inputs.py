@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from .configuration_elmo import ELMoConfig
+from .elmo_backends import is_exporting
 
 ID_DTYPES = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
 
@@ -100,6 +101,7 @@ def unpack_layers(batch: TokenBatch, forward: list[Tensor], backward: list[Tenso
     return joined(tokens_NP, positions_N, tokens_NP, positions_N), *layers
 
 
+@torch.compiler.disable  # its checks read values
 def token_mask(
     config: ELMoConfig,
     character_ids: Tensor | None = None,
@@ -121,6 +123,8 @@ def token_mask(
         return readable_BT
     check_shape("attention_mask", attention_mask, tuple(readable_BT.shape))
     mask_BT = attention_mask.bool()
+    if is_exporting():  # values are unknown
+        return mask_BT
     if not torch.equal(mask_BT.to(attention_mask.dtype), attention_mask):
         raise ValueError("`attention_mask` has values other than 0 and 1; pass 1 at real tokens and 0 at padding.")
     if (mask_BT & ~readable_BT).any() and config.char_vocab_size:
@@ -199,8 +203,11 @@ def check_floats(name: str, tensor: Tensor, expected: tuple):
         raise ValueError(f"`{name}` has dtype {tensor.dtype}; pass floating-point numbers.")
 
 
+@torch.compiler.disable  # as `token_mask`
 def check_range(name: str, ids: Tensor, size: int, alternative: str = ""):
     """Raises an error unless all ids are between 0 and `size - 1`. The message ends with the alternative."""
+    if is_exporting():
+        return
     low, high = ids.aminmax() if ids.numel() else (ids.new_zeros(()),) * 2
     if low < 0 or high >= size:
         raise ValueError(

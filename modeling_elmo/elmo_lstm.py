@@ -127,17 +127,23 @@ def reference_lstm(layer: ELMoLSTMLayer, text: Sequences) -> LSTMOutput:
     gates_NG = layer.input_linear(text.tokens_ND)
     outputs, ended = [], []
     for size, running, gates_SG in zip(batch_sizes, [*batch_sizes[1:], 0], gates_NG.split(batch_sizes), strict=True):
-        gates_SG = (gates_SG + layer.state_linear(hidden_SP[:size])).to(cell_SH.dtype)
-        i, f, o, g = gates_SG.chunk(4, dim=-1)
-        cell_SH = i.sigmoid() * g.tanh() + (f + layer.forget_bias).sigmoid() * cell_SH[:size]
-        cell_SH = _clip(cell_SH, layer.cell_clip)
-        hidden_SP = (o.sigmoid() * cell_SH.tanh()).to(gates_NG.dtype)
-        if layer.projection is not None:
-            hidden_SP = _clip(layer.projection(hidden_SP), layer.projection_clip)
+        hidden_SP, cell_SH = reference_step(layer, gates_SG, hidden_SP[:size], cell_SH[:size])
         outputs.append(hidden_SP)
         ended.append((hidden_SP[running:], cell_SH[running:]))
     final_hidden, final_cell = zip(*reversed(ended), strict=True)
     return torch.cat(outputs), torch.cat(final_hidden), torch.cat(final_cell)
+
+
+def reference_step(layer: ELMoLSTMLayer, gates_SG: Tensor, hidden_SP: Tensor, cell_SH: Tensor) -> tuple[Tensor, Tensor]:
+    """One step of the definition: the new hidden state and cell, from the input half of the gates."""
+    dtype, gates_SG = gates_SG.dtype, (gates_SG + layer.state_linear(hidden_SP)).to(cell_SH.dtype)
+    i, f, o, g = gates_SG.chunk(4, dim=-1)
+    cell_SH = i.sigmoid() * g.tanh() + (f + layer.forget_bias).sigmoid() * cell_SH
+    cell_SH = _clip(cell_SH, layer.cell_clip)
+    hidden_SP = (o.sigmoid() * cell_SH.tanh()).to(dtype)
+    if layer.projection is not None:
+        hidden_SP = _clip(layer.projection(hidden_SP), layer.projection_clip)
+    return hidden_SP, cell_SH
 
 
 def inference_lstm(layer: ELMoLSTMLayer, text: Sequences) -> LSTMOutput:

@@ -23,8 +23,9 @@ from transformers import initialization as init
 from transformers.utils import ModelOutput, can_return_tuple, logging
 
 from .configuration_elmo import ELMoConfig
-from .elmo_backends import HOW_TO_TRAIN, fast_linear
+from .elmo_backends import HOW_TO_TRAIN, fast_linear, is_exporting
 from .elmo_encoder import ELMoCharacterEncoder, ELMoHighway, VocabularyCache, distinct_rows
+from .elmo_export import padded_lstm
 from .elmo_inputs import TokenBatch, check_floats, check_ids, check_range, pack, token_mask, unpack_layers, word_mask
 from .elmo_int8 import ELMoInt8Config, ELMoInt8Quantizer, Int8Linear, int8_obstacle, replace_linears
 from .elmo_lstm import ELMoLSTM, ELMoLSTMLayer
@@ -443,6 +444,7 @@ class ELMoModel(ELMoPreTrainedModel):
         else:
             self.word_embeddings = value
 
+    @torch.compiler.disable  # sizes depend on the words: every text would be compiled anew, with slower kernels
     @can_return_tuple
     def forward(
         self,
@@ -470,7 +472,10 @@ class ELMoModel(ELMoPreTrainedModel):
         Raises:
             ValueError: an input has the wrong shape, has ids out of range, or contradicts another.
         """
-        batch = self.read_tokens(character_ids, input_ids, attention_mask, token_type_ids, inputs_embeds)
+        inputs = (character_ids, input_ids, attention_mask, token_type_ids, inputs_embeds)
+        if is_exporting():
+            return self._forward_in_export(*inputs, initial_states)
+        batch = self.read_tokens(*inputs)
         states = self.starting_states(initial_states, batch.words_UP, len(batch.mask_BT))
         rows_S = batch.packing.rows_S
         two_texts = token_type_ids is not None and len(rows_S.unique()) < len(rows_S)
@@ -486,6 +491,32 @@ class ELMoModel(ELMoPreTrainedModel):
             elmo_embeddings=None if self.scalar_mix is None else self.scalar_mix(hidden_states, batch.mask_BT),
             hidden_states=hidden_states,
             final_states=None if two_texts else _join_states(forward_ends, backward_ends),
+        )
+
+    def _forward_in_export(
+        self, character_ids, input_ids, attention_mask, token_type_ids, inputs_embeds, initial_states
+    ) -> ELMoModelOutput:
+        """`forward` as `torch.export` traces it, for all sizes and masks: on padded rows, without checks of values."""
+        if token_type_ids is not None:
+            raise ValueError("`token_type_ids` cannot be exported. Leave them out, and give each text its own row.")
+        if self.training:
+            raise ValueError("A model in training mode cannot be exported. Call `model.eval()` before.")
+        mask_BT = token_mask(self.config, character_ids, input_ids, attention_mask, None, inputs_embeds)
+        if inputs_embeds is None:
+            words_NX = self._word_ids(character_ids, input_ids).flatten(0, 1).long()
+            inputs_embeds = self._compute_words(words_NX).unflatten(0, mask_BT.shape)
+        words_BTP = inputs_embeds.to(self.dtype)
+        states = self.starting_states(initial_states, words_BTP, mask_BT.shape[0])
+        starts = [[state[:, :, direction] for state in states] for direction in range(2)]
+        forward, *forward_ends = padded_lstm(self.forward_lstm, words_BTP, mask_BT, starts[0], reverse=False)
+        backward, *backward_ends = padded_lstm(self.backward_lstm, words_BTP, mask_BT, starts[1], reverse=True)
+        halves = zip([words_BTP, *forward], [words_BTP, *backward], strict=True)
+        hidden_states = tuple(torch.cat(pair, -1).masked_fill(~mask_BT[..., None], 0) for pair in halves)
+        return ELMoModelOutput(
+            last_hidden_state=hidden_states[-1],
+            elmo_embeddings=None if self.scalar_mix is None else self.scalar_mix(hidden_states, mask_BT),
+            hidden_states=hidden_states,
+            final_states=_join_states(forward_ends, backward_ends),
         )
 
     def sentence_embeddings(
@@ -510,6 +541,7 @@ class ELMoModel(ELMoPreTrainedModel):
             raise ValueError("This model has no mix: it was built with add_mixing_layer=False. Leave the argument out.")
         return mixed_BTE.masked_fill(~words_BT1, 0).sum(1) / words_BT1.sum(1).clamp(min=1)
 
+    @torch.compiler.disable  # as `forward`
     def read_tokens(
         self, character_ids=None, input_ids=None, attention_mask=None, token_type_ids=None, inputs_embeds=None
     ) -> TokenBatch:
@@ -636,6 +668,7 @@ class ELMoModel(ELMoPreTrainedModel):
             check_floats("initial_states", state, shape)
         return states[0].to(words_UP), states[1].to(words_UP.device, cell_dtype)
 
+    @torch.compiler.disable  # as `forward`
     def run_direction(self, direction: int, batch: TokenBatch, order_N: Tensor, states: States):
         """Runs the forward (0) or backward (1) LSTM over the real tokens in the order `order_N`.
 

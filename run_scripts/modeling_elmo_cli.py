@@ -23,6 +23,7 @@ PROGRAMS = {
     "neighbors": ("nearest_neighbors", "find the most similar uses of a word"),
     "senses": ("word_senses", "measure how well each layer separates word senses"),
     "convert": ("convert_checkpoint", "convert a published checkpoint to a Hugging Face folder, or back"),
+    "export": ("export", "export a model to ONNX, or to an exported program of torch"),
     "push": ("push_to_hub", "check a checkpoint and upload it to the Hub"),
     "benchmark": ("benchmark", "check correctness and measure speed"),
 }

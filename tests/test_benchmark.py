@@ -14,12 +14,14 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from modeling_elmo import ELMoConfig, ELMoModel, ELMoTokenizer, elmo_backends, elmo_lstm
+from modeling_elmo.conversion_onnx import PACKAGES_OF_ONNX
 from modeling_elmo.elmo_int8 import int8_obstacle
 from modeling_elmo.run_scripts import benchmark
 from modeling_elmo.run_scripts.benchmarks import (
     fine_tuning_speed,
     model_speed,
     peer_allennlp,
+    peer_exported,
     pretraining_speed,
     text,
     tokenizer_speed,
@@ -253,6 +255,18 @@ def test_allennlp_agrees():
 def test_allennlp_is_missing():
     with pytest.raises(ImportError, match=r"AllenNLP is not installed: run `pip install --no-deps .* allennlp==2.10.1"):
         peer_allennlp.allennlp(ELMoModel(ELMoConfig.from_preset("tiny")))
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(
+    not all(map(importlib.util.find_spec, PACKAGES_OF_ONNX)), reason="needs onnx, onnxscript and onnxruntime"
+)
+def test_exported_models_agree():
+    peers = [f"{peer_exported.__file__}:{name}" for name in ("onnx", "pt2")]
+    rows = measured("--parts", "inference", "training", "--peer", *peers)
+    assert implementations(rows, "inference", "1x8") == OURS | INT8 | {"onnx", "pt2"}
+    assert implementations(rows, "training", "4x6") == OURS
+    assert all(row["relative_rms_error"] < 1e-5 for row in rows if row["implementation"] in ("onnx", "pt2"))
 
 
 @pytest.mark.parametrize("overrides", [{}, {"num_highway_layers": 1, "num_hidden_layers": 3}])

@@ -28,7 +28,7 @@ FOLDER = os.environ.get("TRANSFORMERS_TESTS")
 if FOLDER is None:
     pytest.skip("transformers' common tests: run `make test-common`, which fetches them", allow_module_level=True)
 
-# Two modules that the source distribution lacks. ELMo supports neither export by tracing nor generation.
+# Two modules that the source distribution lacks. ELMo's exports are in test_export.py, and it generates no text.
 LEFT_OUT = {"exporters.test_export": "ExportTesterMixin", "generation.test_utils": "GenerationTesterMixin"}
 # The tests find the task and the labels of a class by its name, and skip unknown names.
 NAMES = {

@@ -666,3 +666,14 @@ def test_an_empty_batch_gives_empty_vectors(rows, time):
     model = make_model()
     output = model(torch.zeros(rows, time, model.config.max_word_length, dtype=torch.long))
     assert output.last_hidden_state.shape == output.elmo_embeddings.shape == (rows, time, 14)
+
+
+def test_torch_compile_leaves_the_bilm_to_its_kernels():
+    """No shape is compiled, so none is compiled again; the vectors have the same bits."""
+    graphs, model = [], make_model()
+    compiled = torch.compile(model, backend=lambda graph, _: graphs.append(graph) or graph.forward)
+    for lengths in ([3, 2], [5, 1, 4], [1], [7, 7]):
+        batch = make_batch(model.config, lengths)
+        with torch.no_grad():
+            assert torch.equal(compiled(**batch).elmo_embeddings, model(**batch).elmo_embeddings)
+    assert not graphs

@@ -585,3 +585,17 @@ def test_placement_of_folders_from_before_it_could_be_none(saved, tmp_path):
     assert ELMoForQuestionAnswering.resolve_elmo_placement(config) == ("both" if saved is ELMoModel else "input")
     chosen = ELMoForQuestionAnswering.from_pretrained(tmp_path, elmo_placement="input")
     assert list(chosen.mixes()) == ["input"]
+
+
+def test_torch_compile_compiles_a_linear_head_once():
+    """Later shapes need no other graph, because the biLM in it is not compiled."""
+    graphs, counts = [], []
+    model = ELMoForTokenClassification(ELMoConfig.from_preset("tiny", head="linear", num_labels=3)).eval()
+    compiled = torch.compile(model, backend=lambda graph, _: graphs.append(graph) or graph.forward, dynamic=True)
+    for shape in ((2, 3), (4, 9), (3, 2), (6, 5)):
+        characters = torch.randint(1, 262, (*shape, 50))
+        with torch.no_grad():
+            found, expected = (each(character_ids=characters).logits for each in (compiled, model))
+        torch.testing.assert_close(found, expected)
+        counts.append(len(graphs))
+    assert counts[0] > 0 and set(counts) == {counts[0]}

@@ -153,7 +153,11 @@ def pool_words(vectors: np.ndarray, pooling: PoolingChoice) -> np.ndarray:
 
 
 def load_model_and_tokenizer(
-    name: str, device: str | None = None, trust_remote_code: bool = False, compute_dtype: str = "float32"
+    name: str,
+    device: str | None = None,
+    trust_remote_code: bool = False,
+    compute_dtype: str = "float32",
+    auto_class: Any = AutoModel,
 ):
     """The model of `--model` on its device, in eval mode, and its tokenizer. 8 bits are for CPUs: their default device.
 
@@ -169,7 +173,7 @@ def load_model_and_tokenizer(
     place = local_device(device or ("cpu" if int8 else None))
     trust = {"trust_remote_code": trust_remote_code}
     dtype = torch.float32 if int8 else getattr(torch, compute_dtype)
-    model, loading = AutoModel.from_pretrained(name, dtype=dtype, output_loading_info=True, **trust)
+    model, loading = auto_class.from_pretrained(name, dtype=dtype, output_loading_info=True, **trust)
     if model.config.model_type != "elmo":
         raise ValueError(f"--model {name} is a {model.config.model_type!r} model; pass an ELMo model.")
     if absent := sorted(key for key in loading["missing_keys"] if not key.startswith("scalar_mix.")):

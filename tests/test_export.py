@@ -1,0 +1,272 @@
+"""`elmo export`: the exported models against the model and AllenNLP's numbers, the example alone, and mistakes."""
+
+import importlib.util
+import json
+import shutil
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import h5py
+import numpy as np
+import pytest
+import torch
+from clean_python import run
+
+from modeling_elmo import (
+    ELMoConfig,
+    ELMoForPreTraining,
+    ELMoForQuestionAnswering,
+    ELMoForSequenceClassification,
+    ELMoForTokenClassification,
+    ELMoModel,
+    ELMoTokenizer,
+)
+from modeling_elmo.conversion_elmo import convert_original_checkpoint
+from modeling_elmo.conversion_onnx import PACKAGES_OF_ONNX, check_exportable, load_onnx
+from modeling_elmo.run_scripts import export
+
+ALLENNLP = Path(__file__).parent / "fixtures" / "elmo_fixtures" / "allennlp"
+WITH_ONNX = pytest.mark.skipif(
+    not all(map(importlib.util.find_spec, PACKAGES_OF_ONNX)), reason="needs onnx, onnxscript and onnxruntime"
+)
+# What runs the model may not need any of these.
+WITHOUT = "import sys; sys.modules.update(dict.fromkeys({names}))\n"
+ONNX_ALONE = (
+    WITHOUT.format(names=["torch", "transformers", "tokenizers", "modeling_elmo"])
+    + """
+import json, runpy
+import numpy, onnxruntime
+example = runpy.run_path("onnx_vectors.py")
+session = onnxruntime.InferenceSession("model.onnx")
+sentences = json.loads(sys.argv[1])
+inputs = example["encode"](sentences, 50)
+vectors = {str(number): array for number, array in enumerate(example["embed"](session, sentences))}
+layers = session.run(["hidden_states"], inputs)[0]
+numpy.savez(sys.argv[2], layers=layers, **inputs, **vectors)
+"""
+)
+TORCH_ALONE = (
+    WITHOUT.format(names=["transformers", "tokenizers", "modeling_elmo"])
+    + """
+import torch
+model = torch.export.load("model.pt2").module()
+inputs, outputs = sys.argv[1:]
+torch.save(model(**torch.load(inputs)), outputs)
+"""
+)
+
+
+def arguments(folder: Path, output: Path, **options) -> list[str]:
+    options = {"model": folder, "output_dir": output, **options}
+    return [str(item) for name, value in options.items() for item in (f"--{name}", value)]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory) -> Path:
+    """AllenNLP's tiny biLM, with a vocabulary cache of one word, which is not exported."""
+    folder = tmp_path_factory.mktemp("model") / "elmo"
+    convert_original_checkpoint(ALLENNLP / "lm_weights.hdf5", ALLENNLP / "options.json", folder)
+    model, tokenizer = ELMoModel.from_pretrained(folder), ELMoTokenizer.from_pretrained(folder)
+    model.cache_vocabulary(["play"], tokenizer, save=True)
+    model.save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def onnx_folder(folder) -> Path:
+    return export.main(arguments(folder, folder.with_name("onnx")))
+
+
+@pytest.mark.slow
+def test_exported_program_alone(folder, tmp_path, capsys):
+    """A process without transformers gives the model's layers and mix, for masks with holes, also for a single row."""
+    output = export.main(arguments(folder, tmp_path / "pt2", format="pt2"))
+    assert "Largest difference from the model: " in capsys.readouterr().out
+    assert not (output / "onnx_vectors.py").exists()
+    names = torch.export.load(output / "model.pt2").state_dict
+    assert len(names) > 30 and not [name for name in names if "cache" in name]
+    model, tokenizer = ELMoModel.from_pretrained(folder).eval(), ELMoTokenizer.from_pretrained(output)
+    for number, texts in enumerate((["word"], ["They play chess .", "A longer sentence than the other one ."])):
+        inputs = dict(tokenizer(texts, padding=True, return_tensors="pt"))
+        inputs = {name: inputs[name] for name in ("character_ids", "attention_mask")}
+        inputs["attention_mask"][:, 1::3] = 0
+        torch.save(inputs, tmp_path / f"in{number}")
+        run(sys.executable, "-c", TORCH_ALONE, str(tmp_path / f"in{number}"), str(tmp_path / "out"), cwd=output)
+        found = torch.load(tmp_path / "out")
+        with torch.no_grad():
+            expected = model(**inputs)
+        torch.testing.assert_close(found["elmo_embeddings"], expected.elmo_embeddings, rtol=0, atol=1e-6)
+        layers = torch.stack(expected.hidden_states, 1)
+        torch.testing.assert_close(found["hidden_states"], layers, rtol=0, atol=1e-6)
+
+
+@WITH_ONNX
+@pytest.mark.parametrize(("rows", "words"), [(1, 1), (1, 30), (3, 1), (4, 9), (2, 50)])
+def test_onnx_at_every_size_and_mask(folder, onnx_folder, rows, words):
+    model, run_onnx = ELMoModel.from_pretrained(folder).eval(), load_onnx(onnx_folder / "model.onnx", threads=1)
+    generator = torch.Generator().manual_seed(words)
+    mask = torch.rand(rows, words, generator=generator) < 0.6
+    mask[0, 0] = True
+    characters = torch.randint(1, 262, (rows, words, 50), generator=generator) * mask[..., None]
+    inputs = {"character_ids": characters, "attention_mask": mask.long()}
+    found = run_onnx(**inputs)
+    with torch.no_grad():
+        expected = model(**inputs)
+    torch.testing.assert_close(found["elmo_embeddings"], expected.elmo_embeddings, rtol=0, atol=1e-5)
+    torch.testing.assert_close(found["hidden_states"], torch.stack(expected.hidden_states, 1), rtol=0, atol=1e-5)
+
+
+@WITH_ONNX
+def test_example_alone_gives_the_numbers_of_allennlp(folder, onnx_folder, tmp_path):
+    """A process without torch, transformers and this package: characters, and vectors of the reference's first batch.
+
+    Later batches of the reference continue from the states of the batch before.
+    """
+    sentences = [batch[0].split() for batch in json.loads((ALLENNLP / "sentences.json").read_text())]
+    run(sys.executable, "-c", ONNX_ALONE, json.dumps(sentences), str(tmp_path / "found.npz"), cwd=onnx_folder)
+    found = np.load(tmp_path / "found.npz")
+    encoding = ELMoTokenizer.from_pretrained(folder)(
+        sentences, is_split_into_words=True, padding=True, return_tensors="np"
+    )
+    for name in ("character_ids", "attention_mask"):
+        np.testing.assert_array_equal(found[name], encoding[name])
+    model = ELMoModel.from_pretrained(folder).eval()
+    for number, words in enumerate(sentences):
+        with h5py.File(ALLENNLP / f"lm_embeddings_{number}.hdf5") as file:
+            top = np.concatenate(file["0"][()], axis=-1)
+        np.testing.assert_allclose(found["layers"][number, -1, 1 : len(words) + 1], top, rtol=0, atol=1e-5)
+        with torch.no_grad():
+            inputs = ELMoTokenizer.from_pretrained(folder)([words], is_split_into_words=True, return_tensors="pt")
+            mixed = model(**inputs).elmo_embeddings[0, 1:-1]
+        np.testing.assert_allclose(found[str(number)], mixed, rtol=0, atol=1e-5)
+
+
+@WITH_ONNX
+def test_example_as_a_command(onnx_folder):
+    printed = run(sys.executable, "onnx_vectors.py", "They play .", "", "눈 \u00e9t\u00e9", cwd=onnx_folder)
+    assert [line.split(" [")[0] for line in printed.splitlines()] == [
+        f"{word} (32,)" for word in ("They", "play", ".", "눈", "été")
+    ]
+
+
+@WITH_ONNX
+def test_example_spells_as_the_tokenizer(onnx_folder):
+    example = export.EXAMPLE.read_text(encoding="utf-8")
+    assert (onnx_folder / export.EXAMPLE.name).read_text(encoding="utf-8") == example
+    names: dict = {"__name__": "example"}
+    exec(example, names)
+    sentences = [["<S>", "naïve", "눈", "x" * 60, "é" * 30, "\ud800", ""], ["a"]]
+    encoding = ELMoTokenizer(max_word_length=20)(sentences, is_split_into_words=True, padding=True, return_tensors="np")
+    for name, array in names["encode"](sentences, 20).items():
+        np.testing.assert_array_equal(array, encoding[name])
+
+
+def save(folder: Path, model) -> Path:
+    model.save_pretrained(folder)
+    ELMoTokenizer(vocab=["<S>", "</S>", "<UNK>", "play"]).save_pretrained(folder)
+    return folder
+
+
+SMALL = {"num_hidden_layers": 1, "num_labels": 3, "vocab_size": 5, "head": "linear"}
+
+
+@pytest.mark.slow
+@WITH_ONNX
+@pytest.mark.parametrize(
+    ("model_class", "options", "outputs", "has_example"),
+    [
+        (ELMoForPreTraining, {"scalar_mix_layer_norm": "token"}, {"elmo_embeddings", "hidden_states"}, True),
+        (ELMoModel, {"word_embedding_size": 4}, {"elmo_embeddings", "hidden_states"}, False),
+        (ELMoModel, {"word_embedding_size": 4, "char_vocab_size": 0}, {"elmo_embeddings", "hidden_states"}, False),
+        (ELMoForTokenClassification, {}, {"logits"}, True),
+        (ELMoForSequenceClassification, {"freeze_bilm": False}, {"logits"}, False),
+    ],
+)
+def test_other_models(tmp_path, capsys, model_class, options, outputs, has_example):
+    """Also without clips and projections. The program itself compares them with the model."""
+    config = ELMoConfig.from_preset("tiny", **SMALL, cell_clip=None, projection_clip=None, **options)
+    folder = save(tmp_path / "model", model_class(config).half())
+    output = export.main(arguments(folder, tmp_path / "onnx"))
+    assert {path.suffix for path in output.iterdir()} >= {".onnx", ".json"}
+    assert (output / "onnx_vectors.py").exists() == has_example
+    tokenizer = ELMoTokenizer.from_pretrained(output)
+    names = export.input_names(config)
+    inputs = {name: tensor for name, tensor in tokenizer("They play", return_tensors="pt").items() if name in names}
+    assert load_onnx(output / "model.onnx")(**inputs).keys() == outputs
+    assert json.loads((output / "config.json").read_text())["id2label"].keys() == {"0", "1", "2"}
+
+
+@pytest.mark.parametrize(
+    ("model_class", "options", "message"),
+    [
+        (
+            ELMoForQuestionAnswering,
+            {},
+            "model is a ELMoForQuestionAnswering, which cannot be exported. Pass a biLM, or",
+        ),
+        (
+            ELMoForTokenClassification,
+            {"head": "paper"},
+            "ELMoForTokenClassification with head='paper' cannot be exported",
+        ),
+        (
+            ELMoModel,
+            {"scalar_mix_layer_norm": "bilm"},
+            "scalar_mix_layer_norm='bilm' is over a whole batch, and cannot",
+        ),
+    ],
+)
+def test_models_that_cannot_be_exported(tmp_path, model_class, options, message):
+    folder = save(tmp_path / "model", model_class(ELMoConfig.from_preset("tiny", **{**SMALL, **options})))
+    with pytest.raises(ValueError, match=message):
+        export.main(arguments(folder, tmp_path / "out", format="pt2"))
+    assert not (tmp_path / "out").exists()
+
+
+def test_quantized_model(monkeypatch):
+    for module in ("modeling_elmo", "elmo_int8"):  # on every processor
+        monkeypatch.setattr(f"modeling_elmo.{module}.int8_obstacle", lambda: None)
+    model = ELMoModel(ELMoConfig.from_preset("tiny", **SMALL)).eval().quantize()
+    with pytest.raises(ValueError, match=r"quantized model cannot be exported. Export the model in float32, or what"):
+        check_exportable(model)
+
+
+def test_training_mode():
+    with pytest.raises(ValueError, match=r"in training mode cannot be exported. Call `model.eval\(\)` before"):
+        check_exportable(ELMoModel(ELMoConfig.from_preset("tiny", **SMALL)).train())
+
+
+def test_a_wrong_export_is_not_written(folder, tmp_path, monkeypatch):
+    def wrong(path):
+        model = ELMoModel.from_pretrained(folder).eval()
+        model.forward_lstm.layers[1].forget_bias += 0.01
+        return export.NamedOutputs(model)
+
+    monkeypatch.setattr(export, "trace", lambda model, inputs: None)
+    monkeypatch.setattr(export, "write_pt2", lambda program, path: path.write_text("wrong"))
+    monkeypatch.setattr(export, "load_pt2", wrong)
+    with pytest.raises(ValueError, match=r"That is more than 1e-05 of the largest value: .*out is not written"):
+        export.main(arguments(folder, tmp_path / "out", format="pt2"))
+    assert not any(tmp_path.iterdir())
+
+
+def test_mistakes(folder, tmp_path, monkeypatch):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(FileExistsError, match="is not empty; pass a new or an empty folder as output_dir"):
+        export.main(arguments(folder, tmp_path))
+    other = shutil.copytree(folder, tmp_path / "other")
+    (other / "config.json").write_text(json.dumps({"model_type": "bert", "architectures": ["BertModel"]}))
+    with pytest.raises(ValueError, match="other is a BertModel, which cannot be exported. Pass a biLM"):
+        export.main(arguments(other, tmp_path / "out", format="pt2"))
+    monkeypatch.setattr("modeling_elmo.conversion_onnx.find_spec", lambda name: None)
+    message = r'ONNX files need onnx, onnxscript, onnxruntime: pip install "modeling-elmo\[export\]"'
+    with pytest.raises(ImportError, match=message):
+        export.main(arguments(folder, tmp_path / "out"))
+
+
+def test_older_torch(monkeypatch):
+    older = SimpleNamespace(compiler=SimpleNamespace(), __version__="2.6.0")
+    monkeypatch.setattr("modeling_elmo.conversion_onnx.torch", older)
+    with pytest.raises(ImportError, match="Exporting needs torch 2.7 or newer, but this is torch 2.6.0"):
+        check_exportable(ELMoModel(ELMoConfig.from_preset("tiny")).eval())
