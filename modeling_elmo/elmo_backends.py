@@ -70,7 +70,7 @@ def choose_backend(layers: Iterable[nn.Module], inputs: Tensor, *states: Tensor)
         raise ValueError(f"A quantized layer has no {wish}. {HOW_TO_TRAIN}")
     if forced == "reference":
         return forced, "forced"
-    suitable = "training" if needs_gradients or torch.is_autocast_enabled("cpu") else "inference"
+    suitable = "training" if needs_gradients or autocast_dtype(inputs.device) else "inference"
     is_linear = bool(layers) and all(isinstance(layer, INT8_LAYERS) for layer in layers)
     if quantized or (forced == "int8" and is_linear):
         wanted, obstacle = "int8", _int8_obstacle(needs_gradients, layers, inputs)
@@ -87,12 +87,12 @@ def choose_backend(layers: Iterable[nn.Module], inputs: Tensor, *states: Tensor)
 def _obstacle(backend: str, needs_gradients: bool, layers: list[nn.Module], inputs: Tensor) -> str | None:
     """The reason why a backend is not possible, or `None`."""
     exact = inputs.dtype in (torch.float32, torch.float64)
-    autocast = torch.is_autocast_enabled("cpu")
+    autocast = autocast_dtype(inputs.device)
     other_device = inputs.device.type != "cpu" and forced_backend() != backend
     if other_device or not (exact or (autocast or backend == "inference") and _has_onednn(inputs)):
         return f"{backend} is not built for {inputs.dtype} on {inputs.device}"
     if autocast and (backend == "inference" or product_dtype(inputs) not in _onednn_dtypes):
-        return f"{backend} is not built for autocast in {torch.get_autocast_dtype('cpu')}"
+        return f"{backend} is not built for autocast in {autocast}"
     if torch.compiler.is_compiling():
         return "the model is being compiled"
     if backend == "inference" and needs_gradients:
@@ -125,12 +125,18 @@ def is_unmodified(layer: nn.Module, types: tuple[type[nn.Module], ...]) -> bool:
     return type(layer) in types and all(type(p) is nn.Parameter for p in layer.parameters()) and not hooked
 
 
+def autocast_dtype(device: torch.device) -> torch.dtype | None:
+    """The dtype of autocast on a device; `None` where it is off or does not exist."""
+    kind = device.type
+    if torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind):
+        return torch.get_autocast_dtype(kind)
+    return None
+
+
 def product_dtype(tensor: Tensor) -> torch.dtype:
     """The dtype of matrix products with a tensor: its own, or that of autocast."""
-    device = tensor.device.type
-    if torch.is_autocast_enabled(device) and tensor.dtype != torch.float64:
-        return torch.get_autocast_dtype(device)
-    return tensor.dtype
+    dtype = autocast_dtype(tensor.device)
+    return tensor.dtype if dtype is None or tensor.dtype == torch.float64 else dtype
 
 
 def fast_linear(linear: nn.Linear, inputs_ND: Tensor) -> Tensor:

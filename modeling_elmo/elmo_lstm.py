@@ -9,8 +9,8 @@ prefix of the state, and nothing is computed for padding.
 
 from collections.abc import Callable, Iterator
 from itertools import accumulate
-from typing import NamedTuple
-from weakref import WeakKeyDictionary
+from typing import Any, NamedTuple
+from weakref import WeakKeyDictionary, ref
 
 import torch
 import torch.nn.functional as F
@@ -28,6 +28,7 @@ from .elmo_backends import (
 )
 
 CHUNK_ROWS = 256  # rows of input gates per product: one (tokens x 4H) block would page-fault on every call
+MOST_GRAPHS = 16  # CUDA graphs kept for a layer: each holds the values of a whole training step
 MOST_WORDS = 1024  # maximum distinct words whose input gates are kept: 64 KB each at the original size
 
 
@@ -306,20 +307,59 @@ def torch_lstm(layer: ELMoLSTMLayer, text: Sequences) -> LSTMOutput:
 def cuda_graph_lstm(layer: ELMoLSTMLayer, text: Sequences) -> LSTMOutput:
     """`training_lstm`, recorded as CUDA graphs and replayed: for training with batches of few shapes.
 
-    There is a graph for each shape. Its outputs are overwritten when it runs again.
+    There is a graph for each shape, up to `MOST_GRAPHS` for a layer. Its outputs are overwritten when it runs again.
+
+    Raises:
+        RuntimeError: a graph runs again before the backward pass of its last run.
     """
     tensors = (text.tokens_ND, text.hidden_SP, text.cell_SH, *layer.parameters())
     weights = [parameter.data_ptr() for parameter in layer.parameters()]
-    key = (*text.batch_sizes, *weights, *((tensor.dtype, tensor.requires_grad) for tensor in tensors))
+    properties = [(tensor.dtype, tensor.requires_grad) for tensor in tensors]
+    key = (*text.batch_sizes, *weights, *properties, torch.is_grad_enabled(), product_dtype(text.inputs))
     graphs = _graphs.setdefault(layer, {})
-    if key not in graphs:
+    graph = graphs.pop(key) if key in graphs else _Graph(layer, text.batch_sizes, tensors)
+    graphs[key] = graph  # the most recent one is the last
+    if len(graphs) > MOST_GRAPHS:
+        del graphs[next(iter(graphs))]
+    return graph(*tensors)
+
+
+class _Graph:
+    """A layer, recorded for one shape of inputs."""
+
+    def __init__(self, layer: ELMoLSTMLayer, batch_sizes: list[int], tensors: tuple[Tensor, ...]):
+        dtype, run = product_dtype(tensors[0]), _with_gradient(layer, batch_sizes)
+
+        def cast_and_run(inputs_ND, hidden_SP, cell_SH, *weights):
+            return run(inputs_ND.to(dtype), hidden_SP.to(dtype), cell_SH, *(weight.to(dtype) for weight in weights))
+
         examples = [tensor.detach().clone().requires_grad_(tensor.requires_grad) for tensor in tensors[:3]]
-        function = _with_gradient(layer, text.batch_sizes)
-        graphs[key] = torch.cuda.make_graphed_callables(function, (*examples, *layer.parameters()))
-    return graphs[key](*tensors)
+        with torch.autocast(tensors[0].device.type, enabled=False):  # a cached cast would be outside of the graph
+            self.replay = torch.cuda.make_graphed_callables(cast_and_run, (*examples, *tensors[3:]))
+        self.unfinished: Callable[[], Any] = lambda: None  # the last run, until its backward pass or its end
+
+    def __call__(self, *tensors: Tensor) -> LSTMOutput:
+        if self.unfinished() is not None:
+            raise RuntimeError(
+                "The backend 'cuda_graph' read two batches of one shape before a backward pass, which would have read "
+                "overwritten values. Call `backward()` after each batch, or use another backend."
+            )
+        # The graph writes gradients where it wrote the last ones, and autograd would keep them without a copy.
+        inputs = [tensor.view_as(tensor) for tensor in tensors]
+        for tensor in inputs:
+            if tensor.requires_grad:
+                tensor.register_hook(torch.clone)
+        outputs = self.replay(*inputs)
+        if (run := outputs[0].grad_fn) is not None:
+            self.unfinished = ref(run)
+            run.register_hook(lambda *_: self._finish())
+        return outputs
+
+    def _finish(self):
+        self.unfinished = lambda: None
 
 
-_graphs: WeakKeyDictionary = WeakKeyDictionary()  # layer -> {shapes and addresses: graphed function}
+_graphs: WeakKeyDictionary = WeakKeyDictionary()  # layer -> {shapes and addresses: graph}, least recent first
 
 
 def _run_time_bias(bias_G: Tensor, forget_bias: float) -> Tensor:
