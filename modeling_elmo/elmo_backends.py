@@ -19,7 +19,7 @@ from torch.utils.weak import WeakTensorKeyDictionary
 
 from .elmo_int8 import Int8Linear, Int8Weight, int8_obstacle, int8_product, int8_rows
 
-BACKENDS = ("reference", "inference", "training", "int8", "torch_lstm", "cuda_graph")
+BACKENDS = ("reference", "inference", "training", "int8", "fused", "torch_lstm", "cuda_graph")
 DENSE_LAYERS = (nn.Linear, nn.Conv1d, nn.Embedding)
 INT8_LAYERS = (nn.Linear, Int8Linear)
 HOW_TO_TRAIN = "Train the model in float32 and quantize it afterwards; `model.dequantize()` turns it back."
@@ -35,11 +35,13 @@ def elmo_backend(name: str) -> Iterator[None]:
     - `"inference"`: in place, without gradients.
     - `"training"`: with a hand-written backward pass.
     - `"int8"`: linear layers in 8 bits, on CPU, without gradients. Float weights are kept, too: a trial of `quantize`.
+    - `"fused"`: the LSTM with both directions at once, fused cells (triton on CUDA) and a hand-written backward pass.
     - `"torch_lstm"`: the LSTM with the kernel of `torch.nn.LSTM` (cuDNN on CUDA), for models without clips.
-    - `"cuda_graph"`: the LSTM as in `"training"`, with steps recorded once for each batch shape and replayed.
+    - `"cuda_graph"`: the LSTM as in `"fused"`, with steps recorded once for each batch shape and replayed.
 
-    By default, CPUs use `"inference"` or `"training"` where possible, and `"int8"` for layers of a quantized model. All
-    else uses `"reference"`. Under autocast in bfloat16, CPUs with oneDNN use `"training"`, also without gradients.
+    By default, CPUs use `"inference"` or `"training"` where possible, and `"int8"` for layers of a quantized model.
+    LSTMs on accelerators use `"fused"` where possible. All else uses `"reference"`. Under autocast in bfloat16, CPUs
+    with oneDNN use `"training"`, also without gradients.
     """
     if name not in BACKENDS:
         raise ValueError(f"There is no backend {name!r}; pass one of {', '.join(BACKENDS)}.")
@@ -99,6 +101,21 @@ def _obstacle(backend: str, needs_gradients: bool, layers: list[nn.Module], inpu
         return "gradients are needed"
     dtypes = {inputs.dtype, torch.float32} if autocast else {inputs.dtype}
     if not all(is_unmodified(layer, DENSE_LAYERS) and layer.weight.dtype in dtypes for layer in layers):
+        return "a layer is wrapped, hooked or quantized, or its dtype is not the inputs'"
+    return None
+
+
+def fused_obstacle(layers: Iterable[nn.Module], inputs: Tensor) -> str | None:
+    """The reason why an LSTM with these linear layers does not take the path of accelerators, or `None`."""
+    forced = forced_backend()
+    if forced not in (None, "fused", "cuda_graph"):
+        return f"{forced!r} is forced"
+    if forced is None and inputs.device.type in ("cpu", "meta", "mps"):
+        return f"fused is not built for {inputs.device}"
+    if torch.compiler.is_compiling():
+        return "the model is being compiled"
+    dtypes = {inputs.dtype, torch.float32} if autocast_dtype(inputs.device) else {inputs.dtype}
+    if not all(is_unmodified(layer, (nn.Linear,)) and layer.weight.dtype in dtypes for layer in layers):
         return "a layer is wrapped, hooked or quantized, or its dtype is not the inputs'"
     return None
 

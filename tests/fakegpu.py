@@ -46,18 +46,41 @@ class Recording:
         return sum(number for (kind, _), number in self.waits.items() if not kind.endswith("async"))
 
 
+_recordings: list[Recording] = []
+
+
 @contextmanager
 def recording():
     seen = Recording()
 
-    def note(kind, _):
-        seen.waits[kind, _place()] += 1
-
-    _C.start(note)
+    _recordings.append(seen)
+    _start(seen)
     try:
         yield seen
     finally:
         seen.launches.update(_C.stop())
+        _recordings.remove(seen)
+
+
+def as_one_launch(function):
+    """The definition of a kernel, counted as the one launch that the kernel is on CUDA."""
+
+    def launch(*arguments):
+        for seen in _recordings:
+            seen.launches.update(_C.stop())
+            seen.launches[function.__name__] += 1
+        function(*arguments)
+        for seen in _recordings:
+            _start(seen)
+
+    return launch
+
+
+def _start(seen: Recording):
+    def note(kind, _):
+        seen.waits[kind, _place()] += 1
+
+    _C.start(note)
 
 
 def _place() -> str:

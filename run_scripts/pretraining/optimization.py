@@ -157,7 +157,11 @@ def make_optimizers(model: nn.Module, arguments: OptimizationArguments) -> list[
     else:
         for_dense, for_sparse = torch.optim.AdamW, torch.optim.SparseAdam
         options = {"betas": (arguments.adam_beta1, arguments.adam_beta2), "eps": arguments.adam_epsilon}
-    optimizers: list[Optimizer] = [for_dense(groups, lr=arguments.learning_rate, **options)]
+    # One pass over the weights of an accelerator; torch has none for Adagrad.
+    is_fused = arguments.optim != "adagrad" and next(model.parameters()).device.type not in ("cpu", "mps", "meta")
+    optimizers: list[Optimizer] = [
+        for_dense(groups, lr=arguments.learning_rate, **options, **({"fused": True} if is_fused else {}))
+    ]
     if matrices:
         given: Any = {"lr": arguments.learning_rate, "weight_decay": arguments.weight_decay}
         optimizers.append(torch.optim.Muon(matrices.values(), adjust_lr_fn="match_rms_adamw", **given))
