@@ -19,8 +19,10 @@ from .elmo_inputs import to_device
 try:  # optional, only for CUDA
     import triton
     import triton.language as tl
+    from triton.language import constexpr
 except ImportError:
     triton = tl = None
+    constexpr = Any
 
 MOST_GATES = 1 << 28  # input gates in memory at a time without gradients: 1 GB in float32
 jit: Any = (lambda kernel: kernel) if triton is None else triton.jit
@@ -264,8 +266,8 @@ def _forward_in_triton(
     raw_s,
     sequences,
     width,
-    CLIP: "tl.constexpr",
-    BLOCK: "tl.constexpr",
+    CLIP: constexpr,
+    BLOCK: constexpr,
 ):
     k, s = tl.program_id(0) // sequences, tl.program_id(0) % sequences
     columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
@@ -314,8 +316,8 @@ def _backward_in_triton(
     raw_s,
     sequences,
     width,
-    CLIP: "tl.constexpr",
-    BLOCK: "tl.constexpr",
+    CLIP: constexpr,
+    BLOCK: constexpr,
 ):
     k, s = tl.program_id(0) // sequences, tl.program_id(0) % sequences
     columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
