@@ -91,14 +91,14 @@ def fused_layer(
         layer = stacked_layer(layers, parameters, dtype)
         tensors = (inputs_KND.to(dtype), *layer[:4], hidden_KSP.to(dtype), cell_KSH)
         if not torch.is_grad_enabled() or not any(tensor is not None and tensor.requires_grad for tensor in tensors):
-            outputs_KNP, cells_KNH, _ = _forward(layer, tensors[0], *tensors[-2:], steps.batch_sizes, keep=False)
+            outputs_KNP, cells_KNH, _ = _run_layer(layer, tensors[0], *tensors[-2:], steps.batch_sizes, keep=False)
             final_KSH = cells_KNH.index_select(1, steps.last_S)
         else:
             outputs_KNP, final_KSH = FusedBackpropagation.apply(*tensors, *steps, *layer[4:])
         return outputs_KNP, outputs_KNP.index_select(1, steps.last_S), final_KSH
 
 
-def _forward(layer: Layer, inputs_KND, hidden_KSP, cell_KSH, batch_sizes: list[int], keep: bool):
+def _run_layer(layer: Layer, inputs_KND, hidden_KSP, cell_KSH, batch_sizes: list[int], keep: bool):
     """Outputs, cells and, if they are kept, the values of the gates, `(K, N, ...)`."""
     directions, tokens, _ = inputs_KND.shape
     gates, width = layer.bias_KG.shape[1], cell_KSH.shape[2]
@@ -137,7 +137,7 @@ class FusedBackpropagation(torch.autograd.Function):
         ctx.batch_sizes, last_S, before_N, *clips = options
         ctx.clips = clips
         layer = Layer(input_weight, bias, state_weight, projection, *clips)
-        kept = _forward(layer, inputs_KND, hidden_KSP, cell_KSH, ctx.batch_sizes, keep=True)
+        kept = _run_layer(layer, inputs_KND, hidden_KSP, cell_KSH, ctx.batch_sizes, keep=True)
         ctx.save_for_backward(inputs_KND, input_weight, state_weight, projection, hidden_KSP, cell_KSH, before_N, *kept)
         return kept[0], kept[1].index_select(1, last_S)
 

@@ -127,7 +127,7 @@ def _device_module() -> ModuleType:
     module.is_available = module.is_initialized = lambda: True
     module.device_count = lambda: 1
     module.current_device = lambda: 0
-    module.set_device = module.synchronize = module.empty_cache = lambda *_: None
+    module.set_device = module.synchronize = module.empty_cache = module.reset_peak_memory_stats = lambda *_: None
     module.device = nullcontext
     module._is_in_bad_fork = lambda: False
     module.manual_seed = module.manual_seed_all = lambda seed: _C.seed(seed % 2**63)

@@ -3,6 +3,7 @@
 Nothing here needs a GPU. Every case runs on the CPU, whose results other tests compare with definitions, and there.
 """
 
+import json
 import os
 import shutil
 from contextlib import contextmanager, nullcontext
@@ -34,6 +35,7 @@ from modeling_elmo import (
     elmo_lstm_fused,
 )
 from modeling_elmo.pipeline_elmo import ELMoQuestionAnsweringPipeline
+from modeling_elmo.run_scripts import benchmark
 from modeling_elmo.run_scripts.pretraining.optimization import OptimizationArguments, clip_gradients, make_optimizers
 
 MISSING = [tool for tool in ("g++", "ninja") if shutil.which(tool) is None]
@@ -501,3 +503,20 @@ def test_launches_and_waits_of_a_step(make, options, launches, waits, fakegpu, m
         step.take(batches[1], **options)
     assert seen.launches["cell_forward"] == seen.launches["cell_backward"] == 40
     assert seen.num_launches <= launches and seen.num_waits <= waits, f"{seen.num_launches}, {seen.waits}"
+
+
+def test_the_benchmark_of_a_device(fakegpu, monkeypatch, tmp_path):
+    """Every path is right, and a wrong kernel gets no figure."""
+    options = ["--device", DEVICE, "--preset", "tiny", "--rounds", "1", "--batches", "2x6", "--training_batches", "4x6"]
+    with fakegpu.simulated_cuda_graphs():
+        figures = benchmark.main([*options, "--output", str(tmp_path / "report.json")])
+    stored = json.loads((tmp_path / "report.json").read_text(encoding="utf-8"))
+    assert stored["rows"] == figures["rows"] and stored["conditions"]["device"] == DEVICE
+    names = {f"{title}, {precision}" for title in ("this package", "graphs") for precision in ("float32", "bfloat16")}
+    for part, batch in (("inference", "2x6"), ("training", "4x6")):
+        rows = {row["implementation"]: row for row in stored["rows"] if (row["part"], row["batch"]) == (part, batch)}
+        assert len(rows) == 12 and rows.keys() >= names and all(name in "\n".join(stored["tables"]) for name in rows)
+        assert {"launches", "megabytes"} <= rows["this package, float32"].keys()
+    monkeypatch.setattr(elmo_lstm_fused, "cell_forward", lambda *rooms: [room.zero_() for room in rooms[-3:]])
+    with pytest.raises(RuntimeError, match="'this package, float32' is wrong.*no speed is reported"):
+        benchmark.main(options)
