@@ -386,7 +386,7 @@ class _Graph:
 
         examples = [tensor.detach().clone().requires_grad_(tensor.requires_grad) for tensor in tensors[:5]]
         with torch.autocast(tensors[0].device.type, enabled=False):  # a cached cast would be outside of the graph
-            self.replay = torch.cuda.make_graphed_callables(run, (*examples, *tensors[5:]))
+            self.replay: Any = torch.cuda.make_graphed_callables(run, (*examples, *tensors[5:]))
         self.unfinished: Callable[[], Any] = lambda: None  # the last run, until its backward pass or its end
 
     def __call__(self, *tensors: Tensor) -> LSTMOutput:

@@ -66,11 +66,12 @@ class Steps(NamedTuple):
 def stacked_layer(layers: Sequence[Any], parameters: Sequence[Sequence[Tensor]], dtype: torch.dtype) -> Layer:
     """The same layer of several directions, with parameters in the order of `ELMoLSTMLayer.parameters()`."""
     weights = [torch.stack([tensor.to(dtype) for tensor in same]) for same in zip(*parameters, strict=True)]
-    input_weight_KGD, bias_KG, state_weight_KGP, *projection = weights
+    input_weight_KGD, bias_KG, state_weight_KGP = weights[:3]
+    projection_KPH = weights[3] if len(weights) > 3 else None
     forget_4H = bias_KG.new_zeros(4, bias_KG.shape[1] // 4)
     forget_4H[1] = layers[0].forget_bias
-    options = layers[0].cell_clip, layers[0].projection_clip
-    return Layer(input_weight_KGD, bias_KG + forget_4H.flatten(), state_weight_KGP, *(projection or [None]), *options)
+    clips = layers[0].cell_clip, layers[0].projection_clip
+    return Layer(input_weight_KGD, bias_KG + forget_4H.flatten(), state_weight_KGP, projection_KPH, *clips)
 
 
 def fused_layer(
@@ -117,14 +118,13 @@ def _run_layer(layer: Layer, inputs_KND, hidden_KSP, cell_KSH, batch_sizes: list
         gates_KSG = torch.baddbmm(gates_KSG, hidden_KSP[:, :size], state_weight_KPG)
         values_KSG = values_KNG[:, rows] if keep else torch.empty_like(gates_KSG, dtype=cell_KSH.dtype)
         output_KSP, cells_KSH = outputs_KNP[:, rows], cells_KNH[:, rows]
-        is_projected = layer.projection_KPH is not None
-        raw_KSH = inputs_KND.new_empty(directions, size, width) if is_projected else output_KSP
+        projection_KPH, bound = layer.projection_KPH, layer.projection_clip
+        raw_KSH = output_KSP if projection_KPH is None else inputs_KND.new_empty(directions, size, width)
         _forward_kernel(raw_KSH)(gates_KSG, cell_KSH[:, :size], layer.cell_clip, values_KSG, cells_KSH, raw_KSH)
-        if is_projected and layer.projection_clip is None:
-            torch.bmm(raw_KSH, layer.projection_KPH.mT, out=output_KSP)
-        elif is_projected:
-            bound = layer.projection_clip
-            torch.clamp(torch.bmm(raw_KSH, layer.projection_KPH.mT), -bound, bound, out=output_KSP)
+        if projection_KPH is not None and bound is None:
+            torch.bmm(raw_KSH, projection_KPH.mT, out=output_KSP)
+        elif projection_KPH is not None and bound is not None:
+            torch.clamp(torch.bmm(raw_KSH, projection_KPH.mT), -bound, bound, out=output_KSP)
         start, hidden_KSP, cell_KSH = rows.stop, output_KSP, cells_KSH
     return outputs_KNP, cells_KNH, values_KNG
 
@@ -168,7 +168,7 @@ class FusedBackpropagation(torch.autograd.Function):
             grad_before_KSP.baddbmm_(grad_gates_KNG[:, rows], state_weight_KGP)
             end -= size
         wanted, grad_gates_KGN = ctx.needs_input_grad, grad_gates_KNG.mT
-        before_KNP = torch.cat([hidden_KSP, outputs_KNP], 1).index_select(1, before_N) if wanted[3] else None
+        before_KNP = torch.cat([hidden_KSP, outputs_KNP], 1).index_select(1, before_N)
         return (
             torch.bmm(grad_gates_KNG, input_weight_KGD) if wanted[0] else None,
             torch.bmm(grad_gates_KGN, inputs_KND) if wanted[1] else None,

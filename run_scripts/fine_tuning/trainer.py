@@ -45,6 +45,7 @@ class TaskTrainingArguments(TrainingArguments):
     save_total_limit: int = 1
     load_best_model_at_end: bool = True
     report_to: str = "none"
+    tf32: bool | None = None  # on where it exists
     adadelta: bool = field(default=False, metadata={"help": "Adadelta (rho 0.95) instead of --optim."})
     ema_decay: float = field(default=0.0, metadata={"help": EMA_HELP})
 
