@@ -27,7 +27,7 @@ from modeling_elmo.run_scripts.benchmarks.model_speed import (
 from modeling_elmo.run_scripts.benchmarks.turns import TOLERANCE, Contest, Implementation, Outputs
 
 DEVICE_PARTS = ("inference", "training")
-TOLERANCES = {"float32": TOLERANCE, "tf32": 0.02, "bfloat16": 0.1}  # factors of products have 24, 11 and 8 bits
+PRECISIONS = {"float32": TOLERANCE, "tf32": 0.02, "bfloat16": 0.1}  # with the largest error of each
 LAUNCHES = ("LaunchKernel", "GraphLaunch")  # parts of the names of CUDA's functions
 
 
@@ -91,16 +91,16 @@ def device_contest(
     clipped, unclipped = expected_of(variants.model), expected_of(variants.unclipped)
     rows = [
         (f"{title}, {precision}", call_of(there.model, backend), clipped, precision)
-        for precision in TOLERANCES
+        for precision in PRECISIONS
         for title, backend in (("this package", None), ("plain definition", "reference"), ("graphs", "cuda_graph"))
     ]
     rows += [
-        (f"torch.nn.LSTM, {precision}", call_of(there.torch_lstm), unclipped, precision) for precision in TOLERANCES
+        (f"torch.nn.LSTM, {precision}", call_of(there.torch_lstm), unclipped, precision) for precision in PRECISIONS
     ]
     implementations = []
     for title, call, expected, precision in rows:
         run = DeviceRun(call, device, precision)
-        implementations.append(Implementation(title, run, expected, run.details, TOLERANCES[precision]))
+        implementations.append(Implementation(title, run, expected, run.details, PRECISIONS[precision]))
     return Contest(part, name, int(encoding.attention_mask.sum()), "tokens", implementations)
 
 
