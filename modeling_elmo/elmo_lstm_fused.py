@@ -271,7 +271,8 @@ def _forward_in_triton(
 ):
     k, s = tl.program_id(0) // sequences, tl.program_id(0) % sequences
     columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-    inside, exact = columns < width, before.dtype.element_ty
+    inside = columns < width
+    exact = before.dtype.element_ty
     gates += k * gates_k + s * gates_s + columns
     values += k * values_k + s * values_s + columns
     i = tl.sigmoid(tl.load(gates, inside, 0).to(exact))
@@ -321,7 +322,9 @@ def _backward_in_triton(
 ):
     k, s = tl.program_id(0) // sequences, tl.program_id(0) % sequences
     columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-    inside, exact, rounded = columns < width, cells.dtype.element_ty, raw.dtype.element_ty
+    inside = columns < width
+    exact = cells.dtype.element_ty
+    rounded = raw.dtype.element_ty
     values += k * values_k + s * values_s + columns
     grad_gates += k * grad_gates_k + s * grad_gates_s + columns
     grad_cell += k * grad_cell_k + s * grad_cell_s + columns

@@ -3,6 +3,11 @@
 triton reads `TRITON_INTERPRET` when it is imported, so the kernels run on CPU if no device was found (`conftest.py`).
 """
 
+import os
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
 import torch
 from test_elmo_lstm import OPTIONS, gradients, make_batch, make_config, make_lstm, run
@@ -138,6 +143,32 @@ def test_triton_kernels_equal_their_definition(width, dtype, clip):
         found.append((states, room))
     torch.testing.assert_close(*found, rtol=TOLERANCE[dtype], atol=TOLERANCE[dtype], equal_nan=True)
     assert found[0][1]["raw"][0, 0, 0].isnan() and not found[0][1]["raw"][0, 1].isnan().any()
+
+
+COMPILE = """
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource, compile
+from modeling_elmo.elmo_lstm_fused import _backward_in_triton, _forward_in_triton
+
+for kernel in (_forward_in_triton, _backward_in_triton):
+    names = kernel.arg_names[: kernel.arg_names.index("sequences")]
+    for dtype, exact, clip in (("fp64", "fp64", 3.0), ("fp32", "fp32", None), ("bf16", "fp32", 3.0)):
+        types = dict.fromkeys(kernel.arg_names, "i32") | {"CLIP": "constexpr", "BLOCK": "constexpr"}
+        for name in (name for name in names if not name.endswith(("_k", "_s"))):
+            types[name] = f"*{dtype if name in ('gates', 'raw', 'grad_raw', 'grad_gates') else exact}"
+        source = ASTSource(kernel, types, {"CLIP": clip, "BLOCK": 1024})
+        print(len(compile(source, target=GPUTarget("cuda", 80, 32)).asm["cubin"]))
+"""
+
+
+@pytest.mark.slow
+def test_triton_kernels_compile_for_a_gpu():
+    """Without a GPU. The interpreter takes more Python than the compiler."""
+    pytest.importorskip("triton", reason="triton is not installed")
+    environment = {**os.environ, "TRITON_INTERPRET": "0", "PYTHONPATH": str(Path(__file__).parents[1])}
+    done = subprocess.run([sys.executable, "-c", COMPILE], env=environment, capture_output=True, text=True)
+    sizes = done.stdout.split()
+    assert len(sizes) == 6 and all(int(size) > 0 for size in sizes), done.stderr[-2000:]
 
 
 @pytest.mark.gpu
