@@ -22,7 +22,7 @@ from .elmo_int8 import Int8Linear, Int8Weight, int8_obstacle, int8_product, int8
 
 logger = logging.get_logger(__name__)
 
-BACKENDS = ("reference", "inference", "training", "int8", "torch_lstm", "cuda_graph")
+BACKENDS = ("reference", "inference", "training", "int8", "fused", "torch_lstm", "cuda_graph")
 DENSE_LAYERS = (nn.Linear, nn.Conv1d, nn.Embedding)
 INT8_LAYERS = (nn.Linear, Int8Linear)
 HOW_TO_TRAIN = "Train the model in float32 and quantize it afterwards; `model.dequantize()` turns it back."
@@ -38,11 +38,13 @@ def elmo_backend(name: str) -> Iterator[None]:
     - `"inference"`: in place, without gradients.
     - `"training"`: with a hand-written backward pass.
     - `"int8"`: linear layers in 8 bits, on CPU, without gradients. Float weights are kept, too: a trial of `quantize`.
+    - `"fused"`: the LSTM with both directions at once, fused cells (triton on CUDA) and a hand-written backward pass.
     - `"torch_lstm"`: the LSTM with the kernel of `torch.nn.LSTM` (cuDNN on CUDA), for models without clips.
-    - `"cuda_graph"`: the LSTM as in `"training"`, with steps recorded once for each batch shape and replayed.
+    - `"cuda_graph"`: the LSTM as in `"fused"`, with steps recorded once for each batch shape and replayed.
 
-    By default, CPUs use `"inference"` or `"training"` where possible, and `"int8"` for layers of a quantized model. All
-    else uses `"reference"`. Under autocast in bfloat16, CPUs with oneDNN use `"training"`, also without gradients.
+    By default, CPUs use `"inference"` or `"training"` where possible, and `"int8"` for layers of a quantized model.
+    LSTMs on accelerators use `"fused"` where possible. All else uses `"reference"`. Under autocast in bfloat16, CPUs
+    with oneDNN use `"training"`, also without gradients.
     """
     if name not in BACKENDS:
         raise ValueError(f"There is no backend {name!r}; pass one of {', '.join(BACKENDS)}.")
@@ -73,7 +75,7 @@ def choose_backend(layers: Iterable[nn.Module], inputs: Tensor, *states: Tensor)
         raise ValueError(f"A quantized layer has no {wish}. {HOW_TO_TRAIN}")
     if forced == "reference":
         return forced, "forced"
-    suitable = "training" if needs_gradients or torch.is_autocast_enabled("cpu") else "inference"
+    suitable = "training" if needs_gradients or autocast_dtype(inputs.device) else "inference"
     is_linear = bool(layers) and all(isinstance(layer, INT8_LAYERS) for layer in layers)
     if quantized or (forced == "int8" and is_linear):
         wanted, obstacle = "int8", _int8_obstacle(needs_gradients, layers, inputs)
@@ -92,18 +94,33 @@ def choose_backend(layers: Iterable[nn.Module], inputs: Tensor, *states: Tensor)
 def _obstacle(backend: str, needs_gradients: bool, layers: list[nn.Module], inputs: Tensor) -> str | None:
     """The reason why a backend is not possible, or `None`."""
     exact = inputs.dtype in (torch.float32, torch.float64)
-    autocast = torch.is_autocast_enabled("cpu")
+    autocast = autocast_dtype(inputs.device)
     other_device = inputs.device.type != "cpu" and forced_backend() != backend
     if other_device or not (exact or (autocast or backend == "inference") and _has_onednn(inputs)):
         return f"{backend} is not built for {inputs.dtype} on {inputs.device}"
     if autocast and (backend == "inference" or product_dtype(inputs) not in _onednn_dtypes):
-        return f"{backend} is not built for autocast in {torch.get_autocast_dtype('cpu')}"
+        return f"{backend} is not built for autocast in {autocast}"
     if torch.compiler.is_compiling():
         return "the model is being compiled"
     if backend == "inference" and needs_gradients:
         return "gradients are needed"
     dtypes = {inputs.dtype, torch.float32} if autocast else {inputs.dtype}
     if not all(is_unmodified(layer, DENSE_LAYERS) and layer.weight.dtype in dtypes for layer in layers):
+        return "a layer is wrapped, hooked or quantized, or its dtype is not the inputs'"
+    return None
+
+
+def fused_obstacle(layers: Iterable[nn.Module], inputs: Tensor) -> str | None:
+    """The reason why an LSTM with these linear layers does not take the path of accelerators, or `None`."""
+    forced = forced_backend()
+    if forced not in (None, "fused", "cuda_graph"):
+        return f"{forced!r} is forced"
+    if forced is None and inputs.device.type in ("cpu", "meta", "mps"):
+        return f"fused is not built for {inputs.device}"
+    if torch.compiler.is_compiling():
+        return "the model is being compiled"
+    dtypes = {inputs.dtype, torch.float32} if autocast_dtype(inputs.device) else {inputs.dtype}
+    if not all(is_unmodified(layer, (nn.Linear,)) and layer.weight.dtype in dtypes for layer in layers):
         return "a layer is wrapped, hooked or quantized, or its dtype is not the inputs'"
     return None
 
@@ -135,12 +152,18 @@ def is_exporting() -> bool:
     return getattr(torch.compiler, "is_exporting", bool)()
 
 
+def autocast_dtype(device: torch.device) -> torch.dtype | None:
+    """The dtype of autocast on a device; `None` where it is off or does not exist."""
+    kind = device.type
+    if torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind):
+        return torch.get_autocast_dtype(kind)
+    return None
+
+
 def product_dtype(tensor: Tensor) -> torch.dtype:
     """The dtype of matrix products with a tensor: its own, or that of autocast."""
-    device = tensor.device.type
-    if torch.is_autocast_enabled(device) and tensor.dtype != torch.float64:
-        return torch.get_autocast_dtype(device)
-    return tensor.dtype
+    dtype = autocast_dtype(tensor.device)
+    return tensor.dtype if dtype is None or tensor.dtype == torch.float64 else dtype
 
 
 def fast_linear(linear: nn.Linear, inputs_ND: Tensor) -> Tensor:

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from .configuration_elmo import ELMoConfig
 from .elmo_backends import choose_backend, fast_linear, is_exporting, product_dtype, remembered, sample_of, version
+from .elmo_inputs import to_device
 
 CHUNK_WORDS = 128  # words of similar length per chunk: their windows stay in the CPU cache
 
@@ -59,11 +60,13 @@ class ELMoCharacterEncoder(nn.Module):
         if not is_exporting():
             longest = int(_lengths(characters_UW).max()) if len(characters_UW) else 0
             characters_UW = characters_UW[:, : longest + self.widest]
+        characters_UW = to_device(characters_UW, self.char_embeddings.weight.device)
         characters_UCW = self.char_embeddings(characters_UW).transpose(1, 2)
         return torch.cat([convolution(characters_UCW).amax(-1) for convolution in self.convolutions], dim=-1)
 
     def _look_up(self, characters_UW: Tensor) -> Tensor:
         """The same from tables: each column of a filter has one value per character, and a window is their sum."""
+        characters_UW = to_device(characters_UW, self.char_embeddings.weight.device)
         filters: list[Any] = [convolution.weight for convolution in self.convolutions]
         if torch.is_grad_enabled():  # through the module, which keeps its padding's gradient at 0
             every_id = torch.arange(self.char_embeddings.num_embeddings, device=characters_UW.device)

@@ -85,7 +85,7 @@ class InterleavedLSTM(nn.Module):
         Returns:
             `(batch, time, hidden_size)`, zeros at padding.
         """
-        packing = pack(mask_BT)
+        packing = pack(mask_BT.cpu()).to(mask_BT.device)
         zeros_BTH = x_BTD.new_zeros(*mask_BT.shape, self.output_size)
         if not packing.batch_sizes:
             return zeros_BTH

@@ -4,7 +4,7 @@ Shape suffixes: B batch; T time; N real tokens of the batch; S sequences, longes
 `projection_size`.
 """
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -31,9 +31,16 @@ class Packing(NamedTuple):
     rows_S: Tensor
     batch_sizes: list[int]
 
+    def to(self, device: torch.device) -> "Packing":
+        positions_N, forward_N, backward_N, rows_S = (to_device(tensor, device) for tensor in self[:-1])
+        return Packing(positions_N, forward_N, backward_N, rows_S, self.batch_sizes)
+
 
 class TokenBatch(NamedTuple):
     """A checked batch of tokens: the token mask, the packing, and the token vectors.
+
+    Attributes:
+        host_packing: the packing on the CPU.
 
     Shape:
         mask_BT: `(batch, time)` bool, the token mask.
@@ -45,6 +52,22 @@ class TokenBatch(NamedTuple):
     packing: Packing
     words_UP: Tensor
     index_N: Tensor
+    host_packing: Packing
+
+
+def on_host(value: Any) -> Any:
+    """A tensor on the CPU, which waits for its device; all other values as they are."""
+    return value.cpu() if isinstance(value, Tensor) else value
+
+
+def to_device(tensor: Tensor, device: torch.device) -> Tensor:
+    """A tensor of the CPU on an accelerator, without waiting: only pinned memory is copied in the background.
+
+    Parameters on `meta` are offloaded, and their modules move their inputs themselves.
+    """
+    if tensor.device.type != "cpu" or device.type in ("cpu", "meta"):
+        return tensor
+    return (tensor if device.type == "mps" else tensor.pin_memory()).to(device, non_blocking=True)
 
 
 def pack(mask_BT: Tensor, token_type_ids_BT: Tensor | None = None) -> Packing:

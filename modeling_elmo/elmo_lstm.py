@@ -7,10 +7,10 @@ Tokens are packed step by step (see `pack` in `elmo_inputs.py`): the sequences t
 prefix of the state, and nothing is computed for padding.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from itertools import accumulate
-from typing import NamedTuple
-from weakref import WeakKeyDictionary
+from typing import Any, NamedTuple
+from weakref import WeakKeyDictionary, ref
 
 import torch
 import torch.nn.functional as F
@@ -19,6 +19,8 @@ from torch import Tensor, nn
 from .elmo_backends import (
     choose_backend,
     forced_backend,
+    fused_obstacle,
+    is_unmodified,
     packed,
     prepared,
     product,
@@ -26,8 +28,10 @@ from .elmo_backends import (
     tanh,
     weight_gradient,
 )
+from .elmo_lstm_fused import Steps, fused_layer
 
 CHUNK_ROWS = 256  # rows of input gates per product: one (tokens x 4H) block would page-fault on every call
+MOST_GRAPHS = 16  # CUDA graphs kept for a layer: each holds the values of a whole training step
 MOST_WORDS = 1024  # maximum distinct words whose input gates are kept: 64 KB each at the original size
 
 
@@ -80,9 +84,14 @@ class ELMoLSTMLayer(nn.Module):
         if not text.batch_sizes:
             return text.inputs.new_empty(0, text.hidden_SP.shape[-1]), text.hidden_SP, text.cell_SH
         backend, _ = choose_backend(self.children(), text.inputs, text.hidden_SP, text.cell_SH)
-        forced = forced_backend()
-        if forced in ("torch_lstm", "cuda_graph"):
-            backend = forced
+        if forced_backend() == "torch_lstm":
+            backend = "torch_lstm"
+        elif (obstacle := fused_obstacle(self.children(), text.inputs)) is None:
+            backend = "fused"
+        elif forced_backend() in ("fused", "cuda_graph"):
+            raise ValueError(
+                f"The backend {forced_backend()!r} was forced, but {obstacle}. Use elmo_backend('reference')."
+            )
         return KERNELS[backend](self, text)
 
 
@@ -309,23 +318,105 @@ def torch_lstm(layer: ELMoLSTMLayer, text: Sequences) -> LSTMOutput:
     return outputs_NP, hidden[0], cell[0].to(text.cell_SH.dtype)
 
 
-def cuda_graph_lstm(layer: ELMoLSTMLayer, text: Sequences) -> LSTMOutput:
-    """`training_lstm`, recorded as CUDA graphs and replayed: for training with batches of few shapes.
+def run_both(lstms: Sequence[ELMoLSTM], inputs_KND: Tensor, batch_sizes: list[int], hidden_KLSP, cell_KLSH):
+    """As `ELMoLSTM.forward`, for both directions at once, whose tokens have the same batch sizes.
 
-    There is a graph for each shape. Its outputs are overwritten when it runs again.
+    Returns:
+        `(outputs, hidden_KLSP, cell_KLSH)`, with an output `(K, N, P)` for each layer.
     """
-    tensors = (text.tokens_ND, text.hidden_SP, text.cell_SH, *layer.parameters())
-    weights = [parameter.data_ptr() for parameter in layer.parameters()]
-    key = (*text.batch_sizes, *weights, *((tensor.dtype, tensor.requires_grad) for tensor in tensors))
-    graphs = _graphs.setdefault(layer, {})
-    if key not in graphs:
-        examples = [tensor.detach().clone().requires_grad_(tensor.requires_grad) for tensor in tensors[:3]]
-        function = _with_gradient(layer, text.batch_sizes)
-        graphs[key] = torch.cuda.make_graphed_callables(function, (*examples, *layer.parameters()))
-    return graphs[key](*tensors)
+    outputs, states, steps = [], [], Steps.of(batch_sizes, inputs_KND.device)
+    for depth, layers in enumerate(zip(*(lstm.layers for lstm in lstms), strict=True)):
+        inputs = F.dropout(outputs[-1] if depth else inputs_KND, lstms[0].dropout, lstms[0].training)
+        output_KNP, *state = _fused_or_recorded(layers, inputs, hidden_KLSP[:, depth], cell_KLSH[:, depth], steps)
+        outputs.append(output_KNP + inputs if depth and lstms[0].use_skip_connections else output_KNP)
+        states.append(state)
+    hidden, cell = zip(*states, strict=True)
+    return outputs, torch.stack(hidden, 1), torch.stack(cell, 1)
 
 
-_graphs: WeakKeyDictionary = WeakKeyDictionary()  # layer -> {shapes and addresses: graphed function}
+def can_run_both(lstms: Sequence[ELMoLSTM], inputs: Tensor) -> bool:
+    """Whether `run_both` is possible, and faster than one direction after the other."""
+    layers = [layer for lstm in lstms for layer in lstm.layers]
+    ours = all(is_unmodified(lstm, (ELMoLSTM,)) for lstm in lstms)
+    ours = ours and all(is_unmodified(layer, (ELMoLSTMLayer,)) for layer in layers)
+    return ours and fused_obstacle((linear for layer in layers for linear in layer.children()), inputs) is None
+
+
+def fused_lstm(layer: ELMoLSTMLayer, text: Sequences) -> LSTMOutput:
+    """One direction with the kernels of `run_both`."""
+    steps = Steps.of(text.batch_sizes, text.inputs.device)
+    states = text.hidden_SP[None], text.cell_SH[None]
+    outputs_KNP, hidden_KSP, cell_KSH = _fused_or_recorded([layer], text.tokens_ND[None], *states, steps)
+    return outputs_KNP[0], hidden_KSP[0], cell_KSH[0]
+
+
+def _fused_or_recorded(layers: Sequence[ELMoLSTMLayer], *arguments) -> LSTMOutput:
+    if forced_backend() == "cuda_graph":
+        return cuda_graph_layer(layers, *arguments)
+    return fused_layer(layers, [list(layer.parameters()) for layer in layers], *arguments)
+
+
+def cuda_graph_layer(
+    layers: Sequence[ELMoLSTMLayer], inputs_KND: Tensor, hidden_KSP: Tensor, cell_KSH: Tensor, steps: Steps
+) -> LSTMOutput:
+    """`fused_layer`, recorded as CUDA graphs and replayed: for training with batches of few shapes.
+
+    There is a graph for each shape, up to `MOST_GRAPHS` for a layer. Its outputs are overwritten when it runs again.
+
+    Raises:
+        RuntimeError: a graph runs again before the backward pass of its last run.
+    """
+    parameters = [parameter for layer in layers for parameter in layer.parameters()]
+    tensors = (inputs_KND, hidden_KSP, cell_KSH, steps.last_S, steps.before_N, *parameters)
+    weights = [parameter.data_ptr() for parameter in parameters]
+    properties = [(tensor.dtype, tensor.requires_grad) for tensor in tensors]
+    key = (*steps.batch_sizes, *weights, *properties, torch.is_grad_enabled(), product_dtype(inputs_KND))
+    graphs = _graphs.setdefault(layers[0], {})
+    graph = graphs.pop(key) if key in graphs else _Graph(layers, steps.batch_sizes, tensors)
+    graphs[key] = graph  # the most recent one is the last
+    if len(graphs) > MOST_GRAPHS:
+        del graphs[next(iter(graphs))]
+    return graph(*tensors)
+
+
+class _Graph:
+    """A layer, recorded for one shape of inputs."""
+
+    def __init__(self, layers: Sequence[ELMoLSTMLayer], batch_sizes: list[int], tensors: tuple[Tensor, ...]):
+        dtype, number = product_dtype(tensors[0]), len(tensors[5:]) // len(layers)
+
+        def run(inputs_KND, hidden_KSP, cell_KSH, last_S, before_N, *weights):
+            parameters = [weights[start : start + number] for start in range(0, len(weights), number)]
+            steps = Steps(batch_sizes, last_S, before_N)
+            return fused_layer(layers, parameters, inputs_KND.to(dtype), hidden_KSP, cell_KSH, steps)
+
+        examples = [tensor.detach().clone().requires_grad_(tensor.requires_grad) for tensor in tensors[:5]]
+        with torch.autocast(tensors[0].device.type, enabled=False):  # a cached cast would be outside of the graph
+            self.replay: Any = torch.cuda.make_graphed_callables(run, (*examples, *tensors[5:]))
+        self.unfinished: Callable[[], Any] = lambda: None  # the last run, until its backward pass or its end
+
+    def __call__(self, *tensors: Tensor) -> LSTMOutput:
+        if self.unfinished() is not None:
+            raise RuntimeError(
+                "The backend 'cuda_graph' read two batches of one shape before a backward pass, which would have read "
+                "overwritten values. Call `backward()` after each batch, or use another backend."
+            )
+        # The graph writes gradients where it wrote the last ones, and autograd would keep them without a copy.
+        inputs = [tensor.view_as(tensor) for tensor in tensors]
+        for tensor in inputs:
+            if tensor.requires_grad:
+                tensor.register_hook(torch.clone)
+        outputs = self.replay(*inputs)
+        if (run := outputs[0].grad_fn) is not None:
+            self.unfinished = ref(run)
+            run.register_hook(lambda *_: self._finish())
+        return outputs
+
+    def _finish(self):
+        self.unfinished = lambda: None
+
+
+_graphs: WeakKeyDictionary = WeakKeyDictionary()  # first layer -> {shapes and addresses: graph}, least recent first
 
 
 def _run_time_bias(bias_G: Tensor, forget_bias: float) -> Tensor:
@@ -346,8 +437,8 @@ KERNELS = {
     "inference": inference_lstm,
     "training": training_lstm,
     "int8": inference_lstm,
+    "fused": fused_lstm,
     "torch_lstm": torch_lstm,
-    "cuda_graph": cuda_graph_lstm,
 }
 
 

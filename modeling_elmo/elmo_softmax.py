@@ -20,6 +20,7 @@ from .elmo_backends import (
     suits_mkl,
     weight_gradient,
 )
+from .elmo_inputs import to_device
 
 try:  # optional, only for CUDA
     from cut_cross_entropy import linear_cross_entropy
@@ -34,7 +35,7 @@ PAD_LOGIT = -1e4  # finite for kernels, also in float16; its exponential is 0
 class Candidates(NamedTuple):
     """The words of a sampled softmax in one training step. `ELMoSoftmax.sample` draws them."""
 
-    ids_C: Tensor  # (C,) distinct word ids, never pad_token_id
+    ids_C: Tensor  # (C,) distinct word ids, never pad_token_id; on the CPU, which draws them
     tries: Tensor  # () int64: number of draws until C were distinct
 
 
@@ -89,7 +90,8 @@ class ELMoSoftmax(nn.Module):
 
         Args:
             hidden_NP: `(N, projection_size)`.
-            targets_N: `(N,)`, word ids other than `<PAD>`.
+            targets_N: `(N,)`, word ids other than `<PAD>`. A sampled or adaptive softmax waits least if they are on the
+                CPU.
             scale_N: `(N,)`, the weight of each prediction in the loss, without gradient. Default: ones.
             candidates: only for a sampled softmax in training. Default: drawn at this call.
 
@@ -99,9 +101,10 @@ class ELMoSoftmax(nn.Module):
         """
         scale_N = hidden_NP.new_ones(len(targets_N), dtype=_sum_dtype(hidden_NP)) if scale_N is None else scale_N
         if self.adaptive is not None:
-            return self._adaptive_loss(hidden_NP, targets_N, scale_N)
+            return self._adaptive_loss(hidden_NP, targets_N.cpu(), scale_N)
         if self.training and self.softmax_type == "sampled":
-            return self._sampled(hidden_NP, targets_N, scale_N, candidates or self.sample())
+            return self._sampled(hidden_NP, targets_N.cpu(), scale_N, candidates or self.sample())
+        targets_N = to_device(targets_N, hidden_NP.device)
         if choose_path(hidden_NP)[0] == "cut_cross_entropy":
             losses_N = _cut_cross_entropy(hidden_NP, self.weight, self._bias_without_pad(PAD_LOGIT), targets_N)
             losses_N = losses_N.to(_sum_dtype(hidden_NP))
@@ -144,22 +147,24 @@ class ELMoSoftmax(nn.Module):
             )
         ranks_C, tries = _draw_distinct(classes, self.num_sampled, generator)
         ids_C = ranks_C + (ranks_C >= self.pad_token_id).long()
-        return Candidates(ids_C.to(self.weight.device), tries.to(self.weight.device))
+        return Candidates(ids_C, tries)
 
     def _sampled(self, hidden_NP, targets_N, scale_N, candidates: Candidates) -> tuple[Tensor, Tensor]:
         """A softmax over the candidates and each prediction's target (Jean et al. 2015; Bengio and Senecal 2008).
 
         Subtracting the log of the expected count makes the sum over candidates an estimate of the sum over all words.
         """
-        rows_R, places = torch.cat([candidates.ids_C, targets_N]).unique(return_inverse=True)
-        is_candidate = places[: len(candidates.ids_C)]
+        ids_C, tries = candidates.ids_C.cpu(), candidates.tries.cpu()
+        rows_R, places = torch.cat([ids_C, targets_N]).unique(return_inverse=True)
+        is_candidate = places[: len(ids_C)]
         excluded_R = torch.ones_like(rows_R, dtype=torch.bool).index_fill_(0, is_candidate, False)
         ranks_R = rows_R - (rows_R > self.pad_token_id).long()
-        counts_R = _log_expected_count(ranks_R, candidates.tries, len(self.bias) - 1, _sum_dtype(hidden_NP))
+        counts_R = _log_expected_count(ranks_R, tries, len(self.bias) - 1, _sum_dtype(hidden_NP))
+        there = (rows_R, -counts_R, excluded_R, places[len(ids_C) :])
+        rows_R, offset_R, excluded_R, places_N = (to_device(tensor, hidden_NP.device) for tensor in there)
         weight_RP = F.embedding(rows_R, self.weight, sparse=self.sparse_gradients)
         bias_R = torch.gather(self.bias, 0, rows_R, sparse_grad=self.sparse_gradients)
-        places_N = places[len(candidates.ids_C) :]
-        return cross_entropy(hidden_NP, weight_RP, bias_R, Competition(-counts_R, excluded_R), places_N, scale_N)
+        return cross_entropy(hidden_NP, weight_RP, bias_R, Competition(offset_R, excluded_R), places_N, scale_N)
 
     def _adaptive_loss(self, hidden_NP: Tensor, targets_N: Tensor, scale_N: Tensor) -> tuple[Tensor, Tensor]:
         """`torch.nn.AdaptiveLogSoftmaxWithLoss` with the products and the gradients of `cross_entropy`.
@@ -172,11 +177,14 @@ class ELMoSoftmax(nn.Module):
         classes_N = torch.where(clusters_N > 0, cutoffs[0] + clusters_N - 1, ranks_N)
         weight, bias = self.adaptive.head.weight, self.adaptive.head.bias
         all_of = unsampled(torch.zeros_like(bias, dtype=torch.bool))
-        loss, losses_N = cross_entropy(hidden_NP, weight, bias, all_of, classes_N, scale_N)
+        device = hidden_NP.device
+        loss, losses_N = cross_entropy(hidden_NP, weight, bias, all_of, to_device(classes_N, device), scale_N)
         for number, (narrow, words) in enumerate(self.adaptive.tail, 1):
             rows_M = (clusters_N == number).nonzero()[:, 0]
             # An empty cluster takes part with a gradient of 0, because DistributedDataParallel waits for it.
-            inner_MX, ranks_M = fast_linear(narrow, hidden_NP[rows_M]), ranks_N[rows_M] - cutoffs[number - 1]
+            ranks_M = to_device(ranks_N[rows_M] - cutoffs[number - 1], device)
+            rows_M = to_device(rows_M, device)
+            inner_MX = fast_linear(narrow, hidden_NP[rows_M])
             no_bias_R = bias.new_zeros(len(words.weight))
             all_of = unsampled(no_bias_R.bool())
             more, more_M = cross_entropy(inner_MX, words.weight, no_bias_R, all_of, ranks_M, scale_N[rows_M])

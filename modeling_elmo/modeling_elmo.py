@@ -26,9 +26,20 @@ from .configuration_elmo import ELMoConfig
 from .elmo_backends import HOW_TO_TRAIN, fast_linear, is_exporting
 from .elmo_encoder import ELMoCharacterEncoder, ELMoHighway, VocabularyCache, distinct_rows
 from .elmo_export import padded_lstm
-from .elmo_inputs import TokenBatch, check_floats, check_ids, check_range, pack, token_mask, unpack_layers, word_mask
+from .elmo_inputs import (
+    TokenBatch,
+    check_floats,
+    check_ids,
+    check_range,
+    on_host,
+    pack,
+    to_device,
+    token_mask,
+    unpack_layers,
+    word_mask,
+)
 from .elmo_int8 import ELMoInt8Config, ELMoInt8Quantizer, Int8Linear, int8_obstacle, replace_linears
-from .elmo_lstm import ELMoLSTM, ELMoLSTMLayer
+from .elmo_lstm import ELMoLSTM, ELMoLSTMLayer, can_run_both, run_both
 from .elmo_softmax import CHUNK_LOGITS, Candidates, ELMoSoftmax
 
 if TYPE_CHECKING:  # `save_pretrained` copies the files that are named here, too
@@ -459,7 +470,8 @@ class ELMoModel(ELMoPreTrainedModel):
         """Computes contextual vectors of every token.
 
         Args:
-            character_ids: `(batch, time, max_word_length)`, the characters of each word, from `ELMoTokenizer`.
+            character_ids: `(batch, time, max_word_length)`, the characters of each word, from `ELMoTokenizer`. On an
+                accelerator the model waits least if ids and masks stay on the CPU.
             input_ids: `(batch, time)`, word ids. Only models with word vectors read them.
             attention_mask: `(batch, time)`, 1 at real tokens, which may be at any positions. Default: all words that
                 have characters (word-level models: all words but `<PAD>`).
@@ -477,14 +489,14 @@ class ELMoModel(ELMoPreTrainedModel):
             return self._forward_in_export(*inputs, initial_states)
         batch = self.read_tokens(*inputs)
         states = self.starting_states(initial_states, batch.words_UP, len(batch.mask_BT))
-        rows_S = batch.packing.rows_S
+        rows_S = batch.host_packing.rows_S
         two_texts = token_type_ids is not None and len(rows_S.unique()) < len(rows_S)
         if two_texts and initial_states is not None:
             raise ValueError(
                 "`initial_states` continue one text, but `token_type_ids` mark two texts in a row. Pass one text."
             )
-        forward, *forward_ends = self.run_direction(0, batch, batch.packing.forward_N, states)
-        backward, *backward_ends = self.run_direction(1, batch, batch.packing.backward_N, states)
+        streams = (batch, batch.packing.forward_N), (batch, batch.packing.backward_N)
+        (forward, *forward_ends), (backward, *backward_ends) = self.run_directions(streams, states)
         hidden_states = unpack_layers(batch, forward, backward)
         return ELMoModelOutput(
             last_hidden_state=hidden_states[-1],
@@ -539,20 +551,31 @@ class ELMoModel(ELMoPreTrainedModel):
         mixed_BTE = self(*inputs, return_dict=True).elmo_embeddings
         if mixed_BTE is None:
             raise ValueError("This model has no mix: it was built with add_mixing_layer=False. Leave the argument out.")
+        words_BT1 = to_device(words_BT1, mixed_BTE.device)
         return mixed_BTE.masked_fill(~words_BT1, 0).sum(1) / words_BT1.sum(1).clamp(min=1)
 
     @torch.compiler.disable  # as `forward`
     def read_tokens(
         self, character_ids=None, input_ids=None, attention_mask=None, token_type_ids=None, inputs_embeds=None
     ) -> TokenBatch:
-        """Checks the inputs of `forward`, and encodes each distinct word once."""
+        """Checks the inputs of `forward`, and encodes each distinct word once.
+
+        The host must know the lengths and the distinct words. So it reads the ids itself, which is the only time that
+        it waits for an accelerator, and not at all if the inputs are on the CPU.
+        """
+        if inputs_embeds is None:
+            character_ids, attention_mask = on_host(character_ids), on_host(attention_mask)
+            input_ids = input_ids if self.word_embeddings is None else on_host(input_ids)
         mask_BT = token_mask(self.config, character_ids, input_ids, attention_mask, token_type_ids, inputs_embeds)
-        packing = pack(mask_BT, token_type_ids)
+        packing = pack(mask_BT.cpu(), on_host(token_type_ids))
         if inputs_embeds is not None:
-            return TokenBatch(mask_BT, packing, inputs_embeds.flatten(0, 1).to(self.dtype), packing.positions_N)
-        words_NX = self._word_ids(character_ids, input_ids).flatten(0, 1)[packing.positions_N]
-        distinct_UX, index_N = distinct_rows(words_NX)
-        return TokenBatch(mask_BT, packing, self.encode_words(distinct_UX), index_N)
+            words_UP, index_N = inputs_embeds.flatten(0, 1).to(self.dtype), packing.positions_N
+        else:
+            words_NX = self._word_ids(character_ids, input_ids).flatten(0, 1)[packing.positions_N]
+            distinct_UX, index_N = distinct_rows(words_NX)
+            words_UP = self.encode_words(distinct_UX)
+        device = words_UP.device
+        return TokenBatch(to_device(mask_BT, device), packing.to(device), words_UP, to_device(index_N, device), packing)
 
     def _word_ids(self, character_ids: Tensor, input_ids: Tensor) -> Tensor:
         """All ids that a word's vector depends on: its word id, if the model has word vectors, then its characters."""
@@ -572,6 +595,7 @@ class ELMoModel(ELMoPreTrainedModel):
         cache = self._usable_cache()
         if cache is None:
             return self._compute_words(words_UX)
+        words_UX = to_device(words_UX, cache.words.device)
         known_U, rows_U = cache.find(words_UX)
         vectors_UP = cache.vectors[rows_U]
         if not known_U.all():
@@ -579,7 +603,9 @@ class ELMoModel(ELMoPreTrainedModel):
         return vectors_UP
 
     def _compute_words(self, words_UX: Tensor) -> Tensor:
-        features = [] if self.word_embeddings is None else [self.word_embeddings(words_UX[:, 0])]
+        features = []
+        if self.word_embeddings is not None:
+            features.append(self.word_embeddings(to_device(words_UX[:, 0], self.word_embeddings.weight.device)))
         if self.char_encoder is not None:
             features.append(self.char_encoder(words_UX[:, -self.config.max_word_length :]))
         features_UF = torch.cat(features, dim=-1)
@@ -668,6 +694,27 @@ class ELMoModel(ELMoPreTrainedModel):
             check_floats("initial_states", state, shape)
         return states[0].to(words_UP), states[1].to(words_UP.device, cell_dtype)
 
+    def run_directions(self, streams: Sequence[tuple[TokenBatch, Tensor]], states: States) -> list[tuple]:
+        """Runs both LSTMs, each over a batch in an order, at once where that is faster. Returns as `run_direction`."""
+        lstms, batches = (self.forward_lstm, self.backward_lstm), [batch for batch, _ in streams]
+        sizes, *others = (batch.packing.batch_sizes for batch in batches)
+        if not sizes or others != [sizes] or not can_run_both(lstms, batches[0].words_UP):
+            return [self.run_direction(number, *stream, states) for number, stream in enumerate(streams)]
+        inputs_KND = torch.stack([batch.words_UP[batch.index_N[order_N]] for batch, order_N in streams])
+        rows = [batch.packing.rows_S for batch in batches]
+        starts = [[state[:, :, number] for state in states] for number in range(2)]
+        packed = [
+            torch.stack([start[rows_S].transpose(0, 1) for start, rows_S in zip(same, rows, strict=True)])
+            for same in zip(*starts, strict=True)
+        ]
+        outputs, *ends = run_both(lstms, inputs_KND, sizes, *packed)
+        found = []
+        for number, rows_S in enumerate(rows):
+            news = (end[number].transpose(0, 1) for end in ends)
+            states_B = [old.index_copy(0, rows_S, new.to(old)) for old, new in zip(starts[number], news, strict=True)]
+            found.append(([output[number] for output in outputs], *states_B))
+        return found
+
     @torch.compiler.disable  # as `forward`
     def run_direction(self, direction: int, batch: TokenBatch, order_N: Tensor, states: States):
         """Runs the forward (0) or backward (1) LSTM over the real tokens in the order `order_N`.
@@ -734,21 +781,26 @@ class ELMoForPreTraining(ELMoPreTrainedModel):
         """
         two_streams = backward_character_ids is not None or backward_input_ids is not None
         self._check_labels(labels, forward_targets, backward_targets, two_streams)
+        # The host reads all ids before the device has work, so that nothing after that waits.
+        character_ids, backward_character_ids = on_host(character_ids), on_host(backward_character_ids)
+        labels, forward_targets, backward_targets = map(on_host, (labels, forward_targets, backward_targets))
         batch = stream = self.elmo.read_tokens(character_ids, input_ids, attention_mask)
-        backward_order_N = batch.packing.backward_N
+        orders = [batch.host_packing.forward_N, batch.host_packing.backward_N]
         if two_streams:
             stream = self.elmo.read_tokens(backward_character_ids, backward_input_ids, backward_attention_mask)
-            backward_order_N = stream.packing.forward_N
+            orders[1] = stream.host_packing.forward_N
             if len(stream.mask_BT) != len(batch.mask_BT):
                 rows = len(batch.mask_BT), len(stream.mask_BT)
                 raise ValueError(f"The two streams have {rows[0]} and {rows[1]} rows; pass the same number.")
         states = self.elmo.starting_states(initial_states, batch.words_UP, len(batch.mask_BT))
-        forward, *forward_ends = self.elmo.run_direction(0, batch, batch.packing.forward_N, states)
-        backward, *backward_ends = self.elmo.run_direction(1, stream, backward_order_N, states)
+        backward_order_N = stream.packing.forward_N if two_streams else batch.packing.backward_N
+        (forward, *forward_ends), (backward, *backward_ends) = self.elmo.run_directions(
+            ((batch, batch.packing.forward_N), (stream, backward_order_N)), states
+        )
         predictions = []
         streams = (
-            (batch, batch.packing.forward_N, forward, forward_targets),
-            (stream, backward_order_N, backward, backward_targets),
+            (batch, orders[0], forward, forward_targets),
+            (stream, orders[1], backward, backward_targets),
         )
         for direction, (tokens, order_N, outputs, aligned) in enumerate(streams):
             if labels is not None:
@@ -767,14 +819,19 @@ class ELMoForPreTraining(ELMoPreTrainedModel):
         )
 
     def _losses(self, predictions: list[tuple[Tensor, Tensor]], num_items_in_batch, candidates) -> list[Tensor]:
-        """The mean of both directions' losses, which has the gradient, and the loss of each direction."""
+        """The mean of both directions' losses, which has the gradient, and the loss of each direction.
+
+        Args:
+            predictions: hidden states on the model's device, and targets on the CPU.
+        """
         hidden, targets, scales = [], [], []
         for hidden_NP, targets_N in predictions:
-            predicted_N = targets_N != -100
-            count = predicted_N.sum().clamp(min=1) if num_items_in_batch is None else num_items_in_batch
-            hidden.append(F.dropout(hidden_NP, self.config.dropout, self.training)[predicted_N])
-            targets.append(targets_N[predicted_N])
-            scales.append(torch.ones_like(targets[-1], dtype=torch.float32) / count)
+            predicted_M = (targets_N != -100).nonzero()[:, 0]
+            count = max(1, len(predicted_M)) if num_items_in_batch is None else num_items_in_batch
+            rows_M = to_device(predicted_M, hidden_NP.device)
+            hidden.append(F.dropout(hidden_NP, self.config.dropout, self.training)[rows_M])
+            targets.append(targets_N[predicted_M])
+            scales.append(hidden_NP.new_ones(len(rows_M), dtype=torch.float32) / count)
         scale_N = torch.cat(scales) / 2
         # One call for both directions: they share the softmax and the candidates of a sampled softmax.
         loss, losses_N = self.softmax(torch.cat(hidden), torch.cat(targets), scale_N, candidates)
@@ -801,13 +858,15 @@ class ELMoForPreTraining(ELMoPreTrainedModel):
         batch, hidden = self._read_both_ways(character_ids, input_ids, attention_mask, initial_states)
         if input_ids is None:
             raise ValueError("Scores are scores of words: pass `input_ids` with `character_ids`.")
-        positions_N, scores = batch.packing.positions_N, []
+        scores = []
         for direction, hidden_NP in enumerate(hidden):
             here_M, there_M = _neighbor_tokens(direction, batch)
-            targets_M = input_ids.flatten()[positions_N[there_M]].long()
+            positions_M = batch.host_packing.positions_N[there_M]
+            targets_M = input_ids.cpu().flatten()[positions_M].long()
             _check_targets("input_ids", targets_M, self.config)
-            _, losses_M = self.softmax(hidden_NP[here_M], targets_M)
-            scores.append(losses_M.new_zeros(batch.mask_BT.numel()).index_copy_(0, positions_N[there_M], -losses_M))
+            _, losses_M = self.softmax(hidden_NP[to_device(here_M, hidden_NP.device)], targets_M)
+            positions_M = to_device(positions_M, losses_M.device)
+            scores.append(losses_M.new_zeros(batch.mask_BT.numel()).index_copy_(0, positions_M, -losses_M))
         return ELMoScores(*(score.view(batch.mask_BT.shape) for score in scores))
 
     @torch.no_grad()
@@ -838,7 +897,10 @@ class ELMoForPreTraining(ELMoPreTrainedModel):
         if not 1 <= top_k < self.config.vocab_size:
             raise ValueError(f"`top_k` is {top_k}; pass 1 to {self.config.vocab_size - 1}, the words without <PAD>.")
         batch, hidden = self._read_both_ways(character_ids, input_ids, attention_mask, initial_states)
-        sources = [(hidden[index], *_neighbor_tokens(index, batch)) for index in directions]
+        sources = []
+        for index in directions:
+            neighbors = _neighbor_tokens(index, batch)
+            sources.append((hidden[index], *(to_device(rows_M, hidden[index].device) for rows_M in neighbors)))
         word_ids = batch.mask_BT.new_zeros(batch.mask_BT.numel(), top_k, dtype=torch.long) + self.config.pad_token_id
         log_probs = torch.zeros_like(word_ids, dtype=torch.promote_types(hidden[0].dtype, torch.float32))
         predicted_N = torch.cat([there_M for _, _, there_M in sources]).unique()
@@ -863,9 +925,9 @@ class ELMoForPreTraining(ELMoPreTrainedModel):
         self._check_vocabulary()
         batch = self.elmo.read_tokens(character_ids, input_ids, attention_mask)
         states = self.elmo.starting_states(initial_states, batch.words_UP, len(batch.mask_BT))
-        hidden = []
-        for direction, order_N in enumerate((batch.packing.forward_N, batch.packing.backward_N)):
-            outputs, *_ = self.elmo.run_direction(direction, batch, order_N, states)
+        hidden, orders = [], (batch.packing.forward_N, batch.packing.backward_N)
+        both = self.elmo.run_directions([(batch, order_N) for order_N in orders], states)
+        for order_N, (outputs, *_) in zip(orders, both, strict=True):
             hidden.append(torch.empty_like(outputs[-1]).index_copy_(0, order_N, outputs[-1]))
         return batch, hidden
 
@@ -900,9 +962,9 @@ class ELMoForPreTraining(ELMoPreTrainedModel):
 
 
 def _token_targets(name: str, given: Tensor, batch: TokenBatch, config: ELMoConfig) -> Tensor:
-    """The entry `(N,)` of `given` `(batch, time)` at each real token, in reading order, after a check."""
+    """The entry `(N,)` of `given` `(batch, time)` at each real token, in reading order, after a check; on the CPU."""
     check_ids(name, given, tuple(batch.mask_BT.shape))
-    words_N = given.flatten()[batch.packing.positions_N].long()
+    words_N = given.flatten()[batch.host_packing.positions_N].long()
     _check_targets(name, words_N[words_N != -100], config)
     return words_N
 
@@ -915,8 +977,11 @@ def _shifted_targets(labels: Tensor, direction: int, batch: TokenBatch, config: 
 
 
 def _neighbor_tokens(direction: int, batch: TokenBatch) -> tuple[Tensor, Tensor]:
-    """The real tokens `(M,)` that predict a neighbour in their row, and these neighbours: next (0) or preceding (1)."""
-    rows_N = batch.packing.positions_N // batch.mask_BT.shape[1]
+    """The real tokens that predict a neighbour in their row, and these neighbours: next (0) or preceding (1).
+
+    Both are `(M,)`, on the CPU.
+    """
+    rows_N = batch.host_packing.positions_N // batch.mask_BT.shape[1]
     first_M = (rows_N[1:] == rows_N[:-1]).nonzero(as_tuple=True)[0]
     return (first_M + 1, first_M) if direction else (first_M, first_M + 1)
 

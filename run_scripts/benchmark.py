@@ -3,6 +3,7 @@
     elmo benchmark --text_file corpus.txt
     elmo benchmark --parts inference training --peer run_scripts/benchmarks/peer_allennlp.py:allennlp
     elmo benchmark --parts inference training tokenizer --against ../clone-of-the-last-release
+    elmo benchmark --device cuda --output report.json
 
 Each implementation is first checked against the plain definition; if one is wrong, no speed is reported. Then all take
 turns, and the tables show medians over the rounds. "speedup" is the time of a row divided by the time of the first row,
@@ -24,6 +25,12 @@ import transformers
 
 from modeling_elmo import ELMoConfig, ELMoModel
 from modeling_elmo.configuration_elmo import PRESETS
+from modeling_elmo.run_scripts.benchmarks.device_speed import (
+    DEVICE_PARTS,
+    device_conditions,
+    device_contest,
+    variants_on,
+)
 from modeling_elmo.run_scripts.benchmarks.fine_tuning_speed import HEADS, fine_tuning_contest
 from modeling_elmo.run_scripts.benchmarks.model_speed import ModelVariants, model_contest
 from modeling_elmo.run_scripts.benchmarks.peers import checkout_peer, load_checkout, load_peer
@@ -33,6 +40,7 @@ from modeling_elmo.run_scripts.benchmarks.tokenizer_speed import tokenizer_conte
 from modeling_elmo.run_scripts.benchmarks.turns import Contest, format_rows, measure
 from modeling_elmo.run_scripts.program.command_line import ProgramParser, run
 from modeling_elmo.run_scripts.program.files import write_json
+from modeling_elmo.run_scripts.program.processes import local_device
 
 BENCHMARK_PARTS = ("inference", "training", "pretraining", "fine_tuning", "tokenizer")
 
@@ -42,6 +50,10 @@ class BenchmarkArguments:
     parts: list[str] = field(
         default_factory=lambda: [*BENCHMARK_PARTS],
         metadata={"help": f"Parts to measure: {', '.join(BENCHMARK_PARTS)}."},
+    )
+    device: str = field(
+        default="cpu",
+        metadata={"help": f"Device. On another than cpu, the parts are {' and '.join(DEVICE_PARTS)}."},
     )
     text_file: str | None = field(
         default=None, metadata={"help": "Text file, one sentence per line. Default: a short text of the repository."}
@@ -82,25 +94,41 @@ class BenchmarkArguments:
             unknown = [each for each in ([received] if name == "preset" else received) if each not in known]
             if unknown:
                 raise ValueError(f"--{name} {' '.join(unknown)} is unknown; pass {', '.join(known)}.")
+        if self.device != "cpu":
+            self._check_parts_of_devices()
+
+    def _check_parts_of_devices(self):
+        if self.parts == [*BENCHMARK_PARTS]:  # the default
+            self.parts = [*DEVICE_PARTS]
+        for name, wrong in (("parts", {*self.parts} - {*DEVICE_PARTS}), ("against", self.against), ("peer", self.peer)):
+            if wrong:
+                raise ValueError(
+                    f"--{name} with --device {self.device}: a device is compared with the CPU only, in "
+                    f"{' and '.join(DEVICE_PARTS)}. Leave out --{name}, or pass --device cpu."
+                )
 
 
 def main(arguments: list[str] | None = None) -> dict[str, Any]:
     parsed = ProgramParser(BenchmarkArguments, description=__doc__).parse(arguments)
     transformers.logging.disable_progress_bar()
     torch.set_num_threads(parsed.threads or torch.get_num_threads())
-    figures: dict[str, Any] = {"conditions": measurement_conditions(parsed), "rows": []}
+    device = local_device(parsed.device)
+    figures: dict[str, Any] = {"conditions": measurement_conditions(parsed), "rows": [], "tables": []}
+    figures["conditions"] |= device_conditions(device)
     print(json.dumps(figures["conditions"]))
     with TemporaryDirectory() as folder:
-        for contest in chosen_contests(parsed, Path(folder)):
+        for contest in chosen_contests(parsed, Path(folder), device):
             rows = measure(contest, parsed.rounds)
-            print(format_rows(contest, rows), flush=True)
+            table = format_rows(contest, rows)
+            print(table, flush=True)
             figures["rows"] += rows
+            figures["tables"] += table.strip().splitlines()
     if parsed.output:
         write_json(Path(parsed.output), figures)
     return figures
 
 
-def chosen_contests(parsed: BenchmarkArguments, folder: Path) -> Iterator[Contest]:
+def chosen_contests(parsed: BenchmarkArguments, folder: Path, device: torch.device) -> Iterator[Contest]:
     """All contests of the chosen parts, made one by one."""
     sentences = read_sentences(parsed.text_file)
     checkout = load_checkout(parsed.against) if parsed.against else None
@@ -111,6 +139,7 @@ def chosen_contests(parsed: BenchmarkArguments, folder: Path) -> Iterator[Contes
         peers = {} if checkout is None else {"other checkout": checkout_peer(checkout, parsed.preset, model)}
         peers |= dict(load_peer(spec, model) for spec in parsed.peer)
         variants = ModelVariants.of(model)
+        there = None if device.type == "cpu" else variants_on(variants, device)
     for part in parsed.parts:
         if part == "tokenizer":
             yield from tokenizer_contests(sentences, checkout)
@@ -121,6 +150,8 @@ def chosen_contests(parsed: BenchmarkArguments, folder: Path) -> Iterator[Contes
                 yield pretraining_contest(name, batches[name], parsed.preset, *options)
             elif part == "fine_tuning":
                 yield from (fine_tuning_contest(head, name, batches[name], parsed.preset, folder) for head in HEADS)
+            elif there is not None:
+                yield device_contest(part, name, batches[name], variants, there)
             else:
                 yield model_contest(part, name, batches[name], variants, peers)
 

@@ -16,6 +16,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import torch
 from accelerate import Accelerator
 from accelerate.utils import InitProcessGroupKwargs, broadcast_object_list, is_tensorboard_available, set_seed
 from transformers.utils import cached_file, logging
@@ -155,6 +156,8 @@ def make_accelerator(arguments: PretrainingArguments) -> Accelerator:
         # The other processes wait while the main process counts the words of a large text.
         kwargs_handlers=[InitProcessGroupKwargs(timeout=timedelta(days=1))],
     )
+    if accelerator.device.type == "cuda":
+        torch.set_float32_matmul_precision("high" if arguments.tf32 else "highest")
     check_processes(accelerator.num_processes)
     if accelerator.mixed_precision not in ("no", "bf16"):
         raise ValueError(f"accelerate was given mixed_precision {accelerator.mixed_precision!r}; pass 'no' or 'bf16'.")

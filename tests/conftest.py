@@ -4,6 +4,7 @@ import shutil
 import tempfile
 
 import pytest
+import torch
 
 # No network, and no files cached by another run or another worker. Set before huggingface_hub is imported, which
 # reads these variables once.
@@ -11,6 +12,8 @@ _HOME = tempfile.mkdtemp(prefix="modeling_elmo_tests_")
 atexit.register(shutil.rmtree, _HOME, ignore_errors=True)
 os.environ.update(HF_HOME=_HOME, HF_HUB_OFFLINE="1", TOKENIZERS_PARALLELISM="false")
 os.environ.pop("HF_MODULES_CACHE", None)
+if not torch.cuda.is_available():
+    os.environ.setdefault("TRITON_INTERPRET", "1")  # its kernels run on the CPU
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # the models are tiny, and pytest-xdist fills the cores
 
 

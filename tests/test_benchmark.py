@@ -338,3 +338,12 @@ def test_bert_has_its_best_case():
     assert not (encoded.input_ids == tokenizer.unk_token_id).any()
     pieces = int(encoded.attention_mask.sum()) - 2 * len(texts)
     assert pieces < 1.05 * sum(map(len, SENTENCES))
+
+
+def test_options_of_a_device(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(ValueError, match="--device cuda: torch finds no CUDA device here; pass cpu."):
+        benchmark.main(["--device", "cuda"])
+    for option in (["--parts", "inference", "tokenizer"], ["--against", "there"], ["--peer", "file.py:peer"]):
+        with pytest.raises(ValueError, match=f"{option[0]} with --device cuda: .* Leave out {option[0]}"):
+            benchmark.main(["--device", "cuda", *option])

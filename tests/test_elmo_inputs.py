@@ -41,7 +41,7 @@ def test_unpacking_puts_every_vector_at_its_position(seed):
     mask = torch.rand(5, 7, generator=torch.Generator().manual_seed(seed)) < 0.6
     packing = pack(mask)
     tokens = torch.arange(len(packing.positions_N))
-    batch = TokenBatch(mask, packing, tokens[:, None].float() + 1, tokens)
+    batch = TokenBatch(mask, packing, tokens[:, None].float() + 1, tokens, packing)
     forward, backward = (order[:, None].float() + 1 for order in (packing.forward_N, packing.backward_N))
     expected = torch.zeros(5, 7)
     expected[mask] = tokens.float() + 1

@@ -4,6 +4,7 @@ import json
 import shutil
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from unittest.mock import MagicMock
 
 import pytest
@@ -25,6 +26,7 @@ from modeling_elmo.run_scripts.cards.card import read_result
 from modeling_elmo.run_scripts.pretraining import loop
 from modeling_elmo.run_scripts.pretraining.checkpoints import Checkpoints
 from modeling_elmo.run_scripts.pretraining.corpus import Corpus
+from modeling_elmo.run_scripts.pretraining.options import PretrainingArguments
 from modeling_elmo.run_scripts.program.processes import sole_run
 
 SHORT = {"max_steps": 2, "eval_steps": 100, "save_steps": 100}
@@ -259,6 +261,19 @@ def test_accelerates_own_half_precision_is_refused(tmp_path, monkeypatch):
     with pytest.raises(ValueError, match="mixed_precision 'fp16'; pass 'no' or 'bf16'"):
         pretrain(tmp_path, max_steps=1)
     AcceleratorState._reset_state(reset_partial_state=True)
+
+
+@pytest.mark.parametrize(
+    "device, options, chosen",
+    [("cuda", {}, ["high"]), ("cuda", {"tf32": False}, ["highest"]), ("cpu", {}, []), ("cpu", {"tf32": False}, [])],
+)
+def test_tf32_is_for_cuda(device, options, chosen, tmp_path, monkeypatch):
+    accelerator = SimpleNamespace(device=torch.device(device), num_processes=1, mixed_precision="no")
+    monkeypatch.setattr(run_pretraining, "Accelerator", lambda **_: accelerator)
+    received: list[str] = []
+    monkeypatch.setattr(torch, "set_float32_matmul_precision", received.append)
+    assert run_pretraining.make_accelerator(PretrainingArguments(output_dir=str(tmp_path), **options)) is accelerator
+    assert received == chosen
 
 
 # Files after training

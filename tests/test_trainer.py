@@ -7,7 +7,7 @@ import torch
 from safetensors.torch import load_file
 from task_worker import assert_same_weights, bilm, capitals, predictions_of, stopping_trainer, trainer_with
 from task_worker import train_tagger as train
-from transformers import TrainerCallback
+from transformers import TrainerCallback, training_args
 
 from modeling_elmo import ELMoForTokenClassification, ELMoTokenizer
 from modeling_elmo.run_scripts import run_ner
@@ -44,6 +44,18 @@ def place(tmp_path_factory) -> Path:
 def test_options_that_do_not_fit_a_task(options, message, tmp_path):
     with pytest.raises(ValueError, match=message):
         TaskTrainingArguments(output_dir=str(tmp_path), **options)
+
+
+@pytest.mark.parametrize("given, chosen", [(None, [True]), (False, [False])])
+def test_tf32_is_on_where_it_exists(given, chosen, tmp_path, monkeypatch):
+    assert TaskTrainingArguments(output_dir=str(tmp_path), use_cpu=True).tf32 is None
+    received: list[bool] = []
+    monkeypatch.setattr(trainer, "has_accelerator", lambda: True)
+    for module in (trainer, training_args):
+        monkeypatch.setattr(module, "is_torch_tf32_available", lambda: True)
+    monkeypatch.setattr(training_args, "enable_tf32", received.append)
+    TaskTrainingArguments(output_dir=str(tmp_path), tf32=given)
+    assert received == chosen
 
 
 def test_each_process_on_its_own_is_refused(tmp_path, monkeypatch):

@@ -10,6 +10,7 @@ from datasets import Dataset
 from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import SequentialSampler
 from transformers import Trainer, TrainerCallback, TrainingArguments
+from transformers.utils import is_torch_tf32_available
 
 from modeling_elmo.run_scripts.fine_tuning.moving_average import MovingAverage
 from modeling_elmo.run_scripts.program.files import sync
@@ -44,6 +45,7 @@ class TaskTrainingArguments(TrainingArguments):
     save_total_limit: int = 1
     load_best_model_at_end: bool = True
     report_to: str = "none"
+    tf32: bool | None = None  # on where it exists
     adadelta: bool = field(default=False, metadata={"help": "Adadelta (rho 0.95) instead of --optim."})
     ema_decay: float = field(default=0.0, metadata={"help": EMA_HELP})
 
@@ -65,6 +67,8 @@ class TaskTrainingArguments(TrainingArguments):
             )
         if not has_accelerator():
             self.use_cpu = True
+        if self.tf32 is None and not self.use_cpu and is_torch_tf32_available():
+            self.tf32 = True
         super().__post_init__()  # by default it sets the loss as metric
         check_processes(self.world_size)
         if self.adadelta and self.optim != TrainingArguments.__dataclass_fields__["optim"].default:

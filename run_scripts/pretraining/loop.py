@@ -204,14 +204,13 @@ class Pretraining:
 
     def _backward(self, batch: LMBatch, num_items: float, candidates, is_last: bool) -> Tensor:
         """Adds the gradient of a batch. Returns its losses `(3,)`: joint, forward, backward."""
-        inputs = {name: tensor.to(self.accelerator.device, non_blocking=True) for name, tensor in batch.inputs.items()}
         if self.states is not None:
             resets_B121 = batch.resets.T[:, None, :, None].to(self.accelerator.device, non_blocking=True)
             hidden, cell = (state.masked_fill(resets_B121, 0) for state in self.states)
             self.states = hidden, cell
         with nullcontext() if is_last else self.accelerator.no_sync(self.model):
             output = self.model(
-                **inputs, initial_states=self.states, num_items_in_batch=num_items, candidates=candidates
+                **batch.inputs, initial_states=self.states, num_items_in_batch=num_items, candidates=candidates
             )
             self.accelerator.backward(output.loss * self.arguments.gradient_scale)
         if self.carries_states:

@@ -159,7 +159,11 @@ def make_optimizers(model: nn.Module, arguments: OptimizationArguments) -> list[
     else:
         for_dense, for_sparse = torch.optim.AdamW, torch.optim.SparseAdam
         options = {"betas": (arguments.adam_beta1, arguments.adam_beta2), "eps": arguments.adam_epsilon}
-    optimizers: list[Optimizer] = [for_dense(groups, lr=arguments.learning_rate, **options)]
+    # One pass over the weights of an accelerator; torch has none for Adagrad.
+    is_fused = arguments.optim != "adagrad" and next(model.parameters()).device.type not in ("cpu", "mps", "meta")
+    optimizers: list[Optimizer] = [
+        for_dense(groups, lr=arguments.learning_rate, **options, **({"fused": True} if is_fused else {}))
+    ]
     if matrices:
         rate: Any = arguments.learning_rate
         optimizers.append(Muon(matrices.values(), lr=rate, weight_decay=arguments.weight_decay))

@@ -49,6 +49,7 @@ class PretrainingArguments(OptimizationArguments):
         metadata={"help": "Shard a full or adaptive softmax and its optimizer state over the devices (FSDP 2)."},
     )
     bf16: bool = field(default=False, metadata={"help": "Mixed precision in bfloat16."})
+    tf32: bool = field(default=True, metadata={"help": "Products of float32 matrices in TF32 on CUDA."})
     torch_compile: bool = field(
         default=False, metadata={"help": "Compile the model with torch.compile, except the loop over time steps."}
     )

@@ -1,0 +1,121 @@
+"""Speed of the biLM on an accelerator: every path and precision, checked against the definition on the CPU in float32.
+
+The ids of a batch stay on the CPU, as in `elmo pretrain`. A time ends when the device has finished. Each row has two
+more figures: the kernels that the host launches in a run, and the most memory that a run takes, in megabytes.
+"""
+
+import copy
+import shutil
+import subprocess
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+
+import torch
+from torch.profiler import profile
+
+from modeling_elmo import ELMoModel
+from modeling_elmo.elmo_lstm_fused import triton
+from modeling_elmo.run_scripts.benchmarks.model_speed import (
+    ModelVariants,
+    encode_words,
+    gradients_of,
+    top_layer,
+    vectors_of,
+)
+from modeling_elmo.run_scripts.benchmarks.turns import TOLERANCE, Contest, Implementation, Outputs
+
+DEVICE_PARTS = ("inference", "training")
+PRECISIONS = {"float32": TOLERANCE, "tf32": 0.02, "bfloat16": 0.1}  # with the largest error of each
+LAUNCHES = ("LaunchKernel", "GraphLaunch")  # parts of the names of CUDA's functions
+
+
+class DeviceRun:
+    """A computation on a device in a precision, until its end."""
+
+    def __init__(self, compute: Callable[[], Outputs], device: torch.device, precision: str):
+        self.compute, self.device, self.precision = compute, device, precision
+        self.module: Any = torch.get_device_module(device)
+
+    def __call__(self) -> Outputs:
+        with precision_of(self.precision, self.device):
+            outputs = self.compute()
+        self.module.synchronize()
+        return outputs
+
+    def details(self) -> dict[str, float]:
+        self.module.reset_peak_memory_stats()
+        with profile() as profiler:
+            self()
+        launches = sum(each.count for each in profiler.key_averages() if any(name in each.key for name in LAUNCHES))
+        return {"launches": launches, "megabytes": self.module.max_memory_allocated() / 1e6}
+
+
+@contextmanager
+def precision_of(name: str, device: torch.device) -> Iterator[None]:
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("high" if name == "tf32" else "highest")
+    try:
+        with torch.autocast(device.type, torch.bfloat16, enabled=name == "bfloat16"):
+            yield
+    finally:
+        torch.set_float32_matmul_precision(before)
+
+
+def variants_on(variants: ModelVariants, device: torch.device) -> ModelVariants:
+    return ModelVariants(*(copy.deepcopy(model).to(device) for model in variants))
+
+
+def device_contest(
+    part: str, name: str, batch: list[list[str]], variants: ModelVariants, there: ModelVariants
+) -> Contest:
+    """Our code, the definition, recorded graphs and `torch.nn.LSTM` on one batch.
+
+    Args:
+        part: `"inference"`, or `"training"`: forward and backward, without dropout and optimizer.
+        variants, there: the models on the CPU, and their copies on the device.
+    """
+    encoding, compute, device = (
+        encode_words(batch),
+        vectors_of if part == "inference" else gradients_of,
+        there[0].device,
+    )
+
+    def call_of(model: ELMoModel, backend: str | None = None) -> Callable[[], Outputs]:
+        return partial(compute, partial(top_layer, model, encoding, backend), dict(model.named_parameters()))
+
+    def expected_of(model: ELMoModel) -> Outputs:
+        return {key: value.to(device) for key, value in call_of(model, "reference")().items()}
+
+    clipped, unclipped = expected_of(variants.model), expected_of(variants.unclipped)
+    rows = [
+        (f"{title}, {precision}", call_of(there.model, backend), clipped, precision)
+        for precision in PRECISIONS
+        for title, backend in (("this package", None), ("plain definition", "reference"), ("graphs", "cuda_graph"))
+    ]
+    rows += [
+        (f"torch.nn.LSTM, {precision}", call_of(there.torch_lstm), unclipped, precision) for precision in PRECISIONS
+    ]
+    implementations = []
+    for title, call, expected, precision in rows:
+        run = DeviceRun(call, device, precision)
+        implementations.append(Implementation(title, run, expected, run.details, PRECISIONS[precision]))
+    return Contest(part, name, int(encoding.attention_mask.sum()), "tokens", implementations)
+
+
+def device_conditions(device: torch.device) -> dict[str, Any]:
+    """What a reader of the figures must know about a CUDA device."""
+    if device.type != "cuda":
+        return {"device": str(device)}
+    properties, command = torch.cuda.get_device_properties(device), shutil.which("nvidia-smi")
+    query = [str(command), "--query-gpu=driver_version", "--format=csv,noheader"]
+    driver = subprocess.run(query, capture_output=True, text=True).stdout.split() if command else []
+    return {
+        "device": properties.name,
+        "device_memory": properties.total_memory,
+        "compute_capability": f"{properties.major}.{properties.minor}",
+        "driver": driver[0] if driver else "unknown",
+        "cuda": torch.version.cuda,
+        "triton": None if triton is None else triton.__version__,
+    }

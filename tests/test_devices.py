@@ -1,0 +1,522 @@
+"""Other devices than the CPU, on a simulated one (`fakegpu.py`): values, gradients, launches and waits.
+
+Nothing here needs a GPU. Every case runs on the CPU, whose results other tests compare with definitions, and there.
+"""
+
+import json
+import os
+import shutil
+from contextlib import contextmanager, nullcontext
+from unittest.mock import patch
+
+import pytest
+import torch
+from accelerate.state import AcceleratorState
+from head_models import HEADS, PAIRS, make_config, stirred
+from head_models import batch_of as batch_of_head
+from head_models import make_batch as make_head_batch
+from head_models import make_model as make_head
+from head_models import targets_of as targets_of_head
+from pretraining_worker import pretrain
+from test_modeling_elmo import make_batch, make_model
+from torch.utils._pytree import tree_leaves, tree_map
+from transformers import Trainer, TrainingArguments
+
+from modeling_elmo import (
+    ELMoConfig,
+    ELMoForPreTraining,
+    ELMoForQuestionAnswering,
+    ELMoForSequenceClassification,
+    ELMoForTokenClassification,
+    ELMoModel,
+    ELMoTokenizer,
+    elmo_backend,
+    elmo_lstm,
+    elmo_lstm_fused,
+)
+from modeling_elmo.pipeline_elmo import ELMoQuestionAnsweringPipeline
+from modeling_elmo.run_scripts import benchmark
+from modeling_elmo.run_scripts.pretraining.optimization import OptimizationArguments, clip_gradients, make_optimizers
+
+MISSING = [tool for tool in ("g++", "ninja") if shutil.which(tool) is None]
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(bool(MISSING), reason=f"the simulated device is built with {' and '.join(MISSING)}"),
+]
+DEVICE = "fakegpu"
+WITHOUT_DROPOUT = {"dropout": 0.0, "elmo_dropout": 0.0, "task_dropout": 0.0}
+WORD_LEVEL = {"char_vocab_size": 0, "word_embedding_size": 6}
+SAMPLED = {"softmax_type": "sampled", "num_sampled": 16, "vocab_size": 60}
+SOFTMAXES = {
+    "full": {},
+    "sampled": SAMPLED,
+    "adaptive": {"softmax_type": "adaptive", "vocab_size": 60, "adaptive_cutoffs": [20]},
+}
+both_modes = pytest.mark.parametrize("train", [False, True], ids=["eval", "train"])
+
+
+@pytest.fixture(scope="module", autouse=True)
+def fakegpu():
+    import fakegpu  # builds it
+
+    return fakegpu
+
+
+def bilm(cls=ELMoModel, **options):
+    return make_model(cls, **{**WITHOUT_DROPOUT, **options})
+
+
+def moved(values, device):
+    return tree_map(lambda value: value.to(device) if isinstance(value, torch.Tensor) else value, values)
+
+
+def outcome(model, batch, train=False, call=None, autocast=False):
+    """Outputs, and gradients by name, on the CPU, when the model has run where it is."""
+    device = model.device
+    model.train(train).zero_grad()
+    precision = torch.autocast(device.type, torch.bfloat16, enabled=autocast)
+    with torch.set_grad_enabled(train), precision:
+        output = (call or (lambda model, batch: model(**batch)))(model, moved(batch, device))
+    found = [value for value in tree_leaves(dict(output)) if isinstance(value, torch.Tensor)]
+    assert {value.device for value in found} == {device}
+    if train:
+        floats = [value for value in found if value.is_floating_point() and value.requires_grad]
+        (output["loss"] if "loss" in output else sum(value.float().square().mean() for value in floats)).backward()
+    named = {name: parameter.grad for name, parameter in model.named_parameters() if parameter.grad is not None}
+    gradients = {name: (grad.to_dense() if grad.is_sparse else grad).cpu() for name, grad in named.items()}
+    return [value.detach().cpu() for value in found], gradients
+
+
+def check(make, batch, backend=None, **options):
+    """The same values and gradients on both devices; `backend` on the simulated one."""
+    expected = outcome(make(), batch, **options)
+    with nullcontext() if backend is None else elmo_backend(backend):
+        found = outcome(make().to(DEVICE), batch, **options)
+    tolerance = {"rtol": 5e-2, "atol": 5e-2} if options.get("autocast") else {"rtol": 1e-3, "atol": 1e-4}
+    assert found[1].keys() == expected[1].keys() and bool(found[1]) == bool(options.get("train"))
+    torch.testing.assert_close(found, expected, **tolerance)
+
+
+def characters(**options):
+    batch = make_batch(bilm().config, **options)
+    del batch["input_ids"]
+    return batch
+
+
+@both_modes
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"scalar_mix_layer_norm": "allennlp"},
+        {"scalar_mix_layer_norm": "bilm"},
+        {"scalar_mix_layer_norm": "token"},
+        {"scalar_mix_mode": "average"},
+        {"scalar_mix_mode": 1},
+        {"lstm_hidden_size": 7},
+        {"cell_clip": None, "projection_clip": 0.1},
+        WORD_LEVEL,
+        {"word_embedding_size": 6},
+    ],
+)
+def test_model(options, train):
+    batch = make_batch(bilm().config)
+    if "char_vocab_size" in options:
+        del batch["character_ids"]
+    check(lambda: bilm(**options), batch, train=train)
+
+
+def inputs():
+    batch, generator = characters(), torch.Generator().manual_seed(0)
+    holes = batch["attention_mask"].clone()
+    holes[0, 2] = 0
+    hidden, cell = (torch.randn(3, 2, 2, size, generator=generator) for size in (7, 21))
+    return {
+        "holes": {**batch, "attention_mask": holes},
+        "left": characters(side="left"),
+        "pairs": {**batch, "token_type_ids": torch.tensor([[0, 0, 0, 1, 1, 1]] * 3)},
+        "without a mask": {"character_ids": batch["character_ids"]},
+        "initial states": {**batch, "initial_states": (hidden, cell)},
+        "vectors": {"inputs_embeds": torch.randn(2, 5, 7, generator=generator)},
+    }
+
+
+@both_modes
+@pytest.mark.parametrize("batch", inputs().values(), ids=inputs())
+def test_inputs(batch, train):
+    check(bilm, batch, train=train)
+
+
+def test_sentence_embeddings():
+    def embed(model, batch):
+        return {"vectors": model.sentence_embeddings(**batch)}
+
+    check(bilm, make_batch(bilm().config), call=embed)
+
+
+@both_modes
+@pytest.mark.parametrize("wide", [True, False])
+def test_half_precision(wide, train):
+    check(lambda: bilm() if wide else bilm().bfloat16(), characters(), train=train, autocast=True)
+
+
+def language_batch(options, streams=False):
+    batch = make_batch(bilm(**options).config)
+    labels = batch["input_ids"].masked_fill(batch["input_ids"] == 0, -100)
+    if not streams:
+        return {**batch, "labels": labels}
+    backward = make_batch(bilm(**options).config, seed=1)["character_ids"]
+    return {
+        "character_ids": batch["character_ids"],
+        "backward_character_ids": backward,
+        "forward_targets": labels,
+        "backward_targets": labels,
+        "initial_states": (torch.ones(3, 2, 2, 7), torch.ones(3, 2, 2, 21)),
+    }
+
+
+@both_modes
+@pytest.mark.parametrize("autocast", [False, True], ids=["float32", "bfloat16"])
+@pytest.mark.parametrize("streams", [False, True], ids=["sentences", "streams"])
+@pytest.mark.parametrize("softmax", SOFTMAXES)
+def test_pretraining(softmax, streams, autocast, train):
+    options = SOFTMAXES[softmax]
+
+    def call(model, batch):
+        model.softmax.sparse_gradients = softmax == "sampled"
+        candidates = model.softmax.sample(torch.Generator().manual_seed(0)) if softmax == "sampled" else None
+        return model(**batch, candidates=candidates)
+
+    batch = language_batch(options, streams)
+    check(lambda: bilm(ELMoForPreTraining, **options), batch, call=call, autocast=autocast, train=train)
+
+
+@pytest.mark.parametrize("number", [11, torch.tensor(11)], ids=["int", "tensor"])
+@pytest.mark.parametrize("on_host", [True, False])
+def test_number_of_predictions(number, on_host):
+    def call(model, batch):
+        given = number if on_host else moved(number, model.device)
+        return model(**batch, num_items_in_batch=given)
+
+    check(lambda: bilm(ELMoForPreTraining), language_batch({}), call=call, train=True)
+
+
+@pytest.mark.parametrize("softmax", ["full", "adaptive"])
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda model, batch: model.score(**batch),
+        lambda model, batch: model.predict_words(**batch),
+        lambda model, batch: model.predict_words(**batch, direction="forward"),
+    ],
+    ids=["score", "both directions", "forward"],
+)
+def test_probabilities(call, softmax):
+    options = SOFTMAXES[softmax]
+    check(lambda: bilm(ELMoForPreTraining, **options), make_batch(bilm(**options).config), call=call)
+
+
+@both_modes
+@pytest.mark.parametrize("cls, options", HEADS.values(), ids=HEADS)
+def test_heads(cls, options, train):
+    def make(**more):
+        return stirred(make_head(cls, **options, **more), 0.3)
+
+    batch = batch_of_head(make())
+    batch |= targets_of_head(make(), batch)
+    check(lambda: make(freeze_bilm=False), batch, train=train)
+    if "linear" in options.values() or options.get("elmo_placement") == "input":
+        check(lambda: make(freeze_bilm=False), batch, train=train, autocast=True)
+        check(lambda: make(scalar_mix_l2=0.1), batch, train=train)
+
+
+@pytest.mark.parametrize("problem, labels", [("regression", 1), ("multi_label_classification", 5)])
+def test_losses_of_sequence_classification(problem, labels):
+    batch = make_head_batch(make_config(), PAIRS)
+    batch["labels"] = torch.rand(4, labels).round().squeeze(1)
+    make = lambda: make_head(ELMoForSequenceClassification, problem_type=problem, num_labels=labels)  # noqa: E731
+    check(make, batch, train=True)
+
+
+def test_a_tagger_given_layers():
+    batch = make_head_batch(make_config())
+    layers = torch.randn(4, 3, batch["input_ids"].shape[1], 14)
+    check(lambda: make_head(ELMoForTokenClassification), {**batch, "elmo_hidden_states": layers})
+
+
+@both_modes
+@pytest.mark.parametrize("inner", [21, 7])
+@pytest.mark.parametrize("backend", ["reference", "training", "inference", "torch_lstm", "cuda_graph"])
+def test_backends(backend, inner, train, fakegpu, monkeypatch):
+    """A forced backend on the device, and the definition on the CPU where the backend is not built."""
+    if backend == "inference" and train:
+        pytest.skip("it has no gradients")
+    clips = {"cell_clip": None, "projection_clip": None} if backend == "torch_lstm" else {}
+    options = {"lstm_hidden_size": inner, **clips}
+    with fakegpu.simulated_cuda_graphs():
+        check(lambda: bilm(**options), characters(), backend, train=train)
+        check(lambda: bilm(ELMoForPreTraining, **options), language_batch({}), backend, train=train)
+
+
+@contextmanager
+def on_accelerate(device):
+    """Gives accelerate a device, as a machine with a GPU would."""
+    AcceleratorState._reset_state(True)
+    with patch.dict(os.environ, {"ACCELERATE_TORCH_DEVICE": device}):
+        yield
+    AcceleratorState._reset_state(True)
+
+
+RUN = {"max_steps": 8, "eval_steps": 4, "save_steps": 4, "logging_steps": 2, "config_overrides": {"dropout": 0.0}}
+
+
+def run_on(device, folder, **options):
+    folder.mkdir(exist_ok=True)
+    with on_accelerate(device):
+        run = pretrain(folder, use_cpu=False, **{**RUN, **options})
+    assert run.plain_model.device.type == device
+    return run
+
+
+def figures_of(run):
+    names = ("loss", "sampled_loss", "gradient_norm", "perplexity")
+    return [entry[name] for entry in run.progress.log for name in names if name in entry]
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"softmax_type": "sampled", "optim": "adagrad"},
+        {"softmax_type": "adaptive", "config_overrides": {"dropout": 0.0, "adaptive_cutoffs": [30]}},
+        {"context": "stream", "softmax_type": "sampled"},
+        {"context": "stream", "gradient_accumulation_steps": 2},
+        {"context": "stream", "bf16": True},
+        {"context": "stream", "backend": "training"},
+        {"context": "stream", "backend": "cuda_graph"},
+        {"context": "stream", "backend": "cuda_graph", "bf16": True},
+    ],
+    ids=lambda options: " ".join(map(str, options.values())) or "default",
+)
+def test_pretraining_runs(options, tmp_path, fakegpu):
+    options = dict(options)
+    backend = options.pop("backend", None)
+    expected = figures_of(run_on("cpu", tmp_path / "cpu", **options))
+    with fakegpu.simulated_cuda_graphs(), elmo_backend(backend) if backend else nullcontext():
+        found = figures_of(run_on(DEVICE, tmp_path / DEVICE, **options))
+    assert len(found) == 11
+    torch.testing.assert_close(found, expected, rtol=1e-2 if "bf16" in options else 1e-5, atol=0)
+
+
+def test_a_run_is_resumed(tmp_path):
+    options = {"context": "stream", "softmax_type": "sampled", "lr_scheduler_type": "constant"}
+    whole = run_on(DEVICE, tmp_path / "whole", **options)
+    run_on(DEVICE, tmp_path / "parts", **options, max_steps=4)
+    resumed = run_on(DEVICE, tmp_path / "parts", **options, resume_from_checkpoint="last")
+    assert figures_of(resumed)[-4:] == figures_of(whole)[-4:]
+
+
+def test_trainer(tmp_path):
+    model = make_head(ELMoForTokenClassification)
+    batch = make_head_batch(model.config)
+    batch |= targets_of_head(model, batch)
+    rows = [{name: values[row] for name, values in batch.items()} for row in range(4)]
+    losses = []
+    for device in ("cpu", DEVICE):
+        with on_accelerate(device):
+            arguments = TrainingArguments(
+                output_dir=str(tmp_path / device), max_steps=3, report_to="none", disable_tqdm=True, save_steps=2
+            )
+            trainer = Trainer(make_head(ELMoForTokenClassification), arguments, train_dataset=rows, eval_dataset=rows)
+            trainer.train()
+            losses.append(trainer.evaluate()["eval_loss"])
+        assert trainer.model.device.type == device
+    assert losses[1] == pytest.approx(losses[0], rel=1e-4)
+
+
+def test_save_and_load(tmp_path):
+    model = bilm(ELMoForPreTraining).to(DEVICE)
+    batch = moved(make_batch(model.config), DEVICE)
+    model.save_pretrained(tmp_path)
+    again = ELMoForPreTraining.from_pretrained(tmp_path).to(DEVICE)
+    mapped = ELMoForPreTraining.from_pretrained(tmp_path, device_map={"": f"{DEVICE}:0"})
+    scores = [each.eval().score(**batch).forward_log_probs.cpu() for each in (model, again, mapped)]
+    assert scores[0].any() and scores[0].equal(scores[1]) and scores[0].equal(scores[2])
+    model.resize_token_embeddings(40)
+    assert model.softmax.weight.device.type == DEVICE
+
+
+def test_models_built_on_the_device():
+    with torch.device(DEVICE):
+        model = bilm(ELMoForPreTraining, **SAMPLED).train()
+    assert {parameter.device.type for parameter in model.parameters()} == {DEVICE}
+    model(**moved(language_batch(SAMPLED), DEVICE)).loss.backward()
+
+
+def test_vocabulary_cache(tmp_path):
+    torch.manual_seed(0)
+    model, tokenizer = ELMoModel(ELMoConfig.from_preset("tiny")).eval(), ELMoTokenizer()
+    batch = tokenizer([["a", "cat"], ["dogs"]], is_split_into_words=True, padding=True, return_tensors="pt")
+    with torch.no_grad():
+        expected = model(**batch).last_hidden_state
+        model.to(DEVICE).cache_vocabulary(["a", "cat", "the"], tokenizer, save=True)
+        model.save_pretrained(tmp_path)
+        again = ELMoModel.from_pretrained(tmp_path).eval().to(DEVICE)
+        for each in (model, again):
+            found = each(**moved(dict(batch), DEVICE)).last_hidden_state.cpu()
+            assert each.vocabulary_cache is not None
+            torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-4)
+        torch.testing.assert_close(model.to("cpu")(**batch).last_hidden_state, expected)
+
+
+def test_question_pipeline():
+    torch.manual_seed(0)
+    model = ELMoForQuestionAnswering(ELMoConfig.from_preset("tiny", task_hidden_size=5)).eval()
+    answers = [
+        ELMoQuestionAnsweringPipeline(model=model, tokenizer=ELMoTokenizer(), device=device)(
+            question="Who sat?", context="The cat sat there."
+        )
+        for device in ("cpu", DEVICE)
+    ]
+    assert answers[0]["answer"] == answers[1]["answer"]
+
+
+def gradients_with_graphs(fakegpu, run, model):
+    """Gradients of `run(model)`, as recorded graphs and as the definition."""
+    found = []
+    for backend in ("cuda_graph", "reference"):
+        model.zero_grad()
+        with fakegpu.simulated_cuda_graphs(), elmo_backend(backend):
+            run(model)
+        found.append({name: parameter.grad.cpu() for name, parameter in model.named_parameters() if "lstm" in name})
+    return found
+
+
+def test_a_graph_of_an_evaluation_is_not_used_in_training(fakegpu):
+    vectors = torch.randn(2, 5, 7).to(DEVICE)
+
+    def run(model):
+        with torch.no_grad():
+            model(inputs_embeds=vectors)
+        model(inputs_embeds=vectors).last_hidden_state.square().sum().backward()
+
+    found, expected = gradients_with_graphs(fakegpu, run, bilm().to(DEVICE))
+    torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-4)
+
+
+def test_a_graph_runs_again_after_its_backward_pass(fakegpu):
+    """Gradients of several batches add up. A batch that is given up, or whose loss is kept, is no obstacle."""
+    model = bilm().to(DEVICE)
+    batches = [{"inputs_embeds": torch.randn(2, 5, 7).to(DEVICE)} for _ in range(2)]
+
+    def loss(batch):
+        return model(**batch).last_hidden_state.square().sum()
+
+    def one_by_one(_):
+        loss(batches[0])
+        losses = []
+        for batch in batches:
+            losses.append(loss(batch))
+            losses[-1].backward()
+
+    found, expected = gradients_with_graphs(fakegpu, one_by_one, model)
+    torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-4)
+    message = "two batches of one shape before a backward pass.*Call `backward\\(\\)`"
+    with fakegpu.simulated_cuda_graphs(), elmo_backend("cuda_graph"), pytest.raises(RuntimeError, match=message):
+        sum(map(loss, batches))
+
+
+def test_few_graphs_are_kept(fakegpu, monkeypatch):
+    """The most recent ones."""
+    monkeypatch.setattr(elmo_lstm, "MOST_GRAPHS", 2)
+    model, recorded, record = bilm().to(DEVICE), [], torch.cuda.make_graphed_callables
+
+    def counted(*arguments):
+        recorded.append(arguments)
+        return record(*arguments)
+
+    monkeypatch.setattr(torch.cuda, "make_graphed_callables", counted)
+    numbers = []
+    with fakegpu.simulated_cuda_graphs(), elmo_backend("cuda_graph"), torch.no_grad():
+        for time in (3, 4, 3, 5, 3, 4):
+            before = len(recorded)
+            model(inputs_embeds=torch.randn(2, time, 7).to(DEVICE))
+            numbers.append(len(recorded) > before)
+    assert numbers == [True, True, False, True, False, True]
+
+
+class Step:
+    """A training step of 128 x 20 tokens, of a narrow model: launches and waits do not depend on widths."""
+
+    def __init__(self, softmax="full", optim="adamw"):
+        torch.manual_seed(0)
+        sizes = {"char_embedding_size": 4, "char_cnn_filters": [[width, 4] for width in range(1, 8)]}
+        sizes |= {"lstm_hidden_size": 32, "projection_size": 8, "vocab_size": 500, "num_sampled": 64}
+        config = ELMoConfig(**sizes, adaptive_cutoffs=[100], softmax_type=softmax)
+        self.model = ELMoForPreTraining(config).to(DEVICE).train()
+        self.model.softmax.sparse_gradients = softmax == "sampled"
+        self.optimizers = make_optimizers(self.model, OptimizationArguments(optim=optim))
+        self.states, self.generator = None, torch.Generator().manual_seed(0)
+
+    def inputs(self, streams: bool) -> dict[str, torch.Tensor]:
+        ids = torch.randint(4, 500, (2, 128, 20), generator=self.generator)
+        spelling = torch.randint(1, 256, (500, 50), generator=self.generator)
+        names = ["character_ids", "labels"]
+        if streams:
+            names = ["character_ids", "backward_character_ids", "forward_targets", "backward_targets"]
+        values = [*spelling[ids], *ids] if streams else [spelling[ids[0]], ids[0]]
+        return dict(zip(names, values, strict=True))
+
+    def take(self, inputs, streams=True, autocast=False):
+        with torch.autocast(DEVICE, torch.bfloat16, enabled=autocast):
+            output = self.model(**inputs, initial_states=self.states)
+        output.loss.backward()
+        clip_gradients(self.model.parameters(), 10.0)
+        for optimizer in self.optimizers:
+            optimizer.step()
+            optimizer.zero_grad()
+        if streams:
+            self.states = tuple(state.detach() for state in output.final_states)
+
+
+@pytest.mark.parametrize(
+    "make, options, launches, waits",
+    [
+        ({}, {}, 830, 0),
+        ({}, {"streams": False}, 670, 0),
+        ({}, {"autocast": True}, 950, 0),
+        ({}, {"device": DEVICE}, 830, 4),
+        ({"softmax": "sampled", "optim": "adagrad"}, {}, 850, 2),  # the gradients of the sampled rows are coalesced
+        ({"softmax": "adaptive"}, {}, 880, 0),
+    ],
+    ids=["streams", "sentences", "bfloat16", "inputs on the device", "sampled", "adaptive"],
+)
+def test_launches_and_waits_of_a_step(make, options, launches, waits, fakegpu, monkeypatch):
+    """The definition alone has 4,461 launches and 32 waits in a step on two streams."""
+    options = dict(options)
+    for name in ("cell_forward", "cell_backward"):
+        monkeypatch.setattr(elmo_lstm_fused, name, fakegpu.as_one_launch(getattr(elmo_lstm_fused, name)))
+    step, device = Step(**make), options.pop("device", "cpu")
+    batches = [moved(step.inputs(options.get("streams", True)), device) for _ in range(2)]
+    step.take(batches[0], **options)  # optimizers make their states
+    with fakegpu.recording() as seen:
+        step.take(batches[1], **options)
+    assert seen.launches["cell_forward"] == seen.launches["cell_backward"] == 40
+    assert seen.num_launches <= launches and seen.num_waits <= waits, f"{seen.num_launches}, {seen.waits}"
+
+
+def test_the_benchmark_of_a_device(fakegpu, monkeypatch, tmp_path):
+    """Every path is right, and a wrong kernel gets no figure."""
+    options = ["--device", DEVICE, "--preset", "tiny", "--rounds", "1", "--batches", "2x6", "--training_batches", "4x6"]
+    with fakegpu.simulated_cuda_graphs():
+        figures = benchmark.main([*options, "--output", str(tmp_path / "report.json")])
+    stored = json.loads((tmp_path / "report.json").read_text(encoding="utf-8"))
+    assert stored["rows"] == figures["rows"] and stored["conditions"]["device"] == DEVICE
+    names = {f"{title}, {precision}" for title in ("this package", "graphs") for precision in ("float32", "bfloat16")}
+    for part, batch in (("inference", "2x6"), ("training", "4x6")):
+        rows = {row["implementation"]: row for row in stored["rows"] if (row["part"], row["batch"]) == (part, batch)}
+        assert len(rows) == 12 and rows.keys() >= names and all(name in "\n".join(stored["tables"]) for name in rows)
+        assert {"launches", "megabytes"} <= rows["this package, float32"].keys()
+    monkeypatch.setattr(elmo_lstm_fused, "cell_forward", lambda *rooms: [room.zero_() for room in rooms[-3:]])
+    with pytest.raises(RuntimeError, match="'this package, float32' is wrong.*no speed is reported"):
+        benchmark.main(options)
