@@ -196,20 +196,13 @@ def _input_gates(layer: ELMoLSTMLayer, text: Sequences) -> Callable[[slice], Ten
 def training_lstm(layer: ELMoLSTMLayer, text: Sequences) -> LSTMOutput:
     """CPU training: with the backward pass of `BackpropagationThroughTime`. Under autocast, cells stay in float32."""
     dtype = product_dtype(text.inputs)
-    weights = [parameter.to(dtype) for parameter in layer.parameters()]
-    tensors = (text.tokens_ND.to(dtype), text.hidden_SP.to(dtype), text.cell_SH, *weights)
-    return _with_gradient(layer, text.batch_sizes)(*tensors)
-
-
-def _with_gradient(layer: ELMoLSTMLayer, batch_sizes: list[int]) -> Callable:
-    """A function of tensors only: inputs, states, and the layer's parameters in order."""
-    options = (layer.forget_bias, layer.cell_clip, layer.projection_clip)
-
-    def run(inputs_ND, hidden_SP, cell_SH, input_weight, bias, state_weight, projection=None):
-        weights = (input_weight, bias, state_weight, projection)
-        return BackpropagationThroughTime.apply(inputs_ND, *weights, hidden_SP, cell_SH, batch_sizes, options)
-
-    return run
+    input_weight, bias, state_weight, *projection = [parameter.to(dtype) for parameter in layer.parameters()]
+    weights = (input_weight, bias, state_weight, projection[0] if projection else None)
+    states, options = (
+        (text.hidden_SP.to(dtype), text.cell_SH),
+        (layer.forget_bias, layer.cell_clip, layer.projection_clip),
+    )
+    return BackpropagationThroughTime.apply(text.tokens_ND.to(dtype), *weights, *states, text.batch_sizes, options)
 
 
 class BackpropagationThroughTime(torch.autograd.Function):

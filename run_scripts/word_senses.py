@@ -26,7 +26,7 @@ from typing import Any
 import numpy as np
 from tqdm.auto import tqdm
 
-from modeling_elmo.run_scripts.cards.tables import sense_table
+from modeling_elmo.run_scripts.cards.tables import layer_names, sense_table
 from modeling_elmo.run_scripts.fine_tuning.word_vectors import read_word_vectors
 from modeling_elmo.run_scripts.program.command_line import ProgramParser, run
 from modeling_elmo.run_scripts.program.files import write_json, write_lines
@@ -128,13 +128,12 @@ def layers_of_sentences(parsed: SenseArguments) -> tuple[Callable[[list[list[str
         rows = dict(zip(found.words, found.vectors, strict=True))
         return lambda sentences, _: static_layers(tqdm(sentences, unit=" sentences"), rows), ["word vectors"]
     model, tokenizer = load_model_and_tokenizer(str(parsed.model), parsed.device, parsed.trust_remote_code)
-    biLSTMs = (f"biLSTM {number + 1}" for number in range(model.config.num_hidden_layers))
 
     def computed(sentences, _) -> Iterator[np.ndarray]:
         bar = tqdm(sentences, unit=" sentences")
         return (layers for _, layers in embed_sentences(bar, model, tokenizer, layers="all"))
 
-    return computed, ["token layer", *biLSTMs, "average"]
+    return computed, [*layer_names(model.config.num_hidden_layers + 1), "average"]
 
 
 def numbered_layers(vectors: dict[str, np.ndarray]) -> list[str]:

@@ -137,11 +137,12 @@ def test_words_of_options():
 def test_time_left(tmp_path):
     """Each experiment has 10 models; three of the first are finished."""
     experiments = [PlannedExperiment(name, [], tmp_path / name, 10) for name in ("first", "second")]
-    assert time_left(experiments, 1) is None
+    assert time_left([10, 10], [each.records() for each in experiments], 1) is None
     for seed, seconds in enumerate((100, 200, 300)):
         record = {"task": "ner", "arm": "elmo", "seed": seed, "metric": "f1", "metrics": {}, "seconds": seconds}
         path = tmp_path / "first" / "elmo" / f"seed-{seed}" / "record.json"
         path.parent.mkdir(parents=True)
         path.write_text(json.dumps(record), encoding="utf-8")
-    assert time_left(experiments, 1) == 7 * 200 and time_left(experiments, 2) == 700
+    records = [each.records() for each in experiments]
+    assert time_left([10, 10], records, 1) == 7 * 200 and time_left([10, 10], records, 2) == 700
     assert not experiments[0].is_finished()

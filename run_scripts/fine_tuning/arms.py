@@ -2,6 +2,7 @@
 
 from typing import Any, NamedTuple
 
+from modeling_elmo.run_scripts.cards.tables import layer_names
 from modeling_elmo.run_scripts.fine_tuning.reports import BASELINE_NAME
 
 
@@ -36,8 +37,8 @@ def experiment_arms(ablation: str | None, compare_baseline: bool, use_elmo: bool
     """The arms that the options ask for. `num_layers` counts the biLM's biLSTM layers."""
     if not use_elmo:
         return [BASELINE]
-    layers = ["token layer", *(f"biLSTM {number}" for number in range(1, num_layers + 1))]
-    each_layer = [Arm(name, {"scalar_mix_mode": number}) for number, name in enumerate(layers)]
+    layers = enumerate(layer_names(num_layers + 1))
+    each_layer = [Arm(name, {"scalar_mix_mode": number}) for number, name in layers]
     arms = {**ABLATIONS, "each_layer": each_layer}[ablation] if ablation else [Arm("elmo", {})]
     if not compare_baseline:
         return arms

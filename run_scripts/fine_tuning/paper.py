@@ -175,7 +175,7 @@ def run_side_by_side(experiments: Sequence[PlannedExperiment], processes: int) -
             while pending:
                 ended, pending = wait(pending, SECONDS_BETWEEN_LOOKS, FIRST_COMPLETED)
                 failed += [running[future] for future in ended if future.result()]
-                show_progress(bar, experiments, time_left(experiments, processes))
+                show_progress(bar, experiments, processes)
         except BaseException:  # Ctrl-C reaches the running commands, too; those that wait must not begin
             pool.shutdown(wait=False, cancel_futures=True)
             raise
@@ -190,18 +190,21 @@ def run_command(experiment: PlannedExperiment, threads: int) -> int:
         return subprocess.run(experiment.command, stdout=log, stderr=log, env=environment).returncode
 
 
-def show_progress(bar: tqdm, experiments: Sequence[PlannedExperiment], seconds_left: float | None):
-    bar.n = sum(len(each.records()) if each.members else each.is_finished() for each in experiments)
-    bar.set_postfix_str("" if seconds_left is None else f"at least {seconds_left / 3600:.1f} h left")
+def show_progress(bar: tqdm, experiments: Sequence[PlannedExperiment], processes: int):
+    records = [each.records() for each in experiments]
+    pairs = zip(experiments, records, strict=True)
+    bar.n = sum(len(found) if each.members else each.is_finished() for each, found in pairs)
+    seconds = time_left([each.members for each in experiments], records, processes)
+    bar.set_postfix_str("" if seconds is None else f"at least {seconds / 3600:.1f} h left")
     bar.refresh()
 
 
-def time_left(experiments: Sequence[PlannedExperiment], processes: int) -> float | None:
+def time_left(members: Sequence[int], records: Sequence[list[dict[str, Any]]], processes: int) -> float | None:
     """An estimate in seconds, from the finished models of each experiment that has one; `None` before the first."""
     seconds = []
-    for each in experiments:
-        if found := [record["seconds"] for record in each.records() if "seconds" in record]:
-            seconds.append(sum(found) / len(found) * (each.members - len(found)))
+    for number, finished in zip(members, records, strict=True):
+        if found := [record["seconds"] for record in finished if "seconds" in record]:
+            seconds.append(sum(found) / len(found) * (number - len(found)))
     return sum(seconds) / processes if seconds else None
 
 
