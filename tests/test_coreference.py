@@ -27,6 +27,7 @@ FILES = {f"{split}_file": str(TASKS / f"litbank_{name}.conll") for split, name i
 SENTENCES = [["Ann", "saw", "Bo"], ["She", "left"], ["Bo", "and", "his", "dog", "stayed"], ["Rain"]]
 MENTIONS = [[0, 0, 0, 0], [0, 2, 2, 1], [1, 0, 0, 0], [2, 0, 0, 1], [2, 2, 2, 1], [2, 2, 3, 2], [3, 0, 0, 3]]
 ROW = {"document": "d", "sentences": SENTENCES, "mentions": MENTIONS, "speakers": [], "genre": ""}
+PAIR = [(0, "She", "(0)"), (1, "the", "(1"), (2, "old", "-"), (3, "dog", "1)")]  # a sentence
 FEW = {"max_steps": 1, "test_file": None}
 
 
@@ -250,6 +251,18 @@ def sentences_of(name: str) -> list[list[str]]:
     blocks = (TASKS / name).read_text(encoding="utf-8").split("\n\n")
     lines = [[line for line in block.splitlines() if line and line[0] != "#"] for block in blocks]
     return [[line.split("\t")[3] for line in block] for block in lines if block]
+
+
+def test_cached_layers_of_a_document_with_many_sentences(place, tmp_path):
+    """More than 127 numbers of sentences need other integers than those of the training data."""
+    rows = ["\t".join(["long", "0", str(place), word, *"------", mark]) for place, word, mark in PAIR]
+    lines = ["#begin document (long); part 0", *[*rows, ""] * 150]
+    file = tmp_path / "long.conll"
+    file.write_text("\n".join([*lines, "#end document\n"]), encoding="utf-8")
+    options = {"max_steps": 1, "cache_features": True, "config_overrides": {"max_span_width": 2}}
+    (record,) = experiment("coref", place, **options, test_file=file, output_dir=tmp_path / "run")
+    assert record["gold_mentions"]["test"] == {"all": 300, "too_wide": 150}
+    assert record["gold_mentions"]["train"]["too_wide"] > 0
 
 
 def test_the_baseline_is_compared(place, tmp_path, capsys):

@@ -181,13 +181,22 @@ class Coreference(Task):
             yield {**shown, "predicted": mentions}
 
     def further_scores(self, model: ELMoForCoreferenceResolution, tokenizer: ELMoTokenizer) -> dict[str, Any]:
-        if self.arguments.gap_file is None:
-            return {}
+        widest = model.config.max_span_width
+        found = {"gold_mentions": {split: mention_counts(rows, widest) for split, rows in self.data.items()}}
+        return found if self.arguments.gap_file is None else found | {"gap": self._gap_scores(model, tokenizer)}
+
+    def _gap_scores(self, model: ELMoForCoreferenceResolution, tokenizer: ELMoTokenizer) -> dict[str, Any]:
         resolve = ELMoCoreferencePipeline(model=model, tokenizer=tokenizer, device=model.device)
         examples = read_gap(Path(self.arguments.gap_file))
         found = resolve(example.text for example in logging.tqdm(examples, desc="Resolving GAP's pronouns"))
         spans = ([[(each["start"], each["end"]) for each in c] for c in resolved["clusters"]] for resolved in found)
-        return {"gap": gap_scores(list(map(gap_decisions, spans, examples)), examples)}
+        return gap_scores(list(map(gap_decisions, spans, examples)), examples)
+
+
+def mention_counts(documents: Dataset, widest: int) -> dict[str, int]:
+    """The number of gold mentions, and of those with more words than the widest span, which are never found."""
+    widths = [last - first + 1 for mentions in documents["mentions"] for _, first, last, _ in mentions]
+    return {"all": len(widths), "too_wide": sum(width > widest for width in widths)}
 
 
 def has_singletons(documents: Dataset) -> bool:
@@ -223,7 +232,8 @@ def encode_sentences(sentences: list[list[str]], tokenizer: ELMoTokenizer) -> di
     """
     padded = tokenizer(sentences, is_split_into_words=True, padding=True, return_tensors="np")
     mask_BT = padded["attention_mask"] == 1
-    return {name: ids[mask_BT] for name, ids in padded.items()} | {"token_type_ids": mask_BT.nonzero()[0]}
+    sentences_N = mask_BT.nonzero()[0].astype(np.int32)  # datasets stores int64 of this name in 8 bits where all fit
+    return {name: ids[mask_BT] for name, ids in padded.items()} | {"token_type_ids": sentences_N}
 
 
 class DocumentCollator(TrainerCallback):
