@@ -13,7 +13,6 @@ Batches are named ROWSxWORDS: 32x30 has 32 sentences of 3 to 30 words; in 32x30d
 """
 
 import json
-import platform
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -40,7 +39,7 @@ from modeling_elmo.run_scripts.benchmarks.tokenizer_speed import tokenizer_conte
 from modeling_elmo.run_scripts.benchmarks.turns import Contest, format_rows, measure
 from modeling_elmo.run_scripts.program.command_line import ProgramParser, run
 from modeling_elmo.run_scripts.program.files import write_json
-from modeling_elmo.run_scripts.program.processes import local_device
+from modeling_elmo.run_scripts.program.processes import local_device, processor_name
 
 BENCHMARK_PARTS = ("inference", "training", "pretraining", "fine_tuning", "tokenizer")
 
@@ -163,12 +162,10 @@ def batch_names(parsed: BenchmarkArguments) -> list[str]:
 
 
 def measurement_conditions(parsed: BenchmarkArguments) -> dict[str, Any]:
-    # Older releases of torch lack this function.
-    processor = torch.cpu.get_capabilities() if hasattr(torch.cpu, "get_capabilities") else {}
     return {
         **vars(parsed),
         "threads": torch.get_num_threads(),
-        "processor": processor.get("cpu_name") or platform.processor() or platform.machine(),
+        "processor": processor_name(),
         "instructions": torch.backends.cpu.get_cpu_capability(),
         "torch": torch.__version__,
         "transformers": transformers.__version__,

@@ -1,6 +1,7 @@
 """Processes: those of one run work together, and two runs never write into the same folder."""
 
 import os
+import platform
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from datetime import timedelta
@@ -19,6 +20,11 @@ def has_accelerator() -> bool:
     if hasattr(torch, "accelerator"):  # torch 2.6 and newer
         return torch.accelerator.is_available()
     return torch.cuda.is_available() or torch.backends.mps.is_available()
+
+
+def processor_name() -> str:
+    capabilities = torch.cpu.get_capabilities() if hasattr(torch.cpu, "get_capabilities") else {}  # torch 2.6 and newer
+    return capabilities.get("cpu_name") or platform.processor() or platform.machine()
 
 
 def check_processes(number: int):
