@@ -166,9 +166,15 @@ def product_dtype(tensor: Tensor) -> torch.dtype:
     return tensor.dtype if dtype is None or tensor.dtype == torch.float64 else dtype
 
 
-def fast_linear(linear: nn.Linear, inputs_ND: Tensor) -> Tensor:
-    """`linear(inputs_ND)`, with `product` where possible."""
+def fast_linear(linear: nn.Linear, inputs_ND: Tensor, part_GD: Tensor | None = None) -> Tensor:
+    """`linear(inputs_ND)`, with `product` where possible. `part_GD`: columns of its weight, to multiply without a bias."""
     backend, _ = choose_backend([linear], inputs_ND)
+    if part_GD is not None:
+        if backend not in ("inference", "training"):
+            return F.linear(inputs_ND, part_GD)
+        dtype = product_dtype(inputs_ND)
+        # The gradient multiplies with the transposed weight; oneDNN is slow with columns of a larger one.
+        return _Linear.apply(inputs_ND.to(dtype), part_GD.to(dtype).contiguous(), None)
     if backend == "int8":
         return product(inputs_ND, prepared(linear), linear.bias)
     if backend in ("inference", "training"):

@@ -16,6 +16,7 @@ from torch.utils.checkpoint import checkpoint
 from transformers import initialization as init
 
 from .configuration_elmo import ELMoConfig
+from .elmo_backends import fast_linear
 from .elmo_head_layers import masked_softmax
 
 FEATURE_SIZE, SCORER_SIZE = 20, 150  # section 7.2 of Lee et al. 2017
@@ -206,7 +207,7 @@ class SpanRanker(nn.Module):
         def scores(span_P: Tensor, antecedent_P: Tensor) -> Tensor:
             both_PG = F.embedding(span_P, spans_KG) * F.embedding(antecedent_P, spans_KG)
             features = self.dropout(self._pair_features(span_P, antecedent_P, speakers_K, genre))
-            product_PL = F.linear(both_PG, both) + F.linear(features, feature)
+            product_PL = fast_linear(self.pair_scorer.first, both_PG, both) + F.linear(features, feature)
             return self.pair_scorer(product_PL + F.embedding(span_P, own_KL) + F.embedding(antecedent_P, other_KL))
 
         real_KA = antecedents_KA >= 0
