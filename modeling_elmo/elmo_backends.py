@@ -167,7 +167,7 @@ def product_dtype(tensor: Tensor) -> torch.dtype:
 
 
 def fast_linear(linear: nn.Linear, inputs_ND: Tensor, part_GD: Tensor | None = None) -> Tensor:
-    """`linear(inputs_ND)`, with `product` where possible. `part_GD`: columns of its weight, to multiply without a bias."""
+    """`linear(inputs_ND)`, with `product` where possible. With columns of its weight, `part_GD`, it adds no bias."""
     backend, _ = choose_backend([linear], inputs_ND)
     if part_GD is not None:
         if backend not in ("inference", "training"):

@@ -1,0 +1,87 @@
+"""Texts to vectors as a step of a scikit-learn pipeline."""
+
+from collections.abc import Iterable
+from typing import Any, Literal
+
+import numpy as np
+from sklearn.base import BaseEstimator, TransformerMixin
+from transformers import AutoConfig
+
+from modeling_elmo.run_scripts.program.processes import local_device
+from modeling_elmo.run_scripts.vectors.embedding import LayerChoice, embed_sentences, load_model_and_tokenizer
+from modeling_elmo.run_scripts.vectors.lines import to_line
+
+
+class ELMoVectorizer(TransformerMixin, BaseEstimator):
+    """A vector for each text: its words' vectors, pooled.
+
+        make_pipeline(ELMoVectorizer("elmo-tiny"), LogisticRegression()).fit(texts, labels)
+
+    It learns nothing from texts. The model is loaded at the first use, and neither cloned nor pickled.
+
+    Args:
+        model: folder or Hub name of any ELMo model.
+        layers: `"mixed"`, `"average"`, `"sum"`, `"top"`, or `"all"`, one after the other.
+        pooling: `"mean"` or `"max"` over the words.
+        batch_tokens, device, trust_remote_code: as for `elmo embed`.
+    """
+
+    def __init__(
+        self,
+        model: str,
+        *,
+        layers: LayerChoice = "mixed",
+        pooling: Literal["mean", "max"] = "mean",
+        batch_tokens: int = 4096,
+        device: str | None = None,
+        trust_remote_code: bool = False,
+    ):
+        self.model, self.layers, self.pooling = model, layers, pooling
+        self.batch_tokens, self.device, self.trust_remote_code = batch_tokens, device, trust_remote_code
+
+    def fit(self, texts: Any = None, labels: Any = None) -> "ELMoVectorizer":
+        """Checks the options and finds the width of the vectors, without the model's weights."""
+        if self.pooling not in ("mean", "max"):
+            raise ValueError(f"pooling is {self.pooling!r}; pass 'mean' or 'max'.")
+        config = AutoConfig.from_pretrained(self.model, trust_remote_code=self.trust_remote_code)
+        self.n_features_out_ = config.hidden_size * (config.num_hidden_layers + 1 if self.layers == "all" else 1)
+        return self
+
+    def transform(self, texts: Iterable[str | list[str]]) -> np.ndarray:
+        """The vectors of texts, which the tokenizer splits, or of lists of words, which are not changed.
+
+        Shape:
+            result: `(texts, n_features_out_)`, float32.
+
+        Raises:
+            ValueError: `texts` is one text, or has something else than texts and lists of words.
+        """
+        if isinstance(texts, str):
+            raise ValueError(f"transform needs several texts, but received the text {texts!r}; pass a list.")
+        self.fit()
+        model = self._loaded_model()
+        lines = (to_line(f"text {number}", text, True, "word") for number, text in enumerate(texts))
+        sentences = (line.text if line.words is None else line.words for line in lines)
+        found = embed_sentences(sentences, *model, self.layers, self.pooling, batch_tokens=self.batch_tokens)
+        vectors = [vector.reshape(-1) for _, vector in found]
+        return np.stack(vectors) if vectors else np.zeros((0, self.n_features_out_), np.float32)
+
+    def get_feature_names_out(self, input_features: Any = None) -> np.ndarray:
+        return np.array([f"elmo{number}" for number in range(self.fit().n_features_out_)], dtype=object)
+
+    def _loaded_model(self) -> tuple[Any, Any]:
+        wanted = (self.model, self.device, self.trust_remote_code)
+        if getattr(self, "_loaded", (None,))[0] != wanted:
+            device = str(local_device(self.device))
+            self._loaded = (wanted, load_model_and_tokenizer(self.model, device, self.trust_remote_code))
+        return self._loaded[1]
+
+    def __getstate__(self) -> dict[str, Any]:
+        state = super().__getstate__()
+        return {name: value for name, value in state.items() if name != "_loaded"}
+
+    def __sklearn_tags__(self) -> Any:
+        tags = super().__sklearn_tags__()
+        tags.requires_fit = False
+        tags.input_tags.string, tags.input_tags.two_d_array = True, False
+        return tags

@@ -1,0 +1,90 @@
+"""`ELMoVectorizer` in pipelines of scikit-learn."""
+
+import pickle
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from sklearn.base import clone
+from sklearn.compose import ColumnTransformer
+from sklearn.linear_model import LogisticRegression
+from sklearn.model_selection import GridSearchCV
+from sklearn.pipeline import make_pipeline
+
+from modeling_elmo import ELMoModel, ELMoTokenizer
+from modeling_elmo.run_scripts.vectors.vectorizer import ELMoVectorizer
+
+MODEL = str(Path(__file__).parents[1] / "model_cards" / "elmo-mini-en")
+TEXTS = [
+    "The film was a delight.",
+    "A dull film , and far too long",
+    "So bad!",
+    "Wonderful actors.",
+    "A delight.",
+    "Dull.",
+]
+LABELS = [1, 0, 0, 1, 1, 0]
+
+
+def test_vectors_are_those_of_the_model():
+    model, tokenizer = ELMoModel.from_pretrained(MODEL).eval(), ELMoTokenizer.from_pretrained(MODEL)
+    with torch.no_grad():
+        outputs = [model(**tokenizer(text, return_tensors="pt"), output_hidden_states=True) for text in TEXTS]
+    words = [torch.stack(output.hidden_states)[:, 0, 1:-1] for output in outputs]  # without markers
+    for layers, expected in (
+        ("average", [each.mean(0).mean(0) for each in words]),
+        ("all", [w.mean(1) for w in words]),
+    ):
+        vectorizer = ELMoVectorizer(MODEL, layers=layers, device="cpu")
+        found = vectorizer.fit_transform(TEXTS)
+        assert found.dtype == np.float32 and found.shape == (6, vectorizer.n_features_out_)
+        np.testing.assert_allclose(found, torch.stack(expected).flatten(1), atol=1e-5)
+    largest = ELMoVectorizer(MODEL, layers="top", pooling="max", device="cpu").transform(TEXTS)
+    np.testing.assert_allclose(largest, torch.stack([each[-1].amax(0) for each in words]), atol=1e-5)
+    assert np.array_equal(ELMoVectorizer(MODEL, layers="all").transform(np.array(TEXTS)), found)
+    words = ["So", "bad!"]  # not split again
+    with torch.no_grad():
+        expected = model(**tokenizer([words], is_split_into_words=True, return_tensors="pt")).elmo_embeddings[0, 1:-1]
+    assert len(expected) == 2
+    np.testing.assert_allclose(ELMoVectorizer(MODEL).transform([words])[0], expected.mean(0), atol=1e-5)
+
+
+def test_pipelines_and_searches():
+    search = GridSearchCV(
+        make_pipeline(ELMoVectorizer(MODEL), LogisticRegression()), {"elmovectorizer__layers": ["mixed", "all"]}, cv=2
+    )
+    search.fit(TEXTS, LABELS)
+    assert search.predict(TEXTS).tolist() == LABELS
+    again = pickle.loads(pickle.dumps(search.best_estimator_))
+    assert len(pickle.dumps(again)) < 100_000 and again.predict(TEXTS).tolist() == LABELS
+    assert not hasattr(clone(again[0]), "_loaded") and again[0].get_params() == search.best_estimator_[0].get_params()
+    columns = ColumnTransformer([("text", ELMoVectorizer(MODEL), 0), ("number", "passthrough", [1])])
+    rows = np.array([[text, label] for text, label in zip(TEXTS, LABELS, strict=True)], dtype=object)
+    assert columns.fit_transform(rows).shape == (6, len(ELMoVectorizer(MODEL).get_feature_names_out()) + 1)
+
+
+def test_a_changed_option_is_used():
+    vectorizer = ELMoVectorizer(MODEL, layers="top")
+    before = vectorizer.transform(TEXTS)
+    assert not np.allclose(vectorizer.set_params(layers="average").transform(TEXTS), before)
+
+
+@pytest.mark.parametrize(
+    ("options", "texts", "message"),
+    [
+        ({}, "One text", "needs several texts, but received the text 'One text'"),
+        ({}, ["fine", 3], "text 1: the sentence is 3; pass a text or a list of words"),
+        ({"pooling": "none"}, TEXTS, "pooling is 'none'; pass 'mean' or 'max'"),
+        ({"layers": "last"}, TEXTS, "layers is 'last'; pass one of all, top"),
+    ],
+)
+def test_bad_inputs(options, texts, message):
+    with pytest.raises(ValueError, match=message):
+        ELMoVectorizer(MODEL, **options).transform(texts)
+
+
+def test_no_texts_and_no_words():
+    vectorizer = ELMoVectorizer(MODEL)
+    assert vectorizer.transform([]).shape == (0, vectorizer.n_features_out_)
+    assert not vectorizer.transform(["", []]).any()
