@@ -169,19 +169,15 @@ def product_dtype(tensor: Tensor) -> torch.dtype:
 def fast_linear(linear: nn.Linear, inputs_ND: Tensor, part_GD: Tensor | None = None) -> Tensor:
     """`linear(inputs_ND)`, with `product` where possible. With columns of its weight, `part_GD`, it adds no bias."""
     backend, _ = choose_backend([linear], inputs_ND)
-    if part_GD is not None:
-        if backend not in ("inference", "training"):
-            return F.linear(inputs_ND, part_GD)
-        dtype = product_dtype(inputs_ND)
-        # The gradient multiplies with the transposed weight; oneDNN is slow with columns of a larger one.
-        return _Linear.apply(inputs_ND.to(dtype), part_GD.to(dtype).contiguous(), None)
-    if backend == "int8":
-        return product(inputs_ND, prepared(linear), linear.bias)
+    weight_GD, bias_G = (linear.weight, linear.bias) if part_GD is None else (part_GD, None)
     if backend in ("inference", "training"):
         dtype = product_dtype(inputs_ND)
-        bias_G = None if linear.bias is None else linear.bias.to(dtype)
-        return _Linear.apply(inputs_ND.to(dtype), linear.weight.to(dtype), bias_G)
-    return linear(inputs_ND)
+        # The gradient multiplies with the transposed weight; oneDNN is slow with columns of a larger one.
+        weight_GD = weight_GD.to(dtype).contiguous()
+        return _Linear.apply(inputs_ND.to(dtype), weight_GD, None if bias_G is None else bias_G.to(dtype))
+    if part_GD is not None:
+        return F.linear(inputs_ND, part_GD)
+    return product(inputs_ND, prepared(linear), linear.bias) if backend == "int8" else linear(inputs_ND)
 
 
 class _Linear(torch.autograd.Function):

@@ -20,7 +20,7 @@ from modeling_elmo import elmo_lstm_fused
 from modeling_elmo.elmo_backends import bfloat16_obstacle, choose_backend
 from modeling_elmo.elmo_int8 import int8_obstacle
 from modeling_elmo.run_scripts.program.command_line import ProgramParser, run
-from modeling_elmo.run_scripts.program.processes import processor_name
+from modeling_elmo.run_scripts.program.processes import has_accelerator, processor_name
 
 PACKAGE = "modeling-elmo"
 
@@ -88,13 +88,14 @@ def fast_unless(obstacle: str | None) -> str:
 
 
 def accelerators() -> Iterator[tuple[str, str]]:
+    if not has_accelerator():
+        yield "device", f"none that torch {torch.__version__} can use"
+    elif not torch.cuda.device_count():
+        yield "device", str(torch.accelerator.current_accelerator()) if hasattr(torch, "accelerator") else "mps"
     for number in range(torch.cuda.device_count()):
         facts = torch.cuda.get_device_properties(number)
         cells = "triton" if elmo_lstm_fused.triton else "plain PyTorch, because triton is missing"
         yield f"cuda:{number}", f"{facts.name}, {facts.total_memory / 2**30:.0f} GiB; cells of the LSTM in {cells}"
-    if not torch.cuda.device_count():
-        device = torch.accelerator.current_accelerator() if hasattr(torch, "accelerator") else None
-        yield "device", f"none that torch {torch.__version__} can use" if device is None else str(device)
 
 
 def chosen_backends() -> Iterator[tuple[str, str]]:

@@ -56,6 +56,7 @@ def test_what_a_processor_lacks(monkeypatch):
 
 def test_accelerators_are_named(monkeypatch):
     facts = type("Facts", (), {"name": "GPU of a test", "total_memory": 80 * 2**30})
+    monkeypatch.setattr(doctor, "has_accelerator", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda number: facts)
     monkeypatch.setattr(doctor.elmo_lstm_fused, "triton", None)

@@ -37,7 +37,7 @@ def test_vectors_are_those_of_the_model():
         ("all", [w.mean(1) for w in words]),
     ):
         vectorizer = ELMoVectorizer(MODEL, layers=layers, device="cpu")
-        found = vectorizer.fit_transform(TEXTS)
+        found = vectorizer.fit(TEXTS).transform(TEXTS)
         assert found.dtype == np.float32 and found.shape == (6, vectorizer.n_features_out_)
         np.testing.assert_allclose(found, torch.stack(expected).flatten(1), atol=1e-5)
     largest = ELMoVectorizer(MODEL, layers="top", pooling="max", device="cpu").transform(TEXTS)
@@ -74,7 +74,7 @@ def test_a_changed_option_is_used():
     ("options", "texts", "message"),
     [
         ({}, "One text", "needs several texts, but received the text 'One text'"),
-        ({}, ["fine", 3], "text 1: the sentence is 3; pass a text or a list of words"),
+        ({}, ["fine", 3], "text, row 1 of a batch: the sentence is 3; pass a text or a list of words"),
         ({"pooling": "none"}, TEXTS, "pooling is 'none'; pass 'mean' or 'max'"),
         ({"layers": "last"}, TEXTS, "layers is 'last'; pass one of all, top"),
     ],
@@ -85,6 +85,6 @@ def test_bad_inputs(options, texts, message):
 
 
 def test_no_texts_and_no_words():
-    vectorizer = ELMoVectorizer(MODEL)
+    vectorizer = ELMoVectorizer(MODEL).fit()
     assert vectorizer.transform([]).shape == (0, vectorizer.n_features_out_)
     assert not vectorizer.transform(["", []]).any()

@@ -7,9 +7,8 @@ import numpy as np
 from sklearn.base import BaseEstimator, TransformerMixin
 from transformers import AutoConfig
 
-from modeling_elmo.run_scripts.program.processes import local_device
-from modeling_elmo.run_scripts.vectors.embedding import LayerChoice, embed_sentences, load_model_and_tokenizer
-from modeling_elmo.run_scripts.vectors.lines import to_line
+from modeling_elmo.run_scripts.vectors.embedder import Embedder
+from modeling_elmo.run_scripts.vectors.embedding import LayerChoice
 
 
 class ELMoVectorizer(TransformerMixin, BaseEstimator):
@@ -40,11 +39,8 @@ class ELMoVectorizer(TransformerMixin, BaseEstimator):
         self.batch_tokens, self.device, self.trust_remote_code = batch_tokens, device, trust_remote_code
 
     def fit(self, texts: Any = None, labels: Any = None) -> "ELMoVectorizer":
-        """Checks the options and finds the width of the vectors, without the model's weights."""
-        if self.pooling not in ("mean", "max"):
-            raise ValueError(f"pooling is {self.pooling!r}; pass 'mean' or 'max'.")
-        config = AutoConfig.from_pretrained(self.model, trust_remote_code=self.trust_remote_code)
-        self.n_features_out_ = config.hidden_size * (config.num_hidden_layers + 1 if self.layers == "all" else 1)
+        """Finds the width of the vectors, without the model's weights."""
+        self.n_features_out_ = self._width()
         return self
 
     def transform(self, texts: Iterable[str | list[str]]) -> np.ndarray:
@@ -58,27 +54,19 @@ class ELMoVectorizer(TransformerMixin, BaseEstimator):
         """
         if isinstance(texts, str):
             raise ValueError(f"transform needs several texts, but received the text {texts!r}; pass a list.")
-        self.fit()
-        model = self._loaded_model()
-        lines = (to_line(f"text {number}", text, True, "word") for number, text in enumerate(texts))
-        sentences = (line.text if line.words is None else line.words for line in lines)
-        found = embed_sentences(sentences, *model, self.layers, self.pooling, batch_tokens=self.batch_tokens)
-        vectors = [vector.reshape(-1) for _, vector in found]
-        return np.stack(vectors) if vectors else np.zeros((0, self.n_features_out_), np.float32)
+        if self.pooling not in ("mean", "max"):
+            raise ValueError(f"pooling is {self.pooling!r}; pass 'mean' or 'max'.")
+        if getattr(self, "_options", None) != (options := self.get_params()):
+            self._options, self._embedder = options, Embedder(**options)
+        vectors = [vector.reshape(-1) for vector in self._embedder({"text": texts})["vectors"]]
+        return np.stack(vectors) if vectors else np.zeros((0, self._width()), np.float32)
 
     def get_feature_names_out(self, input_features: Any = None) -> np.ndarray:
-        return np.array([f"elmo{number}" for number in range(self.fit().n_features_out_)], dtype=object)
+        return np.array([f"elmo{number}" for number in range(self._width())], dtype=object)
 
-    def _loaded_model(self) -> tuple[Any, Any]:
-        wanted = (self.model, self.device, self.trust_remote_code)
-        if getattr(self, "_loaded", (None,))[0] != wanted:
-            device = str(local_device(self.device))
-            self._loaded = (wanted, load_model_and_tokenizer(self.model, device, self.trust_remote_code))
-        return self._loaded[1]
-
-    def __getstate__(self) -> dict[str, Any]:
-        state = super().__getstate__()
-        return {name: value for name, value in state.items() if name != "_loaded"}
+    def _width(self) -> int:
+        config = AutoConfig.from_pretrained(self.model, trust_remote_code=self.trust_remote_code)
+        return config.hidden_size * (config.num_hidden_layers + 1 if self.layers == "all" else 1)
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()
