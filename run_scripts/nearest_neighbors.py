@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 from modeling_elmo.run_scripts.cards.figures import draw_map
-from modeling_elmo.run_scripts.fine_tuning.word_vectors import read_word_vectors
 from modeling_elmo.run_scripts.pretraining.corpus import Corpus
 from modeling_elmo.run_scripts.program.command_line import ProgramParser, run
 from modeling_elmo.run_scripts.program.files import write_json
@@ -30,6 +29,7 @@ from modeling_elmo.run_scripts.vectors.neighbors import (
     sample_uses,
     use_vectors,
 )
+from modeling_elmo.run_scripts.vectors.word_vectors import read_word_vectors
 from modeling_elmo.tokenization.elmo_pretokenization import TextSplitter
 
 

@@ -25,9 +25,9 @@ from modeling_elmo import ELMoForCoreferenceResolution, ELMoForPreTraining, ELMo
 from modeling_elmo.run_scripts.fine_tuning.coreference_data import conll_documents, document_row, read_gap
 from modeling_elmo.run_scripts.fine_tuning.data_files import column_rows, json_rows, table_rows
 from modeling_elmo.run_scripts.fine_tuning.role_data import ROLE_FEATURES, checked_row, role_rows
-from modeling_elmo.run_scripts.fine_tuning.word_vectors import read_word_vectors
 from modeling_elmo.run_scripts.program.command_line import is_mistake_of_user
 from modeling_elmo.run_scripts.program.files import numbered_lines, numbered_texts
+from modeling_elmo.run_scripts.vectors.word_vectors import read_word_vectors
 
 TASKS = Path(__file__).parent / "fixtures" / "tasks"
 SPECIAL = ["<PAD>", "<S>", "</S>", "<UNK>"]

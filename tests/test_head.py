@@ -24,7 +24,7 @@ from modeling_elmo.run_scripts import (
 from modeling_elmo.run_scripts.fine_tuning.head import HeadArguments, task_config, task_model, task_tokenizer
 from modeling_elmo.run_scripts.fine_tuning.tagging import Tagging, TaggingArguments
 from modeling_elmo.run_scripts.fine_tuning.task import Task
-from modeling_elmo.run_scripts.fine_tuning.word_vectors import WordVectors, read_word_vectors
+from modeling_elmo.run_scripts.vectors.word_vectors import WordVectors, read_word_vectors
 
 SPECIAL = ["<PAD>", "<S>", "</S>", "<UNK>"]
 

@@ -10,6 +10,7 @@ from task_worker import HEAD, TASKS, bilm
 
 from modeling_elmo.run_scripts import reproduce
 from modeling_elmo.run_scripts.fine_tuning import paper
+from modeling_elmo.run_scripts.fine_tuning.data import TaggingDataArguments
 from modeling_elmo.run_scripts.fine_tuning.paper import (
     PLAN,
     PaperArguments,
@@ -19,6 +20,7 @@ from modeling_elmo.run_scripts.fine_tuning.paper import (
     read_plan,
     time_left,
 )
+from modeling_elmo.run_scripts.probe import ProbeArguments
 from modeling_elmo.run_scripts.program.command_line import ProgramParser
 
 ENTITIES = {
@@ -93,10 +95,11 @@ def test_the_shipped_plan_names_options_that_exist(place):
             task = reproduce.TASKS[words[1]]
             groups = (reproduce.HeadArguments, task.arguments_class, reproduce.ExperimentArguments)
             *parsed, training = ProgramParser(*groups, task.training_arguments_class).parse(words[2:])
-            assert (
-                experiment.members == parsed[2].seeds * {"1": 2, "2": 5, "3": 3, "6": 3, "figure 1": 6}[entry["table"]]
-            )
+            assert experiment.members == parsed[2].seeds * {"1": 2, "2": 5, "3": 3, "figure 1": 6}[entry["table"]]
             assert training.output_dir == str(Path("out", entry["name"]))
+        elif entry["program"] == "probe":
+            parsed, _ = ProgramParser(ProbeArguments, TaggingDataArguments).parse(words[1:])
+            assert parsed.output == str(Path("out", entry["name"], "results", "probe.json"))
 
 
 @pytest.mark.parametrize(
@@ -104,7 +107,7 @@ def test_the_shipped_plan_names_options_that_exist(place):
     [
         ([], {}, r"plan.json is not a plan; it must hold a list of experiments\."),
         ([{"name": "a"}], {}, r"plan.json, experiment 1 lacks program, title, table, files, options\."),
-        ([{**USES, "program": "embed"}], {}, "experiment 1: 'embed' is none of reproduce, senses, neighbors"),
+        ([{**USES, "program": "embed"}], {}, "experiment 1: 'embed' is none of reproduce, senses, neighbors, probe"),
         ([USES, USES], {}, "plan.json has 'uses' twice; give each experiment its own name"),
         ([USES], {"only": ["use"]}, "--only use is not in .*plan.json, which has uses"),
         (

@@ -42,11 +42,14 @@ def test_tables_stand_beside_those_of_the_paper(tmp_path):
         {"word": "play", "word_vectors": [["play", 1], ["game", 0.8], ["won", 0.7]], "queries": [use]},
     )
     write_results(tmp_path / "senses", {"same_sense": {"lemmas": 3, "token layer": 0.5, "biLSTM 1": 0.625}})
+    scores = {name: {"accuracy": share} for name, share in (("most frequent tag", 0.5), ("biLSTM 1", 0.91))}
+    write_results(tmp_path / "probe", {"metric": "accuracy", "train": {}, "test": {"scores": scores}})
     plan = [
         entry("tags", "1", paper={"task": "NER", "baseline": 90.15, "elmo": 92.22}),
         entry("layers", "2", paper={"task": "SQuAD", "top layer": 84.7}),
         entry("uses", "4"),
         entry("senses", "5"),
+        entry("probe", "6", paper={"task": "PTB", "biLSTM 1": 97.3}),
         entry("later", "6"),
     ]
     page = paper_page(plan, tmp_path)
@@ -62,13 +65,16 @@ def test_tables_stand_beside_those_of_the_paper(tmp_path):
         ["a \\[play\\] here", "0.91", "one \\[play\\]"],
         ["", "0.50", "the \\[play\\]"],
         ["biLSTM 1", "62.5"],
+        ["accuracy", "test", "the paper: PTB"],
+        ["most frequent tag", "50.0", ""],
+        ["biLSTM 1", "91.0", "97.3"],
         ["biLSTM 1", "0.500"],  # of the layer weights
         ["the tags", "4", "1.5", "0.1"],  # minutes per model, hours
     ):
         assert row in cells, row
     headings = [line for line in page.split("\n") if line.startswith("#")]
     assert [heading.split(":")[0] for heading in headings[:-1]] == [
-        f"## {name}" for name in ("Table 1", "Table 2", "Table 4", "Table 5", "Figure 2")
+        f"## {name}" for name in ("Table 1", "Table 2", "Table 4", "Table 5", "Table 6", "Figure 2")
     ]
     assert page.endswith("Without results so far: later.")
     assert (tmp_path / "layer_weights.png").is_file() and "](layer_weights.png)" in page

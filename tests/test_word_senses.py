@@ -170,7 +170,9 @@ def test_vectors_from_elsewhere_stand_in_the_same_table(folder, tmp_path, capsys
         embed.main(["--input", str(tmp_path / f"{name}.txt"), *options])
     expected, found = main(["--model", str(folder), *files]), main(["--vectors", str(tmp_path), *files])
     assert "| layer 2" in capsys.readouterr().out
-    names = {"layer 0": "token layer", "layer 1": "biLSTM 1", "layer 2": "biLSTM 2", "average": "average"}
+    both = main(["--model", str(folder), "--vectors", str(tmp_path), *files])
+    assert both == {figure: {**expected[figure], **found[figure]} for figure in expected}
+    names = {"layer 0": "token layer", "layer 1": "biLSTM 1", "layer 2": "biLSTM 2", "average of layers": "average"}
     for figure in ("same_sense", "disambiguation"):
         for ours, theirs in names.items():
             assert found[figure][ours] == pytest.approx(expected[figure][theirs], abs=1e-3)
@@ -211,11 +213,10 @@ def test_wrong_vectors_from_elsewhere(tmp_path):
     (tmp_path / "train.npz").unlink()
     with pytest.raises(FileNotFoundError, match=r"has neither train\.hdf5 nor train\.npz, for .*train\.data\.xml"):
         main(["--vectors", str(tmp_path), "--train_file", str(TRAIN)])
-    for options, received in (([], "no vectors"), (["--model", "a", "--vectors", "b"], "--model and --vectors")):
-        with pytest.raises(
-            ValueError, match=f"Received {received}; pass one of --model, --vectors, --word_vectors and"
-        ):
-            main([*options, "--train_file", str(TRAIN)])
+    with pytest.raises(ValueError, match="There are no vectors: pass --model, --vectors or --word_vectors; or"):
+        main(["--train_file", str(TRAIN)])
+    with pytest.raises(ValueError, match="--write_sentences only writes sentences, but --vectors is b; leave one out"):
+        main(["--vectors", "b", "--write_sentences", "c", "--train_file", str(TRAIN)])
 
 
 @pytest.mark.parametrize(

@@ -7,12 +7,8 @@ import pytest
 import zstandard
 
 from modeling_elmo import ELMoTokenizer
-from modeling_elmo.run_scripts.fine_tuning.word_vectors import (
-    WordVectors,
-    initial_embeddings,
-    read_word_vectors,
-    task_vocabulary,
-)
+from modeling_elmo.run_scripts.fine_tuning.vocabulary import initial_embeddings, task_vocabulary
+from modeling_elmo.run_scripts.vectors.word_vectors import WordVectors, read_word_vectors
 from modeling_elmo.tokenization.elmo_characters import SPECIAL_WORDS
 
 GLOVE = "the 0.5 -1 2e-3\n. . . 1 2 3\nNew York .25 0 -0.125 \n\u00a0 7 8 9\nthe 4 5 6\nRoute 66 1 1 1\n\n"

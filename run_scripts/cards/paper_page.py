@@ -13,6 +13,7 @@ from modeling_elmo.run_scripts.cards.tables import (
     last_split,
     layer_table,
     mean_layer_weights,
+    probe_table,
     relative_error_reduction,
     score_cell,
     sense_table,
@@ -76,7 +77,7 @@ def update_page(path: Path, page: str):
 
 
 def results_of(folder: Path) -> Any:
-    """What an experiment left: the records of its runs, the answer of `elmo senses` or `elmo neighbors`, or `None`."""
+    """What an experiment left: the records of its runs, the answer of another program, or `None`."""
     for path in sorted(folder.glob("results/*.json")):
         results = read_json(path)
         return results.get("records", results)
@@ -93,6 +94,8 @@ def section(
         yield from (neighbors_list(found[entry["name"]]) for entry in entries)
     elif table == "5":
         yield from (sense_table(found[entry["name"]]) for entry in entries)
+    elif table == "6":
+        yield from (probe_table(found[entry["name"]], entry.get("paper")) for entry in entries)
     elif table == "figure 2":
         yield from weights_of_tasks([entry for entry in every if entry["table"] == "1"], found, output)
     elif table == "time":

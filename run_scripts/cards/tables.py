@@ -278,3 +278,15 @@ def sense_table(senses: dict[str, Any]) -> str:
         if name not in ("lemmas", "instances", "unseen_lemmas")
     ]
     return markdown_table([["", *columns], *rows])
+
+
+def probe_table(found: dict[str, Any], paper: dict[str, Any] | None = None) -> str:
+    """The result of `elmo probe`, in percent: a row per layer and baseline, a column per split and of the paper."""
+    splits = [split for split in ("validation", "test") if split in found]
+    rows = [[found["metric"], *splits]]
+    for name in found[splits[0]]["scores"]:
+        rows.append([name, *(f"{100 * found[split]['scores'][name][found['metric']]:.1f}" for split in splits)])
+    if paper is not None:
+        column = [f"the paper: {paper['task']}", *(str(paper.get(name, "")) for name, *_ in rows[1:])]
+        rows = [[*row, cell] for row, cell in zip(rows, column, strict=True)]
+    return markdown_table(rows)

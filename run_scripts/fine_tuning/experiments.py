@@ -35,8 +35,8 @@ from modeling_elmo.run_scripts.fine_tuning.reports import (
 )
 from modeling_elmo.run_scripts.fine_tuning.task import Record, Task
 from modeling_elmo.run_scripts.fine_tuning.trainer import TaskTrainer, TaskTrainingArguments, last_checkpoint
-from modeling_elmo.run_scripts.fine_tuning.word_vectors import WordVectors
 from modeling_elmo.run_scripts.program.files import read_json, sync, write_json
+from modeling_elmo.run_scripts.vectors.word_vectors import WordVectors
 from modeling_elmo.tokenization.elmo_characters import SPECIAL_WORDS
 
 logger = logging.get_logger(__name__)

@@ -13,13 +13,9 @@ from transformers.utils import logging
 from modeling_elmo import ELMoConfig, ELMoTokenizer
 from modeling_elmo.modeling_elmo_heads import ELMoTaskModel
 from modeling_elmo.run_scripts.fine_tuning.task import Task
-from modeling_elmo.run_scripts.fine_tuning.word_vectors import (
-    WordVectors,
-    initial_embeddings,
-    read_word_vectors,
-    task_vocabulary,
-)
+from modeling_elmo.run_scripts.fine_tuning.vocabulary import initial_embeddings, task_vocabulary
 from modeling_elmo.run_scripts.program.files import check_model
+from modeling_elmo.run_scripts.vectors.word_vectors import WordVectors, read_word_vectors
 from modeling_elmo.tokenization.elmo_characters import SPECIAL_WORDS
 
 logger = logging.get_logger(__name__)

@@ -28,7 +28,7 @@ from modeling_elmo.run_scripts.program.files import check_model, read_json, writ
 from modeling_elmo.run_scripts.program.processes import sole_run
 
 PLAN = Path(__file__).with_name("paper_plan.json")
-MODULES = {"reproduce": "reproduce", "senses": "word_senses", "neighbors": "nearest_neighbors"}
+MODULES = {"reproduce": "reproduce", "senses": "word_senses", "neighbors": "nearest_neighbors", "probe": "probe"}
 PLAN_KEYS = ("name", "program", "title", "table", "files", "options")
 SECONDS_BETWEEN_LOOKS = 2.0
 

@@ -1,17 +1,15 @@
 """Word senses: annotated text, disambiguation by the nearest average, and how often nearest uses share a sense."""
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 from xml.etree import ElementTree
-from zipfile import BadZipFile
 
 import numpy as np
-from tqdm.auto import tqdm
 
 from modeling_elmo.run_scripts.cards.figures import draw_map
-from modeling_elmo.run_scripts.program.files import numbered_lines, require
+from modeling_elmo.run_scripts.program.files import numbered_lines
 from modeling_elmo.run_scripts.vectors.neighbors import normalize
 
 MAX_COLORED_SENSES = 6  # of a map
@@ -109,64 +107,6 @@ def instance_vectors(text: AnnotatedText, layers_of_sentences: Iterable[np.ndarr
             found[number] = normalize(layers[:, instance.start : instance.end].mean(1))
             number += 1
     return found
-
-
-def static_layers(sentences: Iterable[Sequence[str]], vectors: Mapping[str, np.ndarray]) -> Iterator[np.ndarray]:
-    """One vector per word, whatever its sentence: `(1, words, width)` of each sentence.
-
-    A word without a vector has that of its lower-case form, or zeros.
-    """
-    none = np.zeros_like(next(iter(vectors.values())))
-    for words in sentences:
-        yield np.stack([vectors.get(word, vectors.get(word.lower(), none)) for word in words])[None]
-
-
-def text_name(file: str) -> str:
-    """`X` of `X.data.xml`."""
-    return Path(file).name.partition(".data.xml")[0]
-
-
-def stored_layers(folder: Path, sentences: Sequence[Sequence[str]], file: str) -> Iterator[np.ndarray]:
-    """The layers `(layers, words, width)` of each sentence, from `X.hdf5` or `X.npz` in a folder.
-
-    Raises:
-        FileNotFoundError: the folder has neither file.
-        ValueError: a sentence is missing, or its array has another number of words, layers or columns.
-    """
-    paths = [folder / f"{text_name(file)}{suffix}" for suffix in (".hdf5", ".npz")]
-    path = next((path for path in paths if path.is_file()), None)
-    if path is None:
-        raise FileNotFoundError(f"--vectors {folder} has neither {paths[0].name} nor {paths[1].name}, for {file}.")
-    with _open_arrays(path) as arrays:
-        first = None
-        for number, words in enumerate(tqdm(sentences, unit=" sentences")):
-            if str(number) not in arrays:
-                raise ValueError(f"{path} has no array {number}; pass one for each of the {len(sentences)} sentences.")
-            layers = np.asarray(arrays[str(number)])
-            layers = layers[None] if layers.ndim == 2 else layers
-            first = layers.shape if first is None else first
-            if (
-                layers.ndim != 3
-                or (len(layers), layers.shape[2]) != (first[0], first[2])
-                or layers.shape[1] != len(words)
-            ):
-                raise ValueError(
-                    f"{path}, array {number} has shape {layers.shape}, but sentence {number} has {len(words)} words: "
-                    f"{' '.join(words)!r:.60}. Pass (layers, words, width) or (words, width), alike for all sentences."
-                )
-            yield layers
-
-
-def _open_arrays(path: Path) -> Any:
-    try:
-        if path.suffix == ".npz":
-            return np.load(path)  # it refuses pickles
-        require("h5py", "convert", path.name)
-        import h5py
-
-        return h5py.File(path)
-    except (OSError, ValueError, EOFError, BadZipFile) as error:
-        raise ValueError(f"{path} cannot be read: {error}. Write it again.") from error
 
 
 def measure_senses(

@@ -1,0 +1,77 @@
+"""The vocabulary of a task and its initial word embeddings."""
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from itertools import chain
+from typing import NamedTuple
+
+import numpy as np
+
+from modeling_elmo.run_scripts.vectors.word_vectors import WordVectors
+from modeling_elmo.tokenization.elmo_characters import (
+    CONTINUATION,
+    MAX_TERM_WORD,
+    PAD_WORD,
+    SPECIAL_WORDS,
+    SURROGATES,
+    UNK_WORD,
+)
+
+
+class InitialEmbeddings(NamedTuple):
+    vectors: np.ndarray  # (words of the vocabulary, width), float32
+    found: int  # number of words with a pretrained vector
+
+
+def initial_embeddings(
+    vectors: WordVectors, vocabulary: Sequence[str], seed: int, lowercase: bool
+) -> InitialEmbeddings:
+    """The initial embedding of each word: its vector, or random numbers with the vectors' standard deviation.
+
+    `<PAD>` gets zeros, and `<UNK>` the mean of all vectors.
+
+    Args:
+        vocabulary: words in the order of their ids.
+        lowercase: whether a word without a vector gets the vector of its lower-case form.
+    """
+    rows = {word: row for row, word in enumerate(vectors.words)}
+    found = np.array([_row_of(word, rows, lowercase) for word in vocabulary])
+    start = np.random.default_rng(seed).standard_normal((len(vocabulary), vectors.vectors.shape[1]), np.float32)
+    start *= _standard_deviation(vectors.vectors)
+    start[found >= 0] = vectors.vectors[found[found >= 0]]
+    for index, word in enumerate(vocabulary):
+        if word in (PAD_WORD, UNK_WORD):
+            start[index] = 0 if word == PAD_WORD else vectors.vectors.mean(0, dtype=np.float64)
+    return InitialEmbeddings(start, int((found >= 0).sum()))
+
+
+def _row_of(word: str, rows: dict[str, int], lowercase: bool) -> int:
+    """The row of the word's vector, or -1."""
+    if word in (PAD_WORD, UNK_WORD):
+        return -1
+    return rows.get(word, rows.get(word.lower(), -1) if lowercase else -1)
+
+
+def _standard_deviation(values: np.ndarray) -> float:
+    """`values.std()` in double precision, without a copy of the values."""
+    mean = values.mean(dtype=np.float64)
+    return float(np.sqrt(np.einsum("nw,nw->", values, values, dtype=np.float64) / values.size - mean**2))
+
+
+def task_vocabulary(sentences: Iterable[Sequence[str]], min_count: int = 2, extra: Sequence[str] = ()) -> list[str]:
+    """The words that occur at least `min_count` times in the training text, by frequency, and then `extra` words.
+
+    Rarer words share `<UNK>`, which is trained by them. Special words are left out, because a tokenizer puts them in
+    front, and so are strings that cannot be a word of a tokenizer.
+    """
+    counts = Counter(chain.from_iterable(sentences))
+    frequent = (word for word, count in counts.most_common() if count >= min_count)
+    return [word for word in dict.fromkeys(chain(frequent, extra)) if _can_be_word(word)]
+
+
+def _can_be_word(word: str) -> bool:
+    return (
+        word not in (*SPECIAL_WORDS, MAX_TERM_WORD, "")
+        and not word.startswith(CONTINUATION)
+        and not SURROGATES.search(word)
+    )

@@ -1,0 +1,158 @@
+"""Layers of words to compare: of a model, of vectors from elsewhere in files, or of static word vectors."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+from zipfile import BadZipFile
+
+import numpy as np
+from tqdm.auto import tqdm
+
+from modeling_elmo.run_scripts.cards.tables import layer_names
+from modeling_elmo.run_scripts.program.files import require, write_lines
+from modeling_elmo.run_scripts.vectors.embedding import embed_sentences, load_model_and_tokenizer
+from modeling_elmo.run_scripts.vectors.word_vectors import read_word_vectors
+
+Sentences = Sequence[Sequence[str]]
+
+
+@dataclass(kw_only=True)
+class LayerSourceArguments:
+    model: str | None = field(default=None, metadata={"help": "Folder or Hub name of an ELMo model."})
+    vectors: str | None = field(
+        default=None,
+        metadata={
+            "help": "Folder with vectors from elsewhere: X.hdf5 or X.npz for the file X, with an array (layers, words, "
+            "width) or (words, width) for each sentence, under its number from 0."
+        },
+    )
+    word_vectors: str | None = field(
+        default=None, metadata={"help": "File of word vectors without a context, in the text format of GloVe."}
+    )
+    write_sentences: str | None = field(
+        default=None,
+        metadata={
+            "help": "Folder for the sentences, and nothing else: X.txt for the file X, a line per sentence, with a "
+            "space between words."
+        },
+    )
+    device: str | None = field(default=None, metadata={"help": "Device. Default: cuda if available, else cpu."})
+    trust_remote_code: bool = field(default=False, metadata={"help": "Run code from the model's folder."})
+
+    def __post_init__(self):
+        given = [name for name in ("model", "vectors", "word_vectors") if getattr(self, name) is not None]
+        if not given and self.write_sentences is None:
+            raise ValueError("There are no vectors: pass --model, --vectors or --word_vectors; or --write_sentences.")
+        if given and self.write_sentences is not None:
+            received = f"--{given[0]} is {getattr(self, given[0])}"
+            raise ValueError(f"--write_sentences only writes sentences, but {received}; leave one out.")
+
+
+class LayerSource(NamedTuple):
+    """Vectors of one kind.
+
+    Args:
+        read: yields the layers `(layers, words, width)` of the sentences of a file.
+        names: the names of a number of layers.
+        average: the name of the average of the layers.
+    """
+
+    read: Callable[[Sentences, str], Iterator[np.ndarray]]
+    names: Callable[[int], list[str]]
+    average: str = "average"
+
+
+def layer_sources(arguments: LayerSourceArguments) -> list[LayerSource]:
+    """What the options name. Files and models are found before any vector is computed."""
+    sources = []
+    if arguments.model is not None:
+        model, tokenizer = load_model_and_tokenizer(arguments.model, arguments.device, arguments.trust_remote_code)
+        sources.append(LayerSource(partial(computed_layers, model, tokenizer), layer_names))
+    if arguments.vectors is not None:
+        sources.append(
+            LayerSource(partial(stored_layers, Path(arguments.vectors)), numbered_layers, "average of layers")
+        )
+    if arguments.word_vectors is not None:
+        found = read_word_vectors(arguments.word_vectors)
+        rows = dict(zip(found.words, found.vectors, strict=True))
+        sources.append(LayerSource(partial(static_layers, rows), lambda count: ["word vectors"]))
+    return sources
+
+
+def numbered_layers(count: int) -> list[str]:
+    """Names for layers from elsewhere."""
+    return ["vectors"] if count == 1 else [f"layer {number}" for number in range(count)]
+
+
+def computed_layers(model: Any, tokenizer: Any, sentences: Sentences, file: str) -> Iterator[np.ndarray]:
+    bar = tqdm(sentences, unit=" sentences", desc=Path(file).name)
+    return (layers for _, layers in embed_sentences(bar, model, tokenizer, layers="all"))
+
+
+def static_layers(vectors: Mapping[str, np.ndarray], sentences: Sentences, file: str) -> Iterator[np.ndarray]:
+    """One vector per word, whatever its sentence: `(1, words, width)` of each sentence.
+
+    A word without a vector has that of its lower-case form, or zeros.
+    """
+    none = np.zeros_like(next(iter(vectors.values())))
+    for words in tqdm(sentences, unit=" sentences", desc=Path(file).name):
+        yield np.stack([vectors.get(word, vectors.get(word.lower(), none)) for word in words])[None]
+
+
+def text_name(file: str) -> str:
+    """`X` of a file of words, such as `X.conllu`, `X.data.xml.gz`."""
+    name = Path(file).name.removesuffix(".gz").removesuffix(".zst").removesuffix(".xml")
+    return name.rpartition(".")[0] or name
+
+
+def write_sentences(folder: Path, file: str, sentences: Sentences) -> str:
+    """Writes a line per sentence, and returns the path."""
+    path = folder / f"{text_name(file)}.txt"
+    write_lines(path, map(" ".join, sentences))
+    print(f"{path}: {len(sentences):,} sentences")
+    return str(path)
+
+
+def stored_layers(folder: Path, sentences: Sentences, file: str) -> Iterator[np.ndarray]:
+    """The layers `(layers, words, width)` of each sentence, from `X.hdf5` or `X.npz` in a folder.
+
+    Raises:
+        FileNotFoundError: the folder has neither file.
+        ValueError: a sentence is missing, or its array has another number of words, layers or columns.
+    """
+    paths = [folder / f"{text_name(file)}{suffix}" for suffix in (".hdf5", ".npz")]
+    path = next((path for path in paths if path.is_file()), None)
+    if path is None:
+        raise FileNotFoundError(f"--vectors {folder} has neither {paths[0].name} nor {paths[1].name}, for {file}.")
+    with _open_arrays(path) as arrays:
+        first = None
+        for number, words in enumerate(tqdm(sentences, unit=" sentences", desc=Path(file).name)):
+            if str(number) not in arrays:
+                raise ValueError(f"{path} has no array {number}; pass one for each of the {len(sentences)} sentences.")
+            layers = np.asarray(arrays[str(number)])
+            layers = layers[None] if layers.ndim == 2 else layers
+            first = layers.shape if first is None else first
+            if (
+                layers.ndim != 3
+                or (len(layers), layers.shape[2]) != (first[0], first[2])
+                or layers.shape[1] != len(words)
+            ):
+                raise ValueError(
+                    f"{path}, array {number} has shape {layers.shape}, but sentence {number} has {len(words)} words: "
+                    f"{' '.join(words)!r:.60}. Pass (layers, words, width) or (words, width), alike for all sentences."
+                )
+            yield layers
+
+
+def _open_arrays(path: Path) -> Any:
+    try:
+        if path.suffix == ".npz":
+            return np.load(path)  # it refuses pickles
+        require("h5py", "convert", path.name)
+        import h5py
+
+        return h5py.File(path)
+    except (OSError, ValueError, EOFError, BadZipFile) as error:
+        raise ValueError(f"{path} cannot be read: {error}. Write it again.") from error

@@ -1,0 +1,148 @@
+"""The probe of each layer: its classifier against scipy, its table against the model one sentence at a time."""
+
+import json
+
+import numpy as np
+import pytest
+import torch
+from scipy.optimize import minimize
+from scipy.special import log_softmax
+from task_worker import bilm
+
+from modeling_elmo import ELMoModel, ELMoTokenizer
+from modeling_elmo.run_scripts import probe
+from modeling_elmo.run_scripts.fine_tuning.probing import most_frequent_tags, probe_layer
+from modeling_elmo.run_scripts.vectors.layer_sources import text_name
+
+WORDS = ["Anna", "saw", "the", "old", "harbor", "quickly", "dogs", "sing"]
+TAGS = {"Anna": "NOUN", "saw": "VERB", "the": "DET", "old": "ADJ", "harbor": "NOUN", "quickly": "ADV"}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return bilm(tmp_path_factory.mktemp("model") / "bilm")
+
+
+def sentences(number: int, seed: int) -> list[list[tuple[str, str]]]:
+    """Random words with tags; those of two words depend on chance."""
+    draw = np.random.default_rng(seed)
+    return [
+        [(word, TAGS.get(word) or draw.choice(["NOUN", "VERB"])) for word in draw.choice(WORDS, draw.integers(2, 7))]
+        for _ in range(number)
+    ]
+
+
+@pytest.fixture
+def files(tmp_path):
+    paths = {}
+    for seed, (split, number) in enumerate({"train": 60, "validation": 10, "test": 20}.items()):
+        lines = ["".join(f"{word}\t{tag}\n" for word, tag in sentence) for sentence in sentences(number, seed)]
+        paths[split] = tmp_path / f"my.{split}.tsv"
+        paths[split].write_text("\n".join(lines), encoding="utf-8")
+    return paths
+
+
+def options(files) -> list[str]:
+    return [text for split, path in files.items() for text in (f"--{split}_file", str(path))]
+
+
+def test_the_classifier_minimizes_the_penalized_likelihood():
+    """scikit-learn's objective, written down and minimized by scipy; the penalty is of the weights, not of the bias."""
+    draw = np.random.default_rng(0)
+    vectors = draw.normal(3, 2, size=(90, 4))
+    classes = (vectors @ draw.normal(size=(4, 3)) + draw.normal(size=(90, 3))).argmax(1)
+    scaled = (vectors - vectors[:60].mean(0)) / vectors[:60].std(0)
+
+    def loss(values):
+        weights, bias = values[:12].reshape(4, 3), values[12:]
+        log_probs = log_softmax(scaled[:60] @ weights + bias, axis=1)
+        return -log_probs[np.arange(60), classes[:60]].sum() + (weights**2).sum() / 2
+
+    best = minimize(loss, np.zeros(15), method="BFGS").x
+    expected = (scaled[60:] @ best[:12].reshape(4, 3) + best[12:]).argmax(1)
+    tags = {"train": [[str(each)] for each in classes[:60]], "test": [[str(each) for each in classes[60:]]]}
+    found = probe_layer({"train": vectors[:60], "test": vectors[60:]}, tags)
+    assert found == {"test": [[str(each) for each in expected]]}
+    assert 0.5 < (expected == classes[60:]).mean() < 1
+
+
+def test_most_frequent_tags():
+    words = {"train": [["a", "b", "a"], ["a", "b"]], "test": [["b", "new"], ["a"]]}
+    tags = {"train": [["X", "Y", "Z"], ["X", "Y"]]}
+    assert most_frequent_tags(words, tags) == {"test": [["Y", "X"], ["X"]]}
+
+
+def test_each_layer_of_a_model(folder, files, tmp_path, capsys):
+    """Accuracy by layer equals that of a classifier of vectors that the model computes a sentence at a time."""
+    output = tmp_path / "results" / "probe.json"
+    found = probe.main(["--model", str(folder), *options(files), "--output", str(output)])
+    assert json.loads(output.read_text(encoding="utf-8")) == found
+    model, tokenizer = ELMoModel.from_pretrained(folder).eval(), ELMoTokenizer.from_pretrained(folder)
+    rows, tags = {}, {}
+    for seed, (split, number) in enumerate({"train": 60, "validation": 10, "test": 20}.items()):
+        rows[split], tags[split] = [], []
+        for sentence in sentences(number, seed):
+            inputs = tokenizer([[word for word, _ in sentence]], is_split_into_words=True, return_tensors="pt")
+            with torch.no_grad():
+                rows[split].append(torch.cat(model(**inputs).hidden_states)[:, 1:-1].numpy())
+            tags[split].append([tag for _, tag in sentence])
+    layers = {split: np.concatenate(each, axis=1) for split, each in rows.items()}
+    printed = capsys.readouterr().out.splitlines()
+    for number, name in enumerate(["token layer", "biLSTM 1", "biLSTM 2"]):
+        predicted = probe_layer({split: each[number] for split, each in layers.items()}, tags)
+        cells = []
+        for split in ("validation", "test"):
+            pairs = [
+                pair for both in zip(predicted[split], tags[split], strict=True) for pair in zip(*both, strict=True)
+            ]
+            score = found[split]["scores"][name]["accuracy"]
+            assert score == pytest.approx(np.mean([a == b for a, b in pairs]), abs=0.03)  # other sums of float32
+            cells.append(f"{100 * score:.1f}")
+        row = next(line for line in printed if line.startswith(f"| {name} "))
+        assert [cell.strip() for cell in row.split("|")[2:4]] == cells
+    assert found["test"]["words"] == sum(map(len, tags["test"])) and found["test"]["file"] == "my.test.tsv"
+
+
+def test_vectors_from_elsewhere(files, tmp_path):
+    """A layer that holds the tags is perfect, and one of noise is not; `X` keeps the dots of a file's name."""
+    written = probe.main(["--write_sentences", str(tmp_path), *options(files)])
+    assert {split: path.split("/")[-1] for split, path in written.items()} == {
+        split: f"my.{split}.txt" for split in files
+    }
+    draw, names = np.random.default_rng(0), ["ADJ", "ADV", "DET", "NOUN", "VERB"]
+    for split, path in files.items():
+        blocks = path.read_text(encoding="utf-8").split("\n\n")
+        arrays = {}
+        for number, block in enumerate(blocks):
+            tags = [line.split("\t")[1] for line in block.split("\n") if line]
+            known = np.eye(len(names))[[names.index(tag) for tag in tags]]
+            arrays[str(number)] = np.stack([known, draw.normal(size=known.shape)])
+        np.savez(tmp_path / f"my.{split}.npz", **arrays)
+    (tmp_path / "static.txt").write_text("the 1 0\nsaw 0 1\n", encoding="utf-8")
+    vectors = ["--vectors", str(tmp_path), "--word_vectors", str(tmp_path / "static.txt")]
+    scores = probe.main([*vectors, *options(files)])["test"]["scores"]
+    assert list(scores) == ["most frequent tag", "layer 0", "layer 1", "word vectors"]
+    assert scores["layer 0"]["accuracy"] == 1 and scores["layer 1"]["accuracy"] < 0.6
+    assert scores["word vectors"]["accuracy"] < scores["most frequent tag"]["accuracy"] < 1
+
+
+def test_entities_are_scored_by_f1(folder, tmp_path):
+    text = "".join(f"{word}\t{'B-PER' if word == 'Anna' else 'O'}\n" for word in [*WORDS, "Anna"])
+    (tmp_path / "a.tsv").write_text(f"{text}\n{text}", encoding="utf-8")
+    file = str(tmp_path / "a.tsv")
+    found = probe.main(["--model", str(folder), "--train_file", file, "--test_file", file])
+    assert found["metric"] == "f1" and found["test"]["scores"]["most frequent tag"]["f1"] == 1
+
+
+def test_text_names():
+    names = ["en-ud.train.conllu.gz", "train.data.xml", "play.txt.zst", "plain"]
+    assert [text_name(f"data/{name}") for name in names] == ["en-ud.train", "train", "play", "plain"]
+
+
+def test_mistakes(folder, files):
+    with pytest.raises(ValueError, match="There are no vectors: pass --model, --vectors or --word_vectors"):
+        probe.main(options(files))
+    with pytest.raises(ValueError, match="The labels come from the split 'train', but there are only"):
+        probe.main(["--model", str(folder), "--test_file", str(files["test"])])
+    with pytest.raises(ValueError, match="There is no data to evaluate on"):
+        probe.main(["--model", str(folder), "--train_file", str(files["train"])])
