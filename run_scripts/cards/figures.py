@@ -6,7 +6,6 @@ warning that names the picture and returns False.
 
 import math
 from collections.abc import Mapping, Sequence
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -268,8 +267,9 @@ def draw_change(
     if figure is None:
         return False
     panels = figure.subplot_mosaic([[name, "map"] for name in MEASURES_OF_CHANGE], width_ratios=[1, 1.2])
-    names = ["\n".join(pair["groups"]) for pair in pairs]
-    turned = SLANTED_LABELS if len(pairs) * max(map(len, chain(*(pair["groups"] for pair in pairs)))) > 70 else {}
+    is_wide = len(pairs) * max(len(name) for pair in pairs for name in pair["groups"]) > 60  # letters at this size
+    names = [(", " if is_wide else "\n").join(pair["groups"]) for pair in pairs]
+    turned = {"rotation": 90 if is_wide else 0, "fontsize": 8}
     for name, title in MEASURES_OF_CHANGE.items():
         axis, values = panels[name], [pair[name] for pair in pairs]
         low, high = (np.array([each[key] for each in values]) for key in ("random_5", "random_95"))

@@ -173,6 +173,8 @@ def align(rows: Sequence[Sequence[str]]) -> list[str]:
     """Lines of columns; the first is aligned to the left, the others to the right."""
     first, *others = (max(map(len, column)) for column in zip(*rows, strict=True))
     return [
-        "  ".join([f"{row[0]:{first}}", *(f"{cell:>{width}}" for cell, width in zip(row[1:], others, strict=True))])
+        "  ".join(
+            [f"{row[0]:{first}}", *(f"{cell:>{width}}" for cell, width in zip(row[1:], others, strict=True))]
+        ).rstrip()
         for row in rows
     ]
