@@ -50,6 +50,7 @@ from modeling_elmo.run_scripts.vectors.usage_change import (
     distance_within,
     format_change,
     order_groups,
+    shown_pairs,
     typical_uses,
 )
 from modeling_elmo.tokenization.elmo_pretokenization import TextSplitter
@@ -191,7 +192,7 @@ def find_change(
     together = use_vectors([use for each in uses.values() for use in each], model, tokenizer, parsed.layer)
     ends = np.cumsum([len(each) for each in uses.values()])
     vectors = dict(zip(uses, np.split(together, ends[:-1]), strict=True))
-    found = {
+    found: dict[str, Any] = {
         "word": parsed.word,
         "layer": parsed.layer,
         "text": [Path(name).name for name in files],
@@ -218,8 +219,7 @@ def find_change(
     if parsed.output:
         output = Path(parsed.output)
         write_json(output, found)
-        shown = [pair for pair in found["pairs"] if pair["consecutive"] or not is_ordered]
-        draw_change(shown, is_ordered, vectors, output.with_suffix(".png"))
+        draw_change(shown_pairs(found), is_ordered, vectors, output.with_suffix(".png"))
     return found
 
 

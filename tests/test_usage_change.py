@@ -17,6 +17,7 @@ from modeling_elmo.run_scripts.vectors.usage_change import (
     compare_groups,
     compare_pair,
     distance_within,
+    format_change,
     order_groups,
     typical_uses,
 )
@@ -88,6 +89,22 @@ def test_all_pairs_in_the_order_of_groups():
     ]
     assert found == compare_groups(vectors, 20, seed=0) != compare_groups(vectors, 20, seed=1)
     assert found[1]["apd"]["distance"] == pytest.approx(distances_of(vectors["a"], vectors["c"])[0], abs=1e-6)
+
+
+def test_printed_pairs_and_matrix():
+    """Of numbers, the table has consecutive pairs; the matrices have all."""
+    vectors = dict(zip(("1980", "1990", "2000"), vectors_of(5, 6, 7, shift=1.0), strict=True))
+    pairs = compare_groups(vectors, 20, seed=0)
+    groups = [{"name": name, "uses": 5, "distance_within": 0.5, "typical_uses": []} for name in vectors]
+    found = {"word": "play", "group_by": "year", "ordered": True, "groups": groups, "pairs": pairs, "left_out": {}}
+    blocks = format_change(found).split("\n\n")
+    assert [line.split("  ")[0] for line in blocks[4].splitlines()[1:]] == ["1980, 1990", "1990, 2000"]
+    for block, measure in zip(blocks[5:], ("apd", "prt"), strict=True):
+        rows = [line.split() for line in block.splitlines()[:-1]]
+        assert rows[0] == [measure.upper(), *vectors]
+        marked = f"{pairs[1][measure]['distance']:.3f}{'*' * (pairs[1][measure]['p'] < 0.05)}"
+        assert rows[1][3] == rows[3][1] == marked and [rows[k][k] for k in (1, 2, 3)] == ["-"] * 3
+    assert "1980, 2000" in format_change({**found, "ordered": False})
 
 
 def test_typical_uses_are_far_from_other_groups():

@@ -138,8 +138,9 @@ def token_vector(token: Token) -> np.ndarray:
 
 
 def mean_vector(tokens: Doc | Span) -> np.ndarray:
-    words = tokens.tensor[[not token.is_space for token in tokens]]
-    return words.mean(0) if len(words) else np.zeros_like(tokens.tensor, shape=tokens.tensor.shape[1:])
+    vectors = np.asarray(tokens.tensor)
+    words = vectors[[not token.is_space for token in tokens]]
+    return words.mean(0) if len(words) else np.zeros_like(vectors, shape=vectors.shape[1:])
 
 
 def has_vector(each: Doc | Span | Token) -> bool:

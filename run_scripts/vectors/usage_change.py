@@ -139,42 +139,41 @@ def typical_uses(vectors: Mapping[str, np.ndarray], group: str, top_k: int) -> l
     return (-(lengths_1[group] @ direction)).argsort(kind="stable")[:top_k].tolist()
 
 
+def shown_pairs(found: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """The consecutive pairs of groups that are numbers, or all pairs."""
+    return [pair for pair in found["pairs"] if pair["consecutive"] or not found["ordered"]]
+
+
 def format_change(found: Mapping[str, Any]) -> str:
-    """The groups with typical uses; consecutive pairs of numbers, or all pairs; the matrix of several groups."""
-    groups = {group["name"]: group for group in found["groups"]}
-    pairs = {tuple(pair["groups"]): pair for pair in found["pairs"]}
+    """The groups with their typical uses, `shown_pairs`, and all pairs of more than two groups as matrices."""
+    names = [group["name"] for group in found["groups"]]
     lines = [f"{found['word']} by {found['group_by']}"]
-    for name, group in groups.items():
-        lines += ["", f"{name}: {group['uses']} uses, with a mean distance of {group['distance_within']:.3f}"]
+    for group in found["groups"]:
+        lines += ["", f"{group['name']}: {group['uses']} uses, with a mean distance of {group['distance_within']:.3f}"]
         lines += [f"  {use}" for use in group["typical_uses"]]
-    shown = [pair for pair in found["pairs"] if pair["consecutive"] or not found["ordered"]]
     rows = [["", *(f"{name.upper()}{part}" for name in MEASURES_OF_CHANGE for part in ("", " at random", " p"))]]
-    for pair in shown:
+    for pair in shown_pairs(found):
         cells = [f"{pair[name][key]:.3f}" for name in MEASURES_OF_CHANGE for key in ("distance", "random_mean", "p")]
         rows.append([", ".join(pair["groups"]), *cells])
     lines += ["", *align(rows)]
-    for measure in MEASURES_OF_CHANGE if len(groups) > 2 else ():
-        matrix = [[measure.upper(), *groups]]
-        for one in groups:
-            cells = [pairs.get((one, other)) or pairs.get((other, one)) for other in groups]
-            matrix.append([one, *(_matrix_cell(pair[measure]) if pair else "-" for pair in cells)])
-        lines += ["", *align(matrix), f"* p < {LEVEL}"]
+    for measure in MEASURES_OF_CHANGE if len(names) > 2 else ():
+        lines += ["", *align(_matrix(names, found["pairs"], measure)), f"* p < {LEVEL}"]
     if found["left_out"]:
         left_out = ", ".join(f"{name} ({uses})" for name, uses in found["left_out"].items())
         lines += ["", f"Left out, with fewer than --min_uses {found['min_uses']}: {left_out}"]
     return "\n".join(lines)
 
 
-def _matrix_cell(values: Mapping[str, float]) -> str:
-    return f"{values['distance']:.3f}{'*' if values['p'] < LEVEL else ' '}"
+def _matrix(names: Sequence[str], pairs: Sequence[Mapping[str, Any]], measure: str) -> list[list[str]]:
+    cells = {}
+    for pair in pairs:
+        one, other = pair["groups"]
+        star = "*" if pair[measure]["p"] < LEVEL else " "
+        cells[one, other] = cells[other, one] = f"{pair[measure]['distance']:.3f}{star}"
+    return [[measure.upper(), *names], *([one, *(cells.get((one, other), "-") for other in names)] for one in names)]
 
 
 def align(rows: Sequence[Sequence[str]]) -> list[str]:
     """Lines of columns; the first is aligned to the left, the others to the right."""
-    first, *others = (max(map(len, column)) for column in zip(*rows, strict=True))
-    return [
-        "  ".join(
-            [f"{row[0]:{first}}", *(f"{cell:>{width}}" for cell, width in zip(row[1:], others, strict=True))]
-        ).rstrip()
-        for row in rows
-    ]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return ["  ".join([row[0].ljust(widths[0]), *map(str.rjust, row[1:], widths[1:])]).rstrip() for row in rows]
