@@ -6,19 +6,34 @@ A few uses are drawn at random (`--seed`). Each is shown with its nearest uses i
 their vectors. `--word_vectors glove.txt` also shows the nearest words by vectors without a context, one for each word.
 `--output neighbors.json` writes the table, and a map as a .png beside it. In the folder `results/` of a
 checkpoint, both appear on its card.
+
+`--group_by` asks how the use differs between periods, genres or authors:
+
+    elmo neighbors speeches.tsv --word energy --model elmo --group_by year --bin_width 10 --output energy.json
+
+The text is a table with a column `text` and a column of groups, or `--group_by file` makes a group of each file. For
+each pair of groups, the average pairwise distance of their uses (APD) and the distance of their mean vectors (PRT) are
+compared with random splits of the same uses. `p` is too small if many uses of a group are from the same document.
 """
 
 import re
+from collections import defaultdict
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from modeling_elmo.run_scripts.cards.figures import draw_map
-from modeling_elmo.run_scripts.pretraining.corpus import Corpus
+import numpy as np
+
+from modeling_elmo.run_scripts.cards.figures import draw_change, draw_map
+from modeling_elmo.run_scripts.fine_tuning.data_files import format_suffix, json_rows, table_rows
+from modeling_elmo.run_scripts.pretraining.corpus import Corpus, SentenceText, find_files
 from modeling_elmo.run_scripts.program.command_line import ProgramParser, run
 from modeling_elmo.run_scripts.program.files import write_json
 from modeling_elmo.run_scripts.vectors.embedding import load_model_and_tokenizer
+from modeling_elmo.run_scripts.vectors.lines import to_line
 from modeling_elmo.run_scripts.vectors.neighbors import (
+    WordUse,
     check_json_output,
     check_layer,
     find_uses,
@@ -29,8 +44,20 @@ from modeling_elmo.run_scripts.vectors.neighbors import (
     sample_uses,
     use_vectors,
 )
+from modeling_elmo.run_scripts.vectors.usage_change import (
+    compare_groups,
+    distance_within,
+    format_change,
+    order_groups,
+    shown_pairs,
+    typical_uses,
+)
 from modeling_elmo.run_scripts.vectors.word_vectors import read_word_vectors
 from modeling_elmo.tokenization.elmo_pretokenization import TextSplitter
+
+GROUP_BY_FILE = "file"
+LEAST_USES = 2  # of a group: one has no distance within
+TABLE_READERS = {".tsv": table_rows, ".csv": table_rows, ".jsonl": lambda path, _: json_rows(path)}
 
 
 @dataclass(kw_only=True)
@@ -48,13 +75,18 @@ class NeighborArguments:
         default="top", metadata={"help": "Layer: top, average, mixed, or a number (0 is the token layer)."}
     )
     queries: int = field(default=4, metadata={"help": "Number of uses to show with their neighbors."})
-    top_k: int = field(default=2, metadata={"help": "Number of neighbors per use."})
-    max_uses: int = field(default=2000, metadata={"help": "Maximum number of uses to compare, drawn at random."})
+    top_k: int = field(default=2, metadata={"help": "Number of neighbors per use, or of typical uses per group."})
+    max_uses: int = field(
+        default=2000,
+        metadata={"help": "Maximum number of uses to compare, of each group if there are groups; drawn at random."},
+    )
     seed: int = field(default=0, metadata={"help": "Seed of the drawn uses."})
     raw_text: bool = field(
         default=False, metadata={"help": "Split lines with the model's tokenizer. Default: at spaces."}
     )
-    output: str | None = field(default=None, metadata={"help": "JSON file for the table; the map is a .png beside it."})
+    output: str | None = field(
+        default=None, metadata={"help": "JSON file for the table; the picture is a .png beside it."}
+    )
     device: str | None = field(default=None, metadata={"help": "Device. Default: cuda if available, else cpu."})
     trust_remote_code: bool = field(default=False, metadata={"help": "Run code from the model's folder."})
 
@@ -73,14 +105,44 @@ class NeighborArguments:
             ) from None
 
 
+@dataclass(kw_only=True)
+class GroupArguments:
+    _argument_group_name = "options of groups"
+
+    group_by: str | None = field(
+        default=None,
+        metadata={"help": "Column of tables (.tsv, .csv, .jsonl) with the group, such as year; file: each is a group."},
+    )
+    text_column: str = field(
+        default="text", metadata={"help": "Column of tables, or key of .jsonl, with the text or the list of its words."}
+    )
+    bin_width: float | None = field(
+        default=None, metadata={"help": "Width of the bins of numeric groups: 10 makes decades of years."}
+    )
+    min_uses: int = field(default=10, metadata={"help": "Minimum uses of a group; smaller groups are left out."})
+    permutations: int = field(default=1000, metadata={"help": "Number of random splits for each pair of groups."})
+
+    def __post_init__(self):
+        if self.bin_width is not None and (self.group_by is None or not self.bin_width > 0):
+            raise ValueError(f"--bin_width {self.bin_width:g}: pass a positive number, and --group_by.")
+        if self.min_uses < LEAST_USES:
+            raise ValueError(f"--min_uses {self.min_uses}: pass at least {LEAST_USES}.")
+        if self.permutations < 1:
+            raise ValueError(f"--permutations {self.permutations}: pass at least 1.")
+
+
 def main(arguments: list[str] | None = None) -> dict[str, Any]:
-    parser = ProgramParser(NeighborArguments, description=__doc__)
-    parser.add_argument("text", nargs="+", help="Text files, folders or patterns, one sentence per line.")
-    parsed, positional = parser.parse(arguments)
+    parser = ProgramParser(NeighborArguments, GroupArguments, description=__doc__)
+    parser.add_argument("text", nargs="+", help="Text files, folders or patterns, one sentence per line; or tables.")
+    parsed, groups, positional = parser.parse(arguments)
+    if groups.group_by and parsed.word_vectors:
+        raise ValueError(f"--word_vectors {parsed.word_vectors} has no groups; it cannot be combined with --group_by.")
     model, tokenizer = load_model_and_tokenizer(parsed.model, parsed.device, parsed.trust_remote_code)
     check_layer(parsed.layer, model.config.num_hidden_layers)
     splitter = TextSplitter(tokenizer.pre_tokenization if parsed.raw_text else "whitespace")
-    texts = (text for _, text in Corpus.from_files(positional.text).sentences(shuffle_files=False))
+    if groups.group_by:
+        return find_change(parsed, groups, positional.text, model, tokenizer, splitter)
+    texts = Corpus.from_files(positional.text, groups.text_column).texts()
     words = (splitter.words(text) if isinstance(text, str) else text for text in texts)
     all_uses = list(find_uses(words, parsed.word))
     if len(all_uses) <= parsed.top_k:
@@ -109,9 +171,104 @@ def main(arguments: list[str] | None = None) -> dict[str, Any]:
     if parsed.output:
         output = Path(parsed.output)
         write_json(output, found)
-        groups = {str(uses[query]): [query, *(near for near, _ in pairs)] for query, pairs in nearest.items()}
-        draw_map(vectors, groups, output.with_suffix(".png"))
+        colored = {str(uses[query]): [query, *(near for near, _ in pairs)] for query, pairs in nearest.items()}
+        draw_map(vectors, colored, output.with_suffix(".png"))
     return found
+
+
+def find_change(
+    parsed: NeighborArguments, groups: GroupArguments, files: list[str], model, tokenizer, splitter: TextSplitter
+) -> dict[str, Any]:
+    """Compares the uses of the word in groups of texts."""
+    all_uses, is_ordered = grouped_uses(parsed, groups, files, splitter)
+    kept = {name: uses for name, uses in all_uses.items() if len(uses) >= groups.min_uses}
+    if len(kept) < 2:
+        counts = ", ".join(f"{name} {len(uses)}" for name, uses in all_uses.items()) or "none"
+        raise ValueError(
+            f"--group_by {groups.group_by} needs two groups with at least {groups.min_uses} uses of {parsed.word!r} "
+            f"(--min_uses), but the uses are: {counts}. Pass more text, another column, or a larger --bin_width."
+        )
+    uses = {name: sample_uses(each, parsed.max_uses, 0, parsed.seed)[0] for name, each in kept.items()}
+    together = use_vectors([use for each in uses.values() for use in each], model, tokenizer, parsed.layer)
+    ends = np.cumsum([len(each) for each in uses.values()])
+    vectors = dict(zip(uses, np.split(together, ends[:-1]), strict=True))
+    found: dict[str, Any] = {
+        "word": parsed.word,
+        "layer": parsed.layer,
+        "text": [Path(name).name for name in files],
+        "group_by": groups.group_by,
+        "bin_width": groups.bin_width,
+        "ordered": is_ordered,
+        "min_uses": groups.min_uses,
+        "seed": parsed.seed,
+        "permutations": groups.permutations,
+        "groups": [
+            {
+                "name": name,
+                "uses": len(each),
+                "uses_in_text": len(kept[name]),
+                "distance_within": round(distance_within(vectors[name]), 6),
+                "typical_uses": [str(each[row]) for row in typical_uses(vectors, name, parsed.top_k)],
+            }
+            for name, each in uses.items()
+        ],
+        "left_out": {name: len(each) for name, each in all_uses.items() if each and name not in kept},
+        "pairs": compare_groups(vectors, groups.permutations, parsed.seed),
+    }
+    print(format_change(found))
+    if parsed.output:
+        output = Path(parsed.output)
+        write_json(output, found)
+        draw_change(shown_pairs(found), is_ordered, vectors, output.with_suffix(".png"))
+    return found
+
+
+def grouped_uses(
+    parsed: NeighborArguments, groups: GroupArguments, files: list[str], splitter: TextSplitter
+) -> tuple[dict[str, list[WordUse]], bool]:
+    """The uses in each group, in the order of the groups, and whether they have the order of numbers."""
+    pattern, sentences = re.compile(parsed.word), defaultdict(list)
+    for name, text in grouped_sentences(files, str(groups.group_by), groups.text_column):
+        words = splitter.words(text) if isinstance(text, str) else text
+        sentences[name] += [words] if any(map(pattern.fullmatch, words)) else []
+    names, is_ordered = order_groups(sentences, groups.bin_width)
+    members = defaultdict(list)
+    for name, group in names.items():
+        members[group] += sentences[name]
+    return {group: list(find_uses(each, parsed.word)) for group, each in members.items()}, is_ordered
+
+
+def grouped_sentences(patterns: list[str], group_by: str, text_column: str) -> Iterator[tuple[str, SentenceText]]:
+    """Each sentence with the name of its group: the value of a column, or the name of the file."""
+    files = list(dict.fromkeys(Path(file) for pattern in patterns for file in find_files(pattern)))
+    stems = [path.name.removesuffix(".gz").removesuffix(".zst").removesuffix(format_suffix(path)) for path in files]
+    names = stems if len(set(stems)) == len(stems) else map(str, files)
+    for path, name in zip(files, names, strict=True):
+        if format_suffix(path) in TABLE_READERS:
+            yield from table_sentences(path, {GROUP_BY_FILE: name}, group_by, text_column)
+        elif group_by == GROUP_BY_FILE:
+            yield from ((name, text) for text in Corpus((str(path),)).texts())
+        else:
+            tables = ", ".join(TABLE_READERS)
+            raise ValueError(
+                f"{path} has no column {group_by!r}; pass --group_by {GROUP_BY_FILE}, or tables: {tables}."
+            )
+
+
+def table_sentences(
+    path: Path, more: dict[str, str], group_by: str, text_column: str
+) -> Iterator[tuple[str, SentenceText]]:
+    """The sentences of a table. `more` has values for columns that the table lacks."""
+    for location, columns in TABLE_READERS[format_suffix(path)](path, []):
+        row = {**more, **columns}
+        for option, name in (("--text_column", text_column), ("--group_by", group_by)):
+            if name not in row:
+                raise ValueError(f"{location} has no column {name!r} but {list(columns)}; pass {option} NAME.")
+        group = row[group_by]
+        if not isinstance(group, (str, int, float)) or not str(group).strip():
+            raise ValueError(f"{location}: the group {group_by!r} is {group!r}; pass a name or a number.")
+        line = to_line(str(location), row[text_column], is_raw_text=True, unit="word")
+        yield str(group).strip(), line.text if line.words is None else line.words
 
 
 def words_in_file(file: str, word: str) -> list[tuple[str, float]]:

@@ -10,6 +10,7 @@ from modeling_elmo import ELMoConfig
 from modeling_elmo.run_scripts.cards import figures as figure_module
 from modeling_elmo.run_scripts.cards.figures import (
     draw_ablation,
+    draw_change,
     draw_confusion,
     draw_curve,
     draw_data_curve,
@@ -30,7 +31,14 @@ CURVE = [
     for share in (1.0, 0.01, 0.1)
     for seed in (1, 2)
 ]
+VALUES = {"random_5": 0.2, "random_95": 0.3}
+PAIRS = [
+    {"groups": ["1990", "2000"], "apd": {"distance": 0.5, **VALUES}, "prt": {"distance": 0.1, **VALUES}},
+    {"groups": ["2000", "2010"], "apd": {"distance": 0.4, **VALUES}, "prt": {"distance": 0.2, **VALUES}},
+]
+USES = {"1990": np.eye(4)[:1], "2000": np.eye(4)[1:], "2010": -np.eye(4)[:2]}
 PICTURES = {
+    "change": lambda path: draw_change(PAIRS, True, USES, path),
     "pretraining": lambda path: draw_curve(path, EVALUATIONS, STEPS, SAMPLED, 100),
     "map": lambda path: draw_map(np.eye(4), {"one": [0, 1], "눈": [2]}, path),
     "layer weights": lambda path: draw_layer_weights(RECORDS, path),
@@ -95,6 +103,24 @@ def test_picture_of_a_diverged_or_empty_run(large, panels, figures, tmp_path, ca
     assert len(figures[0].axes) == panels
     assert draw_curve(tmp_path / "b.png", [], [], SAMPLED, 100) is False
     assert "b.png is not drawn: the log has no perplexity and no loss" in caplog.text
+
+
+@pytest.mark.parametrize(("is_series", "style"), [(True, "-"), (False, "None")])
+def test_picture_of_a_change(is_series, style, figures, tmp_path):
+    draw_change(PAIRS, is_series, USES, tmp_path / "a.png")
+    apd, uses, prt = figures[0].axes
+    assert [line.get_ydata().tolist() for axis in (apd, prt) for line in axis.lines] == [[0.5, 0.4], [0.1, 0.2]]
+    assert {line.get_linestyle() for line in (*apd.lines, *prt.lines)} == {style}
+    for bar in (*apd.patches, *prt.patches):
+        assert (bar.get_y(), bar.get_height()) == pytest.approx((0.2, 0.1))
+    assert labels(prt.get_xticklabels()) == ["1990\n2000", "2000\n2010"]
+    drawn = {each.get_label(): len(each.get_offsets()) for each in uses.collections}
+    assert drawn == {"_": 6, "1990": 1, "2000": 3, "2010": 2}
+
+
+def test_points_of_many_groups_differ():
+    styles = [tuple(figure_module.point_style(index).values()) for index in range(49)]
+    assert len(set(styles)) == 49 and styles[:2] == [("#0072B2", "o"), ("#D55E00", "s")]
 
 
 def test_picture_of_layer_weights(figures, tmp_path, caplog):

@@ -132,7 +132,10 @@ def test_wheel_has_the_package_and_nothing_else(tmp_path):
         for file in (ROOT / folder).rglob("*.py")
     }
     found = {name for name in wheel.namelist() if ".dist-info/" not in name}
-    assert {name for name in found if name.endswith(".py")} == sources | {"modeling_elmo_cli.py"}
+    assert {name for name in found if name.endswith(".py")} == sources | {
+        "modeling_elmo_cli.py",
+        "modeling_elmo_spacy.py",
+    }
     others = {name for name in found if not name.endswith(".py")}
     templates = {name for name in others if name.startswith("modeling_elmo/model_cards/")}
     plan = "modeling_elmo/run_scripts/fine_tuning/paper_plan.json"
@@ -140,7 +143,7 @@ def test_wheel_has_the_package_and_nothing_else(tmp_path):
     assert templates and not any(name.count("/") > 2 for name in templates), "checkpoints are no part of the wheel"
     assert f'version = "{modeling_elmo.__version__}"' in (ROOT / "pyproject.toml").read_text(encoding="utf-8")
     metadata = {name.split(".dist-info/")[1]: wheel.read(name).decode() for name in set(wheel.namelist()) - found}
-    assert set(metadata["top_level.txt"].split()) == {"modeling_elmo", "modeling_elmo_cli"}
+    assert set(metadata["top_level.txt"].split()) == {"modeling_elmo", "modeling_elmo_cli", "modeling_elmo_spacy"}
     assert metadata["entry_points.txt"].split("\n")[:2] == ["[console_scripts]", "elmo = modeling_elmo_cli:main"]
     assert "Apache License" in metadata["licenses/LICENSE"]
     assert "License-Expression: Apache-2.0" in metadata["METADATA"]

@@ -33,6 +33,7 @@ MARKERS = "os^Dv<>"
 SLANTED_LABELS = {"rotation": 35, "ha": "right", "rotation_mode": "anchor"}  # for labels that would overlap
 MOST_NUMBERED_LABELS = 15  # a larger confusion matrix has no numbers in its cells
 DIRECTIONS = {"perplexity": "both directions", "forward": "forward", "backward": "backward"}  # keys of an evaluation
+MEASURES_OF_CHANGE = {"apd": "average pairwise distance", "prt": "distance of prototypes"}
 
 
 def draw_curve(path: Path, evaluations: LogEntries, steps: LogEntries, config: ELMoConfig, published_step: int) -> bool:
@@ -208,7 +209,9 @@ def line_style(index: int) -> dict[str, Any]:
 
 
 def point_style(index: int) -> dict[str, Any]:
-    return {"color": COLORS[index % len(COLORS)], "marker": MARKERS[index % len(MARKERS)]}
+    """A pair of color and marker; the first 49 differ."""
+    shift = index // len(COLORS)
+    return {"color": COLORS[index % len(COLORS)], "marker": MARKERS[(index + shift) % len(MARKERS)]}
 
 
 def style_scores(axis, along: str, metric: str, splits: Sequence[str]):
@@ -231,17 +234,59 @@ def draw_map(vectors: np.ndarray, groups: Mapping[str, Sequence[int]], path: Pat
     figure = new_figure(path, 8, 5 + 0.2 * len(groups))
     if figure is None:
         return False
+    draw_plane(figure.subplots(), vectors, groups)
+    figure.legend(loc="outside lower center", fontsize=8)
+    figure.savefig(path)
+    return True
+
+
+def draw_plane(axis, vectors: np.ndarray, groups: Mapping[str, Sequence[int]], size: int = 36):
+    """The points of `draw_map`."""
     centred = vectors - vectors.mean(0)
     _, sizes, components = np.linalg.svd(centred, full_matrices=False)
     points, shares = centred @ components[:2].T, (sizes**2 / max((sizes**2).sum(), 1e-12))[:2]
-    axis = figure.subplots()
     axis.scatter(*points.T, s=10, color="0.8", label="_")
     for index, (label, rows) in enumerate(groups.items()):
         label = label.replace("$", r"\$") if can_draw(label) else f"query {index + 1}"
-        axis.scatter(*points[list(rows)].T, s=36, label=label, **point_style(index))
+        axis.scatter(*points[list(rows)].T, s=size, label=label, **point_style(index))
     axis.set_xlabel(f"first principal component ({shares[0]:.0%} of the variance)")
     axis.set_ylabel(f"second ({shares[1]:.0%})")
-    figure.legend(loc="outside lower center", fontsize=8)
+
+
+def draw_change(
+    pairs: Sequence[Mapping[str, Any]], is_series: bool, vectors: Mapping[str, np.ndarray], path: Path
+) -> bool:
+    """Distances between groups of uses above the range of random splits, and the map of all uses, colored by group.
+
+    Args:
+        pairs: pairs of groups with the measures of `MEASURES_OF_CHANGE`, as from `compare_groups`.
+        is_series: whether the pairs follow each other, so that a line joins them.
+        vectors: of each group. Shape: (uses, dimension).
+    """
+    figure = new_figure(path, 13, 6)
+    if figure is None:
+        return False
+    panels = figure.subplot_mosaic([[name, "map"] for name in MEASURES_OF_CHANGE], width_ratios=[1, 1.2])
+    is_wide = len(pairs) * max(len(name) for pair in pairs for name in pair["groups"]) > 60  # letters at this size
+    names = [(", " if is_wide else "\n").join(pair["groups"]) for pair in pairs]
+    turned = {"rotation": 90 if is_wide else 0, "fontsize": 8}
+    for name, title in MEASURES_OF_CHANGE.items():
+        axis, values = panels[name], [pair[name] for pair in pairs]
+        low, high = (np.array([each[key] for each in values]) for key in ("random_5", "random_95"))
+        axis.bar(range(len(pairs)), high - low, bottom=low, width=0.6, color="0.8", label="90 % of random splits")
+        line = {**point_style(0), "linestyle": "-" if is_series else "none", "markersize": 5}
+        axis.plot([each["distance"] for each in values], label="observed", **line)
+        axis.set_ylabel(title)
+        axis.set_xlim(-0.6, len(pairs) - 0.4)
+        axis.use_sticky_edges = False  # else no space below the bars
+        axis.margins(y=0.1)
+        axis.set_xticks(range(len(pairs)), names if name == "prt" else [""] * len(pairs), **turned)
+        axis.grid(axis="y", alpha=0.3)
+    panels["apd"].legend(fontsize=8)
+    ends = np.cumsum([len(each) for each in vectors.values()])
+    rows = {name: range(end - len(vectors[name]), end) for name, end in zip(vectors, ends, strict=True)}
+    draw_plane(panels["map"], np.concatenate(list(vectors.values())), rows, size=14)
+    figure.legend(*panels["map"].get_legend_handles_labels(), loc="outside right upper", fontsize=8)
     figure.savefig(path)
     return True
 

@@ -13,6 +13,7 @@ import torch.distributed as dist
 from filelock import FileLock, Timeout
 
 LOCK = ".lock"
+IMPORTED_IN = os.getpid()
 
 
 def has_accelerator() -> bool:
@@ -39,6 +40,12 @@ def check_processes(number: int):
             f"{started} processes were started (WORLD_SIZE), but this run has {number}: each would train on its own. "
             "Set ACCELERATE_USE_CPU=true to train on the CPU, or start one process."
         )
+
+
+def use_one_thread_if_forked():
+    """In a forked process the threads of OpenMP, which are in the parent, never answer."""
+    if os.getpid() != IMPORTED_IN:
+        torch.set_num_threads(1)
 
 
 class ProcessGroup:

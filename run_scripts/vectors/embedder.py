@@ -1,14 +1,12 @@
 """Vectors as columns of a table: what `datasets.map` and Ray Data's `map_batches` call in their workers."""
 
-import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 
-from modeling_elmo.run_scripts.program.processes import local_device
+from modeling_elmo.run_scripts.program.processes import local_device, use_one_thread_if_forked
 from modeling_elmo.run_scripts.vectors.embedding import (
     LayerChoice,
     PoolingChoice,
@@ -17,8 +15,6 @@ from modeling_elmo.run_scripts.vectors.embedding import (
     load_model_and_tokenizer,
 )
 from modeling_elmo.run_scripts.vectors.lines import to_line
-
-IMPORTED_IN = os.getpid()
 
 
 class Embedder:
@@ -60,8 +56,7 @@ class Embedder:
         if self.column not in batch:
             raise ValueError(f"The rows have no column {self.column!r} but {list(batch)}; pass column=NAME.")
         if self._loaded is None:
-            if os.getpid() != IMPORTED_IN:  # forked: the threads of OpenMP are in the parent, and never answer
-                torch.set_num_threads(1)
+            use_one_thread_if_forked()
             device = str(local_device(self.device, rank))
             self._loaded = load_model_and_tokenizer(self.model, device, self.trust_remote_code)
         sentences = [self._sentence(number, value) for number, value in enumerate(batch[self.column])]

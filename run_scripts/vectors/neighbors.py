@@ -31,9 +31,9 @@ def check_json_output(path: str | None):
         raise ValueError(f"--output {path}: pass a file that ends in .json; the map is written beside it.")
 
 
-def check_layer(layer: str, num_layers: int):
+def check_layer(layer: str, num_layers: int, option: str = "--layer"):
     if layer not in (*NAMED_LAYERS, *map(str, range(num_layers + 1))):
-        raise ValueError(f"--layer {layer}: pass {', '.join(NAMED_LAYERS)}, or a number up to {num_layers}.")
+        raise ValueError(f"{option} {layer}: pass {', '.join(NAMED_LAYERS)}, or a number up to {num_layers}.")
 
 
 def find_uses(sentences: Iterable[Sequence[str]], word: str) -> Iterator[WordUse]:
@@ -55,11 +55,21 @@ def sample_uses(uses: Sequence[WordUse], max_uses: int, num_queries: int, seed: 
 
 def use_vectors(uses: Sequence[WordUse], model, tokenizer, layer: str) -> np.ndarray:
     """Shape: `(uses, hidden_size)`."""
+    vectors = layer_vectors((use.words for use in uses), model, tokenizer, layer)
+    return np.stack([each[use.position] for each, use in zip(vectors, uses, strict=True)])
+
+
+def layer_vectors(
+    sentences: Iterable[Sequence[str]], model, tokenizer, layer: str, batch_tokens: int = 4096
+) -> Iterator[np.ndarray]:
+    """The vectors of one layer, or of `NAMED_LAYERS`, of the words of each sentence.
+
+    Shape: `(words, hidden_size)` of each sentence.
+    """
     is_named = layer in NAMED_LAYERS
     layers = cast(LayerChoice, layer if is_named else "all")
-    embedded = embed_sentences((use.words for use in uses), model, tokenizer, layers)
-    vectors = [vectors if is_named else vectors[int(layer)] for _, vectors in embedded]
-    return np.stack([each[use.position] for each, use in zip(vectors, uses, strict=True)])
+    for _, vectors in embed_sentences(sentences, model, tokenizer, layers, batch_tokens=batch_tokens):
+        yield vectors if is_named else vectors[int(layer)]
 
 
 def normalize(vectors: np.ndarray) -> np.ndarray:

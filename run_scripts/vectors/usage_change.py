@@ -1,0 +1,179 @@
+"""Change of a word's use between groups of texts, such as periods or genres.
+
+Two measures of lexical semantic change compare the vectors of the uses in two groups (Giulianelli et al. 2020,
+"Analysing Lexical Semantic Change with Contextualised Word Representations"; Kutuzov and Giulianelli 2020, "UiO-UvA at
+SemEval-2020 Task 1"):
+
+- `apd`: the average pairwise distance, the mean cosine distance of a use in one group to a use in the other. It also
+  grows with the variety of uses within the groups.
+- `prt`: the cosine distance between the prototypes, the mean vectors of the groups. The papers report its similarity c,
+  or 1 / c; this is 1 - c.
+
+Neither is 0 for groups of the same text. So each is compared with random splits of all uses into two groups of the same
+sizes: a permutation test.
+"""
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import combinations
+from typing import Any
+
+import numpy as np
+
+from modeling_elmo.run_scripts.cards.figures import MEASURES_OF_CHANGE
+from modeling_elmo.run_scripts.vectors.neighbors import normalize
+
+LEVEL = 0.05  # of significance
+SPLITS_AT_ONCE = 200  # random splits in memory
+
+
+def order_groups(names: Iterable[str], bin_width: float | None) -> tuple[dict[str, str], bool]:
+    """The group of each name, in the order of groups: of numbers by size, otherwise as they come.
+
+    Args:
+        bin_width: puts numbers into bins that begin at its multiples: 10 puts "1984" into "1980-1989".
+
+    Returns:
+        The groups by name, and whether they have the order of numbers.
+
+    Raises:
+        ValueError: with `bin_width`, a name is not a number.
+    """
+    names = list(names)
+    if wrong := [name for name in names if not _reads_as_number(name)]:
+        if bin_width is not None:
+            raise ValueError(f"--bin_width {bin_width:g} needs numbers, but a group is {wrong[0]!r}; leave it out.")
+        return dict(zip(names, names, strict=True)), False
+    ordered = sorted(names, key=float)
+    return {name: name if bin_width is None else bin_name(float(name), bin_width) for name in ordered}, True
+
+
+def _reads_as_number(name: str) -> bool:
+    try:
+        return math.isfinite(float(name))
+    except ValueError:
+        return False
+
+
+def bin_name(number: float, width: float) -> str:
+    """`1980-1989` for widths that are whole numbers, `0.5-1` for others."""
+    start = math.floor(number / width) * width
+    return f"{start:.10g}-{start + width - (width == int(width)):.10g}"
+
+
+def compare_groups(vectors: Mapping[str, np.ndarray], permutations: int, seed: int) -> list[dict[str, Any]]:
+    """Both measures for each pair of groups, in their order.
+
+    Args:
+        vectors: of the uses in each group, `(uses, hidden_size)`.
+        permutations: number of random splits for each pair.
+    """
+    generator = np.random.default_rng(seed)
+    names = list(vectors)
+    return [
+        {
+            "groups": [one, other],
+            "consecutive": names.index(other) == names.index(one) + 1,
+            **compare_pair(vectors[one], vectors[other], permutations, generator),
+        }
+        for one, other in combinations(names, 2)
+    ]
+
+
+def compare_pair(
+    one: np.ndarray, other: np.ndarray, permutations: int, generator: np.random.Generator
+) -> dict[str, dict[str, float]]:
+    """Each measure of two groups: its `distance`, what random splits give, and the probability of such a distance.
+
+    `random_mean` is the mean distance of random splits, `random_5` and `random_95` are quantiles. `p` is the share of
+    splits, the observed one and random ones, whose distance is at least as large as the observed.
+
+    Shape:
+        one, other: `(uses, hidden_size)`.
+    """
+    vectors = np.concatenate([one, other]).astype(np.float64)
+    observed = np.arange(len(vectors)) < len(one)
+    distances = split_distances(vectors, observed[None])
+    for start in range(0, permutations, SPLITS_AT_ONCE):
+        splits = np.tile(observed, (min(SPLITS_AT_ONCE, permutations - start), 1))
+        distances = np.hstack([distances, split_distances(vectors, generator.permuted(splits, axis=1))])
+    return {name: _summary(row[0], row[1:]) for name, row in zip(MEASURES_OF_CHANGE, distances, strict=True)}
+
+
+def split_distances(vectors: np.ndarray, splits: np.ndarray) -> np.ndarray:
+    """Both measures of each split. The mean of all pairs' cosines is the product of the mean vectors of length 1.
+
+    Shape:
+        vectors: `(uses, hidden_size)`.
+        splits: `(splits, uses)`, true for the uses in the first of two groups.
+        result: `(2, splits)`.
+    """
+    apd, prt = (_group_means(each, splits) for each in (normalize(vectors), vectors))
+    return 1 - np.stack([(one * other).sum(-1) for one, other in (apd, map(normalize, prt))])
+
+
+def _group_means(vectors: np.ndarray, splits: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    sums, sizes = splits @ vectors, splits.sum(1, keepdims=True)
+    return sums / sizes, (vectors.sum(0) - sums) / (len(vectors) - sizes)
+
+
+def _summary(distance: float, random: np.ndarray) -> dict[str, float]:
+    low, high = np.quantile(random, [LEVEL, 1 - LEVEL])
+    values = {"distance": distance, "random_5": low, "random_mean": random.mean(), "random_95": high}
+    # The same split, drawn again, may differ in the last digits.
+    p = (1 + np.count_nonzero(random >= distance - 1e-12)) / (1 + len(random))
+    return {**{name: round(float(value), 6) for name, value in values.items()}, "p": round(float(p), 6)}
+
+
+def distance_within(vectors: np.ndarray) -> float:
+    """The mean cosine distance of two different uses of a group: how varied they are."""
+    total = np.linalg.norm(normalize(vectors).sum(0, dtype=np.float64)) ** 2
+    return float(1 - (total - len(vectors)) / (len(vectors) * (len(vectors) - 1)))
+
+
+def typical_uses(vectors: Mapping[str, np.ndarray], group: str, top_k: int) -> list[int]:
+    """The uses of a group that are nearest to its uses, and farthest from those of the others."""
+    lengths_1 = {name: normalize(each) for name, each in vectors.items()}
+    others = np.concatenate([each for name, each in lengths_1.items() if name != group])
+    direction = lengths_1[group].mean(0) - others.mean(0)
+    return (-(lengths_1[group] @ direction)).argsort(kind="stable")[:top_k].tolist()
+
+
+def shown_pairs(found: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """The consecutive pairs of groups that are numbers, or all pairs."""
+    return [pair for pair in found["pairs"] if pair["consecutive"] or not found["ordered"]]
+
+
+def format_change(found: Mapping[str, Any]) -> str:
+    """The groups with their typical uses, `shown_pairs`, and all pairs of more than two groups as matrices."""
+    names = [group["name"] for group in found["groups"]]
+    lines = [f"{found['word']} by {found['group_by']}"]
+    for group in found["groups"]:
+        lines += ["", f"{group['name']}: {group['uses']} uses, with a mean distance of {group['distance_within']:.3f}"]
+        lines += [f"  {use}" for use in group["typical_uses"]]
+    rows = [["", *(f"{name.upper()}{part}" for name in MEASURES_OF_CHANGE for part in ("", " at random", " p"))]]
+    for pair in shown_pairs(found):
+        cells = [f"{pair[name][key]:.3f}" for name in MEASURES_OF_CHANGE for key in ("distance", "random_mean", "p")]
+        rows.append([", ".join(pair["groups"]), *cells])
+    lines += ["", *align(rows)]
+    for measure in MEASURES_OF_CHANGE if len(names) > 2 else ():
+        lines += ["", *align(_matrix(names, found["pairs"], measure)), f"* p < {LEVEL}"]
+    if found["left_out"]:
+        left_out = ", ".join(f"{name} ({uses})" for name, uses in found["left_out"].items())
+        lines += ["", f"Left out, with fewer than --min_uses {found['min_uses']}: {left_out}"]
+    return "\n".join(lines)
+
+
+def _matrix(names: Sequence[str], pairs: Sequence[Mapping[str, Any]], measure: str) -> list[list[str]]:
+    cells = {}
+    for pair in pairs:
+        one, other = pair["groups"]
+        star = "*" if pair[measure]["p"] < LEVEL else " "
+        cells[one, other] = cells[other, one] = f"{pair[measure]['distance']:.3f}{star}"
+    return [[measure.upper(), *names], *([one, *(cells.get((one, other), "-") for other in names)] for one in names)]
+
+
+def align(rows: Sequence[Sequence[str]]) -> list[str]:
+    """Lines of columns; the first is aligned to the left, the others to the right."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return ["  ".join([row[0].ljust(widths[0]), *map(str.rjust, row[1:], widths[1:])]).rstrip() for row in rows]

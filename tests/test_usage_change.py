@@ -1,0 +1,249 @@
+"""Measures of changed usage, compared with scipy, with loops, and with texts whose words are known to change."""
+
+import csv
+import itertools
+import json
+import random
+from pathlib import Path
+
+import numpy as np
+import pytest
+from scipy import stats
+from scipy.spatial.distance import cdist, cosine, pdist
+
+from modeling_elmo.run_scripts.nearest_neighbors import main
+from modeling_elmo.run_scripts.vectors.usage_change import (
+    bin_name,
+    compare_groups,
+    compare_pair,
+    distance_within,
+    format_change,
+    order_groups,
+    typical_uses,
+)
+
+MODEL = str(Path(__file__).parents[1] / "model_cards" / "elmo-mini-en")
+STAGE = "The {0} play was {1} by the {2} of the theatre ."
+GAMES = "They often play {0} with the {2} and {1} the game ."
+HOUSE = "The {0} house was {1} by the {2} of the town ."
+FILLERS = (
+    ["new", "old", "long", "short", "first", "last", "great", "good"],
+    ["praised", "seen", "loved", "lost", "made", "given", "left", "known"],
+    ["people", "men", "women", "friends", "children", "ladies", "boys", "girls"],
+)
+
+
+def vectors_of(*sizes: int, shift: float = 0.0) -> list[np.ndarray]:
+    generator = np.random.default_rng(0)
+    return [generator.normal(size=(size, 6)) + 1 + shift * number * np.arange(6) for number, size in enumerate(sizes)]
+
+
+def distances_of(one: np.ndarray, other: np.ndarray) -> tuple[float, float]:
+    return cdist(one, other, "cosine").mean(), cosine(one.mean(0), other.mean(0))
+
+
+def test_measures_equal_those_of_scipy():
+    one, other = vectors_of(7, 5, shift=0.3)
+    found = compare_pair(one, other, 10, np.random.default_rng(0))
+    assert (found["apd"]["distance"], found["prt"]["distance"]) == pytest.approx(distances_of(one, other), abs=1e-6)
+    assert distance_within(one) == pytest.approx(pdist(one, "cosine").mean())
+
+
+@pytest.mark.parametrize("shift", [0.0, 0.2, 2.0])
+def test_random_splits_equal_all_splits(shift):
+    """With 4 and 3 uses there are only 35 splits: the exact test, by a loop over them and by scipy."""
+    one, other = vectors_of(4, 3, shift=shift)
+    together = np.concatenate([one, other])
+    splits = [list(rows) for rows in itertools.combinations(range(7), 4)]
+    every = np.array([distances_of(together[rows], np.delete(together, rows, 0)) for rows in splits])
+    found = compare_pair(one, other, 5000, np.random.default_rng(1))
+    for number, name in enumerate(("apd", "prt")):
+        exact = (every[:, number] >= every[0, number] - 1e-12).mean()
+        assert found[name]["p"] == pytest.approx(exact, abs=0.02)
+        assert found[name]["random_mean"] == pytest.approx(every[:, number].mean(), abs=0.01 * every[:, number].max())
+        assert found[name]["random_5"] <= found[name]["random_mean"] <= found[name]["random_95"]
+    rows = np.arange(7)[:, None]
+    test = stats.permutation_test(
+        (rows[:4], rows[4:]),
+        lambda a, b: distances_of(together[a.astype(int).ravel()], together[b.astype(int).ravel()])[1],
+        alternative="greater",
+        vectorized=False,
+        n_resamples=np.inf,
+    )
+    assert found["prt"]["p"] == pytest.approx(test.pvalue, abs=0.02)
+
+
+def test_p_is_uniform_without_a_change():
+    generator = np.random.default_rng(0)
+    found = [compare_pair(*generator.normal(1, 1, (2, 8, 4)), 200, generator)["apd"]["p"] for _ in range(200)]
+    assert stats.kstest(found, "uniform").pvalue > 0.01
+
+
+def test_all_pairs_in_the_order_of_groups():
+    vectors = dict(zip("abc", vectors_of(5, 6, 7, shift=1.0), strict=True))
+    found = compare_groups(vectors, 20, seed=0)
+    assert [("".join(pair["groups"]), pair["consecutive"]) for pair in found] == [
+        ("ab", True),
+        ("ac", False),
+        ("bc", True),
+    ]
+    assert found == compare_groups(vectors, 20, seed=0) != compare_groups(vectors, 20, seed=1)
+    assert found[1]["apd"]["distance"] == pytest.approx(distances_of(vectors["a"], vectors["c"])[0], abs=1e-6)
+
+
+def test_printed_pairs_and_matrix():
+    """Of numbers, the table has consecutive pairs; the matrices have all."""
+    vectors = dict(zip(("1980", "1990", "2000"), vectors_of(5, 6, 7, shift=1.0), strict=True))
+    pairs = compare_groups(vectors, 20, seed=0)
+    groups = [{"name": name, "uses": 5, "distance_within": 0.5, "typical_uses": []} for name in vectors]
+    found = {"word": "play", "group_by": "year", "ordered": True, "groups": groups, "pairs": pairs, "left_out": {}}
+    blocks = format_change(found).split("\n\n")
+    assert [line.split("  ")[0] for line in blocks[4].splitlines()[1:]] == ["1980, 1990", "1990, 2000"]
+    for block, measure in zip(blocks[5:], ("apd", "prt"), strict=True):
+        rows = [line.split() for line in block.splitlines()[:-1]]
+        assert rows[0] == [measure.upper(), *vectors]
+        marked = f"{pairs[1][measure]['distance']:.3f}{'*' * (pairs[1][measure]['p'] < 0.05)}"
+        assert rows[1][3] == rows[3][1] == marked and [rows[k][k] for k in (1, 2, 3)] == ["-"] * 3
+    assert "1980, 2000" in format_change({**found, "ordered": False})
+
+
+def test_typical_uses_are_far_from_other_groups():
+    vectors = {"a": np.array([[1.0, 1], [1, 0], [1, 0.5]]), "b": np.array([[0.0, 1], [0.1, 1]])}
+    assert typical_uses(vectors, "a", 2) == [1, 2] and typical_uses(vectors, "b", 1) == [0]
+
+
+def test_order_and_bins():
+    assert order_groups(["1990", "1985.5", "900"], None) == ({"900": "900", "1985.5": "1985.5", "1990": "1990"}, True)
+    assert order_groups(["b", "a", "10"], None) == ({"b": "b", "a": "a", "10": "10"}, False)
+    years = ["1999", "1984", "-1", "1980", "0"]
+    bins = {"-1": "-10--1", "0": "0-9", "1980": "1980-1989", "1984": "1980-1989", "1999": "1990-1999"}
+    assert order_groups(years, 10) == (bins, True) and list(order_groups(years, 10)[0]) == list(bins)
+    assert bin_name(0.7, 0.5) == "0.5-1"
+    for name in ("circa 1850", "nan"):
+        with pytest.raises(ValueError, match=f"--bin_width 50 needs numbers, but a group is '{name}'; leave it out"):
+            order_groups(["1800", name], 50)
+
+
+def sentences(template: str, number: int, seed: int) -> list[str]:
+    draw = random.Random(seed)
+    every = [template.format(*words) for words in itertools.product(*FILLERS)]
+    return draw.sample(every, number)
+
+
+@pytest.fixture(scope="module")
+def table(tmp_path_factory) -> Path:
+    """Before 1900, plays are on a stage; later, they are games. Houses stay."""
+    path = tmp_path_factory.mktemp("table") / "periods.tsv"
+    rows = []
+    for period, template in ((1850, STAGE), (1900, GAMES)):
+        texts = [*sentences(template, 30, period), *sentences(HOUSE, 30, period + 1)]
+        rows += [[str(period + number % 50), "ab"[number % 2], text] for number, text in enumerate(texts)]
+    rows.append(["1999", "c", "A house ."])
+    random.Random(0).shuffle(rows)
+    path.write_text("\n".join(map("\t".join, [["year", "genre", "text"], *rows])), encoding="utf-8")
+    return path
+
+
+def run_change(path: Path, *more: Path, **options) -> dict:
+    options = {
+        "word": "play",
+        "model": MODEL,
+        "device": "cpu",
+        "group_by": "year",
+        "bin_width": 50,
+        "permutations": 200,
+        **options,
+    }
+    flags = [f"--{name}={value}" for name, value in options.items() if value is not None]
+    return main([str(path), *map(str, more), *flags])
+
+
+def test_the_word_that_changes_is_found(table, tmp_path, capsys):
+    found = {word: run_change(table, word=word, output=tmp_path / f"{word}.json") for word in ("play", "house")}
+    for word, result in found.items():
+        (pair,) = result["pairs"]
+        assert [(group["name"], group["uses"]) for group in result["groups"]] == [
+            ("1850-1899", 30),
+            ("1900-1949", 30),
+        ], word
+        for name in ("apd", "prt"):
+            assert (pair[name]["p"] < 0.01) == (word == "play") == (pair[name]["distance"] > pair[name]["random_95"])
+    assert found["house"]["left_out"] == {"1950-1999": 1}
+    assert all("theatre" in use for use in found["play"]["groups"][0]["typical_uses"])
+    printed = capsys.readouterr().out
+    assert (
+        "1850-1899: 30 uses, with a mean distance of 0.0" in printed
+        and "Left out, with fewer than --min_uses 10: 1950-1999 (1)" in printed
+    )
+    assert json.loads((tmp_path / "play.json").read_text(encoding="utf-8")) == found["play"]
+    assert (tmp_path / "play.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_files_and_formats_give_the_same_groups(table, tmp_path):
+    rows = [line.split("\t") for line in table.read_text(encoding="utf-8").splitlines()]
+    with (tmp_path / "table.csv").open("w", encoding="utf-8", newline="") as file:
+        csv.writer(file).writerows(rows)
+    records = [{"year": int(year), "genre": genre, "words": text.split()} for year, genre, text in rows[1:]]
+    (tmp_path / "table.jsonl").write_text("\n".join(map(json.dumps, records)), encoding="utf-8")
+    for name in ("1850", "1900"):
+        texts = [text for year, _, text in rows[1:] if int(name) <= int(year) < int(name) + 50]
+        (tmp_path / f"{name}.txt").write_text("\n".join(texts), encoding="utf-8")
+    files = [tmp_path / "1900.txt", tmp_path / "1850.txt"]
+    results = [
+        run_change(table),
+        run_change(tmp_path / "table.csv"),
+        run_change(tmp_path / "table.jsonl", text_column="words"),
+        run_change(*files, group_by="file", bin_width=None),
+    ]
+    assert [group["name"] for group in results[3]["groups"]] == ["1850", "1900"] and results[3]["ordered"]
+    assert len({str([pair["apd"]["distance"] for pair in result["pairs"]]) for result in results}) == 1
+    genres = run_change(table, group_by="genre", bin_width=None, max_uses=12)
+    assert {group["name"] for group in genres["groups"]} == {"a", "b"} and not genres["ordered"]
+    assert [(group["uses"], group["uses_in_text"]) for group in genres["groups"]] == [(12, 30)] * 2
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (
+            {"group_by": "decade"},
+            r"line 2 has no column 'decade' but \['year', 'genre', 'text'\]; pass --group_by NAME",
+        ),
+        ({"text_column": "words"}, "has no column 'words' but .*; pass --text_column NAME"),
+        ({"group_by": "genre"}, "--bin_width 50 needs numbers, but a group is '[abc]'; leave it out"),
+        (
+            {"bin_width": 500},
+            r"needs two groups .*'play' \(--min_uses\), but the uses are: 1500-1999 60. Pass more text",
+        ),
+        ({"word": "xyzzy"}, "but the uses are: 1850-1899 0, 1900-1949 0"),
+        ({"bin_width": 0}, "--bin_width 0: pass a positive number, and --group_by"),
+        ({"group_by": None}, "--bin_width 50: pass a positive number, and --group_by"),
+        ({"min_uses": 1}, "--min_uses 1: pass at least 2"),
+        ({"permutations": 0}, "--permutations 0: pass at least 1"),
+        (
+            {"word_vectors": "glove.txt"},
+            "--word_vectors glove.txt has no groups; it cannot be combined with --group_by",
+        ),
+    ],
+)
+def test_mistakes(table, options, message):
+    with pytest.raises(ValueError, match=message):
+        run_change(table, **options)
+
+
+def test_mistakes_in_texts_and_groups(tmp_path):
+    (tmp_path / "a.txt").write_text("A play .\n", encoding="utf-8")
+    with pytest.raises(ValueError, match="a.txt has no column 'year'; pass --group_by file, or tables: .tsv"):
+        run_change(tmp_path / "a.txt")
+    same = [tmp_path / folder / "a.txt" for folder in "xy"]
+    for path in same:
+        path.parent.mkdir()
+        path.write_text("A play .\nThe play .\n", encoding="utf-8")
+    found = run_change(*same, group_by="file", bin_width=None, min_uses=2)
+    assert [group["name"] for group in found["groups"]] == list(map(str, same))
+    (tmp_path / "a.jsonl").write_text('{"text": 5, "year": 1850}\n', encoding="utf-8")
+    with pytest.raises(ValueError, match="a.jsonl, line 1: the sentence is 5; pass a text or a list of words"):
+        run_change(tmp_path / "a.jsonl")
+    (tmp_path / "a.jsonl").write_text('{"text": "A play .", "year": null}\n', encoding="utf-8")
+    with pytest.raises(ValueError, match="a.jsonl, line 1: the group 'year' is None; pass a name or a number"):
+        run_change(tmp_path / "a.jsonl")
