@@ -99,14 +99,16 @@ def _use(use: WordUse) -> str:
 
 def expectation_table(lines: Iterable[Sequence[Expectation]]) -> str:
     """A row for each word, coloured by its surprise in each direction, with the expected words."""
-    columns = ("word", "bits", "expected after the words before", "bits", "expected before the words after", "by both")
-    head = "".join(f"<th>{column}</th>" for column in columns)
+    ways = ("expected from the words before", "bits", "expected from the words after", "expected from both")
+    head = "".join(f"<th>{column}</th>" for column in ("word", "bits", *ways))
     tables = []
     for line in lines:
         rows = "".join(f"<tr>{_expectation_cells(each)}</tr>" for each in line)
         forward, backward = (sum(bits) / len(line) for bits in zip(*(each[2:4] for each in line), strict=True))
         tables.append(f'<div class="elmo-scroll"><table class="elmo-table"><tr>{head}</tr>{rows}</table></div>')
-        tables.append(note(f"On average {forward:.1f} bits after the words before, {backward:.1f} before those after."))
+        tables.append(
+            note(f"On average {forward:.1f} bits from the words before, {backward:.1f} from the words after.")
+        )
     return "".join(tables)
 
 
@@ -119,11 +121,11 @@ def _expectation_cells(each: Expectation) -> str:
 
 
 def _guesses(guesses: Iterable[Prediction], word: str) -> str:
-    return " ".join(
-        f'<span class="elmo-guess"><{tag}>{escape(guess.word)}</{tag}> <i>{percent(math.exp(guess.log_prob))}</i></span>'
-        for guess in guesses
-        for tag in ("b" if guess.word == word else "span",)
-    )
+    shown = []
+    for guess in guesses:
+        text = escape(guess.word) if guess.word != word else f"<b>{escape(word)}</b>"
+        shown.append(f'<span class="elmo-guess">{text} <i>{percent(math.exp(guess.log_prob))}</i></span>')
+    return " ".join(shown)
 
 
 def percent(share: float) -> str:

@@ -151,8 +151,8 @@ def add_expectations_tab(page: gr.Blocks, bilms: list[OpenModel]):
     with gr.Tab("What the model expects"):
         gr.Markdown(
             "Which words does the model expect in each place? The surprise of a word is -log2 of its probability: each "
-            "bit halves the probability. The word of the text is **bold** where the model expects it. A word with * is not "
-            "in the vocabulary, and counts as `<UNK>`."
+            "bit halves the probability. The word of the text is **bold** where the model expects it. A word with * is "
+            "not in the vocabulary, and counts as `<UNK>`."
         )
         text = text_box("Sentences, one a line", language_of(bilms[0], SENTENCES))
         look = gr.Button("Look", variant="primary")
@@ -180,8 +180,8 @@ def add_heads_tab(page: gr.Blocks, heads: list[OpenModel]):
 def add_weights_tab(heads: list[OpenModel]):
     with gr.Tab("Layer weights"):
         gr.Markdown(
-            "How much of each layer does a trained head use? The shares are the softmax of the learned weights, and gamma "
-            "is the factor of the weighted sum (equation 1 of the paper)."
+            "How much of each layer does a trained head use? The shares are the softmax of the learned weights, and "
+            "gamma is the factor of the weighted sum (equation 1 of the paper)."
         )
         with gr.Row():
             for each in heads:
