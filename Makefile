@@ -5,7 +5,8 @@ LOWEST := 5.17.0
 
 # the public names, and the modules of functions that the documents call
 DOCUMENTED := modeling_elmo $(addprefix modeling_elmo.,prediction_elmo conversion_elmo conversion_manylangs \
-    conversion_tensorflow run_scripts.vectors.embedding run_scripts.vectors.embedder)
+    conversion_tensorflow run_scripts.vectors.embedding run_scripts.vectors.embedder \
+    run_scripts.explorer.readings)
 
 BIN := $(VENV)/bin
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q

@@ -55,7 +55,13 @@ def test_a_click_on_a_word_chooses_it(tab):
     assert len(shown(tab, ".elmo-table tr")) == 2 * 9  # a heading and eight uses
     tab.locator("button[data-word='chess']").first.click()
     tab.wait_for_selector("button[data-word='chess'][aria-pressed=true]")
-    assert tab.get_by_label("Chosen word").input_value() == "chess"
+    chosen = tab.get_by_label("Chosen word")
+    assert chosen.input_value() == "chess"
+    evil = "<img src=x onerror=alert(1)>${alert(2)}{{value}}"  # a template of JavaScript, and one of Gradio
+    chosen.fill(evil)
+    chosen.press("Enter")
+    tab.wait_for_selector("p:has-text('reads no word')")
+    assert f"reads no word “{evil}” in this text" in " ".join(shown(tab, ".elmo-note"))
 
 
 def test_expected_words_and_markup_in_a_text(tab):

@@ -18,6 +18,7 @@ CSS = """
 .elmo-word { text-align: center; font-size: 13px; line-height: 22px; min-width: 46px; }
 .elmo-word span { display: block; padding: 0 6px; }
 .elmo-word b, .elmo-word button { display: block; width: 100%; font-size: 15px; font-weight: 600; padding: 0 6px; }
+.elmo-word b, .elmo-word button { height: 26px; line-height: 26px; margin: 0; }
 .elmo-word button { cursor: pointer; border-radius: 4px; }
 .elmo-word button:hover { text-decoration: underline; }
 .elmo-word button[aria-pressed=true] { background: var(--body-text-color); color: var(--body-background-fill); }

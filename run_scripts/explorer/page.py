@@ -30,6 +30,7 @@ CLICK = """element.addEventListener("click", event => {
     const word = event.target.closest("button[data-word]");
     if (word) trigger("select", {word: word.dataset.word});
 });"""
+LAST = {"trigger_mode": "always_last"}  # a click while an answer is computed counts when that is done
 MAP_COLORS = {"other uses": "#b8b8b8", "nearest uses": "#0072B2", "chosen use": "#D55E00"}
 # No file is served or taken, and nothing is loaded from other hosts: no fonts of a theme, for example.
 LAUNCH_OPTIONS: dict[str, Any] = {
@@ -92,20 +93,16 @@ def add_uses_tab(page: gr.Blocks, bilms: list[OpenModel], corpus: Corpus | None)
             for each in bilms:
                 with gr.Column(min_width=420):
                     model_name(each, bilms)
-                    cosines, table = gr.HTML(js_on_load=CLICK), gr.HTML()
-                    points = gr.ScatterPlot(
-                        x="first component",
-                        y="second component",
-                        color="group",
-                        color_map=MAP_COLORS,
-                        tooltip=["use"],
-                        height=320,
-                        visible=False,
-                    )
+                    cosines = gr.HTML(js_on_load=CLICK)
+                    with gr.Row():
+                        with gr.Column(min_width=400):
+                            table = gr.HTML()
+                        with gr.Column(min_width=400):
+                            points = use_map(None)
                     outputs += [cosines, table, points]
-    show = {"fn": friendly(uses), "inputs": [text, word, layer], "outputs": outputs}
+    show = {"fn": friendly(uses), "inputs": [text, word, layer], "outputs": outputs, **LAST}
     gr.on([word.input, layer.input], **show, api_name="uses")
-    chosen = gr.on([look.click, page.load], friendly(choose), text, word, api_name="words")
+    chosen = gr.on([look.click, page.load], friendly(choose), text, word, api_name="words", **LAST)
     for choice in (chosen, *(each.select(clicked_word, None, word, api_visibility="private") for each in outputs[::3])):
         choice.success(**show, api_visibility="private")
 
@@ -118,7 +115,7 @@ def uses_of(opened: OpenModel, text: str, word: str, layer: int, corpus: Corpus 
     """Cosines, nearest uses and map of one model; a line instead if it splits the text into other words."""
     names = readings.named_words(opened, text)
     if not any(word in line for line in names):
-        return [markup.note(f"{opened.name} reads no word “{word}” in this text."), "", gr.ScatterPlot(visible=False)]
+        return [markup.note(f"{opened.name} reads no word “{word}” in this text."), "", use_map(None)]
     lines = readings.layer_cosines(opened, text, word)
     found = readings.similar_uses(opened, text, word, layer, corpus)
     return [
@@ -128,14 +125,16 @@ def uses_of(opened: OpenModel, text: str, word: str, layer: int, corpus: Corpus 
     ]
 
 
-def use_map(found: readings.SimilarUses) -> gr.ScatterPlot:
-    if len(found.uses) < 3:  # two points are a line
-        return gr.ScatterPlot(visible=False)
+def use_map(found: readings.SimilarUses | None) -> gr.ScatterPlot:
+    """The uses in their plane; hidden if there are fewer than three, because two points are a line."""
+    if found is None or len(found.uses) < 3:
+        axes = {"x": "first component", "y": "second component", "color": "group", "tooltip": ["use"]}
+        return gr.ScatterPlot(**axes, color_map=MAP_COLORS, height=320, visible=False)
     groups = dict.fromkeys(range(len(found.uses)), "other uses")
     groups |= dict.fromkeys((near for near, _ in found.nearest), "nearest uses") | {found.query: "chosen use"}
     columns = {"first component": found.points[:, 0], "second component": found.points[:, 1]}
     table = pd.DataFrame({**columns, "group": groups.values(), "use": list(map(str, found.uses))})
-    titles = [f"{name} ({share:.0%} of the variance)" for name, share in zip(columns, found.shares, strict=True)]
+    titles = [f"{name} ({share:.0%} of variance)" for name, share in zip(columns, found.shares, strict=True)]
     return gr.ScatterPlot(table, x_title=titles[0], y_title=titles[1], visible=True)
 
 
@@ -160,7 +159,7 @@ def add_expectations_tab(page: gr.Blocks, bilms: list[OpenModel]):
         for each in bilms:
             model_name(each, bilms)
             outputs.append(gr.HTML())
-    gr.on([look.click, page.load], friendly(expect), text, outputs, api_name="expectations")
+    gr.on([look.click, page.load], friendly(expect), text, outputs, api_name="expectations", **LAST)
 
 
 def add_heads_tab(page: gr.Blocks, heads: list[OpenModel]):
@@ -174,7 +173,7 @@ def add_heads_tab(page: gr.Blocks, heads: list[OpenModel]):
         for number, each in enumerate(heads, 1):
             shown = gr.HighlightedText(label=f"{each.name}: {each.task.replace('-', ' ')}", show_label=True)
             find = friendly(lambda *inputs, each=each: readings.head_pieces(each, *inputs))
-            gr.on([look.click, page.load], find, [text, question, second], shown, api_name=f"head_{number}")
+            gr.on([look.click, page.load], find, [text, question, second], shown, api_name=f"head_{number}", **LAST)
 
 
 def add_weights_tab(heads: list[OpenModel]):

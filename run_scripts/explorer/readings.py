@@ -3,7 +3,7 @@
 import math
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from importlib.util import find_spec
@@ -93,8 +93,8 @@ def open_model(name: str, trust_remote_code: bool = False) -> OpenModel:
     auto_class, task = ARCHITECTURES[architecture]
     if auto_class is AutoModelForPreTraining and not (config.has_softmax and config.vocab_size > 4):
         auto_class = AutoModel  # nothing but special words, or published without its softmax
-    loaded = load_model_and_tokenizer(name, None, trust_remote_code, auto_class=auto_class)
-    return OpenModel(Path(name).resolve().name if Path(name).is_dir() else name, *loaded, task)
+    model, tokenizer = load_model_and_tokenizer(name, None, trust_remote_code, auto_class=auto_class)
+    return OpenModel(Path(name).resolve().name if Path(name).is_dir() else name, model, tokenizer, task)
 
 
 def lines_of(text: str | None, name: str = "text") -> list[str]:
@@ -250,14 +250,14 @@ def head_pieces(opened: OpenModel, text: str, question: str = "", second: str = 
     """
     lines = lines_of(text)
     run = pipeline(str(opened.task), model=opened.model, tokenizer=opened.tokenizer)
-    kind = {
+    finders: dict[str, Callable[..., list[Piece]]] = {
         "token-classification": entity_pieces,
         "semantic-role-labeling": role_pieces,
         "extractive-question-answering": partial(answer_pieces, question=question),
         "text-classification": partial(class_pieces, second=second),
         "coreference-resolution": cluster_pieces,
-    }[str(opened.task)]
-    return kind(run, lines)
+    }
+    return finders[str(opened.task)](run, lines)
 
 
 def entity_pieces(run: Any, lines: list[str]) -> list[Piece]:
