@@ -83,7 +83,7 @@ def add_uses_tab(page: gr.Blocks, bilms: list[OpenModel], corpus: Corpus | None)
         )
         text = text_box("Sentences, one a line", language_of(bilms[0], SENTENCES))
         with gr.Row():
-            word = gr.Dropdown(label="Chosen word (or click a word below)", allow_custom_value=True, scale=2)
+            word = gr.Dropdown(label="Chosen word: click one below", allow_custom_value=True, scale=2)
             most = max((each.layers for each in bilms), key=len)
             layers = [(name, number) for number, name in enumerate(most)]
             layer = gr.Radio(layers, value=len(layers) - 1, label="Layer of the nearest uses and of their map", scale=3)
