@@ -177,7 +177,7 @@ def test_a_model_without_a_softmax_predicts_nothing(tmp_path):
     ELMoModel.from_pretrained(ENGLISH).save_pretrained(tmp_path)
     ELMoTokenizer.from_pretrained(ENGLISH).save_pretrained(tmp_path)
     opened = readings.open_model(str(tmp_path))
-    assert not opened.predicts and "without a softmax" in markup.heading(opened)
+    assert not opened.predicts and "without a softmax" in markup.model_line(opened)
     assert np.isfinite(readings.layer_cosines(opened, TEXT, "play")[0][1]).all()
 
 
@@ -307,7 +307,7 @@ def test_texts_are_escaped(english):
         markup.use_table(readings.similar_uses(opened, text, evil, 2, None), has_corpus=False),
         markup.expectation_table(readings.expectations(opened, text)),
         markup.note(evil),
-        markup.heading(replace(opened, name=evil)),
+        markup.model_line(replace(opened, name=evil)),
     ):
         assert "<img" not in shown and "&lt;img/src=&quot;x&quot;/onerror" in shown
 

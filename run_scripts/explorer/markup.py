@@ -45,7 +45,7 @@ def note(text: str) -> str:
     return f'<p class="elmo-note">{escape(text)}</p>'
 
 
-def heading(opened: OpenModel) -> str:
+def model_line(opened: OpenModel) -> str:
     config = opened.model.config
     kind = "biLM" if opened.task is None else opened.task.replace("-", " ")
     softmax = "" if opened.task or opened.predicts else ", without a softmax: it predicts no words"

@@ -16,15 +16,15 @@ from modeling_elmo.run_scripts.pretraining.corpus import Corpus  # noqa: E402
 
 TITLE = "ELMo explorer"
 # Sentences to start with, for models of these languages.
-SENTENCES = (
+FIRST_SENTENCES = (
     "The play was a great success on Broadway.\nThe actors in that play were superb.\nThey play chess every evening.",
     "그는 배를 타고 섬에 갔다.\n그는 사과와 배를 먹었다.\n어부들이 배를 타고 바다로 나갔다.",
 )
-STORIES = (
+FIRST_STORIES = (
     "Ada Lovelace wrote the first program in 1843.\nShe met Charles Babbage in London.",
     "에이다 러브레이스는 1843년에 첫 프로그램을 썼다.\n그녀는 런던에서 찰스 배비지를 만났다.",
 )
-QUESTIONS = ("Who wrote the first program?", "누가 첫 프로그램을 썼는가?")
+FIRST_QUESTIONS = ("Who wrote the first program?", "누가 첫 프로그램을 썼는가?")
 # A click on a word chooses it.
 CLICK = """element.addEventListener("click", event => {
     const word = event.target.closest("button[data-word]");
@@ -55,7 +55,7 @@ def build_page(models: Sequence[str], corpus: Sequence[str] = (), trust_remote_c
     opened = [open_model(name, trust_remote_code) for name in models]
     bilms, heads = ([each for each in opened if (each.task is None) == is_bilm] for is_bilm in (True, False))
     with gr.Blocks(title=TITLE, analytics_enabled=False) as page:
-        gr.HTML(f"<h1>{TITLE}</h1>" + "<br>".join(map(markup.heading, opened)))
+        gr.HTML(f"<h1>{TITLE}</h1>" + "<br>".join(map(markup.model_line, opened)))
         with gr.Tabs():
             if bilms:
                 add_uses_tab(page, bilms, text)
@@ -81,7 +81,7 @@ def add_uses_tab(page: gr.Blocks, bilms: list[OpenModel], corpus: Corpus | None)
             "How alike are the uses of a word? Each colour is a cosine between two vectors: of the chosen word, and of "
             "the word above. The token layer does not read the context; the layers of the biLSTM do."
         )
-        text = text_box("Sentences, one a line", language_of(bilms[0], SENTENCES))
+        text = text_box("Sentences, one a line", language_of(bilms[0], FIRST_SENTENCES))
         with gr.Row():
             word = gr.Dropdown(label="Chosen word: click one below", allow_custom_value=True, scale=2)
             most = max((each.layers for each in bilms), key=len)
@@ -153,7 +153,7 @@ def add_expectations_tab(page: gr.Blocks, bilms: list[OpenModel]):
             "bit halves the probability. The word of the text is **bold** where the model expects it. A word with * is "
             "not in the vocabulary, and counts as `<UNK>`."
         )
-        text = text_box("Sentences, one a line", language_of(bilms[0], SENTENCES))
+        text = text_box("Sentences, one a line", language_of(bilms[0], FIRST_SENTENCES))
         look = gr.Button("Look", variant="primary")
         outputs = []
         for each in bilms:
@@ -165,9 +165,9 @@ def add_expectations_tab(page: gr.Blocks, bilms: list[OpenModel]):
 def add_heads_tab(page: gr.Blocks, heads: list[OpenModel]):
     tasks = {each.task for each in heads}
     with gr.Tab("Heads"):
-        text = text_box("Text, one sentence a line", language_of(heads[0], STORIES))
+        text = text_box("Text, one sentence a line", language_of(heads[0], FIRST_STORIES))
         asks, pairs = "extractive-question-answering" in tasks, "text-classification" in tasks
-        question = gr.Textbox(language_of(heads[0], QUESTIONS), label="Question about the text", visible=asks)
+        question = gr.Textbox(language_of(heads[0], FIRST_QUESTIONS), label="Question about the text", visible=asks)
         second = gr.Textbox(label="Second text, for classifiers of pairs", visible=pairs)
         look = gr.Button("Look", variant="primary")
         for number, each in enumerate(heads, 1):
@@ -185,7 +185,7 @@ def add_weights_tab(heads: list[OpenModel]):
         with gr.Row():
             for each in heads:
                 with gr.Column(min_width=420):
-                    gr.HTML(markup.heading(each))
+                    gr.HTML(markup.model_line(each))
                     gr.HTML(markup.mix_bars(each, readings.mixes_of(each)))
 
 

@@ -32,7 +32,7 @@ from modeling_elmo.run_scripts.program.files import check_model
 from modeling_elmo.run_scripts.vectors.embedding import embed_sentences, load_model_and_tokenizer
 from modeling_elmo.run_scripts.vectors.neighbors import WordUse, find_uses, nearest_uses, normalize, use_vectors
 
-MOST_CHARACTERS = 2000  # of a text: an answer stays a matter of seconds, also with the largest models
+LONGEST_TEXT = 2000  # characters: an answer stays a matter of seconds, also with the largest models
 MOST_USES = 300  # of a word in the corpus, for the same reason
 SHOWN_USES = 8  # nearest to the chosen one
 SHOWN_PREDICTIONS = 5
@@ -103,9 +103,9 @@ def lines_of(text: str | None, name: str = "text") -> list[str]:
     Raises:
         ValueError: there are none, or the text is too long.
     """
-    if len(text or "") > MOST_CHARACTERS:
+    if len(text or "") > LONGEST_TEXT:
         raise ValueError(
-            f"The {name} has {len(text or ''):,} characters; the explorer reads up to {MOST_CHARACTERS:,}. Shorten it."
+            f"The {name} has {len(text or ''):,} characters; the explorer reads up to {LONGEST_TEXT:,}. Shorten it."
         )
     if lines := [stripped for line in (text or "").splitlines() if (stripped := line.strip())]:
         return lines
