@@ -377,7 +377,7 @@ def test_the_page_is_served_on_this_computer_only_and_no_file_is(served, corpus)
     answer = httpx.post(f"{page.local_url}gradio_api/upload", files={"files": ("a.txt", b"a")})
     assert answer.status_code == 413
     assert httpx.get(page.local_url).status_code == 200  # the page itself is there
-    assert not page.analytics_enabled and page.dev_mode is False
+    assert not page.analytics_enabled and not page.run_history
 
 
 def tabs_of(page) -> list[str]:

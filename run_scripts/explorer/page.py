@@ -5,9 +5,10 @@ from collections.abc import Callable, Sequence
 from functools import wraps
 from typing import Any
 
-os.environ["GRADIO_ANALYTICS_ENABLED"] = "False"  # read when gradio is imported
+# Read when gradio is imported and launched: nothing is reported, and no text is stored, not even in the browser.
+os.environ.update(GRADIO_ANALYTICS_ENABLED="False", GRADIO_RUN_HISTORY="False")
 
-import gradio as gr  # noqa: E402 (after the line above)
+import gradio as gr  # noqa: E402 (after the lines above)
 import pandas as pd  # noqa: E402
 
 from modeling_elmo.run_scripts.explorer import markup, readings  # noqa: E402
