@@ -5,7 +5,8 @@ LOWEST := 5.17.0
 
 # the public names, and the modules of functions that the documents call
 DOCUMENTED := modeling_elmo $(addprefix modeling_elmo.,prediction_elmo conversion_elmo conversion_manylangs \
-    conversion_tensorflow run_scripts.vectors.embedding run_scripts.vectors.embedder)
+    conversion_tensorflow run_scripts.vectors.embedding run_scripts.vectors.embedder \
+    run_scripts.explorer.readings)
 
 BIN := $(VENV)/bin
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q
@@ -13,7 +14,7 @@ PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q
 PIP_INSTALL := python -m pip install --quiet --no-compile
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint format bench docs wheel test-common test-lowest clean
+.PHONY: help demo test lint format bench docs wheel test-common test-browser test-lowest clean
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -50,6 +51,9 @@ test-common: $(VENV)/.dev  ## transformers' ModelTesterMixin, from its source di
 	then TRANSFORMERS_TESTS=$$tests $(PYTEST) -n $(JOBS) -r fE -o verbosity_subtests=0 tests/test_common_modeling.py; \
 	else echo "skipped: pip has no source distribution of the installed transformers"; fi
 
+test-browser: $(VENV)/.browser  ## the explorer in Chromium, a package of your distribution
+	$(PYTEST) -p no:xdist tests/test_explore_browser.py
+
 test-lowest: .venv-lowest/.dev  ## the test suite with the oldest supported transformers
 	OMP_NUM_THREADS=1 .venv-lowest/bin/python -m pytest -q -n $(JOBS)
 
@@ -65,6 +69,10 @@ $(VENV)/.demo: pyproject.toml constraints.txt | $(BIN)/python
 
 $(VENV)/.dev: pyproject.toml constraints.txt | $(BIN)/python
 	$(BIN)/$(PIP_INSTALL) -c constraints.txt -e ".[dev]"
+	@touch $@
+
+$(VENV)/.browser: $(VENV)/.dev
+	$(BIN)/$(PIP_INSTALL) -c constraints.txt playwright
 	@touch $@
 
 $(VENV)/.docs: pyproject.toml constraints.txt | $(BIN)/python

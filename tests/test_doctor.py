@@ -24,7 +24,8 @@ def test_the_report_of_this_machine(capsys):
     assert [line for line in printed.splitlines() if line and line[0] != " "] == list(facts)
     assert all(f"  {name}" in printed and text in printed for pairs in facts.values() for name, text in pairs.items())
     assert f"{torch.get_num_threads()} threads" in facts["Processor"]["name"]
-    assert set(facts["Extras"]) == {"train", "coref", "cuda", "convert", "export", "spacy", "ray", "docs", "dev"}
+    extras = {"train", "coref", "cuda", "convert", "export", "spacy", "explore", "ray", "docs", "dev"}
+    assert set(facts["Extras"]) == extras
     assert facts["Extras"]["train"] == "complete"
 
 

@@ -27,6 +27,7 @@ OUTPUTS = {  # compared in each document with blocks of Python or commands
     "docs/analysis.md": 0,
     "docs/converting.md": 2,
     "docs/coreference.md": 1,
+    "docs/explorer.md": 2,
     "docs/export.md": 1,
     "docs/fine_tuning.md": 3,
     "docs/pretraining.md": 1,

@@ -242,9 +242,7 @@ def draw_map(vectors: np.ndarray, groups: Mapping[str, Sequence[int]], path: Pat
 
 def draw_plane(axis, vectors: np.ndarray, groups: Mapping[str, Sequence[int]], size: int = 36):
     """The points of `draw_map`."""
-    centred = vectors - vectors.mean(0)
-    _, sizes, components = np.linalg.svd(centred, full_matrices=False)
-    points, shares = centred @ components[:2].T, (sizes**2 / max((sizes**2).sum(), 1e-12))[:2]
+    points, shares = principal_plane(vectors)
     axis.scatter(*points.T, s=10, color="0.8", label="_")
     for index, (label, rows) in enumerate(groups.items()):
         label = label.replace("$", r"\$") if can_draw(label) else f"query {index + 1}"
@@ -289,6 +287,16 @@ def draw_change(
     figure.legend(*panels["map"].get_legend_handles_labels(), loc="outside right upper", fontsize=8)
     figure.savefig(path)
     return True
+
+
+def principal_plane(vectors: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Vectors in the plane of their first two principal components, and the shares of these in the variance.
+
+    Shape: `(vectors, dimension)` to `(vectors, 2)` and `(2,)`; 1 instead of 2 for a single vector.
+    """
+    centred = vectors - vectors.mean(0)
+    _, sizes, components = np.linalg.svd(centred, full_matrices=False)
+    return centred @ components[:2].T, (sizes**2 / max((sizes**2).sum(), 1e-12))[:2]
 
 
 def can_draw(text: str) -> bool:

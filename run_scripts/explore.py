@@ -1,0 +1,55 @@
+"""Shows in the browser what models do: uses of a word, expected words, layer weights, what trained heads find.
+
+    elmo explore model_cards/elmo-mini-en --corpus corpus.txt
+
+Pass biLMs and trained heads, in any number; all answer the same questions, side by side. The page is served on this
+computer only. Ctrl-C stops it. `--space FOLDER` writes the page as a Space for the Hub instead.
+"""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from modeling_elmo.run_scripts.explorer.space import write_space
+from modeling_elmo.run_scripts.program.command_line import ProgramParser, run
+from modeling_elmo.run_scripts.program.files import require
+
+LOCAL = "127.0.0.1"  # no other computer can reach it
+
+
+@dataclass(kw_only=True)
+class ExploreArguments:
+    corpus: list[str] = field(
+        default_factory=list,
+        metadata={"help": "Text files, folders or patterns, one sentence a line, in which to find uses of a word."},
+    )
+    port: int | None = field(
+        default=None, metadata={"help": "Port of the page. Default: the first free one from 7860."}
+    )
+    space: str | None = field(default=None, metadata={"help": "Empty folder to write as a Space, instead of serving."})
+    trust_remote_code: bool = field(default=False, metadata={"help": "Run code from the folders of the models."})
+
+    def __post_init__(self):
+        if self.port is not None and not 0 < self.port < 2**16:
+            raise ValueError(f"--port {self.port}: pass a number from 1 to {2**16 - 1}.")
+
+
+def main(arguments: list[str] | None = None) -> None:
+    parser = ProgramParser(ExploreArguments, description=__doc__)
+    parser.add_argument("models", metavar="MODEL", nargs="+", help="Folders or Hub names of biLMs and trained heads.")
+    parsed, positional = parser.parse(arguments)
+    require("gradio", extra="explore", purpose="elmo explore")
+    if parsed.space is not None:
+        write_space(Path(parsed.space), positional.models, parsed.corpus, parsed.trust_remote_code)
+        print(f"{parsed.space} is a Space. Upload it: hf upload USER/NAME {parsed.space} --repo-type space")
+        return
+    from modeling_elmo.run_scripts.explorer.page import LAUNCH_OPTIONS, build_page
+
+    page = build_page(positional.models, parsed.corpus, parsed.trust_remote_code)
+    options = {"server_name": LOCAL, "server_port": parsed.port, "prevent_thread_lock": True, "quiet": True}
+    page.launch(**LAUNCH_OPTIONS, **options)
+    print(f"Open {page.local_url} in a browser of this computer. Ctrl-C stops the explorer.", flush=True)
+    page.block_thread()
+
+
+if __name__ == "__main__":
+    run(main)

@@ -1,0 +1,223 @@
+"""The explorer's page in the browser: a thin layer of Gradio over the readings."""
+
+import os
+from collections.abc import Callable, Sequence
+from functools import wraps
+from typing import Any
+
+# Read when gradio is imported and launched: nothing is reported, and no text is stored, not even in the browser.
+os.environ.update(GRADIO_ANALYTICS_ENABLED="False", GRADIO_RUN_HISTORY="False")
+
+import gradio as gr  # noqa: E402 (after the lines above)
+import pandas as pd  # noqa: E402
+
+from modeling_elmo.run_scripts.explorer import markup, readings  # noqa: E402
+from modeling_elmo.run_scripts.explorer.readings import OpenModel, open_model  # noqa: E402
+from modeling_elmo.run_scripts.pretraining.corpus import Corpus  # noqa: E402
+
+TITLE = "ELMo explorer"
+# Sentences to start with, for models of these languages.
+FIRST_SENTENCES = (
+    "The play was a great success on Broadway.\nThe actors in that play were superb.\nThey play chess every evening.",
+    "그는 배를 타고 섬에 갔다.\n그는 사과와 배를 먹었다.\n어부들이 배를 타고 바다로 나갔다.",
+)
+FIRST_STORIES = (
+    "Ada Lovelace wrote the first program in 1843.\nShe met Charles Babbage in London.",
+    "에이다 러브레이스는 1843년에 첫 프로그램을 썼다.\n그녀는 런던에서 찰스 배비지를 만났다.",
+)
+FIRST_QUESTIONS = ("Who wrote the first program?", "누가 첫 프로그램을 썼는가?")
+# A click on a word chooses it.
+CLICK = """element.addEventListener("click", event => {
+    const word = event.target.closest("button[data-word]");
+    if (word) trigger("select", {word: word.dataset.word});
+});"""
+LAST = {"trigger_mode": "always_last"}  # a click while an answer is computed counts when that is done
+MAP_COLORS = {"other uses": "#b8b8b8", "nearest uses": "#0072B2", "chosen use": "#D55E00"}
+# No file is served or taken, and nothing is loaded from other hosts: no fonts of a theme, for example.
+LAUNCH_OPTIONS: dict[str, Any] = {
+    "share": False,
+    "allowed_paths": [],
+    "max_file_size": 0,
+    "ssr_mode": False,
+    "footer_links": ["api"],
+    "css": markup.CSS,
+    "theme": gr.themes.Soft(font=["system-ui", "sans-serif"], font_mono=["monospace"]),
+}
+
+
+def build_page(models: Sequence[str], corpus: Sequence[str] = (), trust_remote_code: bool = False) -> gr.Blocks:
+    """The page of some models, ready to launch with `LAUNCH_OPTIONS`. A tab with nothing to show is left out.
+
+    Args:
+        models: folders or Hub names of biLMs and of trained heads.
+        corpus: text files, folders or patterns, one sentence a line, to look for uses of a word in.
+    """
+    text = Corpus.from_files(corpus) if corpus else None
+    opened = [open_model(name, trust_remote_code) for name in models]
+    bilms, heads = ([each for each in opened if (each.task is None) == is_bilm] for is_bilm in (True, False))
+    with gr.Blocks(title=TITLE, analytics_enabled=False) as page:
+        gr.HTML(f"<h1>{TITLE}</h1>" + "<br>".join(map(markup.model_line, opened)))
+        with gr.Tabs():
+            if bilms:
+                add_uses_tab(page, bilms, text)
+            if any(each.predicts for each in bilms):
+                add_expectations_tab(page, bilms)
+            if heads:
+                add_heads_tab(page, heads)
+            if mixed := [each for each in heads if readings.mixes_of(each)]:
+                add_weights_tab(mixed)
+    return page.queue(max_size=32)
+
+
+def add_uses_tab(page: gr.Blocks, bilms: list[OpenModel], corpus: Corpus | None):
+    def choose(text: str):
+        names, chosen = readings.words_to_choose(bilms[0], text)
+        return gr.Dropdown(choices=names, value=chosen)
+
+    def uses(text: str, word: str, layer: int):
+        return [part for each in bilms for part in uses_of(each, text, word, layer, corpus)]
+
+    with gr.Tab("Uses of a word"):
+        gr.Markdown(
+            "How alike are the uses of a word? Each colour is a cosine between two vectors: of the chosen word, and of "
+            "the word above. The token layer does not read the context; the layers of the biLSTM do."
+        )
+        text = text_box("Sentences, one a line", language_of(bilms[0], FIRST_SENTENCES))
+        with gr.Row():
+            word = gr.Dropdown(label="Chosen word: click one below", allow_custom_value=True, scale=2)
+            most = max((each.layers for each in bilms), key=len)
+            layers = [(name, number) for number, name in enumerate(most)]
+            layer = gr.Radio(layers, value=len(layers) - 1, label="Layer of the nearest uses and of their map", scale=3)
+            look = gr.Button("Look", variant="primary", scale=1)
+        outputs = []
+        with gr.Row():
+            for each in bilms:
+                with gr.Column(min_width=420):
+                    model_name(each, bilms)
+                    cosines = gr.HTML(js_on_load=CLICK)
+                    with gr.Row():
+                        with gr.Column(min_width=400):
+                            table = gr.HTML()
+                        with gr.Column(min_width=400):
+                            points = use_map(None)
+                    outputs += [cosines, table, points]
+    show = {"fn": friendly(uses), "inputs": [text, word, layer], "outputs": outputs, **LAST}
+    gr.on([word.input, layer.input], **show, api_name="uses")
+    chosen = gr.on([look.click, page.load], friendly(choose), text, word, api_name="words", **LAST)
+    for choice in (chosen, *(each.select(clicked_word, None, word, api_visibility="private") for each in outputs[::3])):
+        choice.success(**show, api_visibility="private")
+
+
+def clicked_word(event: gr.EventData) -> str:
+    return event.word
+
+
+def uses_of(opened: OpenModel, text: str, word: str, layer: int, corpus: Corpus | None) -> list[Any]:
+    """Cosines, nearest uses and map of one model; a line instead if it splits the text into other words."""
+    names = readings.named_words(opened, text)
+    if not any(word in line for line in names):
+        return [markup.note(f"{opened.name} reads no word “{word}” in this text."), "", use_map(None)]
+    lines = readings.layer_cosines(opened, text, word)
+    found = readings.similar_uses(opened, text, word, layer, corpus)
+    return [
+        markup.cosine_lines(opened.layers, lines, names, word),
+        markup.use_table(found, corpus is not None),
+        use_map(found),
+    ]
+
+
+def use_map(found: readings.SimilarUses | None) -> gr.ScatterPlot:
+    """The uses in their plane; hidden if there are fewer than three, because two points are a line."""
+    if found is None or len(found.uses) < 3:
+        axes = {"x": "first component", "y": "second component", "color": "group", "tooltip": ["use"]}
+        return gr.ScatterPlot(**axes, color_map=MAP_COLORS, height=320, visible=False)
+    groups = dict.fromkeys(range(len(found.uses)), "other uses")
+    groups |= dict.fromkeys((near for near, _ in found.nearest), "nearest uses") | {found.query: "chosen use"}
+    columns = {"first component": found.points[:, 0], "second component": found.points[:, 1]}
+    table = pd.DataFrame({**columns, "group": groups.values(), "use": list(map(str, found.uses))})
+    titles = [f"{name} ({share:.0%} of variance)" for name, share in zip(columns, found.shares, strict=True)]
+    return gr.ScatterPlot(table, x_title=titles[0], y_title=titles[1], visible=True)
+
+
+def add_expectations_tab(page: gr.Blocks, bilms: list[OpenModel]):
+    def expect(text: str):
+        return [
+            markup.expectation_table(readings.expectations(each, text))
+            if each.predicts
+            else markup.note(f"{each.name} was published without its softmax, so it predicts no words.")
+            for each in bilms
+        ]
+
+    with gr.Tab("What the model expects"):
+        gr.Markdown(
+            "Which words does the model expect in each place? The surprise of a word is -log2 of its probability: each "
+            "bit halves the probability. The word of the text is **bold** where the model expects it. A word with * is "
+            "not in the vocabulary, and counts as `<UNK>`."
+        )
+        text = text_box("Sentences, one a line", language_of(bilms[0], FIRST_SENTENCES))
+        look = gr.Button("Look", variant="primary")
+        outputs = []
+        for each in bilms:
+            model_name(each, bilms)
+            outputs.append(gr.HTML())
+    gr.on([look.click, page.load], friendly(expect), text, outputs, api_name="expectations", **LAST)
+
+
+def add_heads_tab(page: gr.Blocks, heads: list[OpenModel]):
+    tasks = {each.task for each in heads}
+    with gr.Tab("Heads"):
+        text = text_box("Text, one sentence a line", language_of(heads[0], FIRST_STORIES))
+        asks, pairs = "extractive-question-answering" in tasks, "text-classification" in tasks
+        question = gr.Textbox(language_of(heads[0], FIRST_QUESTIONS), label="Question about the text", visible=asks)
+        second = gr.Textbox(label="Second text, for classifiers of pairs", visible=pairs)
+        look = gr.Button("Look", variant="primary")
+        for number, each in enumerate(heads, 1):
+            shown = gr.HighlightedText(label=f"{each.name}: {each.task.replace('-', ' ')}", show_label=True)
+            find = friendly(lambda *inputs, each=each: readings.head_pieces(each, *inputs))
+            gr.on([look.click, page.load], find, [text, question, second], shown, api_name=f"head_{number}", **LAST)
+
+
+def add_weights_tab(heads: list[OpenModel]):
+    with gr.Tab("Layer weights"):
+        gr.Markdown(
+            "How much of each layer does a trained head use? The shares are the softmax of the learned weights, and "
+            "gamma is the factor of the weighted sum (equation 1 of the paper)."
+        )
+        with gr.Row():
+            for each in heads:
+                with gr.Column(min_width=420):
+                    gr.HTML(markup.model_line(each))
+                    gr.HTML(markup.mix_bars(each, readings.mixes_of(each)))
+
+
+def text_box(label: str, value: str) -> gr.Textbox:
+    return gr.Textbox(value, label=label, lines=3, max_lines=12)
+
+
+def model_name(each: OpenModel, models: Sequence[OpenModel]):
+    if len(models) > 1:
+        gr.Markdown(f"### {each.name}")
+
+
+def language_of(opened: OpenModel, texts: Sequence[str]) -> str:
+    """The text of which the model knows the most words."""
+    known = opened.tokenizer.get_vocab()
+
+    def share(text: str) -> float:
+        words = opened.tokenizer.splitter.words(text)
+        return sum(word in known for word in words) / len(words)
+
+    return max(texts, key=share)
+
+
+def friendly(function: Callable) -> Callable:
+    """The function, with our errors as messages on the page."""
+
+    @wraps(function)
+    def shown(*inputs):
+        try:
+            return function(*inputs)
+        except (ValueError, ImportError) as error:
+            raise gr.Error(str(error)) from error
+
+    return shown

@@ -1,0 +1,314 @@
+"""What models say about a text, as arrays and tables: all that the explorer computes, without its page."""
+
+import math
+import re
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from importlib.util import find_spec
+from itertools import groupby, islice
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from transformers import (
+    AutoConfig,
+    AutoModel,
+    AutoModelForPreTraining,
+    AutoModelForQuestionAnswering,
+    AutoModelForSequenceClassification,
+    AutoModelForTokenClassification,
+    pipeline,
+)
+
+import modeling_elmo  # noqa: F401 (registers ELMo with the Auto classes)
+from modeling_elmo.pipeline_elmo_roles import role_spans
+from modeling_elmo.prediction_elmo import Prediction, predict_texts, score_texts
+from modeling_elmo.run_scripts.cards.figures import principal_plane
+from modeling_elmo.run_scripts.cards.tables import layer_names
+from modeling_elmo.run_scripts.pretraining.corpus import Corpus, words_of
+from modeling_elmo.run_scripts.program.files import check_model
+from modeling_elmo.run_scripts.vectors.embedding import embed_sentences, load_model_and_tokenizer
+from modeling_elmo.run_scripts.vectors.neighbors import WordUse, find_uses, nearest_uses, normalize, use_vectors
+
+LONGEST_TEXT = 2000  # characters: an answer stays a matter of seconds, also with the largest models
+MOST_USES = 300  # of a word in the corpus, for the same reason
+SHOWN_USES = 8  # nearest to the chosen one
+SHOWN_PREDICTIONS = 5
+
+# Architecture in config.json: the Auto class that loads it, and the pipeline that runs it. A biLM has none.
+ARCHITECTURES: dict[str, tuple[Any, str | None]] = {
+    "ELMoModel": (AutoModel, None),
+    "ELMoForPreTraining": (AutoModelForPreTraining, None),
+    "ELMoForTokenClassification": (AutoModelForTokenClassification, "token-classification"),
+    "ELMoForSemanticRoleLabeling": (AutoModelForTokenClassification, "semantic-role-labeling"),
+    "ELMoForQuestionAnswering": (AutoModelForQuestionAnswering, "extractive-question-answering"),
+    "ELMoForSequenceClassification": (AutoModelForSequenceClassification, "text-classification"),
+    "ELMoForCoreferenceResolution": (AutoModelForTokenClassification, "coreference-resolution"),
+}
+
+Piece = tuple[str, str | None]  # a piece of a text, and its label
+
+
+@dataclass(frozen=True)
+class OpenModel:
+    """A model to explore.
+
+    Args:
+        name: its Hub name, or the name of its folder.
+        task: the task of its pipeline; `None` for a biLM.
+    """
+
+    name: str
+    model: Any
+    tokenizer: Any
+    task: str | None
+
+    @property
+    def layers(self) -> list[str]:
+        return layer_names(self.model.config.num_hidden_layers + 1)
+
+    @property
+    def predicts(self) -> bool:
+        """Whether it has a softmax over words."""
+        return self.task is None and hasattr(self.model, "predict_words")
+
+    @property
+    def bilm(self) -> Any:
+        return getattr(self.model, "elmo", self.model)
+
+
+def open_model(name: str, trust_remote_code: bool = False) -> OpenModel:
+    """Loads a biLM or a trained head, as its config.json says.
+
+    Raises:
+        FileNotFoundError, ValueError: there is no such model, it is no ELMo, or it lacks weights.
+    """
+    check_model(name)
+    config = AutoConfig.from_pretrained(name, trust_remote_code=trust_remote_code)
+    architecture = (config.architectures or ["ELMoModel"])[0]
+    if architecture not in ARCHITECTURES:
+        raise ValueError(f"{name} has the architecture {architecture}; pass one of {', '.join(ARCHITECTURES)}.")
+    auto_class, task = ARCHITECTURES[architecture]
+    if auto_class is AutoModelForPreTraining and not (config.has_softmax and config.vocab_size > 4):
+        auto_class = AutoModel  # nothing but special words, or published without its softmax
+    model, tokenizer = load_model_and_tokenizer(name, None, trust_remote_code, auto_class=auto_class)
+    return OpenModel(Path(name).resolve().name if Path(name).is_dir() else name, model, tokenizer, task)
+
+
+def lines_of(text: str | None, name: str = "text") -> list[str]:
+    """The lines of a text that are not blank.
+
+    Raises:
+        ValueError: there are none, or the text is too long.
+    """
+    if len(text or "") > LONGEST_TEXT:
+        raise ValueError(
+            f"The {name} has {len(text or ''):,} characters; the explorer reads up to {LONGEST_TEXT:,}. Shorten it."
+        )
+    if lines := [stripped for line in (text or "").splitlines() if (stripped := line.strip())]:
+        return lines
+    raise ValueError(f"There is no {name} yet. Type one.")
+
+
+def named_words(opened: OpenModel, text: str) -> list[list[str]]:
+    """A name for each word of each line: the word, with a number from its second use on: `play`, `play (2)`."""
+    seen: dict[str, int] = {}
+    names = []
+    for line in lines_of(text):
+        names.append([])
+        for word in opened.tokenizer.splitter.words(line):
+            seen[word] = seen.get(word, 0) + 1
+            names[-1].append(word if seen[word] == 1 else f"{word} ({seen[word]})")
+    return names
+
+
+def words_to_choose(opened: OpenModel, text: str) -> tuple[list[str], str]:
+    """The names of all words, and that of a word to begin with: the most frequent, and of these the longest."""
+    names = [name for line in named_words(opened, text) for name in line]
+    counts = Counter(name.partition(" (")[0] for name in names)
+    return names, max(names, key=lambda name: (counts[name], len(name) if name in counts else 0))
+
+
+def chosen_use(opened: OpenModel, text: str, name: str) -> tuple[list[list[str]], int, int]:
+    """The words of all lines; the line and the place of the word with this name.
+
+    Raises:
+        ValueError: the model reads no such word.
+    """
+    lines = named_words(opened, text)
+    for line, names in enumerate(lines):
+        if name in names:
+            words = [opened.tokenizer.splitter.words(each) for each in lines_of(text)]
+            return words, line, names.index(name)
+    raise ValueError(f"{opened.name} reads no word {name!r} in this text. Choose one of its words.")
+
+
+def layer_cosines(opened: OpenModel, text: str, name: str) -> list[tuple[list[str], np.ndarray]]:
+    """The words of each line, and the cosines of the chosen word with each, in every layer.
+
+    Shape:
+        cosines: `(layers, words)`.
+    """
+    words, line, place = chosen_use(opened, text, name)
+    vectors = [normalize(each) for _, each in embed_sentences(words, opened.bilm, opened.tokenizer, layers="all")]
+    chosen = vectors[line][:, place]
+    return [(each, np.einsum("lwd,ld->lw", unit, chosen)) for each, unit in zip(words, vectors, strict=True)]
+
+
+class SimilarUses(NamedTuple):
+    """The uses of a word, in the text and then in the corpus, with their map.
+
+    Args:
+        query: index of the chosen use.
+        nearest: indices of the nearest uses in other sentences, with their cosines, best first.
+        points: in the plane of the first two principal components. Shape: `(uses, 2)`.
+        shares: of these two components in the variance.
+    """
+
+    uses: list[WordUse]
+    query: int
+    nearest: list[tuple[int, float]]
+    points: np.ndarray
+    shares: np.ndarray
+
+
+def similar_uses(opened: OpenModel, text: str, name: str, layer: int, corpus: Corpus | None) -> SimilarUses:
+    """The uses of a word in any case that are nearest to the chosen one, in one layer."""
+    words, line, place = chosen_use(opened, text, name)
+    pattern = f"(?i){re.escape(words[line][place])}"
+    uses = list(find_uses(words, pattern))
+    query = uses.index(WordUse(words[line], place))
+    sentences = corpus_sentences(opened, words[line][place], corpus)
+    found = (use for use in find_uses(sentences, pattern) if use.words not in words)
+    uses += islice(found, MOST_USES)
+    layer = min(layer, opened.model.config.num_hidden_layers)
+    vectors = normalize(use_vectors(uses, opened.bilm, opened.tokenizer, str(layer)))
+    return SimilarUses(uses, query, nearest_uses(vectors, uses, query, SHOWN_USES), *principal_plane(vectors))
+
+
+def corpus_sentences(opened: OpenModel, word: str, corpus: Corpus | None) -> Iterator[list[str]]:
+    """The words of all lines of the corpus in which the word may be."""
+    for text in () if corpus is None else corpus.texts():
+        if word.lower() in " ".join(words_of(text)).lower():  # splitting takes longer
+            yield opened.tokenizer.splitter.words(text) if isinstance(text, str) else text
+
+
+class Expectation(NamedTuple):
+    """A word of a text, its surprise in bits, and the words that are expected in its place, best first.
+
+    Each is given the words before (forward), the words after (backward), or both.
+    """
+
+    word: str
+    is_known: bool
+    forward_bits: float
+    backward_bits: float
+    forward: list[Prediction]
+    backward: list[Prediction]
+    both: list[Prediction]
+
+
+def expectations(opened: OpenModel, text: str) -> list[list[Expectation]]:
+    """What a biLM with a softmax expects at each word of each line. A word that it does not know counts as `<UNK>`."""
+    lines = lines_of(text)
+    arguments = (opened.model, opened.tokenizer, lines)
+    top_k = min(SHOWN_PREDICTIONS, opened.model.config.vocab_size - 1)
+    ways = [predict_texts(*arguments, top_k, direction) for direction in ("forward", "backward", "both")]
+    known = opened.tokenizer.get_vocab()
+    return [
+        [
+            Expectation(score.word, score.word in known, bits(score.forward), bits(score.backward), *candidates)
+            for score, *candidates in zip(scores[1:-1], *([each for _, each in way] for way in found), strict=True)
+        ]
+        for scores, *found in zip(score_texts(*arguments), *ways, strict=True)
+    ]
+
+
+def bits(log_prob: float | None) -> float:
+    """The surprise, -log2 of a probability that is given as its natural logarithm."""
+    return -(log_prob or 0.0) / math.log(2)
+
+
+def mixes_of(opened: OpenModel) -> dict[str, tuple[list[float], float]]:
+    """At each place where ELMo enters a head: the share of each layer, and gamma."""
+    mixes = opened.model.mixes() if opened.task else {}
+    return {place: (mix.layer_weights().tolist(), mix.gamma.item()) for place, mix in mixes.items()}
+
+
+def head_pieces(opened: OpenModel, text: str, question: str = "", second: str = "") -> list[Piece]:
+    """What a head finds in a text, a sentence a line, by its pipeline.
+
+    Args:
+        question: for question answering, about the whole text.
+        second: the second text of pairs, for classifiers of pairs.
+
+    Returns:
+        The text in pieces: entities, answers, mentions with the number of their cluster, lines with their class. For
+        semantic roles, the sentence once for each predicate.
+    """
+    lines = lines_of(text)
+    run = pipeline(str(opened.task), model=opened.model, tokenizer=opened.tokenizer)
+    finders: dict[str, Callable[..., list[Piece]]] = {
+        "token-classification": entity_pieces,
+        "semantic-role-labeling": role_pieces,
+        "extractive-question-answering": partial(answer_pieces, question=question),
+        "text-classification": partial(class_pieces, second=second),
+        "coreference-resolution": cluster_pieces,
+    }
+    return finders[str(opened.task)](run, lines)
+
+
+def entity_pieces(run: Any, lines: list[str]) -> list[Piece]:
+    is_bio = any(str(name).startswith(("B-", "I-")) for name in run.model.config.id2label.values())
+    found = run(lines, aggregation_strategy="simple" if is_bio else "none")
+    label = "entity_group" if is_bio else "entity"
+    spans = [[(each["start"], each["end"], each[label]) for each in entities] for entities in found]
+    return _joined(pieces(*pair) for pair in zip(lines, spans, strict=True))
+
+
+def role_pieces(run: Any, lines: list[str]) -> list[Piece]:
+    rows: list[list[Piece]] = []
+    for line, found in zip(lines, run(lines), strict=True):
+        words = found["words"]
+        for verb in found["verbs"]:
+            spans = role_spans(verb["tags"])
+            rows.append([(f"{' '.join(words[first:end])} ", role or None) for role, first, end in spans])
+        if not found["verbs"]:
+            rows.append([(f"{line} (no predicate)", None)])
+    return _joined(rows)
+
+
+def answer_pieces(run: Any, lines: list[str], question: str) -> list[Piece]:
+    context = "\n".join(lines)
+    found = run(question=" ".join(lines_of(question, "question")), context=context)
+    return pieces(context, [(found["start"], found["end"], f"{found['score']:.0%}")])
+
+
+def class_pieces(run: Any, lines: list[str], second: str) -> list[Piece]:
+    pair = {"text_pair": " ".join(lines_of(second))} if second.strip() else {}
+    found = [run({"text": line, **pair}) for line in lines]
+    labels = [each[0] if isinstance(each, list) else each for each in found]
+    return _joined([(line, f"{each['label']} {each['score']:.0%}")] for line, each in zip(lines, labels, strict=True))
+
+
+def cluster_pieces(run: Any, lines: list[str]) -> list[Piece]:
+    splits = len(lines) == 1 and find_spec("sentencex") is not None
+    clusters = run(lines[0] if splits else lines)["clusters"]
+    spans = [(each["start"], each["end"], str(number)) for number, some in enumerate(clusters, 1) for each in some]
+    return pieces("\n".join(lines), spans)
+
+
+def pieces(text: str, spans: Iterable[tuple[int, int, str]]) -> list[Piece]:
+    """The text, cut at the ends of its spans. Where spans overlap, the shortest counts."""
+    owners: list[tuple[int, int, str] | None] = [None] * len(text)
+    for span in sorted(spans, key=lambda span: span[0] - span[1]):
+        owners[span[0] : span[1]] = [span] * (span[1] - span[0])
+    runs = groupby(zip(text, owners, strict=True), key=lambda pair: pair[1])
+    return [("".join(letter for letter, _ in run), owner and owner[2]) for owner, run in runs]
+
+
+def _joined(rows: Iterable[Sequence[Piece]]) -> list[Piece]:
+    """Rows of pieces with line feeds between them."""
+    return [piece for number, row in enumerate(rows) for piece in ([("\n", None)] if number else []) + list(row)]

@@ -1,0 +1,425 @@
+"""`elmo explore`: what it shows against the models themselves, the page through its API, what it does not serve."""
+
+import math
+import re
+import runpy
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import httpx
+import numpy as np
+import psutil
+import pytest
+import torch
+import torch.nn.functional as F
+import yaml
+from sklearn.decomposition import PCA
+from transformers import pipeline
+
+from modeling_elmo import (
+    ELMoConfig,
+    ELMoForCoreferenceResolution,
+    ELMoForPreTraining,
+    ELMoForQuestionAnswering,
+    ELMoForSemanticRoleLabeling,
+    ELMoForSequenceClassification,
+    ELMoForTokenClassification,
+    ELMoModel,
+    ELMoTokenizer,
+)
+from modeling_elmo.run_scripts import explore
+from modeling_elmo.run_scripts.explorer import markup, readings, space
+from modeling_elmo.run_scripts.pretraining.corpus import Corpus
+
+ROOT = Path(__file__).parents[1]
+ENGLISH, KOREAN = (str(ROOT / "model_cards" / f"elmo-mini-{language}") for language in ("en", "ko"))
+PLAY = ROOT / "tests" / "fixtures" / "demo" / "play.txt"
+TEXT = "The play was a success.\n\n  They play chess. \nA play, then."
+LINES = ["The play was a success.", "They play chess.", "A play, then."]
+STORY = "Ada wrote it, in 1843.\nShe knew Mr. Babbage."
+HEADS = {
+    "tagger": (ELMoForTokenClassification, {"id2label": dict(enumerate(["O", "B-X", "I-X"]))}),
+    "parts-of-speech": (ELMoForTokenClassification, {"id2label": dict(enumerate(["NOUN", "VERB"])), "head": "linear"}),
+    "labeller": (
+        ELMoForSemanticRoleLabeling,
+        {"id2label": dict(enumerate(["O", "B-V", "B-ARG0", "I-ARG0"])), "task_num_layers": 2},
+    ),
+    "reader": (ELMoForQuestionAnswering, {}),
+    "classifier": (ELMoForSequenceClassification, {"id2label": dict(enumerate(["bad", "good", "odd"]))}),
+    "resolver": (ELMoForCoreferenceResolution, {"max_span_width": 3, "train_singletons": True}),
+}
+
+
+@pytest.fixture(scope="module")
+def english() -> readings.OpenModel:
+    return readings.open_model(ENGLISH)
+
+
+@pytest.fixture(scope="module")
+def plain_english():
+    return ELMoForPreTraining.from_pretrained(ENGLISH).eval(), ELMoTokenizer.from_pretrained(ENGLISH)
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory) -> str:
+    file = tmp_path_factory.mktemp("corpus") / "play.txt"
+    file.write_text("".join(PLAY.read_text(encoding="utf-8").splitlines(keepends=True)[:25]), encoding="utf-8")
+    return str(file)
+
+
+@pytest.fixture(scope="module")
+def head_folders(tmp_path_factory) -> dict[str, Path]:
+    """Small random heads of every task."""
+    root = tmp_path_factory.mktemp("heads")
+    tokenizer = ELMoTokenizer(vocab=["<S>", "</S>", "<UNK>"])
+    for name, (cls, options) in HEADS.items():
+        torch.manual_seed(0)
+        config = ELMoConfig.from_preset("tiny", vocab_size=len(tokenizer), task_hidden_size=6, **options)
+        model = cls(config)
+        with torch.no_grad():
+            for key, parameter in model.named_parameters():
+                if not key.startswith("elmo."):
+                    parameter.normal_(std=0.3 if name == "resolver" else 0.7)
+        model.save_pretrained(root / name)
+        tokenizer.save_pretrained(root / name)
+    return {name: root / name for name in HEADS}
+
+
+@torch.no_grad()
+def layers_of(model, tokenizer, text: str | list[str]) -> torch.Tensor:
+    """Shape: `(layers, words, dim)`, of a text by itself."""
+    given = {"is_split_into_words": not isinstance(text, str)}
+    output = getattr(model, "elmo", model)(**tokenizer([text], return_tensors="pt", **given))
+    return torch.stack(output.hidden_states)[:, 0, 1:-1]
+
+
+def test_cosines_are_those_of_the_model(english, plain_english):
+    expected = [layers_of(*plain_english, line) for line in LINES]
+    found = readings.layer_cosines(english, TEXT, "play (2)")
+    chosen = expected[1][:, 1]
+    assert [words for words, _ in found] == [line.replace(".", " .").replace(",", " ,").split() for line in LINES]
+    for (_, cosines), layers in zip(found, expected, strict=True):
+        wanted = torch.cosine_similarity(layers, chosen[:, None], dim=-1)
+        np.testing.assert_allclose(cosines, wanted, atol=1e-5)
+    assert found[1][1][:, 1] == pytest.approx(1, abs=1e-5) and found[0][1][0, 1] == pytest.approx(1, abs=1e-5)
+    assert found[0][1][2, 1] < 0.9  # in the top layer, a play on a stage is not what chess players do
+
+
+def test_words_have_names(english):
+    names, first = readings.words_to_choose(english, TEXT)
+    assert names == ["The", "play", "was", "a", "success", ".", "They", "play (2)", "chess", ". (2)"] + [
+        *("A", "play (3)", ",", "then", ". (3)")
+    ]
+    assert first == "play"  # as frequent as the full stop, and longer
+
+
+@pytest.mark.parametrize(("layer", "number"), [(1, 1), (7, 2)])
+def test_nearest_uses_are_those_of_plain_cosines(english, plain_english, corpus, layer, number):
+    found = readings.similar_uses(english, TEXT, "play (2)", layer, Corpus.from_files([corpus]))
+    assert found.query == 1 and len(found.uses) > 25 and len(found.nearest) == readings.SHOWN_USES
+    assert {use.words[use.position].lower() for use in found.uses} == {"play"}
+    vectors = torch.stack(
+        [layers_of(*plain_english, list(use.words))[number, use.position] for use in found.uses]
+    ).numpy()
+    vectors /= np.linalg.norm(vectors, axis=1, keepdims=True)
+    cosines = vectors @ vectors[1]
+    order = [row for row in np.argsort(-cosines, kind="stable") if found.uses[row].words is not found.uses[1].words]
+    wanted = cosines[order[: readings.SHOWN_USES]]
+    np.testing.assert_allclose([cosine for _, cosine in found.nearest], wanted, atol=1e-4)
+    np.testing.assert_allclose(cosines[[near for near, _ in found.nearest]], wanted, atol=1e-4)
+    plane = PCA(2).fit(vectors)
+    np.testing.assert_allclose(found.shares, plane.explained_variance_ratio_, atol=1e-4)
+    np.testing.assert_allclose(np.abs(found.points), np.abs(plane.transform(vectors)), atol=1e-3)  # up to their signs
+
+
+def test_uses_without_a_corpus_and_in_a_large_one(english, tmp_path, monkeypatch):
+    alone = readings.similar_uses(english, TEXT, "play", 2, None)
+    assert [use.position for use in alone.uses] == [1, 1, 1] and [near for near, _ in alone.nearest] in ([1, 2], [2, 1])
+    assert "Start the explorer with --corpus FILE" in markup.use_table(
+        readings.similar_uses(english, TEXT, "chess", 2, None), has_corpus=False
+    )
+    monkeypatch.setattr(readings, "MOST_USES", 9)
+    large = tmp_path / "large.txt"
+    large.write_text("".join(f"Play {n} it , they play .\n" for n in range(9)), encoding="utf-8")
+    found = readings.similar_uses(english, TEXT, "play", 2, Corpus.from_files([str(large)]))
+    assert len(found.uses) == 3 + 9
+
+
+@torch.no_grad()
+def test_expectations_are_those_of_the_softmax(english, plain_english):
+    """The top layer's two halves, through torch's adaptive softmax, shifted by hand."""
+    model, tokenizer = plain_english
+    found = readings.expectations(english, TEXT)
+    assert [[each.word for each in line] for line in found] == [tokenizer.splitter.words(line) for line in LINES]
+    for line, row in zip(LINES, found, strict=True):
+        encoding = tokenizer([line], return_tensors="pt")
+        forward, backward = model.elmo(**encoding).last_hidden_state[0].chunk(2, dim=-1)
+        ways = []
+        for hidden in (forward[:-2], backward[2:]):  # the state before each word, and the state after it
+            ways.append(F.pad(model.softmax.adaptive.log_prob(hidden), (1, 0), value=-torch.inf))  # no <PAD>
+        ids = encoding["input_ids"][0, 1:-1, None]
+        for log_probs, shown in zip(ways, ("forward_bits", "backward_bits"), strict=True):
+            bits = [getattr(each, shown) for each in row]
+            np.testing.assert_allclose(bits, -log_probs.gather(1, ids)[:, 0] / math.log(2), atol=1e-3)
+        ways.append((ways[0] + ways[1]).log_softmax(-1))
+        for log_probs, shown in zip(ways, ("forward", "backward", "both"), strict=True):
+            values, words = log_probs.topk(readings.SHOWN_PREDICTIONS)
+            guesses = [getattr(each, shown) for each in row]
+            np.testing.assert_allclose([[guess.log_prob for guess in each] for each in guesses], values, atol=1e-3)
+            assert [[guess.word for guess in each] for each in guesses] == [
+                tokenizer.convert_ids_to_tokens(each.tolist()) for each in words
+            ]
+    assert found[0][1].is_known and not readings.expectations(english, "xyzzyq")[0][0].is_known
+
+
+def test_a_model_without_a_softmax_predicts_nothing(tmp_path):
+    ELMoModel.from_pretrained(ENGLISH).save_pretrained(tmp_path)
+    ELMoTokenizer.from_pretrained(ENGLISH).save_pretrained(tmp_path)
+    opened = readings.open_model(str(tmp_path))
+    assert not opened.predicts and "without a softmax" in markup.model_line(opened)
+    assert np.isfinite(readings.layer_cosines(opened, TEXT, "play")[0][1]).all()
+
+
+def test_layer_weights(head_folders):
+    opened = readings.open_model(str(head_folders["classifier"]))
+    ((place, (shares, gamma)),) = readings.mixes_of(opened).items()
+    mix = opened.model.mixes()[place]
+    raw = np.exp(mix.weights.detach().numpy())
+    np.testing.assert_allclose(shares, raw / raw.sum(), atol=1e-6)
+    bars = markup.mix_bars(opened, {place: (shares, gamma)})
+    assert f"gamma {mix.gamma.item():.2f}" in bars
+    widths = [float(width) for width in re.findall(r"width: ([\d.]+)%", bars)]
+    assert widths == [round(100 * each, 1) for each in shares]
+
+
+def test_entities(head_folders):
+    opened = readings.open_model(str(head_folders["tagger"]))
+    found = readings.head_pieces(opened, STORY)
+    assert "".join(text for text, _ in found) == STORY
+    stock = pipeline("token-classification", opened.model, tokenizer=opened.tokenizer, aggregation_strategy="simple")
+    entities = [(each["word"], each["entity_group"]) for line in STORY.split("\n") for each in stock(line)]
+    spans = [(text.replace(" ", ""), label) for text, label in found if label]
+    assert spans and spans == [(word.replace(" ", ""), label) for word, label in entities]
+
+
+def test_parts_of_speech_stay_apart(head_folders):
+    opened = readings.open_model(str(head_folders["parts-of-speech"]))
+    labelled = [text for text, label in readings.head_pieces(opened, STORY) if label]
+    assert labelled == opened.tokenizer.splitter.words(STORY)
+
+
+def test_roles(head_folders):
+    opened = readings.open_model(str(head_folders["labeller"]))
+    found = readings.head_pieces(opened, STORY)
+    label = pipeline("semantic-role-labeling", opened.model, tokenizer=opened.tokenizer)
+    wanted = []
+    for line in STORY.split("\n"):
+        wanted += [verb["description"] for verb in label(line)["verbs"]] or [f"{line} (no predicate)"]
+    shown = "".join(text if role is None else f"[{role}: {text.strip()}] " for text, role in found)
+    assert [line.strip() for line in shown.split("\n")] == wanted and "[V: " in shown
+
+
+def test_answers(head_folders):
+    opened = readings.open_model(str(head_folders["reader"]))
+    found = readings.head_pieces(opened, STORY, question="Who wrote\nit?")
+    ask = pipeline("extractive-question-answering", opened.model, tokenizer=opened.tokenizer)
+    answer = ask(question="Who wrote it?", context=STORY)
+    assert "".join(text for text, _ in found) == STORY
+    assert [(text, label) for text, label in found if label] == [(answer["answer"], f"{answer['score']:.0%}")]
+
+
+def test_classes(head_folders):
+    opened = readings.open_model(str(head_folders["classifier"]))
+    for second in ("", "It rained."):
+        found = readings.head_pieces(opened, STORY, second=second)
+        wanted = []
+        for line in STORY.split("\n"):
+            inputs = opened.tokenizer(*([line], [second]) if second else [line], return_tensors="pt")
+            with torch.no_grad():
+                shares = opened.model(**inputs).logits.reshape(-1).softmax(0)
+            best = shares.argmax().item()
+            wanted.append((line, f"{opened.model.config.id2label[best]} {shares[best]:.0%}"))
+        assert found == [wanted[0], ("\n", None), wanted[1]]
+
+
+def test_clusters(head_folders):
+    opened = readings.open_model(str(head_folders["resolver"]))
+    found = readings.head_pieces(opened, STORY)
+    resolve = pipeline("coreference-resolution", opened.model, tokenizer=opened.tokenizer)
+    clusters = resolve(STORY.split("\n"))["clusters"]
+    assert "".join(text for text, _ in found) == STORY and clusters
+    assert {label for _, label in found if label} <= {str(number + 1) for number in range(len(clusters))}
+    first = min((mention["end"] - mention["start"], mention["start"]) for each in clusters for mention in each)
+    assert STORY[first[1] : first[1] + first[0]] in [text for text, label in found if label]
+
+
+def test_pieces_of_nested_spans():
+    text = "the wife of Emma's brother left"
+    spans = [(0, 26, "1"), (12, 26, "2"), (12, 18, "3")]
+    assert readings.pieces(text, spans) == [
+        ("the wife of ", "1"),
+        ("Emma's", "3"),
+        (" brother", "2"),
+        (" left", None),
+    ]
+    assert readings.pieces("", []) == [] and readings.pieces("ab", []) == [("ab", None)]
+    assert readings.pieces("ab", [(0, 1, "X"), (1, 2, "X")]) == [("a", "X"), ("b", "X")]
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", "There is no text yet. Type one."),
+        (" \n\t\n", "There is no text yet"),
+        (None, "There is no text yet"),
+        ("a" * 2001, r"The text has 2,001 characters; the explorer reads up to 2,000. Shorten it."),
+    ],
+)
+def test_texts_that_are_refused(english, text, message):
+    for read in (readings.expectations, readings.words_to_choose, readings.named_words):
+        with pytest.raises(ValueError, match=message):
+            read(english, text)
+
+
+def test_other_mistakes(english, head_folders, tmp_path, monkeypatch):
+    with pytest.raises(ValueError, match="elmo-mini-en reads no word 'chess' in this text. Choose one of its words"):
+        readings.layer_cosines(english, "A play.", "chess")
+    with pytest.raises(ValueError, match="There is no question yet"):
+        readings.head_pieces(readings.open_model(str(head_folders["reader"])), STORY)
+    (tmp_path / "config.json").write_text('{"model_type": "bert", "architectures": ["BertModel"]}')
+    with pytest.raises(ValueError, match="has the architecture BertModel; pass one of ELMoModel, ELMoForPreTraining"):
+        readings.open_model(str(tmp_path))
+    with pytest.raises(ValueError, match="--port 70000: pass a number from 1 to 65535"):
+        explore.main([ENGLISH, "--port", "70000"])
+    monkeypatch.setitem(sys.modules, "gradio", None)
+    with pytest.raises(ImportError, match=r'elmo explore needs gradio: pip install "modeling-elmo\[explore\]"'):
+        explore.main([ENGLISH])
+
+
+def test_texts_are_escaped(english):
+    whole = ELMoTokenizer.from_pretrained(ENGLISH, pre_tokenization="whitespace")  # keeps a tag in one word
+    opened, evil = replace(english, tokenizer=whole), '<img/src="x"/onerror=alert(1)>'
+    text = f"{evil} here\nand {evil} there"
+    names = readings.named_words(opened, text)
+    for shown in (
+        markup.cosine_lines(opened.layers, readings.layer_cosines(opened, text, evil), names, evil),
+        markup.use_table(readings.similar_uses(opened, text, evil, 2, None), has_corpus=False),
+        markup.expectation_table(readings.expectations(opened, text)),
+        markup.note(evil),
+        markup.model_line(replace(opened, name=evil)),
+    ):
+        assert "<img" not in shown and "&lt;img/src=&quot;x&quot;/onerror" in shown
+
+
+@pytest.fixture(scope="module")
+def served(head_folders, corpus):
+    """The page of the program, with a biLM of each language and three heads, and a client of its API."""
+    gradio = pytest.importorskip("gradio")
+    client = pytest.importorskip("gradio_client")
+    pages = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(gradio.Blocks, "block_thread", lambda page: pages.append(page))  # it would wait for Ctrl-C
+        patch.setenv("GRADIO_SERVER_NAME", "0.0.0.0")  # the page stays on this computer all the same
+        heads = [str(head_folders[name]) for name in ("tagger", "reader", "classifier")]
+        explore.main([ENGLISH, KOREAN, *heads, "--corpus", corpus])
+    (page,) = pages
+    yield page, client.Client(page.local_url, verbose=False, analytics_enabled=False)
+    page.close()
+
+
+def test_the_page_answers_as_the_readings(served, english, corpus):
+    _, client = served
+    chosen = client.predict(TEXT, api_name="/words")
+    assert chosen["value"] == "play" and ["play (2)", "play (2)"] in [list(each) for each in chosen["choices"]]
+    cosines, table, points, *korean = client.predict(TEXT, "play (2)", 2, api_name="/uses")
+    found = readings.similar_uses(english, TEXT, "play (2)", 2, Corpus.from_files([corpus]))
+    wanted = readings.layer_cosines(english, TEXT, "play (2)")
+    shown = re.findall(r">(-?\d\.\d\d)</span>", cosines)
+    assert shown == [f"{each:.2f}" for _, line in wanted for each in line.T.flatten()]
+    assert re.findall(r">(-?\d\.\d\d)</td>", table) == [f"{cosine:.2f}" for _, cosine in found.nearest]
+    assert "play" in korean[0] and points is not None
+    expected = client.predict("They play chess.", api_name="/expectations")
+    (line,) = readings.expectations(english, "They play chess.")
+    bits = [f"{each:.1f}" for word in line for each in (word.forward_bits, word.backward_bits)]
+    assert re.findall(r'">(\d+\.\d)</td>', expected[0]) == bits and len(expected) == 2
+    entities = client.predict(STORY, "", "", api_name="/head_1")
+    assert "".join(each["token"] for each in entities) == STORY
+
+
+def test_errors_of_the_page_are_messages(served):
+    _, client = served
+    for arguments, name, message in (
+        ([""], "/words", "There is no text yet"),
+        (["a " * 1500], "/expectations", "has 3,000 characters; the explorer reads up to 2,000"),
+        ([STORY, "", ""], "/head_2", "There is no question yet"),
+    ):
+        with pytest.raises(Exception, match=message):
+            client.predict(*arguments, api_name=name)
+    assert "reads no word “gioca”" in client.predict(TEXT, "gioca", 2, api_name="/uses")[0]
+
+
+def test_the_page_is_served_on_this_computer_only_and_no_file_is(served, corpus):
+    page, _ = served
+    port = int(page.local_url.rstrip("/").rpartition(":")[2])
+    listening = {each.laddr.ip for each in psutil.Process().net_connections("tcp") if each.laddr.port == port}
+    assert listening == {"127.0.0.1"} and page.share_url is None
+    for path in (
+        "/etc/hostname",
+        corpus,
+        f"{ENGLISH}/config.json",
+        str(ROOT / "README.md"),
+        "README.md",
+        "../README.md",
+    ):
+        answer = httpx.get(f"{page.local_url}gradio_api/file={path}")
+        assert answer.status_code in (403, 404), path
+    answer = httpx.post(f"{page.local_url}gradio_api/upload", files={"files": ("a.txt", b"a")})
+    assert answer.status_code == 413
+    assert httpx.get(page.local_url).status_code == 200  # the page itself is there
+    assert not page.analytics_enabled and not page.run_history
+
+
+def tabs_of(page) -> list[str]:
+    return [each.label for each in page.blocks.values() if type(each).__name__ == "Tab"]
+
+
+def test_tabs_without_content_are_not_shown(served, head_folders):
+    from modeling_elmo.run_scripts.explorer.page import build_page
+
+    assert tabs_of(served[0]) == ["Uses of a word", "What the model expects", "Heads", "Layer weights"]
+    assert tabs_of(build_page([ENGLISH])) == ["Uses of a word", "What the model expects"]
+    assert tabs_of(build_page([str(head_folders["labeller"])])) == ["Heads", "Layer weights"]
+
+
+def test_a_space_runs(tmp_path, monkeypatch, capsys, corpus):
+    gradio = pytest.importorskip("gradio")
+    folder = tmp_path / "space"
+    explore.main([ENGLISH, "--corpus", corpus, "--space", str(folder)])
+    assert f"hf upload USER/NAME {folder} --repo-type space" in capsys.readouterr().out
+    head = yaml.safe_load((folder / "README.md").read_text(encoding="utf-8").split("---")[1])
+    assert head["sdk"] == "gradio" and head["sdk_version"] == gradio.__version__ and head["app_file"] == "app.py"
+    assert (folder / "requirements.txt").read_text().startswith("modeling-elmo[explore")
+    assert not any(path.is_symlink() for path in folder.rglob("*"))
+    monkeypatch.chdir(tmp_path)
+    names = runpy.run_path(str(folder / "app.py"))
+    assert tabs_of(names["demo"]) == ["Uses of a word", "What the model expects"]
+    _, url, _ = names["demo"].launch(**names["LAUNCH_OPTIONS"], prevent_thread_lock=True, quiet=True)
+    assert "ELMo explorer" in httpx.get(url).text
+    names["demo"].close()
+    with pytest.raises(FileExistsError, match="is not empty; pass a new folder"):
+        explore.main([ENGLISH, "--space", str(folder)])
+
+
+def test_a_space_of_models_on_the_hub(tmp_path, monkeypatch):
+    pytest.importorskip("gradio")
+    monkeypatch.setattr(space, "check_model", lambda name: None)
+    space.write_space(tmp_path, ["user/elmo", KOREAN], trust_remote_code=True)
+    app = (tmp_path / "app.py").read_text(encoding="utf-8")
+    assert "models=['user/elmo', str(HERE / 'elmo-mini-ko')]" in app and "trust_remote_code=True" in app
+    head = yaml.safe_load((tmp_path / "README.md").read_text(encoding="utf-8").split("---")[1])
+    assert head["models"] == ["user/elmo"]
+    other = tmp_path / "copies" / "elmo-mini-ko"
+    other.mkdir(parents=True)
+    with pytest.raises(ValueError, match="Two models or texts have the name elmo-mini-ko"):
+        space.write_space(tmp_path / "other", [KOREAN, str(other)])
