@@ -13,7 +13,7 @@ PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q
 PIP_INSTALL := python -m pip install --quiet --no-compile
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint format bench docs wheel release test-common test-lowest clean
+.PHONY: help demo test lint format bench docs tour wheel release test-common test-lowest clean
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -41,6 +41,9 @@ bench: $(VENV)/.demo  ## correctness, and speed beside torch.nn.LSTM and BertTok
 
 docs: $(VENV)/.docs  ## the API reference, from the docstrings: build/docs/index.html
 	$(BIN)/pdoc --docformat google --output-directory build/docs $(DOCUMENTED)
+
+tour: $(VENV)/.dev  ## run the notebooks of docs/ again and store their outputs (minutes)
+	HF_HUB_OFFLINE=1 $(BIN)/python tests/test_tour.py
 
 wheel: $(VENV)/.demo  ## dist/modeling_elmo-*.whl
 	$(BIN)/python -m pip wheel --quiet --no-deps --wheel-dir dist .
