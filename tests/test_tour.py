@@ -79,7 +79,7 @@ def test_a_notebook_is_fit_for_a_web_page(name):
     assert len(text) < 400_000
     cells = code_cells(notebook)
     assert [cell.execution_count for cell in cells] == [*range(1, len(cells) + 1)]
-    assert all(len(cell.source.splitlines()) <= 45 for cell in cells)
+    assert all(len(cell.source.splitlines()) <= 40 for cell in cells)
     for output in (output for cell in cells for output in cell.outputs):
         assert output.get("name", "stdout") == "stdout" and output.output_type != "error"
         assert not re.search(NOISE, output.get("text", ""))
