@@ -14,7 +14,7 @@ PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q
 PIP_INSTALL := python -m pip install --quiet --no-compile
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint format bench docs wheel test-common test-browser test-lowest clean
+.PHONY: help demo test lint format bench docs tour wheel release test-common test-browser test-lowest clean
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -43,8 +43,22 @@ bench: $(VENV)/.demo  ## correctness, and speed beside torch.nn.LSTM and BertTok
 docs: $(VENV)/.docs  ## the API reference, from the docstrings: build/docs/index.html
 	$(BIN)/pdoc --docformat google --output-directory build/docs $(DOCUMENTED)
 
+tour: $(VENV)/.dev  ## run the notebooks of docs/ again and store their outputs (minutes)
+	HF_HUB_OFFLINE=1 $(BIN)/python tests/test_tour.py
+
 wheel: $(VENV)/.demo  ## dist/modeling_elmo-*.whl
 	$(BIN)/python -m pip wheel --quiet --no-deps --wheel-dir dist .
+
+# setuptools would add to the sdist what an old list of files in *.egg-info names.
+release: $(VENV)/.dev  ## dist/: sdist and wheel, checked, and each installed in an empty environment (minutes)
+	$(BIN)/$(PIP_INSTALL) -c constraints.txt build check-jsonschema twine
+	$(BIN)/check-jsonschema --builtin-schema vendor.citation-file-format CITATION.cff
+	$(BIN)/check-jsonschema --builtin-schema vendor.github-workflows .github/workflows/*.yml
+	rm -rf dist *.egg-info
+	$(BIN)/python -m build --quiet
+	$(BIN)/twine check --strict dist/*
+	RELEASE=dist $(PYTEST) tests/test_release.py
+	.ci/try_release $(BIN)/python dist/*
 
 test-common: $(VENV)/.dev  ## transformers' ModelTesterMixin, from its source distribution
 	@if tests=$$(.ci/fetch_transformers_tests $(BIN)/python build/transformers); \

@@ -44,7 +44,7 @@ from .pipeline_elmo_coreference import ELMoCoreferencePipeline  # noqa: E402
 from .pipeline_elmo_roles import ELMoSemanticRolePipeline  # noqa: E402
 from .tokenization.tokenization_elmo import ELMoTokenizer  # noqa: E402
 
-__version__ = "0.1.0"
+__version__ = "1.0.0"
 
 # Registered with the Auto classes of this process ...
 AutoConfig.register(ELMoConfig.model_type, ELMoConfig, exist_ok=True)

@@ -1,10 +1,14 @@
-"""Processes without access to the clone, for tests of installations."""
+"""Processes without access to the clone, and distributions built from it, for tests of installations."""
 
 import os
+import shutil
 import subprocess
 import sys
 import sysconfig
 from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+NOT_SOURCE = (".*", "demo_output", "*.safetensors", "__pycache__", "build", "dist", "*.egg-info")
 
 
 def run(python: Path | str, *arguments: str, cwd: Path, **environment: str) -> str:
@@ -24,3 +28,31 @@ def new_environment(folder: Path) -> Path:
     borrowed = {sysconfig.get_path("purelib"), sysconfig.get_path("platlib")}
     Path(site_packages, "borrowed.pth").write_text("\n".join(sorted(borrowed)))
     return python
+
+
+def copy_of_the_clone(folder: Path) -> Path:
+    return shutil.copytree(ROOT, folder / "clone", ignore=shutil.ignore_patterns(*NOT_SOURCE))
+
+
+def pip(python: Path, *arguments: str, cwd: Path) -> None:
+    offline = ("--no-index", "--no-deps", "--no-build-isolation")
+    run(python, "-m", "pip", "--disable-pip-version-check", *arguments, *offline, cwd=cwd)
+
+
+def build_wheel(python: Path, folder: Path, source: Path | None = None) -> Path:
+    """The wheel of an sdist, or of a copy of the clone."""
+    clone = source or copy_of_the_clone(folder)
+    pip(python, "wheel", "--wheel-dir", str(folder), str(clone), cwd=folder)
+    if source is None:
+        shutil.rmtree(clone)
+    (wheel,) = folder.glob("*.whl")
+    return wheel
+
+
+def build_sdist(python: Path, folder: Path) -> Path:
+    clone = copy_of_the_clone(folder)
+    build = f"from setuptools.build_meta import build_sdist; build_sdist({str(folder)!r})"
+    run(python, "-c", build, cwd=clone)
+    shutil.rmtree(clone)
+    (sdist,) = folder.glob("*.tar.gz")
+    return sdist

@@ -5,24 +5,14 @@ builds without isolation and without dependencies, so nothing is downloaded.
 """
 
 import json
-import shutil
-import sys
-import zipfile
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from clean_python import new_environment, run
+from clean_python import build_wheel, copy_of_the_clone, new_environment, pip, run
 
 import modeling_elmo
 
-ROOT = Path(__file__).parents[1]
-FOLDERS = {
-    "modeling_elmo": "modeling_elmo",
-    "tokenization": "modeling_elmo/tokenization",
-    "run_scripts": "modeling_elmo/run_scripts",
-}
-NOT_SOURCE = (".*", "demo_output", "*.safetensors", "__pycache__", "build", "dist", "*.egg-info")
 # What `-c` and `-m` find, in one process: importing torch and transformers takes seconds.
 PROBE = """
 import json, runpy, sys
@@ -40,23 +30,6 @@ print(json.dumps({
 sys.argv = ["embed", "--help"]
 runpy.run_module("modeling_elmo.run_scripts.embed", run_name="__main__", alter_sys=True)
 """
-
-
-def copy_of_the_clone(folder: Path) -> Path:
-    return shutil.copytree(ROOT, folder / "clone", ignore=shutil.ignore_patterns(*NOT_SOURCE))
-
-
-def pip(python: Path, *arguments: str, cwd: Path) -> None:
-    offline = ("--no-index", "--no-deps", "--no-build-isolation")
-    run(python, "-m", "pip", "--disable-pip-version-check", *arguments, *offline, cwd=cwd)
-
-
-def build_wheel(python: Path, folder: Path) -> Path:
-    clone = copy_of_the_clone(folder)
-    pip(python, "wheel", "--wheel-dir", str(folder), str(clone), cwd=folder)
-    shutil.rmtree(clone)
-    (wheel,) = folder.glob("*.whl")
-    return wheel
 
 
 @dataclass
@@ -122,28 +95,3 @@ def test_command(installation):
     assert run(*command, "embed", "--help", cwd=where).startswith(
         "usage: elmo embed --model TEXT --output TEXT [options]"
     )
-
-
-def test_wheel_has_the_package_and_nothing_else(tmp_path):
-    wheel = zipfile.ZipFile(build_wheel(Path(sys.executable), tmp_path))
-    sources = {
-        f"{target}/{file.relative_to(ROOT / folder).as_posix()}"
-        for folder, target in FOLDERS.items()
-        for file in (ROOT / folder).rglob("*.py")
-    }
-    found = {name for name in wheel.namelist() if ".dist-info/" not in name}
-    assert {name for name in found if name.endswith(".py")} == sources | {
-        "modeling_elmo_cli.py",
-        "modeling_elmo_spacy.py",
-    }
-    others = {name for name in found if not name.endswith(".py")}
-    templates = {name for name in others if name.startswith("modeling_elmo/model_cards/")}
-    plan = "modeling_elmo/run_scripts/fine_tuning/paper_plan.json"
-    assert others == templates | {"modeling_elmo/py.typed", "modeling_elmo/published_checkpoints.tsv", plan}
-    assert templates and not any(name.count("/") > 2 for name in templates), "checkpoints are no part of the wheel"
-    assert f'version = "{modeling_elmo.__version__}"' in (ROOT / "pyproject.toml").read_text(encoding="utf-8")
-    metadata = {name.split(".dist-info/")[1]: wheel.read(name).decode() for name in set(wheel.namelist()) - found}
-    assert set(metadata["top_level.txt"].split()) == {"modeling_elmo", "modeling_elmo_cli", "modeling_elmo_spacy"}
-    assert metadata["entry_points.txt"].split("\n")[:2] == ["[console_scripts]", "elmo = modeling_elmo_cli:main"]
-    assert "Apache License" in metadata["licenses/LICENSE"]
-    assert "License-Expression: Apache-2.0" in metadata["METADATA"]

@@ -1,0 +1,102 @@
+"""The notebooks of docs/ run, print what is stored in them, and are fit for a web page. `make tour` stores it anew."""
+
+import os
+import re
+from pathlib import Path
+
+import nbclient
+import nbformat
+import numpy as np
+import pytest
+from test_readme import LINK
+
+DOCS = Path(__file__).parents[1] / "docs"
+NOTEBOOKS = ["tour.ipynb", "tour.ko.ipynb"]
+NUMBER = r"-?\d[\d,]*\.?\d*"
+NOISE = r"[/\\](home|tmp|usr|root|Users)\b|runtime|[Ww]arning"  # paths of a machine, timings, advice of libraries
+
+
+def read(name: str) -> nbformat.NotebookNode:
+    return nbformat.read(DOCS / name, as_version=4)
+
+
+def code_cells(notebook: nbformat.NotebookNode) -> list[nbformat.NotebookNode]:
+    return [cell for cell in notebook.cells if cell.cell_type == "code"]
+
+
+def printed(cell: nbformat.NotebookNode) -> str:
+    return "".join(output.get("text", "") for output in cell.outputs)
+
+
+def num_pictures(cell: nbformat.NotebookNode) -> int:
+    return sum("image/png" in output.get("data", {}) for output in cell.outputs)
+
+
+def execute(notebook: nbformat.NotebookNode) -> None:
+    environment = {**os.environ, "PYTHONPATH": str(DOCS.parent)}  # a clone may not be installed
+    options = {"timeout": 1200, "record_timing": False, "coalesce_streams": True}
+    nbclient.NotebookClient(notebook, resources={"metadata": {"path": str(DOCS)}}, **options).execute(env=environment)
+
+
+def compare(found: nbformat.NotebookNode, stored: nbformat.NotebookNode, **tolerance: float) -> None:
+    """The same words; numbers within a tolerance, because float32 sums differ between processors."""
+    texts = [printed(found), printed(stored)]
+    words = [re.sub(NUMBER, "0", text).split() for text in texts]
+    assert words[0] == words[1]
+    numbers = [[float(number.replace(",", "")) for number in re.findall(NUMBER, text)] for text in texts]
+    np.testing.assert_allclose(*numbers, **tolerance, err_msg=texts[0])
+
+
+@pytest.mark.parametrize("name", NOTEBOOKS)
+def test_what_is_shown_without_training_is_what_is_stored(name):
+    stored, notebook = code_cells(read(name)), read(name)
+    training = next(number for number, cell in enumerate(notebook.cells) if "train_tagger" in cell.source)
+    notebook.cells = notebook.cells[:training]
+    execute(notebook)
+    found = code_cells(notebook)
+    assert len(found) > 8
+    for cell, before in zip(found, stored, strict=False):
+        compare(cell, before, rtol=0.02, atol=0.02)
+        assert num_pictures(cell) == num_pictures(before)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", NOTEBOOKS)
+def test_elmo_helps_the_tagger(name):
+    notebook = read(name)
+    execute(notebook)
+    training, weights = [cell for cell in code_cells(notebook) if "tagger" in cell.source][-2:]
+    without, with_elmo = (float(number) for number in re.findall(r"(\d+\.\d)", printed(training)))
+    assert with_elmo > without + 5
+    stored_training, stored_weights = [cell for cell in code_cells(read(name)) if "tagger" in cell.source][-2:]
+    compare(training, stored_training, atol=8)
+    compare(weights, stored_weights, atol=0.2)
+
+
+@pytest.mark.parametrize("name", NOTEBOOKS)
+def test_a_notebook_is_fit_for_a_web_page(name):
+    notebook, text = read(name), (DOCS / name).read_text(encoding="utf-8")
+    assert len(text) < 400_000
+    cells = code_cells(notebook)
+    assert [cell.execution_count for cell in cells] == [*range(1, len(cells) + 1)]
+    assert all(len(cell.source.splitlines()) <= 40 for cell in cells)
+    for output in (output for cell in cells for output in cell.outputs):
+        assert output.get("name", "stdout") == "stdout" and output.output_type != "error"
+        assert not re.search(NOISE, output.get("text", ""))
+    for file, _ in LINK.findall("\n".join(cell.source for cell in notebook.cells if cell.cell_type == "markdown")):
+        assert (DOCS / file).exists(), file
+
+
+def test_both_languages_tell_the_same_story():
+    english, korean = (read(name) for name in NOTEBOOKS)
+    headings = [[cell.source for cell in each.cells if cell.source.startswith("## ")] for each in (english, korean)]
+    assert len(headings[0]) == len(headings[1]) == 6
+    pictures = [sum("plt.show()" in cell.source for cell in code_cells(each)) for each in (english, korean)]
+    assert pictures[0] == pictures[1] == 4
+
+
+if __name__ == "__main__":
+    for name in NOTEBOOKS:
+        notebook = read(name)
+        execute(notebook)
+        nbformat.write(notebook, DOCS / name)
