@@ -118,7 +118,7 @@ def test_korean_readme_has_the_same_commands_figures_and_links():
 
 def test_maps_name_the_files_that_exist():
     folders = re.findall(r"^\| `([\w/]+/)` \|", DOCUMENTS["README.md"], re.MULTILINE)
-    assert len(folders) == 12 and all((ROOT / folder).is_dir() for folder in folders)
+    assert len(folders) == 13 and all((ROOT / folder).is_dir() for folder in folders)
     lines = re.findall(
         r"^    ( *)([\w./-]+)(?: |,)", DOCUMENTS["CONTRIBUTING.md"].partition("## The map")[2], re.MULTILINE
     )
