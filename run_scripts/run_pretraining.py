@@ -119,6 +119,8 @@ def pretrain(
     if message := training.progress.evaluate_on(held_out.order if held_out else None):
         accelerator.print(message)
     settings = without_folders(settings_of(model_args, corpus_args, training_args))
+    if accelerator.num_processes > 1:  # each has batches of its own
+        settings["num_processes"] = accelerator.num_processes
     training.progress.begin(settings, names_of_model={item.name for item in fields(ModelArguments)})
     trackers = {name: str(value) for name, value in (training.progress.settings or {}).items()}
     accelerator.init_trackers("runs", config=trackers)

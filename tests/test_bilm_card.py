@@ -345,11 +345,16 @@ def test_conditions_of_other_results(tmp_path):
     write_result(tmp_path, "play", drawn)
     wrong = {name: value for name, value in SENSES["disambiguation"].items() if name != "first sense"}
     write_result(tmp_path, "senses", SENSES | {"disambiguation": wrong})
+    scores = {"most frequent tag": {"accuracy": 0.5}, "biLSTM 1": {"accuracy": 0.925}}
+    probe = {"metric": "accuracy", "train": {"file": "ud.conllu", "words": 12345}, "test": {"scores": scores}}
+    write_result(tmp_path, "probe", probe)
     text = write(tmp_path)
     assert "F1 of one linear layer on the fine-tuned biLM: mean" in text and "gain on test" in text
     assert "Mse of a network of the paper on the frozen biLM: mean ± sample standard deviation over seeds.\n" in text
     assert "seed 7 from 2,000 of the 54,321 uses." in text and "**/ \\[play\\] /**" in text
     assert "12% have a lemma that is not in the training text and count as wrong)" in text
+    assert "Accuracy of one linear layer that reads the tag of a word from its vector, in percent; it learned" in text
+    assert "from ud.conllu (12,345 words)" in text and ["biLSTM 1", "92.5"] in sum(tables(text), [])
     (tmp_path / "results" / "play.json").write_text('{"word": ', encoding="utf-8")
     with pytest.raises(ValueError, match=r"play\.json is not JSON in UTF-8: .*Write it again, or delete it"):
         write(tmp_path)

@@ -45,6 +45,7 @@ from modeling_elmo.run_scripts.pretraining import loop
 from modeling_elmo.run_scripts.pretraining.batches import LMBatch
 from modeling_elmo.run_scripts.pretraining.checkpoints import Checkpoints
 from modeling_elmo.run_scripts.pretraining.loop import Pretraining
+from modeling_elmo.run_scripts.program.files import read_json
 
 
 def last_of(folder: Path) -> Path:
@@ -497,6 +498,8 @@ def test_two_processes_equal_one(number, two_processes):
     two, *_ = contents(last_of(folder / f"two-{number}"))
     for name, weight in load_file(one / "checkpoint-6" / "model.safetensors").items():
         torch.testing.assert_close(two[name], weight, msg=name, **TOLERANCE)
+    records = (read_json(run / "results" / "pretraining.json") for run in (one, folder / f"two-{number}"))
+    assert [record["settings"].get("num_processes") for record in records] == [None, 2]
 
 
 @pytest.mark.slow

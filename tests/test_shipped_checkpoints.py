@@ -21,13 +21,17 @@ ROOT = Path(__file__).parents[1]
 FOLDERS = sorted(path.parent for path in (ROOT / "model_cards").glob("*/config.json"))
 TEXTS = Path(__file__).parent / "fixtures" / "text"
 # Measured on held-out documents at publication; and the maximum size of a folder.
-PERPLEXITIES = {"elmo-mini-en": ("inaugural_heldout.txt", 117.34), "elmo-mini-ko": ("ko.txt", 215.17)}
-MEGABYTES = {"elmo-mini-en": 16, "elmo-mini-ko": 8}
+PERPLEXITIES = {
+    "elmo-mini-en": ("inaugural_heldout.txt", 117.34),
+    "elmo-mini-ko": ("ko.txt", 215.17),
+    "elmo-small-en": ("inaugural_heldout.txt", 119.80),
+}
+MEGABYTES = {"elmo-mini-en": 16, "elmo-mini-ko": 8, "elmo-small-en": 30}
 
 each = pytest.mark.parametrize("folder", FOLDERS, ids=lambda folder: folder.name)
 
 
-def test_there_are_two():
+def test_there_are_three():
     assert [folder.name for folder in FOLDERS] == list(PERPLEXITIES) == list(MEGABYTES)
 
 

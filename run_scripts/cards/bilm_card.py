@@ -15,7 +15,7 @@ from modeling_elmo import ELMoConfig
 from modeling_elmo.run_scripts.cards.card import read_result, write_card
 from modeling_elmo.run_scripts.cards.figures import LogEntries, draw_curve, loss_kind
 from modeling_elmo.run_scripts.cards.markdown import one_line
-from modeling_elmo.run_scripts.cards.tables import ERRORS, sense_table, summarize, summary_table
+from modeling_elmo.run_scripts.cards.tables import ERRORS, probe_table, sense_table, summarize, summary_table
 from modeling_elmo.run_scripts.program.files import read_json
 from modeling_elmo.tokenization.elmo_characters import Utf8Alphabet
 
@@ -46,7 +46,7 @@ def write_bilm_card(folder: Path, name: str) -> Path:
         "pretraining": run,
         "conversion": read_result(folder, "conversion"),
         "experiments": experiments_in(folder),
-        "neighbors_and_senses": neighbors_and_senses_in(folder),
+        "findings": vector_findings(folder),
     }
     if run:
         values |= pretraining_values(folder, config, run, evaluations)
@@ -167,15 +167,19 @@ def experiment_values(title: str, records: list[dict[str, Any]]) -> dict[str, An
     }
 
 
-def neighbors_and_senses_in(folder: Path) -> list[dict[str, Any]]:
-    """The results of `elmo neighbors` and `elmo senses`, with their tables and figures."""
+def vector_findings(folder: Path) -> list[dict[str, Any]]:
+    """The results of `elmo neighbors`, `elmo senses` and `elmo probe`, with their tables and figures."""
     found = [(path, result) for path, result in results_in(folder) if isinstance(result, dict)]
-    return [
-        result | {"figure": figure_beside(path), "table": sense_table(result) if is_senses else None}
-        for path, result in found
-        for is_senses in ["same_sense" in result]
-        if is_senses or {"word", "layer", "queries", "uses"} <= result.keys()
-    ]
+    return [result | {"figure": figure_beside(path), **shown} for path, result in found if (shown := finding(result))]
+
+
+def finding(result: dict[str, Any]) -> dict[str, Any] | None:
+    """The kind of a result, and its table; `None` if no program of the three wrote it."""
+    if "same_sense" in result:
+        return {"kind": "senses", "table": sense_table(result)}
+    if "metric" in result and any("scores" in result.get(split, ()) for split in ("validation", "test")):
+        return {"kind": "probe", "table": probe_table(result)}
+    return {"kind": "neighbors"} if {"word", "layer", "queries", "uses"} <= result.keys() else None
 
 
 def results_in(folder: Path) -> list[tuple[Path, Any]]:
