@@ -21,7 +21,7 @@ PROGRAMS = {
     "reproduce": ("reproduce", "run the paper's experiments: baselines, ablations, several seeds"),
     "embed": ("embed", "write the vectors of every sentence of a file"),
     "neighbors": ("nearest_neighbors", "find the most similar uses of a word"),
-    "explore": ("explore", "look at models in the browser: uses of words, expected words, heads"),
+    "explore": ("explore", "look at models in the browser: uses, expected words, heads"),
     "senses": ("word_senses", "measure how well each layer separates word senses"),
     "probe": ("probe", "measure what each layer knows of parts of speech and other tags"),
     "convert": ("convert_checkpoint", "convert a published checkpoint to a Hugging Face folder, or back"),

@@ -85,7 +85,18 @@ def test_other_shells_can_read_their_script(shell, tmp_path, capsys):
     completion.main([shell])
     path = tmp_path / "script"
     path.write_text(capsys.readouterr().out, encoding="utf-8")
-    subprocess.run([shell, "--no-execute", path], check=True)
+    subprocess.run([shell, "-n", path], check=True)  # reads, and does not execute
+
+
+@pytest.mark.skipif(shutil.which("fish") is None, reason="fish is not installed")
+def test_fish_completes_programs_and_options(tmp_path, capsys):
+    completion.main(["fish"])
+    path = tmp_path / "elmo.fish"
+    path.write_text(capsys.readouterr().out, encoding="utf-8")
+    words = ("elmo prob", "elmo embed --comp", "elmo reproduce n")
+    asked = [f"source {path}", *(f"complete -C '{line}'" for line in words)]
+    output = subprocess.run(["fish", "-c", "; ".join(asked)], check=True, capture_output=True, text=True).stdout
+    assert [line.split("\t")[0] for line in output.splitlines()] == ["probe", "--compute_dtype", "ner"]
 
 
 def test_a_program_without_its_packages_keeps_its_name(capsys):
