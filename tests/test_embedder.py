@@ -84,7 +84,7 @@ def test_words_and_pooling(model_dir):
 
 def test_workers_forked_from_a_parent_with_threads_do_not_wait_for_them(model_dir):
     command = [sys.executable, "-c", BUSY_PARENT, model_dir]
-    finished = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120)
+    finished = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300)
     assert finished.returncode == 0 and finished.stdout.split()[-1] == "200", finished.stderr
 
 
