@@ -27,10 +27,11 @@ import numpy as np
 
 from modeling_elmo.run_scripts.cards.figures import draw_change, draw_map
 from modeling_elmo.run_scripts.fine_tuning.data_files import format_suffix, json_rows, table_rows
-from modeling_elmo.run_scripts.pretraining.corpus import Corpus, SentenceText, find_files
+from modeling_elmo.run_scripts.pretraining.corpus import Corpus, SentenceText, find_files, words_of
 from modeling_elmo.run_scripts.program.command_line import ProgramParser, run
 from modeling_elmo.run_scripts.program.files import write_json
 from modeling_elmo.run_scripts.vectors.embedding import load_model_and_tokenizer
+from modeling_elmo.run_scripts.vectors.layer_sources import text_name
 from modeling_elmo.run_scripts.vectors.lines import to_line
 from modeling_elmo.run_scripts.vectors.neighbors import (
     WordUse,
@@ -143,7 +144,7 @@ def main(arguments: list[str] | None = None) -> dict[str, Any]:
     if groups.group_by:
         return find_change(parsed, groups, positional.text, model, tokenizer, splitter)
     texts = Corpus.from_files(positional.text, groups.text_column).texts()
-    words = (splitter.words(text) if isinstance(text, str) else text for text in texts)
+    words = (words_of(text, splitter.words) for text in texts)
     all_uses = list(find_uses(words, parsed.word))
     if len(all_uses) <= parsed.top_k:
         raise ValueError(
@@ -229,7 +230,7 @@ def grouped_uses(
     """The uses in each group, in the order of the groups, and whether they have the order of numbers."""
     pattern, sentences = re.compile(parsed.word), defaultdict(list)
     for name, text in grouped_sentences(files, str(groups.group_by), groups.text_column):
-        words = splitter.words(text) if isinstance(text, str) else text
+        words = words_of(text, splitter.words)
         sentences[name] += [words] if any(map(pattern.fullmatch, words)) else []
     names, is_ordered = order_groups(sentences, groups.bin_width)
     members = defaultdict(list)
@@ -241,7 +242,7 @@ def grouped_uses(
 def grouped_sentences(patterns: list[str], group_by: str, text_column: str) -> Iterator[tuple[str, SentenceText]]:
     """Each sentence with the name of its group: the value of a column, or the name of the file."""
     files = list(dict.fromkeys(Path(file) for pattern in patterns for file in find_files(pattern)))
-    stems = [path.name.removesuffix(".gz").removesuffix(".zst").removesuffix(format_suffix(path)) for path in files]
+    stems = [text_name(str(path)) for path in files]
     names = stems if len(set(stems)) == len(stems) else map(str, files)
     for path, name in zip(files, names, strict=True):
         if format_suffix(path) in TABLE_READERS:
@@ -268,7 +269,7 @@ def table_sentences(
         if not isinstance(group, (str, int, float)) or not str(group).strip():
             raise ValueError(f"{location}: the group {group_by!r} is {group!r}; pass a name or a number.")
         line = to_line(str(location), row[text_column], is_raw_text=True, unit="word")
-        yield str(group).strip(), line.text if line.words is None else line.words
+        yield str(group).strip(), line.sentence
 
 
 def words_in_file(file: str, word: str) -> list[tuple[str, float]]:

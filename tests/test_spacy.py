@@ -167,3 +167,11 @@ def test_an_error_handler_gets_the_documents_that_failed(nlp):
     nlp = pipeline(model="nowhere")
     nlp.set_error_handler(lambda name, pipe, docs, error: failed.append((name, len(docs), type(error))))
     assert list(nlp.pipe(["A play.", "A film."])) == [] and failed == [("elmo", 2, FileNotFoundError)]
+
+
+def test_an_error_of_a_single_document_reaches_its_handler():
+    """spaCy handles it around the call, so the component itself must not: it would return no document."""
+    broken = ELMoPipe("elmo", MODEL, layer="9")
+    broken.set_error_handler(lambda *_: None)
+    with pytest.raises(ValueError, match="layer 9: pass top, average, mixed, or a number up to 2"):
+        broken(spacy.blank("en")("A play."))

@@ -5,6 +5,7 @@ import re
 from itertools import islice
 from pathlib import Path
 
+from modeling_elmo.run_scripts.pretraining.corpus import words_of
 from modeling_elmo.run_scripts.program.files import numbered_texts
 
 FIXTURE_TEXT = Path(__file__).resolve().parents[2] / "tests" / "fixtures" / "text" / "en.txt"
@@ -16,7 +17,7 @@ def read_sentences(path: str | None) -> list[list[str]]:
     if path is None and not FIXTURE_TEXT.is_file():
         raise ValueError("Only a clone of the repository has a default text; pass --text_file, one sentence per line.")
     texts = (text for _, text in numbered_texts(Path(path or FIXTURE_TEXT), "text"))
-    words = (text.split() if isinstance(text, str) else text for text in texts)
+    words = map(words_of, texts)
     sentences = list(islice((each for each in words if len(each) >= SHORTEST_SENTENCE), MOST_SENTENCES))
     if not sentences:
         raise ValueError(

@@ -192,7 +192,7 @@ def corpus_sentences(opened: OpenModel, word: str, corpus: Corpus | None) -> Ite
     """The words of all lines of the corpus in which the word may be."""
     for text in () if corpus is None else corpus.texts():
         if word.lower() in " ".join(words_of(text)).lower():  # splitting takes longer
-            yield opened.tokenizer.splitter.words(text) if isinstance(text, str) else text
+            yield words_of(text, opened.tokenizer.splitter.words)
 
 
 class Expectation(NamedTuple):

@@ -67,7 +67,7 @@ class SentenceEncoder:
         self.split = str.split if self.splits_at_spaces else tokenizer.splitter.words
 
     def words(self, text: SentenceText) -> list[str]:
-        return self.split(text) if isinstance(text, str) else text
+        return words_of(text, self.split)
 
     def max_words(self, text: SentenceText) -> int:
         """An upper bound of the number of words that is cheap to compute.

@@ -4,7 +4,7 @@ import glob
 import hashlib
 import os
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain
 from pathlib import Path
@@ -222,6 +222,6 @@ def _key(text: SentenceText) -> int:
     return hash(" ".join(words_of(text)))
 
 
-def words_of(text: SentenceText) -> list[str]:
-    """The words of a sentence, by white space if it is a line of text."""
-    return text.split() if isinstance(text, str) else text
+def words_of(text: SentenceText, split: Callable[[str], list[str]] = str.split) -> list[str]:
+    """The words of a sentence; `split` is for a line of text."""
+    return split(text) if isinstance(text, str) else text

@@ -71,4 +71,4 @@ class Embedder:
     def _sentence(self, number: int, value: Any) -> str | list[str]:
         value = value.tolist() if isinstance(value, np.ndarray) else value
         line = to_line(f"{self.column}, row {number} of a batch", value, is_raw_text=True, unit="word")
-        return line.text if line.words is None else line.words
+        return line.sentence

@@ -20,6 +20,11 @@ class InputLine(NamedTuple):
     words: list[str] | None
     name: str | None = None
 
+    @property
+    def sentence(self) -> str | list[str]:
+        """What the tokenizer reads: the text that it splits, or the words."""
+        return self.text if self.words is None else self.words
+
 
 def open_lines(
     arguments: TextArguments, file: str | None, is_raw_text: bool, unit: LineUnit

@@ -55,7 +55,8 @@ class ELMoPipe(Pipe):
         self._loaded: tuple[Any, Any] | None = None
 
     def __call__(self, doc: Doc) -> Doc:
-        return next(self.pipe([doc]))
+        self._set_vectors([doc])
+        return doc
 
     def pipe(self, stream: Iterable[Doc], *, batch_size: int = 128) -> Iterator[Doc]:
         """The documents in their order, with vectors. Sentences of `batch_size` documents are sorted by length."""
@@ -63,7 +64,7 @@ class ELMoPipe(Pipe):
             try:
                 self._set_vectors(docs)
                 yield from docs
-            except Exception as error:
+            except Exception as error:  # spaCy's handler decides which documents may be lost
                 self.get_error_handler()(self.name, self, docs, error)
 
     def initialize(self, get_examples: Any = None, *, nlp: Language | None = None) -> None:
