@@ -67,21 +67,20 @@ def choose_backend(layers: Iterable[nn.Module], inputs: Tensor, *states: Tensor)
         ValueError: `elmo_backend` forces a backend that is not possible, or gradients of a quantized layer are needed.
     """
     layers, forced = list(layers), forced_backend()
-    tensors = (inputs, *states, *(parameter for layer in layers for parameter in layer.parameters()))
-    needs_gradients = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)
+    differentiable = needs_gradients(layers, inputs, *states)
     quantized = any(isinstance(layer, Int8Linear) for layer in layers)
-    if quantized and (needs_gradients or forced not in (None, "reference", "int8")):
-        wish = "gradients" if needs_gradients else f"backend {forced!r}"
+    if quantized and (differentiable or forced not in (None, "reference", "int8")):
+        wish = "gradients" if differentiable else f"backend {forced!r}"
         raise ValueError(f"A quantized layer has no {wish}. {HOW_TO_TRAIN}")
     if forced == "reference":
         return forced, "forced"
-    suitable = "training" if needs_gradients or autocast_dtype(inputs.device) else "inference"
+    suitable = "training" if differentiable or autocast_dtype(inputs.device) else "inference"
     is_linear = bool(layers) and all(isinstance(layer, INT8_LAYERS) for layer in layers)
     if quantized or (forced == "int8" and is_linear):
-        wanted, obstacle = "int8", _int8_obstacle(needs_gradients, layers, inputs)
+        wanted, obstacle = "int8", _int8_obstacle(differentiable, layers, inputs)
     else:
         wanted = forced if forced in ("inference", "training") else suitable
-        obstacle = _obstacle(wanted, needs_gradients, layers, inputs)
+        obstacle = _obstacle(wanted, differentiable, layers, inputs)
     if obstacle and wanted == forced:
         raise ValueError(f"The backend {forced!r} was forced, but {obstacle}. Use elmo_backend('reference').")
     if obstacle:
@@ -91,7 +90,13 @@ def choose_backend(layers: Iterable[nn.Module], inputs: Tensor, *states: Tensor)
     return wanted, "forced" if wanted == forced else f"CPU {wanted}"
 
 
-def _obstacle(backend: str, needs_gradients: bool, layers: list[nn.Module], inputs: Tensor) -> str | None:
+def needs_gradients(layers: Iterable[nn.Module], *tensors: Tensor) -> bool:
+    """Whether autograd wants the gradient of a tensor or of a parameter."""
+    parameters = (parameter for layer in layers for parameter in layer.parameters())
+    return torch.is_grad_enabled() and any(tensor.requires_grad for tensor in (*tensors, *parameters))
+
+
+def _obstacle(backend: str, differentiable: bool, layers: list[nn.Module], inputs: Tensor) -> str | None:
     """The reason why a backend is not possible, or `None`."""
     exact = inputs.dtype in (torch.float32, torch.float64)
     autocast = autocast_dtype(inputs.device)
@@ -102,7 +107,7 @@ def _obstacle(backend: str, needs_gradients: bool, layers: list[nn.Module], inpu
         return f"{backend} is not built for autocast in {autocast}"
     if torch.compiler.is_compiling():
         return "the model is being compiled"
-    if backend == "inference" and needs_gradients:
+    if backend == "inference" and differentiable:
         return "gradients are needed"
     dtypes = {inputs.dtype, torch.float32} if autocast else {inputs.dtype}
     if not all(is_unmodified(layer, DENSE_LAYERS) and layer.weight.dtype in dtypes for layer in layers):
@@ -125,12 +130,12 @@ def fused_obstacle(layers: Iterable[nn.Module], inputs: Tensor) -> str | None:
     return None
 
 
-def _int8_obstacle(needs_gradients: bool, layers: list[nn.Module], inputs: Tensor) -> str | None:
+def _int8_obstacle(differentiable: bool, layers: list[nn.Module], inputs: Tensor) -> str | None:
     if inputs.device.type != "cpu" or inputs.dtype != torch.float32:
         return f"int8 is not built for {inputs.dtype} on {inputs.device}"
     if torch.compiler.is_compiling():
         return "the model is being compiled"
-    if needs_gradients:
+    if differentiable:
         return "gradients are needed"
     dtypes = {torch.float32, torch.int8}
     if not all(is_unmodified(layer, INT8_LAYERS) and layer.weight.dtype in dtypes for layer in layers):

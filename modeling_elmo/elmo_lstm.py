@@ -8,6 +8,8 @@ prefix of the state, and nothing is computed for padding.
 """
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
 from itertools import accumulate
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary, ref
@@ -21,6 +23,7 @@ from .elmo_backends import (
     forced_backend,
     fused_obstacle,
     is_unmodified,
+    needs_gradients,
     packed,
     prepared,
     product,
@@ -29,6 +32,7 @@ from .elmo_backends import (
     weight_gradient,
 )
 from .elmo_lstm_fused import Steps, fused_layer
+from .elmo_threads import FEW_IN_INT8, FEW_MULTIPLICATIONS, at_once, can_use_threads
 
 CHUNK_ROWS = 256  # rows of input gates per product: one (tokens x 4H) block would page-fault on every call
 MOST_GRAPHS = 16  # CUDA graphs kept for a layer: each holds the values of a whole training step
@@ -56,6 +60,7 @@ class Sequences(NamedTuple):
 
 
 LSTMOutput = tuple[Tensor, Tensor, Tensor]  # outputs_NP; hidden_SP and cell_SH after each sequence's end
+LayersKernel = Callable[..., LSTMOutput]  # computes the same layer of both directions
 
 
 class ELMoLSTMLayer(nn.Module):
@@ -83,16 +88,20 @@ class ELMoLSTMLayer(nn.Module):
         """Returns the projected state at every step, and the state after each sequence's end."""
         if not text.batch_sizes:
             return text.inputs.new_empty(0, text.hidden_SP.shape[-1]), text.hidden_SP, text.cell_SH
-        backend, _ = choose_backend(self.children(), text.inputs, text.hidden_SP, text.cell_SH)
+        return KERNELS[self.backend(text.inputs, text.hidden_SP, text.cell_SH)](self, text)
+
+    def backend(self, inputs: Tensor, *states: Tensor) -> str:
+        """The name of the kernel for these inputs and states."""
+        backend, _ = choose_backend(self.children(), inputs, *states)
         if forced_backend() == "torch_lstm":
-            backend = "torch_lstm"
-        elif (obstacle := fused_obstacle(self.children(), text.inputs)) is None:
-            backend = "fused"
-        elif forced_backend() in ("fused", "cuda_graph"):
+            return "torch_lstm"
+        if (obstacle := fused_obstacle(self.children(), inputs)) is None:
+            return "fused"
+        if forced_backend() in ("fused", "cuda_graph"):
             raise ValueError(
                 f"The backend {forced_backend()!r} was forced, but {obstacle}. Use elmo_backend('reference')."
             )
-        return KERNELS[backend](self, text)
+        return backend
 
 
 class ELMoLSTM(nn.Module):
@@ -195,14 +204,20 @@ def _input_gates(layer: ELMoLSTMLayer, text: Sequences) -> Callable[[slice], Ten
 
 def training_lstm(layer: ELMoLSTMLayer, text: Sequences) -> LSTMOutput:
     """CPU training: with the backward pass of `BackpropagationThroughTime`. Under autocast, cells stay in float32."""
-    dtype = product_dtype(text.inputs)
+    tensors = _tensors_to_train(layer, text.tokens_ND, text.hidden_SP, text.cell_SH)
+    return BackpropagationThroughTime.apply(*tensors, text.batch_sizes, _options(layer))
+
+
+def _tensors_to_train(layer: ELMoLSTMLayer, inputs_ND: Tensor, hidden_SP: Tensor, cell_SH: Tensor) -> list:
+    """The tensors that `BackpropagationThroughTime` reads, in the dtype of products; `None` for no projection."""
+    dtype = product_dtype(inputs_ND)
     input_weight, bias, state_weight, *projection = [parameter.to(dtype) for parameter in layer.parameters()]
-    weights = (input_weight, bias, state_weight, projection[0] if projection else None)
-    states, options = (
-        (text.hidden_SP.to(dtype), text.cell_SH),
-        (layer.forget_bias, layer.cell_clip, layer.projection_clip),
-    )
-    return BackpropagationThroughTime.apply(text.tokens_ND.to(dtype), *weights, *states, text.batch_sizes, options)
+    weights = [input_weight, bias, state_weight, projection[0] if projection else None]
+    return [inputs_ND.to(dtype), *weights, hidden_SP.to(dtype), cell_SH]
+
+
+def _options(layer: ELMoLSTMLayer) -> tuple[float, float | None, float | None]:
+    return layer.forget_bias, layer.cell_clip, layer.projection_clip
 
 
 class BackpropagationThroughTime(torch.autograd.Function):
@@ -292,6 +307,60 @@ class BackpropagationThroughTime(torch.autograd.Function):
         )
 
 
+class DirectionsAtOnce(torch.autograd.Function):
+    """`BackpropagationThroughTime` of the same layer of both directions, each in threads of its own."""
+
+    @staticmethod
+    def forward(ctx, threads, batch_sizes, options, *tensors):
+        ctx.threads, ctx.parts = threads, [_Part(), _Part()]
+        given = [(part, *half, batch_sizes, options) for part, half in zip(ctx.parts, _halves(tensors), strict=True)]
+        outputs = at_once([partial(BackpropagationThroughTime.forward, *each) for each in given], threads)
+        ctx.save_for_backward(*(tensor for part in ctx.parts for tensor in part.saved_tensors))
+        for part in ctx.parts:
+            part.saved_tensors = ()  # else it would hold them after the backward pass
+        return tuple(tensor for three in outputs for tensor in three)
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx, *gradients):
+        calls = []
+        halves = zip(*map(_halves, (ctx.saved_tensors, ctx.needs_input_grad[3:], gradients)), strict=True)
+        for part, (saved, wanted, given) in zip(ctx.parts, halves, strict=True):
+            part = _Part(part.options, saved, wanted)  # not kept: a backward pass may follow another
+            calls.append(partial(BackpropagationThroughTime.backward, part, *given))
+        found = at_once(calls, ctx.threads)
+        return None, None, None, *(gradient for each in found for gradient in each[:-2])
+
+
+@dataclass
+class _Part:
+    """What `BackpropagationThroughTime` keeps of one direction."""
+
+    options: Any = None
+    saved_tensors: Sequence[Any] = ()
+    needs_input_grad: Sequence[bool] = ()
+
+    def save_for_backward(self, *tensors: Tensor | None):
+        self.saved_tensors = tensors
+
+
+def _halves(values: Sequence[Any]) -> tuple[Sequence[Any], Sequence[Any]]:
+    middle = len(values) // 2
+    return values[:middle], values[middle:]
+
+
+def threaded_layer(
+    layers: Sequence[ELMoLSTMLayer], inputs_KND: Tensor, hidden_KSP: Tensor, cell_KSH: Tensor, steps: Steps
+) -> LSTMOutput:
+    """`training_lstm` of both directions at once, each with half of torch's threads."""
+    rows = zip(layers, inputs_KND, hidden_KSP, cell_KSH, strict=True)
+    tensors = [tensor for row in rows for tensor in _tensors_to_train(*row)]
+    threads = torch.get_num_threads() // 2
+    found = DirectionsAtOnce.apply(threads, steps.batch_sizes, _options(layers[0]), *tensors)
+    outputs_KNP, hidden_KSP, cell_KSH = (torch.stack([found[number], found[number + 3]]) for number in range(3))
+    return outputs_KNP, hidden_KSP, cell_KSH
+
+
 def torch_lstm(layer: ELMoLSTMLayer, text: Sequences) -> LSTMOutput:
     """The kernel of `torch.nn.LSTM` (cuDNN on CUDA), which has no clips."""
     if layer.cell_clip is not None or layer.projection_clip is not None:
@@ -311,28 +380,68 @@ def torch_lstm(layer: ELMoLSTMLayer, text: Sequences) -> LSTMOutput:
     return outputs_NP, hidden[0], cell[0].to(text.cell_SH.dtype)
 
 
-def run_both(lstms: Sequence[ELMoLSTM], inputs_KND: Tensor, batch_sizes: list[int], hidden_KLSP, cell_KLSH):
+def run_both(kernel: LayersKernel, lstms: Sequence[ELMoLSTM], inputs_KND: Tensor, batch_sizes: list[int], *states):
     """As `ELMoLSTM.forward`, for both directions at once, whose tokens have the same batch sizes.
+
+    Args:
+        kernel: from `kernel_of_both`.
+        states: `hidden_KLSP` and `cell_KLSH`, at the start.
 
     Returns:
         `(outputs, hidden_KLSP, cell_KLSH)`, with an output `(K, N, P)` for each layer.
     """
-    outputs, states, steps = [], [], Steps.of(batch_sizes, inputs_KND.device)
+    outputs, ends, steps = [], [], Steps.of(batch_sizes, inputs_KND.device)
     for depth, layers in enumerate(zip(*(lstm.layers for lstm in lstms), strict=True)):
         inputs = F.dropout(outputs[-1] if depth else inputs_KND, lstms[0].dropout, lstms[0].training)
-        output_KNP, *state = _fused_or_recorded(layers, inputs, hidden_KLSP[:, depth], cell_KLSH[:, depth], steps)
+        output_KNP, *end = kernel(layers, inputs, *(state[:, depth] for state in states), steps)
         outputs.append(output_KNP + inputs if depth and lstms[0].use_skip_connections else output_KNP)
-        states.append(state)
-    hidden, cell = zip(*states, strict=True)
+        ends.append(end)
+    hidden, cell = zip(*ends, strict=True)
     return outputs, torch.stack(hidden, 1), torch.stack(cell, 1)
 
 
-def can_run_both(lstms: Sequence[ELMoLSTM], inputs: Tensor) -> bool:
-    """Whether `run_both` is possible, and faster than one direction after the other."""
+def kernel_of_both(
+    lstms: Sequence[ELMoLSTM], batch_sizes: list[int], inputs: Tensor, *states: Tensor
+) -> LayersKernel | None:
+    """The kernel that computes a layer of both directions; `None` if it is better to take one after the other."""
     layers = [layer for lstm in lstms for layer in lstm.layers]
-    ours = all(is_unmodified(lstm, (ELMoLSTM,)) for lstm in lstms)
-    ours = ours and all(is_unmodified(layer, (ELMoLSTMLayer,)) for layer in layers)
-    return ours and fused_obstacle((linear for layer in layers for linear in layer.children()), inputs) is None
+    if not all(is_unmodified(lstm, (ELMoLSTM,)) for lstm in lstms):
+        return None
+    if not batch_sizes or not all(is_unmodified(layer, (ELMoLSTMLayer,)) for layer in layers):
+        return None
+    if fused_obstacle((linear for layer in layers for linear in layer.children()), inputs) is None:
+        return _fused_or_recorded
+    if not can_use_threads(inputs.device) or _multiplications(layers[0], batch_sizes) < FEW_MULTIPLICATIONS:
+        return None
+    is_training = needs_gradients(layers, inputs, *states) and _backends(layers, inputs, *states) == {"training"}
+    return threaded_layer if is_training else None
+
+
+def inference_in_threads(
+    lstms: Sequence[ELMoLSTM], calls: Sequence[Callable[[], Any]], batch_sizes: list[int], *tensors: Tensor
+) -> list[Any]:
+    """The results of calls that run one direction each: without gradients at once, or on one thread for few words."""
+    layers = [layer for lstm in lstms for layer in lstm.layers]
+    ours = batch_sizes and all(type(layer) is ELMoLSTMLayer for layer in layers)
+    if not ours or not can_use_threads(tensors[0].device) or needs_gradients(layers, *tensors):
+        return [call() for call in calls]
+    backends = _backends(layers, *tensors)
+    if not backends <= {"inference", "int8", "training"}:
+        return [call() for call in calls]
+    few = FEW_IN_INT8 if "int8" in backends else FEW_MULTIPLICATIONS
+    if _multiplications(layers[0], batch_sizes) < few:
+        return at_once([lambda: [call() for call in calls]], threads=1)[0]
+    return at_once(calls, torch.get_num_threads() // 2)
+
+
+def _backends(layers: Sequence[ELMoLSTMLayer], *tensors: Tensor) -> set[str]:
+    return {layer.backend(*tensors) for layer in layers}
+
+
+def _multiplications(layer: ELMoLSTMLayer, batch_sizes: list[int]) -> float:
+    """Those of a step of a direction, on average."""
+    weights = [linear.weight for linear in (layer.state_linear, layer.projection) if linear is not None]
+    return sum(batch_sizes) / len(batch_sizes) * sum(weight.numel() for weight in weights)
 
 
 def fused_lstm(layer: ELMoLSTMLayer, text: Sequences) -> LSTMOutput:

@@ -12,6 +12,7 @@ P `projection_size`; E 2 * P; F features of a word; V words of the vocabulary; L
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -39,7 +40,7 @@ from .elmo_inputs import (
     word_mask,
 )
 from .elmo_int8 import ELMoInt8Config, ELMoInt8Quantizer, Int8Linear, int8_obstacle, replace_linears
-from .elmo_lstm import ELMoLSTM, ELMoLSTMLayer, can_run_both, run_both
+from .elmo_lstm import ELMoLSTM, ELMoLSTMLayer, inference_in_threads, kernel_of_both, run_both
 from .elmo_softmax import CHUNK_LOGITS, Candidates, ELMoSoftmax
 
 if TYPE_CHECKING:  # `save_pretrained` copies the files that are named here, too
@@ -697,9 +698,12 @@ class ELMoModel(ELMoPreTrainedModel):
     def run_directions(self, streams: Sequence[tuple[TokenBatch, Tensor]], states: States) -> list[tuple]:
         """Runs both LSTMs, each over a batch in an order, at once where that is faster. Returns as `run_direction`."""
         lstms, batches = (self.forward_lstm, self.backward_lstm), [batch for batch, _ in streams]
-        sizes, *others = (batch.packing.batch_sizes for batch in batches)
-        if not sizes or others != [sizes] or not can_run_both(lstms, batches[0].words_UP):
-            return [self.run_direction(number, *stream, states) for number, stream in enumerate(streams)]
+        sizes, other_sizes = (batch.packing.batch_sizes for batch in batches)
+        tensors = *(batch.words_UP for batch in batches), *states
+        kernel = kernel_of_both(lstms, sizes, *tensors) if sizes == other_sizes else None
+        if kernel is None:
+            calls = [partial(self.run_direction, number, *stream, states) for number, stream in enumerate(streams)]
+            return inference_in_threads(lstms, calls, sizes, *tensors)
         inputs_KND = torch.stack([batch.words_UP[batch.index_N[order_N]] for batch, order_N in streams])
         rows = [batch.packing.rows_S for batch in batches]
         starts = [[state[:, :, number] for state in states] for number in range(2)]
@@ -707,7 +711,7 @@ class ELMoModel(ELMoPreTrainedModel):
             torch.stack([start[rows_S].transpose(0, 1) for start, rows_S in zip(same, rows, strict=True)])
             for same in zip(*starts, strict=True)
         ]
-        outputs, *ends = run_both(lstms, inputs_KND, sizes, *packed)
+        outputs, *ends = run_both(kernel, lstms, inputs_KND, sizes, *packed)
         found = []
         for number, rows_S in enumerate(rows):
             news = (end[number].transpose(0, 1) for end in ends)

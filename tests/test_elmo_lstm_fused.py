@@ -15,7 +15,7 @@ from test_elmo_lstm import OPTIONS, gradients, make_batch, make_config, make_lst
 from modeling_elmo import elmo_backend, elmo_lstm_fused
 from modeling_elmo.elmo_backends import fused_obstacle
 from modeling_elmo.elmo_inputs import pack
-from modeling_elmo.elmo_lstm import ELMoLSTM, can_run_both, run_both
+from modeling_elmo.elmo_lstm import ELMoLSTM, kernel_of_both, run_both
 from modeling_elmo.elmo_lstm_fused import Steps, cell_backward, cell_forward, triton_backward, triton_forward
 
 
@@ -62,9 +62,12 @@ def test_both_directions_equal_one_after_the_other(dropout):
     packing = pack(mask)
     inputs = torch.stack([tokens.flatten(0, 1)[packing.positions_N[order]] for order in packing[1:3]])
     packed = [state[:, packing.rows_S] for state in states]
-    outputs, *ends = run_both(lstms, inputs, packing.batch_sizes, *(torch.stack([state] * 2) for state in packed))
+    with elmo_backend("fused"):
+        kernel = kernel_of_both(lstms, packing.batch_sizes, inputs)
+    given = kernel, lstms, inputs, packing.batch_sizes, *(torch.stack([state] * 2) for state in packed)
+    outputs, *ends = run_both(*given)
     if dropout:
-        again, *_ = run_both(lstms, inputs, packing.batch_sizes, *(torch.stack([state] * 2) for state in packed))
+        again, *_ = run_both(*given)
         assert all(layer.any() and not torch.equal(layer, same) for layer, same in zip(outputs, again, strict=True))
         return
     for number, lstm in enumerate(lstms):
@@ -85,18 +88,20 @@ def test_the_choice_and_its_reason():
     config = make_config()
     lstms = [make_lstm(config), make_lstm(config)]
     there, linear = torch.ones(1, device="meta"), lstms[0].layers[0].input_linear
-    assert not can_run_both(lstms, torch.ones(1)) and "not built for meta" in fused_obstacle([linear], there)
+    here = [1], torch.ones(1)
+    assert kernel_of_both(lstms, *here) is None and "not built for meta" in fused_obstacle([linear], there)
     with elmo_backend("fused"):
-        assert can_run_both(lstms, torch.ones(1)) and not can_run_both(lstms, torch.ones(1, dtype=torch.float64))
+        assert kernel_of_both(lstms, *here) is not None and kernel_of_both(lstms, [], torch.ones(0)) is None
+        assert kernel_of_both(lstms, [1], torch.ones(1, dtype=torch.float64)) is None
         linear.register_forward_hook(lambda *_: None)
-        assert not can_run_both(lstms, torch.ones(1))
+        assert kernel_of_both(lstms, *here) is None
         message = "'fused' was forced, but a layer is wrapped, hooked or quantized.* Use elmo_backend\\('reference'\\)"
         with pytest.raises(ValueError, match=message):
             run(lstms[0], *make_batch(config))
     lstms[0] = ELMoLSTM(config)
     lstms[0].register_forward_hook(lambda *_: None)
     with elmo_backend("fused"):
-        assert not can_run_both(lstms, torch.ones(1))
+        assert kernel_of_both(lstms, *here) is None
     with elmo_backend("reference"):
         assert fused_obstacle([], torch.ones(1)) == "'reference' is forced"
 

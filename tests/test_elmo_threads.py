@@ -1,0 +1,235 @@
+"""Both directions at once on CPU: values, gradients and counts are those of one direction after the other."""
+
+import multiprocessing
+import sys
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
+
+import pytest
+import torch
+from plain_elmo import PlainELMo
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from modeling_elmo import ELMoConfig, ELMoForPreTraining, ELMoModel, ELMoTokenizer, elmo_backend, elmo_lstm
+from modeling_elmo.elmo_backends import forced_backend
+from modeling_elmo.elmo_threads import _workers, at_once, can_use_threads
+
+pytestmark = pytest.mark.usefixtures("onednn_at_any_size", "two_threads")
+
+TEXTS = ["The cat sat on the mat .", "No .", "A dog that nobody knew sat there , too , and said nothing at all ."]
+
+
+@pytest.fixture
+def two_threads():
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture
+def used(monkeypatch):
+    """Numbers of calls that ran at once, in this test; any work is enough for two threads."""
+    numbers = []
+
+    def recorded(calls, threads):
+        numbers.append(len(calls))
+        return at_once(calls, threads)
+
+    monkeypatch.setattr(elmo_lstm, "at_once", recorded)
+    monkeypatch.setattr(elmo_lstm, "FEW_MULTIPLICATIONS", 0)
+    monkeypatch.setattr(elmo_lstm, "FEW_IN_INT8", 0)
+    return numbers
+
+
+def make_model(model_class=ELMoModel, **options):
+    torch.manual_seed(0)
+    sizes = {"lstm_hidden_size": 21, "projection_size": 7, "cell_clip": 0.5, "projection_clip": 0.2, "dropout": 0.0}
+    return model_class(ELMoConfig.from_preset("tiny", **(sizes | options))).eval()
+
+
+def encoded(texts=TEXTS):
+    return ELMoTokenizer()(texts, padding=True, return_tensors="pt")
+
+
+@pytest.mark.parametrize("few, calls", [(0, 2), (1e12, 1)])
+@pytest.mark.parametrize("mode", ["float32", "int8", "bfloat16"])
+def test_vectors_and_states(mode, few, calls, used, monkeypatch):
+    model, encoding = make_model().requires_grad_(False), encoded()
+    monkeypatch.setattr(elmo_lstm, "FEW_MULTIPLICATIONS", few)
+    monkeypatch.setattr(elmo_lstm, "FEW_IN_INT8", few)
+    if mode == "int8":
+        model = model.quantize()
+    context = torch.autocast("cpu", torch.bfloat16) if mode == "bfloat16" else nullcontext()
+    with context:
+        first = model(**encoding)
+        found = model(**encoding, initial_states=first.final_states)
+        if {calls} != set(used) and mode != "float32":
+            pytest.skip(f"{mode} is not fast on this processor, so the definition was used")
+        assert used == [calls] * 2
+        with elmo_backend("reference"):
+            expected = model(**encoding, initial_states=first.final_states)
+    tolerance = {"rtol": 1e-5, "atol": 2e-6} if mode == "float32" else {"rtol": 0.05, "atol": 0.02}
+    for mine, theirs in zip(found.hidden_states, expected.hidden_states, strict=True):
+        torch.testing.assert_close(mine.float(), theirs.float(), **tolerance)
+    for mine, theirs in zip(found.final_states, expected.final_states, strict=True):
+        torch.testing.assert_close(mine.float(), theirs.float(), **tolerance)
+
+
+def test_vectors_equal_a_plain_loop_in_float64(used):
+    model, encoding = make_model(), encoded(TEXTS[2:])
+    with torch.inference_mode():
+        layers = model(**encoding).hidden_states
+    expected = PlainELMo(model.state_dict(), model.config)(encoding.character_ids[0].numpy())
+    torch.testing.assert_close(torch.cat(layers).double(), torch.tensor(expected), atol=2e-6, rtol=1e-5)
+    assert used == [2]
+
+
+@pytest.mark.parametrize("options", [{}, {"lstm_hidden_size": 7}, {"cell_clip": None, "use_skip_connections": False}])
+@pytest.mark.parametrize("frozen", [False, True])
+def test_gradients_equal_the_definition(options, frozen, used):
+    model, encoding = make_model(**options).double(), encoded()
+    if frozen:
+        model.forward_lstm.layers[0].state_linear.requires_grad_(False)
+    states = [state.detach().requires_grad_() for state in model(**encoding).final_states]
+    wanted = [*states, *(p for name, p in model.named_parameters() if p.requires_grad and "mix" not in name)]
+
+    def gradients():
+        output = model(**encoding, initial_states=states)
+        total = output.last_hidden_state.square().sum() + output.final_states[1].sum()
+        again = torch.autograd.grad(total, wanted, retain_graph=True)
+        assert all(torch.equal(*pair) for pair in zip(again, torch.autograd.grad(total, wanted), strict=True))
+        return again
+
+    used.clear()
+    found = gradients()
+    assert used == [2] * 6  # two layers forward, and two backward passes of them
+    with elmo_backend("reference"):
+        torch.testing.assert_close(found, gradients())
+
+
+def test_a_backward_pass_frees_what_was_kept(used):
+    model = make_model()
+    total = model(**encoded()).last_hidden_state.sum()
+    nodes, parts = [total.grad_fn], {}
+    for node in nodes:
+        parts |= {id(part): part for part in getattr(node, "parts", [])}
+        nodes += [following for following, _ in node.next_functions if following]
+    assert len(parts) == 4 and not any(part.saved_tensors for part in parts.values())
+    total.backward()
+    with pytest.raises(RuntimeError, match="second time"):
+        total.backward()
+
+
+def test_training_with_dropout_repeats_itself(used):
+    model = make_model(ELMoForPreTraining, vocab_size=50, dropout=0.4).train()
+    encoding = encoded()
+    labels = torch.randint(1, 50, encoding.attention_mask.shape)
+
+    def losses():
+        torch.manual_seed(1)
+        found = []
+        for _ in range(3):
+            loss = model(**encoding, labels=labels).loss
+            loss.backward()
+            found.append(loss.item())
+        gradient = model.elmo.forward_lstm.layers[1].state_linear.weight.grad.clone()
+        model.zero_grad()
+        return found, gradient
+
+    (first, gradient), (second, same) = losses(), losses()
+    assert first == second and len(set(first)) == 3 and torch.equal(gradient, same)
+    assert set(used) == {2}
+
+
+def test_hooks_of_parameters_run_once(used):
+    model, calls = make_model(), []
+    model.forward_lstm.layers[0].projection.weight.register_hook(calls.append)
+    model(**encoded()).last_hidden_state.sum().backward()
+    assert used and len(calls) == 1
+
+
+class OperatorNames(TorchDispatchMode):
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        self.names.append(function.name())
+        return function(*args, **(kwargs or {}))
+
+    def __enter__(self):
+        self.names = []
+        return super().__enter__()
+
+
+def test_modes_that_watch_operators_see_both_directions(used):
+    model, encoding, names = make_model(), encoded(), []
+    with torch.no_grad():
+        model(**encoding)  # fills the caches
+    for threads in (1, 2):
+        torch.set_num_threads(threads)
+        with torch.no_grad(), OperatorNames() as inference:
+            model(**encoding)
+        with OperatorNames() as training:
+            model(**encoding).last_hidden_state.sum().backward()
+        model.zero_grad()
+        names.append((sorted(inference.names), sorted(training.names)))
+    assert names[0] == names[1] and names[0][0].count("aten::sigmoid_") > 50 and used == [2]
+
+
+def test_callers_in_several_threads(used):
+    model = make_model().requires_grad_(False)
+    encodings = [encoded(TEXTS[: number % 3 + 1]) for number in range(12)]
+    expected = [model(**each).last_hidden_state for each in encodings]
+    with ThreadPoolExecutor(4, initializer=lambda: torch.set_num_threads(2)) as pool:
+        found = list(pool.map(lambda each: model(**each).last_hidden_state, encodings))
+    assert all(torch.equal(*pair) for pair in zip(found, expected, strict=True))
+
+
+def test_calls_run_together_in_the_modes_of_the_caller():
+    together = threading.Barrier(2)
+
+    def call():
+        together.wait(timeout=60)  # the other one runs, too
+        dtype = torch.get_autocast_dtype("cpu") if torch.is_autocast_enabled("cpu") else None
+        modes = torch.is_inference_mode_enabled(), torch.is_grad_enabled(), dtype, forced_backend()
+        return threading.current_thread().name, torch.get_num_threads(), *modes
+
+    for threads in (1, 2, 1):
+        found = at_once([call, call], threads)
+        assert found[0][0] != found[1][0] and threading.current_thread().name not in found[0]
+        assert {each[1:] for each in found} == {(threads, False, True, None, None)}
+        assert torch.get_num_threads() == 2
+    with torch.inference_mode(), torch.autocast("cpu", torch.bfloat16), elmo_backend("reference"):
+        assert at_once([call, call], 1)[0][2:] == (True, False, torch.bfloat16, "reference")
+    with torch.no_grad():
+        assert at_once([call, call], 1)[0][2:] == (False, False, None, None)
+    with ThreadPoolExecutor(1) as pool:  # the number of a new thread is the user's
+        assert pool.submit(torch.get_num_threads).result() == 2
+
+
+def test_an_error_comes_when_all_calls_have_ended():
+    ended = []
+
+    def fail():
+        raise ValueError("no")
+
+    with pytest.raises(ValueError, match="no"):
+        at_once([fail, lambda: ended.append(True)], 1)
+    assert ended
+
+
+def test_where_threads_are_not_used():
+    assert can_use_threads(torch.device("cpu")) and not can_use_threads(torch.device("meta"))
+    torch.set_num_threads(1)
+    assert not can_use_threads(torch.device("cpu"))
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="no fork")
+def test_a_forked_process_starts_its_own_threads():
+    at_once([int], 1)
+    assert _workers.cache_info().currsize
+    with multiprocessing.get_context("fork").Pool(1) as pool:
+        assert pool.apply(_number_of_pools) == 0
+
+
+def _number_of_pools():
+    return _workers.cache_info().currsize
