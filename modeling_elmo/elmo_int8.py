@@ -154,7 +154,7 @@ class ELMoInt8Quantizer(HfQuantizer):
     registered quantizer and the model are of different copies.
     """
 
-    is_trainable = False
+    is_trainable = is_qat_trainable = True  # else Trainer would not even evaluate; `model.train()` refuses training
 
     def update_dtype(self, dtype: torch.dtype | None) -> torch.dtype:
         if dtype not in (None, torch.float32):
