@@ -5,7 +5,9 @@ import re
 from pathlib import Path
 
 import pytest
+import torch
 from pretraining_worker import arguments_of
+from safetensors.torch import load_file
 from task_worker import HEAD, TASKS, bilm
 
 from modeling_elmo.run_scripts import reproduce
@@ -20,8 +22,12 @@ from modeling_elmo.run_scripts.fine_tuning.paper import (
     read_plan,
     time_left,
 )
+from modeling_elmo.run_scripts.pretraining.corpus import CorpusArguments
+from modeling_elmo.run_scripts.pretraining.options import PretrainingArguments
+from modeling_elmo.run_scripts.pretraining.starting_model import ModelArguments
 from modeling_elmo.run_scripts.probe import ProbeArguments
 from modeling_elmo.run_scripts.program.command_line import ProgramParser
+from modeling_elmo.run_scripts.run_pretraining import HubArguments
 
 ENTITIES = {
     "name": "entities",
@@ -37,7 +43,7 @@ USES["options"] = {"word": "the", "queries": 1}
 
 @pytest.fixture
 def place(tmp_path) -> Path:
-    bilm(tmp_path / "bilm", vocab=["<PAD>", "<S>", "</S>", "<UNK>"])
+    bilm(tmp_path / "bilm", vocab=["<PAD>", "<S>", "</S>", "<UNK>", "the", "a"])
     (tmp_path / "data").mkdir()
     for file in TASKS.glob("wnut17_*"):
         (tmp_path / "data" / file.name).symlink_to(file)
@@ -81,25 +87,60 @@ def test_a_plan_runs_side_by_side_once_and_fails_alone(place, monkeypatch, capsy
     )
 
 
+def test_a_task_takes_the_bilm_that_was_trained_further(place):
+    options = {"max_steps": 2, "is_split_into_words": True, "report_to": "none"}
+    files = {"train_file": "wnut17.txt", "validation_file": "wnut17.txt"}
+    text = {"name": "text", "program": "pretrain", "title": "posts", "table": "domain", "files": files}
+    text |= {"options": options, "paper": {"task": "SNLI", "perplexities": [72.1, 16.8]}}
+    after = {**ENTITIES, "name": "after", "table": "domain", "bilm": "text", "beside": "entities"}
+    after["options"] = {key: value for key, value in ENTITIES["options"].items() if key != "compare_baseline"}
+    records = run(place, after, ENTITIES, text)
+    trained = place / "paper" / "text" / "bilm"
+    log = json.loads((trained / "results" / "pretraining.json").read_text(encoding="utf-8"))["log"]
+    first, last = ([entry["perplexity"] for entry in log if "perplexity" in entry][end] for end in (0, -1))
+    page = (place / "paper" / "README.md").read_text(encoding="utf-8")
+    cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in page.split("\n") if line.startswith("|")]
+    assert ["posts", f"{first:.1f}", f"{last:.1f}"] in cells and ["the paper: SNLI", "72.1", "16.8"] in cells
+    scores = [f"{100 * record['metrics']['validation']['f1']:.2f}" for record in records]
+    assert ["entities, F1, after posts", "1 run", scores[-1], scores[0]] in cells
+    weights = load_file(place / "paper" / "after" / "model.safetensors")
+    name = "elmo.forward_lstm.layers.0.state_linear.weight"
+    states = [load_file(folder / "model.safetensors") for folder in (trained, place / "bilm")]
+    kept = [next(value for key, value in each.items() if key.endswith(name.removeprefix("elmo."))) for each in states]
+    assert torch.equal(weights[name], kept[0]) and not torch.equal(*kept)
+    assert run(place, after, ENTITIES, text) == records  # nothing runs again
+
+
 def test_the_shipped_plan_names_options_that_exist(place):
-    plan = read_plan(PLAN)
-    assert {entry["table"] for entry in plan} == {"1", "2", "3", "4", "5", "6", "figure 1"}
+    plan, output = read_plan(PLAN), place / "out"
+    for entry in plan:
+        if "bilm" in entry:
+            (output / entry["bilm"]).mkdir(parents=True)
+            (output / entry["bilm"] / "bilm").symlink_to(place / "bilm")
+    assert {entry["table"] for entry in plan} == {"1", "2", "3", "4", "5", "6", "domain", "figure 1"}
     for entry in plan:
         for file in entry["files"].values():
             (place / "data" / file).parent.mkdir(parents=True, exist_ok=True)
             (place / "data" / file).touch()
-        arguments = PaperArguments(model_name_or_path=str(place / "bilm"), data=str(place / "data"), output_dir="out")
+        arguments = PaperArguments(
+            model_name_or_path=str(place / "bilm"), data=str(place / "data"), output_dir=str(output)
+        )
         experiment = planned(entry, arguments)
         words = experiment.command[experiment.command.index("-m") + 1 :]
         if entry["program"].startswith("reproduce"):
             task = reproduce.TASKS[words[1]]
             groups = (reproduce.HeadArguments, task.arguments_class, reproduce.ExperimentArguments)
             *parsed, training = ProgramParser(*groups, task.training_arguments_class).parse(words[2:])
-            assert experiment.members == parsed[2].seeds * {"1": 2, "2": 5, "3": 3, "figure 1": 6}[entry["table"]]
-            assert training.output_dir == str(Path("out", entry["name"]))
+            arms = {"1": 2, "2": 5, "3": 3, "domain": 1, "figure 1": 6}[entry["table"]]
+            assert experiment.members == parsed[2].seeds * arms
+            assert training.output_dir == str(output / entry["name"])
+        elif entry["program"] == "pretrain":
+            groups = ModelArguments, CorpusArguments, PretrainingArguments, HubArguments
+            *_, training, _ = ProgramParser(*groups).parse(words[1:])
+            assert training.output_dir == str(output / entry["name"] / "bilm")
         elif entry["program"] == "probe":
             parsed, _ = ProgramParser(ProbeArguments, TaggingDataArguments).parse(words[1:])
-            assert parsed.output == str(Path("out", entry["name"], "results", "probe.json"))
+            assert parsed.output == str(output / entry["name"] / "results" / "probe.json")
 
 
 @pytest.mark.parametrize(
@@ -107,7 +148,12 @@ def test_the_shipped_plan_names_options_that_exist(place):
     [
         ([], {}, r"plan.json is not a plan; it must hold a list of experiments\."),
         ([{"name": "a"}], {}, r"plan.json, experiment 1 lacks program, title, table, files, options\."),
-        ([{**USES, "program": "embed"}], {}, "experiment 1: 'embed' is none of reproduce, senses, neighbors, probe"),
+        (
+            [{**USES, "program": "embed"}],
+            {},
+            "experiment 1: 'embed' is none of pretrain, reproduce, senses",
+        ),
+        ([{**USES, "bilm": "text"}], {}, "uses takes the biLM of 'text', which trains none; give the name of an exper"),
         ([USES, USES], {}, "plan.json has 'uses' twice; give each experiment its own name"),
         ([USES], {"only": ["use"]}, "--only use is not in .*plan.json, which has uses"),
         (

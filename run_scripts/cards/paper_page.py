@@ -5,6 +5,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from modeling_elmo.run_scripts.cards.bilm_card import published_evaluation
 from modeling_elmo.run_scripts.cards.figures import draw_layer_weights
 from modeling_elmo.run_scripts.cards.markdown import markdown_table
 from modeling_elmo.run_scripts.cards.tables import (
@@ -29,12 +30,14 @@ HEADINGS = {
     "4": "Table 4: what are the nearest uses of a word?",
     "5": "Table 5: which layer knows word senses?",
     "6": "Table 6: which layer knows parts of speech?",
+    "domain": "Section 3.4: does further training on the text of a task help?",
     "figure 1": "Figure 1: how much training data is needed?",
     "figure 2": "Figure 2: which layers do the tasks take?",
     "time": "How long did it take?",
 }
 FIGURE = "layer_weights.png"
 ARMS_OF_TABLE_1 = ("baseline", "elmo")
+TRAINED_BILM = "bilm"  # the folder of a biLM that an experiment trains, in that of the experiment
 
 PlanEntry = dict[str, Any]
 
@@ -78,10 +81,23 @@ def update_page(path: Path, page: str):
 
 def results_of(folder: Path) -> Any:
     """What an experiment left: the records of its runs, the answer of another program, or `None`."""
-    for path in sorted(folder.glob("results/*.json")):
+    for path in result_files(folder):
         results = read_json(path)
         return results.get("records", results)
     return None
+
+
+def has_results(folder: Path) -> bool:
+    return bool(result_files(folder))
+
+
+def result_files(folder: Path) -> list[Path]:
+    return sorted([*folder.glob("results/*.json"), *trained_bilm(folder).glob("results/*.json")])
+
+
+def trained_bilm(folder: Path) -> Path:
+    """Where an experiment in this folder keeps the biLM that it trains. The log of the experiment stands beside it."""
+    return folder / TRAINED_BILM
 
 
 def section(
@@ -96,6 +112,8 @@ def section(
         yield from (sense_table(found[entry["name"]]) for entry in entries)
     elif table == "6":
         yield from (probe_table(found[entry["name"]], entry.get("paper")) for entry in entries)
+    elif table == "domain":
+        yield from domain_tables(entries, every, found)
     elif table == "figure 2":
         yield from weights_of_tasks([entry for entry in every if entry["table"] == "1"], found, output)
     elif table == "time":
@@ -120,6 +138,27 @@ def gains_table(entries: Sequence[PlanEntry], found: dict[str, Any]) -> str:
             reduction = relative_error_reduction(*(score / 100 for score in scores))
             rows.append([f"the paper: {entry['paper']['task']}", "", *map(str, scores), f"{reduction:.1%}"])
     return markdown_table(rows)
+
+
+def domain_tables(entries: Sequence[PlanEntry], every: Sequence[PlanEntry], found: dict[str, Any]) -> Iterator[str]:
+    """Perplexities before and after further training, and scores of tasks with either biLM."""
+    texts = [["text", "perplexity before", "after"]]
+    tasks = [["task", "runs", "the biLM as it was", "trained further"]]
+    titles = {entry["name"]: entry["title"] for entry in every}
+    for entry in entries:
+        records = found[entry["name"]]
+        if "bilm" not in entry:
+            measured = [each for each in records["log"] if "perplexity" in each]
+            both = measured[0], published_evaluation(measured, records["published_step"])
+            texts.append([entry["title"], *(f"{each['perplexity']:.1f}" for each in both)])
+            if "paper" in entry:
+                texts.append([f"the paper: {entry['paper']['task']}", *map(str, entry["paper"]["perplexities"])])
+        elif (general := entry["beside"]) in found:
+            split, metric = last_split(records[0]), records[0]["metric"]
+            arms = [arm for name in (general, entry["name"]) for arm in summarize(found[name]) if arm.arm == "elmo"]
+            cells = [score_cell(arm, split, metric) for arm in arms]
+            tasks.append([f"{entry['title']}, after {titles[entry['bilm']]}", runs_of(arms), *cells])
+    yield from (markdown_table(rows) for rows in (texts, tasks) if len(rows) > 1)
 
 
 def arms_table(entry: PlanEntry, records: Sequence[RunRecord]) -> str:

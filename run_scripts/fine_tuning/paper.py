@@ -6,7 +6,9 @@ A plan is a JSON file: a list of experiments in the order in which they run.
      "files": {"train_file": "ner/train.conll", ...}, "options": {"num_train_epochs": 12, "compare_baseline": true},
      "paper": {"task": "NER, CoNLL-2003", "baseline": 90.15, "elmo": 92.22}}
 
-`files` are relative to the folder of the data. `paper` is the line of the paper beside which the result stands.
+`files` are relative to the folder of the data. `paper` is the line of the paper beside which the result stands. The
+program `pretrain` trains the biLM further. An experiment with `"bilm": NAME` takes the biLM of the experiment NAME, and
+stands beside the experiment in `beside`, which takes the biLM as it was.
 """
 
 import os
@@ -21,14 +23,20 @@ from typing import Any
 from tqdm.auto import tqdm
 
 from modeling_elmo import ELMoConfig
-from modeling_elmo.run_scripts.cards.paper_page import paper_page, update_page
+from modeling_elmo.run_scripts.cards.paper_page import has_results, paper_page, trained_bilm, update_page
 from modeling_elmo.run_scripts.cards.tables import read_record
 from modeling_elmo.run_scripts.fine_tuning.arms import experiment_arms
 from modeling_elmo.run_scripts.program.files import check_model, read_json, write_lines
 from modeling_elmo.run_scripts.program.processes import sole_run
 
 PLAN = Path(__file__).with_name("paper_plan.json")
-MODULES = {"reproduce": "reproduce", "senses": "word_senses", "neighbors": "nearest_neighbors", "probe": "probe"}
+MODULES = {
+    "pretrain": "run_pretraining",
+    "reproduce": "reproduce",
+    "senses": "word_senses",
+    "neighbors": "nearest_neighbors",
+    "probe": "probe",
+}
 PLAN_KEYS = ("name", "program", "title", "table", "files", "options")
 SECONDS_BETWEEN_LOOKS = 2.0
 
@@ -58,20 +66,20 @@ class PaperArguments:
 
 @dataclass(frozen=True)
 class PlannedExperiment:
-    """A command of the plan. `members` are the models that it trains: its arms, with each seed."""
+    """A command of the plan. `members` are the models that it trains for a task: its arms, with each seed."""
 
     name: str
     command: list[str]
     folder: Path
     members: int
+    is_pretraining: bool = False
 
     def records(self) -> list[dict[str, Any]]:
         """The records of the members that are finished."""
         return [read_record(path) for path in sorted(self.folder.rglob("record.json"))]
 
     def is_finished(self) -> bool:
-        results = any(self.folder.glob("results/*.json"))
-        return results and (not self.members or len(self.records()) >= self.members)
+        return has_results(self.folder) and (not self.members or len(self.records()) >= self.members)
 
 
 def run_plan(arguments: PaperArguments) -> list[dict[str, Any]]:
@@ -90,7 +98,10 @@ def run_plan(arguments: PaperArguments) -> list[dict[str, Any]]:
     with sole_run(output):
         missing = [each for each in experiments if not each.is_finished()]
         print(f"{len(experiments)} experiments, {len(experiments) - len(missing)} of them finished before")
-        failed = run_side_by_side(missing, arguments.processes)
+        failed = []
+        for are_first in (True, False):  # others may take a biLM that one of the first has trained
+            wave = [each for each in missing if each.is_pretraining is are_first]
+            failed += run_side_by_side(wave, arguments.processes)
         page = paper_page(plan, output)
         write_lines(output / "README.md", [page])
         print(f"{output / 'README.md'}: tables beside those of the paper")
@@ -106,7 +117,8 @@ def read_plan(path: Path, only: Sequence[str] | None = None) -> list[dict[str, A
     """The experiments of a plan, or those with the names in `only`.
 
     Raises:
-        ValueError: an entry lacks a key, has the program or the name of no other, or a name in `only` is unknown.
+        ValueError: an entry lacks a key, or has an unknown program, the name of another, or a biLM that none trains; or
+            a name in `only` is unknown.
     """
     plan = read_json(path)
     if not isinstance(plan, list) or not plan:
@@ -120,6 +132,13 @@ def read_plan(path: Path, only: Sequence[str] | None = None) -> list[dict[str, A
     names = [entry["name"] for entry in plan]
     if twice := [name for name in dict.fromkeys(names) if names.count(name) > 1]:
         raise ValueError(f"{path} has {twice[0]!r} twice; give each experiment its own name.")
+    bilms = [entry["name"] for entry in plan if entry["program"] == "pretrain"]
+    for entry in plan:
+        if "bilm" in entry and entry["bilm"] not in bilms:
+            raise ValueError(
+                f"{path}: {entry['name']} takes the biLM of {entry['bilm']!r}, which trains none; give the name of an "
+                "experiment with the program 'pretrain'."
+            )
     if unknown := [name for name in only or [] if name not in names]:
         raise ValueError(f"--only {unknown[0]} is not in {path}, which has {', '.join(names)}.")
     return [entry for entry in plan if only is None or entry["name"] in only]
@@ -139,21 +158,28 @@ def planned(entry: dict[str, Any], arguments: PaperArguments) -> PlannedExperime
             f"{absent[0]}, of the experiment {entry['name']}, does not exist. Put it there, or leave the experiment "
             "out with --only."
         )
-    members = 0
-    if program == "reproduce":
+    members, model = 0, arguments.model_name_or_path
+    if "bilm" in entry:
+        model = str(trained_bilm(Path(arguments.output_dir, entry["bilm"])))
+    if program == "pretrain":
+        trained = trained_bilm(folder)
+        options |= {"model_name_or_path": model, "output_dir": trained}
+        options |= {"resume_from_checkpoint": "last"} if any(trained.glob("checkpoint-*")) else {}
+        options |= {"use_cpu": True} if arguments.use_cpu else {}
+    elif program == "reproduce":
         layers = ELMoConfig.from_pretrained(arguments.model_name_or_path).num_hidden_layers
         arms = experiment_arms(options.get("ablation"), options.get("compare_baseline", False), True, layers)
         seeds = arguments.seeds or options.get("seeds", 1)
-        options |= {"seeds": seeds, "output_dir": folder, "model_name_or_path": arguments.model_name_or_path}
+        options |= {"seeds": seeds, "output_dir": folder, "model_name_or_path": model}
         options |= {"use_cpu": True} if arguments.use_cpu else {}
         members = len(arms) * seeds
     else:
-        options |= {"model": arguments.model_name_or_path, "output": folder / "results" / f"{program}.json"}
+        options |= {"model": model, "output": folder / "results" / f"{program}.json"}
         options |= {"device": "cpu"} if arguments.use_cpu else {}
     positional = [str(files.pop("text"))] if "text" in files else []
     module = f"modeling_elmo.run_scripts.{MODULES[program]}"
     command = [sys.executable, "-m", module, *task, *positional, *option_words({**files, **options})]
-    return PlannedExperiment(entry["name"], command, folder, members)
+    return PlannedExperiment(entry["name"], command, folder, members, program == "pretrain")
 
 
 def option_words(options: dict[str, Any]) -> Iterator[str]:
