@@ -313,7 +313,9 @@ class DirectionsAtOnce(torch.autograd.Function):
     @staticmethod
     def forward(ctx, threads, batch_sizes, options, *tensors):
         ctx.threads, ctx.parts = threads, [_Part(), _Part()]
-        given = [(part, *half, batch_sizes, options) for part, half in zip(ctx.parts, _halves(tensors), strict=True)]
+        given = [
+            (part, *half, batch_sizes, options) for part, half in zip(ctx.parts, _of_directions(tensors), strict=True)
+        ]
         outputs = at_once([partial(BackpropagationThroughTime.forward, *each) for each in given], threads)
         ctx.save_for_backward(*(tensor for part in ctx.parts for tensor in part.saved_tensors))
         for part in ctx.parts:
@@ -324,7 +326,7 @@ class DirectionsAtOnce(torch.autograd.Function):
     @torch.autograd.function.once_differentiable
     def backward(ctx, *gradients):
         calls = []
-        halves = zip(*map(_halves, (ctx.saved_tensors, ctx.needs_input_grad[3:], gradients)), strict=True)
+        halves = zip(*map(_of_directions, (ctx.saved_tensors, ctx.needs_input_grad[3:], gradients)), strict=True)
         for part, (saved, wanted, given) in zip(ctx.parts, halves, strict=True):
             part = _Part(part.options, saved, wanted)  # not kept: a backward pass may follow another
             calls.append(partial(BackpropagationThroughTime.backward, part, *given))
@@ -344,7 +346,7 @@ class _Part:
         self.saved_tensors = tensors
 
 
-def _halves(values: Sequence[Any]) -> tuple[Sequence[Any], Sequence[Any]]:
+def _of_directions(values: Sequence[Any]) -> tuple[Sequence[Any], Sequence[Any]]:
     middle = len(values) // 2
     return values[:middle], values[middle:]
 
@@ -423,9 +425,8 @@ def inference_in_threads(
     """The results of calls that run one direction each: without gradients at once, or on one thread for few words."""
     layers = [layer for lstm in lstms for layer in lstm.layers]
     ours = batch_sizes and all(type(layer) is ELMoLSTMLayer for layer in layers)
-    if not ours or not can_use_threads(tensors[0].device) or needs_gradients(layers, *tensors):
-        return [call() for call in calls]
-    backends = _backends(layers, *tensors)
+    possible = ours and can_use_threads(tensors[0].device) and not needs_gradients(layers, *tensors)
+    backends = _backends(layers, *tensors) if possible else {"reference"}
     if not backends <= {"inference", "int8", "training"}:
         return [call() for call in calls]
     few = FEW_IN_INT8 if "int8" in backends else FEW_MULTIPLICATIONS
@@ -434,11 +435,11 @@ def inference_in_threads(
     return at_once(calls, torch.get_num_threads() // 2)
 
 
-def _backends(layers: Sequence[ELMoLSTMLayer], *tensors: Tensor) -> set[str]:
+def _backends(layers: Sequence[Any], *tensors: Tensor) -> set[str]:
     return {layer.backend(*tensors) for layer in layers}
 
 
-def _multiplications(layer: ELMoLSTMLayer, batch_sizes: list[int]) -> float:
+def _multiplications(layer: Any, batch_sizes: list[int]) -> float:
     """Those of a step of a direction, on average."""
     weights = [linear.weight for linear in (layer.state_linear, layer.projection) if linear is not None]
     return sum(batch_sizes) / len(batch_sizes) * sum(weight.numel() for weight in weights)
