@@ -313,10 +313,10 @@ class DirectionsAtOnce(torch.autograd.Function):
     @staticmethod
     def forward(ctx, threads, batch_sizes, options, *tensors):
         ctx.threads, ctx.parts = threads, [_Part(), _Part()]
-        given = [
-            (part, *half, batch_sizes, options) for part, half in zip(ctx.parts, _of_directions(tensors), strict=True)
-        ]
-        outputs = at_once([partial(BackpropagationThroughTime.forward, *each) for each in given], threads)
+        calls = []
+        for part, given in zip(ctx.parts, _of_directions(tensors), strict=True):
+            calls.append(partial(BackpropagationThroughTime.forward, part, *given, batch_sizes, options))
+        outputs = at_once(calls, threads)
         ctx.save_for_backward(*(tensor for part in ctx.parts for tensor in part.saved_tensors))
         for part in ctx.parts:
             part.saved_tensors = ()  # else it would hold them after the backward pass
