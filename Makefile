@@ -10,8 +10,8 @@ DOCUMENTED := modeling_elmo $(addprefix modeling_elmo.,prediction_elmo conversio
 
 BIN := $(VENV)/bin
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q
-# --no-compile: most modules of torch and transformers are never imported
-PIP_INSTALL := python -m pip install --quiet --no-compile
+# --no-compile: most modules of torch and transformers are never imported. --use-pep517: older pip cannot build seqeval.
+PIP_INSTALL := python -m pip install --quiet --no-compile --use-pep517
 
 .DEFAULT_GOAL := help
 .PHONY: help demo test lint format bench docs tour wheel release test-common test-browser test-lowest clean
