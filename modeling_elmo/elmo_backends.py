@@ -171,18 +171,29 @@ def product_dtype(tensor: Tensor) -> torch.dtype:
     return tensor.dtype if dtype is None or tensor.dtype == torch.float64 else dtype
 
 
-def fast_linear(linear: nn.Linear, inputs_ND: Tensor, part_GD: Tensor | None = None) -> Tensor:
-    """`linear(inputs_ND)`, with `product` where possible. With columns of its weight, `part_GD`, it adds no bias."""
-    backend, _ = choose_backend([linear], inputs_ND)
+def fast_linear(linear: nn.Linear, inputs: Tensor, part_GD: Tensor | None = None) -> Tensor:
+    """`linear(inputs)`, with `product` where possible. With columns of its weight, `part_GD`, it adds no bias.
+
+    Args:
+        inputs: `(..., width)`.
+    """
+    backend, _ = choose_backend([linear], inputs)
     weight_GD, bias_G = (linear.weight, linear.bias) if part_GD is None else (part_GD, None)
     if backend in ("inference", "training"):
-        dtype = product_dtype(inputs_ND)
-        # The gradient multiplies with the transposed weight; oneDNN is slow with columns of a larger one.
-        weight_GD = weight_GD.to(dtype).contiguous()
-        return _Linear.apply(inputs_ND.to(dtype), weight_GD, None if bias_G is None else bias_G.to(dtype))
+        dtype = product_dtype(inputs)
+        return fast_product(inputs.to(dtype), weight_GD.to(dtype), None if bias_G is None else bias_G.to(dtype))
     if part_GD is not None:
-        return F.linear(inputs_ND, part_GD)
-    return product(inputs_ND, prepared(linear), linear.bias) if backend == "int8" else linear(inputs_ND)
+        return F.linear(inputs, part_GD)
+    if backend == "int8":
+        return product(inputs.flatten(0, -2), prepared(linear), linear.bias).unflatten(0, inputs.shape[:-1])
+    return linear(inputs)
+
+
+def fast_product(inputs: Tensor, weight_GD: Tensor, bias_G: Tensor | None) -> Tensor:
+    """`F.linear(inputs, weight, bias)` with `product`, also in the backward pass."""
+    # oneDNN is slow with columns of a larger matrix.
+    output_NG = _Linear.apply(inputs.flatten(0, -2).contiguous(), weight_GD.contiguous(), bias_G)
+    return output_NG.unflatten(0, inputs.shape[:-1])
 
 
 class _Linear(torch.autograd.Function):
@@ -195,7 +206,7 @@ class _Linear(torch.autograd.Function):
     @torch.autograd.function.once_differentiable
     def backward(ctx, grad_NG):
         inputs_ND, weight_GD = ctx.saved_tensors
-        wanted = ctx.needs_input_grad
+        grad_NG, wanted = grad_NG.contiguous(), ctx.needs_input_grad
         return (
             product(grad_NG, weight_GD.t()) if wanted[0] else None,
             weight_gradient(grad_NG, inputs_ND) if wanted[1] else None,
@@ -223,8 +234,7 @@ def product(
         plus = bias_G if plus_NG is None else plus_NG if bias_G is None else plus_NG + bias_G
         return int8_product(inputs_ND, weight_GD, plus, clip)
     weight_GD, copy = weight_GD if isinstance(weight_GD, Packed) else (weight_GD, weight_GD)
-    is_small = len(inputs_ND) * weight_GD.numel() < FEW_PRODUCTS
-    if is_small or not _has_onednn(inputs_ND) or suits_mkl(inputs_ND, weight_GD):
+    if not suits_onednn(inputs_ND, weight_GD):
         return _plain_product(inputs_ND, weight_GD, bias_G, plus_NG, clip)
     linear = torch.ops.mkldnn._linear_pointwise
     if plus_NG is not None:
@@ -233,13 +243,19 @@ def product(
     return linear(inputs_ND, copy, bias_G, then, bounds, "")
 
 
+def suits_onednn(inputs_ND: Tensor, weight_GD: Tensor) -> bool:
+    """Whether oneDNN is there, and faster than MKL."""
+    is_small = len(inputs_ND) * weight_GD.numel() < FEW_PRODUCTS
+    return not is_small and _has_onednn(inputs_ND) and not suits_mkl(inputs_ND, weight_GD)
+
+
 def suits_mkl(inputs_ND: Tensor, weight_GD: Tensor) -> bool:
     """On Intel, MKL is faster for a single row, and for a transposed weight, as in backward passes."""
     return _is_intel and (len(inputs_ND) == 1 or not weight_GD.is_contiguous())
 
 
 def _plain_product(inputs_ND, weight_GD, bias_G, plus_NG, clip) -> Tensor:
-    if 8 <= len(inputs_ND) < 64 and weight_GD.is_contiguous():  # MKL is faster with the weight on the left
+    if _is_intel and 8 <= len(inputs_ND) < 64 and weight_GD.is_contiguous():  # faster with the weight on the left
         output_NG = (weight_GD @ inputs_ND.t()).t().contiguous()
         output_NG = output_NG if bias_G is None else output_NG.add_(bias_G)
     else:

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 from transformers import initialization as init
 
+from .elmo_backends import fast_linear
 from .elmo_head_layers import TaskLSTM, VariationalDropout, masked_softmax
 
 
@@ -93,14 +94,14 @@ class BiattentiveClassifier(TextPairClassifier):
                 tensor twice: then nothing is computed twice.
             elmo_BTE: `(batch, time, output_elmo_size)`.
         """
-        words_BTD = self.feedforward(inputs_BTD).relu()
+        words_BTD = fast_linear(self.feedforward, inputs_BTD).relu()
         texts_STE, mask_ST = self.encode(words_BTD, first_BT, second_BT, elmo_BTE)
         context_STE = attend_to_other(texts_STE, mask_ST, len(inputs_BTD))
         compared = torch.cat([texts_STE, texts_STE - context_STE, texts_STE * context_STE], -1)
         integrated_STH = self.integrator(self.sequence_dropout(compared), mask_ST)
         joint_BJ = both_texts(self._pool(integrated_STH, mask_ST), len(inputs_BTD))
         for linear in self.joint:
-            joint_BJ = linear(self.dropout(joint_BJ)).relu()
+            joint_BJ = fast_linear(linear, self.dropout(joint_BJ)).relu()
         return self.output(self.dropout(joint_BJ))
 
     def _pool(self, integrated_STH: Tensor, mask_ST: Tensor) -> Tensor:
@@ -142,9 +143,10 @@ class ESIMClassifier(TextPairClassifier):
         texts_STE, mask_ST = self.encode(inputs_BTD, first_BT, second_BT, elmo_BTE)
         aligned_STE = attend_to_other(texts_STE, mask_ST, len(inputs_BTD))
         enhanced = torch.cat([texts_STE, aligned_STE, texts_STE - aligned_STE, texts_STE * aligned_STE], -1)
-        composed_STH = self.composition(self.sequence_dropout(self.projection(enhanced).relu()), mask_ST)
+        projected_STH = fast_linear(self.projection, enhanced).relu()
+        composed_STH = self.composition(self.sequence_dropout(projected_STH), mask_ST)
         pooled_SP = torch.cat([masked_mean(composed_STH, mask_ST), masked_max(composed_STH, mask_ST)], 1)
-        joint_BJ = self.joint(self.dropout(both_texts(pooled_SP, len(inputs_BTD)))).tanh()
+        joint_BJ = fast_linear(self.joint, self.dropout(both_texts(pooled_SP, len(inputs_BTD)))).tanh()
         return self.output(self.dropout(joint_BJ))
 
 

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 from transformers import initialization as init
 
+from .elmo_backends import fast_linear
 from .elmo_head_layers import TaskGRU, VariationalDropout, masked_softmax
 
 
@@ -106,7 +107,7 @@ class SpanReader(nn.Module):
         highest_BT = scores_BTT.masked_fill(~both_BTT, torch.finfo(scores_BTT.dtype).min).amax(-1)
         summary_BE = (masked_softmax(highest_BT, context_BT, 1)[..., None] * context_BTE).sum(1)
         joined = [context_BTE, attended_BTE, context_BTE * attended_BTE, summary_BE[:, None] * attended_BTE]
-        return self.attended(torch.cat(joined, -1)).relu().masked_fill(~context_BT[..., None], 0)
+        return fast_linear(self.attended, torch.cat(joined, -1)).relu().masked_fill(~context_BT[..., None], 0)
 
     def _attend_to_itself(self, read_BTH: Tensor, context_BT: Tensor) -> Tensor:
         states_BTH = self.dropout(self.self_encoder(self.dropout(read_BTH), context_BT))
@@ -114,7 +115,7 @@ class SpanReader(nn.Module):
         both_BTT = context_BT[:, :, None] & context_BT[:, None] & others_TT
         attended_BTH = masked_softmax(self.self_attention(states_BTH, states_BTH), both_BTT, -1) @ states_BTH
         joined_BTJ = torch.cat([states_BTH, attended_BTH, states_BTH * attended_BTH], -1)
-        return self.self_attended(joined_BTJ).relu().masked_fill(~context_BT[..., None], 0)
+        return fast_linear(self.self_attended, joined_BTJ).relu().masked_fill(~context_BT[..., None], 0)
 
     def reset_parameters(self):
         """Glorot-uniform linear layers and attentions, biases 0. The biGRUs initialise themselves."""

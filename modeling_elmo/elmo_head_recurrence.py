@@ -7,12 +7,23 @@ with the square of the length.
 Shape suffixes: S steps; K the two directions; B batch; H hidden size; G gates, 3 or 4 times H; D width of the input.
 """
 
+from collections.abc import Callable
+
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
-from .elmo_backends import choose_backend, is_unmodified, product_dtype, tanh
+from .elmo_backends import (
+    choose_backend,
+    fast_product,
+    is_unmodified,
+    packed,
+    product,
+    product_dtype,
+    suits_onednn,
+    tanh,
+    weight_gradient,
+)
 
 
 def read_both_ways(layer: nn.Module, x_BSD: Tensor, lengths_B1: Tensor) -> Tensor:
@@ -32,7 +43,7 @@ def read_both_ways(layer: nn.Module, x_BSD: Tensor, lengths_B1: Tensor) -> Tenso
     )
     steps_S = torch.arange(x_BSD.shape[1], device=x_BSD.device)
     turned_BS = torch.where(steps_S < lengths_B1, lengths_B1 - 1 - steps_S, steps_S)
-    ahead_BSG, back_BSG = F.linear(x_BSD, torch.cat(weights), torch.cat(biases)).chunk(2, -1)
+    ahead_BSG, back_BSG = fast_product(x_BSD, torch.cat(weights), torch.cat(biases)).chunk(2, -1)
     gates_SKBG = torch.stack([ahead_BSG, at(back_BSG, turned_BS)]).permute(2, 0, 1, 3).contiguous()
     function = _GRU if isinstance(layer, nn.GRU) else _LSTM
     states_SKBH = function.apply(gates_SKBG, torch.stack(recurrent), torch.stack(recurrent_biases))
@@ -59,15 +70,14 @@ class _GRU(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, gates_SKBG: Tensor, weight_KGH: Tensor, bias_KG: Tensor) -> Tensor:
-        size = weight_KGH.shape[2]
-        weight_KHG, bias_K1G = weight_KGH.transpose(1, 2), bias_KG[:, None]
+        size, read = weight_KGH.shape[2], _products(gates_SKBG.shape[2], weight_KGH, bias_KG)
         x_rz, x_n = gates_SKBG.split([2 * size, size], -1)
         rz_SKBG = torch.empty_like(x_rz)
         news, candidates, states = (torch.empty_like(x_n) for _ in range(3))  # n; W_n h + b_n; h
         h_KBH = x_n.new_zeros(x_n.shape[1:])
         views = (x_rz.unbind(), x_n.unbind(), rz_SKBG.unbind(), candidates.unbind(), news.unbind(), states.unbind())
         for x_rz_KBG, x_n_KBH, rz_KBG, candidate_KBH, new_KBH, state_KBH in zip(*views, strict=True):
-            read_rz, read_n = torch.baddbmm(bias_K1G, h_KBH, weight_KHG).split([2 * size, size], -1)
+            read_rz, read_n = read(h_KBH).split([2 * size, size], -1)
             torch.add(x_rz_KBG, read_rz, out=rz_KBG).sigmoid_()
             reset_KBH, update_KBH = rz_KBG.chunk(2, -1)
             candidate_KBH.copy_(read_n)
@@ -88,12 +98,12 @@ class _GRU(torch.autograd.Function):
         to_update = (before - news) * update * (1 - update)
         factors = torch.stack([to_reset, to_update, to_new * reset], -2)
         recurrent, grads = torch.empty_like(factors), torch.empty_like(states)
-        carried_KBH = torch.zeros_like(states[0])
+        carried_KBH, carry = torch.zeros_like(states[0]), _products(states.shape[2], weight_KGH.transpose(1, 2))
         views = (grad_SKBH.unbind(), factors.unbind(), update.unbind(), recurrent.unbind(), grads.unbind())
         for given_KBH, factor, update_KBH, gates, grad_KBH in zip(*map(reversed, views), strict=True):
             torch.add(given_KBH, carried_KBH, out=grad_KBH)
             torch.mul(grad_KBH[..., None, :], factor, out=gates)
-            carried_KBH = torch.baddbmm(grad_KBH * update_KBH, gates.flatten(2), weight_KGH)
+            carried_KBH = carry(gates.flatten(2)).addcmul_(grad_KBH, update_KBH)
         recurrent_SKBG = recurrent.flatten(3)
         inputs_SKBG = torch.cat([recurrent[..., :2, :].flatten(3), grads * to_new], -1)
         return inputs_SKBG, _weight_gradient(recurrent_SKBG, before), recurrent_SKBG.sum((0, 2))
@@ -104,15 +114,13 @@ class _LSTM(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, gates_SKBG: Tensor, weight_KGH: Tensor, bias_KG: Tensor) -> Tensor:
-        size = weight_KGH.shape[2]
-        weight_KHG = weight_KGH.transpose(1, 2)
-        gates_SKBG = gates_SKBG + bias_KG[:, None]
+        size, read = weight_KGH.shape[2], _products(gates_SKBG.shape[2], weight_KGH, bias_KG)
+        values_SKBG = torch.empty_like(gates_SKBG)
         cells, squashed, states = (gates_SKBG.new_empty(*gates_SKBG.shape[:3], size) for _ in range(3))
         h_KBH = c_KBH = gates_SKBG.new_zeros(*gates_SKBG.shape[1:3], size)
-        for gates_KBG, cell_KBH, squashed_KBH, state_KBH in zip(
-            gates_SKBG.unbind(), cells.unbind(), squashed.unbind(), states.unbind(), strict=True
-        ):
-            gates_KBG.baddbmm_(h_KBH, weight_KHG)
+        views = (each.unbind() for each in (gates_SKBG, values_SKBG, cells, squashed, states))
+        for x_KBG, gates_KBG, cell_KBH, squashed_KBH, state_KBH in zip(*views, strict=True):
+            torch.add(x_KBG, read(h_KBH), out=gates_KBG)
             gates_KBG[..., : 2 * size].sigmoid_()
             tanh(gates_KBG[..., 2 * size : 3 * size], out=gates_KBG[..., 2 * size : 3 * size])
             gates_KBG[..., 3 * size :].sigmoid_()
@@ -120,7 +128,7 @@ class _LSTM(torch.autograd.Function):
             torch.mul(forget_KBH, c_KBH, out=cell_KBH).addcmul_(input_KBH, new_KBH)
             tanh(cell_KBH, out=squashed_KBH)
             h_KBH, c_KBH = torch.mul(output_KBH, squashed_KBH, out=state_KBH), cell_KBH
-        ctx.save_for_backward(weight_KGH, gates_SKBG, cells, squashed, states)
+        ctx.save_for_backward(weight_KGH, values_SKBG, cells, squashed, states)
         return states
 
     @staticmethod
@@ -135,6 +143,7 @@ class _LSTM(torch.autograd.Function):
         of_state = squashed * output * (1 - output)
         to_cell = output * (1 - squashed.square())
         gates = of_state.new_empty(*of_state.shape[:3], 4, of_state.shape[3])
+        carry = _products(states.shape[2], weight_KGH.transpose(1, 2))
         state_KBH = cell_KBH = torch.zeros_like(states[0])  # gradients from the next step
         views = (each.unbind() for each in (grad_SKBH, of_cell, of_state, to_cell, forget, gates))
         for given_KBH, of_cell_, of_state_, to_cell_, forget_KBH, gates_ in zip(*map(reversed, views), strict=True):
@@ -142,7 +151,7 @@ class _LSTM(torch.autograd.Function):
             cell_KBH = torch.addcmul(cell_KBH, state_KBH, to_cell_)
             torch.mul(cell_KBH[..., None, :], of_cell_, out=gates_[..., :3, :])
             torch.mul(state_KBH, of_state_, out=gates_[..., 3, :])
-            state_KBH = gates_.flatten(2) @ weight_KGH
+            state_KBH = carry(gates_.flatten(2))
             cell_KBH = cell_KBH * forget_KBH
         gates_SKBG = gates.flatten(3)
         return gates_SKBG, _weight_gradient(gates_SKBG, _before(states)), gates_SKBG.sum((0, 2))
@@ -153,5 +162,18 @@ def _before(states_SKBH: Tensor) -> Tensor:
     return torch.cat([torch.zeros_like(states_SKBH[:1]), states_SKBH[:-1]])
 
 
+def _products(rows: int, weight_KGD: Tensor, bias_KG: Tensor | None = None) -> Callable[[Tensor], Tensor]:
+    """The function `x_KBD @ weight.T + bias` of both directions: small products as one batch, others with oneDNN."""
+    if suits_onednn(weight_KGD.new_empty(rows, 0), weight_KGD[0]):
+        weights = [packed(weight_GD, keep=False) for weight_GD in weight_KGD]
+        biases = (None, None) if bias_KG is None else bias_KG
+        return lambda x_KBD: torch.stack([product(*each) for each in zip(x_KBD, weights, biases, strict=True)])
+    weight_KDG = weight_KGD.transpose(1, 2)
+    if bias_KG is None:
+        return lambda x_KBD: x_KBD @ weight_KDG
+    return lambda x_KBD: torch.baddbmm(bias_KG[:, None], x_KBD, weight_KDG)
+
+
 def _weight_gradient(gates_SKBG: Tensor, before_SKBH: Tensor) -> Tensor:
-    return torch.stack([gates_SKBG[:, k].flatten(0, 1).t() @ before_SKBH[:, k].flatten(0, 1) for k in range(2)])
+    sides = (each.transpose(0, 1).contiguous().flatten(1, 2) for each in (gates_SKBG, before_SKBH))
+    return torch.stack([weight_gradient(*each) for each in zip(*sides, strict=True)])

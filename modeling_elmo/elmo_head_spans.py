@@ -84,7 +84,7 @@ class SplitScorer(nn.Module):
     def forward(self, product_NL: Tensor) -> Tensor:
         """Scores `(rows,)` for the sum of the parts' products, `(rows, hidden_size)`."""
         hidden_NL = self.dropout((product_NL + self.first.bias).relu())
-        hidden_NL = self.dropout(self.second(hidden_NL).relu())
+        hidden_NL = self.dropout(fast_linear(self.second, hidden_NL).relu())
         return self.output(hidden_NL).squeeze(-1)
 
 
@@ -174,7 +174,10 @@ class SpanRanker(nn.Module):
         widths_NF: Tensor,
     ) -> Tensor:
         first, last, head, width = self.mention_scorer.blocks()
-        firsts_WL, lasts_WL, heads_WL = F.linear(states_WH, first), F.linear(states_WH, last), F.linear(heads_WX, head)
+        firsts_WL, lasts_WL, heads_WL = (
+            fast_linear(self.mention_scorer.first, words_WD, part)
+            for words_WD, part in ((states_WH, first), (states_WH, last), (heads_WX, head))
+        )
 
         def scores(first_N: Tensor, last_N: Tensor, widths_NF: Tensor) -> Tensor:
             # The attention is linear in the words, so that it may come after the scorer's first layer.
@@ -202,7 +205,7 @@ class SpanRanker(nn.Module):
         genre: Tensor | None,
     ) -> Tensor:
         own, other, both, feature = self.pair_scorer.blocks()
-        own_KL, other_KL = F.linear(spans_KG, own), F.linear(spans_KG, other)
+        own_KL, other_KL = (fast_linear(self.pair_scorer.first, spans_KG, part) for part in (own, other))
 
         def scores(span_P: Tensor, antecedent_P: Tensor) -> Tensor:
             both_PG = F.embedding(span_P, spans_KG) * F.embedding(antecedent_P, spans_KG)

@@ -57,6 +57,18 @@ def test_gradients_equal_linear(operators, frozen, bias):
         torch.testing.assert_close(found, expected)
 
 
+def test_parts_of_larger_matrices(monkeypatch):
+    monkeypatch.setattr(elmo_backends, "FEW_PRODUCTS", 1)
+    linear, values = nn.Linear(6, 4), torch.randn(2, 3, 12)
+    for part in (values[..., :6], values[..., ::2], values[:, 0, 6:], values[:0, :, :6]):
+        wanted = [part.requires_grad_(), *linear.parameters()]
+        (mine, *others), (theirs, *expected) = (
+            (output, *torch.autograd.grad(output.sin().sum(), wanted))
+            for output in (fast_linear(linear, part), linear(part))
+        )
+        torch.testing.assert_close([mine, *others], [theirs, *expected])
+
+
 def test_on_intel_mkl_takes_single_rows_and_transposed_weights(monkeypatch):
     weight = torch.randn(4, 4)
     for is_intel in (True, False):

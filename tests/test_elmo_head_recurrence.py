@@ -5,7 +5,7 @@ import torch
 from accelerate import cpu_offload
 from torch import nn
 
-from modeling_elmo import elmo_backend
+from modeling_elmo import elmo_backend, elmo_backends
 from modeling_elmo.elmo_head_recurrence import _GRU, _LSTM, read_both_ways
 
 LENGTHS = [7, 1, 4, 7, 2]
@@ -39,6 +39,24 @@ def test_backends_agree(kind, dtype, tolerance):
             assert read.dtype == dtype and read.shape == (5, 7, 60)
     for other in outputs[1:]:
         torch.testing.assert_close(other, outputs[0], rtol=tolerance, atol=tolerance)
+
+
+@both_kinds
+@pytest.mark.parametrize("few", [0, 10**9], ids=["products of oneDNN", "a batch of both"])
+@pytest.mark.parametrize("rows", [1, 5])
+def test_gradients_are_those_of_torchs_own(kind, few, rows, monkeypatch):
+    monkeypatch.setattr(elmo_backends, "FEW_PRODUCTS", few)
+    layer, (x, ends) = make_layer(kind, 40, 30, torch.float32), make_rows(40, torch.float32)
+    x, ends = x[:rows], ends[:rows]
+    read_BS1 = (torch.arange(7) < ends)[..., None]
+    gradients = []
+    for backend in ("reference", "training"):
+        inputs = x.clone().requires_grad_()
+        with elmo_backend(backend):
+            outputs = read_both_ways(layer, inputs, ends).where(read_BS1, 0)
+        gradients.append(torch.autograd.grad(outputs.sin().sum(), [inputs, *layer.parameters()]))
+    for expected, found in zip(*gradients, strict=True):
+        torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("function, gates", [(_GRU, 3), (_LSTM, 4)])
