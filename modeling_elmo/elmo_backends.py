@@ -27,6 +27,7 @@ DENSE_LAYERS = (nn.Linear, nn.Conv1d, nn.Embedding)
 INT8_LAYERS = (nn.Linear, Int8Linear)
 HOW_TO_TRAIN = "Train the model in float32 and quantize it afterwards; `model.dequantize()` turns it back."
 FEW_PRODUCTS = 2**20  # with fewer multiplications, oneDNN's start (0.1 ms) costs more than it saves
+MANY_ROWS = 256  # with fewer, the copy of a transposed gradient costs more than the faster product saves
 _forced: ContextVar[str | None] = ContextVar("forced backend", default=None)
 
 
@@ -265,8 +266,12 @@ def _plain_product(inputs_ND, weight_GD, bias_G, plus_NG, clip) -> Tensor:
 
 
 def weight_gradient(grad_NG: Tensor, inputs_ND: Tensor) -> Tensor:
-    """`grad.T @ inputs`, `(G, D)`, computed as its transpose, which needs no copy of `grad.T`."""
-    return product(inputs_ND.t(), grad_NG.t()).t()
+    """`grad.T @ inputs`, `(G, D)`. A tall one of many rows is computed as its transpose, which autograd copies."""
+    grad_GN, inputs_DN = grad_NG.t(), inputs_ND.t()
+    is_tall = len(grad_GN) > len(inputs_DN) and len(grad_NG) >= MANY_ROWS
+    if is_tall or not suits_onednn(grad_GN, inputs_DN):
+        return product(inputs_DN, grad_GN).t()
+    return product(grad_GN, inputs_DN)
 
 
 def tanh(inputs: Tensor, out: Tensor | None = None) -> Tensor:
