@@ -26,9 +26,9 @@ from typing import Any
 import numpy as np
 
 from modeling_elmo.run_scripts.cards.figures import draw_change, draw_map
-from modeling_elmo.run_scripts.fine_tuning.data_files import format_suffix, json_rows, table_rows
 from modeling_elmo.run_scripts.pretraining.corpus import Corpus, SentenceText, find_files, words_of
 from modeling_elmo.run_scripts.program.command_line import ProgramParser, run
+from modeling_elmo.run_scripts.program.data_files import format_suffix, json_rows, table_rows
 from modeling_elmo.run_scripts.program.files import write_json
 from modeling_elmo.run_scripts.vectors.embedding import load_model_and_tokenizer
 from modeling_elmo.run_scripts.vectors.layer_sources import text_name

@@ -182,8 +182,9 @@ def assert_same_weights(found: Path, expected: Path, **tolerance):
     """Compares the models in two folders, bit for bit unless a tolerance is given."""
     ours, theirs = (load_file(folder / "model.safetensors") for folder in (found, expected))
     assert ours.keys() == theirs.keys()
+    tolerance = tolerance or {"rtol": 0, "atol": 0}
     for name, weight in theirs.items():
-        torch.testing.assert_close(ours[name], weight, msg=name, **(tolerance or {"rtol": 0, "atol": 0}))
+        torch.testing.assert_close(ours[name], weight, msg=f"{name}: {{}}".format, **tolerance)
 
 
 def launch(processes: int, script: str, options: dict[str, Any], *first: str):

@@ -86,7 +86,7 @@ def test_the_order_of_files_changes_with_seed_and_epoch(tmp_path):
         (["deep.jsonl"], ValueError, "deep.jsonl, line 2 is not JSON: maximum recursion depth exceeded"),
         (["digits.jsonl"], ValueError, "digits.jsonl, line 1 is not JSON: Exceeds the limit"),
         (["number.jsonl"], ValueError, r"number.jsonl:2: the text is 3; it must be a string or a list of words"),
-        (["array.json"], ValueError, "array.json: text is read from .txt and from .jsonl, with a record per line"),
+        (["array.json"], ValueError, "array.json: text is read from .txt, and from .jsonl with a record per line"),
         (["key.jsonl"], ValueError, "key.jsonl, line 1 has no key 'text': .* Pass --text_column"),
     ],
 )

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import zstandard
 
-from modeling_elmo.run_scripts.fine_tuning.data_files import column_rows, json_rows, table_rows
+from modeling_elmo.run_scripts.program.data_files import column_rows, json_rows, numbered_texts, table_rows
 
 CONLL = "-DOCSTART- -X- O O\n\nEU NNP B-ORG\nrejects VBZ O\n\n\n# NN O\n#tag  NN O"
 CONLLU = """\
@@ -70,7 +70,7 @@ def test_conllu(tmp_path):
     "name, content, options, message",
     [
         ("a.conll", "a O\n\nb\n", {}, "a.conll, line 3 has 1 columns, not 2: 'b'. Each line needs a word, a tag, and"),
-        ("a.conll", "# id 7\na O\n", {}, "a.conll, line 2 has 2 columns, not 3: 'a O'. .* comments with --comments"),
+        ("a.conll", "# id 7\na O\n", {}, "a.conll, line 2 has 2 columns, not 3: 'a O'. .* --comments names comments"),
         ("a.conll", "a\n", {}, "line 1 has 1 columns, not 2: 'a'"),
         ("a.conll", "a O\n", {"tags": "3"}, "line 1 has 2 columns, not 3: 'a O'"),
         ("a.conll", "a O\n", {"word": 3}, "line 1 has 2 columns, not 3: 'a O'"),
@@ -98,6 +98,36 @@ def test_bad_files_of_columns(tmp_path, name, content, options, message):
     (tmp_path / name).write_bytes(content if isinstance(content, bytes) else content.encode())
     with pytest.raises(ValueError, match=message):
         tagged(tmp_path / name, **options)
+
+
+@pytest.mark.parametrize(
+    "name, content, column, expected",
+    [
+        ("a.txt.gz", " a b \n\nc\n", "text", [(1, "a b"), (2, ""), (3, "c")]),
+        ("a.jsonl", '{"text": "a b"}\n{"text": ["c"]}\n', "text", [(1, "a b"), (2, ["c"])]),
+        ("a.tsv.zst", "label\tsentence\n1\t a  b \n\n0\t\n", "sentence", [(2, "a  b"), (4, "")]),
+        ("a.csv", 'text,label\n"a, b\nc",1\nd,0\n', "text", [(2, "a, b\nc"), (4, "d")]),
+        ("a.bio.gz", "\na O\nb O\n\n\nc O\n", "text", [(2, ["a", "b"]), (6, ["c"])]),
+        ("a.iob2", "a x O\nb y O\n", "2", [(1, ["x", "y"])]),
+        ("a.conllu", CONLLU, "text", [(3, ["vamos", "nos", "al mar"]), (9, ["#"])]),
+    ],
+)
+def test_texts(tmp_path, name, content, column, expected):
+    assert list(numbered_texts(written(tmp_path / name, content), column)) == expected
+
+
+@pytest.mark.parametrize(
+    "name, content, column, message",
+    [
+        ("a.csv", "words\na\n", "text", r"a.csv has no column 'text', only \['words'\]; pass --text_column"),
+        ("a.conll", "#begin document (a); part 0\na 0 0 It PRP O\n", "text", "line 2 has 6 columns, not 5"),
+        ("a.conll", "a O\n", "3", "line 1 has 2 columns, not 3: 'a O'"),
+        ("a.conll", "a O\n", "0", "no such column: --word_column 0"),
+    ],
+)
+def test_bad_texts(tmp_path, name, content, column, message):
+    with pytest.raises(ValueError, match=message):
+        list(numbered_texts(written(tmp_path / name, content), column))
 
 
 def test_quotes_are_characters_in_tsv_and_enclose_cells_in_csv(tmp_path):

@@ -23,10 +23,10 @@ from head_models import HEADS, batch_of, make_batch, make_config, make_model, ta
 
 from modeling_elmo import ELMoForCoreferenceResolution, ELMoForPreTraining, ELMoModel, ELMoTokenizer
 from modeling_elmo.run_scripts.fine_tuning.coreference_data import conll_documents, document_row, read_gap
-from modeling_elmo.run_scripts.fine_tuning.data_files import column_rows, json_rows, table_rows
 from modeling_elmo.run_scripts.fine_tuning.role_data import ROLE_FEATURES, checked_row, role_rows
 from modeling_elmo.run_scripts.program.command_line import is_mistake_of_user
-from modeling_elmo.run_scripts.program.files import numbered_lines, numbered_texts
+from modeling_elmo.run_scripts.program.data_files import column_rows, json_rows, numbered_texts, table_rows
+from modeling_elmo.run_scripts.program.files import numbered_lines
 from modeling_elmo.run_scripts.vectors.word_vectors import read_word_vectors
 
 TASKS = Path(__file__).parent / "fixtures" / "tasks"
@@ -204,6 +204,8 @@ READERS = {
     ),
     "a.tsv": ("text\tlabel\na b\tx\n밥\ty\n" + "c\tx\n" * 5, lambda path: list(table_rows(path, []))),
     "a.csv": ('text,label\n"a\nb",x\n밥,y\n' + "c,x\n" * 5, lambda path: list(table_rows(path, []))),
+    "text.conll": ("EU B-ORG\nrejects O\n\n" * 5, lambda path: list(numbered_texts(path, "text"))),
+    "text.tsv": ("text\tlabel\na b\tx\n밥\ty\n" + "c\tx\n" * 5, lambda path: list(numbered_texts(path, "text"))),
     "a.json": (json.dumps({"data": [{"a": "밥"}] * 5}, ensure_ascii=False), lambda path: list(json_rows(path))),
     "a.jsonl": ('{"a": "\\ud83d\\ude00", "b": [1]}\n' * 5, lambda path: list(json_rows(path))),
     "roles.tsv": (PROPBANK * 5, lambda path: list(role_rows(path))),

@@ -67,7 +67,8 @@ def test_two_processes_equal_one(place, tmp_path):
     logs = [read_json(Path(last_checkpoint(tmp_path / name)) / "trainer_state.json")["log_history"] for name in COUNTS]
     losses = [[entry["eval_loss"] for entry in log if "eval_loss" in entry] for log in logs]
     assert losses[1] == pytest.approx(losses[0], rel=1e-5) and losses[0]
-    assert_same_weights(tmp_path / "two", tmp_path / "one", rtol=1e-4, atol=1e-5)
+    # Adam enlarges rounding where a gradient is nearly 0: to less than a tenth of its step of 1e-3.
+    assert_same_weights(tmp_path / "two", tmp_path / "one", rtol=1e-4, atol=1e-4)
     world_sizes = [read_json(tmp_path / name / "record.json")["settings"]["world_size"] for name in COUNTS]
     assert world_sizes == [1, 2]
 

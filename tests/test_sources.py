@@ -6,8 +6,8 @@ import pytest
 from datasets import Dataset, DatasetDict, Features, Value
 
 from modeling_elmo.run_scripts.fine_tuning import sources
-from modeling_elmo.run_scripts.fine_tuning.data_files import json_rows
 from modeling_elmo.run_scripts.fine_tuning.sources import DataArguments, code_states, split_sources
+from modeling_elmo.run_scripts.program.data_files import json_rows
 
 
 def save_dataset(folder: Path):

@@ -6,7 +6,7 @@ from itertools import islice
 from pathlib import Path
 
 from modeling_elmo.run_scripts.pretraining.corpus import words_of
-from modeling_elmo.run_scripts.program.files import numbered_texts
+from modeling_elmo.run_scripts.program.data_files import numbered_texts
 
 FIXTURE_TEXT = Path(__file__).resolve().parents[2] / "tests" / "fixtures" / "text" / "en.txt"
 SHORTEST_SENTENCE, MOST_SENTENCES = 3, 20_000

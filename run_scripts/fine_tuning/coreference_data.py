@@ -15,8 +15,8 @@ from typing import Any, NamedTuple
 from datasets import Dataset, DatasetDict, Features, Value
 from transformers.utils import logging
 
-from modeling_elmo.run_scripts.fine_tuning.data_files import JSON_FORMATS, LocatedRow, RowReader, table_rows
 from modeling_elmo.run_scripts.fine_tuning.sources import DataArguments, Source, split_sources
+from modeling_elmo.run_scripts.program.data_files import JSON_FORMATS, LocatedRow, RowReader, table_rows
 from modeling_elmo.run_scripts.program.files import numbered_lines
 
 logger = logging.get_logger(__name__)

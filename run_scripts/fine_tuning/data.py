@@ -20,7 +20,8 @@ import numpy as np
 from datasets import Dataset, DatasetDict, Features, Value
 from transformers.utils import logging
 
-from modeling_elmo.run_scripts.fine_tuning.data_files import (
+from modeling_elmo.run_scripts.fine_tuning.sources import DataArguments, Source, split_sources
+from modeling_elmo.run_scripts.program.data_files import (
     COLUMN_SUFFIXES,
     DEFAULT_TAGS,
     JSON_FORMATS,
@@ -29,7 +30,6 @@ from modeling_elmo.run_scripts.fine_tuning.data_files import (
     column_rows,
     table_rows,
 )
-from modeling_elmo.run_scripts.fine_tuning.sources import DataArguments, Source, split_sources
 from modeling_elmo.run_scripts.program.files import ROWS_AT_ONCE
 
 logger = logging.get_logger(__name__)

@@ -8,8 +8,8 @@ from typing import Any
 
 from datasets import Dataset, DatasetDict, Features, Value
 
-from modeling_elmo.run_scripts.fine_tuning.data_files import LocatedRow, json_rows
 from modeling_elmo.run_scripts.fine_tuning.sources import DataArguments, Source, split_sources
+from modeling_elmo.run_scripts.program.data_files import LocatedRow, json_rows
 
 STRING = Value("string")
 QUESTION_FEATURES = Features(

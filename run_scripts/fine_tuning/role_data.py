@@ -28,8 +28,8 @@ from typing import Any, Literal, NamedTuple
 
 from datasets import Dataset, DatasetDict, Features, Value
 
-from modeling_elmo.run_scripts.fine_tuning.data_files import JSON_FORMATS, LocatedRow, Location, format_suffix
 from modeling_elmo.run_scripts.fine_tuning.sources import DataArguments, Source, split_sources
+from modeling_elmo.run_scripts.program.data_files import JSON_FORMATS, LocatedRow, Location, format_suffix
 from modeling_elmo.run_scripts.program.files import numbered_lines
 
 ROLE_FORMATS = {

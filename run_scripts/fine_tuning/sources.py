@@ -11,7 +11,7 @@ import datasets
 from datasets import Dataset, DatasetDict, Features, ReadInstruction
 from datasets.exceptions import DatasetGenerationError
 
-from modeling_elmo.run_scripts.fine_tuning.data_files import TABLE_SUFFIXES, LocatedRow, RowReader, format_suffix
+from modeling_elmo.run_scripts.program.data_files import TABLE_SUFFIXES, LocatedRow, RowReader, format_suffix
 from modeling_elmo.run_scripts.program.files import ROWS_AT_ONCE
 from modeling_elmo.tokenization import elmo_pretokenization
 

@@ -14,7 +14,8 @@ import numpy as np
 from tqdm.auto import tqdm
 from transformers.utils import logging
 
-from modeling_elmo.run_scripts.program.files import TextArguments, dataset_texts, numbered_texts
+from modeling_elmo.run_scripts.program.data_files import numbered_texts
+from modeling_elmo.run_scripts.program.files import TextArguments, dataset_texts
 
 logger = logging.get_logger(__name__)
 
@@ -41,8 +42,8 @@ class TrainTextArguments(SentencesArguments):
     train_file: list[str] = field(
         default_factory=list,
         metadata={
-            "help": "Training text: UTF-8 files, patterns or folders. .txt: a sentence per line; .jsonl: a record with "
-            "a text per line. Both may be compressed (.gz, .zst)."
+            "help": "Training text: UTF-8 files, patterns or folders. .txt: a sentence per line; .jsonl, .csv, .tsv: a "
+            "record with a text per line; .conll, .conllu: a word per line. All may be compressed (.gz, .zst)."
         },
     )
 
@@ -53,7 +54,7 @@ class HeldOutArguments(SentencesArguments):
 
     validation_file: list[str] = field(
         default_factory=list,
-        metadata={"help": "Held-out text: files, patterns or folders of .txt or .jsonl, also .gz or .zst."},
+        metadata={"help": "Held-out text: files, patterns or folders, as for --train_file."},
     )
     validation_split: str | None = field(default=None, metadata={"help": "Held-out split of --dataset."})
     context: Literal["sentence", "stream"] = field(
@@ -197,7 +198,7 @@ def find_files(pattern: str) -> list[str]:
         advice = "has this name. Pass files, folders, or patterns such as 'train/*.txt.gz'."
     if arrays := [file for file in found if file.removesuffix(".gz").removesuffix(".zst").endswith(".json")]:
         raise ValueError(
-            f"{arrays[0]}: text is read from .txt and from .jsonl, with a record per line. Convert or rename the file."
+            f"{arrays[0]}: text is read from .txt, and from .jsonl with a record per line. Convert or rename the file."
         )
     if files := list(filter(os.path.isfile, found)):
         return files

@@ -36,7 +36,10 @@ class TextArguments:
     )
     text_column: str = field(
         default="text",
-        metadata={"help": "Column of a data set, or key of a .jsonl file, with the text or the list of its words."},
+        metadata={
+            "help": "Column of a data set, of a .csv or .tsv file, or key of a .jsonl file, with the text or the list "
+            "of its words; number of the words' column of a .conll file (default: 1)."
+        },
     )
 
 
@@ -47,16 +50,6 @@ MODEL_FILES = ("*.py", "*.md", "*.txt", "*token*.json", "model*.safetensors", "*
 LINE_EXPANSION, LEAST_LIMIT = 100, 2**27
 LARGEST_WINDOW = 2**31  # of the Zstandard format, used by `zstd --long=31`
 ROWS_AT_ONCE = 1000  # rows read from a data set at once; single rows take ten times as long
-
-
-def numbered_texts(path: Path, column: str) -> Iterator[tuple[int, Any]]:
-    """Line numbers from 1, each with the text of the line, or with a list of words.
-
-    In a `.jsonl` file this is the value of the key `column`. Files may be compressed (`.gz`, `.zst`).
-    """
-    if path.name.removesuffix(".gz").removesuffix(".zst").endswith(".jsonl"):
-        return _json_texts(path, column)
-    return ((number, line.strip()) for number, line in numbered_lines(path))
 
 
 def numbered_lines(path: Path) -> Iterator[tuple[int, str]]:
@@ -138,15 +131,6 @@ class _BlockReader(io.RawIOBase):
         size = min(len(buffer), len(self.rest))
         buffer[:size], self.rest = self.rest[:size], self.rest[size:]
         return size
-
-
-def _json_texts(path: Path, column: str) -> Iterator[tuple[int, Any]]:
-    for number, line in numbered_lines(path):
-        text = line.strip()
-        record = parse_json(text, f"{path}, line {number}") if text else {column: ""}
-        if not isinstance(record, dict) or column not in record:
-            raise ValueError(f"{path}, line {number} has no key {column!r}: {text:.80} Pass --text_column.")
-        yield number, record[column]
 
 
 def dataset_texts(arguments: TextArguments) -> tuple[Callable[[], Iterator[Any]], int | None]:

@@ -5,7 +5,8 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-from modeling_elmo.run_scripts.program.files import TextArguments, dataset_texts, numbered_texts
+from modeling_elmo.run_scripts.program.data_files import TABLE_SUFFIXES, WORD_SUFFIXES, format_suffix, numbered_texts
+from modeling_elmo.run_scripts.program.files import TextArguments, dataset_texts
 from modeling_elmo.run_scripts.vectors.fasta import FASTA_SUFFIXES, fasta_records
 
 LineUnit = Literal["word", "character"]  # what a token is
@@ -41,10 +42,12 @@ def open_lines(
 
         return rows, total
     path = Path(file)
-    kind = path.with_suffix("").suffix if path.suffix in (".gz", ".zst") else path.suffix
-    is_fasta = kind in FASTA_SUFFIXES
-    if kind not in (".txt", ".jsonl", *FASTA_SUFFIXES) and path.suffix == kind or kind in (".json", ".csv", ".tsv"):
-        raise ValueError(f"--input {path}: unknown suffix {kind!r}; pass a .txt, .jsonl, .fasta, .gz or .zst file.")
+    kind = format_suffix(path)
+    is_fasta, known = kind in FASTA_SUFFIXES, (".txt", ".jsonl", *TABLE_SUFFIXES, *WORD_SUFFIXES, *FASTA_SUFFIXES)
+    if kind not in known and path.suffix == kind or kind == ".json":
+        raise ValueError(
+            f"--input {path}: unknown suffix {kind!r}; pass a file that ends in {', '.join(known)}, .gz or .zst."
+        )
     if is_fasta and is_raw_text:
         raise ValueError(f"--input {path} has sequences, whose tokens are single letters; leave out --raw_text.")
     if not path.is_file():

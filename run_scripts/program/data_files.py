@@ -1,4 +1,4 @@
-"""Rows of data files, plain or compressed (`.gz`, `.zst`): words in columns, tables, JSON.
+"""Rows and texts of data files, plain or compressed (`.gz`, `.zst`): words in columns, tables, JSON, lines.
 
 Each row comes with its location, for error messages.
 
@@ -24,8 +24,9 @@ RowReader = Callable[[Path], Iterator[LocatedRow]]
 
 CONLLU_COLUMNS = ("id", "form", "lemma", "upos", "xpos", "feats", "head", "deprel", "deps", "misc")
 DEFAULT_TAGS = "tags"
-COLUMN_SUFFIXES = (".conll", ".bio", ".iob", ".iob2", ".conllu", ".tsv", ".txt")
 TABLE_SUFFIXES = (".tsv", ".csv")
+WORD_SUFFIXES = (".conll", ".bio", ".iob", ".iob2", ".conllu")
+COLUMN_SUFFIXES = (*WORD_SUFFIXES, ".tsv", ".txt")  # of a tagger's data
 
 
 def format_suffix(path: Path) -> str:
@@ -46,21 +47,34 @@ def column_rows(
         word_column: number of the word's column, from 1. Default: the first column, or `form` in CoNLL-U.
         comments: beginnings of lines to skip. In CoNLL-U `#` is always one.
     """
-    is_conllu = format_suffix(path) == ".conllu"
-    word, tag = _column_indexes(path, word_column, tags_column, is_conllu)
+    word, tag = _column_indexes(path, word_column, tags_column)
+    for numbers, lines in _sentence_lines(path, comments, max(word, tag) + 1):
+        tokens, tags = [fields[word] for fields in lines], [fields[tag].strip() for fields in lines]
+        locations = [f"{path}, line {number}" for number in numbers]
+        yield locations, {tokens_column: tokens, tags_column or DEFAULT_TAGS: tags}
+
+
+def _sentence_lines(path: Path, comments: list[str], least: int) -> Iterator[tuple[list[int], list[list[str]]]]:
+    """Line numbers and fields of the words of each sentence."""
+    is_conllu = _is_conllu(path)
     prefixes = (*comments, "#") if is_conllu else tuple(comments)
-    sentence: list[tuple[str, str, str]] = []
-    for location, fields in chain(_column_lines(path, prefixes, max(word, tag) + 1), [("", [])]):
-        if fields and not (is_conllu and _is_range_or_empty_node(location, fields[0])):
-            sentence.append((location, fields[word], fields[tag].strip()))
+    sentence: list[tuple[int, list[str]]] = []
+    for number, fields in chain(_column_lines(path, prefixes, least), [(0, [])]):
+        if fields and not (is_conllu and _is_range_or_empty_node(f"{path}, line {number}", fields[0])):
+            sentence.append((number, fields))
         if not fields and sentence:
-            locations, tokens, tags = map(list, zip(*sentence, strict=True))
-            yield locations, {tokens_column: tokens, tags_column or DEFAULT_TAGS: tags}
+            numbers, lines = map(list, zip(*sentence, strict=True))
+            yield numbers, lines
             sentence = []
 
 
-def _column_indexes(path: Path, word: int | None, tag: str | None, is_conllu: bool) -> tuple[int, int]:
+def _is_conllu(path: Path) -> bool:
+    return format_suffix(path) == ".conllu"
+
+
+def _column_indexes(path: Path, word: int | None, tag: str | None) -> tuple[int, int]:
     """Indexes of the word and of the tag; -1 is the last column."""
+    is_conllu = _is_conllu(path)
     names = CONLLU_COLUMNS if is_conllu else ()
     word = (2 if is_conllu else 1) if word is None else word
     tag = tag or ("upos" if is_conllu else None)
@@ -73,24 +87,23 @@ def _column_indexes(path: Path, word: int | None, tag: str | None, is_conllu: bo
     return word - 1, number - 1
 
 
-def _column_lines(path: Path, comments: tuple[str, ...], least: int) -> Iterator[tuple[str, list[str]]]:
-    """Location and fields of each line; a line between sentences has no fields."""
+def _column_lines(path: Path, comments: tuple[str, ...], least: int) -> Iterator[tuple[int, list[str]]]:
+    """Number and fields of each line; a line between sentences has no fields."""
     width = 0
     for number, line in numbered_lines(path):
-        location = f"{path}, line {number}"
         if line.startswith(comments):
             continue
         if not line.strip(" \t") or line.startswith("-DOCSTART-"):
-            yield location, []
+            yield number, []
             continue
         fields = line.split("\t") if "\t" in line else list(filter(None, line.split(" ")))
         width = width or len(fields)
         if len(fields) != width or width < max(least, 2):
             raise ValueError(
-                f"{location} has {len(fields)} columns, not {max(width, least, 2)}: {line!r:.80}. Each line needs a "
-                "word, a tag, and the same number of columns; name the beginnings of comments with --comments."
+                f"{path}, line {number} has {len(fields)} columns, not {max(width, least, 2)}: {line!r:.80}. Each line "
+                "needs a word, a tag, and the same number of columns; for a tagger, --comments names comments."
             )
-        yield location, fields
+        yield number, fields
 
 
 def _is_range_or_empty_node(location: str, identifier: str) -> bool:
@@ -102,6 +115,10 @@ def _is_range_or_empty_node(location: str, identifier: str) -> bool:
 
 def table_rows(path: Path, column_names: list[str]) -> Iterator[LocatedRow]:
     """Rows of a CSV or TSV file, whose first line is the header unless there are `column_names`."""
+    return ((f"{path}, line {number}", row) for number, row in _numbered_rows(path, column_names))
+
+
+def _numbered_rows(path: Path, column_names: list[str]) -> Iterator[tuple[int, dict[str, str]]]:
     rows = _numbered_cells(path)
     names = column_names or next(rows, (1, []))[1]
     if len(set(names)) < len(names):
@@ -112,7 +129,7 @@ def table_rows(path: Path, column_names: list[str]) -> Iterator[LocatedRow]:
             raise ValueError(f"{location} has {len(cells)} columns, not {len(names)}: {names}. Correct the line.")
         if cells == names:
             raise ValueError(f"{location} is a header; leave out --column_names.")
-        yield location, dict(zip(names, cells, strict=True))
+        yield number, dict(zip(names, cells, strict=True))
 
 
 def _numbered_cells(path: Path) -> Iterator[tuple[int, list[str]]]:
@@ -169,6 +186,48 @@ def _parsed_json(text: str, location: str) -> Any:
     except (UnicodeEncodeError, RecursionError) as error:
         raise ValueError(f"{location} is not JSON: {error}.") from error
     return value
+
+
+def numbered_texts(path: Path, column: str) -> Iterator[tuple[int, Any]]:
+    """Line numbers from 1, each with the text that begins there, or with a list of words.
+
+    | ending | texts |
+    |---|---|
+    | `.jsonl` | values of the key `column` |
+    | `.csv`, `.tsv` | cells of `column`, which the first line names |
+    | `.conll`, `.conllu`, `.bio`, `.iob`, `.iob2` | lists of words: the first column or `form`; or number `column` |
+    | others | lines |
+    """
+    suffix = format_suffix(path)
+    if suffix == ".jsonl":
+        return _json_texts(path, column)
+    if suffix in TABLE_SUFFIXES:
+        return _table_texts(path, column)
+    if suffix in WORD_SUFFIXES:
+        return _column_texts(path, column)
+    return ((number, line.strip()) for number, line in numbered_lines(path))
+
+
+def _json_texts(path: Path, column: str) -> Iterator[tuple[int, Any]]:
+    for number, line in numbered_lines(path):
+        text = line.strip()
+        record = parse_json(text, f"{path}, line {number}") if text else {column: ""}
+        if not isinstance(record, dict) or column not in record:
+            raise ValueError(f"{path}, line {number} has no key {column!r}: {text:.80} Pass --text_column.")
+        yield number, record[column]
+
+
+def _table_texts(path: Path, column: str) -> Iterator[tuple[int, str]]:
+    for number, row in _numbered_rows(path, []):
+        if column not in row:
+            raise ValueError(f"{path} has no column {column!r}, only {list(row)}; pass --text_column.")
+        yield number, row[column].strip()
+
+
+def _column_texts(path: Path, column: str) -> Iterator[tuple[int, list[str]]]:
+    word, _ = _column_indexes(path, int(column) if column.isdecimal() else None, None)
+    for numbers, lines in _sentence_lines(path, [], word + 1):
+        yield numbers[0], [fields[word] for fields in lines]
 
 
 JSON_FORMATS: dict[str, RowReader] = {".jsonl": json_rows, ".json": json_rows}
