@@ -95,6 +95,14 @@ def test_picture_of_a_pretraining_run(figures, tmp_path):
     assert "nats" in bottom.get_ylabel() and bottom.get_xlabel() == "optimizer steps"
 
 
+@pytest.mark.parametrize(("first", "shown"), [(33_000, [100, 200]), (2_000, [0, 100, 200])])
+def test_picture_without_the_untrained_model(first, shown, figures, tmp_path):
+    values = zip((0, 100, 200), (first, 300, 250), strict=True)
+    log = [{"step": step, "perplexity": value, "forward": value, "backward": value} for step, value in values]
+    draw_curve(tmp_path / "a.png", log, STEPS, SAMPLED, 100)
+    assert figures[0].axes[0].lines[0].get_xdata().tolist() == shown
+
+
 @pytest.mark.parametrize(("large", "panels"), [(math.inf, 1), (math.nan, 1), (1e300, 2)])
 def test_picture_of_a_diverged_or_empty_run(large, panels, figures, tmp_path, caplog):
     """Points that are no numbers are left out; a panel without points, too."""

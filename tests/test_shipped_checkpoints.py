@@ -25,13 +25,14 @@ PERPLEXITIES = {
     "elmo-mini-en": ("inaugural_heldout.txt", 117.34),
     "elmo-mini-ko": ("ko.txt", 215.17),
     "elmo-small-en": ("inaugural_heldout.txt", 119.80),
+    "elmo-small-ko": ("ko.txt", 182.13),
 }
-MEGABYTES = {"elmo-mini-en": 16, "elmo-mini-ko": 8, "elmo-small-en": 30}
+MEGABYTES = {"elmo-mini-en": 16, "elmo-mini-ko": 8, "elmo-small-en": 30, "elmo-small-ko": 18}
 
 each = pytest.mark.parametrize("folder", FOLDERS, ids=lambda folder: folder.name)
 
 
-def test_there_are_three():
+def test_there_are_four():
     assert [folder.name for folder in FOLDERS] == list(PERPLEXITIES) == list(MEGABYTES)
 
 

@@ -39,7 +39,7 @@ MEASURES_OF_CHANGE = {"apd": "average pairwise distance", "prt": "distance of pr
 def draw_curve(path: Path, evaluations: LogEntries, steps: LogEntries, config: ELMoConfig, published_step: int) -> bool:
     """Held-out perplexity and training loss of a pretraining run over its steps."""
     losses = {loss_kind(name, config): curve_of(steps, name) for name in ("loss", "sampled_loss")}
-    perplexities = {label: curve_of(evaluations, name) for name, label in DIRECTIONS.items()}
+    perplexities = {label: without_untrained(curve_of(evaluations, name)) for name, label in DIRECTIONS.items()}
     panels = {"held-out perplexity": perplexities, "training loss\n(nats per prediction)": losses}
     panels = {title: curves for title, curves in panels.items() if any(curves.values())}
     if not panels:
@@ -67,6 +67,12 @@ def loss_kind(name: str, config: ELMoConfig) -> str:
 
 def curve_of(entries: LogEntries, name: str) -> Curve:
     return [(entry["step"], entry[name]) for entry in entries if name in entry and math.isfinite(entry[name])]
+
+
+def without_untrained(curve: Curve) -> Curve:
+    """The curve without its first point if that is far above all others, which it would press into a line."""
+    later = [value for _, value in curve[1:]]
+    return curve[1:] if len(later) > 1 and curve[0][1] > 10 * max(later) else curve
 
 
 def draw_panel(axis, title: str, curves: Mapping[str, Curve], published_step: int):

@@ -1,0 +1,1 @@
+../../modeling_elmo/configuration_elmo.py

@@ -1,0 +1,1 @@
+../../tokenization/elmo_batches.py

@@ -1,0 +1,1 @@
+../../modeling_elmo/elmo_head_layers.py

@@ -1,0 +1,1 @@
+../../modeling_elmo/modeling_elmo_heads.py

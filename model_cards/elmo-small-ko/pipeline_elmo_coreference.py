@@ -1,0 +1,1 @@
+../../modeling_elmo/pipeline_elmo_coreference.py

@@ -1,0 +1,1 @@
+../../tokenization/tokenization_elmo.py
