@@ -179,6 +179,21 @@ def test_missing_models_are_trained(finished, place, tmp_path, trainers):
     assert [record["seed"] for record in records] == [41, 42, 41, 42] and len(trainers) == 2
 
 
+def test_models_of_other_experiments_are_copied(finished, place, tmp_path, trainers):
+    options = {"ablation": "placement", "seeds": 2, "reuse_from": place, "num_train_epochs": 3}
+    records = train(place, tmp_path, **options)
+    assert [record["arm"] for record in records] == [place for place in ("input", "output", "both") for _ in range(2)]
+    assert len(trainers) == 4  # the paper's tagger reads ELMo at its input
+    for seed, record in zip((42, 43), records[:2], strict=True):
+        copy, known = tmp_path / "input" / f"seed-{seed}", finished / "elmo" / f"seed-{seed}"
+        assert record == read_json(known / "record.json") | {"arm": "input"} == read_json(copy / "record.json")
+        assert_same_weights(copy, known)
+        assert (copy / "predictions_test.jsonl").read_bytes() == (known / "predictions_test.jsonl").read_bytes()
+    assert train(place, tmp_path, **options) == records and len(trainers) == 4
+    train(place, tmp_path / "other", seeds=1, reuse_from=place, learning_rate=0.01, **SHORT)
+    assert len(trainers) == 5
+
+
 OTHERS = [
     ({"learning_rate": 0.01}, "learning_rate"),
     ({"num_train_epochs": 4}, "num_train_epochs"),
@@ -249,6 +264,7 @@ def test_a_start_that_failed_does_not_block_its_folder(place, tmp_path, monkeypa
         ({"seeds": 0}, "--seeds 0: pass a number of at least 1"),
         ({"head": "linear", "ablation": "placement"}, "linear head"),
         ({"train_file": None, "validation_file": None, "test_file": None}, "--train_file"),
+        ({"reuse_from": "nowhere"}, "--reuse_from nowhere: there is no such folder; pass another"),
         ({"early_stopping_patience": 2, "validation_file": None}, "--early_stopping_patience needs a validation split"),
         ({"cache_features": True, "no_freeze_bilm": True}, "--cache_features needs a frozen biLM"),
     ],

@@ -212,3 +212,4 @@ def time_table(entries: Sequence[PlanEntry], found: dict[str, Any]) -> Iterator[
             )
     if len(rows) > 1:
         yield markdown_table(rows)
+        yield "A model that several experiments share was trained once, and counts in each."

@@ -41,6 +41,9 @@ from modeling_elmo.tokenization.elmo_characters import SPECIAL_WORDS
 
 logger = logging.get_logger(__name__)
 
+# What belongs to an experiment and not to its model, if they share a folder; and `record.json`, which is written last.
+NOT_COPIED = shutil.ignore_patterns("features", "results", "checkpoint-*", "log.txt", ".lock", "record.json")
+
 
 @dataclass(kw_only=True)
 class ExperimentArguments(CardArguments):
@@ -60,6 +63,10 @@ class ExperimentArguments(CardArguments):
     )
     ensemble: list[str] | None = field(
         default=None, metadata={"help": "Folders of trained models whose probabilities are averaged. No training."}
+    )
+    reuse_from: str | None = field(
+        default=None,
+        metadata={"help": "Folder of other experiments: a model of theirs with the same settings is copied."},
     )
     early_stopping_patience: int | None = field(
         default=None, metadata={"help": "Number of evaluations without a better score after which training stops."}
@@ -92,7 +99,7 @@ def check_options(task: Task, head: HeadArguments, arguments: ExperimentArgument
     if arguments.seeds < 1:
         raise ValueError(f"--seeds {arguments.seeds}: pass a number of at least 1.")
     if arguments.ensemble:
-        training_options = ("ablation", "compare_baseline", "cache_features", "early_stopping_patience")
+        training_options = ("ablation", "compare_baseline", "cache_features", "reuse_from", "early_stopping_patience")
         given = [name for name in training_options if getattr(arguments, name)] + ["push_to_hub"] * training.push_to_hub
         if given:
             raise ValueError(f"--ensemble only averages trained models; it cannot be combined with --{given[0]}.")
@@ -103,6 +110,8 @@ def check_options(task: Task, head: HeadArguments, arguments: ExperimentArgument
             f"--resume_from_checkpoint {training.resume_from_checkpoint}: a stopped experiment resumes by itself. Run "
             "the same command again."
         )
+    if arguments.reuse_from is not None and not Path(arguments.reuse_from).is_dir():
+        raise FileNotFoundError(f"--reuse_from {arguments.reuse_from}: there is no such folder; pass another.")
     if arguments.early_stopping_patience is not None and "validation" not in task.data:
         raise ValueError("--early_stopping_patience needs a validation split; pass --validation_file FILE.")
     if arguments.ensemble and not task.can_average:
@@ -141,7 +150,7 @@ class Experiment:
         members = [(arm, seed) for arm in self.arms for seed in self.seeds]
         for member in members:
             self._check_settings(*member)
-        return [self._finished(arm, seed) or self._train(arm, seed) for arm, seed in members]
+        return [self._finished(*member) or self._copied(*member) or self._train(*member) for member in members]
 
     def best_folder(self, records: list[Record]) -> Path:
         """The folder of the best model on the first split, with ELMo if any has it. Its card says how it was chosen."""
@@ -168,6 +177,24 @@ class Experiment:
         record = read_record(path)
         logger.warning(f"{folder} is finished; its recorded scores are used.")
         return record
+
+    def _copied(self, arm: Arm, seed: int) -> Record | None:
+        """The record of a model that another experiment has trained with the same settings, after it is copied."""
+        if self.arguments.reuse_from is None:
+            return None
+        folder, settings = self._folder_of(arm, seed), self._settings(arm, seed)
+        with self.training.main_process_first(desc="copying a model"):
+            for path in sorted(Path(self.arguments.reuse_from).rglob("settings.json")):
+                other = path.parent
+                if other == folder or not (other / "record.json").is_file() or read_json(path) != settings:
+                    continue
+                record = read_record(other / "record.json") | {"arm": arm.name}
+                if self.training.process_index == 0:
+                    shutil.copytree(other, folder, ignore=NOT_COPIED, dirs_exist_ok=True)
+                    write_run(folder, record, self.arguments, self.training)
+                    logger.warning(f"{folder} is a copy of {other}, which has the same settings.")
+                return record
+        return None
 
     def _check_settings(self, arm: Arm, seed: int):
         """Compares the settings with those that the folder was begun with, or saves them if it is new."""

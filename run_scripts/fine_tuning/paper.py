@@ -8,7 +8,8 @@ A plan is a JSON file: a list of experiments in the order in which they run.
 
 `files` are relative to the folder of the data. `paper` is the line of the paper beside which the result stands. The
 program `pretrain` trains the biLM further. An experiment with `"bilm": NAME` takes the biLM of the experiment NAME, and
-stands beside the experiment in `beside`, which takes the biLM as it was.
+stands beside the experiment in `beside`, which takes the biLM as it was. A model of a task that several experiments
+need is trained once.
 """
 
 import os
@@ -171,6 +172,7 @@ def planned(entry: dict[str, Any], arguments: PaperArguments) -> PlannedExperime
         arms = experiment_arms(options.get("ablation"), options.get("compare_baseline", False), True, layers)
         seeds = arguments.seeds or options.get("seeds", 1)
         options |= {"seeds": seeds, "output_dir": folder, "model_name_or_path": model}
+        options |= {"reuse_from": arguments.output_dir}
         options |= {"use_cpu": True} if arguments.use_cpu else {}
         members = len(arms) * seeds
     else:
