@@ -68,7 +68,7 @@ def test_every_part_gives_its_rows(tmp_path, monkeypatch, capsys):
     assert implementations(rows, "training", "4x6") == OURS
     assert implementations(rows, "pretraining", "4x6") == softmaxes
     stored = {"layers stored", "layers computed", "layers stored, torch.nn"}
-    for head in ("tagger", "reader"):
+    for head in ("tagger", "ESIM", "reader"):
         assert implementations(rows, "fine_tuning", f"{head}, 4x6") == stored
     for pre_tokenization in ("whitespace", "moses", "treebank"):
         assert implementations(rows, "tokenizer", f"{pre_tokenization}, 30 texts") == {"this package", "BertTokenizer"}

@@ -1,7 +1,8 @@
-"""Speed of a fine-tuning step of the paper's tagger and reader, with their biLM frozen.
+"""Speed of a fine-tuning step of the paper's tagger, ESIM and reader, with their biLM frozen.
 
 Our step reads stored layers of the biLM (`--cache_features`). It is compared with a step that computes the layers, and
-with a step on stored layers whose biRNNs run in `torch.nn`. A step makes the batch, reads it, and updates the network.
+with a step on stored layers whose network runs in `torch.nn`. A step makes the batch, reads it, and updates the
+network.
 """
 
 import random
@@ -19,6 +20,7 @@ from transformers import DataCollatorForTokenClassification, DataCollatorWithPad
 from modeling_elmo import (
     ELMoConfig,
     ELMoForQuestionAnswering,
+    ELMoForSequenceClassification,
     ELMoForTokenClassification,
     ELMoTokenizer,
     elmo_backend,
@@ -28,7 +30,11 @@ from modeling_elmo.run_scripts.fine_tuning.features import FeatureCollator, feat
 from modeling_elmo.tokenization.elmo_characters import SPECIAL_WORDS
 
 NUM_LABELS, CONTEXT_SENTENCES, WORD_EMBEDDING_SIZE = 13, 5, 50
-HEADS = {"tagger": (ELMoForTokenClassification, "input"), "reader": (ELMoForQuestionAnswering, "both")}
+HEADS: dict[str, tuple[Any, dict[str, Any]]] = {
+    "tagger": (ELMoForTokenClassification, {"elmo_placement": "input"}),
+    "ESIM": (ELMoForSequenceClassification, {"elmo_placement": "input", "classifier": "esim"}),
+    "reader": (ELMoForQuestionAnswering, {"elmo_placement": "both"}),
+}
 
 
 @dataclass
@@ -61,7 +67,7 @@ def fine_tuning_contest(head: str, name: str, batch: list[list[str]], preset: st
     """Steps of a head on one batch, whose layers are stored in `folder`. Labels are random."""
     words = sorted({word for sentence in batch for word in sentence})
     tokenizer = ELMoTokenizer(vocab=[*SPECIAL_WORDS, *words], pre_tokenization="whitespace")
-    rows = tagged_rows(batch, tokenizer) if head == "tagger" else random_questions(batch, tokenizer)
+    rows = {"tagger": tagged_rows, "ESIM": random_pairs, "reader": random_questions}[head](batch, tokenizer)
     padding = DataCollatorForTokenClassification if head == "tagger" else DataCollatorWithPadding
     models = [new_head(head, preset, len(tokenizer)) for _ in range(3)]
     start = time.perf_counter()
@@ -79,9 +85,9 @@ def fine_tuning_contest(head: str, name: str, batch: list[list[str]], preset: st
 
 def new_head(head: str, preset: str, vocab_size: int) -> Any:
     torch.manual_seed(0)
-    model_class, placement = HEADS[head]
+    model_class, own = HEADS[head]
     options = {"num_labels": NUM_LABELS, "task_word_embedding_size": WORD_EMBEDDING_SIZE, "vocab_size": vocab_size}
-    return model_class(ELMoConfig.from_preset(preset, elmo_placement=placement, **options))
+    return model_class(ELMoConfig.from_preset(preset, **own, **options))
 
 
 def tagged_rows(batch: list[list[str]], tokenizer: ELMoTokenizer) -> list[dict[str, Any]]:
@@ -90,6 +96,16 @@ def tagged_rows(batch: list[list[str]], tokenizer: ELMoTokenizer) -> list[dict[s
     for number, words in enumerate(batch):
         labels = [-100, *(draw.randrange(NUM_LABELS) for _ in words), -100]
         rows.append({**tokenizer(words, is_split_into_words=True), "labels": labels, "text_number": number})
+    return rows
+
+
+def random_pairs(batch: list[list[str]], tokenizer: ELMoTokenizer) -> list[dict[str, Any]]:
+    """Each sentence with the one that follows it."""
+    draw = random.Random(0)
+    rows = []
+    for number, words in enumerate(batch):
+        encoding = tokenizer(words, batch[(number + 1) % len(batch)], is_split_into_words=True)
+        rows.append({**encoding, "labels": draw.randrange(NUM_LABELS), "text_number": number})
     return rows
 
 
