@@ -179,8 +179,8 @@ def fast_linear(linear: nn.Linear, inputs: Tensor, part_GD: Tensor | None = None
         inputs: `(..., width)`.
     """
     backend, _ = choose_backend([linear], inputs)
-    weight_GD, bias_G = (linear.weight, linear.bias) if part_GD is None else (part_GD, None)
     if backend in ("inference", "training"):
+        weight_GD, bias_G = (linear.weight, linear.bias) if part_GD is None else (part_GD, None)
         dtype = product_dtype(inputs)
         return fast_product(inputs.to(dtype), weight_GD.to(dtype), None if bias_G is None else bias_G.to(dtype))
     if part_GD is not None:

@@ -5,6 +5,9 @@ single texts only, S = B and each text is compared with itself); D width of the 
 its output; E width of an encoded word; P width of a pooled text; J width of both pooled texts.
 """
 
+from collections.abc import Iterable
+from typing import cast
+
 import torch
 from torch import Tensor, nn
 from transformers import initialization as init
@@ -100,7 +103,7 @@ class BiattentiveClassifier(TextPairClassifier):
         compared = torch.cat([texts_STE, texts_STE - context_STE, texts_STE * context_STE], -1)
         integrated_STH = self.integrator(self.sequence_dropout(compared), mask_ST)
         joint_BJ = both_texts(self._pool(integrated_STH, mask_ST), len(inputs_BTD))
-        for linear in self.joint:
+        for linear in cast(Iterable[nn.Linear], self.joint):
             joint_BJ = fast_linear(linear, self.dropout(joint_BJ)).relu()
         return self.output(self.dropout(joint_BJ))
 

@@ -142,6 +142,12 @@ def test_debug_shows_the_traceback_and_is_also_an_option_of_trainer(arguments, l
     assert sys.argv[1:] == left
 
 
+def test_a_program_leaves_its_group_of_processes(tmp_path):
+    torch.distributed.init_process_group("gloo", init_method=f"file://{tmp_path}/group", world_size=1, rank=0)
+    run(lambda: None)
+    assert not torch.distributed.is_initialized()
+
+
 @pytest.mark.parametrize("start", [lambda: run(interrupted), lambda: modeling_elmo_cli.run_program("embed")])
 def test_control_c(start, monkeypatch, capsys):
     """In a program, and while its module is imported."""

@@ -21,6 +21,7 @@ from modeling_elmo.run_scripts.fine_tuning.task import (
     log_mean_probabilities,
     truncation,
 )
+from modeling_elmo.run_scripts.fine_tuning.trainer import TaskTrainingArguments
 
 
 @dataclass(kw_only=True)
@@ -35,12 +36,22 @@ class ClassificationArguments(ClassificationDataArguments):
     )
 
 
+@dataclass
+class ClassificationTrainingArguments(TaskTrainingArguments):
+    """Trainer's arguments, with the learning rate of ESIM (Chen et al. 2017)."""
+
+    _argument_group_name = "training options"
+
+    learning_rate: float = 4e-4  # at 1e-3, a BCN of the paper's size may not leave the accuracy of chance
+
+
 class Classification(Task):
     """The paper's sentiment and entailment (section 4), and other labels of texts."""
 
     name = "classification"
     model_class = ELMoForSequenceClassification
     arguments_class = ClassificationArguments
+    training_arguments_class = ClassificationTrainingArguments
 
     def read_data(self) -> DatasetDict:
         return read_classification(self.arguments)

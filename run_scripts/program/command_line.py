@@ -171,6 +171,7 @@ def run(main: Callable[[], Any]) -> None:
     is_debugging = _take_debug_flag()
     try:
         main()
+        _leave_process_group()
     except KeyboardInterrupt:
         sys.exit(INTERRUPTED)
     except Exception as error:
@@ -179,6 +180,13 @@ def run(main: Callable[[], Any]) -> None:
         program = re.split(r"[/\\]", sys.argv[0])[-1]
         print(f"{program}: error: {_message(error)}", file=sys.stderr)
         sys.exit(USER_ERROR)
+
+
+def _leave_process_group():
+    """A process that exits inside its group may abort, although its work is done."""
+    distributed = sys.modules.get("torch.distributed")
+    if distributed is not None and distributed.is_available() and distributed.is_initialized():
+        distributed.destroy_process_group()
 
 
 def _take_debug_flag() -> bool:
