@@ -171,7 +171,7 @@ def run(main: Callable[[], Any]) -> None:
     is_debugging = _take_debug_flag()
     try:
         main()
-        _leave_process_group()
+        _end_distributed_run()
     except KeyboardInterrupt:
         sys.exit(INTERRUPTED)
     except Exception as error:
@@ -182,7 +182,7 @@ def run(main: Callable[[], Any]) -> None:
         sys.exit(USER_ERROR)
 
 
-def _leave_process_group():
+def _end_distributed_run():
     """A process that exits inside its group may abort, although its work is done."""
     distributed = sys.modules.get("torch.distributed")
     if distributed is not None and distributed.is_available() and distributed.is_initialized():
