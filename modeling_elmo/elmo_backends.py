@@ -235,7 +235,7 @@ def product(
         plus = bias_G if plus_NG is None else plus_NG if bias_G is None else plus_NG + bias_G
         return int8_product(inputs_ND, weight_GD, plus, clip)
     weight_GD, copy = weight_GD if isinstance(weight_GD, Packed) else (weight_GD, weight_GD)
-    if not suits_onednn(inputs_ND, weight_GD):
+    if not suits_onednn(len(inputs_ND), weight_GD):
         return _plain_product(inputs_ND, weight_GD, bias_G, plus_NG, clip)
     linear = torch.ops.mkldnn._linear_pointwise
     if plus_NG is not None:
@@ -244,15 +244,15 @@ def product(
     return linear(inputs_ND, copy, bias_G, then, bounds, "")
 
 
-def suits_onednn(inputs_ND: Tensor, weight_GD: Tensor) -> bool:
-    """Whether oneDNN is there, and faster than MKL."""
-    is_small = len(inputs_ND) * weight_GD.numel() < FEW_PRODUCTS
-    return not is_small and _has_onednn(inputs_ND) and not suits_mkl(inputs_ND, weight_GD)
+def suits_onednn(rows: int, weight_GD: Tensor) -> bool:
+    """Whether oneDNN is there for products of so many rows with a weight, and faster than MKL."""
+    is_small = rows * weight_GD.numel() < FEW_PRODUCTS
+    return not is_small and _has_onednn(weight_GD) and not suits_mkl(rows, weight_GD)
 
 
-def suits_mkl(inputs_ND: Tensor, weight_GD: Tensor) -> bool:
+def suits_mkl(rows: int, weight_GD: Tensor) -> bool:
     """On Intel, MKL is faster for a single row, and for a transposed weight, as in backward passes."""
-    return _is_intel and (len(inputs_ND) == 1 or not weight_GD.is_contiguous())
+    return _is_intel and (rows == 1 or not weight_GD.is_contiguous())
 
 
 def _plain_product(inputs_ND, weight_GD, bias_G, plus_NG, clip) -> Tensor:
@@ -269,7 +269,7 @@ def weight_gradient(grad_NG: Tensor, inputs_ND: Tensor) -> Tensor:
     """`grad.T @ inputs`, `(G, D)`. A tall one of many rows is computed as its transpose, which autograd copies."""
     grad_GN, inputs_DN = grad_NG.t(), inputs_ND.t()
     is_tall = len(grad_GN) > len(inputs_DN) and len(grad_NG) >= MANY_ROWS
-    if is_tall or not suits_onednn(grad_GN, inputs_DN):
+    if is_tall or not suits_onednn(len(grad_GN), inputs_DN):
         return product(inputs_DN, grad_GN).t()
     return product(grad_GN, inputs_DN)
 

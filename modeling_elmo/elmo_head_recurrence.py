@@ -164,7 +164,7 @@ def _before(states_SKBH: Tensor) -> Tensor:
 
 def _products(rows: int, weight_KGD: Tensor, bias_KG: Tensor | None = None) -> Callable[[Tensor], Tensor]:
     """The function `x_KBD @ weight.T + bias` of both directions: small products as one batch, others with oneDNN."""
-    if suits_onednn(weight_KGD.new_empty(rows, 0), weight_KGD[0]):
+    if suits_onednn(rows, weight_KGD[0]):
         weights = [packed(weight_GD, keep=False) for weight_GD in weight_KGD]
         biases = (None, None) if bias_KG is None else bias_KG
         return lambda x_KBD: torch.stack([product(*each) for each in zip(x_KBD, weights, biases, strict=True)])

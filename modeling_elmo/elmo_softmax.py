@@ -266,7 +266,7 @@ def cross_entropy(
     `(N, R)` logits are never in memory. The backward pass only scales the gradients. Targets are indices of the R rows.
     """
     inputs = hidden_NP, weight_RP, bias_R
-    fast = choose_backend([], *inputs)[0] in ("inference", "training") and not suits_mkl(hidden_NP, weight_RP.t())
+    fast = choose_backend([], *inputs)[0] in ("inference", "training") and not suits_mkl(len(hidden_NP), weight_RP.t())
     constants = *competition, targets_N, scale_N.detach(), fast
     if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in inputs):
         return _CrossEntropy.apply(*inputs, *constants)

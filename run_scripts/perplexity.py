@@ -53,7 +53,6 @@ def main(arguments: list[str] | None = None) -> Perplexity:
     accelerator.print(f"{parsed.model}: {found}")
     if parsed.output and accelerator.is_main_process:
         write_json(Path(parsed.output), asdict(found))
-    accelerator.end_training()  # a process that exits inside its group may abort
     return found
 
 

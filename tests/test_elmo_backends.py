@@ -9,7 +9,15 @@ import torch.nn.functional as F
 from torch import nn
 
 from modeling_elmo import elmo_backend, elmo_backends
-from modeling_elmo.elmo_backends import choose_backend, fast_linear, packed, product, suits_mkl, tanh
+from modeling_elmo.elmo_backends import (
+    choose_backend,
+    fast_linear,
+    packed,
+    product,
+    suits_mkl,
+    tanh,
+    weight_gradient,
+)
 
 
 @pytest.fixture(params=["oneDNN", "oneDNN on Intel", "public operators"])
@@ -69,11 +77,22 @@ def test_parts_of_larger_matrices(monkeypatch):
         torch.testing.assert_close([mine, *others], [theirs, *expected])
 
 
+@pytest.mark.parametrize("rows, inputs, outputs, is_copied", [(300, 4, 8, True), (300, 8, 4, False), (9, 4, 8, False)])
+def test_the_gradient_of_a_weight_and_its_layout(rows, inputs, outputs, is_copied, monkeypatch):
+    """Autograd copies a gradient whose layout differs from the weight's."""
+    monkeypatch.setattr(elmo_backends, "FEW_PRODUCTS", 1)
+    monkeypatch.setattr(elmo_backends, "_is_intel", False)
+    grad, read = torch.randn(rows, outputs), torch.randn(rows, inputs)
+    found = weight_gradient(grad, read)
+    torch.testing.assert_close(found, torch.einsum("ng,nd->gd", grad, read), rtol=1e-4, atol=1e-4)
+    assert found.is_contiguous() is not (is_copied or not torch.backends.mkldnn.is_available())
+
+
 def test_on_intel_mkl_takes_single_rows_and_transposed_weights(monkeypatch):
     weight = torch.randn(4, 4)
     for is_intel in (True, False):
         monkeypatch.setattr(elmo_backends, "_is_intel", is_intel)
-        found = [suits_mkl(torch.ones(rows, 4), used) for rows, used in ((2, weight), (1, weight), (2, weight.t()))]
+        found = [suits_mkl(rows, used) for rows, used in ((2, weight), (1, weight), (2, weight.t()))]
         assert found == [False, is_intel, is_intel]
 
 

@@ -5,7 +5,8 @@ import torch
 from accelerate import cpu_offload
 from torch import nn
 
-from modeling_elmo import elmo_backend, elmo_backends
+from modeling_elmo import elmo_backend, elmo_backends, elmo_head_recurrence
+from modeling_elmo.elmo_backends import product
 from modeling_elmo.elmo_head_recurrence import _GRU, _LSTM, read_both_ways
 
 LENGTHS = [7, 1, 4, 7, 2]
@@ -46,6 +47,11 @@ def test_backends_agree(kind, dtype, tolerance):
 @pytest.mark.parametrize("rows", [1, 5])
 def test_gradients_are_those_of_torchs_own(kind, few, rows, monkeypatch):
     monkeypatch.setattr(elmo_backends, "FEW_PRODUCTS", few)
+    monkeypatch.setattr(elmo_backends, "_is_intel", False)
+    rows_of_steps = []
+    monkeypatch.setattr(
+        elmo_head_recurrence, "product", lambda x, *others: rows_of_steps.append(len(x)) or product(x, *others)
+    )
     layer, (x, ends) = make_layer(kind, 40, 30, torch.float32), make_rows(40, torch.float32)
     x, ends = x[:rows], ends[:rows]
     read_BS1 = (torch.arange(7) < ends)[..., None]
@@ -57,6 +63,9 @@ def test_gradients_are_those_of_torchs_own(kind, few, rows, monkeypatch):
         gradients.append(torch.autograd.grad(outputs.sin().sum(), [inputs, *layer.parameters()]))
     for expected, found in zip(*gradients, strict=True):
         torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
+    two_directions_two_ways = 4 * 7  # steps
+    has_products = few == 0 and torch.backends.mkldnn.is_available()
+    assert rows_of_steps == [rows] * (two_directions_two_ways if has_products else 0)
 
 
 @pytest.mark.parametrize("function, gates", [(_GRU, 3), (_LSTM, 4)])
