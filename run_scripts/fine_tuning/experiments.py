@@ -147,7 +147,7 @@ class Experiment:
         for arm in self.arms:  # a network that cannot be built fails before any training
             with torch.device("meta"):
                 self.task.model_class(task_config(self.task, self.head, len(SPECIAL_WORDS) + 1, None, **arm.overrides))
-        members = [(arm, seed) for arm in self.arms for seed in self.seeds]
+        members = [(arm, seed) for seed in self.seeds for arm in self.arms]  # a stopped run has all arms of a seed
         for member in members:
             self._check_settings(*member)
         return [self._finished(*member) or self._copied(*member) or self._train(*member) for member in members]
