@@ -181,6 +181,23 @@ def test_missing_models_are_trained(finished, place, tmp_path, trainers):
     assert [record["seed"] for record in records] == [41, 41, 42, 42] and len(trainers) == 2
 
 
+def test_tables_are_written_after_each_seed(finished, place, tmp_path, monkeypatch):
+    copy = tmp_path / "experiment"
+    shutil.copytree(finished, copy, ignore=shutil.ignore_patterns("results", "seed-43"))
+    train_first = experiments.Experiment._train
+
+    def stop(self, arm, seed):
+        if arm.name == "elmo":
+            raise KeyboardInterrupt
+        return train_first(self, arm, seed)
+
+    monkeypatch.setattr(experiments.Experiment, "_train", stop)
+    with pytest.raises(KeyboardInterrupt):
+        train(place, copy, compare_baseline=True, seeds=2)
+    records = read_json(copy / "results" / "ner.json")["records"]
+    assert [(record["arm"], record["seed"]) for record in records] == [("baseline", 42), ("elmo", 42)]
+
+
 def test_models_of_other_experiments_are_copied(finished, place, tmp_path, trainers):
     options = {"ablation": "placement", "seeds": 2, "reuse_from": place, "num_train_epochs": 3}
     records = train(place, tmp_path, **options)

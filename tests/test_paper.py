@@ -87,6 +87,32 @@ def test_a_plan_runs_side_by_side_once_and_fails_alone(place, monkeypatch, capsy
     )
 
 
+def test_a_dry_run_lists_what_is_finished_and_writes_the_page(place, capsys):
+    run(place, ENTITIES)
+    capsys.readouterr()
+    records = run(place, ENTITIES, USES, dry_run=True, seeds=2)
+    lines = capsys.readouterr().out.split("\n")
+    assert re.fullmatch(r"entities: not finished, 2 of 4 models, \d+\.\d minutes for each", lines[0])
+    assert lines[1] == "uses: not finished" and len(records) == 2
+    page = (place / "paper" / "README.md").read_text(encoding="utf-8")
+    assert "entities, F1" in page and "Without results so far: uses." in page
+    assert not (place / "paper" / "uses").exists()
+
+
+def test_an_interrupted_plan_writes_the_page_of_finished_seeds(place, monkeypatch):
+    run(place, ENTITIES)
+
+    def interrupt(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(paper, "show_progress", interrupt)
+    (place / "paper" / "README.md").unlink()
+    with pytest.raises(KeyboardInterrupt):
+        run(place, USES, ENTITIES, seeds=2)
+    page = (place / "paper" / "README.md").read_text(encoding="utf-8")
+    assert re.search(r"entities, F1 *\| *[12] \|", page)
+
+
 def test_a_task_takes_the_bilm_that_was_trained_further(place):
     options = {"max_steps": 2, "is_split_into_words": True, "report_to": "none"}
     files = {"train_file": "wnut17.txt", "validation_file": "wnut17.txt"}

@@ -48,7 +48,8 @@ def default_options(task: str, output: Path) -> list[str]:
 @pytest.mark.parametrize("task", SETTINGS)
 def test_an_experiment_made_before_is_recognized_as_finished(task, place, tmp_path, monkeypatch):
     monkeypatch.chdir(place)
-    monkeypatch.setattr(experiments, "report", lambda *_: None)
+    for name in ("report", "write_tables"):
+        monkeypatch.setattr(experiments, name, lambda *_: None)
     monkeypatch.setattr(experiments.Experiment, "_train", lambda self, arm, seed: self._settings(arm, seed))
     (settings,) = reproduce.main(default_options(task, tmp_path / "new"))
     known = SETTINGS[task] | {"model_digest": settings["model_digest"]}

@@ -87,10 +87,6 @@ def results_of(folder: Path) -> Any:
     return None
 
 
-def has_results(folder: Path) -> bool:
-    return bool(result_files(folder))
-
-
 def result_files(folder: Path) -> list[Path]:
     return sorted([*folder.glob("results/*.json"), *trained_bilm(folder).glob("results/*.json")])
 

@@ -32,6 +32,7 @@ from modeling_elmo.run_scripts.fine_tuning.reports import (
     run_settings,
     write_card_and_record,
     write_run,
+    write_tables,
 )
 from modeling_elmo.run_scripts.fine_tuning.task import Record, Task
 from modeling_elmo.run_scripts.fine_tuning.trainer import TaskTrainer, TaskTrainingArguments, last_checkpoint
@@ -143,14 +144,20 @@ class Experiment:
         self.seeds = range(self.training.seed, self.training.seed + self.arguments.seeds)
 
     def run(self) -> list[Record]:
-        """Trains the missing members, and returns the record of each."""
+        """Trains the missing members, and returns the record of each. After each seed it writes the tables so far."""
         for arm in self.arms:  # a network that cannot be built fails before any training
             with torch.device("meta"):
                 self.task.model_class(task_config(self.task, self.head, len(SPECIAL_WORDS) + 1, None, **arm.overrides))
-        members = [(arm, seed) for seed in self.seeds for arm in self.arms]  # a stopped run has all arms of a seed
-        for member in members:
-            self._check_settings(*member)
-        return [self._finished(*member) or self._copied(*member) or self._train(*member) for member in members]
+        for seed in self.seeds:
+            for arm in self.arms:
+                self._check_settings(arm, seed)
+        records: list[Record] = []
+        for seed in self.seeds:  # all arms of a seed, so that a stopped experiment has compared them
+            for member in ((arm, seed) for arm in self.arms):
+                records.append(self._finished(*member) or self._copied(*member) or self._train(*member))
+            if self.training.process_index == 0:
+                write_tables(records, self.folder, self.arguments.ablation)
+        return records
 
     def best_folder(self, records: list[Record]) -> Path:
         """The folder of the best model on the first split, with ELMo if any has it. Its card says how it was chosen."""

@@ -24,7 +24,7 @@ from typing import Any
 from tqdm.auto import tqdm
 
 from modeling_elmo import ELMoConfig
-from modeling_elmo.run_scripts.cards.paper_page import has_results, paper_page, trained_bilm, update_page
+from modeling_elmo.run_scripts.cards.paper_page import PlanEntry, paper_page, results_of, trained_bilm, update_page
 from modeling_elmo.run_scripts.cards.tables import read_record
 from modeling_elmo.run_scripts.fine_tuning.arms import experiment_arms
 from modeling_elmo.run_scripts.program.files import check_model, read_json, write_lines
@@ -54,6 +54,9 @@ class PaperArguments:
     seeds: int | None = field(default=None, metadata={"help": "Number of seeds. Default: as in the plan."})
     processes: int = field(default=1, metadata={"help": "Number of experiments that run side by side."})
     use_cpu: bool = field(default=False, metadata={"help": "Use the CPU even if there is an accelerator."})
+    dry_run: bool = field(
+        default=False, metadata={"help": "Run nothing: list what is finished, and write the page of that."}
+    )
     page: str | None = field(
         default=None,
         metadata={"help": "Markdown file that has the page between two marks, such as RESULTS.md; it is updated."},
@@ -80,11 +83,12 @@ class PlannedExperiment:
         return [read_record(path) for path in sorted(self.folder.rglob("record.json"))]
 
     def is_finished(self) -> bool:
-        return has_results(self.folder) and (not self.members or len(self.records()) >= self.members)
+        results = results_of(self.folder)
+        return results is not None and (not self.members or len(results) >= self.members)
 
 
 def run_plan(arguments: PaperArguments) -> list[dict[str, Any]]:
-    """Runs what is missing, and writes the page, also after an experiment has failed.
+    """Runs what is missing, and writes the page, also after an experiment has failed or was interrupted.
 
     Returns:
         The records of all models.
@@ -96,25 +100,40 @@ def run_plan(arguments: PaperArguments) -> list[dict[str, Any]]:
     plan = read_plan(Path(arguments.plan), arguments.only)
     output = Path(arguments.output_dir)
     experiments = [planned(entry, arguments) for entry in plan]
-    with sole_run(output):
-        missing = [each for each in experiments if not each.is_finished()]
-        print(f"{len(experiments)} experiments, {len(experiments) - len(missing)} of them finished before")
-        failed = []
-        for are_first in (True, False):  # others may take a biLM that one of the first has trained
-            wave = [each for each in missing if each.is_pretraining is are_first]
-            failed += run_side_by_side(wave, arguments.processes)
-        page = paper_page(plan, output)
-        write_lines(output / "README.md", [page])
-        print(f"{output / 'README.md'}: tables beside those of the paper")
-        if arguments.page is not None:
-            update_page(Path(arguments.page), page)
-    if failed:
-        reasons = "\n".join(f"{each.name}: {last_line(each)} (see {each.folder / 'log.txt'})" for each in failed)
-        raise RuntimeError(f"{len(failed)} experiments have failed. The same command repeats them.\n{reasons}")
+    if arguments.dry_run:  # also while another process runs the plan
+        print(*map(progress_line, experiments), sep="\n")
+        write_page(plan, arguments)
+    else:
+        with sole_run(output):
+            run_missing(plan, experiments, arguments)
     return [record for each in experiments for record in each.records()]
 
 
-def read_plan(path: Path, only: Sequence[str] | None = None) -> list[dict[str, Any]]:
+def run_missing(plan: Sequence[PlanEntry], experiments: Sequence[PlannedExperiment], arguments: PaperArguments):
+    missing, failed = [each for each in experiments if not each.is_finished()], []
+    print(f"{len(experiments)} experiments, {len(experiments) - len(missing)} of them finished before")
+    try:
+        for are_first in (True, False):  # others may take a biLM that one of the first has trained
+            wave = [each for each in missing if each.is_pretraining is are_first]
+            failed += run_side_by_side(wave, arguments.processes)
+    finally:
+        write_page(plan, arguments)
+    if failed:
+        reasons = "\n".join(f"{each.name}: {last_line(each)} (see {each.folder / 'log.txt'})" for each in failed)
+        raise RuntimeError(f"{len(failed)} experiments have failed. The same command repeats them.\n{reasons}")
+
+
+def write_page(plan: Sequence[PlanEntry], arguments: PaperArguments):
+    """Writes the page of what has results so far."""
+    path = Path(arguments.output_dir, "README.md")
+    page = paper_page(plan, path.parent)
+    write_lines(path, [page])
+    if arguments.page is not None:
+        update_page(Path(arguments.page), page)
+    print(f"{path}: tables beside those of the paper")
+
+
+def read_plan(path: Path, only: Sequence[str] | None = None) -> list[PlanEntry]:
     """The experiments of a plan, or those with the names in `only`.
 
     Raises:
@@ -145,7 +164,7 @@ def read_plan(path: Path, only: Sequence[str] | None = None) -> list[dict[str, A
     return [entry for entry in plan if only is None or entry["name"] in only]
 
 
-def planned(entry: dict[str, Any], arguments: PaperArguments) -> PlannedExperiment:
+def planned(entry: PlanEntry, arguments: PaperArguments) -> PlannedExperiment:
     """The command of an entry.
 
     Raises:
@@ -234,6 +253,17 @@ def time_left(members: Sequence[int], records: Sequence[list[dict[str, Any]]], p
         if found := [record["seconds"] for record in finished if "seconds" in record]:
             seconds.append(sum(found) / len(found) * (number - len(found)))
     return sum(seconds) / processes if seconds else None
+
+
+def progress_line(experiment: PlannedExperiment) -> str:
+    """How much of an experiment is finished, and how long a model of it takes."""
+    records = experiment.records()
+    parts = [f"{experiment.name}: {'finished' if experiment.is_finished() else 'not finished'}"]
+    if experiment.members:
+        parts.append(f"{len(records)} of {experiment.members} models")
+    if minutes := [record["seconds"] / 60 for record in records if "seconds" in record]:
+        parts.append(f"{sum(minutes) / len(minutes):.1f} minutes for each")
+    return ", ".join(parts)
 
 
 def last_line(experiment: PlannedExperiment) -> str:

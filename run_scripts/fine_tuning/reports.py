@@ -140,11 +140,8 @@ def push_model(folder: Path, task: Task, training: TaskTrainingArguments):
 
 def report(records: Sequence[Record], folder: Path, ablation: str | None = None, is_ensemble: bool = False):
     """Prints the tables of all runs, and writes them to `results/` with the records and figures."""
-    metric, task = records[0]["metric"], records[0]["task"]
-    name = "_".join(filter(None, (task, ablation, "ensemble" if is_ensemble else None)))
-    summaries = summarize(records)
-    baseline = BASELINE_NAME if BASELINE_NAME in {each.arm.partition("@")[0] for each in summaries} else None
-    write_results(folder, name, records, baseline)
+    name = write_tables(records, folder, ablation, is_ensemble)
+    metric, summaries, baseline = records[0]["metric"], summarize(records), compared_arm(records)
     print(*filter(None, (summary_table(summaries, metric, baseline), score_table(summaries))), sep="\n\n")
     results = folder / "results"
     if any(record["layer_weights"] for record in records):
@@ -158,3 +155,18 @@ def report(records: Sequence[Record], folder: Path, ablation: str | None = None,
     if "confusion" in scores:
         draw_confusion(scores["confusion"], list(scores["per_label"]), results / f"{name}_confusion.png")
     print(f"{results}: {name}.json, {name}.md and figures")
+
+
+def write_tables(
+    records: Sequence[Record], folder: Path, ablation: str | None = None, is_ensemble: bool = False
+) -> str:
+    """Writes the tables of these runs to `results/`, with their records. Returns the name of the files."""
+    name = "_".join(filter(None, (records[0]["task"], ablation, "ensemble" if is_ensemble else None)))
+    write_results(folder, name, records, compared_arm(records))
+    return name
+
+
+def compared_arm(records: Sequence[Record]) -> str | None:
+    """The arm that the others are compared with, if it has run."""
+    arms = {record["arm"].partition("@")[0] for record in records}
+    return BASELINE_NAME if BASELINE_NAME in arms else None
