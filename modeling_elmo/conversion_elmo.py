@@ -20,7 +20,7 @@ from transformers.utils import cached_file
 
 from modeling_elmo import conversion_files as files
 from modeling_elmo.configuration_elmo import ELMoConfig
-from modeling_elmo.modeling_elmo import ELMoForPreTraining, ELMoModel
+from modeling_elmo.modeling_elmo import ELMoForPreTraining, ELMoModel, ELMoPreTrainedModel
 from modeling_elmo.tokenization.elmo_characters import SPECIAL_WORDS, read_vocabulary
 from modeling_elmo.tokenization.tokenization_elmo import ELMoTokenizer
 
@@ -187,6 +187,22 @@ def save_converted(folder: Path, model: PreTrainedModel, tokenizer: ELMoTokenize
     files.write_json_object(asdict(record), folder / record_file)
 
 
+def load_for_export(model_class: type[ELMoPreTrainedModel], model_dir: str | Path) -> ELMoPreTrainedModel:
+    """A model in float32, without what the original formats have no place for.
+
+    Raises:
+        ValueError: the model is quantized.
+    """
+    model = model_class.from_pretrained(model_dir, dtype=torch.float32)
+    if model._is_int8():
+        raise ValueError(
+            f"{model_dir} holds a quantized model, which the original format cannot store. Export the model in "
+            "float32, or save what `model.dequantize()` returns."
+        )
+    model.base_model._drop_cache()
+    return model
+
+
 def export_original_checkpoint(
     model_dir: str | Path,
     weights: str | Path,
@@ -207,7 +223,7 @@ def export_original_checkpoint(
     config = ELMoConfig.from_pretrained(model_dir)
     check_expressible(config, softmax)
     record = read_original_record(model_dir, config)
-    model = (ELMoForPreTraining if softmax else ELMoModel).from_pretrained(model_dir, dtype=torch.float32)
+    model = load_for_export(ELMoForPreTraining if softmax else ELMoModel, model_dir)
     if softmax and not model.config.has_softmax:
         raise ValueError(f"{model_dir} has no softmax; omit `softmax`.")
     arrays = to_original(model.state_dict(), record)

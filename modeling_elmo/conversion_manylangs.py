@@ -25,6 +25,7 @@ from modeling_elmo.conversion_elmo import (
     are_special_rows,
     check_recorded,
     from_original,
+    load_for_export,
     save_converted,
     to_original,
     word_rows,
@@ -184,7 +185,7 @@ def export_manylangs_checkpoint(model_dir: str | Path, output_dir: str | Path) -
     config, tokenizer = ELMoConfig.from_pretrained(model_dir), ELMoTokenizer.from_pretrained(model_dir)
     check_manylangs_expressible(config, tokenizer)
     record = read_manylangs_record(model_dir, config)
-    model = ELMoModel.from_pretrained(model_dir, dtype=torch.float32)
+    model = load_for_export(ELMoModel, model_dir)
     arrays = to_original(model.state_dict(), record, MANYLANGS_KEYS)
     with files.staged(output_dir) as folder:
         folder.mkdir()

@@ -147,10 +147,12 @@ def _int8_obstacle(differentiable: bool, layers: list[nn.Module], inputs: Tensor
 def is_unmodified(layer: nn.Module, types: tuple[type[nn.Module], ...]) -> bool:
     """Whether a kernel may read the layer's parameters directly.
 
-    Adapters, quantizers and offloading change a layer's type, its parameters or its hooks. Then it must be called.
+    Adapters, quantizers and offloading change a layer's type, its parameters or its hooks, and a replica of
+    `nn.DataParallel` has no parameters. Then it must be called.
     """
-    hooked = layer._forward_hooks or layer._forward_pre_hooks or "forward" in layer.__dict__
-    return type(layer) in types and all(type(p) is nn.Parameter for p in layer.parameters()) and not hooked
+    hooks = (layer._forward_hooks, layer._forward_pre_hooks, layer._backward_hooks, layer._backward_pre_hooks)
+    changed = any(hooks) or "forward" in layer.__dict__ or getattr(layer, "_is_replica", False)
+    return type(layer) in types and all(type(p) is nn.Parameter for p in layer.parameters()) and not changed
 
 
 def is_exporting() -> bool:

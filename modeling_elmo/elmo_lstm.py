@@ -425,7 +425,8 @@ def inference_in_threads(
     """The results of calls that run one direction each: without gradients at once, or on one thread for few words."""
     layers = [layer for lstm in lstms for layer in lstm.layers]
     ours = batch_sizes and all(type(layer) is ELMoLSTMLayer for layer in layers)
-    possible = ours and can_use_threads(tensors[0].device) and not needs_gradients(layers, *tensors)
+    draws = any(lstm.training and lstm.dropout for lstm in lstms)  # from one generator, so in a fixed order
+    possible = ours and not draws and can_use_threads(tensors[0].device) and not needs_gradients(layers, *tensors)
     backends = _backends(layers, *tensors) if possible else {"reference"}
     if not backends <= {"inference", "int8", "training"}:
         return [call() for call in calls]

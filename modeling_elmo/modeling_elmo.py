@@ -195,9 +195,18 @@ class ELMoPreTrainedModel(PreTrainedModel):
             bilm.vocabulary_cache = bilm._empty_cache()
 
     def _use_floats(self):
+        self.base_model._drop_cache()
         replace_linears(self.base_model, Int8Linear, Int8Linear.to_linear)
         self.requires_grad_(True)
         self._freeze_as_configured()
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """The dtype of the weights, also in a replica of `nn.DataParallel`, which has plain tensors in their place."""
+        if not getattr(self, "_is_replica", False):
+            return super().dtype
+        weights = (weight for module in self.modules() for weight in module._former_parameters.values())
+        return next(weight.dtype for weight in weights if weight.is_floating_point())
 
     def _is_int8(self) -> bool:
         return any(isinstance(module, Int8Linear) for module in self.modules())
@@ -236,7 +245,7 @@ class ELMoPreTrainedModel(PreTrainedModel):
         Args:
             new_num_tokens: the new vocabulary size. Default: the present size.
             pad_to_multiple_of: the size is rounded up to a multiple of this number.
-            mean_resizing: new rows are the mean of the present rows; otherwise random, as in a new model.
+            mean_resizing: new rows are the mean of the present rows; otherwise random, with their standard deviation.
         """
         size, step = new_num_tokens or self.config.vocab_size, pad_to_multiple_of or 1
         if not (isinstance(size, int) and isinstance(step, int)):
@@ -273,6 +282,7 @@ class ELMoPreTrainedModel(PreTrainedModel):
                 module.weight, module.bias = (_chosen(table, rows_V, mean) for table in (module.weight, module.bias))
             elif isinstance(words := getattr(module, "word_embeddings", None), nn.Embedding):
                 words.weight, words.num_embeddings = _chosen(words.weight, rows_V, mean), size
+                self.base_model._drop_cache()
         self.config.vocab_size = size
         self.tie_weights()
 
@@ -648,7 +658,7 @@ class ELMoModel(ELMoPreTrainedModel):
         self.config.vocabulary_cache_size = len(distinct_UX) if save else 0
 
     def _usable_cache(self) -> VocabularyCache | None:
-        if self.vocabulary_cache is None:
+        if self.vocabulary_cache is None or getattr(self, "_is_replica", False):
             return None
         cache, parameters = self.vocabulary_cache, self._word_parameters()
         if torch.is_grad_enabled() and any(parameter.requires_grad for parameter in parameters):
@@ -1002,7 +1012,7 @@ def _join_states(forward: list[Tensor], backward: list[Tensor]) -> States:
 
 
 def _chosen(parameter: Tensor, rows_V: Tensor, mean: bool) -> nn.Parameter:
-    """The given rows of a table. Rows -1 are the mean of the table, or random as in a new model."""
+    """The given rows of a table. Rows -1 are the mean of the table, or random with its standard deviation."""
     rows_V = rows_V.to(parameter.device)
     chosen = parameter[rows_V.clamp(min=0)]
     is_new_V = rows_V < 0
@@ -1010,7 +1020,7 @@ def _chosen(parameter: Tensor, rows_V: Tensor, mean: bool) -> nn.Parameter:
     if mean:
         extra += parameter.mean(0)
     elif parameter.dim() > 1:
-        extra.normal_(std=parameter.shape[1] ** -0.5)
+        extra.normal_(std=parameter.std().item())
     chosen[is_new_V] = extra
     return nn.Parameter(chosen, requires_grad=parameter.requires_grad)
 

@@ -19,7 +19,7 @@ from modeling_elmo.run_scripts.fine_tuning.coreference import (
     CoreferenceTrainingArguments,
 )
 from modeling_elmo.run_scripts.fine_tuning.head import BasicHeadArguments, HeadArguments, task_model, task_tokenizer
-from modeling_elmo.run_scripts.fine_tuning.reports import check_run, finish_run
+from modeling_elmo.run_scripts.fine_tuning.reports import begin_run, finish_run
 from modeling_elmo.run_scripts.fine_tuning.task import Record
 from modeling_elmo.run_scripts.fine_tuning.trainer import TaskTrainer
 from modeling_elmo.run_scripts.program.command_line import ProgramParser, run
@@ -33,9 +33,9 @@ def main(arguments: list[str] | None = None) -> Record:
     start, head = time.monotonic(), HeadArguments(**vars(model_options))
 
     task = Coreference(data_options)  # reads the data: task.data["train"] has sentences and mentions
-    check_run(task, training)
 
     with training.sole_run():
+        begin_run(task, head, training)
         vectors = head.read_word_vectors()
         tokenizer = task_tokenizer(task, head, task.data["train"], vectors)  # with the words of the training data
         with training.main_process_first(desc="encoding"):

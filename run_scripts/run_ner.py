@@ -12,7 +12,7 @@ from transformers import set_seed
 
 from modeling_elmo.run_scripts.cards.card import CardArguments
 from modeling_elmo.run_scripts.fine_tuning.head import BasicHeadArguments, HeadArguments, task_model, task_tokenizer
-from modeling_elmo.run_scripts.fine_tuning.reports import check_run, finish_run
+from modeling_elmo.run_scripts.fine_tuning.reports import begin_run, finish_run
 from modeling_elmo.run_scripts.fine_tuning.tagging import Tagging, TaggingArguments
 from modeling_elmo.run_scripts.fine_tuning.task import Record
 from modeling_elmo.run_scripts.fine_tuning.trainer import TaskTrainer, TaskTrainingArguments
@@ -27,9 +27,9 @@ def main(arguments: list[str] | None = None) -> Record:
     start, head = time.monotonic(), HeadArguments(**vars(model_options))
 
     task = Tagging(data_options)  # reads the data: task.data["train"] has the columns tokens and tags
-    check_run(task, training)
 
     with training.sole_run():
+        begin_run(task, head, training)
         vectors = head.read_word_vectors()
         tokenizer = task_tokenizer(task, head, task.data["train"], vectors)  # with the words of the training data
         with training.main_process_first(desc="encoding"):

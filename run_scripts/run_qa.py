@@ -18,7 +18,7 @@ from modeling_elmo.run_scripts.fine_tuning.question_answering import (
     QuestionAnsweringArguments,
     QuestionTrainingArguments,
 )
-from modeling_elmo.run_scripts.fine_tuning.reports import check_run, finish_run
+from modeling_elmo.run_scripts.fine_tuning.reports import begin_run, finish_run
 from modeling_elmo.run_scripts.fine_tuning.task import Record
 from modeling_elmo.run_scripts.fine_tuning.trainer import TaskTrainer
 from modeling_elmo.run_scripts.program.command_line import ProgramParser, run
@@ -32,9 +32,9 @@ def main(arguments: list[str] | None = None) -> Record:
     start, head = time.monotonic(), HeadArguments(**vars(model_options))
 
     task = QuestionAnswering(data_options)  # reads the data: task.data["train"] has questions, contexts and answers
-    check_run(task, training)
 
     with training.sole_run():
+        begin_run(task, head, training)
         vectors = head.read_word_vectors()
         tokenizer = task_tokenizer(task, head, task.data["train"], vectors)  # with the words of the training data
         with training.main_process_first(desc="encoding"):

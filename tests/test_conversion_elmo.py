@@ -14,6 +14,7 @@ from modeling_elmo.conversion_elmo import (
     export_original_checkpoint,
     options_to_config,
 )
+from modeling_elmo.elmo_int8 import int8_obstacle
 from modeling_elmo.tokenization.elmo_characters import SPECIAL_WORDS
 from modeling_elmo.tokenization.tokenization_elmo import ELMoTokenizer
 
@@ -166,6 +167,23 @@ def test_half_precision_is_exported_as_float32(converted, tmp_path):
     arrays, _ = round_trip(tmp_path / "half", tmp_path)
     assert {array.dtype for array in arrays.values()} == {np.dtype("float32")}
     np.testing.assert_allclose(arrays["char_embed"], read(ALLENNLP / "lm_weights.hdf5")["char_embed"], rtol=2**-8)
+
+
+def test_a_vocabulary_cache_is_left_out(converted, tmp_path):
+    folder = converted(WEIGHTS[0])
+    model, tokenizer = ELMoModel.from_pretrained(folder), ELMoTokenizer.from_pretrained(folder)
+    model.cache_vocabulary(["Paris"], tokenizer, save=True)
+    model.save_pretrained(tmp_path / "cached")
+    arrays, _ = round_trip(tmp_path / "cached", tmp_path)
+    assert_equal_arrays(arrays, read(ALLENNLP / "lm_weights.hdf5"))
+
+
+def test_a_quantized_model_is_refused(converted, tmp_path):
+    if int8_obstacle() is not None:
+        pytest.skip(int8_obstacle())
+    ELMoModel.from_pretrained(converted(WEIGHTS[0])).quantize().save_pretrained(tmp_path / "int8")
+    with pytest.raises(ValueError, match="int8 holds a quantized model, which the original"):
+        round_trip(tmp_path / "int8", tmp_path)
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,15 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from modeling_elmo import elmo_backend, elmo_backends
+from modeling_elmo import (
+    ELMoConfig,
+    ELMoForPreTraining,
+    ELMoForTokenClassification,
+    ELMoModel,
+    ELMoTokenizer,
+    elmo_backend,
+    elmo_backends,
+)
 from modeling_elmo.elmo_backends import (
     choose_backend,
     fast_linear,
@@ -164,3 +172,45 @@ def test_a_processor_without_bfloat16_is_named(instructions, monkeypatch, caplog
         found = {choose_backend(layers, inputs)[0] for _ in range(2)}
     slow = "Products in bfloat16 are slower here than in float32: this processor has no instructions for bfloat16."
     assert (found, caplog.messages) == ({"training"}, []) if instructions else ({"reference"}, [slow])
+
+
+def replica_of(network: nn.Module) -> nn.Module:
+    """What `torch.nn.parallel.replicate` makes for a device: modules with plain tensors in the place of parameters."""
+    modules = list(network.modules())
+    replicas = {module: module._replicate_for_data_parallel() for module in modules}
+    for module, replica in replicas.items():
+        replica._former_parameters = {}
+        for name, child in module._modules.items():
+            replica._modules[name] = None if child is None else replicas[child]
+        for name, parameter in module._parameters.items():
+            tensor = None if parameter is None else parameter * 1
+            setattr(replica, name, tensor) if tensor is not None else replica._parameters.update({name: None})
+            if tensor is not None:
+                replica._former_parameters[name] = tensor
+    return replicas[network]
+
+
+@pytest.mark.parametrize("gradients", [False, True])
+@pytest.mark.parametrize("model_class", [ELMoModel, ELMoForPreTraining, ELMoForTokenClassification])
+def test_replicas_of_data_parallel(model_class, gradients):
+    """Trainer makes them if there are several devices and one process."""
+    torch.manual_seed(0)
+    tokenizer = ELMoTokenizer(vocab=["<PAD>", "<S>", "</S>", "<UNK>", "a", "b"])
+    model = model_class(ELMoConfig.from_preset("tiny", vocab_size=len(tokenizer), num_labels=3)).eval()
+    inputs = tokenizer(["a b a", "b"], padding=True, return_tensors="pt")
+    options = {"labels": inputs.input_ids % 3} if model_class is not ELMoModel else {}
+    model.base_model.cache_vocabulary(["a", "b"], tokenizer)
+    with torch.set_grad_enabled(gradients):
+        found, expected = replica_of(model)(**inputs, **options)[0], model(**inputs, **options)[0]
+    torch.testing.assert_close(found, expected)
+    message = "'fused' was forced, but a layer is wrapped"
+    with elmo_backend("fused"), pytest.raises(ValueError, match=message):
+        replica_of(model)(**inputs, **options)
+    assert replica_of(model).dtype == torch.float32
+
+
+def test_backward_hooks_run():
+    calls, linear = [], nn.Linear(3, 2)
+    linear.register_full_backward_hook(lambda *_: calls.append(1))
+    fast_linear(linear, torch.randn(4, 3, requires_grad=True)).sum().backward()
+    assert calls == [1]

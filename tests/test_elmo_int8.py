@@ -258,6 +258,14 @@ def test_a_vocabulary_cache_is_made_afterwards(tmp_path):
 
 
 @needs_int8
+def test_a_vocabulary_cache_in_8_bits_is_not_that_of_floats(tmp_path):
+    model = make_model().quantize()
+    model.cache_vocabulary(["Paris", "is"], ELMoTokenizer(), save=True)
+    model.dequantize().save_pretrained(tmp_path)
+    assert ELMoModel.from_pretrained(tmp_path).vocabulary_cache is None
+
+
+@needs_int8
 def test_compiled_and_under_autocast():
     model = make_model().quantize()
     expected = top(model)

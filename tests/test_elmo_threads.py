@@ -144,6 +144,16 @@ def test_training_with_dropout_repeats_itself(used):
     assert set(used) == {2}
 
 
+def test_dropout_without_gradients_repeats_itself(used):
+    """Both directions draw from one generator, so they run one after the other."""
+    model, found = make_model(dropout=0.4).train(), []
+    for _ in range(4):
+        torch.manual_seed(1)
+        with torch.no_grad():
+            found.append(model(**encoded()).last_hidden_state)
+    assert all(torch.equal(vectors, found[0]) for vectors in found) and 2 not in used
+
+
 def test_hooks_of_parameters_run_once(used):
     model, calls = make_model(), []
     model.forward_lstm.layers[0].projection.weight.register_hook(calls.append)

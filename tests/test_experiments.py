@@ -181,6 +181,17 @@ def test_missing_models_are_trained(finished, place, tmp_path, trainers):
     assert [record["seed"] for record in records] == [41, 41, 42, 42] and len(trainers) == 2
 
 
+def test_an_experiment_that_gets_more_seeds_keeps_its_model(place, tmp_path, trainers):
+    """A single model has the output folder for itself, and a second seed makes folders for each."""
+    folder = tmp_path / "paper" / "entities"
+    (first,) = train(place, folder, **SHORT)
+    records = train(place, folder, **SHORT, seeds=2, reuse_from=tmp_path / "paper")
+    assert records[0] == first and [record["seed"] for record in records] == [42, 43] and len(trainers) == 2
+    assert_same_weights(folder / "elmo" / "seed-42", folder)
+    assert len(list(folder.rglob("model.safetensors"))) == 3
+    assert train(place, folder, **SHORT) == [first] and len(trainers) == 2
+
+
 def test_tables_are_written_after_each_seed(finished, place, tmp_path, monkeypatch):
     copy = tmp_path / "experiment"
     shutil.copytree(finished, copy, ignore=shutil.ignore_patterns("results", "seed-43"))
@@ -285,7 +296,7 @@ def test_a_start_that_failed_does_not_block_its_folder(place, tmp_path, monkeypa
         ({"train_file": None, "validation_file": None, "test_file": None}, "--train_file"),
         ({"reuse_from": "nowhere"}, "--reuse_from nowhere: there is no such folder; pass another"),
         ({"early_stopping_patience": 2, "validation_file": None}, "--early_stopping_patience needs a validation split"),
-        ({"cache_features": True, "no_freeze_bilm": True}, "--cache_features needs a frozen biLM"),
+        ({"cache_features": True, "no_freeze_bilm": True, "compare_baseline": True}, "--cache_features needs a frozen"),
     ],
 )
 def test_mistakes_end_before_training(options, message, place, tmp_path, trainers):

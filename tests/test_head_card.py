@@ -100,6 +100,14 @@ def test_results_data_and_settings(tmp_path):
     assert found == [("someone/text", "validation", 0.5), ("someone/text", "test", 0.25)]
 
 
+def test_splits_with_other_scores(tmp_path):
+    """A kind of predicate, or a question without an answer, may be in one split only."""
+    metrics = {"validation": {"f1": 0.5, "verb_f1": 0.4}, "test": {"f1": 0.25, "noun_f1": 0.125}}
+    text = written(tmp_path, metrics=metrics)
+    assert "| split | f1 | verb_f1 | noun_f1 |" in text
+    assert "| validation | 0.5000 | 0.4000 | |\n| test | 0.2500 | | 0.1250 |\n" in text
+
+
 def test_protocol(tmp_path):
     best = "Protocol: the checkpoint with the best `f1` on the validation split; "
     assert best + "one run, with seed 2.\n" in written(tmp_path)

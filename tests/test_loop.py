@@ -502,6 +502,16 @@ def test_two_processes_equal_one(number, two_processes):
     assert [record["settings"].get("num_processes") for record in records] == [None, 2]
 
 
+def test_a_sharded_run_resumes_on_one_process(two_processes):
+    """Sharding changes the order of the optimizer's parameters."""
+    number, again = 3, two_processes / "one-again"
+    shutil.copytree(two_processes / f"two-{number}" / "checkpoint-3", again / "checkpoint-3")
+    train(several(two_processes)[number][1] | {"output_dir": again, "resume_from_checkpoint": "last"})
+    expected, *_ = contents(last_of(two_processes / f"two-{number}"))
+    for name, weight in load_file(again / "checkpoint-6" / "model.safetensors").items():
+        torch.testing.assert_close(weight, expected[name], msg=name, **TOLERANCE)
+
+
 @pytest.mark.slow
 def test_two_processes_resume_exactly(two_processes):
     """Each process has its own rows and states in the checkpoint."""

@@ -72,7 +72,7 @@ def test_a_plan_runs_side_by_side_once_and_fails_alone(place, monkeypatch, capsy
     options = {"processes": 2, "page": place / "PAGE.md"}
     with pytest.raises(RuntimeError, match="1 experiments have failed. The same command repeats them") as error:
         run(place, ENTITIES, broken, USES, **options)
-    assert re.search(r"\nbroken: .*--elmo_placement.*'nowhere'.* \(see .*broken.log\.txt\)", str(error.value))
+    assert re.search(r"\nbroken: .*--elmo_placement.*'nowhere'.* \(see .*broken.output\.log\)", str(error.value))
     assert "3 experiments, 0 of them finished before" in capsys.readouterr().out
     page = (place / "paper" / "README.md").read_text(encoding="utf-8")
     for expected in ("## Table 1", "entities, F1", "## Figure 2", "## Table 4", "Without results so far: broken."):
@@ -85,6 +85,19 @@ def test_a_plan_runs_side_by_side_once_and_fails_alone(place, monkeypatch, capsy
     assert (place / "PAGE.md").read_text(encoding="utf-8") == document.replace(
         "\n\nWithout results so far: broken.", ""
     )
+
+
+def test_a_page_is_of_one_model_and_one_plan(place):
+    run(place, ENTITIES, USES)
+    page = (place / "paper" / "README.md").read_text(encoding="utf-8")
+    run(place, ENTITIES, USES, only="uses", dry_run=True)
+    assert (place / "paper" / "README.md").read_text(encoding="utf-8") == page
+    changed = {**USES, "options": {**USES["options"], "queries": 2}}
+    with pytest.raises(FileExistsError, match="uses was begun with other settings: queries 1, now 2. Pass another"):
+        run(place, ENTITIES, changed)
+    bilm(place / "bilm", vocab=["<PAD>", "<S>", "</S>", "<UNK>", "the", "a"], seed=1)
+    with pytest.raises(FileExistsError, match="entities was begun with other settings: model_digest '"):
+        run(place, ENTITIES, USES)
 
 
 def test_a_dry_run_lists_what_is_finished_and_writes_the_page(place, capsys):
@@ -151,7 +164,7 @@ def test_the_shipped_plan_names_options_that_exist(place):
         arguments = PaperArguments(
             model_name_or_path=str(place / "bilm"), data=str(place / "data"), output_dir=str(output)
         )
-        experiment = planned(entry, arguments)
+        experiment = planned(entry, arguments, "digest")
         words = experiment.command[experiment.command.index("-m") + 1 :]
         if entry["program"].startswith("reproduce"):
             task = reproduce.TASKS[words[1]]
@@ -210,7 +223,7 @@ def test_words_of_options():
 
 
 def test_time_left(tmp_path):
-    """Each experiment has 10 models; three of the first are finished."""
+    """Each experiment has 10 models; three of the first are finished. A model in its folder is of a run with one."""
     experiments = [PlannedExperiment(name, [], tmp_path / name, 10) for name in ("first", "second")]
     assert time_left([10, 10], [each.records() for each in experiments], 1) is None
     for seed, seconds in enumerate((100, 200, 300)):
@@ -218,6 +231,7 @@ def test_time_left(tmp_path):
         path = tmp_path / "first" / "elmo" / f"seed-{seed}" / "record.json"
         path.parent.mkdir(parents=True)
         path.write_text(json.dumps(record), encoding="utf-8")
+    (tmp_path / "first" / "record.json").write_text(path.read_text(encoding="utf-8"), encoding="utf-8")
     records = [each.records() for each in experiments]
     assert time_left([10, 10], records, 1) == 7 * 200 and time_left([10, 10], records, 2) == 700
     assert not experiments[0].is_finished()

@@ -131,6 +131,9 @@ def test_conll_2012(tmp_path, ending):
 def test_the_format_of_another_ending(tmp_path):
     assert read(tmp_path / "a.txt", PROPBANK, roles_format="propbank") == READ
     assert read(tmp_path / "a.conll", CONLL2012, roles_format="conll2012")[1] == READ[1]
+    parts = {"train_split": "train[:50%]", "validation_split": "train[50%:]", "roles_format": "propbank"}
+    found = read_roles(RoleDataArguments(train_file=str(tmp_path / "a.txt"), **parts))
+    assert [found[split].to_list() for split in found] == [[row] for row in READ]
     with pytest.raises(ValueError, match=r"--train_file a.props has an unknown ending; .*\.tsv, \.conll, .*\.jsonl"):
         read_roles(RoleDataArguments(train_file="a.props", roles_format="conll2005"))
     (tmp_path / "a.jsonl").write_text("{}")

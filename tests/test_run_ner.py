@@ -15,11 +15,14 @@ from task_worker import (
     predictions_of,
     read_json,
     sentences_of,
+    stopping_trainer,
     tag,
     train_tagger,
 )
 from transformers import AutoModelForTokenClassification, AutoTokenizer, pipeline
 
+from modeling_elmo.run_scripts import run_ner
+from modeling_elmo.run_scripts.cards.publishing import files_to_upload
 from modeling_elmo.run_scripts.fine_tuning.head import BasicHeadArguments
 from modeling_elmo.run_scripts.fine_tuning.metrics import tagging_scores
 from modeling_elmo.run_scripts.fine_tuning.trainer import last_checkpoint
@@ -73,6 +76,21 @@ def test_two_processes_equal_one(place, tmp_path):
     assert_same_weights(tmp_path / "two", tmp_path / "one", rtol=1e-4, atol=1e-5)
     world_sizes = [read_json(tmp_path / name / "record.json")["settings"]["world_size"] for name in COUNTS]
     assert world_sizes == [1, 2]
+
+
+def test_a_run_resumes_with_its_own_settings_only(place, tmp_path, monkeypatch):
+    """The optimizer keeps the settings of the checkpoint, so a record of others would be false."""
+    options = {"output_dir": tmp_path / "stopped", "num_train_epochs": 2, "learning_rate": 0.01}
+    with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+        patch.setattr(run_ner, "TaskTrainer", stopping_trainer("on_save"))
+        tag(place, **options)
+    again = options | {"resume_from_checkpoint": "last", "num_train_epochs": 3}
+    message = "last: the run was begun with other settings: learning_rate 0.01, now 0.1. Repeat its options, or train"
+    with pytest.raises(ValueError, match=message):
+        tag(place, **again | {"learning_rate": 0.1})
+    record = tag(place, **again)
+    assert record["epochs"] == 3 and record["settings"]["learning_rate"] == 0.01
+    assert "run_settings.json" not in files_to_upload(tmp_path / "stopped")
 
 
 def test_parts_of_speech_are_compared_by_accuracy(tmp_path):

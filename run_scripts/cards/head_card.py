@@ -99,8 +99,10 @@ def named_layers(record: dict[str, Any]) -> dict[str, dict[str, float]]:
 
 
 def numeric_metrics(record: dict[str, Any]) -> list[str]:
-    scores = next(iter(record["metrics"].values())) if record else {}
-    return [name for name, value in scores.items() if isinstance(value, (int, float))]
+    """The names of the scores that are single numbers, of all splits."""
+    splits = record["metrics"].values() if record else ()
+    names = [name for scores in splits for name, value in scores.items() if isinstance(value, (int, float))]
+    return list(dict.fromkeys(names))
 
 
 def best_was_selected(record: dict[str, Any]) -> bool:

@@ -36,14 +36,15 @@ from modeling_elmo.run_scripts.fine_tuning.reports import (
 )
 from modeling_elmo.run_scripts.fine_tuning.task import Record, Task
 from modeling_elmo.run_scripts.fine_tuning.trainer import TaskTrainer, TaskTrainingArguments, last_checkpoint
-from modeling_elmo.run_scripts.program.files import read_json, sync, write_json
+from modeling_elmo.run_scripts.program.files import different_settings, files_named, read_json, sync, write_json
 from modeling_elmo.run_scripts.vectors.word_vectors import WordVectors
 from modeling_elmo.tokenization.elmo_characters import SPECIAL_WORDS
 
 logger = logging.get_logger(__name__)
 
-# What belongs to an experiment and not to its model, if they share a folder; and `record.json`, which is written last.
-NOT_COPIED = shutil.ignore_patterns("features", "results", "checkpoint-*", "log.txt", ".lock", "record.json")
+# Files of an experiment that a plan runs: what its results depend on, and the output of its program.
+PLAN_SETTINGS, PLAN_OUTPUT = "planned.json", "output.log"
+NOT_COPIED = ("record.json", ".lock", PLAN_SETTINGS, PLAN_OUTPUT)  # the record is written last
 
 
 @dataclass(kw_only=True)
@@ -113,6 +114,8 @@ def check_options(task: Task, head: HeadArguments, arguments: ExperimentArgument
         )
     if arguments.reuse_from is not None and not Path(arguments.reuse_from).is_dir():
         raise FileNotFoundError(f"--reuse_from {arguments.reuse_from}: there is no such folder; pass another.")
+    if arguments.cache_features and not head.freeze_bilm:
+        raise ValueError("--cache_features needs a frozen biLM; leave out --cache_features or --no_freeze_bilm.")
     if arguments.early_stopping_patience is not None and "validation" not in task.data:
         raise ValueError("--early_stopping_patience needs a validation split; pass --validation_file FILE.")
     if arguments.ensemble and not task.can_average:
@@ -154,7 +157,7 @@ class Experiment:
         records: list[Record] = []
         for seed in self.seeds:  # all arms of a seed, so that a stopped experiment has compared them
             for member in ((arm, seed) for arm in self.arms):
-                records.append(self._finished(*member) or self._copied(*member) or self._train(*member))
+                records.append(self._found(*member) or self._train(*member))
             if self.training.process_index == 0:
                 write_tables(records, self.folder, self.arguments.ablation)
         return records
@@ -176,32 +179,35 @@ class Experiment:
             return self.folder
         return self.folder / re.sub(r"\W+", "-", arm.name) / f"seed-{seed}"
 
-    def _finished(self, arm: Arm, seed: int) -> Record | None:
+    def _found(self, arm: Arm, seed: int) -> Record | None:
+        """The record of a model that was trained before, here or with the same settings in another experiment."""
         folder = self._folder_of(arm, seed)
-        path = folder / "record.json"
-        if not path.exists():
-            return None
-        record = read_record(path)
+        with self.training.main_process_first(desc="looking for the model"):  # the others see what it copies
+            if self.training.process_index == 0 and not (folder / "record.json").exists():
+                self._copy(arm, seed)
+            if not (folder / "record.json").exists():
+                return None
+            record = read_record(folder / "record.json")
         logger.warning(f"{folder} is finished; its recorded scores are used.")
         return record
 
-    def _copied(self, arm: Arm, seed: int) -> Record | None:
-        """The record of a model that another experiment has trained with the same settings, after it is copied."""
-        if self.arguments.reuse_from is None:
-            return None
+    def _copy(self, arm: Arm, seed: int):
+        """Copies a model that another experiment has trained with the same settings, if there is one."""
         folder, settings = self._folder_of(arm, seed), self._settings(arm, seed)
-        with self.training.main_process_first(desc="copying a model"):
-            for path in sorted(Path(self.arguments.reuse_from).rglob("settings.json")):
-                other = path.parent
-                if other == folder or not (other / "record.json").is_file() or read_json(path) != settings:
-                    continue
-                record = read_record(other / "record.json") | {"arm": arm.name}
-                if self.training.process_index == 0:
-                    shutil.copytree(other, folder, ignore=NOT_COPIED, dirs_exist_ok=True)
-                    write_run(folder, record, self.arguments, self.training)
-                    logger.warning(f"{folder} is a copy of {other}, which has the same settings.")
-                return record
-        return None
+        places = [self.folder]  # its own: once it had fewer or more members
+        if self.arguments.reuse_from is not None:
+            places.append(Path(self.arguments.reuse_from))
+        for path in [path for place in places for path in files_named("settings.json", place)]:
+            other = path.parent
+            if other == folder or not (other / "record.json").is_file() or read_json(path) != settings:
+                continue
+            for file in other.iterdir():
+                if file.is_file() and file.name not in NOT_COPIED:
+                    shutil.copy2(file, folder / file.name)
+            record = read_record(other / "record.json") | {"arm": arm.name}
+            write_run(folder, record, self.arguments, self.training)
+            logger.warning(f"{folder} is a copy of {other}, which has the same settings.")
+            return
 
     def _check_settings(self, arm: Arm, seed: int):
         """Compares the settings with those that the folder was begun with, or saves them if it is new."""
@@ -216,10 +222,7 @@ class Experiment:
                 f"{folder} holds a model that `elmo reproduce` did not train: it has no settings.json. Pass another "
                 "--output_dir."
             )
-        found = read_json(path)
-        different = sorted(name for name in {*found, *settings} if found.get(name) != settings.get(name))
-        if different:
-            changes = ", ".join(f"{name} {found.get(name)!r}, now {settings.get(name)!r}" for name in different)
+        if changes := different_settings(path, settings):
             raise FileExistsError(
                 f"{folder} was made with other settings: {changes}. Pass another --output_dir, or delete the folder."
             )
@@ -238,13 +241,9 @@ class Experiment:
     @cached_property
     def _digests(self) -> dict[str, str]:
         """Digests of data, biLM and word vectors, because a file may change and keep its name."""
-        folder = Path(self.head.model_name_or_path)
-        files = [path for kind in ("*.safetensors", "config.json", "tokenizer*.json") for path in folder.glob(kind)]
-        config = ELMoConfig.from_pretrained(self.head.model_name_or_path)
         digests = {
             "data_digest": digest(json.dumps(row).encode() for rows in self.task.data.values() for row in rows),
-            "model_digest": getattr(config, "_commit_hash", None)
-            or digest(path.read_bytes() for path in sorted(files)),
+            "model_digest": model_digest(self.head.model_name_or_path),
         }
         if self.word_vectors is not None:
             parts = (json.dumps(self.word_vectors.words).encode(), self.word_vectors.vectors.tobytes())
@@ -313,8 +312,6 @@ class Experiment:
         """The frozen biLM's layers for all texts, if they are to be cached."""
         if not self.arguments.cache_features:
             return None
-        if not self.head.freeze_bilm:
-            raise ValueError("--cache_features needs a frozen biLM; leave out --cache_features or --no_freeze_bilm.")
         tokenizer = ELMoTokenizer.from_pretrained(self.head.model_name_or_path)
         config = task_config(self.task, self.head, len(tokenizer), None)
         model = ELMoModel.from_pretrained(self.head.model_name_or_path, config=config, dtype=torch.float32)
@@ -339,6 +336,14 @@ def number_rows(splits: dict[str, Dataset]) -> dict[str, Dataset]:
         numbered[split] = rows.add_column("text_number", range(first, first + len(rows)))
         first += len(rows)
     return numbered
+
+
+def model_digest(name_or_path: str) -> str:
+    """A digest of a model's files, or its commit on the Hub."""
+    folder = Path(name_or_path)
+    files = [path for kind in ("*.safetensors", "config.json", "tokenizer*.json") for path in folder.glob(kind)]
+    commit = getattr(ELMoConfig.from_pretrained(name_or_path), "_commit_hash", None)
+    return commit or digest(path.read_bytes() for path in sorted(files))
 
 
 def digest(parts: Iterable[bytes]) -> str:

@@ -27,7 +27,15 @@ from modeling_elmo import ELMoConfig
 from modeling_elmo.run_scripts.cards.paper_page import PlanEntry, paper_page, results_of, trained_bilm, update_page
 from modeling_elmo.run_scripts.cards.tables import read_record
 from modeling_elmo.run_scripts.fine_tuning.arms import experiment_arms
-from modeling_elmo.run_scripts.program.files import check_model, read_json, write_lines
+from modeling_elmo.run_scripts.fine_tuning.experiments import PLAN_OUTPUT, PLAN_SETTINGS, model_digest
+from modeling_elmo.run_scripts.program.files import (
+    check_model,
+    different_settings,
+    files_named,
+    read_json,
+    write_json,
+    write_lines,
+)
 from modeling_elmo.run_scripts.program.processes import sole_run
 
 PLAN = Path(__file__).with_name("paper_plan.json")
@@ -70,20 +78,30 @@ class PaperArguments:
 
 @dataclass(frozen=True)
 class PlannedExperiment:
-    """A command of the plan. `members` are the models that it trains for a task: its arms, with each seed."""
+    """A command of the plan.
+
+    Args:
+        members: the number of models that it trains for a task: its arms, with each seed.
+        settings: what its results depend on, as `begun_with` returns it.
+    """
 
     name: str
     command: list[str]
     folder: Path
     members: int
-    is_pretraining: bool = False
+    settings: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def is_pretraining(self) -> bool:
+        return self.settings.get("program") == "pretrain"
 
     def records(self) -> list[dict[str, Any]]:
-        """The records of the members that are finished."""
-        return [read_record(path) for path in sorted(self.folder.rglob("record.json"))]
+        """The records of the members that are finished. A single member has the folder for itself."""
+        paths = files_named("record.json", self.folder)
+        return [read_record(path) for path in paths if (path.parent == self.folder) == (self.members == 1)]
 
     def is_finished(self) -> bool:
-        results = results_of(self.folder)
+        results = results_of(self.folder) if (self.folder / PLAN_SETTINGS).is_file() else None
         return results is not None and (not self.members or len(results) >= self.members)
 
 
@@ -97,9 +115,15 @@ def run_plan(arguments: PaperArguments) -> list[dict[str, Any]]:
         RuntimeError: an experiment has failed; the others have run.
     """
     check_model(arguments.model_name_or_path)
-    plan = read_plan(Path(arguments.plan), arguments.only)
+    plan = read_plan(Path(arguments.plan))
+    names = [entry["name"] for entry in plan]
+    if unknown := [name for name in arguments.only or [] if name not in names]:
+        raise ValueError(f"--only {unknown[0]} is not in {arguments.plan}, which has {', '.join(names)}.")
     output = Path(arguments.output_dir)
-    experiments = [planned(entry, arguments) for entry in plan]
+    digest = model_digest(arguments.model_name_or_path)
+    check_begun(plan, output, digest)
+    chosen = [entry for entry in plan if arguments.only is None or entry["name"] in arguments.only]
+    experiments = [planned(entry, arguments, digest) for entry in chosen]
     if arguments.dry_run:  # also while another process runs the plan
         print(*map(progress_line, experiments), sep="\n")
         write_page(plan, arguments)
@@ -119,8 +143,26 @@ def run_missing(plan: Sequence[PlanEntry], experiments: Sequence[PlannedExperime
     finally:
         write_page(plan, arguments)
     if failed:
-        reasons = "\n".join(f"{each.name}: {last_line(each)} (see {each.folder / 'log.txt'})" for each in failed)
+        reasons = "\n".join(f"{each.name}: {last_line(each)} (see {each.folder / PLAN_OUTPUT})" for each in failed)
         raise RuntimeError(f"{len(failed)} experiments have failed. The same command repeats them.\n{reasons}")
+
+
+def begun_with(entry: PlanEntry, digest: str) -> dict[str, Any]:
+    """What the results of an experiment depend on. `digest` is that of the model."""
+    options = {name: value for name, value in entry["options"].items() if name != "seeds"}
+    kept = {"program": entry["program"], "bilm": entry.get("bilm"), **entry["files"], **options}
+    return kept | {"model_digest": digest}
+
+
+def check_begun(plan: Sequence[PlanEntry], output: Path, digest: str):
+    """Raises an error if an experiment in the folder was begun with another model or plan: a page has one of each."""
+    for entry in plan:
+        path = output / entry["name"] / PLAN_SETTINGS
+        if path.is_file() and (changes := different_settings(path, begun_with(entry, digest))):
+            raise FileExistsError(
+                f"{path.parent} was begun with other settings: {changes}. Pass another --output_dir, or delete the "
+                "folder."
+            )
 
 
 def write_page(plan: Sequence[PlanEntry], arguments: PaperArguments):
@@ -133,12 +175,11 @@ def write_page(plan: Sequence[PlanEntry], arguments: PaperArguments):
     print(f"{path}: tables beside those of the paper")
 
 
-def read_plan(path: Path, only: Sequence[str] | None = None) -> list[PlanEntry]:
-    """The experiments of a plan, or those with the names in `only`.
+def read_plan(path: Path) -> list[PlanEntry]:
+    """The experiments of a plan.
 
     Raises:
-        ValueError: an entry lacks a key, or has an unknown program, the name of another, or a biLM that none trains; or
-            a name in `only` is unknown.
+        ValueError: an entry lacks a key, or has an unknown program, the name of another, or a biLM that none trains.
     """
     plan = read_json(path)
     if not isinstance(plan, list) or not plan:
@@ -159,13 +200,11 @@ def read_plan(path: Path, only: Sequence[str] | None = None) -> list[PlanEntry]:
                 f"{path}: {entry['name']} takes the biLM of {entry['bilm']!r}, which trains none; give the name of an "
                 "experiment with the program 'pretrain'."
             )
-    if unknown := [name for name in only or [] if name not in names]:
-        raise ValueError(f"--only {unknown[0]} is not in {path}, which has {', '.join(names)}.")
-    return [entry for entry in plan if only is None or entry["name"] in only]
+    return plan
 
 
-def planned(entry: PlanEntry, arguments: PaperArguments) -> PlannedExperiment:
-    """The command of an entry.
+def planned(entry: PlanEntry, arguments: PaperArguments, digest: str) -> PlannedExperiment:
+    """The command of an entry. `digest` is that of the model.
 
     Raises:
         FileNotFoundError: a file of the entry is missing.
@@ -200,7 +239,7 @@ def planned(entry: PlanEntry, arguments: PaperArguments) -> PlannedExperiment:
     positional = [str(files.pop("text"))] if "text" in files else []
     module = f"modeling_elmo.run_scripts.{MODULES[program]}"
     command = [sys.executable, "-m", module, *task, *positional, *option_words({**files, **options})]
-    return PlannedExperiment(entry["name"], command, folder, members, program == "pretrain")
+    return PlannedExperiment(entry["name"], command, folder, members, begun_with(entry, digest))
 
 
 def option_words(options: dict[str, Any]) -> Iterator[str]:
@@ -230,10 +269,10 @@ def run_side_by_side(experiments: Sequence[PlannedExperiment], processes: int) -
 
 
 def run_command(experiment: PlannedExperiment, threads: int) -> int:
-    """The exit status of the command, whose output goes to `log.txt` in its folder."""
-    experiment.folder.mkdir(parents=True, exist_ok=True)
+    """The exit status of the command, whose output goes to a file in its folder."""
+    write_json(experiment.folder / PLAN_SETTINGS, experiment.settings)
     environment = {"OMP_NUM_THREADS": str(threads), **os.environ}
-    with (experiment.folder / "log.txt").open("ab") as log:
+    with (experiment.folder / PLAN_OUTPUT).open("ab") as log:
         return subprocess.run(experiment.command, stdout=log, stderr=log, env=environment).returncode
 
 
@@ -267,5 +306,5 @@ def progress_line(experiment: PlannedExperiment) -> str:
 
 
 def last_line(experiment: PlannedExperiment) -> str:
-    lines = (experiment.folder / "log.txt").read_text(encoding="utf-8", errors="replace").split("\n")
+    lines = (experiment.folder / PLAN_OUTPUT).read_text(encoding="utf-8", errors="replace").split("\n")
     return next((line.rsplit("\r", 1)[-1].strip() for line in reversed(lines) if line.strip()), "no output")

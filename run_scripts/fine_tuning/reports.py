@@ -23,17 +23,34 @@ from modeling_elmo.run_scripts.cards.tables import (
 from modeling_elmo.run_scripts.fine_tuning.head import HeadArguments, resolved_options
 from modeling_elmo.run_scripts.fine_tuning.task import Record, SplitOutput, Task
 from modeling_elmo.run_scripts.fine_tuning.trainer import TaskTrainer, TaskTrainingArguments
-from modeling_elmo.run_scripts.program.files import write_json, write_lines
+from modeling_elmo.run_scripts.program.files import different_settings, write_json, write_lines
 
 BASELINE_NAME = "baseline"
+RUN_SETTINGS = "run_settings.json"
+MAY_CHANGE = ("num_train_epochs", "max_steps")  # if a run is resumed
 
 
-def check_run(task: Task, training: TaskTrainingArguments):
-    """Raises if the data are incomplete, or if the output folder belongs to an experiment."""
+def begin_run(task: Task, head: HeadArguments, training: TaskTrainingArguments):
+    """Checks the data and the output folder, and keeps the settings for the case that the run is resumed.
+
+    Raises:
+        FileExistsError: the output folder belongs to an experiment.
+        ValueError: the data are incomplete, or a resumed run was begun with other settings: its optimizer keeps them.
+    """
     task.check_splits()
     folder = Path(training.output_dir)
     if (folder / "settings.json").exists():
         raise FileExistsError(f"{folder} holds an experiment of `elmo reproduce`; pass another --output_dir.")
+    settings = without_folders(run_settings(task, head, training))
+    if (checkpoint := training.checkpoint()) is not None:
+        path = Path(checkpoint).parent / RUN_SETTINGS
+        if path.is_file() and (changes := different_settings(path, settings, MAY_CHANGE)):
+            raise ValueError(
+                f"--resume_from_checkpoint {training.resume_from_checkpoint}: the run was begun with other settings: "
+                f"{changes}. Repeat its options, or train anew in another --output_dir."
+            )
+    if training.process_index == 0:
+        write_json(folder / RUN_SETTINGS, settings)
 
 
 def finish_run(

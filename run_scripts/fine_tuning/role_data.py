@@ -98,9 +98,8 @@ def read_roles(arguments: RoleDataArguments) -> DatasetDict:
     """The splits that were given, with the columns that the head of this file explains."""
     read = partial(role_rows, roles_format=arguments.roles_format)
     found = split_sources(arguments, dict.fromkeys(ROLE_FORMATS, read) | JSON_FORMATS)
-    if arguments.roles_format and not any(
-        format_suffix(Path(source.name)) in ROLE_FORMATS for source in found.values()
-    ):
+    files = [file for source in found.values() for file in source.files]
+    if arguments.roles_format and not any(format_suffix(file) in ROLE_FORMATS for file in files):
         raise ValueError(
             f"--roles_format {arguments.roles_format} is for files with a word per line, and there is none; leave it "
             "out."

@@ -33,6 +33,7 @@ from modeling_elmo.run_scripts.pretraining.optimization import (
     load_gathered,
     make_optimizers,
     make_schedules,
+    parameter_names,
     reduce_sparse_gradients,
 )
 from modeling_elmo.run_scripts.pretraining.options import PretrainingArguments
@@ -316,6 +317,7 @@ class Pretraining:
                     "unlogged": unlogged,
                     "optim": self.arguments.optim,
                     "optimizers": optimizers,
+                    "parameter_names": self._parameter_names(),
                 }
                 self.checkpoints.save(step, lambda folder: self._write(folder, weights, state))
             self.saved = step, len(self.progress.log)
@@ -338,6 +340,9 @@ class Pretraining:
         (folder / "training_log.json").write_text(json.dumps(self.progress.log, indent=1), encoding="utf-8")
         save_state(folder, state)
 
+    def _parameter_names(self) -> list[list[str]]:
+        return [parameter_names(optimizer, self.plain_model) for optimizer in self.optimizers]
+
     def restore(self, checkpoint: Path):
         """Continues from a checkpoint, whose weights the model already has."""
         state = load_state(checkpoint)
@@ -350,9 +355,17 @@ class Pretraining:
         unlogged = [] if state["unlogged"] is None else state["unlogged"].to(self.accelerator.device)
         first = self.progress.step - len(unlogged) + 1
         self.unlogged = [StepFigures(number, figures, []) for number, figures in enumerate(unlogged, first)]
-        for optimizer, saved in zip(self.optimizers, state["optimizers"], strict=True):
+        now = self._parameter_names()
+        before = state.get("parameter_names", now)  # older checkpoints have none
+        for optimizer, saved, names, old in zip(self.optimizers, state["optimizers"], now, before, strict=True):
+            numbers = {name: number for number, name in enumerate(old)}
+            states = {
+                number: saved["state"][numbers[name]]
+                for number, name in enumerate(names)
+                if numbers[name] in saved["state"]
+            }
             # This run decides the learning rate and similar options.
-            load_gathered(optimizer, {**saved, "param_groups": optimizer.state_dict()["param_groups"]})
+            load_gathered(optimizer, {"state": states, "param_groups": optimizer.state_dict()["param_groups"]})
         self._set_learning_rates()
         if state["states"] is not None:
             rows = self.arguments.per_device_train_batch_size

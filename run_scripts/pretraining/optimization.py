@@ -237,6 +237,12 @@ def load_accumulators(model: nn.Module, optimizers: list[Optimizer], path: Path,
     return without
 
 
+def parameter_names(optimizer: Optimizer, model: nn.Module) -> list[str]:
+    """The names of an optimizer's parameters in the order of its state, which sharding changes."""
+    names = {parameter: name for name, parameter in model.named_parameters()}
+    return [names[parameter] for group in optimizer.param_groups for parameter in group["params"]]
+
+
 def gathered(state: Any) -> Any:
     """A state with its sharded tensors gathered. All processes must call it."""
     return tree_map(lambda value: value.full_tensor() if isinstance(value, DTensor) else value, state)
