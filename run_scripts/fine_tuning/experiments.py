@@ -156,8 +156,8 @@ class Experiment:
                 self._check_settings(arm, seed)
         records: list[Record] = []
         for seed in self.seeds:  # all arms of a seed, so that a stopped experiment has compared them
-            for member in ((arm, seed) for arm in self.arms):
-                records.append(self._found(*member) or self._train(*member))
+            for arm in self.arms:
+                records.append(self._found(arm, seed) or self._train(arm, seed))
             if self.training.process_index == 0:
                 write_tables(records, self.folder, self.arguments.ablation)
         return records
