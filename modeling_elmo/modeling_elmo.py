@@ -282,7 +282,8 @@ class ELMoPreTrainedModel(PreTrainedModel):
                 module.weight, module.bias = (_chosen(table, rows_V, mean) for table in (module.weight, module.bias))
             elif isinstance(words := getattr(module, "word_embeddings", None), nn.Embedding):
                 words.weight, words.num_embeddings = _chosen(words.weight, rows_V, mean), size
-                self.base_model._drop_cache()
+                if isinstance(module, ELMoModel):
+                    module._drop_cache()
         self.config.vocab_size = size
         self.tie_weights()
 

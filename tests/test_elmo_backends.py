@@ -183,10 +183,11 @@ def replica_of(network: nn.Module) -> nn.Module:
         for name, child in module._modules.items():
             replica._modules[name] = None if child is None else replicas[child]
         for name, parameter in module._parameters.items():
-            tensor = None if parameter is None else parameter * 1
-            setattr(replica, name, tensor) if tensor is not None else replica._parameters.update({name: None})
-            if tensor is not None:
-                replica._former_parameters[name] = tensor
+            if parameter is None:
+                replica._parameters[name] = None
+            else:
+                replica._former_parameters[name] = parameter * 1
+                setattr(replica, name, replica._former_parameters[name])
     return replicas[network]
 
 

@@ -594,6 +594,28 @@ def test_resizing_keeps_the_rows_that_remain(size):
     assert adaptive.elmo.word_embeddings.num_embeddings == adaptive.config.vocab_size == 12  # nothing has changed
 
 
+def test_new_words_are_random_as_the_present_ones():
+    model = make_model(word_embedding_size=100, vocab_size=2004)
+    before = model.word_embeddings.weight.detach().std()
+    table = model.resize_token_embeddings(4000, mean_resizing=False)
+    assert table.weight[2004:].std().item() == pytest.approx(before.item(), rel=0.05)
+
+
+def test_a_cache_of_the_former_word_vectors_is_not_saved(tmp_path):
+    tokenizer = ELMoTokenizer(vocab=["<PAD>", "<S>", "</S>", "<UNK>", "the"])
+    model = ELMoModel(ELMoConfig.from_preset("tiny", word_embedding_size=4, vocab_size=5)).eval()
+    model.cache_vocabulary(["the"], tokenizer, save=True)
+    model.resize_token_embeddings(20)
+    model.save_pretrained(tmp_path)
+    assert model.vocabulary_cache is None and ELMoModel.from_pretrained(tmp_path).vocabulary_cache is None
+
+
+def test_a_head_without_a_bilm_is_resized():
+    head = make_model(ELMoForTokenClassification, use_elmo=False, task_word_embedding_size=5)
+    head.resize_token_embeddings(20)
+    assert head.token_features.word_embeddings.weight.shape == (20, 5)
+
+
 def test_another_vocabulary_takes_the_rows_of_shared_words():
     model = make_model(ELMoForPreTraining, word_embedding_size=4)
     with torch.no_grad():

@@ -150,8 +150,8 @@ def run_missing(plan: Sequence[PlanEntry], experiments: Sequence[PlannedExperime
 def begun_with(entry: PlanEntry, digest: str) -> dict[str, Any]:
     """What the results of an experiment depend on. `digest` is that of the model."""
     options = {name: value for name, value in entry["options"].items() if name != "seeds"}
-    kept = {"program": entry["program"], "bilm": entry.get("bilm"), **entry["files"], **options}
-    return kept | {"model_digest": digest}
+    kept = {"program": entry["program"], "bilm": entry.get("bilm"), "model_digest": digest}
+    return kept | entry["files"] | options
 
 
 def check_begun(plan: Sequence[PlanEntry], output: Path, digest: str):
