@@ -80,6 +80,8 @@ def _encoded_batches(
     """Yields encoded batches, padded on the right, and the words of each text with the markers."""
     if isinstance(texts, str):
         raise TypeError(f"`texts` is one string, {texts!r:.40}; pass a list of texts.")
+    if batch_size < 1:
+        raise ValueError(f"`batch_size` is {batch_size}; pass a number of at least 1.")
     for start in range(0, len(texts), batch_size):
         some = [
             tokenizer.splitter.words(text) if isinstance(text, str) else list(text)

@@ -89,6 +89,8 @@ class EmbedArguments(TextArguments):
     trust_remote_code: bool = field(default=False, metadata={"help": "Run code from the model's folder."})
 
     def __post_init__(self):
+        if self.batch_tokens < 1:
+            raise ValueError(f"--batch_tokens {self.batch_tokens}: pass a number of at least 1.")
         if self.raw_text and self.unit == "character":
             raise ValueError("--raw_text splits texts into words; it cannot be combined with --unit character.")
 
@@ -102,7 +104,10 @@ def main(arguments: list[str] | None = None) -> Path:
         parsed.model, parsed.device, parsed.trust_remote_code, parsed.compute_dtype
     )
     if parsed.layers == "mixed" and not is_trained(model.scalar_mix):
-        logger.warning(f"The mix of {parsed.model} was never trained: it is the average of the layers.")
+        [saved_as] = model.config.architectures or [type(model).__name__]
+        is_bilm = saved_as in ("ELMoModel", "ELMoForPreTraining")
+        reason = "was never trained" if is_bilm else f"is a part of its {saved_as}, and not read here"
+        logger.warning(f"The mix of {parsed.model} {reason}: the vectors are the average of the layers.")
     choices = {name: getattr(parsed, name) for name in ("layers", "pooling", "dtype")}
     computed_by = {"compute_dtype": parsed.compute_dtype, "weights": weights_checksum(model)}
     settings = {**choices, "raw_text": parsed.raw_text, "unit": parsed.unit, **computed_by}

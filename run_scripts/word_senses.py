@@ -25,7 +25,12 @@ from typing import Any
 from modeling_elmo.run_scripts.cards.tables import sense_table
 from modeling_elmo.run_scripts.program.command_line import ProgramParser, run
 from modeling_elmo.run_scripts.program.files import write_json
-from modeling_elmo.run_scripts.vectors.layer_sources import LayerSourceArguments, layer_sources, write_sentences
+from modeling_elmo.run_scripts.vectors.layer_sources import (
+    LayerSourceArguments,
+    layer_sources,
+    refuse_equal_names,
+    write_sentences,
+)
 from modeling_elmo.run_scripts.vectors.neighbors import check_json_output
 from modeling_elmo.run_scripts.vectors.senses import (
     draw_senses,
@@ -61,6 +66,8 @@ def main(arguments: list[str] | None = None) -> dict[str, Any]:
     inventory = read_inventory(Path(parsed.sense_inventory)) if parsed.sense_inventory else {}
     files = {"train": parsed.train_file, "test": parsed.test_file}
     texts = {split: read_annotated(Path(path)) for split, path in files.items() if path}
+    if parsed.write_sentences or parsed.vectors:
+        refuse_equal_names(filter(None, files.values()))
     if parsed.write_sentences:
         folder = Path(parsed.write_sentences)
         return {split: write_sentences(folder, files[split], text.sentences) for split, text in texts.items()}

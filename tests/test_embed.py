@@ -701,6 +701,7 @@ ENDINGS = ".txt, .jsonl, .tsv, .csv, .conll, .bio, .iob, .iob2, .conllu, .fasta,
             ({"output": name}, r"v.\w+: unknown suffix '.\w+'; pass a file that ends in .hdf5, .h5, .parquet")
             for name in ("v.csv", "v.npz", "v.arrow")
         ),
+        ({"input": "c.txt", "batch_tokens": 0}, "--batch_tokens 0: pass a number of at least 1"),
         ({"input": "c.txt", "output": "c.hdf5"}, "--output c.hdf5 exists; remove it or pass another file"),
         ({"input": "empty.txt"}, "empty.txt is empty: pass a text with at least one line"),
         ({"input": "c.jsonl"}, r"c.jsonl, line 2 has no key 'text': \{\"txt\": \"a\"\} Pass --text_column"),
@@ -736,7 +737,7 @@ def test_a_model_without_a_mix(tmp_path, corpus, loaded, caplog):
     )
     for one, two in zip(mixed, average, strict=True):
         np.testing.assert_allclose(one, two, atol=1e-6)
-    assert "was never trained: it is the average of the layers" in caplog.text
+    assert "was never trained: the vectors are the average of the layers" in caplog.text
     model = ELMoModel(tiny(), add_mixing_layer=False)
     with pytest.raises(ValueError, match="has no mix of its layers"):
         next(embedding.embed_sentences(["a"], model, loaded[1]))

@@ -123,6 +123,10 @@ def test_mistakes(model_dir):
         ValueError, match="text, row 1 of a batch: the sentence is None; pass a text or a list of words"
     ):
         Embedder(str(model_dir))({"text": ["a", None]})
+    with pytest.raises(ValueError, match="The column 'text' has one text, not a batch; pass batched=True to map"):
+        datasets.Dataset.from_dict({"text": ["a play"]}).map(Embedder(str(model_dir)))
+    with pytest.raises(ValueError, match="batch_tokens is 0; pass a number of at least 1"):
+        Embedder(str(model_dir), batch_tokens=0)({"text": ["a"]})
     with pytest.raises(ValueError, match="layers is 'first'; pass one of all, top"):
         Embedder(str(model_dir), layers="first")({"text": ["a"]})
 

@@ -347,7 +347,7 @@ def test_the_page_answers_as_the_readings(served, english, corpus):
     assert "".join(each["token"] for each in entities) == STORY
 
 
-def test_errors_of_the_page_are_messages(served):
+def test_errors_of_the_page_are_messages(served, capfd):
     _, client = served
     for arguments, name, message in (
         ([""], "/words", "There is no text yet"),
@@ -356,6 +356,7 @@ def test_errors_of_the_page_are_messages(served):
     ):
         with pytest.raises(Exception, match=message):
             client.predict(*arguments, api_name=name)
+    assert "Traceback" not in capfd.readouterr().err  # the terminal of the server
     assert "reads no word “gioca”" in client.predict(TEXT, "gioca", 2, api_name="/uses")[0]
 
 

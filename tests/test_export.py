@@ -3,6 +3,7 @@
 import importlib.util
 import json
 import shutil
+import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -148,6 +149,8 @@ def test_example_as_a_command(onnx_folder):
     assert [line.split(" [")[0] for line in printed.splitlines()] == [
         f"{word} (32,)" for word in ("They", "play", ".", "눈", "été")
     ]
+    empty = subprocess.run([sys.executable, "onnx_vectors.py"], cwd=onnx_folder, capture_output=True, text=True)
+    assert empty.returncode == 1 and empty.stderr == 'Pass texts: python onnx_vectors.py "They play chess ."\n'
 
 
 @WITH_ONNX

@@ -14,7 +14,7 @@ from task_worker import bilm
 from modeling_elmo import ELMoModel, ELMoTokenizer
 from modeling_elmo.run_scripts.cards.figures import draw_map
 from modeling_elmo.run_scripts.nearest_neighbors import main, words_in_file
-from modeling_elmo.run_scripts.vectors.neighbors import WordUse, find_uses, nearest_uses, normalize
+from modeling_elmo.run_scripts.vectors.neighbors import WordUse, find_uses, nearest_uses, normalize, use_vectors
 
 TEXT = Path(__file__).parent / "fixtures" / "demo" / "play.txt"
 LINES = [line.split() for line in TEXT.read_text(encoding="utf-8").splitlines()]
@@ -85,6 +85,21 @@ def test_uses_are_drawn_by_the_seed(folder):
     assert few["uses"] == 12 < few["uses_in_text"] == every["uses"] and few["queries"] != every["queries"]
 
 
+def test_vectors_of_uses_do_not_keep_their_sentences(folder, monkeypatch):
+    """A row of an array would keep all layers of the whole sentence in memory."""
+    uses = list(find_uses(LINES, "play"))[:3]
+    model, tokenizer = ELMoModel.from_pretrained(folder).eval(), ELMoTokenizer.from_pretrained(folder)
+    kept = []
+
+    def stack(rows):
+        kept.extend(rows)
+        return np.array(rows)
+
+    monkeypatch.setattr("modeling_elmo.run_scripts.vectors.neighbors.np.stack", stack)
+    assert use_vectors(uses, model, tokenizer, "1").shape == (3, model.config.hidden_size)
+    assert kept and all(row.base is None for row in kept)
+
+
 def test_uses_are_whole_words_in_sentences_that_differ():
     sentences = [["a", "play"], ["plays", "and", "play"], ["a", "play"], ["replay"], ["Play", "play", "play"]]
     assert [(use.words, use.position) for use in find_uses(sentences, "play")] == [
@@ -153,6 +168,7 @@ def test_raw_text_is_split_by_the_tokenizer(folder, tmp_path):
         ({"word": "xyzzy"}, r"has 0 use\(s\) of 'xyzzy', too few for --top_k 2. Pass more text"),
         ({"word": "pla("}, r"--word pla\( is not a regular expression .*put \\ before signs such as"),
         ({"layer": "3"}, "--layer 3: pass top, average, mixed, or a number up to 2"),
+        ({"seed": -1}, "--seed -1: pass a number of at least 0"),
         ({"queries": 0}, "--queries 0: pass at least 1"),
         ({"max_uses": 2}, "--max_uses 2: pass more than --top_k 2"),
         ({"output": "play.png"}, r"--output play\.png: pass a file that ends in \.json; the map is written beside it"),

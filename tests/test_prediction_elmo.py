@@ -58,3 +58,9 @@ def test_predictions_are_aligned_with_words(pair):
 def test_one_string_is_no_list_of_texts(pair):
     with pytest.raises(TypeError, match="`texts` is one string, 'the cat'; pass a list of texts"):
         score_texts(*pair, "the cat")
+
+
+def test_a_batch_has_a_text(pair):
+    for function in (score_texts, predict_texts):
+        with pytest.raises(ValueError, match="`batch_size` is 0; pass a number of at least 1"):
+            function(*pair, TEXTS, batch_size=0)

@@ -1,6 +1,7 @@
 """The probe of each layer: its classifier against scipy, its table against the model one sentence at a time."""
 
 import json
+import shutil
 
 import numpy as np
 import pytest
@@ -139,7 +140,23 @@ def test_text_names():
     assert [text_name(f"data/{name}") for name in names] == ["en-ud.train", "train", "play", "plain"]
 
 
-def test_mistakes(folder, files):
+def test_two_files_of_one_name(files, tmp_path):
+    """The second would take the place of the first."""
+    (tmp_path / "test").mkdir()
+    other = shutil.copy(files["test"], tmp_path / "test" / files["train"].name)
+    named = ["--train_file", str(files["train"]), "--test_file", str(other)]
+    for option in ("--write_sentences", "--vectors"):
+        with pytest.raises(ValueError, match="The vectors of .* and .* would have one name; rename one of the two"):
+            probe.main([option, str(tmp_path), *named])
+    same = ["--train_file", str(files["train"]), "--test_file", str(files["train"])]
+    probe.main(["--write_sentences", str(tmp_path), *same])
+    assert (tmp_path / "my.train.txt").is_file()
+
+
+def test_mistakes(folder, files, tmp_path):
+    (tmp_path / "one.tsv").write_text("a\tX\n\nb\tX\n", encoding="utf-8")
+    with pytest.raises(ValueError, match=r"one\.tsv has only the tag 'X'; a probe needs two"):
+        probe.main(["--model", str(folder), *(f"--{split}_file={tmp_path / 'one.tsv'}" for split in ("train", "test"))])
     with pytest.raises(ValueError, match="There are no vectors: pass --model, --vectors or --word_vectors"):
         probe.main(options(files))
     with pytest.raises(ValueError, match="The labels come from the split 'train', but there are only"):

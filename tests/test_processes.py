@@ -72,6 +72,8 @@ def test_each_process_of_a_machine_has_its_own_device(monkeypatch):
     for name in ("cuda", "cuda:3"):
         with pytest.raises(ValueError, match=f"--device {name}: torch finds no CUDA device here; pass cpu."):
             local_device(name)
+    with pytest.raises(ValueError, match="--device gpu: torch knows no such device; pass cpu, cuda or cuda:1"):
+        local_device("gpu")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     assert local_device("cpu") == torch.device("cpu") and local_device("cuda:3") == torch.device("cuda", 3)

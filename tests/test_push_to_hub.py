@@ -328,6 +328,13 @@ def test_mistakes(folder, options, message, trusting, monkeypatch):
         send(folder, *given)
 
 
+def test_a_quantized_checkpoint_has_one_precision(folder, trusting):
+    ELMoForPreTraining.from_pretrained(folder).quantize().save_pretrained(folder)
+    with pytest.raises(ValueError, match="--dtype float16: .*trained is quantized, and its other weights stay float32"):
+        send(folder, "--dtype", "float16")
+    send(folder)
+
+
 def test_a_base_model_without_a_card_gets_one(folder, trusting):
     (folder / "README.md").unlink()
     ELMoModel.from_pretrained(folder).save_pretrained(folder)

@@ -2,6 +2,7 @@
 
 import pickle
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -74,6 +75,8 @@ def test_a_changed_option_is_used():
     ("options", "texts", "message"),
     [
         ({}, "One text", "needs several texts, but received the text 'One text'"),
+        ({}, {"text": TEXTS}, "needs texts, but received a dict; pass one of its columns"),
+        ({}, SimpleNamespace(columns=["text"]), "needs texts, but received a SimpleNamespace; pass one of its columns"),
         ({}, ["fine", 3], "text, row 1 of a batch: the sentence is 3; pass a text or a list of words"),
         ({"pooling": "none"}, TEXTS, "pooling is 'none'; pass 'mean' or 'max'"),
         ({"layers": "last"}, TEXTS, "layers is 'last'; pass one of all, top"),

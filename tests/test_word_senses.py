@@ -15,6 +15,7 @@ from modeling_elmo import ELMoModel, ELMoTokenizer
 from modeling_elmo.run_scripts import embed
 from modeling_elmo.run_scripts.vectors import senses as sense_module
 from modeling_elmo.run_scripts.vectors.embedding import embed_sentences
+from modeling_elmo.run_scripts.vectors.layer_sources import static_layers
 from modeling_elmo.run_scripts.vectors.senses import SenseInstance, read_annotated, read_inventory
 from modeling_elmo.run_scripts.word_senses import main
 
@@ -97,6 +98,16 @@ def test_disambiguation_equals_plain_loops():
         right += max(scores, key=scores.__getitem__) in a.senses
     assert found["biLSTM 1"] == pytest.approx(right / 42)
     assert found["first sense"] == (1 + sum("c" in each.senses for each in test[:40] if each.lemma[0] == "x")) / 42
+
+
+def test_equally_near_senses_count_by_their_share():
+    """One form in all uses, in the token layer: the order of the training text decides nothing."""
+    train = [instance("x", sense, number) for number, sense in enumerate("abcc")]
+    same = np.tile(random_vectors(1, 0), (4, 1, 1))
+    for order in ([0, 1, 2, 3], [3, 2, 1, 0]):
+        averages = sense_module.sense_averages([train[number] for number in order], same)
+        found = sense_module.disambiguation(train, [instance("x", "ab", 9)], averages, same[:1], {}, NAMES)
+        assert [found[name] for name in NAMES] == pytest.approx([2 / 3] * len(NAMES))
 
 
 def test_reading():
@@ -196,6 +207,11 @@ def test_one_vector_per_word(tmp_path):
     assert 0 < expected["vectors"] < 1
 
 
+def test_a_sentence_without_words_has_no_vectors():
+    (empty,) = static_layers({"a": np.ones(3)}, [[]], "a.txt")
+    assert empty.shape == (1, 0, 3)
+
+
 def test_wrong_vectors_from_elsewhere(tmp_path):
     def fails(message: str, **arrays):
         np.savez(tmp_path / "train.npz", **arrays)
@@ -205,6 +221,9 @@ def test_wrong_vectors_from_elsewhere(tmp_path):
     first, second = (len(words) for words in read_annotated(TRAIN).sentences[:2])
     fails(r"train\.npz has no array 0; pass one for each of the 70 sentences", other=np.ones(3))
     fails(rf"array 0 has shape \(1, 2, 3\), but sentence 0 has {first} words: '.*\. Pass", **{"0": np.ones((2, 3))})
+    fails(r"array 0 cannot be read: Object arrays .*\. Pass an array of numbers", **{"0": np.array([[1, "a"]], object)})
+    fails("array 0 has type <U1, or NaN; pass finite numbers", **{"0": np.full((first, 3), "a")})
+    fails("array 0 has type float64, or NaN; pass finite numbers", **{"0": np.full((first, 3), np.nan)})
     arrays = {"0": np.ones((2, first, 3)), "1": np.ones((3, second, 3))}
     fails(rf"array 1 has shape \(3, {second}, 3\)", **arrays)
     (tmp_path / "train.npz").write_bytes(b"no archive")
@@ -248,6 +267,9 @@ def test_broken_annotations(tmp_path):
             read_annotated(text)
     text.write_bytes(TRAIN.read_bytes()[:5000])
     with pytest.raises(ValueError, match=r"a\.data\.xml is not a complete XML file"):
+        read_annotated(text)
+    text.write_text('<corpus><text><sentence><instance id="a" pos="NOUN">x</instance></sentence></text></corpus>')
+    with pytest.raises(ValueError, match=r"a\.data\.xml: the instance 'x' has no 'lemma'; add it"):
         read_annotated(text)
     text.write_text("<corpus><text><sentence><wf>x</wf></sentence></text></corpus>")
     with pytest.raises(ValueError, match=r"a\.data\.xml has no <instance> in a <sentence>; pass text in the format"):

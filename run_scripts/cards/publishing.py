@@ -117,6 +117,11 @@ def assemble(arguments: PushArguments, folder: Path) -> Path:
         (folder / path).parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(source / path, folder / path)
     model, tokenizer = load_published(arguments.model)
+    if model._is_int8() and arguments.dtype != "float32":
+        raise ValueError(
+            f"--dtype {arguments.dtype}: {arguments.model} is quantized, and its other weights stay float32. Leave it "
+            "out, or push a checkpoint that is not quantized."
+        )
     stored = getattr(torch, arguments.dtype)
     # The configuration keeps float32, the precision in memory: half precision is for disks, not for CPUs.
     weights = {name: value.to(stored) for name, value in model.state_dict().items() if value.is_floating_point()}

@@ -218,6 +218,6 @@ def friendly(function: Callable) -> Callable:
         try:
             return function(*inputs)
         except (ValueError, ImportError) as error:
-            raise gr.Error(str(error)) from error
+            raise gr.Error(str(error), print_exception=False) from error
 
     return shown

@@ -95,9 +95,12 @@ def local_device(name: str | None = None, rank: int | None = None) -> torch.devi
         rank: the number of this process on its machine; by default as a launcher says.
 
     Raises:
-        ValueError: there is no CUDA device.
+        ValueError: there is no such device, or no CUDA device.
     """
-    device = torch.device(name or ("cuda" if torch.cuda.is_available() else "cpu"))
+    try:
+        device = torch.device(name or ("cuda" if torch.cuda.is_available() else "cpu"))
+    except RuntimeError:
+        raise ValueError(f"--device {name}: torch knows no such device; pass cpu, cuda or cuda:1.") from None
     if device.type == "cuda" and not torch.cuda.is_available():
         raise ValueError(f"--device {name}: torch finds no CUDA device here; pass cpu.")
     if device.type == "cuda" and device.index is None:

@@ -55,6 +55,8 @@ class Embedder:
         """The columns of a batch, and two more. `rank`, of `datasets.map(with_rank=True)`, chooses the CUDA device."""
         if self.column not in batch:
             raise ValueError(f"The rows have no column {self.column!r} but {list(batch)}; pass column=NAME.")
+        if isinstance(batch[self.column], str):
+            raise ValueError(f"The column {self.column!r} has one text, not a batch; pass batched=True to map.")
         if self._loaded is None:
             use_one_thread_if_forked()
             device = str(local_device(self.device, rank))

@@ -64,6 +64,8 @@ def embed_sentences(
     lines = (
         InputLine(each, None) if isinstance(each, str) else InputLine(" ".join(each), list(each)) for each in sentences
     )
+    if batch_tokens < 1:
+        raise ValueError(f"batch_tokens is {batch_tokens}; pass a number of at least 1.")
     for group in group_by_tokens(lines, BATCHES_PER_BLOCK * batch_tokens):
         block = embed_block(group, model, tokenizer, layers, pooling, dtype, batch_tokens)
         yield from zip(block.tokens, block.vectors(), strict=True)

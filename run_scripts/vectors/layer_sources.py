@@ -1,6 +1,6 @@
 """Layers of words to compare: of a model, of vectors from elsewhere in files, or of static word vectors."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -98,13 +98,22 @@ def static_layers(vectors: Mapping[str, np.ndarray], sentences: Sentences, file:
     """
     none = np.zeros_like(next(iter(vectors.values())))
     for words in tqdm(sentences, unit=" sentences", desc=Path(file).name):
-        yield np.stack([vectors.get(word, vectors.get(word.lower(), none)) for word in words])[None]
+        rows = [vectors.get(word, vectors.get(word.lower(), none)) for word in words]
+        yield np.reshape(rows, (1, len(words), len(none)))
 
 
 def text_name(file: str) -> str:
     """`X` of a file of words, such as `X.conllu`, `X.data.xml.gz`."""
     name = Path(file).name.removesuffix(".gz").removesuffix(".zst").removesuffix(".xml")
     return name.rpartition(".")[0] or name
+
+
+def refuse_equal_names(files: Iterable[str]):
+    """Raises an error if two files would have the same file of sentences or vectors."""
+    names: dict[str, str] = {}
+    for file in files:
+        if (other := names.setdefault(text_name(file), file)) != file:
+            raise ValueError(f"The vectors of {other} and {file} would have one name; rename one of the two.")
 
 
 def write_sentences(folder: Path, file: str, sentences: Sentences) -> str:
@@ -131,8 +140,13 @@ def stored_layers(folder: Path, sentences: Sentences, file: str) -> Iterator[np.
         for number, words in enumerate(tqdm(sentences, unit=" sentences", desc=Path(file).name)):
             if str(number) not in arrays:
                 raise ValueError(f"{path} has no array {number}; pass one for each of the {len(sentences)} sentences.")
-            layers = np.asarray(arrays[str(number)])
+            try:
+                layers = np.asarray(arrays[str(number)])
+            except ValueError as error:  # of numpy: objects
+                raise ValueError(f"{path}, array {number} cannot be read: {error}. Pass an array of numbers.") from None
             layers = layers[None] if layers.ndim == 2 else layers
+            if layers.dtype.kind not in "fiu" or not np.isfinite(layers).all():
+                raise ValueError(f"{path}, array {number} has type {layers.dtype}, or NaN; pass finite numbers.")
             first = layers.shape if first is None else first
             if (
                 layers.ndim != 3

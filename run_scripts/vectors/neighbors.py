@@ -56,7 +56,8 @@ def sample_uses(uses: Sequence[WordUse], max_uses: int, num_queries: int, seed: 
 def use_vectors(uses: Sequence[WordUse], model, tokenizer, layer: str) -> np.ndarray:
     """Shape: `(uses, hidden_size)`."""
     vectors = layer_vectors((use.words for use in uses), model, tokenizer, layer)
-    return np.stack([each[use.position] for each, use in zip(vectors, uses, strict=True)])
+    # A copy: a row of an array keeps all layers of the whole sentence in memory.
+    return np.stack([each[use.position].copy() for each, use in zip(vectors, uses, strict=True)])
 
 
 def layer_vectors(

@@ -39,6 +39,8 @@ def embed(session, sentences):
 
 if __name__ == "__main__":
     model = onnxruntime.InferenceSession(Path(__file__).with_name("model.onnx"))
+    if len(sys.argv) == 1:
+        sys.exit('Pass texts: python onnx_vectors.py "They play chess ."')
     texts = [text.split() for text in sys.argv[1:]]
     for words, vectors in zip(texts, embed(model, texts), strict=True):
         for word, vector in zip(words, vectors, strict=True):

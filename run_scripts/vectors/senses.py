@@ -14,6 +14,7 @@ from modeling_elmo.run_scripts.vectors.neighbors import normalize
 
 MAX_COLORED_SENSES = 6  # of a map
 MAX_COMPARED_USES = 2000  # of a lemma
+EQUAL_COSINES = 1e-5  # vectors of one form differ by the rounding of float16, and by little more than this
 LEGEND_WORDS = 5  # on each side of a use in the legend
 
 Lemma = tuple[str, str]  # in lower case, with its part of speech
@@ -54,6 +55,8 @@ def read_annotated(path: Path) -> AnnotatedText:
             start, text = len(words), (element.text or "").strip()
             words += text.split("_") if text.strip("_") else [text]
             if element.tag == "instance":
+                if missing := [name for name in ("id", "lemma", "pos") if name not in element.attrib]:
+                    raise ValueError(f"{path}: the instance {text!r} has no {missing[0]!r}; add it, as in X.data.xml.")
                 name = element.attrib["id"]
                 if not senses.get(name):
                     raise ValueError(f"{path}: instance {name} has no sense in {keys_path.name}.")
@@ -158,7 +161,7 @@ def same_sense(
         for layer in range(len(names)):
             in_layer = vectors[members, layer].astype(np.float32)
             cosines = np.where(others, in_layer @ in_layer.T, -2)
-            nearest = others & (cosines >= cosines.max(1, keepdims=True) - 1e-3)  # float16 has no more digits
+            nearest = others & (cosines >= cosines.max(1, keepdims=True) - EQUAL_COSINES)
             hits[layer] += ((nearest & agree).sum(1) / nearest.sum(1)).sum()
         chance += ((others & agree).sum(1) / others.sum(1)).sum()
         first += sum((inventory.get(lemma) or senses_by_frequency(uses))[0] in use.senses for use in uses)
@@ -194,6 +197,8 @@ def disambiguation(
 ) -> dict[str, Any]:
     """Accuracy on the test text, by layer and of two baselines. Any sense of an instance with several is correct.
 
+    Senses with uses of one form are equally near in the token layer. Then the share of them that is correct counts.
+
     Args:
         averages: from `sense_averages` of the training text.
         vectors: of the test text.
@@ -202,7 +207,7 @@ def disambiguation(
         lemma: senses_by_frequency([train[number] for number in members])[0]
         for lemma, members in instances_by_lemma(train).items()
     }
-    correct: Counter[str] = Counter()
+    correct: dict[str, float] = defaultdict(float)
     unseen = 0
     for instance, vector in zip(test, vectors, strict=True):
         first = next(iter(inventory.get(instance.lemma, ())), None)
@@ -212,11 +217,14 @@ def disambiguation(
         known = averages.get(instance.lemma)
         if known is None:
             unseen += 1
-            correct.update(dict.fromkeys(names, int(first in instance.senses)))
+            for name in names:
+                correct[name] += first in instance.senses
             continue
         cosines = np.einsum("sld,ld->sl", np.stack(list(known.values())), vector.astype(np.float32))
-        for name, best in zip(names, cosines.argmax(0), strict=True):
-            correct[name] += list(known)[best] in instance.senses
+        nearest = cosines >= cosines.max(0) - EQUAL_COSINES
+        agree = np.array([sense in instance.senses for sense in known], dtype=int)
+        for name, share in zip(names, agree @ nearest / nearest.sum(0), strict=True):
+            correct[name] += float(share)
     baselines = ("first sense", "most frequent sense")[not inventory :]
     shares = {name: correct[name] / len(test) for name in (*baselines, *names)}
     return {"instances": len(test), "unseen_lemmas": unseen / len(test), **shares}

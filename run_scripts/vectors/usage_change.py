@@ -57,7 +57,7 @@ def _reads_as_number(name: str) -> bool:
 
 def bin_name(number: float, width: float) -> str:
     """`1980-1989` for widths that are whole numbers, `0.5-1` for others."""
-    start = math.floor(number / width) * width
+    start = math.floor(round(number / width, 9)) * width  # 0.3 / 0.1 is below 3
     return f"{start:.10g}-{start + width - (width == int(width)):.10g}"
 
 

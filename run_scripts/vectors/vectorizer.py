@@ -1,6 +1,6 @@
 """Texts to vectors as a step of a scikit-learn pipeline."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any, Literal
 
 import numpy as np
@@ -50,8 +50,10 @@ class ELMoVectorizer(TransformerMixin, BaseEstimator):
             result: `(texts, n_features_out_)`, float32.
 
         Raises:
-            ValueError: `texts` is one text, or has something else than texts and lists of words.
+            ValueError: `texts` is one text or a table, or has something else than texts and lists of words.
         """
+        if isinstance(texts, Mapping) or hasattr(texts, "columns"):
+            raise ValueError(f"transform needs texts, but received a {type(texts).__name__}; pass one of its columns.")
         if isinstance(texts, str):
             raise ValueError(f"transform needs several texts, but received the text {texts!r}; pass a list.")
         if self.pooling not in ("mean", "max"):
