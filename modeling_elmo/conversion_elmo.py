@@ -21,7 +21,13 @@ from transformers.utils import cached_file
 from modeling_elmo import conversion_files as files
 from modeling_elmo.configuration_elmo import ELMoConfig
 from modeling_elmo.modeling_elmo import ELMoForPreTraining, ELMoModel, ELMoPreTrainedModel
-from modeling_elmo.tokenization.elmo_characters import SPECIAL_WORDS, read_vocabulary
+from modeling_elmo.tokenization.elmo_characters import (
+    MAX_TERM_WORD,
+    PAD_WORD,
+    SPECIAL_WORDS,
+    order_vocabulary,
+    vocabulary_lines,
+)
 from modeling_elmo.tokenization.tokenization_elmo import ELMoTokenizer
 
 
@@ -135,6 +141,9 @@ OPTIONS: dict[str, tuple[str, Any]] = {
 
 # Saved with the model: facts that an exact export needs and the configuration does not have.
 RECORD_FILE = "original_checkpoint.json"
+
+# In our vocabulary, the name of a row that bilm-tf has but never looks up; see `read_original_vocabulary`.
+UNUSED_ROW = re.compile(r"(?P<line>.*?) ?\[row (?P<row>\d+)\]")
 
 
 @dataclass
@@ -269,11 +278,11 @@ def empty_model(
     if any(name.startswith("rnn/") for name in shapes):
         raise ValueError(f"{weights} has arrays rnn/... {_FORWARD_ONLY}")
     record = OriginalRecord(files.read_json_object(options), any("/RNN/LSTMCell/" in name for name in shapes))
-    num_words = None
+    counts, num_words = word_counts(shapes, record.options), None
     if vocabulary:
-        _, (_, *lines) = read_vocabulary(vocabulary)  # without <PAD>, which the original does not have
-        num_words, record.special_rows = len(lines), [sorted(lines).index(line) for line in lines[:3]]
-    check_word_count(vocabulary, num_words, shapes, record.options)
+        words = read_original_vocabulary(vocabulary, next(iter(counts.values()), None))
+        num_words, record.special_rows = len(words), [words.index(word) for word in SPECIAL_WORDS[1:]]
+    check_word_count(vocabulary, num_words, counts, record.options)
     num_characters, vocab_size = files.num_rows(shapes, "char_embed"), (num_words or 3) + 1
     config = options_to_config(record.options, num_characters, vocab_size, has_softmax, str(options))
     with torch.device("meta"):  # without memory, until the files are known to have these sizes
@@ -284,9 +293,8 @@ def empty_model(
 
 
 def make_tokenizer(config: ELMoConfig, vocabulary: Path | None, pre_tokenization: str) -> ELMoTokenizer:
-    return ELMoTokenizer(
-        vocab_file=vocabulary, max_word_length=config.max_word_length, pre_tokenization=pre_tokenization
-    )
+    words = None if vocabulary is None else read_original_vocabulary(vocabulary, config.vocab_size - 1)
+    return ELMoTokenizer(vocab=words, max_word_length=config.max_word_length, pre_tokenization=pre_tokenization)
 
 
 def keys_of(parameters: Collection[str], record: Any, table: tuple[Key, ...] = KEYS) -> list[tuple[str, Key]]:
@@ -344,16 +352,40 @@ def word_rows(record: Any, num_words: int) -> Tensor:
 def original_words(model_dir: str | Path, record: OriginalRecord) -> list[str]:
     ids = ELMoTokenizer.from_pretrained(model_dir).get_vocab()
     words = sorted(ids, key=ids.__getitem__)[1:]  # the original has no <PAD>
-    return [words[i] for i in word_rows(record, len(words)).argsort()]
+    rows = [words[i] for i in word_rows(record, len(words)).argsort()]
+    unused = map(UNUSED_ROW.fullmatch, rows)
+    return [
+        match["line"] if match and int(match["row"]) == row else word
+        for row, (word, match) in enumerate(zip(rows, unused, strict=True))
+    ]
 
 
-def check_word_count(vocabulary: Path | None, num_words: int | None, shapes: files.Shapes, options: dict[str, Any]):
+def read_original_vocabulary(path: Path, num_words: int | None) -> list[str]:
+    """The words of the rows of original arrays; `num_words` is their number, if the checkpoint tells it.
+
+    bilm-tf gives each line a row, and looks up a repeated word in its last row. Other rows are named `word [row 7]`,
+    which is no word of raw text. So are the rows of blank lines and `<PAD>`, if `num_words` includes them.
+    """
+    lines = [line for line in vocabulary_lines(path) if line != MAX_TERM_WORD]
+    if len(lines) != num_words:
+        lines = [line for line in lines if line not in ("", PAD_WORD)]
+    last = {line: row for row, line in enumerate(lines) if line not in ("", PAD_WORD)}
+    words = [line if last.get(line) == row else f"{line} [row {row}]".strip() for row, line in enumerate(lines)]
+    order_vocabulary(words, str(path))  # refuses a vocabulary without the special words
+    return words
+
+
+def word_counts(shapes: files.Shapes, options: dict[str, Any]) -> dict[str, Any]:
+    """The numbers of words that arrays and options tell."""
     by_word = ("embedding", "softmax/W", "softmax/b")
     counts: dict[str, Any] = {name: files.num_rows(shapes, name) for name in by_word if name in shapes}
-    if num_words is None and (counts or "char_cnn" not in options):
+    return counts | ({"n_tokens_vocab": options["n_tokens_vocab"]} if "n_tokens_vocab" in options else {})
+
+
+def check_word_count(vocabulary: Path | None, num_words: int | None, counts: dict[str, Any], options: dict[str, Any]):
+    has_rows = bool({*counts} - {"n_tokens_vocab"})
+    if num_words is None and (has_rows or "char_cnn" not in options):
         raise ValueError("Word-level models and softmaxes have a row for each word; pass the training vocabulary.")
-    if "n_tokens_vocab" in options:
-        counts["n_tokens_vocab"] = options["n_tokens_vocab"]
     if num_words is not None and any(count != num_words for count in counts.values()):
         raise ValueError(
             f"{vocabulary} has {num_words} words (without blank lines, <PAD> and !!!MAXTERMID), but weights and "

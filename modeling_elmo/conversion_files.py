@@ -95,9 +95,13 @@ def is_archive(path: Path) -> bool:
 
 
 def names_in(place: Path) -> list[str]:
-    """The files of a folder or archive by their paths inside it. Refuses paths that lead outside, on any system."""
+    """The files of a folder or archive by their paths inside it. Refuses paths that lead outside, on any system.
+
+    The files that a Mac adds for each file (`._name`, in archives below `__MACOSX`) are left out.
+    """
     if place.is_dir():
-        return [str(path.relative_to(place)) for path in place.rglob("*") if path.is_file()]
+        names = [str(path.relative_to(place)) for path in place.rglob("*") if path.is_file()]
+        return [name for name in names if not _is_from_mac(name)]
     if not zipfile.is_zipfile(place):
         raise ValueError(f"{place} is not a complete .zip archive; pass another copy, or the unpacked files.")
     with reading(place), zipfile.ZipFile(place) as archive:
@@ -105,7 +109,12 @@ def names_in(place: Path) -> list[str]:
     for entry in map(PureWindowsPath, names):
         if entry.anchor or ".." in entry.parts:
             raise ValueError(f"{place} has the entry {str(entry)!r}, which is outside of its folder.")
-    return names
+    return [name for name in names if not _is_from_mac(name)]
+
+
+def _is_from_mac(name: str) -> bool:
+    path = PureWindowsPath(name)
+    return "__MACOSX" in path.parts or path.name.startswith("._")
 
 
 def search(place: Path, patterns: tuple[str, ...]) -> str | None:
@@ -114,8 +123,8 @@ def search(place: Path, patterns: tuple[str, ...]) -> str | None:
     for pattern in patterns:
         found = [name for name in names if fnmatchcase(PureWindowsPath(name).name, pattern)]
         if len(found) > 1:
-            names_of_all = ", ".join(first_of(found))
-            raise ValueError(f"{place}: several files match {pattern}: {names_of_all}. Pass the path of one of them.")
+            advice = "Pass the path of one of them." if place.is_dir() else "Unpack the archive and pass one of them."
+            raise ValueError(f"{place}: several files match {pattern}: {', '.join(first_of(found))}. {advice}")
         if found:
             return found[0]
     return None

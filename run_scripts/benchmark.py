@@ -38,7 +38,7 @@ from modeling_elmo.run_scripts.benchmarks.text import draw_batch, read_sentences
 from modeling_elmo.run_scripts.benchmarks.tokenizer_speed import tokenizer_contests
 from modeling_elmo.run_scripts.benchmarks.turns import Contest, format_rows, measure
 from modeling_elmo.run_scripts.program.command_line import ProgramParser, run
-from modeling_elmo.run_scripts.program.files import write_json
+from modeling_elmo.run_scripts.program.files import check_output, write_json
 from modeling_elmo.run_scripts.program.processes import local_device, processor_name
 
 BENCHMARK_PARTS = ("inference", "training", "pretraining", "fine_tuning", "tokenizer")
@@ -86,6 +86,8 @@ class BenchmarkArguments:
     output: str | None = field(default=None, metadata={"help": "JSON file for all figures and their conditions."})
 
     def __post_init__(self):
+        if self.output is not None:
+            check_output(Path(self.output))
         if self.rounds < 1:
             raise ValueError(f"--rounds {self.rounds}: pass 1 or more.")
         for name, known in (("parts", BENCHMARK_PARTS), ("softmaxes", SOFTMAXES), ("preset", PRESETS)):

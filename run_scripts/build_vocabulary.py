@@ -15,6 +15,7 @@ from typing import Literal
 from modeling_elmo.run_scripts.pretraining.corpus import Corpus, TrainTextArguments
 from modeling_elmo.run_scripts.pretraining.vocabulary import word_frequencies, write_vocabulary
 from modeling_elmo.run_scripts.program.command_line import ProgramParser, run
+from modeling_elmo.run_scripts.program.files import check_output
 from modeling_elmo.tokenization.elmo_characters import SPECIAL_WORDS, most_frequent_words
 from modeling_elmo.tokenization.elmo_pretokenization import TextSplitter
 
@@ -69,6 +70,7 @@ def main(arguments: list[str] | None = None) -> VocabularyReport:
 def build_vocabulary(arguments: VocabularyArguments) -> VocabularyReport:
     """Counts the words, and writes the file."""
     output = Path(arguments.output)
+    check_output(output)
     if output.exists() and not arguments.overwrite:
         raise FileExistsError(f"--output {output} exists; pass --overwrite to replace it.")
     if (size := arguments.vocabulary_size) is not None and size <= len(SPECIAL_WORDS):

@@ -136,6 +136,8 @@ def convert_back(arguments: ConversionArguments):
         export_manylangs_checkpoint(str(arguments.to_original), arguments.weights)
         print(f"Wrote {arguments.weights}.")
         return
+    if other := [name for name in given_options(arguments) if name not in FORMATS[-1].options]:
+        raise ValueError(f"--{other[0]} has no effect with --to_original. Omit it.")
     folder, options = str(arguments.to_original), str(arguments.options)
     export_original_checkpoint(folder, arguments.weights, options, arguments.vocabulary, arguments.softmax)
     print(f"Wrote {arguments.weights} and {arguments.options}.")

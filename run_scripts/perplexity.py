@@ -18,9 +18,12 @@ from tqdm.auto import tqdm
 from modeling_elmo import ELMoForPreTraining, ELMoTokenizer
 from modeling_elmo.run_scripts.pretraining.corpus import HeldOutArguments
 from modeling_elmo.run_scripts.pretraining.evaluation import Perplexity, evaluate, held_out_batches
+from modeling_elmo.run_scripts.pretraining.options import check_context
 from modeling_elmo.run_scripts.program.command_line import ProgramParser, run
-from modeling_elmo.run_scripts.program.files import check_model, write_json
+from modeling_elmo.run_scripts.program.files import check_model, check_output, write_json
 from modeling_elmo.run_scripts.program.processes import check_processes, has_accelerator
+
+BATCH_SIZES = {"sentence": "per_device_eval_batch_tokens", "stream": "per_device_eval_batch_size"}
 
 
 @dataclass(kw_only=True)
@@ -37,6 +40,13 @@ class PerplexityArguments(HeldOutArguments):
     def __post_init__(self):
         if self.per_device_eval_batch_size < 1:
             raise ValueError(f"--per_device_eval_batch_size {self.per_device_eval_batch_size}: pass at least 1.")
+        check_context(self, self.context, {context: [size] for context, size in BATCH_SIZES.items()})
+        if self.validation_file and self.dataset is not None:
+            raise ValueError(
+                "Received --validation_file and --dataset; pass one of them, --dataset with --validation_split."
+            )
+        if self.output:
+            check_output(Path(self.output))
 
 
 def main(arguments: list[str] | None = None) -> Perplexity:
@@ -46,8 +56,8 @@ def main(arguments: list[str] | None = None) -> Perplexity:
     check_model(parsed.model)
     tokenizer = ELMoTokenizer.from_pretrained(parsed.model)
     model = ELMoForPreTraining.from_pretrained(parsed.model, dtype=torch.float32).to(accelerator.device)
-    sizes = {"sentence": parsed.per_device_eval_batch_tokens, "stream": parsed.per_device_eval_batch_size}
-    batches = held_out_batches(parsed, parsed.context, sizes[parsed.context], tokenizer, accelerator)
+    size = getattr(parsed, BATCH_SIZES[parsed.context])
+    batches = held_out_batches(parsed, parsed.context, size, tokenizer, accelerator)
     batches = tqdm(batches, unit=" batches", desc="reading", disable=not accelerator.is_main_process)
     found = evaluate(model, batches, parsed.context, accelerator)
     accelerator.print(f"{parsed.model}: {found}")

@@ -32,7 +32,7 @@ from modeling_elmo.run_scripts.pretraining.corpus import Corpus, CorpusArguments
 from modeling_elmo.run_scripts.pretraining.evaluation import held_out_batches
 from modeling_elmo.run_scripts.pretraining.loop import Pretraining
 from modeling_elmo.run_scripts.pretraining.optimization import load_accumulators
-from modeling_elmo.run_scripts.pretraining.options import PretrainingArguments
+from modeling_elmo.run_scripts.pretraining.options import PretrainingArguments, check_context
 from modeling_elmo.run_scripts.pretraining.records import record_of_run, settings_of
 from modeling_elmo.run_scripts.pretraining.starting_model import (
     ModelArguments,
@@ -96,7 +96,6 @@ def pretrain(
         model, tokenizer = make_starting_model(model_args, corpus_args, corpus, output_dir, accelerator)
     else:
         model, tokenizer = load_checkpoint(str(checkpoint))
-        check_same_model(model.config, model_args, checkpoint)
     evaluation_batches = None
     if held_out is not None:
         size = training_args.per_device_eval_batch_tokens
@@ -114,6 +113,7 @@ def pretrain(
     training.progress.base_model = model_args.model_name_or_path
     if checkpoint is not None:
         training.restore(checkpoint)
+        check_same_model(model.config, tokenizer, training.progress.settings, model_args, checkpoint)
     else:
         continue_adagrad(training, model_args)
     if message := training.progress.evaluate_on(held_out.order if held_out else None):
@@ -121,6 +121,7 @@ def pretrain(
     settings = without_folders(settings_of(model_args, corpus_args, training_args))
     if accelerator.num_processes > 1:  # each has batches of its own
         settings["num_processes"] = accelerator.num_processes
+    settings["pre_tokenization"] = tokenizer.pre_tokenization
     training.progress.begin(settings, names_of_model={item.name for item in fields(ModelArguments)})
     trackers = {name: str(value) for name, value in (training.progress.settings or {}).items()}
     accelerator.init_trackers("runs", config=trackers)
@@ -139,6 +140,10 @@ def check_texts(corpus: CorpusArguments, training: PretrainingArguments) -> Corp
             f"--dataloader_num_workers {training.dataloader_num_workers} with --context stream, whose rows are read in "
             "order: pass 0 or 1."
         )
+    rows = ["per_device_train_batch_size"]
+    if training.optim != "adagrad":  # its default --gradient_scale is --unroll_steps
+        rows.append("unroll_steps")
+    check_context(training, corpus.context, {"sentence": ["per_device_train_batch_tokens"], "stream": rows})
     if corpus.validation_file or corpus.validation_split is not None:
         return Corpus.held_out(corpus)
     if training.early_stopping_patience is not None:

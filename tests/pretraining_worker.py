@@ -46,18 +46,21 @@ def options_of(folder: Path, **options) -> Options:
         train.write_text("\n".join(LINES[:60]) + "\n", encoding="utf-8")
         held_out.write_text("\n".join(LINES[60:80]) + "\n", encoding="utf-8")
     overrides = options.pop("config_overrides", {})
+    context = options.get("context", "sentence")
+    sizes = {"per_device_train_batch_tokens": 60} if context == "sentence" else {"per_device_train_batch_size": 8}
+    if context == "stream" or options.get("optim") == "adagrad":
+        sizes["unroll_steps"] = 6
+    if options.get("softmax_type") == "sampled":
+        sizes["num_sampled"] = 20
     defaults = {
         "preset": "tiny",
         "config_overrides": None if overrides is None else json.dumps(MODEL | overrides),
         "vocabulary_size": 120,
-        "num_sampled": 20,
         "train_file": train,
         "validation_file": held_out,
         "is_split_into_words": True,
         "output_dir": folder / "run",
-        "per_device_train_batch_tokens": 60,
-        "per_device_train_batch_size": 8,
-        "unroll_steps": 6,
+        **sizes,
         "max_steps": 24,
         "logging_steps": 7,
         "eval_steps": 7,

@@ -196,6 +196,7 @@ def test_a_peer_that_breaks_the_contract(body, message, tmp_path):
         (["--peer", f"{__file__}:elmo"], "test_benchmark.py has no function 'elmo'"),
         (["--against", "nowhere"], "--against nowhere: there is no modeling_elmo/__init__.py; pass a clone"),
         (["--rounds", "0"], "--rounds 0: pass 1 or more"),
+        (["--output", "."], r"--output \. is a folder; pass the name of a file"),
         (["--parts", "speed"], "--parts speed is unknown; pass inference, training"),
         (["--softmaxes", "flat"], "--softmaxes flat is unknown; pass full, sampled"),
         (["--preset", "huge"], "--preset huge is unknown; pass tiny, small"),

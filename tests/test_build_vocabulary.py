@@ -109,8 +109,13 @@ def test_a_failed_run_leaves_the_old_file_alone(tmp_path, monkeypatch):
         (["--train_file", "text.txt", "--max_word_length", "2"], ValueError, "--max_word_length 2 at least 3"),
         (["--train_file", "blank.txt"], ValueError, "There is no sentence in blank.txt: nothing but blank lines"),
         (["--dataset", "data"], ValueError, r"has no column 'text' but \['tokens'\]; pass --text_column"),
-        (["--dataset", "data", "--split", "dev"], ValueError, "data is a single set without splits. Leave out the "),
+        (["--dataset", "data", "--split", "dev"], ValueError, "data is a single set without splits. Pass --split tr"),
         (["--dataset", "splits"], ValueError, r"has no split 'train' but \['dev'\]; pass --split"),
+        (
+            ["--train_file", "text.txt", "--output", ".", "--overwrite"],
+            IsADirectoryError,
+            r"--output \. is a folder",
+        ),
         (["--train_file", "text.txt", "--output", "mine.txt"], FileExistsError, "mine.txt exists; pass --overwrite to"),
     ],
 )

@@ -259,6 +259,34 @@ def test_softmax_rows_go_with_their_words(tmp_path):
     assert back["vocabulary"].read_text().split() == rows
 
 
+@pytest.mark.parametrize(
+    ("words", "unused"),
+    [
+        (["the", "<UNK>", "cat", "</S>", "the", "<S>", "the"], {0: "the [row 0]", 4: "the [row 4]"}),
+        (["<S>", "", "<UNK>", "cat", "", "</S>", "<S>"], {0: "<S> [row 0]", 1: "[row 1]", 4: "[row 4]"}),
+        (["<PAD>", "<S>", "</S>", "<UNK>", "cat", "sat", "mat"], {0: "<PAD> [row 0]"}),
+    ],
+    ids=["repeated", "blank", "padding"],
+)
+def test_lines_that_bilm_tf_never_looks_up(tmp_path, words, unused):
+    """Each line has a row, and a repeated word has the last, as in `Vocabulary` of bilm-tf."""
+    arrays, options, softmax, files = language_model(tmp_path)
+    files["vocabulary"].write_text("\n".join([*words[:3], "!!!MAXTERMID", *words[3:]]) + "\n")
+    folder = convert_arrays(tmp_path, arrays, options, **files)
+    model, tokenizer = ELMoForPreTraining.from_pretrained(folder), ELMoTokenizer.from_pretrained(folder)
+    rows = {word: row for row, word in enumerate(words)} | {name: row for row, name in unused.items()}
+    for word in rows.keys() - {"", "<PAD>"}:
+        token_id = tokenizer.convert_tokens_to_ids(word)
+        assert model.softmax.bias[token_id].item() == softmax["softmax/b"][rows[word]]
+    text = tokenizer(" ".join(unused.values()))["input_ids"]
+    assert not {*map(tokenizer.convert_tokens_to_ids, unused.values())} & {*text}
+
+    back = {"vocabulary": tmp_path / "back.txt", "softmax": tmp_path / "back_softmax.hdf5"}
+    assert_equal_arrays(round_trip(folder, tmp_path, **back)[0], arrays)
+    assert_equal_arrays(read(back["softmax"]), softmax)
+    assert back["vocabulary"].read_text().split("\n") == [*words, ""]
+
+
 def test_word_vectors_go_with_their_words(tmp_path, converted):
     """A permuted vocabulary with permuted rows is the same model."""
     arrays, options = original("word_level")

@@ -47,6 +47,10 @@ NLPL = {
         ({"45/elmo.hdf5": "weights", "45/options.json": "{}"}, ["elmo.hdf5", "options.json", None]),
         ({"a_weights.hdf5": "", "a_options.json": "{}"}, ["a_weights.hdf5", "a_options.json", None]),
         ({"softmax.hdf5": "", "model.hdf5": "", "options.json": ""}, ["model.hdf5", "options.json", None]),
+        (
+            {"w.hdf5": "", "o/options.json": "{}", "__MACOSX/._w.hdf5": "", "o/._w.hdf5": "", "__MACOSX/vocab.txt": ""},
+            ["w.hdf5", "options.json", None],
+        ),
     ],
 )
 @pytest.mark.parametrize("zipped", [True, False])
@@ -74,13 +78,20 @@ def test_what_is_not_there(tmp_path, scratch):
     weights, archive = make(tmp_path / "w.hdf5"), make_zip(tmp_path / "a.zip", **{"README": ""})
     damaged = make(tmp_path / "m.zip", b"PK")
     many = make_zip(tmp_path / "b.zip", **{"a.hdf5": "", "b/c.hdf5": "", "options.json": ""})
+    folder = make(tmp_path / "b" / "a.hdf5").parent
+    make(folder / "b" / "c.hdf5")
     for arguments, error, message in [
         ((tmp_path / "no.hdf5", None), FileNotFoundError, "no.hdf5 does not exist; pass a file, a folder, a .zip"),
         ((damaged, None), ValueError, "m.zip is not a complete .zip archive; pass another copy"),
         ((weights, None), ValueError, "w.hdf5 is a single file; pass its options.json too"),
         ((archive, None), FileNotFoundError, r"has no file model.hdf5 or \*.hdf5"),
         ((weights, archive), FileNotFoundError, r"a.zip has no file options.json or meta.json"),
-        ((many, None), ValueError, r"b.zip: several files match \*.hdf5: a.hdf5, b/c.hdf5. Pass the path of one"),
+        (
+            (many, None),
+            ValueError,
+            r"b.zip: several files match \*.hdf5: a.hdf5, b/c.hdf5. Unpack the archive and pass",
+        ),
+        ((folder, None), ValueError, r"several files match \*.hdf5: a.hdf5, b/c.hdf5. Pass the path of one of them"),
         (("hf://user/repo", weights), ValueError, "hf://user/repo is not a file; pass hf://user/repo/path"),
     ]:
         with pytest.raises(error, match=message):

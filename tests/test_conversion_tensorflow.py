@@ -112,6 +112,21 @@ def test_shards_special_words_and_archives(checkpoint, tmp_path):
         np.testing.assert_array_equal(table[rows].detach().numpy(), original[f"lm/{name}"])
 
 
+def test_a_repeated_line_has_a_row_of_its_own(checkpoint, tmp_path):
+    words = (checkpoint / "vocab.txt").read_text().split()
+    last = words[-1]
+    (checkpoint / "vocab.txt").write_text("\n".join([*words[:10], last, "", *words[12:]]) + "\n")
+    folder = convert_tensorflow_checkpoint(checkpoint, tmp_path / "model")
+    ids, bias = (
+        ELMoTokenizer.from_pretrained(folder).get_vocab(),
+        ELMoForPreTraining.from_pretrained(folder).softmax.bias,
+    )
+    for word, row in {last: 31, f"{last} [row 10]": 10, "[row 11]": 11, words[12]: 12}.items():
+        assert bias[ids[word]].item() == read("words")["lm/softmax/b"][row]
+    export_original_checkpoint(folder, tmp_path / "w.hdf5", tmp_path / "o.json", tmp_path / "v.txt")
+    assert (tmp_path / "v.txt").read_text() == (checkpoint / "vocab.txt").read_text()
+
+
 def test_newest_checkpoint_and_step(checkpoint, tmp_path):
     arrays = read("words")
     write(checkpoint, arrays | {"global_step": np.float32(90)}, step=90)

@@ -87,6 +87,15 @@ def test_options_that_cannot_be_combined(arguments, message):
         main(arguments)
 
 
+@pytest.mark.parametrize("option", [["--step", "4"], ["--architecture", "x"], ["--optimizer_state"]])
+def test_options_without_effect_on_the_way_back(tmp_path, option):
+    main([*ALLENNLP, "--output_dir", str(tmp_path / "model")])
+    new = ["--weights", str(tmp_path / "w.hdf5"), "--options", str(tmp_path / "o.json")]
+    with pytest.raises(ValueError, match=f"{option[0]} has no effect with --to_original. Omit it"):
+        main(["--to_original", str(tmp_path / "model"), *new, *option])
+    assert not (tmp_path / "w.hdf5").exists()
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

@@ -1,5 +1,7 @@
+import bz2
 import gzip
 import json
+import lzma
 import tracemalloc
 from collections import Counter
 from pathlib import Path
@@ -28,12 +30,12 @@ def test_files_of_every_kind(tmp_path):
     halves = ["\n".join(parts[2])[:777], "\n".join(parts[2])[777:]]  # two frames, and a line that is in both
     (tmp_path / "c.txt.zst").write_bytes(b"".join(zstandard.compress(half.encode()) for half in halves))
     records = [json.dumps({"t": "\n\n".join(parts[3])}), "", json.dumps({"t": " "}), json.dumps({"t": []})]
-    (tmp_path / "d.jsonl").write_text("\n".join(records), encoding="utf-8")
+    (tmp_path / "d.JSONL").write_text("\n".join(records), encoding="utf-8")
     records = "\n".join(json.dumps({"t": line.split()}) for line in parts[4])
-    (tmp_path / "below" / "e.jsonl.zst").write_bytes(zstandard.compress(records.encode()))
+    (tmp_path / "below" / "e.jsonl.ZST").write_bytes(zstandard.compress(records.encode()))
     (tmp_path / "news-00001-of-00100").write_text("only by name", encoding="utf-8")
 
-    names = ["a.txt", "b.txt.gz", "c.txt.zst", "d.jsonl", "below/e.jsonl.zst"]
+    names = ["a.txt", "b.txt.gz", "c.txt.zst", "d.JSONL", "below/e.jsonl.ZST"]
     whole = Corpus.from_files([str(tmp_path / name) for name in names], "t")
     assert [text if isinstance(text, str) else " ".join(text) for text in texts(whole)] == ENGLISH
     words = [line.split() for line in ENGLISH]
@@ -44,7 +46,7 @@ def test_files_of_every_kind(tmp_path):
     folder = Corpus.from_files([str(tmp_path), str(tmp_path / "a.txt")], "t")
     assert sorted(folder.files) == sorted(whole.files)
     some = Corpus.from_files([str(tmp_path / "*.txt*"), str(tmp_path / "**" / "e*"), str(tmp_path / "news*")], "t")
-    expected = ["a.txt", "b.txt.gz", "c.txt.zst", "e.jsonl.zst", "news-00001-of-00100"]
+    expected = ["a.txt", "b.txt.gz", "c.txt.zst", "e.jsonl.ZST", "news-00001-of-00100"]
     assert [Path(file).name for file in some.files] == expected
 
 
@@ -126,6 +128,22 @@ def test_held_out_sentences_in_the_training_text(tmp_path, caplog):
     assert train.survey(held_out) == train.survey()
     assert "3 of 4 held-out sentences occur in the training text" in caplog.text
     assert "train.txt: the perplexity will be too low. Pass other held-out text." in caplog.text
+
+
+@pytest.mark.parametrize(
+    "pack, message",
+    [
+        (gzip.compress, r"\(gzip\), but its name does not end in .gz or .zst. Give it a name that ends in .gz."),
+        (zstandard.compress, r"\(Zstandard\), but .* Give it a name that ends in .zst."),
+        (bz2.compress, r"\(bzip2\), but its name does not end in .gz or .zst. Unpack it."),
+        (lzma.compress, r"\(xz\), but .* Unpack it."),
+        (lambda text: b"PK\x03\x04" + text, r"\(zip\), but .* Unpack it."),
+    ],
+)
+def test_compressed_text_whose_name_does_not_say_so(tmp_path, pack, message):
+    (tmp_path / "a.txt").write_bytes(pack(b"a b c\n" * 50))
+    with pytest.raises(ValueError, match="a.txt is compressed " + message):
+        Corpus.from_files([str(tmp_path / "a.txt")]).survey()
 
 
 @pytest.mark.parametrize("ending", ["gz", "zst"])

@@ -34,6 +34,7 @@ def tokenizer() -> ELMoTokenizer:
         ),
         ((["a", "b"], "c"), {}, ValueError, "needs a `text_pair` of the same length; got str"),
         (("a",), {"split_special_tokens": False}, ValueError, "literal_markers=True"),
+        (("a",), {"padding_side": "top"}, ValueError, 'padding_side=\'top\'; pass "left" or "right"'),
         (("a b",), {"truncation": True, "max_length": 1}, ValueError, "max_length=1 has no room for 2 markers"),
         (
             ("a b c",),
@@ -96,6 +97,20 @@ def test_cut_texts_fit_or_say_why_not(strategy, stride, markers):
 def test_a_tokenizer_without_a_maximum_does_not_cut(tokenizer, options):
     length = tokenizer.model_max_length  # 10^30, more than the backend can count
     assert tokenizer(["the cat"], truncation=True, max_length=length, **options)["input_ids"] == [[1, 4, 3, 2]]
+
+
+def test_later_settings_do_not_change_encodings():
+    tokenizer = ELMoTokenizer(vocab=["<S>", "</S>", "<UNK>", "the"])
+    texts, options = ["the cat", "a"], {"padding": True}
+    lazy, computed = tokenizer(texts, **options), tokenizer(texts, **options, return_special_tokens_mask=True)
+    tokenizer.padding_side = "left"
+    tokenizer.add_tokens(["cat"])
+    for place in range(2):
+        assert lazy.word_ids(place) == computed.word_ids(place)
+        assert lazy.tokens(place) == computed.tokens(place)
+        assert lazy[place].ids == lazy["input_ids"][place]
+    assert tokenizer(texts, **options).tokens(0) == ["<S>", "the", "cat", "</S>"]
+    assert tokenizer(texts, **options).word_ids(1) == [None, None, 0, None]
 
 
 def test_encodings_are_computed_on_first_use(tokenizer):

@@ -144,9 +144,10 @@ def test_a_context_of_one_word_and_rows_without_any():
 def test_initialisation():
     reader = make_reader()
     reader.reset_parameters()
-    attention = reader.attention.product
-    bound = (6 / (3 * len(attention) + 1)) ** 0.5
-    assert 0.5 * bound < attention.abs().max() <= bound
+    for attention in (reader.attention, reader.self_attention):
+        assert (attention.product == 0.25).all()
+        bound = (6 / (len(attention.product) + 1)) ** 0.5  # Glorot
+        assert 0.5 * bound < attention.own.weight.abs().max() <= bound
     assert not any(
         layer.bias.any() for layer in reader.modules() if isinstance(layer, torch.nn.Linear) and layer.bias is not None
     )

@@ -8,7 +8,13 @@ from nltk.tokenize import TreebankWordTokenizer
 from sacremoses import MosesTokenizer
 from tokenizers import Tokenizer, models
 
-from modeling_elmo.tokenization.elmo_pretokenization import PRE_TOKENIZATIONS, InnerChunks, TextSplitter, moses_words
+from modeling_elmo.tokenization.elmo_pretokenization import (
+    PRE_TOKENIZATIONS,
+    InnerChunks,
+    TextSplitter,
+    _cut,
+    moses_words,
+)
 
 TEXT = Path(__file__).parent / "fixtures" / "text"
 settings.register_profile("no_deadline", deadline=None)
@@ -65,11 +71,24 @@ def test_moses_keeps_words_that_sacremoses_splits():
 
 def test_treebank_equals_nltk_but_for_hyphens_and_quotes():
     reference = TreebankWordTokenizer()
-    texts = [text for text in lines("en_raw.txt") if not re.search(r"\w[-/]\w|(?<!\S)'\w|\.\S*\s", text)]
+    texts = [text for text in lines("en_raw.txt") if not re.search(r"\w[-/]\w|(?<!\S)'\w|\.\S*\s|[‘’“”–—…]", text)]
     assert len(texts) > 150
     for text in texts:
         expected = ['"' if word in ("``", "''") else word for word in reference.tokenize(text)]
         assert words("treebank", text) == expected
+
+
+@pytest.mark.parametrize("name", ["en.txt", "en_raw.txt"])
+def test_treebank_splits_typographic_signs_as_those_of_ascii(name):
+    signs = {"--": "\u2014", "...": "\u2026", "'": "\u2019", '"': "\u201d"}
+
+    def typographic(text: str) -> str:
+        for ascii_sign, sign in signs.items():
+            text = text.replace(ascii_sign, sign)
+        return text
+
+    for text in lines(name):
+        assert words("treebank", typographic(text)) == list(map(typographic, words("treebank", text)))
 
 
 def test_treebank_restores_the_words_of_the_corpus():
@@ -129,6 +148,26 @@ def test_long_chunks_take_linear_time():
     for chunk in ("x" * 100_000, "." * 100_000, "'" * 20_000, ".)" * 20_000, "a'" * 20_000, ",1" * 20_000):
         for pre_tokenization in PRE_TOKENIZATIONS:
             assert "".join(words(pre_tokenization, chunk)) == chunk
+
+
+class CountingText(str):
+    """Counts the characters of sources of slices, which a `NormalizedString` copies."""
+
+    num_copied = 0
+
+    def __getitem__(self, place):
+        CountingText.num_copied += len(self)
+        return CountingText(super().__getitem__(place))
+
+
+def test_long_chunks_of_many_words_are_cut_with_few_copies():
+    chunk = "这是(句子)," * 1000
+    backend = Tokenizer(models.WordLevel({"<UNK>": 0}, unk_token="<UNK>"))
+    backend.pre_tokenizer = TextSplitter("moses").pre_tokenizer()
+    places = backend.encode(chunk).offsets
+    assert [chunk[start:end] for start, end in places] == words("moses", chunk)
+    assert _cut(CountingText(chunk), places) == words("moses", chunk)
+    assert CountingText.num_copied < 40 * len(chunk)  # 5000 times the length with a copy for each word
 
 
 def test_the_cache_is_bounded():

@@ -93,6 +93,28 @@ REFUSED_UNREAD = [
     ({"config_overrides": '{"projection_size": 0}'}, "`projection_size` is 0; pass an integer of at least 1"),
     ({"shuffle_buffer": 0}, "--shuffle_buffer 0: pass at least 1"),
     ({"streaming": True, "max_steps": None}, "--streaming: the size of the data set is unknown; pass --max_steps"),
+    (
+        {"num_sampled": 20},
+        "--num_sampled 20 has no effect on a softmax of type full: leave it out, or pass",
+    ),
+    (
+        {"per_device_train_batch_size": 4},
+        "--per_device_train_batch_size 4 has no effect with --context sentence: pass --per_device_train_batch_tokens i",
+    ),
+    ({"unroll_steps": 5}, "--unroll_steps 5 has no effect with --context sentence: pass .* or --context stream"),
+    (
+        {"context": "stream"},
+        "--per_device_train_batch_tokens 60 has no effect with --context stream: pass --per_device_train_batch_size in",
+    ),
+    (
+        {"vocabulary_size": None, "tokenizer_name": "a"},
+        "--config_overrides: the tokenizer of --tokenizer_name decides max_word_length.* with max_word_length=12",
+    ),
+    (
+        {"vocabulary_size": None, "tokenizer_name": "a", "pre_tokenization": "whitespace"},
+        "--pre_tokenization whitespace is for new tokenizers, but --tokenizer_name has one. Pass only",
+    ),
+    ({"model_name_or_path": "a", "pre_tokenization": "moses"}, "--pre_tokenization moses .* --model_name_or_path has"),
 ]
 
 
@@ -171,6 +193,11 @@ OTHERS = [
     ({"config_overrides": {"no_such": 1}}, "no_such"),
     ({"softmax_type": "sampled"}, "softmax_type.*sampled.*full"),
     ({"vocabulary_size": 90}, "vocabulary_size.*90.*120"),
+    ({"vocabulary_size": 130}, r"vocabulary_size 130 \(there: 120\)"),
+    ({"vocabulary_size": None, "vocabulary_file": "/a/more.txt"}, r"vocabulary_file more.txt \(there: None\)"),
+    ({"vocabulary_size": None, "tokenizer_name": "a/other"}, r"tokenizer_name other \(there: None\)"),
+    ({"model_name_or_path": "other"}, r"model_name_or_path other \(there: None\)"),
+    ({"pre_tokenization": "whitespace"}, r"pre_tokenization whitespace \(there: moses\)"),
     ({"optim": "adamw"}, "was trained with --optim adagrad, not adamw. Pass the same"),
     ({"per_device_train_batch_tokens": 50}, "tokens_per_batch=60, but here it is 50"),
     ({"gradient_accumulation_steps": 2}, None),  # may change
@@ -211,7 +238,8 @@ def test_the_card_tells_what_a_resumed_run_changed(base, tmp_path):
     pretrain(tmp_path, max_steps=15, **again)
     assert read_result(tmp_path / "run", "pretraining") == first  # the same options: nothing has changed
 
-    pretrain(tmp_path, max_steps=16, preset=None, config_overrides=None, **again)
+    same_model = {"preset": None, "config_overrides": '{"max_word_length": 12}'}
+    train(options_of(tmp_path, max_steps=16, **again) | same_model)
     record = read_result(tmp_path / "run", "pretraining")
     assert record["settings"] == first["settings"] | {"max_steps": 16}  # the model's options are still there
     assert record["earlier_settings"] == [{"until_step": 15, "settings": first["settings"]}]
@@ -220,6 +248,16 @@ def test_the_card_tells_what_a_resumed_run_changed(base, tmp_path):
 
 
 # Training a checkpoint further
+
+
+def test_the_record_has_the_rules_of_a_given_tokenizer(tmp_path):
+    tokenizer = ELMoTokenizer(vocab=["<S>", "</S>", "<UNK>", "the"], max_word_length=12, pre_tokenization="treebank")
+    tokenizer.save_pretrained(tmp_path / "tokenizer")
+    options = options_of(tmp_path, **SHORT, vocabulary_size=None, tokenizer_name=tmp_path / "tokenizer")
+    overrides = {name: value for name, value in MODEL.items() if name != "max_word_length"}
+    train(options | {"config_overrides": json.dumps(overrides)})
+    assert read_result(tmp_path / "run", "pretraining")["settings"]["pre_tokenization"] == "treebank"
+    assert "| pre_tokenization | treebank |" in (tmp_path / "run" / "README.md").read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize("kind", ["keep", "extend", "replace"])

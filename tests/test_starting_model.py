@@ -37,7 +37,7 @@ def start(folder: Path, base: Path | None = None, **options) -> tuple[ELMoForPre
     """The model and tokenizer that a run with these options starts from: a new model, or the checkpoint in `base`."""
     options = options_of(folder, **options)
     if base is not None:
-        options |= {"model_name_or_path": base / "run", "preset": None, "config_overrides": None, "num_sampled": None}
+        options |= {"model_name_or_path": base / "run", "preset": None, "config_overrides": None}
     if "vocabulary_file" in options:
         options["vocabulary_size"] = None
     parser = ProgramParser(ModelArguments, CorpusArguments, PretrainingArguments)
@@ -121,6 +121,11 @@ def test_another_softmax_of_a_checkpoint(base, tmp_path):
     model, _ = start(tmp_path, base, vocabulary_size=None, softmax_type="sampled")
     assert model.config.softmax_type == model.softmax.softmax_type == "sampled"
     assert torch.equal(model.softmax.weight, ELMoForPreTraining.from_pretrained(base / "run").softmax.weight)
+
+
+def test_candidates_of_a_checkpoint_whose_softmax_samples_none(base, tmp_path):
+    with pytest.raises(ValueError, match="--num_sampled 9 has no effect on a softmax of type full: leave it out, or"):
+        start(tmp_path, base, vocabulary_size=None, num_sampled=9)
 
 
 def test_a_tokenizer_instead_of_a_vocabulary(base, tmp_path):

@@ -1,6 +1,7 @@
 import copy
 import json
 import pickle
+import unicodedata
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import AutoTokenizer, DataCollatorForLanguageModeling, DataCollatorForTokenClassification
 from transformers.data.data_collator import DataCollatorWithPadding, default_data_collator
+from transformers.utils import logging
 
 from modeling_elmo import ELMoConfig, ELMoTokenizer
 from modeling_elmo.run_scripts.program.command_line import is_mistake_of_user
@@ -407,6 +409,22 @@ def test_pad_without_characters_texts_or_padding(tokenizer):
     assert [text.shape for text in padded["character_ids"]] == [(4, 50), (3, 50)]
 
 
+@pytest.mark.parametrize("kind, type_", [("np", np.ndarray), ("pt", torch.Tensor)])
+def test_pad_converts_other_columns_as_the_stock_method(tokenizer, kind, type_):
+    others = {"a": {"labels": 0.5, "scores": [1, 2]}, "the cat": {"labels": 1.0, "scores": []}}
+    examples = [{**tokenizer(text), **columns} for text, columns in others.items()]
+    ragged = tokenizer.pad([{**example, "labels": example["scores"]} for example in examples])
+    assert ragged["labels"] == [[1, 2], []]
+    if kind == "pt":
+        with pytest.raises(ValueError, match="Unable to create tensor.*`scores` in this case"):
+            DataCollatorWithPadding(tokenizer)(examples)
+    for example in examples:
+        del example["scores"]
+    padded = tokenizer.pad(examples, return_tensors=kind)
+    assert {type(value) for value in padded.values()} == {type_}
+    assert padded["labels"].dtype == {"np": np.float64, "pt": torch.float32}[kind]
+
+
 def test_stored_columns(tokenizer, tmp_path):
     rows = Dataset.from_dict({"words": SENTENCES}).map(
         lambda batch: tokenizer(batch["words"], **GIVEN), batched=True, batch_size=50, remove_columns=["words"]
@@ -561,6 +579,31 @@ def test_lowercase_unknown_of_words_and_another_vocabulary():
     assert tokenizer.with_vocabulary(["<S>", "</S>", "<UNK>", "cat"])(["Cat"], **GIVEN)["input_ids"] == [1, 4, 2]
 
 
+# Words in another form of Unicode
+
+
+@pytest.fixture
+def warnings_of_transformers(caplog):
+    logging.warning_once.cache_clear()
+    logging.enable_propagation()
+    yield caplog
+    logging.disable_propagation()
+    logging.warning_once.cache_clear()
+
+
+@pytest.mark.parametrize("options", [{}, GIVEN, {"return_offsets_mapping": True}], ids=["raw", "given", "backend"])
+def test_decomposed_words_are_told_once(warnings_of_transformers, options):
+    tokenizer = ELMoTokenizer(vocab=[*VOCABULARY, "re\u0301"])
+    read = lambda *words: tokenizer([*words] if "is_split_into_words" in options else " ".join(words), **options)  # noqa: E731
+    assert read("밥", "é", "the", "cat", "re\u0301", "\ud800")["input_ids"] == [1, 8, 3, 4, 3, 13, 3, 2]
+    assert not warnings_of_transformers.records
+    for _ in range(2):
+        assert read("the", unicodedata.normalize("NFD", "밥"), "e\u0301")["input_ids"] == [1, 4, 3, 3, 2]
+    [record] = warnings_of_transformers.records
+    assert "not in Unicode's form NFC" in record.message
+    assert 'pass unicodedata.normalize("NFC", text)' in record.message
+
+
 # Saving and loading
 
 
@@ -639,6 +682,8 @@ def test_pickle_and_copy(tokenizer):
         ({"literal_markers": "false"}, ValueError, "literal_markers='false'; pass True or False"),
         ({"lowercase_unknown": None}, ValueError, "lowercase_unknown=None; pass True or False"),
         ({"alphabet": "lexicon", "lexicon": LEXICON, "end_of_word": [3]}, ValueError, r"lacks the entries \[\[3\]\]"),
+        ({"pretokenization": "treebank"}, TypeError, "no option `pretokenization`. Did you mean `pre_tokenization`"),
+        ({"padding_side": "top"}, ValueError, 'padding_side=\'top\'; pass "left" or "right"'),
         ({"pre_tokenization": "bert"}, ValueError, "pre_tokenization='bert' is unknown"),
         ({"bos_token": "[CLS]"}, ValueError, "bos_token='\\[CLS\\]': the special words of ELMo have fixed names"),
         ({"split_special_tokens": False}, ValueError, "use ELMoTokenizer\\(literal_markers=True\\)"),
@@ -661,6 +706,48 @@ def test_pickle_and_copy(tokenizer):
 def test_bad_options(options, error, message):
     with pytest.raises(error, match=message):
         ELMoTokenizer(**options)
+
+
+@pytest.mark.parametrize(
+    "name, value, message",
+    [
+        ("pad_token", "</S>", "pad_token='</S>': the special words of ELMo have fixed names; use '<PAD>'"),
+        ("pad_token", None, "pad_token=None: the special words"),
+        ("eos_token_id", 3, "eos_token_id=3: the special words of ELMo have fixed names; use 2"),
+        ("split_special_tokens", False, "use ELMoTokenizer\\(literal_markers=True\\)"),
+        ("padding_side", "top", 'padding_side=\'top\'; pass "left" or "right"'),
+        ("truncation_side", None, "truncation_side=None; pass"),
+        ("max_word_length", 8, r"cannot change from 50. Make .*tokenizer.with_vocabulary\(.*, max_word_length=8\)"),
+    ],
+)
+def test_settings_that_cannot_be_set(tokenizer, name, value, message):
+    before = getattr(tokenizer, name)
+    with pytest.raises(ValueError, match=message) as caught:
+        setattr(tokenizer, name, value)
+    assert is_mistake_of_user(caught.value) and getattr(tokenizer, name) == before
+    setattr(tokenizer, name, before)
+    for other in (copy.deepcopy(tokenizer), pickle.loads(pickle.dumps(tokenizer))):
+        with pytest.raises(ValueError, match=message):
+            setattr(other, name, value)
+
+
+def test_special_words_cannot_be_replaced(tokenizer):
+    with pytest.raises(ValueError, match="bos_token=.*<BOS>.*: the special words of ELMo have fixed names; use '<S>'"):
+        tokenizer.add_special_tokens({"bos_token": "<BOS>"})
+    assert tokenizer.add_special_tokens({"bos_token": "<S>"}) == 0
+
+
+def test_the_new_tokenizer_that_an_error_advises(tokenizer):
+    with pytest.raises(ValueError, match="Make a new tokenizer: ") as caught:
+        tokenizer.pre_tokenization = "whitespace"
+    new = eval(str(caught.value).partition("Make a new tokenizer: ")[2].rstrip("."), {"tokenizer": tokenizer})
+    assert new.tokenize("can't") == ["<UNK>"] and new.get_vocab() == tokenizer.get_vocab()
+
+
+@pytest.mark.parametrize("padding", [True, False])
+def test_pad_refuses_other_sides(tokenizer, padding):
+    with pytest.raises(ValueError, match='padding_side=\'top\'; pass "left" or "right"'):
+        tokenizer.pad(tokenizer("the"), padding=padding, padding_side="top")
 
 
 def test_bad_tokenizer_files(tmp_path, tokenizer):

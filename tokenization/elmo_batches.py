@@ -68,6 +68,12 @@ def checked_max_length(
     return None if max_length is None else min(max_length, sys.maxsize)
 
 
+def checked_side(name: str, side: str) -> str:
+    if side not in ("left", "right"):
+        raise ValueError(f'{name}={side!r}; pass "left" or "right".')
+    return side
+
+
 def needs_backend(
     lengths: list[list[int]],
     add_special_tokens: bool = True,

@@ -308,12 +308,15 @@ def read_vocabulary(path: str | PathLike) -> tuple[list[str], list[int]]:
         -1 for an added one. A softmax `old` with one row per line becomes `new[i] = old[line_numbers[i]]`, with zeros
         where `line_numbers[i]` is -1.
     """
+    return order_vocabulary(vocabulary_lines(path), str(path))
+
+
+def vocabulary_lines(path: str | PathLike) -> list[str]:
     with open(path, encoding="utf-8-sig", newline="\n") as file:
         try:
-            lines = [line.strip() for line in file]  # stripped, as bilm-tf reads it
+            return [line.strip() for line in file]  # stripped, as bilm-tf reads it
         except UnicodeDecodeError as error:
             raise ValueError(f"{path} is not UTF-8 text: {error}. Convert the vocabulary to UTF-8.") from error
-    return order_vocabulary(lines, str(path))
 
 
 def order_vocabulary(lines: Sequence[str], source: str = "the vocabulary") -> tuple[list[str], list[int]]:

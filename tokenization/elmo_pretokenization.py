@@ -8,7 +8,8 @@ import re
 import unicodedata
 from collections.abc import Callable, Iterator
 from functools import lru_cache
-from itertools import chain
+from itertools import accumulate, chain
+from typing import Any
 
 from tokenizers import NormalizedString, PreTokenizedString, Regex, pre_tokenizers
 
@@ -49,6 +50,9 @@ TREEBANK_PUNCTUATION = [
     (re.compile(r"(?<=[^\W\d_])([-/])(?=[^\W\d_])"), r" \1 "),
     (re.compile(r"(?i)(?<=\s)'(?!(?:t|tis|twas|s|m|d|ll|re|ve|em|bout|n|cause|cuz)\b)(?=[^\W\d_])"), r"' "),
 ]
+# The rules know ASCII, as the Treebank does, and read typographic signs as those of ASCII. A semicolon, always a word,
+# stands for the em dash and the ellipsis. The words have the signs of the text.
+ASCII_SIGNS = str.maketrans("‘’‚‛“”„‟‐‑–—―…", "''''\"\"\"\"---;;;")
 TREEBANK_FINAL_PERIOD = re.compile(r"(?<!\S)(\S*[^\s.])\.([\s\])}>\"']*)$")
 TREEBANK_CONTRACTIONS = [
     (re.compile(r"(?i)(?<=[^'\s])('(?:s|m|d|ll|re|ve)?|n't)(?=\s)"), r" \1"),
@@ -105,11 +109,12 @@ def treebank_words(chunk: str, is_first: bool, following: str) -> tuple[str, ...
 
     A period is split off at the end of every sentence that the next chunk reveals, not only at the end of the text.
     """
-    text = _substitute(TREEBANK_PUNCTUATION, f" {chunk} ")
+    text = _substitute(TREEBANK_PUNCTUATION, f" {chunk.translate(ASCII_SIGNS)} ")
     final = TREEBANK_FINAL_PERIOD.search(text)
     if final and not (following and _keeps_period(final[1], following, TREEBANK_ABBREVIATIONS)):
         text = f"{text[: final.end(1)]} . {final[2]}"
-    return tuple(_substitute(TREEBANK_CONTRACTIONS, text).split())
+    pieces = _substitute(TREEBANK_CONTRACTIONS, text).split()
+    return tuple(chunk[end - len(piece) : end] for piece, end in zip(pieces, accumulate(map(len, pieces)), strict=True))
 
 
 def _keeps_period(word: str, following: str, abbreviations: frozenset[str] = ABBREVIATIONS) -> bool:
@@ -183,13 +188,22 @@ class TextSplitter:
         chunks = text.split(Regex(WHITE_SPACE), "removed")
         result: list[NormalizedString] = []
         for chunk, words in zip(chunks, self._words_of_chunks(str(text)), strict=False):  # "" is one chunk in Rust
-            result += [chunk] if words == (str(chunk),) else _cut(chunk, words)
+            result += [chunk] if words == (str(chunk),) else _cut(chunk, list(_places(words, str(chunk))))
         return result
 
 
-def _cut(chunk: NormalizedString, words: tuple[str, ...]) -> Iterator:
-    text, end = str(chunk), 0
+def _places(words: tuple[str, ...], chunk: str) -> Iterator[tuple[int, int]]:
+    end = 0
     for word in words:
-        start = text.index(word, end)
+        start = chunk.index(word, end)
         end = start + len(word)
-        yield chunk[start:end]
+        yield start, end
+
+
+def _cut(chunk: Any, places: list[tuple[int, int]], begin: int = 0) -> list[NormalizedString]:
+    """The slices of a `NormalizedString` that starts at `begin`. A slice copies its source, so a long one is halved."""
+    if len(places) <= 8:
+        return [chunk[start - begin : end - begin] for start, end in places]
+    middle = places[len(places) // 2][0] - begin
+    first, second = chunk[:middle], chunk[middle:]
+    return _cut(first, places[: len(places) // 2], begin) + _cut(second, places[len(places) // 2 :], begin + middle)

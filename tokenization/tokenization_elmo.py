@@ -8,8 +8,10 @@ Shape suffixes: B texts, T tokens, W max_word_length.
 import json
 import re
 import threading
+import unicodedata
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from difflib import get_close_matches
 from functools import partial, wraps
 from itertools import chain
 from numbers import Integral
@@ -21,16 +23,23 @@ import numpy as np
 from tokenizers import AddedToken, Tokenizer, models, processors
 from transformers import BatchEncoding, TensorType
 from transformers.tokenization_utils_tokenizers import TokenizersBackend
-from transformers.utils import PaddingStrategy
+from transformers.utils import PaddingStrategy, logging
 
-from .elmo_batches import LazyEncodings, as_batch, checked_max_length, needs_backend, padded_lengths, rows_of_encodings
+from .elmo_batches import (
+    LazyEncodings,
+    as_batch,
+    checked_max_length,
+    checked_side,
+    needs_backend,
+    padded_lengths,
+    rows_of_encodings,
+)
 from .elmo_characters import (
     BOS_ID,
     BOS_WORD,
     CONTINUATION,
     EOS_ID,
     EOS_WORD,
-    PAD_WORD,
     SPECIAL_WORDS,
     SURROGATES,
     UNK_ID,
@@ -44,11 +53,19 @@ from .elmo_characters import (
 )
 from .elmo_pretokenization import TextSplitter
 
+logger = logging.get_logger(__name__)
+
+SPECIAL_TOKENS = dict(zip(("pad_token", "bos_token", "eos_token", "unk_token"), SPECIAL_WORDS, strict=True))
+FIXED_SETTINGS = SPECIAL_TOKENS | {f"{name}_id": index for index, name in enumerate(SPECIAL_TOKENS)}
 DISGUISE = "\U0010fffc"  # a private-use character, which texts do not contain
 
 NO_SPECIAL_WORDS_IN_TEXT = (
     "split_special_tokens=False is not supported: special words in a text are spelled out. "
     "To read `<S>` and `</S>` as markers, use ELMoTokenizer(literal_markers=True)."
+)
+NOT_NFC = (
+    "The text has unknown words that are not in Unicode's form NFC, such as Korean syllables or accented letters in "
+    'parts. Models that were trained on NFC do not know them; pass unicodedata.normalize("NFC", text).'
 )
 SAVE_AGAIN = "Save the tokenizer again with `save_pretrained`, or download the file again."
 
@@ -147,10 +164,14 @@ class ELMoTokenizer(TokenizersBackend):
             "end_of_word": end_of_word,
             "lowercase_unknown": lowercase_unknown,
         }
+        for name in kwargs:
+            if similar := get_close_matches(name, ["vocab_file", "tokenizer_file", "vocab", *options], 1, 0.85):
+                raise TypeError(f"ELMoTokenizer has no option `{name}`. Did you mean `{similar[0]}`?")
         for name in ("literal_markers", "cut_before_lookup", "lowercase_unknown"):
             if not isinstance(options[name], bool):
                 raise ValueError(f"{name}={options[name]!r}; pass True or False.")
         self.lock = CallLock()
+        self._options = tuple(options)
         self.__dict__.update(options)  # `save_pretrained` writes all attributes with the name of a keyword
         self.splitter = TextSplitter(pre_tokenization)
         characters = build_alphabet(alphabet, max_word_length, lexicon, begin_of_word, end_of_word)
@@ -158,14 +179,20 @@ class ELMoTokenizer(TokenizersBackend):
         spelled = [word for word in SPECIAL_WORDS if word not in self.word_table.marker_rows]
         self._spelled_special_word = re.compile(rf"(?<!\S)(?:{'|'.join(spelled)})(?!\S)")
         self._tokenizer = _load_backend(vocab, tokenizer_file, vocab_file)
-        specials = {"pad_token": PAD_WORD, "bos_token": BOS_WORD, "eos_token": EOS_WORD, "unk_token": UNK_WORD}
-        for name, word in specials.items():
-            if str(kwargs.setdefault(name, word)) != word:
-                raise ValueError(f"{name}={kwargs[name]!r}: the special words of ELMo have fixed names; use {word!r}.")
-        # Each call of the base class sets the flag of the backend to this keyword.
-        if kwargs.setdefault("split_special_tokens", True) is not True:
-            raise ValueError(NO_SPECIAL_WORDS_IN_TEXT)
+        # Each call of the base class sets the flag of the backend to `split_special_tokens`.
+        for name, value in {**SPECIAL_TOKENS, "split_special_tokens": True}.items():
+            _check_setting(name, kwargs.setdefault(name, value))
         super().__init__(**options, **kwargs)
+
+    def __setattr__(self, key, value):
+        """Refuses values that only some methods would respect."""
+        _check_setting(key, value)
+        if key in self.__dict__.get("_options", ()) and value != self.__dict__[key]:
+            raise ValueError(
+                f"`{key}` of a tokenizer cannot change from {self.__dict__[key]!r:.80}. Make a new tokenizer: "
+                f"tokenizer.with_vocabulary(tokenizer.get_vocab(), {key}={value!r:.80})."
+            )
+        super().__setattr__(key, value)
 
     @classmethod
     def convert_to_native_format(cls, **kwargs):
@@ -230,6 +257,8 @@ class ELMoTokenizer(TokenizersBackend):
         index = self._tokenizer.token_to_id(self.disguised(word))
         if index is None and self.lowercase_unknown:
             index = self._tokenizer.token_to_id(self.disguised(word.lower()))
+        if index is None and not unicodedata.is_normalized("NFC", word):
+            logger.warning_once(NOT_NFC)
         return UNK_ID if index is None else index
 
     def _looked_up(self, word: str) -> str:
@@ -268,6 +297,7 @@ class ELMoTokenizer(TokenizersBackend):
         if split_special_tokens is False:
             raise ValueError(NO_SPECIAL_WORDS_IN_TEXT)
         kwargs["max_length"] = checked_max_length(**kwargs)
+        kwargs["padding_side"] = checked_side("padding_side", kwargs.get("padding_side") or self.padding_side)
         batch, is_batched = as_batch(text, text_pair, is_split_into_words)
         if not batch:
             return self._empty_batch(return_tensors)
@@ -277,7 +307,8 @@ class ELMoTokenizer(TokenizersBackend):
         words = [[self.splitter.words(part) if isinstance(part, str) else part for part in parts] for parts in batch]
         lengths = [[len(part) for part in parts] for parts in words]
         rows = self.word_table.rows(list(chain.from_iterable(chain.from_iterable(words))))
-        encode_in_backend = partial(self._encode_in_backend, batch, is_split_into_words, **kwargs)
+        model = self._tokenizer.model  # `add_tokens` replaces it, perhaps before the first use of lazy encodings
+        encode_in_backend = partial(self._encode_in_backend, model, batch, is_split_into_words, **kwargs)
         if needs_backend(lengths, **kwargs):
             encoded = encode_in_backend()
             token_rows = rows_of_encodings(encoded, lengths, rows)
@@ -302,8 +333,10 @@ class ELMoTokenizer(TokenizersBackend):
         return encoded
 
     @CallLock.held
-    def _encode_in_backend(self, batch: list[tuple], is_split_into_words: bool, **kwargs) -> BatchEncoding:
-        """Encodes with the stock method, which truncates texts and computes offsets."""
+    def _encode_in_backend(
+        self, model: models.Model, batch: list[tuple], is_split_into_words: bool, **kwargs
+    ) -> BatchEncoding:
+        """Encodes with the stock method, which truncates texts and computes offsets, and the words of `model`."""
         texts: list[tuple]
         if is_split_into_words:
             texts = [tuple(list(map(self._looked_up, part)) for part in parts) for parts in batch]
@@ -312,6 +345,7 @@ class ELMoTokenizer(TokenizersBackend):
             hide = self.disguised if self.pre_tokenization == "whitespace" else _without_surrogates
             texts = [tuple(map(hide, parts)) for parts in batch]
             self._tokenizer.pre_tokenizer = self.splitter.pre_tokenizer()
+        present_model, self._tokenizer.model = self._tokenizer.model, model
         try:
             return super()._encode_plus(
                 [parts if len(parts) == 2 else parts[0] for parts in texts],
@@ -319,6 +353,7 @@ class ELMoTokenizer(TokenizersBackend):
                 **kwargs,
             )
         finally:  # saved files, and the hash in `datasets`, must not depend on earlier calls
+            self._tokenizer.model = present_model
             self._tokenizer.pre_tokenizer = None
             self._tokenizer.no_truncation()
             self._tokenizer.no_padding()
@@ -331,7 +366,7 @@ class ELMoTokenizer(TokenizersBackend):
         padding_strategy: PaddingStrategy = PaddingStrategy.DO_NOT_PAD,
         max_length: int | None = None,
         pad_to_multiple_of: int | None = None,
-        padding_side: str | None = None,
+        padding_side: str = "right",
         return_token_type_ids: bool = False,
         return_attention_mask: bool | None = None,
         **_,
@@ -356,8 +391,7 @@ class ELMoTokenizer(TokenizersBackend):
         lengths_B = np.add.reduceat(lengths_of_parts, first_parts)
         padded_B = padded_lengths(lengths_B, padding_strategy, max_length, pad_to_multiple_of)
         positions_T = np.arange(padded_B.max())
-        on_left = (padding_side or self.padding_side) == "left"
-        starts_B = padded_B - lengths_B if on_left else np.zeros_like(lengths_B)
+        starts_B = padded_B - lengths_B if padding_side == "left" else np.zeros_like(lengths_B)
         mask_BT = (positions_T >= starts_B[:, None]) & (positions_T < (starts_B + lengths_B)[:, None])
 
         def arranged(tokens: np.ndarray) -> list[np.ndarray]:
@@ -393,6 +427,7 @@ class ELMoTokenizer(TokenizersBackend):
 
     def pad(self, encoded_inputs, *args, padding_side=None, return_tensors=None, **kwargs) -> BatchEncoding:
         """Pads as the stock method does, with `character_ids` in numpy instead of lists of integers."""
+        padding_side = checked_side("padding_side", padding_side or self.padding_side)
         if isinstance(encoded_inputs, (list, tuple)) and encoded_inputs and isinstance(encoded_inputs[0], Mapping):
             encoded_inputs = {key: [example[key] for example in encoded_inputs] for key in encoded_inputs[0]}
         inputs = dict(encoded_inputs)
@@ -404,12 +439,11 @@ class ELMoTokenizer(TokenizersBackend):
         if characters is not None:
             is_text = len(input_ids) > 0 and np.ndim(input_ids[0]) == 0
             lengths = [len(input_ids)] if is_text else list(map(len, input_ids))
-            is_left = (padding_side or self.padding_side) == "left"
-            texts = self._padded_characters([characters] if is_text else characters, lengths, is_left)
+            texts = self._padded_characters([characters] if is_text else characters, lengths, padding_side == "left")
             padded["character_ids"] = texts[0] if is_text else texts
             if return_tensors is not None and len(set(lengths)) == 1:
                 # The stock conversion of a list reads every number.
-                padded.data = {key: np.asarray(value) for key, value in padded.items()}
+                padded.data = {key: _integers_or_list(value) for key, value in padded.items()}
         return padded.convert_to_tensors(return_tensors)
 
     def _padded_characters(self, texts, lengths: list[int], is_left: bool) -> np.ndarray | list[np.ndarray]:
@@ -504,6 +538,24 @@ class ELMoTokenizer(TokenizersBackend):
         """A tokenizer with the words of another `vocab` and the same options, except those given here."""
         own = {name: value for name, value in self.init_kwargs.items() if name not in ("name_or_path", "backend")}
         return type(self)(vocab=words, **{**own, **options})
+
+
+def _check_setting(name: str, value) -> None:
+    if name in FIXED_SETTINGS and str(value) != str(FIXED_SETTINGS[name]):
+        raise ValueError(f"{name}={value!r}: the special words of ELMo have fixed names; use {FIXED_SETTINGS[name]!r}.")
+    if name == "split_special_tokens" and value is not True:
+        raise ValueError(NO_SPECIAL_WORDS_IN_TEXT)
+    if name in ("padding_side", "truncation_side"):
+        checked_side(name, value)
+
+
+def _integers_or_list(values):
+    """The values as an array if they are integers and not ragged, else unchanged, for the stock conversion."""
+    try:
+        array = np.asarray(values)
+    except ValueError:  # ragged
+        return values
+    return array if array.dtype.kind == "i" else values
 
 
 def _without_surrogates(text: str) -> str:

@@ -216,21 +216,22 @@ class SentenceBatches(CorpusBatches):
     """Batches of whole sentences of similar length, each `<S> w1 ... wn </S>`.
 
     All ranks and workers plan the same sequence of batches, and each of them encodes its share. Their numbers may
-    change between two runs. A sentence that is longer than a batch is cut.
+    change between two runs.
 
     Args:
         tokens_per_batch: maximum of rows times the longest row, including markers and padding.
+        cut: whether a sentence that is longer than a batch is cut. If not, it is a batch of its own.
         options: see `CorpusBatches`.
     """
 
-    def __init__(self, corpus: Corpus, tokenizer: ELMoTokenizer, tokens_per_batch: int, **options):
+    def __init__(self, corpus: Corpus, tokenizer: ELMoTokenizer, tokens_per_batch: int, *, cut: bool = True, **options):
         super().__init__(corpus, tokenizer, tokens_per_batch=tokens_per_batch, **options)
         if tokens_per_batch < FEWEST_TOKENS:
             raise ValueError(
                 f"A batch of {tokens_per_batch} tokens is too small for a word and its markers; pass at least "
                 f"{FEWEST_TOKENS}."
             )
-        self.tokens_per_batch = tokens_per_batch
+        self.tokens_per_batch, self.cut = tokens_per_batch, cut
         self.has_warned = False
 
     @staticmethod
@@ -265,14 +266,14 @@ class SentenceBatches(CorpusBatches):
     ) -> Iterator[BatchPlan]:
         num_lines = len(sentences)
         lengths_N = self._max_lengths(sentences)
-        if lengths_N.max() > self.tokens_per_batch:
+        if self.cut and lengths_N.max() > self.tokens_per_batch:
             sentences = list(chain.from_iterable(map(self._cut, sentences, lengths_N)))
             lengths_N = self._max_lengths(sentences)
         order_N = self._shuffled(sentences, self.seed, epoch, buffer)
         order_N = order_N[np.argsort(lengths_N[order_N], kind="stable")]
         batches, end = [], len(order_N)
         while end > 0:
-            start = max(0, end - int(self.tokens_per_batch // lengths_N[order_N[end - 1]]))
+            start = max(0, end - max(1, int(self.tokens_per_batch // lengths_N[order_N[end - 1]])))
             batches.append(order_N[start:end])
             end = start
         for done, number in enumerate(self._shuffled(batches, self.seed, epoch, buffer, 1), 1):

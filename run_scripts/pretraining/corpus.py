@@ -14,7 +14,7 @@ import numpy as np
 from tqdm.auto import tqdm
 from transformers.utils import logging
 
-from modeling_elmo.run_scripts.program.data_files import numbered_texts
+from modeling_elmo.run_scripts.program.data_files import format_suffix, numbered_texts
 from modeling_elmo.run_scripts.program.files import TextArguments, dataset_texts
 
 logger = logging.get_logger(__name__)
@@ -116,7 +116,7 @@ class Corpus:
             return cls.from_files(arguments.validation_file, arguments.text_column)
         if arguments.dataset is None:
             raise ValueError(f"--validation_split {arguments.validation_split} needs --dataset NAME; pass both.")
-        return cls.from_dataset(arguments, str(arguments.validation_split))
+        return cls.from_dataset(arguments, str(arguments.validation_split), "--validation_split")
 
     @classmethod
     def from_files(cls, patterns: Sequence[str], column: str = "text") -> "Corpus":
@@ -124,10 +124,10 @@ class Corpus:
         return cls(tuple(dict.fromkeys(chain.from_iterable(map(find_files, patterns)))), column)
 
     @classmethod
-    def from_dataset(cls, arguments: TextArguments, split: str) -> "Corpus":
+    def from_dataset(cls, arguments: TextArguments, split: str, split_option: str = "--split") -> "Corpus":
         """A corpus of a split of `arguments.dataset`, which is prepared here, before any worker reads it."""
         arguments = replace(arguments, split=split)
-        dataset_texts(arguments)
+        dataset_texts(arguments, split_option)
         return cls(dataset=arguments)
 
     def __str__(self) -> str:
@@ -191,12 +191,12 @@ class Corpus:
 def find_files(pattern: str) -> list[str]:
     """The files of a path, a pattern, or a folder."""
     if os.path.isdir(pattern):
-        found = sorted(str(path) for path in Path(pattern).rglob("*") if path.name.endswith(TEXT_SUFFIXES))
+        found = sorted(str(path) for path in Path(pattern).rglob("*") if path.name.lower().endswith(TEXT_SUFFIXES))
         advice = f"in this folder ends in {', '.join(TEXT_SUFFIXES)}. Pass a pattern for other names: '{pattern}/*'."
     else:
         found = [pattern] if os.path.isfile(pattern) else sorted(glob.glob(pattern, recursive=True))
         advice = "has this name. Pass files, folders, or patterns such as 'train/*.txt.gz'."
-    if arrays := [file for file in found if file.removesuffix(".gz").removesuffix(".zst").endswith(".json")]:
+    if arrays := [file for file in found if format_suffix(Path(file)) == ".json"]:
         raise ValueError(
             f"{arrays[0]}: text is read from .txt, and from .jsonl with a record per line. Convert or rename the file."
         )

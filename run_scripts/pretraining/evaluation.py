@@ -47,7 +47,8 @@ def held_out_batches(
 
     Args:
         context: "sentence" or "stream".
-        size: maximum tokens per batch of sentences, or number of rows of a stream, which are pieces of the text.
+        size: maximum tokens per batch of sentences, unless one sentence is longer; or number of rows of a stream,
+            which are pieces of the text.
     """
     corpus = Corpus.held_out(arguments)
     options: dict[str, Any] = {
@@ -58,7 +59,7 @@ def held_out_batches(
         "world_size": accelerator.num_processes,
     }
     if context == "sentence":
-        return batch_loader(SentenceBatches(corpus, tokenizer, size, **options), num_workers=0)
+        return batch_loader(SentenceBatches(corpus, tokenizer, size, cut=False, **options), num_workers=0)
     windows = StreamWindows(corpus, tokenizer, size, STREAM_STEPS, survey=corpus.survey(), **options)
     return batch_loader(windows, num_workers=0)
 

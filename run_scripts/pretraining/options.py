@@ -2,9 +2,11 @@
 
 import math
 from dataclasses import dataclass, field
+from typing import Any
 
 from modeling_elmo.run_scripts.pretraining.corpus import Survey
 from modeling_elmo.run_scripts.pretraining.optimization import OptimizationArguments
+from modeling_elmo.run_scripts.pretraining.records import settings_of
 
 
 @dataclass(kw_only=True)
@@ -83,4 +85,19 @@ class PretrainingArguments(OptimizationArguments):
             tokens, per_batch = survey.words + survey.lines, self.per_device_train_batch_size * self.unroll_steps
         return math.ceil(
             self.num_train_epochs * tokens / (per_batch * self.gradient_accumulation_steps * num_processes)
+        )
+
+
+def check_context(arguments: Any, context: str, options: dict[str, list[str]]):
+    """Refuses options that are not read in this context.
+
+    Args:
+        options: for each context, the options that only it reads.
+    """
+    given = settings_of(arguments)
+    (other,) = options.keys() - {context}
+    if unread := [name for name in options[other] if name in given]:
+        raise ValueError(
+            f"--{unread[0]} {given[unread[0]]} has no effect with --context {context}: pass --{options[context][0]} "
+            f"instead, or --context {other}."
         )

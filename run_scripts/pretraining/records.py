@@ -44,10 +44,11 @@ class Progress:
         """Takes note of the settings of a run that starts or resumes here.
 
         Args:
-            names_of_model: options that describe the model. A checkpoint's model keeps them if they are not passed.
+            names_of_model: options that describe the model, which a resumed run cannot change.
         """
-        kept = {name: value for name, value in (self.settings or {}).items() if name in names_of_model}
-        settings = kept | settings
+        if self.settings is not None:
+            kept = {name: value for name, value in self.settings.items() if name in names_of_model}
+            settings = kept | {name: value for name, value in settings.items() if name not in names_of_model}
         if self.settings not in (None, settings):
             self.earlier_settings.append({"until_step": self.step, "settings": self.settings})
         self.settings = settings

@@ -1,7 +1,6 @@
 """The model that a run starts from: a new one, or a checkpoint whose vocabulary is kept, extended or replaced."""
 
 import json
-import math
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -12,10 +11,14 @@ from accelerate import Accelerator
 from modeling_elmo import ELMoConfig, ELMoForPreTraining, ELMoTokenizer
 from modeling_elmo.configuration_elmo import MOST_ROWS, PRESETS
 from modeling_elmo.run_scripts.pretraining.corpus import Corpus, CorpusArguments
+from modeling_elmo.run_scripts.pretraining.records import settings_of
 from modeling_elmo.run_scripts.pretraining.vocabulary import word_frequencies, write_vocabulary
 from modeling_elmo.run_scripts.program.files import check_model
 from modeling_elmo.tokenization.elmo_characters import most_frequent_words, read_vocabulary
 from modeling_elmo.tokenization.elmo_pretokenization import TextSplitter
+
+NEW_PRE_TOKENIZATION = "moses"
+START_OPTIONS = {"model_name_or_path", "tokenizer_name", "vocabulary", "vocabulary_file", "vocabulary_size"}
 
 
 @dataclass(kw_only=True)
@@ -52,8 +55,8 @@ class ModelArguments:
         default="keep",
         metadata={"help": "Change of a checkpoint's vocabulary. Words in the old and the new one keep their vectors."},
     )
-    pre_tokenization: Literal["whitespace", "moses", "treebank"] = field(
-        default="moses", metadata={"help": "Rules by which a new tokenizer splits raw text."}
+    pre_tokenization: Literal["whitespace", "moses", "treebank"] | None = field(
+        default=None, metadata={"help": "Rules by which a new tokenizer splits raw text. Default: moses."}
     )
 
     def __post_init__(self):
@@ -90,6 +93,12 @@ class ModelArguments:
         given = [f"--{name}" for name in vocabularies if getattr(self, name) is not None]
         if len(given) > 1:
             raise ValueError(f"Received {' and '.join(given)}; pass one of them.")
+        tokenizer = "model_name_or_path" if self.model_name_or_path is not None else "tokenizer_name"
+        if self.pre_tokenization is not None and getattr(self, tokenizer) is not None:
+            raise ValueError(
+                f"--pre_tokenization {self.pre_tokenization} is for new tokenizers, but --{tokenizer} has one. Pass "
+                "only one of them."
+            )
         if self.model_name_or_path is None:
             self._check_new_model(bool(given))
             return
@@ -109,8 +118,21 @@ class ModelArguments:
             )
         if self.vocabulary != "keep":
             raise ValueError(f"--vocabulary {self.vocabulary} is for a checkpoint; pass --model_name_or_path.")
+        if self.tokenizer_name is not None and "max_word_length" in self.overrides:
+            raise ValueError(
+                "--config_overrides: the tokenizer of --tokenizer_name decides max_word_length. Leave it out, and save "
+                f"a tokenizer with max_word_length={self.overrides['max_word_length']}."
+            )
         # Raises for fields out of range. The size of a vocabulary file is unknown here, so none may seem too small.
-        self.config(vocab_size=self.vocabulary_size or MOST_ROWS)
+        self.check_softmax(self.config(vocab_size=self.vocabulary_size or MOST_ROWS))
+
+    def check_softmax(self, config: ELMoConfig):
+        """Refuses candidates for a softmax that samples none."""
+        if self.num_sampled is not None and config.softmax_type != "sampled":
+            raise ValueError(
+                f"--num_sampled {self.num_sampled} has no effect on a softmax of type {config.softmax_type}: leave it "
+                "out, or pass --softmax_type sampled."
+            )
 
 
 def load_checkpoint(name: str, **options: Any) -> tuple[ELMoForPreTraining, ELMoTokenizer]:
@@ -129,9 +151,10 @@ def make_starting_model(
     """The model and its tokenizer. Writes a counted vocabulary to `output_dir/vocab.txt`."""
     if arguments.model_name_or_path is None:
         model, tokenizer = None, None
-        splitter = TextSplitter(arguments.pre_tokenization)
+        splitter = TextSplitter(arguments.pre_tokenization or NEW_PRE_TOKENIZATION)
     else:
         model, tokenizer = load_checkpoint(arguments.model_name_or_path, **arguments.softmax_options)
+        arguments.check_softmax(model.config)
         splitter = tokenizer.splitter
     path = Path(arguments.vocabulary_file) if arguments.vocabulary_file else output_dir / "vocab.txt"
     if arguments.vocabulary_size is not None:
@@ -158,7 +181,8 @@ def new_model(arguments: ModelArguments, vocabulary: Path) -> tuple[ELMoForPreTr
         tokenizer = ELMoTokenizer.from_pretrained(arguments.tokenizer_name)
     else:
         widths = {name: value for name, value in arguments.overrides.items() if name == "max_word_length"}
-        tokenizer = ELMoTokenizer(vocabulary, pre_tokenization=arguments.pre_tokenization, **widths)
+        rules = arguments.pre_tokenization or NEW_PRE_TOKENIZATION
+        tokenizer = ELMoTokenizer(vocabulary, pre_tokenization=rules, **widths)
     sizes = {
         "vocab_size": len(tokenizer),
         "char_vocab_size": tokenizer.char_vocab_size,
@@ -188,15 +212,29 @@ def _words_by_id(tokenizer: ELMoTokenizer) -> list[str]:
     return sorted(ids, key=ids.__getitem__)
 
 
-def check_same_model(config: ELMoConfig, arguments: ModelArguments, checkpoint: Path):
-    """Refuses options that describe another model than the checkpoint to resume from."""
+def check_same_model(
+    config: ELMoConfig,
+    tokenizer: ELMoTokenizer,
+    settings: dict[str, Any] | None,
+    arguments: ModelArguments,
+    checkpoint: Path,
+):
+    """Refuses options that describe another model or tokenizer than the checkpoint to resume from.
+
+    Args:
+        settings: the recorded options of the checkpoint's run; `None` if they are unknown.
+    """
     sizes = {name for preset in PRESETS.values() for name in preset} - {"vocab_size", "char_vocab_size"}
     preset = ELMoConfig.from_preset(arguments.preset) if arguments.preset else None
     wanted = {name: getattr(preset, name) for name in sorted(sizes) if preset is not None}
     wanted |= arguments.softmax_options | arguments.overrides
     found = {name: getattr(config, name, "no such field") for name in wanted}
-    if arguments.vocabulary != "extend" and (arguments.vocabulary_size or math.inf) < config.vocab_size:
-        wanted["vocabulary_size"], found["vocabulary_size"] = arguments.vocabulary_size, config.vocab_size
+    passed = settings_of(arguments)
+    if "pre_tokenization" in passed:
+        wanted["pre_tokenization"], found["pre_tokenization"] = passed["pre_tokenization"], tokenizer.pre_tokenization
+    for name in sorted(START_OPTIONS & passed.keys()) if settings is not None else ():
+        # Folders are not recorded, and may have another path now.
+        wanted[name], found[name] = (Path(str(options.get(name))).name for options in (passed, settings))
     different = [f"{name} {value} (there: {found[name]})" for name, value in wanted.items() if found[name] != value]
     if different:
         raise ValueError(

@@ -27,11 +27,12 @@ DEFAULT_TAGS = "tags"
 TABLE_SUFFIXES = (".tsv", ".csv")
 WORD_SUFFIXES = (".conll", ".bio", ".iob", ".iob2", ".conllu")
 COLUMN_SUFFIXES = (*WORD_SUFFIXES, ".tsv", ".txt")  # of a tagger's data
+BETWEEN_SENTENCES = ("-DOCSTART-", "#begin document", "#end document")  # lines of CoNLL-2003 and CoNLL-2012
 
 
 def format_suffix(path: Path) -> str:
-    """The ending that names the format: `.csv` of `a.csv.gz`."""
-    return Path(path.name.removesuffix(".gz").removesuffix(".zst")).suffix
+    """The ending that names the format, in lower case: `.csv` of `A.CSV.gz`."""
+    return Path(path.name.lower().removesuffix(".gz").removesuffix(".zst")).suffix
 
 
 def column_rows(
@@ -54,12 +55,13 @@ def column_rows(
         yield locations, {tokens_column: tokens, tags_column or DEFAULT_TAGS: tags}
 
 
-def _sentence_lines(path: Path, comments: list[str], least: int) -> Iterator[tuple[list[int], list[list[str]]]]:
-    """Line numbers and fields of the words of each sentence."""
+def _sentence_lines(path: Path, comments: list[str] | None, least: int) -> Iterator[tuple[list[int], list[list[str]]]]:
+    """Line numbers and fields of the words of each sentence. `comments` is `None` if the program has no such option."""
     is_conllu = _is_conllu(path)
-    prefixes = (*comments, "#") if is_conllu else tuple(comments)
+    prefixes = (*(comments or ()), *("#" if is_conllu else ""))
+    advice = "Remove other lines." if comments is None else "For a tagger, --comments names comments."
     sentence: list[tuple[int, list[str]]] = []
-    for number, fields in chain(_column_lines(path, prefixes, least), [(0, [])]):
+    for number, fields in chain(_column_lines(path, prefixes, least, advice), [(0, [])]):
         if fields and not (is_conllu and _is_range_or_empty_node(f"{path}, line {number}", fields[0])):
             sentence.append((number, fields))
         if not fields and sentence:
@@ -87,13 +89,13 @@ def _column_indexes(path: Path, word: int | None, tag: str | None) -> tuple[int,
     return word - 1, number - 1
 
 
-def _column_lines(path: Path, comments: tuple[str, ...], least: int) -> Iterator[tuple[int, list[str]]]:
+def _column_lines(path: Path, comments: tuple[str, ...], least: int, advice: str) -> Iterator[tuple[int, list[str]]]:
     """Number and fields of each line; a line between sentences has no fields."""
     width = 0
     for number, line in numbered_lines(path):
         if line.startswith(comments):
             continue
-        if not line.strip(" \t") or line.startswith("-DOCSTART-"):
+        if not line.strip(" \t") or line.startswith(BETWEEN_SENTENCES):
             yield number, []
             continue
         fields = line.split("\t") if "\t" in line else list(filter(None, line.split(" ")))
@@ -101,7 +103,7 @@ def _column_lines(path: Path, comments: tuple[str, ...], least: int) -> Iterator
         if len(fields) != width or width < max(least, 2):
             raise ValueError(
                 f"{path}, line {number} has {len(fields)} columns, not {max(width, least, 2)}: {line!r:.80}. Each line "
-                "needs a word, a tag, and the same number of columns; for a tagger, --comments names comments."
+                f"needs a word, a tag, and the same number of columns. {advice}"
             )
         yield number, fields
 
@@ -225,8 +227,10 @@ def _table_texts(path: Path, column: str) -> Iterator[tuple[int, str]]:
 
 
 def _column_texts(path: Path, column: str) -> Iterator[tuple[int, list[str]]]:
+    if column.isdecimal() and int(column) < 1:
+        raise ValueError(f"{path} has no column {column}; pass --text_column 1, 2, ...")
     word, _ = _column_indexes(path, int(column) if column.isdecimal() else None, None)
-    for numbers, lines in _sentence_lines(path, [], word + 1):
+    for numbers, lines in _sentence_lines(path, None, word + 1):
         yield numbers[0], [fields[word] for fields in lines]
 
 

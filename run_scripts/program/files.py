@@ -5,6 +5,7 @@ import gzip
 import io
 import json
 import os
+import re
 import zlib
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
@@ -48,6 +49,14 @@ class TextArguments:
 MODEL_FILES = ("*.py", "*.md", "*.txt", "*token*.json", "model*.safetensors", "*.safetensors.index.json", "config.json")
 # Compressed data are not believed: a line, and the memory of the decompressor, may have 100 times the size of the file.
 LINE_EXPANSION, LEAST_LIMIT = 100, 2**27
+# First bytes of compressed files, and what to do if their name does not say so.
+PACKINGS = {
+    rb"\x1f\x8b": ("gzip", "Give it a name that ends in .gz."),
+    rb"\x28\xb5\x2f\xfd": ("Zstandard", "Give it a name that ends in .zst."),
+    rb"BZh\d1AY&SY": ("bzip2", "Unpack it."),
+    rb"\xfd7zXZ\0": ("xz", "Unpack it."),
+    rb"PK\x03\x04": ("zip", "Unpack it."),
+}
 LARGEST_WINDOW = 2**31  # of the Zstandard format, used by `zstd --long=31`
 ROWS_AT_ONCE = 1000  # rows read from a data set at once; single rows take ten times as long
 
@@ -80,22 +89,30 @@ def numbered_lines(path: Path) -> Iterator[tuple[int, str]]:
                 "iconv, for example."
             ) from error
         except broken as error:
-            kind = "Zstandard" if path.suffix == ".zst" else "gzip"
+            kind = "Zstandard" if path.suffix.lower() == ".zst" else "gzip"
             raise ValueError(
                 f"{path} cannot be unpacked: {error}. It is damaged, incomplete, or no {kind} file; pass another copy."
             ) from error
 
 
-def _unpacked(file: BinaryIO, path: Path, size: int, most: int) -> BinaryIO:
+def _unpacked(file: io.BufferedReader, path: Path, size: int, most: int) -> BinaryIO:
     """An open file, decompressed."""
-    if path.suffix not in (".gz", ".zst"):
+    suffix = path.suffix.lower()
+    if suffix not in (".gz", ".zst"):
+        _refuse_packed(path, file.peek(10))
         return file
     if not size:
         raise EOFError("the file is empty")
-    if path.suffix == ".gz":
+    if suffix == ".gz":
         return io.BufferedReader(gzip.GzipFile(fileobj=file))
     require("zstandard", extra="train", purpose=str(path))
     return io.BufferedReader(_BlockReader(_zstandard_blocks(file, min(most, LARGEST_WINDOW))))
+
+
+def _refuse_packed(path: Path, beginning: bytes):
+    for pattern, (kind, advice) in PACKINGS.items():
+        if re.match(pattern, beginning):
+            raise ValueError(f"{path} is compressed ({kind}), but its name does not end in .gz or .zst. {advice}")
 
 
 def _zstandard_blocks(file: BinaryIO, window: int) -> Iterator[bytes]:
@@ -133,8 +150,14 @@ class _BlockReader(io.RawIOBase):
         return size
 
 
-def dataset_texts(arguments: TextArguments) -> tuple[Callable[[], Iterator[Any]], int | None]:
-    """A function that reads the texts of `arguments.dataset`, and their number, `None` if it is unknown."""
+def dataset_texts(
+    arguments: TextArguments, split_option: str = "--split"
+) -> tuple[Callable[[], Iterator[Any]], int | None]:
+    """A function that reads the texts of `arguments.dataset`, and their number, `None` if it is unknown.
+
+    Args:
+        split_option: the option with the name of the split, for error messages.
+    """
     require("datasets", extra="train", purpose="--dataset")
     import datasets
 
@@ -143,12 +166,20 @@ def dataset_texts(arguments: TextArguments) -> tuple[Callable[[], Iterator[Any]]
         data = datasets.load_from_disk(name)
         if isinstance(data, datasets.DatasetDict):
             if split not in data:
-                raise ValueError(f"--dataset {name} has no split {split!r} but {list(data)}; pass --split.")
+                raise ValueError(f"--dataset {name} has no split {split!r} but {list(data)}; pass {split_option}.")
             data = data[split]
         elif split != TextArguments.split:
-            raise ValueError(f"--dataset {name} is a single set without splits. Leave out the split {split!r}.")
+            raise ValueError(
+                f"--dataset {name} is a single set without splits. Pass {split_option} {TextArguments.split} instead "
+                f"of {split!r}."
+            )
     else:
-        data = datasets.load_dataset(name, arguments.dataset_config, split=split, streaming=arguments.streaming)
+        try:
+            data = datasets.load_dataset(name, arguments.dataset_config, split=split, streaming=arguments.streaming)
+        except ValueError as error:
+            if not re.match("(Unknown|Bad) split", str(error)):
+                raise
+            raise ValueError(f"--dataset {name}: {str(error).rstrip('.')}. Pass {split_option}.") from error
     if data.column_names is not None:
         if column not in data.column_names:
             raise ValueError(f"--dataset {name} has no column {column!r} but {data.column_names}; pass --text_column.")
@@ -219,6 +250,20 @@ def sync_folder(folder: Path):
 def require(module: str, extra: str, purpose: str):
     if find_spec(module) is None:
         raise ImportError(f'{purpose} needs {module}: pip install "modeling-elmo[{extra}]"')
+
+
+def check_output(path: Path):
+    """Refuses an output file that cannot be written, before the work is done.
+
+    Raises:
+        IsADirectoryError: it is a folder.
+        NotADirectoryError: a part of its path is a file.
+    """
+    if path.is_dir():
+        raise IsADirectoryError(f"--output {path} is a folder; pass the name of a file, such as {path / 'a.json'}.")
+    parent = next(folder for folder in path.absolute().parents if folder.exists())
+    if not parent.is_dir():
+        raise NotADirectoryError(f"--output {path}: {parent} is a file, not a folder; pass another name.")
 
 
 def write_lines(path: Path, lines: Iterable[str]):

@@ -44,7 +44,7 @@ def open_lines(
     path = Path(file)
     kind = format_suffix(path)
     is_fasta, known = kind in FASTA_SUFFIXES, (".txt", ".jsonl", *TABLE_SUFFIXES, *WORD_SUFFIXES, *FASTA_SUFFIXES)
-    if kind not in known and path.suffix == kind or kind == ".json":
+    if kind not in known and path.suffix.lower() == kind or kind == ".json":
         raise ValueError(
             f"--input {path}: unknown suffix {kind!r}; pass a file that ends in {', '.join(known)}, .gz or .zst."
         )

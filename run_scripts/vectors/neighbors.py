@@ -7,6 +7,7 @@ from typing import Any, NamedTuple, cast
 
 import numpy as np
 
+from modeling_elmo.run_scripts.program.files import check_output
 from modeling_elmo.run_scripts.vectors.embedding import LayerChoice, embed_sentences
 
 NAMED_LAYERS = ("top", "average", "mixed")
@@ -29,6 +30,8 @@ class WordUse(NamedTuple):
 def check_json_output(path: str | None):
     if path is not None and Path(path).suffix != ".json":
         raise ValueError(f"--output {path}: pass a file that ends in .json; the map is written beside it.")
+    if path is not None:
+        check_output(Path(path))
 
 
 def check_layer(layer: str, num_layers: int, option: str = "--layer"):
