@@ -35,6 +35,7 @@ def write_results(folder: Path, results: dict):
 
 def test_tables_stand_beside_those_of_the_paper(tmp_path):
     write_records(tmp_path / "tags", {"baseline": [0.6, 0.62], "elmo": [0.7, 0.72]})
+    write_records(tmp_path / "alone", {"elmo": [0.7, 0.72]})
     write_records(tmp_path / "layers", {"top layer": [0.5], "learned, lambda 1": [0.55]}, epochs=2.5)
     use = {"use": "a [play] here", "neighbors": [[0.91, "one [play]"], [0.5, "the [play]"]]}
     write_results(
@@ -46,6 +47,7 @@ def test_tables_stand_beside_those_of_the_paper(tmp_path):
     write_results(tmp_path / "probe", {"metric": "accuracy", "train": {}, "test": {"scores": scores}})
     plan = [
         entry("tags", "1", paper={"task": "NER", "baseline": 90.15, "elmo": 92.22}),
+        entry("alone", "1"),
         entry("layers", "2", paper={"task": "SQuAD", "top layer": 84.7}),
         entry("uses", "4"),
         entry("senses", "5"),
@@ -56,6 +58,7 @@ def test_tables_stand_beside_those_of_the_paper(tmp_path):
     cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in page.split("\n") if line.startswith("|")]
     for row in (
         ["the tags", "2", "61.00 ± 1.41", "71.00 ± 1.41", "25.6%"],
+        ["the alone", "2", "", "71.00 ± 1.41", ""],
         ["the paper: NER", "", "90.15", "92.22", "21.0%"],  # as Table 1 of the paper says
         ["the layers", "top layer", "learned, lambda 1"],
         ["1 run", "50.00", "55.00"],
@@ -68,7 +71,7 @@ def test_tables_stand_beside_those_of_the_paper(tmp_path):
         ["accuracy", "test", "the paper: PTB"],
         ["most frequent tag", "50.0", ""],
         ["biLSTM 1", "91.0", "97.3"],
-        ["biLSTM 1", "0.500"],  # of the layer weights
+        ["biLSTM 1", "0.500", "0.500"],  # of the layer weights
         ["the tags", "4", "1.5", "0.1"],  # minutes per model, hours
     ):
         assert row in cells, row

@@ -119,16 +119,17 @@ def section(
 
 
 def gains_table(entries: Sequence[PlanEntry], found: dict[str, Any]) -> str:
-    """Each task without and with ELMo, and the share of the errors that is gone."""
+    """Each task without and with ELMo, and the share of the errors that is gone. An arm without runs has no figure."""
     rows = [["task", "runs", "without ELMo", "with ELMo", "error reduction"]]
     for entry in entries:
         records = found[entry["name"]]
         split, metric = last_split(records[0]), records[0]["metric"]
         arms = {summary.arm: summary for summary in summarize(records)}
-        both = [arms[name] for name in ARMS_OF_TABLE_1]
-        means = [summary.mean[split][metric] for summary in both]
-        rows.append([entry["title"], str(len(both[1].seeds)), *(score_cell(each, split, metric) for each in both)])
-        rows[-1].append(f"{relative_error_reduction(*means):.1%}")
+        both = [arms.get(name) for name in ARMS_OF_TABLE_1]  # a plan may leave out one of them
+        means = [each.mean[split][metric] for each in both if each]
+        cells = [score_cell(each, split, metric) if each else "" for each in both]
+        reduction = f"{relative_error_reduction(*means):.1%}" if len(means) == len(both) else ""
+        rows.append([entry["title"], str(len({record["seed"] for record in records})), *cells, reduction])
         if "paper" in entry:
             scores = [entry["paper"][name] for name in ARMS_OF_TABLE_1]
             reduction = relative_error_reduction(*(score / 100 for score in scores))
