@@ -128,8 +128,8 @@ def gains_table(entries: Sequence[PlanEntry], found: dict[str, Any]) -> str:
         both = [arms.get(name) for name in ARMS_OF_TABLE_1]  # a plan may leave out one of them
         means = [each.mean[split][metric] for each in both if each]
         cells = [score_cell(each, split, metric) if each else "" for each in both]
-        reduction = f"{relative_error_reduction(*means):.1%}" if len(means) == len(both) else ""
-        rows.append([entry["title"], str(len({record["seed"] for record in records})), *cells, reduction])
+        gain = f"{relative_error_reduction(*means):.1%}" if len(means) == len(both) else ""
+        rows.append([entry["title"], str(len({record["seed"] for record in records})), *cells, gain])
         if "paper" in entry:
             scores = [entry["paper"][name] for name in ARMS_OF_TABLE_1]
             reduction = relative_error_reduction(*(score / 100 for score in scores))
