@@ -105,6 +105,8 @@ def test_members_and_their_folders(finished):
         assert config["use_elmo"] is (arm == "elmo") and config["task_hidden_size"] == HEAD["task_hidden_size"]
         assert set(record["layer_weights"]) == ({"input"} if arm == "elmo" else set())
         assert record["epochs"] == 3 and record["train_samples"] == 60 and record["seconds"] > 0
+        assert [epoch for epoch, _ in record["curve"]] == [1, 2, 3]
+        assert max(score for _, score in record["curve"]) == record["metrics"]["validation"]["f1"]
         assert not list((finished / member).glob("checkpoint-*")) and not list(finished.rglob("*.part"))
     assert all(value > 0 for arm in ("baseline", "elmo") for value in scores_of(finished, arm))
 
@@ -274,6 +276,21 @@ def test_other_files_under_the_same_name_are_noticed(place, tmp_path):
     bilm(folder, seed=1)
     with pytest.raises(FileExistsError, match="(?s)other settings.*model_digest"):
         train(place, tmp_path / "run", **options)
+
+
+def test_records_are_valid_on_another_disk(finished, place, tmp_path, trainers):
+    """With the same data and biLM under other names, the record of a model is enough. It names no folder."""
+    shutil.copytree(finished, tmp_path / "run", ignore=shutil.ignore_patterns("*.safetensors", "*.jsonl", "features"))
+    moved = {f"{split}_file": tmp_path / f"{split}-moved.conll" for split in ("train", "validation", "test")}
+    for file in moved.values():
+        shutil.copy(place / file.name.replace("-moved", ""), file)
+    shutil.copytree(place / "bilm", tmp_path / "moved-bilm")
+    records = train(
+        place, tmp_path / "run", compare_baseline=True, seeds=2, model_name_or_path=tmp_path / "moved-bilm", **moved
+    )
+    assert records == [read_json(finished / member / "record.json") for member in MEMBERS] and not trainers
+    settings = read_json(finished / MEMBERS[0] / "settings.json")
+    assert (settings["model_name_or_path"], settings["train_file"]) == ("bilm", "train.conll")
 
 
 def test_a_start_that_failed_does_not_block_its_folder(place, tmp_path, monkeypatch):

@@ -7,12 +7,14 @@ import pytest
 
 from modeling_elmo.run_scripts.cards.paper_page import PAGE_BEGIN, PAGE_END, paper_page, update_page
 
+CURVE = [[1.0, 0.5], [2.0, 0.7], [3.0, 0.6]]
+
 
 def entry(name: str, table: str, **more) -> dict:
     return {"name": name, "table": table, "title": f"the {name}", **more}
 
 
-def write_records(folder: Path, arms: dict[str, list[float]], **more):
+def write_records(folder: Path, arms: dict[str, list[float]]):
     records = [
         {
             "task": "ner",
@@ -20,8 +22,10 @@ def write_records(folder: Path, arms: dict[str, list[float]], **more):
             "seed": seed,
             "metric": "f1",
             "metrics": {"validation": {"f1": 0.9}, "test": {"f1": score}},
+            "layer_weights": {"input": [0.2, 0.5, 0.3]} if arm == "elmo" else {},
+            "seconds": 90.0,
+            "curve": CURVE,
         }
-        | {"layer_weights": {"input": [0.2, 0.5, 0.3]} if arm == "elmo" else {}, "epochs": 4.0, "seconds": 90.0, **more}
         for arm, scores in arms.items()
         for seed, score in enumerate(scores)
     ]
@@ -36,7 +40,7 @@ def write_results(folder: Path, results: dict):
 def test_tables_stand_beside_those_of_the_paper(tmp_path):
     write_records(tmp_path / "tags", {"baseline": [0.6, 0.62], "elmo": [0.7, 0.72]})
     write_records(tmp_path / "alone", {"elmo": [0.7, 0.72]})
-    write_records(tmp_path / "layers", {"top layer": [0.5], "learned, lambda 1": [0.55]}, epochs=2.5)
+    write_records(tmp_path / "layers", {"top layer": [0.5], "learned, lambda 1": [0.55]})
     use = {"use": "a [play] here", "neighbors": [[0.91, "one [play]"], [0.5, "the [play]"]]}
     write_results(
         tmp_path / "uses",
@@ -44,7 +48,7 @@ def test_tables_stand_beside_those_of_the_paper(tmp_path):
     )
     write_results(tmp_path / "senses", {"same_sense": {"lemmas": 3, "token layer": 0.5, "biLSTM 1": 0.625}})
     scores = {name: {"accuracy": share} for name, share in (("most frequent tag", 0.5), ("biLSTM 1", 0.91))}
-    write_results(tmp_path / "probe", {"metric": "accuracy", "train": {}, "test": {"scores": scores}})
+    write_results(tmp_path / "probe", {"metric": "accuracy", "train": {}, "test": {"words": 9, "scores": scores}})
     plan = [
         entry("tags", "1", paper={"task": "NER", "baseline": 90.15, "elmo": 92.22}),
         entry("alone", "1"),
@@ -63,7 +67,9 @@ def test_tables_stand_beside_those_of_the_paper(tmp_path):
         ["the layers", "top layer", "learned, lambda 1"],
         ["1 run", "50.00", "55.00"],
         ["the paper: SQuAD", "84.7", ""],
-        ["epochs", "2.5", "2.5"],
+        ["epochs until the best score", "2.0", "2.0"],
+        ["the tags", "baseline → elmo", "+2.1", "+10.0 ± 0.0", "2", "yes"],
+        ["the tags", "2.0", "2.0", "2.0"],
         ["play, without a context", "0.80 to 0.70", "game, won"],
         ["a \\[play\\] here", "0.91", "one \\[play\\]"],
         ["", "0.50", "the \\[play\\]"],
@@ -76,8 +82,9 @@ def test_tables_stand_beside_those_of_the_paper(tmp_path):
     ):
         assert row in cells, row
     headings = [line for line in page.split("\n") if line.startswith("#")]
-    assert [heading.split(":")[0] for heading in headings[:-1]] == [
-        f"## {name}" for name in ("Table 1", "Table 2", "Table 4", "Table 5", "Table 6", "Figure 2")
+    assert [heading.split(":")[0] for heading in headings[1:-1]] == [
+        *(f"## Table {number}" for number in (1, 2, 4, 5, 6)),
+        *("## How many epochs are needed?", "## Figure 2"),
     ]
     assert page.endswith("Without results so far: later.")
     assert (tmp_path / "layer_weights.png").is_file() and "](layer_weights.png)" in page

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from modeling_elmo.run_scripts.cards.bilm_card import published_evaluation
+from modeling_elmo.run_scripts.cards.claims import AS_IT_WAS, FURTHER, best_epoch, claims_table, epochs_table
 from modeling_elmo.run_scripts.cards.figures import draw_layer_weights
 from modeling_elmo.run_scripts.cards.markdown import markdown_table
 from modeling_elmo.run_scripts.cards.tables import (
@@ -24,6 +25,7 @@ from modeling_elmo.run_scripts.program.files import read_json, write_lines
 
 PAGE_BEGIN, PAGE_END = "<!-- elmo reproduce all: begin -->", "<!-- elmo reproduce all: end -->"
 HEADINGS = {
+    "claims": "Which claims of the paper hold here?",
     "1": "Table 1: what does ELMo add?",
     "2": "Table 2: how are the layers weighted?",
     "3": "Table 3: where does ELMo enter the network?",
@@ -32,6 +34,7 @@ HEADINGS = {
     "6": "Table 6: which layer knows parts of speech?",
     "domain": "Section 3.4: does further training on the text of a task help?",
     "figure 1": "Figure 1: how much training data is needed?",
+    "epochs": "How many epochs are needed?",
     "figure 2": "Figure 2: which layers do the tasks take?",
     "time": "How long did it take?",
 }
@@ -100,22 +103,38 @@ def section(
     table: str, entries: Sequence[PlanEntry], every: Sequence[PlanEntry], found: dict[str, Any], output: Path
 ) -> Iterator[str]:
     """The paragraphs of a section; none if it has no results."""
-    if table == "1" and entries:
+    if table == "claims":
+        yield from claims_section(every, found)
+    elif table == "1" and entries:
         yield gains_table(entries, found)
     elif table == "4":
         yield from (neighbors_list(found[entry["name"]]) for entry in entries)
     elif table == "5":
-        yield from (sense_table(found[entry["name"]]) for entry in entries)
+        yield from (sense_table(found[entry["name"]], entry.get("paper")) for entry in entries)
     elif table == "6":
         yield from (probe_table(found[entry["name"]], entry.get("paper")) for entry in entries)
     elif table == "domain":
         yield from domain_tables(entries, every, found)
+    elif table == "epochs":
+        of_tasks = [entry for entry in every if entry["table"] == "1"]
+        yield from filter(None, [epochs_table(of_tasks, found)])
     elif table == "figure 2":
         yield from weights_of_tasks([entry for entry in every if entry["table"] == "1"], found, output)
     elif table == "time":
         yield from time_table(every, found)
     else:
         yield from (arms_table(entry, found[entry["name"]]) for entry in entries)
+
+
+def claims_section(entries: Sequence[PlanEntry], found: dict[str, Any]) -> Iterator[str]:
+    if table := claims_table(entries, found):
+        yield (
+            "Each row is a change of the paper, with what it adds to the score there and here, in points. The interval "
+            "has 95 % confidence, over seeds that are paired (of layers alone: over words). If it includes 0, or if "
+            "there is one seed, the answer cannot be told. The test data are the same for all seeds, so the interval "
+            "does not say what other test data would give."
+        )
+        yield table
 
 
 def gains_table(entries: Sequence[PlanEntry], found: dict[str, Any]) -> str:
@@ -140,7 +159,7 @@ def gains_table(entries: Sequence[PlanEntry], found: dict[str, Any]) -> str:
 def domain_tables(entries: Sequence[PlanEntry], every: Sequence[PlanEntry], found: dict[str, Any]) -> Iterator[str]:
     """Perplexities before and after further training, and scores of tasks with either biLM."""
     texts = [["text", "perplexity before", "after"]]
-    tasks = [["task", "runs", "the biLM as it was", "trained further"]]
+    tasks = [["task", "runs", AS_IT_WAS, FURTHER]]
     titles = {entry["name"]: entry["title"] for entry in every}
     for entry in entries:
         records = found[entry["name"]]
@@ -155,6 +174,9 @@ def domain_tables(entries: Sequence[PlanEntry], every: Sequence[PlanEntry], foun
             arms = [arm for name in (general, entry["name"]) for arm in summarize(found[name]) if arm.arm == "elmo"]
             cells = [score_cell(arm, split, metric) for arm in arms]
             tasks.append([f"{entry['title']}, after {titles[entry['bilm']]}", runs_of(arms), *cells])
+            if "paper" in entry:
+                scores = [str(entry["paper"][name]) for name in (AS_IT_WAS, FURTHER)]
+                tasks.append([f"the paper: {entry['paper']['task']}", "", *scores])
     yield from (markdown_table(rows) for rows in (texts, tasks) if len(rows) > 1)
 
 
@@ -166,8 +188,10 @@ def arms_table(entry: PlanEntry, records: Sequence[RunRecord]) -> str:
     if "paper" in entry:
         cells = [str(entry["paper"].get(summary.arm, "")) for summary in summaries]
         rows.append([f"the paper: {entry['paper']['task']}", *cells])
-    epochs = [[record["epochs"] for record in records if record["arm"] == summary.arm] for summary in summaries]
-    rows.append(["epochs", *(f"{sum(each) / len(each):.1f}" for each in epochs)])
+    curves = [[record.get("curve") for record in records if record["arm"] == summary.arm] for summary in summaries]
+    if all(map(all, curves)):
+        epochs = [[best_epoch(curve) for curve in of_arm] for of_arm in curves]
+        rows.append(["epochs until the best score", *(f"{sum(each) / len(each):.1f}" for each in epochs)])
     return markdown_table(rows)
 
 

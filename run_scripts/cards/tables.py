@@ -267,8 +267,8 @@ def layer_table(weights: dict[str, np.ndarray]) -> str:
     return markdown_table([["layer", *weights], *rows])
 
 
-def sense_table(senses: dict[str, Any]) -> str:
-    """The result of `elmo senses`, in percent: a row per layer and baseline, a column per measure."""
+def sense_table(senses: dict[str, Any], paper: dict[str, Any] | None = None) -> str:
+    """The result of `elmo senses`, in percent: a row per layer and baseline, a column per measure and of the paper."""
     columns = {"same sense@1": senses["same_sense"], "disambiguation": senses.get("disambiguation")}
     columns = {name: scores for name, scores in columns.items() if scores}
     names = dict.fromkeys(name for scores in columns.values() for name in scores)
@@ -277,7 +277,7 @@ def sense_table(senses: dict[str, Any]) -> str:
         for name in names
         if name not in ("lemmas", "instances", "unseen_lemmas")
     ]
-    return markdown_table([["", *columns], *rows])
+    return markdown_table(beside_paper([["", *columns], *rows], paper))
 
 
 def probe_table(found: dict[str, Any], paper: dict[str, Any] | None = None) -> str:
@@ -286,7 +286,12 @@ def probe_table(found: dict[str, Any], paper: dict[str, Any] | None = None) -> s
     rows = [[found["metric"], *splits]]
     for name in found[splits[0]]["scores"]:
         rows.append([name, *(f"{100 * found[split]['scores'][name][found['metric']]:.1f}" for split in splits)])
-    if paper is not None:
-        column = [f"the paper: {paper['task']}", *(str(paper.get(name, "")) for name, *_ in rows[1:])]
-        rows = [[*row, cell] for row, cell in zip(rows, column, strict=True)]
-    return markdown_table(rows)
+    return markdown_table(beside_paper(rows, paper))
+
+
+def beside_paper(rows: list[list[str]], paper: dict[str, Any] | None) -> list[list[str]]:
+    """The rows with a column of the paper's scores, which are found by the first cell of a row."""
+    if paper is None:
+        return rows
+    column = [f"the paper: {paper['task']}", *(str(paper.get(name, "")) for name, *_ in rows[1:])]
+    return [[*row, cell] for row, cell in zip(rows, column, strict=True)]

@@ -17,7 +17,7 @@ from transformers import DataCollatorWithPadding, EarlyStoppingCallback, set_see
 from transformers.utils import logging
 
 from modeling_elmo import ELMoConfig, ELMoModel, ELMoTokenizer
-from modeling_elmo.run_scripts.cards.card import CardArguments
+from modeling_elmo.run_scripts.cards.card import CardArguments, without_folders
 from modeling_elmo.run_scripts.cards.tables import best_record, first_split, read_record
 from modeling_elmo.run_scripts.fine_tuning.arms import Arm, experiment_arms
 from modeling_elmo.run_scripts.fine_tuning.data import training_share
@@ -36,7 +36,7 @@ from modeling_elmo.run_scripts.fine_tuning.reports import (
 )
 from modeling_elmo.run_scripts.fine_tuning.task import Record, Task
 from modeling_elmo.run_scripts.fine_tuning.trainer import TaskTrainer, TaskTrainingArguments, last_checkpoint
-from modeling_elmo.run_scripts.program.files import different_settings, files_named, read_json, sync, write_json
+from modeling_elmo.run_scripts.program.files import different_settings, files_named, sync, write_json
 from modeling_elmo.run_scripts.vectors.word_vectors import WordVectors
 from modeling_elmo.tokenization.elmo_characters import SPECIAL_WORDS
 
@@ -44,6 +44,8 @@ logger = logging.get_logger(__name__)
 
 # Files of an experiment that a plan runs: what its results depend on, and the output of its program.
 PLAN_SETTINGS, PLAN_OUTPUT = "planned.json", "output.log"
+# Settings that name what a digest stands for: another disk may have the same files elsewhere.
+FILE_SETTINGS = ("model_name_or_path", "word_vectors", "train_file", "validation_file", "test_file", "dataset")
 NOT_COPIED = ("record.json", ".lock", PLAN_SETTINGS, PLAN_OUTPUT)  # the record is written last
 
 
@@ -193,13 +195,14 @@ class Experiment:
 
     def _copy(self, arm: Arm, seed: int):
         """Copies a model that another experiment has trained with the same settings, if there is one."""
-        folder, settings = self._folder_of(arm, seed), self._settings(arm, seed)
+        folder, settings = self._folder_of(arm, seed), without_folders(self._settings(arm, seed))
         places = [self.folder]  # its own: once it had fewer or more members
         if self.arguments.reuse_from is not None:
             places.append(Path(self.arguments.reuse_from))
         for path in [path for place in places for path in files_named("settings.json", place)]:
             other = path.parent
-            if other == folder or not (other / "record.json").is_file() or read_json(path) != settings:
+            is_finished = other != folder and (other / "record.json").is_file()
+            if not is_finished or different_settings(path, settings, FILE_SETTINGS):
                 continue
             for file in other.iterdir():
                 if file.is_file() and file.name not in NOT_COPIED:
@@ -211,7 +214,7 @@ class Experiment:
 
     def _check_settings(self, arm: Arm, seed: int):
         """Compares the settings with those that the folder was begun with, or saves them if it is new."""
-        folder, settings = self._folder_of(arm, seed), self._settings(arm, seed)
+        folder, settings = self._folder_of(arm, seed), without_folders(self._settings(arm, seed))
         path = folder / "settings.json"
         if not (folder / "record.json").exists() and last_checkpoint(folder) is None:
             if self.training.process_index == 0:
@@ -222,7 +225,8 @@ class Experiment:
                 f"{folder} holds a model that `elmo reproduce` did not train: it has no settings.json. Pass another "
                 "--output_dir."
             )
-        if changes := different_settings(path, settings):
+        if different_settings(path, settings, FILE_SETTINGS):
+            changes = different_settings(path, settings)
             raise FileExistsError(
                 f"{folder} was made with other settings: {changes}. Pass another --output_dir, or delete the folder."
             )

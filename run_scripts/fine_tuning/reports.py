@@ -126,11 +126,18 @@ def run_record(
         "columns": task.data["train"].column_names,
         "train_samples": len(task.data["train"]),
         "epochs": trainer.state.epoch,
+        "curve": validation_curve(trainer, task.metric),
         "settings": without_folders(settings),
         "base_model": hub_name(settings["model_name_or_path"]),
         "dataset": hub_name(task.source.get("dataset")),
         "seconds": time.monotonic() - start,
     }
+
+
+def validation_curve(trainer: TaskTrainer, metric: str) -> list[list[float]]:
+    """The epochs after which the validation split was scored in training, each with its score."""
+    log = trainer.state.log_history
+    return [[entry["epoch"], entry[f"eval_{metric}"]] for entry in log if f"eval_{metric}" in entry]
 
 
 def write_run(folder: Path, record: Record, card: CardArguments, training: TaskTrainingArguments):
