@@ -359,6 +359,7 @@ def test_a_stopped_run_resumes_to_the_same_model(finished, place, tmp_path, monk
     expected = finished / "elmo" / "seed-43"
     assert_same_weights(tmp_path, expected)
     assert_same_record(record, expected)
+    assert "seconds" not in record  # the time before it was stopped is not known
     for split in ("validation", "test"):
         name = f"predictions_{split}.jsonl"
         assert (tmp_path / name).read_text("utf-8") == (expected / name).read_text("utf-8")

@@ -92,6 +92,8 @@ def test_a_page_is_of_one_model_and_one_plan(place):
     page = (place / "paper" / "README.md").read_text(encoding="utf-8")
     run(place, ENTITIES, USES, only="uses", dry_run=True)
     assert (place / "paper" / "README.md").read_text(encoding="utf-8") == page
+    with pytest.raises(FileNotFoundError, match="--others elsewhere: there is no such folder; pass the --output_dir"):
+        run(place, ENTITIES, others="elsewhere")
     changed = {**USES, "options": {**USES["options"], "queries": 2}}
     with pytest.raises(FileExistsError, match="uses was begun with other settings: queries 1, now 2. Pass another"):
         run(place, ENTITIES, changed)

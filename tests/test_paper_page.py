@@ -90,6 +90,31 @@ def test_tables_stand_beside_those_of_the_paper(tmp_path):
     assert (tmp_path / "layer_weights.png").is_file() and "](layer_weights.png)" in page
 
 
+def test_other_bilms_have_columns_in_table_1(tmp_path):
+    write_records(tmp_path / "large" / "tags", {"baseline": [0.6, 0.5], "elmo": [0.7, 0.7]})
+    write_records(tmp_path / "large" / "roles", {"baseline": [0.6], "elmo": [0.7]})
+    write_records(tmp_path / "small" / "tags", {"elmo": [0.66]})
+    plan = [entry("tags", "1", paper={"task": "NER", "baseline": 90.15, "elmo": 92.22}), entry("roles", "1")]
+    page = paper_page(plan, tmp_path / "large", [tmp_path / "small"])
+    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in page.split("\n") if "|" in line]
+    for row in (
+        ["task", "runs", "without ELMo", "with ELMo", "error reduction", "with small", "error reduction"],
+        ["the tags", "2", "55.00 ± 7.07", "70.00 ± 0.00", "33.3%", "66.00", "15.0%"],  # of the seed that both have
+        ["the paper: NER", "", "90.15", "92.22", "21.0%", "", ""],
+        ["the roles", "1", "60.00", "70.00", "25.0%", "", ""],
+    ):
+        assert row in rows, row
+
+
+def test_times_leave_out_runs_that_were_interrupted(tmp_path):
+    write_records(tmp_path / "tags", {"baseline": [0.6], "elmo": [0.7]})
+    path = tmp_path / "tags" / "results" / "x.json"
+    results = json.loads(path.read_text(encoding="utf-8"))
+    results["records"][0].pop("seconds")
+    path.write_text(json.dumps(results), encoding="utf-8")
+    assert "| the tags   |      2 |               1.5 |   0.1 |" in paper_page([entry("tags", "1")], tmp_path)
+
+
 def test_a_document_keeps_all_but_the_page(tmp_path):
     document = tmp_path / "RESULTS.md"
     document.write_text(f"# Results\n\n{PAGE_BEGIN}\nold\n{PAGE_END}\n\n## More\n", encoding="utf-8")

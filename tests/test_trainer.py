@@ -191,6 +191,7 @@ def test_a_stopped_run_resumes_with_its_weights_and_its_average(place, tmp_path,
     record = train(place, tmp_path / "stopped", **options, resume_from_checkpoint="last")
     assert len(steps) == 1 + 6  # the start, and each step after the second checkpoint
     assert record["metrics"] == expected["metrics"] and record["epochs"] == 3
+    assert record["curve"] == expected["curve"] and "seconds" not in record
     assert_same_weights(tmp_path / "stopped", tmp_path / "whole")
 
 

@@ -45,12 +45,13 @@ TRAINED_BILM = "bilm"  # the folder of a biLM that an experiment trains, in that
 PlanEntry = dict[str, Any]
 
 
-def paper_page(plan: Sequence[PlanEntry], output: Path) -> str:
+def paper_page(plan: Sequence[PlanEntry], output: Path, others: Sequence[Path] = ()) -> str:
     """The page of all experiments that have results. The picture of the layer weights is written beside it.
 
     Args:
         plan: experiments, as `paper.read_plan` returns them.
         output: folder with a folder for each experiment.
+        others: such folders of other biLMs, for more columns of Table 1.
     """
     found = {entry["name"]: results_of(output / entry["name"]) for entry in plan}
     found = {name: results for name, results in found.items() if results is not None}
@@ -60,7 +61,8 @@ def paper_page(plan: Sequence[PlanEntry], output: Path) -> str:
         "different seeds. Lines that name the paper (Peters et al. 2018) have its scores, which are of other data."
     ]
     for table, heading in HEADINGS.items():
-        if body := "\n\n".join(section(table, [e for e in entries if e["table"] == table], entries, found, output)):
+        of_table = [entry for entry in entries if entry["table"] == table]
+        if body := "\n\n".join(section(table, of_table, entries, found, output, others)):
             parts += [f"## {heading}", body]
     absent = [entry["name"] for entry in plan if entry["name"] not in found]
     return "\n\n".join([*parts, *([f"Without results so far: {', '.join(absent)}."] if absent else [])])
@@ -100,13 +102,18 @@ def trained_bilm(folder: Path) -> Path:
 
 
 def section(
-    table: str, entries: Sequence[PlanEntry], every: Sequence[PlanEntry], found: dict[str, Any], output: Path
+    table: str,
+    entries: Sequence[PlanEntry],
+    every: Sequence[PlanEntry],
+    found: dict[str, Any],
+    output: Path,
+    others: Sequence[Path],
 ) -> Iterator[str]:
     """The paragraphs of a section; none if it has no results."""
     if table == "claims":
         yield from claims_section(every, found)
     elif table == "1" and entries:
-        yield gains_table(entries, found)
+        yield gains_table(entries, found, others)
     elif table == "4":
         yield from (neighbors_list(found[entry["name"]]) for entry in entries)
     elif table == "5":
@@ -123,7 +130,10 @@ def section(
     elif table == "time":
         yield from time_table(every, found)
     else:
-        yield from (arms_table(entry, found[entry["name"]]) for entry in entries)
+        for entry in entries:
+            yield arms_table(entry, found[entry["name"]])
+            pictures = (output / entry["name"]).glob("results/*_data.png")  # Figure 1
+            yield from (f"![{entry['title']}]({path.relative_to(output).as_posix()})" for path in pictures)
 
 
 def claims_section(entries: Sequence[PlanEntry], found: dict[str, Any]) -> Iterator[str]:
@@ -137,23 +147,46 @@ def claims_section(entries: Sequence[PlanEntry], found: dict[str, Any]) -> Itera
         yield table
 
 
-def gains_table(entries: Sequence[PlanEntry], found: dict[str, Any]) -> str:
-    """Each task without and with ELMo, and the share of the errors that is gone. An arm without runs has no figure."""
+def gains_table(entries: Sequence[PlanEntry], found: dict[str, Any], others: Sequence[Path]) -> str:
+    """Each task without and with ELMo, and the share of the errors that is gone. An arm without runs has no figure.
+
+    Another biLM has two more columns: its score, and the share of the errors over the seeds that the baseline has, too.
+    """
     rows = [["task", "runs", "without ELMo", "with ELMo", "error reduction"]]
+    for folder in others:
+        rows[0] += [f"with {folder.name}", "error reduction"]
     for entry in entries:
-        records = found[entry["name"]]
-        split, metric = last_split(records[0]), records[0]["metric"]
-        arms = {summary.arm: summary for summary in summarize(records)}
-        both = [arms.get(name) for name in ARMS_OF_TABLE_1]  # a plan may leave out one of them
-        means = [each.mean[split][metric] for each in both if each]
-        cells = [score_cell(each, split, metric) if each else "" for each in both]
-        gain = f"{relative_error_reduction(*means):.1%}" if len(means) == len(both) else ""
-        rows.append([entry["title"], str(len({record["seed"] for record in records})), *cells, gain])
+        arms = [records_of(found[entry["name"]], name) for name in ARMS_OF_TABLE_1]  # a plan may leave out one of them
+        arms += [records_of(results_of(folder / entry["name"]) or [], ARMS_OF_TABLE_1[1]) for folder in others]
+        cells = [arm_cell(arms[0])]
+        for records in arms[1:]:
+            cells += [arm_cell(records), reduction_cell(arms[0], records)]
+        rows.append([entry["title"], str(len({record["seed"] for record in found[entry["name"]]})), *cells])
         if "paper" in entry:
             scores = [entry["paper"][name] for name in ARMS_OF_TABLE_1]
             reduction = relative_error_reduction(*(score / 100 for score in scores))
-            rows.append([f"the paper: {entry['paper']['task']}", "", *map(str, scores), f"{reduction:.1%}"])
+            cells = ["", *map(str, scores), f"{reduction:.1%}", *["", ""] * len(others)]
+            rows.append([f"the paper: {entry['paper']['task']}", *cells])
     return markdown_table(rows)
+
+
+def records_of(records: Sequence[RunRecord], arm: str) -> list[RunRecord]:
+    return [record for record in records if record["arm"] == arm]
+
+
+def arm_cell(records: Sequence[RunRecord]) -> str:
+    """Mean and deviation of an arm; empty without runs."""
+    return score_cell(summarize(records)[0], last_split(records[0]), records[0]["metric"]) if records else ""
+
+
+def reduction_cell(baseline: Sequence[RunRecord], records: Sequence[RunRecord]) -> str:
+    """The share of the baseline's errors that is gone, over the seeds of both; empty if no seed has both."""
+    seeds = {record["seed"] for record in baseline} & {record["seed"] for record in records}
+    if not seeds:
+        return ""
+    split, metric = last_split(baseline[0]), baseline[0]["metric"]
+    both = (summarize([run for run in runs if run["seed"] in seeds])[0] for runs in (baseline, records))
+    return f"{relative_error_reduction(*(each.mean[split][metric] for each in both)):.1%}"
 
 
 def domain_tables(entries: Sequence[PlanEntry], every: Sequence[PlanEntry], found: dict[str, Any]) -> Iterator[str]:
@@ -226,11 +259,11 @@ def time_table(entries: Sequence[PlanEntry], found: dict[str, Any]) -> Iterator[
     rows = [["experiment", "models", "minutes per model", "hours"]]
     for entry in entries:
         records = found[entry["name"]]
-        if isinstance(records, list) and all("seconds" in record for record in records):
-            seconds = sum(record["seconds"] for record in records)
-            rows.append(
-                [entry["title"], str(len(records)), f"{seconds / len(records) / 60:.1f}", f"{seconds / 3600:.1f}"]
-            )
+        seconds = [record["seconds"] for record in records if "seconds" in record] if isinstance(records, list) else []
+        if seconds:  # a run that was interrupted has none
+            mean = sum(seconds) / len(seconds)
+            hours = mean * len(records) / 3600
+            rows.append([entry["title"], str(len(records)), f"{mean / 60:.1f}", f"{hours:.1f}"])
     if len(rows) > 1:
         yield markdown_table(rows)
         yield "A model that several experiments share was trained once, and counts in each."

@@ -21,6 +21,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import torch
 from tqdm.auto import tqdm
 
 from modeling_elmo import ELMoConfig
@@ -64,6 +65,12 @@ class PaperArguments:
     use_cpu: bool = field(default=False, metadata={"help": "Use the CPU even if there is an accelerator."})
     dry_run: bool = field(
         default=False, metadata={"help": "Run nothing: list what is finished, and write the page of that."}
+    )
+    others: list[str] | None = field(
+        default=None,
+        metadata={
+            "help": "Folders of the same plan with other biLMs, which get columns in Table 1, named as they are."
+        },
     )
     page: str | None = field(
         default=None,
@@ -119,6 +126,10 @@ def run_plan(arguments: PaperArguments) -> list[dict[str, Any]]:
     names = [entry["name"] for entry in plan]
     if unknown := [name for name in arguments.only or [] if name not in names]:
         raise ValueError(f"--only {unknown[0]} is not in {arguments.plan}, which has {', '.join(names)}.")
+    if absent := [folder for folder in arguments.others or [] if not Path(folder).is_dir()]:
+        raise FileNotFoundError(
+            f"--others {absent[0]}: there is no such folder; pass the --output_dir of another plan."
+        )
     output = Path(arguments.output_dir)
     digest = model_digest(arguments.model_name_or_path)
     check_begun(plan, output, digest)
@@ -168,7 +179,7 @@ def check_begun(plan: Sequence[PlanEntry], output: Path, digest: str):
 def write_page(plan: Sequence[PlanEntry], arguments: PaperArguments):
     """Writes the page of what has results so far."""
     path = Path(arguments.output_dir, "README.md")
-    page = paper_page(plan, path.parent)
+    page = paper_page(plan, path.parent, [Path(folder) for folder in arguments.others or []])
     write_lines(path, [page])
     if arguments.page is not None:
         update_page(Path(arguments.page), page)
@@ -253,7 +264,7 @@ def option_words(options: dict[str, Any]) -> Iterator[str]:
 def run_side_by_side(experiments: Sequence[PlannedExperiment], processes: int) -> list[PlannedExperiment]:
     """Runs experiments with a bar over their models. Returns those that failed."""
     total = sum(each.members or 1 for each in experiments)
-    threads = max(1, (os.cpu_count() or 1) // processes)
+    threads = max(1, torch.get_num_threads() // processes)
     with ThreadPoolExecutor(processes) as pool, tqdm(total=total, unit="model", disable=not experiments) as bar:
         running = {pool.submit(run_command, each, threads): each for each in experiments}
         pending, failed = set(running), []

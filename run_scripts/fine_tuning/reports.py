@@ -70,7 +70,8 @@ def finish_run(
     """
     folder = Path(training.output_dir)
     scores = evaluate_splits(trainer, task, splits, folder)
-    record = run_record(task, trainer, scores, run_settings(task, head, training), start)
+    began = start if training.resume_from_checkpoint is None else None
+    record = run_record(task, trainer, scores, run_settings(task, head, training), began)
     if trainer.is_world_process_zero():
         write_run(folder, record, card, training)
         report([record], folder)
@@ -111,10 +112,13 @@ def run_settings(task: Task, head: HeadArguments, training: TaskTrainingArgument
 
 
 def run_record(
-    task: Task, trainer: TaskTrainer, scores: dict[str, Any], settings: dict[str, Any], start: float
+    task: Task, trainer: TaskTrainer, scores: dict[str, Any], settings: dict[str, Any], start: float | None
 ) -> Record:
-    """The record of a trained model, with the scores of each split and the settings that they depend on."""
-    return {
+    """The record of a trained model, with the scores of each split and the settings that they depend on.
+
+    `start` is None for a resumed run, whose time is unknown and left out.
+    """
+    record = {
         "task": task.name,
         "arm": "elmo" if trainer.model.config.use_elmo else BASELINE_NAME,
         "seed": settings["seed"],
@@ -130,8 +134,8 @@ def run_record(
         "settings": without_folders(settings),
         "base_model": hub_name(settings["model_name_or_path"]),
         "dataset": hub_name(task.source.get("dataset")),
-        "seconds": time.monotonic() - start,
     }
+    return record if start is None else record | {"seconds": time.monotonic() - start}
 
 
 def validation_curve(trainer: TaskTrainer, metric: str) -> list[list[float]]:
