@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 from pathlib import Path
 
 import pytest
@@ -11,12 +12,15 @@ from safetensors.torch import load_file
 from task_worker import HEAD, TASKS, bilm
 
 from modeling_elmo.run_scripts import reproduce
+from modeling_elmo.run_scripts.cards.paper_page import paper_page, update_page
 from modeling_elmo.run_scripts.fine_tuning import paper
 from modeling_elmo.run_scripts.fine_tuning.data import TaggingDataArguments
+from modeling_elmo.run_scripts.fine_tuning.experiments import model_digest
 from modeling_elmo.run_scripts.fine_tuning.paper import (
     PLAN,
     PaperArguments,
     PlannedExperiment,
+    check_begun,
     option_words,
     planned,
     read_plan,
@@ -29,6 +33,7 @@ from modeling_elmo.run_scripts.probe import ProbeArguments
 from modeling_elmo.run_scripts.program.command_line import ProgramParser
 from modeling_elmo.run_scripts.run_pretraining import HubArguments
 
+SHIPPED = Path(__file__).parents[1] / "model_cards"
 ENTITIES = {
     "name": "entities",
     "program": "reproduce ner",
@@ -64,6 +69,28 @@ def run(place: Path, *entries: dict, **options) -> list[dict]:
     return reproduce.main(["all", *arguments_of({**paths, "plan": plan, "use_cpu": True, **options})])
 
 
+@pytest.mark.parametrize("name", ["elmo-small-en", "elmo-mini-en"])
+def test_shipped_records_are_of_the_shipped_plan_and_model(name):
+    folder = SHIPPED / "experiments" / name
+    check_begun(read_plan(PLAN), folder, model_digest(str(SHIPPED / name)))
+    texts = [path.read_text(encoding="utf-8") for path in folder.rglob("*.json")]
+    assert texts and not any(re.search(r'"(/|~|\.\.|file:)', text) for text in texts)  # folders of somebody's disk
+    for path in folder.glob("*/results/*.json"):
+        if "records" in (results := json.loads(path.read_text(encoding="utf-8"))):
+            single = [json.loads(file.read_text(encoding="utf-8")) for file in path.parents[1].rglob("record.json")]
+            assert sorted(results["records"], key=str) == sorted(single, key=str), path
+            assert len(single) == len(list(path.parents[1].rglob("settings.json")))
+
+
+def test_results_have_the_page_of_the_shipped_records(tmp_path):
+    """So RESULTS.md cannot say anything else."""
+    folder, document = tmp_path / "experiments", tmp_path / "RESULTS.md"
+    shutil.copytree(SHIPPED / "experiments", folder)
+    shutil.copy(SHIPPED.parent / "RESULTS.md", document)
+    update_page(document, paper_page(read_plan(PLAN), folder / "elmo-small-en", [folder / "elmo-mini-en"]))
+    assert document.read_text(encoding="utf-8") == (SHIPPED.parent / "RESULTS.md").read_text(encoding="utf-8")
+
+
 def test_a_plan_runs_side_by_side_once_and_fails_alone(place, monkeypatch, capsys):
     (place / "PAGE.md").write_text(
         "above\n<!-- elmo reproduce all: begin -->\n<!-- elmo reproduce all: end -->\nbelow\n"
@@ -92,6 +119,8 @@ def test_a_page_is_of_one_model_and_one_plan(place):
     page = (place / "paper" / "README.md").read_text(encoding="utf-8")
     run(place, ENTITIES, USES, only="uses", dry_run=True)
     assert (place / "paper" / "README.md").read_text(encoding="utf-8") == page
+    without = {key: value for key, value in ENTITIES["options"].items() if key != "compare_baseline"}
+    assert run(place, {**ENTITIES, "options": without}, USES, dry_run=True)
     with pytest.raises(FileNotFoundError, match="--others elsewhere: there is no such folder; pass the --output_dir"):
         run(place, ENTITIES, others="elsewhere")
     changed = {**USES, "options": {**USES["options"], "queries": 2}}
