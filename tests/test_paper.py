@@ -120,7 +120,7 @@ def test_a_page_is_of_one_model_and_one_plan(place):
     run(place, ENTITIES, USES, only="uses", dry_run=True)
     assert (place / "paper" / "README.md").read_text(encoding="utf-8") == page
     without = {key: value for key, value in ENTITIES["options"].items() if key != "compare_baseline"}
-    assert run(place, {**ENTITIES, "options": without}, USES, dry_run=True)
+    run(place, {**ENTITIES, "options": without}, USES, dry_run=True)  # one arm less is no other plan
     with pytest.raises(FileNotFoundError, match="--others elsewhere: there is no such folder; pass the --output_dir"):
         run(place, ENTITIES, others="elsewhere")
     changed = {**USES, "options": {**USES["options"], "queries": 2}}
@@ -179,6 +179,14 @@ def test_a_task_takes_the_bilm_that_was_trained_further(place):
     kept = [next(value for key, value in each.items() if key.endswith(name.removeprefix("elmo."))) for each in states]
     assert torch.equal(weights[name], kept[0]) and not torch.equal(*kept)
     assert run(place, after, ENTITIES, text) == records  # nothing runs again
+    shutil.copytree(trained / "results", place / "results")
+    shutil.rmtree(trained)
+    shutil.copytree(place / "results", trained / "results")  # as on another disk, which has the records only
+    assert run(place, after, ENTITIES, text) == records and not (trained / "config.json").exists()
+    (place / "paper" / "after" / "record.json").unlink()
+    shutil.rmtree(place / "paper" / "after" / "results")
+    again = run(place, after, ENTITIES, text)
+    assert again[0]["metrics"] == records[0]["metrics"] and (trained / "config.json").is_file()
 
 
 def test_the_shipped_plan_names_options_that_exist(place):

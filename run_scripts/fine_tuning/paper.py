@@ -13,6 +13,7 @@ need is trained once.
 """
 
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
@@ -147,6 +148,12 @@ def run_plan(arguments: PaperArguments) -> list[dict[str, Any]]:
 
 def run_missing(plan: Sequence[PlanEntry], experiments: Sequence[PlannedExperiment], arguments: PaperArguments):
     missing, failed = [each for each in experiments if not each.is_finished()], []
+    needed = {each.settings.get("bilm") for each in missing}
+    for each in experiments:
+        bilm = trained_bilm(each.folder)
+        if each.name in needed and each not in missing and not (bilm / "config.json").is_file():
+            shutil.rmtree(bilm)  # a record without its model, from another disk: the model is needed again
+            missing.append(each)
     print(f"{len(experiments)} experiments, {len(experiments) - len(missing)} of them finished before")
     try:
         for are_first in (True, False):  # others may take a biLM that one of the first has trained
