@@ -24,7 +24,7 @@ CHANGES = {
     "figure 1": [("baseline@1.0", "elmo@0.1"), ("baseline@1.0", "elmo@1.0")],
 }
 LAYERS = ("biLSTM 1", "biLSTM 2")  # Tables 5 and 6 compare these two, without seeds
-Scores = dict[str, dict[int, float]]  # by arm and seed, from 0 to 1
+ScoresOfSeeds = dict[str, dict[int, float]]  # by arm and seed, from 0 to 1
 
 
 class Gain(NamedTuple):
@@ -41,9 +41,9 @@ class Gain(NamedTuple):
     seeds: int
 
 
-def scores_by_arm(records: Sequence[RunRecord]) -> Scores:
+def scores_by_arm(records: Sequence[RunRecord]) -> ScoresOfSeeds:
     """The scores on the last split."""
-    scores: Scores = {}
+    scores: ScoresOfSeeds = {}
     for record in records:
         scores.setdefault(record["arm"], {})[record["seed"]] = record["metrics"][last_split(record)][record["metric"]]
     return scores
@@ -133,16 +133,15 @@ def epochs_table(entries: Sequence[dict[str, Any]], found: dict[str, Any]) -> st
     """
     rows = [["task", "best epoch without ELMo", "with ELMo", "epochs until ELMo reaches the best without"]]
     for entry in entries:
-        curves = {(record["arm"], record["seed"]): record.get("curve") for record in found[entry["name"]]}
+        curves = {(record["arm"], record["seed"]): record.get("curve", []) for record in found[entry["name"]]}
         seeds = sorted({seed for _, seed in curves})
-        pairs = [(curves.get(("baseline", seed)), curves.get(("elmo", seed))) for seed in seeds]
+        pairs = [(curves.get(("baseline", seed), []), curves.get(("elmo", seed), [])) for seed in seeds]
         pairs = [pair for pair in pairs if all(pair)]
         if pairs:
-            reached = [
-                next((epoch for epoch, score in elmo if score >= best_score(base)), None) for base, elmo in pairs
-            ]
+            reached = [first_epoch(elmo, best_score(baseline)) for baseline, elmo in pairs]
             cells = [np.mean([best_epoch(pair[arm]) for pair in pairs]) for arm in (0, 1)]
-            cells += [] if None in reached else [np.mean(reached)]
+            epochs = [epoch for epoch in reached if epoch is not None]
+            cells += [np.mean(epochs)] if len(epochs) == len(pairs) else []
             rows.append([entry["title"], *(f"{cell:.1f}" for cell in cells)] + [""] * (3 - len(cells)))
     return markdown_table(rows) if len(rows) > 1 else ""
 

@@ -221,7 +221,7 @@ def arms_table(entry: PlanEntry, records: Sequence[RunRecord]) -> str:
     if "paper" in entry:
         cells = [str(entry["paper"].get(summary.arm, "")) for summary in summaries]
         rows.append([f"the paper: {entry['paper']['task']}", *cells])
-    curves = [[record.get("curve") for record in records if record["arm"] == summary.arm] for summary in summaries]
+    curves = [[record.get("curve", []) for record in records if record["arm"] == summary.arm] for summary in summaries]
     if all(map(all, curves)):
         epochs = [[best_epoch(curve) for curve in of_arm] for of_arm in curves]
         rows.append(["epochs until the best score", *(f"{sum(each) / len(each):.1f}" for each in epochs)])

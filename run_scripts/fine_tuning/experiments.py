@@ -256,8 +256,8 @@ class Experiment:
 
     def _train(self, arm: Arm, seed: int) -> Record:
         folder = self._folder_of(arm, seed)
-        checkpoint = last_checkpoint(folder)
-        start = time.monotonic() if checkpoint is None else None
+        begun = last_checkpoint(folder)
+        start = time.monotonic() if begun is None else None
         share = training_share(len(self.task.data["train"]), arm.fraction)
         train = self.task.data["train"].select(share)
         tokenizer = task_tokenizer(self.task, self.head, train, self.word_vectors)
@@ -266,7 +266,7 @@ class Experiment:
         set_seed(seed)
         model = task_model(self.task, self.head, tokenizer, self.word_vectors, seed, **arm.overrides)
         trainer = self._trainer(model, tokenizer, splits, seed, folder)
-        trainer.train(resume_from_checkpoint=checkpoint)
+        trainer.train(resume_from_checkpoint=begun)
         scores = evaluate_splits(trainer, self.task, splits, folder)
         trainer.save_model(str(folder))
         record = run_record(self.task, trainer, scores, self._settings(arm, seed), start)

@@ -49,7 +49,7 @@ MODULES = {
     "probe": "probe",
 }
 PLAN_KEYS = ("name", "program", "title", "table", "files", "options")
-MAY_CHANGE = ("compare_baseline",)  # one arm more or less leaves the others as they are
+ARMS_MAY_CHANGE = ("compare_baseline",)  # one arm more or less leaves the others as they are
 SECONDS_BETWEEN_LOOKS = 2.0
 
 
@@ -177,7 +177,7 @@ def check_begun(plan: Sequence[PlanEntry], output: Path, digest: str):
     """Raises an error if an experiment in the folder was begun with another model or plan: a page has one of each."""
     for entry in plan:
         path = output / entry["name"] / PLAN_SETTINGS
-        if path.is_file() and (changes := different_settings(path, begun_with(entry, digest), MAY_CHANGE)):
+        if path.is_file() and (changes := different_settings(path, begun_with(entry, digest), ARMS_MAY_CHANGE)):
             raise FileExistsError(
                 f"{path.parent} was begun with other settings: {changes}. Pass another --output_dir, or delete the "
                 "folder."
