@@ -16,7 +16,7 @@ import shutil
 import tempfile
 from argparse import SUPPRESS, Action
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from fnmatch import fnmatchcase
 from pathlib import Path, PureWindowsPath
 from typing import Any, Literal, NamedTuple
@@ -130,6 +130,8 @@ def main(arguments: list[str] | None = None):
 
 
 def convert_back(arguments: ConversionArguments):
+    if of_folders := [name for name in OPTIONS_OF_FOLDERS if getattr(arguments, name)]:
+        raise ValueError(f"--{of_folders[0]} has no effect with --to_original. Omit it.")
     if arguments.is_from_manylangs:
         if given := given_options(arguments):
             raise ValueError(f"--{given[0]} has no effect for a model of ELMoForManyLangs; pass the folder --weights.")
@@ -229,6 +231,10 @@ def conversion_record(arguments: ConversionArguments, paths: list[Path], arrays:
         "arrays": arrays,
         "equal_arrays": equal,
     }
+
+
+# What only a new folder for `from_pretrained` has: its tokenizer and its card.
+OPTIONS_OF_FOLDERS = ("pre_tokenization", "origin", *(item.name for item in fields(CardArguments)))
 
 
 class Format(NamedTuple):

@@ -87,7 +87,18 @@ def test_options_that_cannot_be_combined(arguments, message):
         main(arguments)
 
 
-@pytest.mark.parametrize("option", [["--step", "4"], ["--architecture", "x"], ["--optimizer_state"]])
+@pytest.mark.parametrize(
+    "option",
+    [
+        ["--step", "4"],
+        ["--architecture", "x"],
+        ["--optimizer_state"],
+        ["--pre_tokenization", "moses"],
+        ["--origin", "x"],
+        ["--license", "mit"],
+        ["--language", "en", "de"],
+    ],
+)
 def test_options_without_effect_on_the_way_back(tmp_path, option):
     main([*ALLENNLP, "--output_dir", str(tmp_path / "model")])
     new = ["--weights", str(tmp_path / "w.hdf5"), "--options", str(tmp_path / "o.json")]
@@ -156,6 +167,8 @@ def test_elmoformanylangs_there_and_back(tmp_path, capsys):
     back = ["--to_original", str(model), "--weights", str(tmp_path / "back")]
     with pytest.raises(ValueError, match="--softmax has no effect for a model of ELMoForManyLangs; pass the folder"):
         main([*back, "--softmax", "s.hdf5"])
+    with pytest.raises(ValueError, match="--license has no effect with --to_original. Omit it"):
+        main([*back, "--license", "mit"])
     main(back)
     for name in ("char.dic", "word.dic"):
         assert (tmp_path / "back" / name).read_bytes() == (source / name).read_bytes()
