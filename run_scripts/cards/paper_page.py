@@ -263,7 +263,7 @@ def time_table(entries: Sequence[PlanEntry], found: dict[str, Any]) -> Iterator[
         if seconds:  # a run that was interrupted has none
             mean = sum(seconds) / len(seconds)
             hours = mean * len(records) / 3600
-            rows.append([entry["title"], str(len(records)), f"{mean / 60:.1f}", f"{hours:.1f}"])
+            rows.append([entry["name"], str(len(records)), f"{mean / 60:.1f}", f"{hours:.1f}"])
     if len(rows) > 1:
         yield markdown_table(rows)
         yield "A model that several experiments share was trained once, and counts in each."
