@@ -106,6 +106,17 @@ def test_other_bilms_have_columns_in_table_1(tmp_path):
         assert row in rows, row
 
 
+def test_figure_2_has_only_learned_weights(tmp_path):
+    write_records(tmp_path / "tags", {"elmo": [0.7, 0.72]})
+    write_records(tmp_path / "taglm", {"elmo": [0.7]})
+    path = tmp_path / "taglm" / "results" / "x.json"
+    (record,) = json.loads(path.read_text(encoding="utf-8"))["records"]
+    record["settings"] = {"scalar_mix_mode": "top"}
+    path.write_text(json.dumps({"records": [record]}), encoding="utf-8")
+    page = paper_page([entry("tags", "1"), entry("taglm", "1")], tmp_path)
+    assert "| layer       | input |\n" in page.split("## Figure 2")[1]
+
+
 def test_times_leave_out_runs_that_were_interrupted(tmp_path):
     write_records(tmp_path / "tags", {"baseline": [0.6], "elmo": [0.7]})
     path = tmp_path / "tags" / "results" / "x.json"

@@ -247,12 +247,17 @@ def neighbors_list(found: dict[str, Any]) -> str:
 
 
 def weights_of_tasks(entries: Sequence[PlanEntry], found: dict[str, Any], output: Path) -> Iterator[str]:
-    """The layer weights of all tasks, as a table and a picture."""
-    runs = [{**record, "arm": entry["name"]} for entry in entries for record in found[entry["name"]]]
+    """The layer weights that the tasks have learned, as a table and a picture."""
+    records = [(entry["name"], record) for entry in entries for record in found[entry["name"]]]
+    runs = [{**record, "arm": name} for name, record in records if learns_weights(record)]
     if weights := mean_layer_weights(runs):
         yield layer_table(weights)
         if draw_layer_weights(runs, output / FIGURE):
             yield f"![Layer weights of all tasks]({FIGURE})"
+
+
+def learns_weights(record: RunRecord) -> bool:
+    return record.get("settings", {}).get("scalar_mix_mode", "learned") == "learned"
 
 
 def time_table(entries: Sequence[PlanEntry], found: dict[str, Any]) -> Iterator[str]:
