@@ -233,10 +233,6 @@ def conversion_record(arguments: ConversionArguments, paths: list[Path], arrays:
     }
 
 
-# What only a new folder for `from_pretrained` has: its tokenizer and its card.
-OPTIONS_OF_FOLDERS = ("pre_tokenization", "origin", *(item.name for item in fields(CardArguments)))
-
-
 class Format(NamedTuple):
     name: str
     files: tuple[str, ...]  # any of them in a folder or archive tells the format
@@ -246,6 +242,8 @@ class Format(NamedTuple):
 
 
 OPTIONS_OF_FORMATS = ("options", "vocabulary", "softmax", "step", "optimizer_state", "architecture")
+# What only a new folder for `from_pretrained` has: its tokenizer and its card.
+OPTIONS_OF_FOLDERS = ("pre_tokenization", "origin", *(item.name for item in fields(CardArguments)))
 # The first that matches. Archives of NLPL have two, of which only the TensorFlow checkpoint has the softmax.
 FORMATS = (
     Format(

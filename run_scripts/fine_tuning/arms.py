@@ -20,11 +20,7 @@ class Arm(NamedTuple):
     fraction: float = 1.0
 
 
-# What has no effect without ELMo is fixed, so that several experiments share the model.
-BASELINE = Arm(
-    BASELINE_NAME,
-    {"use_elmo": False, "elmo_placement": "input", "scalar_mix_mode": "learned", "freeze_bilm": True},
-)
+BASELINE = Arm(BASELINE_NAME, {"use_elmo": False, "elmo_placement": "input", "freeze_bilm": True})
 ABLATIONS = {
     "layers": [
         Arm("top layer", {"scalar_mix_mode": "top"}),

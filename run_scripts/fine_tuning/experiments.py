@@ -46,6 +46,7 @@ logger = logging.get_logger(__name__)
 PLAN_SETTINGS, PLAN_OUTPUT = "planned.json", "output.log"
 # Settings that name what a digest stands for: another disk may have the same files elsewhere.
 FILE_SETTINGS = ("model_name_or_path", "word_vectors", "train_file", "validation_file", "test_file", "dataset")
+ELMO_SETTINGS = ("elmo_placement", "scalar_mix_mode", "scalar_mix_l2", "elmo_dropout", "freeze_bilm")
 NOT_COPIED = ("record.json", ".lock", PLAN_SETTINGS, PLAN_OUTPUT)  # the record is written last
 
 
@@ -128,6 +129,11 @@ def check_options(task: Task, head: HeadArguments, arguments: ExperimentArgument
     task.check_splits(is_trained=not arguments.ensemble)
 
 
+def without_effect(settings: dict[str, Any]) -> tuple[str, ...]:
+    """The settings that may differ between runs of one model: names of files, whose digests count, and unused ones."""
+    return FILE_SETTINGS if settings["use_elmo"] else FILE_SETTINGS + ELMO_SETTINGS
+
+
 @dataclass
 class Experiment:
     """All arms of a task, each with all seeds, below `training.output_dir`.
@@ -202,7 +208,7 @@ class Experiment:
         for path in [path for place in places for path in files_named("settings.json", place)]:
             other = path.parent
             is_finished = other != folder and (other / "record.json").is_file()
-            if not is_finished or different_settings(path, settings, FILE_SETTINGS):
+            if not is_finished or different_settings(path, settings, without_effect(settings)):
                 continue
             for file in other.iterdir():
                 if file.is_file() and file.name not in NOT_COPIED:
@@ -225,7 +231,7 @@ class Experiment:
                 f"{folder} holds a model that `elmo reproduce` did not train: it has no settings.json. Pass another "
                 "--output_dir."
             )
-        if different_settings(path, settings, FILE_SETTINGS):
+        if different_settings(path, settings, without_effect(settings)):
             changes = different_settings(path, settings)
             raise FileExistsError(
                 f"{folder} was made with other settings: {changes}. Pass another --output_dir, or delete the folder."
