@@ -136,11 +136,14 @@ def test_a_dry_run_lists_what_is_finished_and_writes_the_page(place, capsys):
     capsys.readouterr()
     records = run(place, ENTITIES, USES, dry_run=True, seeds=2)
     lines = capsys.readouterr().out.split("\n")
-    assert re.fullmatch(r"entities: not finished, 2 of 4 models, \d+\.\d minutes for each", lines[0])
+    assert re.fullmatch(r"entities: not finished, models: 2 of 4, \d+\.\d minutes for each", lines[0])
     assert lines[1] == "uses: not finished" and len(records) == 2
     page = (place / "paper" / "README.md").read_text(encoding="utf-8")
     assert "entities, F1" in page and "Without results so far: uses." in page
     assert not (place / "paper" / "uses").exists()
+    run(place, {**ENTITIES, "options": {**ENTITIES["options"], "compare_baseline": False}}, dry_run=True)
+    line = capsys.readouterr().out.split("\n")[0]  # the plan has a single model now
+    assert re.fullmatch(r"entities: finished, models: 2, \d+\.\d minutes for each", line)
 
 
 def test_an_interrupted_plan_writes_the_page_of_finished_seeds(place, monkeypatch):

@@ -105,9 +105,13 @@ class PlannedExperiment:
         return self.settings.get("program") == "pretrain"
 
     def records(self) -> list[dict[str, Any]]:
-        """The records of the members that are finished. A single member has the folder for itself."""
+        """The records of the members that are finished. A single member has the folder for itself.
+
+        There may be more of them than `members`: those of a run with more seeds.
+        """
         paths = files_named("record.json", self.folder)
-        return [read_record(path) for path in paths if (path.parent == self.folder) == (self.members == 1)]
+        in_folders = [path for path in paths if path.parent != self.folder]
+        return [read_record(path) for path in in_folders or (paths if self.members == 1 else [])]
 
     def is_finished(self) -> bool:
         results = results_of(self.folder) if (self.folder / PLAN_SETTINGS).is_file() else None
@@ -298,7 +302,7 @@ def run_command(experiment: PlannedExperiment, threads: int) -> int:
 def show_progress(bar: tqdm, experiments: Sequence[PlannedExperiment], processes: int):
     records = [each.records() for each in experiments]
     pairs = zip(experiments, records, strict=True)
-    bar.n = sum(len(found) if each.members else each.is_finished() for each, found in pairs)
+    bar.n = sum(min(len(found), each.members) if each.members else each.is_finished() for each, found in pairs)
     seconds = time_left([each.members for each in experiments], records, processes)
     bar.set_postfix_str("" if seconds is None else f"at least {seconds / 3600:.1f} h left")
     bar.refresh()
@@ -309,16 +313,16 @@ def time_left(members: Sequence[int], records: Sequence[list[dict[str, Any]]], p
     seconds = []
     for number, finished in zip(members, records, strict=True):
         if found := [record["seconds"] for record in finished if "seconds" in record]:
-            seconds.append(sum(found) / len(found) * (number - len(found)))
+            seconds.append(sum(found) / len(found) * max(0, number - len(finished)))
     return sum(seconds) / processes if seconds else None
 
 
 def progress_line(experiment: PlannedExperiment) -> str:
     """How much of an experiment is finished, and how long a model of it takes."""
-    records = experiment.records()
-    parts = [f"{experiment.name}: {'finished' if experiment.is_finished() else 'not finished'}"]
+    records, finished = experiment.records(), experiment.is_finished()
+    parts = [f"{experiment.name}: {'finished' if finished else 'not finished'}"]
     if experiment.members:
-        parts.append(f"{len(records)} of {experiment.members} models")
+        parts.append(f"models: {len(records)}" + ("" if finished else f" of {experiment.members}"))
     if minutes := [record["seconds"] / 60 for record in records if "seconds" in record]:
         parts.append(f"{sum(minutes) / len(minutes):.1f} minutes for each")
     return ", ".join(parts)
