@@ -4,10 +4,13 @@ Shape suffixes: B batch; T time; N real tokens of the batch; S sequences, longes
 `projection_size`.
 """
 
+from collections.abc import Callable
+from functools import wraps
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from transformers.utils import can_return_tuple
 
 from .configuration_elmo import ELMoConfig
 from .elmo_backends import is_exporting
@@ -196,6 +199,18 @@ def word_mask(config: ELMoConfig, mask_BT: Tensor, input_ids: Tensor | None, inp
     if input_ids is None:
         return mask_BT
     return mask_BT & (input_ids != config.bos_token_id) & (input_ids != config.eos_token_id)
+
+
+def returns_output(forward: Callable[..., Any]) -> Callable[..., Any]:
+    """`can_return_tuple`, for a `forward` that also accepts `output_attentions`: PEFT passes it to every model."""
+
+    @wraps(forward)
+    def without_attentions(self, *args, output_attentions: bool | None = None, **kwargs):
+        if output_attentions:
+            raise ValueError(f"`output_attentions` is {output_attentions}, but ELMo has no attentions; leave it out.")
+        return forward(self, *args, **kwargs)
+
+    return can_return_tuple(without_attentions)
 
 
 def check_shape(name: str, tensor: Tensor, expected: tuple):

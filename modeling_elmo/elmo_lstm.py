@@ -83,6 +83,11 @@ class ELMoLSTMLayer(nn.Module):
         self.cell_clip = config.cell_clip
         self.projection_clip = config.projection_clip if config.has_projection else None
 
+    def weights(self) -> list[nn.Parameter]:
+        """Input weight, bias, state weight and, if there is one, that of the projection: whatever was assigned last."""
+        weights = [self.input_linear.weight, self.input_linear.bias, self.state_linear.weight]
+        return weights if self.projection is None else [*weights, self.projection.weight]
+
     @torch.compiler.disable  # a traced time loop would be compiled again for every length
     def forward(self, text: Sequences) -> LSTMOutput:
         """Returns the projected state at every step, and the state after each sequence's end."""
@@ -211,8 +216,8 @@ def training_lstm(layer: ELMoLSTMLayer, text: Sequences) -> LSTMOutput:
 def _tensors_to_train(layer: ELMoLSTMLayer, inputs_ND: Tensor, hidden_SP: Tensor, cell_SH: Tensor) -> list:
     """The tensors that `BackpropagationThroughTime` reads, in the dtype of products; `None` for no projection."""
     dtype = product_dtype(inputs_ND)
-    input_weight, bias, state_weight, *projection = [parameter.to(dtype) for parameter in layer.parameters()]
-    weights = [input_weight, bias, state_weight, projection[0] if projection else None]
+    weights = [parameter.to(dtype) for parameter in layer.weights()]
+    weights += [None] * (4 - len(weights))
     return [inputs_ND.to(dtype), *weights, hidden_SP.to(dtype), cell_SH]
 
 
@@ -457,7 +462,7 @@ def fused_lstm(layer: ELMoLSTMLayer, text: Sequences) -> LSTMOutput:
 def _fused_or_recorded(layers: Sequence[ELMoLSTMLayer], *arguments) -> LSTMOutput:
     if forced_backend() == "cuda_graph":
         return cuda_graph_layer(layers, *arguments)
-    return fused_layer(layers, [list(layer.parameters()) for layer in layers], *arguments)
+    return fused_layer(layers, [layer.weights() for layer in layers], *arguments)
 
 
 def cuda_graph_layer(
@@ -470,7 +475,7 @@ def cuda_graph_layer(
     Raises:
         RuntimeError: a graph runs again before the backward pass of its last run.
     """
-    parameters = [parameter for layer in layers for parameter in layer.parameters()]
+    parameters = [parameter for layer in layers for parameter in layer.weights()]
     tensors = (inputs_KND, hidden_KSP, cell_KSH, steps.last_S, steps.before_N, *parameters)
     weights = [parameter.data_ptr() for parameter in parameters]
     properties = [(tensor.dtype, tensor.requires_grad) for tensor in tensors]

@@ -64,7 +64,7 @@ class Steps(NamedTuple):
 
 
 def stacked_layer(layers: Sequence[Any], parameters: Sequence[Sequence[Tensor]], dtype: torch.dtype) -> Layer:
-    """The same layer of several directions, with parameters in the order of `ELMoLSTMLayer.parameters()`."""
+    """The same layer of several directions, with parameters in the order of `ELMoLSTMLayer.weights()`."""
     weights = [torch.stack([tensor.to(dtype) for tensor in same]) for same in zip(*parameters, strict=True)]
     input_weight_KGD, bias_KG, state_weight_KGP = weights[:3]
     projection_KPH = weights[3] if len(weights) > 3 else None

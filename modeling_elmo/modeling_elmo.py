@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from transformers import PreTrainedModel
 from transformers import initialization as init
-from transformers.utils import ModelOutput, can_return_tuple, logging
+from transformers.utils import ModelOutput, logging
 
 from .configuration_elmo import ELMoConfig
 from .elmo_backends import HOW_TO_TRAIN, fast_linear, is_exporting
@@ -34,6 +34,7 @@ from .elmo_inputs import (
     check_range,
     on_host,
     pack,
+    returns_output,
     to_device,
     token_mask,
     unpack_layers,
@@ -140,8 +141,9 @@ class ELMoPreTrainedModel(PreTrainedModel):
     @classmethod
     def from_pretrained(cls, *args, output_loading_info: bool = False, **kwargs):
         model, info = super().from_pretrained(*args, output_loading_info=True, **kwargs)
-        if any(name.startswith("softmax.") for name in info["missing_keys"]):
-            model.config.has_softmax = False  # the checkpoint has no softmax: this one is random
+        absent = [*info["missing_keys"], *(name for name, *_ in info["mismatched_keys"])]
+        if any(name.startswith("softmax.") for name in absent):
+            model.config.has_softmax = False  # the checkpoint has no softmax of this size: this one is random
         model._freeze_as_configured()  # loading creates every parameter again, with gradients on
         return (model, info) if output_loading_info else model
 
@@ -468,7 +470,7 @@ class ELMoModel(ELMoPreTrainedModel):
             self.word_embeddings = value
 
     @torch.compiler.disable  # sizes depend on the words: every text would be compiled anew, with slower kernels
-    @can_return_tuple
+    @returns_output
     def forward(
         self,
         character_ids: Tensor | None = None,
@@ -760,7 +762,7 @@ class ELMoForPreTraining(ELMoPreTrainedModel):
             self._tied_weights_keys = {}  # there is nothing to share
         self.post_init()
 
-    @can_return_tuple
+    @returns_output
     def forward(
         self,
         character_ids: Tensor | None = None,

@@ -7,12 +7,12 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
-from transformers.utils import ModelOutput, can_return_tuple
+from transformers.utils import ModelOutput
 
 from .configuration_elmo import ELMoConfig
 from .elmo_head_layers import TaskLSTM
 from .elmo_head_spans import RankedSpans, SpanRanker, gold_clusters, marginal_loss, mention_loss, predicted_clusters
-from .elmo_inputs import check_ids, check_range, word_mask
+from .elmo_inputs import check_ids, check_range, returns_output, word_mask
 from .modeling_elmo_heads import ELMoTaskModel
 
 
@@ -73,7 +73,7 @@ class ELMoForCoreferenceResolution(ELMoTaskModel):
             raise ValueError("Coreference resolution has no linear head, but head is 'linear'; pass head='paper'.")
         return "coreference"
 
-    @can_return_tuple
+    @returns_output
     def forward(
         self,
         character_ids: Tensor | None = None,

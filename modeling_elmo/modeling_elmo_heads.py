@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers.modeling_outputs import QuestionAnsweringModelOutput, SequenceClassifierOutput
-from transformers.utils import ModelOutput, can_return_tuple
+from transformers.utils import ModelOutput
 
 from .configuration_elmo import ELMoConfig
 from .elmo_head_classifiers import BiattentiveClassifier, ESIMClassifier
@@ -24,7 +24,7 @@ from .elmo_head_interleaved import InterleavedLSTM
 from .elmo_head_layers import TaskLSTM, TaskRNN, VariationalDropout
 from .elmo_head_reader import SpanReader
 from .elmo_head_spans import SpanRanker
-from .elmo_inputs import check_floats, check_ids, check_range, check_shape, token_mask, word_mask
+from .elmo_inputs import check_floats, check_ids, check_range, check_shape, returns_output, token_mask, word_mask
 from .modeling_elmo import ELMoModel, ELMoPreTrainedModel, ScalarMix
 
 HEAD_PARTS = (
@@ -288,7 +288,7 @@ class ELMoForTokenClassification(ELMoTaskModel):
     def network_name(cls, config: ELMoConfig) -> str:
         return "linear" if config.head == "linear" else "tagger"
 
-    @can_return_tuple
+    @returns_output
     def forward(
         self,
         character_ids: Tensor | None = None,
@@ -376,7 +376,7 @@ class ELMoForSequenceClassification(ELMoTaskModel):
     def network_name(cls, config: ELMoConfig) -> str:
         return "linear" if config.head == "linear" else config.classifier
 
-    @can_return_tuple
+    @returns_output
     def forward(
         self,
         character_ids: Tensor | None = None,
@@ -472,7 +472,7 @@ class ELMoForQuestionAnswering(ELMoTaskModel):
     def network_name(cls, config: ELMoConfig) -> str:
         return "linear" if config.head == "linear" else "reader"
 
-    @can_return_tuple
+    @returns_output
     def forward(
         self,
         character_ids: Tensor | None = None,

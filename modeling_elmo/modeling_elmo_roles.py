@@ -10,14 +10,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import initialization as init
-from transformers.utils import ModelOutput, can_return_tuple
+from transformers.utils import ModelOutput
 
 from .configuration_elmo import ELMoConfig
 from .elmo_encoder import distinct_rows
 from .elmo_head_crf import UNKNOWN, check_bio, decode_labels
 from .elmo_head_interleaved import InterleavedLSTM
 from .elmo_head_layers import TaskLSTM
-from .elmo_inputs import check_ids, check_range, word_mask
+from .elmo_inputs import check_ids, check_range, returns_output, word_mask
 from .modeling_elmo_heads import ELMoTaskModel, TaskInputs
 
 MARK_SIZE = 100  # width of the vector that tells the predicate from other words (He et al. 2017)
@@ -91,7 +91,7 @@ class ELMoForSemanticRoleLabeling(ELMoTaskModel):
         else:
             super()._init_weights(module)
 
-    @can_return_tuple
+    @returns_output
     def forward(
         self,
         character_ids: Tensor | None = None,

@@ -100,7 +100,7 @@ class ELMoQuestionAnsweringPipeline(ChunkPipeline):
         if 1 not in windows.sequence_ids(0):
             raise ValueError(f"The context {example['context']!r:.80} has no words; pass a text with words.")
         offsets = characters_of_contexts(windows, self.tokenizer)
-        names = [*self.tokenizer.model_input_names, "token_type_ids"]
+        names = self.tokenizer.model_input_names
         for number, characters in enumerate(offsets):
             inputs = self.tokenizer.pad({name: [windows[name][number]] for name in names}, return_tensors="pt")
             yield {"example": example, "offsets": characters, "is_last": number == len(offsets) - 1, **inputs}

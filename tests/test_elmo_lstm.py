@@ -295,7 +295,7 @@ def test_a_hooked_linear_is_called():
     assert (before[0] - after[0]).abs().max() > 0.1
 
 
-@pytest.mark.parametrize("change", ["in place", "data", "data in place", "load", "dtype"])
+@pytest.mark.parametrize("change", ["in place", "data", "data in place", "rows", "columns", "load", "dtype"])
 def test_packed_weights_follow_the_parameters(change):
     config = make_config(lstm_hidden_size=64, projection_size=16)
     lstm, other = make_lstm(config), make_lstm(config, seed=5)
@@ -309,6 +309,12 @@ def test_packed_weights_follow_the_parameters(change):
                 mine.data = new.data.clone()
             elif change == "data in place":
                 mine.data.copy_(new.data)
+            elif change == "rows":
+                mine.data[1:] = 0
+                new.copy_(mine)
+            elif change == "columns":
+                mine.data[..., 1:] = 0
+                new.copy_(mine)
         if change == "load":
             lstm.load_state_dict(other.state_dict())
         if change == "dtype":
@@ -317,6 +323,25 @@ def test_packed_weights_follow_the_parameters(change):
         with elmo_backend("reference"):
             expected, *_ = run(other, *batch)
     torch.testing.assert_close(outputs[-1], expected[-1], atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("backend", ["training", "fused"])
+def test_weights_that_were_assigned_again_have_their_place(backend):
+    """`torch.nn.utils.prune.remove` and others assign a weight, which is then the last parameter of its module."""
+    config = make_config()
+    lstm, (words, *rest) = make_lstm(config), make_batch(config)
+    linear = lstm.layers[0].input_linear
+    weight = linear.weight
+    del linear.weight
+    linear.weight = torch.nn.Parameter(weight.detach().clone())
+    assert [name for name, _ in linear.named_parameters()] == ["bias", "weight"]
+    gradients = []
+    for name in ("reference", backend):
+        with elmo_backend(name):
+            outputs, *_ = run(lstm, words, *rest)
+        gradients.append(torch.autograd.grad(outputs[-1].square().sum(), list(lstm.parameters())))
+    for expected, found in zip(*gradients, strict=True):
+        torch.testing.assert_close(found, expected, atol=1e-4, rtol=1e-4)
 
 
 def test_packed_weights_die_with_their_parameters():

@@ -101,6 +101,34 @@ def test_feature_extraction_pipeline_gives_the_top_layer():
         np.testing.assert_allclose(vectors, expected, atol=1e-6)
 
 
+@pytest.mark.parametrize("options", [{"head": "linear"}, {"classifier": "bcn"}, {"classifier": "esim"}])
+def test_zero_shot_pipeline_reads_pairs(options):
+    """The pipeline passes only `tokenizer.model_input_names` to the model."""
+    tokenizer = tokenizer_of(*WORDS)
+    ids = {"contradiction": 0, "neutral": 1, "entailment": 2}
+    names = {"label2id": ids, "id2label": {index: name for name, index in ids.items()}}
+    torch.manual_seed(0)
+    model = ELMoForSequenceClassification(tiny_config(tokenizer, **names, **options)).eval()
+    classify = pipeline("zero-shot-classification", model=model, tokenizer=tokenizer)
+    found = classify(SENTENCE, candidate_labels=["Paris", "He"], multi_label=True, hypothesis_template="in {}")
+    scores = dict(zip(found["labels"], found["scores"], strict=True))
+    for label in ("Paris", "He"):
+        logits = model(**tokenizer(SENTENCE, f"in {label}", return_tensors="pt")).logits[0, [0, 2]]
+        assert scores[label] == pytest.approx(logits.softmax(-1)[1].item(), abs=1e-6)
+
+
+@pytest.mark.parametrize("model_class", [ELMoModel, ELMoForTokenClassification, ELMoForPreTraining])
+def test_models_have_no_attentions(model_class):
+    """PEFT passes `output_attentions` to every model."""
+    tokenizer = tokenizer_of(*WORDS)
+    model, inputs = model_class(tiny_config(tokenizer)).eval(), tokenizer(SENTENCE, return_tensors="pt")
+    expected = model(**inputs).to_tuple()
+    for value in (None, False):
+        torch.testing.assert_close(model(**inputs, output_attentions=value).to_tuple(), expected)
+    with pytest.raises(ValueError, match="`output_attentions` is True, but ELMo has no attentions; leave it out"):
+        model(**inputs, output_attentions=True)
+
+
 TEXTS = [" ".join(WORDS[:length]) for length in (1, 9, 2, 7, 4, 3, 8, 5)]
 
 

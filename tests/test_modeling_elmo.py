@@ -572,6 +572,8 @@ def test_a_checkpoint_without_softmax_predicts_nothing(cls, tmp_path):
     fails("published without its softmax", model, **batch, labels=batch["input_ids"])
     make_model(ELMoForPreTraining).save_pretrained(tmp_path / "whole")
     assert ELMoForPreTraining.from_pretrained(tmp_path / "whole").config.has_softmax
+    sizes = {"vocab_size": 30, "ignore_mismatched_sizes": True}  # the softmax of the checkpoint does not fit
+    assert not ELMoForPreTraining.from_pretrained(tmp_path / "whole", **sizes).config.has_softmax
 
 
 @pytest.mark.parametrize("size", [6, 20])

@@ -158,7 +158,7 @@ def test_no_words_and_no_texts(tokenizer):
         assert encoded["input_ids"] == [1, 2]
         assert encoded["character_ids"].tolist() == [BOS[:3], EOS[:3]]
     assert tokenizer("", add_special_tokens=False)["character_ids"].shape == (0, 0)
-    assert {key: len(value) for key, value in tokenizer([]).items()} == dict.fromkeys(tokenizer.model_input_names, 0)
+    assert dict(tokenizer([])) == {"input_ids": [], "attention_mask": [], "character_ids": []}
     assert tokenizer([], return_tensors="pt")["character_ids"].shape == (0, 0, 50)
 
 
@@ -405,6 +405,8 @@ def test_pad_without_characters_texts_or_padding(tokenizer):
     assert tokenizer.pad({"input_ids": [], "character_ids": []})["input_ids"] == []
     with pytest.raises(ValueError, match="input_ids"):
         tokenizer.pad({"character_ids": [[[259, 260]]]})
+    with pytest.raises(ValueError, match="A text has 2 `input_ids`, with padding, and 3 rows of `character_ids`"):
+        tokenizer.pad({"input_ids": [[1, 2]], "character_ids": [[BOS, row("the"), EOS]]})
     padded = tokenizer.pad([tokenizer("the cat"), tokenizer("a")], padding=False)
     assert [text.shape for text in padded["character_ids"]] == [(4, 50), (3, 50)]
 

@@ -135,7 +135,7 @@ class ELMoTokenizer(TokenizersBackend):
     """
 
     vocab_files_names = {"vocab_file": "vocab.txt", "tokenizer_file": "tokenizer.json"}
-    model_input_names = ["input_ids", "attention_mask", "character_ids"]
+    model_input_names = ["input_ids", "attention_mask", "character_ids", "token_type_ids"]
 
     def __init__(
         self,
@@ -419,9 +419,10 @@ class ELMoTokenizer(TokenizersBackend):
         return [self.word_table.character_ids(text, trim=trim) for text in rows]
 
     def _empty_batch(self, return_tensors: str | TensorType | None) -> BatchEncoding:
+        names = [name for name in self.model_input_names if name != "token_type_ids"]
         if return_tensors is None:
-            return BatchEncoding({name: [] for name in self.model_input_names}, [])
-        empty = {name: np.zeros((0, 0), dtype=np.int64) for name in self.model_input_names}
+            return BatchEncoding({name: [] for name in names}, [])
+        empty = {name: np.zeros((0, 0), dtype=np.int64) for name in names}
         empty["character_ids"] = np.zeros((0, 0, self.max_word_length), dtype=np.int64)
         return BatchEncoding(empty, [], tensor_type=return_tensors)
 
@@ -455,6 +456,11 @@ class ELMoTokenizer(TokenizersBackend):
         padded_BTW = np.zeros((len(lengths), max(lengths, default=0), self.max_word_length), dtype=np.int64)
         for text, length, padded_TW in zip(texts, lengths, padded_BTW, strict=True):
             words = np.asarray(text)
+            if len(words) > length:
+                raise ValueError(
+                    f"A text has {length} `input_ids`, with padding, and {len(words)} rows of `character_ids`; pass as "
+                    "many of both."
+                )
             start = length - len(words) if is_left else 0
             self.word_table.widen(words, out=padded_TW[start : start + len(words)])
         if len(set(lengths)) > 1:
