@@ -324,12 +324,14 @@ def test_results_of_other_scripts_are_in_the_card(tmp_path):
     assert ["token layer", "37.5", "62.5"] in tables(vectors)[1] and ["chance", "25.0", ""] in tables(vectors)[1]
     assert "(3 lemmas with at least two senses, 8 uses)" in vectors
     assert "on b.data.xml (7 uses; 12% have a lemma that is not in the training text and get the first" in vectors
-    conditions = "F1 of a network of the paper on the frozen biLM: mean ± sample standard deviation over seeds, in "
-    assert f"{conditions}percent." in tasks and "also selected the epoch" not in text
-    settings = {"load_best_model_at_end": True}
+    conditions = "F1 of a network of the paper on the frozen biLM, {}: mean ± sample standard deviation over seeds, in "
+    assert f"{conditions.format('without pretrained word vectors')}percent." in tasks
+    assert "also selected the epoch" not in text
+    settings = {"load_best_model_at_end": True, "word_vectors": "glove_100d.txt"}
     records = [{**each, "settings": settings, "metrics": {"validation": each["metrics"]["test"]}} for each in records]
     write_result(tmp_path, "wnut17_entities", {"records": records})
-    assert "over seeds, in percent.\nThe same data also selected the epoch.\n" in write(tmp_path)
+    text = rendered(write(tmp_path))
+    assert f"{conditions.format('beside the word vectors of glove_100d.txt')}percent.\nThe same data also sel" in text
     assert "](results/word_senses.png)" in vectors and "](results/nearest" not in vectors
     assert "As features" not in write(tmp_path / "other") and "vectors know" not in write(tmp_path / "other")
 
@@ -350,7 +352,8 @@ def test_conditions_of_other_results(tmp_path):
     write_result(tmp_path, "probe", probe)
     text = write(tmp_path)
     assert "F1 of one linear layer on the fine-tuned biLM: mean" in text and "gain on test" in text
-    assert "Mse of a network of the paper on the frozen biLM: mean ± sample standard deviation over seeds.\n" in text
+    assert "Mse of a network of the paper on the frozen biLM, without pretrained word vectors: mean ± sample" in text
+    assert "standard deviation over seeds.\n" in text
     assert "seed 7 from 2,000 of the 54,321 uses." in text and "**/ \\[play\\] /**" in text
     assert "12% have a lemma that is not in the training text and count as wrong)" in text
     assert "Accuracy of one linear layer that reads the tag of a word from its vector, in percent; it learned" in text

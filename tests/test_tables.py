@@ -107,7 +107,7 @@ def test_relative_increases_of_the_papers_first_table(name, baseline, value, pub
 
 def test_table_in_percent():
     assert cells(summary_table(summarize(RECORDS), "f1")) == [
-        ["arm", "runs", "validation", "test"],
+        ["network", "runs", "validation", "test"],
         ["baseline", "2", "41.00 ± 1.41", "32.00 ± 2.83"],
         ["elmo", "3", "53.00 ± 2.65", "46.00 ± 3.46"],
     ]
@@ -116,7 +116,7 @@ def test_table_in_percent():
 
 def test_table_with_the_gain_over_a_baseline():
     header, *rows = cells(summary_table(summarize(RECORDS), "f1", baseline="baseline"))
-    assert header[-1] == "gain on test (absolute / relative)"
+    assert header[-1] == "gain on test (points / share of errors)"
     assert [row[-1] for row in rows] == ["", "+14.00 / 20.6%"]  # (0.68 - 0.54) / 0.68
     worse = cells(summary_table(summarize(RECORDS), "f1", baseline="elmo"))
     assert [row[-1] for row in worse[1:]] == ["-14.00 / -25.9%", ""]
@@ -187,7 +187,7 @@ def test_table_of_all_scores():
         record("elmo", seed, 0, 0, metrics={"test": each, "validation": {"f1": 0}}) for seed, each in enumerate(scores)
     ]
     assert cells(score_table(summarize(records))) == [
-        ["arm, on test", "f1", "exact match", "mse"],
+        ["network, on test", "f1", "exact match", "mse"],
         ["elmo", "60.00 ± 14.14", "50.00 ± 35.36", "2.0000 ± 0.0000"],
     ]
     assert score_table(summarize(RECORDS)) == ""
@@ -210,7 +210,7 @@ def test_results_are_written_whole(tmp_path, monkeypatch):
     assert summary_table(summarize(RECORDS), "f1", "baseline") in text
     assert ["biLSTM 1", "0.400"] in cells(text.split("over the runs.\n\n")[1].split("\n\n")[0])
     runs = cells(text.split("## Runs\n\n")[1].rstrip())
-    assert runs[0] == ["arm", "seed", "validation", "test", "train samples", "epochs", "seconds"]
+    assert runs[0] == ["network", "seed", "validation", "test", "train samples", "epochs", "seconds"]
     assert runs[2] == ["elmo", "1", "50.00", "42.00", "3,394", "7.0", "81"]
     assert sorted(path.name for path in (tmp_path / "results").iterdir()) == ["table.json", "table.md"]
 

@@ -161,6 +161,7 @@ def experiment_values(title: str, records: list[dict[str, Any]]) -> dict[str, An
         "metric": metric.replace("_", " "),
         "is_percent": metric not in ERRORS,
         "is_linear": settings.get("head") == "linear",
+        "word_vectors": settings.get("word_vectors"),
         "is_frozen": settings.get("freeze_bilm", True),
         "epoch_was_chosen_on_it": settings.get("load_best_model_at_end") and has_one_split,
         "table": summary_table(summaries, metric, "baseline" if has_baseline else None),

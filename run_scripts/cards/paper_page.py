@@ -141,8 +141,8 @@ def claims_section(entries: Sequence[PlanEntry], found: dict[str, Any]) -> Itera
         yield (
             "Each row is a change of the paper, with what it adds to the score there and here, in points. The interval "
             "has 95 % confidence, over seeds that are paired (of layers alone: over words). If it includes 0, or if "
-            "there is one seed, the answer cannot be told. The test data are the same for all seeds, so the interval "
-            "does not say what other test data would give."
+            "there is one seed, the answer cannot be told. Where the paper has no figure, its answer is a gain. The "
+            "test data are the same for all seeds, so the interval does not say what other test data would give."
         )
         yield table
 
@@ -159,9 +159,11 @@ def gains_table(entries: Sequence[PlanEntry], found: dict[str, Any], others: Seq
         arms = [records_of(found[entry["name"]], name) for name in ARMS_OF_TABLE_1]  # a plan may leave out one of them
         arms += [records_of(results_of(folder / entry["name"]) or [], ARMS_OF_TABLE_1[1]) for folder in others]
         cells = [arm_cell(arms[0])]
+        runs = len({record["seed"] for record in found[entry["name"]]})
         for records in arms[1:]:
-            cells += [arm_cell(records), reduction_cell(arms[0], records)]
-        rows.append([entry["title"], str(len({record["seed"] for record in found[entry["name"]]})), *cells])
+            number = "" if len(records) in (0, runs) else f" ({len(records)} run{'s' * (len(records) > 1)})"
+            cells += [arm_cell(records) + number, reduction_cell(arms[0], records)]
+        rows.append([entry["title"], str(runs), *cells])
         if "paper" in entry:
             scores = [entry["paper"][name] for name in ARMS_OF_TABLE_1]
             reduction = relative_error_reduction(*(score / 100 for score in scores))

@@ -126,11 +126,11 @@ def summary_table(summaries: Sequence[ArmSummary], metric: str, baseline: str | 
             that is gone. For arms with a share of the data, its name without the share.
     """
     splits = splits_with(summaries, metric)
-    rows = [["arm", "runs", *splits]]
+    rows = [["network", "runs", *splits]]
     for summary in summaries:
         rows.append([summary.arm, str(len(summary.seeds)), *(score_cell(summary, split, metric) for split in splits)])
     if baseline is not None:
-        rows[0].append(f"gain on {splits[-1]} (absolute / relative)")
+        rows[0].append(f"gain on {splits[-1]} (points / share of errors)")
         for row, summary in zip(rows[1:], summaries, strict=True):
             row.append(gain_cell(summary, baseline_of(summary.arm, baseline, summaries), splits[-1], metric))
     return markdown_table(rows)
@@ -142,7 +142,7 @@ def score_table(summaries: Sequence[ArmSummary]) -> str:
     metrics = list(dict.fromkeys(metric for summary in summaries for metric in summary.mean.get(split, {})))
     if len(metrics) < 2:
         return ""
-    rows = [[f"arm, on {split}", *(metric.replace("_", " ") for metric in metrics)]]
+    rows = [[f"network, on {split}", *(metric.replace("_", " ") for metric in metrics)]]
     rows += [[summary.arm, *(score_cell(summary, split, metric) for metric in metrics)] for summary in summaries]
     return markdown_table(rows)
 
@@ -234,7 +234,7 @@ def run_table(records: Sequence[RunRecord], metric: str) -> str:
     """A row per run: its score on each split, and its size and time if they were recorded."""
     splits = sorted({split for record in records for split in record["metrics"]}, key=split_order)
     optional = {"train_samples": "{:,}", "epochs": "{:.1f}", "seconds": "{:.0f}"}
-    rows = [["arm", "seed", *splits, *(name.replace("_", " ") for name in optional)]]
+    rows = [["network", "seed", *splits, *(name.replace("_", " ") for name in optional)]]
     for record in records:
         scores = [record["metrics"].get(split, {}).get(metric) for split in splits]
         cells = ["" if score is None else format_score(score, metric) for score in scores]
