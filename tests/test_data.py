@@ -208,6 +208,8 @@ def test_label_names():
         label_names(splits, "tags")
     with pytest.raises(ValueError, match=r"The labels come from the split 'train', but there are only \['test'\]"):
         label_names(splits_of(test=["a"]), "tags")
+    with pytest.raises(ValueError, match="No row of the split 'train' has tags; pass training data with two or more"):
+        label_names(splits_of(train=[[], []]), "tags")
     with pytest.raises(ValueError, match="All tags of the split 'train' are 'a'; a classifier needs two or more"):
         label_names(splits_of(train=["a", "a"], test=["a"]), "tags")
 

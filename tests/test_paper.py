@@ -15,7 +15,6 @@ from modeling_elmo.run_scripts import reproduce
 from modeling_elmo.run_scripts.cards.paper_page import paper_page, update_page
 from modeling_elmo.run_scripts.fine_tuning import paper
 from modeling_elmo.run_scripts.fine_tuning.data import TaggingDataArguments
-from modeling_elmo.run_scripts.fine_tuning.experiments import model_digest
 from modeling_elmo.run_scripts.fine_tuning.paper import (
     PLAN,
     PaperArguments,
@@ -26,6 +25,7 @@ from modeling_elmo.run_scripts.fine_tuning.paper import (
     read_plan,
     time_left,
 )
+from modeling_elmo.run_scripts.fine_tuning.reports import model_digest
 from modeling_elmo.run_scripts.pretraining.corpus import CorpusArguments
 from modeling_elmo.run_scripts.pretraining.options import PretrainingArguments
 from modeling_elmo.run_scripts.pretraining.starting_model import ModelArguments

@@ -2,6 +2,7 @@
 
 import json
 import sys
+from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,7 @@ from task_worker import FIXTURES, bilm, launch, options_of, read_json
 
 from modeling_elmo.run_scripts import reproduce
 from modeling_elmo.run_scripts.fine_tuning import experiments
+from modeling_elmo.run_scripts.modeling_elmo_cli import PROGRAMS
 from modeling_elmo.run_scripts.program.command_line import ProgramParser
 
 ROOT = Path(__file__).parents[1]
@@ -73,6 +75,20 @@ def test_options_of_a_task(task, monkeypatch):
     known = {option for action in parsers[0]._actions for option in action.option_strings}
     assert not {f"--{name}" for name in [*OPTIONS.split(), *OWN_OPTIONS[task].split()]} - known
     assert parsers[0].prog.endswith(f" {task}")
+
+
+@pytest.mark.parametrize("task", OWN_OPTIONS)
+def test_the_program_of_a_task_has_the_same_defaults(task, monkeypatch):
+    """`elmo classify` had the learning rate of taggers once, at which its network may not learn."""
+    parsers = []
+    monkeypatch.setattr(ProgramParser, "parse", lambda self, arguments: parsers.append(self) or sys.exit(0))
+    for main in (import_module(f"modeling_elmo.run_scripts.{PROGRAMS[task][0]}").main, lambda: reproduce.main([task])):
+        with pytest.raises(SystemExit):
+            main()
+    program, experiment = ({each.dest: each.default for each in parser._actions} for parser in parsers)
+    shared = program.keys() & experiment
+    assert "learning_rate" in shared
+    assert {name: program[name] for name in shared} == {name: experiment[name] for name in shared}
 
 
 def test_help_of_the_program_and_of_a_task(capsys):

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 from task_worker import (
+    TASKS,
     WITHOUT_DROPOUT,
     assert_same_weights,
     bilm,
@@ -88,6 +89,12 @@ def test_a_run_resumes_with_its_own_settings_only(place, tmp_path, monkeypatch):
     message = "last: the run was begun with other settings: learning_rate 0.01, now 0.1. Repeat its options, or train"
     with pytest.raises(ValueError, match=message):
         tag(place, **again | {"learning_rate": 0.1})
+    other = tmp_path / "train.conll"
+    other.write_text((TASKS / "wnut17_train.conll").read_text(encoding="utf-8") + "more\tO\n", encoding="utf-8")
+    with pytest.raises(ValueError, match="last: the run was begun with other settings: data_digest '"):
+        tag(place, **again | {"train_file": other})
+    with pytest.raises(FileExistsError, match="stopped holds a model of another run; pass --resume_from"):
+        tag(place, **options)
     record = tag(place, **again)
     assert record["epochs"] == 3 and record["settings"]["learning_rate"] == 0.01
     assert "run_settings.json" not in files_to_upload(tmp_path / "stopped")

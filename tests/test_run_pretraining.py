@@ -74,6 +74,8 @@ REFUSED = [
     ({"early_stopping_patience": 0}, "--early_stopping_patience 0: pass at least 1"),
     ({"early_stopping_patience": 2, "validation_file": None}, "--early_stopping_patience.*--validation_file"),
     ({"dataloader_num_workers": -1}, "--dataloader_num_workers -1: pass 0 or more"),
+    ({"seed": -3}, "--seed -3: pass 0 or more"),
+    ({"report_to": "wandb,nonsense"}, "--report_to 'nonsense' is none of none, all, "),
     ({"softmax_type": "sampled", "num_sampled": 500}, "`num_sampled` is 500, but the vocabulary has only 119 words"),
     ({"validation_split": "test"}, "Pass either --validation_file FILE ..., or --dataset NAME with --validation_split"),
     ({"validation_file": None, "validation_split": "test"}, "--validation_split.*--dataset"),

@@ -1,5 +1,6 @@
 """Trainer for task heads: its checks, weight decay, Adadelta, averaged weights, checkpoints to resume from."""
 
+import math
 from pathlib import Path
 
 import pytest
@@ -39,6 +40,11 @@ def place(tmp_path_factory) -> Path:
         ({"adadelta": True, "optim": "sgd"}, "--optim sgd has no effect beside Adadelta: pass --no_adadelta"),
         ({"ema_decay": -0.1}, "--ema_decay -0.1: pass a number from 0 up to 1, 1 excluded"),
         ({"ema_decay": 1.0}, "--ema_decay 1.0: pass a number from 0 up to 1, 1 excluded"),
+        ({"per_device_train_batch_size": 0}, "--per_device_train_batch_size 0: pass at least 1"),
+        ({"gradient_accumulation_steps": 0}, "--gradient_accumulation_steps 0: pass at least 1"),
+        ({"seed": -5}, "--seed -5: pass at least 0"),
+        ({"learning_rate": math.nan}, "--learning_rate nan: pass a number above 0"),
+        ({"num_train_epochs": 0}, "--max_steps -1 and --num_train_epochs 0: pass one above 0"),
     ],
 )
 def test_options_that_do_not_fit_a_task(options, message, tmp_path):

@@ -318,6 +318,8 @@ def label_names(splits: DatasetDict, column: str) -> list[str]:
                     f"Split {split!r}, row {row}: {name!r} does not occur in 'train', which has "
                     f"{', '.join(sorted(names)):.200}. Correct it, or pass training data with it."
                 )
+    if not names:
+        raise ValueError(f"No row of the split 'train' has {column}; pass training data with two or more.")
     if len(names) == 1 and not isinstance(splits["train"][column][0], list):
         raise ValueError(f"All {column} of the split 'train' are {names.pop()!r}; a classifier needs two or more.")
     return sorted(names, key=lambda name: (name != "O", name))

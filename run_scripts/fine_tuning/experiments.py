@@ -1,6 +1,5 @@
 """Experiments of the paper: several arms and seeds of a task in one folder, resumed where they stopped."""
 
-import hashlib
 import json
 import re
 import shutil
@@ -25,6 +24,8 @@ from modeling_elmo.run_scripts.fine_tuning.ensembles import ensemble_record
 from modeling_elmo.run_scripts.fine_tuning.features import FeatureStore, feature_store
 from modeling_elmo.run_scripts.fine_tuning.head import HeadArguments, task_config, task_model, task_tokenizer
 from modeling_elmo.run_scripts.fine_tuning.reports import (
+    digest,
+    digests_of,
     evaluate_splits,
     push_model,
     report,
@@ -101,8 +102,9 @@ def _run_experiment(
 
 
 def check_options(task: Task, head: HeadArguments, arguments: ExperimentArguments, training: TaskTrainingArguments):
-    if arguments.seeds < 1:
-        raise ValueError(f"--seeds {arguments.seeds}: pass a number of at least 1.")
+    for name in ("seeds", "early_stopping_patience"):
+        if (number := getattr(arguments, name)) is not None and number < 1:
+            raise ValueError(f"--{name} {number}: pass at least 1.")
     if arguments.ensemble:
         training_options = ("ablation", "compare_baseline", "cache_features", "reuse_from", "early_stopping_patience")
         given = [name for name in training_options if getattr(arguments, name)] + ["push_to_hub"] * training.push_to_hub
@@ -250,11 +252,7 @@ class Experiment:
 
     @cached_property
     def _digests(self) -> dict[str, str]:
-        """Digests of data, biLM and word vectors, because a file may change and keep its name."""
-        digests = {
-            "data_digest": digest(json.dumps(row).encode() for rows in self.task.data.values() for row in rows),
-            "model_digest": model_digest(self.head.model_name_or_path),
-        }
+        digests = digests_of(self.task, self.head)
         if self.word_vectors is not None:
             parts = (json.dumps(self.word_vectors.words).encode(), self.word_vectors.vectors.tobytes())
             digests["word_vectors_digest"] = digest(parts)
@@ -348,18 +346,3 @@ def number_rows(splits: dict[str, Dataset]) -> dict[str, Dataset]:
         numbered[split] = rows.add_column("text_number", range(first, first + len(rows)))
         first += len(rows)
     return numbered
-
-
-def model_digest(name_or_path: str) -> str:
-    """A digest of a model's files, or its commit on the Hub."""
-    folder = Path(name_or_path)
-    files = [path for kind in ("*.safetensors", "config.json", "tokenizer*.json") for path in folder.glob(kind)]
-    commit = getattr(ELMoConfig.from_pretrained(name_or_path), "_commit_hash", None)
-    return commit or digest(path.read_bytes() for path in sorted(files))
-
-
-def digest(parts: Iterable[bytes]) -> str:
-    found = hashlib.blake2b(digest_size=8)
-    for part in parts:
-        found.update(part)
-    return found.hexdigest()

@@ -29,7 +29,8 @@ from modeling_elmo import ELMoConfig
 from modeling_elmo.run_scripts.cards.paper_page import PlanEntry, paper_page, results_of, trained_bilm, update_page
 from modeling_elmo.run_scripts.cards.tables import read_record
 from modeling_elmo.run_scripts.fine_tuning.arms import experiment_arms
-from modeling_elmo.run_scripts.fine_tuning.experiments import PLAN_OUTPUT, PLAN_SETTINGS, model_digest
+from modeling_elmo.run_scripts.fine_tuning.experiments import PLAN_OUTPUT, PLAN_SETTINGS
+from modeling_elmo.run_scripts.fine_tuning.reports import model_digest
 from modeling_elmo.run_scripts.program.files import (
     check_model,
     different_settings,

@@ -1,13 +1,15 @@
 """The files that a run leaves in its folder: predictions, record, card, tables and figures."""
 
+import hashlib
 import json
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 from datasets import Dataset
 
+from modeling_elmo import ELMoConfig
 from modeling_elmo.run_scripts.cards.card import CardArguments, hub_name, without_folders, write_card_facts
 from modeling_elmo.run_scripts.cards.figures import draw_ablation, draw_confusion, draw_data_curve, draw_layer_weights
 from modeling_elmo.run_scripts.cards.head_card import write_head_card
@@ -22,7 +24,7 @@ from modeling_elmo.run_scripts.cards.tables import (
 )
 from modeling_elmo.run_scripts.fine_tuning.head import HeadArguments, resolved_options
 from modeling_elmo.run_scripts.fine_tuning.task import Record, SplitOutput, Task
-from modeling_elmo.run_scripts.fine_tuning.trainer import TaskTrainer, TaskTrainingArguments
+from modeling_elmo.run_scripts.fine_tuning.trainer import TaskTrainer, TaskTrainingArguments, last_checkpoint
 from modeling_elmo.run_scripts.program.files import different_settings, write_json, write_lines
 
 BASELINE_NAME = "baseline"
@@ -34,15 +36,22 @@ def begin_run(task: Task, head: HeadArguments, training: TaskTrainingArguments):
     """Checks the data and the output folder, and keeps the settings for the case that the run is resumed.
 
     Raises:
-        FileExistsError: the output folder belongs to an experiment.
-        ValueError: the data are incomplete, or a resumed run was begun with other settings: its optimizer keeps them.
+        FileExistsError: the output folder belongs to an experiment, or holds a run that is not resumed.
+        ValueError: the data are incomplete, or a resumed run was begun with other data or settings: its optimizer and
+            its labels keep them.
     """
     task.check_splits()
     folder = Path(training.output_dir)
     if (folder / "settings.json").exists():
         raise FileExistsError(f"{folder} holds an experiment of `elmo reproduce`; pass another --output_dir.")
-    settings = without_folders(run_settings(task, head, training))
-    if (checkpoint := training.checkpoint()) is not None:
+    settings = without_folders(run_settings(task, head, training)) | digests_of(task, head)
+    checkpoint = training.checkpoint()
+    if checkpoint is None and ((folder / "record.json").exists() or last_checkpoint(folder)):
+        raise FileExistsError(
+            f"{folder} holds a model of another run; pass --resume_from_checkpoint last to continue it, or another "
+            "--output_dir."
+        )
+    if checkpoint is not None:
         path = Path(checkpoint).parent / RUN_SETTINGS
         if path.is_file() and (changes := different_settings(path, settings, MAY_CHANGE)):
             raise ValueError(
@@ -109,6 +118,29 @@ def run_settings(task: Task, head: HeadArguments, training: TaskTrainingArgument
         "world_size": training.world_size,
         "seed": training.seed,
     }
+
+
+def digests_of(task: Task, head: HeadArguments) -> dict[str, str]:
+    """Digests of data and biLM, because a file may change and keep its name."""
+    return {
+        "data_digest": digest(json.dumps(row).encode() for rows in task.data.values() for row in rows),
+        "model_digest": model_digest(head.model_name_or_path),
+    }
+
+
+def model_digest(name_or_path: str) -> str:
+    """A digest of a model's files, or its commit on the Hub."""
+    folder = Path(name_or_path)
+    files = [path for kind in ("*.safetensors", "config.json", "tokenizer*.json") for path in folder.glob(kind)]
+    commit = getattr(ELMoConfig.from_pretrained(name_or_path), "_commit_hash", None)
+    return commit or digest(path.read_bytes() for path in sorted(files))
+
+
+def digest(parts: Iterable[bytes]) -> str:
+    found = hashlib.blake2b(digest_size=8)
+    for part in parts:
+        found.update(part)
+    return found.hexdigest()
 
 
 def run_record(

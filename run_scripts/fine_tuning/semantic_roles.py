@@ -45,11 +45,6 @@ class SemanticRoleArguments(RoleDataArguments):
         metadata={"help": "Maximum tokens of a training sentence, including two markers. Other splits are not cut."},
     )
 
-    def __post_init__(self):
-        super().__post_init__()
-        if self.max_length is not None and self.max_length < 3:
-            raise ValueError(f"--max_length {self.max_length}: pass at least 3, for a word and two markers.")
-
 
 @dataclass
 class SemanticRoleTrainingArguments(AdadeltaTrainingArguments):

@@ -203,4 +203,6 @@ def label_config(labels: list[str]) -> dict[str, Any]:
 
 def truncation(max_length: int | None) -> dict[str, Any]:
     """The tokenizer's options for a maximum number of tokens."""
+    if max_length is not None and max_length < 3:
+        raise ValueError(f"--max_length {max_length}: pass at least 3, for a word and two markers.")
     return {} if max_length is None else {"truncation": True, "max_length": max_length}

@@ -1,5 +1,6 @@
 """Trainer for task heads: its arguments with the paper's defaults, its optimizer, and averaged weights."""
 
+import math
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -24,6 +25,8 @@ RECORDED_OPTIONS = (
     *("eval_strategy", "eval_steps", "save_strategy", "save_steps", "load_best_model_at_end"),
     *("adadelta", "ema_decay", "train_sampling_strategy", "lr_decay"),
 )
+SMALLEST = {"per_device_train_batch_size": 1, "per_device_eval_batch_size": 1, "gradient_accumulation_steps": 1}
+SMALLEST |= {"dataloader_num_workers": 0, "seed": 0}
 EMA_HELP = "Decay per step of the moving average of the weights, which is evaluated and saved. 0: no average."
 REPLACED_BY_ADADELTA = ("optim", "optim_args", "adam_beta1", "adam_beta2", "adam_epsilon")
 
@@ -50,6 +53,15 @@ class TaskTrainingArguments(TrainingArguments):
     ema_decay: float = field(default=0.0, metadata={"help": EMA_HELP})
 
     def __post_init__(self):
+        for name, least in SMALLEST.items():
+            if getattr(self, name) < least:
+                raise ValueError(f"--{name} {getattr(self, name)}: pass at least {least}.")
+        if not 0 < self.learning_rate < math.inf:
+            raise ValueError(f"--learning_rate {self.learning_rate}: pass a number above 0.")
+        if self.max_steps <= 0 and not 0 < self.num_train_epochs < math.inf:
+            raise ValueError(
+                f"--max_steps {self.max_steps} and --num_train_epochs {self.num_train_epochs}: pass one above 0."
+            )
         if self.metric_for_best_model == "loss" or self.greater_is_better is False:
             raise ValueError(
                 "The best checkpoint is the one with the task's best score: leave out --metric_for_best_model loss and "

@@ -4,6 +4,8 @@ import math
 from dataclasses import dataclass, field
 from typing import Any
 
+from accelerate.utils import LoggerType
+
 from modeling_elmo.run_scripts.pretraining.corpus import Survey
 from modeling_elmo.run_scripts.pretraining.optimization import OptimizationArguments
 from modeling_elmo.run_scripts.pretraining.records import settings_of
@@ -67,8 +69,12 @@ class PretrainingArguments(OptimizationArguments):
         for name in (*batches, *steps, "early_stopping_patience"):
             if (value := getattr(self, name)) is not None and value < 1:
                 raise ValueError(f"--{name} {value}: pass at least 1.")
-        if self.dataloader_num_workers < 0:
-            raise ValueError(f"--dataloader_num_workers {self.dataloader_num_workers}: pass 0 or more.")
+        for name in ("dataloader_num_workers", "seed"):
+            if getattr(self, name) < 0:
+                raise ValueError(f"--{name} {getattr(self, name)}: pass 0 or more.")
+        known = ["none", *map(str, LoggerType)]
+        if unknown := [name for name in self.report_to.split(",") if name not in known]:
+            raise ValueError(f"--report_to {unknown[0]!r} is none of {', '.join(known)}.")
         if self.max_steps <= 0 and self.num_train_epochs <= 0:
             raise ValueError(
                 f"--max_steps {self.max_steps} and --num_train_epochs {self.num_train_epochs}: pass one above 0."
