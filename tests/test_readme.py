@@ -111,7 +111,7 @@ def test_korean_readme_has_the_same_commands_figures_and_links():
         for text in (english, korean)
     ]
     assert blocks[0] == blocks[1] and len(blocks[0]) == 5
-    assert figures_of_results(english) == figures_of_results(korean) and len(figures_of_results(english)) == 14
+    assert figures_of_results(english) == figures_of_results(korean) and len(figures_of_results(english)) == 15
     assert sorted(commands(english)) == sorted(commands(korean))
     assert {*LINK.findall(english)} ^ {*LINK.findall(korean)} == {("README.md", ""), ("README.ko.md", "")}
 
@@ -203,10 +203,17 @@ def exec_or_eval(code: str, names: dict[str, Any]) -> Any:
     return eval(compiled, names)
 
 
-def figures_of_results(readme: str) -> list[tuple[list[str], str]]:
-    """The numbers and the link of each row of results, without the first column, which has words like "7.8 M"."""
-    rows = re.findall(r"^\|.*?\| (.*) \| .*\]\((RESULTS\.md#.*?)\) \|$", readme, re.MULTILINE)
-    return [(re.findall(r"\d+\.\d+ ± \d+\.\d+|\d+(?:\.\d+)*(?:e-\d+)?", cells), link) for cells, link in rows]
+def figures_of_results(readme: str) -> list[tuple[list[str], list[str]]]:
+    """The numbers and links of each row of results, without the first column, which has words like "7.8 M".
+
+    Tables of results have four columns, and the others two.
+    """
+    rows = [line.strip("|").split(" | ")[1:] for line in readme.splitlines() if line.startswith("| ")]
+    found = []
+    for cells in (" | ".join(row) for row in rows if len(row) == 3):
+        numbers = re.findall(r"\d+\.\d+ ± \d+\.\d+|-?\d+(?:\.\d+)*(?:e-\d+)?", re.sub(r"\(.*?\)", "", cells))
+        found += [(numbers, re.findall(r"RESULTS\.md#[\w-]+", cells))] if numbers else []
+    return found
 
 
 def words_per_sentence(text: str) -> float:
