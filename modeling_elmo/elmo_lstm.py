@@ -83,10 +83,10 @@ class ELMoLSTMLayer(nn.Module):
         self.cell_clip = config.cell_clip
         self.projection_clip = config.projection_clip if config.has_projection else None
 
-    def weights(self) -> list[nn.Parameter]:
+    def weights(self) -> list[Tensor]:
         """Input weight, bias, state weight and, if there is one, that of the projection: whatever was assigned last."""
-        weights = [self.input_linear.weight, self.input_linear.bias, self.state_linear.weight]
-        return weights if self.projection is None else [*weights, self.projection.weight]
+        projection = [] if self.projection is None else [self.projection.weight]
+        return [self.input_linear.weight, self.input_linear.bias, self.state_linear.weight, *projection]
 
     @torch.compiler.disable  # a traced time loop would be compiled again for every length
     def forward(self, text: Sequences) -> LSTMOutput:
@@ -216,9 +216,9 @@ def training_lstm(layer: ELMoLSTMLayer, text: Sequences) -> LSTMOutput:
 def _tensors_to_train(layer: ELMoLSTMLayer, inputs_ND: Tensor, hidden_SP: Tensor, cell_SH: Tensor) -> list:
     """The tensors that `BackpropagationThroughTime` reads, in the dtype of products; `None` for no projection."""
     dtype = product_dtype(inputs_ND)
-    weights = [parameter.to(dtype) for parameter in layer.weights()]
-    weights += [None] * (4 - len(weights))
-    return [inputs_ND.to(dtype), *weights, hidden_SP.to(dtype), cell_SH]
+    weights = [weight.to(dtype) for weight in layer.weights()]
+    no_projection = [None] * (4 - len(weights))
+    return [inputs_ND.to(dtype), *weights, *no_projection, hidden_SP.to(dtype), cell_SH]
 
 
 def _options(layer: ELMoLSTMLayer) -> tuple[float, float | None, float | None]:

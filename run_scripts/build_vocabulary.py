@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Literal
 
 from modeling_elmo.run_scripts.pretraining.corpus import Corpus, TrainTextArguments
-from modeling_elmo.run_scripts.pretraining.vocabulary import word_frequencies, write_vocabulary
+from modeling_elmo.run_scripts.pretraining.vocabulary import check_vocabulary_size, word_frequencies, write_vocabulary
 from modeling_elmo.run_scripts.program.command_line import ProgramParser, run
 from modeling_elmo.run_scripts.program.files import check_output
 from modeling_elmo.tokenization.elmo_characters import SPECIAL_WORDS, most_frequent_words
@@ -73,8 +73,7 @@ def build_vocabulary(arguments: VocabularyArguments) -> VocabularyReport:
     check_output(output)
     if output.exists() and not arguments.overwrite:
         raise FileExistsError(f"--output {output} exists; pass --overwrite to replace it.")
-    if (size := arguments.vocabulary_size) is not None and size <= len(SPECIAL_WORDS):
-        raise ValueError(f"--vocabulary_size {size}: pass more than the {len(SPECIAL_WORDS)} special words.")
+    check_vocabulary_size(arguments.vocabulary_size)
     if arguments.min_frequency < 1 or arguments.max_word_length < 3:
         raise ValueError(
             f"--min_frequency {arguments.min_frequency} must be at least 1, "
@@ -85,7 +84,7 @@ def build_vocabulary(arguments: VocabularyArguments) -> VocabularyReport:
     num_texts, counts = word_frequencies(corpus, splitter)
     if not counts:
         raise corpus.emptiness()
-    words = most_frequent_words(counts, size, arguments.min_frequency)
+    words = most_frequent_words(counts, arguments.vocabulary_size, arguments.min_frequency)
     write_vocabulary(output, words)
     return report_on(num_texts, counts, words, arguments)
 

@@ -58,7 +58,8 @@ class EmbedArguments(TextArguments):
     input: str | None = field(
         default=None,
         metadata={
-            "help": "UTF-8 file, one sentence per line (.txt, .jsonl), or FASTA (.fasta, .fa, .faa); also .gz, .zst."
+            "help": "UTF-8 file. .txt, .jsonl, .csv, .tsv: a sentence per line or record; .conll, .conllu: a word per "
+            "line; .fasta, .fa, .faa: FASTA. Also .gz or .zst."
         },
     )
     raw_text: bool = field(

@@ -28,7 +28,7 @@ import numpy as np
 
 from modeling_elmo.run_scripts.cards.figures import draw_change, draw_map
 from modeling_elmo.run_scripts.pretraining.corpus import Corpus, SentenceText, find_files, words_of
-from modeling_elmo.run_scripts.program.command_line import ProgramParser, run
+from modeling_elmo.run_scripts.program.command_line import ProgramParser, refuse_unread, run
 from modeling_elmo.run_scripts.program.data_files import format_suffix, json_rows, table_rows
 from modeling_elmo.run_scripts.program.files import write_json
 from modeling_elmo.run_scripts.vectors.embedding import load_model_and_tokenizer
@@ -133,6 +133,8 @@ class GroupArguments:
             raise ValueError(f"--min_uses {self.min_uses}: pass at least {LEAST_USES}.")
         if self.permutations < 1:
             raise ValueError(f"--permutations {self.permutations}: pass at least 1.")
+        if self.group_by is None:
+            refuse_unread(self, ("min_uses", "permutations"), "without --group_by; leave it out.")
 
 
 def main(arguments: list[str] | None = None) -> dict[str, Any]:
@@ -141,6 +143,8 @@ def main(arguments: list[str] | None = None) -> dict[str, Any]:
     parsed, groups, positional = parser.parse(arguments)
     if groups.group_by and parsed.word_vectors:
         raise ValueError(f"--word_vectors {parsed.word_vectors} has no groups; it cannot be combined with --group_by.")
+    if groups.group_by:
+        refuse_unread(parsed, ["queries"], "with --group_by; pass --top_k, the number of uses per group.")
     model, tokenizer = load_model_and_tokenizer(parsed.model, parsed.device, parsed.trust_remote_code)
     check_layer(parsed.layer, model.config.num_hidden_layers)
     splitter = TextSplitter(tokenizer.pre_tokenization if parsed.raw_text else "whitespace")

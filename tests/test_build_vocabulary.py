@@ -1,4 +1,5 @@
 from collections import Counter
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -7,6 +8,7 @@ from datasets import Dataset, DatasetDict
 from modeling_elmo import ELMoTokenizer
 from modeling_elmo.run_scripts import build_vocabulary
 from modeling_elmo.run_scripts.build_vocabulary import main
+from modeling_elmo.run_scripts.pretraining import vocabulary
 
 TEXT = Path(__file__).parent / "fixtures" / "text"
 LINES = [line for name in ("en.txt", "ko.txt") for line in (TEXT / name).read_text(encoding="utf-8").splitlines()]
@@ -22,7 +24,10 @@ def words_of(path: Path) -> list[str]:
     return path.read_text(encoding="utf-8").splitlines()
 
 
-def test_counts(tmp_path, capsys):
+@pytest.mark.parametrize("shows_progress", [True, False])
+def test_counts(tmp_path, capsys, monkeypatch, shows_progress):
+    if not shows_progress:
+        monkeypatch.setattr(vocabulary, "tqdm", partial(vocabulary.tqdm, disable=True))  # as TQDM_DISABLE=1 does
     report = build(tmp_path / "vocab.txt", *WORDS, TEXT / "en.txt", TEXT / "ko.txt", "--max_word_length", 12)
     expected = sorted(COUNTS, key=lambda word: (-COUNTS[word], word))
     assert words_of(tmp_path / "vocab.txt") == ["<S>", "</S>", "<UNK>", *expected]

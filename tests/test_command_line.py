@@ -32,10 +32,10 @@ ROOT = Path(__file__).parents[1]
 COMMAND = ROOT / "run_scripts" / "modeling_elmo_cli.py"
 
 
-def python(*arguments: str | Path, **environment: str) -> subprocess.CompletedProcess:
+def python(*arguments: str | Path, stdout: int = subprocess.PIPE, **environment: str) -> subprocess.CompletedProcess:
     """A Python process that finds the package in the clone."""
     inherited = {**os.environ, "PYTHONPATH": str(ROOT), **environment}
-    return subprocess.run([sys.executable, *arguments], env=inherited, capture_output=True, text=True)
+    return subprocess.run([sys.executable, *arguments], env=inherited, stdout=stdout, stderr=subprocess.PIPE, text=True)
 
 
 # The command
@@ -146,6 +146,17 @@ def test_a_program_leaves_its_group_of_processes(tmp_path):
     torch.distributed.init_process_group("gloo", init_method=f"file://{tmp_path}/group", world_size=1, rank=0)
     run(lambda: None)
     assert not torch.distributed.is_initialized()
+
+
+@pytest.mark.parametrize("lines", [1, 100_000])
+def test_an_output_that_nobody_reads(lines):
+    """It fails while the program runs, or when the last of it is written."""
+    code = f"from {run.__module__} import run\nrun(lambda: [print('line') for _ in range({lines})])"
+    reader, output = os.pipe()
+    os.close(reader)
+    done = python("-c", code, stdout=output)
+    os.close(output)
+    assert (done.returncode, done.stderr) == (141, "")
 
 
 @pytest.mark.parametrize("start", [lambda: run(interrupted), lambda: modeling_elmo_cli.run_program("embed")])

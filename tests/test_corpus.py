@@ -2,6 +2,7 @@ import bz2
 import gzip
 import json
 import lzma
+import os
 import tracemalloc
 from collections import Counter
 from pathlib import Path
@@ -33,6 +34,8 @@ def test_files_of_every_kind(tmp_path):
     (tmp_path / "d.JSONL").write_text("\n".join(records), encoding="utf-8")
     records = "\n".join(json.dumps({"t": line.split()}) for line in parts[4])
     (tmp_path / "below" / "e.jsonl.ZST").write_bytes(zstandard.compress(records.encode()))
+    (tmp_path / "f.csv").write_text("t,n\na b,1\n")
+    (tmp_path / "g.conll.gz").write_bytes(gzip.compress(b"c X\nd X\n"))
     (tmp_path / "news-00001-of-00100").write_text("only by name", encoding="utf-8")
 
     names = ["a.txt", "b.txt.gz", "c.txt.zst", "d.JSONL", "below/e.jsonl.ZST"]
@@ -44,7 +47,9 @@ def test_files_of_every_kind(tmp_path):
     assert next(whole.sentences(shuffle_files=False))[0] == (str(tmp_path / "a.txt"), 2)
 
     folder = Corpus.from_files([str(tmp_path), str(tmp_path / "a.txt")], "t")
-    assert sorted(folder.files) == sorted(whole.files)
+    others = [str(tmp_path / name) for name in ("f.csv", "g.conll.gz")]
+    assert sorted(folder.files) == sorted([*whole.files, *others])
+    assert texts(folder)[-2:] == ["a b", ["c", "d"]]
     some = Corpus.from_files([str(tmp_path / "*.txt*"), str(tmp_path / "**" / "e*"), str(tmp_path / "news*")], "t")
     expected = ["a.txt", "b.txt.gz", "c.txt.zst", "e.jsonl.ZST", "news-00001-of-00100"]
     assert [Path(file).name for file in some.files] == expected
@@ -72,7 +77,14 @@ def test_the_order_of_files_changes_with_seed_and_epoch(tmp_path):
     "names, error, message",
     [
         (["none*.txt"], FileNotFoundError, r"none\*.txt: no file has this name. Pass files, folders, or patterns"),
-        (["empty"], FileNotFoundError, r"empty: no file in this folder ends in .txt, .txt.gz, .+ '.*empty/\*'"),
+        (["empty"], FileNotFoundError, r"empty: no file in this folder ends in .txt, .jsonl, .+ '.*empty/\*'"),
+        (
+            ["fine.txt", "blank.txt", "empty/../fine.txt"],
+            ValueError,
+            r"fine.txt and .*empty/\.\./fine.txt are the same fi",
+        ),
+        (["fine.txt", "link.txt"], ValueError, "fine.txt and .*link.txt are the same file; pass it once"),
+        (["pipe"], ValueError, "pipe is a pipe or a device, which cannot be read twice; pass a file"),
         (["blank.txt"], ValueError, "There is no sentence in .*blank.txt: nothing but blank lines"),
         (["fine.txt", "latin.txt"], ValueError, "latin.txt, line 2 is not UTF-8: .* Convert the file with iconv"),
         (
@@ -95,6 +107,8 @@ def test_the_order_of_files_changes_with_seed_and_epoch(tmp_path):
 def test_bad_text(tmp_path, names, error, message):
     (tmp_path / "empty").mkdir()
     (tmp_path / "fine.txt").write_text("fine")
+    (tmp_path / "link.txt").symlink_to(tmp_path / "fine.txt")
+    os.mkfifo(tmp_path / "pipe")
     (tmp_path / "blank.txt").write_text("\n \n")
     (tmp_path / "latin.txt").write_bytes("a\nna\xefve\n".encode("latin-1"))
     (tmp_path / "cut.txt.gz").write_bytes(gzip.compress(b"a b c\n" * 50)[:-9])

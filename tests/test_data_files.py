@@ -114,12 +114,16 @@ def test_bad_files_of_columns(tmp_path, name, content, options, message):
     [
         ("a.txt.gz", " a b \n\nc\n", "text", [(1, "a b"), (2, ""), (3, "c")]),
         ("a.jsonl", '{"text": "a b"}\n{"text": ["c"]}\n', "text", [(1, "a b"), (2, ["c"])]),
-        ("a.tsv.zst", "label\tsentence\n1\t a  b \n\n0\t\n", "sentence", [(2, "a  b"), (4, "")]),
+        ("a.tsv.zst", "label\tsentence\n1\t a  b \n0\t\n\n\n", "sentence", [(2, "a  b"), (3, "")]),
+        ("a.tsv", "text\na b\n\nc\n", "text", [(2, "a b"), (3, ""), (4, "c")]),
+        ("a.csv.gz", 'text\r\na\r\n\r\n"b\r\n\r\nc"\r\n\r\n', "text", [(2, "a"), (3, ""), (4, "b\n\nc"), (7, "")]),
         ("a.csv", 'text,label\n"a, b\nc",1\nd,0\n', "text", [(2, "a, b\nc"), (4, "d")]),
         ("A.CSV", "text\na\n", "text", [(2, "a")]),
+        ("a.csv", f"text,n\n{'x' * 140_000},1\n", "text", [(2, "x" * 140_000)]),
         ("a.JSONL.GZ", '{"text": "a"}\n', "text", [(1, "a")]),
         ("a.bio.gz", "\na O\nb O\n\n\nc O\n", "text", [(2, ["a", "b"]), (6, ["c"])]),
         ("a.iob2", "a x O\nb y O\n", "2", [(1, ["x", "y"])]),
+        ("a.conll", "a\nb\n\nc\n", "text", [(1, ["a", "b"]), (4, ["c"])]),
         ("a.conll", CONLL_2012, "4", [(2, ["It", "is"]), (6, ["#1"])]),
         ("a.conllu", CONLLU, "text", [(3, ["vamos", "nos", "al mar"]), (9, ["#"])]),
     ],
@@ -133,7 +137,8 @@ def test_texts(tmp_path, name, content, column, expected):
     [
         ("a.csv", "words\na\n", "text", r"a.csv has no column 'text', only \['words'\]; pass --text_column"),
         ("a.conll", "# id 7\na O\n", "text", "line 2 has 2 columns, not 3: .* number of columns. Remove other lines.$"),
-        ("a.conll", "a O\n", "3", "line 1 has 2 columns, not 3: 'a O'"),
+        ("a.conll", "a O\n", "3", "line 1 has 2 columns, not 3: 'a O'. Each line needs a word, and the same number"),
+        ("a.conll", "a\nb c\n", "text", "line 2 has 2 columns, not 1: 'b c'"),
         ("a.conll", "a O\n", "0", "a.conll has no column 0; pass --text_column 1, 2"),
     ],
 )
@@ -143,17 +148,17 @@ def test_bad_texts(tmp_path, name, content, column, message):
 
 
 def test_quotes_are_characters_in_tsv_and_enclose_cells_in_csv(tmp_path):
-    text = 'label\ttext\n1\t"so, so\n\n0\ta " b\n\tNA \r\x0c\u0085\u2028x'
+    text = 'label\ttext\n1\t"so, so\n0\ta " b\n\tNA \r\x0c\u0085\u2028x'
     path = written(tmp_path / "a.tsv.gz", text)
     assert table(path) == [
         (f"{path}, line 2", {"label": "1", "text": '"so, so'}),
-        (f"{path}, line 4", {"label": "0", "text": 'a " b'}),
-        (f"{path}, line 5", {"label": "", "text": "NA \r\x0c\u0085\u2028x"}),
+        (f"{path}, line 3", {"label": "0", "text": 'a " b'}),
+        (f"{path}, line 4", {"label": "", "text": "NA \r\x0c\u0085\u2028x"}),
     ]
-    path = written(tmp_path / "a.csv", 'label,text\r\n1,"so, ""so""\r\nsaid he"\r\n\r\n01,null\r\n')
+    path = written(tmp_path / "a.csv", 'label,text\r\n1,"so, ""so""\r\nsaid he"\r\n01,null\r\n\r\n')
     assert table(path) == [
         (f"{path}, line 2", {"label": "1", "text": 'so, "so"\nsaid he'}),
-        (f"{path}, line 5", {"label": "01", "text": "null"}),
+        (f"{path}, line 4", {"label": "01", "text": "null"}),
     ]
 
 
@@ -169,7 +174,11 @@ def test_tables_without_a_header(tmp_path, ending, separator):
     [
         ("a.csv", 'a,b\n1,2\n3,"4\n5,6\n', [], "a.csv, line 3 is not CSV: unexpected end of data"),
         ("a.csv", "a,b\n1,2,3\n4,5,6\n", [], r"a.csv, line 2 has 3 columns, not 2: \['a', 'b'\]. Correct the line"),
-        ("a.tsv", "a\tb\n1\t2\n\n3\n", [], "a.tsv, line 4 has 1 columns, not 2"),
+        ("a.csv", "a,b\r1,2\r", [], "a.csv, line 1 is not CSV: a carriage return ends a line; end lines with line fe"),
+        ("a.tsv", "a\tb\n1\t2\n3\n", [], "a.tsv, line 3 has 1 columns, not 2"),
+        ("a.tsv", "a\tb\n1\t2\n\n\n3\t4\n", [], "a.tsv, line 3 is blank, but a row follows in line 5. Remove blank"),
+        ("a.csv", '\na,b\n"1\n\n",2\n', [], "a.csv, line 1 is blank, but a row follows in line 2"),
+        ("a.csv", '"1\n\n",2\n\n3,4\n', ["a", "b"], "a.csv, line 4 is blank, but a row follows in line 5"),
         ("a.tsv", "a\ta\n1\t2\n", [], r"a.tsv has the columns \['a', 'a'\]; give each column a different name"),
         ("a.tsv", "a\tb\n1\t2\n", ["a", "b"], "line 1 is a header; leave out --column_names"),
         ("a.tsv", "a\tb\n1\t2\n", ["a"], r"a.tsv, line 1 has 2 columns, not 1: \['a'\]"),

@@ -237,6 +237,14 @@ def test_files(model_dir, loaded, tmp_path, name):
     assert_close(found, [alone(loaded, line.split()) for line in LINES])
 
 
+@pytest.mark.parametrize("name", ["c.tsv", "c.csv"])
+def test_a_blank_line_of_one_column_is_a_sentence_without_words(model_dir, loaded, tmp_path, name):
+    lines = [line.replace(",", "").replace("\t", " ") for line in LINES]
+    assert "" in lines
+    found = read(run(model_dir, tmp_path / "v.hdf5", input=write_lines(tmp_path / name, ["text", *lines])))
+    assert_close(found, [alone(loaded, line.split()) for line in lines])
+
+
 def test_given_words_stay_whole(model_dir, loaded, tmp_path):
     words = ["New York", "", "\ud800", "<S>", "can't"]
     path = write_lines(tmp_path / "c.jsonl", [json.dumps({"words": words}), json.dumps({"words": "can't"})])
@@ -690,6 +698,11 @@ ENDINGS = ".txt, .jsonl, .tsv, .csv, .conll, .bio, .iob, .iob2, .conllu, .fasta,
         ({}, "Pass either --input FILE or --dataset NAME"),
         ({"input": "none.txt", "dataset": "x"}, "Pass either --input FILE or --dataset NAME"),
         ({"input": "none.txt"}, "none.txt: there is no such file"),
+        ({"input": "."}, r"--input \. is a folder; pass a file"),
+        ({"input": "pipe"}, "--input pipe is a pipe or a device, which cannot be read twice; pass a file"),
+        ({"input": "c.txt", "split": "test"}, "--split test has no effect without --dataset; leave it out"),
+        ({"input": "c.txt", "dataset_config": "x"}, "--dataset_config x has no effect without --dataset; leave it"),
+        ({"input": "c.txt", "streaming": True}, "--streaming has no effect without --dataset; leave it out"),
         ({"input": "c.json.gz"}, f"c.json.gz: unknown suffix '.json'; pass a file that ends in {ENDINGS}"),
         ({"input": "c.docx"}, f"c.docx: unknown suffix '.docx'; pass a file that ends in {ENDINGS}"),
         ({"input": "c.csv.gz"}, r"c.csv.gz has no column 'text', only .*; pass --text_column"),
@@ -714,6 +727,7 @@ ENDINGS = ".txt, .jsonl, .tsv, .csv, .conll, .bio, .iob, .iob2, .conllu, .fasta,
 def test_mistakes(model_dir, tmp_path, monkeypatch, options, message):
     monkeypatch.chdir(tmp_path)
     write_lines(Path("c.txt"), LINES)
+    os.mkfifo("pipe")
     Path("c.hdf5").touch()
     Path("c.docx").touch()
     Path("c.csv.gz").write_bytes(gzip.compress(b"words\na b\n"))

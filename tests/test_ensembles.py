@@ -73,6 +73,12 @@ def test_an_ensemble_only_averages(name, place, tmp_path):
         tagger_experiment(place, tmp_path, ensemble=members_of(place), **options)
 
 
+def test_a_model_counts_once(place, tmp_path):
+    member = members_of(place)[0]
+    with pytest.raises(ValueError, match="--ensemble: .*seed-42 and .*seed-42/ are the same model; pass it once"):
+        tagger_experiment(place, tmp_path, ensemble=[member, members_of(place)[1], f"{member}/"])
+
+
 def test_members_with_other_labels_are_refused(place, tmp_path):
     member = members_of(place)[0]
     with pytest.raises(ValueError, match=r"--ensemble .*seed-42 has the labels .*B-NAME.*but the data has.*B-person"):

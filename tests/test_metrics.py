@@ -14,6 +14,7 @@ from modeling_elmo.run_scripts.fine_tuning.metrics import (
     normalized_answer,
     regression_scores,
     tagging_scores,
+    tags_beside_entities,
 )
 
 
@@ -47,7 +48,6 @@ def test_bilou_is_read_as_seqevals_strict_scheme_reads_it():
         ("U-A U-A B-A L-A I-A L-A", "B-A B-A B-A I-A B-A I-A"),  # BILOU
         ("B-A M-A M-A E-A S-A", "B-A I-A I-A I-A B-A"),  # BMES
         ("B M E S O I", "B I I B O B"),  # no types
-        ("O X-A X-A X-B", "O B-A I-A B-B"),
     ],
 )
 def test_entities_of_other_schemes_and_odd_sequences(tags, bio):
@@ -105,6 +105,10 @@ def test_parts_of_speech_are_scored_by_tag():
         ("NN VB O", False),
         ("O PER", False),
         (". , DT", False),
+        ("N-sg V-pl", False),
+        ("O X-A B-A", False),
+        ("O- B-A", False),
+        ("B- B-A", False),
     ],
 )
 def test_which_tags_mark_entities(tags, expected):
@@ -113,6 +117,14 @@ def test_which_tags_mark_entities(tags, expected):
     assert ("f1" in tagging_scores(row, row)) is expected
     for said in (True, False):
         assert ("f1" in tagging_scores(row, row, are_entities=said)) is said
+
+
+@pytest.mark.parametrize(
+    "tags, expected",
+    [("O B-A I-A", ""), ("NN VB O", ""), ("N-sg O", ""), ("O B NN", ""), ("O tag B-A X-A", "tag X-A")],
+)
+def test_tags_that_fit_no_scheme_of_entities(tags, expected):
+    assert tags_beside_entities(tags.split()) == expected.split()
 
 
 def test_classification_scores_by_hand():

@@ -170,6 +170,8 @@ def test_raw_text_is_split_by_the_tokenizer(folder, tmp_path):
         ({"layer": "3"}, "--layer 3: pass top, average, mixed, or a number up to 2"),
         ({"seed": -1}, "--seed -1: pass a number of at least 0"),
         ({"queries": 0}, "--queries 0: pass at least 1"),
+        ({"min_uses": 5}, "--min_uses 5 has no effect without --group_by; leave it out"),
+        ({"permutations": 5}, "--permutations 5 has no effect without --group_by; leave it out"),
         ({"max_uses": 2}, "--max_uses 2: pass more than --top_k 2"),
         ({"output": "play.png"}, r"--output play\.png: pass a file that ends in \.json; the map is written beside it"),
     ],

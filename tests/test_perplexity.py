@@ -232,6 +232,13 @@ def test_raw_text_and_a_file_of_the_figures(full, tmp_path):
             "--per_device_eval_batch_size 2 has no effect with --context sentence: pass --per_device_eval_batch_tokens",
         ),
         ({"context": "stream", "per_device_eval_batch_tokens": 9}, "--per_device_eval_batch_tokens 9 has no effect"),
+        ({"split": "test"}, "--split is not an option of this program"),
+        ({"dataset_config": "x"}, "--dataset_config x has no effect without --dataset; leave it out"),
+        ({"streaming": True}, "--streaming has no effect without --dataset; leave it out"),
+        (
+            {"output": "/proc/a.json"},
+            "--output /proc/a.json: no file can be written in /proc .*; pass a file in anothe",
+        ),
         ({"output": "."}, r"--output \. is a folder; pass the name of a file, such as a.json"),
         (
             {"output": "empty.txt/a/b.json"},

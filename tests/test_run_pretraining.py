@@ -93,6 +93,8 @@ REFUSED_UNREAD = [
     ),
     ({"validation_file": "nowhere.txt"}, r"nowhere\.txt: no file has this name"),
     ({"config_overrides": '{"projection_size": 0}'}, "`projection_size` is 0; pass an integer of at least 1"),
+    ({"vocabulary_size": 3}, "--vocabulary_size 3: pass more than the 4 special words"),
+    ({"dataset_config": "x"}, "--dataset_config x has no effect without --dataset; leave it out"),
     ({"shuffle_buffer": 0}, "--shuffle_buffer 0: pass at least 1"),
     ({"streaming": True, "max_steps": None}, "--streaming: the size of the data set is unknown; pass --max_steps"),
     (

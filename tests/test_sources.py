@@ -1,5 +1,6 @@
 """Which splits the options name, and when cached rows are used again."""
 
+import os
 from pathlib import Path
 
 import pytest
@@ -58,10 +59,15 @@ def test_either_files_or_a_data_set():
             split_sources(DataArguments(**options), {})
 
 
-def test_files():
+def test_files(tmp_path):
     formats = {".jsonl": json_rows, ".json": json_rows}
     with pytest.raises(FileNotFoundError, match="--test_file nowhere.json.gz does not exist; pass an existing file"):
         split_sources(DataArguments(test_file="nowhere.json.gz"), formats)
+    with pytest.raises(IsADirectoryError, match=f"--train_file {tmp_path} is a folder; pass a file"):
+        split_sources(DataArguments(train_file=str(tmp_path)), formats)
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(ValueError, match="--train_file .*/pipe is a pipe or a device, which cannot be read twice; pas"):
+        split_sources(DataArguments(train_file=str(tmp_path / "pipe")), formats)
     for name in ("a.docx", "a.gz"):
         message = rf"--train_file {name} has an unknown ending; pass a file that ends in .jsonl, .json\."
         with pytest.raises(ValueError, match=message):

@@ -119,6 +119,7 @@ def test_order_and_bins():
     bins = {"-1": "-10--1", "0": "0-9", "1980": "1980-1989", "1984": "1980-1989", "1999": "1990-1999"}
     assert order_groups(years, 10) == (bins, True) and list(order_groups(years, 10)[0]) == list(bins)
     assert bin_name(0.7, 0.5) == "0.5-1"
+    assert order_groups(["1990", "1990.5", "1991"], 1)[0] == {"1990": "1990", "1990.5": "1990", "1991": "1991"}
     assert [bin_name(number / 10, 0.1) for number in range(12)] == [f"{n / 10:g}-{(n + 1) / 10:g}" for n in range(12)]
     for name in ("circa 1850", "nan"):
         with pytest.raises(ValueError, match=f"--bin_width 50 needs numbers, but a group is '{name}'; leave it out"):
@@ -220,6 +221,7 @@ def test_files_and_formats_give_the_same_groups(table, tmp_path):
         ({"bin_width": 0}, "--bin_width 0: pass a positive number, and --group_by"),
         ({"bin_width": "inf"}, "--bin_width inf: pass a positive number"),
         ({"group_by": None}, "--bin_width 50: pass a positive number, and --group_by"),
+        ({"queries": 2}, "--queries 2 has no effect with --group_by; pass --top_k, the number of uses per group"),
         ({"min_uses": 1}, "--min_uses 1: pass at least 2"),
         ({"permutations": 0}, "--permutations 0: pass at least 1"),
         (

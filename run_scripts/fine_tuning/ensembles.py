@@ -1,5 +1,6 @@
 """Ensembles: the mean of the probabilities of several trained models."""
 
+import os
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -18,6 +19,9 @@ TOKENIZATION_COLUMNS = ("example_number", "offset_mapping")
 
 def ensemble_record(task: Task, folders: Sequence[str], training: TaskTrainingArguments) -> Record:
     """The record of an ensemble. Writes its predictions to `results/`."""
+    paths = [os.path.realpath(folder) for folder in folders]
+    if twice := [folder for folder, path in zip(folders, paths, strict=True) if paths.count(path) > 1]:
+        raise ValueError(f"--ensemble: {twice[0]} and {twice[1]} are the same model; pass it once.")
     members = [member_outputs(task, folder, training) for folder in folders]
     scores = {}
     for split in members[0]:

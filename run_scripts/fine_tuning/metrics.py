@@ -17,8 +17,8 @@ import numpy as np
 
 Scores = dict[str, Any]
 
-# `O`, `B-PER`, a lone `B`, or any other letter before a type. Part-of-speech tag sets have tags of other forms.
-ENTITY_TAG = re.compile(r"O|[BIESLUM]|.-.+", re.DOTALL)
+# `O`, `B-PER` or a lone `B`. Part-of-speech tag sets have tags of other forms, such as `N-sg`.
+ENTITY_TAG = re.compile(r"O|[BIESLUM](-.+)?", re.DOTALL)
 # seqeval does not know these two letters of BILOU and would lose entities; IOBES has the same tags by other letters.
 BILOU_TO_IOBES = {"L": "E", "U": "S"}
 RATES = ("precision", "recall", "f1", "number")
@@ -27,6 +27,13 @@ RATES = ("precision", "recall", "f1", "number")
 def marks_entities(tags: Iterable[str]) -> bool:
     """Whether the tags mark entities (BIO, IOB1, IOBES, BILOU, BMES), and not parts of speech, for example."""
     return all(ENTITY_TAG.fullmatch(tag) for tag in tags)
+
+
+def tags_beside_entities(tags: Iterable[str]) -> list[str]:
+    """The tags that mark no entity, if others such as `B-PER` do."""
+    tags = list(tags)
+    others = [tag for tag in tags if not ENTITY_TAG.fullmatch(tag)]
+    return others if any(ENTITY_TAG.fullmatch(tag) and "-" in tag for tag in tags) else []
 
 
 def tagging_scores(

@@ -12,7 +12,7 @@ from datasets import Dataset, DatasetDict, Features, ReadInstruction
 from datasets.exceptions import DatasetGenerationError
 
 from modeling_elmo.run_scripts.program.data_files import TABLE_SUFFIXES, LocatedRow, RowReader, format_suffix
-from modeling_elmo.run_scripts.program.files import ROWS_AT_ONCE
+from modeling_elmo.run_scripts.program.files import ROWS_AT_ONCE, refuse_folder_or_pipe
 from modeling_elmo.tokenization import elmo_pretokenization
 
 DATA_SPLITS = ("train", "validation", "test")
@@ -141,6 +141,7 @@ def split_sources(arguments: DataArguments, formats: Mapping[str, RowReader]) ->
 
 
 def _file_source(path: Path, option: str, formats: Mapping[str, RowReader]) -> Source:
+    refuse_folder_or_pipe(path, f"{option} {path}")
     if format_suffix(path) not in formats:
         raise ValueError(f"{option} {path} has an unknown ending; pass a file that ends in {', '.join(formats)}.")
     if not path.is_file():

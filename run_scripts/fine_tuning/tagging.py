@@ -7,10 +7,11 @@ from typing import Any
 import numpy as np
 from datasets import Dataset, DatasetDict
 from transformers import DataCollatorForTokenClassification
+from transformers.utils import logging
 
 from modeling_elmo import ELMoForTokenClassification, ELMoTokenizer
 from modeling_elmo.run_scripts.fine_tuning.data import TaggingDataArguments, label_names, read_tagging
-from modeling_elmo.run_scripts.fine_tuning.metrics import marks_entities, tagging_scores
+from modeling_elmo.run_scripts.fine_tuning.metrics import marks_entities, tagging_scores, tags_beside_entities
 from modeling_elmo.run_scripts.fine_tuning.task import (
     NO_LABEL,
     Batch,
@@ -20,6 +21,10 @@ from modeling_elmo.run_scripts.fine_tuning.task import (
     label_config,
     truncation,
 )
+
+logger = logging.get_logger(__name__)
+
+SHOWN_TAGS = 3  # in the warning about tags that fit no scheme
 
 
 @dataclass(kw_only=True)
@@ -49,6 +54,13 @@ class Tagging(Task):
         self.has_entities = marks_entities(self.labels)
         self.name, self.metric = ("ner", "f1") if self.has_entities else ("tagging", "accuracy")
         self.config = label_config(self.labels)
+        if others := tags_beside_entities(self.labels):
+            more = f" and {len(others) - SHOWN_TAGS} more" if len(others) > SHOWN_TAGS else ""
+            logger.warning(
+                f"{self.arguments.train_file or 'The training data'}: some tags mark entities, but not "
+                f"{', '.join(map(repr, others[:SHOWN_TAGS]))}{more}, so all are scored by accuracy. Remove the "
+                "header line if the file has one, or rename the tags, as in B-PER."
+            )
 
     def words(self, split: Dataset, tokenizer: ELMoTokenizer) -> Iterable[list[str]]:
         return split["tokens"]

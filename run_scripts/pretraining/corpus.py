@@ -5,7 +5,7 @@ import hashlib
 import os
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields
 from itertools import chain
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -14,12 +14,16 @@ import numpy as np
 from tqdm.auto import tqdm
 from transformers.utils import logging
 
-from modeling_elmo.run_scripts.program.data_files import format_suffix, numbered_texts
-from modeling_elmo.run_scripts.program.files import TextArguments, dataset_texts
+from modeling_elmo.run_scripts.program.data_files import TEXT_SUFFIXES, format_suffix, numbered_texts
+from modeling_elmo.run_scripts.program.files import (
+    DatasetArguments,
+    TextArguments,
+    dataset_texts,
+    refuse_dataset_options,
+    refuse_folder_or_pipe,
+)
 
 logger = logging.get_logger(__name__)
-
-TEXT_SUFFIXES = tuple(kind + packing for kind in (".txt", ".jsonl") for packing in ("", ".gz", ".zst"))
 
 SourceLine = tuple[str, int]  # a file and the line, from 1; or a data set and the row, from 0
 SentenceText = str | list[str]  # a line of text, or the words of a sentence
@@ -27,7 +31,7 @@ SourceSentence = tuple[SourceLine, SentenceText]
 
 
 @dataclass(kw_only=True)
-class SentencesArguments(TextArguments):
+class SentencesArguments(DatasetArguments):
     """Options of programs that read sentences."""
 
     is_split_into_words: bool = field(
@@ -36,7 +40,7 @@ class SentencesArguments(TextArguments):
 
 
 @dataclass(kw_only=True)
-class TrainTextArguments(SentencesArguments):
+class TrainTextArguments(SentencesArguments, TextArguments):
     """The text to train a language model on, or to count its vocabulary in."""
 
     train_file: list[str] = field(
@@ -104,6 +108,7 @@ class Corpus:
         if bool(arguments.train_file) == (arguments.dataset is not None):
             raise ValueError("Pass either --train_file FILE ..., or --dataset NAME.")
         if arguments.train_file:
+            refuse_dataset_options(arguments)
             return cls.from_files(arguments.train_file, arguments.text_column)
         return cls.from_dataset(arguments, arguments.split)
 
@@ -113,6 +118,7 @@ class Corpus:
         if bool(arguments.validation_file) == (arguments.validation_split is not None):
             raise ValueError("Pass either --validation_file FILE ..., or --dataset NAME with --validation_split SPLIT.")
         if arguments.validation_file:
+            refuse_dataset_options(arguments)
             return cls.from_files(arguments.validation_file, arguments.text_column)
         if arguments.dataset is None:
             raise ValueError(f"--validation_split {arguments.validation_split} needs --dataset NAME; pass both.")
@@ -120,15 +126,21 @@ class Corpus:
 
     @classmethod
     def from_files(cls, patterns: Sequence[str], column: str = "text") -> "Corpus":
-        """A corpus of files, patterns such as `a/*.gz`, and folders with .txt and .jsonl files."""
-        return cls(tuple(dict.fromkeys(chain.from_iterable(map(find_files, patterns)))), column)
+        """A corpus of files, patterns such as `a/*.gz`, and folders."""
+        files = tuple(dict.fromkeys(chain.from_iterable(map(find_files, patterns))))
+        places: dict[str, str] = {}
+        for file in files:
+            if (other := places.setdefault(os.path.realpath(file), file)) != file:
+                raise ValueError(f"{other} and {file} are the same file; pass it once.")
+        return cls(files, column)
 
     @classmethod
-    def from_dataset(cls, arguments: TextArguments, split: str, split_option: str = "--split") -> "Corpus":
+    def from_dataset(cls, arguments: DatasetArguments, split: str, split_option: str = "--split") -> "Corpus":
         """A corpus of a split of `arguments.dataset`, which is prepared here, before any worker reads it."""
-        arguments = replace(arguments, split=split)
-        dataset_texts(arguments, split_option)
-        return cls(dataset=arguments)
+        options = {item.name: getattr(arguments, item.name) for item in fields(DatasetArguments)}
+        dataset = TextArguments(**options, split=split)
+        dataset_texts(dataset, split_option)
+        return cls(dataset=dataset)
 
     def __str__(self) -> str:
         if self.dataset is not None:
@@ -191,9 +203,11 @@ class Corpus:
 def find_files(pattern: str) -> list[str]:
     """The files of a path, a pattern, or a folder."""
     if os.path.isdir(pattern):
-        found = sorted(str(path) for path in Path(pattern).rglob("*") if path.name.lower().endswith(TEXT_SUFFIXES))
-        advice = f"in this folder ends in {', '.join(TEXT_SUFFIXES)}. Pass a pattern for other names: '{pattern}/*'."
+        found = sorted(str(path) for path in Path(pattern).rglob("*") if format_suffix(path) in TEXT_SUFFIXES)
+        endings = f"{', '.join(TEXT_SUFFIXES)}, or such an ending with .gz or .zst"
+        advice = f"in this folder ends in {endings}. Pass a pattern for other names: '{pattern}/*'."
     else:
+        refuse_folder_or_pipe(Path(pattern), pattern)
         found = [pattern] if os.path.isfile(pattern) else sorted(glob.glob(pattern, recursive=True))
         advice = "has this name. Pass files, folders, or patterns such as 'train/*.txt.gz'."
     if arrays := [file for file in found if format_suffix(Path(file)) == ".json"]:

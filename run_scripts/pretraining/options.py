@@ -8,7 +8,7 @@ from accelerate.utils import LoggerType
 
 from modeling_elmo.run_scripts.pretraining.corpus import Survey
 from modeling_elmo.run_scripts.pretraining.optimization import OptimizationArguments
-from modeling_elmo.run_scripts.pretraining.records import settings_of
+from modeling_elmo.run_scripts.program.command_line import refuse_unread
 
 
 @dataclass(kw_only=True)
@@ -100,10 +100,6 @@ def check_context(arguments: Any, context: str, options: dict[str, list[str]]):
     Args:
         options: for each context, the options that only it reads.
     """
-    given = settings_of(arguments)
     (other,) = options.keys() - {context}
-    if unread := [name for name in options[other] if name in given]:
-        raise ValueError(
-            f"--{unread[0]} {given[unread[0]]} has no effect with --context {context}: pass --{options[context][0]} "
-            f"instead, or --context {other}."
-        )
+    advice = f"pass --{options[context][0]} instead, or --context {other}."
+    refuse_unread(arguments, options[other], f"with --context {context}: {advice}")

@@ -12,7 +12,7 @@ from modeling_elmo import ELMoConfig, ELMoForPreTraining, ELMoTokenizer
 from modeling_elmo.configuration_elmo import MOST_ROWS, PRESETS
 from modeling_elmo.run_scripts.pretraining.corpus import Corpus, CorpusArguments
 from modeling_elmo.run_scripts.pretraining.records import settings_of
-from modeling_elmo.run_scripts.pretraining.vocabulary import word_frequencies, write_vocabulary
+from modeling_elmo.run_scripts.pretraining.vocabulary import check_vocabulary_size, word_frequencies, write_vocabulary
 from modeling_elmo.run_scripts.program.files import check_model
 from modeling_elmo.tokenization.elmo_characters import most_frequent_words, read_vocabulary
 from modeling_elmo.tokenization.elmo_pretokenization import TextSplitter
@@ -93,6 +93,7 @@ class ModelArguments:
         given = [f"--{name}" for name in vocabularies if getattr(self, name) is not None]
         if len(given) > 1:
             raise ValueError(f"Received {' and '.join(given)}; pass one of them.")
+        check_vocabulary_size(self.vocabulary_size)
         tokenizer = "model_name_or_path" if self.model_name_or_path is not None else "tokenizer_name"
         if self.pre_tokenization is not None and getattr(self, tokenizer) is not None:
             raise ValueError(

@@ -1,10 +1,11 @@
 """The command line of every program: its options, its help and its errors."""
 
 import dis
+import os
 import re
 import sys
 from argparse import SUPPRESS, Action, RawDescriptionHelpFormatter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import fields, is_dataclass
 from difflib import get_close_matches
 from enum import Enum
@@ -19,6 +20,7 @@ from transformers.hf_argparser import string_to_bool
 
 USER_ERROR = 2  # argparse's exit status
 INTERRUPTED = 130  # the shell's exit status for Ctrl-C
+UNREAD_OUTPUT = 141  # the shell's exit status for a program whose output nobody reads any more, as before `head`
 OUR_PACKAGES = ("modeling_elmo", "transformers_modules", "__main__")  # the second holds the code of checkpoints
 MOST_CHOICES = 10  # shown in the help; Trainer's --optim has 42
 TRAINER_OPTIONS = "options of transformers' Trainer"
@@ -132,6 +134,20 @@ class ProgramParser(HfArgumentParser):
         return dict(sorted(sections.items(), key=lambda section: ranks.get(section[0], 2)))
 
 
+def refuse_unread(arguments: Any, options: Iterable[str], reason: str):
+    """Refuses options that differ from their defaults, although the program does not read them.
+
+    Args:
+        arguments: a group of options.
+        options: names of the options that are not read; the group may lack some.
+        reason: end of the message: why they are not read, and what to do.
+    """
+    defaults = {item.name: item.default for item in fields(arguments)}
+    for name in options:
+        if name in defaults and (value := getattr(arguments, name)) != defaults[name]:
+            raise ValueError(f"--{name}{'' if value is True else f' {value}'} has no effect {reason}")
+
+
 def _is_flag(action: Action) -> bool:
     return action.type is string_to_bool and action.nargs == "?"
 
@@ -172,8 +188,13 @@ def run(main: Callable[[], Any]) -> None:
     try:
         main()
         _end_distributed_run()
+        print(end="", flush=True)  # here, and not when Python ends, where an output that nobody reads is told
     except KeyboardInterrupt:
         sys.exit(INTERRUPTED)
+    except BrokenPipeError:
+        # Python writes the rest when it ends; that must not fail again.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(UNREAD_OUTPUT)
     except Exception as error:
         if is_debugging or not is_mistake_of_user(error):
             raise

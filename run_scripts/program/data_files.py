@@ -26,7 +26,9 @@ CONLLU_COLUMNS = ("id", "form", "lemma", "upos", "xpos", "feats", "head", "depre
 DEFAULT_TAGS = "tags"
 TABLE_SUFFIXES = (".tsv", ".csv")
 WORD_SUFFIXES = (".conll", ".bio", ".iob", ".iob2", ".conllu")
+TEXT_SUFFIXES = (".txt", ".jsonl", *TABLE_SUFFIXES, *WORD_SUFFIXES)  # of texts, by `numbered_texts`
 COLUMN_SUFFIXES = (*WORD_SUFFIXES, ".tsv", ".txt")  # of a tagger's data
+LONGEST_CELL = 2**31 - 1  # of CSV: the largest that Python takes on all systems; its default is 131,072 characters
 BETWEEN_SENTENCES = ("-DOCSTART-", "#begin document", "#end document")  # lines of CoNLL-2003 and CoNLL-2012
 
 
@@ -49,7 +51,7 @@ def column_rows(
         comments: beginnings of lines to skip. In CoNLL-U `#` is always one.
     """
     word, tag = _column_indexes(path, word_column, tags_column)
-    for numbers, lines in _sentence_lines(path, comments, max(word, tag) + 1):
+    for numbers, lines in _sentence_lines(path, comments, max(word + 1, tag + 1, 2)):
         tokens, tags = [fields[word] for fields in lines], [fields[tag].strip() for fields in lines]
         locations = [f"{path}, line {number}" for number in numbers]
         yield locations, {tokens_column: tokens, tags_column or DEFAULT_TAGS: tags}
@@ -59,9 +61,11 @@ def _sentence_lines(path: Path, comments: list[str] | None, least: int) -> Itera
     """Line numbers and fields of the words of each sentence. `comments` is `None` if the program has no such option."""
     is_conllu = _is_conllu(path)
     prefixes = (*(comments or ()), *("#" if is_conllu else ""))
-    advice = "Remove other lines." if comments is None else "For a tagger, --comments names comments."
+    needs = "a word, a tag, and the same number of columns. For a tagger, --comments names comments."
+    if comments is None:
+        needs = "a word, and the same number of columns. Remove other lines."
     sentence: list[tuple[int, list[str]]] = []
-    for number, fields in chain(_column_lines(path, prefixes, least, advice), [(0, [])]):
+    for number, fields in chain(_column_lines(path, prefixes, least, needs), [(0, [])]):
         if fields and not (is_conllu and _is_range_or_empty_node(f"{path}, line {number}", fields[0])):
             sentence.append((number, fields))
         if not fields and sentence:
@@ -89,7 +93,7 @@ def _column_indexes(path: Path, word: int | None, tag: str | None) -> tuple[int,
     return word - 1, number - 1
 
 
-def _column_lines(path: Path, comments: tuple[str, ...], least: int, advice: str) -> Iterator[tuple[int, list[str]]]:
+def _column_lines(path: Path, comments: tuple[str, ...], least: int, needs: str) -> Iterator[tuple[int, list[str]]]:
     """Number and fields of each line; a line between sentences has no fields."""
     width = 0
     for number, line in numbered_lines(path):
@@ -100,10 +104,10 @@ def _column_lines(path: Path, comments: tuple[str, ...], least: int, advice: str
             continue
         fields = line.split("\t") if "\t" in line else list(filter(None, line.split(" ")))
         width = width or len(fields)
-        if len(fields) != width or width < max(least, 2):
+        if len(fields) != width or width < least:
             raise ValueError(
-                f"{path}, line {number} has {len(fields)} columns, not {max(width, least, 2)}: {line!r:.80}. Each line "
-                f"needs a word, a tag, and the same number of columns. {advice}"
+                f"{path}, line {number} has {len(fields)} columns, not {max(width, least)}: {line!r:.80}. Each line "
+                f"needs {needs}"
             )
         yield number, fields
 
@@ -122,11 +126,18 @@ def table_rows(path: Path, column_names: list[str]) -> Iterator[LocatedRow]:
 
 def _numbered_rows(path: Path, column_names: list[str]) -> Iterator[tuple[int, dict[str, str]]]:
     rows = _numbered_cells(path)
-    names = column_names or next(rows, (1, []))[1]
+    first, names = (0, column_names) if column_names else next(rows, (0, []))
     if len(set(names)) < len(names):
         raise ValueError(f"{path} has the columns {names}; give each column a different name.")
+    blank = 0 if names else first
     for number, cells in rows:
         location = f"{path}, line {number}"
+        if not cells and len(names) != 1:
+            blank = blank or number
+            continue
+        if blank:
+            raise ValueError(f"{path}, line {blank} is blank, but a row follows in line {number}. Remove blank lines.")
+        cells = cells or [""]  # of a table with one column
         if len(cells) != len(names):
             raise ValueError(f"{location} has {len(cells)} columns, not {len(names)}: {names}. Correct the line.")
         if cells == names:
@@ -135,19 +146,21 @@ def _numbered_rows(path: Path, column_names: list[str]) -> Iterator[tuple[int, d
 
 
 def _numbered_cells(path: Path) -> Iterator[tuple[int, list[str]]]:
-    """First line and cells of each row. In TSV files, quotes are ordinary characters."""
+    """First line and cells of each row; a blank line has none. In TSV files, quotes are ordinary characters."""
     lines = numbered_lines(path)
     if format_suffix(path) == ".tsv":
-        yield from ((number, line.split("\t")) for number, line in lines if line)
+        yield from ((number, line.split("\t") if line else []) for number, line in lines)
         return
+    csv.field_size_limit(LONGEST_CELL)
     reader, number = csv.reader((f"{line}\n" for _, line in lines), strict=True), 1
     try:
         for cells in reader:
-            if cells:
-                yield number, cells
+            yield number, cells
             number = reader.line_num + 1  # a quoted cell may have line feeds
     except csv.Error as error:
-        raise ValueError(f"{path}, line {number} is not CSV: {error}.") from error
+        is_return = "new-line character" in str(error)
+        reason = "a carriage return ends a line; end lines with line feeds" if is_return else error
+        raise ValueError(f"{path}, line {number} is not CSV: {reason}.") from error
 
 
 def json_rows(path: Path) -> Iterator[LocatedRow]:

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
+from tempfile import TemporaryFile
 from typing import Any, BinaryIO
 
 from huggingface_hub import file_exists, try_to_load_from_cache
@@ -19,10 +20,11 @@ from huggingface_hub.constants import ENDPOINT
 from huggingface_hub.errors import GatedRepoError, HFValidationError, HTTPError
 
 from modeling_elmo.conversion_files import staged
+from modeling_elmo.run_scripts.program.command_line import refuse_unread
 
 
 @dataclass(kw_only=True)
-class TextArguments:
+class DatasetArguments:
     """Options of every program that reads texts."""
 
     _argument_group_name = "options of a data set"
@@ -31,7 +33,6 @@ class TextArguments:
         default=None, metadata={"help": "Data set to read instead of files: a folder or a name on the Hub."}
     )
     dataset_config: str | None = field(default=None, metadata={"help": "Configuration of the data set."})
-    split: str = field(default="train", metadata={"help": "Split to read."})
     streaming: bool = field(
         default=False, metadata={"help": "Read the data set while it is downloaded, without a copy on disk."}
     )
@@ -42,6 +43,15 @@ class TextArguments:
             "of its words; number of the words' column of a .conll file (default: 1)."
         },
     )
+
+
+@dataclass(kw_only=True)
+class TextArguments(DatasetArguments):
+    """Options of programs that read the texts of one split."""
+
+    _argument_group_name = "options of a data set"
+
+    split: str = field(default="train", metadata={"help": "Split to read."})
 
 
 # The files of a published model, in the order of writing. config.json is the last: without it the folder is not a
@@ -194,6 +204,12 @@ def dataset_texts(
     return texts, total
 
 
+def refuse_dataset_options(arguments: DatasetArguments):
+    """Refuses options of a data set if there is none."""
+    if arguments.dataset is None:
+        refuse_unread(arguments, ("dataset_config", "split", "streaming"), "without --dataset; leave it out.")
+
+
 def check_model(name_or_path: str):
     """Checks that a folder or a model on the Hub exists: `from_pretrained` tries for minutes to reach the Hub.
 
@@ -252,18 +268,37 @@ def require(module: str, extra: str, purpose: str):
         raise ImportError(f'{purpose} needs {module}: pip install "modeling-elmo[{extra}]"')
 
 
+def refuse_folder_or_pipe(path: Path, passed: str):
+    """Refuses what exists, but cannot be read twice as a file. Files are read to find mistakes, and then again.
+
+    Args:
+        passed: beginning of the message, such as `--input FILE`.
+    """
+    if path.is_dir():
+        raise IsADirectoryError(f"{passed} is a folder; pass a file.")
+    if path.exists() and not path.is_file():
+        raise ValueError(f"{passed} is a pipe or a device, which cannot be read twice; pass a file.")
+
+
 def check_output(path: Path):
     """Refuses an output file that cannot be written, before the work is done.
 
     Raises:
         IsADirectoryError: it is a folder.
         NotADirectoryError: a part of its path is a file.
+        PermissionError: no file can be written in its folder.
     """
     if path.is_dir():
         raise IsADirectoryError(f"--output {path} is a folder; pass the name of a file, such as {path / 'a.json'}.")
     parent = next(folder for folder in path.absolute().parents if folder.exists())
     if not parent.is_dir():
         raise NotADirectoryError(f"--output {path}: {parent} is a file, not a folder; pass another name.")
+    try:
+        TemporaryFile(dir=parent).close()
+    except OSError as error:
+        raise PermissionError(
+            f"--output {path}: no file can be written in {parent} ({error.strerror}); pass a file in another folder."
+        ) from error
 
 
 def write_lines(path: Path, lines: Iterable[str]):

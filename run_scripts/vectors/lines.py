@@ -5,8 +5,13 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-from modeling_elmo.run_scripts.program.data_files import TABLE_SUFFIXES, WORD_SUFFIXES, format_suffix, numbered_texts
-from modeling_elmo.run_scripts.program.files import TextArguments, dataset_texts
+from modeling_elmo.run_scripts.program.data_files import TEXT_SUFFIXES, format_suffix, numbered_texts
+from modeling_elmo.run_scripts.program.files import (
+    TextArguments,
+    dataset_texts,
+    refuse_dataset_options,
+    refuse_folder_or_pipe,
+)
 from modeling_elmo.run_scripts.vectors.fasta import FASTA_SUFFIXES, fasta_records
 
 LineUnit = Literal["word", "character"]  # what a token is
@@ -41,9 +46,11 @@ def open_lines(
             return (to_line(where, text, is_raw_text, unit) for where, text in named)
 
         return rows, total
+    refuse_dataset_options(arguments)
     path = Path(file)
+    refuse_folder_or_pipe(path, f"--input {path}")
     kind = format_suffix(path)
-    is_fasta, known = kind in FASTA_SUFFIXES, (".txt", ".jsonl", *TABLE_SUFFIXES, *WORD_SUFFIXES, *FASTA_SUFFIXES)
+    is_fasta, known = kind in FASTA_SUFFIXES, (*TEXT_SUFFIXES, *FASTA_SUFFIXES)
     if kind not in known and path.suffix.lower() == kind or kind == ".json":
         raise ValueError(
             f"--input {path}: unknown suffix {kind!r}; pass a file that ends in {', '.join(known)}, .gz or .zst."

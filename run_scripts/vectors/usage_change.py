@@ -56,9 +56,9 @@ def _reads_as_number(name: str) -> bool:
 
 
 def bin_name(number: float, width: float) -> str:
-    """`1980-1989` for widths that are whole numbers, `0.5-1` for others."""
+    """`1980-1989` for widths that are whole numbers, `1980` for the width 1, `0.5-1` for others."""
     start = math.floor(round(number / width, 9)) * width  # 0.3 / 0.1 is below 3
-    return f"{start:.10g}-{start + width - (width == int(width)):.10g}"
+    return f"{start:.10g}" if width == 1 else f"{start:.10g}-{start + width - (width == int(width)):.10g}"
 
 
 def compare_groups(vectors: Mapping[str, np.ndarray], permutations: int, seed: int) -> list[dict[str, Any]]:
