@@ -41,6 +41,7 @@ OUTPUTS = {  # compared in each document with blocks of Python or commands
 }
 MOST_WORDS = 21  # of a sentence, on average
 TASKS = ("ner", "classify", "qa", "srl", "coref", "all")
+SCORE = r"\d+\.\d+"
 LINK = re.compile(r"(?:\]\(|<img src=\")(?!https?:)([^)#\"]*)#?([^)\"]*)[)\"]")
 
 
@@ -114,6 +115,20 @@ def test_korean_readme_has_the_same_commands_figures_and_links():
     assert figures_of_results(english) == figures_of_results(korean) and len(figures_of_results(english)) == 15
     assert sorted(commands(english)) == sorted(commands(korean))
     assert {*LINK.findall(english)} ^ {*LINK.findall(korean)} == {("README.md", ""), ("README.ko.md", "")}
+
+
+def test_scores_of_tasks_are_those_of_the_results():
+    """The scores in the README, with and without ELMo, are those of Table 1 in RESULTS.md, rounded."""
+    table = DOCUMENTS["RESULTS.md"].partition("### Table 1: ")[2].partition("\n### ")[0]
+    measured = [
+        [float(number) for number in re.findall(SCORE, row)[:4]] for row in re.findall(r"^\| .*± .*", table, re.M)
+    ]
+    rows = re.findall(rf"^\| (.*?) \| ({SCORE} ± {SCORE}) \| ({SCORE} ± {SCORE}) \|", DOCUMENTS["README.md"], re.M)
+    rows = [row for row in rows if "elmo-mini-en" not in row[0]]
+    assert len(rows) == 6
+    for title, with_elmo, without in rows:
+        shown = [float(number) for number in re.findall(SCORE, f"{without} {with_elmo}")]
+        assert any(shown == pytest.approx(row, abs=0.051) for row in measured), title
 
 
 def test_maps_name_the_files_that_exist():
