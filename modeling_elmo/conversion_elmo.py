@@ -225,8 +225,11 @@ def export_original_checkpoint(
         model_dir: folder or Hub name of any ELMo model. Parameters of a task are skipped.
         weights, options, vocabulary, softmax: new files. `None` skips a file; after an error none is written.
     """
-    if existing := [str(path) for path in (weights, options, vocabulary, softmax) if path and Path(path).exists()]:
+    new_files = [Path(path) for path in (weights, options, vocabulary, softmax) if path]
+    if existing := [str(path) for path in new_files if path.exists()]:
         raise FileExistsError(f"{', '.join(existing)} already exists; pass names of new files.")
+    if len({path.resolve() for path in new_files}) < len(new_files):
+        raise ValueError(f"{', '.join(map(str, new_files))}: two files have one name; pass a different name for each.")
     if Path(model_dir).is_dir() and not Path(model_dir, "config.json").is_file():
         raise FileNotFoundError(f"{model_dir} has no config.json; pass a folder that save_pretrained wrote.")
     config = ELMoConfig.from_pretrained(model_dir)

@@ -152,6 +152,9 @@ def find_checkpoint(
     local = fetch(weights)
     if local.is_dir() or is_archive(local):
         vocabulary = vocabulary or (local if search(local, VOCABULARY_FILES) else None)
+    elif local.name.lower().endswith((".tar", ".tar.gz", ".tgz", ".pkl")):
+        what = "one file of a checkpoint" if local.suffix == ".pkl" else "an archive that is not .zip; unpack it"
+        raise ValueError(f"{weights} is {what}; pass the folder with the checkpoint's files.")
     elif options is None:
         raise ValueError(f"{weights} is a single file; pass its options.json too.")
     return (

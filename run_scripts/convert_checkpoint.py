@@ -21,6 +21,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path, PureWindowsPath
 from typing import Any, Literal, NamedTuple
 
+from modeling_elmo import ELMoConfig
 from modeling_elmo.conversion_catalogue import format_catalogue, published_checkpoints
 from modeling_elmo.conversion_elmo import convert_original_checkpoint, export_original_checkpoint
 from modeling_elmo.conversion_files import (
@@ -33,7 +34,6 @@ from modeling_elmo.conversion_files import (
     read_arrays,
 )
 from modeling_elmo.conversion_manylangs import (
-    MANYLANGS_RECORD_FILE,
     convert_manylangs_checkpoint,
     export_manylangs_checkpoint,
 )
@@ -47,6 +47,7 @@ from modeling_elmo.conversion_tensorflow import (
 from modeling_elmo.run_scripts.cards.bilm_card import write_bilm_card
 from modeling_elmo.run_scripts.cards.card import CardArguments, without_folders, write_card_facts, write_result
 from modeling_elmo.run_scripts.program.command_line import ProgramParser, run
+from modeling_elmo.run_scripts.program.files import check_model
 
 
 @dataclass(kw_only=True)
@@ -93,14 +94,10 @@ class ConversionArguments(CardArguments):
 
     def __post_init__(self):
         super().__post_init__()
-        if self.to_original and (not (self.options or self.is_from_manylangs) or self.output_dir):
+        if self.to_original and self.output_dir:
             raise ValueError("--to_original writes the files --weights and --options: pass both, and no --output_dir.")
         if not self.to_original and not self.output_dir:
             raise ValueError("There is no folder to write; pass --output_dir.")
-
-    @property
-    def is_from_manylangs(self) -> bool:
-        return bool(self.to_original) and Path(str(self.to_original), MANYLANGS_RECORD_FILE).is_file()
 
 
 class ListAction(Action):
@@ -132,16 +129,19 @@ def main(arguments: list[str] | None = None):
 def convert_back(arguments: ConversionArguments):
     if of_folders := [name for name in OPTIONS_OF_FOLDERS if getattr(arguments, name)]:
         raise ValueError(f"--{of_folders[0]} has no effect with --to_original. Omit it.")
-    if arguments.is_from_manylangs:
+    folder = str(arguments.to_original)
+    check_model(folder)
+    if ELMoConfig.from_pretrained(folder).always_project:  # as only models of ELMoForManyLangs do
         if given := given_options(arguments):
             raise ValueError(f"--{given[0]} has no effect for a model of ELMoForManyLangs; pass the folder --weights.")
-        export_manylangs_checkpoint(str(arguments.to_original), arguments.weights)
+        export_manylangs_checkpoint(folder, arguments.weights)
         print(f"Wrote {arguments.weights}.")
         return
     if other := [name for name in given_options(arguments) if name not in FORMATS[-1].options]:
         raise ValueError(f"--{other[0]} has no effect with --to_original. Omit it.")
-    folder, options = str(arguments.to_original), str(arguments.options)
-    export_original_checkpoint(folder, arguments.weights, options, arguments.vocabulary, arguments.softmax)
+    if arguments.options is None:
+        raise ValueError("--to_original writes the files --weights and --options: pass both.")
+    export_original_checkpoint(folder, arguments.weights, arguments.options, arguments.vocabulary, arguments.softmax)
     print(f"Wrote {arguments.weights} and {arguments.options}.")
 
 

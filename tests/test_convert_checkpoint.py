@@ -7,8 +7,10 @@ import h5py
 import numpy as np
 import pytest
 import torch
+from transformers import AutoModel, AutoTokenizer
 
 from modeling_elmo import ELMoModel
+from modeling_elmo.run_scripts import push_to_hub
 from modeling_elmo.run_scripts.convert_checkpoint import main
 from modeling_elmo.tokenization.tokenization_elmo import ELMoTokenizer
 
@@ -20,15 +22,16 @@ ALLENNLP = [
     "--options",
     str(FIXTURES / "allennlp/options.json"),
 ]
+SHIPPED = ROOT / "model_cards" / "elmo-mini-en"
 WORD_LEVEL = FIXTURES / "variants" / "word_level"
 
 
 def test_there_and_back(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    main([*ALLENNLP, "--output_dir", "model", "--license", "mit", "--origin", "https://example.org/elmo"])
+    main([*ALLENNLP, "--output_dir", "model", "--license", "mit", "--origin", "https://example.org/~me/elmo"])
     assert "AutoModel.from_pretrained('model', trust_remote_code=True)" in capsys.readouterr().out
     card = Path("model", "README.md").read_text(encoding="utf-8")
-    assert "Converted from https://example.org/elmo; not trained here.\n" in card and "license: mit\n" in card
+    assert "Converted from <https://example.org/~me/elmo>; not trained here.\n" in card and "license: mit\n" in card
     assert "33 of 33 arrays equal the original arrays bit for bit" in card
     assert "name = 'model'  # path of this folder" in card and "| lm_weights.hdf5 | " in card
     new = ["--weights", str(tmp_path / "w.hdf5"), "--options", str(tmp_path / "o.json")]
@@ -77,12 +80,21 @@ def test_softmax_and_vocabulary(tmp_path):
     ("arguments", "message"),
     [
         (ALLENNLP, "There is no folder to write; pass --output_dir."),
-        (["--to_original", "model", "--weights", "w.hdf5"], "pass both, and no --output_dir."),
+        (["--to_original", str(SHIPPED), "--weights", "w.hdf5"], "--weights and --options: pass both."),
+        (["--to_original", str(SHIPPED), "--weights", "x", "--options", "x"], "x, x: two files have one name; pass a"),
+        (
+            ["--weights", "elmo.tar.gz", "--output_dir", "x"],
+            "elmo.tar.gz is an archive that is not .zip; unpack it",
+        ),
+        (["--weights", "encoder.pkl", "--output_dir", "x"], "encoder.pkl is one file of a checkpoint; pass the folder"),
         (["--to_original", "model", *ALLENNLP, "--output_dir", "x"], "pass both, and no --output_dir."),
         ([*ALLENNLP, "--output_dir", "x", "--language", "english"], "--language english: the Hub takes ISO 639 codes"),
     ],
 )
-def test_options_that_cannot_be_combined(arguments, message):
+def test_options_that_cannot_be_combined(arguments, message, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for name in ("elmo.tar.gz", "encoder.pkl"):
+        Path(name).touch()
     with pytest.raises(ValueError, match=message):
         main(arguments)
 
@@ -169,9 +181,17 @@ def test_elmoformanylangs_there_and_back(tmp_path, capsys):
         main([*back, "--softmax", "s.hdf5"])
     with pytest.raises(ValueError, match="--license has no effect with --to_original. Omit it"):
         main([*back, "--license", "mit"])
-    main(back)
-    for name in ("char.dic", "word.dic"):
-        assert (tmp_path / "back" / name).read_bytes() == (source / name).read_bytes()
+    push_to_hub.main(["--model", str(model), "--repo_id", "someone/model", "--output_dir", str(tmp_path / "pushed")])
+    trained = tmp_path / "trained"  # further, without the record of the original
+    for part in (AutoModel, AutoTokenizer):
+        part.from_pretrained(model).save_pretrained(trained)
+    for folder in (model, tmp_path / "pushed", trained):
+        files = tmp_path / f"back_from_{folder.name}"
+        main(["--to_original", str(folder), "--weights", str(files)])
+        for name in ("char.dic", "word.dic"):
+            assert (files / name).read_bytes() == (source / name).read_bytes()
+    with pytest.raises(FileNotFoundError, match="nosuch"):
+        main(["--to_original", str(tmp_path / "nosuch"), "--weights", "x"])
     shutil.copytree(source, tmp_path / "half")
     (tmp_path / "half" / "encoder.pkl").unlink()
     with pytest.raises(FileNotFoundError, match=r"encoder\.pkl"):

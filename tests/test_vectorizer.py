@@ -87,6 +87,15 @@ def test_bad_inputs(options, texts, message):
         ELMoVectorizer(MODEL, **options).transform(texts)
 
 
+def test_a_fitted_vectorizer_does_not_look_for_a_relative_folder_again(tmp_path, monkeypatch):
+    (tmp_path / "model").symlink_to(Path(MODEL).absolute())
+    monkeypatch.chdir(tmp_path)
+    vectorizer = ELMoVectorizer("model").fit()
+    width = vectorizer.transform(["a"]).shape[1]
+    monkeypatch.chdir("/")
+    assert len(vectorizer.get_feature_names_out()) == width and vectorizer.transform([]).shape == (0, width)
+
+
 def test_no_texts_and_no_words():
     vectorizer = ELMoVectorizer(MODEL).fit()
     assert vectorizer.transform([]).shape == (0, vectorizer.n_features_out_)

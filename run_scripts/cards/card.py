@@ -16,7 +16,7 @@ from huggingface_hub.utils import HFValidationError, validate_repo_id
 from jinja2 import Environment, FileSystemLoader, StrictUndefined, Undefined
 from markupsafe import Markup
 
-from modeling_elmo.run_scripts.cards.markdown import code_span, escape_markdown, one_line
+from modeling_elmo.run_scripts.cards.markdown import code_span, escape_markdown, link_or_text, one_line
 from modeling_elmo.run_scripts.program.files import read_json, write_json
 
 TEMPLATES = Path(__file__).resolve().parents[2] / "model_cards"  # in a clone and in a wheel
@@ -120,6 +120,7 @@ def card_templates() -> Environment:
     environment.filters |= {
         "one_line": one_line,
         "code": lambda value: Markup(code_span(value)),
+        "link": lambda value: Markup(link_or_text(value)),
         "python": lambda value: Markup(repr(value)),
         "number": lambda value, form=",": format(value, form),
         "perplexity": lambda value: f"{value:,.2f}" if value < 1e6 else f"{value:.3g}",

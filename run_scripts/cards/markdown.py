@@ -21,6 +21,12 @@ def escape_markdown(value: Any) -> str:
     return SPECIAL.sub(r"\\\g<0>", one_line(value))
 
 
+def link_or_text(value: Any) -> str:
+    """The value as a link if it is an address, else as plain text."""
+    text = one_line(value)
+    return f"<{text}>" if re.fullmatch(r"https?://[^\s<>]+", text) else escape_markdown(text)
+
+
 def code_span(value: Any) -> str:
     """The value as inline code. The fence is longer than every run of backticks in the value."""
     text = one_line(value)

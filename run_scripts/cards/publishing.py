@@ -30,7 +30,7 @@ from modeling_elmo.run_scripts.program.files import MODEL_FILES
 FILES_TO_UPLOAD = (
     *MODEL_FILES,
     *SENTENCE_TRANSFORMERS_FILES,
-    *("original_checkpoint.json", "record.json", "*.png", "LICENSE*"),
+    *("original_checkpoint.json", "original_manylangs.json", "record.json", "*.png", "LICENSE*"),
     *("results/*.json", "results/*.md", "results/*.png"),
 )
 SAVED_FILES = ("*.py", "*.safetensors", "*.safetensors.index.json")  # written by `save_pretrained`, not copied

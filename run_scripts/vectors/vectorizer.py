@@ -40,6 +40,7 @@ class ELMoVectorizer(TransformerMixin, BaseEstimator):
 
     def fit(self, texts: Any = None, labels: Any = None) -> "ELMoVectorizer":
         """Finds the width of the vectors, without the model's weights."""
+        vars(self).pop("n_features_out_", None)
         self.n_features_out_ = self._width()
         return self
 
@@ -67,6 +68,8 @@ class ELMoVectorizer(TransformerMixin, BaseEstimator):
         return np.array([f"elmo{number}" for number in range(self._width())], dtype=object)
 
     def _width(self) -> int:
+        if hasattr(self, "n_features_out_"):  # the folder of the model may be relative to another place now
+            return self.n_features_out_
         config = AutoConfig.from_pretrained(self.model, trust_remote_code=self.trust_remote_code)
         return config.hidden_size * (config.num_hidden_layers + 1 if self.layers == "all" else 1)
 
