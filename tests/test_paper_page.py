@@ -90,6 +90,23 @@ def test_tables_stand_beside_those_of_the_paper(tmp_path):
     assert (tmp_path / "layer_weights.png").is_file() and "](layer_weights.png)" in page
 
 
+def test_further_training_is_compared_over_the_seeds_of_both(tmp_path):
+    write_records(tmp_path / "tags", {"baseline": [0.6, 0.62], "elmo": [0.7, 0.72]})
+    write_records(tmp_path / "tags_after", {"elmo": [0.75]})
+    log = [{"step": step, "perplexity": value} for step, value in ((0, 40.0), (9, 30.0))]
+    write_results(tmp_path / "texts", {"log": log, "published_step": 9})
+    later = {"bilm": "texts", "beside": "tags"}
+    plan = [entry("tags", "1"), entry("texts", "domain"), entry("tags_after", "domain", **later)]
+    page = paper_page(plan, tmp_path)
+    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in page.split("\n") if "|" in line]
+    for row in (
+        ["the texts", "40.0", "30.0"],
+        ["the tags_after, after the texts", "1 run", "70.00", "75.00"],
+        ["the tags_after", "the biLM as it was → trained further", "", "+5.0", "1", "cannot be told"],
+    ):
+        assert row in rows, row
+
+
 def test_other_bilms_have_columns_in_table_1(tmp_path):
     write_records(tmp_path / "large" / "tags", {"baseline": [0.6, 0.5], "elmo": [0.7, 0.7]})
     write_records(tmp_path / "large" / "roles", {"baseline": [0.6], "elmo": [0.7]})

@@ -183,16 +183,21 @@ def arm_cell(records: Sequence[RunRecord]) -> str:
 
 def reduction_cell(baseline: Sequence[RunRecord], records: Sequence[RunRecord]) -> str:
     """The share of the baseline's errors that is gone, over the seeds of both; empty if no seed has both."""
-    seeds = {record["seed"] for record in baseline} & {record["seed"] for record in records}
-    if not seeds:
+    both = of_shared_seeds(baseline, records)
+    if not both[0]:
         return ""
     split, metric = last_split(baseline[0]), baseline[0]["metric"]
-    both = (summarize([run for run in runs if run["seed"] in seeds])[0] for runs in (baseline, records))
-    return f"{relative_error_reduction(*(each.mean[split][metric] for each in both)):.1%}"
+    return f"{relative_error_reduction(*(summarize(runs)[0].mean[split][metric] for runs in both)):.1%}"
+
+
+def of_shared_seeds(*runs: Sequence[RunRecord]) -> list[list[RunRecord]]:
+    """The records of each arm whose seeds all arms have."""
+    seeds = set.intersection(*({record["seed"] for record in of_arm} for of_arm in runs))
+    return [[record for record in of_arm if record["seed"] in seeds] for of_arm in runs]
 
 
 def domain_tables(entries: Sequence[PlanEntry], every: Sequence[PlanEntry], found: dict[str, Any]) -> Iterator[str]:
-    """Perplexities before and after further training, and scores of tasks with either biLM."""
+    """Perplexities before and after further training, and scores of tasks with either biLM, of the seeds of both."""
     texts = [["text", "perplexity before", "after"]]
     tasks = [["task", "runs", AS_IT_WAS, FURTHER]]
     titles = {entry["name"]: entry["title"] for entry in every}
@@ -205,10 +210,11 @@ def domain_tables(entries: Sequence[PlanEntry], every: Sequence[PlanEntry], foun
             if "paper" in entry:
                 texts.append([f"the paper: {entry['paper']['task']}", *map(str, entry["paper"]["perplexities"])])
         elif (general := entry["beside"]) in found:
-            split, metric = last_split(records[0]), records[0]["metric"]
-            arms = [arm for name in (general, entry["name"]) for arm in summarize(found[name]) if arm.arm == "elmo"]
-            cells = [score_cell(arm, split, metric) for arm in arms]
-            tasks.append([f"{entry['title']}, after {titles[entry['bilm']]}", runs_of(arms), *cells])
+            runs = of_shared_seeds(*(records_of(found[name], "elmo") for name in (general, entry["name"])))
+            if not runs[0]:
+                continue
+            number = runs_of(summarize(runs[0]))
+            tasks.append([f"{entry['title']}, after {titles[entry['bilm']]}", number, *map(arm_cell, runs)])
             if "paper" in entry:
                 scores = [str(entry["paper"][name]) for name in (AS_IT_WAS, FURTHER)]
                 tasks.append([f"the paper: {entry['paper']['task']}", "", *scores])
