@@ -1,5 +1,6 @@
 """Question answering: windows and positions of answers, no answer, ensembles, cached layers."""
 
+import shutil
 from pathlib import Path
 
 import pytest
@@ -202,7 +203,8 @@ def test_an_ensemble_averages_starts_and_ends(place, tmp_path):
     answer(place, **WINDOWS, **LEARNING, num_train_epochs=1, seed=7, output_dir=tmp_path / "other")
     one, two = (predictions_of(folder / "predictions_test.jsonl") for folder in (place / "run", tmp_path / "other"))
     assert [row["predicted"] for row in one] != [row["predicted"] for row in two]
-    for members, name in (([place / "run"] * 2, "same"), ([place / "run", tmp_path / "other"], "both")):
+    copy = shutil.copytree(place / "run", tmp_path / "copy")
+    for members, name in (([place / "run", copy], "same"), ([place / "run", tmp_path / "other"], "both")):
         windows = WINDOWS if name == "same" else {}
         (record,) = answer(place, **windows, ensemble=members, output_dir=tmp_path / name, train_file=None)
         rows = predictions_of(tmp_path / name / "results" / "ensemble_test.jsonl")

@@ -1,6 +1,7 @@
 """Semantic roles: rows and their labels, scores, predictions, ensembles, one stored text per sentence."""
 
 import json
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -259,7 +260,8 @@ def test_cached_layers_give_the_same_roles_and_a_sentence_is_stored_once(place, 
 
 def test_an_ensemble_averages_probabilities(place, tmp_path):
     label(place, **LEARNING, num_train_epochs=1, seed=7, output_dir=tmp_path / "other")
-    (record,) = label(place, ensemble=[place / "run"] * 2, output_dir=tmp_path / "same")
+    copy = shutil.copytree(place / "run", tmp_path / "copy")
+    (record,) = label(place, ensemble=[place / "run", copy], output_dir=tmp_path / "same")
     assert record["arm"] == "ensemble of 2"
     assert record["metrics"]["test"] == read_json(place / "run" / "record.json")["metrics"]["test"]
     (record,) = label(place, ensemble=[place / "run", tmp_path / "other"], output_dir=tmp_path / "both")
