@@ -40,7 +40,7 @@ class ELMoVectorizer(TransformerMixin, BaseEstimator):
 
     def fit(self, texts: Any = None, labels: Any = None) -> "ELMoVectorizer":
         """Finds the width of the vectors, without the model's weights."""
-        vars(self).pop("n_features_out_", None)
+        self.__dict__.pop("n_features_out_", None)  # of other parameters
         self.n_features_out_ = self._width()
         return self
 
