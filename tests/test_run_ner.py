@@ -1,5 +1,6 @@
 """The tagger's program, from files to a folder that stock tools load."""
 
+import shutil
 from dataclasses import fields
 from pathlib import Path
 
@@ -93,11 +94,15 @@ def test_a_run_resumes_with_its_own_settings_only(place, tmp_path, monkeypatch):
     other.write_text((TASKS / "wnut17_train.conll").read_text(encoding="utf-8") + "more\tO\n", encoding="utf-8")
     with pytest.raises(ValueError, match="last: the run was begun with other settings: data_digest '"):
         tag(place, **again | {"train_file": other})
-    with pytest.raises(FileExistsError, match="stopped holds a model of another run; pass --resume_from"):
+    with pytest.raises(FileExistsError, match="of another run; pass another --output_dir, or --resume_from"):
         tag(place, **options)
     record = tag(place, **again)
     assert record["epochs"] == 3 and record["settings"]["learning_rate"] == 0.01
     assert "run_settings.json" not in files_to_upload(tmp_path / "stopped")
+    for checkpoint in (tmp_path / "stopped").glob("checkpoint-*"):
+        shutil.rmtree(checkpoint)
+    with pytest.raises(FileExistsError, match=r"of another run; pass another --output_dir\.$"):  # nothing to resume
+        tag(place, **options)
 
 
 def test_parts_of_speech_are_compared_by_accuracy(tmp_path):

@@ -161,7 +161,7 @@ def gains_table(entries: Sequence[PlanEntry], found: dict[str, Any], others: Seq
         cells = [arm_cell(arms[0])]
         runs = len({record["seed"] for record in found[entry["name"]]})
         for records in arms[1:]:
-            number = "" if len(records) in (0, runs) else f" ({len(records)} run{'s' * (len(records) > 1)})"
+            number = "" if len(records) in (0, runs) else f" ({runs_of(summarize(records))})"
             cells += [arm_cell(records) + number, reduction_cell(arms[0], records)]
         rows.append([entry["title"], str(runs), *cells])
         if "paper" in entry:

@@ -20,8 +20,9 @@ TOKENIZATION_COLUMNS = ("example_number", "offset_mapping")
 def ensemble_record(task: Task, folders: Sequence[str], training: TaskTrainingArguments) -> Record:
     """The record of an ensemble. Writes its predictions to `results/`."""
     paths = [os.path.realpath(folder) for folder in folders]
-    if twice := [folder for folder, path in zip(folders, paths, strict=True) if paths.count(path) > 1]:
-        raise ValueError(f"--ensemble: {twice[0]} and {twice[1]} are the same model; pass it once.")
+    for number, (folder, path) in enumerate(zip(folders, paths, strict=True)):
+        if path in paths[:number]:
+            raise ValueError(f"--ensemble: {folders[paths.index(path)]} and {folder} are the same model; pass it once.")
     members = [member_outputs(task, folder, training) for folder in folders]
     scores = {}
     for split in members[0]:

@@ -46,11 +46,10 @@ def begin_run(task: Task, head: HeadArguments, training: TaskTrainingArguments):
         raise FileExistsError(f"{folder} holds an experiment of `elmo reproduce`; pass another --output_dir.")
     settings = without_folders(run_settings(task, head, training)) | digests_of(task, head)
     checkpoint = training.checkpoint()
-    if checkpoint is None and ((folder / "record.json").exists() or last_checkpoint(folder)):
-        raise FileExistsError(
-            f"{folder} holds a model of another run; pass --resume_from_checkpoint last to continue it, or another "
-            "--output_dir."
-        )
+    begun = last_checkpoint(folder)
+    if checkpoint is None and (begun or (folder / "record.json").exists()):
+        advice = ", or --resume_from_checkpoint last to continue it" if begun else ""
+        raise FileExistsError(f"{folder} holds a model of another run; pass another --output_dir{advice}.")
     if checkpoint is not None:
         path = Path(checkpoint).parent / RUN_SETTINGS
         if path.is_file() and (changes := different_settings(path, settings, MAY_CHANGE)):
