@@ -210,8 +210,8 @@ def bio_constraints(labels: tuple[str, ...]) -> Constraints | None:
     """The constraints of a tagging scheme, read from the names of its labels. The tensors are on the CPU.
 
     BIO (IOB2): `I-X` follows only `B-X` or `I-X`. If there are end labels (`E-X`, `L-X`) or single labels (`S-X`,
-    `U-X`), as in BIOES and BIOUL: an end label also follows only `B-X` or `I-X`, and only `I-X` or an end label follows
-    `B-X` or `I-X`.
+    `U-X`), as in BIOES, BIOUL and BMES: an end label also follows only `B-X` or `I-X`, and only `I-X` or an end label
+    follows `B-X` or `I-X`. The `M-X` of BMES is `I-X` by another letter.
 
     Args:
         labels: names of the labels, in the order of their ids.
@@ -222,15 +222,15 @@ def bio_constraints(labels: tuple[str, ...]) -> Constraints | None:
         an end) or a text of one word could have no label. IOB1 in which every type also has `B-X` cannot be told from
         IOB2: convert it first (`--tag_scheme iob1`).
     """
-    tags = [match.groups("O") for match in map(re.compile(r"O|([BIELSU])-(.+)").fullmatch, labels) if match]
-    begun, continued, ended = ({kind for prefix, kind in tags if prefix in some} for some in ("B", "IEL", "EL"))
+    tags = [match.groups("O") for match in map(re.compile(r"O|([BIELMSU])-(.+)").fullmatch, labels) if match]
+    begun, continued, ended = ({kind for prefix, kind in tags if prefix in some} for some in ("B", "IELM", "EL"))
     closes = any(prefix in "ELSU" for prefix, _ in tags)
     if len(tags) < len(labels) or not continued or not continued <= begun or closes and begun != ended:
         return None
     with torch.device("cpu"):  # not the device of the caller's context: the cache outlives it
         same_KK = torch.tensor([[kind == other for _, other in tags] for _, kind in tags])
-        continues_K = torch.tensor([prefix in "IEL" for prefix, _ in tags])
-        opens_K = torch.tensor([prefix in "BI" for prefix, _ in tags])
+        continues_K = torch.tensor([prefix in "IELM" for prefix, _ in tags])
+        opens_K = torch.tensor([prefix in "BIM" for prefix, _ in tags])
     may_end_K = ~opens_K if closes else torch.ones_like(opens_K)
     transitions_KK = torch.where(continues_K, opens_K[:, None] & same_KK, may_end_K[:, None])
     return Constraints(~continues_K, transitions_KK, may_end_K) if (may_end_K & ~continues_K).any() else None

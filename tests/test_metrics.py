@@ -47,6 +47,7 @@ def test_bilou_is_read_as_seqevals_strict_scheme_reads_it():
         ("E-A E-A I-A", "B-A B-A B-A"),
         ("U-A U-A B-A L-A I-A L-A", "B-A B-A B-A I-A B-A I-A"),  # BILOU
         ("B-A M-A M-A E-A S-A", "B-A I-A I-A I-A B-A"),  # BMES
+        ("B-A M-A B-A E-A M-A", "B-A I-A B-A I-A B-A"),
         ("B M E S O I", "B I I B O B"),  # no types
     ],
 )

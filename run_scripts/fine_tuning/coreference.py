@@ -83,6 +83,11 @@ class CoreferenceTrainingArguments(TaskTrainingArguments):
                     f"--{name} {getattr(self, name)}: a batch is one document, so it must be 1. For larger steps, pass "
                     "--gradient_accumulation_steps."
                 )
+        if self.dataloader_persistent_workers:
+            raise ValueError(
+                "--dataloader_persistent_workers true: these workers would repeat the windows of the first epoch; leave "
+                "it out."
+            )
         if self.n_gpu > 1:
             raise ValueError(
                 f"One process with {self.n_gpu} devices would split a document. Start a process for each device with "

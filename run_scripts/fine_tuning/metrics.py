@@ -19,8 +19,8 @@ Scores = dict[str, Any]
 
 # `O`, `B-PER` or a lone `B`. Part-of-speech tag sets have tags of other forms, such as `N-sg`.
 ENTITY_TAG = re.compile(r"O|[BIESLUM](-.+)?", re.DOTALL)
-# seqeval does not know these two letters of BILOU and would lose entities; IOBES has the same tags by other letters.
-BILOU_TO_IOBES = {"L": "E", "U": "S"}
+# seqeval does not know these letters of BILOU and BMES and would lose entities; IOBES has the same tags by others.
+TO_IOBES = {"L": "E", "U": "S", "M": "I"}
 RATES = ("precision", "recall", "f1", "number")
 
 
@@ -78,7 +78,7 @@ def _entity_scores(predicted: Sequence[Sequence[str]], gold: Sequence[Sequence[s
 
 
 def _iobes(tag: str) -> str:
-    return BILOU_TO_IOBES.get(tag[0], tag[0]) + tag[1:]
+    return TO_IOBES.get(tag[0], tag[0]) + tag[1:]
 
 
 def _flat(sentences: Sequence[Sequence[str]]) -> np.ndarray:

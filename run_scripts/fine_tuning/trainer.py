@@ -79,6 +79,16 @@ class TaskTrainingArguments(TrainingArguments):
                 "--prediction_loss_only and --eval_do_concat_batches false leave no predictions to score; leave them "
                 "out."
             )
+        if self.dataloader_drop_last or not self.dataloader_in_order:
+            raise ValueError(
+                "--dataloader_drop_last true and --dataloader_in_order false lose predictions or mix them up; leave "
+                "them out."
+            )
+        if self.warmup_steps and self.lr_scheduler_type == "constant":
+            raise ValueError(
+                f"--warmup_steps {self.warmup_steps} has no effect on a constant learning rate; pass "
+                "--lr_scheduler_type constant_with_warmup too."
+            )
         if not has_accelerator():
             self.use_cpu = True
         if self.tf32 is None and not self.use_cpu and is_torch_tf32_available():
