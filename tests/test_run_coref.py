@@ -171,7 +171,7 @@ def test_a_training_that_diverges_says_so(place, tmp_path):
     "options, message",
     [
         ({"per_device_train_batch_size": 4}, "--per_device_train_batch_size 4: a batch is one document"),
-        ({"dataloader_persistent_workers": True}, "these workers would repeat the windows of the first epoch"),
+        ({"dataloader_persistent_workers": True}, "these workers repeat the windows of the first epoch"),
         ({"max_length": 30}, "--max_length.*is not an option"),
         ({"config_overrides": {"train_singletons": True}}, "train_singletons is set by the data or by its own option"),
         ({"head": "linear"}, "Coreference resolution has no linear head, but head is 'linear'; pass head='paper'"),

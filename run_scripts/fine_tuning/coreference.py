@@ -85,7 +85,7 @@ class CoreferenceTrainingArguments(TaskTrainingArguments):
                 )
         if self.dataloader_persistent_workers:
             raise ValueError(
-                "--dataloader_persistent_workers true: these workers would repeat the windows of the first epoch; leave "
+                "--dataloader_persistent_workers true: these workers repeat the windows of the first epoch; leave "
                 "it out."
             )
         if self.n_gpu > 1:
