@@ -387,7 +387,7 @@ def word_counts(shapes: files.Shapes, options: dict[str, Any]) -> dict[str, Any]
 
 def check_word_count(vocabulary: Path | None, num_words: int | None, counts: dict[str, Any], options: dict[str, Any]):
     has_rows = bool({*counts} - {"n_tokens_vocab"})
-    if num_words is None and (has_rows or "char_cnn" not in options):
+    if num_words is None and (has_rows or "lstm" in options and "char_cnn" not in options):
         raise ValueError("Word-level models and softmaxes have a row for each word; pass the training vocabulary.")
     if num_words is not None and any(count != num_words for count in counts.values()):
         raise ValueError(

@@ -131,6 +131,29 @@ class ELMoSoftmax(nn.Module):
         return logits_NV.to(_sum_dtype(hidden_NP)).add_(bias_V).log_softmax(1)
 
     @torch.no_grad()
+    def choose_rows(self, rows_V: Tensor, mean: bool):
+        """Replaces the words. `rows_V` has the present id of each new word, or -1; `mean`: see `chosen_rows`.
+
+        In an adaptive softmax only the last cluster can change, that of the rarest words.
+        """
+        if self.adaptive is None:
+            self.weight, self.bias = (chosen_rows(table, rows_V, mean) for table in (self.weight, self.bias))
+            return
+        first, words = self.adaptive.cutoffs[-2], self.adaptive.tail[-1][1]  # type: ignore[index]
+        ids = torch.arange(self.adaptive.n_classes + 1)
+        ranks = torch.where(ids == self.pad_token_id, -1, ids - (ids > self.pad_token_id).long())
+        kept = torch.where(rows_V < 0, -1, ranks[rows_V])[torch.arange(len(rows_V)) != self.pad_token_id]
+        last = kept[first:]
+        if not len(last) or not torch.equal(kept[:first], torch.arange(first)) or ((last >= 0) & (last < first)).any():
+            raise ValueError(
+                f"In an adaptive softmax only the words after the first {first + 1:,} can change, which are its last "
+                "cluster. Add words at the end (`--vocabulary extend`), or load the model with softmax_type='full' "
+                "(`--softmax_type full`), whose softmax starts anew."
+            )
+        words.weight, words.out_features = chosen_rows(words.weight, (last - first).clamp(-1), mean), len(last)
+        self.adaptive.n_classes = self.adaptive.cutoffs[-1] = len(kept)
+
+    @torch.no_grad()
     def sample(self, generator: torch.Generator | None = None) -> Candidates:
         """Draws words log-uniformly over their ranks, until `num_sampled` are distinct.
 
@@ -194,6 +217,20 @@ class ELMoSoftmax(nn.Module):
     def _bias_without_pad(self, logit: float) -> Tensor:
         pad = torch.tensor([self.pad_token_id], device=self.bias.device)
         return self.bias.index_fill(0, pad, logit)
+
+
+def chosen_rows(parameter: Tensor, rows_V: Tensor, mean: bool) -> nn.Parameter:
+    """The given rows of a table. Rows -1 are the mean of the table, or random with its standard deviation."""
+    rows_V = rows_V.to(parameter.device)
+    chosen = parameter[rows_V.clamp(min=0)]
+    is_new_V = rows_V < 0
+    extra = parameter.new_zeros(int(is_new_V.sum()), *parameter.shape[1:])
+    if mean:
+        extra += parameter.mean(0)
+    elif parameter.dim() > 1:
+        extra.normal_(std=parameter.std().item())
+    chosen[is_new_V] = extra
+    return nn.Parameter(chosen, requires_grad=parameter.requires_grad)
 
 
 def _adaptive_softmax(classes: int, width: int, cutoffs: list[int] | None) -> nn.AdaptiveLogSoftmaxWithLoss:

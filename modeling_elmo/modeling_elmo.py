@@ -42,7 +42,7 @@ from .elmo_inputs import (
 )
 from .elmo_int8 import ELMoInt8Config, ELMoInt8Quantizer, Int8Linear, int8_obstacle, replace_linears
 from .elmo_lstm import ELMoLSTM, ELMoLSTMLayer, inference_in_threads, kernel_of_both, run_both
-from .elmo_softmax import CHUNK_LOGITS, Candidates, ELMoSoftmax
+from .elmo_softmax import CHUNK_LOGITS, Candidates, ELMoSoftmax, chosen_rows
 
 if TYPE_CHECKING:  # `save_pretrained` copies the files that are named here, too
     from .modeling_elmo_coreference import ELMoForCoreferenceResolution  # noqa: F401
@@ -248,6 +248,9 @@ class ELMoPreTrainedModel(PreTrainedModel):
             new_num_tokens: the new vocabulary size. Default: the present size.
             pad_to_multiple_of: the size is rounded up to a multiple of this number.
             mean_resizing: new rows are the mean of the present rows; otherwise random, with their standard deviation.
+
+        Raises:
+            ValueError: a size that is too small; for an adaptive softmax, one that ends before its last cluster.
         """
         size, step = new_num_tokens or self.config.vocab_size, pad_to_multiple_of or 1
         if not (isinstance(size, int) and isinstance(step, int)):
@@ -263,6 +266,10 @@ class ELMoPreTrainedModel(PreTrainedModel):
         Args:
             source_rows: the present id of each new word, or -1 if it has none. Rows of words without an id are the mean
                 of the present rows, or random if the checkpoint has no softmax.
+
+        Raises:
+            ValueError: ids outside the vocabulary; other words than before ahead of the last cluster of an adaptive
+                softmax, which alone can change.
         """
         outside = [row for row in source_rows if not -1 <= row < self.config.vocab_size]
         if outside:
@@ -277,13 +284,14 @@ class ELMoPreTrainedModel(PreTrainedModel):
         if size <= max(self.config.bos_token_id, self.config.eos_token_id, self.config.unk_token_id):
             raise ValueError(f"A vocabulary of {size} words has no room for the special words; pass 4 or more.")
         rows_V, modules = torch.tensor(source_rows), list(self.modules())
-        if any(isinstance(module, ELMoSoftmax) and module.adaptive is not None for module in modules):
-            raise ValueError("An adaptive softmax has clusters of fixed sizes; train a new model of the new size.")
-        for module in modules:
+        for module in modules:  # first, because an adaptive softmax may refuse
             if isinstance(module, ELMoSoftmax):
-                module.weight, module.bias = (_chosen(table, rows_V, mean) for table in (module.weight, module.bias))
-            elif isinstance(words := getattr(module, "word_embeddings", None), nn.Embedding):
-                words.weight, words.num_embeddings = _chosen(words.weight, rows_V, mean), size
+                module.choose_rows(rows_V, mean)
+                if module.adaptive is not None:
+                    self.config.adaptive_cutoffs = module.adaptive.cutoffs[:-1]
+        for module in modules:
+            if isinstance(words := getattr(module, "word_embeddings", None), nn.Embedding):
+                words.weight, words.num_embeddings = chosen_rows(words.weight, rows_V, mean), size
                 if isinstance(module, ELMoModel):
                     module._drop_cache()
         self.config.vocab_size = size
@@ -974,7 +982,7 @@ class ELMoForPreTraining(ELMoPreTrainedModel):
                 "softmax file, or train a new softmax first."
             )
         if not self.config.has_softmax:
-            logger.warning("This checkpoint was published without its softmax: training starts a new one.")
+            logger.warning("The checkpoint has no such softmax: training starts a new one.")
             self.config.has_softmax = True
 
 
@@ -1012,20 +1020,6 @@ def _check_targets(name: str, targets_M: Tensor, config: ELMoConfig):
 def _join_states(forward: list[Tensor], backward: list[Tensor]) -> States:
     hidden, cell = (torch.stack(pair, dim=2) for pair in zip(forward, backward, strict=True))
     return hidden, cell
-
-
-def _chosen(parameter: Tensor, rows_V: Tensor, mean: bool) -> nn.Parameter:
-    """The given rows of a table. Rows -1 are the mean of the table, or random with its standard deviation."""
-    rows_V = rows_V.to(parameter.device)
-    chosen = parameter[rows_V.clamp(min=0)]
-    is_new_V = rows_V < 0
-    extra = parameter.new_zeros(int(is_new_V.sum()), *parameter.shape[1:])
-    if mean:
-        extra += parameter.mean(0)
-    elif parameter.dim() > 1:
-        extra.normal_(std=parameter.std().item())
-    chosen[is_new_V] = extra
-    return nn.Parameter(chosen, requires_grad=parameter.requires_grad)
 
 
 @torch.no_grad()

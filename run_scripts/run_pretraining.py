@@ -10,6 +10,7 @@ During training the output folder holds checkpoints. After training it also hold
 card, and the record of the run, `results/pretraining.json`, from which the card is made.
 """
 
+import math
 from dataclasses import dataclass, field, fields
 from datetime import timedelta
 from functools import partial
@@ -238,6 +239,12 @@ def publish(training: Pretraining, survey: Survey | None, corpus_args: CorpusArg
     name = repo_id.split("/")[-1]
     write_bilm_card(output_dir, name)
     print(f"{output_dir}: the model of step {step}, with its card; load it with AutoModel.from_pretrained")
+    perplexities = {entry["step"]: entry["perplexity"] for entry in progress.log if "perplexity" in entry}
+    if progress.base_model and perplexities.get(0, math.inf) < perplexities.get(step, 0):
+        print(
+            f"Warning: the held-out perplexity {perplexities[step]:,.2f} is above the {perplexities[0]:,.2f} before "
+            "the training; a lower --learning_rate may help."
+        )
     if hub_args.push_to_hub:
         push(output_dir, repo_id, "Pretrained biLM", hub_args.hub_private_repo, hub_args.hub_token)
 

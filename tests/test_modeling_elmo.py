@@ -590,10 +590,42 @@ def test_resizing_keeps_the_rows_that_remain(size):
     model(**batch, labels=batch["input_ids"]).loss.backward()
     assert model.resize_token_embeddings(pad_to_multiple_of=8).weight.shape[0] % 8 == 0
     fails("A vocabulary of 3 words has no room", model.resize_token_embeddings, 3)
-    options = {"word_embedding_size": 4, "softmax_type": "adaptive", "adaptive_cutoffs": [3]}
-    adaptive = make_model(ELMoForPreTraining, **options)
-    fails("An adaptive softmax has clusters of fixed sizes", adaptive.resize_token_embeddings, size)
-    assert adaptive.elmo.word_embeddings.num_embeddings == adaptive.config.vocab_size == 12  # nothing has changed
+
+
+@pytest.mark.parametrize("size", [7, 12, 40])
+def test_resizing_changes_the_last_cluster_of_an_adaptive_softmax(size, tmp_path):
+    """Compared with torch's module, built for the new size with the rows that remain and the mean of the cluster."""
+    options = {"projection_size": 16, "softmax_type": "adaptive", "adaptive_cutoffs": [2, 5]}
+    model = make_model(ELMoForPreTraining, **options).eval()
+    rows, width = model.softmax.adaptive.tail[-1][1].weight.detach(), model.config.projection_size
+    expected = torch.nn.AdaptiveLogSoftmaxWithLoss(width, size - 1, [2, 5], div_value=4.0, head_bias=True)
+    changed = torch.cat([rows, rows.mean(0).expand(size, -1)])[: size - 1 - 5]
+    expected.load_state_dict(model.softmax.adaptive.state_dict() | {"tail.1.1.weight": changed})
+    model.resize_token_embeddings(size)
+    hidden = torch.randn(3, width)
+    found = model.softmax.log_probabilities(hidden)
+    assert found.shape == (3, size) and found[:, 0].isneginf().all()
+    torch.testing.assert_close(found[:, 1:], expected.log_prob(hidden))
+    batch = make_batch(model.config)
+    loss = model(**batch, labels=batch["input_ids"]).loss
+    model.save_pretrained(tmp_path)
+    again = ELMoForPreTraining.from_pretrained(tmp_path)
+    assert torch.equal(again.eval()(**batch, labels=batch["input_ids"]).loss, loss)
+
+
+def test_other_clusters_of_an_adaptive_softmax_stay():
+    options = {"projection_size": 16, "softmax_type": "adaptive", "adaptive_cutoffs": [2, 5]}
+    model = make_model(ELMoForPreTraining, word_embedding_size=4, **options)
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    message = "In an adaptive softmax only the words after the first 6 can change"
+    fails(message, model.resize_token_embeddings, 6)
+    for rows in ([0, 2, 1, *range(3, 12)], [0, 1, 2, 3, 4, 5, 6, 5], [0, 1, 2, 3, 4, -1, 6], [0, 1, 2, 3, 4, 5, 6, 1]):
+        fails(message, model.replace_vocabulary, rows)
+    assert model.elmo.word_embeddings.num_embeddings == model.config.vocab_size == 12  # nothing has changed
+    assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
+    model.replace_vocabulary([0, 1, 2, 3, 4, 5, 9, -1, 7])
+    rows = before["softmax.adaptive.tail.1.1.weight"]
+    assert torch.equal(model.softmax.adaptive.tail[1][1].weight, torch.stack([rows[3], rows.mean(0), rows[1]]))
 
 
 def test_new_words_are_random_as_the_present_ones():

@@ -1,6 +1,7 @@
 """The program: refused options, training a checkpoint further, and the files after training."""
 
 import json
+import re
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -283,6 +284,12 @@ def test_training_a_checkpoint_further(kind, base, tmp_path):
     assert after.vocabulary_size == last["vocabulary_size"] == run.plain_model.config.vocab_size
 
 
+def test_a_model_that_became_worse_is_told(base, tmp_path, capsys):
+    options = options_of(tmp_path, model_name_or_path=base / "run", max_steps=4, learning_rate=3.0)
+    train(options | {"preset": None, "config_overrides": None, "num_sampled": None, "vocabulary_size": None})
+    assert re.search(r"held-out perplexity [\d.,]+ is above the [\d.,]+ before the training", capsys.readouterr().out)
+
+
 def test_a_checkpoint_without_its_softmax_gets_one(tmp_path):
     """As the published originals, which have no softmax."""
     tokenizer = ELMoTokenizer(vocab=["<S>", "</S>", "<UNK>"], max_word_length=12)
@@ -292,9 +299,11 @@ def test_a_checkpoint_without_its_softmax_gets_one(tmp_path):
     options = options_of(
         tmp_path, model_name_or_path=tmp_path / "bilm", vocabulary="replace", optim="adagrad", max_steps=4
     )
-    train(options | {"preset": None, "config_overrides": None, "num_sampled": None})
+    run = train(options | {"preset": None, "config_overrides": None, "num_sampled": None})
     found = ELMoForPreTraining.from_pretrained(tmp_path / "run")
     assert found.config.has_softmax and found.config.vocab_size == 120
+    assert [entry["step"] for entry in run.progress.log if "perplexity" in entry] == [4]  # at step 0 it is random
+    assert "before the training" not in (tmp_path / "run" / "README.md").read_text(encoding="utf-8")
 
 
 def test_accelerates_own_half_precision_is_refused(tmp_path, monkeypatch):

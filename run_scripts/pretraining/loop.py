@@ -105,7 +105,7 @@ class Pretraining:
             OSError: a checkpoint cannot be written.
             Stopped: after SIGTERM or Ctrl-C, with a checkpoint.
         """
-        if self.progress.step == 0:
+        if self.progress.step == 0 and self.plain_model.config.has_softmax:  # a new softmax of a checkpoint is random
             self._evaluate()
         workers, is_cuda = self.arguments.dataloader_num_workers, self.accelerator.device.type == "cuda"
         batches = iter(batch_loader(self.make_batches(self.position), workers, pin_memory=is_cuda))

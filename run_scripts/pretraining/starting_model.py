@@ -171,7 +171,6 @@ def make_starting_model(
         tokenizer = change_vocabulary(model, tokenizer, words, keep_all=arguments.vocabulary == "extend")
         if arguments.vocabulary_size is not None and accelerator.is_main_process:
             write_vocabulary(path, _words_by_id(tokenizer))  # with the old words, if they were kept
-    model.config.has_softmax = True  # a checkpoint without a softmax got a random one, which is trained now
     return model, tokenizer
 
 
