@@ -79,7 +79,7 @@ def plain_result(pipe, text: str, words: list[str], predicates: list[int] | None
                 start, stop = places[first], places[last] + len(words[last])
                 score = sum(probabilities[first : last + 1]) / (last + 1 - first)
                 span = {"start": start, "end": stop, "text": text[start:stop]}
-                arguments.append({"role": role, **span, "score": pytest.approx(score, rel=1e-4)})
+                arguments.append({"role": role, **span, "score": pytest.approx(score, rel=1e-4, abs=1e-6)})
             first = last + 1
         verb = {"verb": words[predicate], "description": " ".join(description), "tags": tags}
         verbs.append({**verb, "arguments": arguments})
