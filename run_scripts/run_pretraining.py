@@ -10,7 +10,6 @@ During training the output folder holds checkpoints. After training it also hold
 card, and the record of the run, `results/pretraining.json`, from which the card is made.
 """
 
-import math
 from dataclasses import dataclass, field, fields
 from datetime import timedelta
 from functools import partial
@@ -24,7 +23,7 @@ from transformers.utils import cached_file, logging
 
 from modeling_elmo import ELMoTokenizer
 from modeling_elmo.conversion_tensorflow import OPTIMIZER_STATE
-from modeling_elmo.run_scripts.cards.bilm_card import write_bilm_card
+from modeling_elmo.run_scripts.cards.bilm_card import perplexity_values, write_bilm_card
 from modeling_elmo.run_scripts.cards.card import CardArguments, without_folders, write_card_facts, write_result
 from modeling_elmo.run_scripts.cards.publishing import FLAG, push
 from modeling_elmo.run_scripts.pretraining.batches import SentenceBatches
@@ -239,11 +238,11 @@ def publish(training: Pretraining, survey: Survey | None, corpus_args: CorpusArg
     name = repo_id.split("/")[-1]
     write_bilm_card(output_dir, name)
     print(f"{output_dir}: the model of step {step}, with its card; load it with AutoModel.from_pretrained")
-    perplexities = {entry["step"]: entry["perplexity"] for entry in progress.log if "perplexity" in entry}
-    if progress.base_model and perplexities.get(0, math.inf) < perplexities.get(step, 0):
+    values = perplexity_values(record, [entry for entry in progress.log if "perplexity" in entry])
+    if (before := values.get("perplexity_before")) and before < (after := values["perplexity"]["perplexity"]):
         print(
-            f"Warning: the held-out perplexity {perplexities[step]:,.2f} is above the {perplexities[0]:,.2f} before "
-            "the training; a lower --learning_rate may help."
+            f"Warning: the held-out perplexity {after:,.2f} is above the {before:,.2f} before the training; a lower "
+            "--learning_rate may help."
         )
     if hub_args.push_to_hub:
         push(output_dir, repo_id, "Pretrained biLM", hub_args.hub_private_repo, hub_args.hub_token)

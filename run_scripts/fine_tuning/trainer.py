@@ -26,8 +26,11 @@ RECORDED_OPTIONS = (
     *("adadelta", "ema_decay", "train_sampling_strategy", "lr_decay"),
 )
 SMALLEST = {
-    **{"per_device_train_batch_size": 1, "per_device_eval_batch_size": 1, "gradient_accumulation_steps": 1},
-    **{"dataloader_num_workers": 0, "seed": 0},
+    "per_device_train_batch_size": 1,
+    "per_device_eval_batch_size": 1,
+    "gradient_accumulation_steps": 1,
+    "dataloader_num_workers": 0,
+    "seed": 0,
 }
 EMA_HELP = "Decay per step of the moving average of the weights, which is evaluated and saved. 0: no average."
 REPLACED_BY_ADADELTA = ("optim", "optim_args", "adam_beta1", "adam_beta2", "adam_epsilon")
