@@ -30,10 +30,10 @@ from huggingface_hub.errors import (
 from torch import Tensor
 
 # Best name first. Archives of NLPL have model.hdf5, options.json or meta.json, and vocab.txt.
-WEIGHTS_FILES = ("model.hdf5", "*.hdf5")
+WEIGHTS_FILES = ("model.hdf5", "*.hdf5", "*.h5")
 OPTIONS_FILES = ("options.json", "meta.json", "*options*.json")
 VOCABULARY_FILES = ("vocab.txt", "vocab.txt.gz")
-SOFTMAX_FILES = ("*softmax*.hdf5",)
+SOFTMAX_FILES = ("*softmax*.hdf5", "*softmax*.h5")
 
 HUB_REFERENCE = re.compile(r"hf://(?P<repo_id>[^/@]+/[^/@]+)(@(?P<revision>[^/]+))?/(?P<filename>.+)")
 HUB_ERRORS: dict[type[Exception], str] = {  # GatedRepoError is a RepositoryNotFoundError

@@ -25,6 +25,7 @@ from modeling_elmo import ELMoConfig
 from modeling_elmo.conversion_catalogue import format_catalogue, published_checkpoints
 from modeling_elmo.conversion_elmo import convert_original_checkpoint, export_original_checkpoint
 from modeling_elmo.conversion_files import (
+    WEIGHTS_FILES,
     fetch,
     find_checkpoint,
     first_of,
@@ -262,7 +263,7 @@ FORMATS = (
     ),
     Format(
         "HDF5 weights of bilm-tf or AllenNLP",
-        ("*.hdf5",),
+        WEIGHTS_FILES,
         ("options", "vocabulary", "softmax"),
         convert_hdf5,
         check_hdf5,

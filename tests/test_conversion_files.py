@@ -45,6 +45,7 @@ NLPL = {
         (NLPL, ["model.hdf5", "meta.json", "vocab.txt"]),
         (NLPL | {"options.json": '{"lstm": 2}'}, ["model.hdf5", "options.json", "vocab.txt"]),
         ({"45/elmo.hdf5": "weights", "45/options.json": "{}"}, ["elmo.hdf5", "options.json", None]),
+        ({"model.h5": "", "options.json": "{}"}, ["model.h5", "options.json", None]),
         ({"a_weights.hdf5": "", "a_options.json": "{}"}, ["a_weights.hdf5", "a_options.json", None]),
         ({"softmax.hdf5": "", "model.hdf5": "", "options.json": ""}, ["model.hdf5", "options.json", None]),
         (
@@ -84,7 +85,7 @@ def test_what_is_not_there(tmp_path, scratch):
         ((tmp_path / "no.hdf5", None), FileNotFoundError, "no.hdf5 does not exist; pass a file, a folder, a .zip"),
         ((damaged, None), ValueError, "m.zip is not a complete .zip archive; pass another copy"),
         ((weights, None), ValueError, "w.hdf5 is a single file; pass its options.json too"),
-        ((archive, None), FileNotFoundError, r"has no file model.hdf5 or \*.hdf5"),
+        ((archive, None), FileNotFoundError, r"has no file model.hdf5 or \*.hdf5 or \*.h5"),
         ((weights, archive), FileNotFoundError, r"a.zip has no file options.json or meta.json"),
         (
             (many, None),

@@ -145,9 +145,11 @@ def test_a_tensorflow_checkpoint_is_recognized(tmp_path, capsys, kind):
     assert (tmp_path / "model" / "optimizer_state.safetensors").is_file()
 
 
-def test_hdf5_weights_are_recognized(tmp_path, capsys):
+@pytest.mark.parametrize("weights", ["dumped_weights.hdf5", "model.h5"])
+def test_hdf5_weights_are_recognized(tmp_path, capsys, weights):
     source = FIXTURES / "bilm_tf_checkpoint" / "words"
-    for name in ("dumped_weights.hdf5", "options.json", "vocab.txt"):
+    shutil.copyfile(source / "dumped_weights.hdf5", tmp_path / weights)
+    for name in ("options.json", "vocab.txt"):
         shutil.copyfile(source / name, tmp_path / name)
     given = ["--weights", str(tmp_path), "--output_dir", str(tmp_path / "model")]
     with pytest.raises(ValueError, match="--step has no effect: .* is HDF5 weights of bilm-tf or AllenNLP. Omit it"):
@@ -161,7 +163,7 @@ def test_folders_of_no_format_are_refused(tmp_path):
     (tmp_path / "model.bin").write_text("")
     message = (
         r"has no checkpoint of a known format. Looked for .*\*.index or .*\(a TensorFlow checkpoint of bilm-tf\); .*"
-        r"\*.hdf5 \(HDF5 weights of bilm-tf or AllenNLP\). It holds model.bin, options.json; pass the folder or archive"
+        r"\*.h5 \(HDF5 weights of bilm-tf or AllenNLP\). It holds model.bin, options.json; pass the folder or archive"
     )
     with pytest.raises(FileNotFoundError, match=message):
         main(["--weights", str(tmp_path), "--output_dir", str(tmp_path / "model")])

@@ -229,6 +229,25 @@ def test_models_of_other_experiments_are_copied(finished, place, tmp_path, train
     assert record == read_json(finished / "baseline" / "seed-42" / "record.json") and len(trainers) == 6
 
 
+def test_records_without_their_models_are_copied_but_not_pushed(finished, place, tmp_path, trainers):
+    """The repository ships records alone; the tables need no more."""
+    shipped, folder = tmp_path / "shipped", tmp_path / "placement"
+    for file in ("record.json", "settings.json"):
+        for seed in ("seed-42", "seed-43"):
+            (shipped / "elmo" / seed).mkdir(parents=True, exist_ok=True)
+            shutil.copy2(finished / "elmo" / seed / file, shipped / "elmo" / seed / file)
+    options = {"ablation": "placement", "seeds": 2, "reuse_from": shipped, "num_train_epochs": 3}
+    records = train(place, folder, **options)
+    assert len(trainers) == 4 and records[0] == read_json(shipped / "elmo" / "seed-42" / "record.json") | {
+        "arm": "input"
+    }
+    assert sorted(file.name for file in (folder / "input" / "seed-42").iterdir()) == ["record.json", "settings.json"]
+    assert train(place, folder, **options) == records and len(trainers) == 4
+    with pytest.raises(FileNotFoundError, match="holds the record of the best model without the model"):
+        train(place, shipped, seeds=2, num_train_epochs=3, push_to_hub=True)
+    assert len(trainers) == 4
+
+
 OTHERS = [
     ({"learning_rate": 0.01}, "learning_rate"),
     ({"num_train_epochs": 4}, "num_train_epochs"),

@@ -13,7 +13,7 @@ from typing import Any, Literal
 import torch
 from datasets import Dataset, concatenate_datasets
 from transformers import DataCollatorWithPadding, EarlyStoppingCallback, set_seed
-from transformers.utils import logging
+from transformers.utils import CONFIG_NAME, logging
 
 from modeling_elmo import ELMoConfig, ELMoModel, ELMoTokenizer
 from modeling_elmo.run_scripts.cards.card import CardArguments, without_folders
@@ -178,6 +178,11 @@ class Experiment:
         candidates = [record for record in records if record["layer_weights"]] or records
         best = best_record(candidates)
         folder = self._folder_of(arms[best["arm"]], best["seed"])
+        if not (folder / CONFIG_NAME).is_file():
+            raise FileNotFoundError(
+                f"{folder} holds the record of the best model without the model. Train it in another --output_dir, or "
+                "leave out --push_to_hub."
+            )
         if len(candidates) > 1:
             best = best | {"best_of": len(candidates), "best_on": first_split(best)}
             write_card_and_record(folder, best, self.training)
@@ -216,7 +221,10 @@ class Experiment:
                 if file.is_file() and file.name not in NOT_COPIED:
                     shutil.copy2(file, folder / file.name)
             record = read_record(other / "record.json") | {"arm": arm.name}
-            write_run(folder, record, self.arguments, self.training)
+            if (other / CONFIG_NAME).is_file():
+                write_run(folder, record, self.arguments, self.training)
+            else:  # a shipped record, without its model: enough for the tables
+                write_json(folder / "record.json", record)
             logger.warning(f"{folder} is a copy of {other}, which has the same settings.")
             return
 
