@@ -48,7 +48,11 @@ BENCHMARK_PARTS = ("inference", "training", "pretraining", "fine_tuning", "token
 class BenchmarkArguments:
     parts: list[str] = field(
         default_factory=lambda: [*BENCHMARK_PARTS],
-        metadata={"help": f"Parts to measure: {', '.join(BENCHMARK_PARTS)}."},
+        metadata={
+            "help": f"Parts to measure: {', '.join(BENCHMARK_PARTS)}.",
+            "choices": BENCHMARK_PARTS,
+            "metavar": "PART",
+        },
     )
     device: str = field(
         default="cpu",
@@ -57,7 +61,7 @@ class BenchmarkArguments:
     text_file: str | None = field(
         default=None, metadata={"help": "Text file, one sentence per line. Default: a short text of the repository."}
     )
-    preset: str = field(default="original", metadata={"help": f"Model size: {', '.join(PRESETS)}."})
+    preset: str = field(default="original", metadata={"help": "Model size.", "choices": [*PRESETS]})
     batches: list[str] = field(
         default_factory=lambda: ["1x20", "32x30", "32x30dense", "128x30"],
         metadata={"help": "Batches for inference, ROWSxWORDS."},
@@ -66,7 +70,8 @@ class BenchmarkArguments:
         default_factory=lambda: ["32x20", "128x20"], metadata={"help": "Batches for all training steps, ROWSxWORDS."}
     )
     softmaxes: list[str] = field(
-        default_factory=lambda: ["full", "sampled"], metadata={"help": f"Softmaxes: {', '.join(SOFTMAXES)}."}
+        default_factory=lambda: ["full", "sampled"],
+        metadata={"help": f"Softmaxes: {', '.join(SOFTMAXES)}.", "choices": [*SOFTMAXES], "metavar": "SOFTMAX"},
     )
     vocabulary_size: int = field(default=50_000, metadata={"help": "Words of the softmax."})
     num_sampled: int = field(default=8192, metadata={"help": "Candidates of the sampled softmax."})
@@ -88,13 +93,9 @@ class BenchmarkArguments:
     def __post_init__(self):
         if self.output is not None:
             check_output(Path(self.output))
-        if self.rounds < 1:
-            raise ValueError(f"--rounds {self.rounds}: pass 1 or more.")
-        for name, known in (("parts", BENCHMARK_PARTS), ("softmaxes", SOFTMAXES), ("preset", PRESETS)):
-            received = getattr(self, name)
-            unknown = [each for each in ([received] if name == "preset" else received) if each not in known]
-            if unknown:
-                raise ValueError(f"--{name} {' '.join(unknown)} is unknown; pass {', '.join(known)}.")
+        for name in ("rounds", "threads", "vocabulary_size", "num_sampled"):
+            if (number := getattr(self, name)) is not None and number < 1:
+                raise ValueError(f"--{name} {number}: pass 1 or more.")
         if self.device != "cpu":
             self._check_parts_of_devices()
 

@@ -46,7 +46,11 @@ def main(arguments: list[str] | None = None) -> None:
 
     page = build_page(positional.models, parsed.corpus, parsed.trust_remote_code)
     options = {"server_name": LOCAL, "server_port": parsed.port, "prevent_thread_lock": True, "quiet": True}
-    page.launch(**LAUNCH_OPTIONS, **options)
+    try:
+        page.launch(**LAUNCH_OPTIONS, **options)
+    except OSError as error:  # gradio names its own options
+        received = "" if parsed.port is None else f"--port {parsed.port}: "
+        raise RuntimeError(f"{received}no free port could be opened on this computer. Pass another --port.") from error
     print(f"Open {page.local_url} in a browser of this computer. Ctrl-C stops the explorer.", flush=True)
     page.block_thread()
 

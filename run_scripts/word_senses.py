@@ -90,6 +90,12 @@ def main(arguments: list[str] | None = None) -> dict[str, Any]:
     if parsed.lemma:
         found["map"] = {"lemma": parsed.lemma}
     print(sense_table(found))
+    unseen = found.get("disambiguation", {}).get("unseen_lemmas")
+    if unseen and not inventory:
+        print(
+            f"{unseen:.1%} of the uses in the test text have a lemma that the training text lacks. Without "
+            "--sense_inventory they count as wrong."
+        )
     if parsed.output:
         output = Path(parsed.output)
         write_json(output, found)

@@ -191,15 +191,15 @@ def test_a_peer_that_breaks_the_contract(body, message, tmp_path):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["--peer", "allennlp"], "--peer allennlp: there is no file ''; pass FILE.py:FUNCTION"),
+        (["--peer", "allennlp"], "--peer allennlp names no function; pass FILE.py:FUNCTION"),
         (["--peer", "nowhere/peer.py:elmo"], "--peer .*: there is no file 'nowhere/peer.py'; pass FILE.py:FUNCTION"),
         (["--peer", f"{__file__}:elmo"], "test_benchmark.py has no function 'elmo'"),
         (["--against", "nowhere"], "--against nowhere: there is no modeling_elmo/__init__.py; pass a clone"),
-        (["--rounds", "0"], "--rounds 0: pass 1 or more"),
+        *(
+            ([f"--{name}", "0"], f"--{name} 0: pass 1 or more")
+            for name in ("rounds", "threads", "vocabulary_size", "num_sampled")
+        ),
         (["--output", "."], r"--output \. is a folder; pass the name of a file"),
-        (["--parts", "speed"], "--parts speed is unknown; pass inference, training"),
-        (["--softmaxes", "flat"], "--softmaxes flat is unknown; pass full, sampled"),
-        (["--preset", "huge"], "--preset huge is unknown; pass tiny, small"),
         *(
             (["--batches", name], f"'{name}' is not the name of a batch; pass ROWSxWORDS or ROWSxWORDSdense")
             for name in ("20", "0x20", "4x2", "4x20sparse", "4X20", "4x20x2")
@@ -213,6 +213,19 @@ def test_a_peer_that_breaks_the_contract(body, message, tmp_path):
 def test_mistakes(options, message):
     with pytest.raises((ValueError, OSError), match=message):
         measured(*options)
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "choice"),
+    [("parts", "speed", "training"), ("softmaxes", "flat", "full"), ("preset", "huge", "tiny")],
+)
+def test_choices(option, value, choice, capsys):
+    with pytest.raises(SystemExit):
+        measured(f"--{option}", value)
+    printed = capsys.readouterr().err
+    assert (
+        f"argument --{option}: invalid choice: '{value}'" in printed and choice in printed.partition("choose from")[2]
+    )
 
 
 def test_against_another_checkout(tmp_path):

@@ -88,6 +88,9 @@ def test_a_result_that_is_no_json(tmp_path):
         (tmp_path / "results" / "play.json").write_text(text, encoding="utf-8")
         with pytest.raises(ValueError, match=r"play\.json is not JSON"):
             read_result(tmp_path, "play")
+    write_result(tmp_path, "play", ["눈"])
+    with pytest.raises(ValueError, match=r"play\.json holds a list in place of an object"):
+        read_result(tmp_path, "play")
 
 
 def test_records_do_not_show_folders():

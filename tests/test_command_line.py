@@ -20,9 +20,10 @@ from unittest.mock import MagicMock
 import pytest
 import torch
 from huggingface_hub.errors import GatedRepoError, HfHubHTTPError, HTTPError, OfflineModeIsEnabled
+from safetensors.torch import load_file
 from transformers import AutoModel, TrainingArguments
 
-from modeling_elmo import ELMoConfig, conversion_files
+from modeling_elmo import ELMoConfig, ELMoModel, conversion_files
 from modeling_elmo.run_scripts import modeling_elmo_cli
 from modeling_elmo.run_scripts.program import command_line, files
 from modeling_elmo.run_scripts.program.command_line import ProgramParser, is_mistake_of_user, run
@@ -115,6 +116,18 @@ def test_run_names_a_missing_file(monkeypatch, capsys):
         run(lambda: Path("no/such/file").read_text())
     assert ended.value.code == 2
     assert capsys.readouterr().err == "program.py: error: no/such/file: No such file or directory\n"
+
+
+def test_run_explains_damaged_weights(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["program.py"])
+    ELMoModel(ELMoConfig.from_preset("tiny")).save_pretrained(tmp_path)
+    weights = tmp_path / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:1000])
+    with pytest.raises(SystemExit) as ended:
+        run(lambda: AutoModel.from_pretrained(tmp_path))
+    printed = capsys.readouterr().err.splitlines()[-1]
+    assert ended.value.code == 2
+    assert printed.startswith("program.py: error: A .safetensors file of the model is damaged or incomplete (")
 
 
 def test_run_shows_a_bug_and_returns_after_a_success(monkeypatch):
@@ -312,8 +325,9 @@ def test_functions_that_ran_often_are_told_apart(tests_are_ours):
         lambda: ELMoConfig(projection_size="wide"),
         lambda: ELMoConfig(projection_sise=3),
         lambda: conversion_files.read_arrays(__file__),
+        lambda: load_file(__file__),
     ],
-    ids=["file", "hub", "config", "misspelt", "hdf5"],
+    ids=["file", "hub", "config", "misspelt", "hdf5", "safetensors"],
 )
 def test_errors_of_libraries_that_a_user_can_put_right(function):
     assert is_mistake_of_user(error_of(function))
@@ -331,6 +345,13 @@ def test_a_model_that_does_not_exist(name, message):
     with pytest.raises(FileNotFoundError, match=message) as raised:
         check_model(name or str(ROOT / "tests"))
     assert is_mistake_of_user(raised.value)
+
+
+@pytest.mark.parametrize(("config", "kind"), [('{"model_type": "bert"}', "'bert'"), ("{}", "None"), ("[]", "None")])
+def test_a_folder_of_another_model(tmp_path, config, kind):
+    (tmp_path / "config.json").write_text(config)
+    with pytest.raises(ValueError, match=f"is a {kind} model; pass an ELMo model"):
+        check_model(str(tmp_path))
 
 
 @pytest.mark.parametrize(

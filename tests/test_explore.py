@@ -3,6 +3,7 @@
 import math
 import re
 import runpy
+import socket
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -287,7 +288,7 @@ def test_other_mistakes(english, head_folders, tmp_path, monkeypatch):
         readings.layer_cosines(english, "A play.", "chess")
     with pytest.raises(ValueError, match="There is no question yet"):
         readings.head_pieces(readings.open_model(str(head_folders["reader"])), STORY)
-    (tmp_path / "config.json").write_text('{"model_type": "bert", "architectures": ["BertModel"]}')
+    (tmp_path / "config.json").write_text('{"model_type": "elmo", "architectures": ["BertModel"]}')
     with pytest.raises(ValueError, match="has the architecture BertModel; pass one of ELMoModel, ELMoForPreTraining"):
         readings.open_model(str(tmp_path))
     with pytest.raises(ValueError, match="--port 70000: pass a number from 1 to 65535"):
@@ -401,6 +402,9 @@ def test_a_space_runs(tmp_path, monkeypatch, capsys, corpus):
     head = yaml.safe_load((folder / "README.md").read_text(encoding="utf-8").split("---")[1])
     assert head["sdk"] == "gradio" and head["sdk_version"] == gradio.__version__ and head["app_file"] == "app.py"
     assert (folder / "requirements.txt").read_text().startswith("modeling-elmo[explore")
+    copied = {path.name for path in (folder / "elmo-mini-en").iterdir() if path.suffix != ".py"}
+    others = {"config.json", "model.safetensors", "vocab.txt", "tokenizer.json", "tokenizer_config.json"}
+    assert copied == {"README.md", *others}
     assert not any(path.is_symlink() for path in folder.rglob("*"))
     monkeypatch.chdir(tmp_path)
     names = runpy.run_path(str(folder / "app.py"))
@@ -410,6 +414,16 @@ def test_a_space_runs(tmp_path, monkeypatch, capsys, corpus):
     names["demo"].close()
     with pytest.raises(FileExistsError, match="is not empty; pass a new folder"):
         explore.main([ENGLISH, "--space", str(folder)])
+
+
+def test_a_port_that_is_taken():
+    pytest.importorskip("gradio")
+    with socket.socket() as taken:
+        taken.bind((explore.LOCAL, 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        with pytest.raises(RuntimeError, match=f"^--port {port}: no free port .* Pass another --port"):
+            explore.main([ENGLISH, "--port", str(port)])
 
 
 def test_a_space_of_models_on_the_hub(tmp_path, monkeypatch):

@@ -54,6 +54,7 @@ def test_residues_are_kept(tmp_path, content, expected):
         (BASE + "> . .\nMK\n", "x.fasta, line 3: the header has no name, but '.'; write >NAME."),
         (BASE + ">b\0\nMK\n", r"x.fasta, line 3: the header has no name, but 'b\x00'"),
         (BASE + ">b c\n>d\nMK\n", "x.fasta, line 3: the record 'b' has no residues; complete or remove it."),
+        (">a\rMKT\r>b\rMK\r", "x.fasta, line 1: lines end in CR alone, as on old Macs; end them in LF"),
         (BASE + ">b\n", "x.fasta, line 3: the record 'b' has no residues"),
         (
             BASE + ">a second\nMK\n",

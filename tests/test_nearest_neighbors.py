@@ -14,6 +14,7 @@ from task_worker import bilm
 from modeling_elmo import ELMoModel, ELMoTokenizer
 from modeling_elmo.run_scripts.cards.figures import draw_map
 from modeling_elmo.run_scripts.nearest_neighbors import main, words_in_file
+from modeling_elmo.run_scripts.vectors import embedding, neighbors
 from modeling_elmo.run_scripts.vectors.neighbors import WordUse, find_uses, nearest_uses, normalize, use_vectors
 
 TEXT = Path(__file__).parent / "fixtures" / "demo" / "play.txt"
@@ -98,6 +99,26 @@ def test_vectors_of_uses_do_not_keep_their_sentences(folder, monkeypatch):
     monkeypatch.setattr("modeling_elmo.run_scripts.vectors.neighbors.np.stack", stack)
     assert use_vectors(uses, model, tokenizer, "1").shape == (3, model.config.hidden_size)
     assert kept and all(row.base is None for row in kept)
+
+
+def test_a_sentence_with_many_uses_is_computed_once(folder, monkeypatch):
+    model, tokenizer = ELMoModel.from_pretrained(folder).eval(), ELMoTokenizer.from_pretrained(folder)
+    sentences = [["a", "play", "play"], ["play"], ["no", "play", "a", "play"]]
+    uses = [*find_uses(sentences, "play")][::-1]
+    embedded = []
+
+    def embed_sentences(read, *others, **options):
+        embedded.extend(read := [*read])
+        return embedding.embed_sentences(read, *others, **options)
+
+    monkeypatch.setattr(neighbors, "embed_sentences", embed_sentences)
+    found = use_vectors(uses, model, tokenizer, "2")
+    assert sorted(map(tuple, embedded)) == sorted(map(tuple, sentences))
+    for use, vector in zip(uses, found, strict=True):
+        inputs = tokenizer(list(use.words), is_split_into_words=True, return_tensors="pt")
+        with torch.no_grad():
+            expected = model(**inputs).last_hidden_state[0, inputs.word_ids().index(use.position)]
+        np.testing.assert_allclose(vector, expected.numpy(), atol=1e-5)
 
 
 def test_uses_are_whole_words_in_sentences_that_differ():

@@ -33,6 +33,7 @@ from modeling_elmo.run_scripts.cards.card import write_result
 TOKEN = "hf_" + "x" * 34
 WORDS = ["<S>", "</S>", "<UNK>", "A", "sentence", "in", "words"]
 PRIVATE = {"training_args.bin", "settings.json", "predictions_test.jsonl", ".hidden", "checkpoint-7/config.json"}
+PRIVATE |= {"train.txt", "notes.md", "token_counts.json"}
 PRIVATE |= {"optimizer.pt", "rng_state.pth", "trainer_state.json", "training_log.json", "results/ensemble_test.jsonl"}
 CLASSES = [
     (ELMoForTokenClassification, "pipeline('token-classification', "),
@@ -231,7 +232,7 @@ def test_a_failed_upload_is_reported(folder, hub, trusting, monkeypatch, error):
         raise error
 
     monkeypatch.setattr(publishing.HfApi, "upload_folder", upload_folder)
-    with pytest.raises(RuntimeError, match=r"to someone/elmo-xy: 500 Server Error\nThe repository is unchanged"):
+    with pytest.raises(RuntimeError, match=r"to someone/elmo-xy failed: 500 Server Error\nThe repository is unchanged"):
         send(folder, "--push")
 
 
@@ -333,6 +334,26 @@ def test_a_quantized_checkpoint_has_one_precision(folder, trusting):
     with pytest.raises(ValueError, match="--dtype float16: .*trained is quantized, and its other weights stay float32"):
         send(folder, "--dtype", "float16")
     send(folder)
+
+
+def test_a_damaged_record_is_named_where_it_is(folder, trusting):
+    (folder / "results" / "pretraining.json").write_text("{", encoding="utf-8")
+    with pytest.raises(ValueError, match=rf"{folder}/results/pretraining\.json is not JSON"):
+        send(folder)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"model_type": "bert"}, "trained is a 'bert' model; pass an ELMo model"),
+        ({"architectures": ["BertModel"]}, "trained has the architecture BertModel, which is no class of this package"),
+    ],
+)
+def test_other_models_are_refused(folder, trusting, changes, message):
+    path = folder / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+    with pytest.raises(ValueError, match=message):
+        send(folder)
 
 
 def test_a_base_model_without_a_card_gets_one(folder, trusting):

@@ -15,7 +15,7 @@ from modeling_elmo import ELMoModel, ELMoTokenizer
 from modeling_elmo.run_scripts import embed
 from modeling_elmo.run_scripts.vectors import senses as sense_module
 from modeling_elmo.run_scripts.vectors.embedding import embed_sentences
-from modeling_elmo.run_scripts.vectors.layer_sources import static_layers
+from modeling_elmo.run_scripts.vectors.layer_sources import static_layers, text_name
 from modeling_elmo.run_scripts.vectors.senses import SenseInstance, read_annotated, read_inventory
 from modeling_elmo.run_scripts.word_senses import main
 
@@ -225,7 +225,13 @@ def test_wrong_vectors_from_elsewhere(tmp_path):
     fails("array 0 has type <U1, or NaN; pass finite numbers", **{"0": np.full((first, 3), "a")})
     fails("array 0 has type float64, or NaN; pass finite numbers", **{"0": np.full((first, 3), np.nan)})
     arrays = {"0": np.ones((2, first, 3)), "1": np.ones((3, second, 3))}
-    fails(rf"array 1 has shape \(3, {second}, 3\)", **arrays)
+    fails(r"array 1 has 3 layers of width 3, but array 0 of .*train\.npz has 2 of width 3\. Pass the same", **arrays)
+    for empty in (np.ones((0, first, 3)), np.ones((2, first, 0))):
+        fails(rf"array 0 has shape .*, but sentence 0 has {first} words", **{"0": empty})
+    with (tmp_path / "train.npz").open("wb") as file:
+        np.save(file, np.ones(3))
+    with pytest.raises(ValueError, match=r"train\.npz cannot be read: it is a single array, as np\.save writes"):
+        main(["--vectors", str(tmp_path), "--train_file", str(TRAIN)])
     (tmp_path / "train.npz").write_bytes(b"no archive")
     with pytest.raises(ValueError, match=r"train\.npz cannot be read: .* Write it again"):
         main(["--vectors", str(tmp_path), "--train_file", str(TRAIN)])
@@ -236,6 +242,28 @@ def test_wrong_vectors_from_elsewhere(tmp_path):
         main(["--train_file", str(TRAIN)])
     with pytest.raises(ValueError, match="--write_sentences only writes sentences, but --vectors is b; leave one out"):
         main(["--vectors", "b", "--write_sentences", "c", "--train_file", str(TRAIN)])
+
+
+@pytest.mark.parametrize("other", [(3, 4), (1, 4), (2, 5)])
+def test_vectors_of_the_test_text_are_like_those_of_the_training_text(tmp_path, other):
+    """Else one layer would be compared with all, or no layer with itself."""
+    for file, (layers, width) in {TRAIN: (2, 4), TEST: other}.items():
+        arrays = [np.ones((layers, len(words), width)) for words in read_annotated(file).sentences]
+        np.savez(tmp_path / f"{text_name(str(file))}.npz", **{str(n): array for n, array in enumerate(arrays)})
+    sizes = f"array 0 has {other[0]} layers of width {other[1]}"
+    with pytest.raises(ValueError, match=rf"test\.npz, {sizes}, but array 0 of .*train\.npz has 2 of width 4"):
+        main(["--vectors", str(tmp_path), "--train_file", str(TRAIN), "--test_file", str(TEST)])
+
+
+def test_lemmas_that_only_the_test_text_has_are_told(tmp_path, capsys):
+    (tmp_path / "glove.txt").write_text("the 1 0\na 0 1\n", encoding="utf-8")
+    files = ["--train_file", str(SEMCOR / "play.data.xml"), "--test_file", str(TEST)]
+    options = ["--word_vectors", str(tmp_path / "glove.txt"), *files]
+    main(options)
+    told = "100.0% of the uses in the test text have a lemma that the training text lacks. Without --sense_inventory"
+    assert told in capsys.readouterr().out
+    main([*options, "--sense_inventory", str(INVENTORY)])
+    assert "lacks" not in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

@@ -22,7 +22,9 @@ CHECKOUT = "modeling_elmo_of_another_checkout"  # name of its package in this pr
 
 def load_peer(spec: str, model: ELMoModel) -> tuple[str, Peer]:
     """Calls the function of `--peer FILE:FUNCTION` with our model; returns the function's name and the peer."""
-    file, _, name = spec.rpartition(":")
+    file, colon, name = spec.rpartition(":")
+    if not colon:
+        raise ValueError(f"--peer {spec} names no function; pass FILE.py:FUNCTION.")
     if not Path(file).is_file():
         raise FileNotFoundError(f"--peer {spec}: there is no file {file!r}; pass FILE.py:FUNCTION.")
     module = import_file(Path(file), Path(file).stem)

@@ -74,7 +74,10 @@ def write_result(folder: Path, name: str, result: Any):
 def read_result(folder: Path, name: str) -> dict[str, Any]:
     """Reads `results/{name}.json`; returns an empty dict if there is no such file."""
     path = folder / "results" / f"{name}.json"
-    return read_json(path) if path.is_file() else {}
+    found = read_json(path) if path.is_file() else {}
+    if not isinstance(found, dict):
+        raise ValueError(f"{path} holds a {type(found).__name__} in place of an object. Write it again, or delete it.")
+    return found
 
 
 def write_card(folder: Path, name: str, template: str, metadata: dict[str, Any], values: dict[str, Any]) -> Path:

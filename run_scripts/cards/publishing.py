@@ -24,7 +24,7 @@ from modeling_elmo.configuration_elmo import SENTENCE_TRANSFORMERS_FILES
 from modeling_elmo.run_scripts.cards.bilm_card import write_bilm_card
 from modeling_elmo.run_scripts.cards.card import CardArguments, write_card_facts
 from modeling_elmo.run_scripts.cards.head_card import PIPELINE_TAGS, write_head_card
-from modeling_elmo.run_scripts.program.files import MODEL_FILES
+from modeling_elmo.run_scripts.program.files import MODEL_FILES, check_model, read_json
 
 # The only files that are uploaded. A training run also leaves optimizers, local paths and texts of the data.
 FILES_TO_UPLOAD = (
@@ -114,6 +114,8 @@ def assemble(arguments: PushArguments, folder: Path) -> Path:
     refuse_outside_links(source, copied)
     refuse_tokens(source, copied)
     for path in copied:
+        if path.endswith(".json"):
+            read_json(source / path)  # a damaged file is named where the user has it
         (folder / path).parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(source / path, folder / path)
     model, tokenizer = load_published(arguments.model)
@@ -141,8 +143,12 @@ def assemble(arguments: PushArguments, folder: Path) -> Path:
 
 def load_published(source: str) -> tuple[ELMoPreTrainedModel, ELMoTokenizer]:
     """The tokenizer and the model, in the class that it was saved as."""
+    check_model(source)
     config = ELMoConfig.from_pretrained(source)
-    model_class = getattr(modeling_elmo, (config.architectures or ["ELMoModel"])[0])
+    architecture = (config.architectures or ["ELMoModel"])[0]
+    model_class = getattr(modeling_elmo, architecture, None)
+    if not (isinstance(model_class, type) and issubclass(model_class, ELMoPreTrainedModel)):
+        raise ValueError(f"{source} has the architecture {architecture}, which is no class of this package.")
     return model_class.from_pretrained(source, dtype=torch.float32), ELMoTokenizer.from_pretrained(source)
 
 
@@ -182,8 +188,10 @@ def verify(folder: Path, arguments: PushArguments) -> str:
     there, here = load_file(root / "outputs.safetensors"), outputs_of(*load_published(arguments.model), TEXTS)
     differences = {name: largest_difference(here[name], there[name]) for name in here}
     worst = max(differences, key=differences.__getitem__)
-    size = f"{differences[worst]:.1e} of the root mean square"
-    found = f"its outputs differ from those of {arguments.model} by at most {size} ({worst})"
+    found = f"its outputs equal those of {arguments.model}"
+    if differences[worst]:
+        size = f"{differences[worst]:.1e} of the root mean square"
+        found = f"its outputs differ from those of {arguments.model} by at most {size} ({worst})"
     if differences[worst] > TOLERANCES[arguments.dtype]:
         raise RuntimeError(f"{folder.name} gives other outputs when it is loaded without this package: {found}.")
     return f"A process without this package loads it and runs the card's example; {found}."
@@ -242,7 +250,7 @@ def push(folder: Path, repo_id: str, message: str, private: bool | None = None, 
         api.upload_folder(repo_id=repo.repo_id, folder_path=folder, commit_message=message, allow_patterns=names)
     except Exception as error:  # the class of a broken connection depends on the library behind the client
         raise RuntimeError(
-            f"{folder} could not be uploaded to {repo_id}: {error}\nThe repository is unchanged, because the commit is "
-            "the last step. Upload the folder again with `elmo push`; files that arrived are not sent twice."
+            f"The upload to {repo_id} failed: {error}\nThe repository is unchanged, because the commit is the last "
+            "step. Upload the folder again with `elmo push`; files that arrived are not sent twice."
         ) from error
     print(f"Uploaded to {repo}")

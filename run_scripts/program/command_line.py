@@ -14,6 +14,7 @@ from types import TracebackType
 from typing import Any, NoReturn
 
 from huggingface_hub.errors import StrictDataclassError
+from safetensors import SafetensorError
 from transformers import HfArgumentParser
 from transformers.debug_utils import DebugOption
 from transformers.hf_argparser import string_to_bool
@@ -225,11 +226,12 @@ def is_mistake_of_user(error: BaseException) -> bool:
     """Whether a user can put the error right.
 
     A user can, if our code raised the error with a `raise` statement, if a file, a folder or the Hub was not as
-    expected, if a configuration has wrong values, or if a package is missing. All other errors are bugs.
+    expected, if weights are damaged, if a configuration has wrong values, or if a package is missing. All other errors
+    are bugs.
     """
     if isinstance(error, ModuleNotFoundError):
         return not str(error.name).startswith("modeling_elmo")
-    return isinstance(error, (OSError, StrictDataclassError)) or _is_raised_by_us(error)
+    return isinstance(error, (OSError, StrictDataclassError, SafetensorError)) or _is_raised_by_us(error)
 
 
 def _is_raised_by_us(error: BaseException) -> bool:
@@ -249,6 +251,8 @@ def _innermost(traceback: TracebackType) -> TracebackType:
 def _message(error: BaseException) -> str:
     if isinstance(error, ModuleNotFoundError):
         return f'{error}. Install the packages that the programs need: pip install "modeling-elmo[train,convert]"'
+    if isinstance(error, SafetensorError):
+        return f"A .safetensors file of the model is damaged or incomplete ({error}). Copy it again."
     if _is_raised_by_us(error):
         return str(error)
     if isinstance(error, OSError) and error.filename and error.strerror:

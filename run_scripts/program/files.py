@@ -56,7 +56,11 @@ class TextArguments(DatasetArguments):
 
 # The files of a published model, in the order of writing. config.json is the last: without it the folder is not a
 # model, so nobody loads a folder that is half written.
-MODEL_FILES = ("*.py", "*.md", "*.txt", "*token*.json", "model*.safetensors", "*.safetensors.index.json", "config.json")
+MODEL_FILES = (
+    *("*.py", "README.md", "vocab.txt", "tokenizer.json", "tokenizer_config.json"),
+    *("special_tokens_map.json", "added_tokens.json"),  # of transformers 4
+    *("model*.safetensors", "*.safetensors.index.json", "config.json"),
+)
 # Compressed data are not believed: a line, and the memory of the decompressor, may have 100 times the size of the file.
 LINE_EXPANSION, LEAST_LIMIT = 100, 2**27
 # First bytes of compressed files, and what to do if their name does not say so.
@@ -211,14 +215,18 @@ def refuse_dataset_options(arguments: DatasetArguments):
 
 
 def check_model(name_or_path: str):
-    """Checks that a folder or a model on the Hub exists: `from_pretrained` tries for minutes to reach the Hub.
+    """Checks that a folder holds an ELMo model, or that the Hub has a model: `from_pretrained` tries it for minutes.
 
     Raises:
         FileNotFoundError: there is no such model, or the Hub cannot be reached to look for it.
+        ValueError: the folder holds a model of another kind.
     """
     if Path(name_or_path).is_dir():
         if not Path(name_or_path, "config.json").is_file():
             raise FileNotFoundError(f"{name_or_path} has no config.json; pass the folder of a model.")
+        config = read_json(Path(name_or_path, "config.json"))
+        if (kind := config.get("model_type") if isinstance(config, dict) else None) != "elmo":
+            raise ValueError(f"{name_or_path} is a {kind!r} model; pass an ELMo model.")
         return
     advice = "Correct the name of the model."
     try:

@@ -46,6 +46,8 @@ def fasta_records(path: Path) -> Iterator[FastaRecord]:
 def _unchecked_records(path: Path) -> Iterator[FastaRecord]:
     header, parts = None, []
     for number, line in numbered_lines(path):
+        if "\r" in line.removesuffix("\r"):
+            raise ValueError(f"{path}, line {number}: lines end in CR alone, as on old Macs; end them in LF.")
         if line.startswith(">"):
             if header is not None:
                 yield FastaRecord(*header, "".join(parts))

@@ -71,9 +71,7 @@ def layer_sources(arguments: LayerSourceArguments) -> list[LayerSource]:
         model, tokenizer = load_model_and_tokenizer(arguments.model, arguments.device, arguments.trust_remote_code)
         sources.append(LayerSource(partial(computed_layers, model, tokenizer), layer_names))
     if arguments.vectors is not None:
-        sources.append(
-            LayerSource(partial(stored_layers, Path(arguments.vectors)), numbered_layers, "average of layers")
-        )
+        sources.append(LayerSource(StoredLayers(Path(arguments.vectors)), numbered_layers, "average of layers"))
     if arguments.word_vectors is not None:
         found = read_word_vectors(arguments.word_vectors)
         rows = dict(zip(found.words, found.vectors, strict=True))
@@ -124,46 +122,68 @@ def write_sentences(folder: Path, file: str, sentences: Sentences) -> str:
     return str(path)
 
 
-def stored_layers(folder: Path, sentences: Sentences, file: str) -> Iterator[np.ndarray]:
-    """The layers `(layers, words, width)` of each sentence, from `X.hdf5` or `X.npz` in a folder.
+class StoredLayers:
+    """The layers of the sentences of files, from `X.hdf5` or `X.npz` in a folder for the file `X`.
 
-    Raises:
-        FileNotFoundError: the folder has neither file.
-        ValueError: a sentence is missing, or its array has another number of words, layers or columns.
+    All files have one number of layers and one width: those of the first sentence that is read.
     """
-    paths = [folder / f"{text_name(file)}{suffix}" for suffix in (".hdf5", ".npz")]
-    path = next((path for path in paths if path.is_file()), None)
-    if path is None:
-        raise FileNotFoundError(f"--vectors {folder} has neither {paths[0].name} nor {paths[1].name}, for {file}.")
-    with _open_arrays(path) as arrays:
-        first = None
-        for number, words in enumerate(tqdm(sentences, unit=" sentences", desc=Path(file).name)):
-            if str(number) not in arrays:
-                raise ValueError(f"{path} has no array {number}; pass one for each of the {len(sentences)} sentences.")
-            try:
-                layers = np.asarray(arrays[str(number)])
-            except ValueError as error:  # of numpy: objects
-                raise ValueError(f"{path}, array {number} cannot be read: {error}. Pass an array of numbers.") from None
-            layers = layers[None] if layers.ndim == 2 else layers
-            if layers.dtype.kind not in "fiu" or not np.isfinite(layers).all():
-                raise ValueError(f"{path}, array {number} has type {layers.dtype}, or NaN; pass finite numbers.")
-            first = layers.shape if first is None else first
-            if (
-                layers.ndim != 3
-                or (len(layers), layers.shape[2]) != (first[0], first[2])
-                or layers.shape[1] != len(words)
-            ):
-                raise ValueError(
-                    f"{path}, array {number} has shape {layers.shape}, but sentence {number} has {len(words)} words: "
-                    f"{' '.join(words)!r:.60}. Pass (layers, words, width) or (words, width), alike for all sentences."
-                )
-            yield layers
+
+    def __init__(self, folder: Path):
+        self.folder = folder
+        self.sizes: tuple[int, int] | None = None  # layers and width
+        self.first: Path | None = None  # the file that has them
+
+    def __call__(self, sentences: Sentences, file: str) -> Iterator[np.ndarray]:
+        """Yields the layers `(layers, words, width)` of each sentence.
+
+        Raises:
+            FileNotFoundError: the folder has neither file.
+            ValueError: a sentence is missing, or its array has another number of words, layers or columns.
+        """
+        paths = [self.folder / f"{text_name(file)}{suffix}" for suffix in (".hdf5", ".npz")]
+        path = next((path for path in paths if path.is_file()), None)
+        if path is None:
+            raise FileNotFoundError(
+                f"--vectors {self.folder} has neither {paths[0].name} nor {paths[1].name}, for {file}."
+            )
+        with _open_arrays(path) as arrays:
+            for number, words in enumerate(tqdm(sentences, unit=" sentences", desc=Path(file).name)):
+                if str(number) not in arrays:
+                    raise ValueError(
+                        f"{path} has no array {number}; pass one for each of the {len(sentences)} sentences."
+                    )
+                yield self._checked(path, number, words, arrays)
+
+    def _checked(self, path: Path, number: int, words: Sequence[str], arrays: Any) -> np.ndarray:
+        try:
+            layers = np.asarray(arrays[str(number)])
+        except ValueError as error:  # of numpy: objects
+            raise ValueError(f"{path}, array {number} cannot be read: {error}. Pass an array of numbers.") from None
+        layers = layers[None] if layers.ndim == 2 else layers
+        if layers.dtype.kind not in "fiu" or not np.isfinite(layers).all():
+            raise ValueError(f"{path}, array {number} has type {layers.dtype}, or NaN; pass finite numbers.")
+        if layers.ndim != 3 or layers.shape[1] != len(words) or 0 in (len(layers), layers.shape[2]):
+            raise ValueError(
+                f"{path}, array {number} has shape {layers.shape}, but sentence {number} has {len(words)} words: "
+                f"{' '.join(words)!r:.60}. Pass (layers, words, width) or (words, width)."
+            )
+        sizes = len(layers), layers.shape[2]
+        if self.sizes is None:
+            self.sizes, self.first = sizes, path
+        if sizes != self.sizes:
+            raise ValueError(
+                f"{path}, array {number} has {sizes[0]} layers of width {sizes[1]}, but array 0 of {self.first} has "
+                f"{self.sizes[0]} of width {self.sizes[1]}. Pass the same for all sentences of all files."
+            )
+        return layers
 
 
 def _open_arrays(path: Path) -> Any:
     try:
         if path.suffix == ".npz":
-            return np.load(path)  # it refuses pickles
+            if isinstance(arrays := np.load(path), np.ndarray):  # it refuses pickles
+                raise ValueError("it is a single array, as np.save writes; np.savez writes several")
+            return arrays
         require("h5py", "convert", path.name)
         import h5py
 

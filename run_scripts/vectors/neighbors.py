@@ -57,10 +57,19 @@ def sample_uses(uses: Sequence[WordUse], max_uses: int, num_queries: int, seed: 
 
 
 def use_vectors(uses: Sequence[WordUse], model, tokenizer, layer: str) -> np.ndarray:
-    """Shape: `(uses, hidden_size)`."""
-    vectors = layer_vectors((use.words for use in uses), model, tokenizer, layer)
-    # A copy: a row of an array keeps all layers of the whole sentence in memory.
-    return np.stack([each[use.position].copy() for each, use in zip(vectors, uses, strict=True)])
+    """The vectors of one layer. Each distinct sentence is computed once.
+
+    Shape: `(uses, hidden_size)`.
+    """
+    members: dict[tuple[str, ...], list[int]] = {}
+    for number, use in enumerate(uses):
+        members.setdefault(tuple(use.words), []).append(number)
+    found: dict[int, np.ndarray] = {}
+    vectors = layer_vectors(members, model, tokenizer, layer)
+    for each, numbers in zip(vectors, members.values(), strict=True):
+        # Copies: a row of an array keeps all layers of the whole sentence in memory.
+        found |= {number: each[uses[number].position].copy() for number in numbers}
+    return np.stack([found[number] for number in range(len(uses))])
 
 
 def layer_vectors(
