@@ -188,7 +188,9 @@ def test_a_task_takes_the_bilm_that_was_trained_further(place):
     assert run(place, after, ENTITIES, text) == records and not (trained / "config.json").exists()
     (place / "paper" / "after" / "record.json").unlink()
     shutil.rmtree(place / "paper" / "after" / "results")
-    again = run(place, after, ENTITIES, text)
+    with pytest.raises(ValueError, match=r"--only leaves out text, .* has no model of it\. Add text to --only"):
+        run(place, after, ENTITIES, text, only="after")
+    again = run(place, after, ENTITIES, text, only=["text", "after"])
     assert again[0]["metrics"] == records[0]["metrics"] and (trained / "config.json").is_file()
 
 
