@@ -206,7 +206,7 @@ def test_other_models(tmp_path, capsys, model_class, options, outputs, has_examp
         (
             ELMoForQuestionAnswering,
             {},
-            "model is a ELMoForQuestionAnswering, which cannot be exported. Pass a biLM, or",
+            "model has the architecture ELMoForQuestionAnswering, which cannot be exported. Pass a biLM, or",
         ),
         (
             ELMoForTokenClassification,
@@ -260,7 +260,7 @@ def test_mistakes(folder, tmp_path, monkeypatch):
         export.main(arguments(folder, tmp_path))
     other = shutil.copytree(folder, tmp_path / "other")
     (other / "config.json").write_text(json.dumps({"model_type": "bert", "architectures": ["BertModel"]}))
-    with pytest.raises(ValueError, match="other is a BertModel, which cannot be exported. Pass a biLM"):
+    with pytest.raises(ValueError, match="other is a .bert. model; pass an ELMo model"):
         export.main(arguments(other, tmp_path / "out", format="pt2"))
     monkeypatch.setattr("modeling_elmo.conversion_onnx.find_spec", lambda name: None)
     message = r'ONNX files need onnx, onnxscript, onnxruntime: pip install "modeling-elmo\[export\]"'
