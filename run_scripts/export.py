@@ -105,8 +105,8 @@ def load_exportable(name: str, trust_remote_code: bool) -> tuple[Any, Any]:
     architectures = AutoConfig.from_pretrained(name, trust_remote_code=trust_remote_code).architectures or ["ELMoModel"]
     if architectures[0] not in AUTO_CLASSES:
         raise ValueError(
-            f"--model {name} has the architecture {architectures[0]}, which cannot be exported. Pass a biLM, or a head for tags or "
-            "texts that was trained with --head linear."
+            f"--model {name} has the architecture {architectures[0]}, which cannot be exported. Pass a "
+            "biLM, or a head for tags or texts that was trained with --head linear."
         )
     auto_class = AUTO_CLASSES[architectures[0]]
     model, tokenizer = load_model_and_tokenizer(name, "cpu", trust_remote_code, auto_class=auto_class)
