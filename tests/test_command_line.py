@@ -127,7 +127,7 @@ def test_run_explains_damaged_weights(tmp_path, monkeypatch, capsys):
         run(lambda: AutoModel.from_pretrained(tmp_path))
     printed = capsys.readouterr().err.splitlines()[-1]
     assert ended.value.code == 2
-    assert printed.startswith("program.py: error: A .safetensors file of the model is damaged or incomplete (")
+    assert printed.startswith("program.py: error: A .safetensors file cannot be read or written (")
 
 
 def test_run_shows_a_bug_and_returns_after_a_success(monkeypatch):

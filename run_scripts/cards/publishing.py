@@ -100,6 +100,7 @@ class PushArguments(CardArguments):
             raise ValueError(f"--repo_id {self.repo_id}: pass user/name. {error}") from None
         if not Path(self.model, "config.json").is_file():
             raise FileNotFoundError(f"--model {self.model}: there is no config.json; pass the folder of a checkpoint.")
+        check_model(self.model)
         if self.output_dir and Path(self.output_dir).exists():
             raise FileExistsError(f"--output_dir {self.output_dir} exists already; pass a new folder.")
 
@@ -143,11 +144,10 @@ def assemble(arguments: PushArguments, folder: Path) -> Path:
 
 def load_published(source: str) -> tuple[ELMoPreTrainedModel, ELMoTokenizer]:
     """The tokenizer and the model, in the class that it was saved as."""
-    check_model(source)
     config = ELMoConfig.from_pretrained(source)
     architecture = (config.architectures or ["ELMoModel"])[0]
     model_class = getattr(modeling_elmo, architecture, None)
-    if not (isinstance(model_class, type) and issubclass(model_class, ELMoPreTrainedModel)):
+    if model_class is None:
         raise ValueError(f"{source} has the architecture {architecture}, which is no class of this package.")
     return model_class.from_pretrained(source, dtype=torch.float32), ELMoTokenizer.from_pretrained(source)
 

@@ -154,17 +154,17 @@ def run_plan(arguments: PaperArguments) -> list[dict[str, Any]]:
 def run_missing(plan: Sequence[PlanEntry], experiments: Sequence[PlannedExperiment], arguments: PaperArguments):
     missing, failed = [each for each in experiments if not each.is_finished()], []
     needed: set[str] = {bilm for each in missing if (bilm := each.settings.get("bilm"))}
-    for each in experiments:
-        bilm = trained_bilm(each.folder)
-        if each.name in needed and each not in missing and not (bilm / "config.json").is_file():
-            shutil.rmtree(bilm)  # a record without its model, from another disk: the model is needed again
-            missing.append(each)
     for name in sorted(needed - {each.name for each in experiments}):
         if not (trained_bilm(Path(arguments.output_dir, name)) / "config.json").is_file():
             raise ValueError(
                 f"--only leaves out {name}, whose biLM others need, and {arguments.output_dir} has no model of it. Add "
                 f"{name} to --only."
             )
+    for each in experiments:
+        bilm = trained_bilm(each.folder)
+        if each.name in needed and each not in missing and not (bilm / "config.json").is_file():
+            shutil.rmtree(bilm)  # a record without its model, from another disk: the model is needed again
+            missing.append(each)
     print(f"{len(experiments)} experiments, {len(experiments) - len(missing)} of them finished before")
     try:
         for are_first in (True, False):  # others may take a biLM that one of the first has trained

@@ -226,8 +226,8 @@ def is_mistake_of_user(error: BaseException) -> bool:
     """Whether a user can put the error right.
 
     A user can, if our code raised the error with a `raise` statement, if a file, a folder or the Hub was not as
-    expected, if weights are damaged, if a configuration has wrong values, or if a package is missing. All other errors
-    are bugs.
+    expected, if weights cannot be read or written, if a configuration has wrong values, or if a package is missing. All
+    other errors are bugs.
     """
     if isinstance(error, ModuleNotFoundError):
         return not str(error.name).startswith("modeling_elmo")
@@ -252,7 +252,7 @@ def _message(error: BaseException) -> str:
     if isinstance(error, ModuleNotFoundError):
         return f'{error}. Install the packages that the programs need: pip install "modeling-elmo[train,convert]"'
     if isinstance(error, SafetensorError):
-        return f"A .safetensors file of the model is damaged or incomplete ({error}). Copy it again."
+        return f"A .safetensors file cannot be read or written ({error}). If it is damaged, copy it again."
     if _is_raised_by_us(error):
         return str(error)
     if isinstance(error, OSError) and error.filename and error.strerror:
