@@ -1,5 +1,6 @@
 """Stock pipelines, collators and Trainer of transformers with ELMo."""
 
+import copy
 import time
 
 import numpy as np
@@ -182,7 +183,7 @@ def training_setup(model_class, options):
     tokenizer = tokenizer_of(*WORDS)
     torch.manual_seed(0)
     options = options if "id2label" in options else {**options, "num_labels": 3}
-    model = model_class(tiny_config(tokenizer, freeze_bilm=False, scalar_mix_l2=0.1, **options))
+    model = model_class(tiny_config(tokenizer, **{"freeze_bilm": False, "scalar_mix_l2": 0.1, **options}))
     features = examples(tokenizer)
     if model_class is ELMoForPreTraining:
         return model, features, DataCollatorForLanguageModeling(tokenizer, mlm=False)
@@ -267,3 +268,34 @@ def test_trainer_evaluates_the_loss_and_gathers_only_logits(model_class, options
         assert logits.shape == (*predicates.shape, 3) and len(predicates) == 8
     elif model_class is not ELMoForPreTraining:
         assert isinstance(found.predictions, np.ndarray) and found.predictions.shape[-1] == 3
+
+
+@pytest.mark.parametrize("freeze_bilm", [True, False])
+def test_adapters_of_peft(freeze_bilm, tmp_path):
+    """LoRA as in docs/fine_tuning.md: an adapted biLM is one whose weights are `W + alpha / r * B @ A`."""
+    peft = pytest.importorskip("peft")
+    model, features, collator = training_setup(ELMoForTokenClassification, {"freeze_bilm": freeze_bilm})
+    original = copy.deepcopy(model.elmo.state_dict())
+    lora = peft.LoraConfig(r=2, lora_alpha=6, target_modules=["input_linear", "state_linear", "projection"])
+    model.elmo = peft.get_peft_model(model.elmo, lora)
+    arguments = TrainingArguments(
+        tmp_path / "run", max_steps=5, learning_rate=0.1, use_cpu=True, report_to="none", disable_tqdm=True
+    )
+    Trainer(model, arguments, data_collator=collator, train_dataset=features).train()
+    weights, batch = model.elmo.state_dict(), collator(features)
+    trained = model.eval()(**batch).logits
+
+    model.elmo = model.elmo.merge_and_unload()
+    model.save_pretrained(tmp_path / "tagger")
+    loaded = ELMoForTokenClassification.from_pretrained(tmp_path / "tagger")
+    torch.testing.assert_close(loaded(**batch).logits, trained, rtol=1e-4, atol=1e-5)
+    changed = 0
+    for name, weight in original.items():
+        matrix = f"base_model.model.{name.removesuffix('.weight')}"
+        expected = weight
+        if f"{matrix}.lora_A.default.weight" in weights:
+            change = 3 * weights[f"{matrix}.lora_B.default.weight"] @ weights[f"{matrix}.lora_A.default.weight"]
+            assert change.abs().max() > 1e-3, name  # it was trained
+            expected, changed = weight + change, changed + 1
+        torch.testing.assert_close(loaded.elmo.state_dict()[name], expected, rtol=1e-5, atol=1e-6, msg=name)
+    assert changed == 2 * model.config.num_hidden_layers * 3

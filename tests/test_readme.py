@@ -29,7 +29,7 @@ OUTPUTS = {  # compared in each document with blocks of Python or commands
     "docs/coreference.md": 1,
     "docs/explorer.md": 2,
     "docs/export.md": 1,
-    "docs/fine_tuning.md": 3,
+    "docs/fine_tuning.md": 4,
     "docs/pretraining.md": 1,
     "docs/proteins.md": 1,
     "docs/publishing.md": 0,
