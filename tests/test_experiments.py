@@ -6,6 +6,7 @@ from unittest.mock import MagicMock
 
 import pytest
 import torch
+import transformers
 from huggingface_hub.utils import filter_repo_objects
 from safetensors.torch import load_file
 from task_worker import (
@@ -298,6 +299,16 @@ def test_other_files_under_the_same_name_are_noticed(place, tmp_path):
     bilm(folder, seed=1)
     with pytest.raises(FileExistsError, match="(?s)other settings.*model_digest"):
         train(place, tmp_path / "run", **options)
+
+
+def test_a_model_written_by_another_transformers_is_the_same_model(tmp_path):
+    folder = bilm(tmp_path / "bilm")
+    digest, config = reports.model_digest(str(folder)), folder / "config.json"
+    content = config.read_text()
+    config.write_text(content.replace(transformers.__version__, "4.57.0"))
+    assert config.read_text() != content and reports.model_digest(str(folder)) == digest
+    config.write_text(content.replace('"cell_clip": 3.0', '"cell_clip": 2.0'))
+    assert config.read_text() != content and reports.model_digest(str(folder)) != digest
 
 
 def test_records_are_valid_on_another_disk(finished, place, tmp_path, trainers):

@@ -4,6 +4,7 @@ import hashlib
 import json
 import time
 from collections.abc import Iterable, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,7 @@ from modeling_elmo.run_scripts.cards.tables import (
 from modeling_elmo.run_scripts.fine_tuning.head import HeadArguments, resolved_options
 from modeling_elmo.run_scripts.fine_tuning.task import Record, SplitOutput, Task
 from modeling_elmo.run_scripts.fine_tuning.trainer import TaskTrainer, TaskTrainingArguments, last_checkpoint
-from modeling_elmo.run_scripts.program.files import different_settings, write_json, write_lines
+from modeling_elmo.run_scripts.program.files import different_settings, read_json, write_json, write_lines
 
 BASELINE_NAME = "baseline"
 RUN_SETTINGS = "run_settings.json"
@@ -128,11 +129,14 @@ def digests_of(task: Task, head: HeadArguments) -> dict[str, str]:
 
 
 def model_digest(name_or_path: str) -> str:
-    """A digest of a model's files, or its commit on the Hub."""
+    """A digest of a model's files, whichever transformers wrote them, or its commit on the Hub."""
+    if commit := getattr(ELMoConfig.from_pretrained(name_or_path), "_commit_hash", None):
+        return commit
     folder = Path(name_or_path)
-    files = [path for kind in ("*.safetensors", "config.json", "tokenizer*.json") for path in folder.glob(kind)]
-    commit = getattr(ELMoConfig.from_pretrained(name_or_path), "_commit_hash", None)
-    return commit or digest(path.read_bytes() for path in sorted(files))
+    files = [path for kind in ("*.safetensors", "tokenizer*.json") for path in folder.glob(kind)]
+    options = {**read_json(folder / "config.json"), "transformers_version": None}
+    parts = (path.read_bytes() for path in sorted(files))
+    return digest(chain([json.dumps(options, sort_keys=True).encode()], parts))
 
 
 def digest(parts: Iterable[bytes]) -> str:
