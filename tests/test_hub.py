@@ -185,6 +185,12 @@ def test_our_programs_push(hub, author, stranger, ours):
         assert_same(stranger("load", repo=repo, auto_class=auto_class)["outputs"], expected["outputs"])
 
 
+def test_a_record_has_the_commit_of_its_bilm(hub, ours):
+    """So that the records of another version of the same repository are noticed."""
+    folder, _ = ours["user/tagger"]
+    assert json.loads((folder / "run_settings.json").read_text())["model_digest"] == hub.repositories["user/bilm"].main
+
+
 def test_elmo_push(hub, author, stranger, ours):
     folder, auto_class = ours["user/bilm"]
     options = {"model": folder, "repo_id": "user/published", "dtype": "float16", "license": "mit", "token": GIVEN_TOKEN}

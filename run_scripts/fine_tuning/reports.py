@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from datasets import Dataset
+from transformers.utils import CONFIG_NAME, cached_file, extract_commit_hash
 
-from modeling_elmo import ELMoConfig
 from modeling_elmo.run_scripts.cards.card import CardArguments, hub_name, without_folders, write_card_facts
 from modeling_elmo.run_scripts.cards.figures import draw_ablation, draw_confusion, draw_data_curve, draw_layer_weights
 from modeling_elmo.run_scripts.cards.head_card import write_head_card
@@ -130,11 +130,11 @@ def digests_of(task: Task, head: HeadArguments) -> dict[str, str]:
 
 def model_digest(name_or_path: str) -> str:
     """A digest of a model's files, whichever transformers wrote them, or its commit on the Hub."""
-    if commit := getattr(ELMoConfig.from_pretrained(name_or_path), "_commit_hash", None):
+    config = Path(cached_file(name_or_path, CONFIG_NAME))
+    if commit := extract_commit_hash(str(config), None):
         return commit
-    folder = Path(name_or_path)
-    files = [path for kind in ("*.safetensors", "tokenizer*.json") for path in folder.glob(kind)]
-    options = {**read_json(folder / "config.json"), "transformers_version": None}
+    files = [path for kind in ("*.safetensors", "tokenizer*.json") for path in config.parent.glob(kind)]
+    options = {**read_json(config), "transformers_version": None}
     parts = (path.read_bytes() for path in sorted(files))
     return digest(chain([json.dumps(options, sort_keys=True).encode()], parts))
 
