@@ -1,8 +1,7 @@
 """Choice of a backend for each module, and matrix products of the fast backends.
 
 torch computes `F.linear` in float32 with MKL, which is slow for few rows and, on AMD, for any number of rows. oneDNN is
-in the same wheel and exact. Its operators are private to torch and have no gradients, so only this file and
-`elmo_int8.py` use them.
+in the same wheel and exact. Its operators have no gradients, and they are private to torch (`elmo_operators.py`).
 
 Shape suffixes: N rows; D width of the input; G width of the output.
 """
@@ -19,6 +18,15 @@ from torch.utils.weak import WeakTensorKeyDictionary
 from transformers.utils import logging
 
 from .elmo_int8 import Int8Linear, Int8Weight, int8_obstacle, int8_product, int8_rows
+from .elmo_operators import (
+    is_watched,
+    may_have_tangents,
+    onednn_dtypes,
+    onednn_layout,
+    onednn_product,
+    question,
+    sees_values_only,
+)
 
 logger = logging.get_logger(__name__)
 
@@ -28,6 +36,9 @@ INT8_LAYERS = (nn.Linear, Int8Linear)
 HOW_TO_TRAIN = "Train the model in float32 and quantize it afterwards; `model.dequantize()` turns it back."
 FEW_PRODUCTS = 2**20  # with fewer multiplications, oneDNN's start (0.1 ms) costs more than it saves
 MANY_ROWS = 256  # with fewer, the copy of a transposed gradient costs more than the faster product saves
+HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")  # of a module
+GLOBAL_HOOKS = "nn.modules.module._has_any_global_hook"
+NOT_ONLY_VALUES = "a tensor has a tangent, is of a subclass, or is in a transformation of torch.func"
 _forced: ContextVar[str | None] = ContextVar("forced backend", default=None)
 
 
@@ -44,8 +55,9 @@ def elmo_backend(name: str) -> Iterator[None]:
     - `"cuda_graph"`: the LSTM as in `"fused"`, with steps recorded once for each batch shape and replayed.
 
     By default, CPUs use `"inference"` or `"training"` where possible, and `"int8"` for layers of a quantized model.
-    LSTMs on accelerators use `"fused"` where possible. All else uses `"reference"`. Under autocast in bfloat16, CPUs
-    with oneDNN use `"training"`, also without gradients.
+    LSTMs on accelerators use `"fused"` where possible. All else uses `"reference"`: also tangents, transformations of
+    `torch.func`, and modes that watch operators (`FlopCounterMode`), unless a backend is forced. Under autocast in
+    bfloat16, CPUs with oneDNN use `"training"`, also without gradients.
     """
     if name not in BACKENDS:
         raise ValueError(f"There is no backend {name!r}; pass one of {', '.join(BACKENDS)}.")
@@ -70,18 +82,19 @@ def choose_backend(layers: Iterable[nn.Module], inputs: Tensor, *states: Tensor)
     layers, forced = list(layers), forced_backend()
     differentiable = needs_gradients(layers, inputs, *states)
     quantized = any(isinstance(layer, Int8Linear) for layer in layers)
-    if quantized and (differentiable or forced not in (None, "reference", "int8")):
-        wish = "gradients" if differentiable else f"backend {forced!r}"
+    differentiated = differentiable or (quantized and may_have_tangents(inputs, *states))
+    if quantized and (differentiated or forced not in (None, "reference", "int8")):
+        wish = "gradients" if differentiated else f"backend {forced!r}"
         raise ValueError(f"A quantized layer has no {wish}. {HOW_TO_TRAIN}")
     if forced == "reference":
         return forced, "forced"
     suitable = "training" if differentiable or autocast_dtype(inputs.device) else "inference"
     is_linear = bool(layers) and all(isinstance(layer, INT8_LAYERS) for layer in layers)
     if quantized or (forced == "int8" and is_linear):
-        wanted, obstacle = "int8", _int8_obstacle(differentiable, layers, inputs)
+        wanted, obstacle = "int8", _int8_obstacle(differentiable, layers, inputs, *states)
     else:
         wanted = forced if forced in ("inference", "training") else suitable
-        obstacle = _obstacle(wanted, differentiable, layers, inputs)
+        obstacle = _obstacle(wanted, differentiable, layers, inputs, *states)
     if obstacle and wanted == forced:
         raise ValueError(f"The backend {forced!r} was forced, but {obstacle}. Use elmo_backend('reference').")
     if obstacle:
@@ -97,17 +110,28 @@ def needs_gradients(layers: Iterable[nn.Module], *tensors: Tensor) -> bool:
     return torch.is_grad_enabled() and any(tensor.requires_grad for tensor in (*tensors, *parameters))
 
 
-def _obstacle(backend: str, differentiable: bool, layers: list[nn.Module], inputs: Tensor) -> str | None:
+def _obstacle_of_all(*tensors: Tensor) -> str | None:
+    """The reason why the definition must compute with these tensors, or `None`."""
+    if torch.compiler.is_compiling():
+        return "the model is being compiled"
+    if forced_backend() is None and is_watched():
+        return "a mode of torch watches the operators"
+    return None if sees_values_only(*tensors) else NOT_ONLY_VALUES
+
+
+def _obstacle(
+    backend: str, differentiable: bool, layers: list[nn.Module], inputs: Tensor, *states: Tensor
+) -> str | None:
     """The reason why a backend is not possible, or `None`."""
+    if obstacle := _obstacle_of_all(inputs, *states):
+        return obstacle
     exact = inputs.dtype in (torch.float32, torch.float64)
     autocast = autocast_dtype(inputs.device)
     other_device = inputs.device.type != "cpu" and forced_backend() != backend
     if other_device or not (exact or (autocast or backend == "inference") and _has_onednn(inputs)):
         return f"{backend} is not built for {inputs.dtype} on {inputs.device}"
-    if autocast and (backend == "inference" or product_dtype(inputs) not in _onednn_dtypes):
+    if autocast and (backend == "inference" or product_dtype(inputs) not in onednn_dtypes()):
         return f"{backend} is not built for autocast in {autocast}"
-    if torch.compiler.is_compiling():
-        return "the model is being compiled"
     if backend == "inference" and differentiable:
         return "gradients are needed"
     dtypes = {inputs.dtype, torch.float32} if autocast else {inputs.dtype}
@@ -116,26 +140,26 @@ def _obstacle(backend: str, differentiable: bool, layers: list[nn.Module], input
     return None
 
 
-def fused_obstacle(layers: Iterable[nn.Module], inputs: Tensor) -> str | None:
+def fused_obstacle(layers: Iterable[nn.Module], inputs: Tensor, *states: Tensor) -> str | None:
     """The reason why an LSTM with these linear layers does not take the path of accelerators, or `None`."""
     forced = forced_backend()
     if forced not in (None, "fused", "cuda_graph"):
         return f"{forced!r} is forced"
     if forced is None and inputs.device.type in ("cpu", "meta", "mps"):
         return f"fused is not built for {inputs.device}"
-    if torch.compiler.is_compiling():
-        return "the model is being compiled"
+    if obstacle := _obstacle_of_all(inputs, *states):
+        return obstacle
     dtypes = {inputs.dtype, torch.float32} if autocast_dtype(inputs.device) else {inputs.dtype}
     if not all(is_unmodified(layer, (nn.Linear,)) and layer.weight.dtype in dtypes for layer in layers):
         return "a layer is wrapped, hooked or quantized, or its dtype is not the inputs'"
     return None
 
 
-def _int8_obstacle(differentiable: bool, layers: list[nn.Module], inputs: Tensor) -> str | None:
+def _int8_obstacle(differentiable: bool, layers: list[nn.Module], inputs: Tensor, *states: Tensor) -> str | None:
     if inputs.device.type != "cpu" or inputs.dtype != torch.float32:
         return f"int8 is not built for {inputs.dtype} on {inputs.device}"
-    if torch.compiler.is_compiling():
-        return "the model is being compiled"
+    if obstacle := _obstacle_of_all(inputs, *states):
+        return obstacle
     if differentiable:
         return "gradients are needed"
     dtypes = {torch.float32, torch.int8}
@@ -150,14 +174,20 @@ def is_unmodified(layer: nn.Module, types: tuple[type[nn.Module], ...]) -> bool:
     Adapters, quantizers and offloading change a layer's type, its parameters or its hooks, and a replica of
     `nn.DataParallel` has no parameters. Then it must be called.
     """
-    hooks = (layer._forward_hooks, layer._forward_pre_hooks, layer._backward_hooks, layer._backward_pre_hooks)
-    changed = any(hooks) or "forward" in layer.__dict__ or getattr(layer, "_is_replica", False)
+    hooked = any(getattr(layer, name, True) for name in HOOKS) or question(GLOBAL_HOOKS)()
+    assigned = not layer.__dict__.keys().isdisjoint(("forward", "weight", "bias"))  # in the place of its own
+    changed = hooked or assigned or getattr(layer, "_is_replica", False)
     return type(layer) in types and all(type(p) is nn.Parameter for p in layer.parameters()) and not changed
 
 
 def is_exporting() -> bool:
     """Whether `torch.export` traces the model. Releases of torch before 2.7 cannot tell, and cannot export it."""
     return getattr(torch.compiler, "is_exporting", bool)()
+
+
+def is_sharded(tensor: Tensor) -> bool:
+    """Whether a tensor is a `DTensor`, a class that builds of torch without `torch.distributed` lack."""
+    return hasattr(tensor, "full_tensor")
 
 
 def autocast_dtype(device: torch.device) -> torch.dtype | None:
@@ -239,11 +269,7 @@ def product(
     weight_GD, copy = weight_GD if isinstance(weight_GD, Packed) else (weight_GD, weight_GD)
     if not suits_onednn(len(inputs_ND), weight_GD):
         return _plain_product(inputs_ND, weight_GD, bias_G, plus_NG, clip)
-    linear = torch.ops.mkldnn._linear_pointwise
-    if plus_NG is not None:
-        return linear.binary(inputs_ND, plus_NG, copy, bias_G, "add")
-    then, bounds = ("none", []) if clip is None else ("hardtanh", [-clip, clip])
-    return linear(inputs_ND, copy, bias_G, then, bounds, "")
+    return onednn_product(inputs_ND, copy, bias_G, plus_NG, clip)
 
 
 def suits_onednn(rows: int, weight_GD: Tensor) -> bool:
@@ -308,31 +334,22 @@ def packed(weight_GD: Tensor, keep: bool = True) -> Packed:
     """
     if not _has_onednn(weight_GD):
         return Packed(weight_GD, weight_GD)
-    return Packed(weight_GD, remembered(_pack, weight_GD) if keep else _pack(weight_GD))
+    return Packed(weight_GD, remembered(onednn_layout, weight_GD) if keep else onednn_layout(weight_GD))
 
 
-def _pack(weight_GD: Tensor) -> Tensor:
-    return torch.ops.mkldnn._reorder_linear_weight(weight_GD.detach(), 32)  # 32: a typical number of rows
-
-
-# Private operators of torch, which some builds lack. bfloat16 needs a CPU with its instructions.
-_built = torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn, "_linear_pointwise")
-_onednn_dtypes = {torch.float32} if _built else set()
-if _built and torch.ops.mkldnn._is_mkldnn_bf16_supported():
-    _onednn_dtypes.add(torch.bfloat16)
 # Older releases of torch do not tell the CPU; then oneDNN computes everything.
 _is_intel = hasattr(torch.cpu, "get_capabilities") and "Intel" in torch.cpu.get_capabilities().get("cpu_name", "")
 
 
 def bfloat16_obstacle() -> str | None:
     """The reason why this machine's CPU has no fast products in bfloat16, or `None`."""
-    if not _built:
+    if not onednn_dtypes():
         return "this build of torch has no products of oneDNN"
-    return None if torch.bfloat16 in _onednn_dtypes else "this processor has no instructions for bfloat16"
+    return None if torch.bfloat16 in onednn_dtypes() else "this processor has no instructions for bfloat16"
 
 
 def _has_onednn(tensor: Tensor) -> bool:
-    return tensor.dtype in _onednn_dtypes and tensor.device.type == "cpu"
+    return tensor.dtype in onednn_dtypes() and tensor.device.type == "cpu"
 
 
 _remembered = WeakTensorKeyDictionary()  # first parameter -> {function: (stamps, sample, value)}; dies with it
@@ -349,7 +366,8 @@ def remembered(function: Callable[..., Any], *parameters: Tensor) -> Any:
 
 def version(parameter: Tensor) -> int:
     """A number that increases with every in-place change."""
-    return 0 if parameter.is_inference() else parameter._version
+    # Without a version, a new NaN at each call: it differs from all others, so that nothing is remembered.
+    return 0 if parameter.is_inference() else getattr(parameter, "_version", float("nan"))
 
 
 def sample_of(parameters: Sequence[Tensor]) -> Tensor:

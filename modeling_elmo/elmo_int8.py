@@ -10,11 +10,13 @@ Shape suffixes: N rows; D width of the input; G width of the output.
 """
 
 from collections.abc import Callable
+from functools import cache
 from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.utils import skip_init
 from transformers.quantizers import HfQuantizer
 from transformers.quantizers.auto import (
     AUTO_QUANTIZER_MAPPING,
@@ -24,19 +26,37 @@ from transformers.quantizers.auto import (
 from transformers.utils import logging
 from transformers.utils.quantization_config import QuantizationConfigMixin
 
+from .elmo_operators import is_right, private, question
+
 logger = logging.get_logger(__name__)
 
+LAYOUT, PRODUCT = "ops.onednn.qlinear_prepack", "ops.onednn.qlinear_pointwise"
+HAS_VNNI = "cpu._is_vnni_supported"
 METHOD = "elmo_int8"  # in `quantization_config` of a saved configuration
 LARGEST, ZERO_POINT = 127, 128  # the bytes of inputs are 1 to 255, because oneDNN is slow with signed inputs
 
 
 def int8_obstacle() -> str | None:
     """The reason why this machine has no fast products in 8 bits, or `None`."""
-    if not (torch.backends.mkldnn.is_available() and hasattr(torch.ops.onednn, "qlinear_pointwise")):
+    if not torch.backends.mkldnn.is_available():
         return "this build of torch has no quantized products of oneDNN"
-    # Without VNNI instructions, oneDNN adds pairs of products in 16 bits, which overflow.
-    has_vnni = getattr(torch.cpu, "_is_vnni_supported", lambda: False)  # another private function
-    return None if has_vnni() else "this processor has no VNNI instructions"
+    if not question(HAS_VNNI)():  # without these instructions, oneDNN adds pairs of products in 16 bits, which overflow
+        return "this processor has no VNNI instructions"
+    return None if _can_multiply() else "this release of torch has no quantized products that are known here"
+
+
+@cache
+def _can_multiply() -> bool:
+    return is_right(PRODUCT, _equals_definition)
+
+
+def _equals_definition() -> bool:
+    linear = skip_init(nn.Linear, 8, 5)  # without drawing random numbers
+    for tensor in (linear.weight, linear.bias):
+        tensor.copy_(torch.linspace(-3, 2, tensor.numel()).view_as(tensor))
+    inputs, layer = linear.weight.sin(), Int8Linear.from_linear(linear)
+    found = int8_product(inputs, Int8Weight.pack(layer.weight, layer.scales), layer.bias, None)
+    return torch.allclose(found, layer(inputs), rtol=1e-5, atol=1e-5)
 
 
 def int8_rows(weight_GD: Tensor) -> tuple[Tensor, Tensor]:
@@ -76,7 +96,7 @@ class Int8Linear(nn.Module):
         self.in_features, self.out_features = linear.in_features, linear.out_features
         self.register_buffer("weight", torch.empty_like(linear.weight, dtype=torch.int8, requires_grad=False))
         self.register_buffer("scales", linear.weight.new_empty(self.out_features))
-        self.bias = linear.bias
+        self.register_parameter("bias", linear.bias)
 
     @classmethod
     def from_linear(cls, linear: nn.Linear) -> "Int8Linear":
@@ -121,7 +141,7 @@ class Int8Weight(NamedTuple):
 
     @classmethod
     def pack(cls, weight_GD: Tensor, scales_G: Tensor) -> "Int8Weight":
-        copy = torch.ops.onednn.qlinear_prepack(weight_GD, None)
+        copy = private(LAYOUT)(weight_GD, None)
         return cls(copy, scales_G, torch.zeros_like(scales_G, dtype=torch.long))
 
 
@@ -132,7 +152,7 @@ def int8_product(inputs_ND: Tensor, weight: Int8Weight, plus: Tensor | None, cli
     bytes_ND, scales_N1 = input_bytes(inputs_ND)
     inputs = (bytes_ND.contiguous(), 1.0, ZERO_POINT)
     output = (None, 1.0, 0, torch.float32)  # bias; scale, zero point and type of the output
-    product_NG = torch.ops.onednn.qlinear_pointwise(*inputs, *weight, *output, "none", [], "")
+    product_NG = private(PRODUCT)(*inputs, *weight, *output, "none", [], "")
     if plus is None:
         product_NG.mul_(scales_N1)
     else:

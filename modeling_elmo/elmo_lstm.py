@@ -100,7 +100,7 @@ class ELMoLSTMLayer(nn.Module):
         backend, _ = choose_backend(self.children(), inputs, *states)
         if forced_backend() == "torch_lstm":
             return "torch_lstm"
-        if (obstacle := fused_obstacle(self.children(), inputs)) is None:
+        if (obstacle := fused_obstacle(self.children(), inputs, *states)) is None:
             return "fused"
         if forced_backend() in ("fused", "cuda_graph"):
             raise ValueError(
@@ -416,7 +416,7 @@ def kernel_of_both(
         return None
     if not batch_sizes or not all(is_unmodified(layer, (ELMoLSTMLayer,)) for layer in layers):
         return None
-    if fused_obstacle((linear for layer in layers for linear in layer.children()), inputs) is None:
+    if fused_obstacle((linear for layer in layers for linear in layer.children()), inputs, *states) is None:
         return _fused_or_recorded
     if not can_use_threads(inputs.device) or _multiplications(layers[0], batch_sizes) < FEW_MULTIPLICATIONS:
         return None
@@ -461,7 +461,8 @@ def fused_lstm(layer: ELMoLSTMLayer, text: Sequences) -> LSTMOutput:
 
 def _fused_or_recorded(layers: Sequence[ELMoLSTMLayer], *arguments) -> LSTMOutput:
     if forced_backend() == "cuda_graph":
-        return cuda_graph_layer(layers, *arguments)
+        with torch.cuda.device_of(arguments[0]):  # graphs are of the current device
+            return cuda_graph_layer(layers, *arguments)
     return fused_layer(layers, [layer.weights() for layer in layers], *arguments)
 
 

@@ -239,12 +239,16 @@ def triton_backward(
 
 
 def _launch(kernel: Any, tensors: Sequence[Tensor], clip: float | None):
-    """A program for each sequence of each direction, and for each block of its cells."""
+    """A program for each sequence of each direction, and for each block of its cells.
+
+    Triton launches on the current device, which need not be that of the tensors.
+    """
     directions, sequences, width = tensors[-1].shape
     block = min(1024, triton.next_power_of_2(width))
     strides = [stride for tensor in tensors for stride in tensor.stride()[:2]]
     grid = directions * sequences, triton.cdiv(width, block)
-    kernel[grid](*tensors, *strides, sequences, width, CLIP=clip, BLOCK=block)
+    with torch.cuda.device_of(tensors[0]):
+        kernel[grid](*tensors, *strides, sequences, width, CLIP=clip, BLOCK=block)
 
 
 @jit

@@ -290,8 +290,9 @@ def _cut_cross_entropy(hidden_NP: Tensor, weight_VP: Tensor, bias_V: Tensor, tar
     dtype, zeros = product_dtype(hidden_NP), -(hidden_NP.shape[1] + 1) % 16
     hidden = F.pad(F.pad(hidden_NP.to(dtype), (0, 1), value=1.0), (0, zeros))
     weight = F.pad(torch.cat([weight_VP.to(dtype), bias_V[:, None].to(dtype)], 1), (0, zeros))
-    # By default, `filter_eps` leaves out small gradients.
-    return linear_cross_entropy(hidden, weight, targets_N, reduction="none", filter_eps=None)
+    with torch.cuda.device_of(hidden):  # triton launches on the current device
+        # By default, `filter_eps` leaves out small gradients.
+        return linear_cross_entropy(hidden, weight, targets_N, reduction="none", filter_eps=None)
 
 
 def cross_entropy(

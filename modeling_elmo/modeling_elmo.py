@@ -18,13 +18,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
 from transformers import PreTrainedModel
 from transformers import initialization as init
 from transformers.utils import ModelOutput, logging
 
 from .configuration_elmo import ELMoConfig
-from .elmo_backends import HOW_TO_TRAIN, fast_linear, is_exporting
+from .elmo_backends import HOW_TO_TRAIN, fast_linear, is_exporting, is_sharded
 from .elmo_encoder import ELMoCharacterEncoder, ELMoHighway, VocabularyCache, distinct_rows
 from .elmo_export import padded_lstm
 from .elmo_inputs import (
@@ -233,7 +232,7 @@ class ELMoPreTrainedModel(PreTrainedModel):
         cache = [name for name, _ in self.named_buffers() if "vocabulary_cache." in name]
         sparse = [f"{name}." for name, module in self.named_modules() if getattr(module, "sparse_gradients", False)]
         parameters = self.named_parameters()
-        return cache + [name for name, p in parameters if isinstance(p, DTensor) or name.startswith(tuple(sparse))]
+        return cache + [name for name, p in parameters if is_sharded(p) or name.startswith(tuple(sparse))]
 
     def _freeze_as_configured(self):
         """Heads freeze their biLM here. The biLM itself has nothing to freeze."""

@@ -26,13 +26,14 @@ from modeling_elmo.elmo_backends import (
     tanh,
     weight_gradient,
 )
+from modeling_elmo.elmo_operators import onednn_dtypes
 
 
 @pytest.fixture(params=["oneDNN", "oneDNN on Intel", "public operators"])
 def operators(request, monkeypatch):
     if request.param == "public operators":
-        monkeypatch.setattr(elmo_backends, "_onednn_dtypes", set())
-    elif not elmo_backends._onednn_dtypes:
+        monkeypatch.setattr(elmo_backends, "onednn_dtypes", frozenset)
+    elif not onednn_dtypes():
         pytest.skip("this build of torch has no oneDNN linear operators")
     monkeypatch.setattr(elmo_backends, "FEW_PRODUCTS", 0)
     monkeypatch.setattr(elmo_backends, "_is_intel", request.param == "oneDNN on Intel")
@@ -161,8 +162,7 @@ def test_tanh_is_exact_to_rounding():
 @pytest.mark.parametrize("instructions", [True, False])
 def test_a_processor_without_bfloat16_is_named(instructions, monkeypatch, caplog):
     dtypes = {torch.float32, torch.bfloat16} if instructions else {torch.float32}
-    monkeypatch.setattr(elmo_backends, "_onednn_dtypes", dtypes)
-    monkeypatch.setattr(elmo_backends, "_built", True)
+    monkeypatch.setattr(elmo_backends, "onednn_dtypes", lambda: dtypes)
     elmo_backends.logger.warning_once.cache_clear()
     layers, inputs = [nn.Linear(3, 2)], torch.randn(4, 3)
     for _ in range(2):

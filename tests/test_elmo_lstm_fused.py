@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -185,3 +186,19 @@ def test_cuda_equals_the_definition(options):
     found, expected = (gradients(lstm, config, name, "forward_N", "cuda") for name in ("fused", "reference"))
     for mine, theirs in zip(found, expected, strict=True):
         torch.testing.assert_close(mine, theirs)
+
+
+@pytest.mark.parametrize("launch", [triton_forward, triton_backward])
+def test_triton_launches_on_the_device_of_the_tensors(launch, monkeypatch):
+    """It would launch on the current one, which is 0 for each process until something sets it."""
+    current, launched = [0], []
+    exchanged = lambda index: (current[0], current.__setitem__(0, index))[0]  # noqa: E731
+    monkeypatch.setattr(torch.cuda, "_exchange_device", exchanged)
+    monkeypatch.setattr(torch.cuda, "_maybe_exchange_device", exchanged)
+    kernel = type("Kernel", (), {"__getitem__": lambda self, grid: lambda *_, **__: launched.append(current[0])})()
+    for name in ("_forward_in_triton", "_backward_in_triton"):
+        monkeypatch.setattr(elmo_lstm_fused, name, kernel)
+    monkeypatch.setattr(elmo_lstm_fused, "triton", SimpleNamespace(next_power_of_2=int, cdiv=lambda *_: 1))
+    tensor = SimpleNamespace(is_cuda=True, get_device=lambda: 1, shape=(2, 3, 4), stride=lambda: (12, 4, 1))
+    launch(*(tensor,) * (2 if launch is triton_forward else 4), None, *(tensor,) * 3)
+    assert launched == [1] and current == [0]

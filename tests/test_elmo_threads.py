@@ -9,12 +9,19 @@ from contextlib import nullcontext
 import pytest
 import torch
 from plain_elmo import PlainELMo
-from torch.utils._python_dispatch import TorchDispatchMode
 
-from modeling_elmo import ELMoConfig, ELMoForPreTraining, ELMoModel, ELMoTokenizer, elmo_backend, elmo_lstm
+from modeling_elmo import (
+    ELMoConfig,
+    ELMoForPreTraining,
+    ELMoModel,
+    ELMoTokenizer,
+    elmo_backend,
+    elmo_lstm,
+    elmo_threads,
+)
 from modeling_elmo.elmo_backends import bfloat16_obstacle, forced_backend
 from modeling_elmo.elmo_int8 import int8_obstacle
-from modeling_elmo.elmo_threads import _workers, at_once, can_use_threads
+from modeling_elmo.elmo_threads import at_once, can_use_threads
 
 pytestmark = pytest.mark.usefixtures("onednn_at_any_size", "two_threads")
 
@@ -161,29 +168,14 @@ def test_hooks_of_parameters_run_once(used):
     assert used and len(calls) == 1
 
 
-class OperatorNames(TorchDispatchMode):
-    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
-        self.names.append(function.name())
-        return function(*args, **(kwargs or {}))
-
-    def __enter__(self):
-        self.names = []
-        return super().__enter__()
-
-
-def test_modes_that_watch_operators_see_both_directions(used):
-    model, encoding, names = make_model(), encoded(), []
-    with torch.no_grad():
-        model(**encoding)  # fills the caches
-    for threads in (1, 2):
-        torch.set_num_threads(threads)
-        with torch.no_grad(), OperatorNames() as inference:
-            model(**encoding)
-        with OperatorNames() as training:
-            model(**encoding).last_hidden_state.sum().backward()
-        model.zero_grad()
-        names.append((sorted(inference.names), sorted(training.names)))
-    assert names[0] == names[1] and names[0][0].count("aten::sigmoid_") > 50 and used == [2]
+def test_what_watches_operators_sees_both_directions(used):
+    model, encoding = make_model().requires_grad_(False), encoded()
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
+        model(**encoding)
+    (sigmoids,) = (event.count for event in profile.key_averages() if event.key == "aten::sigmoid_")
+    steps = max(len(text.split()) for text in TEXTS) + 2
+    per_step = 3  # of the gates, and in each tanh
+    assert sigmoids == per_step * 2 * model.config.num_hidden_layers * steps and not used
 
 
 def test_callers_in_several_threads(used):
@@ -206,26 +198,64 @@ def test_calls_run_together_in_the_modes_of_the_caller():
 
     for threads in (1, 2, 1):
         found = at_once([call, call], threads)
-        assert found[0][0] != found[1][0] and threading.current_thread().name not in found[0]
+        assert found[0][0] != found[1][0] == threading.current_thread().name
         assert {each[1:] for each in found} == {(threads, False, True, None, None)}
         assert torch.get_num_threads() == 2
     with torch.inference_mode(), torch.autocast("cpu", torch.bfloat16), elmo_backend("reference"):
         assert at_once([call, call], 1)[0][2:] == (True, False, torch.bfloat16, "reference")
     with torch.no_grad():
         assert at_once([call, call], 1)[0][2:] == (False, False, None, None)
-    with ThreadPoolExecutor(1) as pool:  # the number of a new thread is the user's
-        assert pool.submit(torch.get_num_threads).result() == 2
 
 
-def test_an_error_comes_when_all_calls_have_ended():
-    ended = []
+def test_the_number_of_threads_is_the_users_in_all_threads(monkeypatch):
+    """Setting it for all threads, even for a moment, would reach a thread that starts in this moment."""
+    inside, seen = threading.Barrier(9), []
+
+    def call():
+        inside.wait(timeout=60)
+        inside.wait(timeout=60)
+        return torch.get_num_threads()
+
+    def new_thread():
+        with ThreadPoolExecutor(1) as pool:
+            return pool.submit(torch.get_num_threads).result()
+
+    with ThreadPoolExecutor(8) as callers, monkeypatch.context() as patch:
+        patch.setattr(torch, "set_num_threads", lambda number: pytest.fail(f"set to {number} for all"))
+        found = [callers.submit(lambda: (at_once([call], 1), torch.get_num_threads())) for _ in range(8)]
+        inside.wait(timeout=60)  # all eight compute with one thread
+        seen.append(new_thread())
+        inside.wait(timeout=60)
+    assert {*seen, new_thread(), torch.get_num_threads()} == {2}
+    assert [each.result() for each in found] == [([1], 2)] * 8
+
+
+def test_the_caller_computes_what_no_thread_is_free_for(monkeypatch):
+    for pool, is_busy in ((ThreadPoolExecutor(1), True), (ThreadPoolExecutor(1), False)):
+        monkeypatch.setattr(elmo_threads, "_helpers", pool)
+        released = threading.Event()
+        if is_busy:
+            pool.submit(released.wait)
+        else:
+            pool.shutdown()  # as when the interpreter ends
+        names = at_once([lambda: threading.current_thread().name] * 2, 1)
+        assert names == [threading.current_thread().name] * 2 and torch.get_num_threads() == 2
+        released.set()
+
+
+@pytest.mark.parametrize("broken", [0, 1])
+def test_an_error_comes_when_all_calls_have_ended(broken):
+    ended, started = [], threading.Event()
 
     def fail():
+        started.wait(timeout=60)
         raise ValueError("no")
 
+    calls = [lambda: started.set() or ended.append(True)] * 2
+    calls[broken] = fail
     with pytest.raises(ValueError, match="no"):
-        at_once([fail, lambda: ended.append(True)], 1)
-    assert ended
+        at_once(calls, 1)
+    assert ended and torch.get_num_threads() == 2
 
 
 def test_where_threads_are_not_used():
@@ -236,11 +266,13 @@ def test_where_threads_are_not_used():
 
 @pytest.mark.skipif(sys.platform == "win32", reason="no fork")
 def test_a_forked_process_starts_its_own_threads():
-    at_once([int], 1)
-    assert _workers.cache_info().currsize
+    at_once([int, int], 1)
     with multiprocessing.get_context("fork").Pool(1) as pool:
-        assert pool.apply(_number_of_pools) == 0
+        assert pool.apply(_name_of_helper).startswith("elmo")
 
 
-def _number_of_pools():
-    return _workers.cache_info().currsize
+def _name_of_helper():
+    together = threading.Barrier(2)
+    return at_once(
+        [lambda: together.wait(60) and None or threading.current_thread().name, lambda: together.wait(60)], 1
+    )[0]

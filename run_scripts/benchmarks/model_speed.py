@@ -99,7 +99,7 @@ def model_contest(
             forward = partial(peer["model"], peer.get("prepare", lambda same: same)(encoding))
             call = partial(compute, forward, peer.get("parameters", {}))
             implementations.append(Implementation(peer_name, call, expected))
-    implementations.append(Implementation("matrix products alone", replayed_products(ours)))
+    implementations.append(Implementation("matrix products alone", replayed_products(call_of(model, part))))
     return Contest(part, name, int(encoding.attention_mask.sum()), "tokens", implementations)
 
 

@@ -15,12 +15,12 @@ import torch
 import torch.distributed as dist
 from safetensors import safe_open
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor, distribute_tensor
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LambdaLR
 from torch.utils._pytree import tree_map
 from transformers import get_scheduler
 
+from modeling_elmo.elmo_backends import is_sharded
 from modeling_elmo.run_scripts.pretraining.muon import Muon
 
 # Defaults by optimizer. adagrad has the original's.
@@ -147,7 +147,7 @@ def make_optimizers(model: nn.Module, arguments: OptimizationArguments) -> list[
     # A group is updated at once, so its tensors must be all sharded or all plain.
     kinds = defaultdict(list)
     for parameter in dense:
-        kinds[parameter.ndim > 1, isinstance(parameter, DTensor)].append(parameter)
+        kinds[parameter.ndim > 1, is_sharded(parameter)].append(parameter)
     groups = [
         {"params": params, "weight_decay": arguments.weight_decay if is_matrix else 0.0}
         for (is_matrix, _), params in kinds.items()
@@ -245,7 +245,7 @@ def parameter_names(optimizer: Optimizer, model: nn.Module) -> list[str]:
 
 def gathered(state: Any) -> Any:
     """A state with its sharded tensors gathered. All processes must call it."""
-    return tree_map(lambda value: value.full_tensor() if isinstance(value, DTensor) else value, state)
+    return tree_map(lambda value: value.full_tensor() if is_sharded(value) else value, state)
 
 
 def load_gathered(optimizer: Optimizer, state: dict[str, Any]):
@@ -254,10 +254,9 @@ def load_gathered(optimizer: Optimizer, state: dict[str, Any]):
     for index, values in state["state"].items():
         parameter = parameters[index]
         for name, value in values.items():
-            if isinstance(parameter, DTensor) and value.shape == parameter.shape:
-                values[name] = distribute_tensor(
-                    value.to(parameter.device), parameter.device_mesh, parameter.placements
-                )
+            if is_sharded(parameter) and value.shape == parameter.shape:
+                placed = value.to(parameter.device), parameter.device_mesh, parameter.placements
+                values[name] = dist.tensor.distribute_tensor(*placed)
     optimizer.load_state_dict(state)
 
 
@@ -274,8 +273,8 @@ def clip_gradients(parameters: Iterable[nn.Parameter], max_norm: float | None) -
     found = _coalesced_gradients(parameters)
     if not found:
         return torch.zeros(())
-    sharded = [gradient for gradient in found if isinstance(gradient, DTensor)]
-    own = [gradient for gradient in found if not isinstance(gradient, DTensor)]
+    sharded = [gradient for gradient in found if is_sharded(gradient)]
+    own = [gradient for gradient in found if not is_sharded(gradient)]
     gradients = [gradient.values() if gradient.is_sparse else gradient for gradient in own]
     norms = [torch.linalg.vector_norm(gradient).full_tensor() for gradient in sharded]
     norm = torch.linalg.vector_norm(torch.stack([*torch._foreach_norm(gradients), *norms]))

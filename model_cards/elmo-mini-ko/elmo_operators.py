@@ -1,0 +1,1 @@
+../../modeling_elmo/elmo_operators.py
