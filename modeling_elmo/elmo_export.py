@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from .elmo_lstm import ELMoLSTM, ELMoLSTMLayer, reference_step
+from .elmo_operators import private
 
 
 def padded_lstm(
@@ -39,7 +40,8 @@ def padded_lstm(
 def _padded_layer(
     layer: ELMoLSTMLayer, inputs_BTP: Tensor, mask_BT: Tensor, states: list[Tensor], reverse: bool
 ) -> tuple[Tensor, ...]:
-    from torch._higher_order_ops import scan  # private to torch: only while exporting
+    if (scan := private("_higher_order_ops.scan")) is None:
+        raise ImportError(f"torch {torch.__version__} has no `scan`, so ELMo cannot be exported. Use another release.")
 
     def masked_step(before: list[Tensor], text: list[Tensor]) -> tuple[list[Tensor], Tensor]:
         gates_BG, is_real_B1 = text

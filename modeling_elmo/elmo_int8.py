@@ -30,7 +30,7 @@ from .elmo_operators import is_right, private, question
 
 logger = logging.get_logger(__name__)
 
-LAYOUT, PRODUCT = "ops.onednn.qlinear_prepack", "ops.onednn.qlinear_pointwise"
+PREPACK, PRODUCT = "ops.onednn.qlinear_prepack", "ops.onednn.qlinear_pointwise"
 HAS_VNNI = "cpu._is_vnni_supported"
 METHOD = "elmo_int8"  # in `quantization_config` of a saved configuration
 LARGEST, ZERO_POINT = 127, 128  # the bytes of inputs are 1 to 255, because oneDNN is slow with signed inputs
@@ -141,7 +141,7 @@ class Int8Weight(NamedTuple):
 
     @classmethod
     def pack(cls, weight_GD: Tensor, scales_G: Tensor) -> "Int8Weight":
-        copy = private(LAYOUT)(weight_GD, None)
+        copy = private(PREPACK)(weight_GD, None)
         return cls(copy, scales_G, torch.zeros_like(scales_G, dtype=torch.long))
 
 
