@@ -4,12 +4,20 @@ import os
 from collections.abc import Callable, Sequence
 from functools import wraps
 from typing import Any
+from urllib.request import getproxies
 
 # Read when gradio is imported and launched: nothing is reported, and no text is stored, not even in the browser.
 os.environ.update(GRADIO_ANALYTICS_ENABLED="False", GRADIO_RUN_HISTORY="False")
+# Gradio asks its own page whether it is there, and no proxy can reach it.
+PROXIES = getproxies()  # of the environment, else of the system: with any of the first, nobody reads the second
+if PROXIES.get("no") != "*":
+    PROXIES["no"] = ",".join(filter(None, (PROXIES.get("no"), "127.0.0.1,localhost,::1")))
+os.environ.update({f"{scheme}_proxy": address for scheme, address in PROXIES.items()})
 
 import gradio as gr  # noqa: E402 (after the lines above)
 import pandas as pd  # noqa: E402
+from starlette.middleware import Middleware  # noqa: E402
+from starlette.middleware.trustedhost import TrustedHostMiddleware  # noqa: E402
 
 from modeling_elmo.run_scripts.explorer import markup, readings  # noqa: E402
 from modeling_elmo.run_scripts.explorer.readings import OpenModel, open_model  # noqa: E402
@@ -25,14 +33,19 @@ FIRST_STORIES = (
     "Ada Lovelace wrote the first program in 1843.\nShe met Charles Babbage in London.",
     "에이다 러브레이스는 1843년에 첫 프로그램을 썼다.\n그녀는 런던에서 찰스 배비지를 만났다.",
 )
+FIRST_SECOND_TEXTS = ("A woman wrote a program.", "한 여성이 프로그램을 썼다.")
 FIRST_QUESTIONS = ("Who wrote the first program?", "누가 첫 프로그램을 썼는가?")
 # A click on a word chooses it.
 CLICK = """element.addEventListener("click", event => {
     const word = event.target.closest("button[data-word]");
     if (word) trigger("select", {word: word.dataset.word});
 });"""
-LAST = {"trigger_mode": "always_last"}  # a click while an answer is computed counts when that is done
+# A click while an answer is computed counts when that is done. The models answer one question at a time.
+LAST = {"trigger_mode": "always_last", "concurrency_id": "models", "concurrency_limit": 1}
 MAP_COLORS = {"other uses": "#b8b8b8", "nearest uses": "#0072B2", "chosen use": "#D55E00"}
+# Otherwise a page of another site could read the corpus, once the name of that site leads to this computer (DNS
+# rebinding). A Space has names of its own, and the Hub serves it under no other.
+HOSTS = ["*"] if gr.utils.get_space() else ["127.0.0.1", "localhost", "[::1]"]
 # No file is served or taken, and nothing is loaded from other hosts: no fonts of a theme, for example.
 LAUNCH_OPTIONS: dict[str, Any] = {
     "share": False,
@@ -40,6 +53,7 @@ LAUNCH_OPTIONS: dict[str, Any] = {
     "max_file_size": 0,
     "ssr_mode": False,
     "footer_links": ["api"],
+    "app_kwargs": {"middleware": [Middleware(TrustedHostMiddleware, allowed_hosts=HOSTS)]},
     "css": markup.CSS,
     "theme": gr.themes.Soft(font=["system-ui", "sans-serif"], font_mono=["monospace"]),
 }
@@ -66,7 +80,7 @@ def build_page(models: Sequence[str], corpus: Sequence[str] = (), trust_remote_c
                 add_heads_tab(page, heads)
             if mixed := [each for each in heads if readings.mixes_of(each)]:
                 add_weights_tab(mixed)
-    return page.queue(max_size=32)
+    return page.queue(max_size=32, api_open=False)  # an open API passes the queue
 
 
 def add_uses_tab(page: gr.Blocks, bilms: list[OpenModel], corpus: Corpus | None):
@@ -99,12 +113,13 @@ def add_uses_tab(page: gr.Blocks, bilms: list[OpenModel], corpus: Corpus | None)
                         with gr.Column(min_width=400):
                             table = gr.HTML()
                         with gr.Column(min_width=400):
-                            points = use_map(None)
-                    outputs += [cosines, table, points]
+                            points, _ = use_map(None)
+                            caption = gr.HTML()
+                    outputs += [cosines, table, points, caption]
     show = {"fn": friendly(uses), "inputs": [text, word, layer], "outputs": outputs, **LAST}
     gr.on([word.input, layer.input], **show, api_name="uses")
     chosen = gr.on([look.click, page.load], friendly(choose), text, word, api_name="words", **LAST)
-    for choice in (chosen, *(each.select(clicked_word, None, word, api_visibility="private") for each in outputs[::3])):
+    for choice in (chosen, *(each.select(clicked_word, None, word, api_visibility="private") for each in outputs[::4])):
         choice.success(**show, api_visibility="private")
 
 
@@ -113,30 +128,36 @@ def clicked_word(event: gr.EventData) -> str:
 
 
 def uses_of(opened: OpenModel, text: str, word: str, layer: int, corpus: Corpus | None) -> list[Any]:
-    """Cosines, nearest uses and map of one model; a line instead if it splits the text into other words."""
+    """Cosines, nearest uses, map and its caption; a line instead if the model splits the text into other words."""
+    if not word or layer is None:
+        raise ValueError("No word or no layer is chosen. Click a word, and choose a layer.")
     names = readings.named_words(opened, text)
     if not any(word in line for line in names):
-        return [markup.note(f"{opened.name} reads no word “{word}” in this text."), "", use_map(None)]
+        return [markup.note(f"{opened.name} reads no word “{word}” in this text."), "", *use_map(None)]
     lines = readings.layer_cosines(opened, text, word)
     found = readings.similar_uses(opened, text, word, layer, corpus)
     return [
         markup.cosine_lines(opened.layers, lines, names, word),
         markup.use_table(found, corpus is not None),
-        use_map(found),
+        *use_map(found),
     ]
 
 
-def use_map(found: readings.SimilarUses | None) -> gr.ScatterPlot:
-    """The uses in their plane; hidden if there are fewer than three, because two points are a line."""
+def use_map(found: readings.SimilarUses | None) -> tuple[gr.ScatterPlot, str]:
+    """The uses in their plane, and its caption; hidden if there are fewer than three, because two points are a line.
+
+    Gradio draws a change of the points only, and of them those in the colors of the first map.
+    """
     if found is None or len(found.uses) < 3:
         axes = {"x": "first component", "y": "second component", "color": "group", "tooltip": ["use"]}
-        return gr.ScatterPlot(**axes, color_map=MAP_COLORS, height=320, visible=False)
+        return gr.ScatterPlot(**axes, color_map=MAP_COLORS, height=320, visible=False), ""
     groups = dict.fromkeys(range(len(found.uses)), "other uses")
     groups |= dict.fromkeys((near for near, _ in found.nearest), "nearest uses") | {found.query: "chosen use"}
     columns = {"first component": found.points[:, 0], "second component": found.points[:, 1]}
     table = pd.DataFrame({**columns, "group": groups.values(), "use": list(map(str, found.uses))})
-    titles = [f"{name} ({share:.0%} of variance)" for name, share in zip(columns, found.shares, strict=True)]
-    return gr.ScatterPlot(table, x_title=titles[0], y_title=titles[1], visible=True)
+    colors = pd.DataFrame({"group": MAP_COLORS.keys()})  # without a place, so that they are not drawn
+    shares = " and ".join(f"{share:.0%} by the {name}" for name, share in zip(columns, found.shares, strict=True))
+    return gr.ScatterPlot(pd.concat([colors, table]), visible=True), markup.note(f"Variance explained: {shares}.")
 
 
 def add_expectations_tab(page: gr.Blocks, bilms: list[OpenModel]):
@@ -166,10 +187,12 @@ def add_expectations_tab(page: gr.Blocks, bilms: list[OpenModel]):
 def add_heads_tab(page: gr.Blocks, heads: list[OpenModel]):
     tasks = {each.task for each in heads}
     with gr.Tab("Heads"):
-        text = text_box("Text, one sentence a line", language_of(heads[0], FIRST_STORIES))
+        limit = f" of up to {readings.LONGEST_SENTENCE} words" if "semantic-role-labeling" in tasks else ""
+        text = text_box(f"Text, one sentence{limit} a line", language_of(heads[0], FIRST_STORIES))
         asks, pairs = "extractive-question-answering" in tasks, "text-classification" in tasks
         question = gr.Textbox(language_of(heads[0], FIRST_QUESTIONS), label="Question about the text", visible=asks)
-        second = gr.Textbox(label="Second text, for classifiers of pairs", visible=pairs)
+        first_second = language_of(heads[0], FIRST_SECOND_TEXTS) if any(map(readings.needs_pairs, heads)) else ""
+        second = gr.Textbox(first_second, label="Second text, for classifiers of pairs", visible=pairs)
         look = gr.Button("Look", variant="primary")
         for number, each in enumerate(heads, 1):
             shown = gr.HighlightedText(label=f"{each.name}: {each.task.replace('-', ' ')}", show_label=True)

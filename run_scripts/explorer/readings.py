@@ -33,6 +33,7 @@ from modeling_elmo.run_scripts.vectors.embedding import embed_sentences, load_mo
 from modeling_elmo.run_scripts.vectors.neighbors import WordUse, find_uses, nearest_uses, normalize, use_vectors
 
 LONGEST_TEXT = 2000  # characters: an answer stays a matter of seconds, also with the largest models
+LONGEST_SENTENCE = 100  # words, for semantic roles: each word may be a predicate, for which all are read again
 MOST_USES = 300  # of a word in the corpus, for the same reason
 SHOWN_USES = 8  # nearest to the chosen one
 SHOWN_PREDICTIONS = 5
@@ -237,7 +238,12 @@ def mixes_of(opened: OpenModel) -> dict[str, tuple[list[float], float]]:
     return {place: (mix.layer_weights().tolist(), mix.gamma.item()) for place, mix in mixes.items()}
 
 
-def head_pieces(opened: OpenModel, text: str, question: str = "", second: str = "") -> list[Piece]:
+def needs_pairs(opened: OpenModel) -> bool:
+    """Whether a head is a classifier that compares two texts."""
+    return opened.task == "text-classification" and opened.model.config.classifier == "esim"
+
+
+def head_pieces(opened: OpenModel, text: str, question: str | None = "", second: str | None = "") -> list[Piece]:
     """What a head finds in a text, a sentence a line, by its pipeline.
 
     Args:
@@ -249,12 +255,14 @@ def head_pieces(opened: OpenModel, text: str, question: str = "", second: str = 
         semantic roles, the sentence once for each predicate.
     """
     lines = lines_of(text)
+    if needs_pairs(opened):
+        lines_of(second, "second text")
     run = pipeline(str(opened.task), model=opened.model, tokenizer=opened.tokenizer)
     finders: dict[str, Callable[..., list[Piece]]] = {
         "token-classification": entity_pieces,
         "semantic-role-labeling": role_pieces,
         "extractive-question-answering": partial(answer_pieces, question=question),
-        "text-classification": partial(class_pieces, second=second),
+        "text-classification": partial(class_pieces, second=second or ""),
         "coreference-resolution": cluster_pieces,
     }
     return finders[str(opened.task)](run, lines)
@@ -270,6 +278,11 @@ def entity_pieces(run: Any, lines: list[str]) -> list[Piece]:
 
 def role_pieces(run: Any, lines: list[str]) -> list[Piece]:
     rows: list[list[Piece]] = []
+    if (most := max(len(run.tokenizer.splitter.words(line)) for line in lines)) > LONGEST_SENTENCE:
+        raise ValueError(
+            f"A line has {most:,} words; for semantic roles, the explorer reads up to {LONGEST_SENTENCE} a line. Write "
+            "each sentence on a line of its own."
+        )
     for line, found in zip(lines, run(lines), strict=True):
         words = found["words"]
         for verb in found["verbs"]:
