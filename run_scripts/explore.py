@@ -42,8 +42,10 @@ def main(arguments: list[str] | None = None) -> None:
         write_space(Path(parsed.space), positional.models, parsed.corpus, parsed.trust_remote_code)
         print(f"{parsed.space} is a Space. Upload it: hf upload USER/NAME {parsed.space} --repo-type space")
         return
-    from modeling_elmo.run_scripts.explorer.page import LAUNCH_OPTIONS, build_page
-
+    try:
+        from modeling_elmo.run_scripts.explorer.page import LAUNCH_OPTIONS, build_page
+    except (ImportError, ValueError) as error:  # its HTTP client refuses the address of a proxy, for example
+        raise RuntimeError(f"Gradio cannot be imported in this environment: {error}") from error
     page = build_page(positional.models, parsed.corpus, parsed.trust_remote_code)
     options = {"server_name": LOCAL, "server_port": parsed.port, "prevent_thread_lock": True, "quiet": True}
     try:

@@ -5,6 +5,8 @@ import re
 import runpy
 import socket
 import sys
+import threading
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -48,6 +50,7 @@ HEADS = {
     ),
     "reader": (ELMoForQuestionAnswering, {}),
     "classifier": (ELMoForSequenceClassification, {"id2label": dict(enumerate(["bad", "good", "odd"]))}),
+    "comparer": (ELMoForSequenceClassification, {"classifier": "esim"}),
     "resolver": (ELMoForCoreferenceResolution, {"max_span_width": 3, "train_singletons": True}),
 }
 
@@ -232,11 +235,11 @@ def test_answers(head_folders):
 
 def test_classes(head_folders):
     opened = readings.open_model(str(head_folders["classifier"]))
-    for second in ("", "It rained."):
+    for second in (None, "", " ", "It rained."):
         found = readings.head_pieces(opened, STORY, second=second)
         wanted = []
         for line in STORY.split("\n"):
-            inputs = opened.tokenizer(*([line], [second]) if second else [line], return_tensors="pt")
+            inputs = opened.tokenizer(*([line], [second]) if (second or "").strip() else [line], return_tensors="pt")
             with torch.no_grad():
                 shares = opened.model(**inputs).logits.reshape(-1).softmax(0)
             best = shares.argmax().item()
@@ -296,6 +299,19 @@ def test_other_mistakes(english, head_folders, tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "gradio", None)
     with pytest.raises(ImportError, match=r'elmo explore needs gradio: pip install "modeling-elmo\[explore\]"'):
         explore.main([ENGLISH])
+    monkeypatch.undo()
+    monkeypatch.setitem(sys.modules, "modeling_elmo.run_scripts.explorer.page", None)
+    with pytest.raises(RuntimeError, match="Gradio cannot be imported in this environment: import of .*page halted"):
+        explore.main([ENGLISH])
+
+
+def test_sentences_for_roles_are_short(head_folders, monkeypatch):
+    """Each word may be a predicate, for which the sentence is read again."""
+    opened = readings.open_model(str(head_folders["labeller"]))
+    monkeypatch.setattr(readings, "LONGEST_SENTENCE", 5)
+    assert readings.head_pieces(opened, "She met Mr. Babbage.\nA cat sat on mats")
+    with pytest.raises(ValueError, match="A line has 6 words; for semantic roles, the explorer reads up to 5 a line"):
+        readings.head_pieces(opened, "It rained.\nA cat sat on her mats")
 
 
 def test_texts_are_escaped(english):
@@ -333,13 +349,14 @@ def test_the_page_answers_as_the_readings(served, english, corpus):
     _, client = served
     chosen = client.predict(TEXT, api_name="/words")
     assert chosen["value"] == "play" and ["play (2)", "play (2)"] in [list(each) for each in chosen["choices"]]
-    cosines, table, points, *korean = client.predict(TEXT, "play (2)", 2, api_name="/uses")
+    cosines, table, points, caption, *korean = client.predict(TEXT, "play (2)", 2, api_name="/uses")
     found = readings.similar_uses(english, TEXT, "play (2)", 2, Corpus.from_files([corpus]))
     wanted = readings.layer_cosines(english, TEXT, "play (2)")
     shown = re.findall(r">(-?\d\.\d\d)</span>", cosines)
     assert shown == [f"{each:.2f}" for _, line in wanted for each in line.T.flatten()]
     assert re.findall(r">(-?\d\.\d\d)</td>", table) == [f"{cosine:.2f}" for _, cosine in found.nearest]
-    assert "play" in korean[0] and points is not None
+    assert "play" in korean[0] and points["visible"]
+    assert [f"{share:.0%}" for share in found.shares] == re.findall(r"\d+%", caption)
     expected = client.predict("They play chess.", api_name="/expectations")
     (line,) = readings.expectations(english, "They play chess.")
     bits = [f"{each:.1f}" for word in line for each in (word.forward_bits, word.backward_bits)]
@@ -348,12 +365,71 @@ def test_the_page_answers_as_the_readings(served, english, corpus):
     assert "".join(each["token"] for each in entities) == STORY
 
 
+def test_a_map_changes_its_points_only(served):
+    """Gradio draws the old points under new titles, and no points of groups that the first map did not have."""
+    _, client = served
+    text = "Xyzzy, they play.\nA xyzzy, and a play.\nOur play is xyzzy."
+    updates = [dict(client.predict(text, word, 2, api_name="/uses")[2]) for word in ("xyzzy", "play")]
+    few, many = (update.pop("value") for update in updates)
+    assert updates[0] == updates[1] and updates[0]["visible"]
+    for value, counts in ((few, [0, 2, 1]), (many, [21, 8, 1])):
+        drawn = [row[0] for row in value["data"] if row[1] is not None]
+        groups = list(dict.fromkeys(row[0] for row in value["data"]))
+        assert groups == ["other uses", "nearest uses", "chosen use"] and list(map(drawn.count, groups)) == counts
+
+
+@pytest.mark.parametrize(
+    ("host", "is_local"),
+    [(f"{name}{port}", True) for name in ("127.0.0.1", "LocalHost", "[::1]") for port in ("", ":7860")]
+    + [(name, False) for name in ("evil.example", "127.0.0.1.evil.example:7860", "evil.localhost", "0.0.0.0", "")],
+)
+def test_the_page_is_served_under_local_names_only(served, host, is_local):
+    """Otherwise a page of another site, whose name leads to this computer, could read the corpus."""
+    for path in ("", "config", "nothing", "gradio_api/info", "gradio_api/heartbeat/a", "gradio_api/queue/data"):
+        with httpx.stream("GET", f"{served[0].local_url}{path}", headers={"Host": host}) as answer:
+            assert (answer.status_code == 400) != is_local, path
+    for path in ("run/words", "queue/join", "call/words", "upload"):
+        answer = httpx.post(f"{served[0].local_url}gradio_api/{path}", headers={"Host": host})
+        assert (answer.text == "Invalid host header") != is_local, path
+
+
+def test_a_space_is_served_under_its_names(monkeypatch):
+    pytest.importorskip("gradio")
+    monkeypatch.setenv("SYSTEM", "spaces")
+    monkeypatch.setenv("SPACE_ID", "user/explorer")
+    options = runpy.run_path(str(ROOT / "run_scripts" / "explorer" / "page.py"))["LAUNCH_OPTIONS"]
+    assert options["app_kwargs"]["middleware"][0].kwargs == {"allowed_hosts": ["*"]}
+
+
+def test_the_models_answer_one_question_at_a_time(served, monkeypatch):
+    page, client = served
+    busy, read = threading.Lock(), readings.lines_of
+
+    def read_slowly(*inputs):
+        assert busy.acquire(blocking=False), "two questions at a time"
+        time.sleep(0.1)
+        busy.release()
+        return read(*inputs)
+
+    monkeypatch.setattr(readings, "lines_of", read_slowly)
+    jobs = [client.submit(TEXT, api_name=name) for name in ("/words", "/expectations", "/words")]
+    jobs += [client.submit(TEXT, "", "", api_name=name) for name in ("/head_1", "/head_3")]
+    assert all(job.result() for job in jobs)
+    for path in ("run/words", "api/words", "run/words/", "run/predict"):  # these would pass the queue
+        answer = httpx.post(f"{page.local_url}gradio_api/{path}", json={"data": [TEXT], "fn_index": 0})
+        assert answer.status_code == 404 and "join the queue" in answer.text
+
+
 def test_errors_of_the_page_are_messages(served, capfd):
     _, client = served
     for arguments, name, message in (
         ([""], "/words", "There is no text yet"),
         (["a " * 1500], "/expectations", "has 3,000 characters; the explorer reads up to 2,000"),
         ([STORY, "", ""], "/head_2", "There is no question yet"),
+        ([STORY, None, None], "/head_2", "There is no question yet"),
+        ([None, None, None], "/head_1", "There is no text yet"),
+        ([TEXT, None, 2], "/uses", "No word or no layer is chosen. Click a word"),
+        ([TEXT, "play", None], "/uses", "No word or no layer is chosen. Click a word"),
     ):
         with pytest.raises(Exception, match=message):
             client.predict(*arguments, api_name=name)
@@ -392,6 +468,25 @@ def test_tabs_without_content_are_not_shown(served, head_folders):
     assert tabs_of(served[0]) == ["Uses of a word", "What the model expects", "Heads", "Layer weights"]
     assert tabs_of(build_page([ENGLISH])) == ["Uses of a word", "What the model expects"]
     assert tabs_of(build_page([str(head_folders["labeller"])])) == ["Heads", "Layer weights"]
+
+
+def test_a_page_opens_without_errors(head_folders, monkeypatch):
+    """The components' first values are what the browser sends; a proxy that no one answers is not asked."""
+    client = pytest.importorskip("gradio_client")
+    from modeling_elmo.run_scripts.explorer.page import LAUNCH_OPTIONS, build_page
+
+    for name in ("HTTP_PROXY", "http_proxy", "ALL_PROXY", "all_proxy"):
+        monkeypatch.setenv(name, "http://127.0.0.1:9")
+    monkeypatch.setenv("no_proxy", "example.org")
+    page = build_page(list(map(str, head_folders.values())))
+    page.launch(**LAUNCH_OPTIONS, prevent_thread_lock=True, quiet=True)
+    sent = [each["props"].get("value") for each in page.get_config_file()["components"] if each["type"] == "textbox"]
+    browser = client.Client(page.local_url, verbose=False, analytics_enabled=False)
+    for number in range(len(head_folders)):
+        assert browser.predict(*sent, api_name=f"/head_{number + 1}")
+    with pytest.raises(Exception, match="There is no second text yet"):
+        browser.predict(*sent[:2], None, api_name=f"/head_{1 + [*head_folders].index('comparer')}")
+    page.close()
 
 
 def test_a_space_runs(tmp_path, monkeypatch, capsys, corpus):

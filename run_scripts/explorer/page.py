@@ -4,15 +4,9 @@ import os
 from collections.abc import Callable, Sequence
 from functools import wraps
 from typing import Any
-from urllib.request import getproxies
 
 # Read when gradio is imported and launched: nothing is reported, and no text is stored, not even in the browser.
 os.environ.update(GRADIO_ANALYTICS_ENABLED="False", GRADIO_RUN_HISTORY="False")
-# Gradio asks its own page whether it is there, and no proxy can reach it.
-PROXIES = getproxies()  # of the environment, else of the system: with any of the first, nobody reads the second
-if PROXIES.get("no") != "*":
-    PROXIES["no"] = ",".join(filter(None, (PROXIES.get("no"), "127.0.0.1,localhost,::1")))
-os.environ.update({f"{scheme}_proxy": address for scheme, address in PROXIES.items()})
 
 import gradio as gr  # noqa: E402 (after the lines above)
 import pandas as pd  # noqa: E402
@@ -41,10 +35,10 @@ CLICK = """element.addEventListener("click", event => {
     if (word) trigger("select", {word: word.dataset.word});
 });"""
 # A click while an answer is computed counts when that is done. The models answer one question at a time.
-LAST = {"trigger_mode": "always_last", "concurrency_id": "models", "concurrency_limit": 1}
+QUEUED = {"trigger_mode": "always_last", "concurrency_id": "models", "concurrency_limit": 1}
 MAP_COLORS = {"other uses": "#b8b8b8", "nearest uses": "#0072B2", "chosen use": "#D55E00"}
-# Otherwise a page of another site could read the corpus, once the name of that site leads to this computer (DNS
-# rebinding). A Space has names of its own, and the Hub serves it under no other.
+# Under another name, a page of another site could read the corpus: its name may lead to this computer (DNS rebinding).
+# A Space has names of its own, and the Hub finds it by them.
 HOSTS = ["*"] if gr.utils.get_space() else ["127.0.0.1", "localhost", "[::1]"]
 # No file is served or taken, and nothing is loaded from other hosts: no fonts of a theme, for example.
 LAUNCH_OPTIONS: dict[str, Any] = {
@@ -61,6 +55,8 @@ LAUNCH_OPTIONS: dict[str, Any] = {
 
 def build_page(models: Sequence[str], corpus: Sequence[str] = (), trust_remote_code: bool = False) -> gr.Blocks:
     """The page of some models, ready to launch with `LAUNCH_OPTIONS`. A tab with nothing to show is left out.
+
+    From then on this process asks without a proxy, because Gradio asks for its own page, which no proxy can reach.
 
     Args:
         models: folders or Hub names of biLMs and of trained heads.
@@ -80,6 +76,7 @@ def build_page(models: Sequence[str], corpus: Sequence[str] = (), trust_remote_c
                 add_heads_tab(page, heads)
             if mixed := [each for each in heads if readings.mixes_of(each)]:
                 add_weights_tab(mixed)
+    os.environ["no_proxy"] = "*"  # after the models, which may come from the Hub
     return page.queue(max_size=32, api_open=False)  # an open API passes the queue
 
 
@@ -116,9 +113,9 @@ def add_uses_tab(page: gr.Blocks, bilms: list[OpenModel], corpus: Corpus | None)
                             points, _ = use_map(None)
                             caption = gr.HTML()
                     outputs += [cosines, table, points, caption]
-    show = {"fn": friendly(uses), "inputs": [text, word, layer], "outputs": outputs, **LAST}
+    show = {"fn": friendly(uses), "inputs": [text, word, layer], "outputs": outputs, **QUEUED}
     gr.on([word.input, layer.input], **show, api_name="uses")
-    chosen = gr.on([look.click, page.load], friendly(choose), text, word, api_name="words", **LAST)
+    chosen = gr.on([look.click, page.load], friendly(choose), text, word, api_name="words", **QUEUED)
     for choice in (chosen, *(each.select(clicked_word, None, word, api_visibility="private") for each in outputs[::4])):
         choice.success(**show, api_visibility="private")
 
@@ -127,7 +124,9 @@ def clicked_word(event: gr.EventData) -> str:
     return event.word
 
 
-def uses_of(opened: OpenModel, text: str, word: str, layer: int, corpus: Corpus | None) -> list[Any]:
+def uses_of(
+    opened: OpenModel, text: str | None, word: str | None, layer: int | None, corpus: Corpus | None
+) -> list[Any]:
     """Cosines, nearest uses, map and its caption; a line instead if the model splits the text into other words."""
     if not word or layer is None:
         raise ValueError("No word or no layer is chosen. Click a word, and choose a layer.")
@@ -181,7 +180,7 @@ def add_expectations_tab(page: gr.Blocks, bilms: list[OpenModel]):
         for each in bilms:
             model_name(each, bilms)
             outputs.append(gr.HTML())
-    gr.on([look.click, page.load], friendly(expect), text, outputs, api_name="expectations", **LAST)
+    gr.on([look.click, page.load], friendly(expect), text, outputs, api_name="expectations", **QUEUED)
 
 
 def add_heads_tab(page: gr.Blocks, heads: list[OpenModel]):
@@ -197,7 +196,7 @@ def add_heads_tab(page: gr.Blocks, heads: list[OpenModel]):
         for number, each in enumerate(heads, 1):
             shown = gr.HighlightedText(label=f"{each.name}: {each.task.replace('-', ' ')}", show_label=True)
             find = friendly(lambda *inputs, each=each: readings.head_pieces(each, *inputs))
-            gr.on([look.click, page.load], find, [text, question, second], shown, api_name=f"head_{number}", **LAST)
+            gr.on([look.click, page.load], find, [text, question, second], shown, api_name=f"head_{number}", **QUEUED)
 
 
 def add_weights_tab(heads: list[OpenModel]):
