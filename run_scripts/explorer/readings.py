@@ -293,7 +293,7 @@ def role_pieces(run: Any, lines: list[str]) -> list[Piece]:
     return _joined(rows)
 
 
-def answer_pieces(run: Any, lines: list[str], question: str) -> list[Piece]:
+def answer_pieces(run: Any, lines: list[str], question: str | None) -> list[Piece]:
     context = "\n".join(lines)
     found = run(question=" ".join(lines_of(question, "question")), context=context)
     return pieces(context, [(found["start"], found["end"], f"{found['score']:.0%}")])
