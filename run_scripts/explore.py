@@ -3,7 +3,8 @@
     elmo explore model_cards/elmo-mini-en --corpus corpus.txt
 
 Pass biLMs and trained heads, in any number; all answer the same questions, side by side. The page is served on this
-computer only. Ctrl-C stops it. `--space FOLDER` writes the page as a Space for the Hub instead.
+computer only, unless you pass `--server_name`. Ctrl-C stops it. `--space FOLDER` writes the page as a Space for the Hub
+instead.
 """
 
 from dataclasses import dataclass, field
@@ -14,6 +15,7 @@ from modeling_elmo.run_scripts.program.command_line import ProgramParser, run
 from modeling_elmo.run_scripts.program.files import require
 
 LOCAL = "127.0.0.1"  # no other computer can reach it
+EVERY_ADDRESS = ("0.0.0.0", "::")
 
 
 @dataclass(kw_only=True)
@@ -24,6 +26,13 @@ class ExploreArguments:
     )
     port: int | None = field(
         default=None, metadata={"help": "Port of the page. Default: the first free one from 7860."}
+    )
+    server_name: str = field(
+        default=LOCAL,
+        metadata={
+            "help": "Name or address of this computer under which others reach the page; 0.0.0.0: all its addresses. "
+            "Default: none."
+        },
     )
     space: str | None = field(default=None, metadata={"help": "Empty folder to write as a Space, instead of serving."})
     trust_remote_code: bool = field(default=False, metadata={"help": "Run code from the folders of the models."})
@@ -43,17 +52,21 @@ def main(arguments: list[str] | None = None) -> None:
         print(f"{parsed.space} is a Space. Upload it: hf upload USER/NAME {parsed.space} --repo-type space")
         return
     try:
-        from modeling_elmo.run_scripts.explorer.page import LAUNCH_OPTIONS, build_page
+        from modeling_elmo.run_scripts.explorer.page import LAUNCH_OPTIONS, answering, build_page, pass_proxy
     except (ImportError, ValueError) as error:  # its HTTP client refuses the address of a proxy, for example
         raise RuntimeError(f"Gradio cannot be imported in this environment: {error}") from error
     page = build_page(positional.models, parsed.corpus, parsed.trust_remote_code)
-    options = {"server_name": LOCAL, "server_port": parsed.port, "prevent_thread_lock": True, "quiet": True}
+    pass_proxy(parsed.server_name)
+    options = {"server_name": parsed.server_name, "server_port": parsed.port}
+    options |= {"app_kwargs": answering("*" if parsed.server_name in EVERY_ADDRESS else parsed.server_name)}
     try:
-        page.launch(**LAUNCH_OPTIONS, **options)
+        page.launch(**LAUNCH_OPTIONS | options, prevent_thread_lock=True, quiet=True)
     except OSError as error:  # gradio names its own options
         received = "" if parsed.port is None else f"--port {parsed.port}: "
-        raise RuntimeError(f"{received}no free port could be opened on this computer. Pass another --port.") from error
-    print(f"Open {page.local_url} in a browser of this computer. Ctrl-C stops the explorer.", flush=True)
+        raise RuntimeError(
+            f"{received}no free port could be opened on {parsed.server_name}. Pass another --port or --server_name."
+        ) from error
+    print(f"Open {page.local_url} in a browser. Ctrl-C stops the explorer.", flush=True)
     page.block_thread()
 
 

@@ -37,9 +37,18 @@ CLICK = """element.addEventListener("click", event => {
 # A click while an answer is computed counts when that is done. The models answer one question at a time.
 QUEUED = {"trigger_mode": "always_last", "concurrency_id": "models", "concurrency_limit": 1}
 MAP_COLORS = {"other uses": "#b8b8b8", "nearest uses": "#0072B2", "chosen use": "#D55E00"}
-# Under another name, a page of another site could read the corpus: its name may lead to this computer (DNS rebinding).
-# A Space has names of its own, and the Hub finds it by them.
-HOSTS = ["*"] if gr.utils.get_space() else ["127.0.0.1", "localhost", "[::1]"]
+LOCAL_NAMES = ["127.0.0.1", "localhost", "[::1]"]
+
+
+def answering(*names: str) -> dict[str, Any]:
+    """`app_kwargs` of a page that answers requests for local names and these names, or for all of them if one is `*`.
+
+    Under any other name, a page of another site could read the corpus: its name may lead to this computer (DNS
+    rebinding).
+    """
+    return {"middleware": [Middleware(TrustedHostMiddleware, allowed_hosts=[*LOCAL_NAMES, *names])]}
+
+
 # No file is served or taken, and nothing is loaded from other hosts: no fonts of a theme, for example.
 LAUNCH_OPTIONS: dict[str, Any] = {
     "share": False,
@@ -47,16 +56,22 @@ LAUNCH_OPTIONS: dict[str, Any] = {
     "max_file_size": 0,
     "ssr_mode": False,
     "footer_links": ["api"],
-    "app_kwargs": {"middleware": [Middleware(TrustedHostMiddleware, allowed_hosts=HOSTS)]},
+    "app_kwargs": answering(*["*"] if gr.utils.get_space() else []),  # a Space has names of its own
     "css": markup.CSS,
     "theme": gr.themes.Soft(font=["system-ui", "sans-serif"], font_mono=["monospace"]),
 }
 
 
+def pass_proxy(*names: str):
+    """Lets this process ask these hosts itself, whatever proxy is set."""
+    former = os.environ.get("no_proxy") or os.environ.get("NO_PROXY")
+    os.environ["no_proxy"] = os.environ["NO_PROXY"] = ",".join([*([former] if former else []), *names])
+
+
 def build_page(models: Sequence[str], corpus: Sequence[str] = (), trust_remote_code: bool = False) -> gr.Blocks:
     """The page of some models, ready to launch with `LAUNCH_OPTIONS`. A tab with nothing to show is left out.
 
-    From then on this process asks without a proxy, because Gradio asks for its own page, which no proxy can reach.
+    From then on this process asks for local names without a proxy: Gradio asks for its own page.
 
     Args:
         models: folders or Hub names of biLMs and of trained heads.
@@ -76,7 +91,7 @@ def build_page(models: Sequence[str], corpus: Sequence[str] = (), trust_remote_c
                 add_heads_tab(page, heads)
             if mixed := [each for each in heads if readings.mixes_of(each)]:
                 add_weights_tab(mixed)
-    os.environ["no_proxy"] = "*"  # after the models, which may come from the Hub
+    pass_proxy("127.0.0.1", "localhost", "::1")
     return page.queue(max_size=32, api_open=False)  # an open API passes the queue
 
 
