@@ -25,7 +25,7 @@ from transformers.utils import ModelOutput, logging
 
 from .configuration_elmo import ELMoConfig
 from .elmo_backends import HOW_TO_TRAIN, fast_linear, is_exporting
-from .elmo_encoder import ELMoCharacterEncoder, ELMoHighway, VocabularyCache, distinct_rows
+from .elmo_encoder import ELMoCharacterEncoder, ELMoHighway, VocabularyCache, distinct_rows, is_hooked
 from .elmo_export import padded_lstm
 from .elmo_inputs import (
     TokenBatch,
@@ -537,8 +537,7 @@ class ELMoModel(ELMoPreTrainedModel):
             raise ValueError("A model in training mode cannot be exported. Call `model.eval()` before.")
         mask_BT = token_mask(self.config, character_ids, input_ids, attention_mask, None, inputs_embeds)
         if inputs_embeds is None:
-            words_NX = self._word_ids(character_ids, input_ids).flatten(0, 1).long()
-            inputs_embeds = self._compute_words(words_NX).unflatten(0, mask_BT.shape)
+            inputs_embeds = self._compute_words(self._word_ids(character_ids, input_ids).long())
         words_BTP = inputs_embeds.to(self.dtype)
         states = self.starting_states(initial_states, words_BTP, mask_BT.shape[0])
         starts = [[state[:, :, direction] for state in states] for direction in range(2)]
@@ -580,7 +579,7 @@ class ELMoModel(ELMoPreTrainedModel):
     def read_tokens(
         self, character_ids=None, input_ids=None, attention_mask=None, token_type_ids=None, inputs_embeds=None
     ) -> TokenBatch:
-        """Checks the inputs of `forward`, and encodes each distinct word once.
+        """Checks the inputs of `forward`, and encodes each distinct word once, or each position if a hook is to see it.
 
         The host must know the lengths and the distinct words. So it reads the ids itself, which is the only time that
         it waits for an accelerator, and not at all if the inputs are on the CPU.
@@ -592,6 +591,9 @@ class ELMoModel(ELMoPreTrainedModel):
         packing = pack(mask_BT.cpu(), on_host(token_type_ids))
         if inputs_embeds is not None:
             words_UP, index_N = inputs_embeds.flatten(0, 1).to(self.dtype), packing.positions_N
+        elif is_hooked(self._token_encoder()):
+            words_BTX = self._word_ids(character_ids, input_ids).masked_fill(~mask_BT[..., None], 0)
+            words_UP, index_N = self.encode_words(words_BTX).flatten(0, 1), packing.positions_N
         else:
             words_NX = self._word_ids(character_ids, input_ids).flatten(0, 1)[packing.positions_N]
             distinct_UX, index_N = distinct_rows(words_NX)
@@ -605,15 +607,15 @@ class ELMoModel(ELMoPreTrainedModel):
         return torch.cat(ids if self.char_encoder is None else [*ids, character_ids], dim=-1)
 
     def encode_words(self, words_UX: Tensor) -> Tensor:
-        """Token vectors `(words, projection_size)` of rows of ids: the word id, if used, before the characters.
+        """Token vectors `(..., projection_size)` of rows of ids: the word id, if used, before the characters.
 
-        Words of `cache_vocabulary` are looked up, unless they need a gradient.
+        Words of `cache_vocabulary` are looked up, unless they need a gradient or a hook is to see them.
         """
         words_UX = words_UX.long()
         if self.word_embeddings is not None:
-            check_range("input_ids", words_UX[:, 0], self.config.vocab_size)
+            check_range("input_ids", words_UX[..., 0], self.config.vocab_size)
         if self.char_encoder is not None:
-            check_range("character_ids", words_UX[:, -self.config.max_word_length :], self.config.char_vocab_size)
+            check_range("character_ids", words_UX[..., -self.config.max_word_length :], self.config.char_vocab_size)
         cache = self._usable_cache()
         if cache is None:
             return self._compute_words(words_UX)
@@ -627,9 +629,9 @@ class ELMoModel(ELMoPreTrainedModel):
     def _compute_words(self, words_UX: Tensor) -> Tensor:
         features = []
         if self.word_embeddings is not None:
-            features.append(self.word_embeddings(to_device(words_UX[:, 0], self.word_embeddings.weight.device)))
+            features.append(self.word_embeddings(to_device(words_UX[..., 0], self.word_embeddings.weight.device)))
         if self.char_encoder is not None:
-            features.append(self.char_encoder(words_UX[:, -self.config.max_word_length :]))
+            features.append(self.char_encoder(words_UX[..., -self.config.max_word_length :]))
         features_UF = torch.cat(features, dim=-1)
         return features_UF if self.token_projection is None else fast_linear(self.token_projection, features_UF)
 
@@ -651,6 +653,8 @@ class ELMoModel(ELMoPreTrainedModel):
                 f"`cache_vocabulary` received {type(words).__name__} and {type(tokenizer).__name__}; pass a list of "
                 "words and the tokenizer that was saved with the model."
             )
+        if is_hooked(self._token_encoder()):
+            raise ValueError("The token encoder has a hook, which a cache would pass by; remove it before.")
         self._drop_cache()
         words = list(dict.fromkeys(words))
         rows = []
@@ -669,7 +673,7 @@ class ELMoModel(ELMoPreTrainedModel):
         self.config.vocabulary_cache_size = len(distinct_UX) if save else 0
 
     def _usable_cache(self) -> VocabularyCache | None:
-        if self.vocabulary_cache is None or getattr(self, "_is_replica", False):
+        if self.vocabulary_cache is None or getattr(self, "_is_replica", False) or is_hooked(self._token_encoder()):
             return None
         cache, parameters = self.vocabulary_cache, self._word_parameters()
         if torch.is_grad_enabled() and any(parameter.requires_grad for parameter in parameters):
@@ -692,9 +696,12 @@ class ELMoModel(ELMoPreTrainedModel):
         vectors_VP = torch.zeros(len(words_VX), config.projection_size)
         return VocabularyCache(words_VX, vectors_VP, self._word_parameters(), persistent=True)
 
+    def _token_encoder(self) -> list[nn.Module]:
+        parts = (self.char_encoder, self.word_embeddings, self.token_projection)
+        return [part for part in parts if part is not None]
+
     def _word_parameters(self) -> list[nn.Parameter]:
-        modules = (self.char_encoder, self.word_embeddings, self.token_projection)
-        return [parameter for module in modules if module is not None for parameter in module.parameters()]
+        return [parameter for part in self._token_encoder() for parameter in part.parameters()]
 
     def starting_states(self, states: States | None, words_UP: Tensor, batch_size: int) -> States:
         """Checked `initial_states`, or zeros: `(batch, layers, 2, projection_size)` and `(..., lstm_hidden_size)`."""
