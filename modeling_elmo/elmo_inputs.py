@@ -66,11 +66,15 @@ def on_host(value: Any) -> Any:
 def to_device(tensor: Tensor, device: torch.device) -> Tensor:
     """A tensor of the CPU on an accelerator, without waiting: only pinned memory is copied in the background.
 
-    Parameters on `meta` are offloaded, and their modules move their inputs themselves.
+    Parameters on `meta` are offloaded, and their modules move their inputs themselves. MPS copies in the background
+    from memory that may be freed before (pytorch issue 139550), and other devices may have no pinned memory: they wait.
     """
     if tensor.device.type != "cpu" or device.type in ("cpu", "meta"):
         return tensor
-    return (tensor if device.type == "mps" else tensor.pin_memory()).to(device, non_blocking=True)
+    accelerator = torch.accelerator.current_accelerator()
+    if accelerator is None or device.type != accelerator.type or device.type == "mps":
+        return tensor.to(device)
+    return tensor.pin_memory().to(device, non_blocking=True)
 
 
 def pack(mask_BT: Tensor, token_type_ids_BT: Tensor | None = None) -> Packing:

@@ -140,11 +140,12 @@ class ELMoSoftmax(nn.Module):
             self.weight, self.bias = (chosen_rows(table, rows_V, mean) for table in (self.weight, self.bias))
             return
         first, words = self.adaptive.cutoffs[-2], self.adaptive.tail[-1][1]  # type: ignore[index]
-        ids = torch.arange(self.adaptive.n_classes + 1)
+        ids = torch.arange(self.adaptive.n_classes + 1, device=rows_V.device)
         ranks = torch.where(ids == self.pad_token_id, -1, ids - (ids > self.pad_token_id).long())
-        kept = torch.where(rows_V < 0, -1, ranks[rows_V])[torch.arange(len(rows_V)) != self.pad_token_id]
+        is_word = torch.arange(len(rows_V), device=rows_V.device) != self.pad_token_id
+        kept = torch.where(rows_V < 0, -1, ranks[rows_V])[is_word]
         last = kept[first:]
-        if not len(last) or not torch.equal(kept[:first], torch.arange(first)) or ((last >= 0) & (last < first)).any():
+        if not len(last) or not torch.equal(kept[:first], ids[:first]) or ((last >= 0) & (last < first)).any():
             raise ValueError(
                 f"In an adaptive softmax only the words after the first {first + 1:,} can change, which are its last "
                 "cluster. Add words at the end (`--vocabulary extend`), or load the model with softmax_type='full' "
@@ -246,13 +247,14 @@ def _adaptive_softmax(classes: int, width: int, cutoffs: list[int] | None) -> nn
 
 def _draw_distinct(classes: int, number: int, generator: torch.Generator | None) -> tuple[Tensor, Tensor]:
     """Draws ranks with replacement until `number` are distinct. Returns them, ascending, and the number of draws."""
-    draws = found = torch.empty(0, dtype=torch.int64)
+    draws = found = torch.empty(0, dtype=torch.int64, device="cpu")
     while len(found) < number:
-        some = torch.rand(max(4 * number, len(draws)), dtype=torch.float64, generator=generator)
+        some = torch.rand(max(4 * number, len(draws)), dtype=torch.float64, generator=generator, device="cpu")
         ranks = (some.mul_(math.log(classes + 1)).exp_().long() - 1).clamp_(max=classes - 1)  # rounding may exceed it
         draws = torch.cat([draws, ranks])
         found, places = draws.unique(return_inverse=True)
-    first_draw = torch.full_like(found, len(draws)).scatter_reduce_(0, places, torch.arange(len(draws)), "amin")
+    order = torch.arange(len(draws), device="cpu")
+    first_draw = torch.full_like(found, len(draws)).scatter_reduce_(0, places, order, "amin")
     last = first_draw.kthvalue(number).values
     return found[first_draw <= last], last + 1
 

@@ -57,8 +57,27 @@ logger = logging.get_logger(__name__)
 States = tuple[Tensor, Tensor]
 
 
+class StatesOutput(ModelOutput):
+    """An output whose `final_states` are a pair, and among its `items()` an output of their own.
+
+    Pipelines read the items of a batch, and split by row what they know: tensors and nested outputs, but no pairs.
+    """
+
+    def items(self):
+        items = dict(super().items())
+        if states := items.get("final_states"):
+            items["final_states"] = ModelOutput(hidden=states[0], cell=states[1])
+        return items.items()
+
+    def __getitem__(self, key):
+        return dict(super().items())[key] if isinstance(key, str) else super().__getitem__(key)
+
+    def __setitem__(self, key, value):
+        super().__setitem__(key, tuple(value.values()) if key == "final_states" and isinstance(value, dict) else value)
+
+
 @dataclass
-class ELMoModelOutput(ModelOutput):
+class ELMoModelOutput(StatesOutput):
     """Output of `ELMoModel`. All vectors are zeros at padding.
 
     Shape:
@@ -76,7 +95,7 @@ class ELMoModelOutput(ModelOutput):
 
 
 @dataclass
-class ELMoForPreTrainingOutput(ModelOutput):
+class ELMoForPreTrainingOutput(StatesOutput):
     """Output of `ELMoForPreTraining`.
 
     Shape:
@@ -190,6 +209,8 @@ class ELMoPreTrainedModel(PreTrainedModel):
     def _use_int8(self, filled: bool):
         """Replaces the biLM's linear layers, with their values or with room for saved ones."""
         bilm = self.base_model
+        parameters = [(name, p) for name, p in bilm.named_parameters() if not name.startswith("scalar_mix.")]
+        bilm.held_gradients = [name for name, parameter in parameters if parameter.requires_grad]
         replace_linears(bilm, nn.Linear, Int8Linear.from_linear if filled else Int8Linear)
         if bilm.vocabulary_cache is not None and filled:
             bilm._drop_cache()
@@ -199,8 +220,12 @@ class ELMoPreTrainedModel(PreTrainedModel):
     def _use_floats(self):
         self.base_model._drop_cache()
         replace_linears(self.base_model, Int8Linear, Int8Linear.to_linear)
-        self.requires_grad_(True)
-        self._freeze_as_configured()
+        self._hold_gradients(False)
+
+    def _hold_gradients(self, hold: bool):
+        """Turns off the biLM's gradients, which weights in 8 bits do not have, or turns on those that were on."""
+        for name in self.base_model.held_gradients:
+            self.base_model.get_parameter(name).requires_grad_(not hold)
 
     @property
     def dtype(self) -> torch.dtype:
@@ -219,7 +244,7 @@ class ELMoPreTrainedModel(PreTrainedModel):
         return super().train(mode)
 
     def _apply(self, fn, recurse: bool = True):
-        if self._is_int8() and (dtype := fn(torch.empty(0)).dtype) != torch.float32:
+        if self._is_int8() and (dtype := fn(torch.empty(0, device="cpu")).dtype) != torch.float32:
             raise ValueError(f"A quantized model cannot be converted to {dtype}; call `model.dequantize()` first.")
         return super()._apply(fn, recurse)
 
@@ -252,9 +277,10 @@ class ELMoPreTrainedModel(PreTrainedModel):
         Raises:
             ValueError: a size that is too small; for an adaptive softmax, one that ends before its last cluster.
         """
-        size, step = new_num_tokens or self.config.vocab_size, pad_to_multiple_of or 1
-        if not (isinstance(size, int) and isinstance(step, int)):
-            raise ValueError(f"Received a size of {size} and a multiple of {step}; pass integers.")
+        size = self.config.vocab_size if new_num_tokens is None else new_num_tokens
+        step = 1 if pad_to_multiple_of is None else pad_to_multiple_of
+        if not all(type(number) is int and number > 0 for number in (size, step)):
+            raise ValueError(f"Received a size of {size} and a multiple of {step}; pass integers of 1 or more.")
         size, kept = -(-size // step) * step, self.config.vocab_size
         self._choose_rows([row if row < kept else -1 for row in range(size)], mean_resizing)
         return self.get_input_embeddings()
@@ -283,7 +309,7 @@ class ELMoPreTrainedModel(PreTrainedModel):
         size = len(source_rows)
         if size <= max(self.config.bos_token_id, self.config.eos_token_id, self.config.unk_token_id):
             raise ValueError(f"A vocabulary of {size} words has no room for the special words; pass 4 or more.")
-        rows_V, modules = torch.tensor(source_rows), list(self.modules())
+        rows_V, modules = torch.tensor(source_rows, device="cpu"), list(self.modules())
         for module in modules:  # first, because an adaptive softmax may refuse
             if isinstance(module, ELMoSoftmax):
                 module.choose_rows(rows_V, mean)
@@ -439,6 +465,7 @@ class ELMoModel(ELMoPreTrainedModel):
         self.scalar_mix = ScalarMix(config) if add_mixing_layer else None
         self.vocabulary_cache: VocabularyCache | None = self._empty_cache() if config.vocabulary_cache_size else None
         self.frozen = False
+        self.held_gradients: list[str] = []  # parameters whose gradients come back with `dequantize`
         self.post_init()
 
     @torch.no_grad()
@@ -461,7 +488,7 @@ class ELMoModel(ELMoPreTrainedModel):
         self.requires_grad_(False)
         if self.scalar_mix is not None:
             self.scalar_mix.requires_grad_(True)
-        self.frozen = True
+        self.frozen, self.held_gradients = True, []
         self.eval()
 
     def train(self, mode: bool = True) -> "ELMoPreTrainedModel":
@@ -667,8 +694,8 @@ class ELMoModel(ELMoPreTrainedModel):
             raise ValueError("`cache_vocabulary` received no words; pass at least one.")
         distinct_UX = distinct_rows(torch.cat(rows))[0]
         batches = logging.tqdm(distinct_UX.split(batch_size), desc="Encoding the vocabulary", unit="batch")
-        vectors_UP = torch.cat([self.encode_words(batch.to(self.device)) for batch in batches])
-        distinct_UX = distinct_UX.to(self.device)
+        vectors_UP = torch.cat([self.encode_words(batch) for batch in batches])
+        distinct_UX = distinct_UX.to(vectors_UP.device)
         self.vocabulary_cache = VocabularyCache(distinct_UX, vectors_UP, self._word_parameters(), persistent=save)
         self.config.vocabulary_cache_size = len(distinct_UX) if save else 0
 
