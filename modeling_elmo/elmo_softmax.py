@@ -5,7 +5,7 @@ sampled softmax; R rows of the output layer in use: all V, or the candidates and
 """
 
 import math
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -15,6 +15,7 @@ from .elmo_backends import (
     choose_backend,
     fast_linear,
     forced_backend,
+    is_unmodified,
     product,
     product_dtype,
     suits_mkl,
@@ -84,9 +85,15 @@ class ELMoSoftmax(nn.Module):
             self.bias = nn.Parameter(torch.empty(config.vocab_size))
 
     def forward(
-        self, hidden_NP: Tensor, targets_N: Tensor, scale_N: Tensor | None = None, candidates: Candidates | None = None
-    ) -> tuple[Tensor, Tensor]:
-        """The loss for training, and the loss of each prediction for reports.
+        self,
+        hidden_NP: Tensor,
+        targets_N: Tensor | None = None,
+        scale_N: Tensor | None = None,
+        candidates: Candidates | None = None,
+    ) -> Any:
+        """The loss for training, and the loss of each prediction for reports; or, without targets, log-probabilities.
+
+        Both are here, because offloaded and sharded parameters can be read only inside the call of their module.
 
         Args:
             hidden_NP: `(N, projection_size)`.
@@ -97,8 +104,11 @@ class ELMoSoftmax(nn.Module):
 
         Returns:
             `sum(scale_N * losses_N)`, and `losses_N` `(N,)`, the negative log-likelihood of each target, without
-            gradient. Both are float32, or float64 for float64 inputs.
+            gradient. Without targets, the log-probabilities `(N, V)` of all words under the full softmax, minus infinity
+            at `<PAD>`; the caller chooses N to fit its memory. All are float32, or float64 for float64 inputs.
         """
+        if targets_N is None:
+            return self._log_probabilities(hidden_NP)
         scale_N = hidden_NP.new_ones(len(targets_N), dtype=_sum_dtype(hidden_NP)) if scale_N is None else scale_N
         if self.adaptive is not None:
             return self._adaptive_loss(hidden_NP, targets_N.cpu(), scale_N)
@@ -112,11 +122,7 @@ class ELMoSoftmax(nn.Module):
         excluded_V = torch.arange(len(self.bias), device=self.bias.device) == self.pad_token_id
         return cross_entropy(hidden_NP, self.weight, self.bias, unsampled(excluded_V), targets_N, scale_N)
 
-    def log_probabilities(self, hidden_NP: Tensor) -> Tensor:
-        """Log-probabilities `(N, V)` of all words under the full softmax, minus infinity at `<PAD>`.
-
-        They are float32, or float64 for float64 inputs. The caller chooses N to fit its memory.
-        """
+    def _log_probabilities(self, hidden_NP: Tensor) -> Tensor:
         if self.adaptive is not None:
             # torch's module adds float32 to bfloat16 under autocast, which raises.
             with torch.autocast(hidden_NP.device.type, enabled=False):
@@ -197,6 +203,9 @@ class ELMoSoftmax(nn.Module):
         in the cluster.
         """
         ranks_N, cutoffs = targets_N - (targets_N > self.pad_token_id).long(), self.adaptive.cutoffs
+        layers = [self.adaptive.head, *(layer for cluster in self.adaptive.tail for layer in cluster)]
+        if not getattr(self, "_is_replica", False) and not all(is_unmodified(layer, (nn.Linear,)) for layer in layers):
+            return self._modified_loss(hidden_NP, ranks_N, scale_N)
         clusters_N = torch.bucketize(ranks_N, ranks_N.new_tensor(cutoffs[:-1]), right=True)  # 0: none
         classes_N = torch.where(clusters_N > 0, cutoffs[0] + clusters_N - 1, ranks_N)
         weight, bias = self.adaptive.head.weight, self.adaptive.head.bias
@@ -214,6 +223,13 @@ class ELMoSoftmax(nn.Module):
             more, more_M = cross_entropy(inner_MX, words.weight, no_bias_R, all_of, ranks_M, scale_N[rows_M])
             loss, losses_N = loss + more, losses_N.index_add(0, rows_M, more_M)
         return loss, losses_N
+
+    def _modified_loss(self, hidden_NP: Tensor, ranks_N: Tensor, scale_N: Tensor) -> tuple[Tensor, Tensor]:
+        """The same by torch's module, which calls the layers: they are wrapped, hooked or offloaded."""
+        with torch.autocast(hidden_NP.device.type, enabled=False):  # as in `_log_probabilities`
+            hidden_NP = hidden_NP.to(self.adaptive.head.weight.dtype)
+            losses_N = -self.adaptive(hidden_NP, to_device(ranks_N, hidden_NP.device)).output.to(scale_N.dtype)
+        return (scale_N * losses_N).sum(), losses_N.detach()
 
     def _bias_without_pad(self, logit: float) -> Tensor:
         pad = torch.tensor([self.pad_token_id], device=self.bias.device)

@@ -413,10 +413,12 @@ class ScalarMix(nn.Module):
 
     def penalty(self) -> Tensor:
         """`scalar_mix_l2 * ||s||^2` on the raw weights (section 3.3). Large values keep the mix near the average."""
-        return self.l2 * (self.weights if self.weights is not None else self.gamma.new_zeros(1)).square().sum()
+        return self(None)  # an offloaded parameter can be read only inside the call of its module
 
-    def forward(self, hidden_states: tuple[Tensor, ...], attention_mask: Tensor | None = None) -> Tensor:
+    def forward(self, hidden_states: tuple[Tensor, ...] | None, attention_mask: Tensor | None = None) -> Tensor:
         """Mixes the layers, each `(batch, time, width)`; zeros where `attention_mask` `(batch, time)` is 0."""
+        if hidden_states is None:
+            return self.l2 * (self.weights if self.weights is not None else self.gamma.new_zeros(1)).square().sum()
         if len(hidden_states) != self.num_layers:
             raise ValueError(
                 f"ScalarMix received {len(hidden_states)} layers; pass all {self.num_layers} of `hidden_states`."
@@ -680,8 +682,8 @@ class ELMoModel(ELMoPreTrainedModel):
                 f"`cache_vocabulary` received {type(words).__name__} and {type(tokenizer).__name__}; pass a list of "
                 "words and the tokenizer that was saved with the model."
             )
-        if is_hooked(self._token_encoder()):
-            raise ValueError("The token encoder has a hook, which a cache would pass by; remove it before.")
+        if obstacle := self._cache_obstacle():
+            raise ValueError(f"`cache_vocabulary` cannot be used here: {obstacle}.")
         self._drop_cache()
         words = list(dict.fromkeys(words))
         rows = []
@@ -700,7 +702,7 @@ class ELMoModel(ELMoPreTrainedModel):
         self.config.vocabulary_cache_size = len(distinct_UX) if save else 0
 
     def _usable_cache(self) -> VocabularyCache | None:
-        if self.vocabulary_cache is None or getattr(self, "_is_replica", False) or is_hooked(self._token_encoder()):
+        if self.vocabulary_cache is None or self.vocabulary_cache.words.is_meta or self._cache_obstacle():
             return None
         cache, parameters = self.vocabulary_cache, self._word_parameters()
         if torch.is_grad_enabled() and any(parameter.requires_grad for parameter in parameters):
@@ -710,6 +712,14 @@ class ELMoModel(ELMoPreTrainedModel):
         logger.warning("The encoder's weights changed: its vocabulary cache is dropped. Call `cache_vocabulary` again.")
         self._drop_cache()
         return None
+
+    def _cache_obstacle(self) -> str | None:
+        """The reason why words are computed and not looked up, or `None`."""
+        if is_hooked(self._token_encoder()):
+            return "the token encoder has a hook, which is to see all words; remove the hook"
+        if any(parameter.is_meta for parameter in self._word_parameters()):
+            return "weights of the token encoder are offloaded by `device_map`; load them on a device"
+        return "this is a replica of `nn.DataParallel`" if getattr(self, "_is_replica", False) else None
 
     def _drop_cache(self):
         self.vocabulary_cache = None
@@ -974,7 +984,7 @@ class ELMoForPreTraining(ELMoPreTrainedModel):
         """One direction's log-probabilities `(C, V)` of the word at some tokens; 0 where it predicts none."""
         source_N = torch.full((len(hidden_NP),), -1, device=hidden_NP.device).index_copy_(0, there_M, here_M)
         source_C = source_N[some_C]
-        log_probs_CV = self.softmax.log_probabilities(hidden_NP[source_C])
+        log_probs_CV = self.softmax(hidden_NP[source_C])
         return log_probs_CV.masked_fill((source_C < 0)[:, None], 0)
 
     def _read_both_ways(self, character_ids, input_ids, attention_mask, initial_states):
