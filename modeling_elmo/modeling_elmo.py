@@ -13,6 +13,7 @@ P `projection_size`; E 2 * P; F features of a word; V words of the vocabulary; L
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from inspect import signature
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -28,6 +29,7 @@ from .elmo_backends import HOW_TO_TRAIN, fast_linear, is_exporting
 from .elmo_encoder import ELMoCharacterEncoder, ELMoHighway, VocabularyCache, distinct_rows, is_hooked
 from .elmo_export import padded_lstm
 from .elmo_inputs import (
+    NO_TORCHSCRIPT,
     TokenBatch,
     check_floats,
     check_ids,
@@ -226,6 +228,23 @@ class ELMoPreTrainedModel(PreTrainedModel):
         """Turns off the biLM's gradients, which weights in 8 bits do not have, or turns on those that were on."""
         for name in self.base_model.held_gradients:
             self.base_model.get_parameter(name).requires_grad_(not hold)
+
+    def __prepare_scriptable__(self):  # `torch.jit.script` calls it first
+        raise ValueError(NO_TORCHSCRIPT)
+
+    @property
+    def dummy_inputs(self) -> dict[str, Tensor]:
+        """A text of two words, each between markers. For heads, the second is a text of its own or a predicate."""
+        config = self.config
+        word, end = config.unk_token_id, config.eos_token_id
+        inputs = {
+            "character_ids": torch.ones(1, 5, config.max_word_length, dtype=torch.long),
+            "input_ids": torch.tensor([[config.bos_token_id, word, end, word, end]]),
+            "token_type_ids": torch.tensor([[0, 0, 0, 1, 0]]),
+            "speaker_ids": torch.tensor([0]),
+            "genre_ids": torch.tensor(0),
+        }
+        return {name: each for name, each in inputs.items() if name in signature(self.forward).parameters}
 
     @property
     def dtype(self) -> torch.dtype:
