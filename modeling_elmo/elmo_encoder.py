@@ -1,7 +1,8 @@
 """The character encoder: from the characters of a word to its features (Kim et al. 2015), and a cache of word vectors.
 
-Shape suffixes: N tokens; U distinct words, or each position of a text; W `max_word_length`; X the ids of a word: W characters, after the word's id
-if used; C width of a character; R character ids; P positions of a filter; K its width; F filters; V words of a cache.
+Shape suffixes: N tokens; U distinct words, or each position of a text; W `max_word_length`; X the ids of a word: W
+characters, after the word's id if used; C width of a character; R character ids; P positions of a filter; K its width;
+F filters; V words of a cache.
 """
 
 from collections.abc import Iterable, Sequence
@@ -48,8 +49,8 @@ class ELMoCharacterEncoder(nn.Module):
     def forward(self, characters_UW: Tensor) -> Tensor:
         """Encodes words `(..., max_word_length)` as features `(..., filters)`.
 
-        Words in a list, `(words, max_word_length)`, are cropped and looked up in tables. Words in a text, `(batch, time,
-        max_word_length)`, pass the modules as they are: for hooks, which see the text, and for `torch.export`.
+        A list of words, `(words, max_word_length)`, is cropped and looked up in tables. A text, `(batch, time,
+        max_word_length)`, passes the modules as it is: for hooks, which see all of it, and for `torch.export`.
         """
         backend, _ = choose_backend([self.char_embeddings, *self.convolutions], self.char_embeddings.weight)
         is_list = characters_UW.dim() == 2

@@ -104,8 +104,8 @@ class ELMoSoftmax(nn.Module):
 
         Returns:
             `sum(scale_N * losses_N)`, and `losses_N` `(N,)`, the negative log-likelihood of each target, without
-            gradient. Without targets, the log-probabilities `(N, V)` of all words under the full softmax, minus infinity
-            at `<PAD>`; the caller chooses N to fit its memory. All are float32, or float64 for float64 inputs.
+            gradient. Without targets: the log-probabilities `(N, V)` of all words under the full softmax, minus infinity at
+            `<PAD>`; the caller chooses N to fit its memory. All are float32, or float64 for float64 inputs.
         """
         if targets_N is None:
             return self._log_probabilities(hidden_NP)

@@ -402,3 +402,17 @@ def test_adaptive_clusters_without_a_target_have_gradients():
     loss.backward()
     assert all(parameter.grad is not None for parameter in softmax.parameters())
     assert not any(parameter.grad.any() for parameter in softmax.adaptive.tail.parameters())
+
+
+def test_wrapped_layers_of_an_adaptive_softmax_are_called():
+    softmax, (hidden, targets, scale) = make_softmax("adaptive", adaptive_cutoffs=[9]), make_predictions()
+    loss, losses = softmax(hidden, targets, scale)
+    expected, seen = gradients(loss, softmax, hidden), []
+    softmax.adaptive.head.register_forward_hook(lambda *_: seen.append(1))
+    found, found_losses = softmax(hidden, targets, scale)
+    torch.testing.assert_close(found_losses, losses)
+    for mine, theirs in zip(gradients(found, softmax, hidden), expected, strict=True):
+        torch.testing.assert_close(mine, theirs)
+    assert seen and not found_losses.requires_grad
+    with torch.autocast("cpu", torch.bfloat16):
+        torch.testing.assert_close(softmax(hidden, targets, scale)[0], loss)
