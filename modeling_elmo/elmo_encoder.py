@@ -5,7 +5,7 @@ characters, after the word's id if used; C width of a character; R character ids
 F filters; V words of a cache.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -91,13 +91,15 @@ class ELMoCharacterEncoder(nn.Module):
         return (torch.cat(chunks) + bias_F)[order_U.argsort()].to(bias_F.dtype)
 
 
-def is_hooked(parts: Iterable[nn.Module]) -> bool:
+def is_hooked(module: nn.Module | None) -> bool:
     """Whether a part of a token encoder has a hook, which sees every position of a text, and not distinct words.
 
     Hooks of all modules (`register_module_forward_hook`) do not count: profilers use them to see what is computed.
     """
-    modules = (module for part in parts for module in part.modules())
-    return any(m._forward_hooks or m._forward_pre_hooks or m._backward_hooks or m._backward_pre_hooks for m in modules)
+    if module is None:
+        return False
+    hooks = module._forward_hooks, module._forward_pre_hooks, module._backward_hooks, module._backward_pre_hooks
+    return any(hooks) or any(map(is_hooked, module._modules.values()))
 
 
 def _lengths(characters_UW: Tensor) -> Tensor:

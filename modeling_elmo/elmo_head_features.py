@@ -44,7 +44,7 @@ class TokenFeatures(nn.Module):
 
 def _encode_text(encoder: ELMoCharacterEncoder, characters_BTW: Tensor, mask_BT: Tensor) -> Tensor:
     """Features `(batch, time, filters)`, from each distinct word once, or from each position if a hook is to see it."""
-    if is_hooked([encoder]):
+    if is_hooked(encoder):
         return encoder(characters_BTW)
     distinct_UW, index_N = distinct_rows(characters_BTW[mask_BT])
     features_NF = encoder(distinct_UW)[index_N]

@@ -104,8 +104,8 @@ class ELMoSoftmax(nn.Module):
 
         Returns:
             `sum(scale_N * losses_N)`, and `losses_N` `(N,)`, the negative log-likelihood of each target, without
-            gradient. Without targets: the log-probabilities `(N, V)` of all words under the full softmax, minus infinity at
-            `<PAD>`; the caller chooses N to fit its memory. All are float32, or float64 for float64 inputs.
+            gradient. Without targets: the log-probabilities `(N, V)` of all words under the full softmax, minus
+            infinity at `<PAD>`. The caller chooses N to fit its memory. All are float32, or float64 for float64 inputs.
         """
         if targets_N is None:
             return self._log_probabilities(hidden_NP)
@@ -228,7 +228,8 @@ class ELMoSoftmax(nn.Module):
         """The same by torch's module, which calls the layers: they are wrapped, hooked or offloaded."""
         with torch.autocast(hidden_NP.device.type, enabled=False):  # as in `_log_probabilities`
             hidden_NP = hidden_NP.to(self.adaptive.head.weight.dtype)
-            losses_N = -self.adaptive(hidden_NP, to_device(ranks_N, hidden_NP.device)).output.to(scale_N.dtype)
+            found = self.adaptive(hidden_NP, to_device(ranks_N, hidden_NP.device))  # type: ignore[misc]
+            losses_N = -found.output.to(scale_N.dtype)
         return (scale_N * losses_N).sum(), losses_N.detach()
 
     def _bias_without_pad(self, logit: float) -> Tensor:

@@ -244,7 +244,7 @@ class ELMoPreTrainedModel(PreTrainedModel):
             "speaker_ids": torch.tensor([0]),
             "genre_ids": torch.tensor(0),
         }
-        return {name: each for name, each in inputs.items() if name in signature(self.forward).parameters}
+        return {name: each for name, each in inputs.items() if name in signature(type(self).forward).parameters}
 
     @property
     def dtype(self) -> torch.dtype:
@@ -639,7 +639,7 @@ class ELMoModel(ELMoPreTrainedModel):
         packing = pack(mask_BT.cpu(), on_host(token_type_ids))
         if inputs_embeds is not None:
             words_UP, index_N = inputs_embeds.flatten(0, 1).to(self.dtype), packing.positions_N
-        elif is_hooked(self._token_encoder()):
+        elif any(map(is_hooked, self._token_encoder())):
             words_BTX = self._word_ids(character_ids, input_ids).masked_fill(~mask_BT[..., None], 0)
             words_UP, index_N = self.encode_words(words_BTX).flatten(0, 1), packing.positions_N
         else:
@@ -734,7 +734,7 @@ class ELMoModel(ELMoPreTrainedModel):
 
     def _cache_obstacle(self) -> str | None:
         """The reason why words are computed and not looked up, or `None`."""
-        if is_hooked(self._token_encoder()):
+        if any(map(is_hooked, self._token_encoder())):
             return "the token encoder has a hook, which is to see all words; remove the hook"
         if any(parameter.is_meta for parameter in self._word_parameters()):
             return "weights of the token encoder are offloaded by `device_map`; load them on a device"

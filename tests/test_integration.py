@@ -120,18 +120,6 @@ def test_zero_shot_pipeline_reads_pairs(options):
         assert scores[label] == pytest.approx(logits.softmax(-1)[1].item(), abs=1e-6)
 
 
-@pytest.mark.parametrize("model_class", [ELMoModel, ELMoForTokenClassification, ELMoForPreTraining])
-def test_models_have_no_attentions(model_class):
-    """PEFT passes `output_attentions` to every model."""
-    tokenizer = tokenizer_of(*WORDS)
-    model, inputs = model_class(tiny_config(tokenizer)).eval(), tokenizer(SENTENCE, return_tensors="pt")
-    expected = model(**inputs).to_tuple()
-    for value in (None, False):
-        torch.testing.assert_close(model(**inputs, output_attentions=value).to_tuple(), expected)
-    with pytest.raises(ValueError, match="`output_attentions` is True, but ELMo.* has no such input; leave it out"):
-        model(**inputs, output_attentions=True)
-
-
 TEXTS = [" ".join(WORDS[:length]) for length in (1, 9, 2, 7, 4, 3, 8, 5)]
 
 
