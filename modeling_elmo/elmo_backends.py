@@ -19,6 +19,7 @@ from transformers.utils import logging
 
 from .elmo_int8 import Int8Linear, Int8Weight, int8_obstacle, int8_product, int8_rows
 from .elmo_operators import (
+    has_hooks,
     is_watched,
     may_have_tangents,
     onednn_dtypes,
@@ -36,7 +37,6 @@ INT8_LAYERS = (nn.Linear, Int8Linear)
 HOW_TO_TRAIN = "Train the model in float32 and quantize it afterwards; `model.dequantize()` turns it back."
 FEW_PRODUCTS = 2**20  # with fewer multiplications, oneDNN's start (0.1 ms) costs more than it saves
 MANY_ROWS = 256  # with fewer, the copy of a transposed gradient costs more than the faster product saves
-HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")  # of a module
 GLOBAL_HOOKS = "nn.modules.module._has_any_global_hook"
 NOT_ONLY_VALUES = "a tensor has a tangent, is of a subclass, or is in a transformation of torch.func"
 _forced: ContextVar[str | None] = ContextVar("forced backend", default=None)
@@ -174,7 +174,7 @@ def is_unmodified(layer: nn.Module, types: tuple[type[nn.Module], ...]) -> bool:
     Adapters, quantizers and offloading change a layer's type, its parameters or its hooks, and a replica of
     `nn.DataParallel` has no parameters. Then it must be called.
     """
-    hooked = any(getattr(layer, name, True) for name in HOOKS) or question(GLOBAL_HOOKS)()
+    hooked = has_hooks(layer) or question(GLOBAL_HOOKS)()
     assigned = not layer.__dict__.keys().isdisjoint(("forward", "weight", "bias"))  # in the place of its own
     changed = hooked or assigned or getattr(layer, "_is_replica", False)
     return type(layer) in types and all(type(p) is nn.Parameter for p in layer.parameters()) and not changed

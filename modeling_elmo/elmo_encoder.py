@@ -1,7 +1,8 @@
 """The character encoder: from the characters of a word to its features (Kim et al. 2015), and a cache of word vectors.
 
-Shape suffixes: N tokens; U distinct words; W `max_word_length`; X the ids of a word: W characters, after the word's id
-if used; C width of a character; R character ids; P positions of a filter; K its width; F filters; V words of a cache.
+Shape suffixes: N tokens; U distinct words, or each position of a text; W `max_word_length`; X the ids of a word: W
+characters, after the word's id if used; C width of a character; R character ids; P positions of a filter; K its width;
+F filters; V words of a cache.
 """
 
 from collections.abc import Sequence
@@ -12,9 +13,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from .configuration_elmo import ELMoConfig
-from .elmo_backends import choose_backend, fast_linear, is_exporting, product_dtype, remembered, sample_of, version
+from .elmo_backends import choose_backend, fast_linear, product_dtype, remembered, sample_of, version
 from .elmo_inputs import to_device
+from .elmo_operators import has_hooks
 
+INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}  # by the bytes of a parameter's values
 CHUNK_WORDS = 128  # words of similar length per chunk: their windows stay in the CPU cache
 
 
@@ -45,9 +48,14 @@ class ELMoCharacterEncoder(nn.Module):
         self.widest = max(width for width, _ in filters)
 
     def forward(self, characters_UW: Tensor) -> Tensor:
-        """Encodes words `(words, max_word_length)` as features `(words, filters)`."""
+        """Encodes words `(..., max_word_length)` as features `(..., filters)`.
+
+        A list of words, `(words, max_word_length)`, is cropped and looked up in tables. A text, `(batch, time,
+        max_word_length)`, passes the modules as it is: for hooks, which see all of it, and for `torch.export`.
+        """
         backend, _ = choose_backend([self.char_embeddings, *self.convolutions], self.char_embeddings.weight)
-        convolve = self._convolve if backend == "reference" or not len(characters_UW) else self._look_up
+        is_list = characters_UW.dim() == 2
+        convolve = self._look_up if is_list and backend != "reference" and len(characters_UW) else self._convolve
         # The activation comes after the maximum, as in the original. It is monotonic, so the order does not matter.
         features_UF = self.activation(convolve(characters_UW))
         features_UF = features_UF.to(product_dtype(features_UF))
@@ -56,13 +64,14 @@ class ELMoCharacterEncoder(nn.Module):
         return features_UF
 
     def _convolve(self, characters_UW: Tensor) -> Tensor:
-        """The definition: the maximum of each valid convolution over its positions, `(words, filters)`."""
-        if not is_exporting():
+        """The definition: the maximum of each valid convolution over its positions, `(..., filters)`."""
+        if characters_UW.dim() == 2:
             longest = int(_lengths(characters_UW).max()) if len(characters_UW) else 0
             characters_UW = characters_UW[:, : longest + self.widest]
         characters_UW = to_device(characters_UW, self.char_embeddings.weight.device)
-        characters_UCW = self.char_embeddings(characters_UW).transpose(1, 2)
-        return torch.cat([convolution(characters_UCW).amax(-1) for convolution in self.convolutions], dim=-1)
+        characters_UCW = self.char_embeddings(characters_UW).flatten(0, -3).transpose(1, 2)
+        features_UF = torch.cat([convolution(characters_UCW).amax(-1) for convolution in self.convolutions], dim=-1)
+        return features_UF.unflatten(0, characters_UW.shape[:-1])
 
     def _look_up(self, characters_UW: Tensor) -> Tensor:
         """The same from tables: each column of a filter has one value per character, and a window is their sum."""
@@ -81,6 +90,14 @@ class ELMoCharacterEncoder(nn.Module):
             chunks.append(torch.cat([_maxima(characters, table) for table in tables], dim=-1))
         bias_F = torch.cat([convolution.bias for convolution in self.convolutions])  # type: ignore[misc]
         return (torch.cat(chunks) + bias_F)[order_U.argsort()].to(bias_F.dtype)
+
+
+def is_hooked(module: nn.Module) -> bool:
+    """Whether a part of a token encoder has a hook, which sees every position of a text, and not distinct words.
+
+    Hooks of all modules (`register_module_forward_hook`) do not count: profilers use them to see what is computed.
+    """
+    return has_hooks(module) or any(map(is_hooked, module.children()))
 
 
 def _lengths(characters_UW: Tensor) -> Tensor:
@@ -129,7 +146,7 @@ class VocabularyCache(nn.Module):
         self.register_buffer("vectors", vectors_VP[order_V], persistent)
         self.register_buffer("sample", sample_of(parameters), persistent)
         self.versions: list[int] | None = None
-        self.sums: list[float] | None = None
+        self.sums: list[int] | None = None
 
     def find(self, words_UX: Tensor) -> tuple[Tensor, Tensor]:
         """Whether each word is in the cache `(U,)`, and its row `(U,)`."""
@@ -145,7 +162,8 @@ class VocabularyCache(nn.Module):
             return False
         versions = [version(parameter) for parameter in parameters]
         if versions != self.versions:
-            sums = [parameter.detach().sum(dtype=torch.float64).item() for parameter in parameters]
+            bits = [parameter.detach().view(INTEGERS[parameter.element_size()]) for parameter in parameters]
+            sums = [int(each.sum()) for each in bits]  # exact on every device; some have no float64
             if self.sums is not None and sums != self.sums:
                 return False
             self.versions, self.sums = versions, sums
@@ -154,8 +172,8 @@ class VocabularyCache(nn.Module):
 
 def row_hashes(rows_NX: Tensor) -> Tensor:
     """A hash `(N,)` of each row of integers."""
-    powers_X = torch.full(rows_NX.shape[1:], 6364136223846793005).cumprod(0)  # Knuth's multiplier, modulo 2^64
-    return (rows_NX * powers_X.to(rows_NX.device)).sum(1)
+    multipliers_X = torch.full(rows_NX.shape[1:], 6364136223846793005, device="cpu")  # Knuth's, modulo 2^64
+    return (rows_NX * multipliers_X.cumprod(0).to(rows_NX.device)).sum(1)
 
 
 def distinct_rows(rows_NX: Tensor) -> tuple[Tensor, Tensor]:

@@ -5,7 +5,7 @@ from torch import Tensor, nn
 from transformers import initialization as init
 
 from .configuration_elmo import ELMoConfig
-from .elmo_encoder import ELMoCharacterEncoder, distinct_rows
+from .elmo_encoder import ELMoCharacterEncoder, distinct_rows, is_hooked
 
 
 class TokenFeatures(nn.Module):
@@ -38,11 +38,18 @@ class TokenFeatures(nn.Module):
             features.append(self.word_embeddings(input_ids.long()))
         if self.char_encoder is not None:
             assert character_ids is not None
-            distinct_UW, index_N = distinct_rows(character_ids[mask_BT].long())
-            features_NF = self.char_encoder(distinct_UW)[index_N]
-            zeros_BTF = features_NF.new_zeros(*mask_BT.shape, features_NF.shape[1])
-            features.append(zeros_BTF.masked_scatter(mask_BT[..., None], features_NF))
+            features.append(_encode_text(self.char_encoder, character_ids.long(), mask_BT))
         return torch.cat(features, dim=-1).masked_fill(~mask_BT[..., None], 0)
+
+
+def _encode_text(encoder: ELMoCharacterEncoder, characters_BTW: Tensor, mask_BT: Tensor) -> Tensor:
+    """Features `(batch, time, filters)`, from each distinct word once, or from each position if a hook is to see it."""
+    if is_hooked(encoder):
+        return encoder(characters_BTW)
+    distinct_UW, index_N = distinct_rows(characters_BTW[mask_BT])
+    features_NF = encoder(distinct_UW)[index_N]
+    zeros_BTF = features_NF.new_zeros(*mask_BT.shape, features_NF.shape[1])
+    return zeros_BTF.masked_scatter(mask_BT[..., None], features_NF)
 
 
 def _character_config(config: ELMoConfig) -> ELMoConfig:

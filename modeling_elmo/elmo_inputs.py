@@ -6,6 +6,7 @@ Shape suffixes: B batch; T time; N real tokens of the batch; S sequences, longes
 
 from collections.abc import Callable
 from functools import wraps
+from inspect import signature
 from typing import Any, NamedTuple
 
 import torch
@@ -15,6 +16,23 @@ from transformers.utils import can_return_tuple
 from .configuration_elmo import ELMoConfig
 from .elmo_backends import is_exporting
 
+NO_TORCHSCRIPT = (
+    "TorchScript (`torch.jit`) cannot follow this model, whose steps depend on the words and their number. Use "
+    "`torch.export.export`, or `elmo export` for a file in ONNX's format."
+)
+USUAL_ARGUMENTS = (
+    "cache_position",
+    "encoder_attention_mask",
+    "encoder_hidden_states",
+    "head_mask",
+    "inputs_embeds",
+    "labels",
+    "output_attentions",
+    "past_key_values",
+    "position_ids",
+    "token_type_ids",
+    "use_cache",
+)
 ID_DTYPES = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
 
 
@@ -66,11 +84,15 @@ def on_host(value: Any) -> Any:
 def to_device(tensor: Tensor, device: torch.device) -> Tensor:
     """A tensor of the CPU on an accelerator, without waiting: only pinned memory is copied in the background.
 
-    Parameters on `meta` are offloaded, and their modules move their inputs themselves.
+    Parameters on `meta` are offloaded, and their modules move their inputs themselves. MPS copies in the background
+    from memory that may be freed before (pytorch issue 139550), and other devices may have no pinned memory: they wait.
     """
     if tensor.device.type != "cpu" or device.type in ("cpu", "meta"):
         return tensor
-    return (tensor if device.type == "mps" else tensor.pin_memory()).to(device, non_blocking=True)
+    accelerator = torch.accelerator.current_accelerator()
+    if accelerator is None or device.type != accelerator.type or device.type == "mps":
+        return tensor.to(device)
+    return tensor.pin_memory().to(device, non_blocking=True)
 
 
 def pack(mask_BT: Tensor, token_type_ids_BT: Tensor | None = None) -> Packing:
@@ -202,15 +224,24 @@ def word_mask(config: ELMoConfig, mask_BT: Tensor, input_ids: Tensor | None, inp
 
 
 def returns_output(forward: Callable[..., Any]) -> Callable[..., Any]:
-    """`can_return_tuple`, for a `forward` that also accepts `output_attentions`: PEFT passes it to every model."""
+    """`can_return_tuple`, for a `forward` that also accepts the arguments that code passes to every model.
+
+    An argument that the model does not have may be None or False. Other values ask for something, and are an error.
+    """
+    foreign = [name for name in USUAL_ARGUMENTS if name not in signature(forward).parameters]
 
     @wraps(forward)
-    def without_attentions(self, *args, output_attentions: bool | None = None, **kwargs):
-        if output_attentions:
-            raise ValueError(f"`output_attentions` is {output_attentions}, but ELMo has no attentions; leave it out.")
+    def checked(self, *args, **kwargs):
+        if torch.jit.is_tracing():
+            raise ValueError(NO_TORCHSCRIPT)
+        for name in [name for name in foreign if name in kwargs]:
+            value = kwargs.pop(name)
+            if value is not None and value is not False:
+                shown = "a tensor" if isinstance(value, Tensor) else value
+                raise ValueError(f"`{name}` is {shown}, but {type(self).__name__} has no such input; leave it out.")
         return forward(self, *args, **kwargs)
 
-    return can_return_tuple(without_attentions)
+    return can_return_tuple(checked)
 
 
 def check_shape(name: str, tensor: Tensor, expected: tuple):

@@ -86,7 +86,7 @@ class Int8Linear(nn.Module):
         bias: as in `nn.Linear`, float32.
     """
 
-    weight: Tensor
+    weight: nn.Parameter  # and no buffer, so that all counts of parameters include it
     scales: Tensor
     bias: nn.Parameter | None
 
@@ -94,21 +94,21 @@ class Int8Linear(nn.Module):
         """Room for the weight and the bias of `linear`. `from_linear` copies them, too."""
         super().__init__()
         self.in_features, self.out_features = linear.in_features, linear.out_features
-        self.register_buffer("weight", torch.empty_like(linear.weight, dtype=torch.int8, requires_grad=False))
+        self.weight = nn.Parameter(torch.empty_like(linear.weight, dtype=torch.int8), requires_grad=False)
         self.register_buffer("scales", linear.weight.new_empty(self.out_features))
         self.register_parameter("bias", linear.bias)
 
     @classmethod
     def from_linear(cls, linear: nn.Linear) -> "Int8Linear":
         layer = cls(linear)
-        layer.weight, layer.scales = int8_rows(linear.weight.detach())
+        layer.weight.data, layer.scales = int8_rows(linear.weight.detach())
         return layer
 
     def to_linear(self) -> nn.Linear:
-        """The layer with a weight in float32, as rounded."""
+        """The layer with a weight in float32, as rounded, without gradient."""
         with torch.device(self.weight.device):
             linear = nn.Linear(self.in_features, self.out_features, bias=self.bias is not None)
-        linear.weight = nn.Parameter(self.weight * self.scales[:, None])
+        linear.weight = nn.Parameter(self.weight * self.scales[:, None], requires_grad=False)
         if self.bias is not None:
             linear.bias = self.bias
         return linear
@@ -192,7 +192,7 @@ class ELMoInt8Quantizer(HfQuantizer):
     def _process_model_after_weight_loading(self, model, **kwargs):
         if not self.pre_quantized:
             model._use_int8(filled=True)
-        model.requires_grad_(False)
+        model._hold_gradients(True)
         if obstacle := int8_obstacle():
             logger.warning(f"8 bits are not fast here, because {obstacle}: the model computes in float32.")
             return self.dequantize(model)

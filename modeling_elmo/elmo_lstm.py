@@ -380,7 +380,7 @@ def torch_lstm(layer: ELMoLSTMLayer, text: Sequences) -> LSTMOutput:
     weights = [torch.cat([w[0], w[1], w[3], w[2]]) for w in (x.chunk(4) for x in (linear.weight, state.weight, bias_G))]
     weights += [torch.zeros_like(bias_G)] + ([] if layer.projection is None else [layer.projection.weight])
     start = (text.hidden_SP[None], text.cell_SH[None].to(text.inputs.dtype))
-    steps = torch.tensor(text.batch_sizes)
+    steps = torch.tensor(text.batch_sizes, device="cpu")
     outputs_NP, hidden, cell = torch.lstm(
         text.tokens_ND, steps, start, weights, True, 1, 0.0, torch.is_grad_enabled(), False
     )  # has_biases, layers, dropout, whether a backward pass follows, bidirectional

@@ -8,6 +8,7 @@ Shape suffixes: K directions, whose sequences have the same lengths; T steps; th
 """
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -53,10 +54,10 @@ class Steps(NamedTuple):
 
     @classmethod
     def of(cls, batch_sizes: list[int], device: torch.device) -> "Steps":
-        sizes_T, sequences = torch.tensor(batch_sizes), batch_sizes[0]
-        starts_T = sizes_T.cumsum(0) - sizes_T
-        steps_N = torch.arange(len(batch_sizes)).repeat_interleave(sizes_T)
-        sequence_S, sequence_N = torch.arange(sequences), torch.arange(len(steps_N)) - starts_T[steps_N]
+        sizes_T, sequences = torch.tensor(batch_sizes, device="cpu"), batch_sizes[0]
+        starts_T, count = sizes_T.cumsum(0) - sizes_T, partial(torch.arange, device="cpu")
+        steps_N = count(len(batch_sizes)).repeat_interleave(sizes_T)
+        sequence_S, sequence_N = count(sequences), count(len(steps_N)) - starts_T[steps_N]
         lengths_S = (sizes_T[:, None] > sequence_S).sum(0)
         before_N = torch.where(steps_N > 0, sequences + starts_T[steps_N - 1], 0) + sequence_N
         last_S = starts_T[lengths_S - 1] + sequence_S

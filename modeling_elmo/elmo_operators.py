@@ -22,6 +22,7 @@ logger = logging.get_logger(__name__)
 
 LINEAR, LAYOUT = "ops.mkldnn._linear_pointwise", "ops.mkldnn._reorder_linear_weight"
 HAS_BFLOAT16 = "ops.mkldnn._is_mkldnn_bf16_supported"
+HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")  # of a module
 DISPATCH_MODE, TRANSFORMATION = (
     "utils._python_dispatch._get_current_dispatch_mode",
     "_C._functorch.peek_interpreter_stack",
@@ -56,6 +57,11 @@ def is_right(name: str, check: Callable[[], bool]) -> bool:
 def question(name: str) -> Callable[[], bool]:
     """A private function that answers yes or no; where it cannot be called, one that says no."""
     return private(name) if is_right(name, lambda: private(name)() is not NotImplemented) else bool
+
+
+def has_hooks(module: nn.Module) -> bool:
+    """Whether a module has hooks of its own, or torch does not tell where they are."""
+    return any(getattr(module, name, True) for name in HOOKS)
 
 
 def sees_values_only(*tensors: Tensor) -> bool:

@@ -5,7 +5,7 @@ sampled softmax; R rows of the output layer in use: all V, or the candidates and
 """
 
 import math
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -15,6 +15,7 @@ from .elmo_backends import (
     choose_backend,
     fast_linear,
     forced_backend,
+    is_unmodified,
     product,
     product_dtype,
     suits_mkl,
@@ -84,9 +85,15 @@ class ELMoSoftmax(nn.Module):
             self.bias = nn.Parameter(torch.empty(config.vocab_size))
 
     def forward(
-        self, hidden_NP: Tensor, targets_N: Tensor, scale_N: Tensor | None = None, candidates: Candidates | None = None
-    ) -> tuple[Tensor, Tensor]:
-        """The loss for training, and the loss of each prediction for reports.
+        self,
+        hidden_NP: Tensor,
+        targets_N: Tensor | None = None,
+        scale_N: Tensor | None = None,
+        candidates: Candidates | None = None,
+    ) -> Any:
+        """The loss for training, and the loss of each prediction for reports; or, without targets, log-probabilities.
+
+        Both are here, because offloaded and sharded parameters can be read only inside the call of their module.
 
         Args:
             hidden_NP: `(N, projection_size)`.
@@ -97,8 +104,11 @@ class ELMoSoftmax(nn.Module):
 
         Returns:
             `sum(scale_N * losses_N)`, and `losses_N` `(N,)`, the negative log-likelihood of each target, without
-            gradient. Both are float32, or float64 for float64 inputs.
+            gradient. Without targets: the log-probabilities `(N, V)` of all words under the full softmax, minus
+            infinity at `<PAD>`. The caller chooses N to fit its memory. All are float32, or float64 for float64 inputs.
         """
+        if targets_N is None:
+            return self._log_probabilities(hidden_NP)
         scale_N = hidden_NP.new_ones(len(targets_N), dtype=_sum_dtype(hidden_NP)) if scale_N is None else scale_N
         if self.adaptive is not None:
             return self._adaptive_loss(hidden_NP, targets_N.cpu(), scale_N)
@@ -112,11 +122,7 @@ class ELMoSoftmax(nn.Module):
         excluded_V = torch.arange(len(self.bias), device=self.bias.device) == self.pad_token_id
         return cross_entropy(hidden_NP, self.weight, self.bias, unsampled(excluded_V), targets_N, scale_N)
 
-    def log_probabilities(self, hidden_NP: Tensor) -> Tensor:
-        """Log-probabilities `(N, V)` of all words under the full softmax, minus infinity at `<PAD>`.
-
-        They are float32, or float64 for float64 inputs. The caller chooses N to fit its memory.
-        """
+    def _log_probabilities(self, hidden_NP: Tensor) -> Tensor:
         if self.adaptive is not None:
             # torch's module adds float32 to bfloat16 under autocast, which raises.
             with torch.autocast(hidden_NP.device.type, enabled=False):
@@ -140,11 +146,12 @@ class ELMoSoftmax(nn.Module):
             self.weight, self.bias = (chosen_rows(table, rows_V, mean) for table in (self.weight, self.bias))
             return
         first, words = self.adaptive.cutoffs[-2], self.adaptive.tail[-1][1]  # type: ignore[index]
-        ids = torch.arange(self.adaptive.n_classes + 1)
+        ids = torch.arange(self.adaptive.n_classes + 1, device=rows_V.device)
         ranks = torch.where(ids == self.pad_token_id, -1, ids - (ids > self.pad_token_id).long())
-        kept = torch.where(rows_V < 0, -1, ranks[rows_V])[torch.arange(len(rows_V)) != self.pad_token_id]
+        is_word = torch.arange(len(rows_V), device=rows_V.device) != self.pad_token_id
+        kept = torch.where(rows_V < 0, -1, ranks[rows_V])[is_word]
         last = kept[first:]
-        if not len(last) or not torch.equal(kept[:first], torch.arange(first)) or ((last >= 0) & (last < first)).any():
+        if not len(last) or not torch.equal(kept[:first], ids[:first]) or ((last >= 0) & (last < first)).any():
             raise ValueError(
                 f"In an adaptive softmax only the words after the first {first + 1:,} can change, which are its last "
                 "cluster. Add words at the end (`--vocabulary extend`), or load the model with softmax_type='full' "
@@ -196,6 +203,9 @@ class ELMoSoftmax(nn.Module):
         in the cluster.
         """
         ranks_N, cutoffs = targets_N - (targets_N > self.pad_token_id).long(), self.adaptive.cutoffs
+        layers = [self.adaptive.head, *(layer for cluster in self.adaptive.tail for layer in cluster)]
+        if not getattr(self, "_is_replica", False) and not all(is_unmodified(layer, (nn.Linear,)) for layer in layers):
+            return self._modified_loss(hidden_NP, ranks_N, scale_N)
         clusters_N = torch.bucketize(ranks_N, ranks_N.new_tensor(cutoffs[:-1]), right=True)  # 0: none
         classes_N = torch.where(clusters_N > 0, cutoffs[0] + clusters_N - 1, ranks_N)
         weight, bias = self.adaptive.head.weight, self.adaptive.head.bias
@@ -213,6 +223,14 @@ class ELMoSoftmax(nn.Module):
             more, more_M = cross_entropy(inner_MX, words.weight, no_bias_R, all_of, ranks_M, scale_N[rows_M])
             loss, losses_N = loss + more, losses_N.index_add(0, rows_M, more_M)
         return loss, losses_N
+
+    def _modified_loss(self, hidden_NP: Tensor, ranks_N: Tensor, scale_N: Tensor) -> tuple[Tensor, Tensor]:
+        """The same by torch's module, which calls the layers: they are wrapped, hooked or offloaded."""
+        with torch.autocast(hidden_NP.device.type, enabled=False):  # as in `_log_probabilities`
+            hidden_NP = hidden_NP.to(self.adaptive.head.weight.dtype)
+            found = self.adaptive(hidden_NP, to_device(ranks_N, hidden_NP.device))  # type: ignore[misc]
+            losses_N = -found.output.to(scale_N.dtype)
+        return (scale_N * losses_N).sum(), losses_N.detach()
 
     def _bias_without_pad(self, logit: float) -> Tensor:
         pad = torch.tensor([self.pad_token_id], device=self.bias.device)
@@ -246,13 +264,14 @@ def _adaptive_softmax(classes: int, width: int, cutoffs: list[int] | None) -> nn
 
 def _draw_distinct(classes: int, number: int, generator: torch.Generator | None) -> tuple[Tensor, Tensor]:
     """Draws ranks with replacement until `number` are distinct. Returns them, ascending, and the number of draws."""
-    draws = found = torch.empty(0, dtype=torch.int64)
+    draws = found = torch.empty(0, dtype=torch.int64, device="cpu")
     while len(found) < number:
-        some = torch.rand(max(4 * number, len(draws)), dtype=torch.float64, generator=generator)
+        some = torch.rand(max(4 * number, len(draws)), dtype=torch.float64, generator=generator, device="cpu")
         ranks = (some.mul_(math.log(classes + 1)).exp_().long() - 1).clamp_(max=classes - 1)  # rounding may exceed it
         draws = torch.cat([draws, ranks])
         found, places = draws.unique(return_inverse=True)
-    first_draw = torch.full_like(found, len(draws)).scatter_reduce_(0, places, torch.arange(len(draws)), "amin")
+    order = torch.arange(len(draws), device="cpu")
+    first_draw = torch.full_like(found, len(draws)).scatter_reduce_(0, places, order, "amin")
     last = first_draw.kthvalue(number).values
     return found[first_draw <= last], last + 1
 

@@ -13,6 +13,7 @@ P `projection_size`; E 2 * P; F features of a word; V words of the vocabulary; L
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from inspect import signature
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -24,9 +25,10 @@ from transformers.utils import ModelOutput, logging
 
 from .configuration_elmo import ELMoConfig
 from .elmo_backends import HOW_TO_TRAIN, fast_linear, is_exporting, is_sharded
-from .elmo_encoder import ELMoCharacterEncoder, ELMoHighway, VocabularyCache, distinct_rows
+from .elmo_encoder import ELMoCharacterEncoder, ELMoHighway, VocabularyCache, distinct_rows, is_hooked
 from .elmo_export import padded_lstm
 from .elmo_inputs import (
+    NO_TORCHSCRIPT,
     TokenBatch,
     check_floats,
     check_ids,
@@ -56,8 +58,27 @@ logger = logging.get_logger(__name__)
 States = tuple[Tensor, Tensor]
 
 
+class StatesOutput(ModelOutput):
+    """An output whose `final_states` are a pair, and among its `items()` an output of their own.
+
+    Pipelines read the items of a batch, and split by row what they know: tensors and nested outputs, but no pairs.
+    """
+
+    def items(self):
+        items = dict(super().items())
+        if states := items.get("final_states"):
+            items["final_states"] = ModelOutput(hidden=states[0], cell=states[1])
+        return items.items()
+
+    def __getitem__(self, key):
+        return dict(super().items())[key] if isinstance(key, str) else super().__getitem__(key)
+
+    def __setitem__(self, key, value):
+        super().__setitem__(key, tuple(value.values()) if key == "final_states" and isinstance(value, dict) else value)
+
+
 @dataclass
-class ELMoModelOutput(ModelOutput):
+class ELMoModelOutput(StatesOutput):
     """Output of `ELMoModel`. All vectors are zeros at padding.
 
     Shape:
@@ -75,7 +96,7 @@ class ELMoModelOutput(ModelOutput):
 
 
 @dataclass
-class ELMoForPreTrainingOutput(ModelOutput):
+class ELMoForPreTrainingOutput(StatesOutput):
     """Output of `ELMoForPreTraining`.
 
     Shape:
@@ -189,6 +210,8 @@ class ELMoPreTrainedModel(PreTrainedModel):
     def _use_int8(self, filled: bool):
         """Replaces the biLM's linear layers, with their values or with room for saved ones."""
         bilm = self.base_model
+        parameters = [(name, p) for name, p in bilm.named_parameters() if not name.startswith("scalar_mix.")]
+        bilm.held_gradients = [name for name, parameter in parameters if parameter.requires_grad]
         replace_linears(bilm, nn.Linear, Int8Linear.from_linear if filled else Int8Linear)
         if bilm.vocabulary_cache is not None and filled:
             bilm._drop_cache()
@@ -198,15 +221,36 @@ class ELMoPreTrainedModel(PreTrainedModel):
     def _use_floats(self):
         self.base_model._drop_cache()
         replace_linears(self.base_model, Int8Linear, Int8Linear.to_linear)
-        self.requires_grad_(True)
-        self._freeze_as_configured()
+        self._hold_gradients(False)
+
+    def _hold_gradients(self, hold: bool):
+        """Turns off the biLM's gradients, which weights in 8 bits do not have, or turns on those that were on."""
+        for name in self.base_model.held_gradients:
+            self.base_model.get_parameter(name).requires_grad_(not hold)
+
+    def __prepare_scriptable__(self):  # `torch.jit.script` calls it first
+        raise ValueError(NO_TORCHSCRIPT)
+
+    @property
+    def dummy_inputs(self) -> dict[str, Tensor]:
+        """A text of two words, each between markers. For heads, the second is a text of its own or a predicate."""
+        config = self.config
+        word, end = config.unk_token_id, config.eos_token_id
+        inputs = {
+            "character_ids": torch.ones(1, 5, config.max_word_length, dtype=torch.long),
+            "input_ids": torch.tensor([[config.bos_token_id, word, end, word, end]]),
+            "token_type_ids": torch.tensor([[0, 0, 0, 1, 0]]),
+            "speaker_ids": torch.tensor([0]),
+            "genre_ids": torch.tensor(0),
+        }
+        return {name: each for name, each in inputs.items() if name in signature(type(self).forward).parameters}
 
     @property
     def dtype(self) -> torch.dtype:
         """The dtype of the weights, also in a replica of `nn.DataParallel`, which has plain tensors in their place."""
         if not getattr(self, "_is_replica", False):
             return super().dtype
-        weights = (weight for module in self.modules() for weight in module._former_parameters.values())
+        weights = (value for module in self.modules() for value in vars(module).values() if isinstance(value, Tensor))
         return next(weight.dtype for weight in weights if weight.is_floating_point())
 
     def _is_int8(self) -> bool:
@@ -218,7 +262,7 @@ class ELMoPreTrainedModel(PreTrainedModel):
         return super().train(mode)
 
     def _apply(self, fn, recurse: bool = True):
-        if self._is_int8() and (dtype := fn(torch.empty(0)).dtype) != torch.float32:
+        if self._is_int8() and (dtype := fn(torch.empty(0, device="cpu")).dtype) != torch.float32:
             raise ValueError(f"A quantized model cannot be converted to {dtype}; call `model.dequantize()` first.")
         return super()._apply(fn, recurse)
 
@@ -251,9 +295,10 @@ class ELMoPreTrainedModel(PreTrainedModel):
         Raises:
             ValueError: a size that is too small; for an adaptive softmax, one that ends before its last cluster.
         """
-        size, step = new_num_tokens or self.config.vocab_size, pad_to_multiple_of or 1
-        if not (isinstance(size, int) and isinstance(step, int)):
-            raise ValueError(f"Received a size of {size} and a multiple of {step}; pass integers.")
+        size = self.config.vocab_size if new_num_tokens is None else new_num_tokens
+        step = 1 if pad_to_multiple_of is None else pad_to_multiple_of
+        if not all(type(number) is int and number > 0 for number in (size, step)):
+            raise ValueError(f"Received a size of {size} and a multiple of {step}; pass integers of 1 or more.")
         size, kept = -(-size // step) * step, self.config.vocab_size
         self._choose_rows([row if row < kept else -1 for row in range(size)], mean_resizing)
         return self.get_input_embeddings()
@@ -282,7 +327,7 @@ class ELMoPreTrainedModel(PreTrainedModel):
         size = len(source_rows)
         if size <= max(self.config.bos_token_id, self.config.eos_token_id, self.config.unk_token_id):
             raise ValueError(f"A vocabulary of {size} words has no room for the special words; pass 4 or more.")
-        rows_V, modules = torch.tensor(source_rows), list(self.modules())
+        rows_V, modules = torch.tensor(source_rows, device="cpu"), list(self.modules())
         for module in modules:  # first, because an adaptive softmax may refuse
             if isinstance(module, ELMoSoftmax):
                 module.choose_rows(rows_V, mean)
@@ -386,10 +431,12 @@ class ScalarMix(nn.Module):
 
     def penalty(self) -> Tensor:
         """`scalar_mix_l2 * ||s||^2` on the raw weights (section 3.3). Large values keep the mix near the average."""
-        return self.l2 * (self.weights if self.weights is not None else self.gamma.new_zeros(1)).square().sum()
+        return self(None)  # an offloaded parameter can be read only inside the call of its module
 
-    def forward(self, hidden_states: tuple[Tensor, ...], attention_mask: Tensor | None = None) -> Tensor:
+    def forward(self, hidden_states: tuple[Tensor, ...] | None, attention_mask: Tensor | None = None) -> Tensor:
         """Mixes the layers, each `(batch, time, width)`; zeros where `attention_mask` `(batch, time)` is 0."""
+        if hidden_states is None:
+            return self.l2 * (self.weights if self.weights is not None else self.gamma.new_zeros(1)).square().sum()
         if len(hidden_states) != self.num_layers:
             raise ValueError(
                 f"ScalarMix received {len(hidden_states)} layers; pass all {self.num_layers} of `hidden_states`."
@@ -438,6 +485,7 @@ class ELMoModel(ELMoPreTrainedModel):
         self.scalar_mix = ScalarMix(config) if add_mixing_layer else None
         self.vocabulary_cache: VocabularyCache | None = self._empty_cache() if config.vocabulary_cache_size else None
         self.frozen = False
+        self.held_gradients: list[str] = []  # parameters whose gradients come back with `dequantize`
         self.post_init()
 
     @torch.no_grad()
@@ -460,7 +508,7 @@ class ELMoModel(ELMoPreTrainedModel):
         self.requires_grad_(False)
         if self.scalar_mix is not None:
             self.scalar_mix.requires_grad_(True)
-        self.frozen = True
+        self.frozen, self.held_gradients = True, []
         self.eval()
 
     def train(self, mode: bool = True) -> "ELMoPreTrainedModel":
@@ -536,8 +584,7 @@ class ELMoModel(ELMoPreTrainedModel):
             raise ValueError("A model in training mode cannot be exported. Call `model.eval()` before.")
         mask_BT = token_mask(self.config, character_ids, input_ids, attention_mask, None, inputs_embeds)
         if inputs_embeds is None:
-            words_NX = self._word_ids(character_ids, input_ids).flatten(0, 1).long()
-            inputs_embeds = self._compute_words(words_NX).unflatten(0, mask_BT.shape)
+            inputs_embeds = self._compute_words(self._word_ids(character_ids, input_ids).long())
         words_BTP = inputs_embeds.to(self.dtype)
         states = self.starting_states(initial_states, words_BTP, mask_BT.shape[0])
         starts = [[state[:, :, direction] for state in states] for direction in range(2)]
@@ -579,7 +626,7 @@ class ELMoModel(ELMoPreTrainedModel):
     def read_tokens(
         self, character_ids=None, input_ids=None, attention_mask=None, token_type_ids=None, inputs_embeds=None
     ) -> TokenBatch:
-        """Checks the inputs of `forward`, and encodes each distinct word once.
+        """Checks the inputs of `forward`, and encodes each distinct word once, or each position if a hook is to see it.
 
         The host must know the lengths and the distinct words. So it reads the ids itself, which is the only time that
         it waits for an accelerator, and not at all if the inputs are on the CPU.
@@ -591,6 +638,9 @@ class ELMoModel(ELMoPreTrainedModel):
         packing = pack(mask_BT.cpu(), on_host(token_type_ids))
         if inputs_embeds is not None:
             words_UP, index_N = inputs_embeds.flatten(0, 1).to(self.dtype), packing.positions_N
+        elif any(map(is_hooked, self._token_encoder())):
+            words_BTX = self._word_ids(character_ids, input_ids).masked_fill(~mask_BT[..., None], 0)
+            words_UP, index_N = self.encode_words(words_BTX).flatten(0, 1), packing.positions_N
         else:
             words_NX = self._word_ids(character_ids, input_ids).flatten(0, 1)[packing.positions_N]
             distinct_UX, index_N = distinct_rows(words_NX)
@@ -604,15 +654,15 @@ class ELMoModel(ELMoPreTrainedModel):
         return torch.cat(ids if self.char_encoder is None else [*ids, character_ids], dim=-1)
 
     def encode_words(self, words_UX: Tensor) -> Tensor:
-        """Token vectors `(words, projection_size)` of rows of ids: the word id, if used, before the characters.
+        """Token vectors `(..., projection_size)` of rows of ids: the word id, if used, before the characters.
 
-        Words of `cache_vocabulary` are looked up, unless they need a gradient.
+        Words of `cache_vocabulary` are looked up, unless they need a gradient or a hook is to see them.
         """
         words_UX = words_UX.long()
         if self.word_embeddings is not None:
-            check_range("input_ids", words_UX[:, 0], self.config.vocab_size)
+            check_range("input_ids", words_UX[..., 0], self.config.vocab_size)
         if self.char_encoder is not None:
-            check_range("character_ids", words_UX[:, -self.config.max_word_length :], self.config.char_vocab_size)
+            check_range("character_ids", words_UX[..., -self.config.max_word_length :], self.config.char_vocab_size)
         cache = self._usable_cache()
         if cache is None:
             return self._compute_words(words_UX)
@@ -626,9 +676,9 @@ class ELMoModel(ELMoPreTrainedModel):
     def _compute_words(self, words_UX: Tensor) -> Tensor:
         features = []
         if self.word_embeddings is not None:
-            features.append(self.word_embeddings(to_device(words_UX[:, 0], self.word_embeddings.weight.device)))
+            features.append(self.word_embeddings(to_device(words_UX[..., 0], self.word_embeddings.weight.device)))
         if self.char_encoder is not None:
-            features.append(self.char_encoder(words_UX[:, -self.config.max_word_length :]))
+            features.append(self.char_encoder(words_UX[..., -self.config.max_word_length :]))
         features_UF = torch.cat(features, dim=-1)
         return features_UF if self.token_projection is None else fast_linear(self.token_projection, features_UF)
 
@@ -650,6 +700,8 @@ class ELMoModel(ELMoPreTrainedModel):
                 f"`cache_vocabulary` received {type(words).__name__} and {type(tokenizer).__name__}; pass a list of "
                 "words and the tokenizer that was saved with the model."
             )
+        if obstacle := self._cache_obstacle():
+            raise ValueError(f"`cache_vocabulary` cannot be used here: {obstacle}.")
         self._drop_cache()
         words = list(dict.fromkeys(words))
         rows = []
@@ -662,13 +714,13 @@ class ELMoModel(ELMoPreTrainedModel):
             raise ValueError("`cache_vocabulary` received no words; pass at least one.")
         distinct_UX = distinct_rows(torch.cat(rows))[0]
         batches = logging.tqdm(distinct_UX.split(batch_size), desc="Encoding the vocabulary", unit="batch")
-        vectors_UP = torch.cat([self.encode_words(batch.to(self.device)) for batch in batches])
-        distinct_UX = distinct_UX.to(self.device)
+        vectors_UP = torch.cat([self.encode_words(batch) for batch in batches])
+        distinct_UX = distinct_UX.to(vectors_UP.device)
         self.vocabulary_cache = VocabularyCache(distinct_UX, vectors_UP, self._word_parameters(), persistent=save)
         self.config.vocabulary_cache_size = len(distinct_UX) if save else 0
 
     def _usable_cache(self) -> VocabularyCache | None:
-        if self.vocabulary_cache is None or getattr(self, "_is_replica", False):
+        if self.vocabulary_cache is None or self.vocabulary_cache.words.is_meta or self._cache_obstacle():
             return None
         cache, parameters = self.vocabulary_cache, self._word_parameters()
         if torch.is_grad_enabled() and any(parameter.requires_grad for parameter in parameters):
@@ -678,6 +730,14 @@ class ELMoModel(ELMoPreTrainedModel):
         logger.warning("The encoder's weights changed: its vocabulary cache is dropped. Call `cache_vocabulary` again.")
         self._drop_cache()
         return None
+
+    def _cache_obstacle(self) -> str | None:
+        """The reason why words are computed and not looked up, or `None`."""
+        if any(map(is_hooked, self._token_encoder())):
+            return "the token encoder has a hook, which is to see all words; remove the hook"
+        if any(parameter.is_meta for parameter in self._word_parameters()):
+            return "weights of the token encoder are offloaded by `device_map`; load them on a device"
+        return "this is a replica of `nn.DataParallel`" if getattr(self, "_is_replica", False) else None
 
     def _drop_cache(self):
         self.vocabulary_cache = None
@@ -691,9 +751,12 @@ class ELMoModel(ELMoPreTrainedModel):
         vectors_VP = torch.zeros(len(words_VX), config.projection_size)
         return VocabularyCache(words_VX, vectors_VP, self._word_parameters(), persistent=True)
 
+    def _token_encoder(self) -> list[nn.Module]:
+        parts = (self.char_encoder, self.word_embeddings, self.token_projection)
+        return [part for part in parts if part is not None]
+
     def _word_parameters(self) -> list[nn.Parameter]:
-        modules = (self.char_encoder, self.word_embeddings, self.token_projection)
-        return [parameter for module in modules if module is not None for parameter in module.parameters()]
+        return [parameter for part in self._token_encoder() for parameter in part.parameters()]
 
     def starting_states(self, states: States | None, words_UP: Tensor, batch_size: int) -> States:
         """Checked `initial_states`, or zeros: `(batch, layers, 2, projection_size)` and `(..., lstm_hidden_size)`."""
@@ -939,7 +1002,7 @@ class ELMoForPreTraining(ELMoPreTrainedModel):
         """One direction's log-probabilities `(C, V)` of the word at some tokens; 0 where it predicts none."""
         source_N = torch.full((len(hidden_NP),), -1, device=hidden_NP.device).index_copy_(0, there_M, here_M)
         source_C = source_N[some_C]
-        log_probs_CV = self.softmax.log_probabilities(hidden_NP[source_C])
+        log_probs_CV = self.softmax(hidden_NP[source_C])
         return log_probs_CV.masked_fill((source_C < 0)[:, None], 0)
 
     def _read_both_ways(self, character_ids, input_ids, attention_mask, initial_states):

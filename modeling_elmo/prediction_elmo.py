@@ -89,4 +89,4 @@ def _encoded_batches(
         ]
         encoding = tokenizer(some, is_split_into_words=True, padding=True, padding_side="right", return_tensors="pt")
         words = [[tokenizer.bos_token, *text, tokenizer.eos_token] for text in some]
-        yield encoding.to(model.device), words
+        yield encoding, words

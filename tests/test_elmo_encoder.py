@@ -6,6 +6,8 @@ import numpy as np
 import pytest
 import torch
 from plain_elmo import PlainELMo
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from modeling_elmo import (
     ELMoConfig,
@@ -281,6 +283,46 @@ def test_several_devices_need_not_exchange_the_cache():
     model.elmo.cache_vocabulary(WORDS, tokenizer)
     ignored = model._ddp_params_and_buffers_to_ignore
     assert set(ignored) == {f"elmo.vocabulary_cache.{name}" for name in ("hashes", "words", "vectors", "sample")}
+
+
+def test_a_cache_does_not_hide_words_from_a_hook():
+    model, tokenizer = make_pair()
+    model.cache_vocabulary(WORDS, tokenizer)
+    expected, seen = vectors(model, tokenizer, WORDS), []
+    model.char_encoder.register_forward_hook(lambda *call: seen.append(call[2]))
+    torch.testing.assert_close(vectors(model, tokenizer, WORDS), expected, atol=1e-6, rtol=1e-5)
+    assert seen[0].shape[:2] == (1, len(WORDS) + 2)
+    with pytest.raises(ValueError, match="the token encoder has a hook, which is to see all words; remove the hook"):
+        model.cache_vocabulary(WORDS, tokenizer)
+
+
+def test_a_saved_cache_of_an_offloaded_encoder(tmp_path):
+    model, tokenizer = make_pair()
+    expected = vectors(model, tokenizer, WORDS)
+    model.cache_vocabulary(WORDS, tokenizer, save=True)
+    model.save_pretrained(tmp_path)
+    places = {name: "disk" if name == "char_encoder" else "cpu" for name, _ in model.named_children()}
+    loaded = ELMoModel.from_pretrained(tmp_path, device_map=places, offload_folder=tmp_path).eval()
+    torch.testing.assert_close(vectors(loaded, tokenizer, WORDS), expected, atol=1e-6, rtol=1e-5)
+    with pytest.raises(ValueError, match="weights of the token encoder are offloaded by `device_map`"):
+        loaded.cache_vocabulary(WORDS, tokenizer)
+
+
+class WithoutFloat64(TorchDispatchMode):
+    """A device that has no float64, as MPS."""
+
+    def __torch_dispatch__(self, function, types, arguments=(), options=None):
+        found = function(*arguments, **(options or {}))
+        assert not any(isinstance(each, torch.Tensor) and each.dtype == torch.float64 for each in tree_leaves(found))
+        return found
+
+
+def test_a_cache_needs_no_float64():
+    model, tokenizer = make_pair()
+    with WithoutFloat64():
+        model.cache_vocabulary(WORDS, tokenizer)
+        vectors(model, tokenizer, WORDS)
+    assert model.vocabulary_cache.sums
 
 
 def test_misuse_of_the_cache_is_explained():

@@ -77,3 +77,11 @@ def test_the_table_is_drawn_with_vectors_of_length_one_or_as_given(given, expect
     features.word_embeddings.weight._is_hf_initialized = True  # filled from a checkpoint
     features.reset_parameters()
     assert torch.equal(features.word_embeddings.weight, before)
+
+
+def test_a_hook_sees_every_position_of_the_text():
+    features, (characters, words, mask) = make_features(), make_inputs()
+    expected, seen = features(characters, words, mask), []
+    features.char_encoder.char_embeddings.register_forward_hook(lambda *call: seen.append(call[2]))
+    torch.testing.assert_close(features(characters, words, mask), expected)
+    assert seen[0].shape[:3] == characters.shape

@@ -1,10 +1,23 @@
 """Token masks, and batches packed for the LSTMs, against definitions in loops."""
 
+from unittest.mock import Mock
+
 import pytest
 import torch
+from head_models import HEADS, make_config
 
-from modeling_elmo import ELMoConfig
-from modeling_elmo.elmo_inputs import TokenBatch, pack, token_mask, unpack_layers, word_mask
+from modeling_elmo import ELMoConfig, ELMoForCoreferenceResolution, ELMoForPreTraining, ELMoModel
+from modeling_elmo.elmo_inputs import TokenBatch, pack, to_device, token_mask, unpack_layers, word_mask
+
+WORD_LEVEL = {"char_vocab_size": 0, "word_embedding_size": 4}
+MODELS = {
+    "biLM": (ELMoModel, {}),
+    "word-level biLM": (ELMoModel, WORD_LEVEL),
+    "language model": (ELMoForPreTraining, {}),
+    "word-level language model": (ELMoForPreTraining, WORD_LEVEL),
+    "coreference": (ELMoForCoreferenceResolution, {"use_speakers": True, "num_genres": 2}),
+    **HEADS,
+}
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -77,3 +90,35 @@ def test_word_mask_leaves_out_markers():
     assert word_mask(config, mask, None, inputs_embeds=torch.zeros(1, 4, 3)) is mask
     with pytest.raises(ValueError, match="`input_ids` are missing, and only they tell the markers <S> and </S>"):
         word_mask(config, mask, None, None)
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")  # of torch.jit
+@pytest.mark.parametrize(("cls", "options"), MODELS.values(), ids=MODELS)
+def test_what_code_for_every_model_does(cls, options):
+    """It passes `dummy_inputs` and arguments that ask nothing, may have another default device, and may trace."""
+    torch.manual_seed(0)
+    model = cls(make_config(**options)).eval().requires_grad_(False)
+    inputs = model.dummy_inputs
+    expected = model(**inputs).to_tuple()
+    usual = dict.fromkeys(("head_mask", "position_ids", "past_key_values", "inputs_embeds", "cache_position"))
+    with torch.device("meta"):
+        found = model(**inputs, **usual, use_cache=False, output_attentions=False).to_tuple()
+    torch.testing.assert_close(found, expected, rtol=0, atol=0)
+    for name, value, shown in (("use_cache", True, "True"), ("head_mask", torch.ones(2), "a tensor")):
+        with pytest.raises(ValueError, match=f"`{name}` is {shown}, but {cls.__name__} has no such input; leave it"):
+            model(**inputs, **{name: value})
+    with pytest.raises(TypeError, match="use_cash"):
+        model(**inputs, use_cash=None)
+    with pytest.raises(ValueError, match="`torch.export.export`, or `elmo export`"):
+        torch.jit.trace(model, example_kwarg_inputs=inputs)
+    with pytest.raises(ValueError, match="`torch.export.export`, or `elmo export`"):
+        torch.jit.script(model)
+
+
+def test_copies_to_devices_without_pinned_memory_wait():
+    tensor = Mock(device=torch.device("cpu"))
+    for kind in ("mps", "xla"):
+        tensor.reset_mock()
+        to_device(tensor, torch.device(kind))
+        tensor.to.assert_called_once_with(torch.device(kind))
+        tensor.pin_memory.assert_not_called()

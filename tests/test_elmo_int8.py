@@ -156,6 +156,44 @@ def test_saved_and_loaded(tmp_path):
     assert saved["elmo.forward_lstm.layers.0.projection.weight"].dtype == torch.int8
 
 
+def freeze_some(model):
+    model.freeze()
+    model.scalar_mix.requires_grad_(False)
+    model.char_encoder.highways.requires_grad_(True)
+    model.forward_lstm.layers[0].input_linear.bias.requires_grad_(True)
+
+
+def trainable(model):
+    return [name for name, parameter in model.named_parameters() if parameter.requires_grad]
+
+
+@needs_int8
+@pytest.mark.parametrize("choose", [lambda model: None, ELMoModel.freeze, freeze_some], ids=["all", "none", "some"])
+def test_gradients_come_back_and_counts_stay(choose):
+    model = make_model(word_embedding_size=3)
+    choose(model)
+    expected = trainable(model)
+    counts = [model.num_parameters(), model.num_parameters(exclude_embeddings=True)]
+    model.quantize()
+    assert counts == [model.num_parameters(), model.num_parameters(exclude_embeddings=True)]
+    assert trainable(model) == [name for name in expected if name.startswith("scalar_mix.")]
+    assert trainable(copy.deepcopy(model).dequantize()) == expected
+    model.freeze()
+    assert trainable(model.dequantize()) == ["scalar_mix.weights", "scalar_mix.gamma"]
+
+
+@needs_int8
+@pytest.mark.parametrize("freeze_bilm", [True, False])
+def test_gradients_of_a_model_loaded_in_8_bits(tmp_path, freeze_bilm):
+    model = make_model(ELMoForTokenClassification, freeze_bilm=freeze_bilm)
+    model.save_pretrained(tmp_path / "float32")
+    copy.deepcopy(model).quantize().save_pretrained(tmp_path / "int8")
+    for folder, options in (("int8", {}), ("float32", {"quantization_config": ELMoInt8Config()})):
+        loaded = ELMoForTokenClassification.from_pretrained(tmp_path / folder, **options)
+        assert loaded.num_parameters() == model.num_parameters()
+        assert trainable(loaded.dequantize()) == trainable(model)
+
+
 @needs_int8
 @pytest.mark.slow
 def test_without_the_package(tmp_path):

@@ -160,7 +160,7 @@ def test_no_predictions_and_a_single_one(softmax_type, number):
     assert losses.shape == (number,) and hidden.grad.shape == hidden.shape
     if not number:
         assert loss.item() == 0 and all(p.grad is None or not p.grad.any() for p in softmax.parameters())
-    assert softmax.log_probabilities(hidden).shape == (number, 30)
+    assert softmax(hidden).shape == (number, 30)
 
 
 def test_a_scale_of_zero_has_no_gradient():
@@ -203,12 +203,12 @@ def test_parameters_in_half_precision_sum_in_float32(chunks):
 def test_log_probabilities_of_the_full_softmax():
     for softmax_type in ("full", "sampled"):
         softmax, (hidden, targets, _) = make_softmax(softmax_type).eval(), make_predictions()
-        log_probs = softmax.log_probabilities(hidden)
+        log_probs = softmax(hidden)
         assert (log_probs[:, PAD] == -math.inf).all() and log_probs.dtype == torch.float32
         torch.testing.assert_close(log_probs.exp().sum(1), torch.ones(11))
         torch.testing.assert_close(-log_probs[range(11), targets], softmax(hidden, targets)[1])
         with torch.no_grad():
-            torch.testing.assert_close(softmax.log_probabilities(hidden), log_probs)
+            torch.testing.assert_close(softmax(hidden), log_probs)
         assert log_probs.requires_grad
 
 
@@ -365,7 +365,7 @@ def test_expected_counts_are_exact_for_rare_words(dtype):
 def test_adaptive(cutoffs):
     softmax, (hidden, targets, scale) = make_softmax("adaptive", adaptive_cutoffs=cutoffs), make_predictions()
     assert softmax.adaptive.cutoffs == [*(cutoffs or [1, 7]), 29] and softmax.weight is None and softmax.bias is None
-    log_probs = softmax.log_probabilities(hidden)
+    log_probs = softmax(hidden)
     assert log_probs.shape == (11, 30) and (log_probs[:, PAD] == -math.inf).all()
     torch.testing.assert_close(log_probs.exp().sum(1), torch.ones(11))
     loss, losses = softmax(hidden, targets, scale)
@@ -402,3 +402,17 @@ def test_adaptive_clusters_without_a_target_have_gradients():
     loss.backward()
     assert all(parameter.grad is not None for parameter in softmax.parameters())
     assert not any(parameter.grad.any() for parameter in softmax.adaptive.tail.parameters())
+
+
+def test_wrapped_layers_of_an_adaptive_softmax_are_called():
+    softmax, (hidden, targets, scale) = make_softmax("adaptive", adaptive_cutoffs=[9]), make_predictions()
+    loss, losses = softmax(hidden, targets, scale)
+    expected, seen = gradients(loss, softmax, hidden), []
+    softmax.adaptive.head.register_forward_hook(lambda *_: seen.append(1))
+    found, found_losses = softmax(hidden, targets, scale)
+    torch.testing.assert_close(found_losses, losses)
+    for mine, theirs in zip(gradients(found, softmax, hidden), expected, strict=True):
+        torch.testing.assert_close(mine, theirs)
+    assert seen and not found_losses.requires_grad
+    with torch.autocast("cpu", torch.bfloat16):
+        torch.testing.assert_close(softmax(hidden, targets, scale)[0], loss)

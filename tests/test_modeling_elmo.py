@@ -3,16 +3,19 @@
 import copy
 import json
 import math
+import pickle
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from accelerate.utils import recursively_apply
 from head_models import fails
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from plain_elmo import PlainELMo
+from transformers.utils import ModelOutput
 
 from modeling_elmo import (
     ELMoConfig,
@@ -271,6 +274,45 @@ def test_each_distinct_word_is_encoded_once(monkeypatch):
     monkeypatch.setattr(model, "encode_words", lambda ids: seen.append(len(ids)) or torch.zeros(len(ids), 7))
     model(word.expand(2, 5, -1))
     assert seen == [1]
+
+
+PARTS = ["char_encoder", "char_encoder.char_embeddings", "char_encoder.convolutions.1", "char_encoder.highways.0.carry"]
+HOOKS = ["forward_hook", "forward_pre_hook", "full_backward_hook", "full_backward_pre_hook"]
+
+
+@pytest.mark.filterwarnings("ignore:Full backward hook")  # ids have no gradient
+@pytest.mark.parametrize("part", [*PARTS, "word_embeddings", "token_projection"])
+def test_a_hook_sees_every_position_of_the_text(part):
+    """Also of repeated words, and of padding. Words are not cropped, and the vectors are the same."""
+    model = make_model(word_embedding_size=4)
+    batch = make_batch(model.config)
+    for ids in (batch["character_ids"], batch["input_ids"]):
+        ids[:, 3] = ids[:, 0]
+    batch["character_ids"][:, :, 4:] = 29
+    batch["character_ids"] *= batch["attention_mask"][..., None]
+    expected = model(**batch).last_hidden_state
+    for kind in HOOKS:
+        seen = []
+        handle = getattr(model.get_submodule(part), f"register_{kind}")(lambda *call, seen=seen: seen.append(call[-1]))
+        found = model(**batch).last_hidden_state
+        torch.testing.assert_close(found, expected)
+        found.sum().backward()
+        handle.remove()
+        tensor = seen[0][0] if isinstance(seen[0], tuple) else seen[0]
+        shape = (18,) if "convolutions" in part else (3, 6)
+        assert len(seen) == 1 and tensor.shape[: len(shape)] == shape, kind
+        if part.endswith("char_embeddings"):
+            assert tensor.shape[2] == model.config.max_word_length
+
+
+def test_a_hook_can_change_one_of_two_equal_words():
+    model = make_model()
+    characters = make_batch(model.config, [1])["character_ids"].expand(1, 3, -1)
+    expected = model(characters).hidden_states[0]
+    factors = torch.tensor([1.0, 2.0, 1.0])[:, None, None]
+    model.char_encoder.char_embeddings.register_forward_hook(lambda _, ids, vectors: vectors * factors)
+    changes = (model(characters).hidden_states[0] - expected).abs().amax(-1)
+    assert (changes > 1e-3).tolist() == [[False, True, False]]
 
 
 # The mix
@@ -590,6 +632,9 @@ def test_resizing_keeps_the_rows_that_remain(size):
     model(**batch, labels=batch["input_ids"]).loss.backward()
     assert model.resize_token_embeddings(pad_to_multiple_of=8).weight.shape[0] % 8 == 0
     fails("A vocabulary of 3 words has no room", model.resize_token_embeddings, 3)
+    for wrong in (0, -5, True, 8.0):
+        fails(f"a size of {wrong} and a multiple of 1; pass integers of 1 or", model.resize_token_embeddings, wrong)
+        fails(f"a size of 8 and a multiple of {wrong}; pass", model.resize_token_embeddings, 8, wrong)
 
 
 @pytest.mark.parametrize("size", [7, 12, 40])
@@ -603,7 +648,7 @@ def test_resizing_changes_the_last_cluster_of_an_adaptive_softmax(size, tmp_path
     expected.load_state_dict(model.softmax.adaptive.state_dict() | {"tail.1.1.weight": changed})
     model.resize_token_embeddings(size)
     hidden = torch.randn(3, width)
-    found = model.softmax.log_probabilities(hidden)
+    found = model.softmax(hidden)
     assert found.shape == (3, size) and found[:, 0].isneginf().all()
     torch.testing.assert_close(found[:, 1:], expected.log_prob(hidden))
     batch = make_batch(model.config)
@@ -668,6 +713,44 @@ def test_another_vocabulary_takes_the_rows_of_shared_words():
     assert not torch.equal(*unpublished.softmax.weight[-2:])
 
 
+OFFLOADED = {
+    "full": ("softmax", {}),
+    "sampled": ("softmax", {"softmax_type": "sampled", "num_sampled": 3}),
+    "adaptive": ("softmax", {"softmax_type": "adaptive", "projection_size": 16, "adaptive_cutoffs": [5]}),
+    "encoder": ("elmo.char_encoder", {"word_embedding_size": 4}),
+    "LSTM": ("elmo.forward_lstm", {}),
+}
+
+
+@pytest.mark.parametrize(("part", "options"), OFFLOADED.values(), ids=OFFLOADED)
+def test_parts_may_be_on_disk(part, options, tmp_path):
+    model = make_model(ELMoForPreTraining, **options)
+    model.save_pretrained(tmp_path)
+    children = [*model.named_children(), *((f"elmo.{name}", child) for name, child in model.elmo.named_children())]
+    places = {name: "disk" if name == part else "cpu" for name, _ in children if name != "elmo"}
+    offloaded = ELMoForPreTraining.from_pretrained(tmp_path, device_map=places, offload_folder=tmp_path).eval()
+    assert any(parameter.is_meta for parameter in offloaded.get_submodule(part).parameters())
+    batch = make_batch(model.config)
+    with torch.no_grad():
+        for call in (
+            lambda each: each(**batch, labels=batch["input_ids"], output_hidden_states=True),
+            lambda each: each.score(**batch),
+            lambda each: each.predict_words(**batch, top_k=3),
+        ):
+            torch.testing.assert_close(call(offloaded).to_tuple(), call(model).to_tuple())
+
+
+def test_the_penalty_of_a_mix_on_disk(tmp_path):
+    model = make_model(ELMoForTokenClassification, head="linear", scalar_mix_l2=0.1)
+    torch.nn.init.normal_(model.input_mix.weights)
+    model.save_pretrained(tmp_path)
+    places = {name: "disk" if name == "input_mix" else "cpu" for name, _ in model.named_children()}
+    offloaded = ELMoForTokenClassification.from_pretrained(tmp_path, device_map=places, offload_folder=tmp_path)
+    batch = make_batch(model.config)
+    labels = batch["input_ids"] % 2
+    torch.testing.assert_close(offloaded.eval()(**batch, labels=labels).loss, model(**batch, labels=labels).loss)
+
+
 # Bad input
 
 
@@ -708,6 +791,21 @@ def test_errors_name_what_was_received():
     fails("word-level model: pass `input_ids`", word_level, character_ids=characters)
     message = "`input_ids` has ids from 1 to 99, but this model knows 0 to 11"
     fails(message, word_level, input_ids=torch.tensor([[1, 99]]))
+
+
+@both_classes
+def test_final_states_are_a_pair_whose_items_have_rows(cls):
+    """Pipelines read `items()`. What is made of these items, or of a pickle, has the pair again."""
+    model = make_model(cls).requires_grad_(False)
+    output = model(**make_batch(model.config))
+    states = dict(output.items())["final_states"]
+    assert isinstance(states, ModelOutput) and list(states) == ["hidden", "cell"]
+    others = type(output)(output.items()), recursively_apply(torch.clone, output), pickle.loads(pickle.dumps(output))
+    for pair in (output["final_states"], output.to_tuple()[-1], *(other.final_states for other in others)):
+        assert type(pair) is tuple
+        torch.testing.assert_close(pair, output.final_states)
+    with pytest.raises(KeyError, match="loss"):
+        output["loss"]
 
 
 def test_return_dict_false_gives_a_tuple():

@@ -23,6 +23,7 @@ from torch import Tensor
 from tqdm.auto import tqdm
 
 from modeling_elmo import ELMoForPreTraining, ELMoTokenizer
+from modeling_elmo.elmo_inputs import to_device
 from modeling_elmo.run_scripts.pretraining.batches import LMBatch, SentenceBatches, batch_loader
 from modeling_elmo.run_scripts.pretraining.checkpoints import Checkpoints, load_state, save_state
 from modeling_elmo.run_scripts.pretraining.corpus import SourceLine
@@ -206,7 +207,7 @@ class Pretraining:
     def _backward(self, batch: LMBatch, num_items: float, candidates, is_last: bool) -> Tensor:
         """Adds the gradient of a batch. Returns its losses `(3,)`: joint, forward, backward."""
         if self.states is not None:
-            resets_B121 = batch.resets.T[:, None, :, None].to(self.accelerator.device, non_blocking=True)
+            resets_B121 = to_device(batch.resets.T[:, None, :, None], self.accelerator.device)
             hidden, cell = (state.masked_fill(resets_B121, 0) for state in self.states)
             self.states = hidden, cell
         with nullcontext() if is_last else self.accelerator.no_sync(self.model):
