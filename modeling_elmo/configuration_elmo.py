@@ -172,8 +172,9 @@ class ELMoConfig(PreTrainedConfig):
     """
 
     model_type = "elmo"
-    # Trainer does not gather these in evaluation. At the original size they take 16 KB per token and 74 KB per row.
-    keys_to_ignore_at_inference = ["hidden_states", "elmo_embeddings", "final_states", "predictions"]
+    # Trainer does not gather these in evaluation. At the original size they take 16 KB per token and 74 KB per row. A
+    # loss is among the predictions if Trainer misses a label.
+    keys_to_ignore_at_inference = ["loss", "hidden_states", "elmo_embeddings", "final_states", "predictions"]
     keys_to_ignore_at_inference += ["antecedent_scores", "antecedents"]  # of coreference: 350,000 pairs in a document
 
     vocab_size: int = 4

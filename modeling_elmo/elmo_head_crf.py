@@ -18,6 +18,7 @@ FORBIDDEN = -1e30  # far below any sum of real scores; finite, because minus inf
 IMPOSSIBLE = -1e6  # a log-probability that is lower, such as minus infinity, counts as this one
 NEGLIGIBLE = -80.0  # its exponential does not change a sum of 1, but is still a normal float32
 UNKNOWN = -100  # the label of positions without a label, as in all of transformers
+LEAST_LOG_PROBABILITY = -1e4  # probability 0, also in half precision; a loss with it is still a usable number
 
 
 class Constraints(NamedTuple):
@@ -64,7 +65,7 @@ class LinearChainCRF(nn.Module):
         Returns:
             `(batch,)`, in float32 or float64.
         """
-        scores_BTS, table_SS = self._prepare(emissions_BTK, mask_BT)
+        scores_BTS, table_SS = self(emissions_BTK, mask_BT)
         states_S = torch.arange(len(table_SS), device=labels_BT.device)
         other_BTS = (labels_BT[..., None] != states_S) & (labels_BT[..., None] != UNKNOWN)
         agreeing_BTS = scores_BTS.masked_fill(other_BTS, FORBIDDEN)
@@ -82,27 +83,29 @@ class LinearChainCRF(nn.Module):
             emissions_BTK, mask_BT: as in `log_likelihood`.
             allowed: constraints on the sequence. Default: none.
         """
-        return _best_labels(*self._prepare(emissions_BTK, mask_BT, allowed), mask_BT)
+        return _best_labels(*self(emissions_BTK, mask_BT, allowed), mask_BT)
 
     @torch.compiler.disable  # as `decode`
     def log_marginals(self, emissions_BTK: Tensor, mask_BT: Tensor, allowed: Constraints | None = None) -> Tensor:
         """Log-probability of each label at each position given the row (forward-backward), `(batch, time, labels)`.
 
-        Every position has a distribution, which is uniform where the mask is False. Forbidden labels have a
-        log-probability of about -1e30.
+        Every position has a distribution, which is uniform where the mask is False. Impossible labels have a
+        log-probability of -1e4.
 
         Args:
             emissions_BTK, mask_BT, allowed: as in `decode`.
         """
-        scores_BTS, table_SS = self._prepare(emissions_BTK, mask_BT, allowed)
+        scores_BTS, table_SS = self(emissions_BTK, mask_BT, allowed)
         ahead_BTS = torch.stack(_forward(scores_BTS, mask_BT, table_SS), 1)[:, 1:]
         behind_BTS = torch.stack(_forward(scores_BTS.flip(1), mask_BT.flip(1), table_SS.t()), 1)[:, 1:].flip(1)
         joint_BTS = ahead_BTS + behind_BTS - scores_BTS  # both include the score of the position itself
-        return joint_BTS[..., :-1].masked_fill(~mask_BT[..., None], 0).log_softmax(-1)
+        log_probs_BTK = joint_BTS[..., :-1].masked_fill(~mask_BT[..., None], 0).log_softmax(-1)
+        return log_probs_BTK.clamp(min=LEAST_LOG_PROBABILITY)
 
-    def _prepare(
+    def forward(
         self, emissions_BTK: Tensor, mask_BT: Tensor, allowed: Constraints | None = None
     ) -> tuple[Tensor, Tensor]:
+        """What `_chain` returns. Parameters are read only here: they may be offloaded outside of a module's call."""
         return _chain(emissions_BTK, mask_BT, (self.start, self.transitions, self.end), allowed)
 
 
@@ -217,12 +220,12 @@ def bio_constraints(labels: tuple[str, ...]) -> Constraints | None:
         labels: names of the labels, in the order of their ids.
 
     Returns:
-        `None` without constraints: a name is neither `"O"` nor like `"B-X"`; no name continues a chunk; or the scheme
-        is a different one, in which some label could never occur (`I-X` without `B-X`, as in IO and IOB1; `B-X` without
-        an end) or a text of one word could have no label. IOB1 in which every type also has `B-X` cannot be told from
-        IOB2: convert it first (`--tag_scheme iob1`).
+        `None` without constraints: a name is none of `"O"`, `"B-X"` and a lone `"B"`; no name continues a chunk; or the
+        scheme is a different one, in which some label could never occur (`I-X` without `B-X`, as in IO and IOB1; `B-X`
+        without an end) or a text of one word could have no label. IOB1 in which every type also has `B-X` cannot be
+        told from IOB2: convert it first (`--tag_scheme iob1`).
     """
-    tags = [match.groups("O") for match in map(re.compile(r"O|([BIELMSU])-(.+)").fullmatch, labels) if match]
+    tags = [match.groups("O") for match in map(re.compile(r"O|([BIELMSU])(?:-(.+))?").fullmatch, labels) if match]
     begun, continued, ended = ({kind for prefix, kind in tags if prefix in some} for some in ("B", "IELM", "EL"))
     closes = any(prefix in "ELSU" for prefix, _ in tags)
     if len(tags) < len(labels) or not continued or not continued <= begun or closes and begun != ended:

@@ -24,7 +24,7 @@ from transformers import initialization as init
 from transformers.utils import ModelOutput, logging
 
 from .configuration_elmo import ELMoConfig
-from .elmo_backends import HOW_TO_TRAIN, fast_linear, is_exporting
+from .elmo_backends import HOW_TO_TRAIN, fast_linear, fetched, is_exporting
 from .elmo_encoder import ELMoCharacterEncoder, ELMoHighway, VocabularyCache, distinct_rows
 from .elmo_export import padded_lstm
 from .elmo_inputs import (
@@ -91,6 +91,13 @@ class ELMoForPreTrainingOutput(ModelOutput):
     backward_loss: Tensor | None = None
     hidden_states: tuple[Tensor, ...] | None = None
     final_states: States | None = None
+
+    def __getitem__(self, key):
+        if key == "logits":
+            raise KeyError(
+                "The output has losses and no `logits`, which Trainer's `label_smoothing_factor` reads; leave it out."
+            )
+        return super().__getitem__(key)
 
 
 @dataclass
@@ -379,15 +386,17 @@ class ScalarMix(nn.Module):
     def layer_weights(self) -> Tensor:
         """`(layers,)`: the share of each layer. The sum is 1."""
         if self.weights is not None:
-            return self.weights.softmax(0)
+            return fetched(self, "weights").softmax(0)
+        gamma = fetched(self, "gamma")
         if self.mode == "average":
-            return torch.full_like(self.gamma, 1 / self.num_layers).expand(self.num_layers)
+            return torch.full_like(gamma, 1 / self.num_layers).expand(self.num_layers)
         layer = self.num_layers - 1 if self.mode == "top" else self.mode
-        return F.one_hot(torch.tensor(layer, device=self.gamma.device), self.num_layers).to(self.gamma.dtype)
+        return F.one_hot(torch.tensor(layer, device=gamma.device), self.num_layers).to(gamma.dtype)
 
     def penalty(self) -> Tensor:
         """`scalar_mix_l2 * ||s||^2` on the raw weights (section 3.3). Large values keep the mix near the average."""
-        return self.l2 * (self.weights if self.weights is not None else self.gamma.new_zeros(1)).square().sum()
+        weights = fetched(self, "gamma").new_zeros(1) if self.weights is None else fetched(self, "weights")
+        return self.l2 * weights.square().sum()
 
     def forward(self, hidden_states: tuple[Tensor, ...], attention_mask: Tensor | None = None) -> Tensor:
         """Mixes the layers, each `(batch, time, width)`; zeros where `attention_mask` `(batch, time)` is 0."""
