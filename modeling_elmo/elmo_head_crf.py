@@ -220,12 +220,12 @@ def bio_constraints(labels: tuple[str, ...]) -> Constraints | None:
         labels: names of the labels, in the order of their ids.
 
     Returns:
-        `None` without constraints: a name is none of `"O"`, `"B-X"` and a lone `"B"`; no name continues a chunk; or the
-        scheme is a different one, in which some label could never occur (`I-X` without `B-X`, as in IO and IOB1; `B-X`
-        without an end) or a text of one word could have no label. IOB1 in which every type also has `B-X` cannot be
-        told from IOB2: convert it first (`--tag_scheme iob1`).
+        `None` without constraints: a name is neither `"O"` nor like `"B-X"`; no name continues a chunk; or the scheme
+        is a different one, in which some label could never occur (`I-X` without `B-X`, as in IO and IOB1; `B-X` without
+        an end) or a text of one word could have no label. IOB1 in which every type also has `B-X` cannot be told from
+        IOB2: convert it first (`--tag_scheme iob1`).
     """
-    tags = [match.groups("O") for match in map(re.compile(r"O|([BIELMSU])(?:-(.+))?").fullmatch, labels) if match]
+    tags = [match.groups("O") for match in map(re.compile(r"O|([BIELMSU])-(.+)").fullmatch, labels) if match]
     begun, continued, ended = ({kind for prefix, kind in tags if prefix in some} for some in ("B", "IELM", "EL"))
     closes = any(prefix in "ELSU" for prefix, _ in tags)
     if len(tags) < len(labels) or not continued or not continued <= begun or closes and begun != ended:

@@ -395,11 +395,12 @@ class ScalarMix(nn.Module):
 
     def penalty(self) -> Tensor:
         """`scalar_mix_l2 * ||s||^2` on the raw weights (section 3.3). Large values keep the mix near the average."""
-        weights = fetched(self, "gamma").new_zeros(1) if self.weights is None else fetched(self, "weights")
-        return self.l2 * weights.square().sum()
+        return self(None)  # an offloaded parameter can be read only inside the call of its module
 
-    def forward(self, hidden_states: tuple[Tensor, ...], attention_mask: Tensor | None = None) -> Tensor:
+    def forward(self, hidden_states: tuple[Tensor, ...] | None, attention_mask: Tensor | None = None) -> Tensor:
         """Mixes the layers, each `(batch, time, width)`; zeros where `attention_mask` `(batch, time)` is 0."""
+        if hidden_states is None:
+            return self.l2 * (self.weights if self.weights is not None else self.gamma.new_zeros(1)).square().sum()
         if len(hidden_states) != self.num_layers:
             raise ValueError(
                 f"ScalarMix received {len(hidden_states)} layers; pass all {self.num_layers} of `hidden_states`."
