@@ -385,8 +385,7 @@ class ELMoForTokenClassification(ELMoTaskModel):
         else:
             words_BT = word_mask(self.config, inputs.mask_BT, input_ids, inputs_embeds)
             if labels is not None:
-                rows = words_BT.any(1).sum().clamp(min=1)
-                loss = self.penalty() - self.crf.log_likelihood(logits, labels, words_BT).sum() / rows
+                loss = self.penalty() - self.crf.log_likelihood(logits, labels, words_BT).mean()
             if not self.training:
                 logits, predictions = self._decode(logits, words_BT)
         return ELMoTokenClassifierOutput(

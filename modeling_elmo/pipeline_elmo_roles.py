@@ -99,12 +99,14 @@ class ELMoSemanticRolePipeline(Pipeline):
     def _forward(self, batch: dict[str, Any]) -> dict[str, Any]:
         self.model.eval()  # also if it was just trained
         sentences, marks_BT = batch.pop("sentence"), batch.pop("marks")
+        config = self.model.config
+        if config.use_elmo and config.freeze_bilm:
+            inputs = (batch.get("character_ids"), batch["input_ids"], batch["attention_mask"], None, None)
+            batch["elmo_hidden_states"] = torch.stack(self.model.bilm_layers(*inputs), dim=1)
         if (marks_BT == FIND).any():
-            output = self.model(**batch, output_hidden_states=True)
+            output = self.model(**batch)
             marks_BT = torch.where(marks_BT == FIND, (output.predicate_logits > 0).to(marks_BT), marks_BT)
             check_numbers(output.predicate_logits)
-            if self.model.config.use_elmo and self.model.config.freeze_bilm:
-                batch["elmo_hidden_states"] = torch.stack(output.hidden_states, dim=1)
         found: list[list[PredicateTags]] = [[] for _ in marks_BT]
         time = marks_BT.shape[1]
         for places_P2 in (marks_BT == 1).nonzero().split(max(1, MOST_TOKENS // time)):
