@@ -62,12 +62,12 @@ class Tagging(Task):
         source = self.arguments.train_file or "The training data"
         if others := tags_beside_entities(self.labels):
             logger.warning(
-                f"{source}: some tags mark entities, but not {_shown(others)}, so all are scored by accuracy. Remove "
+                f"{source}: some tags mark entities, but not {_first_tags(others)}, so all are scored by accuracy. Remove "
                 "the header line if the file has one, or rename the tags, as in B-PER."
             )
         if others := tags_that_pipelines_split(self.labels):
             logger.warning(
-                f"{source}: {_shown(others)} are not BIO tags, and transformers' pipeline groups the words of BIO "
+                f"{source}: {_first_tags(others)} are not BIO tags, and transformers' pipeline groups the words of BIO "
                 "entities only (B-PER, I-PER). Pass --tag_scheme iobes for tags such as E-PER, or rename them."
             )
 
@@ -100,6 +100,6 @@ class Tagging(Task):
         return [self.labels[number] for number in numbers]
 
 
-def _shown(tags: list[str]) -> str:
+def _first_tags(tags: list[str]) -> str:
     more = f" and {len(tags) - SHOWN_TAGS} more" if len(tags) > SHOWN_TAGS else ""
     return ", ".join(map(repr, tags[:SHOWN_TAGS])) + more
