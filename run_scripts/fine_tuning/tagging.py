@@ -62,8 +62,8 @@ class Tagging(Task):
         source = self.arguments.train_file or "The training data"
         if others := tags_beside_entities(self.labels):
             logger.warning(
-                f"{source}: some tags mark entities, but not {_first_tags(others)}, so all are scored by accuracy. Remove "
-                "the header line if the file has one, or rename the tags, as in B-PER."
+                f"{source}: some tags mark entities, but not {_first_tags(others)}, so all are scored by accuracy. "
+                "Remove the header line if the file has one, or rename the tags, as in B-PER."
             )
         if others := tags_that_pipelines_split(self.labels):
             logger.warning(
