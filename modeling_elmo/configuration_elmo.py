@@ -7,7 +7,9 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, Literal
 
+import torch
 from huggingface_hub.dataclasses import strict
+from huggingface_hub.errors import StrictDataclassError
 from transformers import PreTrainedConfig
 
 # The released model sizes (https://allenai.org/allennlp, options.json of each), and a size for tests.
@@ -51,7 +53,6 @@ LARGEST_SIZES = {
     "max_word_length": MOST_CHARACTERS,
 }
 BILM_CLASSES = {"ELMoModel", "ELMoForPreTraining"}
-FORMER_DEFAULTS = {"elmo_placement": "input", "task_num_layers": 2}  # of fields that are now `None` by default
 
 # Files that make a folder a sentence-transformers model: its own `Transformer` module, which calls our method. (Its
 # `Pooling` module would count the markers.) `modules.json` is written last, so that it is never there alone.
@@ -171,8 +172,9 @@ class ELMoConfig(PreTrainedConfig):
     """
 
     model_type = "elmo"
-    # Trainer does not gather these in evaluation. At the original size they take 16 KB per token and 74 KB per row.
-    keys_to_ignore_at_inference = ["hidden_states", "elmo_embeddings", "final_states", "predictions"]
+    # Trainer does not gather these in evaluation. At the original size they take 16 KB per token and 74 KB per row. A
+    # loss is among the predictions if Trainer misses a label.
+    keys_to_ignore_at_inference = ["loss", "hidden_states", "elmo_embeddings", "final_states", "predictions"]
     keys_to_ignore_at_inference += ["antecedent_scores", "antecedents"]  # of coreference: 350,000 pairs in a document
 
     vocab_size: int = 4
@@ -233,7 +235,9 @@ class ELMoConfig(PreTrainedConfig):
     def __post_init__(self, **kwargs):
         self._refuse_near_misses(kwargs)
         hidden_size = kwargs.pop("hidden_size", None)
-        kwargs["auto_map"] = _current_auto_map(kwargs.get("auto_map") or {})
+        kwargs["auto_map"] = _whole_auto_map(kwargs.get("auto_map") or {})
+        is_dtype = isinstance(self.dtype, torch.dtype) or isinstance(getattr(torch, str(self.dtype), None), torch.dtype)
+        _check(self.dtype is None or is_dtype, "dtype", self.dtype, "the name of a dtype of torch, such as 'float32'")
         super().__post_init__(**kwargs)
         # Auto classes with several models iterate over it.
         self.architectures = self.architectures or []  # type: ignore[has-type] # a field of the base class
@@ -246,6 +250,20 @@ class ELMoConfig(PreTrainedConfig):
             self.adaptive_cutoffs = list(self.adaptive_cutoffs)
 
     @classmethod
+    def from_pretrained(cls, pretrained_model_name_or_path, *args, **kwargs):
+        kwargs.setdefault("name_or_path", pretrained_model_name_or_path)  # for `from_dict`, as `AutoConfig` does
+        return super().from_pretrained(pretrained_model_name_or_path, *args, **kwargs)
+
+    @classmethod
+    def from_dict(cls, config_dict: dict[str, Any], **kwargs):
+        try:
+            return super().from_dict(config_dict, **kwargs)
+        except (AttributeError, StrictDataclassError, TypeError, ValueError) as error:
+            if "name_or_path" in kwargs:
+                error.args = (f"{kwargs['name_or_path']}: config.json: {error}",)
+            raise
+
+    @classmethod
     def get_config_dict(cls, pretrained_model_name_or_path, **kwargs):
         try:
             return super().get_config_dict(pretrained_model_name_or_path, **kwargs)
@@ -253,15 +271,6 @@ class ELMoConfig(PreTrainedConfig):
             raise ValueError(
                 f"{pretrained_model_name_or_path}: config.json is nested too deep ({error}); pass another copy."
             ) from error
-
-    @classmethod
-    def from_dict(cls, config_dict: dict[str, Any], **kwargs):
-        # Saved biLMs have the defaults from before `None`, although they have no head.
-        architectures = config_dict.get("architectures")
-        is_bilm = isinstance(architectures, list) and bool(BILM_CLASSES & {*map(str, architectures)})
-        old = [name for name, value in FORMER_DEFAULTS.items() if is_bilm and config_dict.get(name) == value]
-        config_dict = {**config_dict, **dict.fromkeys(old)}
-        return super().from_dict(config_dict, **kwargs)
 
     @classmethod
     def from_preset(cls, name: str, **overrides) -> "ELMoConfig":
@@ -349,6 +358,8 @@ class ELMoConfig(PreTrainedConfig):
             "num_genres",
         ):
             _check(getattr(self, name) >= 0, name, getattr(self, name), "0 or more")
+        for name in ("forget_bias", "scalar_mix_l2"):
+            _check(abs(getattr(self, name)) <= sys.float_info.max, name, getattr(self, name), "a finite number")
         for names, largest in LARGEST_SIZES.items():
             for name in names.split():
                 value = getattr(self, name)
@@ -436,20 +447,11 @@ class ELMoConfig(PreTrainedConfig):
             _check(valid, "adaptive_cutoffs", cutoffs, f"ascending integers between 0 and `vocab_size - 1` ({words})")
 
 
-def _current_auto_map(given: dict[str, str]) -> dict[str, str]:
-    """The Auto map of a configuration, as a copy, because saving writes into it.
-
-    Given entries stay, but an entry with the name of one of our classes names the file that has the class now. Older
-    folders have `modeling_elmo.ELMoForTokenClassification`; folders of the Hub may have a prefix `REPOSITORY--`.
-    """
+def _whole_auto_map(given: dict[str, str]) -> dict[str, str]:
+    """The Auto map of a configuration, as a copy, because saving writes into it. Given entries stay."""
     valid = isinstance(given, dict) and all(isinstance(given.get(name, ""), str) for name in AUTO_MAP)
     _check(valid, "auto_map", given, "a dictionary from Auto classes to `FILE.CLASS`")
-    auto_map = {**AUTO_MAP, **given}
-    for auto_class, reference in AUTO_MAP.items():
-        repository, separator, name = auto_map[auto_class].rpartition("--")
-        if name.split(".")[-1] == reference.split(".")[-1]:
-            auto_map[auto_class] = f"{repository}{separator}{reference}"
-    return auto_map
+    return {**AUTO_MAP, **given}
 
 
 def _check(valid: bool, field: str, value: Any, expected: str):

@@ -104,6 +104,17 @@ def choose_backend(layers: Iterable[nn.Module], inputs: Tensor, *states: Tensor)
     return wanted, "forced" if wanted == forced else f"CPU {wanted}"
 
 
+def fetched(module: nn.Module, name: str) -> Tensor:
+    """A parameter of a module outside of the module's call, where `device_map` may keep it on disk."""
+    hook = getattr(module, "_hf_hook", None)  # accelerate's
+    if hook is None or not getattr(module, name).is_meta:
+        return getattr(module, name)
+    hook.pre_forward(module)
+    parameter = getattr(module, name)
+    hook.post_forward(module, None)
+    return parameter
+
+
 def needs_gradients(layers: Iterable[nn.Module], *tensors: Tensor) -> bool:
     """Whether autograd wants the gradient of a tensor or of a parameter."""
     parameters = (parameter for layer in layers for parameter in layer.parameters())

@@ -18,6 +18,7 @@ FORBIDDEN = -1e30  # far below any sum of real scores; finite, because minus inf
 IMPOSSIBLE = -1e6  # a log-probability that is lower, such as minus infinity, counts as this one
 NEGLIGIBLE = -80.0  # its exponential does not change a sum of 1, but is still a normal float32
 UNKNOWN = -100  # the label of positions without a label, as in all of transformers
+LEAST_LOG_PROBABILITY = -1e4  # probability 0, also in half precision; a loss with it is still a usable number
 
 
 class Constraints(NamedTuple):
@@ -64,7 +65,7 @@ class LinearChainCRF(nn.Module):
         Returns:
             `(batch,)`, in float32 or float64.
         """
-        scores_BTS, table_SS = self._prepare(emissions_BTK, mask_BT)
+        scores_BTS, table_SS = self(emissions_BTK, mask_BT)
         states_S = torch.arange(len(table_SS), device=labels_BT.device)
         other_BTS = (labels_BT[..., None] != states_S) & (labels_BT[..., None] != UNKNOWN)
         agreeing_BTS = scores_BTS.masked_fill(other_BTS, FORBIDDEN)
@@ -82,27 +83,29 @@ class LinearChainCRF(nn.Module):
             emissions_BTK, mask_BT: as in `log_likelihood`.
             allowed: constraints on the sequence. Default: none.
         """
-        return _best_labels(*self._prepare(emissions_BTK, mask_BT, allowed), mask_BT)
+        return _best_labels(*self(emissions_BTK, mask_BT, allowed), mask_BT)
 
     @torch.compiler.disable  # as `decode`
     def log_marginals(self, emissions_BTK: Tensor, mask_BT: Tensor, allowed: Constraints | None = None) -> Tensor:
         """Log-probability of each label at each position given the row (forward-backward), `(batch, time, labels)`.
 
-        Every position has a distribution, which is uniform where the mask is False. Forbidden labels have a
-        log-probability of about -1e30.
+        Every position has a distribution, which is uniform where the mask is False. Impossible labels have a
+        log-probability of -1e4.
 
         Args:
             emissions_BTK, mask_BT, allowed: as in `decode`.
         """
-        scores_BTS, table_SS = self._prepare(emissions_BTK, mask_BT, allowed)
+        scores_BTS, table_SS = self(emissions_BTK, mask_BT, allowed)
         ahead_BTS = torch.stack(_forward(scores_BTS, mask_BT, table_SS), 1)[:, 1:]
         behind_BTS = torch.stack(_forward(scores_BTS.flip(1), mask_BT.flip(1), table_SS.t()), 1)[:, 1:].flip(1)
         joint_BTS = ahead_BTS + behind_BTS - scores_BTS  # both include the score of the position itself
-        return joint_BTS[..., :-1].masked_fill(~mask_BT[..., None], 0).log_softmax(-1)
+        log_probs_BTK = joint_BTS[..., :-1].masked_fill(~mask_BT[..., None], 0).log_softmax(-1)
+        return log_probs_BTK.clamp(min=LEAST_LOG_PROBABILITY)
 
-    def _prepare(
+    def forward(
         self, emissions_BTK: Tensor, mask_BT: Tensor, allowed: Constraints | None = None
     ) -> tuple[Tensor, Tensor]:
+        """What `_chain` returns. Parameters are read only here: they may be offloaded outside of a module's call."""
         return _chain(emissions_BTK, mask_BT, (self.start, self.transitions, self.end), allowed)
 
 

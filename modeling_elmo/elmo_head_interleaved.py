@@ -87,12 +87,11 @@ class InterleavedLSTM(nn.Module):
         """
         packing = pack(mask_BT.cpu()).to(mask_BT.device)
         zeros_BTH = x_BTD.new_zeros(*mask_BT.shape, self.output_size)
-        if not packing.batch_sizes:
-            return zeros_BTH
+        batch_sizes = packing.batch_sizes or [0]  # without tokens, gradients are zeros and not missing
         x_ND = x_BTD.flatten(0, 1).index_select(0, packing.positions_N)
         for depth, layer in enumerate(self.layers):
             order_N = packing.backward_N if depth % 2 else packing.forward_N
-            read_NH = layer(x_ND.index_select(0, order_N), packing.batch_sizes)
+            read_NH = layer(x_ND.index_select(0, order_N), batch_sizes)
             x_ND = read_NH.index_select(0, order_N.argsort())
         return zeros_BTH.flatten(0, 1).index_copy(0, packing.positions_N, x_ND).unflatten(0, mask_BT.shape)
 

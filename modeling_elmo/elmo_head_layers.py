@@ -66,9 +66,9 @@ class TaskRNN(nn.Module):
             `(batch, time, output_size)`, forward half first, zeros at padding.
         """
         lengths_B1 = mask_BT.sum(1, keepdim=True)
-        longest = int(lengths_B1.max()) if mask_BT.numel() else 0
-        if not longest:
+        if not mask_BT.numel():
             return x_BTD.new_zeros(*mask_BT.shape, self.output_size)
+        longest = max(1, int(lengths_B1.max()))  # without tokens, gradients are zeros and not missing
         real_BS = mask_BT.byte().argsort(dim=1, descending=True, stable=True)[:, :longest]  # real tokens first
         none_BS1 = (torch.arange(longest, device=mask_BT.device) >= lengths_B1)[..., None]
         x_BSD = at(x_BTD, real_BS).masked_fill(none_BS1, 0)

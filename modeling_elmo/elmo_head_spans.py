@@ -16,7 +16,7 @@ from torch.utils.checkpoint import checkpoint
 from transformers import initialization as init
 
 from .configuration_elmo import ELMoConfig
-from .elmo_backends import fast_linear
+from .elmo_backends import fast_linear, fetched
 from .elmo_head_layers import masked_softmax
 
 FEATURE_SIZE, SCORER_SIZE = 20, 150  # section 7.2 of Lee et al. 2017
@@ -79,11 +79,11 @@ class SplitScorer(nn.Module):
 
     def blocks(self) -> tuple[Tensor, ...]:
         """The matrix of each part: `(hidden_size, size)`."""
-        return self.first.weight.split(self.sizes, 1)
+        return fetched(self.first, "weight").split(self.sizes, 1)
 
     def forward(self, product_NL: Tensor) -> Tensor:
         """Scores `(rows,)` for the sum of the parts' products, `(rows, hidden_size)`."""
-        hidden_NL = self.dropout((product_NL + self.first.bias).relu())
+        hidden_NL = self.dropout((product_NL + fetched(self.first, "bias")).relu())
         hidden_NL = self.dropout(fast_linear(self.second, hidden_NL).relu())
         return self.output(hidden_NL).squeeze(-1)
 

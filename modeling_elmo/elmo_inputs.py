@@ -7,14 +7,17 @@ Shape suffixes: B batch; T time; N real tokens of the batch; S sequences, longes
 from collections.abc import Callable
 from functools import wraps
 from inspect import signature
+from traceback import walk_stack
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from transformers.utils import can_return_tuple
+from transformers.utils import can_return_tuple, logging
 
 from .configuration_elmo import ELMoConfig
 from .elmo_backends import is_exporting
+
+logger = logging.get_logger(__name__)
 
 NO_TORCHSCRIPT = (
     "TorchScript (`torch.jit`) cannot follow this model, whose steps depend on the words and their number. Use "
@@ -33,6 +36,7 @@ USUAL_ARGUMENTS = (
     "token_type_ids",
     "use_cache",
 )
+TARGETS = ("labels", "predicate_labels", "forward_targets", "backward_targets", "mentions")
 ID_DTYPES = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
 
 
@@ -239,9 +243,26 @@ def returns_output(forward: Callable[..., Any]) -> Callable[..., Any]:
             if value is not None and value is not False:
                 shown = "a tensor" if isinstance(value, Tensor) else value
                 raise ValueError(f"`{name}` is {shown}, but {type(self).__name__} has no such input; leave it out.")
-        return forward(self, *args, **kwargs)
+        output = forward(self, *args, **kwargs)
+        if not self.training and "loss" in output:
+            _warn_of_label_names([name for name in TARGETS if kwargs.get(name) is not None])
+        return output
 
     return can_return_tuple(checked)
+
+
+@torch.compiler.disable  # it looks at its callers
+def _warn_of_label_names(given: list[str]):
+    """Warns if Trainer has not found the labels of a batch in evaluation, and drops their loss without a word.
+
+    It looks for all arguments with "label" in their name. Only its local variable tells that it misses one.
+    """
+    steps = (frame for frame, _ in walk_stack(None) if frame.f_code.co_name == "prediction_step")
+    if any(frame.f_locals.get("has_labels") is False for frame in steps):
+        logger.warning_once(
+            "Trainer does not find the labels of this data, so that its evaluation has no `eval_loss` and no metrics. "
+            f"Pass label_names={given} to TrainingArguments."
+        )
 
 
 def check_shape(name: str, tensor: Tensor, expected: tuple):

@@ -24,7 +24,7 @@ from transformers import initialization as init
 from transformers.utils import ModelOutput, logging
 
 from .configuration_elmo import ELMoConfig
-from .elmo_backends import HOW_TO_TRAIN, fast_linear, is_exporting, is_sharded
+from .elmo_backends import HOW_TO_TRAIN, fast_linear, fetched, is_exporting, is_sharded
 from .elmo_encoder import ELMoCharacterEncoder, ELMoHighway, VocabularyCache, distinct_rows, is_hooked
 from .elmo_export import padded_lstm
 from .elmo_inputs import (
@@ -111,6 +111,13 @@ class ELMoForPreTrainingOutput(StatesOutput):
     backward_loss: Tensor | None = None
     hidden_states: tuple[Tensor, ...] | None = None
     final_states: States | None = None
+
+    def __getitem__(self, key):
+        if key == "logits":
+            raise KeyError(
+                "The output has losses and no `logits`, which Trainer's `label_smoothing_factor` reads; leave it out."
+            )
+        return super().__getitem__(key)
 
 
 @dataclass
@@ -423,11 +430,12 @@ class ScalarMix(nn.Module):
     def layer_weights(self) -> Tensor:
         """`(layers,)`: the share of each layer. The sum is 1."""
         if self.weights is not None:
-            return self.weights.softmax(0)
+            return fetched(self, "weights").softmax(0)
+        gamma = fetched(self, "gamma")
         if self.mode == "average":
-            return torch.full_like(self.gamma, 1 / self.num_layers).expand(self.num_layers)
+            return torch.full_like(gamma, 1 / self.num_layers).expand(self.num_layers)
         layer = self.num_layers - 1 if self.mode == "top" else self.mode
-        return F.one_hot(torch.tensor(layer, device=self.gamma.device), self.num_layers).to(self.gamma.dtype)
+        return F.one_hot(torch.tensor(layer, device=gamma.device), self.num_layers).to(gamma.dtype)
 
     def penalty(self) -> Tensor:
         """`scalar_mix_l2 * ||s||^2` on the raw weights (section 3.3). Large values keep the mix near the average."""

@@ -12,8 +12,8 @@ from transformers.utils import ModelOutput
 from .configuration_elmo import ELMoConfig
 from .elmo_head_layers import TaskLSTM
 from .elmo_head_spans import RankedSpans, SpanRanker, gold_clusters, marginal_loss, mention_loss, predicted_clusters
-from .elmo_inputs import check_ids, check_range, returns_output, word_mask
-from .modeling_elmo_heads import ELMoTaskModel
+from .elmo_inputs import check_ids, check_range, word_mask
+from .modeling_elmo_heads import ELMoTaskModel, reads_batch
 
 
 @dataclass
@@ -73,7 +73,7 @@ class ELMoForCoreferenceResolution(ELMoTaskModel):
             raise ValueError("Coreference resolution has no linear head, but head is 'linear'; pass head='paper'.")
         return "coreference"
 
-    @returns_output
+    @reads_batch
     def forward(
         self,
         character_ids: Tensor | None = None,

@@ -7,25 +7,38 @@ Shape suffixes: B batch; T time; D width of the words that a network reads; E wi
 encoder's output.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from functools import wraps
+from typing import Any, Literal, NamedTuple
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers.modeling_outputs import QuestionAnsweringModelOutput, SequenceClassifierOutput
-from transformers.utils import ModelOutput
+from transformers.utils import ModelOutput, logging
 
 from .configuration_elmo import ELMoConfig
 from .elmo_head_classifiers import BiattentiveClassifier, ESIMClassifier
-from .elmo_head_crf import LinearChainCRF, bio_constraints
+from .elmo_head_crf import UNKNOWN, LinearChainCRF, bio_constraints
 from .elmo_head_features import TokenFeatures
 from .elmo_head_interleaved import InterleavedLSTM
 from .elmo_head_layers import TaskLSTM, TaskRNN, VariationalDropout
 from .elmo_head_reader import SpanReader
 from .elmo_head_spans import SpanRanker
-from .elmo_inputs import check_floats, check_ids, check_range, check_shape, returns_output, token_mask, word_mask
+from .elmo_inputs import (
+    check_floats,
+    check_ids,
+    check_range,
+    check_shape,
+    returns_output,
+    to_device,
+    token_mask,
+    word_mask,
+)
 from .modeling_elmo import ELMoModel, ELMoPreTrainedModel, ScalarMix
+
+logger = logging.get_logger(__name__)
 
 HEAD_PARTS = (
     BiattentiveClassifier,
@@ -98,6 +111,20 @@ class TaskInputs(NamedTuple):
     output_BTE: Tensor | None
     mask_BT: Tensor
     hidden_states: tuple[Tensor, ...] | None
+
+
+def reads_batch(forward: Callable[..., Any]) -> Callable[..., Any]:
+    """`returns_output` for the `forward` of a head, whose inputs and labels may be on the CPU, as the biLM's may."""
+
+    def moved(value: Any, device: torch.device) -> Any:
+        return to_device(value, device) if isinstance(value, Tensor) else value
+
+    @wraps(forward)
+    def on_device(self, *args, **kwargs):
+        arguments = [moved(value, self.device) for value in args]
+        return forward(self, *arguments, **{name: moved(value, self.device) for name, value in kwargs.items()})
+
+    return returns_output(on_device)
 
 
 class ELMoTaskModel(ELMoPreTrainedModel):
@@ -184,6 +211,26 @@ class ELMoTaskModel(ELMoPreTrainedModel):
         features = self.token_features
         return features.word_embeddings or features.char_encoder.char_embeddings
 
+    def set_input_embeddings(self, value: nn.Embedding):
+        """Replaces what `get_input_embeddings` returns.
+
+        Raises:
+            ValueError: a table of another size.
+        """
+        old, new = self.get_input_embeddings().weight.shape, value.weight.shape
+        if old != new:
+            raise ValueError(
+                f"The new embedding has shape {tuple(new)}, but this head reads {tuple(old)}. Pass a table of this "
+                "shape; for another vocabulary, call `resize_token_embeddings` before."
+            )
+        if self.config.use_elmo:
+            self.elmo.set_input_embeddings(value)
+        elif self.token_features.word_embeddings is not None:
+            self.token_features.word_embeddings = value
+        else:
+            self.token_features.char_encoder.char_embeddings = value
+        self._freeze_as_configured()
+
     def mixes(self) -> dict[str, ScalarMix]:
         """The mix at each place where ELMo enters: `"input"`, `"between"`, `"output"`."""
         places = {"input": self.input_mix, "between": self.between_mix, "output": self.output_mix}
@@ -253,6 +300,15 @@ class ELMoTaskModel(ELMoPreTrainedModel):
                 raise ValueError("This head has word vectors: pass `input_ids` with `character_ids`.")
             check_range("input_ids", input_ids, self.config.vocab_size)
 
+    def _warn_without_labels(self, loss: str | None):
+        """Warns in training: Trainer may have taken the labels, and computes a loss of its own from `logits`."""
+        lost = loss or ("the penalty of `scalar_mix_l2`" if self.config.scalar_mix_l2 else None)
+        if lost and self.training and torch.is_grad_enabled():
+            logger.warning_once(
+                f"{type(self).__name__} receives no `labels` in training, so that {lost} is not trained. Trainer takes "
+                "them away for its `label_smoothing_factor` or `compute_loss_func`; leave these options out."
+            )
+
     def _requested(self, hidden_states, output_hidden_states: bool | None):
         show = self.config.output_hidden_states if output_hidden_states is None else output_hidden_states
         return hidden_states if show else None
@@ -265,7 +321,7 @@ class ELMoForTokenClassification(ELMoTaskModel):
     the constraints of label names such as `B-LOC` and `I-LOC`. At each word, the label of the best sequence (Viterbi)
     is swapped with the most likely label. The result is still a distribution, and its argmax is `predictions`.
 
-    Leave Trainer's `label_smoothing_factor` at 0: it would replace the CRF's loss by a loss of single labels.
+    Leave Trainer's `label_smoothing_factor` at 0: it replaces the CRF's loss by a loss of single labels.
     """
 
     def __init__(self, config: ELMoConfig):
@@ -288,7 +344,7 @@ class ELMoForTokenClassification(ELMoTaskModel):
     def network_name(cls, config: ELMoConfig) -> str:
         return "linear" if config.head == "linear" else "tagger"
 
-    @returns_output
+    @reads_batch
     def forward(
         self,
         character_ids: Tensor | None = None,
@@ -321,7 +377,9 @@ class ELMoForTokenClassification(ELMoTaskModel):
         if labels is not None:
             check_ids("labels", labels, tuple(logits.shape[:2]))
             labels = labels.long()
-            check_range("labels", labels[labels != -100], self.num_labels, "or pass num_labels=...")
+            check_range("labels", labels[labels != UNKNOWN], self.num_labels, "or pass num_labels=...")
+        else:
+            self._warn_without_labels(None if self.crf is None else "the CRF")
         if self.crf is None:
             loss = None if labels is None else self._linear_loss(logits, labels, num_items_in_batch)
         else:
@@ -338,8 +396,9 @@ class ELMoForTokenClassification(ELMoTaskModel):
         )
 
     def _linear_loss(self, logits: Tensor, labels: Tensor, num_items_in_batch: Tensor | int | None) -> Tensor:
-        count = (labels != -100).sum()
-        items = (count if num_items_in_batch is None else torch.as_tensor(num_items_in_batch)).clamp(min=1)
+        count = (labels != UNKNOWN).sum()
+        items = count if num_items_in_batch is None else torch.as_tensor(num_items_in_batch, device=count.device)
+        items = items.clamp(min=1)
         loss = self.loss_function(logits, labels, self.config, num_items_in_batch=items)
         return loss + count / items * self.penalty()
 
@@ -376,7 +435,7 @@ class ELMoForSequenceClassification(ELMoTaskModel):
     def network_name(cls, config: ELMoConfig) -> str:
         return "linear" if config.head == "linear" else config.classifier
 
-    @returns_output
+    @reads_batch
     def forward(
         self,
         character_ids: Tensor | None = None,
@@ -403,6 +462,9 @@ class ELMoForSequenceClassification(ELMoTaskModel):
         else:
             texts = self._texts(inputs.mask_BT, token_type_ids)
             logits = self.classifier(inputs.tokens_BTD, *texts, inputs.output_BTE)
+        if labels is None:
+            is_single = self.config.problem_type in (None, "single_label_classification") and self.num_labels > 1
+            self._warn_without_labels(None if is_single else "its own loss")
         return SequenceClassifierOutput(
             loss=None if labels is None else self._loss(logits, labels),
             logits=logits,
@@ -415,8 +477,8 @@ class ELMoForSequenceClassification(ELMoTaskModel):
         if kind == "single_label_classification" or kind is None and is_row and self.num_labels > 1:
             check_ids("labels", labels, (len(logits),))
             labels = labels.long()
-            check_range("labels", labels[labels != -100], self.num_labels, "or remove rows without a label (-1)")
-            count = (labels != -100).sum().clamp(min=1)
+            check_range("labels", labels[labels != UNKNOWN], self.num_labels, "or remove rows without a label (-1)")
+            count = (labels != UNKNOWN).sum().clamp(min=1)
             return self.loss_function(labels, logits, self.config, num_items_in_batch=count) + self.penalty()
         check_shape("labels", labels, (len(logits),) if is_row and self.num_labels == 1 else tuple(logits.shape))
         labels = labels if labels.is_floating_point() else labels.to(logits.dtype)
@@ -432,9 +494,10 @@ class ELMoForSequenceClassification(ELMoTaskModel):
             )
         second_BT = types_BT == 1
         single_B = ~second_BT.any(1) | (second_BT | ~mask_BT).all(1)
-        if single_B.any() and self.config.classifier == "esim":
+        alone_B = single_B & mask_BT.any(1)  # a row of padding has no text
+        if alone_B.any() and self.config.classifier == "esim":
             raise ValueError(
-                f"ESIM compares two texts, but row {int(single_B.nonzero()[0])} has one. Pass pairs with their "
+                f"ESIM compares two texts, but row {int(alone_B.nonzero()[0])} has one. Pass pairs with their "
                 "`token_type_ids`, as tokenizer(premises, hypotheses) returns them, or use classifier='bcn'."
             )
         if single_B.all():
@@ -472,7 +535,7 @@ class ELMoForQuestionAnswering(ELMoTaskModel):
     def network_name(cls, config: ELMoConfig) -> str:
         return "linear" if config.head == "linear" else "reader"
 
-    @returns_output
+    @reads_batch
     def forward(
         self,
         character_ids: Tensor | None = None,
@@ -492,7 +555,7 @@ class ELMoForQuestionAnswering(ELMoTaskModel):
             token_type_ids: `(batch, time)`, 0 at the question and 1 at the context.
             elmo_hidden_states, output_hidden_states: as in `ELMoForTokenClassification`.
             start_positions, end_positions: `(batch,)`, position of the answer's first and last token in the row. Both
-                are the row's first token if this context has no answer.
+                are the row's first token if this context has no answer, and -100 if the row does not count.
         """
         inputs = self.read(character_ids, input_ids, attention_mask, token_type_ids, inputs_embeds, elmo_hidden_states)
         if token_type_ids is None:
@@ -524,14 +587,18 @@ class ELMoForQuestionAnswering(ELMoTaskModel):
             raise ValueError("Pass `start_positions` and `end_positions` together.")
         start_B = self._checked_positions("start_positions", start_positions, allowed_BT)
         end_B = self._checked_positions("end_positions", end_positions, allowed_BT)
-        start_loss, end_loss = map(F.cross_entropy, logits, (start_B, end_B))
-        return (start_loss + end_loss) / 2 + self.penalty()
+        losses = [
+            F.cross_entropy(each_BT, position_B, reduction="sum") / (position_B != UNKNOWN).sum().clamp(min=1)
+            for each_BT, position_B in zip(logits, (start_B, end_B), strict=True)
+        ]
+        return (losses[0] + losses[1]) / 2 + self.penalty()
 
     def _checked_positions(self, name: str, position_B: Tensor, allowed_BT: Tensor) -> Tensor:
         check_ids(name, position_B, (len(allowed_BT),))
         position_B = position_B.long()
         inside_B = (position_B >= 0) & (position_B < allowed_BT.shape[1])
-        wrong_B = ~(inside_B & allowed_BT.gather(1, (position_B * inside_B)[:, None]).squeeze(1))
+        allowed_B = inside_B & allowed_BT.gather(1, (position_B * inside_B)[:, None]).squeeze(1)
+        wrong_B = ~allowed_B & (position_B != UNKNOWN)
         if wrong_B.any():
             row = int(wrong_B.nonzero()[0])
             raise ValueError(

@@ -17,8 +17,8 @@ from .elmo_encoder import distinct_rows
 from .elmo_head_crf import UNKNOWN, check_bio, decode_labels
 from .elmo_head_interleaved import InterleavedLSTM
 from .elmo_head_layers import TaskLSTM
-from .elmo_inputs import check_ids, check_range, returns_output, word_mask
-from .modeling_elmo_heads import ELMoTaskModel, TaskInputs
+from .elmo_inputs import check_ids, check_range, word_mask
+from .modeling_elmo_heads import ELMoTaskModel, TaskInputs, reads_batch
 
 MARK_SIZE = 100  # width of the vector that tells the predicate from other words (He et al. 2017)
 NO_WORD = -1e4  # score of a predicate where there is no word: probability 0, also in half precision
@@ -91,7 +91,7 @@ class ELMoForSemanticRoleLabeling(ELMoTaskModel):
         else:
             super()._init_weights(module)
 
-    @returns_output
+    @reads_batch
     def forward(
         self,
         character_ids: Tensor | None = None,
@@ -126,6 +126,8 @@ class ELMoForSemanticRoleLabeling(ELMoTaskModel):
         logits = _wide(self.classifier(hidden_BTH)).log_softmax(-1)
         found_BTH = self._encoded(self.predicate_encoder, inputs.tokens_BTD, inputs)
         predicate_BT = _wide(self.predicate_classifier(found_BTH).squeeze(-1)).masked_fill(~words_BT, NO_WORD)
+        if labels is None and marks_BT.any():
+            self._warn_without_labels("the loss of roles and predicates")
         loss = None
         if labels is not None or predicate_labels is not None:
             role_loss, share = self._role_loss(logits, labels, marks_BT, words_BT, num_items_in_batch)
@@ -175,7 +177,7 @@ class ELMoForSemanticRoleLabeling(ELMoTaskModel):
     ) -> tuple[Tensor, Tensor | float]:
         """Mean cross-entropy of the known labels, and the share of these labels in all accumulated batches."""
         if labels is None:
-            return logits.new_zeros(()), 1.0
+            return 0 * logits.sum(), 1.0  # gradients of zeros: none is missing in distributed training
         check_ids("labels", labels, tuple(words_BT.shape))
         labels = labels.long()  # an unsigned type has no -100
         known_BT = labels != UNKNOWN
@@ -192,7 +194,7 @@ class ELMoForSemanticRoleLabeling(ELMoTaskModel):
     def _predicate_loss(self, predicate_BT: Tensor, labels: Tensor | None, words_BT: Tensor) -> Tensor:
         """Mean binary cross-entropy of the known labels."""
         if labels is None:
-            return predicate_BT.new_zeros(())
+            return 0 * predicate_BT.sum()  # as in `_role_loss`
         check_ids("predicate_labels", labels, tuple(words_BT.shape))
         labels = labels.long()
         known_BT = labels != UNKNOWN

@@ -3,7 +3,7 @@
 It travels with all `ELMoForSemanticRoleLabeling` checkpoints. A sentence is read once to find its predicates, and then
 in a row for each predicate. All these rows share one pass of a frozen biLM.
 
-Shape suffixes: B sentences; N predicates of all sentences, a row for each; T positions of a row.
+Shape suffixes: B sentences; P predicates that are labelled at once, a row for each; T positions of a row.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Sized
@@ -21,6 +21,7 @@ from .pipeline_elmo import check_numbers
 
 PREDICATE_ROLES = ("V", "C-V")  # spans of the predicate itself, which are no arguments
 FIND = -1  # in place of the mark of a predicate: the model is to find it
+MOST_TOKENS = 4096  # of the rows that are labelled at once, so that memory does not grow with the number of predicates
 
 
 @dataclass
@@ -97,21 +98,22 @@ class ELMoSemanticRolePipeline(Pipeline):
 
     def _forward(self, batch: dict[str, Any]) -> dict[str, Any]:
         self.model.eval()  # also if it was just trained
-        sentences, marks_BT, layers = batch.pop("sentence"), batch.pop("marks"), None
+        sentences, marks_BT = batch.pop("sentence"), batch.pop("marks")
+        config = self.model.config
+        if config.use_elmo and config.freeze_bilm:
+            inputs = (batch.get("character_ids"), batch["input_ids"], batch["attention_mask"], None, None)
+            batch["elmo_hidden_states"] = torch.stack(self.model.bilm_layers(*inputs), dim=1)
         if (marks_BT == FIND).any():
-            output = self.model(**batch, output_hidden_states=True)
+            output = self.model(**batch)
             marks_BT = torch.where(marks_BT == FIND, (output.predicate_logits > 0).to(marks_BT), marks_BT)
             check_numbers(output.predicate_logits)
-            config = self.model.config
-            layers = output.hidden_states if config.use_elmo and config.freeze_bilm else None
         found: list[list[PredicateTags]] = [[] for _ in marks_BT]
-        rows_N, places_N = (marks_BT == 1).nonzero(as_tuple=True)
-        if len(rows_N):
-            rows = {name: tensor[rows_N] for name, tensor in batch.items()}
-            if layers is not None:
-                rows["elmo_hidden_states"] = torch.stack(layers, dim=1)[rows_N]
-            rows["token_type_ids"] = F.one_hot(places_N, marks_BT.shape[1])
-            for row, tags in zip(rows_N.tolist(), self._tagged(rows), strict=True):
+        time = marks_BT.shape[1]
+        for places_P2 in (marks_BT == 1).nonzero().split(max(1, MOST_TOKENS // time)):
+            rows_P, words_P = places_P2.unbind(1)
+            rows = {name: tensor[rows_P] for name, tensor in batch.items()}
+            rows["token_type_ids"] = F.one_hot(words_P, time)
+            for row, tags in zip(rows_P.tolist(), self._tagged(rows), strict=True):
                 found[row].append(tags)
         return {"sentence": sentences, "found": found if isinstance(sentences, list) else found[0]}
 
@@ -119,8 +121,8 @@ class ELMoSemanticRolePipeline(Pipeline):
         output = self.model(**rows)
         check_numbers(output.logits)
         words = rows["attention_mask"].bool()
-        probabilities_NT = output.logits.gather(-1, output.predictions.clamp(min=0)[..., None])[..., 0].exp()
-        columns = (output.predictions, probabilities_NT, rows["token_type_ids"])
+        probabilities_PT = output.logits.gather(-1, output.predictions.clamp(min=0)[..., None])[..., 0].exp()
+        columns = (output.predictions, probabilities_PT, rows["token_type_ids"])
         names = {**self.model.config.id2label, -100: "O"}  # a marker that the sentence spells out is no word
         for real_T, *row in zip(words, *columns, strict=True):
             labels, probabilities, marks = (column_T[real_T][1:-1].tolist() for column_T in row)

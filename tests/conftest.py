@@ -29,3 +29,14 @@ def onednn_at_any_size(monkeypatch):
 
     monkeypatch.setattr(elmo_backends, "FEW_PRODUCTS", 0)
     monkeypatch.setattr(elmo_backends, "_is_intel", False)
+
+
+@pytest.fixture
+def warnings_of_transformers(caplog):
+    from transformers.utils import logging  # after the environment above is set
+
+    logging.warning_once.cache_clear()
+    logging.enable_propagation()
+    yield caplog
+    logging.disable_propagation()
+    logging.warning_once.cache_clear()

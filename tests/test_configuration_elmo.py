@@ -12,7 +12,7 @@ from transformers import AutoConfig, PreTrainedConfig
 
 import modeling_elmo
 from modeling_elmo import ELMoConfig
-from modeling_elmo.configuration_elmo import LARGEST_SIZES, MOST_COLUMNS, OTHER_NAMES, PRESETS
+from modeling_elmo.configuration_elmo import AUTO_MAP, LARGEST_SIZES, MOST_COLUMNS, OTHER_NAMES, PRESETS
 
 FIELDS = set(ELMoConfig.__annotations__) - set(PreTrainedConfig.__annotations__)
 
@@ -57,10 +57,48 @@ def test_round_trip_through_json(tmp_path):
     assert resized.hidden_size == 128
 
 
+# Another value than the default of every field but `tie_word_embeddings`, which excludes others.
+CHANGED = {
+    **{"vocab_size": 60, "char_vocab_size": 30, "char_embedding_size": 3, "char_cnn_filters": [[2, 7]]},
+    **{"char_cnn_activation": "tanh", "num_highway_layers": 1, "max_word_length": 9, "word_embedding_size": 5},
+    **{"vocabulary_cache_size": 4, "projection_size": 6, "lstm_hidden_size": 8, "num_hidden_layers": 3},
+    **{"cell_clip": None, "projection_clip": 2, "forget_bias": 0, "always_project": True, "dropout": 0.25},
+    **{"use_skip_connections": False, "softmax_type": "adaptive", "num_sampled": 7},
+    **{"adaptive_cutoffs": [20, 40], "has_softmax": False, "scalar_mix_mode": 1, "scalar_mix_l2": 0.5},
+    **{"scalar_mix_layer_norm": "token", "elmo_dropout": 0, "elmo_placement": "input", "freeze_bilm": False},
+    **{"use_elmo": False, "head": "linear", "classifier": "esim", "task_hidden_size": 7, "task_dropout": 0},
+    **{"task_num_layers": 2, "task_word_embedding_size": 4, "freeze_word_embeddings": True},
+    **{"task_char_embedding_size": 2, "task_char_cnn_filters": [], "max_span_width": 3, "spans_per_word": 2},
+    **{"max_antecedents": 5, "coarse_pruning": True, "train_singletons": True, "lexical_dropout": 0.25},
+    **{"use_speakers": True, "num_genres": 2},
+    **{"pad_token_id": 4, "bos_token_id": 5, "eos_token_id": 6, "unk_token_id": 7},
+}
+
+
+@pytest.mark.parametrize("architectures", [["ELMoModel"], ["ELMoForPreTraining"], ["ELMoForTokenClassification"], None])
+def test_every_saved_value_is_kept(tmp_path, architectures):
+    config, default = ELMoConfig(**CHANGED, architectures=architectures), ELMoConfig()
+    assert {name for name in CHANGED if getattr(default, name) != CHANGED[name]} == FIELDS - {"tie_word_embeddings"}
+    config.save_pretrained(tmp_path)
+    for again in (ELMoConfig.from_dict(config.to_dict()), AutoConfig.from_pretrained(tmp_path)):
+        assert {name: getattr(again, name) for name in CHANGED} == CHANGED
+
+
 def test_the_auto_map_belongs_to_its_config():
     ELMoConfig().auto_map["AutoModel"] = "other.Model"
     assert ELMoConfig().auto_map["AutoModel"] == "modeling_elmo.ELMoModel"
     assert ELMoConfig(auto_map={"AutoModelForX": "a.B"}).auto_map["AutoModelForX"] == "a.B"
+
+
+def test_a_saved_folder_names_its_own_code(tmp_path):
+    """Folders of the Hub may name a repository. Classes that are not ours keep their file."""
+    given = {name: f"someone/elmo--{reference}" for name, reference in AUTO_MAP.items()}
+    config = ELMoConfig.from_preset("tiny", auto_map=given)
+    assert config.auto_map == given
+    modeling_elmo.ELMoModel(config).save_pretrained(tmp_path)
+    assert json.loads((tmp_path / "config.json").read_text())["auto_map"] == AUTO_MAP
+    mine = {"AutoModelForTokenClassification": "mine.MyTagger", "AutoModelForMaskedLM": "someone/elmo--other.Model"}
+    assert ELMoConfig(auto_map=mine).auto_map == {**AUTO_MAP, **mine}
 
 
 def test_every_class_of_the_auto_map_exists():
@@ -181,13 +219,33 @@ def test_no_size_of_a_tensor_overflows():
         modeling_elmo.ELMoModel(ELMoConfig(**largest, **rows))
 
 
-def test_files_of_the_wrong_structure(tmp_path):
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        *(("forget_bias", float(value)) for value in ("nan", "inf", "-inf")),
+        ("forget_bias", "nan"),
+        ("scalar_mix_l2", float("inf")),
+        ("dropout", float("nan")),
+        ("dtype", "float99"),
+        ("dtype", 3),
+    ],
+)
+@pytest.mark.parametrize("read", [ELMoConfig.from_pretrained, AutoConfig.from_pretrained])
+def test_a_bad_value_in_a_file_is_named_with_the_file(tmp_path, read, name, value):
     ELMoConfig().save_pretrained(tmp_path)
+    content = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps({**content, name: value}))
+    with pytest.raises((ValueError, StrictDataclassError), match=f"(?s){tmp_path}: config.json: .*{name}.*{value}"):
+        read(tmp_path)
+
+
+def test_files_of_the_wrong_structure(tmp_path):
+    ELMoConfig(elmo_placement="both").save_pretrained(tmp_path)
     content = json.loads((tmp_path / "config.json").read_text())
     for architectures in (True, [["ELMoModel"]]):  # as transformers, which reads no name from them
         (tmp_path / "config.json").write_text(json.dumps({**content, "architectures": architectures}))
         with suppress(StrictDataclassError):  # transformers 5.17 refuses them
-            assert ELMoConfig.from_pretrained(tmp_path).elmo_placement is None
+            assert ELMoConfig.from_pretrained(tmp_path).elmo_placement == "both"
     (tmp_path / "config.json").write_text('{"a":' * 100_000 + "1" + "}" * 100_000)
     with pytest.raises(ValueError, match=f"{tmp_path}: config.json is nested too deep .*; pass another copy"):
         ELMoConfig.from_pretrained(tmp_path)

@@ -17,6 +17,7 @@ from modeling_elmo.run_scripts.fine_tuning.data import (
     take_samples,
     training_share,
 )
+from modeling_elmo.run_scripts.fine_tuning.metrics import tagging_scores
 
 
 def tags_of(path: Path, text: str, **options) -> list[list[str]]:
@@ -78,12 +79,29 @@ def test_iob1_is_converted_on_request(tmp_path, caplog):
 
 
 @pytest.mark.parametrize(
+    ("tags", "expected"),
+    [
+        ("O B-A I-A E-A S-A B-A E-A B-B E-B O S-B", "O B-A I-A I-A B-A B-A I-A B-B I-B O B-B"),  # IOBES
+        ("B-A L-A U-A B-A I-A L-A O", "B-A I-A B-A B-A I-A I-A O"),  # BILOU
+        ("B-A M-A E-A S-A", "B-A I-A I-A B-A"),  # BMES
+        ("E-A I-A S-A E-A I-B E-A O M-A", "B-A B-A B-A B-A B-B B-A O B-A"),  # no scheme
+    ],
+)
+def test_iobes_is_converted_to_the_same_entities(tmp_path, caplog, tags, expected):
+    text = "".join(f"w {tag}\n" for tag in tags.split())
+    assert tags_of(tmp_path / "a.conll", text, tag_scheme="iobes") == [expected.split()] and not caplog.messages
+    pairs = tagging_scores([expected.split()], [tags.split()], are_entities=True)
+    assert pairs["f1"] == 1
+
+
+@pytest.mark.parametrize(
     "text, options, message",
     [
         ("a\tO\n\tO\n", {}, "a.conll, line 2: a token is ''; it must be a string that is not empty"),
         ("a\tO\n\nb\t \n", {}, "a.conll, line 3: the tag is ''; it must be the name or the number"),
         ("\n-DOCSTART- O\n", {}, "a.conll has no samples; pass other data"),
         ("a O\nb S-X\n", {"tag_scheme": "iob1"}, "line 2: 'S-X' is not an IOB1 tag .* --tag_scheme keep"),
+        ("a O\nb B_X\n", {"tag_scheme": "iobes"}, "line 2: 'B_X' is not an IOBES tag .* --tag_scheme keep"),
         ('{"tokens": ["a"], "tags": []}', {}, r"line 1: tokens \['a'\] with tags \[\]; pass a tag for each token"),
         ('{"tokens": [], "tags": []}', {}, r"a.jsonl, line 1: tokens \[\] with tags \[\]; pass a tag for"),
         ('{"tokens": "a", "tags": "O"}', {}, "a.jsonl, line 1: tokens 'a' with tags 'O'; pass a tag"),

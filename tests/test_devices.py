@@ -230,6 +230,16 @@ def test_heads(cls, options, train):
         check(lambda: make(scalar_mix_l2=0.1), batch, train=train)
 
 
+@pytest.mark.parametrize("cls, options", HEADS.values(), ids=HEADS)
+def test_heads_move_their_inputs(cls, options):
+    model = stirred(make_head(cls, **options), 0.3).to(DEVICE)
+    batch = batch_of_head(model)
+    batch |= targets_of_head(model, batch)
+    with torch.no_grad():
+        expected, found = model(**moved(batch, DEVICE)), model(**batch)
+    torch.testing.assert_close(moved(dict(found), "cpu"), moved(dict(expected), "cpu"), rtol=0, atol=0)
+
+
 @pytest.mark.parametrize("problem, labels", [("regression", 1), ("multi_label_classification", 5)])
 def test_losses_of_sequence_classification(problem, labels):
     batch = make_head_batch(make_config(), PAIRS)

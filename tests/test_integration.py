@@ -20,6 +20,7 @@ from transformers.utils.generic import find_labels
 
 from modeling_elmo import (
     ELMoConfig,
+    ELMoForCoreferenceResolution,
     ELMoForPreTraining,
     ELMoForQuestionAnswering,
     ELMoForSemanticRoleLabeling,
@@ -240,6 +241,52 @@ def test_trainer_finds_only_labels():
     """Trainer evaluates a loss only if a batch has all arguments with "label" in their names."""
     assert find_labels(ELMoForPreTraining) == find_labels(ELMoForTokenClassification) == ["labels"]
     assert find_labels(ELMoForSemanticRoleLabeling) == ["labels", "predicate_labels"]
+
+
+TARGETS_OF_TRAINER = {
+    "roles": (ELMoForSemanticRoleLabeling, {"labels": [-100, 1, 2, 0, -100]}),
+    "predicates": (ELMoForSemanticRoleLabeling, {"predicate_labels": [-100, 0, 0, 1, -100]}),
+    "language model": (
+        ELMoForPreTraining,
+        {"forward_targets": [3, 4, 3, 2, -100], "backward_targets": [-100, 1, 3, 4, 3]},
+    ),
+    "coreference": (ELMoForCoreferenceResolution, {"mentions": [[0, 1, 1, 0], [0, 3, 3, 0]]}),
+}
+
+
+@pytest.mark.parametrize("model_class, targets", TARGETS_OF_TRAINER.values(), ids=TARGETS_OF_TRAINER)
+def test_labels_that_trainer_does_not_find_are_told(model_class, targets, tmp_path, warnings_of_transformers):
+    """With `label_names`, as the message says, there are a loss, metrics and no message."""
+    config = ELMoConfig.from_preset("tiny", vocab_size=8, task_num_layers=1, id2label={0: "O", 1: "B-A", 2: "I-A"})
+    row = {"input_ids": [1, 3, 4, 3, 2], "character_ids": [[5] * 50] * 5, "token_type_ids": [0, 0, 0, 1, 0]}
+    if model_class is not ELMoForSemanticRoleLabeling:
+        del row["token_type_ids"]
+    row = {name: torch.tensor(values) for name, values in {**row, **targets}.items()}
+    model = model_class(config)
+
+    def evaluate(row, **options):
+        options |= {"per_device_eval_batch_size": 1, "use_cpu": True, "report_to": "none", "disable_tqdm": True}
+        trainer = Trainer(model, TrainingArguments(tmp_path, **options), compute_metrics=lambda found: {"mine": 1.0})
+        return trainer.predict([row] * 2)
+
+    found = evaluate(row)
+    (message,) = warnings_of_transformers.messages
+    assert f"Pass label_names={list(targets)} to TrainingArguments" in message and "test_loss" not in found.metrics
+    warnings_of_transformers.clear()
+    named = evaluate(row, label_names=list(targets))
+    assert {"test_loss", "test_mine"} <= named.metrics.keys() and not warnings_of_transformers.messages
+    assert len(named.predictions) == len(found.predictions)  # without losses
+    evaluate({name: tensor for name, tensor in row.items() if name not in targets})
+    assert not warnings_of_transformers.messages
+
+
+def test_label_smoothing_of_a_language_model_is_refused(tmp_path):
+    config = ELMoConfig.from_preset("tiny", vocab_size=8)
+    row = {"input_ids": torch.tensor([1, 3, 4, 2]), "character_ids": torch.full((4, 50), 5)}
+    options = {"label_smoothing_factor": 0.1, "max_steps": 1, "use_cpu": True, "report_to": "none"}
+    rows = [{**row, "labels": row["input_ids"]}] * 2
+    with pytest.raises(KeyError, match="no `logits`, which Trainer's `label_smoothing_factor` reads; leave it out"):
+        Trainer(ELMoForPreTraining(config), TrainingArguments(tmp_path, **options), train_dataset=rows).train()
 
 
 @every_model

@@ -38,6 +38,38 @@ def shifted(mentions, batch):
     return torch.stack([mentions[:, 0], mentions[:, 1] + first, mentions[:, 2] + first, mentions[:, 3]], 1)
 
 
+NETWORKS = [{"use_speakers": True, "num_genres": 2}, {"coarse_pruning": True, "train_singletons": True}]
+
+
+@pytest.mark.parametrize("options", NETWORKS)
+def test_weights_on_disk(options, tmp_path):
+    """`device_map` may put each part on disk: its weights are there only inside the calls of its modules."""
+    model = make_resolver(**options)
+    model.save_pretrained(tmp_path)
+    given = {"speaker_ids": torch.tensor([0, 1, 0, 1, 1]), "genre_ids": torch.tensor(1), "mentions": MENTIONS}
+    parts = [name for name, part in model.named_children() if [*part.parameters()]]
+    with torch.no_grad():
+        expected = model(**document_of(model), **given)
+        for name in parts:
+            places = {part: "disk" if part == name else "cpu" for part, _ in model.named_children()}
+            options = {"device_map": places, "offload_folder": tmp_path / "disk"}
+            loaded = ELMoForCoreferenceResolution.from_pretrained(tmp_path, **options).eval()
+            assert all(parameter.is_meta for parameter in getattr(loaded, name).parameters())
+            torch.testing.assert_close(dict(loaded(**document_of(model), **given)), dict(expected), msg=name)
+
+
+@pytest.mark.parametrize("options", NETWORKS)
+@pytest.mark.parametrize("words", [SENTENCES, [1], [0]], ids=str)
+def test_no_gradient_is_missing(options, words):
+    """DistributedDataParallel waits for the gradient of each parameter, also without mentions, pairs or words."""
+    model = make_resolver(**options).train()
+    batch = make_batch(model.config, words)
+    given = {"speaker_ids": torch.zeros(len(words)).long(), "genre_ids": torch.tensor(1), "mentions": MENTIONS[:0]}
+    model(**batch, **given).loss.backward()
+    learned = {name: parameter.grad for name, parameter in model.named_parameters() if parameter.requires_grad}
+    assert not [name for name, grad in learned.items() if grad is None or not grad.isfinite().all()]
+
+
 # What the network reads
 
 

@@ -243,22 +243,6 @@ def test_other_folders_still_give_a_tagger(tmp_path):
     assert type(AutoModelForSequenceClassification.from_pretrained(tmp_path)) is ELMoForSequenceClassification
 
 
-@pytest.mark.parametrize("number, layers", [(None, (2, 8)), (2, (2, 8)), (3, (3, 3))])
-def test_a_bilms_folder_leaves_the_number_of_layers_open(number, layers, tmp_path):
-    """Folders from before it could be `None` all name 2, the default of taggers."""
-    make_model(ELMoModel).save_pretrained(tmp_path)
-    file = tmp_path / "config.json"
-    file.write_text(json.dumps({**json.loads(file.read_text()), "task_num_layers": number}))
-    found = [
-        len(cls.from_pretrained(tmp_path).encoder.layers)
-        for cls in (ELMoForTokenClassification, ELMoForSemanticRoleLabeling)
-    ]
-    assert tuple(found) == layers
-    chosen = ELMoForSemanticRoleLabeling.from_pretrained(tmp_path, task_num_layers=2)
-    chosen.save_pretrained(tmp_path / "head")
-    assert len(ELMoForSemanticRoleLabeling.from_pretrained(tmp_path / "head").encoder.layers) == 2
-
-
 # Errors
 
 

@@ -7,7 +7,13 @@ import torch
 from datasets import Dataset
 from transformers import pipeline
 
-from modeling_elmo import ELMoConfig, ELMoForSemanticRoleLabeling, ELMoForTokenClassification, ELMoTokenizer
+from modeling_elmo import (
+    ELMoConfig,
+    ELMoForSemanticRoleLabeling,
+    ELMoForTokenClassification,
+    ELMoTokenizer,
+    pipeline_elmo_roles,
+)
 from modeling_elmo.pipeline_elmo_roles import (
     ELMoSemanticRolePipeline,
     PredicateTags,
@@ -163,6 +169,21 @@ def test_a_frozen_bilm_reads_a_sentence_once(pipe, monkeypatch):
     assert rows == [1]
     pipe(TEXTS[0], predicates=[1, 2, 3])
     assert rows == [1, 1]
+
+
+def test_memory_does_not_grow_with_the_number_of_predicates(pipe, monkeypatch):
+    expected, sizes, forward = pipe(TEXTS, batch_size=2), [], pipe.model.encoder.forward
+    monkeypatch.setattr(pipeline_elmo_roles, "MOST_TOKENS", 30)
+    monkeypatch.setattr(
+        pipe.model.encoder, "forward", lambda words, mask: sizes.append(mask.numel()) or forward(words, mask)
+    )
+    found = pipe(TEXTS, batch_size=2)
+    assert len(sizes) > 4 and max(sizes[1:]) <= 30  # after the search for predicates
+    scores = [
+        [argument.pop("score") for each in results for verb in each["verbs"] for argument in verb["arguments"]]
+        for results in (expected, found)
+    ]
+    assert found == expected and scores[1] == pytest.approx(scores[0], abs=1e-6)
 
 
 @pytest.mark.parametrize(

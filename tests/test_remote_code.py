@@ -5,6 +5,7 @@ Three generations: saved here; loaded, trained and saved again without the packa
 
 import json
 import shutil
+import sys
 from pathlib import Path
 
 import pytest
@@ -12,9 +13,11 @@ import torch
 from clean_python import new_environment, run
 from remote_code_worker import PIPELINES, TEXTS, outputs_of, piped
 from safetensors.torch import load_file
+from transformers.dynamic_module_utils import create_dynamic_module, get_class_in_module
+from transformers.utils.hub import HF_MODULES_CACHE
 
 import modeling_elmo
-from modeling_elmo import ELMoConfig, ELMoTokenizer
+from modeling_elmo import ELMoConfig, ELMoModel, ELMoTokenizer
 from modeling_elmo.configuration_elmo import AUTO_MAP, OTHER_REFERENCES
 
 DEFAULTS = {name: reference.split(".")[1] for name, reference in AUTO_MAP.items() if name != "AutoConfig"}
@@ -139,3 +142,26 @@ def test_every_generation_is_complete(generations, name):
         "AutoConfig": "ELMoConfig",
         **classes_of(name),
     }
+
+
+def test_remote_heads_are_initialised_after_the_model_file_is_executed_again():
+    """In a repository of the Hub, transformers executes a file again that another file only imported before.
+
+    The heads then know other classes than the model file does.
+    """
+    place = Path("transformers_modules", "executed_twice")
+    create_dynamic_module(place)
+    folder = Path(HF_MODULES_CACHE, place)
+    config = ELMoConfig.from_preset("tiny", word_embedding_size=4, num_labels=3)
+    ELMoModel(config).save_pretrained(folder)
+    tagger = get_class_in_module("ELMoForTokenClassification", place / "modeling_elmo_heads.py")
+    get_class_in_module("ELMoModel", place / "modeling_elmo.py")
+    model_file = sys.modules[tagger.__module__.removesuffix("_heads")]
+    assert model_file.ELMoPreTrainedModel not in tagger.__mro__
+    torch.full((1 << 20,), torch.nan)  # memory that will be reused
+    model = tagger.from_pretrained(folder, num_labels=3)
+    assert model.input_mix.gamma.item() == 1 and not model.input_mix.weights.any()
+    words = tagger(config).elmo.word_embeddings.weight
+    assert not words[0].any() and 0 < words.abs().max() <= (6 / (4 + 4)) ** 0.5
+    model.resize_token_embeddings(9)
+    assert len(model.elmo.word_embeddings.weight) == model.elmo.word_embeddings.num_embeddings == 9

@@ -70,3 +70,23 @@ def test_a_header_among_entities_is_told(tmp_path, caplog):
     path.write_text("Seoul B-LOC\n" + "".join(f"x {tag}\n" for tag in "pqrst"), encoding="utf-8")
     tagging(train_file=str(path), test_file=None, validation_file=None)
     assert "but not 'p', 'q', 'r' and 2 more, so all" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("tags", "told"),
+    [
+        (["O", "B-A", "I-A"], None),
+        (["O", "I-A"], None),  # IO and IOB1 are grouped
+        (["NN", "VB", "IN"], None),
+        (["O", "B-A", "E-A", "S-A"], "'E-A', 'S-A' are"),
+        (["O", "B-A", "L-A", "U-A"], "'L-A', 'U-A' are"),
+        (["B", "M", "E", "S"], "'B', 'E', 'M' and 1 more are"),
+        (["O", "B_A", "I_A"], "'B_A', 'I_A' are"),
+    ],
+)
+def test_tags_that_the_pipeline_splits_are_told(tmp_path, caplog, tags, told):
+    path = tmp_path / "train.conll"
+    path.write_text("".join(f"x {tag}\n" for tag in tags))
+    tagging(train_file=str(path), test_file=None, validation_file=None)
+    messages = [message for message in caplog.messages if "BIO" in message and "pipeline" in message]
+    assert (f"{path}: {told} not BIO tags" in messages[0] and len(messages) == 1) if told else not messages

@@ -208,6 +208,119 @@ def test_every_parameter_that_learns_gets_a_gradient(cls, options):
             assert (parameter.grad is not None and parameter.grad.any()) == learns, name
 
 
+@every_head
+@pytest.mark.parametrize("only", ["all", "padding", "labels", "predicate_labels"])
+def test_no_gradient_is_missing(cls, options, only):
+    """DistributedDataParallel waits for the gradient of each parameter, whatever labels and words a batch has."""
+    model = make_model(cls, **options).train()
+    batch = batch_of(model)
+    targets = targets_of(model, batch)
+    if only == "padding":
+        batch = {name: torch.zeros_like(tensor) for name, tensor in batch.items()}
+        targets = {name: torch.full_like(tensor, -100) for name, tensor in targets.items()}
+    chosen = {name: tensor for name, tensor in targets.items() if only in ("all", "padding", name)}
+    if not chosen:
+        pytest.skip("not a label of this head")
+    model(**batch, **chosen).loss.backward()
+    learned = {name: parameter.grad for name, parameter in model.named_parameters() if parameter.requires_grad}
+    assert not [name for name, grad in learned.items() if grad is None or not grad.isfinite().all()]
+
+
+@every_head
+@pytest.mark.parametrize("number", [0, 4])
+def test_a_row_of_padding_changes_nothing(cls, options, number):
+    model = make_model(cls, **options)
+    batch = batch_of(model)
+    targets = targets_of(model, batch)
+
+    def filled(tensor, value=0):
+        row = torch.full_like(tensor[:1], value)
+        return torch.cat([tensor[:number], row, tensor[number:]])
+
+    others = torch.arange(5) != number
+    padded = {name: filled(tensor) for name, tensor in batch.items()}
+    expected, found = model(**batch), model(**padded, **{name: filled(each, -100) for name, each in targets.items()})
+    torch.testing.assert_close(logits_of(found)[others], logits_of(expected))
+    assert logits_of(found).isfinite().all()
+    if not isinstance(getattr(model, "crf", None), torch.nn.Module):  # a CRF's loss is a mean over all rows
+        torch.testing.assert_close(found.loss, model(**batch, **targets).loss)
+    found.loss.backward()
+    assert all(parameter.grad.isfinite().all() for parameter in model.parameters() if parameter.grad is not None)
+
+
+@every_head
+def test_weights_on_disk(cls, options, tmp_path):
+    """`device_map` may put each part of a head on disk: its weights are there only inside the calls of its modules."""
+    model = aligned(stirred(make_model(cls, **options, scalar_mix_l2=0.1)))
+    model.save_pretrained(tmp_path)
+    batch = batch_of(model)
+    batch |= targets_of(model, batch)
+    parts = [name for name, part in model.named_children() if [*part.parameters()]]
+    with torch.no_grad():
+        expected = model(**batch)
+        for name in parts:
+            places = {part: "disk" if part == name else "cpu" for part, _ in model.named_children()}
+            loaded = cls.from_pretrained(tmp_path, device_map=places, offload_folder=tmp_path / "disk").eval()
+            assert all(parameter.is_meta for parameter in getattr(loaded, name).parameters())
+            torch.testing.assert_close(dict(loaded(**batch)), dict(expected), msg=name)
+            for place, mix in loaded.mixes().items():
+                torch.testing.assert_close(mix.layer_weights(), model.mixes()[place].layer_weights())
+
+
+@every_paper_network
+def test_the_default_device_is_not_read(cls, options):
+    model = make_model(cls, **options, use_elmo=False, task_char_cnn_filters=[])
+    batch = batch_of(model)
+    batch |= targets_of(model, batch)
+    expected = model(**batch)
+    with torch.device("meta"):
+        found = model(**batch)
+    torch.testing.assert_close(dict(found), dict(expected))
+
+
+@pytest.mark.parametrize("options", [{}, {"task_word_embedding_size": 0}, {"use_elmo": False}])
+@pytest.mark.parametrize("is_baseline", [False, True])
+@every_class
+def test_vectors_may_be_replaced(cls, options, is_baseline):
+    model = make_model(cls, **{**options, "use_elmo": not is_baseline}, freeze_word_embeddings=True)
+    batch, old = batch_of(model), model.get_input_embeddings()
+    before, new = logits_of(model(**batch)), torch.nn.Embedding(*old.weight.shape)
+    model.set_input_embeddings(new)
+    assert model.get_input_embeddings() is new and not torch.equal(logits_of(model(**batch)), before)
+    is_frozen = not is_baseline or new is model.token_features.word_embeddings
+    assert new.weight.requires_grad != is_frozen
+    shape = tuple(old.weight.shape)
+    message = re.escape(f"has shape (99, {shape[1]}), but this head reads {shape}. Pass a table of this shape")
+    with pytest.raises(ValueError, match=message):
+        model.set_input_embeddings(torch.nn.Embedding(99, shape[1]))
+
+
+@pytest.mark.parametrize(
+    ("cls", "options", "lost"),
+    [
+        (ELMoForTokenClassification, {}, "the CRF is not trained"),
+        (ELMoForTokenClassification, {"head": "linear", "scalar_mix_l2": 0.1}, "the penalty of `scalar_mix_l2`"),
+        (ELMoForTokenClassification, {"head": "linear"}, None),
+        (ELMoForSequenceClassification, {}, None),
+        (ELMoForSequenceClassification, {"problem_type": "multi_label_classification"}, "its own loss"),
+        (ELMoForSemanticRoleLabeling, {}, "the loss of roles and predicates"),
+    ],
+)
+def test_training_without_labels_is_told(cls, options, lost, warnings_of_transformers):
+    """Trainer takes the labels away for `label_smoothing_factor`, and does not say so."""
+    model = make_model(cls, **options)
+    batch = batch_of(model)
+    with torch.no_grad():
+        model.train()(**batch)
+    model.eval()(**batch)
+    assert not warnings_of_transformers.messages
+    for _ in range(2):
+        model.train()(**batch)
+    messages = [each for each in warnings_of_transformers.messages if lost and lost in each]
+    assert len(messages) == bool(lost) == len(warnings_of_transformers.messages)
+    assert all("label_smoothing_factor" in message for message in messages)
+
+
 @every_head_on_elmo
 def test_a_frozen_bilm_is_the_same_in_training(cls, options):
     model = make_model(cls, **options, dropout=0.5)
@@ -573,18 +686,6 @@ def test_each_class_has_a_default_placement(cls, options, expected, tmp_path):
     for each in (model, cls.from_pretrained(tmp_path)):
         assert cls.resolve_elmo_placement(each.config) == expected
         assert list(each.mixes()) == (["input", "output"] if expected == "both" else [expected])
-
-
-@pytest.mark.parametrize("saved", [ELMoModel, ELMoForTokenClassification])
-def test_placement_of_folders_from_before_it_could_be_none(saved, tmp_path):
-    """They all name "input". A biLM's folder has no head that this could describe."""
-    make_model(saved).save_pretrained(tmp_path)
-    file = tmp_path / "config.json"
-    file.write_text(json.dumps({**json.loads(file.read_text()), "elmo_placement": "input"}))
-    config = ELMoConfig.from_pretrained(tmp_path)
-    assert ELMoForQuestionAnswering.resolve_elmo_placement(config) == ("both" if saved is ELMoModel else "input")
-    chosen = ELMoForQuestionAnswering.from_pretrained(tmp_path, elmo_placement="input")
-    assert list(chosen.mixes()) == ["input"]
 
 
 def test_torch_compile_compiles_a_linear_head_once():

@@ -14,7 +14,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import AutoTokenizer, DataCollatorForLanguageModeling, DataCollatorForTokenClassification
 from transformers.data.data_collator import DataCollatorWithPadding, default_data_collator
-from transformers.utils import logging
 
 from modeling_elmo import ELMoConfig, ELMoTokenizer
 from modeling_elmo.run_scripts.program.command_line import is_mistake_of_user
@@ -582,15 +581,6 @@ def test_lowercase_unknown_of_words_and_another_vocabulary():
 
 
 # Words in another form of Unicode
-
-
-@pytest.fixture
-def warnings_of_transformers(caplog):
-    logging.warning_once.cache_clear()
-    logging.enable_propagation()
-    yield caplog
-    logging.disable_propagation()
-    logging.warning_once.cache_clear()
 
 
 @pytest.mark.parametrize("options", [{}, GIVEN, {"return_offsets_mapping": True}], ids=["raw", "given", "backend"])

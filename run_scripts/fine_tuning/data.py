@@ -46,6 +46,9 @@ PAIR_COLUMNS = [
 LABEL_COLUMNS = ("gold_label", "labels", "class", "category", "sentiment", "target", "stars", "rating", "score")
 
 
+SCHEME_LETTERS = {"iob1": "BI", "iobes": "BIESLUM"}  # BILOU has L and U for E and S, BMES has M for I
+
+
 @dataclass(kw_only=True)
 class TaggingDataArguments(DataArguments):
     train_file: str | None = field(
@@ -77,9 +80,12 @@ class TaggingDataArguments(DataArguments):
             "always skipped in .conllu."
         },
     )
-    tag_scheme: Literal["keep", "iob1"] = field(
+    tag_scheme: Literal["keep", "iob1", "iobes"] = field(
         default="keep",
-        metadata={"help": "iob1: convert tags from IOB1, where B- only separates adjacent entities, to BIO."},
+        metadata={
+            "help": "iob1: convert tags from IOB1, where B- only separates adjacent entities, to BIO. iobes: convert "
+            "tags from IOBES (BIOES), BILOU or BMES to BIO, which transformers' pipeline groups into entities."
+        },
     )
 
 
@@ -129,9 +135,7 @@ def _tagged_split(source: Source, split: str, arguments: TaggingDataArguments) -
     source.check_column(arguments.tokens_column, columns, "tokens_column")
     source.check_column(tags, columns, "tags_column")
     names = source.class_names(tags)
-    convert = partial(
-        _tagging_row, columns=(arguments.tokens_column, tags), names=names, is_iob1=arguments.tag_scheme == "iob1"
-    )
+    convert = partial(_tagging_row, columns=(arguments.tokens_column, tags), names=names, scheme=arguments.tag_scheme)
     strings = [Value("string")]
     data = source.convert(convert, Features(tokens=strings, tags=strings, inside_start=Value("string")), split)
     if places := list(filter(None, data["inside_start"])):
@@ -148,7 +152,7 @@ def _tagged_split(source: Source, split: str, arguments: TaggingDataArguments) -
 
 
 def _tagging_row(
-    location: Location, row: Mapping[str, Any], columns: tuple[str, str], names: list[str] | None, is_iob1: bool
+    location: Location, row: Mapping[str, Any], columns: tuple[str, str], names: list[str] | None, scheme: str
 ) -> dict[str, Any]:
     """Checked tokens and tags, and the location of the first entity that begins with I-, or ""."""
     where = location[0] if isinstance(location, list) else location
@@ -160,10 +164,9 @@ def _tagging_row(
         if not isinstance(token, str) or not token:
             raise ValueError(f"{each}: a token is {token!r:.80}; it must be a string that is not empty.")
     tags = [_class_name(each, tag, names, "tag") for each, tag in zip(locations, tags, strict=True)]
-    starts = _inside_starts(tags)
-    if is_iob1:
-        return {"tokens": tokens, "tags": _iob1_to_bio(locations, tags, starts), "inside_start": ""}
-    first = "".join(f"{locations[index]}, {tokens[index]!r} with {tags[index]}" for index in starts[:1])
+    if scheme != "keep":
+        return {"tokens": tokens, "tags": _to_bio(locations, tags, scheme), "inside_start": ""}
+    first = "".join(f"{locations[index]}, {tokens[index]!r} with {tags[index]}" for index in _inside_starts(tags)[:1])
     return {"tokens": tokens, "tags": tags, "inside_start": first}
 
 
@@ -173,11 +176,20 @@ def _inside_starts(tags: list[str]) -> list[int]:
     return [index for index, (before, tag) in pairs if tag[:2] == "I-" and before not in (tag, f"B{tag[1:]}")]
 
 
-def _iob1_to_bio(locations: list[str], tags: list[str], starts: list[int]) -> list[str]:
+def _to_bio(locations: list[str], tags: list[str], scheme: str) -> list[str]:
+    """The same entities as BIO tags. Tags that do not fit together are read as by conlleval and seqeval."""
+    letters = SCHEME_LETTERS[scheme]
     for location, tag in zip(locations, tags, strict=True):
-        if tag != "O" and tag[:2] not in ("B-", "I-"):
-            raise ValueError(f"{location}: {tag!r} is not an IOB1 tag (O, B-TYPE, I-TYPE); pass --tag_scheme keep.")
-    return [f"B{tag[1:]}" if index in starts else tag for index, tag in enumerate(tags)]
+        if tag != "O" and (tag[:1] not in letters or tag[1:2] != "-"):
+            forms = ", ".join(f"{letter}-TYPE" for letter in letters)
+            raise ValueError(
+                f"{location}: {tag!r} is not an {scheme.upper()} tag (O, {forms}); pass --tag_scheme keep."
+            )
+    converted = []
+    for before, tag in zip(["O", *tags], tags, strict=False):
+        goes_on = tag[0] in "IMEL" and before[0] in "BIM" and before[1:] == tag[1:]
+        converted.append(tag if tag == "O" else f"{'I' if goes_on else 'B'}{tag[1:]}")
+    return converted
 
 
 def read_classification(arguments: ClassificationDataArguments) -> DatasetDict:

@@ -36,6 +36,13 @@ def tags_beside_entities(tags: Iterable[str]) -> list[str]:
     return others if any(ENTITY_TAG.fullmatch(tag) and "-" in tag for tag in tags) else []
 
 
+def tags_that_pipelines_split(tags: Iterable[str]) -> list[str]:
+    """The tags of entities, also such as `B_PER`, that are not BIO: transformers' pipeline returns them in pieces."""
+    tags = list(tags)
+    are_entities = marks_entities(tags) or all(re.fullmatch(r"O|[BIESLUM][\W_].+", tag) for tag in tags)
+    return [tag for tag in tags if are_entities and not re.fullmatch("O|[BI]-.+", tag, re.DOTALL)]
+
+
 def tagging_scores(
     predicted: Sequence[Sequence[str]], gold: Sequence[Sequence[str]], are_entities: bool | None = None
 ) -> Scores:

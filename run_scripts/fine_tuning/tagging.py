@@ -11,7 +11,12 @@ from transformers.utils import logging
 
 from modeling_elmo import ELMoForTokenClassification, ELMoTokenizer
 from modeling_elmo.run_scripts.fine_tuning.data import TaggingDataArguments, label_names, read_tagging
-from modeling_elmo.run_scripts.fine_tuning.metrics import marks_entities, tagging_scores, tags_beside_entities
+from modeling_elmo.run_scripts.fine_tuning.metrics import (
+    marks_entities,
+    tagging_scores,
+    tags_beside_entities,
+    tags_that_pipelines_split,
+)
 from modeling_elmo.run_scripts.fine_tuning.task import (
     NO_LABEL,
     Batch,
@@ -24,7 +29,7 @@ from modeling_elmo.run_scripts.fine_tuning.task import (
 
 logger = logging.get_logger(__name__)
 
-SHOWN_TAGS = 3  # in the warning about tags that fit no scheme
+SHOWN_TAGS = 3  # in the warnings about tags that fit no scheme
 
 
 @dataclass(kw_only=True)
@@ -54,12 +59,16 @@ class Tagging(Task):
         self.has_entities = marks_entities(self.labels)
         self.name, self.metric = ("ner", "f1") if self.has_entities else ("tagging", "accuracy")
         self.config = label_config(self.labels)
+        source = self.arguments.train_file or "The training data"
         if others := tags_beside_entities(self.labels):
-            more = f" and {len(others) - SHOWN_TAGS} more" if len(others) > SHOWN_TAGS else ""
             logger.warning(
-                f"{self.arguments.train_file or 'The training data'}: some tags mark entities, but not "
-                f"{', '.join(map(repr, others[:SHOWN_TAGS]))}{more}, so all are scored by accuracy. Remove the "
-                "header line if the file has one, or rename the tags, as in B-PER."
+                f"{source}: some tags mark entities, but not {_first_tags(others)}, so all are scored by accuracy. "
+                "Remove the header line if the file has one, or rename the tags, as in B-PER."
+            )
+        if others := tags_that_pipelines_split(self.labels):
+            logger.warning(
+                f"{source}: {_first_tags(others)} are not BIO tags, and transformers' pipeline groups the words of BIO "
+                "entities only (B-PER, I-PER). Pass --tag_scheme iobes for tags such as E-PER, or rename them."
             )
 
     def words(self, split: Dataset, tokenizer: ELMoTokenizer) -> Iterable[list[str]]:
@@ -89,3 +98,8 @@ class Tagging(Task):
 
     def _tags(self, numbers: np.ndarray) -> list[str]:
         return [self.labels[number] for number in numbers]
+
+
+def _first_tags(tags: list[str]) -> str:
+    more = f" and {len(tags) - SHOWN_TAGS} more" if len(tags) > SHOWN_TAGS else ""
+    return ", ".join(map(repr, tags[:SHOWN_TAGS])) + more
