@@ -254,7 +254,8 @@ def sync(folder: Path):
 
 
 def sync_file(path: Path):
-    with path.open("rb") as file:
+    # Windows flushes only files that are open for writing, and other systems let nobody write to a read-only file.
+    with path.open("rb+" if os.access(path, os.W_OK) else "rb") as file:
         os.fsync(file.fileno())
 
 
