@@ -76,7 +76,7 @@ def build_vocabulary(arguments: VocabularyArguments) -> VocabularyReport:
     """Counts the words, and writes the file."""
     output = Path(arguments.output)
     check_output(output)
-    if output.exists() and not arguments.overwrite:
+    if output.is_file() and not arguments.overwrite:
         raise FileExistsError(f"--output {output} exists; pass --overwrite to replace it.")
     check_vocabulary_size(arguments.vocabulary_size)
     if arguments.min_frequency < 1 or arguments.max_word_length < 3:

@@ -14,7 +14,6 @@ from modeling_elmo.run_scripts.program.processes import (
     LOCK,
     ProcessGroup,
     check_processes,
-    has_accelerator,
     local_device,
     sole_run,
 )
@@ -40,13 +39,6 @@ def test_processes_that_do_not_know_each_other_are_refused(monkeypatch):
         check_processes(1)
     monkeypatch.delenv("WORLD_SIZE")
     check_processes(1)
-
-
-def test_accelerators_of_old_and_new_torch(monkeypatch):
-    found = torch.cuda.is_available() or torch.backends.mps.is_available()
-    assert has_accelerator() == found
-    monkeypatch.delattr(torch, "accelerator", raising=False)
-    assert has_accelerator() == found
 
 
 def test_a_group_of_one_process_needs_no_others(monkeypatch):

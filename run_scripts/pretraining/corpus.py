@@ -211,19 +211,19 @@ class Corpus:
 def find_files(pattern: str) -> list[str]:
     """The files of a path, a pattern, or a folder."""
     if os.path.isdir(pattern):
-        found = sorted(str(path) for path in Path(pattern).rglob("*") if format_suffix(path) in TEXT_SUFFIXES)
+        found = [str(path) for path in Path(pattern).rglob("*") if format_suffix(path) in TEXT_SUFFIXES]
         endings = f"{', '.join(TEXT_SUFFIXES)}, or such an ending with .gz or .zst"
         advice = f"in this folder ends in {endings}. Pass a pattern for other names: '{pattern}/*'."
     else:
         refuse_folder_or_pipe(Path(pattern), pattern)
-        found = [pattern] if os.path.isfile(pattern) else sorted(glob.glob(pattern, recursive=True))
+        found = [pattern] if os.path.isfile(pattern) else glob.glob(pattern, recursive=True)
         advice = "has this name. Pass files, folders, or patterns such as 'train/*.txt.gz'."
     if arrays := [file for file in found if format_suffix(Path(file)) == ".json"]:
         raise ValueError(
             f"{arrays[0]}: text is read from .txt, and from .jsonl with a record per line. Convert or rename the file."
         )
     if files := list(filter(os.path.isfile, found)):
-        return files
+        return sorted(files, key=lambda file: Path(file).as_posix())  # the same order on Windows
     raise FileNotFoundError(f"{pattern}: no file {advice}")
 
 

@@ -37,4 +37,3 @@ def most_frequent_lines(counts: Counter[str], vocab_size: int | None, min_freque
 def write_vocabulary(path: Path, words: Iterable[str]):
     """Writes a word per line, without `<PAD>`, whose id is always 0."""
     write_lines(path, (word for word in words if word != PAD_WORD))
-

@@ -80,6 +80,8 @@ class ProgramParser(HfArgumentParser):
         Raises:
             ValueError: an option is unknown, or an option of transformers has a wrong value.
         """
+        from modeling_elmo.run_scripts.program.data_files import refuse_replaced_inputs  # which imports this file
+
         try:
             *parsed, unknown = self.parse_args_into_dataclasses(
                 arguments, return_remaining_strings=True, look_for_args_file=False
@@ -91,6 +93,7 @@ class ProgramParser(HfArgumentParser):
             close = get_close_matches(unknown[0].partition("=")[0], known, 1)
             advice = f"Did you mean {close[0]}?" if close else "--help lists the options."
             raise ValueError(f"{unknown[0]} is not an option of this program. {advice}")
+        refuse_replaced_inputs({name: value for group in parsed for name, value in vars(group).items()})
         return parsed[0] if len(parsed) == 1 else tuple(parsed)
 
     def error(self, message: str) -> NoReturn:
