@@ -12,10 +12,12 @@ import sys
 import time
 from pathlib import Path
 from threading import RLock
+from types import SimpleNamespace
 
 import psutil
 import pytest
 import torch
+import torch.distributed as dist
 import torch.nn.functional as F
 from accelerate.state import AcceleratorState
 from datasets import Dataset
@@ -285,6 +287,17 @@ def test_an_error_ends_the_processes_that_prepare_batches_too(tmp_path):
 
 
 # Errors
+
+
+def test_weights_of_another_process_that_are_not_numbers_are_an_error_here(tmp_path, monkeypatch):
+    run = SimpleNamespace(
+        plain_model=torch.nn.Linear(2, 2), progress=SimpleNamespace(step=7), _last_good_checkpoint=str
+    )
+    Pretraining._check_weights(run)
+    monkeypatch.setattr(dist, "is_initialized", lambda: True)
+    monkeypatch.setattr(dist, "all_reduce", lambda is_finite, operation: is_finite.zero_())
+    with pytest.raises(FloatingPointError, match="Weights after step 7 are not numbers"):
+        Pretraining._check_weights(run)
 
 
 def files_of(folder: Path) -> dict[str, bytes]:

@@ -52,8 +52,8 @@ def check_workers(number: int):
             Listener().close()
     except OSError as error:
         raise ValueError(
-            f"--dataloader_num_workers {number}: workers send batches through a socket in {gettempdir()}, which fails "
-            f"({error}). Set TMPDIR to a folder with a short path, or pass --dataloader_num_workers 0."
+            f"--dataloader_num_workers {number}: workers need a socket in {gettempdir()}, whose path is too long, or "
+            "which cannot be written. Set TMPDIR to another folder, or pass --dataloader_num_workers 0."
         ) from error
 
 
