@@ -12,6 +12,8 @@ import torch
 
 from modeling_elmo import conversion_files as files
 
+WITH_PIPES_AND_SIGNALS = pytest.mark.skipif(os.name == "nt", reason="Windows has neither")
+
 
 def make(path, content=b""):
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -231,6 +233,7 @@ def test_staged_links_and_the_present_folder(tmp_path, monkeypatch):
     assert (tmp_path / "real" / "written").is_file()
 
 
+@WITH_PIPES_AND_SIGNALS
 def test_staged_writes_into_a_pipe(tmp_path):
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
@@ -241,6 +244,7 @@ def test_staged_writes_into_a_pipe(tmp_path):
     os.close(reader)
 
 
+@WITH_PIPES_AND_SIGNALS
 def test_sigterm_deletes_what_is_staged(tmp_path):
     with pytest.raises(SystemExit) as ended, files.staged(tmp_path / "outer") as outer, files.staged(outer / "inner"):
         os.kill(os.getpid(), signal.SIGTERM)
