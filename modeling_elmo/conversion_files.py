@@ -223,8 +223,8 @@ def staged(target: Path) -> Iterator[Path]:
     is_stream = target.exists() and not (target.is_file() or target.is_dir())
     target = target.resolve() if target.is_dir() else target
     target.parent.mkdir(parents=True, exist_ok=True)
-    place = {} if is_stream else {"dir": target.parent, "prefix": f".{target.name}."}
-    with _exit_at_sigterm(), tempfile.TemporaryDirectory(**place) as beside:
+    place = tempfile.gettempdir() if is_stream else target.parent
+    with _exit_at_sigterm(), tempfile.TemporaryDirectory(dir=place, prefix=f".{target.name}.") as beside:
         staging = Path(beside, target.name)
         yield staging
         if staging.is_dir() and target.is_dir():

@@ -79,7 +79,7 @@ class Pretraining:
         self.is_sampled = model.config.softmax_type == "sampled"
         # Word vectors have dense gradients, so a softmax that shares their table has them, too.
         model.softmax.sparse_gradients = self.is_sampled and not model.config.tie_word_embeddings
-        if model.softmax.sparse_gradients and accelerator.device.type == "mps" and torch.__version__ < (2, 9):
+        if model.softmax.sparse_gradients and accelerator.device.type == "mps" and torch.__version__ < "2.9":
             raise ValueError(
                 f"--softmax_type sampled needs sparse tensors, which torch {torch.__version__} lacks on mps. Install "
                 "torch 2.9 or newer, or pass --use_cpu or --softmax_type full."

@@ -3,7 +3,7 @@
 import signal
 from collections.abc import Callable
 from threading import current_thread, main_thread
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from accelerate import Accelerator
 from accelerate.utils import broadcast_object_list
@@ -43,7 +43,8 @@ def on_main_process(accelerator: Accelerator, work: Callable[[], Result]) -> Res
 
     An error is raised on all of them, too: raised by one, it would leave the others waiting for that process.
     """
-    result, failed = None, None
+    result: Any = None
+    failed: Exception | None = None
     if accelerator.is_main_process:
         try:
             result = work()
