@@ -123,6 +123,11 @@ def test_a_failed_run_leaves_the_old_file_alone(tmp_path, monkeypatch):
             r"--output \. is a folder",
         ),
         (["--train_file", "text.txt", "--output", "mine.txt"], FileExistsError, "mine.txt exists; pass --overwrite to"),
+        (
+            ["--train_file", "*t.txt", "--output", "text.txt", "--overwrite"],
+            ValueError,
+            "would replace .*t.txt, which is",
+        ),
     ],
 )
 def test_bad_input(tmp_path, monkeypatch, options, error, message):

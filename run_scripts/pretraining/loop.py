@@ -163,7 +163,7 @@ class Pretraining:
                 f"{self.accelerator.num_processes} process(es): it needs several processes, and a softmax that is full "
                 "or adaptive and has a table of its own."
             )
-        from torch.distributed.fsdp import fully_shard  # takes a second
+        from torch.distributed.fsdp import fully_shard  # an import of a second
 
         fully_shard(self.plain_model.softmax)
 
