@@ -13,7 +13,6 @@ from modeling_elmo.run_scripts.program.data_files import (
     column_rows,
     json_rows,
     numbered_texts,
-    refuse_replaced_inputs,
     table_rows,
 )
 from modeling_elmo.run_scripts.program.files import check_output
@@ -238,45 +237,6 @@ def test_bad_json(tmp_path, name, content, message):
     (tmp_path / name).write_text(content)
     with pytest.raises(ValueError, match=message):
         list(json_rows(tmp_path / name))
-
-
-@pytest.mark.parametrize(
-    "inputs",
-    [
-        {"train_file": ["a.txt"]},
-        {"train_file": ["no.txt", "texts/../a.txt"]},
-        {"train_file": ["*.txt"]},
-        {"train_file": ["."]},
-        {"text": ["link.txt"]},
-        {"text": ["hard.txt"]},
-        {"output": "model/vocab.txt", "model": "model"},
-        {"output": "link-to-model/config.json", "model": "model"},
-        {"output": None, "output_dir": "model", "model_name_or_path": "link-to-model"},
-        {"output": None, "output_dir": "model", "vocabulary_file": "model/vocab.txt"},
-    ],
-    ids=str,
-)
-def test_an_output_that_is_an_input_is_refused(inputs, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    for name in ("model", "texts"):
-        Path(name).mkdir()
-    for name in ("a.txt", "model/config.json", "model/vocab.txt"):
-        Path(name).touch()
-    Path("link.txt").symlink_to("a.txt")
-    Path("hard.txt").hardlink_to("a.txt")
-    Path("link-to-model").symlink_to("model")
-    with pytest.raises(ValueError, match=r"--output\w* \S+ would replace \S+, which is read. Pass another path."):
-        refuse_replaced_inputs({"output": "a.txt"} | inputs)
-
-
-def test_other_outputs_may_exist(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    Path("model", "results").mkdir(parents=True)
-    for name in ("model/results/probe.json", "model/found.json", "a.txt", "b.txt"):
-        Path(name).touch()
-    for output in ("model/results/probe.json", "model/found.json", "b.txt", "c.txt"):
-        refuse_replaced_inputs({"output": output, "model": "model", "train_file": ["a.txt"], "hub_model_id": "b.txt"})
-    refuse_replaced_inputs({"output_dir": "model", "resume_from_checkpoint": "model", "text": None})
 
 
 def test_outputs_that_are_no_files(tmp_path):

@@ -9,7 +9,6 @@ takes the beginning of an incomplete `.zst` file for the whole.
 """
 
 import csv
-import glob
 import json
 import re
 from collections.abc import Callable, Iterator, Mapping
@@ -17,7 +16,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from modeling_elmo.run_scripts.program.files import MODEL_FILES, numbered_lines, parse_json
+from modeling_elmo.run_scripts.program.files import numbered_lines, parse_json
 
 Location = str | list[str]  # of a row, or of each word of a sentence
 LocatedRow = tuple[Location, Mapping[str, Any]]
@@ -27,46 +26,10 @@ CONLLU_COLUMNS = ("id", "form", "lemma", "upos", "xpos", "feats", "head", "depre
 DEFAULT_TAGS = "tags"
 TABLE_SUFFIXES = (".tsv", ".csv")
 WORD_SUFFIXES = (".conll", ".bio", ".iob", ".iob2", ".conllu")
-# Options of all programs that name what they replace, and what they read.
-OUTPUTS = ("output", "output_dir", "page")
-INPUTS = (
-    *("train_file", "validation_file", "test_file", "input", "text", "text_file", "dataset", "vocabulary_file"),
-    *("model", "model_name_or_path", "tokenizer_name", "ensemble", "vectors", "word_vectors", "sense_inventory"),
-    *("plan", "data_statement", "citation"),
-)
-VOCABULARY = "vocab.txt"  # of a model, in an output folder
 TEXT_SUFFIXES = (".txt", ".jsonl", *TABLE_SUFFIXES, *WORD_SUFFIXES)  # of texts, by `numbered_texts`
 COLUMN_SUFFIXES = (*WORD_SUFFIXES, ".tsv", ".txt")  # of a tagger's data
 LONGEST_CELL = 2**31 - 1  # of CSV: the largest that Python takes on all systems; its default is 131,072 characters
 BETWEEN_SENTENCES = ("-DOCSTART-", "#begin document", "#end document")  # lines of CoNLL-2003 and CoNLL-2012
-
-
-def refuse_replaced_inputs(options: Mapping[str, Any]):
-    """Refuses an output that is an input, whatever its path: a link, another spelling, a file of a pattern or folder.
-
-    Args:
-        options: all options of a program by their names.
-    """
-    for output in OUTPUTS:
-        target = Path(options.get(output) or "")
-        if not options.get(output) or not target.exists():
-            continue
-        replaced = [path for path in (target, target / VOCABULARY) if path.exists()]
-        for name in INPUTS:
-            given = options.get(name) or []
-            for each in [given] if isinstance(given, str) else given:
-                if any(path.samefile(other) for path in _paths_of_input(each) for other in replaced):
-                    raise ValueError(f"--{output} {target} would replace {each}, which is read. Pass another path.")
-
-
-def _paths_of_input(given: str) -> Iterator[Path]:
-    """What an option may read: a path, the files of a pattern, the model or the texts of a folder."""
-    folder = Path(given)
-    found = [folder, *map(Path, glob.glob(given, recursive=True))]
-    if folder.is_dir():
-        found += [path for pattern in MODEL_FILES for path in folder.glob(pattern)]
-        found += [path for path in folder.rglob("*") if format_suffix(path) in TEXT_SUFFIXES]
-    return filter(Path.exists, found)
 
 
 def format_suffix(path: Path) -> str:
