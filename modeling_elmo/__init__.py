@@ -46,6 +46,7 @@ from .tokenization.tokenization_elmo import ELMoTokenizer  # noqa: E402
 
 __version__ = "1.0.0"
 
+_has_sources = Path(__file__).with_suffix(".py").is_file()  # not if the package is compiled, zipped or frozen
 # Registered with the Auto classes of this process ...
 AutoConfig.register(ELMoConfig.model_type, ELMoConfig, exist_ok=True)
 AutoTokenizer.register(ELMoConfig, fast_tokenizer_class=ELMoTokenizer, exist_ok=True)
@@ -63,7 +64,7 @@ for _auto_class, *_model_classes in (
 ):
     # Of several classes, transformers takes the one that `architectures` of the configuration names, else the first.
     _auto_class.register(ELMoConfig, tuple(_model_classes), exist_ok=True)
-    for _model_class in _model_classes:  # ... and saved with its code, for processes without this package.
+    for _model_class in _model_classes if _has_sources else ():  # ... and saved with its code, for other processes.
         _model_class.register_for_auto_class(_auto_class.__name__)
 PIPELINE_REGISTRY.register_pipeline(
     "extractive-question-answering",  # transformers refuses "question-answering", the name of a task that it removed
@@ -78,8 +79,9 @@ for _task, _pipeline_class in (
     PIPELINE_REGISTRY.register_pipeline(
         _task, pipeline_class=_pipeline_class, pt_model=AutoModelForTokenClassification, type="text"
     )
-ELMoConfig.register_for_auto_class()
-ELMoTokenizer.register_for_auto_class()
+if _has_sources:
+    ELMoConfig.register_for_auto_class()
+    ELMoTokenizer.register_for_auto_class()
 
 __all__ = [
     "ELMoConfig",

@@ -8,6 +8,8 @@ import gzip
 import json
 import math
 import re
+import signal
+import sys
 import tempfile
 import zipfile
 import zlib
@@ -16,6 +18,7 @@ from contextlib import contextmanager
 from fnmatch import fnmatchcase
 from itertools import islice
 from pathlib import Path, PureWindowsPath
+from threading import current_thread, main_thread
 from typing import IO, Any, NamedTuple
 
 import torch
@@ -214,16 +217,35 @@ def check_empty(output_dir: Path):
 def staged(target: Path) -> Iterator[Path]:
     """A path for a new file or folder, which replaces `target` after success and is deleted after an error.
 
-    A file replaces an older file. A folder replaces an empty folder, also behind a link.
+    A file replaces an older file, a folder an empty folder, also behind a link. A device or a pipe is never replaced:
+    the content of the file is written into it. SIGTERM deletes the new file or folder, too, and ends the process.
     """
+    is_stream = target.exists() and not (target.is_file() or target.is_dir())
     target = target.resolve() if target.is_dir() else target
     target.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=target.parent, prefix=f".{target.name}.") as beside:
+    place = tempfile.gettempdir() if is_stream else target.parent
+    with _exit_at_sigterm(), tempfile.TemporaryDirectory(dir=place, prefix=f".{target.name}.") as beside:
         staging = Path(beside, target.name)
         yield staging
         if staging.is_dir() and target.is_dir():
             target.rmdir()  # Windows does not rename onto a folder
-        staging.replace(target)
+        if is_stream:
+            target.write_bytes(staging.read_bytes())
+        else:
+            staging.replace(target)
+
+
+@contextmanager
+def _exit_at_sigterm() -> Iterator[None]:
+    """SIGTERM leaves `with` blocks like an error. Only the main thread has signals; others' handlers stay."""
+    if current_thread() is not main_thread() or signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
+        yield
+        return
+    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))  # the shell's exit status
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
 class ArrayHeader(NamedTuple):

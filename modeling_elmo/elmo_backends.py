@@ -348,8 +348,7 @@ def packed(weight_GD: Tensor, keep: bool = True) -> Packed:
     return Packed(weight_GD, remembered(onednn_layout, weight_GD) if keep else onednn_layout(weight_GD))
 
 
-# Older releases of torch do not tell the CPU; then oneDNN computes everything.
-_is_intel = hasattr(torch.cpu, "get_capabilities") and "Intel" in torch.cpu.get_capabilities().get("cpu_name", "")
+_is_intel = "Intel" in torch.cpu.get_capabilities().get("cpu_name", "")
 
 
 def bfloat16_obstacle() -> str | None:

@@ -7,6 +7,8 @@ in plain PyTorch. On CUDA with triton, `triton_forward` and `triton_backward` co
 Shape suffixes: K directions, whose sequences have the same lengths; T steps; the rest as in `elmo_lstm.py`.
 """
 
+import inspect
+import sys
 from collections.abc import Sequence
 from functools import partial
 from typing import Any, NamedTuple
@@ -21,7 +23,9 @@ try:  # optional, only for CUDA
     import triton
     import triton.language as tl
     from triton.language import constexpr
-except ImportError:
+
+    inspect.getsource(sys.modules[__name__])  # triton compiles it, and a frozen installation has none
+except (ImportError, OSError):
     triton = tl = None
     constexpr = Any
 

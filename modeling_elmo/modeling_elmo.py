@@ -14,6 +14,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from inspect import signature
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -175,7 +176,15 @@ class ELMoPreTrainedModel(PreTrainedModel):
         return (model, info) if output_loading_info else model
 
     def save_pretrained(self, *args, **kwargs):
-        """Saves the model with its code. The configuration names the classes and pipelines in the saved folder."""
+        """Saves the model with its code. The configuration names the classes and pipelines in the saved folder.
+
+        Without its code, and with a warning, where the package is installed without sources.
+        """
+        if not Path(__file__).with_suffix(".py").is_file():
+            logger.warning(
+                "The model is saved without its code, because this installation has no sources. It loads only where "
+                "modeling_elmo is installed; leave out trust_remote_code there."
+            )
         self.config.use_code_of_folder()
         if self.custom_pipelines:
             self.config.custom_pipelines = self.custom_pipelines

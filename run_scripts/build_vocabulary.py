@@ -12,11 +12,16 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
-from modeling_elmo.run_scripts.pretraining.corpus import Corpus, TrainTextArguments
-from modeling_elmo.run_scripts.pretraining.vocabulary import check_vocabulary_size, word_frequencies, write_vocabulary
+from modeling_elmo.run_scripts.pretraining.corpus import Corpus, TrainTextArguments, word_length
+from modeling_elmo.run_scripts.pretraining.vocabulary import (
+    check_vocabulary_size,
+    most_frequent_lines,
+    word_frequencies,
+    write_vocabulary,
+)
 from modeling_elmo.run_scripts.program.command_line import ProgramParser, run
 from modeling_elmo.run_scripts.program.files import check_output
-from modeling_elmo.tokenization.elmo_characters import SPECIAL_WORDS, most_frequent_words
+from modeling_elmo.tokenization.elmo_characters import SPECIAL_WORDS
 from modeling_elmo.tokenization.elmo_pretokenization import TextSplitter
 
 
@@ -71,7 +76,7 @@ def build_vocabulary(arguments: VocabularyArguments) -> VocabularyReport:
     """Counts the words, and writes the file."""
     output = Path(arguments.output)
     check_output(output)
-    if output.exists() and not arguments.overwrite:
+    if output.is_file() and not arguments.overwrite:
         raise FileExistsError(f"--output {output} exists; pass --overwrite to replace it.")
     check_vocabulary_size(arguments.vocabulary_size)
     if arguments.min_frequency < 1 or arguments.max_word_length < 3:
@@ -84,7 +89,7 @@ def build_vocabulary(arguments: VocabularyArguments) -> VocabularyReport:
     num_texts, counts = word_frequencies(corpus, splitter)
     if not counts:
         raise corpus.emptiness()
-    words = most_frequent_words(counts, arguments.vocabulary_size, arguments.min_frequency)
+    words = most_frequent_lines(counts, arguments.vocabulary_size, arguments.min_frequency)
     write_vocabulary(output, words)
     return report_on(num_texts, counts, words, arguments)
 
@@ -93,12 +98,8 @@ def report_on(
     num_texts: int, counts: Counter[str], words: list[str], arguments: VocabularyArguments
 ) -> VocabularyReport:
     room = arguments.max_word_length - 2
-
-    def is_cut(word: str) -> bool:
-        return len(word.encode("utf-8", "ignore") if arguments.alphabet == "utf8" else word) > room
-
     total = counts.total()
-    cut = [word for word in counts if is_cut(word)]
+    cut = [word for word in counts if word_length(word, arguments.alphabet) > room]
     return VocabularyReport(
         texts=num_texts,
         words=total,

@@ -26,6 +26,7 @@ from modeling_elmo.conversion_catalogue import format_catalogue, published_check
 from modeling_elmo.conversion_elmo import convert_original_checkpoint, export_original_checkpoint
 from modeling_elmo.conversion_files import (
     WEIGHTS_FILES,
+    check_empty,
     fetch,
     find_checkpoint,
     first_of,
@@ -33,6 +34,7 @@ from modeling_elmo.conversion_files import (
     names_in,
     num_equal,
     read_arrays,
+    staged,
 )
 from modeling_elmo.conversion_manylangs import (
     convert_manylangs_checkpoint,
@@ -117,14 +119,16 @@ def main(arguments: list[str] | None = None):
     if parsed.to_original:
         convert_back(parsed)
         return
-    folder, found_format = Path(parsed.output_dir), format_of(parsed)
+    output_dir, found_format = Path(parsed.output_dir), format_of(parsed)
     print(f"{parsed.weights}: {found_format.name}")
     check_given_options(parsed, found_format)
-    found_format.convert(parsed)
-    write_result(folder, "conversion", found_format.check(folder, parsed))
-    write_card_facts(folder, parsed)
-    write_bilm_card(folder, folder.resolve().name)
-    print(f"Wrote {folder}; load it with AutoModel.from_pretrained({str(folder)!r}, trust_remote_code=True).")
+    check_empty(output_dir)
+    with staged(output_dir) as folder:
+        found_format.convert(parsed, folder)
+        write_result(folder, "conversion", found_format.check(folder, parsed))
+        write_card_facts(folder, parsed)
+        write_bilm_card(folder, output_dir.resolve().name)
+    print(f"Wrote {output_dir}; load it with AutoModel.from_pretrained({str(output_dir)!r}, trust_remote_code=True).")
 
 
 def convert_back(arguments: ConversionArguments):
@@ -156,11 +160,11 @@ def check_given_options(arguments: ConversionArguments, found: "Format"):
         raise ValueError(f"--{other[0]} has no effect: {arguments.weights} is {found.name}. Omit it.")
 
 
-def convert_hdf5(arguments: ConversionArguments):
+def convert_hdf5(arguments: ConversionArguments, folder: Path):
     convert_original_checkpoint(
         arguments.weights,
         arguments.options,
-        str(arguments.output_dir),
+        folder,
         arguments.vocabulary,
         arguments.softmax,
         arguments.pre_tokenization or "moses",
@@ -182,10 +186,10 @@ def check_hdf5(folder: Path, arguments: ConversionArguments) -> dict[str, Any]:
         return conversion_record(arguments, paths, len(originals), num_equal(originals, again))
 
 
-def convert_tensorflow(arguments: ConversionArguments):
+def convert_tensorflow(arguments: ConversionArguments, folder: Path):
     convert_tensorflow_checkpoint(
         arguments.weights,
-        str(arguments.output_dir),
+        folder,
         options=arguments.options,
         vocabulary=arguments.vocabulary,
         step=arguments.step,
@@ -204,10 +208,10 @@ def check_tensorflow(folder: Path, arguments: ConversionArguments) -> dict[str, 
         return conversion_record(arguments, paths, *count_equal_arrays(found, folder))
 
 
-def convert_manylangs(arguments: ConversionArguments):
+def convert_manylangs(arguments: ConversionArguments, folder: Path):
     convert_manylangs_checkpoint(
         arguments.weights,
-        str(arguments.output_dir),
+        folder,
         architecture=arguments.architecture,
         pre_tokenization=arguments.pre_tokenization or "whitespace",
     )
@@ -238,7 +242,7 @@ class Format(NamedTuple):
     name: str
     files: tuple[str, ...]  # any of them in a folder or archive tells the format
     options: tuple[str, ...]  # of `OPTIONS_OF_FORMATS`
-    convert: Callable[[ConversionArguments], None]
+    convert: Callable[[ConversionArguments, Path], None]
     check: Callable[[Path, ConversionArguments], dict[str, Any]]
 
 

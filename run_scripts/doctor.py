@@ -91,7 +91,7 @@ def accelerators() -> Iterator[tuple[str, str]]:
     if not has_accelerator():
         yield "device", f"none that torch {torch.__version__} can use"
     elif not torch.cuda.device_count():
-        yield "device", str(torch.accelerator.current_accelerator()) if hasattr(torch, "accelerator") else "mps"
+        yield "device", str(torch.accelerator.current_accelerator())
     for number in range(torch.cuda.device_count()):
         facts = torch.cuda.get_device_properties(number)
         cells = "triton" if elmo_lstm_fused.triton else "plain PyTorch, because triton is missing"

@@ -12,6 +12,7 @@ from pathlib import Path
 
 from transformers.utils import logging
 
+from modeling_elmo.conversion_files import staged
 from modeling_elmo.run_scripts.cards.publishing import (
     PushArguments,
     assemble,
@@ -35,7 +36,8 @@ def main(arguments: list[str] | None = None) -> Path | None:
         print("\n".join(f"{(folder / path).stat().st_size:>12,}  {path}" for path in paths))
         print(f"{sum((folder / path).stat().st_size for path in paths):>12,}  bytes in {len(paths)} files")
         if parsed.output_dir:
-            shutil.copytree(folder, parsed.output_dir)
+            with staged(Path(parsed.output_dir)) as copy:
+                shutil.copytree(folder, copy)
         if parsed.push:
             push(folder, parsed.repo_id, "Checkpoint, tokenizer, code and card", parsed.private, parsed.token)
         else:

@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 from accelerate import Accelerator
-from accelerate.utils import InitProcessGroupKwargs, broadcast_object_list, is_tensorboard_available, set_seed
+from accelerate.utils import InitProcessGroupKwargs, is_tensorboard_available, set_seed
 from transformers.utils import cached_file, logging
 
 from modeling_elmo import ELMoTokenizer
@@ -26,7 +26,7 @@ from modeling_elmo.conversion_tensorflow import OPTIMIZER_STATE
 from modeling_elmo.run_scripts.cards.bilm_card import perplexity_values, write_bilm_card
 from modeling_elmo.run_scripts.cards.card import CardArguments, without_folders, write_card_facts, write_result
 from modeling_elmo.run_scripts.cards.publishing import FLAG, push
-from modeling_elmo.run_scripts.pretraining.batches import SentenceBatches
+from modeling_elmo.run_scripts.pretraining.batches import SentenceBatches, SentenceEncoder
 from modeling_elmo.run_scripts.pretraining.checkpoints import Checkpoints
 from modeling_elmo.run_scripts.pretraining.corpus import Corpus, CorpusArguments, Survey
 from modeling_elmo.run_scripts.pretraining.evaluation import held_out_batches
@@ -40,6 +40,7 @@ from modeling_elmo.run_scripts.pretraining.starting_model import (
     load_checkpoint,
     make_starting_model,
 )
+from modeling_elmo.run_scripts.pretraining.stopping import on_main_process
 from modeling_elmo.run_scripts.pretraining.streams import StreamWindows
 from modeling_elmo.run_scripts.program.command_line import ProgramParser, run
 from modeling_elmo.run_scripts.program.processes import check_processes, has_accelerator, sole_run
@@ -89,13 +90,13 @@ def pretrain(
     if checkpoint is None:
         model_args.check()
     corpus = Corpus.from_arguments(corpus_args)
-    survey: Survey | None = broadcast_object_list([corpus.survey(held_out) if accelerator.is_main_process else None])[0]
-
     set_seed(training_args.seed)
     if checkpoint is None:
         model, tokenizer = make_starting_model(model_args, corpus_args, corpus, output_dir, accelerator)
     else:
         model, tokenizer = load_checkpoint(str(checkpoint))
+    split = SentenceEncoder(tokenizer, corpus_args.is_split_into_words).split
+    survey = on_main_process(accelerator, partial(corpus.survey, held_out, split, tokenizer.alphabet))
     evaluation_batches = None
     if held_out is not None:
         size = training_args.per_device_eval_batch_tokens
@@ -175,9 +176,7 @@ def checkpoint_to_resume(output_dir: Path, name: str | None, accelerator: Accele
     checkpoints = Checkpoints(output_dir, save_total_limit=None)
     checkpoints.to_resume(name)  # nothing is removed from a folder that is refused
     accelerator.wait_for_everyone()
-    if accelerator.is_main_process:
-        checkpoints.clean()
-    accelerator.wait_for_everyone()
+    on_main_process(accelerator, checkpoints.clean)
     return checkpoints.to_resume(name)
 
 

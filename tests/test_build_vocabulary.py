@@ -1,3 +1,4 @@
+import json
 from collections import Counter
 from functools import partial
 from pathlib import Path
@@ -122,6 +123,11 @@ def test_a_failed_run_leaves_the_old_file_alone(tmp_path, monkeypatch):
             r"--output \. is a folder",
         ),
         (["--train_file", "text.txt", "--output", "mine.txt"], FileExistsError, "mine.txt exists; pass --overwrite to"),
+        (
+            ["--train_file", "*t.txt", "--output", "text.txt", "--overwrite"],
+            ValueError,
+            "would replace .*t.txt, which is",
+        ),
     ],
 )
 def test_bad_input(tmp_path, monkeypatch, options, error, message):
@@ -134,3 +140,9 @@ def test_bad_input(tmp_path, monkeypatch, options, error, message):
     with pytest.raises(error, match=message):
         build(Path("vocab.txt"), *options)
     assert not Path("vocab.txt").exists() and Path("mine.txt").read_text(encoding="utf-8") == "mine"
+
+
+def test_words_that_do_not_fit_in_a_line_are_counted_as_unknown(tmp_path):
+    (tmp_path / "a.jsonl").write_text(json.dumps({"text": ["a", "", "x\ny", "b"]}), encoding="utf-8")
+    report = build(tmp_path / "vocab.txt", "--train_file", tmp_path / "a.jsonl")
+    assert (report.words, report.coverage, report.vocab_size) == (4, 0.5, 6)

@@ -1,8 +1,10 @@
 import errno
+import fcntl
 import os
 import random
 import re
 import resource
+import stat
 from pathlib import Path
 
 import numpy as np
@@ -50,6 +52,19 @@ def test_save_and_find(tmp_path):
     checkpoints.save(20, lambda folder: (folder / "only").write_text("replaces an older one"))
     assert names(checkpoints.find(20)) == ["only"]
     assert not [name for name in names(checkpoints.output_dir) if name.startswith(".")]
+
+
+def test_files_are_synchronized_where_only_open_for_writing_they_can_be(tmp_path, monkeypatch):
+    """As on Windows."""
+    fsync = os.fsync
+
+    def fsync_of_windows(descriptor):
+        if not stat.S_ISDIR(os.fstat(descriptor).st_mode) and fcntl.fcntl(descriptor, fcntl.F_GETFL) & os.O_RDWR == 0:
+            raise OSError(errno.EBADF, os.strerror(errno.EBADF))
+        fsync(descriptor)
+
+    monkeypatch.setattr(os, "fsync", fsync_of_windows)
+    assert saved(tmp_path, 1).last().name == "checkpoint-1"
 
 
 def test_all_is_on_the_disk_before_the_checkpoint_has_its_name(tmp_path, monkeypatch):

@@ -26,7 +26,12 @@ from transformers import AutoModel, TrainingArguments
 from modeling_elmo import ELMoConfig, ELMoModel, conversion_files
 from modeling_elmo.run_scripts import modeling_elmo_cli
 from modeling_elmo.run_scripts.program import command_line, files
-from modeling_elmo.run_scripts.program.command_line import ProgramParser, is_mistake_of_user, run
+from modeling_elmo.run_scripts.program.command_line import (
+    ProgramParser,
+    is_mistake_of_user,
+    refuse_replaced_inputs,
+    run,
+)
 from modeling_elmo.run_scripts.program.files import check_model
 
 ROOT = Path(__file__).parents[1]
@@ -508,3 +513,43 @@ def test_wrong_options_are_mistakes_of_the_user(arguments, message):
     with pytest.raises(ValueError, match=message) as error:
         parser().parse(["--model_name_or_path", "m", *arguments])
     assert is_mistake_of_user(error.value)
+
+
+@pytest.mark.parametrize(
+    "inputs",
+    [
+        {"train_file": ["a.txt"]},
+        {"train_file": ["no.txt", "texts/../a.txt"]},
+        {"train_file": ["*.txt"]},
+        {"train_file": ["."]},
+        {"text": ["link.txt"]},
+        {"text": ["hard.txt"]},
+        {"output": "model/vocab.txt", "model": "model"},
+        {"output": "link-to-model/config.json", "model": "model"},
+        {"output": None, "output_dir": "model", "model_name_or_path": "link-to-model"},
+        {"output": None, "output_dir": "model", "vocabulary_file": "model/vocab.txt"},
+    ],
+    ids=str,
+)
+def test_an_output_that_is_an_input_is_refused(inputs, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for name in ("model", "texts"):
+        Path(name).mkdir()
+    for name in ("a.txt", "model/config.json", "model/vocab.txt"):
+        Path(name).touch()
+    Path("link.txt").symlink_to("a.txt")
+    Path("hard.txt").hardlink_to("a.txt")
+    Path("link-to-model").symlink_to("model")
+    with pytest.raises(ValueError, match=r"--output\w* \S+ would replace \S+, which is read. Pass another path."):
+        refuse_replaced_inputs({"output": "a.txt"} | inputs)
+
+
+def test_other_outputs_may_exist(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("model", "results").mkdir(parents=True)
+    for name in ("model/results/probe.json", "model/found.json", "model/results/vocab.txt", "a.txt", "b.txt"):
+        Path(name).touch()
+    for output in ("model/results/probe.json", "model/found.json", "b.txt", "c.txt"):
+        refuse_replaced_inputs({"output": output, "model": "model", "train_file": ["a.txt"], "hub_model_id": "b.txt"})
+    refuse_replaced_inputs({"output_dir": "model", "resume_from_checkpoint": "model", "text": None})
+    refuse_replaced_inputs({"output_dir": "model/results", "model_name_or_path": "model"})

@@ -1,4 +1,6 @@
 import gzip
+import os
+import signal
 import sys
 import zipfile
 from pathlib import Path
@@ -9,6 +11,8 @@ import pytest
 import torch
 
 from modeling_elmo import conversion_files as files
+
+WITH_PIPES_AND_SIGNALS = pytest.mark.skipif(os.name == "nt", reason="Windows has neither")
 
 
 def make(path, content=b""):
@@ -227,6 +231,25 @@ def test_staged_links_and_the_present_folder(tmp_path, monkeypatch):
     with pytest.raises(OSError), files.staged(tmp_path / "real") as file:  # a folder is not replaced by a file
         make(file)
     assert (tmp_path / "real" / "written").is_file()
+
+
+@WITH_PIPES_AND_SIGNALS
+def test_staged_writes_into_a_pipe(tmp_path):
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+    with files.staged(pipe) as file:
+        make(file, b"words")
+    assert os.read(reader, 100) == b"words" and pipe.is_fifo()
+    os.close(reader)
+
+
+@WITH_PIPES_AND_SIGNALS
+def test_sigterm_deletes_what_is_staged(tmp_path):
+    with pytest.raises(SystemExit) as ended, files.staged(tmp_path / "outer") as outer, files.staged(outer / "inner"):
+        os.kill(os.getpid(), signal.SIGTERM)
+    assert ended.value.code == 128 + signal.SIGTERM and not [*tmp_path.iterdir()]
+    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
 
 
 def test_arrays(tmp_path):

@@ -1,5 +1,7 @@
 import json
+import os
 import shutil
+import signal
 import zipfile
 from pathlib import Path
 
@@ -10,7 +12,7 @@ import torch
 from transformers import AutoModel, AutoTokenizer
 
 from modeling_elmo import ELMoModel
-from modeling_elmo.run_scripts import push_to_hub
+from modeling_elmo.run_scripts import convert_checkpoint, push_to_hub
 from modeling_elmo.run_scripts.convert_checkpoint import main
 from modeling_elmo.tokenization.tokenization_elmo import ELMoTokenizer
 
@@ -198,3 +200,15 @@ def test_elmoformanylangs_there_and_back(tmp_path, capsys):
     (tmp_path / "half" / "encoder.pkl").unlink()
     with pytest.raises(FileNotFoundError, match=r"encoder\.pkl"):
         main(["--weights", str(tmp_path / "half"), "--output_dir", str(tmp_path / "other")])
+
+
+def test_a_folder_without_its_card_is_never_left(tmp_path, monkeypatch):
+    def interrupted(*_):
+        os.kill(os.getpid(), signal.SIGTERM)
+
+    with monkeypatch.context() as patches, pytest.raises(SystemExit):
+        patches.setattr(convert_checkpoint, "write_bilm_card", interrupted)
+        main([*ALLENNLP, "--output_dir", str(tmp_path / "model")])
+    assert not [*tmp_path.iterdir()]
+    main([*ALLENNLP, "--output_dir", str(tmp_path / "model")])
+    assert "name = 'model'" in (tmp_path / "model" / "README.md").read_text(encoding="utf-8")

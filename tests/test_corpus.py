@@ -5,14 +5,16 @@ import lzma
 import os
 import tracemalloc
 from collections import Counter
-from pathlib import Path
+from pathlib import Path, PureWindowsPath
 
 import pytest
 import zstandard
 from datasets import Dataset, DatasetDict
 
+from modeling_elmo.run_scripts.pretraining import corpus as corpus_module
 from modeling_elmo.run_scripts.pretraining.corpus import Corpus, CorpusArguments, Survey
 from modeling_elmo.run_scripts.program import files
+from modeling_elmo.tokenization.elmo_pretokenization import TextSplitter
 
 TEXT = Path(__file__).parent / "fixtures" / "text"
 ENGLISH = (TEXT / "en.txt").read_text(encoding="utf-8").splitlines()
@@ -184,3 +186,26 @@ def test_zstandard_is_asked_for(tmp_path, monkeypatch):
     monkeypatch.setattr(files, "find_spec", lambda name: None)
     with pytest.raises(ImportError, match=r'a.txt.zst needs zstandard: pip install "modeling-elmo\[train\]"'):
         Corpus.from_files([str(tmp_path / "a.txt.zst")]).survey()
+
+
+def test_a_survey_counts_the_words_and_lengths_of_a_tokenizer(tmp_path):
+    (tmp_path / "a.txt").write_text("Well, 밥밥 (yes).\n", encoding="utf-8")
+    corpus = Corpus.from_files([str(tmp_path / "a.txt")])
+    assert corpus.survey(None, TextSplitter("moses").words) == Survey(1, 7, 7, {4: 1, 1: 4, 6: 1, 3: 1})
+    assert corpus.survey(None, TextSplitter("moses").words, "lexicon").lengths == {4: 1, 1: 4, 2: 1, 3: 1}
+
+
+def test_files_have_one_order_on_all_systems(tmp_path, monkeypatch):
+    """Of `a/b.txt` and `a.txt`, a backslash would be the last in the order of code points, and a slash is not."""
+    (tmp_path / "a").mkdir()
+    for name in ("aZ.txt", "a/b.txt", "a.txt"):
+        (tmp_path / name).write_text(name)
+    monkeypatch.chdir(tmp_path)
+    expected = ["a.txt", "a/b.txt", "aZ.txt"]
+    for pattern in (".", "**/*.txt"):
+        assert [Path(file).as_posix() for file in Corpus.from_files([pattern]).files] == expected
+    monkeypatch.setattr(corpus_module.glob, "glob", lambda *_, **__: ["aZ.txt", "a\\b.txt", "a.txt"])
+    monkeypatch.setattr(corpus_module, "Path", PureWindowsPath)
+    monkeypatch.setattr(corpus_module.os.path, "isfile", lambda file: "*" not in file)
+    monkeypatch.setattr(corpus_module, "refuse_folder_or_pipe", lambda *_: None)
+    assert corpus_module.find_files("*.txt") == ["a.txt", "a\\b.txt", "aZ.txt"]

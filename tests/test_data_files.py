@@ -2,12 +2,20 @@
 
 import gzip
 import json
+import os
+import socket
 from pathlib import Path
 
 import pytest
 import zstandard
 
-from modeling_elmo.run_scripts.program.data_files import column_rows, json_rows, numbered_texts, table_rows
+from modeling_elmo.run_scripts.program.data_files import (
+    column_rows,
+    json_rows,
+    numbered_texts,
+    table_rows,
+)
+from modeling_elmo.run_scripts.program.files import check_output
 
 CONLL = "-DOCSTART- -X- O O\n\nEU NNP B-ORG\nrejects VBZ O\n\n\n# NN O\n#tag  NN O"
 CONLL_2012 = """\
@@ -229,3 +237,13 @@ def test_bad_json(tmp_path, name, content, message):
     (tmp_path / name).write_text(content)
     with pytest.raises(ValueError, match=message):
         list(json_rows(tmp_path / name))
+
+
+def test_outputs_that_are_no_files(tmp_path):
+    pipe, listener = tmp_path / "pipe", socket.socket(socket.AF_UNIX)
+    os.mkfifo(pipe)
+    check_output(pipe)
+    check_output(Path(os.devnull))
+    with listener, pytest.raises(PermissionError, match="--output .*socket is a device or a socket that cannot be wri"):
+        listener.bind(str(tmp_path / "socket"))
+        check_output(tmp_path / "socket")

@@ -39,7 +39,7 @@ def test_backends_are_those_that_are_chosen():
 @pytest.mark.parametrize(
     ("requirement", "problem"),
     [
-        ("torch>=2.5", None),
+        ("torch>=2.6", None),
         ("modeling-elmo[train]", None),
         ("no-such-package>=1", "no-such-package is missing"),
         ("torch>=99", f"torch is {torch.__version__}, but must be >=99"),

@@ -27,6 +27,10 @@ from modeling_elmo.conversion_elmo import convert_original_checkpoint
 from modeling_elmo.conversion_onnx import PACKAGES_OF_ONNX, check_exportable, load_onnx
 from modeling_elmo.run_scripts import export
 
+pytestmark = pytest.mark.skipif(
+    not hasattr(torch.compiler, "is_exporting"), reason="torch before 2.7 cannot export ELMo"
+)
+
 ALLENNLP = Path(__file__).parent / "fixtures" / "elmo_fixtures" / "allennlp"
 WITH_ONNX = pytest.mark.skipif(
     not all(map(importlib.util.find_spec, PACKAGES_OF_ONNX)), reason="needs onnx, onnxscript and onnxruntime"

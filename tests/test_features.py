@@ -2,6 +2,7 @@
 
 import errno
 import os
+import pickle
 from pathlib import Path
 
 import numpy as np
@@ -197,3 +198,14 @@ def test_without_posix_fallocate(tmp_path, base, model, monkeypatch):
     np.testing.assert_allclose(
         store[11], layers_alone(model, ELMoTokenizer.from_pretrained(base), WORDS[11]), rtol=1e-5, atol=1e-6
     )
+
+
+def test_a_worker_maps_the_file_again(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    texts = features.DistinctTexts([[0]], [(0, 0, 1000)], [b""])
+    FeatureStore(Path("layers"), texts, (3, 16), is_new=True).layers[:] = 0.5
+    store = FeatureStore(Path("layers"), texts, (3, 16))
+    pickled = pickle.dumps(store)
+    monkeypatch.chdir("/")
+    again = pickle.loads(pickled)
+    assert len(pickled) < 1000 and isinstance(again.layers, np.memmap) and np.array_equal(again[0], store[0])

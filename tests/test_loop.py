@@ -12,10 +12,12 @@ import sys
 import time
 from pathlib import Path
 from threading import RLock
+from types import SimpleNamespace
 
 import psutil
 import pytest
 import torch
+import torch.distributed as dist
 import torch.nn.functional as F
 from accelerate.state import AcceleratorState
 from datasets import Dataset
@@ -35,6 +37,7 @@ from pretraining_worker import (
 )
 from safetensors.torch import load_file
 from torch import Tensor
+from torch.torch_version import TorchVersion
 from tqdm import tqdm
 from transformers import AutoModelForPreTraining, DataCollatorForLanguageModeling, Trainer
 from transformers import TrainingArguments as StockArguments
@@ -45,6 +48,7 @@ from modeling_elmo.run_scripts.pretraining import loop
 from modeling_elmo.run_scripts.pretraining.batches import LMBatch
 from modeling_elmo.run_scripts.pretraining.checkpoints import Checkpoints
 from modeling_elmo.run_scripts.pretraining.loop import Pretraining
+from modeling_elmo.run_scripts.pretraining.options import PretrainingArguments
 from modeling_elmo.run_scripts.program.files import read_json
 
 
@@ -285,6 +289,25 @@ def test_an_error_ends_the_processes_that_prepare_batches_too(tmp_path):
 
 
 # Errors
+
+
+def test_weights_of_another_process_that_are_not_numbers_are_an_error_here(tmp_path, monkeypatch):
+    run = SimpleNamespace(
+        plain_model=torch.nn.Linear(2, 2), progress=SimpleNamespace(step=7), _last_good_checkpoint=str
+    )
+    Pretraining._check_weights(run)
+    monkeypatch.setattr(dist, "is_initialized", lambda: True)
+    monkeypatch.setattr(dist, "all_reduce", lambda is_finite, operation: is_finite.zero_())
+    with pytest.raises(FloatingPointError, match="Weights after step 7 are not numbers"):
+        Pretraining._check_weights(run)
+
+
+def test_sparse_gradients_on_mps_need_torch_2_9(tmp_path, monkeypatch):
+    monkeypatch.setattr(torch, "__version__", TorchVersion("2.8.0"))
+    model = ELMoForPreTraining(ELMoConfig.from_preset("tiny", vocab_size=40, softmax_type="sampled", num_sampled=5))
+    accelerator, arguments = SimpleNamespace(device=torch.device("mps")), PretrainingArguments(output_dir=str(tmp_path))
+    with pytest.raises(ValueError, match="--softmax_type sampled needs sparse tensors, which torch 2.8.0 lacks on mps"):
+        Pretraining(accelerator, arguments, model, None, None, None, 1)
 
 
 def files_of(folder: Path) -> dict[str, bytes]:

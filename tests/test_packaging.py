@@ -4,12 +4,16 @@ Each installation has a virtual environment of its own, which borrows the heavy 
 builds without isolation and without dependencies, so nothing is downloaded.
 """
 
+import compileall
 import json
+import shutil
+import subprocess
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from clean_python import build_wheel, copy_of_the_clone, new_environment, pip, run
+from clean_python import ROOT, build_wheel, copy_of_the_clone, new_environment, pip, run
 
 import modeling_elmo
 
@@ -95,3 +99,28 @@ def test_command(installation):
     assert run(*command, "embed", "--help", cwd=where).startswith(
         "usage: elmo embed --model TEXT --output TEXT [options]"
     )
+
+
+WITHOUT_SOURCES = """
+import modeling_elmo
+from modeling_elmo.run_scripts import run_ner, run_pretraining
+assert modeling_elmo.__file__.endswith(".pyc")
+modeling_elmo.ELMoModel(modeling_elmo.ELMoConfig.from_preset("tiny")).save_pretrained("saved")
+modeling_elmo.ELMoTokenizer.from_pretrained(NAME).save_pretrained("saved")
+print(modeling_elmo.AutoModel.from_pretrained("saved").config.model_type)
+"""
+
+
+def test_an_installation_without_sources_saves_models_without_code(tmp_path):
+    """As `compileall -b` makes it, or a program that freezes Python."""
+    package = shutil.copytree(ROOT / "modeling_elmo", tmp_path / "modeling_elmo")
+    for name in ("tokenization", "run_scripts"):
+        shutil.copytree(ROOT / name, package / name)
+    compileall.compile_dir(package, quiet=2, legacy=True)
+    for file in package.rglob("*.py"):
+        file.unlink()
+    code = WITHOUT_SOURCES.replace("NAME", repr(str(ROOT / "model_cards" / "elmo-mini-en")))
+    finished = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True)
+    assert finished.returncode == 0 and finished.stdout == "elmo\n", finished.stderr
+    assert finished.stderr.count("The model is saved without its code, because this installation has no sources") == 1
+    assert not [*Path(tmp_path, "saved").glob("*.py*")]

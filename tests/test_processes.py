@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,7 @@ from modeling_elmo.run_scripts.program.processes import (
     LOCK,
     ProcessGroup,
     check_processes,
-    has_accelerator,
+    check_workers,
     local_device,
     sole_run,
 )
@@ -40,13 +41,6 @@ def test_processes_that_do_not_know_each_other_are_refused(monkeypatch):
         check_processes(1)
     monkeypatch.delenv("WORLD_SIZE")
     check_processes(1)
-
-
-def test_accelerators_of_old_and_new_torch(monkeypatch):
-    found = torch.cuda.is_available() or torch.backends.mps.is_available()
-    assert has_accelerator() == found
-    monkeypatch.delattr(torch, "accelerator", raising=False)
-    assert has_accelerator() == found
 
 
 def test_a_group_of_one_process_needs_no_others(monkeypatch):
@@ -76,6 +70,8 @@ def test_each_process_of_a_machine_has_its_own_device(monkeypatch):
         local_device("gpu")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    current = []
+    monkeypatch.setattr(torch.cuda, "set_device", current.append)
     assert local_device("cpu") == torch.device("cpu") and local_device("cuda:3") == torch.device("cuda", 3)
     monkeypatch.delenv("LOCAL_RANK", raising=False)
     assert local_device() == local_device("cuda") == torch.device("cuda", 0)
@@ -83,6 +79,19 @@ def test_each_process_of_a_machine_has_its_own_device(monkeypatch):
     assert local_device() == local_device("cuda") == torch.device("cuda", 1)
     monkeypatch.setenv("LOCAL_RANK", "2")  # more processes than devices share them
     assert local_device() == torch.device("cuda", 0)
+    assert [device.index for device in current] == [3, 0, 0, 1, 1, 0]  # where triton launches, for example
+
+
+def test_a_temporary_folder_with_a_long_path_has_no_workers(tmp_path, monkeypatch):
+    long = tmp_path / ("t" * 100)
+    long.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(long))
+    monkeypatch.setitem(multiprocessing.current_process()._config, "tempdir", str(long))
+    check_workers(0)
+    with pytest.raises(ValueError, match="--dataloader_num_workers 2: .*Set TMPDIR .* pass --dataloader_num_workers 0"):
+        check_workers(2)
+    monkeypatch.setitem(multiprocessing.current_process()._config, "tempdir", tempfile.mkdtemp(dir="/tmp"))
+    check_workers(2)
 
 
 def test_a_folder_belongs_to_one_run(tmp_path):

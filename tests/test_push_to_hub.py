@@ -363,3 +363,20 @@ def test_a_base_model_without_a_card_gets_one(folder, trusting):
     text = (found / "README.md").read_text(encoding="utf-8")
     assert "No licence is recorded." in text and "AutoModelForPreTraining" not in text
     assert json.loads((found / "config.json").read_text())["architectures"] == ["ELMoModel"]
+
+
+def test_the_clean_process_needs_no_locale(monkeypatch, folder):
+    """It gets ASCII only, and its output, which the card's example prints, is read as UTF-8 on every system."""
+    calls = []
+
+    def run(command, **options):
+        calls.append((command, options))
+        raise InterruptedError
+
+    monkeypatch.setattr(publishing.subprocess, "run", run)
+    arguments = SimpleNamespace(repo_id="someone/model", model=str(folder))
+    with pytest.raises(InterruptedError):
+        publishing.verify(folder / "someone" / "model", arguments)
+    [(command, options)] = calls
+    assert all(map(str.isascii, command)) and json.loads(command[-1]) == publishing.TEXTS
+    assert options["encoding"] == "utf-8" and options["env"]["PYTHONIOENCODING"] == "utf-8"

@@ -5,11 +5,14 @@ import re
 import sys
 import tarfile
 import zipfile
+from importlib.metadata import requires
 from pathlib import Path
 
 import pytest
 import yaml
 from clean_python import ROOT, build_sdist, build_wheel
+from packaging.requirements import Requirement
+from packaging.version import Version
 
 import modeling_elmo
 
@@ -17,6 +20,19 @@ FOLDERS = ("modeling_elmo", "tokenization", "run_scripts")
 MODULES = ("modeling_elmo_cli", "modeling_elmo_spacy")
 PYPROJECT = (ROOT / "pyproject.toml").read_text(encoding="utf-8")
 WORKFLOWS = {path.name: path.read_text(encoding="utf-8") for path in (ROOT / ".github" / "workflows").glob("*.yml")}
+
+
+def lowest_torch(package: str, extra: str) -> str:
+    found = [each for each in map(Requirement, requires(package) or []) if each.name == "torch"]
+    [wanted] = [each for each in found if each.marker is None or each.marker.evaluate({"extra": extra})]
+    return next(each.version for each in wanted.specifier if each.operator == ">=")
+
+
+def test_the_lowest_torch_is_one_that_transformers_accepts_and_that_is_tested():
+    [ours] = re.findall('"torch>=(.*?)"', PYPROJECT)
+    assert Version(ours) >= Version(lowest_torch("transformers", extra="torch"))
+    tested = yaml.safe_load(WORKFLOWS["checks.yml"])["jobs"]["torch"]["strategy"]["matrix"]["torch"]
+    assert tested == [f"torch=={ours}.0", "torch"]
 
 
 @pytest.fixture(scope="module")

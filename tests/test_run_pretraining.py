@@ -453,3 +453,15 @@ def test_adagrad_continues_with_the_accumulators_of_a_tensorflow_checkpoint(kind
         names, continued, fresh, strict=True
     ):  # both add the same squared gradients
         torch.testing.assert_close(with_original - given[name], without - 1, atol=1e-4, rtol=1e-4, msg=name)
+
+
+@pytest.mark.parametrize("is_split_into_words", [False, True])
+def test_the_record_counts_what_the_tokenizer_gives_to_the_model(is_split_into_words, tmp_path):
+    long = "ა" * 16  # 48 bytes, which fit; with a comma they do not
+    (tmp_path / "raw.txt").write_text(f"Well, {long}, they said (yes), and left.\n" * 9, encoding="utf-8")
+    options = {"train_file": tmp_path / "raw.txt", "validation_file": None, "vocabulary_size": 10, "max_steps": 1}
+    options |= {"is_split_into_words": is_split_into_words, "config_overrides": {"max_word_length": 50}}
+    pretrain(tmp_path, **options)
+    data = read_result(tmp_path / "run", "pretraining")["data"]
+    expected = (7, 1) if is_split_into_words else (13, 0)
+    assert (data["words"] // 9, data["cut_words"] // 9, data["longest_sentence"]) == (*expected, expected[0])

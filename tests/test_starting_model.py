@@ -100,7 +100,7 @@ def test_an_adaptive_softmax_can_be_extended(tmp_path):
     save_model(tmp_path, {"softmax_type": "adaptive", "adaptive_cutoffs": [4], "projection_size": 16}, vocab=vocab)
     (tmp_path / "words.txt").write_text("<S>\n</S>\n<UNK>\nopera\nplay\n", encoding="utf-8")
     old = ELMoForPreTraining.from_pretrained(tmp_path / "run")
-    options = {"vocabulary_file": tmp_path / "words.txt"}
+    options = {"vocabulary_file": tmp_path / "words.txt", "output_dir": tmp_path / "new"}
     model, tokenizer = start(tmp_path, tmp_path, vocabulary="extend", **options)
     assert tokenizer.convert_ids_to_tokens(range(9)) == ["<PAD>", *vocab, "opera"]
     assert model.config.vocab_size == 9

@@ -110,7 +110,7 @@ def device_conditions(device: torch.device) -> dict[str, Any]:
         return {"device": str(device)}
     properties, command = torch.cuda.get_device_properties(device), shutil.which("nvidia-smi")
     query = [str(command), "--query-gpu=driver_version", "--format=csv,noheader"]
-    driver = subprocess.run(query, capture_output=True, text=True).stdout.split() if command else []
+    driver = subprocess.run(query, capture_output=True, encoding="utf-8").stdout.split() if command else []
     return {
         "device": properties.name,
         "device_memory": properties.total_memory,

@@ -3,6 +3,7 @@
 import glob
 import html
 import inspect
+import json
 import os
 import re
 import shutil
@@ -57,21 +58,21 @@ def outputs_of(model, tokenizer, texts: list[str]) -> dict[str, torch.Tensor]:
     return {name: tensor.float().contiguous() for name, tensor in {**layers, **others}.items()}
 
 
-CLEAN_PROCESS = f"""
-import pathlib, re, sys
+CLEAN_PROCESS = """
+import json, pathlib, re, sys
 sys.modules["modeling_elmo"] = None  # as if it were not installed
 import torch, transformers
 from safetensors.torch import save_file
 
-{inspect.getsource(outputs_of)}
-name, texts = sys.argv[1], sys.argv[2:]
+%s
+name, texts = sys.argv[1], json.loads(sys.argv[2])
 config = transformers.AutoConfig.from_pretrained(name, trust_remote_code=True)
 tokenizer = transformers.AutoTokenizer.from_pretrained(name, trust_remote_code=True)
 auto = next(auto for auto, place in config.auto_map.items() if place.endswith("." + config.architectures[0]))
 model = getattr(transformers, auto).from_pretrained(name, trust_remote_code=True, dtype=torch.float32)
 save_file(outputs_of(model, tokenizer, texts), "outputs.safetensors")
 for code in re.findall("```python\\n(.*?)```", pathlib.Path(name, "README.md").read_text(encoding="utf-8"), re.DOTALL):
-    exec(code, {{}})
+    exec(code, {})
 """
 
 
@@ -173,15 +174,16 @@ def verify(folder: Path, arguments: PushArguments) -> str:
     Raises:
         RuntimeError: the process failed, or its outputs differ from those of `arguments.model` in this process.
     """
-    root = folder.parents[arguments.repo_id.count("/")]
+    root, code = folder.parents[arguments.repo_id.count("/")], CLEAN_PROCESS % inspect.getsource(outputs_of)
     with tempfile.TemporaryDirectory() as home:
         kept = {name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "HF_"))}
         finished = subprocess.run(
-            [sys.executable, "-c", CLEAN_PROCESS, arguments.repo_id, *TEXTS],
+            [sys.executable, "-c", code, arguments.repo_id, json.dumps(TEXTS)],  # in ASCII, for any locale
             cwd=root,
             env={**kept, "HF_HOME": home, "HF_HUB_OFFLINE": "1", "PYTHONIOENCODING": "utf-8"},
             capture_output=True,
-            text=True,
+            encoding="utf-8",
+            errors="replace",
         )
     if finished.returncode:
         raise RuntimeError(f"{folder.name} does not load, or its card's example fails:\n{finished.stderr.strip()}")

@@ -7,6 +7,7 @@ from importlib.metadata import version
 from pathlib import Path
 
 from modeling_elmo import __version__
+from modeling_elmo.conversion_files import staged
 from modeling_elmo.run_scripts.pretraining.corpus import find_files
 from modeling_elmo.run_scripts.program.files import MODEL_FILES, check_model
 
@@ -57,13 +58,21 @@ def write_space(folder: Path, models: Sequence[str], corpus: Sequence[str] = (),
     copies = [*local.values(), *texts]
     if twice := [name for name, count in Counter(path.name for path in copies).items() if count > 1]:
         raise ValueError(f"Two models or texts have the name {twice[0]}; the Space has one folder, so rename one.")
-    folder.mkdir(parents=True, exist_ok=True)
-    for source in local.values():
-        (folder / source.name).mkdir()
-        for file in {file for pattern in MODEL_FILES for file in source.glob(pattern)}:
-            shutil.copy(file, folder / source.name)  # of a link, the file
-    for text in texts:
-        shutil.copy(text, folder)
+    with staged(folder) as unfinished:
+        unfinished.mkdir()
+        for source in local.values():
+            (unfinished / source.name).mkdir()
+            for file in {file for pattern in MODEL_FILES for file in source.glob(pattern)}:
+                shutil.copy(file, unfinished / source.name)  # of a link, the file
+        for text in texts:
+            shutil.copy(text, unfinished)
+        write_program(unfinished, models, local, texts, trust_remote_code)
+
+
+def write_program(
+    folder: Path, models: Sequence[str], local: dict[str, Path], texts: Sequence[Path], trust_remote_code: bool
+):
+    """Writes the card, the requirements and the program of a Space. `local` are the models that were copied."""
     names = [local[name].name if name in local else name for name in models]
     hub = [name for name in models if name not in local]
     head = "".join(["models:\n", *(f"- {name}\n" for name in hub)]) if hub else ""

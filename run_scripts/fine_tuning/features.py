@@ -5,11 +5,12 @@ They are kept in one file that is mapped into memory, so that it may be larger t
 
 import hashlib
 import json
+import math
 import os
 from collections.abc import Callable, Sequence
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -89,10 +90,22 @@ class FeatureStore:
     def __init__(self, path: Path, texts: DistinctTexts, shape: tuple[int, int], is_new: bool = False):
         self.of_rows = texts.of_rows
         self.starts = np.cumsum([0, *(end - first for _, first, end in texts.spans)])
-        size = (int(self.starts[-1]), *shape)
+        self.file = path.absolute(), (int(self.starts[-1]), *shape)
         if is_new:
-            _reserve(path, 4 * int(np.prod(size)))
-        self.layers = np.memmap(path, np.float32, "r+" if is_new else "r", shape=size)
+            _reserve(path, 4 * math.prod(self.file[1]))
+        self.layers = self._mapped("r+" if is_new else "r")
+
+    def _mapped(self, mode: Literal["r", "r+"]) -> np.memmap:
+        path, size = self.file
+        return np.memmap(path, np.float32, mode, shape=size)
+
+    def __getstate__(self) -> dict[str, Any]:
+        # For a worker that is not forked, which maps the file again: numpy would send all of its values.
+        return {name: value for name, value in vars(self).items() if name != "layers"}
+
+    def __setstate__(self, state: dict[str, Any]):
+        vars(self).update(state)
+        self.layers = self._mapped("r")
 
     def __getitem__(self, row: int) -> np.ndarray:
         return np.concatenate([self.text(number) for number in self.of_rows[row]])

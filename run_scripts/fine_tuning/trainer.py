@@ -15,7 +15,7 @@ from transformers.utils import is_torch_tf32_available
 
 from modeling_elmo.run_scripts.fine_tuning.moving_average import MovingAverage
 from modeling_elmo.run_scripts.program.files import sync
-from modeling_elmo.run_scripts.program.processes import check_processes, has_accelerator, sole_run
+from modeling_elmo.run_scripts.program.processes import check_processes, check_workers, has_accelerator, sole_run
 
 # Training options that scores depend on.
 RECORDED_OPTIONS = (
@@ -92,6 +92,7 @@ class TaskTrainingArguments(TrainingArguments):
                 f"--warmup_steps {self.warmup_steps} has no effect on a constant learning rate; pass "
                 "--lr_scheduler_type constant_with_warmup too."
             )
+        check_workers(self.dataloader_num_workers)
         if not has_accelerator():
             self.use_cpu = True
         if self.tf32 is None and not self.use_cpu and is_torch_tf32_available():

@@ -79,9 +79,9 @@ class CorpusArguments(TrainTextArguments, HeldOutArguments):
 
 
 class Survey(NamedTuple):
-    """Sizes of a corpus. Words are counted by white space.
+    """Sizes of a corpus.
 
-    `longest` is the number of words of the longest sentence, `lengths` the number of words by their number of bytes.
+    `longest` is the number of words of the longest sentence, `lengths` the number of words by their `word_length`.
     """
 
     lines: int
@@ -157,10 +157,18 @@ class Corpus:
         digest = hashlib.blake2b("\0".join(names).encode(), digest_size=4).hexdigest()
         return f"{len(names)} file(s) from {names[0]} on, {digest}"
 
-    def survey(self, held_out: "Corpus | None" = None) -> Survey | None:
+    def survey(
+        self,
+        held_out: "Corpus | None" = None,
+        split: Callable[[str], list[str]] = str.split,
+        alphabet: str = "utf8",
+    ) -> Survey | None:
         """Reads the whole corpus once, which finds broken lines before training; `None` for a streamed data set.
 
-        Warns if sentences of `held_out` occur in it.
+        Args:
+            held_out: warns if sentences of this corpus occur in the text.
+            split: gives the words of a line of text.
+            alphabet: the alphabet in which words have their lengths.
         """
         if self.dataset is not None and self.dataset.streaming:
             return None
@@ -169,11 +177,11 @@ class Corpus:
         held_out_keys = Counter(map(_key, held_out.texts())) if held_out else Counter[int]()
         seen: set[int] = set()
         for _, text in tqdm(self.sentences(shuffle_files=False), desc="counting", unit=" lines", unit_scale=True):
-            words = words_of(text)
+            words = words_of(text, split)
             sentences[len(words)] += 1
             if held_out_keys and (key := _key(text)) in held_out_keys:
                 seen.add(key)
-            lengths.update(len(word.encode(errors="ignore")) for word in words)
+            lengths.update(word_length(word, alphabet) for word in words)
         if not sentences:
             raise self.emptiness()
         if seen:
@@ -203,19 +211,19 @@ class Corpus:
 def find_files(pattern: str) -> list[str]:
     """The files of a path, a pattern, or a folder."""
     if os.path.isdir(pattern):
-        found = sorted(str(path) for path in Path(pattern).rglob("*") if format_suffix(path) in TEXT_SUFFIXES)
+        found = [str(path) for path in Path(pattern).rglob("*") if format_suffix(path) in TEXT_SUFFIXES]
         endings = f"{', '.join(TEXT_SUFFIXES)}, or such an ending with .gz or .zst"
         advice = f"in this folder ends in {endings}. Pass a pattern for other names: '{pattern}/*'."
     else:
         refuse_folder_or_pipe(Path(pattern), pattern)
-        found = [pattern] if os.path.isfile(pattern) else sorted(glob.glob(pattern, recursive=True))
+        found = [pattern] if os.path.isfile(pattern) else glob.glob(pattern, recursive=True)
         advice = "has this name. Pass files, folders, or patterns such as 'train/*.txt.gz'."
     if arrays := [file for file in found if format_suffix(Path(file)) == ".json"]:
         raise ValueError(
             f"{arrays[0]}: text is read from .txt, and from .jsonl with a record per line. Convert or rename the file."
         )
     if files := list(filter(os.path.isfile, found)):
-        return files
+        return sorted(files, key=lambda file: Path(file).as_posix())  # the same order on Windows
     raise FileNotFoundError(f"{pattern}: no file {advice}")
 
 
@@ -235,6 +243,11 @@ def as_sentences(source: str, texts: Iterable[tuple[int, Any]]) -> Iterator[Sour
 def _key(text: SentenceText) -> int:
     """A hash of the words, which takes less memory than the text. It differs from process to process."""
     return hash(" ".join(words_of(text)))
+
+
+def word_length(word: str, alphabet: str) -> int:
+    """The number of characters that a tokenizer reads of a word that is not cut: bytes of UTF-8, or code points."""
+    return len(word.encode("utf-8", "ignore") if alphabet == "utf8" else word)
 
 
 def words_of(text: SentenceText, split: Callable[[str], list[str]] = str.split) -> list[str]:

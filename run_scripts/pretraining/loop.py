@@ -20,6 +20,7 @@ import torch.distributed as dist
 from accelerate import Accelerator
 from accelerate.utils import gather_object
 from torch import Tensor
+from torch.distributed.tensor import DTensor
 from tqdm.auto import tqdm
 
 from modeling_elmo import ELMoForPreTraining, ELMoTokenizer
@@ -39,7 +40,7 @@ from modeling_elmo.run_scripts.pretraining.optimization import (
 )
 from modeling_elmo.run_scripts.pretraining.options import PretrainingArguments
 from modeling_elmo.run_scripts.pretraining.records import Progress
-from modeling_elmo.run_scripts.pretraining.stopping import Stopped, StopSignal
+from modeling_elmo.run_scripts.pretraining.stopping import Stopped, StopSignal, on_main_process
 from modeling_elmo.run_scripts.pretraining.streams import StreamWindows
 
 
@@ -79,6 +80,11 @@ class Pretraining:
         self.is_sampled = model.config.softmax_type == "sampled"
         # Word vectors have dense gradients, so a softmax that shares their table has them, too.
         model.softmax.sparse_gradients = self.is_sampled and not model.config.tie_word_embeddings
+        if model.softmax.sparse_gradients and accelerator.device.type == "mps" and torch.__version__ < "2.9":
+            raise ValueError(
+                f"--softmax_type sampled needs sparse tensors, which torch {torch.__version__} lacks on mps. Install "
+                "torch 2.9 or newer, or pass --use_cpu or --softmax_type full."
+            )
         torch.sparse.check_sparse_tensor_invariants.disable()  # the default, but torch's Adagrad warns unless it is set
         self.plain_model = model.train().to(accelerator.device)
         if arguments.fsdp_softmax:
@@ -158,7 +164,7 @@ class Pretraining:
                 f"{self.accelerator.num_processes} process(es): it needs several processes, and a softmax that is full "
                 "or adaptive and has a table of its own."
             )
-        from torch.distributed.fsdp import fully_shard  # torch 2.6 and newer
+        from torch.distributed.fsdp import fully_shard  # an import of a second
 
         fully_shard(self.plain_model.softmax)
 
@@ -308,28 +314,33 @@ class Pretraining:
         positions = gather_object([self.position])
         states = None if self.states is None else [state.cpu() for state in self.accelerator.gather(self.states)]
         weights = gathered(self.plain_model.state_dict())
-        optimizers = gathered([optimizer.state_dict() for optimizer in self.optimizers])
-        if self.accelerator.is_main_process:
-            if self.saved != (step, len(self.progress.log)) or self.checkpoints.find(step) is None:
-                state = {
-                    "progress": asdict(self.progress),
-                    "position": self.make_batches(None).merge_positions(positions),
-                    "states": states,
-                    "unlogged": unlogged,
-                    "optim": self.arguments.optim,
-                    "optimizers": optimizers,
-                    "parameter_names": self._parameter_names(),
-                }
-                self.checkpoints.save(step, lambda folder: self._write(folder, weights, state))
-            self.saved = step, len(self.progress.log)
-            best = self.progress.best_step
-            self.checkpoints.rotate(keep=None if best is None else self.checkpoints.find(best))
-        self.accelerator.wait_for_everyone()
+        state = {
+            "progress": asdict(self.progress),
+            "position": positions,
+            "states": states,
+            "unlogged": unlogged,
+            "optim": self.arguments.optim,
+            "optimizers": gathered([optimizer.state_dict() for optimizer in self.optimizers]),
+            "parameter_names": self._parameter_names(),
+        }
+        on_main_process(self.accelerator, lambda: self._save_alone(weights, state))
+        self.saved = step, len(self.progress.log)
         self.log_start += time.perf_counter() - start
+
+    def _save_alone(self, weights: dict[str, Tensor], state: dict[str, Any]):
+        step, best = self.progress.step, self.progress.best_step
+        if self.saved != (step, len(self.progress.log)) or self.checkpoints.find(step) is None:
+            state["position"] = self.make_batches(None).merge_positions(state["position"])
+            self.checkpoints.save(step, lambda folder: self._write(folder, weights, state))
+        self.checkpoints.rotate(keep=None if best is None else self.checkpoints.find(best))
 
     def _check_weights(self):
         """Loss and gradient of the last step were computed with the weights before it."""
-        if not all(parameter.isfinite().all() for parameter in self.plain_model.parameters()):
+        own = (weight.to_local() if isinstance(weight, DTensor) else weight for weight in self.plain_model.parameters())
+        is_finite = torch.stack([weight.isfinite().all() for weight in own]).all().float()
+        if dist.is_available() and dist.is_initialized():
+            dist.all_reduce(is_finite, dist.ReduceOp.MIN)  # a process sees its own part of sharded weights
+        if not is_finite:
             raise FloatingPointError(
                 f"Weights after step {self.progress.step} are not numbers. {self._last_good_checkpoint()} Resume with "
                 "a lower --learning_rate."

@@ -9,6 +9,7 @@ from accelerate.utils import LoggerType
 from modeling_elmo.run_scripts.pretraining.corpus import Survey
 from modeling_elmo.run_scripts.pretraining.optimization import OptimizationArguments
 from modeling_elmo.run_scripts.program.command_line import refuse_unread
+from modeling_elmo.run_scripts.program.processes import check_workers
 
 
 @dataclass(kw_only=True)
@@ -72,6 +73,7 @@ class PretrainingArguments(OptimizationArguments):
         for name in ("dataloader_num_workers", "seed"):
             if getattr(self, name) < 0:
                 raise ValueError(f"--{name} {getattr(self, name)}: pass 0 or more.")
+        check_workers(self.dataloader_num_workers)
         known = ["none", *map(str, LoggerType)]
         if unknown := [name for name in self.report_to.split(",") if name not in known]:
             raise ValueError(f"--report_to {unknown[0]!r} is none of {', '.join(known)}.")

@@ -102,7 +102,6 @@ def record_of_run(
     }
     if survey is not None:
         data |= {"sentences": survey.lines, "words": survey.words, "longest_sentence": survey.longest}
-    if survey is not None and tokenizer.alphabet == "utf8":
         room = model.config.max_word_length - 2  # without the characters for begin and end of word
         data["cut_words"] = sum(number for length, number in survey.lengths.items() if length > room)
     return {

@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -12,9 +13,15 @@ from modeling_elmo import ELMoConfig, ELMoForPreTraining, ELMoTokenizer
 from modeling_elmo.configuration_elmo import MOST_ROWS, PRESETS
 from modeling_elmo.run_scripts.pretraining.corpus import Corpus, CorpusArguments
 from modeling_elmo.run_scripts.pretraining.records import settings_of
-from modeling_elmo.run_scripts.pretraining.vocabulary import check_vocabulary_size, word_frequencies, write_vocabulary
+from modeling_elmo.run_scripts.pretraining.stopping import on_main_process
+from modeling_elmo.run_scripts.pretraining.vocabulary import (
+    check_vocabulary_size,
+    most_frequent_lines,
+    word_frequencies,
+    write_vocabulary,
+)
 from modeling_elmo.run_scripts.program.files import check_model
-from modeling_elmo.tokenization.elmo_characters import most_frequent_words, read_vocabulary
+from modeling_elmo.tokenization.elmo_characters import read_vocabulary
 from modeling_elmo.tokenization.elmo_pretokenization import TextSplitter
 
 NEW_PRE_TOKENIZATION = "moses"
@@ -159,19 +166,21 @@ def make_starting_model(
         splitter = tokenizer.splitter
     path = Path(arguments.vocabulary_file) if arguments.vocabulary_file else output_dir / "vocab.txt"
     if arguments.vocabulary_size is not None:
-        if accelerator.is_main_process:
-            splitter = TextSplitter("whitespace") if corpus_args.is_split_into_words else splitter
-            _, counts = word_frequencies(corpus, splitter)
-            write_vocabulary(path, most_frequent_words(counts, arguments.vocabulary_size))
-        accelerator.wait_for_everyone()
+        splitter = TextSplitter("whitespace") if corpus_args.is_split_into_words else splitter
+        on_main_process(accelerator, partial(count_vocabulary, corpus, splitter, arguments.vocabulary_size, path))
     if model is None or tokenizer is None:
         return new_model(arguments, path)
     if arguments.vocabulary != "keep":
         words, _ = read_vocabulary(path)
         tokenizer = change_vocabulary(model, tokenizer, words, keep_all=arguments.vocabulary == "extend")
-        if arguments.vocabulary_size is not None and accelerator.is_main_process:
-            write_vocabulary(path, _words_by_id(tokenizer))  # with the old words, if they were kept
+        if arguments.vocabulary_size is not None:  # with the old words, if they were kept
+            on_main_process(accelerator, partial(write_vocabulary, path, _words_by_id(tokenizer)))
     return model, tokenizer
+
+
+def count_vocabulary(corpus: Corpus, splitter: TextSplitter, vocab_size: int, path: Path):
+    _, counts = word_frequencies(corpus, splitter)
+    write_vocabulary(path, most_frequent_lines(counts, vocab_size))
 
 
 def new_model(arguments: ModelArguments, vocabulary: Path) -> tuple[ELMoForPreTraining, ELMoTokenizer]:

@@ -1,6 +1,14 @@
-"""A run that is told to stop by a signal finishes its step and saves a checkpoint."""
+"""The end of a run: a signal, after which the step is finished and saved, or an error, which all processes raise."""
 
 import signal
+from collections.abc import Callable
+from threading import current_thread, main_thread
+from typing import Any, TypeVar
+
+from accelerate import Accelerator
+from accelerate.utils import broadcast_object_list
+
+Result = TypeVar("Result")
 
 
 class Stopped(SystemExit):
@@ -8,13 +16,17 @@ class Stopped(SystemExit):
 
 
 class StopSignal:
-    """Within its `with` block, remembers the first SIGTERM or Ctrl-C. A second one acts as usual."""
+    """Within its `with` block, remembers the first SIGTERM or Ctrl-C. A second one acts as usual.
+
+    Python gives signals to the main thread only: in another thread, nothing is remembered.
+    """
 
     def __init__(self):
         self.received: int | None = None
 
     def __enter__(self) -> "StopSignal":
-        self.handlers = {number: signal.signal(number, self._remember) for number in (signal.SIGTERM, signal.SIGINT)}
+        numbers = (signal.SIGTERM, signal.SIGINT) if current_thread() is main_thread() else ()
+        self.handlers = {number: signal.signal(number, self._remember) for number in numbers}
         return self
 
     def __exit__(self, *_):
@@ -24,3 +36,23 @@ class StopSignal:
     def _remember(self, number: int, _):
         self.received = number
         self.__exit__()
+
+
+def on_main_process(accelerator: Accelerator, work: Callable[[], Result]) -> Result:
+    """The result of `work`, which the main process does alone, on all processes.
+
+    An error is raised on all of them, too: raised by one, it would leave the others waiting for that process.
+    """
+    result: Any = None
+    failed: Exception | None = None
+    if accelerator.is_main_process:
+        try:
+            result = work()
+        except Exception as error:
+            failed = error
+    result, reason = broadcast_object_list([result, None if failed is None else str(failed)])
+    if failed is not None:
+        raise failed
+    if reason is not None:
+        raise RuntimeError(f"The main process has ended: {reason}")
+    return result

@@ -5,11 +5,14 @@ import os
 import re
 import sys
 from argparse import SUPPRESS, Action, RawDescriptionHelpFormatter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from difflib import get_close_matches
 from enum import Enum
+from glob import glob
 from inspect import get_annotations
+from itertools import chain
+from pathlib import Path
 from types import TracebackType
 from typing import Any, NoReturn
 
@@ -24,6 +27,15 @@ INTERRUPTED = 130  # the shell's exit status for Ctrl-C
 UNREAD_OUTPUT = 141  # the shell's exit status for a program whose output nobody reads any more, as before `head`
 OUR_PACKAGES = ("modeling_elmo", "transformers_modules", "__main__")  # the second holds the code of checkpoints
 MOST_CHOICES = 10  # shown in the help; Trainer's --optim has 42
+# Options of all programs that name what they replace, and what they read.
+OUTPUT_OPTIONS = ("output", "output_dir", "page")
+INPUT_OPTIONS = (
+    *("train_file", "validation_file", "test_file", "input", "text", "text_file", "dataset", "vocabulary_file"),
+    *("model", "model_name_or_path", "tokenizer_name", "ensemble", "vectors", "word_vectors", "sense_inventory"),
+    *("plan", "data_statement", "citation"),
+)
+# Other JSON files of a folder that is read are results.
+JSON_OF_MODELS = ("config.json", "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json")
 TRAINER_OPTIONS = "options of transformers' Trainer"
 
 
@@ -91,6 +103,7 @@ class ProgramParser(HfArgumentParser):
             close = get_close_matches(unknown[0].partition("=")[0], known, 1)
             advice = f"Did you mean {close[0]}?" if close else "--help lists the options."
             raise ValueError(f"{unknown[0]} is not an option of this program. {advice}")
+        refuse_replaced_inputs({name: value for group in parsed for name, value in vars(group).items()})
         return parsed[0] if len(parsed) == 1 else tuple(parsed)
 
     def error(self, message: str) -> NoReturn:
@@ -147,6 +160,24 @@ def refuse_unread(arguments: Any, options: Iterable[str], reason: str):
     for name in options:
         if name in defaults and (value := getattr(arguments, name)) != defaults[name]:
             raise ValueError(f"--{name}{'' if value is True else f' {value}'} has no effect {reason}")
+
+
+def refuse_replaced_inputs(options: Mapping[str, Any]):
+    """Refuses an output that is an input, whatever its path: a link, another spelling, a file of a pattern or folder.
+
+    Args:
+        options: all options of a program by their names.
+    """
+    for output in [name for name in OUTPUT_OPTIONS if options.get(name)]:
+        target = Path(options[output])
+        replaced = [path for path in (target, target / "vocab.txt") if path.exists()]  # a training writes the second
+        if target.is_file() and not (target.suffix == ".json" and target.name not in JSON_OF_MODELS):
+            replaced += target.resolve().parents
+        given = [options.get(name) or [] for name in INPUT_OPTIONS] if replaced else []
+        for each in chain.from_iterable([value] if isinstance(value, str) else value for value in given):
+            found = [path for path in map(Path, (each, *glob(each, recursive=True))) if path.exists()]
+            if any(path.samefile(other) for path in found for other in replaced):
+                raise ValueError(f"--{output} {target} would replace {each}, which is read. Pass another path.")
 
 
 def _is_flag(action: Action) -> bool:

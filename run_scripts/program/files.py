@@ -254,7 +254,8 @@ def sync(folder: Path):
 
 
 def sync_file(path: Path):
-    with path.open("rb") as file:
+    # Windows flushes only files that are open for writing, and other systems let nobody write to a read-only file.
+    with path.open("rb+" if os.access(path, os.W_OK) else "rb") as file:
         os.fsync(file.fileno())
 
 
@@ -294,10 +295,15 @@ def check_output(path: Path):
     Raises:
         IsADirectoryError: it is a folder.
         NotADirectoryError: a part of its path is a file.
-        PermissionError: no file can be written in its folder.
+        PermissionError: it is a device, a pipe or a socket that cannot be written, or no file can be written in its
+            folder.
     """
     if path.is_dir():
         raise IsADirectoryError(f"--output {path} is a folder; pass the name of a file, such as {path / 'a.json'}.")
+    if path.exists() and not path.is_file():
+        if path.is_socket() or not os.access(path, os.W_OK):
+            raise PermissionError(f"--output {path} is a device or a socket that cannot be written; pass a file.")
+        return
     parent = next(folder for folder in path.absolute().parents if folder.exists())
     if not parent.is_dir():
         raise NotADirectoryError(f"--output {path}: {parent} is a file, not a folder; pass another name.")

@@ -5,7 +5,9 @@ import platform
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from datetime import timedelta
+from multiprocessing.connection import Listener
 from pathlib import Path
+from tempfile import gettempdir
 from typing import Any
 
 import torch
@@ -18,14 +20,11 @@ IMPORTED_IN = os.getpid()
 
 def has_accelerator() -> bool:
     """Without one, accelerate must be told to use the CPU: else each process of `torchrun` is a run of its own."""
-    if hasattr(torch, "accelerator"):  # torch 2.6 and newer
-        return torch.accelerator.is_available()
-    return torch.cuda.is_available() or torch.backends.mps.is_available()
+    return torch.accelerator.is_available()
 
 
 def processor_name() -> str:
-    capabilities = torch.cpu.get_capabilities() if hasattr(torch.cpu, "get_capabilities") else {}  # torch 2.6 and newer
-    return capabilities.get("cpu_name") or platform.processor() or platform.machine()
+    return torch.cpu.get_capabilities().get("cpu_name") or platform.processor() or platform.machine()
 
 
 def check_processes(number: int):
@@ -40,6 +39,22 @@ def check_processes(number: int):
             f"{started} processes were started (WORLD_SIZE), but this run has {number}: each would train on its own. "
             "Set ACCELERATE_USE_CPU=true to train on the CPU, or start one process."
         )
+
+
+def check_workers(number: int):
+    """Refuses worker processes of a `DataLoader` where they cannot send their batches.
+
+    Raises:
+        ValueError: the path of the temporary folder is too long for a socket, for example.
+    """
+    try:
+        if number:
+            Listener().close()
+    except OSError as error:
+        raise ValueError(
+            f"--dataloader_num_workers {number}: workers need a socket in {gettempdir()}, whose path is too long, or "
+            "which cannot be written. Set TMPDIR to another folder, or pass --dataloader_num_workers 0."
+        ) from error
 
 
 def use_one_thread_if_forked():
@@ -91,6 +106,8 @@ class ProcessGroup:
 def local_device(name: str | None = None, rank: int | None = None) -> torch.device:
     """The device of this process. Of several processes on a machine, each takes a CUDA device of its own.
 
+    It becomes torch's current device, on which libraries allocate and launch unless they are told another.
+
     Args:
         rank: the number of this process on its machine; by default as a launcher says.
 
@@ -105,7 +122,9 @@ def local_device(name: str | None = None, rank: int | None = None) -> torch.devi
         raise ValueError(f"--device {name}: torch finds no CUDA device here; pass cpu.")
     if device.type == "cuda" and device.index is None:
         rank = int(os.environ.get("LOCAL_RANK", 0)) if rank is None else rank
-        return torch.device("cuda", rank % torch.cuda.device_count())
+        device = torch.device("cuda", rank % torch.cuda.device_count())
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
     return device
 
 

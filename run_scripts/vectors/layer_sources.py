@@ -117,6 +117,8 @@ def refuse_equal_names(files: Iterable[str]):
 def write_sentences(folder: Path, file: str, sentences: Sentences) -> str:
     """Writes a line per sentence, and returns the path."""
     path = folder / f"{text_name(file)}.txt"
+    if path.exists() and Path(file).exists() and path.samefile(file):
+        raise ValueError(f"--write_sentences {folder} would replace {file}, which is read. Pass another folder.")
     write_lines(path, map(" ".join, sentences))
     print(f"{path}: {len(sentences):,} sentences")
     return str(path)

@@ -111,7 +111,7 @@ class PartsFolder:
     def resume(self, lines: Callable[[], Iterator[InputLine]]):
         """Finds the parts of an interrupted run, if it had the settings and the lines of this run."""
         if self.settings_file.exists():
-            self._check_settings(json.loads(self.settings_file.read_text()))
+            self._check_settings(json.loads(self.settings_file.read_text(encoding="utf-8")))
             self.ends = dict(self._intact_parts())
             self._check_lines(lines())
         elif self.output.exists():
@@ -154,7 +154,7 @@ class PartsFolder:
         if not self.settings_file.exists():
             self.folder.mkdir(parents=True, exist_ok=True)
             with self._replacing(self.settings_file) as unfinished:
-                unfinished.write_text(json.dumps(self.settings))
+                unfinished.write_text(json.dumps(self.settings), encoding="utf-8")
         about = {"lines": block.lines, "tokens": block.tokens, "shape": block.shape}
         end = first + len(block.lines)
         with self._replacing(self.folder / part_name(first, end)) as unfinished, unfinished.open("wb") as file:
