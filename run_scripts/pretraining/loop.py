@@ -20,10 +20,10 @@ import torch.distributed as dist
 from accelerate import Accelerator
 from accelerate.utils import gather_object
 from torch import Tensor
-from torch.distributed.tensor import DTensor
 from tqdm.auto import tqdm
 
 from modeling_elmo import ELMoForPreTraining, ELMoTokenizer
+from modeling_elmo.elmo_backends import is_sharded
 from modeling_elmo.elmo_inputs import to_device
 from modeling_elmo.run_scripts.pretraining.batches import LMBatch, SentenceBatches, batch_loader
 from modeling_elmo.run_scripts.pretraining.checkpoints import Checkpoints, load_state, save_state
@@ -336,7 +336,7 @@ class Pretraining:
 
     def _check_weights(self):
         """Loss and gradient of the last step were computed with the weights before it."""
-        own = (weight.to_local() if isinstance(weight, DTensor) else weight for weight in self.plain_model.parameters())
+        own = (weight.to_local() if is_sharded(weight) else weight for weight in self.plain_model.parameters())
         is_finite = torch.stack([weight.isfinite().all() for weight in own]).all().float()
         if dist.is_available() and dist.is_initialized():
             dist.all_reduce(is_finite, dist.ReduceOp.MIN)  # a process sees its own part of sharded weights
