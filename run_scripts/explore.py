@@ -50,7 +50,7 @@ def main(arguments: list[str] | None = None) -> None:
         page.launch(**LAUNCH_OPTIONS, **options)
     except OSError as error:  # gradio names its own options
         received = "" if parsed.port is None else f"--port {parsed.port}: "
-        raise RuntimeError(f"{received}no free port could be opened on this computer. Pass another --port.") from error
+        raise OSError(f"{received}no free port could be opened on this computer. Pass another --port.") from error
     print(f"Open {page.local_url} in a browser of this computer. Ctrl-C stops the explorer.", flush=True)
     page.block_thread()
 

@@ -73,10 +73,6 @@ class CorpusArguments(TrainTextArguments, HeldOutArguments):
 
     shuffle_buffer: int = field(default=100_000, metadata={"help": "Number of sentences to shuffle together."})
 
-    def __post_init__(self):
-        if self.shuffle_buffer < 1:
-            raise ValueError(f"--shuffle_buffer {self.shuffle_buffer}: pass at least 1.")
-
 
 class Survey(NamedTuple):
     """Sizes of a corpus. Words are counted by white space.

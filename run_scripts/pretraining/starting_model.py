@@ -13,7 +13,7 @@ from modeling_elmo.configuration_elmo import MOST_ROWS, PRESETS
 from modeling_elmo.run_scripts.pretraining.corpus import Corpus, CorpusArguments
 from modeling_elmo.run_scripts.pretraining.records import settings_of
 from modeling_elmo.run_scripts.pretraining.vocabulary import check_vocabulary_size, word_frequencies, write_vocabulary
-from modeling_elmo.run_scripts.program.files import check_model
+from modeling_elmo.run_scripts.program.files import check_model, load_pretrained
 from modeling_elmo.tokenization.elmo_characters import most_frequent_words, read_vocabulary
 from modeling_elmo.tokenization.elmo_pretokenization import TextSplitter
 
@@ -139,11 +139,11 @@ class ModelArguments:
 def load_checkpoint(name: str, **options: Any) -> tuple[ELMoForPreTraining, ELMoTokenizer]:
     """A checkpoint and its tokenizer, in single precision even if it was saved in another."""
     check_model(name)
-    model = ELMoForPreTraining.from_pretrained(name, dtype=torch.float32, **options)
+    model = load_pretrained(ELMoForPreTraining, name, dtype=torch.float32, **options)
     for parameter in model.parameters():
         # Loaded tensors are unaligned views of the file. MKL rounds differently on them, so a resumed run would differ.
         parameter.data = parameter.data.clone()
-    return model, ELMoTokenizer.from_pretrained(name)
+    return model, load_pretrained(ELMoTokenizer, name)
 
 
 def make_starting_model(
@@ -178,7 +178,7 @@ def new_model(arguments: ModelArguments, vocabulary: Path) -> tuple[ELMoForPreTr
     if arguments.tokenizer_name is not None:
         if not Path(arguments.tokenizer_name).is_dir():  # a folder needs no model
             check_model(arguments.tokenizer_name)
-        tokenizer = ELMoTokenizer.from_pretrained(arguments.tokenizer_name)
+        tokenizer = load_pretrained(ELMoTokenizer, arguments.tokenizer_name)
     else:
         widths = {name: value for name, value in arguments.overrides.items() if name == "max_word_length"}
         rules = arguments.pre_tokenization or NEW_PRE_TOKENIZATION
