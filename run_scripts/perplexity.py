@@ -8,6 +8,7 @@ backward. `--context sentence` reads each sentence on its own from a zero state,
 sentences in file order. With `--per_device_eval_batch_size 1` the figure equals that of bilm-tf's `test()`.
 """
 
+import math
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
@@ -58,6 +59,8 @@ def main(arguments: list[str] | None = None) -> Perplexity:
     batches = held_out_batches(parsed, parsed.context, size, tokenizer, accelerator)
     batches = tqdm(batches, unit=" batches", desc="reading", disable=not accelerator.is_main_process)
     found = evaluate(model, batches, parsed.context, accelerator)
+    if not math.isfinite(found.perplexity):
+        raise ValueError(f"{parsed.model}: the perplexity is {found.perplexity}. Pass a model that was trained.")
     accelerator.print(f"{parsed.model}: {found}")
     if parsed.output and accelerator.is_main_process:
         write_json(Path(parsed.output), asdict(found))

@@ -230,7 +230,7 @@ class TaskTrainer(Trainer):
     def evaluation_loop(self, *args, **kwargs):
         output = super().evaluation_loop(*args, **kwargs)
         for name, value in output.metrics.items():
-            if name.endswith("_loss") and not math.isfinite(value):
+            if name.endswith("_loss") and math.isnan(value):
                 raise ValueError(f"The {name} is {value}: {DIVERGED}")
         return output
 

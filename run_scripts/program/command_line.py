@@ -32,38 +32,23 @@ OUR_PACKAGES = ("modeling_elmo", "transformers_modules", "__main__")  # the seco
 MOST_CHOICES = 10  # shown in the help; Trainer's --optim has 42
 TRAINER_OPTIONS = "options of transformers' Trainer"
 
-# Options with numbers, each with one meaning in all programs.
-POSITIVE = (
-    *(
-        "adam_epsilon",
-        "batch_tokens",
-        "bin_width",
-        "early_stopping_patience",
-        "eval_steps",
-        "gradient_accumulation_steps",
-    ),
-    *("gradient_scale", "learning_rate", "logging_steps", "max_answer_length", "max_eval_samples", "max_sentences"),
-    *(
-        "max_train_samples",
-        "num_sampled",
-        "num_train_epochs",
-        "per_device_eval_batch_size",
-        "per_device_eval_batch_tokens",
-    ),
-    *("per_device_train_batch_size", "per_device_train_batch_tokens", "permutations", "processes", "queries"),
-    *("rounds", "threads", "vocabulary_size"),
-    *("save_steps", "save_total_limit", "seeds", "shuffle_buffer", "top_k", "unroll_steps", "word_vectors_limit"),
-)
-NOT_NEGATIVE = (
-    *("dataloader_num_workers", "decay_steps", "doc_stride", "max_grad_norm", "scalar_mix_l2", "warmup_steps"),
-    *("weight_decay", "word_embedding_size", "word_min_count"),
-)
-BELOW_ONE = ("adam_beta1", "adam_beta2", "elmo_dropout", "ema_decay", "label_smoothing_factor")
-# What an option must be, and whether a number is.
+POSITIVE = """
+    adam_epsilon batch_tokens bin_width early_stopping_patience eval_steps gradient_accumulation_steps gradient_scale
+    learning_rate logging_steps max_answer_length max_eval_samples max_sentences max_train_samples num_sampled
+    num_train_epochs per_device_eval_batch_size per_device_eval_batch_tokens per_device_train_batch_size
+    per_device_train_batch_tokens permutations processes queries rounds save_steps save_total_limit seeds shuffle_buffer
+    threads top_k unroll_steps vocabulary_size word_vectors_limit
+"""
+NOT_NEGATIVE = """
+    dataloader_num_workers decay_steps doc_stride max_grad_norm scalar_mix_l2 warmup_steps weight_decay
+    word_embedding_size word_min_count
+"""
+BELOW_ONE = "adam_beta1 adam_beta2 elmo_dropout ema_decay label_smoothing_factor"
+# What a number must be, and whether it is, by the name of its option: a name has one meaning in all programs.
 BOUNDS: dict[str, tuple[str, Callable[[float], bool]]] = {
-    **dict.fromkeys(POSITIVE, ("a number above 0", lambda value: 0 < value < math.inf)),
-    **dict.fromkeys(NOT_NEGATIVE, ("0 or more", lambda value: 0 <= value < math.inf)),
-    **dict.fromkeys(BELOW_ONE, ("a number from 0 to below 1", lambda value: 0 <= value < 1)),
+    **dict.fromkeys(POSITIVE.split(), ("a number above 0", lambda value: 0 < value < math.inf)),
+    **dict.fromkeys(NOT_NEGATIVE.split(), ("0 or more", lambda value: 0 <= value < math.inf)),
+    **dict.fromkeys(BELOW_ONE.split(), ("a number from 0 to below 1", lambda value: 0 <= value < 1)),
     **dict.fromkeys(("lr_decay", "train_fraction"), ("a number above 0, up to 1", lambda value: 0 < value <= 1)),
     **dict.fromkeys(("data_seed", "seed"), (f"a number from 0 to {2**32 - 1}", lambda value: 0 <= value < 2**32)),
 }

@@ -95,11 +95,14 @@ def embed_block(
         batch_tokens = 1
     encoded = list(encode_lines(lines, tokenizer))
     block = VectorBlock.empty(lines, [each.tokens for each in encoded], shape, dtype)
-    try:
-        with np.errstate(over="raise"):
-            fill_block(block, encoded, model, tokenizer, layers, pooling, batch_tokens)
-    except FloatingPointError as error:
-        raise ValueError("A vector is too large for float16; pass dtype float32.") from error
+    with np.errstate(over="ignore"):  # it is told below
+        fill_block(block, encoded, model, tokenizer, layers, pooling, batch_tokens)
+    for line, vectors in zip(lines, block.vectors(), strict=True):
+        if not np.isfinite(vectors).all():
+            raise ValueError(
+                f"Vectors of {line.text!r:.80} are too large for {dtype}, or not numbers; pass dtype float32, or "
+                "another model."
+            )
     return block
 
 
