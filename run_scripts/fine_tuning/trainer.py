@@ -17,7 +17,7 @@ from transformers.utils import is_torch_tf32_available
 from modeling_elmo import ELMoConfig
 from modeling_elmo.modeling_elmo_heads import ELMoForTokenClassification
 from modeling_elmo.run_scripts.fine_tuning.moving_average import MovingAverage
-from modeling_elmo.run_scripts.program.files import broken_weights, sync
+from modeling_elmo.run_scripts.program.files import broken_weights, sync, writing
 from modeling_elmo.run_scripts.program.processes import check_processes, has_accelerator, sole_run
 
 # Training options that scores depend on.
@@ -237,10 +237,14 @@ class TaskTrainer(Trainer):
     def save_model(self, output_dir=None, _internal_call: bool = False):
         if name := broken_weights(self.model):
             raise ValueError(f"The weights of {name} are not finite: {DIVERGED}")
-        with self._averaged():
+        with self._averaged(), writing(output_dir or self.args.output_dir):
             super().save_model(output_dir, _internal_call)
         if self.average is not None and self.args.should_save:
             self.average.save_trained(Path(output_dir or self.args.output_dir))
+
+    def _save_checkpoint(self, *args, **kwargs):
+        with writing(self.args.output_dir):
+            super()._save_checkpoint(*args, **kwargs)
 
     def _save_rng_state(self, output_dir):
         super()._save_rng_state(output_dir)

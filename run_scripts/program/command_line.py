@@ -25,7 +25,6 @@ from transformers.hf_argparser import string_to_bool
 USER_ERROR = 2  # argparse's exit status
 INTERRUPTED = 130  # the shell's exit status for Ctrl-C
 UNREAD_OUTPUT = 141  # the shell's exit status for a program whose output nobody reads any more, as before `head`
-UNREAD = (errno.EPIPE, errno.EINVAL)  # what the system says then; the second on Windows
 # A user can put these errors right. All others are bugs.
 MISTAKES = (ValueError, OSError, ImportError, FloatingPointError, StrictDataclassError, SafetensorError)
 OUR_PACKAGES = ("modeling_elmo", "transformers_modules", "__main__")  # the second holds the code of checkpoints
@@ -275,9 +274,9 @@ def run(main: Callable[[], Any]) -> None:
         sys.exit(INTERRUPTED)
     except Exception as error:
         if (unwritten := _discard_unwritten_output()) and isinstance(error, OSError):
-            if unwritten.errno in UNREAD:
-                sys.exit(UNREAD_OUTPUT)
             error = OSError(unwritten.errno, unwritten.strerror, "The output")
+        if isinstance(error, BrokenPipeError) or (unwritten and unwritten.errno == errno.EINVAL):  # so says Windows
+            sys.exit(UNREAD_OUTPUT)
         if is_debugging or not is_mistake_of_user(error):
             raise
         program = re.split(r"[/\\]", sys.argv[0])[-1]
@@ -329,6 +328,8 @@ def one_line(error: BaseException) -> str:
 def _message(error: BaseException) -> str:
     if isinstance(error, ModuleNotFoundError):
         return f'{error}. Install the packages that the programs need: pip install "modeling-elmo[train,convert]"'
+    if isinstance(error, SafetensorError):
+        return f"A .safetensors file cannot be read or written ({error}). If it is damaged, copy it again."
     if isinstance(error, OSError) and error.filename and error.strerror:
         return f"{error.filename}: {error.strerror}"  # without the number of the error
     *_, (frame, _) = walk_tb(error.__traceback__)

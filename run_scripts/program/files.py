@@ -8,6 +8,7 @@ import os
 import re
 import zlib
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from importlib.util import find_spec
@@ -19,6 +20,7 @@ import torch
 from huggingface_hub import file_exists, try_to_load_from_cache
 from huggingface_hub.constants import ENDPOINT
 from huggingface_hub.errors import GatedRepoError, HFValidationError, HTTPError
+from safetensors import SafetensorError
 
 from modeling_elmo.conversion_files import staged
 from modeling_elmo.run_scripts.program.command_line import is_mistake_of_user, one_line, refuse_unread
@@ -267,6 +269,17 @@ def load_pretrained(kind: Any, name_or_path: str | Path, **options: Any) -> Any:
 def broken_weights(model: torch.nn.Module) -> str | None:
     """The name of the first parameter with a value that is infinite or not a number."""
     return next((name for name, weights in model.named_parameters() if not weights.isfinite().all()), None)
+
+
+@contextmanager
+def writing(target: Path | str) -> Iterator[None]:
+    """Names what cannot be written: torch and safetensors tell a full disk without its name, as errors of their own."""
+    try:
+        yield
+    except (RuntimeError, SafetensorError) as error:
+        raise OSError(
+            f"{target} cannot be written: {one_line(error)}. Free some space, or pass another one."
+        ) from error
 
 
 def sync(folder: Path):
