@@ -714,7 +714,6 @@ ENDINGS = ".txt, .jsonl, .tsv, .csv, .conll, .bio, .iob, .iob2, .conllu, .fasta,
             ({"output": name}, r"v.\w+: unknown suffix '.\w+'; pass a file that ends in .hdf5, .h5, .parquet")
             for name in ("v.csv", "v.npz", "v.arrow")
         ),
-        ({"input": "c.txt", "batch_tokens": 0}, "--batch_tokens 0: pass a number of at least 1"),
         ({"input": "c.txt", "output": "c.hdf5"}, "--output c.hdf5 exists; remove it or pass another file"),
         ({"input": "empty.txt"}, "empty.txt is empty: pass a text with at least one line"),
         ({"input": "c.jsonl"}, r"c.jsonl, line 2 has no key 'text': \{\"txt\": \"a\"\} Pass --text_column"),

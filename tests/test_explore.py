@@ -422,7 +422,7 @@ def test_a_port_that_is_taken():
         taken.bind((explore.LOCAL, 0))
         taken.listen()
         port = taken.getsockname()[1]
-        with pytest.raises(RuntimeError, match=f"^--port {port}: no free port .* Pass another --port"):
+        with pytest.raises(OSError, match=f"^--port {port}: no free port .* Pass another --port"):
             explore.main([ENGLISH, "--port", str(port)])
 
 

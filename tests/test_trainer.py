@@ -1,6 +1,5 @@
 """Trainer for task heads: its checks, weight decay, Adadelta, averaged weights, checkpoints to resume from."""
 
-import math
 from pathlib import Path
 
 import pytest
@@ -41,13 +40,6 @@ def place(tmp_path_factory) -> Path:
         ({"dataloader_in_order": False}, "lose predictions or mix them up"),
         ({"warmup_steps": 5}, "--warmup_steps 5 has no effect on a constant learning rate"),
         ({"adadelta": True, "optim": "sgd"}, "--optim sgd has no effect beside Adadelta: pass --no_adadelta"),
-        ({"ema_decay": -0.1}, "--ema_decay -0.1: pass a number from 0 up to 1, 1 excluded"),
-        ({"ema_decay": 1.0}, "--ema_decay 1.0: pass a number from 0 up to 1, 1 excluded"),
-        ({"per_device_train_batch_size": 0}, "--per_device_train_batch_size 0: pass at least 1"),
-        ({"gradient_accumulation_steps": 0}, "--gradient_accumulation_steps 0: pass at least 1"),
-        ({"seed": -5}, "--seed -5: pass at least 0"),
-        ({"learning_rate": math.nan}, "--learning_rate nan: pass a number above 0"),
-        ({"num_train_epochs": 0}, "--max_steps -1 and --num_train_epochs 0: pass one above 0"),
     ],
 )
 def test_options_that_do_not_fit_a_task(options, message, tmp_path):
@@ -70,7 +62,7 @@ def test_tf32_is_on_where_it_exists(given, chosen, tmp_path, monkeypatch):
 def test_each_process_on_its_own_is_refused(tmp_path, monkeypatch):
     monkeypatch.setenv("WORLD_SIZE", "2")
     monkeypatch.setattr(trainer, "has_accelerator", lambda: True)  # else it would wait for the second process
-    with pytest.raises(RuntimeError, match="2 processes were started .WORLD_SIZE., but this run has 1"):
+    with pytest.raises(ValueError, match="2 processes were started .WORLD_SIZE., but this run has 1"):
         TaskTrainingArguments(output_dir=str(tmp_path))
 
 

@@ -85,7 +85,11 @@ class ModelArguments:
 
     def config(self, **sizes: int) -> ELMoConfig:
         """The configuration of a new model."""
-        return ELMoConfig.from_preset(self.preset or "small", **{**sizes, **self.softmax_options, **self.overrides})
+        values = {**sizes, **self.softmax_options, **self.overrides}
+        try:
+            return ELMoConfig.from_preset(self.preset or "small", **values)
+        except TypeError as error:  # an unknown field
+            raise ValueError(f"--config_overrides {self.config_overrides}: {error}") from error
 
     def check(self):
         """Refuses options that contradict each other, before the text is counted."""

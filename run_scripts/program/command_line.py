@@ -143,7 +143,7 @@ class ProgramParser(HfArgumentParser):
                         causes.append(f"--{name} {value}")
             if not causes:
                 raise
-            reason = one_line(error).rstrip(".")
+            reason = flat_message(error).rstrip(".")
             raise ValueError(f"{', '.join(causes)}: {reason}. Pass another value, or leave it out.") from error
 
     def exit(self, status: int = 0, message: str | None = None) -> NoReturn:
@@ -319,7 +319,7 @@ def is_mistake_of_user(error: BaseException) -> bool:
     return isinstance(error, MISTAKES) and not str(getattr(error, "name", "")).startswith("modeling_elmo")
 
 
-def one_line(error: BaseException) -> str:
+def flat_message(error: BaseException) -> str:
     """The message of an error, of which libraries make several lines; with the class, if it may say nothing alone."""
     message = " ".join(str(error).split())
     return message if isinstance(error, (ValueError, OSError)) else f"{type(error).__name__}: {message}"
@@ -336,4 +336,4 @@ def _message(error: BaseException) -> str:
     if frame.f_globals.get("__name__", "").partition(".")[0] in OUR_PACKAGES:
         return str(error)
     hint = " (--debug shows the traceback)" if isinstance(error, ValueError) else ""  # it may be a bug
-    return one_line(error) + hint
+    return flat_message(error) + hint

@@ -23,7 +23,7 @@ from huggingface_hub.errors import GatedRepoError, HFValidationError, HTTPError
 from safetensors import SafetensorError
 
 from modeling_elmo.conversion_files import staged
-from modeling_elmo.run_scripts.program.command_line import is_mistake_of_user, one_line, refuse_unread
+from modeling_elmo.run_scripts.program.command_line import flat_message, is_mistake_of_user, refuse_unread
 
 
 @dataclass(kw_only=True)
@@ -259,7 +259,7 @@ def load_pretrained(kind: Any, name_or_path: str | Path, **options: Any) -> Any:
     except Exception as error:  # of torch, safetensors, tokenizers, json: whatever the files hold
         if is_mistake_of_user(error) and str(name_or_path) in str(error):
             raise
-        raise ValueError(f"{name_or_path} cannot be loaded: {one_line(error):.300}") from error
+        raise ValueError(f"{name_or_path} cannot be loaded: {flat_message(error):.300}") from error
     model = loaded[0] if isinstance(loaded, tuple) else loaded  # beside `output_loading_info`
     if isinstance(model, torch.nn.Module) and (name := broken_weights(model)):
         raise ValueError(f"{name_or_path}: the weights of {name} are not finite. Pass another checkpoint.")
@@ -278,7 +278,7 @@ def writing(target: Path | str) -> Iterator[None]:
         yield
     except (RuntimeError, SafetensorError) as error:
         raise OSError(
-            f"{target} cannot be written: {one_line(error)}. Free some space, or pass another one."
+            f"{target} cannot be written: {flat_message(error)}. Free some space, or pass another one."
         ) from error
 
 
