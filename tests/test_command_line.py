@@ -3,7 +3,11 @@
 Small functions stand in for programs with mistakes of a user and with bugs.
 """
 
+import errno
+import io
+import math
 import os
+import pickle
 import subprocess
 import sys
 import time
@@ -19,7 +23,7 @@ from huggingface_hub.errors import GatedRepoError, HfHubHTTPError, HTTPError, Of
 from safetensors.torch import load_file
 from transformers import AutoModel, TrainingArguments
 
-from modeling_elmo import ELMoConfig, ELMoModel, conversion_files
+from modeling_elmo import ELMoConfig, ELMoModel, ELMoTokenizer, conversion_files
 from modeling_elmo.run_scripts import modeling_elmo_cli
 from modeling_elmo.run_scripts.program import files
 from modeling_elmo.run_scripts.program.command_line import ProgramParser, is_mistake_of_user, run
@@ -168,6 +172,43 @@ def test_an_output_that_nobody_reads(lines):
     assert (done.returncode, done.stderr) == (141, "")
 
 
+@pytest.mark.parametrize(
+    "arguments", [[], ["--help"], ["--version"], ["doctor", "--help"], ["convert", "--list"]], ids=" ".join
+)
+def test_help_that_nobody_reads(arguments):
+    """Also where Python writes each line at once, and where it keeps them until its end."""
+    reader, output = os.pipe()
+    os.close(reader)
+    for unbuffered in ("", "1"):
+        done = python(COMMAND, *arguments, stdout=output, PYTHONUNBUFFERED=unbuffered)
+        assert (done.returncode, done.stderr) == (141, "")
+    os.close(output)
+
+
+@pytest.mark.parametrize(
+    ("number", "status", "message"),
+    [(errno.EINVAL, 141, ""), (errno.ENOSPC, 2, "a.py: error: The output: No space left on device\n")],
+    ids=["closed pipe of Windows", "full disk"],
+)
+def test_an_output_that_cannot_be_written(number, status, message, monkeypatch, capsys, tmp_path):
+    class Output(io.FileIO):
+        def write(self, data):
+            raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr(sys, "argv", ["a.py"])
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(io.BufferedWriter(Output(tmp_path / "a", "w"))))
+    with pytest.raises(SystemExit) as ended:
+        run(lambda: print("line"))
+    assert (ended.value.code, capsys.readouterr().err) == (status, message)
+
+
+@pytest.mark.parametrize("encoding", ["cp1252", "ascii"])
+def test_an_output_whose_encoding_lacks_signs(encoding):
+    code = f"from {run.__module__} import run\nrun(lambda: print('\\u4e2d \\udce9'))"
+    done = python("-c", code, PYTHONIOENCODING=encoding)
+    assert (done.returncode, done.stdout) == (0, "\\u4e2d \\udce9\n")
+
+
 @pytest.mark.parametrize("start", [lambda: run(interrupted), modeling_elmo_cli.main])
 def test_control_c(start, monkeypatch, capsys):
     """In a program, and while its module is imported."""
@@ -264,6 +305,35 @@ def test_a_cached_model_needs_no_hub(tmp_path, monkeypatch):
     monkeypatch.setattr(files, "file_exists", MagicMock(side_effect=OfflineModeIsEnabled("offline")))
     monkeypatch.setattr(files, "try_to_load_from_cache", lambda *_: str(tmp_path / "config.json"))
     check_model("user/model")
+
+
+def test_files_of_a_model_that_cannot_be_loaded(tmp_path):
+    """Each is told in one line, with the folder, and no code of a pickle runs."""
+    model = ELMoModel(ELMoConfig.from_preset("tiny"))
+    model.save_pretrained(tmp_path)
+    weights = tmp_path / "model.safetensors"
+    whole = weights.read_bytes()
+    for content in (whole[:1000], whole[:-9], b"", b"\0" * 99):
+        weights.write_bytes(content)
+        with pytest.raises(ValueError, match=f"^{tmp_path} cannot be loaded: "):
+            files.load_pretrained(AutoModel, tmp_path)
+    weights.unlink()
+    for content in (pickle.dumps(print), b"PK\3\4 truncated", b""):
+        (tmp_path / "pytorch_model.bin").write_bytes(content)
+        with pytest.raises(ValueError, match=f"^{tmp_path} cannot be loaded: "):
+            files.load_pretrained(AutoModel, tmp_path)
+    (tmp_path / "tokenizer_config.json").write_text("[]")
+    with pytest.raises(ValueError, match=f"^{tmp_path} cannot be loaded: "):
+        files.load_pretrained(ELMoTokenizer, tmp_path)
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+def test_weights_that_are_not_numbers(tmp_path, value):
+    model = ELMoModel(ELMoConfig.from_preset("tiny"))
+    model.scalar_mix.gamma.data.fill_(value)
+    model.save_pretrained(tmp_path)
+    with pytest.raises(ValueError, match=f"^{tmp_path}: the weights of scalar_mix.gamma are not finite. Pass another"):
+        files.load_pretrained(AutoModel, str(tmp_path))
 
 
 # Options and help
@@ -384,6 +454,14 @@ def test_wrong_options_end_in_one_line(arguments, message, capsys):
         (["--sed", "3"], r"--sed is not an option of this program\. Did you mean --seed\?"),
         (["--zzz=3"], r"--zzz=3 is not an option of this program\. --help lists the options\."),
         (["--load_best_model_at_end"], "requires the save and eval strategy to match"),
+        (["--seed", "4294967296"], r"--seed 4294967296: pass a number from 0 to 4294967295\."),
+        (["--learning_rate", "0"], r"--learning_rate 0\.0: pass a number above 0\."),
+        (["--learning_rate", "inf"], r"--learning_rate inf: pass a number above 0\."),
+        (["--weight_decay", "nan"], r"--weight_decay nan: pass 0 or more\."),
+        (["--adam_beta1", "-1"], r"--adam_beta1 -1\.0: pass a number from 0 to below 1\."),
+        (["--share", "nan"], r"--share nan: pass a number\."),  # an option without bounds
+        (["--accelerator_config", "{'a': 1}"], r"--accelerator_config \{'a': 1\}: Expecting .*\. Pass another value"),
+        (["--train_file", "caf\udce9"], "^caf\udce9 is not UTF-8; if it is the name of a file, rename the file"),
     ],
 )
 def test_wrong_options_are_mistakes_of_the_user(arguments, message):

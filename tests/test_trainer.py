@@ -1,9 +1,12 @@
 """Trainer for task heads: its checks, weight decay, Adadelta, averaged weights, checkpoints to resume from."""
 
+import math
 from pathlib import Path
+from unittest.mock import MagicMock
 
 import pytest
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_file
 from task_worker import assert_same_weights, bilm, capitals, predictions_of, stopping_trainer, trainer_with
 from task_worker import train_tagger as train
@@ -45,6 +48,43 @@ def place(tmp_path_factory) -> Path:
 def test_options_that_do_not_fit_a_task(options, message, tmp_path):
     with pytest.raises(ValueError, match=message):
         TaskTrainingArguments(output_dir=str(tmp_path), **options)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"optim_args": "weight_decay 0.1"},
+        {"report_to": "nothing"},
+        {"gradient_checkpointing": True},
+        {"lr_scheduler_type": "cosine_with_restarts", "lr_scheduler_kwargs": '{"nonsense": 2}'},
+        {"lr_scheduler_kwargs": "{'num_cycles': 2}"},
+        {"eval_accumulation_steps": 0},
+    ],
+    ids=lambda options: "-".join(options),
+)
+def test_what_trainer_refuses_is_named_before_any_work(options, place, tmp_path, monkeypatch):
+    monkeypatch.setattr(run_ner, "Tagging", None)  # the data are not read
+    with pytest.raises(ValueError, match=f"--{[*options][-1]} .*: .*. Pass another value, or leave it out."):
+        train(place, tmp_path, **options)
+
+
+def test_weights_and_losses_that_are_not_numbers_are_refused(place, tmp_path, monkeypatch):
+    def spoiling(trainer):
+        trainer.model.classifier.bias.data.fill_(math.nan)
+
+    monkeypatch.setattr(run_ner, "TaskTrainer", trainer_with(spoiling))
+    with pytest.raises(ValueError, match="The eval_loss is nan: training diverged. Pass a smaller --learning_rate"):
+        train(place, tmp_path, max_steps=1)
+    with pytest.raises(ValueError, match="The weights of classifier.* are not finite: training diverged"):
+        train(place, tmp_path, max_steps=1, validation_file=None)
+    assert not list(tmp_path.rglob("*.safetensors"))
+
+
+@pytest.mark.parametrize("error", [SafetensorError("I/O error: No space left"), RuntimeError("failed writing file")])
+def test_a_full_disk_is_named(error, place, tmp_path, monkeypatch):
+    monkeypatch.setattr(ELMoForTokenClassification, "save_pretrained", MagicMock(side_effect=error))
+    with pytest.raises(OSError, match=f"^{tmp_path}.*cannot be written: .*{error}"):
+        train(place, tmp_path, max_steps=1)
 
 
 @pytest.mark.parametrize("given, chosen", [(None, [True]), (False, [False])])
