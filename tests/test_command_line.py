@@ -23,7 +23,7 @@ from huggingface_hub.errors import GatedRepoError, HfHubHTTPError, HTTPError, Of
 from safetensors.torch import load_file
 from transformers import AutoModel, TrainingArguments
 
-from modeling_elmo import ELMoConfig, ELMoModel, ELMoTokenizer, conversion_files
+from modeling_elmo import ELMoConfig, ELMoModel, conversion_files
 from modeling_elmo.run_scripts import modeling_elmo_cli
 from modeling_elmo.run_scripts.program import files
 from modeling_elmo.run_scripts.program.command_line import ProgramParser, is_mistake_of_user, run
@@ -172,17 +172,13 @@ def test_an_output_that_nobody_reads(lines):
     assert (done.returncode, done.stderr) == (141, "")
 
 
-@pytest.mark.parametrize(
-    "arguments", [[], ["--help"], ["--version"], ["doctor", "--help"], ["convert", "--list"]], ids=" ".join
-)
+@pytest.mark.parametrize("arguments", [[], ["--help"], ["--version"], ["doctor", "--help"]], ids=" ".join)
 def test_help_that_nobody_reads(arguments):
-    """Also where Python writes each line at once, and where it keeps them until its end."""
     reader, output = os.pipe()
     os.close(reader)
-    for unbuffered in ("", "1"):
-        done = python(COMMAND, *arguments, stdout=output, PYTHONUNBUFFERED=unbuffered)
-        assert (done.returncode, done.stderr) == (141, "")
+    done = python(COMMAND, *arguments, stdout=output, PYTHONUNBUFFERED="")
     os.close(output)
+    assert (done.returncode, done.stderr) == (141, "")
 
 
 @pytest.mark.parametrize(
@@ -202,10 +198,9 @@ def test_an_output_that_cannot_be_written(number, status, message, monkeypatch, 
     assert (ended.value.code, capsys.readouterr().err) == (status, message)
 
 
-@pytest.mark.parametrize("encoding", ["cp1252", "ascii"])
-def test_an_output_whose_encoding_lacks_signs(encoding):
+def test_an_output_whose_encoding_lacks_signs():
     code = f"from {run.__module__} import run\nrun(lambda: print('\\u4e2d \\udce9'))"
-    done = python("-c", code, PYTHONIOENCODING=encoding)
+    done = python("-c", code, PYTHONIOENCODING="cp1252")
     assert (done.returncode, done.stdout) == (0, "\\u4e2d \\udce9\n")
 
 
@@ -318,13 +313,10 @@ def test_files_of_a_model_that_cannot_be_loaded(tmp_path):
         with pytest.raises(ValueError, match=f"^{tmp_path} cannot be loaded: "):
             files.load_pretrained(AutoModel, tmp_path)
     weights.unlink()
-    for content in (pickle.dumps(print), b"PK\3\4 truncated", b""):
+    for content in (pickle.dumps(print, 2), b"PK\3\4 truncated", b""):
         (tmp_path / "pytorch_model.bin").write_bytes(content)
         with pytest.raises(ValueError, match=f"^{tmp_path} cannot be loaded: "):
             files.load_pretrained(AutoModel, tmp_path)
-    (tmp_path / "tokenizer_config.json").write_text("[]")
-    with pytest.raises(ValueError, match=f"^{tmp_path} cannot be loaded: "):
-        files.load_pretrained(ELMoTokenizer, tmp_path)
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf])

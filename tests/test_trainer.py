@@ -75,7 +75,7 @@ def test_weights_and_losses_that_are_not_numbers_are_refused(place, tmp_path, mo
     monkeypatch.setattr(run_ner, "TaskTrainer", trainer_with(spoiling))
     with pytest.raises(ValueError, match="The eval_loss is nan: training diverged. Pass a smaller --learning_rate"):
         train(place, tmp_path, max_steps=1)
-    with pytest.raises(ValueError, match="The weights of classifier.* are not finite: training diverged"):
+    with pytest.raises(ValueError, match="The weights of .* are not finite: training diverged"):
         train(place, tmp_path, max_steps=1, validation_file=None)
     assert not list(tmp_path.rglob("*.safetensors"))
 
