@@ -45,7 +45,8 @@ def main() -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         if error.errno in (errno.EPIPE, errno.EINVAL):  # nobody reads it; the second on Windows
             sys.exit(141)
-        sys.exit(f"elmo: error: The output: {error.strerror}")
+        print(f"elmo: error: The output: {error.strerror}", file=sys.stderr)
+        sys.exit(2)
 
 
 def answer(name: str = "--help", *options: str) -> None:

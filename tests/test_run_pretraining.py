@@ -77,6 +77,7 @@ REFUSED = [
     ({"config_overrides": "dropout=0.2"}, "--config_overrides dropout=0.2.*JSON"),
     ({"config_overrides": '{"dropoutt": 0.2}'}, "ELMoConfig has no field `dropoutt`. Did you mean `dropout`"),
     ({"report_to": "no-such-tracker"}, "no-such-tracker"),
+    ({"report_to": "clearml"}, "--report_to clearml: its package is not installed"),
 ]
 # Refused before the text is read, which may take hours.
 REFUSED_UNREAD = [

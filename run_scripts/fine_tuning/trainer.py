@@ -28,11 +28,10 @@ RECORDED_OPTIONS = (
     *("eval_strategy", "eval_steps", "save_strategy", "save_steps", "load_best_model_at_end"),
     *("adadelta", "ema_decay", "train_sampling_strategy", "lr_decay"),
 )
-# What a rehearsal leaves out: its length, what is written or compiled, and averages of its weights.
+# What a rehearsal leaves out: most steps, all that is written, and the average of the weights.
 REHEARSED: dict[str, Any] = {
     **{"max_steps": 1, "eval_strategy": "no", "save_strategy": "no", "load_best_model_at_end": False},
     **{"metric_for_best_model": "score", "greater_is_better": True, "push_to_hub": False, "ema_decay": 0.0},
-    **{"torch_compile": False, "torch_compile_backend": None, "torch_compile_mode": None},
 }
 DIVERGED = "training diverged. Pass a smaller --learning_rate, or other options of the optimizer."
 EMA_HELP = "Decay per step of the moving average of the weights, which is evaluated and saved. 0: no average."

@@ -322,7 +322,7 @@ def is_mistake_of_user(error: BaseException) -> bool:
 def flat_message(error: BaseException) -> str:
     """The message of an error, of which libraries make several lines; with the class, if it may say nothing alone."""
     message = " ".join(str(error).split())
-    return message if isinstance(error, (ValueError, OSError)) else f"{type(error).__name__}: {message}"
+    return message if isinstance(error, MISTAKES) else f"{type(error).__name__}: {message}"
 
 
 def _message(error: BaseException) -> str:
