@@ -14,6 +14,7 @@ import numpy as np
 from tqdm.auto import tqdm
 from transformers.utils import logging
 
+from modeling_elmo.run_scripts.program.command_line import refuse_names_not_utf8
 from modeling_elmo.run_scripts.program.data_files import TEXT_SUFFIXES, format_suffix, numbered_texts
 from modeling_elmo.run_scripts.program.files import (
     DatasetArguments,
@@ -211,6 +212,7 @@ def find_files(pattern: str) -> list[str]:
             f"{arrays[0]}: text is read from .txt, and from .jsonl with a record per line. Convert or rename the file."
         )
     if files := list(filter(os.path.isfile, found)):
+        refuse_names_not_utf8(files)
         return files
     raise FileNotFoundError(f"{pattern}: no file {advice}")
 

@@ -110,9 +110,7 @@ class ProgramParser(HfArgumentParser):
             ValueError: an option is unknown, is not UTF-8, is out of its bounds, or is refused by its group.
         """
         arguments = sys.argv[1:] if arguments is None else arguments
-        for argument in arguments:
-            if argument != argument.encode(errors="replace").decode():  # no JSON, card or table can hold it
-                raise ValueError(f"{argument} is not UTF-8; if it is the name of a file, rename the file.")
+        refuse_names_not_utf8(arguments)
         namespace, unknown = self.parse_known_args(arguments)
         if unknown:
             known = [name for action in self._actions for name in action.option_strings]
@@ -205,6 +203,13 @@ def refuse_unread(arguments: Any, options: Iterable[str], reason: str):
     for name in options:
         if name in defaults and (value := getattr(arguments, name)) != defaults[name]:
             raise ValueError(f"--{name}{'' if value is True else f' {value}'} has no effect {reason}")
+
+
+def refuse_names_not_utf8(names: Iterable[str]):
+    """Refuses names that Python reads with half surrogates: no JSON, card, table or figure can hold them."""
+    for name in names:
+        if name != name.encode(errors="replace").decode():
+            raise ValueError(f"{name} is not UTF-8; if it is the name of a file, rename the file.")
 
 
 def check_bounds(options: Mapping[str, Any]):

@@ -347,12 +347,8 @@ def check_output(path: Path):
 
 
 def write_lines(path: Path, lines: Iterable[str]):
-    """Writes a file that replaces an older one only when it is complete. Creates the folder if necessary.
-
-    What UTF-8 lacks, as in the name of a file in Latin-1, becomes an escape of JSON.
-    """
-    escaping = {"encoding": "utf-8", "errors": "backslashreplace"}
-    with staged(path) as unfinished, unfinished.open("w", newline="\n", **escaping) as file:
+    """Writes a file that replaces an older one only when it is complete. Creates the folder if necessary."""
+    with staged(path) as unfinished, unfinished.open("w", encoding="utf-8", newline="\n") as file:
         file.writelines(f"{line}\n" for line in lines)
 
 
