@@ -51,7 +51,7 @@ BOUNDS: dict[str, tuple[str, Callable[[float], bool]]] = {
     **dict.fromkeys(("lr_decay", "train_fraction"), ("a number above 0, up to 1", lambda value: 0 < value <= 1)),
     **dict.fromkeys(("data_seed", "seed"), (f"a number from 0 to {2**32 - 1}", lambda value: 0 <= value < 2**32)),
 }
-ANY_NUMBER = ("a number", lambda value: not math.isnan(value))
+ANY_NUMBER = ("a number", lambda value: -math.inf <= value <= math.inf)
 
 
 class HelpFormatter(RawDescriptionHelpFormatter):
@@ -131,7 +131,7 @@ class ProgramParser(HfArgumentParser):
         try:
             return _rehearsed(group, options)
         except Exception as error:
-            if isinstance(error, OSError) or "--" in str(error):  # it names an option or a file
+            if is_mistake_of_user(error) and (isinstance(error, OSError) or "--" in str(error)):  # it names the option
                 raise
             causes = []
             for name, value in options.items():
@@ -278,9 +278,12 @@ def run(main: Callable[[], Any]) -> None:
     except KeyboardInterrupt:
         sys.exit(INTERRUPTED)
     except Exception as error:
-        if (unwritten := _discard_unwritten_output()) and isinstance(error, OSError):
+        unwritten = _discard_unwritten_output()
+        if isinstance(error, OSError) and unwritten is not None:
+            if unwritten.errno == errno.EINVAL:  # Windows tells a closed pipe in this way
+                sys.exit(UNREAD_OUTPUT)
             error = OSError(unwritten.errno, unwritten.strerror, "The output")
-        if isinstance(error, BrokenPipeError) or (unwritten and unwritten.errno == errno.EINVAL):  # so says Windows
+        if isinstance(error, BrokenPipeError):
             sys.exit(UNREAD_OUTPUT)
         if is_debugging or not is_mistake_of_user(error):
             raise

@@ -277,9 +277,7 @@ def writing(target: Path | str) -> Iterator[None]:
     try:
         yield
     except (RuntimeError, SafetensorError) as error:
-        raise OSError(
-            f"{target} cannot be written: {flat_message(error)}. Free some space, or pass another one."
-        ) from error
+        raise OSError(f"{target} cannot be written: {flat_message(error)}. Free space on this disk.") from error
 
 
 def sync(folder: Path):
