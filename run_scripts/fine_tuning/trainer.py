@@ -103,7 +103,7 @@ class TaskTrainingArguments(TrainingArguments):
         config = ELMoConfig.from_preset("tiny", head="linear")
         rows = [{"input_ids": [1, 1], "character_ids": [[1] * config.max_word_length] * 2, "labels": [0, 1]}]
         with TemporaryDirectory() as folder:
-            options = replace(self, output_dir=folder, **REHEARSED)
+            options = replace(self, **REHEARSED | {"output_dir": folder})
             trainer = TaskTrainer(ELMoForTokenClassification(config), options, train_dataset=rows)
             trainer.callback_handler.callbacks.clear()  # trackers and bars
             trainer.train()
