@@ -5,6 +5,7 @@ import gzip
 import io
 import json
 import os
+import pickle
 import re
 import zlib
 from collections.abc import Callable, Iterable, Iterator
@@ -259,7 +260,9 @@ def load_pretrained(kind: Any, name_or_path: str | Path, **options: Any) -> Any:
     except Exception as error:  # of torch, safetensors, tokenizers, json: whatever the files hold
         if is_mistake_of_user(error) and str(name_or_path) in str(error):
             raise
-        raise ValueError(f"{name_or_path} cannot be loaded: {flat_message(error):.300}") from error
+        is_pickle = isinstance(error, pickle.UnpicklingError)  # whose message advises to run the code in the file
+        reason = "a pickle is damaged, or holds more than tensors" if is_pickle else flat_message(error).rstrip(".")
+        raise ValueError(f"{name_or_path} cannot be loaded: {reason:.300}. Copy it again, or pass another.") from error
     model = loaded[0] if isinstance(loaded, tuple) else loaded  # beside `output_loading_info`
     if isinstance(model, torch.nn.Module) and (name := broken_weights(model)):
         raise ValueError(f"{name_or_path}: the weights of {name} are not finite. Pass another checkpoint.")
