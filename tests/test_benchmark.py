@@ -195,10 +195,6 @@ def test_a_peer_that_breaks_the_contract(body, message, tmp_path):
         (["--peer", "nowhere/peer.py:elmo"], "--peer .*: there is no file 'nowhere/peer.py'; pass FILE.py:FUNCTION"),
         (["--peer", f"{__file__}:elmo"], "test_benchmark.py has no function 'elmo'"),
         (["--against", "nowhere"], "--against nowhere: there is no modeling_elmo/__init__.py; pass a clone"),
-        *(
-            ([f"--{name}", "0"], f"--{name} 0: pass 1 or more")
-            for name in ("rounds", "threads", "vocabulary_size", "num_sampled")
-        ),
         (["--output", "."], r"--output \. is a folder; pass the name of a file"),
         *(
             (["--batches", name], f"'{name}' is not the name of a batch; pass ROWSxWORDS or ROWSxWORDSdense")

@@ -313,7 +313,9 @@ def test_accelerates_own_half_precision_is_refused(tmp_path, monkeypatch):
     [("cuda", {}, ["high"]), ("cuda", {"tf32": False}, ["highest"]), ("cpu", {}, []), ("cpu", {"tf32": False}, [])],
 )
 def test_tf32_is_for_cuda(device, options, chosen, tmp_path, monkeypatch):
-    accelerator = SimpleNamespace(device=torch.device(device), num_processes=1, mixed_precision="no")
+    accelerator = SimpleNamespace(
+        device=torch.device(device), num_processes=1, mixed_precision="no", log_with=["tensorboard"]
+    )
     monkeypatch.setattr(run_pretraining, "Accelerator", lambda **_: accelerator)
     received: list[str] = []
     monkeypatch.setattr(torch, "set_float32_matmul_precision", received.append)
