@@ -93,9 +93,6 @@ class BenchmarkArguments:
     def __post_init__(self):
         if self.output is not None:
             check_output(Path(self.output))
-        for name in ("rounds", "threads", "vocabulary_size", "num_sampled"):
-            if (number := getattr(self, name)) is not None and number < 1:
-                raise ValueError(f"--{name} {number}: pass 1 or more.")
         if self.device != "cpu":
             self._check_parts_of_devices()
 

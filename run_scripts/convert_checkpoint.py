@@ -21,7 +21,7 @@ from fnmatch import fnmatchcase
 from pathlib import Path, PureWindowsPath
 from typing import Any, Literal, NamedTuple
 
-from modeling_elmo import ELMoConfig
+from modeling_elmo import ELMoForPreTraining, ELMoModel
 from modeling_elmo.conversion_catalogue import format_catalogue, published_checkpoints
 from modeling_elmo.conversion_elmo import convert_original_checkpoint, export_original_checkpoint
 from modeling_elmo.conversion_files import (
@@ -50,7 +50,7 @@ from modeling_elmo.conversion_tensorflow import (
 from modeling_elmo.run_scripts.cards.bilm_card import write_bilm_card
 from modeling_elmo.run_scripts.cards.card import CardArguments, without_folders, write_card_facts, write_result
 from modeling_elmo.run_scripts.program.command_line import ProgramParser, run
-from modeling_elmo.run_scripts.program.files import check_model
+from modeling_elmo.run_scripts.program.files import check_model, load_pretrained
 
 
 @dataclass(kw_only=True)
@@ -136,7 +136,8 @@ def convert_back(arguments: ConversionArguments):
         raise ValueError(f"--{of_folders[0]} has no effect with --to_original. Omit it.")
     folder = str(arguments.to_original)
     check_model(folder)
-    if ELMoConfig.from_pretrained(folder).always_project:  # as only models of ELMoForManyLangs do
+    model_class = ELMoForPreTraining if arguments.softmax else ELMoModel
+    if load_pretrained(model_class, folder).config.always_project:  # as only models of ELMoForManyLangs do
         if given := given_options(arguments):
             raise ValueError(f"--{given[0]} has no effect for a model of ELMoForManyLangs; pass the folder --weights.")
         export_manylangs_checkpoint(folder, arguments.weights)

@@ -90,8 +90,6 @@ class EmbedArguments(TextArguments):
     trust_remote_code: bool = field(default=False, metadata={"help": "Run code from the model's folder."})
 
     def __post_init__(self):
-        if self.batch_tokens < 1:
-            raise ValueError(f"--batch_tokens {self.batch_tokens}: pass a number of at least 1.")
         if self.raw_text and self.unit == "character":
             raise ValueError("--raw_text splits texts into words; it cannot be combined with --unit character.")
 

@@ -54,7 +54,7 @@ def main(arguments: list[str] | None = None) -> None:
     try:
         from modeling_elmo.run_scripts.explorer.page import LAUNCH_OPTIONS, answering, build_page, pass_proxy
     except (ImportError, ValueError) as error:  # its HTTP client refuses the address of a proxy, for example
-        raise RuntimeError(f"Gradio cannot be imported in this environment: {error}") from error
+        raise ImportError(f"Gradio cannot be imported in this environment: {error}") from error
     page = build_page(positional.models, parsed.corpus, parsed.trust_remote_code)
     pass_proxy(parsed.server_name)
     options = {"server_name": parsed.server_name, "server_port": parsed.port}
@@ -63,7 +63,7 @@ def main(arguments: list[str] | None = None) -> None:
         page.launch(**LAUNCH_OPTIONS | options, prevent_thread_lock=True, quiet=True)
     except OSError as error:  # gradio names its own options
         received = "" if parsed.port is None else f"--port {parsed.port}: "
-        raise RuntimeError(
+        raise OSError(
             f"{received}no free port could be opened on {parsed.server_name}. Pass another --port or --server_name."
         ) from error
     print(f"Open {page.local_url} in a browser. Ctrl-C stops the explorer.", flush=True)

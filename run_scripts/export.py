@@ -40,7 +40,7 @@ from modeling_elmo.conversion_onnx import (
     write_pt2,
 )
 from modeling_elmo.run_scripts.program.command_line import ProgramParser, run
-from modeling_elmo.run_scripts.program.files import check_model
+from modeling_elmo.run_scripts.program.files import check_model, load_pretrained
 from modeling_elmo.run_scripts.vectors.embedding import load_model_and_tokenizer
 
 EXAMPLE = Path(__file__).parent / "vectors" / "onnx_vectors.py"
@@ -102,7 +102,9 @@ def main(arguments: list[str] | None = None) -> Path:
 def load_exportable(name: str, trust_remote_code: bool) -> tuple[Any, Any]:
     """The biLM or the head of a folder, in float32 on CPU, and its tokenizer."""
     check_model(name)
-    architectures = AutoConfig.from_pretrained(name, trust_remote_code=trust_remote_code).architectures or ["ELMoModel"]
+    architectures = load_pretrained(AutoConfig, name, trust_remote_code=trust_remote_code).architectures or [
+        "ELMoModel"
+    ]
     if architectures[0] not in AUTO_CLASSES:
         raise ValueError(
             f"--model {name} has the architecture {architectures[0]}, which cannot be exported. Pass a "

@@ -3,6 +3,8 @@
 This module is outside the package `modeling_elmo`, whose import takes seconds: `elmo --help` answers at once.
 """
 
+import errno
+import os
 import sys
 from difflib import get_close_matches
 from importlib import import_module
@@ -34,17 +36,30 @@ PROGRAMS = {
 
 
 def main() -> None:
-    arguments = sys.argv[1:]
-    if not arguments or arguments[0] in ("-h", "--help"):
+    try:
+        answer(*sys.argv[1:])
+        print(end="", flush=True)  # here, and not when Python ends, where an output that nobody reads is told
+    except KeyboardInterrupt:
+        sys.exit(130)
+    except OSError as error:  # of the output; Python writes the rest when it ends, which must not fail again
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        if error.errno in (errno.EPIPE, errno.EINVAL):  # nobody reads it; the second on Windows
+            sys.exit(141)
+        print(f"elmo: error: The output: {error.strerror}", file=sys.stderr)
+        sys.exit(2)
+
+
+def answer(name: str = "--help", *options: str) -> None:
+    if name in ("-h", "--help"):
         print(usage())
-    elif arguments[0] == "--version":
+    elif name == "--version":
         print(f"elmo {package_version()}")
-    elif arguments[0] in PROGRAMS:
-        run_program(*arguments)
+    elif name in PROGRAMS:
+        run_program(name, *options)
     else:
-        close = get_close_matches(arguments[0], PROGRAMS, 1)
+        close = get_close_matches(name, PROGRAMS, 1)
         advice = f"Did you mean `elmo {close[0]}`?" if close else "`elmo --help` lists the programs."
-        print(f"elmo: error: {arguments[0]!r} is not a program. {advice}", file=sys.stderr)
+        print(f"elmo: error: {name!r} is not a program. {advice}", file=sys.stderr)
         sys.exit(2)
 
 
@@ -64,11 +79,8 @@ def package_version() -> str:
 def run_program(name: str, *options: str) -> None:
     sys.argv = [f"elmo {name}", *options]  # the name in the help and in errors
     package = "modeling_elmo.run_scripts"
-    try:
-        run = import_module(f"{package}.program.command_line").run
-        run(lambda: import_module(f"{package}.{PROGRAMS[name][0]}").main())
-    except KeyboardInterrupt:  # while the imports above take seconds
-        sys.exit(130)
+    run = import_module(f"{package}.program.command_line").run
+    run(lambda: import_module(f"{package}.{PROGRAMS[name][0]}").main())
 
 
 if __name__ == "__main__":

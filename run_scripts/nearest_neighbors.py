@@ -16,7 +16,6 @@ each pair of groups, the average pairwise distance of their uses (APD) and the d
 compared with random splits of the same uses. `p` is too small if many uses of a group are from the same document.
 """
 
-import math
 import re
 from collections import defaultdict
 from collections.abc import Iterator
@@ -93,11 +92,6 @@ class NeighborArguments:
     trust_remote_code: bool = field(default=False, metadata={"help": "Run code from the model's folder."})
 
     def __post_init__(self):
-        for name in ("queries", "top_k"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"--{name} {getattr(self, name)}: pass at least 1.")
-        if self.seed < 0:
-            raise ValueError(f"--seed {self.seed}: pass a number of at least 0.")
         if self.max_uses <= self.top_k:
             raise ValueError(f"--max_uses {self.max_uses}: pass more than --top_k {self.top_k}.")
         check_json_output(self.output)
@@ -127,14 +121,10 @@ class GroupArguments:
     permutations: int = field(default=1000, metadata={"help": "Number of random splits for each pair of groups."})
 
     def __post_init__(self):
-        if self.bin_width is not None and (self.group_by is None or not 0 < self.bin_width < math.inf):
-            raise ValueError(f"--bin_width {self.bin_width:g}: pass a positive number, and --group_by.")
         if self.min_uses < LEAST_USES:
             raise ValueError(f"--min_uses {self.min_uses}: pass at least {LEAST_USES}.")
-        if self.permutations < 1:
-            raise ValueError(f"--permutations {self.permutations}: pass at least 1.")
         if self.group_by is None:
-            refuse_unread(self, ("min_uses", "permutations"), "without --group_by; leave it out.")
+            refuse_unread(self, ("bin_width", "min_uses", "permutations"), "without --group_by; leave it out.")
 
 
 def main(arguments: list[str] | None = None) -> dict[str, Any]:

@@ -8,6 +8,7 @@ backward. `--context sentence` reads each sentence on its own from a zero state,
 sentences in file order. With `--per_device_eval_batch_size 1` the figure equals that of bilm-tf's `test()`.
 """
 
+import math
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
@@ -20,7 +21,7 @@ from modeling_elmo.run_scripts.pretraining.corpus import HeldOutArguments
 from modeling_elmo.run_scripts.pretraining.evaluation import Perplexity, evaluate, held_out_batches
 from modeling_elmo.run_scripts.pretraining.options import check_context
 from modeling_elmo.run_scripts.program.command_line import ProgramParser, run
-from modeling_elmo.run_scripts.program.files import check_model, check_output, write_json
+from modeling_elmo.run_scripts.program.files import check_model, check_output, load_pretrained, write_json
 from modeling_elmo.run_scripts.program.processes import check_processes, has_accelerator
 
 BATCH_SIZES = {"sentence": "per_device_eval_batch_tokens", "stream": "per_device_eval_batch_size"}
@@ -38,8 +39,6 @@ class PerplexityArguments(HeldOutArguments):
     output: str | None = field(default=None, metadata={"help": "JSON file for the figures."})
 
     def __post_init__(self):
-        if self.per_device_eval_batch_size < 1:
-            raise ValueError(f"--per_device_eval_batch_size {self.per_device_eval_batch_size}: pass at least 1.")
         check_context(self, self.context, {context: [size] for context, size in BATCH_SIZES.items()})
         if self.validation_file and self.dataset is not None:
             raise ValueError(
@@ -54,12 +53,14 @@ def main(arguments: list[str] | None = None) -> Perplexity:
     accelerator = Accelerator(cpu=not has_accelerator())
     check_processes(accelerator.num_processes)
     check_model(parsed.model)
-    tokenizer = ELMoTokenizer.from_pretrained(parsed.model)
-    model = ELMoForPreTraining.from_pretrained(parsed.model, dtype=torch.float32).to(accelerator.device)
+    tokenizer = load_pretrained(ELMoTokenizer, parsed.model)
+    model = load_pretrained(ELMoForPreTraining, parsed.model, dtype=torch.float32).to(accelerator.device)
     size = getattr(parsed, BATCH_SIZES[parsed.context])
     batches = held_out_batches(parsed, parsed.context, size, tokenizer, accelerator)
     batches = tqdm(batches, unit=" batches", desc="reading", disable=not accelerator.is_main_process)
     found = evaluate(model, batches, parsed.context, accelerator)
+    if not math.isfinite(found.perplexity):
+        raise ValueError(f"{parsed.model}: the perplexity is {found.perplexity}. Pass a model that was trained.")
     accelerator.print(f"{parsed.model}: {found}")
     if parsed.output and accelerator.is_main_process:
         write_json(Path(parsed.output), asdict(found))

@@ -21,7 +21,9 @@ from modeling_elmo import ELMoTokenizer
 from modeling_elmo.run_scripts.fine_tuning.head import BasicHeadArguments, HeadArguments, task_model, task_tokenizer
 from modeling_elmo.run_scripts.fine_tuning.tagging import Tagging, TaggingArguments
 from modeling_elmo.run_scripts.fine_tuning.task import SplitOutput
+from modeling_elmo.run_scripts.fine_tuning.trainer import DIVERGED
 from modeling_elmo.run_scripts.program.command_line import ProgramParser, run
+from modeling_elmo.run_scripts.program.files import broken_weights
 from modeling_elmo.run_scripts.program.processes import check_processes, has_accelerator, sole_run
 
 INPUTS = ("input_ids", "character_ids", "attention_mask", "labels")
@@ -81,6 +83,8 @@ def train(accelerator: Accelerator, task: Tagging, head: HeadArguments, loop: Lo
         epochs.append({"epoch": epoch, "loss": loss, **scores})
         accelerator.print(epochs[-1])
         if accelerator.is_main_process and max(epochs, key=lambda each: each["validation"]) is epochs[-1]:
+            if name := broken_weights(model):
+                raise ValueError(f"The weights of {name} are not finite: {DIVERGED}")
             accelerator.unwrap_model(model).save_pretrained(loop.output_dir)
             tokenizer.save_pretrained(loop.output_dir)
     return epochs

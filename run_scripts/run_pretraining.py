@@ -164,6 +164,8 @@ def make_accelerator(arguments: PretrainingArguments) -> Accelerator:
         # The other processes wait while the main process counts the words of a large text.
         kwargs_handlers=[InitProcessGroupKwargs(timeout=timedelta(days=1))],
     )
+    if absent := {*trackers} - {"all", *map(str, accelerator.log_with)}:
+        raise ValueError(f"--report_to {absent.pop()}: its package is not installed. Install it, or leave it out.")
     if accelerator.device.type == "cuda":
         torch.set_float32_matmul_precision("high" if arguments.tf32 else "highest")
     check_processes(accelerator.num_processes)

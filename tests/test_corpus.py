@@ -3,6 +3,7 @@ import gzip
 import json
 import lzma
 import os
+import sys
 import tracemalloc
 from collections import Counter
 from pathlib import Path, PureWindowsPath
@@ -73,6 +74,14 @@ def test_the_order_of_files_changes_with_seed_and_epoch(tmp_path):
     assert orders[0] == orders[1] and len(set(orders)) == 3
     assert all(f"{number} a {number} b" in order for order in orders for number in range(8))
     assert texts(corpus)[:3] == ["0 a", "0 b", "1 a"]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems have no such names")
+def test_a_name_that_is_not_utf8_is_refused_in_a_folder(tmp_path):
+    for name in ("plain.txt", os.fsdecode(b"caf\xe9.txt")):
+        (tmp_path / name).write_text("a b\n")
+    with pytest.raises(ValueError, match=f"^{tmp_path}/caf\udce9.txt is not UTF-8; .* rename the file"):
+        Corpus.from_files([str(tmp_path)])
 
 
 @pytest.mark.parametrize(

@@ -301,7 +301,7 @@ def test_other_mistakes(english, head_folders, tmp_path, monkeypatch):
         explore.main([ENGLISH])
     monkeypatch.undo()
     monkeypatch.setitem(sys.modules, "modeling_elmo.run_scripts.explorer.page", None)
-    with pytest.raises(RuntimeError, match="Gradio cannot be imported in this environment: import of .*page halted"):
+    with pytest.raises(ImportError, match="Gradio cannot be imported in this environment: import of .*page halted"):
         explore.main([ENGLISH])
 
 
@@ -535,7 +535,7 @@ def test_a_port_that_is_taken():
         taken.bind((explore.LOCAL, 0))
         taken.listen()
         port = taken.getsockname()[1]
-        with pytest.raises(RuntimeError, match=f"^--port {port}: no free port .* Pass another --port"):
+        with pytest.raises(OSError, match=f"^--port {port}: no free port .* Pass another --port"):
             explore.main([ENGLISH, "--port", str(port)])
 
 

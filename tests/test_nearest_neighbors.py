@@ -189,8 +189,6 @@ def test_raw_text_is_split_by_the_tokenizer(folder, tmp_path):
         ({"word": "xyzzy"}, r"has 0 use\(s\) of 'xyzzy', too few for --top_k 2. Pass more text"),
         ({"word": "pla("}, r"--word pla\( is not a regular expression .*put \\ before signs such as"),
         ({"layer": "3"}, "--layer 3: pass top, average, mixed, or a number up to 2"),
-        ({"seed": -1}, "--seed -1: pass a number of at least 0"),
-        ({"queries": 0}, "--queries 0: pass at least 1"),
         ({"min_uses": 5}, "--min_uses 5 has no effect without --group_by; leave it out"),
         ({"permutations": 5}, "--permutations 5 has no effect without --group_by; leave it out"),
         ({"max_uses": 2}, "--max_uses 2: pass more than --top_k 2"),

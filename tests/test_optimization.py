@@ -303,19 +303,8 @@ def test_defaults():
 @pytest.mark.parametrize(
     "option, message",
     [
-        ({"learning_rate": 0}, "--learning_rate 0: pass a number above 0"),
-        ({"learning_rate": math.nan}, "--learning_rate nan: pass a number above 0"),
-        ({"gradient_scale": -1.0}, "--gradient_scale -1.0: pass a number above 0"),
-        ({"adam_epsilon": 0.0}, "--adam_epsilon 0.0: pass a number above 0"),
-        ({"unroll_steps": 0}, "--unroll_steps 0: pass a number above 0"),
-        ({"weight_decay": -0.1}, "--weight_decay -0.1: pass 0 or more"),
-        ({"max_grad_norm": -1}, "--max_grad_norm -1: pass 0 or more"),
-        ({"warmup_steps": -1}, "--warmup_steps -1: pass 0 or more"),
         ({"warmup_steps": 1.5}, "--warmup_steps 1.5: pass a whole number, or a share below 1"),
-        ({"decay_steps": -1}, "--decay_steps -1: pass 0 or more"),
         ({"decay_steps": 2.5}, "--decay_steps 2.5: pass a whole number, or a share below 1"),
-        ({"adam_beta1": 1.0}, "--adam_beta1 1.0: pass a number from 0 to below 1"),
-        ({"adam_beta2": -0.5}, "--adam_beta2 -0.5: pass a number from 0 to below 1"),
     ],
 )
 def test_bad_options(option, message):

@@ -221,7 +221,6 @@ def test_raw_text_and_a_file_of_the_figures(full, tmp_path):
     [
         ({"validation_file": "empty.txt"}, "There is no sentence in empty.txt.*Pass another text"),
         ({"validation_file": "empty.txt", "context": "stream"}, "There is no sentence in empty.txt"),
-        ({"context": "stream", "per_device_eval_batch_size": 0}, "--per_device_eval_batch_size 0: pass at least 1"),
         ({"validation_split": "test"}, "either --validation_file FILE .*, or --dataset NAME"),
         (
             {"dataset": "data"},

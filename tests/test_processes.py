@@ -37,7 +37,7 @@ with sole_run(Path(sys.argv[1])):
 def test_processes_that_do_not_know_each_other_are_refused(monkeypatch):
     monkeypatch.setenv("WORLD_SIZE", "2")
     check_processes(2)
-    with pytest.raises(RuntimeError, match="2 processes were started .*this run has 1: .* Set ACCELERATE_USE_CPU=true"):
+    with pytest.raises(ValueError, match="2 processes were started .*this run has 1: .* Set ACCELERATE_USE_CPU=true"):
         check_processes(1)
     monkeypatch.delenv("WORLD_SIZE")
     check_processes(1)

@@ -165,7 +165,7 @@ def test_another_model_is_not_sent(folder, hub, monkeypatch):
 
     real = publishing.assemble
     monkeypatch.setattr(push_to_hub, "assemble", assemble)
-    with pytest.raises(RuntimeError, match=r"elmo-xy gives other outputs when it is loaded without this package: its"):
+    with pytest.raises(OSError, match=r"elmo-xy gives other outputs when it is loaded without this package: its"):
         send(folder, "--push")
     assert not hub
 
@@ -232,13 +232,13 @@ def test_a_failed_upload_is_reported(folder, hub, trusting, monkeypatch, error):
         raise error
 
     monkeypatch.setattr(publishing.HfApi, "upload_folder", upload_folder)
-    with pytest.raises(RuntimeError, match=r"to someone/elmo-xy failed: 500 Server Error\nThe repository is unchanged"):
+    with pytest.raises(OSError, match=r"to someone/elmo-xy failed: 500 Server Error\nThe repository is unchanged"):
         send(folder, "--push")
 
 
 def test_a_card_whose_example_fails(folder, hub):
     (folder / "README.md").write_text("```python\n1 / 0\n```\n", encoding="utf-8")
-    with pytest.raises(RuntimeError, match="(?s)does not load, or its card's example fails:.*ZeroDivisionError"):
+    with pytest.raises(OSError, match="(?s)does not load, or its card's example fails:.*ZeroDivisionError"):
         send(folder, "--push")
     assert not hub
 

@@ -206,6 +206,17 @@ def test_columns_that_are_not_there(tmp_path, column):
         asked(tmp_path / "a.jsonl", lines(question("q1"), record))
 
 
+def test_rows_may_be_paragraphs(tmp_path):
+    paragraphs = [
+        part for article in json.loads(nested(question("q1"), question("q2")))["data"] for part in article["paragraphs"]
+    ]
+    expected = [{"id": name, "question": f"Where is {name}?", **READ} for name in ("q1", "q2")]
+    assert asked(tmp_path / "a.json", json.dumps(paragraphs, indent=1)) == expected
+    assert asked(tmp_path / "a.jsonl", lines(*paragraphs)) == expected
+    with pytest.raises(ValueError, match="element 1, paragraph 1: 'qas' is None; it must be a list"):
+        asked(tmp_path / "b.json", json.dumps([{**paragraphs[0], "qas": None}]))
+
+
 @pytest.mark.parametrize(
     "article, message",
     [

@@ -44,5 +44,5 @@ def test_refused_runs(tmp_path, monkeypatch):
     monkeypatch.setattr(
         run_ner_no_trainer, "has_accelerator", lambda: True
     )  # else it would wait for the second process
-    with pytest.raises(RuntimeError, match="2 processes were started .WORLD_SIZE., but this run has 1"):
+    with pytest.raises(ValueError, match="2 processes were started .WORLD_SIZE., but this run has 1"):
         run(tmp_path)

@@ -100,8 +100,6 @@ def test_a_question_that_fills_the_window(place, tmp_path):
     [
         ({"max_length": 30}, "--max_length.*Did you mean --max_seq_length"),
         ({"max_seq_length": 4}, "--max_seq_length 4: pass at least 5"),
-        ({"doc_stride": -1}, "--doc_stride -1: pass at least 0"),
-        ({"max_answer_length": 0}, "--max_answer_length 0: pass at least 1"),
         ({"max_seq_length": 100, "doc_stride": 98}, "--doc_stride 98 is too large for windows of --max_seq_length 100"),
         ({"optim": "sgd"}, "--optim sgd has no effect beside Adadelta: pass --no_adadelta"),
     ],

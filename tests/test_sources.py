@@ -131,17 +131,3 @@ def test_cached_rows_are_used_until_file_or_code_changes(tmp_path, monkeypatch):
     assert code_states(script)[-1] != states[-1]
     monkeypatch.setattr(sources, "code_states", lambda *_: states)
     assert numbers() == ([2], 3)
-
-
-@pytest.mark.parametrize(
-    "options, message",
-    [
-        ({"train_fraction": 0.0}, "--train_fraction 0.0: pass a number above 0, up to 1"),
-        ({"train_fraction": 1.5}, "--train_fraction 1.5: pass a number above 0, up to 1"),
-        ({"max_train_samples": 0}, "--max_train_samples 0: pass at least 1"),
-        ({"max_eval_samples": -1}, "--max_eval_samples -1: pass at least 1"),
-    ],
-)
-def test_bad_options(options, message):
-    with pytest.raises(ValueError, match=message):
-        DataArguments(**options)

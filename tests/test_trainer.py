@@ -2,9 +2,11 @@
 
 import math
 from pathlib import Path
+from unittest.mock import MagicMock
 
 import pytest
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_file
 from task_worker import assert_same_weights, bilm, capitals, predictions_of, stopping_trainer, trainer_with
 from task_worker import train_tagger as train
@@ -41,18 +43,48 @@ def place(tmp_path_factory) -> Path:
         ({"dataloader_in_order": False}, "lose predictions or mix them up"),
         ({"warmup_steps": 5}, "--warmup_steps 5 has no effect on a constant learning rate"),
         ({"adadelta": True, "optim": "sgd"}, "--optim sgd has no effect beside Adadelta: pass --no_adadelta"),
-        ({"ema_decay": -0.1}, "--ema_decay -0.1: pass a number from 0 up to 1, 1 excluded"),
-        ({"ema_decay": 1.0}, "--ema_decay 1.0: pass a number from 0 up to 1, 1 excluded"),
-        ({"per_device_train_batch_size": 0}, "--per_device_train_batch_size 0: pass at least 1"),
-        ({"gradient_accumulation_steps": 0}, "--gradient_accumulation_steps 0: pass at least 1"),
-        ({"seed": -5}, "--seed -5: pass at least 0"),
-        ({"learning_rate": math.nan}, "--learning_rate nan: pass a number above 0"),
-        ({"num_train_epochs": 0}, "--max_steps -1 and --num_train_epochs 0: pass one above 0"),
     ],
 )
 def test_options_that_do_not_fit_a_task(options, message, tmp_path):
     with pytest.raises(ValueError, match=message):
         TaskTrainingArguments(output_dir=str(tmp_path), **options)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"optim_args": "weight_decay 0.1"},
+        {"report_to": "nothing"},
+        {"gradient_checkpointing": True},
+        {"lr_scheduler_type": "cosine_with_restarts", "lr_scheduler_kwargs": '{"nonsense": 2}'},
+        {"lr_scheduler_kwargs": "{'num_cycles': 2}"},
+        {"eval_accumulation_steps": 0},
+    ],
+    ids=lambda options: "-".join(options),
+)
+def test_what_trainer_refuses_is_named_before_any_work(options, place, tmp_path, monkeypatch):
+    monkeypatch.setattr(run_ner, "Tagging", None)  # the data are not read
+    with pytest.raises(ValueError, match=f"--{[*options][-1]} .*: .*. Pass another value, or leave it out."):
+        train(place, tmp_path, **options)
+
+
+def test_weights_and_losses_that_are_not_numbers_are_refused(place, tmp_path, monkeypatch):
+    def spoiling(trainer):
+        trainer.model.classifier.bias.data.fill_(math.nan)
+
+    monkeypatch.setattr(run_ner, "TaskTrainer", trainer_with(spoiling))
+    with pytest.raises(ValueError, match="The eval_loss is nan: training diverged. Pass a smaller --learning_rate"):
+        train(place, tmp_path, max_steps=1)
+    with pytest.raises(ValueError, match="The weights of .* are not finite: training diverged"):
+        train(place, tmp_path, max_steps=1, validation_file=None)
+    assert not list(tmp_path.rglob("*.safetensors"))
+
+
+@pytest.mark.parametrize("error", [SafetensorError("I/O error: No space left"), RuntimeError("failed writing file")])
+def test_a_full_disk_is_named(error, place, tmp_path, monkeypatch):
+    monkeypatch.setattr(ELMoForTokenClassification, "save_pretrained", MagicMock(side_effect=error))
+    with pytest.raises(OSError, match=f"^{tmp_path}.*cannot be written: .*{error}"):
+        train(place, tmp_path, max_steps=1)
 
 
 @pytest.mark.parametrize("given, chosen", [(None, [True]), (False, [False])])
@@ -70,7 +102,7 @@ def test_tf32_is_on_where_it_exists(given, chosen, tmp_path, monkeypatch):
 def test_each_process_on_its_own_is_refused(tmp_path, monkeypatch):
     monkeypatch.setenv("WORLD_SIZE", "2")
     monkeypatch.setattr(trainer, "has_accelerator", lambda: True)  # else it would wait for the second process
-    with pytest.raises(RuntimeError, match="2 processes were started .WORLD_SIZE., but this run has 1"):
+    with pytest.raises(ValueError, match="2 processes were started .WORLD_SIZE., but this run has 1"):
         TaskTrainingArguments(output_dir=str(tmp_path))
 
 

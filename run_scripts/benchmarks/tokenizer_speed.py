@@ -56,4 +56,4 @@ def check_tokens(tokenizer: ELMoTokenizer, texts: list[str]):
     for text, row in zip(texts, characters, strict=True):
         words, found = splitter.words(text), tokenizer.decode_characters(row, skip_special_tokens=True)
         if found != words and all(len(word.encode()) <= most_bytes for word in words):
-            raise RuntimeError(f"{name}: {text!r} became {found}, not {words}. Correct it first; no speed is reported.")
+            raise ValueError(f"{name}: {text!r} became {found}, not {words}. Correct it first; no speed is reported.")

@@ -59,7 +59,7 @@ def measure(contest: Contest, rounds: int) -> list[BenchmarkRow]:
     """Returns a row for each implementation.
 
     Raises:
-        RuntimeError: an implementation is wrong. Then none is timed.
+        ValueError: an implementation is wrong. Then none is timed.
     """
     errors = [output_error(each) for each in contest.implementations]
     seconds = time_in_turns([each.call for each in contest.implementations], rounds)
@@ -92,7 +92,7 @@ def output_error(implementation: Implementation) -> float | None:
     errors = {name: relative_rms(found[name], value) for name, value in expected.items() if name in found}
     worst = max(errors, key=errors.__getitem__)
     if errors[worst] > implementation.tolerance:
-        raise RuntimeError(
+        raise ValueError(
             f"{implementation.name!r} is wrong: its output {worst!r} has a relative RMS error of {errors[worst]:.1e}, "
             f"more than {implementation.tolerance:.0e}. Correct it first; no speed is reported."
         )

@@ -25,7 +25,7 @@ from modeling_elmo.configuration_elmo import SENTENCE_TRANSFORMERS_FILES
 from modeling_elmo.run_scripts.cards.bilm_card import write_bilm_card
 from modeling_elmo.run_scripts.cards.card import CardArguments, write_card_facts
 from modeling_elmo.run_scripts.cards.head_card import PIPELINE_TAGS, write_head_card
-from modeling_elmo.run_scripts.program.files import MODEL_FILES, check_model, read_json
+from modeling_elmo.run_scripts.program.files import MODEL_FILES, check_model, load_pretrained, read_json
 
 # The only files that are uploaded. A training run also leaves optimizers, local paths and texts of the data.
 FILES_TO_UPLOAD = (
@@ -145,12 +145,12 @@ def assemble(arguments: PushArguments, folder: Path) -> Path:
 
 def load_published(source: str) -> tuple[ELMoPreTrainedModel, ELMoTokenizer]:
     """The tokenizer and the model, in the class that it was saved as."""
-    config = ELMoConfig.from_pretrained(source)
+    config = load_pretrained(ELMoConfig, source)
     architecture = (config.architectures or ["ELMoModel"])[0]
     model_class = getattr(modeling_elmo, architecture, None)
     if model_class is None:
         raise ValueError(f"{source} has the architecture {architecture}, which is no class of this package.")
-    return model_class.from_pretrained(source, dtype=torch.float32), ELMoTokenizer.from_pretrained(source)
+    return load_pretrained(model_class, source, dtype=torch.float32), load_pretrained(ELMoTokenizer, source)
 
 
 def rename_card(card: str, repo_id: str) -> str:
@@ -172,7 +172,7 @@ def verify(folder: Path, arguments: PushArguments) -> str:
     """Loads `folder` in a clean process, runs the example of its card, and reports the difference of the outputs.
 
     Raises:
-        RuntimeError: the process failed, or its outputs differ from those of `arguments.model` in this process.
+        OSError: the process failed, or its outputs differ from those of `arguments.model` in this process.
     """
     root, code = folder.parents[arguments.repo_id.count("/")], CLEAN_PROCESS % inspect.getsource(outputs_of)
     with tempfile.TemporaryDirectory() as home:
@@ -186,7 +186,7 @@ def verify(folder: Path, arguments: PushArguments) -> str:
             errors="replace",
         )
     if finished.returncode:
-        raise RuntimeError(f"{folder.name} does not load, or its card's example fails:\n{finished.stderr.strip()}")
+        raise OSError(f"{folder.name} does not load, or its card's example fails:\n{finished.stderr.strip()}")
     there, here = load_file(root / "outputs.safetensors"), outputs_of(*load_published(arguments.model), TEXTS)
     differences = {name: largest_difference(here[name], there[name]) for name in here}
     worst = max(differences, key=differences.__getitem__)
@@ -195,7 +195,7 @@ def verify(folder: Path, arguments: PushArguments) -> str:
         size = f"{differences[worst]:.1e} of the root mean square"
         found = f"its outputs differ from those of {arguments.model} by at most {size} ({worst})"
     if differences[worst] > TOLERANCES[arguments.dtype]:
-        raise RuntimeError(f"{folder.name} gives other outputs when it is loaded without this package: {found}.")
+        raise OSError(f"{folder.name} gives other outputs when it is loaded without this package: {found}.")
     return f"A process without this package loads it and runs the card's example; {found}."
 
 
@@ -251,7 +251,7 @@ def push(folder: Path, repo_id: str, message: str, private: bool | None = None, 
         names = list(map(glob.escape, paths))  # the Hub's client reads them as patterns
         api.upload_folder(repo_id=repo.repo_id, folder_path=folder, commit_message=message, allow_patterns=names)
     except Exception as error:  # the class of a broken connection depends on the library behind the client
-        raise RuntimeError(
+        raise OSError(
             f"The upload to {repo_id} failed: {error}\nThe repository is unchanged, because the commit is the last "
             "step. Upload the folder again with `elmo push`; files that arrived are not sent twice."
         ) from error

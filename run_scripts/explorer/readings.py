@@ -28,7 +28,7 @@ from modeling_elmo.prediction_elmo import Prediction, predict_texts, score_texts
 from modeling_elmo.run_scripts.cards.figures import principal_plane
 from modeling_elmo.run_scripts.cards.tables import layer_names
 from modeling_elmo.run_scripts.pretraining.corpus import Corpus, words_of
-from modeling_elmo.run_scripts.program.files import check_model
+from modeling_elmo.run_scripts.program.files import check_model, load_pretrained
 from modeling_elmo.run_scripts.vectors.embedding import embed_sentences, load_model_and_tokenizer
 from modeling_elmo.run_scripts.vectors.neighbors import WordUse, find_uses, nearest_uses, normalize, use_vectors
 
@@ -87,7 +87,7 @@ def open_model(name: str, trust_remote_code: bool = False) -> OpenModel:
         FileNotFoundError, ValueError: there is no such model, it is no ELMo, or it lacks weights.
     """
     check_model(name)
-    config = AutoConfig.from_pretrained(name, trust_remote_code=trust_remote_code)
+    config = load_pretrained(AutoConfig, name, trust_remote_code=trust_remote_code)
     architecture = (config.architectures or ["ELMoModel"])[0]
     if architecture not in ARCHITECTURES:
         raise ValueError(f"{name} has the architecture {architecture}; pass one of {', '.join(ARCHITECTURES)}.")

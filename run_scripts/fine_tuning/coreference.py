@@ -53,9 +53,6 @@ class CoreferenceArguments(CoreferenceDataArguments):
     )
 
     def __post_init__(self):
-        super().__post_init__()
-        if self.max_sentences < 1:
-            raise ValueError(f"--max_sentences {self.max_sentences}: pass at least 1.")
         if self.gap_file is not None:  # before hours of training
             split_sentences("", "en")
             read_gap(Path(self.gap_file))
@@ -93,8 +90,6 @@ class CoreferenceTrainingArguments(TaskTrainingArguments):
                 f"One process with {self.n_gpu} devices would split a document. Start a process for each device with "
                 "torchrun, or show one device, with CUDA_VISIBLE_DEVICES=0."
             )
-        if not 0 < self.lr_decay <= 1:
-            raise ValueError(f"--lr_decay {self.lr_decay}: pass a number above 0, up to 1.")
         if self.lr_decay < 1 and self.lr_scheduler_type != "constant":
             kind = self.to_dict()["lr_scheduler_type"]
             raise ValueError(

@@ -116,7 +116,6 @@ class ClassificationDataArguments(DataArguments):
     )
 
     def __post_init__(self):
-        super().__post_init__()
         if self.drop_labels and self.problem == "regression":
             raise ValueError(f"--drop_labels {' '.join(self.drop_labels)}: the labels of a regression are numbers.")
 

@@ -11,7 +11,7 @@ from modeling_elmo.run_scripts.cards.card import without_folders
 from modeling_elmo.run_scripts.fine_tuning.reports import write_predictions
 from modeling_elmo.run_scripts.fine_tuning.task import Record, SplitOutput, Task
 from modeling_elmo.run_scripts.fine_tuning.trainer import TaskTrainer, TaskTrainingArguments
-from modeling_elmo.run_scripts.program.files import check_model
+from modeling_elmo.run_scripts.program.files import check_model, load_pretrained
 
 # Columns of encodings that tell which words a row holds.
 TOKENIZATION_COLUMNS = ("example_number", "offset_mapping")
@@ -44,14 +44,14 @@ def ensemble_record(task: Task, folders: Sequence[str], training: TaskTrainingAr
 def member_outputs(task: Task, folder: str, training: TaskTrainingArguments) -> dict[str, SplitOutput]:
     """The outputs of one model for each split except the training data."""
     check_model(folder)
-    model = task.model_class.from_pretrained(folder, dtype=torch.float32)
+    model = load_pretrained(task.model_class, folder, dtype=torch.float32)
     labels = task.config.get("label2id", model.config.label2id)
     if model.config.label2id != labels or model.num_labels != len(labels):
         raise ValueError(
             f"--ensemble {folder} has the labels {sorted(model.config.label2id)}, but the data has {sorted(labels)}; "
             "pass models that were trained for these labels."
         )
-    tokenizer = ELMoTokenizer.from_pretrained(folder)
+    tokenizer = load_pretrained(ELMoTokenizer, folder)
     arguments = training.for_trainer(task.metric, has_validation=False)
     trainer = TaskTrainer(model, arguments, task.collator(tokenizer))
     outputs = {}

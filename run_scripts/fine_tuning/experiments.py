@@ -37,7 +37,7 @@ from modeling_elmo.run_scripts.fine_tuning.reports import (
 )
 from modeling_elmo.run_scripts.fine_tuning.task import Record, Task
 from modeling_elmo.run_scripts.fine_tuning.trainer import TaskTrainer, TaskTrainingArguments, last_checkpoint
-from modeling_elmo.run_scripts.program.files import different_settings, files_named, sync, write_json
+from modeling_elmo.run_scripts.program.files import different_settings, files_named, load_pretrained, sync, write_json
 from modeling_elmo.run_scripts.vectors.word_vectors import WordVectors
 from modeling_elmo.tokenization.elmo_characters import SPECIAL_WORDS
 
@@ -102,9 +102,8 @@ def _run_experiment(
 
 
 def check_options(task: Task, head: HeadArguments, arguments: ExperimentArguments, training: TaskTrainingArguments):
-    for name in ("seeds", "early_stopping_patience"):
-        if (number := getattr(arguments, name)) is not None and number < 1:
-            raise ValueError(f"--{name} {number}: pass at least 1.")
+    if training.seed + arguments.seeds > 2**32:
+        raise ValueError(f"--seed {training.seed} with --seeds {arguments.seeds}: the last must be below {2**32}.")
     if arguments.ensemble:
         training_options = ("ablation", "compare_baseline", "cache_features", "reuse_from", "early_stopping_patience")
         given = [name for name in training_options if getattr(arguments, name)] + ["push_to_hub"] * training.push_to_hub
@@ -151,7 +150,7 @@ class Experiment:
     def __post_init__(self):
         self.folder = Path(self.training.output_dir)
         self.trainer_arguments = self.training.for_trainer(self.task.metric, "validation" in self.task.data)
-        num_layers = ELMoConfig.from_pretrained(self.head.model_name_or_path).num_hidden_layers
+        num_layers = load_pretrained(ELMoConfig, self.head.model_name_or_path).num_hidden_layers
         options = (self.arguments.ablation, self.arguments.compare_baseline, self.head.use_elmo)
         self.arms = experiment_arms(*options, num_layers)
         self.seeds = range(self.training.seed, self.training.seed + self.arguments.seeds)
@@ -330,9 +329,9 @@ class Experiment:
         """The frozen biLM's layers for all texts, if they are to be cached."""
         if not self.arguments.cache_features:
             return None
-        tokenizer = ELMoTokenizer.from_pretrained(self.head.model_name_or_path)
+        tokenizer = load_pretrained(ELMoTokenizer, self.head.model_name_or_path)
         config = task_config(self.task, self.head, len(tokenizer), None)
-        model = ELMoModel.from_pretrained(self.head.model_name_or_path, config=config, dtype=torch.float32)
+        model = load_pretrained(ELMoModel, self.head.model_name_or_path, config=config, dtype=torch.float32)
         model.to(self.training.device)
         splits = self._encoded(tokenizer).values()
         columns = set.intersection(*(set(rows.column_names) for rows in splits)) - {*self.task.head_columns}

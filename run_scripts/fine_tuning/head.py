@@ -14,7 +14,7 @@ from modeling_elmo import ELMoConfig, ELMoTokenizer
 from modeling_elmo.modeling_elmo_heads import ELMoTaskModel
 from modeling_elmo.run_scripts.fine_tuning.task import Task
 from modeling_elmo.run_scripts.fine_tuning.vocabulary import initial_embeddings, task_vocabulary
-from modeling_elmo.run_scripts.program.files import check_model
+from modeling_elmo.run_scripts.program.files import check_model, load_pretrained
 from modeling_elmo.run_scripts.vectors.word_vectors import WordVectors, read_word_vectors
 from modeling_elmo.tokenization.elmo_characters import SPECIAL_WORDS
 
@@ -101,8 +101,8 @@ def task_tokenizer(task: Task, head: HeadArguments, train: Dataset, vectors: Wor
     A biLM that reads only characters ignores `input_ids`, so that they can be the head's words. A biLM with word
     vectors keeps its vocabulary.
     """
-    tokenizer = ELMoTokenizer.from_pretrained(head.model_name_or_path)
-    if not word_vector_size(head, vectors) or ELMoConfig.from_pretrained(head.model_name_or_path).word_embedding_size:
+    tokenizer = load_pretrained(ELMoTokenizer, head.model_name_or_path)
+    if not word_vector_size(head, vectors) or load_pretrained(ELMoConfig, head.model_name_or_path).word_embedding_size:
         return tokenizer
     extra = vectors.words if vectors else ()
     words = task_vocabulary(task.words(train, tokenizer), head.word_min_count, extra)
@@ -138,8 +138,13 @@ def head_on_bilm(model_class: Any, name_or_path: str, config: ELMoConfig) -> ELM
     logging.set_verbosity_error()  # no warning that the head is new
     try:
         # Single precision, whatever precision the biLM is stored in: the head and the baseline have it too.
-        model, loaded = model_class.from_pretrained(
-            name_or_path, config=config, dtype=torch.float32, ignore_mismatched_sizes=True, output_loading_info=True
+        model, loaded = load_pretrained(
+            model_class,
+            name_or_path,
+            config=config,
+            dtype=torch.float32,
+            ignore_mismatched_sizes=True,
+            output_loading_info=True,
         )
     finally:
         logging.set_verbosity(verbosity)

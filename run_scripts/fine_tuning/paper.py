@@ -80,11 +80,6 @@ class PaperArguments:
         metadata={"help": "Markdown file that has the page between two marks, such as RESULTS.md; it is updated."},
     )
 
-    def __post_init__(self):
-        for name in ("seeds", "processes"):
-            if (number := getattr(self, name)) is not None and number < 1:
-                raise ValueError(f"--{name} {number}: pass at least 1.")
-
 
 @dataclass(frozen=True)
 class PlannedExperiment:
@@ -126,7 +121,7 @@ def run_plan(arguments: PaperArguments) -> list[dict[str, Any]]:
         The records of all models.
 
     Raises:
-        RuntimeError: an experiment has failed; the others have run.
+        ChildProcessError: an experiment has failed; the others have run.
     """
     check_model(arguments.model_name_or_path)
     plan = read_plan(Path(arguments.plan))
@@ -174,7 +169,7 @@ def run_missing(plan: Sequence[PlanEntry], experiments: Sequence[PlannedExperime
         write_page(plan, arguments)
     if failed:
         reasons = "\n".join(f"{each.name}: {last_line(each)} (see {each.folder / PLAN_OUTPUT})" for each in failed)
-        raise RuntimeError(f"{len(failed)} experiments have failed. The same command repeats them.\n{reasons}")
+        raise ChildProcessError(f"{len(failed)} experiments have failed. The same command repeats them.\n{reasons}")
 
 
 def begun_with(entry: PlanEntry, digest: str) -> dict[str, Any]:

@@ -40,10 +40,8 @@ class QuestionAnsweringArguments(QuestionDataArguments):
     )
 
     def __post_init__(self):
-        super().__post_init__()
-        for name, least in (("max_seq_length", 5), ("doc_stride", 0), ("max_answer_length", 1)):
-            if getattr(self, name) < least:
-                raise ValueError(f"--{name} {getattr(self, name)}: pass at least {least}.")
+        if self.max_seq_length < 5:
+            raise ValueError(f"--max_seq_length {self.max_seq_length}: pass at least 5.")
         if self.doc_stride >= self.max_seq_length - 4:
             raise ValueError(
                 f"--doc_stride {self.doc_stride} is too large for windows of --max_seq_length {self.max_seq_length}: "

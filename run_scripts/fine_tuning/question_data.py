@@ -50,12 +50,13 @@ def read_questions(arguments: QuestionDataArguments) -> DatasetDict:
 
 
 def question_rows(path: Path) -> Iterator[LocatedRow]:
-    """Questions of a JSON file: articles of paragraphs of questions, as in SQuAD's files, or a question a row."""
+    """Questions of a JSON file. A row is an article or a paragraph, as in SQuAD's files, or a question."""
     for location, row in json_rows(path):
-        if "paragraphs" not in row:
+        if not {"paragraphs", "qas"} & row.keys():
             yield location, row
             continue
-        for number, paragraph in enumerate(_objects(row, "paragraphs", str(location)), 1):
+        paragraphs = [row] if "qas" in row else _objects(row, "paragraphs", str(location))
+        for number, paragraph in enumerate(paragraphs, 1):
             where = f"{location}, paragraph {number}"
             for count, question in enumerate(_objects(paragraph, "qas", where), 1):
                 named = f"{path}, question {question['id']}" if "id" in question else f"{where}, question {count}"

@@ -53,13 +53,6 @@ class DataArguments:
         metadata={"help": "Random share of the training data; the same for all seeds, part of larger ones."},
     )
 
-    def __post_init__(self):
-        if not 0 < self.train_fraction <= 1:
-            raise ValueError(f"--train_fraction {self.train_fraction}: pass a number above 0, up to 1.")
-        for name in ("max_train_samples", "max_eval_samples"):
-            if (number := getattr(self, name)) is not None and number < 1:
-                raise ValueError(f"--{name} {number}: pass at least 1.")
-
 
 class Source(NamedTuple):
     """One split of the data.

@@ -4,6 +4,7 @@ import math
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
@@ -13,8 +14,10 @@ from torch.utils.data import SequentialSampler
 from transformers import Trainer, TrainerCallback, TrainingArguments
 from transformers.utils import is_torch_tf32_available
 
+from modeling_elmo import ELMoConfig
+from modeling_elmo.modeling_elmo_heads import ELMoForTokenClassification
 from modeling_elmo.run_scripts.fine_tuning.moving_average import MovingAverage
-from modeling_elmo.run_scripts.program.files import sync
+from modeling_elmo.run_scripts.program.files import broken_weights, sync, writing
 from modeling_elmo.run_scripts.program.processes import check_processes, check_workers, has_accelerator, sole_run
 
 # Training options that scores depend on.
@@ -25,13 +28,12 @@ RECORDED_OPTIONS = (
     *("eval_strategy", "eval_steps", "save_strategy", "save_steps", "load_best_model_at_end"),
     *("adadelta", "ema_decay", "train_sampling_strategy", "lr_decay"),
 )
-SMALLEST = {
-    "per_device_train_batch_size": 1,
-    "per_device_eval_batch_size": 1,
-    "gradient_accumulation_steps": 1,
-    "dataloader_num_workers": 0,
-    "seed": 0,
+# What a rehearsal leaves out: most steps, all that is written, and the average of the weights.
+REHEARSED: dict[str, Any] = {
+    **{"max_steps": 1, "eval_strategy": "no", "save_strategy": "no", "load_best_model_at_end": False},
+    **{"metric_for_best_model": "score", "greater_is_better": True, "push_to_hub": False, "ema_decay": 0.0},
 }
+DIVERGED = "training diverged. Pass a smaller --learning_rate, or other options of the optimizer."
 EMA_HELP = "Decay per step of the moving average of the weights, which is evaluated and saved. 0: no average."
 REPLACED_BY_ADADELTA = ("optim", "optim_args", "adam_beta1", "adam_beta2", "adam_epsilon")
 
@@ -58,15 +60,6 @@ class TaskTrainingArguments(TrainingArguments):
     ema_decay: float = field(default=0.0, metadata={"help": EMA_HELP})
 
     def __post_init__(self):
-        for name, least in SMALLEST.items():
-            if getattr(self, name) < least:
-                raise ValueError(f"--{name} {getattr(self, name)}: pass at least {least}.")
-        if not 0 < self.learning_rate < math.inf:
-            raise ValueError(f"--learning_rate {self.learning_rate}: pass a number above 0.")
-        if self.max_steps <= 0 and not 0 < self.num_train_epochs < math.inf:
-            raise ValueError(
-                f"--max_steps {self.max_steps} and --num_train_epochs {self.num_train_epochs}: pass one above 0."
-            )
         if self.metric_for_best_model == "loss" or self.greater_is_better is False:
             raise ValueError(
                 "The best checkpoint is the one with the task's best score: leave out --metric_for_best_model loss and "
@@ -103,8 +96,19 @@ class TaskTrainingArguments(TrainingArguments):
             raise ValueError(
                 f"--optim {self.optim.value} has no effect beside Adadelta: pass --no_adadelta, or omit it."
             )
-        if not 0 <= self.ema_decay < 1:
-            raise ValueError(f"--ema_decay {self.ema_decay}: pass a number from 0 up to 1, 1 excluded.")
+
+    def rehearse(self):
+        """Trains a tiny head for a step, for Trainer refuses many options only when it trains, after all is encoded."""
+        if self.fsdp or self.deepspeed:  # whose engines are set up for the first model of a process
+            return
+        config = ELMoConfig.from_preset("tiny", head="linear")
+        rows = [{"input_ids": [1, 1], "character_ids": [[1] * config.max_word_length] * 2, "labels": [0, 1]}]
+        with TemporaryDirectory() as folder:
+            options = replace(self, **REHEARSED | {"output_dir": folder})
+            trainer = TaskTrainer(ELMoForTokenClassification(config), options, train_dataset=rows)
+            trainer.callback_handler.callbacks.clear()  # trackers and bars
+            trainer.train()
+            trainer.predict(rows)
 
     def sole_run(self) -> AbstractContextManager:
         """Keeps other runs out of the output folder."""
@@ -223,11 +227,24 @@ class TaskTrainer(Trainer):
                 self.log({f"{place}_layer_{number}": weight for number, weight in enumerate(weights)})
         return metrics
 
+    def evaluation_loop(self, *args, **kwargs):
+        output = super().evaluation_loop(*args, **kwargs)
+        for name, value in output.metrics.items():
+            if name.endswith("_loss") and math.isnan(value):
+                raise ValueError(f"The {name} is {value}: {DIVERGED}")
+        return output
+
     def save_model(self, output_dir=None, _internal_call: bool = False):
-        with self._averaged():
+        if name := broken_weights(self.model):
+            raise ValueError(f"The weights of {name} are not finite: {DIVERGED}")
+        with self._averaged(), writing(output_dir or self.args.output_dir):
             super().save_model(output_dir, _internal_call)
         if self.average is not None and self.args.should_save:
             self.average.save_trained(Path(output_dir or self.args.output_dir))
+
+    def _save_checkpoint(self, *args, **kwargs):
+        with writing(self.args.output_dir):
+            super()._save_checkpoint(*args, **kwargs)
 
     def _save_rng_state(self, output_dir):
         super()._save_rng_state(output_dir)

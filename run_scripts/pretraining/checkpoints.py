@@ -75,8 +75,6 @@ class Checkpoints:
     """
 
     def __init__(self, output_dir: Path, save_total_limit: int | None):
-        if save_total_limit is not None and save_total_limit < 1:
-            raise ValueError(f"--save_total_limit {save_total_limit}: pass at least 1.")
         self.output_dir, self.save_total_limit = output_dir, save_total_limit
 
     def save(self, step: int, write: Callable[[Path], None]) -> Path:

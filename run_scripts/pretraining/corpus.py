@@ -14,6 +14,7 @@ import numpy as np
 from tqdm.auto import tqdm
 from transformers.utils import logging
 
+from modeling_elmo.run_scripts.program.command_line import refuse_names_not_utf8
 from modeling_elmo.run_scripts.program.data_files import TEXT_SUFFIXES, format_suffix, numbered_texts
 from modeling_elmo.run_scripts.program.files import (
     DatasetArguments,
@@ -72,10 +73,6 @@ class CorpusArguments(TrainTextArguments, HeldOutArguments):
     """The texts of a training run."""
 
     shuffle_buffer: int = field(default=100_000, metadata={"help": "Number of sentences to shuffle together."})
-
-    def __post_init__(self):
-        if self.shuffle_buffer < 1:
-            raise ValueError(f"--shuffle_buffer {self.shuffle_buffer}: pass at least 1.")
 
 
 class Survey(NamedTuple):
@@ -223,6 +220,7 @@ def find_files(pattern: str) -> list[str]:
             f"{arrays[0]}: text is read from .txt, and from .jsonl with a record per line. Convert or rename the file."
         )
     if files := list(filter(os.path.isfile, found)):
+        refuse_names_not_utf8(files)
         return sorted(files, key=lambda file: Path(file).as_posix())  # the same order on Windows
     raise FileNotFoundError(f"{pattern}: no file {advice}")
 

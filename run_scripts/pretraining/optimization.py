@@ -106,18 +106,6 @@ class OptimizationArguments:
         for name, default in (DEFAULTS[self.optim] | {"gradient_scale": scale}).items():
             if getattr(self, name) is None:
                 setattr(self, name, default)
-        self._check_numbers()
-
-    def _check_numbers(self):
-        for name in ("learning_rate", "adam_epsilon", "gradient_scale", "unroll_steps"):
-            if not getattr(self, name) > 0:
-                raise ValueError(f"--{name} {getattr(self, name)}: pass a number above 0.")
-        for name in ("weight_decay", "warmup_steps", "decay_steps", "max_grad_norm"):
-            if not getattr(self, name) >= 0:
-                raise ValueError(f"--{name} {getattr(self, name)}: pass 0 or more.")
-        for name in ("adam_beta1", "adam_beta2"):
-            if not 0 <= getattr(self, name) < 1:
-                raise ValueError(f"--{name} {getattr(self, name)}: pass a number from 0 to below 1.")
         for name in ("warmup_steps", "decay_steps"):
             if getattr(self, name) > 1 and getattr(self, name) % 1:
                 raise ValueError(f"--{name} {getattr(self, name)}: pass a whole number, or a share below 1.")

@@ -65,22 +65,10 @@ class PretrainingArguments(OptimizationArguments):
 
     def __post_init__(self):
         super().__post_init__()
-        batches = ("per_device_train_batch_tokens", "per_device_train_batch_size", "per_device_eval_batch_tokens")
-        steps = ("gradient_accumulation_steps", "logging_steps", "eval_steps", "save_steps")
-        for name in (*batches, *steps, "early_stopping_patience"):
-            if (value := getattr(self, name)) is not None and value < 1:
-                raise ValueError(f"--{name} {value}: pass at least 1.")
-        for name in ("dataloader_num_workers", "seed"):
-            if getattr(self, name) < 0:
-                raise ValueError(f"--{name} {getattr(self, name)}: pass 0 or more.")
         check_workers(self.dataloader_num_workers)
         known = ["none", *map(str, LoggerType)]
         if unknown := [name for name in self.report_to.split(",") if name not in known]:
             raise ValueError(f"--report_to {unknown[0]!r} is none of {', '.join(known)}.")
-        if self.max_steps <= 0 and self.num_train_epochs <= 0:
-            raise ValueError(
-                f"--max_steps {self.max_steps} and --num_train_epochs {self.num_train_epochs}: pass one above 0."
-            )
 
     def number_of_steps(self, context: str, survey: Survey | None, num_processes: int) -> int:
         """`--max_steps`, or an estimate from the size of the text."""

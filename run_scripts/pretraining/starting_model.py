@@ -20,7 +20,7 @@ from modeling_elmo.run_scripts.pretraining.vocabulary import (
     word_frequencies,
     write_vocabulary,
 )
-from modeling_elmo.run_scripts.program.files import check_model
+from modeling_elmo.run_scripts.program.files import check_model, load_pretrained
 from modeling_elmo.tokenization.elmo_characters import read_vocabulary
 from modeling_elmo.tokenization.elmo_pretokenization import TextSplitter
 
@@ -92,7 +92,11 @@ class ModelArguments:
 
     def config(self, **sizes: int) -> ELMoConfig:
         """The configuration of a new model."""
-        return ELMoConfig.from_preset(self.preset or "small", **{**sizes, **self.softmax_options, **self.overrides})
+        values = {**sizes, **self.softmax_options, **self.overrides}
+        try:
+            return ELMoConfig.from_preset(self.preset or "small", **values)
+        except TypeError as error:  # an unknown field
+            raise ValueError(f"--config_overrides {self.config_overrides}: {error}") from error
 
     def check(self):
         """Refuses options that contradict each other, before the text is counted."""
@@ -146,11 +150,11 @@ class ModelArguments:
 def load_checkpoint(name: str, **options: Any) -> tuple[ELMoForPreTraining, ELMoTokenizer]:
     """A checkpoint and its tokenizer, in single precision even if it was saved in another."""
     check_model(name)
-    model = ELMoForPreTraining.from_pretrained(name, dtype=torch.float32, **options)
+    model = load_pretrained(ELMoForPreTraining, name, dtype=torch.float32, **options)
     for parameter in model.parameters():
         # Loaded tensors are unaligned views of the file. MKL rounds differently on them, so a resumed run would differ.
         parameter.data = parameter.data.clone()
-    return model, ELMoTokenizer.from_pretrained(name)
+    return model, load_pretrained(ELMoTokenizer, name)
 
 
 def make_starting_model(
@@ -187,7 +191,7 @@ def new_model(arguments: ModelArguments, vocabulary: Path) -> tuple[ELMoForPreTr
     if arguments.tokenizer_name is not None:
         if not Path(arguments.tokenizer_name).is_dir():  # a folder needs no model
             check_model(arguments.tokenizer_name)
-        tokenizer = ELMoTokenizer.from_pretrained(arguments.tokenizer_name)
+        tokenizer = load_pretrained(ELMoTokenizer, arguments.tokenizer_name)
     else:
         widths = {name: value for name, value in arguments.overrides.items() if name == "max_word_length"}
         rules = arguments.pre_tokenization or NEW_PRE_TOKENIZATION

@@ -54,5 +54,5 @@ def on_main_process(accelerator: Accelerator, work: Callable[[], Result]) -> Res
     if failed is not None:
         raise failed
     if reason is not None:
-        raise RuntimeError(f"The main process has ended: {reason}")
+        raise OSError(f"The main process has ended: {reason}")
     return result

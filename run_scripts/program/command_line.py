@@ -1,11 +1,14 @@
 """The command line of every program: its options, its help and its errors."""
 
-import dis
+import errno
+import io
+import math
 import os
 import re
 import sys
 from argparse import SUPPRESS, Action, RawDescriptionHelpFormatter
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import fields, is_dataclass
 from difflib import get_close_matches
 from enum import Enum
@@ -13,7 +16,7 @@ from glob import glob
 from inspect import get_annotations
 from itertools import chain
 from pathlib import Path
-from types import TracebackType
+from traceback import walk_tb
 from typing import Any, NoReturn
 
 from huggingface_hub.errors import StrictDataclassError
@@ -25,6 +28,8 @@ from transformers.hf_argparser import string_to_bool
 USER_ERROR = 2  # argparse's exit status
 INTERRUPTED = 130  # the shell's exit status for Ctrl-C
 UNREAD_OUTPUT = 141  # the shell's exit status for a program whose output nobody reads any more, as before `head`
+# A user can put these errors right. All others are bugs.
+MISTAKES = (ValueError, OSError, ImportError, FloatingPointError, StrictDataclassError, SafetensorError)
 OUR_PACKAGES = ("modeling_elmo", "transformers_modules", "__main__")  # the second holds the code of checkpoints
 MOST_CHOICES = 10  # shown in the help; Trainer's --optim has 42
 # Options of all programs that name what they replace, and what they read.
@@ -37,6 +42,28 @@ INPUT_OPTIONS = (
 # Other JSON files of a folder that is read are results.
 JSON_OF_MODELS = ("config.json", "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json")
 TRAINER_OPTIONS = "options of transformers' Trainer"
+
+POSITIVE = """
+    adam_epsilon batch_tokens bin_width early_stopping_patience eval_steps gradient_accumulation_steps gradient_scale
+    learning_rate logging_steps max_answer_length max_eval_samples max_sentences max_train_samples num_sampled
+    num_train_epochs per_device_eval_batch_size per_device_eval_batch_tokens per_device_train_batch_size
+    per_device_train_batch_tokens permutations processes queries rounds save_steps save_total_limit seeds shuffle_buffer
+    threads top_k unroll_steps vocabulary_size word_vectors_limit
+"""
+NOT_NEGATIVE = """
+    dataloader_num_workers decay_steps doc_stride max_grad_norm scalar_mix_l2 warmup_steps weight_decay
+    word_embedding_size word_min_count
+"""
+BELOW_ONE = "adam_beta1 adam_beta2 elmo_dropout ema_decay label_smoothing_factor"
+# What a number must be, and whether it is, by the name of its option: a name has one meaning in all programs.
+BOUNDS: dict[str, tuple[str, Callable[[float], bool]]] = {
+    **dict.fromkeys(POSITIVE.split(), ("a number above 0", lambda value: 0 < value < math.inf)),
+    **dict.fromkeys(NOT_NEGATIVE.split(), ("0 or more", lambda value: 0 <= value < math.inf)),
+    **dict.fromkeys(BELOW_ONE.split(), ("a number from 0 to below 1", lambda value: 0 <= value < 1)),
+    **dict.fromkeys(("lr_decay", "train_fraction"), ("a number above 0, up to 1", lambda value: 0 < value <= 1)),
+    **dict.fromkeys(("data_seed", "seed"), (f"a number from 0 to {2**32 - 1}", lambda value: 0 <= value < 2**32)),
+}
+ANY_NUMBER = ("a number", lambda value: -math.inf <= value <= math.inf)
 
 
 class HelpFormatter(RawDescriptionHelpFormatter):
@@ -89,22 +116,51 @@ class ProgramParser(HfArgumentParser):
     def parse(self, arguments: Sequence[str] | None = None) -> Any:
         """One object per group of options, and a namespace of options outside all groups; a single object as such.
 
+        A group may have a method `rehearse`, which refuses what a library would refuse only after much work.
+
         Raises:
-            ValueError: an option is unknown, or an option of transformers has a wrong value.
+            ValueError: an option is unknown, is not UTF-8, is out of its bounds, or is refused by its group.
         """
-        try:
-            *parsed, unknown = self.parse_args_into_dataclasses(
-                arguments, return_remaining_strings=True, look_for_args_file=False
-            )
-        except (ValueError, ImportError) as error:
-            raise type(error)(str(error)) from error  # raised here: an error of transformers is the user's mistake
+        arguments = sys.argv[1:] if arguments is None else arguments
+        refuse_names_not_utf8(arguments)
+        namespace, unknown = self.parse_known_args(arguments)
         if unknown:
             known = [name for action in self._actions for name in action.option_strings]
             close = get_close_matches(unknown[0].partition("=")[0], known, 1)
             advice = f"Did you mean {close[0]}?" if close else "--help lists the options."
             raise ValueError(f"{unknown[0]} is not an option of this program. {advice}")
-        refuse_replaced_inputs({name: value for group in parsed for name, value in vars(group).items()})
+        options = vars(namespace)
+        check_bounds(options)
+        refuse_replaced_inputs(options)
+        parsed = [
+            self._group(group, {item.name: options.pop(item.name) for item in fields(group) if item.init})
+            for group in self.dataclass_types
+        ]
+        parsed += [namespace] if options else []
         return parsed[0] if len(parsed) == 1 else tuple(parsed)
+
+    def _group(self, group: type, options: dict[str, Any]) -> Any:
+        """A group of options. An error that goes away with the default of one option is about this option."""
+        try:
+            return _rehearsed(group, options)
+        except Exception as error:
+            if is_mistake_of_user(error) and (isinstance(error, OSError) or "--" in str(error)):  # it names the option
+                raise
+            causes = []
+            for name, value in options.items():
+                with suppress(Exception):
+                    if value != (default := self.get_default(name)):
+                        _rehearsed(group, {**options, name: default})
+                        causes.append(f"--{name} {value}")
+            if not causes:
+                raise
+            reason = flat_message(error).rstrip(".")
+            raise ValueError(f"{', '.join(causes)}: {reason}. Pass another value, or leave it out.") from error
+
+    def exit(self, status: int = 0, message: str | None = None) -> NoReturn:
+        print(end="", flush=True)  # here, and not when Python ends, where an output that nobody reads is told
+        super().exit(status, message)
+        raise AssertionError
 
     def error(self, message: str) -> NoReturn:
         """Ends the program with one line, without the usage."""
@@ -180,6 +236,32 @@ def refuse_replaced_inputs(options: Mapping[str, Any]):
                 raise ValueError(f"--{output} {target} would replace {each}, which is read. Pass another path.")
 
 
+def refuse_names_not_utf8(names: Iterable[str]):
+    """Refuses names that Python reads with half surrogates: no JSON, card, table or figure can hold them."""
+    for name in names:
+        if name != name.encode(errors="replace").decode():
+            raise ValueError(f"{name} is not UTF-8; if it is the name of a file, rename the file.")
+
+
+def check_bounds(options: Mapping[str, Any]):
+    """Refuses numbers that are out of `BOUNDS`, or NaN.
+
+    Args:
+        options: values by name, also those that are no numbers.
+    """
+    for name, value in options.items():
+        wanted, is_within = BOUNDS.get(name, ANY_NUMBER)
+        if isinstance(value, (int, float)) and not is_within(value):
+            raise ValueError(f"--{name} {value}: pass {wanted}.")
+
+
+def _rehearsed(group: type, options: dict[str, Any]) -> Any:
+    built = group(**options)
+    if hasattr(built, "rehearse"):
+        built.rehearse()
+    return built
+
+
 def _is_flag(action: Action) -> bool:
     return action.type is string_to_bool and action.nargs == "?"
 
@@ -217,22 +299,40 @@ def run(main: Callable[[], Any]) -> None:
     `--debug` on the command line shows the traceback of every error.
     """
     is_debugging = _take_debug_flag()
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):  # what its encoding lacks is printed as an escape
+            stream.reconfigure(errors="backslashreplace")
     try:
         main()
         _end_distributed_run()
         print(end="", flush=True)  # here, and not when Python ends, where an output that nobody reads is told
     except KeyboardInterrupt:
         sys.exit(INTERRUPTED)
-    except BrokenPipeError:
-        # Python writes the rest when it ends; that must not fail again.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        sys.exit(UNREAD_OUTPUT)
     except Exception as error:
+        unwritten = _discard_unwritten_output()
+        if isinstance(error, OSError) and unwritten is not None:
+            if unwritten.errno == errno.EINVAL:  # Windows tells a closed pipe in this way
+                sys.exit(UNREAD_OUTPUT)
+            error = OSError(unwritten.errno, unwritten.strerror, "The output")
+        if isinstance(error, BrokenPipeError):
+            sys.exit(UNREAD_OUTPUT)
         if is_debugging or not is_mistake_of_user(error):
             raise
         program = re.split(r"[/\\]", sys.argv[0])[-1]
         print(f"{program}: error: {_message(error)}", file=sys.stderr)
         sys.exit(USER_ERROR)
+
+
+def _discard_unwritten_output() -> OSError | None:
+    """Why the output cannot be written, if so. Python writes the rest when it ends, which must not fail again."""
+    reason = None
+    for stream in filter(None, (sys.stdout, sys.stderr)):
+        try:
+            stream.flush()
+        except OSError as error:
+            reason = error
+            os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+    return reason
 
 
 def _end_distributed_run():
@@ -254,29 +354,14 @@ def _take_debug_flag() -> bool:
 
 
 def is_mistake_of_user(error: BaseException) -> bool:
-    """Whether a user can put the error right.
-
-    A user can, if our code raised the error with a `raise` statement, if a file, a folder or the Hub was not as
-    expected, if weights cannot be read or written, if a configuration has wrong values, or if a package is missing. All
-    other errors are bugs.
-    """
-    if isinstance(error, ModuleNotFoundError):
-        return not str(error.name).startswith("modeling_elmo")
-    return isinstance(error, (OSError, StrictDataclassError, SafetensorError)) or _is_raised_by_us(error)
+    """Whether a user can put the error right: one of `MISTAKES`, unless a module of ours is missing."""
+    return isinstance(error, MISTAKES) and not str(getattr(error, "name", "")).startswith("modeling_elmo")
 
 
-def _is_raised_by_us(error: BaseException) -> bool:
-    """Whether the innermost frame of the traceback is ours and executed `raise`, rather than a call that failed."""
-    traceback = error.__traceback__
-    if traceback is None or isinstance(error, (AssertionError, NotImplementedError)):
-        return False
-    frame, instruction = _innermost(traceback).tb_frame, _innermost(traceback).tb_lasti
-    is_ours = frame.f_globals.get("__name__", "").partition(".")[0] in OUR_PACKAGES
-    return is_ours and frame.f_code.co_code[instruction] == dis.opmap["RAISE_VARARGS"]
-
-
-def _innermost(traceback: TracebackType) -> TracebackType:
-    return _innermost(traceback.tb_next) if traceback.tb_next is not None else traceback
+def flat_message(error: BaseException) -> str:
+    """The message of an error, of which libraries make several lines; with the class, if it may say nothing alone."""
+    message = " ".join(str(error).split())
+    return message if isinstance(error, MISTAKES) else f"{type(error).__name__}: {message}"
 
 
 def _message(error: BaseException) -> str:
@@ -284,8 +369,10 @@ def _message(error: BaseException) -> str:
         return f'{error}. Install the packages that the programs need: pip install "modeling-elmo[train,convert]"'
     if isinstance(error, SafetensorError):
         return f"A .safetensors file cannot be read or written ({error}). If it is damaged, copy it again."
-    if _is_raised_by_us(error):
-        return str(error)
     if isinstance(error, OSError) and error.filename and error.strerror:
         return f"{error.filename}: {error.strerror}"  # without the number of the error
-    return " ".join(str(error).split())  # libraries wrap their messages
+    *_, (frame, _) = walk_tb(error.__traceback__)
+    if frame.f_globals.get("__name__", "").partition(".")[0] in OUR_PACKAGES:
+        return str(error)
+    hint = " (--debug shows the traceback)" if isinstance(error, ValueError) else ""  # it may be a bug
+    return flat_message(error) + hint

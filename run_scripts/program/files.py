@@ -5,9 +5,11 @@ import gzip
 import io
 import json
 import os
+import pickle
 import re
 import zlib
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from importlib.util import find_spec
@@ -15,12 +17,14 @@ from pathlib import Path
 from tempfile import TemporaryFile
 from typing import Any, BinaryIO
 
+import torch
 from huggingface_hub import file_exists, try_to_load_from_cache
 from huggingface_hub.constants import ENDPOINT
 from huggingface_hub.errors import GatedRepoError, HFValidationError, HTTPError
+from safetensors import SafetensorError
 
 from modeling_elmo.conversion_files import staged
-from modeling_elmo.run_scripts.program.command_line import refuse_unread
+from modeling_elmo.run_scripts.program.command_line import flat_message, is_mistake_of_user, refuse_unread
 
 
 @dataclass(kw_only=True)
@@ -243,6 +247,40 @@ def check_model(name_or_path: str):
     except (HTTPError, OSError) as error:  # offline, no connection, a failure of the Hub
         reason = f"the Hub cannot be reached ({' '.join(str(error).split()):.200})"
     raise FileNotFoundError(f"{name_or_path}: there is no such folder, and {reason}. {advice}")
+
+
+def load_pretrained(kind: Any, name_or_path: str | Path, **options: Any) -> Any:
+    """`kind.from_pretrained(name_or_path, **options)`, of a model or a tokenizer.
+
+    Raises:
+        FileNotFoundError, ValueError: a file is missing, damaged or refused, or weights are not finite.
+    """
+    try:
+        loaded = kind.from_pretrained(name_or_path, **options)
+    except Exception as error:  # of torch, safetensors, tokenizers, json: whatever the files hold
+        if is_mistake_of_user(error) and str(name_or_path) in str(error):
+            raise
+        is_pickle = isinstance(error, pickle.UnpicklingError)  # whose message advises to run the code in the file
+        reason = "a pickle is damaged, or holds more than tensors" if is_pickle else flat_message(error).rstrip(".")
+        raise ValueError(f"{name_or_path} cannot be loaded: {reason:.300}. Copy it again, or pass another.") from error
+    model = loaded[0] if isinstance(loaded, tuple) else loaded  # beside `output_loading_info`
+    if isinstance(model, torch.nn.Module) and (name := broken_weights(model)):
+        raise ValueError(f"{name_or_path}: the weights of {name} are not finite. Pass another checkpoint.")
+    return loaded
+
+
+def broken_weights(model: torch.nn.Module) -> str | None:
+    """The name of the first parameter with a value that is infinite or not a number."""
+    return next((name for name, weights in model.named_parameters() if not weights.isfinite().all()), None)
+
+
+@contextmanager
+def writing(target: Path | str) -> Iterator[None]:
+    """Names what cannot be written: torch and safetensors tell a full disk without its name, as errors of their own."""
+    try:
+        yield
+    except (RuntimeError, SafetensorError) as error:
+        raise OSError(f"{target} cannot be written: {flat_message(error)}. Free space on this disk.") from error
 
 
 def sync(folder: Path):

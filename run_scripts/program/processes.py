@@ -31,11 +31,11 @@ def check_processes(number: int):
     """Compares the number of processes in a run with the number that a launcher started.
 
     Raises:
-        RuntimeError: they differ, so each process would train on its own and write into the same folder.
+        ValueError: they differ, so each process would train on its own and write into the same folder.
     """
     started = int(os.environ.get("WORLD_SIZE", number))
     if started != number:
-        raise RuntimeError(
+        raise ValueError(
             f"{started} processes were started (WORLD_SIZE), but this run has {number}: each would train on its own. "
             "Set ACCELERATE_USE_CPU=true to train on the CPU, or start one process."
         )

@@ -13,7 +13,7 @@ from transformers import AutoModel, AutoTokenizer
 from transformers.utils import logging
 
 import modeling_elmo  # noqa: F401 (registers ELMo with the Auto classes)
-from modeling_elmo.run_scripts.program.files import check_model
+from modeling_elmo.run_scripts.program.files import check_model, load_pretrained
 from modeling_elmo.run_scripts.program.processes import local_device
 from modeling_elmo.run_scripts.vectors.lines import InputLine, group_by_tokens
 from modeling_elmo.run_scripts.vectors.outputs import VectorBlock
@@ -95,11 +95,14 @@ def embed_block(
         batch_tokens = 1
     encoded = list(encode_lines(lines, tokenizer))
     block = VectorBlock.empty(lines, [each.tokens for each in encoded], shape, dtype)
-    try:
-        with np.errstate(over="raise"):
-            fill_block(block, encoded, model, tokenizer, layers, pooling, batch_tokens)
-    except FloatingPointError as error:
-        raise ValueError("A vector is too large for float16; pass dtype float32.") from error
+    with np.errstate(over="ignore"):  # it is told below
+        fill_block(block, encoded, model, tokenizer, layers, pooling, batch_tokens)
+    for line, vectors in zip(lines, block.vectors(), strict=True):
+        if not np.isfinite(vectors).all():
+            raise ValueError(
+                f"Vectors of {line.text!r:.80} are too large for {dtype}, or not numbers; pass dtype float32, or "
+                "another model."
+            )
     return block
 
 
@@ -175,13 +178,13 @@ def load_model_and_tokenizer(
     place = local_device(device or ("cpu" if int8 else None))
     trust = {"trust_remote_code": trust_remote_code}
     dtype = torch.float32 if int8 else getattr(torch, compute_dtype)
-    model, loading = auto_class.from_pretrained(name, dtype=dtype, output_loading_info=True, **trust)
+    model, loading = load_pretrained(auto_class, name, dtype=dtype, output_loading_info=True, **trust)
     if model.config.model_type != "elmo":  # of the Hub
         raise ValueError(f"--model {name} is a {model.config.model_type!r} model; pass an ELMo model.")
     if absent := sorted(key for key in loading["missing_keys"] if not key.startswith("scalar_mix.")):
         raise ValueError(f"--model {name} lacks weights: {', '.join(absent)}. Convert or train it first.")
     model = model.quantize() if int8 else model
-    return model.eval().to(place), AutoTokenizer.from_pretrained(name, **trust)
+    return model.eval().to(place), load_pretrained(AutoTokenizer, name, **trust)
 
 
 def is_trained(mix) -> bool:
