@@ -29,3 +29,15 @@ def onednn_at_any_size(monkeypatch):
 
     monkeypatch.setattr(elmo_backends, "FEW_PRODUCTS", 0)
     monkeypatch.setattr(elmo_backends, "_is_intel", False)
+
+
+@pytest.fixture
+def warnings_of_transformers(caplog):
+    """Its loggers, and ours, also write to `caplog`; `warning_once` forgets what it said."""
+    from transformers.utils import logging  # after the environment above is set
+
+    logging.warning_once.cache_clear()
+    logging.enable_propagation()
+    yield caplog
+    logging.disable_propagation()
+    logging.warning_once.cache_clear()

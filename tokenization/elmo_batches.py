@@ -141,24 +141,17 @@ def _shares(parts: list[int], strategy: TruncationStrategy, room: int) -> list[i
     return [short, room - short] if parts[0] <= parts[1] else [room - short, short]
 
 
-def rows_of_encodings(encoded: BatchEncoding, lengths: list[list[int]], rows: np.ndarray) -> list[np.ndarray]:
-    """The words and markers of encodings, as rows of the word table.
-
-    Shape:
-        rows: (words of the batch,), row numbers in the word table
-        result: (tokens,) per encoding, row numbers of its tokens
-    """
-    rows = np.concatenate([np.arange(len(SPECIAL_WORDS)), rows])  # the row number of a special word is its id
+def positions_of_tokens(encoded: BatchEncoding, lengths: list[list[int]]) -> list[list[int]]:
+    """The place of each token of encodings among the special words and the words of the batch, one after the other."""
     starts = accumulate(chain.from_iterable(lengths), initial=len(SPECIAL_WORDS))
     starts_of_texts = [[next(starts) for _ in parts] for parts in lengths]
     texts = encoded.get("overflow_to_sample_mapping", range(len(lengths)))
     return [
-        rows[_positions_of_tokens(encoding, starts_of_texts[text])]
-        for encoding, text in zip(encoded.encodings, texts, strict=True)
+        _positions(encoding, starts_of_texts[text]) for encoding, text in zip(encoded.encodings, texts, strict=True)
     ]
 
 
-def _positions_of_tokens(encoding: Encoding, starts: list[int]) -> list[int]:
+def _positions(encoding: Encoding, starts: list[int]) -> list[int]:
     return [
         index if word is None or part is None else starts[part] + word
         for index, word, part in zip(encoding.ids, encoding.word_ids, encoding.sequence_ids, strict=True)
