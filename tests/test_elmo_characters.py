@@ -9,8 +9,8 @@ from modeling_elmo.tokenization.elmo_characters import (
     LexiconAlphabet,
     Utf8Alphabet,
     WordTable,
-    most_frequent_words,
     check_white_space,
+    most_frequent_words,
     order_vocabulary,
     read_vocabulary,
 )

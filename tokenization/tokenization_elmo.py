@@ -113,9 +113,8 @@ class ELMoTokenizer(TokenizersBackend):
 
     Each given word (`is_split_into_words=True`) is one token, whatever it contains.
 
-    In raw text, a token that was added, such as a marker `[E1]`, is one word, also where it touches others (`[E1]Obama`).
-    `add_tokens` adds other words of one piece, such as `cat`, to the vocabulary only, so that `concat` stays whole. All
-    words are read by their characters; only their ids depend on the vocabulary.
+    In raw text, an added token such as a marker `[E1]` is one word, also where it touches other words (`[E1]Obama`). An
+    added token that is not special, and that the rules do not split, such as `cat`, only joins the vocabulary.
 
     Args:
         vocab_file (`str` or `PathLike`, *optional*):
