@@ -119,9 +119,9 @@ def test_ranks_are_devices(model_dir, monkeypatch):
 def test_mistakes(model_dir):
     with pytest.raises(ValueError, match=r"The rows have no column 'sentence' but \['text'\]; pass column=NAME"):
         Embedder(str(model_dir), "sentence")({"text": ["a"]})
-    with pytest.raises(
-        ValueError, match="text, row 1 of a batch: the sentence is None; pass a text or a list of words"
-    ):
+    with pytest.raises(TypeError, match="must be a list, got str: 'a play'; pass a list of texts, or of lists of words"):
+        list(embed_sentences("a play", None, None))
+    with pytest.raises(TypeError, match="Sentence 1 is None; pass a list of texts, or of lists of words"):
         Embedder(str(model_dir))({"text": ["a", None]})
     with pytest.raises(ValueError, match="The column 'text' has one text, not a batch; pass batched=True to map"):
         datasets.Dataset.from_dict({"text": ["a play"]}).map(Embedder(str(model_dir)))
