@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.utils.data import Dataset
-from transformers import BatchEncoding, PreTrainedTokenizerBase
+from transformers import BatchEncoding, PreTrainedTokenizerBase, TokenClassificationPipeline
 from transformers.pipelines.base import ChunkPipeline
 
 
@@ -130,6 +130,22 @@ class ELMoQuestionAnsweringPipeline(ChunkPipeline):
             answers.append({"score": math.exp(none), "start": 0, "end": 0, "answer": ""})
         answers = sorted(answers, key=lambda answer: answer["score"], reverse=True)[:top_k]
         return answers if top_k > 1 else answers[0]
+
+
+class ELMoTokenClassificationPipeline(TokenClassificationPipeline):
+    """The stock pipeline `token-classification`, with scores that are plain numbers: those of numpy are no JSON.
+
+    Models that are not ELMo get the stock pipeline itself.
+    """
+
+    def __new__(cls, *args: Any, model: Any = None, **options: Any) -> Any:
+        if model is None or model.config.model_type == "elmo":  # without a model: a copy
+            return super().__new__(cls)
+        return TokenClassificationPipeline(*args, model=model, **options)
+
+    def postprocess(self, *args: Any, **options: Any) -> list[dict[str, Any]]:
+        found = super().postprocess(*args, **options)
+        return [{**entity, "score": float(entity["score"])} for entity in found]
 
 
 def readable(inputs: Any) -> Any:
