@@ -21,7 +21,6 @@ from transformers.pipelines.base import ChunkPipeline
 from .pipeline_elmo import readable
 from .pipeline_elmo_roles import join_words
 
-SURROGATES = re.compile("[\ud800-\udfff]")
 Mention = tuple[int, int, int]  # sentence, first and last word
 
 
@@ -193,7 +192,7 @@ def split_sentences(text: str, language: str) -> list[tuple[int, int]]:
             "A text that is not split into sentences needs the package sentencex, which is missing. Run `pip install "
             "sentencex`, or pass a list of sentences."
         ) from error
-    found = get_sentence_boundaries(language, SURROGATES.sub("\ufffd", text))  # Rust refuses lone surrogates
+    found = get_sentence_boundaries(language, re.sub("[\ud800-\udfff]", "\ufffd", text))  # Rust has no surrogates
     return [(each["start_index"], each["end_index"]) for each in found if not each["is_paragraph_break"]]
 
 
