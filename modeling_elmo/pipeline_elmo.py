@@ -7,7 +7,7 @@ Shape suffixes: T positions of a window; K answers.
 """
 
 import math
-from collections.abc import Iterable, Iterator, Sequence, Sized
+from collections.abc import Iterable, Iterator, Sequence
 from numbers import Integral
 from typing import Any
 
@@ -152,7 +152,7 @@ def readable(inputs: Any) -> Any:
     """Several inputs as the base class reads them: a list at once, data sets and generators one at a time."""
     if isinstance(inputs, Dataset):
         return inputs
-    return list(inputs) if isinstance(inputs, Sized) else (each for each in inputs)
+    return list(inputs) if hasattr(inputs, "__len__") else (each for each in inputs)
 
 
 def _is_single(value: Any) -> bool:

@@ -205,7 +205,13 @@ class TextSplitter:
         text.split(self._split)
 
     def _split(self, _: int, text: NormalizedString) -> list[NormalizedString]:
-        return _cut(text, list(_places(self.words(str(text)), str(text))))
+        if self.added:  # which may have white space
+            return _cut(text, list(_places(self.words(str(text)), str(text))))
+        chunks = text.split(Regex(WHITE_SPACE), "removed")
+        result: list[NormalizedString] = []
+        for chunk, words in zip(chunks, self._words_of_chunks(str(text).split()), strict=False):  # "" is one in Rust
+            result += [chunk] if words == (str(chunk),) else _cut(chunk, list(_places(words, str(chunk))))
+        return result
 
 
 def _places(words: Iterable[str], text: str) -> Iterator[tuple[int, int]]:

@@ -148,7 +148,7 @@ def mean_vector(tokens: Doc | Span) -> np.ndarray:
 
 def vector_norm(doc: Doc) -> float:
     """spaCy's own remembers the value of the time before tokens were split or merged."""
-    return float(np.linalg.norm(doc.vector))
+    return float(np.linalg.norm(mean_vector(doc)))
 
 
 def has_vector(each: Doc | Span | Token) -> bool:
