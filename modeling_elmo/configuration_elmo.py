@@ -63,13 +63,13 @@ SENTENCE_TRANSFORMERS_FILES: dict[str, Any] = {
     },
     "1_Pooling/config.json": {"pooling_mode": "mean"},  # and "embedding_dimension", which depends on the model
     "modules.json": [
-        {"idx": number, "name": str(number), "path": path, "type": f"sentence_transformers.{module}"}
-        for number, (path, module) in enumerate(
-            {
-                "": "base.modules.transformer.Transformer",
-                "1_Pooling": "sentence_transformer.modules.pooling.Pooling",
-            }.items()
-        )
+        {"idx": 0, "name": "0", "path": "", "type": "sentence_transformers.base.modules.transformer.Transformer"},
+        {
+            "idx": 1,
+            "name": "1",
+            "path": "1_Pooling",
+            "type": "sentence_transformers.sentence_transformer.modules.pooling.Pooling",
+        },
     ],
 }
 
