@@ -39,7 +39,7 @@ from .modeling_elmo_heads import (  # noqa: E402
     ELMoTokenClassifierOutput,
 )
 from .modeling_elmo_roles import ELMoForSemanticRoleLabeling, ELMoSemanticRoleOutput  # noqa: E402
-from .pipeline_elmo import ELMoQuestionAnsweringPipeline  # noqa: E402
+from .pipeline_elmo import ELMoQuestionAnsweringPipeline, ELMoTokenClassificationPipeline  # noqa: E402
 from .pipeline_elmo_coreference import ELMoCoreferencePipeline  # noqa: E402
 from .pipeline_elmo_roles import ELMoSemanticRolePipeline  # noqa: E402
 from .tokenization.tokenization_elmo import ELMoTokenizer  # noqa: E402
@@ -79,6 +79,8 @@ for _task, _pipeline_class in (
     PIPELINE_REGISTRY.register_pipeline(
         _task, pipeline_class=_pipeline_class, pt_model=AutoModelForTokenClassification, type="text"
     )
+# Not registered: every pipeline of this task that is saved would then include our code.
+PIPELINE_REGISTRY.supported_tasks["token-classification"]["impl"] = ELMoTokenClassificationPipeline
 if _has_sources:
     ELMoConfig.register_for_auto_class()
     ELMoTokenizer.register_for_auto_class()
@@ -103,6 +105,7 @@ __all__ = [
     "ELMoScores",
     "ELMoSemanticRoleOutput",
     "ELMoSemanticRolePipeline",
+    "ELMoTokenClassificationPipeline",
     "ELMoTokenClassifierOutput",
     "ELMoTokenizer",
     "ScalarMix",

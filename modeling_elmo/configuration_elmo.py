@@ -54,16 +54,23 @@ LARGEST_SIZES = {
 }
 BILM_CLASSES = {"ELMoModel", "ELMoForPreTraining"}
 
-# Files that make a folder a sentence-transformers model: its own `Transformer` module, which calls our method. (Its
-# `Pooling` module would count the markers.) `modules.json` is written last, so that it is never there alone.
+# Files that make a folder a sentence-transformers model: its own `Transformer` module, which calls our method
+# `token_embeddings`, and its own `Pooling`. `modules.json` is written last, so that it is never there alone.
 SENTENCE_TRANSFORMERS_FILES: dict[str, Any] = {
     "sentence_bert_config.json": {
         "transformer_task": "feature-extraction",
-        "modality_config": {"text": {"method": "sentence_embeddings", "method_output_name": None}},
-        "module_output_name": "sentence_embedding",
+        "modality_config": {"text": {"method": "token_embeddings", "method_output_name": None}},
+        "module_output_name": "token_embeddings",
     },
+    "1_Pooling/config.json": {"pooling_mode": "mean"},  # and "embedding_dimension", which depends on the model
     "modules.json": [
-        {"idx": 0, "name": "0", "path": "", "type": "sentence_transformers.base.modules.transformer.Transformer"}
+        {"idx": 0, "name": "0", "path": "", "type": "sentence_transformers.base.modules.transformer.Transformer"},
+        {
+            "idx": 1,
+            "name": "1",
+            "path": "1_Pooling",
+            "type": "sentence_transformers.sentence_transformer.modules.pooling.Pooling",
+        },
     ],
 }
 
@@ -334,7 +341,11 @@ class ELMoConfig(PreTrainedConfig):
         is_bilm = bool(BILM_CLASSES & set(self.architectures or []))
         if is_bilm and not Path(save_directory, "modules.json").exists():
             for name, content in SENTENCE_TRANSFORMERS_FILES.items():
-                Path(save_directory, name).write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+                path = Path(save_directory, name)
+                path.parent.mkdir(exist_ok=True)
+                if "pooling_mode" in content:
+                    content = {"embedding_dimension": self.hidden_size, **content}
+                path.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
 
     def _refuse_near_misses(self, kwargs: dict[str, Any]):
         fields = [name for name in type(self).__annotations__ if name not in PreTrainedConfig.__annotations__]

@@ -625,19 +625,42 @@ class ELMoModel(ELMoPreTrainedModel):
     ) -> Tensor:
         """The mean of the mix over the words of each row, without markers: `(batch, 2 * projection_size)`.
 
-        A row without words gives zeros. sentence-transformers calls this method, because the folder's
-        `sentence_bert_config.json` names it.
+        A row without words gives zeros.
 
         Args:
             character_ids, input_ids, attention_mask, token_type_ids: as in `forward`. `input_ids` tell the markers.
         """
-        inputs = (character_ids, input_ids, attention_mask, token_type_ids)
-        words_BT1 = word_mask(self.config, token_mask(self.config, *inputs), input_ids, None)[..., None]
+        return self._words_and_mean(character_ids, input_ids, attention_mask, token_type_ids)[2][:, 0]
+
+    def token_embeddings(
+        self,
+        character_ids: Tensor | None = None,
+        input_ids: Tensor | None = None,
+        attention_mask: Tensor | None = None,
+        token_type_ids: Tensor | None = None,
+    ) -> Tensor:
+        """The mix of each word; in the place of all other tokens, the mean over the words of the row.
+
+        sentence-transformers calls this method, because the folder's `sentence_bert_config.json` names it. Its pooling
+        reads the markers as well, which so change neither a mean nor a maximum.
+
+        Args:
+            character_ids, input_ids, attention_mask, token_type_ids: as in `forward`. `input_ids` tell the markers.
+
+        Shape:
+            result: `(batch, time, 2 * projection_size)`
+        """
+        words_BT1, mixed_BTE, mean_B1E = self._words_and_mean(character_ids, input_ids, attention_mask, token_type_ids)
+        return torch.where(words_BT1, mixed_BTE, mean_B1E)
+
+    def _words_and_mean(self, *inputs: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+        words_BT1 = word_mask(self.config, token_mask(self.config, *inputs), inputs[1], None)[..., None]
         mixed_BTE = self(*inputs, return_dict=True).elmo_embeddings
         if mixed_BTE is None:
             raise ValueError("This model has no mix: it was built with add_mixing_layer=False. Leave the argument out.")
         words_BT1 = to_device(words_BT1, mixed_BTE.device)
-        return mixed_BTE.masked_fill(~words_BT1, 0).sum(1) / words_BT1.sum(1).clamp(min=1)
+        sum_B1E = mixed_BTE.masked_fill(~words_BT1, 0).sum(1, keepdim=True)
+        return words_BT1, mixed_BTE, sum_B1E / words_BT1.sum(1, keepdim=True).clamp(min=1)
 
     @torch.compiler.disable  # as `forward`
     def read_tokens(

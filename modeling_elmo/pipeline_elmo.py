@@ -13,7 +13,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import BatchEncoding, PreTrainedTokenizerBase
+from torch.utils.data import Dataset
+from transformers import BatchEncoding, PreTrainedTokenizerBase, TokenClassificationPipeline
 from transformers.pipelines.base import ChunkPipeline
 
 
@@ -22,6 +23,7 @@ class ELMoQuestionAnsweringPipeline(ChunkPipeline):
 
         answer = pipe(question="Who wrote it?", context="It was written by Ada.")
         answers = pipe([{"question": ..., "context": ...}, ...], batch_size=8)
+        for answer in pipe(dataset, batch_size=8): ...  # a torch `Dataset` or a generator of such dictionaries
 
     An answer is a dictionary: `score`, the product of the probabilities of its first and its last word; `start` and
     `end`, character positions in the context; `answer`, the text between them. With `top_k` above 1 the pipeline
@@ -45,22 +47,17 @@ class ELMoQuestionAnsweringPipeline(ChunkPipeline):
         if inputs and (question is not None or context is not None) or len(inputs) > 1:
             raise ValueError("Pass question=... and context=..., or a dictionary with both, or a list of dictionaries.")
         if inputs:
-            examples = inputs[0]
-            if isinstance(examples, dict) or _is_single(examples):
-                return _checked(examples)
-            if isinstance(examples, Iterator):
-                return (_checked(each) for each in examples)  # the base class streams generators only
-            return [_checked(each) for each in examples]
+            return inputs[0] if isinstance(inputs[0], dict) or _is_single(inputs[0]) else readable(inputs[0])
         if question is None or context is None:
             raise ValueError("Pass both question=... and context=..., or a dictionary with both.")
         if _is_single(question) and _is_single(context):
-            return _checked({"question": question, "context": context})
+            return {"question": question, "context": context}
         questions, contexts = ([each] if _is_single(each) else [*each] for each in (question, context))
         questions *= len(contexts) if _is_single(question) else 1
         contexts *= len(questions) if _is_single(context) else 1
         if len(questions) != len(contexts):
             raise ValueError(f"Received {len(questions)} questions and {len(contexts)} contexts; pass the same number.")
-        return [_checked({"question": q, "context": c}) for q, c in zip(questions, contexts, strict=True)]
+        return [{"question": q, "context": c} for q, c in zip(questions, contexts, strict=True)]
 
     def _sanitize_parameters(self, **options: Any) -> tuple[dict, dict, dict]:
         window_options = ("max_seq_len", "doc_stride")
@@ -81,6 +78,7 @@ class ELMoQuestionAnsweringPipeline(ChunkPipeline):
     def preprocess(
         self, example: dict[str, str], max_seq_len: int = 384, doc_stride: int | None = None
     ) -> Iterator[dict]:
+        example = _checked(example)
         stride = min(128, max_seq_len // 2) if doc_stride is None else doc_stride
         try:
             windows = self.tokenizer(
@@ -134,8 +132,31 @@ class ELMoQuestionAnsweringPipeline(ChunkPipeline):
         return answers if top_k > 1 else answers[0]
 
 
+class ELMoTokenClassificationPipeline(TokenClassificationPipeline):
+    """The stock pipeline `token-classification`, with scores that are plain numbers: those of numpy are no JSON.
+
+    Models that are not ELMo get the stock pipeline itself.
+    """
+
+    def __new__(cls, *args: Any, model: Any = None, **options: Any) -> Any:
+        if model is None or model.config.model_type == "elmo":  # without a model: a copy
+            return super().__new__(cls)
+        return TokenClassificationPipeline(*args, model=model, **options)
+
+    def postprocess(self, *args: Any, **options: Any) -> list[dict[str, Any]]:
+        found = super().postprocess(*args, **options)
+        return [{**entity, "score": float(entity["score"])} for entity in found]
+
+
+def readable(inputs: Any) -> Any:
+    """Several inputs as the base class reads them: a list at once, data sets and generators one at a time."""
+    if isinstance(inputs, Dataset):
+        return inputs
+    return list(inputs) if hasattr(inputs, "__len__") else (each for each in inputs)
+
+
 def _is_single(value: Any) -> bool:
-    return isinstance(value, str) or not isinstance(value, Iterable)
+    return isinstance(value, str) or not isinstance(value, (Iterable, Dataset))
 
 
 def _checked(example: Any) -> dict[str, str]:

@@ -4,8 +4,9 @@ It travels with all `ELMoForCoreferenceResolution` checkpoints. Text that is not
 sentencex, a splitter by rules for many languages: `pip install sentencex`.
 """
 
+import re
 from bisect import bisect_left, bisect_right
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import accumulate
 from numbers import Integral
@@ -14,8 +15,10 @@ from typing import Any
 import numpy as np
 import torch
 import torch.nn.functional as F
+from torch.utils.data import Dataset
 from transformers.pipelines.base import ChunkPipeline
 
+from .pipeline_elmo import readable
 from .pipeline_elmo_roles import join_words
 
 Mention = tuple[int, int, int]  # sentence, first and last word
@@ -55,13 +58,13 @@ class ELMoCoreferencePipeline(ChunkPipeline):
         pipe("Ada wrote it. She published it in 1843.")          # needs the package sentencex
         pipe(["Ada wrote it.", "She published it in 1843."])     # sentences, as strings
         pipe([["Ada", "wrote", "it", "."], ["She", "published", "it", "in", "1843", "."]])  # or as words
-        for found in pipe(document for document in documents): ...
+        for found in pipe(dataset): ...  # a torch `Dataset` or a generator of documents
 
     The result is `{"clusters": [[{"start": 0, "end": 3, "text": "Ada"}, ...], ...]}`: clusters in the order of their
     first mentions, and mentions in the order of the document. `start` and `end` are character positions in the text.
     Given sentences count as joined by line feeds, and given words as joined by single spaces.
 
-    A list is one document; pass several documents as an iterator.
+    A list is one document; pass several documents as a data set or an iterator.
 
     Args:
         singletons: whether to return mentions of their own, as clusters of one. Default: if the model was trained on
@@ -78,9 +81,10 @@ class ELMoCoreferencePipeline(ChunkPipeline):
     def __call__(self, inputs: Any, **options: Any) -> Any:
         if options.get("batch_size", 1) != 1:
             raise ValueError(f"`batch_size` is {options['batch_size']}, but a document is a batch; leave it out.")
-        if isinstance(inputs, Iterator):
-            return super().__call__(({"document": each} for each in inputs), **options)
-        return super().__call__({"document": inputs}, **options)
+        if isinstance(inputs, (str, list, tuple, Mapping)) or not isinstance(inputs, (Iterable, Dataset)):
+            return super().__call__({"document": inputs}, **options)
+        documents = readable(inputs)
+        return [] if documents == [] else super().__call__(documents, **options)
 
     def _sanitize_parameters(self, **options: Any) -> tuple[dict, dict, dict]:
         known = ("singletons", "max_words", "language", "genre")
@@ -99,9 +103,10 @@ class ELMoCoreferencePipeline(ChunkPipeline):
         return for_windows, {}, {name: options[name] for name in ("singletons",) if name in options}
 
     def preprocess(
-        self, inputs: dict[str, Any], max_words: int = 4000, language: str = "en", genre: str | None = None
+        self, inputs: Any, max_words: int = 4000, language: str = "en", genre: str | None = None
     ) -> Iterator[dict]:
-        document = read_document(inputs["document"], self.tokenizer, language)
+        given = inputs["document"] if isinstance(inputs, dict) and "document" in inputs else inputs
+        document = read_document(given, self.tokenizer, language)
         for first, begin, end in windows_of(list(map(len, document.characters)), max_words):
             yield {
                 "document": document,
@@ -187,7 +192,7 @@ def split_sentences(text: str, language: str) -> list[tuple[int, int]]:
             "A text that is not split into sentences needs the package sentencex, which is missing. Run `pip install "
             "sentencex`, or pass a list of sentences."
         ) from error
-    found = get_sentence_boundaries(language, text)
+    found = get_sentence_boundaries(language, re.sub("[\ud800-\udfff]", "\ufffd", text))  # Rust has no surrogates
     return [(each["start_index"], each["end_index"]) for each in found if not each["is_paragraph_break"]]
 
 

@@ -8,16 +8,17 @@ Shape suffixes: B sentences; P predicates that are labelled at once, a row for e
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Sized
 from dataclasses import dataclass
-from itertools import pairwise, repeat
+from itertools import pairwise
 from numbers import Integral
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.utils.data import Dataset
 from transformers.pipelines.base import Pipeline
 
-from .pipeline_elmo import check_numbers
+from .pipeline_elmo import check_numbers, readable
 
 PREDICATE_ROLES = ("V", "C-V")  # spans of the predicate itself, which are no arguments
 FIND = -1  # in place of the mark of a predicate: the model is to find it
@@ -44,6 +45,7 @@ class ELMoSemanticRolePipeline(Pipeline):
 
         pipe("The cat ate the fish.")
         pipe(["The cat ate the fish.", "It rained."], batch_size=8)
+        for found in pipe(dataset, batch_size=8): ...  # a torch `Dataset` or a generator of sentences
         pipe(["The", "cat", "ate", "the", "fish", "."], is_split_into_words=True, predicates=[2])
 
     A result is a dictionary. `words` are the words of the sentence. `verbs` has a dictionary for each predicate, verb
@@ -63,13 +65,13 @@ class ELMoSemanticRolePipeline(Pipeline):
         has_words = {**self._preprocess_params, **options}.get("is_split_into_words", False)
         if isinstance(inputs, str) or has_words and _is_sentence_of_words(inputs):
             return super().__call__([{"sentence": inputs, "predicates": predicates}], **options)[0]
-        if not isinstance(inputs, Iterable) or isinstance(inputs, Mapping):
-            raise ValueError(f"Received {inputs!r:.80}; pass a sentence or a list of sentences.")
-        examples = _with_predicates(inputs, predicates)
-        if isinstance(inputs, Iterator):
-            return super().__call__(examples, **options)  # the base class streams generators only
-        every = list(examples)
-        return super().__call__(every, **options) if every else []
+        if not isinstance(inputs, (Iterable, Dataset)) or isinstance(inputs, Mapping):
+            raise ValueError(f"Received {inputs!r:.80}; pass a sentence, a list of sentences, or a data set of them.")
+        sentences = readable(inputs)
+        if predicates is not None:
+            examples = _with_predicates(sentences, predicates)
+            sentences = list(examples) if isinstance(sentences, list) else examples
+        return [] if sentences == [] else super().__call__(sentences, **options)
 
     def _sanitize_parameters(self, **options: Any) -> tuple[dict, dict, dict]:
         if unknown := [name for name in options if name != "is_split_into_words"]:
@@ -77,8 +79,10 @@ class ELMoSemanticRolePipeline(Pipeline):
             raise TypeError(f"Unknown options {', '.join(unknown)}; the options of a call are {known}.")
         return options, {}, {}
 
-    def preprocess(self, example: dict[str, Any], is_split_into_words: bool = False) -> dict[str, Any]:
-        text = example["sentence"]
+    def preprocess(self, example: Any, is_split_into_words: bool = False) -> dict[str, Any]:
+        text, chosen = example, None
+        if isinstance(example, dict) and example.keys() == {"sentence", "predicates"}:
+            text, chosen = example["sentence"], example["predicates"]
         if is_split_into_words:
             words = _checked_words(text)
             inputs = self.tokenizer([words], is_split_into_words=True, return_tensors="pt")
@@ -90,7 +94,7 @@ class ELMoSemanticRolePipeline(Pipeline):
             words = [text[first:end] for first, end in characters]
         if not words:
             raise ValueError(f"The sentence {text!r:.80} has no words; pass a sentence with words.")
-        predicates = _checked_predicates(example["predicates"], len(words))
+        predicates = _checked_predicates(chosen, len(words))
         marks_BT = torch.full_like(inputs["input_ids"], FIND if predicates is None else 0)
         marks_BT[:, [1 + word for word in predicates or ()]] = 1
         sentence = {"text": text, "words": words, "characters": characters, "predicates": predicates}
@@ -183,17 +187,14 @@ def _is_sentence_of_words(inputs: Any) -> bool:
     return isinstance(inputs, (list, tuple)) and all(isinstance(word, str) for word in inputs)
 
 
-def _with_predicates(sentences: Iterable[Any], predicates: Iterable[Any] | None) -> Iterator[dict[str, Any]]:
+def _with_predicates(sentences: Iterable[Any], predicates: Iterable[Any]) -> Iterator[dict[str, Any]]:
     """Each sentence with its predicates, `None` where the model is to find them."""
-    is_given = predicates is not None
-    if predicates is None:
-        predicates = repeat(None)
-    elif isinstance(sentences, Sized) and isinstance(predicates, Sized) and len(sentences) != len(predicates):
+    if isinstance(sentences, Sized) and isinstance(predicates, Sized) and len(sentences) != len(predicates):
         raise ValueError(
             f"Received {len(sentences)} sentences and `predicates` of {len(predicates)}; pass a list of word indices "
             "for each sentence, or is_split_into_words=True for the words of one sentence."
         )
-    for sentence, chosen in zip(sentences, predicates, strict=is_given):
+    for sentence, chosen in zip(sentences, predicates, strict=True):
         yield {"sentence": sentence, "predicates": chosen}
 
 

@@ -1,11 +1,12 @@
 """Probabilities of words in texts: `ELMoForPreTraining.score` and `predict_words` with the tokenizer."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 from transformers import BatchEncoding
 
 from .modeling_elmo import ELMoForPreTraining
+from .tokenization.elmo_batches import checked_sentences
 from .tokenization.tokenization_elmo import ELMoTokenizer
 
 
@@ -28,7 +29,7 @@ class Prediction(NamedTuple):
 
 
 def score_texts(
-    model: ELMoForPreTraining, tokenizer: ELMoTokenizer, texts: Sequence[str | Sequence[str]], batch_size: int = 32
+    model: ELMoForPreTraining, tokenizer: ELMoTokenizer, texts: Iterable[str | Sequence[str]], batch_size: int = 32
 ) -> list[list[WordScore]]:
     """Scores each word of each text in its context. Words outside the vocabulary are scored as `<UNK>`.
 
@@ -50,7 +51,7 @@ def score_texts(
 def predict_texts(
     model: ELMoForPreTraining,
     tokenizer: ELMoTokenizer,
-    texts: Sequence[str | Sequence[str]],
+    texts: Iterable[str | Sequence[str]],
     top_k: int = 5,
     direction: str = "both",
     batch_size: int = 32,
@@ -75,18 +76,14 @@ def predict_texts(
 
 
 def _encoded_batches(
-    model: ELMoForPreTraining, tokenizer: ELMoTokenizer, texts: Sequence[str | Sequence[str]], batch_size: int
+    model: ELMoForPreTraining, tokenizer: ELMoTokenizer, texts: Iterable[str | Sequence[str]], batch_size: int
 ) -> Iterator[tuple[BatchEncoding, list[list[str]]]]:
     """Yields encoded batches, padded on the right, and the words of each text with the markers."""
-    if isinstance(texts, str):
-        raise TypeError(f"`texts` is one string, {texts!r:.40}; pass a list of texts.")
     if batch_size < 1:
         raise ValueError(f"`batch_size` is {batch_size}; pass a number of at least 1.")
-    for start in range(0, len(texts), batch_size):
-        some = [
-            tokenizer.splitter.words(text) if isinstance(text, str) else list(text)
-            for text in texts[start : start + batch_size]
-        ]
+    sentences = [tokenizer.splitter.words(text) if isinstance(text, str) else text for text in checked_sentences(texts)]
+    for start in range(0, len(sentences), batch_size):
+        some = sentences[start : start + batch_size]
         encoding = tokenizer(some, is_split_into_words=True, padding=True, padding_side="right", return_tensors="pt")
         words = [[tokenizer.bos_token, *text, tokenizer.eos_token] for text in some]
         yield encoding, words

@@ -33,6 +33,7 @@ def onednn_at_any_size(monkeypatch):
 
 @pytest.fixture
 def warnings_of_transformers(caplog):
+    """Its loggers, and ours, also write to `caplog`; `warning_once` forgets what it said."""
     from transformers.utils import logging  # after the environment above is set
 
     logging.warning_once.cache_clear()
@@ -40,3 +41,37 @@ def warnings_of_transformers(caplog):
     yield caplog
     logging.disable_propagation()
     logging.warning_once.cache_clear()
+
+
+@pytest.fixture
+def streams_of():
+    """A function of rows: all that transformers' pipelines read row by row, each with the list of rows read so far."""
+    from torch.utils.data import Dataset, IterableDataset, Subset
+    from transformers.pipelines.pt_utils import KeyDataset  # after the environment above is set
+
+    class Rows(Dataset):
+        def __init__(self, rows):
+            self.rows, self.read = rows, []
+
+        def __len__(self):
+            return len(self.rows)
+
+        def __getitem__(self, index):
+            self.read.append(self.rows[index])
+            return self.rows[index]
+
+    class Stream(Rows, IterableDataset):
+        __len__ = None
+
+        def __iter__(self):
+            return map(self.__getitem__, range(len(self.rows)))
+
+    def streams(rows):
+        found = [(each, each.read) for each in (Rows(rows), Stream(rows))]
+        for kind in (iter, lambda rows: (row for row in rows), lambda rows: Subset(rows, range(len(rows)))):
+            source = Rows(rows)
+            found.append((kind(source), source.read))
+        source = Rows([{"row": row} for row in rows])
+        return [*found, (KeyDataset(source, "row"), source.read)]
+
+    return streams

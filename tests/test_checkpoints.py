@@ -4,6 +4,7 @@ import os
 import random
 import re
 import resource
+import shutil
 import stat
 from pathlib import Path
 
@@ -254,10 +255,14 @@ def test_modules_of_somebody_else_are_not_replaced(tmp_path):
     others = ["modules.json", "sentence_bert_config.json"]
     checkpoints = Checkpoints(tmp_path, None)
     checkpoints.save(1, writer(1, *others))
+    (checkpoints.find(1) / "1_Pooling").mkdir()
+    (checkpoints.find(1) / "1_Pooling" / "config.json").write_text("pooling")
     checkpoints.publish(checkpoints.find(1))
-    assert names(tmp_path) == sorted([*MODEL, *others, "checkpoint-1"])
+    assert names(tmp_path) == sorted([*MODEL, *others, "1_Pooling", "checkpoint-1"])
+    assert (tmp_path / "1_Pooling" / "config.json").read_text() == "pooling"
     (tmp_path / "modules.json").write_text("mine")
     (tmp_path / "sentence_bert_config.json").unlink()
+    shutil.rmtree(tmp_path / "1_Pooling")
     checkpoints.publish(checkpoints.find(1))
     assert names(tmp_path) == sorted([*MODEL, "modules.json", "checkpoint-1"])
     assert (tmp_path / "modules.json").read_text() == "mine"

@@ -3,10 +3,13 @@
 import pickle
 from itertools import product
 
+import numpy as np
 import pytest
+from datasets import Dataset
 
 from modeling_elmo import ELMoTokenizer
 from modeling_elmo.run_scripts.program.command_line import is_mistake_of_user
+from modeling_elmo.tokenization.elmo_batches import checked_sentences
 
 GIVEN = {"is_split_into_words": True}
 
@@ -14,6 +17,37 @@ GIVEN = {"is_split_into_words": True}
 @pytest.fixture(scope="module")
 def tokenizer() -> ELMoTokenizer:
     return ELMoTokenizer(vocab=["<S>", "</S>", "<UNK>", "the"])
+
+
+@pytest.mark.parametrize(
+    "sentences, message",
+    [
+        ("a text", "must be a list, got str: 'a text'; pass a list of texts, or of lists of words"),
+        (b"a text", "must be a list, got bytes: b'a text'"),
+        (None, "must be a list, got NoneType: None"),
+        (3, "must be a list, got int: 3"),
+        ({"text": ["a"]}, "must be a list, got dict"),
+        ([None], "Sentence 0 is None; pass a list of texts, or of lists of words"),
+        (["a", b"b"], "Sentence 1 is b'b'; pass"),
+        (["a", {"b": 1}], "Sentence 1 is {'b': 1}; pass"),
+        ([["a"], ["a", None]], "Sentence 1 has None; pass"),
+        ([["one", 2]], "Sentence 0 has 2; pass"),
+        ([[["a"]]], r"Sentence 0 has \['a'\]; pass"),
+        (np.array([["a", "b"]])[None], "Sentence 0 has array"),
+    ],
+)
+def test_other_things_than_sentences(sentences, message):
+    with pytest.raises(TypeError, match=message) as caught:
+        list(checked_sentences(sentences))
+    assert is_mistake_of_user(caught.value)
+
+
+def test_sentences():
+    texts, words = ["a b", ""], [["a", "b"], []]
+    for given in (texts, tuple(texts), iter(texts), np.array(texts), Dataset.from_dict({"text": texts})["text"]):
+        assert list(checked_sentences(given)) == texts
+    for given in (words, map(tuple, words), [np.array(each, dtype=object) for each in words]):
+        assert list(checked_sentences(given)) == words
 
 
 @pytest.mark.parametrize(

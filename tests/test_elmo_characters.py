@@ -9,6 +9,7 @@ from modeling_elmo.tokenization.elmo_characters import (
     LexiconAlphabet,
     Utf8Alphabet,
     WordTable,
+    check_white_space,
     most_frequent_words,
     order_vocabulary,
     read_vocabulary,
@@ -158,12 +159,25 @@ def test_read_vocabulary_finds_special_words_anywhere(tmp_path):
         ("<S>\n</S>\n<UNK>\nthe\ncat\nthe\n", "vocabulary.txt has 'the' twice, in lines 4 and 6"),
         ("<S>\nthe\n", "vocabulary.txt lacks </S>, <UNK>; add a line for each"),
         ("", "lacks <S>, </S>, <UNK>"),
+        ("<S>\n<UNK>\n</S>\nthe 59\nof\t20\n", "vocabulary.txt has .* inside 2 of 2 words, first 'the 59' in line 4"),
+        ("  59 the\n  20 of\n", "inside 2 of 2 words, first '59 the' in line 1. .*; write one word per line, without"),
         ("<S>\n</S>\n<UNK>\n밥\n".encode("cp949"), "is not UTF-8 text: .* Convert the vocabulary to UTF-8"),
     ],
 )
 def test_bad_vocabularies(tmp_path, text, message):
     with pytest.raises(ValueError, match=message):
         read_vocabulary(write(tmp_path, text))
+
+
+def test_words_that_raw_text_cannot_contain(tmp_path, warnings_of_transformers):
+    """Some are possible, as words of given sentences."""
+    words, _ = read_vocabulary(write(tmp_path, "<S>\n</S>\n<UNK>\nthe\nNew York\n"))
+    assert words[4:] == ["the", "New York"]
+    check_white_space(["<S>", "the 59", "of 20"], "`vocab`")
+    check_white_space(["<S>", "the", "New York"], "`vocab`")
+    in_file, in_list = (record.message for record in warnings_of_transformers.records)
+    assert "inside 1 of 2 words, first 'New York' in line 5" in in_file
+    assert "`vocab` has white space inside 2 of 2 words" in in_list
 
 
 def test_vocabulary_in_memory():

@@ -10,8 +10,9 @@ from tokenizers import Tokenizer, models
 
 from modeling_elmo.tokenization.elmo_pretokenization import (
     PRE_TOKENIZATIONS,
-    InnerChunks,
+    WORDS_OF_CHUNK,
     TextSplitter,
+    WordsOfChunks,
     _cut,
     moses_words,
 )
@@ -171,10 +172,37 @@ def test_long_chunks_of_many_words_are_cut_with_few_copies():
 
 
 def test_the_cache_is_bounded():
-    cache = InnerChunks(moses_words, max_chunks=10)
+    cache = WordsOfChunks(moses_words, max_chunks=10)
     for number in range(100):
         assert cache[f"{number},x"] == (str(number), ",", "x")
+        assert cache[f"{number}.", False, ""] == (str(number), ".")
         assert len(cache) <= 10
+
+
+@pytest.mark.parametrize("pre_tokenization", WORDS_OF_CHUNK)
+def test_long_chunks_are_not_remembered(pre_tokenization):
+    long = "x" * 100_000
+    assert words(pre_tokenization, f"{long} a {long} b {long}.") == [long, "a", long, "b", long, "."]
+    assert not [key for key in WORDS_OF_CHUNK[pre_tokenization] if long in key or long in key[0]]
+
+
+@pytest.mark.parametrize("pre_tokenization", PRE_TOKENIZATIONS)
+@given(text=ANY_TEXT | st.lists(st.sampled_from([*PIECES, "[E1]", "New York", "E_2"])).map("".join))
+def test_rust_sees_added_tokens_in_their_places(pre_tokenization, text):
+    splitter = TextSplitter(pre_tokenization, ["[E1]", "[E1]s", "New York", "E_2"])
+    backend = Tokenizer(models.WordLevel({"<UNK>": 0}, unk_token="<UNK>"))
+    backend.pre_tokenizer = splitter.pre_tokenizer()
+    found = splitter.words(text)
+    assert [text[start:end] for start, end in backend.encode(text).offsets] == found
+    assert found.count("[E1]") + found.count("[E1]s") == text.count("[E1]")
+
+
+def test_added_tokens_are_words():
+    text = "[E1] Mr. Lee[/E1], of New York E_2; no E_2x[E1]s"
+    splitter = TextSplitter("moses", ["[E1]", "[/E1]", "New York", "E_2", "[E1]s"])
+    expected = "[E1] Mr. Lee [/E1] , of New_York E_2 ; no E _ 2x [E1]s"
+    assert splitter.words(text) == [word.replace("New_York", "New York") for word in expected.split()]
+    assert TextSplitter("whitespace", ["[E1]"]).words("a[E1]b [E1") == ["a", "[E1]", "b", "[E1"]
 
 
 def test_unknown_pre_tokenization():

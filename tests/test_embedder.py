@@ -14,6 +14,7 @@ import torch
 
 from modeling_elmo import ELMoConfig, ELMoModel, ELMoTokenizer
 from modeling_elmo.run_scripts.vectors.embedder import Embedder
+from modeling_elmo.run_scripts.vectors.embedding import embed_sentences
 
 ROOT = Path(__file__).parents[1]
 TEXTS = ["They didn't play chess.", "", "one", "밥 말이 😀", "one two three four five six seven"] * 3
@@ -120,8 +121,10 @@ def test_mistakes(model_dir):
     with pytest.raises(ValueError, match=r"The rows have no column 'sentence' but \['text'\]; pass column=NAME"):
         Embedder(str(model_dir), "sentence")({"text": ["a"]})
     with pytest.raises(
-        ValueError, match="text, row 1 of a batch: the sentence is None; pass a text or a list of words"
+        TypeError, match="must be a list, got str: 'a play'; pass a list of texts, or of lists of words"
     ):
+        list(embed_sentences("a play", None, None))
+    with pytest.raises(TypeError, match="Sentence 1 is None; pass a list of texts, or of lists of words"):
         Embedder(str(model_dir))({"text": ["a", None]})
     with pytest.raises(ValueError, match="The column 'text' has one text, not a batch; pass batched=True to map"):
         datasets.Dataset.from_dict({"text": ["a play"]}).map(Embedder(str(model_dir)))

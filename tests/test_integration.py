@@ -1,6 +1,8 @@
 """Stock pipelines, collators and Trainer of transformers with ELMo."""
 
 import copy
+import json
+import pickle
 import time
 
 import numpy as np
@@ -9,9 +11,12 @@ import torch
 from datasets import Dataset
 from torch.nn.utils.rnn import pad_sequence
 from transformers import (
+    BertConfig,
+    BertForTokenClassification,
     DataCollatorForLanguageModeling,
     DataCollatorForTokenClassification,
     DataCollatorWithPadding,
+    TokenClassificationPipeline,
     Trainer,
     TrainingArguments,
     pipeline,
@@ -69,6 +74,22 @@ def test_pipeline_groups_entities_beside_punctuation(tagger, strategy):
         groups = [(group["entity_group"], group["word"], text[group["start"] : group["end"]]) for group in found]
         assert groups == [("LOC", "London", "London"), ("LOC", "Paris", "Paris")]
         assert all(group["score"] > 0.99 for group in found)
+
+
+@pytest.mark.parametrize("strategy", ["none", "simple", "max"])
+def test_results_are_json(tagger, strategy):
+    found = tagger([SENTENCE, "Paris"], aggregation_strategy=strategy)
+    assert json.loads(json.dumps(found)) == found and len(found[0]) == 2
+    again = pickle.loads(pickle.dumps(tagger))(SENTENCE, aggregation_strategy=strategy)
+    assert again == found[0]
+    stock = TokenClassificationPipeline(model=tagger.model, tokenizer=tagger.tokenizer)
+    assert stock(SENTENCE, aggregation_strategy=strategy) == found[0]
+
+
+def test_taggers_that_are_not_elmo_have_the_stock_pipeline(tagger):
+    sizes = dict(hidden_size=4, num_hidden_layers=1, num_attention_heads=1, intermediate_size=4, vocab_size=9)
+    model = BertForTokenClassification(BertConfig(**sizes))
+    assert type(pipeline("ner", model=model, tokenizer=tagger.tokenizer)) is TokenClassificationPipeline
 
 
 def test_pipeline_labels_single_tokens(tagger):

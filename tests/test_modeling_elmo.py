@@ -378,6 +378,9 @@ def test_sentence_embeddings_are_means_over_words(side):
     shift = int(side == "left")
     expected = torch.stack([mixed[0, 1:5].mean(0), mixed[1, 1 + shift], mixed[2, 0] * 0, mixed[3, 0] * 0])
     torch.testing.assert_close(model.sentence_embeddings(**batch), expected, rtol=0, atol=1e-6)
+    words = (batch["attention_mask"] * (batch["input_ids"] > 2)).bool()
+    tokens = torch.where(words[..., None], mixed, expected[:, None])
+    torch.testing.assert_close(model.token_embeddings(**batch), tokens, rtol=0, atol=1e-6)
 
 
 def test_errors_of_sentence_embeddings():
@@ -388,6 +391,7 @@ def test_errors_of_sentence_embeddings():
     without_mix = ELMoModel(model.config, add_mixing_layer=False)
     message = "This model has no mix: it was built with add_mixing_layer=False. Leave the argument out"
     fails(message, without_mix.sentence_embeddings, **batch)
+    fails(message, without_mix.token_embeddings, **batch)
 
 
 # Training

@@ -4,6 +4,7 @@ import itertools
 import sys
 from types import SimpleNamespace
 
+import datasets
 import pytest
 import torch
 from transformers import pipeline
@@ -124,9 +125,16 @@ def test_a_model_that_was_just_trained_resolves():
     assert pipe(SENTENCES) == expected
 
 
-def test_several_documents(pipe):
-    documents = [SENTENCES, WORDS, SENTENCES[1:]]
-    assert list(pipe(document for document in documents)) == [pipe(document) for document in documents]
+def test_several_documents(pipe, streams_of):
+    documents = [SENTENCES, WORDS, SENTENCES[1:]] * 3
+    expected = [pipe(document) for document in documents]
+    for given, read in streams_of(documents):
+        found = iter(pipe(given))
+        first = next(found)  # `iter` of the rest would begin anew
+        assert len(read) < len(documents)
+        assert [first, *(next(found) for _ in documents[1:])] == expected
+    rows = datasets.Dataset.from_dict({"document": [SENTENCES, SENTENCES[1:]]})
+    assert pipe(rows) == pipe(rows["document"]) == expected[:3:2]
     with pytest.raises(ValueError, match="`batch_size` is 2, but a document is a batch; leave it out"):
         pipe(SENTENCES, batch_size=2)
 
@@ -221,7 +229,7 @@ def test_a_text_is_split_into_sentences(pipe, monkeypatch):
 
 def test_sentencex_splits_text(pipe):
     pytest.importorskip("sentencex")
-    text = "Dr. Ada wrote it at 5 p.m. in London!  She (밥) knew him.\n\nHe built no engine."
+    text = "Dr. Ada wrote it at 5 p.m. in London\ud800!  She (밥) knew him.\n\nHe built no engine."
     starts = [0, text.index("She"), text.index("He built")]
     sentences = [text[a:b].strip() for a, b in itertools.pairwise([*starts, len(text)])]
     given, found = pipe(sentences), pipe(text)

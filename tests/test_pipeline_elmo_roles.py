@@ -145,6 +145,23 @@ def test_several_sentences(pipe, batch_size):
     assert pipe([]) == []
 
 
+@pytest.mark.parametrize("batch_size", [1, 2])
+def test_data_sets_are_read_row_by_row(pipe, streams_of, batch_size):
+    words = {"is_split_into_words": True, "batch_size": batch_size}
+    for rows, options in ((TEXTS * 2, {"batch_size": batch_size}), (WORDS * 3, words)):
+        expected = pipe(rows, **options)
+        for given, read in streams_of(rows):
+            found = iter(pipe(given, **options))
+            first = next(found)  # `iter` of the rest would begin anew
+            assert len(read) < len(rows)
+            assert [first, *(next(found) for _ in rows[1:])] == expected
+    expected = pipe(TEXTS, predicates=[[0], [], [1]], batch_size=batch_size)
+    for given, _ in streams_of(TEXTS):
+        assert list(pipe(given, predicates=[[0], [], [1]], batch_size=batch_size)) == expected
+    with pytest.raises(ValueError, match="A sentence is {'text': 'a b'}; pass a text"):
+        list(pipe(iter([{"text": "a b"}])))
+
+
 def test_generators_are_streamed(pipe):
     read = []
     results = pipe((read.append(text) or text for text in TEXTS), predicates=iter([[0], [1], [2]]))
@@ -192,8 +209,8 @@ def test_memory_does_not_grow_with_the_number_of_predicates(pipe, monkeypatch):
         ("", {}, "A sentence is ''; pass a text that is not empty"),
         (["a b", " "], {}, "A sentence is ' '; pass a text that is not empty"),
         ([3], {}, "A sentence is 3; pass a text that is not empty"),
-        (3, {}, "Received 3; pass a sentence or a list of sentences"),
-        ({"text": "a b"}, {}, "Received {'text': 'a b'}; pass a sentence or a list of sentences"),
+        (3, {}, "Received 3; pass a sentence, a list of sentences, or a data set"),
+        ({"text": "a b"}, {}, "Received {'text': 'a b'}; pass a sentence, a list of sentences, or a data set"),
         ("\x01\x02", {}, r"The sentence '\\x01\\x02' has no words"),
         ([], {"is_split_into_words": True}, r"The sentence '' has no words; pass a sentence with words"),
         (

@@ -55,9 +55,11 @@ def test_predictions_are_aligned_with_words(pair):
             assert dict(candidates)[known] == pytest.approx(score.forward, abs=1e-5)
 
 
-def test_one_string_is_no_list_of_texts(pair):
-    with pytest.raises(TypeError, match="`texts` is one string, 'the cat'; pass a list of texts"):
-        score_texts(*pair, "the cat")
+def test_texts_are_checked(pair):
+    for function in (score_texts, predict_texts):
+        with pytest.raises(TypeError, match="must be a list, got str: 'the cat'; pass a list of texts, or of lists"):
+            function(*pair, "the cat")
+    assert score_texts(*pair, iter(TEXTS)) == score_texts(*pair, TEXTS)
 
 
 def test_a_batch_has_a_text(pair):

@@ -6,13 +6,17 @@ Three generations: saved here; loaded, trained and saved again without the packa
 import json
 import shutil
 import sys
+from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
+import transformers
 from clean_python import new_environment, run
 from remote_code_worker import PIPELINES, TEXTS, outputs_of, piped
 from safetensors.torch import load_file
+from sentence_transformers import SentenceTransformer
 from transformers.dynamic_module_utils import create_dynamic_module, get_class_in_module
 from transformers.utils.hub import HF_MODULES_CACHE
 
@@ -76,6 +80,46 @@ def test_vectors_equal_the_package(generations, name):
         assert_same(found[f"{name}/{auto_class}/hidden"], expected["hidden"])
         for key in expected.keys() & {*LOGITS} if class_name == name else ():
             assert_same(found[f"{name}/{auto_class}/{key}"], expected[key])
+
+
+TASKS = {
+    "ELMoModel": "feature-extraction",
+    "ELMoForTokenClassification": "token-classification",
+    "ELMoForQuestionAnswering": "question-answering",
+    "ELMoForSemanticRoleLabeling": "semantic-role-labeling",
+    "ELMoForCoreferenceResolution": "coreference-resolution",
+}
+CUSTOM = {
+    "ELMoForQuestionAnswering": modeling_elmo.ELMoQuestionAnsweringPipeline,
+    "ELMoForSemanticRoleLabeling": modeling_elmo.ELMoSemanticRolePipeline,
+    "ELMoForCoreferenceResolution": modeling_elmo.ELMoCoreferencePipeline,
+}
+
+
+@pytest.mark.parametrize("name", TASKS)
+def test_the_folder_does_not_run_after_an_import_but_where_the_page_says_so(tmp_path, name):
+    """The table of docs/trust_remote_code.md. The folder's code raises an error."""
+    tokenizer = ELMoTokenizer(vocab=VOCABULARY)
+    config = ELMoConfig.from_preset("tiny", vocab_size=len(tokenizer), id2label={0: "O", 1: "B-V"}, task_num_layers=1)
+    for part in (getattr(modeling_elmo, name)(config), tokenizer):
+        part.save_pretrained(tmp_path)
+    for file in tmp_path.glob("*.py"):
+        file.write_text("raise SystemError('the folder runs')")
+    calls = {auto: getattr(transformers, auto).from_pretrained for auto in [*AUTO_MAP, "AutoTokenizer"]}
+    calls["ELMoTokenizer"] = ELMoTokenizer.from_pretrained
+    calls["pipeline"] = partial(transformers.pipeline, TASKS[name])
+    if name == "ELMoModel":
+        calls["SentenceTransformer"] = partial(SentenceTransformer, device="cpu")
+    for call, load in calls.items():
+        runs = call in ("AutoTokenizer", "pipeline", "SentenceTransformer")
+        # The last one goes on to an error of its own.
+        with pytest.raises((SystemError, ValueError), match="folder runs|Unrecognized") if runs else nullcontext():
+            load(str(tmp_path), trust_remote_code=True)
+        needs_flag = call == "pipeline" and name in CUSTOM
+        with pytest.raises(ValueError, match="trust_remote_code=True") if needs_flag else nullcontext():
+            load(str(tmp_path))
+    if name in CUSTOM:
+        transformers.pipeline(TASKS[name], str(tmp_path), pipeline_class=CUSTOM[name])
 
 
 def numbers_and_rest(found) -> tuple[list[float], list]:

@@ -25,8 +25,9 @@ from modeling_elmo import (
     ELMoModel,
     ELMoTokenizer,
 )
+from modeling_elmo.configuration_elmo import SENTENCE_TRANSFORMERS_FILES
 
-FILES = {"modules.json", "sentence_bert_config.json"}
+FILES = {"modules.json", "sentence_bert_config.json", "1_Pooling"}
 MIX = {"scalar_mix.weights", "scalar_mix.gamma"}
 VOCABULARY = ["<S>", "</S>", "<UNK>", "He", "is", "in", "London"]
 
@@ -79,6 +80,24 @@ def test_vectors_are_means_of_the_mixed_words(folder):
     assert not expected[TEXTS.index("")].any() and np.abs(expected[TEXTS.index("He")]).max() > 0.01
     assert model.get_embedding_dimension() == expected.shape[1] == 32
     assert model.preprocess(TEXTS)["character_ids"].shape[2] == 50
+
+
+def test_vectors_of_tokens(folder):
+    """Of each text alone, with both markers, whose vectors are the mean of the words."""
+    model, bilm, tokenizer = load(folder), ELMoModel.from_pretrained(folder), ELMoTokenizer.from_pretrained(folder)
+    means = mean_vectors(folder)
+    batches = [
+        encode(TEXTS, output_value="token_embeddings", batch_size=4) for encode in (model.encode, model.encode_query)
+    ]
+    dictionaries = model.encode(TEXTS, output_value=None)
+    batches.append([each["token_embeddings"][each["attention_mask"].bool()] for each in dictionaries])
+    batches.append([model.encode(text, output_value="token_embeddings") for text in TEXTS])
+    for found in batches:
+        for text, vectors, mean in zip(TEXTS, found, means, strict=True):
+            with torch.no_grad():
+                words = bilm(**tokenizer(text, return_tensors="pt")).elmo_embeddings[0, 1:-1]
+            assert_same(vectors, np.concatenate([[mean], words, [mean]]))
+    assert_same([each["sentence_embedding"].numpy() for each in dictionaries], means)
 
 
 def test_options_of_the_configuration_choose_a_layer(folder):
@@ -143,10 +162,11 @@ def test_modules_of_another_hand_are_kept(folder, tmp_path):
     other = Transformer(str(folder))
     model = SentenceTransformer(modules=[other, Pooling(other.get_embedding_dimension(), "max")], device="cpu")
     model.save_pretrained(str(tmp_path))
-    written = {name: (tmp_path / name).read_bytes() for name in FILES}
-    assert len(json.loads(written["modules.json"])) == 2
+    names = ["modules.json", "sentence_bert_config.json", "1_Pooling/config.json"]
+    written = {name: (tmp_path / name).read_bytes() for name in names}
+    assert json.loads(written["1_Pooling/config.json"])["pooling_mode"] == "max"
     ELMoModel.from_pretrained(tmp_path).save_pretrained(tmp_path)
-    assert {name: (tmp_path / name).read_bytes() for name in FILES} == written
+    assert {name: (tmp_path / name).read_bytes() for name in names} == written
     assert_same(load(tmp_path).encode(TEXTS), model.encode(TEXTS))
 
 
@@ -171,7 +191,8 @@ def test_files_are_uploaded(folder, tmp_path, monkeypatch, how):
     else:
         monkeypatch.setattr("transformers.utils.hub.create_and_tag_model_card", lambda *_, **__: _Card())
         model.push_to_hub("elmo")
-    assert FILES | {"config.json", "model.safetensors"} <= {upload.path_in_repo for upload in uploads}
+    expected = {*SENTENCE_TRANSFORMERS_FILES, "config.json", "model.safetensors"}
+    assert expected <= {upload.path_in_repo for upload in uploads}
 
 
 class _Card:

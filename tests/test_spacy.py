@@ -94,6 +94,25 @@ def test_vectors_of_tokens_spans_and_documents(nlp):
     assert not nlp("").has_vector and nlp("").vector.shape == doc[0].vector.shape
 
 
+def test_documents_whose_tokens_were_split_or_merged():
+    nlp = pipeline()  # spaCy cannot merge tokens if the vocabulary has vectors of another width
+    doc, other = nlp("They play in NewYork."), nlp("They play chess.")
+    assert doc.vector_norm  # spaCy remembers it
+    with doc.retokenize() as change:
+        change.split(doc[3], ["New", "York"], heads=[(doc[3], 1), doc[2]])
+    copies = [doc.copy(), pickle.loads(pickle.dumps(doc))]
+    merged = doc.copy()
+    with merged.retokenize() as change:
+        change.split(merged[0], ["Th", "ey"], heads=[(merged[0], 1), merged[1]])
+        change.merge(merged[4:6])
+    for each in (doc, *copies, merged, merged[2:].as_doc()):
+        mean = np.mean([token.vector for token in each], axis=0)
+        np.testing.assert_allclose(each.vector, mean, atol=1e-6)
+        assert each.has_vector and each.vector_norm == pytest.approx(np.linalg.norm(mean), rel=1e-5)
+        assert 0 < each.similarity(other) < 1
+    assert doc[:3].tensor.any(1).all() and not doc[3:5].tensor.any() and doc[5].vector.any()
+
+
 def test_similarity_depends_on_the_context(nlp):
     doc = nlp(TEXT)
     stage, chess, actors = (token for token in doc if token.text == "play")

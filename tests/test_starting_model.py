@@ -111,6 +111,14 @@ def test_an_adaptive_softmax_can_be_extended(tmp_path):
         start(tmp_path, tmp_path, vocabulary="replace", **options)
 
 
+def test_a_new_vocabulary_keeps_added_markers(tmp_path):
+    save_model(tmp_path, vocab=["<S>", "</S>", "<UNK>", "the", "play"], extra_special_tokens=["[E1]"])
+    (tmp_path / "words.txt").write_text("<S>\n</S>\n<UNK>\nopera\n", encoding="utf-8")
+    options = {"vocabulary": "replace", "vocabulary_file": tmp_path / "words.txt"}
+    model, tokenizer = start(tmp_path, tmp_path, **options)
+    assert tokenizer("opera[E1]")["input_ids"] == [1, 4, 5, 2] and model.config.vocab_size == len(tokenizer) == 6
+
+
 def test_words_of_raw_text_are_counted_as_the_checkpoint_splits_them(tmp_path):
     save_model(tmp_path, vocab=["<S>", "</S>", "<UNK>", "the", "play"], pre_tokenization="moses")
     (tmp_path / "raw.txt").write_text("The play was staged.\nThey didn't, he said.\n", encoding="utf-8")

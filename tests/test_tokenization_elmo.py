@@ -12,6 +12,7 @@ from datasets import Dataset
 from datasets.fingerprint import Hasher
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tokenizers import AddedToken
 from transformers import AutoTokenizer, DataCollatorForLanguageModeling, DataCollatorForTokenClassification
 from transformers.data.data_collator import DataCollatorWithPadding, default_data_collator
 
@@ -204,7 +205,7 @@ def test_given_words_keep_their_number_place_and_characters(tokenizer, words):
     assert {len(value) for value in encoded.values()} == {len(words) + 2}
     assert encoded.word_ids() == [None, *range(len(words)), None]
     assert encoded["special_tokens_mask"] == [1, *[0] * len(words), 1]
-    assert [word[start:end] for word, (start, end) in zip(words, encoded["offset_mapping"][1:-1], strict=True)] == words
+    assert encoded["offset_mapping"] == [(0, 0), *((0, len(word)) for word in words), (0, 0)]
     cut = [word.encode("utf-8", "ignore")[:48].decode("utf-8", "ignore") for word in words]
     assert tokenizer.decode_characters(encoded["character_ids"]) == ["<S>", *cut, "</S>"]
 
@@ -265,6 +266,16 @@ def test_padding(tokenizer, side):
             assert not value[place, padding].any()
 
 
+@pytest.mark.parametrize("options", [{}, {"return_offsets_mapping": True}, {"truncation": True, "max_length": 5}])
+def test_tensors_of_a_call_are_on_the_default_device(tokenizer, options):
+    batch = [("the cat", "the"), ("a", "b c")]
+    with torch.device("meta"):
+        encoded = tokenizer(batch, padding=True, return_tensors="pt", **options)
+        padded = tokenizer.pad([tokenizer("the cat"), tokenizer("a")], return_tensors="pt")
+        single = tokenizer("the", return_tensors="pt", **options)
+    assert {value.device.type for each in (encoded, padded, single) for value in each.values()} == {"meta"}
+
+
 def test_padding_to_a_length_without_tensors(tokenizer):
     encoded = tokenizer(["the cat", "a"], padding="max_length", max_length=6)
     assert [text.shape for text in encoded["character_ids"]] == [(6, 50), (6, 50)]  # equal widths, which stack
@@ -309,6 +320,20 @@ def test_overflow_with_stride(tokenizer):
     assert windows == [list("abc"), list("cde"), list("efg"), list("xy")]
     single = tokenizer(texts[0], **GIVEN, truncation=True, max_length=5, return_overflowing_tokens=True)
     assert [len(window) for window in single["character_ids"]] == [5, 5, 3]
+
+
+def test_offsets_of_given_words_are_those_of_the_words():
+    """Not those of the words that the backend reads: it knows no empty words, and words that are cut are shorter."""
+    options = {"alphabet": "lexicon", "lexicon": LEXICON, "max_word_length": 5, "cut_before_lookup": True}
+    tokenizer = ELMoTokenizer(literal_markers=True, **options)
+    words = ["Ana", "", "longer", "<bos>", "\ud800", ""]
+    offsets = [(0, 3), (0, 0), (0, 6), (0, 5), (0, 1), (0, 0)]
+    padded = tokenizer([words, ["a"]], **GIVEN, return_offsets_mapping=True, padding=True, padding_side="left")
+    assert padded["offset_mapping"] == [[(0, 0), *offsets, (0, 0)], [*[(0, 0)] * 6, (0, 1), (0, 0)]]
+    options = {"truncation": True, "max_length": 6, "return_offsets_mapping": True}
+    assert tokenizer([(words, words)], **GIVEN, **options)["offset_mapping"] == [[(0, 0), (0, 3), (0, 0)] * 2]
+    windows = tokenizer(words, **GIVEN, stride=1, return_overflowing_tokens=True, **options)["offset_mapping"]
+    assert windows == [[(0, 0), *offsets[:4], (0, 0)], [(0, 0), *offsets[3:], (0, 0)]]
 
 
 def test_overflow_of_a_context_keeps_the_question(tokenizer):
@@ -477,6 +502,13 @@ def test_decode_characters(tokenizer):
         tokenizer.decode_characters(encoded.float())
 
 
+def test_long_words_are_not_remembered():
+    tokenizer, long = ELMoTokenizer(), "x" * 100_000
+    for text, options in ((f"a {long}", {}), (["a", long], GIVEN)):
+        assert tokenizer(text, **options)["character_ids"].shape == (4, 50)
+    assert list(tokenizer.word_table._row_of_word) == ["a"]
+
+
 def test_encode_words(tokenizer):
     ids, characters = tokenizer.encode_words(["the", "cat", "<S>"])
     assert ids.tolist() == [4, 3, 3]
@@ -528,6 +560,38 @@ def test_added_tokens_are_words(tokenizer):
     assert len(tokenizer) == 15
     assert tokenizer(["cat", "concat", "[E]", "a cat"], **GIVEN)["input_ids"] == [1, 13, 3, 14, 3, 2]
     assert tokenizer.decode([13, 14, 3], skip_special_tokens=True) == "cat <UNK>"
+
+
+MARKED = "[E1] Anna[/E1], of New York. [E1]"  # words that the rules would split
+
+
+@pytest.mark.parametrize("pre_tokenization", ["moses", "treebank", "whitespace"])
+@pytest.mark.parametrize("is_special", [True, False])
+def test_added_tokens_are_whole_in_raw_text(tmp_path, pre_tokenization, is_special):
+    made = ELMoTokenizer(vocab=VOCABULARY, pre_tokenization=pre_tokenization)
+    made(MARKED)  # remembers the words without them
+    tokens = ["[E1]", "[/E1]", "New York", ""]
+    assert made.add_tokens([AddedToken(token, special=is_special) for token in tokens]) == 3
+    made.save_pretrained(tmp_path)
+    other = made.with_vocabulary(made.get_vocab(), max_word_length=9)
+    text = MARKED if is_special or pre_tokenization != "whitespace" else "[E1] Anna [/E1] , of New York . [E1]"
+    words = ["[E1]", "Anna", "[/E1]", ",", "of", "New York", ".", "[E1]"]
+    for tokenizer in (made, pickle.loads(pickle.dumps(made)), ELMoTokenizer.from_pretrained(tmp_path), other):
+        ids = tokenizer.convert_tokens_to_ids(words)
+        assert 3 in ids[1:2] and 3 not in ids[::2]
+        for options in ({}, {"return_offsets_mapping": True}, {"truncation": True, "max_length": 10}):
+            encoded = tokenizer([text, (text, text)], **options)
+            cut = slice(None, 3) if "truncation" in options else slice(None)
+            assert encoded["input_ids"] == [[1, *ids, 2], [1, *ids[cut], 2, 1, *ids[cut], 2]]
+            assert [text[slice(*encoded.token_to_chars(0, place))] for place in range(1, 9)] == words
+        assert tokenizer([words], **GIVEN)["input_ids"] == [[1, *ids, 2]]
+        assert tokenizer([["x [E1] y"]], **GIVEN)["input_ids"] == [[1, 3, 2]]
+
+
+def test_added_words_of_one_piece_are_not_looked_for(tokenizer):
+    tokenizer = copy.deepcopy(tokenizer)
+    tokenizer.add_tokens(["cat"])
+    assert tokenizer("cat-like concat")["input_ids"] == [1, 3, 3, 2] and not tokenizer.splitter.added
 
 
 # Unknown words with a known lowercase form
@@ -676,6 +740,9 @@ def test_pickle_and_copy(tokenizer):
         ({"alphabet": "lexicon", "lexicon": LEXICON, "end_of_word": [3]}, ValueError, r"lacks the entries \[\[3\]\]"),
         ({"pretokenization": "treebank"}, TypeError, "no option `pretokenization`. Did you mean `pre_tokenization`"),
         ({"padding_side": "top"}, ValueError, 'padding_side=\'top\'; pass "left" or "right"'),
+        ({"do_lower_case": True}, ValueError, "do_lower_case=True has no effect .*; pass texts in lower case"),
+        ({"strip_accents": True}, ValueError, "strip_accents=True has no effect .*; pass texts without accents"),
+        ({"do_basic_tokenize": False}, ValueError, 'do_basic_tokenize=False .*; pass pre_tokenization="whitespace"'),
         ({"pre_tokenization": "bert"}, ValueError, "pre_tokenization='bert' is unknown"),
         ({"bos_token": "[CLS]"}, ValueError, "bos_token='\\[CLS\\]': the special words of ELMo have fixed names"),
         ({"split_special_tokens": False}, ValueError, "use ELMoTokenizer\\(literal_markers=True\\)"),
@@ -709,14 +776,16 @@ def test_bad_options(options, error, message):
         ("split_special_tokens", False, "use ELMoTokenizer\\(literal_markers=True\\)"),
         ("padding_side", "top", 'padding_side=\'top\'; pass "left" or "right"'),
         ("truncation_side", None, "truncation_side=None; pass"),
+        ("do_lower_case", True, "do_lower_case=True has no effect .*; pass texts in lower case"),
+        ("add_eos_token", False, "add_eos_token=False .*; pass add_special_tokens=False to each call"),
         ("max_word_length", 8, r"cannot change from 50. Make .*tokenizer.with_vocabulary\(.*, max_word_length=8\)"),
     ],
 )
 def test_settings_that_cannot_be_set(tokenizer, name, value, message):
-    before = getattr(tokenizer, name)
+    before = getattr(tokenizer, name, None)
     with pytest.raises(ValueError, match=message) as caught:
         setattr(tokenizer, name, value)
-    assert is_mistake_of_user(caught.value) and getattr(tokenizer, name) == before
+    assert is_mistake_of_user(caught.value) and getattr(tokenizer, name, None) == before
     setattr(tokenizer, name, before)
     for other in (copy.deepcopy(tokenizer), pickle.loads(pickle.dumps(tokenizer))):
         with pytest.raises(ValueError, match=message):

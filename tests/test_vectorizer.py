@@ -74,16 +74,16 @@ def test_a_changed_option_is_used():
 @pytest.mark.parametrize(
     ("options", "texts", "message"),
     [
-        ({}, "One text", "needs several texts, but received the text 'One text'"),
-        ({}, {"text": TEXTS}, "needs texts, but received a dict; pass one of its columns"),
-        ({}, SimpleNamespace(columns=["text"]), "needs texts, but received a SimpleNamespace; pass one of its columns"),
-        ({}, ["fine", 3], "text, row 1 of a batch: the sentence is 3; pass a text or a list of words"),
+        ({}, "One text", "must be a list, got str: 'One text'; pass a list of texts, or of lists of words"),
+        ({}, {"text": TEXTS}, "must be a list, got dict"),
+        ({}, SimpleNamespace(columns=["text"]), "must be a list, got SimpleNamespace"),
+        ({}, ["fine", 3], "Sentence 1 is 3; pass a list of texts"),
         ({"pooling": "none"}, TEXTS, "pooling is 'none'; pass 'mean' or 'max'"),
         ({"layers": "last"}, TEXTS, "layers is 'last'; pass one of all, top"),
     ],
 )
 def test_bad_inputs(options, texts, message):
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises((TypeError, ValueError), match=message):
         ELMoVectorizer(MODEL, **options).transform(texts)
 
 

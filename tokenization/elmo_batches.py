@@ -1,7 +1,7 @@
 """Batches of texts: their checks, their lengths after truncation and padding, and the tokens of their encodings."""
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import accumulate, chain
 from numbers import Integral
 
@@ -40,6 +40,27 @@ def as_batch(text, text_pair, is_split_into_words: bool) -> tuple[list[tuple], b
                 f"{type(part).__name__}: {part!r:.60}. Pass strings, or lists of words with is_split_into_words=True."
             )
     return [tuple(part if isinstance(part, str) else list(part) for part in parts) for parts in batch], is_batched
+
+
+def checked_sentences(sentences: Iterable[str | Sequence[str]]) -> Iterator[str | list[str]]:
+    """Yields each text, or list of words.
+
+    Raises:
+        TypeError: the sentences are one text or a table, or a sentence is neither a text nor a list of words.
+    """
+    advice = "pass a list of texts, or of lists of words."
+    is_table = isinstance(sentences, Mapping) or hasattr(sentences, "columns")
+    if is_table or isinstance(sentences, (str, bytes)) or not isinstance(sentences, Iterable):
+        raise TypeError(f"Sentences must be a list, got {type(sentences).__name__}: {sentences!r:.60}; {advice}")
+    for number, sentence in enumerate(sentences):
+        if isinstance(sentence, str):
+            yield sentence
+            continue
+        is_list = isinstance(sentence, (Sequence, np.ndarray)) and not isinstance(sentence, bytes)
+        wrong = [word for word in sentence if not isinstance(word, str)] if is_list else [sentence]
+        if wrong:
+            raise TypeError(f"Sentence {number} {'has' if is_list else 'is'} {wrong[0]!r:.60}; {advice}")
+        yield list(sentence)
 
 
 def _is_pair(item, unit) -> bool:
@@ -141,24 +162,17 @@ def _shares(parts: list[int], strategy: TruncationStrategy, room: int) -> list[i
     return [short, room - short] if parts[0] <= parts[1] else [room - short, short]
 
 
-def rows_of_encodings(encoded: BatchEncoding, lengths: list[list[int]], rows: np.ndarray) -> list[np.ndarray]:
-    """The words and markers of encodings, as rows of the word table.
-
-    Shape:
-        rows: (words of the batch,), row numbers in the word table
-        result: (tokens,) per encoding, row numbers of its tokens
-    """
-    rows = np.concatenate([np.arange(len(SPECIAL_WORDS)), rows])  # the row number of a special word is its id
+def positions_of_tokens(encoded: BatchEncoding, lengths: list[list[int]]) -> list[list[int]]:
+    """The place of each token of encodings among the special words and the words of the batch, one after the other."""
     starts = accumulate(chain.from_iterable(lengths), initial=len(SPECIAL_WORDS))
     starts_of_texts = [[next(starts) for _ in parts] for parts in lengths]
     texts = encoded.get("overflow_to_sample_mapping", range(len(lengths)))
     return [
-        rows[_positions_of_tokens(encoding, starts_of_texts[text])]
-        for encoding, text in zip(encoded.encodings, texts, strict=True)
+        _positions(encoding, starts_of_texts[text]) for encoding, text in zip(encoded.encodings, texts, strict=True)
     ]
 
 
-def _positions_of_tokens(encoding: Encoding, starts: list[int]) -> list[int]:
+def _positions(encoding: Encoding, starts: list[int]) -> list[int]:
     return [
         index if word is None or part is None else starts[part] + word
         for index, word, part in zip(encoding.ids, encoding.word_ids, encoding.sequence_ids, strict=True)

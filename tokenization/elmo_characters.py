@@ -10,17 +10,22 @@ from os import PathLike
 from typing import Any
 
 import numpy as np
+from transformers.utils import logging
+
+logger = logging.get_logger(__name__)
 
 BOS_WORD, EOS_WORD, UNK_WORD, PAD_WORD = "<S>", "</S>", "<UNK>", "<PAD>"
 SPECIAL_WORDS = (PAD_WORD, BOS_WORD, EOS_WORD, UNK_WORD)  # in the order of their ids
 PAD_ID, BOS_ID, EOS_ID, UNK_ID = range(4)
 MAX_TERM_WORD = "!!!MAXTERMID"  # a line of the original vocabulary files that is not a word
+NO_TEXT_WORDS = frozenset([*SPECIAL_WORDS, MAX_TERM_WORD, ""])
 SURROGATES = re.compile("[\ud800-\udfff]")
 # A private-use character, which texts do not contain. With a continuation prefix that starts no word, WordPiece
 # recognizes whole words only, as WordLevel does, and stock pipelines know that every token is a word.
 CONTINUATION = "\U0010fffd"
 MIN_WORD_LENGTH = 3  # begin, one character, end
 MAX_WORD_LENGTH = 1000  # the word table has a row of this length for each word, and starts with 1024 rows
+LONGEST_REMEMBERED = 100  # characters of a word; longer pieces, such as data in base 64, are rare and fill the memory
 MAX_ID = 2**31 - 2  # ids, and these numbers plus one, are int32
 
 
@@ -125,7 +130,7 @@ class WordTable:
 
     A batch of words becomes row numbers of a growing table. Its ids, and its characters, are then one indexing
     operation. The row number of a special word is its id. A batch clears the table first if it has more than
-    `max_words` words.
+    `max_words` words. Each occurrence of a very long word has a row of its own, so that the table does not remember it.
 
     Args:
         alphabet (`Utf8Alphabet` or `LexiconAlphabet`): Turns a word into characters.
@@ -288,7 +293,9 @@ class _RowOfWord(dict):
         self._table = table
 
     def __missing__(self, word: str) -> int:
-        row = self[word] = self._table.add(word)
+        row = self._table.add(word)
+        if len(word) <= LONGEST_REMEMBERED:
+            self[word] = row
         return row
 
 
@@ -314,9 +321,30 @@ def read_vocabulary(path: str | PathLike) -> tuple[list[str], list[int]]:
 def vocabulary_lines(path: str | PathLike) -> list[str]:
     with open(path, encoding="utf-8-sig", newline="\n") as file:
         try:
-            return [line.strip() for line in file]  # stripped, as bilm-tf reads it
+            lines = [line.strip() for line in file]  # stripped, as bilm-tf reads it
         except UnicodeDecodeError as error:
             raise ValueError(f"{path} is not UTF-8 text: {error}. Convert the vocabulary to UTF-8.") from error
+    check_white_space(lines, str(path), is_file=True)
+    return lines
+
+
+def check_white_space(words: Sequence[str], source: str, is_file: bool = False) -> None:
+    """Refuses a file whose words all have white space inside, and warns of one with some, or of a list with all.
+
+    Raw text has no such words. Given words may be such, in some languages.
+    """
+    lines = {number: word for number, word in enumerate(words, start=1) if word not in NO_TEXT_WORDS}
+    spaced = [number for number, word in lines.items() if len(word.split()) > 1]
+    are_all = 1 < len(spaced) == len(lines)
+    if not (spaced and is_file or are_all):
+        return
+    message = (
+        f"{source} has white space inside {len(spaced)} of {len(lines)} words, first {lines[spaced[0]]!r:.80} in line "
+        f"{spaced[0]}. Raw text has no such words; write one word per line, without its count."
+    )
+    if is_file and are_all:
+        raise ValueError(message)
+    logger.warning(message)
 
 
 def order_vocabulary(lines: Sequence[str], source: str = "the vocabulary") -> tuple[list[str], list[int]]:
@@ -346,12 +374,11 @@ def most_frequent_words(counts: Mapping[str, int], vocab_size: int | None = None
     """
     if vocab_size is not None and vocab_size <= len(SPECIAL_WORDS):
         raise ValueError(f"vocab_size={vocab_size} has no room for words beside {len(SPECIAL_WORDS)} special words.")
-    no_words = {*SPECIAL_WORDS, MAX_TERM_WORD}
     words = [
         word
         for word, count in counts.items()
         if count >= min_frequency
-        and word not in no_words
+        and word not in NO_TEXT_WORDS
         and not word.startswith(CONTINUATION)
         and not SURROGATES.search(word)
     ]

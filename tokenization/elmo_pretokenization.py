@@ -1,17 +1,20 @@
 """Raw text to words: `whitespace`, `moses` and `treebank`.
 
 The rules read one chunk (the text between two white spaces) and the first character of the next chunk, so the words of
-a frequent chunk are computed once. Rules only insert spaces, so every word is a slice of the caller's string.
+a frequent chunk are computed once. Rules only insert spaces, so every word is a slice of the caller's string. An added
+token, such as a marker `[E1]`, is a chunk of its own, and one word.
 """
 
 import re
 import unicodedata
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import lru_cache
 from itertools import accumulate, chain
 from typing import Any
 
 from tokenizers import NormalizedString, PreTokenizedString, Regex, pre_tokenizers
+
+from .elmo_characters import LONGEST_REMEMBERED
 
 WHITE_SPACE = r"[\s\x1c-\x1f]+"  # in Rust, the white space of `str.split`
 
@@ -66,7 +69,6 @@ TREEBANK_CONTRACTIONS = [
 ]
 
 
-@lru_cache(maxsize=2**17)
 def moses_words(chunk: str, is_first: bool, following: str) -> tuple[str, ...]:
     """The English tokenizer of the Moses toolkit, used to train the AI2 models: `didn't` is `didn 't`.
 
@@ -103,7 +105,6 @@ def _moses_class(character: str) -> str:
     return "!" if character < " " else "#"
 
 
-@lru_cache(maxsize=2**17)
 def treebank_words(chunk: str, is_first: bool, following: str) -> tuple[str, ...]:
     """The words of the Penn Treebank: `didn't` is `did n't`.
 
@@ -132,22 +133,28 @@ def _substitute(rules, text: str) -> str:
     return text
 
 
-class InnerChunks(dict):
-    """The words of chunks without periods between two other chunks: the most frequent case. Cleared when full."""
+class WordsOfChunks(dict):
+    """The words of chunks, computed once; all are forgotten when it is full. It never remembers long chunks.
+
+    A key has the arguments of `words_of_chunk`, or is a chunk without periods between two others, the most frequent
+    case.
+    """
 
     def __init__(self, words_of_chunk: Callable, max_chunks: int = 2**17):
         self.words_of_chunk = words_of_chunk
         self.max_chunks = max_chunks
 
-    def __missing__(self, chunk: str) -> tuple[str, ...]:
-        if len(self) >= self.max_chunks:
-            self.clear()
-        words = self[chunk] = self.words_of_chunk(chunk, False, "#")
+    def __missing__(self, key: str | tuple[str, bool, str]) -> tuple[str, ...]:
+        chunk, is_first, following = (key, False, "#") if isinstance(key, str) else key
+        words = self.words_of_chunk(chunk, is_first, following)
+        if len(chunk) <= LONGEST_REMEMBERED:
+            if len(self) >= self.max_chunks:
+                self.clear()
+            self[key] = words
         return words
 
 
-WORDS_OF_CHUNK = {"moses": moses_words, "treebank": treebank_words}
-WORDS_OF_INNER_CHUNK = {name: InnerChunks(words_of_chunk) for name, words_of_chunk in WORDS_OF_CHUNK.items()}
+WORDS_OF_CHUNK = {"moses": WordsOfChunks(moses_words), "treebank": WordsOfChunks(treebank_words)}
 PRE_TOKENIZATIONS = (*WORDS_OF_CHUNK, "whitespace")
 
 
@@ -156,28 +163,41 @@ class TextSplitter:
 
     Args:
         pre_tokenization (`str`): `"moses"`, `"treebank"` or `"whitespace"`.
+        added (`Iterable[str]`, *optional*): Tokens that are words wherever the text has them, unless a letter or digit
+            of theirs continues a word of the text.
     """
 
-    def __init__(self, pre_tokenization: str):
+    def __init__(self, pre_tokenization: str, added: Iterable[str] = ()):
         if pre_tokenization not in PRE_TOKENIZATIONS:
             raise ValueError(f"pre_tokenization={pre_tokenization!r} is unknown; pass one of {PRE_TOKENIZATIONS}.")
         self.name = pre_tokenization
+        self.added = dict.fromkeys(sorted(added, key=lambda token: (-len(token), token)))  # the longest is found first
+        self._added = re.compile(f"({'|'.join(map(_no_part_of_a_word, self.added))})")
 
     def words(self, text: str) -> list[str]:
-        return text.split() if self.name == "whitespace" else list(chain.from_iterable(self._words_of_chunks(text)))
+        chunks = self._chunks(text) if self.added else text.split()
+        return chunks if self.name == "whitespace" else list(chain.from_iterable(self._words_of_chunks(chunks)))
 
-    def _words_of_chunks(self, text: str) -> list[tuple[str, ...]]:
-        chunks = text.split()
-        words = list(map(WORDS_OF_INNER_CHUNK[self.name].__getitem__, chunks))
+    def _chunks(self, text: str) -> list[str]:
+        parts = self._added.split(text)  # every second part is an added token
+        return list(chain.from_iterable([part] if i % 2 else part.split() for i, part in enumerate(parts)))
+
+    def _words_of_chunks(self, chunks: list[str]) -> list[tuple[str, ...]]:
+        words_of_chunk = WORDS_OF_CHUNK[self.name]
+        words = list(map(words_of_chunk.__getitem__, chunks))
         last = len(chunks) - 1
         for i in {0, last, *(i for i, chunk in enumerate(chunks) if "." in chunk)} if chunks else ():
             following = chunks[i + 1][0] if i < last else ""
-            words[i] = WORDS_OF_CHUNK[self.name](chunks[i], i == 0, following)
+            words[i] = words_of_chunk[chunks[i], i == 0, following]
+        if self.added:
+            words = [
+                (chunk,) if chunk in self.added else of_chunk for chunk, of_chunk in zip(chunks, words, strict=True)
+            ]
         return words
 
     def pre_tokenizer(self) -> pre_tokenizers.PreTokenizer:
         """A pre-tokenizer for one call: one that runs Python cannot be saved or copied."""
-        if self.name == "whitespace":
+        if self.name == "whitespace" and not self.added:
             return pre_tokenizers.Split(Regex(WHITE_SPACE), "removed")
         return pre_tokenizers.PreTokenizer.custom(self)
 
@@ -185,25 +205,32 @@ class TextSplitter:
         text.split(self._split)
 
     def _split(self, _: int, text: NormalizedString) -> list[NormalizedString]:
+        if self.added:  # which may have white space
+            return _cut(text, list(_places(self.words(str(text)), str(text))))
         chunks = text.split(Regex(WHITE_SPACE), "removed")
         result: list[NormalizedString] = []
-        for chunk, words in zip(chunks, self._words_of_chunks(str(text)), strict=False):  # "" is one chunk in Rust
+        for chunk, words in zip(chunks, self._words_of_chunks(str(text).split()), strict=False):  # "" is one in Rust
             result += [chunk] if words == (str(chunk),) else _cut(chunk, list(_places(words, str(chunk))))
         return result
 
 
-def _places(words: tuple[str, ...], chunk: str) -> Iterator[tuple[int, int]]:
+def _places(words: Iterable[str], text: str) -> Iterator[tuple[int, int]]:
     end = 0
     for word in words:
-        start = chunk.index(word, end)
+        start = text.index(word, end)
         end = start + len(word)
         yield start, end
 
 
-def _cut(chunk: Any, places: list[tuple[int, int]], begin: int = 0) -> list[NormalizedString]:
+def _no_part_of_a_word(token: str) -> str:
+    """A pattern for a token where no letter or digit goes on before its first or after its last letter or digit."""
+    return (r"\b" if re.match(r"\w", token) else "") + re.escape(token) + (r"\b" if re.search(r"\w\Z", token) else "")
+
+
+def _cut(text: Any, places: list[tuple[int, int]], begin: int = 0) -> list[NormalizedString]:
     """The slices of a `NormalizedString` that starts at `begin`. A slice copies its source, so a long one is halved."""
     if len(places) <= 8:
-        return [chunk[start - begin : end - begin] for start, end in places]
+        return [text[start - begin : end - begin] for start, end in places]
     middle = places[len(places) // 2][0] - begin
-    first, second = chunk[:middle], chunk[middle:]
+    first, second = text[:middle], text[middle:]
     return _cut(first, places[: len(places) // 2], begin) + _cut(second, places[len(places) // 2 :], begin + middle)

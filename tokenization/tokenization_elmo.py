@@ -32,7 +32,7 @@ from .elmo_batches import (
     checked_side,
     needs_backend,
     padded_lengths,
-    rows_of_encodings,
+    positions_of_tokens,
 )
 from .elmo_characters import (
     BOS_ID,
@@ -47,6 +47,7 @@ from .elmo_characters import (
     WordTable,
     build_alphabet,
     check_strings,
+    check_white_space,
     most_frequent_words,
     order_vocabulary,
     read_vocabulary,
@@ -67,6 +68,17 @@ NOT_NFC = (
     "The text has unknown words that are not in Unicode's form NFC, such as Korean syllables or accented letters in "
     'parts. Models that were trained on NFC do not know them; pass unicodedata.normalize("NFC", text).'
 )
+# Usual options of other tokenizers with the only value that this one respects, and what to do instead.
+FOREIGN_SETTINGS: dict[str, tuple[bool, str]] = {
+    **dict.fromkeys(
+        ("do_lower_case", "do_lowercase", "lowercase", "lower_case"),
+        (False, "pass texts in lower case, or lowercase_unknown=True for the ids of unknown words"),
+    ),
+    "strip_accents": (False, "pass texts without accents"),
+    "tokenize_chinese_chars": (False, "pass texts with white space around these characters"),
+    "do_basic_tokenize": (True, 'pass pre_tokenization="whitespace" for words that are not split further'),
+    **dict.fromkeys(("add_bos_token", "add_eos_token"), (True, "pass add_special_tokens=False to each call")),
+}
 SAVE_AGAIN = "Save the tokenizer again with `save_pretrained`, or download the file again."
 
 
@@ -100,6 +112,9 @@ class ELMoTokenizer(TokenizersBackend):
     with `padding`, otherwise as wide as its longest word. `pad`, and every collator that calls it, widens such arrays.
 
     Each given word (`is_split_into_words=True`) is one token, whatever it contains.
+
+    In raw text, an added token such as a marker `[E1]` is one word, also where it touches other words (`[E1]Obama`). An
+    added token that is not special, and that the rules do not split, such as `cat`, only joins the vocabulary.
 
     Args:
         vocab_file (`str` or `PathLike`, *optional*):
@@ -136,6 +151,7 @@ class ELMoTokenizer(TokenizersBackend):
 
     vocab_files_names = {"vocab_file": "vocab.txt", "tokenizer_file": "tokenizer.json"}
     model_input_names = ["input_ids", "attention_mask", "character_ids", "token_type_ids"]
+    add_bos_token = add_eos_token = True  # `update_post_processor` adds both
 
     def __init__(
         self,
@@ -173,15 +189,16 @@ class ELMoTokenizer(TokenizersBackend):
         self.lock = CallLock()
         self._options = tuple(options)
         self.__dict__.update(options)  # `save_pretrained` writes all attributes with the name of a keyword
-        self.splitter = TextSplitter(pre_tokenization)
         characters = build_alphabet(alphabet, max_word_length, lexicon, begin_of_word, end_of_word)
         self.word_table = WordTable(characters, self._id_of_word, max_word_length, literal_markers, cut_before_lookup)
         spelled = [word for word in SPECIAL_WORDS if word not in self.word_table.marker_rows]
         self._spelled_special_word = re.compile(rf"(?<!\S)(?:{'|'.join(spelled)})(?!\S)")
         self._tokenizer = _load_backend(vocab, tokenizer_file, vocab_file)
+        self.splitter = self._make_splitter()
         # Each call of the base class sets the flag of the backend to `split_special_tokens`.
-        for name, value in {**SPECIAL_TOKENS, "split_special_tokens": True}.items():
-            _check_setting(name, kwargs.setdefault(name, value))
+        kwargs = {**SPECIAL_TOKENS, "split_special_tokens": True, **kwargs}
+        for name, value in kwargs.items():
+            _check_setting(name, value)
         super().__init__(**options, **kwargs)
 
     def __setattr__(self, key, value):
@@ -239,16 +256,24 @@ class ELMoTokenizer(TokenizersBackend):
             special_tokens=[(BOS_WORD, BOS_ID), (EOS_WORD, EOS_ID)],
         )
 
+    def _make_splitter(self) -> TextSplitter:
+        added = map(str, self._tokenizer.get_added_tokens_decoder().values())
+        return TextSplitter(self.pre_tokenization, (token for token in added if token not in SPECIAL_WORDS))
+
     @CallLock.held
     def _add_tokens(self, new_tokens: Sequence[str | AddedToken], special_tokens: bool = False) -> int:
-        # A new token is a word of the vocabulary. The backend would search for it inside texts.
-        fresh = [word for word in dict.fromkeys(map(str, new_tokens)) if self._tokenizer.token_to_id(word) is None]
+        # A new token is a word of the vocabulary. The backend would search for it inside given words.
+        words = list(filter(None, dict.fromkeys(map(str, new_tokens))))
+        fresh = [word for word in words if self._tokenizer.token_to_id(word) is None]
         if fresh:
             vocab = self.get_vocab()
             self._tokenizer.model = _word_model([*sorted(vocab, key=vocab.__getitem__), *fresh])
             self.word_table.clear()
-        special = [str(token) for token in new_tokens if special_tokens or getattr(token, "special", False)]
-        self._tokenizer.add_special_tokens(list(map(_special_token, special)))
+        special = {str(token) for token in new_tokens if special_tokens or getattr(token, "special", False)}
+        # The backend ignores special tokens, which is why all words that the splitter must look for are special there.
+        sought = [word for word in words if word in special or self.splitter.words(word) != [word]]
+        self._tokenizer.add_special_tokens(list(map(_special_token, sought)))
+        self.splitter = self._make_splitter()
         return len(fresh)
 
     def _id_of_word(self, word: str) -> int:
@@ -296,6 +321,8 @@ class ELMoTokenizer(TokenizersBackend):
     ) -> BatchEncoding:
         if split_special_tokens is False:
             raise ValueError(NO_SPECIAL_WORDS_IN_TEXT)
+        for name in FOREIGN_SETTINGS.keys() & kwargs:
+            _check_setting(name, kwargs[name])
         kwargs["max_length"] = checked_max_length(**kwargs)
         kwargs["padding_side"] = checked_side("padding_side", kwargs.get("padding_side") or self.padding_side)
         batch, is_batched = as_batch(text, text_pair, is_split_into_words)
@@ -306,14 +333,20 @@ class ELMoTokenizer(TokenizersBackend):
         kwargs["return_token_type_ids"] = return_token_type_ids
         words = [[self.splitter.words(part) if isinstance(part, str) else part for part in parts] for parts in batch]
         lengths = [[len(part) for part in parts] for parts in words]
-        rows = self.word_table.rows(list(chain.from_iterable(chain.from_iterable(words))))
+        flat = list(chain.from_iterable(chain.from_iterable(words)))
+        rows = self.word_table.rows(flat)
         model = self._tokenizer.model  # `add_tokens` replaces it, perhaps before the first use of lazy encodings
-        encode_in_backend = partial(self._encode_in_backend, model, batch, is_split_into_words, **kwargs)
+        encode_in_backend = partial(self._encode_in_backend, model, self.splitter, batch, is_split_into_words, **kwargs)
         if needs_backend(lengths, **kwargs):
             encoded = encode_in_backend()
-            token_rows = rows_of_encodings(encoded, lengths, rows)
-            # The backend does not know lowercase forms, cut words and literal markers of other names.
+            positions = positions_of_tokens(encoded, lengths)
+            rows = np.concatenate([np.arange(len(SPECIAL_WORDS)), rows])  # the row number of a special word is its id
+            token_rows = [rows[text] for text in positions]
+            # The backend does not know lowercase forms, cut words, empty words and literal markers of other names.
             encoded["input_ids"] = [self.word_table.input_ids(text).tolist() for text in token_rows]
+            if is_split_into_words and "offset_mapping" in encoded:
+                ends = np.array([0] * len(SPECIAL_WORDS) + list(map(len, flat)))
+                encoded["offset_mapping"] = [[(0, end) for end in ends[text].tolist()] for text in positions]
         else:
             data, token_rows = self._encode_in_numpy(lengths, rows, **kwargs)
             if return_tensors is None:
@@ -325,6 +358,7 @@ class ELMoTokenizer(TokenizersBackend):
             token_rows, return_tensors is not None, trim=not is_padded
         )
         if return_tensors is not None:
+            encoded.data = {key: _integers_or_list(value) for key, value in encoded.items()}
             return encoded.convert_to_tensors(return_tensors)
         if not is_batched and not kwargs.get("return_overflowing_tokens"):
             encoded.data = {
@@ -334,7 +368,7 @@ class ELMoTokenizer(TokenizersBackend):
 
     @CallLock.held
     def _encode_in_backend(
-        self, model: models.Model, batch: list[tuple], is_split_into_words: bool, **kwargs
+        self, model: models.Model, splitter: TextSplitter, batch: list[tuple], is_split_into_words: bool, **kwargs
     ) -> BatchEncoding:
         """Encodes with the stock method, which truncates texts and computes offsets, and the words of `model`."""
         texts: list[tuple]
@@ -344,7 +378,7 @@ class ELMoTokenizer(TokenizersBackend):
             # The other pre-tokenizations split special words, and must see them to do so.
             hide = self.disguised if self.pre_tokenization == "whitespace" else _without_surrogates
             texts = [tuple(map(hide, parts)) for parts in batch]
-            self._tokenizer.pre_tokenizer = self.splitter.pre_tokenizer()
+            self._tokenizer.pre_tokenizer = splitter.pre_tokenizer()
         present_model, self._tokenizer.model = self._tokenizer.model, model
         try:
             return super()._encode_plus(
@@ -534,7 +568,7 @@ class ELMoTokenizer(TokenizersBackend):
         counts: Counter[str] = Counter()
         for texts in text_iterator:
             for text in [texts] if isinstance(texts, str) else texts:
-                counts.update(self.splitter.words(text))
+                counts.update(word for word in self.splitter.words(text) if word not in self.splitter.added)
         options = {}
         if new_special_tokens:
             options["extra_special_tokens"] = [*self.extra_special_tokens, *new_special_tokens]
@@ -543,7 +577,11 @@ class ELMoTokenizer(TokenizersBackend):
     def with_vocabulary(self, words: Sequence[str], **options) -> "ELMoTokenizer":
         """A tokenizer with the words of another `vocab` and the same options, except those given here."""
         own = {name: value for name, value in self.init_kwargs.items() if name not in ("name_or_path", "backend")}
-        return type(self)(vocab=words, **{**own, **options})
+        if self.extra_special_tokens:
+            own["extra_special_tokens"] = self.extra_special_tokens
+        new = type(self)(vocab=words, **{**own, **options})
+        new.add_tokens(list(self.splitter.added), special_tokens=True)
+        return new
 
 
 def _check_setting(name: str, value) -> None:
@@ -553,6 +591,9 @@ def _check_setting(name: str, value) -> None:
         raise ValueError(NO_SPECIAL_WORDS_IN_TEXT)
     if name in ("padding_side", "truncation_side"):
         checked_side(name, value)
+    respected, instead = FOREIGN_SETTINGS.get(name, (value, ""))
+    if value is not None and value != respected:
+        raise ValueError(f"{name}={value!r} has no effect on this tokenizer, which reads text as it is; {instead}.")
 
 
 def _integers_or_list(values):
@@ -579,7 +620,9 @@ def _load_backend(vocab, tokenizer_file, vocab_file) -> Tokenizer:
         _check_ids(vocab, "`vocab`")
         words = sorted(vocab, key=vocab.__getitem__)
     elif vocab is not None:
-        words, _ = order_vocabulary(list(vocab), "`vocab`")
+        vocab = list(vocab)
+        words, _ = order_vocabulary(vocab, "`vocab`")
+        check_white_space(vocab, "`vocab`")
     elif vocab_file is not None:
         words, _ = read_vocabulary(vocab_file)
     else:

@@ -182,15 +182,20 @@ class Checkpoints:
         with self._all_or_nothing(self.output_dir / "config.json"):
             _remove(unfinished)
             unfinished.mkdir()
-            copies = [Path(shutil.copyfile(path, unfinished / path.name)) for path in sources]
+            names = [path.relative_to(checkpoint) for path in sources]
+            for name in names:
+                (unfinished / name).parent.mkdir(exist_ok=True)
+                shutil.copyfile(checkpoint / name, unfinished / name)
             sync(unfinished)
             if num_weights > 1:
                 (self.output_dir / "config.json").unlink(missing_ok=True)
                 for path in self.output_dir.glob("*.safetensors"):  # transformers would load an older single file first
                     path.unlink()
-            for path in copies:
-                path.replace(self.output_dir / path.name)
-            sync_folder(self.output_dir)
+            for name in names:
+                (self.output_dir / name).parent.mkdir(exist_ok=True)
+                (unfinished / name).replace(self.output_dir / name)
+            for folder in {(self.output_dir / name).parent for name in names}:
+                sync_folder(folder)
         _remove(unfinished)
 
     def clean(self):

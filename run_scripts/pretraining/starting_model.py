@@ -216,8 +216,9 @@ def change_vocabulary(
     old = tokenizer.get_vocab()
     if keep_all:
         words = [*_words_by_id(tokenizer), *(word for word in words if word not in old)]
-    model.replace_vocabulary([old.get(word, -1) for word in words])
-    return tokenizer.with_vocabulary(words)
+    tokenizer = tokenizer.with_vocabulary(words)  # it may have more words: markers that were added to the tokenizer
+    model.replace_vocabulary([old.get(word, -1) for word in _words_by_id(tokenizer)])
+    return tokenizer
 
 
 def _words_by_id(tokenizer: ELMoTokenizer) -> list[str]:

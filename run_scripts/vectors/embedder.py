@@ -4,8 +4,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from modeling_elmo.run_scripts.program.processes import local_device, use_one_thread_if_forked
 from modeling_elmo.run_scripts.vectors.embedding import (
     LayerChoice,
@@ -14,7 +12,6 @@ from modeling_elmo.run_scripts.vectors.embedding import (
     embed_sentences,
     load_model_and_tokenizer,
 )
-from modeling_elmo.run_scripts.vectors.lines import to_line
 
 
 class Embedder:
@@ -61,16 +58,10 @@ class Embedder:
             use_one_thread_if_forked()
             device = str(local_device(self.device, rank))
             self._loaded = load_model_and_tokenizer(self.model, device, self.trust_remote_code)
-        sentences = [self._sentence(number, value) for number, value in enumerate(batch[self.column])]
-        found = list(embed_sentences(sentences, *self._loaded, **self.choices))
+        found = list(embed_sentences(batch[self.column], *self._loaded, **self.choices))
         return {**batch, "tokens": [tokens for tokens, _ in found], "vectors": [vectors for _, vectors in found]}
 
     def __getstate__(self) -> dict[str, Any]:
         """Includes the times of the model's files: `datasets` caches the result for as long as this is the same."""
         files = [(path.name, path.stat().st_mtime_ns) for path in sorted(Path(self.model).glob("*"))]
         return {**vars(self), "_loaded": None, "files": files}
-
-    def _sentence(self, number: int, value: Any) -> str | list[str]:
-        value = value.tolist() if isinstance(value, np.ndarray) else value
-        line = to_line(f"{self.column}, row {number} of a batch", value, is_raw_text=True, unit="word")
-        return line.sentence

@@ -17,6 +17,7 @@ from modeling_elmo.run_scripts.program.files import check_model, load_pretrained
 from modeling_elmo.run_scripts.program.processes import local_device
 from modeling_elmo.run_scripts.vectors.lines import InputLine, group_by_tokens
 from modeling_elmo.run_scripts.vectors.outputs import VectorBlock
+from modeling_elmo.tokenization.elmo_batches import checked_sentences
 
 logger = logging.get_logger(__name__)
 
@@ -54,6 +55,9 @@ def embed_sentences(
         model, tokenizer: an `ELMoModel` and its `ELMoTokenizer`.
         layers, pooling, dtype, batch_tokens: as for `elmo embed`.
 
+    Raises:
+        TypeError: `sentences` is one text, or has something else than texts and lists of words.
+
     Shape:
         vectors: `(tokens, dim)`, with a pooling `(dim,)`; with `layers="all"` one more dimension in front, `layers`.
     """
@@ -62,7 +66,8 @@ def embed_sentences(
         if value not in get_args(allowed):
             raise ValueError(f"{name} is {value!r}; pass one of {', '.join(get_args(allowed))}.")
     lines = (
-        InputLine(each, None) if isinstance(each, str) else InputLine(" ".join(each), list(each)) for each in sentences
+        InputLine(each, None) if isinstance(each, str) else InputLine(" ".join(each), each)
+        for each in checked_sentences(sentences)
     )
     if batch_tokens < 1:
         raise ValueError(f"batch_tokens is {batch_tokens}; pass a number of at least 1.")

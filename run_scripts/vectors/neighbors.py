@@ -65,7 +65,7 @@ def use_vectors(uses: Sequence[WordUse], model, tokenizer, layer: str) -> np.nda
     for number, use in enumerate(uses):
         members.setdefault(tuple(use.words), []).append(number)
     found: dict[int, np.ndarray] = {}
-    vectors = layer_vectors(members, model, tokenizer, layer)
+    vectors = layer_vectors([*members], model, tokenizer, layer)
     for each, numbers in zip(vectors, members.values(), strict=True):
         # Copies: a row of an array keeps all layers of the whole sentence in memory.
         found |= {number: each[uses[number].position].copy() for number in numbers}

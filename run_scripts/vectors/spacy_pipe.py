@@ -76,6 +76,7 @@ class ELMoPipe(Pipe):
         doc.user_token_hooks |= {"vector": token_vector, "has_vector": has_vector, "similarity": cosine}
         doc.user_span_hooks |= {"vector": mean_vector, "has_vector": has_vector, "similarity": cosine}
         doc.user_hooks |= {"vector": mean_vector, "has_vector": has_vector, "similarity": cosine}
+        doc.user_hooks["vector_norm"] = vector_norm
         return doc
 
     def to_disk(self, path: str | Path, *, exclude: Iterable[str] = ()) -> None:
@@ -89,10 +90,11 @@ class ELMoPipe(Pipe):
         return self
 
     def to_bytes(self, *, exclude: Iterable[str] = ()) -> bytes:
-        """The files of `to_disk`."""
+        """The files of `to_disk`, without its folder for sentence-transformers."""
         with TemporaryDirectory() as folder:
             self.to_disk(folder)
-            return srsly.msgpack_dumps({path.name: path.read_bytes() for path in Path(folder).iterdir()})
+            files = (path for path in Path(folder).iterdir() if path.is_file())
+            return srsly.msgpack_dumps({path.name: path.read_bytes() for path in files})
 
     def from_bytes(self, data: bytes, *, exclude: Iterable[str] = ()) -> "ELMoPipe":
         with TemporaryDirectory() as folder:
@@ -139,9 +141,14 @@ def token_vector(token: Token) -> np.ndarray:
 
 
 def mean_vector(tokens: Doc | Span) -> np.ndarray:
-    vectors = np.asarray(tokens.tensor)
+    vectors = np.asarray(tokens.tensor)[: len(tokens)]  # spaCy leaves a row behind when it splits a token
     words = vectors[[not token.is_space for token in tokens]]
     return words.mean(0) if len(words) else np.zeros_like(vectors, shape=vectors.shape[1:])
+
+
+def vector_norm(doc: Doc) -> float:
+    """spaCy's own remembers the value of the time before tokens were split or merged."""
+    return float(np.linalg.norm(mean_vector(doc)))
 
 
 def has_vector(each: Doc | Span | Token) -> bool:

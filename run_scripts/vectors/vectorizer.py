@@ -1,6 +1,6 @@
 """Texts to vectors as a step of a scikit-learn pipeline."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from typing import Any, Literal
 
 import numpy as np
@@ -9,6 +9,7 @@ from transformers import AutoConfig
 
 from modeling_elmo.run_scripts.vectors.embedder import Embedder
 from modeling_elmo.run_scripts.vectors.embedding import LayerChoice
+from modeling_elmo.tokenization.elmo_batches import checked_sentences
 
 
 class ELMoVectorizer(TransformerMixin, BaseEstimator):
@@ -51,17 +52,14 @@ class ELMoVectorizer(TransformerMixin, BaseEstimator):
             result: `(texts, n_features_out_)`, float32.
 
         Raises:
-            ValueError: `texts` is one text or a table, or has something else than texts and lists of words.
+            TypeError: `texts` is one text or a table, or has something else than texts and lists of words.
         """
-        if isinstance(texts, Mapping) or hasattr(texts, "columns"):
-            raise ValueError(f"transform needs texts, but received a {type(texts).__name__}; pass one of its columns.")
-        if isinstance(texts, str):
-            raise ValueError(f"transform needs several texts, but received the text {texts!r}; pass a list.")
+        sentences = list(checked_sentences(texts))
         if self.pooling not in ("mean", "max"):
             raise ValueError(f"pooling is {self.pooling!r}; pass 'mean' or 'max'.")
         if getattr(self, "_options", None) != (options := self.get_params()):
             self._options, self._embedder = options, Embedder(**options)
-        vectors = [vector.reshape(-1) for vector in self._embedder({"text": texts})["vectors"]]
+        vectors = [vector.reshape(-1) for vector in self._embedder({"text": sentences})["vectors"]]
         return np.stack(vectors) if vectors else np.zeros((0, self._width()), np.float32)
 
     def get_feature_names_out(self, input_features: Any = None) -> np.ndarray:
