@@ -186,7 +186,8 @@ def is_unmodified(layer: nn.Module, types: tuple[type[nn.Module], ...]) -> bool:
     `nn.DataParallel` has no parameters. Then it must be called.
     """
     hooked = has_hooks(layer) or question(GLOBAL_HOOKS)()
-    assigned = not layer.__dict__.keys().isdisjoint(("forward", "weight", "bias"))  # in the place of its own
+    own = layer.__dict__
+    assigned = "forward" in own or any(isinstance(own.get(name), Tensor) for name in ("weight", "bias"))
     changed = hooked or assigned or getattr(layer, "_is_replica", False)
     return type(layer) in types and all(type(p) is nn.Parameter for p in layer.parameters()) and not changed
 

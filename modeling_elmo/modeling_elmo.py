@@ -264,10 +264,18 @@ class ELMoPreTrainedModel(PreTrainedModel):
     @property
     def dtype(self) -> torch.dtype:
         """The dtype of the weights, also in a replica of `nn.DataParallel`, which has plain tensors in their place."""
+        return super().dtype if (weight := self._weight_of_replica()) is None else weight.dtype
+
+    @property
+    def device(self) -> torch.device:
+        """The device of the weights, also in a replica of `nn.DataParallel`."""
+        return super().device if (weight := self._weight_of_replica()) is None else weight.device
+
+    def _weight_of_replica(self) -> Tensor | None:
         if not getattr(self, "_is_replica", False):
-            return super().dtype
-        weights = (value for module in self.modules() for value in vars(module).values() if isinstance(value, Tensor))
-        return next(weight.dtype for weight in weights if weight.is_floating_point())
+            return None
+        values = (value for module in self.modules() for value in vars(module).values() if isinstance(value, Tensor))
+        return next(value for value in values if value.is_floating_point())
 
     def _is_int8(self) -> bool:
         return any(isinstance(module, Int8Linear) for module in self.modules())

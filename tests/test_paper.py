@@ -199,7 +199,7 @@ def test_the_shipped_plan_names_options_that_exist(place):
     for entry in plan:
         if "bilm" in entry:
             (output / entry["bilm"]).mkdir(parents=True)
-            (output / entry["bilm"] / "bilm").symlink_to(place / "bilm")
+            shutil.copytree(place / "bilm", output / entry["bilm"] / "bilm")
     assert {entry["table"] for entry in plan} == {"1", "2", "3", "4", "5", "6", "domain", "figure 1"}
     for entry in plan:
         for file in entry["files"].values():

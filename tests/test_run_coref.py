@@ -163,7 +163,7 @@ def test_gap_is_scored_without_training(place, tmp_path, monkeypatch):
 
 def test_a_training_that_diverges_says_so(place, tmp_path):
     options = {"learning_rate": 1e38, "max_grad_norm": 0.0, "max_steps": 1, "test_file": None, "output_dir": tmp_path}
-    with pytest.raises(ValueError, match="mention scores are not finite: training diverged. Pass a smaller learning"):
+    with pytest.raises(ValueError, match="training diverged. Pass a smaller"):
         resolve(place, **options)
 
 

@@ -77,7 +77,7 @@ def test_a_stopped_run_resumes(tmp_path, monkeypatch):
 
 
 def test_a_training_that_diverges_says_so(place, tmp_path):
-    with pytest.raises(ValueError, match="logits are not finite: training diverged. Pass a smaller learning rate"):
+    with pytest.raises(ValueError, match="training diverged. Pass a smaller"):
         label(place, **FEW, **LEARNING | {"learning_rate": 1e38}, max_grad_norm=0.0, output_dir=tmp_path)
 
 
