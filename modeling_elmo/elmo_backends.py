@@ -375,7 +375,7 @@ def remembered(function: Callable[..., Any], *parameters: Tensor) -> Any:
     return values[function][2]
 
 
-def version(parameter: Tensor) -> int:
+def version(parameter: Tensor) -> float:
     """A number that increases with every in-place change."""
     # Without a version, a new NaN at each call: it differs from all others, so that nothing is remembered.
     return 0 if parameter.is_inference() else getattr(parameter, "_version", float("nan"))

@@ -145,7 +145,7 @@ class VocabularyCache(nn.Module):
         self.register_buffer("words", words_VX[order_V].int(), persistent)
         self.register_buffer("vectors", vectors_VP[order_V], persistent)
         self.register_buffer("sample", sample_of(parameters), persistent)
-        self.versions: list[int] | None = None
+        self.versions: list[float] | None = None
         self.sums: list[int] | None = None
 
     def find(self, words_UX: Tensor) -> tuple[Tensor, Tensor]:

@@ -83,7 +83,8 @@ class LinearChainCRF(nn.Module):
             emissions_BTK, mask_BT: as in `log_likelihood`.
             allowed: constraints on the sequence. Default: none.
         """
-        return _best_labels(*self(emissions_BTK, mask_BT, allowed), mask_BT)
+        scores_BTS, table_SS = self(emissions_BTK, mask_BT, allowed)
+        return _best_labels(scores_BTS, table_SS, mask_BT)
 
     @torch.compiler.disable  # as `decode`
     def log_marginals(self, emissions_BTK: Tensor, mask_BT: Tensor, allowed: Constraints | None = None) -> Tensor:

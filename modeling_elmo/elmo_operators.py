@@ -103,7 +103,12 @@ def _modes() -> tuple[Callable[[], Any], Callable[[], Any]]:
 
     def check_transformation() -> bool:
         seen = [transformation()]
-        torch.func.vmap(lambda row: seen.append(transformation()) or row)(torch.zeros(1))
+
+        def look(row: Tensor) -> Tensor:
+            seen.append(transformation())
+            return row
+
+        torch.func.vmap(look)(torch.zeros(1))
         return seen[0] is None and seen[1] is not None
 
     checks = (mode, DISPATCH_MODE, check_mode), (transformation, TRANSFORMATION, check_transformation)

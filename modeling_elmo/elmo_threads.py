@@ -22,6 +22,7 @@ T = TypeVar("T")
 FEW_MULTIPLICATIONS = 10e6  # of a step: below, one thread is faster than two that work at once
 FEW_IN_INT8 = 30e6
 PROFILER = "autograd._profiler_enabled"
+_helpers: ThreadPoolExecutor
 
 
 def at_once(calls: Sequence[Callable[[], T]], threads: int) -> list[T]:

@@ -54,9 +54,7 @@ class Tally:
         try:
             found = function(*args)
         except Exception as error:
-            clean = (
-                is_mistake_of_user(error) or isinstance(error, TypeError) and re.search("pass |must be", str(error))
-            )
+            clean = is_mistake_of_user(error) or isinstance(error, TypeError) and re.search("pass |must be", str(error))
             assert clean and source in str(error) and len(str(error)) > 20, repr(error)
             assert expected is REFUSED or expected is RIGHT_OR_REFUSED, f"{expected!r} was expected, not {error!r}"
             self.counts["clean errors"] += 1

@@ -145,6 +145,7 @@ def uses_of(
     """Cosines, nearest uses, map and its caption; a line instead if the model splits the text into other words."""
     if not word or layer is None:
         raise ValueError("No word or no layer is chosen. Click a word, and choose a layer.")
+    text = text or ""
     names = readings.named_words(opened, text)
     if not any(word in line for line in names):
         return [markup.note(f"{opened.name} reads no word “{word}” in this text."), "", *use_map(None)]

@@ -266,7 +266,7 @@ def clip_gradients(parameters: Iterable[nn.Parameter], max_norm: float | None) -
     gradients = [gradient.values() if gradient.is_sparse else gradient for gradient in own]
     norms = [torch.linalg.vector_norm(gradient).full_tensor() for gradient in sharded]
     norm = torch.linalg.vector_norm(torch.stack([*torch._foreach_norm(gradients), *norms]))
-    gradients += [gradient.to_local() for gradient in sharded]
+    gradients += [gradient.to_local() for gradient in sharded]  # type: ignore[attr-defined]
     if max_norm:
         torch._foreach_mul_(gradients, (max_norm / (norm + 1e-6)).clamp(max=1.0))
     return norm
