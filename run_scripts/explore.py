@@ -7,6 +7,7 @@ computer only, unless you pass `--server_name`. Ctrl-C stops it. `--space FOLDER
 instead.
 """
 
+import socket
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -40,6 +41,14 @@ class ExploreArguments:
     def __post_init__(self):
         if self.port is not None and not 0 < self.port < 2**16:
             raise ValueError(f"--port {self.port}: pass a number from 1 to {2**16 - 1}.")
+        try:  # gradio tries a hundred ports under a name that is not known
+            family, *_, address = socket.getaddrinfo(self.server_name, 0)[0]
+            with socket.socket(family) as opened:
+                opened.bind(address)
+        except (OSError, UnicodeError) as error:
+            raise ValueError(
+                f"--server_name {self.server_name} is no address of this computer ({error}). Pass another, or 0.0.0.0."
+            ) from error
 
 
 def main(arguments: list[str] | None = None) -> None:

@@ -456,6 +456,7 @@ def test_wrong_options_end_in_one_line(arguments, message, capsys):
         (["--learning_rate", "inf"], r"--learning_rate inf: pass a number above 0\."),
         (["--weight_decay", "nan"], r"--weight_decay nan: pass 0 or more\."),
         (["--adam_beta1", "-1"], r"--adam_beta1 -1\.0: pass a number from 0 to below 1\."),
+        (["--max_steps", "0"], r"--max_steps 0: pass a number above 0, or -1 for no maximum\."),
         (["--share", "nan"], r"--share nan: pass a number\."),  # an option without bounds
         (["--accelerator_config", "{'a': 1}"], r"--accelerator_config \{'a': 1\}: Expecting .*\. Pass another value"),
         (["--train_file", "caf\udce9"], "^caf\udce9 is not UTF-8; if it is the name of a file, rename the file"),

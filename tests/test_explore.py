@@ -507,6 +507,12 @@ def test_the_page_under_a_name_that_others_reach(name, answered, monkeypatch, ca
     assert statuses == answered and "Open http://" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize("name", ["elsewhere.invalid", "a b", "192.0.2.1", "a" * 70])
+def test_a_name_that_is_not_of_this_computer(name):
+    with pytest.raises(ValueError, match=f"--server_name {name} is no address of this computer"):
+        explore.ExploreArguments(server_name=name)
+
+
 def test_a_space_runs(tmp_path, monkeypatch, capsys, corpus):
     gradio = pytest.importorskip("gradio")
     folder = tmp_path / "space"

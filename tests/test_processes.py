@@ -7,6 +7,7 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
+from unittest.mock import MagicMock
 
 import pytest
 import torch
@@ -68,6 +69,10 @@ def test_each_process_of_a_machine_has_its_own_device(monkeypatch):
             local_device(name)
     with pytest.raises(ValueError, match="--device gpu: torch knows no such device; pass cpu, cuda or cuda:1"):
         local_device("gpu")
+    for name in ("meta", "xpu"):
+        with pytest.raises(ValueError, match=f"--device {name}: torch cannot compute on it here; pass cpu, cuda"):
+            local_device(name)
+    monkeypatch.setattr(torch, "ones", MagicMock())  # on cards that are not here
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     current = []

@@ -68,6 +68,13 @@ def test_what_trainer_refuses_is_named_before_any_work(options, place, tmp_path,
         train(place, tmp_path, **options)
 
 
+@pytest.mark.parametrize(
+    "options", [{"lr_scheduler_type": "reduce_lr_on_plateau"}, {"lr_scheduler_type": "greedy"}, {"eval_on_start": True}]
+)
+def test_options_that_need_an_evaluation_are_rehearsed_with_one(options, tmp_path):
+    TaskTrainingArguments(output_dir=str(tmp_path), **options).rehearse()
+
+
 def test_weights_and_losses_that_are_not_numbers_are_refused(place, tmp_path, monkeypatch):
     def spoiling(trainer):
         trainer.model.classifier.bias.data.fill_(math.nan)

@@ -60,6 +60,7 @@ BOUNDS: dict[str, tuple[str, Callable[[float], bool]]] = {
     **dict.fromkeys(POSITIVE.split(), ("a number above 0", lambda value: 0 < value < math.inf)),
     **dict.fromkeys(NOT_NEGATIVE.split(), ("0 or more", lambda value: 0 <= value < math.inf)),
     **dict.fromkeys(BELOW_ONE.split(), ("a number from 0 to below 1", lambda value: 0 <= value < 1)),
+    "max_steps": ("a number above 0, or -1 for no maximum", lambda value: value == -1 or 0 < value < math.inf),
     **dict.fromkeys(("lr_decay", "train_fraction"), ("a number above 0, up to 1", lambda value: 0 < value <= 1)),
     **dict.fromkeys(("data_seed", "seed"), (f"a number from 0 to {2**32 - 1}", lambda value: 0 <= value < 2**32)),
 }

@@ -123,6 +123,10 @@ def local_device(name: str | None = None, rank: int | None = None) -> torch.devi
     if device.type == "cuda" and device.index is None:
         rank = int(os.environ.get("LOCAL_RANK", 0)) if rank is None else rank
         device = torch.device("cuda", rank % torch.cuda.device_count())
+    try:
+        torch.ones((), device=device).item()
+    except (RuntimeError, AssertionError) as error:  # no such card, no data, or not built in
+        raise ValueError(f"--device {name}: torch cannot compute on it here; pass cpu, cuda or cuda:1.") from error
     if device.type == "cuda":
         torch.cuda.set_device(device)
     return device
