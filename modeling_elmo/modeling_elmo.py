@@ -815,6 +815,7 @@ class ELMoModel(ELMoPreTrainedModel):
         cell_dtype = torch.promote_types(words_UP.dtype, torch.float32)
         if states is None:
             return words_UP.new_zeros(shapes[0]), words_UP.new_zeros(shapes[1], dtype=cell_dtype)
+        states = tuple(states.values()) if isinstance(states, ModelOutput) else states  # an item of an output
         given = states if isinstance(states, (tuple, list)) else [states]
         received = [tuple(state.shape) if isinstance(state, Tensor) else type(state).__name__ for state in given]
         if received != shapes:

@@ -804,6 +804,10 @@ def test_final_states_are_a_pair_whose_items_have_rows(cls):
     output = model(**make_batch(model.config))
     states = dict(output.items())["final_states"]
     assert isinstance(states, ModelOutput) and list(states) == ["hidden", "cell"]
+    batch = make_batch(model.config)
+    torch.testing.assert_close(
+        model(**batch, initial_states=states), model(**batch, initial_states=output.final_states)
+    )
     others = type(output)(output.items()), recursively_apply(torch.clone, output), pickle.loads(pickle.dumps(output))
     for pair in (output["final_states"], output.to_tuple()[-1], *(other.final_states for other in others)):
         assert type(pair) is tuple

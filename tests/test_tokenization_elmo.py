@@ -741,6 +741,7 @@ def test_pickle_and_copy(tokenizer):
         ({"pretokenization": "treebank"}, TypeError, "no option `pretokenization`. Did you mean `pre_tokenization`"),
         ({"padding_side": "top"}, ValueError, 'padding_side=\'top\'; pass "left" or "right"'),
         ({"do_lower_case": True}, ValueError, "do_lower_case=True has no effect .*; pass texts in lower case"),
+        ({"never_split": ["[E1]"]}, ValueError, "never_split=.* has no effect .*; add these words"),
         ({"strip_accents": True}, ValueError, "strip_accents=True has no effect .*; pass texts without accents"),
         ({"do_basic_tokenize": False}, ValueError, 'do_basic_tokenize=False .*; pass pre_tokenization="whitespace"'),
         ({"pre_tokenization": "bert"}, ValueError, "pre_tokenization='bert' is unknown"),

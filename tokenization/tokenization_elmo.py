@@ -71,9 +71,10 @@ NOT_NFC = (
 # Usual options of other tokenizers with the only value that this one respects, and what to do instead.
 FOREIGN_SETTINGS: dict[str, tuple[bool, str]] = {
     **dict.fromkeys(
-        ("do_lower_case", "do_lowercase", "lowercase", "lower_case"),
+        ("do_lower_case", "do_lowercase", "do_lower", "lowercase", "lower_case", "lower"),
         (False, "pass texts in lower case, or lowercase_unknown=True for the ids of unknown words"),
     ),
+    "never_split": (False, "add these words with `add_special_tokens`"),
     "strip_accents": (False, "pass texts without accents"),
     "tokenize_chinese_chars": (False, "pass texts with white space around these characters"),
     "do_basic_tokenize": (True, 'pass pre_tokenization="whitespace" for words that are not split further'),
@@ -114,7 +115,8 @@ class ELMoTokenizer(TokenizersBackend):
     Each given word (`is_split_into_words=True`) is one token, whatever it contains.
 
     In raw text, an added token such as a marker `[E1]` is one word, also where it touches other words (`[E1]Obama`). An
-    added token that is not special, and that the rules do not split, such as `cat`, only joins the vocabulary.
+    added token that is not special, and that the pre-tokenization does not split, only joins the vocabulary: `cat`, and
+    each token without white space if `pre_tokenization` is `"whitespace"`.
 
     Args:
         vocab_file (`str` or `PathLike`, *optional*):
