@@ -4,6 +4,7 @@ A foreign file may be damaged, or made to do harm. Sizes in its headers are chec
 only what is needed is unpacked, and no other file is read.
 """
 
+import errno
 import gzip
 import json
 import math
@@ -226,13 +227,18 @@ def staged(target: Path) -> Iterator[Path]:
     place = tempfile.gettempdir() if is_stream else target.parent
     with _exit_at_sigterm(), tempfile.TemporaryDirectory(dir=place, prefix=f".{target.name}.") as beside:
         staging = Path(beside, target.name)
-        yield staging
-        if staging.is_dir() and target.is_dir():
-            target.rmdir()  # Windows does not rename onto a folder
-        if is_stream:
-            target.write_bytes(staging.read_bytes())
-        else:
-            staging.replace(target)
+        try:
+            yield staging
+            if staging.is_dir() and target.is_dir():
+                target.rmdir()  # Windows does not rename onto a folder
+            if is_stream:
+                target.write_bytes(staging.read_bytes())
+            else:
+                staging.replace(target)
+        except OSError as error:
+            if error.errno == errno.ENOSPC and error.filename is None:
+                error.filename = str(target)  # a write to a full disk names no file
+            raise
 
 
 @contextmanager

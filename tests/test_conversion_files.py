@@ -234,6 +234,13 @@ def test_staged_links_and_the_present_folder(tmp_path, monkeypatch):
 
 
 @WITH_PIPES_AND_SIGNALS
+def test_a_full_disk_is_named():
+    if not Path("/dev/full").exists():
+        pytest.skip("this system has no /dev/full")
+    with pytest.raises(OSError, match="No space left on device: '/dev/full'"), files.staged(Path("/dev/full")) as file:
+        file.write_text("x")
+
+
 def test_staged_writes_into_a_pipe(tmp_path):
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)

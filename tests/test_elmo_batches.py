@@ -37,9 +37,8 @@ def tokenizer() -> ELMoTokenizer:
     ],
 )
 def test_other_things_than_sentences(sentences, message):
-    with pytest.raises(TypeError, match=message) as caught:
+    with pytest.raises(TypeError, match=message):
         list(checked_sentences(sentences))
-    assert is_mistake_of_user(caught.value)
 
 
 def test_sentences():

@@ -114,7 +114,7 @@ def test_an_adaptive_softmax_can_be_extended(tmp_path):
 def test_a_new_vocabulary_keeps_added_markers(tmp_path):
     save_model(tmp_path, vocab=["<S>", "</S>", "<UNK>", "the", "play"], extra_special_tokens=["[E1]"])
     (tmp_path / "words.txt").write_text("<S>\n</S>\n<UNK>\nopera\n", encoding="utf-8")
-    options = {"vocabulary": "replace", "vocabulary_file": tmp_path / "words.txt"}
+    options = {"vocabulary": "replace", "vocabulary_file": tmp_path / "words.txt", "output_dir": tmp_path / "new"}
     model, tokenizer = start(tmp_path, tmp_path, **options)
     assert tokenizer("opera[E1]")["input_ids"] == [1, 4, 5, 2] and model.config.vocab_size == len(tokenizer) == 6
 

@@ -370,8 +370,8 @@ def _message(error: BaseException) -> str:
         return f'{error}. Install the packages that the programs need: pip install "modeling-elmo[train,convert]"'
     if isinstance(error, SafetensorError):
         return f"A .safetensors file cannot be read or written ({error}). If it is damaged, copy it again."
-    if isinstance(error, OSError) and error.filename and error.strerror:
-        return f"{error.filename}: {error.strerror}"  # without the number of the error
+    if isinstance(error, OSError) and error.strerror:  # without the number of the error
+        return f"{error.filename}: {error.strerror}" if error.filename else error.strerror
     *_, (frame, _) = walk_tb(error.__traceback__)
     if frame.f_globals.get("__name__", "").partition(".")[0] in OUR_PACKAGES:
         return str(error)
