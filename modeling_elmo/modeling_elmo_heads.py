@@ -212,17 +212,7 @@ class ELMoTaskModel(ELMoPreTrainedModel):
         return features.word_embeddings or features.char_encoder.char_embeddings
 
     def set_input_embeddings(self, value: nn.Embedding):
-        """Replaces what `get_input_embeddings` returns.
-
-        Raises:
-            ValueError: a table of another size.
-        """
-        old, new = self.get_input_embeddings().weight.shape, value.weight.shape
-        if old != new:
-            raise ValueError(
-                f"The new embedding has shape {tuple(new)}, but this head reads {tuple(old)}. Pass a table of this "
-                "shape; for another vocabulary, call `resize_token_embeddings` before."
-            )
+        """Replaces what `get_input_embeddings` returns, by a table of the same shape."""
         if self.config.use_elmo:
             self.elmo.set_input_embeddings(value)
         elif self.token_features.word_embeddings is not None:
