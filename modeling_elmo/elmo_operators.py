@@ -7,7 +7,7 @@ model still loads, and its numbers are the same.
 Shape suffixes: N rows; D width of the input; G width of the output.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache, partial, reduce
 from typing import Any
@@ -72,13 +72,15 @@ def sees_values_only(*tensors: Tensor) -> bool:
     for tensor in tensors:
         if type(tensor) not in (Tensor, nn.Parameter):
             return False
-    return _modes()[1]() is None and not may_have_tangents(*tensors)
+    return _modes()[1]() is None and not _have_tangents(tensors)
 
 
 def may_have_tangents(*tensors: Tensor) -> bool:
     """Whether a tensor has a tangent (forward mode), or a transformation of `torch.func` may hide one."""
-    if _modes()[1]() not in (None, NotImplemented):
-        return True
+    return _modes()[1]() not in (None, NotImplemented) or _have_tangents(tensors)
+
+
+def _have_tangents(tensors: Iterable[Tensor]) -> bool:
     is_forward_mode = getattr(forward_ad, "_current_level", 0) >= 0  # to ask each tensor takes time
     return is_forward_mode and any(forward_ad.unpack_dual(tensor).tangent is not None for tensor in tensors)
 
