@@ -10,6 +10,8 @@ distinct words; X the ids of a word (`max_word_length` characters, after the wor
 P `projection_size`; E 2 * P; F features of a word; V words of the vocabulary; L LSTM layers; S sequences.
 """
 
+import os
+import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -22,6 +24,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers import initialization as init
+from transformers.dynamic_module_utils import get_relative_import_files
 from transformers.utils import ModelOutput, logging
 
 from .configuration_elmo import ELMoConfig
@@ -46,15 +49,16 @@ from .elmo_int8 import ELMoInt8Config, ELMoInt8Quantizer, Int8Linear, int8_obsta
 from .elmo_lstm import ELMoLSTM, ELMoLSTMLayer, inference_in_threads, kernel_of_both, run_both
 from .elmo_softmax import CHUNK_LOGITS, Candidates, ELMoSoftmax, chosen_rows
 
-if TYPE_CHECKING:  # `save_pretrained` copies the files that are named here, too
-    from .modeling_elmo_coreference import ELMoForCoreferenceResolution  # noqa: F401
+if TYPE_CHECKING:  # saved with every model: the Auto map of the configuration names its heads
     from .modeling_elmo_heads import ELMoTaskModel  # noqa: F401
-    from .modeling_elmo_roles import ELMoForSemanticRoleLabeling  # noqa: F401
-    from .pipeline_elmo import ELMoQuestionAnsweringPipeline  # noqa: F401
-    from .pipeline_elmo_coreference import ELMoCoreferencePipeline  # noqa: F401
-    from .pipeline_elmo_roles import ELMoSemanticRolePipeline  # noqa: F401
 
 logger = logging.get_logger(__name__)
+
+# Files that travel with one head only. Once they did with every model.
+CODE_OF_SOME_HEADS = (
+    *("modeling_elmo_roles.py", "pipeline_elmo_roles.py", "elmo_head_interleaved.py"),
+    *("modeling_elmo_coreference.py", "pipeline_elmo_coreference.py", "elmo_head_spans.py"),
+)
 
 States = tuple[Tensor, Tensor]
 
@@ -190,7 +194,18 @@ class ELMoPreTrainedModel(PreTrainedModel):
             self.config.custom_pipelines = self.custom_pipelines
         elif hasattr(self.config, "custom_pipelines"):  # from a checkpoint of another class
             del self.config.custom_pipelines
-        return super().save_pretrained(*args, **kwargs)
+        super().save_pretrained(*args, **kwargs)
+        self._remove_code_of_others(*args, **kwargs)
+
+    def _remove_code_of_others(self, save_directory: str | os.PathLike, *_: Any, **__: Any):
+        """Removes code of heads that this class does not need, from when every folder had the code of all heads."""
+        if self._auto_class is None or type(self).__module__ == "__main__":  # saved without code
+            return
+        file = sys.modules[type(self).__module__].__file__
+        needed = {Path(path).name for path in (file, *get_relative_import_files(file))}
+        for name in CODE_OF_SOME_HEADS:
+            if name not in needed:
+                Path(save_directory, name).unlink(missing_ok=True)
 
     def quantize(self) -> "ELMoPreTrainedModel":
         """Stores the linear layers of the biLM in 8 bits, in place, and returns the model: for inference on CPU.

@@ -4,6 +4,7 @@ Shape suffixes: S sentences of the document; T time; W words of the document; M 
 """
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor, nn
@@ -13,7 +14,10 @@ from .configuration_elmo import ELMoConfig
 from .elmo_head_layers import TaskLSTM
 from .elmo_head_spans import RankedSpans, SpanRanker, gold_clusters, marginal_loss, mention_loss, predicted_clusters
 from .elmo_inputs import check_ids, check_range, word_mask
-from .modeling_elmo_heads import ELMoTaskModel, reads_batch
+from .modeling_elmo_heads import HEAD_PARTS, ELMoTaskModel, reads_batch
+
+if TYPE_CHECKING:  # saved with this head, because `custom_pipelines` names it
+    from .pipeline_elmo_coreference import ELMoCoreferencePipeline  # noqa: F401
 
 
 @dataclass
@@ -55,6 +59,7 @@ class ELMoForCoreferenceResolution(ELMoTaskModel):
             "pt": ["AutoModelForTokenClassification"],
         }
     }
+    head_parts = (*HEAD_PARTS, SpanRanker)
 
     def __init__(self, config: ELMoConfig):
         super().__init__(config)

@@ -10,7 +10,7 @@ encoder's output.
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import wraps
-from typing import Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -22,10 +22,8 @@ from .configuration_elmo import ELMoConfig
 from .elmo_head_classifiers import BiattentiveClassifier, ESIMClassifier
 from .elmo_head_crf import UNKNOWN, LinearChainCRF, bio_constraints
 from .elmo_head_features import TokenFeatures
-from .elmo_head_interleaved import InterleavedLSTM
 from .elmo_head_layers import TaskLSTM, TaskRNN, VariationalDropout
 from .elmo_head_reader import SpanReader
-from .elmo_head_spans import SpanRanker
 from .elmo_inputs import (
     check_floats,
     check_ids,
@@ -38,15 +36,16 @@ from .elmo_inputs import (
 )
 from .modeling_elmo import ELMoModel, ELMoPreTrainedModel, ScalarMix
 
+if TYPE_CHECKING:  # saved with every head, because `custom_pipelines` names it
+    from .pipeline_elmo import ELMoQuestionAnsweringPipeline  # noqa: F401
+
 logger = logging.get_logger(__name__)
 
 HEAD_PARTS = (
     BiattentiveClassifier,
     ESIMClassifier,
-    InterleavedLSTM,
     LinearChainCRF,
     ScalarMix,
-    SpanRanker,
     SpanReader,
     TaskRNN,
     TokenFeatures,
@@ -135,9 +134,11 @@ class ELMoTaskModel(ELMoPreTrainedModel):
 
     Attributes:
         default_elmo_placement: where ELMo enters the network if the configuration does not say.
+        head_parts: modules that initialise themselves, by `reset_parameters`.
     """
 
     default_elmo_placement: Placement = "input"
+    head_parts: tuple[type[nn.Module], ...] = HEAD_PARTS
 
     def __init__(self, config: ELMoConfig):
         super().__init__(config)
@@ -193,7 +194,7 @@ class ELMoTaskModel(ELMoPreTrainedModel):
 
     @torch.no_grad()
     def _init_weights(self, module: nn.Module):
-        if isinstance(module, HEAD_PARTS):
+        if isinstance(module, self.head_parts):
             module.reset_parameters()
         else:
             super()._init_weights(module)

@@ -5,6 +5,7 @@ U distinct texts.
 """
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import torch
 import torch.nn.functional as F
@@ -18,7 +19,10 @@ from .elmo_head_crf import UNKNOWN, check_bio, decode_labels
 from .elmo_head_interleaved import InterleavedLSTM
 from .elmo_head_layers import TaskLSTM
 from .elmo_inputs import check_ids, check_range, word_mask
-from .modeling_elmo_heads import ELMoTaskModel, TaskInputs, reads_batch
+from .modeling_elmo_heads import HEAD_PARTS, ELMoTaskModel, TaskInputs, reads_batch
+
+if TYPE_CHECKING:  # saved with this head, because `custom_pipelines` names it
+    from .pipeline_elmo_roles import ELMoSemanticRolePipeline  # noqa: F401
 
 MARK_SIZE = 100  # width of the vector that tells the predicate from other words (He et al. 2017)
 NO_WORD = -1e4  # score of a predicate where there is no word: probability 0, also in half precision
@@ -63,6 +67,7 @@ class ELMoForSemanticRoleLabeling(ELMoTaskModel):
         }
     }
     accepts_loss_kwargs = True
+    head_parts = (*HEAD_PARTS, InterleavedLSTM)
 
     def __init__(self, config: ELMoConfig):
         super().__init__(config)

@@ -155,6 +155,15 @@ def readable(inputs: Any) -> Any:
     return list(inputs) if hasattr(inputs, "__len__") else (each for each in inputs)
 
 
+def join_words(words: Sequence[str]) -> tuple[str, list[tuple[int, int]]]:
+    """The words joined by single spaces, with first character and end of each word."""
+    characters, end = [], -1
+    for word in words:
+        characters.append((end + 1, end + 1 + len(word)))
+        end = characters[-1][1]
+    return " ".join(words), characters
+
+
 def _is_single(value: Any) -> bool:
     return isinstance(value, str) or not isinstance(value, (Iterable, Dataset))
 

@@ -18,8 +18,7 @@ import torch.nn.functional as F
 from torch.utils.data import Dataset
 from transformers.pipelines.base import ChunkPipeline
 
-from .pipeline_elmo import readable
-from .pipeline_elmo_roles import join_words
+from .pipeline_elmo import join_words, readable
 
 Mention = tuple[int, int, int]  # sentence, first and last word
 

@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.utils.data import Dataset
 from transformers.pipelines.base import Pipeline
 
-from .pipeline_elmo import check_numbers, readable
+from .pipeline_elmo import check_numbers, join_words, readable
 
 PREDICATE_ROLES = ("V", "C-V")  # spans of the predicate itself, which are no arguments
 FIND = -1  # in place of the mark of a predicate: the model is to find it
@@ -172,15 +172,6 @@ def role_spans(tags: Sequence[str]) -> list[tuple[str, int, int]]:
     befores = ["O", *tags]
     starts = [index for index, tag in enumerate(tags) if tag != f"I-{befores[index][2:]}"]
     return [(tags[first][2:], first, end) for first, end in pairwise([*starts, len(tags)])]
-
-
-def join_words(words: Sequence[str]) -> tuple[str, list[tuple[int, int]]]:
-    """The words joined by single spaces, with first character and end of each word."""
-    characters, end = [], -1
-    for word in words:
-        characters.append((end + 1, end + 1 + len(word)))
-        end = characters[-1][1]
-    return " ".join(words), characters
 
 
 def _is_sentence_of_words(inputs: Any) -> bool:

@@ -16,8 +16,8 @@ from transformers.utils import logging
 from modeling_elmo import ELMoForSemanticRoleLabeling, ELMoTokenizer
 from modeling_elmo.elmo_head_crf import decode_labels
 from modeling_elmo.modeling_elmo_roles import NO_WORD
-from modeling_elmo.pipeline_elmo import check_numbers
-from modeling_elmo.pipeline_elmo_roles import PredicateTags, join_words, labelled_sentence
+from modeling_elmo.pipeline_elmo import check_numbers, join_words
+from modeling_elmo.pipeline_elmo_roles import PredicateTags, labelled_sentence
 from modeling_elmo.run_scripts.fine_tuning.role_data import RoleDataArguments, read_roles
 from modeling_elmo.run_scripts.fine_tuning.role_scores import predicate_scores, role_scores
 from modeling_elmo.run_scripts.fine_tuning.task import (

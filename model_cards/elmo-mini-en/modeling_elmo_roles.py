@@ -1,1 +1,0 @@
-../../modeling_elmo/modeling_elmo_roles.py

@@ -1,1 +1,0 @@
-../../modeling_elmo/pipeline_elmo_roles.py
