@@ -1,7 +1,6 @@
 """The task of coreference: documents as batches, windows, scores, options, cached layers."""
 
 import math
-import sys
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -204,16 +203,6 @@ def test_two_devices_in_one_process_would_split_a_document(tmp_path, monkeypatch
     monkeypatch.setattr(CoreferenceTrainingArguments, "n_gpu", 2)
     with pytest.raises(ValueError, match="One process with 2 devices would split a document.*torchrun"):
         training(tmp_path)
-
-
-def test_a_wrong_file_of_gap_is_found_before_training(monkeypatch, tmp_path):
-    monkeypatch.setitem(sys.modules, "sentencex", SimpleNamespace(get_sentence_boundaries=lambda *_: []))
-    (tmp_path / "gap.tsv").write_text("ID\tText\n1\tHe left.\n", encoding="utf-8")
-    with pytest.raises(ValueError, match="gap.tsv has no column 'Pronoun'"):
-        CoreferenceArguments(gap_file=str(tmp_path / "gap.tsv"))
-    monkeypatch.setitem(sys.modules, "sentencex", None)
-    with pytest.raises(ImportError, match="needs the package sentencex, which is missing"):
-        CoreferenceArguments(gap_file=str(tmp_path / "gap.tsv"))
 
 
 # Experiments

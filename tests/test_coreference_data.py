@@ -1,4 +1,4 @@
-"""Documents with coreference from columns, JSON lines and data sets, GAP's examples, and the errors for bad files."""
+"""Documents with coreference from columns, JSON lines and data sets, and the errors for bad files."""
 
 import gzip
 import json
@@ -12,15 +12,12 @@ from datasets import Dataset, DatasetDict
 
 from modeling_elmo.run_scripts.fine_tuning.coreference_data import (
     CoreferenceDataArguments,
-    GapExample,
     conll_documents,
     document_row,
     read_documents,
-    read_gap,
 )
 
 TASKS = Path(__file__).parent / "fixtures" / "tasks"
-GAP = TASKS / "gap_development.tsv"
 BEGIN, END = "#begin document (d); part 0\n", "#end document\n"
 
 
@@ -312,43 +309,3 @@ def test_bad_records(tmp_path, changes, message):
     lines = map(json.dumps, (RECORD | {"document": "first"}, RECORD | changes))
     with pytest.raises(ValueError, match=f"a.jsonl, line 2: .*{message}"):
         documents(tmp_path / "a.jsonl", "\n".join(lines))
-
-
-def test_gap():
-    examples = read_gap(GAP)
-    assert len(examples) == 6
-    first = examples[0]
-    assert isinstance(first, GapExample) and first.name == "development-254"
-    assert [first.text[start:end] for start, end in (first.pronoun, *first.names)] == ["her", "Emma", "Mary Margaret"]
-    assert first.coreferent == (False, True) and first.is_feminine
-    assert [example.is_feminine for example in examples] == [True, True, False, False, True, False]
-
-
-@pytest.mark.parametrize(
-    "old, new, message",
-    [
-        ("her\t68", "her\t69", "Pronoun 'her' is not at character '69' of the text. Correct Pronoun-offset, which"),
-        ("Emma\t20", "Emma\t-1", "A 'Emma' is not at character '-1' of the text. Correct A-offset"),
-        ("Mary Margaret\t46", "Mary Margaret\tx", "B 'Mary Margaret' is not at character 'x' of the text"),
-        ("Emma\t20", f"Emma\t{'9' * 5000}", "A 'Emma' is not at character '9999"),
-        ("\tEmma\t", "\t\t", "A '' is not at character '20' of the text"),
-        ("\ther\t68", "\tit\t68", "the pronoun is 'it'; it must be one of she, her, hers, he, his, him"),
-        ("FALSE\tMary", "maybe\tMary", "A-coref is 'maybe'; it must be TRUE or FALSE"),
-        ("46\tTRUE", "46\t", "B-coref is ''; it must be TRUE or FALSE"),
-        ("development-584", "development-254", "line 3: the ID 'development-254' occurs twice; give each example"),
-        ("46\tTRUE", "46\tTRUE\tx", "line 2 has 12 columns, not 11"),
-        ("Pronoun-offset", "Offset", "has no column 'Pronoun-offset', only .*; pass a file of GAP"),
-    ],
-)
-def test_bad_files_of_gap(tmp_path, old, new, message):
-    path = tmp_path / "a.tsv"
-    path.write_text(GAP.read_text().replace(old, new, 1))
-    with pytest.raises(ValueError, match=f"a.tsv.*{message}"):
-        read_gap(path)
-
-
-def test_gap_without_examples(tmp_path):
-    path = tmp_path / "a.tsv"
-    path.write_text(GAP.read_text().splitlines()[0])
-    with pytest.raises(ValueError, match="a.tsv has no examples; pass a file of GAP"):
-        read_gap(path)

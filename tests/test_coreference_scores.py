@@ -1,4 +1,4 @@
-"""Scores of coreference against examples by hand, against scorch and against GAP's own formulas."""
+"""Scores of coreference against examples by hand and against scorch."""
 
 import json
 import random
@@ -7,8 +7,8 @@ from statistics import harmonic_mean
 
 import pytest
 
-from modeling_elmo.run_scripts.fine_tuning.coreference_data import conll_documents, document_row, read_gap
-from modeling_elmo.run_scripts.fine_tuning.coreference_scores import coreference_scores, gap_decisions, gap_scores
+from modeling_elmo.run_scripts.fine_tuning.coreference_data import conll_documents, document_row
+from modeling_elmo.run_scripts.fine_tuning.coreference_scores import coreference_scores
 
 TASKS = Path(__file__).parent / "fixtures" / "tasks"
 NAMES = {"muc": "muc", "b_cubed": "b_cubed", "ceaf": "ceaf_e"}  # ours, scorch's
@@ -116,61 +116,3 @@ def test_a_mention_twice(wrong):
     for pair in ((clusters(*wrong), clusters("ab")), (clusters("ab"), clusters(*wrong))):
         with pytest.raises(ValueError, match="A mention is in a document's clusters twice; pass clusters that have no"):
             coreference_scores([pair[0]], [pair[1]], singletons=True)
-
-
-EXAMPLES = read_gap(TASKS / "gap_development.tsv")
-
-
-def test_gap_scores():
-    gold = [example.coreferent for example in EXAMPLES]
-    # F F M M F M: (no, yes), (yes, no), (no, yes), (no, no), (no, no), (yes, no)
-    assert gap_scores(gold, EXAMPLES) == {
-        "f1": 1, "precision": 1, "recall": 1, "feminine_f1": 1, "masculine_f1": 1, "bias": 1,
-    }  # fmt: skip
-    predicted = [(True, True), (False, False), (False, True), (True, False), (False, False), (True, False)]
-    found = gap_scores(predicted, EXAMPLES)
-    assert found["feminine_f1"] == pytest.approx(1 / 2)  # 1 right, 1 wrong, 1 missed
-    assert found["masculine_f1"] == pytest.approx(4 / 5)  # 2 right, 1 wrong
-    assert found["bias"] == pytest.approx(5 / 8)
-    assert (found["precision"], found["recall"], found["f1"]) == pytest.approx((3 / 5, 3 / 4, 2 / 3))
-    assert json.loads(json.dumps(found)) == found
-    nothing = gap_scores([(False, False)] * 6, EXAMPLES)
-    assert set(nothing.values()) == {0.0}
-
-
-def place(example, text: str) -> tuple[int, int]:
-    start = example.text.index(text)
-    return start, start + len(text)
-
-
-def test_gap_decisions():
-    example = EXAMPLES[0]  # her: Mary Margaret, not Emma
-    her, emma, mary = example.pronoun, *example.names
-    assert gap_decisions([[mary, her], [emma]], example) == (False, True)
-    assert gap_decisions([[emma, mary, her]], example) == (True, True)
-    assert gap_decisions([[mary], [emma]], example) == (False, False)
-    assert gap_decisions([], example) == (False, False)
-    # A part of the name, or a phrase around it; in lists, as from JSON.
-    assert gap_decisions([[list(place(example, "Margaret")), list(her)]], example) == (False, True)
-    assert gap_decisions([[place(example, "Mary Margaret holding her baby boy"), her]], example) == (False, True)
-    # Phrases that share only some of the name, or that contain the pronoun, are others.
-    assert gap_decisions([[place(example, "Margaret holding"), her]], example) == (False, False)
-    assert gap_decisions([[mary, place(example, "her baby boy")]], example) == (False, False)
-
-
-def test_gap_scores_by_counting():
-    """The counts of GAP's `gap_scorer.py`, pronoun by pronoun and name by name."""
-    chance = random.Random(2)
-    for _ in range(50):
-        predicted = [(chance.random() < 0.5, chance.random() < 0.5) for _ in EXAMPLES]
-        counts = {is_feminine: [0, 0] for is_feminine in (True, False)}  # right ones; found plus gold ones
-        for pair, example in zip(predicted, EXAMPLES, strict=True):
-            for found, wanted in zip(pair, example.coreferent, strict=True):
-                counts[example.is_feminine][0] += found and wanted
-                counts[example.is_feminine][1] += found + wanted
-        (right_f, sum_f), (right_m, sum_m) = counts[True], counts[False]
-        scores = gap_scores(predicted, EXAMPLES)
-        assert scores["feminine_f1"] == pytest.approx(2 * right_f / sum_f)
-        assert scores["masculine_f1"] == pytest.approx(2 * right_m / sum_m)
-        assert scores["f1"] == pytest.approx(2 * (right_f + right_m) / (sum_f + sum_m))
-        assert scores["bias"] == pytest.approx((right_f / sum_f) / (right_m / sum_m) if right_m else 0)

@@ -22,7 +22,7 @@ import zstandard
 from head_models import HEADS, batch_of, make_batch, make_config, make_model, targets_of
 
 from modeling_elmo import ELMoForCoreferenceResolution, ELMoForPreTraining, ELMoModel, ELMoTokenizer
-from modeling_elmo.run_scripts.fine_tuning.coreference_data import conll_documents, document_row, read_gap
+from modeling_elmo.run_scripts.fine_tuning.coreference_data import conll_documents, document_row
 from modeling_elmo.run_scripts.fine_tuning.role_data import ROLE_FEATURES, checked_row, role_rows
 from modeling_elmo.run_scripts.program.command_line import is_mistake_of_user
 from modeling_elmo.run_scripts.program.data_files import column_rows, json_rows, numbered_texts, table_rows
@@ -212,7 +212,6 @@ READERS = {
     "roles.tsv": (PROPBANK * 5, lambda path: list(role_rows(path))),
     "roles.conll": ("It - (A1*)\nran run (V*)\n\n" * 5, lambda path: list(role_rows(path))),
     "a.gold_conll": (f"#begin\n{CONLL2012 * 5}#end", lambda path: list(role_rows(path))),
-    "gap.tsv": ((TASKS / "gap_development.tsv").read_text(encoding="utf-8"), read_gap),
     "a.vec": ("3 4\nthe 1 2 3 4\nof .5 1e3 0 -1\nNew York 0 0 0 1\n", lambda path: read_word_vectors(path).words),
 }
 

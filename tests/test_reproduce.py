@@ -28,7 +28,7 @@ OWN_OPTIONS = {
     "qa": "question_column context_column answers_column id_column max_seq_length doc_stride max_answer_length "
     "null_score_diff_threshold no_adadelta",
     "srl": "roles_format max_length no_adadelta",
-    "coref": "max_sentences train_singletons gap_file lr_decay",
+    "coref": "max_sentences train_singletons lr_decay",
 }
 
 

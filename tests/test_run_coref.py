@@ -1,10 +1,7 @@
 """The program of coreference, from files to a folder that resolves documents."""
 
 import json
-import re
-import sys
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 from task_worker import (
@@ -68,7 +65,6 @@ def test_the_folder_resolves_what_was_recorded(place):
     assert assert_resolves_as_recorded(place / "run", "test") > 1
     record = read_json(place / "run" / "record.json")
     assert (record["task"], record["metric"], record["train_samples"]) == ("coreference-resolution", "f1", 2)
-    assert "gap" not in record
     card = (place / "run" / "README.md").read_text(encoding="utf-8")
     assert "span ranking (Lee et al. 2017)" in card and 'print(pipe(["The play was staged in Paris.", ' in card
     assert "It also returns singletons" in card and "| f1_without_singletons |" in card and "Labels:" not in card
@@ -143,22 +139,6 @@ def test_stock_trainer_trains_and_evaluates(place, tmp_path):
     assert found.label_ids.shape == (2, 85, 4) and (found.label_ids[0, 51:] == -100).all()
     assert clusters.shape == (*scores.shape, 4) and len(clusters) == 2 and found.metrics["test_loss"] > 0
     assert (clusters[0] == -100).all(-1).any() and not (clusters[1] == -100).any()
-
-
-def test_gap_is_scored_without_training(place, tmp_path, monkeypatch):
-    """The splitter of this test ends a sentence after each dot and blank."""
-
-    def boundaries(_, text):
-        ends = [0, *(match.end() for match in re.finditer(r"\. ", text)), len(text)]
-        spans = ({"start_index": a, "end_index": b} for a, b in zip(ends, ends[1:], strict=False) if a < b)
-        return [{**span, "is_paragraph_break": False} for span in spans]
-
-    monkeypatch.setitem(sys.modules, "sentencex", SimpleNamespace(get_sentence_boundaries=boundaries))
-    file = TASKS / "gap_development.tsv"
-    record = resolve(place, gap_file=file, max_steps=1, max_eval_samples=1, test_file=None, output_dir=tmp_path)
-    assert {"f1", "feminine_f1", "masculine_f1", "bias"} <= {*record["gap"]}
-    assert record["gap"] == read_json(tmp_path / "record.json")["gap"]
-    assert "from which it learned nothing: F1 0." in (tmp_path / "README.md").read_text(encoding="utf-8")
 
 
 def test_a_training_that_diverges_says_so(place, tmp_path):

@@ -4,7 +4,6 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from itertools import chain
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,17 +12,10 @@ from datasets import Dataset, DatasetDict
 from torch import Tensor
 from torch.optim.lr_scheduler import LRScheduler, StepLR
 from transformers import BatchEncoding, TrainerCallback
-from transformers.utils import logging
 
 from modeling_elmo import ELMoForCoreferenceResolution, ELMoTokenizer
-from modeling_elmo.pipeline_elmo_coreference import ELMoCoreferencePipeline, split_sentences
-from modeling_elmo.run_scripts.fine_tuning.coreference_data import (
-    CoreferenceDataArguments,
-    MentionSpan,
-    read_documents,
-    read_gap,
-)
-from modeling_elmo.run_scripts.fine_tuning.coreference_scores import coreference_scores, gap_decisions, gap_scores
+from modeling_elmo.run_scripts.fine_tuning.coreference_data import CoreferenceDataArguments, MentionSpan, read_documents
+from modeling_elmo.run_scripts.fine_tuning.coreference_scores import coreference_scores
 from modeling_elmo.run_scripts.fine_tuning.features import FeatureStore
 from modeling_elmo.run_scripts.fine_tuning.task import Batch, Record, SplitOutput, Task, label_config
 from modeling_elmo.run_scripts.fine_tuning.trainer import TaskTrainingArguments
@@ -45,17 +37,6 @@ class CoreferenceArguments(CoreferenceDataArguments):
         default=False,
         metadata={"help": "Learn, return and score singletons too: mentions that no other mention refers to."},
     )
-    gap_file: str | None = field(
-        default=None,
-        metadata={
-            "help": "File of GAP (.tsv). Its pronouns measure the trained model, which does not learn from them."
-        },
-    )
-
-    def __post_init__(self):
-        if self.gap_file is not None:  # before hours of training
-            split_sentences("", "en")
-            read_gap(Path(self.gap_file))
 
 
 @dataclass
@@ -182,15 +163,7 @@ class Coreference(Task):
 
     def further_scores(self, model: ELMoForCoreferenceResolution, tokenizer: ELMoTokenizer) -> dict[str, Any]:
         widest = model.config.max_span_width
-        found = {"gold_mentions": {split: mention_counts(rows, widest) for split, rows in self.data.items()}}
-        return found if self.arguments.gap_file is None else found | {"gap": self._gap_scores(model, tokenizer)}
-
-    def _gap_scores(self, model: ELMoForCoreferenceResolution, tokenizer: ELMoTokenizer) -> dict[str, Any]:
-        resolve = ELMoCoreferencePipeline(model=model, tokenizer=tokenizer, device=model.device)
-        examples = read_gap(Path(self.arguments.gap_file))
-        found = resolve(example.text for example in logging.tqdm(examples, desc="Resolving GAP's pronouns"))
-        spans = ([[(each["start"], each["end"]) for each in c] for c in resolved["clusters"]] for resolved in found)
-        return gap_scores(list(map(gap_decisions, spans, examples)), examples)
+        return {"gold_mentions": {split: mention_counts(rows, widest) for split, rows in self.data.items()}}
 
 
 def mention_counts(documents: Dataset, widest: int) -> dict[str, int]:

@@ -1,7 +1,6 @@
-"""Documents with coreference, from CoNLL-2012 columns (also LitBank's), JSON lines or a data set; GAP's pronouns.
+"""Documents with coreference, from CoNLL-2012 columns (also LitBank's), JSON lines or a data set.
 
-splits = read_documents(arguments)   # a row per document: document, sentences, mentions, speakers, genre
-examples = read_gap(path)            # a pronoun and two names each
+splits = read_documents(arguments)  # a row per document: document, sentences, mentions, speakers, genre
 """
 
 import re
@@ -10,13 +9,13 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from datasets import Dataset, DatasetDict, Features, Value
 from transformers.utils import logging
 
 from modeling_elmo.run_scripts.fine_tuning.sources import DataArguments, Source, split_sources
-from modeling_elmo.run_scripts.program.data_files import JSON_FORMATS, LocatedRow, RowReader, table_rows
+from modeling_elmo.run_scripts.program.data_files import JSON_FORMATS, LocatedRow, RowReader
 from modeling_elmo.run_scripts.program.files import numbered_lines
 
 logger = logging.get_logger(__name__)
@@ -33,11 +32,8 @@ BEGIN = re.compile(r"#begin document \((.+)\)(?:; part ([0-9]{1,9}))? *")
 BRACKETS = re.compile(r"(\(?)([0-9]{1,9})(\)?)")
 WORD, SPEAKER = 3, 9  # columns, from 0; coreference is the last one
 NOTHING = ("-", "_", "")  # of a column without a value
-FEMININE, MASCULINE = ("she", "her", "hers"), ("he", "his", "him")
-GAP_COLUMNS = ("ID", "Text", "Pronoun", "Pronoun-offset", "A", "A-offset", "A-coref", "B", "B-offset", "B-coref")
 
 MentionSpan = tuple[int, int, int]  # sentence, first word, last word (inclusive); all from 0
-Offsets = tuple[int, int]  # of a text: the first, and the one after the last
 
 
 @dataclass(kw_only=True)
@@ -49,17 +45,6 @@ class CoreferenceDataArguments(DataArguments):
             "per record: .json, .jsonl. Also .gz or .zst."
         },
     )
-
-
-class GapExample(NamedTuple):
-    """A pronoun of GAP and two names, each with whether the pronoun refers to it."""
-
-    name: str
-    text: str
-    pronoun: Offsets
-    names: tuple[Offsets, Offsets]
-    coreferent: tuple[bool, bool]
-    is_feminine: bool
 
 
 def read_documents(arguments: CoreferenceDataArguments) -> DatasetDict:
@@ -271,47 +256,3 @@ class _Document:
             "speakers": self.speakers[:-1] if has_speakers else [],
             "genre": self.name.split("/")[0] if "/" in self.name else "",
         }
-
-
-def read_gap(path: Path) -> list[GapExample]:
-    """The examples of GAP's `.tsv` files (Webster et al. 2018), which have a header."""
-    examples: dict[str, GapExample] = {}
-    for where, row in table_rows(path, []):
-        if missing := [column for column in GAP_COLUMNS if column not in row]:
-            raise ValueError(f"{path} has no column {missing[0]!r}, only {list(row)}; pass a file of GAP.")
-        example = _gap_example(str(where), row)
-        if example.name in examples:
-            raise ValueError(f"{where}: the ID {example.name!r:.80} occurs twice; give each example its own.")
-        examples[example.name] = example
-    if not examples:
-        raise ValueError(f"{path} has no examples; pass a file of GAP.")
-    return list(examples.values())
-
-
-def _gap_example(where: str, row: Mapping[str, str]) -> GapExample:
-    pronoun = row["Pronoun"].lower()
-    if pronoun not in FEMININE + MASCULINE:
-        raise ValueError(
-            f"{where}: the pronoun is {row['Pronoun']!r:.80}; it must be one of {', '.join(FEMININE + MASCULINE)}."
-        )
-    for part in ("A", "B"):
-        if row[f"{part}-coref"].lower() not in ("true", "false"):
-            raise ValueError(f"{where}: {part}-coref is {row[f'{part}-coref']!r:.80}; it must be TRUE or FALSE.")
-    return GapExample(
-        name=row["ID"],
-        text=row["Text"],
-        pronoun=_gap_characters(where, row, "Pronoun"),
-        names=(_gap_characters(where, row, "A"), _gap_characters(where, row, "B")),
-        coreferent=(row["A-coref"].lower() == "true", row["B-coref"].lower() == "true"),
-        is_feminine=pronoun in FEMININE,
-    )
-
-
-def _gap_characters(where: str, row: Mapping[str, str], part: str) -> Offsets:
-    text, offset = row[part], row[f"{part}-offset"]
-    if not text or not re.fullmatch("[0-9]{1,9}", offset) or not row["Text"].startswith(text, int(offset)):
-        raise ValueError(
-            f"{where}: {part} {text!r:.80} is not at character {offset!r:.80} of the text. Correct {part}-offset, "
-            "which counts characters, not bytes."
-        )
-    return int(offset), int(offset) + len(text)

@@ -1,4 +1,4 @@
-"""Scores of coreference: the three of CoNLL-2012 and their mean, and those of GAP.
+"""Scores of coreference: the three of CoNLL-2012 and their mean.
 
 The formulas are those of Pradhan et al. (2014), with CEAF of entities (phi4) as in Luo (2005). All numerators and
 denominators are summed over the documents, so the scores are those of all documents at once, like the official
@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from modeling_elmo.run_scripts.fine_tuning.coreference_data import GapExample, MentionSpan, Offsets
+from modeling_elmo.run_scripts.fine_tuning.coreference_data import MentionSpan
 from modeling_elmo.run_scripts.fine_tuning.metrics import Scores
 
 Cluster = Sequence[MentionSpan]
@@ -75,46 +75,3 @@ def _precision_recall(right_found: float, found: float, right_wanted: float, wan
     precision, recall = float(right_found / found) if found else 0.0, float(right_wanted / wanted) if wanted else 0.0
     f1 = 2 * precision * recall / (precision + recall) if precision + recall else 0.0
     return {"precision": precision, "recall": recall, "f1": f1}
-
-
-def gap_scores(predicted: Sequence[Sequence[bool]], examples: Sequence[GapExample]) -> Scores:
-    """Scores of GAP, as computed by its own script (`gap_scorer.py`); but as shares, not percentages.
-
-    Args:
-        predicted: for each example, whether the pronoun refers to each of the two names; see `gap_decisions`.
-        examples: the examples of `read_gap`.
-
-    Returns:
-        `precision`, `recall` and `f1` over all names; `feminine_f1` and `masculine_f1` by pronoun; and `bias`, the
-        first divided by the second.
-    """
-    found, wanted = np.array(predicted, dtype=bool), np.array([example.coreferent for example in examples])
-    is_feminine = np.array([example.is_feminine for example in examples])
-    rates = _pair_rates(found, wanted)
-    feminine, masculine = (_pair_rates(found[rows], wanted[rows])["f1"] for rows in (is_feminine, ~is_feminine))
-    bias = feminine / masculine if masculine else 0.0
-    return {"f1": rates.pop("f1"), **rates, "feminine_f1": feminine, "masculine_f1": masculine, "bias": bias}
-
-
-def _pair_rates(found: np.ndarray, wanted: np.ndarray) -> dict[str, float]:
-    right = (found & wanted).sum()
-    return _precision_recall(right, found.sum(), right, wanted.sum())
-
-
-def gap_decisions(clusters: Sequence[Sequence[Offsets]], example: GapExample) -> tuple[bool, bool]:
-    """Whether the pronoun of a GAP example refers to each of its names, by the clusters of a resolver.
-
-    It does if the cluster with the pronoun itself has a mention within the name, or one that the name is part of. This
-    is how Joshi et al. (2019) score resolvers of spans: `to_gap_tsv.py` in https://github.com/mandarjoshi90/coref.
-
-    Args:
-        clusters: half-open character offsets of the mentions of each cluster.
-    """
-    mentions = next((cluster for cluster in clusters if example.pronoun in map(tuple, cluster)), ())
-    first, second = (any(_is_aligned(mention, name) for mention in mentions) for name in example.names)
-    return first, second
-
-
-def _is_aligned(one: Offsets, other: Offsets) -> bool:
-    """Whether one of the two is part of the other."""
-    return (one[0] >= other[0] and one[1] <= other[1]) or (other[0] >= one[0] and other[1] <= one[1])
