@@ -3,6 +3,7 @@
 import gzip
 import json
 import random
+import re
 from collections import defaultdict
 from pathlib import Path
 from typing import Any
@@ -179,55 +180,37 @@ WORDS = sentence("-", "-")
 
 
 @pytest.mark.parametrize(
-    "text, line, message",
+    "text, line, shown",
     [
-        (sentence("-", "(3", "-") + WORDS, 3, r"\(3 begins a mention that has no end in its sentence; write 3\) at"),
-        (sentence("-", "3)"), 3, r"3\) ends a mention that does not begin in this sentence; write \(3 at its first"),
-        (sentence("(3", "-") + sentence("-", "3)"), 2, r"\(3 begins a mention that has no end in its sentence"),
-        (sentence("(3", "(3", "3)"), 2, r"\(3 begins a mention that has no end"),
-        (sentence("(3", "3)|3)"), 3, r"3\) ends a mention that does not begin"),
-        (sentence("(3", "4)"), 3, r"4\) ends a mention that does not begin"),
-        (sentence("3"), 2, r"'3' is no mention; write \(3, 3\), \(3\), several with \|, or -"),
-        (sentence("(x)"), 2, r"'\(x\)' is no mention"),
-        (sentence("(3)|"), 2, "'' is no mention"),
-        (sentence("((3)"), 2, r"'\(\(3\)' is no mention"),
-        (sentence("(9999999999)"), 2, r"'\(9999999999\)' is no mention"),
-        (sentence("(٣)"), 2, "is no mention"),
-        ("", 1, "the document 'd' has no sentences; remove it"),
-        ("\n\n", 1, "the document 'd' has no sentences; remove it"),
-        (WORDS + BEGIN, 5, "'d' has no end; write '#end document' above this line"),
-        ("e\t0\t0\tw\t-\n", 2, r"is 'e\\t0\\t0\\tw\\t-'; write the document's name 'd', its part, the word's"),
-        ("d\t0\t0\tw\n", 2, r"is 'd\\t0\\t0\\tw'; write the document's name"),
-        ("d\t0\t0\t\t-\n", 2, r"is 'd\\t0\\t0\\t\\t-'; write the document's name"),
-        ("# text = w w\n", 2, "is '# text = w w'; write the document's name"),
+        (sentence("-", "(3", "-") + WORDS, 3, r"\(3 begins"),
+        (sentence("(3", "3)|3)"), 3, r"3\) ends"),
+        (sentence("(3", "4)"), 3, r"4\) ends"),
+        (sentence("3"), 2, "'3'"),
+        (sentence("(3)|"), 2, "''"),
+        (sentence("(9999999999)"), 2, r"'\(9999999999\)'"),
+        (sentence("(٣)"), 2, "'"),
+        ("\n\n", 1, "'d' has no sentences"),
+        (WORDS + BEGIN, 5, "'d' has no end"),
+        ("e\t0\t0\tw\t-\n", 2, r"'e\\t0\\t0\\tw\\t-'"),
+        ("d\t0\t0\tw\n", 2, r"'d\\t0\\t0\\tw'"),
+        ("d\t0\t0\t\t-\n", 2, r"'d\\t0\\t0\\t\\t-'"),
     ],
-)  # fmt: skip
-def test_bad_lines(tmp_path, text, line, message):
-    with pytest.raises(ValueError, match=message) as error:
+)
+def test_bad_lines(tmp_path, text, line, shown):
+    with pytest.raises(ValueError, match=f"a.conll, line {line}\\b.*{shown}"):
         rows(tmp_path / "a.conll", BEGIN + text + END)
-    assert str(error.value).startswith(f"{tmp_path / 'a.conll'}, line {line}")
 
 
 def test_bad_documents(tmp_path):
-    path, place = tmp_path / "a.conll", f"{tmp_path / 'a.conll'}, line"
-    with pytest.raises(ValueError) as error:
-        documents(path, WORDS)
-    assert str(error.value).startswith(rf"{place} 1 is in no document: 'd\t0\t0\tw0\t-'. Write '#begin document")
-    with pytest.raises(ValueError) as error:
+    path = tmp_path / "a.conll"
+    with pytest.raises(ValueError, match="a.conll, line 6 is in no document: '#end document'"):
         documents(path, BEGIN + WORDS + END + END)
-    assert str(error.value).startswith(f"{place} 6 is in no document: '#end document'.")
-    with pytest.raises(ValueError) as error:
+    with pytest.raises(ValueError, match="a.conll, line 6: the document 'd' has no '#end document'"):
         documents(path, BEGIN + WORDS + END + BEGIN.replace("0", "1") + WORDS)
-    assert str(error.value) == f"{place} 6: the document 'd' has no '#end document'; the file is incomplete."
-    with pytest.raises(ValueError) as error:
+    with pytest.raises(ValueError, match="a.conll, line 6: `document` is 'd_0'.*a.conll, line 1"):
         documents(path, (BEGIN + WORDS + END) * 2)
-    assert str(error.value) == (
-        f"{place} 6: the document 'd_0' is also at {place} 1; give each document its own name."
-    )  # fmt: skip
-    with pytest.raises(ValueError, match="a.conll has no samples; pass other data"):
+    with pytest.raises(ValueError, match="a.conll has no samples"):
         documents(path, "\n")
-    with pytest.raises(ValueError, match="a.txt has an unknown ending; pass a file that ends in .conll, .gold_conll, "):
-        documents(tmp_path / "a.txt", BEGIN + WORDS + END)
 
 
 def test_names_and_parts(tmp_path):
@@ -267,45 +250,39 @@ def test_a_data_set(tmp_path):
     splits = read_documents(CoreferenceDataArguments(dataset=str(tmp_path / "data")))
     assert splits["train"].to_list() == [READ, READ | {"document": "2", "speakers": [], "genre": ""}]
     assert splits["validation"].to_list() == splits["train"].to_list()
-    with pytest.raises(ValueError, match=r"data, train\[:1\]\+train, row 1: the document 'bc/1' is also at .*, row 0;"):
+    with pytest.raises(ValueError, match=r"data, train\[:1\]\+train, row 1: `document` is 'bc/1'.*, row 0"):
         read_documents(CoreferenceDataArguments(dataset=str(tmp_path / "data"), train_split="train[:1]+train"))
 
 
 @pytest.mark.parametrize(
-    "changes, message",
+    "column, value",
     [
-        ({"document": None}, "the document's name is None; it must be a text that is not empty"),
-        ({"document": " "}, "the document's name is ' '; it must be a text"),
-        ({"document": "first"}, "the document 'first' is also at .*a.jsonl, line 1; give each document its own name"),
-        ({"sentences": []}, r"the sentences are \[\]; a document needs one or more lists of words"),
-        ({"sentences": None}, "the sentences are None; a document needs"),
-        ({"sentences": ["He said"]}, r"the sentences are \['He said'\]; a document needs"),
-        ({"sentences": [["He"], []]}, r"the sentences are \[\['He'\], \[\]\]; a document needs"),
-        ({"sentences": [["He", ""]]}, r"the sentences are \[\['He', ''\]\]; a document needs"),
-        ({"sentences": [["He", 3]]}, r"the sentences are \[\['He', 3\]\]; a document needs"),
-        ({"mentions": None}, "the mentions are None; they must be a list, which may be empty"),
-        (
-            {"mentions": [[0, 0, 0]]},
-            r"a mention is \[0, 0, 0\]; write \[sentence, first word, last word, cluster\], as",
-        ),
-        ({"mentions": [[0, 0, True, 1]]}, r"a mention is \[0, 0, True, 1\]; write"),
-        ({"mentions": [[0, 0, 0.0, 1]]}, r"a mention is \[0, 0, 0.0, 1\]; write"),
-        ({"mentions": ["(0)"]}, r"a mention is '\(0\)'; write"),
-        ({"mentions": [[2, 0, 0, 1]]}, "is in sentence 2, but the document has 2 sentences, counted from 0"),
-        ({"mentions": [[-1, 0, 0, 1]]}, "is in sentence -1, but the document has 2 sentences"),
-        (
-            {"mentions": [[0, 0, 2, 1]]},
-            "has the words 0 to 2 of a sentence of 2 words, counted from 0. Correct it; the",
-        ),
-        ({"mentions": [[0, 1, 0, 1]]}, "has the words 1 to 0 of a sentence of 2 words"),
-        ({"mentions": [[0, -1, 0, 1]]}, "has the words -1 to 0 of a sentence of 2 words"),
-        ({"speakers": [["Ann", "Ann"]]}, r"the speakers are \[\['Ann', 'Ann'\]\]; pass one for each word, or none"),
-        ({"speakers": [["Ann"], ["Bob"] * 3]}, r"the speakers are \[\['Ann'\], .*; pass one for each word, or none"),
-        ({"speakers": "Ann"}, "the speakers are 'Ann'; pass one for each word, or none"),
-        ({"genre": 3}, "the genre is 3; it must be a text"),
+        ("document", None),
+        ("document", " "),
+        ("document", "first"),
+        ("sentences", []),
+        ("sentences", ["He said"]),
+        ("sentences", [["He"], []]),
+        ("sentences", [["He", ""]]),
+        ("mentions", None),
+        ("speakers", [["Ann"], ["Bob"] * 3]),
+        ("speakers", "Ann"),
+        ("genre", 3),
     ],
 )
-def test_bad_records(tmp_path, changes, message):
-    lines = map(json.dumps, (RECORD | {"document": "first"}, RECORD | changes))
-    with pytest.raises(ValueError, match=f"a.jsonl, line 2: .*{message}"):
+def test_bad_records(tmp_path, column, value):
+    lines = map(json.dumps, (RECORD | {"document": "first"}, RECORD | {column: value}))
+    with pytest.raises(ValueError, match=re.escape(f"a.jsonl, line 2: `{column}` is {value!r}; it must be ")):
         documents(tmp_path / "a.jsonl", "\n".join(lines))
+
+
+NOT_MENTIONS = [[0, 0, 0], [0, 0, True, 1], [0, 0, 0.0, 1], "(0)", [2, 0, 0, 1], [-1, 0, 0, 1], [0, 0, 2, 1]]
+
+
+@pytest.mark.parametrize("mention", [*NOT_MENTIONS, [0, 1, 0, 1], [0, -1, 0, 1]])
+def test_mentions_are_words_of_a_sentence(tmp_path, mention):
+    record = json.dumps(RECORD | {"mentions": [[0, 0, 1, 1], mention]})
+    with pytest.raises(
+        ValueError, match=re.escape(f"a.jsonl, line 1: `mentions` is {mention!r}; it must be [sentence")
+    ):
+        documents(tmp_path / "a.jsonl", record)

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 from pathlib import Path
 
 import pytest
@@ -95,25 +96,24 @@ def test_iobes_is_converted_to_the_same_entities(tmp_path, caplog, tags, expecte
 
 
 @pytest.mark.parametrize(
-    "text, options, message",
+    "text, options, shown",
     [
-        ("a\tO\n\tO\n", {}, "a.conll, line 2: a token is ''; it must be a string that is not empty"),
-        ("a\tO\n\nb\t \n", {}, "a.conll, line 3: the tag is ''; it must be the name or the number"),
-        ("\n-DOCSTART- O\n", {}, "a.conll has no samples; pass other data"),
-        ("a O\nb S-X\n", {"tag_scheme": "iob1"}, "line 2: 'S-X' is not an IOB1 tag .* --tag_scheme keep"),
-        ("a O\nb B_X\n", {"tag_scheme": "iobes"}, "line 2: 'B_X' is not an IOBES tag .* --tag_scheme keep"),
-        ('{"tokens": ["a"], "tags": []}', {}, r"line 1: tokens \['a'\] with tags \[\]; pass a tag for each token"),
-        ('{"tokens": [], "tags": []}', {}, r"a.jsonl, line 1: tokens \[\] with tags \[\]; pass a tag for"),
-        ('{"tokens": "a", "tags": "O"}', {}, "a.jsonl, line 1: tokens 'a' with tags 'O'; pass a tag"),
-        ('{"tokens": ["a", 1], "tags": ["O", "O"]}', {}, "line 1: a token is 1; it must be a string"),
-        ('{"tokens": ["a"], "tags": [null]}', {}, "a.jsonl, line 1: the tag is None; it must be the name"),
-        ('{"tokens": ["a"], "t": ["O"]}', {}, r"has no column 'tags', only \['tokens', 't'\]; pass --tags_c"),
-        ('{"t": ["a"], "tags": ["O"]}', {}, r"has no column 'tokens', only \['t', 'tags'\]; pass --tokens_column"),
-        ('{"tokens": ["a"], "tags": ["O"]}\n{"tags": ["O"]}', {}, r"line 2 has no 'tokens', only \['tags'\]; give"),
+        ("a\tO\n\tO\n", {}, "a.conll, line 2: `tokens` is ''"),
+        ("a\tO\n\nb\t \n", {}, "a.conll, line 3: `tags` is ''"),
+        ("\n-DOCSTART- O\n", {}, "a.conll has no samples"),
+        ("a O\nb S-X\n", {"tag_scheme": "iob1"}, "line 2: 'S-X' .* --tag_scheme keep"),
+        ("a O\nb B_X\n", {"tag_scheme": "iobes"}, "line 2: 'B_X' .* --tag_scheme keep"),
+        ('{"tokens": ["a"], "tags": []}', {}, r"a.jsonl, line 1: `tags` is \[\]"),
+        ('{"tokens": "a", "tags": "O"}', {}, "a.jsonl, line 1: `tokens` is 'a'"),
+        ('{"tokens": ["a", 1], "tags": ["O", "O"]}', {}, "line 1: `tokens` is 1"),
+        ('{"tokens": ["a"], "tags": [null]}', {}, "a.jsonl, line 1: `tags` is None"),
+        ('{"tokens": ["a"], "t": ["O"]}', {}, r"no column 'tags', only \['tokens', 't'\]; pass --tags_column"),
+        ('{"t": ["a"], "tags": ["O"]}', {}, r"no column 'tokens', only \['t', 'tags'\]; pass --tokens_column"),
+        ('{"tokens": ["a"], "tags": ["O"]}\n{"tags": ["O"]}', {}, "line 2: `tokens` is None"),
     ],
 )
-def test_bad_tags(tmp_path, text, options, message):
-    with pytest.raises(ValueError, match=message):
+def test_bad_tags(tmp_path, text, options, shown):
+    with pytest.raises(ValueError, match=shown):
         tags_of(tmp_path / ("a.jsonl" if text.startswith("{") else "a.conll"), text, **options)
 
 
@@ -144,18 +144,17 @@ def test_columns_of_other_names(tmp_path, capsys, columns, text, pair, label):
 
 
 @pytest.mark.parametrize(
-    "columns, options, message",
+    "columns, options, option",
     [
-        (["content", "title", "label"], {}, r"has the columns \['content', 'title', 'label'\]; pass --text_column"),
-        (["words", "label"], {}, r"has the columns \['words', 'label'\]; pass --text_column, or also"),
-        (["text", "stars", "score"], {}, r"has no column 'label', only \['text', 'stars', 'score'\]; pass --l"),
-        (["text", "label"], {"text_pair_column": "b"}, r"has no column 'b', only .* pass --text_pair_column\.$"),
-        (["sentence", "label"], {"text_column": "a"}, r"has no column 'a', only .* pass --text_column"),
-        (["text", "stars"], {"label_column": "a"}, r"has no column 'a', only \['text', 'stars'\]; pass --label_column"),
+        (["content", "title", "label"], {}, "text_column"),
+        (["words", "label"], {}, "text_column"),
+        (["text", "stars", "score"], {}, "label_column"),
+        (["text", "label"], {"text_pair_column": "b"}, "text_pair_column"),
+        (["text", "stars"], {"label_column": "a"}, "label_column"),
     ],
 )
-def test_no_column_is_guessed(tmp_path, columns, options, message):
-    with pytest.raises(ValueError, match=message):
+def test_no_column_is_guessed(tmp_path, columns, options, option):
+    with pytest.raises(ValueError, match=f"a.jsonl has .*{re.escape(str(columns))}.*--{option}"):
         read_rows(tmp_path / "a.jsonl", [dict.fromkeys(columns, "x")], **options)
 
 
@@ -168,26 +167,23 @@ def test_kinds_of_labels(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "rows, options, message",
+    "rows, options, shown",
     [
-        ([("a", "x"), (" ", "x")], {}, "a.jsonl, line 2: 'text' is ' '; it must be a text that is not empty"),
-        ([(None, "x")], {}, "a.jsonl, line 1: 'text' is None; it must be a text"),
-        ([("a", None)], {}, "label is None; it must be the name or .* --drop_labels 'None' or --problem regress"),
-        ([("a", " ")], {}, "line 1: the label is ' '; it must be the name or the number of a class. Correct it"),
-        ([("a", 0.5)], {}, "line 1: the label is 0.5; it must be .* --problem regression"),
-        ([("a", "x"), ("b", ["x"])], {}, r"line 2: the label is \['x'\]; it must be the name"),
-        ([("a", [0, 1]), ("b", [0, 1, 0])], {}, r"line 2: the labels are \[0, 1, 0\], with duplicates; pass"),
-        ([("a", ["x"]), ("b", "x")], {}, "line 2: the label is 'x'; it must be a list, as in the first row"),
-        ([("a", "x")], {"problem": "regression"}, "line 1: the label is 'x'; a regression needs finite numbers"),
-        ([("a", "nan")], {"problem": "regression"}, "line 1: the label is 'nan'; a regression needs finite numbers"),
-        ([("a", ["1"])], {"problem": "regression"}, r"line 1: the label is \['1'\]; a regression needs finite numbers"),
-        ([("a", "x")], {"drop_labels": ["y"]}, "--drop_labels y: no sample has this label; leave it out"),
-        ([("a", "x")], {"drop_labels": ["x"]}, "--drop_labels x leaves no sample of 'train'; pass data with labels"),
-        ([("a", "1")], {"drop_labels": ["x"], "problem": "regression"}, "--drop_labels x: the labels of a regr"),
+        ([("a", "x"), (" ", "x")], {}, "a.jsonl, line 2: `text` is ' '"),
+        ([("a", None)], {}, "line 1: `label` is None; .*--drop_labels 'None' or --problem regression"),
+        ([("a", 0.5)], {}, "line 1: `label` is 0.5; .*--problem regression"),
+        ([("a", "x"), ("b", ["x"])], {}, r"line 2: `label` is \['x'\]"),
+        ([("a", [0, 1]), ("b", [0, 1, 0])], {}, r"line 2: `label` is \[0, 1, 0\]; .*each once"),
+        ([("a", ["x"]), ("b", "x")], {}, "line 2: `label` is 'x'; it must be a list"),
+        ([("a", "nan")], {"problem": "regression"}, "line 1: `label` is 'nan'; it must be a finite number"),
+        ([("a", ["1"])], {"problem": "regression"}, r"line 1: `label` is \['1'\]; it must be a finite number"),
+        ([("a", "x")], {"drop_labels": ["y"]}, "--drop_labels y: no sample"),
+        ([("a", "x")], {"drop_labels": ["x"]}, "--drop_labels x leaves no sample of 'train'"),
+        ([("a", "1")], {"drop_labels": ["x"], "problem": "regression"}, "--drop_labels x"),
     ],
 )
-def test_bad_labels(tmp_path, rows, options, message):
-    with pytest.raises(ValueError, match=message):
+def test_bad_labels(tmp_path, rows, options, shown):
+    with pytest.raises(ValueError, match=shown):
         read_rows(tmp_path / "a.jsonl", [{"text": text, "label": label} for text, label in rows], **options)
 
 
@@ -204,7 +200,7 @@ def test_labels_that_are_missing_are_dropped_on_request(tmp_path, capsys):
     splits = {"train": [1, -1, 0, 1], "test": [-1, 1]}
     rows = {name: {"text": [f"t{label}" for label in labels], "label": labels} for name, labels in splits.items()}
     DatasetDict({name: Dataset.from_dict(row, names) for name, row in rows.items()}).save_to_disk(tmp_path)
-    with pytest.raises(ValueError, match=r"row 1: the label is -1; it must be one of \['no', .*--test_split none"):
+    with pytest.raises(ValueError, match=r"row 1: `label` is -1; it must be one of \['no', .*--test_split none"):
         read_classification(ClassificationDataArguments(dataset=str(tmp_path)))
     found = read_classification(ClassificationDataArguments(dataset=str(tmp_path), drop_labels=["-1"]))
     assert found["train"].to_dict() == {"text": ["t1", "t0", "t1"], "label": ["yes", "no", "yes"]}
@@ -219,17 +215,15 @@ def splits_of(**labels: list) -> DatasetDict:
 def test_label_names():
     assert label_names(splits_of(train=["b", "a", "b"], test=["a"]), "tags") == ["a", "b"]
     assert label_names(splits_of(train=[["I-A", "O", "B-A"]]), "tags") == ["O", "B-A", "I-A"]
-    splits = splits_of(train=[["O", "B-A"]], validation=[["O"]] * 1200 + [["B-B"]])
-    with pytest.raises(
-        ValueError, match="Split 'validation', row 1200: 'B-B' does not occur in 'train', which has B-A, O"
+    unknown = splits_of(train=[["O", "B-A"]], validation=[["O"]] * 1200 + [["B-B"]])
+    for splits, shown in (
+        (unknown, "'validation', row 1200: 'B-B' .*B-A, O"),
+        (splits_of(test=["a"]), r"'train', .*\['test'\]"),
+        (splits_of(train=[[], []]), "No row of the split 'train'"),
+        (splits_of(train=["a", "a"], test=["a"]), "'train' are 'a'"),
     ):
-        label_names(splits, "tags")
-    with pytest.raises(ValueError, match=r"The labels come from the split 'train', but there are only \['test'\]"):
-        label_names(splits_of(test=["a"]), "tags")
-    with pytest.raises(ValueError, match="No row of the split 'train' has tags; pass training data with two or more"):
-        label_names(splits_of(train=[[], []]), "tags")
-    with pytest.raises(ValueError, match="All tags of the split 'train' are 'a'; a classifier needs two or more"):
-        label_names(splits_of(train=["a", "a"], test=["a"]), "tags")
+        with pytest.raises(ValueError, match=shown):
+            label_names(splits, "tags")
 
 
 def test_samples(capsys):

@@ -97,7 +97,7 @@ def test_a_question_without_a_name_is_named_by_its_location(tmp_path, nameless):
     record = {name: value for name, value in question("q1").items() if name != "id"} | nameless
     (found,) = asked(tmp_path / "a.jsonl", lines(record))
     assert found["id"] == f"{tmp_path / 'a.jsonl'}, line 1"
-    with pytest.raises(ValueError, match=r"a.jsonl, line 1: the question is ''"):
+    with pytest.raises(ValueError, match="a.jsonl, line 1: `question` is ''"):
         asked(tmp_path / "a.jsonl", lines(record | {"question": ""}))
 
 
@@ -106,7 +106,7 @@ def test_offsets_count_characters(tmp_path):
     (found,) = asked(tmp_path / "a.jsonl", lines(question("q1", answers, context=context)))
     assert found["answer_starts"] == [7]
     answers["answer_start"] = [len("Où, 🗼? ".encode())]
-    with pytest.raises(ValueError, match="q1: the answer 'Île 🗼' is not at character 11 .*it is at 7. .* not bytes"):
+    with pytest.raises(ValueError, match="q1: `answer_start` is 11; .*not byte, where 'Île 🗼' begins; it is at 7"):
         asked(tmp_path / "a.jsonl", lines(question("q1", answers, context=context)))
 
 
@@ -146,7 +146,7 @@ def test_the_data_set_of_squad_2(tmp_path):
 
 def test_a_bad_row_of_a_data_set(tmp_path):
     folder = data_set(tmp_path / "data", train=[question("q1"), question("q2", context="")])
-    with pytest.raises(ValueError, match=r"--dataset .*data, train, row 1, question q2: the context is ''; it must be"):
+    with pytest.raises(ValueError, match=r"--dataset .*data, train, row 1, question q2: `context` is ''"):
         read_questions(QuestionDataArguments(dataset=folder))
 
 
@@ -155,54 +155,46 @@ def answer(text: Any, start: Any) -> dict:
 
 
 @pytest.mark.parametrize(
-    "changes, message",
+    "changes, shown",
     [
-        ({"context": None}, "the context is None; it must be a text that is not empty"),
-        ({"context": " \n"}, r"the context is ' \\n'; it must be a text that is not empty"),
-        ({"question": ""}, "the question is ''; it must be a text that is not empty"),
-        (answer("Paris", 23), "the answer 'Paris' is not at character 23 of the context; it is at 24. Correct"),
-        (answer("Rouen", 24), "the answer 'Rouen' is not at character 24 of the context; it is nowhere in the context"),
-        (answer("old. ", 52), "the answer 'old. ' is not at character 52 of the context; it is nowhere"),
-        (answer(".", -1), "the answer '.' is not at character -1 of the context; it is at 41"),
-        ({"answers": {"text": ["Paris"] * 2, "answer_start": [24, 44]}}, "the answer 'Paris' is not at character 44"),
-        (answer(" ", 3), "an answer is ' ' at 3; it needs a text and a character number"),
-        (answer(1, 24), "an answer is 1 at 24; it needs a text and a character number"),
-        (answer("Paris", "24"), "an answer is 'Paris' at '24'; it needs a text and a character number"),
-        (answer("h", True), "an answer is 'h' at True; it needs a text and a character number"),
-        ({"answers": None}, "the answers are None; each needs a text and an answer_start"),
-        ({"answers": ["Paris"]}, r"the answers are \['Paris'\]; each needs a text and an answer_start"),
-        ({"answers": [{"text": "Paris"}]}, r"the answers are \[\{'text': 'Paris'\}\]; each needs a text"),
-        ({"answers": {"text": ["Paris"]}}, r"the answers are \{'text': \['Paris'\]\}; each needs a text"),
-        ({"answers": {"text": "Th", "answer_start": [0, 1]}}, r"the answers are \{'text': 'Th', .* each needs a text"),
-        ({"answers": {"text": ["Th"], "answer_start": []}}, r"the answers are \{'text': .* each needs a text"),
-        ({"answers": [], "is_impossible": False}, "is_impossible is False with 0 answers; correct one of them"),
-        ({"is_impossible": True}, "is_impossible is True with 2 answers; correct one of them"),
-        ({"is_impossible": "false"}, "is_impossible is 'false'; it must be true or false"),
+        ({"context": None}, "`context` is None"),
+        ({"question": " \n"}, r"`question` is ' \\n'"),
+        (answer("Paris", 23), "`answer_start` is 23; .*'Paris' begins; it is at 24"),
+        (answer("Rouen", 24), "`answer_start` is 24; .*'Rouen' begins; it is nowhere"),
+        (answer(".", -1), "`answer_start` is -1; .* it is at 41"),
+        ({"answers": {"text": ["Paris"] * 2, "answer_start": [24, 44]}}, "`answer_start` is 44"),
+        (answer(" ", 3), "`answers` is {'text': ' ', 'answer_start': 3}"),
+        (answer("h", True), "`answers` is {'text': 'h', 'answer_start': True}"),
+        ({"answers": None}, "`answers` is None"),
+        ({"answers": [{"text": "Paris"}]}, r"`answers` is \[\{'text': 'Paris'\}\]"),
+        ({"answers": {"text": "Th", "answer_start": [0, 1]}}, r"`answers` is \{'text': 'Th', "),
+        ({"answers": {"text": ["Th"], "answer_start": []}}, r"`answers` is \{'text': "),
+        ({"answers": [], "is_impossible": False}, r"`is_impossible` is False; .* \[\]"),
+        ({"is_impossible": True}, "`is_impossible` is True; .*'Paris'"),
+        ({"is_impossible": "false"}, "`is_impossible` is 'false'"),
     ],
 )
-def test_bad_questions(tmp_path, changes, message):
-    with pytest.raises(ValueError, match=f"a.jsonl, line 2, question q7: {message}"):
+def test_bad_questions(tmp_path, changes, shown):
+    with pytest.raises(ValueError, match=f"a.jsonl, line 2, question q7: {shown}"):
         asked(tmp_path / "a.jsonl", lines(question("q1"), question("q7", **changes)))
 
 
 def test_a_bad_question_in_squads_format(tmp_path):
-    with pytest.raises(ValueError, match="a.json, question q7: the context is None; it must be a text"):
+    with pytest.raises(ValueError, match="a.json, question q7: `context` is None"):
         asked(tmp_path / "a.json", nested(question("q1"), question("q7", context=None)))
 
 
 def test_a_name_that_ends_the_location_is_shown_too(tmp_path):
-    with pytest.raises(ValueError, match="a1.jsonl, line 1, question 1: the question is ''"):
+    with pytest.raises(ValueError, match="a1.jsonl, line 1, question 1: `question` is ''"):
         asked(tmp_path / "a1.jsonl", lines(question("1", question="")))
 
 
 @pytest.mark.parametrize("column", ["question", "context", "answers"])
 def test_columns_that_are_not_there(tmp_path, column):
-    with pytest.raises(ValueError, match=rf"a.jsonl has no column 'x', only \['id', .*\]; pass --{column}_column\."):
+    with pytest.raises(ValueError, match=rf"a.jsonl has no column 'x', only \['id', .*--{column}_column"):
         asked(tmp_path / "a.jsonl", lines(question("q1")), **{f"{column}_column": "x"})
     record = {name: value for name, value in question("q2").items() if name != column}
-    with pytest.raises(ValueError, match=rf"a.jsonl has no column '{column}', only \['id', .*pass --{column}_column\."):
-        asked(tmp_path / "a.jsonl", lines(record, question("q1")))
-    with pytest.raises(ValueError, match=rf"a.jsonl, line 2, question q2: the {column}( is|s? are) None"):
+    with pytest.raises(ValueError, match=f"a.jsonl, line 2, question q2: `{column}` is None"):
         asked(tmp_path / "a.jsonl", lines(question("q1"), record))
 
 
@@ -213,27 +205,24 @@ def test_rows_may_be_paragraphs(tmp_path):
     expected = [{"id": name, "question": f"Where is {name}?", **READ} for name in ("q1", "q2")]
     assert asked(tmp_path / "a.json", json.dumps(paragraphs, indent=1)) == expected
     assert asked(tmp_path / "a.jsonl", lines(*paragraphs)) == expected
-    with pytest.raises(ValueError, match="element 1, paragraph 1: 'qas' is None; it must be a list"):
-        asked(tmp_path / "b.json", json.dumps([{**paragraphs[0], "qas": None}]))
 
 
 @pytest.mark.parametrize(
-    "article, message",
+    "article, shown",
     [
-        ({"paragraphs": {}}, r"a.json, element 1: 'paragraphs' is \{\}; it must be a list of objects, as in SQuAD's"),
-        ({"paragraphs": ["b"]}, r"a.json, element 1: 'paragraphs' is \['b'\]; it must be a list of objects"),
-        ({"paragraphs": [{"context": "b"}]}, "a.json, element 1, paragraph 1: 'qas' is None; it must be a list of obj"),
-        ({"paragraphs": [{"qas": []}, {"qas": ["b"]}]}, r"element 1, paragraph 2: 'qas' is \['b'\]; it must"),
-        ({"paragraphs": [{"context": CONTEXT, "qas": []}]}, "a.json has no samples; pass other data"),
+        ({"paragraphs": ["b"]}, r"a.json, element 1: `paragraphs` is \['b'\]"),
+        ({"paragraphs": [{"context": "b"}]}, "a.json, element 1, paragraph 1: `qas` is None"),
+        ({"paragraphs": [{"qas": []}, {"qas": ["b"]}]}, r"element 1, paragraph 2: `qas` is \['b'\]"),
+        ({"paragraphs": [{"context": CONTEXT, "qas": []}]}, "a.json has no samples"),
     ],
 )
-def test_files_that_are_not_as_squads(tmp_path, article, message):
-    with pytest.raises(ValueError, match=message):
+def test_files_that_are_not_as_squads(tmp_path, article, shown):
+    with pytest.raises(ValueError, match=shown):
         asked(tmp_path / "a.json", json.dumps({"data": [article]}))
 
 
 def test_endings():
-    with pytest.raises(ValueError, match=r"a.csv has an unknown ending; pass a file that ends in .json, .jsonl\."):
+    with pytest.raises(ValueError, match="a.csv has an unknown ending"):
         read_questions(QuestionDataArguments(test_file="a.csv"))
 
 

@@ -4,7 +4,6 @@ import gzip
 import json
 import random
 import re
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -134,10 +133,10 @@ def test_the_format_of_another_ending(tmp_path):
     parts = {"train_split": "train[:50%]", "validation_split": "train[50%:]", "roles_format": "propbank"}
     found = read_roles(RoleDataArguments(train_file=str(tmp_path / "a.txt"), **parts))
     assert [found[split].to_list() for split in found] == [[row] for row in READ]
-    with pytest.raises(ValueError, match=r"--train_file a.props has an unknown ending; .*\.tsv, \.conll, .*\.jsonl"):
+    with pytest.raises(ValueError, match="--train_file a.props"):
         read_roles(RoleDataArguments(train_file="a.props", roles_format="conll2005"))
     (tmp_path / "a.jsonl").write_text("{}")
-    with pytest.raises(ValueError, match="--roles_format conll2005 is for files with a word per line, and there is"):
+    with pytest.raises(ValueError, match="--roles_format conll2005"):
         read_roles(RoleDataArguments(train_file=str(tmp_path / "a.jsonl"), roles_format="conll2005"))
 
 
@@ -150,8 +149,7 @@ def test_a_lemma_beside_a_later_word(tmp_path):
 
 @pytest.mark.parametrize(
     "tag, kind",
-    [("VBZ", "verb"), ("AUX", "verb"), ("VERB", "verb"), ("NNPS", "noun"), ("PROPN", "noun"), ("NOUN", "noun")]
-    + [("JJR", "adjective"), ("ADJ", "adjective"), ("RB", "other"), ("NUM", "other"), ("MD", "other")],
+    [("VBZ", "verb"), ("AUX", "verb"), ("NNPS", "noun"), ("PROPN", "noun"), ("ADJ", "adjective"), ("MD", "other")],
 )
 def test_kinds(tmp_path, tag, kind):
     assert read(tmp_path / "a.conll", f"go {tag} go (V*)")[0]["predicate_kind"] == [kind]
@@ -173,150 +171,73 @@ def test_an_empty_file(tmp_path):
         read(tmp_path / "a.tsv", "\n\n")
 
 
-def replaced(line: int, column: int, cell: str | None) -> Callable[[list[list[str]]], Any]:
-    """Another cell in line and column, numbered as in messages; None drops the cell."""
-
-    def change(lines: list[list[str]]):
-        lines[line - 1][column - 1 : column] = [] if cell is None else [cell]
-
-    return change
-
-
 @pytest.mark.parametrize(
-    "change, message",
+    "line, column, cell, place, value",
     [
-        (replaced(3, 8, None), r"line 3 has 7 columns, but its sentence begins with 8: \['a-1', '2', 'out'"),
-        (replaced(1, 8, None), "line 2 has 8 columns, but its sentence begins with 7: .* Give all lines of a sentence"),
-        (replaced(7, 6, None), r"line 7 has 5 columns, not 6 and one per predicate: .* another --roles_format\."),
-        (
-            replaced(1, 7, "(ARG1*"),
-            r"line 2, column 7: \(V\* begins inside ARG1; roles of a predicate do not nest\. Cl",
-        ),
-        (replaced(1, 7, "(ARG1(ARG2*))"), r"line 1, column 7: '\(ARG1\(ARG2\*\)\)' is no part of a role; write \(ROLE"),
-        (replaced(4, 8, "_"), r"line 4, column 8: '_' is no part of a role"),
-        (replaced(4, 8, "(*)"), r"line 4, column 8: '\(\*\)' is no part of a role"),
-        (
-            replaced(3, 7, "*"),
-            r"line 4, column 7: \(ARG2\* begins inside V; roles of a predicate do not nest\. Close V",
-        ),
-        (replaced(4, 7, "*"), r"line 5, column 7: \*\) closes a role, but none is open\. Write \*, or open the role"),
-        (replaced(5, 7, "*"), r"line 5, column 7: the sentence ends inside ARG2; close it with \*\)"),
-        (replaced(5, 8, "(ARG2*)"), r"line 5: no word of the predicate's column is \(V\*; mark the predicate"),
-        (
-            replaced(3, 8, "(V*)"),
-            r"line 5: \(V\* begins again, after .*a\.tsv, line 3; write \(C-V\* for further pieces",
-        ),
-        (
-            replaced(3, 6, "go.01"),
-            "line 1: the sentence has 3 predicates in column 6, but 2 columns of roles. Give each",
-        ),
-        (replaced(5, 6, "-"), "line 1: the sentence has 1 predicates in column 6, but 2 columns of roles"),
-        (replaced(7, 6, "go.01"), "line 7: the sentence has 1 predicates in column 6, but 0 columns of roles"),
-        (replaced(4, 2, "4"), "line 4: the word's index is '4', not 3. Count words from 0, and separate sentences"),
-        (replaced(4, 3, ""), "line 4: a token is ''; it must be a string that is not empty"),
-        (lambda lines: lines.pop(2), "line 3: the word's index is '3', not 2. Count words from 0, and separate sent"),
-        (
-            lambda lines: [columns.__setitem__(slice(6, 8), columns[:5:-1]) for columns in lines[:5]],
-            r"line 2 has a predicate, but its column has O here, and V at .*a\.tsv, line 5\. Put the predicates' colu",
-        ),
+        (3, 8, None, 3, "7 columns"),
+        (7, 6, None, 7, "5 columns, not 6"),
+        (3, 6, "go.01", 1, "8 columns, not 6 and one for each of 3"),
+        (4, 2, "4", 4, "'4'"),
+        (4, 3, "", 4, "''"),
+        (4, 8, "_", 4, "column 8.*'_'"),
+        (1, 7, "(ARG1*", 2, r"column 7.*'\(V\*'.*ARG1 is open"),
+        (4, 7, "*", 5, r"column 7.*'\*\)'.*none is open"),
+        (5, 7, "*", 5, "column 7: the sentence ends inside ARG2"),
+        (5, 8, "(ARG2*)", 5, "at no word"),
+        (3, 8, "(V*)", 5, "line 3, .*line 5"),
     ],
 )
-def test_bad_lines(tmp_path, change, message):
-    lines = [line.split("\t") if line else [] for line in PROPBANK.splitlines()]
-    change(lines)
-    with pytest.raises(ValueError, match=f"^{re.escape(str(tmp_path / 'a.tsv'))}, {message}"):
+def test_bad_lines(tmp_path, line, column, cell, place, value):
+    """Another cell in line and column, or none: the place of the error, and what it shows."""
+    lines = [text.split("\t") if text else [] for text in PROPBANK.splitlines()]
+    lines[line - 1][column - 1 : column] = [] if cell is None else [cell]
+    with pytest.raises(ValueError, match=f"^{re.escape(str(tmp_path / 'a.tsv'))}, line {place}\\b.*{value}"):
         read(tmp_path / "a.tsv", "\n".join(map("\t".join, lines)))
 
 
+def test_columns_in_another_order_than_the_predicates(tmp_path):
+    lines = [text.split("\t") for text in PROPBANK.split("\n\n")[0].splitlines()]
+    with pytest.raises(ValueError, match="a.tsv, line 2 has a predicate, but its column has O here.*line 5"):
+        read(tmp_path / "a.tsv", "\n".join("\t".join([*cells[:6], cells[7], cells[6]]) for cells in lines))
+
+
 @pytest.mark.parametrize(
-    "name, old, new, message",
+    "name, text, message",
     [
-        ("a.conll", "(A2*  ", "A2*)", r"line 4, column 7: 'A2\*\)' is no part of a role; write"),
-        ("a.conll", "win   *)     (V*)", "win *) * *", "line 5 has 9 columns, but its sentence begins with 8"),
-        ("a.conll", "*       -   -\n", "* - go\n", "line 7: the sentence has 1 predicates in column 6, but 0 columns"),
-        ("a.conll", "\nYes    UH ", "\nYes", "line 7 has 5 columns, not 6 and one per predicate"),
-        ("a.conll", CONLL2005, "Yes (A0*)", r"line 1 has no column of lemmas between the word and the roles: \['Yes'"),
-        ("a.gold_conll", "win   01", "win   -", "line 2: the sentence has 1 predicates in column 8, but 2 columns of"),
-        ("a.gold_conll", "#begin document (a/1); part 001\n", "", None),
-        ("a.gold_conll", "(V*)  ", "*", r"line 6: no word of the predicate's column is \(V\*"),
+        ("a.conll", "Yes (A0*)", r"line 1 is not conll2005: .*\['Yes', .*--roles_format"),
+        ("a.conll", PROPBANK, "line 1 is not conll2005: .*--roles_format"),
+        ("a.conll", CONLL2012, "line 2 has 14 columns.*--roles_format"),
+        ("a.gold_conll", CONLL2012.replace("win   01", "win   -"), "line 2 has 14 columns, not 12 and one for each of"),
+        ("a.gold_conll", PROPBANK, "line 1 has 8 columns, not 12 .*--roles_format"),
     ],
 )
-def test_bad_lines_of_conll(tmp_path, name, old, new, message):
-    text = CONLL2012 if name == "a.gold_conll" else CONLL2005
-    assert text.count(old) == 1
-    if message is None:
-        assert len(read(tmp_path / name, text.replace(old, new))) == 2
-        return
+def test_files_in_other_columns(tmp_path, name, text, message):
     with pytest.raises(ValueError, match=f"{name}, {message}"):
-        read(tmp_path / name, text.replace(old, new))
-
-
-def test_a_file_in_another_format(tmp_path):
-    with pytest.raises(ValueError, match="line 1 has 8 columns, not 12 .*or pass another --roles_format"):
-        read(tmp_path / "a.gold_conll", PROPBANK)
-    for text in (PROPBANK, re.sub("#.*", "", CONLL2012)):
-        with pytest.raises(
-            ValueError, match="a.conll, line [12]: column [23] has the words' indexes, .*--roles_format pro"
-        ):
-            read(tmp_path / "a.conll", text)
-    with pytest.raises(ValueError, match="line 2 has 14 columns, but its sentence begins with 5: .*--roles_format"):
-        read(tmp_path / "a.conll", CONLL2012)
+        read(tmp_path / name, text)
 
 
 TAGS = ROW["predicate_tags"]
 
 
 @pytest.mark.parametrize(
-    "changes, message",
+    "column, value, shown",
     [
-        ({"tokens": []}, r"tokens is \[\]; it must be a list of words that is not empty"),
-        ({"tokens": "It turned"}, "tokens is 'It turned'; it must be a list of words"),
-        ({"tokens": ["It", "", "out", "a", "win"]}, "a token is ''; it must be a string that is not empty"),
-        ({"tokens": ["It", 3, "out", "a", "win"]}, "a token is 3; it must be a string that is not empty"),
-        (
-            {"predicate_index": None},
-            "predicate_index is None; it must be a list of the predicates' first words, from 0",
-        ),
-        ({"predicate_index": 1}, "predicate_index is 1; it must be a list of the predicates' first words"),
-        ({"predicate_tags": None}, r"predicate_tags is None beside predicate_index \[1, 4\]; pass lists with an entry"),
-        ({"predicate_index": [1]}, r"predicate_lemma is \['turn', 'win'\] beside predicate_index \[1\]; pass lists"),
-        ({"predicate_tags": TAGS[:1]}, r"predicate_tags is \[\[.* beside predicate_index \[1, 4\]; pass lists"),
-        ({"predicate_lemma": ["turn", 4]}, r"predicate_lemma is \['turn', 4\]; it must be a list of strings"),
-        (
-            {"predicate_kind": ["verb", "thing"]},
-            "predicate_kind is 'thing'; pass one of verb, noun, adjective, other, or",
-        ),
-        (
-            {"predicate_tags": [TAGS[0], TAGS[1][:-1]]},
-            "the tags of a predicate are .*; pass a tag for each of 5 tokens",
-        ),
-        ({"predicate_tags": [TAGS[0], "BOOOB"]}, "the tags of a predicate are 'BOOOB'; pass a tag for each"),
-        (
-            {"predicate_tags": [TAGS[0], ["O", "I-A", "O", "O", "B-V"]]},
-            r"the tag 'I-A' after 'O' is not BIO \(O, B-ROLE",
-        ),
-        ({"predicate_tags": [TAGS[0], ["B-A", "I-B", "O", "O", "B-V"]]}, "the tag 'I-B' after 'B-A' is not BIO"),
-        ({"predicate_tags": [TAGS[0], ["B-", "O", "O", "O", "B-V"]]}, "the tag 'B-' after 'O' is not BIO"),
-        ({"predicate_tags": [TAGS[0], ["A0", "O", "O", "O", "B-V"]]}, "the tag 'A0' after 'O' is not BIO"),
-        ({"predicate_tags": [TAGS[0], [None, "O", "O", "O", "B-V"]]}, "the tag None after 'O' is not BIO"),
-        (
-            {"predicate_index": [1, 3]},
-            r"predicate_index is 3, but B-V is at \[4\]\. Each predicate has one B-V, at its",
-        ),
-        ({"predicate_index": [1, 4.0]}, r"predicate_index is 4\.0, but B-V is at \[4\]"),
-        ({"predicate_index": [True, 4]}, r"predicate_index is True, but B-V is at \[1\]"),
-        ({"predicate_tags": [TAGS[0], ["B-V", "O", "O", "O", "B-V"]]}, r"predicate_index is 4, but B-V is at \[0, 4\]"),
+        ("tokens", "It turned", "'It turned'"),
+        ("tokens", ["It", 3, "out", "a", "win"], "3"),
+        ("predicate_index", None, "None"),
+        ("predicate_index", [1, 3], r"3; .*\[4\]"),
+        ("predicate_index", [True, 4], "True"),
+        ("predicate_lemma", ["turn"], r"\['turn'\]; .* 2 predicates"),
+        ("predicate_lemma", ["turn", 4], r"\['turn', 4\]"),
+        ("predicate_kind", ["verb", "thing"], "'thing'; it must be one of verb, noun"),
+        ("predicate_tags", [TAGS[0], TAGS[1][:-1]], r"\['B-C-ARG1', .* 5 words"),
+        ("predicate_tags", [TAGS[0], ["B-A", "I-B", "O", "O", "B-V"]], "'I-B'"),
+        ("predicate_tags", [TAGS[0], ["B-", "O", "O", "O", "B-V"]], "'B-'"),
     ],
 )
-def test_bad_rows(tmp_path, changes, message):
-    with pytest.raises(ValueError, match=f"a.jsonl, line 2: {message}"):
-        read(tmp_path / "a.jsonl", "\n".join(map(json.dumps, [ROW, ROW | changes])))
-
-
-def test_a_bad_row_of_a_data_set(tmp_path):
-    DatasetDict(train=Dataset.from_list([ROW, ROW | {"predicate_index": [1, 0]}])).save_to_disk(tmp_path / "data")
-    with pytest.raises(ValueError, match=r"data, train, row 1: predicate_index is 0, but B-V is at \[4\]"):
-        read_roles(RoleDataArguments(dataset=str(tmp_path / "data")))
+def test_bad_rows(tmp_path, column, value, shown):
+    with pytest.raises(ValueError, match=f"a.jsonl, line 2: `{column}` is {shown}"):
+        read(tmp_path / "a.jsonl", "\n".join(map(json.dumps, [ROW, ROW | {column: value}])))
 
 
 # A second definition of the columns of propbank: each column is one string, matched as a whole.
@@ -353,32 +274,23 @@ def defined_row(lines: list[list[str]]) -> dict[str, Any] | None:
 
 
 def damage(sentences: list[list[list[str]]], chance: random.Random):
-    """One accident: another cell, or a cell, a line or a blank line that is lost, repeated or inserted."""
+    """One accident: another cell, or a cell, a line or a blank line that is lost or repeated."""
     cells = ["*", "*)", "(V*)", "(V*", "(C-V*)", "(ARG1*)", "(ARG1*", "(A(B*))", "-", "go.01", "0", "1", "", "(", "x y"]
     number = chance.randrange(len(sentences))
     lines = sentences[number]
     line = chance.randrange(len(lines))
     column = chance.randrange(len(lines[line]))
-    match chance.choice(
-        ["cell", "cell", "cell", "lose", "repeat", "swap", "lose line", "repeat line", "split", "join"]
-    ):
-        case "cell":
-            lines[line][column] = chance.choice(cells)
-        case "lose":
-            del lines[line][column]
-        case "repeat":
-            lines[line].insert(column, lines[line][column])
-        case "swap":
-            other = chance.randrange(len(lines))
-            lines[line][-1], lines[other][-1] = lines[other][-1], lines[line][-1]
-        case "lose line" if len(lines) > 1:
-            del lines[line]
-        case "repeat line":
-            lines.insert(line, [*lines[line]])
-        case "split":
-            sentences[number : number + 1] = [part for part in (lines[:line], lines[line:]) if part]
-        case "join":
-            sentences[number : number + 2] = [[cells for part in sentences[number : number + 2] for cells in part]]
+    kind, times = chance.choice(["cell", "cell", "cells", "lines", "blank"]), chance.choice([0, 2])
+    if kind == "cell":
+        lines[line][column] = chance.choice(cells)
+    elif kind == "cells":
+        lines[line][column : column + 1] *= times
+    elif kind == "lines" and (times or len(lines) > 1):
+        lines[line : line + 1] = [[*lines[line]] for _ in range(times)]
+    elif kind == "blank" and times:
+        sentences[number : number + 1] = [part for part in (lines[:line], lines[line:]) if part]
+    elif kind == "blank":
+        sentences[number : number + 2] = [[cells for part in sentences[number : number + 2] for cells in part]]
 
 
 def test_damaged_files_are_read_rightly_or_refused(tmp_path):

@@ -14,7 +14,14 @@ from typing import Any
 from datasets import Dataset, DatasetDict, Features, Value
 from transformers.utils import logging
 
-from modeling_elmo.run_scripts.fine_tuning.sources import DataArguments, Source, split_sources
+from modeling_elmo.run_scripts.fine_tuning.sources import (
+    DataArguments,
+    Source,
+    check_cell,
+    is_list_of_words,
+    is_text,
+    split_sources,
+)
 from modeling_elmo.run_scripts.program.data_files import JSON_FORMATS, LocatedRow, RowReader
 from modeling_elmo.run_scripts.program.files import numbered_lines
 
@@ -33,6 +40,7 @@ BRACKETS = re.compile(r"(\(?)([0-9]{1,9})(\)?)")
 WORD, SPEAKER = 3, 9  # columns, from 0; coreference is the last one
 NOTHING = ("-", "_", "")  # of a column without a value
 
+MENTION = "[sentence, first word, last word, cluster], where sentences and words of the document count from 0"
 MentionSpan = tuple[int, int, int]  # sentence, first word, last word (inclusive); all from 0
 
 
@@ -62,7 +70,6 @@ def read_documents(arguments: CoreferenceDataArguments) -> DatasetDict:
 
 
 def _document_split(source: Source, split: str) -> Dataset:
-    source.first()
     distinct = source._replace(read=partial(_distinct_documents, source.read))
     return distinct.convert(document_row, DOCUMENT_FEATURES, split)
 
@@ -72,42 +79,41 @@ def _distinct_documents(read: Callable[[], Iterator[LocatedRow]]) -> Iterator[Lo
     places: dict[str, Any] = {}
     for location, row in read():
         name = row.get("document")
-        if not isinstance(name, str) or not name.strip():
-            raise ValueError(f"{location}: the document's name is {name!r:.80}; it must be a text that is not empty.")
-        if (first := places.setdefault(name, location)) != location:
-            raise ValueError(
-                f"{location}: the document {name!r:.80} is also at {first}; give each document its own name."
-            )
+        check_cell(is_text(name), location, "document", name, "a name that is not empty")
+        first = places.setdefault(name, location)
+        check_cell(first == location, location, "document", name, f"another name: it is also at {first}")
         yield location, row
 
 
 def document_row(location: Any, row: Mapping[str, Any]) -> dict[str, Any]:
     """A checked document with its mentions in order. `speakers` and `genre` may be missing."""
-    sentences: Any = row.get("sentences")
+    sentences, mentions = row.get("sentences"), row.get("mentions")
     speakers, genre = row.get("speakers") or [], row.get("genre") or ""
-    if not _is_text(sentences):
-        raise ValueError(
-            f"{location}: the sentences are {sentences!r:.80}; a document needs one or more lists of words."
-        )
-    if speakers and not (_is_text(speakers) and [*map(len, speakers)] == [*map(len, sentences)]):
-        raise ValueError(f"{location}: the speakers are {speakers!r:.80}; pass one for each word, or none.")
-    if not isinstance(genre, str):
-        raise ValueError(f"{location}: the genre is {genre!r:.80}; it must be a text.")
-    return {
-        "document": row["document"],
-        "sentences": sentences,
-        "mentions": _numbered_mentions(location, row.get("mentions"), sentences),
-        "speakers": speakers,
-        "genre": genre,
-    }
-
-
-def _numbered_mentions(location: Any, mentions: Any, sentences: list[list[str]]) -> list[list[int]]:
-    """The mentions in the order of the document, with clusters counted from 0."""
-    if not isinstance(mentions, list):
-        raise ValueError(f"{location}: the mentions are {mentions!r:.80}; they must be a list, which may be empty.")
+    check_cell(_has_sentences(sentences), location, "sentences", sentences, "one list of words or more, none empty")
+    fits = not speakers or _has_sentences(speakers) and [*map(len, speakers)] == [*map(len, sentences)]
+    check_cell(fits, location, "speakers", speakers, "a name for each word, or nothing")
+    check_cell(isinstance(genre, str), location, "genre", genre, "a name")
+    check_cell(isinstance(mentions, list), location, "mentions", mentions, "a list, which may be empty")
     for mention in mentions:
-        _check_mention(location, mention, sentences)
+        check_cell(_is_mention(mention, sentences), location, "mentions", mention, MENTION)
+    found = {"document": row["document"], "sentences": sentences, "mentions": _numbered_mentions(location, mentions)}
+    return {**found, "speakers": speakers, "genre": genre}
+
+
+def _has_sentences(value: Any) -> bool:
+    return isinstance(value, list) and bool(value) and all(map(is_list_of_words, value))
+
+
+def _is_mention(mention: Any, sentences: list[list[str]]) -> bool:
+    """Whether the value is `MENTION`."""
+    if not isinstance(mention, list) or len(mention) != 4 or any(type(number) is not int for number in mention):
+        return False
+    sentence, first, last, _ = mention
+    return 0 <= sentence < len(sentences) and 0 <= first <= last < len(sentences[sentence])
+
+
+def _numbered_mentions(location: Any, mentions: list[list[int]]) -> list[list[int]]:
+    """The mentions in the order of the document, with clusters counted from 0."""
     clusters = _merged_clusters(mentions)
     if len(clusters) < len(mentions):
         logger.warning(
@@ -133,33 +139,6 @@ def _merged_clusters(mentions: list[list[int]]) -> dict[MentionSpan, int]:
         if first != name(cluster):
             merged[name(cluster)] = first
     return {span: name(cluster) for span, cluster in found.items()}
-
-
-def _is_text(value: Any) -> bool:
-    """Whether the value is one or more lists of one or more words."""
-    return isinstance(value, list) and bool(value) and all(map(_is_sentence, value))
-
-
-def _is_sentence(value: Any) -> bool:
-    return isinstance(value, list) and bool(value) and all(isinstance(word, str) and word for word in value)
-
-
-def _check_mention(location: Any, mention: Any, sentences: list[list[str]]):
-    if not isinstance(mention, list) or len(mention) != 4 or any(type(number) is not int for number in mention):
-        raise ValueError(
-            f"{location}: a mention is {mention!r:.80}; write [sentence, first word, last word, cluster], as numbers."
-        )
-    sentence, first, last, _ = mention
-    if not 0 <= sentence < len(sentences):
-        raise ValueError(
-            f"{location}: the mention {mention} is in sentence {sentence}, but the document has {len(sentences)} "
-            "sentences, counted from 0. Correct it."
-        )
-    if not 0 <= first <= last < len(sentences[sentence]):
-        raise ValueError(
-            f"{location}: the mention {mention} has the words {first} to {last} of a sentence of "
-            f"{len(sentences[sentence])} words, counted from 0. Correct it; the last word belongs to the mention."
-        )
 
 
 def conll_documents(path: Path) -> Iterator[LocatedRow]:

@@ -20,7 +20,14 @@ import numpy as np
 from datasets import Dataset, DatasetDict, Features, Value
 from transformers.utils import logging
 
-from modeling_elmo.run_scripts.fine_tuning.sources import DataArguments, Source, split_sources
+from modeling_elmo.run_scripts.fine_tuning.sources import (
+    DataArguments,
+    Source,
+    check_cell,
+    is_text,
+    sentence_of,
+    split_sources,
+)
 from modeling_elmo.run_scripts.program.data_files import (
     COLUMN_SUFFIXES,
     DEFAULT_TAGS,
@@ -154,15 +161,11 @@ def _tagging_row(
     location: Location, row: Mapping[str, Any], columns: tuple[str, str], names: list[str] | None, scheme: str
 ) -> dict[str, Any]:
     """Checked tokens and tags, and the location of the first entity that begins with I-, or ""."""
-    where = location[0] if isinstance(location, list) else location
-    tokens, tags = (_cell(where, row, column) for column in columns)
-    if not isinstance(tokens, list) or not isinstance(tags, list) or len(tokens) != len(tags) or not tokens:
-        raise ValueError(f"{where}: tokens {tokens!r:.80} with tags {tags!r:.80}; pass a tag for each token.")
-    locations = location if isinstance(location, list) else [location] * len(tokens)
-    for each, token in zip(locations, tokens, strict=True):
-        if not isinstance(token, str) or not token:
-            raise ValueError(f"{each}: a token is {token!r:.80}; it must be a string that is not empty.")
-    tags = [_class_name(each, tag, names, "tag") for each, tag in zip(locations, tags, strict=True)]
+    tokens, locations = sentence_of(location, row, columns[0])
+    given = row.get(columns[1])
+    is_complete = isinstance(given, list) and len(given) == len(tokens)
+    check_cell(is_complete, locations[0], columns[1], given, f"a list with a tag for each of {len(tokens)} words")
+    tags = [_class_name(each, columns[1], tag, names) for each, tag in zip(locations, given, strict=True)]
     if scheme != "keep":
         return {"tokens": tokens, "tags": _to_bio(locations, tags, scheme), "inside_start": ""}
     first = "".join(f"{locations[index]}, {tokens[index]!r} with {tags[index]}" for index in _inside_starts(tags)[:1])
@@ -252,54 +255,43 @@ def _label_column(source: Source, columns: list[str], arguments: ClassificationD
 def _classification_row(
     location: str, row: Mapping[str, Any], columns: dict[str, str], names: list[str] | None, kind: str, dropped: list
 ) -> dict[str, Any]:
-    cells = {name: _cell(location, row, column) for name, column in columns.items()}
+    cells = {name: row.get(column) for name, column in columns.items()}
     label = cells.pop("label")
     for name, text in cells.items():
-        if not isinstance(text, str) or not text.strip():
-            raise ValueError(f"{location}: {columns[name]!r} is {text!r:.80}; it must be a text that is not empty.")
+        check_cell(is_text(text), location, columns[name], text, "a text that is not empty")
+    column, advice = columns["label"], f", or pass --drop_labels '{label!s:.80}' or --problem regression"
     if kind == "number":
-        return cells | {"label": _finite_number(location, label)}
+        return cells | {"label": _finite_number(location, column, label)}
     if kind == "name":
-        return cells | {"label": _class_name(location, label, names, "label", dropped)}
-    if not isinstance(label, list):
-        raise ValueError(f"{location}: the label is {label!r:.80}; it must be a list, as in the first row.")
-    found = [_class_name(location, name, names, "label", dropped) for name in label]
-    if len(set(found)) < len(found):
-        raise ValueError(
-            f"{location}: the labels are {label!r:.80}, with duplicates; pass the names or numbers of the labels that "
-            "the text has, not 0 or 1 for each label."
-        )
+        return cells | {"label": _class_name(location, column, label, names, dropped, advice)}
+    check_cell(isinstance(label, list), location, column, label, "a list, as in the first row")
+    found = [_class_name(location, column, name, names, dropped, advice) for name in label]
+    names_only = "the names or numbers of a text's labels, each once, not 0 or 1 for every label"
+    check_cell(len(set(found)) == len(found), location, column, label, names_only)
     return cells | {"label": found}
 
 
-def _cell(location: str, row: Mapping[str, Any], column: str) -> Any:
-    if column not in row:
-        raise ValueError(f"{location} has no {column!r}, only {list(row)}; give all rows the same columns.")
-    return row[column]
-
-
-def _class_name(location: str, value: Any, names: list[str] | None, kind: str, dropped: Sequence[str] = ()) -> str:
+def _class_name(
+    location: str, column: str, value: Any, names: list[str] | None, dropped: Sequence[str] = (), advice: str = ""
+) -> str:
     """The label or tag as a string; the number of a class becomes its name."""
     if names is None and isinstance(value, (str, int)) and str(value).strip():
         return str(value)
     if names is not None and isinstance(value, int) and 0 <= value < len(names):
         return names[value]
-    if str(value) in dropped:
-        return str(value)
-    known = f"one of {names}" if names else "the name or the number of a class"
-    advice = f", or pass --drop_labels '{value!s:.80}' or --problem regression" if kind == "label" else ""
     if value == -1:
         advice += "; if the split has no public labels, leave it out: --test_split none"
-    raise ValueError(f"{location}: the {kind} is {value!r:.80}; it must be {known}. Correct it{advice}.")
+    known = f"one of {names}" if names else "the name or the number of a class"
+    check_cell(str(value) in dropped, location, column, value, f"{known}{advice}")
+    return str(value)
 
 
-def _finite_number(location: str, value: Any) -> float:
+def _finite_number(location: str, column: str, value: Any) -> float:
     try:
         number = float(value)
     except (TypeError, ValueError):
         number = math.nan
-    if not math.isfinite(number):
-        raise ValueError(f"{location}: the label is {value!r:.80}; a regression needs finite numbers.")
+    check_cell(math.isfinite(number), location, column, value, "a finite number, for a regression")
     return number
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from datasets import Dataset, DatasetDict, Features, Value
 
-from modeling_elmo.run_scripts.fine_tuning.sources import DataArguments, Source, split_sources
+from modeling_elmo.run_scripts.fine_tuning.sources import DataArguments, Source, check_cell, is_text, split_sources
 from modeling_elmo.run_scripts.program.data_files import LocatedRow, json_rows
 
 STRING = Value("string")
@@ -65,9 +65,9 @@ def question_rows(path: Path) -> Iterator[LocatedRow]:
 
 def _objects(row: Mapping[str, Any], key: str, location: str) -> list[dict[str, Any]]:
     values = row.get(key)
-    if not isinstance(values, list) or not all(isinstance(value, dict) for value in values):
-        raise ValueError(f"{location}: {key!r} is {values!r:.80}; it must be a list of objects, as in SQuAD's files.")
-    return values
+    fits = isinstance(values, list) and all(isinstance(value, dict) for value in values)
+    check_cell(fits, location, key, values, "a list of objects, as in SQuAD's files")
+    return values  # type: ignore[return-value] # it fits
 
 
 def _question_split(source: Source, split: str, arguments: QuestionDataArguments) -> Dataset:
@@ -107,40 +107,33 @@ def _question_row(location: str, row: Mapping[str, Any], columns: dict[str, str]
     found: dict[str, Any] = {"id": str(location if name is None else name)}
     for part in ("question", "context"):
         found[part] = row.get(columns[part])
-        if not isinstance(found[part], str) or not found[part].strip():
-            raise ValueError(f"{where}: the {part} is {found[part]!r:.80}; it must be a text that is not empty.")
-    answers, is_impossible = _answers(where, row.get(columns["answers"])), row.get("is_impossible")
-    if is_impossible not in (None, True, False):
-        raise ValueError(f"{where}: is_impossible is {is_impossible!r:.80}; it must be true or false.")
-    if is_impossible is not None and is_impossible == bool(answers):
-        raise ValueError(f"{where}: is_impossible is {is_impossible} with {len(answers)} answers; correct one of them.")
+        check_cell(is_text(found[part]), where, columns[part], found[part], "a text that is not empty")
+    answers, is_impossible = _answers(where, columns["answers"], row), row.get("is_impossible")
+    fits = is_impossible in (None, True, False) and is_impossible != bool(answers)
+    check_cell(fits, where, "is_impossible", is_impossible, f"true if there is no answer, else false: {answers}")
     for text, start in answers:
-        _check_answer(where, found["context"], text, start)
+        _check_answer(where, columns["answers"], found["context"], text, start)
     texts, starts = ([answer[part] for answer in answers] for part in (0, 1))
     return {**found, "answers": texts, "answer_starts": starts, "is_impossible": is_impossible}
 
 
-def _answers(where: str, value: Any) -> list[tuple[Any, Any]]:
+def _answers(where: str, column: str, row: Mapping[str, Any]) -> list[tuple[Any, Any]]:
     """Text and start of each answer, from a list of answers (SQuAD's files) or from a dict of lists (data sets)."""
-    keys = {"text", "answer_start"}
-    if isinstance(value, Mapping) and keys <= set(value):
-        texts, starts = value["text"], value["answer_start"]
-        if isinstance(texts, list) and isinstance(starts, list) and len(texts) == len(starts):
-            return list(zip(texts, starts, strict=True))
-    elif isinstance(value, list) and all(isinstance(each, Mapping) and keys <= set(each) for each in value):
-        return [(each["text"], each["answer_start"]) for each in value]
-    raise ValueError(f"{where}: the answers are {value!r:.80}; each needs a text and an answer_start.")
+    value, keys = row.get(column), ("text", "answer_start")
+    texts, starts = None, None
+    if isinstance(value, Mapping):
+        texts, starts = map(value.get, keys)
+    elif isinstance(value, list) and all(isinstance(each, Mapping) and {*keys} <= {*each} for each in value):
+        texts, starts = ([each[key] for each in value] for key in keys)
+    fits = isinstance(texts, list) and isinstance(starts, list) and len(texts) == len(starts)
+    check_cell(fits, where, column, value, "answers that have a text and an answer_start each")
+    return list(zip(texts, starts, strict=True))  # type: ignore[arg-type] # two lists
 
 
-def _check_answer(where: str, context: str, text: Any, start: Any):
-    if not isinstance(text, str) or not text.strip() or not isinstance(start, int) or isinstance(start, bool):
-        raise ValueError(
-            f"{where}: an answer is {text!r:.80} at {start!r:.80}; it needs a text and a character number."
-        )
-    if start < 0 or not context.startswith(text, start):
-        found = context.find(text)
-        advice = f"it is at {found}" if found >= 0 else "it is nowhere in the context"
-        raise ValueError(
-            f"{where}: the answer {text!r:.80} is not at character {start} of the context; {advice}. Correct "
-            "answer_start, which counts characters, not bytes."
-        )
+def _check_answer(where: str, column: str, context: str, text: Any, start: Any):
+    fits = is_text(text) and type(start) is int
+    check_cell(fits, where, column, {"text": text, "answer_start": start}, "a text and the number of a character")
+    found = context.find(text)
+    place = f"it is at {found}" if found >= 0 else "it is nowhere in the context"
+    fits = start >= 0 and context.startswith(text, start)
+    check_cell(fits, where, "answer_start", start, f"the character, not byte, where {text!r:.80} begins; {place}")

@@ -26,9 +26,9 @@ from itertools import chain
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
-from datasets import Dataset, DatasetDict, Features, Value
+from datasets import DatasetDict, Features, Value
 
-from modeling_elmo.run_scripts.fine_tuning.sources import DataArguments, Source, split_sources
+from modeling_elmo.run_scripts.fine_tuning.sources import DataArguments, check_cell, sentence_of, split_sources
 from modeling_elmo.run_scripts.program.data_files import JSON_FORMATS, LocatedRow, Location, format_suffix
 from modeling_elmo.run_scripts.program.files import numbered_lines
 
@@ -43,6 +43,7 @@ ROLE_FORMATS = {
 }
 KINDS = {"verb": ("VB", "VERB", "AUX"), "noun": ("NN", "NOUN", "PROPN"), "adjective": ("JJ", "ADJ"), "other": ("",)}
 ROLE_CELL = re.compile(r"(?:\(([^()*\s]+))?\*(\))?")
+STRINGS = ("predicate_lemma", "predicate_sense", "predicate_kind")
 PREDICATE_TAGS = ("B-V", "I-V", "B-C-V", "I-C-V")
 ROLE_FEATURES = Features(
     tokens=[Value("string")],
@@ -77,21 +78,18 @@ class Layout(NamedTuple):
     tag: int | None
     lemma: int
     sense: int | None
+    mark: int  # has - beside words that are no predicates
     roles: int
     rest: int = 0
     position: int | None = None  # of the word in its sentence
 
-    @property
-    def mark(self) -> int:
-        """The column that has - beside words that are no predicates."""
-        return self.lemma if self.sense is None else self.sense
-
 
 LAYOUTS = {
-    "propbank": Layout(word=2, tag=3, lemma=4, sense=5, roles=6, position=1),
-    "conll2012": Layout(word=3, tag=4, lemma=6, sense=7, roles=11, rest=1),
+    "propbank": Layout(word=2, tag=3, lemma=4, sense=5, mark=5, roles=6, position=1),
+    "conll2012": Layout(word=3, tag=4, lemma=6, sense=7, mark=7, roles=11, rest=1),
 }
 Line = tuple[str, list[str]]  # location and columns
+OTHER_FORMAT = "Correct it, or pass another --roles_format."
 
 
 def read_roles(arguments: RoleDataArguments) -> DatasetDict:
@@ -104,12 +102,7 @@ def read_roles(arguments: RoleDataArguments) -> DatasetDict:
             f"--roles_format {arguments.roles_format} is for files with a word per line, and there is none; leave it "
             "out."
         )
-    return DatasetDict({split: _role_split(source, split) for split, source in found.items()})
-
-
-def _role_split(source: Source, split: str) -> Dataset:
-    source.first()  # raises an error if there is none
-    return source.convert(checked_row, ROLE_FEATURES, split)
+    return DatasetDict({split: source.convert(checked_row, ROLE_FEATURES, split) for split, source in found.items()})
 
 
 def role_rows(path: Path, roles_format: str | None = None) -> Iterator[LocatedRow]:
@@ -117,60 +110,49 @@ def role_rows(path: Path, roles_format: str | None = None) -> Iterator[LocatedRo
     name = roles_format or ROLE_FORMATS[format_suffix(path)]
     layout = LAYOUTS.get(name)
     for lines in _sentences(path, name):
-        _check_widths(lines)
         layout = layout or _conll2005_layout(lines)
         yield [location for location, _ in lines], _sentence_row(lines, layout)
 
 
 def _sentences(path: Path, name: str) -> Iterator[list[Line]]:
+    """The lines of each sentence, which have equally many columns."""
     sentence: list[Line] = []
     for number, line in chain(numbered_lines(path), [(0, "")]):
         if line.strip(" \t") and not (name == "conll2012" and line.startswith("#")):
             columns = line.split("\t") if name == "propbank" else re.split("[ \t]+", line.strip(" \t"))
-            sentence.append((f"{path}, line {number}", columns))
+            location = f"{path}, line {number}"
+            if sentence and len(columns) != (width := len(sentence[0][1])):
+                raise ValueError(
+                    f"{location} has {len(columns)} columns, but its sentence begins with {width}: {columns!r:.80}. "
+                    f"A blank line ends a sentence. {OTHER_FORMAT}"
+                )
+            sentence.append((location, columns))
         elif sentence:
             yield sentence
             sentence = []
-
-
-def _check_widths(lines: list[Line]):
-    width = len(lines[0][1])
-    for location, columns in lines:
-        if len(columns) != width:
-            raise ValueError(
-                f"{location} has {len(columns)} columns, but its sentence begins with {width}: {columns!r:.80}. Give "
-                "all lines of a sentence the same columns, separate sentences by a blank line, or pass another "
-                "--roles_format."
-            )
 
 
 def _conll2005_layout(lines: list[Line]) -> Layout:
     """The last column without brackets has the lemmas; the first sentence of a file decides."""
     columns = list(zip(*(columns for _, columns in lines), strict=True))
     indexes = tuple(map(str, range(len(lines))))
-    if indexes in columns[1:3]:
-        raise ValueError(
-            f"{lines[0][0]}: column {columns.index(indexes) + 1} has the words' indexes, which conll2005 has not. Pass "
-            "--roles_format propbank or conll2012."
-        )
     roles = len(columns)
     while roles and any("*" in cell or "(" in cell for cell in columns[roles - 1]):
         roles -= 1
-    if roles < 2:
+    if roles < 2 or indexes in columns[1:3]:
         raise ValueError(
-            f"{lines[0][0]} has no column of lemmas between the word and the roles: {lines[0][1]!r:.80}. Write the "
-            "lemma of a predicate, or -, or pass another --roles_format."
+            f"{lines[0][0]} is not conll2005: word, part of speech and so on, a column with lemmas or -, and roles: "
+            f"{lines[0][1]!r:.80}. {OTHER_FORMAT}"
         )
-    return Layout(word=0, tag=1 if roles > 2 else None, lemma=roles - 1, sense=None, roles=roles)
+    return Layout(word=0, tag=1 if roles > 2 else None, lemma=roles - 1, sense=None, mark=roles - 1, roles=roles)
 
 
 def _sentence_row(lines: list[Line], layout: Layout) -> dict[str, Any]:
     predicates = _predicate_lines(lines, layout)
     locations, rows = zip(*lines, strict=True)
     columns = list(zip(*rows, strict=True))
-    tags = [
-        _bio_tags(locations, columns[layout.roles + each], layout.roles + each + 1) for each in range(len(predicates))
-    ]
+    roles = range(layout.roles, layout.roles + len(predicates))
+    tags = [_bio_tags(locations, columns[column], column + 1) for column in roles]
 
     def cells(column: int | None) -> list[str]:
         return ["" if column is None else columns[column][number] for number in predicates]
@@ -186,39 +168,28 @@ def _sentence_row(lines: list[Line], layout: Layout) -> dict[str, Any]:
 
 
 def _predicate_lines(lines: list[Line], layout: Layout) -> list[int]:
-    """Numbers of the lines with a predicate, after the columns of the sentence are found to be as many as needed."""
-    (location, columns), fixed = lines[0], layout.roles + layout.rest
-    if len(columns) < fixed:
+    """Numbers of the lines with a predicate. The sentence has as many columns as they need."""
+    (location, first), fixed = lines[0], layout.roles + layout.rest
+    marks = [columns[layout.mark] for _, columns in lines if len(first) >= fixed]
+    predicates = [number for number, mark in enumerate(marks) if mark != "-"]
+    if len(first) != fixed + len(predicates):
         raise ValueError(
-            f"{location} has {len(columns)} columns, not {fixed} and one per predicate: {columns!r:.80}. Correct it, "
-            "or pass another --roles_format."
+            f"{location} has {len(first)} columns, not {fixed} and one for each of {len(predicates)} predicates: "
+            f"{first!r:.80}. {OTHER_FORMAT}"
         )
-    predicates = [number for number, (_, columns) in enumerate(lines) if columns[layout.mark] != "-"]
-    if len(columns) != fixed + len(predicates):
-        raise ValueError(
-            f"{location}: the sentence has {len(predicates)} predicates in column {layout.mark + 1}, but "
-            f"{len(columns) - fixed} columns of roles. Give each predicate one column, or pass another --roles_format."
-        )
-    for number, (location, columns) in enumerate(lines):
-        if layout.position is not None and columns[layout.position] != str(number):
-            raise ValueError(
-                f"{location}: the word's index is {columns[layout.position]!r:.80}, not {number}. Count words from 0, "
-                "and separate sentences by a blank line."
-            )
+    for number, (location, columns) in enumerate(lines if layout.position is not None else ()):
+        index = columns[layout.position]
+        check_cell(index == str(number), location, "index of the word", index, f"{number}, counted in its sentence")
     return predicates
 
 
 def _bio_tags(locations: Sequence[str], cells: Sequence[str], column: int) -> list[str]:
     tags, role = [], None
     for location, cell in zip(locations, cells, strict=True):
-        where, match = f"{location}, column {column}", ROLE_CELL.fullmatch(cell)
-        if match is None:
-            raise ValueError(f"{where}: {cell!r:.80} is no part of a role; write (ROLE*), or (ROLE*, *, *).")
-        begins, ends = match.groups()
-        if begins and role:
-            raise ValueError(f"{where}: {cell} begins inside {role}; roles of a predicate do not nest. Close {role}.")
-        if ends and not (begins or role):
-            raise ValueError(f"{where}: {cell} closes a role, but none is open. Write *, or open the role.")
+        begins, ends = match.groups() if (match := ROLE_CELL.fullmatch(cell)) else (None, None)
+        fits = match and not (begins and role) and not (ends and not begins and not role)
+        needed = f"a part of a role, (ROLE*) or (ROLE*, *, *), and {role or 'none'} is open before it"
+        check_cell(fits, location, f"column {column}", cell, needed)
         role = begins or role
         tags.append(f"{'B' if begins else 'I'}-{role}" if role else "O")
         role = None if ends else role
@@ -230,17 +201,11 @@ def _bio_tags(locations: Sequence[str], cells: Sequence[str], column: int) -> li
 def _first_word(locations: Sequence[str], number: int, tags: list[str]) -> int:
     """Index of the predicate's first word. Its lemma may stand beside a later word: `cross` reference, `x` - rays."""
     starts = [index for index, tag in enumerate(tags) if tag == "B-V"]
-    if not starts:
-        raise ValueError(f"{locations[number]}: no word of the predicate's column is (V*; mark the predicate.")
-    if len(starts) > 1:
+    if len(starts) != 1 or tags[number] not in PREDICATE_TAGS:
+        places = ", ".join(locations[start] for start in starts) or "no word"
         raise ValueError(
-            f"{locations[starts[1]]}: (V* begins again, after {locations[starts[0]]}; write (C-V* for further pieces "
-            "of a predicate."
-        )
-    if tags[number] not in PREDICATE_TAGS:
-        raise ValueError(
-            f"{locations[number]} has a predicate, but its column has {tags[number]} here, and V at "
-            f"{locations[starts[0]]}. Put the predicates' columns in the order of the predicates."
+            f"{locations[number]} has a predicate, but its column has {tags[number]} here, and (V* at {places}. The "
+            "columns have the order of the predicates, and one (V* each; further pieces are (C-V*."
         )
     return starts[0]
 
@@ -251,53 +216,31 @@ def kind_of_predicate(tag: str) -> str:
 
 def checked_row(location: Location, row: Mapping[str, Any]) -> dict[str, Any]:
     """The row of `ROLE_FEATURES`, with "" for lemmas, senses and kinds that are absent."""
-    where = location[0] if isinstance(location, list) else location
-    tokens = row.get("tokens")
-    if not isinstance(tokens, list) or not tokens:
-        raise ValueError(f"{where}: tokens is {tokens!r:.80}; it must be a list of words that is not empty.")
-    for each, token in zip(location if isinstance(location, list) else [where] * len(tokens), tokens, strict=True):
-        if not isinstance(token, str) or not token:
-            raise ValueError(f"{each}: a token is {token!r:.80}; it must be a string that is not empty.")
-    parts = _predicate_parts(where, row)
-    for index, tags in zip(parts["predicate_index"], parts["predicate_tags"], strict=True):
+    tokens, (where, *_) = sentence_of(location, row)
+    indexes = row.get("predicate_index")
+    check_cell(isinstance(indexes, list), where, "predicate_index", indexes, "a list of the predicates' first words")
+    absent = [""] * len(indexes)
+    parts = {name: absent if row.get(name) is None else row[name] for name in STRINGS} | {"predicate_index": indexes}
+    parts["predicate_tags"] = row.get("predicate_tags")
+    for name, value in parts.items():
+        fits = isinstance(value, list) and len(value) == len(indexes)
+        fits = fits and (name not in STRINGS or all(isinstance(entry, str) for entry in value))
+        each = "string" if name in STRINGS else "list of tags"
+        check_cell(fits, where, name, value, f"a list with a {each} for each of {len(indexes)} predicates")
+    for kind in parts["predicate_kind"]:
+        check_cell(kind in ("", *KINDS), where, "predicate_kind", kind, f"one of {', '.join(KINDS)}, or ''")
+    for index, tags in zip(indexes, parts["predicate_tags"], strict=True):
         _check_predicate(where, len(tokens), index, tags)
     return {"tokens": tokens, **parts}
 
 
-def _predicate_parts(where: str, row: Mapping[str, Any]) -> dict[str, list]:
-    """The lists with an entry per predicate."""
-    parts: dict[str, Any] = {name: row.get(name) for name in ROLE_FEATURES if name != "tokens"}
-    index = parts["predicate_index"]
-    if not isinstance(index, list):
-        raise ValueError(
-            f"{where}: predicate_index is {index!r:.80}; it must be a list of the predicates' first words, from 0."
-        )
-    for name in ("predicate_lemma", "predicate_sense", "predicate_kind"):
-        if parts[name] is None:
-            parts[name] = [""] * len(index)
-        if isinstance(parts[name], list) and not all(isinstance(value, str) for value in parts[name]):
-            raise ValueError(f"{where}: {name} is {parts[name]!r:.80}; it must be a list of strings.")
-    for name, value in parts.items():
-        if not isinstance(value, list) or len(value) != len(index):
-            raise ValueError(
-                f"{where}: {name} is {value!r:.80} beside predicate_index {index!r:.80}; pass lists with an entry per "
-                "predicate."
-            )
-    if unknown := [kind for kind in parts["predicate_kind"] if kind and kind not in KINDS]:
-        raise ValueError(f"{where}: predicate_kind is {unknown[0]!r:.80}; pass one of {', '.join(KINDS)}, or ''.")
-    return parts
-
-
 def _check_predicate(where: str, words: int, index: Any, tags: Any):
-    if not isinstance(tags, list) or len(tags) != words:
-        raise ValueError(f"{where}: the tags of a predicate are {tags!r:.80}; pass a tag for each of {words} tokens.")
+    fits = isinstance(tags, list) and len(tags) == words
+    check_cell(fits, where, "predicate_tags", tags, f"lists with a tag for each of {words} words")
     for before, tag in zip(["O", *tags], tags, strict=False):
         is_tag = isinstance(tag, str) and (tag == "O" or (tag[:2] in ("B-", "I-") and len(tag) > 2))
-        if not is_tag or (tag[0] == "I" and before not in (tag, f"B{tag[1:]}")):
-            raise ValueError(f"{where}: the tag {tag!r:.80} after {before!r:.80} is not BIO (O, B-ROLE, I-ROLE).")
+        fits = is_tag and (tag[0] != "I" or before in (tag, f"B{tag[1:]}"))
+        check_cell(fits, where, "predicate_tags", tag, "a BIO tag (O, B-ROLE, I-ROLE) that fits the one before")
     starts = [number for number, tag in enumerate(tags) if tag == "B-V"]
-    if type(index) is not int or starts != [index]:  # True and 1.0 equal 1
-        raise ValueError(
-            f"{where}: predicate_index is {index!r:.80}, but B-V is at {starts}. Each predicate has one B-V, at its "
-            "first word."
-        )
+    fits = type(index) is int and starts == [index]  # True and 1.0 equal 1
+    check_cell(fits, where, "predicate_index", index, f"the place of a predicate's one B-V, which is at {starts}")

@@ -11,7 +11,7 @@ import datasets
 from datasets import Dataset, DatasetDict, Features, ReadInstruction
 from datasets.exceptions import DatasetGenerationError
 
-from modeling_elmo.run_scripts.program.data_files import TABLE_SUFFIXES, LocatedRow, RowReader, format_suffix
+from modeling_elmo.run_scripts.program.data_files import TABLE_SUFFIXES, LocatedRow, Location, RowReader, format_suffix
 from modeling_elmo.run_scripts.program.files import ROWS_AT_ONCE, refuse_folder_or_pipe
 from modeling_elmo.tokenization import elmo_pretokenization
 
@@ -87,11 +87,12 @@ class Source(NamedTuple):
         return getattr(getattr(feature, "feature", feature), "names", None)
 
     def convert(self, convert: Callable[[Any, Mapping[str, Any]], dict], features: Features, split: str) -> Dataset:
-        """The rows after `convert(location, row)`, from the cache of `datasets` if it has them."""
+        """The rows after `convert(location, row)`, from the cache of `datasets` if it has them; at least one."""
 
         def rows(states: tuple) -> Iterator[dict[str, Any]]:
             return starmap(convert, self.read())
 
+        self.first()
         states = code_states(*self.files)
         try:
             return Dataset.from_generator(
@@ -196,3 +197,28 @@ def _dataset_rows(data: Dataset, name: str) -> Iterator[LocatedRow]:
     batches = data.iter(batch_size=ROWS_AT_ONCE)
     rows = (dict(zip(batch, row, strict=True)) for batch in batches for row in zip(*batch.values(), strict=True))
     return ((f"{name}, row {number}", row) for number, row in enumerate(rows))
+
+
+def check_cell(fits: Any, location: str, column: str, value: Any, needed: str):
+    """Raises an error that names the row, the column, its value and what is needed, unless the value fits."""
+    if not fits:
+        raise ValueError(f"{location}: `{column}` is {value!r:.80}; it must be {needed}.")
+
+
+def is_text(value: Any) -> bool:
+    return isinstance(value, str) and bool(value.strip())
+
+
+def is_list_of_words(value: Any) -> bool:
+    """Whether the value is a list of one word or more, none of them empty."""
+    return isinstance(value, list) and bool(value) and all(isinstance(word, str) and word for word in value)
+
+
+def sentence_of(location: Location, row: Mapping[str, Any], column: str = "tokens") -> tuple[list[str], list[str]]:
+    """The words of a row, and the location of each."""
+    words, first = row.get(column), location[0] if isinstance(location, list) else location
+    check_cell(isinstance(words, list) and words, first, column, words, "a list of words")
+    places = location if isinstance(location, list) else [location] * len(words)
+    for place, word in zip(places, words, strict=True):
+        check_cell(isinstance(word, str) and word, place, column, word, "words that are not empty")
+    return words, places
