@@ -31,7 +31,7 @@ from .elmo_operators import (
 
 logger = logging.get_logger(__name__)
 
-BACKENDS = ("reference", "inference", "training", "int8", "fused", "torch_lstm", "cuda_graph")
+BACKENDS = ("reference", "inference", "training", "int8", "fused")
 DENSE_LAYERS = (nn.Linear, nn.Conv1d, nn.Embedding)
 INT8_LAYERS = (nn.Linear, Int8Linear)
 HOW_TO_TRAIN = "Train the model in float32 and quantize it afterwards; `model.dequantize()` turns it back."
@@ -51,8 +51,6 @@ def elmo_backend(name: str) -> Iterator[None]:
     - `"training"`: with a hand-written backward pass.
     - `"int8"`: linear layers in 8 bits, on CPU, without gradients. Float weights are kept, too: a trial of `quantize`.
     - `"fused"`: the LSTM with both directions at once, fused cells (triton on CUDA) and a hand-written backward pass.
-    - `"torch_lstm"`: the LSTM with the kernel of `torch.nn.LSTM` (cuDNN on CUDA), for models without clips.
-    - `"cuda_graph"`: the LSTM as in `"fused"`, with steps recorded once for each batch shape and replayed.
 
     By default, CPUs use `"inference"` or `"training"` where possible, and `"int8"` for layers of a quantized model.
     LSTMs on accelerators use `"fused"` where possible. All else uses `"reference"`: also tangents, transformations of
@@ -154,7 +152,7 @@ def _obstacle(
 def fused_obstacle(layers: Iterable[nn.Module], inputs: Tensor, *states: Tensor) -> str | None:
     """The reason why an LSTM with these linear layers does not take the path of accelerators, or `None`."""
     forced = forced_backend()
-    if forced not in (None, "fused", "cuda_graph"):
+    if forced not in (None, "fused"):
         return f"{forced!r} is forced"
     if forced is None and inputs.device.type in ("cpu", "meta", "mps"):
         return f"fused is not built for {inputs.device}"

@@ -8,11 +8,9 @@ prefix of the state, and nothing is computed for padding.
 """
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from functools import partial
 from itertools import accumulate
 from typing import Any, NamedTuple
-from weakref import WeakKeyDictionary, ref
 
 import torch
 import torch.nn.functional as F
@@ -35,7 +33,6 @@ from .elmo_lstm_fused import Steps, fused_layer
 from .elmo_threads import FEW_IN_INT8, FEW_MULTIPLICATIONS, at_once, can_use_threads
 
 CHUNK_ROWS = 256  # rows of input gates per product: one (tokens x 4H) block would page-fault on every call
-MOST_GRAPHS = 16  # CUDA graphs kept for a layer: each holds the values of a whole training step
 MOST_WORDS = 1024  # maximum distinct words whose input gates are kept: 64 KB each at the original size
 
 
@@ -84,7 +81,7 @@ class ELMoLSTMLayer(nn.Module):
         self.projection_clip = config.projection_clip if config.has_projection else None
 
     def weights(self) -> list[Tensor]:
-        """Input weight, bias, state weight and, if there is one, that of the projection: whatever was assigned last."""
+        """Input weight, bias, state weight and, if there is one, the projection's, as they are at this call."""
         projection = [] if self.projection is None else [self.projection.weight]
         return [self.input_linear.weight, self.input_linear.bias, self.state_linear.weight, *projection]
 
@@ -98,14 +95,10 @@ class ELMoLSTMLayer(nn.Module):
     def backend(self, inputs: Tensor, *states: Tensor) -> str:
         """The name of the kernel for these inputs and states."""
         backend, _ = choose_backend(self.children(), inputs, *states)
-        if forced_backend() == "torch_lstm":
-            return "torch_lstm"
         if (obstacle := fused_obstacle(self.children(), inputs, *states)) is None:
             return "fused"
-        if forced_backend() in ("fused", "cuda_graph"):
-            raise ValueError(
-                f"The backend {forced_backend()!r} was forced, but {obstacle}. Use elmo_backend('reference')."
-            )
+        if forced_backend() == "fused":
+            raise ValueError(f"The backend 'fused' was forced, but {obstacle}. Use elmo_backend('reference').")
         return backend
 
 
@@ -210,7 +203,7 @@ def _input_gates(layer: ELMoLSTMLayer, text: Sequences) -> Callable[[slice], Ten
 def training_lstm(layer: ELMoLSTMLayer, text: Sequences) -> LSTMOutput:
     """CPU training: with the backward pass of `BackpropagationThroughTime`. Under autocast, cells stay in float32."""
     tensors = _tensors_to_train(layer, text.tokens_ND, text.hidden_SP, text.cell_SH)
-    return BackpropagationThroughTime.apply(*tensors, text.batch_sizes, _options(layer))
+    return BackpropagationThroughTime.apply(text.batch_sizes, _options(layer), *tensors)
 
 
 def _tensors_to_train(layer: ELMoLSTMLayer, inputs_ND: Tensor, hidden_SP: Tensor, cell_SH: Tensor) -> list:
@@ -233,83 +226,16 @@ class BackpropagationThroughTime(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx, inputs_ND, input_weight_GD, bias_G, state_weight_GP, projection_PH, hidden_SP, cell_SH, *options):
-        batch_sizes, (forget_bias, cell_clip, projection_clip) = ctx.options = options
-        # Weights change after every training step, so their packed copies are not kept.
-        state_weight = packed(state_weight_GP, keep=False)
-        projection = None if projection_PH is None else packed(projection_PH, keep=False)
-        inputs_NG = product(inputs_ND, input_weight_GD, _run_time_bias(bias_G, forget_bias))
-        width, exact = cell_SH.shape[1], inputs_NG.dtype == cell_SH.dtype
-        values_NG = inputs_NG if exact else torch.empty_like(inputs_NG, dtype=cell_SH.dtype)
-        outputs_NP = hidden_SP.new_empty(len(inputs_ND), hidden_SP.shape[1])
-        cells_NH = cell_SH.new_empty(len(inputs_ND), width)
-        hidden, cell, before_SH = hidden_SP.clone(), cell_SH.clone(), cell_SH
-        steps = [tensor.split(batch_sizes) for tensor in (inputs_NG, values_NG, outputs_NP, cells_NH)]
-        for size, plus_SG, values_SG, output_SP, kept_SH in zip(batch_sizes, *steps, strict=True):
-            gates_SG = product(hidden[:size], state_weight, plus_NG=plus_SG).to(cell.dtype)
-            torch.sigmoid(gates_SG[:, : 3 * width], out=values_SG[:, : 3 * width])
-            tanh(gates_SG[:, 3 * width :], out=values_SG[:, 3 * width :])
-            i, f, o, g = values_SG.chunk(4, dim=1)
-            torch.mul(before_SH[:size], f, out=kept_SH).addcmul_(i, g)
-            if cell_clip is not None:
-                kept_SH.clamp_(-cell_clip, cell_clip)
-            raw_SH = tanh(kept_SH).mul_(o).to(outputs_NP.dtype)
-            output_SP.copy_(raw_SH if projection is None else product(raw_SH, projection, clip=projection_clip))
-            hidden[:size], cell[:size], before_SH = output_SP, kept_SH, kept_SH
-        weights = (input_weight_GD, state_weight_GP, projection_PH)
-        ctx.save_for_backward(inputs_ND, *weights, hidden_SP, cell_SH, values_NG, cells_NH, outputs_NP)
-        return outputs_NP, hidden, cell
+    def forward(ctx, batch_sizes, options, *tensors):
+        ctx.sizes = batch_sizes, options
+        outputs, kept = _train_forward(batch_sizes, options, *tensors)
+        ctx.save_for_backward(*kept)
+        return outputs
 
     @staticmethod
     @torch.autograd.function.once_differentiable
-    def backward(ctx, grad_outputs_NP, grad_hidden_SP, grad_cell_SH):
-        inputs_ND, input_weight_GD, state_weight_GP, projection_PH, hidden_SP, cell_SH, *kept = ctx.saved_tensors
-        values_NG, cells_NH, outputs_NP = kept
-        batch_sizes, (_, cell_clip, projection_clip) = ctx.options
-        aten, width = torch.ops.aten, cell_SH.shape[1]
-        grad_gates_NG = torch.empty_like(values_NG, dtype=outputs_NP.dtype)
-        raw_NH = torch.empty_like(cells_NH, dtype=outputs_NP.dtype)
-        room_SG = torch.empty_like(values_NG[: batch_sizes[0]])  # the gates' gradients of a step
-        grad_hidden_SP, grad_cell_SH, grad_projected_NP = (
-            gradient.clone() for gradient in (grad_hidden_SP, grad_cell_SH, grad_outputs_NP)
-        )
-        cells = [cell_SH, *cells_NH.split(batch_sizes)]
-        for step, end in reversed([*enumerate(accumulate(batch_sizes))]):
-            size = batch_sizes[step]
-            rows = slice(end - size, end)
-            i, f, o, g = values_NG[rows].chunk(4, dim=1)
-            squashed = tanh(cells_NH[rows])
-            torch.mul(o, squashed, out=raw_NH[rows])
-            grad_raw = grad_projected_NP[rows].add_(grad_hidden_SP[:size])
-            _clip_gradient_(grad_raw, outputs_NP[rows], projection_clip)
-            if projection_PH is not None:
-                grad_raw = product(grad_raw, projection_PH.t())
-            grad_raw = grad_raw.to(cells_NH.dtype)
-            grad_cell = grad_cell_SH[:size].add_(aten.tanh_backward(grad_raw * o, squashed))
-            _clip_gradient_(grad_cell, cells_NH[rows], cell_clip)
-            grad_gates = room_SG[:size]
-            sigmoids, (di, df, do, dg) = grad_gates[:, : 3 * width], grad_gates.chunk(4, dim=1)
-            torch.mul(grad_cell, g, out=di)
-            torch.mul(grad_cell, cells[step][:size], out=df)  # the cell before the step
-            torch.mul(grad_raw, squashed, out=do)
-            aten.sigmoid_backward(sigmoids, values_NG[rows, : 3 * width], grad_input=sigmoids)
-            aten.tanh_backward(grad_cell * i, g, grad_input=dg)
-            grad_cell.mul_(f)
-            grad_gates = grad_gates_NG[rows].copy_(grad_gates)
-            grad_hidden_SP[:size] = product(grad_gates, state_weight_GP.t())
-        wanted = ctx.needs_input_grad
-        before_NP = shifted(hidden_SP, outputs_NP, batch_sizes)
-        return (
-            product(grad_gates_NG, input_weight_GD.t()) if wanted[0] else None,
-            weight_gradient(grad_gates_NG, inputs_ND) if wanted[1] else None,
-            grad_gates_NG.sum(0) if wanted[2] else None,
-            weight_gradient(grad_gates_NG, before_NP) if wanted[3] else None,
-            weight_gradient(grad_projected_NP, raw_NH) if wanted[4] else None,
-            grad_hidden_SP,
-            grad_cell_SH,
-            None,
-            None,
-        )
+    def backward(ctx, *gradients):
+        return None, None, *_train_backward(*ctx.sizes, ctx.saved_tensors, ctx.needs_input_grad[2:], *gradients)
 
 
 class DirectionsAtOnce(torch.autograd.Function):
@@ -317,43 +243,103 @@ class DirectionsAtOnce(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, threads, batch_sizes, options, *tensors):
-        ctx.threads, ctx.parts = threads, [_Part(), _Part()]
-        calls = []
-        for part, given in zip(ctx.parts, _of_directions(tensors), strict=True):
-            calls.append(partial(BackpropagationThroughTime.forward, part, *given, batch_sizes, options))
-        outputs = at_once(calls, threads)
-        ctx.save_for_backward(*(tensor for part in ctx.parts for tensor in part.saved_tensors))
-        for part in ctx.parts:
-            part.saved_tensors = ()  # else it would hold them after the backward pass
-        return tuple(tensor for three in outputs for tensor in three)
+        ctx.threads, ctx.sizes = threads, (batch_sizes, options)
+        calls = [partial(_train_forward, batch_sizes, options, *half) for half in _halves(tensors)]
+        (outputs, kept), (other_outputs, other_kept) = at_once(calls, threads)
+        ctx.save_for_backward(*kept, *other_kept)
+        return *outputs, *other_outputs
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx, *gradients):
-        calls = []
-        halves = zip(*map(_of_directions, (ctx.saved_tensors, ctx.needs_input_grad[3:], gradients)), strict=True)
-        for part, (saved, wanted, given) in zip(ctx.parts, halves, strict=True):
-            part = _Part(part.options, saved, wanted)  # not kept: a backward pass may follow another
-            calls.append(partial(BackpropagationThroughTime.backward, part, *given))
+        halves = zip(*map(_halves, (ctx.saved_tensors, ctx.needs_input_grad[3:], gradients)), strict=True)
+        calls = [partial(_train_backward, *ctx.sizes, kept, wanted, *given) for kept, wanted, given in halves]
         found = at_once(calls, ctx.threads)
-        return None, None, None, *(gradient for each in found for gradient in each[:-2])
+        return None, None, None, *found[0], *found[1]
 
 
-@dataclass
-class _Part:
-    """What `BackpropagationThroughTime` keeps of one direction."""
-
-    options: Any = None
-    saved_tensors: Sequence[Any] = ()
-    needs_input_grad: Sequence[bool] = ()
-
-    def save_for_backward(self, *tensors: Tensor | None):
-        self.saved_tensors = tensors
-
-
-def _of_directions(values: Sequence[Any]) -> tuple[Sequence[Any], Sequence[Any]]:
+def _halves(values: Sequence[Any]) -> tuple[Sequence[Any], Sequence[Any]]:
     middle = len(values) // 2
     return values[:middle], values[middle:]
+
+
+def _train_forward(
+    batch_sizes, options, inputs_ND, input_weight_GD, bias_G, state_weight_GP, projection_PH, hidden_SP, cell_SH
+) -> tuple[LSTMOutput, tuple[Tensor | None, ...]]:
+    """The output of a layer, and what `_train_backward` needs."""
+    forget_bias, cell_clip, projection_clip = options
+    # Weights change after every training step, so their packed copies are not kept.
+    state_weight = packed(state_weight_GP, keep=False)
+    projection = None if projection_PH is None else packed(projection_PH, keep=False)
+    inputs_NG = product(inputs_ND, input_weight_GD, _run_time_bias(bias_G, forget_bias))
+    width, exact = cell_SH.shape[1], inputs_NG.dtype == cell_SH.dtype
+    values_NG = inputs_NG if exact else torch.empty_like(inputs_NG, dtype=cell_SH.dtype)
+    outputs_NP = hidden_SP.new_empty(len(inputs_ND), hidden_SP.shape[1])
+    cells_NH = cell_SH.new_empty(len(inputs_ND), width)
+    hidden, cell, before_SH = hidden_SP.clone(), cell_SH.clone(), cell_SH
+    steps = [tensor.split(batch_sizes) for tensor in (inputs_NG, values_NG, outputs_NP, cells_NH)]
+    for size, plus_SG, values_SG, output_SP, kept_SH in zip(batch_sizes, *steps, strict=True):
+        gates_SG = product(hidden[:size], state_weight, plus_NG=plus_SG).to(cell.dtype)
+        torch.sigmoid(gates_SG[:, : 3 * width], out=values_SG[:, : 3 * width])
+        tanh(gates_SG[:, 3 * width :], out=values_SG[:, 3 * width :])
+        i, f, o, g = values_SG.chunk(4, dim=1)
+        torch.mul(before_SH[:size], f, out=kept_SH).addcmul_(i, g)
+        if cell_clip is not None:
+            kept_SH.clamp_(-cell_clip, cell_clip)
+        raw_SH = tanh(kept_SH).mul_(o).to(outputs_NP.dtype)
+        output_SP.copy_(raw_SH if projection is None else product(raw_SH, projection, clip=projection_clip))
+        hidden[:size], cell[:size], before_SH = output_SP, kept_SH, kept_SH
+    weights = input_weight_GD, state_weight_GP, projection_PH
+    kept = inputs_ND, *weights, hidden_SP, cell_SH, values_NG, cells_NH, outputs_NP
+    return (outputs_NP, hidden, cell), kept
+
+
+def _train_backward(batch_sizes, options, kept, wanted, grad_outputs_NP, grad_hidden_SP, grad_cell_SH):
+    """The gradients of the tensors of `_train_forward`; `None` where none is wanted."""
+    inputs_ND, input_weight_GD, state_weight_GP, projection_PH, hidden_SP, cell_SH = kept[:6]
+    values_NG, cells_NH, outputs_NP = kept[6:]
+    _, cell_clip, projection_clip = options
+    aten, width = torch.ops.aten, cell_SH.shape[1]
+    grad_gates_NG = torch.empty_like(values_NG, dtype=outputs_NP.dtype)
+    raw_NH = torch.empty_like(cells_NH, dtype=outputs_NP.dtype)
+    step_gates_SG = torch.empty_like(values_NG[: batch_sizes[0]])  # the gates' gradients of a step
+    grad_hidden_SP, grad_cell_SH, grad_projected_NP = (
+        gradient.clone() for gradient in (grad_hidden_SP, grad_cell_SH, grad_outputs_NP)
+    )
+    cells = [cell_SH, *cells_NH.split(batch_sizes)]
+    for step, end in reversed([*enumerate(accumulate(batch_sizes))]):
+        size = batch_sizes[step]
+        rows = slice(end - size, end)
+        i, f, o, g = values_NG[rows].chunk(4, dim=1)
+        squashed = tanh(cells_NH[rows])
+        torch.mul(o, squashed, out=raw_NH[rows])
+        grad_raw = grad_projected_NP[rows].add_(grad_hidden_SP[:size])
+        _clip_gradient_(grad_raw, outputs_NP[rows], projection_clip)
+        if projection_PH is not None:
+            grad_raw = product(grad_raw, projection_PH.t())
+        grad_raw = grad_raw.to(cells_NH.dtype)
+        grad_cell = grad_cell_SH[:size].add_(aten.tanh_backward(grad_raw * o, squashed))
+        _clip_gradient_(grad_cell, cells_NH[rows], cell_clip)
+        grad_gates = step_gates_SG[:size]
+        sigmoids, (di, df, do, dg) = grad_gates[:, : 3 * width], grad_gates.chunk(4, dim=1)
+        torch.mul(grad_cell, g, out=di)
+        torch.mul(grad_cell, cells[step][:size], out=df)  # the cell before the step
+        torch.mul(grad_raw, squashed, out=do)
+        aten.sigmoid_backward(sigmoids, values_NG[rows, : 3 * width], grad_input=sigmoids)
+        aten.tanh_backward(grad_cell * i, g, grad_input=dg)
+        grad_cell.mul_(f)
+        grad_gates = grad_gates_NG[rows].copy_(grad_gates)
+        grad_hidden_SP[:size] = product(grad_gates, state_weight_GP.t())
+    before_NP = shifted(hidden_SP, outputs_NP, batch_sizes)
+    return (
+        product(grad_gates_NG, input_weight_GD.t()) if wanted[0] else None,
+        weight_gradient(grad_gates_NG, inputs_ND) if wanted[1] else None,
+        grad_gates_NG.sum(0) if wanted[2] else None,
+        weight_gradient(grad_gates_NG, before_NP) if wanted[3] else None,
+        weight_gradient(grad_projected_NP, raw_NH) if wanted[4] else None,
+        grad_hidden_SP,
+        grad_cell_SH,
+    )
 
 
 def threaded_layer(
@@ -366,25 +352,6 @@ def threaded_layer(
     found = DirectionsAtOnce.apply(threads, steps.batch_sizes, _options(layers[0]), *tensors)
     outputs_KNP, hidden_KSP, cell_KSH = (torch.stack([found[number], found[number + 3]]) for number in range(3))
     return outputs_KNP, hidden_KSP, cell_KSH
-
-
-def torch_lstm(layer: ELMoLSTMLayer, text: Sequences) -> LSTMOutput:
-    """The kernel of `torch.nn.LSTM` (cuDNN on CUDA), which has no clips."""
-    if layer.cell_clip is not None or layer.projection_clip is not None:
-        raise ValueError(
-            f"The backend 'torch_lstm' has no clips, but this model has cell_clip={layer.cell_clip} and "
-            f"projection_clip={layer.projection_clip}. Use another backend, or a config with both None."
-        )
-    linear, state = layer.input_linear, layer.state_linear
-    bias_G = _run_time_bias(linear.bias, layer.forget_bias)
-    weights = [torch.cat([w[0], w[1], w[3], w[2]]) for w in (x.chunk(4) for x in (linear.weight, state.weight, bias_G))]
-    weights += [torch.zeros_like(bias_G)] + ([] if layer.projection is None else [layer.projection.weight])
-    start = (text.hidden_SP[None], text.cell_SH[None].to(text.inputs.dtype))
-    steps = torch.tensor(text.batch_sizes, device="cpu")
-    outputs_NP, hidden, cell = torch.lstm(
-        text.tokens_ND, steps, start, weights, True, 1, 0.0, torch.is_grad_enabled(), False
-    )  # has_biases, layers, dropout, whether a backward pass follows, bidirectional
-    return outputs_NP, hidden[0], cell[0].to(text.cell_SH.dtype)
 
 
 def run_both(kernel: LayersKernel, lstms: Sequence[ELMoLSTM], inputs_KND: Tensor, batch_sizes: list[int], *states):
@@ -417,7 +384,7 @@ def kernel_of_both(
     if not batch_sizes or not all(is_unmodified(layer, (ELMoLSTMLayer,)) for layer in layers):
         return None
     if fused_obstacle((linear for layer in layers for linear in layer.children()), inputs, *states) is None:
-        return _fused_or_recorded
+        return lambda layers, *arguments: fused_layer(layers, [layer.weights() for layer in layers], *arguments)
     if not can_use_threads(inputs.device) or _multiplications(layers[0], batch_sizes) < FEW_MULTIPLICATIONS:
         return None
     is_training = needs_gradients(layers, inputs, *states) and _backends(layers, inputs, *states) == {"training"}
@@ -446,7 +413,7 @@ def _backends(layers: Sequence[Any], *tensors: Tensor) -> set[str]:
 
 
 def _multiplications(layer: Any, batch_sizes: list[int]) -> float:
-    """Those of a step of a direction, on average."""
+    """The mean number of multiplications in a step of one direction."""
     weights = [linear.weight for linear in (layer.state_linear, layer.projection) if linear is not None]
     return sum(batch_sizes) / len(batch_sizes) * sum(weight.numel() for weight in weights)
 
@@ -455,78 +422,8 @@ def fused_lstm(layer: ELMoLSTMLayer, text: Sequences) -> LSTMOutput:
     """One direction with the kernels of `run_both`."""
     steps = Steps.of(text.batch_sizes, text.inputs.device)
     states = text.hidden_SP[None], text.cell_SH[None]
-    outputs_KNP, hidden_KSP, cell_KSH = _fused_or_recorded([layer], text.tokens_ND[None], *states, steps)
+    outputs_KNP, hidden_KSP, cell_KSH = fused_layer([layer], [layer.weights()], text.tokens_ND[None], *states, steps)
     return outputs_KNP[0], hidden_KSP[0], cell_KSH[0]
-
-
-def _fused_or_recorded(layers: Sequence[ELMoLSTMLayer], *arguments) -> LSTMOutput:
-    if forced_backend() == "cuda_graph":
-        with torch.cuda.device_of(arguments[0]):  # graphs are of the current device
-            return cuda_graph_layer(layers, *arguments)
-    return fused_layer(layers, [layer.weights() for layer in layers], *arguments)
-
-
-def cuda_graph_layer(
-    layers: Sequence[ELMoLSTMLayer], inputs_KND: Tensor, hidden_KSP: Tensor, cell_KSH: Tensor, steps: Steps
-) -> LSTMOutput:
-    """`fused_layer`, recorded as CUDA graphs and replayed: for training with batches of few shapes.
-
-    There is a graph for each shape, up to `MOST_GRAPHS` for a layer. Its outputs are overwritten when it runs again.
-
-    Raises:
-        RuntimeError: a graph runs again before the backward pass of its last run.
-    """
-    parameters = [parameter for layer in layers for parameter in layer.weights()]
-    tensors = (inputs_KND, hidden_KSP, cell_KSH, steps.last_S, steps.before_N, *parameters)
-    weights = [parameter.data_ptr() for parameter in parameters]
-    properties = [(tensor.dtype, tensor.requires_grad) for tensor in tensors]
-    key = (*steps.batch_sizes, *weights, *properties, torch.is_grad_enabled(), product_dtype(inputs_KND))
-    graphs = _graphs.setdefault(layers[0], {})
-    graph = graphs.pop(key) if key in graphs else _Graph(layers, steps.batch_sizes, tensors)
-    graphs[key] = graph  # the most recent one is the last
-    if len(graphs) > MOST_GRAPHS:
-        del graphs[next(iter(graphs))]
-    return graph(*tensors)
-
-
-class _Graph:
-    """A layer, recorded for one shape of inputs."""
-
-    def __init__(self, layers: Sequence[ELMoLSTMLayer], batch_sizes: list[int], tensors: tuple[Tensor, ...]):
-        dtype, number = product_dtype(tensors[0]), len(tensors[5:]) // len(layers)
-
-        def run(inputs_KND, hidden_KSP, cell_KSH, last_S, before_N, *weights):
-            parameters = [weights[start : start + number] for start in range(0, len(weights), number)]
-            steps = Steps(batch_sizes, last_S, before_N)
-            return fused_layer(layers, parameters, inputs_KND.to(dtype), hidden_KSP, cell_KSH, steps)
-
-        examples = [tensor.detach().clone().requires_grad_(tensor.requires_grad) for tensor in tensors[:5]]
-        with torch.autocast(tensors[0].device.type, enabled=False):  # a cached cast would be outside of the graph
-            self.replay: Any = torch.cuda.make_graphed_callables(run, (*examples, *tensors[5:]))
-        self.unfinished: Callable[[], Any] = lambda: None  # the last run, until its backward pass or its end
-
-    def __call__(self, *tensors: Tensor) -> LSTMOutput:
-        if self.unfinished() is not None:
-            raise RuntimeError(
-                "The backend 'cuda_graph' read two batches of one shape before a backward pass, which would have read "
-                "overwritten values. Call `backward()` after each batch, or use another backend."
-            )
-        # The graph writes gradients where it wrote the last ones, and autograd would keep them without a copy.
-        inputs = [tensor.view_as(tensor) for tensor in tensors]
-        for tensor in inputs:
-            if tensor.requires_grad:
-                tensor.register_hook(torch.clone)
-        outputs = self.replay(*inputs)
-        if (run := outputs[0].grad_fn) is not None:
-            self.unfinished = ref(run)
-            run.register_hook(lambda *_: self._finish())
-        return outputs
-
-    def _finish(self):
-        self.unfinished = lambda: None
-
-
-_graphs: WeakKeyDictionary = WeakKeyDictionary()  # first layer -> {shapes and addresses: graph}, least recent first
 
 
 def _run_time_bias(bias_G: Tensor, forget_bias: float) -> Tensor:
@@ -548,7 +445,6 @@ KERNELS = {
     "training": training_lstm,
     "int8": inference_lstm,
     "fused": fused_lstm,
-    "torch_lstm": torch_lstm,
 }
 
 

@@ -2,7 +2,7 @@
 //
 // Every kernel of the device is a boxed fallback. It refuses tensors of other devices as CUDA does, gives the kernel of
 // the CPU aliases of the device's memory, and returns the results as tensors of the device. It counts what CUDA would
-// launch, reports what would make the host wait, and records graphs.
+// launch, and reports what would make the host wait.
 #include <ATen/CPUGeneratorImpl.h>
 #include <ATen/EmptyTensor.h>
 #include <ATen/SparseTensorImpl.h>
@@ -107,7 +107,7 @@ struct FakeHooks final : at::PrivateUse1HooksInterface {
 // ---- counters and graphs -----------------------------------------------------------------------------------------
 std::mutex lock;
 std::map<std::string, int64_t> launches;  // kernels by operator
-std::atomic<bool> counting{false}, capturing{false};
+std::atomic<bool> counting{false};
 PyObject* callback = nullptr;  // (kind, operator), at each wait
 
 void launched(const std::string& name) {
@@ -116,22 +116,10 @@ void launched(const std::string& name) {
   launches[name]++;
 }
 void waits(const std::string& kind, const std::string& name) {
-  TORCH_CHECK(!capturing, "operation not permitted when stream is capturing: ", kind, " in ", name);
   if (!counting || !callback) return;
   py::gil_scoped_acquire gil;
   py::reinterpret_borrow<py::object>(callback)(kind, name);
 }
-
-struct Call {
-  c10::OperatorHandle op;
-  Stack inputs;  // aliases on the CPU of the memory that the graph reads
-  Stack outputs;  // where the results must stand again
-};
-struct Graph {
-  std::vector<Call> calls;
-  std::vector<Tensor> kept;
-};
-std::shared_ptr<Graph> current;
 
 // ---- the device's tensors as the CPU's, and back -----------------------------------------------------------------
 struct Aliases {
@@ -274,8 +262,6 @@ void fallback(const c10::OperatorHandle& op, Stack* stack) {
     }
   }
   if (waiting.count(name)) waits(name, name);
-  Stack inputs;
-  if (capturing) inputs.assign(stack->begin() + first, stack->end());
   {
     at::AutoDispatchBelowADInplaceOrView guard;
     op.callBoxed(stack);
@@ -283,8 +269,6 @@ void fallback(const c10::OperatorHandle& op, Stack* stack) {
   aliases.write_back();
   const size_t results = schema.returns().size(), start = stack->size() - results;
   bool only_views = results > 0 && !writes;
-  Stack outputs;
-  if (capturing) outputs.assign(stack->begin() + start, stack->end());
   for (size_t k = start; k < stack->size(); k++) {
     auto& value = (*stack)[k];
     if (value.isTensor()) {
@@ -299,25 +283,7 @@ void fallback(const c10::OperatorHandle& op, Stack* stack) {
       value = c10::IValue(c10::List<Tensor>(list));
     }
   }
-  if (capturing && !only_views) {
-    current->calls.push_back({op, std::move(inputs), std::move(outputs)});
-    for (auto& [mine, theirs] : aliases.pairs) current->kept.push_back(theirs);
-  }
   if (!only_views) launched(name);
-}
-
-void replay(const Graph& graph) {
-  at::AutoDispatchBelowADInplaceOrView guard;
-  for (const auto& call : graph.calls) {
-    Stack stack = call.inputs;
-    call.op.callBoxed(&stack);
-    const size_t start = stack.size() - call.outputs.size();
-    for (size_t k = 0; k < call.outputs.size(); k++) {
-      const auto &now = stack[start + k], &then = call.outputs[k];
-      if (now.isTensor() && now.toTensor().defined() && !now.toTensor().is_same(then.toTensor()))
-        then.toTensor().copy_(now.toTensor());
-    }
-  }
 }
 
 // ---- operators of the device itself ------------------------------------------------------------------------------
@@ -337,12 +303,6 @@ Tensor copy_from(const Tensor& self, const Tensor& dst, bool non_blocking) {
   Aliases aliases;
   Tensor source = from ? aliases.of(self) : self, target = to ? aliases.of(dst) : dst;
   if (from && to) {
-    if (capturing) {
-      static auto op = c10::Dispatcher::singleton().findSchemaOrThrow("aten::copy_", "");
-      current->calls.push_back({op, {target, source, false}, {target}});
-      current->kept.push_back(self);
-      current->kept.push_back(dst);
-    }
     launched("copy_");
   } else if (self.numel()) {
     waits(kind, "copy_");
@@ -515,7 +475,6 @@ struct Registered {
 }  // namespace
 
 PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
-  py::class_<Graph, std::shared_ptr<Graph>>(m, "Graph").def("__len__", [](const Graph& g) { return g.calls.size(); });
   m.def("start", [](py::object function) {
     launches.clear();
     Py_XDECREF(callback);
@@ -523,8 +482,5 @@ PYBIND11_MODULE(TORCH_EXTENSION_NAME, m) {
     counting = true;
   });
   m.def("stop", []() { counting = false; return launches; });
-  m.def("capture_begin", []() { current = std::make_shared<Graph>(); capturing = true; });
-  m.def("capture_end", []() { capturing = false; return current; });
-  m.def("replay", [](const Graph& graph) { replay(graph); launched("graph"); });
   m.def("seed", [](uint64_t n) { hostGenerator().set_current_seed(n); });
 }

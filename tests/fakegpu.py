@@ -21,7 +21,6 @@ from collections import Counter
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from types import ModuleType
-from unittest.mock import patch
 
 import torch
 from torch.utils.cpp_extension import load
@@ -89,36 +88,6 @@ def _place() -> str:
     while frame is not None and not any(folder in frame.f_code.co_filename for folder in OURS):
         frame = frame.f_back
     return "elsewhere" if frame is None else f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno}"
-
-
-class CUDAGraph:
-    """Records what is launched, refuses waits, and replays by addresses, as CUDA graphs do."""
-
-    def replay(self):
-        _C.replay(self.recorded)
-
-
-@contextmanager
-def _recorded(graph: CUDAGraph, *_, **__):
-    _C.capture_begin()
-    try:
-        yield
-    finally:
-        graph.recorded = _C.capture_end()
-
-
-@contextmanager
-def simulated_cuda_graphs():
-    """`torch.cuda.make_graphed_callables` as torch has it, but it records the simulated device."""
-    is_enabled = torch.is_autocast_enabled  # without an argument it is asked for CUDA's
-    values = {"CUDAGraph": CUDAGraph, "graph": _recorded, "synchronize": lambda *_: None}
-    values |= {"stream": nullcontext, "Stream": lambda *_, **__: None}
-    with (
-        patch.multiple(torch.cuda, **values),
-        patch.object(torch.cuda.graphs, "graph_pool_handle", lambda: None),
-        patch.object(torch, "is_autocast_enabled", lambda device=NAME: is_enabled(device)),
-    ):
-        yield
 
 
 def _device_module() -> ModuleType:

@@ -31,7 +31,6 @@ from modeling_elmo import (
     ELMoModel,
     ELMoTokenizer,
     elmo_backend,
-    elmo_lstm,
     elmo_lstm_fused,
 )
 from modeling_elmo.pipeline_elmo import ELMoQuestionAnsweringPipeline
@@ -256,16 +255,13 @@ def test_a_tagger_given_layers():
 
 @both_modes
 @pytest.mark.parametrize("inner", [21, 7])
-@pytest.mark.parametrize("backend", ["reference", "training", "inference", "torch_lstm", "cuda_graph"])
-def test_backends(backend, inner, train, fakegpu, monkeypatch):
+@pytest.mark.parametrize("backend", ["reference", "training", "inference"])
+def test_backends(backend, inner, train):
     """A forced backend on the device, and the definition on the CPU where the backend is not built."""
     if backend == "inference" and train:
         pytest.skip("it has no gradients")
-    clips = {"cell_clip": None, "projection_clip": None} if backend == "torch_lstm" else {}
-    options = {"lstm_hidden_size": inner, **clips}
-    with fakegpu.simulated_cuda_graphs():
-        check(lambda: bilm(**options), characters(), backend, train=train)
-        check(lambda: bilm(ELMoForPreTraining, **options), language_batch({}), backend, train=train)
+    check(lambda: bilm(lstm_hidden_size=inner), characters(), backend, train=train)
+    check(lambda: bilm(ELMoForPreTraining, lstm_hidden_size=inner), language_batch({}), backend, train=train)
 
 
 @contextmanager
@@ -303,16 +299,14 @@ def figures_of(run):
         {"context": "stream", "gradient_accumulation_steps": 2},
         {"context": "stream", "bf16": True},
         {"context": "stream", "backend": "training"},
-        {"context": "stream", "backend": "cuda_graph"},
-        {"context": "stream", "backend": "cuda_graph", "bf16": True},
     ],
     ids=lambda options: " ".join(map(str, options.values())) or "default",
 )
-def test_pretraining_runs(options, tmp_path, fakegpu):
+def test_pretraining_runs(options, tmp_path):
     options = dict(options)
     backend = options.pop("backend", None)
     expected = figures_of(run_on("cpu", tmp_path / "cpu", **options))
-    with fakegpu.simulated_cuda_graphs(), elmo_backend(backend) if backend else nullcontext():
+    with elmo_backend(backend) if backend else nullcontext():
         found = figures_of(run_on(DEVICE, tmp_path / DEVICE, **options))
     assert len(found) == 11
     torch.testing.assert_close(found, expected, rtol=1e-2 if "bf16" in options else 1e-5, atol=0)
@@ -391,70 +385,6 @@ def test_question_pipeline():
     assert answers[0]["answer"] == answers[1]["answer"]
 
 
-def gradients_with_graphs(fakegpu, run, model):
-    """Gradients of `run(model)`, as recorded graphs and as the definition."""
-    found = []
-    for backend in ("cuda_graph", "reference"):
-        model.zero_grad()
-        with fakegpu.simulated_cuda_graphs(), elmo_backend(backend):
-            run(model)
-        found.append({name: parameter.grad.cpu() for name, parameter in model.named_parameters() if "lstm" in name})
-    return found
-
-
-def test_a_graph_of_an_evaluation_is_not_used_in_training(fakegpu):
-    vectors = torch.randn(2, 5, 7).to(DEVICE)
-
-    def run(model):
-        with torch.no_grad():
-            model(inputs_embeds=vectors)
-        model(inputs_embeds=vectors).last_hidden_state.square().sum().backward()
-
-    found, expected = gradients_with_graphs(fakegpu, run, bilm().to(DEVICE))
-    torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-4)
-
-
-def test_a_graph_runs_again_after_its_backward_pass(fakegpu):
-    """Gradients of several batches add up. A batch that is given up, or whose loss is kept, is no obstacle."""
-    model = bilm().to(DEVICE)
-    batches = [{"inputs_embeds": torch.randn(2, 5, 7).to(DEVICE)} for _ in range(2)]
-
-    def loss(batch):
-        return model(**batch).last_hidden_state.square().sum()
-
-    def one_by_one(_):
-        loss(batches[0])
-        losses = []
-        for batch in batches:
-            losses.append(loss(batch))
-            losses[-1].backward()
-
-    found, expected = gradients_with_graphs(fakegpu, one_by_one, model)
-    torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-4)
-    message = "two batches of one shape before a backward pass.*Call `backward\\(\\)`"
-    with fakegpu.simulated_cuda_graphs(), elmo_backend("cuda_graph"), pytest.raises(RuntimeError, match=message):
-        sum(map(loss, batches))
-
-
-def test_few_graphs_are_kept(fakegpu, monkeypatch):
-    """The most recent ones."""
-    monkeypatch.setattr(elmo_lstm, "MOST_GRAPHS", 2)
-    model, recorded, record = bilm().to(DEVICE), [], torch.cuda.make_graphed_callables
-
-    def counted(*arguments):
-        recorded.append(arguments)
-        return record(*arguments)
-
-    monkeypatch.setattr(torch.cuda, "make_graphed_callables", counted)
-    numbers = []
-    with fakegpu.simulated_cuda_graphs(), elmo_backend("cuda_graph"), torch.no_grad():
-        for time in (3, 4, 3, 5, 3, 4):
-            before = len(recorded)
-            model(inputs_embeds=torch.randn(2, time, 7).to(DEVICE))
-            numbers.append(len(recorded) > before)
-    assert numbers == [True, True, False, True, False, True]
-
-
 class Step:
     """A training step of 128 x 20 tokens, of a narrow model: launches and waits do not depend on widths."""
 
@@ -515,17 +445,16 @@ def test_launches_and_waits_of_a_step(make, options, launches, waits, fakegpu, m
     assert seen.num_launches <= launches and seen.num_waits <= waits, f"{seen.num_launches}, {seen.waits}"
 
 
-def test_the_benchmark_of_a_device(fakegpu, monkeypatch, tmp_path):
+def test_the_benchmark_of_a_device(monkeypatch, tmp_path):
     """Every path is right, and a wrong kernel gets no figure."""
     options = ["--device", DEVICE, "--preset", "tiny", "--rounds", "1", "--batches", "2x6", "--training_batches", "4x6"]
-    with fakegpu.simulated_cuda_graphs():
-        figures = benchmark.main([*options, "--output", str(tmp_path / "report.json")])
+    figures = benchmark.main([*options, "--output", str(tmp_path / "report.json")])
     stored = json.loads((tmp_path / "report.json").read_text(encoding="utf-8"))
     assert stored["rows"] == figures["rows"] and stored["conditions"]["device"] == DEVICE
-    names = {f"{title}, {precision}" for title in ("this package", "graphs") for precision in ("float32", "bfloat16")}
+    names = {f"this package, {precision}" for precision in ("float32", "bfloat16")}
     for part, batch in (("inference", "2x6"), ("training", "4x6")):
         rows = {row["implementation"]: row for row in stored["rows"] if (row["part"], row["batch"]) == (part, batch)}
-        assert len(rows) == 12 and rows.keys() >= names and all(name in "\n".join(stored["tables"]) for name in rows)
+        assert len(rows) == 9 and rows.keys() >= names and all(name in "\n".join(stored["tables"]) for name in rows)
         assert {"launches", "megabytes"} <= rows["this package, float32"].keys()
     monkeypatch.setattr(elmo_lstm_fused, "cell_forward", lambda *rooms: [room.zero_() for room in rooms[-3:]])
     with pytest.raises(ValueError, match="'this package, float32' is wrong.*no speed is reported"):

@@ -244,7 +244,7 @@ def test_what_a_quantized_model_refuses(tmp_path):
     embedded = torch.randn(1, 3, 32, requires_grad=True)
     with fails("A quantized layer has no gradients. Train the model in float32"):
         model.elmo(inputs_embeds=embedded)
-    with elmo_backend("torch_lstm"), fails("A quantized layer has no backend 'torch_lstm'."):
+    with elmo_backend("training"), fails("A quantized layer has no backend 'training'."):
         model.elmo(**make_inputs())
     data = [{"inputs_embeds": torch.ones(2, 32), "labels": torch.ones(2, dtype=torch.long)}] * 2
     trainer = Trainer(model, TrainingArguments(str(tmp_path), report_to="none", use_cpu=True), train_dataset=data)

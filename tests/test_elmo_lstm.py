@@ -75,7 +75,7 @@ def torch_lstm(lstm, config):
     return other
 
 
-@pytest.mark.parametrize("backend", ["reference", "training", "torch_lstm"])
+@pytest.mark.parametrize("backend", ["reference", "training"])
 @pytest.mark.parametrize("inner, outer", [(21, 7), (7, 7), (64, 33)])
 @pytest.mark.parametrize("forget_bias", [0.0, 1.0])
 def test_unclipped_equals_torch_lstm(inner, outer, forget_bias, backend):
@@ -192,37 +192,14 @@ def test_hand_written_gradients_equal_autograd(options, order):
         torch.testing.assert_close(mine, theirs)
 
 
-@pytest.mark.parametrize("options", OPTIONS)
-def test_a_graph_is_recorded_once_for_each_shape(options, monkeypatch):
-    """On CPU, with a mock of the recorder that counts calls. The recorded function is compared with autograd."""
-    config = make_config(**{"cell_clip": 0.7, "projection_clip": 0.5, **options})
-    lstm, recorded = make_lstm(config, dtype=torch.float64), []
-
-    def record(function, examples):
-        recorded.append(examples)
-        return function
-
-    monkeypatch.setattr(torch.cuda, "make_graphed_callables", record)
-    for _ in range(2):
-        mine = gradients(lstm, config, "cuda_graph", "forward_N")
-        theirs = gradients(lstm, config, "reference", "forward_N")
-        for found, expected in zip(mine, theirs, strict=True):
-            torch.testing.assert_close(found, expected)
-    assert len(recorded) == config.num_hidden_layers
-
-
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
-@pytest.mark.parametrize("backend", ["training", "cuda_graph", "torch_lstm"])
-def test_every_path_on_cuda_equals_the_definition(backend):
-    clips = {} if backend == "torch_lstm" else {"cell_clip": 0.7, "projection_clip": 0.5}
-    config = make_config(**{"cell_clip": None, "projection_clip": None, **clips})
+def test_the_training_path_on_cuda_equals_the_definition():
+    config = make_config(cell_clip=0.7, projection_clip=0.5)
     lstm = make_lstm(config, dtype=torch.float64).cuda()
-    for _ in range(2):
-        mine = gradients(lstm, config, backend, "forward_N", "cuda")
-        theirs = gradients(lstm, config, "reference", "forward_N", "cuda")
-        for found, expected in zip(mine, theirs, strict=True):
-            torch.testing.assert_close(found, expected)
+    found = [gradients(lstm, config, backend, "forward_N", "cuda") for backend in ("training", "reference")]
+    for mine, theirs in zip(*found, strict=True):
+        torch.testing.assert_close(mine, theirs)
 
 
 def test_bfloat16_keeps_the_cell_in_float32():
@@ -255,13 +232,6 @@ def test_training_under_autocast_is_near_float64(order):
     assert max(errors["reference"]) < 0.1  # where a value is near its bound, one of them has no gradient
     for kernel, definition in zip(errors["training"], errors["reference"], strict=True):
         assert kernel < 1.5 * definition + 1e-3
-
-
-def test_torch_lstm_refuses_clips():
-    config = make_config(projection_clip=None)
-    message = "has no clips, but this model has cell_clip=3.0 and projection_clip=None. Use another backend"
-    with elmo_backend("torch_lstm"), pytest.raises(ValueError, match=message):
-        run(make_lstm(config), *make_batch(config))
 
 
 @pytest.mark.parametrize("most", [1024, 3])

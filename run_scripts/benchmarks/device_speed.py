@@ -70,7 +70,7 @@ def variants_on(variants: ModelVariants, device: torch.device) -> ModelVariants:
 def device_contest(
     part: str, name: str, batch: list[list[str]], variants: ModelVariants, there: ModelVariants
 ) -> Contest:
-    """Our code, the definition, recorded graphs and `torch.nn.LSTM` on one batch.
+    """Our code, the definition and `torch.nn.LSTM` on one batch.
 
     Args:
         part: `"inference"`, or `"training"`: forward and backward, without dropout and optimizer.
@@ -92,7 +92,7 @@ def device_contest(
     rows = [
         (f"{title}, {precision}", call_of(there.model, backend), clipped, precision)
         for precision in PRECISIONS
-        for title, backend in (("this package", None), ("plain definition", "reference"), ("graphs", "cuda_graph"))
+        for title, backend in (("this package", None), ("plain definition", "reference"))
     ]
     rows += [
         (f"torch.nn.LSTM, {precision}", call_of(there.torch_lstm), unclipped, precision) for precision in PRECISIONS

@@ -60,7 +60,8 @@ class TorchLSTMLayer(nn.Module):
 
     def forward(self, text) -> tuple[Tensor, Tensor, Tensor]:
         sequences = PackedSequence(text.tokens_ND, torch.tensor(text.batch_sizes))
-        outputs, (hidden, cell) = self.lstm(sequences, (text.hidden_SP[None], text.cell_SH[None]))
+        states = text.hidden_SP[None].contiguous(), text.cell_SH[None].contiguous()  # cuDNN reads no others
+        outputs, (hidden, cell) = self.lstm(sequences, states)
         return outputs.data, hidden[0], cell[0]
 
 
