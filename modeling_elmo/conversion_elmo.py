@@ -208,7 +208,7 @@ def load_for_export(model_class: type[ELMoPreTrainedModel], model_dir: str | Pat
             f"{model_dir} holds a quantized model, which the original format cannot store. Export the model in "
             "float32, or save what `model.dequantize()` returns."
         )
-    model.base_model._drop_cache()
+    model.base_model.drop_cache()
     return model
 
 

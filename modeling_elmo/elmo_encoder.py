@@ -1,21 +1,24 @@
-"""The character encoder: from the characters of a word to its features (Kim et al. 2015), and a cache of word vectors.
+"""From the characters of a word to its features (Kim et al. 2015), from these to token vectors, and a cache of them.
 
 Shape suffixes: N tokens; U distinct words, or each position of a text; W `max_word_length`; X the ids of a word: W
 characters, after the word's id if used; C width of a character; R character ids; P positions of a filter; K its width;
 F filters; V words of a cache.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from transformers.utils import logging
 
 from .configuration_elmo import ELMoConfig
 from .elmo_backends import choose_backend, fast_linear, product_dtype, remembered, sample_of, version
-from .elmo_inputs import to_device
+from .elmo_inputs import check_range, to_device, token_mask
 from .elmo_operators import has_hooks
+
+logger = logging.get_logger(__name__)
 
 INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}  # by the bytes of a parameter's values
 CHUNK_WORDS = 128  # words of similar length per chunk: their windows stay in the CPU cache
@@ -124,10 +127,10 @@ def _maxima(characters_UW: Tensor, table_KRF: Tensor) -> Tensor:
 
 
 class VocabularyCache(nn.Module):
-    """Token vectors of distinct words, found by the ids of the words. `ELMoModel.cache_vocabulary` makes it.
+    """Token vectors of distinct words, found by the ids of the words. `cache_vocabulary` makes it.
 
     Args:
-        words_VX: rows of ids, as in `ELMoModel.encode_words`.
+        words_VX: rows of ids, as in `encode_words`.
         vectors_VP: the vectors of these words.
         parameters: the parameters that computed the vectors.
         persistent: whether the cache is part of the model's `state_dict`.
@@ -168,6 +171,126 @@ class VocabularyCache(nn.Module):
                 return False
             self.versions, self.sums = versions, sums
         return True
+
+
+class ELMoTokenMixin:
+    """The part of `ELMoModel` that computes and caches the token vectors of words (`x_k` of section 3.1)."""
+
+    config: ELMoConfig
+    char_encoder: ELMoCharacterEncoder | None
+    word_embeddings: nn.Embedding | None
+    token_projection: nn.Linear | None
+    vocabulary_cache: VocabularyCache | None
+
+    def word_ids(self, character_ids: Tensor, input_ids: Tensor) -> Tensor:
+        """All ids that a word's vector depends on: its word id, if the model has word vectors, then its characters."""
+        ids = [] if self.word_embeddings is None else [input_ids[..., None]]
+        return torch.cat(ids if self.char_encoder is None else [*ids, character_ids], dim=-1)
+
+    def encode_words(self, words_UX: Tensor) -> Tensor:
+        """Token vectors `(..., projection_size)` of rows of ids: the word id, if used, before the characters.
+
+        Words of `cache_vocabulary` are looked up, unless they need a gradient or a hook is to see them.
+        """
+        words_UX = words_UX.long()
+        if self.word_embeddings is not None:
+            check_range("input_ids", words_UX[..., 0], self.config.vocab_size)
+        if self.char_encoder is not None:
+            check_range("character_ids", words_UX[..., -self.config.max_word_length :], self.config.char_vocab_size)
+        cache = self._usable_cache()
+        if cache is None:
+            return self.compute_words(words_UX)
+        words_UX = to_device(words_UX, cache.words.device)
+        known_U, rows_U = cache.find(words_UX)
+        vectors_UP = cache.vectors[rows_U]
+        if not known_U.all():
+            vectors_UP[~known_U] = self.compute_words(words_UX[~known_U]).to(vectors_UP)
+        return vectors_UP
+
+    def compute_words(self, words_UX: Tensor) -> Tensor:
+        features = []
+        if self.word_embeddings is not None:
+            features.append(self.word_embeddings(to_device(words_UX[..., 0], self.word_embeddings.weight.device)))
+        if self.char_encoder is not None:
+            features.append(self.char_encoder(words_UX[..., -self.config.max_word_length :]))
+        features_UF = torch.cat(features, dim=-1)
+        return features_UF if self.token_projection is None else fast_linear(self.token_projection, features_UF)
+
+    def token_encoder(self) -> list[nn.Module]:
+        parts = (self.char_encoder, self.word_embeddings, self.token_projection)
+        return [part for part in parts if part is not None]
+
+    @torch.no_grad()
+    def cache_vocabulary(self, words: Iterable[str], tokenizer, save: bool = False, batch_size: int = 1024):
+        """Computes the token vectors of words once. The model then looks them up by their characters.
+
+        Other words are computed as before. A cached word takes `4 * (max_word_length + projection_size) + 8` bytes
+        (float32). The cache moves with the model. It is dropped, with a warning, if a parameter of the encoder changes.
+
+        Args:
+            words: the words, for example `tokenizer.get_vocab()`.
+            tokenizer: the tokenizer that was saved with the model.
+            save: whether `save_pretrained` saves the cache with the model.
+            batch_size: number of words per batch.
+        """
+        if isinstance(words, str) or not callable(tokenizer):
+            raise ValueError(
+                f"`cache_vocabulary` received {type(words).__name__} and {type(tokenizer).__name__}; pass a list of "
+                "words and the tokenizer that was saved with the model."
+            )
+        if obstacle := self._cache_obstacle():
+            raise ValueError(f"`cache_vocabulary` cannot be used here: {obstacle}.")
+        self.drop_cache()
+        words = list(dict.fromkeys(words))
+        rows = []
+        for start in range(0, len(words), batch_size):
+            encoding = tokenizer(words[start : start + batch_size], is_split_into_words=True, return_tensors="pt")
+            inputs = encoding.get("character_ids"), encoding.get("input_ids")
+            token_mask(self.config, *inputs)  # checks the tokenizer's output
+            rows.append(self.word_ids(*inputs)[0])
+        if not rows:
+            raise ValueError("`cache_vocabulary` received no words; pass at least one.")
+        distinct_UX = distinct_rows(torch.cat(rows))[0]
+        batches = logging.tqdm(distinct_UX.split(batch_size), desc="Encoding the vocabulary", unit="batch")
+        vectors_UP = torch.cat([self.encode_words(batch) for batch in batches])
+        distinct_UX = distinct_UX.to(vectors_UP.device)
+        self.vocabulary_cache = VocabularyCache(distinct_UX, vectors_UP, self._word_parameters(), persistent=save)
+        self.config.vocabulary_cache_size = len(distinct_UX) if save else 0
+
+    def drop_cache(self):
+        self.vocabulary_cache = None
+        self.config.vocabulary_cache_size = 0
+
+    def empty_cache(self) -> VocabularyCache:
+        """A cache of the right size, which `from_pretrained` fills."""
+        config = self.config
+        columns = (self.word_embeddings is not None) + (config.max_word_length if config.char_vocab_size else 0)
+        words_VX = torch.zeros(config.vocabulary_cache_size, columns, dtype=torch.int32)
+        vectors_VP = torch.zeros(len(words_VX), config.projection_size)
+        return VocabularyCache(words_VX, vectors_VP, self._word_parameters(), persistent=True)
+
+    def _usable_cache(self) -> VocabularyCache | None:
+        if self.vocabulary_cache is None or self.vocabulary_cache.words.is_meta or self._cache_obstacle():
+            return None
+        cache, parameters = self.vocabulary_cache, self._word_parameters()
+        if torch.is_grad_enabled() and any(parameter.requires_grad for parameter in parameters):
+            return None
+        if cache.suits(parameters):
+            return cache
+        logger.warning("The encoder's weights changed: its vocabulary cache is dropped. Call `cache_vocabulary` again.")
+        self.drop_cache()
+        return None
+
+    def _cache_obstacle(self) -> str | None:
+        """The reason why words are computed and not looked up, or `None`."""
+        if any(map(is_hooked, self.token_encoder())):
+            return "the token encoder has a hook, which is to see all words; remove the hook"
+        if any(parameter.is_meta for parameter in self._word_parameters()):
+            return "weights of the token encoder are offloaded by `device_map`; load them on a device"
+        return "this is a replica of `nn.DataParallel`" if getattr(self, "_is_replica", False) else None
+
+    def _word_parameters(self) -> list[nn.Parameter]:
+        return [parameter for part in self.token_encoder() for parameter in part.parameters()]
 
 
 def row_hashes(rows_NX: Tensor) -> Tensor:

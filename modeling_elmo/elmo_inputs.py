@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from transformers.utils import can_return_tuple, logging
+from transformers.utils import ModelOutput, can_return_tuple, logging
 
 from .configuration_elmo import ELMoConfig
 from .elmo_backends import is_exporting
@@ -38,6 +38,9 @@ USUAL_ARGUMENTS = (
 )
 TARGETS = ("labels", "predicate_labels", "forward_targets", "backward_targets", "mentions")
 ID_DTYPES = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
+
+
+States = tuple[Tensor, Tensor]  # hidden and cell, as `ELMoModelOutput.final_states`
 
 
 class Packing(NamedTuple):
@@ -151,6 +154,33 @@ def unpack_layers(batch: TokenBatch, forward: list[Tensor], backward: list[Tenso
     tokens_NP = batch.words_UP[batch.index_N]
     layers = (joined(f, forward_N, b, backward_N) for f, b in zip(forward, backward, strict=True))
     return joined(tokens_NP, positions_N, tokens_NP, positions_N), *layers
+
+
+def starting_states(config: ELMoConfig, states: States | None, words_UP: Tensor, batch_size: int) -> States:
+    """Checked `initial_states`, or zeros: `(batch, layers, 2, projection_size)` and `(..., lstm_hidden_size)`."""
+    sizes = (config.projection_size, config.lstm_hidden_size)
+    shapes = [(batch_size, config.num_hidden_layers, 2, size) for size in sizes]
+    # The cell is a long sum, for which half precision is too coarse.
+    cell_dtype = torch.promote_types(words_UP.dtype, torch.float32)
+    if states is None:
+        return words_UP.new_zeros(shapes[0]), words_UP.new_zeros(shapes[1], dtype=cell_dtype)
+    states = tuple(states.values()) if isinstance(states, ModelOutput) else states  # an item of an output
+    given = states if isinstance(states, (tuple, list)) else [states]
+    received = [tuple(state.shape) if isinstance(state, Tensor) else type(state).__name__ for state in given]
+    if received != shapes:
+        raise ValueError(
+            f"`initial_states` have shapes {received}, but this batch of {batch_size} needs (hidden, cell) of "
+            f"shapes {shapes}. Pass the `final_states` of the preceding text of the same rows."
+        )
+    for state, shape in zip(states, shapes, strict=True):
+        check_floats("initial_states", state, shape)
+    return states[0].to(words_UP), states[1].to(words_UP.device, cell_dtype)
+
+
+def join_states(forward: list[Tensor], backward: list[Tensor]) -> States:
+    """`final_states` of a batch from those of each direction, `(batch, layers, width)`."""
+    hidden, cell = (torch.stack(pair, dim=2) for pair in zip(forward, backward, strict=True))
+    return hidden, cell
 
 
 @torch.compiler.disable  # its checks read values

@@ -1,7 +1,8 @@
 """The clipped projected LSTM (Sak et al. 2014, with the bounds of Peters et al. 2018) over packed sequences.
 
 Shape suffixes: N real tokens of a batch, time-major; C a chunk of them; S sequences, longest first; U distinct words;
-D width of the input; H `lstm_hidden_size`; P `projection_size`; G = 4 H gates in the order i, f, o, g (the candidate).
+D width of the input; H `lstm_hidden_size`; P `projection_size`; G = 4 H gates in the order i, f, o, g (the candidate);
+K directions; L layers; B batch; T time.
 
 Tokens are packed step by step (see `pack` in `elmo_inputs.py`): the sequences that are still running at a step are a
 prefix of the state, and nothing is computed for padding.
@@ -29,7 +30,9 @@ from .elmo_backends import (
     tanh,
     weight_gradient,
 )
+from .elmo_inputs import States, TokenBatch, join_states, starting_states, token_mask
 from .elmo_lstm_fused import Steps, fused_layer
+from .elmo_operators import private
 from .elmo_threads import FEW_IN_INT8, FEW_MULTIPLICATIONS, at_once, can_use_threads
 
 CHUNK_ROWS = 256  # rows of input gates per product: one (tokens x 4H) block would page-fault on every call
@@ -354,6 +357,48 @@ def threaded_layer(
     return outputs_KNP, hidden_KSP, cell_KSH
 
 
+def run_directions(
+    lstms: Sequence[ELMoLSTM], streams: Sequence[tuple[TokenBatch, Tensor]], states: States
+) -> list[tuple[Any, ...]]:
+    """Runs the forward and the backward LSTM, each over a batch in an order, at once where that is faster.
+
+    Returns:
+        For each direction `(outputs, hidden_BLP, cell_BLH)`: the packed output of each layer, and the state after each
+        row's end.
+    """
+    batches = [batch for batch, _ in streams]
+    starts = [[state[:, :, number] for state in states] for number in range(2)]
+    sizes, other_sizes = (batch.packing.batch_sizes for batch in batches)
+    tensors = *(batch.words_UP for batch in batches), *states
+    kernel = kernel_of_both(lstms, sizes, *tensors) if sizes == other_sizes else None
+    if kernel is None:
+        calls = [partial(_run_direction, *each) for each in zip(lstms, streams, starts, strict=True)]
+        return _run_in_threads(lstms, calls, sizes, *tensors)
+    inputs_KND = torch.stack([batch.words_UP[batch.index_N[order_N]] for batch, order_N in streams])
+    rows = [batch.packing.rows_S for batch in batches]
+    packed = [
+        torch.stack([start[rows_S].transpose(0, 1) for start, rows_S in zip(same, rows, strict=True)])
+        for same in zip(*starts, strict=True)
+    ]
+    outputs, *ends = run_both(kernel, lstms, inputs_KND, sizes, *packed)
+    found = []
+    for number, rows_S in enumerate(rows):
+        news = (end[number].transpose(0, 1) for end in ends)
+        states_B = [old.index_copy(0, rows_S, new.to(old)) for old, new in zip(starts[number], news, strict=True)]
+        found.append(([output[number] for output in outputs], *states_B))
+    return found
+
+
+@torch.compiler.disable  # as `ELMoModel.forward`
+def _run_direction(lstm: ELMoLSTM, stream: tuple[TokenBatch, Tensor], starts: Sequence[Tensor]) -> tuple[Any, ...]:
+    """One direction of `run_directions`."""
+    (batch, order_N), rows_S = stream, stream[0].packing.rows_S
+    packed = [state[rows_S].transpose(0, 1) for state in starts]
+    outputs, *ends = lstm(batch.words_UP, batch.index_N[order_N], batch.packing.batch_sizes, *packed)
+    ends = [old.index_copy(0, rows_S, new.transpose(0, 1).to(old)) for old, new in zip(starts, ends, strict=True)]
+    return outputs, *ends
+
+
 def run_both(kernel: LayersKernel, lstms: Sequence[ELMoLSTM], inputs_KND: Tensor, batch_sizes: list[int], *states):
     """As `ELMoLSTM.forward`, for both directions at once, whose tokens have the same batch sizes.
 
@@ -391,7 +436,7 @@ def kernel_of_both(
     return threaded_layer if is_training else None
 
 
-def inference_in_threads(
+def _run_in_threads(
     lstms: Sequence[ELMoLSTM], calls: Sequence[Callable[[], Any]], batch_sizes: list[int], *tensors: Tensor
 ) -> list[Any]:
     """The results of calls that run one direction each: without gradients at once, or on one thread for few words."""
@@ -467,3 +512,70 @@ def _clip_gradient_(grad: Tensor, values: Tensor, bound: float | None):
 
 def _clip(tensor: Tensor, bound: float | None) -> Tensor:
     return tensor if bound is None else tensor.clamp(-bound, bound)
+
+
+def run_in_export(
+    model: Any, character_ids, input_ids, attention_mask, token_type_ids, inputs_embeds, initial_states
+) -> tuple[tuple[Tensor, ...], Tensor, States]:
+    """The layers of `ELMoModel`, the token mask and the final states, as `torch.export` traces them.
+
+    Every step of the padded rows is computed, one after the other, without checks of values. A masked step keeps the
+    state, so a mask of any pattern means what it means in `pack`, and no size of the traced program depends on a value.
+    The backward direction reads the same steps from the last to the first.
+    """
+    if token_type_ids is not None:
+        raise ValueError("`token_type_ids` cannot be exported. Leave them out, and give each text its own row.")
+    if model.training:
+        raise ValueError("A model in training mode cannot be exported. Call `model.eval()` before.")
+    mask_BT = token_mask(model.config, character_ids, input_ids, attention_mask, None, inputs_embeds)
+    if inputs_embeds is None:
+        inputs_embeds = model.compute_words(model.word_ids(character_ids, input_ids).long())
+    words_BTP = inputs_embeds.to(model.dtype)
+    states = starting_states(model.config, initial_states, words_BTP, mask_BT.shape[0])
+    starts = [[state[:, :, direction] for state in states] for direction in range(2)]
+    forward, *forward_ends = _padded_lstm(model.forward_lstm, words_BTP, mask_BT, starts[0], reverse=False)
+    backward, *backward_ends = _padded_lstm(model.backward_lstm, words_BTP, mask_BT, starts[1], reverse=True)
+    halves = zip([words_BTP, *forward], [words_BTP, *backward], strict=True)
+    hidden_states = tuple(torch.cat(pair, -1).masked_fill(~mask_BT[..., None], 0) for pair in halves)
+    return hidden_states, mask_BT, join_states(forward_ends, backward_ends)
+
+
+def _padded_lstm(
+    lstm: ELMoLSTM, words_BTP: Tensor, mask_BT: Tensor, states: list[Tensor], reverse: bool
+) -> tuple[list[Tensor], Tensor, Tensor]:
+    """Runs one direction over padded rows, in eval mode.
+
+    Args:
+        words_BTP: a vector for each position.
+        mask_BT: bool, the token mask.
+        states: hidden `(batch, layers, projection_size)` and cell `(batch, layers, lstm_hidden_size)` at the start.
+
+    Returns:
+        `(outputs, hidden_BLP, cell_BLH)`: the output of each layer, `(batch, time, projection_size)`, undefined at
+        padding, and the state after each row's end.
+    """
+    outputs, ends = [words_BTP], []
+    for depth, layer in enumerate(lstm.layers):
+        start = [state[:, depth].contiguous() for state in states]
+        output_BTP, *end = _padded_layer(layer, outputs[-1], mask_BT, start, reverse)  # type: ignore[arg-type]
+        outputs.append(output_BTP + outputs[-1] if depth and lstm.use_skip_connections else output_BTP)
+        ends.append(end)
+    hidden, cell = zip(*ends, strict=True)
+    return outputs[1:], torch.stack(hidden, 1), torch.stack(cell, 1)
+
+
+def _padded_layer(
+    layer: ELMoLSTMLayer, inputs_BTP: Tensor, mask_BT: Tensor, states: list[Tensor], reverse: bool
+) -> tuple[Tensor, ...]:
+    if (scan := private("_higher_order_ops.scan")) is None:
+        raise ImportError(f"torch {torch.__version__} has no `scan`, so ELMo cannot be exported. Use another release.")
+
+    def masked_step(before: list[Tensor], text: list[Tensor]) -> tuple[list[Tensor], Tensor]:
+        gates_BG, is_real_B1 = text
+        after = reference_step(layer, gates_BG, *before)
+        kept = [torch.where(is_real_B1, new, old) for new, old in zip(after, before, strict=True)]
+        return kept, kept[0].clone()
+
+    gates_TBG = layer.input_linear(inputs_BTP.transpose(0, 1))
+    ends, outputs_TBP = scan(masked_step, states, [gates_TBG, mask_BT.t()[..., None]], reverse=reverse)
+    return outputs_TBP.transpose(0, 1), *ends

@@ -153,8 +153,8 @@ def vectors(model, tokenizer, words):
 
 def count_computed(model, monkeypatch):
     counts = []
-    compute = model._compute_words
-    monkeypatch.setattr(model, "_compute_words", lambda words: counts.append(len(words)) or compute(words))
+    compute = model.compute_words
+    monkeypatch.setattr(model, "compute_words", lambda words: counts.append(len(words)) or compute(words))
     return counts
 
 

@@ -582,7 +582,7 @@ def test_scores_are_the_words_log_probabilities(side):
 @pytest.mark.parametrize("direction", ["forward", "backward", "both"])
 @pytest.mark.parametrize("chunk", [1, 1000])
 def test_predicted_words_are_the_likeliest(direction, chunk, monkeypatch):
-    monkeypatch.setattr("modeling_elmo.modeling_elmo.CHUNK_LOGITS", chunk)
+    monkeypatch.setattr("modeling_elmo.elmo_scoring.CHUNK_LOGITS", chunk)
     model = make_model(ELMoForPreTraining)
     batch = make_batch(model.config)
     found = model.predict_words(**batch, top_k=4, direction=direction)

@@ -23,7 +23,7 @@ from transformers.utils.hub import HF_MODULES_CACHE
 import modeling_elmo
 from modeling_elmo import ELMoConfig, ELMoModel, ELMoTokenizer
 from modeling_elmo.configuration_elmo import AUTO_MAP, OTHER_REFERENCES
-from modeling_elmo.modeling_elmo import CODE_OF_SOME_HEADS
+from modeling_elmo.elmo_base import CODE_OF_SOME_HEADS
 
 DEFAULTS = {name: reference.split(".")[1] for name, reference in AUTO_MAP.items() if name != "AutoConfig"}
 OTHERS = {reference.split(".")[1]: "AutoModelForTokenClassification" for reference in OTHER_REFERENCES}
