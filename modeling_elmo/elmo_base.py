@@ -18,8 +18,8 @@ from .configuration_elmo import ELMoConfig
 from .elmo_backends import HOW_TO_TRAIN, is_sharded
 from .elmo_encoder import ELMoCharacterEncoder, ELMoHighway
 from .elmo_inputs import NO_TORCHSCRIPT
-from .elmo_int8 import ELMoInt8Config, ELMoInt8Quantizer, Int8Linear, int8_obstacle, replace_linears
 from .elmo_lstm import ELMoLSTMLayer
+from .elmo_operators import ELMoInt8Config, ELMoInt8Quantizer, Int8Linear, int8_obstacle, replace_linears
 from .elmo_softmax import ELMoSoftmax, chosen_rows
 
 if TYPE_CHECKING:  # saved with every model: the Auto map of the configuration names its heads

@@ -13,11 +13,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
-from transformers import initialization as init
 
 from .configuration_elmo import ELMoConfig
 from .elmo_backends import fast_linear, fetched
-from .elmo_head_layers import masked_softmax
+from .elmo_head_layers import glorot_, masked_softmax
 
 FEATURE_SIZE, SCORER_SIZE = 20, 150  # section 7.2 of Lee et al. 2017
 # The least distance of each bin but the first, whose distance is 0: 1, 2, 3, 4, 5-7, 8-15, 16-31, 32-63, 64+.
@@ -127,11 +126,7 @@ class SpanRanker(nn.Module):
 
     def reset_parameters(self):
         """Glorot-uniform matrices and feature tables, biases 0."""
-        for module in self.modules():
-            if isinstance(module, (nn.Linear, nn.Embedding)):
-                init.xavier_uniform_(module.weight)
-            if isinstance(module, nn.Linear) and module.bias is not None:
-                init.zeros_(module.bias)
+        glorot_(self, nn.Linear, nn.Embedding)
 
     def forward(
         self,

@@ -18,6 +18,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from .elmo_backends import (
+    FEW_IN_INT8,
+    FEW_MULTIPLICATIONS,
+    at_once,
+    can_use_threads,
     choose_backend,
     forced_backend,
     fused_obstacle,
@@ -33,7 +37,6 @@ from .elmo_backends import (
 from .elmo_inputs import States, TokenBatch, join_states, starting_states, token_mask
 from .elmo_lstm_fused import Steps, fused_layer
 from .elmo_operators import private
-from .elmo_threads import FEW_IN_INT8, FEW_MULTIPLICATIONS, at_once, can_use_threads
 
 CHUNK_ROWS = 256  # rows of input gates per product: one (tokens x 4H) block would page-fault on every call
 MOST_WORDS = 1024  # maximum distinct words whose input gates are kept: 64 KB each at the original size
@@ -247,7 +250,7 @@ class DirectionsAtOnce(torch.autograd.Function):
     @staticmethod
     def forward(ctx, threads, batch_sizes, options, *tensors):
         ctx.threads, ctx.sizes = threads, (batch_sizes, options)
-        calls = [partial(_train_forward, batch_sizes, options, *half) for half in _halves(tensors)]
+        calls = [partial(_train_forward, batch_sizes, options, *half) for half in _by_direction(tensors)]
         (outputs, kept), (other_outputs, other_kept) = at_once(calls, threads)
         ctx.save_for_backward(*kept, *other_kept)
         return *outputs, *other_outputs
@@ -255,13 +258,13 @@ class DirectionsAtOnce(torch.autograd.Function):
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx, *gradients):
-        halves = zip(*map(_halves, (ctx.saved_tensors, ctx.needs_input_grad[3:], gradients)), strict=True)
+        halves = zip(*map(_by_direction, (ctx.saved_tensors, ctx.needs_input_grad[3:], gradients)), strict=True)
         calls = [partial(_train_backward, *ctx.sizes, kept, wanted, *given) for kept, wanted, given in halves]
         found = at_once(calls, ctx.threads)
         return None, None, None, *found[0], *found[1]
 
 
-def _halves(values: Sequence[Any]) -> tuple[Sequence[Any], Sequence[Any]]:
+def _by_direction(values: Sequence[Any]) -> tuple[Sequence[Any], Sequence[Any]]:
     middle = len(values) // 2
     return values[:middle], values[middle:]
 

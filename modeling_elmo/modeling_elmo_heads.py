@@ -19,11 +19,16 @@ from transformers.modeling_outputs import QuestionAnsweringModelOutput, Sequence
 from transformers.utils import ModelOutput, logging
 
 from .configuration_elmo import ELMoConfig
-from .elmo_head_classifiers import BiattentiveClassifier, ESIMClassifier
-from .elmo_head_crf import UNKNOWN, LinearChainCRF, bio_constraints
-from .elmo_head_features import TokenFeatures
-from .elmo_head_layers import TaskLSTM, TaskRNN, VariationalDropout
-from .elmo_head_reader import SpanReader
+from .elmo_head_layers import (
+    UNKNOWN,
+    LinearChainCRF,
+    TaskLSTM,
+    TaskRNN,
+    TokenFeatures,
+    VariationalDropout,
+    bio_constraints,
+)
+from .elmo_head_networks import BiattentiveClassifier, ESIMClassifier, SpanReader
 from .elmo_inputs import (
     check_floats,
     check_ids,

@@ -15,9 +15,8 @@ from transformers.utils import ModelOutput
 
 from .configuration_elmo import ELMoConfig
 from .elmo_encoder import distinct_rows
-from .elmo_head_crf import UNKNOWN, check_bio, decode_labels
 from .elmo_head_interleaved import InterleavedLSTM
-from .elmo_head_layers import TaskLSTM
+from .elmo_head_layers import UNKNOWN, TaskLSTM, check_bio, decode_labels
 from .elmo_inputs import check_ids, check_range, word_mask
 from .modeling_elmo_heads import HEAD_PARTS, ELMoTaskModel, TaskInputs, reads_batch
 

@@ -6,7 +6,7 @@ from typing import NamedTuple
 from transformers import BatchEncoding
 
 from .modeling_elmo import ELMoForPreTraining
-from .tokenization.elmo_batches import checked_sentences
+from .tokenization.elmo_characters import checked_sentences
 from .tokenization.tokenization_elmo import ELMoTokenizer
 
 

@@ -14,7 +14,7 @@ from modeling_elmo.conversion_elmo import (
     export_original_checkpoint,
     options_to_config,
 )
-from modeling_elmo.elmo_int8 import int8_obstacle
+from modeling_elmo.elmo_operators import int8_obstacle
 from modeling_elmo.tokenization.elmo_characters import SPECIAL_WORDS
 from modeling_elmo.tokenization.tokenization_elmo import ELMoTokenizer
 

@@ -9,7 +9,7 @@ from datasets import Dataset
 
 from modeling_elmo import ELMoTokenizer
 from modeling_elmo.run_scripts.program.command_line import is_mistake_of_user
-from modeling_elmo.tokenization.elmo_batches import checked_sentences
+from modeling_elmo.tokenization.elmo_characters import checked_sentences
 
 GIVEN = {"is_split_into_words": True}
 

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from modeling_elmo.elmo_head_classifiers import BiattentiveClassifier, ESIMClassifier
+from modeling_elmo.elmo_head_networks import BiattentiveClassifier, ESIMClassifier
 
 CLASSIFIERS = [BiattentiveClassifier, ESIMClassifier]
 WIDTH, ELMO, LABELS = 5, 4, 3

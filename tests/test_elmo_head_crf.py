@@ -9,7 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from modeling_elmo.elmo_head_crf import Constraints, LinearChainCRF, bio_constraints, decode_labels
+from modeling_elmo.elmo_head_layers import Constraints, LinearChainCRF, bio_constraints, decode_labels
 
 BIO = ("O", "B-X", "I-X", "B-Y", "I-Y")
 BIOES = ("O", "B-X", "I-X", "E-X", "S-X", "S-Y")

@@ -5,7 +5,7 @@ import torch
 from plain_elmo import PlainELMo
 
 from modeling_elmo import ELMoConfig
-from modeling_elmo.elmo_head_features import TokenFeatures
+from modeling_elmo.elmo_head_layers import TokenFeatures
 
 SIZES = {"vocab_size": 11, "char_vocab_size": 30, "max_word_length": 7, "task_word_embedding_size": 6}
 SIZES |= {"task_char_embedding_size": 3, "task_char_cnn_filters": [[1, 4], [3, 5]]}

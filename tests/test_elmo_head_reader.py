@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from modeling_elmo.elmo_head_reader import SpanReader, TrilinearAttention
+from modeling_elmo.elmo_head_networks import SpanReader, TrilinearAttention
 
 WIDTH, ELMO, HIDDEN = 5, 4, 3
 # 1: question; 2: context; 0: markers and padding, on both sides.

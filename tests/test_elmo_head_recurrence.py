@@ -5,9 +5,9 @@ import torch
 from accelerate import cpu_offload
 from torch import nn
 
-from modeling_elmo import elmo_backend, elmo_backends, elmo_head_recurrence
+from modeling_elmo import elmo_backend, elmo_backends, elmo_head_layers
 from modeling_elmo.elmo_backends import product
-from modeling_elmo.elmo_head_recurrence import _GRU, _LSTM, read_both_ways
+from modeling_elmo.elmo_head_layers import _GRU, _LSTM, read_both_ways
 
 LENGTHS = [7, 1, 4, 7, 2]
 both_kinds = pytest.mark.parametrize("kind", [nn.GRU, nn.LSTM])
@@ -50,7 +50,7 @@ def test_gradients_are_those_of_torchs_own(kind, few, rows, monkeypatch):
     monkeypatch.setattr(elmo_backends, "_is_intel", False)
     rows_of_steps = []
     monkeypatch.setattr(
-        elmo_head_recurrence, "product", lambda x, *others: rows_of_steps.append(len(x)) or product(x, *others)
+        elmo_head_layers, "product", lambda x, *others: rows_of_steps.append(len(x)) or product(x, *others)
     )
     layer, (x, ends) = make_layer(kind, 40, 30, torch.float32), make_rows(40, torch.float32)
     x, ends = x[:rows], ends[:rows]

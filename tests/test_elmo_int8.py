@@ -19,10 +19,10 @@ from modeling_elmo import (
     ELMoModel,
     ELMoTokenizer,
     elmo_backend,
-    elmo_int8,
+    elmo_operators,
 )
 from modeling_elmo.elmo_backends import choose_backend, fast_linear, prepared, product
-from modeling_elmo.elmo_int8 import Int8Linear, int8_obstacle
+from modeling_elmo.elmo_operators import Int8Linear, int8_obstacle
 
 TEXTS = ["He is in (London), Paris.", "Les naïfs ægithales", "밥 먹었어?"]
 
@@ -267,7 +267,7 @@ def test_a_processor_without_the_instructions(tmp_path, monkeypatch, caplog):
     model = make_model()
     quantized = copy.deepcopy(model).quantize()
     quantized.save_pretrained(tmp_path)
-    monkeypatch.setattr(elmo_int8, "question", lambda name: lambda: False)
+    monkeypatch.setattr(elmo_operators, "question", lambda name: lambda: False)
     with elmo_backend("int8"), fails("'int8' was forced, but this processor has no VNNI instructions."):
         top(model)
     same = copy.deepcopy(model).quantize()

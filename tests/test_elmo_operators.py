@@ -18,11 +18,9 @@ from modeling_elmo import (
     ELMoModel,
     ELMoTokenizer,
     elmo_backend,
-    elmo_int8,
     elmo_operators,
 )
-from modeling_elmo.elmo_int8 import int8_obstacle
-from modeling_elmo.elmo_operators import sees_values_only
+from modeling_elmo.elmo_operators import int8_obstacle, sees_values_only
 
 pytestmark = pytest.mark.usefixtures("onednn_at_any_size")
 
@@ -34,7 +32,7 @@ FORGETFUL = (
     elmo_operators._modes,
     elmo_operators.onednn_dtypes,
     elmo_operators.logger.warning_once,
-    elmo_int8._can_multiply,
+    elmo_operators._can_multiply,
 )
 PRIVATE = {  # each private name, and whether a warning names it: where the processor lacks 8 bits, not all are used
     "ops.mkldnn._linear_pointwise": torch.backends.mkldnn.is_available(),
@@ -123,7 +121,7 @@ def test_a_product_with_other_values_is_not_taken(name, monkeypatch, forgetful):
 
     elmo_operators.private.cache_clear()
     monkeypatch.setattr(elmo_operators, "reduce", lambda step, parts, start: Doubled())
-    assert not elmo_operators.onednn_dtypes() and not elmo_int8._can_multiply()
+    assert not elmo_operators.onednn_dtypes() and not elmo_operators._can_multiply()
 
 
 def jvp(model, embeds, direction):

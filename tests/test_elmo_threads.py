@@ -16,12 +16,11 @@ from modeling_elmo import (
     ELMoModel,
     ELMoTokenizer,
     elmo_backend,
+    elmo_backends,
     elmo_lstm,
-    elmo_threads,
 )
-from modeling_elmo.elmo_backends import bfloat16_obstacle, forced_backend
-from modeling_elmo.elmo_int8 import int8_obstacle
-from modeling_elmo.elmo_threads import at_once, can_use_threads
+from modeling_elmo.elmo_backends import at_once, bfloat16_obstacle, can_use_threads, forced_backend
+from modeling_elmo.elmo_operators import int8_obstacle
 
 pytestmark = pytest.mark.usefixtures("onednn_at_any_size", "two_threads")
 
@@ -232,7 +231,7 @@ def test_the_number_of_threads_is_the_users_in_all_threads(monkeypatch):
 
 def test_the_caller_computes_what_no_thread_is_free_for(monkeypatch):
     for pool, is_busy in ((ThreadPoolExecutor(1), True), (ThreadPoolExecutor(1), False)):
-        monkeypatch.setattr(elmo_threads, "_helpers", pool)
+        monkeypatch.setattr(elmo_backends, "_helpers", pool)
         released = threading.Event()
         if is_busy:
             pool.submit(released.wait)

@@ -232,7 +232,7 @@ def test_models_that_cannot_be_exported(tmp_path, model_class, options, message)
 
 
 def test_quantized_model(monkeypatch):
-    for module in ("modeling_elmo", "elmo_int8"):  # on every processor
+    for module in ("modeling_elmo", "elmo_operators"):  # on every processor
         monkeypatch.setattr(f"modeling_elmo.{module}.int8_obstacle", lambda: None)
     model = ELMoModel(ELMoConfig.from_preset("tiny", **SMALL)).eval().quantize()
     with pytest.raises(ValueError, match=r"quantized model cannot be exported. Export the model in float32, or what"):

@@ -11,7 +11,7 @@ from safetensors.torch import load_file
 from task_worker import HEAD, TASKS, WNUT17, bilm, sentences_of
 
 from modeling_elmo import ELMoConfig, ELMoForPreTraining, ELMoForTokenClassification, ELMoTokenizer
-from modeling_elmo.elmo_int8 import int8_obstacle
+from modeling_elmo.elmo_operators import int8_obstacle
 from modeling_elmo.run_scripts import (
     reproduce,
     run_classification,

@@ -15,7 +15,7 @@ from modeling_elmo import (
     ELMoForTokenClassification,
     ELMoModel,
 )
-from modeling_elmo.elmo_head_crf import decode_labels
+from modeling_elmo.elmo_head_layers import decode_labels
 
 every_kind = pytest.mark.parametrize("options", [{"task_num_layers": 3}, {"head": "linear"}], ids=["paper", "linear"])
 ROLES = "modeling_elmo_roles.ELMoForSemanticRoleLabeling"

@@ -6,7 +6,7 @@ import torch.nn.functional as F
 from head_models import NAMES, WORDS, make_batch, make_model, stirred, targets_of
 
 from modeling_elmo import ELMoForTokenClassification
-from modeling_elmo.elmo_head_crf import bio_constraints
+from modeling_elmo.elmo_head_layers import bio_constraints
 
 
 def chain_of_words(emissions_BTK, batch, row):

@@ -25,15 +25,6 @@ from transformers import BatchEncoding, TensorType
 from transformers.tokenization_utils_tokenizers import TokenizersBackend
 from transformers.utils import PaddingStrategy, logging
 
-from .elmo_batches import (
-    LazyEncodings,
-    as_batch,
-    checked_max_length,
-    checked_side,
-    needs_backend,
-    padded_lengths,
-    positions_of_tokens,
-)
 from .elmo_characters import (
     BOS_ID,
     BOS_WORD,
@@ -44,12 +35,19 @@ from .elmo_characters import (
     SURROGATES,
     UNK_ID,
     UNK_WORD,
+    LazyEncodings,
     WordTable,
+    as_batch,
     build_alphabet,
     check_strings,
     check_white_space,
+    checked_max_length,
+    checked_side,
     most_frequent_words,
+    needs_backend,
     order_vocabulary,
+    padded_lengths,
+    positions_of_tokens,
     read_vocabulary,
 )
 from .elmo_pretokenization import TextSplitter

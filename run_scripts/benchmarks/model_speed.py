@@ -17,8 +17,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import BatchEncoding
 
 from modeling_elmo import ELMoModel, ELMoTokenizer, elmo_backend
-from modeling_elmo.elmo_int8 import int8_obstacle
 from modeling_elmo.elmo_lstm import ELMoLSTMLayer
+from modeling_elmo.elmo_operators import int8_obstacle
 from modeling_elmo.run_scripts.benchmarks.turns import Contest, Implementation, Outputs
 
 Peer = dict[str, Any]  # see benchmarks/peers.py

@@ -14,7 +14,7 @@ from transformers import BatchEncoding
 from transformers.utils import logging
 
 from modeling_elmo import ELMoForSemanticRoleLabeling, ELMoTokenizer
-from modeling_elmo.elmo_head_crf import decode_labels
+from modeling_elmo.elmo_head_layers import decode_labels
 from modeling_elmo.modeling_elmo_roles import NO_WORD
 from modeling_elmo.pipeline_elmo import check_numbers, join_words
 from modeling_elmo.pipeline_elmo_roles import PredicateTags, labelled_sentence

@@ -17,7 +17,7 @@ from modeling_elmo.run_scripts.program.files import check_model, load_pretrained
 from modeling_elmo.run_scripts.program.processes import local_device
 from modeling_elmo.run_scripts.vectors.lines import InputLine, group_by_tokens
 from modeling_elmo.run_scripts.vectors.outputs import VectorBlock
-from modeling_elmo.tokenization.elmo_batches import checked_sentences
+from modeling_elmo.tokenization.elmo_characters import checked_sentences
 
 logger = logging.get_logger(__name__)
 

@@ -9,7 +9,7 @@ from transformers import AutoConfig
 
 from modeling_elmo.run_scripts.vectors.embedder import Embedder
 from modeling_elmo.run_scripts.vectors.embedding import LayerChoice
-from modeling_elmo.tokenization.elmo_batches import checked_sentences
+from modeling_elmo.tokenization.elmo_characters import checked_sentences
 
 
 class ELMoVectorizer(TransformerMixin, BaseEstimator):
