@@ -40,18 +40,6 @@ OTHER_REFERENCES = (
     "modeling_elmo_coreference.ELMoForCoreferenceResolution",
     "modeling_elmo_roles.ELMoForSemanticRoleLabeling",
 )
-# Above these, building a model does not end or sizes of tensors overflow. No model comes near.
-MOST_LAYERS, MOST_COLUMNS, MOST_ROWS, MOST_CHARACTERS = 1000, 2**20, 2**31 - 1, 1000
-MOST_CACHED = 2**24  # words of a vocabulary cache, whose memory is allocated before its size is compared
-LARGEST_SIZES = {
-    "num_hidden_layers num_highway_layers task_num_layers": MOST_LAYERS,
-    "projection_size lstm_hidden_size word_embedding_size char_embedding_size": MOST_COLUMNS,
-    "task_hidden_size task_word_embedding_size task_char_embedding_size": MOST_COLUMNS,
-    "max_span_width num_genres": MOST_COLUMNS,
-    "vocab_size char_vocab_size": MOST_ROWS,
-    "vocabulary_cache_size": MOST_CACHED,
-    "max_word_length": MOST_CHARACTERS,
-}
 BILM_CLASSES = {"ELMoModel", "ELMoForPreTraining"}
 
 # Files that make a folder a sentence-transformers model: its own `Transformer` module, which calls our method
@@ -74,33 +62,22 @@ SENTENCE_TRANSFORMERS_FILES: dict[str, Any] = {
     ],
 }
 
-# Names that users of options.json or of torch.nn.LSTM are likely to try.
+# Names that users of options.json or of torch.nn.LSTM are likely to try, for each field.
 OTHER_NAMES = {
-    "activation": "char_cnn_activation",
-    "char_vocab": "char_vocab_size",
-    "dim": "lstm_hidden_size",
-    "dropout_rate": "dropout",
-    "embedding_dim": "char_embedding_size",
-    "filters": "char_cnn_filters",
-    "hidden_dim": "lstm_hidden_size",
-    "lstm_dim": "lstm_hidden_size",
-    "lstm_size": "lstm_hidden_size",
-    "max_characters": "max_word_length",
-    "max_characters_per_token": "max_word_length",
-    "n_characters": "char_vocab_size",
-    "n_highway": "num_highway_layers",
-    "n_layer": "num_hidden_layers",
-    "n_layers": "num_hidden_layers",
-    "n_tokens_vocab": "vocab_size",
-    "num_highway": "num_highway_layers",
-    "num_layer": "num_hidden_layers",
-    "num_layers": "num_hidden_layers",
-    "proj_clip": "projection_clip",
-    "proj_dim": "projection_size",
-    "proj_size": "projection_size",
-    "projection_dim": "projection_size",
-    "vocabulary_size": "vocab_size",
+    "char_cnn_activation": "activation",
+    "char_cnn_filters": "filters",
+    "char_embedding_size": "embedding_dim",
+    "char_vocab_size": "char_vocab n_characters",
+    "dropout": "dropout_rate",
+    "lstm_hidden_size": "dim hidden_dim lstm_dim lstm_size",
+    "max_word_length": "max_characters max_characters_per_token",
+    "num_hidden_layers": "n_layer n_layers num_layer num_layers",
+    "num_highway_layers": "n_highway num_highway",
+    "projection_clip": "proj_clip",
+    "projection_size": "proj_dim proj_size projection_dim",
+    "vocab_size": "n_tokens_vocab vocabulary_size",
 }
+FIELD_OF_NAME = {name: field for field, names in OTHER_NAMES.items() for name in names.split()}
 
 
 @strict
@@ -271,15 +248,6 @@ class ELMoConfig(PreTrainedConfig):
             raise
 
     @classmethod
-    def get_config_dict(cls, pretrained_model_name_or_path, **kwargs):
-        try:
-            return super().get_config_dict(pretrained_model_name_or_path, **kwargs)
-        except RecursionError as error:  # of other files that are not JSON, transformers itself gives the name
-            raise ValueError(
-                f"{pretrained_model_name_or_path}: config.json is nested too deep ({error}); pass another copy."
-            ) from error
-
-    @classmethod
     def from_preset(cls, name: str, **overrides) -> "ELMoConfig":
         """The configuration of a released size (`"small"`, `"medium"`, `"original"`) or of the `"tiny"` test size.
 
@@ -351,7 +319,7 @@ class ELMoConfig(PreTrainedConfig):
         fields = [name for name in type(self).__annotations__ if name not in PreTrainedConfig.__annotations__]
         for name in kwargs:
             similar = get_close_matches(name, [*fields, "hidden_size"], 1, 0.85)
-            close = OTHER_NAMES.get(name) or (similar or [name])[0]
+            close = FIELD_OF_NAME.get(name) or (similar or [name])[0]
             if close != name:
                 raise TypeError(f"ELMoConfig has no field `{name}`. Did you mean `{close}`?")
 
@@ -371,10 +339,6 @@ class ELMoConfig(PreTrainedConfig):
             _check(getattr(self, name) >= 0, name, getattr(self, name), "0 or more")
         for name in ("forget_bias", "scalar_mix_l2"):
             _check(abs(getattr(self, name)) <= sys.float_info.max, name, getattr(self, name), "a finite number")
-        for names, largest in LARGEST_SIZES.items():
-            for name in names.split():
-                value = getattr(self, name)
-                _check(value is None or value <= largest, name, value, f"at most {largest}")
         for name in ("dropout", "elmo_dropout", "task_dropout", "lexical_dropout"):
             value = getattr(self, name)
             _check(value is None or 0 <= value < 1, name, value, "a rate in [0, 1)")
@@ -399,13 +363,10 @@ class ELMoConfig(PreTrainedConfig):
         self._check_filters("task_char_cnn_filters")
 
     def _check_filters(self, name: str):
-        number = len(getattr(self, name))
-        _check(number <= MOST_LAYERS, name, f"{number} filters", f"at most {MOST_LAYERS}")
         for item in getattr(self, name):
             valid = isinstance(item, list) and len(item) == 2 and all(type(n) is int and n > 0 for n in item)
             _check(valid, name, item, "pairs [width, number] of positive integers")
             _check(item[0] <= self.max_word_length, name, item, "widths up to `max_word_length`")
-            _check(item[1] <= MOST_COLUMNS, name, item, f"numbers up to {MOST_COLUMNS}")
 
     def validate_tied_table(self):
         """Checks that the softmax can be the table of the word vectors, if it should."""

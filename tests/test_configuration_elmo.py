@@ -12,7 +12,7 @@ from transformers import AutoConfig, PreTrainedConfig
 
 import modeling_elmo
 from modeling_elmo import ELMoConfig
-from modeling_elmo.configuration_elmo import AUTO_MAP, LARGEST_SIZES, MOST_COLUMNS, OTHER_NAMES, PRESETS
+from modeling_elmo.configuration_elmo import AUTO_MAP, FIELD_OF_NAME, PRESETS
 
 FIELDS = set(ELMoConfig.__annotations__) - set(PreTrainedConfig.__annotations__)
 
@@ -115,7 +115,7 @@ def test_every_class_of_the_auto_map_exists():
         ("lstm_hidden_sizes", "lstm_hidden_size"),
         ("hidden_sizes", "hidden_size"),
         ("use_skip_connection", "use_skip_connections"),
-        *OTHER_NAMES.items(),
+        *FIELD_OF_NAME.items(),
     ],
 )
 def test_near_misses_are_refused(name, meant):
@@ -135,18 +135,9 @@ def test_other_names_pass(name):
         ({"projection_size": "512"}, "'projection_size' expected int, got str"),
         ({"num_hidden_layers": 0}, "`num_hidden_layers` is 0; pass an integer of at least 1"),
         ({"num_highway_layers": -1}, "`num_highway_layers` is -1; pass 0 or more"),
-        *(
-            ({name: 10**9}, f"`{name}` is 1000000000; pass at most 1000")
-            for name in ("num_hidden_layers", "num_highway_layers", "task_num_layers")
-        ),
-        ({"lstm_hidden_size": 10**17}, "`lstm_hidden_size` is 100000000000000000; pass at most 1048576"),
-        ({"vocabulary_cache_size": 10**10}, "`vocabulary_cache_size` is 10000000000; pass at most 16777216"),
-        ({"max_word_length": 10**8}, "`max_word_length` is 100000000; pass at most 1000"),
         ({"hidden_size": "1024"}, "`hidden_size` is 1024, but must be twice .* Omit it"),
         ({"auto_map": True}, "`auto_map` is True; pass a dictionary from Auto classes to `FILE.CLASS`"),
         ({"auto_map": {"AutoModel": 3}}, "`auto_map` is {'AutoModel': 3}; pass a dictionary"),
-        ({"char_cnn_filters": [[1, 1]] * 1001}, "`char_cnn_filters` is '1001 filters'; pass at most 1000"),
-        ({"char_cnn_filters": [[1, 10**9]]}, r"`char_cnn_filters` is \[1, 1000000000\]; pass numbers up to 1048576"),
         ({"cell_clip": 0}, "`cell_clip` is 0; pass a positive bound, or None"),
         ({"cell_clip": float("inf")}, "`cell_clip` is inf; pass a positive bound, or None"),
         ({"projection_clip": 10**400}, "`projection_clip` is 10+; pass a positive bound, or None"),
@@ -202,23 +193,6 @@ def test_bad_values_are_named(options, message):
         ELMoConfig(**options)
 
 
-def test_the_largest_sizes_are_far_above_all_models():
-    """The original softmax has 793,471 words; a vocabulary cache may have more."""
-    config = ELMoConfig.from_preset("original")
-    for names, largest in LARGEST_SIZES.items():
-        assert all(largest >= 20 * (getattr(config, name) or 1) for name in names.split())
-    ELMoConfig(vocab_size=10**8, vocabulary_cache_size=10**7)
-
-
-def test_no_size_of_a_tensor_overflows():
-    """At the largest widths, with few layers, on a device without memory."""
-    widths = {name: size for names, size in LARGEST_SIZES.items() if size == MOST_COLUMNS for name in names.split()}
-    largest = {**widths, "max_word_length": 1000, "char_cnn_filters": [[1000, MOST_COLUMNS]] * 3}
-    rows = {"vocab_size": 2**31 - 1, "char_vocab_size": 2**31 - 1, "vocabulary_cache_size": 2**24}
-    with torch.device("meta"):
-        modeling_elmo.ELMoModel(ELMoConfig(**largest, **rows))
-
-
 @pytest.mark.parametrize(
     ("name", "value"),
     [
@@ -246,9 +220,6 @@ def test_files_of_the_wrong_structure(tmp_path):
         (tmp_path / "config.json").write_text(json.dumps({**content, "architectures": architectures}))
         with suppress(StrictDataclassError):  # transformers 5.17 refuses them
             assert ELMoConfig.from_pretrained(tmp_path).elmo_placement == "both"
-    (tmp_path / "config.json").write_text('{"a":' * 100_000 + "1" + "}" * 100_000)
-    with pytest.raises(ValueError, match=f"{tmp_path}: config.json is nested too deep .*; pass another copy"):
-        ELMoConfig.from_pretrained(tmp_path)
 
 
 def test_assignment_is_checked_too():

@@ -10,7 +10,7 @@ import torch
 from accelerate import Accelerator
 
 from modeling_elmo import ELMoConfig, ELMoForPreTraining, ELMoTokenizer
-from modeling_elmo.configuration_elmo import MOST_ROWS, PRESETS
+from modeling_elmo.configuration_elmo import PRESETS
 from modeling_elmo.run_scripts.pretraining.corpus import Corpus, CorpusArguments
 from modeling_elmo.run_scripts.pretraining.records import settings_of
 from modeling_elmo.run_scripts.pretraining.stopping import on_main_process
@@ -136,7 +136,7 @@ class ModelArguments:
                 f"a tokenizer with max_word_length={self.overrides['max_word_length']}."
             )
         # Raises for fields out of range. The size of a vocabulary file is unknown here, so none may seem too small.
-        self.check_softmax(self.config(vocab_size=self.vocabulary_size or MOST_ROWS))
+        self.check_softmax(self.config(vocab_size=self.vocabulary_size or 2**31 - 1))
 
     def check_softmax(self, config: ELMoConfig):
         """Refuses candidates for a softmax that samples none."""
