@@ -40,18 +40,6 @@ class Candidates(NamedTuple):
     tries: Tensor  # () int64: number of draws until C were distinct
 
 
-class Competition(NamedTuple):
-    """Terms that are added to the logits of the R rows."""
-
-    offset_R: Tensor  # minus the log of the expected count of a candidate; 0 without sampling
-    excluded_R: Tensor  # rows that take part only where they are the target
-
-
-def unsampled(excluded_R: Tensor) -> Competition:
-    """The competition of all rows but the excluded ones."""
-    return Competition(torch.zeros_like(excluded_R, dtype=torch.float32), excluded_R)
-
-
 class ELMoSoftmax(nn.Module):
     """A full, sampled or adaptive softmax (`config.softmax_type`). `<PAD>` is not a class and has no probability.
 
@@ -120,7 +108,7 @@ class ELMoSoftmax(nn.Module):
             losses_N = losses_N.to(_sum_dtype(hidden_NP))
             return (scale_N * losses_N).sum(), losses_N.detach()
         excluded_V = torch.arange(len(self.bias), device=self.bias.device) == self.pad_token_id
-        return cross_entropy(hidden_NP, self.weight, self.bias, unsampled(excluded_V), targets_N, scale_N)
+        return cross_entropy(hidden_NP, self.weight, self.bias, targets_N, scale_N, excluded_V)
 
     def _log_probabilities(self, hidden_NP: Tensor) -> Tensor:
         if self.adaptive is not None:
@@ -194,7 +182,7 @@ class ELMoSoftmax(nn.Module):
         rows_R, offset_R, excluded_R, places_N = (to_device(tensor, hidden_NP.device) for tensor in there)
         weight_RP = F.embedding(rows_R, self.weight, sparse=self.sparse_gradients)
         bias_R = torch.gather(self.bias, 0, rows_R, sparse_grad=self.sparse_gradients)
-        return cross_entropy(hidden_NP, weight_RP, bias_R, Competition(offset_R, excluded_R), places_N, scale_N)
+        return cross_entropy(hidden_NP, weight_RP, bias_R, places_N, scale_N, excluded_R, offset_R)
 
     def _adaptive_loss(self, hidden_NP: Tensor, targets_N: Tensor, scale_N: Tensor) -> tuple[Tensor, Tensor]:
         """`torch.nn.AdaptiveLogSoftmaxWithLoss` with the products and the gradients of `cross_entropy`.
@@ -209,9 +197,8 @@ class ELMoSoftmax(nn.Module):
         clusters_N = torch.bucketize(ranks_N, ranks_N.new_tensor(cutoffs[:-1]), right=True)  # 0: none
         classes_N = torch.where(clusters_N > 0, cutoffs[0] + clusters_N - 1, ranks_N)
         weight, bias = self.adaptive.head.weight, self.adaptive.head.bias
-        all_of = unsampled(torch.zeros_like(bias, dtype=torch.bool))
         device = hidden_NP.device
-        loss, losses_N = cross_entropy(hidden_NP, weight, bias, all_of, to_device(classes_N, device), scale_N)
+        loss, losses_N = cross_entropy(hidden_NP, weight, bias, to_device(classes_N, device), scale_N)
         for number, (narrow, words) in enumerate(self.adaptive.tail, 1):
             rows_M = (clusters_N == number).nonzero()[:, 0]
             # An empty cluster takes part with a gradient of 0, because DistributedDataParallel waits for it.
@@ -219,8 +206,7 @@ class ELMoSoftmax(nn.Module):
             rows_M = to_device(rows_M, device)
             inner_MX = fast_linear(narrow, hidden_NP[rows_M])
             no_bias_R = bias.new_zeros(len(words.weight))
-            all_of = unsampled(no_bias_R.bool())
-            more, more_M = cross_entropy(inner_MX, words.weight, no_bias_R, all_of, ranks_M, scale_N[rows_M])
+            more, more_M = cross_entropy(inner_MX, words.weight, no_bias_R, ranks_M, scale_N[rows_M])
             loss, losses_N = loss + more, losses_N.index_add(0, rows_M, more_M)
         return loss, losses_N
 
@@ -315,16 +301,27 @@ def _cut_cross_entropy(hidden_NP: Tensor, weight_VP: Tensor, bias_V: Tensor, tar
 
 
 def cross_entropy(
-    hidden_NP: Tensor, weight_RP: Tensor, bias_R: Tensor, competition: Competition, targets_N: Tensor, scale_N: Tensor
+    hidden_NP: Tensor,
+    weight_RP: Tensor,
+    bias_R: Tensor,
+    targets_N: Tensor,
+    scale_N: Tensor,
+    excluded_R: Tensor | None = None,
+    offset_R: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Cross-entropy over R rows in chunks of predictions: `sum(scale_N * losses_N)` and `losses_N`.
 
     The forward pass uses each chunk's logits for its losses and for its gradients. So nothing is computed twice, and
-    `(N, R)` logits are never in memory. The backward pass only scales the gradients. Targets are indices of the R rows.
+    `(N, R)` logits are never in memory. The backward pass only scales the gradients.
+
+    Args:
+        targets_N: indices of the R rows.
+        excluded_R: rows that take part only where they are the target. Default: none.
+        offset_R: added to the logits: minus the log of the expected count of a candidate. Default: 0.
     """
     inputs = hidden_NP, weight_RP, bias_R
     fast = choose_backend([], *inputs)[0] in ("inference", "training") and not suits_mkl(len(hidden_NP), weight_RP.t())
-    constants = *competition, targets_N, scale_N.detach(), fast
+    constants = targets_N, scale_N.detach(), excluded_R, offset_R, fast
     if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in inputs):
         return _CrossEntropy.apply(*inputs, *constants)
     return _losses_and_gradients((False, False, False), *inputs, *constants)[:2]
@@ -346,11 +343,11 @@ class _CrossEntropy(torch.autograd.Function):
         return *(None if kept is None else kept * (grad * unit) for kept in gradients), *(None,) * 5
 
 
-def _losses_and_gradients(wanted, hidden_NP, weight_RP, bias_R, offset_R, excluded_R, targets_N, scale_N, fast):
+def _losses_and_gradients(wanted, hidden_NP, weight_RP, bias_R, targets_N, scale_N, excluded_R, offset_R, fast):
     """The loss, `losses_N`, and `_Gradients.kept()` of the loss."""
     sums = _sum_dtype(hidden_NP)
-    added_R = bias_R.to(sums) + offset_R
-    competing_R = added_R.masked_fill(excluded_R, -math.inf)
+    added_R = bias_R.to(sums) if offset_R is None else bias_R.to(sums) + offset_R
+    competing_R = added_R if excluded_R is None else added_R.masked_fill(excluded_R, -math.inf)
     # On CPU, logits in float32 cost less than logits in bfloat16 and a cast.
     exact = (hidden_NP.to(sums), weight_RP.to(sums)) if fast else None
     hidden_NP, weight_RP = _for_products(hidden_NP, weight_RP)
@@ -358,14 +355,14 @@ def _losses_and_gradients(wanted, hidden_NP, weight_RP, bias_R, offset_R, exclud
     gradients = _Gradients(wanted, hidden_NP, weight_RP, scale_N.to(sums), fast)
     losses_N, step = added_R.new_empty(len(targets_N)), max(1, CHUNK_LOGITS // len(bias_R))
     step = min(step, CHUNK_PREDICTIONS) if fast else step
-    room_BR = added_R.new_empty(min(step, len(targets_N)), len(bias_R))
+    out_BR = added_R.new_empty(min(step, len(targets_N)), len(bias_R))
     with torch.autocast(hidden_NP.device.type, enabled=False):  # the dtypes are chosen
         for start in range(0, len(targets_N), step):
             chunk = slice(start, start + step)
             hidden_BP, targets_B1 = wide_NP[chunk], targets_N[chunk, None]
             own_BP = hidden_BP.to(sums) * wide_RP[targets_N[chunk]].to(sums)
             own_B1 = own_BP.sum(1, keepdim=True) + added_R[targets_B1]
-            logits_BR = _logits(hidden_BP, wide_RP, competing_R, fast, room_BR[: len(hidden_BP)])
+            logits_BR = _logits(hidden_BP, wide_RP, competing_R, fast, out_BR[: len(hidden_BP)])
             highest_B1 = logits_BR.scatter_(1, targets_B1, own_B1).amax(1, keepdim=True)
             total_B1 = logits_BR.sub_(highest_B1).exp_().sum(1, keepdim=True)
             losses_N[chunk] = (total_B1.log() + (highest_B1 - own_B1))[:, 0]
@@ -418,13 +415,13 @@ class _Gradients:
         return self.for_hidden_NP, self.for_weight_RP, self.for_bias_R, self.unit
 
 
-def _logits(hidden_BP: Tensor, weight_RP: Tensor, added_R: Tensor, fast: bool, room_BR: Tensor) -> Tensor:
-    """Logits in the dtype of `added_R`. `room_BR` is memory for them: to allocate it each time would be slower."""
+def _logits(hidden_BP: Tensor, weight_RP: Tensor, added_R: Tensor, fast: bool, out_BR: Tensor) -> Tensor:
+    """Logits in the dtype of `added_R`. `out_BR` is their memory, which would be slow to allocate for each chunk."""
     if fast:
         return product(hidden_BP, weight_RP, added_R)
     if hidden_BP.dtype == added_R.dtype:
-        return torch.addmm(added_R, hidden_BP, weight_RP.t(), out=room_BR)
-    return torch.add(hidden_BP @ weight_RP.t(), added_R, out=room_BR)
+        return torch.addmm(added_R, hidden_BP, weight_RP.t(), out=out_BR)
+    return torch.add(hidden_BP @ weight_RP.t(), added_R, out=out_BR)
 
 
 def _sum_dtype(hidden: Tensor) -> torch.dtype:
