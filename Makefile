@@ -14,7 +14,7 @@ PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q
 PIP_INSTALL := python -m pip install --quiet --no-compile --use-pep517
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint format bench docs tour wheel release test-common test-browser test-lowest clean
+.PHONY: help demo test test-long lint format bench docs tour wheel release test-common test-browser test-lowest clean
 
 help:  ## this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -23,8 +23,11 @@ help:  ## this list
 demo: $(VENV)/.demo  ## vectors, neighbors, further training and a tagger with the shipped English biLM (minutes)
 	OMP_WAIT_POLICY=passive $(BIN)/python run_scripts/demo.py
 
-test: $(VENV)/.dev  ## the test suite; PYTEST_ADDOPTS="-m slow" for the long tests
+test: $(VENV)/.dev  ## the test suite (minutes)
 	$(PYTEST) -n $(JOBS)
+
+test-long: $(VENV)/.dev  ## tests of processes, kills, installations and whole plans
+	$(PYTEST) -n $(JOBS) -m slow
 
 lint: $(VENV)/.dev  ## ruff (rules and format) and mypy
 	$(BIN)/ruff check
@@ -32,9 +35,10 @@ lint: $(VENV)/.dev  ## ruff (rules and format) and mypy
 	.ci/link_as_installed build/typed
 	$(BIN)/mypy
 
-format: $(VENV)/.dev  ## let ruff repair what it can
+format: $(VENV)/.dev  ## let ruff repair what it can, and copy the code into the shipped checkpoints
 	$(BIN)/ruff check --fix
 	$(BIN)/ruff format
+	$(BIN)/python .ci/copy_code
 
 bench: $(VENV)/.demo  ## correctness, and speed beside torch.nn.LSTM and BertTokenizer (minutes)
 	mkdir -p build
