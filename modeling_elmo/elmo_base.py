@@ -27,10 +27,12 @@ if TYPE_CHECKING:  # saved with every model: the Auto map of the configuration n
 
 logger = logging.get_logger(__name__)
 
-# Files that travel with one head only. Once they did with every model.
-CODE_OF_SOME_HEADS = (
+# Code that every saved folder had once. The first six files travel with one head now, the others are parts of others.
+FORMER_CODE = (
     *("modeling_elmo_roles.py", "pipeline_elmo_roles.py", "elmo_head_interleaved.py"),
     *("modeling_elmo_coreference.py", "pipeline_elmo_coreference.py", "elmo_head_spans.py"),
+    *("elmo_batches.py", "elmo_export.py", "elmo_int8.py", "elmo_threads.py", "elmo_head_classifiers.py"),
+    *("elmo_head_crf.py", "elmo_head_features.py", "elmo_head_reader.py", "elmo_head_recurrence.py"),
 )
 
 
@@ -78,15 +80,16 @@ class ELMoPreTrainedModel(PreTrainedModel):
         elif hasattr(self.config, "custom_pipelines"):  # from a checkpoint of another class
             del self.config.custom_pipelines
         super().save_pretrained(*args, **kwargs)
-        self._remove_code_of_others(*args, **kwargs)
+        self._remove_former_code(*args, **kwargs)
 
-    def _remove_code_of_others(self, save_directory: str | os.PathLike, *_: Any, **__: Any):
-        """Removes code of heads that this class does not need, from when every folder had the code of all heads."""
+    def _remove_former_code(self, save_directory: str | os.PathLike, *_: Any, **__: Any):
+        """Removes code from a folder that neither this class nor the folder's tokenizer needs any more."""
         if self._auto_class is None or type(self).__module__ == "__main__":  # saved without code
             return
-        file = sys.modules[type(self).__module__].__file__
-        needed = {Path(path).name for path in (file, *get_relative_import_files(file))}
-        for name in CODE_OF_SOME_HEADS:
+        roots = Path(sys.modules[type(self).__module__].__file__).name, "tokenization_elmo.py"
+        files = [str(path) for path in (Path(save_directory, name) for name in roots) if path.is_file()]
+        needed = {Path(path).name for file in files for path in (file, *get_relative_import_files(file))}
+        for name in FORMER_CODE:
             if name not in needed:
                 Path(save_directory, name).unlink(missing_ok=True)
 

@@ -5,8 +5,11 @@ Their sentences are short as well.
 
 import contextlib
 import io
+import os
 import re
 import shlex
+import shutil
+import sys
 from collections.abc import Iterator
 from functools import cache
 from importlib import import_module
@@ -14,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from clean_python import run
 
 from modeling_elmo.run_scripts.modeling_elmo_cli import PROGRAMS
 
@@ -57,6 +61,19 @@ def clone(tmp_path, monkeypatch) -> Path:
 @pytest.mark.parametrize(("name", "outputs"), OUTPUTS.items())
 def test_blocks_run_and_print_what_they_show(clone, name, outputs):
     assert run_blocks(name)[1] == outputs
+
+
+@pytest.mark.slow
+def test_the_first_example_runs_from_an_archive(tmp_path):
+    """An archive of a forge, or a clone on Windows, has the text of a link in the place of its file."""
+    code, printed = re.search("```python\n(.*?)```\n\n```text\n(.*?)```", DOCUMENTS["README.md"], re.DOTALL).groups()
+    folder = Path("model_cards", re.search("model_cards/([\\w-]+)", code)[1])
+    shutil.copytree(ROOT / folder, tmp_path / folder, symlinks=True)
+    for link in [path for path in (tmp_path / folder).rglob("*") if path.is_symlink()]:
+        target = os.readlink(link)
+        link.unlink()
+        link.write_text(target)
+    assert run(sys.executable, "-c", code, cwd=tmp_path, HF_HOME=str(tmp_path), HF_HUB_OFFLINE="1") == printed
 
 
 def test_every_page_is_run_and_in_the_index():

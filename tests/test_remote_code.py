@@ -23,7 +23,7 @@ from transformers.utils.hub import HF_MODULES_CACHE
 import modeling_elmo
 from modeling_elmo import ELMoConfig, ELMoModel, ELMoTokenizer
 from modeling_elmo.configuration_elmo import AUTO_MAP, OTHER_REFERENCES
-from modeling_elmo.elmo_base import CODE_OF_SOME_HEADS
+from modeling_elmo.elmo_base import FORMER_CODE
 
 DEFAULTS = {name: reference.split(".")[1] for name, reference in AUTO_MAP.items() if name != "AutoConfig"}
 OTHERS = {reference.split(".")[1]: "AutoModelForTokenClassification" for reference in OTHER_REFERENCES}
@@ -126,15 +126,15 @@ def test_the_folder_does_not_run_after_an_import_but_where_the_page_says_so(tmp_
 @pytest.mark.parametrize("name", NAMES)
 def test_a_folder_has_the_code_that_its_auto_classes_reach(tmp_path, name):
     """Also a folder that had the code of all heads before."""
-    for file in (*CODE_OF_SOME_HEADS, "elmo_script.py"):
+    for file in (*FORMER_CODE, "elmo_script.py"):
         (tmp_path / file).touch()
     getattr(modeling_elmo, name)(ELMoConfig.from_preset("tiny", id2label={0: "O", 1: "B-V"})).save_pretrained(tmp_path)
     only = {
-        "ELMoForSemanticRoleLabeling": CODE_OF_SOME_HEADS[:3],
-        "ELMoForCoreferenceResolution": CODE_OF_SOME_HEADS[3:],
+        "ELMoForSemanticRoleLabeling": FORMER_CODE[:3],
+        "ELMoForCoreferenceResolution": FORMER_CODE[3:6],
     }
     found = {file.name for file in tmp_path.glob("*.py")}
-    assert found & {*CODE_OF_SOME_HEADS} == {*only.get(name, ())}
+    assert found & {*FORMER_CODE} == {*only.get(name, ())}
     assert {"modeling_elmo_heads.py", "pipeline_elmo.py", "elmo_script.py"} < found
 
 

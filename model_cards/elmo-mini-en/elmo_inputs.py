@@ -1,1 +1,336 @@
-../../modeling_elmo/elmo_inputs.py
+"""Inputs of the models: checks, the token mask, and batches packed for the LSTMs.
+
+Shape suffixes: B batch; T time; N real tokens of the batch; S sequences, longest first; U distinct words; P
+`projection_size`.
+"""
+
+from collections.abc import Callable
+from functools import wraps
+from inspect import signature
+from traceback import walk_stack
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from transformers.utils import ModelOutput, can_return_tuple, logging
+
+from .configuration_elmo import ELMoConfig
+from .elmo_backends import is_exporting
+
+logger = logging.get_logger(__name__)
+
+NO_TORCHSCRIPT = (
+    "TorchScript (`torch.jit`) cannot follow this model, whose steps depend on the words and their number. Use "
+    "`torch.export.export`, or `elmo export` for a file in ONNX's format."
+)
+USUAL_ARGUMENTS = (
+    "cache_position",
+    "encoder_attention_mask",
+    "encoder_hidden_states",
+    "head_mask",
+    "inputs_embeds",
+    "labels",
+    "output_attentions",
+    "past_key_values",
+    "position_ids",
+    "token_type_ids",
+    "use_cache",
+)
+TARGETS = ("labels", "predicate_labels", "forward_targets", "backward_targets", "mentions")
+ID_DTYPES = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
+
+
+States = tuple[Tensor, Tensor]  # hidden and cell, as `ELMoModelOutput.final_states`
+
+
+class Packing(NamedTuple):
+    """The order in which the LSTMs visit the real tokens of a batch. `pack` makes it.
+
+    Shape:
+        positions_N: flat position in (batch * time) of each real token, in reading order.
+        forward_N, backward_N: the real token in each packed row, for a left-to-right and a right-to-left pass.
+        rows_S: the batch row of each sequence.
+        batch_sizes: the number of sequences that are still running at each step.
+    """
+
+    positions_N: Tensor
+    forward_N: Tensor
+    backward_N: Tensor
+    rows_S: Tensor
+    batch_sizes: list[int]
+
+    def to(self, device: torch.device) -> "Packing":
+        positions_N, forward_N, backward_N, rows_S = (to_device(tensor, device) for tensor in self[:-1])
+        return Packing(positions_N, forward_N, backward_N, rows_S, self.batch_sizes)
+
+
+class TokenBatch(NamedTuple):
+    """A checked batch of tokens: the token mask, the packing, and the token vectors.
+
+    Attributes:
+        host_packing: the packing on the CPU.
+
+    Shape:
+        mask_BT: `(batch, time)` bool, the token mask.
+        words_UP: `(distinct words, projection_size)`, one vector for each distinct word.
+        index_N: `(tokens,)`, the distinct word at each real token, in reading order.
+    """
+
+    mask_BT: Tensor
+    packing: Packing
+    words_UP: Tensor
+    index_N: Tensor
+    host_packing: Packing
+
+
+def on_host(value: Any) -> Any:
+    """A tensor on the CPU, which waits for its device; all other values as they are."""
+    return value.cpu() if isinstance(value, Tensor) else value
+
+
+def to_device(tensor: Tensor, device: torch.device) -> Tensor:
+    """A tensor of the CPU on an accelerator, without waiting: only pinned memory is copied in the background.
+
+    Parameters on `meta` are offloaded, and their modules move their inputs themselves. MPS copies in the background
+    from memory that may be freed before (pytorch issue 139550), and other devices may have no pinned memory: they wait.
+    """
+    if tensor.device.type != "cpu" or device.type in ("cpu", "meta"):
+        return tensor
+    accelerator = torch.accelerator.current_accelerator()
+    if accelerator is None or device.type != accelerator.type or device.type == "mps":
+        return tensor.to(device)
+    return tensor.pin_memory().to(device, non_blocking=True)
+
+
+def pack(mask_BT: Tensor, token_type_ids_BT: Tensor | None = None) -> Packing:
+    """Finds the sequences of a batch: the real tokens of each row, split where the token type changes.
+
+    The packed order is time-major and the longest sequence comes first. The sequences that are still running at a step
+    are therefore a prefix of the state, and nothing is computed for padding. A backward pass is a left-to-right pass
+    over reversed sequences.
+
+    Args:
+        mask_BT: `(batch, time)`, nonzero at real tokens, at any positions.
+        token_type_ids_BT: `(batch, time)`; two texts in one row become two sequences.
+    """
+    rows_N, columns_N = mask_BT.nonzero(as_tuple=True)
+    begins_N = torch.ones_like(rows_N)
+    begins_N[1:] = rows_N[1:] != rows_N[:-1]
+    if token_type_ids_BT is not None:
+        types_N = token_type_ids_BT[rows_N, columns_N]
+        begins_N[1:] |= types_N[1:] != types_N[:-1]
+    sequences_N = begins_N.cumsum(0) - 1
+    lengths_S = sequences_N.bincount()
+    order_S = lengths_S.argsort(descending=True, stable=True)
+    starts_S = lengths_S.cumsum(0) - lengths_S
+    ranks_N = order_S.argsort()[sequences_N]
+    steps_N = torch.arange(len(rows_N), device=rows_N.device) - starts_S[sequences_N]
+    reverse_steps_N = lengths_S[sequences_N] - 1 - steps_N
+    return Packing(
+        positions_N=rows_N * mask_BT.shape[1] + columns_N,
+        forward_N=(steps_N * len(lengths_S) + ranks_N).argsort(),
+        backward_N=(reverse_steps_N * len(lengths_S) + ranks_N).argsort(),
+        rows_S=rows_N[starts_S[order_S]],
+        batch_sizes=steps_N.bincount().tolist(),
+    )
+
+
+def unpack_layers(batch: TokenBatch, forward: list[Tensor], backward: list[Tensor]) -> tuple[Tensor, ...]:
+    """All layers as `(batch, time, 2 * projection_size)`. The token layer is its own second half.
+
+    Args:
+        forward, backward: packed outputs `(tokens, projection_size)` of each layer of the two directions.
+    """
+    positions_N = batch.packing.positions_N
+    forward_N, backward_N = positions_N[batch.packing.forward_N], positions_N[batch.packing.backward_N]
+
+    def joined(forward_NP: Tensor, forward_N: Tensor, backward_NP: Tensor, backward_N: Tensor) -> Tensor:
+        size = forward_NP.shape[1]
+        layer = forward_NP.new_zeros(*batch.mask_BT.shape, 2 * size)
+        layer.flatten(0, 1)[:, :size].index_copy_(0, forward_N, forward_NP)
+        layer.flatten(0, 1)[:, size:].index_copy_(0, backward_N, backward_NP)
+        return layer
+
+    tokens_NP = batch.words_UP[batch.index_N]
+    layers = (joined(f, forward_N, b, backward_N) for f, b in zip(forward, backward, strict=True))
+    return joined(tokens_NP, positions_N, tokens_NP, positions_N), *layers
+
+
+def starting_states(config: ELMoConfig, states: States | None, words_UP: Tensor, batch_size: int) -> States:
+    """Checked `initial_states`, or zeros: `(batch, layers, 2, projection_size)` and `(..., lstm_hidden_size)`."""
+    sizes = (config.projection_size, config.lstm_hidden_size)
+    shapes = [(batch_size, config.num_hidden_layers, 2, size) for size in sizes]
+    # The cell is a long sum, for which half precision is too coarse.
+    cell_dtype = torch.promote_types(words_UP.dtype, torch.float32)
+    if states is None:
+        return words_UP.new_zeros(shapes[0]), words_UP.new_zeros(shapes[1], dtype=cell_dtype)
+    states = tuple(states.values()) if isinstance(states, ModelOutput) else states  # an item of an output
+    given = states if isinstance(states, (tuple, list)) else [states]
+    received = [tuple(state.shape) if isinstance(state, Tensor) else type(state).__name__ for state in given]
+    if received != shapes:
+        raise ValueError(
+            f"`initial_states` have shapes {received}, but this batch of {batch_size} needs (hidden, cell) of "
+            f"shapes {shapes}. Pass the `final_states` of the preceding text of the same rows."
+        )
+    for state, shape in zip(states, shapes, strict=True):
+        check_floats("initial_states", state, shape)
+    return states[0].to(words_UP), states[1].to(words_UP.device, cell_dtype)
+
+
+def join_states(forward: list[Tensor], backward: list[Tensor]) -> States:
+    """`final_states` of a batch from those of each direction, `(batch, layers, width)`."""
+    hidden, cell = (torch.stack(pair, dim=2) for pair in zip(forward, backward, strict=True))
+    return hidden, cell
+
+
+@torch.compiler.disable  # its checks read values
+def token_mask(
+    config: ELMoConfig,
+    character_ids: Tensor | None = None,
+    input_ids: Tensor | None = None,
+    attention_mask: Tensor | None = None,
+    token_type_ids: Tensor | None = None,
+    inputs_embeds: Tensor | None = None,
+) -> Tensor:
+    """Checks that the inputs fit together, and returns the token mask `(batch, time)`: True at real tokens.
+
+    Raises:
+        ValueError: an input is missing, has the wrong shape or dtype, or contradicts another.
+    """
+    readable_BT = _readable_positions(config, character_ids, input_ids, inputs_embeds)
+    for name, ids in (("input_ids", input_ids), ("token_type_ids", token_type_ids)):
+        if ids is not None:
+            check_ids(name, ids, tuple(readable_BT.shape))
+    if attention_mask is None:
+        return readable_BT
+    check_shape("attention_mask", attention_mask, tuple(readable_BT.shape))
+    mask_BT = attention_mask.bool()
+    if is_exporting():  # values are unknown
+        return mask_BT
+    if not torch.equal(mask_BT.to(attention_mask.dtype), attention_mask):
+        raise ValueError("`attention_mask` has values other than 0 and 1; pass 1 at real tokens and 0 at padding.")
+    if (mask_BT & ~readable_BT).any() and config.char_vocab_size:
+        position = tuple((mask_BT & ~readable_BT).nonzero()[0].tolist())
+        raise ValueError(
+            f"`attention_mask` marks (row, position) {position} as a token, but its `character_ids` are all 0, which "
+            "is padding. Pass the mask that the tokenizer returned with these `character_ids`."
+        )
+    return mask_BT
+
+
+def _readable_positions(
+    config: ELMoConfig, character_ids: Tensor | None, input_ids: Tensor | None, inputs_embeds: Tensor | None
+) -> Tensor:
+    """The positions `(batch, time)` that have something to read: the token mask if there is no `attention_mask`."""
+    if inputs_embeds is not None:
+        if character_ids is not None or input_ids is not None:
+            raise ValueError(
+                "`inputs_embeds` replace the words; pass them without `character_ids` and without `input_ids`."
+            )
+        check_floats("inputs_embeds", inputs_embeds, ("batch", "time", config.projection_size))
+        return inputs_embeds.new_ones(inputs_embeds.shape[:2], dtype=torch.bool)
+    if not config.char_vocab_size:
+        if input_ids is None:
+            raise ValueError("This is a word-level model: pass `input_ids` of shape (batch, time).")
+        check_ids("input_ids", input_ids, ("batch", "time"))
+        return input_ids != config.pad_token_id
+    if character_ids is None:
+        raise ValueError(
+            "ELMo reads characters: pass `character_ids` of shape (batch, time, max_word_length), as "
+            "`model(**tokenizer(text, return_tensors='pt'))` does; `input_ids` alone are not enough."
+        )
+    check_ids("character_ids", character_ids, ("batch", "time", config.max_word_length))
+    if config.word_embedding_size and input_ids is None:
+        raise ValueError("This model also has word vectors: pass `input_ids` with `character_ids`.")
+    return character_ids.any(-1)
+
+
+def word_mask(config: ELMoConfig, mask_BT: Tensor, input_ids: Tensor | None, inputs_embeds: Tensor | None) -> Tensor:
+    """The token mask `(batch, time)` without the markers `<S>` and `</S>`, which only `input_ids` can tell."""
+    if input_ids is None and inputs_embeds is None:
+        raise ValueError(
+            "`input_ids` are missing, and only they tell the markers <S> and </S> from words; pass them with "
+            "`character_ids`, as `model(**tokenizer(text, return_tensors='pt'))` does."
+        )
+    if input_ids is None:
+        return mask_BT
+    return mask_BT & (input_ids != config.bos_token_id) & (input_ids != config.eos_token_id)
+
+
+def returns_output(forward: Callable[..., Any]) -> Callable[..., Any]:
+    """`can_return_tuple`, for a `forward` that also accepts the arguments that code passes to every model.
+
+    An argument that the model does not have may be None or False. Other values ask for something, and are an error.
+    """
+    foreign = [name for name in USUAL_ARGUMENTS if name not in signature(forward).parameters]
+
+    @wraps(forward)
+    def checked(self, *args, **kwargs):
+        if torch.jit.is_tracing():
+            raise ValueError(NO_TORCHSCRIPT)
+        for name in [name for name in foreign if name in kwargs]:
+            value = kwargs.pop(name)
+            if value is not None and value is not False:
+                shown = "a tensor" if isinstance(value, Tensor) else value
+                raise ValueError(f"`{name}` is {shown}, but {type(self).__name__} has no such input; leave it out.")
+        output = forward(self, *args, **kwargs)
+        if not self.training and "loss" in output:
+            _warn_of_label_names([name for name in TARGETS if kwargs.get(name) is not None])
+        return output
+
+    return can_return_tuple(checked)
+
+
+@torch.compiler.disable  # it looks at its callers
+def _warn_of_label_names(given: list[str]):
+    """Warns if Trainer has not found the labels of a batch in evaluation, and drops their loss without a word.
+
+    It looks for all arguments with "label" in their name. Only its local variable tells that it misses one.
+    """
+    steps = (frame for frame, _ in walk_stack(None) if frame.f_code.co_name == "prediction_step")
+    if any(frame.f_locals.get("has_labels") is False for frame in steps):
+        logger.warning_once(
+            "Trainer does not find the labels of this data, so that its evaluation has no `eval_loss` and no metrics. "
+            f"Pass label_names={given} to TrainingArguments."
+        )
+
+
+def check_shape(name: str, tensor: Tensor, expected: tuple):
+    """Raises an error unless the tensor has the expected shape. A name in `expected` allows any size."""
+    if not isinstance(tensor, Tensor):
+        raise TypeError(f"`{name}` is a {type(tensor).__name__}; pass a tensor: tokenizer(..., return_tensors='pt').")
+    fits = tensor.dim() == len(expected) and all(
+        isinstance(size, str) or size == actual for size, actual in zip(expected, tensor.shape, strict=True)
+    )
+    if not fits:
+        shape = ", ".join(map(str, expected))
+        raise ValueError(f"`{name}` has shape {tuple(tensor.shape)}; pass shape ({shape}).")
+    if tensor.is_complex():
+        raise ValueError(f"`{name}` has dtype {tensor.dtype}; pass real numbers.")
+
+
+def check_ids(name: str, ids: Tensor, expected: tuple):
+    """Raises an error unless the tensor has the expected shape and integers."""
+    check_shape(name, ids, expected)
+    if ids.dtype not in ID_DTYPES:
+        raise ValueError(f"`{name}` has dtype {ids.dtype}; pass integer ids.")
+
+
+def check_floats(name: str, tensor: Tensor, expected: tuple):
+    """Raises an error unless the tensor has the expected shape and floating-point numbers."""
+    check_shape(name, tensor, expected)
+    if not tensor.is_floating_point():
+        raise ValueError(f"`{name}` has dtype {tensor.dtype}; pass floating-point numbers.")
+
+
+@torch.compiler.disable  # as `token_mask`
+def check_range(name: str, ids: Tensor, size: int, alternative: str = ""):
+    """Raises an error unless all ids are between 0 and `size - 1`. The message ends with the alternative."""
+    if is_exporting():
+        return
+    low, high = ids.aminmax() if ids.numel() else (ids.new_zeros(()),) * 2
+    if low < 0 or high >= size:
+        raise ValueError(
+            f"`{name}` has ids from {low} to {high}, but this model knows 0 to {size - 1}. Use the tokenizer that was "
+            f"saved with the model{', ' + alternative if alternative else ''}."
+        )

@@ -1,1 +1,236 @@
-../../tokenization/elmo_pretokenization.py
+"""Raw text to words: `whitespace`, `moses` and `treebank`.
+
+The rules read one chunk (the text between two white spaces) and the first character of the next chunk, so the words of
+a frequent chunk are computed once. Rules only insert spaces, so every word is a slice of the caller's string. An added
+token, such as a marker `[E1]`, is a chunk of its own, and one word.
+"""
+
+import re
+import unicodedata
+from collections.abc import Callable, Iterable, Iterator
+from functools import lru_cache
+from itertools import accumulate, chain
+from typing import Any
+
+from tokenizers import NormalizedString, PreTokenizedString, Regex, pre_tokenizers
+
+from .elmo_characters import LONGEST_REMEMBERED
+
+WHITE_SPACE = r"[\s\x1c-\x1f]+"  # in Rust, the white space of `str.split`
+
+# Abbreviations that keep their period. The last set keeps it only before a number.
+ABBREVIATIONS = frozenset(
+    "A B C D E F G H I J K L M N O P Q R S T U V W X Y Z "  # noqa: SIM905 (a list of 110 literals is unreadable)
+    "Apr Aug Dec Feb Jan Jul Jun Mar Nov Oct Sep "
+    "DR Dr Drs MM MR MRS MS Messrs Mlle Mme Mr Mrs Ms Msgr Prof "
+    "Adj Adm Brig Capt Cmdr Col Comdr Corp Cpl Ens Gen Gov Insp Lt Maj Op Ord Pfc Pvt Sfc Sgt "
+    "Adv Asst Bart Bldg Bros Con Hon Hosp Hr Nos Nr Ph Rep Reps Res Rev Rs Rt Sen Sens Sr St Supt Surg "
+    "e.g i.e rev v vs".split()
+)
+TREEBANK_ABBREVIATIONS = ABBREVIATIONS | {"Ave", "Co", "Ft", "Inc", "Jr", "Ltd", "Mt", "Sept"}
+ABBREVIATIONS_BEFORE_NUMBERS = frozenset(["Art", "No", "pp"])
+
+# The Moses rules read character classes (`_moses_class`). A run of periods becomes a run of `m`.
+MOSES_RULES = [
+    (re.compile(r"([#!])"), r" \1 "),
+    (re.compile(r"\.{2,}"), lambda periods: f" {'m' * len(periods[0])} "),
+    (re.compile(r"([^9]),"), r"\1 , "),
+    (re.compile(r",([^9])"), r" , \1"),
+    (re.compile(r"9,$"), r"9 , "),
+    (re.compile(r"([^as])'([^as])"), r"\1 ' \2"),
+    (re.compile(r"([^as9])'([as])"), r"\1 ' \2"),
+    (re.compile(r"([as])'([^as])"), r"\1 ' \2"),
+    (re.compile(r"([as])'([as])"), r"\1 '\2"),
+    (re.compile(r"9's"), r"9 's"),
+]
+
+# The treebank rules read the text itself: punctuation, then the period at the end of a sentence, then contractions.
+# They split hyphens, slashes and opening quotes as the English Web Treebank does; the older convention does not.
+TREEBANK_PUNCTUATION = [
+    (re.compile(r"(``|''|\")"), r" \1 "),
+    (re.compile(r"([:,])(?=\D)"), r" \1 "),
+    (re.compile(r"(\.\.\.|--|[;@#$%&?!\[\](){}<>])"), r" \1 "),
+    (re.compile(r"(?<=[^\W\d_])([-/])(?=[^\W\d_])"), r" \1 "),
+    (re.compile(r"(?i)(?<=\s)'(?!(?:t|tis|twas|s|m|d|ll|re|ve|em|bout|n|cause|cuz)\b)(?=[^\W\d_])"), r"' "),
+]
+# The rules know ASCII, as the Treebank does, and read typographic signs as those of ASCII. A semicolon, always a word,
+# stands for the em dash and the ellipsis. The words have the signs of the text.
+ASCII_SIGNS = str.maketrans("‘’‚‛“”„‟‐‑–—―…", "''''\"\"\"\"---;;;")
+TREEBANK_FINAL_PERIOD = re.compile(r"(?<!\S)(\S*[^\s.])\.([\s\])}>\"']*)$")
+TREEBANK_CONTRACTIONS = [
+    (re.compile(r"(?i)(?<=[^'\s])('(?:s|m|d|ll|re|ve)?|n't)(?=\s)"), r" \1"),
+    (re.compile(r"(?i)\b(can)(not)\b"), r"\1 \2"),
+    (re.compile(r"(?i)\b(gim|lem)(me)\b"), r"\1 \2"),
+    (re.compile(r"(?i)\b(gon|wan)(na)\b"), r"\1 \2"),
+    (re.compile(r"(?i)\b(got)(ta)\b"), r"\1 \2"),
+    (re.compile(r"(?i)\b(d)('ye)\b"), r"\1 \2"),
+    (re.compile(r"(?i)\b(more)('n)\b"), r"\1 \2"),
+    (re.compile(r"(?i)(?<=\s)('t)(is|was)\b"), r"\1 \2"),
+]
+
+
+def moses_words(chunk: str, is_first: bool, following: str) -> tuple[str, ...]:
+    """The English tokenizer of the Moses toolkit, used to train the AI2 models: `didn't` is `didn 't`.
+
+    `following` is the first character of the next chunk, or empty at the end of the text.
+    """
+    classes = "".join(map(_moses_class, chunk))
+    classes = ("" if is_first else " ") + classes + (" " if following else "")
+    pieces = _substitute(MOSES_RULES, classes).split()
+    words = []
+    start = 0
+    for piece in pieces:
+        end = start + len(piece)
+        word, next_character = chunk[start:end], chunk[end] if end < len(chunk) else following
+        if len(piece) > 1 and piece[-1] == "." and not _keeps_period(word[:-1], next_character):
+            words += [word[:-1], "."]
+        elif piece.endswith(".'") and not next_character:
+            words += [word[:-2], ".", "'"]
+        elif piece != "!":  # a control character
+            words.append(word)
+        start = end
+    return tuple(filter(None, words))
+
+
+@lru_cache(maxsize=2**15)
+def _moses_class(character: str) -> str:
+    """`a` for letters and marks (`s` for an s), `9` for digits, `!` for control characters, else itself or `#`."""
+    if character in "s.,'`-":
+        return character
+    category = unicodedata.category(character)
+    if category[0] in "LM":
+        return "a"
+    if category in ("Nd", "Nl"):
+        return "9"
+    return "!" if character < " " else "#"
+
+
+def treebank_words(chunk: str, is_first: bool, following: str) -> tuple[str, ...]:
+    """The words of the Penn Treebank: `didn't` is `did n't`.
+
+    A period is split off at the end of every sentence that the next chunk reveals, not only at the end of the text.
+    """
+    text = _substitute(TREEBANK_PUNCTUATION, f" {chunk.translate(ASCII_SIGNS)} ")
+    final = TREEBANK_FINAL_PERIOD.search(text)
+    if final and not (following and _keeps_period(final[1], following, TREEBANK_ABBREVIATIONS)):
+        text = f"{text[: final.end(1)]} . {final[2]}"
+    pieces = _substitute(TREEBANK_CONTRACTIONS, text).split()
+    return tuple(chunk[end - len(piece) : end] for piece, end in zip(pieces, accumulate(map(len, pieces)), strict=True))
+
+
+def _keeps_period(word: str, following: str, abbreviations: frozenset[str] = ABBREVIATIONS) -> bool:
+    return (
+        ("." in word and any(_moses_class(character) in "as" for character in word))
+        or word in abbreviations
+        or following.islower()
+        or (word in ABBREVIATIONS_BEFORE_NUMBERS and "0" <= following <= "9")
+    )
+
+
+def _substitute(rules, text: str) -> str:
+    for pattern, replacement in rules:
+        text = pattern.sub(replacement, text)
+    return text
+
+
+class WordsOfChunks(dict):
+    """The words of chunks, computed once; all are forgotten when it is full. It never remembers long chunks.
+
+    A key has the arguments of `words_of_chunk`, or is a chunk without periods between two others, the most frequent
+    case.
+    """
+
+    def __init__(self, words_of_chunk: Callable, max_chunks: int = 2**17):
+        self.words_of_chunk = words_of_chunk
+        self.max_chunks = max_chunks
+
+    def __missing__(self, key: str | tuple[str, bool, str]) -> tuple[str, ...]:
+        chunk, is_first, following = (key, False, "#") if isinstance(key, str) else key
+        words = self.words_of_chunk(chunk, is_first, following)
+        if len(chunk) <= LONGEST_REMEMBERED:
+            if len(self) >= self.max_chunks:
+                self.clear()
+            self[key] = words
+        return words
+
+
+WORDS_OF_CHUNK = {"moses": WordsOfChunks(moses_words), "treebank": WordsOfChunks(treebank_words)}
+PRE_TOKENIZATIONS = (*WORDS_OF_CHUNK, "whitespace")
+
+
+class TextSplitter:
+    """Splits raw text into words: in Python (`words`) and, with equal results, in the Rust library (`pre_tokenizer`).
+
+    Args:
+        pre_tokenization (`str`): `"moses"`, `"treebank"` or `"whitespace"`.
+        added (`Iterable[str]`, *optional*): Tokens that are words wherever the text has them, unless a letter or digit
+            of theirs continues a word of the text.
+    """
+
+    def __init__(self, pre_tokenization: str, added: Iterable[str] = ()):
+        if pre_tokenization not in PRE_TOKENIZATIONS:
+            raise ValueError(f"pre_tokenization={pre_tokenization!r} is unknown; pass one of {PRE_TOKENIZATIONS}.")
+        self.name = pre_tokenization
+        self.added = dict.fromkeys(sorted(added, key=lambda token: (-len(token), token)))  # the longest is found first
+        self._added = re.compile(f"({'|'.join(map(_no_part_of_a_word, self.added))})")
+
+    def words(self, text: str) -> list[str]:
+        chunks = self._chunks(text) if self.added else text.split()
+        return chunks if self.name == "whitespace" else list(chain.from_iterable(self._words_of_chunks(chunks)))
+
+    def _chunks(self, text: str) -> list[str]:
+        parts = self._added.split(text)  # every second part is an added token
+        return list(chain.from_iterable([part] if i % 2 else part.split() for i, part in enumerate(parts)))
+
+    def _words_of_chunks(self, chunks: list[str]) -> list[tuple[str, ...]]:
+        words_of_chunk = WORDS_OF_CHUNK[self.name]
+        words = list(map(words_of_chunk.__getitem__, chunks))
+        last = len(chunks) - 1
+        for i in {0, last, *(i for i, chunk in enumerate(chunks) if "." in chunk)} if chunks else ():
+            following = chunks[i + 1][0] if i < last else ""
+            words[i] = words_of_chunk[chunks[i], i == 0, following]
+        if self.added:
+            words = [
+                (chunk,) if chunk in self.added else of_chunk for chunk, of_chunk in zip(chunks, words, strict=True)
+            ]
+        return words
+
+    def pre_tokenizer(self) -> pre_tokenizers.PreTokenizer:
+        """A pre-tokenizer for one call: one that runs Python cannot be saved or copied."""
+        if self.name == "whitespace" and not self.added:
+            return pre_tokenizers.Split(Regex(WHITE_SPACE), "removed")
+        return pre_tokenizers.PreTokenizer.custom(self)
+
+    def pre_tokenize(self, text: PreTokenizedString) -> None:
+        text.split(self._split)
+
+    def _split(self, _: int, text: NormalizedString) -> list[NormalizedString]:
+        if self.added:  # which may have white space
+            return _cut(text, list(_places(self.words(str(text)), str(text))))
+        chunks = text.split(Regex(WHITE_SPACE), "removed")
+        result: list[NormalizedString] = []
+        for chunk, words in zip(chunks, self._words_of_chunks(str(text).split()), strict=False):  # "" is one in Rust
+            result += [chunk] if words == (str(chunk),) else _cut(chunk, list(_places(words, str(chunk))))
+        return result
+
+
+def _places(words: Iterable[str], text: str) -> Iterator[tuple[int, int]]:
+    end = 0
+    for word in words:
+        start = text.index(word, end)
+        end = start + len(word)
+        yield start, end
+
+
+def _no_part_of_a_word(token: str) -> str:
+    """A pattern for a token where no letter or digit goes on before its first or after its last letter or digit."""
+    return (r"\b" if re.match(r"\w", token) else "") + re.escape(token) + (r"\b" if re.search(r"\w\Z", token) else "")
+
+
+def _cut(text: Any, places: list[tuple[int, int]], begin: int = 0) -> list[NormalizedString]:
+    """The slices of a `NormalizedString` that starts at `begin`. A slice copies its source, so a long one is halved."""
+    if len(places) <= 8:
+        return [text[start - begin : end - begin] for start, end in places]
+    middle = places[len(places) // 2][0] - begin
+    first, second = text[:middle], text[middle:]
+    return _cut(first, places[: len(places) // 2], begin) + _cut(second, places[len(places) // 2 :], begin + middle)

@@ -1,1 +1,241 @@
-../../modeling_elmo/pipeline_elmo.py
+"""Question answering as a pipeline: `pipeline("question-answering", model=..., trust_remote_code=True)`.
+
+transformers removed its own pipeline of this name. This one travels with all `ELMoForQuestionAnswering` checkpoints and
+always needs `trust_remote_code=True`. After `import modeling_elmo`, `"extractive-question-answering"` does not need it.
+
+Shape suffixes: T positions of a window; K answers.
+"""
+
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from numbers import Integral
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils.data import Dataset
+from transformers import BatchEncoding, PreTrainedTokenizerBase, TokenClassificationPipeline
+from transformers.pipelines.base import ChunkPipeline
+
+
+class ELMoQuestionAnsweringPipeline(ChunkPipeline):
+    """Answers questions from contexts.
+
+        answer = pipe(question="Who wrote it?", context="It was written by Ada.")
+        answers = pipe([{"question": ..., "context": ...}, ...], batch_size=8)
+        for answer in pipe(dataset, batch_size=8): ...  # a torch `Dataset` or a generator of such dictionaries
+
+    An answer is a dictionary: `score`, the product of the probabilities of its first and its last word; `start` and
+    `end`, character positions in the context; `answer`, the text between them. With `top_k` above 1 the pipeline
+    returns a list of answers.
+
+    Args:
+        top_k: number of answers, best first.
+        max_answer_len: maximum words per answer (17 in the paper).
+        handle_impossible_answer: whether "" can be an answer.
+        max_seq_len: maximum words per window, with question, context and markers. Longer contexts are read in windows.
+        doc_stride: number of words that neighbouring windows share. Default: 128, or half of a shorter window.
+    """
+
+    default_input_names = "question,context"
+
+    def __call__(self, *inputs: Any, question: Any = None, context: Any = None, **options: Any) -> Any:
+        examples = self._examples(inputs, question, context)
+        return [] if examples == [] else super().__call__(examples, **options)
+
+    def _examples(self, inputs: tuple, question: Any, context: Any) -> Any:
+        if inputs and (question is not None or context is not None) or len(inputs) > 1:
+            raise ValueError("Pass question=... and context=..., or a dictionary with both, or a list of dictionaries.")
+        if inputs:
+            return inputs[0] if isinstance(inputs[0], dict) or _is_single(inputs[0]) else readable(inputs[0])
+        if question is None or context is None:
+            raise ValueError("Pass both question=... and context=..., or a dictionary with both.")
+        if _is_single(question) and _is_single(context):
+            return {"question": question, "context": context}
+        questions, contexts = ([each] if _is_single(each) else [*each] for each in (question, context))
+        questions *= len(contexts) if _is_single(question) else 1
+        contexts *= len(questions) if _is_single(context) else 1
+        if len(questions) != len(contexts):
+            raise ValueError(f"Received {len(questions)} questions and {len(contexts)} contexts; pass the same number.")
+        return [{"question": q, "context": c} for q, c in zip(questions, contexts, strict=True)]
+
+    def _sanitize_parameters(self, **options: Any) -> tuple[dict, dict, dict]:
+        window_options = ("max_seq_len", "doc_stride")
+        answer_options = ("top_k", "max_answer_len", "handle_impossible_answer")
+        known = (*answer_options, *window_options)
+        unknown = [name for name in options if name not in known]
+        if unknown:
+            raise TypeError(f"Unknown options {', '.join(unknown)}; the options are {', '.join(known)}.")
+        for name, value in options.items():
+            least = 0 if name == "doc_stride" else 1
+            if name != "handle_impossible_answer" and (not isinstance(value, Integral) or value < least):
+                raise ValueError(f"`{name}` is {value!r}; pass an integer of at least {least}.")
+        for_windows, for_answers = (
+            {name: options[name] for name in names if name in options} for names in (window_options, answer_options)
+        )
+        return for_windows, {}, for_answers
+
+    def preprocess(
+        self, example: dict[str, str], max_seq_len: int = 384, doc_stride: int | None = None
+    ) -> Iterator[dict]:
+        example = _checked(example)
+        stride = min(128, max_seq_len // 2) if doc_stride is None else doc_stride
+        try:
+            windows = self.tokenizer(
+                example["question"],
+                example["context"],
+                truncation="only_second",
+                max_length=max_seq_len,
+                stride=stride,
+                return_overflowing_tokens=True,
+                return_offsets_mapping=True,
+            )
+        except ValueError as error:
+            raise ValueError(
+                f"The question {example['question']!r:.80} leaves too few words for its context in a window of "
+                f"max_seq_len={max_seq_len} with doc_stride={stride}: {error}"
+            ) from error
+        if 1 not in windows.sequence_ids(0):
+            raise ValueError(f"The context {example['context']!r:.80} has no words; pass a text with words.")
+        offsets = characters_of_contexts(windows, self.tokenizer)
+        names = self.tokenizer.model_input_names
+        for number, characters in enumerate(offsets):
+            inputs = self.tokenizer.pad({name: [windows[name][number]] for name in names}, return_tensors="pt")
+            yield {"example": example, "offsets": characters, "is_last": number == len(offsets) - 1, **inputs}
+
+    def _forward(self, window: dict[str, Any]) -> dict[str, Any]:
+        kept = {name: window.pop(name) for name in ("example", "offsets", "is_last")}
+        output = self.model.eval()(**window)  # also if it was just trained
+        return {**kept, "start": output.start_logits, "end": output.end_logits, "mask": window["attention_mask"]}
+
+    def postprocess(
+        self,
+        windows: Iterable[dict[str, Any]],
+        top_k: int = 1,
+        max_answer_len: int = 17,
+        handle_impossible_answer: bool = False,
+    ) -> Any:
+        windows = list(windows)
+        parts = []
+        for window in windows:
+            real_T = window["mask"][0].bool()  # padding may be on either side
+            parts.append((window["start"][0][real_T], window["end"][0][real_T], window["offsets"]))
+        found, none = best_answers(parts, max_answer_len, top_k)
+        context = windows[0]["example"]["context"]
+        answers: list[dict[str, Any]] = [
+            {"score": math.exp(score), "start": start, "end": end, "answer": context[start:end]}
+            for score, start, end in found
+        ]
+        if handle_impossible_answer:
+            answers.append({"score": math.exp(none), "start": 0, "end": 0, "answer": ""})
+        answers = sorted(answers, key=lambda answer: answer["score"], reverse=True)[:top_k]
+        return answers if top_k > 1 else answers[0]
+
+
+class ELMoTokenClassificationPipeline(TokenClassificationPipeline):
+    """The stock pipeline `token-classification`, with scores that are plain numbers: those of numpy are no JSON.
+
+    Models that are not ELMo get the stock pipeline itself.
+    """
+
+    def __new__(cls, *args: Any, model: Any = None, **options: Any) -> Any:
+        if model is None or model.config.model_type == "elmo":  # without a model: a copy
+            return super().__new__(cls)
+        return TokenClassificationPipeline(*args, model=model, **options)
+
+    def postprocess(self, *args: Any, **options: Any) -> list[dict[str, Any]]:
+        found = super().postprocess(*args, **options)
+        return [{**entity, "score": float(entity["score"])} for entity in found]
+
+
+def readable(inputs: Any) -> Any:
+    """Several inputs as the base class reads them: a list at once, data sets and generators one at a time."""
+    if isinstance(inputs, Dataset):
+        return inputs
+    return list(inputs) if hasattr(inputs, "__len__") else (each for each in inputs)
+
+
+def join_words(words: Sequence[str]) -> tuple[str, list[tuple[int, int]]]:
+    """The words joined by single spaces, with first character and end of each word."""
+    characters, end = [], -1
+    for word in words:
+        characters.append((end + 1, end + 1 + len(word)))
+        end = characters[-1][1]
+    return " ".join(words), characters
+
+
+def _is_single(value: Any) -> bool:
+    return isinstance(value, str) or not isinstance(value, (Iterable, Dataset))
+
+
+def _checked(example: Any) -> dict[str, str]:
+    if not isinstance(example, dict) or not {"question", "context"} <= set(example):
+        raise ValueError(f"Received {example!r:.80}; pass a dictionary with `question` and `context`.")
+    for name in ("question", "context"):
+        if not isinstance(example[name], str) or not example[name].strip():
+            raise ValueError(f"`{name}` is {example[name]!r:.80}; pass a text that is not empty.")
+    return {name: example[name] for name in ("question", "context")}
+
+
+def best_answers(
+    windows: Iterable[tuple[Tensor, Tensor, Sequence[Sequence[int] | None]]], max_length: int, count: int
+) -> tuple[list[tuple[float, int, int]], float]:
+    """The best answers in all windows of one context.
+
+    Args:
+        windows: for each window the logits `start (time,)` and `end (time,)` without padding, and the offsets of each
+            token in the context: first character and end, or `None` for a token that is not a word of the context.
+        max_length: maximum words per answer.
+        count: number of answers.
+
+    Returns:
+        Answers `(log-probability, first character, end)` in descending order, and the log-probability that there is no
+        answer: the lowest of all windows.
+    """
+    found: dict[tuple[int, int], float] = {}
+    none = 0.0
+    for start_T, end_T, offsets in windows:
+        check_numbers(torch.stack([start_T, end_T]))
+        context_T = torch.tensor([pair is not None for pair in offsets])
+        scores_TT, nothing = _span_scores(start_T, end_T, context_T, max_length)
+        none = min(none, nothing)
+        scores_K, places_K = scores_TT.flatten().topk(min(count, scores_TT.numel()))
+        for score, place in zip(scores_K.tolist(), places_K.tolist(), strict=True):
+            if score > -torch.inf:
+                first, last = divmod(place, len(offsets))
+                characters = (offsets[first][0], offsets[last][1])
+                found[characters] = max(score, found.get(characters, score))
+    answers = sorted(((score, *characters) for characters, score in found.items()), key=lambda answer: -answer[0])
+    return answers[:count], none
+
+
+def check_numbers(logits: Tensor):
+    if not logits.isfinite().all():
+        raise ValueError("Some logits are not finite: training diverged. Pass a smaller learning rate.")
+
+
+def _span_scores(start_T: Tensor, end_T: Tensor, context_T: Tensor, max_length: int) -> tuple[Tensor, float]:
+    """Log-probabilities of all spans of the context, by first and last word, and of "no answer", the first token."""
+    outside_T = ~context_T
+    outside_T[0] = False
+    start_T, end_T = (each_T.float().masked_fill(outside_T, -torch.inf).log_softmax(0) for each_T in (start_T, end_T))
+    near_TT = torch.ones(len(context_T), len(context_T), dtype=torch.bool).triu().tril(max_length - 1)
+    valid_TT = context_T[:, None] & context_T & near_TT
+    return (start_T[:, None] + end_T).masked_fill(~valid_TT, -torch.inf), float(start_T[0] + end_T[0])
+
+
+def characters_of_contexts(
+    windows: BatchEncoding, tokenizer: PreTrainedTokenizerBase
+) -> list[list[tuple[int, int] | None]]:
+    """The offsets of each token in its context, for rows of a question and a window of the context.
+
+    `None` for tokens that are not words of the context. A marker that the context spells out is not a word either.
+    """
+    markers = (tokenizer.bos_token_id, tokenizer.eos_token_id)
+    return [
+        [
+            pair if text == 1 and word not in markers else None
+            for pair, text, word in zip(pairs, windows.sequence_ids(row), windows["input_ids"][row], strict=True)
+        ]
+        for row, pairs in enumerate(windows["offset_mapping"])
+    ]

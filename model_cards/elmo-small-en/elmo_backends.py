@@ -1,1 +1,489 @@
-../../modeling_elmo/elmo_backends.py
+"""Choice of a backend for each module, matrix products of the fast backends, and independent calls at once on CPU.
+
+torch computes `F.linear` in float32 with MKL, which is slow for few rows and, on AMD, for any number of rows. oneDNN is
+in the same wheel and exact. Its operators have no gradients, and they are private to torch (`elmo_operators.py`).
+
+A step of an LSTM is a few products of few rows. Threads that share such a product wait for each other several times a
+step. The two directions do not need each other, so each gets threads of its own, and they wait once, at the end.
+
+Shape suffixes: N rows; D width of the input; G width of the output.
+"""
+
+import ctypes
+import os
+import sys
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from contextlib import contextmanager
+from contextvars import Context, ContextVar, copy_context
+from functools import cache
+from typing import Any, NamedTuple, TypeVar
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils.weak import WeakTensorKeyDictionary
+from transformers.utils import logging
+
+from .elmo_operators import (
+    Int8Linear,
+    Int8Weight,
+    has_hooks,
+    int8_obstacle,
+    int8_product,
+    int8_rows,
+    is_watched,
+    may_have_tangents,
+    onednn_dtypes,
+    onednn_layout,
+    onednn_product,
+    question,
+    sees_values_only,
+)
+
+logger = logging.get_logger(__name__)
+
+BACKENDS = ("reference", "inference", "training", "int8", "fused")
+DENSE_LAYERS = (nn.Linear, nn.Conv1d, nn.Embedding)
+INT8_LAYERS = (nn.Linear, Int8Linear)
+HOW_TO_TRAIN = "Train the model in float32 and quantize it afterwards; `model.dequantize()` turns it back."
+FEW_PRODUCTS = 2**20  # with fewer multiplications, oneDNN's start (0.1 ms) costs more than it saves
+MANY_ROWS = 256  # with fewer, the copy of a transposed gradient costs more than the faster product saves
+FEW_MULTIPLICATIONS = 10e6  # of a step: below, one thread is faster than two that work at once
+FEW_IN_INT8 = 30e6
+PROFILER = "autograd._profiler_enabled"
+GLOBAL_HOOKS = "nn.modules.module._has_any_global_hook"
+NOT_ONLY_VALUES = "a tensor has a tangent, is of a subclass, or is in a transformation of torch.func"
+_forced: ContextVar[str | None] = ContextVar("forced backend", default=None)
+_helpers: ThreadPoolExecutor
+T = TypeVar("T")
+
+
+@contextmanager
+def elmo_backend(name: str) -> Iterator[None]:
+    """Forces one of `BACKENDS` inside the block. A backend that is not possible raises an error.
+
+    - `"reference"`: the definition, plain PyTorch with autograd. It needs the least memory: no second copy of a weight.
+    - `"inference"`: in place, without gradients.
+    - `"training"`: with a hand-written backward pass.
+    - `"int8"`: linear layers in 8 bits, on CPU, without gradients. Float weights are kept, too: a trial of `quantize`.
+    - `"fused"`: the LSTM with both directions at once, fused cells (triton on CUDA) and a hand-written backward pass.
+
+    By default, CPUs use `"inference"` or `"training"` where possible, and `"int8"` for layers of a quantized model.
+    LSTMs on accelerators use `"fused"` where possible. All else uses `"reference"`: also tangents, transformations of
+    `torch.func`, and modes that watch operators (`FlopCounterMode`), unless a backend is forced. Under autocast in
+    bfloat16, CPUs with oneDNN use `"training"`, also without gradients.
+    """
+    if name not in BACKENDS:
+        raise ValueError(f"There is no backend {name!r}; pass one of {', '.join(BACKENDS)}.")
+    token = _forced.set(name)
+    try:
+        yield
+    finally:
+        _forced.reset(token)
+
+
+def forced_backend() -> str | None:
+    """The backend of the innermost `elmo_backend` block."""
+    return _forced.get()
+
+
+def choose_backend(layers: Iterable[nn.Module], inputs: Tensor, *states: Tensor) -> tuple[str, str]:
+    """The backend for these layers, inputs and states, and the reason for the choice.
+
+    Raises:
+        ValueError: `elmo_backend` forces a backend that is not possible, or gradients of a quantized layer are needed.
+    """
+    layers, forced = list(layers), forced_backend()
+    differentiable = needs_gradients(layers, inputs, *states)
+    quantized = any(isinstance(layer, Int8Linear) for layer in layers)
+    differentiated = differentiable or (quantized and may_have_tangents(inputs, *states))
+    if quantized and (differentiated or forced not in (None, "reference", "int8")):
+        wish = "gradients" if differentiated else f"backend {forced!r}"
+        raise ValueError(f"A quantized layer has no {wish}. {HOW_TO_TRAIN}")
+    if forced == "reference":
+        return forced, "forced"
+    suitable = "training" if differentiable or autocast_dtype(inputs.device) else "inference"
+    is_linear = bool(layers) and all(isinstance(layer, INT8_LAYERS) for layer in layers)
+    if quantized or (forced == "int8" and is_linear):
+        wanted, obstacle = "int8", _int8_obstacle(differentiable, layers, inputs, *states)
+    else:
+        wanted = forced if forced in ("inference", "training") else suitable
+        obstacle = _obstacle(wanted, differentiable, layers, inputs, *states)
+    if obstacle and wanted == forced:
+        raise ValueError(f"The backend {forced!r} was forced, but {obstacle}. Use elmo_backend('reference').")
+    if obstacle:
+        if inputs.device.type == "cpu" and product_dtype(inputs) == torch.bfloat16 and (slow := bfloat16_obstacle()):
+            logger.warning_once(f"Products in bfloat16 are slower here than in float32: {slow}.")
+        return "reference", obstacle
+    return wanted, "forced" if wanted == forced else f"CPU {wanted}"
+
+
+def fetched(module: nn.Module, name: str) -> Tensor:
+    """A parameter of a module outside of the module's call, where `device_map` may keep it on disk."""
+    hook = getattr(module, "_hf_hook", None)  # accelerate's
+    if hook is None or not getattr(module, name).is_meta:
+        return getattr(module, name)
+    hook.pre_forward(module)
+    parameter = getattr(module, name)
+    hook.post_forward(module, None)
+    return parameter
+
+
+def needs_gradients(layers: Iterable[nn.Module], *tensors: Tensor) -> bool:
+    """Whether autograd wants the gradient of a tensor or of a parameter."""
+    parameters = (parameter for layer in layers for parameter in layer.parameters())
+    return torch.is_grad_enabled() and any(tensor.requires_grad for tensor in (*tensors, *parameters))
+
+
+def _obstacle_of_all(*tensors: Tensor) -> str | None:
+    """The reason why the definition must compute with these tensors, or `None`."""
+    if torch.compiler.is_compiling():
+        return "the model is being compiled"
+    if forced_backend() is None and is_watched():
+        return "a mode of torch watches the operators"
+    return None if sees_values_only(*tensors) else NOT_ONLY_VALUES
+
+
+def _obstacle(
+    backend: str, differentiable: bool, layers: list[nn.Module], inputs: Tensor, *states: Tensor
+) -> str | None:
+    """The reason why a backend is not possible, or `None`."""
+    if obstacle := _obstacle_of_all(inputs, *states):
+        return obstacle
+    exact = inputs.dtype in (torch.float32, torch.float64)
+    autocast = autocast_dtype(inputs.device)
+    other_device = inputs.device.type != "cpu" and forced_backend() != backend
+    if other_device or not (exact or (autocast or backend == "inference") and _has_onednn(inputs)):
+        return f"{backend} is not built for {inputs.dtype} on {inputs.device}"
+    if autocast and (backend == "inference" or product_dtype(inputs) not in onednn_dtypes()):
+        return f"{backend} is not built for autocast in {autocast}"
+    if backend == "inference" and differentiable:
+        return "gradients are needed"
+    dtypes = {inputs.dtype, torch.float32} if autocast else {inputs.dtype}
+    if not all(is_unmodified(layer, DENSE_LAYERS) and layer.weight.dtype in dtypes for layer in layers):
+        return "a layer is wrapped, hooked or quantized, or its dtype is not the inputs'"
+    return None
+
+
+def fused_obstacle(layers: Iterable[nn.Module], inputs: Tensor, *states: Tensor) -> str | None:
+    """The reason why an LSTM with these linear layers does not take the path of accelerators, or `None`."""
+    forced = forced_backend()
+    if forced not in (None, "fused"):
+        return f"{forced!r} is forced"
+    if forced is None and inputs.device.type in ("cpu", "meta", "mps"):
+        return f"fused is not built for {inputs.device}"
+    if obstacle := _obstacle_of_all(inputs, *states):
+        return obstacle
+    dtypes = {inputs.dtype, torch.float32} if autocast_dtype(inputs.device) else {inputs.dtype}
+    if not all(is_unmodified(layer, (nn.Linear,)) and layer.weight.dtype in dtypes for layer in layers):
+        return "a layer is wrapped, hooked or quantized, or its dtype is not the inputs'"
+    return None
+
+
+def _int8_obstacle(differentiable: bool, layers: list[nn.Module], inputs: Tensor, *states: Tensor) -> str | None:
+    if inputs.device.type != "cpu" or inputs.dtype != torch.float32:
+        return f"int8 is not built for {inputs.dtype} on {inputs.device}"
+    if obstacle := _obstacle_of_all(inputs, *states):
+        return obstacle
+    if differentiable:
+        return "gradients are needed"
+    dtypes = {torch.float32, torch.int8}
+    if not all(is_unmodified(layer, INT8_LAYERS) and layer.weight.dtype in dtypes for layer in layers):
+        return "a layer is wrapped or hooked, or its dtype is not float32"
+    return int8_obstacle()
+
+
+def is_unmodified(layer: nn.Module, types: tuple[type[nn.Module], ...]) -> bool:
+    """Whether a kernel may read the layer's parameters directly.
+
+    Adapters, quantizers and offloading change a layer's type, its parameters or its hooks, and a replica of
+    `nn.DataParallel` has no parameters. Then it must be called.
+    """
+    hooked = has_hooks(layer) or question(GLOBAL_HOOKS)()
+    own = layer.__dict__
+    assigned = "forward" in own or any(isinstance(own.get(name), Tensor) for name in ("weight", "bias"))
+    changed = hooked or assigned or getattr(layer, "_is_replica", False)
+    return type(layer) in types and all(type(p) is nn.Parameter for p in layer.parameters()) and not changed
+
+
+def is_exporting() -> bool:
+    """Whether `torch.export` traces the model. Releases of torch before 2.7 cannot tell, and cannot export it."""
+    return getattr(torch.compiler, "is_exporting", bool)()
+
+
+def is_sharded(tensor: Tensor) -> bool:
+    """Whether a tensor is a `DTensor`, a class that builds of torch without `torch.distributed` lack."""
+    return hasattr(tensor, "full_tensor")
+
+
+def autocast_dtype(device: torch.device) -> torch.dtype | None:
+    """The dtype of autocast on a device; `None` where it is off or does not exist."""
+    kind = device.type
+    if torch.amp.is_autocast_available(kind) and torch.is_autocast_enabled(kind):
+        return torch.get_autocast_dtype(kind)
+    return None
+
+
+def product_dtype(tensor: Tensor) -> torch.dtype:
+    """The dtype of matrix products with a tensor: its own, or that of autocast."""
+    dtype = autocast_dtype(tensor.device)
+    return tensor.dtype if dtype is None or tensor.dtype == torch.float64 else dtype
+
+
+def fast_linear(linear: nn.Linear, inputs: Tensor, part_GD: Tensor | None = None) -> Tensor:
+    """`linear(inputs)`, with `product` where possible. With columns of its weight, `part_GD`, it adds no bias.
+
+    Args:
+        inputs: `(..., width)`.
+    """
+    backend, _ = choose_backend([linear], inputs)
+    if backend in ("inference", "training"):
+        weight_GD, bias_G = (linear.weight, linear.bias) if part_GD is None else (part_GD, None)
+        dtype = product_dtype(inputs)
+        return fast_product(inputs.to(dtype), weight_GD.to(dtype), None if bias_G is None else bias_G.to(dtype))
+    if part_GD is not None:
+        return F.linear(inputs, part_GD)
+    if backend == "int8":
+        return product(inputs.flatten(0, -2), prepared(linear), linear.bias).unflatten(0, inputs.shape[:-1])
+    return linear(inputs)
+
+
+def fast_product(inputs: Tensor, weight_GD: Tensor, bias_G: Tensor | None) -> Tensor:
+    """`F.linear(inputs, weight, bias)` with `product`, also in the backward pass."""
+    # oneDNN is slow with columns of a larger matrix.
+    output_NG = _Linear.apply(inputs.flatten(0, -2).contiguous(), weight_GD.contiguous(), bias_G)
+    return output_NG.unflatten(0, inputs.shape[:-1])
+
+
+class _Linear(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, inputs_ND, weight_GD, bias_G):
+        ctx.save_for_backward(inputs_ND, weight_GD)
+        return product(inputs_ND, weight_GD, bias_G)
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx, grad_NG):
+        inputs_ND, weight_GD = ctx.saved_tensors
+        grad_NG, wanted = grad_NG.contiguous(), ctx.needs_input_grad
+        return (
+            product(grad_NG, weight_GD.t()) if wanted[0] else None,
+            weight_gradient(grad_NG, inputs_ND) if wanted[1] else None,
+            grad_NG.sum(0) if wanted[2] else None,
+        )
+
+
+class Packed(NamedTuple):
+    """A weight, and its copy in the layout of oneDNN."""
+
+    weight_GD: Tensor
+    copy: Tensor
+
+
+def product(
+    inputs_ND: Tensor,
+    weight_GD: Tensor | Packed | Int8Weight,
+    bias_G: Tensor | None = None,
+    *,
+    plus_NG: Tensor | None = None,
+    clip: float | None = None,
+) -> Tensor:
+    """`inputs @ weight.T`, with an added bias, an added matrix, or clipped, in one pass. It has no gradient."""
+    if isinstance(weight_GD, Int8Weight):
+        plus = bias_G if plus_NG is None else plus_NG if bias_G is None else plus_NG + bias_G
+        return int8_product(inputs_ND, weight_GD, plus, clip)
+    weight_GD, copy = weight_GD if isinstance(weight_GD, Packed) else (weight_GD, weight_GD)
+    if not suits_onednn(len(inputs_ND), weight_GD):
+        return _plain_product(inputs_ND, weight_GD, bias_G, plus_NG, clip)
+    return onednn_product(inputs_ND, copy, bias_G, plus_NG, clip)
+
+
+def suits_onednn(rows: int, weight_GD: Tensor) -> bool:
+    """Whether oneDNN is there for products of so many rows with a weight, and faster than MKL."""
+    is_small = rows * weight_GD.numel() < FEW_PRODUCTS
+    return not is_small and _has_onednn(weight_GD) and not suits_mkl(rows, weight_GD)
+
+
+def suits_mkl(rows: int, weight_GD: Tensor) -> bool:
+    """On Intel, MKL is faster for a single row, and for a transposed weight, as in backward passes."""
+    return _is_intel and (rows == 1 or not weight_GD.is_contiguous())
+
+
+def _plain_product(inputs_ND, weight_GD, bias_G, plus_NG, clip) -> Tensor:
+    if _is_intel and 8 <= len(inputs_ND) < 64 and weight_GD.is_contiguous():  # faster with the weight on the left
+        output_NG = (weight_GD @ inputs_ND.t()).t().contiguous()
+        output_NG = output_NG if bias_G is None else output_NG.add_(bias_G)
+    else:
+        output_NG = F.linear(inputs_ND, weight_GD, bias_G)
+    output_NG = output_NG if plus_NG is None else output_NG.add_(plus_NG)
+    return output_NG if clip is None else output_NG.clamp_(-clip, clip)
+
+
+def weight_gradient(grad_NG: Tensor, inputs_ND: Tensor) -> Tensor:
+    """`grad.T @ inputs`, `(G, D)`. A tall one of many rows is computed as its transpose, which autograd copies."""
+    grad_GN, inputs_DN = grad_NG.t(), inputs_ND.t()
+    is_tall = len(grad_GN) > len(inputs_DN) and len(grad_NG) >= MANY_ROWS
+    if is_tall or not suits_onednn(len(grad_GN), inputs_DN):
+        return product(inputs_DN, grad_GN).t()
+    return product(grad_GN, inputs_DN)
+
+
+def tanh(inputs: Tensor, out: Tensor | None = None) -> Tensor:
+    """`tanh(x) = 2 sigmoid(2 x) - 1`, which torch computes five times as fast on CPU. The error is below 2e-7."""
+    if inputs.dtype != torch.float32:
+        return torch.tanh(inputs, out=out)
+    return torch.mul(inputs, 2, out=out).sigmoid_().mul_(2).sub_(1)
+
+
+def prepared(linear: nn.Linear | Int8Linear, few_rows: bool = True) -> Tensor | Packed | Int8Weight:
+    """The weight of a layer for `product`, without gradients: in 8 bits if the layer is, or if `elmo_backend` says so.
+
+    Args:
+        few_rows: whether the products have few rows. Then a copy of a float weight is kept, as in `packed`.
+    """
+    if isinstance(linear, Int8Linear):
+        return remembered(Int8Weight.pack, linear.weight, linear.scales)
+    if forced_backend() == "int8":
+        return remembered(_quantized, linear.weight)
+    return packed(linear.weight) if few_rows else linear.weight
+
+
+def _quantized(weight_GD: Tensor) -> Int8Weight:
+    return Int8Weight.pack(*int8_rows(weight_GD.detach()))
+
+
+def packed(weight_GD: Tensor, keep: bool = True) -> Packed:
+    """Prepares a weight for many products with few rows.
+
+    Args:
+        keep: whether to remember the copy until the parameter changes.
+    """
+    if not _has_onednn(weight_GD):
+        return Packed(weight_GD, weight_GD)
+    return Packed(weight_GD, remembered(onednn_layout, weight_GD) if keep else onednn_layout(weight_GD))
+
+
+_is_intel = "Intel" in torch.cpu.get_capabilities().get("cpu_name", "")
+
+
+def bfloat16_obstacle() -> str | None:
+    """The reason why this machine's CPU has no fast products in bfloat16, or `None`."""
+    if not onednn_dtypes():
+        return "this build of torch has no products of oneDNN"
+    return None if torch.bfloat16 in onednn_dtypes() else "this processor has no instructions for bfloat16"
+
+
+def _has_onednn(tensor: Tensor) -> bool:
+    return tensor.dtype in onednn_dtypes() and tensor.device.type == "cpu"
+
+
+_remembered = WeakTensorKeyDictionary()  # first parameter -> {function: (stamps, sample, value)}; dies with it
+
+
+def remembered(function: Callable[..., Any], *parameters: Tensor) -> Any:
+    """`function(*parameters)`, remembered until a parameter changes."""
+    stamps, sample = [(version(p), p.data_ptr(), p.dtype) for p in parameters], sample_of(parameters)
+    values = _remembered.setdefault(parameters[0], {})
+    if function not in values or values[function][0] != stamps or not torch.equal(values[function][1], sample):
+        values[function] = (stamps, sample, function(*parameters))
+    return values[function][2]
+
+
+def version(parameter: Tensor) -> float:
+    """A number that increases with every in-place change."""
+    # Without a version, a new NaN at each call: it differs from all others, so that nothing is remembered.
+    return 0 if parameter.is_inference() else getattr(parameter, "_version", float("nan"))
+
+
+def sample_of(parameters: Sequence[Tensor]) -> Tensor:
+    """Some values of each parameter. They show writes through `.data`, which do not change the version.
+
+    The step is odd: an even one may read a single column of a matrix. A write of a few numbers may still be missed.
+    """
+    return torch.cat([p.detach().flatten()[:: p.numel() // 256 | 1] for p in parameters])
+
+
+def at_once(calls: Sequence[Callable[[], T]], threads: int) -> list[T]:
+    """The results of calls that run at the same time, each with `threads` threads of torch.
+
+    The last call runs in the caller's thread. So does any other that no thread was free for when the last one ended, or
+    that comes while the interpreter ends. The caller's gradient mode, autocast and context variables hold in all of
+    them. An error of a call is raised when all have ended.
+    """
+    *others, last = calls
+    futures = [_submitted(call, threads) for call in others]
+    try:
+        with _own_threads(threads):
+            found = last()
+    finally:
+        wait([future for future in futures if not future.cancel()])
+    parallel = zip(futures, others, strict=True)
+    return [*(call() if future.cancelled() else future.result() for future, call in parallel), found]
+
+
+def _submitted(call: Callable[[], T], threads: int) -> Future:
+    modes = torch.is_inference_mode_enabled(), torch.is_grad_enabled(), torch.is_autocast_enabled("cpu")
+    dtype = torch.get_autocast_dtype("cpu")
+
+    def run(context: Context) -> T:
+        inference, gradients, autocast = modes
+        with (
+            _own_threads(threads),
+            torch.inference_mode(inference),
+            torch.set_grad_enabled(gradients),
+            torch.autocast("cpu", dtype, enabled=autocast),
+        ):
+            return context.run(call)
+
+    try:
+        return _helpers.submit(run, copy_context())
+    except RuntimeError:  # the interpreter ends, and starts no more threads
+        return Future()
+
+
+def can_use_threads(device: torch.device) -> bool:
+    """Whether torch has several threads on this device, and nothing that watches operators sees its own thread only."""
+    if device.type != "cpu" or torch.get_num_threads() == 1 or torch.compiler.is_compiling():
+        return False
+    return not is_watched() and not question(PROFILER)() and _set_own_threads() is not None
+
+
+@contextmanager
+def _own_threads(number: int) -> Iterator[None]:
+    """Sets torch's number of threads in the calling thread, and in no other."""
+    before, set_number = torch.get_num_threads(), _set_own_threads()
+    if set_number is not None:
+        set_number(number)
+    try:
+        yield
+    finally:
+        if set_number is not None:
+            set_number(before)
+
+
+@cache
+def _set_own_threads() -> Callable[[int], Any] | None:
+    """OpenMP's function for the calling thread, or `None` if torch computes with other threads than OpenMP's.
+
+    `torch.set_num_threads` would change the number of all threads that start later, too.
+    """
+    try:
+        set_number = ctypes.CDLL("libiomp5md" if sys.platform == "win32" else None).omp_set_num_threads
+    except (AttributeError, OSError, TypeError):
+        return None
+    before = torch.get_num_threads()  # which also gives this thread its first number, if it has none
+    set_number(before + 1)
+    is_ours = torch.get_num_threads() == before + 1
+    set_number(before)
+    return set_number if is_ours else None
+
+
+def _start_helpers():
+    global _helpers
+    _helpers = ThreadPoolExecutor(os.cpu_count(), "elmo")  # its threads start with the calls
+
+
+_start_helpers()
+if hasattr(os, "register_at_fork"):  # a forked process has none of its parent's threads
+    os.register_at_fork(after_in_child=_start_helpers)

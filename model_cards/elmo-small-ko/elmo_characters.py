@@ -1,1 +1,588 @@
-../../tokenization/elmo_characters.py
+"""Alphabets, words as rows of character ids, vocabularies, and batches of texts with their lengths.
+
+A row is `begin, characters, end, padding, ...` of width `max_word_length`. The id 0 is reserved for padding words, so
+every other id is one higher than in the numbering of the original. Shape suffixes: N words, W max_word_length.
+"""
+
+import re
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import accumulate, chain
+from numbers import Integral
+from os import PathLike
+from typing import Any
+
+import numpy as np
+from tokenizers import Encoding
+from transformers import BatchEncoding
+from transformers.tokenization_utils_base import TruncationStrategy
+from transformers.utils import PaddingStrategy, logging
+
+logger = logging.get_logger(__name__)
+
+BOS_WORD, EOS_WORD, UNK_WORD, PAD_WORD = "<S>", "</S>", "<UNK>", "<PAD>"
+SPECIAL_WORDS = (PAD_WORD, BOS_WORD, EOS_WORD, UNK_WORD)  # in the order of their ids
+PAD_ID, BOS_ID, EOS_ID, UNK_ID = range(4)
+MAX_TERM_WORD = "!!!MAXTERMID"  # a line of the original vocabulary files that is not a word
+NO_TEXT_WORDS = frozenset([*SPECIAL_WORDS, MAX_TERM_WORD, ""])
+SURROGATES = re.compile("[\ud800-\udfff]")
+# A private-use character, which texts do not contain. With a continuation prefix that starts no word, WordPiece
+# recognizes whole words only, as WordLevel does, and stock pipelines know that every token is a word.
+CONTINUATION = "\U0010fffd"
+MIN_WORD_LENGTH = 3  # begin, one character, end
+MAX_WORD_LENGTH = 1000  # the word table has a row of this length for each word, and starts with 1024 rows
+LONGEST_REMEMBERED = 100  # characters of a word; longer pieces, such as data in base 64, are rare and fill the memory
+MAX_ID = 2**31 - 2  # ids, and these numbers plus one, are int32
+MAX_PADDED = 2**24  # tokens of a text; their characters take 7 GB
+
+
+class Utf8Alphabet:
+    """The bytes of UTF-8, as in bilm-tf and AllenNLP.
+
+    Ids of the original, before the shift by one: bytes 0 to 255, begin and end of sentence 256 and 257, begin and end
+    of word 258 and 259, padding 260.
+    """
+
+    size = 262
+    markers = (BOS_WORD, EOS_WORD)  # as the original writes them in a text
+    begin_sentence, end_sentence, begin_word, end_word, padding = 257, 258, 259, 260, 261
+
+    def encode(self, word: str, limit: int) -> np.ndarray:
+        """The ids of the first `limit` bytes of a word. Lone surrogates have no bytes.
+
+        Shape:
+            result: (at most limit,)
+        """
+        return np.frombuffer(word.encode("utf-8", "ignore")[:limit], dtype=np.uint8).astype(np.int32) + 1
+
+    def decode(self, ids: np.ndarray) -> str:
+        """The text of byte ids, without a last character that is incomplete."""
+        if ids.size and ids.max() > 256:
+            raise ValueError(f"The character ids {ids.tolist()} have a marker inside a word; bytes have 1 to 256.")
+        return bytes((ids - 1).tolist()).decode("utf-8", "ignore")
+
+
+class LexiconAlphabet:
+    """A dictionary of code points, as in ELMoForManyLangs.
+
+    Args:
+        lexicon (`Mapping[str, int]`):
+            Ids of all characters, of `<bos>`, `<eos>`, `<oov>`, `<pad>` and of the two entries below.
+        begin_of_word, end_of_word (`str`):
+            The entries that begin and end a word. Models of ELMoForManyLangs have them swapped.
+    """
+
+    markers = ("<bos>", "<eos>")
+
+    def __init__(self, lexicon: Mapping[str, int] | None, begin_of_word: str = "<bow>", end_of_word: str = "<eow>"):
+        lexicon = checked_lexicon(lexicon, ("<bos>", "<eos>", "<oov>", "<pad>", begin_of_word, end_of_word))
+        self.size = max(lexicon.values()) + 2
+        self.begin_sentence, self.end_sentence = lexicon["<bos>"] + 1, lexicon["<eos>"] + 1
+        self.begin_word, self.end_word = lexicon[begin_of_word] + 1, lexicon[end_of_word] + 1
+        self.unknown, self.padding = lexicon["<oov>"] + 1, lexicon["<pad>"] + 1
+        self._ids = {character: index + 1 for character, index in lexicon.items() if len(character) == 1}
+        self._characters = {index: character for character, index in self._ids.items()} | {self.unknown: "\ufffd"}
+
+    def encode(self, word: str, limit: int) -> np.ndarray:
+        """The ids of the first `limit` code points. Unknown ones, and lone surrogates, have the id of `<oov>`.
+
+        Shape:
+            result: (at most limit,)
+        """
+        return np.array([self._ids.get(character, self.unknown) for character in word[:limit]], dtype=np.int32)
+
+    def decode(self, ids: np.ndarray) -> str:
+        """The text of character ids, with U+FFFD for unknown characters."""
+        missing = [index for index in ids.tolist() if index not in self._characters]
+        if missing:
+            raise ValueError(f"The character ids {missing} are not in the lexicon.")
+        return "".join(self._characters[index] for index in ids.tolist())
+
+
+def checked_lexicon(lexicon: Any, required: Iterable[str]) -> Mapping[str, int]:
+    """Refuses a wrong character lexicon, before a wrong id reaches an embedding."""
+    if not isinstance(lexicon, Mapping) or not lexicon:
+        raise ValueError(
+            f'alphabet="lexicon" needs `lexicon`, a dictionary from characters to ids; got {lexicon!r:.80}. '
+            'Pass ELMoTokenizer(alphabet="lexicon", lexicon={"<bos>": 0, "<eos>": 1, ..., "a": 6}).'
+        )
+    missing = [name for name in required if name not in [*lexicon]]  # a name may be of any type
+    if missing:
+        raise ValueError(f"`lexicon` lacks the entries {missing}; add them with their ids.")
+    wrong = {key: value for key, value in lexicon.items() if type(value) is not int or not 0 <= value <= MAX_ID}
+    if wrong:
+        raise ValueError(f"ids in `lexicon` must be integers from 0 to {MAX_ID}; got {dict(list(wrong.items())[:5])}.")
+    if len(set(lexicon.values())) < len(lexicon):
+        raise ValueError(f"`lexicon` gives {len(lexicon)} entries only {len(set(lexicon.values()))} different ids.")
+    return lexicon
+
+
+def build_alphabet(alphabet: str, max_word_length: int, lexicon: Mapping[str, int] | None, begin: str, end: str):
+    if type(max_word_length) is not int or not MIN_WORD_LENGTH <= max_word_length <= MAX_WORD_LENGTH:
+        raise ValueError(
+            f"max_word_length={max_word_length!r}: a word needs at least {MIN_WORD_LENGTH} positions (begin, one "
+            f"character, end) and may have {MAX_WORD_LENGTH}. The published models use 50."
+        )
+    if alphabet == "utf8":
+        if lexicon is not None:
+            raise ValueError('alphabet="utf8" has no `lexicon`; pass alphabet="lexicon" to use it.')
+        return Utf8Alphabet()
+    if alphabet == "lexicon":
+        return LexiconAlphabet(lexicon, begin, end)
+    raise ValueError(f'alphabet={alphabet!r} is unknown; pass "utf8" or "lexicon".')
+
+
+class WordTable:
+    """The ids and characters of words, computed once per distinct word.
+
+    A batch of words becomes row numbers of a growing table. Its ids, and its characters, are then one indexing
+    operation. The row number of a special word is its id. A batch clears the table first if it has more than
+    `max_words` words. Each occurrence of a very long word has a row of its own, so that the table does not remember it.
+
+    Args:
+        alphabet (`Utf8Alphabet` or `LexiconAlphabet`): Turns a word into characters.
+        id_of_word (`Callable[[str], int]`): The id of a word.
+        max_word_length (`int`): Width of a row; a longer word is cut.
+        literal_markers (`bool`): Whether the markers that the alphabet names are markers as words, or spelled out.
+        cut_before_lookup (`bool`): Whether a longer word is its first characters, also for its id.
+    """
+
+    def __init__(
+        self,
+        alphabet: "Utf8Alphabet | LexiconAlphabet",
+        id_of_word: Callable[[str], int],
+        max_word_length: int,
+        literal_markers: bool = False,
+        cut_before_lookup: bool = False,
+        max_words: int = 2**18,
+    ):
+        self.alphabet = alphabet
+        self.id_of_word = id_of_word
+        self.max_word_length = max_word_length
+        self.marker_rows = dict(zip(alphabet.markers, (BOS_ID, EOS_ID), strict=True)) if literal_markers else {}
+        self.cut_before_lookup = cut_before_lookup
+        self.max_words = max_words
+        self.dtype = np.int16 if alphabet.size <= np.iinfo(np.int16).max else np.int32
+        self.clear()
+
+    def clear(self) -> None:
+        """Removes all words, which invalidates all row numbers."""
+        self._row_of_word = _RowOfWord(self)
+        self._row_of_word.update(self.marker_rows)
+        self._num_rows = len(SPECIAL_WORDS)
+        self._ids_N = np.arange(1024)
+        self._lengths_N = np.zeros(1024, dtype=np.int64)  # columns before the in-word padding
+        self._characters_NW = np.zeros((1024, self.max_word_length), dtype=self.dtype)
+        self._write(BOS_ID, [self.alphabet.begin_sentence])
+        self._write(EOS_ID, [self.alphabet.end_sentence])
+
+    def _write(self, row: int, characters: Sequence[int] | np.ndarray) -> None:
+        end = len(characters) + 1
+        self._characters_NW[row, 0] = self.alphabet.begin_word
+        self._characters_NW[row, 1:end] = characters
+        self._characters_NW[row, end] = self.alphabet.end_word
+        self._characters_NW[row, end + 1 :] = self.alphabet.padding
+        self._lengths_N[row] = end + 1
+
+    def add(self, word: str) -> int:
+        """Gives a new word its row."""
+        if not isinstance(word, str):
+            raise TypeError
+        if self.cut(word) != word:
+            return self._row_of_word[self.cut(word)]
+        row = self._num_rows
+        if row == len(self._ids_N):
+            self._ids_N, self._lengths_N, self._characters_NW = (
+                np.concatenate([column, np.zeros_like(column)])
+                for column in (self._ids_N, self._lengths_N, self._characters_NW)
+            )
+        self._ids_N[row] = self.id_of_word(word)
+        self._write(row, self.alphabet.encode(word, self.max_word_length - 2))
+        self._num_rows += 1
+        return row
+
+    def cut(self, word: str) -> str:
+        """The part of a word that its id depends on."""
+        return word[: self.max_word_length - 2] if self.cut_before_lookup else word
+
+    def __getstate__(self) -> dict:
+        # Without the words: the hash of a tokenizer in `datasets` must not depend on earlier calls.
+        return {name: value for name, value in vars(self).items() if not name.startswith("_")}
+
+    def __setstate__(self, state: dict) -> None:
+        vars(self).update(state)
+        self.clear()
+
+    def rows(self, words: Sequence[str]) -> np.ndarray:
+        """Row numbers of a batch of words, valid until the next call.
+
+        Shape:
+            result: (N,)
+        """
+        if self._num_rows > self.max_words:
+            self.clear()
+        try:
+            return np.fromiter(map(self._row_of_word.__getitem__, words), dtype=np.int64, count=len(words))
+        except TypeError:  # from `add`, or because a word is not hashable
+            check_strings(words)
+            raise
+
+    def input_ids(self, rows: np.ndarray) -> np.ndarray:
+        """
+        Shape:
+            rows: (...)
+            result: (...)
+        """
+        return self._ids_N[rows]
+
+    def character_ids(self, rows: np.ndarray, trim: bool = False) -> np.ndarray:
+        """Characters of width `max_word_length` or, with `trim`, as wide as the longest word.
+
+        Shape:
+            rows: (...)
+            result: (..., W), or narrower
+        """
+        width = int(self._lengths_N[rows].max(initial=0)) if trim else self.max_word_length
+        return self._characters_NW[rows, :width]
+
+    def widen(self, character_ids: np.ndarray, out: np.ndarray) -> None:
+        """Writes rows at full width: in-word padding for words, zeros for padding words.
+
+        Shape:
+            character_ids: (N, at most W)
+            out: (N, W)
+        """
+        if not len(character_ids):
+            return
+        width = character_ids.shape[1]
+        if width > self.max_word_length:
+            raise ValueError(
+                f"`character_ids` have {width} characters per word, but max_word_length is {self.max_word_length}; "
+                "encode the text with this tokenizer."
+            )
+        out[:, :width] = character_ids
+        out[:, width:] = self.alphabet.padding
+        if not character_ids[:, 0].all():
+            out[character_ids[:, 0] == 0] = 0
+
+    def decode(self, character_ids: np.ndarray, skip_markers: bool = False) -> list[str]:
+        """The words spelled by rows, without padding words. Long words stay cut.
+
+        Shape:
+            character_ids: (N, at most W)
+        """
+        if character_ids.size and not 0 <= character_ids.min() <= character_ids.max() < self.alphabet.size:
+            raise ValueError(
+                f"Character ids from {character_ids.min()} to {character_ids.max()} are out of range; "
+                f"this alphabet has the ids 0 to {self.alphabet.size - 1}."
+            )
+        words = [self._decode_row(row) for row in character_ids if row.any()]
+        return [word for word, is_marker in words if not (is_marker and skip_markers)]
+
+    def _decode_row(self, row_W: np.ndarray) -> tuple[str, bool]:
+        ends = np.flatnonzero(row_W == self.alphabet.end_word)
+        if row_W[0] != self.alphabet.begin_word or not ends.size:
+            raise ValueError(
+                f"{row_W.tolist()} is not a word: it must start with {self.alphabet.begin_word} (begin of word) and "
+                f"contain {self.alphabet.end_word} (end of word)."
+            )
+        ids = row_W[1 : ends[0]]
+        markers = {self.alphabet.begin_sentence: BOS_WORD, self.alphabet.end_sentence: EOS_WORD}
+        if len(ids) == 1 and int(ids[0]) in markers:
+            return markers[int(ids[0])], True
+        return self.alphabet.decode(ids), False
+
+
+class _RowOfWord(dict):
+    """Row numbers by word. A new word is added on its first lookup."""
+
+    def __init__(self, table: WordTable):
+        self._table = table
+
+    def __missing__(self, word: str) -> int:
+        row = self._table.add(word)
+        if len(word) <= LONGEST_REMEMBERED:
+            self[word] = row
+        return row
+
+
+def check_strings(words: Sequence) -> None:
+    for word in words:
+        if not isinstance(word, str):
+            raise TypeError(f"Words must be strings, got {type(word).__name__}: {repr(word)[:60]}.")
+
+
+def read_vocabulary(path: str | PathLike) -> tuple[list[str], list[int]]:
+    """Reads a vocabulary with one word per line, and moves the special words to the front.
+
+    The special words may be on any line. `<PAD>` is added if missing; `!!!MAXTERMID` and blank lines are skipped.
+
+    Returns:
+        `tuple[list[str], list[int]]`: the words in the order of their ids, and the line number (from 0) of each word,
+        -1 for an added one. A softmax `old` with one row per line becomes `new[i] = old[line_numbers[i]]`, with zeros
+        where `line_numbers[i]` is -1.
+    """
+    return order_vocabulary(vocabulary_lines(path), str(path))
+
+
+def vocabulary_lines(path: str | PathLike) -> list[str]:
+    with open(path, encoding="utf-8-sig", newline="\n") as file:
+        try:
+            lines = [line.strip() for line in file]  # stripped, as bilm-tf reads it
+        except UnicodeDecodeError as error:
+            raise ValueError(f"{path} is not UTF-8 text: {error}. Convert the vocabulary to UTF-8.") from error
+    check_white_space(lines, str(path), is_file=True)
+    return lines
+
+
+def check_white_space(words: Sequence[str], source: str, is_file: bool = False) -> None:
+    """Refuses a file whose words all have white space inside, and warns of one with some, or of a list with all.
+
+    Raw text has no such words. Given words may be such, in some languages.
+    """
+    lines = {number: word for number, word in enumerate(words, start=1) if word not in NO_TEXT_WORDS}
+    spaced = [number for number, word in lines.items() if len(word.split()) > 1]
+    are_all = 1 < len(spaced) == len(lines)
+    if not (spaced and is_file or are_all):
+        return
+    message = (
+        f"{source} has white space inside {len(spaced)} of {len(lines)} words, first {lines[spaced[0]]!r:.80} in line "
+        f"{spaced[0]}. Raw text has no such words; write one word per line, without its count."
+    )
+    if is_file and are_all:
+        raise ValueError(message)
+    logger.warning(message)
+
+
+def order_vocabulary(lines: Sequence[str], source: str = "the vocabulary") -> tuple[list[str], list[int]]:
+    """`read_vocabulary` for words that are in memory; `source` names them in errors."""
+    check_strings(lines)
+    line_of_word: dict[str, int] = {}
+    for number, word in enumerate(lines):
+        first = line_of_word.setdefault(word, number)
+        if first != number and word:
+            raise ValueError(
+                f"{source} has {word!r} twice, in lines {first + 1} and {number + 1}; every word has one id, so keep "
+                "one of them."
+            )
+    missing = [word for word in (BOS_WORD, EOS_WORD, UNK_WORD) if word not in line_of_word]
+    if missing:
+        raise ValueError(f"{source} lacks {', '.join(missing)}; add a line for each.")
+    special_rows = [line_of_word.pop(word, -1) for word in SPECIAL_WORDS]
+    for no_word in (MAX_TERM_WORD, ""):
+        line_of_word.pop(no_word, None)
+    return [*SPECIAL_WORDS, *line_of_word], [*special_rows, *line_of_word.values()]
+
+
+def most_frequent_words(counts: Mapping[str, int], vocab_size: int | None = None, min_frequency: int = 1) -> list[str]:
+    """The special words and the most frequent words, `vocab_size` in total. Ties are sorted by code points.
+
+    Words with lone surrogates, which cannot be written to a file, and words that start with U+10FFFD are skipped.
+    """
+    if vocab_size is not None and vocab_size <= len(SPECIAL_WORDS):
+        raise ValueError(f"vocab_size={vocab_size} has no room for words beside {len(SPECIAL_WORDS)} special words.")
+    words = [
+        word
+        for word, count in counts.items()
+        if count >= min_frequency
+        and word not in NO_TEXT_WORDS
+        and not word.startswith(CONTINUATION)
+        and not SURROGATES.search(word)
+    ]
+    words.sort(key=lambda word: (-counts[word], word))
+    return [*SPECIAL_WORDS, *words][:vocab_size]
+
+
+def as_batch(text, text_pair, is_split_into_words: bool) -> tuple[list[tuple], bool]:
+    """Every text as a tuple of its parts, one or (for a pair) two, and whether the caller passed a batch."""
+    unit = (list, tuple) if is_split_into_words else str
+    is_batched = isinstance(text, (list, tuple))
+    if is_split_into_words:
+        is_batched = is_batched and len(text) > 0 and isinstance(text[0], (list, tuple))
+    if not is_batched:
+        batch = [(text,) if text_pair is None else (text, text_pair)]
+    elif text_pair is None:
+        batch = [tuple(item) if _is_pair(item, unit) else (item,) for item in text]
+    elif not isinstance(text_pair, (list, tuple)) or len(text_pair) != len(text):
+        raise ValueError(
+            f"A batch of {len(text)} texts needs a `text_pair` of the same length; got {type(text_pair).__name__}"
+            f"{f' of length {len(text_pair)}' if isinstance(text_pair, (list, tuple)) else ''}."
+        )
+    else:
+        batch = list(zip(text, text_pair, strict=True))
+    for part in chain.from_iterable(batch):
+        if not isinstance(part, unit):
+            raise TypeError(
+                f"A text must be {'a list of words' if is_split_into_words else 'a string'}, got "
+                f"{type(part).__name__}: {part!r:.60}. Pass strings, or lists of words with is_split_into_words=True."
+            )
+    return [tuple(part if isinstance(part, str) else list(part) for part in parts) for parts in batch], is_batched
+
+
+def checked_sentences(sentences: Iterable[str | Sequence[str]]) -> Iterator[str | list[str]]:
+    """Yields each text, or list of words.
+
+    Raises:
+        TypeError: the sentences are one text or a table, or a sentence is neither a text nor a list of words.
+    """
+    advice = "pass a list of texts, or of lists of words."
+    is_table = isinstance(sentences, Mapping) or hasattr(sentences, "columns")
+    if is_table or isinstance(sentences, (str, bytes)) or not isinstance(sentences, Iterable):
+        raise TypeError(f"Sentences must be a list, got {type(sentences).__name__}: {sentences!r:.60}; {advice}")
+    for number, sentence in enumerate(sentences):
+        if isinstance(sentence, str):
+            yield sentence
+            continue
+        is_list = isinstance(sentence, (Sequence, np.ndarray)) and not isinstance(sentence, bytes)
+        wrong = [word for word in sentence if not isinstance(word, str)] if is_list else [sentence]
+        if wrong:
+            raise TypeError(f"Sentence {number} {'has' if is_list else 'is'} {wrong[0]!r:.60}; {advice}")
+        yield list(sentence)
+
+
+def _is_pair(item, unit) -> bool:
+    return isinstance(item, (list, tuple)) and len(item) == 2 and all(isinstance(part, unit) for part in item)
+
+
+def checked_max_length(
+    padding_strategy: PaddingStrategy = PaddingStrategy.DO_NOT_PAD,
+    max_length: int | None = None,
+    stride: int = 0,
+    pad_to_multiple_of: int | None = None,
+    **_,
+) -> int | None:
+    """`max_length` of a call, no larger than the backend can count: `model_max_length` is 10^30 if there is none.
+
+    Raises:
+        ValueError: a number of tokens is not an integer, is negative, or would pad a text without end.
+    """
+    for name, value in {"max_length": max_length, "stride": stride, "pad_to_multiple_of": pad_to_multiple_of}.items():
+        is_default = value is None and name != "stride"
+        if not is_default and (not isinstance(value, Integral) or value < 0):
+            raise ValueError(f"`{name}` is {value!r}; pass an integer of at least 0.")
+    most = max(pad_to_multiple_of or 0, (max_length or 0) if padding_strategy == PaddingStrategy.MAX_LENGTH else 0)
+    if most > MAX_PADDED:
+        raise ValueError(f"Each text would be padded to {most} tokens; pass at most {MAX_PADDED}.")
+    return None if max_length is None else min(max_length, sys.maxsize)
+
+
+def checked_side(name: str, side: str) -> str:
+    if side not in ("left", "right"):
+        raise ValueError(f'{name}={side!r}; pass "left" or "right".')
+    return side
+
+
+def needs_backend(
+    lengths: list[list[int]],
+    add_special_tokens: bool = True,
+    truncation_strategy: TruncationStrategy = TruncationStrategy.DO_NOT_TRUNCATE,
+    max_length: int | None = None,
+    stride: int = 0,
+    return_overflowing_tokens: bool = False,
+    return_special_tokens_mask: bool = False,
+    return_offsets_mapping: bool = False,
+    return_length: bool = False,
+    **_,
+) -> bool:
+    """Whether the backend must encode texts of `lengths` words, because numpy cannot. The options are those of a call.
+
+    Raises:
+        ValueError: `max_length` or `stride` does not fit a text, or only the second text may be cut and there is none.
+    """
+    markers = 2 if add_special_tokens else 0
+    is_cut = False
+    if truncation_strategy != TruncationStrategy.DO_NOT_TRUNCATE and max_length is not None:
+        if 0 < stride >= max_length - 2:  # the backend always counts the markers of one text
+            raise ValueError(_too_large(stride, max(max_length - 2, 0), max_length))
+        for parts in lengths:
+            needed = markers * len(parts)
+            room = max_length - needed
+            if room < 0:
+                raise ValueError(f"max_length={max_length} has no room for {needed} markers; pass a larger one.")
+            if sum(parts) > room:
+                _check_room(parts, truncation_strategy, room, max_length, stride, return_overflowing_tokens)
+                is_cut = True
+    return is_cut or return_overflowing_tokens or return_special_tokens_mask or return_offsets_mapping or return_length
+
+
+def _check_room(
+    parts: list[int], strategy: TruncationStrategy, room: int, max_length: int, stride: int, overflowing: bool
+) -> None:
+    """Refuses lengths on which the backend panics, raises a bare exception or returns texts that are too long."""
+    if strategy == TruncationStrategy.ONLY_SECOND and len(parts) == 1:
+        raise ValueError(
+            f"truncation='only_second' with max_length={max_length}, but a text of {parts[0]} words has no second text "
+            "to cut. Pass `text_pair`, or truncation=True."
+        )
+    for length, share in zip(parts, _shares(parts, strategy, room), strict=True):
+        emptied = share == 0 and (overflowing or (room > 0 and strategy != TruncationStrategy.LONGEST_FIRST))
+        if share < length and (share < 0 or emptied or 0 < share <= stride):
+            raise ValueError(_too_large(stride, max(share, 0), max_length))
+
+
+def _too_large(stride: int, words: int, max_length: int) -> str:
+    return (
+        f"stride={stride} must be smaller than the {words} words that max_length={max_length} leaves; pass a smaller "
+        "stride or a larger max_length."
+    )
+
+
+def _shares(parts: list[int], strategy: TruncationStrategy, room: int) -> list[int]:
+    """Number of words of each part that the backend keeps, for `room` words in total."""
+    if strategy == TruncationStrategy.ONLY_FIRST:
+        return [room - sum(parts[1:]), *parts[1:]]
+    if strategy == TruncationStrategy.ONLY_SECOND:
+        return [parts[0], *(room - parts[0] for _ in parts[1:])]
+    if len(parts) == 1:
+        return [room]
+    short = min(parts) if min(parts) <= room - min(parts) else room // 2
+    return [short, room - short] if parts[0] <= parts[1] else [room - short, short]
+
+
+def positions_of_tokens(encoded: BatchEncoding, lengths: list[list[int]]) -> list[list[int]]:
+    """The place of each token of encodings among the special words and the words of the batch, one after the other."""
+    starts = accumulate(chain.from_iterable(lengths), initial=len(SPECIAL_WORDS))
+    starts_of_texts = [[next(starts) for _ in parts] for parts in lengths]
+    texts = encoded.get("overflow_to_sample_mapping", range(len(lengths)))
+    return [
+        _positions(encoding, starts_of_texts[text]) for encoding, text in zip(encoded.encodings, texts, strict=True)
+    ]
+
+
+def _positions(encoding: Encoding, starts: list[int]) -> list[int]:
+    return [
+        index if word is None or part is None else starts[part] + word
+        for index, word, part in zip(encoding.ids, encoding.word_ids, encoding.sequence_ids, strict=True)
+    ]
+
+
+def padded_lengths(
+    lengths_B: np.ndarray, strategy: PaddingStrategy, max_length: int | None, multiple: int | None
+) -> np.ndarray:
+    """The number of tokens of each text with its padding."""
+    if strategy == PaddingStrategy.DO_NOT_PAD:
+        return lengths_B
+    target = max_length if strategy == PaddingStrategy.MAX_LENGTH and max_length is not None else int(lengths_B.max())
+    if multiple:
+        target = -(-target // multiple) * multiple
+    return np.maximum(lengths_B, target)
+
+
+class LazyEncodings(Sequence):
+    """The backend's encodings of a batch (`word_ids`, `char_to_token`, ...), computed on first use."""
+
+    def __init__(self, length: int, encode: Callable[[], list[Encoding]]):
+        self.length = length
+        self.encode = encode
+        self.encodings: list[Encoding] | None = None
+
+    def __len__(self) -> int:
+        return self.length
+
+    def __getitem__(self, index):
+        if self.encodings is None:
+            self.encodings = self.encode()
+        return self.encodings[index]
+
+    def __reduce__(self):
+        return list, (list(self),)

@@ -1,1 +1,692 @@
-../../tokenization/tokenization_elmo.py
+"""The ELMo tokenizer: a fast tokenizer whose tokens are words with their characters.
+
+A batch without truncation is encoded in numpy, from a table of all words seen so far. The Rust library (the backend)
+encodes all other batches, and computes `word_ids`, `char_to_token` and the like when they are asked for.
+Shape suffixes: B texts, T tokens, W max_word_length.
+"""
+
+import json
+import re
+import threading
+import unicodedata
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from difflib import get_close_matches
+from functools import partial, wraps
+from itertools import chain
+from numbers import Integral
+from os import PathLike
+from pathlib import Path
+from types import NoneType
+
+import numpy as np
+from tokenizers import AddedToken, Tokenizer, models, processors
+from transformers import BatchEncoding, TensorType
+from transformers.tokenization_utils_tokenizers import TokenizersBackend
+from transformers.utils import PaddingStrategy, logging
+
+from .elmo_characters import (
+    BOS_ID,
+    BOS_WORD,
+    CONTINUATION,
+    EOS_ID,
+    EOS_WORD,
+    SPECIAL_WORDS,
+    SURROGATES,
+    UNK_ID,
+    UNK_WORD,
+    LazyEncodings,
+    WordTable,
+    as_batch,
+    build_alphabet,
+    check_strings,
+    check_white_space,
+    checked_max_length,
+    checked_side,
+    most_frequent_words,
+    needs_backend,
+    order_vocabulary,
+    padded_lengths,
+    positions_of_tokens,
+    read_vocabulary,
+)
+from .elmo_pretokenization import TextSplitter
+
+logger = logging.get_logger(__name__)
+
+SPECIAL_TOKENS = dict(zip(("pad_token", "bos_token", "eos_token", "unk_token"), SPECIAL_WORDS, strict=True))
+FIXED_SETTINGS = SPECIAL_TOKENS | {f"{name}_id": index for index, name in enumerate(SPECIAL_TOKENS)}
+DISGUISE = "\U0010fffc"  # a private-use character, which texts do not contain
+
+NO_SPECIAL_WORDS_IN_TEXT = (
+    "split_special_tokens=False is not supported: special words in a text are spelled out. "
+    "To read `<S>` and `</S>` as markers, use ELMoTokenizer(literal_markers=True)."
+)
+NOT_NFC = (
+    "The text has unknown words that are not in Unicode's form NFC, such as Korean syllables or accented letters in "
+    'parts. Models that were trained on NFC do not know them; pass unicodedata.normalize("NFC", text).'
+)
+# Usual options of other tokenizers with the only value that this one respects, and what to do instead.
+FOREIGN_SETTINGS: dict[str, tuple[bool, str]] = {
+    **dict.fromkeys(
+        ("do_lower_case", "do_lowercase", "do_lower", "lowercase", "lower_case", "lower"),
+        (False, "pass texts in lower case, or lowercase_unknown=True for the ids of unknown words"),
+    ),
+    "never_split": (False, "add these words with `add_special_tokens`"),
+    "strip_accents": (False, "pass texts without accents"),
+    "tokenize_chinese_chars": (False, "pass texts with white space around these characters"),
+    "do_basic_tokenize": (True, 'pass pre_tokenization="whitespace" for words that are not split further'),
+    **dict.fromkeys(("add_bos_token", "add_eos_token"), (True, "pass add_special_tokens=False to each call")),
+}
+SAVE_AGAIN = "Save the tokenizer again with `save_pretrained`, or download the file again."
+
+
+class CallLock:
+    """A lock for one thread at a time. A copy of its owner gets a new lock."""
+
+    def __init__(self):
+        self._lock = threading.RLock()
+
+    def __reduce__(self):
+        return CallLock, ()
+
+    @staticmethod
+    def held(method: Callable) -> Callable:
+        """Makes a method hold the `lock` of its object: calls share the word table and the settings of the backend."""
+
+        @wraps(method)
+        def locked(self, *args, **kwargs):
+            with self.lock._lock:
+                return method(self, *args, **kwargs)
+
+        return locked
+
+
+class ELMoTokenizer(TokenizersBackend):
+    """
+    Splits text into words and gives each word its id and its characters.
+
+    The model reads `character_ids`, which come with `input_ids` and `attention_mask`. With `return_tensors` they are
+    int64 of shape `(batch, tokens, max_word_length)`. Without it, each text has a small integer array: of full width
+    with `padding`, otherwise as wide as its longest word. `pad`, and every collator that calls it, widens such arrays.
+
+    Each given word (`is_split_into_words=True`) is one token, whatever it contains.
+
+    In raw text, an added token such as a marker `[E1]` is one word, also where it touches other words (`[E1]Obama`). An
+    added token that is not special, and that the pre-tokenization does not split, only joins the vocabulary: `cat`, and
+    each token without white space if `pre_tokenization` is `"whitespace"`.
+
+    Args:
+        vocab_file (`str` or `PathLike`, *optional*):
+            One word per line, with `<S>`, `</S>` and `<UNK>` anywhere. Without `vocab_file`, `vocab` and
+            `tokenizer_file`, the vocabulary has only the special words, and every word has the id of `<UNK>`.
+        tokenizer_file (`str` or `PathLike`, *optional*):
+            A saved `tokenizer.json`.
+        vocab (`Sequence[str]` or `Mapping[str, int]`, *optional*):
+            The words of a vocabulary, as in `vocab_file`. A mapping must have the ids 0, 1, 2, ... with the special
+            words first.
+        alphabet (`str`, *optional*, defaults to `"utf8"`):
+            `"utf8"` (bytes) or `"lexicon"` (a dictionary of characters).
+        max_word_length (`int`, *optional*, defaults to 50):
+            Maximum characters per word, including begin and end of word. Longer words are cut.
+        pre_tokenization (`str`, *optional*, defaults to `"moses"`):
+            How raw text is split: `"moses"` (`didn 't`), `"treebank"` (`did n't`) or `"whitespace"`.
+        literal_markers (`bool`, *optional*, defaults to `False`):
+            Whether `<S>` and `</S>` in a text are markers, as in the original code, or spelled out. With
+            `alphabet="lexicon"` these words are `<bos>` and `<eos>`.
+        cut_before_lookup (`bool`, *optional*, defaults to `False`):
+            Whether the id of a longer word is the id of its first `max_word_length - 2` code points, as in
+            ELMoForManyLangs, or of the whole word.
+        lexicon (`Mapping[str, int]`, *optional*):
+            For `alphabet="lexicon"`: ids of all characters, of `<bos>`, `<eos>`, `<oov>`, `<pad>`, and of the entries
+            that `begin_of_word` and `end_of_word` name.
+        begin_of_word (`str`, *optional*, defaults to `"<bow>"`):
+            The entry of `lexicon` that begins a word (`"<eow>"` in models of ELMoForManyLangs).
+        end_of_word (`str`, *optional*, defaults to `"<eow>"`):
+            The entry of `lexicon` that ends a word (`"<bow>"` in models of ELMoForManyLangs).
+        lowercase_unknown (`bool`, *optional*, defaults to `False`):
+            Whether an unknown word gets the id of its lowercase form, for tasks with lowercase word vectors such as
+            GloVe. This applies to encodings, not to `convert_tokens_to_ids`.
+    """
+
+    vocab_files_names = {"vocab_file": "vocab.txt", "tokenizer_file": "tokenizer.json"}
+    model_input_names = ["input_ids", "attention_mask", "character_ids", "token_type_ids"]
+    add_bos_token = add_eos_token = True  # `update_post_processor` adds both
+
+    def __init__(
+        self,
+        vocab_file: str | PathLike | None = None,
+        tokenizer_file: str | PathLike | None = None,
+        vocab: Sequence[str] | Mapping[str, int] | None = None,
+        alphabet: str = "utf8",
+        max_word_length: int = 50,
+        pre_tokenization: str = "moses",
+        literal_markers: bool = False,
+        cut_before_lookup: bool = False,
+        lexicon: Mapping[str, int] | None = None,
+        begin_of_word: str = "<bow>",
+        end_of_word: str = "<eow>",
+        lowercase_unknown: bool = False,
+        **kwargs,
+    ):
+        options = {
+            "alphabet": alphabet,
+            "max_word_length": max_word_length,
+            "pre_tokenization": pre_tokenization,
+            "literal_markers": literal_markers,
+            "cut_before_lookup": cut_before_lookup,
+            "lexicon": dict(lexicon) if isinstance(lexicon, Mapping) else lexicon,
+            "begin_of_word": begin_of_word,
+            "end_of_word": end_of_word,
+            "lowercase_unknown": lowercase_unknown,
+        }
+        for name in kwargs:
+            if similar := get_close_matches(name, ["vocab_file", "tokenizer_file", "vocab", *options], 1, 0.85):
+                raise TypeError(f"ELMoTokenizer has no option `{name}`. Did you mean `{similar[0]}`?")
+        for name in ("literal_markers", "cut_before_lookup", "lowercase_unknown"):
+            if not isinstance(options[name], bool):
+                raise ValueError(f"{name}={options[name]!r}; pass True or False.")
+        self.lock = CallLock()
+        self._options = tuple(options)
+        self.__dict__.update(options)  # `save_pretrained` writes all attributes with the name of a keyword
+        characters = build_alphabet(alphabet, max_word_length, lexicon, begin_of_word, end_of_word)
+        self.word_table = WordTable(characters, self._id_of_word, max_word_length, literal_markers, cut_before_lookup)
+        spelled = [word for word in SPECIAL_WORDS if word not in self.word_table.marker_rows]
+        self._spelled_special_word = re.compile(rf"(?<!\S)(?:{'|'.join(spelled)})(?!\S)")
+        self._tokenizer = _load_backend(vocab, tokenizer_file, vocab_file)
+        self.splitter = self._make_splitter()
+        # Each call of the base class sets the flag of the backend to `split_special_tokens`.
+        kwargs = {**SPECIAL_TOKENS, "split_special_tokens": True, **kwargs}
+        for name, value in kwargs.items():
+            _check_setting(name, value)
+        super().__init__(**options, **kwargs)
+
+    def __setattr__(self, key, value):
+        """Refuses values that only some methods would respect."""
+        _check_setting(key, value)
+        if key in self.__dict__.get("_options", ()) and value != self.__dict__[key]:
+            raise ValueError(
+                f"`{key}` of a tokenizer cannot change from {self.__dict__[key]!r:.80}. Make a new tokenizer: "
+                f"tokenizer.with_vocabulary(tokenizer.get_vocab(), {key}={value!r:.80})."
+            )
+        super().__setattr__(key, value)
+
+    @classmethod
+    def convert_to_native_format(cls, **kwargs):
+        """Leaves `tokenizer_file` to `__init__`: the stock method would rebuild the vocabulary in Python."""
+        return kwargs
+
+    @classmethod
+    def from_pretrained(cls, pretrained_model_name_or_path: str | PathLike, *args, **kwargs):
+        """As the stock method, which reads the folder's configuration without a check."""
+        config = Path(pretrained_model_name_or_path, kwargs.get("subfolder") or "", "tokenizer_config.json")
+        if config.is_file():
+            _check_object(config)
+        return super().from_pretrained(pretrained_model_name_or_path, *args, **kwargs)
+
+    @classmethod
+    def _from_pretrained(cls, resolved_vocab_files, pretrained_model_name_or_path, *args, **kwargs):
+        """Refuses a checkpoint without a vocabulary, which would make every word unknown, and damaged files."""
+        config, words = (resolved_vocab_files.get(f"{name}_file") for name in ("tokenizer_config", "tokenizer"))
+        if not (words or resolved_vocab_files.get("vocab_file") or kwargs.get("vocab") or kwargs.get("vocab_file")):
+            raise OSError(
+                f"{pretrained_model_name_or_path} has no tokenizer.json and no vocab.txt. Save the tokenizer of the "
+                "model there, or create one: ELMoTokenizer(vocab_file='vocab.txt')."
+            )
+        try:
+            return super()._from_pretrained(resolved_vocab_files, pretrained_model_name_or_path, *args, **kwargs)
+        except Exception:  # of any kind, where the stock code meets a damaged file
+            if config is not None:
+                _check_object(config)
+            if words is not None:
+                _check_object(words, "added_tokens")
+                _read_backend(words)
+            raise
+
+    def save_pretrained(self, save_directory: str | PathLike, *args, **kwargs):
+        """As the stock method. In a folder that was saved before, it also removes a file that is part of another now."""
+        saved = super().save_pretrained(save_directory, *args, **kwargs)
+        if self._auto_class is not None:  # saved with its code
+            Path(save_directory, "elmo_batches.py").unlink(missing_ok=True)
+        return saved
+
+    @property
+    def char_vocab_size(self) -> int:
+        """Number of character ids, including 0 for padding words: the model's `char_vocab_size`."""
+        return self.word_table.alphabet.size
+
+    def update_post_processor(self):
+        """`<S> a </S>`, and `<S> a </S> <S> b </S>` for pairs."""
+        self._tokenizer.post_processor = processors.TemplateProcessing(
+            single=f"{BOS_WORD} $A {EOS_WORD}",
+            pair=f"{BOS_WORD} $A {EOS_WORD} {BOS_WORD}:1 $B:1 {EOS_WORD}:1",
+            special_tokens=[(BOS_WORD, BOS_ID), (EOS_WORD, EOS_ID)],
+        )
+
+    def _make_splitter(self) -> TextSplitter:
+        added = map(str, self._tokenizer.get_added_tokens_decoder().values())
+        return TextSplitter(self.pre_tokenization, (token for token in added if token not in SPECIAL_WORDS))
+
+    @CallLock.held
+    def _add_tokens(self, new_tokens: Sequence[str | AddedToken], special_tokens: bool = False) -> int:
+        # A new token is a word of the vocabulary. The backend would search for it inside given words.
+        words = list(filter(None, dict.fromkeys(map(str, new_tokens))))
+        fresh = [word for word in words if self._tokenizer.token_to_id(word) is None]
+        if fresh:
+            vocab = self.get_vocab()
+            self._tokenizer.model = _word_model([*sorted(vocab, key=vocab.__getitem__), *fresh])
+            self.word_table.clear()
+        special = {str(token) for token in new_tokens if special_tokens or getattr(token, "special", False)}
+        # The backend ignores special tokens, which is why all words that the splitter must look for are special there.
+        sought = [word for word in words if word in special or self.splitter.words(word) != [word]]
+        self._tokenizer.add_special_tokens(list(map(_special_token, sought)))
+        self.splitter = self._make_splitter()
+        return len(fresh)
+
+    def _id_of_word(self, word: str) -> int:
+        if SURROGATES.search(word):  # in no vocabulary
+            return UNK_ID
+        index = self._tokenizer.token_to_id(self.disguised(word))
+        if index is None and self.lowercase_unknown:
+            index = self._tokenizer.token_to_id(self.disguised(word.lower()))
+        if index is None and not unicodedata.is_normalized("NFC", word):
+            logger.warning_once(NOT_NFC)
+        return UNK_ID if index is None else index
+
+    def _looked_up(self, word: str) -> str:
+        """A given word as the backend looks it up. It would drop an empty word."""
+        word = self.word_table.cut(word)
+        row = self.word_table.marker_rows.get(word)
+        return self.disguised(word) or DISGUISE if row is None else SPECIAL_WORDS[row]
+
+    def disguised(self, text: str) -> str:
+        """The text with special words replaced, at equal length: the backend would turn them into markers."""
+        text = _without_surrogates(text)
+        return self._spelled_special_word.sub(lambda word: DISGUISE + word[0][1:], text) if "<" in text else text
+
+    @CallLock.held
+    def encode_words(self, words: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
+        """
+        Ids and characters of words, without markers: the fast path of pretraining and feature extraction.
+
+        Shape:
+            result: (words,), (words, max_word_length)
+        """
+        rows = self.word_table.rows(words)
+        return self.word_table.input_ids(rows), self.word_table.character_ids(rows)
+
+    @CallLock.held
+    def _encode_plus(
+        self,
+        text,
+        text_pair=None,
+        is_split_into_words: bool = False,
+        return_tensors: str | TensorType | None = None,
+        return_token_type_ids: bool | None = None,
+        split_special_tokens: bool | None = None,
+        **kwargs,
+    ) -> BatchEncoding:
+        if split_special_tokens is False:
+            raise ValueError(NO_SPECIAL_WORDS_IN_TEXT)
+        for name in FOREIGN_SETTINGS.keys() & kwargs:
+            _check_setting(name, kwargs[name])
+        kwargs["max_length"] = checked_max_length(**kwargs)
+        kwargs["padding_side"] = checked_side("padding_side", kwargs.get("padding_side") or self.padding_side)
+        batch, is_batched = as_batch(text, text_pair, is_split_into_words)
+        if not batch:
+            return self._empty_batch(return_tensors)
+        if return_token_type_ids is None:
+            return_token_type_ids = any(len(parts) == 2 for parts in batch)
+        kwargs["return_token_type_ids"] = return_token_type_ids
+        words = [[self.splitter.words(part) if isinstance(part, str) else part for part in parts] for parts in batch]
+        lengths = [[len(part) for part in parts] for parts in words]
+        flat = list(chain.from_iterable(chain.from_iterable(words)))
+        rows = self.word_table.rows(flat)
+        model = self._tokenizer.model  # `add_tokens` replaces it, perhaps before the first use of lazy encodings
+        encode_in_backend = partial(self._encode_in_backend, model, self.splitter, batch, is_split_into_words, **kwargs)
+        if needs_backend(lengths, **kwargs):
+            encoded = encode_in_backend()
+            positions = positions_of_tokens(encoded, lengths)
+            rows = np.concatenate([np.arange(len(SPECIAL_WORDS)), rows])  # the row number of a special word is its id
+            token_rows = [rows[text] for text in positions]
+            # The backend does not know lowercase forms, cut words, empty words and literal markers of other names.
+            encoded["input_ids"] = [self.word_table.input_ids(text).tolist() for text in token_rows]
+            if is_split_into_words and "offset_mapping" in encoded:
+                ends = np.array([0] * len(SPECIAL_WORDS) + list(map(len, flat)))
+                encoded["offset_mapping"] = [[(0, end) for end in ends[text].tolist()] for text in positions]
+        else:
+            data, token_rows = self._encode_in_numpy(lengths, rows, **kwargs)
+            if return_tensors is None:
+                data = {key: [text.tolist() for text in texts] for key, texts in data.items()}
+            encodings = LazyEncodings(len(batch), lambda: encode_in_backend().encodings)
+            encoded = BatchEncoding(data, encodings, n_sequences=max(map(len, batch)))
+        is_padded = kwargs.get("padding_strategy", PaddingStrategy.DO_NOT_PAD) != PaddingStrategy.DO_NOT_PAD
+        encoded["character_ids"] = self._characters_of_tokens(
+            token_rows, return_tensors is not None, trim=not is_padded
+        )
+        if return_tensors is not None:
+            encoded.data = {key: _integers_or_list(value) for key, value in encoded.items()}
+            return encoded.convert_to_tensors(return_tensors)
+        if not is_batched and not kwargs.get("return_overflowing_tokens"):
+            encoded.data = {
+                key: value[0] if isinstance(value[0], (list, np.ndarray)) else value for key, value in encoded.items()
+            }
+        return encoded
+
+    @CallLock.held
+    def _encode_in_backend(
+        self, model: models.Model, splitter: TextSplitter, batch: list[tuple], is_split_into_words: bool, **kwargs
+    ) -> BatchEncoding:
+        """Encodes with the stock method, which truncates texts and computes offsets, and the words of `model`."""
+        texts: list[tuple]
+        if is_split_into_words:
+            texts = [tuple(list(map(self._looked_up, part)) for part in parts) for parts in batch]
+        else:
+            # The other pre-tokenizations split special words, and must see them to do so.
+            hide = self.disguised if self.pre_tokenization == "whitespace" else _without_surrogates
+            texts = [tuple(map(hide, parts)) for parts in batch]
+            self._tokenizer.pre_tokenizer = splitter.pre_tokenizer()
+        present_model, self._tokenizer.model = self._tokenizer.model, model
+        try:
+            return super()._encode_plus(
+                [parts if len(parts) == 2 else parts[0] for parts in texts],
+                is_split_into_words=is_split_into_words,
+                **kwargs,
+            )
+        finally:  # saved files, and the hash in `datasets`, must not depend on earlier calls
+            self._tokenizer.model = present_model
+            self._tokenizer.pre_tokenizer = None
+            self._tokenizer.no_truncation()
+            self._tokenizer.no_padding()
+
+    def _encode_in_numpy(
+        self,
+        lengths: list[list[int]],
+        rows: np.ndarray,
+        add_special_tokens: bool = True,
+        padding_strategy: PaddingStrategy = PaddingStrategy.DO_NOT_PAD,
+        max_length: int | None = None,
+        pad_to_multiple_of: int | None = None,
+        padding_side: str = "right",
+        return_token_type_ids: bool = False,
+        return_attention_mask: bool | None = None,
+        **_,
+    ) -> tuple[dict[str, list], list[np.ndarray]]:
+        """
+        Encodes texts without truncation, several times faster than the backend.
+
+        Args:
+            lengths (`list[list[int]]`): Number of words of each text, or of each part of a pair.
+
+        Shape:
+            rows: (words of the batch,), row numbers in the word table
+            result: per key (padded tokens,) per text; row numbers of the tokens, (padded tokens,) per text
+        """
+        lengths_of_parts = np.array([length for parts in lengths for length in parts])
+        if add_special_tokens:
+            ends = np.cumsum(lengths_of_parts)
+            markers_at = np.column_stack([ends - lengths_of_parts, ends]).ravel()
+            rows = np.insert(rows, markers_at, np.tile([BOS_ID, EOS_ID], len(ends)))
+            lengths_of_parts += 2
+        first_parts = np.cumsum([0, *map(len, lengths)])[:-1]
+        lengths_B = np.add.reduceat(lengths_of_parts, first_parts)
+        padded_B = padded_lengths(lengths_B, padding_strategy, max_length, pad_to_multiple_of)
+        positions_T = np.arange(padded_B.max())
+        starts_B = padded_B - lengths_B if padding_side == "left" else np.zeros_like(lengths_B)
+        mask_BT = (positions_T >= starts_B[:, None]) & (positions_T < (starts_B + lengths_B)[:, None])
+
+        def arranged(tokens: np.ndarray) -> list[np.ndarray]:
+            matrix_BT = np.zeros(mask_BT.shape, dtype=np.int64)
+            matrix_BT[mask_BT] = tokens
+            return [row_T[:length] for row_T, length in zip(matrix_BT, padded_B, strict=True)]
+
+        data = {"input_ids": arranged(self.word_table.input_ids(rows))}
+        if return_token_type_ids:
+            types = np.concatenate([np.arange(len(parts)) for parts in lengths])
+            data["token_type_ids"] = arranged(np.repeat(types, lengths_of_parts))
+        if return_attention_mask or (return_attention_mask is None and "attention_mask" in self.model_input_names):
+            data["attention_mask"] = arranged(np.ones_like(rows))
+        return data, arranged(rows)
+
+    def _characters_of_tokens(self, rows: list[np.ndarray], stacked: bool, trim: bool) -> np.ndarray | list[np.ndarray]:
+        """
+        Shape:
+            rows: (tokens,) per text
+            result: (texts, tokens, max_word_length) if `stacked`, else (tokens, max_word_length) per text;
+                (tokens, longest word) per text with `trim`
+        """
+        if stacked and len({len(text) for text in rows}) == 1:
+            return self.word_table.character_ids(np.stack(rows)).astype(np.int64)
+        return [self.word_table.character_ids(text, trim=trim) for text in rows]
+
+    def _empty_batch(self, return_tensors: str | TensorType | None) -> BatchEncoding:
+        names = [name for name in self.model_input_names if name != "token_type_ids"]
+        if return_tensors is None:
+            return BatchEncoding({name: [] for name in names}, [])
+        empty = {name: np.zeros((0, 0), dtype=np.int64) for name in names}
+        empty["character_ids"] = np.zeros((0, 0, self.max_word_length), dtype=np.int64)
+        return BatchEncoding(empty, [], tensor_type=return_tensors)
+
+    def pad(self, encoded_inputs, *args, padding_side=None, return_tensors=None, **kwargs) -> BatchEncoding:
+        """Pads as the stock method does, with `character_ids` in numpy instead of lists of integers."""
+        padding_side = checked_side("padding_side", padding_side or self.padding_side)
+        if isinstance(encoded_inputs, (list, tuple)) and encoded_inputs and isinstance(encoded_inputs[0], Mapping):
+            encoded_inputs = {key: [example[key] for example in encoded_inputs] for key in encoded_inputs[0]}
+        inputs = dict(encoded_inputs)
+        characters = inputs.pop("character_ids", None)
+        padded = BatchEncoding(super().pad(inputs, *args, padding_side=padding_side, **kwargs))
+        input_ids = padded["input_ids"]
+        if return_tensors is None and not isinstance(input_ids, list):  # as in the stock method: arrays stay arrays
+            return_tensors = "np" if isinstance(input_ids, np.ndarray) else "pt"
+        if characters is not None:
+            is_text = len(input_ids) > 0 and np.ndim(input_ids[0]) == 0
+            lengths = [len(input_ids)] if is_text else list(map(len, input_ids))
+            texts = self._padded_characters([characters] if is_text else characters, lengths, padding_side == "left")
+            padded["character_ids"] = texts[0] if is_text else texts
+            if return_tensors is not None and len(set(lengths)) == 1:
+                # The stock conversion of a list reads every number.
+                padded.data = {key: _integers_or_list(value) for key, value in padded.items()}
+        return padded.convert_to_tensors(return_tensors)
+
+    def _padded_characters(self, texts, lengths: list[int], is_left: bool) -> np.ndarray | list[np.ndarray]:
+        """
+        Shape:
+            texts: (tokens, at most max_word_length) each
+            result: (texts, length, max_word_length), or a list of (length, max_word_length) where lengths differ
+        """
+        padded_BTW = np.zeros((len(lengths), max(lengths, default=0), self.max_word_length), dtype=np.int64)
+        for text, length, padded_TW in zip(texts, lengths, padded_BTW, strict=True):
+            words = np.asarray(text)
+            if len(words) > length:
+                raise ValueError(
+                    f"A text has {length} `input_ids`, with padding, and {len(words)} rows of `character_ids`; pass as "
+                    "many of both."
+                )
+            start = length - len(words) if is_left else 0
+            self.word_table.widen(words, out=padded_TW[start : start + len(words)])
+        if len(set(lengths)) > 1:
+            return [padded_TW[:length] for padded_TW, length in zip(padded_BTW, lengths, strict=True)]
+        return padded_BTW
+
+    def convert_ids_to_tokens(self, ids, skip_special_tokens: bool = False) -> str | list[str]:
+        """Words of ids. `skip_special_tokens` keeps `<UNK>`: a text must not lose words silently."""
+        if isinstance(ids, (int, np.integer)):
+            return self._word_of_id(int(ids))
+        skipped = set(self.all_special_ids) - {self.unk_token_id} if skip_special_tokens else set()
+        return [self._word_of_id(int(index)) for index in ids if int(index) not in skipped]
+
+    def _word_of_id(self, index: int) -> str:
+        word = self._tokenizer.id_to_token(index) if index >= 0 else None
+        if word is None:
+            raise ValueError(f"The id {index} is out of range; the vocabulary has the ids 0 to {len(self) - 1}.")
+        return word
+
+    def _decode(self, token_ids, skip_special_tokens: bool = False, clean_up_tokenization_spaces=None, **_) -> str:
+        text = " ".join(self.convert_ids_to_tokens(np.atleast_1d(token_ids), skip_special_tokens))
+        if clean_up_tokenization_spaces is None:
+            clean_up_tokenization_spaces = self.clean_up_tokenization_spaces
+        return self.clean_up_tokenization(text) if clean_up_tokenization_spaces else text
+
+    def decode_characters(self, character_ids, skip_special_tokens: bool = False) -> list:
+        """
+        Words spelled by their characters, also outside the vocabulary. Long words stay cut.
+
+        Args:
+            character_ids (`np.ndarray`, `torch.Tensor` or lists):
+                Ids of characters. Padding words (rows of zeros) are omitted.
+            skip_special_tokens (`bool`, *optional*, defaults to `False`):
+                Whether to omit the markers `<S>` and `</S>` too.
+
+        Shape:
+            character_ids: (texts, tokens, width), (tokens, width)
+            result: one list of words per text, or one list
+        """
+        array = np.asarray(character_ids)
+        if array.ndim not in (2, 3) or not (np.issubdtype(array.dtype, np.integer) or array.size == 0):
+            raise ValueError(
+                f"`character_ids` must be integers of shape (texts, tokens, width) or (tokens, width); "
+                f"got {array.dtype} of shape {array.shape}."
+            )
+        if array.ndim == 3:
+            return [self.decode_characters(text, skip_special_tokens) for text in array]
+        return self.word_table.decode(array, skip_special_tokens)
+
+    def train_new_from_iterator(
+        self,
+        text_iterator: Iterable[str | Sequence[str]],
+        vocab_size: int,
+        length: int | None = None,
+        new_special_tokens: Sequence[str | AddedToken] | None = None,
+        special_tokens_map: Mapping[str, str] | None = None,
+        min_frequency: int = 1,
+    ) -> "ELMoTokenizer":
+        """
+        A tokenizer with the same options and the most frequent words of raw texts, or of batches of raw texts.
+
+        Args:
+            vocab_size (`int`): Size of the vocabulary, including the special words.
+            length (`int`, *optional*): Ignored; the stock signature has it for a progress bar.
+            new_special_tokens (`Sequence[str | AddedToken]`, *optional*): Special words with the last ids.
+            special_tokens_map (`Mapping[str, str]`, *optional*): Must be empty: the special words have fixed names.
+            min_frequency (`int`, *optional*, defaults to 1): Minimum occurrences of a word.
+        """
+        if special_tokens_map:
+            raise ValueError(f"special_tokens_map={special_tokens_map}: the special words of ELMo have fixed names.")
+        counts: Counter[str] = Counter()
+        for texts in text_iterator:
+            for text in [texts] if isinstance(texts, str) else texts:
+                counts.update(word for word in self.splitter.words(text) if word not in self.splitter.added)
+        options = {}
+        if new_special_tokens:
+            options["extra_special_tokens"] = [*self.extra_special_tokens, *new_special_tokens]
+        return self.with_vocabulary(most_frequent_words(counts, vocab_size, min_frequency), **options)
+
+    def with_vocabulary(self, words: Sequence[str], **options) -> "ELMoTokenizer":
+        """A tokenizer with the words of another `vocab` and the same options, except those given here."""
+        own = {name: value for name, value in self.init_kwargs.items() if name not in ("name_or_path", "backend")}
+        if self.extra_special_tokens:
+            own["extra_special_tokens"] = self.extra_special_tokens
+        new = type(self)(vocab=words, **{**own, **options})
+        new.add_tokens(list(self.splitter.added), special_tokens=True)
+        return new
+
+
+def _check_setting(name: str, value) -> None:
+    if name in FIXED_SETTINGS and str(value) != str(FIXED_SETTINGS[name]):
+        raise ValueError(f"{name}={value!r}: the special words of ELMo have fixed names; use {FIXED_SETTINGS[name]!r}.")
+    if name == "split_special_tokens" and value is not True:
+        raise ValueError(NO_SPECIAL_WORDS_IN_TEXT)
+    if name in ("padding_side", "truncation_side"):
+        checked_side(name, value)
+    respected, instead = FOREIGN_SETTINGS.get(name, (value, ""))
+    if value is not None and value != respected:
+        raise ValueError(f"{name}={value!r} has no effect on this tokenizer, which reads text as it is; {instead}.")
+
+
+def _integers_or_list(values):
+    """The values as an array if they are integers and not ragged, else unchanged, for the stock conversion."""
+    try:
+        array = np.asarray(values)
+    except ValueError:  # ragged
+        return values
+    return array if array.dtype.kind == "i" else values
+
+
+def _without_surrogates(text: str) -> str:
+    return text if text.isascii() else SURROGATES.sub("\ufffd", text)  # an error in Rust
+
+
+def _load_backend(vocab, tokenizer_file, vocab_file) -> Tokenizer:
+    """The backend with the vocabulary of the first argument that is not None."""
+    if isinstance(vocab, (str, PathLike)) or not isinstance(vocab, (Iterable, NoneType)):
+        raise TypeError(f"`vocab` must be a list of words, got {vocab!r}; pass a path as `vocab_file`.")
+    if vocab is None and tokenizer_file is not None:
+        return _read_backend(tokenizer_file)
+    if isinstance(vocab, Mapping):
+        check_strings(list(vocab))
+        _check_ids(vocab, "`vocab`")
+        words = sorted(vocab, key=vocab.__getitem__)
+    elif vocab is not None:
+        vocab = list(vocab)
+        words, _ = order_vocabulary(vocab, "`vocab`")
+        check_white_space(vocab, "`vocab`")
+    elif vocab_file is not None:
+        words, _ = read_vocabulary(vocab_file)
+    else:
+        words = list(SPECIAL_WORDS)
+    backend = Tokenizer(_word_model(words))
+    backend.add_special_tokens(list(map(_special_token, SPECIAL_WORDS)))
+    return backend
+
+
+def _read_backend(path: str | PathLike) -> Tokenizer:
+    """The backend of a saved `tokenizer.json`."""
+    try:
+        backend = Tokenizer.from_file(str(path))
+    except Exception as error:  # the class of all errors of the Rust library
+        raise ValueError(f"{path} cannot be read as a tokenizer: {error}. {SAVE_AGAIN}") from error
+    if getattr(backend.model, "continuing_subword_prefix", None) != CONTINUATION:
+        raise ValueError(f"{path} was not saved by ELMoTokenizer; pass its words as `vocab_file`.")
+    _check_ids(backend.get_vocab(with_added_tokens=False), str(path))
+    return backend
+
+
+def _check_object(path: str | PathLike, *lists: str) -> None:
+    """Refuses a file that the stock code reads without checks: it must be a JSON object with these `lists`."""
+    try:
+        content = json.loads(Path(path).read_text(encoding="utf-8"))
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{path} is not JSON in UTF-8: {error}. {SAVE_AGAIN}") from error
+    if not isinstance(content, dict) or not all(isinstance(content.get(name), list) for name in lists):
+        raise ValueError(f"{path} must be a JSON object{''.join(f' with a list {n!r}' for n in lists)}. {SAVE_AGAIN}")
+
+
+def _word_model(words: Sequence[str]) -> models.WordPiece:
+    wrong = [word for word in words if word.startswith(CONTINUATION)]
+    if wrong:
+        raise ValueError(f"The words {wrong[:3]} start with U+10FFFD, which is reserved; remove these words.")
+    return models.WordPiece(
+        {word: index for index, word in enumerate(words)},
+        unk_token=UNK_WORD,
+        # A longer word is unknown at once; the backend would look up each of its prefixes.
+        max_input_chars_per_word=max(map(len, words)),
+        continuing_subword_prefix=CONTINUATION,
+    )
+
+
+def _special_token(word: str) -> AddedToken:
+    return AddedToken(word, single_word=True, normalized=False, special=True)
+
+
+def _check_ids(vocab: Mapping[str, int], source: str) -> None:
+    if wrong := [kind.__name__ for kind in set(map(type, vocab.values())) if not issubclass(kind, Integral)]:
+        raise ValueError(f"The ids of {source} must be integers; got {', '.join(sorted(wrong))}.")
+    ids = sorted(vocab.values())
+    if ids != list(range(len(ids))):
+        raise ValueError(
+            f"The {len(ids)} words of {source} must have the ids 0 to {len(ids) - 1}, each once; "
+            f"got {len(set(ids))} different ids from {ids[0]} to {ids[-1]}."
+        )
+    misplaced = {word: vocab.get(word) for index, word in enumerate(SPECIAL_WORDS) if vocab.get(word) != index}
+    if misplaced:
+        raise ValueError(f"The special words {SPECIAL_WORDS} must have the ids 0 to 3 in {source}; got {misplaced}.")

@@ -1,1 +1,0 @@
-../../modeling_elmo/elmo_head_reader.py

@@ -1,1 +1,0 @@
-../../tokenization/elmo_batches.py
