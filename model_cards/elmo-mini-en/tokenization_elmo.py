@@ -244,7 +244,7 @@ class ELMoTokenizer(TokenizersBackend):
             raise
 
     def save_pretrained(self, save_directory: str | PathLike, *args, **kwargs):
-        """As the stock method. In a folder that was saved before, it also removes a file that is part of another now."""
+        """As the stock method, which leaves a file of former folders that is part of another now."""
         saved = super().save_pretrained(save_directory, *args, **kwargs)
         if self._auto_class is not None:  # saved with its code
             Path(save_directory, "elmo_batches.py").unlink(missing_ok=True)
