@@ -86,7 +86,7 @@ class ELMoPreTrainedModel(PreTrainedModel):
         """Removes code from a folder that neither this class nor the folder's tokenizer needs any more."""
         if self._auto_class is None or type(self).__module__ == "__main__":  # saved without code
             return
-        roots = Path(sys.modules[type(self).__module__].__file__).name, "tokenization_elmo.py"
+        roots = Path(str(sys.modules[type(self).__module__].__file__)).name, "tokenization_elmo.py"
         files = [str(path) for path in (Path(save_directory, name) for name in roots) if path.is_file()]
         needed = {Path(path).name for file in files for path in (file, *get_relative_import_files(file))}
         for name in FORMER_CODE:

@@ -241,7 +241,7 @@ class BackpropagationThroughTime(torch.autograd.Function):
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx, *gradients):
-        return None, None, *_train_backward(*ctx.sizes, ctx.saved_tensors, ctx.needs_input_grad[2:], *gradients)
+        return None, None, *_train_backward(ctx.sizes, ctx.saved_tensors, ctx.needs_input_grad[2:], *gradients)
 
 
 class DirectionsAtOnce(torch.autograd.Function):
@@ -259,7 +259,7 @@ class DirectionsAtOnce(torch.autograd.Function):
     @torch.autograd.function.once_differentiable
     def backward(ctx, *gradients):
         halves = zip(*map(_by_direction, (ctx.saved_tensors, ctx.needs_input_grad[3:], gradients)), strict=True)
-        calls = [partial(_train_backward, *ctx.sizes, kept, wanted, *given) for kept, wanted, given in halves]
+        calls = [partial(_train_backward, ctx.sizes, kept, wanted, *given) for kept, wanted, given in halves]
         found = at_once(calls, ctx.threads)
         return None, None, None, *found[0], *found[1]
 
@@ -300,11 +300,11 @@ def _train_forward(
     return (outputs_NP, hidden, cell), kept
 
 
-def _train_backward(batch_sizes, options, kept, wanted, grad_outputs_NP, grad_hidden_SP, grad_cell_SH):
+def _train_backward(sizes, kept, wanted, grad_outputs_NP, grad_hidden_SP, grad_cell_SH):
     """The gradients of the tensors of `_train_forward`; `None` where none is wanted."""
     inputs_ND, input_weight_GD, state_weight_GP, projection_PH, hidden_SP, cell_SH = kept[:6]
     values_NG, cells_NH, outputs_NP = kept[6:]
-    _, cell_clip, projection_clip = options
+    batch_sizes, (_, cell_clip, projection_clip) = sizes
     aten, width = torch.ops.aten, cell_SH.shape[1]
     grad_gates_NG = torch.empty_like(values_NG, dtype=outputs_NP.dtype)
     raw_NH = torch.empty_like(cells_NH, dtype=outputs_NP.dtype)
@@ -519,7 +519,7 @@ def _clip(tensor: Tensor, bound: float | None) -> Tensor:
 
 def run_in_export(
     model: Any, character_ids, input_ids, attention_mask, token_type_ids, inputs_embeds, initial_states
-) -> tuple[tuple[Tensor, ...], Tensor, States]:
+) -> tuple[tuple[Tensor, ...], Tensor, States | None]:
     """The layers of `ELMoModel`, the token mask and the final states, as `torch.export` traces them.
 
     Every step of the padded rows is computed, one after the other, without checks of values. A masked step keeps the
