@@ -22,9 +22,8 @@ from pathlib import Path, PureWindowsPath
 from typing import Any, Literal, NamedTuple
 
 from modeling_elmo import ELMoForPreTraining, ELMoModel
-from modeling_elmo.conversion_catalogue import format_catalogue, published_checkpoints
-from modeling_elmo.conversion_elmo import convert_original_checkpoint, export_original_checkpoint
-from modeling_elmo.conversion_files import (
+from modeling_elmo.conversion.catalogue import format_catalogue, published_checkpoints
+from modeling_elmo.conversion.files import (
     WEIGHTS_FILES,
     check_empty,
     fetch,
@@ -36,12 +35,13 @@ from modeling_elmo.conversion_files import (
     read_arrays,
     staged,
 )
-from modeling_elmo.conversion_manylangs import (
+from modeling_elmo.conversion.manylangs import (
     convert_manylangs_checkpoint,
     export_manylangs_checkpoint,
 )
-from modeling_elmo.conversion_manylangs_files import PICKLES, find_manylangs_files, read_manylangs_arrays
-from modeling_elmo.conversion_tensorflow import (
+from modeling_elmo.conversion.manylangs_files import PICKLES, find_manylangs_files, read_manylangs_arrays
+from modeling_elmo.conversion.original import convert_original_checkpoint, export_original_checkpoint
+from modeling_elmo.conversion.tensorflow import (
     CHECKPOINT_FILES,
     convert_tensorflow_checkpoint,
     count_equal_arrays,

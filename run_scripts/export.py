@@ -26,8 +26,8 @@ from torch import Tensor
 from transformers import AutoConfig, AutoModel, AutoModelForSequenceClassification, AutoModelForTokenClassification
 
 from modeling_elmo import ELMoForTokenClassification, ELMoModel
-from modeling_elmo.conversion_files import check_empty, staged
-from modeling_elmo.conversion_onnx import (
+from modeling_elmo.conversion.files import check_empty, staged
+from modeling_elmo.conversion.onnx import (
     Exported,
     NamedOutputs,
     check_exportable,

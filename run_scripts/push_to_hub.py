@@ -12,7 +12,7 @@ from pathlib import Path
 
 from transformers.utils import logging
 
-from modeling_elmo.conversion_files import staged
+from modeling_elmo.conversion.files import staged
 from modeling_elmo.run_scripts.cards.publishing import (
     PushArguments,
     assemble,

@@ -23,7 +23,8 @@ from huggingface_hub.errors import GatedRepoError, HfHubHTTPError, HTTPError, Of
 from safetensors.torch import load_file
 from transformers import AutoModel, TrainingArguments
 
-from modeling_elmo import ELMoConfig, ELMoModel, conversion_files
+from modeling_elmo import ELMoConfig, ELMoModel
+from modeling_elmo.conversion import files as conversion_files
 from modeling_elmo.run_scripts import modeling_elmo_cli
 from modeling_elmo.run_scripts.program import files
 from modeling_elmo.run_scripts.program.command_line import (

@@ -6,7 +6,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from modeling_elmo.conversion_catalogue import PublishedCheckpoint, format_catalogue, published_checkpoints
+from modeling_elmo.conversion.catalogue import PublishedCheckpoint, format_catalogue, published_checkpoints
 from modeling_elmo.run_scripts.convert_checkpoint import main
 
 ROOT = Path(__file__).parents[1]

@@ -7,8 +7,9 @@ import numpy as np
 import pytest
 import torch
 
-from modeling_elmo import ELMoConfig, ELMoForPreTraining, ELMoForTokenClassification, ELMoModel, conversion_files
-from modeling_elmo.conversion_elmo import (
+from modeling_elmo import ELMoConfig, ELMoForPreTraining, ELMoForTokenClassification, ELMoModel
+from modeling_elmo.conversion import files as conversion_files
+from modeling_elmo.conversion.original import (
     RECORD_FILE,
     convert_original_checkpoint,
     export_original_checkpoint,

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from modeling_elmo import conversion_files as files
+from modeling_elmo.conversion import files as files
 
 WITH_PIPES_AND_SIGNALS = pytest.mark.skipif(os.name == "nt", reason="Windows has neither")
 

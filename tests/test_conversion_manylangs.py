@@ -14,8 +14,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from modeling_elmo import ELMoConfig, ELMoModel
-from modeling_elmo.conversion_elmo import to_original
-from modeling_elmo.conversion_manylangs import (
+from modeling_elmo.conversion.manylangs import (
     CHARACTER_MARKERS,
     MANYLANGS_KEYS,
     MANYLANGS_OPTIONS,
@@ -27,7 +26,8 @@ from modeling_elmo.conversion_manylangs import (
     load_manylangs_checkpoint,
     read_description,
 )
-from modeling_elmo.conversion_manylangs_files import SHIPPED_FILES, find_manylangs_files, read_lexicon, read_pickle
+from modeling_elmo.conversion.manylangs_files import SHIPPED_FILES, find_manylangs_files, read_lexicon, read_pickle
+from modeling_elmo.conversion.original import to_original
 from modeling_elmo.run_scripts.program.command_line import is_mistake_of_user
 from modeling_elmo.tokenization.tokenization_elmo import ELMoTokenizer
 

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from modeling_elmo.conversion_manylangs import convert_manylangs_checkpoint
-from modeling_elmo.conversion_manylangs_files import read_lexicon, read_pickle
+from modeling_elmo.conversion.manylangs import convert_manylangs_checkpoint
+from modeling_elmo.conversion.manylangs_files import read_lexicon, read_pickle
 
 BOTH = Path(__file__).parent / "fixtures" / "elmo_fixtures" / "manylangs" / "characters_and_words"
 

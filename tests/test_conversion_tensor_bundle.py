@@ -7,8 +7,8 @@ import pytest
 import torch
 from bundle_writer import entry, header, plain_crc32c, write_bundle, write_index
 
-from modeling_elmo import conversion_tensor_bundle as bundles
-from modeling_elmo.conversion_tensor_bundle import TensorBundle, read_index
+from modeling_elmo.conversion import tensor_bundle as bundles
+from modeling_elmo.conversion.tensor_bundle import TensorBundle, read_index
 from modeling_elmo.run_scripts.program.command_line import is_mistake_of_user
 
 SOURCE = Path(__file__).parent / "fixtures" / "elmo_fixtures" / "bilm_tf_checkpoint" / "characters"

@@ -11,9 +11,9 @@ from bundle_writer import write_bundle
 from safetensors.torch import load_file
 
 from modeling_elmo import ELMoForPreTraining, ELMoModel, ELMoTokenizer
-from modeling_elmo.conversion_elmo import export_original_checkpoint, read_original_record, to_original
-from modeling_elmo.conversion_tensor_bundle import TensorBundle, read_index
-from modeling_elmo.conversion_tensorflow import (
+from modeling_elmo.conversion.original import export_original_checkpoint, read_original_record, to_original
+from modeling_elmo.conversion.tensor_bundle import TensorBundle, read_index
+from modeling_elmo.conversion.tensorflow import (
     OPTIMIZER_STATE,
     convert_tensorflow_checkpoint,
     find_tensorflow_checkpoint,

@@ -23,8 +23,8 @@ from modeling_elmo import (
     ELMoModel,
     ELMoTokenizer,
 )
-from modeling_elmo.conversion_elmo import convert_original_checkpoint
-from modeling_elmo.conversion_onnx import PACKAGES_OF_ONNX, check_exportable, load_onnx
+from modeling_elmo.conversion.onnx import PACKAGES_OF_ONNX, check_exportable, load_onnx
+from modeling_elmo.conversion.original import convert_original_checkpoint
 from modeling_elmo.run_scripts import export
 
 pytestmark = pytest.mark.skipif(
@@ -266,7 +266,7 @@ def test_mistakes(folder, tmp_path, monkeypatch):
     (other / "config.json").write_text(json.dumps({"model_type": "bert", "architectures": ["BertModel"]}))
     with pytest.raises(ValueError, match="other is a .bert. model; pass an ELMo model"):
         export.main(arguments(other, tmp_path / "out", format="pt2"))
-    monkeypatch.setattr("modeling_elmo.conversion_onnx.find_spec", lambda name: None)
+    monkeypatch.setattr("modeling_elmo.conversion.onnx.find_spec", lambda name: None)
     message = r'ONNX files need onnx, onnxscript, onnxruntime: pip install "modeling-elmo\[export\]"'
     with pytest.raises(ImportError, match=message):
         export.main(arguments(folder, tmp_path / "out"))
@@ -274,6 +274,6 @@ def test_mistakes(folder, tmp_path, monkeypatch):
 
 def test_older_torch(monkeypatch):
     older = SimpleNamespace(compiler=SimpleNamespace(), __version__="2.6.0")
-    monkeypatch.setattr("modeling_elmo.conversion_onnx.torch", older)
+    monkeypatch.setattr("modeling_elmo.conversion.onnx.torch", older)
     with pytest.raises(ImportError, match="Exporting needs torch 2.7 or newer, but this is torch 2.6.0"):
         check_exportable(ELMoModel(ELMoConfig.from_preset("tiny")).eval())

@@ -13,8 +13,8 @@ import h5py
 import numpy as np
 import pytest
 
-from modeling_elmo import conversion_files as files
-from modeling_elmo.conversion_elmo import OPTIONS, load_original_checkpoint, to_original
+from modeling_elmo.conversion import files as files
+from modeling_elmo.conversion.original import OPTIONS, load_original_checkpoint, to_original
 from modeling_elmo.run_scripts.program.command_line import is_mistake_of_user
 
 SOURCE = Path(__file__).parent / "fixtures" / "elmo_fixtures" / "variants" / "no_clip"

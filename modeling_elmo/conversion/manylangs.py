@@ -1,6 +1,6 @@
 """Checkpoints of ELMoForManyLangs (encoder.pkl, token_embedder.pkl, char.dic, word.dic) to our folders, and back.
 
-`MANYLANGS_KEYS` and `MANYLANGS_OPTIONS` define the format, as in `conversion_elmo.py`, whose functions apply the keys
+`MANYLANGS_KEYS` and `MANYLANGS_OPTIONS` define the format, as in `original.py`, whose functions apply the keys
 in both directions.
 """
 
@@ -14,9 +14,22 @@ from huggingface_hub.errors import StrictDataclassError
 from torch import Tensor
 from transformers.utils import cached_file
 
-from modeling_elmo import conversion_files as files
 from modeling_elmo.configuration_elmo import ELMoConfig
-from modeling_elmo.conversion_elmo import (
+from modeling_elmo.conversion import files as files
+from modeling_elmo.conversion.manylangs_files import (
+    CHARACTERS,
+    CONFIG,
+    PICKLES,
+    WORDS,
+    ManyLangsFiles,
+    architecture_name,
+    architecture_name_in,
+    find_manylangs_files,
+    lexicon_of,
+    read_manylangs_arrays,
+    write_lexicon,
+)
+from modeling_elmo.conversion.original import (
     REQUIRED,
     SAME,
     ZERO_ROW,
@@ -29,19 +42,6 @@ from modeling_elmo.conversion_elmo import (
     save_converted,
     to_original,
     word_rows,
-)
-from modeling_elmo.conversion_manylangs_files import (
-    CHARACTERS,
-    CONFIG,
-    PICKLES,
-    WORDS,
-    ManyLangsFiles,
-    architecture_name,
-    architecture_name_in,
-    find_manylangs_files,
-    lexicon_of,
-    read_manylangs_arrays,
-    write_lexicon,
 )
 from modeling_elmo.modeling_elmo import ELMoModel
 from modeling_elmo.tokenization.elmo_characters import SPECIAL_WORDS

@@ -1,6 +1,6 @@
 """TensorFlow checkpoints of bilm-tf (model.ckpt-N.index and .data-..., options.json, vocab.txt) to folders of ours.
 
-The variables hold the arrays of `KEYS` in `conversion_elmo.py`, under other names: `original_name` translates them, as
+The variables hold the arrays of `KEYS` in `original.py`, under other names: `original_name` translates them, as
 `dump_weights` of bilm-tf does. A checkpoint also has the softmax and the accumulators of Adagrad.
 """
 
@@ -14,8 +14,8 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from modeling_elmo import conversion_files as files
-from modeling_elmo.conversion_elmo import (
+from modeling_elmo.conversion import files as files
+from modeling_elmo.conversion.original import (
     RECORD_FILE,
     ZERO_ROW,
     OriginalRecord,
@@ -27,7 +27,7 @@ from modeling_elmo.conversion_elmo import (
     read_original_record,
     save_converted,
 )
-from modeling_elmo.conversion_tensor_bundle import FLOAT32, TensorBundle, read_index
+from modeling_elmo.conversion.tensor_bundle import FLOAT32, TensorBundle, read_index
 from modeling_elmo.modeling_elmo import ELMoForPreTraining
 
 # One of these files tells a TensorFlow checkpoint. TensorFlow names the newest in a file `checkpoint` beside them.

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from modeling_elmo import conversion_files as files
+from modeling_elmo.conversion import files as files
 
 CONFIG, CHARACTERS, WORDS = "config.json", "char.dic", "word.dic"
 PICKLES = {"encoder": "encoder.pkl", "token_embedder": "token_embedder.pkl"}  # by the first part of an array's name

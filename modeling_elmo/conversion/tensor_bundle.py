@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from modeling_elmo import conversion_files as files
+from modeling_elmo.conversion import files as files
 
 FOOTER, MAGIC = 48, bytes.fromhex("57fb808b247547db")
 LARGEST_INDEX = 2**24  # bytes. Indices of biLMs have 10,000.

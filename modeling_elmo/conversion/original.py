@@ -18,8 +18,8 @@ from torch import Tensor
 from transformers import PreTrainedModel
 from transformers.utils import cached_file
 
-from modeling_elmo import conversion_files as files
 from modeling_elmo.configuration_elmo import ELMoConfig
+from modeling_elmo.conversion import files as files
 from modeling_elmo.modeling_elmo import ELMoForPreTraining, ELMoModel, ELMoPreTrainedModel
 from modeling_elmo.tokenization.elmo_characters import (
     MAX_TERM_WORD,

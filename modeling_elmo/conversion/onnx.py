@@ -24,9 +24,9 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from .configuration_elmo import ELMoConfig
-from .modeling_elmo import ELMoModel, ELMoPreTrainedModel
-from .modeling_elmo_heads import ELMoForSequenceClassification, ELMoForTokenClassification
+from modeling_elmo.configuration_elmo import ELMoConfig
+from modeling_elmo.modeling_elmo import ELMoModel, ELMoPreTrainedModel
+from modeling_elmo.modeling_elmo_heads import ELMoForSequenceClassification, ELMoForTokenClassification
 
 PACKAGES_OF_ONNX = ("onnx", "onnxscript", "onnxruntime")
 Exported = Callable[..., dict[str, Tensor]]  # inputs by name -> outputs by name
