@@ -8,7 +8,6 @@ import pytest
 import torch
 
 from modeling_elmo import ELMoConfig, ELMoForPreTraining, ELMoForTokenClassification, ELMoModel
-from modeling_elmo.conversion import files as conversion_files
 from modeling_elmo.conversion.original import (
     RECORD_FILE,
     convert_original_checkpoint,
@@ -190,20 +189,16 @@ def test_a_quantized_model_is_refused(converted, tmp_path):
 @pytest.mark.parametrize(
     ("changes", "fields"),
     [
-        ({"activation": "tanh"}, {"char_cnn_activation": "tanh"}),
         ({"n_highway": None}, {"num_highway_layers": 0}),
         ({"cell_clip": 3}, {"cell_clip": 3.0, "projection_clip": None}),
-        ({"proj_clip": 2.5}, {"cell_clip": None, "projection_clip": 2.5}),
-        ({"use_skip_connections": False}, {"use_skip_connections": False}),
         ({"use_skip_connections": None}, {"use_skip_connections": False}),
         ({"n_layers": None}, {"num_hidden_layers": 1}),
-        ({"max_characters_per_token": 20}, {"max_word_length": 20}),
     ],
 )
 def test_options(changes, fields):
     _, options = original()
     for name, value in changes.items():
-        section = "char_cnn" if name in ("activation", *options["char_cnn"]) else "lstm"
+        section = "char_cnn" if name in options["char_cnn"] else "lstm"
         options[section][name] = value
         if value is None:
             del options[section][name]
@@ -324,8 +319,6 @@ FLOATS = np.zeros((3, 2), dtype=np.float32)
             dict(arrays={"char_embed": None, "CNN/b_cnn_1": FLOATS, "extra": FLOATS}),
             r"CNN/b_cnn_1: .*\(3, 2\), .*\(8,\)\n  char_embed: .*missing.*\(261, 4\)\n  extra: .*\(3, 2\).*unexpected",
         ),
-        (dict(options={"lstm.n_layers": 3}), r"RNN_1/RNN/MultiRNNCell/Cell2/LSTMCell/W_P_0: the file has none"),
-        (dict(options={"char_cnn": None, "n_tokens_vocab": 7}), "a row for each word; pass the training vocabulary"),
         (
             dict(arrays={"rnn/MultiRNNCell/Cell0/LSTMCell/kernel": FLOATS}),
             "weights.hdf5 has arrays rnn/.* forward-only",
@@ -335,31 +328,9 @@ FLOATS = np.zeros((3, 2), dtype=np.float32)
         (dict(options={"lstm.peepholes": True}), r"missing none, unknown \['lstm.peepholes'\]"),
         (dict(options={"char_cnn.n_characters": 60}), "n_characters is 60, but UTF-8 models have 261 or 262"),
         (dict(options={"char_cnn.activation": "gelu"}), "(?s)Correct .*options.json: .*char_cnn_activation.*gelu"),
-        (dict(options={"lstm.dim": "32"}), "(?s)Correct .*options.json: .*lstm_hidden_size.*int"),
-        (dict(options={"lstm.cell_clip": -1}), "`cell_clip` is -1"),
-        (dict(options={"lstm.use_skip_connections": {}}), "(?s)Correct .*options.json: .*use_skip_connections.*bool"),
         (dict(arrays={"char_embed": np.zeros((261, 4))}), "must have float32 arrays only.*char_embed .float64."),
         (dict(name="word_level"), "a row for each word; pass the training vocabulary"),
-        (dict(arrays={"char_embed": np.float32(1)}), r"char_embed: the file has \(\), the options require \(261, 4\)"),
-        (
-            dict(options={"lstm.n_layers": 10**9}),
-            "(?s)options.json: .*`num_hidden_layers` is 1000000000; .* at most 1000",
-        ),
-        (dict(options={"char_cnn.n_highway": 10**9}), "(?s)options.json: .*`num_highway_layers` .* at most 1000"),
-        (dict(options={"lstm.dim": 10**17}), "(?s)options.json: .*`lstm_hidden_size` is 1.*; pass at most 1048576"),
-        (
-            dict(options={"char_cnn.max_characters_per_token": 10**8}),
-            "(?s)options.json: .*`max_word_length` is 100000000",
-        ),
-        (
-            dict(options={"char_cnn.filters": [[1, 10**9]]}),
-            r"(?s)options.json: .*\[1, 1000000000\]; pass numbers up to",
-        ),
         (dict(options={"lstm.n_layers": 40}), "weights.hdf5 does not match .*options.json:\n(.*\n){20}  and 208 more$"),
-        (
-            dict(options={"lstm.dim": 2**20, "lstm.projection_dim": 2**20}),
-            r"Cell0/LSTMCell/W_0: .* \(2097152, 4194304\)",
-        ),
     ],
 )
 def test_files_that_do_not_match_are_refused(tmp_path, spoilt, message):
@@ -374,7 +345,6 @@ def test_files_that_do_not_match_are_refused(tmp_path, spoilt, message):
         ({"words": WORDS[:-1]}, r"has 6 words .* have \{'softmax/W': 7, 'softmax/b': 7, 'n_tokens_vocab': 7\}"),
         ({"n_tokens_vocab": 8}, r"has 7 words .*'n_tokens_vocab': 8"),
         ({"files": {"vocabulary": None}}, "a row for each word; pass the training vocabulary"),
-        ({"W": np.zeros((7, 9), dtype=np.float32)}, r"softmax/W: the file has \(7, 9\), the options require \(7, 8\)"),
         ({"b": None}, r"softmax/b: the file has none \(missing\), the options require \(7,\)"),
         ({"words": ["the", "cat"]}, "lacks <S>, </S>, <UNK>"),
     ],
@@ -390,8 +360,7 @@ def test_softmax_that_does_not_match_is_refused(tmp_path, changes, message):
     assert not (tmp_path / "model").exists()
 
 
-@pytest.mark.parametrize("sizes", [{"lstm.n_layers": 40}, {"lstm.dim": 2**20, "lstm.projection_dim": 2**20}])
-def test_sizes_are_compared_before_memory_is_allocated(tmp_path, monkeypatch, sizes):
+def test_sizes_are_compared_before_memory_is_allocated(tmp_path, monkeypatch):
     devices = set()
     build = ELMoModel.__init__
 
@@ -400,9 +369,8 @@ def test_sizes_are_compared_before_memory_is_allocated(tmp_path, monkeypatch, si
         build(*args, **kwargs)
 
     monkeypatch.setattr(ELMoModel, "__init__", record_device)
-    monkeypatch.setattr(conversion_files, "read_arrays", None)
     with pytest.raises(ValueError, match="weights.hdf5 does not match .*options.json:"):
-        convert_arrays(tmp_path, *spoil(options=sizes))
+        convert_arrays(tmp_path, *spoil(options={"lstm.dim": 2**20, "lstm.projection_dim": 2**20}))
     assert devices == {"meta"}
 
 
@@ -422,7 +390,7 @@ def test_export_writes_all_or_nothing(converted, tmp_path):
     with pytest.raises(FileExistsError, match="back.json already exists"):
         round_trip(converted(WEIGHTS[0]), tmp_path)
     (tmp_path / "back.json").unlink()
-    with pytest.raises(ValueError, match="has no softmax .* omit `softmax`"):
+    with pytest.raises(ValueError, match="has no softmax; omit `softmax`"):
         round_trip(converted(WEIGHTS[0]), tmp_path, softmax=tmp_path / "softmax.hdf5")
     (tmp_path / "file").touch()
     with pytest.raises(FileExistsError):  # raised after the arrays are written: the vocabulary's folder is a file
@@ -433,11 +401,9 @@ def test_export_writes_all_or_nothing(converted, tmp_path):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"forget_bias": 0.5}, "does not support a forget bias of 0.5"),
         ({"word_embedding_size": 5}, "does not support word vectors of width 5"),
         ({"char_vocab_size": 6000}, "does not support an alphabet of 6000 characters"),
-        ({"lstm_hidden_size": 8}, "does not support projections from 8 to 16"),
-        ({"forget_bias": 0.0, "char_vocab_size": 100}, "an alphabet of 100 characters and a forget bias of 0.0"),
+        ({"lstm_hidden_size": 8, "forget_bias": 0.5}, "projections from 8 to 16 and a forget bias of 0.5"),
     ],
 )
 def test_export_refuses_what_the_format_does_not_support(tmp_path, options, message):
@@ -465,18 +431,7 @@ def test_export_of_a_changed_model(converted, tmp_path):
 
 
 @pytest.mark.parametrize(
-    "change",
-    [
-        {"options": []},
-        {"options": None},
-        {"one_layer_spelling": "no"},
-        {"special_rows": [0, 1]},
-        {"special_rows": [0, 1, 1]},
-        {"special_rows": [0, 1, 10**9]},
-        {"special_rows": [-1, 0, 1]},
-        {"special_rows": ["a", "b", "c"]},
-        {"more": 1},
-    ],
+    "change", [{"options": []}, {"special_rows": [0, 1, 1]}, {"special_rows": [0, 1, 10**9]}, {"more": 1}]
 )
 def test_a_damaged_record_is_refused(converted, tmp_path, change):
     folder = shutil.copytree(converted("variants/word_level/weights.hdf5"), tmp_path / "model")

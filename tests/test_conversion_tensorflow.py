@@ -11,7 +11,8 @@ from bundle_writer import write_bundle
 from safetensors.torch import load_file
 
 from modeling_elmo import ELMoForPreTraining, ELMoModel, ELMoTokenizer
-from modeling_elmo.conversion.original import export_original_checkpoint, read_original_record, to_original
+from modeling_elmo.conversion.formats import to_original
+from modeling_elmo.conversion.original import KEYS, export_original_checkpoint, read_original_record
 from modeling_elmo.conversion.tensor_bundle import TensorBundle, read_index
 from modeling_elmo.conversion.tensorflow import (
     OPTIMIZER_STATE,
@@ -49,7 +50,7 @@ def write(folder: Path, arrays: dict[str, np.ndarray], step: int = 180, num_shar
 
 def arrays_of(folder: Path) -> dict[str, torch.Tensor]:
     model = ELMoForPreTraining.from_pretrained(folder)
-    return to_original(model.state_dict(), read_original_record(folder, model.config))
+    return to_original(model.state_dict(), read_original_record(folder, model.config), KEYS)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -130,28 +131,28 @@ def test_a_repeated_line_has_a_row_of_its_own(checkpoint, tmp_path):
 def test_newest_checkpoint_and_step(checkpoint, tmp_path):
     arrays = read("words")
     write(checkpoint, arrays | {"global_step": np.float32(90)}, step=90)
-    place = (checkpoint, None, None)
-    assert find_tensorflow_checkpoint(*place, None, tmp_path).index_file.name == "model.ckpt-180.index"
-    assert find_tensorflow_checkpoint(*place, 90, tmp_path).index_file.name == "model.ckpt-90.index"
+
+    def found(step=None):
+        return find_tensorflow_checkpoint(tmp_path, checkpoint, step=step).index_file.name
+
+    assert found() == "model.ckpt-180.index"
+    assert found(90) == "model.ckpt-90.index"
     for path in ("/home/nobody/save_dir/model.ckpt-90", r"C:\\\\users\\\\nobody\\\\model.ckpt-90"):
         (checkpoint / "checkpoint").write_text(f'model_checkpoint_path: "{path}"\n')
-        assert find_tensorflow_checkpoint(*place, None, tmp_path).index_file.name == "model.ckpt-90.index"
+        assert found() == "model.ckpt-90.index"
     with pytest.raises(ValueError, match="has 0 checkpoints of step 7; pass one of model.ckpt-180, model.ckpt-90."):
-        find_tensorflow_checkpoint(*place, 7, tmp_path)
+        found(7)
     (checkpoint / "checkpoint").unlink()
     with pytest.raises(
         ValueError, match="has no file `checkpoint`, which names the newest of model.ckpt-180, model.ck"
     ):
-        find_tensorflow_checkpoint(*place, None, tmp_path)
+        found()
 
 
 @pytest.mark.parametrize(
     ("missing", "message"),
     [
-        (
-            "*.index",
-            "has no model.ckpt-180.index, but .*model.ckpt-180.data-00000-of-00001.*; copy the missing file, too",
-        ),
+        ("*.index", "has no model.ckpt-180.index, but .*.data-00000-of-00001.*; copy the missing file, too"),
         ("*.data*", "has no model.ckpt-180.data-00000-of-00001, but checkpoint, .*; copy the missing file, too."),
         ("options.json", "has no file options.json or .*; pass the path of the file."),
         ("vocab.txt", "has no file vocab.txt or .*; pass the path of the file."),
@@ -198,7 +199,7 @@ def test_accumulators_have_the_layout_of_the_parameters(tmp_path, kind):
     assert {name: values.shape for name, values in found.items()} == {
         name: parameter.shape for name, parameter in model.named_parameters()
     }
-    back, arrays = to_original(found, read_original_record(folder, model.config)), read(kind)
+    back, arrays = to_original(found, read_original_record(folder, model.config), KEYS), read(kind)
     slots = {original_name(name.removesuffix("/Adagrad")): name for name in arrays if name.endswith("/Adagrad")}
     assert back.keys() == slots.keys()
     for original, name in slots.items():

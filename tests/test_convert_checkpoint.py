@@ -71,6 +71,7 @@ def test_softmax_and_vocabulary(tmp_path):
     new = {name: str(tmp_path / name) for name in ("model", "w.hdf5", "o.json", "v2.txt", "s2.hdf5")}
     given = ["--vocabulary", str(tmp_path / "v.txt"), "--softmax", str(tmp_path / "s.hdf5")]
     main([*ALLENNLP, *given, "--output_dir", new["model"]])
+    assert "35 of 35 arrays equal the original arrays" in Path(new["model"], "README.md").read_text(encoding="utf-8")
     back = ["--weights", new["w.hdf5"], "--options", new["o.json"]]
     main(["--to_original", new["model"], *back, "--vocabulary", new["v2.txt"], "--softmax", new["s2.hdf5"]])
     assert Path(new["v2.txt"]).read_text() == (tmp_path / "v.txt").read_text()

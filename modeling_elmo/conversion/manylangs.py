@@ -1,51 +1,51 @@
 """Checkpoints of ELMoForManyLangs (encoder.pkl, token_embedder.pkl, char.dic, word.dic) to our folders, and back.
 
-`MANYLANGS_KEYS` and `MANYLANGS_OPTIONS` define the format, as in `original.py`, whose functions apply the keys
-in both directions.
+`MANYLANGS_KEYS` and `MANYLANGS_OPTIONS` define the format. Only tensors are loaded from pickles, whoever made them.
 """
 
-import tempfile
-from dataclasses import dataclass, fields
-from pathlib import Path
-from typing import Any, ClassVar
+import pickle
+import re
+import struct
+from collections.abc import Iterable
+from dataclasses import dataclass
+from glob import escape
+from pathlib import Path, PureWindowsPath
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from huggingface_hub.errors import StrictDataclassError
 from torch import Tensor
-from transformers.utils import cached_file
 
 from modeling_elmo.configuration_elmo import ELMoConfig
-from modeling_elmo.conversion import files as files
-from modeling_elmo.conversion.manylangs_files import (
-    CHARACTERS,
-    CONFIG,
-    PICKLES,
-    WORDS,
-    ManyLangsFiles,
-    architecture_name,
-    architecture_name_in,
-    find_manylangs_files,
-    lexicon_of,
-    read_manylangs_arrays,
-    write_lexicon,
-)
-from modeling_elmo.conversion.original import (
+from modeling_elmo.conversion import files
+from modeling_elmo.conversion.formats import (
     REQUIRED,
     SAME,
     ZERO_ROW,
+    CheckpointFormat,
     Key,
     Transform,
-    are_special_rows,
     check_recorded,
+    config_for_export,
+    convert_checkpoint,
     from_original,
     load_for_export,
-    save_converted,
+    read_conversion_record,
     to_original,
     word_rows,
 )
 from modeling_elmo.modeling_elmo import ELMoModel
 from modeling_elmo.tokenization.elmo_characters import SPECIAL_WORDS
 from modeling_elmo.tokenization.tokenization_elmo import DISGUISE, ELMoTokenizer
+
+CONFIG, CHARACTERS, WORDS = "config.json", "char.dic", "word.dic"
+PICKLES = {"encoder": "encoder.pkl", "token_embedder": "token_embedder.pkl"}  # by the first part of an array's name
+IDEOGRAPHIC_SPACE = "\u3000"
+# The two architecture files that the original package ships have the same content.
+SHIPPED_FILES = ("cnn_50_100_512_4096_sample.json", "cnn_0_100_512_4096_sample.json")
+
+# What torch raises for damaged files, beside `files.DAMAGE`
+DAMAGED_PICKLE = (pickle.PickleError, struct.error, AttributeError, AssertionError, MemoryError)
 
 
 def _swapped_gates(blocks: Tensor) -> Tensor:
@@ -145,6 +145,21 @@ class ManyLangsRecord:
     is_tied: ClassVar[bool] = False
 
 
+class ManyLangsFiles(NamedTuple):
+    """The local files of a checkpoint. `architecture` is `None` for the architecture that the original ships."""
+
+    place: Path
+    pickles: list[Path]
+    config: Path | None
+    architecture: Path | None
+    characters: Path | None
+    words: Path | None
+
+    @property
+    def paths(self) -> list[Path]:
+        return [*self.pickles, *(path for path in self[2:] if path)]
+
+
 def convert_manylangs_checkpoint(
     weights: str | Path,
     output_dir: str | Path,
@@ -161,14 +176,7 @@ def convert_manylangs_checkpoint(
             two that the original ships.
         pre_tokenization: how the tokenizer splits raw text, see `ELMoTokenizer`. The original reads given words.
     """
-    output_dir = Path(output_dir)
-    files.check_empty(output_dir)
-    with tempfile.TemporaryDirectory() as scratch:
-        found = find_manylangs_files(weights, architecture, Path(scratch))
-        model, tokenizer, record = load_manylangs_checkpoint(found, pre_tokenization)
-    with files.staged(output_dir) as folder:
-        save_converted(folder, model, tokenizer, record, MANYLANGS_RECORD_FILE)
-    return output_dir
+    return convert_checkpoint(MANYLANGS_FORMAT, weights, output_dir, pre_tokenization, architecture=architecture)
 
 
 def export_manylangs_checkpoint(model_dir: str | Path, output_dir: str | Path) -> Path:
@@ -180,9 +188,7 @@ def export_manylangs_checkpoint(model_dir: str | Path, output_dir: str | Path) -
     """
     output_dir = Path(output_dir)
     files.check_empty(output_dir)
-    if Path(model_dir).is_dir() and not Path(model_dir, "config.json").is_file():
-        raise FileNotFoundError(f"{model_dir} has no config.json; pass a folder that save_pretrained wrote.")
-    config, tokenizer = ELMoConfig.from_pretrained(model_dir), ELMoTokenizer.from_pretrained(model_dir)
+    config, tokenizer = config_for_export(model_dir), ELMoTokenizer.from_pretrained(model_dir)
     check_manylangs_expressible(config, tokenizer)
     record = read_manylangs_record(model_dir, config)
     model = load_for_export(ELMoModel, model_dir)
@@ -190,7 +196,7 @@ def export_manylangs_checkpoint(model_dir: str | Path, output_dir: str | Path) -
     with files.staged(output_dir) as folder:
         folder.mkdir()
         files.write_json_object(record.config, folder / CONFIG)
-        files.write_json_object(record.architecture, folder / record.config["config_path"])
+        files.write_json_object(record.architecture, folder / architecture_name(record.config))
         for part, file in PICKLES.items():
             own = {
                 name[len(part) + 1 :]: array.clone() for name, array in arrays.items() if name.startswith(f"{part}.")
@@ -206,19 +212,23 @@ def export_manylangs_checkpoint(model_dir: str | Path, output_dir: str | Path) -
 def load_manylangs_checkpoint(
     found: ManyLangsFiles, pre_tokenization: str = "whitespace"
 ) -> tuple[ELMoModel, ELMoTokenizer, ManyLangsRecord]:
-    """The model, its tokenizer and the record for an export. See [`find_manylangs_files`] for the first argument."""
+    """The model, its tokenizer and the record for an export."""
     record, source = read_description(found)
-    options = record.architecture.get("token_embedder")
-    dims = {name: options.get(name) if isinstance(options, dict) else None for name in ("char_dim", "word_dim")}
-    characters = lexicon_of(found.place, found.characters, CHARACTERS, CHARACTER_MARKERS) if dims["char_dim"] else {}
-    words = lexicon_of(found.place, found.words, WORDS, (*WORD_MARKERS, "<pad>")) if dims["word_dim"] else {}
+    lexicons = []
+    for path, name, option, markers in (
+        (found.characters, CHARACTERS, "char_dim", CHARACTER_MARKERS),
+        (found.words, WORDS, "word_dim", (*WORD_MARKERS, "<pad>")),
+    ):
+        has_vectors = _value_at(record.architecture, f"token_embedder.{option}")
+        lexicons.append(lexicon_of(found.place, path, name, markers) if has_vectors else {})
+    characters, words = lexicons
     record.special_rows = [words[word] for word in WORD_MARKERS] if words else None
     config = architecture_to_config(record.architecture, len(characters), len(words), source)
-    with torch.device("meta"):  # without memory, until the files are known to have these sizes
+    with torch.device("meta"):  # the architecture may ask for any size
         expected = to_original(ELMoModel(config).state_dict(), record, MANYLANGS_KEYS)
     arrays = read_manylangs_arrays(found)
-    check_entries(found, {"char": characters, "word": words}, arrays)
-    files.check_shapes(files.shapes_of(arrays), files.shapes_of(expected), found.place, Path(source))
+    described = f"{source} with {len(characters)} entries in {CHARACTERS} and {len(words)} in {WORDS}"
+    files.check_shapes(files.shapes_of(arrays), files.shapes_of(expected), found.place, described)
     model = ELMoModel(config)
     model.load_state_dict(from_original(arrays, model.state_dict(), record, MANYLANGS_KEYS))
     return model, build_tokenizer(config, characters, words, record, pre_tokenization), record
@@ -227,7 +237,7 @@ def load_manylangs_checkpoint(
 def read_description(found: ManyLangsFiles) -> tuple[ManyLangsRecord, str]:
     """The record without `special_rows`, and the name of the architecture in errors."""
     config = files.read_json_object(found.config, CONFIG) if found.config else {}
-    name = found.architecture.name if found.architecture else architecture_name(found.config)
+    name = found.architecture.name if found.architecture else architecture_name(config)
     config["config_path"] = "architecture.json" if name == CONFIG else name
     if found.architecture is None:
         return ManyLangsRecord(SHIPPED_ARCHITECTURE, config), f"the shipped {name}"
@@ -314,16 +324,6 @@ def manylangs_words(tokenizer: ELMoTokenizer, record: ManyLangsRecord) -> dict[s
     return {words[i]: row for row, i in enumerate(word_rows(record, len(words)).argsort().tolist())}
 
 
-def check_entries(found: ManyLangsFiles, lexicons: dict[str, dict[str, int]], arrays: dict[str, Tensor]):
-    for name, lexicon in lexicons.items():
-        array = arrays.get(f"token_embedder.{name}_emb_layer.embedding.weight")
-        if lexicon and array is not None and array.dim() == 2 and len(array) != len(lexicon):
-            raise ValueError(
-                f"{found.place}: {name}.dic has {len(lexicon)} entries, but {PICKLES['token_embedder']} has "
-                f"{len(array)} rows for them; pass files of one checkpoint."
-            )
-
-
 def check_manylangs_expressible(config: ELMoConfig, tokenizer: ELMoTokenizer):
     unprojected = (config.num_features, config.lstm_hidden_size)
     options = {name: getattr(tokenizer, name) for name in ("alphabet", *SWAPPED)}
@@ -343,27 +343,150 @@ def check_manylangs_expressible(config: ELMoConfig, tokenizer: ELMoTokenizer):
 
 def read_manylangs_record(model_dir: str | Path, config: ELMoConfig) -> ManyLangsRecord:
     """The record of the conversion or, for a model that was not converted, one made from its configuration."""
-    file = cached_file(model_dir, MANYLANGS_RECORD_FILE, _raise_exceptions_for_missing_entries=False)
-    if file is None:
+    record = read_conversion_record(model_dir, MANYLANGS_RECORD_FILE, ManyLangsRecord, config.vocab_size - 1)
+    if record is None:
         name = f"cnn_{config.projection_size}_{config.lstm_hidden_size}.json"
         # The original writes <oov>, <bos>, <eos> first.
         return ManyLangsRecord(config_to_architecture(config), {"config_path": name}, [1, 2, 0])
-    content = files.read_json_object(Path(file), MANYLANGS_RECORD_FILE)
-    if not is_manylangs_record(content, config.vocab_size - 1):
-        raise ValueError(f"{file} is no record of this model; delete it to export the model with its config.json.")
-    record = ManyLangsRecord(**content)
     num_words = config.vocab_size - 1 if config.word_embedding_size else 0
-    recorded = architecture_to_config(record.architecture, max(config.char_vocab_size - 1, 0), num_words, file)
+    recorded = architecture_to_config(
+        record.architecture, max(config.char_vocab_size - 1, 0), num_words, MANYLANGS_RECORD_FILE
+    )
     check_recorded(recorded, config, [field for field, _ in MANYLANGS_OPTIONS.values()], MANYLANGS_RECORD_FILE)
     return record
 
 
-def is_manylangs_record(content: dict[str, Any], num_words: int) -> bool:
-    """Whether a JSON object has the fields of `ManyLangsRecord`, for a dictionary of `num_words` words."""
-    return (
-        content.keys() == {field.name for field in fields(ManyLangsRecord)}
-        and isinstance(content["architecture"], dict)
-        and isinstance(content["config"], dict)
-        and content["config"].get("config_path") == architecture_name_in(content["config"])
-        and are_special_rows(content["special_rows"], num_words)
-    )
+def find_manylangs_files(scratch: Path, weights: str | Path, architecture: str | Path | None = None) -> ManyLangsFiles:
+    """The files of a checkpoint in a folder or archive; those of an archive are unpacked to `scratch`."""
+    place = files.fetch(weights)
+    if not (place.is_dir() or files.is_archive(place)):
+        raise ValueError(f"{weights} is a single file; pass the folder or archive of the checkpoint.")
+
+    def local(name: str) -> Path | None:
+        if place.is_dir() and (place / name).is_file():  # whatever is in folders below
+            return place / name
+        found = files.search(place, (escape(name),))
+        return files.member(place, found, scratch) if found else None
+
+    pickles = {name: local(name) for name in PICKLES.values()}
+    config = local(CONFIG)
+    needed = pickles if architecture else {**pickles, CONFIG: config}
+    if missing := [name for name, path in needed.items() if path is None]:
+        raise FileNotFoundError(
+            f"{place} has no {', '.join(missing)}; a checkpoint of ELMoForManyLangs has {', '.join(PICKLES.values())}, "
+            f"{CONFIG}, {CHARACTERS}, {WORDS}. Pass a complete copy."
+        )
+    name = architecture_name(files.read_json_object(config, CONFIG)) if config else ""
+    described = files.find(architecture, ("*.json",), scratch) if architecture else local(name)
+    if described is None and name not in SHIPPED_FILES:
+        raise FileNotFoundError(
+            f"{CONFIG} of {place} names the architecture file {name!r}, which is not beside it, and not one of the two "
+            f"that the original ships, {' and '.join(SHIPPED_FILES)}; pass it (`--architecture`)."
+        )
+    paths = [path for path in pickles.values() if path is not None]
+    return ManyLangsFiles(place, paths, config, described, local(CHARACTERS), local(WORDS))
+
+
+def architecture_name(config: dict[str, Any]) -> str:
+    """The last part of `config_path`, which is often an absolute path of another machine."""
+    return PureWindowsPath(str(config.get("config_path"))).name
+
+
+def lexicon_of(place: Path, path: Path | None, name: str, required: Iterable[str]) -> dict[str, int]:
+    """The entries of a dictionary file with their ids."""
+    if path is None:
+        raise FileNotFoundError(f"{place} has no {name}, which its architecture needs; pass a complete copy.")
+    lexicon = read_lexicon(path)
+    if missing := [entry for entry in required if entry not in lexicon]:
+        raise ValueError(f"{path} lacks the entries {', '.join(missing)}; pass another copy.")
+    return lexicon
+
+
+def read_lexicon(path: Path) -> dict[str, int]:
+    """Reads lines `entry<TAB>id` as the original does: white space around a line is removed, so that an entry of
+    nothing else is gone and stands for U+3000."""
+    try:
+        lines = path.read_bytes().decode("utf-8").splitlines()
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{path} is not UTF-8 text: {error}. Pass another copy.") from error
+    lexicon = {}
+    for number, line in enumerate(lines, 1):
+        *entry, index = line.strip().split("\t")
+        if len(entry) > 1 or not index.isdecimal() or len(index) > 9:
+            raise ValueError(
+                f"{path}, line {number}: {line[:80]!r} is not an entry, a tab and an id; pass another copy."
+            )
+        lexicon["".join(entry) or IDEOGRAPHIC_SPACE] = int(index)
+    if sorted(lexicon.values()) != [*range(len(lexicon))]:
+        raise ValueError(
+            f"{path}: its {len(lexicon)} different entries must have the ids 0 to {len(lexicon) - 1}, each once "
+            f"(entries of nothing but white space are the same entry); pass another copy."
+        )
+    return lexicon
+
+
+def write_lexicon(lexicon: dict[str, int], path: Path):
+    entries = sorted(lexicon, key=lexicon.__getitem__)
+    path.write_text("".join(f"{entry}\t{lexicon[entry]}\n" for entry in entries), encoding="utf-8", newline="\n")
+    try:
+        changed = read_lexicon(path) != lexicon
+    except ValueError as error:
+        raise ValueError(f"{path.name} has one entry per line, which does not hold this vocabulary: {error}") from error
+    if changed:
+        wrong = [entry for entry in entries if entry.strip() != entry and entry != IDEOGRAPHIC_SPACE]
+        raise ValueError(
+            f"{path.name} does not hold the entries {files.first_of(list(map(repr, wrong)))}; remove them."
+        )
+
+
+def read_manylangs_arrays(found: ManyLangsFiles) -> dict[str, Tensor]:
+    """All arrays of a checkpoint: `encoder.` or `token_embedder.` before the names of their files."""
+    return {
+        f"{part}.{name}": array
+        for part, path in zip(PICKLES, found.pickles, strict=True)
+        for name, array in read_pickle(path).items()
+    }
+
+
+def read_pickle(path: Path) -> dict[str, Tensor]:
+    """The tensors of a file that `torch.save` wrote, of the old or the new format. Nothing else is loaded.
+
+    Raises:
+        ValueError: the file has anything but finite float32 tensors by name.
+    """
+    try:
+        content = torch.load(path, map_location="cpu", weights_only=True)
+    except (*files.DAMAGE, *DAMAGED_PICKLE) as error:
+        foreign = re.search(r"GLOBAL (\S+)", str(error))
+        reason = f"it asks for {foreign[1]}, which is no tensor" if foreign else " ".join(str(error).split())[:200]
+        raise ValueError(f"{path} is refused ({reason}); pass the original file.") from error
+    kinds = {name: _kind(array) for name, array in content.items()} if isinstance(content, dict) else {"": "no dict"}
+    if wrong := [f"{str(name)[:80]} ({kind})" for name, kind in kinds.items() if kind]:
+        raise ValueError(f"{path} must have float32 tensors by name; got {', '.join(files.first_of(wrong))}.")
+    files.check_finite(content, path)
+    return content
+
+
+def _kind(array: Any) -> str | None:
+    """Why an object is not an array of a checkpoint."""
+    if not isinstance(array, Tensor):
+        return type(array).__name__
+    is_plain = array.layout == torch.strided and array.dtype == torch.float32
+    return None if is_plain else f"{array.dtype}, {array.layout}"
+
+
+def _arrays_of_export(folder: Path, scratch: Path) -> dict[str, Tensor]:
+    return read_manylangs_arrays(find_manylangs_files(scratch, export_manylangs_checkpoint(folder, scratch / "back")))
+
+
+MANYLANGS_FORMAT = CheckpointFormat(
+    "a checkpoint of ELMoForManyLangs",
+    tuple(PICKLES.values()),
+    ("architecture",),
+    MANYLANGS_RECORD_FILE,
+    "whitespace",
+    find_manylangs_files,
+    load_manylangs_checkpoint,
+    read_manylangs_arrays,
+    _arrays_of_export,
+)

@@ -1,26 +1,37 @@
 """Original ELMo checkpoints (bilm-tf, AllenNLP: options.json and weights.hdf5) to Hugging Face folders, and back.
 
-`KEYS` and `OPTIONS` define the format: each row pairs an original array or option with ours. The code below applies
-them in both directions, and checks that the files of a checkpoint match.
+`KEYS` and `OPTIONS` define the format: each row pairs an original array or option with ours.
 """
 
 import re
-import tempfile
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import torch
 from huggingface_hub.errors import StrictDataclassError
 from torch import Tensor
-from transformers import PreTrainedModel
-from transformers.utils import cached_file
 
 from modeling_elmo.configuration_elmo import ELMoConfig
-from modeling_elmo.conversion import files as files
-from modeling_elmo.modeling_elmo import ELMoForPreTraining, ELMoModel, ELMoPreTrainedModel
+from modeling_elmo.conversion import files
+from modeling_elmo.conversion.formats import (
+    REQUIRED,
+    ZERO_ROW,
+    CheckpointFormat,
+    Key,
+    Transform,
+    check_recorded,
+    config_for_export,
+    convert_checkpoint,
+    from_original,
+    load_for_export,
+    read_conversion_record,
+    to_original,
+    word_rows,
+)
+from modeling_elmo.modeling_elmo import ELMoForPreTraining, ELMoModel
 from modeling_elmo.tokenization.elmo_characters import (
     MAX_TERM_WORD,
     PAD_WORD,
@@ -29,17 +40,6 @@ from modeling_elmo.tokenization.elmo_characters import (
     vocabulary_lines,
 )
 from modeling_elmo.tokenization.tokenization_elmo import ELMoTokenizer
-
-
-class Transform(NamedTuple):
-    load: Callable[[Tensor], tuple[Tensor, ...]]  # original array -> our tensors
-    dump: Callable[..., Tensor]  # our tensors -> original array
-
-
-class Arrays(Protocol):
-    """Original arrays by their names: a dictionary, or a file that reads them when they are needed."""
-
-    def __getitem__(self, name: str, /) -> Tensor: ...
 
 
 def _to_our_gates(blocks: Tensor) -> Tensor:
@@ -52,10 +52,7 @@ def _to_original_gates(blocks: Tensor) -> Tensor:
     return torch.cat([i, g, f, o])
 
 
-SAME = Transform(lambda array: (array,), lambda tensor: tensor)
 TRANSPOSED = Transform(lambda array: (array.T,), lambda tensor: tensor.T)
-# Row 0 of our tables is padding, all zeros; original files start with the first real row.
-ZERO_ROW = Transform(lambda rows: (torch.cat([torch.zeros_like(rows[:1]), rows]),), lambda table: table[1:])
 # (1, width, characters, filters) <-> (filters, characters, width)
 FILTERS = Transform(lambda array: (array[0].permute(2, 1, 0),), lambda tensor: tensor.permute(2, 1, 0)[None])
 # TensorFlow's gate blocks i, j, f, o <-> ours i, f, o, g. Both add the forget bias at run time.
@@ -65,17 +62,6 @@ KERNEL = Transform(
     lambda kernel: _to_our_gates(kernel.T).chunk(2, dim=1),
     lambda inputs, states: _to_original_gates(torch.cat([inputs, states], dim=1)).T,
 )
-
-
-class Key(NamedTuple):
-    ours: tuple[str, ...]
-    original: str | None  # None: dropped on purpose, because the original has no such array
-    transform: Transform = SAME
-    by_word: bool = False  # rows are words and permuted with the vocabulary
-
-    def numbered(self, i: int) -> "Key":
-        original = self.original and self.original.format(i=i)
-        return self._replace(ours=tuple(name.format(i=i) for name in self.ours), original=original)
 
 
 KEYS = (
@@ -114,12 +100,7 @@ KEYS = (
     Key(("scalar_mix.gamma",), None),
 )
 
-# bilm-tf writes one-layer models without `MultiRNNCell/Cell0`, but reads them with it. We read both.
-ONE_LAYER_SPELLING = ("/MultiRNNCell/Cell0/", "/")
-
 _FORWARD_ONLY = "This is a forward-only language model; ELMo needs both directions."
-
-REQUIRED = object()
 
 OPTIONS: dict[str, tuple[str, Any]] = {
     # option: (field of ELMoConfig, default)
@@ -139,6 +120,12 @@ OPTIONS: dict[str, tuple[str, Any]] = {
     "share_embedding_softmax": ("tie_word_embeddings", False),
 }
 
+# Best name first. Archives of NLPL have model.hdf5, options.json or meta.json, and vocab.txt.
+WEIGHTS_FILES = ("model.hdf5", "*.hdf5", "*.h5")
+OPTIONS_FILES = ("options.json", "meta.json", "*options*.json")
+VOCABULARY_FILES = ("vocab.txt", "vocab.txt.gz")
+SOFTMAX_FILES = ("*softmax*.hdf5", "*softmax*.h5")
+
 # Saved with the model: facts that an exact export needs and the configuration does not have.
 RECORD_FILE = "original_checkpoint.json"
 
@@ -157,6 +144,19 @@ class OriginalRecord:
     def is_tied(self) -> bool:
         """Whether softmax and word vectors are one table, which the original then stores as `embedding`."""
         return bool(self.options.get("share_embedding_softmax"))
+
+
+class OriginalFiles(NamedTuple):
+    """The local files of a checkpoint."""
+
+    weights: Path
+    options: Path
+    vocabulary: Path | None = None
+    softmax: Path | None = None
+
+    @property
+    def paths(self) -> list[Path]:
+        return [path for path in self if path]
 
 
 def convert_original_checkpoint(
@@ -180,36 +180,44 @@ def convert_original_checkpoint(
             is an `ELMoForPreTraining`, without it an `ELMoModel`.
         pre_tokenization: how the tokenizer splits raw text, see `ELMoTokenizer`.
     """
-    output_dir = Path(output_dir)
-    files.check_empty(output_dir)
-    with tempfile.TemporaryDirectory() as scratch:
-        found = files.find_checkpoint(weights, options, vocabulary, softmax, Path(scratch))
-        model, tokenizer, record = load_original_checkpoint(*found, pre_tokenization)
-    with files.staged(output_dir) as folder:
-        save_converted(folder, model, tokenizer, record, RECORD_FILE)
-    return output_dir
+    given = {"options": options, "vocabulary": vocabulary, "softmax": softmax}
+    return convert_checkpoint(ORIGINAL_FORMAT, weights, output_dir, pre_tokenization, **given)
 
 
-def save_converted(folder: Path, model: PreTrainedModel, tokenizer: ELMoTokenizer, record: Any, record_file: str):
-    model.save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
-    files.write_json_object(asdict(record), folder / record_file)
+def find_original_files(
+    scratch: Path,
+    weights: str | Path,
+    options: str | Path | None = None,
+    vocabulary: str | Path | None = None,
+    softmax: str | Path | None = None,
+) -> OriginalFiles:
+    """The local files of the four references. A folder or archive of weights may have options and vocabulary too."""
+    local = files.fetch(weights)
+    if local.is_dir() or files.is_archive(local):
+        vocabulary = vocabulary or (local if files.search(local, VOCABULARY_FILES) else None)
+    elif local.name.lower().endswith((".tar", ".tar.gz", ".tgz", ".pkl")):
+        what = "one file of a checkpoint" if local.suffix == ".pkl" else "an archive that is not .zip; unpack it"
+        raise ValueError(f"{weights} is {what}; pass the folder with the checkpoint's files.")
+    elif options is None:
+        raise ValueError(f"{weights} is a single file; pass its options.json too.")
+    return OriginalFiles(
+        files.find(local, WEIGHTS_FILES, scratch),
+        files.find(options or local, OPTIONS_FILES, scratch),
+        files.find(vocabulary, VOCABULARY_FILES, scratch) if vocabulary else None,
+        files.find(softmax, SOFTMAX_FILES, scratch) if softmax else None,
+    )
 
 
-def load_for_export(model_class: type[ELMoPreTrainedModel], model_dir: str | Path) -> ELMoPreTrainedModel:
-    """A model in float32, without what the original formats have no place for.
+def read_original_arrays(found: OriginalFiles) -> dict[str, Tensor]:
+    return files.read_arrays(found.weights) | (files.read_arrays(found.softmax) if found.softmax else {})
 
-    Raises:
-        ValueError: the model is quantized.
-    """
-    model = model_class.from_pretrained(model_dir, dtype=torch.float32)
-    if model._is_int8():
-        raise ValueError(
-            f"{model_dir} holds a quantized model, which the original format cannot store. Export the model in "
-            "float32, or save what `model.dequantize()` returns."
-        )
-    model.base_model._drop_cache()
-    return model
+
+def arrays_of_export(folder: Path, scratch: Path) -> dict[str, Tensor]:
+    """The arrays of a converted folder, converted back."""
+    softmax = scratch / "softmax.hdf5" if ELMoConfig.from_pretrained(folder).has_softmax else None
+    again = OriginalFiles(scratch / "weights.hdf5", scratch / "options.json", softmax=softmax)
+    export_original_checkpoint(folder, again.weights, again.options, softmax=softmax)
+    return read_original_arrays(again)
 
 
 def export_original_checkpoint(
@@ -230,15 +238,13 @@ def export_original_checkpoint(
         raise FileExistsError(f"{', '.join(existing)} already exists; pass names of new files.")
     if len({path.resolve() for path in new_files}) < len(new_files):
         raise ValueError(f"{', '.join(map(str, new_files))}: two files have one name; pass a different name for each.")
-    if Path(model_dir).is_dir() and not Path(model_dir, "config.json").is_file():
-        raise FileNotFoundError(f"{model_dir} has no config.json; pass a folder that save_pretrained wrote.")
-    config = ELMoConfig.from_pretrained(model_dir)
-    check_expressible(config, softmax)
+    config = config_for_export(model_dir)
+    check_expressible(config)
     record = read_original_record(model_dir, config)
     model = load_for_export(ELMoForPreTraining if softmax else ELMoModel, model_dir)
     if softmax and not model.config.has_softmax:
         raise ValueError(f"{model_dir} has no softmax; omit `softmax`.")
-    arrays = to_original(model.state_dict(), record)
+    arrays = to_original(model.state_dict(), record, KEYS)
     softmax_arrays = {name: arrays.pop(name) for name in list(arrays) if name.startswith("softmax/")}
     words = original_words(model_dir, record) if vocabulary else []
     if vocabulary and len(words) != config.vocab_size - 1:
@@ -259,19 +265,29 @@ def export_original_checkpoint(
 
 
 def load_original_checkpoint(
-    weights: Path,
-    options: Path,
-    vocabulary: Path | None = None,
-    softmax: Path | None = None,
-    pre_tokenization: str = "moses",
+    found: OriginalFiles, pre_tokenization: str = "moses"
 ) -> tuple[ELMoModel | ELMoForPreTraining, ELMoTokenizer, OriginalRecord]:
-    """The model, its tokenizer and the record for an export. Arguments: see [`convert_original_checkpoint`]."""
-    shapes = files.read_shapes(weights) | (files.read_shapes(softmax) if softmax else {})
-    model, record = empty_model(shapes, weights, options, vocabulary, bool(softmax))
+    """The model, its tokenizer and the record for an export."""
+    arrays = read_original_arrays(found)
+    model, record = empty_model(
+        files.shapes_of(arrays), found.weights, found.options, found.vocabulary, bool(found.softmax)
+    )
     model = type(model)(model.config)
-    arrays = files.read_arrays(weights) | (files.read_arrays(softmax) if softmax else {})
-    model.load_state_dict(from_original(arrays, model.state_dict(), record))
-    return model, make_tokenizer(model.config, vocabulary, pre_tokenization), record
+    model.load_state_dict(from_original(arrays, model.state_dict(), record, KEYS))
+    return model, make_tokenizer(model.config, found.vocabulary, pre_tokenization), record
+
+
+ORIGINAL_FORMAT = CheckpointFormat(
+    "HDF5 weights of bilm-tf or AllenNLP",
+    WEIGHTS_FILES,
+    ("options", "vocabulary", "softmax"),
+    RECORD_FILE,
+    "moses",
+    find_original_files,
+    load_original_checkpoint,
+    read_original_arrays,
+    arrays_of_export,
+)
 
 
 def empty_model(
@@ -288,9 +304,9 @@ def empty_model(
     check_word_count(vocabulary, num_words, counts, record.options)
     num_characters, vocab_size = files.num_rows(shapes, "char_embed"), (num_words or 3) + 1
     config = options_to_config(record.options, num_characters, vocab_size, has_softmax, str(options))
-    with torch.device("meta"):  # without memory, until the files are known to have these sizes
+    with torch.device("meta"):  # the options may ask for any size
         model = (ELMoForPreTraining if has_softmax else ELMoModel)(config)
-        expected = to_original(model.state_dict(), record)
+        expected = to_original(model.state_dict(), record, KEYS)
     files.check_shapes(shapes, files.shapes_of(expected), weights, options)
     return model, record
 
@@ -298,58 +314,6 @@ def empty_model(
 def make_tokenizer(config: ELMoConfig, vocabulary: Path | None, pre_tokenization: str) -> ELMoTokenizer:
     words = None if vocabulary is None else read_original_vocabulary(vocabulary, config.vocab_size - 1)
     return ELMoTokenizer(vocab=words, max_word_length=config.max_word_length, pre_tokenization=pre_tokenization)
-
-
-def keys_of(parameters: Collection[str], record: Any, table: tuple[Key, ...] = KEYS) -> list[tuple[str, Key]]:
-    """The original name and the numbered row of the `table` of every array of a model with these parameters."""
-    parameters = set(parameters) - ({"softmax.weight"} if record.is_tied else set())
-    numbers = {0} | {int(number) for name in parameters for number in re.findall(r"\.(\d+)\.", name)}
-    numbered = dict.fromkeys(key.numbered(i) for key in table for i in sorted(numbers))
-    keys = [key for key in numbered if key.ours[0] in parameters]
-    if unknown := parameters.difference(*(key.ours for key in keys)):
-        raise ValueError(f"The original format has no array for {', '.join(sorted(unknown))}.")
-    spelling = ONE_LAYER_SPELLING if record.one_layer_spelling else ("", "")
-    return [(key.original.replace(*spelling), key) for key in keys if key.original is not None]
-
-
-def from_original(
-    arrays: Arrays, state: dict[str, Tensor], record: Any, table: tuple[Key, ...] = KEYS
-) -> dict[str, Tensor]:
-    """A copy of a model's `state` with the values of the original `arrays`."""
-    names = {name.removeprefix("elmo."): name for name in state}
-    loaded = dict(state)
-    for original, key in keys_of(names, record, table):
-        array = arrays[original]
-        if key.by_word:
-            array = array[word_rows(record, len(array))]
-        tensors = (tensor.contiguous() for tensor in key.transform.load(array))
-        loaded.update(zip((names[ours] for ours in key.ours), tensors, strict=True))
-    return loaded
-
-
-def to_original(state: dict[str, Tensor], record: Any, table: tuple[Key, ...] = KEYS) -> dict[str, Tensor]:
-    """The original arrays of a model's `state`."""
-    return dict(original_arrays(state, record, table))
-
-
-def original_arrays(
-    state: dict[str, Tensor], record: Any, table: tuple[Key, ...] = KEYS
-) -> Iterator[tuple[str, Tensor]]:
-    """[`to_original`], one array after the other."""
-    state = {name.removeprefix("elmo."): tensor for name, tensor in state.items()}
-    for original, key in keys_of(state, record, table):
-        array = key.transform.dump(*(state[ours] for ours in key.ours))
-        yield original, array[word_rows(record, len(array)).argsort()] if key.by_word else array
-
-
-def word_rows(record: Any, num_words: int) -> Tensor:
-    """The original row of each of our words: `<S>`, `</S>`, `<UNK>`, then the others in the order of the file.
-
-    Shape:
-        (num_words,)
-    """
-    first = record.special_rows or [0, 1, 2]
-    return torch.tensor([*first, *(row for row in range(num_words) if row not in first)])
 
 
 def original_words(model_dir: str | Path, record: OriginalRecord) -> list[str]:
@@ -448,7 +412,7 @@ def config_to_options(config: ELMoConfig) -> dict[str, Any]:
     return options
 
 
-def check_expressible(config: ELMoConfig, softmax: str | Path | None):
+def check_expressible(config: ELMoConfig):
     word_vectors, characters, cell = config.word_embedding_size, config.char_vocab_size, config.lstm_hidden_size
     obstacles = {
         f"an alphabet of {characters} characters": characters not in (0, 262, 263),
@@ -458,49 +422,20 @@ def check_expressible(config: ELMoConfig, softmax: str | Path | None):
     }
     if found := [obstacle for obstacle, is_present in obstacles.items() if is_present]:
         raise ValueError(f"The original format does not support {' and '.join(found)}.")
-    if softmax and not config.has_softmax:
-        raise ValueError("The model has no softmax (`has_softmax` is false in its config.json); omit `softmax`.")
 
 
 def read_original_record(model_dir: str | Path, config: ELMoConfig) -> OriginalRecord:
     """The record of the conversion or, for a model that was not converted, one made from its configuration."""
-    file = cached_file(model_dir, RECORD_FILE, _raise_exceptions_for_missing_entries=False)
-    if file is None:
+    record = read_conversion_record(model_dir, RECORD_FILE, OriginalRecord, config.vocab_size - 1)
+    if record is None:
         return OriginalRecord(config_to_options(config))
-    content = files.read_json_object(Path(file))
-    if not is_record(content, config.vocab_size - 1):
-        raise ValueError(f"{file} is no record of this model; delete it to export the model with its config.json.")
-    record = OriginalRecord(**content)
     num_words = record.options.get("n_tokens_vocab") if record.special_rows else None
     vocab_size = num_words + 1 if isinstance(num_words, int) else config.vocab_size
-    recorded = options_to_config(record.options, config.char_vocab_size - 1, vocab_size, config.has_softmax, file)
+    recorded = options_to_config(
+        record.options, config.char_vocab_size - 1, vocab_size, config.has_softmax, RECORD_FILE
+    )
     check_recorded(recorded, config, ["vocab_size", *(field for field, _ in OPTIONS.values())], RECORD_FILE)
     return record
-
-
-def check_recorded(recorded: ELMoConfig, config: ELMoConfig, names: list[str], record_file: str):
-    if changed := [name for name in names if getattr(recorded, name) != getattr(config, name)]:
-        raise ValueError(
-            f"{record_file} and config.json differ in {', '.join(changed)}; delete {record_file} to export the model "
-            "with its config.json."
-        )
-
-
-def is_record(content: dict[str, Any], num_words: int) -> bool:
-    """Whether a JSON object has the fields of `OriginalRecord`, for a vocabulary of `num_words` words."""
-    return (
-        content.keys() <= {field.name for field in fields(OriginalRecord)}
-        and isinstance(content.get("options"), dict)
-        and isinstance(content.get("one_layer_spelling", False), bool)
-        and isinstance(content.get("global_step"), int | None)
-        and are_special_rows(content.get("special_rows"), num_words)
-    )
-
-
-def are_special_rows(rows: Any, num_words: int) -> bool:
-    """Whether these are three different rows of a vocabulary, or `None`."""
-    has_rows = isinstance(rows, list) and all(type(row) is int and 0 <= row < num_words for row in rows)
-    return rows is None or (has_rows and len({*rows}) == len(rows) == 3)
 
 
 def _flatten(section: dict[str, Any], prefix: str = "") -> dict[str, Any]:

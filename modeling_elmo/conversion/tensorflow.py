@@ -5,7 +5,7 @@ The variables hold the arrays of `KEYS` in `original.py`, under other names: `or
 """
 
 import re
-import tempfile
+from collections.abc import Iterator, Mapping
 from fnmatch import fnmatchcase
 from pathlib import Path, PurePosixPath, PureWindowsPath
 from typing import NamedTuple
@@ -14,21 +14,23 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from modeling_elmo.conversion import files as files
+from modeling_elmo.configuration_elmo import ELMoConfig
+from modeling_elmo.conversion import files
+from modeling_elmo.conversion.formats import ZERO_ROW, CheckpointFormat, convert_checkpoint, from_original, keys_of
 from modeling_elmo.conversion.original import (
+    KEYS,
+    OPTIONS_FILES,
     RECORD_FILE,
-    ZERO_ROW,
+    VOCABULARY_FILES,
     OriginalRecord,
+    arrays_of_export,
     empty_model,
-    from_original,
-    keys_of,
     make_tokenizer,
-    original_arrays,
     read_original_record,
-    save_converted,
 )
 from modeling_elmo.conversion.tensor_bundle import FLOAT32, TensorBundle, read_index
 from modeling_elmo.modeling_elmo import ELMoForPreTraining
+from modeling_elmo.tokenization.tokenization_elmo import ELMoTokenizer
 
 # One of these files tells a TensorFlow checkpoint. TensorFlow names the newest in a file `checkpoint` beside them.
 CHECKPOINT_FILES = ("*.index", "*.data-?????-of-?????")
@@ -48,21 +50,34 @@ SPELLINGS = (
 
 
 class TensorFlowCheckpoint(NamedTuple):
+    """The local files of a checkpoint."""
+
     index_file: Path
     bundle: TensorBundle
     options: Path
     vocabulary: Path
+    optimizer_state: bool  # whether its accumulators are converted, too
+
+    @property
+    def paths(self) -> list[Path]:
+        return [self.index_file, *self.bundle.shards, self.options, self.vocabulary]
 
 
-class Variables:
-    """The variables of a bundle by their names in `KEYS`, or their slots."""
+class Variables(Mapping[str, Tensor]):
+    """The variables of a checkpoint by their names in `KEYS`, or their slots. Values are read at each access."""
 
-    def __init__(self, bundle: TensorBundle, slot: str = ""):
-        self.bundle, self.slot = bundle, slot
-        self.names = {original_name(name): name for name in bundle.entries if is_parameter(name, bundle)}
+    def __init__(self, found: TensorFlowCheckpoint, slot: str = ""):
+        self.bundle, self.slot = found.bundle, slot
+        self.names = {original_name(name): name for name in self.bundle.entries if is_parameter(name, self.bundle)}
 
     def __getitem__(self, original: str) -> Tensor:
         return self.bundle[self.names[original] + self.slot]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.names)
+
+    def __len__(self) -> int:
+        return len(self.names)
 
 
 def convert_tensorflow_checkpoint(
@@ -86,30 +101,16 @@ def convert_tensorflow_checkpoint(
             continues with the original's accumulators.
         pre_tokenization: how the tokenizer splits raw text, see `ELMoTokenizer`.
     """
-    output_dir = Path(output_dir)
-    files.check_empty(output_dir)
-    with tempfile.TemporaryDirectory() as scratch, files.staged(output_dir) as folder:
-        found = find_tensorflow_checkpoint(weights, options, vocabulary, step, Path(scratch))
-        parameters, record = _convert_model(found, folder, pre_tokenization)
-        if optimizer_state:
-            _convert_slots(found, folder, parameters, record)
-    return output_dir
+    given = {"options": options, "vocabulary": vocabulary, "step": step, "optimizer_state": optimizer_state}
+    return convert_checkpoint(TENSORFLOW_FORMAT, weights, output_dir, pre_tokenization, **given)
 
 
-def _convert_model(
-    found: TensorFlowCheckpoint, folder: Path, pre_tokenization: str
-) -> tuple[dict[str, Tensor], OriginalRecord]:
-    """Writes the model. Returns its parameters without their values, so that its memory is free again."""
-    model, record = load_tensorflow_checkpoint(found)
-    tokenizer = make_tokenizer(model.config, found.vocabulary, pre_tokenization)
-    save_converted(folder, model, tokenizer, record, RECORD_FILE)
-    return {name: parameter.detach().to("meta") for name, parameter in model.named_parameters()}, record
-
-
-def load_tensorflow_checkpoint(found: TensorFlowCheckpoint) -> tuple[ELMoForPreTraining, OriginalRecord]:
+def load_tensorflow_checkpoint(
+    found: TensorFlowCheckpoint, pre_tokenization: str = "moses"
+) -> tuple[ELMoForPreTraining, ELMoTokenizer, OriginalRecord]:
     """The language model of a checkpoint, and the record for an export. Each array is in memory once."""
-    variables, entries = Variables(found.bundle), found.bundle.entries
-    if not variables.names:
+    variables, entries = Variables(found), found.bundle.entries
+    if not variables:
         raise ValueError(
             f"{found.index_file} has no variables lm/..., but {', '.join(files.first_of(list(entries)))}; pass a "
             "checkpoint that bilm-tf trained."
@@ -119,39 +120,33 @@ def load_tensorflow_checkpoint(found: TensorFlowCheckpoint) -> tuple[ELMoForPreT
     shapes = {original: entries[name].shape for original, name in variables.names.items()}
     model, record = empty_model(shapes, found.index_file, found.options, found.vocabulary, has_softmax=True)
     assert isinstance(model, ELMoForPreTraining)
-    model.load_state_dict(from_original(variables, model.state_dict(), record), assign=True)
+    model.load_state_dict(from_original(variables, model.state_dict(), record, KEYS), assign=True)
     model.tie_weights()
     if "char_cnn" in record.options:
         record.options["char_cnn"]["n_characters"] = 262  # training has 261; bilm-tf's inference asks for this edit
     if "global_step" in entries:
         record.global_step = int(found.bundle["global_step"].sum())
-    return model.eval(), record
+    return model.eval(), make_tokenizer(model.config, found.vocabulary, pre_tokenization), record
 
 
-def _convert_slots(
-    found: TensorFlowCheckpoint, folder: Path, parameters: dict[str, Tensor], record: OriginalRecord
-) -> None:
-    """Writes Adagrad's accumulators, which have the shapes of the variables and the same layout."""
-    slots = Variables(found.bundle, SLOT)
-    missing = [name + SLOT for name in slots.names.values() if name + SLOT not in found.bundle.entries]
-    if missing:
+def convert_accumulators(found: TensorFlowCheckpoint, folder: Path):
+    """Writes Adagrad's accumulators, which have the shapes of the variables and the same layout, if they are wanted."""
+    if not found.optimizer_state:
+        return
+    slots = Variables(found, SLOT)
+    if missing := [name + SLOT for name in slots.names.values() if name + SLOT not in found.bundle.entries]:
         raise ValueError(
             f"{found.index_file} has no {', '.join(files.first_of(missing))}; convert it without --optimizer_state."
         )
-    accumulators = from_original(slots, parameters, record)
+    with torch.device("meta"):
+        model = ELMoForPreTraining(ELMoConfig.from_pretrained(folder))
+    parameters, record = dict(model.named_parameters()), read_original_record(folder, model.config)
+    accumulators = from_original(slots, parameters, record, KEYS)
     names = {name.removeprefix("elmo."): name for name in parameters}
-    for _, key in keys_of(names, record):
+    for _, key in keys_of(names, record, KEYS):
         if key.transform is ZERO_ROW:
             accumulators[names[key.ours[0]]][0] = INITIAL_ACCUMULATOR
     save_file(accumulators, folder / OPTIMIZER_STATE, {"optimizer": "adagrad", "step": str(record.global_step)})
-
-
-def count_equal_arrays(found: TensorFlowCheckpoint, folder: str | Path) -> tuple[int, int]:
-    """The number of arrays of a checkpoint, and how many of them the converted folder gives back bit for bit."""
-    model = ELMoForPreTraining.from_pretrained(folder)
-    variables = Variables(found.bundle)
-    written = original_arrays(model.state_dict(), read_original_record(folder, model.config))
-    return len(variables.names), sum(torch.equal(array, variables[name]) for name, array in written)
 
 
 def original_name(variable: str) -> str:
@@ -168,44 +163,57 @@ def is_parameter(name: str, bundle: TensorBundle) -> bool:
 
 
 def find_tensorflow_checkpoint(
-    weights: str | Path,
-    options: str | Path | None,
-    vocabulary: str | Path | None,
-    step: int | None,
     scratch: Path,
+    weights: str | Path,
+    options: str | Path | None = None,
+    vocabulary: str | Path | None = None,
+    step: int | None = None,
+    optimizer_state: bool = False,
 ) -> TensorFlowCheckpoint:
     """The local files of a checkpoint in a folder or archive."""
     place = files.fetch(weights)
-    names = files.names_in(place)
-    prefix = _choose(place, names, step, scratch)
-    index = _local(place, f"{prefix}.index", names, scratch)
+    prefix = _of_step(place, step) if step is not None else _newest(place, scratch)
+    index = files.member(place, f"{prefix}.index", scratch)
     num_shards, entries = read_index(index)
-    shards = [f"{prefix}.data-{number:05}-of-{num_shards:05}" for number in range(num_shards)]
-    bundle = TensorBundle(entries, [_local(place, shard, names, scratch) for shard in shards])
+    shards = (f"{prefix}.data-{number:05}-of-{num_shards:05}" for number in range(num_shards))
     return TensorFlowCheckpoint(
         index,
-        bundle,
-        files.find(options or place, files.OPTIONS_FILES, scratch),
-        files.find(vocabulary or place, files.VOCABULARY_FILES, scratch),
+        TensorBundle(entries, [files.member(place, shard, scratch) for shard in shards]),
+        files.find(options or place, OPTIONS_FILES, scratch),
+        files.find(vocabulary or place, VOCABULARY_FILES, scratch),
+        optimizer_state,
     )
 
 
-def _choose(place: Path, names: list[str], step: int | None, scratch: Path) -> str:
-    """The path of a checkpoint without its suffixes: of a step, or the newest."""
-    found = sorted({re.sub(r"\.(index|data-\d+-of-\d+)$", "", name) for name in names if is_checkpoint_file(name)})
+def _prefixes(place: Path) -> list[str]:
+    """The paths of all checkpoints in a folder or archive, without their suffixes."""
+    names = [
+        name
+        for name in files.names_in(place)
+        if any(fnmatchcase(PureWindowsPath(name).name, pattern) for pattern in CHECKPOINT_FILES)
+    ]
+    return sorted({re.sub(r"\.(index|data-\d+-of-\d+)$", "", name) for name in names})
+
+
+def _of_step(place: Path, step: int) -> str:
+    found = _prefixes(place)
+    of_step = [prefix for prefix in found if prefix.endswith(f"-{step}")]
+    if len(of_step) != 1:
+        listed = ", ".join(files.first_of(found))
+        raise ValueError(f"{place} has {len(of_step)} checkpoints of step {step}; pass one of {listed}.")
+    return of_step[0]
+
+
+def _newest(place: Path, scratch: Path) -> str:
+    """The checkpoint that the file `checkpoint` names, or the only one."""
+    found, state = _prefixes(place), files.search(place, ("checkpoint",))
     listed = ", ".join(files.first_of(found))
-    if step is not None:
-        of_step = [prefix for prefix in found if prefix.endswith(f"-{step}")]
-        if len(of_step) != 1:
-            raise ValueError(f"{place} has {len(of_step)} checkpoints of step {step}; pass one of {listed}.")
-        return of_step[0]
-    state = files.search(place, ("checkpoint",))
     if state is None and len(found) > 1:
         raise ValueError(f"{place} has no file `checkpoint`, which names the newest of {listed}; pass --step.")
     if state is None:
         return found[0]
-    path = _local(place, state, names, scratch)
-    newest = NEWEST.search(path.read_text(encoding="utf-8", errors="replace")[:100_000])
+    path = files.member(place, state, scratch)
+    newest = NEWEST.search(path.read_text(encoding="utf-8", errors="replace"))
     if newest is None:
         raise ValueError(f"{path} names no checkpoint in a line model_checkpoint_path; delete it, or pass --step.")
     # The path may be of another machine, of any system.
@@ -215,13 +223,15 @@ def _choose(place: Path, names: list[str], step: int | None, scratch: Path) -> s
     return prefix
 
 
-def is_checkpoint_file(name: str) -> bool:
-    return any(fnmatchcase(PureWindowsPath(name).name, pattern) for pattern in CHECKPOINT_FILES)
-
-
-def _local(place: Path, name: str, names: list[str], scratch: Path) -> Path:
-    if name not in names:
-        raise FileNotFoundError(
-            f"{place} has no {name}, but {', '.join(files.first_of(sorted(names)))}; copy the missing file, too."
-        )
-    return files.unpack(place, name, scratch) if files.is_archive(place) else place / name
+TENSORFLOW_FORMAT = CheckpointFormat(
+    "a TensorFlow checkpoint of bilm-tf",
+    CHECKPOINT_FILES,
+    ("options", "vocabulary", "step", "optimizer_state"),
+    RECORD_FILE,
+    "moses",
+    find_tensorflow_checkpoint,
+    load_tensorflow_checkpoint,
+    Variables,
+    arrays_of_export,
+    convert_accumulators,
+)
