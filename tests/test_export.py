@@ -215,12 +215,12 @@ def test_other_models(tmp_path, capsys, model_class, options, outputs, has_examp
         (
             ELMoForTokenClassification,
             {"head": "paper"},
-            "ELMoForTokenClassification with head='paper' cannot be exported",
+            "ELMoForTokenClassification cannot be exported with head='paper'",
         ),
         (
             ELMoModel,
             {"scalar_mix_layer_norm": "bilm"},
-            "scalar_mix_layer_norm='bilm' is over a whole batch, and cannot",
+            "scalar_mix_layer_norm='bilm', which is over a whole batch",
         ),
     ],
 )
@@ -235,12 +235,12 @@ def test_quantized_model(monkeypatch):
     for module in ("modeling_elmo", "elmo_int8"):  # on every processor
         monkeypatch.setattr(f"modeling_elmo.{module}.int8_obstacle", lambda: None)
     model = ELMoModel(ELMoConfig.from_preset("tiny", **SMALL)).eval().quantize()
-    with pytest.raises(ValueError, match=r"quantized model cannot be exported. Export the model in float32, or what"):
+    with pytest.raises(ValueError, match=r"in 8 bits. Export the model in float32, or what"):
         check_exportable(model)
 
 
 def test_training_mode():
-    with pytest.raises(ValueError, match=r"in training mode cannot be exported. Call `model.eval\(\)` before"):
+    with pytest.raises(ValueError, match=r"cannot be exported in training mode. Call `model.eval\(\)` before"):
         check_exportable(ELMoModel(ELMoConfig.from_preset("tiny", **SMALL)).train())
 
 

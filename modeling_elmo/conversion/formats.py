@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
+from huggingface_hub.errors import StrictDataclassError
 from torch import Tensor
 from transformers import PreTrainedModel
 from transformers.utils import cached_file
@@ -22,6 +23,7 @@ from modeling_elmo.modeling_elmo import ELMoPreTrainedModel
 from modeling_elmo.tokenization.tokenization_elmo import ELMoTokenizer
 
 REQUIRED = object()  # default of an option that has none
+OptionTable = dict[str, tuple[str, Any]]  # path of an option: field of ELMoConfig, default
 
 
 class CheckpointFormat(NamedTuple):
@@ -171,9 +173,40 @@ def read_conversion_record(model_dir: str | Path, record_file: str, record_class
     return record_class(**content)
 
 
-def check_recorded(recorded: ELMoConfig, config: ELMoConfig, names: list[str], record_file: str):
+def check_recorded(recorded: ELMoConfig, config: ELMoConfig, table: OptionTable, record_file: str):
+    names = [field for field, _ in table.values()]
     if changed := [name for name in names if getattr(recorded, name) != getattr(config, name)]:
         raise ValueError(
             f"{record_file} and config.json differ in {', '.join(changed)}; delete {record_file} to export the model "
             "with its config.json."
         )
+
+
+def read_options(options: dict[str, Any], table: OptionTable, source: str, **others) -> ELMoConfig:
+    """The configuration for options, read from `source`, and for other fields, which come first."""
+    values = {path: option_at(options, path) for path in table}
+    if missing := [path for path, (_, default) in table.items() if default is REQUIRED and values[path] is None]:
+        raise ValueError(f"Correct {source}: missing {missing}.")
+    given = {field: default if values[path] is None else values[path] for path, (field, default) in table.items()}
+    try:
+        return ELMoConfig(**given | others)
+    except StrictDataclassError as error:
+        raise ValueError(f"Correct {source}: {error}") from error
+
+
+def option_at(options: Any, path: str) -> Any:
+    for name in path.split("."):
+        options = options.get(name) if isinstance(options, dict) else None
+    return options
+
+
+def write_options(config: ELMoConfig, table: OptionTable) -> dict[str, Any]:
+    """The inverse of [`read_options`]."""
+    options: dict[str, Any] = {}
+    for path, (field, _) in table.items():
+        *sections, name = path.split(".")
+        section = options
+        for key in sections:
+            section = section.setdefault(key, {})
+        section[name] = getattr(config, field)
+    return options

@@ -13,7 +13,6 @@ from pathlib import Path, PureWindowsPath
 from typing import Any, ClassVar, NamedTuple
 
 import torch
-from huggingface_hub.errors import StrictDataclassError
 from torch import Tensor
 
 from modeling_elmo.configuration_elmo import ELMoConfig
@@ -24,15 +23,19 @@ from modeling_elmo.conversion.formats import (
     ZERO_ROW,
     CheckpointFormat,
     Key,
+    OptionTable,
     Transform,
     check_recorded,
     config_for_export,
     convert_checkpoint,
     from_original,
     load_for_export,
+    option_at,
     read_conversion_record,
+    read_options,
     to_original,
     word_rows,
+    write_options,
 )
 from modeling_elmo.modeling_elmo import ELMoModel
 from modeling_elmo.tokenization.elmo_characters import SPECIAL_WORDS
@@ -95,7 +98,7 @@ MANYLANGS_KEYS = (
     Key(("scalar_mix.gamma",), None),
 )
 
-MANYLANGS_OPTIONS: dict[str, tuple[str, Any]] = {
+MANYLANGS_OPTIONS: OptionTable = {
     # option of the architecture file: (field of ELMoConfig, default)
     "encoder.projection_dim": ("projection_size", REQUIRED),
     "encoder.cell_clip": ("cell_clip", None),
@@ -111,7 +114,7 @@ MANYLANGS_OPTIONS: dict[str, tuple[str, Any]] = {
     "dropout": ("dropout", 0.1),
 }
 NAMES = {"encoder.name": "elmo", "token_embedder.name": "cnn"}  # the kinds of network that the releases have
-CLIPS = ("cell_clip", "projection_clip")  # 0 is no clip
+CLIPS = {"encoder.cell_clip": "cell_clip", "encoder.proj_clip": "projection_clip"}  # 0 is no clip
 
 SHIPPED_ARCHITECTURE = {
     "encoder": {"name": "elmo", "projection_dim": 512, "cell_clip": 3, "proj_clip": 3, "dim": 4096, "n_layers": 2},
@@ -219,7 +222,7 @@ def load_manylangs_checkpoint(
         (found.characters, CHARACTERS, "char_dim", CHARACTER_MARKERS),
         (found.words, WORDS, "word_dim", (*WORD_MARKERS, "<pad>")),
     ):
-        has_vectors = _value_at(record.architecture, f"token_embedder.{option}")
+        has_vectors = option_at(record.architecture, f"token_embedder.{option}")
         lexicons.append(lexicon_of(found.place, path, name, markers) if has_vectors else {})
     characters, words = lexicons
     record.special_rows = [words[word] for word in WORD_MARKERS] if words else None
@@ -249,44 +252,27 @@ def architecture_to_config(
     architecture: dict[str, Any], num_characters: int, num_words: int, source: str = "the architecture file"
 ) -> ELMoConfig:
     """The configuration for an architecture, read from `source`, and dictionaries with these numbers of entries."""
-    values = {path: _value_at(architecture, path) for path in (*NAMES, *MANYLANGS_OPTIONS)}
-    if wrong := {path: values[path] for path, name in NAMES.items() if str(values[path]).lower() != name}:
+    names = {path: option_at(architecture, path) for path in NAMES}
+    if wrong := {path: names[path] for path, name in NAMES.items() if str(names[path]).lower() != name}:
         raise ValueError(f"{source} has {wrong}; only {NAMES} can be converted, which all releases have.")
-    missing = [path for path, (_, default) in MANYLANGS_OPTIONS.items() if default is REQUIRED and values[path] is None]
-    if missing:
-        raise ValueError(f"Correct {source}: missing {missing}.")
-    given = {
-        field: default if values[path] is None else values[path] for path, (field, default) in MANYLANGS_OPTIONS.items()
-    }
-    given |= {clip: given[clip] or None for clip in CLIPS}
-    try:
-        return ELMoConfig(
-            **given,
-            char_vocab_size=num_characters + 1 if num_characters else 0,
-            vocab_size=num_words + 1 if num_words else len(SPECIAL_WORDS),
-            forget_bias=0.0,
-            always_project=True,
-            has_softmax=False,
-        )
-    except StrictDataclassError as error:
-        raise ValueError(f"Correct {source}: {error}") from error
-
-
-def _value_at(architecture: dict[str, Any], path: str) -> Any:
-    value: Any = architecture
-    for name in path.split("."):
-        value = value.get(name) if isinstance(value, dict) else None
-    return value
+    return read_options(
+        architecture,
+        MANYLANGS_OPTIONS,
+        source,
+        **{field: option_at(architecture, path) or None for path, field in CLIPS.items()},
+        char_vocab_size=num_characters + 1 if num_characters else 0,
+        vocab_size=num_words + 1 if num_words else len(SPECIAL_WORDS),
+        forget_bias=0.0,
+        always_project=True,
+        has_softmax=False,
+    )
 
 
 def config_to_architecture(config: ELMoConfig) -> dict[str, Any]:
-    architecture: dict[str, Any] = {"encoder": {"name": "elmo"}, "token_embedder": {"name": "cnn"}}
-    for path, (field, _) in MANYLANGS_OPTIONS.items():
-        *section, name = path.split(".")
-        value = getattr(config, field)
-        if path == "token_embedder.char_dim" and not config.char_vocab_size:
-            value = 0
-        (architecture[section[0]] if section else architecture)[name] = value
+    architecture = write_options(config, MANYLANGS_OPTIONS)
+    architecture["encoder"]["name"], architecture["token_embedder"]["name"] = "elmo", "cnn"
+    if not config.char_vocab_size:
+        architecture["token_embedder"]["char_dim"] = 0
     return architecture
 
 
@@ -352,7 +338,7 @@ def read_manylangs_record(model_dir: str | Path, config: ELMoConfig) -> ManyLang
     recorded = architecture_to_config(
         record.architecture, max(config.char_vocab_size - 1, 0), num_words, MANYLANGS_RECORD_FILE
     )
-    check_recorded(recorded, config, [field for field, _ in MANYLANGS_OPTIONS.values()], MANYLANGS_RECORD_FILE)
+    check_recorded(recorded, config, MANYLANGS_OPTIONS, MANYLANGS_RECORD_FILE)
     return record
 
 

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from huggingface_hub.errors import StrictDataclassError
 from torch import Tensor
 
 from modeling_elmo.configuration_elmo import ELMoConfig
@@ -21,15 +20,19 @@ from modeling_elmo.conversion.formats import (
     ZERO_ROW,
     CheckpointFormat,
     Key,
+    OptionTable,
     Transform,
     check_recorded,
     config_for_export,
     convert_checkpoint,
     from_original,
     load_for_export,
+    option_at,
     read_conversion_record,
+    read_options,
     to_original,
     word_rows,
+    write_options,
 )
 from modeling_elmo.modeling_elmo import ELMoForPreTraining, ELMoModel
 from modeling_elmo.tokenization.elmo_characters import (
@@ -102,7 +105,7 @@ KEYS = (
 
 _FORWARD_ONLY = "This is a forward-only language model; ELMo needs both directions."
 
-OPTIONS: dict[str, tuple[str, Any]] = {
+OPTIONS: OptionTable = {
     # option: (field of ELMoConfig, default)
     "lstm.dim": ("lstm_hidden_size", REQUIRED),
     "lstm.projection_dim": ("projection_size", REQUIRED),
@@ -297,17 +300,27 @@ def empty_model(
     if any(name.startswith("rnn/") for name in shapes):
         raise ValueError(f"{weights} has arrays rnn/... {_FORWARD_ONLY}")
     record = OriginalRecord(files.read_json_object(options), any("/RNN/LSTMCell/" in name for name in shapes))
-    counts, num_words = word_counts(shapes, record.options), None
-    if vocabulary:
-        words = read_original_vocabulary(vocabulary, next(iter(counts.values()), None))
-        num_words, record.special_rows = len(words), [words.index(word) for word in SPECIAL_WORDS[1:]]
-    check_word_count(vocabulary, num_words, counts, record.options)
-    num_characters, vocab_size = files.num_rows(shapes, "char_embed"), (num_words or 3) + 1
-    config = options_to_config(record.options, num_characters, vocab_size, has_softmax, str(options))
+    rows = [shapes[name][:1] for name in ("embedding", "softmax/W", "softmax/b") if name in shapes]
+    if vocabulary is None and (rows or "char_cnn" not in record.options):
+        raise ValueError("Word-level models and softmaxes have a row for each word; pass the training vocabulary.")
+    vocab_size, described = len(SPECIAL_WORDS), str(options)
+    if vocabulary is not None:
+        count = rows[0][0] if rows and rows[0] else record.options.get("n_tokens_vocab")
+        words = read_original_vocabulary(vocabulary, count)
+        record.special_rows = [words.index(word) for word in SPECIAL_WORDS[1:]]
+        if (told := record.options.get("n_tokens_vocab", len(words))) != len(words):
+            raise ValueError(
+                f"{vocabulary} has {len(words)} words (without blank lines, <PAD> and !!!MAXTERMID), but {options} says "
+                f"that n_tokens_vocab is {told}; pass the training vocabulary."
+            )
+        vocab_size, described = len(words) + 1, f"{options} and {vocabulary} with {len(words)} words"
+    config = options_to_config(
+        record.options, files.num_rows(shapes, "char_embed"), vocab_size, has_softmax, str(options)
+    )
     with torch.device("meta"):  # the options may ask for any size
         model = (ELMoForPreTraining if has_softmax else ELMoModel)(config)
         expected = to_original(model.state_dict(), record, KEYS)
-    files.check_shapes(shapes, files.shapes_of(expected), weights, options)
+    files.check_shapes(shapes, files.shapes_of(expected), weights, described)
     return model, record
 
 
@@ -342,46 +355,27 @@ def read_original_vocabulary(path: Path, num_words: int | None) -> list[str]:
     return words
 
 
-def word_counts(shapes: files.Shapes, options: dict[str, Any]) -> dict[str, Any]:
-    """The numbers of words that arrays and options tell."""
-    by_word = ("embedding", "softmax/W", "softmax/b")
-    counts: dict[str, Any] = {name: files.num_rows(shapes, name) for name in by_word if name in shapes}
-    return counts | ({"n_tokens_vocab": options["n_tokens_vocab"]} if "n_tokens_vocab" in options else {})
-
-
-def check_word_count(vocabulary: Path | None, num_words: int | None, counts: dict[str, Any], options: dict[str, Any]):
-    has_rows = bool({*counts} - {"n_tokens_vocab"})
-    if num_words is None and (has_rows or "lstm" in options and "char_cnn" not in options):
-        raise ValueError("Word-level models and softmaxes have a row for each word; pass the training vocabulary.")
-    if num_words is not None and any(count != num_words for count in counts.values()):
-        raise ValueError(
-            f"{vocabulary} has {num_words} words (without blank lines, <PAD> and !!!MAXTERMID), but weights and "
-            f"options have {counts}; pass the training vocabulary."
-        )
-
-
 def options_to_config(
     options: dict[str, Any], num_characters: int, vocab_size: int, has_softmax: bool, source: str = "options.json"
 ) -> ELMoConfig:
     """The configuration for `options`, read from `source`. `num_characters` is the number of rows of `char_embed`."""
     if options.get("bidirectional") is False:
         raise ValueError(f"{source} says `bidirectional: false`. {_FORWARD_ONLY}")
-    given = {path: value for path, value in _flatten(options).items() if value is not None}
-    has_characters = "char_cnn" in options
-    table = {path: row for path, row in OPTIONS.items() if has_characters or not path.startswith("char_cnn.")}
-    missing = [path for path, (_, default) in table.items() if default is REQUIRED and path not in given]
-    unknown = [path for path in given if path.startswith(("lstm.", "char_cnn.")) and path not in table]
-    if missing or unknown:
-        raise ValueError(f"Correct {source}: missing {missing or 'none'}, unknown {unknown or 'none'}.")
-    fields = {field: given.get(path, default) for path, (field, default) in table.items()}
-    if has_characters:
-        fields["char_vocab_size"] = _num_table_rows(fields["char_vocab_size"], num_characters, source)
+    others = {"vocab_size": vocab_size, "has_softmax": has_softmax}
+    if "char_cnn" in options:
+        n_characters = option_at(options, "char_cnn.n_characters")
+        others["char_vocab_size"] = _num_table_rows(n_characters, num_characters, source)
     else:
-        fields |= {"char_vocab_size": 0, "word_embedding_size": fields["projection_size"]}
-    try:
-        return ELMoConfig(**fields, vocab_size=vocab_size, has_softmax=has_softmax)
-    except StrictDataclassError as error:
-        raise ValueError(f"Correct {source}: {error}") from error
+        others |= {"char_vocab_size": 0, "word_embedding_size": option_at(options, "lstm.projection_dim")}
+    config = read_options(options, _table_for("char_cnn" in options), source, **others)
+    given = [f"{section}.{name}" for section in ("lstm", "char_cnn") for name in options.get(section, ())]
+    if unknown := [path for path in given if not any(f"{known}.".startswith(f"{path}.") for known in OPTIONS)]:
+        raise ValueError(f"Correct {source}: unknown {unknown}.")
+    return config
+
+
+def _table_for(has_characters: bool) -> OptionTable:
+    return {path: row for path, row in OPTIONS.items() if has_characters or not path.startswith("char_cnn.")}
 
 
 def _num_table_rows(n_characters: int, num_characters: int, source: str) -> int:
@@ -394,15 +388,9 @@ def _num_table_rows(n_characters: int, num_characters: int, source: str) -> int:
 
 
 def config_to_options(config: ELMoConfig) -> dict[str, Any]:
-    options: dict[str, Any] = {"bidirectional": True}
-    for path, (field, _) in OPTIONS.items():
-        value = getattr(config, field)
-        if value is not None and (config.char_vocab_size or not path.startswith("char_cnn.")):
-            *sections, name = path.split(".")
-            section = options
-            for key in sections:
-                section = section.setdefault(key, {})
-            section[name] = value
+    table = _table_for(bool(config.char_vocab_size))
+    given = {path: row for path, row in table.items() if getattr(config, row[0]) is not None}
+    options = {"bidirectional": True, **write_options(config, given)}
     if not config.tie_word_embeddings:
         del options["share_embedding_softmax"]  # most options.json lack it
     if config.char_vocab_size:
@@ -434,13 +422,5 @@ def read_original_record(model_dir: str | Path, config: ELMoConfig) -> OriginalR
     recorded = options_to_config(
         record.options, config.char_vocab_size - 1, vocab_size, config.has_softmax, RECORD_FILE
     )
-    check_recorded(recorded, config, ["vocab_size", *(field for field, _ in OPTIONS.values())], RECORD_FILE)
+    check_recorded(recorded, config, OPTIONS | {"n_tokens_vocab": ("vocab_size", None)}, RECORD_FILE)
     return record
-
-
-def _flatten(section: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    flat: dict[str, Any] = {}
-    for name, value in section.items():
-        is_section = isinstance(value, dict) and value  # an empty one is a wrong value
-        flat |= _flatten(value, f"{prefix}{name}.") if is_section else {prefix + name: value}
-    return flat
