@@ -342,7 +342,7 @@ def test_files_that_do_not_match_are_refused(tmp_path, spoilt, message):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"words": WORDS[:-1]}, r"has 6 words .* n_tokens_vocab is 7; pass the training vocabulary"),
+        ({"words": WORDS[:-1]}, r"has 6 words .* has n_tokens_vocab 7; pass the training vocabulary"),
         ({"words": WORDS[:-1], "n_tokens_vocab": 6}, r"with 6 words:\n  softmax/W: the file has \(7, 8\), the options"),
         ({"files": {"vocabulary": None}}, "a row for each word; pass the training vocabulary"),
         ({"b": None}, r"softmax/b: the file has none \(missing\), the options require \(7,\)"),

@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 from modeling_elmo import ELMoForPreTraining, ELMoModel, ELMoTokenizer
 from modeling_elmo.conversion.formats import to_original
 from modeling_elmo.conversion.original import KEYS, export_original_checkpoint, read_original_record
-from modeling_elmo.conversion.tensor_bundle import TensorBundle, read_index
+from modeling_elmo.conversion.tensor_bundle import read_index, read_tensor
 from modeling_elmo.conversion.tensorflow import (
     OPTIMIZER_STATE,
     convert_tensorflow_checkpoint,
@@ -36,8 +36,8 @@ def checkpoint(tmp_path):
 def read(kind: str) -> dict[str, np.ndarray]:
     """The arrays of a fixture by the names of its variables."""
     index = FIXTURES / kind / "model.ckpt-180.index"
-    bundle = TensorBundle(read_index(index)[1], [index.with_name("model.ckpt-180.data-00000-of-00001")])
-    return {name: bundle[name].numpy() for name in bundle.entries}
+    shard = index.with_name("model.ckpt-180.data-00000-of-00001")
+    return {name: read_tensor(shard, name, entry).numpy() for name, entry in read_index(index)[1].items()}
 
 
 def write(folder: Path, arrays: dict[str, np.ndarray], step: int = 180, num_shards: int = 1, **options):

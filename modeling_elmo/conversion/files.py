@@ -230,11 +230,6 @@ def num_equal(arrays: Mapping[str, Tensor], others: Mapping[str, Tensor]) -> int
     return sum(name in others and torch.equal(arrays[name], others[name]) for name in arrays)
 
 
-def num_rows(shapes: Shapes, name: str) -> int:
-    """The number of rows of an array; 0 if it has none, or if there is no such array."""
-    return (*shapes.get(name, ()), 0)[0]
-
-
 def check_shapes(found: Shapes, expected: Shapes, weights: Path, options: str | Path):
     problems = [
         f"{name}: the file has {found.get(name, 'none (missing)')}, "

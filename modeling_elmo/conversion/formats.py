@@ -19,7 +19,7 @@ from transformers.utils import cached_file
 
 from modeling_elmo.configuration_elmo import ELMoConfig
 from modeling_elmo.conversion import files
-from modeling_elmo.modeling_elmo import ELMoPreTrainedModel
+from modeling_elmo.modeling_elmo import ELMoModel, ELMoPreTrainedModel, ScalarMix
 from modeling_elmo.tokenization.tokenization_elmo import ELMoTokenizer
 
 REQUIRED = object()  # default of an option that has none
@@ -121,14 +121,38 @@ def keys_of(parameters: Collection[str], record: Any, table: tuple[Key, ...]) ->
     return [(key.original.replace(*spelling), key) for key in keys if key.original is not None]
 
 
+def load_arrays(
+    model_class: type[ELMoPreTrainedModel],
+    config: ELMoConfig,
+    arrays: dict[str, Tensor],
+    record: Any,
+    table: tuple[Key, ...],
+    weights: Path,
+    options: str | Path,
+) -> ELMoPreTrainedModel:
+    """A model with the original arrays of `weights`, which must have the shapes that `options` require.
+
+    Each array is taken out of `arrays` when it is converted, so that it is in memory once.
+    """
+    with torch.device("meta"):  # the options may ask for any size
+        model = model_class(config)
+        expected = to_original(model.state_dict(), record, table)
+    files.check_shapes(files.shapes_of(arrays), files.shapes_of(expected), weights, options)
+    model.load_state_dict(from_original(arrays, model.state_dict(), record, table), assign=True)
+    if isinstance(model, ELMoModel):  # no original has a mix
+        model.scalar_mix = ScalarMix(config)
+    model.tie_weights()
+    return model.eval()
+
+
 def from_original(
-    arrays: Mapping[str, Tensor], state: dict[str, Tensor], record: Any, table: tuple[Key, ...]
+    arrays: dict[str, Tensor], state: dict[str, Tensor], record: Any, table: tuple[Key, ...]
 ) -> dict[str, Tensor]:
-    """A copy of a model's `state` with the values of the original `arrays`."""
+    """A copy of a model's `state` with the values of the original `arrays`, which is empty then."""
     names = {name.removeprefix("elmo."): name for name in state}
     loaded = dict(state)
     for original, key in keys_of(names, record, table):
-        array = arrays[original]
+        array = arrays.pop(original)
         if key.by_word:
             array = array[word_rows(record, len(array))]
         tensors = (tensor.contiguous() for tensor in key.transform.load(array))

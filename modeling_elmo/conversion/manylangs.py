@@ -28,7 +28,7 @@ from modeling_elmo.conversion.formats import (
     check_recorded,
     config_for_export,
     convert_checkpoint,
-    from_original,
+    load_arrays,
     load_for_export,
     option_at,
     read_conversion_record,
@@ -37,7 +37,7 @@ from modeling_elmo.conversion.formats import (
     word_rows,
     write_options,
 )
-from modeling_elmo.modeling_elmo import ELMoModel
+from modeling_elmo.modeling_elmo import ELMoModel, ELMoPreTrainedModel
 from modeling_elmo.tokenization.elmo_characters import SPECIAL_WORDS
 from modeling_elmo.tokenization.tokenization_elmo import DISGUISE, ELMoTokenizer
 
@@ -214,7 +214,7 @@ def export_manylangs_checkpoint(model_dir: str | Path, output_dir: str | Path) -
 
 def load_manylangs_checkpoint(
     found: ManyLangsFiles, pre_tokenization: str = "whitespace"
-) -> tuple[ELMoModel, ELMoTokenizer, ManyLangsRecord]:
+) -> tuple[ELMoPreTrainedModel, ELMoTokenizer, ManyLangsRecord]:
     """The model, its tokenizer and the record for an export."""
     record, source = read_description(found)
     lexicons = []
@@ -227,13 +227,9 @@ def load_manylangs_checkpoint(
     characters, words = lexicons
     record.special_rows = [words[word] for word in WORD_MARKERS] if words else None
     config = architecture_to_config(record.architecture, len(characters), len(words), source)
-    with torch.device("meta"):  # the architecture may ask for any size
-        expected = to_original(ELMoModel(config).state_dict(), record, MANYLANGS_KEYS)
-    arrays = read_manylangs_arrays(found)
     described = f"{source} with {len(characters)} entries in {CHARACTERS} and {len(words)} in {WORDS}"
-    files.check_shapes(files.shapes_of(arrays), files.shapes_of(expected), found.place, described)
-    model = ELMoModel(config)
-    model.load_state_dict(from_original(arrays, model.state_dict(), record, MANYLANGS_KEYS))
+    arrays = read_manylangs_arrays(found)
+    model = load_arrays(ELMoModel, config, arrays, record, MANYLANGS_KEYS, found.place, described)
     return model, build_tokenizer(config, characters, words, record, pre_tokenization), record
 
 

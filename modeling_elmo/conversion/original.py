@@ -25,7 +25,7 @@ from modeling_elmo.conversion.formats import (
     check_recorded,
     config_for_export,
     convert_checkpoint,
-    from_original,
+    load_arrays,
     load_for_export,
     option_at,
     read_conversion_record,
@@ -34,7 +34,7 @@ from modeling_elmo.conversion.formats import (
     word_rows,
     write_options,
 )
-from modeling_elmo.modeling_elmo import ELMoForPreTraining, ELMoModel
+from modeling_elmo.modeling_elmo import ELMoForPreTraining, ELMoModel, ELMoPreTrainedModel
 from modeling_elmo.tokenization.elmo_characters import (
     MAX_TERM_WORD,
     PAD_WORD,
@@ -269,15 +269,47 @@ def export_original_checkpoint(
 
 def load_original_checkpoint(
     found: OriginalFiles, pre_tokenization: str = "moses"
-) -> tuple[ELMoModel | ELMoForPreTraining, ELMoTokenizer, OriginalRecord]:
+) -> tuple[ELMoPreTrainedModel, ELMoTokenizer, OriginalRecord]:
     """The model, its tokenizer and the record for an export."""
-    arrays = read_original_arrays(found)
-    model, record = empty_model(
-        files.shapes_of(arrays), found.weights, found.options, found.vocabulary, bool(found.softmax)
-    )
-    model = type(model)(model.config)
-    model.load_state_dict(from_original(arrays, model.state_dict(), record, KEYS))
-    return model, make_tokenizer(model.config, found.vocabulary, pre_tokenization), record
+    return load_original_arrays(read_original_arrays(found), *found[:3], bool(found.softmax), pre_tokenization)
+
+
+def load_original_arrays(
+    arrays: dict[str, Tensor],
+    weights: Path,
+    options: Path,
+    vocabulary: Path | None,
+    has_softmax: bool,
+    pre_tokenization: str,
+) -> tuple[ELMoPreTrainedModel, ELMoTokenizer, OriginalRecord]:
+    """As [`load_original_checkpoint`], for arrays that were read from `weights`."""
+    if any(name.startswith("rnn/") for name in arrays):
+        raise ValueError(f"{weights} has arrays rnn/... {_FORWARD_ONLY}")
+    record = OriginalRecord(files.read_json_object(options), any("/RNN/LSTMCell/" in name for name in arrays))
+    tables = [arrays[name] for name in ("embedding", "softmax/W", "softmax/b") if name in arrays]
+    if vocabulary is None and (tables or "char_cnn" not in record.options):
+        raise ValueError("Word-level models and softmaxes have a row for each word; pass the training vocabulary.")
+    words, described = None, str(options)
+    if vocabulary is not None:
+        told = record.options.get("n_tokens_vocab")
+        words = read_original_vocabulary(vocabulary, _num_rows(tables[0]) if tables else told)
+        record.special_rows = [words.index(word) for word in SPECIAL_WORDS[1:]]
+        described = f"{options} and {vocabulary} with {len(words)} words"
+        if told not in (None, len(words)):
+            raise ValueError(
+                f"{vocabulary} has {len(words)} words (without blank lines, <PAD> and !!!MAXTERMID), but {options} has "
+                f"n_tokens_vocab {told}; pass the training vocabulary."
+            )
+    num_characters, vocab_size = _num_rows(arrays.get("char_embed")), len(words or SPECIAL_WORDS[1:]) + 1
+    config = options_to_config(record.options, num_characters, vocab_size, has_softmax, str(options))
+    model_class = ELMoForPreTraining if has_softmax else ELMoModel
+    model = load_arrays(model_class, config, arrays, record, KEYS, weights, described)
+    tokenizer = ELMoTokenizer(vocab=words, max_word_length=config.max_word_length, pre_tokenization=pre_tokenization)
+    return model, tokenizer, record
+
+
+def _num_rows(table: Tensor | None) -> int:
+    return len(table) if table is not None and table.dim() else 0
 
 
 ORIGINAL_FORMAT = CheckpointFormat(
@@ -291,42 +323,6 @@ ORIGINAL_FORMAT = CheckpointFormat(
     read_original_arrays,
     arrays_of_export,
 )
-
-
-def empty_model(
-    shapes: files.Shapes, weights: Path, options: Path, vocabulary: Path | None, has_softmax: bool
-) -> tuple[ELMoModel | ELMoForPreTraining, OriginalRecord]:
-    """A model without memory for original arrays of these shapes, and its record. Refuses files that do not match."""
-    if any(name.startswith("rnn/") for name in shapes):
-        raise ValueError(f"{weights} has arrays rnn/... {_FORWARD_ONLY}")
-    record = OriginalRecord(files.read_json_object(options), any("/RNN/LSTMCell/" in name for name in shapes))
-    rows = [shapes[name][:1] for name in ("embedding", "softmax/W", "softmax/b") if name in shapes]
-    if vocabulary is None and (rows or "char_cnn" not in record.options):
-        raise ValueError("Word-level models and softmaxes have a row for each word; pass the training vocabulary.")
-    vocab_size, described = len(SPECIAL_WORDS), str(options)
-    if vocabulary is not None:
-        count = rows[0][0] if rows and rows[0] else record.options.get("n_tokens_vocab")
-        words = read_original_vocabulary(vocabulary, count)
-        record.special_rows = [words.index(word) for word in SPECIAL_WORDS[1:]]
-        if (told := record.options.get("n_tokens_vocab", len(words))) != len(words):
-            raise ValueError(
-                f"{vocabulary} has {len(words)} words (without blank lines, <PAD> and !!!MAXTERMID), but {options} says "
-                f"that n_tokens_vocab is {told}; pass the training vocabulary."
-            )
-        vocab_size, described = len(words) + 1, f"{options} and {vocabulary} with {len(words)} words"
-    config = options_to_config(
-        record.options, files.num_rows(shapes, "char_embed"), vocab_size, has_softmax, str(options)
-    )
-    with torch.device("meta"):  # the options may ask for any size
-        model = (ELMoForPreTraining if has_softmax else ELMoModel)(config)
-        expected = to_original(model.state_dict(), record, KEYS)
-    files.check_shapes(shapes, files.shapes_of(expected), weights, described)
-    return model, record
-
-
-def make_tokenizer(config: ELMoConfig, vocabulary: Path | None, pre_tokenization: str) -> ELMoTokenizer:
-    words = None if vocabulary is None else read_original_vocabulary(vocabulary, config.vocab_size - 1)
-    return ELMoTokenizer(vocab=words, max_word_length=config.max_word_length, pre_tokenization=pre_tokenization)
 
 
 def original_words(model_dir: str | Path, record: OriginalRecord) -> list[str]:

@@ -5,7 +5,7 @@ before, then a block with the places of these blocks, then a footer. The values 
 every tensor has a checksum, which is compared here: CRC-32C, rotated and shifted ("masked").
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from functools import reduce
 from math import prod
 from operator import xor
@@ -22,7 +22,7 @@ FOOTER, MAGIC = 48, bytes.fromhex("57fb808b247547db")
 DTYPES = {1: np.float32, 2: np.float64, 3: np.int32, 9: np.int64}  # numbers of TensorFlow's DataType
 FLOAT32 = 1
 LANE = 512  # bytes
-CHUNK = 2**22  # bytes that are read and checked at a time
+CHUNK = 2**22  # bytes whose lanes are read at a time
 
 
 class Entry(NamedTuple):
@@ -35,44 +35,24 @@ class Entry(NamedTuple):
     is_sliced: bool
 
 
-class TensorBundle:
-    """The tensors of a checkpoint by their names. Values are read at each access, and nothing is kept."""
-
-    def __init__(self, entries: dict[str, Entry], shards: Sequence[Path]):
-        self.entries, self.shards = entries, shards
-        for name, entry in entries.items():
-            self._check(name, entry)
-
-    def _check(self, name: str, entry: Entry):
-        """Compares the sizes of an entry with its shard, before memory is allocated."""
-        shard = self.shards[entry.shard]
-        if entry.is_sliced or entry.dtype not in DTYPES:
-            kind = "in slices" if entry.is_sliced else f"of TensorFlow's type {entry.dtype}"
-            raise ValueError(f"{shard} has {name} {kind}; save the checkpoint again without partitioned variables.")
-        needed, there = prod(entry.shape) * np.dtype(DTYPES[entry.dtype]).itemsize, shard.stat().st_size
-        if entry.size != needed or entry.offset + entry.size > there:
-            raise ValueError(
-                f"{shard} is damaged or incomplete ({name} of shape {entry.shape} needs {needed} bytes, its entry has "
-                f"{entry.size} from byte {entry.offset} of {there}); pass another copy."
-            )
-
-    def __getitem__(self, name: str) -> Tensor:
-        entry = self.entries[name]
-        shard, register = self.shards[entry.shard], _START
-        values = np.empty(entry.size // np.dtype(DTYPES[entry.dtype]).itemsize, DTYPES[entry.dtype])
-        content = values.view(np.uint8)
-        with shard.open("rb", buffering=0) as file:
-            file.seek(entry.offset)
-            for start in range(0, entry.size, CHUNK):
-                chunk = content[start : start + CHUNK]
-                if file.readinto(chunk.data) != len(chunk):
-                    raise ValueError(f"{shard} is incomplete: it ends within {name}; pass another copy.")
-                register = _advance(register, chunk)
-        if _masked(register) != entry.checksum:
-            raise ValueError(f"{shard} is damaged (the checksum of {name} differs); pass another copy.")
-        if values.dtype.kind == "f" and not np.isfinite(values.sum(dtype=np.float64)):  # a sum has a NaN, if one has
-            raise ValueError(f"{shard} has NaN or infinite values in {name}; pass another copy.")
-        return torch.from_numpy(values).reshape(entry.shape)
+def read_tensor(shard: Path, name: str, entry: Entry) -> Tensor:
+    """The values of an entry, whose sizes and checksum are compared with the shard."""
+    if entry.is_sliced or entry.dtype not in DTYPES:
+        kind = "in slices" if entry.is_sliced else f"of TensorFlow's type {entry.dtype}"
+        raise ValueError(f"{shard} has {name} {kind}; save the checkpoint again without partitioned variables.")
+    dtype = np.dtype(DTYPES[entry.dtype])
+    needed, there = prod(entry.shape) * dtype.itemsize, shard.stat().st_size
+    if entry.size != needed or entry.offset + entry.size > there:
+        raise ValueError(
+            f"{shard} is damaged or incomplete ({name} of shape {entry.shape} needs {needed} bytes, its entry has "
+            f"{entry.size} from byte {entry.offset} of {there}); pass another copy."
+        )
+    values = np.fromfile(shard, dtype, prod(entry.shape), offset=entry.offset)
+    if crc32c(values.view(np.uint8)) != entry.checksum:
+        raise ValueError(f"{shard} is damaged (the checksum of {name} differs); pass another copy.")
+    tensor = torch.from_numpy(values).reshape(entry.shape)
+    files.check_finite({name: tensor}, shard)
+    return tensor
 
 
 def read_index(path: Path) -> tuple[int, dict[str, Entry]]:
@@ -103,7 +83,7 @@ def _block(content: bytes, handle: tuple[int, int]) -> bytes:
     offset, size = handle
     block, compression = content[offset : offset + size], content[offset + size : offset + size + 1]
     checksum = content[offset + size + 1 : offset + size + 5]
-    if crc32c(block + compression) != int.from_bytes(checksum, "little"):
+    if crc32c(np.frombuffer(block + compression, np.uint8)) != int.from_bytes(checksum, "little"):
         raise ValueError(f"the checksum of the block at byte {offset} differs")
     if compression != b"\0":
         raise ValueError("its blocks are compressed; tf.train.Saver writes uncompressed ones")
@@ -153,12 +133,11 @@ def _varint(content: bytes, place: int) -> tuple[int, int]:
             return value, place
 
 
-def crc32c(content: bytes) -> int:
-    """The masked CRC-32C of some bytes."""
-    return _masked(_advance(_START, np.frombuffer(content, np.uint8)))
-
-
-def _masked(register: int) -> int:
+def crc32c(content: np.ndarray) -> int:
+    """The masked CRC-32C of bytes."""
+    register = _START
+    for start in range(0, len(content), CHUNK):
+        register = _advance(register, content[start : start + CHUNK])
     checksum = register ^ _START
     return ((checksum >> 15 | checksum << 17) + 0xA282EAD8) % 2**32
 

@@ -5,7 +5,6 @@ The variables hold the arrays of `KEYS` in `original.py`, under other names: `or
 """
 
 import re
-from collections.abc import Iterator, Mapping
 from fnmatch import fnmatchcase
 from pathlib import Path, PurePosixPath, PureWindowsPath
 from typing import NamedTuple
@@ -24,12 +23,11 @@ from modeling_elmo.conversion.original import (
     VOCABULARY_FILES,
     OriginalRecord,
     arrays_of_export,
-    empty_model,
-    make_tokenizer,
+    load_original_arrays,
     read_original_record,
 )
-from modeling_elmo.conversion.tensor_bundle import FLOAT32, TensorBundle, read_index
-from modeling_elmo.modeling_elmo import ELMoForPreTraining
+from modeling_elmo.conversion.tensor_bundle import FLOAT32, read_index, read_tensor
+from modeling_elmo.modeling_elmo import ELMoForPreTraining, ELMoPreTrainedModel
 from modeling_elmo.tokenization.tokenization_elmo import ELMoTokenizer
 
 # One of these files tells a TensorFlow checkpoint. TensorFlow names the newest in a file `checkpoint` beside them.
@@ -53,31 +51,14 @@ class TensorFlowCheckpoint(NamedTuple):
     """The local files of a checkpoint."""
 
     index_file: Path
-    bundle: TensorBundle
+    shards: list[Path]
     options: Path
     vocabulary: Path
     optimizer_state: bool  # whether its accumulators are converted, too
 
     @property
     def paths(self) -> list[Path]:
-        return [self.index_file, *self.bundle.shards, self.options, self.vocabulary]
-
-
-class Variables(Mapping[str, Tensor]):
-    """The variables of a checkpoint by their names in `KEYS`, or their slots. Values are read at each access."""
-
-    def __init__(self, found: TensorFlowCheckpoint, slot: str = ""):
-        self.bundle, self.slot = found.bundle, slot
-        self.names = {original_name(name): name for name in self.bundle.entries if is_parameter(name, self.bundle)}
-
-    def __getitem__(self, original: str) -> Tensor:
-        return self.bundle[self.names[original] + self.slot]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self.names)
-
-    def __len__(self) -> int:
-        return len(self.names)
+        return [self.index_file, *self.shards, self.options, self.vocabulary]
 
 
 def convert_tensorflow_checkpoint(
@@ -107,41 +88,46 @@ def convert_tensorflow_checkpoint(
 
 def load_tensorflow_checkpoint(
     found: TensorFlowCheckpoint, pre_tokenization: str = "moses"
-) -> tuple[ELMoForPreTraining, ELMoTokenizer, OriginalRecord]:
-    """The language model of a checkpoint, and the record for an export. Each array is in memory once."""
-    variables, entries = Variables(found), found.bundle.entries
-    if not variables:
+) -> tuple[ELMoPreTrainedModel, ELMoTokenizer, OriginalRecord]:
+    """The language model of a checkpoint, its tokenizer and the record for an export."""
+    arrays, files_of_text = read_variables(found), (found.options, found.vocabulary)
+    model, tokenizer, record = load_original_arrays(arrays, found.index_file, *files_of_text, True, pre_tokenization)
+    if "char_cnn" in record.options:
+        record.options["char_cnn"]["n_characters"] = 262  # training has 261; bilm-tf's inference asks for this edit
+    _, entries = read_index(found.index_file)
+    if step := entries.get("global_step"):
+        record.global_step = int(read_tensor(found.shards[step.shard], "global_step", step).sum())
+    return model, tokenizer, record
+
+
+def read_variables(found: TensorFlowCheckpoint, slot: str = "") -> dict[str, Tensor]:
+    """The variables of the language model, or their slots, by the names of `KEYS`."""
+    _, entries = read_index(found.index_file)
+    # The slots of an optimizer stand below their variable.
+    names = [name for name in entries if name.startswith("lm/") and str(PurePosixPath(name).parent) not in entries]
+    if not names:
         raise ValueError(
             f"{found.index_file} has no variables lm/..., but {', '.join(files.first_of(list(entries)))}; pass a "
             "checkpoint that bilm-tf trained."
         )
-    if wrong := [name for name in variables.names.values() if entries[name].dtype != FLOAT32]:
+    if missing := [name + slot for name in names if name + slot not in entries]:
+        raise ValueError(
+            f"{found.index_file} has no {', '.join(files.first_of(missing))}; convert it without --optimizer_state."
+        )
+    if wrong := [name for name in names if entries[name + slot].dtype != FLOAT32]:
         raise ValueError(f"{found.index_file} must have float32 variables, but {', '.join(wrong)} are of another type.")
-    shapes = {original: entries[name].shape for original, name in variables.names.items()}
-    model, record = empty_model(shapes, found.index_file, found.options, found.vocabulary, has_softmax=True)
-    assert isinstance(model, ELMoForPreTraining)
-    model.load_state_dict(from_original(variables, model.state_dict(), record, KEYS), assign=True)
-    model.tie_weights()
-    if "char_cnn" in record.options:
-        record.options["char_cnn"]["n_characters"] = 262  # training has 261; bilm-tf's inference asks for this edit
-    if "global_step" in entries:
-        record.global_step = int(found.bundle["global_step"].sum())
-    return model.eval(), make_tokenizer(model.config, found.vocabulary, pre_tokenization), record
+    chosen = {original_name(name): (name + slot, entries[name + slot]) for name in names}
+    return {original: read_tensor(found.shards[entry.shard], name, entry) for original, (name, entry) in chosen.items()}
 
 
 def convert_accumulators(found: TensorFlowCheckpoint, folder: Path):
     """Writes Adagrad's accumulators, which have the shapes of the variables and the same layout, if they are wanted."""
     if not found.optimizer_state:
         return
-    slots = Variables(found, SLOT)
-    if missing := [name + SLOT for name in slots.names.values() if name + SLOT not in found.bundle.entries]:
-        raise ValueError(
-            f"{found.index_file} has no {', '.join(files.first_of(missing))}; convert it without --optimizer_state."
-        )
     with torch.device("meta"):
         model = ELMoForPreTraining(ELMoConfig.from_pretrained(folder))
     parameters, record = dict(model.named_parameters()), read_original_record(folder, model.config)
-    accumulators = from_original(slots, parameters, record, KEYS)
+    accumulators = from_original(read_variables(found, SLOT), parameters, record, KEYS)
     names = {name.removeprefix("elmo."): name for name in parameters}
     for _, key in keys_of(names, record, KEYS):
         if key.transform is ZERO_ROW:
@@ -157,11 +143,6 @@ def original_name(variable: str) -> str:
     return name
 
 
-def is_parameter(name: str, bundle: TensorBundle) -> bool:
-    """Whether a variable is a parameter of the language model. The slots of an optimizer stand below their variable."""
-    return name.startswith("lm/") and str(PurePosixPath(name).parent) not in bundle.entries
-
-
 def find_tensorflow_checkpoint(
     scratch: Path,
     weights: str | Path,
@@ -174,11 +155,11 @@ def find_tensorflow_checkpoint(
     place = files.fetch(weights)
     prefix = _of_step(place, step) if step is not None else _newest(place, scratch)
     index = files.member(place, f"{prefix}.index", scratch)
-    num_shards, entries = read_index(index)
-    shards = (f"{prefix}.data-{number:05}-of-{num_shards:05}" for number in range(num_shards))
+    num_shards, _ = read_index(index)
+    shards = [f"{prefix}.data-{number:05}-of-{num_shards:05}" for number in range(num_shards)]
     return TensorFlowCheckpoint(
         index,
-        TensorBundle(entries, [files.member(place, shard, scratch) for shard in shards]),
+        [files.member(place, shard, scratch) for shard in shards],
         files.find(options or place, OPTIONS_FILES, scratch),
         files.find(vocabulary or place, VOCABULARY_FILES, scratch),
         optimizer_state,
@@ -231,7 +212,7 @@ TENSORFLOW_FORMAT = CheckpointFormat(
     "moses",
     find_tensorflow_checkpoint,
     load_tensorflow_checkpoint,
-    Variables,
+    read_variables,
     arrays_of_export,
     convert_accumulators,
 )
