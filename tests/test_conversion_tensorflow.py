@@ -74,13 +74,10 @@ def test_arrays_are_those_of_dump_weights(tmp_path, kind):
 
 
 def test_variables_of_one_layer_and_of_old_versions():
-    names = {
-        "lm/RNN_0/rnn/lstm_cell/kernel": "RNN_0/RNN/LSTMCell/W_0",
-        "lm/RNN_1/rnn/multi_rnn_cell/cell_1/lstm_cell/projection/kernel": "RNN_1/RNN/MultiRNNCell/Cell1/LSTMCell/W_P_0",
-        "lm/RNN_1/RNN/MultiRNNCell/Cell1/LSTMCell/B": "RNN_1/RNN/MultiRNNCell/Cell1/LSTMCell/B",
-        "lm/CNN/b_cnn_0": "CNN/b_cnn_0",
-    }
-    assert {name: original_name(name) for name in names} == names
+    cell = "RNN_1/RNN/MultiRNNCell/Cell1/LSTMCell/"
+    assert original_name("lm/RNN_0/rnn/lstm_cell/kernel") == "RNN_0/RNN/LSTMCell/W_0"
+    assert original_name("lm/RNN_1/rnn/multi_rnn_cell/cell_1/lstm_cell/projection/kernel") == f"{cell}W_P_0"
+    assert original_name(f"lm/{cell}B") == f"{cell}B"
 
 
 def test_forward_perplexity_of_bilm_tf(tmp_path):
@@ -118,10 +115,8 @@ def test_a_repeated_line_has_a_row_of_its_own(checkpoint, tmp_path):
     last = words[-1]
     (checkpoint / "vocab.txt").write_text("\n".join([*words[:10], last, "", *words[12:]]) + "\n")
     folder = convert_tensorflow_checkpoint(checkpoint, tmp_path / "model")
-    ids, bias = (
-        ELMoTokenizer.from_pretrained(folder).get_vocab(),
-        ELMoForPreTraining.from_pretrained(folder).softmax.bias,
-    )
+    ids = ELMoTokenizer.from_pretrained(folder).get_vocab()
+    bias = ELMoForPreTraining.from_pretrained(folder).softmax.bias
     for word, row in {last: 31, f"{last} [row 10]": 10, "[row 11]": 11, words[12]: 12}.items():
         assert bias[ids[word]].item() == read("words")["lm/softmax/b"][row]
     export_original_checkpoint(folder, tmp_path / "w.hdf5", tmp_path / "o.json", tmp_path / "v.txt")
@@ -181,14 +176,10 @@ def test_wrong_checkpoints_are_refused(checkpoint, tmp_path):
     with pytest.raises(ValueError, match="has no lm/embedding/Adagrad; convert it without --optimizer_state."):
         convert_tensorflow_checkpoint(checkpoint, tmp_path / "model", optimizer_state=True)
     (checkpoint / "checkpoint").write_text('model_checkpoint_path: "model.ckpt-200"\n')
-    with pytest.raises(
-        FileNotFoundError, match="names model.ckpt-200, but there is only model.ckpt-180; copy its files"
-    ):
+    with pytest.raises(FileNotFoundError, match="names model.ckpt-200, but there is only model.ckpt-180; copy"):
         convert_tensorflow_checkpoint(checkpoint, tmp_path / "model")
     (checkpoint / "checkpoint").write_text("nothing")
-    with pytest.raises(
-        ValueError, match="names no checkpoint in a line model_checkpoint_path; delete it, or pass --st"
-    ):
+    with pytest.raises(ValueError, match="names no checkpoint in a line model_checkpoint_path; delete it"):
         convert_tensorflow_checkpoint(checkpoint, tmp_path / "model")
 
 

@@ -176,15 +176,12 @@ def test_another_model_is_not_sent(folder, hub, monkeypatch):
     assert not hub
 
 
-@pytest.mark.parametrize(
-    ("there", "expected"),
-    [([3.0, -4, -1e30], 0), ([3.0, -3, -1e30], 0.2828427), ([3.0, torch.nan, -1e30], torch.inf), ([3.0, -4, 0], 1e30)],
-)
-def test_largest_difference(there, expected):
+def test_largest_difference():
     """In units of the root mean square, here sqrt((9 + 16) / 2)."""
-    found = publishing.largest_difference(torch.tensor([3.0, -4, -1e30]), torch.tensor(there))
-    assert found >= 1 if expected == 1e30 else found == pytest.approx(expected)
-    assert publishing.largest_difference(torch.tensor([torch.nan]), torch.tensor([1.0])) == torch.inf
+    here = torch.tensor([3.0, -4, -1e30])
+    for there, expected in (([3.0, -4, -1e30], 0), ([3.0, -3, -1e30], 0.2828427), ([3.0, torch.nan, -1e30], torch.inf)):
+        assert publishing.largest_difference(here, torch.tensor(there)) == pytest.approx(expected)
+    assert publishing.largest_difference(here, torch.tensor([3.0, -4, 0])) >= 1
     assert publishing.largest_difference(torch.tensor([-1e30]), torch.tensor([-1e30])) == 0
 
 
