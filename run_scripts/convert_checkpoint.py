@@ -23,17 +23,17 @@ from typing import Any, Literal
 from modeling_elmo import ELMoForPreTraining, ELMoModel
 from modeling_elmo.conversion.catalogue import format_catalogue, published_checkpoints
 from modeling_elmo.conversion.files import check_empty, fetch, first_of, is_archive, names_in, num_equal, staged
-from modeling_elmo.conversion.formats import CheckpointFormat
-from modeling_elmo.conversion.manylangs import MANYLANGS_FORMAT, export_manylangs_checkpoint
-from modeling_elmo.conversion.original import ORIGINAL_FORMAT, export_original_checkpoint
-from modeling_elmo.conversion.tensorflow import TENSORFLOW_FORMAT
+from modeling_elmo.conversion.formats import Checkpoint
+from modeling_elmo.conversion.manylangs import ManyLangsCheckpoint, export_manylangs_checkpoint
+from modeling_elmo.conversion.original import OriginalCheckpoint, export_original_checkpoint
+from modeling_elmo.conversion.tensorflow import TensorFlowCheckpoint
 from modeling_elmo.run_scripts.cards.bilm_card import write_bilm_card
 from modeling_elmo.run_scripts.cards.card import CardArguments, without_folders, write_card_facts, write_result
 from modeling_elmo.run_scripts.program.command_line import ProgramParser, run
 from modeling_elmo.run_scripts.program.files import check_model, load_pretrained
 
 # The first that matches. Archives of NLPL have two, of which only the TensorFlow checkpoint has the softmax.
-FORMATS = (MANYLANGS_FORMAT, TENSORFLOW_FORMAT, ORIGINAL_FORMAT)
+FORMATS = (ManyLangsCheckpoint, TensorFlowCheckpoint, OriginalCheckpoint)
 OPTIONS_OF_FORMATS = ("options", "vocabulary", "softmax", "step", "optimizer_state", "architecture")
 # What only a new folder for `from_pretrained` has: its tokenizer and its card.
 OPTIONS_OF_FOLDERS = ("pre_tokenization", "origin", *(item.name for item in fields(CardArguments)))
@@ -108,13 +108,13 @@ def main(arguments: list[str] | None = None):
     output_dir, source = Path(parsed.output_dir), format_of(parsed)
     print(f"{parsed.weights}: {source.name}")
     options = given_options(parsed)
-    if other := [name for name in options if name not in source.options]:
+    if other := [name for name in options if name not in source.option_names]:
         raise ValueError(f"--{other[0]} has no effect: {parsed.weights} is {source.name}. Omit it.")
     check_empty(output_dir)
     with tempfile.TemporaryDirectory() as scratch, staged(output_dir) as folder:
         found = source.find(Path(scratch), parsed.weights, **options)
-        source.convert(found, folder, parsed.pre_tokenization or source.pre_tokenization)
-        originals, again = source.arrays(found), source.arrays_of_export(folder, Path(scratch))
+        found.convert(folder, parsed.pre_tokenization)
+        originals, again = found.arrays(), found.arrays_of_export(folder, Path(scratch))
         record = {
             "origin": without_folders(parsed.origin or parsed.weights),
             "files": list(map(file_record, found.paths)),
@@ -141,7 +141,7 @@ def convert_back(arguments: ConversionArguments):
         export_manylangs_checkpoint(folder, arguments.weights)
         print(f"Wrote {arguments.weights}.")
         return
-    if other := [name for name in given_options(arguments) if name not in ORIGINAL_FORMAT.options]:
+    if other := [name for name in given_options(arguments) if name not in OriginalCheckpoint.option_names]:
         raise ValueError(f"--{other[0]} has no effect with --to_original. Omit it.")
     if arguments.options is None:
         raise ValueError("--to_original writes the files --weights and --options: pass both.")
@@ -155,17 +155,17 @@ def given_options(arguments: ConversionArguments) -> dict[str, Any]:
     return {name: value for name, value in values.items() if value not in (None, False)}
 
 
-def format_of(arguments: ConversionArguments) -> CheckpointFormat:
+def format_of(arguments: ConversionArguments) -> type[Checkpoint]:
     """The format of `--weights`. A single file, or weights with a separate softmax, are HDF5."""
     place = fetch(arguments.weights)
     if arguments.softmax or not (place.is_dir() or is_archive(place)):
-        return ORIGINAL_FORMAT
+        return OriginalCheckpoint
     paths = names_in(place)
     names = [PureWindowsPath(path).name for path in paths]
     for candidate in FORMATS:
-        if any(fnmatchcase(name, pattern) for name in names for pattern in candidate.files):
+        if any(fnmatchcase(name, pattern) for name in names for pattern in candidate.patterns):
             return candidate
-    known = "; ".join(f"{' or '.join(item.files)} ({item.name})" for item in FORMATS)
+    known = "; ".join(f"{' or '.join(item.patterns)} ({item.name})" for item in FORMATS)
     raise FileNotFoundError(
         f"{arguments.weights} has no checkpoint of a known format. Looked for {known}. It holds "
         f"{', '.join(first_of(sorted(paths))) or 'no files'}; pass the folder or archive with the checkpoint's files."

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from modeling_elmo.conversion import files
-from modeling_elmo.conversion.original import VOCABULARY_FILES, find_original_files
+from modeling_elmo.conversion.original import VOCABULARY_FILES, OriginalCheckpoint
 
 WITH_PIPES_AND_SIGNALS = pytest.mark.skipif(os.name == "nt", reason="Windows has neither")
 
@@ -64,19 +64,18 @@ def test_archives_and_folders(tmp_path, scratch, entries, expected, zipped):
     if not zipped:
         for name, content in entries.items():
             make(place / name, content if isinstance(content, bytes) else content.encode())
-    *found, softmax = find_original_files(scratch, place)
-    assert [path and path.name for path in found] == expected
-    assert softmax is None
+    found = OriginalCheckpoint.find(scratch, place)
+    assert [path.name for path in found.paths] == [name for name in expected if name]
     if expected[2]:
-        assert found[2].read_text() == "<S>\n</S>\n<UNK>\n"
+        assert found.vocabulary.read_text() == "<S>\n</S>\n<UNK>\n"
 
 
 def test_files_from_several_places(tmp_path, scratch):
     weights, words = make(tmp_path / "w.hdf5"), make(tmp_path / "words.txt")
     archive = make_zip(tmp_path / "more.zip", **{"options.json": "{}", "softmax.hdf5": ""})
-    found = find_original_files(scratch, weights, archive, words, archive)
-    assert [path.name for path in found] == ["w.hdf5", "options.json", "words.txt", "softmax.hdf5"]
-    assert found[0] == weights and found[1].is_relative_to(scratch)
+    found = OriginalCheckpoint.find(scratch, weights, archive, words, archive)
+    assert [path.name for path in found.paths] == ["w.hdf5", "options.json", "words.txt", "softmax.hdf5"]
+    assert found.weights == weights and found.options.is_relative_to(scratch)
 
 
 def test_what_is_not_there(tmp_path, scratch):
@@ -96,22 +95,22 @@ def test_what_is_not_there(tmp_path, scratch):
         (("hf://user/repo", weights), ValueError, "hf://user/repo is not a file; pass hf://user/repo/path"),
     ]:
         with pytest.raises(error, match=message):
-            find_original_files(scratch, *arguments)
+            OriginalCheckpoint.find(scratch, *arguments)
 
 
 def test_archives_cannot_write_outside(tmp_path, scratch):
     for name in ("../evil.hdf5", "/evil.hdf5", "a/../../evil.hdf5"):
         archive = make_zip(tmp_path / "evil.zip", **{"options.json": "{}", name: "evil"})
-        assert find_original_files(scratch, archive).weights.is_relative_to(scratch)
+        assert OriginalCheckpoint.find(scratch, archive).weights.is_relative_to(scratch)
 
 
 def test_only_needed_files_are_unpacked(tmp_path, scratch):
     path = tmp_path / "a.zip"
     others = {"1.hdf5": "other", "2.hdf5": "other", "README": "", "data/": "", "old.hdf5/": ""}
     make_zip(path, **others, **{"model.hdf5": "weights", "b/options.json": "{}"})
-    found = find_original_files(scratch, path)
+    found = OriginalCheckpoint.find(scratch, path)
     unpacked = {path for path in scratch.rglob("*") if path.is_file()}
-    assert unpacked == set(found[:2]) and [path.read_text() for path in found[:2]] == ["weights", "{}"]
+    assert unpacked == set(found.paths) and [path.read_text() for path in found.paths] == ["weights", "{}"]
 
 
 def change(content, place, value):
@@ -128,7 +127,7 @@ def change(content, place, value):
 def test_damaged_archives(tmp_path, scratch, damage, reason):
     content = make_zip(tmp_path / "a.zip", **{"model.hdf5": "weights", "options.json": "{}"}).read_bytes()
     with pytest.raises(ValueError, match=rf"damaged.zip cannot be read \(.*{reason}"):
-        find_original_files(scratch, make(tmp_path / "damaged.zip", damage(content)))
+        OriginalCheckpoint.find(scratch, make(tmp_path / "damaged.zip", damage(content)))
 
 
 def test_damaged_vocabularies(tmp_path, scratch):
@@ -144,7 +143,7 @@ def test_a_disk_that_is_full_is_no_damage(tmp_path):
 
 def test_files_of_one_name_stay_apart(tmp_path, scratch):
     packed = [make(tmp_path / name / "w.hdf5.gz", gzip.compress(name.encode())) for name in "ab"]
-    found = find_original_files(scratch, packed[0], packed[0], None, packed[1])
+    found = OriginalCheckpoint.find(scratch, packed[0], packed[0], None, packed[1])
     assert (found.weights.read_text(), found.softmax.read_text()) == ("a", "b")
 
 

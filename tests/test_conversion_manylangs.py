@@ -18,13 +18,11 @@ from modeling_elmo.conversion.manylangs import (
     CHARACTER_MARKERS,
     MANYLANGS_RECORD_FILE,
     SHIPPED_FILES,
+    ManyLangsCheckpoint,
     architecture_to_config,
     config_to_architecture,
     convert_manylangs_checkpoint,
     export_manylangs_checkpoint,
-    find_manylangs_files,
-    load_manylangs_checkpoint,
-    read_description,
     read_lexicon,
     read_pickle,
 )
@@ -197,8 +195,8 @@ def test_sizes_that_are_equal_are_projected(converted):
 def test_architectures_that_the_original_ships(copy, name):
     (copy / ARCHITECTURE).unlink()
     change_json(copy / "config.json", config_path=f"C:\\somewhere\\{name}")
-    found = find_manylangs_files(copy, copy)
-    record, source = read_description(found)
+    found = ManyLangsCheckpoint.find(copy, copy)
+    record, source = found.describe()
     config = architecture_to_config(record.architecture, 6000, 100_000, source)
     sizes = config.projection_size, config.lstm_hidden_size, config.num_hidden_layers, config.word_embedding_size
     assert sizes == (512, 4096, 2, 100)
@@ -207,7 +205,7 @@ def test_architectures_that_the_original_ships(copy, name):
     assert config.char_cnn_filters == [[1, 32], [2, 32], [3, 64], [4, 128], [5, 256], [6, 512], [7, 1024]]
     assert config_to_architecture(config).items() <= record.architecture.items()
     with pytest.raises(ValueError, match=f"does not match the shipped {name}"):
-        load_manylangs_checkpoint(found)
+        found.load("whitespace")
 
 
 def test_other_checkpoints_in_folders_below(copy, tmp_path):

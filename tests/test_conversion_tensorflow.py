@@ -16,8 +16,8 @@ from modeling_elmo.conversion.original import KEYS, export_original_checkpoint, 
 from modeling_elmo.conversion.tensor_bundle import read_index, read_tensor
 from modeling_elmo.conversion.tensorflow import (
     OPTIMIZER_STATE,
+    TensorFlowCheckpoint,
     convert_tensorflow_checkpoint,
-    find_tensorflow_checkpoint,
     original_name,
 )
 from modeling_elmo.run_scripts.perplexity import main as perplexity
@@ -128,7 +128,7 @@ def test_newest_checkpoint_and_step(checkpoint, tmp_path):
     write(checkpoint, arrays | {"global_step": np.float32(90)}, step=90)
 
     def found(step=None):
-        return find_tensorflow_checkpoint(tmp_path, checkpoint, step=step).index_file.name
+        return TensorFlowCheckpoint.find(tmp_path, checkpoint, step=step).index_file.name
 
     assert found() == "model.ckpt-180.index"
     assert found(90) == "model.ckpt-90.index"

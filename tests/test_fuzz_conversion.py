@@ -15,14 +15,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from modeling_elmo.conversion.formats import to_original
-from modeling_elmo.conversion.manylangs import MANYLANGS_FORMAT, MANYLANGS_KEYS, PICKLES
-from modeling_elmo.conversion.original import KEYS, ORIGINAL_FORMAT
-from modeling_elmo.conversion.tensorflow import TENSORFLOW_FORMAT
+from modeling_elmo.conversion.manylangs import MANYLANGS_KEYS, PICKLES, ManyLangsCheckpoint
+from modeling_elmo.conversion.original import KEYS, OriginalCheckpoint
+from modeling_elmo.conversion.tensorflow import TensorFlowCheckpoint
 from modeling_elmo.run_scripts.program.command_line import is_mistake_of_user
 
 FIXTURES = Path(__file__).parent / "fixtures" / "elmo_fixtures"
 HDF5, MANYLANGS, TENSORFLOW = "variants/no_clip", "manylangs/characters_and_words", "bilm_tf_checkpoint/words"
-FORMATS = {HDF5: ORIGINAL_FORMAT, MANYLANGS: MANYLANGS_FORMAT, TENSORFLOW: TENSORFLOW_FORMAT}
+FORMATS = {HDF5: OriginalCheckpoint, MANYLANGS: ManyLangsCheckpoint, TENSORFLOW: TensorFlowCheckpoint}
 VALUES = [None, True, -1, 0, 1, 3, 50, 0.5, 1e300, float("nan"), "", "relu", "8", [], {}, [[1, 4]], [["a", None]], [{}]]
 # Bytes that replace others, mostly as many, at a place of the header
 changes = st.lists(
@@ -57,7 +57,7 @@ def arrays_in(source: str, folder: Path) -> dict[str, np.ndarray]:
         parts = {part: torch.load(folder / name, weights_only=True) for part, name in PICKLES.items()}
         return {f"{part}.{name}": array.numpy() for part, arrays in parts.items() for name, array in arrays.items()}
     if source == TENSORFLOW:
-        return dict(TENSORFLOW_FORMAT.arrays(TENSORFLOW_FORMAT.find(folder, FIXTURES / source)))
+        return TensorFlowCheckpoint.find(folder, FIXTURES / source).arrays()
     found: dict[str, Any] = {}
     with h5py.File(folder / "weights.hdf5") as file:
         file.visititems(lambda name, item: found.update({name: item[()]}) if hasattr(item, "shape") else None)
@@ -68,7 +68,7 @@ def check(source: str, folder: Path, scratch: Path) -> str:
     place = archive if (archive := folder / "archive.zip").exists() else folder
     try:
         found = FORMATS[source].find(scratch, place)
-        model, tokenizer, record = FORMATS[source].load(found, "whitespace")
+        model, tokenizer, record = found.load("whitespace")
     except (ValueError, OSError) as error:
         assert is_mistake_of_user(error), error
         assert str(folder) in str(error) or str(scratch) in str(error) or "pass the training vocabulary" in str(error)

@@ -1,20 +1,19 @@
 """Checkpoint formats of other programs: the interface, and how a table of keys is applied in both directions.
 
-`original.py`, `tensorflow.py` and `manylangs.py` have a `CheckpointFormat` each. A row of a table (`Key`) pairs an
+`original.py`, `tensorflow.py` and `manylangs.py` have a class of `Checkpoint` each. A row of a table (`Key`) pairs an
 original array with ours; `from_original` and `to_original` apply the rows.
 """
 
 import re
 import tempfile
-from collections.abc import Callable, Collection, Mapping
-from dataclasses import MISSING, asdict, fields
+from collections.abc import Callable, Collection
+from dataclasses import MISSING, asdict, dataclass, fields
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from huggingface_hub.errors import StrictDataclassError
 from torch import Tensor
-from transformers import PreTrainedModel
 from transformers.utils import cached_file
 
 from modeling_elmo.configuration_elmo import ELMoConfig
@@ -26,39 +25,53 @@ REQUIRED = object()  # default of an option that has none
 OptionTable = dict[str, tuple[str, Any]]  # path of an option: field of ELMoConfig, default
 
 
-class CheckpointFormat(NamedTuple):
-    """A format, as `elmo convert` uses it. The files that `find` returns list themselves in `paths`."""
+@dataclass
+class Checkpoint:
+    """The local files of a checkpoint. Its class is a format, as `elmo convert` uses it."""
 
-    name: str
-    files: tuple[str, ...]  # any of them in a folder or archive tells the format
-    options: tuple[str, ...]  # of `elmo convert`, beside --weights: arguments of `find`
-    record_file: str
-    pre_tokenization: str  # of the released models
-    find: Callable[..., Any]  # (scratch, weights, **options) -> local files
-    load: Callable[[Any, str], tuple[PreTrainedModel, ELMoTokenizer, Any]]  # (local files, pre_tokenization)
-    arrays: Callable[[Any], Mapping[str, Tensor]]  # of local files
-    arrays_of_export: Callable[[Path, Path], Mapping[str, Tensor]]  # (converted folder, scratch), converted back
-    convert_more: Callable[[Any, Path], None] | None = None  # (local files, converted folder)
+    name: ClassVar[str]  # of the format
+    patterns: ClassVar[tuple[str, ...]]  # any such file in a folder or archive tells the format
+    option_names: ClassVar[tuple[str, ...]]  # of `elmo convert`, beside --weights: arguments of `find`
+    record_file: ClassVar[str]
+    pre_tokenization: ClassVar[str] = "moses"  # of the released models
 
-    def convert(self, found: Any, folder: Path, pre_tokenization: str):
-        self.save(folder, *self.load(found, pre_tokenization))
-        if self.convert_more is not None:
-            self.convert_more(found, folder)  # the memory of the model is free again
+    @classmethod
+    def find(cls, scratch: Path, weights: str | Path) -> Any:
+        """The checkpoint of a reference; files of an archive are unpacked to `scratch`."""
+        raise NotImplementedError
 
-    def save(self, folder: Path, model: PreTrainedModel, tokenizer: ELMoTokenizer, record: Any):
+    def load(self, pre_tokenization: str) -> tuple[ELMoPreTrainedModel, ELMoTokenizer, Any]:
+        """The model, its tokenizer and the record for an export."""
+        raise NotImplementedError
+
+    def arrays(self) -> dict[str, Tensor]:
+        raise NotImplementedError
+
+    @staticmethod
+    def arrays_of_export(folder: Path, scratch: Path) -> dict[str, Tensor]:
+        """The arrays of a converted folder, converted back."""
+        raise NotImplementedError
+
+    def convert(self, folder: Path, pre_tokenization: str | None):
+        model, tokenizer, record = self.load(pre_tokenization or self.pre_tokenization)
         model.save_pretrained(folder)
         tokenizer.save_pretrained(folder)
         files.write_json_object(asdict(record), folder / self.record_file)
 
+    @property
+    def paths(self) -> list[Path]:
+        values = (value if isinstance(value, list) else [value] for value in vars(self).values())
+        return [path for some in values for path in some if isinstance(path, Path)]
+
 
 def convert_checkpoint(
-    source: CheckpointFormat, weights: str | Path, output_dir: str | Path, pre_tokenization: str, **options
+    source: type[Checkpoint], weights: str | Path, output_dir: str | Path, pre_tokenization: str, **options
 ) -> Path:
     """Finds a checkpoint and writes `output_dir`, which must be new or empty. After an error it is unchanged."""
     output_dir = Path(output_dir)
     files.check_empty(output_dir)
     with tempfile.TemporaryDirectory() as scratch, files.staged(output_dir) as folder:
-        source.convert(source.find(Path(scratch), weights, **options), folder, pre_tokenization)
+        source.find(Path(scratch), weights, **options).convert(folder, pre_tokenization)
     return output_dir
 
 

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from glob import escape
 from pathlib import Path, PureWindowsPath
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -21,7 +21,7 @@ from modeling_elmo.conversion.formats import (
     REQUIRED,
     SAME,
     ZERO_ROW,
-    CheckpointFormat,
+    Checkpoint,
     Key,
     OptionTable,
     Transform,
@@ -148,19 +148,89 @@ class ManyLangsRecord:
     is_tied: ClassVar[bool] = False
 
 
-class ManyLangsFiles(NamedTuple):
-    """The local files of a checkpoint. `architecture` is `None` for the architecture that the original ships."""
+@dataclass
+class ManyLangsCheckpoint(Checkpoint):
+    name = "a checkpoint of ELMoForManyLangs"
+    patterns = tuple(PICKLES.values())
+    option_names = ("architecture",)
+    record_file = MANYLANGS_RECORD_FILE
+    pre_tokenization = "whitespace"
 
-    place: Path
+    place: str  # in errors
     pickles: list[Path]
     config: Path | None
-    architecture: Path | None
+    architecture: Path | None  # `None` for the architecture that the original ships
     characters: Path | None
     words: Path | None
 
-    @property
-    def paths(self) -> list[Path]:
-        return [*self.pickles, *(path for path in self[2:] if path)]
+    @classmethod
+    def find(cls, scratch: Path, weights: str | Path, architecture: str | Path | None = None) -> "ManyLangsCheckpoint":
+        place = files.fetch(weights)
+        if not (place.is_dir() or files.is_archive(place)):
+            raise ValueError(f"{weights} is a single file; pass the folder or archive of the checkpoint.")
+
+        def local(name: str) -> Path | None:
+            if place.is_dir() and (place / name).is_file():  # whatever is in folders below
+                return place / name
+            found = files.search(place, (escape(name),))
+            return files.member(place, found, scratch) if found else None
+
+        pickles = {name: local(name) for name in PICKLES.values()}
+        config = local(CONFIG)
+        needed = pickles if architecture else {**pickles, CONFIG: config}
+        if missing := [name for name, path in needed.items() if path is None]:
+            usual = ", ".join([*PICKLES.values(), CONFIG, CHARACTERS, WORDS])
+            raise FileNotFoundError(
+                f"{place} has no {', '.join(missing)}; {cls.name} has {usual}. Pass a complete copy."
+            )
+        name = architecture_name(files.read_json_object(config, CONFIG)) if config else ""
+        described = files.find(architecture, ("*.json",), scratch) if architecture else local(name)
+        if described is None and name not in SHIPPED_FILES:
+            raise FileNotFoundError(
+                f"{CONFIG} of {place} names the architecture file {name!r}, which is not beside it, and not one of "
+                f"the two that the original ships, {' and '.join(SHIPPED_FILES)}; pass it (`--architecture`)."
+            )
+        paths = [path for path in pickles.values() if path is not None]
+        return cls(str(place), paths, config, described, local(CHARACTERS), local(WORDS))
+
+    def load(self, pre_tokenization: str) -> tuple[ELMoPreTrainedModel, ELMoTokenizer, ManyLangsRecord]:
+        record, source = self.describe()
+        lexicons = []
+        for path, name, option, markers in (
+            (self.characters, CHARACTERS, "char_dim", CHARACTER_MARKERS),
+            (self.words, WORDS, "word_dim", (*WORD_MARKERS, "<pad>")),
+        ):
+            has_vectors = option_at(record.architecture, f"token_embedder.{option}")
+            lexicons.append(lexicon_of(self.place, path, name, markers) if has_vectors else {})
+        characters, words = lexicons
+        record.special_rows = [words[word] for word in WORD_MARKERS] if words else None
+        config = architecture_to_config(record.architecture, len(characters), len(words), source)
+        described = f"{source} with {len(characters)} entries in {CHARACTERS} and {len(words)} in {WORDS}"
+        arrays = self.arrays()
+        model = load_arrays(ELMoModel, config, arrays, record, MANYLANGS_KEYS, Path(self.place), described)
+        return model, build_tokenizer(config, characters, words, record, pre_tokenization), record
+
+    def arrays(self) -> dict[str, Tensor]:
+        """`encoder.` or `token_embedder.` before the names of their files."""
+        return {
+            f"{part}.{name}": array
+            for part, path in zip(PICKLES, self.pickles, strict=True)
+            for name, array in read_pickle(path).items()
+        }
+
+    @staticmethod
+    def arrays_of_export(folder: Path, scratch: Path) -> dict[str, Tensor]:
+        return ManyLangsCheckpoint.find(scratch, export_manylangs_checkpoint(folder, scratch / "back")).arrays()
+
+    def describe(self) -> tuple[ManyLangsRecord, str]:
+        """The record without `special_rows`, and the name of the architecture in errors."""
+        config = files.read_json_object(self.config, CONFIG) if self.config else {}
+        name = self.architecture.name if self.architecture else architecture_name(config)
+        config["config_path"] = "architecture.json" if name == CONFIG else name
+        if self.architecture is None:
+            return ManyLangsRecord(SHIPPED_ARCHITECTURE, config), f"the shipped {name}"
+        architecture = files.read_json_object(self.architecture, "architecture file")
+        return ManyLangsRecord(architecture, config), str(self.architecture)
 
 
 def convert_manylangs_checkpoint(
@@ -179,7 +249,7 @@ def convert_manylangs_checkpoint(
             two that the original ships.
         pre_tokenization: how the tokenizer splits raw text, see `ELMoTokenizer`. The original reads given words.
     """
-    return convert_checkpoint(MANYLANGS_FORMAT, weights, output_dir, pre_tokenization, architecture=architecture)
+    return convert_checkpoint(ManyLangsCheckpoint, weights, output_dir, pre_tokenization, architecture=architecture)
 
 
 def export_manylangs_checkpoint(model_dir: str | Path, output_dir: str | Path) -> Path:
@@ -210,38 +280,6 @@ def export_manylangs_checkpoint(model_dir: str | Path, output_dir: str | Path) -
         if config.word_embedding_size:
             write_lexicon(manylangs_words(tokenizer, record), folder / WORDS)
     return output_dir
-
-
-def load_manylangs_checkpoint(
-    found: ManyLangsFiles, pre_tokenization: str = "whitespace"
-) -> tuple[ELMoPreTrainedModel, ELMoTokenizer, ManyLangsRecord]:
-    """The model, its tokenizer and the record for an export."""
-    record, source = read_description(found)
-    lexicons = []
-    for path, name, option, markers in (
-        (found.characters, CHARACTERS, "char_dim", CHARACTER_MARKERS),
-        (found.words, WORDS, "word_dim", (*WORD_MARKERS, "<pad>")),
-    ):
-        has_vectors = option_at(record.architecture, f"token_embedder.{option}")
-        lexicons.append(lexicon_of(found.place, path, name, markers) if has_vectors else {})
-    characters, words = lexicons
-    record.special_rows = [words[word] for word in WORD_MARKERS] if words else None
-    config = architecture_to_config(record.architecture, len(characters), len(words), source)
-    described = f"{source} with {len(characters)} entries in {CHARACTERS} and {len(words)} in {WORDS}"
-    arrays = read_manylangs_arrays(found)
-    model = load_arrays(ELMoModel, config, arrays, record, MANYLANGS_KEYS, found.place, described)
-    return model, build_tokenizer(config, characters, words, record, pre_tokenization), record
-
-
-def read_description(found: ManyLangsFiles) -> tuple[ManyLangsRecord, str]:
-    """The record without `special_rows`, and the name of the architecture in errors."""
-    config = files.read_json_object(found.config, CONFIG) if found.config else {}
-    name = found.architecture.name if found.architecture else architecture_name(config)
-    config["config_path"] = "architecture.json" if name == CONFIG else name
-    if found.architecture is None:
-        return ManyLangsRecord(SHIPPED_ARCHITECTURE, config), f"the shipped {name}"
-    architecture = files.read_json_object(found.architecture, "architecture file")
-    return ManyLangsRecord(architecture, config), str(found.architecture)
 
 
 def architecture_to_config(
@@ -338,43 +376,12 @@ def read_manylangs_record(model_dir: str | Path, config: ELMoConfig) -> ManyLang
     return record
 
 
-def find_manylangs_files(scratch: Path, weights: str | Path, architecture: str | Path | None = None) -> ManyLangsFiles:
-    """The files of a checkpoint in a folder or archive; those of an archive are unpacked to `scratch`."""
-    place = files.fetch(weights)
-    if not (place.is_dir() or files.is_archive(place)):
-        raise ValueError(f"{weights} is a single file; pass the folder or archive of the checkpoint.")
-
-    def local(name: str) -> Path | None:
-        if place.is_dir() and (place / name).is_file():  # whatever is in folders below
-            return place / name
-        found = files.search(place, (escape(name),))
-        return files.member(place, found, scratch) if found else None
-
-    pickles = {name: local(name) for name in PICKLES.values()}
-    config = local(CONFIG)
-    needed = pickles if architecture else {**pickles, CONFIG: config}
-    if missing := [name for name, path in needed.items() if path is None]:
-        raise FileNotFoundError(
-            f"{place} has no {', '.join(missing)}; a checkpoint of ELMoForManyLangs has {', '.join(PICKLES.values())}, "
-            f"{CONFIG}, {CHARACTERS}, {WORDS}. Pass a complete copy."
-        )
-    name = architecture_name(files.read_json_object(config, CONFIG)) if config else ""
-    described = files.find(architecture, ("*.json",), scratch) if architecture else local(name)
-    if described is None and name not in SHIPPED_FILES:
-        raise FileNotFoundError(
-            f"{CONFIG} of {place} names the architecture file {name!r}, which is not beside it, and not one of the two "
-            f"that the original ships, {' and '.join(SHIPPED_FILES)}; pass it (`--architecture`)."
-        )
-    paths = [path for path in pickles.values() if path is not None]
-    return ManyLangsFiles(place, paths, config, described, local(CHARACTERS), local(WORDS))
-
-
 def architecture_name(config: dict[str, Any]) -> str:
     """The last part of `config_path`, which is often an absolute path of another machine."""
     return PureWindowsPath(str(config.get("config_path"))).name
 
 
-def lexicon_of(place: Path, path: Path | None, name: str, required: Iterable[str]) -> dict[str, int]:
+def lexicon_of(place: str, path: Path | None, name: str, required: Iterable[str]) -> dict[str, int]:
     """The entries of a dictionary file with their ids."""
     if path is None:
         raise FileNotFoundError(f"{place} has no {name}, which its architecture needs; pass a complete copy.")
@@ -421,15 +428,6 @@ def write_lexicon(lexicon: dict[str, int], path: Path):
         )
 
 
-def read_manylangs_arrays(found: ManyLangsFiles) -> dict[str, Tensor]:
-    """All arrays of a checkpoint: `encoder.` or `token_embedder.` before the names of their files."""
-    return {
-        f"{part}.{name}": array
-        for part, path in zip(PICKLES, found.pickles, strict=True)
-        for name, array in read_pickle(path).items()
-    }
-
-
 def read_pickle(path: Path) -> dict[str, Tensor]:
     """The tensors of a file that `torch.save` wrote, of the old or the new format. Nothing else is loaded.
 
@@ -455,20 +453,3 @@ def _kind(array: Any) -> str | None:
         return type(array).__name__
     is_plain = array.layout == torch.strided and array.dtype == torch.float32
     return None if is_plain else f"{array.dtype}, {array.layout}"
-
-
-def _arrays_of_export(folder: Path, scratch: Path) -> dict[str, Tensor]:
-    return read_manylangs_arrays(find_manylangs_files(scratch, export_manylangs_checkpoint(folder, scratch / "back")))
-
-
-MANYLANGS_FORMAT = CheckpointFormat(
-    "a checkpoint of ELMoForManyLangs",
-    tuple(PICKLES.values()),
-    ("architecture",),
-    MANYLANGS_RECORD_FILE,
-    "whitespace",
-    find_manylangs_files,
-    load_manylangs_checkpoint,
-    read_manylangs_arrays,
-    _arrays_of_export,
-)

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -18,7 +18,7 @@ from modeling_elmo.conversion import files
 from modeling_elmo.conversion.formats import (
     REQUIRED,
     ZERO_ROW,
-    CheckpointFormat,
+    Checkpoint,
     Key,
     OptionTable,
     Transform,
@@ -149,17 +149,59 @@ class OriginalRecord:
         return bool(self.options.get("share_embedding_softmax"))
 
 
-class OriginalFiles(NamedTuple):
-    """The local files of a checkpoint."""
+LoadedOriginal = tuple[ELMoPreTrainedModel, ELMoTokenizer, OriginalRecord]
+
+
+@dataclass
+class OriginalCheckpoint(Checkpoint):
+    name = "HDF5 weights of bilm-tf or AllenNLP"
+    patterns = WEIGHTS_FILES
+    option_names = ("options", "vocabulary", "softmax")
+    record_file = RECORD_FILE
 
     weights: Path
     options: Path
     vocabulary: Path | None = None
     softmax: Path | None = None
 
-    @property
-    def paths(self) -> list[Path]:
-        return [path for path in self if path]
+    @classmethod
+    def find(
+        cls,
+        scratch: Path,
+        weights: str | Path,
+        options: str | Path | None = None,
+        vocabulary: str | Path | None = None,
+        softmax: str | Path | None = None,
+    ) -> "OriginalCheckpoint":
+        """A folder or archive of weights may have options and vocabulary too."""
+        local = files.fetch(weights)
+        if local.is_dir() or files.is_archive(local):
+            vocabulary = vocabulary or (local if files.search(local, VOCABULARY_FILES) else None)
+        elif local.name.lower().endswith((".tar", ".tar.gz", ".tgz", ".pkl")):
+            what = "one file of a checkpoint" if local.suffix == ".pkl" else "an archive that is not .zip; unpack it"
+            raise ValueError(f"{weights} is {what}; pass the folder with the checkpoint's files.")
+        elif options is None:
+            raise ValueError(f"{weights} is a single file; pass its options.json too.")
+        return cls(
+            files.find(local, WEIGHTS_FILES, scratch),
+            files.find(options or local, OPTIONS_FILES, scratch),
+            files.find(vocabulary, VOCABULARY_FILES, scratch) if vocabulary else None,
+            files.find(softmax, SOFTMAX_FILES, scratch) if softmax else None,
+        )
+
+    def load(self, pre_tokenization: str) -> LoadedOriginal:
+        given = (self.weights, self.options, self.vocabulary, bool(self.softmax))
+        return load_original_arrays(self.arrays(), *given, pre_tokenization)
+
+    def arrays(self) -> dict[str, Tensor]:
+        return files.read_arrays(self.weights) | (files.read_arrays(self.softmax) if self.softmax else {})
+
+    @staticmethod
+    def arrays_of_export(folder: Path, scratch: Path) -> dict[str, Tensor]:
+        softmax = scratch / "softmax.hdf5" if ELMoConfig.from_pretrained(folder).has_softmax else None
+        again = OriginalCheckpoint(scratch / "weights.hdf5", scratch / "options.json", softmax=softmax)
+        export_original_checkpoint(folder, again.weights, again.options, softmax=softmax)
+        return again.arrays()
 
 
 def convert_original_checkpoint(
@@ -184,43 +226,7 @@ def convert_original_checkpoint(
         pre_tokenization: how the tokenizer splits raw text, see `ELMoTokenizer`.
     """
     given = {"options": options, "vocabulary": vocabulary, "softmax": softmax}
-    return convert_checkpoint(ORIGINAL_FORMAT, weights, output_dir, pre_tokenization, **given)
-
-
-def find_original_files(
-    scratch: Path,
-    weights: str | Path,
-    options: str | Path | None = None,
-    vocabulary: str | Path | None = None,
-    softmax: str | Path | None = None,
-) -> OriginalFiles:
-    """The local files of the four references. A folder or archive of weights may have options and vocabulary too."""
-    local = files.fetch(weights)
-    if local.is_dir() or files.is_archive(local):
-        vocabulary = vocabulary or (local if files.search(local, VOCABULARY_FILES) else None)
-    elif local.name.lower().endswith((".tar", ".tar.gz", ".tgz", ".pkl")):
-        what = "one file of a checkpoint" if local.suffix == ".pkl" else "an archive that is not .zip; unpack it"
-        raise ValueError(f"{weights} is {what}; pass the folder with the checkpoint's files.")
-    elif options is None:
-        raise ValueError(f"{weights} is a single file; pass its options.json too.")
-    return OriginalFiles(
-        files.find(local, WEIGHTS_FILES, scratch),
-        files.find(options or local, OPTIONS_FILES, scratch),
-        files.find(vocabulary, VOCABULARY_FILES, scratch) if vocabulary else None,
-        files.find(softmax, SOFTMAX_FILES, scratch) if softmax else None,
-    )
-
-
-def read_original_arrays(found: OriginalFiles) -> dict[str, Tensor]:
-    return files.read_arrays(found.weights) | (files.read_arrays(found.softmax) if found.softmax else {})
-
-
-def arrays_of_export(folder: Path, scratch: Path) -> dict[str, Tensor]:
-    """The arrays of a converted folder, converted back."""
-    softmax = scratch / "softmax.hdf5" if ELMoConfig.from_pretrained(folder).has_softmax else None
-    again = OriginalFiles(scratch / "weights.hdf5", scratch / "options.json", softmax=softmax)
-    export_original_checkpoint(folder, again.weights, again.options, softmax=softmax)
-    return read_original_arrays(again)
+    return convert_checkpoint(OriginalCheckpoint, weights, output_dir, pre_tokenization, **given)
 
 
 def export_original_checkpoint(
@@ -267,13 +273,6 @@ def export_original_checkpoint(
                 write(content, all_or_nothing.enter_context(files.staged(Path(path))))
 
 
-def load_original_checkpoint(
-    found: OriginalFiles, pre_tokenization: str = "moses"
-) -> tuple[ELMoPreTrainedModel, ELMoTokenizer, OriginalRecord]:
-    """The model, its tokenizer and the record for an export."""
-    return load_original_arrays(read_original_arrays(found), *found[:3], bool(found.softmax), pre_tokenization)
-
-
 def load_original_arrays(
     arrays: dict[str, Tensor],
     weights: Path,
@@ -281,8 +280,8 @@ def load_original_arrays(
     vocabulary: Path | None,
     has_softmax: bool,
     pre_tokenization: str,
-) -> tuple[ELMoPreTrainedModel, ELMoTokenizer, OriginalRecord]:
-    """As [`load_original_checkpoint`], for arrays that were read from `weights`."""
+) -> LoadedOriginal:
+    """See `Checkpoint.load`. The arrays were read from `weights`."""
     if any(name.startswith("rnn/") for name in arrays):
         raise ValueError(f"{weights} has arrays rnn/... {_FORWARD_ONLY}")
     record = OriginalRecord(files.read_json_object(options), any("/RNN/LSTMCell/" in name for name in arrays))
@@ -310,19 +309,6 @@ def load_original_arrays(
 
 def _num_rows(table: Tensor | None) -> int:
     return len(table) if table is not None and table.dim() else 0
-
-
-ORIGINAL_FORMAT = CheckpointFormat(
-    "HDF5 weights of bilm-tf or AllenNLP",
-    WEIGHTS_FILES,
-    ("options", "vocabulary", "softmax"),
-    RECORD_FILE,
-    "moses",
-    find_original_files,
-    load_original_checkpoint,
-    read_original_arrays,
-    arrays_of_export,
-)
 
 
 def original_words(model_dir: str | Path, record: OriginalRecord) -> list[str]:

@@ -5,9 +5,9 @@ The variables hold the arrays of `KEYS` in `original.py`, under other names: `or
 """
 
 import re
+from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from pathlib import Path, PurePosixPath, PureWindowsPath
-from typing import NamedTuple
 
 import torch
 from safetensors.torch import save_file
@@ -15,20 +15,19 @@ from torch import Tensor
 
 from modeling_elmo.configuration_elmo import ELMoConfig
 from modeling_elmo.conversion import files
-from modeling_elmo.conversion.formats import ZERO_ROW, CheckpointFormat, convert_checkpoint, from_original, keys_of
+from modeling_elmo.conversion.formats import ZERO_ROW, Checkpoint, convert_checkpoint, from_original, keys_of
 from modeling_elmo.conversion.original import (
     KEYS,
     OPTIONS_FILES,
     RECORD_FILE,
     VOCABULARY_FILES,
-    OriginalRecord,
-    arrays_of_export,
+    LoadedOriginal,
+    OriginalCheckpoint,
     load_original_arrays,
     read_original_record,
 )
 from modeling_elmo.conversion.tensor_bundle import FLOAT32, read_index, read_tensor
-from modeling_elmo.modeling_elmo import ELMoForPreTraining, ELMoPreTrainedModel
-from modeling_elmo.tokenization.tokenization_elmo import ELMoTokenizer
+from modeling_elmo.modeling_elmo import ELMoForPreTraining
 
 # One of these files tells a TensorFlow checkpoint. TensorFlow names the newest in a file `checkpoint` beside them.
 CHECKPOINT_FILES = ("*.index", "*.data-?????-of-?????")
@@ -47,18 +46,60 @@ SPELLINGS = (
 )
 
 
-class TensorFlowCheckpoint(NamedTuple):
-    """The local files of a checkpoint."""
+@dataclass
+class TensorFlowCheckpoint(Checkpoint):
+    name = "a TensorFlow checkpoint of bilm-tf"
+    patterns = CHECKPOINT_FILES
+    option_names = ("options", "vocabulary", "step", "optimizer_state")
+    record_file = RECORD_FILE
+    arrays_of_export = staticmethod(OriginalCheckpoint.arrays_of_export)
 
     index_file: Path
     shards: list[Path]
     options: Path
     vocabulary: Path
-    optimizer_state: bool  # whether its accumulators are converted, too
+    optimizer_state: bool  # whether Adagrad's accumulators are converted, too
 
-    @property
-    def paths(self) -> list[Path]:
-        return [self.index_file, *self.shards, self.options, self.vocabulary]
+    @classmethod
+    def find(
+        cls,
+        scratch: Path,
+        weights: str | Path,
+        options: str | Path | None = None,
+        vocabulary: str | Path | None = None,
+        step: int | None = None,
+        optimizer_state: bool = False,
+    ) -> "TensorFlowCheckpoint":
+        place = files.fetch(weights)
+        prefix = _of_step(place, step) if step is not None else _newest(place, scratch)
+        index = files.member(place, f"{prefix}.index", scratch)
+        num_shards, _ = read_index(index)
+        shards = [f"{prefix}.data-{number:05}-of-{num_shards:05}" for number in range(num_shards)]
+        return cls(
+            index,
+            [files.member(place, shard, scratch) for shard in shards],
+            files.find(options or place, OPTIONS_FILES, scratch),
+            files.find(vocabulary or place, VOCABULARY_FILES, scratch),
+            optimizer_state,
+        )
+
+    def load(self, pre_tokenization: str) -> LoadedOriginal:
+        given = (self.index_file, self.options, self.vocabulary, True)
+        model, tokenizer, record = load_original_arrays(self.arrays(), *given, pre_tokenization)
+        if "char_cnn" in record.options:
+            record.options["char_cnn"]["n_characters"] = 262  # training has 261; bilm-tf's inference asks for this edit
+        _, entries = read_index(self.index_file)
+        if step := entries.get("global_step"):
+            record.global_step = int(read_tensor(self.shards[step.shard], "global_step", step).sum())
+        return model, tokenizer, record
+
+    def arrays(self) -> dict[str, Tensor]:
+        return read_variables(self)
+
+    def convert(self, folder: Path, pre_tokenization: str | None):
+        super().convert(folder, pre_tokenization)
+        if self.optimizer_state:
+            convert_accumulators(self, folder)
 
 
 def convert_tensorflow_checkpoint(
@@ -83,21 +124,7 @@ def convert_tensorflow_checkpoint(
         pre_tokenization: how the tokenizer splits raw text, see `ELMoTokenizer`.
     """
     given = {"options": options, "vocabulary": vocabulary, "step": step, "optimizer_state": optimizer_state}
-    return convert_checkpoint(TENSORFLOW_FORMAT, weights, output_dir, pre_tokenization, **given)
-
-
-def load_tensorflow_checkpoint(
-    found: TensorFlowCheckpoint, pre_tokenization: str = "moses"
-) -> tuple[ELMoPreTrainedModel, ELMoTokenizer, OriginalRecord]:
-    """The language model of a checkpoint, its tokenizer and the record for an export."""
-    arrays, files_of_text = read_variables(found), (found.options, found.vocabulary)
-    model, tokenizer, record = load_original_arrays(arrays, found.index_file, *files_of_text, True, pre_tokenization)
-    if "char_cnn" in record.options:
-        record.options["char_cnn"]["n_characters"] = 262  # training has 261; bilm-tf's inference asks for this edit
-    _, entries = read_index(found.index_file)
-    if step := entries.get("global_step"):
-        record.global_step = int(read_tensor(found.shards[step.shard], "global_step", step).sum())
-    return model, tokenizer, record
+    return convert_checkpoint(TensorFlowCheckpoint, weights, output_dir, pre_tokenization, **given)
 
 
 def read_variables(found: TensorFlowCheckpoint, slot: str = "") -> dict[str, Tensor]:
@@ -121,9 +148,7 @@ def read_variables(found: TensorFlowCheckpoint, slot: str = "") -> dict[str, Ten
 
 
 def convert_accumulators(found: TensorFlowCheckpoint, folder: Path):
-    """Writes Adagrad's accumulators, which have the shapes of the variables and the same layout, if they are wanted."""
-    if not found.optimizer_state:
-        return
+    """Writes Adagrad's accumulators, which have the shapes of the variables and the same layout."""
     with torch.device("meta"):
         model = ELMoForPreTraining(ELMoConfig.from_pretrained(folder))
     parameters, record = dict(model.named_parameters()), read_original_record(folder, model.config)
@@ -141,29 +166,6 @@ def original_name(variable: str) -> str:
     for spelling in SPELLINGS:
         name = name.replace(*spelling)
     return name
-
-
-def find_tensorflow_checkpoint(
-    scratch: Path,
-    weights: str | Path,
-    options: str | Path | None = None,
-    vocabulary: str | Path | None = None,
-    step: int | None = None,
-    optimizer_state: bool = False,
-) -> TensorFlowCheckpoint:
-    """The local files of a checkpoint in a folder or archive."""
-    place = files.fetch(weights)
-    prefix = _of_step(place, step) if step is not None else _newest(place, scratch)
-    index = files.member(place, f"{prefix}.index", scratch)
-    num_shards, _ = read_index(index)
-    shards = [f"{prefix}.data-{number:05}-of-{num_shards:05}" for number in range(num_shards)]
-    return TensorFlowCheckpoint(
-        index,
-        [files.member(place, shard, scratch) for shard in shards],
-        files.find(options or place, OPTIONS_FILES, scratch),
-        files.find(vocabulary or place, VOCABULARY_FILES, scratch),
-        optimizer_state,
-    )
 
 
 def _prefixes(place: Path) -> list[str]:
@@ -202,17 +204,3 @@ def _newest(place: Path, scratch: Path) -> str:
     if prefix not in found:
         raise FileNotFoundError(f"{path} names {prefix}, but there is only {listed}; copy its files, or pass --step.")
     return prefix
-
-
-TENSORFLOW_FORMAT = CheckpointFormat(
-    "a TensorFlow checkpoint of bilm-tf",
-    CHECKPOINT_FILES,
-    ("options", "vocabulary", "step", "optimizer_state"),
-    RECORD_FILE,
-    "moses",
-    find_tensorflow_checkpoint,
-    load_tensorflow_checkpoint,
-    read_variables,
-    arrays_of_export,
-    convert_accumulators,
-)
