@@ -221,8 +221,7 @@ def largest_difference(here: torch.Tensor, there: torch.Tensor) -> float:
 def refuse_outside_links(folder: Path, paths: list[str]):
     """Raises an error if a file is a link, or below a link, that leaves the folder."""
     for path in paths:
-        target = (folder / path).resolve()
-        if not target.is_relative_to(folder.resolve()):
+        if not (target := (folder / path).resolve()).is_relative_to(folder.resolve()):
             raise ValueError(
                 f"{folder / path} is a link to {target}, outside the folder, and would be published. Copy the file "
                 "into the folder if it belongs to the checkpoint; remove the link otherwise."
