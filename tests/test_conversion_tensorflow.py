@@ -128,7 +128,7 @@ def test_newest_checkpoint_and_step(checkpoint, tmp_path):
     write(checkpoint, arrays | {"global_step": np.float32(90)}, step=90)
 
     def found(step=None):
-        return TensorFlowCheckpoint.find(tmp_path, checkpoint, step=step).index_file.name
+        return TensorFlowCheckpoint.find(tmp_path, checkpoint, step=step).weights.name
 
     assert found() == "model.ckpt-180.index"
     assert found(90) == "model.ckpt-90.index"

@@ -101,6 +101,7 @@ def load_pt2(path: str | Path) -> Exported:
 
 def write_onnx(program: torch.export.ExportedProgram, path: str | Path):
     """Writes one file with the weights inside: at most 2 GB."""
+    check_onnx_packages()
     names = [spec.arg.name for spec in program.graph_signature.input_specs if spec.kind.name == "USER_INPUT"]
     outputs = program.call_spec.out_spec.context
     rows_and_words = {0: "batch", 1: "time"}

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -155,8 +155,8 @@ LoadedOriginal = tuple[ELMoPreTrainedModel, ELMoTokenizer, OriginalRecord]
 @dataclass
 class OriginalCheckpoint(Checkpoint):
     name = "HDF5 weights of bilm-tf or AllenNLP"
-    patterns = WEIGHTS_FILES
-    option_names = ("options", "vocabulary", "softmax")
+    patterns: ClassVar[tuple[str, ...]] = WEIGHTS_FILES
+    option_names: ClassVar[tuple[str, ...]] = ("options", "vocabulary", "softmax")
     record_file = RECORD_FILE
 
     weights: Path
@@ -189,9 +189,42 @@ class OriginalCheckpoint(Checkpoint):
             files.find(softmax, SOFTMAX_FILES, scratch) if softmax else None,
         )
 
+    @property
+    def has_softmax(self) -> bool:
+        return self.softmax is not None
+
     def load(self, pre_tokenization: str) -> LoadedOriginal:
-        given = (self.weights, self.options, self.vocabulary, bool(self.softmax))
-        return load_original_arrays(self.arrays(), *given, pre_tokenization)
+        arrays = self.arrays()
+        if any(name.startswith("rnn/") for name in arrays):
+            raise ValueError(f"{self.weights} has arrays rnn/... {_FORWARD_ONLY}")
+        options = files.read_json_object(self.options)
+        record = OriginalRecord(options, any("/RNN/LSTMCell/" in name for name in arrays))
+        words, described = self.read_words(arrays, options), str(self.options)
+        if words is not None:
+            record.special_rows = [words.index(word) for word in SPECIAL_WORDS[1:]]
+            described = f"{self.options} and {self.vocabulary} with {len(words)} words"
+        num_characters, vocab_size = _num_rows(arrays.get("char_embed")), len(words or SPECIAL_WORDS[1:]) + 1
+        config = options_to_config(options, num_characters, vocab_size, self.has_softmax, str(self.options))
+        model_class = ELMoForPreTraining if self.has_softmax else ELMoModel
+        model = load_arrays(model_class, config, arrays, record, KEYS, self.weights, described)
+        longest = config.max_word_length
+        return model, ELMoTokenizer(vocab=words, max_word_length=longest, pre_tokenization=pre_tokenization), record
+
+    def read_words(self, arrays: dict[str, Tensor], options: dict[str, Any]) -> list[str] | None:
+        """The words of the rows of arrays; `None` without a vocabulary, if no array needs it."""
+        tables = [arrays[name] for name in ("embedding", "softmax/W", "softmax/b") if name in arrays]
+        if self.vocabulary is None and (tables or "char_cnn" not in options):
+            raise ValueError("Word-level models and softmaxes have a row for each word; pass the training vocabulary.")
+        if self.vocabulary is None:
+            return None
+        told = options.get("n_tokens_vocab")
+        words = read_original_vocabulary(self.vocabulary, _num_rows(tables[0]) if tables else told)
+        if told not in (None, len(words)):
+            raise ValueError(
+                f"{self.vocabulary} has {len(words)} words (without blank lines, <PAD> and !!!MAXTERMID), but "
+                f"{self.options} has n_tokens_vocab {told}; pass the training vocabulary."
+            )
+        return words
 
     def arrays(self) -> dict[str, Tensor]:
         return files.read_arrays(self.weights) | (files.read_arrays(self.softmax) if self.softmax else {})
@@ -271,40 +304,6 @@ def export_original_checkpoint(
         for path, write, content in contents:
             if path:
                 write(content, all_or_nothing.enter_context(files.staged(Path(path))))
-
-
-def load_original_arrays(
-    arrays: dict[str, Tensor],
-    weights: Path,
-    options: Path,
-    vocabulary: Path | None,
-    has_softmax: bool,
-    pre_tokenization: str,
-) -> LoadedOriginal:
-    """See `Checkpoint.load`. The arrays were read from `weights`."""
-    if any(name.startswith("rnn/") for name in arrays):
-        raise ValueError(f"{weights} has arrays rnn/... {_FORWARD_ONLY}")
-    record = OriginalRecord(files.read_json_object(options), any("/RNN/LSTMCell/" in name for name in arrays))
-    tables = [arrays[name] for name in ("embedding", "softmax/W", "softmax/b") if name in arrays]
-    if vocabulary is None and (tables or "char_cnn" not in record.options):
-        raise ValueError("Word-level models and softmaxes have a row for each word; pass the training vocabulary.")
-    words, described = None, str(options)
-    if vocabulary is not None:
-        told = record.options.get("n_tokens_vocab")
-        words = read_original_vocabulary(vocabulary, _num_rows(tables[0]) if tables else told)
-        record.special_rows = [words.index(word) for word in SPECIAL_WORDS[1:]]
-        described = f"{options} and {vocabulary} with {len(words)} words"
-        if told not in (None, len(words)):
-            raise ValueError(
-                f"{vocabulary} has {len(words)} words (without blank lines, <PAD> and !!!MAXTERMID), but {options} has "
-                f"n_tokens_vocab {told}; pass the training vocabulary."
-            )
-    num_characters, vocab_size = _num_rows(arrays.get("char_embed")), len(words or SPECIAL_WORDS[1:]) + 1
-    config = options_to_config(record.options, num_characters, vocab_size, has_softmax, str(options))
-    model_class = ELMoForPreTraining if has_softmax else ELMoModel
-    model = load_arrays(model_class, config, arrays, record, KEYS, weights, described)
-    tokenizer = ELMoTokenizer(vocab=words, max_word_length=config.max_word_length, pre_tokenization=pre_tokenization)
-    return model, tokenizer, record
 
 
 def _num_rows(table: Tensor | None) -> int:

@@ -5,7 +5,7 @@ The variables hold the arrays of `KEYS` in `original.py`, under other names: `or
 """
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from pathlib import Path, PurePosixPath, PureWindowsPath
 
@@ -15,15 +15,13 @@ from torch import Tensor
 
 from modeling_elmo.configuration_elmo import ELMoConfig
 from modeling_elmo.conversion import files
-from modeling_elmo.conversion.formats import ZERO_ROW, Checkpoint, convert_checkpoint, from_original, keys_of
+from modeling_elmo.conversion.formats import ZERO_ROW, convert_checkpoint, from_original, keys_of
 from modeling_elmo.conversion.original import (
     KEYS,
     OPTIONS_FILES,
-    RECORD_FILE,
     VOCABULARY_FILES,
     LoadedOriginal,
     OriginalCheckpoint,
-    load_original_arrays,
     read_original_record,
 )
 from modeling_elmo.conversion.tensor_bundle import FLOAT32, read_index, read_tensor
@@ -47,21 +45,16 @@ SPELLINGS = (
 
 
 @dataclass
-class TensorFlowCheckpoint(Checkpoint):
+class TensorFlowCheckpoint(OriginalCheckpoint):
     name = "a TensorFlow checkpoint of bilm-tf"
     patterns = CHECKPOINT_FILES
     option_names = ("options", "vocabulary", "step", "optimizer_state")
-    record_file = RECORD_FILE
-    arrays_of_export = staticmethod(OriginalCheckpoint.arrays_of_export)
-
-    index_file: Path
-    shards: list[Path]
-    options: Path
-    vocabulary: Path
-    optimizer_state: bool  # whether Adagrad's accumulators are converted, too
+    has_softmax = True
+    shards: list[Path] = field(default_factory=list)
+    optimizer_state: bool = False  # whether Adagrad's accumulators are converted, too
 
     @classmethod
-    def find(
+    def find(  # type: ignore[override]
         cls,
         scratch: Path,
         weights: str | Path,
@@ -77,18 +70,17 @@ class TensorFlowCheckpoint(Checkpoint):
         shards = [f"{prefix}.data-{number:05}-of-{num_shards:05}" for number in range(num_shards)]
         return cls(
             index,
-            [files.member(place, shard, scratch) for shard in shards],
             files.find(options or place, OPTIONS_FILES, scratch),
             files.find(vocabulary or place, VOCABULARY_FILES, scratch),
-            optimizer_state,
+            shards=[files.member(place, shard, scratch) for shard in shards],
+            optimizer_state=optimizer_state,
         )
 
     def load(self, pre_tokenization: str) -> LoadedOriginal:
-        given = (self.index_file, self.options, self.vocabulary, True)
-        model, tokenizer, record = load_original_arrays(self.arrays(), *given, pre_tokenization)
+        model, tokenizer, record = super().load(pre_tokenization)
         if "char_cnn" in record.options:
             record.options["char_cnn"]["n_characters"] = 262  # training has 261; bilm-tf's inference asks for this edit
-        _, entries = read_index(self.index_file)
+        _, entries = read_index(self.weights)
         if step := entries.get("global_step"):
             record.global_step = int(read_tensor(self.shards[step.shard], "global_step", step).sum())
         return model, tokenizer, record
@@ -129,20 +121,20 @@ def convert_tensorflow_checkpoint(
 
 def read_variables(found: TensorFlowCheckpoint, slot: str = "") -> dict[str, Tensor]:
     """The variables of the language model, or their slots, by the names of `KEYS`."""
-    _, entries = read_index(found.index_file)
+    _, entries = read_index(found.weights)
     # The slots of an optimizer stand below their variable.
     names = [name for name in entries if name.startswith("lm/") and str(PurePosixPath(name).parent) not in entries]
     if not names:
         raise ValueError(
-            f"{found.index_file} has no variables lm/..., but {', '.join(files.first_of(list(entries)))}; pass a "
+            f"{found.weights} has no variables lm/..., but {', '.join(files.first_of(list(entries)))}; pass a "
             "checkpoint that bilm-tf trained."
         )
     if missing := [name + slot for name in names if name + slot not in entries]:
         raise ValueError(
-            f"{found.index_file} has no {', '.join(files.first_of(missing))}; convert it without --optimizer_state."
+            f"{found.weights} has no {', '.join(files.first_of(missing))}; convert it without --optimizer_state."
         )
     if wrong := [name for name in names if entries[name + slot].dtype != FLOAT32]:
-        raise ValueError(f"{found.index_file} must have float32 variables, but {', '.join(wrong)} are of another type.")
+        raise ValueError(f"{found.weights} must have float32 variables, but {', '.join(wrong)} are of another type.")
     chosen = {original_name(name): (name + slot, entries[name + slot]) for name in names}
     return {original: read_tensor(found.shards[entry.shard], name, entry) for original, (name, entry) in chosen.items()}
 
