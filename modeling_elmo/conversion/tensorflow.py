@@ -54,7 +54,7 @@ class TensorFlowCheckpoint(OriginalCheckpoint):
     optimizer_state: bool = False  # whether Adagrad's accumulators are converted, too
 
     @classmethod
-    def find(  # type: ignore[override]
+    def find(  # type: ignore[override]  # it has other options
         cls,
         scratch: Path,
         weights: str | Path,
