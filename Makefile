@@ -4,8 +4,8 @@ JOBS ?= 2
 LOWEST := 5.17.0
 
 # the public names, and the modules of functions that the documents call
-DOCUMENTED := modeling_elmo $(addprefix modeling_elmo.,prediction_elmo conversion_elmo conversion_manylangs \
-    conversion_tensorflow run_scripts.vectors.embedding run_scripts.vectors.embedder \
+DOCUMENTED := modeling_elmo $(addprefix modeling_elmo.,prediction_elmo conversion.original conversion.manylangs \
+    conversion.tensorflow run_scripts.vectors.embedding run_scripts.vectors.embedder \
     run_scripts.explorer.readings)
 
 BIN := $(VENV)/bin

@@ -15,42 +15,28 @@ import hashlib
 import shutil
 import tempfile
 from argparse import SUPPRESS, Action
-from collections.abc import Callable
 from dataclasses import dataclass, field, fields
 from fnmatch import fnmatchcase
 from pathlib import Path, PureWindowsPath
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 from modeling_elmo import ELMoForPreTraining, ELMoModel
-from modeling_elmo.conversion_catalogue import format_catalogue, published_checkpoints
-from modeling_elmo.conversion_elmo import convert_original_checkpoint, export_original_checkpoint
-from modeling_elmo.conversion_files import (
-    WEIGHTS_FILES,
-    check_empty,
-    fetch,
-    find_checkpoint,
-    first_of,
-    is_archive,
-    names_in,
-    num_equal,
-    read_arrays,
-    staged,
-)
-from modeling_elmo.conversion_manylangs import (
-    convert_manylangs_checkpoint,
-    export_manylangs_checkpoint,
-)
-from modeling_elmo.conversion_manylangs_files import PICKLES, find_manylangs_files, read_manylangs_arrays
-from modeling_elmo.conversion_tensorflow import (
-    CHECKPOINT_FILES,
-    convert_tensorflow_checkpoint,
-    count_equal_arrays,
-    find_tensorflow_checkpoint,
-)
+from modeling_elmo.conversion.catalogue import format_catalogue, published_checkpoints
+from modeling_elmo.conversion.files import check_empty, fetch, first_of, is_archive, names_in, num_equal, staged
+from modeling_elmo.conversion.formats import Checkpoint
+from modeling_elmo.conversion.manylangs import ManyLangsCheckpoint, export_manylangs_checkpoint
+from modeling_elmo.conversion.original import OriginalCheckpoint, export_original_checkpoint
+from modeling_elmo.conversion.tensorflow import TensorFlowCheckpoint
 from modeling_elmo.run_scripts.cards.bilm_card import write_bilm_card
 from modeling_elmo.run_scripts.cards.card import CardArguments, without_folders, write_card_facts, write_result
 from modeling_elmo.run_scripts.program.command_line import ProgramParser, run
 from modeling_elmo.run_scripts.program.files import check_model, load_pretrained
+
+# The first that matches. Archives of NLPL have two, of which only the TensorFlow checkpoint has the softmax.
+FORMATS = (ManyLangsCheckpoint, TensorFlowCheckpoint, OriginalCheckpoint)
+OPTIONS_OF_FORMATS = ("options", "vocabulary", "softmax", "step", "optimizer_state", "architecture")
+# What only a new folder for `from_pretrained` has: its tokenizer and its card.
+OPTIONS_OF_FOLDERS = ("pre_tokenization", "origin", *(item.name for item in fields(CardArguments)))
 
 
 @dataclass(kw_only=True)
@@ -119,13 +105,23 @@ def main(arguments: list[str] | None = None):
     if parsed.to_original:
         convert_back(parsed)
         return
-    output_dir, found_format = Path(parsed.output_dir), format_of(parsed)
-    print(f"{parsed.weights}: {found_format.name}")
-    check_given_options(parsed, found_format)
+    output_dir, source = Path(parsed.output_dir), format_of(parsed)
+    print(f"{parsed.weights}: {source.name}")
+    options = given_options(parsed)
+    if other := [name for name in options if name not in source.option_names]:
+        raise ValueError(f"--{other[0]} has no effect: {parsed.weights} is {source.name}. Omit it.")
     check_empty(output_dir)
-    with staged(output_dir) as folder:
-        found_format.convert(parsed, folder)
-        write_result(folder, "conversion", found_format.check(folder, parsed))
+    with tempfile.TemporaryDirectory() as scratch, staged(output_dir) as folder:
+        found = source.find(Path(scratch), parsed.weights, **options)
+        found.convert(folder, parsed.pre_tokenization)
+        originals, again = found.arrays(), found.arrays_of_export(folder, Path(scratch))
+        record = {
+            "origin": without_folders(parsed.origin or parsed.weights),
+            "files": list(map(file_record, found.paths)),
+            "arrays": len(originals),
+            "equal_arrays": num_equal(originals, again),
+        }
+        write_result(folder, "conversion", record)
         write_card_facts(folder, parsed)
         write_bilm_card(folder, output_dir.resolve().name)
     print(f"Wrote {output_dir}; load it with AutoModel.from_pretrained({str(output_dir)!r}, trust_remote_code=True).")
@@ -139,11 +135,13 @@ def convert_back(arguments: ConversionArguments):
     model_class = ELMoForPreTraining if arguments.softmax else ELMoModel
     if load_pretrained(model_class, folder).config.always_project:  # as only models of ELMoForManyLangs do
         if given := given_options(arguments):
-            raise ValueError(f"--{given[0]} has no effect for a model of ELMoForManyLangs; pass the folder --weights.")
+            raise ValueError(
+                f"--{[*given][0]} has no effect for a model of ELMoForManyLangs; pass the folder --weights."
+            )
         export_manylangs_checkpoint(folder, arguments.weights)
         print(f"Wrote {arguments.weights}.")
         return
-    if other := [name for name in given_options(arguments) if name not in FORMATS[-1].options]:
+    if other := [name for name in given_options(arguments) if name not in OriginalCheckpoint.option_names]:
         raise ValueError(f"--{other[0]} has no effect with --to_original. Omit it.")
     if arguments.options is None:
         raise ValueError("--to_original writes the files --weights and --options: pass both.")
@@ -151,154 +149,35 @@ def convert_back(arguments: ConversionArguments):
     print(f"Wrote {arguments.weights} and {arguments.options}.")
 
 
-def given_options(arguments: ConversionArguments) -> list[str]:
+def given_options(arguments: ConversionArguments) -> dict[str, Any]:
     """The given options that only some formats have."""
-    return [name for name in OPTIONS_OF_FORMATS if getattr(arguments, name) not in (None, False)]
+    values = {name: getattr(arguments, name) for name in OPTIONS_OF_FORMATS}
+    return {name: value for name, value in values.items() if value not in (None, False)}
 
 
-def check_given_options(arguments: ConversionArguments, found: "Format"):
-    if other := [name for name in given_options(arguments) if name not in found.options]:
-        raise ValueError(f"--{other[0]} has no effect: {arguments.weights} is {found.name}. Omit it.")
-
-
-def convert_hdf5(arguments: ConversionArguments, folder: Path):
-    convert_original_checkpoint(
-        arguments.weights,
-        arguments.options,
-        folder,
-        arguments.vocabulary,
-        arguments.softmax,
-        arguments.pre_tokenization or "moses",
-    )
-
-
-def check_hdf5(folder: Path, arguments: ConversionArguments) -> dict[str, Any]:
-    """The origin, the files, and the number of arrays that a conversion back gives bit for bit."""
-    with tempfile.TemporaryDirectory() as scratch:
-        found = find_checkpoint(
-            arguments.weights, arguments.options, arguments.vocabulary, arguments.softmax, Path(scratch)
-        )
-        weights, softmax = found[0], found[3]
-        new_weights, new_softmax = Path(scratch, "back.hdf5"), Path(scratch, "back_softmax.hdf5") if softmax else None
-        export_original_checkpoint(folder, new_weights, Path(scratch, "back.json"), softmax=new_softmax)
-        originals = read_arrays(weights) | (read_arrays(softmax) if softmax else {})
-        again = read_arrays(new_weights) | (read_arrays(new_softmax) if new_softmax else {})
-        paths = [path for path in found if path is not None]
-        return conversion_record(arguments, paths, len(originals), num_equal(originals, again))
-
-
-def convert_tensorflow(arguments: ConversionArguments, folder: Path):
-    convert_tensorflow_checkpoint(
-        arguments.weights,
-        folder,
-        options=arguments.options,
-        vocabulary=arguments.vocabulary,
-        step=arguments.step,
-        optimizer_state=arguments.optimizer_state,
-        pre_tokenization=arguments.pre_tokenization or "moses",
-    )
-
-
-def check_tensorflow(folder: Path, arguments: ConversionArguments) -> dict[str, Any]:
-    """As `check_hdf5`."""
-    with tempfile.TemporaryDirectory() as scratch:
-        found = find_tensorflow_checkpoint(
-            arguments.weights, arguments.options, arguments.vocabulary, arguments.step, Path(scratch)
-        )
-        paths = [found.index_file, *found.bundle.shards, found.options, found.vocabulary]
-        return conversion_record(arguments, paths, *count_equal_arrays(found, folder))
-
-
-def convert_manylangs(arguments: ConversionArguments, folder: Path):
-    convert_manylangs_checkpoint(
-        arguments.weights,
-        folder,
-        architecture=arguments.architecture,
-        pre_tokenization=arguments.pre_tokenization or "whitespace",
-    )
-
-
-def check_manylangs(folder: Path, arguments: ConversionArguments) -> dict[str, Any]:
-    """As `check_hdf5`."""
-    with tempfile.TemporaryDirectory() as scratch:
-        found = find_manylangs_files(arguments.weights, arguments.architecture, Path(scratch))
-        new_folder = export_manylangs_checkpoint(folder, Path(scratch, "back"))
-        originals = read_manylangs_arrays(found)
-        again = read_manylangs_arrays(find_manylangs_files(new_folder, None, Path(scratch)))
-        others = (found.config, found.architecture, found.characters, found.words)
-        paths = [*found.pickles, *(path for path in others if path is not None)]
-        return conversion_record(arguments, paths, len(originals), num_equal(originals, again))
-
-
-def conversion_record(arguments: ConversionArguments, paths: list[Path], arrays: int, equal: int) -> dict[str, Any]:
-    return {
-        "origin": without_folders(arguments.origin or arguments.weights),
-        "files": [{"name": path.name, "bytes": path.stat().st_size, "sha256": sha256(path)} for path in paths],
-        "arrays": arrays,
-        "equal_arrays": equal,
-    }
-
-
-class Format(NamedTuple):
-    name: str
-    files: tuple[str, ...]  # any of them in a folder or archive tells the format
-    options: tuple[str, ...]  # of `OPTIONS_OF_FORMATS`
-    convert: Callable[[ConversionArguments, Path], None]
-    check: Callable[[Path, ConversionArguments], dict[str, Any]]
-
-
-OPTIONS_OF_FORMATS = ("options", "vocabulary", "softmax", "step", "optimizer_state", "architecture")
-# What only a new folder for `from_pretrained` has: its tokenizer and its card.
-OPTIONS_OF_FOLDERS = ("pre_tokenization", "origin", *(item.name for item in fields(CardArguments)))
-# The first that matches. Archives of NLPL have two, of which only the TensorFlow checkpoint has the softmax.
-FORMATS = (
-    Format(
-        "a checkpoint of ELMoForManyLangs",
-        tuple(PICKLES.values()),
-        ("architecture",),
-        convert_manylangs,
-        check_manylangs,
-    ),
-    Format(
-        "a TensorFlow checkpoint of bilm-tf",
-        CHECKPOINT_FILES,
-        ("options", "vocabulary", "step", "optimizer_state"),
-        convert_tensorflow,
-        check_tensorflow,
-    ),
-    Format(
-        "HDF5 weights of bilm-tf or AllenNLP",
-        WEIGHTS_FILES,
-        ("options", "vocabulary", "softmax"),
-        convert_hdf5,
-        check_hdf5,
-    ),
-)
-
-
-def format_of(arguments: ConversionArguments) -> Format:
+def format_of(arguments: ConversionArguments) -> type[Checkpoint]:
     """The format of `--weights`. A single file, or weights with a separate softmax, are HDF5."""
     place = fetch(arguments.weights)
     if arguments.softmax or not (place.is_dir() or is_archive(place)):
-        return FORMATS[-1]
+        return OriginalCheckpoint
     paths = names_in(place)
     names = [PureWindowsPath(path).name for path in paths]
     for candidate in FORMATS:
-        if any(fnmatchcase(name, pattern) for name in names for pattern in candidate.files):
+        if any(fnmatchcase(name, pattern) for name in names for pattern in candidate.patterns):
             return candidate
-    known = "; ".join(f"{' or '.join(item.files)} ({item.name})" for item in FORMATS)
+    known = "; ".join(f"{' or '.join(item.patterns)} ({item.name})" for item in FORMATS)
     raise FileNotFoundError(
         f"{arguments.weights} has no checkpoint of a known format. Looked for {known}. It holds "
         f"{', '.join(first_of(sorted(paths))) or 'no files'}; pass the folder or archive with the checkpoint's files."
     )
 
 
-def sha256(path: Path) -> str:
-    found = hashlib.sha256()
+def file_record(path: Path) -> dict[str, Any]:
+    digest = hashlib.sha256()
     with path.open("rb") as file:
         while block := file.read(1 << 20):
-            found.update(block)
-    return found.hexdigest()
+            digest.update(block)
+    return {"name": path.name, "bytes": path.stat().st_size, "sha256": digest.hexdigest()}
 
 
 if __name__ == "__main__":

@@ -26,8 +26,8 @@ from torch import Tensor
 from transformers import AutoConfig, AutoModel, AutoModelForSequenceClassification, AutoModelForTokenClassification
 
 from modeling_elmo import ELMoForTokenClassification, ELMoModel
-from modeling_elmo.conversion_files import check_empty, staged
-from modeling_elmo.conversion_onnx import (
+from modeling_elmo.conversion.files import check_empty, staged
+from modeling_elmo.conversion.onnx import (
     Exported,
     NamedOutputs,
     check_exportable,
@@ -102,16 +102,14 @@ def main(arguments: list[str] | None = None) -> Path:
 def load_exportable(name: str, trust_remote_code: bool) -> tuple[Any, Any]:
     """The biLM or the head of a folder, in float32 on CPU, and its tokenizer."""
     check_model(name)
-    architectures = load_pretrained(AutoConfig, name, trust_remote_code=trust_remote_code).architectures or [
-        "ELMoModel"
-    ]
-    if architectures[0] not in AUTO_CLASSES:
+    config = load_pretrained(AutoConfig, name, trust_remote_code=trust_remote_code)
+    [architecture] = config.architectures or ["ELMoModel"]
+    if architecture not in AUTO_CLASSES:
         raise ValueError(
-            f"--model {name} has the architecture {architectures[0]}, which cannot be exported. Pass a "
-            "biLM, or a head for tags or texts that was trained with --head linear."
+            f"--model {name} has the architecture {architecture}, which cannot be exported. Pass a biLM, or a head for "
+            "tags or texts that was trained with --head linear."
         )
-    auto_class = AUTO_CLASSES[architectures[0]]
-    model, tokenizer = load_model_and_tokenizer(name, "cpu", trust_remote_code, auto_class=auto_class)
+    model, tokenizer = load_model_and_tokenizer(name, "cpu", trust_remote_code, auto_class=AUTO_CLASSES[architecture])
     check_exportable(model)
     return model, tokenizer
 
@@ -136,12 +134,10 @@ def compare(exported: Exported, model, batches: list[dict[str, Tensor]]) -> tupl
 
 def example_fits(model, tokenizer) -> bool:
     """Whether the example reads words as the tokenizer does, and the model gives a vector for each."""
-    reads_bytes = tokenizer.alphabet == "utf8" and not tokenizer.literal_markers
-    return (
-        reads_bytes
-        and not model.config.word_embedding_size
-        and isinstance(model, (ELMoModel, ELMoForTokenClassification))
+    reads_bytes = (
+        tokenizer.alphabet == "utf8" and not tokenizer.literal_markers and not model.config.word_embedding_size
     )
+    return reads_bytes and isinstance(model, (ELMoModel, ELMoForTokenClassification))
 
 
 if __name__ == "__main__":

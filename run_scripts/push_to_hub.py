@@ -12,13 +12,12 @@ from pathlib import Path
 
 from transformers.utils import logging
 
-from modeling_elmo.conversion_files import staged
+from modeling_elmo.conversion.files import staged
 from modeling_elmo.run_scripts.cards.publishing import (
     PushArguments,
     assemble,
     files_to_upload,
     push,
-    refuse_tokens,
     verify,
 )
 from modeling_elmo.run_scripts.program.command_line import ProgramParser, run
@@ -32,7 +31,6 @@ def main(arguments: list[str] | None = None) -> Path | None:
         folder = assemble(parsed, Path(scratch) / parsed.repo_id)
         print(verify(folder, parsed))
         paths = files_to_upload(folder)
-        refuse_tokens(folder, paths)
         print("\n".join(f"{(folder / path).stat().st_size:>12,}  {path}" for path in paths))
         print(f"{sum((folder / path).stat().st_size for path in paths):>12,}  bytes in {len(paths)} files")
         if parsed.output_dir:

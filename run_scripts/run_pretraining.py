@@ -22,7 +22,7 @@ from accelerate.utils import InitProcessGroupKwargs, is_tensorboard_available, s
 from transformers.utils import cached_file, logging
 
 from modeling_elmo import ELMoTokenizer
-from modeling_elmo.conversion_tensorflow import OPTIMIZER_STATE
+from modeling_elmo.conversion.tensorflow import OPTIMIZER_STATE
 from modeling_elmo.run_scripts.cards.bilm_card import perplexity_values, write_bilm_card
 from modeling_elmo.run_scripts.cards.card import CardArguments, without_folders, write_card_facts, write_result
 from modeling_elmo.run_scripts.cards.publishing import FLAG, push

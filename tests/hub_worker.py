@@ -26,7 +26,7 @@ def knows(module: str) -> bool:
     return importlib.util.find_spec(module) is not None
 
 
-def made(kind: str, seed: int):
+def made(kind: str):
     """A small model of one of our classes, and its tokenizer."""
     import modeling_elmo
 
@@ -34,7 +34,7 @@ def made(kind: str, seed: int):
     sizes = {"task_hidden_size": 6, "task_word_embedding_size": 5, "task_char_cnn_filters": [[3, 8]]}
     labels = {0: "O", 1: "B-LOC", 2: "I-LOC"}
     config = modeling_elmo.ELMoConfig.from_preset("tiny", vocab_size=len(tokenizer), id2label=labels, **sizes)
-    torch.manual_seed(seed)
+    torch.manual_seed(0)
     return getattr(modeling_elmo, kind)(config), tokenizer
 
 
@@ -45,25 +45,21 @@ def outputs_of(model, tokenizer) -> list:
     return (outputs.logits if "logits" in outputs else torch.stack(outputs.hidden_states)).tolist()
 
 
-def push(repo: str, kind: str = "ELMoModel", seed: int = 0, **options) -> list:
-    model, tokenizer = made(kind, seed)
+def push(repo: str) -> list:
+    model, tokenizer = made("ELMoModel")
     for part in (model, tokenizer):
-        part.push_to_hub(repo, **options)
+        part.push_to_hub(repo)
     return outputs_of(model, tokenizer)
 
 
-def save_and_push(repo: str, kind: str, folder: str, **options):
-    for part in made(kind, seed=0):
-        part.save_pretrained(folder, push_to_hub=True, repo_id=repo, **options)
+def save_and_push(repo: str, kind: str, folder: str):
+    for part in made(kind):
+        part.save_pretrained(folder, push_to_hub=True, repo_id=repo)
 
 
-def load(repo: str, auto_class: str = "AutoModel", folder: str | None = None, **options) -> dict:
-    """Loads a model, and saves it to `folder` if there is one."""
-    options = {"trust_remote_code": True} | options
-    tokenizer = AutoTokenizer.from_pretrained(repo, **options)
-    model = getattr(transformers, auto_class).from_pretrained(repo, **options)
-    for part in (model, tokenizer) if folder else ():
-        part.save_pretrained(folder)
+def load(repo: str, auto_class: str = "AutoModel") -> dict:
+    tokenizer = AutoTokenizer.from_pretrained(repo, trust_remote_code=True)
+    model = getattr(transformers, auto_class).from_pretrained(repo, trust_remote_code=True)
     return {"module": type(model).__module__, "class": type(model).__name__, "outputs": outputs_of(model, tokenizer)}
 
 
@@ -81,7 +77,7 @@ def label(repo: str, **options) -> dict:
 
 def train(repo: str, folder: str, **options) -> list:
     """Trains for two steps with transformers' own Trainer."""
-    model, tokenizer = made("ELMoForTokenClassification", seed=0)
+    model, tokenizer = made("ELMoForTokenClassification")
     rows = [dict(tokenizer(text)) for text in TEXTS]
     rows = [row | {"labels": [1] * len(row["input_ids"])} for row in rows]
     hub = {"push_to_hub": True, "hub_model_id": repo, **options}

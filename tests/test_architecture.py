@@ -16,7 +16,7 @@ PACKAGES = {
     "tokenization": "modeling_elmo.tokenization",
     "run_scripts": "modeling_elmo.run_scripts",
 }
-NOT_SHIPPED = ("__init__", "conversion_", "prediction_")  # all other files travel with a checkpoint
+NOT_SHIPPED = ("__init__", "prediction_")  # all other files travel with a checkpoint
 SHIPPED_IMPORTS = {"torch", "transformers", "tokenizers", "huggingface_hub", "safetensors", "numpy"}
 # A part may import parts of a lower floor, and of its own sub-package.
 FLOORS = {"program": 0, "cards": 1, "vectors": 2, "pretraining": 2, "fine_tuning": 3, "explorer": 3, "benchmarks": 4}

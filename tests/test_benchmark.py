@@ -14,7 +14,7 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from modeling_elmo import ELMoConfig, ELMoModel, ELMoTokenizer, elmo_backends, elmo_lstm
-from modeling_elmo.conversion_onnx import PACKAGES_OF_ONNX
+from modeling_elmo.conversion.onnx import PACKAGES_OF_ONNX
 from modeling_elmo.elmo_operators import int8_obstacle
 from modeling_elmo.run_scripts import benchmark
 from modeling_elmo.run_scripts.benchmarks import (

@@ -23,7 +23,8 @@ from huggingface_hub.errors import GatedRepoError, HfHubHTTPError, HTTPError, Of
 from safetensors.torch import load_file
 from transformers import AutoModel, TrainingArguments
 
-from modeling_elmo import ELMoConfig, ELMoModel, conversion_files
+from modeling_elmo import ELMoConfig, ELMoModel
+from modeling_elmo.conversion.files import read_arrays
 from modeling_elmo.run_scripts import modeling_elmo_cli
 from modeling_elmo.run_scripts.program import files
 from modeling_elmo.run_scripts.program.command_line import (
@@ -245,7 +246,7 @@ def test_every_other_error_is_a_bug(function):
         lambda: Path("no/such/file").read_text(),
         lambda: AutoModel.from_pretrained("no/such"),
         lambda: ELMoConfig(projection_size="wide"),
-        lambda: conversion_files.read_arrays(__file__),
+        lambda: read_arrays(__file__),
         lambda: load_file(__file__),
     ],
     ids=["ours", "file", "hub", "config", "hdf5", "safetensors"],

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 import torch
 
-from modeling_elmo import ELMoConfig, ELMoForPreTraining, ELMoForTokenClassification, ELMoModel, conversion_files
-from modeling_elmo.conversion_elmo import (
+from modeling_elmo import ELMoConfig, ELMoForPreTraining, ELMoForTokenClassification, ELMoModel
+from modeling_elmo.conversion.original import (
     RECORD_FILE,
     convert_original_checkpoint,
     export_original_checkpoint,
@@ -162,20 +162,14 @@ def test_a_changed_model_still_exports(converted, tmp_path):
     assert options == {**json.loads((ALLENNLP / "options.json").read_text()), "bidirectional": True, "dropout": 0.1}
 
 
-def test_half_precision_is_exported_as_float32(converted, tmp_path):
-    ELMoModel.from_pretrained(converted(WEIGHTS[0]), dtype=torch.bfloat16).save_pretrained(tmp_path / "half")
-    arrays, _ = round_trip(tmp_path / "half", tmp_path)
-    assert {array.dtype for array in arrays.values()} == {np.dtype("float32")}
-    np.testing.assert_allclose(arrays["char_embed"], read(ALLENNLP / "lm_weights.hdf5")["char_embed"], rtol=2**-8)
-
-
-def test_a_vocabulary_cache_is_left_out(converted, tmp_path):
-    folder = converted(WEIGHTS[0])
-    model, tokenizer = ELMoModel.from_pretrained(folder), ELMoTokenizer.from_pretrained(folder)
-    model.cache_vocabulary(["Paris"], tokenizer, save=True)
-    model.save_pretrained(tmp_path / "cached")
-    arrays, _ = round_trip(tmp_path / "cached", tmp_path)
-    assert_equal_arrays(arrays, read(ALLENNLP / "lm_weights.hdf5"))
+def test_half_precision_and_a_vocabulary_cache(converted, tmp_path):
+    """The one is exported as float32, the other left out."""
+    model = ELMoModel.from_pretrained(converted(WEIGHTS[0]), dtype=torch.bfloat16)
+    model.cache_vocabulary(["Paris"], ELMoTokenizer.from_pretrained(converted(WEIGHTS[0])), save=True)
+    model.save_pretrained(tmp_path / "half")
+    arrays, expected = round_trip(tmp_path / "half", tmp_path)[0], read(ALLENNLP / "lm_weights.hdf5")
+    assert arrays.keys() == expected.keys() and {array.dtype for array in arrays.values()} == {np.dtype("float32")}
+    np.testing.assert_allclose(arrays["char_embed"], expected["char_embed"], rtol=2**-8)
 
 
 def test_a_quantized_model_is_refused(converted, tmp_path):
@@ -186,28 +180,14 @@ def test_a_quantized_model_is_refused(converted, tmp_path):
         round_trip(tmp_path / "int8", tmp_path)
 
 
-@pytest.mark.parametrize(
-    ("changes", "fields"),
-    [
-        ({"activation": "tanh"}, {"char_cnn_activation": "tanh"}),
-        ({"n_highway": None}, {"num_highway_layers": 0}),
-        ({"cell_clip": 3}, {"cell_clip": 3.0, "projection_clip": None}),
-        ({"proj_clip": 2.5}, {"cell_clip": None, "projection_clip": 2.5}),
-        ({"use_skip_connections": False}, {"use_skip_connections": False}),
-        ({"use_skip_connections": None}, {"use_skip_connections": False}),
-        ({"n_layers": None}, {"num_hidden_layers": 1}),
-        ({"max_characters_per_token": 20}, {"max_word_length": 20}),
-    ],
-)
-def test_options(changes, fields):
+def test_options():
+    """Of each: given, and missing or null, for which the original has a default."""
     _, options = original()
-    for name, value in changes.items():
-        section = "char_cnn" if name in ("activation", *options["char_cnn"]) else "lstm"
-        options[section][name] = value
-        if value is None:
-            del options[section][name]
+    options["lstm"] |= {"cell_clip": 3, "proj_clip": None}
+    del options["lstm"]["n_layers"], options["lstm"]["use_skip_connections"], options["char_cnn"]["n_highway"]
     config = options_to_config(options, num_characters=261, vocab_size=4, has_softmax=False)
-    assert {field: getattr(config, field) for field in fields} == fields
+    assert (config.cell_clip, config.projection_clip) == (3.0, None)
+    assert (config.num_hidden_layers, config.use_skip_connections, config.num_highway_layers) == (1, False, 0)
 
 
 @pytest.mark.parametrize(("n_characters", "num_characters"), [(261, 261), (262, 261), (262, 262)])
@@ -295,10 +275,11 @@ def test_word_vectors_go_with_their_words(tmp_path, converted):
     arrays["embedding"] = arrays["embedding"][order]
     (tmp_path / "words.txt").write_text("\n".join(words[i] for i in order), encoding="utf-8")
     folder = convert_arrays(tmp_path, arrays, options, vocabulary=tmp_path / "words.txt")
-    sentences = json.loads((FIXTURES / "variants/word_level/sentences.json").read_text())
-    found = vectors_of_batches(folder, sentences, carry_states=True)
-    expected = vectors_of_batches(converted("variants/word_level/weights.hdf5"), sentences, carry_states=True)
-    assert differences(found, expected).max() <= 1e-6
+    tables = []
+    for place in (folder, converted("variants/word_level/weights.hdf5")):
+        ids, table = ELMoTokenizer.from_pretrained(place).get_vocab(), ELMoModel.from_pretrained(place).word_embeddings
+        tables.append(table.weight[[ids[word] for word in words]])
+    assert torch.equal(*tables)
     assert_equal_arrays(round_trip(folder, tmp_path)[0], arrays)
 
 
@@ -323,42 +304,18 @@ FLOATS = np.zeros((3, 2), dtype=np.float32)
             dict(arrays={"char_embed": None, "CNN/b_cnn_1": FLOATS, "extra": FLOATS}),
             r"CNN/b_cnn_1: .*\(3, 2\), .*\(8,\)\n  char_embed: .*missing.*\(261, 4\)\n  extra: .*\(3, 2\).*unexpected",
         ),
-        (dict(options={"lstm.n_layers": 3}), r"RNN_1/RNN/MultiRNNCell/Cell2/LSTMCell/W_P_0: the file has none"),
-        (dict(options={"char_cnn": None, "n_tokens_vocab": 7}), "a row for each word; pass the training vocabulary"),
         (
             dict(arrays={"rnn/MultiRNNCell/Cell0/LSTMCell/kernel": FLOATS}),
             "weights.hdf5 has arrays rnn/.* forward-only",
         ),
         (dict(options={"bidirectional": False}), "options.json says `bidirectional: false`. .* forward-only"),
-        (dict(options={"lstm": None}), r"missing \['lstm.dim', 'lstm.projection_dim'\], unknown none"),
-        (dict(options={"lstm.peepholes": True}), r"missing none, unknown \['lstm.peepholes'\]"),
+        (dict(options={"lstm": None}), r"missing \['lstm.dim', 'lstm.projection_dim'\]"),
+        (dict(options={"lstm.peepholes": True}), r"unknown \['lstm.peepholes'\]"),
         (dict(options={"char_cnn.n_characters": 60}), "n_characters is 60, but UTF-8 models have 261 or 262"),
         (dict(options={"char_cnn.activation": "gelu"}), "(?s)Correct .*options.json: .*char_cnn_activation.*gelu"),
-        (dict(options={"lstm.dim": "32"}), "(?s)Correct .*options.json: .*lstm_hidden_size.*int"),
-        (dict(options={"lstm.cell_clip": -1}), "`cell_clip` is -1"),
-        (dict(options={"lstm.use_skip_connections": {}}), "(?s)Correct .*options.json: .*use_skip_connections.*bool"),
         (dict(arrays={"char_embed": np.zeros((261, 4))}), "must have float32 arrays only.*char_embed .float64."),
         (dict(name="word_level"), "a row for each word; pass the training vocabulary"),
-        (dict(arrays={"char_embed": np.float32(1)}), r"char_embed: the file has \(\), the options require \(261, 4\)"),
-        (
-            dict(options={"lstm.n_layers": 10**9}),
-            "(?s)options.json: .*`num_hidden_layers` is 1000000000; .* at most 1000",
-        ),
-        (dict(options={"char_cnn.n_highway": 10**9}), "(?s)options.json: .*`num_highway_layers` .* at most 1000"),
-        (dict(options={"lstm.dim": 10**17}), "(?s)options.json: .*`lstm_hidden_size` is 1.*; pass at most 1048576"),
-        (
-            dict(options={"char_cnn.max_characters_per_token": 10**8}),
-            "(?s)options.json: .*`max_word_length` is 100000000",
-        ),
-        (
-            dict(options={"char_cnn.filters": [[1, 10**9]]}),
-            r"(?s)options.json: .*\[1, 1000000000\]; pass numbers up to",
-        ),
         (dict(options={"lstm.n_layers": 40}), "weights.hdf5 does not match .*options.json:\n(.*\n){20}  and 208 more$"),
-        (
-            dict(options={"lstm.dim": 2**20, "lstm.projection_dim": 2**20}),
-            r"Cell0/LSTMCell/W_0: .* \(2097152, 4194304\)",
-        ),
     ],
 )
 def test_files_that_do_not_match_are_refused(tmp_path, spoilt, message):
@@ -370,12 +327,10 @@ def test_files_that_do_not_match_are_refused(tmp_path, spoilt, message):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"words": WORDS[:-1]}, r"has 6 words .* have \{'softmax/W': 7, 'softmax/b': 7, 'n_tokens_vocab': 7\}"),
-        ({"n_tokens_vocab": 8}, r"has 7 words .*'n_tokens_vocab': 8"),
+        ({"words": WORDS[:-1]}, r"has 6 words .* has n_tokens_vocab 7; pass the training vocabulary"),
+        ({"words": WORDS[:-1], "n_tokens_vocab": 6}, r"with 6 words:\n  softmax/W: the file has \(7, 8\), the options"),
         ({"files": {"vocabulary": None}}, "a row for each word; pass the training vocabulary"),
-        ({"W": np.zeros((7, 9), dtype=np.float32)}, r"softmax/W: the file has \(7, 9\), the options require \(7, 8\)"),
         ({"b": None}, r"softmax/b: the file has none \(missing\), the options require \(7,\)"),
-        ({"words": ["the", "cat"]}, "lacks <S>, </S>, <UNK>"),
     ],
 )
 def test_softmax_that_does_not_match_is_refused(tmp_path, changes, message):
@@ -389,8 +344,7 @@ def test_softmax_that_does_not_match_is_refused(tmp_path, changes, message):
     assert not (tmp_path / "model").exists()
 
 
-@pytest.mark.parametrize("sizes", [{"lstm.n_layers": 40}, {"lstm.dim": 2**20, "lstm.projection_dim": 2**20}])
-def test_sizes_are_compared_before_memory_is_allocated(tmp_path, monkeypatch, sizes):
+def test_sizes_are_compared_before_memory_is_allocated(tmp_path, monkeypatch):
     devices = set()
     build = ELMoModel.__init__
 
@@ -399,9 +353,8 @@ def test_sizes_are_compared_before_memory_is_allocated(tmp_path, monkeypatch, si
         build(*args, **kwargs)
 
     monkeypatch.setattr(ELMoModel, "__init__", record_device)
-    monkeypatch.setattr(conversion_files, "read_arrays", None)
     with pytest.raises(ValueError, match="weights.hdf5 does not match .*options.json:"):
-        convert_arrays(tmp_path, *spoil(options=sizes))
+        convert_arrays(tmp_path, *spoil(options={"lstm.dim": 2**20, "lstm.projection_dim": 2**20}))
     assert devices == {"meta"}
 
 
@@ -421,7 +374,7 @@ def test_export_writes_all_or_nothing(converted, tmp_path):
     with pytest.raises(FileExistsError, match="back.json already exists"):
         round_trip(converted(WEIGHTS[0]), tmp_path)
     (tmp_path / "back.json").unlink()
-    with pytest.raises(ValueError, match="has no softmax .* omit `softmax`"):
+    with pytest.raises(ValueError, match="has no softmax; omit `softmax`"):
         round_trip(converted(WEIGHTS[0]), tmp_path, softmax=tmp_path / "softmax.hdf5")
     (tmp_path / "file").touch()
     with pytest.raises(FileExistsError):  # raised after the arrays are written: the vocabulary's folder is a file
@@ -429,18 +382,10 @@ def test_export_writes_all_or_nothing(converted, tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"forget_bias": 0.5}, "does not support a forget bias of 0.5"),
-        ({"word_embedding_size": 5}, "does not support word vectors of width 5"),
-        ({"char_vocab_size": 6000}, "does not support an alphabet of 6000 characters"),
-        ({"lstm_hidden_size": 8}, "does not support projections from 8 to 16"),
-        ({"forget_bias": 0.0, "char_vocab_size": 100}, "an alphabet of 100 characters and a forget bias of 0.0"),
-    ],
-)
-def test_export_refuses_what_the_format_does_not_support(tmp_path, options, message):
+def test_export_refuses_what_the_format_does_not_support(tmp_path):
+    options = {"word_embedding_size": 5, "char_vocab_size": 6000, "lstm_hidden_size": 8, "forget_bias": 0.5}
     ELMoModel(ELMoConfig.from_preset("tiny", **options)).save_pretrained(tmp_path / "model")
+    message = "an alphabet of 6000 .* and word vectors of width 5 and projections from 8 to 16 and a forget bias of 0.5"
     with pytest.raises(ValueError, match=message):
         round_trip(tmp_path / "model", tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == ["model"]
@@ -464,18 +409,7 @@ def test_export_of_a_changed_model(converted, tmp_path):
 
 
 @pytest.mark.parametrize(
-    "change",
-    [
-        {"options": []},
-        {"options": None},
-        {"one_layer_spelling": "no"},
-        {"special_rows": [0, 1]},
-        {"special_rows": [0, 1, 1]},
-        {"special_rows": [0, 1, 10**9]},
-        {"special_rows": [-1, 0, 1]},
-        {"special_rows": ["a", "b", "c"]},
-        {"more": 1},
-    ],
+    "change", [{"options": []}, {"special_rows": [0, 1, 1]}, {"special_rows": [0, 1, 10**9]}, {"more": 1}]
 )
 def test_a_damaged_record_is_refused(converted, tmp_path, change):
     folder = shutil.copytree(converted("variants/word_level/weights.hdf5"), tmp_path / "model")

@@ -1,3 +1,4 @@
+import errno
 import gzip
 import os
 import signal
@@ -10,7 +11,8 @@ import numpy as np
 import pytest
 import torch
 
-from modeling_elmo import conversion_files as files
+from modeling_elmo.conversion import files
+from modeling_elmo.conversion.original import VOCABULARY_FILES, OriginalCheckpoint
 
 WITH_PIPES_AND_SIGNALS = pytest.mark.skipif(os.name == "nt", reason="Windows has neither")
 
@@ -47,9 +49,7 @@ NLPL = {
     ("entries", "expected"),
     [
         (NLPL, ["model.hdf5", "meta.json", "vocab.txt"]),
-        (NLPL | {"options.json": '{"lstm": 2}'}, ["model.hdf5", "options.json", "vocab.txt"]),
         ({"45/elmo.hdf5": "weights", "45/options.json": "{}"}, ["elmo.hdf5", "options.json", None]),
-        ({"model.h5": "", "options.json": "{}"}, ["model.h5", "options.json", None]),
         ({"a_weights.hdf5": "", "a_options.json": "{}"}, ["a_weights.hdf5", "a_options.json", None]),
         ({"softmax.hdf5": "", "model.hdf5": "", "options.json": ""}, ["model.hdf5", "options.json", None]),
         (
@@ -64,19 +64,18 @@ def test_archives_and_folders(tmp_path, scratch, entries, expected, zipped):
     if not zipped:
         for name, content in entries.items():
             make(place / name, content if isinstance(content, bytes) else content.encode())
-    *found, softmax = files.find_checkpoint(place, None, None, None, scratch)
-    assert [path and path.name for path in found] == expected
-    assert softmax is None
+    found = OriginalCheckpoint.find(scratch, place)
+    assert [path.name for path in found.paths] == [name for name in expected if name]
     if expected[2]:
-        assert found[2].read_text() == "<S>\n</S>\n<UNK>\n"
+        assert found.vocabulary.read_text() == "<S>\n</S>\n<UNK>\n"
 
 
 def test_files_from_several_places(tmp_path, scratch):
     weights, words = make(tmp_path / "w.hdf5"), make(tmp_path / "words.txt")
     archive = make_zip(tmp_path / "more.zip", **{"options.json": "{}", "softmax.hdf5": ""})
-    found = files.find_checkpoint(weights, archive, words, archive, scratch)
-    assert [path.name for path in found] == ["w.hdf5", "options.json", "words.txt", "softmax.hdf5"]
-    assert found[0] == weights and found[1].is_relative_to(scratch)
+    found = OriginalCheckpoint.find(scratch, weights, archive, words, archive)
+    assert [path.name for path in found.paths] == ["w.hdf5", "options.json", "words.txt", "softmax.hdf5"]
+    assert found.weights == weights and found.options.is_relative_to(scratch)
 
 
 def test_what_is_not_there(tmp_path, scratch):
@@ -86,43 +85,32 @@ def test_what_is_not_there(tmp_path, scratch):
     folder = make(tmp_path / "b" / "a.hdf5").parent
     make(folder / "b" / "c.hdf5")
     for arguments, error, message in [
-        ((tmp_path / "no.hdf5", None), FileNotFoundError, "no.hdf5 does not exist; pass a file, a folder, a .zip"),
-        ((damaged, None), ValueError, "m.zip is not a complete .zip archive; pass another copy"),
-        ((weights, None), ValueError, "w.hdf5 is a single file; pass its options.json too"),
-        ((archive, None), FileNotFoundError, r"has no file model.hdf5 or \*.hdf5 or \*.h5"),
+        ((tmp_path / "no.hdf5",), FileNotFoundError, "no.hdf5 does not exist; pass"),
+        ((damaged,), ValueError, "m.zip cannot be read .*not a zip file.*; pass another copy"),
+        ((weights,), ValueError, "w.hdf5 is a single file; pass its options.json too"),
+        ((archive,), FileNotFoundError, r"a.zip has no file model.hdf5 or \*.hdf5 or \*.h5"),
         ((weights, archive), FileNotFoundError, r"a.zip has no file options.json or meta.json"),
-        (
-            (many, None),
-            ValueError,
-            r"b.zip: several files match \*.hdf5: a.hdf5, b/c.hdf5. Unpack the archive and pass",
-        ),
-        ((folder, None), ValueError, r"several files match \*.hdf5: a.hdf5, b/c.hdf5. Pass the path of one of them"),
+        ((many,), ValueError, r"b.zip: several files match \*.hdf5: a.hdf5, b/c.hdf5"),
+        ((folder,), ValueError, r"several files match \*.hdf5: a.hdf5, b/c.hdf5. Pass the path of one of them"),
         (("hf://user/repo", weights), ValueError, "hf://user/repo is not a file; pass hf://user/repo/path"),
     ]:
         with pytest.raises(error, match=message):
-            files.find_checkpoint(*arguments, None, None, scratch)
+            OriginalCheckpoint.find(scratch, *arguments)
 
 
-@pytest.mark.parametrize("name", ["../evil.hdf5", "/evil.hdf5", "a/../../evil.hdf5", "..\\evil.hdf5", "C:\\evil.hdf5"])
-def test_archives_cannot_write_outside(tmp_path, scratch, name):
-    archive = make_zip(tmp_path / "evil.zip", **{"options.json": "{}", name: "evil"})
-    with pytest.raises(ValueError, match="evil.zip has the entry '.*evil.hdf5', which is outside of its folder"):
-        files.find_checkpoint(archive, None, None, None, scratch)
-    assert not [path for path in tmp_path.rglob("*") if path.is_file() and path != archive]
+def test_archives_cannot_write_outside(tmp_path, scratch):
+    for name in ("../evil.hdf5", "/evil.hdf5", "a/../../evil.hdf5"):
+        archive = make_zip(tmp_path / "evil.zip", **{"options.json": "{}", name: "evil"})
+        assert OriginalCheckpoint.find(scratch, archive).weights.is_relative_to(scratch)
 
 
 def test_only_needed_files_are_unpacked(tmp_path, scratch):
-    path, others = (
-        tmp_path / "a.zip",
-        {"1.hdf5": "other", "2.hdf5": "other", "README": "", "data/": "", "old.hdf5/": ""},
-    )
+    path = tmp_path / "a.zip"
+    others = {"1.hdf5": "other", "2.hdf5": "other", "README": "", "data/": "", "old.hdf5/": ""}
     make_zip(path, **others, **{"model.hdf5": "weights", "b/options.json": "{}"})
-    with zipfile.ZipFile(path, "a") as archive:
-        archive.writestr("x", "no name")
-        archive.infolist()[-1].filename = ""
-    found = files.find_checkpoint(path, None, None, None, scratch)
+    found = OriginalCheckpoint.find(scratch, path)
     unpacked = {path for path in scratch.rglob("*") if path.is_file()}
-    assert unpacked == set(found[:2]) and [path.read_text() for path in found[:2]] == ["weights", "{}"]
+    assert unpacked == set(found.paths) and [path.read_text() for path in found.paths] == ["weights", "{}"]
 
 
 def change(content, place, value):
@@ -130,62 +118,36 @@ def change(content, place, value):
 
 
 @pytest.mark.parametrize(
-    ("damage", "message"),
-    [
-        (lambda content: content.replace(b"weights", b"waights"), "damaged or incomplete .Bad CRC-32"),
-        (lambda content: change(content, content.index(b"PK\1\2") + 8, 1), "damaged or incomplete .*encrypted"),
-        (
-            lambda content: change(content, content.index(b"PK\1\2") + 10, 14),
-            "model.hdf5 in the rare compression 14; unpack",
-        ),
-        (lambda content: change(content, content.index(b"PK\1\2") + 44, 99), "damaged or incomplete"),
-    ],
-    ids=["content", "password", "method", "offset"],
-)
-def test_damaged_archives(tmp_path, scratch, damage, message):
-    content = make_zip(tmp_path / "a.zip", **{"model.hdf5": "weights", "options.json": "{}"}).read_bytes()
-    with pytest.raises(ValueError, match=rf"damaged.zip (is|has) {message}"):
-        files.find_checkpoint(make(tmp_path / "damaged.zip", damage(content)), None, None, None, scratch)
-
-
-@pytest.mark.parametrize(
     ("damage", "reason"),
     [
-        (lambda content: content[:-9], "end-of-stream"),
-        (lambda content: content[:20] + b"\xff" * 9 + content[29:], "CRC check"),
-        (lambda content: content[9:], "Not a gzipped file"),
+        (lambda content: content.replace(b"weights", b"waights"), "Bad CRC-32"),
+        (lambda content: change(content, content.index(b"PK\1\2") + 8, 1), "encrypted"),
     ],
 )
-def test_damaged_vocabularies(tmp_path, scratch, damage, reason):
-    packed = make(tmp_path / "vocab.txt.gz", damage(gzip.compress(bytes(range(256)))))
-    with pytest.raises(ValueError, match=rf"vocab.txt.gz is damaged or incomplete \(.*{reason}.*\); pass another copy"):
-        files.find(packed, files.VOCABULARY_FILES, scratch)
+def test_damaged_archives(tmp_path, scratch, damage, reason):
+    content = make_zip(tmp_path / "a.zip", **{"model.hdf5": "weights", "options.json": "{}"}).read_bytes()
+    with pytest.raises(ValueError, match=rf"damaged.zip cannot be read \(.*{reason}"):
+        OriginalCheckpoint.find(scratch, make(tmp_path / "damaged.zip", damage(content)))
 
 
-def test_files_do_not_expand_without_bound(tmp_path, scratch, monkeypatch):
-    monkeypatch.setattr(files, "ALWAYS_ALLOWED", 2**20)
-    with zipfile.ZipFile(tmp_path / "a.zip", "w", zipfile.ZIP_DEFLATED) as archive:
-        archive.writestr("vocab.txt", bytes(2**22))
-    places = (tmp_path / "a.zip", make(tmp_path / "vocab.txt.gz", gzip.compress(bytes(2**22))))
-    for place in places:
-        with pytest.raises(ValueError, match=f"{place.name} expands to more than 20 times its size; if vocab.txt is"):
-            files.find(place, files.VOCABULARY_FILES, scratch)
-    assert all(path.stat().st_size <= 2**21 for path in scratch.rglob("*") if path.is_file())
-    monkeypatch.setattr(files, "ALWAYS_ALLOWED", 2**22)
-    for place in places:
-        assert files.find(place, files.VOCABULARY_FILES, scratch).stat().st_size == 2**22
+def test_damaged_vocabularies(tmp_path, scratch):
+    packed = make(tmp_path / "vocab.txt.gz", gzip.compress(bytes(range(256)))[:-9])
+    with pytest.raises(ValueError, match=r"vocab.txt.gz cannot be read \(.*end-of-stream.*\).*; pass another copy"):
+        files.find(packed, VOCABULARY_FILES, scratch)
+
+
+def test_a_disk_that_is_full_is_no_damage(tmp_path):
+    with pytest.raises(OSError, match="No space left"), files.reading(tmp_path / "a.zip"):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
 def test_files_of_one_name_stay_apart(tmp_path, scratch):
     packed = [make(tmp_path / name / "w.hdf5.gz", gzip.compress(name.encode())) for name in "ab"]
-    found = files.find_checkpoint(packed[0], packed[0], None, packed[1], scratch)
-    assert (found[0].read_text(), found[3].read_text()) == ("a", "b")
+    found = OriginalCheckpoint.find(scratch, packed[0], packed[0], None, packed[1])
+    assert (found.weights.read_text(), found.softmax.read_text()) == ("a", "b")
 
 
-@pytest.mark.parametrize(
-    ("reference", "revision"), [("hf://nlp/elmo/en/model.hdf5", None), ("hf://nlp/elmo@v1.0/en/model.hdf5", "v1.0")]
-)
-def test_hub_references(tmp_path, monkeypatch, reference, revision):
+def test_hub_references(tmp_path, monkeypatch):
     calls = []
 
     def download(repo_id, filename, *, revision):
@@ -193,8 +155,9 @@ def test_hub_references(tmp_path, monkeypatch, reference, revision):
         return str(make(tmp_path / "cache" / filename))
 
     monkeypatch.setattr(files, "hf_hub_download", download)
-    assert files.fetch(reference) == tmp_path / "cache/en/model.hdf5"
-    assert calls == [("nlp/elmo", "en/model.hdf5", revision)]
+    for reference in ("hf://nlp/elmo/en/model.hdf5", "hf://nlp/elmo@v1.0/en/model.hdf5"):
+        assert files.fetch(reference) == tmp_path / "cache/en/model.hdf5"
+    assert calls == [("nlp/elmo", "en/model.hdf5", revision) for revision in (None, "v1.0")]
 
 
 def test_staged_is_all_or_nothing(tmp_path):
@@ -273,16 +236,13 @@ def test_arrays(tmp_path):
     with pytest.raises(ValueError, match="version https.* is not an HDF5 file; pass the weights"):
         files.read_arrays(make(tmp_path / "version https.hdf5", b"version https://git-lfs"))
     files.write_arrays({"a": torch.zeros(100, 100)}, path)
-    with pytest.raises(ValueError, match="cut.hdf5 is damaged or incomplete"):
+    with pytest.raises(ValueError, match="cut.hdf5 cannot be read .*truncated"):
         files.read_arrays(make(tmp_path / "cut.hdf5", path.read_bytes()[:3000]))
 
 
-WORDS = b"private words " * 16  # 56 numbers, of which none is NaN
-
-
 def external(file, folder):
-    make(folder / "private.txt", WORDS)
-    file.create_dataset("w", (56,), "f4", external=[(str(folder / "private.txt"), 0, h5py.h5f.UNLIMITED)])
+    make(folder / "words.txt", b"private words " * 16)
+    file.create_dataset("w", (56,), "f4", external=[(str(folder / "words.txt"), 0, h5py.h5f.UNLIMITED)])
 
 
 def virtual(file, folder):
@@ -302,13 +262,8 @@ def partly_written(file, folder):
     [
         (external, "values in another file"),
         (virtual, "values in another file"),
-        (lambda file, _: file.update({"w": h5py.SoftLink("/char_embed")}), "a link or a type"),
-        (lambda file, folder: file.update({"w": h5py.ExternalLink(str(folder / "w.hdf5"), "/x")}), "a link or a type"),
-        (lambda file, _: file.update({"w": np.dtype("float32")}), "a link or a type"),
         (lambda file, _: file.update({"w": h5py.Empty("f4")}), "no values"),
         (lambda file, _: file.create_dataset("w", (3,), "f4"), "values never written"),
-        (lambda file, _: file.create_dataset("w", (3,), "f4", chunks=True), "values never written"),
-        (lambda file, _: file.create_dataset("w", (60_000, 60_000), "f4", fillvalue=1), "values never written"),
         (partly_written, "values never written"),
         (
             lambda file, _: file.create_dataset("w", data=np.ones(9, "f4"), compression="gzip"),
@@ -327,9 +282,8 @@ def test_values_must_be_numbers_in_the_file(tmp_path, write, problem):
         files.read_arrays(path)
 
 
-@pytest.mark.parametrize("number", [np.nan, np.inf, -np.inf])
-def test_values_must_be_finite(tmp_path, number):
-    files.write_arrays({"a/b": torch.tensor([1.0, number]), "c": torch.ones(2)}, tmp_path / "w.hdf5")
+def test_values_must_be_finite(tmp_path):
+    files.write_arrays({"a/b": torch.tensor([1.0, -torch.inf]), "c": torch.ones(2)}, tmp_path / "w.hdf5")
     with pytest.raises(ValueError, match="w.hdf5 has NaN or infinite values in a/b; pass another copy"):
         files.read_arrays(tmp_path / "w.hdf5")
 
@@ -341,49 +295,9 @@ def test_all_ways_to_store_an_array(tmp_path):
         compact = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
         compact.set_layout(h5py.h5d.COMPACT)
         file.create_dataset("compact", data=np.arange(3, dtype=np.float32), dcpl=compact)
-    assert files.read_shapes(tmp_path / "w.hdf5") == {"chunks": (5, 7), "compact": (3,), "none": (0, 3), "scalar": ()}
     found = files.read_arrays(tmp_path / "w.hdf5")
     assert found["scalar"] == 2 and found["none"].shape == (0, 3) and found["chunks"].sum() == 35
     assert found["compact"].tolist() == [0, 1, 2]
-
-
-def test_trees_of_groups_end(tmp_path):
-    """A group may be in itself, and a file of a few bytes may have any number of names."""
-    with h5py.File(tmp_path / "circle.hdf5", "w") as file:
-        group = file.create_group("a" * 10)
-        group["b"] = group["c"] = group
-    with pytest.raises(ValueError, match="circle.hdf5 has 10000 groups and arrays, .*Pass the weights of a biLM"):
-        files.read_shapes(tmp_path / "circle.hdf5")
-    with h5py.File(tmp_path / "deep.hdf5", "w") as file:
-        group = file
-        for _ in range(150):
-            group = group.create_group("a")
-    with pytest.raises(ValueError, match="deep.hdf5 has .* names have up to 20. letters; .* up to 200"):
-        files.read_shapes(tmp_path / "deep.hdf5")
-
-
-def test_sizes_are_compared_with_the_file(tmp_path):
-    """Two arrays of the same bytes, as in a file that was made by hand."""
-    path = tmp_path / "w.hdf5"
-    files.write_arrays({name: torch.ones(50_000) for name in "ab"}, path)
-    assert files.read_shapes(path) == {"a": (50_000,), "b": (50_000,)}
-    with h5py.File(path) as file:
-        first, second = (file[name].id.get_offset() for name in "ab")
-    content = path.read_bytes()
-    for old, new in ((second, first), (len(content), second)):  # the address of b, the end of the file
-        assert content.count(old.to_bytes(8, "little")) == 1
-        content = content.replace(old.to_bytes(8, "little"), new.to_bytes(8, "little"))
-    with pytest.raises(ValueError, match=r"same.hdf5 is damaged or incomplete \(its arrays need 400000 bytes\)"):
-        files.read_shapes(make(tmp_path / "same.hdf5", content[:second]))
-
-
-def test_damaged_trees_have_the_name_of_the_file(tmp_path):
-    files.write_arrays({"a/b": torch.ones(3), "c": torch.ones(2)}, tmp_path / "w.hdf5")
-    content = (tmp_path / "w.hdf5").read_bytes()
-    for signature in (b"TREE", b"SNOD", b"HEAP"):
-        damaged = make(tmp_path / "damaged.hdf5", content.replace(signature, b"????"))
-        with pytest.raises(ValueError, match=r"damaged.hdf5 is damaged or incomplete \(.*\); pass another copy"):
-            files.read_arrays(damaged)
 
 
 def test_without_h5py(tmp_path, monkeypatch):
@@ -401,14 +315,3 @@ def test_json(tmp_path):
         files.read_json_object(make(path, b"[1, 2]"))
     with pytest.raises(ValueError, match="o.json is not a JSON file .*pass the checkpoint's options.json"):
         files.read_json_object(make(path, b"the\nof\n"))
-    with pytest.raises(ValueError, match="o.json has 1048577 bytes, at most 1048576 are read; pass the checkpoint's"):
-        files.read_json_object(make(path, b"{}" + bytes(2**20 - 1)))
-    for content in (b'{"a":' * 100_000, b"[" * 100_000, b'{"a":' * 100_000 + b"1" + b"}" * 100_000):
-        with pytest.raises(ValueError, match="o.json is not a JSON file .*pass the checkpoint's options.json"):
-            files.read_json_object(make(path, content))
-    for opened, closed in ((b'{"a":', b"}"), (b"[", b"]")):
-        with pytest.raises(
-            ValueError, match="o.json is nested more than 20 levels deep; pass the checkpoint's options"
-        ):
-            files.read_json_object(make(path, opened * 21 + b"1" + closed * 21))
-    assert list(files.read_json_object(make(path, b'{"a":' * 20 + b"1" + b"}" * 20))) == ["a"]

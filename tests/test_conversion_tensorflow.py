@@ -11,12 +11,13 @@ from bundle_writer import write_bundle
 from safetensors.torch import load_file
 
 from modeling_elmo import ELMoForPreTraining, ELMoModel, ELMoTokenizer
-from modeling_elmo.conversion_elmo import export_original_checkpoint, read_original_record, to_original
-from modeling_elmo.conversion_tensor_bundle import TensorBundle, read_index
-from modeling_elmo.conversion_tensorflow import (
+from modeling_elmo.conversion.formats import to_original
+from modeling_elmo.conversion.original import KEYS, export_original_checkpoint, read_original_record
+from modeling_elmo.conversion.tensor_bundle import read_index, read_tensor
+from modeling_elmo.conversion.tensorflow import (
     OPTIMIZER_STATE,
+    TensorFlowCheckpoint,
     convert_tensorflow_checkpoint,
-    find_tensorflow_checkpoint,
     original_name,
 )
 from modeling_elmo.run_scripts.perplexity import main as perplexity
@@ -35,8 +36,8 @@ def checkpoint(tmp_path):
 def read(kind: str) -> dict[str, np.ndarray]:
     """The arrays of a fixture by the names of its variables."""
     index = FIXTURES / kind / "model.ckpt-180.index"
-    bundle = TensorBundle(read_index(index)[1], [index.with_name("model.ckpt-180.data-00000-of-00001")])
-    return {name: bundle[name].numpy() for name in bundle.entries}
+    shard = index.with_name("model.ckpt-180.data-00000-of-00001")
+    return {name: read_tensor(shard, name, entry).numpy() for name, entry in read_index(index)[1].items()}
 
 
 def write(folder: Path, arrays: dict[str, np.ndarray], step: int = 180, num_shards: int = 1, **options):
@@ -49,7 +50,7 @@ def write(folder: Path, arrays: dict[str, np.ndarray], step: int = 180, num_shar
 
 def arrays_of(folder: Path) -> dict[str, torch.Tensor]:
     model = ELMoForPreTraining.from_pretrained(folder)
-    return to_original(model.state_dict(), read_original_record(folder, model.config))
+    return to_original(model.state_dict(), read_original_record(folder, model.config), KEYS)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -73,13 +74,10 @@ def test_arrays_are_those_of_dump_weights(tmp_path, kind):
 
 
 def test_variables_of_one_layer_and_of_old_versions():
-    names = {
-        "lm/RNN_0/rnn/lstm_cell/kernel": "RNN_0/RNN/LSTMCell/W_0",
-        "lm/RNN_1/rnn/multi_rnn_cell/cell_1/lstm_cell/projection/kernel": "RNN_1/RNN/MultiRNNCell/Cell1/LSTMCell/W_P_0",
-        "lm/RNN_1/RNN/MultiRNNCell/Cell1/LSTMCell/B": "RNN_1/RNN/MultiRNNCell/Cell1/LSTMCell/B",
-        "lm/CNN/b_cnn_0": "CNN/b_cnn_0",
-    }
-    assert {name: original_name(name) for name in names} == names
+    cell = "RNN_1/RNN/MultiRNNCell/Cell1/LSTMCell/"
+    assert original_name("lm/RNN_0/rnn/lstm_cell/kernel") == "RNN_0/RNN/LSTMCell/W_0"
+    assert original_name("lm/RNN_1/rnn/multi_rnn_cell/cell_1/lstm_cell/projection/kernel") == f"{cell}W_P_0"
+    assert original_name(f"lm/{cell}B") == f"{cell}B"
 
 
 def test_forward_perplexity_of_bilm_tf(tmp_path):
@@ -117,10 +115,8 @@ def test_a_repeated_line_has_a_row_of_its_own(checkpoint, tmp_path):
     last = words[-1]
     (checkpoint / "vocab.txt").write_text("\n".join([*words[:10], last, "", *words[12:]]) + "\n")
     folder = convert_tensorflow_checkpoint(checkpoint, tmp_path / "model")
-    ids, bias = (
-        ELMoTokenizer.from_pretrained(folder).get_vocab(),
-        ELMoForPreTraining.from_pretrained(folder).softmax.bias,
-    )
+    ids = ELMoTokenizer.from_pretrained(folder).get_vocab()
+    bias = ELMoForPreTraining.from_pretrained(folder).softmax.bias
     for word, row in {last: 31, f"{last} [row 10]": 10, "[row 11]": 11, words[12]: 12}.items():
         assert bias[ids[word]].item() == read("words")["lm/softmax/b"][row]
     export_original_checkpoint(folder, tmp_path / "w.hdf5", tmp_path / "o.json", tmp_path / "v.txt")
@@ -130,28 +126,28 @@ def test_a_repeated_line_has_a_row_of_its_own(checkpoint, tmp_path):
 def test_newest_checkpoint_and_step(checkpoint, tmp_path):
     arrays = read("words")
     write(checkpoint, arrays | {"global_step": np.float32(90)}, step=90)
-    place = (checkpoint, None, None)
-    assert find_tensorflow_checkpoint(*place, None, tmp_path).index_file.name == "model.ckpt-180.index"
-    assert find_tensorflow_checkpoint(*place, 90, tmp_path).index_file.name == "model.ckpt-90.index"
+
+    def found(step=None):
+        return TensorFlowCheckpoint.find(tmp_path, checkpoint, step=step).weights.name
+
+    assert found() == "model.ckpt-180.index"
+    assert found(90) == "model.ckpt-90.index"
     for path in ("/home/nobody/save_dir/model.ckpt-90", r"C:\\\\users\\\\nobody\\\\model.ckpt-90"):
         (checkpoint / "checkpoint").write_text(f'model_checkpoint_path: "{path}"\n')
-        assert find_tensorflow_checkpoint(*place, None, tmp_path).index_file.name == "model.ckpt-90.index"
+        assert found() == "model.ckpt-90.index"
     with pytest.raises(ValueError, match="has 0 checkpoints of step 7; pass one of model.ckpt-180, model.ckpt-90."):
-        find_tensorflow_checkpoint(*place, 7, tmp_path)
+        found(7)
     (checkpoint / "checkpoint").unlink()
     with pytest.raises(
         ValueError, match="has no file `checkpoint`, which names the newest of model.ckpt-180, model.ck"
     ):
-        find_tensorflow_checkpoint(*place, None, tmp_path)
+        found()
 
 
 @pytest.mark.parametrize(
     ("missing", "message"),
     [
-        (
-            "*.index",
-            "has no model.ckpt-180.index, but .*model.ckpt-180.data-00000-of-00001.*; copy the missing file, too",
-        ),
+        ("*.index", "has no model.ckpt-180.index, but .*.data-00000-of-00001.*; copy the missing file, too"),
         ("*.data*", "has no model.ckpt-180.data-00000-of-00001, but checkpoint, .*; copy the missing file, too."),
         ("options.json", "has no file options.json or .*; pass the path of the file."),
         ("vocab.txt", "has no file vocab.txt or .*; pass the path of the file."),
@@ -180,14 +176,10 @@ def test_wrong_checkpoints_are_refused(checkpoint, tmp_path):
     with pytest.raises(ValueError, match="has no lm/embedding/Adagrad; convert it without --optimizer_state."):
         convert_tensorflow_checkpoint(checkpoint, tmp_path / "model", optimizer_state=True)
     (checkpoint / "checkpoint").write_text('model_checkpoint_path: "model.ckpt-200"\n')
-    with pytest.raises(
-        FileNotFoundError, match="names model.ckpt-200, but there is only model.ckpt-180; copy its files"
-    ):
+    with pytest.raises(FileNotFoundError, match="names model.ckpt-200, but there is only model.ckpt-180; copy"):
         convert_tensorflow_checkpoint(checkpoint, tmp_path / "model")
     (checkpoint / "checkpoint").write_text("nothing")
-    with pytest.raises(
-        ValueError, match="names no checkpoint in a line model_checkpoint_path; delete it, or pass --st"
-    ):
+    with pytest.raises(ValueError, match="names no checkpoint in a line model_checkpoint_path; delete it"):
         convert_tensorflow_checkpoint(checkpoint, tmp_path / "model")
 
 
@@ -198,7 +190,7 @@ def test_accumulators_have_the_layout_of_the_parameters(tmp_path, kind):
     assert {name: values.shape for name, values in found.items()} == {
         name: parameter.shape for name, parameter in model.named_parameters()
     }
-    back, arrays = to_original(found, read_original_record(folder, model.config)), read(kind)
+    back, arrays = to_original(found, read_original_record(folder, model.config), KEYS), read(kind)
     slots = {original_name(name.removesuffix("/Adagrad")): name for name in arrays if name.endswith("/Adagrad")}
     assert back.keys() == slots.keys()
     for original, name in slots.items():

@@ -2,16 +2,13 @@ import json
 import os
 import shutil
 import signal
-import zipfile
 from pathlib import Path
 
 import h5py
 import numpy as np
 import pytest
-import torch
 from transformers import AutoModel, AutoTokenizer
 
-from modeling_elmo import ELMoModel
 from modeling_elmo.run_scripts import convert_checkpoint, push_to_hub
 from modeling_elmo.run_scripts.convert_checkpoint import main
 from modeling_elmo.tokenization.tokenization_elmo import ELMoTokenizer
@@ -25,7 +22,6 @@ ALLENNLP = [
     str(FIXTURES / "allennlp/options.json"),
 ]
 SHIPPED = ROOT / "model_cards" / "elmo-mini-en"
-WORD_LEVEL = FIXTURES / "variants" / "word_level"
 
 
 def test_there_and_back(tmp_path, monkeypatch, capsys):
@@ -47,23 +43,6 @@ def test_there_and_back(tmp_path, monkeypatch, capsys):
             np.testing.assert_array_equal(found[name][()], expected[name][()])
 
 
-def test_archive_with_vocabulary(tmp_path):
-    with zipfile.ZipFile(tmp_path / "81.zip", "w") as archive:
-        archive.write(WORD_LEVEL / "weights.hdf5", "model.hdf5")
-        archive.write(WORD_LEVEL / "options.json", "meta.json")
-        archive.write(WORD_LEVEL / "vocab.txt", "vocab.txt")
-    folder = tmp_path / "model"
-    main(["--weights", str(tmp_path / "81.zip"), "--output_dir", str(folder), "--pre_tokenization", "whitespace"])
-    tokenizer, model = ELMoTokenizer.from_pretrained(folder), ELMoModel.from_pretrained(folder)
-    words = (WORD_LEVEL / "vocab.txt").read_text(encoding="utf-8").split()
-    assert set(tokenizer.get_vocab()) == {"<PAD>", *words}
-    assert tokenizer.pre_tokenization == "whitespace"
-    with h5py.File(WORD_LEVEL / "weights.hdf5") as file:
-        row = file["embedding"][words.index("cat")]
-    token_id = tokenizer.convert_tokens_to_ids("cat")
-    assert torch.equal(model.word_embeddings.weight[token_id], torch.from_numpy(row))
-
-
 def test_softmax_and_vocabulary(tmp_path):
     (tmp_path / "v.txt").write_text("<S>\n</S>\n<UNK>\nword\n")
     with h5py.File(tmp_path / "s.hdf5", "w") as file:
@@ -71,6 +50,7 @@ def test_softmax_and_vocabulary(tmp_path):
     new = {name: str(tmp_path / name) for name in ("model", "w.hdf5", "o.json", "v2.txt", "s2.hdf5")}
     given = ["--vocabulary", str(tmp_path / "v.txt"), "--softmax", str(tmp_path / "s.hdf5")]
     main([*ALLENNLP, *given, "--output_dir", new["model"]])
+    assert "35 of 35 arrays equal the original arrays" in Path(new["model"], "README.md").read_text(encoding="utf-8")
     back = ["--weights", new["w.hdf5"], "--options", new["o.json"]]
     main(["--to_original", new["model"], *back, "--vocabulary", new["v2.txt"], "--softmax", new["s2.hdf5"]])
     assert Path(new["v2.txt"]).read_text() == (tmp_path / "v.txt").read_text()
@@ -84,13 +64,9 @@ def test_softmax_and_vocabulary(tmp_path):
         (ALLENNLP, "There is no folder to write; pass --output_dir."),
         (["--to_original", str(SHIPPED), "--weights", "w.hdf5"], "--weights and --options: pass both."),
         (["--to_original", str(SHIPPED), "--weights", "x", "--options", "x"], "x, x: two files have one name; pass a"),
-        (
-            ["--weights", "elmo.tar.gz", "--output_dir", "x"],
-            "elmo.tar.gz is an archive that is not .zip; unpack it",
-        ),
+        (["--weights", "elmo.tar.gz", "--output_dir", "x"], "elmo.tar.gz is an archive that is not .zip; unpack it"),
         (["--weights", "encoder.pkl", "--output_dir", "x"], "encoder.pkl is one file of a checkpoint; pass the folder"),
         (["--to_original", "model", *ALLENNLP, "--output_dir", "x"], "pass both, and no --output_dir."),
-        ([*ALLENNLP, "--output_dir", "x", "--language", "english"], "--language english: the Hub takes ISO 639 codes"),
     ],
 )
 def test_options_that_cannot_be_combined(arguments, message, tmp_path, monkeypatch):
@@ -101,37 +77,13 @@ def test_options_that_cannot_be_combined(arguments, message, tmp_path, monkeypat
         main(arguments)
 
 
-@pytest.mark.parametrize(
-    "option",
-    [
-        ["--step", "4"],
-        ["--architecture", "x"],
-        ["--optimizer_state"],
-        ["--pre_tokenization", "moses"],
-        ["--origin", "x"],
-        ["--license", "mit"],
-        ["--language", "en", "de"],
-    ],
-)
-def test_options_without_effect_on_the_way_back(tmp_path, option):
+def test_options_without_effect_on_the_way_back(tmp_path):
     main([*ALLENNLP, "--output_dir", str(tmp_path / "model")])
     new = ["--weights", str(tmp_path / "w.hdf5"), "--options", str(tmp_path / "o.json")]
-    with pytest.raises(ValueError, match=f"{option[0]} has no effect with --to_original. Omit it"):
-        main(["--to_original", str(tmp_path / "model"), *new, *option])
+    for option in (["--step", "4"], ["--optimizer_state"], ["--pre_tokenization", "moses"], ["--language", "en", "de"]):
+        with pytest.raises(ValueError, match=f"{option[0]} has no effect with --to_original. Omit it"):
+            main(["--to_original", str(tmp_path / "model"), *new, *option])
     assert not (tmp_path / "w.hdf5").exists()
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (["--output_dir", "x"], "required: --weights"),
-        ([*ALLENNLP, "--output_dir", "x", "--pre_tokenization", "bpe"], "invalid choice: 'bpe'"),
-    ],
-)
-def test_options_that_argparse_refuses(capsys, arguments, message):
-    with pytest.raises(SystemExit):
-        main(arguments)
-    assert message in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("kind", ["characters", "words"])
@@ -147,17 +99,19 @@ def test_a_tensorflow_checkpoint_is_recognized(tmp_path, capsys, kind):
     assert (tmp_path / "model" / "optimizer_state.safetensors").is_file()
 
 
-@pytest.mark.parametrize("weights", ["dumped_weights.hdf5", "model.h5"])
-def test_hdf5_weights_are_recognized(tmp_path, capsys, weights):
-    source = FIXTURES / "bilm_tf_checkpoint" / "words"
-    shutil.copyfile(source / "dumped_weights.hdf5", tmp_path / weights)
+def test_hdf5_weights_are_recognized(tmp_path, capsys):
+    source, folder = FIXTURES / "bilm_tf_checkpoint" / "words", tmp_path / "checkpoint"
+    folder.mkdir()
+    shutil.copyfile(source / "dumped_weights.hdf5", folder / "model.h5")
     for name in ("options.json", "vocab.txt"):
-        shutil.copyfile(source / name, tmp_path / name)
-    given = ["--weights", str(tmp_path), "--output_dir", str(tmp_path / "model")]
+        shutil.copyfile(source / name, folder / name)
+    given = ["--weights", str(folder), "--output_dir", str(tmp_path / "model"), "--pre_tokenization", "whitespace"]
     with pytest.raises(ValueError, match="--step has no effect: .* is HDF5 weights of bilm-tf or AllenNLP. Omit it"):
         main([*given, "--step", "1"])
     main(given)
-    assert f"{tmp_path}: HDF5 weights of bilm-tf or AllenNLP\n" in capsys.readouterr().out
+    assert f"{folder}: HDF5 weights of bilm-tf or AllenNLP\n" in capsys.readouterr().out
+    tokenizer = ELMoTokenizer.from_pretrained(tmp_path / "model")
+    assert tokenizer.pre_tokenization == "whitespace" and len(tokenizer) == 33
 
 
 def test_folders_of_no_format_are_refused(tmp_path):
@@ -194,12 +148,6 @@ def test_elmoformanylangs_there_and_back(tmp_path, capsys):
         main(["--to_original", str(folder), "--weights", str(files)])
         for name in ("char.dic", "word.dic"):
             assert (files / name).read_bytes() == (source / name).read_bytes()
-    with pytest.raises(FileNotFoundError, match="nosuch"):
-        main(["--to_original", str(tmp_path / "nosuch"), "--weights", "x"])
-    shutil.copytree(source, tmp_path / "half")
-    (tmp_path / "half" / "encoder.pkl").unlink()
-    with pytest.raises(FileNotFoundError, match=r"encoder\.pkl"):
-        main(["--weights", str(tmp_path / "half"), "--output_dir", str(tmp_path / "other")])
 
 
 def test_a_folder_without_its_card_is_never_left(tmp_path, monkeypatch):

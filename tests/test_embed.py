@@ -26,7 +26,7 @@ from hypothesis import strategies as st
 from pretraining_worker import TWO_PROCESSES, torchrun, two_machines
 
 from modeling_elmo import ELMoConfig, ELMoForPreTraining, ELMoModel, ELMoTokenizer
-from modeling_elmo.conversion_elmo import export_original_checkpoint
+from modeling_elmo.conversion.original import export_original_checkpoint
 from modeling_elmo.elmo_operators import int8_obstacle
 from modeling_elmo.run_scripts import embed
 from modeling_elmo.run_scripts.convert_checkpoint import main as convert

@@ -26,7 +26,7 @@ from modeling_elmo import (
     ScalarMix,
     elmo_backend,
 )
-from modeling_elmo.conversion_elmo import convert_original_checkpoint
+from modeling_elmo.conversion.original import convert_original_checkpoint
 
 FIXTURE = Path(__file__).parent / "fixtures" / "elmo_fixtures" / "allennlp"
 

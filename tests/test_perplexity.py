@@ -13,7 +13,7 @@ from pretraining_worker import LINES, MODEL, launch
 from torch import Tensor
 
 from modeling_elmo import ELMoConfig, ELMoForPreTraining, ELMoTokenizer
-from modeling_elmo.conversion_tensorflow import convert_tensorflow_checkpoint
+from modeling_elmo.conversion.tensorflow import convert_tensorflow_checkpoint
 from modeling_elmo.run_scripts import perplexity
 from modeling_elmo.run_scripts.perplexity import main
 from modeling_elmo.run_scripts.pretraining import evaluation

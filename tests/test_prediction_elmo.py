@@ -55,14 +55,10 @@ def test_predictions_are_aligned_with_words(pair):
             assert dict(candidates)[known] == pytest.approx(score.forward, abs=1e-5)
 
 
-def test_texts_are_checked(pair):
+def test_what_is_refused(pair):
     for function in (score_texts, predict_texts):
         with pytest.raises(TypeError, match="must be a list, got str: 'the cat'; pass a list of texts, or of lists"):
             function(*pair, "the cat")
-    assert score_texts(*pair, iter(TEXTS)) == score_texts(*pair, TEXTS)
-
-
-def test_a_batch_has_a_text(pair):
-    for function in (score_texts, predict_texts):
         with pytest.raises(ValueError, match="`batch_size` is 0; pass a number of at least 1"):
             function(*pair, TEXTS, batch_size=0)
+    assert score_texts(*pair, iter(TEXTS)) == score_texts(*pair, TEXTS)

@@ -10,7 +10,6 @@ from types import SimpleNamespace
 import pytest
 import torch
 from huggingface_hub import ModelCard
-from huggingface_hub.errors import HfHubHTTPError
 from huggingface_hub.utils import filter_repo_objects
 from safetensors.torch import load_file
 
@@ -93,6 +92,7 @@ def send(folder: Path, *more: str):
     return push_to_hub.main(["--model", str(folder), "--repo_id", "someone/elmo-xy", *more])
 
 
+@pytest.mark.slow
 def test_a_dry_run_assembles_and_checks_and_uploads_nothing(folder, hub, capsys):
     found = send(folder, "--output_dir", str(folder.parent / "assembled"), "--dtype", "float16", "--license", "mit")
     assert not hub and found == folder.parent / "assembled"
@@ -143,18 +143,24 @@ def test_pushing(folder, hub, trusting):
     assert hub[4][1]["private"] is None  # False would publish a model of an organization whose default is private
 
 
-def test_a_card_follows_its_folder_to_another_name(folder):
-    """Its example is run under the new name, and text that was added by hand stays."""
-    write_bilm_card(folder, "trained")
-    card = (folder / "README.md").read_text(encoding="utf-8")
-    (folder / "README.md").write_text(card + "\nBy hand, of trained.\n", encoding="utf-8")
+def test_a_card_is_written_again_for_the_repository(folder, trusting):
+    """A card with words added by hand stays, and its lines are named."""
+    card = write_bilm_card(folder, "trained").read_text(encoding="utf-8")
     found = send(folder, "--output_dir", str(folder.parent / "assembled"))
-    text = (found / "README.md").read_text(encoding="utf-8")
-    assert "\n# elmo-xy\n" in text and "\nname = 'someone/elmo-xy'  # path of this folder" in text
     renamed = card.replace("# trained", "# elmo-xy").replace("'trained'", "'someone/elmo-xy'")
-    assert text == f"{renamed}\nBy hand, of trained.\n"
+    assert (found / "README.md").read_text(encoding="utf-8") == renamed != card
+
+    (folder / "README.md").write_text(card + "\nBy hand, of trained.\n", encoding="utf-8")
+    lines = [number for number, line in enumerate(card.splitlines(), 1) if "trained" in line and "path of" in line]
+    message = rf"trained/README\.md .*'someone/elmo-xy' in place of 'trained' in its lines \d+, {lines[0]}, or pass"
+    with pytest.raises(ValueError, match=message):
+        send(folder)
+    (folder / "README.md").write_text(renamed + "\nBy hand, of trained.\n", encoding="utf-8")
+    found = send(folder, "--output_dir", str(folder.parent / "kept"))
+    assert (found / "README.md").read_text(encoding="utf-8") == renamed + "\nBy hand, of trained.\n"
 
 
+@pytest.mark.slow
 def test_another_model_is_not_sent(folder, hub, monkeypatch):
     """The outputs of the clean process are compared with those of the source."""
 
@@ -170,15 +176,12 @@ def test_another_model_is_not_sent(folder, hub, monkeypatch):
     assert not hub
 
 
-@pytest.mark.parametrize(
-    ("there", "expected"),
-    [([3.0, -4, -1e30], 0), ([3.0, -3, -1e30], 0.2828427), ([3.0, torch.nan, -1e30], torch.inf), ([3.0, -4, 0], 1e30)],
-)
-def test_largest_difference(there, expected):
+def test_largest_difference():
     """In units of the root mean square, here sqrt((9 + 16) / 2)."""
-    found = publishing.largest_difference(torch.tensor([3.0, -4, -1e30]), torch.tensor(there))
-    assert found >= 1 if expected == 1e30 else found == pytest.approx(expected)
-    assert publishing.largest_difference(torch.tensor([torch.nan]), torch.tensor([1.0])) == torch.inf
+    here = torch.tensor([3.0, -4, -1e30])
+    for there, expected in (([3.0, -4, -1e30], 0), ([3.0, -3, -1e30], 0.2828427), ([3.0, torch.nan, -1e30], torch.inf)):
+        assert publishing.largest_difference(here, torch.tensor(there)) == pytest.approx(expected)
+    assert publishing.largest_difference(here, torch.tensor([3.0, -4, 0])) >= 1
     assert publishing.largest_difference(torch.tensor([-1e30]), torch.tensor([-1e30])) == 0
 
 
@@ -190,12 +193,11 @@ def test_weights_in_parts_become_one_file(folder, trusting):
     assert [path.name for path in found.glob("*safetensors*")] == ["model.safetensors"]
 
 
-@pytest.mark.parametrize("dtype", ["float32", "float16"])
-def test_a_saved_vocabulary_cache_still_knows_its_words(folder, trusting, dtype):
+def test_a_saved_vocabulary_cache_still_knows_its_words(folder, trusting):
     model, tokenizer = ELMoModel.from_pretrained(folder), ELMoTokenizer.from_pretrained(folder)
     model.cache_vocabulary(["A", "sentence", "밥"], tokenizer, save=True)
     model.save_pretrained(folder)
-    found = ELMoModel.from_pretrained(send(folder, "--output_dir", str(folder.parent / "new"), "--dtype", dtype))
+    found = ELMoModel.from_pretrained(send(folder, "--output_dir", str(folder.parent / "new"), "--dtype", "float16"))
     for name in ("hashes", "words"):
         there, here = (getattr(each.vocabulary_cache, name, None) for each in (found, model))
         assert here is None or torch.equal(there, here)
@@ -207,6 +209,7 @@ def test_a_saved_vocabulary_cache_still_knows_its_words(folder, trusting, dtype)
     assert sum(monitored) <= 2  # the markers
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("cls", "example"), CLASSES)
 def test_a_head_without_a_record(folder, cls, example):
     """The stock Trainer or a loop leaves none. The card's example is run, and the logits are compared."""
@@ -220,22 +223,16 @@ def test_a_head_without_a_record(folder, cls, example):
     assert example in text and "bilm" not in text and "Its quality was not recorded" in text
 
 
-@pytest.mark.parametrize(
-    "error",
-    [
-        HfHubHTTPError("500 Server Error", response=SimpleNamespace(headers={}, request=None, status_code=500)),
-        ConnectionAbortedError("500 Server Error"),
-    ],
-)
-def test_a_failed_upload_is_reported(folder, hub, trusting, monkeypatch, error):
+def test_a_failed_upload_is_reported(folder, hub, trusting, monkeypatch):
     def upload_folder(self, **options):
-        raise error
+        raise ConnectionAbortedError("500 Server Error")
 
     monkeypatch.setattr(publishing.HfApi, "upload_folder", upload_folder)
     with pytest.raises(OSError, match=r"to someone/elmo-xy failed: 500 Server Error\nThe repository is unchanged"):
         send(folder, "--push")
 
 
+@pytest.mark.slow
 def test_a_card_whose_example_fails(folder, hub):
     (folder / "README.md").write_text("```python\n1 / 0\n```\n", encoding="utf-8")
     with pytest.raises(OSError, match="(?s)does not load, or its card's example fails:.*ZeroDivisionError"):
@@ -243,45 +240,7 @@ def test_a_card_whose_example_fails(folder, hub):
     assert not hub
 
 
-def test_a_token_in_a_file(folder, hub, trusting):
-    (folder / "README.md").write_text(f"login(token='{TOKEN}')", encoding="utf-8")
-    message = r"README\.md holds what looks like a token of the Hub \(hf_\.\.\., api_org_\.\.\.\)\. Remove it"
-    with pytest.raises(ValueError, match=message) as caught:
-        send(folder, "--push")
-    assert not hub and TOKEN not in str(caught.value)
-
-
-@pytest.mark.parametrize("prefix", ["hf_", "hf_oauth_", "hf_jwt_eyJ0eXAiOiJKV1Qi.", "api_org_"])
-def test_tokens_of_all_kinds(prefix):
-    assert publishing.HUB_TOKEN.search(f"token = {prefix}{'x' * 34}")
-    assert not publishing.HUB_TOKEN.search("api_org_" + "hf_" + "word_" * 9)
-
-
-ESCAPED = {
-    "UTF-16": TOKEN.encode("utf-16"),
-    "UTF-16, big endian": TOKEN.encode("utf-16-be"),
-    "UTF-32": TOKEN.encode("utf-32"),
-    "JSON": b"h\\u0066_" + b"x" * 34,
-    "JSON throughout": "".join(f"\\u{ord(character):04X}" for character in TOKEN).encode(),
-    "Python": b"\\x68f\\U0000005f" + b"x" * 34,
-    "address": b"token=%68%66_" + b"x" * 34,
-    "HTML": b"&#104;f&#x5f;" + b"x" * 34,
-    "JSON in UTF-16": ("h\\u0066_" + "x" * 34).encode("utf-16"),
-}
-
-
-@pytest.mark.parametrize("data", ESCAPED.values(), ids=ESCAPED)
-@pytest.mark.parametrize("name", ["notes.md", "notes.json"])
-def test_a_token_in_other_spellings(folder, hub, trusting, data, name):
-    (folder / "results" / name).write_bytes(b'{"token": "%s"}' % data)
-    with pytest.raises(ValueError, match=rf"results/{name} holds what looks like a token of the Hub"):
-        send(folder, "--push")
-    with pytest.raises(ValueError, match=rf"results/{name} holds what looks like a token of the Hub"):
-        publishing.push(folder, "someone/elmo-xy", "message")
-    assert not hub
-
-
-@pytest.mark.parametrize("linked", ["results/notes.md", "results", "LICENSE"])
+@pytest.mark.parametrize("linked", ["results", "LICENSE"])
 def test_a_link_that_leaves_the_folder(folder, hub, trusting, linked):
     outside = folder.parent / "outside"
     (outside / "results").mkdir(parents=True)
@@ -316,8 +275,6 @@ def test_a_card_that_is_not_utf_8(folder, trusting):
     ("options", "message"),
     [
         ({"--repo_id": "me/a--b"}, "--repo_id me/a--b: pass user/name"),
-        ({"--repo_id": "me/.."}, r"--repo_id me/\.\.: pass user/name"),
-        ({"--repo_id": "a/b/c"}, "--repo_id a/b/c: pass user/name"),
         ({"--model": "nowhere"}, r"--model nowhere: there is no config\.json; pass the folder of a checkpoint"),
         ({"--output_dir": "."}, r"--output_dir \. exists already; pass a new folder"),
     ],

@@ -19,8 +19,8 @@ from safetensors.torch import load_file
 from transformers import AutoModelForPreTraining
 
 from modeling_elmo import ELMoConfig, ELMoForPreTraining, ELMoTokenizer
-from modeling_elmo.conversion_elmo import convert_original_checkpoint, export_original_checkpoint
-from modeling_elmo.conversion_tensorflow import OPTIMIZER_STATE, convert_tensorflow_checkpoint
+from modeling_elmo.conversion.original import convert_original_checkpoint, export_original_checkpoint
+from modeling_elmo.conversion.tensorflow import OPTIMIZER_STATE, convert_tensorflow_checkpoint
 from modeling_elmo.run_scripts import perplexity, run_pretraining
 from modeling_elmo.run_scripts.cards import publishing
 from modeling_elmo.run_scripts.cards.card import read_result

@@ -36,6 +36,7 @@ def test_there_are_four():
     assert [folder.name for folder in FOLDERS] == list(PERPLEXITIES) == list(MEGABYTES)
 
 
+@pytest.mark.slow
 @each
 def test_a_published_checkpoint_keeps_its_perplexity(folder):
     name, expected = PERPLEXITIES[folder.name]
@@ -68,6 +69,7 @@ def test_the_card_is_made_of_what_was_recorded(folder, tmp_path):
         assert (folder / picture).is_file()
 
 
+@pytest.mark.slow
 @each
 def test_a_stranger_loads_it_and_runs_its_card(folder, capsys):
     push_to_hub.main(["--model", str(folder), "--repo_id", f"someone/{folder.name}", "--dtype", "float16"])
@@ -93,6 +95,7 @@ def vectors_of(name, **options):
     return model(**tokenizer("Old 눈 .", return_tensors="pt")).last_hidden_state.detach()
 
 
+@pytest.mark.slow
 @each
 def test_it_loads_from_a_clone_with_and_without_the_package(folder, tmp_path):
     name = folder.relative_to(ROOT).as_posix()

@@ -21,7 +21,7 @@ from typing import Any
 from torch import Tensor
 
 from modeling_elmo import ELMoModel
-from modeling_elmo.conversion_elmo import export_original_checkpoint
+from modeling_elmo.conversion.original import export_original_checkpoint
 
 COMPUTING_MODULES = {
     "allennlp.common.checks",

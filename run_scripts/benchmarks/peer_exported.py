@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from modeling_elmo import ELMoModel
-from modeling_elmo.conversion_onnx import Exported, load_onnx, load_pt2, trace, write_onnx, write_pt2
+from modeling_elmo.conversion.onnx import Exported, load_onnx, load_pt2, trace, write_onnx, write_pt2
 from modeling_elmo.run_scripts.benchmarks.model_speed import encode_words
 
 READ = ("character_ids", "attention_mask")

@@ -1,7 +1,6 @@
 """Assembles the folder of a checkpoint for the Hub, checks it in a clean process, and uploads it."""
 
 import glob
-import html
 import inspect
 import json
 import os
@@ -10,6 +9,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
@@ -36,13 +36,9 @@ FILES_TO_UPLOAD = (
 )
 SAVED_FILES = ("*.py", "*.safetensors", "*.safetensors.index.json")  # written by `save_pretrained`, not copied
 FLAG = {"nargs": "?", "const": True}  # argparse options of a flag that is true, false or not given
-HUB_TOKEN = re.compile(r"(?:hf_(?:oauth_)?|api_org_)[A-Za-z0-9]{30,}|hf_jwt_[A-Za-z0-9._-]{30,}")
-ESCAPE = re.compile(
-    r"(?:\\U000000|\\u00|\\x|%)([0-7][0-9A-Fa-f])"
-)  # an ASCII character in JSON, Python, YAML, addresses
 TEXTS = ["He is in (London), Paris.", "밥 먹었어?", "x"]  # read by both models that are compared
 TOLERANCES = {"float32": 1e-4, "float16": 0.1, "bfloat16": 0.5}  # of the root mean square; other models exceed 1
-NAME_IN_EXAMPLE = re.compile(r"^name = ['\"](.+)['\"](?=  # path of this folder)", re.MULTILINE)
+NAME_IN_EXAMPLE = re.compile(r"^name = ['\"](.+)['\"]  # path of this folder.*$", re.MULTILINE)
 
 
 def outputs_of(model, tokenizer, texts: list[str]) -> dict[str, torch.Tensor]:
@@ -109,12 +105,11 @@ class PushArguments(CardArguments):
 def assemble(arguments: PushArguments, folder: Path) -> Path:
     """Fills `folder` with the checkpoint and its results, and nothing else.
 
-    The card is written again if it is missing, if its facts changed, or on request.
+    The card is written again, unless it was edited by hand and neither new facts nor a new card are asked for.
     """
     source = Path(arguments.model)
     copied = [path for path in files_to_upload(source) if not any(map(Path(path).match, SAVED_FILES))]
     refuse_outside_links(source, copied)
-    refuse_tokens(source, copied)
     for path in copied:
         if path.endswith(".json"):
             read_json(source / path)  # a damaged file is named where the user has it
@@ -131,16 +126,39 @@ def assemble(arguments: PushArguments, folder: Path) -> Path:
     weights = {name: value.to(stored) for name, value in model.state_dict().items() if value.is_floating_point()}
     model.save_pretrained(folder, state_dict=model.state_dict() | weights)
     tokenizer.save_pretrained(folder)
-    card = folder / "README.md"
-    if write_card_facts(folder, arguments) or arguments.new_card or not card.exists():
-        is_head = type(model).__name__ in PIPELINE_TAGS
-        (write_head_card if is_head else write_bilm_card)(folder, arguments.repo_id)
+    write = write_head_card if type(model).__name__ in PIPELINE_TAGS else write_bilm_card
+    if write_card_facts(folder, arguments) or arguments.new_card or not (folder / "README.md").exists():
+        write(folder, arguments.repo_id)
     else:
-        try:
-            card.write_text(rename_card(card.read_text(encoding="utf-8"), arguments.repo_id), encoding="utf-8")
-        except UnicodeDecodeError as error:
-            raise ValueError(f"{source / card.name} is not UTF-8: {error}. Convert it, or pass --new_card.") from error
+        renew_card(folder, write, arguments)
     return folder
+
+
+def renew_card(folder: Path, write: Callable[[Path, str], Path], arguments: PushArguments):
+    """Writes the card again for the name of the repository. A card that is not what `write` makes stays.
+
+    Raises:
+        ValueError: the card stays, and its example loads the model by another name.
+    """
+    card, place = folder / "README.md", Path(arguments.model, "README.md")
+    try:
+        text = card.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{place} is not UTF-8: {error}. Convert it, or pass --new_card.") from error
+    if (found := NAME_IN_EXAMPLE.search(text)) is None:
+        return
+    write(folder, found[1])
+    if card.read_text(encoding="utf-8") == text:
+        write(folder, arguments.repo_id)
+        return
+    card.write_text(text, encoding="utf-8")
+    if found[1] != arguments.repo_id:
+        old = (f"# {found[1].rpartition('/')[2]}", f"- name: {found[1].rpartition('/')[2]}", found[0])
+        lines = [str(number) for number, line in enumerate(text.splitlines(), 1) if line in old]
+        raise ValueError(
+            f"{place} is not what its records give, so it stays as it is. Write {arguments.repo_id!r} in place of "
+            f"{found[1]!r} in its lines {', '.join(lines)}, or pass --new_card."
+        )
 
 
 def load_published(source: str) -> tuple[ELMoPreTrainedModel, ELMoTokenizer]:
@@ -151,15 +169,6 @@ def load_published(source: str) -> tuple[ELMoPreTrainedModel, ELMoTokenizer]:
     if model_class is None:
         raise ValueError(f"{source} has the architecture {architecture}, which is no class of this package.")
     return load_pretrained(model_class, source, dtype=torch.float32), load_pretrained(ELMoTokenizer, source)
-
-
-def rename_card(card: str, repo_id: str) -> str:
-    """Renames one of our cards in its example, its title and its metadata. Other cards stay as they are."""
-    if (found := NAME_IN_EXAMPLE.search(card)) is None:
-        return card
-    old, new = found[1].split("/")[-1], repo_id.split("/")[-1]
-    card = NAME_IN_EXAMPLE.sub(f"name = {repo_id!r}", card)
-    return re.sub(rf"^(# |- name: ){re.escape(old)}$", rf"\g<1>{new}", card, flags=re.MULTILINE)
 
 
 def files_to_upload(folder: Path) -> list[str]:
@@ -209,27 +218,10 @@ def largest_difference(here: torch.Tensor, there: torch.Tensor) -> float:
     return max(((here - there)[differing].abs() / scale).nan_to_num(nan=torch.inf).tolist(), default=0.0)
 
 
-def refuse_tokens(folder: Path, paths: list[str]):
-    """Raises an error if a file holds what looks like a token of the Hub."""
-    for path in paths:
-        if Path(path).suffix != ".safetensors" and HUB_TOKEN.search(readable_text((folder / path).read_bytes())):
-            raise ValueError(
-                f"{path} holds what looks like a token of the Hub (hf_..., api_org_...). Remove it, and revoke the "
-                "token."
-            )
-
-
-def readable_text(data: bytes) -> str:
-    """The ASCII text of a file in any Unicode encoding, without escapes and entities."""
-    text = data.replace(b"\0", b"").decode("latin-1")  # UTF-16 and UTF-32 are ASCII between zeros
-    return html.unescape(ESCAPE.sub(lambda escape: chr(int(escape[1], 16)), text))
-
-
 def refuse_outside_links(folder: Path, paths: list[str]):
     """Raises an error if a file is a link, or below a link, that leaves the folder."""
     for path in paths:
-        target = (folder / path).resolve()
-        if not target.is_relative_to(folder.resolve()):
+        if not (target := (folder / path).resolve()).is_relative_to(folder.resolve()):
             raise ValueError(
                 f"{folder / path} is a link to {target}, outside the folder, and would be published. Copy the file "
                 "into the folder if it belongs to the checkpoint; remove the link otherwise."
@@ -244,7 +236,6 @@ def push(folder: Path, repo_id: str, message: str, private: bool | None = None, 
     """
     paths = files_to_upload(folder)
     refuse_outside_links(folder, paths)
-    refuse_tokens(folder, paths)
     api = HfApi(token=token)
     try:
         repo = api.create_repo(repo_id, private=private, exist_ok=True)

@@ -7,7 +7,7 @@ from importlib.metadata import version
 from pathlib import Path
 
 from modeling_elmo import __version__
-from modeling_elmo.conversion_files import staged
+from modeling_elmo.conversion.files import staged
 from modeling_elmo.run_scripts.pretraining.corpus import find_files
 from modeling_elmo.run_scripts.program.files import MODEL_FILES, check_model
 

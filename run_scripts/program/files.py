@@ -23,7 +23,7 @@ from huggingface_hub.constants import ENDPOINT
 from huggingface_hub.errors import GatedRepoError, HFValidationError, HTTPError
 from safetensors import SafetensorError
 
-from modeling_elmo.conversion_files import staged
+from modeling_elmo.conversion.files import staged
 from modeling_elmo.run_scripts.program.command_line import flat_message, is_mistake_of_user, refuse_unread
 
 

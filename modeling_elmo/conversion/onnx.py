@@ -4,14 +4,7 @@
     write_onnx(program, "model.onnx")
     outputs = load_onnx("model.onnx")(**other_inputs)    # any number of rows and words
 
-Inputs are those that the model needs, in the order of `input_names`. Outputs have names, too:
-
-    biLM            elmo_embeddings `(batch, time, hidden_size)`, the mix; hidden_states `(batch, layers + 1, time,
-                    hidden_size)`, all layers. Both are zeros at padding
-    tags            logits `(batch, time, num_labels)`
-    text classes    logits `(batch, num_labels)`
-
-No input is checked. `token_type_ids` and `initial_states` are no inputs: each row is one text, and starts from zeros.
+`elmo export --help` lists inputs and outputs. No input is checked.
 """
 
 import logging
@@ -24,9 +17,9 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from .configuration_elmo import ELMoConfig
-from .modeling_elmo import ELMoModel, ELMoPreTrainedModel
-from .modeling_elmo_heads import ELMoForSequenceClassification, ELMoForTokenClassification
+from modeling_elmo.configuration_elmo import ELMoConfig
+from modeling_elmo.modeling_elmo import ELMoModel, ELMoPreTrainedModel
+from modeling_elmo.modeling_elmo_heads import ELMoForSequenceClassification, ELMoForTokenClassification
 
 PACKAGES_OF_ONNX = ("onnx", "onnxscript", "onnxruntime")
 Exported = Callable[..., dict[str, Tensor]]  # inputs by name -> outputs by name
@@ -63,23 +56,18 @@ def check_exportable(model: ELMoPreTrainedModel):
     """Raises an error if the model cannot be exported, or if this release of torch cannot export it."""
     if not hasattr(torch.compiler, "is_exporting"):
         raise ImportError(f"Exporting needs torch 2.7 or newer, but this is torch {torch.__version__}.")
-    heads = (ELMoForTokenClassification, ELMoForSequenceClassification)
-    if not isinstance(model, (ELMoModel, *heads)) or not getattr(model, "is_linear", True):
-        raise ValueError(
-            f"{type(model).__name__} with head={model.config.head!r} cannot be exported. Pass a biLM (ELMoModel), or a "
-            "head for tags or texts that was trained with head='linear'."
-        )
-    if model.training:
-        raise ValueError("A model in training mode cannot be exported. Call `model.eval()` before.")
-    if model._is_int8():
-        raise ValueError(
-            "A quantized model cannot be exported. Export the model in float32, or what `model.dequantize()` returns."
-        )
-    if model.config.scalar_mix_layer_norm in ("allennlp", "bilm"):
-        raise ValueError(
-            f"scalar_mix_layer_norm={model.config.scalar_mix_layer_norm!r} is over a whole batch, and cannot be "
-            "exported. Use a model with None or 'token'."
-        )
+    heads, config = (ELMoForTokenClassification, ELMoForSequenceClassification), model.config
+    is_readable = isinstance(model, (ELMoModel, *heads)) and getattr(model, "is_linear", True)
+    obstacles = {
+        f"with head={config.head!r}. Pass a biLM (ELMoModel), or a head for tags or texts that was trained with "
+        "head='linear'": not is_readable,
+        "in training mode. Call `model.eval()` before": model.training,
+        "with weights in 8 bits. Export the model in float32, or what `model.dequantize()` returns": model._is_int8(),
+        f"with scalar_mix_layer_norm={config.scalar_mix_layer_norm!r}, which is over a whole batch. Use a model with "
+        "None or 'token'": config.scalar_mix_layer_norm in ("allennlp", "bilm"),
+    }
+    if found := [obstacle for obstacle, is_present in obstacles.items() if is_present]:
+        raise ValueError(f"{type(model).__name__} cannot be exported {found[0]}.")
 
 
 @torch.no_grad()

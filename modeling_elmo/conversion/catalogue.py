@@ -5,8 +5,9 @@ source states is `unknown`.
 """
 
 import shlex
+from copy import copy
 from pathlib import Path
-from textwrap import fill
+from textwrap import TextWrapper
 from typing import NamedTuple
 
 TABLE = Path(__file__).with_name("published_checkpoints.tsv")
@@ -14,22 +15,15 @@ UNREADABLE_FORMAT = "TensorFlow Hub module"  # a graph
 
 
 class PublishedCheckpoint(NamedTuple):
-    """A row of the table.
+    """A row of the table."""
 
-    Args:
-        language: or the kind of text.
-        size: parameters, and the width of an LSTM / of its output. `output` is the width of both directions together.
-        source: the page that describes the checkpoint.
-        files: addresses of the weights and, if they are another file, of the options. Empty: see the page.
-    """
-
-    language: str
+    language: str  # or the kind of text
     name: str
     format: str
-    size: str
+    size: str  # parameters, and the width of an LSTM / of its output; `output` is of both directions together
     licence: str
-    source: str
-    files: str
+    source: str  # the page that describes the checkpoint
+    files: str  # addresses of the weights and, if they are another file, of the options; empty: see the page
 
     @property
     def command(self) -> str:
@@ -58,21 +52,16 @@ def published_checkpoints(words: str = "") -> list[PublishedCheckpoint]:
 
 def format_catalogue(checkpoints: list[PublishedCheckpoint], width: int) -> str:
     """A paragraph for each checkpoint. Lines have at most `width` characters, if no address is longer."""
+    title = TextWrapper(width, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False)
+    below = copy(title)
+    below.initial_indent, below.subsequent_indent = "  ", "    "
     paragraphs = []
     for each in checkpoints:
         first = f"{each.language}: {each.name} [{each.format}; size {each.size}; licence {each.licence}]"
-        below = [wrap(text, width, indent="  ") for text in (each.source, *each.files.split(), each.command)]
-        paragraphs.append("\n".join([wrap(first, width), *below]))
+        texts = (each.source, *each.files.split(), each.command)
+        paragraphs.append("\n".join([title.fill(first), *map(below.fill, texts)]))
     legend = (
         f"{len(checkpoints)} checkpoints. Addresses are as published; none was tried. Sizes are numbers of parameters, "
         "and the width of an LSTM / of its output. FOLDER has the unpacked files."
     )
-    return "\n\n".join([*paragraphs, wrap(legend, width)])
-
-
-def wrap(text: str, width: int, indent: str = "") -> str:
-    """The text in lines of at most `width` characters; longer words, such as addresses, stay whole."""
-    more = indent + "  "
-    return fill(
-        text, width, initial_indent=indent, subsequent_indent=more, break_long_words=False, break_on_hyphens=False
-    )
+    return "\n\n".join([*paragraphs, title.fill(legend)])

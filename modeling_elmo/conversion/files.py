@@ -1,0 +1,273 @@
+"""Files of foreign checkpoints: found in folders, archives or on the Hub; written completely or not at all."""
+
+import errno
+import gzip
+import json
+import math
+import re
+import shutil
+import signal
+import sys
+import tempfile
+import zipfile
+import zlib
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from fnmatch import fnmatchcase
+from pathlib import Path, PureWindowsPath
+from threading import current_thread, main_thread
+from typing import Any
+
+import torch
+from huggingface_hub import hf_hub_download
+from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
+from torch import Tensor
+
+HUB_REFERENCE = re.compile(r"hf://(?P<repo_id>[^/@]+/[^/@]+)(@(?P<revision>[^/]+))?/(?P<filename>.+)")
+Shapes = dict[str, tuple[int, ...]]  # of the arrays of a file, by their full names
+# What the libraries for archives and HDF5 raise for damaged files, whose bytes may mean anything.
+PYTHON_ERRORS = (ArithmeticError, EOFError, LookupError, OSError, RuntimeError, TypeError, ValueError)
+DAMAGE = (*PYTHON_ERRORS, zipfile.BadZipFile, zlib.error)
+
+
+@contextmanager
+def reading(path: Path) -> Iterator[None]:
+    """Errors of the library that reads `path` become errors with the name of the file."""
+    try:
+        yield
+    except DAMAGE as error:
+        if isinstance(error, OSError) and error.errno == errno.ENOSPC:  # of the disk to which a file is unpacked
+            raise
+        raise ValueError(f"{path} cannot be read ({error}). It is damaged or incomplete; pass another copy.") from error
+
+
+def fetch(reference: str | Path) -> Path:
+    """The local file, folder or archive of a path or of `hf://...`."""
+    if hub := HUB_REFERENCE.fullmatch(str(reference)):
+        path = download(hub)
+    elif str(reference).startswith("hf://"):
+        raise ValueError(f"{reference} is not a file; pass hf://user/repo/path or hf://user/repo@revision/path.")
+    else:
+        path = Path(reference)
+    if not path.exists():
+        raise FileNotFoundError(f"{path} does not exist; pass a file, a folder, a .zip archive or hf://user/repo/path.")
+    return path
+
+
+def download(hub: re.Match[str]) -> Path:
+    """The cached file of a match of `HUB_REFERENCE`."""
+    try:
+        return Path(hf_hub_download(hub["repo_id"], hub["filename"], revision=hub["revision"]))
+    except (HfHubHTTPError, LocalEntryNotFoundError) as error:
+        raise FileNotFoundError(f"{hub[0]} cannot be downloaded: {' '.join(str(error).split())}") from error
+
+
+def is_archive(path: Path) -> bool:
+    return path.is_file() and path.suffix.lower() == ".zip"
+
+
+def names_in(place: Path) -> list[str]:
+    """The files of a folder or archive by their paths inside it.
+
+    The files that a Mac adds for each file (`._name`, in archives below `__MACOSX`) are left out.
+    """
+    if place.is_dir():
+        names = [str(path.relative_to(place)) for path in place.rglob("*") if path.is_file()]
+    else:
+        with reading(place), zipfile.ZipFile(place) as archive:
+            names = [name for name in archive.namelist() if not name.endswith("/")]
+    return [name for name in names if not _is_from_mac(name)]
+
+
+def _is_from_mac(name: str) -> bool:
+    path = PureWindowsPath(name)
+    return "__MACOSX" in path.parts or path.name.startswith("._")
+
+
+def search(place: Path, patterns: tuple[str, ...]) -> str | None:
+    """The only file of a folder or archive for the first pattern that has any."""
+    names = sorted(names_in(place))
+    for pattern in patterns:
+        found = [name for name in names if fnmatchcase(PureWindowsPath(name).name, pattern)]
+        if len(found) > 1:
+            advice = "Pass the path of one of them." if place.is_dir() else "Unpack the archive and pass one of them."
+            raise ValueError(f"{place}: several files match {pattern}: {', '.join(first_of(found))}. {advice}")
+        if found:
+            return found[0]
+    return None
+
+
+def member(place: Path, name: str, scratch: Path) -> Path:
+    """The local copy of a file of a folder or archive."""
+    if name not in (names := names_in(place)):
+        raise FileNotFoundError(
+            f"{place} has no {name}, but {', '.join(first_of(sorted(names)))}; copy the missing file, too."
+        )
+    if not is_archive(place):
+        return place / name
+    with reading(place), zipfile.ZipFile(place) as archive:
+        return Path(archive.extract(name, tempfile.mkdtemp(dir=scratch)))
+
+
+def find(reference: str | Path, patterns: tuple[str, ...], scratch: Path) -> Path:
+    """The local, uncompressed file of a reference to a file, or to a folder or archive with the file."""
+    path = fetch(reference)
+    if path.is_dir() or is_archive(path):
+        name = search(path, patterns)
+        if name is None:
+            raise FileNotFoundError(f"{reference} has no file {' or '.join(patterns)}; pass the path of the file.")
+        path = member(path, name, scratch)
+    return decompress(path, scratch) if path.suffix == ".gz" else path
+
+
+def decompress(path: Path, scratch: Path) -> Path:
+    plain = Path(tempfile.mkdtemp(dir=scratch), path.stem)
+    with reading(path), gzip.open(path) as packed, plain.open("wb") as file:
+        shutil.copyfileobj(packed, file)
+    return plain
+
+
+def first_of(items: list[str], most: int = 20) -> list[str]:
+    """The items that an error lists."""
+    return items if len(items) <= most else [*items[:most], f"and {len(items) - most} more"]
+
+
+def check_empty(output_dir: Path):
+    if output_dir.exists() and (not output_dir.is_dir() or any(output_dir.iterdir())):
+        raise FileExistsError(f"{output_dir} is not empty; pass a new or an empty folder as output_dir.")
+
+
+@contextmanager
+def staged(target: Path) -> Iterator[Path]:
+    """A path for a new file or folder, which replaces `target` after success and is deleted after an error.
+
+    A file replaces an older file, a folder an empty folder, also behind a link. A device or a pipe is never replaced:
+    the content of the file is written into it. SIGTERM deletes the new file or folder, too, and ends the process.
+    """
+    is_stream = target.exists() and not (target.is_file() or target.is_dir())
+    target = target.resolve() if target.is_dir() else target
+    target.parent.mkdir(parents=True, exist_ok=True)
+    place = tempfile.gettempdir() if is_stream else target.parent
+    with _exit_at_sigterm(), tempfile.TemporaryDirectory(dir=place, prefix=f".{target.name}.") as beside:
+        staging = Path(beside, target.name)
+        try:
+            yield staging
+            if staging.is_dir() and target.is_dir():
+                target.rmdir()  # Windows does not rename onto a folder
+            if is_stream:
+                target.write_bytes(staging.read_bytes())
+            else:
+                staging.replace(target)
+        except OSError as error:
+            if error.errno == errno.ENOSPC and error.filename is None:
+                error.filename = str(target)  # a write to a full disk names no file
+            raise
+
+
+@contextmanager
+def _exit_at_sigterm() -> Iterator[None]:
+    """SIGTERM leaves `with` blocks like an error. Only the main thread has signals; others' handlers stay."""
+    if current_thread() is not main_thread() or signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
+        yield
+        return
+    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))  # the shell's exit status
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+
+def read_arrays(path: Path) -> dict[str, Tensor]:
+    """All arrays of an HDF5 file by their full names.
+
+    Raises:
+        ValueError: the values of an array are not finite float32 numbers, or not in this file. HDF5 reads zeros for
+            what was never written.
+    """
+    h5py = import_h5py()
+    if not h5py.is_hdf5(path):
+        raise ValueError(f"{path} is not an HDF5 file; pass the weights that dump_weights of bilm-tf wrote.")
+    found, arrays = {}, {}
+    with reading(path), h5py.File(path, "r") as file:
+        file.visititems(lambda name, item: found.update({name: item}) if isinstance(item, h5py.Dataset) else None)
+        problems = {name: problem for name, item in found.items() if (problem := _problem(item))}
+        if not problems:
+            arrays = {name: torch.as_tensor(item[()]) for name, item in found.items()}
+    if problems:
+        listed = ", ".join(first_of([f"{name} ({problem})" for name, problem in problems.items()]))
+        raise ValueError(
+            f"{path} must have float32 arrays only, for an exact export, all of them uncompressed and in this file; "
+            f"got {listed}. Pass the weights that dump_weights of bilm-tf wrote."
+        )
+    check_finite(arrays, path)
+    return arrays
+
+
+def _problem(array: Any) -> str | None:
+    """Why the values of an array of HDF5 are not float32 numbers in its file."""
+    if array.dtype != "float32" or array.shape is None:
+        return "no values" if array.shape is None else f"{array.dtype!s:.80}"
+    if array.external or array.is_virtual:
+        return "values in another file"
+    blocks = array.chunks or array.shape
+    rounded = (-(-rows // block) * block for rows, block in zip(array.shape, blocks, strict=True))
+    if array.size and array.id.get_storage_size() < 4 * math.prod(rounded):
+        return "compressed, which h5repack -f NONE undoes" if array.compression else "values never written"
+    return None
+
+
+def check_finite(arrays: dict[str, Tensor], path: Path):
+    if wrong := [name for name, array in arrays.items() if not array.isfinite().all()]:
+        raise ValueError(f"{path} has NaN or infinite values in {', '.join(first_of(wrong))}; pass another copy.")
+
+
+def shapes_of(arrays: dict[str, Tensor]) -> Shapes:
+    return {name: tuple(array.shape) for name, array in arrays.items()}
+
+
+def num_equal(arrays: Mapping[str, Tensor], others: Mapping[str, Tensor]) -> int:
+    """The number of arrays that are bit for bit among the others, under the same name."""
+    return sum(name in others and torch.equal(arrays[name], others[name]) for name in arrays)
+
+
+def check_shapes(found: Shapes, expected: Shapes, weights: Path, options: str | Path):
+    problems = [
+        f"{name}: the file has {found.get(name, 'none (missing)')}, "
+        f"the options require {expected.get(name, 'none (unexpected)')}"
+        for name in sorted(expected | found)
+        if found.get(name) != expected.get(name)
+    ]
+    if problems:
+        raise ValueError("\n  ".join([f"{weights} does not match {options}:", *first_of(problems)]))
+
+
+def write_arrays(arrays: dict[str, Tensor], path: Path):
+    with import_h5py().File(path, "w") as file:
+        for name, array in arrays.items():
+            file.create_dataset(name, data=array.numpy())
+
+
+def import_h5py():
+    try:
+        import h5py
+    except ImportError as error:
+        raise ImportError("HDF5 files need h5py: pip install 'modeling-elmo[convert]'") from error
+    return h5py
+
+
+def read_json_object(path: Path, name: str = "options.json") -> dict[str, Any]:
+    try:
+        content = json.loads(path.read_text(encoding="utf-8-sig"))
+    except (ValueError, RecursionError) as error:  # not JSON, not UTF-8, or nested too deep
+        raise ValueError(f"{path} is not a JSON file ({error}); pass the checkpoint's {name}.") from error
+    if not isinstance(content, dict):
+        raise ValueError(f"{path} must be a JSON object, got {str(content)[:80]!r}; pass the {name}.")
+    return content
+
+
+def write_json_object(content: dict[str, Any], path: Path):
+    path.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+
+
+def write_words(words: list[str], path: Path):
+    path.write_text("".join(f"{word}\n" for word in words), encoding="utf-8", newline="\n")

@@ -1,0 +1,249 @@
+"""Checkpoint formats of other programs: the interface, and how a table of keys is applied in both directions.
+
+`original.py`, `tensorflow.py` and `manylangs.py` have a class of `Checkpoint` each. A row of a table (`Key`) pairs an
+original array with ours; `from_original` and `to_original` apply the rows.
+"""
+
+import re
+import tempfile
+from collections.abc import Callable, Collection
+from dataclasses import MISSING, asdict, dataclass, fields
+from pathlib import Path
+from typing import Any, ClassVar, NamedTuple
+
+import torch
+from huggingface_hub.errors import StrictDataclassError
+from torch import Tensor
+from transformers.utils import cached_file
+
+from modeling_elmo.configuration_elmo import ELMoConfig
+from modeling_elmo.conversion import files
+from modeling_elmo.modeling_elmo import ELMoModel, ELMoPreTrainedModel, ScalarMix
+from modeling_elmo.tokenization.tokenization_elmo import ELMoTokenizer
+
+REQUIRED = object()  # default of an option that has none
+OptionTable = dict[str, tuple[str, Any]]  # path of an option: field of ELMoConfig, default
+
+
+@dataclass
+class Checkpoint:
+    """The local files of a checkpoint. Its class is a format, as `elmo convert` uses it."""
+
+    name: ClassVar[str]  # of the format
+    patterns: ClassVar[tuple[str, ...]]  # any such file in a folder or archive tells the format
+    option_names: ClassVar[tuple[str, ...]]  # of `elmo convert`, beside --weights: arguments of `find`
+    record_file: ClassVar[str]
+    pre_tokenization: ClassVar[str] = "moses"  # of the released models
+
+    @classmethod
+    def find(cls, scratch: Path, weights: str | Path) -> Any:
+        """The checkpoint of a reference; files of an archive are unpacked to `scratch`."""
+        raise NotImplementedError
+
+    def load(self, pre_tokenization: str) -> tuple[ELMoPreTrainedModel, ELMoTokenizer, Any]:
+        """The model, its tokenizer and the record for an export."""
+        raise NotImplementedError
+
+    def arrays(self) -> dict[str, Tensor]:
+        raise NotImplementedError
+
+    @staticmethod
+    def arrays_of_export(folder: Path, scratch: Path) -> dict[str, Tensor]:
+        """The arrays of a converted folder, converted back."""
+        raise NotImplementedError
+
+    def convert(self, folder: Path, pre_tokenization: str | None):
+        model, tokenizer, record = self.load(pre_tokenization or self.pre_tokenization)
+        model.save_pretrained(folder)
+        tokenizer.save_pretrained(folder)
+        files.write_json_object(asdict(record), folder / self.record_file)
+
+    @property
+    def paths(self) -> list[Path]:
+        values = (value if isinstance(value, list) else [value] for value in vars(self).values())
+        return [path for some in values for path in some if isinstance(path, Path)]
+
+
+def convert_checkpoint(
+    source: type[Checkpoint], weights: str | Path, output_dir: str | Path, pre_tokenization: str, **options
+) -> Path:
+    """Finds a checkpoint and writes `output_dir`, which must be new or empty. After an error it is unchanged."""
+    output_dir = Path(output_dir)
+    files.check_empty(output_dir)
+    with tempfile.TemporaryDirectory() as scratch, files.staged(output_dir) as folder:
+        source.find(Path(scratch), weights, **options).convert(folder, pre_tokenization)
+    return output_dir
+
+
+def config_for_export(model_dir: str | Path) -> ELMoConfig:
+    if Path(model_dir).is_dir() and not Path(model_dir, "config.json").is_file():  # transformers would take defaults
+        raise FileNotFoundError(f"{model_dir} has no config.json; pass a folder that save_pretrained wrote.")
+    return ELMoConfig.from_pretrained(model_dir)
+
+
+def load_for_export(model_class: type[ELMoPreTrainedModel], model_dir: str | Path) -> ELMoPreTrainedModel:
+    """A model in float32, without what the original formats have no place for.
+
+    Raises:
+        ValueError: the model is quantized.
+    """
+    model = model_class.from_pretrained(model_dir, dtype=torch.float32)
+    if model._is_int8():
+        raise ValueError(
+            f"{model_dir} holds a quantized model, which the original format cannot store. Export the model in "
+            "float32, or save what `model.dequantize()` returns."
+        )
+    model.base_model.drop_cache()
+    return model
+
+
+class Transform(NamedTuple):
+    load: Callable[[Tensor], tuple[Tensor, ...]]  # original array -> our tensors
+    dump: Callable[..., Tensor]  # our tensors -> original array
+
+
+SAME = Transform(lambda array: (array,), lambda tensor: tensor)
+# Row 0 of our tables is padding, all zeros; original files start with the first real row.
+ZERO_ROW = Transform(lambda rows: (torch.cat([torch.zeros_like(rows[:1]), rows]),), lambda table: table[1:])
+
+
+class Key(NamedTuple):
+    ours: tuple[str, ...]
+    original: str | None  # None: dropped on purpose, because the original has no such array
+    transform: Transform = SAME
+    by_word: bool = False  # rows are words and permuted with the vocabulary
+
+    def numbered(self, i: int) -> "Key":
+        original = self.original and self.original.format(i=i)
+        return self._replace(ours=tuple(name.format(i=i) for name in self.ours), original=original)
+
+
+# bilm-tf writes one-layer models without `MultiRNNCell/Cell0`, but reads them with it. We read both.
+ONE_LAYER_SPELLING = ("/MultiRNNCell/Cell0/", "/")
+
+
+def keys_of(parameters: Collection[str], record: Any, table: tuple[Key, ...]) -> list[tuple[str, Key]]:
+    """The original name and the numbered row of the `table` of every array of a model with these parameters."""
+    parameters = set(parameters) - ({"softmax.weight"} if record.is_tied else set())
+    numbers = {0} | {int(number) for name in parameters for number in re.findall(r"\.(\d+)\.", name)}
+    numbered = dict.fromkeys(key.numbered(i) for key in table for i in sorted(numbers))
+    keys = [key for key in numbered if key.ours[0] in parameters]
+    if unknown := parameters.difference(*(key.ours for key in keys)):
+        raise ValueError(f"The original format has no array for {', '.join(sorted(unknown))}.")
+    spelling = ONE_LAYER_SPELLING if record.one_layer_spelling else ("", "")
+    return [(key.original.replace(*spelling), key) for key in keys if key.original is not None]
+
+
+def load_arrays(
+    model_class: type[ELMoPreTrainedModel],
+    config: ELMoConfig,
+    arrays: dict[str, Tensor],
+    record: Any,
+    table: tuple[Key, ...],
+    weights: Path,
+    options: str | Path,
+) -> ELMoPreTrainedModel:
+    """A model with the original arrays of `weights`, which must have the shapes that `options` require.
+
+    Each array is taken out of `arrays` when it is converted, so that it is in memory once.
+    """
+    with torch.device("meta"):  # the options may ask for any size
+        model = model_class(config)
+        expected = to_original(model.state_dict(), record, table)
+    files.check_shapes(files.shapes_of(arrays), files.shapes_of(expected), weights, options)
+    model.load_state_dict(from_original(arrays, model.state_dict(), record, table), assign=True)
+    if isinstance(model, ELMoModel):  # no original has a mix
+        model.scalar_mix = ScalarMix(config)
+    model.tie_weights()
+    return model.eval()
+
+
+def from_original(
+    arrays: dict[str, Tensor], state: dict[str, Tensor], record: Any, table: tuple[Key, ...]
+) -> dict[str, Tensor]:
+    """A copy of a model's `state` with the values of the original `arrays`, which is empty then."""
+    names = {name.removeprefix("elmo."): name for name in state}
+    loaded = dict(state)
+    for original, key in keys_of(names, record, table):
+        array = arrays.pop(original)
+        if key.by_word:
+            array = array[word_rows(record, len(array))]
+        tensors = (tensor.contiguous() for tensor in key.transform.load(array))
+        loaded.update(zip((names[ours] for ours in key.ours), tensors, strict=True))
+    return loaded
+
+
+def to_original(state: dict[str, Tensor], record: Any, table: tuple[Key, ...]) -> dict[str, Tensor]:
+    """The original arrays of a model's `state`."""
+    state = {name.removeprefix("elmo."): tensor for name, tensor in state.items()}
+    arrays = {}
+    for original, key in keys_of(state, record, table):
+        array = key.transform.dump(*(state[ours] for ours in key.ours))
+        arrays[original] = array[word_rows(record, len(array)).argsort()] if key.by_word else array
+    return arrays
+
+
+def word_rows(record: Any, num_words: int) -> Tensor:
+    """The original row of each of our words: `<S>`, `</S>`, `<UNK>`, then the others in the order of the file.
+
+    Shape:
+        (num_words,)
+    """
+    first = record.special_rows or [0, 1, 2]
+    return torch.tensor([*first, *(row for row in range(num_words) if row not in first)])
+
+
+def read_conversion_record(model_dir: str | Path, record_file: str, record_class: Any, num_words: int) -> Any:
+    """The record of a conversion, for a vocabulary of `num_words` words; `None` for a model that was not converted."""
+    file = cached_file(model_dir, record_file, _raise_exceptions_for_missing_entries=False)
+    if file is None:
+        return None
+    content = files.read_json_object(Path(file), record_file)
+    sections = [item.name for item in fields(record_class) if item.default is MISSING]
+    rows = content.get("special_rows")
+    if (
+        not content.keys() <= {item.name for item in fields(record_class)}
+        or not all(isinstance(content.get(name), dict) for name in sections)
+        or not (rows is None or len(rows) == len({*rows} & {*range(num_words)}) == 3)
+    ):
+        raise ValueError(f"{file} is no record of this model; delete it to export the model with its config.json.")
+    return record_class(**content)
+
+
+def check_recorded(recorded: ELMoConfig, config: ELMoConfig, table: OptionTable, record_file: str):
+    names = [field for field, _ in table.values()]
+    if changed := [name for name in names if getattr(recorded, name) != getattr(config, name)]:
+        raise ValueError(
+            f"{record_file} and config.json differ in {', '.join(changed)}; delete {record_file} to export the model "
+            "with its config.json."
+        )
+
+
+def read_options(options: dict[str, Any], table: OptionTable, source: str, **others) -> ELMoConfig:
+    """The configuration for options, read from `source`, and for other fields, which come first."""
+    values = {path: option_at(options, path) for path in table}
+    if missing := [path for path, (_, default) in table.items() if default is REQUIRED and values[path] is None]:
+        raise ValueError(f"Correct {source}: missing {missing}.")
+    given = {field: default if values[path] is None else values[path] for path, (field, default) in table.items()}
+    try:
+        return ELMoConfig(**given | others)
+    except StrictDataclassError as error:
+        raise ValueError(f"Correct {source}: {error}") from error
+
+
+def option_at(options: Any, path: str) -> Any:
+    for name in path.split("."):
+        options = options.get(name) if isinstance(options, dict) else None
+    return options
+
+
+def write_options(config: ELMoConfig, table: OptionTable) -> dict[str, Any]:
+    """The inverse of [`read_options`]."""
+    options: dict[str, Any] = {}
+    for path, (field, _) in table.items():
+        *sections, name = path.split(".")
+        section = options
+        for key in sections:
+            section = section.setdefault(key, {})
+        section[name] = getattr(config, field)
+    return options

@@ -1,0 +1,455 @@
+"""Checkpoints of ELMoForManyLangs (encoder.pkl, token_embedder.pkl, char.dic, word.dic) to our folders, and back.
+
+`MANYLANGS_KEYS` and `MANYLANGS_OPTIONS` define the format. Only tensors are loaded from pickles, whoever made them.
+"""
+
+import pickle
+import re
+import struct
+from collections.abc import Iterable
+from dataclasses import dataclass
+from glob import escape
+from pathlib import Path, PureWindowsPath
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from modeling_elmo.configuration_elmo import ELMoConfig
+from modeling_elmo.conversion import files
+from modeling_elmo.conversion.formats import (
+    REQUIRED,
+    SAME,
+    ZERO_ROW,
+    Checkpoint,
+    Key,
+    OptionTable,
+    Transform,
+    check_recorded,
+    config_for_export,
+    convert_checkpoint,
+    load_arrays,
+    load_for_export,
+    option_at,
+    read_conversion_record,
+    read_options,
+    to_original,
+    word_rows,
+    write_options,
+)
+from modeling_elmo.modeling_elmo import ELMoModel, ELMoPreTrainedModel
+from modeling_elmo.tokenization.elmo_characters import SPECIAL_WORDS
+from modeling_elmo.tokenization.tokenization_elmo import DISGUISE, ELMoTokenizer
+
+CONFIG, CHARACTERS, WORDS = "config.json", "char.dic", "word.dic"
+PICKLES = {"encoder": "encoder.pkl", "token_embedder": "token_embedder.pkl"}  # by the first part of an array's name
+IDEOGRAPHIC_SPACE = "\u3000"
+# The two architecture files that the original package ships have the same content.
+SHIPPED_FILES = ("cnn_50_100_512_4096_sample.json", "cnn_0_100_512_4096_sample.json")
+
+# What torch raises for damaged files, beside `files.DAMAGE`
+DAMAGED_PICKLE = (pickle.PickleError, struct.error, AttributeError, AssertionError, MemoryError)
+
+
+def _swapped_gates(blocks: Tensor) -> Tensor:
+    first, second, third, fourth = blocks.chunk(4)
+    return torch.cat([first, second, fourth, third])
+
+
+def _halves(rows: Tensor) -> tuple[Tensor, Tensor]:
+    transform, kept = rows.chunk(2)
+    return transform, -kept
+
+
+# Gate blocks i, f, g, o <-> ours i, f, o, g. The forget bias is part of the stored bias.
+GATES_IFGO = Transform(lambda blocks: (_swapped_gates(blocks),), _swapped_gates)
+# One highway layer is [transform; gate]. Their gate is the share of the input: sigmoid(-z) = 1 - sigmoid(z).
+HIGHWAY_HALVES = Transform(_halves, lambda transform, carry: torch.cat([transform, -carry]))
+
+_HIGHWAY = "token_embedder.highways._layers.{i}"
+
+MANYLANGS_KEYS = (
+    Key(("word_embeddings.weight",), "token_embedder.word_emb_layer.embedding.weight", ZERO_ROW, by_word=True),
+    Key(("char_encoder.char_embeddings.weight",), "token_embedder.char_emb_layer.embedding.weight", ZERO_ROW),
+    Key(("char_encoder.convolutions.{i}.weight",), "token_embedder.convolutions.{i}.weight"),
+    Key(("char_encoder.convolutions.{i}.bias",), "token_embedder.convolutions.{i}.bias"),
+    *(
+        Key(
+            (f"char_encoder.highways.{{i}}.transform.{kind}", f"char_encoder.highways.{{i}}.carry.{kind}"),
+            f"{_HIGHWAY}.{kind}",
+            HIGHWAY_HALVES,
+        )
+        for kind in ("weight", "bias")
+    ),
+    Key(("token_projection.weight",), "token_embedder.projection.weight"),
+    Key(("token_projection.bias",), "token_embedder.projection.bias"),
+    *(
+        Key((f"{way}_lstm.layers.{{i}}.{ours}",), f"encoder.{way}_layer_{{i}}.{original}", transform)
+        for way in ("forward", "backward")
+        for ours, original, transform in (
+            ("input_linear.weight", "input_linearity.weight", GATES_IFGO),
+            ("state_linear.weight", "state_linearity.weight", GATES_IFGO),
+            ("input_linear.bias", "state_linearity.bias", GATES_IFGO),
+            ("projection.weight", "state_projection.weight", SAME),
+        )
+    ),
+    # the mix belongs to a task, not to the biLM
+    Key(("scalar_mix.weights",), None),
+    Key(("scalar_mix.gamma",), None),
+)
+
+MANYLANGS_OPTIONS: OptionTable = {
+    # option of the architecture file: (field of ELMoConfig, default)
+    "encoder.projection_dim": ("projection_size", REQUIRED),
+    "encoder.cell_clip": ("cell_clip", None),
+    "encoder.proj_clip": ("projection_clip", None),
+    "encoder.dim": ("lstm_hidden_size", REQUIRED),
+    "encoder.n_layers": ("num_hidden_layers", REQUIRED),
+    "token_embedder.activation": ("char_cnn_activation", REQUIRED),
+    "token_embedder.filters": ("char_cnn_filters", REQUIRED),
+    "token_embedder.n_highway": ("num_highway_layers", REQUIRED),
+    "token_embedder.word_dim": ("word_embedding_size", REQUIRED),
+    "token_embedder.char_dim": ("char_embedding_size", REQUIRED),
+    "token_embedder.max_characters_per_token": ("max_word_length", REQUIRED),
+    "dropout": ("dropout", 0.1),
+}
+NAMES = {"encoder.name": "elmo", "token_embedder.name": "cnn"}  # the kinds of network that the releases have
+CLIPS = {"encoder.cell_clip": "cell_clip", "encoder.proj_clip": "projection_clip"}  # 0 is no clip
+
+SHIPPED_ARCHITECTURE = {
+    "encoder": {"name": "elmo", "projection_dim": 512, "cell_clip": 3, "proj_clip": 3, "dim": 4096, "n_layers": 2},
+    "token_embedder": {
+        "name": "cnn",
+        "activation": "relu",
+        "filters": [[1, 32], [2, 32], [3, 64], [4, 128], [5, 256], [6, 512], [7, 1024]],
+        "n_highway": 2,
+        "word_dim": 100,
+        "char_dim": 50,
+        "max_characters_per_token": 50,
+    },
+    "classifier": {"name": "sampled_softmax", "n_samples": 8192},
+    "dropout": 0.1,
+}
+
+WORD_MARKERS = ("<bos>", "<eos>", "<oov>")  # in the order of <S>, </S>, <UNK>
+SWAPPED = {"begin_of_word": "<eow>", "end_of_word": "<bow>"}  # as the original has them
+CHARACTER_MARKERS = (*WORD_MARKERS, "<pad>", *SWAPPED.values())
+
+# Saved with the model: facts that an exact export needs and the configuration does not have.
+MANYLANGS_RECORD_FILE = "original_manylangs.json"
+
+
+@dataclass
+class ManyLangsRecord:
+    architecture: dict[str, Any]
+    config: dict[str, Any]
+    special_rows: list[int] | None = None  # ids of <bos>, <eos>, <oov> in word.dic, if there is one
+    one_layer_spelling: ClassVar[bool] = False
+    is_tied: ClassVar[bool] = False
+
+
+@dataclass
+class ManyLangsCheckpoint(Checkpoint):
+    name = "a checkpoint of ELMoForManyLangs"
+    patterns = tuple(PICKLES.values())
+    option_names = ("architecture",)
+    record_file = MANYLANGS_RECORD_FILE
+    pre_tokenization = "whitespace"
+
+    place: str  # in errors
+    pickles: list[Path]
+    config: Path | None
+    architecture: Path | None  # `None` for the architecture that the original ships
+    characters: Path | None
+    words: Path | None
+
+    @classmethod
+    def find(cls, scratch: Path, weights: str | Path, architecture: str | Path | None = None) -> "ManyLangsCheckpoint":
+        place = files.fetch(weights)
+        if not (place.is_dir() or files.is_archive(place)):
+            raise ValueError(f"{weights} is a single file; pass the folder or archive of the checkpoint.")
+
+        def local(name: str) -> Path | None:
+            if place.is_dir() and (place / name).is_file():  # whatever is in folders below
+                return place / name
+            found = files.search(place, (escape(name),))
+            return files.member(place, found, scratch) if found else None
+
+        pickles = {name: local(name) for name in PICKLES.values()}
+        config = local(CONFIG)
+        needed = pickles if architecture else {**pickles, CONFIG: config}
+        if missing := [name for name, path in needed.items() if path is None]:
+            usual = ", ".join([*PICKLES.values(), CONFIG, CHARACTERS, WORDS])
+            raise FileNotFoundError(
+                f"{place} has no {', '.join(missing)}; {cls.name} has {usual}. Pass a complete copy."
+            )
+        name = architecture_name(files.read_json_object(config, CONFIG)) if config else ""
+        described = files.find(architecture, ("*.json",), scratch) if architecture else local(name)
+        if described is None and name not in SHIPPED_FILES:
+            raise FileNotFoundError(
+                f"{CONFIG} of {place} names the architecture file {name!r}, which is not beside it, and not one of "
+                f"the two that the original ships, {' and '.join(SHIPPED_FILES)}; pass it (`--architecture`)."
+            )
+        paths = [path for path in pickles.values() if path is not None]
+        return cls(str(place), paths, config, described, local(CHARACTERS), local(WORDS))
+
+    def load(self, pre_tokenization: str) -> tuple[ELMoPreTrainedModel, ELMoTokenizer, ManyLangsRecord]:
+        record, source = self.describe()
+        lexicons = []
+        for path, name, option, markers in (
+            (self.characters, CHARACTERS, "char_dim", CHARACTER_MARKERS),
+            (self.words, WORDS, "word_dim", (*WORD_MARKERS, "<pad>")),
+        ):
+            has_vectors = option_at(record.architecture, f"token_embedder.{option}")
+            lexicons.append(lexicon_of(self.place, path, name, markers) if has_vectors else {})
+        characters, words = lexicons
+        record.special_rows = [words[word] for word in WORD_MARKERS] if words else None
+        config = architecture_to_config(record.architecture, len(characters), len(words), source)
+        described = f"{source} with {len(characters)} entries in {CHARACTERS} and {len(words)} in {WORDS}"
+        arrays = self.arrays()
+        model = load_arrays(ELMoModel, config, arrays, record, MANYLANGS_KEYS, Path(self.place), described)
+        return model, build_tokenizer(config, characters, words, record, pre_tokenization), record
+
+    def arrays(self) -> dict[str, Tensor]:
+        """`encoder.` or `token_embedder.` before the names of their files."""
+        return {
+            f"{part}.{name}": array
+            for part, path in zip(PICKLES, self.pickles, strict=True)
+            for name, array in read_pickle(path).items()
+        }
+
+    @staticmethod
+    def arrays_of_export(folder: Path, scratch: Path) -> dict[str, Tensor]:
+        return ManyLangsCheckpoint.find(scratch, export_manylangs_checkpoint(folder, scratch / "back")).arrays()
+
+    def describe(self) -> tuple[ManyLangsRecord, str]:
+        """The record without `special_rows`, and the name of the architecture in errors."""
+        config = files.read_json_object(self.config, CONFIG) if self.config else {}
+        name = self.architecture.name if self.architecture else architecture_name(config)
+        config["config_path"] = "architecture.json" if name == CONFIG else name
+        if self.architecture is None:
+            return ManyLangsRecord(SHIPPED_ARCHITECTURE, config), f"the shipped {name}"
+        architecture = files.read_json_object(self.architecture, "architecture file")
+        return ManyLangsRecord(architecture, config), str(self.architecture)
+
+
+def convert_manylangs_checkpoint(
+    weights: str | Path,
+    output_dir: str | Path,
+    *,
+    architecture: str | Path | None = None,
+    pre_tokenization: str = "whitespace",
+) -> Path:
+    """Converts a checkpoint of ELMoForManyLangs to a folder for `from_pretrained`, and returns `output_dir`.
+
+    Args:
+        weights: folder or `.zip` archive with the checkpoint's files, or `hf://user/repo/path` of an archive.
+        output_dir: new or empty folder. After an error it is unchanged.
+        architecture: the architecture file, if the one that config.json names is not beside it and is not one of the
+            two that the original ships.
+        pre_tokenization: how the tokenizer splits raw text, see `ELMoTokenizer`. The original reads given words.
+    """
+    return convert_checkpoint(ManyLangsCheckpoint, weights, output_dir, pre_tokenization, architecture=architecture)
+
+
+def export_manylangs_checkpoint(model_dir: str | Path, output_dir: str | Path) -> Path:
+    """Writes a biLM for ELMoForManyLangs: the exact inverse of [`convert_manylangs_checkpoint`].
+
+    Args:
+        model_dir: folder or Hub name of an ELMo model. Parameters of a task are skipped.
+        output_dir: new or empty folder. After an error it is unchanged.
+    """
+    output_dir = Path(output_dir)
+    files.check_empty(output_dir)
+    config, tokenizer = config_for_export(model_dir), ELMoTokenizer.from_pretrained(model_dir)
+    check_manylangs_expressible(config, tokenizer)
+    record = read_manylangs_record(model_dir, config)
+    model = load_for_export(ELMoModel, model_dir)
+    arrays = to_original(model.state_dict(), record, MANYLANGS_KEYS)
+    with files.staged(output_dir) as folder:
+        folder.mkdir()
+        files.write_json_object(record.config, folder / CONFIG)
+        files.write_json_object(record.architecture, folder / architecture_name(record.config))
+        for part, file in PICKLES.items():
+            own = {
+                name[len(part) + 1 :]: array.clone() for name, array in arrays.items() if name.startswith(f"{part}.")
+            }
+            torch.save(own, folder / file, _use_new_zipfile_serialization=False)  # as the original wrote them
+        if config.char_vocab_size:
+            write_lexicon(tokenizer.lexicon, folder / CHARACTERS)
+        if config.word_embedding_size:
+            write_lexicon(manylangs_words(tokenizer, record), folder / WORDS)
+    return output_dir
+
+
+def architecture_to_config(
+    architecture: dict[str, Any], num_characters: int, num_words: int, source: str = "the architecture file"
+) -> ELMoConfig:
+    """The configuration for an architecture, read from `source`, and dictionaries with these numbers of entries."""
+    names = {path: option_at(architecture, path) for path in NAMES}
+    if wrong := {path: names[path] for path, name in NAMES.items() if str(names[path]).lower() != name}:
+        raise ValueError(f"{source} has {wrong}; only {NAMES} can be converted, which all releases have.")
+    return read_options(
+        architecture,
+        MANYLANGS_OPTIONS,
+        source,
+        **{field: option_at(architecture, path) or None for path, field in CLIPS.items()},
+        char_vocab_size=num_characters + 1 if num_characters else 0,
+        vocab_size=num_words + 1 if num_words else len(SPECIAL_WORDS),
+        forget_bias=0.0,
+        always_project=True,
+        has_softmax=False,
+    )
+
+
+def config_to_architecture(config: ELMoConfig) -> dict[str, Any]:
+    architecture = write_options(config, MANYLANGS_OPTIONS)
+    architecture["encoder"]["name"], architecture["token_embedder"]["name"] = "elmo", "cnn"
+    if not config.char_vocab_size:
+        architecture["token_embedder"]["char_dim"] = 0
+    return architecture
+
+
+def build_tokenizer(
+    config: ELMoConfig,
+    characters: dict[str, int],
+    words: dict[str, int],
+    record: ManyLangsRecord,
+    pre_tokenization: str,
+) -> ELMoTokenizer:
+    tokenizer = ELMoTokenizer(
+        alphabet="lexicon",  # without characters, one in which every character is unknown
+        lexicon=characters or {name: index for index, name in enumerate(CHARACTER_MARKERS)},
+        max_word_length=config.max_word_length,
+        pre_tokenization=pre_tokenization,
+        literal_markers=True,
+        cut_before_lookup=True,
+        begin_of_word=SWAPPED["begin_of_word"],
+        end_of_word=SWAPPED["end_of_word"],
+    )
+    if not words:
+        return tokenizer
+    originals = sorted(words, key=words.__getitem__)
+    # An ordinary word `<S>` has the form in which the tokenizer looks it up.
+    others = (tokenizer.disguised(originals[row]) for row in word_rows(record, len(words))[3:].tolist())
+    vocabulary = [*SPECIAL_WORDS, *others]
+    return tokenizer.with_vocabulary({word: index for index, word in enumerate(vocabulary)})  # type: ignore[arg-type]
+
+
+def manylangs_words(tokenizer: ELMoTokenizer, record: ManyLangsRecord) -> dict[str, int]:
+    """The entries of word.dic."""
+    ids = tokenizer.get_vocab()
+    ours = [word.replace(DISGUISE, "<") for word in sorted(ids, key=ids.__getitem__)[len(SPECIAL_WORDS) :]]
+    words = [*WORD_MARKERS, *ours]
+    return {words[i]: row for row, i in enumerate(word_rows(record, len(words)).argsort().tolist())}
+
+
+def check_manylangs_expressible(config: ELMoConfig, tokenizer: ELMoTokenizer):
+    unprojected = (config.num_features, config.lstm_hidden_size)
+    options = {name: getattr(tokenizer, name) for name in ("alphabet", *SWAPPED)}
+    words = len(tokenizer.get_vocab())
+    obstacles = {
+        f"a forget bias of {config.forget_bias}, which is not part of the bias": config.forget_bias != 0,
+        "layers without skip connections": not config.use_skip_connections,
+        "words or LSTM outputs without a projection": config.projection_size in unprojected
+        and not config.always_project,
+        f"a tokenizer with {options}": config.char_vocab_size and options != {"alphabet": "lexicon", **SWAPPED},
+        f"{words} words in the tokenizer and {config.vocab_size} in the model": words != config.vocab_size,
+        "a vocabulary without <pad>": config.word_embedding_size and "<pad>" not in tokenizer.get_vocab(),
+    }
+    if found := [obstacle for obstacle, is_present in obstacles.items() if is_present]:
+        raise ValueError(f"The format of ELMoForManyLangs does not support {' and '.join(found)}.")
+
+
+def read_manylangs_record(model_dir: str | Path, config: ELMoConfig) -> ManyLangsRecord:
+    """The record of the conversion or, for a model that was not converted, one made from its configuration."""
+    record = read_conversion_record(model_dir, MANYLANGS_RECORD_FILE, ManyLangsRecord, config.vocab_size - 1)
+    if record is None:
+        name = f"cnn_{config.projection_size}_{config.lstm_hidden_size}.json"
+        # The original writes <oov>, <bos>, <eos> first.
+        return ManyLangsRecord(config_to_architecture(config), {"config_path": name}, [1, 2, 0])
+    num_words = config.vocab_size - 1 if config.word_embedding_size else 0
+    recorded = architecture_to_config(
+        record.architecture, max(config.char_vocab_size - 1, 0), num_words, MANYLANGS_RECORD_FILE
+    )
+    check_recorded(recorded, config, MANYLANGS_OPTIONS, MANYLANGS_RECORD_FILE)
+    return record
+
+
+def architecture_name(config: dict[str, Any]) -> str:
+    """The last part of `config_path`, which is often an absolute path of another machine."""
+    return PureWindowsPath(str(config.get("config_path"))).name
+
+
+def lexicon_of(place: str, path: Path | None, name: str, required: Iterable[str]) -> dict[str, int]:
+    """The entries of a dictionary file with their ids."""
+    if path is None:
+        raise FileNotFoundError(f"{place} has no {name}, which its architecture needs; pass a complete copy.")
+    lexicon = read_lexicon(path)
+    if missing := [entry for entry in required if entry not in lexicon]:
+        raise ValueError(f"{path} lacks the entries {', '.join(missing)}; pass another copy.")
+    return lexicon
+
+
+def read_lexicon(path: Path) -> dict[str, int]:
+    """Reads lines `entry<TAB>id` as the original does: white space around a line is removed, so that an entry of
+    nothing else is gone and stands for U+3000."""
+    try:
+        lines = path.read_bytes().decode("utf-8").splitlines()
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{path} is not UTF-8 text: {error}. Pass another copy.") from error
+    lexicon = {}
+    for number, line in enumerate(lines, 1):
+        *entry, index = line.strip().split("\t")
+        if len(entry) > 1 or not index.isdecimal() or len(index) > 9:
+            raise ValueError(
+                f"{path}, line {number}: {line[:80]!r} is not an entry, a tab and an id; pass another copy."
+            )
+        lexicon["".join(entry) or IDEOGRAPHIC_SPACE] = int(index)
+    if sorted(lexicon.values()) != [*range(len(lexicon))]:
+        raise ValueError(
+            f"{path}: its {len(lexicon)} different entries must have the ids 0 to {len(lexicon) - 1}, each once "
+            f"(entries of nothing but white space are the same entry); pass another copy."
+        )
+    return lexicon
+
+
+def write_lexicon(lexicon: dict[str, int], path: Path):
+    entries = sorted(lexicon, key=lexicon.__getitem__)
+    path.write_text("".join(f"{entry}\t{lexicon[entry]}\n" for entry in entries), encoding="utf-8", newline="\n")
+    try:
+        changed = read_lexicon(path) != lexicon
+    except ValueError as error:
+        raise ValueError(f"{path.name} has one entry per line, which does not hold this vocabulary: {error}") from error
+    if changed:
+        wrong = [entry for entry in entries if entry.strip() != entry and entry != IDEOGRAPHIC_SPACE]
+        raise ValueError(
+            f"{path.name} does not hold the entries {files.first_of(list(map(repr, wrong)))}; remove them."
+        )
+
+
+def read_pickle(path: Path) -> dict[str, Tensor]:
+    """The tensors of a file that `torch.save` wrote, of the old or the new format. Nothing else is loaded.
+
+    Raises:
+        ValueError: the file has anything but finite float32 tensors by name.
+    """
+    try:
+        content = torch.load(path, map_location="cpu", weights_only=True)
+    except (*files.DAMAGE, *DAMAGED_PICKLE) as error:
+        foreign = re.search(r"GLOBAL (\S+)", str(error))
+        reason = f"it asks for {foreign[1]}, which is no tensor" if foreign else " ".join(str(error).split())[:200]
+        raise ValueError(f"{path} is refused ({reason}); pass the original file.") from error
+    kinds = {name: _kind(array) for name, array in content.items()} if isinstance(content, dict) else {"": "no dict"}
+    if wrong := [f"{str(name)[:80]} ({kind})" for name, kind in kinds.items() if kind]:
+        raise ValueError(f"{path} must have float32 tensors by name; got {', '.join(files.first_of(wrong))}.")
+    files.check_finite(content, path)
+    return content
+
+
+def _kind(array: Any) -> str | None:
+    """Why an object is not an array of a checkpoint."""
+    if not isinstance(array, Tensor):
+        return type(array).__name__
+    is_plain = array.layout == torch.strided and array.dtype == torch.float32
+    return None if is_plain else f"{array.dtype}, {array.layout}"

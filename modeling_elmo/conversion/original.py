@@ -1,0 +1,407 @@
+"""Original ELMo checkpoints (bilm-tf, AllenNLP: options.json and weights.hdf5) to Hugging Face folders, and back.
+
+`KEYS` and `OPTIONS` define the format: each row pairs an original array or option with ours.
+"""
+
+import re
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from modeling_elmo.configuration_elmo import ELMoConfig
+from modeling_elmo.conversion import files
+from modeling_elmo.conversion.formats import (
+    REQUIRED,
+    ZERO_ROW,
+    Checkpoint,
+    Key,
+    OptionTable,
+    Transform,
+    check_recorded,
+    config_for_export,
+    convert_checkpoint,
+    load_arrays,
+    load_for_export,
+    option_at,
+    read_conversion_record,
+    read_options,
+    to_original,
+    word_rows,
+    write_options,
+)
+from modeling_elmo.modeling_elmo import ELMoForPreTraining, ELMoModel, ELMoPreTrainedModel
+from modeling_elmo.tokenization.elmo_characters import (
+    MAX_TERM_WORD,
+    PAD_WORD,
+    SPECIAL_WORDS,
+    order_vocabulary,
+    vocabulary_lines,
+)
+from modeling_elmo.tokenization.tokenization_elmo import ELMoTokenizer
+
+
+def _to_our_gates(blocks: Tensor) -> Tensor:
+    i, j, f, o = blocks.chunk(4)
+    return torch.cat([i, f, o, j])
+
+
+def _to_original_gates(blocks: Tensor) -> Tensor:
+    i, f, o, g = blocks.chunk(4)
+    return torch.cat([i, g, f, o])
+
+
+TRANSPOSED = Transform(lambda array: (array.T,), lambda tensor: tensor.T)
+# (1, width, characters, filters) <-> (filters, characters, width)
+FILTERS = Transform(lambda array: (array[0].permute(2, 1, 0),), lambda tensor: tensor.permute(2, 1, 0)[None])
+# TensorFlow's gate blocks i, j, f, o <-> ours i, f, o, g. Both add the forget bias at run time.
+GATES = Transform(lambda blocks: (_to_our_gates(blocks),), _to_original_gates)
+# One kernel over [input, state], (2 * projection, 4 * cell) <-> two matrices (4 * cell, projection)
+KERNEL = Transform(
+    lambda kernel: _to_our_gates(kernel.T).chunk(2, dim=1),
+    lambda inputs, states: _to_original_gates(torch.cat([inputs, states], dim=1)).T,
+)
+
+
+KEYS = (
+    # token encoder
+    Key(("char_encoder.char_embeddings.weight",), "char_embed", ZERO_ROW),
+    Key(("char_encoder.convolutions.{i}.weight",), "CNN/W_cnn_{i}", FILTERS),
+    Key(("char_encoder.convolutions.{i}.bias",), "CNN/b_cnn_{i}"),
+    Key(("char_encoder.highways.{i}.transform.weight",), "CNN_high_{i}/W_transform", TRANSPOSED),
+    Key(("char_encoder.highways.{i}.transform.bias",), "CNN_high_{i}/b_transform"),
+    Key(("char_encoder.highways.{i}.carry.weight",), "CNN_high_{i}/W_carry", TRANSPOSED),
+    Key(("char_encoder.highways.{i}.carry.bias",), "CNN_high_{i}/b_carry"),
+    Key(("token_projection.weight",), "CNN_proj/W_proj", TRANSPOSED),
+    Key(("token_projection.bias",), "CNN_proj/b_proj"),
+    Key(("word_embeddings.weight",), "embedding", ZERO_ROW, by_word=True),
+    # biLM, forward: RNN_0
+    Key(
+        ("forward_lstm.layers.{i}.input_linear.weight", "forward_lstm.layers.{i}.state_linear.weight"),
+        "RNN_0/RNN/MultiRNNCell/Cell{i}/LSTMCell/W_0",
+        KERNEL,
+    ),
+    Key(("forward_lstm.layers.{i}.input_linear.bias",), "RNN_0/RNN/MultiRNNCell/Cell{i}/LSTMCell/B", GATES),
+    Key(("forward_lstm.layers.{i}.projection.weight",), "RNN_0/RNN/MultiRNNCell/Cell{i}/LSTMCell/W_P_0", TRANSPOSED),
+    # biLM, backward: RNN_1
+    Key(
+        ("backward_lstm.layers.{i}.input_linear.weight", "backward_lstm.layers.{i}.state_linear.weight"),
+        "RNN_1/RNN/MultiRNNCell/Cell{i}/LSTMCell/W_0",
+        KERNEL,
+    ),
+    Key(("backward_lstm.layers.{i}.input_linear.bias",), "RNN_1/RNN/MultiRNNCell/Cell{i}/LSTMCell/B", GATES),
+    Key(("backward_lstm.layers.{i}.projection.weight",), "RNN_1/RNN/MultiRNNCell/Cell{i}/LSTMCell/W_P_0", TRANSPOSED),
+    # language model, in a separate file
+    Key(("softmax.weight",), "softmax/W", ZERO_ROW, by_word=True),
+    Key(("softmax.bias",), "softmax/b", ZERO_ROW, by_word=True),
+    # the mix belongs to a task, not to the biLM
+    Key(("scalar_mix.weights",), None),
+    Key(("scalar_mix.gamma",), None),
+)
+
+_FORWARD_ONLY = "This is a forward-only language model; ELMo needs both directions."
+
+OPTIONS: OptionTable = {
+    # option: (field of ELMoConfig, default)
+    "lstm.dim": ("lstm_hidden_size", REQUIRED),
+    "lstm.projection_dim": ("projection_size", REQUIRED),
+    "lstm.n_layers": ("num_hidden_layers", 1),
+    "lstm.cell_clip": ("cell_clip", None),
+    "lstm.proj_clip": ("projection_clip", None),
+    "lstm.use_skip_connections": ("use_skip_connections", False),
+    "char_cnn.n_characters": ("char_vocab_size", REQUIRED),
+    "char_cnn.embedding.dim": ("char_embedding_size", REQUIRED),
+    "char_cnn.filters": ("char_cnn_filters", REQUIRED),
+    "char_cnn.activation": ("char_cnn_activation", REQUIRED),
+    "char_cnn.n_highway": ("num_highway_layers", 0),
+    "char_cnn.max_characters_per_token": ("max_word_length", REQUIRED),
+    "dropout": ("dropout", 0.1),
+    "share_embedding_softmax": ("tie_word_embeddings", False),
+}
+
+# Best name first. Archives of NLPL have model.hdf5, options.json or meta.json, and vocab.txt.
+WEIGHTS_FILES = ("model.hdf5", "*.hdf5", "*.h5")
+OPTIONS_FILES = ("options.json", "meta.json", "*options*.json")
+VOCABULARY_FILES = ("vocab.txt", "vocab.txt.gz")
+SOFTMAX_FILES = ("*softmax*.hdf5", "*softmax*.h5")
+
+# Saved with the model: facts that an exact export needs and the configuration does not have.
+RECORD_FILE = "original_checkpoint.json"
+
+# In our vocabulary, the name of a row that bilm-tf has but never looks up; see `read_original_vocabulary`.
+UNUSED_ROW = re.compile(r"(?P<line>.*?) ?\[row (?P<row>\d+)\]")
+
+
+@dataclass
+class OriginalRecord:
+    options: dict[str, Any]
+    one_layer_spelling: bool = False
+    special_rows: list[int] | None = None  # rows of <S>, </S>, <UNK> in the vocabulary, if there is one
+    global_step: int | None = None  # of the original training, if the checkpoint tells it
+
+    @property
+    def is_tied(self) -> bool:
+        """Whether softmax and word vectors are one table, which the original then stores as `embedding`."""
+        return bool(self.options.get("share_embedding_softmax"))
+
+
+LoadedOriginal = tuple[ELMoPreTrainedModel, ELMoTokenizer, OriginalRecord]
+
+
+@dataclass
+class OriginalCheckpoint(Checkpoint):
+    name = "HDF5 weights of bilm-tf or AllenNLP"
+    patterns: ClassVar[tuple[str, ...]] = WEIGHTS_FILES
+    option_names: ClassVar[tuple[str, ...]] = ("options", "vocabulary", "softmax")
+    record_file = RECORD_FILE
+
+    weights: Path
+    options: Path
+    vocabulary: Path | None = None
+    softmax: Path | None = None
+
+    @classmethod
+    def find(
+        cls,
+        scratch: Path,
+        weights: str | Path,
+        options: str | Path | None = None,
+        vocabulary: str | Path | None = None,
+        softmax: str | Path | None = None,
+    ) -> "OriginalCheckpoint":
+        """A folder or archive of weights may have options and vocabulary too."""
+        local = files.fetch(weights)
+        if local.is_dir() or files.is_archive(local):
+            vocabulary = vocabulary or (local if files.search(local, VOCABULARY_FILES) else None)
+        elif local.name.lower().endswith((".tar", ".tar.gz", ".tgz", ".pkl")):
+            what = "one file of a checkpoint" if local.suffix == ".pkl" else "an archive that is not .zip; unpack it"
+            raise ValueError(f"{weights} is {what}; pass the folder with the checkpoint's files.")
+        elif options is None:
+            raise ValueError(f"{weights} is a single file; pass its options.json too.")
+        return cls(
+            files.find(local, WEIGHTS_FILES, scratch),
+            files.find(options or local, OPTIONS_FILES, scratch),
+            files.find(vocabulary, VOCABULARY_FILES, scratch) if vocabulary else None,
+            files.find(softmax, SOFTMAX_FILES, scratch) if softmax else None,
+        )
+
+    @property
+    def has_softmax(self) -> bool:
+        return self.softmax is not None
+
+    def load(self, pre_tokenization: str) -> LoadedOriginal:
+        arrays = self.arrays()
+        if any(name.startswith("rnn/") for name in arrays):
+            raise ValueError(f"{self.weights} has arrays rnn/... {_FORWARD_ONLY}")
+        options = files.read_json_object(self.options)
+        record = OriginalRecord(options, any("/RNN/LSTMCell/" in name for name in arrays))
+        words, described = self.read_words(arrays, options), str(self.options)
+        if words is not None:
+            record.special_rows = [words.index(word) for word in SPECIAL_WORDS[1:]]
+            described = f"{self.options} and {self.vocabulary} with {len(words)} words"
+        num_characters, vocab_size = _num_rows(arrays.get("char_embed")), len(words or SPECIAL_WORDS[1:]) + 1
+        config = options_to_config(options, num_characters, vocab_size, self.has_softmax, str(self.options))
+        model_class = ELMoForPreTraining if self.has_softmax else ELMoModel
+        model = load_arrays(model_class, config, arrays, record, KEYS, self.weights, described)
+        longest = config.max_word_length
+        return model, ELMoTokenizer(vocab=words, max_word_length=longest, pre_tokenization=pre_tokenization), record
+
+    def read_words(self, arrays: dict[str, Tensor], options: dict[str, Any]) -> list[str] | None:
+        """The words of the rows of arrays; `None` without a vocabulary, if no array needs it."""
+        tables = [arrays[name] for name in ("embedding", "softmax/W", "softmax/b") if name in arrays]
+        if self.vocabulary is None and (tables or "char_cnn" not in options):
+            raise ValueError("Word-level models and softmaxes have a row for each word; pass the training vocabulary.")
+        if self.vocabulary is None:
+            return None
+        told = options.get("n_tokens_vocab")
+        words = read_original_vocabulary(self.vocabulary, _num_rows(tables[0]) if tables else told)
+        if told not in (None, len(words)):
+            raise ValueError(
+                f"{self.vocabulary} has {len(words)} words (without blank lines, <PAD> and !!!MAXTERMID), but "
+                f"{self.options} has n_tokens_vocab {told}; pass the training vocabulary."
+            )
+        return words
+
+    def arrays(self) -> dict[str, Tensor]:
+        return files.read_arrays(self.weights) | (files.read_arrays(self.softmax) if self.softmax else {})
+
+    @staticmethod
+    def arrays_of_export(folder: Path, scratch: Path) -> dict[str, Tensor]:
+        softmax = scratch / "softmax.hdf5" if ELMoConfig.from_pretrained(folder).has_softmax else None
+        again = OriginalCheckpoint(scratch / "weights.hdf5", scratch / "options.json", softmax=softmax)
+        export_original_checkpoint(folder, again.weights, again.options, softmax=softmax)
+        return again.arrays()
+
+
+def convert_original_checkpoint(
+    weights: str | Path,
+    options: str | Path | None,
+    output_dir: str | Path,
+    vocabulary: str | Path | None = None,
+    softmax: str | Path | None = None,
+    pre_tokenization: str = "moses",
+) -> Path:
+    """Converts a checkpoint of bilm-tf or AllenNLP to a folder for `from_pretrained`, and returns `output_dir`.
+
+    Each file may be a path, a folder or `.zip` archive with the file, or `hf://user/repo[@revision]/path`.
+
+    Args:
+        weights: HDF5 file, written by `dump_weights`.
+        options: options.json of the weights; `None` if `weights` is a folder or an archive with both.
+        output_dir: new or empty folder. After an error it is unchanged.
+        vocabulary: training vocabulary in its order, one word per line. Word-level models and `softmax` need it.
+        softmax: HDF5 file with `softmax/W` (words, projection_dim) and `softmax/b` (words,). With it, the saved model
+            is an `ELMoForPreTraining`, without it an `ELMoModel`.
+        pre_tokenization: how the tokenizer splits raw text, see `ELMoTokenizer`.
+    """
+    given = {"options": options, "vocabulary": vocabulary, "softmax": softmax}
+    return convert_checkpoint(OriginalCheckpoint, weights, output_dir, pre_tokenization, **given)
+
+
+def export_original_checkpoint(
+    model_dir: str | Path,
+    weights: str | Path,
+    options: str | Path,
+    vocabulary: str | Path | None = None,
+    softmax: str | Path | None = None,
+):
+    """Writes a biLM for bilm-tf and AllenNLP: the exact inverse of [`convert_original_checkpoint`].
+
+    Args:
+        model_dir: folder or Hub name of any ELMo model. Parameters of a task are skipped.
+        weights, options, vocabulary, softmax: new files. `None` skips a file; after an error none is written.
+    """
+    new_files = [Path(path) for path in (weights, options, vocabulary, softmax) if path]
+    if existing := [str(path) for path in new_files if path.exists()]:
+        raise FileExistsError(f"{', '.join(existing)} already exists; pass names of new files.")
+    if len({path.resolve() for path in new_files}) < len(new_files):
+        raise ValueError(f"{', '.join(map(str, new_files))}: two files have one name; pass a different name for each.")
+    config = config_for_export(model_dir)
+    check_expressible(config)
+    record = read_original_record(model_dir, config)
+    model = load_for_export(ELMoForPreTraining if softmax else ELMoModel, model_dir)
+    if softmax and not model.config.has_softmax:
+        raise ValueError(f"{model_dir} has no softmax; omit `softmax`.")
+    arrays = to_original(model.state_dict(), record, KEYS)
+    softmax_arrays = {name: arrays.pop(name) for name in list(arrays) if name.startswith("softmax/")}
+    words = original_words(model_dir, record) if vocabulary else []
+    if vocabulary and len(words) != config.vocab_size - 1:
+        raise ValueError(
+            f"The tokenizer in {model_dir} has {len(words) + 1} words, but the model has {config.vocab_size}; save "
+            "both with the same vocabulary."
+        )
+    contents: list[tuple[str | Path | None, Callable, Any]] = [
+        (weights, files.write_arrays, arrays),
+        (options, files.write_json_object, record.options),
+        (vocabulary, files.write_words, words),
+        (softmax, files.write_arrays, softmax_arrays),
+    ]
+    with ExitStack() as all_or_nothing:
+        for path, write, content in contents:
+            if path:
+                write(content, all_or_nothing.enter_context(files.staged(Path(path))))
+
+
+def _num_rows(table: Tensor | None) -> int:
+    return len(table) if table is not None and table.dim() else 0
+
+
+def original_words(model_dir: str | Path, record: OriginalRecord) -> list[str]:
+    ids = ELMoTokenizer.from_pretrained(model_dir).get_vocab()
+    words = sorted(ids, key=ids.__getitem__)[1:]  # the original has no <PAD>
+    rows = [words[i] for i in word_rows(record, len(words)).argsort()]
+    unused = map(UNUSED_ROW.fullmatch, rows)
+    return [
+        match["line"] if match and int(match["row"]) == row else word
+        for row, (word, match) in enumerate(zip(rows, unused, strict=True))
+    ]
+
+
+def read_original_vocabulary(path: Path, num_words: int | None) -> list[str]:
+    """The words of the rows of original arrays; `num_words` is their number, if the checkpoint tells it.
+
+    bilm-tf gives each line a row, and looks up a repeated word in its last row. Other rows are named `word [row 7]`,
+    which is no word of raw text. So are the rows of blank lines and `<PAD>`, if `num_words` includes them.
+    """
+    lines = [line for line in vocabulary_lines(path) if line != MAX_TERM_WORD]
+    if len(lines) != num_words:
+        lines = [line for line in lines if line not in ("", PAD_WORD)]
+    last = {line: row for row, line in enumerate(lines) if line not in ("", PAD_WORD)}
+    words = [line if last.get(line) == row else f"{line} [row {row}]".strip() for row, line in enumerate(lines)]
+    order_vocabulary(words, str(path))  # refuses a vocabulary without the special words
+    return words
+
+
+def options_to_config(
+    options: dict[str, Any], num_characters: int, vocab_size: int, has_softmax: bool, source: str = "options.json"
+) -> ELMoConfig:
+    """The configuration for `options`, read from `source`. `num_characters` is the number of rows of `char_embed`."""
+    if options.get("bidirectional") is False:
+        raise ValueError(f"{source} says `bidirectional: false`. {_FORWARD_ONLY}")
+    others = {"vocab_size": vocab_size, "has_softmax": has_softmax}
+    if "char_cnn" in options:
+        n_characters = option_at(options, "char_cnn.n_characters")
+        others["char_vocab_size"] = _num_table_rows(n_characters, num_characters, source)
+    else:
+        others |= {"char_vocab_size": 0, "word_embedding_size": option_at(options, "lstm.projection_dim")}
+    config = read_options(options, _table_for("char_cnn" in options), source, **others)
+    given = [f"{section}.{name}" for section in ("lstm", "char_cnn") for name in options.get(section, ())]
+    if unknown := [path for path in given if not any(f"{known}.".startswith(f"{path}.") for known in OPTIONS)]:
+        raise ValueError(f"Correct {source}: unknown {unknown}.")
+    return config
+
+
+def _table_for(has_characters: bool) -> OptionTable:
+    return {path: row for path, row in OPTIONS.items() if has_characters or not path.startswith("char_cnn.")}
+
+
+def _num_table_rows(n_characters: int, num_characters: int, source: str) -> int:
+    if n_characters not in (261, 262):
+        raise ValueError(
+            f"Correct {source}: char_cnn.n_characters is {n_characters!r}, but UTF-8 models have 261 or 262."
+        )
+    # One more than the original, for padding words. Early versions trained a 262nd row, which no character uses.
+    return 263 if num_characters == n_characters == 262 else 262
+
+
+def config_to_options(config: ELMoConfig) -> dict[str, Any]:
+    table = _table_for(bool(config.char_vocab_size))
+    given = {path: row for path, row in table.items() if getattr(config, row[0]) is not None}
+    options = {"bidirectional": True, **write_options(config, given)}
+    if not config.tie_word_embeddings:
+        del options["share_embedding_softmax"]  # most options.json lack it
+    if config.char_vocab_size:
+        options["char_cnn"]["n_characters"] = 262
+    if config.vocab_size > len(SPECIAL_WORDS):
+        options["n_tokens_vocab"] = config.vocab_size - 1
+    return options
+
+
+def check_expressible(config: ELMoConfig):
+    word_vectors, characters, cell = config.word_embedding_size, config.char_vocab_size, config.lstm_hidden_size
+    obstacles = {
+        f"an alphabet of {characters} characters": characters not in (0, 262, 263),
+        f"word vectors of width {word_vectors}": word_vectors != (0 if characters else config.projection_size),
+        f"projections from {cell} to {config.projection_size}": config.projection_size > cell,
+        f"a forget bias of {config.forget_bias}": config.forget_bias != 1,
+    }
+    if found := [obstacle for obstacle, is_present in obstacles.items() if is_present]:
+        raise ValueError(f"The original format does not support {' and '.join(found)}.")
+
+
+def read_original_record(model_dir: str | Path, config: ELMoConfig) -> OriginalRecord:
+    """The record of the conversion or, for a model that was not converted, one made from its configuration."""
+    record = read_conversion_record(model_dir, RECORD_FILE, OriginalRecord, config.vocab_size - 1)
+    if record is None:
+        return OriginalRecord(config_to_options(config))
+    num_words = record.options.get("n_tokens_vocab") if record.special_rows else None
+    vocab_size = num_words + 1 if isinstance(num_words, int) else config.vocab_size
+    recorded = options_to_config(
+        record.options, config.char_vocab_size - 1, vocab_size, config.has_softmax, RECORD_FILE
+    )
+    check_recorded(recorded, config, OPTIONS | {"n_tokens_vocab": ("vocab_size", None)}, RECORD_FILE)
+    return record

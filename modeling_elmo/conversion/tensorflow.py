@@ -1,0 +1,198 @@
+"""TensorFlow checkpoints of bilm-tf (model.ckpt-N.index and .data-..., options.json, vocab.txt) to folders of ours.
+
+The variables hold the arrays of `KEYS` in `original.py`, under other names: `original_name` translates them, as
+`dump_weights` of bilm-tf does. A checkpoint also has the softmax and the accumulators of Adagrad.
+"""
+
+import re
+from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
+from pathlib import Path, PurePosixPath, PureWindowsPath
+
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+
+from modeling_elmo.configuration_elmo import ELMoConfig
+from modeling_elmo.conversion import files
+from modeling_elmo.conversion.formats import ZERO_ROW, convert_checkpoint, from_original, keys_of
+from modeling_elmo.conversion.original import (
+    KEYS,
+    OPTIONS_FILES,
+    VOCABULARY_FILES,
+    LoadedOriginal,
+    OriginalCheckpoint,
+    read_original_record,
+)
+from modeling_elmo.conversion.tensor_bundle import FLOAT32, read_index, read_tensor
+from modeling_elmo.modeling_elmo import ELMoForPreTraining
+
+# One of these files tells a TensorFlow checkpoint. TensorFlow names the newest in a file `checkpoint` beside them.
+CHECKPOINT_FILES = ("*.index", "*.data-?????-of-?????")
+NEWEST = re.compile(r'^model_checkpoint_path:\s*"(.+)"', re.MULTILINE)
+OPTIMIZER_STATE = "optimizer_state.safetensors"  # Adagrad's accumulators, by the names of our parameters
+INITIAL_ACCUMULATOR = 1.0  # of the original, and here of padding, which the original does not have
+SLOT = "/Adagrad"
+SPELLINGS = (
+    # variables of TensorFlow 1.2 and later, and in HDF5 files, which have the names of TensorFlow 0.x
+    ("/rnn/", "/RNN/"),
+    ("/multi_rnn_cell/cell_", "/MultiRNNCell/Cell"),
+    ("/lstm_cell/", "/LSTMCell/"),
+    ("/projection/kernel", "/W_P_0"),
+    ("/kernel", "/W_0"),
+    ("/bias", "/B"),
+)
+
+
+@dataclass
+class TensorFlowCheckpoint(OriginalCheckpoint):
+    name = "a TensorFlow checkpoint of bilm-tf"
+    patterns = CHECKPOINT_FILES
+    option_names = ("options", "vocabulary", "step", "optimizer_state")
+    has_softmax = True
+    shards: list[Path] = field(default_factory=list)
+    optimizer_state: bool = False  # whether Adagrad's accumulators are converted, too
+
+    @classmethod
+    def find(  # type: ignore[override]  # it has other options
+        cls,
+        scratch: Path,
+        weights: str | Path,
+        options: str | Path | None = None,
+        vocabulary: str | Path | None = None,
+        step: int | None = None,
+        optimizer_state: bool = False,
+    ) -> "TensorFlowCheckpoint":
+        place = files.fetch(weights)
+        prefix = _of_step(place, step) if step is not None else _newest(place, scratch)
+        index = files.member(place, f"{prefix}.index", scratch)
+        num_shards, _ = read_index(index)
+        shards = [f"{prefix}.data-{number:05}-of-{num_shards:05}" for number in range(num_shards)]
+        return cls(
+            index,
+            files.find(options or place, OPTIONS_FILES, scratch),
+            files.find(vocabulary or place, VOCABULARY_FILES, scratch),
+            shards=[files.member(place, shard, scratch) for shard in shards],
+            optimizer_state=optimizer_state,
+        )
+
+    def load(self, pre_tokenization: str) -> LoadedOriginal:
+        model, tokenizer, record = super().load(pre_tokenization)
+        if "char_cnn" in record.options:
+            record.options["char_cnn"]["n_characters"] = 262  # training has 261; bilm-tf's inference asks for this edit
+        _, entries = read_index(self.weights)
+        if step := entries.get("global_step"):
+            record.global_step = int(read_tensor(self.shards[step.shard], "global_step", step).sum())
+        return model, tokenizer, record
+
+    def arrays(self) -> dict[str, Tensor]:
+        return read_variables(self)
+
+    def convert(self, folder: Path, pre_tokenization: str | None):
+        super().convert(folder, pre_tokenization)
+        if self.optimizer_state:
+            convert_accumulators(self, folder)
+
+
+def convert_tensorflow_checkpoint(
+    weights: str | Path,
+    output_dir: str | Path,
+    *,
+    options: str | Path | None = None,
+    vocabulary: str | Path | None = None,
+    step: int | None = None,
+    optimizer_state: bool = False,
+    pre_tokenization: str = "moses",
+) -> Path:
+    """Converts a checkpoint that bilm-tf trained to a folder with an `ELMoForPreTraining`, and returns `output_dir`.
+
+    Args:
+        weights: folder or `.zip` archive with the checkpoint.
+        output_dir: new or empty folder. After an error it is unchanged.
+        options, vocabulary: options.json and vocab.txt of the training. Default: the files in `weights`.
+        step: the checkpoint of this step. Default: the newest, which the file `checkpoint` names.
+        optimizer_state: whether to write `optimizer_state.safetensors`, from which `elmo pretrain --optim adagrad`
+            continues with the original's accumulators.
+        pre_tokenization: how the tokenizer splits raw text, see `ELMoTokenizer`.
+    """
+    given = {"options": options, "vocabulary": vocabulary, "step": step, "optimizer_state": optimizer_state}
+    return convert_checkpoint(TensorFlowCheckpoint, weights, output_dir, pre_tokenization, **given)
+
+
+def read_variables(found: TensorFlowCheckpoint, slot: str = "") -> dict[str, Tensor]:
+    """The variables of the language model, or their slots, by the names of `KEYS`."""
+    _, entries = read_index(found.weights)
+    # The slots of an optimizer stand below their variable.
+    names = [name for name in entries if name.startswith("lm/") and str(PurePosixPath(name).parent) not in entries]
+    if not names:
+        raise ValueError(
+            f"{found.weights} has no variables lm/..., but {', '.join(files.first_of(list(entries)))}; pass a "
+            "checkpoint that bilm-tf trained."
+        )
+    if missing := [name + slot for name in names if name + slot not in entries]:
+        raise ValueError(
+            f"{found.weights} has no {', '.join(files.first_of(missing))}; convert it without --optimizer_state."
+        )
+    if wrong := [name for name in names if entries[name + slot].dtype != FLOAT32]:
+        raise ValueError(f"{found.weights} must have float32 variables, but {', '.join(wrong)} are of another type.")
+    chosen = {original_name(name): (name + slot, entries[name + slot]) for name in names}
+    return {original: read_tensor(found.shards[entry.shard], name, entry) for original, (name, entry) in chosen.items()}
+
+
+def convert_accumulators(found: TensorFlowCheckpoint, folder: Path):
+    """Writes Adagrad's accumulators, which have the shapes of the variables and the same layout."""
+    with torch.device("meta"):
+        model = ELMoForPreTraining(ELMoConfig.from_pretrained(folder))
+    parameters, record = dict(model.named_parameters()), read_original_record(folder, model.config)
+    accumulators = from_original(read_variables(found, SLOT), parameters, record, KEYS)
+    names = {name.removeprefix("elmo."): name for name in parameters}
+    for _, key in keys_of(names, record, KEYS):
+        if key.transform is ZERO_ROW:
+            accumulators[names[key.ours[0]]][0] = INITIAL_ACCUMULATOR
+    save_file(accumulators, folder / OPTIMIZER_STATE, {"optimizer": "adagrad", "step": str(record.global_step)})
+
+
+def original_name(variable: str) -> str:
+    """The name in `KEYS` of a variable, as `dump_weights` of bilm-tf writes it."""
+    name = variable.removeprefix("lm/")
+    for spelling in SPELLINGS:
+        name = name.replace(*spelling)
+    return name
+
+
+def _prefixes(place: Path) -> list[str]:
+    """The paths of all checkpoints in a folder or archive, without their suffixes."""
+    names = [
+        name
+        for name in files.names_in(place)
+        if any(fnmatchcase(PureWindowsPath(name).name, pattern) for pattern in CHECKPOINT_FILES)
+    ]
+    return sorted({re.sub(r"\.(index|data-\d+-of-\d+)$", "", name) for name in names})
+
+
+def _of_step(place: Path, step: int) -> str:
+    found = _prefixes(place)
+    of_step = [prefix for prefix in found if prefix.endswith(f"-{step}")]
+    if len(of_step) != 1:
+        listed = ", ".join(files.first_of(found))
+        raise ValueError(f"{place} has {len(of_step)} checkpoints of step {step}; pass one of {listed}.")
+    return of_step[0]
+
+
+def _newest(place: Path, scratch: Path) -> str:
+    """The checkpoint that the file `checkpoint` names, or the only one."""
+    found, state = _prefixes(place), files.search(place, ("checkpoint",))
+    listed = ", ".join(files.first_of(found))
+    if state is None and len(found) > 1:
+        raise ValueError(f"{place} has no file `checkpoint`, which names the newest of {listed}; pass --step.")
+    if state is None:
+        return found[0]
+    path = files.member(place, state, scratch)
+    newest = NEWEST.search(path.read_text(encoding="utf-8", errors="replace"))
+    if newest is None:
+        raise ValueError(f"{path} names no checkpoint in a line model_checkpoint_path; delete it, or pass --step.")
+    # The path may be of another machine, of any system.
+    prefix = str(Path(state).with_name(PureWindowsPath(newest[1]).name))
+    if prefix not in found:
+        raise FileNotFoundError(f"{path} names {prefix}, but there is only {listed}; copy its files, or pass --step.")
+    return prefix
