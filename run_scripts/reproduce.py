@@ -15,12 +15,12 @@ seeds; `ARM/seed-N` holds a model. The same command resumes a stopped experiment
 import inspect
 import sys
 
-from modeling_elmo.run_scripts.fine_tuning import paper
+from modeling_elmo.run_scripts.experiments import paper
+from modeling_elmo.run_scripts.experiments.experiment import ExperimentArguments, run_experiment
+from modeling_elmo.run_scripts.experiments.paper import PaperArguments, run_plan
 from modeling_elmo.run_scripts.fine_tuning.classification import Classification
 from modeling_elmo.run_scripts.fine_tuning.coreference import Coreference
-from modeling_elmo.run_scripts.fine_tuning.experiments import ExperimentArguments, run_experiment
 from modeling_elmo.run_scripts.fine_tuning.head import HeadArguments
-from modeling_elmo.run_scripts.fine_tuning.paper import PaperArguments, run_plan
 from modeling_elmo.run_scripts.fine_tuning.question_answering import QuestionAnswering
 from modeling_elmo.run_scripts.fine_tuning.semantic_roles import SemanticRoles
 from modeling_elmo.run_scripts.fine_tuning.tagging import Tagging

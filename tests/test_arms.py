@@ -1,6 +1,6 @@
 """Arms that test_experiments.py does not train."""
 
-from modeling_elmo.run_scripts.fine_tuning.arms import experiment_arms
+from modeling_elmo.run_scripts.experiments.arms import experiment_arms
 
 
 def test_one_arm_per_layer():

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from modeling_elmo.run_scripts.cards.claims import claims_table, epochs_table, gain, layer_gain, verdict
+from modeling_elmo.run_scripts.experiments.claims import claims_table, epochs_table, gain, layer_gain, verdict
 
 
 def cells_of(table: str) -> list[list[str]]:

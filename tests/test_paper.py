@@ -12,10 +12,8 @@ from safetensors.torch import load_file
 from task_worker import HEAD, TASKS, bilm
 
 from modeling_elmo.run_scripts import reproduce
-from modeling_elmo.run_scripts.cards.paper_page import paper_page, update_page
-from modeling_elmo.run_scripts.fine_tuning import paper
-from modeling_elmo.run_scripts.fine_tuning.data import TaggingDataArguments
-from modeling_elmo.run_scripts.fine_tuning.paper import (
+from modeling_elmo.run_scripts.experiments import paper
+from modeling_elmo.run_scripts.experiments.paper import (
     PLAN,
     PaperArguments,
     PlannedExperiment,
@@ -25,7 +23,9 @@ from modeling_elmo.run_scripts.fine_tuning.paper import (
     read_plan,
     time_left,
 )
-from modeling_elmo.run_scripts.fine_tuning.reports import model_digest
+from modeling_elmo.run_scripts.experiments.paper_page import paper_page, update_page
+from modeling_elmo.run_scripts.experiments.reports import model_digest
+from modeling_elmo.run_scripts.fine_tuning.data import TaggingDataArguments
 from modeling_elmo.run_scripts.pretraining.corpus import CorpusArguments
 from modeling_elmo.run_scripts.pretraining.options import PretrainingArguments
 from modeling_elmo.run_scripts.pretraining.starting_model import ModelArguments
@@ -86,9 +86,9 @@ def test_results_have_the_page_of_the_shipped_records(tmp_path):
     """So RESULTS.md cannot say anything else."""
     folder, document = tmp_path / "experiments", tmp_path / "RESULTS.md"
     shutil.copytree(SHIPPED / "experiments", folder)
-    shutil.copy(SHIPPED.parent / "RESULTS.md", document)
+    shutil.copy(SHIPPED.parent / "docs" / "RESULTS.md", document)
     update_page(document, paper_page(read_plan(PLAN), folder / "elmo-small-en", [folder / "elmo-mini-en"]))
-    assert document.read_text(encoding="utf-8") == (SHIPPED.parent / "RESULTS.md").read_text(encoding="utf-8")
+    assert document.read_text(encoding="utf-8") == (SHIPPED.parent / "docs" / "RESULTS.md").read_text(encoding="utf-8")
 
 
 def test_a_plan_runs_side_by_side_once_and_fails_alone(place, monkeypatch, capsys):

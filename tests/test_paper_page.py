@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from modeling_elmo.run_scripts.cards.paper_page import PAGE_BEGIN, PAGE_END, paper_page, update_page
+from modeling_elmo.run_scripts.experiments.paper_page import PAGE_BEGIN, PAGE_END, paper_page, update_page
 
 CURVE = [[1.0, 0.5], [2.0, 0.7], [3.0, 0.6]]
 

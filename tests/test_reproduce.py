@@ -9,7 +9,7 @@ import pytest
 from task_worker import FIXTURES, bilm, launch, options_of, read_json
 
 from modeling_elmo.run_scripts import reproduce
-from modeling_elmo.run_scripts.fine_tuning import experiments
+from modeling_elmo.run_scripts.experiments import experiment
 from modeling_elmo.run_scripts.modeling_elmo_cli import PROGRAMS
 from modeling_elmo.run_scripts.program.command_line import ProgramParser
 
@@ -51,8 +51,8 @@ def default_options(task: str, output: Path) -> list[str]:
 def test_an_experiment_made_before_is_recognized_as_finished(task, place, tmp_path, monkeypatch):
     monkeypatch.chdir(place)
     for name in ("report", "write_tables"):
-        monkeypatch.setattr(experiments, name, lambda *_: None)
-    monkeypatch.setattr(experiments.Experiment, "_train", lambda self, arm, seed: self._settings(arm, seed))
+        monkeypatch.setattr(experiment, name, lambda *_: None)
+    monkeypatch.setattr(experiment.Experiment, "_train", lambda self, arm, seed: self._settings(arm, seed))
     (settings,) = reproduce.main(default_options(task, tmp_path / "new"))
     known = SETTINGS[task] | {"model_digest": settings["model_digest"]}
     assert {name: settings.get(name) for name in known} == known

@@ -26,8 +26,9 @@ from task_worker import tagger_experiment as train
 
 from modeling_elmo.run_scripts.cards import publishing
 from modeling_elmo.run_scripts.cards.tables import summarize, summary_table
-from modeling_elmo.run_scripts.fine_tuning import experiments, features, reports
-from modeling_elmo.run_scripts.fine_tuning.arms import ABLATIONS
+from modeling_elmo.run_scripts.experiments import experiment, reports
+from modeling_elmo.run_scripts.experiments.arms import ABLATIONS
+from modeling_elmo.run_scripts.fine_tuning import features
 from modeling_elmo.run_scripts.fine_tuning.trainer import TaskTrainer
 
 SHORT = {"max_steps": 1, "max_eval_samples": 2}
@@ -46,12 +47,12 @@ def no_figures():
 def trainers(monkeypatch) -> list[TaskTrainer]:
     """The trainers that are made during a test."""
     made: list[TaskTrainer] = []
-    monkeypatch.setattr(experiments, "TaskTrainer", trainer_with(made.append))
+    monkeypatch.setattr(experiment, "TaskTrainer", trainer_with(made.append))
     return made
 
 
 def stop_in(monkeypatch, event: str, number: int = 1):
-    monkeypatch.setattr(experiments, "TaskTrainer", stopping_trainer(event, number))
+    monkeypatch.setattr(experiment, "TaskTrainer", stopping_trainer(event, number))
 
 
 @pytest.fixture
@@ -198,14 +199,14 @@ def test_an_experiment_that_gets_more_seeds_keeps_its_model(place, tmp_path, tra
 def test_tables_are_written_after_each_seed(finished, place, tmp_path, monkeypatch):
     copy = tmp_path / "experiment"
     shutil.copytree(finished, copy, ignore=shutil.ignore_patterns("results", "seed-43"))
-    train_first = experiments.Experiment._train
+    train_first = experiment.Experiment._train
 
     def stop(self, arm, seed):
         if arm.name == "elmo":
             raise KeyboardInterrupt
         return train_first(self, arm, seed)
 
-    monkeypatch.setattr(experiments.Experiment, "_train", stop)
+    monkeypatch.setattr(experiment.Experiment, "_train", stop)
     with pytest.raises(KeyboardInterrupt):
         train(place, copy, compare_baseline=True, seeds=2)
     records = read_json(copy / "results" / "ner.json")["records"]
@@ -330,7 +331,7 @@ def test_a_start_that_failed_does_not_block_its_folder(place, tmp_path, monkeypa
     stop_in(monkeypatch, "on_train_begin")
     with pytest.raises(KeyboardInterrupt):
         train(place, tmp_path, **SHORT)
-    monkeypatch.setattr(experiments, "TaskTrainer", TaskTrainer)
+    monkeypatch.setattr(experiment, "TaskTrainer", TaskTrainer)
     (record,) = train(place, tmp_path, **SHORT, learning_rate=0.01)
     assert record["settings"]["learning_rate"] == 0.01
 
@@ -378,13 +379,13 @@ def test_a_stopped_run_resumes_to_the_same_model(finished, place, tmp_path, monk
         train(place, tmp_path, seed=43)
     assert [path.name for path in tmp_path.glob("checkpoint-*")] == ["checkpoint-6"]
     assert not (tmp_path / "record.json").exists()
-    monkeypatch.setattr(experiments, "TaskTrainer", TaskTrainer)
+    monkeypatch.setattr(experiment, "TaskTrainer", TaskTrainer)
     with pytest.raises(FileExistsError, match="(?s)other settings.*learning_rate"):
         train(place, tmp_path, seed=43, learning_rate=0.01)
     steps, training_step = [], TaskTrainer.training_step
     monkeypatch.setattr(TaskTrainer, "training_step", lambda *args: steps.append(1) or training_step(*args))
     synced = []
-    monkeypatch.setattr(experiments, "sync", lambda folder: synced.append({path.name for path in folder.iterdir()}))
+    monkeypatch.setattr(experiment, "sync", lambda folder: synced.append({path.name for path in folder.iterdir()}))
     (record,) = train(place, tmp_path, seed=43)
     (files,) = synced  # the model reaches the disk before its checkpoints are removed
     assert {"model.safetensors", "record.json"} <= files and any(name.startswith("checkpoint-") for name in files)
@@ -402,7 +403,7 @@ def test_a_run_stopped_after_training_resumes(finished, place, tmp_path, monkeyp
     stop_in(monkeypatch, "on_predict")
     with pytest.raises(KeyboardInterrupt):
         train(place, tmp_path)
-    monkeypatch.setattr(experiments, "TaskTrainer", TaskTrainer)
+    monkeypatch.setattr(experiment, "TaskTrainer", TaskTrainer)
     (record,) = train(place, tmp_path)
     assert_same_weights(tmp_path, finished / "elmo" / "seed-42")
     assert record["metrics"] == read_json(finished / "elmo" / "seed-42" / "record.json")["metrics"]
@@ -425,11 +426,11 @@ def test_the_best_epoch_is_kept(place, tmp_path, trainers):
 def test_early_stopping_keeps_its_count_when_it_resumes(place, tmp_path, monkeypatch, trainers):
     """A learning rate near 0 makes no epoch better than the first, so patience of 2 stops after the third."""
     options = {"early_stopping_patience": 2, "learning_rate": 1e-9, "num_train_epochs": 9}
-    remembered = experiments.TaskTrainer
+    remembered = experiment.TaskTrainer
     stop_in(monkeypatch, "on_save", number=2)
     with pytest.raises(KeyboardInterrupt):
         train(place, tmp_path, **options)
-    monkeypatch.setattr(experiments, "TaskTrainer", remembered)
+    monkeypatch.setattr(experiment, "TaskTrainer", remembered)
     (record,) = train(place, tmp_path, **options)
     assert record["epochs"] == 3 and len(evaluations(trainers[0])) == 3
     assert record["settings"]["num_train_epochs"] == 9

@@ -26,11 +26,17 @@ import torch
 from tqdm.auto import tqdm
 
 from modeling_elmo import ELMoConfig
-from modeling_elmo.run_scripts.cards.paper_page import PlanEntry, paper_page, results_of, trained_bilm, update_page
 from modeling_elmo.run_scripts.cards.tables import read_record
-from modeling_elmo.run_scripts.fine_tuning.arms import experiment_arms
-from modeling_elmo.run_scripts.fine_tuning.experiments import PLAN_OUTPUT, PLAN_SETTINGS
-from modeling_elmo.run_scripts.fine_tuning.reports import model_digest
+from modeling_elmo.run_scripts.experiments.arms import experiment_arms
+from modeling_elmo.run_scripts.experiments.experiment import PLAN_OUTPUT, PLAN_SETTINGS
+from modeling_elmo.run_scripts.experiments.paper_page import (
+    PlanEntry,
+    paper_page,
+    results_of,
+    trained_bilm,
+    update_page,
+)
+from modeling_elmo.run_scripts.experiments.reports import model_digest
 from modeling_elmo.run_scripts.program.files import (
     check_model,
     different_settings,
@@ -77,7 +83,7 @@ class PaperArguments:
     )
     page: str | None = field(
         default=None,
-        metadata={"help": "Markdown file that has the page between two marks, such as RESULTS.md; it is updated."},
+        metadata={"help": "Markdown file that has the page between two marks, such as docs/RESULTS.md; it is updated."},
     )
 
 

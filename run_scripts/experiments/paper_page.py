@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 from modeling_elmo.run_scripts.cards.bilm_card import published_evaluation
-from modeling_elmo.run_scripts.cards.claims import AS_IT_WAS, FURTHER, best_epoch, claims_table, epochs_table
 from modeling_elmo.run_scripts.cards.figures import draw_layer_weights
 from modeling_elmo.run_scripts.cards.markdown import markdown_table
 from modeling_elmo.run_scripts.cards.tables import (
@@ -21,6 +20,7 @@ from modeling_elmo.run_scripts.cards.tables import (
     sense_table,
     summarize,
 )
+from modeling_elmo.run_scripts.experiments.claims import AS_IT_WAS, FURTHER, best_epoch, claims_table, epochs_table
 from modeling_elmo.run_scripts.program.files import read_json, write_lines
 
 PAGE_BEGIN, PAGE_END = "<!-- elmo reproduce all: begin -->", "<!-- elmo reproduce all: end -->"

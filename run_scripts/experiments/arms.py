@@ -3,7 +3,7 @@
 from typing import Any, NamedTuple
 
 from modeling_elmo.run_scripts.cards.tables import layer_names
-from modeling_elmo.run_scripts.fine_tuning.reports import BASELINE_NAME
+from modeling_elmo.run_scripts.experiments.reports import BASELINE_NAME
 
 
 class Arm(NamedTuple):

@@ -18,12 +18,9 @@ from transformers.utils import CONFIG_NAME, logging
 from modeling_elmo import ELMoConfig, ELMoModel, ELMoTokenizer
 from modeling_elmo.run_scripts.cards.card import CardArguments, without_folders
 from modeling_elmo.run_scripts.cards.tables import best_record, first_split, read_record
-from modeling_elmo.run_scripts.fine_tuning.arms import Arm, experiment_arms
-from modeling_elmo.run_scripts.fine_tuning.data import training_share
-from modeling_elmo.run_scripts.fine_tuning.ensembles import ensemble_record
-from modeling_elmo.run_scripts.fine_tuning.features import FeatureStore, feature_store
-from modeling_elmo.run_scripts.fine_tuning.head import HeadArguments, task_config, task_model, task_tokenizer
-from modeling_elmo.run_scripts.fine_tuning.reports import (
+from modeling_elmo.run_scripts.experiments.arms import Arm, experiment_arms
+from modeling_elmo.run_scripts.experiments.ensembles import ensemble_record
+from modeling_elmo.run_scripts.experiments.reports import (
     digest,
     digests_of,
     evaluate_splits,
@@ -35,6 +32,9 @@ from modeling_elmo.run_scripts.fine_tuning.reports import (
     write_run,
     write_tables,
 )
+from modeling_elmo.run_scripts.fine_tuning.data import training_share
+from modeling_elmo.run_scripts.fine_tuning.features import FeatureStore, feature_store
+from modeling_elmo.run_scripts.fine_tuning.head import HeadArguments, task_config, task_model, task_tokenizer
 from modeling_elmo.run_scripts.fine_tuning.task import Record, Task
 from modeling_elmo.run_scripts.fine_tuning.trainer import TaskTrainer, TaskTrainingArguments, last_checkpoint
 from modeling_elmo.run_scripts.program.files import different_settings, files_named, load_pretrained, sync, write_json

@@ -8,7 +8,7 @@ import torch
 
 from modeling_elmo import ELMoTokenizer
 from modeling_elmo.run_scripts.cards.card import without_folders
-from modeling_elmo.run_scripts.fine_tuning.reports import write_predictions
+from modeling_elmo.run_scripts.experiments.reports import write_predictions
 from modeling_elmo.run_scripts.fine_tuning.task import Record, SplitOutput, Task
 from modeling_elmo.run_scripts.fine_tuning.trainer import TaskTrainer, TaskTrainingArguments
 from modeling_elmo.run_scripts.program.files import check_model, load_pretrained
