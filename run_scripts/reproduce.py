@@ -4,8 +4,9 @@ r"""Runs the experiments of the paper on a task: baseline, ablations, several se
         --test_file test.conll --compare_baseline --seeds 5 --output_dir experiment
 
 `--compare_baseline` trains the same network without ELMo too (Table 1). `--ablation` compares layer weights, layers,
-where ELMo enters, or training sizes. `results/` holds records, tables and figures, with mean and deviation over the
-seeds; `ARM/seed-N` holds a model. The same command resumes a stopped experiment, and skips finished models.
+where ELMo enters, or training sizes. `records.jsonl` holds a line for each finished model, `results/` tables and
+figures, with mean and deviation over the seeds; `ARM/seed-N` holds a model. The same command resumes a stopped
+experiment, and skips finished models.
 
     elmo reproduce all --model_name_or_path elmo --data DATA --output_dir paper
 

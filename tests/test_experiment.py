@@ -28,6 +28,7 @@ from modeling_elmo.run_scripts.cards import publishing
 from modeling_elmo.run_scripts.cards.tables import summarize, summary_table
 from modeling_elmo.run_scripts.experiments import experiment, reports
 from modeling_elmo.run_scripts.experiments.arms import ABLATIONS
+from modeling_elmo.run_scripts.experiments.records import RECORDS, read_records
 from modeling_elmo.run_scripts.fine_tuning import features
 from modeling_elmo.run_scripts.fine_tuning.trainer import TaskTrainer
 
@@ -123,7 +124,7 @@ def test_recorded_layer_weights_are_in_the_saved_model(finished):
 def test_results_of_all_members(finished, place, capsys, hub):
     train(place, finished, compare_baseline=True, seeds=2)
     records = [read_json(finished / member / "record.json") for member in MEMBERS]
-    assert read_json(finished / "results" / "ner.json")["records"] == records
+    assert read_json(finished / "results" / "ner.json")["records"] == records == read_records(finished)[1]
     table = summary_table(summarize(records), "f1", "baseline")
     for text in (capsys.readouterr().out, (finished / "results" / "ner.md").read_text(encoding="utf-8")):
         assert table in text
@@ -179,26 +180,29 @@ def test_finished_models_are_not_trained_again(finished, place, trainers):
 
 
 def test_missing_models_are_trained(finished, place, tmp_path, trainers):
-    for arm in ("baseline", "elmo"):
+    for arm in ("baseline", "elmo"):  # without the file of records, as after a kill just before it was written
         shutil.copytree(finished / arm / "seed-42", tmp_path / arm / "seed-42")
     records = train(place, tmp_path, compare_baseline=True, seeds=2, seed=41, num_train_epochs=3)
     assert [record["seed"] for record in records] == [41, 41, 42, 42] and len(trainers) == 2
 
 
 def test_an_experiment_that_gets_more_seeds_keeps_its_model(place, tmp_path, trainers):
-    """A single model has the output folder for itself, and a second seed makes folders for each."""
+    """A single model has the output folder for itself, and stays there; the second seed has a folder of its own."""
     folder = tmp_path / "paper" / "entities"
     (first,) = train(place, folder, **SHORT)
     records = train(place, folder, **SHORT, seeds=2, reuse_from=tmp_path / "paper")
     assert records[0] == first and [record["seed"] for record in records] == [42, 43] and len(trainers) == 2
-    assert_same_weights(folder / "elmo" / "seed-42", folder)
-    assert len(list(folder.rglob("model.safetensors"))) == 3
-    assert train(place, folder, **SHORT) == [first] and len(trainers) == 2
+    assert [*folder.rglob("model.safetensors")] == [
+        folder / "model.safetensors",
+        folder / "elmo" / "seed-43" / "model.safetensors",
+    ]
+    for options, expected in (({}, [first]), ({"seed": 43}, records[1:]), ({"seeds": 2}, records)):
+        assert train(place, folder, **SHORT, **options) == expected and len(trainers) == 2
 
 
 def test_tables_are_written_after_each_seed(finished, place, tmp_path, monkeypatch):
     copy = tmp_path / "experiment"
-    shutil.copytree(finished, copy, ignore=shutil.ignore_patterns("results", "seed-43"))
+    shutil.copytree(finished, copy, ignore=shutil.ignore_patterns("results", "seed-43", RECORDS))
     train_first = experiment.Experiment._train
 
     def stop(self, arm, seed):
@@ -211,6 +215,7 @@ def test_tables_are_written_after_each_seed(finished, place, tmp_path, monkeypat
         train(place, copy, compare_baseline=True, seeds=2)
     records = read_json(copy / "results" / "ner.json")["records"]
     assert [(record["arm"], record["seed"]) for record in records] == [("baseline", 42), ("elmo", 42)]
+    assert [read_json(copy / member / "record.json") for member in MEMBERS[:3]] == read_records(copy)[1]
 
 
 def test_models_of_other_experiments_are_copied(finished, place, tmp_path, trainers):
@@ -234,16 +239,12 @@ def test_models_of_other_experiments_are_copied(finished, place, tmp_path, train
 def test_records_without_their_models_are_copied_but_not_pushed(finished, place, tmp_path, trainers):
     """The repository ships records alone; the tables need no more."""
     shipped, folder = tmp_path / "shipped", tmp_path / "placement"
-    for file in ("record.json", "settings.json"):
-        for seed in ("seed-42", "seed-43"):
-            (shipped / "elmo" / seed).mkdir(parents=True, exist_ok=True)
-            shutil.copy2(finished / "elmo" / seed / file, shipped / "elmo" / seed / file)
+    shipped.mkdir()
+    shutil.copy2(finished / RECORDS, shipped)
     options = {"ablation": "placement", "seeds": 2, "reuse_from": shipped, "num_train_epochs": 3}
     records = train(place, folder, **options)
-    assert len(trainers) == 4 and records[0] == read_json(shipped / "elmo" / "seed-42" / "record.json") | {
-        "arm": "input"
-    }
-    assert sorted(file.name for file in (folder / "input" / "seed-42").iterdir()) == ["record.json", "settings.json"]
+    known = read_json(finished / "elmo" / "seed-42" / "record.json")
+    assert len(trainers) == 4 and records[0] == known | {"arm": "input"} and not (folder / "input").exists()
     assert train(place, folder, **options) == records and len(trainers) == 4
     with pytest.raises(FileNotFoundError, match="holds the record of the best model without the model"):
         train(place, shipped, seeds=2, num_train_epochs=3, push_to_hub=True)
@@ -313,8 +314,9 @@ def test_a_model_written_by_another_transformers_is_the_same_model(tmp_path):
 
 
 def test_records_are_valid_on_another_disk(finished, place, tmp_path, trainers):
-    """With the same data and biLM under other names, the record of a model is enough. It names no folder."""
-    shutil.copytree(finished, tmp_path / "run", ignore=shutil.ignore_patterns("*.safetensors", "*.jsonl", "features"))
+    """With the same data and biLM under other names, the records are enough. They name no folder."""
+    (tmp_path / "run").mkdir()
+    shutil.copy2(finished / RECORDS, tmp_path / "run")
     moved = {f"{split}_file": tmp_path / f"{split}-moved.conll" for split in ("train", "validation", "test")}
     for file in moved.values():
         shutil.copy(place / file.name.replace("-moved", ""), file)
@@ -323,7 +325,7 @@ def test_records_are_valid_on_another_disk(finished, place, tmp_path, trainers):
         place, tmp_path / "run", compare_baseline=True, seeds=2, model_name_or_path=tmp_path / "moved-bilm", **moved
     )
     assert records == [read_json(finished / member / "record.json") for member in MEMBERS] and not trainers
-    settings = read_json(finished / MEMBERS[0] / "settings.json")
+    settings = read_records(tmp_path / "run")[1][0]["settings"]
     assert (settings["model_name_or_path"], settings["train_file"]) == ("bilm", "train.conll")
 
 

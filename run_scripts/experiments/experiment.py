@@ -4,9 +4,10 @@ import json
 import re
 import shutil
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from itertools import chain
 from pathlib import Path
 from typing import Any, Literal
 
@@ -20,6 +21,13 @@ from modeling_elmo.run_scripts.cards.card import CardArguments, without_folders
 from modeling_elmo.run_scripts.cards.tables import best_record, first_split, read_record
 from modeling_elmo.run_scripts.experiments.arms import Arm, experiment_arms
 from modeling_elmo.run_scripts.experiments.ensembles import ensemble_record
+from modeling_elmo.run_scripts.experiments.records import (
+    PLAN_OUTPUT,
+    RECORDS,
+    add_records,
+    different_settings,
+    read_records,
+)
 from modeling_elmo.run_scripts.experiments.reports import (
     digest,
     digests_of,
@@ -28,7 +36,6 @@ from modeling_elmo.run_scripts.experiments.reports import (
     report,
     run_record,
     run_settings,
-    write_card_and_record,
     write_run,
     write_tables,
 )
@@ -37,18 +44,17 @@ from modeling_elmo.run_scripts.fine_tuning.features import FeatureStore, feature
 from modeling_elmo.run_scripts.fine_tuning.head import HeadArguments, task_config, task_model, task_tokenizer
 from modeling_elmo.run_scripts.fine_tuning.task import Record, Task
 from modeling_elmo.run_scripts.fine_tuning.trainer import TaskTrainer, TaskTrainingArguments, last_checkpoint
-from modeling_elmo.run_scripts.program.files import different_settings, files_named, load_pretrained, sync, write_json
+from modeling_elmo.run_scripts.program.files import files_named, load_pretrained, read_json, sync, write_json
 from modeling_elmo.run_scripts.vectors.word_vectors import WordVectors
 from modeling_elmo.tokenization.elmo_characters import SPECIAL_WORDS
 
 logger = logging.get_logger(__name__)
 
-# Files of an experiment that a plan runs: what its results depend on, and the output of its program.
-PLAN_SETTINGS, PLAN_OUTPUT = "planned.json", "output.log"
+SETTINGS = "settings.json"  # of a model that was begun
 # Settings that name what a digest stands for: another disk may have the same files elsewhere.
 FILE_SETTINGS = ("model_name_or_path", "word_vectors", "train_file", "validation_file", "test_file", "dataset")
 ELMO_SETTINGS = ("elmo_placement", "scalar_mix_mode", "scalar_mix_l2", "elmo_dropout", "freeze_bilm")
-NOT_COPIED = ("record.json", ".lock", PLAN_SETTINGS, PLAN_OUTPUT)  # the record is written last
+NOT_COPIED = (RECORDS, "record.json", ".lock", PLAN_OUTPUT)  # the record is written last
 
 
 @dataclass(kw_only=True)
@@ -156,7 +162,10 @@ class Experiment:
         self.seeds = range(self.training.seed, self.training.seed + self.arguments.seeds)
 
     def run(self) -> list[Record]:
-        """Trains the missing members, and returns the record of each. After each seed it writes the tables so far."""
+        """Trains the missing members, and returns the record of each, which is in the file once the model is whole.
+
+        After each seed it writes the tables so far.
+        """
         for arm in self.arms:  # a network that cannot be built fails before any training
             with torch.device("meta"):
                 self.task.model_class(task_config(self.task, self.head, len(SPECIAL_WORDS) + 1, None, **arm.overrides))
@@ -167,83 +176,93 @@ class Experiment:
         for seed in self.seeds:  # all arms of a seed, so that a stopped experiment has compared them
             for arm in self.arms:
                 records.append(self._found(arm, seed) or self._train(arm, seed))
+                if self.training.process_index == 0:
+                    add_records(self.folder, records)
             if self.training.process_index == 0:
                 write_tables(records, self.folder, self.arguments.ablation)
         return records
 
     def best_folder(self, records: list[Record]) -> Path:
         """The folder of the best model on the first split, with ELMo if any has it. Its card says how it was chosen."""
-        arms = {arm.name: arm for arm in self.arms}
         candidates = [record for record in records if record["layer_weights"]] or records
         best = best_record(candidates)
-        folder = self._folder_of(arms[best["arm"]], best["seed"])
+        folder = self._folder_of(best["arm"], best["seed"])
         if not (folder / CONFIG_NAME).is_file():
             raise FileNotFoundError(
-                f"{folder} holds the record of the best model without the model. Train it in another --output_dir, or "
-                "leave out --push_to_hub."
+                f"{self.folder} holds the record of the best model without the model. Train it in another "
+                "--output_dir, or leave out --push_to_hub."
             )
         if len(candidates) > 1:
             best = best | {"best_of": len(candidates), "best_on": first_split(best)}
-            write_card_and_record(folder, best, self.training)
+            write_run(folder, best, self.arguments, self.training)
         return folder
 
-    def _folder_of(self, arm: Arm, seed: int) -> Path:
-        """The output folder itself if the experiment has only one member."""
-        if len(self.arms) * len(self.seeds) == 1:
-            return self.folder
-        return self.folder / re.sub(r"\W+", "-", arm.name) / f"seed-{seed}"
+    def _folder_of(self, arm: str, seed: int) -> Path:
+        """Where a model is or will be: in ARM/seed-N, or in the output folder if the experiment has only one member.
+
+        A model stays where it is if the experiment gets more members, or fewer.
+        """
+        places = [self.folder, self.folder / re.sub(r"\W+", "-", arm) / f"seed-{seed}"]
+        if len(self.arms) * len(self.seeds) > 1:
+            places.reverse()
+        finished = [place for place in places if (place / "record.json").is_file()]
+        records = {place: read_record(place / "record.json") for place in finished}
+        return next((place for place in finished if is_member(records[place], arm, seed)), places[0])
+
+    def _recorded(self, arm: Arm, seed: int) -> Record | None:
+        return next((each for each in read_records(self.folder)[1] if is_member(each, arm.name, seed)), None)
 
     def _found(self, arm: Arm, seed: int) -> Record | None:
         """The record of a model that was trained before, here or with the same settings in another experiment."""
-        folder = self._folder_of(arm, seed)
-        with self.training.main_process_first(desc="looking for the model"):  # the others see what it copies
-            if self.training.process_index == 0 and not (folder / "record.json").exists():
-                self._copy(arm, seed)
-            if not (folder / "record.json").exists():
-                return None
-            record = read_record(folder / "record.json")
-        logger.warning(f"{folder} is finished; its recorded scores are used.")
+        with self.training.main_process_first(desc="looking for the model"):  # the others see what it finds
+            if self.training.process_index == 0 and self._recorded(arm, seed) is None:
+                self._look_for(arm, seed)
+            record = self._recorded(arm, seed)
+        if record is not None:
+            logger.warning(f"{self._folder_of(arm.name, seed)} is finished; its recorded scores are used.")
         return record
 
-    def _copy(self, arm: Arm, seed: int):
-        """Copies a model that another experiment has trained with the same settings, if there is one."""
-        folder, settings = self._folder_of(arm, seed), without_folders(self._settings(arm, seed))
-        places = [self.folder]  # its own: once it had fewer or more members
+    def _look_for(self, arm: Arm, seed: int):
+        """Looks for a model with the same settings that is not in the file, and copies it from another folder.
+
+        A record without its model, such as those that we ship, is enough for the tables.
+        """
+        folder, settings = self._folder_of(arm.name, seed), without_folders(self._settings(arm, seed))
+        places = [self.folder]
         if self.arguments.reuse_from is not None:
             places.append(Path(self.arguments.reuse_from))
-        for path in [path for place in places for path in files_named("settings.json", place)]:
-            other = path.parent
-            is_finished = other != folder and (other / "record.json").is_file()
-            if not is_finished or different_settings(path, settings, without_effect(settings)):
+        for record, other in [*chain.from_iterable(map(known_records, places))]:
+            if different_settings(record.get("settings", {}), settings, without_effect(settings)):
                 continue
-            for file in other.iterdir():
-                if file.is_file() and file.name not in NOT_COPIED:
-                    shutil.copy2(file, folder / file.name)
-            record = read_record(other / "record.json") | {"arm": arm.name}
-            if (other / CONFIG_NAME).is_file():
+            record = record | {"arm": arm.name}
+            if other is not None and other != folder:
+                folder.mkdir(parents=True, exist_ok=True)
+                for file in other.iterdir():
+                    if file.is_file() and file.name not in NOT_COPIED:
+                        shutil.copy2(file, folder / file.name)
                 write_run(folder, record, self.arguments, self.training)
-            else:  # a shipped record, without its model: enough for the tables
-                write_json(folder / "record.json", record)
-            logger.warning(f"{folder} is a copy of {other}, which has the same settings.")
+                logger.warning(f"{folder} is a copy of {other}, which has the same settings.")
+            add_records(self.folder, [record])
             return
 
     def _check_settings(self, arm: Arm, seed: int):
-        """Compares the settings with those that the folder was begun with, or saves them if it is new."""
-        folder, settings = self._folder_of(arm, seed), without_folders(self._settings(arm, seed))
-        path = folder / "settings.json"
-        if not (folder / "record.json").exists() and last_checkpoint(folder) is None:
-            if self.training.process_index == 0:
-                write_json(path, settings)
+        """Compares the settings with those that a model was begun with."""
+        folder, settings = self._folder_of(arm.name, seed), without_folders(self._settings(arm, seed))
+        if record := self._recorded(arm, seed):
+            begun = record["settings"]
+        elif (folder / "record.json").exists() or last_checkpoint(folder):
+            if not (folder / SETTINGS).exists():
+                raise FileExistsError(
+                    f"{folder} holds a model that `elmo reproduce` did not train: it has no {SETTINGS}. Pass another "
+                    "--output_dir."
+                )
+            begun = read_json(folder / SETTINGS)
+        else:
             return
-        if not path.exists():
+        if different_settings(begun, settings, without_effect(settings)):
             raise FileExistsError(
-                f"{folder} holds a model that `elmo reproduce` did not train: it has no settings.json. Pass another "
-                "--output_dir."
-            )
-        if different_settings(path, settings, without_effect(settings)):
-            changes = different_settings(path, settings)
-            raise FileExistsError(
-                f"{folder} was made with other settings: {changes}. Pass another --output_dir, or delete the folder."
+                f"{folder} was made with other settings: {different_settings(begun, settings)}. Pass another "
+                "--output_dir, or delete the folder."
             )
 
     def _settings(self, arm: Arm, seed: int) -> dict[str, Any]:
@@ -266,9 +285,11 @@ class Experiment:
         return digests
 
     def _train(self, arm: Arm, seed: int) -> Record:
-        folder = self._folder_of(arm, seed)
+        folder = self._folder_of(arm.name, seed)
         begun = last_checkpoint(folder)
         start = time.monotonic() if begun is None else None
+        if begun is None and self.training.process_index == 0:
+            write_json(folder / SETTINGS, without_folders(self._settings(arm, seed)))
         share = training_share(len(self.task.data["train"]), arm.fraction)
         train = self.task.data["train"].select(share)
         tokenizer = task_tokenizer(self.task, self.head, train, self.word_vectors)
@@ -338,6 +359,18 @@ class Experiment:
         rows = concatenate_datasets([each.select_columns(sorted(columns)) for each in splits])
         with self.training.main_process_first(desc="computing the biLM's layers"):
             return feature_store(self.folder / "features", model, rows, DataCollatorWithPadding(tokenizer))
+
+
+def is_member(record: Record, arm: str, seed: int) -> bool:
+    return (record["arm"], record["seed"]) == (arm, seed)
+
+
+def known_records(folder: Path) -> Iterator[tuple[Record, Path | None]]:
+    """The records below a folder: first those of models, with their folders, and then all that experiments keep."""
+    for path in files_named("record.json", folder):
+        yield read_record(path), path.parent
+    for path in files_named(RECORDS, folder):
+        yield from ((record, None) for record in read_records(path.parent)[1])
 
 
 def select_examples(rows: Dataset, examples: Iterable[int]) -> Dataset:

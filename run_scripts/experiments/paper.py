@@ -13,38 +13,23 @@ need is trained once.
 """
 
 import os
-import shutil
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
-from concurrent.futures import FIRST_COMPLETED, ThreadPoolExecutor, wait
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
-from tqdm.auto import tqdm
 
 from modeling_elmo import ELMoConfig
-from modeling_elmo.run_scripts.cards.tables import read_record
 from modeling_elmo.run_scripts.experiments.arms import experiment_arms
-from modeling_elmo.run_scripts.experiments.experiment import PLAN_OUTPUT, PLAN_SETTINGS
-from modeling_elmo.run_scripts.experiments.paper_page import (
-    PlanEntry,
-    paper_page,
-    results_of,
-    trained_bilm,
-    update_page,
-)
+from modeling_elmo.run_scripts.experiments.paper_page import PlanEntry, paper_page, update_page
+from modeling_elmo.run_scripts.experiments.records import PLAN_OUTPUT, different_settings, read_records, write_records
 from modeling_elmo.run_scripts.experiments.reports import model_digest
-from modeling_elmo.run_scripts.program.files import (
-    check_model,
-    different_settings,
-    files_named,
-    read_json,
-    write_json,
-    write_lines,
-)
+from modeling_elmo.run_scripts.program.files import check_model, read_json, write_lines
 from modeling_elmo.run_scripts.program.processes import sole_run
 
 PLAN = Path(__file__).with_name("paper_plan.json")
@@ -57,7 +42,6 @@ MODULES = {
 }
 PLAN_KEYS = ("name", "program", "title", "table", "files", "options")
 ARMS_MAY_CHANGE = ("compare_baseline",)  # one arm more or less leaves the others as they are
-SECONDS_BETWEEN_LOOKS = 2.0
 
 
 @dataclass(kw_only=True)
@@ -92,7 +76,8 @@ class PlannedExperiment:
     """A command of the plan.
 
     Args:
-        members: the number of models that it trains for a task: its arms, with each seed.
+        members: the number of models that it trains for a task: its arms, with each seed. There may be more records,
+            of a run with more seeds.
         settings: what its results depend on, as `begun_with` returns it.
     """
 
@@ -100,24 +85,21 @@ class PlannedExperiment:
     command: list[str]
     folder: Path
     members: int
-    settings: dict[str, Any] = field(default_factory=dict)
+    settings: dict[str, Any]
 
     @property
     def is_pretraining(self) -> bool:
-        return self.settings.get("program") == "pretrain"
-
-    def records(self) -> list[dict[str, Any]]:
-        """The records of the members that are finished. A single member has the folder for itself.
-
-        There may be more of them than `members`: those of a run with more seeds.
-        """
-        paths = files_named("record.json", self.folder)
-        in_folders = [path for path in paths if path.parent != self.folder]
-        return [read_record(path) for path in in_folders or (paths if self.members == 1 else [])]
+        return self.settings["program"] == "pretrain"
 
     def is_finished(self) -> bool:
-        results = results_of(self.folder) if (self.folder / PLAN_SETTINGS).is_file() else None
-        return results is not None and (not self.members or len(results) >= self.members)
+        planned, results = read_records(self.folder)
+        return planned is not None and len(results) >= (self.members or 1)
+
+    def answer(self) -> Any:
+        """What a program left that trains no model for a task."""
+        if self.is_pretraining:
+            return read_json(trained_bilm(self.folder) / "results" / "pretraining.json")
+        return read_json(self.folder / "results" / f"{self.settings['program']}.json")
 
 
 def run_plan(arguments: PaperArguments) -> list[dict[str, Any]]:
@@ -149,7 +131,7 @@ def run_plan(arguments: PaperArguments) -> list[dict[str, Any]]:
     else:
         with sole_run(output):
             run_missing(plan, experiments, arguments)
-    return [record for each in experiments for record in each.records()]
+    return [record for each in experiments if each.members for record in read_records(each.folder)[1]]
 
 
 def run_missing(plan: Sequence[PlanEntry], experiments: Sequence[PlannedExperiment], arguments: PaperArguments):
@@ -161,10 +143,8 @@ def run_missing(plan: Sequence[PlanEntry], experiments: Sequence[PlannedExperime
                 f"--only leaves out {name}, whose biLM others need, and {arguments.output_dir} has no model of it. Add "
                 f"{name} to --only."
             )
-    for each in experiments:
-        bilm = trained_bilm(each.folder)
-        if each.name in needed and each not in missing and not (bilm / "config.json").is_file():
-            shutil.rmtree(bilm)  # a record without its model, from another disk: the model is needed again
+    for each in experiments:  # a record without its model, from another disk: the model is needed again
+        if each.name in needed and each not in missing and not (trained_bilm(each.folder) / "config.json").is_file():
             missing.append(each)
     print(f"{len(experiments)} experiments, {len(experiments) - len(missing)} of them finished before")
     try:
@@ -188,12 +168,17 @@ def begun_with(entry: PlanEntry, digest: str) -> dict[str, Any]:
 def check_begun(plan: Sequence[PlanEntry], output: Path, digest: str):
     """Raises an error if an experiment in the folder was begun with another model or plan: a page has one of each."""
     for entry in plan:
-        path = output / entry["name"] / PLAN_SETTINGS
-        if path.is_file() and (changes := different_settings(path, begun_with(entry, digest), ARMS_MAY_CHANGE)):
+        begun, _ = read_records(output / entry["name"])
+        if begun and (changes := different_settings(begun, begun_with(entry, digest), ARMS_MAY_CHANGE)):
             raise FileExistsError(
-                f"{path.parent} was begun with other settings: {changes}. Pass another --output_dir, or delete the "
-                "folder."
+                f"{output / entry['name']} was begun with other settings: {changes}. Pass another --output_dir, or "
+                "delete the folder."
             )
+
+
+def trained_bilm(folder: Path) -> Path:
+    """Where an experiment in this folder keeps the biLM that it trains. Its log is beside it."""
+    return folder / "bilm"
 
 
 def write_page(plan: Sequence[PlanEntry], arguments: PaperArguments):
@@ -282,52 +267,29 @@ def option_words(options: dict[str, Any]) -> Iterator[str]:
 
 
 def run_side_by_side(experiments: Sequence[PlannedExperiment], processes: int) -> list[PlannedExperiment]:
-    """Runs experiments with a bar over their models. Returns those that failed."""
-    total = sum(each.members or 1 for each in experiments)
+    """Runs experiments, and returns those that failed. Ctrl-C reaches the running commands, too; no other begins."""
     threads = max(1, torch.get_num_threads() // processes)
-    with ThreadPoolExecutor(processes) as pool, tqdm(total=total, unit="model", disable=not experiments) as bar:
-        running = {pool.submit(run_command, each, threads): each for each in experiments}
-        pending, failed = set(running), []
-        try:
-            while pending:
-                ended, pending = wait(pending, SECONDS_BETWEEN_LOOKS, FIRST_COMPLETED)
-                failed += [running[future] for future in ended if future.result()]
-                show_progress(bar, experiments, processes)
-        except BaseException:  # Ctrl-C reaches the running commands, too; those that wait must not begin
-            pool.shutdown(wait=False, cancel_futures=True)
-            raise
-    return failed
+    with ThreadPoolExecutor(processes) as pool:
+        statuses = pool.map(partial(run_command, threads=threads), experiments)
+        return [each for each, status in zip(experiments, statuses, strict=True) if status]
 
 
 def run_command(experiment: PlannedExperiment, threads: int) -> int:
     """The exit status of the command, whose output goes to a file in its folder."""
-    write_json(experiment.folder / PLAN_SETTINGS, experiment.settings)
+    folder = experiment.folder
+    write_records(folder, experiment.settings, read_records(folder)[1])
     environment = {"OMP_NUM_THREADS": str(threads), **os.environ}
-    with (experiment.folder / PLAN_OUTPUT).open("ab") as log:
-        return subprocess.run(experiment.command, stdout=log, stderr=log, env=environment).returncode
-
-
-def show_progress(bar: tqdm, experiments: Sequence[PlannedExperiment], processes: int):
-    records = [each.records() for each in experiments]
-    pairs = zip(experiments, records, strict=True)
-    bar.n = sum(min(len(found), each.members) if each.members else each.is_finished() for each, found in pairs)
-    seconds = time_left([each.members for each in experiments], records, processes)
-    bar.set_postfix_str("" if seconds is None else f"at least {seconds / 3600:.1f} h left")
-    bar.refresh()
-
-
-def time_left(members: Sequence[int], records: Sequence[list[dict[str, Any]]], processes: int) -> float | None:
-    """An estimate in seconds, from the finished models of each experiment that has one; `None` before the first."""
-    seconds = []
-    for number, finished in zip(members, records, strict=True):
-        if found := [record["seconds"] for record in finished if "seconds" in record]:
-            seconds.append(sum(found) / len(found) * max(0, number - len(finished)))
-    return sum(seconds) / processes if seconds else None
+    with (folder / PLAN_OUTPUT).open("ab") as log:
+        status = subprocess.run(experiment.command, stdout=log, stderr=log, env=environment).returncode
+    if status == 0 and not experiment.members:
+        write_records(folder, experiment.settings, [experiment.answer()])
+    print(progress_line(experiment), flush=True)
+    return status
 
 
 def progress_line(experiment: PlannedExperiment) -> str:
     """How much of an experiment is finished, and how long a model of it takes."""
-    records, finished = experiment.records(), experiment.is_finished()
+    records, finished = read_records(experiment.folder)[1], experiment.is_finished()
     parts = [f"{experiment.name}: {'finished' if finished else 'not finished'}"]
     if experiment.members:
         parts.append(f"models: {len(records)}" + ("" if finished else f" of {experiment.members}"))

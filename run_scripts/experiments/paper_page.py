@@ -1,7 +1,8 @@
 """One page with the results of a plan: tables and figures like the paper's, with the paper's lines beside ours."""
 
 import re
-from collections.abc import Iterator, Sequence
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,26 +22,12 @@ from modeling_elmo.run_scripts.cards.tables import (
     summarize,
 )
 from modeling_elmo.run_scripts.experiments.claims import AS_IT_WAS, FURTHER, best_epoch, claims_table, epochs_table
-from modeling_elmo.run_scripts.program.files import read_json, write_lines
+from modeling_elmo.run_scripts.experiments.records import results_of
+from modeling_elmo.run_scripts.program.files import write_lines
 
 PAGE_BEGIN, PAGE_END = "<!-- elmo reproduce all: begin -->", "<!-- elmo reproduce all: end -->"
-HEADINGS = {
-    "claims": "Which claims of the paper hold here?",
-    "1": "Table 1: what does ELMo add?",
-    "2": "Table 2: how are the layers weighted?",
-    "3": "Table 3: where does ELMo enter the network?",
-    "4": "Table 4: what are the nearest uses of a word?",
-    "5": "Table 5: which layer knows word senses?",
-    "6": "Table 6: which layer knows parts of speech?",
-    "domain": "Section 3.4: does further training on the text of a task help?",
-    "figure 1": "Figure 1: how much training data is needed?",
-    "epochs": "How many epochs are needed?",
-    "figure 2": "Figure 2: which layers do the tasks take?",
-    "time": "How long did it take?",
-}
 FIGURE = "layer_weights.png"
 ARMS_OF_TABLE_1 = ("baseline", "elmo")
-TRAINED_BILM = "bilm"  # the folder of a biLM that an experiment trains, in that of the experiment
 
 PlanEntry = dict[str, Any]
 
@@ -54,18 +41,41 @@ def paper_page(plan: Sequence[PlanEntry], output: Path, others: Sequence[Path] =
         others: such folders of other biLMs, for more columns of Table 1.
     """
     found = {entry["name"]: results_of(output / entry["name"]) for entry in plan}
-    found = {name: results for name, results in found.items() if results is not None}
-    entries = [entry for entry in plan if entry["name"] in found]
+    entries = [entry for entry in plan if found[entry["name"]] is not None]
     parts = [
         "Scores are in percent on the last split: the mean ± sample standard deviation over the runs, which have "
         "different seeds. Lines that name the paper (Peters et al. 2018) have its scores, which are of other data."
     ]
-    for table, heading in HEADINGS.items():
-        of_table = [entry for entry in entries if entry["table"] == table]
-        if body := "\n\n".join(section(table, of_table, entries, found, output, others)):
+    for heading, paragraphs in page_sections(entries, found, output, others):
+        if body := "\n\n".join(paragraphs):
             parts += [f"## {heading}", body]
-    absent = [entry["name"] for entry in plan if entry["name"] not in found]
+    absent = [name for name, results in found.items() if results is None]
     return "\n\n".join([*parts, *([f"Without results so far: {', '.join(absent)}."] if absent else [])])
+
+
+def page_sections(
+    entries: Sequence[PlanEntry], found: dict[str, Any], output: Path, others: Sequence[Path]
+) -> Iterator[tuple[str, Iterable[str]]]:
+    """The headings with their paragraphs; a section without results has none."""
+    tables: dict[str, list[PlanEntry]] = defaultdict(list)
+    for entry in entries:
+        tables[entry["table"]].append(entry)
+    yield "Which claims of the paper hold here?", claims_section(entries, found)
+    yield "Table 1: what does ELMo add?", [gains_table(tables["1"], found, others)] if tables["1"] else []
+    yield "Table 2: how are the layers weighted?", arms_tables(tables["2"], found, output)
+    yield "Table 3: where does ELMo enter the network?", arms_tables(tables["3"], found, output)
+    yield "Table 4: what are the nearest uses of a word?", [neighbors_list(found[each["name"]]) for each in tables["4"]]
+    for number, what, table_of in (("5", "word senses", sense_table), ("6", "parts of speech", probe_table)):
+        answers = [table_of(found[each["name"]], each.get("paper")) for each in tables[number]]
+        yield f"Table {number}: which layer knows {what}?", answers
+    yield (
+        "Section 3.4: does further training on the text of a task help?",
+        domain_tables(tables["domain"], entries, found),
+    )
+    yield "Figure 1: how much training data is needed?", arms_tables(tables["figure 1"], found, output)
+    yield "How many epochs are needed?", filter(None, [epochs_table(tables["1"], found)])
+    yield "Figure 2: which layers do the tasks take?", weights_of_tasks(tables["1"], found, output)
+    yield "How long did it take?", time_table(entries, found)
 
 
 def update_page(path: Path, page: str):
@@ -82,58 +92,6 @@ def update_page(path: Path, page: str):
     lines = [f"#{line}" if line.startswith("#") else line for line in page.split("\n") if not line.startswith("![")]
     body = re.sub(r"\n{3,}", "\n\n", "\n".join(lines))
     write_lines(path, [f"{before}{begin}\n\n{body}\n\n{end}{after}".removesuffix("\n")])
-
-
-def results_of(folder: Path) -> Any:
-    """What an experiment left: the records of its runs, the answer of another program, or `None`."""
-    for path in result_files(folder):
-        results = read_json(path)
-        return results.get("records", results)
-    return None
-
-
-def result_files(folder: Path) -> list[Path]:
-    return sorted([*folder.glob("results/*.json"), *trained_bilm(folder).glob("results/*.json")])
-
-
-def trained_bilm(folder: Path) -> Path:
-    """Where an experiment in this folder keeps the biLM that it trains. The log of the experiment stands beside it."""
-    return folder / TRAINED_BILM
-
-
-def section(
-    table: str,
-    entries: Sequence[PlanEntry],
-    every: Sequence[PlanEntry],
-    found: dict[str, Any],
-    output: Path,
-    others: Sequence[Path],
-) -> Iterator[str]:
-    """The paragraphs of a section; none if it has no results."""
-    if table == "claims":
-        yield from claims_section(every, found)
-    elif table == "1" and entries:
-        yield gains_table(entries, found, others)
-    elif table == "4":
-        yield from (neighbors_list(found[entry["name"]]) for entry in entries)
-    elif table == "5":
-        yield from (sense_table(found[entry["name"]], entry.get("paper")) for entry in entries)
-    elif table == "6":
-        yield from (probe_table(found[entry["name"]], entry.get("paper")) for entry in entries)
-    elif table == "domain":
-        yield from domain_tables(entries, every, found)
-    elif table == "epochs":
-        of_tasks = [entry for entry in every if entry["table"] == "1"]
-        yield from filter(None, [epochs_table(of_tasks, found)])
-    elif table == "figure 2":
-        yield from weights_of_tasks([entry for entry in every if entry["table"] == "1"], found, output)
-    elif table == "time":
-        yield from time_table(every, found)
-    else:
-        for entry in entries:
-            yield arms_table(entry, found[entry["name"]])
-            pictures = (output / entry["name"]).glob("results/*_data.png")  # Figure 1
-            yield from (f"![{entry['title']}]({path.relative_to(output).as_posix()})" for path in pictures)
 
 
 def claims_section(entries: Sequence[PlanEntry], found: dict[str, Any]) -> Iterator[str]:
@@ -219,6 +177,13 @@ def domain_tables(entries: Sequence[PlanEntry], every: Sequence[PlanEntry], foun
                 scores = [str(entry["paper"][name]) for name in (AS_IT_WAS, FURTHER)]
                 tasks.append([f"the paper: {entry['paper']['task']}", "", *scores])
     yield from (markdown_table(rows) for rows in (texts, tasks) if len(rows) > 1)
+
+
+def arms_tables(entries: Sequence[PlanEntry], found: dict[str, Any], output: Path) -> Iterator[str]:
+    for entry in entries:
+        yield arms_table(entry, found[entry["name"]])
+        pictures = (output / entry["name"]).glob("results/*_data.png")  # Figure 1
+        yield from (f"![{entry['title']}]({path.relative_to(output).as_posix()})" for path in pictures)
 
 
 def arms_table(entry: PlanEntry, records: Sequence[RunRecord]) -> str:

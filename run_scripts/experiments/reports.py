@@ -23,10 +23,11 @@ from modeling_elmo.run_scripts.cards.tables import (
     summary_table,
     write_results,
 )
+from modeling_elmo.run_scripts.experiments.records import different_settings
 from modeling_elmo.run_scripts.fine_tuning.head import HeadArguments, resolved_options
 from modeling_elmo.run_scripts.fine_tuning.task import Record, SplitOutput, Task
 from modeling_elmo.run_scripts.fine_tuning.trainer import TaskTrainer, TaskTrainingArguments, last_checkpoint
-from modeling_elmo.run_scripts.program.files import different_settings, read_json, write_json, write_lines
+from modeling_elmo.run_scripts.program.files import read_json, write_json, write_lines
 
 BASELINE_NAME = "baseline"
 RUN_SETTINGS = "run_settings.json"
@@ -53,7 +54,7 @@ def begin_run(task: Task, head: HeadArguments, training: TaskTrainingArguments):
         raise FileExistsError(f"{folder} holds a model of another run; pass another --output_dir{advice}.")
     if checkpoint is not None:
         path = Path(checkpoint).parent / RUN_SETTINGS
-        if path.is_file() and (changes := different_settings(path, settings, MAY_CHANGE)):
+        if path.is_file() and (changes := different_settings(read_json(path), settings, MAY_CHANGE)):
             raise ValueError(
                 f"--resume_from_checkpoint {training.resume_from_checkpoint}: the run was begun with other settings: "
                 f"{changes}. Repeat its options, or train anew in another --output_dir."
@@ -180,15 +181,9 @@ def validation_curve(trainer: TaskTrainer, metric: str) -> list[list[float]]:
 
 
 def write_run(folder: Path, record: Record, card: CardArguments, training: TaskTrainingArguments):
-    """Writes the model card, with the facts from the options, and the record."""
+    """Writes the model card, with the facts from the options, and last the record: a folder that holds it is whole."""
     write_card_facts(folder, card)
-    write_card_and_record(folder, record, training)
-
-
-def write_card_and_record(folder: Path, record: Record, training: TaskTrainingArguments):
-    """Writes `record.json` last: a folder that holds one is finished."""
-    name = repository_name(training).split("/")[-1]
-    write_head_card(folder, name, record)
+    write_head_card(folder, repository_name(training).split("/")[-1], record)
     write_json(folder / "record.json", record)
 
 
