@@ -25,7 +25,7 @@ from modeling_elmo import (
     ELMoTokenizer,
     elmo_backend,
 )
-from modeling_elmo.run_scripts.benchmarks.turns import Contest, Implementation, Outputs
+from modeling_elmo.run_scripts.benchmarks.timing import Contest, Implementation, Outputs
 from modeling_elmo.run_scripts.fine_tuning.features import FeatureCollator, feature_store
 from modeling_elmo.tokenization.elmo_characters import SPECIAL_WORDS
 

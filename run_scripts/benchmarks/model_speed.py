@@ -19,9 +19,9 @@ from transformers import BatchEncoding
 from modeling_elmo import ELMoModel, ELMoTokenizer, elmo_backend
 from modeling_elmo.elmo_int8 import int8_obstacle
 from modeling_elmo.elmo_lstm import ELMoLSTMLayer
-from modeling_elmo.run_scripts.benchmarks.turns import Contest, Implementation, Outputs
+from modeling_elmo.run_scripts.benchmarks.timing import Contest, Implementation, Outputs
 
-Peer = dict[str, Any]  # see benchmarks/peers.py
+Peer = dict[str, Any]  # see other_versions.py
 PRODUCT_OPERATORS = ("aten::mm", "aten::addmm", "aten::bmm", "aten::baddbmm", "mkldnn::_linear_pointwise")
 INT8_TOLERANCE = 0.02  # relative RMS error of the vectors: inputs and weights have 127 steps
 

@@ -8,7 +8,7 @@ from types import ModuleType
 from transformers import BertTokenizer
 
 from modeling_elmo import ELMoTokenizer
-from modeling_elmo.run_scripts.benchmarks.turns import Contest, Implementation, Outputs
+from modeling_elmo.run_scripts.benchmarks.timing import Contest, Implementation, Outputs
 from modeling_elmo.tokenization.elmo_pretokenization import TextSplitter
 
 MOST_TEXTS, TEXTS_PER_BATCH = 10_000, 1000

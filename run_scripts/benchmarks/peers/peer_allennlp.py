@@ -1,7 +1,7 @@
 """AllenNLP 2.10.1's ELMo with our weights, for `elmo benchmark --peer`.
 
     pip install --no-deps --target build/allennlp allennlp==2.10.1
-    PYTHONPATH=build/allennlp elmo benchmark --peer run_scripts/benchmarks/peer_allennlp.py:allennlp
+    PYTHONPATH=build/allennlp elmo benchmark --peer run_scripts/benchmarks/peers/peer_allennlp.py:allennlp
 
 `--no-deps`, because AllenNLP requires a torch of 2022. Its modules that compute are used unchanged. All its other
 modules, which read data and need packages of that time, are replaced by empty modules in the whole process.
@@ -44,7 +44,7 @@ OUR_NAMES = {
 
 
 def allennlp(model: ELMoModel) -> dict[str, Any]:
-    """Returns a peer, as peers.py describes it."""
+    """Returns a peer, as other_versions.py describes it."""
     elmo = import_elmo()
     for module in (elmo, importlib.import_module("allennlp.modules.elmo_lstm")):
         vars(module)["cached_path"] = str  # the files are local
