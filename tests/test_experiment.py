@@ -25,7 +25,7 @@ from task_worker import (
 from task_worker import tagger_experiment as train
 
 from modeling_elmo.run_scripts.cards import publishing
-from modeling_elmo.run_scripts.cards.tables import summarize, summary_table
+from modeling_elmo.run_scripts.cards.tables import summary_table
 from modeling_elmo.run_scripts.experiments import experiment, reports
 from modeling_elmo.run_scripts.experiments.arms import ABLATIONS
 from modeling_elmo.run_scripts.experiments.records import RECORDS, read_records
@@ -125,7 +125,7 @@ def test_results_of_all_members(finished, place, capsys, hub):
     train(place, finished, compare_baseline=True, seeds=2)
     records = [read_json(finished / member / "record.json") for member in MEMBERS]
     assert read_json(finished / "results" / "ner.json")["records"] == records == read_records(finished)[1]
-    table = summary_table(summarize(records), "f1", "baseline")
+    table = summary_table(records, "baseline")
     for text in (capsys.readouterr().out, (finished / "results" / "ner.md").read_text(encoding="utf-8")):
         assert table in text
     assert not hub.called

@@ -6,14 +6,13 @@ import numpy as np
 import pytest
 
 from modeling_elmo.run_scripts.cards.tables import (
-    ArmSummary,
     best_record,
     mean_layer_weights,
     read_record,
     relative_error_reduction,
+    score_means,
     score_table,
     sense_table,
-    summarize,
     summary_table,
     type_table,
     write_results,
@@ -58,34 +57,33 @@ def cells(text: str) -> list[list[str]]:
 
 
 def test_mean_and_deviation_of_each_arm():
-    baseline, elmo = summarize(RECORDS)
-    assert (baseline.arm, baseline.seeds, elmo.arm, elmo.seeds) == ("baseline", [1, 2], "elmo", [1, 2, 3])
-    for summary, split, values in (
-        (baseline, "validation", [0.40, 0.42]),
-        (baseline, "test", [0.30, 0.34]),
-        (elmo, "validation", [0.50, 0.54, 0.55]),
-        (elmo, "test", [0.42, 0.48, 0.48]),
+    rows = score_means(RECORDS)
+    for row, (arm, split, values) in zip(
+        rows,
+        (
+            ("baseline", "validation", [0.40, 0.42]),
+            ("baseline", "test", [0.30, 0.34]),
+            ("elmo", "validation", [0.50, 0.54, 0.55]),
+            ("elmo", "test", [0.42, 0.48, 0.48]),
+        ),
+        strict=True,
     ):
-        assert summary.mean[split] == {"f1": pytest.approx(statistics.mean(values))}
-        assert summary.deviation[split] == {"f1": pytest.approx(statistics.stdev(values))}
-    assert list(elmo.mean) == ["validation", "test"]  # whatever the order in the file
-    (single,) = summarize(RECORDS[:1])
-    assert single.deviation == {"validation": {"f1": 0.0}, "test": {"f1": 0.0}}
+        assert (row["arm"], row["split"], row["metric"], len(row["seeds"])) == (arm, split, "f1", len(values))
+        assert row["mean"] == pytest.approx(statistics.mean(values))
+        assert row["deviation"] == pytest.approx(statistics.stdev(values))
+    assert [row["deviation"] for row in score_means(RECORDS[:1])] == [0, 0]
 
 
 @pytest.mark.parametrize(
-    "other, message",
+    "other, received",
     [
-        (RECORDS[0], "Arm 'baseline' has the seeds [1, 1]; pass one record for each seed"),
-        (
-            {**RECORDS[2], "metrics": {"validation": {"f1": 0.4, "accuracy": 0.9}}},
-            "only one of the seeds 1 and 2 has test f1, validation accuracy; pass records of equal runs",
-        ),
+        (RECORDS[0], "'baseline'.*[1, 1]"),
+        (RECORDS[2] | {"metrics": {"validation": {"f1": 0.4, "accuracy": 0.9}}}, "'baseline'.*test f1, .*accuracy"),
     ],
 )
-def test_records_that_cannot_be_summarized(other, message):
-    with pytest.raises(ValueError, match=re.escape(message)):
-        summarize([RECORDS[0], other])
+def test_records_whose_mean_would_be_wrong(other, received):
+    with pytest.raises(ValueError, match=received.replace("[", r"\[").replace("]", r"\]")):
+        summary_table([RECORDS[0], other])
 
 
 @pytest.mark.parametrize(
@@ -106,19 +104,19 @@ def test_relative_increases_of_the_papers_first_table(name, baseline, value, pub
 
 
 def test_table_in_percent():
-    assert cells(summary_table(summarize(RECORDS), "f1")) == [
+    assert cells(summary_table(RECORDS)) == [
         ["network", "runs", "validation", "test"],
         ["baseline", "2", "41.00 ± 1.41", "32.00 ± 2.83"],
         ["elmo", "3", "53.00 ± 2.65", "46.00 ± 3.46"],
     ]
-    assert cells(summary_table(summarize(RECORDS[:1]), "f1"))[1] == ["baseline", "1", "40.00", "30.00"]
+    assert cells(summary_table(RECORDS[:1]))[1] == ["baseline", "1", "40.00", "30.00"]
 
 
 def test_table_with_the_gain_over_a_baseline():
-    header, *rows = cells(summary_table(summarize(RECORDS), "f1", baseline="baseline"))
+    header, *rows = cells(summary_table(RECORDS, baseline="baseline"))
     assert header[-1] == "gain on test (points / share of errors)"
     assert [row[-1] for row in rows] == ["", "+14.00 / 20.6%"]  # (0.68 - 0.54) / 0.68
-    worse = cells(summary_table(summarize(RECORDS), "f1", baseline="elmo"))
+    worse = cells(summary_table(RECORDS, baseline="elmo"))
     assert [row[-1] for row in worse[1:]] == ["-14.00 / -25.9%", ""]
 
 
@@ -132,30 +130,30 @@ def test_arms_with_a_share_of_the_data_have_a_baseline_with_the_same():
             ("baseline", 1.0, 0.5),
         )
     ]
-    gains = [row[-1] for row in cells(summary_table(summarize(records), "f1", baseline="baseline"))[1:]]
+    gains = [row[-1] for row in cells(summary_table(records, baseline="baseline"))[1:]]
     assert gains == ["+20.00 / 25.0%", "+10.00 / 20.0%", "", ""]
-    with pytest.raises(ValueError, match="no arm 'plain@0.1' to compare 'elmo@0.1' with; pass a baseline among"):
-        summary_table(summarize(records), "f1", baseline="plain")
+    with pytest.raises(ValueError, match="'plain@0.1' to compare 'elmo@0.1'"):
+        summary_table(records, baseline="plain")
 
 
 def test_errors_are_better_when_lower_and_no_percentages():
     records = [record("baseline", 1, 2.0, 1.6, metric="mse"), record("elmo", 1, 1.0, 1.2, metric="mse")]
-    rows = cells(summary_table(summarize(records), "mse", baseline="baseline"))
+    rows = cells(summary_table(records, baseline="baseline"))
     assert rows[1:] == [["baseline", "1", "2.0000", "1.6000", ""], ["elmo", "1", "1.0000", "1.2000", "+0.4000 / 25.0%"]]
 
 
 def test_a_correlation_below_zero_has_no_relative_gain():
     records = [record("baseline", 1, 0, -0.1, metric="pearson"), record("elmo", 1, 0, 0.2, metric="pearson")]
-    assert cells(summary_table(summarize(records), "pearson", baseline="baseline"))[2][-1] == "+30.00"
+    assert cells(summary_table(records, baseline="baseline"))[2][-1] == "+30.00"
 
 
 def test_a_split_that_one_arm_lacks_is_empty():
     records = [RECORDS[0], {**RECORDS[1], "metrics": {"test": {"f1": 0.5}}}]
-    assert cells(summary_table(summarize(records), "f1"))[2] == ["elmo", "1", "", "50.00"]
+    assert cells(summary_table(records))[2] == ["elmo", "1", "", "50.00"]
 
 
 def test_odd_names_are_escaped():
-    assert "a\\|b" in cells(summary_table(summarize([record("a|b", 1, 0.5, 0.5)]), "f1"))[1][0]
+    assert "a\\|b" in cells(summary_table([record("a|b", 1, 0.5, 0.5)]))[1][0]
 
 
 def test_layer_weights_are_means_over_seeds():
@@ -186,11 +184,11 @@ def test_table_of_all_scores():
     records = [
         record("elmo", seed, 0, 0, metrics={"test": each, "validation": {"f1": 0}}) for seed, each in enumerate(scores)
     ]
-    assert cells(score_table(summarize(records))) == [
+    assert cells(score_table(records)) == [
         ["network, on test", "f1", "exact match", "mse"],
         ["elmo", "60.00 ± 14.14", "50.00 ± 35.36", "2.0000 ± 0.0000"],
     ]
-    assert score_table(summarize(RECORDS)) == ""
+    assert score_table(RECORDS) == ""
 
 
 def test_the_best_run_is_chosen_on_validation_data():
@@ -204,10 +202,10 @@ def test_results_are_written_whole(tmp_path, monkeypatch):
     write_results(tmp_path, "table", RECORDS, baseline="baseline")
     found = json.loads((tmp_path / "results" / "table.json").read_text(encoding="utf-8"))
     assert found["records"] == RECORDS
-    assert [ArmSummary(**summary) for summary in found["summaries"]] == summarize(RECORDS)
+    assert found["summaries"] == score_means(RECORDS)
     text = (tmp_path / "results" / "table.md").read_text(encoding="utf-8")
     assert text.startswith("# table\n\nTask `ner`: f1, in percent; mean ± sample standard deviation")
-    assert summary_table(summarize(RECORDS), "f1", "baseline") in text
+    assert summary_table(RECORDS, "baseline") in text
     assert ["biLSTM 1", "0.400"] in cells(text.split("over the runs.\n\n")[1].split("\n\n")[0])
     runs = cells(text.split("## Runs\n\n")[1].rstrip())
     assert runs[0] == ["network", "seed", "validation", "test", "train samples", "epochs", "seconds"]
@@ -233,22 +231,21 @@ def test_a_record_may_lack_what_no_table_needs(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "content, message",
+    "content, received",
     [
-        (b'{"task": "ner", "arm"', "record.json is not JSON in UTF-8: .*Write it again, or delete it"),
-        (b"\xff\xfe\x00", "record.json is not JSON"),
-        (b"[1, 2]", "is not the record of a run: it lacks task, arm, seed, metric, metrics. Pass a file of a"),
-        (b'{"task": "ner", "arm": "elmo", "seed": 1}', "it lacks metric, metrics"),
+        (b'{"task": "ner", "arm"', "record.json is not JSON"),
+        (b"[1, 2]", "record.json .* lacks task, arm, seed, metric, metrics"),
+        (b'{"task": "ner", "arm": "elmo", "seed": 1}', "lacks metric, metrics"),
         (
             b'{"task": "", "arm": "", "seed": 1, "metric": "f1", "metrics": {"test": {"accuracy": 1}}}',
-            r"has no f1 on test, only \['accuracy'\]\. Run it again",
+            r"no f1 on test.*accuracy",
         ),
     ],
 )
-def test_reading_a_broken_record(tmp_path, content, message):
+def test_reading_a_broken_record(tmp_path, content, received):
     path = tmp_path / "record.json"
     path.write_bytes(content)
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises(ValueError, match=received):
         read_record(path)
 
 

@@ -6,12 +6,14 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from modeling_elmo.run_scripts.cards.bilm_card import published_evaluation
 from modeling_elmo.run_scripts.cards.figures import draw_layer_weights
 from modeling_elmo.run_scripts.cards.markdown import markdown_table
 from modeling_elmo.run_scripts.cards.tables import (
-    ArmSummary,
     RunRecord,
+    by_arm,
     last_split,
     layer_table,
     mean_layer_weights,
@@ -19,7 +21,6 @@ from modeling_elmo.run_scripts.cards.tables import (
     relative_error_reduction,
     score_cell,
     sense_table,
-    summarize,
 )
 from modeling_elmo.run_scripts.experiments.claims import AS_IT_WAS, FURTHER, best_epoch, claims_table, epochs_table
 from modeling_elmo.run_scripts.experiments.records import results_of
@@ -119,7 +120,7 @@ def gains_table(entries: Sequence[PlanEntry], found: dict[str, Any], others: Seq
         cells = [arm_cell(arms[0])]
         runs = len({record["seed"] for record in found[entry["name"]]})
         for records in arms[1:]:
-            number = "" if len(records) in (0, runs) else f" ({runs_of(summarize(records))})"
+            number = "" if len(records) in (0, runs) else f" ({runs_of([records])})"
             cells += [arm_cell(records) + number, reduction_cell(arms[0], records)]
         rows.append([entry["title"], str(runs), *cells])
         if "paper" in entry:
@@ -134,18 +135,20 @@ def records_of(records: Sequence[RunRecord], arm: str) -> list[RunRecord]:
     return [record for record in records if record["arm"] == arm]
 
 
+def last_scores(records: Sequence[RunRecord]) -> list[float]:
+    """The scores of runs on their last split."""
+    return [record["metrics"][last_split(record)][record["metric"]] for record in records]
+
+
 def arm_cell(records: Sequence[RunRecord]) -> str:
     """Mean and deviation of an arm; empty without runs."""
-    return score_cell(summarize(records)[0], last_split(records[0]), records[0]["metric"]) if records else ""
+    return score_cell(last_scores(records), records[0]["metric"]) if records else ""
 
 
 def reduction_cell(baseline: Sequence[RunRecord], records: Sequence[RunRecord]) -> str:
     """The share of the baseline's errors that is gone, over the seeds of both; empty if no seed has both."""
     both = of_shared_seeds(baseline, records)
-    if not both[0]:
-        return ""
-    split, metric = last_split(baseline[0]), baseline[0]["metric"]
-    return f"{relative_error_reduction(*(summarize(runs)[0].mean[split][metric] for runs in both)):.1%}"
+    return f"{relative_error_reduction(*(np.mean(last_scores(runs)) for runs in both)):.1%}" if both[0] else ""
 
 
 def of_shared_seeds(*runs: Sequence[RunRecord]) -> list[list[RunRecord]]:
@@ -171,7 +174,7 @@ def domain_tables(entries: Sequence[PlanEntry], every: Sequence[PlanEntry], foun
             runs = of_shared_seeds(*(records_of(found[name], "elmo") for name in (general, entry["name"])))
             if not runs[0]:
                 continue
-            number = runs_of(summarize(runs[0]))
+            number = runs_of(runs)
             tasks.append([f"{entry['title']}, after {titles[entry['bilm']]}", number, *map(arm_cell, runs)])
             if "paper" in entry:
                 scores = [str(entry["paper"][name]) for name in (AS_IT_WAS, FURTHER)]
@@ -188,21 +191,20 @@ def arms_tables(entries: Sequence[PlanEntry], found: dict[str, Any], output: Pat
 
 def arms_table(entry: PlanEntry, records: Sequence[RunRecord]) -> str:
     """The scores of each arm, and those of the paper below."""
-    split, metric, summaries = last_split(records[0]), records[0]["metric"], summarize(records)
-    rows = [[entry["title"], *(summary.arm for summary in summaries)]]
-    rows.append([runs_of(summaries), *(score_cell(summary, split, metric) for summary in summaries)])
+    arms = by_arm(records)
+    rows = [[entry["title"], *arms], [runs_of(arms.values()), *map(arm_cell, arms.values())]]
     if "paper" in entry:
-        cells = [str(entry["paper"].get(summary.arm, "")) for summary in summaries]
-        rows.append([f"the paper: {entry['paper']['task']}", *cells])
-    curves = [[record.get("curve", []) for record in records if record["arm"] == summary.arm] for summary in summaries]
+        rows.append([f"the paper: {entry['paper']['task']}", *(str(entry["paper"].get(arm, "")) for arm in arms)])
+    curves = [[record.get("curve", []) for record in runs] for runs in arms.values()]
     if all(map(all, curves)):
         epochs = [[best_epoch(curve) for curve in of_arm] for of_arm in curves]
         rows.append(["epochs until the best score", *(f"{sum(each) / len(each):.1f}" for each in epochs)])
     return markdown_table(rows)
 
 
-def runs_of(summaries: Sequence[ArmSummary]) -> str:
-    numbers = sorted({len(summary.seeds) for summary in summaries})
+def runs_of(arms: Iterable[Sequence[RunRecord]]) -> str:
+    """The number of runs of each arm, as text: `3 runs`, `2 to 3 runs`."""
+    numbers = sorted({len(runs) for runs in arms})
     return f"{' to '.join(map(str, dict.fromkeys((numbers[0], numbers[-1]))))} run{'s' * (numbers[-1] > 1)}"
 
 

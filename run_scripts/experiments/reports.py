@@ -19,7 +19,6 @@ from modeling_elmo.run_scripts.cards.tables import (
     best_record,
     last_split,
     score_table,
-    summarize,
     summary_table,
     write_results,
 )
@@ -199,15 +198,14 @@ def push_model(folder: Path, task: Task, training: TaskTrainingArguments):
 def report(records: Sequence[Record], folder: Path, ablation: str | None = None, is_ensemble: bool = False):
     """Prints the tables of all runs, and writes them to `results/` with the records and figures."""
     name = write_tables(records, folder, ablation, is_ensemble)
-    metric, summaries, baseline = records[0]["metric"], summarize(records), compared_arm(records)
-    print(*filter(None, (summary_table(summaries, metric, baseline), score_table(summaries))), sep="\n\n")
+    print(*filter(None, (summary_table(records, compared_arm(records)), score_table(records))), sep="\n\n")
     results = folder / "results"
     if any(record["layer_weights"] for record in records):
         draw_layer_weights(records, results / f"{name}_layer_weights.png")
     if ablation == "data":
-        draw_data_curve(records, metric, results / f"{name}.png")
-    elif len(summaries) > 1:
-        draw_ablation(summaries, metric, results / f"{name}.png")
+        draw_data_curve(records, results / f"{name}.png")
+    elif len({record["arm"] for record in records}) > 1:
+        draw_ablation(records, results / f"{name}.png")
     best = best_record(records)
     scores = best["metrics"][last_split(best)]
     if "confusion" in scores:
