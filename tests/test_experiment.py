@@ -125,7 +125,7 @@ def test_results_of_all_members(finished, place, capsys, hub):
     train(place, finished, compare_baseline=True, seeds=2)
     records = [read_json(finished / member / "record.json") for member in MEMBERS]
     assert read_json(finished / "results" / "ner.json")["records"] == records == read_records(finished)[1]
-    table = summary_table(records, "baseline")
+    table = summary_table(records)
     for text in (capsys.readouterr().out, (finished / "results" / "ner.md").read_text(encoding="utf-8")):
         assert table in text
     assert not hub.called

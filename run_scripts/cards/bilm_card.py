@@ -154,7 +154,6 @@ def is_experiment(found: Any) -> bool:
 def experiment_values(title: str, records: list[dict[str, Any]]) -> dict[str, Any]:
     first = records[0]
     settings, metric = first.get("settings", {}), first["metric"]
-    has_baseline = any(record["arm"].partition("@")[0] == "baseline" for record in records)
     has_one_split = list(first["metrics"]) == ["validation"]
     return {
         "title": title,
@@ -164,7 +163,7 @@ def experiment_values(title: str, records: list[dict[str, Any]]) -> dict[str, An
         "word_vectors": settings.get("word_vectors"),
         "is_frozen": settings.get("freeze_bilm", True),
         "epoch_was_chosen_on_it": settings.get("load_best_model_at_end") and has_one_split,
-        "table": summary_table(records, "baseline" if has_baseline else None),
+        "table": summary_table(records),
     }
 
 

@@ -22,6 +22,7 @@ RunRecord = dict[str, Any]
 
 SPLITS = ("train", "validation", "test")  # in this order; other splits follow
 ERRORS = ("mse", "loss")  # lower is better; shown as they are, not in percent
+BASELINE_NAME = "baseline"  # the arm without ELMo
 NEEDED_KEYS = ("task", "arm", "seed", "metric", "metrics")
 
 
@@ -98,26 +99,27 @@ def relative_error_reduction(baseline: float, value: float) -> float:
     return ((1 - baseline) - (1 - value)) / (1 - baseline)
 
 
-def summary_table(records: Sequence[RunRecord], baseline: str | None = None) -> str:
+def summary_table(records: Sequence[RunRecord]) -> str:
     """A Markdown table: mean ± standard deviation of each arm on each split, in percent.
 
-    Args:
-        baseline: an arm that the others are compared with, on the last split: difference, and share of its errors
-            that is gone. For arms with a share of the data, its name without the share.
+    If there is a baseline, the others are compared with it on the last split: difference, and share of its errors that
+    is gone. An arm with a share of the data is compared with the baseline with the same share.
     """
     arms, splits, metric = by_arm(records), splits_of(records), records[0]["metric"]
     rows = [["network", "runs", *splits]]
     for arm, runs in arms.items():
         rows.append([arm, str(len(runs)), *(score_cell(scores_on(runs, split, metric), metric) for split in splits)])
-    if baseline is not None:
+    if has_baseline(records):
         rows[0].append(f"gain on {splits[-1]} (points / share of errors)")
         for row, arm in zip(rows[1:], arms, strict=True):
-            compared = baseline if baseline in arms else baseline + "".join(arm.partition("@")[1:])
-            if compared not in arms:
-                raise ValueError(f"There is no arm {compared!r} to compare {arm!r} with; pass one of {list(arms)}.")
-            scores = (scores_on(arms[name], splits[-1], metric) for name in (compared, arm))
+            compared = BASELINE_NAME if BASELINE_NAME in arms else BASELINE_NAME + "".join(arm.partition("@")[1:])
+            scores = (scores_on(arms.get(name, []), splits[-1], metric) for name in (compared, arm))
             row.append("" if arm == compared else gain_cell(*scores, metric))
     return markdown_table(rows)
+
+
+def has_baseline(records: Iterable[RunRecord]) -> bool:
+    return any(record["arm"].partition("@")[0] == BASELINE_NAME for record in records)
 
 
 def score_table(records: Sequence[RunRecord]) -> str:
@@ -153,16 +155,14 @@ def gain_cell(baseline: Sequence[float], scores: Sequence[float], metric: str) -
     return f"{100 * (after - before):+.2f}{relative}"
 
 
-def write_results(folder: str | Path, name: str, records: Sequence[RunRecord], baseline: str | None = None) -> None:
-    """Writes `results/{name}.json`, the records and their means, and `results/{name}.md`, their tables.
-
-    Args:
-        baseline: as in `summary_table`.
-    """
-    results = Path(folder, "results")
-    report = results_report(name, records, baseline)
-    write_json(results / f"{name}.json", {"records": list(records), "summaries": score_means(records)})
-    write_lines(results / f"{name}.md", [report])
+def write_results(folder: Path, records: Sequence[RunRecord], ablation: str | None = None) -> str:
+    """Writes `results/NAME.json`, the records and their means, and `results/NAME.md`, their tables; returns NAME."""
+    kind = "ensemble" if "ensemble" in records[0].get("settings", ()) else None
+    name = "_".join(filter(None, (records[0]["task"], ablation, kind)))
+    report = results_report(name, records)
+    write_json(folder / "results" / f"{name}.json", {"records": list(records), "summaries": score_means(records)})
+    write_lines(folder / "results" / f"{name}.md", [report])
+    return name
 
 
 def score_means(records: Sequence[RunRecord]) -> list[dict[str, Any]]:
@@ -178,16 +178,16 @@ def score_means(records: Sequence[RunRecord]) -> list[dict[str, Any]]:
     return rows
 
 
-def results_report(name: str, records: Sequence[RunRecord], baseline: str | None) -> str:
+def results_report(name: str, records: Sequence[RunRecord]) -> str:
     metric = records[0]["metric"]
     unit = "" if metric in ERRORS else ", in percent"
     parts = [
         f"# {name}",
         f"Task `{records[0]['task']}`: {metric}{unit}; mean ± sample standard deviation over the runs, one per seed.",
-        summary_table(records, baseline),
+        summary_table(records),
     ]
-    if baseline is not None:
-        parts.append(f"Gain over `{baseline}`: the difference, and the share of its errors that is gone.")
+    if has_baseline(records):
+        parts.append(f"Gain over `{BASELINE_NAME}`: the difference, and the share of its errors that is gone.")
     if scores := score_table(records):
         parts += ["## All scores", scores]
     if weights := mean_layer_weights(records):

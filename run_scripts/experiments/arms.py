@@ -2,8 +2,7 @@
 
 from typing import Any, NamedTuple
 
-from modeling_elmo.run_scripts.cards.tables import layer_names
-from modeling_elmo.run_scripts.experiments.reports import BASELINE_NAME
+from modeling_elmo.run_scripts.cards.tables import BASELINE_NAME, layer_names
 
 
 class Arm(NamedTuple):

@@ -8,7 +8,7 @@ import torch
 
 from modeling_elmo import ELMoTokenizer
 from modeling_elmo.run_scripts.cards.card import without_folders
-from modeling_elmo.run_scripts.experiments.reports import write_predictions
+from modeling_elmo.run_scripts.experiments.reports import split_outputs, write_predictions
 from modeling_elmo.run_scripts.fine_tuning.task import Record, SplitOutput, Task
 from modeling_elmo.run_scripts.fine_tuning.trainer import TaskTrainer, TaskTrainingArguments
 from modeling_elmo.run_scripts.program.files import check_model, load_pretrained
@@ -54,11 +54,8 @@ def member_outputs(task: Task, folder: str, training: TaskTrainingArguments) -> 
     tokenizer = load_pretrained(ELMoTokenizer, folder)
     arguments = training.for_trainer(task.metric, has_validation=False)
     trainer = TaskTrainer(model, arguments, task.collator(tokenizer))
-    outputs = {}
-    for split, rows in task.encode_splits(tokenizer, [name for name in task.data if name != "train"]).items():
-        predicted = trainer.predict(rows)
-        outputs[split] = SplitOutput(predicted.predictions, predicted.label_ids, task.data[split], rows)
-    return outputs
+    splits = task.encode_splits(tokenizer, [name for name in task.data if name != "train"])
+    return split_outputs(trainer, task, splits)
 
 
 def average_outputs(task: Task, members: Sequence[SplitOutput], folders: Sequence[str]) -> SplitOutput:

@@ -18,7 +18,7 @@ from transformers.utils import CONFIG_NAME, logging
 
 from modeling_elmo import ELMoConfig, ELMoModel, ELMoTokenizer
 from modeling_elmo.run_scripts.cards.card import CardArguments, without_folders
-from modeling_elmo.run_scripts.cards.tables import best_record, first_split, read_record
+from modeling_elmo.run_scripts.cards.tables import best_record, first_split, read_record, write_results
 from modeling_elmo.run_scripts.experiments.arms import Arm, experiment_arms
 from modeling_elmo.run_scripts.experiments.ensembles import ensemble_record
 from modeling_elmo.run_scripts.experiments.records import (
@@ -37,7 +37,6 @@ from modeling_elmo.run_scripts.experiments.reports import (
     run_record,
     run_settings,
     write_run,
-    write_tables,
 )
 from modeling_elmo.run_scripts.fine_tuning.data import training_share
 from modeling_elmo.run_scripts.fine_tuning.features import FeatureStore, feature_store
@@ -101,7 +100,7 @@ def _run_experiment(
     ensemble = arguments.ensemble
     records = [ensemble_record(task, ensemble, training)] if ensemble else experiment.run()
     if training.process_index == 0:
-        report(records, experiment.folder, arguments.ablation, bool(ensemble))
+        report(records, experiment.folder, arguments.ablation)
         if training.push_to_hub:
             push_model(experiment.best_folder(records), task, training)
     return records
@@ -179,7 +178,7 @@ class Experiment:
                 if self.training.process_index == 0:
                     add_records(self.folder, records)
             if self.training.process_index == 0:
-                write_tables(records, self.folder, self.arguments.ablation)
+                write_results(self.folder, records, self.arguments.ablation)
         return records
 
     def best_folder(self, records: list[Record]) -> Path:

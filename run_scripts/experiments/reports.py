@@ -16,6 +16,7 @@ from modeling_elmo.run_scripts.cards.figures import draw_ablation, draw_confusio
 from modeling_elmo.run_scripts.cards.head_card import write_head_card
 from modeling_elmo.run_scripts.cards.publishing import push
 from modeling_elmo.run_scripts.cards.tables import (
+    BASELINE_NAME,
     best_record,
     last_split,
     score_table,
@@ -28,7 +29,6 @@ from modeling_elmo.run_scripts.fine_tuning.task import Record, SplitOutput, Task
 from modeling_elmo.run_scripts.fine_tuning.trainer import TaskTrainer, TaskTrainingArguments, last_checkpoint
 from modeling_elmo.run_scripts.program.files import read_json, write_json, write_lines
 
-BASELINE_NAME = "baseline"
 RUN_SETTINGS = "run_settings.json"
 MAY_CHANGE = ("num_train_epochs", "max_steps")  # if a run is resumed
 
@@ -91,16 +91,23 @@ def finish_run(
 
 def evaluate_splits(trainer: TaskTrainer, task: Task, splits: dict[str, Dataset], folder: Path) -> dict[str, Any]:
     """The scores of every split but the training data. Writes the predictions of each to a file."""
-    trainer.compute_metrics = None  # it scores only the validation split
     scores = {}
+    for split, output in split_outputs(trainer, task, splits).items():
+        scores[split] = task.scores(output)
+        if trainer.is_world_process_zero():
+            write_predictions(folder / f"predictions_{split}.jsonl", task, output)
+    return scores
+
+
+def split_outputs(trainer: TaskTrainer, task: Task, splits: dict[str, Dataset]) -> dict[str, SplitOutput]:
+    """The outputs of a model for every split but the training data."""
+    trainer.compute_metrics = None  # it scores only the validation split
+    outputs = {}
     for split, rows in splits.items():
         if split != "train":
             predicted = trainer.predict(rows, metric_key_prefix=split)
-            output = SplitOutput(predicted.predictions, predicted.label_ids, task.data[split], rows)
-            scores[split] = task.scores(output)
-            if trainer.is_world_process_zero():
-                write_predictions(folder / f"predictions_{split}.jsonl", task, output)
-    return scores
+            outputs[split] = SplitOutput(predicted.predictions, predicted.label_ids, task.data[split], rows)
+    return outputs
 
 
 def write_predictions(path: Path, task: Task, output: SplitOutput):
@@ -153,6 +160,7 @@ def run_record(
 
     `start` is None for a resumed run, whose time is unknown and left out.
     """
+    score, log = f"eval_{task.metric}", trainer.state.log_history
     record = {
         "task": task.name,
         "arm": "elmo" if trainer.model.config.use_elmo else BASELINE_NAME,
@@ -165,18 +173,12 @@ def run_record(
         "columns": task.data["train"].column_names,
         "train_samples": len(task.data["train"]),
         "epochs": trainer.state.epoch,
-        "curve": validation_curve(trainer, task.metric),
+        "curve": [[entry["epoch"], entry[score]] for entry in log if score in entry],  # on the validation split
         "settings": without_folders(settings),
         "base_model": hub_name(settings["model_name_or_path"]),
         "dataset": hub_name(task.source.get("dataset")),
     }
     return record if start is None else record | {"seconds": time.monotonic() - start}
-
-
-def validation_curve(trainer: TaskTrainer, metric: str) -> list[list[float]]:
-    """The epochs after which the validation split was scored in training, each with its score."""
-    log = trainer.state.log_history
-    return [[entry["epoch"], entry[f"eval_{metric}"]] for entry in log if f"eval_{metric}" in entry]
 
 
 def write_run(folder: Path, record: Record, card: CardArguments, training: TaskTrainingArguments):
@@ -195,11 +197,10 @@ def push_model(folder: Path, task: Task, training: TaskTrainingArguments):
     push(folder, repository_name(training), message, training.hub_private_repo, training.hub_token)
 
 
-def report(records: Sequence[Record], folder: Path, ablation: str | None = None, is_ensemble: bool = False):
+def report(records: Sequence[Record], folder: Path, ablation: str | None = None):
     """Prints the tables of all runs, and writes them to `results/` with the records and figures."""
-    name = write_tables(records, folder, ablation, is_ensemble)
-    print(*filter(None, (summary_table(records, compared_arm(records)), score_table(records))), sep="\n\n")
-    results = folder / "results"
+    name, results = write_results(folder, records, ablation), folder / "results"
+    print(*filter(None, (summary_table(records), score_table(records))), sep="\n\n")
     if any(record["layer_weights"] for record in records):
         draw_layer_weights(records, results / f"{name}_layer_weights.png")
     if ablation == "data":
@@ -211,18 +212,3 @@ def report(records: Sequence[Record], folder: Path, ablation: str | None = None,
     if "confusion" in scores:
         draw_confusion(scores["confusion"], list(scores["per_label"]), results / f"{name}_confusion.png")
     print(f"{results}: {name}.json, {name}.md and figures")
-
-
-def write_tables(
-    records: Sequence[Record], folder: Path, ablation: str | None = None, is_ensemble: bool = False
-) -> str:
-    """Writes the tables of these runs to `results/`, with their records. Returns the name of the files."""
-    name = "_".join(filter(None, (records[0]["task"], ablation, "ensemble" if is_ensemble else None)))
-    write_results(folder, name, records, compared_arm(records))
-    return name
-
-
-def compared_arm(records: Sequence[Record]) -> str | None:
-    """The arm that the others are compared with, if it has run."""
-    arms = {record["arm"].partition("@")[0] for record in records}
-    return BASELINE_NAME if BASELINE_NAME in arms else None
