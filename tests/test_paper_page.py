@@ -5,9 +5,21 @@ The tables themselves are compared with RESULTS.md, which `test_paper` makes fro
 
 from pathlib import Path
 
+import numpy as np
 import pytest
+from scipy import stats
 
-from modeling_elmo.run_scripts.experiments.paper_page import PAGE_BEGIN, PAGE_END, paper_page, update_page
+from modeling_elmo.run_scripts.experiments.paper_page import (
+    PAGE_BEGIN,
+    PAGE_END,
+    claims_table,
+    epochs_table,
+    gain,
+    layer_gain,
+    paper_page,
+    update_page,
+    verdict,
+)
 from modeling_elmo.run_scripts.experiments.records import write_records
 
 CURVE = [[1.0, 0.5], [2.0, 0.7], [3.0, 0.6]]
@@ -23,8 +35,12 @@ def record(arm: str, seed: int, score: float, **more) -> dict:
     return found | {"layer_weights": {"input": [0.2, 0.5, 0.3]} if arm == "elmo" else {}} | more
 
 
+def records(**arms: list[float]) -> list[dict]:
+    return [record(arm, seed, each) for arm in arms for seed, each in enumerate(arms[arm])]
+
+
 def write_arms(folder: Path, **arms: list[float]):
-    write_records(folder, None, [record(arm, seed, each) for arm in arms for seed, each in enumerate(arms[arm])])
+    write_records(folder, None, records(**arms))
 
 
 def cells(page: str) -> list[list[str]]:
@@ -37,12 +53,14 @@ def test_scores_are_compared_over_the_seeds_of_both(tmp_path):
     write_arms(tmp_path / "large" / "alone", elmo=[0.7, 0.72])
     write_arms(tmp_path / "small" / "tags", elmo=[0.66])
     write_arms(tmp_path / "large" / "tags_after", elmo=[0.75])
+    write_arms(tmp_path / "large" / "later_after", elmo=[0.75])
     log = [{"step": step, "perplexity": value} for step, value in ((0, 40.0), (9, 30.0))]
     write_records(tmp_path / "large" / "texts", None, [{"log": log, "published_step": 9}])
     plan = [
         entry("tags", "1", paper={"task": "NER", "baseline": 90.15, "elmo": 92.22}),
         *(entry("alone", "1"), entry("texts", "domain"), entry("later", "6")),
         entry("tags_after", "domain", bilm="texts", beside="tags"),
+        entry("later_after", "domain", bilm="texts", beside="later"),
     ]
     page = paper_page(plan, tmp_path / "large", [tmp_path / "small"])
     for row in (
@@ -86,3 +104,77 @@ def test_documents_without_a_place_are_refused(text, tmp_path):
     with pytest.raises(ValueError, match=f"RESULTS.md .*{PAGE_BEGIN}"):
         update_page(document, "new")
     assert document.read_text(encoding="utf-8") == text
+
+
+@pytest.mark.parametrize("seeds", [2, 3, 5, 9])
+def test_intervals_are_those_of_a_paired_t_test(seeds):
+    random = np.random.default_rng(seeds)
+    answers = set()
+    for mean in np.linspace(-0.03, 0.03, 41):
+        before = random.uniform(0.5, 0.7, seeds)
+        after = before + random.normal(mean, 0.01, seeds)
+        found = gain(dict(enumerate(before)), dict(enumerate(after)))
+        test = stats.ttest_rel(after, before)
+        interval = test.confidence_interval(0.95)
+        assert (found.mean - found.margin, found.mean + found.margin) == pytest.approx(tuple(interval))
+        answer = "cannot be told" if test.pvalue >= 0.05 else "yes" if found.mean > 0 else "no"
+        assert verdict(found, 1.0) == answer
+        answers.add(answer)
+    assert len(answers) == 3 or seeds == 2
+
+
+def test_seeds_are_paired_and_one_tells_nothing():
+    found = gain({1: 0.5, 2: 0.6, 3: 0.9}, {3: 1.0, 1: 0.7})
+    assert found.mean == pytest.approx(0.15) and found.seeds == 2
+    alone = gain({1: 0.5}, {1: 0.6})
+    assert alone.margin is None and verdict(alone, 1.0) == "cannot be told"
+    assert gain({1: 0.5}, {2: 0.6}) is None
+
+
+def test_claims_of_a_plan():
+    plan = [
+        {"name": "tags", "table": "1", "title": "tags", "paper": {"task": "NER", "baseline": 90.15, "elmo": 92.22}},
+        {"name": "places", "table": "3", "title": "roles", "paper": {"task": "SRL", "input": 84.7, "both": 84.3}},
+        {"name": "further", "table": "domain", "title": "tags", "bilm": "text", "beside": "tags"},
+        {"name": "text", "table": "domain", "title": "posts"},
+        {"name": "senses", "table": "5", "title": "senses", "paper": {"biLSTM 1": 67.4, "biLSTM 2": 69.0}},
+        {"name": "probe", "table": "6", "title": "words", "paper": {"biLSTM 1": 97.3, "biLSTM 2": 96.8}},
+    ]
+    shares = {"biLSTM 1": 0.6545422781271838, "biLSTM 2": 0.6879454926624738}
+    layers = {"biLSTM 1": {"accuracy": 0.94}, "biLSTM 2": {"accuracy": 0.937}}
+    found = {
+        "tags": records(baseline=[0.60, 0.61, 0.62], elmo=[0.70, 0.71, 0.72]),
+        "places": records(input=[0.5, 0.5, 0.5], both=[0.52, 0.53, 0.52], output=[0.5, 0.6, 0.5]),
+        "further": records(elmo=[0.69]),
+        "text": {"log": []},
+        "senses": {"same_sense": {}, "disambiguation": {**shares, "instances": 14310}},
+        "probe": {"metric": "accuracy", "test": {"words": 25094, "scores": layers}},
+    }
+    assert cells(claims_table(plan, found))[2:] == [
+        ["tags", "baseline → elmo", "+2.1", "+10.0 ± 0.0", "3", "yes"],
+        ["roles", "output → input", "", "-3.3 ± 14.3", "3", "cannot be told"],
+        ["roles", "input → both", "-0.4", "+2.3 ± 1.4", "3", "no"],  # the paper loses there
+        ["tags", "the biLM as it was → trained further", "", "-1.0", "1", "cannot be told"],
+        ["senses", "biLSTM 1 → biLSTM 2", "+1.6", "+3.3 ± 1.1", "", "yes"],
+        ["words", "biLSTM 1 → biLSTM 2", "-0.5", "-0.3 ± 0.4", "", "cannot be told"],
+    ]
+    assert claims_table(plan[3:4], found) == ""
+
+
+def test_the_margin_of_layers_is_that_of_two_samples():
+    random = np.random.default_rng(0)
+    number, shares = 400, {"biLSTM 1": 0.7, "biLSTM 2": 0.8}
+    found = layer_gain({"disambiguation": {**shares, "instances": number}})
+    counts = [random.binomial(number, share, 20000) / number for share in shares.values()]
+    assert found.margin == pytest.approx(1.96 * np.std(counts[1] - counts[0]), rel=0.03)
+    assert layer_gain({"same_sense": {}}) is None and layer_gain({"disambiguation": {"instances": 3}}) is None
+
+
+def test_epochs_until_the_best_of_the_other():
+    curves = {"baseline": [[1.0, 0.2], [2.0, 0.5], [3.0, 0.5]], "elmo": [[1.0, 0.45], [2.0, 0.6], [3.0, 0.7]]}
+    found = [record | {"curve": curves[record["arm"]]} for record in records(baseline=[0.5, 0.5], elmo=[0.7, 0.7])]
+    tags = entry("tags", "1")
+    assert cells(epochs_table([tags], {"tags": found}))[2:] == [["the tags", "2.0", "3.0", "2.0"]]
+    worse = [*found[:3], found[3] | {"curve": [[1.0, 0.1]]}]
+    assert cells(epochs_table([tags], {"tags": worse}))[2:] == [["the tags", "2.0", "2.0", ""]]
+    assert epochs_table([tags], {"tags": found[:1]}) == ""

@@ -4,7 +4,7 @@ import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -22,12 +22,28 @@ from modeling_elmo.run_scripts.cards.tables import (
     score_cell,
     sense_table,
 )
-from modeling_elmo.run_scripts.experiments.claims import AS_IT_WAS, FURTHER, best_epoch, claims_table, epochs_table
 from modeling_elmo.run_scripts.experiments.records import results_of
 from modeling_elmo.run_scripts.program.files import write_lines
 
 PAGE_BEGIN, PAGE_END = "<!-- elmo reproduce all: begin -->", "<!-- elmo reproduce all: end -->"
 FIGURE = "layer_weights.png"
+CONFIDENCE = 0.95
+AS_IT_WAS, FURTHER = "the biLM as it was", "trained further"
+# The changes that the paper makes, by table: the arm before and the arm after it.
+CHANGES = {
+    "1": [("baseline", "elmo")],
+    "2": [
+        ("baseline", "top layer"),
+        ("top layer", "average"),
+        ("top layer", "learned, lambda 1"),
+        ("learned, lambda 1", "learned, lambda 0.001"),
+    ],
+    "3": [("output", "input"), ("input", "both")],
+    "domain": [(AS_IT_WAS, FURTHER)],
+    "figure 1": [("baseline@1.0", "elmo@0.1"), ("baseline@1.0", "elmo@1.0")],
+}
+LAYERS = ("biLSTM 1", "biLSTM 2")  # Tables 5 and 6 compare these two, without seeds
+ScoresOfSeeds = dict[str, dict[int, float]]  # by arm and seed, from 0 to 1
 ARMS_OF_TABLE_1 = ("baseline", "elmo")
 
 PlanEntry = dict[str, Any]
@@ -41,8 +57,9 @@ def paper_page(plan: Sequence[PlanEntry], output: Path, others: Sequence[Path] =
         output: folder with a folder for each experiment.
         others: such folders of other biLMs, for more columns of Table 1.
     """
-    found = {entry["name"]: results_of(output / entry["name"]) for entry in plan}
-    entries = [entry for entry in plan if found[entry["name"]] is not None]
+    every = {entry["name"]: results_of(output / entry["name"]) for entry in plan}
+    found = {name: results for name, results in every.items() if results is not None}
+    entries = [entry for entry in plan if entry["name"] in found]
     parts = [
         "Scores are in percent on the last split: the mean ± sample standard deviation over the runs, which have "
         "different seeds. Lines that name the paper (Peters et al. 2018) have its scores, which are of other data."
@@ -50,7 +67,7 @@ def paper_page(plan: Sequence[PlanEntry], output: Path, others: Sequence[Path] =
     for heading, paragraphs in page_sections(entries, found, output, others):
         if body := "\n\n".join(paragraphs):
             parts += [f"## {heading}", body]
-    absent = [name for name, results in found.items() if results is None]
+    absent = [name for name in every if name not in found]
     return "\n\n".join([*parts, *([f"Without results so far: {', '.join(absent)}."] if absent else [])])
 
 
@@ -247,3 +264,131 @@ def time_table(entries: Sequence[PlanEntry], found: dict[str, Any]) -> Iterator[
     if len(rows) > 1:
         yield markdown_table(rows)
         yield "A model that several experiments share was trained once, and counts in each."
+
+
+class Gain(NamedTuple):
+    """What a change adds to a score, over the seeds that both arms have.
+
+    Args:
+        mean: mean difference.
+        margin: half the width of its confidence interval, by Student's t over paired seeds. None: one seed.
+        seeds: number of seeds.
+    """
+
+    mean: float
+    margin: float | None
+    seeds: int
+
+
+def scores_by_arm(records: Sequence[RunRecord]) -> ScoresOfSeeds:
+    """The scores on the last split."""
+    scores: ScoresOfSeeds = {}
+    for record in records:
+        scores.setdefault(record["arm"], {})[record["seed"]] = record["metrics"][last_split(record)][record["metric"]]
+    return scores
+
+
+def gain(before: dict[int, float], after: dict[int, float]) -> Gain | None:
+    """What the second arm adds to the first; `None` if no seed has both."""
+    differences = np.array([after[seed] - before[seed] for seed in sorted(before.keys() & after.keys())])
+    if not len(differences):
+        return None
+    if len(differences) == 1:
+        return Gain(float(differences[0]), None, 1)
+    from scipy.stats import t
+
+    error = differences.std(ddof=1) / np.sqrt(len(differences))
+    margin = float(t.ppf((1 + CONFIDENCE) / 2, len(differences) - 1) * error)
+    return Gain(float(differences.mean()), margin, len(differences))
+
+
+def layer_gain(results: dict[str, Any]) -> Gain | None:
+    """What the second layer adds to the first, in the answer of `elmo senses` or `elmo probe`.
+
+    The margin is that of two samples of the same size. They are the same words, so it is rather too wide.
+    """
+    if "disambiguation" in results:
+        shares, number = results["disambiguation"], results["disambiguation"]["instances"]
+    elif "test" in results and "scores" in results["test"]:
+        scores = results["test"]["scores"]
+        shares = {layer: scores[layer][results["metric"]] for layer in scores}
+        number = results["test"]["words"]
+    else:
+        return None
+    if any(layer not in shares for layer in LAYERS):
+        return None
+    from scipy.stats import norm
+
+    before, after = (shares[layer] for layer in LAYERS)
+    error = np.sqrt((before * (1 - before) + after * (1 - after)) / number)
+    return Gain(after - before, float(norm.ppf((1 + CONFIDENCE) / 2) * error), 0)
+
+
+def verdict(found: Gain, expected: float) -> str:
+    """Whether a gain has the sign of `expected`, if its interval excludes 0."""
+    if found.margin is None or abs(found.mean) <= found.margin:
+        return "cannot be told"
+    return "yes" if found.mean * expected > 0 else "no"
+
+
+def claims_table(entries: Sequence[PlanEntry], found: dict[str, Any]) -> str:
+    """A row for each change of each task; empty if no task has both arms of a change."""
+    rows = [["task", "change", "the paper", "here", "seeds", "as in the paper?"]]
+    for entry in entries:
+        results = found[entry["name"]]
+        if isinstance(results, list):
+            scores = scores_by_arm(results)
+            if entry["table"] == "domain":
+                general = scores_by_arm(found.get(entry["beside"], []))
+                scores = {AS_IT_WAS: general.get("elmo", {}), FURTHER: scores.get("elmo", {})}
+            for change in CHANGES.get(entry["table"], []):
+                rows += claim_row(entry, change, gain(*(scores.get(arm, {}) for arm in change)))
+        elif entry["table"] in ("5", "6"):
+            rows += claim_row(entry, LAYERS, layer_gain(results))
+    return markdown_table(rows) if len(rows) > 1 else ""
+
+
+def claim_row(entry: PlanEntry, change: tuple[str, str], found: Gain | None) -> Iterator[list[str]]:
+    """The row of a change; none if it was not measured. The paper gains where it has no figure for the task."""
+    if found is None:
+        return
+    paper, (before, after) = entry.get("paper", {}), change
+    published = round(paper[after] - paper[before], 2) if before in paper and after in paper else None
+    margin = "" if found.margin is None else f" ± {100 * found.margin:.1f}"
+    cells = ["" if published is None else f"{published:+.1f}", f"{100 * found.mean:+.1f}{margin}"]
+    cells += [str(found.seeds or ""), verdict(found, 1.0 if published is None else published)]
+    yield [entry["title"], f"{before} → {after}", *cells]
+
+
+def epochs_table(entries: Sequence[PlanEntry], found: dict[str, Any]) -> str:
+    """How soon the arm with ELMo is as good as the baseline ever is; empty if no task has learning curves of both.
+
+    Every figure is a mean over seeds. A seed whose ELMo never reaches the baseline's best leaves the last cell empty.
+    """
+    rows = [["task", "best epoch without ELMo", "with ELMo", "epochs until ELMo reaches the best without"]]
+    for entry in entries:
+        curves = {(record["arm"], record["seed"]): record.get("curve", []) for record in found[entry["name"]]}
+        seeds = sorted({seed for _, seed in curves})
+        pairs = [(curves.get(("baseline", seed), []), curves.get(("elmo", seed), [])) for seed in seeds]
+        pairs = [pair for pair in pairs if all(pair)]
+        if pairs:
+            reached = [first_epoch(elmo, best_score(baseline)) for baseline, elmo in pairs]
+            cells = [np.mean([best_epoch(pair[arm]) for pair in pairs]) for arm in (0, 1)]
+            epochs = [epoch for epoch in reached if epoch is not None]
+            cells += [np.mean(epochs)] if len(epochs) == len(pairs) else []
+            rows.append([entry["title"], *(f"{cell:.1f}" for cell in cells)] + [""] * (3 - len(cells)))
+    return markdown_table(rows) if len(rows) > 1 else ""
+
+
+def best_score(curve: Sequence[Sequence[float]]) -> float:
+    return max(score for _, score in curve)
+
+
+def first_epoch(curve: Sequence[Sequence[float]], least: float) -> float | None:
+    """The first epoch with a score of at least `least`."""
+    return next((epoch for epoch, score in curve if score >= least), None)
+
+
+def best_epoch(curve: Sequence[Sequence[float]]) -> float:
+    """The first epoch with the best score."""
+    return max(curve, key=lambda point: point[1])[0]
