@@ -31,8 +31,13 @@ from modeling_elmo.run_scripts.benchmarks.device_speed import (
     variants_on,
 )
 from modeling_elmo.run_scripts.benchmarks.fine_tuning_speed import HEADS, fine_tuning_contest
-from modeling_elmo.run_scripts.benchmarks.model_speed import ModelVariants, model_contest
-from modeling_elmo.run_scripts.benchmarks.other_versions import checkout_peer, load_checkout, load_peer
+from modeling_elmo.run_scripts.benchmarks.model_speed import (
+    ModelVariants,
+    checkout_peer,
+    load_checkout,
+    load_peer,
+    model_contest,
+)
 from modeling_elmo.run_scripts.benchmarks.pretraining_speed import SOFTMAXES, pretraining_contest
 from modeling_elmo.run_scripts.benchmarks.text import draw_batch, read_sentences
 from modeling_elmo.run_scripts.benchmarks.timing import Contest, format_rows, measure
@@ -80,9 +85,7 @@ class BenchmarkArguments:
     )
     peer: list[str] = field(
         default_factory=list,
-        metadata={
-            "help": "FILE:FUNCTION of another ELMo, to compare in inference and training: see other_versions.py."
-        },
+        metadata={"help": "FILE:FUNCTION of another ELMo, to compare in inference and training: see model_speed.py."},
     )
     rounds: int = field(default=5, metadata={"help": "Number of timed runs of each implementation."})
     threads: int | None = field(default=None, metadata={"help": "Threads of torch. Default: torch's own choice."})

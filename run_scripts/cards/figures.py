@@ -52,7 +52,8 @@ def draw_curve(path: Path, evaluations: LogEntries, steps: LogEntries, config: E
     for axis, (title, curves) in zip(axes, panels.items(), strict=True):
         draw_panel(axis, title, curves, published_step)
     if any(perplexities.values()):
-        scale_logarithmically(axes[0])
+        axes[0].set(yscale="log", ylabel=f"{axes[0].get_ylabel()} (log scale)")
+        axes[0].yaxis.set_major_formatter("{x:,.6g}")
     axes[-1].set_xlabel("optimizer steps")
     figure.savefig(path)
     return True
@@ -87,18 +88,6 @@ def draw_panel(axis, title: str, curves: Mapping[str, Curve], published_step: in
     axis.legend(fontsize=8)
     axis.locator_params(axis="x", integer=True)
     axis.xaxis.set_major_formatter("{x:,.0f}")
-
-
-def scale_logarithmically(axis):
-    from matplotlib.ticker import AutoLocator, LogLocator, NullLocator
-
-    axis.set_yscale("log")
-    axis.set_ylabel(f"{axis.get_ylabel()} (log scale)")
-    low, high = map(math.log10, axis.get_ylim())
-    subs = (1,) if high - low > 4 else (1, 2, 5)  # LogLocator skips decades, but only without subdivisions
-    axis.yaxis.set_major_locator(LogLocator(subs=subs) if high - low > 1 else AutoLocator())
-    axis.yaxis.set_minor_locator(NullLocator())
-    axis.yaxis.set_major_formatter("{x:,.6g}")
 
 
 def draw_layer_weights(records: Sequence[RunRecord], path: str | Path) -> bool:
@@ -138,9 +127,7 @@ def draw_shares(figure, shares, rows: Sequence[str], columns: Sequence[str], tit
     """Draws a matrix of shares as shades, with texts in the cells, and returns its axis."""
     axis = figure.subplots()
     figure.colorbar(axis.imshow(shares, cmap="Blues", vmin=0, vmax=1, aspect="auto"), label=title)
-    is_long = max(map(len, columns)) > 8
-    turned = {"rotation": 90} if len(columns) > MOST_NUMBERED_LABELS else SLANTED_LABELS if is_long else {}
-    axis.set_xticks(range(len(columns)), columns, **turned)
+    axis.set_xticks(range(len(columns)), columns, **SLANTED_LABELS)
     axis.set_yticks(range(len(rows)), rows)
     for (row, column), text in np.ndenumerate(texts):
         color = "white" if shares[row, column] > 0.6 else "black"
@@ -266,9 +253,7 @@ def draw_change(
     if figure is None:
         return False
     panels = figure.subplot_mosaic([[name, "map"] for name in MEASURES_OF_CHANGE], width_ratios=[1, 1.2])
-    is_wide = len(pairs) * max(len(name) for pair in pairs for name in pair["groups"]) > 60  # letters at this size
-    names = [(", " if is_wide else "\n").join(pair["groups"]) for pair in pairs]
-    turned = {"rotation": 90 if is_wide else 0, "fontsize": 8}
+    names = ["\n".join(pair["groups"]) for pair in pairs]
     for name, title in MEASURES_OF_CHANGE.items():
         axis, values = panels[name], [pair[name] for pair in pairs]
         low, high = (np.array([each[key] for each in values]) for key in ("random_5", "random_95"))
@@ -279,7 +264,7 @@ def draw_change(
         axis.set_xlim(-0.6, len(pairs) - 0.4)
         axis.use_sticky_edges = False  # else no space below the bars
         axis.margins(y=0.1)
-        axis.set_xticks(range(len(pairs)), names if name == "prt" else [""] * len(pairs), **turned)
+        axis.set_xticks(range(len(pairs)), names if name == "prt" else [""] * len(pairs), **SLANTED_LABELS, fontsize=8)
         axis.grid(axis="y", alpha=0.3)
     panels["apd"].legend(fontsize=8)
     ends = np.cumsum([len(each) for each in vectors.values()])

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import chain
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import torch
 from datasets import Dataset, concatenate_datasets
@@ -18,8 +18,14 @@ from transformers.utils import CONFIG_NAME, logging
 
 from modeling_elmo import ELMoConfig, ELMoModel, ELMoTokenizer
 from modeling_elmo.run_scripts.cards.card import CardArguments, without_folders
-from modeling_elmo.run_scripts.cards.tables import best_record, first_split, read_record, write_results
-from modeling_elmo.run_scripts.experiments.arms import Arm, experiment_arms
+from modeling_elmo.run_scripts.cards.tables import (
+    BASELINE_NAME,
+    best_record,
+    first_split,
+    layer_names,
+    read_record,
+    write_results,
+)
 from modeling_elmo.run_scripts.experiments.ensembles import ensemble_record
 from modeling_elmo.run_scripts.experiments.records import (
     PLAN_OUTPUT,
@@ -54,6 +60,47 @@ SETTINGS = "settings.json"  # of a model that was begun
 FILE_SETTINGS = ("model_name_or_path", "word_vectors", "train_file", "validation_file", "test_file", "dataset")
 ELMO_SETTINGS = ("elmo_placement", "scalar_mix_mode", "scalar_mix_l2", "elmo_dropout", "freeze_bilm")
 NOT_COPIED = (RECORDS, "record.json", ".lock", PLAN_OUTPUT)  # the record is written last
+
+
+class Arm(NamedTuple):
+    """One way to configure the network.
+
+    Args:
+        name: the name in records and folders.
+        overrides: fields of the configuration.
+        fraction: the share of the training data.
+    """
+
+    name: str
+    overrides: dict[str, Any]
+    fraction: float = 1.0
+
+
+BASELINE = Arm(BASELINE_NAME, {"use_elmo": False, "elmo_placement": "input", "freeze_bilm": True})
+ABLATIONS = {
+    "layers": [
+        Arm("top layer", {"scalar_mix_mode": "top"}),
+        Arm("average", {"scalar_mix_mode": "average"}),
+        Arm("learned, lambda 1", {"scalar_mix_mode": "learned", "scalar_mix_l2": 1.0}),
+        Arm("learned, lambda 0.001", {"scalar_mix_mode": "learned", "scalar_mix_l2": 0.001}),
+    ],
+    "placement": [Arm(place, {"elmo_placement": place}) for place in ("input", "output", "both")],
+    "data": [Arm(f"elmo@{share}", {}, share) for share in (0.01, 0.1, 1.0)],
+}
+
+
+def experiment_arms(ablation: str | None, compare_baseline: bool, use_elmo: bool, num_layers: int) -> list[Arm]:
+    """The arms that the options ask for. `num_layers` counts the biLM's biLSTM layers."""
+    if not use_elmo:
+        return [BASELINE]
+    layers = enumerate(layer_names(num_layers + 1))
+    each_layer = [Arm(name, {"scalar_mix_mode": number}) for number, name in layers]
+    arms = {**ABLATIONS, "each_layer": each_layer}[ablation] if ablation else [Arm("elmo", {})]
+    if not compare_baseline:
+        return arms
+    if ablation == "data":
+        return [*arms, *(BASELINE._replace(name=f"baseline@{arm.fraction}", fraction=arm.fraction) for arm in arms)]
+    return [BASELINE, *arms]
 
 
 @dataclass(kw_only=True)

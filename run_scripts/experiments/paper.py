@@ -25,7 +25,7 @@ from typing import Any
 import torch
 
 from modeling_elmo import ELMoConfig
-from modeling_elmo.run_scripts.experiments.arms import experiment_arms
+from modeling_elmo.run_scripts.experiments.experiment import experiment_arms
 from modeling_elmo.run_scripts.experiments.paper_page import PlanEntry, paper_page, update_page
 from modeling_elmo.run_scripts.experiments.records import PLAN_OUTPUT, different_settings, read_records, write_records
 from modeling_elmo.run_scripts.experiments.reports import model_digest

@@ -44,7 +44,7 @@ OUR_NAMES = {
 
 
 def allennlp(model: ELMoModel) -> dict[str, Any]:
-    """Returns a peer, as other_versions.py describes it."""
+    """Returns a peer, as model_speed.py describes it."""
     elmo = import_elmo()
     for module in (elmo, importlib.import_module("allennlp.modules.elmo_lstm")):
         vars(module)["cached_path"] = str  # the files are local
