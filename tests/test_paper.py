@@ -244,38 +244,23 @@ def test_the_shipped_plan_names_options_that_exist(place):
 
 
 @pytest.mark.parametrize(
-    "entries, options, message",
+    "entries, options, received",
     [
-        ([], {}, r"plan.json is not a plan; it must hold a list of experiments\."),
-        ([{"name": "a"}], {}, r"plan.json, experiment 1 lacks program, title, table, files, options\."),
-        (
-            [{**USES, "program": "embed"}],
-            {},
-            "experiment 1: 'embed' is none of pretrain, reproduce, senses",
-        ),
-        ([{**USES, "bilm": "text"}], {}, "uses takes the biLM of 'text', which trains none; give the name of an exper"),
-        ([USES, USES], {}, "plan.json has 'uses' twice; give each experiment its own name"),
-        ([USES], {"only": ["use"]}, "--only use is not in .*plan.json, which has uses"),
-        (
-            [{**USES, "files": {"text": "no.txt"}}],
-            {},
-            "no.txt, of the experiment uses, does not exist. Put it there, or",
-        ),
+        ([], {}, "plan.json is not a plan"),
+        ([{"name": "a"}], {}, "plan.json, experiment 1 lacks program, title, table, files, options"),
+        ([{**USES, "program": "embed"}], {}, "experiment uses.*'embed'.*senses"),
+        ([{**USES, "bilm": "text"}], {}, "experiment uses.*'pretrain'.*'text'"),
+        ([USES, USES], {}, "experiment uses is there twice"),
+        ([USES], {"only": ["use"]}, "--only use.*uses"),
+        ([{**USES, "files": {"text": "no.txt"}}], {}, "no.txt, of the experiment uses, .*--only"),
     ],
 )
-def test_wrong_plans_and_options(place, entries, options, message):
-    with pytest.raises((ValueError, FileNotFoundError), match=message):
+def test_wrong_plans_and_options(place, entries, options, received):
+    with pytest.raises((ValueError, FileNotFoundError), match=received):
         run(place, *entries, **options)
     assert not (place / "paper").exists()
 
 
 def test_words_of_options():
-    options = {"seeds": 2, "compare_baseline": True, "freeze_bilm": False, "config_overrides": "{}"}
-    assert [*option_words(options)] == [
-        "--seeds",
-        "2",
-        "--compare_baseline",
-        "--no_freeze_bilm",
-        "--config_overrides",
-        "{}",
-    ]
+    options = {"seeds": 2, "compare_baseline": True, "freeze_bilm": False}
+    assert [*option_words(options)] == ["--seeds", "2", "--compare_baseline", "--no_freeze_bilm"]

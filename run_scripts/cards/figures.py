@@ -186,7 +186,7 @@ def data_share(arm: str) -> float:
 
 
 def mean_and_deviation(runs: Sequence[RunRecord], split: str) -> tuple[float, float]:
-    """Of the runs' scores on a split, in percent except for errors; without scores, no number."""
+    """Mean and sample deviation of the runs' scores on a split, in percent except for errors; NaN without scores."""
     metric = runs[0]["metric"]
     scores = np.array(scores_on(runs, split, metric)) * (1 if metric in ERRORS else 100)
     return (scores.mean() if len(scores) else np.nan), (scores.std(ddof=1) if len(scores) > 1 else 0.0)

@@ -159,7 +159,7 @@ def run_missing(plan: Sequence[PlanEntry], experiments: Sequence[PlannedExperime
 
 
 def begun_with(entry: PlanEntry, digest: str) -> dict[str, Any]:
-    """What the results of an experiment depend on. `digest` is that of the model."""
+    """What the results of an experiment depend on. `digest` is the digest of the model."""
     options = {name: value for name, value in entry["options"].items() if name != "seeds"}
     kept = {"program": entry["program"], "bilm": entry.get("bilm"), "model_digest": digest}
     return kept | entry["files"] | options
@@ -201,26 +201,23 @@ def read_plan(path: Path) -> list[PlanEntry]:
     if not isinstance(plan, list) or not plan:
         raise ValueError(f"{path} is not a plan; it must hold a list of experiments.")
     for number, entry in enumerate(plan, 1):
-        missing = [key for key in PLAN_KEYS if not (isinstance(entry, dict) and key in entry)]
-        if missing:
+        if missing := [key for key in PLAN_KEYS if not (isinstance(entry, dict) and key in entry)]:
             raise ValueError(f"{path}, experiment {number} lacks {', '.join(missing)}.")
-        if entry["program"].split()[0] not in MODULES:
-            raise ValueError(f"{path}, experiment {number}: {entry['program']!r} is none of {', '.join(MODULES)}.")
     names = [entry["name"] for entry in plan]
-    if twice := [name for name in dict.fromkeys(names) if names.count(name) > 1]:
-        raise ValueError(f"{path} has {twice[0]!r} twice; give each experiment its own name.")
     bilms = [entry["name"] for entry in plan if entry["program"] == "pretrain"]
     for entry in plan:
-        if "bilm" in entry and entry["bilm"] not in bilms:
-            raise ValueError(
-                f"{path}: {entry['name']} takes the biLM of {entry['bilm']!r}, which trains none; give the name of an "
-                "experiment with the program 'pretrain'."
-            )
+        place = f"{path}, experiment {entry['name']}"
+        if names.count(entry["name"]) > 1:
+            raise ValueError(f"{place} is there twice; give each its own name.")
+        if entry["program"].split()[0] not in MODULES:
+            raise ValueError(f"{place}: the program {entry['program']!r} is none of {', '.join(MODULES)}.")
+        if entry.get("bilm", bilms) not in (bilms, *bilms):
+            raise ValueError(f"{place}: no experiment with the program 'pretrain' has the name {entry['bilm']!r}.")
     return plan
 
 
 def planned(entry: PlanEntry, arguments: PaperArguments, digest: str) -> PlannedExperiment:
-    """The command of an entry. `digest` is that of the model.
+    """The command of an entry. `digest` is the digest of the model.
 
     Raises:
         FileNotFoundError: a file of the entry is missing.
@@ -240,18 +237,17 @@ def planned(entry: PlanEntry, arguments: PaperArguments, digest: str) -> Planned
         trained = trained_bilm(folder)
         options |= {"model_name_or_path": model, "output_dir": trained}
         options |= {"resume_from_checkpoint": "last"} if any(trained.glob("checkpoint-*")) else {}
-        options |= {"use_cpu": True} if arguments.use_cpu else {}
     elif program == "reproduce":
         layers = ELMoConfig.from_pretrained(arguments.model_name_or_path).num_hidden_layers
         arms = experiment_arms(options.get("ablation"), options.get("compare_baseline", False), True, layers)
         seeds = arguments.seeds or options.get("seeds", 1)
         options |= {"seeds": seeds, "output_dir": folder, "model_name_or_path": model}
         options |= {"reuse_from": arguments.output_dir}
-        options |= {"use_cpu": True} if arguments.use_cpu else {}
         members = len(arms) * seeds
     else:
         options |= {"model": model, "output": folder / "results" / f"{program}.json"}
-        options |= {"device": "cpu"} if arguments.use_cpu else {}
+    if arguments.use_cpu:
+        options |= {"use_cpu": True} if program in ("pretrain", "reproduce") else {"device": "cpu"}
     positional = [str(files.pop("text"))] if "text" in files else []
     module = f"modeling_elmo.run_scripts.{MODULES[program]}"
     command = [sys.executable, "-m", module, *task, *positional, *option_words({**files, **options})]
