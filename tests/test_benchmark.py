@@ -54,6 +54,7 @@ def write_peer(folder: Path, body: str = PEER.format(factor=1)) -> str:
     return f"{file}:peer"
 
 
+@pytest.mark.slow
 def test_every_part_gives_its_rows(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(tokenizer_speed, "MOST_TEXTS", 30)
     output = tmp_path / "figures.json"

@@ -112,6 +112,7 @@ def test_a_task_is_needed(arguments, capsys):
     assert ended.value.code == 2 and "TASK" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_two_processes(place, tmp_path):
     options = options_of(place, FIXTURES["ner"], output_dir=tmp_path, max_steps=2, cache_features=True)
     launch(2, "reproduce", options, "ner")

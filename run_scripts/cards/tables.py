@@ -113,8 +113,8 @@ def summary_table(records: Sequence[RunRecord]) -> str:
         rows[0].append(f"gain on {splits[-1]} (points / share of errors)")
         for row, arm in zip(rows[1:], arms, strict=True):
             compared = BASELINE_NAME if BASELINE_NAME in arms else BASELINE_NAME + "".join(arm.partition("@")[1:])
-            scores = (scores_on(arms.get(name, []), splits[-1], metric) for name in (compared, arm))
-            row.append("" if arm == compared else gain_cell(*scores, metric))
+            before, after = (scores_on(arms.get(name, []), splits[-1], metric) for name in (compared, arm))
+            row.append("" if arm == compared else gain_cell(before, after, metric))
     return markdown_table(rows)
 
 
@@ -148,7 +148,7 @@ def format_score(value: float | np.floating, metric: str) -> str:
 def gain_cell(baseline: Sequence[float], scores: Sequence[float], metric: str) -> str:
     if not (baseline and scores):
         return ""
-    before, after = np.mean(baseline), np.mean(scores)
+    before, after = float(np.mean(baseline)), float(np.mean(scores))
     if metric in ERRORS:
         return f"{before - after:+.4f}" + (f" / {(before - after) / before:.1%}" if before > 0 else "")
     relative = f" / {relative_error_reduction(before, after):.1%}" if 0 <= before < 1 and 0 <= after <= 1 else ""

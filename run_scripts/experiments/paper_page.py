@@ -165,7 +165,7 @@ def arm_cell(records: Sequence[RunRecord]) -> str:
 def reduction_cell(baseline: Sequence[RunRecord], records: Sequence[RunRecord]) -> str:
     """The share of the baseline's errors that is gone, over the seeds of both; empty if no seed has both."""
     both = of_shared_seeds(baseline, records)
-    return f"{relative_error_reduction(*(np.mean(last_scores(runs)) for runs in both)):.1%}" if both[0] else ""
+    return f"{relative_error_reduction(*(float(np.mean(last_scores(runs))) for runs in both)):.1%}" if both[0] else ""
 
 
 def of_shared_seeds(*runs: Sequence[RunRecord]) -> list[list[RunRecord]]:
