@@ -1,7 +1,7 @@
 """Measures speed: inference, training steps and the tokenizer, on real text with random weights.
 
     elmo benchmark --text_file corpus.txt
-    elmo benchmark --parts inference training --peer run_scripts/benchmarks/peer_allennlp.py:allennlp
+    elmo benchmark --parts inference training --peer run_scripts/benchmarks/peers/peer_allennlp.py:allennlp
     elmo benchmark --parts inference training tokenizer --against ../clone-of-the-last-release
     elmo benchmark --device cuda --output report.json
 
@@ -31,12 +31,17 @@ from modeling_elmo.run_scripts.benchmarks.device_speed import (
     variants_on,
 )
 from modeling_elmo.run_scripts.benchmarks.fine_tuning_speed import HEADS, fine_tuning_contest
-from modeling_elmo.run_scripts.benchmarks.model_speed import ModelVariants, model_contest
-from modeling_elmo.run_scripts.benchmarks.peers import checkout_peer, load_checkout, load_peer
+from modeling_elmo.run_scripts.benchmarks.model_speed import (
+    ModelVariants,
+    checkout_peer,
+    load_checkout,
+    load_peer,
+    model_contest,
+)
 from modeling_elmo.run_scripts.benchmarks.pretraining_speed import SOFTMAXES, pretraining_contest
 from modeling_elmo.run_scripts.benchmarks.text import draw_batch, read_sentences
+from modeling_elmo.run_scripts.benchmarks.timing import Contest, format_rows, measure
 from modeling_elmo.run_scripts.benchmarks.tokenizer_speed import tokenizer_contests
-from modeling_elmo.run_scripts.benchmarks.turns import Contest, format_rows, measure
 from modeling_elmo.run_scripts.program.command_line import ProgramParser, run
 from modeling_elmo.run_scripts.program.files import check_output, write_json
 from modeling_elmo.run_scripts.program.processes import local_device, processor_name
@@ -74,16 +79,13 @@ class BenchmarkArguments:
         metadata={"help": f"Softmaxes: {', '.join(SOFTMAXES)}.", "choices": [*SOFTMAXES], "metavar": "SOFTMAX"},
     )
     vocabulary_size: int = field(default=50_000, metadata={"help": "Words of the softmax."})
-    num_sampled: int = field(default=8192, metadata={"help": "Candidates of the sampled softmax."})
     against: str | None = field(
         default=None,
         metadata={"help": "Folder of another clone, to compare in inference, training and tokenizer."},
     )
     peer: list[str] = field(
         default_factory=list,
-        metadata={
-            "help": "FILE:FUNCTION of another ELMo, to compare in inference and training. See benchmarks/peers.py."
-        },
+        metadata={"help": "FILE:FUNCTION of another ELMo, to compare in inference and training: see model_speed.py."},
     )
     rounds: int = field(default=5, metadata={"help": "Number of timed runs of each implementation."})
     threads: int | None = field(default=None, metadata={"help": "Threads of torch. Default: torch's own choice."})
@@ -93,10 +95,8 @@ class BenchmarkArguments:
     def __post_init__(self):
         if self.output is not None:
             check_output(Path(self.output))
-        if self.device != "cpu":
-            self._check_parts_of_devices()
-
-    def _check_parts_of_devices(self):
+        if self.device == "cpu":
+            return
         if self.parts == [*BENCHMARK_PARTS]:  # the default
             self.parts = [*DEVICE_PARTS]
         for name, wrong in (("parts", {*self.parts} - {*DEVICE_PARTS}), ("against", self.against), ("peer", self.peer)):
@@ -145,8 +145,8 @@ def chosen_contests(parsed: BenchmarkArguments, folder: Path, device: torch.devi
             continue
         for name in parsed.batches if part == "inference" else parsed.training_batches:
             if part == "pretraining":
-                options = (parsed.softmaxes, parsed.vocabulary_size, parsed.num_sampled)
-                yield pretraining_contest(name, batches[name], parsed.preset, *options)
+                options = (parsed.preset, parsed.softmaxes, parsed.vocabulary_size)
+                yield pretraining_contest(name, batches[name], *options)
             elif part == "fine_tuning":
                 yield from (fine_tuning_contest(head, name, batches[name], parsed.preset, folder) for head in HEADS)
             elif there is not None:

@@ -4,8 +4,9 @@ r"""Runs the experiments of the paper on a task: baseline, ablations, several se
         --test_file test.conll --compare_baseline --seeds 5 --output_dir experiment
 
 `--compare_baseline` trains the same network without ELMo too (Table 1). `--ablation` compares layer weights, layers,
-where ELMo enters, or training sizes. `results/` holds records, tables and figures, with mean and deviation over the
-seeds; `ARM/seed-N` holds a model. The same command resumes a stopped experiment, and skips finished models.
+where ELMo enters, or training sizes. `records.jsonl` holds a line for each finished model, `results/` tables and
+figures, with mean and deviation over the seeds; `ARM/seed-N` holds a model. The same command resumes a stopped
+experiment, and skips finished models.
 
     elmo reproduce all --model_name_or_path elmo --data DATA --output_dir paper
 
@@ -15,12 +16,12 @@ seeds; `ARM/seed-N` holds a model. The same command resumes a stopped experiment
 import inspect
 import sys
 
-from modeling_elmo.run_scripts.fine_tuning import paper
+from modeling_elmo.run_scripts.experiments import paper
+from modeling_elmo.run_scripts.experiments.experiment import ExperimentArguments, run_experiment
+from modeling_elmo.run_scripts.experiments.paper import PaperArguments, run_plan
 from modeling_elmo.run_scripts.fine_tuning.classification import Classification
 from modeling_elmo.run_scripts.fine_tuning.coreference import Coreference
-from modeling_elmo.run_scripts.fine_tuning.experiments import ExperimentArguments, run_experiment
 from modeling_elmo.run_scripts.fine_tuning.head import HeadArguments
-from modeling_elmo.run_scripts.fine_tuning.paper import PaperArguments, run_plan
 from modeling_elmo.run_scripts.fine_tuning.question_answering import QuestionAnswering
 from modeling_elmo.run_scripts.fine_tuning.semantic_roles import SemanticRoles
 from modeling_elmo.run_scripts.fine_tuning.tagging import Tagging

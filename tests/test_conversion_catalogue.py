@@ -27,7 +27,7 @@ def markdown_row(row: PublishedCheckpoint) -> str:
 def test_the_document_has_the_table():
     """After a change of the table, put what this test expects below the text of CHECKPOINTS.md."""
     expected = HEADER + "".join(map(markdown_row, published_checkpoints()))
-    text, found = (ROOT / "CHECKPOINTS.md").read_text(encoding="utf-8").partition(HEADER)[::2]
+    text, found = (ROOT / "docs" / "CHECKPOINTS.md").read_text(encoding="utf-8").partition(HEADER)[::2]
     assert HEADER + found == expected and text.startswith("# Published checkpoints\n")
 
 

@@ -205,10 +205,7 @@ def test_entities(head_folders):
     entities = [(each["word"], each["entity_group"]) for line in STORY.split("\n") for each in stock(line)]
     spans = [(text.replace(" ", ""), label) for text, label in found if label]
     assert spans and spans == [(word.replace(" ", ""), label) for word, label in entities]
-
-
-def test_parts_of_speech_stay_apart(head_folders):
-    opened = readings.open_model(str(head_folders["parts-of-speech"]))
+    opened = readings.open_model(str(head_folders["parts-of-speech"]))  # whose words stay apart
     labelled = [text for text, label in readings.head_pieces(opened, STORY) if label]
     assert labelled == opened.tokenizer.splitter.words(STORY)
 
@@ -272,37 +269,28 @@ def test_pieces_of_nested_spans():
 
 
 @pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("", "There is no text yet. Type one."),
-        (" \n\t\n", "There is no text yet"),
-        (None, "There is no text yet"),
-        ("a" * 2001, r"The text has 2,001 characters; the explorer reads up to 2,000. Shorten it."),
-    ],
+    ("text", "received"), [(" \n\t\n", "no text"), (None, "no text"), ("a" * 2001, "2,001.*2,000")]
 )
-def test_texts_that_are_refused(english, text, message):
+def test_texts_that_are_refused(english, text, received):
     for read in (readings.expectations, readings.words_to_choose, readings.named_words):
-        with pytest.raises(ValueError, match=message):
+        with pytest.raises(ValueError, match=received):
             read(english, text)
 
 
 def test_other_mistakes(english, head_folders, tmp_path, monkeypatch):
-    with pytest.raises(ValueError, match="elmo-mini-en reads no word 'chess' in this text. Choose one of its words"):
+    with pytest.raises(ValueError, match="elmo-mini-en .*'chess'"):
         readings.layer_cosines(english, "A play.", "chess")
-    with pytest.raises(ValueError, match="There is no question yet"):
+    with pytest.raises(ValueError, match="question"):
         readings.head_pieces(readings.open_model(str(head_folders["reader"])), STORY)
     (tmp_path / "config.json").write_text('{"model_type": "elmo", "architectures": ["BertModel"]}')
-    with pytest.raises(ValueError, match="has the architecture BertModel; pass one of ELMoModel, ELMoForPreTraining"):
+    with pytest.raises(ValueError, match="BertModel.*ELMoForPreTraining"):
         readings.open_model(str(tmp_path))
-    with pytest.raises(ValueError, match="--port 70000: pass a number from 1 to 65535"):
+    with pytest.raises(ValueError, match="--port 70000"):
         explore.main([ENGLISH, "--port", "70000"])
-    monkeypatch.setitem(sys.modules, "gradio", None)
-    with pytest.raises(ImportError, match=r'elmo explore needs gradio: pip install "modeling-elmo\[explore\]"'):
-        explore.main([ENGLISH])
-    monkeypatch.undo()
-    monkeypatch.setitem(sys.modules, "modeling_elmo.run_scripts.explorer.page", None)
-    with pytest.raises(ImportError, match="Gradio cannot be imported in this environment: import of .*page halted"):
-        explore.main([ENGLISH])
+    for module, received in (("gradio", r"modeling-elmo\[explore\]"), (f"{readings.__package__}.page", "page halted")):
+        with monkeypatch.context() as patch, pytest.raises(ImportError, match=received):
+            patch.setitem(sys.modules, module, None)
+            explore.main([ENGLISH])
 
 
 def test_sentences_for_roles_are_short(head_folders, monkeypatch):
@@ -422,16 +410,15 @@ def test_the_models_answer_one_question_at_a_time(served, monkeypatch):
 
 def test_errors_of_the_page_are_messages(served, capfd):
     _, client = served
-    for arguments, name, message in (
-        ([""], "/words", "There is no text yet"),
-        (["a " * 1500], "/expectations", "has 3,000 characters; the explorer reads up to 2,000"),
-        ([STORY, "", ""], "/head_2", "There is no question yet"),
-        ([STORY, None, None], "/head_2", "There is no question yet"),
-        ([None, None, None], "/head_1", "There is no text yet"),
-        ([TEXT, None, 2], "/uses", "No word or no layer is chosen. Click a word"),
-        ([TEXT, "play", None], "/uses", "No word or no layer is chosen. Click a word"),
+    for arguments, name, received in (
+        ([""], "/words", "no text"),
+        (["a " * 1500], "/expectations", "3,000.*2,000"),
+        ([STORY, None, None], "/head_2", "no question"),
+        ([None, None, None], "/head_1", "no text"),
+        ([TEXT, None, 2], "/uses", "No word or no layer"),
+        ([TEXT, "play", None], "/uses", "No word or no layer"),
     ):
-        with pytest.raises(Exception, match=message):
+        with pytest.raises(Exception, match=received):
             client.predict(*arguments, api_name=name)
     assert "Traceback" not in capfd.readouterr().err  # the terminal of the server
     assert "reads no word “gioca”" in client.predict(TEXT, "gioca", 2, api_name="/uses")[0]
@@ -442,14 +429,7 @@ def test_the_page_is_served_on_this_computer_only_and_no_file_is(served, corpus)
     port = int(page.local_url.rstrip("/").rpartition(":")[2])
     listening = {each.laddr.ip for each in psutil.Process().net_connections("tcp") if each.laddr.port == port}
     assert listening == {"127.0.0.1"} and page.share_url is None
-    for path in (
-        "/etc/hostname",
-        corpus,
-        f"{ENGLISH}/config.json",
-        str(ROOT / "README.md"),
-        "README.md",
-        "../README.md",
-    ):
+    for path in ("/etc/hostname", corpus, f"{ENGLISH}/config.json", str(ROOT / "README.md"), "../README.md"):
         answer = httpx.get(f"{page.local_url}gradio_api/file={path}")
         assert answer.status_code in (403, 404), path
     answer = httpx.post(f"{page.local_url}gradio_api/upload", files={"files": ("a.txt", b"a")})

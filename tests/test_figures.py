@@ -17,7 +17,6 @@ from modeling_elmo.run_scripts.cards.figures import (
     draw_layer_weights,
     draw_map,
 )
-from modeling_elmo.run_scripts.cards.tables import summarize
 
 EVALUATIONS = [
     {"step": step, "perplexity": perplexity, "forward": perplexity * 1.25, "backward": perplexity / 1.25}
@@ -42,8 +41,8 @@ PICTURES = {
     "pretraining": lambda path: draw_curve(path, EVALUATIONS, STEPS, SAMPLED, 100),
     "map": lambda path: draw_map(np.eye(4), {"one": [0, 1], "눈": [2]}, path),
     "layer weights": lambda path: draw_layer_weights(RECORDS, path),
-    "ablation": lambda path: draw_ablation(summarize(RECORDS), "f1", path),
-    "data curve": lambda path: draw_data_curve(CURVE, "f1", path),
+    "ablation": lambda path: draw_ablation(RECORDS, path),
+    "data curve": lambda path: draw_data_curve(CURVE, path),
     "confusion": lambda path: draw_confusion([[1, 2], [3, 4]], ["no", "yes"], path),
 }
 
@@ -143,7 +142,7 @@ def test_picture_of_layer_weights(figures, tmp_path, caplog):
 
 
 def test_picture_of_an_ablation(figures, tmp_path):
-    draw_ablation(summarize(RECORDS), "f1", tmp_path / "a.png")
+    draw_ablation(RECORDS, tmp_path / "a.png")
     (axis,) = figures[0].axes
     assert labels(axis.get_yticklabels()) == ["baseline", "elmo"]
     assert axis.get_xlabel() == "f1 (%)"
@@ -158,7 +157,7 @@ def test_picture_of_an_ablation(figures, tmp_path):
 
 
 def test_picture_of_a_data_curve(figures, tmp_path):
-    draw_data_curve(CURVE, "f1", tmp_path / "a.png")
+    draw_data_curve(CURVE, tmp_path / "a.png")
     (axis,) = figures[0].axes
     assert axis.get_xscale() == "log" and axis.get_ylabel() == "f1 on test (%)"
     ticks = dict(zip(axis.get_xticks(), labels(axis.get_xticklabels()), strict=True))
@@ -170,7 +169,7 @@ def test_picture_of_a_data_curve(figures, tmp_path):
 
 
 def test_an_arm_without_a_share_saw_all_data(figures, tmp_path):
-    draw_data_curve([CURVE[2], record("elmo", 1, 0.5, 0.5)], "f1", tmp_path / "a.png")
+    draw_data_curve([CURVE[2], record("elmo", 1, 0.5, 0.5)], tmp_path / "a.png")
     (line,) = figures[0].axes[0].containers
     np.testing.assert_allclose(line[0].get_xdata(orig=False), [0.01, 1])
 

@@ -43,6 +43,8 @@ OUTPUTS = {  # compared in each document with blocks of Python or commands
     "docs/trust_remote_code.md": 1,
     "docs/vectors.md": 9,
 }
+# What was measured, whose commands take hours and data that are not here; the migration notes have a test of their own.
+REPORTS = {"docs/RESULTS.md", "docs/EXPERIMENTS.md", "docs/CHECKPOINTS.md", "docs/MIGRATION.md"}
 MOST_WORDS = 21  # of a sentence, on average
 TASKS = ("ner", "classify", "qa", "srl", "coref", "all")
 SCORE = r"\d+\.\d+"
@@ -79,12 +81,13 @@ def test_the_first_example_runs_from_an_archive(tmp_path):
 def test_every_page_is_run_and_in_the_index():
     pages = {name for name in DOCUMENTS if name.startswith("docs/") and name != "docs/README.md"}
     assert {f"docs/{file}" for file, _ in LINK.findall(DOCUMENTS["docs/README.md"])} >= pages
-    assert {name for name in pages if re.search("```(python|bash\nelmo )", DOCUMENTS[name])} == OUTPUTS.keys() & pages
+    runnable = {name for name in pages - REPORTS if re.search("```(python|bash\nelmo )", DOCUMENTS[name])}
+    assert runnable == OUTPUTS.keys() & pages
 
 
 def test_right_columns_of_the_migration_notes_run(clone):
-    names, _ = run_blocks("MIGRATION.md")
-    rows = re.findall(r"^\|(?!-|.*\| here \|)[^|]*\| `([^`]*)`.* \|$", DOCUMENTS["MIGRATION.md"], re.MULTILINE)
+    names, _ = run_blocks("docs/MIGRATION.md")
+    rows = re.findall(r"^\|(?!-|.*\| here \|)[^|]*\| `([^`]*)`.* \|$", DOCUMENTS["docs/MIGRATION.md"], re.MULTILINE)
     python = [code for code in rows if not code.startswith("elmo ")]
     assert len(python) > 30
     for code in python:
@@ -105,7 +108,7 @@ def test_commands_name_programs_and_options_that_exist():
     assert options > 120
 
 
-@pytest.mark.parametrize("name", [name for name in DOCUMENTS if name.startswith("docs/")])
+@pytest.mark.parametrize("name", [name for name in DOCUMENTS if name.startswith("docs/") and name not in REPORTS])
 def test_options_of_a_page_belong_to_a_program(name):
     for option in re.findall(r"`(--\w+)", DOCUMENTS[name]):
         assert option in ("--debug", "--help") or any(has_option(program, option) for program in PROGRAMS), option
@@ -136,7 +139,7 @@ def test_korean_readme_has_the_same_commands_figures_and_links():
 
 def test_scores_of_tasks_are_those_of_the_results():
     """The scores in the README, with and without ELMo, are those of Table 1 in RESULTS.md, rounded."""
-    table = DOCUMENTS["RESULTS.md"].partition("### Table 1: ")[2].partition("\n### ")[0]
+    table = DOCUMENTS["docs/RESULTS.md"].partition("### Table 1: ")[2].partition("\n### ")[0]
     measured = [
         [float(number) for number in re.findall(SCORE, row)[:4]] for row in re.findall(r"^\| .*± .*", table, re.M)
     ]

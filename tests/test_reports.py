@@ -5,7 +5,7 @@ import copy
 import pytest
 from task_worker import bilm, predictions_of, read_json, tag
 
-from modeling_elmo.run_scripts.fine_tuning.reports import report
+from modeling_elmo.run_scripts.experiments.reports import report
 
 
 @pytest.fixture(scope="module")

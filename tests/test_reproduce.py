@@ -9,7 +9,7 @@ import pytest
 from task_worker import FIXTURES, bilm, launch, options_of, read_json
 
 from modeling_elmo.run_scripts import reproduce
-from modeling_elmo.run_scripts.fine_tuning import experiments
+from modeling_elmo.run_scripts.experiments import experiment
 from modeling_elmo.run_scripts.modeling_elmo_cli import PROGRAMS
 from modeling_elmo.run_scripts.program.command_line import ProgramParser
 
@@ -50,15 +50,18 @@ def default_options(task: str, output: Path) -> list[str]:
 @pytest.mark.parametrize("task", SETTINGS)
 def test_an_experiment_made_before_is_recognized_as_finished(task, place, tmp_path, monkeypatch):
     monkeypatch.chdir(place)
-    for name in ("report", "write_tables"):
-        monkeypatch.setattr(experiments, name, lambda *_: None)
-    monkeypatch.setattr(experiments.Experiment, "_train", lambda self, arm, seed: self._settings(arm, seed))
+    for name in ("report", "write_results"):
+        monkeypatch.setattr(experiment, name, lambda *_: None)
+    arm_and_seed = {"arm": "elmo", "seed": 42}
+    monkeypatch.setattr(experiment.Experiment, "_train", lambda self, *each: arm_and_seed | self._settings(*each))
     (settings,) = reproduce.main(default_options(task, tmp_path / "new"))
+    settings.pop("arm")
     known = SETTINGS[task] | {"model_digest": settings["model_digest"]}
     assert {name: settings.get(name) for name in known} == known
     assert set(settings) - set(known) <= {"warmup_ratio"}  # an option of older releases of transformers
     (tmp_path / "old").mkdir()
     record = {"task": task, "arm": "elmo", "seed": 42, "metric": "f1", "metrics": {"test": {"f1": 0.5}}}
+    record["settings"] = known
     for name, value in (("settings", known), ("record", record)):
         (tmp_path / "old" / f"{name}.json").write_text(json.dumps(value), encoding="utf-8")
     assert reproduce.main(default_options(task, tmp_path / "old")) == [record]
@@ -109,6 +112,7 @@ def test_a_task_is_needed(arguments, capsys):
     assert ended.value.code == 2 and "TASK" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_two_processes(place, tmp_path):
     options = options_of(place, FIXTURES["ner"], output_dir=tmp_path, max_steps=2, cache_features=True)
     launch(2, "reproduce", options, "ner")

@@ -11,7 +11,7 @@ from task_worker import HEAD, WNUT17, bilm, predictions_of, sentences_of
 from transformers import DataCollatorWithPadding
 
 from modeling_elmo import ELMoForSequenceClassification
-from modeling_elmo.run_scripts.fine_tuning.experiments import ExperimentArguments, run_experiment
+from modeling_elmo.run_scripts.experiments.experiment import ExperimentArguments, run_experiment
 from modeling_elmo.run_scripts.fine_tuning.head import HeadArguments, task_tokenizer
 from modeling_elmo.run_scripts.fine_tuning.sources import DataArguments
 from modeling_elmo.run_scripts.fine_tuning.tagging import Tagging, TaggingArguments

@@ -24,7 +24,7 @@ from modeling_elmo.run_scripts.benchmarks.model_speed import (
     top_layer,
     vectors_of,
 )
-from modeling_elmo.run_scripts.benchmarks.turns import TOLERANCE, Contest, Implementation, Outputs
+from modeling_elmo.run_scripts.benchmarks.timing import TOLERANCE, Contest, Implementation, Outputs
 
 DEVICE_PARTS = ("inference", "training")
 PRECISIONS = {"float32": TOLERANCE, "tf32": 0.02, "bfloat16": 0.1}  # with the largest error of each

@@ -9,7 +9,6 @@ import random
 import time
 from collections.abc import Callable
 from contextlib import nullcontext
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +24,7 @@ from modeling_elmo import (
     ELMoTokenizer,
     elmo_backend,
 )
-from modeling_elmo.run_scripts.benchmarks.turns import Contest, Implementation, Outputs
+from modeling_elmo.run_scripts.benchmarks.timing import Contest, Implementation, Outputs
 from modeling_elmo.run_scripts.fine_tuning.features import FeatureCollator, feature_store
 from modeling_elmo.tokenization.elmo_characters import SPECIAL_WORDS
 
@@ -37,17 +36,12 @@ HEADS: dict[str, tuple[Any, dict[str, Any]]] = {
 }
 
 
-@dataclass
 class FineTuningStep:
     """A head that takes steps of Adam on one batch."""
 
-    model: Any
-    collate: Callable
-    rows: list[dict[str, Any]]
-    backend: str | None = None
-
-    def __post_init__(self):
-        self.optimizer = torch.optim.Adam(self.model.parameters())
+    def __init__(self, model: Any, collate: Callable, rows: list[dict[str, Any]], backend: str | None = None):
+        self.model, self.collate, self.rows, self.backend = model, collate, rows, backend
+        self.optimizer = torch.optim.Adam(model.parameters())
 
     def loss(self) -> torch.Tensor:
         torch.manual_seed(0)
@@ -67,7 +61,11 @@ def fine_tuning_contest(head: str, name: str, batch: list[list[str]], preset: st
     """Steps of a head on one batch, whose layers are stored in `folder`. Labels are random."""
     words = sorted({word for sentence in batch for word in sentence})
     tokenizer = ELMoTokenizer(vocab=[*SPECIAL_WORDS, *words], pre_tokenization="whitespace")
-    rows = {"tagger": tagged_rows, "ESIM": random_pairs, "reader": random_questions}[head](batch, tokenizer)
+    draw = random.Random(0)
+    rows = [
+        {**random_example(head, batch[number:] + batch[:number], tokenizer, draw), "text_number": number}
+        for number in range(len(batch))
+    ]
     padding = DataCollatorForTokenClassification if head == "tagger" else DataCollatorWithPadding
     models = [new_head(head, preset, len(tokenizer)) for _ in range(3)]
     start = time.perf_counter()
@@ -90,33 +88,20 @@ def new_head(head: str, preset: str, vocab_size: int) -> Any:
     return model_class(ELMoConfig.from_preset(preset, **own, **options))
 
 
-def tagged_rows(batch: list[list[str]], tokenizer: ELMoTokenizer) -> list[dict[str, Any]]:
-    draw = random.Random(0)
-    rows = []
-    for number, words in enumerate(batch):
+def random_example(
+    head: str, sentences: list[list[str]], tokenizer: ELMoTokenizer, draw: random.Random
+) -> dict[str, Any]:
+    """The first sentence with random tags, paired with the second, or as a question about the five after it.
+
+    The answer of the question is one random word.
+    """
+    words = sentences[0]
+    if head == "tagger":
         labels = [-100, *(draw.randrange(NUM_LABELS) for _ in words), -100]
-        rows.append({**tokenizer(words, is_split_into_words=True), "labels": labels, "text_number": number})
-    return rows
-
-
-def random_pairs(batch: list[list[str]], tokenizer: ELMoTokenizer) -> list[dict[str, Any]]:
-    """Each sentence with the one that follows it."""
-    draw = random.Random(0)
-    rows = []
-    for number, words in enumerate(batch):
-        encoding = tokenizer(words, batch[(number + 1) % len(batch)], is_split_into_words=True)
-        rows.append({**encoding, "labels": draw.randrange(NUM_LABELS), "text_number": number})
-    return rows
-
-
-def random_questions(batch: list[list[str]], tokenizer: ELMoTokenizer) -> list[dict[str, Any]]:
-    """Each sentence is a question about the five sentences that follow it; the answer is one random word."""
-    draw = random.Random(0)
-    rows = []
-    for number, question in enumerate(batch):
-        following = [*batch[number + 1 :], *batch][:CONTEXT_SENTENCES]
-        context = [word for words in following for word in words]
-        encoding = tokenizer(question, context, is_split_into_words=True)
-        answer = draw.randrange(len(encoding["input_ids"]) - len(context) - 1, len(encoding["input_ids"]) - 1)
-        rows.append({**encoding, "start_positions": answer, "end_positions": answer, "text_number": number})
-    return rows
+        return {**tokenizer(words, is_split_into_words=True), "labels": labels}
+    if head == "ESIM":
+        return {**tokenizer(words, sentences[1], is_split_into_words=True), "labels": draw.randrange(NUM_LABELS)}
+    context = [word for sentence in sentences[1 : 1 + CONTEXT_SENTENCES] for word in sentence]
+    encoding = tokenizer(words, context, is_split_into_words=True)
+    answer = draw.randrange(len(encoding["input_ids"]) - len(context) - 1, len(encoding["input_ids"]) - 1)
+    return {**encoding, "start_positions": answer, "end_positions": answer}

@@ -18,11 +18,12 @@ import torch
 from torch import Tensor
 
 from modeling_elmo import ELMoConfig, ELMoForPreTraining, ELMoTokenizer
-from modeling_elmo.run_scripts.benchmarks.turns import Contest, Implementation, Outputs
+from modeling_elmo.run_scripts.benchmarks.timing import Contest, Implementation, Outputs
 from modeling_elmo.run_scripts.pretraining.optimization import OptimizationArguments, clip_gradients, make_optimizers
 from modeling_elmo.tokenization.elmo_characters import SPECIAL_WORDS
 
 STEP_PARTS = ("encoder", "recurrence", "softmax", "optimizer")
+NUM_SAMPLED = 8192  # candidates of the sampled softmax
 SOFTMAXES = ("full", "sampled", "sampled-dense", "adaptive", "adaptive-bf16", "adaptive-muon")
 
 
@@ -91,7 +92,7 @@ class PretrainingStep:
 
 
 def pretraining_contest(
-    name: str, batch: list[list[str]], preset: str, softmaxes: Sequence[str], vocabulary_size: int, num_sampled: int
+    name: str, batch: list[list[str]], preset: str, softmaxes: Sequence[str], vocabulary_size: int
 ) -> Contest:
     """Steps of AdamW, or of Muon, on one batch, with dropout.
 
@@ -103,19 +104,17 @@ def pretraining_contest(
     inputs = dict(tokenizer(batch, is_split_into_words=True, padding=True, return_tensors="pt"))
     implementations = []
     for softmax in softmaxes:
-        model, optimizers = model_with_softmax(softmax, preset, vocabulary_size, num_sampled)
-        step = PretrainingStep(model, optimizers, inputs, bf16=softmax.endswith("-bf16"))
+        torch.manual_seed(0)
+        softmax_type, _, variant = softmax.partition("-")
+        options = {
+            "vocab_size": vocabulary_size,
+            "softmax_type": softmax_type,
+            "num_sampled": min(NUM_SAMPLED, vocabulary_size // 2),
+        }
+        model = ELMoForPreTraining(ELMoConfig.from_preset(preset, **options)).train()
+        model.softmax.sparse_gradients = softmax == "sampled"
+        optim: Any = "muon" if variant == "muon" else "adamw"
+        optimizers = make_optimizers(model, OptimizationArguments(optim=optim))
+        step = PretrainingStep(model, optimizers, inputs, bf16=variant == "bf16")
         implementations.append(Implementation(softmax, step, step.whole_loss(), step.parts_in_milliseconds))
     return Contest("pretraining", name, int(inputs["attention_mask"].sum()), "tokens", implementations)
-
-
-def model_with_softmax(
-    softmax: str, preset: str, vocabulary_size: int, num_sampled: int
-) -> tuple[ELMoForPreTraining, list[torch.optim.Optimizer]]:
-    torch.manual_seed(0)
-    softmax_type, _, variant = softmax.partition("-")
-    options = {"vocab_size": vocabulary_size, "softmax_type": softmax_type, "num_sampled": num_sampled}
-    model = ELMoForPreTraining(ELMoConfig.from_preset(preset, **options)).train()
-    model.softmax.sparse_gradients = softmax == "sampled"
-    optim: Any = "muon" if variant == "muon" else "adamw"
-    return model, make_optimizers(model, OptimizationArguments(optim=optim))

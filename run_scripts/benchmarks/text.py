@@ -15,7 +15,10 @@ SHORTEST_SENTENCE, MOST_SENTENCES = 3, 20_000
 def read_sentences(path: str | None) -> list[list[str]]:
     """The sentences of a file with one sentence per line, split at spaces; of a short fixture if `path` is `None`."""
     if path is None and not FIXTURE_TEXT.is_file():
-        raise ValueError("Only a clone of the repository has a default text; pass --text_file, one sentence per line.")
+        raise ValueError(
+            "An installed package measures a text of yours: pass --text_file, one sentence per line. A clone of the "
+            "repository has a text, and AllenNLP as a peer."
+        )
     texts = (text for _, text in numbered_texts(Path(path or FIXTURE_TEXT), "text"))
     words = map(words_of, texts)
     sentences = list(islice((each for each in words if len(each) >= SHORTEST_SENTENCE), MOST_SENTENCES))

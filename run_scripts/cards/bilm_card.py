@@ -15,7 +15,7 @@ from modeling_elmo import ELMoConfig
 from modeling_elmo.run_scripts.cards.card import read_result, write_card
 from modeling_elmo.run_scripts.cards.figures import LogEntries, draw_curve, loss_kind
 from modeling_elmo.run_scripts.cards.markdown import one_line
-from modeling_elmo.run_scripts.cards.tables import ERRORS, probe_table, sense_table, summarize, summary_table
+from modeling_elmo.run_scripts.cards.tables import ERRORS, probe_table, sense_table, summary_table
 from modeling_elmo.run_scripts.program.files import read_json
 from modeling_elmo.tokenization.elmo_characters import Utf8Alphabet
 
@@ -152,9 +152,8 @@ def is_experiment(found: Any) -> bool:
 
 
 def experiment_values(title: str, records: list[dict[str, Any]]) -> dict[str, Any]:
-    first, summaries = records[0], summarize(records)
+    first = records[0]
     settings, metric = first.get("settings", {}), first["metric"]
-    has_baseline = any(summary.arm.partition("@")[0] == "baseline" for summary in summaries)
     has_one_split = list(first["metrics"]) == ["validation"]
     return {
         "title": title,
@@ -164,7 +163,7 @@ def experiment_values(title: str, records: list[dict[str, Any]]) -> dict[str, An
         "word_vectors": settings.get("word_vectors"),
         "is_frozen": settings.get("freeze_bilm", True),
         "epoch_was_chosen_on_it": settings.get("load_best_model_at_end") and has_one_split,
-        "table": summary_table(summaries, metric, "baseline" if has_baseline else None),
+        "table": summary_table(records),
     }
 
 

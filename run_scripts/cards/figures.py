@@ -15,12 +15,12 @@ from transformers.utils import logging
 from modeling_elmo import ELMoConfig
 from modeling_elmo.run_scripts.cards.tables import (
     ERRORS,
-    ArmSummary,
     RunRecord,
+    by_arm,
     layer_names,
     mean_layer_weights,
-    splits_with,
-    summarize,
+    scores_on,
+    splits_of,
 )
 
 logger = logging.get_logger(__name__)
@@ -52,7 +52,8 @@ def draw_curve(path: Path, evaluations: LogEntries, steps: LogEntries, config: E
     for axis, (title, curves) in zip(axes, panels.items(), strict=True):
         draw_panel(axis, title, curves, published_step)
     if any(perplexities.values()):
-        scale_logarithmically(axes[0])
+        axes[0].set(yscale="log", ylabel=f"{axes[0].get_ylabel()} (log scale)")
+        axes[0].yaxis.set_major_formatter("{x:,.6g}")
     axes[-1].set_xlabel("optimizer steps")
     figure.savefig(path)
     return True
@@ -87,18 +88,6 @@ def draw_panel(axis, title: str, curves: Mapping[str, Curve], published_step: in
     axis.legend(fontsize=8)
     axis.locator_params(axis="x", integer=True)
     axis.xaxis.set_major_formatter("{x:,.0f}")
-
-
-def scale_logarithmically(axis):
-    from matplotlib.ticker import AutoLocator, LogLocator, NullLocator
-
-    axis.set_yscale("log")
-    axis.set_ylabel(f"{axis.get_ylabel()} (log scale)")
-    low, high = map(math.log10, axis.get_ylim())
-    subs = (1,) if high - low > 4 else (1, 2, 5)  # LogLocator skips decades, but only without subdivisions
-    axis.yaxis.set_major_locator(LogLocator(subs=subs) if high - low > 1 else AutoLocator())
-    axis.yaxis.set_minor_locator(NullLocator())
-    axis.yaxis.set_major_formatter("{x:,.6g}")
 
 
 def draw_layer_weights(records: Sequence[RunRecord], path: str | Path) -> bool:
@@ -138,9 +127,7 @@ def draw_shares(figure, shares, rows: Sequence[str], columns: Sequence[str], tit
     """Draws a matrix of shares as shades, with texts in the cells, and returns its axis."""
     axis = figure.subplots()
     figure.colorbar(axis.imshow(shares, cmap="Blues", vmin=0, vmax=1, aspect="auto"), label=title)
-    is_long = max(map(len, columns)) > 8
-    turned = {"rotation": 90} if len(columns) > MOST_NUMBERED_LABELS else SLANTED_LABELS if is_long else {}
-    axis.set_xticks(range(len(columns)), columns, **turned)
+    axis.set_xticks(range(len(columns)), columns, **SLANTED_LABELS)
     axis.set_yticks(range(len(rows)), rows)
     for (row, column), text in np.ndenumerate(texts):
         color = "white" if shares[row, column] > 0.6 else "black"
@@ -148,52 +135,47 @@ def draw_shares(figure, shares, rows: Sequence[str], columns: Sequence[str], tit
     return axis
 
 
-def draw_ablation(summaries: Sequence[ArmSummary], metric: str, path: str | Path) -> bool:
+def draw_ablation(records: Sequence[RunRecord], path: str | Path) -> bool:
     """The mean of each arm on each split, with its standard deviation."""
-    splits = splits_with(summaries, metric)
-    figure = new_figure(path, 7, 1.3 + 0.45 * len(summaries))
+    arms, splits, metric = by_arm(records), splits_of(records), records[0]["metric"]
+    figure = new_figure(path, 7, 1.3 + 0.45 * len(arms))
     if figure is None:
         return False
     axis = figure.subplots()
     for index, split in enumerate(splits):
-        rows = [row for row, summary in enumerate(summaries) if metric in summary.mean.get(split, {})]
-        means, deviations = plotted_scores([summaries[row] for row in rows], split, metric)
-        heights = np.array(rows) + 0.2 * (index - (len(splits) - 1) / 2)
+        shift = 0.2 * (index - (len(splits) - 1) / 2)
+        points = [(row + shift, *mean_and_deviation(runs, split)) for row, runs in enumerate(arms.values())]
+        heights, means, deviations = zip(*points, strict=True)
         axis.errorbar(means, heights, xerr=deviations, label=split, linestyle="", **line_style(index))
-    axis.set_yticks(range(len(summaries)), [summary.arm for summary in summaries])
-    axis.set_ylim(len(summaries) - 0.5, -0.5)  # the first arm at the top
+    axis.set_yticks(range(len(arms)), list(arms))
+    axis.set_ylim(len(arms) - 0.5, -0.5)  # the first arm at the top
     style_scores(axis, "x", metric, splits)
     figure.savefig(path)
     return True
 
 
-def draw_data_curve(records: Sequence[RunRecord], metric: str, path: str | Path) -> bool:
+def draw_data_curve(records: Sequence[RunRecord], path: str | Path) -> bool:
     """The paper's Figure 1: scores on the last split over the share of the training data, a line for each family.
 
     The name of an arm is `family@share`; an arm without a share saw all data.
     """
-    summaries = summarize(records)
-    split = splits_with(summaries, metric)[-1]
     figure = new_figure(path, 6, 4)
     if figure is None:
         return False
-    axis = figure.subplots()
+    axis, split = figure.subplots(), splits_of(records)[-1]
     axis.set_xscale("log")
-    families: dict[str, list[ArmSummary]] = {}
-    for summary in summaries:
-        if metric in summary.mean.get(split, {}):
-            families.setdefault(summary.arm.partition("@")[0], []).append(summary)
-    for index, (family, members) in enumerate(families.items()):
-        members.sort(key=lambda summary: data_share(summary.arm))
-        means, deviations = plotted_scores(members, split, metric)
-        shares = [data_share(member.arm) for member in members]
+    families: dict[str, list[tuple[float, float, float]]] = {}
+    for arm, runs in by_arm(records).items():
+        families.setdefault(arm.partition("@")[0], []).append((data_share(arm), *mean_and_deviation(runs, split)))
+    for index, (family, points) in enumerate(families.items()):
+        shares, means, deviations = zip(*sorted(points), strict=True)
         axis.errorbar(shares, means, yerr=deviations, label=family, **line_style(index))
     sizes = {data_share(record["arm"]): record.get("train_samples") for record in records}
     labels = [f"{100 * share:g} %" + (f" ({size:,})" if size else "") for share, size in sizes.items()]
     axis.set_xticks(list(sizes), labels, **SLANTED_LABELS)
     axis.minorticks_off()
     axis.set_xlabel("share of the training data (examples)")
-    style_scores(axis, "y", metric, [split])
+    style_scores(axis, "y", records[0]["metric"], [split])
     figure.savefig(path)
     return True
 
@@ -203,11 +185,11 @@ def data_share(arm: str) -> float:
     return float(arm.partition("@")[2] or 1)
 
 
-def plotted_scores(summaries: Sequence[ArmSummary], split: str, metric: str) -> tuple[np.ndarray, np.ndarray]:
-    """Means and deviations, in percent except for errors."""
-    factor = 1 if metric in ERRORS else 100
-    means, deviations = ([getattr(each, name)[split][metric] for each in summaries] for name in ("mean", "deviation"))
-    return factor * np.array(means), factor * np.array(deviations)
+def mean_and_deviation(runs: Sequence[RunRecord], split: str) -> tuple[float, float]:
+    """Mean and sample deviation of the runs' scores on a split, in percent except for errors; NaN without scores."""
+    metric = runs[0]["metric"]
+    scores = np.array(scores_on(runs, split, metric)) * (1 if metric in ERRORS else 100)
+    return (scores.mean() if len(scores) else np.nan), (scores.std(ddof=1) if len(scores) > 1 else 0.0)
 
 
 def line_style(index: int) -> dict[str, Any]:
@@ -271,9 +253,7 @@ def draw_change(
     if figure is None:
         return False
     panels = figure.subplot_mosaic([[name, "map"] for name in MEASURES_OF_CHANGE], width_ratios=[1, 1.2])
-    is_wide = len(pairs) * max(len(name) for pair in pairs for name in pair["groups"]) > 60  # letters at this size
-    names = [(", " if is_wide else "\n").join(pair["groups"]) for pair in pairs]
-    turned = {"rotation": 90 if is_wide else 0, "fontsize": 8}
+    names = ["\n".join(pair["groups"]) for pair in pairs]
     for name, title in MEASURES_OF_CHANGE.items():
         axis, values = panels[name], [pair[name] for pair in pairs]
         low, high = (np.array([each[key] for each in values]) for key in ("random_5", "random_95"))
@@ -284,7 +264,7 @@ def draw_change(
         axis.set_xlim(-0.6, len(pairs) - 0.4)
         axis.use_sticky_edges = False  # else no space below the bars
         axis.margins(y=0.1)
-        axis.set_xticks(range(len(pairs)), names if name == "prt" else [""] * len(pairs), **turned)
+        axis.set_xticks(range(len(pairs)), names if name == "prt" else [""] * len(pairs), **SLANTED_LABELS, fontsize=8)
         axis.grid(axis="y", alpha=0.3)
     panels["apd"].legend(fontsize=8)
     ends = np.cumsum([len(each) for each in vectors.values()])

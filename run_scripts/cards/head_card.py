@@ -9,7 +9,7 @@ import modeling_elmo
 from modeling_elmo import ELMoConfig
 from modeling_elmo.modeling_elmo_heads import ELMoTaskModel
 from modeling_elmo.run_scripts.cards.card import write_card
-from modeling_elmo.run_scripts.cards.tables import layer_names
+from modeling_elmo.run_scripts.cards.tables import layer_names, numbers_on
 from modeling_elmo.run_scripts.program.files import read_json
 
 PIPELINE_TAGS = {
@@ -100,9 +100,7 @@ def named_layers(record: dict[str, Any]) -> dict[str, dict[str, float]]:
 
 def numeric_metrics(record: dict[str, Any]) -> list[str]:
     """The names of the scores that are single numbers, of all splits."""
-    splits = record["metrics"].values() if record else ()
-    names = [name for scores in splits for name, value in scores.items() if isinstance(value, (int, float))]
-    return list(dict.fromkeys(names))
+    return list(dict.fromkeys(name for split in record.get("metrics", ()) for name in numbers_on(record, split)))
 
 
 def best_was_selected(record: dict[str, Any]) -> bool:

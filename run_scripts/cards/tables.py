@@ -8,8 +8,8 @@ The training of one arm with one seed leaves a record:
 The name of an arm may end in `@` and a share of the training data: `elmo@0.1`.
 """
 
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,17 +22,8 @@ RunRecord = dict[str, Any]
 
 SPLITS = ("train", "validation", "test")  # in this order; other splits follow
 ERRORS = ("mse", "loss")  # lower is better; shown as they are, not in percent
+BASELINE_NAME = "baseline"  # the arm without ELMo
 NEEDED_KEYS = ("task", "arm", "seed", "metric", "metrics")
-
-
-@dataclass(frozen=True)
-class ArmSummary:
-    """The runs of an arm: mean and sample standard deviation over its seeds, by split and metric."""
-
-    arm: str
-    seeds: list[int]
-    mean: dict[str, dict[str, float]]
-    deviation: dict[str, dict[str, float]]
 
 
 def read_record(path: Path) -> RunRecord:
@@ -47,61 +38,51 @@ def read_record(path: Path) -> RunRecord:
     return record
 
 
-def summarize(records: Sequence[RunRecord]) -> list[ArmSummary]:
-    """A summary of each arm, in the order of their first records."""
+def by_arm(records: Sequence[RunRecord]) -> dict[str, list[RunRecord]]:
+    """The records of each arm, in the order of their first records.
+
+    Raises:
+        ValueError: an arm has a seed twice, or one of its runs lacks a score of the others: a mean would be wrong.
+    """
     arms: dict[str, list[RunRecord]] = {}
     for record in records:
         arms.setdefault(record["arm"], []).append(record)
-    return [summarize_arm(arm, members) for arm, members in arms.items()]
+    for arm, members in arms.items():
+        seeds = [record["seed"] for record in members]
+        if len(set(seeds)) < len(seeds):
+            raise ValueError(f"Arm {arm!r} has the seeds {seeds}; pass one record for each seed.")
+        names = [{(split, name) for split in splits_of([each]) for name in numbers_on(each, split)} for each in members]
+        for seed, found in zip(seeds, names, strict=True):
+            if different := sorted(" ".join(name) for name in found ^ names[0]):
+                raise ValueError(
+                    f"Arm {arm!r}: only one of the seeds {seeds[0]} and {seed} has {', '.join(different)}; pass "
+                    "records of equal runs."
+                )
+    return arms
 
 
-def summarize_arm(arm: str, records: Sequence[RunRecord]) -> ArmSummary:
-    seeds = [record["seed"] for record in records]
-    if len(set(seeds)) < len(seeds):
-        raise ValueError(f"Arm {arm!r} has the seeds {seeds}; pass one record for each seed.")
-    scores = [numeric_scores(record) for record in records]
-    for seed, found in zip(seeds, scores, strict=True):
-        if found.keys() != scores[0].keys():
-            different = sorted(" ".join(name) for name in found.keys() ^ scores[0].keys())
-            raise ValueError(
-                f"Arm {arm!r}: only one of the seeds {seeds[0]} and {seed} has {', '.join(different)}; pass records of "
-                "equal runs."
-            )
-    summary = ArmSummary(arm, seeds, {}, {})
-    for split, metric in scores[0]:
-        values = [found[split, metric] for found in scores]
-        deviation = float(np.std(values, ddof=1)) if len(values) > 1 else 0.0
-        summary.mean.setdefault(split, {})[metric] = float(np.mean(values))
-        summary.deviation.setdefault(split, {})[metric] = deviation
-    return summary
-
-
-def numeric_scores(record: RunRecord) -> dict[tuple[str, str], float]:
-    """The scores of a run by split and metric, without tables such as `per_type`."""
-    return {
-        (split, name): float(value)
-        for split in sorted(record["metrics"], key=split_order)
-        for name, value in record["metrics"][split].items()
-        if isinstance(value, (int, float))
-    }
-
-
-def split_order(split: str) -> int:
-    return SPLITS.index(split) if split in SPLITS else len(SPLITS)
+def splits_of(records: Iterable[RunRecord]) -> list[str]:
+    found = {split for record in records for split in record["metrics"]}
+    return sorted(found, key=lambda split: (SPLITS.index(split) if split in SPLITS else len(SPLITS), split))
 
 
 def first_split(record: RunRecord) -> str:
-    return min(record["metrics"], key=split_order)
+    return splits_of([record])[0]
 
 
 def last_split(record: RunRecord) -> str:
-    return max(record["metrics"], key=split_order)
+    return splits_of([record])[-1]
 
 
-def splits_with(summaries: Sequence[ArmSummary], metric: str) -> list[str]:
-    """The splits on which any arm has the metric."""
-    splits = {split for summary in summaries for split, means in summary.mean.items() if metric in means}
-    return sorted(splits, key=lambda split: (split_order(split), split))
+def numbers_on(record: RunRecord, split: str) -> dict[str, float]:
+    """The scores of a run on a split, without tables such as `per_type`."""
+    return {name: value for name, value in record["metrics"].get(split, {}).items() if isinstance(value, (int, float))}
+
+
+def scores_on(records: Iterable[RunRecord], split: str, metric: str) -> list[float]:
+    """The scores of those runs that have them."""
+    found = (numbers_on(record, split) for record in records)
+    return [scores[metric] for scores in found if metric in scores]
 
 
 def best_record(records: Sequence[RunRecord]) -> RunRecord:
@@ -118,91 +99,96 @@ def relative_error_reduction(baseline: float, value: float) -> float:
     return ((1 - baseline) - (1 - value)) / (1 - baseline)
 
 
-def summary_table(summaries: Sequence[ArmSummary], metric: str, baseline: str | None = None) -> str:
+def summary_table(records: Sequence[RunRecord]) -> str:
     """A Markdown table: mean ± standard deviation of each arm on each split, in percent.
 
-    Args:
-        baseline: an arm that the others are compared with, on the last split: difference, and share of its errors
-            that is gone. For arms with a share of the data, its name without the share.
+    If there is a baseline, the others are compared with it on the last split: difference, and share of its errors that
+    is gone. An arm with a share of the data is compared with the baseline with the same share.
     """
-    splits = splits_with(summaries, metric)
+    arms, splits, metric = by_arm(records), splits_of(records), records[0]["metric"]
     rows = [["network", "runs", *splits]]
-    for summary in summaries:
-        rows.append([summary.arm, str(len(summary.seeds)), *(score_cell(summary, split, metric) for split in splits)])
-    if baseline is not None:
+    for arm, runs in arms.items():
+        rows.append([arm, str(len(runs)), *(score_cell(scores_on(runs, split, metric), metric) for split in splits)])
+    if has_baseline(records):
         rows[0].append(f"gain on {splits[-1]} (points / share of errors)")
-        for row, summary in zip(rows[1:], summaries, strict=True):
-            row.append(gain_cell(summary, baseline_of(summary.arm, baseline, summaries), splits[-1], metric))
+        for row, arm in zip(rows[1:], arms, strict=True):
+            compared = BASELINE_NAME if BASELINE_NAME in arms else BASELINE_NAME + "".join(arm.partition("@")[1:])
+            before, after = (scores_on(arms.get(name, []), splits[-1], metric) for name in (compared, arm))
+            row.append("" if arm == compared else gain_cell(before, after, metric))
     return markdown_table(rows)
 
 
-def score_table(summaries: Sequence[ArmSummary]) -> str:
+def has_baseline(records: Iterable[RunRecord]) -> bool:
+    return any(record["arm"].partition("@")[0] == BASELINE_NAME for record in records)
+
+
+def score_table(records: Sequence[RunRecord]) -> str:
     """All metrics of each arm on the last split; empty if there is only one metric."""
-    split = max((split for summary in summaries for split in summary.mean), key=split_order)
-    metrics = list(dict.fromkeys(metric for summary in summaries for metric in summary.mean.get(split, {})))
+    split = splits_of(records)[-1]
+    metrics = list(dict.fromkeys(name for record in records for name in numbers_on(record, split)))
     if len(metrics) < 2:
         return ""
     rows = [[f"network, on {split}", *(metric.replace("_", " ") for metric in metrics)]]
-    rows += [[summary.arm, *(score_cell(summary, split, metric) for metric in metrics)] for summary in summaries]
+    for arm, runs in by_arm(records).items():
+        rows.append([arm, *(score_cell(scores_on(runs, split, metric), metric) for metric in metrics)])
     return markdown_table(rows)
 
 
-def score_cell(summary: ArmSummary, split: str, metric: str) -> str:
-    if metric not in summary.mean.get(split, {}):
-        return ""
-    mean = format_score(summary.mean[split][metric], metric)
-    return mean if len(summary.seeds) == 1 else f"{mean} ± {format_score(summary.deviation[split][metric], metric)}"
+def score_cell(scores: Sequence[float], metric: str) -> str:
+    """Mean ± sample standard deviation; empty without scores."""
+    if len(scores) < 2:
+        return "".join(format_score(score, metric) for score in scores)
+    return f"{format_score(np.mean(scores), metric)} ± {format_score(np.std(scores, ddof=1), metric)}"
 
 
-def format_score(value: float, metric: str) -> str:
+def format_score(value: float | np.floating, metric: str) -> str:
     return f"{value:.4f}" if metric in ERRORS else f"{100 * value:.2f}"
 
 
-def baseline_of(arm: str, baseline: str, summaries: Sequence[ArmSummary]) -> ArmSummary:
-    """The baseline of an arm; of an arm with a share of the data, the baseline with the same share."""
-    arms = {summary.arm: summary for summary in summaries}
-    name = baseline if baseline in arms else baseline + "".join(arm.partition("@")[1:])
-    if name not in arms:
-        raise ValueError(f"There is no arm {name!r} to compare {arm!r} with; pass a baseline among {list(arms)}.")
-    return arms[name]
-
-
-def gain_cell(summary: ArmSummary, baseline: ArmSummary, split: str, metric: str) -> str:
-    if summary is baseline or any(metric not in each.mean.get(split, {}) for each in (summary, baseline)):
+def gain_cell(baseline: Sequence[float], scores: Sequence[float], metric: str) -> str:
+    if not (baseline and scores):
         return ""
-    before, after = baseline.mean[split][metric], summary.mean[split][metric]
+    before, after = float(np.mean(baseline)), float(np.mean(scores))
     if metric in ERRORS:
         return f"{before - after:+.4f}" + (f" / {(before - after) / before:.1%}" if before > 0 else "")
     relative = f" / {relative_error_reduction(before, after):.1%}" if 0 <= before < 1 and 0 <= after <= 1 else ""
     return f"{100 * (after - before):+.2f}{relative}"
 
 
-def write_results(folder: str | Path, name: str, records: Sequence[RunRecord], baseline: str | None = None) -> None:
-    """Writes `results/{name}.json`, the records and their summaries, and `results/{name}.md`, their tables.
-
-    Args:
-        baseline: as in `summary_table`.
-    """
-    summaries, results = summarize(records), Path(folder, "results")
-    report = results_report(name, records, summaries, baseline)
-    whole = {"records": list(records), "summaries": [asdict(summary) for summary in summaries]}
-    write_json(results / f"{name}.json", whole)
-    write_lines(results / f"{name}.md", [report])
+def write_results(folder: Path, records: Sequence[RunRecord], ablation: str | None = None) -> str:
+    """Writes `results/NAME.json`, the records and their means, and `results/NAME.md`, their tables; returns NAME."""
+    kind = "ensemble" if "ensemble" in records[0].get("settings", ()) else None
+    name = "_".join(filter(None, (records[0]["task"], ablation, kind)))
+    report = results_report(name, records)
+    write_json(folder / "results" / f"{name}.json", {"records": list(records), "summaries": score_means(records)})
+    write_lines(folder / "results" / f"{name}.md", [report])
+    return name
 
 
-def results_report(
-    name: str, records: Sequence[RunRecord], summaries: Sequence[ArmSummary], baseline: str | None
-) -> str:
+def score_means(records: Sequence[RunRecord]) -> list[dict[str, Any]]:
+    """A row for each score: its arm, split and metric, and mean and sample standard deviation over the seeds."""
+    rows = []
+    for arm, runs in by_arm(records).items():
+        for split in splits_of(runs):
+            for metric in numbers_on(runs[0], split):
+                scores = scores_on(runs, split, metric)
+                deviation = float(np.std(scores, ddof=1)) if len(scores) > 1 else 0.0
+                mean = {"mean": float(np.mean(scores)), "deviation": deviation, "seeds": [run["seed"] for run in runs]}
+                rows.append({"arm": arm, "split": split, "metric": metric, **mean})
+    return rows
+
+
+def results_report(name: str, records: Sequence[RunRecord]) -> str:
     metric = records[0]["metric"]
     unit = "" if metric in ERRORS else ", in percent"
     parts = [
         f"# {name}",
         f"Task `{records[0]['task']}`: {metric}{unit}; mean ± sample standard deviation over the runs, one per seed.",
-        summary_table(summaries, metric, baseline),
+        summary_table(records),
     ]
-    if baseline is not None:
-        parts.append(f"Gain over `{baseline}`: the difference, and the share of its errors that is gone.")
-    if scores := score_table(summaries):
+    if has_baseline(records):
+        parts.append(f"Gain over `{BASELINE_NAME}`: the difference, and the share of its errors that is gone.")
+    if scores := score_table(records):
         parts += ["## All scores", scores]
     if weights := mean_layer_weights(records):
         parts += ["## Layer weights", "Softmax-normalised, mean over the runs.", layer_table(weights)]
@@ -214,25 +200,23 @@ def results_report(
 def type_table(records: Sequence[RunRecord]) -> str:
     """F1 of each type of entity, tag or label on the last split: a row per type, a column per arm."""
     numbers: dict[str, int] = {}
-    found: dict[tuple[str, str], list[float]] = {}
+    found: dict[tuple[str, str], list[float]] = defaultdict(list)
     for record in records:
         last = record["metrics"][last_split(record)]
         for kind, scores in (last.get("per_type") or last.get("per_label") or {}).items():
             numbers[kind] = scores["number"]
-            found.setdefault((kind, record["arm"]), []).append(scores["f1"])
-    if not numbers:
-        return ""
-    arms = list(dict.fromkeys(record["arm"] for record in records))
+            found[kind, record["arm"]].append(scores["f1"])
+    arms = list(by_arm(records))
     rows = [["type", "number", *arms]]
     for kind, count in numbers.items():
-        means = [f"{100 * np.mean(found[kind, arm]):.2f}" if (kind, arm) in found else "" for arm in arms]
+        means = (format_score(np.mean(found[kind, arm]), "f1") if found[kind, arm] else "" for arm in arms)
         rows.append([kind, f"{count:,}", *means])
-    return markdown_table(rows)
+    return markdown_table(rows) if numbers else ""
 
 
 def run_table(records: Sequence[RunRecord], metric: str) -> str:
     """A row per run: its score on each split, and its size and time if they were recorded."""
-    splits = sorted({split for record in records for split in record["metrics"]}, key=split_order)
+    splits = splits_of(records)
     optional = {"train_samples": "{:,}", "epochs": "{:.1f}", "seconds": "{:.0f}"}
     rows = [["network", "seed", *splits, *(name.replace("_", " ") for name in optional)]]
     for record in records:

@@ -1,1 +1,1 @@
-"""Training heads: data, tasks, metrics, cached features, word vectors, experiments, tables."""
+"""Training heads: data, tasks, metrics, cached features, word vectors."""

@@ -376,15 +376,6 @@ def read_json(path: Path) -> Any:
         raise ValueError(f"{path} is not JSON in UTF-8: {error}. Write it again, or delete it.") from error
 
 
-def different_settings(path: Path, now: dict[str, Any], may_change: Iterable[str] = ()) -> str:
-    """The settings in a JSON file that differ from those of now, as text: `name 1, now 2`. Empty if none does."""
-    found = read_json(path)
-    names = sorted({*found, *now} - {*may_change})
-    return ", ".join(
-        f"{name} {found.get(name)!r}, now {now.get(name)!r}" for name in names if found.get(name) != now.get(name)
-    )
-
-
 def files_named(name: str, folder: Path) -> list[Path]:
     """All files of a name below a folder. Another process may delete folders meanwhile."""
     return sorted(Path(place, name) for place, _, files in os.walk(folder) if name in files)

@@ -1,0 +1,1 @@
+"""Experiments of the paper: arms and seeds, their records, and the page of all tables."""

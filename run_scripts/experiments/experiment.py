@@ -1,0 +1,434 @@
+"""Experiments of the paper: several arms and seeds of a task in one folder, resumed where they stopped."""
+
+import json
+import re
+import shutil
+import time
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from itertools import chain
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+import torch
+from datasets import Dataset, concatenate_datasets
+from transformers import DataCollatorWithPadding, EarlyStoppingCallback, set_seed
+from transformers.utils import CONFIG_NAME, logging
+
+from modeling_elmo import ELMoConfig, ELMoModel, ELMoTokenizer
+from modeling_elmo.run_scripts.cards.card import CardArguments, without_folders
+from modeling_elmo.run_scripts.cards.tables import (
+    BASELINE_NAME,
+    best_record,
+    first_split,
+    layer_names,
+    read_record,
+    write_results,
+)
+from modeling_elmo.run_scripts.experiments.ensembles import ensemble_record
+from modeling_elmo.run_scripts.experiments.records import (
+    PLAN_OUTPUT,
+    RECORDS,
+    add_records,
+    different_settings,
+    read_records,
+)
+from modeling_elmo.run_scripts.experiments.reports import (
+    digest,
+    digests_of,
+    evaluate_splits,
+    push_model,
+    report,
+    run_record,
+    run_settings,
+    write_run,
+)
+from modeling_elmo.run_scripts.fine_tuning.data import training_share
+from modeling_elmo.run_scripts.fine_tuning.features import FeatureStore, feature_store
+from modeling_elmo.run_scripts.fine_tuning.head import HeadArguments, task_config, task_model, task_tokenizer
+from modeling_elmo.run_scripts.fine_tuning.task import Record, Task
+from modeling_elmo.run_scripts.fine_tuning.trainer import TaskTrainer, TaskTrainingArguments, last_checkpoint
+from modeling_elmo.run_scripts.program.files import files_named, load_pretrained, read_json, sync, write_json
+from modeling_elmo.run_scripts.vectors.word_vectors import WordVectors
+from modeling_elmo.tokenization.elmo_characters import SPECIAL_WORDS
+
+logger = logging.get_logger(__name__)
+
+SETTINGS = "settings.json"  # of a model that was begun
+# Settings that name what a digest stands for: another disk may have the same files elsewhere.
+FILE_SETTINGS = ("model_name_or_path", "word_vectors", "train_file", "validation_file", "test_file", "dataset")
+ELMO_SETTINGS = ("elmo_placement", "scalar_mix_mode", "scalar_mix_l2", "elmo_dropout", "freeze_bilm")
+NOT_COPIED = (RECORDS, "record.json", ".lock", PLAN_OUTPUT)  # the record is written last
+
+
+class Arm(NamedTuple):
+    """One way to configure the network.
+
+    Args:
+        name: the name in records and folders.
+        overrides: fields of the configuration.
+        fraction: the share of the training data.
+    """
+
+    name: str
+    overrides: dict[str, Any]
+    fraction: float = 1.0
+
+
+BASELINE = Arm(BASELINE_NAME, {"use_elmo": False, "elmo_placement": "input", "freeze_bilm": True})
+ABLATIONS = {
+    "layers": [
+        Arm("top layer", {"scalar_mix_mode": "top"}),
+        Arm("average", {"scalar_mix_mode": "average"}),
+        Arm("learned, lambda 1", {"scalar_mix_mode": "learned", "scalar_mix_l2": 1.0}),
+        Arm("learned, lambda 0.001", {"scalar_mix_mode": "learned", "scalar_mix_l2": 0.001}),
+    ],
+    "placement": [Arm(place, {"elmo_placement": place}) for place in ("input", "output", "both")],
+    "data": [Arm(f"elmo@{share}", {}, share) for share in (0.01, 0.1, 1.0)],
+}
+
+
+def experiment_arms(ablation: str | None, compare_baseline: bool, use_elmo: bool, num_layers: int) -> list[Arm]:
+    """The arms that the options ask for. `num_layers` counts the biLM's biLSTM layers."""
+    if not use_elmo:
+        return [BASELINE]
+    layers = enumerate(layer_names(num_layers + 1))
+    each_layer = [Arm(name, {"scalar_mix_mode": number}) for number, name in layers]
+    arms = {**ABLATIONS, "each_layer": each_layer}[ablation] if ablation else [Arm("elmo", {})]
+    if not compare_baseline:
+        return arms
+    if ablation == "data":
+        return [*arms, *(BASELINE._replace(name=f"baseline@{arm.fraction}", fraction=arm.fraction) for arm in arms)]
+    return [BASELINE, *arms]
+
+
+@dataclass(kw_only=True)
+class ExperimentArguments(CardArguments):
+    seeds: int = field(default=1, metadata={"help": "Number of seeds, starting at --seed."})
+    compare_baseline: bool = field(
+        default=False, metadata={"help": "Train the same network without ELMo too (Table 1)."}
+    )
+    ablation: Literal["layers", "each_layer", "placement", "data"] | None = field(
+        default=None,
+        metadata={
+            "help": "Comparison: layer weights (Table 2), each layer alone (Tables 5 and 6; with --head linear a "
+            "probe), where ELMo enters (Table 3), or training sizes (Figure 1)."
+        },
+    )
+    cache_features: bool = field(
+        default=False, metadata={"help": "Compute the layers of the frozen biLM once and keep them on disk."}
+    )
+    ensemble: list[str] | None = field(
+        default=None, metadata={"help": "Folders of trained models whose probabilities are averaged. No training."}
+    )
+    reuse_from: str | None = field(
+        default=None,
+        metadata={"help": "Folder of other experiments: a model of theirs with the same settings is copied."},
+    )
+    early_stopping_patience: int | None = field(
+        default=None, metadata={"help": "Number of evaluations without a better score after which training stops."}
+    )
+
+
+def run_experiment(
+    task: Task, head: HeadArguments, arguments: ExperimentArguments, training: TaskTrainingArguments
+) -> list[Record]:
+    """Trains all arms and seeds, or averages an ensemble, and writes tables and figures below `output_dir`."""
+    check_options(task, head, arguments, training)
+    with training.sole_run():
+        return _run_experiment(task, head, arguments, training)
+
+
+def _run_experiment(
+    task: Task, head: HeadArguments, arguments: ExperimentArguments, training: TaskTrainingArguments
+) -> list[Record]:
+    experiment = Experiment(task, head, arguments, training)
+    ensemble = arguments.ensemble
+    records = [ensemble_record(task, ensemble, training)] if ensemble else experiment.run()
+    if training.process_index == 0:
+        report(records, experiment.folder, arguments.ablation)
+        if training.push_to_hub:
+            push_model(experiment.best_folder(records), task, training)
+    return records
+
+
+def check_options(task: Task, head: HeadArguments, arguments: ExperimentArguments, training: TaskTrainingArguments):
+    if training.seed + arguments.seeds > 2**32:
+        raise ValueError(f"--seed {training.seed} with --seeds {arguments.seeds}: the last must be below {2**32}.")
+    if arguments.ensemble:
+        training_options = ("ablation", "compare_baseline", "cache_features", "reuse_from", "early_stopping_patience")
+        given = [name for name in training_options if getattr(arguments, name)] + ["push_to_hub"] * training.push_to_hub
+        if given:
+            raise ValueError(f"--ensemble only averages trained models; it cannot be combined with --{given[0]}.")
+    if not head.use_elmo and (arguments.compare_baseline or arguments.ablation):
+        raise ValueError("--no_use_elmo trains only the baseline; leave out --compare_baseline and --ablation.")
+    if training.resume_from_checkpoint:
+        raise ValueError(
+            f"--resume_from_checkpoint {training.resume_from_checkpoint}: a stopped experiment resumes by itself. Run "
+            "the same command again."
+        )
+    if arguments.reuse_from is not None and not Path(arguments.reuse_from).is_dir():
+        raise FileNotFoundError(f"--reuse_from {arguments.reuse_from}: there is no such folder; pass another.")
+    if arguments.cache_features and not head.freeze_bilm:
+        raise ValueError("--cache_features needs a frozen biLM; leave out --cache_features or --no_freeze_bilm.")
+    if arguments.early_stopping_patience is not None and "validation" not in task.data:
+        raise ValueError("--early_stopping_patience needs a validation split; pass --validation_file FILE.")
+    if arguments.ensemble and not task.can_average:
+        raise ValueError(
+            f"--ensemble: the outputs of several models cannot be averaged for {task.name}, because each model keeps "
+            "other spans. Pass one model at a time."
+        )
+    task.check_splits(is_trained=not arguments.ensemble)
+
+
+def without_effect(settings: dict[str, Any]) -> tuple[str, ...]:
+    """The settings that may differ between runs of one model: names of files, whose digests count, and unused ones."""
+    return FILE_SETTINGS if settings["use_elmo"] else FILE_SETTINGS + ELMO_SETTINGS
+
+
+@dataclass
+class Experiment:
+    """All arms of a task, each with all seeds, below `training.output_dir`.
+
+    An arm with a seed is a member. Finished members are not trained again, and a stopped member resumes.
+    """
+
+    task: Task
+    head: HeadArguments
+    arguments: ExperimentArguments
+    training: TaskTrainingArguments
+
+    def __post_init__(self):
+        self.folder = Path(self.training.output_dir)
+        self.trainer_arguments = self.training.for_trainer(self.task.metric, "validation" in self.task.data)
+        num_layers = load_pretrained(ELMoConfig, self.head.model_name_or_path).num_hidden_layers
+        options = (self.arguments.ablation, self.arguments.compare_baseline, self.head.use_elmo)
+        self.arms = experiment_arms(*options, num_layers)
+        self.seeds = range(self.training.seed, self.training.seed + self.arguments.seeds)
+
+    def run(self) -> list[Record]:
+        """Trains the missing members, and returns the record of each, which is in the file once the model is whole.
+
+        After each seed it writes the tables so far.
+        """
+        for arm in self.arms:  # a network that cannot be built fails before any training
+            with torch.device("meta"):
+                self.task.model_class(task_config(self.task, self.head, len(SPECIAL_WORDS) + 1, None, **arm.overrides))
+        for seed in self.seeds:
+            for arm in self.arms:
+                self._check_settings(arm, seed)
+        records: list[Record] = []
+        for seed in self.seeds:  # all arms of a seed, so that a stopped experiment has compared them
+            for arm in self.arms:
+                records.append(self._found(arm, seed) or self._train(arm, seed))
+                if self.training.process_index == 0:
+                    add_records(self.folder, records)
+            if self.training.process_index == 0:
+                write_results(self.folder, records, self.arguments.ablation)
+        return records
+
+    def best_folder(self, records: list[Record]) -> Path:
+        """The folder of the best model on the first split, with ELMo if any has it. Its card says how it was chosen."""
+        candidates = [record for record in records if record["layer_weights"]] or records
+        best = best_record(candidates)
+        folder = self._folder_of(best["arm"], best["seed"])
+        if not (folder / CONFIG_NAME).is_file():
+            raise FileNotFoundError(
+                f"{self.folder} holds the record of the best model without the model. Train it in another "
+                "--output_dir, or leave out --push_to_hub."
+            )
+        if len(candidates) > 1:
+            best = best | {"best_of": len(candidates), "best_on": first_split(best)}
+            write_run(folder, best, self.arguments, self.training)
+        return folder
+
+    def _folder_of(self, arm: str, seed: int) -> Path:
+        """Where a model is or will be: in ARM/seed-N, or in the output folder if the experiment has only one member.
+
+        A model stays where it is if the experiment gets more members, or fewer.
+        """
+        places = [self.folder, self.folder / re.sub(r"\W+", "-", arm) / f"seed-{seed}"]
+        if len(self.arms) * len(self.seeds) > 1:
+            places.reverse()
+        finished = [place for place in places if (place / "record.json").is_file()]
+        records = {place: read_record(place / "record.json") for place in finished}
+        return next((place for place in finished if is_member(records[place], arm, seed)), places[0])
+
+    def _recorded(self, arm: Arm, seed: int) -> Record | None:
+        return next((each for each in read_records(self.folder)[1] if is_member(each, arm.name, seed)), None)
+
+    def _found(self, arm: Arm, seed: int) -> Record | None:
+        """The record of a model that was trained before, here or with the same settings in another experiment."""
+        with self.training.main_process_first(desc="looking for the model"):  # the others see what it finds
+            if self.training.process_index == 0 and self._recorded(arm, seed) is None:
+                self._look_for(arm, seed)
+            record = self._recorded(arm, seed)
+        if record is not None:
+            logger.warning(f"{self._folder_of(arm.name, seed)} is finished; its recorded scores are used.")
+        return record
+
+    def _look_for(self, arm: Arm, seed: int):
+        """Looks for a model with the same settings that is not in the file, and copies it from another folder.
+
+        A record without its model, such as those that we ship, is enough for the tables.
+        """
+        folder, settings = self._folder_of(arm.name, seed), without_folders(self._settings(arm, seed))
+        places = [self.folder]
+        if self.arguments.reuse_from is not None:
+            places.append(Path(self.arguments.reuse_from))
+        for record, other in [*chain.from_iterable(map(known_records, places))]:
+            if different_settings(record.get("settings", {}), settings, without_effect(settings)):
+                continue
+            record = record | {"arm": arm.name}
+            if other is not None and other != folder:
+                folder.mkdir(parents=True, exist_ok=True)
+                for file in other.iterdir():
+                    if file.is_file() and file.name not in NOT_COPIED:
+                        shutil.copy2(file, folder / file.name)
+                write_run(folder, record, self.arguments, self.training)
+                logger.warning(f"{folder} is a copy of {other}, which has the same settings.")
+            add_records(self.folder, [record])
+            return
+
+    def _check_settings(self, arm: Arm, seed: int):
+        """Compares the settings with those that a model was begun with."""
+        folder, settings = self._folder_of(arm.name, seed), without_folders(self._settings(arm, seed))
+        if record := self._recorded(arm, seed):
+            begun = record["settings"]
+        elif (folder / "record.json").exists() or last_checkpoint(folder):
+            if not (folder / SETTINGS).exists():
+                raise FileExistsError(
+                    f"{folder} holds a model that `elmo reproduce` did not train: it has no {SETTINGS}. Pass another "
+                    "--output_dir."
+                )
+            begun = read_json(folder / SETTINGS)
+        else:
+            return
+        if different_settings(begun, settings, without_effect(settings)):
+            raise FileExistsError(
+                f"{folder} was made with other settings: {different_settings(begun, settings)}. Pass another "
+                "--output_dir, or delete the folder."
+            )
+
+    def _settings(self, arm: Arm, seed: int) -> dict[str, Any]:
+        """All options that the scores of a member depend on."""
+        return {
+            **run_settings(self.task, self.head, self.training),
+            "early_stopping_patience": self.arguments.early_stopping_patience,
+            **self._digests,
+            **arm.overrides,
+            "train_fraction": arm.fraction * self.task.arguments.train_fraction,
+            "seed": seed,
+        }
+
+    @cached_property
+    def _digests(self) -> dict[str, str]:
+        digests = digests_of(self.task, self.head)
+        if self.word_vectors is not None:
+            parts = (json.dumps(self.word_vectors.words).encode(), self.word_vectors.vectors.tobytes())
+            digests["word_vectors_digest"] = digest(parts)
+        return digests
+
+    def _train(self, arm: Arm, seed: int) -> Record:
+        folder = self._folder_of(arm.name, seed)
+        begun = last_checkpoint(folder)
+        start = time.monotonic() if begun is None else None
+        if begun is None and self.training.process_index == 0:
+            write_json(folder / SETTINGS, without_folders(self._settings(arm, seed)))
+        share = training_share(len(self.task.data["train"]), arm.fraction)
+        train = self.task.data["train"].select(share)
+        tokenizer = task_tokenizer(self.task, self.head, train, self.word_vectors)
+        splits = self._encoded(tokenizer)
+        splits["train"] = select_examples(splits["train"], share)
+        set_seed(seed)
+        model = task_model(self.task, self.head, tokenizer, self.word_vectors, seed, **arm.overrides)
+        trainer = self._trainer(model, tokenizer, splits, seed, folder)
+        trainer.train(resume_from_checkpoint=begun)
+        scores = evaluate_splits(trainer, self.task, splits, folder)
+        trainer.save_model(str(folder))
+        record = run_record(self.task, trainer, scores, self._settings(arm, seed), start)
+        record |= {"arm": arm.name, "train_samples": len(share)}
+        if trainer.is_world_process_zero():
+            write_run(folder, record, self.arguments, self.training)
+            sync(folder)
+            for checkpoint in folder.glob("checkpoint-*"):  # the folder itself holds the best of them now
+                shutil.rmtree(checkpoint)
+        return record
+
+    def _trainer(
+        self, model, tokenizer: ELMoTokenizer, splits: dict[str, Dataset], seed: int, folder: Path
+    ) -> TaskTrainer:
+        patience, task = self.arguments.early_stopping_patience, self.task
+        features = self.features if model.config.use_elmo else None
+        collator = task.collator(tokenizer) if features is None else task.feature_collator(tokenizer, features)
+        changes: dict[str, Any] = {
+            "output_dir": str(folder),
+            "seed": seed,
+            "restore_callback_states_from_checkpoint": True,  # early stopping keeps its count
+        }
+        if features is not None:
+            changes["remove_unused_columns"] = False  # stored layers are found by `text_number`
+        arguments = replace(self.trainer_arguments, **changes)
+        return TaskTrainer(
+            model,
+            arguments,
+            data_collator=collator,
+            train_dataset=splits["train"],
+            eval_dataset=splits.get("validation"),
+            processing_class=tokenizer,
+            compute_metrics=self.task.compute_metrics(splits),
+            preprocess_logits_for_metrics=self.task.preprocess_logits,
+            callbacks=None if patience is None else [EarlyStoppingCallback(patience)],
+        )
+
+    def _encoded(self, tokenizer: ELMoTokenizer) -> dict[str, Dataset]:
+        with self.training.main_process_first(desc="encoding"):  # the others read it from the cache
+            splits = self.task.encode_splits(tokenizer)
+        return number_rows(splits) if self.arguments.cache_features else splits
+
+    @cached_property
+    def word_vectors(self) -> WordVectors | None:
+        return self.head.read_word_vectors()
+
+    @cached_property
+    def features(self) -> FeatureStore | None:
+        """The frozen biLM's layers for all texts, if they are to be cached."""
+        if not self.arguments.cache_features:
+            return None
+        tokenizer = load_pretrained(ELMoTokenizer, self.head.model_name_or_path)
+        config = task_config(self.task, self.head, len(tokenizer), None)
+        model = load_pretrained(ELMoModel, self.head.model_name_or_path, config=config, dtype=torch.float32)
+        model.to(self.training.device)
+        splits = self._encoded(tokenizer).values()
+        columns = set.intersection(*(set(rows.column_names) for rows in splits)) - {*self.task.head_columns}
+        rows = concatenate_datasets([each.select_columns(sorted(columns)) for each in splits])
+        with self.training.main_process_first(desc="computing the biLM's layers"):
+            return feature_store(self.folder / "features", model, rows, DataCollatorWithPadding(tokenizer))
+
+
+def is_member(record: Record, arm: str, seed: int) -> bool:
+    return (record["arm"], record["seed"]) == (arm, seed)
+
+
+def known_records(folder: Path) -> Iterator[tuple[Record, Path | None]]:
+    """The records below a folder: first those of models, with their folders, and then all that experiments keep."""
+    for path in files_named("record.json", folder):
+        yield read_record(path), path.parent
+    for path in files_named(RECORDS, folder):
+        yield from ((record, None) for record in read_records(path.parent)[1])
+
+
+def select_examples(rows: Dataset, examples: Iterable[int]) -> Dataset:
+    """The rows of some examples."""
+    wanted = set(examples)
+    return rows.select([row for row, number in enumerate(rows["example_number"]) if number in wanted])
+
+
+def number_rows(splits: dict[str, Dataset]) -> dict[str, Dataset]:
+    """Adds a column `text_number`, which counts the rows of all splits."""
+    first, numbered = 0, {}
+    for split, rows in splits.items():
+        numbered[split] = rows.add_column("text_number", range(first, first + len(rows)))
+        first += len(rows)
+    return numbered

@@ -1,0 +1,299 @@
+"""All experiments of the paper from one plan: each is a command in a process of its own, and any may be stopped.
+
+A plan is a JSON file: a list of experiments in the order in which they run.
+
+    {"name": "entities", "program": "reproduce ner", "title": "named entities: WNUT17, F1", "table": "1",
+     "files": {"train_file": "ner/train.conll", ...}, "options": {"num_train_epochs": 12, "compare_baseline": true},
+     "paper": {"task": "NER, CoNLL-2003", "baseline": 90.15, "elmo": 92.22}}
+
+`files` are relative to the folder of the data. `paper` is the line of the paper beside which the result stands. The
+program `pretrain` trains the biLM further. An experiment with `"bilm": NAME` takes the biLM of the experiment NAME, and
+stands beside the experiment in `beside`, which takes the biLM as it was. A model of a task that several experiments
+need is trained once.
+"""
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from modeling_elmo import ELMoConfig
+from modeling_elmo.run_scripts.experiments.experiment import experiment_arms
+from modeling_elmo.run_scripts.experiments.paper_page import PlanEntry, paper_page, update_page
+from modeling_elmo.run_scripts.experiments.records import PLAN_OUTPUT, different_settings, read_records, write_records
+from modeling_elmo.run_scripts.experiments.reports import model_digest
+from modeling_elmo.run_scripts.program.files import check_model, read_json, write_lines
+from modeling_elmo.run_scripts.program.processes import sole_run
+
+PLAN = Path(__file__).with_name("paper_plan.json")
+MODULES = {
+    "pretrain": "run_pretraining",
+    "reproduce": "reproduce",
+    "senses": "word_senses",
+    "neighbors": "nearest_neighbors",
+    "probe": "probe",
+}
+PLAN_KEYS = ("name", "program", "title", "table", "files", "options")
+ARMS_MAY_CHANGE = ("compare_baseline",)  # one arm more or less leaves the others as they are
+
+
+@dataclass(kw_only=True)
+class PaperArguments:
+    _argument_group_name = "options of all experiments"
+
+    model_name_or_path: str = field(metadata={"help": "Folder or Hub name of an ELMo model."})
+    data: str = field(metadata={"help": "Folder with the files of the plan."})
+    output_dir: str = field(metadata={"help": "Folder for the experiments, and for the page with their results."})
+    plan: str = field(default=str(PLAN), metadata={"help": "Plan, a JSON file. Default: the one that we ship."})
+    only: list[str] | None = field(default=None, metadata={"help": "Names of experiments. Default: all of the plan."})
+    seeds: int | None = field(default=None, metadata={"help": "Number of seeds. Default: as in the plan."})
+    processes: int = field(default=1, metadata={"help": "Number of experiments that run side by side."})
+    use_cpu: bool = field(default=False, metadata={"help": "Use the CPU even if there is an accelerator."})
+    dry_run: bool = field(
+        default=False, metadata={"help": "Run nothing: list what is finished, and write the page of that."}
+    )
+    others: list[str] | None = field(
+        default=None,
+        metadata={
+            "help": "Folders of the same plan with other biLMs, which get columns in Table 1, named as they are."
+        },
+    )
+    page: str | None = field(
+        default=None,
+        metadata={"help": "Markdown file that has the page between two marks, such as docs/RESULTS.md; it is updated."},
+    )
+
+
+@dataclass(frozen=True)
+class PlannedExperiment:
+    """A command of the plan.
+
+    Args:
+        members: the number of models that it trains for a task: its arms, with each seed. There may be more records,
+            of a run with more seeds.
+        settings: what its results depend on, as `begun_with` returns it.
+    """
+
+    name: str
+    command: list[str]
+    folder: Path
+    members: int
+    settings: dict[str, Any]
+
+    @property
+    def is_pretraining(self) -> bool:
+        return self.settings["program"] == "pretrain"
+
+    def is_finished(self) -> bool:
+        planned, results = read_records(self.folder)
+        return planned is not None and len(results) >= (self.members or 1)
+
+    def answer(self) -> Any:
+        """What a program left that trains no model for a task."""
+        if self.is_pretraining:
+            return read_json(trained_bilm(self.folder) / "results" / "pretraining.json")
+        return read_json(self.folder / "results" / f"{self.settings['program']}.json")
+
+
+def run_plan(arguments: PaperArguments) -> list[dict[str, Any]]:
+    """Runs what is missing, and writes the page, also after an experiment has failed or was interrupted.
+
+    Returns:
+        The records of all models.
+
+    Raises:
+        ChildProcessError: an experiment has failed; the others have run.
+    """
+    check_model(arguments.model_name_or_path)
+    plan = read_plan(Path(arguments.plan))
+    names = [entry["name"] for entry in plan]
+    if unknown := [name for name in arguments.only or [] if name not in names]:
+        raise ValueError(f"--only {unknown[0]} is not in {arguments.plan}, which has {', '.join(names)}.")
+    if absent := [folder for folder in arguments.others or [] if not Path(folder).is_dir()]:
+        raise FileNotFoundError(
+            f"--others {absent[0]}: there is no such folder; pass the --output_dir of another plan."
+        )
+    output = Path(arguments.output_dir)
+    digest = model_digest(arguments.model_name_or_path)
+    check_begun(plan, output, digest)
+    chosen = [entry for entry in plan if arguments.only is None or entry["name"] in arguments.only]
+    experiments = [planned(entry, arguments, digest) for entry in chosen]
+    if arguments.dry_run:  # also while another process runs the plan
+        print(*map(progress_line, experiments), sep="\n")
+        write_page(plan, arguments)
+    else:
+        with sole_run(output):
+            run_missing(plan, experiments, arguments)
+    return [record for each in experiments if each.members for record in read_records(each.folder)[1]]
+
+
+def run_missing(plan: Sequence[PlanEntry], experiments: Sequence[PlannedExperiment], arguments: PaperArguments):
+    missing, failed = [each for each in experiments if not each.is_finished()], []
+    needed: set[str] = {bilm for each in missing if (bilm := each.settings.get("bilm"))}
+    for name in sorted(needed - {each.name for each in experiments}):
+        if not (trained_bilm(Path(arguments.output_dir, name)) / "config.json").is_file():
+            raise ValueError(
+                f"--only leaves out {name}, whose biLM others need, and {arguments.output_dir} has no model of it. Add "
+                f"{name} to --only."
+            )
+    for each in experiments:  # a record without its model, from another disk: the model is needed again
+        if each.name in needed and each not in missing and not (trained_bilm(each.folder) / "config.json").is_file():
+            missing.append(each)
+    print(f"{len(experiments)} experiments, {len(experiments) - len(missing)} of them finished before")
+    try:
+        for are_first in (True, False):  # others may take a biLM that one of the first has trained
+            wave = [each for each in missing if each.is_pretraining is are_first]
+            failed += run_side_by_side(wave, arguments.processes)
+    finally:
+        write_page(plan, arguments)
+    if failed:
+        reasons = "\n".join(f"{each.name}: {last_line(each)} (see {each.folder / PLAN_OUTPUT})" for each in failed)
+        raise ChildProcessError(f"{len(failed)} experiments have failed. The same command repeats them.\n{reasons}")
+
+
+def begun_with(entry: PlanEntry, digest: str) -> dict[str, Any]:
+    """What the results of an experiment depend on. `digest` is the digest of the model."""
+    options = {name: value for name, value in entry["options"].items() if name != "seeds"}
+    kept = {"program": entry["program"], "bilm": entry.get("bilm"), "model_digest": digest}
+    return kept | entry["files"] | options
+
+
+def check_begun(plan: Sequence[PlanEntry], output: Path, digest: str):
+    """Raises an error if an experiment in the folder was begun with another model or plan: a page has one of each."""
+    for entry in plan:
+        begun, _ = read_records(output / entry["name"])
+        if begun and (changes := different_settings(begun, begun_with(entry, digest), ARMS_MAY_CHANGE)):
+            raise FileExistsError(
+                f"{output / entry['name']} was begun with other settings: {changes}. Pass another --output_dir, or "
+                "delete the folder."
+            )
+
+
+def trained_bilm(folder: Path) -> Path:
+    """Where an experiment in this folder keeps the biLM that it trains. Its log is beside it."""
+    return folder / "bilm"
+
+
+def write_page(plan: Sequence[PlanEntry], arguments: PaperArguments):
+    """Writes the page of what has results so far."""
+    path = Path(arguments.output_dir, "README.md")
+    page = paper_page(plan, path.parent, [Path(folder) for folder in arguments.others or []])
+    write_lines(path, [page])
+    if arguments.page is not None:
+        update_page(Path(arguments.page), page)
+    print(f"{path}: tables beside those of the paper")
+
+
+def read_plan(path: Path) -> list[PlanEntry]:
+    """The experiments of a plan.
+
+    Raises:
+        ValueError: an entry lacks a key, or has an unknown program, the name of another, or a biLM that none trains.
+    """
+    plan = read_json(path)
+    if not isinstance(plan, list) or not plan:
+        raise ValueError(f"{path} is not a plan; it must hold a list of experiments.")
+    for number, entry in enumerate(plan, 1):
+        if missing := [key for key in PLAN_KEYS if not (isinstance(entry, dict) and key in entry)]:
+            raise ValueError(f"{path}, experiment {number} lacks {', '.join(missing)}.")
+    names = [entry["name"] for entry in plan]
+    bilms = [entry["name"] for entry in plan if entry["program"] == "pretrain"]
+    for entry in plan:
+        place = f"{path}, experiment {entry['name']}"
+        if names.count(entry["name"]) > 1:
+            raise ValueError(f"{place} is there twice; give each its own name.")
+        if entry["program"].split()[0] not in MODULES:
+            raise ValueError(f"{place}: the program {entry['program']!r} is none of {', '.join(MODULES)}.")
+        if entry.get("bilm", bilms) not in (bilms, *bilms):
+            raise ValueError(f"{place}: no experiment with the program 'pretrain' has the name {entry['bilm']!r}.")
+    return plan
+
+
+def planned(entry: PlanEntry, arguments: PaperArguments, digest: str) -> PlannedExperiment:
+    """The command of an entry. `digest` is the digest of the model.
+
+    Raises:
+        FileNotFoundError: a file of the entry is missing.
+    """
+    program, *task = entry["program"].split()
+    folder, options = Path(arguments.output_dir, entry["name"]), dict(entry["options"])
+    files = {name: Path(arguments.data, file) for name, file in entry["files"].items()}
+    if absent := [path for path in files.values() if not path.is_file()]:
+        raise FileNotFoundError(
+            f"{absent[0]}, of the experiment {entry['name']}, does not exist. Put it there, or leave the experiment "
+            "out with --only."
+        )
+    members, model = 0, arguments.model_name_or_path
+    if "bilm" in entry:
+        model = str(trained_bilm(Path(arguments.output_dir, entry["bilm"])))
+    if program == "pretrain":
+        trained = trained_bilm(folder)
+        options |= {"model_name_or_path": model, "output_dir": trained}
+        options |= {"resume_from_checkpoint": "last"} if any(trained.glob("checkpoint-*")) else {}
+    elif program == "reproduce":
+        layers = ELMoConfig.from_pretrained(arguments.model_name_or_path).num_hidden_layers
+        arms = experiment_arms(options.get("ablation"), options.get("compare_baseline", False), True, layers)
+        seeds = arguments.seeds or options.get("seeds", 1)
+        options |= {"seeds": seeds, "output_dir": folder, "model_name_or_path": model}
+        options |= {"reuse_from": arguments.output_dir}
+        members = len(arms) * seeds
+    else:
+        options |= {"model": model, "output": folder / "results" / f"{program}.json"}
+    if arguments.use_cpu:
+        options |= {"use_cpu": True} if program in ("pretrain", "reproduce") else {"device": "cpu"}
+    positional = [str(files.pop("text"))] if "text" in files else []
+    module = f"modeling_elmo.run_scripts.{MODULES[program]}"
+    command = [sys.executable, "-m", module, *task, *positional, *option_words({**files, **options})]
+    return PlannedExperiment(entry["name"], command, folder, members, begun_with(entry, digest))
+
+
+def option_words(options: dict[str, Any]) -> Iterator[str]:
+    for name, value in options.items():
+        if value is True or value is False:
+            yield f"--{name}" if value else f"--no_{name}"
+        else:
+            yield from (f"--{name}", str(value))
+
+
+def run_side_by_side(experiments: Sequence[PlannedExperiment], processes: int) -> list[PlannedExperiment]:
+    """Runs experiments, and returns those that failed. Ctrl-C reaches the running commands, too; no other begins."""
+    threads = max(1, torch.get_num_threads() // processes)
+    with ThreadPoolExecutor(processes) as pool:
+        statuses = pool.map(partial(run_command, threads=threads), experiments)
+        return [each for each, status in zip(experiments, statuses, strict=True) if status]
+
+
+def run_command(experiment: PlannedExperiment, threads: int) -> int:
+    """The exit status of the command, whose output goes to a file in its folder."""
+    folder = experiment.folder
+    write_records(folder, experiment.settings, read_records(folder)[1])
+    environment = {"OMP_NUM_THREADS": str(threads), **os.environ}
+    with (folder / PLAN_OUTPUT).open("ab") as log:
+        status = subprocess.run(experiment.command, stdout=log, stderr=log, env=environment).returncode
+    if status == 0 and not experiment.members:
+        write_records(folder, experiment.settings, [experiment.answer()])
+    print(progress_line(experiment), flush=True)
+    return status
+
+
+def progress_line(experiment: PlannedExperiment) -> str:
+    """How much of an experiment is finished, and how long a model of it takes."""
+    records, finished = read_records(experiment.folder)[1], experiment.is_finished()
+    parts = [f"{experiment.name}: {'finished' if finished else 'not finished'}"]
+    if experiment.members:
+        parts.append(f"models: {len(records)}" + ("" if finished else f" of {experiment.members}"))
+    if minutes := [record["seconds"] / 60 for record in records if "seconds" in record]:
+        parts.append(f"{sum(minutes) / len(minutes):.1f} minutes for each")
+    return ", ".join(parts)
+
+
+def last_line(experiment: PlannedExperiment) -> str:
+    lines = (experiment.folder / PLAN_OUTPUT).read_text(encoding="utf-8", errors="replace").split("\n")
+    return next((line.rsplit("\r", 1)[-1].strip() for line in reversed(lines) if line.strip()), "no output")

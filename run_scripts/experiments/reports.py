@@ -1,0 +1,214 @@
+"""The files that a run leaves in its folder: predictions, record, card, tables and figures."""
+
+import hashlib
+import json
+import time
+from collections.abc import Iterable, Sequence
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+from datasets import Dataset
+from transformers.utils import CONFIG_NAME, cached_file, extract_commit_hash
+
+from modeling_elmo.run_scripts.cards.card import CardArguments, hub_name, without_folders, write_card_facts
+from modeling_elmo.run_scripts.cards.figures import draw_ablation, draw_confusion, draw_data_curve, draw_layer_weights
+from modeling_elmo.run_scripts.cards.head_card import write_head_card
+from modeling_elmo.run_scripts.cards.publishing import push
+from modeling_elmo.run_scripts.cards.tables import (
+    BASELINE_NAME,
+    best_record,
+    last_split,
+    score_table,
+    summary_table,
+    write_results,
+)
+from modeling_elmo.run_scripts.experiments.records import different_settings
+from modeling_elmo.run_scripts.fine_tuning.head import HeadArguments, resolved_options
+from modeling_elmo.run_scripts.fine_tuning.task import Record, SplitOutput, Task
+from modeling_elmo.run_scripts.fine_tuning.trainer import TaskTrainer, TaskTrainingArguments, last_checkpoint
+from modeling_elmo.run_scripts.program.files import read_json, write_json, write_lines
+
+RUN_SETTINGS = "run_settings.json"
+MAY_CHANGE = ("num_train_epochs", "max_steps")  # if a run is resumed
+
+
+def begin_run(task: Task, head: HeadArguments, training: TaskTrainingArguments):
+    """Checks the data and the output folder, and keeps the settings for the case that the run is resumed.
+
+    Raises:
+        FileExistsError: the output folder belongs to an experiment, or holds a run that is not resumed.
+        ValueError: the data are incomplete, or a resumed run was begun with other data or settings: its optimizer and
+            its labels keep them.
+    """
+    task.check_splits()
+    folder = Path(training.output_dir)
+    if (folder / "settings.json").exists():
+        raise FileExistsError(f"{folder} holds an experiment of `elmo reproduce`; pass another --output_dir.")
+    settings = without_folders(run_settings(task, head, training)) | digests_of(task, head)
+    checkpoint = training.checkpoint()
+    begun = last_checkpoint(folder)
+    if checkpoint is None and (begun or (folder / "record.json").exists()):
+        advice = ", or --resume_from_checkpoint last to continue it" if begun else ""
+        raise FileExistsError(f"{folder} holds a model of another run; pass another --output_dir{advice}.")
+    if checkpoint is not None:
+        path = Path(checkpoint).parent / RUN_SETTINGS
+        if path.is_file() and (changes := different_settings(read_json(path), settings, MAY_CHANGE)):
+            raise ValueError(
+                f"--resume_from_checkpoint {training.resume_from_checkpoint}: the run was begun with other settings: "
+                f"{changes}. Repeat its options, or train anew in another --output_dir."
+            )
+    if training.process_index == 0:
+        write_json(folder / RUN_SETTINGS, settings)
+
+
+def finish_run(
+    trainer: TaskTrainer,
+    task: Task,
+    splits: dict[str, Dataset],
+    head: HeadArguments,
+    card: CardArguments,
+    training: TaskTrainingArguments,
+    start: float,
+) -> Record:
+    """Evaluates a trained model, writes all that a run leaves, and uploads the folder if `--push_to_hub` is given.
+
+    Args:
+        splits: encodings of all splits.
+        start: the time at which the run began, `time.monotonic()`.
+    """
+    folder = Path(training.output_dir)
+    scores = evaluate_splits(trainer, task, splits, folder)
+    began = start if training.resume_from_checkpoint is None else None
+    record = run_record(task, trainer, scores, run_settings(task, head, training), began)
+    if trainer.is_world_process_zero():
+        write_run(folder, record, card, training)
+        report([record], folder)
+        if training.push_to_hub:
+            push_model(folder, task, training)
+    return record
+
+
+def evaluate_splits(trainer: TaskTrainer, task: Task, splits: dict[str, Dataset], folder: Path) -> dict[str, Any]:
+    """The scores of every split but the training data. Writes the predictions of each to a file."""
+    scores = {}
+    for split, output in split_outputs(trainer, task, splits).items():
+        scores[split] = task.scores(output)
+        if trainer.is_world_process_zero():
+            write_predictions(folder / f"predictions_{split}.jsonl", task, output)
+    return scores
+
+
+def split_outputs(trainer: TaskTrainer, task: Task, splits: dict[str, Dataset]) -> dict[str, SplitOutput]:
+    """The outputs of a model for every split but the training data."""
+    trainer.compute_metrics = None  # it scores only the validation split
+    outputs = {}
+    for split, rows in splits.items():
+        if split != "train":
+            predicted = trainer.predict(rows, metric_key_prefix=split)
+            outputs[split] = SplitOutput(predicted.predictions, predicted.label_ids, task.data[split], rows)
+    return outputs
+
+
+def write_predictions(path: Path, task: Task, output: SplitOutput):
+    write_lines(path, (json.dumps(record, ensure_ascii=False) for record in task.predictions(output)))
+
+
+def run_settings(task: Task, head: HeadArguments, training: TaskTrainingArguments) -> dict[str, Any]:
+    """All options that the scores of a run depend on."""
+    return {
+        "max_length": None,  # a key of all records, though questions are read in windows instead
+        **resolved_options(task, head),
+        **vars(task.arguments),
+        **training.recorded(),
+        "early_stopping_patience": None,
+        "world_size": training.world_size,
+        "seed": training.seed,
+    }
+
+
+def digests_of(task: Task, head: HeadArguments) -> dict[str, str]:
+    """Digests of data and biLM, because a file may change and keep its name."""
+    return {
+        "data_digest": digest(json.dumps(row).encode() for rows in task.data.values() for row in rows),
+        "model_digest": model_digest(head.model_name_or_path),
+    }
+
+
+def model_digest(name_or_path: str) -> str:
+    """A digest of a model's files, whichever transformers wrote them, or its commit on the Hub."""
+    config = Path(cached_file(name_or_path, CONFIG_NAME))
+    if commit := extract_commit_hash(str(config), None):
+        return commit
+    files = [path for kind in ("*.safetensors", "tokenizer*.json") for path in config.parent.glob(kind)]
+    options = {**read_json(config), "transformers_version": None}
+    parts = (path.read_bytes() for path in sorted(files))
+    return digest(chain([json.dumps(options, sort_keys=True).encode()], parts))
+
+
+def digest(parts: Iterable[bytes]) -> str:
+    found = hashlib.blake2b(digest_size=8)
+    for part in parts:
+        found.update(part)
+    return found.hexdigest()
+
+
+def run_record(
+    task: Task, trainer: TaskTrainer, scores: dict[str, Any], settings: dict[str, Any], start: float | None
+) -> Record:
+    """The record of a trained model, with the scores of each split and the settings that they depend on.
+
+    `start` is None for a resumed run, whose time is unknown and left out.
+    """
+    score, log = f"eval_{task.metric}", trainer.state.log_history
+    record = {
+        "task": task.name,
+        "arm": "elmo" if trainer.model.config.use_elmo else BASELINE_NAME,
+        "seed": settings["seed"],
+        "metric": task.metric,
+        "metrics": scores,
+        **task.further_scores(trainer.model, trainer.processing_class),
+        "layer_weights": {place: mix.layer_weights().tolist() for place, mix in trainer.model.mixes().items()},
+        "data": without_folders(task.source),
+        "columns": task.data["train"].column_names,
+        "train_samples": len(task.data["train"]),
+        "epochs": trainer.state.epoch,
+        "curve": [[entry["epoch"], entry[score]] for entry in log if score in entry],  # on the validation split
+        "settings": without_folders(settings),
+        "base_model": hub_name(settings["model_name_or_path"]),
+        "dataset": hub_name(task.source.get("dataset")),
+    }
+    return record if start is None else record | {"seconds": time.monotonic() - start}
+
+
+def write_run(folder: Path, record: Record, card: CardArguments, training: TaskTrainingArguments):
+    """Writes the model card, with the facts from the options, and last the record: a folder that holds it is whole."""
+    write_card_facts(folder, card)
+    write_head_card(folder, repository_name(training).split("/")[-1], record)
+    write_json(folder / "record.json", record)
+
+
+def repository_name(training: TaskTrainingArguments) -> str:
+    return training.hub_model_id or Path(training.output_dir).resolve().name
+
+
+def push_model(folder: Path, task: Task, training: TaskTrainingArguments):
+    message = f"Fine-tuned: {task.name}"
+    push(folder, repository_name(training), message, training.hub_private_repo, training.hub_token)
+
+
+def report(records: Sequence[Record], folder: Path, ablation: str | None = None):
+    """Prints the tables of all runs, and writes them to `results/` with the records and figures."""
+    name, results = write_results(folder, records, ablation), folder / "results"
+    print(*filter(None, (summary_table(records), score_table(records))), sep="\n\n")
+    if any(record["layer_weights"] for record in records):
+        draw_layer_weights(records, results / f"{name}_layer_weights.png")
+    if ablation == "data":
+        draw_data_curve(records, results / f"{name}.png")
+    elif len({record["arm"] for record in records}) > 1:
+        draw_ablation(records, results / f"{name}.png")
+    best = best_record(records)
+    scores = best["metrics"][last_split(best)]
+    if "confusion" in scores:
+        draw_confusion(scores["confusion"], list(scores["per_label"]), results / f"{name}_confusion.png")
+    print(f"{results}: {name}.json, {name}.md and figures")
