@@ -114,5 +114,5 @@ def test_documents_are_apart():
 @pytest.mark.parametrize("wrong", [("ab", "bc"), ("aab",)])
 def test_a_mention_twice(wrong):
     for pair in ((clusters(*wrong), clusters("ab")), (clusters("ab"), clusters(*wrong))):
-        with pytest.raises(ValueError, match="A mention is in a document's clusters twice; pass clusters that have no"):
+        with pytest.raises(ValueError, match="twice"):
             coreference_scores([pair[0]], [pair[1]], singletons=True)

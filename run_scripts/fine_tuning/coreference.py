@@ -55,27 +55,19 @@ class CoreferenceTrainingArguments(TaskTrainingArguments):
 
     def __post_init__(self):
         super().__post_init__()
-        for name in ("per_device_train_batch_size", "per_device_eval_batch_size"):
-            if getattr(self, name) != 1:
-                raise ValueError(
-                    f"--{name} {getattr(self, name)}: a batch is one document, so it must be 1. For larger steps, pass "
-                    "--gradient_accumulation_steps."
-                )
-        if self.dataloader_persistent_workers:
-            raise ValueError(
-                "--dataloader_persistent_workers true: these workers repeat the windows of the first epoch; leave "
-                "it out."
-            )
+        has_schedule = self.lr_decay < 1
+        for name, needed, reason in (
+            ("per_device_train_batch_size", 1, "a batch is one document; --gradient_accumulation_steps joins several"),
+            ("per_device_eval_batch_size", 1, "a batch is one document"),
+            ("dataloader_persistent_workers", False, "these workers repeat the windows of the first epoch"),
+            ("lr_scheduler_type", "constant", f"--lr_decay {self.lr_decay} is the schedule; or pass --lr_decay 1"),
+        ):
+            if getattr(self, name) != needed and (has_schedule or name != "lr_scheduler_type"):
+                raise ValueError(f"--{name} {self.to_dict()[name]}: it must be {needed}, because {reason}.")
         if self.n_gpu > 1:
             raise ValueError(
                 f"One process with {self.n_gpu} devices would split a document. Start a process for each device with "
                 "torchrun, or show one device, with CUDA_VISIBLE_DEVICES=0."
-            )
-        if self.lr_decay < 1 and self.lr_scheduler_type != "constant":
-            kind = self.to_dict()["lr_scheduler_type"]
-            raise ValueError(
-                f"--lr_scheduler_type {kind} has no effect beside --lr_decay {self.lr_decay}: pass --lr_decay 1, or "
-                "omit it."
             )
 
     def for_trainer(self, metric: str, has_validation: bool) -> TaskTrainingArguments:

@@ -80,8 +80,8 @@ def _distinct_documents(read: Callable[[], Iterator[LocatedRow]]) -> Iterator[Lo
     for location, row in read():
         name = row.get("document")
         check_cell(is_text(name), location, "document", name, "a name that is not empty")
-        first = places.setdefault(name, location)
-        check_cell(first == location, location, "document", name, f"another name: it is also at {first}")
+        check_cell(name not in places, location, "document", name, f"another name: it is also at {places.get(name)}")
+        places[name] = location
         yield location, row
 
 

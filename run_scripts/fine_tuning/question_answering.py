@@ -146,18 +146,14 @@ def tokenize_windows(batch: Batch, tokenizer: ELMoTokenizer, arguments: Question
     options |= {"return_overflowing_tokens": True, "return_offsets_mapping": True}
     try:
         return tokenizer(batch["question"], batch["context"], **options)
-    except ValueError:
-        for name, question, context in zip(*(batch[key] for key in ("id", "question", "context")), strict=True):
-            try:
-                tokenizer(question, context, **options)
-            except ValueError as error:
-                words = len(tokenizer(question)["input_ids"]) - 2
-                raise ValueError(
-                    f"Question {name} has {words:,} words, which leaves too little room for its context in a window of "
-                    f"--max_seq_length {arguments.max_seq_length} with --doc_stride {arguments.doc_stride}. Pass a "
-                    f"larger --max_seq_length. ({error})"
-                ) from error
-        raise
+    except ValueError as error:
+        lengths = [len(ids) - 2 for ids in tokenizer(batch["question"])["input_ids"]]
+        words, name = max(zip(lengths, batch["id"], strict=True))
+        raise ValueError(
+            f"Question {name} has {words:,} words, which leaves too little room for its context in a window of "
+            f"--max_seq_length {arguments.max_seq_length} with --doc_stride {arguments.doc_stride}. Pass a larger "
+            f"--max_seq_length. ({error})"
+        ) from error
 
 
 def words_of_answer(

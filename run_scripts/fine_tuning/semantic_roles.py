@@ -83,14 +83,15 @@ class SemanticRoles(Task):
             )
         self.label_ids = {label: number for number, label in enumerate(self.labels)}
         self.config = label_config(self.labels)
-        tell_unknown_roles(data, self.label_ids)
-        tell_cut_predicates(data["train"], self.arguments.max_length)
+        warn_of_unknown_roles(data, self.label_ids)
+        if self.arguments.max_length is not None:
+            warn_of_cut_predicates(data["train"], self.arguments.max_length)
 
     def words(self, split: Dataset, tokenizer: ELMoTokenizer) -> Iterable[list[str]]:
         return split["tokens"]
 
     def encode(self, batch: Batch, tokenizer: ELMoTokenizer, is_training: bool) -> Batch:
-        """A row per predicate, or one for a sentence without; the first row of a sentence tells all predicates."""
+        """A row per predicate, or one for a sentence without; the first row of a sentence has all predicate labels."""
         limits = truncation(self.arguments.max_length if is_training else None)
         encoding = tokenizer(batch["tokens"], is_split_into_words=True, **limits)
         rows: list[Record] = []
@@ -187,7 +188,7 @@ def tags_of(split: Dataset) -> set[str]:
     return {tag for sentence in split["predicate_tags"] for tags in sentence for tag in tags}
 
 
-def tell_unknown_roles(data: DatasetDict, known: Iterable[str]):
+def warn_of_unknown_roles(data: DatasetDict, known: Iterable[str]):
     for split, sentences in data.items():
         if unknown := {tag[2:] for tag in tags_of(sentences) - {*known}}:
             logger.warning(
@@ -196,8 +197,6 @@ def tell_unknown_roles(data: DatasetDict, known: Iterable[str]):
             )
 
 
-def tell_cut_predicates(train: Dataset, max_length: int | None):
-    if max_length is None:
-        return
+def warn_of_cut_predicates(train: Dataset, max_length: int):
     if cut := sum(place >= max_length - 2 for places in train["predicate_index"] for place in places):
         logger.warning(f"--max_length {max_length} cuts {cut:,} predicates off the training data; they are left out.")
