@@ -37,7 +37,7 @@ class Document:
     characters: list[list[tuple[int, int]]]
 
 
-# What one window of a document decides of each mention: another mention before it, or `None`, and its score.
+# Each mention of one window, with its antecedent, a mention before it or `None`, and its score.
 Links = dict[Mention, tuple[Mention | None, float]]
 
 

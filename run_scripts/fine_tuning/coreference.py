@@ -2,7 +2,7 @@
 
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from itertools import chain
 from typing import Any
 
@@ -12,6 +12,7 @@ from datasets import Dataset, DatasetDict
 from torch import Tensor
 from torch.optim.lr_scheduler import LRScheduler, StepLR
 from transformers import BatchEncoding, TrainerCallback
+from transformers.hf_argparser import HfArg
 
 from modeling_elmo import ELMoForCoreferenceResolution, ELMoTokenizer
 from modeling_elmo.run_scripts.fine_tuning.coreference_data import CoreferenceDataArguments, MentionSpan, read_documents
@@ -26,16 +27,13 @@ TOKEN_COLUMNS = ("input_ids", "character_ids", "attention_mask", "speaker_ids") 
 
 @dataclass(kw_only=True)
 class CoreferenceArguments(CoreferenceDataArguments):
-    max_sentences: int = field(
+    max_sentences: int = HfArg(
         default=50,
-        metadata={
-            "help": "Maximum sentences of a training document: a random window, drawn anew in each epoch. Other splits "
-            "are read whole."
-        },
+        help="Maximum sentences of a training document: a random window, drawn anew in each epoch. Other splits "
+        "are read whole.",
     )
-    train_singletons: bool = field(
-        default=False,
-        metadata={"help": "Learn, return and score singletons too: mentions that no other mention refers to."},
+    train_singletons: bool = HfArg(
+        default=False, help="Learn, return and score singletons too: mentions that no other mention refers to."
     )
 
 
@@ -45,9 +43,8 @@ class CoreferenceTrainingArguments(TaskTrainingArguments):
 
     _argument_group_name = "training options"
 
-    lr_decay: float = field(
-        default=0.999,
-        metadata={"help": f"Factor of the learning rate after every {DECAY_STEPS} steps. 1: --lr_scheduler_type."},
+    lr_decay: float = HfArg(
+        default=0.999, help=f"Factor of the learning rate after every {DECAY_STEPS} steps. 1: --lr_scheduler_type."
     )
     num_train_epochs: float = 150
     per_device_train_batch_size: int = 1
@@ -204,7 +201,7 @@ def encode_sentences(sentences: list[list[str]], tokenizer: ELMoTokenizer) -> di
 class DocumentCollator(TrainerCallback):
     """Makes a batch of one document: its rows are the sentences, padded on the right.
 
-    Of a training document it takes a window of `max_sentences`, which depends on the seed, the epoch and the document
+    A training document is cut to a window of `max_sentences`, which depends on the seed, the epoch and the document
     alone. So a resumed training sees the same windows.
 
     Args:

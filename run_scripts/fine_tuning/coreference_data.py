@@ -6,12 +6,13 @@ splits = read_documents(arguments)  # a row per document: document, sentences, m
 import re
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from datasets import Dataset, DatasetDict, Features, Value
+from transformers.hf_argparser import HfArg
 from transformers.utils import logging
 
 from modeling_elmo.run_scripts.fine_tuning.sources import (
@@ -46,12 +47,10 @@ MentionSpan = tuple[int, int, int]  # sentence, first word, last word (inclusive
 
 @dataclass(kw_only=True)
 class CoreferenceDataArguments(DataArguments):
-    train_file: str | None = field(
+    train_file: str | None = HfArg(
         default=None,
-        metadata={
-            "help": f"Training file. CoNLL-2012 columns, also LitBank's: {', '.join(DOCUMENT_SUFFIXES)}; a document "
-            "per record: .json, .jsonl. Also .gz or .zst."
-        },
+        help=f"Training file. CoNLL-2012 columns, also LitBank's: {', '.join(DOCUMENT_SUFFIXES)}; a document "
+        "per record: .json, .jsonl. Also .gz or .zst.",
     )
 
 

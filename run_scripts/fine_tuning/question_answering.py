@@ -3,7 +3,7 @@
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from copy import copy
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import groupby
 from typing import Any
 
@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from datasets import Dataset, DatasetDict
 from transformers import DataCollatorWithPadding
+from transformers.hf_argparser import HfArg
 
 from modeling_elmo import ELMoForQuestionAnswering, ELMoTokenizer
 from modeling_elmo.pipeline_elmo import best_answers, characters_of_contexts
@@ -25,18 +26,15 @@ Characters = tuple[int, int]  # of a word in its context: the first, and the one
 
 @dataclass(kw_only=True)
 class QuestionAnsweringArguments(QuestionDataArguments):
-    max_seq_length: int = field(
-        default=384,
-        metadata={"help": "Maximum tokens of a window, which holds a question and a part of its context."},
+    max_seq_length: int = HfArg(
+        default=384, help="Maximum tokens of a window, which holds a question and a part of its context."
     )
-    doc_stride: int = field(default=128, metadata={"help": "Tokens that neighbouring windows of a context share."})
-    max_answer_length: int = field(default=17, metadata={"help": "Maximum words of a predicted answer."})
-    null_score_diff_threshold: float = field(
+    doc_stride: int = HfArg(default=128, help="Tokens that neighbouring windows of a context share.")
+    max_answer_length: int = HfArg(default=17, help="Maximum words of a predicted answer.")
+    null_score_diff_threshold: float = HfArg(
         default=0.0,
-        metadata={
-            "help": "Margin of log-probability by which no answer must beat the best answer. Used where some questions "
-            "have no answer."
-        },
+        help="Margin of log-probability by which no answer must beat the best answer. Used where some questions "
+        "have no answer.",
     )
 
     def __post_init__(self):
@@ -55,7 +53,7 @@ class QuestionTrainingArguments(AdadeltaTrainingArguments):
 
     _argument_group_name = "training options"
 
-    ema_decay: float = field(default=0.999, metadata={"help": EMA_HELP})
+    ema_decay: float = HfArg(default=0.999, help=EMA_HELP)
     per_device_train_batch_size: int = 45
 
 

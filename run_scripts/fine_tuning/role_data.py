@@ -20,13 +20,14 @@ read as they are written (ARG0, A0). They never nest in one column.
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from datasets import DatasetDict, Features, Value
+from transformers.hf_argparser import HfArg
 
 from modeling_elmo.run_scripts.fine_tuning.sources import DataArguments, check_cell, sentence_of, split_sources
 from modeling_elmo.run_scripts.program.data_files import JSON_FORMATS, LocatedRow, Location, format_suffix
@@ -57,17 +58,14 @@ ROLE_FEATURES = Features(
 
 @dataclass(kw_only=True)
 class RoleDataArguments(DataArguments):
-    train_file: str | None = field(
+    train_file: str | None = HfArg(
         default=None,
-        metadata={
-            "help": "Training file in UTF-8. A word per line and a column per predicate: .tsv as PropBank EWT, .conll "
-            "or .txt as CoNLL-2005, .gold_conll and so on as CoNLL-2012. A sentence per record, with tokens, "
-            "predicate_index and predicate_tags: .json, .jsonl. Also .gz or .zst."
-        },
+        help="Training file in UTF-8. A word per line and a column per predicate: .tsv as PropBank EWT, .conll "
+        "or .txt as CoNLL-2005, .gold_conll and so on as CoNLL-2012. A sentence per record, with tokens, "
+        "predicate_index and predicate_tags: .json, .jsonl. Also .gz or .zst.",
     )
-    roles_format: Literal["propbank", "conll2005", "conll2012"] | None = field(
-        default=None,
-        metadata={"help": "Columns of files with a word per line. Default: those that the file's ending names."},
+    roles_format: Literal["propbank", "conll2005", "conll2012"] | None = HfArg(
+        default=None, help="Columns of files with a word per line. Default: those that the file's ending names."
     )
 
 

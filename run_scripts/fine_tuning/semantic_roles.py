@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Iterator, Sequence
 from copy import copy
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -11,6 +11,7 @@ from datasets import Dataset, DatasetDict
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 from transformers import BatchEncoding
+from transformers.hf_argparser import HfArg
 from transformers.utils import logging
 
 from modeling_elmo import ELMoForSemanticRoleLabeling, ELMoTokenizer
@@ -40,9 +41,8 @@ DECODED_ROWS = 256  # at once: their Viterbi scores take some megabytes
 
 @dataclass(kw_only=True)
 class SemanticRoleArguments(RoleDataArguments):
-    max_length: int | None = field(
-        default=102,  # 100 words, as in He et al. (2017)
-        metadata={"help": "Maximum tokens of a training sentence, including two markers. Other splits are not cut."},
+    max_length: int | None = HfArg(
+        default=102, help="Maximum tokens of a training sentence, including two markers. Other splits are not cut."
     )
 
 

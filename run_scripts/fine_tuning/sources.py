@@ -1,7 +1,7 @@
 """The splits of a task's data: files, or a data set of `datasets`, as rows with their locations."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from itertools import chain, islice, starmap
 from pathlib import Path
@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import datasets
 from datasets import Dataset, DatasetDict, Features, ReadInstruction
 from datasets.exceptions import DatasetGenerationError
+from transformers.hf_argparser import HfArg
 
 from modeling_elmo.run_scripts.program.data_files import TABLE_SUFFIXES, LocatedRow, Location, RowReader, format_suffix
 from modeling_elmo.run_scripts.program.files import ROWS_AT_ONCE, refuse_folder_or_pipe
@@ -22,35 +23,26 @@ DATA_SPLITS = ("train", "validation", "test")
 class DataArguments:
     """Options of every program that trains a task."""
 
-    train_file: str | None = field(default=None, metadata={"help": "Training file."})
-    validation_file: str | None = field(
-        default=None, metadata={"help": "Validation file, used to select the checkpoint."}
-    )
-    test_file: str | None = field(default=None, metadata={"help": "Test file, used to score the selected checkpoint."})
-    dataset: str | None = field(
-        default=None, metadata={"help": "Data set to use instead of files: a folder, or a name on the Hub."}
-    )
-    dataset_config: str | None = field(default=None, metadata={"help": "Configuration of the data set."})
-    train_split: str = field(
+    train_file: str | None = HfArg(default=None, help="Training file.")
+    validation_file: str | None = HfArg(default=None, help="Validation file, used to select the checkpoint.")
+    test_file: str | None = HfArg(default=None, help="Test file, used to score the selected checkpoint.")
+    dataset: str | None = HfArg(default=None, help="Data set to use instead of files: a folder, or a name on the Hub.")
+    dataset_config: str | None = HfArg(default=None, help="Configuration of the data set.")
+    train_split: str = HfArg(
         default="train",
-        metadata={
-            "help": "Training split of the data set or of the files, or a part: 'train[:90%%]'; 'none' for none."
-        },
+        help="Training split of the data set or of the files, or a part: 'train[:90%%]'; 'none' for none.",
     )
-    validation_split: str = field(
+    validation_split: str = HfArg(
         default="validation",
-        metadata={"help": "Validation split, used to select the checkpoint; 'train[90%%:]' is a part of another."},
+        help="Validation split, used to select the checkpoint; 'train[90%%:]' is a part of another.",
     )
-    test_split: str = field(default="test", metadata={"help": "Test split, used to score the selected checkpoint."})
-    max_train_samples: int | None = field(
-        default=None, metadata={"help": "Maximum number of training samples; the first are used."}
+    test_split: str = HfArg(default="test", help="Test split, used to score the selected checkpoint.")
+    max_train_samples: int | None = HfArg(default=None, help="Maximum number of training samples; the first are used.")
+    max_eval_samples: int | None = HfArg(
+        default=None, help="Maximum number of samples in each other split; the first are used."
     )
-    max_eval_samples: int | None = field(
-        default=None, metadata={"help": "Maximum number of samples in each other split; the first are used."}
-    )
-    train_fraction: float = field(
-        default=1.0,
-        metadata={"help": "Random share of the training data; the same for all seeds, part of larger ones."},
+    train_fraction: float = HfArg(
+        default=1.0, help="Random share of the training data; the same for all seeds, part of larger ones."
     )
 
 
@@ -60,14 +52,14 @@ class Source(NamedTuple):
     Args:
         name: name for messages: a file, or a data set and its split.
         read: `read(first=0, end=None)`: these rows, by default all.
-        size: number of rows; `None`: they have to be counted.
+        size: number of rows; 0: they have to be counted.
         features: the features of a data set.
         files: the files, if it comes from files.
     """
 
     name: str
     read: Callable[..., Iterator[LocatedRow]]
-    size: int | None = None
+    size: int = 0
     features: Features | None = None
     files: tuple[Path, ...] = ()
 
@@ -141,7 +133,7 @@ def _part(wholes: Mapping[str, Source], wanted: str, name: str) -> Source:
     """The split, or the parts of splits, that an expression such as `train[:80%]+extra` names."""
     if wanted in wholes:
         return wholes[wanted]
-    sizes = {split: _count(source) for split, source in wholes.items()}
+    sizes = {split: source.size or sum(1 for _ in source.read()) for split, source in wholes.items()}
     try:
         parts = ReadInstruction.from_spec(wanted).to_absolute(sizes)
     except ValueError as error:
@@ -153,10 +145,6 @@ def _part(wholes: Mapping[str, Source], wanted: str, name: str) -> Source:
     reads = [partial(source.read, part.from_, part.to) for source, part in zip(sources, parts, strict=True)]
     files = tuple(path for source in sources for path in source.files)
     return Source(name, partial(_rows_of_parts, reads), features=features, files=files)
-
-
-def _count(source: Source) -> int:
-    return sum(1 for _ in source.read()) if source.size is None else source.size
 
 
 def _rows_of_parts(reads: Iterable[Callable[[], Iterator[LocatedRow]]]) -> Iterator[LocatedRow]:
