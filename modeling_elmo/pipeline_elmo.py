@@ -175,7 +175,9 @@ def check_integers(options: dict[str, Any], **least: int):
 
 
 def _checked(example: Any) -> dict[str, str]:
-    found = {name: example.get(name) if isinstance(example, dict) else None for name in ("question", "context")}
+    found: dict[str, Any] = {
+        name: example.get(name) if isinstance(example, dict) else None for name in ("question", "context")
+    }
     for name, text in found.items():
         if not isinstance(text, str) or not text.strip():
             raise ValueError(

@@ -201,10 +201,9 @@ def _check_sentence(sentence: Any, is_split_into_words: bool):
 def _checked_predicates(predicates: Any, num_words: int) -> list[int] | None:
     if predicates is None:
         return None
-    are_indices = isinstance(predicates, (list, tuple)) and all(
-        isinstance(word, Integral) and not isinstance(word, bool) and 0 <= word < num_words for word in predicates
-    )
-    if not are_indices or len({*predicates}) < len(predicates):
+    is_list = isinstance(predicates, (list, tuple))
+    are_numbers = is_list and all(isinstance(word, Integral) and not isinstance(word, bool) for word in predicates)
+    if not are_numbers or not {*predicates} <= {*range(num_words)} or len({*predicates}) < len(predicates):
         raise ValueError(
             f"`predicates` of a sentence are {predicates!r:.80}; pass a list of different word indices from 0 to "
             f"{num_words - 1}, and for several sentences a list for each."

@@ -77,7 +77,7 @@ def _distinct_documents(read: Callable[[], Iterator[LocatedRow]]) -> Iterator[Lo
     """The rows, whose documents must have different names."""
     places: dict[str, Any] = {}
     for location, row in read():
-        name = row.get("document")
+        name: Any = row.get("document")
         check_cell(is_text(name), location, "document", name, "a name that is not empty")
         check_cell(name not in places, location, "document", name, f"another name: it is also at {places.get(name)}")
         places[name] = location
@@ -86,7 +86,8 @@ def _distinct_documents(read: Callable[[], Iterator[LocatedRow]]) -> Iterator[Lo
 
 def document_row(location: Any, row: Mapping[str, Any]) -> dict[str, Any]:
     """A checked document with its mentions in order. `speakers` and `genre` may be missing."""
-    sentences, mentions = row.get("sentences"), row.get("mentions")
+    sentences: Any = row.get("sentences")
+    mentions: Any = row.get("mentions")
     speakers, genre = row.get("speakers") or [], row.get("genre") or ""
     check_cell(_has_sentences(sentences), location, "sentences", sentences, "one list of words or more, none empty")
     fits = not speakers or _has_sentences(speakers) and [*map(len, speakers)] == [*map(len, sentences)]

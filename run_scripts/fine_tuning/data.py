@@ -149,7 +149,7 @@ def _tagging_row(
     location: Location, row: Mapping[str, Any], columns: tuple[str, str], names: list[str] | None, scheme: str
 ) -> dict[str, Any]:
     tokens, locations = sentence_of(location, row, columns[0])
-    given = row.get(columns[1])
+    given: Any = row.get(columns[1])
     is_complete = isinstance(given, list) and len(given) == len(tokens)
     check_cell(is_complete, locations[0], columns[1], given, f"a list with a tag for each of {len(tokens)} words")
     tags = [_class_name(each, columns[1], tag, names) for each, tag in zip(locations, given, strict=True)]

@@ -62,10 +62,10 @@ def question_rows(path: Path) -> Iterator[LocatedRow]:
 
 
 def _objects(row: Mapping[str, Any], key: str, location: str) -> list[dict[str, Any]]:
-    values = row.get(key)
+    values: Any = row.get(key)
     fits = isinstance(values, list) and all(isinstance(value, dict) for value in values)
     check_cell(fits, location, key, values, "a list of objects, as in SQuAD's files")
-    return values  # type: ignore[return-value] # it fits
+    return values
 
 
 def _question_split(source: Source, split: str, arguments: QuestionDataArguments) -> Dataset:
@@ -118,7 +118,8 @@ def _question_row(location: str, row: Mapping[str, Any], columns: dict[str, str]
 def _answers(where: str, column: str, value: Any) -> tuple[list, list]:
     """Texts and starts of the answers, from a list of answers (SQuAD's files) or from a dict of lists (data sets)."""
     keys = ("text", "answer_start")
-    texts = starts = None
+    texts: Any = None
+    starts: Any = None
     if isinstance(value, Mapping):
         texts, starts = map(value.get, keys)
     elif isinstance(value, list) and all(isinstance(each, Mapping) and {*keys} <= {*each} for each in value):

@@ -175,9 +175,10 @@ def _predicate_lines(lines: list[Line], layout: Layout) -> list[int]:
             f"{location} has {len(first)} columns, not {fixed} and one for each of {len(predicates)} predicates: "
             f"{first!r:.80}. {OTHER_FORMAT}"
         )
-    for number, (location, columns) in enumerate(lines if layout.position is not None else ()):
-        index = columns[layout.position]
-        check_cell(index == str(number), location, "index of the word", index, f"{number}, counted in its sentence")
+    if layout.position is not None:
+        for number, (location, columns) in enumerate(lines):
+            index = columns[layout.position]
+            check_cell(index == str(number), location, "index of the word", index, f"{number}, counted in its sentence")
     return predicates
 
 
@@ -215,10 +216,12 @@ def kind_of_predicate(tag: str) -> str:
 def checked_row(location: Location, row: Mapping[str, Any]) -> dict[str, Any]:
     """The row of `ROLE_FEATURES`, with "" for lemmas, senses and kinds that are absent."""
     tokens, (where, *_) = sentence_of(location, row)
-    indexes = row.get("predicate_index")
+    indexes: Any = row.get("predicate_index")
     check_cell(isinstance(indexes, list), where, "predicate_index", indexes, "a list of the predicates' first words")
     absent = [""] * len(indexes)
-    parts = {name: absent if row.get(name) is None else row[name] for name in STRINGS} | {"predicate_index": indexes}
+    parts: dict[str, Any] = {name: absent if row.get(name) is None else row[name] for name in STRINGS} | {
+        "predicate_index": indexes
+    }
     parts["predicate_tags"] = row.get("predicate_tags")
     for name, value in parts.items():
         fits = isinstance(value, list) and len(value) == len(indexes)

@@ -185,7 +185,7 @@ def _dataset_rows(data: Dataset, name: str, first: int = 0, end: int | None = No
     return ((f"{name}, row {number}", row) for number, row in zip(numbers, rows, strict=True))
 
 
-def check_cell(fits: Any, location: str, column: str, value: Any, needed: str):
+def check_cell(fits: Any, location: Location, column: str, value: Any, needed: str):
     """Raises an error that names the row, the column, its value and what is needed, unless the value fits."""
     if not fits:
         raise ValueError(f"{location}: `{column}` is {value!r:.80}; it must be {needed}.")
@@ -202,7 +202,8 @@ def is_list_of_words(value: Any) -> bool:
 
 def sentence_of(location: Location, row: Mapping[str, Any], column: str = "tokens") -> tuple[list[str], list[str]]:
     """The words of a row, and the location of each."""
-    words, first = row.get(column), location[0] if isinstance(location, list) else location
+    words: Any = row.get(column)
+    first = location[0] if isinstance(location, list) else location
     check_cell(isinstance(words, list) and words, first, column, words, "a list of words")
     places = location if isinstance(location, list) else [location] * len(words)
     for place, word in zip(places, words, strict=True):
