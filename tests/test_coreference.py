@@ -11,16 +11,16 @@ from datasets import Dataset, DatasetDict
 from task_worker import TASKS, WITHOUT_DROPOUT, bilm, experiment, predictions_of
 
 from modeling_elmo import ELMoTokenizer
-from modeling_elmo.run_scripts.fine_tuning import coreference
-from modeling_elmo.run_scripts.fine_tuning.coreference import (
+from modeling_elmo.run_scripts.fine_tuning.task import SplitOutput
+from modeling_elmo.run_scripts.fine_tuning.tasks import coreference
+from modeling_elmo.run_scripts.fine_tuning.tasks.coreference import (
     Coreference,
     CoreferenceArguments,
     CoreferenceTrainingArguments,
     DocumentCollator,
     known_genres,
 )
-from modeling_elmo.run_scripts.fine_tuning.coreference_scores import coreference_scores
-from modeling_elmo.run_scripts.fine_tuning.task import SplitOutput
+from modeling_elmo.run_scripts.fine_tuning.tasks.coreference_scores import coreference_scores
 
 FILES = {f"{split}_file": str(TASKS / f"litbank_{name}.conll") for split, name in (("train", "train"), ("test", "dev"))}
 SENTENCES = [["Ann", "saw", "Bo"], ["She", "left"], ["Bo", "and", "his", "dog", "stayed"], ["Rain"]]

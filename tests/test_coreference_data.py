@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from datasets import Dataset, DatasetDict
 
-from modeling_elmo.run_scripts.fine_tuning.coreference_data import (
+from modeling_elmo.run_scripts.fine_tuning.tasks.coreference_data import (
     CoreferenceDataArguments,
     conll_documents,
     document_row,

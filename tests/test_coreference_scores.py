@@ -7,8 +7,8 @@ from statistics import harmonic_mean
 
 import pytest
 
-from modeling_elmo.run_scripts.fine_tuning.coreference_data import conll_documents, document_row
-from modeling_elmo.run_scripts.fine_tuning.coreference_scores import coreference_scores
+from modeling_elmo.run_scripts.fine_tuning.tasks.coreference_data import conll_documents, document_row
+from modeling_elmo.run_scripts.fine_tuning.tasks.coreference_scores import coreference_scores
 
 TASKS = Path(__file__).parent / "fixtures" / "tasks"
 NAMES = {"muc": "muc", "b_cubed": "b_cubed", "ceaf": "ceaf_e"}  # ours, scorch's

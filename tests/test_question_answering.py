@@ -17,7 +17,7 @@ from task_worker import (
 )
 
 from modeling_elmo import ELMoForQuestionAnswering, ELMoTokenizer
-from modeling_elmo.run_scripts.fine_tuning.question_answering import (
+from modeling_elmo.run_scripts.fine_tuning.tasks.question_answering import (
     QuestionAnswering,
     QuestionAnsweringArguments,
     QuestionTrainingArguments,

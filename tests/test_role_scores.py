@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 from task_worker import TASKS
 
-from modeling_elmo.run_scripts.fine_tuning.role_data import role_rows
-from modeling_elmo.run_scripts.fine_tuning.role_scores import predicate_scores, role_arguments, role_scores
+from modeling_elmo.run_scripts.fine_tuning.tasks.role_data import role_rows
+from modeling_elmo.run_scripts.fine_tuning.tasks.role_scores import predicate_scores, role_arguments, role_scores
 
 
 def scored(predicted: str, gold: str) -> tuple[float, float, float]:

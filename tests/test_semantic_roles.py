@@ -21,14 +21,14 @@ from task_worker import (
 
 from modeling_elmo import ELMoTokenizer
 from modeling_elmo.modeling_elmo_roles import NO_WORD
-from modeling_elmo.run_scripts.fine_tuning.role_scores import predicate_scores, role_scores
-from modeling_elmo.run_scripts.fine_tuning.semantic_roles import (
+from modeling_elmo.run_scripts.fine_tuning.task import SplitOutput
+from modeling_elmo.run_scripts.fine_tuning.tasks.role_scores import predicate_scores, role_scores
+from modeling_elmo.run_scripts.fine_tuning.tasks.semantic_roles import (
     RoleCollator,
     SemanticRoleArguments,
     SemanticRoles,
     SemanticRoleTrainingArguments,
 )
-from modeling_elmo.run_scripts.fine_tuning.task import SplitOutput
 
 FILES = {f"{split}_file": str(TASKS / f"propbank_{name}.tsv") for split, name in (("train", "train"), ("test", "test"))}
 SENTENCES = [  # words; index and tags of each predicate

@@ -6,8 +6,8 @@ from task_worker import TASKS, WNUT17, sentences_of
 
 from modeling_elmo import ELMoTokenizer
 from modeling_elmo.run_scripts.fine_tuning.metrics import tagging_scores
-from modeling_elmo.run_scripts.fine_tuning.tagging import Tagging, TaggingArguments
 from modeling_elmo.run_scripts.fine_tuning.task import SplitOutput
+from modeling_elmo.run_scripts.fine_tuning.tasks.tagging import Tagging, TaggingArguments
 
 
 def tagging(**options) -> Tagging:

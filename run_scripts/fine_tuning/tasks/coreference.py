@@ -15,10 +15,14 @@ from transformers import BatchEncoding, TrainerCallback
 from transformers.hf_argparser import HfArg
 
 from modeling_elmo import ELMoForCoreferenceResolution, ELMoTokenizer
-from modeling_elmo.run_scripts.fine_tuning.coreference_data import CoreferenceDataArguments, MentionSpan, read_documents
-from modeling_elmo.run_scripts.fine_tuning.coreference_scores import coreference_scores
 from modeling_elmo.run_scripts.fine_tuning.features import FeatureStore
 from modeling_elmo.run_scripts.fine_tuning.task import Batch, Record, SplitOutput, Task, label_config
+from modeling_elmo.run_scripts.fine_tuning.tasks.coreference_data import (
+    CoreferenceDataArguments,
+    MentionSpan,
+    read_documents,
+)
+from modeling_elmo.run_scripts.fine_tuning.tasks.coreference_scores import coreference_scores
 from modeling_elmo.run_scripts.fine_tuning.trainer import TaskTrainingArguments
 
 DECAY_STEPS = 100  # as in the code of Lee et al. (2017)

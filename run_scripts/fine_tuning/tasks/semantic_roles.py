@@ -19,8 +19,6 @@ from modeling_elmo.elmo_head_crf import decode_labels
 from modeling_elmo.modeling_elmo_roles import NO_WORD
 from modeling_elmo.pipeline_elmo import check_numbers, join_words
 from modeling_elmo.pipeline_elmo_roles import PredicateTags, labelled_sentence
-from modeling_elmo.run_scripts.fine_tuning.role_data import RoleDataArguments, read_roles
-from modeling_elmo.run_scripts.fine_tuning.role_scores import predicate_scores, role_scores
 from modeling_elmo.run_scripts.fine_tuning.task import (
     NO_LABEL,
     Batch,
@@ -32,6 +30,8 @@ from modeling_elmo.run_scripts.fine_tuning.task import (
     log_mean_probabilities,
     truncation,
 )
+from modeling_elmo.run_scripts.fine_tuning.tasks.role_data import RoleDataArguments, read_roles
+from modeling_elmo.run_scripts.fine_tuning.tasks.role_scores import predicate_scores, role_scores
 from modeling_elmo.run_scripts.fine_tuning.trainer import AdadeltaTrainingArguments
 
 logger = logging.get_logger(__name__)
