@@ -23,7 +23,7 @@ from .modeling_elmo_heads import HEAD_PARTS, ELMoTaskModel, TaskInputs, reads_ba
 if TYPE_CHECKING:  # saved with this head, because `custom_pipelines` names it
     from .pipeline_elmo_roles import ELMoSemanticRolePipeline  # noqa: F401
 
-MARK_SIZE = 100  # width of the vector that tells the predicate from other words (He et al. 2017)
+MARK_SIZE = 100  # width of the vector that marks the predicate (He et al. 2017)
 NO_WORD = -1e4  # score of a predicate where there is no word: probability 0, also in half precision
 
 
@@ -112,7 +112,8 @@ class ELMoForSemanticRoleLabeling(ELMoTaskModel):
         """Computes the log-probability of every role label and the score of every word as a predicate, and the loss.
 
         Args:
-            character_ids, input_ids, attention_mask, inputs_embeds: as in `ELMoModel`. `input_ids` tell the markers.
+            character_ids, input_ids, attention_mask, inputs_embeds: as in `ELMoModel`. `input_ids` show which
+                tokens are markers.
             token_type_ids: `(batch, time)`, 1 at the predicate's first word, else 0. The biLM does not read them. A row
                 without a 1 is only searched for predicates.
             elmo_hidden_states, output_hidden_states: as in `ELMoForTokenClassification`.
@@ -158,7 +159,7 @@ class ELMoForSemanticRoleLabeling(ELMoTaskModel):
         return tuple(layer[index_B] for layer in layers)
 
     def _encoded(self, encoder: nn.Module | None, words_BTD: Tensor, inputs: TaskInputs) -> Tensor:
-        """What a linear layer reads: the words themselves, or their encoder's output, with ELMo beside it."""
+        """The input of a linear layer: the words themselves, or their encoder's output, with ELMo beside it."""
         if encoder is None:
             return words_BTD
         hidden_BTH = encoder(words_BTD, inputs.mask_BT)

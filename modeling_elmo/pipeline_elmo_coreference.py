@@ -9,7 +9,6 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import accumulate
-from numbers import Integral
 from typing import Any
 
 import numpy as np
@@ -18,7 +17,7 @@ import torch.nn.functional as F
 from torch.utils.data import Dataset
 from transformers.pipelines.base import ChunkPipeline
 
-from .pipeline_elmo import join_words, readable
+from .pipeline_elmo import check_integers, join_words, readable, sorted_options
 
 Mention = tuple[int, int, int]  # sentence, first and last word
 
@@ -38,17 +37,8 @@ class Document:
     characters: list[list[tuple[int, int]]]
 
 
-@dataclass(frozen=True)
-class Links:
-    """What one window of a document decides.
-
-    Args:
-        antecedents: of each mention: another mention, before it, or `None`.
-        scores: score of each mention.
-    """
-
-    antecedents: dict[Mention, Mention | None]
-    scores: dict[Mention, float]
+# Each mention of one window, with its antecedent, a mention before it or `None`, and its score.
+Links = dict[Mention, tuple[Mention | None, float]]
 
 
 class ELMoCoreferencePipeline(ChunkPipeline):
@@ -86,20 +76,14 @@ class ELMoCoreferencePipeline(ChunkPipeline):
         return [] if documents == [] else super().__call__(documents, **options)
 
     def _sanitize_parameters(self, **options: Any) -> tuple[dict, dict, dict]:
-        known = ("singletons", "max_words", "language", "genre")
-        unknown = [name for name in options if name not in known]
-        if unknown:
-            raise TypeError(f"Unknown options {', '.join(unknown)}; the options are {', '.join(known)}.")
-        max_words = options.get("max_words", 1)
-        if not isinstance(max_words, Integral) or max_words < 1:
-            raise ValueError(f"`max_words` is {max_words!r}; pass an integer of at least 1.")
+        for_windows, for_clusters = sorted_options(options, ("max_words", "language", "genre"), ("singletons",))
+        check_integers(options, max_words=1)
         if options.get("singletons") and not self.model.config.train_singletons:
             raise ValueError("`singletons` is True, but this model was not trained on mentions of their own; omit it.")
         genres = [*self.model.config.label2id] if self.model.config.num_genres else []
         if options.get("genre") not in (None, *genres):
             raise ValueError(f"`genre` is {options['genre']!r}; this model knows {', '.join(genres) or 'no genres'}.")
-        for_windows = {name: options[name] for name in known[1:] if name in options}
-        return for_windows, {}, {name: options[name] for name in ("singletons",) if name in options}
+        return for_windows, {}, for_clusters
 
     def preprocess(
         self, inputs: Any, max_words: int = 4000, language: str = "en", genre: str | None = None
@@ -224,12 +208,11 @@ def links_of(output: Any, first: int, begin: int) -> Links:
     best = output.antecedent_scores[0].argmax(-1, keepdim=True)
     linked = F.pad(output.antecedents[0], (1, 0), value=-1).gather(-1, best)[:, 0].tolist()
     mentions: list[Mention] = [tuple(span) for span in spans.tolist()]
-    added = [number for number, mention in enumerate(mentions) if mention[0] >= begin]
     scores = output.mention_scores[0].tolist()
-    return Links(
-        {mentions[number]: None if linked[number] < 0 else mentions[linked[number]] for number in added},
-        {mentions[number]: scores[number] for number in added},
-    )
+    rows = zip(mentions, linked, scores, strict=True)
+    return {
+        mention: (None if link < 0 else mentions[link], score) for mention, link, score in rows if mention[0] >= begin
+    }
 
 
 def join_links(windows: Iterable[Links], singletons: bool) -> list[list[Mention]]:
@@ -240,11 +223,11 @@ def join_links(windows: Iterable[Links], singletons: bool) -> list[list[Mention]
     clusters: dict[Mention, list[Mention]] = {}
     alone: set[Mention] = set()
     for window in windows:
-        for mention, antecedent in window.antecedents.items():
+        for mention, (antecedent, score) in window.items():
             cluster = [] if antecedent is None else clusters.setdefault(antecedent, [antecedent])
             cluster.append(mention)
             clusters[mention] = cluster
-            if singletons and window.scores[mention] > 0:
+            if singletons and score > 0:
                 alone.add(mention)
     different = {id(cluster): sorted(cluster) for cluster in clusters.values()}.values()
     return sorted(cluster for cluster in different if len(cluster) > 1 or cluster[0] in alone)

@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.utils.data import Dataset
 from transformers.pipelines.base import Pipeline
 
-from .pipeline_elmo import check_numbers, join_words, readable
+from .pipeline_elmo import check_numbers, join_words, readable, sorted_options
 
 PREDICATE_ROLES = ("V", "C-V")  # spans of the predicate itself, which are no arguments
 FIND = -1  # in place of the mark of a predicate: the model is to find it
@@ -74,21 +74,19 @@ class ELMoSemanticRolePipeline(Pipeline):
         return [] if sentences == [] else super().__call__(sentences, **options)
 
     def _sanitize_parameters(self, **options: Any) -> tuple[dict, dict, dict]:
-        if unknown := [name for name in options if name != "is_split_into_words"]:
-            known = "predicates, is_split_into_words, batch_size"
-            raise TypeError(f"Unknown options {', '.join(unknown)}; the options of a call are {known}.")
-        return options, {}, {}
+        (for_sentences,) = sorted_options(options, ("is_split_into_words",))
+        return for_sentences, {}, {}
 
     def preprocess(self, example: Any, is_split_into_words: bool = False) -> dict[str, Any]:
         text, chosen = example, None
         if isinstance(example, dict) and example.keys() == {"sentence", "predicates"}:
             text, chosen = example["sentence"], example["predicates"]
+        _check_sentence(text, is_split_into_words)
         if is_split_into_words:
-            words = _checked_words(text)
+            words = list(text)
             inputs = self.tokenizer([words], is_split_into_words=True, return_tensors="pt")
             text, characters = join_words(words)
         else:
-            _check_text(text)
             inputs = self.tokenizer([text], return_offsets_mapping=True, return_tensors="pt")
             characters = [tuple(pair) for pair in inputs.pop("offset_mapping")[0, 1:-1].tolist()]
             words = [text[first:end] for first, end in characters]
@@ -189,34 +187,25 @@ def _with_predicates(sentences: Iterable[Any], predicates: Iterable[Any]) -> Ite
         yield {"sentence": sentence, "predicates": chosen}
 
 
-def _check_text(text: Any):
-    if isinstance(text, (list, tuple)):
-        raise ValueError(f"A sentence is {text!r:.80}; if it is a list of words, pass is_split_into_words=True.")
-    if not isinstance(text, str) or not text.strip():
-        raise ValueError(f"A sentence is {text!r:.80}; pass a text that is not empty.")
-
-
-def _checked_words(words: Any) -> list[str]:
-    if not isinstance(words, (list, tuple)) or not all(isinstance(word, str) and word for word in words):
-        raise ValueError(f"A sentence is {words!r:.80}; with is_split_into_words=True, pass a list of words.")
-    return list(words)
+def _check_sentence(sentence: Any, is_split_into_words: bool):
+    fits = isinstance(sentence, str)
+    if is_split_into_words:
+        fits = _is_sentence_of_words(sentence) and all(sentence)
+    if not fits:
+        raise ValueError(
+            f"A sentence is {sentence!r:.80}; pass a text, or a list of words, none empty, with "
+            "is_split_into_words=True."
+        )
 
 
 def _checked_predicates(predicates: Any, num_words: int) -> list[int] | None:
     if predicates is None:
         return None
-    are_indices = isinstance(predicates, (list, tuple)) and all(isinstance(word, Integral) for word in predicates)
-    if not are_indices or any(isinstance(word, bool) for word in predicates):
+    is_list = isinstance(predicates, (list, tuple))
+    are_numbers = is_list and all(isinstance(word, Integral) and not isinstance(word, bool) for word in predicates)
+    if not are_numbers or not {*predicates} <= {*range(num_words)} or len({*predicates}) < len(predicates):
         raise ValueError(
-            f"The predicates of a sentence are {predicates!r:.80}; pass the list of its word indices, such as [2], and "
-            "for several sentences a list for each."
+            f"`predicates` of a sentence are {predicates!r:.80}; pass a list of different word indices from 0 to "
+            f"{num_words - 1}, and for several sentences a list for each."
         )
-    for word in predicates:
-        if not 0 <= word < num_words:
-            raise ValueError(
-                f"`predicates` has {word}, but the sentence has {num_words} words; pass indices from 0 to "
-                f"{num_words - 1}."
-            )
-    if len({*predicates}) < len(predicates):
-        raise ValueError(f"`predicates` is {predicates!r:.80}; pass each index once.")
     return [int(word) for word in predicates]

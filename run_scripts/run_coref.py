@@ -14,13 +14,13 @@ from transformers import set_seed
 
 from modeling_elmo.run_scripts.cards.card import CardArguments
 from modeling_elmo.run_scripts.experiments.reports import begin_run, finish_run
-from modeling_elmo.run_scripts.fine_tuning.coreference import (
+from modeling_elmo.run_scripts.fine_tuning.head import BasicHeadArguments, HeadArguments, task_model, task_tokenizer
+from modeling_elmo.run_scripts.fine_tuning.task import Record
+from modeling_elmo.run_scripts.fine_tuning.tasks.coreference import (
     Coreference,
     CoreferenceArguments,
     CoreferenceTrainingArguments,
 )
-from modeling_elmo.run_scripts.fine_tuning.head import BasicHeadArguments, HeadArguments, task_model, task_tokenizer
-from modeling_elmo.run_scripts.fine_tuning.task import Record
 from modeling_elmo.run_scripts.fine_tuning.trainer import TaskTrainer
 from modeling_elmo.run_scripts.program.command_line import ProgramParser, run
 

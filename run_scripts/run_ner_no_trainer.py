@@ -19,8 +19,8 @@ from tqdm.auto import tqdm
 
 from modeling_elmo import ELMoTokenizer
 from modeling_elmo.run_scripts.fine_tuning.head import BasicHeadArguments, HeadArguments, task_model, task_tokenizer
-from modeling_elmo.run_scripts.fine_tuning.tagging import Tagging, TaggingArguments
 from modeling_elmo.run_scripts.fine_tuning.task import SplitOutput
+from modeling_elmo.run_scripts.fine_tuning.tasks.tagging import Tagging, TaggingArguments
 from modeling_elmo.run_scripts.fine_tuning.trainer import DIVERGED
 from modeling_elmo.run_scripts.program.command_line import ProgramParser, run
 from modeling_elmo.run_scripts.program.files import broken_weights

@@ -14,12 +14,12 @@ from transformers import set_seed
 from modeling_elmo.run_scripts.cards.card import CardArguments
 from modeling_elmo.run_scripts.experiments.reports import begin_run, finish_run
 from modeling_elmo.run_scripts.fine_tuning.head import BasicHeadArguments, HeadArguments, task_model, task_tokenizer
-from modeling_elmo.run_scripts.fine_tuning.question_answering import (
+from modeling_elmo.run_scripts.fine_tuning.task import Record
+from modeling_elmo.run_scripts.fine_tuning.tasks.question_answering import (
     QuestionAnswering,
     QuestionAnsweringArguments,
     QuestionTrainingArguments,
 )
-from modeling_elmo.run_scripts.fine_tuning.task import Record
 from modeling_elmo.run_scripts.fine_tuning.trainer import TaskTrainer
 from modeling_elmo.run_scripts.program.command_line import ProgramParser, run
 

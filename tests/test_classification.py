@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from datasets import Dataset, DatasetDict
 
-from modeling_elmo.run_scripts.fine_tuning.classification import MultiLabel, Regression, SingleLabel, label_type
+from modeling_elmo.run_scripts.fine_tuning.tasks.classification import MultiLabel, Regression, SingleLabel, label_type
 
 
 def probabilities(*logits: list[float]) -> list[np.ndarray]:

@@ -8,19 +8,19 @@ import numpy as np
 import pytest
 import torch
 from datasets import Dataset, DatasetDict
-from task_worker import TASKS, WITHOUT_DROPOUT, bilm, experiment, predictions_of, read_json
+from task_worker import TASKS, WITHOUT_DROPOUT, bilm, experiment, predictions_of
 
 from modeling_elmo import ELMoTokenizer
-from modeling_elmo.run_scripts.fine_tuning import coreference
-from modeling_elmo.run_scripts.fine_tuning.coreference import (
+from modeling_elmo.run_scripts.fine_tuning.task import SplitOutput
+from modeling_elmo.run_scripts.fine_tuning.tasks import coreference
+from modeling_elmo.run_scripts.fine_tuning.tasks.coreference import (
     Coreference,
     CoreferenceArguments,
     CoreferenceTrainingArguments,
     DocumentCollator,
     known_genres,
 )
-from modeling_elmo.run_scripts.fine_tuning.coreference_scores import coreference_scores
-from modeling_elmo.run_scripts.fine_tuning.task import SplitOutput
+from modeling_elmo.run_scripts.fine_tuning.tasks.coreference_scores import coreference_scores
 
 FILES = {f"{split}_file": str(TASKS / f"litbank_{name}.conll") for split, name in (("train", "train"), ("test", "dev"))}
 SENTENCES = [["Ann", "saw", "Bo"], ["She", "left"], ["Bo", "and", "his", "dog", "stayed"], ["Rain"]]
@@ -82,9 +82,8 @@ def test_a_training_document_is_a_window_that_differs_by_epoch(task_of):
     tokenizer = ELMoTokenizer(pre_tokenization="whitespace")
     rows, whole = task.encode_splits(tokenizer)["train"], task.encode({**documents()["train"][:]}, tokenizer, False)
     collator, seen = task.collator(tokenizer), {}
-    assert (
-        len(collator([{**{name: column[0] for name, column in whole.items()}, "example_number": 0}])["input_ids"]) == 4
-    )
+    document = {name: column[0] for name, column in whole.items()} | {"example_number": 0}
+    assert len(collator([document])["input_ids"]) == 4
     for epoch in range(20):
         at_epoch(collator, epoch)
         seen[epoch] = [tokenizer.batch_decode(collator([row])["input_ids"]) for row in rows]
@@ -144,14 +143,14 @@ def test_data_without_singletons_have_one_way(task_of):
     output = SplitOutput((padded([MENTIONS[:5]]), np.zeros((1, 5))), None, task.data["train"], None)
     scores = task.scores(output)
     assert scores["f1"] == 1 and "with_singletons" not in scores and "f1_with_singletons" not in scores
-    with pytest.raises(ValueError, match="--train_singletons: no mention of the training data is a singleton"):
+    with pytest.raises(ValueError, match="--train_singletons"):
         task_of(documents(mentions=MENTIONS[:5]), train_singletons=True)
 
 
 def test_genres_of_the_training_data():
     splits = {name: documents(genre=name)["train"] for name in ("bc", "nw")}
     data = DatasetDict(train=splits["bc"], validation=splits["nw"])
-    with pytest.raises(ValueError, match="Split 'validation' has the genre 'nw', but 'train' only bc; pass training"):
+    with pytest.raises(ValueError, match="'validation' .*'nw', .*'train' only bc"):
         known_genres(data)
     data["train"] = documents()["train"]  # without genres, the model does not read them
     assert known_genres(data) == [] and known_genres(DatasetDict(train=splits["bc"])) == ["bc"]
@@ -181,27 +180,23 @@ def test_the_settings_of_the_paper(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "options, message",
+    "options",
     [
-        (
-            {"per_device_train_batch_size": 2},
-            "--per_device_train_batch_size 2: a batch is one document, so it must be 1",
-        ),
-        ({"per_device_eval_batch_size": 8}, "--per_device_eval_batch_size 8: .*pass --gradient_accumulation_steps"),
-        (
-            {"lr_scheduler_type": "linear"},
-            "--lr_scheduler_type linear has no effect beside --lr_decay 0.999: pass --lr",
-        ),
+        {"per_device_train_batch_size": 2},
+        {"dataloader_persistent_workers": True, "dataloader_num_workers": 1},
+        {"lr_scheduler_type": "linear"},
     ],
+    ids=str,
 )
-def test_training_options_that_are_refused(options, message, tmp_path):
-    with pytest.raises(ValueError, match=message):
+def test_training_options_that_are_refused(options, tmp_path):
+    name, value = next(iter(options.items()))
+    with pytest.raises(ValueError, match=f"--{name} {value}: it must be"):
         training(tmp_path, **options)
 
 
 def test_two_devices_in_one_process_would_split_a_document(tmp_path, monkeypatch):
     monkeypatch.setattr(CoreferenceTrainingArguments, "n_gpu", 2)
-    with pytest.raises(ValueError, match="One process with 2 devices would split a document.*torchrun"):
+    with pytest.raises(ValueError, match="2 devices .*torchrun"):
         training(tmp_path)
 
 
@@ -209,10 +204,11 @@ def test_two_devices_in_one_process_would_split_a_document(tmp_path, monkeypatch
 
 
 def test_ensembles_are_refused(place, tmp_path):
-    with pytest.raises(ValueError, match="--ensemble: .* cannot be averaged for coreference-resolution, because each"):
+    with pytest.raises(ValueError, match="--ensemble: .*coreference-resolution"):
         experiment("coref", place, ensemble=["one", "two"], output_dir=tmp_path)
 
 
+@pytest.mark.slow
 def test_cached_layers_give_the_same_clusters(place, tmp_path):
     """Each sentence is stored once, and the windows of training take their part of the layers."""
     overrides = {**WITHOUT_DROPOUT, "lexical_dropout": 0.0, "max_span_width": 4}
@@ -246,12 +242,3 @@ def test_cached_layers_of_a_document_with_many_sentences(place, tmp_path):
     (record,) = experiment("coref", place, **options, test_file=file, output_dir=tmp_path / "run")
     assert record["gold_mentions"]["test"] == {"all": 300, "too_wide": 150}
     assert record["gold_mentions"]["train"]["too_wide"] > 0
-
-
-def test_the_baseline_is_compared(place, tmp_path, capsys):
-    options = {**FEW, "test_file": None, "compare_baseline": True, "train_singletons": True}
-    records = experiment("coref", place, **options, output_dir=tmp_path)
-    assert [record["arm"] for record in records] == ["baseline", "elmo"]
-    assert "gain on validation" in capsys.readouterr().out
-    assert not read_json(tmp_path / "baseline" / "seed-42" / "config.json")["use_elmo"]
-    assert read_json(tmp_path / "elmo" / "seed-42" / "config.json")["train_singletons"]

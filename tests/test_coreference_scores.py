@@ -7,8 +7,8 @@ from statistics import harmonic_mean
 
 import pytest
 
-from modeling_elmo.run_scripts.fine_tuning.coreference_data import conll_documents, document_row
-from modeling_elmo.run_scripts.fine_tuning.coreference_scores import coreference_scores
+from modeling_elmo.run_scripts.fine_tuning.tasks.coreference_data import conll_documents, document_row
+from modeling_elmo.run_scripts.fine_tuning.tasks.coreference_scores import coreference_scores
 
 TASKS = Path(__file__).parent / "fixtures" / "tasks"
 NAMES = {"muc": "muc", "b_cubed": "b_cubed", "ceaf": "ceaf_e"}  # ours, scorch's
@@ -114,5 +114,5 @@ def test_documents_are_apart():
 @pytest.mark.parametrize("wrong", [("ab", "bc"), ("aab",)])
 def test_a_mention_twice(wrong):
     for pair in ((clusters(*wrong), clusters("ab")), (clusters("ab"), clusters(*wrong))):
-        with pytest.raises(ValueError, match="A mention is in a document's clusters twice; pass clusters that have no"):
+        with pytest.raises(ValueError, match="twice"):
             coreference_scores([pair[0]], [pair[1]], singletons=True)

@@ -73,8 +73,8 @@ def test_iob1_is_converted_on_request(tmp_path, caplog):
         caplog.clear()
         assert tags_of(tmp_path / "a.conll", text) == [["O"], IOB1]
         (message,) = caplog.messages
-        assert "a.conll: entities of 1 sentences begin with I-, the first at " in message
-        assert "a.conll, line 3, 'w0' with I-A. The tags are kept; if they are IOB1, pass --tag_scheme" in message
+        assert "a.conll: entities of 1 sentences begin with I-, first in sentence 2: w0 w1 " in message
+        assert "--tag_scheme iob1" in message
     caplog.clear()
     assert tags_of(tmp_path / "a.conll", "a B-A\nb I-A\nc O\nd S-I\ne I\n") and not caplog.messages
 

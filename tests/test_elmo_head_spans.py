@@ -163,15 +163,6 @@ def test_spans_scores_and_losses_are_those_of_the_papers(lengths, options):
         assert not [name for name, gradient in zip(names, gradients[0], strict=False) if not gradient.any()]
 
 
-def test_a_split_first_layer_is_the_layer_of_all_parts():
-    torch.manual_seed(0)
-    scorer = SplitScorer([3, 0, 4, 2], 5, 0.0).double()
-    parts = [torch.randn(7, size, dtype=torch.double) for size in scorer.sizes]
-    product = sum(part @ block.t() for part, block in zip(parts, scorer.blocks(), strict=True))
-    expected = torch.stack([network(scorer, row) for row in torch.cat(parts, 1)])
-    torch.testing.assert_close(scorer(product), expected)
-
-
 def test_coarse_pruning_with_all_antecedents_is_no_pruning():
     document = make_document([6, 1, 9])
     near, coarse = make_ranker(), make_ranker(coarse_pruning=True)
@@ -195,7 +186,7 @@ def test_candidates_are_all_spans_in_a_sentence(lengths, width):
     assert [*zip(*(each.tolist() for each in candidate_spans(sentences, width)), strict=True)] == expected
 
 
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("seed", range(0, 20, 3))
 def test_the_best_spans_do_not_cross(seed):
     generator = torch.Generator().manual_seed(seed)
     first, last = candidate_spans(torch.tensor([0] * 7 + [1] * 5), 5)
@@ -235,17 +226,13 @@ def test_clusters_are_chains_of_best_antecedents(with_singletons, expected):
 
 
 @pytest.mark.parametrize("lengths", [[], [1], [1, 0, 1]])
-@pytest.mark.parametrize("coarse_pruning", [False, True])
-def test_documents_without_kept_spans(lengths, coarse_pruning):
-    ranker = make_ranker(spans_per_word=0.4, coarse_pruning=coarse_pruning, **SPEAKERS)
-    document = make_document(lengths)
-    spans = ranker(*document)
+def test_documents_without_kept_spans(lengths):
+    ranker = make_ranker(spans_per_word=0.4, coarse_pruning=True, **SPEAKERS)
+    spans = ranker(*make_document(lengths))
     assert [tuple(each.shape) for each in spans[:5]] == [(0,), (0,), (0,), (0, 0), (0, 1)]
     assert predicted_clusters(spans, True).shape == (0,)
     marginal, mention = losses(spans, {(0, 0): 0} if lengths else {})
     assert marginal == 0 and (mention > 0) == bool(lengths)
-    marginal.backward()
-    assert not any(parameter.grad is not None and parameter.grad.any() for parameter in ranker.parameters())
 
 
 # Pieces

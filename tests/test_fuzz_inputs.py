@@ -22,8 +22,8 @@ import zstandard
 from head_models import HEADS, batch_of, make_batch, make_config, make_model, targets_of
 
 from modeling_elmo import ELMoForCoreferenceResolution, ELMoForPreTraining, ELMoModel, ELMoTokenizer
-from modeling_elmo.run_scripts.fine_tuning.coreference_data import conll_documents, document_row
-from modeling_elmo.run_scripts.fine_tuning.role_data import ROLE_FEATURES, checked_row, role_rows
+from modeling_elmo.run_scripts.fine_tuning.tasks.coreference_data import conll_documents, document_row
+from modeling_elmo.run_scripts.fine_tuning.tasks.role_data import ROLE_FEATURES, checked_row, role_rows
 from modeling_elmo.run_scripts.program.command_line import is_mistake_of_user
 from modeling_elmo.run_scripts.program.data_files import column_rows, json_rows, numbered_texts, table_rows
 from modeling_elmo.run_scripts.program.files import numbered_lines

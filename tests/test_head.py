@@ -22,8 +22,8 @@ from modeling_elmo.run_scripts import (
     run_srl,
 )
 from modeling_elmo.run_scripts.fine_tuning.head import HeadArguments, task_config, task_model, task_tokenizer
-from modeling_elmo.run_scripts.fine_tuning.tagging import Tagging, TaggingArguments
 from modeling_elmo.run_scripts.fine_tuning.task import Task
+from modeling_elmo.run_scripts.fine_tuning.tasks.tagging import Tagging, TaggingArguments
 from modeling_elmo.run_scripts.vectors.word_vectors import WordVectors, read_word_vectors
 
 SPECIAL = ["<PAD>", "<S>", "</S>", "<UNK>"]

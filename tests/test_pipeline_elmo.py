@@ -28,12 +28,6 @@ def pipe(request) -> ELMoQuestionAnsweringPipeline:
     return ELMoQuestionAnsweringPipeline(model=model, tokenizer=tokenizer)
 
 
-def test_a_model_that_was_just_trained_answers(pipe):
-    expected = pipe(question=QUESTION, context=CONTEXT)
-    pipe.model.train()
-    assert pipe(question=QUESTION, context=CONTEXT) == expected
-
-
 def plain_answers(pipe, longest: int, max_seq_len: int, doc_stride: int) -> tuple[dict, float]:
     """The probability of every span of characters, and of no answer: the best and the lowest of all windows."""
     windows = pipe.tokenizer(
@@ -83,6 +77,8 @@ def test_answers_equal_plain_loops(pipe, longest, window):
 
 def test_batches_lists_and_ways_to_ask(pipe):
     single = pipe(question=QUESTION, context=CONTEXT)
+    pipe.model.train()
+    assert pipe(question=QUESTION, context=CONTEXT) == single
     assert set(single) == {"score", "start", "end", "answer"}
     other = pipe({"question": "Where?", "context": "In London, they say."})
     both = [{"question": QUESTION, "context": CONTEXT}, {"question": "Where?", "context": "In London, they say."}]
@@ -98,10 +94,6 @@ def test_batches_lists_and_ways_to_ask(pipe):
     columns = Dataset.from_list(both)
     assert pipe(question=columns["question"], context=columns["context"]) == pipe(columns) == pipe(both)
     assert pipe([]) == pipe(question=[], context=[]) == []
-    asked = []
-    streamed = iter(pipe(asked.append(each["question"]) or each for each in both))
-    assert next(streamed) == pytest.approx(single) and asked[0] == QUESTION
-    assert next(streamed) == pytest.approx(other)
 
 
 @pytest.mark.parametrize("batch_size", [1, 2])
@@ -116,36 +108,29 @@ def test_data_sets_are_read_row_by_row(pipe, streams_of, batch_size):
         assert len(read) < len(rows)
         assert [first, *(next(found) for _ in rows[1:])] == expected
     assert pipe(Dataset.from_list(rows), batch_size=batch_size) == expected
-    with pytest.raises(ValueError, match="Received 'a b'; pass a dictionary with `question` and `context`"):
+    with pytest.raises(ValueError, match="`question` is None in 'a b'"):
         list(pipe(iter(["a b"])))
 
 
 @pytest.mark.parametrize(
-    "given, message",
+    "changes, shown",
     [
-        ({"question": "", "context": CONTEXT}, "`question` is ''; pass a text"),
-        ({"question": QUESTION, "context": "  "}, "`context` is '  '; pass a text"),
-        ({"question": QUESTION}, "Pass both question=... and context=..."),
+        ({"question": ""}, "`question` is ''"),
+        ({"context": 3}, "`context` is 3"),
+        ({"context": None}, "question=.*context="),
         ({"question": ["a", "b"], "context": ["c"]}, "2 questions and 1 contexts"),
-        ({"question": QUESTION, "context": CONTEXT, "top_k": 0}, "`top_k` is 0; pass an integer of at least 1"),
-        ({"question": QUESTION, "context": CONTEXT, "top_k": None}, "`top_k` is None; pass an integer of at least 1"),
-        (
-            {"question": QUESTION, "context": CONTEXT, "doc_stride": -1},
-            "`doc_stride` is -1; pass an integer of at least 0",
-        ),
-        ({"question": "why " * 30, "context": CONTEXT, "max_seq_len": 30}, "The question 'why .* too few words .*=30"),
-        ({"question": QUESTION, "context": "\x01\x02"}, "has no words; pass a text with words"),
-        (
-            {"question": QUESTION, "context": CONTEXT, "topk": 2},
-            "Unknown options topk; the options are top_k, .*max_seq_len, doc_stride",
-        ),
-        ({"question": QUESTION, "context": CONTEXT, "top_k": "2"}, "`top_k` is '2'; pass an integer"),
-        ({"question": QUESTION, "context": 3}, "`context` is 3; pass a text"),
+        ({"top_k": None}, "`top_k` is None.*at least 1"),
+        ({"doc_stride": -1}, "`doc_stride` is -1.*at least 0"),
+        ({"question": "why " * 30, "max_seq_len": 30}, "The question 'why .*=30"),
+        ({"context": "\x01\x02"}, "has no words"),
+        ({"topk": 2}, "topk; .*top_k, .*max_seq_len, doc_stride"),
     ],
 )
-def test_errors_of_the_pipeline(pipe, given, message):
-    with pytest.raises((TypeError, ValueError), match=message):
-        pipe(**given)
+def test_calls_that_are_refused(pipe, changes, shown):
+    with pytest.raises((TypeError, ValueError), match=shown):
+        pipe(**{"question": QUESTION, "context": CONTEXT} | changes)
+    with pytest.raises(ValueError, match="question=.*context="):
+        pipe({"question": QUESTION, "context": CONTEXT}, question=QUESTION)
 
 
 def test_only_question_answering_folders_have_the_pipeline(pipe, tmp_path):
@@ -155,6 +140,8 @@ def test_only_question_answering_folders_have_the_pipeline(pipe, tmp_path):
     for task in ("question-answering", None):
         loaded = pipeline(task, model=str(tmp_path / "qa"), trust_remote_code=True)
         assert loaded(question=QUESTION, context=CONTEXT) == pytest.approx(expected)
+    other = pipeline("extractive-question-answering", model=pipe.model, tokenizer=pipe.tokenizer)
+    assert type(other) is ELMoQuestionAnsweringPipeline
     ELMoForTokenClassification.from_pretrained(tmp_path / "qa").save_pretrained(tmp_path / "tagger")
     assert not hasattr(ELMoConfig.from_pretrained(tmp_path / "tagger"), "custom_pipelines")
 
@@ -179,9 +166,3 @@ def test_markers_that_a_context_spells_are_no_answer(pipe):
 def test_a_short_window_shares_half_of_it(pipe):
     found = pipe(question=QUESTION, context=CONTEXT, max_seq_len=20)
     assert found == pipe(question=QUESTION, context=CONTEXT, max_seq_len=20, doc_stride=10)
-
-
-def test_its_name_where_the_package_is_imported(pipe):
-    other = pipeline("extractive-question-answering", model=pipe.model, tokenizer=pipe.tokenizer)
-    assert type(other) is ELMoQuestionAnsweringPipeline
-    assert other(question=QUESTION, context=CONTEXT) == pytest.approx(pipe(question=QUESTION, context=CONTEXT))

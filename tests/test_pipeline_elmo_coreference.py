@@ -1,6 +1,7 @@
 """The coreference pipeline against the model itself, with plain loops from spans to characters."""
 
 import itertools
+import re
 import sys
 from types import SimpleNamespace
 
@@ -89,6 +90,8 @@ def test_sentences_are_joined_by_line_feeds(pipe):
 
 def test_clusters_and_mentions_are_in_document_order(pipe):
     found = shown(pipe(SENTENCES))
+    pipe.model.train()
+    assert found == shown(pipe(SENTENCES))
     assert found == sorted(found) and all(cluster == sorted(cluster) for cluster in found)
 
 
@@ -102,9 +105,7 @@ def test_singletons_are_left_out(pipe):
     assert without == [cluster for cluster in every if len(cluster) > 1] and 0 < len(without) < len(every)
     untrained = make_pipe(train_singletons=False)
     assert all(len(cluster) > 1 for cluster in untrained(SENTENCES)["clusters"])
-    with pytest.raises(
-        ValueError, match="`singletons` is True, but this model was not trained on mentions of their own"
-    ):
+    with pytest.raises(ValueError, match="`singletons` is True"):
         untrained(SENTENCES, singletons=True)
 
 
@@ -118,13 +119,6 @@ def test_a_short_document_has_one_span_or_none():
     assert one([["Ada"]]) == {"clusters": []}
 
 
-def test_a_model_that_was_just_trained_resolves():
-    pipe = make_pipe()
-    expected = pipe(SENTENCES)
-    pipe.model.train()
-    assert pipe(SENTENCES) == expected
-
-
 def test_several_documents(pipe, streams_of):
     documents = [SENTENCES, WORDS, SENTENCES[1:]] * 3
     expected = [pipe(document) for document in documents]
@@ -135,8 +129,6 @@ def test_several_documents(pipe, streams_of):
         assert [first, *(next(found) for _ in documents[1:])] == expected
     rows = datasets.Dataset.from_dict({"document": [SENTENCES, SENTENCES[1:]]})
     assert pipe(rows) == pipe(rows["document"]) == expected[:3:2]
-    with pytest.raises(ValueError, match="`batch_size` is 2, but a document is a batch; leave it out"):
-        pipe(SENTENCES, batch_size=2)
 
 
 def test_genres_and_speakers():
@@ -145,10 +137,8 @@ def test_genres_and_speakers():
     with torch.no_grad():
         pipe.model.ranker.genres.weight.normal_(std=9.0)
     assert pipe(SENTENCES) == pipe(SENTENCES, genre="bc") != pipe(SENTENCES, genre="nw")
-    with pytest.raises(ValueError, match="`genre` is 'tc'; this model knows bc, nw"):
+    with pytest.raises(ValueError, match="`genre` is 'tc'; .*bc, nw"):
         pipe(SENTENCES, genre="tc")
-    with pytest.raises(ValueError, match="`genre` is 'bc'; this model knows no genres"):
-        make_pipe()(SENTENCES, genre="bc")
 
 
 # Windows
@@ -240,59 +230,50 @@ def test_sentencex_splits_text(pipe):
 
 def test_a_missing_splitter_is_told(pipe, monkeypatch):
     monkeypatch.setitem(sys.modules, "sentencex", None)
-    message = "needs the package sentencex, which is missing. Run `pip install sentencex`, or pass a list of sentences"
-    with pytest.raises(ImportError, match=message):
+    with pytest.raises(ImportError, match="pip install sentencex"):
         pipe("Ada wrote it. She published it.")
 
 
-@pytest.mark.parametrize(
-    "document, message",
-    [
-        ([], r"The document is \[\]; pass a text, a list of sentences, or a list with the words of each sentence"),
-        (None, "The document is None; pass a text"),
-        ({"text": "a"}, "The document is {'text': 'a'}; pass a text"),
-        ([["a"], "b"], r"The document is \[\['a'\], 'b'\]; pass a text"),
-        ([["a"], []], r"The document is \[\['a'\], \[\]\]; pass a text"),
-        ([["a", ""]], r"The document is \[\['a', ''\]\]; pass a text"),
-        ([["a", 1]], r"The document is \[\['a', 1\]\]; pass a text"),
-        (["", "  "], r"The document '\\n  ' has no words; pass a text with words"),
-    ],
-)
-def test_documents_that_are_refused(document, message, pipe):
-    with pytest.raises(ValueError, match=message):
+DOCUMENTS = [[], None, {"text": "a"}, [["a"], "b"], [["a"], []], [["a", ""]], [["a", 1]]]
+
+
+@pytest.mark.parametrize("document", DOCUMENTS)
+def test_documents_that_are_refused(document, pipe):
+    with pytest.raises(ValueError, match=re.escape(f"The document is {document!r}; pass a text, ")):
         pipe(document)
 
 
-def test_an_empty_text_has_no_words(pipe, monkeypatch):
+def test_documents_without_words(pipe, monkeypatch):
     monkeypatch.setitem(sys.modules, "sentencex", SimpleNamespace(get_sentence_boundaries=lambda language, text: []))
-    with pytest.raises(ValueError, match="The document '' has no words; pass a text with words"):
-        pipe("")
+    for document, text in ((["", "  "], r"'\\n  '"), ("", "''")):
+        with pytest.raises(ValueError, match=f"The document {text} has no words"):
+            pipe(document)
 
 
-def test_options_that_are_refused(pipe):
-    with pytest.raises(TypeError, match="Unknown options max_seq_len; the options are singletons, max_words, language"):
-        pipe(SENTENCES, max_seq_len=12)
-    for value in (0, 2.5, "many"):
-        with pytest.raises(ValueError, match=f"`max_words` is {value!r}; pass an integer of at least 1"):
-            pipe(SENTENCES, max_words=value)
+@pytest.mark.parametrize(
+    "options, shown",
+    [
+        ({"max_seq_len": 12}, "max_seq_len; .*max_words, language, genre, singletons"),
+        ({"max_words": 0}, "`max_words` is 0.*at least 1"),
+        ({"max_words": 2.5}, "`max_words` is 2.5.*at least 1"),
+        ({"batch_size": 2}, "`batch_size` is 2"),
+        ({"genre": "bc"}, "`genre` is 'bc'; .*no genres"),
+    ],
+)
+def test_options_that_are_refused(pipe, options, shown):
+    with pytest.raises((TypeError, ValueError), match=shown):
+        pipe(SENTENCES, **options)
 
 
 # Folders
 
 
-@pytest.mark.parametrize("generation", [1, 2])
-def test_a_folder_brings_its_pipeline(generation, pipe, tmp_path):
-    folder = tmp_path / "0"
-    for part in (pipe.model, pipe.tokenizer):
-        part.save_pretrained(folder)
-    for number in range(generation):
-        found = pipeline("coreference-resolution", model=str(folder), trust_remote_code=True)
-        assert type(found).__module__.startswith("transformers_modules") and found(SENTENCES) == pipe(SENTENCES)
-        folder = tmp_path / str(number + 1)
-        for part in (found.model, found.tokenizer):
+def test_a_folder_brings_its_pipeline(pipe, tmp_path):
+    given = pipe
+    for folder in (tmp_path / "0", tmp_path / "1"):
+        for part in (given.model, given.tokenizer):
             part.save_pretrained(folder)
-
-
-def test_the_task_is_known_where_the_package_is_imported(pipe):
+        given = pipeline("coreference-resolution", model=str(folder), trust_remote_code=True)
+        assert type(given).__module__.startswith("transformers_modules") and given(SENTENCES) == pipe(SENTENCES)
     registered = pipeline("coreference-resolution", model=pipe.model, tokenizer=pipe.tokenizer)
     assert isinstance(registered, ELMoCoreferencePipeline) and registered(SENTENCES) == pipe(SENTENCES)

@@ -1,6 +1,5 @@
 """Question answering: windows and positions of answers, no answer, ensembles, cached layers."""
 
-import shutil
 from pathlib import Path
 
 import pytest
@@ -14,12 +13,11 @@ from task_worker import (
     experiment,
     predictions_of,
     questions_of,
-    read_json,
     write_questions,
 )
 
 from modeling_elmo import ELMoForQuestionAnswering, ELMoTokenizer
-from modeling_elmo.run_scripts.fine_tuning.question_answering import (
+from modeling_elmo.run_scripts.fine_tuning.tasks.question_answering import (
     QuestionAnswering,
     QuestionAnsweringArguments,
     QuestionTrainingArguments,
@@ -47,14 +45,6 @@ def test_the_settings_of_the_paper(tmp_path):
     assert (training.adadelta, training.learning_rate, training.ema_decay) == (True, 1.0, 0.999)
     assert training.per_device_train_batch_size == 45 and QuestionAnsweringArguments().max_answer_length == 17
     assert QuestionTrainingArguments(output_dir=str(tmp_path), adadelta=False).learning_rate == 1e-3
-
-
-def test_a_linear_head_reads_elmo_at_its_input(place, tmp_path):
-    answer(place, **FEW_QUESTIONS, head="linear", output_dir=tmp_path / "linear")
-    for folder, placement in ((tmp_path / "linear", "input"), (place / "run", "both")):
-        assert read_json(folder / "record.json")["settings"]["elmo_placement"] == placement
-    assert [*read_json(tmp_path / "linear" / "record.json")["layer_weights"]] == ["input"]
-    assert [*read_json(place / "run" / "record.json")["layer_weights"]] == ["input", "output"]
 
 
 # Windows
@@ -138,6 +128,7 @@ def test_kinds_of_questions():
 # Questions without an answer
 
 
+@pytest.mark.slow
 def test_no_answer_is_predicted_if_some_questions_have_none(tmp_path):
     bilm(tmp_path / "bilm")
     files = {}
@@ -167,6 +158,7 @@ def test_no_answer_is_predicted_if_some_questions_have_none(tmp_path):
 # Experiments: cached layers, ensembles, the baseline
 
 
+@pytest.mark.slow
 def test_cached_layers_give_the_same_answers(place, tmp_path):
     training = {"num_train_epochs": 1, "config_overrides": WITHOUT_DROPOUT, "per_device_train_batch_size": 10}
     found = []
@@ -199,29 +191,20 @@ def mean_answer(folders: list[Path], question: str, context: str) -> str:
     return context[offsets[first][0] : offsets[last][1]]
 
 
+@pytest.mark.slow
 def test_an_ensemble_averages_starts_and_ends(place, tmp_path):
     answer(place, **WINDOWS, **LEARNING, num_train_epochs=1, seed=7, output_dir=tmp_path / "other")
-    one, two = (predictions_of(folder / "predictions_test.jsonl") for folder in (place / "run", tmp_path / "other"))
+    members = [place / "run", tmp_path / "other"]
+    one, two = (predictions_of(folder / "predictions_test.jsonl") for folder in members)
     assert [row["predicted"] for row in one] != [row["predicted"] for row in two]
-    copy = shutil.copytree(place / "run", tmp_path / "copy")
-    for members, name in (([place / "run", copy], "same"), ([place / "run", tmp_path / "other"], "both")):
-        windows = WINDOWS if name == "same" else {}
-        (record,) = answer(place, **windows, ensemble=members, output_dir=tmp_path / name, train_file=None)
-        rows = predictions_of(tmp_path / name / "results" / "ensemble_test.jsonl")
-        assert record["arm"] == "ensemble of 2" and len(rows) == 20
-        if name == "both":
-            question, context = (questions_of("test")[0][key] for key in ("question", "context"))
-            assert rows[0]["predicted"] == mean_answer([place / "run", tmp_path / "other"], question, context)
-        if name == "same":
-            alone = predictions_of(place / "run" / "predictions_test.jsonl")
-            equal = [row["predicted"] == other["predicted"] for row, other in zip(rows, alone, strict=True)]
-            assert sum(equal) >= 18  # the model is young: spans may be equally probable
-            for row, other in zip(rows, alone, strict=True):
-                assert row["log_probability"] == pytest.approx(other["log_probability"], abs=1e-3)
-            scores = read_json(place / "run" / "record.json")["metrics"]["test"]
-            assert record["metrics"]["test"]["f1"] == pytest.approx(scores["f1"], abs=0.05)
+    (record,) = answer(place, ensemble=members, output_dir=tmp_path / "both", train_file=None)
+    rows = predictions_of(tmp_path / "both" / "results" / "ensemble_test.jsonl")
+    assert record["arm"] == "ensemble of 2" and len(rows) == 20
+    for row, asked in list(zip(rows, questions_of("test"), strict=True))[:5]:
+        assert row["predicted"] == mean_answer(members, asked["question"], asked["context"])
 
 
+@pytest.mark.slow
 def test_answers_stay_in_order_if_training_groups_by_length(place, tmp_path):
     """Trainer would group evaluation data by length too, but answers are matched to questions by order."""
     few = FEW_QUESTIONS | {"max_eval_samples": 10}
@@ -234,16 +217,10 @@ def test_answers_stay_in_order_if_training_groups_by_length(place, tmp_path):
         assert one["log_probability"] == pytest.approx(two["log_probability"], abs=1e-3)
 
 
+@pytest.mark.slow
 def test_members_that_tokenize_differently_are_no_ensemble(place, tmp_path):
     bilm(tmp_path / "bilm", pre_tokenization="whitespace")
     answer(tmp_path, **FEW_QUESTIONS)
     members = [place / "run", tmp_path / "run"]
-    with pytest.raises(ValueError, match=f"--ensemble {members[1]} tokenizes differently from {members[0]}"):
+    with pytest.raises(ValueError, match=f"--ensemble {members[1]} .*{members[0]}"):
         answer(place, ensemble=members, output_dir=tmp_path / "both", train_file=None)
-
-
-def test_the_baseline_is_compared(place, tmp_path, capsys):
-    records = answer(place, **FEW_QUESTIONS, compare_baseline=True, output_dir=tmp_path)
-    assert [record["arm"] for record in records] == ["baseline", "elmo"]
-    assert "gain on validation" in capsys.readouterr().out
-    assert not read_json(tmp_path / "baseline" / "seed-42" / "config.json")["use_elmo"]

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from datasets import Dataset, DatasetDict, Features, Sequence, Value
 
-from modeling_elmo.run_scripts.fine_tuning.question_data import QuestionDataArguments, read_questions
+from modeling_elmo.run_scripts.fine_tuning.tasks.question_data import QuestionDataArguments, read_questions
 
 CONTEXT = "The Seine flows through Paris to Le Havre. Paris is old."
 PARIS = {"text": ["Paris", "Paris to Le Havre"], "answer_start": [24, 24]}

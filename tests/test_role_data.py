@@ -11,7 +11,13 @@ import pytest
 from datasets import Dataset, DatasetDict
 from task_worker import SPLITS, TASKS
 
-from modeling_elmo.run_scripts.fine_tuning.role_data import KINDS, RoleDataArguments, checked_row, read_roles, role_rows
+from modeling_elmo.run_scripts.fine_tuning.tasks.role_data import (
+    KINDS,
+    RoleDataArguments,
+    checked_row,
+    read_roles,
+    role_rows,
+)
 from modeling_elmo.run_scripts.program.command_line import is_mistake_of_user
 
 PROPBANK = """\

@@ -20,8 +20,8 @@ from transformers import Trainer, TrainingArguments, pipeline
 
 from modeling_elmo import ELMoForCoreferenceResolution, ELMoTokenizer
 from modeling_elmo.run_scripts import run_coref
-from modeling_elmo.run_scripts.fine_tuning.coreference import Coreference, CoreferenceArguments
-from modeling_elmo.run_scripts.fine_tuning.coreference_data import read_documents
+from modeling_elmo.run_scripts.fine_tuning.tasks.coreference import Coreference, CoreferenceArguments
+from modeling_elmo.run_scripts.fine_tuning.tasks.coreference_data import read_documents
 
 LITBANK = {split: TASKS / f"litbank_{split}.conll" for split in ("train", "dev", "test")}
 WITHOUT_EVALUATION = {"eval_strategy": "no", "save_strategy": "no", "load_best_model_at_end": False}
@@ -150,7 +150,7 @@ def test_a_training_that_diverges_says_so(place, tmp_path):
 @pytest.mark.parametrize(
     "options, message",
     [
-        ({"per_device_train_batch_size": 4}, "--per_device_train_batch_size 4: a batch is one document"),
+        ({"per_device_train_batch_size": 4}, "--per_device_train_batch_size 4: .*a batch is one document"),
         ({"dataloader_persistent_workers": True}, "these workers repeat the windows of the first epoch"),
         ({"max_length": 30}, "--max_length.*is not an option"),
         ({"config_overrides": {"train_singletons": True}}, "train_singletons is set by the data or by its own option"),

@@ -96,7 +96,7 @@ def test_two_processes_label_as_one(place, tmp_path):
         ({"optim": "sgd"}, "--optim sgd has no effect beside Adadelta: pass --no_adadelta"),
         ({"max_length": 2}, "--max_length 2: pass at least 3, for a word and two markers"),
         ({"max_seq_length": 30}, "--max_seq_length.*is not an option.*Did you mean --max_length"),
-        ({"train_file": TASKS / "snli_dev.jsonl"}, "snli_dev.jsonl, line 1: tokens is None"),
+        ({"train_file": TASKS / "snli_dev.jsonl"}, "snli_dev.jsonl, line 1: `tokens` is None"),
     ],
 )
 def test_options_that_are_refused(options, message, place, tmp_path):

@@ -11,13 +11,14 @@ The rows are kept in the cache of `datasets`, and read again when their file cha
 import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from itertools import chain
 from typing import Any, Literal
 
 import numpy as np
 from datasets import Dataset, DatasetDict, Features, Value
+from transformers.hf_argparser import HfArg
 from transformers.utils import logging
 
 from modeling_elmo.run_scripts.fine_tuning.sources import (
@@ -58,68 +59,55 @@ SCHEME_LETTERS = {"iob1": "BI", "iobes": "BIESLUM"}  # BILOU has L and U for E a
 
 @dataclass(kw_only=True)
 class TaggingDataArguments(DataArguments):
-    train_file: str | None = field(
+    train_file: str | None = HfArg(
         default=None,
-        metadata={
-            "help": f"Training file in UTF-8. A word and its tag per line: {', '.join(COLUMN_SUFFIXES)}; a sentence "
-            "per record: .json, .jsonl. Also .gz or .zst."
-        },
+        help=f"Training file in UTF-8. A word and its tag per line: {', '.join(COLUMN_SUFFIXES)}; a sentence "
+        "per record: .json, .jsonl. Also .gz or .zst.",
     )
-    tokens_column: str = field(default="tokens", metadata={"help": "Key or column of a sentence's words."})
-    tags_column: str | None = field(
+    tokens_column: str = HfArg(default="tokens", help="Key or column of a sentence's words.")
+    tags_column: str | None = HfArg(
         default=None,
-        metadata={
-            "help": f"Key or column of the tags. Default: the first of {', '.join(TAG_COLUMNS)} in the data. In a file "
-            "with a word per line, it is the number of the column, from 1. Default: the last; upos in .conllu."
-        },
+        help=f"Key or column of the tags. Default: the first of {', '.join(TAG_COLUMNS)} in the data. In a file "
+        "with a word per line, it is the number of the column, from 1. Default: the last; upos in .conllu.",
     )
-    word_column: int | None = field(
+    word_column: int | None = HfArg(
         default=None,
-        metadata={
-            "help": "Number of the words' column in a file with a word per line, from 1. Default: the first; form in "
-            ".conllu."
-        },
+        help="Number of the words' column in a file with a word per line, from 1. Default: the first; form in .conllu.",
     )
-    comments: list[str] = field(
+    comments: list[str] = HfArg(
         default_factory=list,
-        metadata={
-            "help": "Beginnings of lines to skip in a file with a word per line, such as '# id'. Lines with # are "
-            "always skipped in .conllu."
-        },
+        help="Beginnings of lines to skip in a file with a word per line, such as '# id'. Lines with # are "
+        "always skipped in .conllu.",
     )
-    tag_scheme: Literal["keep", "iob1", "iobes"] = field(
+    tag_scheme: Literal["keep", "iob1", "iobes"] = HfArg(
         default="keep",
-        metadata={
-            "help": "iob1: convert tags from IOB1, where B- only separates adjacent entities, to BIO. iobes: convert "
-            "tags from IOBES (BIOES), BILOU or BMES to BIO, which transformers' pipeline groups into entities."
-        },
+        help="iob1: convert tags from IOB1, where B- only separates adjacent entities, to BIO. iobes: convert "
+        "tags from IOBES (BIOES), BILOU or BMES to BIO, which transformers' pipeline groups into entities.",
     )
 
 
 @dataclass(kw_only=True)
 class ClassificationDataArguments(DataArguments):
-    train_file: str | None = field(
-        default=None, metadata={"help": "Training file in UTF-8: .tsv, .csv, .json or .jsonl, also .gz or .zst."}
+    train_file: str | None = HfArg(
+        default=None, help="Training file in UTF-8: .tsv, .csv, .json or .jsonl, also .gz or .zst."
     )
-    text_column: str = field(
-        default="text", metadata={"help": "Key or column of the text. If absent: sentence, document, review and so on."}
+    text_column: str = HfArg(
+        default="text", help="Key or column of the text. If absent: sentence, document, review and so on."
     )
-    text_pair_column: str | None = field(
-        default=None,
-        metadata={"help": "Key or column of a second text. Default: sentence2 beside sentence1 and so on, else none."},
+    text_pair_column: str | None = HfArg(
+        default=None, help="Key or column of a second text. Default: sentence2 beside sentence1 and so on, else none."
     )
-    label_column: str = field(
-        default="label",
-        metadata={"help": "Key or column of the label. If absent: gold_label, labels, class and so on."},
+    label_column: str = HfArg(
+        default="label", help="Key or column of the label. If absent: gold_label, labels, class and so on."
     )
-    column_names: list[str] = field(
-        default_factory=list, metadata={"help": "Names of the columns of .tsv and .csv files without a header."}
+    column_names: list[str] = HfArg(
+        default_factory=list, help="Names of the columns of .tsv and .csv files without a header."
     )
-    problem: Literal["classification", "regression"] = field(
-        default="classification", metadata={"help": "Kind of labels: names or lists of names, or numbers."}
+    problem: Literal["classification", "regression"] = HfArg(
+        default="classification", help="Kind of labels: names or lists of names, or numbers."
     )
-    drop_labels: list[str] = field(
-        default_factory=list, metadata={"help": "Labels whose samples are left out: - or -1, for example, in SNLI."}
+    drop_labels: list[str] = HfArg(
+        default_factory=list, help="Labels whose samples are left out: - or -1, for example, in SNLI."
     )
 
     def __post_init__(self):
@@ -142,44 +130,40 @@ def _tagged_split(source: Source, split: str, arguments: TaggingDataArguments) -
     source.check_column(tags, columns, "tags_column")
     names = source.class_names(tags)
     convert = partial(_tagging_row, columns=(arguments.tokens_column, tags), names=names, scheme=arguments.tag_scheme)
-    strings = [Value("string")]
-    data = source.convert(convert, Features(tokens=strings, tags=strings, inside_start=Value("string")), split)
-    if places := list(filter(None, data["inside_start"])):
+    data = source.convert(convert, Features(tokens=[Value("string")], tags=[Value("string")]), split)
+    kept = data["tags"] if arguments.tag_scheme == "keep" else []
+    if inside := [number for number, row in enumerate(kept) if _begins_inside(row)]:
         logger.warning(
-            f"{source.name}: entities of {len(places):,} sentences begin with I-, the first at {places[0]}. The tags "
-            "are kept; if they are IOB1, pass --tag_scheme iob1."
+            f"{source.name}: entities of {len(inside):,} sentences begin with I-, first in sentence {inside[0] + 1:,}: "
+            f"{' '.join(data[inside[0]]['tokens']):.80}. The tags are kept; if they are IOB1, pass --tag_scheme iob1."
         )
     if names is None and all(str(tag).isdecimal() for tag in data[0]["tags"]):
         logger.warning(
             f"{source.name}: the tags are numbers without names, so they are scored by accuracy, like parts of speech. "
             "If they mark entities, pass data with names such as B-PER."
         )
-    return data.select_columns(["tokens", "tags"])
+    return data
 
 
 def _tagging_row(
     location: Location, row: Mapping[str, Any], columns: tuple[str, str], names: list[str] | None, scheme: str
 ) -> dict[str, Any]:
-    """Checked tokens and tags, and the location of the first entity that begins with I-, or ""."""
     tokens, locations = sentence_of(location, row, columns[0])
-    given = row.get(columns[1])
+    given: Any = row.get(columns[1])
     is_complete = isinstance(given, list) and len(given) == len(tokens)
     check_cell(is_complete, locations[0], columns[1], given, f"a list with a tag for each of {len(tokens)} words")
     tags = [_class_name(each, columns[1], tag, names) for each, tag in zip(locations, given, strict=True)]
-    if scheme != "keep":
-        return {"tokens": tokens, "tags": _to_bio(locations, tags, scheme), "inside_start": ""}
-    first = "".join(f"{locations[index]}, {tokens[index]!r} with {tags[index]}" for index in _inside_starts(tags)[:1])
-    return {"tokens": tokens, "tags": tags, "inside_start": first}
+    return {"tokens": tokens, "tags": tags if scheme == "keep" else _to_bio(locations, tags, scheme)}
 
 
-def _inside_starts(tags: list[str]) -> list[int]:
-    """Indexes of the tokens where an entity begins with `I-TYPE`."""
-    pairs = enumerate(zip(["O", *tags], tags, strict=False))
-    return [index for index, (before, tag) in pairs if tag[:2] == "I-" and before not in (tag, f"B{tag[1:]}")]
+def _begins_inside(tags: list[str]) -> bool:
+    """Whether an entity begins with `I-TYPE`."""
+    pairs = zip(["O", *tags], tags, strict=False)
+    return any(tag[:2] == "I-" and before not in (tag, f"B{tag[1:]}") for before, tag in pairs)
 
 
 def _to_bio(locations: list[str], tags: list[str], scheme: str) -> list[str]:
-    """The same entities as BIO tags. Tags that do not fit together are read as by conlleval and seqeval."""
+    """Converts to BIO without changing entities. Tags that do not fit together are read as by conlleval and seqeval."""
     letters = SCHEME_LETTERS[scheme]
     for location, tag in zip(locations, tags, strict=True):
         if tag != "O" and (tag[:1] not in letters or tag[1:2] != "-"):

@@ -1,7 +1,7 @@
 """The splits of a task's data: files, or a data set of `datasets`, as rows with their locations."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from itertools import chain, islice, starmap
 from pathlib import Path
@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import datasets
 from datasets import Dataset, DatasetDict, Features, ReadInstruction
 from datasets.exceptions import DatasetGenerationError
+from transformers.hf_argparser import HfArg
 
 from modeling_elmo.run_scripts.program.data_files import TABLE_SUFFIXES, LocatedRow, Location, RowReader, format_suffix
 from modeling_elmo.run_scripts.program.files import ROWS_AT_ONCE, refuse_folder_or_pipe
@@ -22,35 +23,26 @@ DATA_SPLITS = ("train", "validation", "test")
 class DataArguments:
     """Options of every program that trains a task."""
 
-    train_file: str | None = field(default=None, metadata={"help": "Training file."})
-    validation_file: str | None = field(
-        default=None, metadata={"help": "Validation file, used to select the checkpoint."}
-    )
-    test_file: str | None = field(default=None, metadata={"help": "Test file, used to score the selected checkpoint."})
-    dataset: str | None = field(
-        default=None, metadata={"help": "Data set to use instead of files: a folder, or a name on the Hub."}
-    )
-    dataset_config: str | None = field(default=None, metadata={"help": "Configuration of the data set."})
-    train_split: str = field(
+    train_file: str | None = HfArg(default=None, help="Training file.")
+    validation_file: str | None = HfArg(default=None, help="Validation file, used to select the checkpoint.")
+    test_file: str | None = HfArg(default=None, help="Test file, used to score the selected checkpoint.")
+    dataset: str | None = HfArg(default=None, help="Data set to use instead of files: a folder, or a name on the Hub.")
+    dataset_config: str | None = HfArg(default=None, help="Configuration of the data set.")
+    train_split: str = HfArg(
         default="train",
-        metadata={
-            "help": "Training split of the data set or of the files, or a part: 'train[:90%%]'; 'none' for none."
-        },
+        help="Training split of the data set or of the files, or a part: 'train[:90%%]'; 'none' for none.",
     )
-    validation_split: str = field(
+    validation_split: str = HfArg(
         default="validation",
-        metadata={"help": "Validation split, used to select the checkpoint; 'train[90%%:]' is a part of another."},
+        help="Validation split, used to select the checkpoint; 'train[90%%:]' is a part of another.",
     )
-    test_split: str = field(default="test", metadata={"help": "Test split, used to score the selected checkpoint."})
-    max_train_samples: int | None = field(
-        default=None, metadata={"help": "Maximum number of training samples; the first are used."}
+    test_split: str = HfArg(default="test", help="Test split, used to score the selected checkpoint.")
+    max_train_samples: int | None = HfArg(default=None, help="Maximum number of training samples; the first are used.")
+    max_eval_samples: int | None = HfArg(
+        default=None, help="Maximum number of samples in each other split; the first are used."
     )
-    max_eval_samples: int | None = field(
-        default=None, metadata={"help": "Maximum number of samples in each other split; the first are used."}
-    )
-    train_fraction: float = field(
-        default=1.0,
-        metadata={"help": "Random share of the training data; the same for all seeds, part of larger ones."},
+    train_fraction: float = HfArg(
+        default=1.0, help="Random share of the training data; the same for all seeds, part of larger ones."
     )
 
 
@@ -59,14 +51,16 @@ class Source(NamedTuple):
 
     Args:
         name: name for messages: a file, or a data set and its split.
-        read: reads all rows, from the first.
-        data: the split, if it comes from a data set.
+        read: `read(first=0, end=None)`: these rows, by default all.
+        size: number of rows; 0: they have to be counted.
+        features: the features of a data set.
         files: the files, if it comes from files.
     """
 
     name: str
-    read: Callable[[], Iterator[LocatedRow]]
-    data: Dataset | None = None
+    read: Callable[..., Iterator[LocatedRow]]
+    size: int = 0
+    features: Features | None = None
     files: tuple[Path, ...] = ()
 
     def first(self) -> Mapping[str, Any]:
@@ -83,7 +77,7 @@ class Source(NamedTuple):
 
     def class_names(self, column: str) -> list[str] | None:
         """Names of the classes, if a column of a data set has the numbers of classes."""
-        feature = None if self.data is None else self.data.features[column]
+        feature = None if self.features is None else self.features[column]
         return getattr(getattr(feature, "feature", feature), "names", None)
 
     def convert(self, convert: Callable[[Any, Mapping[str, Any]], dict], features: Features, split: str) -> Dataset:
@@ -120,18 +114,41 @@ def split_sources(arguments: DataArguments, formats: Mapping[str, RowReader]) ->
     files = {split: Path(file) for split in DATA_SPLITS if (file := getattr(arguments, f"{split}_file")) is not None}
     if bool(files) == (arguments.dataset is not None):
         raise ValueError("Pass either --train_file, --validation_file or --test_file, or --dataset NAME.")
-    if arguments.dataset is not None:
-        return _dataset_sources(arguments)
-    whole = {split: _file_source(path, f"--{split}_file", formats) for split, path in files.items()}
+    if arguments.dataset is None:
+        name = ", ".join(map(str, files.values()))
+        wholes = {split: _file_source(path, f"--{split}_file", formats) for split, path in files.items()}
+    else:
+        name, data = f"--dataset {arguments.dataset}", _load(str(arguments.dataset), arguments.dataset_config)
+        wholes = {split: _dataset_source(part, f"{name}, {split}") for split, part in data.items()}
     wanted = {split: getattr(arguments, f"{split}_split") for split in DATA_SPLITS}
-    found = {
-        split: whole[split] if part == split else _file_parts(whole, part, f"--{split}_split")
-        for split, part in wanted.items()
-        if part not in ("none", split) or part in whole
-    }
-    if not found:
-        raise ValueError(f"The files are {', '.join(files)}; pass --train_split, --validation_split or --test_split.")
-    return found
+    given = {split: part for split, part in wanted.items() if part in wholes or part not in ("none", split)}
+    if not given:
+        raise ValueError(
+            f"{name} has the splits {list(wholes)}; pass --train_split, --validation_split or --test_split."
+        )
+    return {split: _part(wholes, part, f"{name}; --{split}_split {part}") for split, part in given.items()}
+
+
+def _part(wholes: Mapping[str, Source], wanted: str, name: str) -> Source:
+    """The split, or the parts of splits, that an expression such as `train[:80%]+extra` names."""
+    if wanted in wholes:
+        return wholes[wanted]
+    sizes = {split: source.size or sum(1 for _ in source.read()) for split, source in wholes.items()}
+    try:
+        parts = ReadInstruction.from_spec(wanted).to_absolute(sizes)
+    except ValueError as error:
+        raise ValueError(f"{name}: {error} The splits are {list(sizes)}.") from error
+    sources = [wholes[part.splitname] for part in parts]
+    features = sources[0].features
+    if any(source.features != features for source in sources):
+        raise ValueError(f"{name}: the splits have different columns or classes; pass one of them.")
+    reads = [partial(source.read, part.from_, part.to) for source, part in zip(sources, parts, strict=True)]
+    files = tuple(path for source in sources for path in source.files)
+    return Source(name, partial(_rows_of_parts, reads), features=features, files=files)
+
+
+def _rows_of_parts(reads: Iterable[Callable[[], Iterator[LocatedRow]]]) -> Iterator[LocatedRow]:
+    return chain.from_iterable(read() for read in reads)
 
 
 def _file_source(path: Path, option: str, formats: Mapping[str, RowReader]) -> Source:
@@ -140,34 +157,11 @@ def _file_source(path: Path, option: str, formats: Mapping[str, RowReader]) -> S
         raise ValueError(f"{option} {path} has an unknown ending; pass a file that ends in {', '.join(formats)}.")
     if not path.is_file():
         raise FileNotFoundError(f"{option} {path} does not exist; pass an existing file.")
-    return Source(str(path), partial(formats[format_suffix(path)], path), files=(path,))
+    return Source(str(path), partial(_file_rows, formats[format_suffix(path)], path), files=(path,))
 
 
-def _file_parts(whole: Mapping[str, Source], wanted: str, option: str) -> Source:
-    """The parts of files that an expression such as `train[:90%]` names: `train` is the file of `--train_file`."""
-    sizes = {split: sum(1 for _ in source.read()) for split, source in whole.items()}
-    parts = _parts(sizes, wanted, f"{option} {wanted}")
-    sources = [(whole[part.splitname], part.from_, part.to) for part in parts]
-    files = tuple(path for source, *_ in sources for path in source.files)
-    name = f"{', '.join(map(str, files))} ({option} {wanted})"
-    return Source(name, partial(_rows_of_parts, [(source.read, *bounds) for source, *bounds in sources]), files=files)
-
-
-def _rows_of_parts(parts: list[tuple[Callable[[], Iterator[LocatedRow]], int, int]]) -> Iterator[LocatedRow]:
-    return chain.from_iterable(islice(read(), first, end) for read, first, end in parts)
-
-
-def _dataset_sources(arguments: DataArguments) -> dict[str, Source]:
-    name, data = f"--dataset {arguments.dataset}", _load(str(arguments.dataset), arguments.dataset_config)
-    found = {}
-    for split in DATA_SPLITS:
-        wanted = getattr(arguments, f"{split}_split")
-        if wanted in data or wanted not in ("none", split):
-            part, location = _part(data, wanted, f"{name}; --{split}_split"), f"{name}, {wanted}"
-            found[split] = Source(location, partial(_dataset_rows, part, location), part)
-    if not found:
-        raise ValueError(f"{name} has the splits {list(data)}; pass --train_split, --validation_split or --test_split.")
-    return found
+def _file_rows(read: RowReader, path: Path, first: int = 0, end: int | None = None) -> Iterator[LocatedRow]:
+    return islice(read(path), first, end)
 
 
 def _load(folder: str, config: str | None) -> DatasetDict:
@@ -180,26 +174,18 @@ def _load(folder: str, config: str | None) -> DatasetDict:
         raise ValueError(f"--dataset {folder}, --dataset_config {config}: {error}") from error
 
 
-def _part(data: DatasetDict, wanted: str, option: str) -> Dataset:
-    """The split, or the parts of splits, that an expression such as `train[:80%]+extra` names."""
-    parts = _parts({split: len(part) for split, part in data.items()}, wanted, f"{option} {wanted}")
-    return datasets.concatenate_datasets([data[part.splitname].select(range(part.from_, part.to)) for part in parts])
+def _dataset_source(data: Dataset, name: str) -> Source:
+    return Source(name, partial(_dataset_rows, data, name), len(data), data.features)
 
 
-def _parts(sizes: dict[str, int], wanted: str, option: str) -> list[Any]:
-    try:
-        return ReadInstruction.from_spec(wanted).to_absolute(sizes)
-    except ValueError as error:
-        raise ValueError(f"{option}: {error} The splits are {list(sizes)}.") from error
-
-
-def _dataset_rows(data: Dataset, name: str) -> Iterator[LocatedRow]:
-    batches = data.iter(batch_size=ROWS_AT_ONCE)
+def _dataset_rows(data: Dataset, name: str, first: int = 0, end: int | None = None) -> Iterator[LocatedRow]:
+    numbers = range(len(data))[first:end]
+    batches = data.select(numbers).iter(batch_size=ROWS_AT_ONCE)
     rows = (dict(zip(batch, row, strict=True)) for batch in batches for row in zip(*batch.values(), strict=True))
-    return ((f"{name}, row {number}", row) for number, row in enumerate(rows))
+    return ((f"{name}, row {number}", row) for number, row in zip(numbers, rows, strict=True))
 
 
-def check_cell(fits: Any, location: str, column: str, value: Any, needed: str):
+def check_cell(fits: Any, location: Location, column: str, value: Any, needed: str):
     """Raises an error that names the row, the column, its value and what is needed, unless the value fits."""
     if not fits:
         raise ValueError(f"{location}: `{column}` is {value!r:.80}; it must be {needed}.")
@@ -216,7 +202,8 @@ def is_list_of_words(value: Any) -> bool:
 
 def sentence_of(location: Location, row: Mapping[str, Any], column: str = "tokens") -> tuple[list[str], list[str]]:
     """The words of a row, and the location of each."""
-    words, first = row.get(column), location[0] if isinstance(location, list) else location
+    words: Any = row.get(column)
+    first = location[0] if isinstance(location, list) else location
     check_cell(isinstance(words, list) and words, first, column, words, "a list of words")
     places = location if isinstance(location, list) else [location] * len(words)
     for place, word in zip(places, words, strict=True):

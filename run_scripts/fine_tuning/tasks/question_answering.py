@@ -3,7 +3,7 @@
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from copy import copy
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import groupby
 from typing import Any
 
@@ -11,12 +11,13 @@ import numpy as np
 import torch
 from datasets import Dataset, DatasetDict
 from transformers import DataCollatorWithPadding
+from transformers.hf_argparser import HfArg
 
 from modeling_elmo import ELMoForQuestionAnswering, ELMoTokenizer
 from modeling_elmo.pipeline_elmo import best_answers, characters_of_contexts
 from modeling_elmo.run_scripts.fine_tuning.metrics import answer_scores
-from modeling_elmo.run_scripts.fine_tuning.question_data import QuestionDataArguments, read_questions
 from modeling_elmo.run_scripts.fine_tuning.task import Batch, Record, SplitOutput, Task, log_mean_probabilities
+from modeling_elmo.run_scripts.fine_tuning.tasks.question_data import QuestionDataArguments, read_questions
 from modeling_elmo.run_scripts.fine_tuning.trainer import EMA_HELP, AdadeltaTrainingArguments
 
 QUESTION_WORDS = ("what", "which", "who", "whose", "whom", "when", "where", "why", "how")
@@ -25,18 +26,15 @@ Characters = tuple[int, int]  # of a word in its context: the first, and the one
 
 @dataclass(kw_only=True)
 class QuestionAnsweringArguments(QuestionDataArguments):
-    max_seq_length: int = field(
-        default=384,
-        metadata={"help": "Maximum tokens of a window, which holds a question and a part of its context."},
+    max_seq_length: int = HfArg(
+        default=384, help="Maximum tokens of a window, which holds a question and a part of its context."
     )
-    doc_stride: int = field(default=128, metadata={"help": "Tokens that neighbouring windows of a context share."})
-    max_answer_length: int = field(default=17, metadata={"help": "Maximum words of a predicted answer."})
-    null_score_diff_threshold: float = field(
+    doc_stride: int = HfArg(default=128, help="Tokens that neighbouring windows of a context share.")
+    max_answer_length: int = HfArg(default=17, help="Maximum words of a predicted answer.")
+    null_score_diff_threshold: float = HfArg(
         default=0.0,
-        metadata={
-            "help": "Margin of log-probability by which no answer must beat the best answer. Used where some questions "
-            "have no answer."
-        },
+        help="Margin of log-probability by which no answer must beat the best answer. Used where some questions "
+        "have no answer.",
     )
 
     def __post_init__(self):
@@ -55,7 +53,7 @@ class QuestionTrainingArguments(AdadeltaTrainingArguments):
 
     _argument_group_name = "training options"
 
-    ema_decay: float = field(default=0.999, metadata={"help": EMA_HELP})
+    ema_decay: float = HfArg(default=0.999, help=EMA_HELP)
     per_device_train_batch_size: int = 45
 
 
@@ -146,18 +144,14 @@ def tokenize_windows(batch: Batch, tokenizer: ELMoTokenizer, arguments: Question
     options |= {"return_overflowing_tokens": True, "return_offsets_mapping": True}
     try:
         return tokenizer(batch["question"], batch["context"], **options)
-    except ValueError:
-        for name, question, context in zip(*(batch[key] for key in ("id", "question", "context")), strict=True):
-            try:
-                tokenizer(question, context, **options)
-            except ValueError as error:
-                words = len(tokenizer(question)["input_ids"]) - 2
-                raise ValueError(
-                    f"Question {name} has {words:,} words, which leaves too little room for its context in a window of "
-                    f"--max_seq_length {arguments.max_seq_length} with --doc_stride {arguments.doc_stride}. Pass a "
-                    f"larger --max_seq_length. ({error})"
-                ) from error
-        raise
+    except ValueError as error:
+        lengths = [len(ids) - 2 for ids in tokenizer(batch["question"])["input_ids"]]
+        words, name = max(zip(lengths, batch["id"], strict=True))
+        raise ValueError(
+            f"Question {name} has {words:,} words, which leaves too little room for its context in a window of "
+            f"--max_seq_length {arguments.max_seq_length} with --doc_stride {arguments.doc_stride}. Pass a larger "
+            f"--max_seq_length. ({error})"
+        ) from error
 
 
 def words_of_answer(

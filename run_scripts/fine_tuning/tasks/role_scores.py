@@ -36,16 +36,13 @@ def role_scores(
         `per_type`: the three rates and the `number` of gold arguments of each role. With `kinds`, `per_kind` has the
         same for each kind, and `verb_f1`, `noun_f1` and so on are its F1.
     """
-    if len(predicted) != len(gold) or len(gold) != len(gold if kinds is None else kinds):
-        beside = "" if kinds is None else f" and {len(kinds)} have kinds"
-        raise ValueError(
-            f"{len(predicted)} predicates have predicted tags, but {len(gold)} have gold tags{beside}; pass the same "
-            "predicates on all sides."
-        )
-    found, wanted = _numbered_arguments(predicted), _numbered_arguments(gold)
+    counts = [len(predicted), len(gold), len(gold if kinds is None else kinds)]
+    if len({*counts}) > 1:
+        raise ValueError(f"Predicted tags, gold tags and kinds are those of {counts} predicates; pass equally many.")
+    found, wanted = (_numbered(tags, role_arguments) for tags in (predicted, gold))
     scores = argument_rates(found, wanted)
     del scores["number"]
-    scores["span_f1"] = argument_rates(_numbered_spans(predicted), _numbered_spans(gold))["f1"]
+    scores["span_f1"] = argument_rates(*(_numbered(tags, role_spans) for tags in (predicted, gold)))["f1"]
     roles = {role for _, (role, _) in found | wanted}
     scores["per_type"] = _rates_apart(found, wanted, roles, lambda each: each[1][0])
     if kinds is None:
@@ -93,11 +90,7 @@ def argument_rates(found: Collection, wanted: Collection) -> Scores:
     return dict(zip(RATES, (*rates, len(wanted)), strict=True))
 
 
-def _numbered_arguments(predicates: Sequence[Sequence[str]]) -> set[tuple[int, Argument]]:
-    pairs = ((number, each) for number, tags in enumerate(predicates) for each in role_arguments(tags))
-    return {(number, argument) for number, argument in pairs if argument[0] != "V"}
-
-
-def _numbered_spans(predicates: Sequence[Sequence[str]]) -> set[tuple[int, tuple[str, int, int]]]:
-    pairs = ((number, each) for number, tags in enumerate(predicates) for each in role_spans(tags))
-    return {(number, span) for number, span in pairs if span[0] not in ("", *PREDICATE_ROLES)}
+def _numbered(predicates: Sequence[Sequence[str]], parts_of: Callable[[Sequence[str]], list]) -> set[tuple[int, Any]]:
+    """The number of each predicate with each part of its tags, but for the predicate itself and words outside."""
+    parts = ((number, part) for number, tags in enumerate(predicates) for part in parts_of(tags))
+    return {(number, part) for number, part in parts if part[0] not in ("", *PREDICATE_ROLES)}

@@ -1,12 +1,13 @@
 """Classification of texts and of pairs of texts: one label, several labels, or a number."""
 
 from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
 from datasets import Dataset, DatasetDict
 from transformers import DataCollatorWithPadding
+from transformers.hf_argparser import HfArg
 
 from modeling_elmo import ELMoForSequenceClassification, ELMoTokenizer
 from modeling_elmo.run_scripts.fine_tuning.data import ClassificationDataArguments, label_names, read_classification
@@ -26,13 +27,11 @@ from modeling_elmo.run_scripts.fine_tuning.trainer import TaskTrainingArguments
 
 @dataclass(kw_only=True)
 class ClassificationArguments(ClassificationDataArguments):
-    classifier: Literal["bcn", "esim", "linear"] = field(
-        default="bcn",
-        metadata={"help": "Network: bcn for one text or two, esim for pairs, linear for one linear layer."},
+    classifier: Literal["bcn", "esim", "linear"] = HfArg(
+        default="bcn", help="Network: bcn for one text or two, esim for pairs, linear for one linear layer."
     )
-    max_length: int | None = field(
-        default=None,
-        metadata={"help": "Maximum tokens of a training example, including markers. Other splits are not cut."},
+    max_length: int | None = HfArg(
+        default=None, help="Maximum tokens of a training example, including markers. Other splits are not cut."
     )
 
 

@@ -1,12 +1,13 @@
 """Tagging: a label for each word, such as named entities and parts of speech."""
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from datasets import Dataset, DatasetDict
 from transformers import DataCollatorForTokenClassification
+from transformers.hf_argparser import HfArg
 from transformers.utils import logging
 
 from modeling_elmo import ELMoForTokenClassification, ELMoTokenizer
@@ -34,9 +35,8 @@ SHOWN_TAGS = 3  # in the warnings about tags that fit no scheme
 
 @dataclass(kw_only=True)
 class TaggingArguments(TaggingDataArguments):
-    max_length: int | None = field(
-        default=None,
-        metadata={"help": "Maximum tokens of a training sentence, including two markers. Other splits are not cut."},
+    max_length: int | None = HfArg(
+        default=None, help="Maximum tokens of a training sentence, including two markers. Other splits are not cut."
     )
 
 

@@ -20,13 +20,14 @@ read as they are written (ARG0, A0). They never nest in one column.
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from datasets import DatasetDict, Features, Value
+from transformers.hf_argparser import HfArg
 
 from modeling_elmo.run_scripts.fine_tuning.sources import DataArguments, check_cell, sentence_of, split_sources
 from modeling_elmo.run_scripts.program.data_files import JSON_FORMATS, LocatedRow, Location, format_suffix
@@ -57,17 +58,14 @@ ROLE_FEATURES = Features(
 
 @dataclass(kw_only=True)
 class RoleDataArguments(DataArguments):
-    train_file: str | None = field(
+    train_file: str | None = HfArg(
         default=None,
-        metadata={
-            "help": "Training file in UTF-8. A word per line and a column per predicate: .tsv as PropBank EWT, .conll "
-            "or .txt as CoNLL-2005, .gold_conll and so on as CoNLL-2012. A sentence per record, with tokens, "
-            "predicate_index and predicate_tags: .json, .jsonl. Also .gz or .zst."
-        },
+        help="Training file in UTF-8. A word per line and a column per predicate: .tsv as PropBank EWT, .conll "
+        "or .txt as CoNLL-2005, .gold_conll and so on as CoNLL-2012. A sentence per record, with tokens, "
+        "predicate_index and predicate_tags: .json, .jsonl. Also .gz or .zst.",
     )
-    roles_format: Literal["propbank", "conll2005", "conll2012"] | None = field(
-        default=None,
-        metadata={"help": "Columns of files with a word per line. Default: those that the file's ending names."},
+    roles_format: Literal["propbank", "conll2005", "conll2012"] | None = HfArg(
+        default=None, help="Columns of files with a word per line. Default: those that the file's ending names."
     )
 
 
@@ -177,9 +175,10 @@ def _predicate_lines(lines: list[Line], layout: Layout) -> list[int]:
             f"{location} has {len(first)} columns, not {fixed} and one for each of {len(predicates)} predicates: "
             f"{first!r:.80}. {OTHER_FORMAT}"
         )
-    for number, (location, columns) in enumerate(lines if layout.position is not None else ()):
-        index = columns[layout.position]
-        check_cell(index == str(number), location, "index of the word", index, f"{number}, counted in its sentence")
+    if layout.position is not None:
+        for number, (location, columns) in enumerate(lines):
+            index = columns[layout.position]
+            check_cell(index == str(number), location, "index of the word", index, f"{number}, counted in its sentence")
     return predicates
 
 
@@ -217,10 +216,12 @@ def kind_of_predicate(tag: str) -> str:
 def checked_row(location: Location, row: Mapping[str, Any]) -> dict[str, Any]:
     """The row of `ROLE_FEATURES`, with "" for lemmas, senses and kinds that are absent."""
     tokens, (where, *_) = sentence_of(location, row)
-    indexes = row.get("predicate_index")
+    indexes: Any = row.get("predicate_index")
     check_cell(isinstance(indexes, list), where, "predicate_index", indexes, "a list of the predicates' first words")
     absent = [""] * len(indexes)
-    parts = {name: absent if row.get(name) is None else row[name] for name in STRINGS} | {"predicate_index": indexes}
+    parts: dict[str, Any] = {name: absent if row.get(name) is None else row[name] for name in STRINGS} | {
+        "predicate_index": indexes
+    }
     parts["predicate_tags"] = row.get("predicate_tags")
     for name, value in parts.items():
         fits = isinstance(value, list) and len(value) == len(indexes)

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Iterator, Sequence
 from copy import copy
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -11,6 +11,7 @@ from datasets import Dataset, DatasetDict
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 from transformers import BatchEncoding
+from transformers.hf_argparser import HfArg
 from transformers.utils import logging
 
 from modeling_elmo import ELMoForSemanticRoleLabeling, ELMoTokenizer
@@ -18,8 +19,6 @@ from modeling_elmo.elmo_head_layers import decode_labels
 from modeling_elmo.modeling_elmo_roles import NO_WORD
 from modeling_elmo.pipeline_elmo import check_numbers, join_words
 from modeling_elmo.pipeline_elmo_roles import PredicateTags, labelled_sentence
-from modeling_elmo.run_scripts.fine_tuning.role_data import RoleDataArguments, read_roles
-from modeling_elmo.run_scripts.fine_tuning.role_scores import predicate_scores, role_scores
 from modeling_elmo.run_scripts.fine_tuning.task import (
     NO_LABEL,
     Batch,
@@ -31,6 +30,8 @@ from modeling_elmo.run_scripts.fine_tuning.task import (
     log_mean_probabilities,
     truncation,
 )
+from modeling_elmo.run_scripts.fine_tuning.tasks.role_data import RoleDataArguments, read_roles
+from modeling_elmo.run_scripts.fine_tuning.tasks.role_scores import predicate_scores, role_scores
 from modeling_elmo.run_scripts.fine_tuning.trainer import AdadeltaTrainingArguments
 
 logger = logging.get_logger(__name__)
@@ -40,9 +41,8 @@ DECODED_ROWS = 256  # at once: their Viterbi scores take some megabytes
 
 @dataclass(kw_only=True)
 class SemanticRoleArguments(RoleDataArguments):
-    max_length: int | None = field(
-        default=102,  # 100 words, as in He et al. (2017)
-        metadata={"help": "Maximum tokens of a training sentence, including two markers. Other splits are not cut."},
+    max_length: int | None = HfArg(
+        default=102, help="Maximum tokens of a training sentence, including two markers. Other splits are not cut."
     )
 
 
@@ -83,14 +83,15 @@ class SemanticRoles(Task):
             )
         self.label_ids = {label: number for number, label in enumerate(self.labels)}
         self.config = label_config(self.labels)
-        tell_unknown_roles(data, self.label_ids)
-        tell_cut_predicates(data["train"], self.arguments.max_length)
+        warn_of_unknown_roles(data, self.label_ids)
+        if self.arguments.max_length is not None:
+            warn_of_cut_predicates(data["train"], self.arguments.max_length)
 
     def words(self, split: Dataset, tokenizer: ELMoTokenizer) -> Iterable[list[str]]:
         return split["tokens"]
 
     def encode(self, batch: Batch, tokenizer: ELMoTokenizer, is_training: bool) -> Batch:
-        """A row per predicate, or one for a sentence without; the first row of a sentence tells all predicates."""
+        """A row per predicate, or one for a sentence without; the first row of a sentence has all predicate labels."""
         limits = truncation(self.arguments.max_length if is_training else None)
         encoding = tokenizer(batch["tokens"], is_split_into_words=True, **limits)
         rows: list[Record] = []
@@ -187,7 +188,7 @@ def tags_of(split: Dataset) -> set[str]:
     return {tag for sentence in split["predicate_tags"] for tags in sentence for tag in tags}
 
 
-def tell_unknown_roles(data: DatasetDict, known: Iterable[str]):
+def warn_of_unknown_roles(data: DatasetDict, known: Iterable[str]):
     for split, sentences in data.items():
         if unknown := {tag[2:] for tag in tags_of(sentences) - {*known}}:
             logger.warning(
@@ -196,8 +197,6 @@ def tell_unknown_roles(data: DatasetDict, known: Iterable[str]):
             )
 
 
-def tell_cut_predicates(train: Dataset, max_length: int | None):
-    if max_length is None:
-        return
+def warn_of_cut_predicates(train: Dataset, max_length: int):
     if cut := sum(place >= max_length - 2 for places in train["predicate_index"] for place in places):
         logger.warning(f"--max_length {max_length} cuts {cut:,} predicates off the training data; they are left out.")

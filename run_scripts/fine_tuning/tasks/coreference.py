@@ -2,7 +2,7 @@
 
 from collections import Counter
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from itertools import chain
 from typing import Any
 
@@ -12,12 +12,17 @@ from datasets import Dataset, DatasetDict
 from torch import Tensor
 from torch.optim.lr_scheduler import LRScheduler, StepLR
 from transformers import BatchEncoding, TrainerCallback
+from transformers.hf_argparser import HfArg
 
 from modeling_elmo import ELMoForCoreferenceResolution, ELMoTokenizer
-from modeling_elmo.run_scripts.fine_tuning.coreference_data import CoreferenceDataArguments, MentionSpan, read_documents
-from modeling_elmo.run_scripts.fine_tuning.coreference_scores import coreference_scores
 from modeling_elmo.run_scripts.fine_tuning.features import FeatureStore
 from modeling_elmo.run_scripts.fine_tuning.task import Batch, Record, SplitOutput, Task, label_config
+from modeling_elmo.run_scripts.fine_tuning.tasks.coreference_data import (
+    CoreferenceDataArguments,
+    MentionSpan,
+    read_documents,
+)
+from modeling_elmo.run_scripts.fine_tuning.tasks.coreference_scores import coreference_scores
 from modeling_elmo.run_scripts.fine_tuning.trainer import TaskTrainingArguments
 
 DECAY_STEPS = 100  # as in the code of Lee et al. (2017)
@@ -26,16 +31,13 @@ TOKEN_COLUMNS = ("input_ids", "character_ids", "attention_mask", "speaker_ids") 
 
 @dataclass(kw_only=True)
 class CoreferenceArguments(CoreferenceDataArguments):
-    max_sentences: int = field(
+    max_sentences: int = HfArg(
         default=50,
-        metadata={
-            "help": "Maximum sentences of a training document: a random window, drawn anew in each epoch. Other splits "
-            "are read whole."
-        },
+        help="Maximum sentences of a training document: a random window, drawn anew in each epoch. Other splits "
+        "are read whole.",
     )
-    train_singletons: bool = field(
-        default=False,
-        metadata={"help": "Learn, return and score singletons too: mentions that no other mention refers to."},
+    train_singletons: bool = HfArg(
+        default=False, help="Learn, return and score singletons too: mentions that no other mention refers to."
     )
 
 
@@ -45,9 +47,8 @@ class CoreferenceTrainingArguments(TaskTrainingArguments):
 
     _argument_group_name = "training options"
 
-    lr_decay: float = field(
-        default=0.999,
-        metadata={"help": f"Factor of the learning rate after every {DECAY_STEPS} steps. 1: --lr_scheduler_type."},
+    lr_decay: float = HfArg(
+        default=0.999, help=f"Factor of the learning rate after every {DECAY_STEPS} steps. 1: --lr_scheduler_type."
     )
     num_train_epochs: float = 150
     per_device_train_batch_size: int = 1
@@ -55,27 +56,19 @@ class CoreferenceTrainingArguments(TaskTrainingArguments):
 
     def __post_init__(self):
         super().__post_init__()
-        for name in ("per_device_train_batch_size", "per_device_eval_batch_size"):
-            if getattr(self, name) != 1:
-                raise ValueError(
-                    f"--{name} {getattr(self, name)}: a batch is one document, so it must be 1. For larger steps, pass "
-                    "--gradient_accumulation_steps."
-                )
-        if self.dataloader_persistent_workers:
-            raise ValueError(
-                "--dataloader_persistent_workers true: these workers repeat the windows of the first epoch; leave "
-                "it out."
-            )
+        has_schedule = self.lr_decay < 1
+        for name, needed, reason in (
+            ("per_device_train_batch_size", 1, "a batch is one document; --gradient_accumulation_steps joins several"),
+            ("per_device_eval_batch_size", 1, "a batch is one document"),
+            ("dataloader_persistent_workers", False, "these workers repeat the windows of the first epoch"),
+            ("lr_scheduler_type", "constant", f"--lr_decay {self.lr_decay} is the schedule; or pass --lr_decay 1"),
+        ):
+            if getattr(self, name) != needed and (has_schedule or name != "lr_scheduler_type"):
+                raise ValueError(f"--{name} {self.to_dict()[name]}: it must be {needed}, because {reason}.")
         if self.n_gpu > 1:
             raise ValueError(
                 f"One process with {self.n_gpu} devices would split a document. Start a process for each device with "
                 "torchrun, or show one device, with CUDA_VISIBLE_DEVICES=0."
-            )
-        if self.lr_decay < 1 and self.lr_scheduler_type != "constant":
-            kind = self.to_dict()["lr_scheduler_type"]
-            raise ValueError(
-                f"--lr_scheduler_type {kind} has no effect beside --lr_decay {self.lr_decay}: pass --lr_decay 1, or "
-                "omit it."
             )
 
     def for_trainer(self, metric: str, has_validation: bool) -> TaskTrainingArguments:
@@ -212,7 +205,7 @@ def encode_sentences(sentences: list[list[str]], tokenizer: ELMoTokenizer) -> di
 class DocumentCollator(TrainerCallback):
     """Makes a batch of one document: its rows are the sentences, padded on the right.
 
-    Of a training document it takes a window of `max_sentences`, which depends on the seed, the epoch and the document
+    A training document is cut to a window of `max_sentences`, which depends on the seed, the epoch and the document
     alone. So a resumed training sees the same windows.
 
     Args:

@@ -6,12 +6,13 @@ splits = read_documents(arguments)  # a row per document: document, sentences, m
 import re
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from datasets import Dataset, DatasetDict, Features, Value
+from transformers.hf_argparser import HfArg
 from transformers.utils import logging
 
 from modeling_elmo.run_scripts.fine_tuning.sources import (
@@ -46,12 +47,10 @@ MentionSpan = tuple[int, int, int]  # sentence, first word, last word (inclusive
 
 @dataclass(kw_only=True)
 class CoreferenceDataArguments(DataArguments):
-    train_file: str | None = field(
+    train_file: str | None = HfArg(
         default=None,
-        metadata={
-            "help": f"Training file. CoNLL-2012 columns, also LitBank's: {', '.join(DOCUMENT_SUFFIXES)}; a document "
-            "per record: .json, .jsonl. Also .gz or .zst."
-        },
+        help=f"Training file. CoNLL-2012 columns, also LitBank's: {', '.join(DOCUMENT_SUFFIXES)}; a document "
+        "per record: .json, .jsonl. Also .gz or .zst.",
     )
 
 
@@ -78,16 +77,17 @@ def _distinct_documents(read: Callable[[], Iterator[LocatedRow]]) -> Iterator[Lo
     """The rows, whose documents must have different names."""
     places: dict[str, Any] = {}
     for location, row in read():
-        name = row.get("document")
+        name: Any = row.get("document")
         check_cell(is_text(name), location, "document", name, "a name that is not empty")
-        first = places.setdefault(name, location)
-        check_cell(first == location, location, "document", name, f"another name: it is also at {first}")
+        check_cell(name not in places, location, "document", name, f"another name: it is also at {places.get(name)}")
+        places[name] = location
         yield location, row
 
 
 def document_row(location: Any, row: Mapping[str, Any]) -> dict[str, Any]:
     """A checked document with its mentions in order. `speakers` and `genre` may be missing."""
-    sentences, mentions = row.get("sentences"), row.get("mentions")
+    sentences: Any = row.get("sentences")
+    mentions: Any = row.get("mentions")
     speakers, genre = row.get("speakers") or [], row.get("genre") or ""
     check_cell(_has_sentences(sentences), location, "sentences", sentences, "one list of words or more, none empty")
     fits = not speakers or _has_sentences(speakers) and [*map(len, speakers)] == [*map(len, sentences)]

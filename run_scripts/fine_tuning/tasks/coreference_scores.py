@@ -9,8 +9,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from modeling_elmo.run_scripts.fine_tuning.coreference_data import MentionSpan
 from modeling_elmo.run_scripts.fine_tuning.metrics import Scores
+from modeling_elmo.run_scripts.fine_tuning.tasks.coreference_data import MentionSpan
 
 Cluster = Sequence[MentionSpan]
 

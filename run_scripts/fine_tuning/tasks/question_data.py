@@ -1,12 +1,13 @@
 """Data for question answering: SQuAD's files, JSON lines, or a data set, as a `DatasetDict` of checked questions."""
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 from datasets import Dataset, DatasetDict, Features, Value
+from transformers.hf_argparser import HfArg
 
 from modeling_elmo.run_scripts.fine_tuning.sources import DataArguments, Source, check_cell, is_text, split_sources
 from modeling_elmo.run_scripts.program.data_files import LocatedRow, json_rows
@@ -24,18 +25,15 @@ QUESTION_FEATURES = Features(
 
 @dataclass(kw_only=True)
 class QuestionDataArguments(DataArguments):
-    train_file: str | None = field(
-        default=None,
-        metadata={"help": "Training file in SQuAD's format, or with a question per record: .json, .jsonl."},
+    train_file: str | None = HfArg(
+        default=None, help="Training file in SQuAD's format, or with a question per record: .json, .jsonl."
     )
-    question_column: str = field(default="question", metadata={"help": "Key or column of the question."})
-    context_column: str = field(default="context", metadata={"help": "Key or column of the text with the answer."})
-    answers_column: str = field(
-        default="answers", metadata={"help": "Key or column of the answers, each with its text and answer_start."}
+    question_column: str = HfArg(default="question", help="Key or column of the question.")
+    context_column: str = HfArg(default="context", help="Key or column of the text with the answer.")
+    answers_column: str = HfArg(
+        default="answers", help="Key or column of the answers, each with its text and answer_start."
     )
-    id_column: str = field(
-        default="id", metadata={"help": "Key or column of the question's name, for predictions and messages."}
-    )
+    id_column: str = HfArg(default="id", help="Key or column of the question's name, for predictions and messages.")
 
 
 def read_questions(arguments: QuestionDataArguments) -> DatasetDict:
@@ -64,10 +62,10 @@ def question_rows(path: Path) -> Iterator[LocatedRow]:
 
 
 def _objects(row: Mapping[str, Any], key: str, location: str) -> list[dict[str, Any]]:
-    values = row.get(key)
+    values: Any = row.get(key)
     fits = isinstance(values, list) and all(isinstance(value, dict) for value in values)
     check_cell(fits, location, key, values, "a list of objects, as in SQuAD's files")
-    return values  # type: ignore[return-value] # it fits
+    return values
 
 
 def _question_split(source: Source, split: str, arguments: QuestionDataArguments) -> Dataset:
@@ -108,26 +106,27 @@ def _question_row(location: str, row: Mapping[str, Any], columns: dict[str, str]
     for part in ("question", "context"):
         found[part] = row.get(columns[part])
         check_cell(is_text(found[part]), where, columns[part], found[part], "a text that is not empty")
-    answers, is_impossible = _answers(where, columns["answers"], row), row.get("is_impossible")
-    fits = is_impossible in (None, True, False) and is_impossible != bool(answers)
-    check_cell(fits, where, "is_impossible", is_impossible, f"true if there is no answer, else false: {answers}")
-    for text, start in answers:
+    texts, starts = _answers(where, columns["answers"], row.get(columns["answers"]))
+    is_impossible = row.get("is_impossible")
+    fits = is_impossible in (None, True, False) and is_impossible != bool(texts)
+    check_cell(fits, where, "is_impossible", is_impossible, f"true if there is no answer, else false: {texts}")
+    for text, start in zip(texts, starts, strict=True):
         _check_answer(where, columns["answers"], found["context"], text, start)
-    texts, starts = ([answer[part] for answer in answers] for part in (0, 1))
     return {**found, "answers": texts, "answer_starts": starts, "is_impossible": is_impossible}
 
 
-def _answers(where: str, column: str, row: Mapping[str, Any]) -> list[tuple[Any, Any]]:
-    """Text and start of each answer, from a list of answers (SQuAD's files) or from a dict of lists (data sets)."""
-    value, keys = row.get(column), ("text", "answer_start")
-    texts, starts = None, None
+def _answers(where: str, column: str, value: Any) -> tuple[list, list]:
+    """Texts and starts of the answers, from a list of answers (SQuAD's files) or from a dict of lists (data sets)."""
+    keys = ("text", "answer_start")
+    texts: Any = None
+    starts: Any = None
     if isinstance(value, Mapping):
         texts, starts = map(value.get, keys)
     elif isinstance(value, list) and all(isinstance(each, Mapping) and {*keys} <= {*each} for each in value):
         texts, starts = ([each[key] for each in value] for key in keys)
     fits = isinstance(texts, list) and isinstance(starts, list) and len(texts) == len(starts)
     check_cell(fits, where, column, value, "answers that have a text and an answer_start each")
-    return list(zip(texts, starts, strict=True))  # type: ignore[arg-type] # two lists
+    return texts, starts
 
 
 def _check_answer(where: str, column: str, context: str, text: Any, start: Any):

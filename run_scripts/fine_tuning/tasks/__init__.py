@@ -1,0 +1,1 @@
+"""The tasks of the paper, and their data and scores."""
