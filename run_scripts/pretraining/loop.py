@@ -26,7 +26,7 @@ from modeling_elmo import ELMoForPreTraining, ELMoTokenizer
 from modeling_elmo.elmo_backends import is_sharded
 from modeling_elmo.elmo_inputs import to_device
 from modeling_elmo.run_scripts.pretraining.batches import LMBatch, SentenceBatches, batch_loader
-from modeling_elmo.run_scripts.pretraining.checkpoints import Checkpoints, load_state, save_state
+from modeling_elmo.run_scripts.pretraining.checkpoints import TRAINING_STATE, Checkpoints, load_state
 from modeling_elmo.run_scripts.pretraining.corpus import SourceLine
 from modeling_elmo.run_scripts.pretraining.evaluation import evaluate
 from modeling_elmo.run_scripts.pretraining.optimization import (
@@ -98,7 +98,6 @@ class Pretraining:
         self.states: tuple[Tensor, Tensor] | None = None  # of the LSTMs, at the end of the last window
         self.position: Any = None  # of this process in the training text
         self.unlogged: list[StepFigures] = []
-        self.saved: tuple[int, int] | None = None  # step of the last checkpoint, and length of its log
         self.seconds_waited, self.log_start, self.predictions_since_log = 0.0, time.perf_counter(), 0
         self.signal = StopSignal()
         # Numbers that the host needs at each step have a group on the CPU: it need not wait for the accelerator.
@@ -125,6 +124,7 @@ class Pretraining:
 
     def _train(self, batches: Iterator[LMBatch], bar: tqdm):
         accumulation, processes = self.arguments.gradient_accumulation_steps, self.accelerator.num_processes
+        is_checkpoint_due = False
         while not self._is_finished():
             group = [self._next(batches) for _ in range(accumulation)]
             predictions, over, stop, epochs = self._sum_over_processes(
@@ -140,9 +140,11 @@ class Pretraining:
                 )
             if over == processes:
                 break
+            if is_checkpoint_due:  # not before it is known that another step follows: the last evaluation belongs to it
+                self._save()
             self._step(group, predictions, epochs / processes)
             bar.update()
-            self._after_step(bar)
+            is_checkpoint_due = self._after_step(bar)
             if stop:
                 self._stop()
 
@@ -226,13 +228,13 @@ class Pretraining:
             self.states = hidden.detach(), cell.detach()
         return torch.stack([output.loss, output.forward_loss, output.backward_loss]).detach().float()
 
-    def _after_step(self, bar: tqdm):
+    def _after_step(self, bar: tqdm) -> bool:
+        """Logs and evaluates if it is time. Returns whether it is time for a checkpoint."""
         arguments, step = self.arguments, self.progress.step
         if step % arguments.logging_steps == 0:
             self._log(bar)
         is_best = step % arguments.eval_steps == 0 and self._evaluate()
-        if is_best or step % arguments.save_steps == 0:
-            self._save()
+        return is_best or step % arguments.save_steps == 0
 
     def _log(self, bar: tqdm):
         """Writes an entry for the steps since the last one."""
@@ -308,7 +310,7 @@ class Pretraining:
 
     def _save(self):
         """Writes a checkpoint of this step, unless there is one. All processes call it; the main process writes."""
-        step, start = self.progress.step, time.perf_counter()
+        start = time.perf_counter()
         unlogged = self._checked_figures().cpu() if self.unlogged else None
         self._check_weights()
         positions = gather_object([self.position])
@@ -321,18 +323,16 @@ class Pretraining:
             "unlogged": unlogged,
             "optim": self.arguments.optim,
             "optimizers": gathered([optimizer.state_dict() for optimizer in self.optimizers]),
-            "parameter_names": self._parameter_names(),
+            "parameter_names": [parameter_names(optimizer, self.plain_model) for optimizer in self.optimizers],
         }
         on_main_process(self.accelerator, lambda: self._save_alone(weights, state))
-        self.saved = step, len(self.progress.log)
         self.log_start += time.perf_counter() - start
 
     def _save_alone(self, weights: dict[str, Tensor], state: dict[str, Any]):
-        step, best = self.progress.step, self.progress.best_step
-        if self.saved != (step, len(self.progress.log)) or self.checkpoints.find(step) is None:
+        if self.checkpoints.find(self.progress.step) is None:
             state["position"] = self.make_batches(None).merge_positions(state["position"])
-            self.checkpoints.save(step, lambda folder: self._write(folder, weights, state))
-        self.checkpoints.rotate(keep=None if best is None else self.checkpoints.find(best))
+            self.checkpoints.save(self.progress.step, lambda folder: self._write(folder, weights, state))
+        self.checkpoints.rotate(self.progress.best_step)
 
     def _check_weights(self):
         """Loss and gradient of the last step were computed with the weights before it."""
@@ -350,10 +350,7 @@ class Pretraining:
         self.plain_model.save_pretrained(folder, state_dict=weights)
         self.tokenizer.save_pretrained(folder)
         (folder / "training_log.json").write_text(json.dumps(self.progress.log, indent=1), encoding="utf-8")
-        save_state(folder, state)
-
-    def _parameter_names(self) -> list[list[str]]:
-        return [parameter_names(optimizer, self.plain_model) for optimizer in self.optimizers]
+        torch.save(state, folder / TRAINING_STATE)
 
     def restore(self, checkpoint: Path):
         """Continues from a checkpoint, whose weights the model already has."""
@@ -363,19 +360,14 @@ class Pretraining:
                 f"{checkpoint} was trained with --optim {state['optim']}, not {self.arguments.optim}. Pass the same."
             )
         self.progress, self.position = Progress(**state["progress"]), state["position"]
-        self.saved = self.progress.step, len(self.progress.log)
         unlogged = [] if state["unlogged"] is None else state["unlogged"].to(self.accelerator.device)
         first = self.progress.step - len(unlogged) + 1
         self.unlogged = [StepFigures(number, figures, []) for number, figures in enumerate(unlogged, first)]
-        now = self._parameter_names()
-        before = state.get("parameter_names", now)  # older checkpoints have none
-        for optimizer, saved, names, old in zip(self.optimizers, state["optimizers"], now, before, strict=True):
-            numbers = {name: number for number, name in enumerate(old)}
-            states = {
-                number: saved["state"][numbers[name]]
-                for number, name in enumerate(names)
-                if numbers[name] in saved["state"]
-            }
+        saved = zip(self.optimizers, state["optimizers"], state["parameter_names"], strict=True)
+        for optimizer, found, names in saved:
+            by_name = {names[number]: values for number, values in found["state"].items()}
+            now = enumerate(parameter_names(optimizer, self.plain_model))  # sharding changes their order
+            states = {number: by_name[name] for number, name in now if name in by_name}
             # This run decides the learning rate and similar options.
             load_gathered(optimizer, {"state": states, "param_groups": optimizer.state_dict()["param_groups"]})
         self._set_learning_rates()
