@@ -204,16 +204,6 @@ def test_a_position_in_another_text_is_refused():
         next(iter(StreamWindows(corpus, TOKENIZER, 2, 9, **options, position=position)))
 
 
-def test_a_position_of_the_older_order_is_refused():
-    """It counted the lines of a backward row from the end of the block."""
-    options = {"survey": two_files().survey(), **SPLIT}
-    position = next(iter(StreamWindows(two_files(), TOKENIZER, 2, 9, **options))).position
-    del position["sentence_order"]
-    message = "older version, whose backward direction read the last sentence.*new training .* --model_name_or_path"
-    with pytest.raises(ValueError, match=message):
-        StreamWindows(two_files(), TOKENIZER, 2, 9, **options, position=position)
-
-
 def test_a_held_out_stream_has_a_known_size():
     with pytest.raises(ValueError, match="the size of a streamed data set is unknown. Leave out --streaming"):
         StreamWindows(two_files(), TOKENIZER, 2, 9, shuffle=False, repeat=False, **SPLIT)

@@ -11,15 +11,16 @@ from accelerate import Accelerator
 
 from modeling_elmo import ELMoConfig, ELMoForPreTraining, ELMoTokenizer
 from modeling_elmo.configuration_elmo import MOST_ROWS, PRESETS
-from modeling_elmo.run_scripts.pretraining.corpus import Corpus, CorpusArguments
-from modeling_elmo.run_scripts.pretraining.records import settings_of
-from modeling_elmo.run_scripts.pretraining.stopping import on_main_process
-from modeling_elmo.run_scripts.pretraining.vocabulary import (
+from modeling_elmo.run_scripts.pretraining.corpus import (
+    Corpus,
+    CorpusArguments,
     check_vocabulary_size,
     most_frequent_lines,
     word_frequencies,
     write_vocabulary,
 )
+from modeling_elmo.run_scripts.pretraining.records import settings_of
+from modeling_elmo.run_scripts.pretraining.stopping import on_main_process
 from modeling_elmo.run_scripts.program.files import check_model, load_pretrained
 from modeling_elmo.tokenization.elmo_characters import read_vocabulary
 from modeling_elmo.tokenization.elmo_pretokenization import TextSplitter

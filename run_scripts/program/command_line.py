@@ -372,6 +372,8 @@ def _message(error: BaseException) -> str:
         return f"A .safetensors file cannot be read or written ({error}). If it is damaged, copy it again."
     if isinstance(error, OSError) and error.strerror:  # without the number of the error
         return f"{error.filename}: {error.strerror}" if error.filename else error.strerror
+    if "DataLoader worker process" in str(error):  # with the traceback of the worker; the last line is the message
+        return str(error).strip().rpartition("\n")[2].partition(": ")[2]
     *_, (frame, _) = walk_tb(error.__traceback__)
     if frame.f_globals.get("__name__", "").partition(".")[0] in OUR_PACKAGES:
         return str(error)
