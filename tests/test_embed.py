@@ -190,7 +190,7 @@ def test_float16(model_dir, loaded, corpus, tmp_path, suffix):
 def test_float16_overflow_is_an_error(tmp_path, corpus):
     model = ELMoModel(tiny())
     torch.nn.init.constant_(model.token_projection.bias, 1e5)
-    with pytest.raises(ValueError, match="Vectors of 'a longer .*' are too large for float16, .* dtype float32"):
+    with pytest.raises(ValueError, match="Vectors of 'a longer .* are too large for float16, .* dtype float32"):
         run(save_model(tmp_path / "m", model), tmp_path / "v.hdf5", input=corpus, dtype="float16")
 
 

@@ -136,6 +136,7 @@ def test_hooks_of_stored_documents(nlp):
     assert stored[1].similarity(stored[9]) == doc[1].similarity(doc[9])
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not entry_points(group="spacy_factories", name="elmo"), reason="modeling_elmo is not installed")
 def test_a_saved_pipeline_needs_no_import_and_no_other_folder(nlp, tmp_path):
     nlp.to_disk(tmp_path / "saved")
