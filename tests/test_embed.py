@@ -6,7 +6,6 @@ import gzip
 import json
 import os
 import shutil
-import signal
 import subprocess
 import sys
 import time
@@ -23,7 +22,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from pretraining_worker import TWO_PROCESSES, torchrun, two_machines
+from pretraining_worker import torchrun, two_machines
 
 from modeling_elmo import ELMoConfig, ELMoForPreTraining, ELMoModel, ELMoTokenizer
 from modeling_elmo.conversion_elmo import export_original_checkpoint
@@ -382,33 +381,6 @@ def count_lines(monkeypatch) -> list[str]:
     return embedded
 
 
-@pytest.mark.slow
-def test_a_killed_run_continues_after_its_last_part(model_dir, long_corpus, tmp_path, monkeypatch):
-    output, options = tmp_path / "killed.hdf5", {"input": long_corpus, "batch_tokens": 32, "layers": "top"}
-    process = subprocess.Popen(
-        [sys.executable, "-m", "modeling_elmo.run_scripts.embed", *flags_of(model_dir, output, options)],
-        cwd=ROOT,
-        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": ""},
-        stderr=subprocess.DEVNULL,
-    )
-    parts = Path(f"{output}.parts")
-    while len(list(parts.glob("*.npz"))) < 3:
-        assert process.poll() is None, "the script ended before it could be killed"
-        time.sleep(0.002)
-    process.send_signal(signal.SIGKILL)
-    assert process.wait() == -signal.SIGKILL and not output.exists()
-    finished = int(max(parts.glob("*.npz")).stem.split("-")[1])
-    assert 0 < finished < 300
-
-    embedded = count_lines(monkeypatch)
-    run(model_dir, output, **options)
-    assert embedded == long_corpus.read_text().split("\n")[finished:-1]
-    assert not parts.exists()
-    whole = run(model_dir, tmp_path / "whole.hdf5", **options)
-    for one, other in zip(read(output), read(whole), strict=True):
-        assert np.array_equal(one, other)
-
-
 def test_an_interruption_while_the_output_is_written(model_dir, corpus, tmp_path, monkeypatch):
     with monkeypatch.context() as patch:
         patch.setitem(outputs.WRITERS, ".hdf5", (lambda path, *_: path.write_text("half a fi") / 0, "h5py", ""))
@@ -538,26 +510,6 @@ def num_parts(output: Path) -> int:
 @pytest.fixture
 def of_one_process(model_dir, long_corpus, tmp_path) -> bytes:
     return run(model_dir, tmp_path / "one.hdf5", input=long_corpus, batch_tokens=32).read_bytes()
-
-
-@pytest.mark.slow
-def test_two_processes_write_the_file_of_one_after_a_kill(model_dir, long_corpus, of_one_process, tmp_path):
-    output = tmp_path / "two.hdf5"
-    flags = flags_of(model_dir, output, {"input": long_corpus, "batch_tokens": 32})
-    with torchrun(TWO_PROCESSES, *MODULE, *flags) as launcher:
-        while num_parts(output) < 4:
-            assert launcher.poll() is None, launcher.stderr.read()
-            time.sleep(0.002)
-        (victim,) = [each for each in psutil.Process(launcher.pid).children() if each.environ()["RANK"] == "1"]
-        victim.kill()
-        launcher.communicate(timeout=120)
-    assert launcher.returncode == 1 and not output.exists()
-    finished = num_parts(output)
-    with torchrun(TWO_PROCESSES, *MODULE, *flags) as launcher:
-        _, messages = launcher.communicate(timeout=120)
-    assert launcher.returncode == 0, messages
-    assert finished >= 4 and output.read_bytes() == of_one_process
-    assert not Path(f"{output}.parts").exists()
 
 
 def with_children(launchers: list[subprocess.Popen]) -> list[psutil.Process]:
