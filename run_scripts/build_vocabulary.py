@@ -81,11 +81,6 @@ def build_vocabulary(arguments: VocabularyArguments) -> VocabularyReport:
     if output.is_file() and not arguments.overwrite:
         raise FileExistsError(f"--output {output} exists; pass --overwrite to replace it.")
     check_vocabulary_size(arguments.vocabulary_size)
-    if arguments.min_frequency < 1 or arguments.max_word_length < 3:
-        raise ValueError(
-            f"--min_frequency {arguments.min_frequency} must be at least 1, "
-            f"--max_word_length {arguments.max_word_length} at least 3."
-        )
     corpus = Corpus.from_arguments(arguments)
     splitter = TextSplitter("whitespace" if arguments.is_split_into_words else arguments.pre_tokenization)
     num_texts, counts = word_frequencies(corpus, splitter)

@@ -224,14 +224,12 @@ def training_batches(
 def publish(training: Pretraining, survey: Survey | None, corpus_args: CorpusArguments, hub_args: HubArguments):
     """Copies the model of the best checkpoint to the output folder, the last one without held-out text."""
     progress, output_dir = training.progress, Path(training.arguments.output_dir)
-    step = progress.best_step or progress.step
-    if training.checkpoints.find(step) is None:  # a run that was resumed in another folder: the best is in the first
-        step = progress.step
-    if (checkpoint := training.checkpoints.find(step)) is None:
-        raise FileNotFoundError(
-            f"{output_dir} has no checkpoint of step {step}, the last one; it was removed during the run."
-        )
+    # The best checkpoint of a run that was resumed in another folder is in the first one.
+    checkpoint = training.checkpoints.find(progress.best_step or progress.step) or training.checkpoints.last()
+    if checkpoint is None:
+        raise FileNotFoundError(f"{output_dir} has no checkpoint; the last one was removed during the run.")
     training.checkpoints.publish(checkpoint)
+    step = int(checkpoint.name.split("-")[1])
     record = record_of_run(progress, training.plain_model, training.tokenizer, corpus_args, survey, step)
     write_result(output_dir, "pretraining", without_folders(record))
     write_card_facts(output_dir, hub_args)

@@ -108,7 +108,7 @@ def test_a_failed_run_leaves_the_old_file_alone(tmp_path, monkeypatch):
         ([], "--train_file FILE"),
         (["--train_file", "text.txt", "--vocabulary_size", "4"], "--vocabulary_size 4"),
         (["--train_file", "text.txt", "--min_frequency", "0"], "--min_frequency 0"),
-        (["--train_file", "text.txt", "--max_word_length", "2"], "--max_word_length 2"),
+        (["--train_file", "text.txt", "--max_word_length", "0"], "--max_word_length 0"),
         (["--train_file", "blank.txt"], "no sentence in blank.txt"),
         (["--train_file", "text.txt", "--output", "."], r"--output \. is a folder"),
         (["--train_file", "text.txt", "--output", "mine.txt"], "mine.txt exists; pass --overwrite"),

@@ -285,22 +285,20 @@ def files_of(folder: Path) -> dict[str, bytes]:
     return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
-@pytest.mark.parametrize("save_steps", [4, 1])
-def test_a_loss_that_is_not_a_number(save_steps, tmp_path, monkeypatch):
-    options = {"save_steps": save_steps, "logging_steps": 100, "eval_steps": 100}
+def test_a_loss_that_is_not_a_number(tmp_path, monkeypatch):
+    options = {"save_steps": 1, "logging_steps": 100, "eval_steps": 100}
     pretrain(tmp_path, output_dir=tmp_path / "good", max_steps=7, **options)
     shutil.copytree(tmp_path / "good" / "checkpoint-4", tmp_path / "run" / "checkpoint-4")
     before = files_of(tmp_path / "run" / "checkpoint-4")
     change_steps(monkeypatch, before=lambda run, _: break_weights(run) if run.progress.step == 5 else None)
     with pytest.raises(FloatingPointError) as error:
         pretrain(tmp_path, resume_from_checkpoint="last", **options)
-    message, last = str(error.value), 4 if save_steps == 4 else 5
-    assert "The loss of step 6 is not a number." in message
-    assert f"this process read {tmp_path / 'train.txt'} line " in message
-    assert f"The last good checkpoint is {tmp_path / 'run' / f'checkpoint-{last}'}." in message
+    message = str(error.value)
+    assert f"The loss of step 6 is not a number. In this step this process read {tmp_path / 'train.txt'}" in message
+    assert f"The last good checkpoint is {tmp_path / 'run' / 'checkpoint-5'}." in message
     assert "--learning_rate" in message and "--max_grad_norm" in message
     assert files_of(tmp_path / "run" / "checkpoint-4") == before
-    assert steps_of(tmp_path / "run") == [*range(4, last + 1)]
+    assert steps_of(tmp_path / "run") == [4, 5]
 
 
 def test_an_error_names_the_lines_of_its_step(tmp_path, monkeypatch):
@@ -388,26 +386,13 @@ def test_epochs_end_where_the_text_does(context, tmp_path, monkeypatch):
         assert run.progress.predictions == 2 * sum(len(line.split()) + 1 for line in LINES[:60])
 
 
-@pytest.mark.parametrize("schedule, raw", [("cosine", True), ("linear", False)])
-def test_the_learning_rate_is_used_up_when_the_text_is(schedule, raw, tmp_path):
+def test_the_learning_rate_is_used_up_when_the_text_is(tmp_path):
     """It neither rises again nor reaches 0 long before the end."""
-    text = TEXT.with_name("en_raw.txt" if raw else "en.txt").read_text("utf-8").splitlines()
+    text = TEXT.with_name("en_raw.txt").read_text("utf-8").splitlines()
     (tmp_path / "text.txt").write_text("\n".join(text[:60]), encoding="utf-8")
-    run = pretrain(
-        tmp_path,
-        train_file=tmp_path / "text.txt",
-        validation_file=None,
-        is_split_into_words=not raw,
-        pre_tokenization="moses",
-        per_device_train_batch_tokens=200,
-        max_steps=None,
-        num_train_epochs=2,
-        lr_scheduler_type=schedule,
-        learning_rate=1e-3,
-        warmup_steps=0,
-        logging_steps=1,
-        save_steps=1000,
-    )
+    options = {"train_file": tmp_path / "text.txt", "validation_file": None, "is_split_into_words": False}
+    sizes = {"per_device_train_batch_tokens": 200, "max_steps": None, "num_train_epochs": 2, "save_steps": 1000}
+    run = pretrain(tmp_path, **options, **sizes, learning_rate=1e-3, warmup_steps=0, logging_steps=1)
     rates = [entry["learning_rate"] for entry in run.progress.log]
     assert rates == sorted(rates, reverse=True)
     assert rates[-1] < 1e-4 and rates[-1 - len(rates) // 10] > 0

@@ -161,7 +161,7 @@ def test_bytes_pickles_and_configurations(nlp):
 def test_mistakes(nlp, tmp_path):
     with pytest.raises(FileNotFoundError, match="nowhere: there is no such folder"):
         pipeline(model="nowhere")("A play.")
-    with pytest.raises(FileNotFoundError, match=f"{tmp_path} has no config.json; convert an original checkpoint"):
+    with pytest.raises(FileNotFoundError, match=f"{tmp_path} has no config.json; .* elmo convert"):
         pipeline(model=str(tmp_path)).initialize()
     with pytest.raises(ValueError, match="layer 3: pass top, average, mixed, or a number up to 2"):
         pipeline(layer=3)("A play.")

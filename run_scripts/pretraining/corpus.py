@@ -105,24 +105,25 @@ class Corpus:
     @classmethod
     def from_arguments(cls, arguments: TrainTextArguments) -> "Corpus":
         """The corpus of `--train_file` or `--dataset`."""
-        if bool(arguments.train_file) == (arguments.dataset is not None):
-            raise ValueError("Pass either --train_file FILE ..., or --dataset NAME.")
-        if arguments.train_file:
-            refuse_dataset_options(arguments)
-            return cls.from_files(arguments.train_file, arguments.text_column)
-        return cls.from_dataset(arguments, arguments.split)
+        split = None if arguments.dataset is None else arguments.split
+        return cls._from_options(arguments, "--train_file", arguments.train_file, "--split", split)
 
     @classmethod
     def held_out(cls, arguments: HeldOutArguments) -> "Corpus":
         """The corpus of `--validation_file` or `--validation_split`."""
-        if bool(arguments.validation_file) == (arguments.validation_split is not None):
-            raise ValueError("Pass either --validation_file FILE ..., or --dataset NAME with --validation_split SPLIT.")
-        if arguments.validation_file:
-            refuse_dataset_options(arguments)
-            return cls.from_files(arguments.validation_file, arguments.text_column)
-        if arguments.dataset is None:
-            raise ValueError(f"--validation_split {arguments.validation_split} needs --dataset NAME; pass both.")
-        return cls.from_dataset(arguments, str(arguments.validation_split), "--validation_split")
+        files, split = arguments.validation_file, arguments.validation_split
+        return cls._from_options(arguments, "--validation_file", files, "--validation_split", split)
+
+    @classmethod
+    def _from_options(
+        cls, arguments: DatasetArguments, file_option: str, files: list[str], split_option: str, split: str | None
+    ) -> "Corpus":
+        if bool(files) == (split is not None) or not (files or arguments.dataset):
+            raise ValueError(f"Pass either {file_option} FILE ..., or --dataset NAME with {split_option} SPLIT.")
+        if not files:
+            return cls.from_dataset(arguments, str(split), split_option)
+        refuse_dataset_options(arguments)
+        return cls.from_files(files, arguments.text_column)
 
     @classmethod
     def from_files(cls, patterns: Sequence[str], column: str = "text") -> "Corpus":

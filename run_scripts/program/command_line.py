@@ -45,7 +45,8 @@ TRAINER_OPTIONS = "options of transformers' Trainer"
 
 POSITIVE = """
     adam_epsilon batch_tokens bin_width early_stopping_patience eval_steps gradient_accumulation_steps gradient_scale
-    learning_rate logging_steps max_answer_length max_eval_samples max_sentences max_train_samples num_sampled
+    learning_rate logging_steps max_answer_length max_eval_samples max_sentences max_train_samples max_word_length
+    min_frequency num_sampled
     num_train_epochs per_device_eval_batch_size per_device_eval_batch_tokens per_device_train_batch_size
     per_device_train_batch_tokens permutations processes queries rounds save_steps save_total_limit seeds shuffle_buffer
     threads top_k unroll_steps vocabulary_size word_vectors_limit

@@ -3,7 +3,6 @@
 import zlib
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import groupby
-from pathlib import Path
 from typing import Any, Literal, get_args
 
 import numpy as np
@@ -148,8 +147,6 @@ def load_model_and_tokenizer(
     Raises:
         FileNotFoundError, ValueError: the folder has no ELMo model, or its weights are incomplete.
     """
-    if Path(name).is_dir() and not Path(name, "config.json").is_file():
-        raise FileNotFoundError(f"--model {name} has no config.json; convert an original checkpoint with elmo convert.")
     check_model(name)
     int8 = compute_dtype == "int8"
     if int8 and torch.device(device or "cpu").type != "cpu":
