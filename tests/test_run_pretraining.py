@@ -52,7 +52,7 @@ def measure(folder: Path, model: str = "run") -> perplexity.Perplexity:
 FURTHER = {"model_name_or_path": "a", "preset": None, "config_overrides": None}
 REFUSED = [
     ({"dataset": "a-name"}, "--train_file FILE ..., or --dataset NAME"),
-    ({"vocabulary_file": "a.txt"}, "--vocabulary_file and --vocabulary_size"),
+    ({"vocabulary_file": "a.txt"}, "--vocabulary_size and --vocabulary_file"),
     ({"model_name_or_path": "a"}, "--preset .* --model_name_or_path"),
     (FURTHER, "--vocabulary keep with --vocabulary_size"),
     (FURTHER | {"vocabulary_size": None, "vocabulary": "extend"}, "--vocabulary extend with no new vocabulary"),
@@ -68,7 +68,7 @@ REFUSED = [
 ]
 # Refused before the text is read, which may take hours.
 REFUSED_UNREAD = [
-    ({"vocabulary_size": None}, "--vocabulary_size, --vocabulary_file or --tokenizer_name"),
+    ({"vocabulary_size": None}, "--vocabulary_size, --vocabulary_file, --tokenizer_name"),
     ({"config_overrides": '{"vocab_size": 9}'}, "--config_overrides: .* vocab_size"),
     ({"context": "stream", "dataloader_num_workers": 2}, "--dataloader_num_workers 2 with --context stream"),
     ({"validation_file": "nowhere.txt"}, r"nowhere\.txt: no file has this name"),

@@ -64,7 +64,9 @@ class StreamRow:
 
     def read(self, steps: int) -> Iterator[tuple[SourceLine, AlignedTokens]]:
         """The next `steps` tokens, a part of a sentence at a time; fewer at the end of the block."""
-        while steps and (self._has_more() or self._next_sentence()):
+        while steps and (self._has_more() or self.line + 1 < len(self.block.sentences)):
+            if not self._has_more():
+                self._begin_sentence(self.block, self.line + 1)
             part = slice(self.offset, self.offset + steps)
             tokens = AlignedTokens(*(column[part] for column in self.tokens))
             self.offset += len(tokens.targets)
@@ -73,12 +75,6 @@ class StreamRow:
 
     def _has_more(self) -> bool:
         return self.tokens is not None and self.offset < len(self.tokens.targets)
-
-    def _next_sentence(self) -> bool:
-        if self.line + 1 >= len(self.block.sentences):
-            return False
-        self._begin_sentence(self.block, self.line + 1)
-        return True
 
     def _begin_sentence(self, block: SentenceBlock, line: int):
         self.go_to(block, line)

@@ -118,7 +118,10 @@ class PartsFolder:
         position = 0
         for file in sorted(self.folder.glob(PARTS)):
             first, end = lines_in_name(file)
-            block = _load_intact(file)
+            try:
+                block = load_part(file)  # its checksums are compared
+            except Exception:  # a broken byte may raise nearly any
+                block = None
             if block is None or first < position:
                 logger.warning(f"{file} is damaged, or overlaps another part: computing its lines again.")
                 file.unlink()
@@ -218,14 +221,6 @@ def lines_in_name(file: Path) -> tuple[int, int]:
     """The first line of a part, and the line after its last."""
     first, end = file.stem.split("-")
     return int(first), int(end)
-
-
-def _load_intact(file: Path) -> VectorBlock | None:
-    """A part, whose checksums are compared when it is read; `None` if it is damaged."""
-    try:
-        return load_part(file)
-    except Exception:  # a broken byte may raise nearly any
-        return None
 
 
 def load_part(file: Path) -> VectorBlock:
