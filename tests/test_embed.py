@@ -9,7 +9,6 @@ import shutil
 import subprocess
 import sys
 import time
-import zipfile
 from contextlib import suppress
 from itertools import count
 from pathlib import Path
@@ -25,10 +24,8 @@ from hypothesis import strategies as st
 from pretraining_worker import torchrun, two_machines
 
 from modeling_elmo import ELMoConfig, ELMoForPreTraining, ELMoModel, ELMoTokenizer
-from modeling_elmo.conversion_elmo import export_original_checkpoint
 from modeling_elmo.elmo_int8 import int8_obstacle
 from modeling_elmo.run_scripts import embed
-from modeling_elmo.run_scripts.convert_checkpoint import main as convert
 from modeling_elmo.run_scripts.vectors import embedding, outputs
 from modeling_elmo.run_scripts.vectors.lines import InputLine, fasta_records, group_by_tokens
 
@@ -255,51 +252,27 @@ def test_data_sets(model_dir, loaded, tmp_path, options):
 SEQUENCES = {each.name: each.text for each in fasta_records(PROTEINS)}
 
 
-@pytest.fixture(scope="module")
-def protein_dir(tmp_path_factory) -> Path:
-    """A tiny model with random weights in the format of SeqVec, an archive with a folder of two files, converted."""
-    torch.manual_seed(1)
-    folder = tmp_path_factory.mktemp("seqvec")
-    save_model(folder / "random", ELMoModel(tiny()))
-    (folder / "uniref50_v2").mkdir()
-    original = [folder / "uniref50_v2" / name for name in ("weights.hdf5", "options.json")]
-    export_original_checkpoint(folder / "random", *original)
-    with zipfile.ZipFile(folder / "seqvec.zip", "w") as archive:
-        for path in original:
-            archive.write(path, path.relative_to(folder))
-    convert(["--weights", str(folder / "seqvec.zip"), "--output_dir", str(folder / "converted")])
-    return folder / "converted"
-
-
-@torch.no_grad()
-def residue_vectors(protein_dir: Path, residues: str) -> np.ndarray:
-    """The reference: the sum of the layers of `ELMoModel`, called on one sequence."""
-    model, tokenizer = ELMoModel.from_pretrained(protein_dir).eval(), ELMoTokenizer.from_pretrained(protein_dir)
-    output = model(**tokenizer([list(residues)], is_split_into_words=True, return_tensors="pt"))
-    return torch.stack(output.hidden_states).sum(0)[0, 1:-1].numpy()
-
-
 @pytest.mark.parametrize("batch_tokens", [1, 300])  # sequences alone, in two batches
-def test_proteins(protein_dir, tmp_path, batch_tokens):
+def test_proteins(model_dir, loaded, tmp_path, batch_tokens):
     options = {"input": PROTEINS, "layers": "sum", "unit": "character", "batch_tokens": batch_tokens}
-    with h5py.File(run(protein_dir, tmp_path / "residues.h5", **options)) as file:
+    with h5py.File(run(model_dir, tmp_path / "residues.h5", **options)) as file:
         assert set(file) == {"sp|P01308|INS_HUMAN", "sp|P00698|LYSC_CHICK", "UBIQ_HUMAN_1-76"}
         found = [file[name.replace("/", "_")][:] for name in SEQUENCES]
-    assert_close(found, [residue_vectors(protein_dir, residues) for residues in SEQUENCES.values()], 1e-5)
-    with h5py.File(run(protein_dir, tmp_path / "proteins.h5", **options, pooling="mean")) as file:
+    assert_close(found, [alone(loaded, list(residues), "sum") for residues in SEQUENCES.values()], 1e-5)
+    with h5py.File(run(model_dir, tmp_path / "proteins.h5", **options, pooling="mean")) as file:
         means = [file[name.replace("/", "_")][:] for name in SEQUENCES]
     assert_close(means, [vectors.mean(0) for vectors in found], 1e-5)
 
 
 @pytest.mark.parametrize("pooling", ["none", "mean"])
-def test_proteins_as_a_table(protein_dir, tmp_path, pooling):
+def test_proteins_as_a_table(model_dir, loaded, tmp_path, pooling):
     (tmp_path / "p.fa.gz").write_bytes(gzip.compress(PROTEINS.read_bytes()))
-    path = run(protein_dir, tmp_path / "v.parquet", input=tmp_path / "p.fa.gz", layers="sum", pooling=pooling)
+    path = run(model_dir, tmp_path / "v.parquet", input=tmp_path / "p.fa.gz", layers="sum", pooling=pooling)
     table = read_table(path)
     assert table.column_names == ["name", "text", "tokens", "vectors"]
     assert table["name"][:] == list(SEQUENCES) and table["text"][:] == list(SEQUENCES.values())
     assert table["tokens"][:] == [list(residues) for residues in SEQUENCES.values()]
-    expected = [residue_vectors(protein_dir, residues) for residues in SEQUENCES.values()]
+    expected = [alone(loaded, list(residues), "sum") for residues in SEQUENCES.values()]
     assert_close(read(path), expected if pooling == "none" else [vectors.mean(0) for vectors in expected], 1e-5)
 
 

@@ -8,7 +8,7 @@ import json
 import math
 import time
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import nullcontext
 from dataclasses import asdict
 from pathlib import Path
 from signal import SIGTERM
@@ -116,7 +116,9 @@ class Pretraining:
         workers, is_cuda = self.arguments.dataloader_num_workers, self.accelerator.device.type == "cuda"
         batches = iter(batch_loader(self.make_batches(self.position), workers, pin_memory=is_cuda))
         self.log_start = time.perf_counter()
-        with self.signal, self._progress_bar() as bar:
+        done, is_hidden = self.progress.step, not self.accelerator.is_main_process
+        bar = tqdm(initial=done, total=self.num_steps, unit="step", disable=is_hidden, dynamic_ncols=True)
+        with self.signal, bar:
             self._train(batches, bar)
             self._log(bar)
         self._evaluate()
@@ -286,22 +288,17 @@ class Pretraining:
         if self.held_out is None or self.progress.is_evaluated:
             return False
         start = time.perf_counter()
-        with self._gathered_softmax():
-            found = evaluate(self.plain_model, self.held_out(), "sentence", self.accelerator)
+        if (
+            self.arguments.fsdp_softmax
+        ):  # gathered once, because the processes have different numbers of held-out batches
+            self.plain_model.softmax.unshard()
+        found = evaluate(self.plain_model, self.held_out(), "sentence", self.accelerator)
+        if self.arguments.fsdp_softmax:
+            self.plain_model.softmax.reshard()
         self._print(f"step {self.progress.step}: {found}")
         self._add_to_log(asdict(found))
         self.log_start += time.perf_counter() - start
         return self.progress.is_best(found.perplexity)
-
-    @contextmanager
-    def _gathered_softmax(self):
-        """Gathers a sharded softmax once, because the processes have different numbers of held-out batches."""
-        softmax = self.plain_model.softmax
-        if self.arguments.fsdp_softmax:
-            softmax.unshard()
-        yield
-        if self.arguments.fsdp_softmax:
-            softmax.reshard()
 
     def _add_to_log(self, entry: dict[str, Any]):
         self.progress.log.append({"step": self.progress.step, "epoch": round(self.progress.epoch, 4), **entry})
@@ -385,10 +382,6 @@ class Pretraining:
             f"{self.checkpoints.find(self.progress.step)} is complete. Continue with --resume_from_checkpoint last."
         )
         raise Stopped(128 + number)
-
-    def _progress_bar(self) -> tqdm:
-        done, is_hidden = self.progress.step, not self.accelerator.is_main_process
-        return tqdm(initial=done, total=self.num_steps, unit="step", disable=is_hidden, dynamic_ncols=True)
 
     def _print(self, text: str):
         if self.accelerator.is_main_process:
