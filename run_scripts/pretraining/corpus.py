@@ -195,11 +195,7 @@ class Corpus:
         return (text for _, text in self.sentences(shuffle_files=False))
 
     def sentences(self, epoch: int = 0, seed: int = 0, shuffle_files: bool = True) -> Iterator[SourceSentence]:
-        """All sentences once. `seed` and `epoch` decide the order of the files if they are shuffled.
-
-        Raises:
-            ValueError: there is no sentence.
-        """
+        """All sentences once. `seed` and `epoch` decide the order of the files if they are shuffled."""
         is_empty = True
         for sentence in chain.from_iterable(starmap(as_sentences, self._sources(epoch, seed, shuffle_files))):
             is_empty = False

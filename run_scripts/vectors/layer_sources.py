@@ -65,7 +65,7 @@ class LayerSource(NamedTuple):
 
 
 def layer_sources(arguments: LayerSourceArguments) -> list[LayerSource]:
-    """What the options name. Files and models are found before any vector is computed."""
+    """The sources that the options name. Files and models are found before any vector is computed."""
     sources = []
     if arguments.model is not None:
         model, tokenizer = load_model_and_tokenizer(arguments.model, arguments.device, arguments.trust_remote_code)
@@ -114,9 +114,6 @@ def write_sentences(
     Args:
         files: the file of each split.
         sentences: the sentences of each split.
-
-    Raises:
-        ValueError: two files would have the same file of sentences or vectors, or one would replace the other.
     """
     if not (arguments.write_sentences or arguments.vectors):
         return None
@@ -146,12 +143,7 @@ class StoredLayers:
         self.sizes: tuple[int, int] | None = None  # layers and width
 
     def __call__(self, sentences: Sentences, file: str) -> Iterator[np.ndarray]:
-        """Yields the layers `(layers, words, width)` of each sentence.
-
-        Raises:
-            FileNotFoundError: the folder has neither file.
-            ValueError: the array of a sentence is missing, or has another number of words, layers or columns.
-        """
+        """Yields the layers `(layers, words, width)` of each sentence."""
         paths = [self.folder / f"{text_name(file)}{suffix}" for suffix in (".hdf5", ".npz")]
         path = next((path for path in paths if path.is_file()), None)
         if path is None:

@@ -90,10 +90,6 @@ def fasta_records(path: Path) -> Iterator[InputLine]:
 
     Residues stay as they are: lower case, `*` and the gaps `-` and `.` are letters like all others, each with a vector.
     White space within a sequence is dropped. A name is the header up to the first white space.
-
-    Raises:
-        ValueError: text before the first header, a letter that is no residue, a header without a name or with the name
-            of another record, or a record without residues.
     """
     name, residues, lines = "", "", {}  # lines of the headers, by name
     for number, line in chain(numbered_lines(path), [(0, ">")]):

@@ -92,10 +92,6 @@ class PartsFolder:
         self.ends: dict[int, int] = {}
 
     @property
-    def is_pooled(self) -> bool:
-        return self.settings["pooling"] != "none"
-
-    @property
     def num_lines(self) -> int:
         return max(self.ends.values(), default=0)
 
@@ -240,7 +236,7 @@ def write_hdf5(path: Path, parts: PartsFolder, keep_sentences: bool):
                 keep_sentences = False
                 for line, vectors in zip(block.lines, block.vectors(), strict=True):
                     file.create_dataset(hdf5_name(str(line.name)), data=vectors)
-            elif parts.is_pooled:
+            elif parts.settings["pooling"] != "none":
                 matrix = file.require_dataset("sentence_vectors", (parts.num_lines, *block.shape), block.flat.dtype)
                 matrix[first : first + len(block.lines)] = block.flat.reshape(-1, *block.shape)
             else:
