@@ -27,7 +27,7 @@ from modeling_elmo.run_scripts.cards.bilm_card import perplexity_values, write_b
 from modeling_elmo.run_scripts.cards.card import CardArguments, without_folders, write_card_facts, write_result
 from modeling_elmo.run_scripts.cards.publishing import FLAG, push
 from modeling_elmo.run_scripts.pretraining.batches import SentenceBatches, SentenceEncoder
-from modeling_elmo.run_scripts.pretraining.checkpoints import Checkpoints
+from modeling_elmo.run_scripts.pretraining.checkpoints import Checkpoints, on_main_process
 from modeling_elmo.run_scripts.pretraining.corpus import Corpus, CorpusArguments, Survey
 from modeling_elmo.run_scripts.pretraining.evaluation import held_out_batches
 from modeling_elmo.run_scripts.pretraining.loop import Pretraining
@@ -40,7 +40,6 @@ from modeling_elmo.run_scripts.pretraining.starting_model import (
     load_checkpoint,
     make_starting_model,
 )
-from modeling_elmo.run_scripts.pretraining.stopping import on_main_process
 from modeling_elmo.run_scripts.pretraining.streams import StreamWindows
 from modeling_elmo.run_scripts.program.command_line import ProgramParser, run
 from modeling_elmo.run_scripts.program.processes import check_processes, has_accelerator, sole_run

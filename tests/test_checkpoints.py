@@ -8,13 +8,14 @@ import shutil
 import stat
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 from safetensors.torch import save_file
 
 from modeling_elmo.run_scripts.pretraining import checkpoints as module
-from modeling_elmo.run_scripts.pretraining.checkpoints import TRAINING_STATE, Checkpoints, load_state
+from modeling_elmo.run_scripts.pretraining.checkpoints import TRAINING_STATE, Checkpoints, load_state, on_main_process
 
 MODEL = ("config.json", "model.safetensors", "modeling_elmo.py", "tokenizer.json", "tokenizer_config.json", "README.md")
 
@@ -304,3 +305,20 @@ def test_broken_states(tmp_path):
     torch.save([1, 2], path)
     with pytest.raises(ValueError, match="training_state.pt is broken"):
         load_state(tmp_path)
+
+
+def test_an_error_of_the_main_process_is_raised_by_all(monkeypatch):
+    sent = []
+    monkeypatch.setattr(
+        module, "broadcast_object_list", lambda values: sent[-1] if sent else sent.append(values) or values
+    )
+
+    def full():
+        raise OSError("The disk is full.")
+
+    with pytest.raises(OSError, match="^The disk is full.$"):
+        on_main_process(SimpleNamespace(is_main_process=True), full)
+    with pytest.raises(OSError, match="The main process has ended: The disk is full."):
+        on_main_process(SimpleNamespace(is_main_process=False), full)
+    sent.clear()
+    assert [on_main_process(SimpleNamespace(is_main_process=each), lambda: 7) for each in (True, False)] == [7, 7]

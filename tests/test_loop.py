@@ -13,7 +13,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from threading import RLock
+from threading import RLock, Thread
 from types import SimpleNamespace
 
 import pytest
@@ -46,7 +46,7 @@ from modeling_elmo.run_scripts.cards.card import read_result
 from modeling_elmo.run_scripts.pretraining import loop
 from modeling_elmo.run_scripts.pretraining.batches import LMBatch
 from modeling_elmo.run_scripts.pretraining.checkpoints import Checkpoints
-from modeling_elmo.run_scripts.pretraining.loop import Pretraining
+from modeling_elmo.run_scripts.pretraining.loop import Pretraining, StopSignal
 from modeling_elmo.run_scripts.pretraining.options import PretrainingArguments
 from modeling_elmo.run_scripts.program.files import read_json
 
@@ -257,6 +257,30 @@ def test_a_signal_to_the_whole_group_stops_with_a_checkpoint(number, tmp_path):
         process.kill()
     assert process.returncode == 128 + number, errors[-2000:]
     assert f"{last_of(tmp_path / 'run')} is complete" in printed
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_the_first_signal_is_remembered_and_a_second_one_acts(number):
+    before = [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)]
+    with StopSignal() as stop:
+        assert stop.received is None
+        os.kill(os.getpid(), number)
+        assert stop.received == number
+        assert [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)] == before
+    assert [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)] == before
+
+
+def test_a_run_in_a_thread_leaves_the_signals_alone():
+    before, found = signal.getsignal(signal.SIGTERM), []
+
+    def work():
+        with StopSignal() as stop:
+            found.append((stop.received, signal.getsignal(signal.SIGTERM)))
+
+    thread = Thread(target=work)
+    thread.start()
+    thread.join()
+    assert found == [(None, before)]
 
 
 # Errors

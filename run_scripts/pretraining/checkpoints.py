@@ -10,7 +10,7 @@ folder with this name is complete. Before a checkpoint is removed, it gets a hid
 | `.checkpoint-20.deleted` | being removed |
 | `.model.unfinished` | copies of model files, to be published |
 
-Only one process writes; the caller makes the others wait.
+Only one process writes. The others wait in `on_main_process`.
 """
 
 import re
@@ -18,9 +18,11 @@ import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
+from accelerate import Accelerator
+from accelerate.utils import broadcast_object_list
 from safetensors import SafetensorError
 
 from modeling_elmo.configuration_elmo import SENTENCE_TRANSFORMERS_FILES
@@ -29,6 +31,28 @@ from modeling_elmo.run_scripts.program.files import MODEL_FILES, sync, sync_fold
 TRAINING_STATE = "training_state.pt"
 WRITTEN_FIRST = ("vocab.txt", "runs")  # by a run, before its first checkpoint: its counted words, its log
 WRITE_ERRORS = (OSError, RuntimeError, SafetensorError)  # torch and safetensors raise the last two for a full disk
+
+Result = TypeVar("Result")
+
+
+def on_main_process(accelerator: Accelerator, work: Callable[[], Result]) -> Result:
+    """The result of `work`, which the main process does alone, on all processes.
+
+    An error is raised on all of them, too: raised by one, it would leave the others waiting for that process.
+    """
+    result: Any = None
+    failed: Exception | None = None
+    if accelerator.is_main_process:
+        try:
+            result = work()
+        except Exception as error:
+            failed = error
+    result, reason = broadcast_object_list([result, None if failed is None else str(failed)])
+    if failed is not None:
+        raise failed
+    if reason is not None:
+        raise OSError(f"The main process has ended: {reason}")
+    return result
 
 
 def load_state(folder: Path) -> dict[str, Any]:

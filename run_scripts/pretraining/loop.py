@@ -6,12 +6,13 @@ sampled candidates are seeded for each step. So an interrupted run continues exa
 
 import json
 import math
+import signal
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import nullcontext
 from dataclasses import asdict
 from pathlib import Path
-from signal import SIGTERM
+from threading import current_thread, main_thread
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -26,7 +27,12 @@ from modeling_elmo import ELMoForPreTraining, ELMoTokenizer
 from modeling_elmo.elmo_backends import is_sharded
 from modeling_elmo.elmo_inputs import to_device
 from modeling_elmo.run_scripts.pretraining.batches import LMBatch, SentenceBatches, batch_loader
-from modeling_elmo.run_scripts.pretraining.checkpoints import TRAINING_STATE, Checkpoints, load_state
+from modeling_elmo.run_scripts.pretraining.checkpoints import (
+    TRAINING_STATE,
+    Checkpoints,
+    load_state,
+    on_main_process,
+)
 from modeling_elmo.run_scripts.pretraining.corpus import SourceLine
 from modeling_elmo.run_scripts.pretraining.evaluation import evaluate
 from modeling_elmo.run_scripts.pretraining.optimization import (
@@ -40,8 +46,34 @@ from modeling_elmo.run_scripts.pretraining.optimization import (
 )
 from modeling_elmo.run_scripts.pretraining.options import PretrainingArguments
 from modeling_elmo.run_scripts.pretraining.records import Progress
-from modeling_elmo.run_scripts.pretraining.stopping import Stopped, StopSignal, on_main_process
 from modeling_elmo.run_scripts.pretraining.streams import StreamWindows
+
+
+class Stopped(SystemExit):
+    """A run ended after a signal, with a checkpoint. The exit status is the shell's for that signal."""
+
+
+class StopSignal:
+    """Within its `with` block, remembers the first SIGTERM or Ctrl-C. A second one acts as usual.
+
+    Python gives signals to the main thread only: in another thread, nothing is remembered.
+    """
+
+    def __init__(self):
+        self.received: int | None = None
+
+    def __enter__(self) -> "StopSignal":
+        numbers = (signal.SIGTERM, signal.SIGINT) if current_thread() is main_thread() else ()
+        self.handlers = {number: signal.signal(number, self._remember) for number in numbers}
+        return self
+
+    def __exit__(self, *_):
+        for number, handler in self.handlers.items():
+            signal.signal(number, handler)
+
+    def _remember(self, number: int, _):
+        self.received = number
+        self.__exit__()
 
 
 class StepFigures(NamedTuple):
@@ -376,7 +408,7 @@ class Pretraining:
 
     def _stop(self):
         self._save()
-        number = int(self.signal.received or SIGTERM)  # another process may have received it
+        number = int(self.signal.received or signal.SIGTERM)  # another process may have received it
         self._print(
             f"Stopped at step {self.progress.step} by signal {number}; "
             f"{self.checkpoints.find(self.progress.step)} is complete. Continue with --resume_from_checkpoint last."

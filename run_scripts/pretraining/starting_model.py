@@ -11,6 +11,7 @@ from accelerate import Accelerator
 
 from modeling_elmo import ELMoConfig, ELMoForPreTraining, ELMoTokenizer
 from modeling_elmo.configuration_elmo import MOST_ROWS, PRESETS
+from modeling_elmo.run_scripts.pretraining.checkpoints import on_main_process
 from modeling_elmo.run_scripts.pretraining.corpus import (
     Corpus,
     CorpusArguments,
@@ -20,7 +21,6 @@ from modeling_elmo.run_scripts.pretraining.corpus import (
     write_vocabulary,
 )
 from modeling_elmo.run_scripts.pretraining.records import settings_of
-from modeling_elmo.run_scripts.pretraining.stopping import on_main_process
 from modeling_elmo.run_scripts.program.files import check_model, load_pretrained
 from modeling_elmo.tokenization.elmo_characters import read_vocabulary
 from modeling_elmo.tokenization.elmo_pretokenization import TextSplitter
