@@ -113,7 +113,8 @@ def encode_lines(lines: list[InputLine], tokenizer) -> tuple[list[list[str]], li
         encoding = tokenizer(texts, is_split_into_words=given_words, return_offsets_mapping=not given_words)
         offsets = encoding.pop("offset_mapping", None)
         for i, line in enumerate(run):
-            tokens.append(line.words if given_words else [line.text[start:end] for start, end in offsets[i][1:-1]])
+            words = line.words
+            tokens.append([line.text[start:end] for start, end in offsets[i][1:-1]] if words is None else words)
             inputs.append({name: values[i] for name, values in encoding.items()})
     return tokens, inputs
 
