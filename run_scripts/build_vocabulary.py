@@ -12,11 +12,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Literal
 
-from modeling_elmo.run_scripts.pretraining.corpus import Corpus, TrainTextArguments, word_length
-from modeling_elmo.run_scripts.pretraining.vocabulary import (
+from modeling_elmo.run_scripts.pretraining.corpus import (
+    Corpus,
+    TrainTextArguments,
     check_vocabulary_size,
     most_frequent_lines,
     word_frequencies,
+    word_length,
     write_vocabulary,
 )
 from modeling_elmo.run_scripts.program.command_line import ProgramParser, run
@@ -79,16 +81,11 @@ def build_vocabulary(arguments: VocabularyArguments) -> VocabularyReport:
     if output.is_file() and not arguments.overwrite:
         raise FileExistsError(f"--output {output} exists; pass --overwrite to replace it.")
     check_vocabulary_size(arguments.vocabulary_size)
-    if arguments.min_frequency < 1 or arguments.max_word_length < 3:
-        raise ValueError(
-            f"--min_frequency {arguments.min_frequency} must be at least 1, "
-            f"--max_word_length {arguments.max_word_length} at least 3."
-        )
     corpus = Corpus.from_arguments(arguments)
     splitter = TextSplitter("whitespace" if arguments.is_split_into_words else arguments.pre_tokenization)
     num_texts, counts = word_frequencies(corpus, splitter)
     if not counts:
-        raise corpus.emptiness()
+        raise ValueError(f"There is no word in {corpus}. Pass another text.")
     words = most_frequent_lines(counts, arguments.vocabulary_size, arguments.min_frequency)
     write_vocabulary(output, words)
     return report_on(num_texts, counts, words, arguments)

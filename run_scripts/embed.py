@@ -23,9 +23,7 @@ machines, all paths must be on a file system that the machines share:
     torchrun --nproc_per_node 8 -m modeling_elmo.run_scripts.embed --model DIR --input corpus.txt --output vectors.hdf5
 """
 
-from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from typing import Literal
 
@@ -45,8 +43,8 @@ from modeling_elmo.run_scripts.vectors.embedding import (
     load_model_and_tokenizer,
     weights_checksum,
 )
-from modeling_elmo.run_scripts.vectors.lines import InputLine, LineUnit, open_lines
-from modeling_elmo.run_scripts.vectors.outputs import PartsFolder, VectorBlock, find_writer, parts_folder
+from modeling_elmo.run_scripts.vectors.lines import LineUnit, open_lines
+from modeling_elmo.run_scripts.vectors.outputs import PartsFolder, find_writer, parts_folder
 
 logger = logging.get_logger(__name__)
 
@@ -113,14 +111,17 @@ def main(arguments: list[str] | None = None) -> Path:
     with ProcessGroup() as group, sole_run(parts_folder(output), "--output", group.is_main):
         parts = PartsFolder(output, settings, group.index)
         if group.is_main:
-            parts.resume(lines)
-        parts.follow(group.gathered(parts))
-        embed = partial(embed_block, model=model, tokenizer=tokenizer, batch_tokens=parsed.batch_tokens, **choices)
-        bar = tqdm(
-            desc=output.name, unit=" lines", total=total, initial=parts.num_finished(), disable=not group.is_main
-        )
+            parts.resume(lines())
+        parts.follow(group.gathered(parts)[0])
+        done = parts.num_finished()
+        bar = tqdm(desc=output.name, unit=" lines", total=total, initial=done, disable=not group.is_main)
         with bar:
-            save_share(parts, group, parts.missing(lines(), BATCHES_PER_BLOCK * parsed.batch_tokens), embed, bar)
+            blocks = parts.missing(lines(), BATCHES_PER_BLOCK * parsed.batch_tokens)
+            for number, (first, block_lines) in enumerate(blocks):
+                if number % group.number == group.index:  # every n-th block on each of n processes
+                    block = embed_block(block_lines, model, tokenizer, batch_tokens=parsed.batch_tokens, **choices)
+                    parts.save(first, block)
+                bar.update(len(block_lines))  # the pace of this process for all
         parts.compare(group.gathered(parts))
         if not parts.num_lines:
             raise ValueError(f"{parsed.input or parsed.dataset} is empty: pass a text with at least one line.")
@@ -128,20 +129,6 @@ def main(arguments: list[str] | None = None) -> Path:
             parts.assemble(write_output, keep_sentences=not parsed.forget_sentences)
         group.gathered(None)  # the launcher may stop the others when one process ends
     return output
-
-
-def save_share(
-    parts: PartsFolder,
-    group: ProcessGroup,
-    blocks: Iterator[tuple[int, list[InputLine]]],
-    embed: Callable[[list[InputLine]], VectorBlock],
-    bar: tqdm,
-):
-    """Embeds every n-th block on each of n processes. The bar shows the pace of this one for all."""
-    for number, (first, lines) in enumerate(blocks):
-        if number % group.number == group.index:
-            parts.save(first, embed(lines))
-        bar.update(len(lines))
 
 
 if __name__ == "__main__":

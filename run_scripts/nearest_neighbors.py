@@ -28,7 +28,13 @@ import numpy as np
 from modeling_elmo.run_scripts.cards.figures import draw_change, draw_map
 from modeling_elmo.run_scripts.pretraining.corpus import Corpus, SentenceText, find_files, words_of
 from modeling_elmo.run_scripts.program.command_line import ProgramParser, refuse_unread, run
-from modeling_elmo.run_scripts.program.data_files import format_suffix, json_rows, table_rows
+from modeling_elmo.run_scripts.program.data_files import (
+    LocatedRow,
+    format_suffix,
+    json_rows,
+    numbered_texts,
+    table_rows,
+)
 from modeling_elmo.run_scripts.program.files import write_json
 from modeling_elmo.run_scripts.vectors.embedding import load_model_and_tokenizer
 from modeling_elmo.run_scripts.vectors.layer_sources import text_name
@@ -58,7 +64,6 @@ from modeling_elmo.tokenization.elmo_pretokenization import TextSplitter
 
 GROUP_BY_FILE = "file"
 LEAST_USES = 2  # of a group: one has no distance within
-TABLE_READERS = {".tsv": table_rows, ".csv": table_rows, ".jsonl": lambda path, _: json_rows(path)}
 
 
 @dataclass(kw_only=True)
@@ -242,31 +247,26 @@ def grouped_sentences(patterns: list[str], group_by: str, text_column: str) -> I
     stems = [text_name(str(path)) for path in files]
     names = stems if len(set(stems)) == len(stems) else map(str, files)
     for path, name in zip(files, names, strict=True):
-        if format_suffix(path) in TABLE_READERS:
-            yield from table_sentences(path, {GROUP_BY_FILE: name}, group_by, text_column)
-        elif group_by == GROUP_BY_FILE:
-            yield from ((name, text) for text in Corpus((str(path),)).texts())
-        else:
-            tables = ", ".join(TABLE_READERS)
-            raise ValueError(
-                f"{path} has no column {group_by!r}; pass --group_by {GROUP_BY_FILE}, or tables: {tables}."
-            )
+        for location, columns in located_rows(path, text_column):
+            row = {GROUP_BY_FILE: name, **columns}
+            for option, wanted in (("--text_column", text_column), ("--group_by", group_by)):
+                if wanted not in row:
+                    raise ValueError(f"{location} has no column {wanted!r} but {list(columns)}; pass {option} NAME.")
+            group = row[group_by]
+            if not isinstance(group, (str, int, float)) or not str(group).strip():
+                raise ValueError(f"{location}: the group {group_by!r} is {group!r}; pass a name or a number.")
+            line = to_line(str(location), row[text_column], is_raw_text=True, unit="word")
+            yield str(group).strip(), line.sentence
 
 
-def table_sentences(
-    path: Path, more: dict[str, str], group_by: str, text_column: str
-) -> Iterator[tuple[str, SentenceText]]:
-    """The sentences of a table. `more` has values for columns that the table lacks."""
-    for location, columns in TABLE_READERS[format_suffix(path)](path, []):
-        row = {**more, **columns}
-        for option, name in (("--text_column", text_column), ("--group_by", group_by)):
-            if name not in row:
-                raise ValueError(f"{location} has no column {name!r} but {list(columns)}; pass {option} NAME.")
-        group = row[group_by]
-        if not isinstance(group, (str, int, float)) or not str(group).strip():
-            raise ValueError(f"{location}: the group {group_by!r} is {group!r}; pass a name or a number.")
-        line = to_line(str(location), row[text_column], is_raw_text=True, unit="word")
-        yield str(group).strip(), line.sentence
+def located_rows(path: Path, text_column: str) -> Iterator[LocatedRow]:
+    """The rows of a table. The texts of other files are rows of one column."""
+    suffix = format_suffix(path)
+    if suffix in (".tsv", ".csv"):
+        return table_rows(path, [])
+    if suffix == ".jsonl":
+        return json_rows(path)
+    return ((f"{path}, line {number}", {text_column: text}) for number, text in numbered_texts(path, text_column))
 
 
 def words_in_file(file: str, word: str) -> list[tuple[str, float]]:

@@ -24,12 +24,7 @@ from modeling_elmo.run_scripts.fine_tuning.probing import flat, most_frequent_ta
 from modeling_elmo.run_scripts.fine_tuning.tasks.tagging import Tagging
 from modeling_elmo.run_scripts.program.command_line import ProgramParser, run
 from modeling_elmo.run_scripts.program.files import write_json
-from modeling_elmo.run_scripts.vectors.layer_sources import (
-    LayerSourceArguments,
-    layer_sources,
-    refuse_equal_names,
-    write_sentences,
-)
+from modeling_elmo.run_scripts.vectors.layer_sources import LayerSourceArguments, layer_sources, write_sentences
 from modeling_elmo.run_scripts.vectors.neighbors import check_json_output
 
 
@@ -50,11 +45,8 @@ def main(arguments: list[str] | None = None) -> dict[str, Any]:
     words = {split: list(rows["tokens"]) for split, rows in task.data.items()}
     tags = {split: list(rows["tags"]) for split, rows in task.data.items()}
     files = {split: getattr(data_arguments, f"{split}_file") or split for split in words}
-    if parsed.write_sentences or parsed.vectors:
-        refuse_equal_names(filter(None, files.values()))
-    if parsed.write_sentences:
-        folder = Path(parsed.write_sentences)
-        return {split: write_sentences(folder, files[split], sentences) for split, sentences in words.items()}
+    if written := write_sentences(parsed, files, words):
+        return written
     if len(known := set(flat(tags["train"]))) < 2:
         raise ValueError(f"{files['train']} has only the tag {known.pop()!r}; a probe needs two. Pass more text.")
     predicted = {"most frequent tag": most_frequent_tags(words, tags)}

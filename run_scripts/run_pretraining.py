@@ -27,7 +27,7 @@ from modeling_elmo.run_scripts.cards.bilm_card import perplexity_values, write_b
 from modeling_elmo.run_scripts.cards.card import CardArguments, without_folders, write_card_facts, write_result
 from modeling_elmo.run_scripts.cards.publishing import FLAG, push
 from modeling_elmo.run_scripts.pretraining.batches import SentenceBatches, SentenceEncoder
-from modeling_elmo.run_scripts.pretraining.checkpoints import Checkpoints
+from modeling_elmo.run_scripts.pretraining.checkpoints import Checkpoints, on_main_process
 from modeling_elmo.run_scripts.pretraining.corpus import Corpus, CorpusArguments, Survey
 from modeling_elmo.run_scripts.pretraining.evaluation import held_out_batches
 from modeling_elmo.run_scripts.pretraining.loop import Pretraining
@@ -40,7 +40,6 @@ from modeling_elmo.run_scripts.pretraining.starting_model import (
     load_checkpoint,
     make_starting_model,
 )
-from modeling_elmo.run_scripts.pretraining.stopping import on_main_process
 from modeling_elmo.run_scripts.pretraining.streams import StreamWindows
 from modeling_elmo.run_scripts.program.command_line import ProgramParser, run
 from modeling_elmo.run_scripts.program.processes import check_processes, has_accelerator, sole_run
@@ -224,14 +223,12 @@ def training_batches(
 def publish(training: Pretraining, survey: Survey | None, corpus_args: CorpusArguments, hub_args: HubArguments):
     """Copies the model of the best checkpoint to the output folder, the last one without held-out text."""
     progress, output_dir = training.progress, Path(training.arguments.output_dir)
-    step = progress.best_step or progress.step
-    if training.checkpoints.find(step) is None:  # a run that was resumed in another folder: the best is in the first
-        step = progress.step
-    if (checkpoint := training.checkpoints.find(step)) is None:
-        raise FileNotFoundError(
-            f"{output_dir} has no checkpoint of step {step}, the last one; it was removed during the run."
-        )
+    # The best checkpoint of a run that was resumed in another folder is in the first one.
+    checkpoint = training.checkpoints.find(progress.best_step or progress.step) or training.checkpoints.last()
+    if checkpoint is None:
+        raise FileNotFoundError(f"{output_dir} has no checkpoint; the last one was removed during the run.")
     training.checkpoints.publish(checkpoint)
+    step = int(checkpoint.name.split("-")[1])
     record = record_of_run(progress, training.plain_model, training.tokenizer, corpus_args, survey, step)
     write_result(output_dir, "pretraining", without_folders(record))
     write_card_facts(output_dir, hub_args)

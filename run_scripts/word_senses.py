@@ -25,12 +25,7 @@ from typing import Any
 from modeling_elmo.run_scripts.cards.tables import sense_table
 from modeling_elmo.run_scripts.program.command_line import ProgramParser, run
 from modeling_elmo.run_scripts.program.files import write_json
-from modeling_elmo.run_scripts.vectors.layer_sources import (
-    LayerSourceArguments,
-    layer_sources,
-    refuse_equal_names,
-    write_sentences,
-)
+from modeling_elmo.run_scripts.vectors.layer_sources import LayerSourceArguments, layer_sources, write_sentences
 from modeling_elmo.run_scripts.vectors.neighbors import check_json_output
 from modeling_elmo.run_scripts.vectors.senses import (
     draw_senses,
@@ -66,11 +61,8 @@ def main(arguments: list[str] | None = None) -> dict[str, Any]:
     inventory = read_inventory(Path(parsed.sense_inventory)) if parsed.sense_inventory else {}
     files = {"train": parsed.train_file, "test": parsed.test_file}
     texts = {split: read_annotated(Path(path)) for split, path in files.items() if path}
-    if parsed.write_sentences or parsed.vectors:
-        refuse_equal_names(filter(None, files.values()))
-    if parsed.write_sentences:
-        folder = Path(parsed.write_sentences)
-        return {split: write_sentences(folder, files[split], text.sentences) for split, text in texts.items()}
+    if written := write_sentences(parsed, files, {split: text.sentences for split, text in texts.items()}):
+        return written
     instances = {split: text.instances for split, text in texts.items()}
     if parsed.lemma:
         uses_of_lemma(parsed.lemma, instances["train"])  # a mistake shows before hours of work

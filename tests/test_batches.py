@@ -2,7 +2,7 @@
 
 import json
 import logging
-import pickle
+import re
 import subprocess
 import sys
 import tracemalloc
@@ -21,7 +21,6 @@ from text_batches import (
     TOKENIZER,
     assert_same_batches,
     decoded,
-    tiny_model,
     two_files,
     write,
 )
@@ -30,7 +29,7 @@ from modeling_elmo import ELMoTokenizer
 from modeling_elmo.run_scripts.pretraining.batches import SentenceBatches, batch_loader
 from modeling_elmo.run_scripts.pretraining.corpus import Corpus, CorpusArguments, Survey
 from modeling_elmo.run_scripts.pretraining.streams import StreamWindows
-from modeling_elmo.run_scripts.program.command_line import is_mistake_of_user
+from modeling_elmo.run_scripts.program.command_line import run
 
 ROOT = Path(__file__).parents[1]
 RAW = [line for line in (TEXT / "en_raw.txt").read_text(encoding="utf-8").splitlines() if line.strip()]
@@ -80,10 +79,9 @@ def test_ranks_and_workers_share_one_sequence():
 
     whole = batches(0, 1, 0)
     assert Counter(text for batch in whole for text in sentences_of(batch)) == Counter(ENGLISH + KOREAN)
-    for world_size in (1, 2, 3):
-        for num_workers in (0, 1, 2) if world_size < 3 else (2,):
-            for rank in range(world_size):
-                assert_same_batches(batches(rank, world_size, num_workers), whole[rank::world_size])
+    for world_size, num_workers in ((1, 2), (2, 1), (3, 0)):
+        for rank in range(world_size):
+            assert_same_batches(batches(rank, world_size, num_workers), whole[rank::world_size])
 
 
 def test_streamed_data_set_is_read_whole_by_every_worker(tmp_path):
@@ -153,13 +151,6 @@ def test_a_batch_has_room_for_a_word():
 
 
 @both_kinds
-def test_the_model_reads_them(kind):
-    batch = next(iter(make(kind, two_files())))
-    loss = tiny_model()(**batch.inputs, num_items_in_batch=batch.num_predictions).loss
-    assert abs(loss.item() - np.log(len(TOKENIZER))) < 1  # an untrained model
-
-
-@both_kinds
 def test_order_is_decided_by_seed_and_epoch(kind):
     corpus = Corpus.from_files([str(TEXT / "en.txt")])  # one file, because the order of files changes too
 
@@ -203,12 +194,6 @@ def test_fraction_of_an_epoch_grows(kind):
 
 
 @both_kinds
-def test_pickled_data_continue_alike(kind):
-    data = make(kind, two_files())
-    assert_same_batches(islice(pickle.loads(pickle.dumps(data)), 3), islice(data, 3))
-
-
-@both_kinds
 def test_a_corpus_without_sentences_is_not_read_forever(kind, tmp_path):
     with pytest.raises(ValueError, match="There is no sentence in .*a.txt"):
         next(iter(make(kind, write(tmp_path / "a.txt", ["", " "]))))
@@ -247,8 +232,6 @@ def test_positions_in_another_text_are_refused(tmp_path):
         batches("b.txt", "a.txt", position=position)
     with pytest.raises(ValueError, match="saved with is_split_into_words=True, but here it is False"):
         batches("a.txt", "b.txt", is_split_into_words=False, position=position)
-    older = {name: value for name, value in position.items() if name not in ("text", "is_split_into_words")}
-    batches("a.txt", "b.txt", position=older)
 
 
 # Workers
@@ -270,7 +253,8 @@ if __name__ == "__main__":
 """
 
 
-@pytest.mark.parametrize("method", ["fork", pytest.param("spawn", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("method", ["fork", "spawn"])
 def test_workers_are_silent(tmp_path, method):
     (tmp_path / "program.py").write_text(PROGRAM)
     command = [sys.executable, "program.py", method, str(TEXT / "en_raw.txt")]
@@ -279,22 +263,13 @@ def test_workers_are_silent(tmp_path, method):
     assert (done.stdout, done.stderr) == ("5\n", "")
 
 
-@both_kinds
 @pytest.mark.parametrize("num_workers", [0, 1])
-def test_a_mistake_in_the_text_is_an_error_of_the_user(kind, num_workers, tmp_path):
-    """Also if a worker reads it."""
+def test_a_mistake_in_the_text_is_an_error_of_the_user(num_workers, tmp_path, monkeypatch, capsys):
+    """Also if a worker reads it, whose traceback is not shown."""
     (tmp_path / "a.txt").write_bytes("a\nna\xefve\n".encode("latin-1"))
-    batches = make(kind, Corpus.from_files([str(tmp_path / "a.txt")]), repeat=False)
-    with pytest.raises(ValueError, match=r"^\S+a.txt, line 2 is not UTF-8: .* Convert the file with") as raised:
-        list(batch_loader(batches, num_workers))
-    assert is_mistake_of_user(raised.value)
-
-
-@both_kinds
-def test_a_bug_in_a_worker_keeps_its_traceback(kind, monkeypatch):
-    monkeypatch.setattr(Corpus, "sentences", lambda *_, **__: {}["bug"])
-    with pytest.raises(
-        KeyError, match=r"(?s)Caught KeyError in DataLoader worker process 0.*test_batches.py"
-    ) as raised:
-        list(batch_loader(make(kind, two_files(), repeat=False), 1))
-    assert not is_mistake_of_user(raised.value)
+    batches = make("sentences", Corpus.from_files([str(tmp_path / "a.txt")]), repeat=False)
+    monkeypatch.setattr(sys, "argv", ["elmo"])
+    with pytest.raises(SystemExit) as ended:
+        run(lambda: list(batch_loader(batches, num_workers)))
+    assert ended.value.code == 2
+    assert re.fullmatch(rf"elmo: error: {tmp_path}/a.txt, line 2 is not UTF-8: .*\n", capsys.readouterr().err)

@@ -9,7 +9,7 @@ from datasets import Dataset, DatasetDict
 from modeling_elmo import ELMoTokenizer
 from modeling_elmo.run_scripts import build_vocabulary
 from modeling_elmo.run_scripts.build_vocabulary import main
-from modeling_elmo.run_scripts.pretraining import vocabulary
+from modeling_elmo.run_scripts.pretraining import corpus
 
 TEXT = Path(__file__).parent / "fixtures" / "text"
 LINES = [line for name in ("en.txt", "ko.txt") for line in (TEXT / name).read_text(encoding="utf-8").splitlines()]
@@ -28,7 +28,7 @@ def words_of(path: Path) -> list[str]:
 @pytest.mark.parametrize("shows_progress", [True, False])
 def test_counts(tmp_path, capsys, monkeypatch, shows_progress):
     if not shows_progress:
-        monkeypatch.setattr(vocabulary, "tqdm", partial(vocabulary.tqdm, disable=True))  # as TQDM_DISABLE=1 does
+        monkeypatch.setattr(corpus, "tqdm", partial(corpus.tqdm, disable=True))  # as TQDM_DISABLE=1 does
     report = build(tmp_path / "vocab.txt", *WORDS, TEXT / "en.txt", TEXT / "ko.txt", "--max_word_length", 12)
     expected = sorted(COUNTS, key=lambda word: (-COUNTS[word], word))
     assert words_of(tmp_path / "vocab.txt") == ["<S>", "</S>", "<UNK>", *expected]
@@ -39,9 +39,7 @@ def test_counts(tmp_path, capsys, monkeypatch, shows_progress):
     assert report.coverage == 1.0
     assert report.cut_distinct_words == len(cut) > 100
     assert report.cut_share == pytest.approx(sum(COUNTS[word] for word in cut) / COUNTS.total())
-    printed = capsys.readouterr().out
-    assert f"{COUNTS.total():,} words in {len(LINES):,} texts" in printed
-    assert "which covers 100.00% of the text" in printed
+    assert f"{COUNTS.total():,} words in {len(LINES):,} texts" in capsys.readouterr().out
 
 
 def test_size_frequency_and_coverage(tmp_path):
@@ -105,44 +103,38 @@ def test_a_failed_run_leaves_the_old_file_alone(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("options", "error", "message"),
+    ("options", "message"),
     [
-        ([], ValueError, "Pass either --train_file FILE ..., or --dataset NAME"),
-        (["--train_file", "text.txt", "--dataset", "x"], ValueError, "Pass either --train_file"),
-        (["--train_file", "text.txt", "no.txt"], FileNotFoundError, "no.txt: no file has this name. Pass files"),
-        (["--train_file", "text.txt", "--vocabulary_size", "4"], ValueError, "_size 4: pass more than the 4 special"),
-        (["--train_file", "text.txt", "--min_frequency", "0"], ValueError, "--min_frequency 0 must be at least 1"),
-        (["--train_file", "text.txt", "--max_word_length", "2"], ValueError, "--max_word_length 2 at least 3"),
-        (["--train_file", "blank.txt"], ValueError, "There is no sentence in blank.txt: nothing but blank lines"),
-        (["--dataset", "data"], ValueError, r"has no column 'text' but \['tokens'\]; pass --text_column"),
-        (["--dataset", "data", "--split", "dev"], ValueError, "data is a single set without splits. Pass --split tr"),
-        (["--dataset", "splits"], ValueError, r"has no split 'train' but \['dev'\]; pass --split"),
-        (
-            ["--train_file", "text.txt", "--output", ".", "--overwrite"],
-            IsADirectoryError,
-            r"--output \. is a folder",
-        ),
-        (["--train_file", "text.txt", "--output", "mine.txt"], FileExistsError, "mine.txt exists; pass --overwrite to"),
-        (
-            ["--train_file", "*t.txt", "--output", "text.txt", "--overwrite"],
-            ValueError,
-            "would replace .*t.txt, which is",
-        ),
+        ([], "--train_file FILE"),
+        (["--train_file", "text.txt", "--vocabulary_size", "4"], "--vocabulary_size 4"),
+        (["--train_file", "text.txt", "--min_frequency", "0"], "--min_frequency 0"),
+        (["--train_file", "text.txt", "--max_word_length", "0"], "--max_word_length 0"),
+        (["--train_file", "blank.txt"], "no sentence in blank.txt"),
+        (["--train_file", "text.txt", "--output", "."], r"--output \. is a folder"),
+        (["--train_file", "text.txt", "--output", "mine.txt"], "mine.txt exists; pass --overwrite"),
+        (["--train_file", "*t.txt", "--output", "text.txt", "--overwrite"], "would replace .*t.txt"),
+        (["--dataset", "data"], r"no column 'text' but \['tokens'\]; pass --text_column"),
+        (["--dataset", "data", "--split", "dev"], "data is a single set .* Pass --split train"),
+        (["--dataset", "splits"], r"no split 'train' but \['dev'\]; pass --split"),
     ],
 )
-def test_bad_input(tmp_path, monkeypatch, options, error, message):
+def test_bad_input(tmp_path, monkeypatch, options, message):
     monkeypatch.chdir(tmp_path)
     for name, text in (("text.txt", "a"), ("blank.txt", "\n \n"), ("mine.txt", "mine")):
         Path(name).write_text(text, encoding="utf-8")
     data = Dataset.from_dict({"tokens": [["a"]]})
     data.save_to_disk("data")
     DatasetDict({"dev": data}).save_to_disk("splits")
-    with pytest.raises(error, match=message):
+    with pytest.raises((ValueError, OSError), match=message):
         build(Path("vocab.txt"), *options)
     assert not Path("vocab.txt").exists() and Path("mine.txt").read_text(encoding="utf-8") == "mine"
 
 
 def test_words_that_do_not_fit_in_a_line_are_counted_as_unknown(tmp_path):
+    """But a text with no other words is refused."""
     (tmp_path / "a.jsonl").write_text(json.dumps({"text": ["a", "", "x\ny", "b"]}), encoding="utf-8")
     report = build(tmp_path / "vocab.txt", "--train_file", tmp_path / "a.jsonl")
     assert (report.words, report.coverage, report.vocab_size) == (4, 0.5, 6)
+    (tmp_path / "b.txt").write_text("\x01", encoding="utf-8")
+    with pytest.raises(ValueError, match="no word in .*b.txt"):
+        build(tmp_path / "b.vocab.txt", "--train_file", tmp_path / "b.txt")

@@ -262,7 +262,7 @@ def test_errors_that_a_user_can_put_right(function):
     [
         ("no/such", r"no/such: there is no such folder, and the Hub cannot be reached \(.+\)\. Correct the name"),
         ("no/such/model", "no/such/model: there is no such folder, and it is no name on the Hub, user/name"),
-        ("", "tests has no config.json; pass the folder of a model"),
+        ("", "tests has no config.json; pass a model, or convert"),
     ],
 )
 def test_a_model_that_does_not_exist(name, message):

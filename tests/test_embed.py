@@ -6,11 +6,9 @@ import gzip
 import json
 import os
 import shutil
-import signal
 import subprocess
 import sys
 import time
-import zipfile
 from contextlib import suppress
 from itertools import count
 from pathlib import Path
@@ -23,17 +21,13 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from pretraining_worker import TWO_PROCESSES, torchrun, two_machines
+from pretraining_worker import torchrun, two_machines
 
 from modeling_elmo import ELMoConfig, ELMoForPreTraining, ELMoModel, ELMoTokenizer
-from modeling_elmo.conversion.original import export_original_checkpoint
 from modeling_elmo.elmo_operators import int8_obstacle
 from modeling_elmo.run_scripts import embed
-from modeling_elmo.run_scripts.convert_checkpoint import main as convert
-from modeling_elmo.run_scripts.program.processes import LOCK, sole_run
 from modeling_elmo.run_scripts.vectors import embedding, outputs
-from modeling_elmo.run_scripts.vectors.fasta import fasta_records
-from modeling_elmo.run_scripts.vectors.lines import InputLine, group_by_tokens
+from modeling_elmo.run_scripts.vectors.lines import InputLine, fasta_records, group_by_tokens
 
 ROOT = Path(__file__).parents[1]
 TOLERANCE = 2e-6
@@ -49,7 +43,6 @@ LINES = [
     "a longer sentence so that the batch of these lines has to be padded a good deal , word after word after word",
     "They  play\tchess",  # other white space
 ]
-FORMATS = [".hdf5", ".h5", ".parquet"]
 PROTEINS = ROOT / "tests" / "fixtures" / "proteins" / "proteins.fasta"
 
 
@@ -89,12 +82,12 @@ def write_lines(path: Path, lines: list[str]) -> Path:
     return path
 
 
-def flags_of(model_dir: Path, output: Path, options: dict) -> list[str]:
+def flags_of(model_dir: Path | str, output: Path | str, options: dict) -> list[str]:
     flags = [[f"--{name}"] if value is True else [f"--{name}", str(value)] for name, value in options.items()]
     return ["--model", str(model_dir), "--output", str(output), *sum(flags, [])]
 
 
-def run(model_dir: Path, output: Path, **options) -> Path:
+def run(model_dir: Path | str, output: Path | str, **options) -> Path:
     return embed.main(flags_of(model_dir, output, options))
 
 
@@ -145,17 +138,19 @@ def assert_close(found: list, expected: list[np.ndarray], tolerance: float = TOL
             assert np.size(one) == 0, number
 
 
-@pytest.mark.parametrize("layers", ["all", "top", "average", "sum", "mixed"])
-@pytest.mark.parametrize("suffix", FORMATS)
+@pytest.mark.parametrize(
+    "suffix, layers",
+    [*((".hdf5", layers) for layers in ("all", "top", "average", "sum")), (".h5", "mixed"), (".parquet", "all")],
+)
 def test_each_line_has_the_vectors_that_it_has_alone(model_dir, loaded, corpus, tmp_path, suffix, layers):
     path = run(model_dir, tmp_path / f"vectors{suffix}", input=corpus, layers=layers, batch_tokens=40)
     assert path.exists() and not Path(f"{path}.parts").exists()
     assert_close(read(path), [alone(loaded, line.split(), layers) for line in LINES])
 
 
-@pytest.mark.parametrize("layers", ["all", "mixed"])
-@pytest.mark.parametrize("pooling", ["mean", "max"])
-@pytest.mark.parametrize("suffix", FORMATS)
+@pytest.mark.parametrize(
+    "suffix, pooling, layers", [(".hdf5", "mean", "all"), (".h5", "max", "mixed"), (".parquet", "max", "all")]
+)
 def test_pooled_lines(model_dir, loaded, corpus, tmp_path, suffix, pooling, layers):
     options = {"layers": layers, "pooling": pooling, "batch_tokens": 12}
     path = run(model_dir, tmp_path / f"vectors{suffix}", input=corpus, **options)
@@ -180,7 +175,7 @@ def test_tables_name_the_tokens(model_dir, corpus, tmp_path):
     assert table["tokens"][:] == [line.split() for line in LINES]
 
 
-@pytest.mark.parametrize("suffix", FORMATS)
+@pytest.mark.parametrize("suffix", [".hdf5", ".parquet"])
 def test_float16(model_dir, loaded, corpus, tmp_path, suffix):
     found = read(run(model_dir, tmp_path / f"v{suffix}", input=corpus, dtype="float16", layers="top"))
     assert_close(found, [alone(loaded, line.split(), "top").astype(np.float16) for line in LINES], 1e-3)
@@ -190,7 +185,7 @@ def test_float16(model_dir, loaded, corpus, tmp_path, suffix):
 def test_float16_overflow_is_an_error(tmp_path, corpus):
     model = ELMoModel(tiny())
     torch.nn.init.constant_(model.token_projection.bias, 1e5)
-    with pytest.raises(ValueError, match=f"Vectors of {LINES[0]!r} are too large for float16, .* pass dtype float32"):
+    with pytest.raises(ValueError, match="Vectors of 'a longer .* are too large for float16, .* dtype float32"):
         run(save_model(tmp_path / "m", model), tmp_path / "v.hdf5", input=corpus, dtype="float16")
 
 
@@ -226,23 +221,12 @@ def test_raw_text_is_split_by_the_tokenizer(model_dir, loaded, tmp_path):
     assert_close(read(path), [alone(loaded, line) for line in texts])
 
 
-@pytest.mark.parametrize("name", ["c.gz", "c.jsonl.gz"])
-def test_files(model_dir, loaded, tmp_path, name):
-    lines = LINES
-    if "jsonl" in name:  # a text, a list of words, a blank line
-        lines = [json.dumps({"id": i, "text": line if i % 2 else line.split()}) for i, line in enumerate(LINES)]
-        lines[1] = ""
-    (tmp_path / name).write_bytes(gzip.compress("\n".join(lines).encode()))
-    found = read(run(model_dir, tmp_path / "v.hdf5", input=tmp_path / name))
+def test_texts_and_lists_of_words_in_one_file(model_dir, loaded, tmp_path):
+    lines = [json.dumps({"id": i, "text": line if i % 2 else line.split()}) for i, line in enumerate(LINES)]
+    lines[1] = ""
+    (tmp_path / "c.jsonl.gz").write_bytes(gzip.compress("\n".join(lines).encode()))
+    found = read(run(model_dir, tmp_path / "v.hdf5", input=tmp_path / "c.jsonl.gz"))
     assert_close(found, [alone(loaded, line.split()) for line in LINES])
-
-
-@pytest.mark.parametrize("name", ["c.tsv", "c.csv"])
-def test_a_blank_line_of_one_column_is_a_sentence_without_words(model_dir, loaded, tmp_path, name):
-    lines = [line.replace(",", "").replace("\t", " ") for line in LINES]
-    assert "" in lines
-    found = read(run(model_dir, tmp_path / "v.hdf5", input=write_lines(tmp_path / name, ["text", *lines])))
-    assert_close(found, [alone(loaded, line.split()) for line in lines])
 
 
 def test_given_words_stay_whole(model_dir, loaded, tmp_path):
@@ -265,86 +249,31 @@ def test_data_sets(model_dir, loaded, tmp_path, options):
 
 # Proteins: SeqVec's format and use
 
-SEQUENCES = {each.name: each.residues for each in fasta_records(PROTEINS)}
+SEQUENCES = {each.name: each.text for each in fasta_records(PROTEINS)}
 
 
-@pytest.fixture(scope="module")
-def protein_dir(tmp_path_factory) -> Path:
-    """A tiny model with random weights in the format of SeqVec, an archive with a folder of two files, converted."""
-    torch.manual_seed(1)
-    folder = tmp_path_factory.mktemp("seqvec")
-    save_model(folder / "random", ELMoModel(tiny()))
-    (folder / "uniref50_v2").mkdir()
-    original = [folder / "uniref50_v2" / name for name in ("weights.hdf5", "options.json")]
-    export_original_checkpoint(folder / "random", *original)
-    with zipfile.ZipFile(folder / "seqvec.zip", "w") as archive:
-        for path in original:
-            archive.write(path, path.relative_to(folder))
-    convert(["--weights", str(folder / "seqvec.zip"), "--output_dir", str(folder / "converted")])
-    return folder / "converted"
-
-
-@torch.no_grad()
-def residue_vectors(protein_dir: Path, residues: str) -> np.ndarray:
-    """The reference: the sum of the layers of `ELMoModel`, called on one sequence."""
-    model, tokenizer = ELMoModel.from_pretrained(protein_dir).eval(), ELMoTokenizer.from_pretrained(protein_dir)
-    output = model(**tokenizer([list(residues)], is_split_into_words=True, return_tensors="pt"))
-    return torch.stack(output.hidden_states).sum(0)[0, 1:-1].numpy()
-
-
-@pytest.mark.parametrize("batch_tokens", [1, 300, 4096])  # sequences alone, in two batches, in one
-def test_proteins(protein_dir, tmp_path, batch_tokens):
+@pytest.mark.parametrize("batch_tokens", [1, 300])  # sequences alone, in two batches
+def test_proteins(model_dir, loaded, tmp_path, batch_tokens):
     options = {"input": PROTEINS, "layers": "sum", "unit": "character", "batch_tokens": batch_tokens}
-    with h5py.File(run(protein_dir, tmp_path / "residues.h5", **options)) as file:
+    with h5py.File(run(model_dir, tmp_path / "residues.h5", **options)) as file:
         assert set(file) == {"sp|P01308|INS_HUMAN", "sp|P00698|LYSC_CHICK", "UBIQ_HUMAN_1-76"}
         found = [file[name.replace("/", "_")][:] for name in SEQUENCES]
-    assert_close(found, [residue_vectors(protein_dir, residues) for residues in SEQUENCES.values()], 1e-5)
-    with h5py.File(run(protein_dir, tmp_path / "proteins.h5", **options, pooling="mean")) as file:
+    assert_close(found, [alone(loaded, list(residues), "sum") for residues in SEQUENCES.values()], 1e-5)
+    with h5py.File(run(model_dir, tmp_path / "proteins.h5", **options, pooling="mean")) as file:
         means = [file[name.replace("/", "_")][:] for name in SEQUENCES]
     assert_close(means, [vectors.mean(0) for vectors in found], 1e-5)
 
 
 @pytest.mark.parametrize("pooling", ["none", "mean"])
-def test_proteins_as_a_table(protein_dir, tmp_path, pooling):
+def test_proteins_as_a_table(model_dir, loaded, tmp_path, pooling):
     (tmp_path / "p.fa.gz").write_bytes(gzip.compress(PROTEINS.read_bytes()))
-    path = run(protein_dir, tmp_path / "v.parquet", input=tmp_path / "p.fa.gz", layers="sum", pooling=pooling)
+    path = run(model_dir, tmp_path / "v.parquet", input=tmp_path / "p.fa.gz", layers="sum", pooling=pooling)
     table = read_table(path)
     assert table.column_names == ["name", "text", "tokens", "vectors"]
     assert table["name"][:] == list(SEQUENCES) and table["text"][:] == list(SEQUENCES.values())
     assert table["tokens"][:] == [list(residues) for residues in SEQUENCES.values()]
-    expected = [residue_vectors(protein_dir, residues) for residues in SEQUENCES.values()]
+    expected = [alone(loaded, list(residues), "sum") for residues in SEQUENCES.values()]
     assert_close(read(path), expected if pooling == "none" else [vectors.mean(0) for vectors in expected], 1e-5)
-
-
-def test_long_proteins_are_alone_in_their_batch(protein_dir, tmp_path, monkeypatch):
-    """Memory grows with the longest sequence, and not with their number."""
-    shapes, forward = [], ELMoModel.forward
-
-    def observed(self, **inputs):
-        shapes.append(tuple(inputs["attention_mask"].shape))
-        return forward(self, **inputs)
-
-    monkeypatch.setattr(ELMoModel, "forward", observed)
-    lengths = [5000, 10, 5000, 60, 40, 2000, 1000, 5000]
-    lines = [line for i, length in enumerate(lengths) for line in (f">p{i}", "ACDEFGHIKL" * (length // 10))]
-    path = run(protein_dir, tmp_path / "v.h5", input=write_lines(tmp_path / "p.fasta", lines), pooling="mean")
-    assert all(rows == 1 or rows * length <= 4096 for rows, length in shapes)
-    assert shapes.count((1, 5002)) == 3 and len(shapes) < len(lengths)
-    with h5py.File(path) as file:
-        assert len(file) == len(lengths)
-
-
-def test_an_interrupted_run_keeps_the_names(protein_dir, tmp_path, monkeypatch):
-    options = {"input": PROTEINS, "layers": "sum", "batch_tokens": 1}
-    save, calls = outputs.PartsFolder.save, count()
-    with monkeypatch.context() as patch:
-        patch.setattr(outputs.PartsFolder, "save", lambda *args: save(*args) if next(calls) < 2 else 1 / 0)
-        with pytest.raises(ZeroDivisionError):
-            run(protein_dir, tmp_path / "v.h5", **options)
-    embedded = count_lines(monkeypatch)
-    with h5py.File(run(protein_dir, tmp_path / "v.h5", **options)) as file:
-        assert len(file) == 3
-    assert embedded == [SEQUENCES["UBIQ_HUMAN/1-76"]]
 
 
 def test_letters_of_a_text(model_dir, loaded, tmp_path):
@@ -392,15 +321,6 @@ def test_sentences_may_be_texts_or_words(loaded):
     assert_close([vectors for _, vectors in found], [alone(loaded, tokens) for tokens, _ in found])
 
 
-@given(st.lists(st.integers(2, 40)), st.integers(1, 100))
-def test_batches_hold_every_line_once_within_the_budget(lengths, budget):
-    batches = list(embedding.length_sorted_batches(lengths, budget))
-    assert sorted(sum(batches, [])) == list(range(len(lengths)))
-    assert all(len(batch) == 1 or len(batch) * max(lengths[i] for i in batch) <= budget for batch in batches)
-    sizes = [lengths[i] for batch in batches for i in batch]
-    assert sizes == sorted(lengths, reverse=True)
-
-
 # Interruptions
 
 
@@ -421,32 +341,6 @@ def count_lines(monkeypatch) -> list[str]:
 
     monkeypatch.setattr(embed, "embed_block", counted)
     return embedded
-
-
-def test_a_killed_run_continues_after_its_last_part(model_dir, long_corpus, tmp_path, monkeypatch):
-    output, options = tmp_path / "killed.hdf5", {"input": long_corpus, "batch_tokens": 32, "layers": "top"}
-    process = subprocess.Popen(
-        [sys.executable, "-m", "modeling_elmo.run_scripts.embed", *flags_of(model_dir, output, options)],
-        cwd=ROOT,
-        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": ""},
-        stderr=subprocess.DEVNULL,
-    )
-    parts = Path(f"{output}.parts")
-    while len(list(parts.glob("*.npz"))) < 3:
-        assert process.poll() is None, "the script ended before it could be killed"
-        time.sleep(0.002)
-    process.send_signal(signal.SIGKILL)
-    assert process.wait() == -signal.SIGKILL and not output.exists()
-    finished = int(max(parts.glob("*.npz")).stem.split("-")[1])
-    assert 0 < finished < 300
-
-    embedded = count_lines(monkeypatch)
-    run(model_dir, output, **options)
-    assert embedded == long_corpus.read_text().split("\n")[finished:-1]
-    assert not parts.exists()
-    whole = run(model_dir, tmp_path / "whole.hdf5", **options)
-    for one, other in zip(read(output), read(whole), strict=True):
-        assert np.array_equal(one, other)
 
 
 def test_an_interruption_while_the_output_is_written(model_dir, corpus, tmp_path, monkeypatch):
@@ -506,8 +400,7 @@ def test_a_resumed_run_with_another_input(model_dir, corpus, interrupted):
             run(model_dir, interrupted, input=write_lines(corpus, lines))
 
 
-@pytest.mark.parametrize("number", [0, 1])
-@pytest.mark.parametrize("damage", ["absent", "empty", "cut", "changed"])
+@pytest.mark.parametrize("damage, number", [("absent", 0), ("empty", 1), ("cut", 0), ("changed", 1)])
 def test_a_damaged_part_is_computed_again(damage, number, model_dir, corpus, interrupted, monkeypatch):
     """Without the parts after it, also if the new parts have other sizes."""
     parts = sorted(Path(f"{interrupted}.parts").glob("*.npz"))
@@ -532,20 +425,6 @@ def test_parts_reach_the_disk_before_they_have_their_name(model_dir, corpus, tmp
     monkeypatch.setattr(os, "replace", lambda old, new: replaced.append(Path(old).stat().st_ino) or replace(old, new))
     run(model_dir, tmp_path / "v.hdf5", input=corpus)
     assert len(replaced) >= 3 and set(replaced) <= {*synced}  # settings, a part, the output
-
-
-def test_a_second_run_into_the_same_output_is_refused(model_dir, corpus, interrupted):
-    """While the first one lives, even if it was killed and its lock file is still there."""
-    parts = Path(f"{interrupted}.parts")
-    before = {path: path.read_bytes() for path in parts.iterdir()}
-    with (
-        sole_run(parts),
-        pytest.raises(FileExistsError, match="Another run is writing into .*v.hdf5.parts. Wait .* another --output"),
-    ):
-        run(model_dir, interrupted, input=corpus)
-    assert {path: path.read_bytes() for path in parts.iterdir()} == before
-    (parts / LOCK).touch()
-    assert len(read(run(model_dir, interrupted, input=corpus))) == len(LINES)
 
 
 def test_a_full_disk(model_dir, corpus, interrupted, monkeypatch):
@@ -579,25 +458,6 @@ def num_parts(output: Path) -> int:
 @pytest.fixture
 def of_one_process(model_dir, long_corpus, tmp_path) -> bytes:
     return run(model_dir, tmp_path / "one.hdf5", input=long_corpus, batch_tokens=32).read_bytes()
-
-
-def test_two_processes_write_the_file_of_one_after_a_kill(model_dir, long_corpus, of_one_process, tmp_path):
-    output = tmp_path / "two.hdf5"
-    flags = flags_of(model_dir, output, {"input": long_corpus, "batch_tokens": 32})
-    with torchrun(TWO_PROCESSES, *MODULE, *flags) as launcher:
-        while num_parts(output) < 4:
-            assert launcher.poll() is None, launcher.stderr.read()
-            time.sleep(0.002)
-        (victim,) = [each for each in psutil.Process(launcher.pid).children() if each.environ()["RANK"] == "1"]
-        victim.kill()
-        launcher.communicate(timeout=120)
-    assert launcher.returncode == 1 and not output.exists()
-    finished = num_parts(output)
-    with torchrun(TWO_PROCESSES, *MODULE, *flags) as launcher:
-        _, messages = launcher.communicate(timeout=120)
-    assert launcher.returncode == 0, messages
-    assert finished >= 4 and output.read_bytes() == of_one_process
-    assert not Path(f"{output}.parts").exists()
 
 
 def with_children(launchers: list[subprocess.Popen]) -> list[psutil.Process]:
@@ -664,18 +524,13 @@ def test_blocks_of_another_size_fill_the_gaps(sizes, data):
 
 def test_processes_that_do_not_fit_together(tmp_path):
     main, other = (outputs.PartsFolder(tmp_path / "v.hdf5", {"weights": each}, each) for each in (0, 1))
-    with pytest.raises(ValueError, match="v.hdf5.parts has other settings: weights 0, now 1. Pass the same settings"):
-        other.follow([main, other])
+    with pytest.raises(ValueError, match="v.hdf5.parts has other settings: weights 0, now 1"):
+        other.follow(main)
     other.settings = main.settings
     with pytest.raises(FileNotFoundError, match="process 1 does not find .*parts.* a file system that all machines"):
-        other.follow([main, other])
-    main.folder.mkdir()
-    main.ends = {0: 3}
-    other.follow([main, other])
-    assert other.ends == {0: 3}
-    main.ends[3] = 7
-    other.ends[3] = 6
-    with pytest.raises(ValueError, match=r"Processes 0 and 1 read different lines. Pass the same .* remove .*\.parts"):
+        other.follow(main)
+    main.ends, other.ends = {0: 3, 3: 7}, {0: 3, 3: 6}
+    with pytest.raises(ValueError, match="Processes 0 and 1 read different lines"):
         main.compare([main, other])
 
 
@@ -689,38 +544,28 @@ def test_parts_that_overlap_are_computed_again(model_dir, corpus, interrupted):
 
 # Mistakes
 
-ENDINGS = ".txt, .jsonl, .tsv, .csv, .conll, .bio, .iob, .iob2, .conllu, .fasta, .fa, .faa, .gz or .zst"
-
 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({}, "Pass either --input FILE or --dataset NAME"),
-        ({"input": "none.txt", "dataset": "x"}, "Pass either --input FILE or --dataset NAME"),
+        ({}, "--input FILE or --dataset NAME"),
         ({"input": "none.txt"}, "none.txt: there is no such file"),
-        ({"input": "."}, r"--input \. is a folder; pass a file"),
-        ({"input": "pipe"}, "--input pipe is a pipe or a device, which cannot be read twice; pass a file"),
-        ({"input": "c.txt", "split": "test"}, "--split test has no effect without --dataset; leave it out"),
-        ({"input": "c.txt", "dataset_config": "x"}, "--dataset_config x has no effect without --dataset; leave it"),
-        ({"input": "c.txt", "streaming": True}, "--streaming has no effect without --dataset; leave it out"),
-        ({"input": "c.json.gz"}, f"c.json.gz: unknown suffix '.json'; pass a file that ends in {ENDINGS}"),
-        ({"input": "c.docx"}, f"c.docx: unknown suffix '.docx'; pass a file that ends in {ENDINGS}"),
-        ({"input": "c.csv.gz"}, r"c.csv.gz has no column 'text', only .*; pass --text_column"),
-        ({"input": "p.fasta"}, r"p.fasta, line 2: '1' is no residue; write letters, \*, and the gaps - and . only"),
-        ({"input": "p.fasta", "raw_text": True}, "p.fasta has sequences, whose tokens are single letters; leave out"),
-        ({"input": "empty.fa"}, "empty.fa is empty: pass a text with at least one line"),
-        ({"input": "c.txt", "raw_text": True, "unit": "character"}, "cannot be combined with --unit character"),
-        *(
-            ({"output": name}, r"v.\w+: unknown suffix '.\w+'; pass a file that ends in .hdf5, .h5, .parquet")
-            for name in ("v.csv", "v.npz", "v.arrow")
-        ),
-        ({"input": "c.txt", "output": "c.hdf5"}, "--output c.hdf5 exists; remove it or pass another file"),
-        ({"input": "empty.txt"}, "empty.txt is empty: pass a text with at least one line"),
-        ({"input": "c.jsonl"}, r"c.jsonl, line 2 has no key 'text': \{\"txt\": \"a\"\} Pass --text_column"),
-        ({"input": "c.jsonl", "text_column": "txt"}, r"c.jsonl, line 1 has no key 'txt': \{\"text\": \"a\"\}"),
-        ({"input": "bad.jsonl"}, "bad.jsonl, line 1 is not JSON: Expecting"),
-        ({"input": "null.jsonl"}, "null.jsonl, line 1: the sentence is None; pass a text or a list of words"),
-        ({"input": "number.jsonl"}, r"number.jsonl, line 1: the sentence is \['a', 1\]; pass a text or a list"),
+        ({"input": "."}, r"--input \. is a folder"),
+        ({"input": "pipe"}, "--input pipe is a pipe"),
+        ({"input": "c.txt", "split": "test"}, "--split test has no effect without --dataset"),
+        ({"input": "c.json.gz"}, "c.json.gz: unknown suffix '.json'; .* .txt, .jsonl.*.conllu, .fasta, .*.gz or .zst"),
+        ({"input": "c.docx"}, "c.docx: unknown suffix '.docx'"),
+        ({"input": "c.csv.gz"}, r"c.csv.gz has no column 'text', .*--text_column"),
+        ({"input": "p.fasta"}, "p.fasta, line 2"),
+        ({"input": "p.fasta", "raw_text": True}, "p.fasta has sequences.*--raw_text"),
+        ({"input": "empty.fa"}, "empty.fa is empty"),
+        ({"input": "c.txt", "raw_text": True, "unit": "character"}, "--raw_text .* --unit character"),
+        ({"input": "c.txt", "output": "v.npz"}, "v.npz: unknown suffix '.npz'; .* .hdf5, .h5, .parquet"),
+        ({"input": "c.txt", "output": "c.hdf5"}, "--output c.hdf5 exists"),
+        ({"input": "empty.txt"}, "empty.txt is empty"),
+        ({"input": "c.jsonl"}, "c.jsonl, line 2 has no key 'text'.*--text_column"),
+        ({"input": "null.jsonl"}, "null.jsonl, line 1: the sentence is None"),
+        ({"input": "number.jsonl"}, r"number.jsonl, line 1: the sentence is \['a', 1\]"),
     ],
 )
 def test_mistakes(model_dir, tmp_path, monkeypatch, options, message):
@@ -734,7 +579,6 @@ def test_mistakes(model_dir, tmp_path, monkeypatch, options, message):
     Path("empty.fa").touch()
     write_lines(Path("p.fasta"), [">a", "M1"])
     write_lines(Path("c.jsonl"), ['{"text": "a"}', '{"txt": "a"}'])
-    write_lines(Path("bad.jsonl"), ["{"])
     write_lines(Path("null.jsonl"), ['{"text": null}'])
     write_lines(Path("number.jsonl"), ['{"text": ["a", 1]}'])
     with pytest.raises((ValueError, OSError), match=message):
@@ -780,21 +624,12 @@ def test_other_models_are_refused(tmp_path, corpus, model_dir):
         run(tmp_path / "half", tmp_path / "v.hdf5", input=corpus)
 
 
-@pytest.mark.parametrize("name", ["layers", "pooling", "dtype"])
-def test_choices_are_checked_in_python_too(loaded, name):
-    with pytest.raises(ValueError, match=rf"{name} is 'bfloat16'; pass one of \w+, \w+"):
-        next(embedding.embed_sentences(["a"], *loaded, **{name: "bfloat16"}))
+def test_choices_are_checked_in_python_too(loaded):
+    with pytest.raises(ValueError, match="dtype is 'bfloat16'; pass one of float32, float16"):
+        next(embedding.embed_sentences(["a"], *loaded, dtype="bfloat16"))
 
 
-@pytest.mark.parametrize(
-    ("module", "extra", "options"),
-    [
-        ("h5py", "convert", {"output": "v.hdf5"}),
-        ("pyarrow", "train", {"output": "v.parquet"}),
-        ("datasets", "train", {"output": "v.hdf5", "dataset": "x"}),
-    ],
-)
-def test_missing_extras_are_named(monkeypatch, module, extra, options):
-    monkeypatch.setitem(sys.modules, module, None)
-    with pytest.raises(ImportError, match=rf'needs {module}: pip install "modeling-elmo\[{extra}\]"'):
-        run("m", **options)
+def test_missing_extras_are_named(monkeypatch):
+    monkeypatch.setitem(sys.modules, "h5py", None)
+    with pytest.raises(ImportError, match=r'needs h5py: pip install "modeling-elmo\[convert\]"'):
+        run("m", output="v.hdf5")

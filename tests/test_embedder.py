@@ -14,7 +14,6 @@ import torch
 
 from modeling_elmo import ELMoConfig, ELMoModel, ELMoTokenizer
 from modeling_elmo.run_scripts.vectors.embedder import Embedder
-from modeling_elmo.run_scripts.vectors.embedding import embed_sentences
 
 ROOT = Path(__file__).parents[1]
 TEXTS = ["They didn't play chess.", "", "one", "밥 말이 😀", "one two three four five six seven"] * 3
@@ -83,6 +82,7 @@ def test_words_and_pooling(model_dir):
         np.testing.assert_allclose(vectors, layers_of(model_dir, row)[-1].mean(0) if row else np.zeros(12), atol=2e-6)
 
 
+@pytest.mark.slow
 def test_workers_forked_from_a_parent_with_threads_do_not_wait_for_them(model_dir):
     command = [sys.executable, "-c", BUSY_PARENT, model_dir]
     finished = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=300)
@@ -117,21 +117,19 @@ def test_ranks_are_devices(model_dir, monkeypatch):
     assert devices == [("cuda", 3)]
 
 
-def test_mistakes(model_dir):
-    with pytest.raises(ValueError, match=r"The rows have no column 'sentence' but \['text'\]; pass column=NAME"):
-        Embedder(str(model_dir), "sentence")({"text": ["a"]})
-    with pytest.raises(
-        TypeError, match="must be a list, got str: 'a play'; pass a list of texts, or of lists of words"
-    ):
-        list(embed_sentences("a play", None, None))
-    with pytest.raises(TypeError, match="Sentence 1 is None; pass a list of texts, or of lists of words"):
-        Embedder(str(model_dir))({"text": ["a", None]})
-    with pytest.raises(ValueError, match="The column 'text' has one text, not a batch; pass batched=True to map"):
-        datasets.Dataset.from_dict({"text": ["a play"]}).map(Embedder(str(model_dir)))
-    with pytest.raises(ValueError, match="batch_tokens is 0; pass a number of at least 1"):
-        Embedder(str(model_dir), batch_tokens=0)({"text": ["a"]})
-    with pytest.raises(ValueError, match="layers is 'first'; pass one of all, top"):
-        Embedder(str(model_dir), layers="first")({"text": ["a"]})
+@pytest.mark.parametrize(
+    ("options", "texts", "message"),
+    [
+        ({"column": "sentence"}, ["a"], r"no column 'sentence' but \['text'\]; pass column=NAME"),
+        ({}, "a play", "'text' has one text, not a batch; pass batched=True"),
+        ({}, ["a", None], "Sentence 1 is None"),
+        ({"batch_tokens": 0}, ["a"], "batch_tokens is 0"),
+        ({"layers": "first"}, ["a"], "layers is 'first'; pass one of all, top"),
+    ],
+)
+def test_mistakes(model_dir, options, texts, message):
+    with pytest.raises((ValueError, TypeError), match=message):
+        Embedder(str(model_dir), **options)({"text": texts})
 
 
 @pytest.fixture

@@ -55,7 +55,7 @@ def save_model(folder: Path, **options) -> Path:
 
 def measure(folder: Path, **options) -> evaluation.Perplexity:
     options = {"model": folder, "validation_file": folder / "held_out.txt", **options}
-    arguments = [part for name, value in options.items() for part in (f"--{name}", str(value))]
+    arguments = [part for name, value in options.items() if value is not None for part in (f"--{name}", str(value))]
     return main([*arguments, "--is_split_into_words"])
 
 
@@ -134,7 +134,7 @@ def test_sentences(folder, capsys):
     assert "reading: " in printed.err and " batches" in printed.err  # the progress
 
 
-@pytest.mark.parametrize("tokens", [3, 16, 100, 10_000])
+@pytest.mark.parametrize("tokens", [3, 100])
 def test_the_size_of_batches_does_not_matter(tokens, full):
     """Also if sentences are longer than a batch."""
     found, expected = measure(full, per_device_eval_batch_tokens=tokens), measure(full)
@@ -190,10 +190,6 @@ def test_the_length_of_windows_does_not_matter(full):
         assert vars(other) == nearly(found[0])
 
 
-def test_carried_states_count(full):
-    assert measure(full, context="stream").perplexity != pytest.approx(measure(full).perplexity, rel=1e-4)
-
-
 def test_evaluation_leaves_the_model_and_its_dropout_as_they_were(full):
     model, tokenizer = ELMoForPreTraining.from_pretrained(full), ELMoTokenizer.from_pretrained(full)
     arguments = perplexity.PerplexityArguments(
@@ -219,62 +215,38 @@ def test_raw_text_and_a_file_of_the_figures(full, tmp_path):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"validation_file": "empty.txt"}, "There is no sentence in empty.txt.*Pass another text"),
-        ({"validation_file": "empty.txt", "context": "stream"}, "There is no sentence in empty.txt"),
-        ({"validation_split": "test"}, "either --validation_file FILE .*, or --dataset NAME"),
-        (
-            {"dataset": "data"},
-            "Received --validation_file and --dataset; pass one of them, --dataset with --val",
-        ),
-        (
-            {"per_device_eval_batch_size": 2},
-            "--per_device_eval_batch_size 2 has no effect with --context sentence: pass --per_device_eval_batch_tokens",
-        ),
-        ({"context": "stream", "per_device_eval_batch_tokens": 9}, "--per_device_eval_batch_tokens 9 has no effect"),
-        ({"split": "test"}, "--split is not an option of this program"),
-        ({"dataset_config": "x"}, "--dataset_config x has no effect without --dataset; leave it out"),
-        ({"streaming": True}, "--streaming has no effect without --dataset; leave it out"),
-        (
-            {"output": "/proc/a.json"},
-            "--output /proc/a.json: no file can be written in /proc .*; pass a file in anothe",
-        ),
-        ({"output": "."}, r"--output \. is a folder; pass the name of a file, such as a.json"),
-        (
-            {"output": "empty.txt/a/b.json"},
-            "--output empty.txt/a/b.json: .*empty.txt is a file, not a folder; pass",
+        ({"validation_file": "empty.txt"}, "no sentence in empty.txt"),
+        ({"validation_file": "empty.txt", "context": "stream"}, "no sentence in empty.txt"),
+        ({"validation_split": "test"}, "--validation_file FILE .*, or --dataset NAME"),
+        ({"dataset": "data"}, "--validation_file and --dataset"),
+        ({"per_device_eval_batch_size": 2}, "--per_device_eval_batch_size 2 .*: pass --per_device_eval_batch_tokens"),
+        ({"context": "stream", "per_device_eval_batch_tokens": 9}, "--per_device_eval_batch_tokens 9"),
+        ({"split": "test"}, "--split is not an option"),
+        ({"streaming": True}, "--streaming .* without --dataset"),
+        ({"output": "."}, r"--output \. is a folder"),
+        ({"validation_file": None}, "--validation_file FILE .*, or --dataset NAME"),
+        *(
+            ({"validation_file": None, "validation_split": "test", "dataset": name}, message)
+            for name, message in (
+                ("splits", r"no split 'test' but \['dev'\]; pass --validation_split\."),
+                ("files", r"Unknown split .test.*\['train'\]\. Pass --validation_split\."),
+                ("data", "is a single set without splits. Pass --validation_split train"),
+            )
         ),
     ],
 )
 def test_mistakes(full, tmp_path, monkeypatch, options, message):
     """Mistakes in options are found before the text is read."""
     monkeypatch.chdir(tmp_path)
-    if options.get("validation_file") is None:
+    if options.get("validation_file") != "empty.txt":
         monkeypatch.setattr(perplexity, "evaluate", lambda *_: pytest.fail("the text was read"))
     Path("empty.txt").write_text("\n \n", encoding="utf-8")
+    data = Dataset.from_dict({"text": TEXT})
+    data.save_to_disk("data")
+    data.to_json("files/train.jsonl")
+    DatasetDict({"dev": data}).save_to_disk("splits")
     with pytest.raises((ValueError, OSError), match=message):
         measure(full, **options)
-
-
-@pytest.mark.parametrize(
-    ("name", "message"),
-    [
-        ("splits", r"has no split 'test' but \['dev'\]; pass --validation_split\."),
-        ("files", r"Unknown split .test.. Should be one of \['train'\]\. Pass --validation_split\."),
-        ("data", "is a single set without splits. Pass --validation_split train instead of 'test'"),
-    ],
-)
-def test_splits_that_a_data_set_has_not(full, tmp_path, name, message):
-    data = Dataset.from_dict({"text": TEXT})
-    data.save_to_disk(tmp_path / "data")
-    data.to_json(tmp_path / "files" / "train.jsonl")
-    DatasetDict({"dev": data}).save_to_disk(tmp_path / "splits")
-    with pytest.raises(ValueError, match=message):
-        main(["--model", str(full), "--dataset", str(tmp_path / name), "--validation_split", "test"])
-
-
-def test_text_is_required(full):
-    with pytest.raises(ValueError, match="either --validation_file FILE .*, or --dataset NAME"):
-        main(["--model", str(full)])
 
 
 def test_a_model_without_its_softmax(tmp_path):
@@ -288,6 +260,7 @@ def test_perplexities_that_are_not_finite():
     assert math.isnan(evaluation._exp(math.nan))
 
 
+@pytest.mark.slow
 def test_two_processes_equal_one(full, tmp_path):
     """With two processes there are twice as many rows, each with its piece of the text."""
     common = {"model": full, "validation_file": full / "held_out.txt", "is_split_into_words": True}

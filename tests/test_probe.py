@@ -155,11 +155,7 @@ def test_two_files_of_one_name(files, tmp_path):
 
 def test_mistakes(folder, files, tmp_path):
     (tmp_path / "one.tsv").write_text("a\tX\n\nb\tX\n", encoding="utf-8")
-    with pytest.raises(ValueError, match=r"one\.tsv has only the tag 'X'; a probe needs two"):
+    with pytest.raises(ValueError, match=r"one\.tsv has only the tag 'X'"):
         probe.main(["--model", str(folder), *(f"--{split}_file={tmp_path / 'one.tsv'}" for split in ("train", "test"))])
-    with pytest.raises(ValueError, match="There are no vectors: pass --model, --vectors or --word_vectors"):
-        probe.main(options(files))
-    with pytest.raises(ValueError, match="The labels come from the split 'train', but there are only"):
-        probe.main(["--model", str(folder), "--test_file", str(files["test"])])
     with pytest.raises(ValueError, match="There is no data to evaluate on"):
         probe.main(["--model", str(folder), "--train_file", str(files["train"])])

@@ -1,10 +1,8 @@
 """Windows of streams, against their definition on short texts."""
 
 import json
-from collections import Counter
-from itertools import islice, pairwise
+from itertools import islice, pairwise, product
 
-import numpy as np
 import pytest
 import torch
 from text_batches import (
@@ -117,51 +115,24 @@ def test_more_rows_than_held_out_sentences(tmp_path):
 
 
 @pytest.mark.parametrize("world_size", [1, 2])
-def test_rows_read_blocks_of_lines_and_all_of_them_in_an_epoch(world_size):
-    corpus = two_files()
-    lines = ENGLISH + KOREAN
-    for prefix in ("", "backward_"):
-        read = Counter()
-        for rank in range(world_size):
-            options = {"rank": rank, "world_size": world_size, "repeat": False, "survey": corpus.survey()}
-            data = StreamWindows(corpus, TOKENIZER, 3, 20, **options, **SPLIT)
-            assert data.block_lines == min(64, 444 // (3 * world_size))
-            batches = list(data)
-            for row in range(3):
-                inputs, predicted = rows_of(batches, prefix, row)
-                first = "</S>" if prefix else "<S>"
-                texts = [part.split() for part in " ".join(inputs).split(first)[1:]]
-                texts = [" ".join(words[::-1] if prefix else words) for words in texts]
-                assert (inputs, predicted) == plain_stream(texts, bool(prefix))
-                order = [lines.index(text) for text in texts]
-                jumps = sum(after - before != 1 for before, after in pairwise(order))
-                assert jumps <= 1 + len(order) // data.block_lines + 2  # repeated lines
-                read.update(texts)
-        assert read == Counter(lines)
-
-
-def test_each_direction_reads_blocks_in_its_own_order(tmp_path):
-    corpus = write(tmp_path / "a.txt", range(640))
-    data = StreamWindows(corpus, TOKENIZER, 1, 2, repeat=False, **SPLIT)  # a line of one word in each window
-    places = np.array([[line for _, line in batch.source_lines] for batch in data])
-    blocks = (places - 1)[::64] // 64
-    assert np.array_equal(np.sort(blocks, axis=0), np.arange(10)[:, None].repeat(2, axis=1))
-    assert not np.array_equal(blocks[:, 0], blocks[:, 1])
-
-
-def test_a_block_has_windows_of_its_own(tmp_path):
+def test_a_block_has_windows_of_its_own(tmp_path, world_size):
+    """The rows of all ranks read each block once in an epoch, and each direction in an order of its own."""
     lines = [" ".join([word, *["sea"] * (number % 7)]) for number, word in enumerate(WORDS[:640])]
     corpus = write(tmp_path / "a.txt", lines)
-    batches = list(StreamWindows(corpus, TOKENIZER, 3, 20, repeat=False, survey=corpus.survey(), **SPLIT))
-    assert batches[0].resets.all() and not batches[1].resets.any()
-    for direction, prefix in enumerate(("", "backward_")):
-        blocks = []
-        for row in range(3):
+    found = {"": [], "backward_": []}
+    for rank in range(world_size):
+        options = {"rank": rank, "world_size": world_size, "repeat": False, "survey": corpus.survey()}
+        batches = list(StreamWindows(corpus, TOKENIZER, 3, 20, **options, **SPLIT))
+        assert batches[0].resets.all() and not batches[1].resets.any()
+        for (direction, prefix), row in product(enumerate(found), range(3)):
             starts = [number for number, batch in enumerate(batches) if batch.resets[direction, row]]
             for start, end in pairwise([*starts, len(batches)]):
-                blocks.append(rows_of(batches[start:end], prefix, row))
+                found[prefix].append(rows_of(batches[start:end], prefix, row))
+    for prefix, blocks in found.items():
         expected = [plain_stream(lines[start : start + 64], bool(prefix)) for start in range(0, 640, 64)]
         assert sorted(blocks) == sorted(expected)
+    first, second = ([sorted(inputs) for inputs, _ in blocks] for blocks in found.values())
+    assert [block[2:4] for block in first] != [block[2:4] for block in second]
 
 
 @pytest.mark.parametrize("world_size", [1, 2])
@@ -202,16 +173,6 @@ def test_a_position_in_another_text_is_refused():
     position["ranks"][0][0][0][1] = 100
     with pytest.raises(ValueError, match="The position is not in .*en.txt, .*ko.txt: the text has changed"):
         next(iter(StreamWindows(corpus, TOKENIZER, 2, 9, **options, position=position)))
-
-
-def test_a_position_of_the_older_order_is_refused():
-    """It counted the lines of a backward row from the end of the block."""
-    options = {"survey": two_files().survey(), **SPLIT}
-    position = next(iter(StreamWindows(two_files(), TOKENIZER, 2, 9, **options))).position
-    del position["sentence_order"]
-    message = "older version, whose backward direction read the last sentence.*new training .* --model_name_or_path"
-    with pytest.raises(ValueError, match=message):
-        StreamWindows(two_files(), TOKENIZER, 2, 9, **options, position=position)
 
 
 def test_a_held_out_stream_has_a_known_size():

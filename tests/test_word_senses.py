@@ -212,46 +212,38 @@ def test_a_sentence_without_words_has_no_vectors():
     assert empty.shape == (1, 0, 3)
 
 
-def test_wrong_vectors_from_elsewhere(tmp_path):
-    def fails(message: str, **arrays):
+WORDS = len(read_annotated(TRAIN).sentences[0])
+
+
+@pytest.mark.parametrize(
+    ("arrays", "message"),
+    [
+        ({"other": np.ones(3)}, "train.npz, array 0 cannot be read"),
+        ({"0": np.array([[1, "a"]], object)}, "train.npz, array 0 cannot be read"),
+        ({"0": np.ones((2, 3))}, rf"array 0 has shape \(1, 2, 3\), .* {WORDS} words"),
+        ({"0": np.ones((0, WORDS, 3))}, r"array 0 has shape \(0, "),
+        ({"0": np.ones((2, WORDS, 0))}, r"array 0 has shape \(2, "),
+        ({"0": np.full((WORDS, 3), "a")}, "array 0 has type <U1"),
+        ({"0": np.full((WORDS, 3), np.nan)}, "array 0 has type float64, or NaN"),
+        (b"no archive", "train.npz cannot be read"),
+        (None, "has neither train.hdf5 nor train.npz, for .*train.data.xml"),
+    ],
+)
+def test_wrong_vectors_from_elsewhere(tmp_path, arrays, message):
+    if isinstance(arrays, dict):
         np.savez(tmp_path / "train.npz", **arrays)
-        with pytest.raises(ValueError, match=message):
-            main(["--vectors", str(tmp_path), "--train_file", str(TRAIN)])
-
-    first, second = (len(words) for words in read_annotated(TRAIN).sentences[:2])
-    fails(r"train\.npz has no array 0; pass one for each of the 70 sentences", other=np.ones(3))
-    fails(rf"array 0 has shape \(1, 2, 3\), but sentence 0 has {first} words: '.*\. Pass", **{"0": np.ones((2, 3))})
-    fails(r"array 0 cannot be read: Object arrays .*\. Pass an array of numbers", **{"0": np.array([[1, "a"]], object)})
-    fails("array 0 has type <U1, or NaN; pass finite numbers", **{"0": np.full((first, 3), "a")})
-    fails("array 0 has type float64, or NaN; pass finite numbers", **{"0": np.full((first, 3), np.nan)})
-    arrays = {"0": np.ones((2, first, 3)), "1": np.ones((3, second, 3))}
-    fails(r"array 1 has 3 layers of width 3, but array 0 of .*train\.npz has 2 of width 3\. Pass the same", **arrays)
-    for empty in (np.ones((0, first, 3)), np.ones((2, first, 0))):
-        fails(rf"array 0 has shape .*, but sentence 0 has {first} words", **{"0": empty})
-    with (tmp_path / "train.npz").open("wb") as file:
-        np.save(file, np.ones(3))
-    with pytest.raises(ValueError, match=r"train\.npz cannot be read: it is a single array, as np\.save writes"):
+    elif arrays:
+        (tmp_path / "train.npz").write_bytes(arrays)
+    with pytest.raises((ValueError, OSError), match=message):
         main(["--vectors", str(tmp_path), "--train_file", str(TRAIN)])
-    (tmp_path / "train.npz").write_bytes(b"no archive")
-    with pytest.raises(ValueError, match=r"train\.npz cannot be read: .* Write it again"):
-        main(["--vectors", str(tmp_path), "--train_file", str(TRAIN)])
-    (tmp_path / "train.npz").unlink()
-    with pytest.raises(FileNotFoundError, match=r"has neither train\.hdf5 nor train\.npz, for .*train\.data\.xml"):
-        main(["--vectors", str(tmp_path), "--train_file", str(TRAIN)])
-    with pytest.raises(ValueError, match="There are no vectors: pass --model, --vectors or --word_vectors; or"):
-        main(["--train_file", str(TRAIN)])
-    with pytest.raises(ValueError, match="--write_sentences only writes sentences, but --vectors is b; leave one out"):
-        main(["--vectors", "b", "--write_sentences", "c", "--train_file", str(TRAIN)])
 
 
-@pytest.mark.parametrize("other", [(3, 4), (1, 4), (2, 5)])
-def test_vectors_of_the_test_text_are_like_those_of_the_training_text(tmp_path, other):
+def test_vectors_of_the_test_text_are_like_those_of_the_training_text(tmp_path):
     """Else one layer would be compared with all, or no layer with itself."""
-    for file, (layers, width) in {TRAIN: (2, 4), TEST: other}.items():
-        arrays = [np.ones((layers, len(words), width)) for words in read_annotated(file).sentences]
+    for file, layers in {TRAIN: 2, TEST: 1}.items():
+        arrays = [np.ones((layers, len(words), 4)) for words in read_annotated(file).sentences]
         np.savez(tmp_path / f"{text_name(str(file))}.npz", **{str(n): array for n, array in enumerate(arrays)})
-    sizes = f"array 0 has {other[0]} layers of width {other[1]}"
-    with pytest.raises(ValueError, match=rf"test\.npz, {sizes}, but array 0 of .*train\.npz has 2 of width 4"):
+    with pytest.raises(ValueError, match=r"test\.npz, array 0 has shape \(1, .*layers and width are \(2, 4\)"):
         main(["--vectors", str(tmp_path), "--train_file", str(TRAIN), "--test_file", str(TEST)])
 
 
@@ -269,19 +261,20 @@ def test_lemmas_that_only_the_test_text_has_are_told(tmp_path, capsys):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"train_file": "nowhere.data.xml"}, "nowhere.data.xml: pass a file X.data.xml .* with X.gold.key.txt beside"),
-        ({"train_file": str(INVENTORY)}, "inventory.tsv: pass a file X.data.xml"),
-        ({"sense_inventory": str(SEMCOR / "test.gold.key.txt")}, "txt, line 1 has 1 columns: .*; write lemma<TAB>pos"),
-        ({"output": "make.png"}, r"--output make\.png: pass a file that ends in \.json"),
-        ({"lemma": "make"}, "--lemma make draws a map beside --output; pass both"),
-        ({"lemma": "unicorn", "output": "x.json"}, r"--lemma unicorn has 0 use\(s\) in --train_file; pass a more"),
+        ({"train_file": "nowhere.data.xml"}, "nowhere.data.xml: pass a file X.data.xml .* X.gold.key.txt"),
+        ({"sense_inventory": str(SEMCOR / "test.gold.key.txt")}, "txt, line 1 has 1 columns"),
+        ({"output": "make.png"}, r"--output make\.png: .* \.json"),
+        ({"lemma": "make"}, "--lemma make .* --output"),
+        ({"lemma": "unicorn", "output": "x.json"}, r"--lemma unicorn has 0 use\(s\) in --train_file"),
+        ({"model": None}, "--model, --vectors or --word_vectors"),
+        ({"model": None, "vectors": "b", "write_sentences": "c"}, "--write_sentences .* --vectors is b"),
     ],
 )
 def test_mistakes(folder, tmp_path, monkeypatch, options, message):
     monkeypatch.chdir(tmp_path)
     options = {"model": str(folder), "train_file": str(TRAIN), **options}
     with pytest.raises((ValueError, OSError), match=message):
-        main([item for name, value in options.items() for item in (f"--{name}", value)])
+        main([item for name, value in options.items() if value for item in (f"--{name}", value)])
 
 
 def test_broken_annotations(tmp_path):
@@ -302,7 +295,3 @@ def test_broken_annotations(tmp_path):
     text.write_text("<corpus><text><sentence><wf>x</wf></sentence></text></corpus>")
     with pytest.raises(ValueError, match=r"a\.data\.xml has no <instance> in a <sentence>; pass text in the format"):
         read_annotated(text)
-    (tmp_path / "a.data.xml.gz").write_bytes(b"no archive")
-    (tmp_path / "a.gold.key.txt.gz").write_bytes(gzip.compress(b""))
-    with pytest.raises(ValueError, match=r"a\.data\.xml\.gz cannot be unpacked: Not a gzipped file"):
-        read_annotated(tmp_path / "a.data.xml.gz")

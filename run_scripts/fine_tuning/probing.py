@@ -36,11 +36,11 @@ def probe_layer(vectors: Mapping[str, np.ndarray], tags: Mapping[str, Sentences]
     """
     probe = make_pipeline(StandardScaler(), LogisticRegression(max_iter=MAX_ITERATIONS))
     probe.fit(vectors["train"], flat(tags["train"]))
-    return {split: like(tags[split], probe.predict(vectors[split])) for split in tags if split != "train"}
+    return {split: divided(tags[split], probe.predict(vectors[split])) for split in tags if split != "train"}
 
 
 def most_frequent_tags(words: Mapping[str, Sentences], tags: Mapping[str, Sentences]) -> WordTags:
-    """Each word's most frequent tag in `train`, for all other splits; for an unknown word, that of all words."""
+    """The most frequent tag of each word in `train`, for all other splits. An unknown word has that of all words."""
     counts: dict[str, Counter[str]] = {}
     for word, tag in zip(flat(words["train"]), flat(tags["train"]), strict=True):
         counts.setdefault(word, Counter())[tag] += 1
@@ -56,7 +56,7 @@ def flat(sentences: Sentences) -> list[str]:
     return [item for sentence in sentences for item in sentence]
 
 
-def like(sentences: Sentences, items: np.ndarray) -> list[list[str]]:
+def divided(sentences: Sentences, items: np.ndarray) -> list[list[str]]:
     """The items of all words, divided as the sentences are."""
     ends = np.cumsum([len(sentence) for sentence in sentences])
     return [part.tolist() for part in np.split(items, ends[:-1])]

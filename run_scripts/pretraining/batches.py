@@ -10,7 +10,7 @@ Shape suffixes: B rows, T steps, W max_word_length, N tokens or sentences.
 import os
 import string
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import chain, count, islice
+from itertools import chain, count, islice, starmap
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -28,7 +28,6 @@ from modeling_elmo.run_scripts.pretraining.corpus import (
     Survey,
     words_of,
 )
-from modeling_elmo.run_scripts.program.command_line import is_mistake_of_user
 from modeling_elmo.tokenization.elmo_characters import BOS_ID, EOS_ID, UNK_ID
 from modeling_elmo.tokenization.tokenization_elmo import CallLock
 
@@ -174,13 +173,12 @@ class CorpusBatches(IterableDataset):
         text = {"is_split_into_words": is_split_into_words, "text": corpus.order, "lines": survey and survey.lines}
         self.settings = {"batches": type(self).__name__, **sizes, **order, **text}  # part of every position
         self.position = position
-        for name in self.settings if position is not None else ():
-            self._check_position(name, position.get(name), self.settings[name])
+        for name, now in self.settings.items() if position is not None else ():
+            self._check_position(name, position.get(name), now)
 
     @staticmethod
     def _check_position(name: str, saved: Any, now: Any):
-        # The number of lines of a streamed data set is unknown, and older positions do not describe the text.
-        if saved != now and not (name in ("lines", "text", "is_split_into_words") and None in (saved, now)):
+        if saved != now:
             raise ValueError(
                 f"The position was saved with {name}={saved!r}, but here it is {now!r}, which changes the batches. "
                 "Continue with the same value, or start again without a position."
@@ -192,24 +190,6 @@ class CorpusBatches(IterableDataset):
     def _shuffled(self, items: Sequence | np.ndarray, *seed: int) -> np.ndarray:
         """The indices of the items in the order of the seed, or in their own order without shuffling."""
         return np.random.default_rng(seed).permutation(len(items)) if self.shuffle else np.arange(len(items))
-
-
-class BatchPlan(NamedTuple):
-    """A batch before it is encoded.
-
-    Args:
-        sentences: all sentences of the buffer.
-        chosen: indices of the batch's own sentences.
-        epoch, buffer, batch: the position after the batch.
-        lines: lines of the epoch that have been read after it.
-    """
-
-    sentences: list[SourceSentence]
-    chosen: np.ndarray
-    epoch: int
-    buffer: int
-    batch: int
-    lines: float
 
 
 class SentenceBatches(CorpusBatches):
@@ -244,10 +224,13 @@ class SentenceBatches(CorpusBatches):
         number, workers = (worker.id, worker.num_workers) if worker else (0, 1)
         share = self.rank + self.world_size * number
         self.has_warned = share > 0  # all of them plan all batches, but only the first one warns
-        return map(self._encode, islice(self._plan(), share, None, self.world_size * workers))
+        return starmap(self._encode, islice(self._plan(), share, None, self.world_size * workers))
 
-    def _plan(self) -> Iterator[BatchPlan]:
-        """All batches from the position on. Text before it is read, but not split into words."""
+    def _plan(self) -> Iterator[tuple[list[SourceSentence], dict[str, int], float]]:
+        """All batches from the position on: their sentences, the position after each, and the lines read until then.
+
+        Text before the position is read, but not split into words.
+        """
         start = self.position or {"epoch": 0, "buffer": 0, "batch": 0}
         buffer, batch = start["buffer"], start["batch"]
         for epoch in self._epochs(start["epoch"]):
@@ -257,13 +240,11 @@ class SentenceBatches(CorpusBatches):
                 yield from islice(self._plan_buffer(lines, epoch, buffer, lines_before), batch, None)
                 lines_before += len(lines)
                 buffer, batch = buffer + 1, 0
-            if not lines_before:
-                raise self.corpus.emptiness()
             buffer = batch = 0
 
     def _plan_buffer(
         self, sentences: list[SourceSentence], epoch: int, buffer: int, lines_before: int
-    ) -> Iterator[BatchPlan]:
+    ) -> Iterator[tuple[list[SourceSentence], dict[str, int], float]]:
         num_lines = len(sentences)
         lengths_N = self._max_lengths(sentences)
         if self.cut and lengths_N.max() > self.tokens_per_batch:
@@ -278,7 +259,7 @@ class SentenceBatches(CorpusBatches):
             end = start
         for done, number in enumerate(self._shuffled(batches, self.seed, epoch, buffer, 1), 1):
             lines = lines_before + num_lines * done / len(batches)
-            yield BatchPlan(sentences, batches[number], epoch, buffer, done, lines)
+            yield [sentences[i] for i in batches[number]], {"epoch": epoch, "buffer": buffer, "batch": done}, lines
 
     def _max_lengths(self, sentences: list[SourceSentence]) -> np.ndarray:
         return np.array([self.encoder.max_words(text) for _, text in sentences]) + 2
@@ -296,17 +277,16 @@ class SentenceBatches(CorpusBatches):
             )
         return [((file, line), words[start : start + room]) for start in range(0, len(words), room)]
 
-    def _encode(self, plan: BatchPlan) -> LMBatch:
-        sentences = [plan.sentences[number] for number in plan.chosen]
+    def _encode(self, sentences: list[SourceSentence], position: dict[str, int], lines: float) -> LMBatch:
         words = [self.encoder.words(text) for _, text in sentences]
         inputs = self.encoder.batch(words)
         return LMBatch(
             inputs=inputs,
             num_predictions=sum(map(len, words)) + len(words),
             num_unknown=int((inputs["labels"] == UNK_ID).sum()),
-            epoch=plan.epoch,
-            fraction=min(1.0, plan.lines / self.survey.lines) if self.survey else None,
-            position=self.settings | {"epoch": plan.epoch, "buffer": plan.buffer, "batch": plan.batch},
+            epoch=position["epoch"],
+            fraction=min(1.0, lines / self.survey.lines) if self.survey else None,
+            position=self.settings | position,
             source_lines=[source_line for source_line, _ in sentences],
         )
 
@@ -315,38 +295,12 @@ def as_tensors(**arrays: np.ndarray) -> dict[str, Tensor]:
     return {name: torch.from_numpy(array) for name, array in arrays.items()}
 
 
-class MistakesAsBatches(IterableDataset):
-    """Batches, and a mistake in the text as the last one: an error in a worker would come with a long traceback."""
-
-    def __init__(self, batches: CorpusBatches):
-        self.batches = batches
-
-    def __iter__(self) -> Iterator[LMBatch | Exception]:
-        try:
-            yield from self.batches
-        except Exception as error:
-            if not is_mistake_of_user(error):
-                raise
-            yield error
-
-
-class BatchLoader(DataLoader):
-    def __iter__(self):
-        return map(_raised, super().__iter__())
-
-
-def _raised(batch: LMBatch | Exception) -> LMBatch:
-    if isinstance(batch, Exception):
-        raise batch
-    return batch
-
-
 def batch_loader(dataset: CorpusBatches, num_workers: int, pin_memory: bool = False) -> DataLoader:
     """The batches in their order, prepared by `num_workers` processes (0: by this one)."""
     if num_workers:  # else a forked process warns about the threads of the Rust library, which is not used there
         os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-    return BatchLoader(
-        MistakesAsBatches(dataset),
+    return DataLoader(
+        dataset,
         batch_size=None,
         num_workers=num_workers,
         pin_memory=pin_memory,

@@ -1,4 +1,4 @@
-"""The text of a language model: sentences from files or from a data set, which can be read again and again."""
+"""The text of a language model: sentences from files or from a data set, and the vocabulary of their words."""
 
 import glob
 import hashlib
@@ -6,7 +6,7 @@ import os
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, fields
-from itertools import chain
+from itertools import chain, starmap
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -22,7 +22,10 @@ from modeling_elmo.run_scripts.program.files import (
     dataset_texts,
     refuse_dataset_options,
     refuse_folder_or_pipe,
+    write_lines,
 )
+from modeling_elmo.tokenization.elmo_characters import PAD_WORD, SPECIAL_WORDS, most_frequent_words
+from modeling_elmo.tokenization.elmo_pretokenization import TextSplitter
 
 logger = logging.get_logger(__name__)
 
@@ -102,24 +105,25 @@ class Corpus:
     @classmethod
     def from_arguments(cls, arguments: TrainTextArguments) -> "Corpus":
         """The corpus of `--train_file` or `--dataset`."""
-        if bool(arguments.train_file) == (arguments.dataset is not None):
-            raise ValueError("Pass either --train_file FILE ..., or --dataset NAME.")
-        if arguments.train_file:
-            refuse_dataset_options(arguments)
-            return cls.from_files(arguments.train_file, arguments.text_column)
-        return cls.from_dataset(arguments, arguments.split)
+        split = None if arguments.dataset is None else arguments.split
+        return cls._from_options(arguments, "--train_file", arguments.train_file, "--split", split)
 
     @classmethod
     def held_out(cls, arguments: HeldOutArguments) -> "Corpus":
         """The corpus of `--validation_file` or `--validation_split`."""
-        if bool(arguments.validation_file) == (arguments.validation_split is not None):
-            raise ValueError("Pass either --validation_file FILE ..., or --dataset NAME with --validation_split SPLIT.")
-        if arguments.validation_file:
-            refuse_dataset_options(arguments)
-            return cls.from_files(arguments.validation_file, arguments.text_column)
-        if arguments.dataset is None:
-            raise ValueError(f"--validation_split {arguments.validation_split} needs --dataset NAME; pass both.")
-        return cls.from_dataset(arguments, str(arguments.validation_split), "--validation_split")
+        files, split = arguments.validation_file, arguments.validation_split
+        return cls._from_options(arguments, "--validation_file", files, "--validation_split", split)
+
+    @classmethod
+    def _from_options(
+        cls, arguments: DatasetArguments, file_option: str, files: list[str], split_option: str, split: str | None
+    ) -> "Corpus":
+        if bool(files) == (split is not None) or not (files or arguments.dataset):
+            raise ValueError(f"Pass either {file_option} FILE ..., or --dataset NAME with {split_option} SPLIT.")
+        if not files:
+            return cls.from_dataset(arguments, str(split), split_option)
+        refuse_dataset_options(arguments)
+        return cls.from_files(files, arguments.text_column)
 
     @classmethod
     def from_files(cls, patterns: Sequence[str], column: str = "text") -> "Corpus":
@@ -179,8 +183,6 @@ class Corpus:
             if held_out_keys and (key := _key(text)) in held_out_keys:
                 seen.add(key)
             lengths.update(word_length(word, alphabet) for word in words)
-        if not sentences:
-            raise self.emptiness()
         if seen:
             logger.warning(
                 f"{sum(held_out_keys[key] for key in seen):,} of {held_out_keys.total():,} held-out sentences occur in "
@@ -192,17 +194,21 @@ class Corpus:
         """All sentences in their order, without their places."""
         return (text for _, text in self.sentences(shuffle_files=False))
 
-    def emptiness(self) -> ValueError:
-        return ValueError(f"There is no sentence in {self}: nothing but blank lines. Pass another text.")
-
     def sentences(self, epoch: int = 0, seed: int = 0, shuffle_files: bool = True) -> Iterator[SourceSentence]:
         """All sentences once. `seed` and `epoch` decide the order of the files if they are shuffled."""
+        is_empty = True
+        for sentence in chain.from_iterable(starmap(as_sentences, self._sources(epoch, seed, shuffle_files))):
+            is_empty = False
+            yield sentence
+        if is_empty:
+            raise ValueError(f"There is no sentence in {self}: nothing but blank lines. Pass another text.")
+
+    def _sources(self, epoch: int, seed: int, shuffle_files: bool) -> Iterator[tuple[str, Iterable[tuple[int, Any]]]]:
         if self.dataset is not None:
-            yield from as_sentences(str(self.dataset.dataset), enumerate(dataset_texts(self.dataset)[0]()))
+            yield str(self.dataset.dataset), enumerate(dataset_texts(self.dataset)[0]())
         order = np.arange(len(self.files))
         for number in np.random.default_rng([seed, epoch]).permutation(order) if shuffle_files else order:
-            file = self.files[number]
-            yield from as_sentences(file, numbered_texts(Path(file), self.column))
+            yield self.files[number], numbered_texts(Path(self.files[number]), self.column)
 
 
 def find_files(pattern: str) -> list[str]:
@@ -251,3 +257,30 @@ def word_length(word: str, alphabet: str) -> int:
 def words_of(text: SentenceText, split: Callable[[str], list[str]] = str.split) -> list[str]:
     """The words of a sentence; `split` is for a line of text."""
     return split(text) if isinstance(text, str) else text
+
+
+def word_frequencies(corpus: Corpus, splitter: TextSplitter) -> tuple[int, Counter[str]]:
+    """The number of texts, and the count of each word."""
+    counts: Counter[str] = Counter()
+    num_texts = 0
+    for text in tqdm(corpus.texts(), unit=" texts", unit_scale=True, desc="counting"):
+        counts.update(words_of(text, splitter.words))
+        num_texts += 1
+    return num_texts, counts
+
+
+def check_vocabulary_size(size: int | None):
+    """Refuses a size that leaves no room for words of the text."""
+    if size is not None and size <= len(SPECIAL_WORDS):
+        raise ValueError(f"--vocabulary_size {size}: pass more than the {len(SPECIAL_WORDS)} special words.")
+
+
+def most_frequent_lines(counts: Counter[str], vocab_size: int | None, min_frequency: int = 1) -> list[str]:
+    """`most_frequent_words` without given words that do not fit in a line of a vocabulary file."""
+    fitting = {word: count for word, count in counts.items() if word and word == word.strip() and "\n" not in word}
+    return most_frequent_words(fitting, vocab_size, min_frequency)
+
+
+def write_vocabulary(path: Path, words: Iterable[str]):
+    """Writes a word per line, without `<PAD>`, whose id is always 0."""
+    write_lines(path, (word for word in words if word != PAD_WORD))

@@ -7,7 +7,6 @@ from typing import Any
 
 import torch
 from accelerate import Accelerator
-from torch import Tensor
 
 from modeling_elmo import ELMoForPreTraining, ELMoTokenizer
 from modeling_elmo.run_scripts.pretraining.batches import LMBatch, SentenceBatches, batch_loader
@@ -89,18 +88,14 @@ def evaluate(
         text = "one piece" if pieces == 1 else f"{pieces} pieces of the text side by side"
         protocol = f"states carried from sentence to sentence, both directions in file order, in {text}"
     device = "cpu" if accelerator.device.type == "mps" else accelerator.device  # mps has no float64
-    return _from_sums(accelerator.reduce(sums.to(device)), model.config.vocab_size, protocol)
-
-
-def _from_sums(sums: Tensor, vocabulary_size: int, protocol: str) -> Perplexity:
-    forward, backward, predictions, unknown = sums.tolist()
+    forward, backward, predictions, unknown = accelerator.reduce(sums.to(device)).tolist()
     return Perplexity(
         perplexity=_exp((forward + backward) / 2 / predictions),
         forward=_exp(forward / predictions),
         backward=_exp(backward / predictions),
         predictions=int(predictions),
         unknown_rate=unknown / predictions,
-        vocabulary_size=vocabulary_size,
+        vocabulary_size=model.config.vocab_size,
         protocol=protocol,
     )
 

@@ -6,12 +6,13 @@ sampled candidates are seeded for each step. So an interrupted run continues exa
 
 import json
 import math
+import signal
 import time
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import nullcontext
 from dataclasses import asdict
 from pathlib import Path
-from signal import SIGTERM
+from threading import current_thread, main_thread
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -26,7 +27,12 @@ from modeling_elmo import ELMoForPreTraining, ELMoTokenizer
 from modeling_elmo.elmo_backends import is_sharded
 from modeling_elmo.elmo_inputs import to_device
 from modeling_elmo.run_scripts.pretraining.batches import LMBatch, SentenceBatches, batch_loader
-from modeling_elmo.run_scripts.pretraining.checkpoints import Checkpoints, load_state, save_state
+from modeling_elmo.run_scripts.pretraining.checkpoints import (
+    TRAINING_STATE,
+    Checkpoints,
+    load_state,
+    on_main_process,
+)
 from modeling_elmo.run_scripts.pretraining.corpus import SourceLine
 from modeling_elmo.run_scripts.pretraining.evaluation import evaluate
 from modeling_elmo.run_scripts.pretraining.optimization import (
@@ -40,8 +46,34 @@ from modeling_elmo.run_scripts.pretraining.optimization import (
 )
 from modeling_elmo.run_scripts.pretraining.options import PretrainingArguments
 from modeling_elmo.run_scripts.pretraining.records import Progress
-from modeling_elmo.run_scripts.pretraining.stopping import Stopped, StopSignal, on_main_process
 from modeling_elmo.run_scripts.pretraining.streams import StreamWindows
+
+
+class Stopped(SystemExit):
+    """A run ended after a signal, with a checkpoint. The exit status is the shell's for that signal."""
+
+
+class StopSignal:
+    """Within its `with` block, remembers the first SIGTERM or Ctrl-C. A second one acts as usual.
+
+    Python gives signals to the main thread only: in another thread, nothing is remembered.
+    """
+
+    def __init__(self):
+        self.received: int | None = None
+
+    def __enter__(self) -> "StopSignal":
+        numbers = (signal.SIGTERM, signal.SIGINT) if current_thread() is main_thread() else ()
+        self.handlers = {number: signal.signal(number, self._remember) for number in numbers}
+        return self
+
+    def __exit__(self, *_):
+        for number, handler in self.handlers.items():
+            signal.signal(number, handler)
+
+    def _remember(self, number: int, _):
+        self.received = number
+        self.__exit__()
 
 
 class StepFigures(NamedTuple):
@@ -98,7 +130,6 @@ class Pretraining:
         self.states: tuple[Tensor, Tensor] | None = None  # of the LSTMs, at the end of the last window
         self.position: Any = None  # of this process in the training text
         self.unlogged: list[StepFigures] = []
-        self.saved: tuple[int, int] | None = None  # step of the last checkpoint, and length of its log
         self.seconds_waited, self.log_start, self.predictions_since_log = 0.0, time.perf_counter(), 0
         self.signal = StopSignal()
         # Numbers that the host needs at each step have a group on the CPU: it need not wait for the accelerator.
@@ -117,7 +148,9 @@ class Pretraining:
         workers, is_cuda = self.arguments.dataloader_num_workers, self.accelerator.device.type == "cuda"
         batches = iter(batch_loader(self.make_batches(self.position), workers, pin_memory=is_cuda))
         self.log_start = time.perf_counter()
-        with self.signal, self._progress_bar() as bar:
+        done, is_hidden = self.progress.step, not self.accelerator.is_main_process
+        bar = tqdm(initial=done, total=self.num_steps, unit="step", disable=is_hidden, dynamic_ncols=True)
+        with self.signal, bar:
             self._train(batches, bar)
             self._log(bar)
         self._evaluate()
@@ -125,6 +158,7 @@ class Pretraining:
 
     def _train(self, batches: Iterator[LMBatch], bar: tqdm):
         accumulation, processes = self.arguments.gradient_accumulation_steps, self.accelerator.num_processes
+        is_checkpoint_due = False
         while not self._is_finished():
             group = [self._next(batches) for _ in range(accumulation)]
             predictions, over, stop, epochs = self._sum_over_processes(
@@ -140,9 +174,11 @@ class Pretraining:
                 )
             if over == processes:
                 break
+            if is_checkpoint_due:  # not before it is known that another step follows: the last evaluation belongs to it
+                self._save()
             self._step(group, predictions, epochs / processes)
             bar.update()
-            self._after_step(bar)
+            is_checkpoint_due = self._after_step(bar)
             if stop:
                 self._stop()
 
@@ -226,13 +262,13 @@ class Pretraining:
             self.states = hidden.detach(), cell.detach()
         return torch.stack([output.loss, output.forward_loss, output.backward_loss]).detach().float()
 
-    def _after_step(self, bar: tqdm):
+    def _after_step(self, bar: tqdm) -> bool:
+        """Logs and evaluates if it is time. Returns whether it is time for a checkpoint."""
         arguments, step = self.arguments, self.progress.step
         if step % arguments.logging_steps == 0:
             self._log(bar)
         is_best = step % arguments.eval_steps == 0 and self._evaluate()
-        if is_best or step % arguments.save_steps == 0:
-            self._save()
+        return is_best or step % arguments.save_steps == 0
 
     def _log(self, bar: tqdm):
         """Writes an entry for the steps since the last one."""
@@ -284,22 +320,17 @@ class Pretraining:
         if self.held_out is None or self.progress.is_evaluated:
             return False
         start = time.perf_counter()
-        with self._gathered_softmax():
-            found = evaluate(self.plain_model, self.held_out(), "sentence", self.accelerator)
+        if (
+            self.arguments.fsdp_softmax
+        ):  # gathered once, because the processes have different numbers of held-out batches
+            self.plain_model.softmax.unshard()
+        found = evaluate(self.plain_model, self.held_out(), "sentence", self.accelerator)
+        if self.arguments.fsdp_softmax:
+            self.plain_model.softmax.reshard()
         self._print(f"step {self.progress.step}: {found}")
         self._add_to_log(asdict(found))
         self.log_start += time.perf_counter() - start
         return self.progress.is_best(found.perplexity)
-
-    @contextmanager
-    def _gathered_softmax(self):
-        """Gathers a sharded softmax once, because the processes have different numbers of held-out batches."""
-        softmax = self.plain_model.softmax
-        if self.arguments.fsdp_softmax:
-            softmax.unshard()
-        yield
-        if self.arguments.fsdp_softmax:
-            softmax.reshard()
 
     def _add_to_log(self, entry: dict[str, Any]):
         self.progress.log.append({"step": self.progress.step, "epoch": round(self.progress.epoch, 4), **entry})
@@ -308,7 +339,7 @@ class Pretraining:
 
     def _save(self):
         """Writes a checkpoint of this step, unless there is one. All processes call it; the main process writes."""
-        step, start = self.progress.step, time.perf_counter()
+        start = time.perf_counter()
         unlogged = self._checked_figures().cpu() if self.unlogged else None
         self._check_weights()
         positions = gather_object([self.position])
@@ -321,18 +352,16 @@ class Pretraining:
             "unlogged": unlogged,
             "optim": self.arguments.optim,
             "optimizers": gathered([optimizer.state_dict() for optimizer in self.optimizers]),
-            "parameter_names": self._parameter_names(),
+            "parameter_names": [parameter_names(optimizer, self.plain_model) for optimizer in self.optimizers],
         }
         on_main_process(self.accelerator, lambda: self._save_alone(weights, state))
-        self.saved = step, len(self.progress.log)
         self.log_start += time.perf_counter() - start
 
     def _save_alone(self, weights: dict[str, Tensor], state: dict[str, Any]):
-        step, best = self.progress.step, self.progress.best_step
-        if self.saved != (step, len(self.progress.log)) or self.checkpoints.find(step) is None:
+        if self.checkpoints.find(self.progress.step) is None:
             state["position"] = self.make_batches(None).merge_positions(state["position"])
-            self.checkpoints.save(step, lambda folder: self._write(folder, weights, state))
-        self.checkpoints.rotate(keep=None if best is None else self.checkpoints.find(best))
+            self.checkpoints.save(self.progress.step, lambda folder: self._write(folder, weights, state))
+        self.checkpoints.rotate(self.progress.best_step)
 
     def _check_weights(self):
         """Loss and gradient of the last step were computed with the weights before it."""
@@ -350,10 +379,7 @@ class Pretraining:
         self.plain_model.save_pretrained(folder, state_dict=weights)
         self.tokenizer.save_pretrained(folder)
         (folder / "training_log.json").write_text(json.dumps(self.progress.log, indent=1), encoding="utf-8")
-        save_state(folder, state)
-
-    def _parameter_names(self) -> list[list[str]]:
-        return [parameter_names(optimizer, self.plain_model) for optimizer in self.optimizers]
+        torch.save(state, folder / TRAINING_STATE)
 
     def restore(self, checkpoint: Path):
         """Continues from a checkpoint, whose weights the model already has."""
@@ -363,19 +389,14 @@ class Pretraining:
                 f"{checkpoint} was trained with --optim {state['optim']}, not {self.arguments.optim}. Pass the same."
             )
         self.progress, self.position = Progress(**state["progress"]), state["position"]
-        self.saved = self.progress.step, len(self.progress.log)
         unlogged = [] if state["unlogged"] is None else state["unlogged"].to(self.accelerator.device)
         first = self.progress.step - len(unlogged) + 1
         self.unlogged = [StepFigures(number, figures, []) for number, figures in enumerate(unlogged, first)]
-        now = self._parameter_names()
-        before = state.get("parameter_names", now)  # older checkpoints have none
-        for optimizer, saved, names, old in zip(self.optimizers, state["optimizers"], now, before, strict=True):
-            numbers = {name: number for number, name in enumerate(old)}
-            states = {
-                number: saved["state"][numbers[name]]
-                for number, name in enumerate(names)
-                if numbers[name] in saved["state"]
-            }
+        saved = zip(self.optimizers, state["optimizers"], state["parameter_names"], strict=True)
+        for optimizer, found, names in saved:
+            by_name = {names[number]: values for number, values in found["state"].items()}
+            now = enumerate(parameter_names(optimizer, self.plain_model))  # sharding changes their order
+            states = {number: by_name[name] for number, name in now if name in by_name}
             # This run decides the learning rate and similar options.
             load_gathered(optimizer, {"state": states, "param_groups": optimizer.state_dict()["param_groups"]})
         self._set_learning_rates()
@@ -387,16 +408,12 @@ class Pretraining:
 
     def _stop(self):
         self._save()
-        number = int(self.signal.received or SIGTERM)  # another process may have received it
+        number = int(self.signal.received or signal.SIGTERM)  # another process may have received it
         self._print(
             f"Stopped at step {self.progress.step} by signal {number}; "
             f"{self.checkpoints.find(self.progress.step)} is complete. Continue with --resume_from_checkpoint last."
         )
         raise Stopped(128 + number)
-
-    def _progress_bar(self) -> tqdm:
-        done, is_hidden = self.progress.step, not self.accelerator.is_main_process
-        return tqdm(initial=done, total=self.num_steps, unit="step", disable=is_hidden, dynamic_ncols=True)
 
     def _print(self, text: str):
         if self.accelerator.is_main_process:

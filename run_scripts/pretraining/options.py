@@ -4,8 +4,6 @@ import math
 from dataclasses import dataclass, field
 from typing import Any
 
-from accelerate.utils import LoggerType
-
 from modeling_elmo.run_scripts.pretraining.corpus import Survey
 from modeling_elmo.run_scripts.pretraining.optimization import OptimizationArguments
 from modeling_elmo.run_scripts.program.command_line import refuse_unread
@@ -66,9 +64,6 @@ class PretrainingArguments(OptimizationArguments):
     def __post_init__(self):
         super().__post_init__()
         check_workers(self.dataloader_num_workers)
-        known = ["none", *map(str, LoggerType)]
-        if unknown := [name for name in self.report_to.split(",") if name not in known]:
-            raise ValueError(f"--report_to {unknown[0]!r} is none of {', '.join(known)}.")
 
     def number_of_steps(self, context: str, survey: Survey | None, num_processes: int) -> int:
         """`--max_steps`, or an estimate from the size of the text."""

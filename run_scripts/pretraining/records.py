@@ -8,7 +8,7 @@ from modeling_elmo import ELMoForPreTraining, ELMoTokenizer
 from modeling_elmo.run_scripts.cards.card import hub_name
 from modeling_elmo.run_scripts.pretraining.corpus import CorpusArguments, Survey
 
-OF_ONE_START = ("output_dir", "resume_from_checkpoint")  # options that do not change the result
+UNRECORDED = ("output_dir", "resume_from_checkpoint")  # options that do not change the result
 
 
 @dataclass
@@ -82,7 +82,7 @@ def settings_of(*arguments: Any) -> dict[str, Any]:
         for item in fields(group):
             value = getattr(group, item.name)
             default = item.default_factory() if item.default_factory is not MISSING else item.default
-            if item.name == "optim" or (value != default and item.name not in OF_ONE_START):
+            if item.name == "optim" or (value != default and item.name not in UNRECORDED):
                 settings[item.name] = value
     return settings
 

@@ -11,21 +11,23 @@ from accelerate import Accelerator
 
 from modeling_elmo import ELMoConfig, ELMoForPreTraining, ELMoTokenizer
 from modeling_elmo.configuration_elmo import PRESETS
-from modeling_elmo.run_scripts.pretraining.corpus import Corpus, CorpusArguments
-from modeling_elmo.run_scripts.pretraining.records import settings_of
-from modeling_elmo.run_scripts.pretraining.stopping import on_main_process
-from modeling_elmo.run_scripts.pretraining.vocabulary import (
+from modeling_elmo.run_scripts.pretraining.checkpoints import on_main_process
+from modeling_elmo.run_scripts.pretraining.corpus import (
+    Corpus,
+    CorpusArguments,
     check_vocabulary_size,
     most_frequent_lines,
     word_frequencies,
     write_vocabulary,
 )
+from modeling_elmo.run_scripts.pretraining.records import settings_of
 from modeling_elmo.run_scripts.program.files import check_model, load_pretrained
 from modeling_elmo.tokenization.elmo_characters import read_vocabulary
 from modeling_elmo.tokenization.elmo_pretokenization import TextSplitter
 
 NEW_PRE_TOKENIZATION = "moses"
-START_OPTIONS = {"model_name_or_path", "tokenizer_name", "vocabulary", "vocabulary_file", "vocabulary_size"}
+VOCABULARY_OPTIONS = ("vocabulary_size", "vocabulary_file", "tokenizer_name")
+START_OPTIONS = {"model_name_or_path", "vocabulary", *VOCABULARY_OPTIONS}
 
 
 @dataclass(kw_only=True)
@@ -100,43 +102,36 @@ class ModelArguments:
 
     def check(self):
         """Refuses options that contradict each other, before the text is counted."""
-        vocabularies = ("vocabulary_file", "vocabulary_size", "tokenizer_name")
-        given = [f"--{name}" for name in vocabularies if getattr(self, name) is not None]
+        given = [f"--{name}" for name in VOCABULARY_OPTIONS if getattr(self, name) is not None]
         if len(given) > 1:
             raise ValueError(f"Received {' and '.join(given)}; pass one of them.")
         check_vocabulary_size(self.vocabulary_size)
-        tokenizer = "model_name_or_path" if self.model_name_or_path is not None else "tokenizer_name"
+        is_new = self.model_name_or_path is None
+        tokenizer = "tokenizer_name" if is_new else "model_name_or_path"
         if self.pre_tokenization is not None and getattr(self, tokenizer) is not None:
             raise ValueError(
                 f"--pre_tokenization {self.pre_tokenization} is for new tokenizers, but --{tokenizer} has one. Pass "
                 "only one of them."
             )
-        if self.model_name_or_path is None:
-            self._check_new_model(bool(given))
-            return
-        for name in ("preset", "config_overrides", "tokenizer_name"):
+        for name in () if is_new else ("preset", "config_overrides", "tokenizer_name"):
             if getattr(self, name) is not None:
                 raise ValueError(f"--{name} is for new models, but --model_name_or_path is given; pass one of them.")
-        if bool(given) != (self.vocabulary != "keep"):
+        if not is_new and bool(given) != (self.vocabulary != "keep"):
             raise ValueError(
                 f"--vocabulary {self.vocabulary} with {given[0] if given else 'no new vocabulary'}: pass `extend` or "
                 "`replace` together with --vocabulary_file or --vocabulary_size, and `keep` without them."
             )
-
-    def _check_new_model(self, has_vocabulary: bool):
-        if not has_vocabulary:
-            raise ValueError(
-                "A new model needs a vocabulary: pass --vocabulary_size, --vocabulary_file or --tokenizer_name."
-            )
-        if self.vocabulary != "keep":
+        if is_new and not given:
+            raise ValueError(f"A new model needs a vocabulary: pass one of --{', --'.join(VOCABULARY_OPTIONS)}.")
+        if is_new and self.vocabulary != "keep":
             raise ValueError(f"--vocabulary {self.vocabulary} is for a checkpoint; pass --model_name_or_path.")
         if self.tokenizer_name is not None and "max_word_length" in self.overrides:
             raise ValueError(
                 "--config_overrides: the tokenizer of --tokenizer_name decides max_word_length. Leave it out, and save "
                 f"a tokenizer with max_word_length={self.overrides['max_word_length']}."
             )
-        # Raises for fields out of range. The size of a vocabulary file is unknown here, so none may seem too small.
-        self.check_softmax(self.config(vocab_size=self.vocabulary_size or 2**31 - 1))
+        if is_new:  # raises for fields out of range; an unknown size of the vocabulary must not seem too small
+            self.check_softmax(self.config(vocab_size=self.vocabulary_size or 2**31 - 1))
 
     def check_softmax(self, config: ELMoConfig):
         """Refuses candidates for a softmax that samples none."""

@@ -24,7 +24,6 @@ from modeling_elmo.run_scripts.pretraining.corpus import Corpus, SourceLine, Sou
 from modeling_elmo.tokenization.elmo_characters import UNK_ID
 
 BLOCK_LINES = 64  # lines that a row reads in order: enough to carry states, few enough to shuffle
-SENTENCE_ORDER = {"sentence_order": "file"}  # in both directions; older positions lack it, and are refused
 
 
 class SentenceBlock(NamedTuple):
@@ -65,7 +64,9 @@ class StreamRow:
 
     def read(self, steps: int) -> Iterator[tuple[SourceLine, AlignedTokens]]:
         """The next `steps` tokens, a part of a sentence at a time; fewer at the end of the block."""
-        while steps and (self._has_more() or self._next_sentence()):
+        while steps and (self._has_more() or self.line + 1 < len(self.block.sentences)):
+            if not self._has_more():
+                self._begin_sentence(self.block, self.line + 1)
             part = slice(self.offset, self.offset + steps)
             tokens = AlignedTokens(*(column[part] for column in self.tokens))
             self.offset += len(tokens.targets)
@@ -74,12 +75,6 @@ class StreamRow:
 
     def _has_more(self) -> bool:
         return self.tokens is not None and self.offset < len(self.tokens.targets)
-
-    def _next_sentence(self) -> bool:
-        if self.line + 1 >= len(self.block.sentences):
-            return False
-        self._begin_sentence(self.block, self.line + 1)
-        return True
 
     def _begin_sentence(self, block: SentenceBlock, line: int):
         self.go_to(block, line)
@@ -119,15 +114,8 @@ class StreamWindows(CorpusBatches):
         # Blocks of a small corpus are shorter, so that every row gets some.
         lines = self.survey.lines // (rows * self.world_size) if self.survey else BLOCK_LINES
         self.block_lines = min(BLOCK_LINES, max(1, lines))
-        self.settings |= SENTENCE_ORDER
         if self.position is not None:
             self._check_position("world_size", len(self.position["ranks"]), self.world_size)
-            if not SENTENCE_ORDER.items() <= self.position.items():
-                raise ValueError(
-                    "The position was saved by an older version, whose backward direction read the last sentence of a "
-                    "block first. Continue with that version, or start a new training with the checkpoint as "
-                    "--model_name_or_path."
-                )
 
     @staticmethod
     def merge_positions(positions_by_rank: list[dict[str, Any]]) -> dict[str, Any]:
@@ -214,12 +202,10 @@ class StreamWindows(CorpusBatches):
             blocks, number = self._consecutive_lines(self.corpus.sentences(epoch, seed, self.shuffle)), 0
             while buffer := list(islice(blocks, size)):
                 for chosen in self._shuffled(buffer, seed, epoch, number):
-                    # The epoch shifts the turns: a rank without a block in this epoch gets one in the next.
+                    # Shifted by the epoch: a rank without a block in this epoch gets one in the next.
                     if (number + epoch) % self.world_size == self.rank:
                         yield SentenceBlock(epoch, number, buffer[chosen])
                     number += 1
-            if not number:
-                raise self.corpus.emptiness()
 
     def _consecutive_lines(self, sentences: Iterator[SourceSentence]) -> Iterator[list[SourceSentence]]:
         """Blocks of `block_lines` sentences of one file; the last one of a file may be shorter."""

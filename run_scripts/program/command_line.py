@@ -45,7 +45,8 @@ TRAINER_OPTIONS = "options of transformers' Trainer"
 
 POSITIVE = """
     adam_epsilon batch_tokens bin_width early_stopping_patience eval_steps gradient_accumulation_steps gradient_scale
-    learning_rate logging_steps max_answer_length max_eval_samples max_sentences max_train_samples num_sampled
+    learning_rate logging_steps max_answer_length max_eval_samples max_sentences max_train_samples max_word_length
+    min_frequency num_sampled
     num_train_epochs per_device_eval_batch_size per_device_eval_batch_tokens per_device_train_batch_size
     per_device_train_batch_tokens permutations processes queries rounds save_steps save_total_limit seeds shuffle_buffer
     threads top_k unroll_steps vocabulary_size word_vectors_limit
@@ -372,6 +373,8 @@ def _message(error: BaseException) -> str:
         return f"A .safetensors file cannot be read or written ({error}). If it is damaged, copy it again."
     if isinstance(error, OSError) and error.strerror:  # without the number of the error
         return f"{error.filename}: {error.strerror}" if error.filename else error.strerror
+    if "DataLoader worker process" in str(error):  # with the traceback of the worker; the last line is the message
+        return str(error).strip().rpartition("\n")[2].partition(": ")[2]
     *_, (frame, _) = walk_tb(error.__traceback__)
     if frame.f_globals.get("__name__", "").partition(".")[0] in OUR_PACKAGES:
         return str(error)

@@ -227,7 +227,9 @@ def check_model(name_or_path: str):
     """
     if Path(name_or_path).is_dir():
         if not Path(name_or_path, "config.json").is_file():
-            raise FileNotFoundError(f"{name_or_path} has no config.json; pass the folder of a model.")
+            raise FileNotFoundError(
+                f"{name_or_path} has no config.json; pass a model, or convert an original checkpoint with elmo convert."
+            )
         config = read_json(Path(name_or_path, "config.json"))
         if (kind := config.get("model_type") if isinstance(config, dict) else None) != "elmo":
             raise ValueError(f"{name_or_path} is a {kind!r} model; pass an ELMo model.")

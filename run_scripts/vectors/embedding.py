@@ -3,8 +3,7 @@
 import zlib
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import groupby
-from pathlib import Path
-from typing import Any, Literal, NamedTuple, get_args
+from typing import Any, Literal, get_args
 
 import numpy as np
 import torch
@@ -15,7 +14,7 @@ from transformers.utils import logging
 import modeling_elmo  # noqa: F401 (registers ELMo with the Auto classes)
 from modeling_elmo.run_scripts.program.files import check_model, load_pretrained
 from modeling_elmo.run_scripts.program.processes import local_device
-from modeling_elmo.run_scripts.vectors.lines import InputLine, group_by_tokens
+from modeling_elmo.run_scripts.vectors.lines import InputLine, group_by_tokens, length_sorted_batches
 from modeling_elmo.run_scripts.vectors.outputs import VectorBlock
 from modeling_elmo.tokenization.elmo_characters import checked_sentences
 
@@ -26,17 +25,6 @@ BATCHES_PER_BLOCK = 4  # sorted by length together; more need more memory, and a
 LayerChoice = Literal["all", "top", "average", "sum", "mixed"]
 PoolingChoice = Literal["none", "mean", "max"]
 StoredDtype = Literal["float32", "float16"]  # the output formats have no bfloat16
-
-
-class EncodedLine(NamedTuple):
-    """The tokens of a line without markers, and its unpadded inputs for the model."""
-
-    tokens: list[str]
-    inputs: dict[str, Any]
-
-    @property
-    def length(self) -> int:
-        return len(self.inputs["input_ids"])
 
 
 def embed_sentences(
@@ -76,6 +64,7 @@ def embed_sentences(
         yield from zip(block.tokens, block.vectors(), strict=True)
 
 
+@torch.inference_mode()
 def embed_block(
     lines: list[InputLine],
     model,
@@ -98,51 +87,36 @@ def embed_block(
             "`scalar_mix_layer_norm` of this model is over a batch, so each line is a batch: this is slow."
         )
         batch_tokens = 1
-    encoded = list(encode_lines(lines, tokenizer))
-    block = VectorBlock.empty(lines, [each.tokens for each in encoded], shape, dtype)
-    with np.errstate(over="ignore"):  # it is told below
-        fill_block(block, encoded, model, tokenizer, layers, pooling, batch_tokens)
-    for line, vectors in zip(lines, block.vectors(), strict=True):
-        if not np.isfinite(vectors).all():
-            raise ValueError(
-                f"Vectors of {line.text!r:.80} are too large for {dtype}, or not numbers; pass dtype float32, or "
-                "another model."
-            )
+    tokens, inputs = encode_lines(lines, tokenizer)
+    block = VectorBlock.empty(lines, tokens, shape, dtype)
+    vectors, lengths = block.vectors(), [len(each["input_ids"]) for each in inputs]
+    for batch in length_sorted_batches(lengths, batch_tokens):
+        padded = tokenizer.pad([inputs[i] for i in batch], padding_side="right", return_tensors="pt")
+        chosen = chosen_layers(model(**padded.to(model.device)), layers).float().cpu().numpy()
+        for i, found in zip(batch, chosen, strict=True):
+            with np.errstate(over="ignore"):  # it is refused below
+                vectors[i][...] = pool_words(found[..., 1 : lengths[i] - 1, :], pooling)
+            if not np.isfinite(vectors[i]).all():
+                raise ValueError(
+                    f"Vectors of {lines[i].text!r:.80} are too large for {dtype}, or not numbers; pass dtype float32, "
+                    "or another model."
+                )
     return block
 
 
-def encode_lines(lines: list[InputLine], tokenizer) -> Iterator[EncodedLine]:
+def encode_lines(lines: list[InputLine], tokenizer) -> tuple[list[list[str]], list[dict[str, Any]]]:
+    """The tokens of each line without markers, and its unpadded inputs for the model."""
+    tokens, inputs = [], []
     for given_words, group in groupby(lines, key=lambda line: line.words is not None):
         run = list(group)
-        texts = [line.words if given_words else line.text for line in run]
+        texts = [line.sentence for line in run]
         encoding = tokenizer(texts, is_split_into_words=given_words, return_offsets_mapping=not given_words)
         offsets = encoding.pop("offset_mapping", None)
         for i, line in enumerate(run):
             words = line.words
-            tokens = [line.text[start:end] for start, end in offsets[i][1:-1]] if words is None else words
-            yield EncodedLine(tokens, {name: values[i] for name, values in encoding.items()})
-
-
-@torch.inference_mode()
-def fill_block(block: VectorBlock, encoded: list[EncodedLine], model, tokenizer, layers, pooling, batch_tokens: int):
-    vectors = block.vectors()
-    for batch in length_sorted_batches([line.length for line in encoded], batch_tokens):
-        inputs = tokenizer.pad([encoded[i].inputs for i in batch], padding_side="right", return_tensors="pt")
-        chosen = chosen_layers(model(**inputs.to(model.device)), layers).float().cpu().numpy()
-        for i, line in zip(batch, chosen, strict=True):
-            vectors[i][...] = pool_words(line[..., 1 : encoded[i].length - 1, :], pooling)
-
-
-def length_sorted_batches(lengths: Sequence[int], batch_tokens: int) -> Iterator[list[int]]:
-    """Indices by decreasing length, in batches of at most `batch_tokens` tokens with padding, or of one index."""
-    batch: list[int] = []
-    for i in sorted(range(len(lengths)), key=lambda i: -lengths[i]):
-        if batch and (len(batch) + 1) * lengths[batch[0]] > batch_tokens:
-            yield batch
-            batch = []
-        batch.append(i)
-    if batch:
-        yield batch
+            tokens.append([line.text[start:end] for start, end in offsets[i][1:-1]] if words is None else words)
+            inputs.append({name: values[i] for name, values in encoding.items()})
+    return tokens, inputs
 
 
 def chosen_layers(output, layers: LayerChoice) -> Tensor:
@@ -174,8 +148,6 @@ def load_model_and_tokenizer(
     Raises:
         FileNotFoundError, ValueError: the folder has no ELMo model, or its weights are incomplete.
     """
-    if Path(name).is_dir() and not Path(name, "config.json").is_file():
-        raise FileNotFoundError(f"--model {name} has no config.json; convert an original checkpoint with elmo convert.")
     check_model(name)
     int8 = compute_dtype == "int8"
     if int8 and torch.device(device or "cpu").type != "cpu":

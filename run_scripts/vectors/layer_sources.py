@@ -1,6 +1,6 @@
 """Layers of words to compare: of a model, of vectors from elsewhere in files, or of static word vectors."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -65,7 +65,7 @@ class LayerSource(NamedTuple):
 
 
 def layer_sources(arguments: LayerSourceArguments) -> list[LayerSource]:
-    """What the options name. Files and models are found before any vector is computed."""
+    """The sources that the options name. Files and models are found before any vector is computed."""
     sources = []
     if arguments.model is not None:
         model, tokenizer = load_model_and_tokenizer(arguments.model, arguments.device, arguments.trust_remote_code)
@@ -90,7 +90,7 @@ def computed_layers(model: Any, tokenizer: Any, sentences: Sentences, file: str)
 
 
 def static_layers(vectors: Mapping[str, np.ndarray], sentences: Sentences, file: str) -> Iterator[np.ndarray]:
-    """One vector per word, whatever its sentence: `(1, words, width)` of each sentence.
+    """One vector per word, the same in all sentences: `(1, words, width)` of each sentence.
 
     A word without a vector has that of its lower-case form, or zeros.
     """
@@ -106,22 +106,30 @@ def text_name(file: str) -> str:
     return name.rpartition(".")[0] or name
 
 
-def refuse_equal_names(files: Iterable[str]):
-    """Raises an error if two files would have the same file of sentences or vectors."""
+def write_sentences(
+    arguments: LayerSourceArguments, files: Mapping[str, str], sentences: Mapping[str, Sentences]
+) -> dict[str, str] | None:
+    """With `--write_sentences`, writes a line per sentence of each split, and returns the paths.
+
+    Args:
+        files: the file of each split.
+        sentences: the sentences of each split.
+    """
+    if not (arguments.write_sentences or arguments.vectors):
+        return None
     names: dict[str, str] = {}
-    for file in files:
+    for file in filter(None, files.values()):
         if (other := names.setdefault(text_name(file), file)) != file:
             raise ValueError(f"The vectors of {other} and {file} would have one name; rename one of the two.")
-
-
-def write_sentences(folder: Path, file: str, sentences: Sentences) -> str:
-    """Writes a line per sentence, and returns the path."""
-    path = folder / f"{text_name(file)}.txt"
-    if path.exists() and Path(file).exists() and path.samefile(file):
-        raise ValueError(f"--write_sentences {folder} would replace {file}, which is read. Pass another folder.")
-    write_lines(path, map(" ".join, sentences))
-    print(f"{path}: {len(sentences):,} sentences")
-    return str(path)
+    if not arguments.write_sentences:
+        return None
+    paths = {split: Path(arguments.write_sentences, f"{text_name(files[split])}.txt") for split in sentences}
+    for split, path in paths.items():
+        if path.exists() and Path(files[split]).exists() and path.samefile(files[split]):
+            raise ValueError(f"--write_sentences would replace {path}, which is read. Pass another folder.")
+        write_lines(path, map(" ".join, sentences[split]))
+        print(f"{path}: {len(sentences[split]):,} sentences")
+    return {split: str(path) for split, path in paths.items()}
 
 
 class StoredLayers:
@@ -133,15 +141,9 @@ class StoredLayers:
     def __init__(self, folder: Path):
         self.folder = folder
         self.sizes: tuple[int, int] | None = None  # layers and width
-        self.first: Path | None = None  # the file that has them
 
     def __call__(self, sentences: Sentences, file: str) -> Iterator[np.ndarray]:
-        """Yields the layers `(layers, words, width)` of each sentence.
-
-        Raises:
-            FileNotFoundError: the folder has neither file.
-            ValueError: a sentence is missing, or its array has another number of words, layers or columns.
-        """
+        """Yields the layers `(layers, words, width)` of each sentence."""
         paths = [self.folder / f"{text_name(file)}{suffix}" for suffix in (".hdf5", ".npz")]
         path = next((path for path in paths if path.is_file()), None)
         if path is None:
@@ -150,32 +152,25 @@ class StoredLayers:
             )
         with _open_arrays(path) as arrays:
             for number, words in enumerate(tqdm(sentences, unit=" sentences", desc=Path(file).name)):
-                if str(number) not in arrays:
+                try:
+                    layers = np.asarray(arrays[str(number)])
+                except (KeyError, ValueError) as error:  # it is missing, or has objects
                     raise ValueError(
-                        f"{path} has no array {number}; pass one for each of the {len(sentences)} sentences."
-                    )
-                yield self._checked(path, number, words, arrays)
+                        f"{path}, array {number} cannot be read: {error}. Pass an array of numbers for each of the "
+                        f"{len(sentences)} sentences."
+                    ) from error
+                yield self._checked(f"{path}, array {number}", layers[None] if layers.ndim == 2 else layers, words)
 
-    def _checked(self, path: Path, number: int, words: Sequence[str], arrays: Any) -> np.ndarray:
-        try:
-            layers = np.asarray(arrays[str(number)])
-        except ValueError as error:  # of numpy: objects
-            raise ValueError(f"{path}, array {number} cannot be read: {error}. Pass an array of numbers.") from None
-        layers = layers[None] if layers.ndim == 2 else layers
+    def _checked(self, where: str, layers: np.ndarray, words: Sequence[str]) -> np.ndarray:
         if layers.dtype.kind not in "fiu" or not np.isfinite(layers).all():
-            raise ValueError(f"{path}, array {number} has type {layers.dtype}, or NaN; pass finite numbers.")
-        if layers.ndim != 3 or layers.shape[1] != len(words) or 0 in (len(layers), layers.shape[2]):
+            raise ValueError(f"{where} has type {layers.dtype}, or NaN; pass finite numbers.")
+        is_complete = layers.ndim == 3 and layers.shape[1] == len(words) and layers.shape[0] and layers.shape[2]
+        sizes = layers.shape[::2]
+        self.sizes = self.sizes or sizes
+        if not is_complete or sizes != self.sizes:
             raise ValueError(
-                f"{path}, array {number} has shape {layers.shape}, but sentence {number} has {len(words)} words: "
-                f"{' '.join(words)!r:.60}. Pass (layers, words, width) or (words, width)."
-            )
-        sizes = len(layers), layers.shape[2]
-        if self.sizes is None:
-            self.sizes, self.first = sizes, path
-        if sizes != self.sizes:
-            raise ValueError(
-                f"{path}, array {number} has {sizes[0]} layers of width {sizes[1]}, but array 0 of {self.first} has "
-                f"{self.sizes[0]} of width {self.sizes[1]}. Pass the same for all sentences of all files."
+                f"{where} has shape {layers.shape}, but its sentence has {len(words)} words: {' '.join(words)!r:.60}. "
+                f"Pass (layers, words, width) or (words, width); layers and width are {self.sizes} in the first array."
             )
         return layers
 

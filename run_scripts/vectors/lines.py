@@ -1,7 +1,8 @@
-"""The lines of a corpus, from a file or a data set."""
+"""The lines of a corpus, from a file or a data set; the groups and batches in which they are embedded."""
 
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -9,12 +10,13 @@ from modeling_elmo.run_scripts.program.data_files import TEXT_SUFFIXES, format_s
 from modeling_elmo.run_scripts.program.files import (
     TextArguments,
     dataset_texts,
+    numbered_lines,
     refuse_dataset_options,
     refuse_folder_or_pipe,
 )
-from modeling_elmo.run_scripts.vectors.fasta import FASTA_SUFFIXES, fasta_records
 
 LineUnit = Literal["word", "character"]  # what a token is
+FASTA_SUFFIXES = (".fasta", ".fa", ".faa")
 NUM_MARKERS = 2  # <S> and </S>
 TOKEN = re.compile(r"\w+|[^\w\s]")
 
@@ -62,7 +64,7 @@ def open_lines(
 
     def lines() -> Iterator[InputLine]:
         if is_fasta:
-            return (InputLine(each.residues, list(each.residues), each.name) for each in fasta_records(path))
+            return fasta_records(path)
         texts = numbered_texts(path, arguments.text_column)
         return (to_line(f"{path}, line {number}", text, is_raw_text, unit) for number, text in texts)
 
@@ -83,6 +85,44 @@ def to_line(where: str, value: Any, is_raw_text: bool, unit: LineUnit) -> InputL
     raise ValueError(f"{where}: the sentence is {value!r}; pass a text or a list of words.")
 
 
+def fasta_records(path: Path) -> Iterator[InputLine]:
+    """The records of a FASTA file, one by one: a header `>NAME description`, then residues on any number of lines.
+
+    Residues stay as they are: lower case, `*` and the gaps `-` and `.` are letters like all others, each with a vector.
+    White space within a sequence is dropped. A name is the header up to the first white space.
+    """
+    name, residues, lines = "", "", {}  # lines of the headers, by name
+    for number, line in chain(numbered_lines(path), [(0, ">")]):
+        if not line.startswith(">"):
+            residues += (letters := "".join(line.split()))
+            if letters and not (name and re.fullmatch(r"[A-Za-z*.-]+", letters)):
+                raise ValueError(
+                    f"{path}, line {number} is {line!r:.80}; below a header >NAME, write letters, *, and the gaps - "
+                    "and . only."
+                )
+            continue
+        if name and not residues:
+            raise ValueError(f"{path}: the record {name!r:.80} has no residues; complete or remove it.")
+        if name:
+            yield InputLine(residues, list(residues), name)
+        if not number:  # the end of the file
+            return
+        header, residues = re.fullmatch(r">\s*(\S*\w\S*)(\s.*)?", line), ""
+        name = header[1] if header else ""
+        if not name.isprintable() or not name or "\r" in line:
+            raise ValueError(f"{path}, line {number} is {line!r:.80}; write >NAME, and end the line in LF.")
+        if (first := lines.setdefault(hdf5_name(name), number)) != number:
+            raise ValueError(
+                f"{path}, line {number}: line {first} has the name {name!r:.80} too (/ counts as _); the words after > "
+                "must differ."
+            )
+
+
+def hdf5_name(name: str) -> str:
+    """The name of a record in HDF5, where a slash would make a group."""
+    return name.replace("/", "_")
+
+
 def group_by_tokens(lines: Iterable[InputLine], num_tokens: int) -> Iterator[list[InputLine]]:
     """Groups consecutive lines of at least `num_tokens` tokens together; the last group may have fewer.
 
@@ -98,3 +138,15 @@ def group_by_tokens(lines: Iterable[InputLine], num_tokens: int) -> Iterator[lis
             group, size = [], 0
     if group:
         yield group
+
+
+def length_sorted_batches(lengths: Sequence[int], batch_tokens: int) -> Iterator[list[int]]:
+    """Indices by decreasing length, in batches of at most `batch_tokens` tokens with padding, or of one index."""
+    batch: list[int] = []
+    for i in sorted(range(len(lengths)), key=lambda i: -lengths[i]):
+        if batch and (len(batch) + 1) * lengths[batch[0]] > batch_tokens:
+            yield batch
+            batch = []
+        batch.append(i)
+    if batch:
+        yield batch

@@ -21,7 +21,6 @@ import math
 import os
 import shutil
 import sys
-import zipfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -33,9 +32,8 @@ import numpy as np
 from tqdm.auto import tqdm
 from transformers.utils import logging
 
-from modeling_elmo.run_scripts.program.files import require, sync_file, sync_folder
-from modeling_elmo.run_scripts.vectors.fasta import hdf5_name
-from modeling_elmo.run_scripts.vectors.lines import InputLine, group_by_tokens
+from modeling_elmo.run_scripts.program.files import read_json, require, sync_file, sync_folder
+from modeling_elmo.run_scripts.vectors.lines import InputLine, group_by_tokens, hdf5_name
 
 logger = logging.get_logger(__name__)
 
@@ -94,10 +92,6 @@ class PartsFolder:
         self.ends: dict[int, int] = {}
 
     @property
-    def is_pooled(self) -> bool:
-        return self.settings["pooling"] != "none"
-
-    @property
     def num_lines(self) -> int:
         return max(self.ends.values(), default=0)
 
@@ -108,21 +102,35 @@ class PartsFolder:
     def files(self) -> list[Path]:
         return [self.folder / part_name(first, end) for first, end in sorted(self.ends.items())]
 
-    def resume(self, lines: Callable[[], Iterator[InputLine]]):
+    def resume(self, lines: Iterator[InputLine]):
         """Finds the parts of an interrupted run, if it had the settings and the lines of this run."""
         if self.settings_file.exists():
-            self._check_settings(json.loads(self.settings_file.read_text(encoding="utf-8")))
-            self.ends = dict(self._intact_parts())
-            self._check_lines(lines())
+            self._check_settings(read_json(self.settings_file))
         elif self.output.exists():
             raise FileExistsError(f"--output {self.output} exists; remove it or pass another file.")
-        # Damaged parts, and those of a run that was interrupted while it removed its parts.
-        for file in {*self.folder.glob(PARTS)} - {*self.files()}:
-            file.unlink()
+        else:
+            for file in self.folder.glob(PARTS):  # of a run that was interrupted while it removed its parts
+                file.unlink()
+        position = 0
+        for file in sorted(self.folder.glob(PARTS)):
+            first, end = lines_in_name(file)
+            try:
+                block = load_part(file)  # its checksums are compared
+            except Exception:  # a broken byte may raise nearly any
+                block = None
+            if block is None or first < position:
+                logger.warning(f"{file} is damaged, or overlaps another part: computing its lines again.")
+                file.unlink()
+            elif block.lines != [*islice(lines, first - position, end - position)]:
+                raise ValueError(
+                    f"Lines {first + 1} to {end} differ from the input of the interrupted run. Pass the same input, or "
+                    f"remove {self.folder} to start again."
+                )
+            else:
+                self.ends[first] = position = end
 
-    def follow(self, folders: "list[PartsFolder]"):
-        """Continues where the main process does. `folders` are those of all processes."""
-        main = folders[0]
+    def follow(self, main: "PartsFolder"):
+        """Continues where the main process does."""
         self._check_settings(main.settings)
         if not main.folder.is_dir():
             raise FileNotFoundError(
@@ -172,16 +180,6 @@ class PartsFolder:
         self.settings_file.unlink()
         shutil.rmtree(self.folder, ignore_errors=True)  # Windows does not remove the lock of this run
 
-    def _intact_parts(self) -> Iterator[tuple[int, int]]:
-        position = 0
-        for file in sorted(self.folder.glob(PARTS)):
-            first, end = lines_in_name(file)
-            if first >= position and is_intact(file):
-                yield first, end
-                position = end
-            else:
-                logger.warning(f"{file} is damaged, or overlaps another part: computing its lines again.")
-
     def _check_settings(self, before: dict[str, Any]):
         now = self.settings
         changed = [f"{name} {before.get(name)}, now {now[name]}" for name in now if before.get(name) != now[name]]
@@ -190,17 +188,6 @@ class PartsFolder:
                 f"{self.folder} has other settings: {'; '.join(changed)}. Pass the same settings, or remove the folder "
                 "to start again."
             )
-
-    def _check_lines(self, lines: Iterator[InputLine]):
-        position = 0
-        for (first, end), file in zip(sorted(self.ends.items()), self.files(), strict=True):
-            skipped = sum(1 for _ in islice(lines, first - position))
-            if skipped != first - position or [*islice(lines, end - first)] != lines_of_part(file):
-                raise ValueError(
-                    f"Lines {first + 1} to {end} differ from the input of the interrupted run. Pass the same input, or "
-                    f"remove {self.folder} to start again."
-                )
-            position = end
 
     @contextmanager
     def _replacing(self, path: Path) -> Iterator[Path]:
@@ -232,31 +219,11 @@ def lines_in_name(file: Path) -> tuple[int, int]:
     return int(first), int(end)
 
 
-def is_intact(file: Path) -> bool:
-    """Whether the checksums of a part are right."""
-    # Each of these was seen after single bytes had been changed.
-    damages = (OSError, EOFError, NotImplementedError, RuntimeError, ValueError, zipfile.BadZipFile)
-    try:
-        with zipfile.ZipFile(file) as part:
-            return part.testzip() is None and {"flat.npy", "about.npy"} <= {*part.namelist()}
-    except damages:
-        return False
-
-
 def load_part(file: Path) -> VectorBlock:
     with np.load(file) as part:
         about = json.loads(part["about"].tobytes())
-        return VectorBlock(_to_lines(about), about["tokens"], tuple(about["shape"]), part["flat"])
-
-
-def lines_of_part(file: Path) -> list[InputLine]:
-    """The lines without the vectors, which take much longer to read."""
-    with np.load(file) as part:
-        return _to_lines(json.loads(part["about"].tobytes()))
-
-
-def _to_lines(about: dict[str, Any]) -> list[InputLine]:
-    return [InputLine(*line) for line in about["lines"]]
+        lines = [InputLine(*line) for line in about["lines"]]
+        return VectorBlock(lines, about["tokens"], tuple(about["shape"]), part["flat"])
 
 
 def write_hdf5(path: Path, parts: PartsFolder, keep_sentences: bool):
@@ -269,7 +236,7 @@ def write_hdf5(path: Path, parts: PartsFolder, keep_sentences: bool):
                 keep_sentences = False
                 for line, vectors in zip(block.lines, block.vectors(), strict=True):
                     file.create_dataset(hdf5_name(str(line.name)), data=vectors)
-            elif parts.is_pooled:
+            elif parts.settings["pooling"] != "none":
                 matrix = file.require_dataset("sentence_vectors", (parts.num_lines, *block.shape), block.flat.dtype)
                 matrix[first : first + len(block.lines)] = block.flat.reshape(-1, *block.shape)
             else:

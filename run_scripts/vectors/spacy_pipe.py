@@ -72,7 +72,7 @@ class ELMoPipe(Pipe):
         self._model_and_tokenizer()
 
     def add_hooks(self, doc: Doc) -> Doc:
-        """Makes spaCy read vectors from `doc.tensor`. `Doc.from_bytes`, which forgets hooks, is the case to call it."""
+        """Makes spaCy read vectors from `doc.tensor`. Call it after `Doc.from_bytes`, which forgets hooks."""
         doc.user_token_hooks |= {"vector": token_vector, "has_vector": has_vector, "similarity": cosine}
         doc.user_span_hooks |= {"vector": mean_vector, "has_vector": has_vector, "similarity": cosine}
         doc.user_hooks |= {"vector": mean_vector, "has_vector": has_vector, "similarity": cosine}
@@ -147,7 +147,7 @@ def mean_vector(tokens: Doc | Span) -> np.ndarray:
 
 
 def vector_norm(doc: Doc) -> float:
-    """spaCy's own remembers the value of the time before tokens were split or merged."""
+    """Computed anew each time, because spaCy keeps the norm of a document whose tokens were split or merged."""
     return float(np.linalg.norm(mean_vector(doc)))
 
 

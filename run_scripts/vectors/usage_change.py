@@ -35,9 +35,6 @@ def order_groups(names: Iterable[str], bin_width: float | None) -> tuple[dict[st
 
     Returns:
         The groups by name, and whether they have the order of numbers.
-
-    Raises:
-        ValueError: with `bin_width`, a name is not a number.
     """
     names = list(names)
     if wrong := [name for name in names if not _reads_as_number(name)]:

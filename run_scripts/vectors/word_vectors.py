@@ -35,8 +35,6 @@ def read_word_vectors(path: str | Path, limit: int | None = None) -> WordVectors
     Args:
         limit: maximum number of words, from the start of the file; None for all.
     """
-    if limit is not None and limit < 1:
-        raise ValueError(f"limit={limit}: pass the number of words to read, at least 1, or None for all.")
     width, count, lines = _width_and_lines(Path(path))
     total = min(filter(None, (count, limit)), default=None)
     rows: dict[str, int] = {}

@@ -1,0 +1,93 @@
+"""FASTA files are read to the letter, or refused with the line that is wrong; batches of similar length."""
+
+import gzip
+import re
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from modeling_elmo.run_scripts.vectors.lines import InputLine, fasta_records, length_sorted_batches
+
+PROTEINS = Path(__file__).parent / "fixtures" / "proteins" / "proteins.fasta"
+BASE = ">a first\nMK\n"
+
+
+def records(folder: Path, content: str) -> list[InputLine]:
+    path = folder / "x.fasta"
+    path.write_bytes(content.encode())
+    return list(fasta_records(path))
+
+
+def test_three_proteins():
+    found = list(fasta_records(PROTEINS))
+    assert [(each.name, len(each.words)) for each in found] == [
+        ("sp|P01308|INS_HUMAN", 110),
+        ("sp|P00698|LYSC_CHICK", 147),
+        ("UBIQ_HUMAN/1-76", 76),
+    ]
+    assert found[0].text.startswith("MALWMRLL") and found[0].text.endswith("QLENYCN")
+
+
+@pytest.mark.parametrize(
+    ("content", "expected"),
+    [
+        ("\ufeff>a\r\nMK\r\nLV\r\n", {"a": "MKLV"}),  # of Windows
+        ("\n\n>a|b.1 c d\n\nMKL VFF\n\tAW\n\n>b\nX", {"a|b.1": "MKLVFFAW", "b": "X"}),  # blanks, no last end
+        (">a\nmkLv*\n>b\n--MK..\n", {"a": "mkLv*", "b": "--MK.."}),  # nothing is changed
+        ("> a\nM\n", {"a": "M"}),
+        ("", {}),
+    ],
+)
+def test_residues_are_kept(tmp_path, content, expected):
+    found = records(tmp_path, content)
+    assert {each.name: each.text for each in found} == expected
+    assert all(each.words == list(each.text) for each in found)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("MKLV\n" + BASE, "x.fasta, line 1 is 'MKLV'"),
+        (BASE + "M1\n", "x.fasta, line 3 is 'M1'"),
+        (BASE + "MK>b\nLV\n", "x.fasta, line 3 is 'MK>b'"),
+        (BASE + ">b\nMÄ\n", "x.fasta, line 4 is 'MÄ'"),
+        (BASE + ">\nMK\n", "x.fasta, line 3 is '>'"),
+        (BASE + "> . .\nMK\n", "x.fasta, line 3 is '> . .'"),
+        (BASE + ">b\0\nMK\n", r"x.fasta, line 3 is '>b\x00'"),
+        (BASE + ">b c\n>d\nMK\n", "x.fasta: the record 'b' has no residues"),
+        (BASE + ">b\n", "x.fasta: the record 'b' has no residues"),
+        (">a\rMKT\r>b\rMK\r", r"x.fasta, line 1 is '>a\rMKT\r>b\rMK'; write >NAME, and end the line in LF"),
+        (BASE + ">a second\nMK\n", "x.fasta, line 3: line 1 has the name 'a' too"),
+        (">b/1\nM\n>b_1\nM\n", "x.fasta, line 3: line 1 has the name 'b_1' too"),
+    ],
+)
+def test_damaged_files(tmp_path, content, message):
+    with pytest.raises(ValueError, match=re.escape(message)):
+        records(tmp_path, content)
+
+
+def test_damaged_archives(tmp_path):
+    path = tmp_path / "x.fa.gz"
+    path.write_bytes(gzip.compress(PROTEINS.read_bytes())[:-20])
+    with pytest.raises(ValueError, match="x.fa.gz cannot be unpacked: .* pass another copy"):
+        list(fasta_records(path))
+
+
+def test_records_are_read_one_by_one(tmp_path):
+    path = tmp_path / "x.fasta"
+    path.write_text(BASE + ">b\nLV\n1\n")
+    found = fasta_records(path)
+    assert next(found) == ("MK", ["M", "K"], "a")
+    with pytest.raises(ValueError, match="line 5 is '1'"):
+        next(found)
+
+
+@given(st.lists(st.integers(2, 40)), st.integers(1, 100))
+def test_batches_hold_every_line_once_within_the_budget(lengths, budget):
+    batches = list(length_sorted_batches(lengths, budget))
+    assert sorted(sum(batches, [])) == list(range(len(lengths)))
+    assert all(len(batch) == 1 or len(batch) * max(lengths[i] for i in batch) <= budget for batch in batches)
+    sizes = [lengths[i] for batch in batches for i in batch]
+    assert sizes == sorted(lengths, reverse=True)
