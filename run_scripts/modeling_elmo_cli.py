@@ -31,7 +31,6 @@ PROGRAMS = {
     "push": ("push_to_hub", "check a checkpoint and upload it to the Hub"),
     "benchmark": ("benchmark", "check correctness and measure speed"),
     "doctor": ("doctor", "tell what this machine can do, and which packages are missing"),
-    "completion": ("completion", "print the script with which a shell completes this command"),
 }
 
 
