@@ -16,24 +16,12 @@ import inspect
 import sys
 
 from modeling_elmo.run_scripts.fine_tuning import paper
-from modeling_elmo.run_scripts.fine_tuning.classification import Classification
-from modeling_elmo.run_scripts.fine_tuning.coreference import Coreference
 from modeling_elmo.run_scripts.fine_tuning.experiments import ExperimentArguments, run_experiment
 from modeling_elmo.run_scripts.fine_tuning.head import HeadArguments
 from modeling_elmo.run_scripts.fine_tuning.paper import PaperArguments, run_plan
-from modeling_elmo.run_scripts.fine_tuning.question_answering import QuestionAnswering
-from modeling_elmo.run_scripts.fine_tuning.semantic_roles import SemanticRoles
-from modeling_elmo.run_scripts.fine_tuning.tagging import Tagging
-from modeling_elmo.run_scripts.fine_tuning.task import Record, Task
+from modeling_elmo.run_scripts.fine_tuning.task import Record
+from modeling_elmo.run_scripts.fine_tuning.tasks import TASKS
 from modeling_elmo.run_scripts.program.command_line import ProgramParser, run
-
-TASKS: dict[str, type[Task]] = {
-    "ner": Tagging,
-    "classify": Classification,
-    "qa": QuestionAnswering,
-    "srl": SemanticRoles,
-    "coref": Coreference,
-}
 
 
 def main(arguments: list[str] | None = None) -> list[Record]:

@@ -20,9 +20,9 @@ NOT_SHIPPED = ("__init__", "conversion_", "prediction_")  # all other files trav
 SHIPPED_IMPORTS = {"torch", "transformers", "tokenizers", "huggingface_hub", "safetensors", "numpy"}
 # A part may import parts of a lower floor, and of its own sub-package.
 FLOORS = {"program": 0, "cards": 1, "vectors": 2, "pretraining": 2, "fine_tuning": 3, "explorer": 3, "benchmarks": 4}
-# The command, and the two programs that it does not run: the demo of the clone, and the loop to copy and change. spaCy
-# imports its factory, which must not be in a package.
-OTHER_PROGRAMS = {"modeling_elmo_cli", "modeling_elmo_spacy", "demo", "run_ner_no_trainer"}
+# The command, and the programs that it does not run: the demo of the clone, the script and the loop to copy and change.
+# spaCy imports its factory, which must not be in a package.
+OTHER_PROGRAMS = {"modeling_elmo_cli", "modeling_elmo_spacy", "demo", "fine_tune_stock", "run_ner_no_trainer"}
 NAMES_OF_MANY_FILES = {
     "__all__",
     "__version__",

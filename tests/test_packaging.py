@@ -103,7 +103,7 @@ def test_command(installation):
 
 WITHOUT_SOURCES = """
 import modeling_elmo
-from modeling_elmo.run_scripts import run_ner, run_pretraining
+from modeling_elmo.run_scripts import run_pretraining, run_task
 assert modeling_elmo.__file__.endswith(".pyc")
 modeling_elmo.ELMoModel(modeling_elmo.ELMoConfig.from_preset("tiny")).save_pretrained("saved")
 modeling_elmo.ELMoTokenizer.from_pretrained(NAME).save_pretrained("saved")

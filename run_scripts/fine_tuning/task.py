@@ -46,7 +46,7 @@ class Task(ABC):
     1. Write a dataclass of its options, a subclass of `DataArguments`, and a subclass of this class in its own file.
        Set the class attributes; override the abstract methods. Override `average` if logits are more than one array
        with classes in the last dimension, and `preprocess_logits` if those of a split are too large for memory.
-    2. Write a program like `run_ner.py`. Add the class to `TASKS` in `reproduce.py` and the program to `elmo`.
+    2. Add it to `TASKS` in `tasks.py`, its help to `run_task.py` and its name to the programs of `elmo`.
 
     Nothing else changes. Scores and predictions see a whole split at once (`SplitOutput`), so that they may join rows
     of one example, decode structures, or count over documents. `encode` may return several rows for an example.
