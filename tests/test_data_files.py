@@ -222,15 +222,15 @@ def test_json(tmp_path, ending, text, location):
 @pytest.mark.parametrize(
     "name, content, message",
     [
-        ("a.jsonl", '{"a": 1}\n{"a" 1}\n', "a.jsonl, line 2 is not JSON: Expecting ':' delimiter"),
-        ("a.jsonl", '{"a": "\\ud83d\\ude00"}\n{"a": "\\ud83d"}\n', "line 2 is not JSON: .* surrogates not allowed"),
+        ("a.jsonl", '{"a": 1}\n{"a" 1}\n', "a.jsonl, line 2 is not JSON.*Expecting ':' delimiter"),
+        ("a.jsonl", '{"a": "\\ud83d\\ude00"}\n{"a": "\\ud83d"}\n', "line 2 is not JSON.* surrogates not allowed"),
         ("a.jsonl", '{"a": 1}\n[1]\n', r"a.jsonl, line 2 is \[1\]; each row must be a JSON object, with"),
         ("a.json", "[{},\n2]", "a.json, element 2 is 2; each row must be a JSON object"),
-        ("a.json", "[{},\n1 2]", "a.json is not JSON: Expecting .* line 2 column"),
+        ("a.json", "[{},\n1 2]", "a.json is not JSON.*Expecting .* line 2 column"),
         ("a.json", '{"version":\n 1}', "a.json has no list of rows; pass a list, an object with a list as `data`, or"),
-        ("a.json", "", "a.json is not JSON: Expecting value"),
-        ("a.json", "[" * 100_000, "a.json is not JSON: maximum recursion depth"),
-        ("a.jsonl", "[" * 100_000, "a.jsonl, line 1 is not JSON: maximum recursion depth"),
+        ("a.json", "", "a.json is not JSON.*Expecting value"),
+        ("a.json", "[" * 100_000, "a.json is not JSON.*maximum recursion depth"),
+        ("a.jsonl", "[" * 100_000, "a.jsonl, line 1 is not JSON.*maximum recursion depth"),
     ],
 )
 def test_bad_json(tmp_path, name, content, message):

@@ -77,16 +77,6 @@ def test_a_text_of_several_rows_is_stored_once(tmp_path, base, model):
     assert len({np.shape(ids)[1] for ids in columns["character_ids"]}) > 1  # the rows have different widths
 
 
-def test_batches_have_similar_lengths_and_bounded_size():
-    lengths = [3, 50, 7, 7, 3, 12, 5, 3, 9, 200]
-    batches = features._batches_by_length(lengths, batch_tokens=30)
-    assert sorted(number for batch in batches for number in batch) == list(range(10))
-    assert batches[0] == [9] and batches[1] == [1]
-    for batch in batches[2:]:
-        assert max(lengths[number] for number in batch) * len(batch) <= 30
-    assert len(batches) < 7
-
-
 @pytest.mark.parametrize("side", ["right", "left"])
 def test_a_head_computes_the_same_from_stored_layers(side, tmp_path, base, model):
     tokenizer = ELMoTokenizer.from_pretrained(base, padding_side=side)

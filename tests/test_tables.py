@@ -235,7 +235,7 @@ def test_a_record_may_lack_what_no_table_needs(tmp_path):
 @pytest.mark.parametrize(
     "content, message",
     [
-        (b'{"task": "ner", "arm"', "record.json is not JSON in UTF-8: .*Write it again, or delete it"),
+        (b'{"task": "ner", "arm"', "record.json is not JSON in UTF-8: .*Write it again"),
         (b"\xff\xfe\x00", "record.json is not JSON"),
         (b"[1, 2]", "is not the record of a run: it lacks task, arm, seed, metric, metrics. Pass a file of a"),
         (b'{"task": "ner", "arm": "elmo", "seed": 1}', "it lacks metric, metrics"),
