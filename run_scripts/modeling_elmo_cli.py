@@ -30,7 +30,7 @@ PROGRAMS = {
     "export": ("export", "export a model to ONNX, or to an exported program of torch"),
     "push": ("push_to_hub", "check a checkpoint and upload it to the Hub"),
     "benchmark": ("benchmark", "check correctness and measure speed"),
-    "doctor": ("doctor", "tell what this machine can do, and which packages are missing"),
+    "doctor": ("doctor", "print versions, processor, accelerators and chosen backends"),
 }
 
 

@@ -83,7 +83,7 @@ def test_program_runs_by_path(installation):
             installation.run(script, "--help", where="elsewhere", found=True)
     else:
         assert installation.run(script, "--help", where="elsewhere").startswith(
-            "usage: embed.py --model TEXT --output TEXT [options]"
+            "usage: embed.py [-h] --model TEXT --output TEXT"
         )
 
 
@@ -96,9 +96,7 @@ def test_command(installation):
         where = installation.clone
     assert run(*command, "--version", cwd=where) == f"elmo {modeling_elmo.__version__}\n"
     assert "\n  neighbors " in run(*command, "--help", cwd=where)
-    assert run(*command, "embed", "--help", cwd=where).startswith(
-        "usage: elmo embed --model TEXT --output TEXT [options]"
-    )
+    assert run(*command, "embed", "--help", cwd=where).startswith("usage: elmo embed [-h] --model TEXT --output TEXT")
 
 
 WITHOUT_SOURCES = """
