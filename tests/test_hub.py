@@ -286,7 +286,7 @@ def test_our_programs_report_models_they_cannot_load(author, secret, tmp_path):
     ):
         arguments = [data, str(text), *others, model]
         message = author.fails("run_script", script=script, arguments=[*arguments, secret])
-        assert re.search("Ask to have access to it at http\\S+/user/secret, then run `hf auth login`", message)
+        assert re.search("user/secret: .* on the Hub failed .*`hf auth login`", message)
         message = author.fails("run_script", script=script, arguments=[*arguments, "user/missing"])
         assert "user/missing: there is no such folder" in message and "hf auth login" in message
     message = author.fails("tag", folder=str(tmp_path / "tagger"), model_name_or_path="user/missing")

@@ -18,9 +18,9 @@ from typing import Any, BinaryIO
 
 import torch
 from huggingface_hub import file_exists, try_to_load_from_cache
-from huggingface_hub.constants import ENDPOINT
-from huggingface_hub.errors import GatedRepoError, HFValidationError, HTTPError
+from huggingface_hub.errors import HFValidationError, HTTPError
 from safetensors import SafetensorError
+from transformers.utils import CONFIG_NAME
 
 from modeling_elmo.conversion_files import staged
 from modeling_elmo.run_scripts.program.command_line import flat_message, is_mistake_of_user, refuse_unread
@@ -188,27 +188,20 @@ def check_model(name_or_path: str):
         ValueError: the folder holds a model of another kind.
     """
     if Path(name_or_path).is_dir():
-        if not Path(name_or_path, "config.json").is_file():
-            raise FileNotFoundError(f"{name_or_path} has no config.json; pass the folder of a model.")
-        config = read_json(Path(name_or_path, "config.json"))
+        config = read_json(Path(name_or_path, CONFIG_NAME))
         if (kind := config.get("model_type") if isinstance(config, dict) else None) != "elmo":
             raise ValueError(f"{name_or_path} is a {kind!r} model; pass an ELMo model.")
         return
-    advice = "Correct the name of the model."
+    reason = "the Hub has no such model, or it is private"
     try:
-        if isinstance(try_to_load_from_cache(name_or_path, "config.json"), str) or file_exists(
-            name_or_path, "config.json"
-        ):
+        is_cached = isinstance(try_to_load_from_cache(name_or_path, CONFIG_NAME), str)
+        if is_cached or file_exists(name_or_path, CONFIG_NAME):
             return
-        reason = f"the Hub has no model {name_or_path}, or it is private: run `hf auth login`"
-    except HFValidationError:
-        reason = "it is no name on the Hub, user/name"
-    except GatedRepoError:
-        reason = f"access to {name_or_path} is restricted"
-        advice = f"Ask to have access to it at {ENDPOINT}/{name_or_path}, then run `hf auth login`."
-    except (HTTPError, OSError) as error:  # offline, no connection, a failure of the Hub
-        reason = f"the Hub cannot be reached ({' '.join(str(error).split()):.200})"
-    raise FileNotFoundError(f"{name_or_path}: there is no such folder, and {reason}. {advice}")
+    except (HFValidationError, HTTPError, OSError) as error:  # no name, no access, offline, a failure of the Hub
+        reason = f"looking for it on the Hub failed ({flat_message(error):.300})"
+    raise FileNotFoundError(
+        f"{name_or_path}: there is no such folder, and {reason}. Correct the name, or run `hf auth login`."
+    )
 
 
 def load_pretrained(kind: Any, name_or_path: str | Path, **options: Any) -> Any:
