@@ -100,10 +100,10 @@ def test_help_of_the_program_and_of_a_task(capsys):
     )
 
 
-@pytest.mark.parametrize("arguments", [[], ["nerr"]])
-def test_a_task_is_needed(arguments, capsys):
+@pytest.mark.parametrize("main", [run_task.main, reproduce.main])
+def test_a_task_is_needed(main, capsys):
     with pytest.raises(SystemExit) as ended:
-        reproduce.main(arguments)
+        main(["nerr"])
     assert ended.value.code == 2 and "TASK" in capsys.readouterr().err
 
 

@@ -428,13 +428,6 @@ def test_output_folders_that_are_refused(tmp_path):
         train_head("ner", tmp_path, output_dir=tmp_path / "file")
 
 
-@pytest.mark.parametrize("arguments", [[], ["nerr"]])
-def test_a_task_is_needed(arguments, capsys):
-    with pytest.raises(SystemExit) as ended:
-        run_task.main(arguments)
-    assert ended.value.code == 2 and "TASK" in capsys.readouterr().err
-
-
 def test_few_options_beside_those_of_trainer():
     """A newcomer reads them all: the others are options of `elmo reproduce`, or fields of the configuration."""
     options = {each.name for each in fields(BasicHeadArguments)}
