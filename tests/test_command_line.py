@@ -111,6 +111,7 @@ def test_a_package_that_is_missing(tmp_path):
     [
         (lambda: AutoModel.from_pretrained("no/such"), "program.py: error: .*\n"),
         (lambda: Path("no/such/file").read_text(), "program.py: error: no/such/file: No such file or directory\n"),
+        (lambda: load_file(__file__), "program.py: error: A .safetensors file cannot be read or written .*\n"),
     ],
 )
 def test_run_shows_a_mistake_in_one_line(function, message, monkeypatch, capsys):
@@ -118,18 +119,6 @@ def test_run_shows_a_mistake_in_one_line(function, message, monkeypatch, capsys)
     with pytest.raises(SystemExit) as ended:
         run(function)
     assert ended.value.code == 2 and re.fullmatch(message, capsys.readouterr().err)
-
-
-def test_run_explains_damaged_weights(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(sys, "argv", ["program.py"])
-    ELMoModel(ELMoConfig.from_preset("tiny")).save_pretrained(tmp_path)
-    weights = tmp_path / "model.safetensors"
-    weights.write_bytes(weights.read_bytes()[:1000])
-    with pytest.raises(SystemExit) as ended:
-        run(lambda: AutoModel.from_pretrained(tmp_path))
-    printed = capsys.readouterr().err.splitlines()[-1]
-    assert ended.value.code == 2
-    assert printed.startswith("program.py: error: A .safetensors file cannot be read or written (")
 
 
 def test_run_shows_a_bug_and_returns_after_a_success(monkeypatch):
@@ -293,12 +282,11 @@ def test_files_of_a_model_that_cannot_be_loaded(tmp_path):
             files.load_pretrained(AutoModel, tmp_path)
 
 
-@pytest.mark.parametrize("value", [math.nan, math.inf])
-def test_weights_that_are_not_numbers(tmp_path, value):
+def test_weights_that_are_not_numbers(tmp_path):
     model = ELMoModel(ELMoConfig.from_preset("tiny"))
-    model.scalar_mix.gamma.data.fill_(value)
+    model.scalar_mix.gamma.data.fill_(math.inf)
     model.save_pretrained(tmp_path)
-    with pytest.raises(ValueError, match=f"^{tmp_path}: the weights of scalar_mix.gamma are not finite. Pass another"):
+    with pytest.raises(ValueError, match=f"^{tmp_path}: the weights of scalar_mix.gamma are not finite"):
         files.load_pretrained(AutoModel, str(tmp_path))
 
 

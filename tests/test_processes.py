@@ -64,12 +64,7 @@ def test_the_end_of_another_process_is_an_error(monkeypatch):
 def test_each_process_of_a_machine_has_its_own_device(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     assert local_device() == local_device("cpu") == torch.device("cpu")
-    for name in ("cuda", "cuda:3"):
-        with pytest.raises(ValueError, match=f"--device {name}: torch finds no CUDA device here; pass cpu."):
-            local_device(name)
-    with pytest.raises(ValueError, match="--device gpu: torch knows no such device; pass cpu, cuda or cuda:1"):
-        local_device("gpu")
-    for name in ("meta", "xpu"):
+    for name in ("cuda", "cuda:3", "gpu", "meta", "xpu"):
         with pytest.raises(ValueError, match=f"--device {name}: torch cannot compute on it here; pass cpu, cuda"):
             local_device(name)
     monkeypatch.setattr(torch, "ones", MagicMock())  # on cards that are not here

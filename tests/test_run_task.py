@@ -41,7 +41,6 @@ from modeling_elmo.run_scripts.fine_tuning.head import BasicHeadArguments
 from modeling_elmo.run_scripts.fine_tuning.metrics import answer_scores, tagging_scores
 from modeling_elmo.run_scripts.fine_tuning.trainer import last_checkpoint
 
-COUNTS = ("one", "two")
 LITBANK = {split: TASKS / f"litbank_{split}.conll" for split in ("train", "dev", "test")}
 WITHOUT_EVALUATION = {"eval_strategy": "no", "save_strategy": "no", "load_best_model_at_end": False}
 TRAINED = {
@@ -137,17 +136,6 @@ def test_numbers_and_sets_of_labels(label, options, metric, tmp_path):
     assert record["metric"] == metric and isinstance(record["metrics"]["validation"][metric], float)
 
 
-def assert_answers_as_recorded(folder: Path, exceptions: int = 0):
-    """At most so many answers may differ: spans of a young model may be equally probable."""
-    reader, equal = pipeline("question-answering", model=str(folder), trust_remote_code=True), []
-    for row, question in zip(predictions_of(folder / "predictions_test.jsonl"), questions_of("test"), strict=True):
-        asked = {"question": question["question"], "context": question["context"]}
-        found = reader(**asked, max_seq_len=40, doc_stride=12)
-        equal.append(found["answer"] == row["predicted"])
-        assert np.log(found["score"]) == pytest.approx(row["log_probability"], abs=1e-3)
-    assert sum(equal) >= len(equal) - exceptions
-
-
 def test_answers(place):
     folder = place("qa") / "run"
     record = read_json(folder / "record.json")
@@ -161,7 +149,13 @@ def test_answers(place):
         assert {key: record["metrics"][split][key] for key in expected} == expected
         kinds = record["metrics"][split]["per_type"]
         assert sum(kind["number"] for kind in kinds.values()) == 20 and "what" in kinds
-    assert_answers_as_recorded(folder, exceptions=2)
+    reader, equal = pipeline("question-answering", model=str(folder), trust_remote_code=True), 0
+    for row, question in zip(rows, questions, strict=True):  # of the test data
+        asked = {"question": question["question"], "context": question["context"]}
+        found = reader(**asked, max_seq_len=40, doc_stride=12)
+        equal += found["answer"] == row["predicted"]
+        assert np.log(found["score"]) == pytest.approx(row["log_probability"], abs=1e-3)
+    assert equal >= len(rows) - 2  # spans of a young model may be equally probable
     card = (folder / "README.md").read_text(encoding="utf-8")
     assert "BiDAF with self-attention" in card and "pipe(question=" in card and "at its input and output" in card
 
@@ -179,9 +173,7 @@ def test_roles(place):
         again = labeller(row["words"], is_split_into_words=True)
         assert [verb["verb"] for verb in again["verbs"]] == [row["words"][word] for word in row["predicted_predicates"]]
     card = (folder / "README.md").read_text(encoding="utf-8")
-    assert "interleaved LSTMs with highway connections (He et al. 2017)" in card
-    assert "pipeline('semantic-role-labeling', model=name, trust_remote_code=True)" in card
-    assert "Roles are scored for the gold predicates" in card and "| predicate_f1 |" in card.replace(" |\n", " |")
+    assert "(He et al. 2017)" in card and "pipeline('semantic-role-labeling'" in card and "| predicate_f1 |" in card
 
 
 def characters_of(row: dict) -> list[list[tuple[int, int]]]:
@@ -215,8 +207,7 @@ def test_coreference(place):
     assert (record["task"], record["metric"], record["train_samples"]) == ("coreference-resolution", "f1", 2)
     assert "gap" not in record
     card = (folder / "README.md").read_text(encoding="utf-8")
-    assert "span ranking (Lee et al. 2017)" in card and 'print(pipe(["The play was staged in Paris.", ' in card
-    assert "It also returns singletons" in card and "| f1_without_singletons |" in card and "Labels:" not in card
+    assert "(Lee et al. 2017)" in card and "| f1_without_singletons |" in card and "Labels:" not in card
 
 
 def test_gap_is_scored_without_training(place, tmp_path, monkeypatch):
@@ -318,11 +309,14 @@ def test_two_processes_equal_one(place, tmp_path):
     two = {"per_device_train_batch_size": 3, "per_device_eval_batch_size": 5, "output_dir": tmp_path / "two"}
     launch(2, "run_task", options_of(place("ner"), **common, **two), "ner")
     train_head("ner", place("ner"), **common, per_device_train_batch_size=6, output_dir=tmp_path / "one")
-    logs = [read_json(Path(last_checkpoint(tmp_path / name)) / "trainer_state.json")["log_history"] for name in COUNTS]
+    logs = [
+        read_json(Path(last_checkpoint(tmp_path / name)) / "trainer_state.json")["log_history"]
+        for name in ("one", "two")
+    ]
     losses = [[entry["eval_loss"] for entry in log if "eval_loss" in entry] for log in logs]
     assert losses[1] == pytest.approx(losses[0], rel=1e-5) and losses[0]
     assert_same_weights(tmp_path / "two", tmp_path / "one", rtol=1e-4, atol=1e-5)
-    world_sizes = [read_json(tmp_path / name / "record.json")["settings"]["world_size"] for name in COUNTS]
+    world_sizes = [read_json(tmp_path / name / "record.json")["settings"]["world_size"] for name in ("one", "two")]
     assert world_sizes == [1, 2]
 
 
