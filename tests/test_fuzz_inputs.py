@@ -347,24 +347,3 @@ def test_batches(name):
             assert torch.equal(found, clean) if is_equal else found.isfinite().all()
 
     check()
-
-
-def test_states_and_vectors():
-    model = make_model(ELMoModel)
-    batch = make_batch(model.config)
-    vectors = torch.randn(*batch["input_ids"].shape, model.config.projection_size)
-    with torch.no_grad():
-        states = model(**batch).final_states
-    others = [st.sampled_from([x, x, x.double(), x.half(), x[:1], x.long(), *VALUES]) for x in states]
-    wholes = st.tuples(*others) | st.lists(st.sampled_from([*states]), max_size=3) | others[0]
-    kinds = [vectors, vectors.half(), vectors.long(), vectors[:1], vectors[0], vectors.cfloat(), vectors.numpy()]
-
-    @fuzz
-    @given(st.builds(lambda whole: {**batch, "initial_states": whole}, wholes) | st.sampled_from(kinds))
-    @torch.no_grad()
-    def check(inputs: Any):
-        inputs = inputs if isinstance(inputs, dict) else {"inputs_embeds": inputs}
-        found = answer_of(lambda: model(**inputs).last_hidden_state)
-        assert found is REFUSED or found.isfinite().all()
-
-    check()

@@ -125,9 +125,9 @@ def task_model(
             f"--word_vectors {head.word_vectors}: a linear head has no word vectors; leave the option out."
         )
     words = tokenizer.convert_ids_to_tokens(range(len(tokenizer)))
-    start = initial_embeddings(vectors, words, seed, tokenizer.lowercase_unknown)
-    logger.warning(f"{start.found:,} of {len(words):,} words have a vector in {head.word_vectors}.")
-    model.token_features.word_embeddings.weight.data.copy_(torch.from_numpy(start.vectors))
+    start, found = initial_embeddings(vectors, words, seed, tokenizer.lowercase_unknown)
+    logger.warning(f"{found:,} of {len(words):,} words have a vector in {head.word_vectors}.")
+    model.token_features.word_embeddings.weight.data.copy_(torch.from_numpy(start))
     return model
 
 

@@ -98,12 +98,10 @@ class HelpFormatter(RawDescriptionHelpFormatter):
 
 
 class ProgramParser(HfArgumentParser):
-    """The parser of a program.
+    """The parser of a program, from dataclasses of options; the help has a section for each.
 
-    Args:
-        dataclass_types: groups of options. A group's title in the help is its `_argument_group_name`, if it has one.
-            Options of a base class with a title of its own are in the section with that title, after the others.
-        description: the docstring of the program.
+    The title of a section is `_argument_group_name`. Options of a base class with a title of its own come after the
+    others.
     """
 
     def __init__(self, *dataclass_types: type, **options: Any):
@@ -237,11 +235,7 @@ def refuse_names_not_utf8(names: Iterable[str]):
 
 
 def check_bounds(options: Mapping[str, Any]):
-    """Refuses numbers that are out of `BOUNDS`, or NaN.
-
-    Args:
-        options: values by name, also those that are no numbers.
-    """
+    """Refuses numbers that are out of `BOUNDS`, or NaN."""
     for name, value in options.items():
         wanted, is_within = BOUNDS.get(name, ANY_NUMBER)
         if isinstance(value, (int, float)) and not is_within(value):
