@@ -22,8 +22,10 @@ from modeling_elmo.run_scripts.program.command_line import ProgramParser, run
 from modeling_elmo.run_scripts.program.processes import has_accelerator, processor_name
 
 # Required packages, and those that programs and faster paths need; `pip check` compares their versions.
-PACKAGES = ("torch", "transformers", "tokenizers", "safetensors", "huggingface-hub", "numpy", "accelerate", "datasets")
-PACKAGES += ("h5py", "triton", "onnxruntime", "spacy", "gradio")
+PACKAGES = (
+    *("torch", "transformers", "tokenizers", "safetensors", "huggingface-hub", "numpy", "accelerate", "datasets"),
+    *("h5py", "triton", "onnxruntime", "spacy", "gradio"),
+)
 
 
 @dataclass(kw_only=True)

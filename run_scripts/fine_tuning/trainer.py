@@ -75,7 +75,7 @@ class TaskTrainingArguments(TrainingArguments):
             self.tf32 = True
         given = {name: getattr(self, name) for name in ("metric_for_best_model", "greater_is_better")}
         super().__post_init__()
-        vars(self).update(given)  # which Trainer replaces by the loss; `for_trainer` knows the metric
+        self.__dict__.update(given)  # which Trainer replaces by the loss; `for_trainer` knows the metric
         check_processes(self.world_size)
 
     def _set_fixed_options(self):
