@@ -196,7 +196,7 @@ PACKED = gzip.compress(b"a O\n" * 99, mtime=0)
         ("a.tsv", "a\tb\n1\t2\n", lambda path: table(path, "a", "b"), "line 1 is a header; leave out --column_names"),
         # JSON
         ("a.jsonl", '{"a": 1}\n{"a" 1}\n', rows, "line 2 is not JSON.*Expecting ':' delimiter"),
-        ("a.jsonl", '{"a": "\\ud83d\\ude00"}\n{"a": "\\ud83d"}\n', rows, "line 2 is not JSON.* surrogates"),
+        ("a.jsonl", '{"a": "\\ud83d\\ude00"}\n{"a": "\\ud83d"}\n', rows, "line 2 is not JSON.* surrogate"),
         ("a.jsonl", '{"a": 1}\n[1]\n', rows, r"line 2 is \[1\]; each row must be a JSON object"),
         ("a.json", "[{},\n2]", rows, "element 2 is 2; each row must be a JSON object"),
         ("a.json", "[{},\n1 2]", rows, "is not JSON.*line 2 column"),

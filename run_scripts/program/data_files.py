@@ -9,6 +9,7 @@ takes the beginning of an incomplete `.zst` file for the whole.
 """
 
 import csv
+import json
 import re
 from collections.abc import Callable, Iterator, Mapping
 from itertools import chain
@@ -160,13 +161,24 @@ def json_rows(path: Path) -> Iterator[LocatedRow]:
     """Objects of JSON lines. A `.json` file may also be a list of objects, or an object with this list as `data`."""
     if format_suffix(path) == ".jsonl" or _begins_with_row(path):
         lines = ((f"{path}, line {number}", line) for number, line in numbered_lines(path) if line.strip())
-        rows = ((location, parse_json(line, location)) for location, line in lines)
+        rows = ((location, _parsed_row(line, location)) for location, line in lines)
     else:
         rows = ((f"{path}, element {number}", row) for number, row in enumerate(_json_list(path), 1))
     for location, row in rows:
         if not isinstance(row, dict):
             raise ValueError(f"{location} is {row!r:.80}; each row must be a JSON object, with a key for each column.")
         yield location, row
+
+
+def _parsed_row(text: str, location: str) -> Any:
+    """The value of a JSON text without the escape of half a surrogate pair, which data sets and tables cannot hold."""
+    value = parse_json(text, location)
+    try:
+        if "\\u" in text:
+            json.dumps(value, ensure_ascii=False).encode()
+    except (UnicodeEncodeError, RecursionError) as error:
+        raise ValueError(f"{location} is not JSON in UTF-8: {error}. Correct it.") from error
+    return value
 
 
 def _begins_with_row(path: Path) -> bool:
@@ -179,7 +191,7 @@ def _begins_with_row(path: Path) -> bool:
 
 
 def _json_list(path: Path) -> list[Any]:
-    whole = parse_json("\n".join(line for _, line in numbered_lines(path)), path)
+    whole = _parsed_row("\n".join(line for _, line in numbered_lines(path)), str(path))
     rows = whole.get("data") if isinstance(whole, dict) else whole
     if not isinstance(rows, list):
         raise ValueError(f"{path} has no list of rows; pass a list, an object with a list as `data`, or JSON lines.")

@@ -322,17 +322,12 @@ def parse_json(text: str | bytes, source: Path | str) -> Any:
     """The value of a JSON text; `source` names the text in the error.
 
     Raises:
-        ValueError: the text is not JSON in UTF-8, is nested too deeply for Python, or has the escape of half a
-            surrogate pair, which no tokenizer and no table can hold.
+        ValueError: the text is not JSON in UTF-8, or is nested too deeply for Python.
     """
     try:
-        text = text if isinstance(text, str) else text.decode("utf-8")
-        value = json.loads(text)
-        if "\\u" in text:
-            json.dumps(value, ensure_ascii=False).encode()
+        return json.loads(text if isinstance(text, str) else text.decode("utf-8"))
     except (ValueError, RecursionError) as error:
         raise ValueError(f"{source} is not JSON in UTF-8: {error}. Write it again, or pass another.") from error
-    return value
 
 
 def parse_json_object(text: str, source: str) -> dict[str, Any]:
