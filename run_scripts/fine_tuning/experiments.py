@@ -24,7 +24,6 @@ from modeling_elmo.run_scripts.fine_tuning.ensembles import ensemble_record
 from modeling_elmo.run_scripts.fine_tuning.features import FeatureStore, feature_store
 from modeling_elmo.run_scripts.fine_tuning.head import HeadArguments, task_config, task_model, task_tokenizer
 from modeling_elmo.run_scripts.fine_tuning.reports import (
-    digest,
     digests_of,
     evaluate_splits,
     push_model,
@@ -37,7 +36,14 @@ from modeling_elmo.run_scripts.fine_tuning.reports import (
 )
 from modeling_elmo.run_scripts.fine_tuning.task import Record, Task
 from modeling_elmo.run_scripts.fine_tuning.trainer import TaskTrainer, TaskTrainingArguments, last_checkpoint
-from modeling_elmo.run_scripts.program.files import different_settings, files_named, load_pretrained, sync, write_json
+from modeling_elmo.run_scripts.program.files import (
+    different_settings,
+    digest,
+    files_named,
+    load_pretrained,
+    sync,
+    write_json,
+)
 from modeling_elmo.run_scripts.vectors.word_vectors import WordVectors
 from modeling_elmo.tokenization.elmo_characters import SPECIAL_WORDS
 
