@@ -1,4 +1,4 @@
-"""Tells what this machine can do: versions, processor, the backends that are chosen, and what each extra lacks.
+"""Prints what this machine can do: versions, processor, accelerators, and the backends that are chosen.
 
     elmo doctor
 
@@ -9,10 +9,9 @@ import os
 import platform
 from collections.abc import Iterator
 from dataclasses import dataclass
-from importlib.metadata import PackageNotFoundError, metadata, version
+from importlib.metadata import PackageNotFoundError, version
 
 import torch
-from packaging.requirements import Requirement
 from torch import nn
 
 import modeling_elmo
@@ -22,7 +21,11 @@ from modeling_elmo.elmo_operators import int8_obstacle
 from modeling_elmo.run_scripts.program.command_line import ProgramParser, run
 from modeling_elmo.run_scripts.program.processes import has_accelerator, processor_name
 
-PACKAGE = "modeling-elmo"
+# Required packages, and those that programs and faster paths need; `pip check` compares their versions.
+PACKAGES = (
+    *("torch", "transformers", "tokenizers", "safetensors", "huggingface-hub", "numpy", "accelerate", "datasets"),
+    *("h5py", "triton", "onnxruntime", "spacy", "gradio"),
+)
 
 
 @dataclass(kw_only=True)
@@ -39,42 +42,23 @@ def main(arguments: list[str] | None = None) -> None:
 
 
 def sections() -> dict[str, list[tuple[str, str]]]:
-    """The sections of the report: pairs of a name and what is to be said of it."""
-    required, extras = requirements()
+    """The sections of the report: pairs of a name and its value."""
     return {
-        "Versions": [*versions(required)],
+        "Versions": [*versions()],
         "Processor": [*processor()],
         "Accelerators": [*accelerators()],
         "Chosen backends on CPU": [*chosen_backends()],
-        "Extras": [(name, missing_packages(needed)) for name, needed in extras.items()],
     }
 
 
-def requirements() -> tuple[list[Requirement], dict[str, list[Requirement]]]:
-    """What the installed package always needs, and what each of its extras needs.
-
-    Raises:
-        ModuleNotFoundError: the package is imported from a folder, without having been installed.
-    """
-    try:
-        facts = metadata(PACKAGE)
-    except PackageNotFoundError:
-        raise ModuleNotFoundError(
-            f"{PACKAGE} is not installed, so its requirements are unknown. In the clone, run `pip install -e .`"
-        ) from None
-    all_of_them = [Requirement(line) for line in facts.get_all("Requires-Dist") or []]
-    extras = {
-        name: [each for each in all_of_them if each.marker and each.marker.evaluate({"extra": name})]
-        for name in facts.get_all("Provides-Extra") or []
-    }
-    return [each for each in all_of_them if each.marker is None], extras
-
-
-def versions(required: list[Requirement]) -> Iterator[tuple[str, str]]:
-    yield PACKAGE, f"{version(PACKAGE)}, in {os.path.dirname(str(modeling_elmo.__file__))}"
+def versions() -> Iterator[tuple[str, str]]:
+    yield "modeling-elmo", f"{modeling_elmo.__version__}, in {os.path.dirname(str(modeling_elmo.__file__))}"
     yield "python", f"{platform.python_version()}, {platform.platform()}"
-    for requirement in required:
-        yield requirement.name, problem_of(requirement) or version(requirement.name)
+    for name in PACKAGES:
+        try:
+            yield name, version(name)
+        except PackageNotFoundError:
+            yield name, "missing"
 
 
 def processor() -> Iterator[tuple[str, str]]:
@@ -106,24 +90,6 @@ def chosen_backends() -> Iterator[tuple[str, str]]:
     yield "training", choose_backend([layer], inputs)[0]
     with torch.autocast("cpu", torch.bfloat16):
         yield "training, --bf16", choose_backend([layer], inputs)[0]
-
-
-def missing_packages(needed: list[Requirement]) -> str:
-    problems = [problem for requirement in needed if (problem := problem_of(requirement))]
-    return "; ".join(problems) if problems else "complete"
-
-
-def problem_of(requirement: Requirement) -> str | None:
-    """What is wrong with an installed package, or `None`. Extras of our own are judged on their own lines."""
-    if requirement.name == PACKAGE:
-        return None
-    try:
-        installed = version(requirement.name)
-    except PackageNotFoundError:
-        return f"{requirement.name} is missing"
-    if requirement.specifier.contains(installed, prereleases=True):
-        return None
-    return f"{requirement.name} is {installed}, but must be {requirement.specifier}"
 
 
 if __name__ == "__main__":

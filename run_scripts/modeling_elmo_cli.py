@@ -15,11 +15,11 @@ PROGRAMS = {
     "pretrain": ("run_pretraining", "train a biLM on text, or continue the training of a checkpoint"),
     "perplexity": ("perplexity", "measure the perplexity of a biLM on held-out text"),
     "vocabulary": ("build_vocabulary", "count words and write the vocabulary of a biLM"),
-    "ner": ("run_ner", "fine-tune a tagger: named entities, parts of speech"),
-    "classify": ("run_classification", "fine-tune a classifier of texts or pairs: sentiment, entailment"),
-    "qa": ("run_qa", "fine-tune a reader that answers questions about a text"),
-    "srl": ("run_srl", "fine-tune a semantic role labeller: who did what to whom"),
-    "coref": ("run_coref", "fine-tune a coreference resolver: who is who in a document"),
+    "ner": ("run_task", "fine-tune a tagger: named entities, parts of speech"),
+    "classify": ("run_task", "fine-tune a classifier of texts or pairs: sentiment, entailment"),
+    "qa": ("run_task", "fine-tune a reader that answers questions about a text"),
+    "srl": ("run_task", "fine-tune a semantic role labeller: who did what to whom"),
+    "coref": ("run_task", "fine-tune a coreference resolver: who is who in a document"),
     "reproduce": ("reproduce", "run the paper's experiments: baselines, ablations, several seeds"),
     "embed": ("embed", "write the vectors of every sentence of a file"),
     "neighbors": ("nearest_neighbors", "find the most similar uses of a word"),
@@ -30,8 +30,7 @@ PROGRAMS = {
     "export": ("export", "export a model to ONNX, or to an exported program of torch"),
     "push": ("push_to_hub", "check a checkpoint and upload it to the Hub"),
     "benchmark": ("benchmark", "check correctness and measure speed"),
-    "doctor": ("doctor", "tell what this machine can do, and which packages are missing"),
-    "completion": ("completion", "print the script with which a shell completes this command"),
+    "doctor": ("doctor", "print versions, processor, accelerators and chosen backends"),
 }
 
 
@@ -79,8 +78,9 @@ def package_version() -> str:
 def run_program(name: str, *options: str) -> None:
     sys.argv = [f"elmo {name}", *options]  # the name in the help and in errors
     package = "modeling_elmo.run_scripts"
-    run = import_module(f"{package}.program.command_line").run
-    run(lambda: import_module(f"{package}.{PROGRAMS[name][0]}").main())
+    run, module = import_module(f"{package}.program.command_line").run, PROGRAMS[name][0]
+    task = [name] if module == "run_task" else []  # one program for all tasks
+    run(lambda: import_module(f"{package}.{module}").main(task + sys.argv[1:]))  # from which it takes `--debug`
 
 
 if __name__ == "__main__":

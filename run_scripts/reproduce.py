@@ -20,21 +20,9 @@ from modeling_elmo.run_scripts.experiments import paper
 from modeling_elmo.run_scripts.experiments.experiment import ExperimentArguments, run_experiment
 from modeling_elmo.run_scripts.experiments.paper import PaperArguments, run_plan
 from modeling_elmo.run_scripts.fine_tuning.head import HeadArguments
-from modeling_elmo.run_scripts.fine_tuning.task import Record, Task
-from modeling_elmo.run_scripts.fine_tuning.tasks.classification import Classification
-from modeling_elmo.run_scripts.fine_tuning.tasks.coreference import Coreference
-from modeling_elmo.run_scripts.fine_tuning.tasks.question_answering import QuestionAnswering
-from modeling_elmo.run_scripts.fine_tuning.tasks.semantic_roles import SemanticRoles
-from modeling_elmo.run_scripts.fine_tuning.tasks.tagging import Tagging
+from modeling_elmo.run_scripts.fine_tuning.task import Record
+from modeling_elmo.run_scripts.fine_tuning.tasks import TASKS
 from modeling_elmo.run_scripts.program.command_line import ProgramParser, run
-
-TASKS: dict[str, type[Task]] = {
-    "ner": Tagging,
-    "classify": Classification,
-    "qa": QuestionAnswering,
-    "srl": SemanticRoles,
-    "coref": Coreference,
-}
 
 
 def main(arguments: list[str] | None = None) -> list[Record]:

@@ -99,7 +99,7 @@ def pretrain(folder: str, **options):
 def tag(folder: str, **options):
     import task_worker
 
-    task_worker.tag(Path(folder), **options)
+    task_worker.train_head("ner", Path(folder), **options)
 
 
 def run_script(script: str, arguments: list[str]):

@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 from transformers import TrainerCallback
 
 from modeling_elmo import ELMoConfig, ELMoForPreTraining, ELMoTokenizer
-from modeling_elmo.run_scripts import reproduce, run_classification, run_coref, run_ner, run_qa, run_srl
+from modeling_elmo.run_scripts import reproduce, run_task
 from modeling_elmo.run_scripts.fine_tuning.trainer import TaskTrainer
 
 TASKS = Path(__file__).parent / "fixtures" / "tasks"
@@ -57,24 +57,9 @@ def options_of(folder: Path, data: str = "wnut17", **options) -> dict[str, Any]:
     return defaults | options
 
 
-def tag(folder: Path, **options) -> dict[str, Any]:
-    return run_ner.main(arguments_of(options_of(folder, **options)))
-
-
-def classify(folder: Path, data: str = "rt_polarity", **options) -> dict[str, Any]:
-    return run_classification.main(arguments_of(options_of(folder, data, **options)))
-
-
-def answer(folder: Path, **options) -> dict[str, Any]:
-    return run_qa.main(arguments_of(options_of(folder, "squadshifts", **options)))
-
-
-def label(folder: Path, **options) -> dict[str, Any]:
-    return run_srl.main(arguments_of(options_of(folder, "propbank", **options)))
-
-
-def resolve(folder: Path, **options) -> dict[str, Any]:
-    return run_coref.main(arguments_of(options_of(folder, "litbank", **options)))
+def train_head(task: str, folder: Path, data: str | None = None, **options) -> dict[str, Any]:
+    """The record of `elmo TASK`."""
+    return run_task.main([task, *arguments_of(options_of(folder, data or FIXTURES[task], **options))])
 
 
 def experiment(task: str, folder: Path, **options) -> list[dict[str, Any]]:
@@ -91,7 +76,7 @@ def tagger_options(folder: Path, output: Path, **options) -> dict[str, Any]:
 
 def train_tagger(folder: Path, output: Path, **options) -> dict[str, Any]:
     """The record of `elmo ner`."""
-    return tag(folder, **tagger_options(folder, output, **options))
+    return train_head("ner", folder, **tagger_options(folder, output, **options))
 
 
 def tagger_experiment(folder: Path, output: Path, **options) -> list[dict[str, Any]]:

@@ -1,32 +1,20 @@
-"""`elmo doctor`: the report of versions, processor, chosen backends and extras."""
+"""`elmo doctor`: the report of versions, processor, accelerators and chosen backends."""
 
-import json
-import subprocess
-import sys
-
-import pytest
+import numpy as np
 import torch
-from packaging.requirements import Requirement
 
 from modeling_elmo.elmo_backends import elmo_backend
 from modeling_elmo.run_scripts import doctor
-from modeling_elmo.run_scripts.program.command_line import run
 
 
 def test_the_report_of_this_machine(capsys):
     doctor.main([])
     printed = capsys.readouterr().out
-    listed = subprocess.run([sys.executable, "-m", "pip", "list", "--format", "json"], capture_output=True, check=True)
-    versions = {package["name"].lower().replace("_", "-"): package["version"] for package in json.loads(listed.stdout)}
     facts = {title: dict(pairs) for title, pairs in doctor.sections().items()}
-    for name in ("torch", "transformers", "tokenizers", "safetensors", "huggingface-hub", "numpy"):
-        assert facts["Versions"][name] == versions[name], name
+    assert facts["Versions"]["torch"] == torch.__version__ and facts["Versions"]["numpy"] == np.__version__
     assert [line for line in printed.splitlines() if line and line[0] != " "] == list(facts)
     assert all(f"  {name}" in printed and text in printed for pairs in facts.values() for name, text in pairs.items())
     assert f"{torch.get_num_threads()} threads" in facts["Processor"]["name"]
-    extras = {"train", "coref", "cuda", "convert", "export", "spacy", "explore", "ray", "docs", "dev"}
-    assert set(facts["Extras"]) == extras
-    assert facts["Extras"]["train"] == "complete"
 
 
 def test_backends_are_those_that_are_chosen():
@@ -34,20 +22,6 @@ def test_backends_are_those_that_are_chosen():
     assert set(found) == {"vectors", "training", "training, --bf16"}
     with elmo_backend("reference"):
         assert {*dict(doctor.chosen_backends()).values()} == {"reference"} and "reference" not in found["vectors"]
-
-
-@pytest.mark.parametrize(
-    ("requirement", "problem"),
-    [
-        ("torch>=2.6", None),
-        ("modeling-elmo[train]", None),
-        ("no-such-package>=1", "no-such-package is missing"),
-        ("torch>=99", f"torch is {torch.__version__}, but must be >=99"),
-    ],
-)
-def test_problems_of_packages(requirement, problem):
-    assert doctor.problem_of(Requirement(requirement)) == problem
-    assert doctor.missing_packages([Requirement(requirement), Requirement("numpy")]) == (problem or "complete")
 
 
 def test_what_a_processor_lacks(monkeypatch):
@@ -65,10 +39,6 @@ def test_accelerators_are_named(monkeypatch):
     assert dict(doctor.accelerators()) == {"cuda:0": text, "cuda:1": text}
 
 
-def test_a_package_that_is_not_installed(monkeypatch, capsys):
-    monkeypatch.setattr(doctor, "PACKAGE", "no-such-package")
-    monkeypatch.setattr(sys, "argv", ["elmo doctor"])
-    with pytest.raises(SystemExit) as ended:
-        run(doctor.main)
-    assert ended.value.code == 2
-    assert "is not installed" in capsys.readouterr().err
+def test_a_package_that_is_not_installed(monkeypatch):
+    monkeypatch.setattr(doctor, "PACKAGES", ("torch", "no-such-package"))
+    assert dict(doctor.versions())["no-such-package"] == "missing"

@@ -238,7 +238,7 @@ class WithoutBindings(importlib.abc.MetaPathFinder):
 sys.meta_path.insert(0, WithoutBindings())
 import torch
 assert not torch.distributed.is_available()
-from modeling_elmo.run_scripts import embed, run_ner, run_pretraining
+from modeling_elmo.run_scripts import embed, run_pretraining, run_task
 embed.main(sys.argv[1:])
 """
 

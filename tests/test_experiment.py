@@ -339,7 +339,6 @@ def test_a_start_that_failed_does_not_block_its_folder(place, tmp_path, monkeypa
     "options, received",
     [
         ({"no_use_elmo": True, "compare_baseline": True}, "--no_use_elmo.*--compare_baseline"),
-        ({"metric_for_best_model": "accuracy"}, "--metric_for_best_model accuracy.*f1"),
         ({"resume_from_checkpoint": "last"}, "--resume_from_checkpoint last"),
         ({"seed": 2**32 - 2, "seeds": 3}, "--seed 4294967294 with --seeds 3"),
         ({"head": "linear", "ablation": "placement"}, "linear head"),

@@ -12,15 +12,7 @@ from task_worker import HEAD, TASKS, WNUT17, bilm, sentences_of
 
 from modeling_elmo import ELMoConfig, ELMoForPreTraining, ELMoForTokenClassification, ELMoTokenizer
 from modeling_elmo.elmo_operators import int8_obstacle
-from modeling_elmo.run_scripts import (
-    reproduce,
-    run_classification,
-    run_coref,
-    run_ner,
-    run_ner_no_trainer,
-    run_qa,
-    run_srl,
-)
+from modeling_elmo.run_scripts import reproduce, run_ner_no_trainer, run_task
 from modeling_elmo.run_scripts.fine_tuning.head import HeadArguments, task_config, task_model, task_tokenizer
 from modeling_elmo.run_scripts.fine_tuning.task import Task
 from modeling_elmo.run_scripts.fine_tuning.tasks.tagging import Tagging, TaggingArguments
@@ -56,11 +48,8 @@ def words_of(tokenizer: ELMoTokenizer) -> list[str]:
 
 def test_a_wrong_name_is_found_before_the_data_are_read(tmp_path):
     options = ["--model_name_or_path", "no/such/model", "--train_file", "nowhere.conll", "--output_dir", str(tmp_path)]
-    programs = [run_ner, run_classification, run_qa, run_srl, run_coref, run_ner_no_trainer]
-    for main, first in [*((program.main, []) for program in programs), (reproduce.main, ["ner"])]:
-        with pytest.raises(
-            FileNotFoundError, match="no/such/model: there is no such folder, and it is no name on the Hub"
-        ):
+    for main, first in [(run_task.main, ["ner"]), (run_ner_no_trainer.main, []), (reproduce.main, ["ner"])]:
+        with pytest.raises(FileNotFoundError, match="no/such/model: there is no such folder"):
             main([*first, *options])
 
 
@@ -169,26 +158,14 @@ def test_a_layer_that_is_not_there(mode, folder, task):
     "overrides, message",
     [
         ('{"task_hidden_sizes": 8}', "task_hidden_sizes.*task_hidden_size"),
-        ('{"no_such_field": 8}', "no_such_field"),
         ("task_hidden_size=8", "--config_overrides task_hidden_size=8.*JSON"),
-        ("[8]", r"--config_overrides \[8\] is not a JSON object"),
-        ("[" * 100_000, "is not JSON: maximum recursion depth"),
-        ('{"num_labels": 7}', "num_labels is set by the data"),
+        ("[8]", r"--config_overrides \[8\].*JSON object"),
+        ('{"num_labels": 7}', "num_labels"),
+        ('{"num_hidden_layers": 3}', "for 8 parameters of the biLM.*--config_overrides"),
+        ('{"lstm_hidden_size": 9}', "for .* parameters of the biLM.*--config_overrides"),
     ],
 )
 def test_overrides_that_are_refused(overrides, message, folder, task):
-    with pytest.raises((TypeError, ValueError), match=message):
-        task_config(task, head(folder, config_overrides=overrides), 9, None)
-
-
-@pytest.mark.parametrize(
-    "overrides, message",
-    [
-        ('{"num_hidden_layers": 3}', "has no weights, .* for 8 parameters of the biLM.*--config_overrides"),
-        ('{"lstm_hidden_size": 9}', "has no weights, or weights of another size, for .* parameters of the biLM"),
-    ],
-)
-def test_a_bilm_of_another_size(overrides, message, folder, task):
     with pytest.raises(ValueError, match=message):
         model_of(task, head(folder, config_overrides=overrides))
 
@@ -220,31 +197,18 @@ def test_a_quantized_bilm_is_refused(folder, task, tmp_path):
         model_of(task, head(tmp_path))
 
 
-def test_a_width_beside_word_vectors_is_refused(folder, task, vectors):
-    arguments = head(folder, word_vectors="v.txt", config_overrides='{"task_word_embedding_size": 8}')
-    with pytest.raises(ValueError, match="task_word_embedding_size is set by the data or by its own option"):
-        model_of(task, arguments, vectors)
-
-
-def test_a_linear_head_reads_no_vectors(folder, task, vectors):
-    with pytest.raises(ValueError, match="--word_vectors v.txt: a linear head has no word vectors"):
-        model_of(task, head(folder, head="linear", word_vectors="v.txt"), vectors)
-
-
 @pytest.mark.parametrize(
     "options, message",
     [
-        (
-            {"word_vectors": "v.txt", "word_embedding_size": 0},
-            "--word_embedding_size 0 means no word vectors, but --word_vectors is v.txt",
-        ),
-        ({"freeze_word_vectors": True}, "--freeze_word_vectors needs the vectors of a file; pass --word_vectors"),
-        ({"word_vectors_limit": 9}, "--word_vectors_limit needs the vectors of a file; pass --word_vectors"),
+        ({"config_overrides": '{"task_word_embedding_size": 8}'}, "task_word_embedding_size"),
+        ({"head": "linear"}, "--word_vectors v.txt: a linear head"),
+        ({"word_embedding_size": 0}, "--word_embedding_size 0 .*--word_vectors is v.txt"),
+        ({"word_vectors": None, "freeze_word_vectors": True}, "--freeze_word_vectors .*--word_vectors FILE"),
     ],
 )
-def test_options_of_word_vectors_that_contradict(options, message, folder):
+def test_options_of_word_vectors_that_contradict(options, message, folder, task, vectors):
     with pytest.raises(ValueError, match=message):
-        head(folder, **options)
+        model_of(task, head(folder, **{"word_vectors": "v.txt", **options}), vectors)
 
 
 @pytest.mark.parametrize("use_elmo", [True, False])

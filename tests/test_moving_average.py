@@ -85,29 +85,6 @@ def test_the_model_has_the_averages_inside_the_context():
     assert all(parameters[name] is weight for name, weight in model.named_parameters())  # the optimizer refers to them
 
 
-def test_an_evaluation_does_not_change_the_training():
-    found = []
-    for is_evaluated in (False, True):
-        model = network()
-        average = started(model)
-        train(model, average)
-        if is_evaluated:
-            with average.in_model():
-                pass
-        train(model, average, range(4, 7))
-        found.append(weights_of(model) | {f"average of {name}": value for name, value in average.averages.items()})
-    assert equal(*found)
-
-
-def test_the_model_keeps_the_averages():
-    model = network()
-    average = started(model)
-    weights = train(model, average)[-1]
-    averages = {name: value.clone() for name, value in average.averages.items()}
-    average.keep()
-    assert equal(weights_of(model), averages | {FROZEN: weights[FROZEN]})
-
-
 def test_a_checkpoint_restores_averages_and_weights(tmp_path):
     model = network()
     average = started(model)

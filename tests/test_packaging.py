@@ -83,7 +83,7 @@ def test_program_runs_by_path(installation):
             installation.run(script, "--help", where="elsewhere", found=True)
     else:
         assert installation.run(script, "--help", where="elsewhere").startswith(
-            "usage: embed.py --model TEXT --output TEXT [options]"
+            "usage: embed.py [-h] --model TEXT --output TEXT"
         )
 
 
@@ -96,14 +96,12 @@ def test_command(installation):
         where = installation.clone
     assert run(*command, "--version", cwd=where) == f"elmo {modeling_elmo.__version__}\n"
     assert "\n  neighbors " in run(*command, "--help", cwd=where)
-    assert run(*command, "embed", "--help", cwd=where).startswith(
-        "usage: elmo embed --model TEXT --output TEXT [options]"
-    )
+    assert run(*command, "embed", "--help", cwd=where).startswith("usage: elmo embed [-h] --model TEXT --output TEXT")
 
 
 WITHOUT_SOURCES = """
 import modeling_elmo
-from modeling_elmo.run_scripts import run_ner, run_pretraining
+from modeling_elmo.run_scripts import run_pretraining, run_task
 assert modeling_elmo.__file__.endswith(".pyc")
 modeling_elmo.ELMoModel(modeling_elmo.ELMoConfig.from_preset("tiny")).save_pretrained("saved")
 modeling_elmo.ELMoTokenizer.from_pretrained(NAME).save_pretrained("saved")

@@ -64,12 +64,7 @@ def test_the_end_of_another_process_is_an_error(monkeypatch):
 def test_each_process_of_a_machine_has_its_own_device(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     assert local_device() == local_device("cpu") == torch.device("cpu")
-    for name in ("cuda", "cuda:3"):
-        with pytest.raises(ValueError, match=f"--device {name}: torch finds no CUDA device here; pass cpu."):
-            local_device(name)
-    with pytest.raises(ValueError, match="--device gpu: torch knows no such device; pass cpu, cuda or cuda:1"):
-        local_device("gpu")
-    for name in ("meta", "xpu"):
+    for name in ("cuda", "cuda:3", "gpu", "meta", "xpu"):
         with pytest.raises(ValueError, match=f"--device {name}: torch cannot compute on it here; pass cpu, cuda"):
             local_device(name)
     monkeypatch.setattr(torch, "ones", MagicMock())  # on cards that are not here
@@ -102,12 +97,7 @@ def test_a_temporary_folder_with_a_long_path_has_no_workers(tmp_path, monkeypatc
 def test_a_folder_belongs_to_one_run(tmp_path):
     folder = tmp_path / "a" / "run"
     with sole_run(folder):
-        with (
-            pytest.raises(
-                FileExistsError, match="Another run is writing into .*run. Wait for its end, or pass another -"
-            ),
-            sole_run(folder),
-        ):
+        with pytest.raises(FileExistsError, match="Another run is writing into .*run"), sole_run(folder):
             pass
         with sole_run(folder, is_main_process=False):  # another process of the first run
             pass
@@ -124,13 +114,7 @@ def test_a_folder_without_files_is_removed_only_if_the_run_made_it(tmp_path):
     assert tmp_path.exists() and not (tmp_path / "new").exists()
 
 
-def test_a_file_is_refused(tmp_path):
-    (tmp_path / "file").touch()
-    message = "--output_dir .*file is a file; pass a folder"
-    with pytest.raises(FileExistsError, match=message), sole_run(tmp_path / "file"):
-        pass
-
-
+@pytest.mark.slow
 @pytest.mark.skipif("fork" not in multiprocessing.get_all_start_methods(), reason="workers that inherit open files")
 def test_a_killed_run_holds_no_folder(tmp_path):
     """Its file stays; its worker, which still lives, does not hold the lock either."""

@@ -3,7 +3,7 @@
 import copy
 
 import pytest
-from task_worker import bilm, predictions_of, read_json, tag
+from task_worker import bilm, predictions_of, read_json, train_head
 
 from modeling_elmo.run_scripts.experiments.reports import report
 
@@ -12,7 +12,7 @@ from modeling_elmo.run_scripts.experiments.reports import report
 def place(tmp_path_factory):
     folder = tmp_path_factory.mktemp("reports")
     bilm(folder / "bilm")
-    tag(folder, max_steps=1, language="en", license="mit")
+    train_head("ner", folder, max_steps=1, language="en", license="mit")
     return folder
 
 

@@ -2,15 +2,13 @@
 
 import json
 import sys
-from importlib import import_module
 from pathlib import Path
 
 import pytest
 from task_worker import FIXTURES, bilm, launch, options_of, read_json
 
-from modeling_elmo.run_scripts import reproduce
+from modeling_elmo.run_scripts import reproduce, run_task
 from modeling_elmo.run_scripts.experiments import experiment
-from modeling_elmo.run_scripts.modeling_elmo_cli import PROGRAMS
 from modeling_elmo.run_scripts.program.command_line import ProgramParser
 
 ROOT = Path(__file__).parents[1]
@@ -85,9 +83,9 @@ def test_the_program_of_a_task_has_the_same_defaults(task, monkeypatch):
     """`elmo classify` had the learning rate of taggers once, at which its network may not learn."""
     parsers = []
     monkeypatch.setattr(ProgramParser, "parse", lambda self, arguments: parsers.append(self) or sys.exit(0))
-    for main in (import_module(f"modeling_elmo.run_scripts.{PROGRAMS[task][0]}").main, lambda: reproduce.main([task])):
+    for main in (run_task.main, reproduce.main):
         with pytest.raises(SystemExit):
-            main()
+            main([task])
     program, experiment = ({each.dest: each.default for each in parser._actions} for parser in parsers)
     shared = program.keys() & experiment
     assert "learning_rate" in shared
@@ -105,10 +103,10 @@ def test_help_of_the_program_and_of_a_task(capsys):
     )
 
 
-@pytest.mark.parametrize("arguments", [[], ["nerr"]])
-def test_a_task_is_needed(arguments, capsys):
+@pytest.mark.parametrize("main", [run_task.main, reproduce.main])
+def test_a_task_is_needed(main, capsys):
     with pytest.raises(SystemExit) as ended:
-        reproduce.main(arguments)
+        main(["nerr"])
     assert ended.value.code == 2 and "TASK" in capsys.readouterr().err
 
 

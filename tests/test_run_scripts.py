@@ -37,6 +37,7 @@ def shorten(path: Path, end: str, count: int):
     path.write_text(end.join(path.read_text(encoding="utf-8").split(end)[:count]) + end, encoding="utf-8")
 
 
+@pytest.mark.slow
 def test_demo(tmp_path, monkeypatch, capsys):
     texts = shutil.copytree(demo.DEMO_TEXTS, tmp_path / "texts")
     shorten(texts / "film_reviews_heldout.txt", end="\n", count=60)

@@ -87,8 +87,8 @@ def test_initial_embeddings():
     assert start[8:].std() == pytest.approx(deviation, rel=0.02) and abs(start[8:].mean()) < 0.05 * deviation
     assert np.unique(start[8:], axis=0).shape == (1000, 50)
 
-    assert np.array_equal(initial_embeddings(vectors, vocabulary, seed=3, lowercase=True).vectors, start)
-    assert not np.array_equal(initial_embeddings(vectors, vocabulary, seed=4, lowercase=True).vectors[8:], start[8:])
+    assert np.array_equal(initial_embeddings(vectors, vocabulary, seed=3, lowercase=True)[0], start)
+    assert not np.array_equal(initial_embeddings(vectors, vocabulary, seed=4, lowercase=True)[0][8:], start[8:])
     cased, found = initial_embeddings(vectors, vocabulary, seed=3, lowercase=False)
     assert found == 2 and np.array_equal(cased[4], start[4]) and np.array_equal(cased[7:], start[7:])
     assert not any(np.array_equal(cased[row], start[row]) for row in (2, 5, 6))

@@ -35,7 +35,6 @@ from modeling_elmo.run_scripts.experiments.records import (
     read_records,
 )
 from modeling_elmo.run_scripts.experiments.reports import (
-    digest,
     digests_of,
     evaluate_splits,
     push_model,
@@ -49,7 +48,7 @@ from modeling_elmo.run_scripts.fine_tuning.features import FeatureStore, feature
 from modeling_elmo.run_scripts.fine_tuning.head import HeadArguments, task_config, task_model, task_tokenizer
 from modeling_elmo.run_scripts.fine_tuning.task import Record, Task
 from modeling_elmo.run_scripts.fine_tuning.trainer import TaskTrainer, TaskTrainingArguments, last_checkpoint
-from modeling_elmo.run_scripts.program.files import files_named, load_pretrained, read_json, sync, write_json
+from modeling_elmo.run_scripts.program.files import digest, files_named, load_pretrained, read_json, sync, write_json
 from modeling_elmo.run_scripts.vectors.word_vectors import WordVectors
 from modeling_elmo.tokenization.elmo_characters import SPECIAL_WORDS
 

@@ -1,9 +1,8 @@
 """The files that a run leaves in its folder: predictions, record, card, tables and figures."""
 
-import hashlib
 import json
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -27,7 +26,7 @@ from modeling_elmo.run_scripts.experiments.records import different_settings
 from modeling_elmo.run_scripts.fine_tuning.head import HeadArguments, resolved_options
 from modeling_elmo.run_scripts.fine_tuning.task import Record, SplitOutput, Task
 from modeling_elmo.run_scripts.fine_tuning.trainer import TaskTrainer, TaskTrainingArguments, last_checkpoint
-from modeling_elmo.run_scripts.program.files import read_json, write_json, write_lines
+from modeling_elmo.run_scripts.program.files import digest, read_json, write_json, write_lines
 
 RUN_SETTINGS = "run_settings.json"
 MAY_CHANGE = ("num_train_epochs", "max_steps")  # if a run is resumed
@@ -144,13 +143,6 @@ def model_digest(name_or_path: str) -> str:
     options = {**read_json(config), "transformers_version": None}
     parts = (path.read_bytes() for path in sorted(files))
     return digest(chain([json.dumps(options, sort_keys=True).encode()], parts))
-
-
-def digest(parts: Iterable[bytes]) -> str:
-    found = hashlib.blake2b(digest_size=8)
-    for part in parts:
-        found.update(part)
-    return found.hexdigest()
 
 
 def run_record(

@@ -3,12 +3,11 @@
 They are kept in one file that is mapped into memory, so that it may be larger than the memory.
 """
 
-import hashlib
 import json
 import math
 import os
-from collections.abc import Callable, Sequence
-from itertools import pairwise
+from collections.abc import Callable
+from itertools import chain, pairwise
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -18,6 +17,8 @@ from datasets import Dataset
 from transformers.utils import logging
 
 from modeling_elmo import ELMoModel
+from modeling_elmo.run_scripts.program.files import digest
+from modeling_elmo.run_scripts.vectors.embedding import length_sorted_batches
 
 Example = dict[str, Any]
 # Fields of the configuration that change the layers of a biLM with the same weights.
@@ -26,6 +27,7 @@ COMPUTATION_FIELDS = (
     *("cell_clip", "projection_clip", "forget_bias", "use_skip_connections"),
 )
 BOOKKEEPING_COLUMNS = ("text_number", "example_number", "offset_mapping")  # of encodings; no head reads them
+DIGEST_SIZE = 12  # bytes
 TARGET_COLUMNS = ("labels", "start_positions", "end_positions")  # only the head reads them
 
 
@@ -55,10 +57,8 @@ def distinct_texts(rows: Dataset, reads_words: bool) -> DistinctTexts:
         bounds = [0, *(np.flatnonzero(np.diff(types)) + 1).tolist(), len(types)]
         of_rows.append([])
         for first, end in pairwise(bounds):
-            digest = hashlib.blake2b(digest_size=12)
-            for name in sorted(example):
-                digest.update(_without_padding(example[name][first:end]).tobytes())
-            number = numbers.setdefault(digest.digest(), len(numbers))
+            parts = (_without_padding(example[name][first:end]).tobytes() for name in sorted(example))
+            number = numbers.setdefault(bytes.fromhex(digest(parts, DIGEST_SIZE)), len(numbers))
             if number == len(spans):
                 spans.append((row, first, end))
             of_rows[-1].append(number)
@@ -173,7 +173,7 @@ def _compute(store: FeatureStore, model: ELMoModel, rows: Dataset, texts: Distin
         return example | ({"token_type_ids": [0] * (end - first)} if "token_type_ids" in example else {})
 
     lengths = [end - first for _, first, end in texts.spans]
-    batches = _batches_by_length(lengths, batch_tokens)
+    batches = list(length_sorted_batches(lengths, batch_tokens))  # a batch too large for the memory fails at once
     for numbers in logging.tqdm(batches, desc="Computing the biLM's layers", unit="batch"):
         inputs = collate([text(number) for number in numbers]).to(model.device)
         layers = torch.stack(model(**inputs).hidden_states, dim=2).float().cpu()
@@ -182,26 +182,15 @@ def _compute(store: FeatureStore, model: ELMoModel, rows: Dataset, texts: Distin
     store.layers.flush()
 
 
-def _batches_by_length(lengths: Sequence[int], batch_tokens: int) -> list[list[int]]:
-    """Numbers of texts of similar length, the longest first: a batch that does not fit into memory fails at once."""
-    batches: list[list[int]] = []
-    for number in sorted(range(len(lengths)), key=lengths.__getitem__, reverse=True):
-        if not batches or (len(batches[-1]) + 1) * lengths[batches[-1][0]] > batch_tokens:
-            batches.append([])
-        batches[-1].append(number)
-    return batches
-
-
 def _fingerprint(model: ELMoModel, texts: DistinctTexts) -> str:
-    """Hash of everything that the layers depend on; it names their file."""
-    digest = hashlib.blake2b(digest_size=12)
-    for name, tensor in sorted(model.state_dict().items()):
-        if not name.startswith("scalar_mix."):
-            digest.update(name.encode() + tensor.cpu().contiguous().view(torch.uint8).numpy().tobytes())
-    digest.update(json.dumps({name: getattr(model.config, name) for name in COMPUTATION_FIELDS}).encode())
-    for text in texts.digests:
-        digest.update(text)
-    return digest.hexdigest()
+    """Digest of everything that the layers depend on; it names their file."""
+    weights = (
+        name.encode() + tensor.cpu().contiguous().view(torch.uint8).numpy().tobytes()
+        for name, tensor in sorted(model.state_dict().items())
+        if not name.startswith("scalar_mix.")
+    )
+    options = {name: getattr(model.config, name) for name in COMPUTATION_FIELDS}
+    return digest(chain(weights, [json.dumps(options).encode()], texts.digests), DIGEST_SIZE)
 
 
 def _reserve(path: Path, size: int):

@@ -1,6 +1,5 @@
 """From the folder of a biLM to a head on it: options, tokenizer, configuration, model."""
 
-import json
 from collections.abc import Collection
 from dataclasses import dataclass, field, fields
 from difflib import get_close_matches
@@ -14,7 +13,7 @@ from modeling_elmo import ELMoConfig, ELMoTokenizer
 from modeling_elmo.modeling_elmo_heads import ELMoTaskModel
 from modeling_elmo.run_scripts.fine_tuning.task import Task
 from modeling_elmo.run_scripts.fine_tuning.vocabulary import initial_embeddings, task_vocabulary
-from modeling_elmo.run_scripts.program.files import check_model, load_pretrained
+from modeling_elmo.run_scripts.program.files import check_model, load_pretrained, parse_json_object
 from modeling_elmo.run_scripts.vectors.word_vectors import WordVectors, read_word_vectors
 from modeling_elmo.tokenization.elmo_characters import SPECIAL_WORDS
 
@@ -126,9 +125,9 @@ def task_model(
             f"--word_vectors {head.word_vectors}: a linear head has no word vectors; leave the option out."
         )
     words = tokenizer.convert_ids_to_tokens(range(len(tokenizer)))
-    start = initial_embeddings(vectors, words, seed, tokenizer.lowercase_unknown)
-    logger.warning(f"{start.found:,} of {len(words):,} words have a vector in {head.word_vectors}.")
-    model.token_features.word_embeddings.weight.data.copy_(torch.from_numpy(start.vectors))
+    start, found = initial_embeddings(vectors, words, seed, tokenizer.lowercase_unknown)
+    logger.warning(f"{found:,} of {len(words):,} words have a vector in {head.word_vectors}.")
+    model.token_features.word_embeddings.weight.data.copy_(torch.from_numpy(start))
     return model
 
 
@@ -192,12 +191,7 @@ def task_config(
 
 def parse_overrides(text: str | None, reserved: Collection[str]) -> dict[str, Any]:
     """The value of `--config_overrides`: fields of the configuration, except the reserved ones."""
-    try:
-        overrides = json.loads(text or "{}")
-    except (ValueError, RecursionError) as error:
-        raise ValueError(f'--config_overrides {text} is not JSON: {error}. Pass {{"name": value, ...}}.') from error
-    if not isinstance(overrides, dict):
-        raise ValueError(f'--config_overrides {text} is not a JSON object; pass {{"name": value, ...}}.')
+    overrides = parse_json_object(text or "{}", f"--config_overrides {text}")
     known = [each.name for each in fields(ELMoConfig)]
     for name in overrides:
         if name in reserved:

@@ -41,15 +41,11 @@ class SplitOutput(NamedTuple):
 class Task(ABC):
     """The base class of tasks: everything that differs between them.
 
-    To add a task:
+    CONTRIBUTING.md says how to add a task. Override the abstract methods; also `average` if logits are more than one
+    array with classes in the last dimension, and `preprocess_logits` if those of a split are too large for memory.
 
-    1. Write a dataclass of its options, a subclass of `DataArguments`, and a subclass of this class in its own file.
-       Set the class attributes; override the abstract methods. Override `average` if logits are more than one array
-       with classes in the last dimension, and `preprocess_logits` if those of a split are too large for memory.
-    2. Write a program like `run_ner.py`. Add the class to `TASKS` in `reproduce.py` and the program to `elmo`.
-
-    Nothing else changes. Scores and predictions see a whole split at once (`SplitOutput`), so that they may join rows
-    of one example, decode structures, or count over documents. `encode` may return several rows for an example.
+    Scores and predictions see a whole split at once (`SplitOutput`), so that they may join rows of one example, decode
+    structures, or count over documents. `encode` may return several rows for an example.
 
     Attributes:
         name: the name in records and files.

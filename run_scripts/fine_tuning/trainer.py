@@ -12,13 +12,15 @@ from datasets import Dataset
 from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import SequentialSampler
 from transformers import Trainer, TrainerCallback, TrainingArguments
-from transformers.utils import is_torch_tf32_available
+from transformers.utils import is_torch_tf32_available, logging
 
 from modeling_elmo import ELMoConfig
 from modeling_elmo.modeling_elmo_heads import ELMoForTokenClassification
 from modeling_elmo.run_scripts.fine_tuning.moving_average import MovingAverage
 from modeling_elmo.run_scripts.program.files import broken_weights, sync, writing
 from modeling_elmo.run_scripts.program.processes import check_processes, check_workers, has_accelerator, sole_run
+
+logger = logging.get_logger(__name__)
 
 # Training options that scores depend on.
 RECORDED_OPTIONS = (
@@ -32,6 +34,11 @@ RECORDED_OPTIONS = (
 REHEARSED: dict[str, Any] = {
     **{"max_steps": 1, "save_strategy": "no", "load_best_model_at_end": False},
     **{"metric_for_best_model": "score", "greater_is_better": True, "push_to_hub": False, "ema_decay": 0.0},
+}
+# Options that a task decides: the head has its own loss, and all predictions are scored in the order of the examples.
+FIXED_OPTIONS: dict[str, Any] = {
+    **{"label_smoothing_factor": 0.0, "prediction_loss_only": False, "eval_do_concat_batches": True},
+    **{"dataloader_drop_last": False, "dataloader_in_order": True, "greater_is_better": True},
 }
 DIVERGED = "training diverged. Pass a smaller --learning_rate, or other options of the optimizer."
 EMA_HELP = "Decay per step of the moving average of the weights, which is evaluated and saved. 0: no average."
@@ -60,42 +67,28 @@ class TaskTrainingArguments(TrainingArguments):
     ema_decay: float = field(default=0.0, metadata={"help": EMA_HELP})
 
     def __post_init__(self):
-        if self.metric_for_best_model == "loss" or self.greater_is_better is False:
-            raise ValueError(
-                "The best checkpoint is the one with the task's best score: leave out --metric_for_best_model loss and "
-                "--greater_is_better false."
-            )
-        if self.label_smoothing_factor:
-            raise ValueError(
-                f"--label_smoothing_factor {self.label_smoothing_factor} would replace the head's own loss; leave it "
-                "out."
-            )
-        if self.prediction_loss_only or not self.eval_do_concat_batches:
-            raise ValueError(
-                "--prediction_loss_only and --eval_do_concat_batches false leave no predictions to score; leave them "
-                "out."
-            )
-        if self.dataloader_drop_last or not self.dataloader_in_order:
-            raise ValueError(
-                "--dataloader_drop_last true and --dataloader_in_order false lose predictions or mix them up; leave "
-                "them out."
-            )
-        if self.warmup_steps and self.lr_scheduler_type == "constant":
-            raise ValueError(
-                f"--warmup_steps {self.warmup_steps} has no effect on a constant learning rate; pass "
-                "--lr_scheduler_type constant_with_warmup too."
-            )
         check_workers(self.dataloader_num_workers)
+        self._set_fixed_options()
         if not has_accelerator():
             self.use_cpu = True
         if self.tf32 is None and not self.use_cpu and is_torch_tf32_available():
             self.tf32 = True
-        super().__post_init__()  # by default it sets the loss as metric
+        given = {name: getattr(self, name) for name in ("metric_for_best_model", "greater_is_better")}
+        super().__post_init__()
+        self.__dict__.update(given)  # which Trainer replaces by the loss; `for_trainer` knows the metric
         check_processes(self.world_size)
+
+    def _set_fixed_options(self):
+        """Sets what a task decides, and says which options are ignored."""
+        ignored = [name for name, value in FIXED_OPTIONS.items() if getattr(self, name) not in (value, None)]
+        for name in ignored:
+            setattr(self, name, FIXED_OPTIONS[name])
         if self.adadelta and self.optim != TrainingArguments.__dataclass_fields__["optim"].default:
-            raise ValueError(
-                f"--optim {self.optim.value} has no effect beside Adadelta: pass --no_adadelta, or omit it."
-            )
+            ignored.append("optim (pass --no_adadelta too)")
+        if self.warmup_steps and self.lr_scheduler_type == "constant":
+            ignored.append("warmup_steps (pass --lr_scheduler_type constant_with_warmup too)")
+        for name in ignored:
+            logger.warning_once(f"Ignored, because the task or another option decides it: --{name}.")
 
     def rehearse(self):
         """Trains a tiny head for a step, for Trainer refuses many options only when it trains, after all is encoded."""
@@ -121,8 +114,8 @@ class TaskTrainingArguments(TrainingArguments):
 
         The copy holds no Hub token, because Trainer saves its arguments in a file. Our own publishing uploads models.
         """
-        if self.metric_for_best_model not in (None, "loss", metric):
-            raise ValueError(f"--metric_for_best_model {self.metric_for_best_model}: this task's metric is {metric}.")
+        if self.metric_for_best_model not in (None, metric):
+            logger.warning_once(f"Ignored, because the metric is {metric}: --metric_for_best_model.")
         options: dict[str, Any] = {"push_to_hub": False, "hub_token": None, "remove_unused_columns": True}
         options |= {"metric_for_best_model": metric, "greater_is_better": True}
         if not has_validation:
@@ -142,17 +135,11 @@ class TaskTrainingArguments(TrainingArguments):
     def checkpoint(self) -> str | None:
         """The checkpoint to resume from: a folder, or with `--resume_from_checkpoint last` the last complete one."""
         wanted = self.resume_from_checkpoint
-        if wanted not in ("last", "true", "True"):
-            if wanted is not None and not Path(wanted, "trainer_state.json").is_file():
-                raise FileNotFoundError(
-                    f"--resume_from_checkpoint {wanted} holds no checkpoint of Trainer; pass a folder checkpoint-N, or "
-                    "`last`."
-                )
-            return wanted
-        if (found := last_checkpoint(Path(self.output_dir))) is None:
+        found = last_checkpoint(Path(self.output_dir)) if wanted in ("last", "true", "True") else wanted
+        if wanted is not None and not (found and Path(found, "trainer_state.json").is_file()):
             raise FileNotFoundError(
-                f"--resume_from_checkpoint {wanted}: there is no complete checkpoint in {self.output_dir}; leave the "
-                "option out."
+                f"--resume_from_checkpoint {wanted}: there is no complete checkpoint of Trainer. Pass a folder "
+                "checkpoint-N or `last`, or leave the option out."
             )
         return found
 

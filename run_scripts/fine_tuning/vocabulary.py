@@ -3,7 +3,6 @@
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from itertools import chain
-from typing import NamedTuple
 
 import numpy as np
 
@@ -18,17 +17,12 @@ from modeling_elmo.tokenization.elmo_characters import (
 )
 
 
-class InitialEmbeddings(NamedTuple):
-    vectors: np.ndarray  # (words of the vocabulary, width), float32
-    found: int  # number of words with a pretrained vector
-
-
 def initial_embeddings(
     vectors: WordVectors, vocabulary: Sequence[str], seed: int, lowercase: bool
-) -> InitialEmbeddings:
+) -> tuple[np.ndarray, int]:
     """The initial embedding of each word: its vector, or random numbers with the vectors' standard deviation.
 
-    `<PAD>` gets zeros, and `<UNK>` the mean of all vectors.
+    `<PAD>` gets zeros, and `<UNK>` the mean of all vectors. Also returns the number of words with a vector.
 
     Args:
         vocabulary: words in the order of their ids.
@@ -42,7 +36,7 @@ def initial_embeddings(
     for index, word in enumerate(vocabulary):
         if word in (PAD_WORD, UNK_WORD):
             start[index] = 0 if word == PAD_WORD else vectors.vectors.mean(0, dtype=np.float64)
-    return InitialEmbeddings(start, int((found >= 0).sum()))
+    return start, int((found >= 0).sum())
 
 
 def _row_of(word: str, rows: dict[str, int], lowercase: bool) -> int:

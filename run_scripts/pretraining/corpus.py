@@ -1,7 +1,6 @@
 """The text of a language model: sentences from files or from a data set, and the vocabulary of their words."""
 
 import glob
-import hashlib
 import os
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -20,6 +19,7 @@ from modeling_elmo.run_scripts.program.files import (
     DatasetArguments,
     TextArguments,
     dataset_texts,
+    digest,
     refuse_dataset_options,
     refuse_folder_or_pipe,
     write_lines,
@@ -155,8 +155,7 @@ class Corpus:
         if self.dataset is not None:
             return str(self)
         names = [os.path.basename(file) for file in self.files]
-        digest = hashlib.blake2b("\0".join(names).encode(), digest_size=4).hexdigest()
-        return f"{len(names)} file(s) from {names[0]} on, {digest}"
+        return f"{len(names)} file(s) from {names[0]} on, " + digest(["\0".join(names).encode()], size=4)
 
     def survey(
         self,

@@ -69,7 +69,7 @@ ANY_NUMBER = ("a number", lambda value: -math.inf <= value <= math.inf)
 
 
 class HelpFormatter(RawDescriptionHelpFormatter):
-    """One spelling per option, the kind of its value, and defaults that tell something."""
+    """One spelling per option, the kind of its value, and its default if there is one."""
 
     def _format_action_invocation(self, action: Action) -> str:
         if not action.option_strings:
@@ -99,12 +99,10 @@ class HelpFormatter(RawDescriptionHelpFormatter):
 
 
 class ProgramParser(HfArgumentParser):
-    """The parser of a program.
+    """The parser of a program, from dataclasses of options; the help has a section for each.
 
-    Args:
-        dataclass_types: groups of options. A group's title in the help is its `_argument_group_name`, if it has one.
-            Options of a base class with a title of its own are in the section with that title, after the others.
-        description: the docstring of the program.
+    The title of a section is `_argument_group_name`. Options of a base class with a title of its own come after the
+    others.
     """
 
     def __init__(self, *dataclass_types: type, **options: Any):
@@ -167,13 +165,14 @@ class ProgramParser(HfArgumentParser):
     def error(self, message: str) -> NoReturn:
         """Ends the program with one line, without the usage."""
         one_name = re.sub(r"(--\w+)/--[\w-]+", r"\1", message)
-        print(f"{self.prog}: error: {_shorten_choices(one_name)}", file=sys.stderr)
+        print(f"{self.prog}: error: {one_name}", file=sys.stderr)
         sys.exit(USER_ERROR)
 
     def format_help(self) -> str:
-        """Usage in one line, description, and a section per group of options; the options of Trainer come last."""
+        """Usage with the required options, description, and sections of options; those of Trainer come last."""
         formatter = self._get_formatter()
-        formatter.add_usage(" ".join(["%(prog)s", *self._required(), "[options]"]), [], [])
+        shown = [action for action in self._actions if action.required or action.dest == "help"]
+        formatter.add_usage(None, shown, [])
         formatter.add_text(self.description)
         for title, actions in self._sections().items():
             formatter.start_section(title)
@@ -181,15 +180,6 @@ class ProgramParser(HfArgumentParser):
             formatter.end_section()
         formatter.add_text("\n\n".join(filter(None, [self.epilog, "--debug shows the traceback of an error."])))
         return formatter.format_help()
-
-    def _required(self) -> list[str]:
-        """Positional arguments, then required options, each as the help shows it."""
-        positionals = [action for action in self._actions if not action.option_strings]
-        options = [action for action in self._actions if action.option_strings and action.required]
-        formatter = HelpFormatter(self.prog)
-        return [str(action.metavar or action.dest) for action in positionals] + [
-            formatter._format_action_invocation(action) for action in options
-        ]
 
     def _sections(self) -> dict[str, list[Action]]:
         """Sections by title: arguments, groups, shared groups, Trainer. Required options come first in a section."""
@@ -246,11 +236,7 @@ def refuse_names_not_utf8(names: Iterable[str]):
 
 
 def check_bounds(options: Mapping[str, Any]):
-    """Refuses numbers that are out of `BOUNDS`, or NaN.
-
-    Args:
-        options: values by name, also those that are no numbers.
-    """
+    """Refuses numbers that are out of `BOUNDS`, or NaN."""
     for name, value in options.items():
         wanted, is_within = BOUNDS.get(name, ANY_NUMBER)
         if isinstance(value, (int, float)) and not is_within(value):
@@ -285,14 +271,6 @@ def _section_title(group: type, name: str) -> str:
 def _group_title(group: type) -> str:
     words = re.findall("[A-Z][a-z]*", group.__name__.removesuffix("Arguments"))
     return vars(group).get("_argument_group_name", f"{' '.join(words).lower()} options")
-
-
-def _shorten_choices(message: str) -> str:
-    """argparse's message about a wrong choice; of many choices only the closest are listed."""
-    wrong = re.fullmatch(r"(argument .*: invalid choice: '?(.*?)'?) \(choose from (.*)\)", message)
-    if wrong is None or len(choices := re.findall(r"[^', ]+", wrong[3])) <= MOST_CHOICES:
-        return message
-    return f"{wrong[1]} (choose from {', '.join(get_close_matches(wrong[2], choices, 3, 0))}, ...)"
 
 
 def run(main: Callable[[], Any]) -> None:

@@ -26,7 +26,6 @@ CONLLU_COLUMNS = ("id", "form", "lemma", "upos", "xpos", "feats", "head", "depre
 DEFAULT_TAGS = "tags"
 TABLE_SUFFIXES = (".tsv", ".csv")
 WORD_SUFFIXES = (".conll", ".bio", ".iob", ".iob2", ".conllu")
-TEXT_SUFFIXES = (".txt", ".jsonl", *TABLE_SUFFIXES, *WORD_SUFFIXES)  # of texts, by `numbered_texts`
 COLUMN_SUFFIXES = (*WORD_SUFFIXES, ".tsv", ".txt")  # of a tagger's data
 LONGEST_CELL = 2**31 - 1  # of CSV: the largest that Python takes on all systems; its default is 131,072 characters
 BETWEEN_SENTENCES = ("-DOCSTART-", "#begin document", "#end document")  # lines of CoNLL-2003 and CoNLL-2012
@@ -59,31 +58,26 @@ def column_rows(
 
 def _sentence_lines(path: Path, comments: list[str] | None, least: int) -> Iterator[tuple[list[int], list[list[str]]]]:
     """Line numbers and fields of the words of each sentence. `comments` is `None` if the program has no such option."""
-    is_conllu = _is_conllu(path)
+    is_conllu = format_suffix(path) == ".conllu"
     prefixes = (*(comments or ()), *("#" if is_conllu else ""))
-    needs = "a word, a tag, and the same number of columns. For a tagger, --comments names comments."
-    if comments is None:
-        needs = "a word, and the same number of columns. Remove other lines."
-    sentence: list[tuple[int, list[str]]] = []
+    needs = "a word, and the same number of columns. Remove other lines."
+    if comments is not None:
+        needs = "a word, a tag, and the same number of columns. For a tagger, --comments names comments."
+    numbers: list[int] = []
+    lines: list[list[str]] = []
     for number, fields in chain(_column_lines(path, prefixes, least, needs), [(0, [])]):
-        if fields and not (is_conllu and _is_range_or_empty_node(f"{path}, line {number}", fields[0])):
-            sentence.append((number, fields))
-        if not fields and sentence:
-            numbers, lines = map(list, zip(*sentence, strict=True))
+        if not fields and lines:
             yield numbers, lines
-            sentence = []
-
-
-def _is_conllu(path: Path) -> bool:
-    return format_suffix(path) == ".conllu"
+            numbers, lines = [], []
+        elif fields and not (is_conllu and _is_range_or_empty_node(f"{path}, line {number}", fields[0])):
+            numbers.append(number)
+            lines.append(fields)
 
 
 def _column_indexes(path: Path, word: int | None, tag: str | None) -> tuple[int, int]:
     """Indexes of the word and of the tag; -1 is the last column."""
-    is_conllu = _is_conllu(path)
-    names = CONLLU_COLUMNS if is_conllu else ()
-    word = (2 if is_conllu else 1) if word is None else word
-    tag = tag or ("upos" if is_conllu else None)
+    names, first, last = (CONLLU_COLUMNS, 2, "upos") if format_suffix(path) == ".conllu" else ((), 1, None)
+    word, tag = first if word is None else word, tag or last
     number = 0 if tag is None else names.index(tag) + 1 if tag in names else int(tag) if tag.isdecimal() else 0
     if word < 1 or (number < 1 and tag is not None):
         known = f", or {', '.join(names)} for the tag" if names else ""
@@ -167,7 +161,7 @@ def json_rows(path: Path) -> Iterator[LocatedRow]:
     """Objects of JSON lines. A `.json` file may also be a list of objects, or an object with this list as `data`."""
     if format_suffix(path) == ".jsonl" or _begins_with_row(path):
         lines = ((f"{path}, line {number}", line) for number, line in numbered_lines(path) if line.strip())
-        rows = ((location, _parsed_json(line, location)) for location, line in lines)
+        rows = ((location, _parsed_row(line, location)) for location, line in lines)
     else:
         rows = ((f"{path}, element {number}", row) for number, row in enumerate(_json_list(path), 1))
     for location, row in rows:
@@ -176,31 +170,32 @@ def json_rows(path: Path) -> Iterator[LocatedRow]:
         yield location, row
 
 
+def _parsed_row(text: str, location: str) -> Any:
+    """The value of a JSON text without the escape of half a surrogate pair, which data sets and tables cannot hold."""
+    value = parse_json(text, location)
+    try:
+        if "\\u" in text:
+            json.dumps(value, ensure_ascii=False).encode()
+    except (UnicodeEncodeError, RecursionError) as error:
+        raise ValueError(f"{location} is not JSON in UTF-8: {error}. Correct it.") from error
+    return value
+
+
 def _begins_with_row(path: Path) -> bool:
     """Whether the first line is a row of JSON lines."""
     try:
-        row = parse_json(next((line for _, line in numbered_lines(path) if line.strip()), ""), str(path))
+        row = parse_json(next((line for _, line in numbered_lines(path) if line.strip()), ""), path)
     except ValueError:
         return False
     return isinstance(row, dict) and not isinstance(row.get("data"), list)
 
 
 def _json_list(path: Path) -> list[Any]:
-    whole = _parsed_json("\n".join(line for _, line in numbered_lines(path)), str(path))
+    whole = _parsed_row("\n".join(line for _, line in numbered_lines(path)), str(path))
     rows = whole.get("data") if isinstance(whole, dict) else whole
     if not isinstance(rows, list):
         raise ValueError(f"{path} has no list of rows; pass a list, an object with a list as `data`, or JSON lines.")
     return rows
-
-
-def _parsed_json(text: str, location: str) -> Any:
-    value = parse_json(text, location)
-    try:
-        if "\\u" in text:  # the escape of half a surrogate pair, which no tokenizer and no table can hold
-            json.dumps(value, ensure_ascii=False).encode()
-    except (UnicodeEncodeError, RecursionError) as error:
-        raise ValueError(f"{location} is not JSON: {error}.") from error
-    return value
 
 
 def numbered_texts(path: Path, column: str) -> Iterator[tuple[int, Any]]:
@@ -213,13 +208,10 @@ def numbered_texts(path: Path, column: str) -> Iterator[tuple[int, Any]]:
     | `.conll`, `.conllu`, `.bio`, `.iob`, `.iob2` | lists of words: the first column or `form`; or number `column` |
     | others | lines |
     """
-    suffix = format_suffix(path)
-    if suffix == ".jsonl":
-        return _json_texts(path, column)
-    if suffix in TABLE_SUFFIXES:
-        return _table_texts(path, column)
-    if suffix in WORD_SUFFIXES:
-        return _column_texts(path, column)
+    return TEXT_READERS.get(format_suffix(path), _line_texts)(path, column)
+
+
+def _line_texts(path: Path, column: str) -> Iterator[tuple[int, str]]:
     return ((number, line.strip()) for number, line in numbered_lines(path))
 
 
@@ -248,3 +240,10 @@ def _column_texts(path: Path, column: str) -> Iterator[tuple[int, list[str]]]:
 
 
 JSON_FORMATS: dict[str, RowReader] = {".jsonl": json_rows, ".json": json_rows}
+TEXT_READERS: dict[str, Callable[[Path, str], Iterator[tuple[int, Any]]]] = {
+    ".txt": _line_texts,
+    ".jsonl": _json_texts,
+    **dict.fromkeys(TABLE_SUFFIXES, _table_texts),
+    **dict.fromkeys(WORD_SUFFIXES, _column_texts),
+}
+TEXT_SUFFIXES = tuple(TEXT_READERS)

@@ -2,7 +2,7 @@
 
 import errno
 import gzip
-import io
+import hashlib
 import json
 import os
 import pickle
@@ -11,7 +11,6 @@ import zlib
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from tempfile import TemporaryFile
@@ -19,9 +18,9 @@ from typing import Any, BinaryIO
 
 import torch
 from huggingface_hub import file_exists, try_to_load_from_cache
-from huggingface_hub.constants import ENDPOINT
-from huggingface_hub.errors import GatedRepoError, HFValidationError, HTTPError
+from huggingface_hub.errors import HFValidationError, HTTPError
 from safetensors import SafetensorError
+from transformers.utils import CONFIG_NAME
 
 from modeling_elmo.conversion.files import staged
 from modeling_elmo.run_scripts.program.command_line import flat_message, is_mistake_of_user, refuse_unread
@@ -65,107 +64,70 @@ MODEL_FILES = (
     *("special_tokens_map.json", "added_tokens.json"),  # of transformers 4
     *("model*.safetensors", "*.safetensors.index.json", "config.json"),
 )
-# Compressed data are not believed: a line, and the memory of the decompressor, may have 100 times the size of the file.
-LINE_EXPANSION, LEAST_LIMIT = 100, 2**27
-# First bytes of compressed files, and what to do if their name does not say so.
-PACKINGS = {
-    rb"\x1f\x8b": ("gzip", "Give it a name that ends in .gz."),
-    rb"\x28\xb5\x2f\xfd": ("Zstandard", "Give it a name that ends in .zst."),
-    rb"BZh\d1AY&SY": ("bzip2", "Unpack it."),
-    rb"\xfd7zXZ\0": ("xz", "Unpack it."),
-    rb"PK\x03\x04": ("zip", "Unpack it."),
-}
 LARGEST_WINDOW = 2**31  # of the Zstandard format, used by `zstd --long=31`
 ROWS_AT_ONCE = 1000  # rows read from a data set at once; single rows take ten times as long
 
 
 def numbered_lines(path: Path) -> Iterator[tuple[int, str]]:
-    """Line numbers from 1, each with the line of a UTF-8 file, which may be compressed.
+    """Line numbers from 1, each with the line of a UTF-8 file, which may be compressed (`.gz`, `.zst`).
 
     Only a line feed ends a line, as for `wc -l`. Spaces and tabs at the end of a line stay.
 
     Raises:
-        ValueError: the file is not UTF-8, its compressed data are damaged or incomplete, or a line is too long.
+        ValueError: the file is not UTF-8, or its compressed data are damaged or incomplete.
     """
     number = 0
     # A local name: Python empties the modules before it closes a generator that is still alive at exit.
-    broken = (EOFError, gzip.BadGzipFile, zlib.error)
+    damaged = (EOFError, gzip.BadGzipFile, zlib.error)
     with path.open("rb") as file:
-        size = os.fstat(file.fileno()).st_size
-        most = max(LEAST_LIMIT, LINE_EXPANSION * size)
         try:
-            for number, line in enumerate(iter(partial(_unpacked(file, path, size, most).readline, most + 1), b""), 1):
-                if len(line) > most:
-                    raise ValueError(
-                        f"{path}, line {number} has more than {most:,} bytes, but the file only {size:,}. Pass a file "
-                        "with a text per line."
-                    )
+            for number, line in enumerate(_unpacked_lines(file, path), 1):
                 yield number, line.decode("utf-8-sig" if number == 1 else "utf-8").rstrip("\r\n")
         except UnicodeDecodeError as error:
             raise ValueError(
                 f"{path}, line {number} is not UTF-8: {error.reason} at byte {error.start}. Convert the file with "
-                "iconv, for example."
+                "iconv, for example; the name of a compressed file must end in .gz or .zst."
             ) from error
-        except broken as error:
-            kind = "Zstandard" if path.suffix.lower() == ".zst" else "gzip"
+        except damaged as error:
             raise ValueError(
-                f"{path} cannot be unpacked: {error}. It is damaged, incomplete, or no {kind} file; pass another copy."
+                f"{path} cannot be unpacked: {error}. It is damaged, incomplete, or of another format; pass another "
+                "copy."
             ) from error
 
 
-def _unpacked(file: io.BufferedReader, path: Path, size: int, most: int) -> BinaryIO:
-    """An open file, decompressed."""
+def _unpacked_lines(file: BinaryIO, path: Path) -> Iterable[bytes]:
     suffix = path.suffix.lower()
     if suffix not in (".gz", ".zst"):
-        _refuse_packed(path, file.peek(10))
         return file
-    if not size:
+    if not path.stat().st_size:
         raise EOFError("the file is empty")
     if suffix == ".gz":
-        return io.BufferedReader(gzip.GzipFile(fileobj=file))
+        return gzip.GzipFile(fileobj=file)
     require("zstandard", extra="train", purpose=str(path))
-    return io.BufferedReader(_BlockReader(_zstandard_blocks(file, min(most, LARGEST_WINDOW))))
+    return _zstandard_lines(file)
 
 
-def _refuse_packed(path: Path, beginning: bytes):
-    for pattern, (kind, advice) in PACKINGS.items():
-        if re.match(pattern, beginning):
-            raise ValueError(f"{path} is compressed ({kind}), but its name does not end in .gz or .zst. {advice}")
-
-
-def _zstandard_blocks(file: BinaryIO, window: int) -> Iterator[bytes]:
-    """Decompressed blocks. The library's own reader does not notice a truncated file."""
+def _zstandard_lines(file: BinaryIO) -> Iterator[bytes]:
+    """The library's own reader does not notice a truncated file."""
     import zstandard
 
-    frame = None
-    # Four bytes may become 128 KiB: at most 32 MiB are unpacked at once.
+    frame, line = None, [b""]
     while packed := file.read(2**10):
-        while packed:  # a block may hold the end of one frame and the beginning of the next
-            frame = frame or zstandard.ZstdDecompressor(max_window_size=window).decompressobj()
+        while packed:  # it may hold the end of one frame and the beginning of the next
+            frame = frame or zstandard.ZstdDecompressor(max_window_size=LARGEST_WINDOW).decompressobj()
             try:
-                yield frame.decompress(packed)
+                rest, *beginnings = frame.decompress(packed).split(b"\n")
             except zstandard.ZstdError as error:
                 raise EOFError(error) from error
+            line.append(rest)
+            for beginning in beginnings:
+                yield b"".join(line)
+                line = [beginning]
             packed, frame = (frame.unused_data, None) if frame.eof else (b"", frame)
     if frame is not None:
         raise EOFError("its last frame has no end")
-
-
-class _BlockReader(io.RawIOBase):
-    """Blocks of bytes as a file."""
-
-    def __init__(self, blocks: Iterator[bytes]):
-        self.blocks = filter(None, blocks)
-        self.rest = memoryview(b"")
-
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, buffer) -> int:
-        self.rest = self.rest or memoryview(next(self.blocks, b""))
-        size = min(len(buffer), len(self.rest))
-        buffer[:size], self.rest = self.rest[:size], self.rest[size:]
-        return size
+    if any(line):
+        yield b"".join(line)
 
 
 def dataset_texts(
@@ -226,29 +188,24 @@ def check_model(name_or_path: str):
         ValueError: the folder holds a model of another kind.
     """
     if Path(name_or_path).is_dir():
-        if not Path(name_or_path, "config.json").is_file():
+        if not Path(name_or_path, CONFIG_NAME).is_file():
             raise FileNotFoundError(
                 f"{name_or_path} has no config.json; pass a model, or convert an original checkpoint with elmo convert."
             )
-        config = read_json(Path(name_or_path, "config.json"))
+        config = read_json(Path(name_or_path, CONFIG_NAME))
         if (kind := config.get("model_type") if isinstance(config, dict) else None) != "elmo":
             raise ValueError(f"{name_or_path} is a {kind!r} model; pass an ELMo model.")
         return
-    advice = "Correct the name of the model."
+    reason = "the Hub has no such model, or it is private"
     try:
-        if isinstance(try_to_load_from_cache(name_or_path, "config.json"), str) or file_exists(
-            name_or_path, "config.json"
-        ):
+        is_cached = isinstance(try_to_load_from_cache(name_or_path, CONFIG_NAME), str)
+        if is_cached or file_exists(name_or_path, CONFIG_NAME):
             return
-        reason = f"the Hub has no model {name_or_path}, or it is private: run `hf auth login`"
-    except HFValidationError:
-        reason = "it is no name on the Hub, user/name"
-    except GatedRepoError:
-        reason = f"access to {name_or_path} is restricted"
-        advice = f"Ask to have access to it at {ENDPOINT}/{name_or_path}, then run `hf auth login`."
-    except (HTTPError, OSError) as error:  # offline, no connection, a failure of the Hub
-        reason = f"the Hub cannot be reached ({' '.join(str(error).split()):.200})"
-    raise FileNotFoundError(f"{name_or_path}: there is no such folder, and {reason}. {advice}")
+    except (HFValidationError, HTTPError, OSError) as error:  # no name, no access, offline, a failure of the Hub
+        reason = f"looking for it on the Hub failed ({flat_message(error):.300})"
+    raise FileNotFoundError(
+        f"{name_or_path}: there is no such folder, and {reason}. Correct the name, or run `hf auth login`."
+    )
 
 
 def load_pretrained(kind: Any, name_or_path: str | Path, **options: Any) -> Any:
@@ -330,13 +287,10 @@ def refuse_folder_or_pipe(path: Path, passed: str):
 
 
 def check_output(path: Path):
-    """Refuses an output file that cannot be written, before the work is done.
+    """Refuses an output that is a folder, or a file that cannot be written, before the work is done.
 
     Raises:
-        IsADirectoryError: it is a folder.
-        NotADirectoryError: a part of its path is a file.
-        PermissionError: it is a device, a pipe or a socket that cannot be written, or no file can be written in its
-            folder.
+        OSError: the path cannot be written.
     """
     if path.is_dir():
         raise IsADirectoryError(f"--output {path} is a folder; pass the name of a file, such as {path / 'a.json'}.")
@@ -345,12 +299,10 @@ def check_output(path: Path):
             raise PermissionError(f"--output {path} is a device or a socket that cannot be written; pass a file.")
         return
     parent = next(folder for folder in path.absolute().parents if folder.exists())
-    if not parent.is_dir():
-        raise NotADirectoryError(f"--output {path}: {parent} is a file, not a folder; pass another name.")
     try:
         TemporaryFile(dir=parent).close()
     except OSError as error:
-        raise PermissionError(
+        raise type(error)(
             f"--output {path}: no file can be written in {parent} ({error.strerror}); pass a file in another folder."
         ) from error
 
@@ -367,29 +319,36 @@ def write_json(path: Path, value: Any):
 
 
 def read_json(path: Path) -> Any:
-    """The content of a JSON file.
+    return parse_json(path.read_bytes(), path)
+
+
+def parse_json(text: str | bytes, source: Path | str) -> Any:
+    """The value of a JSON text; `source` names the text in the error.
 
     Raises:
-        ValueError: the file is not JSON in UTF-8.
+        ValueError: the text is not JSON in UTF-8, or is nested too deeply for Python.
     """
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
+        return json.loads(text if isinstance(text, str) else text.decode("utf-8"))
     except (ValueError, RecursionError) as error:
-        raise ValueError(f"{path} is not JSON in UTF-8: {error}. Write it again, or delete it.") from error
+        raise ValueError(f"{source} is not JSON in UTF-8: {error}. Write it again, or pass another.") from error
+
+
+def parse_json_object(text: str, source: str) -> dict[str, Any]:
+    """The same for a text that must be an object."""
+    if not isinstance(value := parse_json(text, source), dict):
+        raise ValueError(f'{source} is not a JSON object; pass {{"name": value, ...}}.')
+    return value
+
+
+def digest(parts: Iterable[bytes], size: int = 8) -> str:
+    """A digest of `size` bytes, which names what settings and caches depend on."""
+    found = hashlib.blake2b(digest_size=size)
+    for part in parts:
+        found.update(part)
+    return found.hexdigest()
 
 
 def files_named(name: str, folder: Path) -> list[Path]:
     """All files of a name below a folder. Another process may delete folders meanwhile."""
     return sorted(Path(place, name) for place, _, files in os.walk(folder) if name in files)
-
-
-def parse_json(text: str, source: str) -> Any:
-    """The value of a JSON text; `source` names the text in the error.
-
-    Raises:
-        ValueError: the text is not JSON, or nested too deeply for Python's parser.
-    """
-    try:
-        return json.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise ValueError(f"{source} is not JSON: {error}.") from error

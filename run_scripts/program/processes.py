@@ -106,26 +106,21 @@ class ProcessGroup:
 def local_device(name: str | None = None, rank: int | None = None) -> torch.device:
     """The device of this process. Of several processes on a machine, each takes a CUDA device of its own.
 
-    It becomes torch's current device, on which libraries allocate and launch unless they are told another.
+    It becomes torch's current device, on which libraries allocate and launch unless they name another.
 
     Args:
         rank: the number of this process on its machine; by default as a launcher says.
 
     Raises:
-        ValueError: there is no such device, or no CUDA device.
+        ValueError: torch does not know the device, or cannot compute on it here.
     """
     try:
         device = torch.device(name or ("cuda" if torch.cuda.is_available() else "cpu"))
-    except RuntimeError:
-        raise ValueError(f"--device {name}: torch knows no such device; pass cpu, cuda or cuda:1.") from None
-    if device.type == "cuda" and not torch.cuda.is_available():
-        raise ValueError(f"--device {name}: torch finds no CUDA device here; pass cpu.")
-    if device.type == "cuda" and device.index is None:
-        rank = int(os.environ.get("LOCAL_RANK", 0)) if rank is None else rank
-        device = torch.device("cuda", rank % torch.cuda.device_count())
-    try:
+        if device.type == "cuda" and device.index is None:
+            rank = int(os.environ.get("LOCAL_RANK", 0)) if rank is None else rank
+            device = torch.device("cuda", rank % max(1, torch.cuda.device_count()))
         torch.ones((), device=device).item()
-    except (RuntimeError, AssertionError) as error:  # no such card, no data, or not built in
+    except (RuntimeError, AssertionError) as error:  # no such name or card, no data, or not built in
         raise ValueError(f"--device {name}: torch cannot compute on it here; pass cpu, cuda or cuda:1.") from error
     if device.type == "cuda":
         torch.cuda.set_device(device)

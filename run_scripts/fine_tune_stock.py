@@ -1,0 +1,112 @@
+"""Fine-tunes a tagger of named entities with transformers' Trainer and `datasets` alone. Copy this file and change it.
+
+    python run_scripts/fine_tune_stock.py --model_name_or_path model_cards/elmo-mini-en --train_file train.conll \
+        --validation_file dev.conll --output_dir tagger --num_train_epochs 10 --learning_rate 1e-3
+
+Files have a word and its tag in each line, and an empty line between sentences; `--dataset NAME` reads a data set with
+the columns `tokens` and `ner_tags` instead. `elmo ner` adds what this script leaves out: other formats and tag schemes,
+words of the training data, records, a card with figures, and resuming with the same data and settings only.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from datasets import Dataset, DatasetDict, load_dataset
+from seqeval.metrics import f1_score, precision_score, recall_score
+from transformers import (
+    AutoModelForTokenClassification,
+    AutoTokenizer,
+    DataCollatorForTokenClassification,
+    HfArgumentParser,
+    Trainer,
+    TrainingArguments,
+    set_seed,
+)
+
+IGNORED = -100  # label of the markers and of padding, which the loss leaves out
+
+
+@dataclass
+class StockArguments:
+    model_name_or_path: str = field(metadata={"help": "Folder or Hub name of a biLM."})
+    train_file: str | None = field(default=None, metadata={"help": "Training file."})
+    validation_file: str | None = field(default=None, metadata={"help": "Validation file."})
+    dataset: str | None = field(default=None, metadata={"help": "Name on the Hub, or folder, instead of files."})
+
+
+def sentences(path: str) -> Iterator[dict[str, list[str]]]:
+    """The words and tags of each sentence."""
+    with open(path, encoding="utf-8") as file:
+        blocks = file.read().split("\n\n")
+    for block in filter(str.strip, blocks):
+        rows = [line.split() for line in block.strip().splitlines()]
+        yield {"tokens": [row[0] for row in rows], "tags": [row[-1] for row in rows]}
+
+
+def read_data(arguments: StockArguments) -> DatasetDict:
+    """The splits `train` and `validation`, with the columns `tokens` and `tags`."""
+    if arguments.dataset is None:
+        files = {"train": arguments.train_file, "validation": arguments.validation_file}
+        if None in files.values():
+            raise ValueError("Pass --train_file FILE and --validation_file FILE, or --dataset NAME.")
+        return DatasetDict({split: Dataset.from_list([*sentences(str(path))]) for split, path in files.items()})
+    data = load_dataset(arguments.dataset)
+    names = data["train"].features["ner_tags"].feature.names
+    return data.map(lambda row: {"tags": [names[number] for number in row["ner_tags"]]})
+
+
+def main(arguments: list[str] | None = None) -> dict[str, float]:
+    """Returns the scores of the validation data."""
+    options, training = HfArgumentParser((StockArguments, TrainingArguments)).parse_args_into_dataclasses(arguments)
+    set_seed(training.seed)
+    data = read_data(options)
+    labels = sorted({tag for tags in data["train"]["tags"] for tag in tags} | {"O"})
+    label_ids = {label: number for number, label in enumerate(labels)}
+
+    # A frozen biLM, the learned mix of its layers, and the paper's new network: biLSTMs and a CRF.
+    tokenizer = AutoTokenizer.from_pretrained(options.model_name_or_path, trust_remote_code=True)
+    model = AutoModelForTokenClassification.from_pretrained(
+        options.model_name_or_path,
+        trust_remote_code=True,
+        id2label=dict(enumerate(labels)),
+        label2id=label_ids,
+    )
+
+    def encode(batch: dict[str, list]) -> dict[str, Any]:
+        encoding = tokenizer(batch["tokens"], is_split_into_words=True)
+        rows = [encoding.word_ids(row) for row in range(len(batch["tokens"]))]
+        labels = [
+            [IGNORED if word is None else label_ids.get(tags[word], label_ids["O"]) for word in words]
+            for words, tags in zip(rows, batch["tags"], strict=True)
+        ]
+        return {**encoding, "labels": labels}
+
+    def scores(output: Any) -> dict[str, float]:
+        predicted = np.argmax(output.predictions, -1)  # labels of the best path through the CRF
+        masks = output.label_ids != IGNORED
+        gold, found = (
+            [[labels[number] for number in row[mask]] for row, mask in zip(rows, masks, strict=True)]
+            for rows in (output.label_ids, predicted)
+        )
+        metrics = {"precision": precision_score, "recall": recall_score, "f1": f1_score}
+        return {name: metric(gold, found) for name, metric in metrics.items()}
+
+    rows = data.map(encode, batched=True, remove_columns=data["train"].column_names)
+    trainer = Trainer(
+        model,
+        training,
+        data_collator=DataCollatorForTokenClassification(tokenizer),
+        train_dataset=rows["train"],
+        eval_dataset=rows["validation"],
+        processing_class=tokenizer,
+        compute_metrics=scores,
+    )
+    trainer.train(resume_from_checkpoint=training.resume_from_checkpoint)
+    trainer.save_model()
+    return trainer.evaluate()
+
+
+if __name__ == "__main__":
+    print(main())

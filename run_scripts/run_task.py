@@ -1,0 +1,115 @@
+"""Fine-tunes the paper's network for a task on a biLM: a tagger, classifier, reader, labeller or resolver.
+
+    elmo ner --model_name_or_path elmo --train_file train.conll --validation_file dev.conll --output_dir tagger
+
+`elmo ner`, `classify`, `qa`, `srl` and `coref` are this program. `fine_tune_stock.py` does the same for named entities
+with transformers' Trainer alone, and `run_ner_no_trainer.py` in a plain loop.
+"""
+
+import sys
+import time
+
+from transformers import set_seed
+
+from modeling_elmo.run_scripts.cards.card import CardArguments
+from modeling_elmo.run_scripts.experiments.reports import begin_run, finish_run
+from modeling_elmo.run_scripts.fine_tuning.head import BasicHeadArguments, HeadArguments, task_model, task_tokenizer
+from modeling_elmo.run_scripts.fine_tuning.task import Record, Task
+from modeling_elmo.run_scripts.fine_tuning.tasks import TASKS
+from modeling_elmo.run_scripts.fine_tuning.trainer import TaskTrainer, TaskTrainingArguments
+from modeling_elmo.run_scripts.program.command_line import ProgramParser, run
+
+DESCRIPTIONS = {
+    "ner": """\
+Fine-tunes a tagger on a biLM: named entities, parts of speech, any label per word.
+
+    elmo ner --model_name_or_path elmo --train_file train.conll --validation_file dev.conll --output_dir tagger
+
+The network is the paper's (section 4): biLSTMs and a CRF over `[x_k; ELMo_k]`. Files have a word and its tag per
+line.""",
+    "classify": """\
+Fine-tunes a classifier of texts, or of pairs of texts, on a biLM: sentiment, entailment, similarity.
+
+    elmo classify --model_name_or_path elmo --train_file train.jsonl --validation_file dev.jsonl --output_dir classifier
+
+The networks are the paper's (section 4): `--classifier bcn` (default) takes one text or two, `--classifier esim`
+two.""",
+    "qa": """\
+Fine-tunes a reader on a biLM: answers to questions, each a span of a context, as in SQuAD 1.1 and 2.0.
+
+    elmo qa --model_name_or_path elmo --train_file train.json --validation_file dev.json --output_dir reader
+
+The network is the paper's (section 4): BiDAF with self-attention over `[x_k; ELMo_k]`. Sizes, optimizer and averaged
+weights are as in supplement A.3. The loss is the mean of the losses of start and end, as in transformers.""",
+    "srl": """\
+Fine-tunes a semantic role labeller on a biLM: who did what to whom, as in PropBank.
+
+    elmo srl --model_name_or_path elmo --train_file train.tsv --validation_file dev.tsv --output_dir labeller
+
+The network is the paper's (section 4): eight LSTM layers with highway connections, in alternating directions (He et
+al. 2017), over `[x_k; ELMo_k]` and a mark of the predicate. A second output finds the predicates. F1 is that of the
+official scorer, `srl-eval.pl`, with gold predicates.""",
+    "coref": """\
+Fine-tunes a coreference resolver on a biLM: which mentions of a document are the same person, place or thing.
+
+    elmo coref --model_name_or_path elmo --train_file train.conll --validation_file dev.conll --output_dir resolver
+
+The network is span ranking (Lee et al. 2017), with ELMo at the input of its biLSTM, as in section 4 of the paper. A
+step reads one document, of which training takes at most 50 sentences. The learning rate of Adam falls by 0.1 % every
+100 steps. `--train_singletons` is for data that also mark mentions without antecedents, such as LitBank.""",
+}
+
+
+def main(arguments: list[str] | None = None) -> Record:
+    """Returns the record of the trained model. The first argument is the name of the task."""
+    task_parser = ProgramParser(description=__doc__, epilog="`TASK --help` lists the options of a task.")
+    task_parser.add_argument("task", metavar="TASK", choices=TASKS, help=f"Task: {', '.join(TASKS)}.")
+    arguments = sys.argv[1:] if arguments is None else arguments
+    name = task_parser.parse_args(arguments[:1]).task
+    task_class = TASKS[name]
+    parser = ProgramParser(
+        BasicHeadArguments,
+        task_class.arguments_class,
+        CardArguments,
+        task_class.training_arguments_class,
+        description=DESCRIPTIONS[name],
+        epilog=f"`elmo reproduce {name}` runs the paper's experiments: baseline, ablations, several seeds.",
+        prog=f"{task_parser.prog.removesuffix(f' {name}')} {name}",  # `elmo ner` has the name already
+    )
+    head, options, card, training = parser.parse(arguments[1:])
+    return fine_tune(task_class, options, HeadArguments(**vars(head)), card, training)
+
+
+def fine_tune(
+    task_class: type[Task], options, head: HeadArguments, card: CardArguments, training: TaskTrainingArguments
+) -> Record:
+    start, task = time.monotonic(), task_class(options)  # reads the data: task.data["train"]
+
+    with training.sole_run():
+        begin_run(task, head, training)
+        vectors = head.read_word_vectors()
+        tokenizer = task_tokenizer(task, head, task.data["train"], vectors)  # with the words of the training data
+        with training.main_process_first(desc="encoding"):
+            splits = task.encode_splits(tokenizer)
+        set_seed(training.seed)
+        model = task_model(task, head, tokenizer, vectors, training.seed)  # the task's head on the biLM
+
+        trainer = TaskTrainer(
+            model,
+            args=training.for_trainer(task.metric, has_validation="validation" in splits),
+            data_collator=task.collator(tokenizer),
+            train_dataset=splits["train"],
+            eval_dataset=splits.get("validation"),
+            processing_class=tokenizer,
+            compute_metrics=task.compute_metrics(splits),
+            preprocess_logits_for_metrics=task.preprocess_logits,
+        )
+        trainer.train(resume_from_checkpoint=training.checkpoint())
+        trainer.save_model()
+
+        # Predictions, record.json and README.md; tables and figures in results/; the upload, if it is wanted.
+        return finish_run(trainer, task, splits, head, card, training, start)
+
+
+if __name__ == "__main__":
+    run(main)

@@ -1,0 +1,53 @@
+"""The script to copy learns the tags of the fixtures, and stock classes read its folder."""
+
+import torch
+from datasets import ClassLabel, Dataset, DatasetDict, Features, Sequence, Value
+from pretraining_worker import arguments_of
+from task_worker import SPLITS, bilm, capitals, sentences_of
+from transformers import AutoModelForTokenClassification, AutoTokenizer
+
+from modeling_elmo.run_scripts import fine_tune_stock
+from modeling_elmo.run_scripts.fine_tuning.metrics import tagging_scores
+
+OPTIONS = {"learning_rate": 0.01, "per_device_train_batch_size": 6, "use_cpu": True, "disable_tqdm": "true"}
+OPTIONS |= {"report_to": "none", "save_strategy": "no"}
+
+
+def test_the_folder_has_the_scores_that_are_returned(tmp_path):
+    bilm(tmp_path / "bilm")
+    files, output = capitals(tmp_path), tmp_path / "run"
+    options = {
+        "model_name_or_path": tmp_path / "bilm",
+        "output_dir": output,
+        "num_train_epochs": 6,
+        **OPTIONS,
+        "learning_rate": 0.03,
+    }
+    options |= {name: files[name] for name in ("train_file", "validation_file")}
+    found = fine_tune_stock.main(arguments_of(options))
+    model, tokenizer = AutoModelForTokenClassification.from_pretrained(output), AutoTokenizer.from_pretrained(output)
+    gold, predicted = sentences_of(files["validation_file"]), []
+    for words, _ in gold:
+        with torch.no_grad():
+            logits = model(**tokenizer(words, is_split_into_words=True, return_tensors="pt")).logits[0, 1:-1]
+        predicted.append([model.config.id2label[number] for number in logits.argmax(-1).tolist()])
+    scores = tagging_scores(predicted, [tags for _, tags in gold])
+    assert {name: found[f"eval_{name}"] for name in ("precision", "recall", "f1")}.items() <= scores.items()
+    assert 0.3 < scores["f1"] < 1
+
+
+def test_a_data_set(tmp_path, monkeypatch):
+    bilm(tmp_path / "bilm")
+    names = ["O", "B-NAME", "I-NAME"]
+    features = Features({"tokens": Sequence(Value("string")), "ner_tags": Sequence(ClassLabel(names=names))})
+    rows = {split: sentences_of(path)[:20] for split, path in zip(SPLITS, capitals(tmp_path).values(), strict=True)}
+    data = {
+        split: Dataset.from_list([{"tokens": words, "ner_tags": tags} for words, tags in pairs], features)
+        for split, pairs in rows.items()
+    }
+    monkeypatch.setattr(fine_tune_stock, "load_dataset", {"name": DatasetDict(data)}.__getitem__)
+    options = {"model_name_or_path": tmp_path / "bilm", "dataset": "name", "output_dir": tmp_path / "run"}
+    found = fine_tune_stock.main(arguments_of({**options, "max_steps": 2, **OPTIONS}))
+    assert found["epoch"] > 0 and 0 <= found["eval_f1"] <= 1
+    labels = AutoModelForTokenClassification.from_pretrained(tmp_path / "run").config.id2label
+    assert [*labels.values()] == sorted(names)
