@@ -143,7 +143,7 @@ class ELMoTaskModel(ELMoPreTrainedModel):
     """
 
     default_elmo_placement: Placement = "input"
-    head_parts: tuple[type[Any], ...] = HEAD_PARTS
+    head_parts: tuple[Any, ...] = HEAD_PARTS
 
     def __init__(self, config: ELMoConfig):
         super().__init__(config)

@@ -44,35 +44,23 @@ class ELMoQuestionAnsweringPipeline(ChunkPipeline):
         return [] if examples == [] else super().__call__(examples, **options)
 
     def _examples(self, inputs: tuple, question: Any, context: Any) -> Any:
-        if inputs and (question is not None or context is not None) or len(inputs) > 1:
-            raise ValueError("Pass question=... and context=..., or a dictionary with both, or a list of dictionaries.")
-        if inputs:
+        if len(inputs) == 1 and question is context is None:
             return inputs[0] if isinstance(inputs[0], dict) or _is_single(inputs[0]) else readable(inputs[0])
-        if question is None or context is None:
-            raise ValueError("Pass both question=... and context=..., or a dictionary with both.")
+        if inputs or question is None or context is None:
+            raise ValueError("Pass question=... and context=..., or a dictionary with both, or a list of dictionaries.")
         if _is_single(question) and _is_single(context):
             return {"question": question, "context": context}
-        questions, contexts = ([each] if _is_single(each) else [*each] for each in (question, context))
-        questions *= len(contexts) if _is_single(question) else 1
-        contexts *= len(questions) if _is_single(context) else 1
+        question, context = (each if _is_single(each) else [*each] for each in (question, context))
+        count = len(context if _is_single(question) else question)
+        questions, contexts = ([each] * count if _is_single(each) else each for each in (question, context))
         if len(questions) != len(contexts):
             raise ValueError(f"Received {len(questions)} questions and {len(contexts)} contexts; pass the same number.")
         return [{"question": q, "context": c} for q, c in zip(questions, contexts, strict=True)]
 
     def _sanitize_parameters(self, **options: Any) -> tuple[dict, dict, dict]:
-        window_options = ("max_seq_len", "doc_stride")
         answer_options = ("top_k", "max_answer_len", "handle_impossible_answer")
-        known = (*answer_options, *window_options)
-        unknown = [name for name in options if name not in known]
-        if unknown:
-            raise TypeError(f"Unknown options {', '.join(unknown)}; the options are {', '.join(known)}.")
-        for name, value in options.items():
-            least = 0 if name == "doc_stride" else 1
-            if name != "handle_impossible_answer" and (not isinstance(value, Integral) or value < least):
-                raise ValueError(f"`{name}` is {value!r}; pass an integer of at least {least}.")
-        for_windows, for_answers = (
-            {name: options[name] for name in names if name in options} for names in (window_options, answer_options)
-        )
+        for_answers, for_windows = sorted_options(options, answer_options, ("max_seq_len", "doc_stride"))
+        check_integers(options, top_k=1, max_answer_len=1, max_seq_len=1, doc_stride=0)
         return for_windows, {}, for_answers
 
     def preprocess(
@@ -168,13 +156,35 @@ def _is_single(value: Any) -> bool:
     return isinstance(value, str) or not isinstance(value, (Iterable, Dataset))
 
 
+def sorted_options(options: dict[str, Any], *groups: Sequence[str]) -> list[dict[str, Any]]:
+    """The options of a call that each group names.
+
+    Raises:
+        TypeError: an option is in no group.
+    """
+    known = [name for group in groups for name in group]
+    if unknown := [name for name in options if name not in known]:
+        raise TypeError(f"Unknown options {', '.join(unknown)}; the options are {', '.join(known)}.")
+    return [{name: options[name] for name in group if name in options} for group in groups]
+
+
+def check_integers(options: dict[str, Any], **least: int):
+    for name in options.keys() & least:
+        if not isinstance(options[name], Integral) or options[name] < least[name]:
+            raise ValueError(f"`{name}` is {options[name]!r}; pass an integer of at least {least[name]}.")
+
+
 def _checked(example: Any) -> dict[str, str]:
-    if not isinstance(example, dict) or not {"question", "context"} <= set(example):
-        raise ValueError(f"Received {example!r:.80}; pass a dictionary with `question` and `context`.")
-    for name in ("question", "context"):
-        if not isinstance(example[name], str) or not example[name].strip():
-            raise ValueError(f"`{name}` is {example[name]!r:.80}; pass a text that is not empty.")
-    return {name: example[name] for name in ("question", "context")}
+    found: dict[str, Any] = {
+        name: example.get(name) if isinstance(example, dict) else None for name in ("question", "context")
+    }
+    for name, text in found.items():
+        if not isinstance(text, str) or not text.strip():
+            raise ValueError(
+                f"`{name}` is {text!r:.80} in {example!r:.80}; pass a dictionary with a text as `question` and as "
+                "`context`, neither empty."
+            )
+    return found
 
 
 def best_answers(
