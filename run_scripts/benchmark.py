@@ -14,7 +14,7 @@ Batches are named ROWSxWORDS: 32x30 has 32 sentences of 3 to 30 words; in 32x30d
 
 import json
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -42,7 +42,7 @@ from modeling_elmo.run_scripts.benchmarks.pretraining_speed import SOFTMAXES, pr
 from modeling_elmo.run_scripts.benchmarks.text import draw_batch, read_sentences
 from modeling_elmo.run_scripts.benchmarks.timing import Contest, format_rows, measure
 from modeling_elmo.run_scripts.benchmarks.tokenizer_speed import tokenizer_contests
-from modeling_elmo.run_scripts.program.command_line import ProgramParser, run
+from modeling_elmo.run_scripts.program.command_line import ProgramParser, option, run
 from modeling_elmo.run_scripts.program.files import check_output, write_json
 from modeling_elmo.run_scripts.program.processes import local_device, processor_name
 
@@ -51,46 +51,26 @@ BENCHMARK_PARTS = ("inference", "training", "pretraining", "fine_tuning", "token
 
 @dataclass(kw_only=True)
 class BenchmarkArguments:
-    parts: list[str] = field(
-        default_factory=lambda: [*BENCHMARK_PARTS],
-        metadata={
-            "help": f"Parts to measure: {', '.join(BENCHMARK_PARTS)}.",
-            "choices": BENCHMARK_PARTS,
-            "metavar": "PART",
-        },
+    parts: list[str] = option(
+        [*BENCHMARK_PARTS], f"Parts to measure: {', '.join(BENCHMARK_PARTS)}.", choices=BENCHMARK_PARTS, metavar="PART"
     )
-    device: str = field(
-        default="cpu",
-        metadata={"help": f"Device. On another than cpu, the parts are {' and '.join(DEVICE_PARTS)}."},
+    device: str = option("cpu", f"Device. On another than cpu, the parts are {' and '.join(DEVICE_PARTS)}.")
+    text_file: str | None = option(None, "Text file, one sentence per line. Default: a short text of the repository.")
+    preset: str = option("original", "Model size.", choices=[*PRESETS])
+    batches: list[str] = option(["1x20", "32x30", "32x30dense", "128x30"], "Batches for inference, ROWSxWORDS.")
+    training_batches: list[str] = option(["32x20", "128x20"], "Batches for all training steps, ROWSxWORDS.")
+    softmaxes: list[str] = option(
+        ["full", "sampled"], f"Softmaxes: {', '.join(SOFTMAXES)}.", choices=[*SOFTMAXES], metavar="SOFTMAX"
     )
-    text_file: str | None = field(
-        default=None, metadata={"help": "Text file, one sentence per line. Default: a short text of the repository."}
+    vocabulary_size: int = option(50_000, "Words of the softmax.")
+    against: str | None = option(None, "Folder of another clone, to compare in inference, training and tokenizer.")
+    peer: list[str] = option(
+        [], "FILE:FUNCTION of another ELMo, to compare in inference and training: see model_speed.py."
     )
-    preset: str = field(default="original", metadata={"help": "Model size.", "choices": [*PRESETS]})
-    batches: list[str] = field(
-        default_factory=lambda: ["1x20", "32x30", "32x30dense", "128x30"],
-        metadata={"help": "Batches for inference, ROWSxWORDS."},
-    )
-    training_batches: list[str] = field(
-        default_factory=lambda: ["32x20", "128x20"], metadata={"help": "Batches for all training steps, ROWSxWORDS."}
-    )
-    softmaxes: list[str] = field(
-        default_factory=lambda: ["full", "sampled"],
-        metadata={"help": f"Softmaxes: {', '.join(SOFTMAXES)}.", "choices": [*SOFTMAXES], "metavar": "SOFTMAX"},
-    )
-    vocabulary_size: int = field(default=50_000, metadata={"help": "Words of the softmax."})
-    against: str | None = field(
-        default=None,
-        metadata={"help": "Folder of another clone, to compare in inference, training and tokenizer."},
-    )
-    peer: list[str] = field(
-        default_factory=list,
-        metadata={"help": "FILE:FUNCTION of another ELMo, to compare in inference and training: see model_speed.py."},
-    )
-    rounds: int = field(default=5, metadata={"help": "Number of timed runs of each implementation."})
-    threads: int | None = field(default=None, metadata={"help": "Threads of torch. Default: torch's own choice."})
-    seed: int = field(default=0, metadata={"help": "Seed of the weights and of the choice of sentences."})
-    output: str | None = field(default=None, metadata={"help": "JSON file for all figures and their conditions."})
+    rounds: int = option(5, "Number of timed runs of each implementation.")
+    threads: int | None = option(None, "Threads of torch. Default: torch's own choice.")
+    seed: int = option(0, "Seed of the weights and of the choice of sentences.")
+    output: str | None = option(None, "JSON file for all figures and their conditions.")
 
     def __post_init__(self):
         if self.output is not None:

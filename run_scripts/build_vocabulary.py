@@ -8,7 +8,7 @@ Texts are read one at a time, so memory grows only with the number of distinct w
 """
 
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
@@ -21,7 +21,7 @@ from modeling_elmo.run_scripts.pretraining.corpus import (
     word_length,
     write_vocabulary,
 )
-from modeling_elmo.run_scripts.program.command_line import ProgramParser, run
+from modeling_elmo.run_scripts.program.command_line import ProgramParser, option, run
 from modeling_elmo.run_scripts.program.files import check_output
 from modeling_elmo.tokenization.elmo_characters import SPECIAL_WORDS
 from modeling_elmo.tokenization.elmo_pretokenization import TextSplitter
@@ -29,22 +29,19 @@ from modeling_elmo.tokenization.elmo_pretokenization import TextSplitter
 
 @dataclass(kw_only=True)
 class VocabularyArguments(TrainTextArguments):
-    output: str = field(metadata={"help": "Vocabulary file to write."})
-    pre_tokenization: Literal["whitespace", "moses", "treebank"] = field(
-        default="moses", metadata={"help": "Rules that split raw text; the tokenizer must use the same."}
+    output: str = option(..., "Vocabulary file to write.")
+    pre_tokenization: Literal["whitespace", "moses", "treebank"] = option(
+        "moses", "Rules that split raw text; the tokenizer must use the same."
     )
-    vocabulary_size: int | None = field(
-        default=None, metadata={"help": "Number of words to keep, including the four special words. Default: all."}
+    vocabulary_size: int | None = option(
+        None, "Number of words to keep, including the four special words. Default: all."
     )
-    min_frequency: int = field(default=1, metadata={"help": "Minimum count of a word."})
-    alphabet: Literal["utf8", "lexicon"] = field(
-        default="utf8",
-        metadata={"help": "Alphabet of the tokenizer, to report cut words: UTF-8 bytes, or code points."},
+    min_frequency: int = option(1, "Minimum count of a word.")
+    alphabet: Literal["utf8", "lexicon"] = option(
+        "utf8", "Alphabet of the tokenizer, to report cut words: UTF-8 bytes, or code points."
     )
-    max_word_length: int = field(
-        default=50, metadata={"help": "Maximum word length of the tokenizer, with begin and end, to report cut words."}
-    )
-    overwrite: bool = field(default=False, metadata={"help": "Replace the output if it exists."})
+    max_word_length: int = option(50, "Maximum word length of the tokenizer, with begin and end, to report cut words.")
+    overwrite: bool = option(False, "Replace the output if it exists.")
 
 
 @dataclass

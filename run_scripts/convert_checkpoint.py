@@ -15,7 +15,7 @@ import hashlib
 import shutil
 import tempfile
 from argparse import SUPPRESS, Action
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, fields
 from fnmatch import fnmatchcase
 from pathlib import Path, PureWindowsPath
 from typing import Any, Literal
@@ -29,7 +29,7 @@ from modeling_elmo.conversion.original import OriginalCheckpoint, export_origina
 from modeling_elmo.conversion.tensorflow import TensorFlowCheckpoint
 from modeling_elmo.run_scripts.cards.bilm_card import write_bilm_card
 from modeling_elmo.run_scripts.cards.card import CardArguments, without_folders, write_card_facts, write_result
-from modeling_elmo.run_scripts.program.command_line import ProgramParser, run
+from modeling_elmo.run_scripts.program.command_line import ProgramParser, option, run
 from modeling_elmo.run_scripts.program.files import check_model, load_pretrained
 
 # The first that matches. Archives of NLPL have two, of which only the TensorFlow checkpoint has the softmax.
@@ -41,44 +41,30 @@ OPTIONS_OF_FOLDERS = ("pre_tokenization", "origin", *(item.name for item in fiel
 
 @dataclass(kw_only=True)
 class ConversionArguments(CardArguments):
-    weights: str = field(metadata={"help": "HDF5 weights, or a folder or archive with all files of a format."})
-    options: str | None = field(
-        default=None, metadata={"help": "File options.json; not needed for a folder or archive."}
+    weights: str = option(..., "HDF5 weights, or a folder or archive with all files of a format.")
+    options: str | None = option(None, "File options.json; not needed for a folder or archive.")
+    output_dir: str | None = option(None, "New or empty folder for the converted model.")
+    vocabulary: str | None = option(
+        None, "Words of the training, one per line; needed for word-level models and with --softmax."
     )
-    output_dir: str | None = field(default=None, metadata={"help": "New or empty folder for the converted model."})
-    vocabulary: str | None = field(
-        default=None,
-        metadata={"help": "Words of the training, one per line; needed for word-level models and with --softmax."},
+    softmax: str | None = option(None, "HDF5 file with softmax/W and softmax/b, to convert the language model.")
+    step: int | None = option(
+        None, "Step of a TensorFlow checkpoint. Default: the newest, which the file `checkpoint` names."
     )
-    softmax: str | None = field(
-        default=None, metadata={"help": "HDF5 file with softmax/W and softmax/b, to convert the language model."}
+    optimizer_state: bool = option(
+        False,
+        "Also convert the Adagrad accumulators of a TensorFlow checkpoint: `elmo pretrain "
+        "--model_name_or_path DIR --optim adagrad` then continues with them.",
     )
-    step: int | None = field(
-        default=None,
-        metadata={"help": "Step of a TensorFlow checkpoint. Default: the newest, which the file `checkpoint` names."},
+    architecture: str | None = option(None, "Architecture file of ELMoForManyLangs, if it is not beside config.json.")
+    pre_tokenization: Literal["moses", "treebank", "whitespace"] | None = option(
+        None,
+        "Splitting of raw text by the tokenizer. Default: moses, with which the released models were "
+        "trained; whitespace for ELMoForManyLangs.",
     )
-    optimizer_state: bool = field(
-        default=False,
-        metadata={
-            "help": "Also convert the Adagrad accumulators of a TensorFlow checkpoint: `elmo pretrain "
-            "--model_name_or_path DIR --optim adagrad` then continues with them."
-        },
-    )
-    architecture: str | None = field(
-        default=None,
-        metadata={"help": "Architecture file of ELMoForManyLangs, if it is not beside config.json."},
-    )
-    pre_tokenization: Literal["moses", "treebank", "whitespace"] | None = field(
-        default=None,
-        metadata={
-            "help": "Splitting of raw text by the tokenizer. Default: moses, with which the released models were "
-            "trained; whitespace for ELMoForManyLangs."
-        },
-    )
-    origin: str | None = field(default=None, metadata={"help": "Origin for the card: a link or a name."})
-    to_original: str | None = field(
-        default=None,
-        metadata={"help": "Folder to convert back; --weights, --options, --vocabulary, --softmax are the new files."},
+    origin: str | None = option(None, "Origin for the card: a link or a name.")
+    to_original: str | None = option(
+        None, "Folder to convert back; --weights, --options, --vocabulary, --softmax are the new files."
     )
 
     def __post_init__(self):

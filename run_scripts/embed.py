@@ -23,14 +23,14 @@ machines, all paths must be on a file system that the machines share:
     torchrun --nproc_per_node 8 -m modeling_elmo.run_scripts.embed --model DIR --input corpus.txt --output vectors.hdf5
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
 from tqdm.auto import tqdm
 from transformers.utils import logging
 
-from modeling_elmo.run_scripts.program.command_line import ProgramParser, run
+from modeling_elmo.run_scripts.program.command_line import ProgramParser, option, run
 from modeling_elmo.run_scripts.program.files import TextArguments
 from modeling_elmo.run_scripts.program.processes import ProcessGroup, sole_run
 from modeling_elmo.run_scripts.vectors.embedding import (
@@ -51,41 +51,27 @@ logger = logging.get_logger(__name__)
 
 @dataclass(kw_only=True)
 class EmbedArguments(TextArguments):
-    model: str = field(metadata={"help": "Folder or Hub name of any ELMo model."})
-    output: str = field(metadata={"help": "New file: .hdf5, .h5 or .parquet."})
-    input: str | None = field(
-        default=None,
-        metadata={
-            "help": "UTF-8 file. .txt, .jsonl, .csv, .tsv: a sentence per line or record; .conll, .conllu: a word per "
-            "line; .fasta, .fa, .faa: FASTA. Also .gz or .zst."
-        },
+    model: str = option(..., "Folder or Hub name of any ELMo model.")
+    output: str = option(..., "New file: .hdf5, .h5 or .parquet.")
+    input: str | None = option(
+        None,
+        "UTF-8 file. .txt, .jsonl, .csv, .tsv: a sentence per line or record; .conll, .conllu: a word per "
+        "line; .fasta, .fa, .faa: FASTA. Also .gz or .zst.",
     )
-    raw_text: bool = field(
-        default=False, metadata={"help": "Split sentences with the model's tokenizer. Default: at spaces only."}
+    raw_text: bool = option(False, "Split sentences with the model's tokenizer. Default: at spaces only.")
+    unit: LineUnit = option("word", "Token: a word, or each letter of a text. FASTA is always read by letters.")
+    layers: LayerChoice = option(
+        "all", "All layers, the top layer, their average or sum, or the learned mix of the model."
     )
-    unit: LineUnit = field(
-        default="word", metadata={"help": "Token: a word, or each letter of a text. FASTA is always read by letters."}
+    pooling: PoolingChoice = option("none", "One vector per sentence: the mean or the maximum over its words.")
+    dtype: StoredDtype = option("float32", "Type of the vectors in the output file.")
+    compute_dtype: Literal["float32", "bfloat16", "int8"] = option(
+        "float32", "Type in which the model computes; int8: linear layers of the biLM in 8 bits, on CPU."
     )
-    layers: LayerChoice = field(
-        default="all",
-        metadata={"help": "All layers, the top layer, their average or sum, or the learned mix of the model."},
-    )
-    pooling: PoolingChoice = field(
-        default="none", metadata={"help": "One vector per sentence: the mean or the maximum over its words."}
-    )
-    dtype: StoredDtype = field(default="float32", metadata={"help": "Type of the vectors in the output file."})
-    compute_dtype: Literal["float32", "bfloat16", "int8"] = field(
-        default="float32",
-        metadata={"help": "Type in which the model computes; int8: linear layers of the biLM in 8 bits, on CPU."},
-    )
-    batch_tokens: int = field(
-        default=4096, metadata={"help": "Maximum tokens per batch, including markers and padding."}
-    )
-    device: str | None = field(default=None, metadata={"help": "Device. Default: cuda if available, else cpu."})
-    forget_sentences: bool = field(
-        default=False, metadata={"help": "Leave `sentence_to_index`, which holds the whole text, out of HDF5."}
-    )
-    trust_remote_code: bool = field(default=False, metadata={"help": "Run code from the model's folder."})
+    batch_tokens: int = option(4096, "Maximum tokens per batch, including markers and padding.")
+    device: str | None = option(None, "Device. Default: cuda if available, else cpu.")
+    forget_sentences: bool = option(False, "Leave `sentence_to_index`, which holds the whole text, out of HDF5.")
+    trust_remote_code: bool = option(False, "Run code from the model's folder.")
 
     def __post_init__(self):
         if self.raw_text and self.unit == "character":

@@ -8,11 +8,11 @@ instead.
 """
 
 import socket
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 from modeling_elmo.run_scripts.explorer.space import write_space
-from modeling_elmo.run_scripts.program.command_line import ProgramParser, run
+from modeling_elmo.run_scripts.program.command_line import ProgramParser, option, run
 from modeling_elmo.run_scripts.program.files import require
 
 LOCAL = "127.0.0.1"  # no other computer can reach it
@@ -21,22 +21,17 @@ EVERY_ADDRESS = ("0.0.0.0", "::")
 
 @dataclass(kw_only=True)
 class ExploreArguments:
-    corpus: list[str] = field(
-        default_factory=list,
-        metadata={"help": "Text files, folders or patterns, one sentence a line, in which to find uses of a word."},
+    corpus: list[str] = option(
+        [], "Text files, folders or patterns, one sentence a line, in which to find uses of a word."
     )
-    port: int | None = field(
-        default=None, metadata={"help": "Port of the page. Default: the first free one from 7860."}
+    port: int | None = option(None, "Port of the page. Default: the first free one from 7860.")
+    server_name: str = option(
+        LOCAL,
+        "Name or address of this computer under which others reach the page; 0.0.0.0: all its addresses. "
+        "Default: none.",
     )
-    server_name: str = field(
-        default=LOCAL,
-        metadata={
-            "help": "Name or address of this computer under which others reach the page; 0.0.0.0: all its addresses. "
-            "Default: none."
-        },
-    )
-    space: str | None = field(default=None, metadata={"help": "Empty folder to write as a Space, instead of serving."})
-    trust_remote_code: bool = field(default=False, metadata={"help": "Run code from the folders of the models."})
+    space: str | None = option(None, "Empty folder to write as a Space, instead of serving.")
+    trust_remote_code: bool = option(False, "Run code from the folders of the models.")
 
     def __post_init__(self):
         if self.port is not None and not 0 < self.port < 2**16:

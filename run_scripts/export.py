@@ -17,7 +17,7 @@ Outputs, in float32:
 """
 
 import shutil
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -39,7 +39,7 @@ from modeling_elmo.conversion.onnx import (
     write_onnx,
     write_pt2,
 )
-from modeling_elmo.run_scripts.program.command_line import ProgramParser, run
+from modeling_elmo.run_scripts.program.command_line import ProgramParser, option, run
 from modeling_elmo.run_scripts.program.files import check_model, load_pretrained
 from modeling_elmo.run_scripts.vectors.embedding import load_model_and_tokenizer
 
@@ -62,12 +62,10 @@ LARGEST_DIFFERENCE = 1e-5  # of the largest value; float32 sums in another order
 
 @dataclass(kw_only=True)
 class ExportArguments:
-    model: str = field(metadata={"help": "Folder or Hub name of a biLM, or of a linear head for tags or texts."})
-    output_dir: str = field(metadata={"help": "New or empty folder for the exported model."})
-    format: Literal["onnx", "pt2"] = field(
-        default="onnx", metadata={"help": "ONNX file, or exported program of torch (torch.export)."}
-    )
-    trust_remote_code: bool = field(default=False, metadata={"help": "Run code from the model's folder."})
+    model: str = option(..., "Folder or Hub name of a biLM, or of a linear head for tags or texts.")
+    output_dir: str = option(..., "New or empty folder for the exported model.")
+    format: Literal["onnx", "pt2"] = option("onnx", "ONNX file, or exported program of torch (torch.export).")
+    trust_remote_code: bool = option(False, "Run code from the model's folder.")
 
 
 def main(arguments: list[str] | None = None) -> Path:

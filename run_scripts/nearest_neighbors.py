@@ -19,7 +19,7 @@ compared with random splits of the same uses. `p` is too small if many uses of a
 import re
 from collections import defaultdict
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +27,7 @@ import numpy as np
 
 from modeling_elmo.run_scripts.cards.figures import draw_change, draw_map
 from modeling_elmo.run_scripts.pretraining.corpus import Corpus, SentenceText, find_files, words_of
-from modeling_elmo.run_scripts.program.command_line import ProgramParser, refuse_unread, run
+from modeling_elmo.run_scripts.program.command_line import ProgramParser, option, refuse_unread, run
 from modeling_elmo.run_scripts.program.data_files import (
     LocatedRow,
     format_suffix,
@@ -68,33 +68,24 @@ LEAST_USES = 2  # of a group: one has no distance within
 
 @dataclass(kw_only=True)
 class NeighborArguments:
-    word: str = field(metadata={"help": "Word, or a regular expression for several forms: 'plays?|played'."})
-    model: str = field(metadata={"help": "Folder or Hub name of an ELMo model."})
-    word_vectors: str | None = field(
-        default=None,
-        metadata={
-            "help": "File of word vectors, in the text format of GloVe, word2vec or fastText: the nearest words of its "
-            "first word that fits --word are shown, too."
-        },
+    word: str = option(..., "Word, or a regular expression for several forms: 'plays?|played'.")
+    model: str = option(..., "Folder or Hub name of an ELMo model.")
+    word_vectors: str | None = option(
+        None,
+        "File of word vectors, in the text format of GloVe, word2vec or fastText: the nearest words of its "
+        "first word that fits --word are shown, too.",
     )
-    layer: str = field(
-        default="top", metadata={"help": "Layer: top, average, mixed, or a number (0 is the token layer)."}
+    layer: str = option("top", "Layer: top, average, mixed, or a number (0 is the token layer).")
+    queries: int = option(4, "Number of uses to show with their neighbors.")
+    top_k: int = option(2, "Number of neighbors per use, or of typical uses per group.")
+    max_uses: int = option(
+        2000, "Maximum number of uses to compare, of each group if there are groups; drawn at random."
     )
-    queries: int = field(default=4, metadata={"help": "Number of uses to show with their neighbors."})
-    top_k: int = field(default=2, metadata={"help": "Number of neighbors per use, or of typical uses per group."})
-    max_uses: int = field(
-        default=2000,
-        metadata={"help": "Maximum number of uses to compare, of each group if there are groups; drawn at random."},
-    )
-    seed: int = field(default=0, metadata={"help": "Seed of the drawn uses."})
-    raw_text: bool = field(
-        default=False, metadata={"help": "Split lines with the model's tokenizer. Default: at spaces."}
-    )
-    output: str | None = field(
-        default=None, metadata={"help": "JSON file for the table; the picture is a .png beside it."}
-    )
-    device: str | None = field(default=None, metadata={"help": "Device. Default: cuda if available, else cpu."})
-    trust_remote_code: bool = field(default=False, metadata={"help": "Run code from the model's folder."})
+    seed: int = option(0, "Seed of the drawn uses.")
+    raw_text: bool = option(False, "Split lines with the model's tokenizer. Default: at spaces.")
+    output: str | None = option(None, "JSON file for the table; the picture is a .png beside it.")
+    device: str | None = option(None, "Device. Default: cuda if available, else cpu.")
+    trust_remote_code: bool = option(False, "Run code from the model's folder.")
 
     def __post_init__(self):
         if self.max_uses <= self.top_k:
@@ -112,18 +103,13 @@ class NeighborArguments:
 class GroupArguments:
     _argument_group_name = "options of groups"
 
-    group_by: str | None = field(
-        default=None,
-        metadata={"help": "Column of tables (.tsv, .csv, .jsonl) with the group, such as year; file: each is a group."},
+    group_by: str | None = option(
+        None, "Column of tables (.tsv, .csv, .jsonl) with the group, such as year; file: each is a group."
     )
-    text_column: str = field(
-        default="text", metadata={"help": "Column of tables, or key of .jsonl, with the text or the list of its words."}
-    )
-    bin_width: float | None = field(
-        default=None, metadata={"help": "Width of the bins of numeric groups: 10 makes decades of years."}
-    )
-    min_uses: int = field(default=10, metadata={"help": "Minimum uses of a group; smaller groups are left out."})
-    permutations: int = field(default=1000, metadata={"help": "Number of random splits for each pair of groups."})
+    text_column: str = option("text", "Column of tables, or key of .jsonl, with the text or the list of its words.")
+    bin_width: float | None = option(None, "Width of the bins of numeric groups: 10 makes decades of years.")
+    min_uses: int = option(10, "Minimum uses of a group; smaller groups are left out.")
+    permutations: int = option(1000, "Number of random splits for each pair of groups.")
 
     def __post_init__(self):
         if self.min_uses < LEAST_USES:
@@ -249,9 +235,9 @@ def grouped_sentences(patterns: list[str], group_by: str, text_column: str) -> I
     for path, name in zip(files, names, strict=True):
         for location, columns in located_rows(path, text_column):
             row = {GROUP_BY_FILE: name, **columns}
-            for option, wanted in (("--text_column", text_column), ("--group_by", group_by)):
+            for flag, wanted in (("--text_column", text_column), ("--group_by", group_by)):
                 if wanted not in row:
-                    raise ValueError(f"{location} has no column {wanted!r} but {list(columns)}; pass {option} NAME.")
+                    raise ValueError(f"{location} has no column {wanted!r} but {list(columns)}; pass {flag} NAME.")
             group = row[group_by]
             if not isinstance(group, (str, int, float)) or not str(group).strip():
                 raise ValueError(f"{location}: the group {group_by!r} is {group!r}; pass a name or a number.")

@@ -9,7 +9,7 @@ sentences in file order. With `--per_device_eval_batch_size 1` the figure equals
 """
 
 import math
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import torch
@@ -20,7 +20,7 @@ from modeling_elmo import ELMoForPreTraining, ELMoTokenizer
 from modeling_elmo.run_scripts.pretraining.corpus import HeldOutArguments
 from modeling_elmo.run_scripts.pretraining.evaluation import Perplexity, evaluate, held_out_batches
 from modeling_elmo.run_scripts.pretraining.options import check_context
-from modeling_elmo.run_scripts.program.command_line import ProgramParser, run
+from modeling_elmo.run_scripts.program.command_line import ProgramParser, option, run
 from modeling_elmo.run_scripts.program.files import check_model, check_output, load_pretrained, write_json
 from modeling_elmo.run_scripts.program.processes import check_processes, has_accelerator
 
@@ -29,14 +29,12 @@ BATCH_SIZES = {"sentence": "per_device_eval_batch_tokens", "stream": "per_device
 
 @dataclass(kw_only=True)
 class PerplexityArguments(HeldOutArguments):
-    model: str = field(metadata={"help": "Folder or Hub name of a model with a softmax, and of its tokenizer."})
-    per_device_eval_batch_tokens: int = field(
-        default=4096, metadata={"help": "Maximum tokens per batch, including padding (context sentence)."}
+    model: str = option(..., "Folder or Hub name of a model with a softmax, and of its tokenizer.")
+    per_device_eval_batch_tokens: int = option(4096, "Maximum tokens per batch, including padding (context sentence).")
+    per_device_eval_batch_size: int = option(
+        16, "Number of pieces of the text that are read side by side (context stream)."
     )
-    per_device_eval_batch_size: int = field(
-        default=16, metadata={"help": "Number of pieces of the text that are read side by side (context stream)."}
-    )
-    output: str | None = field(default=None, metadata={"help": "JSON file for the figures."})
+    output: str | None = option(None, "JSON file for the figures.")
 
     def __post_init__(self):
         check_context(self, self.context, {context: [size] for context, size in BATCH_SIZES.items()})

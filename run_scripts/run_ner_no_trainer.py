@@ -6,7 +6,7 @@ r"""The tagger of `elmo ner` in a plain Accelerate loop, for those who want to c
 It keeps the epoch with the best validation score. `accelerate launch -m` runs it in several processes.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -22,7 +22,7 @@ from modeling_elmo.run_scripts.fine_tuning.head import BasicHeadArguments, HeadA
 from modeling_elmo.run_scripts.fine_tuning.task import SplitOutput
 from modeling_elmo.run_scripts.fine_tuning.tasks.tagging import Tagging, TaggingArguments
 from modeling_elmo.run_scripts.fine_tuning.trainer import DIVERGED
-from modeling_elmo.run_scripts.program.command_line import ProgramParser, run
+from modeling_elmo.run_scripts.program.command_line import ProgramParser, option, run
 from modeling_elmo.run_scripts.program.files import broken_weights
 from modeling_elmo.run_scripts.program.processes import check_processes, has_accelerator, sole_run
 
@@ -33,16 +33,14 @@ INPUTS = ("input_ids", "character_ids", "attention_mask", "labels")
 class LoopArguments:
     """Names as in `TrainingArguments`."""
 
-    output_dir: str = field(metadata={"help": "Folder for the best model."})
-    num_train_epochs: int = field(default=20, metadata={"help": "Number of passes over the training data."})
-    learning_rate: float = field(default=1e-3, metadata={"help": "Learning rate of Adam."})
-    per_device_train_batch_size: int = field(
-        default=32, metadata={"help": "Sentences per training batch in each process."}
-    )
-    gradient_accumulation_steps: int = field(default=1, metadata={"help": "Batches per optimizer step."})
-    per_device_eval_batch_size: int = field(default=64, metadata={"help": "Sentences per evaluation batch."})
-    max_grad_norm: float = field(default=5.0, metadata={"help": "Maximum norm of the gradient."})
-    seed: int = field(default=42, metadata={"help": "Seed of new weights, data order and dropout."})
+    output_dir: str = option(..., "Folder for the best model.")
+    num_train_epochs: int = option(20, "Number of passes over the training data.")
+    learning_rate: float = option(1e-3, "Learning rate of Adam.")
+    per_device_train_batch_size: int = option(32, "Sentences per training batch in each process.")
+    gradient_accumulation_steps: int = option(1, "Batches per optimizer step.")
+    per_device_eval_batch_size: int = option(64, "Sentences per evaluation batch.")
+    max_grad_norm: float = option(5.0, "Maximum norm of the gradient.")
+    seed: int = option(42, "Seed of new weights, data order and dropout.")
 
 
 def main(arguments: list[str] | None = None) -> list[dict[str, float]]:

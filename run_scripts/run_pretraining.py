@@ -10,7 +10,7 @@ During training the output folder holds checkpoints. After training it also hold
 card, and the record of the run, `results/pretraining.json`, from which the card is made.
 """
 
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, fields
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
@@ -41,7 +41,7 @@ from modeling_elmo.run_scripts.pretraining.starting_model import (
     make_starting_model,
 )
 from modeling_elmo.run_scripts.pretraining.streams import StreamWindows
-from modeling_elmo.run_scripts.program.command_line import ProgramParser, run
+from modeling_elmo.run_scripts.program.command_line import ProgramParser, option, run
 from modeling_elmo.run_scripts.program.processes import check_processes, has_accelerator, sole_run
 
 
@@ -49,16 +49,12 @@ from modeling_elmo.run_scripts.program.processes import check_processes, has_acc
 class HubArguments(CardArguments):
     """Options of the card and of the upload."""
 
-    push_to_hub: bool = field(default=False, metadata={"help": "Upload the model and its card after training."})
-    hub_model_id: str | None = field(
-        default=None, metadata={"help": "Repository on the Hub. Default: the name of the output folder."}
+    push_to_hub: bool = option(False, "Upload the model and its card after training.")
+    hub_model_id: str | None = option(None, "Repository on the Hub. Default: the name of the output folder.")
+    hub_private_repo: bool | None = option(
+        None, "Whether a new repository is private. Default: as set in your account.", **FLAG
     )
-    hub_private_repo: bool | None = field(
-        default=None, metadata={"help": "Whether a new repository is private. Default: as set in your account.", **FLAG}
-    )
-    hub_token: str | None = field(
-        default=None, metadata={"help": "Access token of the Hub. Default: the token of `hf auth login`."}
-    )
+    hub_token: str | None = option(None, "Access token of the Hub. Default: the token of `hf auth login`.")
 
 
 def main(arguments: list[str] | None = None) -> Pretraining:

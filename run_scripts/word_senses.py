@@ -18,12 +18,12 @@ sentences of each text for another program, and `--vectors FOLDER` reads what it
 one vector per word.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from modeling_elmo.run_scripts.cards.tables import sense_table
-from modeling_elmo.run_scripts.program.command_line import ProgramParser, run
+from modeling_elmo.run_scripts.program.command_line import ProgramParser, option, run
 from modeling_elmo.run_scripts.program.files import write_json
 from modeling_elmo.run_scripts.vectors.layer_sources import LayerSourceArguments, layer_sources, write_sentences
 from modeling_elmo.run_scripts.vectors.neighbors import check_json_output
@@ -39,15 +39,13 @@ from modeling_elmo.run_scripts.vectors.senses import (
 
 @dataclass(kw_only=True)
 class SenseArguments(LayerSourceArguments):
-    train_file: str = field(metadata={"help": "Annotated text (X.data.xml), used to learn the senses."})
-    test_file: str | None = field(default=None, metadata={"help": "Annotated text (X.data.xml) to disambiguate."})
-    sense_inventory: str | None = field(
-        default=None, metadata={"help": "Senses of each lemma, first sense first: `lemma<TAB>pos<TAB>key key ...`."}
+    train_file: str = option(..., "Annotated text (X.data.xml), used to learn the senses.")
+    test_file: str | None = option(None, "Annotated text (X.data.xml) to disambiguate.")
+    sense_inventory: str | None = option(
+        None, "Senses of each lemma, first sense first: `lemma<TAB>pos<TAB>key key ...`."
     )
-    lemma: str | None = field(default=None, metadata={"help": "Lemma whose uses are drawn as a map, colored by sense."})
-    output: str | None = field(
-        default=None, metadata={"help": "JSON file for the figures; the map is a .png beside it."}
-    )
+    lemma: str | None = option(None, "Lemma whose uses are drawn as a map, colored by sense.")
+    output: str | None = option(None, "JSON file for the figures; the map is a .png beside it.")
 
     def __post_init__(self):
         super().__post_init__()

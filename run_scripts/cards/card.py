@@ -6,7 +6,7 @@ knows: language, licence, origin of the text.
 """
 
 import re
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, fields
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined, Undefined
 from markupsafe import Markup
 
 from modeling_elmo.run_scripts.cards.markdown import code_span, escape_markdown, link_or_text, one_line
+from modeling_elmo.run_scripts.program.command_line import option
 from modeling_elmo.run_scripts.program.files import read_json, write_json
 
 TEMPLATES = Path(__file__).resolve().parents[2] / "model_cards"  # in a clone and in a wheel
@@ -28,16 +29,12 @@ class CardArguments:
 
     _argument_group_name = "options of the model card"
 
-    language: list[str] = field(default_factory=list, metadata={"help": "Languages of the text, as ISO 639 codes."})
-    license: str | None = field(
-        default=None, metadata={"help": "Licence of the weights, by its name on the Hub: cc-by-sa-4.0, mit, other."}
-    )
-    license_reason: str | None = field(default=None, metadata={"help": "Sentence that explains the licence."})
-    dataset_tags: list[str] = field(default_factory=list, metadata={"help": "Names on the Hub of the training data."})
-    data_statement: str | None = field(
-        default=None, metadata={"help": "Markdown file about the data: sources, licences, people in it."}
-    )
-    citation: str | None = field(default=None, metadata={"help": "Markdown file that says how to cite the checkpoint."})
+    language: list[str] = option([], "Languages of the text, as ISO 639 codes.")
+    license: str | None = option(None, "Licence of the weights, by its name on the Hub: cc-by-sa-4.0, mit, other.")
+    license_reason: str | None = option(None, "Sentence that explains the licence.")
+    dataset_tags: list[str] = option([], "Names on the Hub of the training data.")
+    data_statement: str | None = option(None, "Markdown file about the data: sources, licences, people in it.")
+    citation: str | None = option(None, "Markdown file that says how to cite the checkpoint.")
 
     def __post_init__(self):
         for language in self.language:

@@ -10,7 +10,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
@@ -25,6 +25,7 @@ from modeling_elmo.configuration_elmo import SENTENCE_TRANSFORMERS_FILES
 from modeling_elmo.run_scripts.cards.bilm_card import write_bilm_card
 from modeling_elmo.run_scripts.cards.card import CardArguments, write_card_facts
 from modeling_elmo.run_scripts.cards.head_card import PIPELINE_TAGS, write_head_card
+from modeling_elmo.run_scripts.program.command_line import option
 from modeling_elmo.run_scripts.program.files import MODEL_FILES, check_model, load_pretrained, read_json
 
 # The only files that are uploaded. A training run also leaves optimizers, local paths and texts of the data.
@@ -74,20 +75,16 @@ for code in re.findall("```python\\n(.*?)```", pathlib.Path(name, "README.md").r
 
 @dataclass(kw_only=True)
 class PushArguments(CardArguments):
-    model: str = field(metadata={"help": "Folder of the checkpoint, as a training or a conversion left it."})
-    repo_id: str = field(metadata={"help": "Repository on the Hub: user/name, or the name of one of your own."})
-    push: bool = field(default=False, metadata={"help": "Upload the folder. Without it: a dry run."})
-    new_card: bool = field(default=False, metadata={"help": "Write a new card. Options of the card imply it."})
-    private: bool | None = field(
-        default=None, metadata={"help": "Visibility of a new repository. Default: the setting of your account.", **FLAG}
+    model: str = option(..., "Folder of the checkpoint, as a training or a conversion left it.")
+    repo_id: str = option(..., "Repository on the Hub: user/name, or the name of one of your own.")
+    push: bool = option(False, "Upload the folder. Without it: a dry run.")
+    new_card: bool = option(False, "Write a new card. Options of the card imply it.")
+    private: bool | None = option(None, "Visibility of a new repository. Default: the setting of your account.", **FLAG)
+    token: str | None = option(None, "Token. Default: the token of `hf auth login`, or $HF_TOKEN.")
+    dtype: Literal["float32", "float16", "bfloat16"] = option(
+        "float32", "Precision of the stored weights. Loaded weights are float32."
     )
-    token: str | None = field(
-        default=None, metadata={"help": "Token. Default: the token of `hf auth login`, or $HF_TOKEN."}
-    )
-    dtype: Literal["float32", "float16", "bfloat16"] = field(
-        default="float32", metadata={"help": "Precision of the stored weights. Loaded weights are float32."}
-    )
-    output_dir: str | None = field(default=None, metadata={"help": "New folder that keeps the assembled files."})
+    output_dir: str | None = option(None, "New folder that keeps the assembled files.")
 
     def __post_init__(self):
         super().__post_init__()

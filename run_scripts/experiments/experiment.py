@@ -5,7 +5,7 @@ import re
 import shutil
 import time
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import chain
 from pathlib import Path
@@ -48,6 +48,7 @@ from modeling_elmo.run_scripts.fine_tuning.features import FeatureStore, feature
 from modeling_elmo.run_scripts.fine_tuning.head import HeadArguments, task_config, task_model, task_tokenizer
 from modeling_elmo.run_scripts.fine_tuning.task import Record, Task
 from modeling_elmo.run_scripts.fine_tuning.trainer import TaskTrainer, TaskTrainingArguments, last_checkpoint
+from modeling_elmo.run_scripts.program.command_line import option
 from modeling_elmo.run_scripts.program.files import digest, files_named, load_pretrained, read_json, sync, write_json
 from modeling_elmo.run_scripts.vectors.word_vectors import WordVectors
 from modeling_elmo.tokenization.elmo_characters import SPECIAL_WORDS
@@ -104,29 +105,22 @@ def experiment_arms(ablation: str | None, compare_baseline: bool, use_elmo: bool
 
 @dataclass(kw_only=True)
 class ExperimentArguments(CardArguments):
-    seeds: int = field(default=1, metadata={"help": "Number of seeds, starting at --seed."})
-    compare_baseline: bool = field(
-        default=False, metadata={"help": "Train the same network without ELMo too (Table 1)."}
+    seeds: int = option(1, "Number of seeds, starting at --seed.")
+    compare_baseline: bool = option(False, "Train the same network without ELMo too (Table 1).")
+    ablation: Literal["layers", "each_layer", "placement", "data"] | None = option(
+        None,
+        "Comparison: layer weights (Table 2), each layer alone (Tables 5 and 6; with --head linear a "
+        "probe), where ELMo enters (Table 3), or training sizes (Figure 1).",
     )
-    ablation: Literal["layers", "each_layer", "placement", "data"] | None = field(
-        default=None,
-        metadata={
-            "help": "Comparison: layer weights (Table 2), each layer alone (Tables 5 and 6; with --head linear a "
-            "probe), where ELMo enters (Table 3), or training sizes (Figure 1)."
-        },
+    cache_features: bool = option(False, "Compute the layers of the frozen biLM once and keep them on disk.")
+    ensemble: list[str] | None = option(
+        None, "Folders of trained models whose probabilities are averaged. No training."
     )
-    cache_features: bool = field(
-        default=False, metadata={"help": "Compute the layers of the frozen biLM once and keep them on disk."}
+    reuse_from: str | None = option(
+        None, "Folder of other experiments: a model of theirs with the same settings is copied."
     )
-    ensemble: list[str] | None = field(
-        default=None, metadata={"help": "Folders of trained models whose probabilities are averaged. No training."}
-    )
-    reuse_from: str | None = field(
-        default=None,
-        metadata={"help": "Folder of other experiments: a model of theirs with the same settings is copied."},
-    )
-    early_stopping_patience: int | None = field(
-        default=None, metadata={"help": "Number of evaluations without a better score after which training stops."}
+    early_stopping_patience: int | None = option(
+        None, "Number of evaluations without a better score after which training stops."
     )
 
 

@@ -17,7 +17,7 @@ import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -29,6 +29,7 @@ from modeling_elmo.run_scripts.experiments.experiment import experiment_arms
 from modeling_elmo.run_scripts.experiments.paper_page import PlanEntry, paper_page, update_page
 from modeling_elmo.run_scripts.experiments.records import PLAN_OUTPUT, different_settings, read_records, write_records
 from modeling_elmo.run_scripts.experiments.reports import model_digest
+from modeling_elmo.run_scripts.program.command_line import option
 from modeling_elmo.run_scripts.program.files import check_model, read_json, write_lines
 from modeling_elmo.run_scripts.program.processes import sole_run
 
@@ -48,26 +49,20 @@ ARMS_MAY_CHANGE = ("compare_baseline",)  # one arm more or less leaves the other
 class PaperArguments:
     _argument_group_name = "options of all experiments"
 
-    model_name_or_path: str = field(metadata={"help": "Folder or Hub name of an ELMo model."})
-    data: str = field(metadata={"help": "Folder with the files of the plan."})
-    output_dir: str = field(metadata={"help": "Folder for the experiments, and for the page with their results."})
-    plan: str = field(default=str(PLAN), metadata={"help": "Plan, a JSON file. Default: the one that we ship."})
-    only: list[str] | None = field(default=None, metadata={"help": "Names of experiments. Default: all of the plan."})
-    seeds: int | None = field(default=None, metadata={"help": "Number of seeds. Default: as in the plan."})
-    processes: int = field(default=1, metadata={"help": "Number of experiments that run side by side."})
-    use_cpu: bool = field(default=False, metadata={"help": "Use the CPU even if there is an accelerator."})
-    dry_run: bool = field(
-        default=False, metadata={"help": "Run nothing: list what is finished, and write the page of that."}
+    model_name_or_path: str = option(..., "Folder or Hub name of an ELMo model.")
+    data: str = option(..., "Folder with the files of the plan.")
+    output_dir: str = option(..., "Folder for the experiments, and for the page with their results.")
+    plan: str = option(str(PLAN), "Plan, a JSON file. Default: the one that we ship.")
+    only: list[str] | None = option(None, "Names of experiments. Default: all of the plan.")
+    seeds: int | None = option(None, "Number of seeds. Default: as in the plan.")
+    processes: int = option(1, "Number of experiments that run side by side.")
+    use_cpu: bool = option(False, "Use the CPU even if there is an accelerator.")
+    dry_run: bool = option(False, "Run nothing: list what is finished, and write the page of that.")
+    others: list[str] | None = option(
+        None, "Folders of the same plan with other biLMs, which get columns in Table 1, named as they are."
     )
-    others: list[str] | None = field(
-        default=None,
-        metadata={
-            "help": "Folders of the same plan with other biLMs, which get columns in Table 1, named as they are."
-        },
-    )
-    page: str | None = field(
-        default=None,
-        metadata={"help": "Markdown file that has the page between two marks, such as docs/RESULTS.md; it is updated."},
+    page: str | None = option(
+        None, "Markdown file that has the page between two marks, such as docs/RESULTS.md; it is updated."
     )
 
 

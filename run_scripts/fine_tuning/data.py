@@ -18,7 +18,6 @@ from typing import Any, Literal
 
 import numpy as np
 from datasets import Dataset, DatasetDict, Features, Value
-from transformers.hf_argparser import HfArg
 from transformers.utils import logging
 
 from modeling_elmo.run_scripts.fine_tuning.sources import (
@@ -29,6 +28,7 @@ from modeling_elmo.run_scripts.fine_tuning.sources import (
     sentence_of,
     split_sources,
 )
+from modeling_elmo.run_scripts.program.command_line import option
 from modeling_elmo.run_scripts.program.data_files import (
     COLUMN_SUFFIXES,
     DEFAULT_TAGS,
@@ -59,56 +59,45 @@ SCHEME_LETTERS = {"iob1": "BI", "iobes": "BIESLUM"}  # BILOU has L and U for E a
 
 @dataclass(kw_only=True)
 class TaggingDataArguments(DataArguments):
-    train_file: str | None = HfArg(
-        default=None,
-        help=f"Training file in UTF-8. A word and its tag per line: {', '.join(COLUMN_SUFFIXES)}; a sentence "
+    train_file: str | None = option(
+        None,
+        f"Training file in UTF-8. A word and its tag per line: {', '.join(COLUMN_SUFFIXES)}; a sentence "
         "per record: .json, .jsonl. Also .gz or .zst.",
     )
-    tokens_column: str = HfArg(default="tokens", help="Key or column of a sentence's words.")
-    tags_column: str | None = HfArg(
-        default=None,
-        help=f"Key or column of the tags. Default: the first of {', '.join(TAG_COLUMNS)} in the data. In a file "
+    tokens_column: str = option("tokens", "Key or column of a sentence's words.")
+    tags_column: str | None = option(
+        None,
+        f"Key or column of the tags. Default: the first of {', '.join(TAG_COLUMNS)} in the data. In a file "
         "with a word per line, it is the number of the column, from 1. Default: the last; upos in .conllu.",
     )
-    word_column: int | None = HfArg(
-        default=None,
-        help="Number of the words' column in a file with a word per line, from 1. Default: the first; form in .conllu.",
+    word_column: int | None = option(
+        None, "Number of the words' column in a file with a word per line, from 1. Default: the first; form in .conllu."
     )
-    comments: list[str] = HfArg(
-        default_factory=list,
-        help="Beginnings of lines to skip in a file with a word per line, such as '# id'. Lines with # are "
+    comments: list[str] = option(
+        [],
+        "Beginnings of lines to skip in a file with a word per line, such as '# id'. Lines with # are "
         "always skipped in .conllu.",
     )
-    tag_scheme: Literal["keep", "iob1", "iobes"] = HfArg(
-        default="keep",
-        help="iob1: convert tags from IOB1, where B- only separates adjacent entities, to BIO. iobes: convert "
+    tag_scheme: Literal["keep", "iob1", "iobes"] = option(
+        "keep",
+        "iob1: convert tags from IOB1, where B- only separates adjacent entities, to BIO. iobes: convert "
         "tags from IOBES (BIOES), BILOU or BMES to BIO, which transformers' pipeline groups into entities.",
     )
 
 
 @dataclass(kw_only=True)
 class ClassificationDataArguments(DataArguments):
-    train_file: str | None = HfArg(
-        default=None, help="Training file in UTF-8: .tsv, .csv, .json or .jsonl, also .gz or .zst."
+    train_file: str | None = option(None, "Training file in UTF-8: .tsv, .csv, .json or .jsonl, also .gz or .zst.")
+    text_column: str = option("text", "Key or column of the text. If absent: sentence, document, review and so on.")
+    text_pair_column: str | None = option(
+        None, "Key or column of a second text. Default: sentence2 beside sentence1 and so on, else none."
     )
-    text_column: str = HfArg(
-        default="text", help="Key or column of the text. If absent: sentence, document, review and so on."
+    label_column: str = option("label", "Key or column of the label. If absent: gold_label, labels, class and so on.")
+    column_names: list[str] = option([], "Names of the columns of .tsv and .csv files without a header.")
+    problem: Literal["classification", "regression"] = option(
+        "classification", "Kind of labels: names or lists of names, or numbers."
     )
-    text_pair_column: str | None = HfArg(
-        default=None, help="Key or column of a second text. Default: sentence2 beside sentence1 and so on, else none."
-    )
-    label_column: str = HfArg(
-        default="label", help="Key or column of the label. If absent: gold_label, labels, class and so on."
-    )
-    column_names: list[str] = HfArg(
-        default_factory=list, help="Names of the columns of .tsv and .csv files without a header."
-    )
-    problem: Literal["classification", "regression"] = HfArg(
-        default="classification", help="Kind of labels: names or lists of names, or numbers."
-    )
-    drop_labels: list[str] = HfArg(
-        default_factory=list, help="Labels whose samples are left out: - or -1, for example, in SNLI."
-    )
+    drop_labels: list[str] = option([], "Labels whose samples are left out: - or -1, for example, in SNLI.")
 
     def __post_init__(self):
         if self.drop_labels and self.problem == "regression":

@@ -1,7 +1,7 @@
 """From the folder of a biLM to a head on it: options, tokenizer, configuration, model."""
 
 from collections.abc import Collection
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, fields
 from difflib import get_close_matches
 from typing import Any, Literal
 
@@ -13,6 +13,7 @@ from modeling_elmo import ELMoConfig, ELMoTokenizer
 from modeling_elmo.modeling_elmo_heads import ELMoTaskModel
 from modeling_elmo.run_scripts.fine_tuning.task import Task
 from modeling_elmo.run_scripts.fine_tuning.vocabulary import initial_embeddings, task_vocabulary
+from modeling_elmo.run_scripts.program.command_line import option
 from modeling_elmo.run_scripts.program.files import check_model, load_pretrained, parse_json_object
 from modeling_elmo.run_scripts.vectors.word_vectors import WordVectors, read_word_vectors
 from modeling_elmo.tokenization.elmo_characters import SPECIAL_WORDS
@@ -26,19 +27,16 @@ class BasicHeadArguments:
 
     _argument_group_name = "model options"
 
-    model_name_or_path: str = field(metadata={"help": "Folder or Hub name of an ELMo model."})
-    head: Literal["paper", "linear"] = field(
-        default="paper", metadata={"help": "Head: the paper's network for the task, or one linear layer on ELMo."}
+    model_name_or_path: str = option(..., "Folder or Hub name of an ELMo model.")
+    head: Literal["paper", "linear"] = option(
+        "paper", "Head: the paper's network for the task, or one linear layer on ELMo."
     )
-    freeze_bilm: bool = field(
-        default=True, metadata={"help": "Keep the weights of the biLM. --no_freeze_bilm: train them too."}
+    freeze_bilm: bool = option(True, "Keep the weights of the biLM. --no_freeze_bilm: train them too.")
+    word_vectors: str | None = option(
+        None, "File of pretrained word vectors, in the text format of GloVe, word2vec or fastText."
     )
-    word_vectors: str | None = field(
-        default=None,
-        metadata={"help": "File of pretrained word vectors, in the text format of GloVe, word2vec or fastText."},
-    )
-    config_overrides: str | None = field(
-        default=None, metadata={"help": 'Other fields of ELMoConfig, as JSON, such as {"task_hidden_size": 100}.'}
+    config_overrides: str | None = option(
+        None, 'Other fields of ELMoConfig, as JSON, such as {"task_hidden_size": 100}.'
     )
 
 
@@ -48,36 +46,21 @@ class HeadArguments(BasicHeadArguments):
 
     _argument_group_name = "model options"
 
-    use_elmo: bool = field(default=True, metadata={"help": "Use ELMo. --no_use_elmo: the same network without ELMo."})
-    elmo_placement: Literal["input", "between", "output", "both"] | None = field(
-        default=None,
-        metadata={
-            "help": "Where ELMo enters the network (section 5.2). Default: both for questions, else input. between: "
-            "between the first and the second biLSTM of a tagger, as in TagLM."
-        },
+    use_elmo: bool = option(True, "Use ELMo. --no_use_elmo: the same network without ELMo.")
+    elmo_placement: Literal["input", "between", "output", "both"] | None = option(
+        None,
+        "Where ELMo enters the network (section 5.2). Default: both for questions, else input. between: "
+        "between the first and the second biLSTM of a tagger, as in TagLM.",
     )
-    scalar_mix_mode: str = field(
-        default="learned", metadata={"help": "Layer weights: learned, average, top, or the number of a layer."}
+    scalar_mix_mode: str = option("learned", "Layer weights: learned, average, top, or the number of a layer.")
+    scalar_mix_l2: float | None = option(
+        None, "lambda of the penalty lambda * ||s||^2 (section 3.3). Default: 0.1 for tags, else 0.001."
     )
-    scalar_mix_l2: float | None = field(
-        default=None,
-        metadata={"help": "lambda of the penalty lambda * ||s||^2 (section 3.3). Default: 0.1 for tags, else 0.001."},
-    )
-    elmo_dropout: float | None = field(
-        default=None, metadata={"help": "Dropout rate on ELMo. Default: 0.1 for semantic roles, else 0.5."}
-    )
-    word_embedding_size: int = field(
-        default=50, metadata={"help": "Width of the network's own word vectors. 0: no word vectors."}
-    )
-    word_min_count: int = field(
-        default=2, metadata={"help": "Minimum count of a word in the training text to have its own vector."}
-    )
-    word_vectors_limit: int | None = field(
-        default=None, metadata={"help": "Maximum words to read from the file of --word_vectors."}
-    )
-    freeze_word_vectors: bool = field(
-        default=False, metadata={"help": "Keep the word vectors of the file as they are. Default: train them too."}
-    )
+    elmo_dropout: float | None = option(None, "Dropout rate on ELMo. Default: 0.1 for semantic roles, else 0.5.")
+    word_embedding_size: int = option(50, "Width of the network's own word vectors. 0: no word vectors.")
+    word_min_count: int = option(2, "Minimum count of a word in the training text to have its own vector.")
+    word_vectors_limit: int | None = option(None, "Maximum words to read from the file of --word_vectors.")
+    freeze_word_vectors: bool = option(False, "Keep the word vectors of the file as they are. Default: train them too.")
 
     def __post_init__(self):
         check_model(self.model_name_or_path)  # before data and word vectors are read

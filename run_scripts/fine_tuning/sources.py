@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 import datasets
 from datasets import Dataset, DatasetDict, Features, ReadInstruction
 from datasets.exceptions import DatasetGenerationError
-from transformers.hf_argparser import HfArg
 
+from modeling_elmo.run_scripts.program.command_line import option
 from modeling_elmo.run_scripts.program.data_files import TABLE_SUFFIXES, LocatedRow, Location, RowReader, format_suffix
 from modeling_elmo.run_scripts.program.files import ROWS_AT_ONCE, refuse_folder_or_pipe
 from modeling_elmo.tokenization import elmo_pretokenization
@@ -23,26 +23,22 @@ DATA_SPLITS = ("train", "validation", "test")
 class DataArguments:
     """Options of every program that trains a task."""
 
-    train_file: str | None = HfArg(default=None, help="Training file.")
-    validation_file: str | None = HfArg(default=None, help="Validation file, used to select the checkpoint.")
-    test_file: str | None = HfArg(default=None, help="Test file, used to score the selected checkpoint.")
-    dataset: str | None = HfArg(default=None, help="Data set to use instead of files: a folder, or a name on the Hub.")
-    dataset_config: str | None = HfArg(default=None, help="Configuration of the data set.")
-    train_split: str = HfArg(
-        default="train",
-        help="Training split of the data set or of the files, or a part: 'train[:90%%]'; 'none' for none.",
+    train_file: str | None = option(None, "Training file.")
+    validation_file: str | None = option(None, "Validation file, used to select the checkpoint.")
+    test_file: str | None = option(None, "Test file, used to score the selected checkpoint.")
+    dataset: str | None = option(None, "Data set to use instead of files: a folder, or a name on the Hub.")
+    dataset_config: str | None = option(None, "Configuration of the data set.")
+    train_split: str = option(
+        "train", "Training split of the data set or of the files, or a part: 'train[:90%%]'; 'none' for none."
     )
-    validation_split: str = HfArg(
-        default="validation",
-        help="Validation split, used to select the checkpoint; 'train[90%%:]' is a part of another.",
+    validation_split: str = option(
+        "validation", "Validation split, used to select the checkpoint; 'train[90%%:]' is a part of another."
     )
-    test_split: str = HfArg(default="test", help="Test split, used to score the selected checkpoint.")
-    max_train_samples: int | None = HfArg(default=None, help="Maximum number of training samples; the first are used.")
-    max_eval_samples: int | None = HfArg(
-        default=None, help="Maximum number of samples in each other split; the first are used."
-    )
-    train_fraction: float = HfArg(
-        default=1.0, help="Random share of the training data; the same for all seeds, part of larger ones."
+    test_split: str = option("test", "Test split, used to score the selected checkpoint.")
+    max_train_samples: int | None = option(None, "Maximum number of training samples; the first are used.")
+    max_eval_samples: int | None = option(None, "Maximum number of samples in each other split; the first are used.")
+    train_fraction: float = option(
+        1.0, "Random share of the training data; the same for all seeds, part of larger ones."
     )
 
 

@@ -2,7 +2,7 @@
 
 import math
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -17,6 +17,7 @@ from transformers.utils import is_torch_tf32_available, logging
 from modeling_elmo import ELMoConfig
 from modeling_elmo.modeling_elmo_heads import ELMoForTokenClassification
 from modeling_elmo.run_scripts.fine_tuning.moving_average import MovingAverage
+from modeling_elmo.run_scripts.program.command_line import option
 from modeling_elmo.run_scripts.program.files import broken_weights, sync, writing
 from modeling_elmo.run_scripts.program.processes import check_processes, check_workers, has_accelerator, sole_run
 
@@ -63,8 +64,8 @@ class TaskTrainingArguments(TrainingArguments):
     load_best_model_at_end: bool = True
     report_to: str = "none"
     tf32: bool | None = None  # on where it exists
-    adadelta: bool = field(default=False, metadata={"help": "Adadelta (rho 0.95) instead of --optim."})
-    ema_decay: float = field(default=0.0, metadata={"help": EMA_HELP})
+    adadelta: bool = option(False, "Adadelta (rho 0.95) instead of --optim.")
+    ema_decay: float = option(0.0, EMA_HELP)
 
     def __post_init__(self):
         check_workers(self.dataloader_num_workers)
@@ -150,10 +151,8 @@ class AdadeltaTrainingArguments(TaskTrainingArguments):
 
     _argument_group_name = "training options"
 
-    adadelta: bool = field(default=True, metadata={"help": "Adadelta (rho 0.95). --no_adadelta: --optim instead."})
-    learning_rate: float | None = field(  # type: ignore[assignment]  # `__post_init__` makes it a number
-        default=None, metadata={"help": "Initial learning rate. Default: 1 for Adadelta, else 0.001."}
-    )
+    adadelta: bool = option(True, "Adadelta (rho 0.95). --no_adadelta: --optim instead.")
+    learning_rate: float | None = option(None, "Initial learning rate. Default: 1 for Adadelta, else 0.001.")
 
     def __post_init__(self):
         if self.learning_rate is None:

@@ -4,7 +4,7 @@ import glob
 import os
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, fields
 from itertools import chain, starmap
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -13,7 +13,7 @@ import numpy as np
 from tqdm.auto import tqdm
 from transformers.utils import logging
 
-from modeling_elmo.run_scripts.program.command_line import refuse_names_not_utf8
+from modeling_elmo.run_scripts.program.command_line import option, refuse_names_not_utf8
 from modeling_elmo.run_scripts.program.data_files import TEXT_SUFFIXES, format_suffix, numbered_texts
 from modeling_elmo.run_scripts.program.files import (
     DatasetArguments,
@@ -38,8 +38,8 @@ SourceSentence = tuple[SourceLine, SentenceText]
 class SentencesArguments(DatasetArguments):
     """Options of programs that read sentences."""
 
-    is_split_into_words: bool = field(
-        default=False, metadata={"help": "Words are separated by spaces already. Default: the tokenizer splits text."}
+    is_split_into_words: bool = option(
+        False, "Words are separated by spaces already. Default: the tokenizer splits text."
     )
 
 
@@ -47,12 +47,10 @@ class SentencesArguments(DatasetArguments):
 class TrainTextArguments(SentencesArguments, TextArguments):
     """The text to train a language model on, or to count its vocabulary in."""
 
-    train_file: list[str] = field(
-        default_factory=list,
-        metadata={
-            "help": "Training text: UTF-8 files, patterns or folders. .txt: a sentence per line; .jsonl, .csv, .tsv: a "
-            "record with a text per line; .conll, .conllu: a word per line. All may be compressed (.gz, .zst)."
-        },
+    train_file: list[str] = option(
+        [],
+        "Training text: UTF-8 files, patterns or folders. .txt: a sentence per line; .jsonl, .csv, .tsv: a "
+        "record with a text per line; .conll, .conllu: a word per line. All may be compressed (.gz, .zst).",
     )
 
 
@@ -60,14 +58,10 @@ class TrainTextArguments(SentencesArguments, TextArguments):
 class HeldOutArguments(SentencesArguments):
     """The text to evaluate a language model on."""
 
-    validation_file: list[str] = field(
-        default_factory=list,
-        metadata={"help": "Held-out text: files, patterns or folders, as for --train_file."},
-    )
-    validation_split: str | None = field(default=None, metadata={"help": "Held-out split of --dataset."})
-    context: Literal["sentence", "stream"] = field(
-        default="sentence",
-        metadata={"help": "What a word is predicted from: its sentence, or a stream of text with carried LSTM states."},
+    validation_file: list[str] = option([], "Held-out text: files, patterns or folders, as for --train_file.")
+    validation_split: str | None = option(None, "Held-out split of --dataset.")
+    context: Literal["sentence", "stream"] = option(
+        "sentence", "What a word is predicted from: its sentence, or a stream of text with carried LSTM states."
     )
 
 
@@ -75,7 +69,7 @@ class HeldOutArguments(SentencesArguments):
 class CorpusArguments(TrainTextArguments, HeldOutArguments):
     """The texts of a training run."""
 
-    shuffle_buffer: int = field(default=100_000, metadata={"help": "Number of sentences to shuffle together."})
+    shuffle_buffer: int = option(100_000, "Number of sentences to shuffle together.")
 
 
 class Survey(NamedTuple):

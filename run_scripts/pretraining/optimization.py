@@ -7,7 +7,7 @@ the step: about one of a hundred with the original's 793,471 words. Clipping, re
 import math
 from collections import defaultdict
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -21,6 +21,7 @@ from torch.utils._pytree import tree_map
 from transformers import get_scheduler
 
 from modeling_elmo.elmo_backends import bfloat16_obstacle, is_sharded
+from modeling_elmo.run_scripts.program.command_line import option
 
 # Defaults by optimizer. adagrad has the original's.
 DEFAULTS: dict[str, dict[str, Any]] = {
@@ -47,60 +48,46 @@ class OptimizationArguments:
     `None` is replaced by the default of the optimizer.
     """
 
-    optim: Literal["adagrad", "adamw", "muon"] = field(
-        default="adamw",
-        metadata={
-            "help": "Optimizer. The original used adagrad. muon needs the fewest steps: it trains the matrices of "
-            "the biLM, and adamw the rest."
-        },
+    optim: Literal["adagrad", "adamw", "muon"] = option(
+        "adamw",
+        "Optimizer. The original used adagrad. muon needs the fewest steps: it trains the matrices of "
+        "the biLM, and adamw the rest.",
     )
-    learning_rate: float | None = field(
-        default=None,
-        metadata={"help": "Peak learning rate. Default: 0.2 for adagrad, 0.001 for adamw, 0.003 for muon."},
+    learning_rate: float | None = option(
+        None, "Peak learning rate. Default: 0.2 for adagrad, 0.001 for adamw, 0.003 for muon."
     )
-    weight_decay: float = field(
-        default=0.0,
-        metadata={
-            "help": "Weight decay of all matrices but a sampled softmax. adagrad adds it to the gradient, the others "
-            "subtract it from the weights."
-        },
+    weight_decay: float = option(
+        0.0,
+        "Weight decay of all matrices but a sampled softmax. adagrad adds it to the gradient, the others "
+        "subtract it from the weights.",
     )
-    adam_beta1: float = field(default=0.9, metadata={"help": "Decay rate of the mean gradient (adamw)."})
-    adam_beta2: float = field(default=0.999, metadata={"help": "Decay rate of the mean squared gradient (adamw)."})
-    adam_epsilon: float = field(default=1e-8, metadata={"help": "Constant in the denominator of the update (adamw)."})
-    lr_scheduler_type: Literal["constant", "cosine", "linear", "warmup_stable_decay"] | None = field(
-        default=None,
-        metadata={
-            "help": "Learning rate schedule. warmup_stable_decay is constant until --decay_steps before the end, for "
-            "trainings whose length is decided later. Default: constant for adagrad, else cosine."
-        },
+    adam_beta1: float = option(0.9, "Decay rate of the mean gradient (adamw).")
+    adam_beta2: float = option(0.999, "Decay rate of the mean squared gradient (adamw).")
+    adam_epsilon: float = option(1e-8, "Constant in the denominator of the update (adamw).")
+    lr_scheduler_type: Literal["constant", "cosine", "linear", "warmup_stable_decay"] | None = option(
+        None,
+        "Learning rate schedule. warmup_stable_decay is constant until --decay_steps before the end, for "
+        "trainings whose length is decided later. Default: constant for adagrad, else cosine.",
     )
-    warmup_steps: float | None = field(
-        default=None,
-        metadata={
-            "help": "Number of steps in which the learning rate rises from 0; below 1: share of all steps. Default: 0 "
-            "for adagrad, else 0.01."
-        },
+    warmup_steps: float | None = option(
+        None,
+        "Number of steps in which the learning rate rises from 0; below 1: share of all steps. Default: 0 "
+        "for adagrad, else 0.01.",
     )
-    decay_steps: float = field(
-        default=0.2,
-        metadata={
-            "help": "Number of steps at the end in which the learning rate of warmup_stable_decay falls to 0, as 1 "
-            "minus the square root of their progress (Hägele et al. 2024); below 1: share of the steps after warm-up."
-        },
+    decay_steps: float = option(
+        0.2,
+        "Number of steps at the end in which the learning rate of warmup_stable_decay falls to 0, as 1 "
+        "minus the square root of their progress (Hägele et al. 2024); below 1: share of the steps after warm-up.",
     )
-    max_grad_norm: float | None = field(
-        default=None,
-        metadata={"help": "Maximum norm of the gradient; 0: no clipping. Default: 10 for adagrad, else 1."},
+    max_grad_norm: float | None = option(
+        None, "Maximum norm of the gradient; 0: no clipping. Default: 10 for adagrad, else 1."
     )
-    gradient_scale: float | None = field(
-        default=None,
-        metadata={
-            "help": "Factor of the loss before the gradient is computed. It matters for clipping, and for adagrad's "
-            "initial accumulator of 1. Default: --unroll_steps for adagrad, else 1."
-        },
+    gradient_scale: float | None = option(
+        None,
+        "Factor of the loss before the gradient is computed. It matters for clipping, and for adagrad's "
+        "initial accumulator of 1. Default: --unroll_steps for adagrad, else 1.",
     )
-    unroll_steps: int = field(default=20, metadata={"help": "Number of tokens of a row in a batch (context stream)."})
+    unroll_steps: int = option(20, "Number of tokens of a row in a batch (context stream).")
 
     def __post_init__(self):
         scale = float(self.unroll_steps) if self.optim == "adagrad" else 1.0

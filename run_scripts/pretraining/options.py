@@ -1,12 +1,12 @@
 """Options of the pretraining loop. Options of optimizers are in `optimization.py`, options of texts in `corpus.py`."""
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from modeling_elmo.run_scripts.pretraining.corpus import Survey
 from modeling_elmo.run_scripts.pretraining.optimization import OptimizationArguments
-from modeling_elmo.run_scripts.program.command_line import refuse_unread
+from modeling_elmo.run_scripts.program.command_line import option, refuse_unread
 from modeling_elmo.run_scripts.program.processes import check_workers
 
 
@@ -14,52 +14,35 @@ from modeling_elmo.run_scripts.program.processes import check_workers
 class PretrainingArguments(OptimizationArguments):
     """Options of the loop, named as in transformers' `TrainingArguments` wherever it has the same option."""
 
-    output_dir: str = field(metadata={"help": "Folder for checkpoints and, after training, for the model."})
-    per_device_train_batch_tokens: int = field(
-        default=4096, metadata={"help": "Maximum tokens per batch, including padding (context sentence)."}
+    output_dir: str = option(..., "Folder for checkpoints and, after training, for the model.")
+    per_device_train_batch_tokens: int = option(4096, "Maximum tokens per batch, including padding (context sentence).")
+    per_device_train_batch_size: int = option(128, "Number of rows that are read side by side (context stream).")
+    per_device_eval_batch_tokens: int = option(
+        4096, "Maximum tokens per batch of held-out sentences, including padding."
     )
-    per_device_train_batch_size: int = field(
-        default=128, metadata={"help": "Number of rows that are read side by side (context stream)."}
+    gradient_accumulation_steps: int = option(1, "Number of batches per step on each device.")
+    max_steps: int = option(-1, "Number of training steps; overrides --num_train_epochs. -1: no maximum.")
+    num_train_epochs: float = option(10.0, "Number of passes over the training text.")
+    logging_steps: int = option(50, "Steps between two entries of the log.")
+    eval_steps: int = option(1000, "Steps between two evaluations on held-out text.")
+    save_steps: int = option(1000, "Steps between two checkpoints.")
+    save_total_limit: int | None = option(2, "Number of checkpoints to keep; the best and the last are always kept.")
+    early_stopping_patience: int | None = option(
+        None, "Number of evaluations without a lower perplexity that ends the training."
     )
-    per_device_eval_batch_tokens: int = field(
-        default=4096, metadata={"help": "Maximum tokens per batch of held-out sentences, including padding."}
+    resume_from_checkpoint: str | None = option(None, "Checkpoint to resume from: `last`, or its folder.")
+    seed: int = option(42, "Seed of initial weights, order of the text, dropout and sampled candidates.")
+    dataloader_num_workers: int = option(
+        1, "Number of processes per device that prepare batches (context stream: 0 or 1)."
     )
-    gradient_accumulation_steps: int = field(default=1, metadata={"help": "Number of batches per step on each device."})
-    max_steps: int = field(
-        default=-1, metadata={"help": "Number of training steps; overrides --num_train_epochs. -1: no maximum."}
+    fsdp_softmax: bool = option(
+        False, "Shard a full or adaptive softmax and its optimizer state over the devices (FSDP 2)."
     )
-    num_train_epochs: float = field(default=10.0, metadata={"help": "Number of passes over the training text."})
-    logging_steps: int = field(default=50, metadata={"help": "Steps between two entries of the log."})
-    eval_steps: int = field(default=1000, metadata={"help": "Steps between two evaluations on held-out text."})
-    save_steps: int = field(default=1000, metadata={"help": "Steps between two checkpoints."})
-    save_total_limit: int | None = field(
-        default=2, metadata={"help": "Number of checkpoints to keep; the best and the last are always kept."}
-    )
-    early_stopping_patience: int | None = field(
-        default=None, metadata={"help": "Number of evaluations without a lower perplexity that ends the training."}
-    )
-    resume_from_checkpoint: str | None = field(
-        default=None, metadata={"help": "Checkpoint to resume from: `last`, or its folder."}
-    )
-    seed: int = field(
-        default=42, metadata={"help": "Seed of initial weights, order of the text, dropout and sampled candidates."}
-    )
-    dataloader_num_workers: int = field(
-        default=1, metadata={"help": "Number of processes per device that prepare batches (context stream: 0 or 1)."}
-    )
-    fsdp_softmax: bool = field(
-        default=False,
-        metadata={"help": "Shard a full or adaptive softmax and its optimizer state over the devices (FSDP 2)."},
-    )
-    bf16: bool = field(default=False, metadata={"help": "Mixed precision in bfloat16."})
-    tf32: bool = field(default=True, metadata={"help": "Products of float32 matrices in TF32 on CUDA."})
-    torch_compile: bool = field(
-        default=False, metadata={"help": "Compile the model with torch.compile, except the loop over time steps."}
-    )
-    use_cpu: bool = field(default=False, metadata={"help": "Train on the CPU even if there is an accelerator."})
-    report_to: str = field(
-        default="tensorboard", metadata={"help": "Trackers that Accelerate supports, separated by commas; or `none`."}
-    )
+    bf16: bool = option(False, "Mixed precision in bfloat16.")
+    tf32: bool = option(True, "Products of float32 matrices in TF32 on CUDA.")
+    torch_compile: bool = option(False, "Compile the model with torch.compile, except the loop over time steps.")
+    use_cpu: bool = option(False, "Train on the CPU even if there is an accelerator.")
+    report_to: str = option("tensorboard", "Trackers that Accelerate supports, separated by commas; or `none`.")
 
     def __post_init__(self):
         super().__post_init__()

@@ -1,7 +1,7 @@
 """The model that a run starts from: a new one, or a checkpoint whose vocabulary is kept, extended or replaced."""
 
 import json
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
@@ -21,6 +21,7 @@ from modeling_elmo.run_scripts.pretraining.corpus import (
     write_vocabulary,
 )
 from modeling_elmo.run_scripts.pretraining.records import settings_of
+from modeling_elmo.run_scripts.program.command_line import option
 from modeling_elmo.run_scripts.program.files import check_model, load_pretrained
 from modeling_elmo.tokenization.elmo_characters import read_vocabulary
 from modeling_elmo.tokenization.elmo_pretokenization import TextSplitter
@@ -34,38 +35,27 @@ START_OPTIONS = {"model_name_or_path", "vocabulary", *VOCABULARY_OPTIONS}
 class ModelArguments:
     """Options of the model to start from."""
 
-    preset: Literal["tiny", "small", "medium", "original"] | None = field(
-        default=None, metadata={"help": "Size of a new model. Default: small."}
+    preset: Literal["tiny", "small", "medium", "original"] | None = option(None, "Size of a new model. Default: small.")
+    model_name_or_path: str | None = option(
+        None, "Checkpoint to train further instead of a new model: a folder or a Hub name."
     )
-    model_name_or_path: str | None = field(
-        default=None, metadata={"help": "Checkpoint to train further instead of a new model: a folder or a Hub name."}
+    config_overrides: str | None = option(None, 'Fields of a new model\'s ELMoConfig, as JSON: {"dropout": 0.2}')
+    softmax_type: Literal["full", "sampled", "adaptive"] | None = option(
+        None, "Softmax in training. Default: full, or the softmax of the checkpoint."
     )
-    config_overrides: str | None = field(
-        default=None, metadata={"help": 'Fields of a new model\'s ELMoConfig, as JSON: {"dropout": 0.2}'}
+    num_sampled: int | None = option(None, "Number of candidates of a sampled softmax. Default: 8192.")
+    vocabulary_file: str | None = option(None, "File of the words to predict, one per line, by descending frequency.")
+    vocabulary_size: int | None = option(
+        None, "Number of words to predict: the most frequent ones of the text, and the special words."
     )
-    softmax_type: Literal["full", "sampled", "adaptive"] | None = field(
-        default=None, metadata={"help": "Softmax in training. Default: full, or the softmax of the checkpoint."}
+    tokenizer_name: str | None = option(
+        None, "Tokenizer with the words to predict: a folder or a Hub name. For any alphabet."
     )
-    num_sampled: int | None = field(
-        default=None, metadata={"help": "Number of candidates of a sampled softmax. Default: 8192."}
+    vocabulary: Literal["keep", "extend", "replace"] = option(
+        "keep", "Change of a checkpoint's vocabulary. Words in the old and the new one keep their vectors."
     )
-    vocabulary_file: str | None = field(
-        default=None, metadata={"help": "File of the words to predict, one per line, by descending frequency."}
-    )
-    vocabulary_size: int | None = field(
-        default=None,
-        metadata={"help": "Number of words to predict: the most frequent ones of the text, and the special words."},
-    )
-    tokenizer_name: str | None = field(
-        default=None,
-        metadata={"help": "Tokenizer with the words to predict: a folder or a Hub name. For any alphabet."},
-    )
-    vocabulary: Literal["keep", "extend", "replace"] = field(
-        default="keep",
-        metadata={"help": "Change of a checkpoint's vocabulary. Words in the old and the new one keep their vectors."},
-    )
-    pre_tokenization: Literal["whitespace", "moses", "treebank"] | None = field(
-        default=None, metadata={"help": "Rules by which a new tokenizer splits raw text. Default: moses."}
+    pre_tokenization: Literal["whitespace", "moses", "treebank"] | None = option(
+        None, "Rules by which a new tokenizer splits raw text. Default: moses."
     )
 
     def __post_init__(self):

@@ -9,7 +9,7 @@ import sys
 from argparse import SUPPRESS, Action, RawDescriptionHelpFormatter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import fields, is_dataclass
+from dataclasses import field, fields, is_dataclass
 from difflib import get_close_matches
 from enum import Enum
 from glob import glob
@@ -66,6 +66,14 @@ BOUNDS: dict[str, tuple[str, Callable[[float], bool]]] = {
     **dict.fromkeys(("data_seed", "seed"), (f"a number from 0 to {2**32 - 1}", lambda value: 0 <= value < 2**32)),
 }
 ANY_NUMBER = ("a number", lambda value: -math.inf <= value <= math.inf)
+
+
+def option(default: Any, help: str, **argument: Any) -> Any:
+    """A field of a program's options: its default (`...`: required), its help, and more for argparse (`choices`)."""
+    metadata = {"help": help, **argument}
+    if isinstance(default, list):
+        return field(default_factory=default.copy, metadata=metadata)
+    return field(metadata=metadata) if default is ... else field(default=default, metadata=metadata)
 
 
 class HelpFormatter(RawDescriptionHelpFormatter):

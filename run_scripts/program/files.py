@@ -10,7 +10,7 @@ import re
 import zlib
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from tempfile import TemporaryFile
@@ -23,7 +23,7 @@ from safetensors import SafetensorError
 from transformers.utils import CONFIG_NAME
 
 from modeling_elmo.conversion.files import staged
-from modeling_elmo.run_scripts.program.command_line import flat_message, is_mistake_of_user, refuse_unread
+from modeling_elmo.run_scripts.program.command_line import flat_message, is_mistake_of_user, option, refuse_unread
 
 
 @dataclass(kw_only=True)
@@ -32,19 +32,13 @@ class DatasetArguments:
 
     _argument_group_name = "options of a data set"
 
-    dataset: str | None = field(
-        default=None, metadata={"help": "Data set to read instead of files: a folder or a name on the Hub."}
-    )
-    dataset_config: str | None = field(default=None, metadata={"help": "Configuration of the data set."})
-    streaming: bool = field(
-        default=False, metadata={"help": "Read the data set while it is downloaded, without a copy on disk."}
-    )
-    text_column: str = field(
-        default="text",
-        metadata={
-            "help": "Column of a data set, of a .csv or .tsv file, or key of a .jsonl file, with the text or the list "
-            "of its words; number of the words' column of a .conll file (default: 1)."
-        },
+    dataset: str | None = option(None, "Data set to read instead of files: a folder or a name on the Hub.")
+    dataset_config: str | None = option(None, "Configuration of the data set.")
+    streaming: bool = option(False, "Read the data set while it is downloaded, without a copy on disk.")
+    text_column: str = option(
+        "text",
+        "Column of a data set, of a .csv or .tsv file, or key of a .jsonl file, with the text or the list "
+        "of its words; number of the words' column of a .conll file (default: 1).",
     )
 
 
@@ -54,7 +48,7 @@ class TextArguments(DatasetArguments):
 
     _argument_group_name = "options of a data set"
 
-    split: str = field(default="train", metadata={"help": "Split to read."})
+    split: str = option("train", "Split to read.")
 
 
 # The files of a published model, in the order of writing. config.json is the last: without it the folder is not a

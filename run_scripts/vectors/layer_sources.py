@@ -1,7 +1,7 @@
 """Layers of words to compare: of a model, of vectors from elsewhere in files, or of static word vectors."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -11,6 +11,7 @@ import numpy as np
 from tqdm.auto import tqdm
 
 from modeling_elmo.run_scripts.cards.tables import layer_names
+from modeling_elmo.run_scripts.program.command_line import option
 from modeling_elmo.run_scripts.program.files import require, write_lines
 from modeling_elmo.run_scripts.vectors.embedding import embed_sentences, load_model_and_tokenizer
 from modeling_elmo.run_scripts.vectors.word_vectors import read_word_vectors
@@ -20,26 +21,20 @@ Sentences = Sequence[Sequence[str]]
 
 @dataclass(kw_only=True)
 class LayerSourceArguments:
-    model: str | None = field(default=None, metadata={"help": "Folder or Hub name of an ELMo model."})
-    vectors: str | None = field(
-        default=None,
-        metadata={
-            "help": "Folder with vectors from elsewhere: X.hdf5 or X.npz for the file X, with an array (layers, words, "
-            "width) or (words, width) for each sentence, under its number from 0."
-        },
+    model: str | None = option(None, "Folder or Hub name of an ELMo model.")
+    vectors: str | None = option(
+        None,
+        "Folder with vectors from elsewhere: X.hdf5 or X.npz for the file X, with an array (layers, words, "
+        "width) or (words, width) for each sentence, under its number from 0.",
     )
-    word_vectors: str | None = field(
-        default=None, metadata={"help": "File of word vectors without a context, in the text format of GloVe."}
+    word_vectors: str | None = option(None, "File of word vectors without a context, in the text format of GloVe.")
+    write_sentences: str | None = option(
+        None,
+        "Folder for the sentences, and nothing else: X.txt for the file X, a line per sentence, with a "
+        "space between words.",
     )
-    write_sentences: str | None = field(
-        default=None,
-        metadata={
-            "help": "Folder for the sentences, and nothing else: X.txt for the file X, a line per sentence, with a "
-            "space between words."
-        },
-    )
-    device: str | None = field(default=None, metadata={"help": "Device. Default: cuda if available, else cpu."})
-    trust_remote_code: bool = field(default=False, metadata={"help": "Run code from the model's folder."})
+    device: str | None = option(None, "Device. Default: cuda if available, else cpu.")
+    trust_remote_code: bool = option(False, "Run code from the model's folder.")
 
     def __post_init__(self):
         given = [name for name in ("model", "vectors", "word_vectors") if getattr(self, name) is not None]

@@ -7,7 +7,6 @@ from typing import Any, Literal
 import numpy as np
 from datasets import Dataset, DatasetDict
 from transformers import DataCollatorWithPadding
-from transformers.hf_argparser import HfArg
 
 from modeling_elmo import ELMoForSequenceClassification, ELMoTokenizer
 from modeling_elmo.run_scripts.fine_tuning.data import ClassificationDataArguments, label_names, read_classification
@@ -23,15 +22,16 @@ from modeling_elmo.run_scripts.fine_tuning.task import (
     truncation,
 )
 from modeling_elmo.run_scripts.fine_tuning.trainer import TaskTrainingArguments
+from modeling_elmo.run_scripts.program.command_line import option
 
 
 @dataclass(kw_only=True)
 class ClassificationArguments(ClassificationDataArguments):
-    classifier: Literal["bcn", "esim", "linear"] = HfArg(
-        default="bcn", help="Network: bcn for one text or two, esim for pairs, linear for one linear layer."
+    classifier: Literal["bcn", "esim", "linear"] = option(
+        "bcn", "Network: bcn for one text or two, esim for pairs, linear for one linear layer."
     )
-    max_length: int | None = HfArg(
-        default=None, help="Maximum tokens of a training example, including markers. Other splits are not cut."
+    max_length: int | None = option(
+        None, "Maximum tokens of a training example, including markers. Other splits are not cut."
     )
 
 

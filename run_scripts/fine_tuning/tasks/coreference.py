@@ -12,7 +12,6 @@ from datasets import Dataset, DatasetDict
 from torch import Tensor
 from torch.optim.lr_scheduler import LRScheduler, StepLR
 from transformers import BatchEncoding, TrainerCallback
-from transformers.hf_argparser import HfArg
 
 from modeling_elmo import ELMoForCoreferenceResolution, ELMoTokenizer
 from modeling_elmo.run_scripts.fine_tuning.features import FeatureStore
@@ -24,6 +23,7 @@ from modeling_elmo.run_scripts.fine_tuning.tasks.coreference_data import (
 )
 from modeling_elmo.run_scripts.fine_tuning.tasks.coreference_scores import coreference_scores
 from modeling_elmo.run_scripts.fine_tuning.trainer import TaskTrainingArguments
+from modeling_elmo.run_scripts.program.command_line import option
 
 DECAY_STEPS = 100  # as in the code of Lee et al. (2017)
 TOKEN_COLUMNS = ("input_ids", "character_ids", "attention_mask", "speaker_ids")  # of encodings: one value a token
@@ -31,13 +31,13 @@ TOKEN_COLUMNS = ("input_ids", "character_ids", "attention_mask", "speaker_ids") 
 
 @dataclass(kw_only=True)
 class CoreferenceArguments(CoreferenceDataArguments):
-    max_sentences: int = HfArg(
-        default=50,
-        help="Maximum sentences of a training document: a random window, drawn anew in each epoch. Other splits "
+    max_sentences: int = option(
+        50,
+        "Maximum sentences of a training document: a random window, drawn anew in each epoch. Other splits "
         "are read whole.",
     )
-    train_singletons: bool = HfArg(
-        default=False, help="Learn, return and score singletons too: mentions that no other mention refers to."
+    train_singletons: bool = option(
+        False, "Learn, return and score singletons too: mentions that no other mention refers to."
     )
 
 
@@ -47,8 +47,8 @@ class CoreferenceTrainingArguments(TaskTrainingArguments):
 
     _argument_group_name = "training options"
 
-    lr_decay: float = HfArg(
-        default=0.999, help=f"Factor of the learning rate after every {DECAY_STEPS} steps. 1: --lr_scheduler_type."
+    lr_decay: float = option(
+        0.999, f"Factor of the learning rate after every {DECAY_STEPS} steps. 1: --lr_scheduler_type."
     )
     num_train_epochs: float = 150
     per_device_train_batch_size: int = 1

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 from datasets import Dataset, DatasetDict, Features, Value
-from transformers.hf_argparser import HfArg
 from transformers.utils import logging
 
 from modeling_elmo.run_scripts.fine_tuning.sources import (
@@ -23,6 +22,7 @@ from modeling_elmo.run_scripts.fine_tuning.sources import (
     is_text,
     split_sources,
 )
+from modeling_elmo.run_scripts.program.command_line import option
 from modeling_elmo.run_scripts.program.data_files import JSON_FORMATS, LocatedRow, RowReader
 from modeling_elmo.run_scripts.program.files import numbered_lines
 
@@ -47,9 +47,9 @@ MentionSpan = tuple[int, int, int]  # sentence, first word, last word (inclusive
 
 @dataclass(kw_only=True)
 class CoreferenceDataArguments(DataArguments):
-    train_file: str | None = HfArg(
-        default=None,
-        help=f"Training file. CoNLL-2012 columns, also LitBank's: {', '.join(DOCUMENT_SUFFIXES)}; a document "
+    train_file: str | None = option(
+        None,
+        f"Training file. CoNLL-2012 columns, also LitBank's: {', '.join(DOCUMENT_SUFFIXES)}; a document "
         "per record: .json, .jsonl. Also .gz or .zst.",
     )
 

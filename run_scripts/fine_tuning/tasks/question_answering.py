@@ -11,7 +11,6 @@ import numpy as np
 import torch
 from datasets import Dataset, DatasetDict
 from transformers import DataCollatorWithPadding
-from transformers.hf_argparser import HfArg
 
 from modeling_elmo import ELMoForQuestionAnswering, ELMoTokenizer
 from modeling_elmo.pipeline_elmo import best_answers, characters_of_contexts
@@ -19,6 +18,7 @@ from modeling_elmo.run_scripts.fine_tuning.metrics import answer_scores
 from modeling_elmo.run_scripts.fine_tuning.task import Batch, Record, SplitOutput, Task, log_mean_probabilities
 from modeling_elmo.run_scripts.fine_tuning.tasks.question_data import QuestionDataArguments, read_questions
 from modeling_elmo.run_scripts.fine_tuning.trainer import EMA_HELP, AdadeltaTrainingArguments
+from modeling_elmo.run_scripts.program.command_line import option
 
 QUESTION_WORDS = ("what", "which", "who", "whose", "whom", "when", "where", "why", "how")
 Characters = tuple[int, int]  # of a word in its context: the first, and the one after the last
@@ -26,14 +26,12 @@ Characters = tuple[int, int]  # of a word in its context: the first, and the one
 
 @dataclass(kw_only=True)
 class QuestionAnsweringArguments(QuestionDataArguments):
-    max_seq_length: int = HfArg(
-        default=384, help="Maximum tokens of a window, which holds a question and a part of its context."
-    )
-    doc_stride: int = HfArg(default=128, help="Tokens that neighbouring windows of a context share.")
-    max_answer_length: int = HfArg(default=17, help="Maximum words of a predicted answer.")
-    null_score_diff_threshold: float = HfArg(
-        default=0.0,
-        help="Margin of log-probability by which no answer must beat the best answer. Used where some questions "
+    max_seq_length: int = option(384, "Maximum tokens of a window, which holds a question and a part of its context.")
+    doc_stride: int = option(128, "Tokens that neighbouring windows of a context share.")
+    max_answer_length: int = option(17, "Maximum words of a predicted answer.")
+    null_score_diff_threshold: float = option(
+        0.0,
+        "Margin of log-probability by which no answer must beat the best answer. Used where some questions "
         "have no answer.",
     )
 
@@ -53,7 +51,7 @@ class QuestionTrainingArguments(AdadeltaTrainingArguments):
 
     _argument_group_name = "training options"
 
-    ema_decay: float = HfArg(default=0.999, help=EMA_HELP)
+    ema_decay: float = option(0.999, EMA_HELP)
     per_device_train_batch_size: int = 45
 
 

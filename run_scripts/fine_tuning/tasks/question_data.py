@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from datasets import Dataset, DatasetDict, Features, Value
-from transformers.hf_argparser import HfArg
 
 from modeling_elmo.run_scripts.fine_tuning.sources import DataArguments, Source, check_cell, is_text, split_sources
+from modeling_elmo.run_scripts.program.command_line import option
 from modeling_elmo.run_scripts.program.data_files import LocatedRow, json_rows
 
 STRING = Value("string")
@@ -25,15 +25,13 @@ QUESTION_FEATURES = Features(
 
 @dataclass(kw_only=True)
 class QuestionDataArguments(DataArguments):
-    train_file: str | None = HfArg(
-        default=None, help="Training file in SQuAD's format, or with a question per record: .json, .jsonl."
+    train_file: str | None = option(
+        None, "Training file in SQuAD's format, or with a question per record: .json, .jsonl."
     )
-    question_column: str = HfArg(default="question", help="Key or column of the question.")
-    context_column: str = HfArg(default="context", help="Key or column of the text with the answer.")
-    answers_column: str = HfArg(
-        default="answers", help="Key or column of the answers, each with its text and answer_start."
-    )
-    id_column: str = HfArg(default="id", help="Key or column of the question's name, for predictions and messages.")
+    question_column: str = option("question", "Key or column of the question.")
+    context_column: str = option("context", "Key or column of the text with the answer.")
+    answers_column: str = option("answers", "Key or column of the answers, each with its text and answer_start.")
+    id_column: str = option("id", "Key or column of the question's name, for predictions and messages.")
 
 
 def read_questions(arguments: QuestionDataArguments) -> DatasetDict:

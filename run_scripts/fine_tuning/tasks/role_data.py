@@ -27,9 +27,9 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from datasets import DatasetDict, Features, Value
-from transformers.hf_argparser import HfArg
 
 from modeling_elmo.run_scripts.fine_tuning.sources import DataArguments, check_cell, sentence_of, split_sources
+from modeling_elmo.run_scripts.program.command_line import option
 from modeling_elmo.run_scripts.program.data_files import JSON_FORMATS, LocatedRow, Location, format_suffix
 from modeling_elmo.run_scripts.program.files import numbered_lines
 
@@ -58,14 +58,14 @@ ROLE_FEATURES = Features(
 
 @dataclass(kw_only=True)
 class RoleDataArguments(DataArguments):
-    train_file: str | None = HfArg(
-        default=None,
-        help="Training file in UTF-8. A word per line and a column per predicate: .tsv as PropBank EWT, .conll "
+    train_file: str | None = option(
+        None,
+        "Training file in UTF-8. A word per line and a column per predicate: .tsv as PropBank EWT, .conll "
         "or .txt as CoNLL-2005, .gold_conll and so on as CoNLL-2012. A sentence per record, with tokens, "
         "predicate_index and predicate_tags: .json, .jsonl. Also .gz or .zst.",
     )
-    roles_format: Literal["propbank", "conll2005", "conll2012"] | None = HfArg(
-        default=None, help="Columns of files with a word per line. Default: those that the file's ending names."
+    roles_format: Literal["propbank", "conll2005", "conll2012"] | None = option(
+        None, "Columns of files with a word per line. Default: those that the file's ending names."
     )
 
 

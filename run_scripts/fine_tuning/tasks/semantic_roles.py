@@ -11,7 +11,6 @@ from datasets import Dataset, DatasetDict
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 from transformers import BatchEncoding
-from transformers.hf_argparser import HfArg
 from transformers.utils import logging
 
 from modeling_elmo import ELMoForSemanticRoleLabeling, ELMoTokenizer
@@ -33,6 +32,7 @@ from modeling_elmo.run_scripts.fine_tuning.task import (
 from modeling_elmo.run_scripts.fine_tuning.tasks.role_data import RoleDataArguments, read_roles
 from modeling_elmo.run_scripts.fine_tuning.tasks.role_scores import predicate_scores, role_scores
 from modeling_elmo.run_scripts.fine_tuning.trainer import AdadeltaTrainingArguments
+from modeling_elmo.run_scripts.program.command_line import option
 
 logger = logging.get_logger(__name__)
 
@@ -41,8 +41,8 @@ DECODED_ROWS = 256  # at once: their Viterbi scores take some megabytes
 
 @dataclass(kw_only=True)
 class SemanticRoleArguments(RoleDataArguments):
-    max_length: int | None = HfArg(
-        default=102, help="Maximum tokens of a training sentence, including two markers. Other splits are not cut."
+    max_length: int | None = option(
+        102, "Maximum tokens of a training sentence, including two markers. Other splits are not cut."
     )
 
 

@@ -7,7 +7,6 @@ from typing import Any
 import numpy as np
 from datasets import Dataset, DatasetDict
 from transformers import DataCollatorForTokenClassification
-from transformers.hf_argparser import HfArg
 from transformers.utils import logging
 
 from modeling_elmo import ELMoForTokenClassification, ELMoTokenizer
@@ -27,6 +26,7 @@ from modeling_elmo.run_scripts.fine_tuning.task import (
     label_config,
     truncation,
 )
+from modeling_elmo.run_scripts.program.command_line import option
 
 logger = logging.get_logger(__name__)
 
@@ -35,8 +35,8 @@ SHOWN_TAGS = 3  # in the warnings about tags that fit no scheme
 
 @dataclass(kw_only=True)
 class TaggingArguments(TaggingDataArguments):
-    max_length: int | None = HfArg(
-        default=None, help="Maximum tokens of a training sentence, including two markers. Other splits are not cut."
+    max_length: int | None = option(
+        None, "Maximum tokens of a training sentence, including two markers. Other splits are not cut."
     )
 
 
