@@ -61,8 +61,7 @@ def error_of(found, expected):
 
 
 @needs_int8
-@pytest.mark.parametrize("rows", [0, 1, 5, 130])
-@pytest.mark.parametrize("inner, outer", [(17, 24), (64, 33), (512, 1)])
+@pytest.mark.parametrize("rows, inner, outer", [(0, 17, 24), (1, 512, 1), (5, 17, 24), (130, 64, 33)])
 def test_products_equal_the_definition(rows, inner, outer):
     torch.manual_seed(0)
     linear = nn.Linear(inner, outer)
@@ -132,8 +131,9 @@ def test_a_row_does_not_depend_on_its_batch():
 
 
 @needs_int8
-def test_saved_and_loaded(tmp_path):
-    model = make_model(ELMoForTokenClassification)
+@pytest.mark.parametrize("freeze_bilm", [True, False])
+def test_saved_and_loaded(tmp_path, freeze_bilm):
+    model = make_model(ELMoForTokenClassification, freeze_bilm=freeze_bilm)
     model.save_pretrained(tmp_path / "float32")
     quantized = copy.deepcopy(model).quantize()
     quantized.save_pretrained(tmp_path / "int8")
@@ -146,12 +146,15 @@ def test_saved_and_loaded(tmp_path):
                 tmp_path / folder, output_loading_info=True, **options
             )
             assert not info["missing_keys"] and not info["unexpected_keys"]
+            assert loaded.num_parameters() == model.num_parameters()
             assert loaded.is_quantized and loaded.config.quantization_config.quant_method == "elmo_int8"
             torch.testing.assert_close(loaded(**make_inputs()).logits, expected, rtol=0, atol=0)
     again = loaded.dequantize()
+    assert trainable(again) == trainable(model)
     assert again is loaded and not hasattr(again.config, "quantization_config")
     assert type(again.elmo.forward_lstm.layers[0].projection) is nn.Linear
     again.train()(**make_inputs())
+    assert trainable(ELMoForTokenClassification.from_pretrained(tmp_path / "int8").dequantize()) == trainable(model)
     saved = load_file(tmp_path / "int8" / "model.safetensors")
     assert saved["elmo.forward_lstm.layers.0.projection.weight"].dtype == torch.int8
 
@@ -180,18 +183,6 @@ def test_gradients_come_back_and_counts_stay(choose):
     assert trainable(copy.deepcopy(model).dequantize()) == expected
     model.freeze()
     assert trainable(model.dequantize()) == ["scalar_mix.weights", "scalar_mix.gamma"]
-
-
-@needs_int8
-@pytest.mark.parametrize("freeze_bilm", [True, False])
-def test_gradients_of_a_model_loaded_in_8_bits(tmp_path, freeze_bilm):
-    model = make_model(ELMoForTokenClassification, freeze_bilm=freeze_bilm)
-    model.save_pretrained(tmp_path / "float32")
-    copy.deepcopy(model).quantize().save_pretrained(tmp_path / "int8")
-    for folder, options in (("int8", {}), ("float32", {"quantization_config": ELMoInt8Config()})):
-        loaded = ELMoForTokenClassification.from_pretrained(tmp_path / folder, **options)
-        assert loaded.num_parameters() == model.num_parameters()
-        assert trainable(loaded.dequantize()) == trainable(model)
 
 
 @needs_int8
@@ -234,30 +225,27 @@ def test_copies_workers_and_other_processes():
 @needs_int8
 def test_what_a_quantized_model_refuses(tmp_path):
     model = make_model(ELMoForPreTraining).quantize()
-    with fails("A quantized model cannot be trained. Train the model in float32 and quantize it afterwards"):
+    with fails("A quantized model cannot be trained. Train the model in float32"):
         model.train()
-    for convert in (lambda: model.to(torch.bfloat16), model.double):
-        with fails("A quantized model cannot be converted to torch."):
-            convert()
+    with fails("A quantized model cannot be converted to torch."):
+        model.to(torch.bfloat16)
     with pytest.raises(ValueError, match="not supported for quantized model"):
         model.half()
-    embedded = torch.randn(1, 3, 32, requires_grad=True)
-    with fails("A quantized layer has no gradients. Train the model in float32"):
-        model.elmo(inputs_embeds=embedded)
+    with fails("A quantized layer has no gradients."):
+        model.elmo(inputs_embeds=torch.randn(1, 3, 32, requires_grad=True))
     with elmo_backend("training"), fails("A quantized layer has no backend 'training'."):
         model.elmo(**make_inputs())
     data = [{"inputs_embeds": torch.ones(2, 32), "labels": torch.ones(2, dtype=torch.long)}] * 2
-    trainer = Trainer(model, TrainingArguments(str(tmp_path), report_to="none", use_cpu=True), train_dataset=data)
     with fails("A quantized model cannot be trained."):
-        trainer.train()
+        Trainer(model, TrainingArguments(str(tmp_path), report_to="none", use_cpu=True), train_dataset=data).train()
     model.save_pretrained(tmp_path / "int8")
-    with fails("Weights in 8 bits are computed with float32, not with torch.bfloat16; pass dtype='float32'."):
+    with fails("not with torch.bfloat16; pass dtype='float32'."):
         ELMoModel.from_pretrained(tmp_path / "int8", dtype=torch.bfloat16)
-    with fails("The model is in torch.bfloat16 on cpu; call `model.to('cpu', torch.float32)` before `quantize()`."):
+    with fails("torch.bfloat16 on cpu; call `model.to('cpu', torch.float32)` before `quantize()`."):
         make_model().bfloat16().quantize()
-    with fails("This head has no biLM (`use_elmo=False`), so there is nothing to quantize."):
+    with fails("no biLM (`use_elmo=False`)"):
         make_model(ELMoForTokenClassification, use_elmo=False, task_word_embedding_size=4).quantize()
-    with elmo_backend("int8"), fails("The backend 'int8' was forced, but gradients are needed."):
+    with elmo_backend("int8"), fails("'int8' was forced, but gradients are needed."):
         make_model()(**make_inputs())
     assert model.quantize() is model
 
@@ -294,12 +282,6 @@ def test_a_vocabulary_cache_is_made_afterwards(tmp_path):
     for each in (model, loaded):
         assert error_of(top(each), expected) < 1e-3
         assert len(each.vocabulary_cache.words) == 4  # with the markers
-
-
-@needs_int8
-def test_a_vocabulary_cache_in_8_bits_is_not_that_of_floats(tmp_path):
-    model = make_model().quantize()
-    model.cache_vocabulary(["Paris", "is"], ELMoTokenizer(), save=True)
     model.dequantize().save_pretrained(tmp_path)
     assert ELMoModel.from_pretrained(tmp_path).vocabulary_cache is None
 

@@ -79,8 +79,13 @@ def loaded_and_used(folder) -> list[torch.Tensor]:
         return [*found, 0 * quantized(**INPUTS).last_hidden_state]  # finite: their values are tested elsewhere
 
 
-@pytest.mark.parametrize("change", ["missing", "changed"])
-@pytest.mark.parametrize("name", [None, *PRIVATE])
+CHANGED = ["ops.mkldnn._linear_pointwise", "ops.onednn.qlinear_pointwise", "cpu._is_vnni_supported"]
+CHANGED += ["utils._python_dispatch._get_current_dispatch_mode", "_C._functorch.peek_interpreter_stack"]
+
+
+@pytest.mark.parametrize(
+    "name, change", [*((name, "missing") for name in (None, *PRIVATE)), *((name, "changed") for name in CHANGED)]
+)
 def test_a_private_name_that_torch_changed(name, change, tmp_path, monkeypatch, caplog, forgetful):
     make_model(ELMoForPreTraining).save_pretrained(tmp_path)
     threads, asked = torch.get_num_threads(), set()
@@ -152,9 +157,8 @@ def dual_weight(model, embeds, direction):
             linear.weight = weight
 
 
-@pytest.mark.parametrize("gradients", [False, True])
 @pytest.mark.parametrize("derivative", [jvp, dual, dual_state, dual_weight])
-@pytest.mark.parametrize("backend", ["inference", "fused"])
+@pytest.mark.parametrize("backend, gradients", [("inference", False), ("inference", True), ("fused", True)])
 def test_tangents_equal_differences(backend, derivative, gradients):
     """Central differences, in float64. A path without tangents would lose a part of them in silence."""
     model = make_model(lstm_hidden_size=21, projection_size=7).double()
@@ -243,6 +247,7 @@ embed.main(sys.argv[1:])
 """
 
 
+@pytest.mark.slow
 def test_a_torch_without_distributed(tmp_path):
     """Such as ROCm's on Windows."""
     make_model(ELMoForPreTraining).save_pretrained(tmp_path / "biLM")

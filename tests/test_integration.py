@@ -79,6 +79,7 @@ def test_pipeline_groups_entities_beside_punctuation(tagger, strategy):
 @pytest.mark.parametrize("strategy", ["none", "simple", "max"])
 def test_results_are_json(tagger, strategy):
     found = tagger([SENTENCE, "Paris"], aggregation_strategy=strategy)
+    assert [place["start"] for place in found[0]] == [10, 19]
     assert json.loads(json.dumps(found)) == found and len(found[0]) == 2
     again = pickle.loads(pickle.dumps(tagger))(SENTENCE, aggregation_strategy=strategy)
     assert again == found[0]
@@ -90,14 +91,6 @@ def test_taggers_that_are_not_elmo_have_the_stock_pipeline(tagger):
     sizes = dict(hidden_size=4, num_hidden_layers=1, num_attention_heads=1, intermediate_size=4, vocab_size=9)
     model = BertForTokenClassification(BertConfig(**sizes))
     assert type(pipeline("ner", model=model, tokenizer=tagger.tokenizer)) is TokenClassificationPipeline
-
-
-def test_pipeline_labels_single_tokens(tagger):
-    found = tagger([SENTENCE, "Paris"], aggregation_strategy="none")
-    assert [(entity["entity"], entity["index"], entity["start"]) for entity in found[0]] == [
-        ("B-LOC", 5, 10),
-        ("B-LOC", 8, 19),
-    ]
 
 
 def test_pipeline_labels_the_best_sequence_of_a_crf():
@@ -148,22 +141,6 @@ TEXTS = [" ".join(WORDS[:length]) for length in (1, 9, 2, 7, 4, 3, 8, 5)]
 def examples(tokenizer: ELMoTokenizer) -> list[dict]:
     """Encoded texts without padding, as in a data set."""
     return [dict(tokenizer(text.split(), is_split_into_words=True)) for text in TEXTS]
-
-
-@pytest.mark.parametrize("task", ["token classification", "language modeling"])
-def test_collators_pad_as_the_tokenizer(task):
-    tokenizer = tokenizer_of(*WORDS)
-    words = [text.split() for text in TEXTS]
-    expected = tokenizer(words, is_split_into_words=True, padding=True, return_tensors="pt")
-    if task == "token classification":
-        features = [{**example, "labels": [1] * len(example["input_ids"])} for example in examples(tokenizer)]
-        batch = DataCollatorForTokenClassification(tokenizer)(features)
-        expected["labels"] = expected["attention_mask"].where(expected["attention_mask"] == 1, -100)
-    else:
-        batch = DataCollatorForLanguageModeling(tokenizer, mlm=False)(examples(tokenizer))
-        expected["labels"] = expected["input_ids"].where(expected["attention_mask"] == 1, -100)
-    for key, value in expected.items():
-        assert torch.equal(batch[key], value), key
 
 
 @pytest.mark.slow  # depends on the machine
@@ -232,9 +209,8 @@ def padded_roles(tokenizer, rows):
 
 
 @every_model
-@pytest.mark.parametrize("accumulation", [1, 4])
-def test_trainer_steps_along_the_gradient_of_the_whole_batch(model_class, options, accumulation, tmp_path):
-    """One step of plain SGD with rate 1: 8 rows at once, or 4 times 2 rows of different lengths."""
+def test_trainer_steps_along_the_gradient_of_the_whole_batch(model_class, options, tmp_path):
+    """One step of plain SGD with rate 1: 4 times 2 rows of different lengths."""
     model, features, collator = training_setup(model_class, options)
     before = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
     model(**collator(features)).loss.backward()
@@ -242,8 +218,8 @@ def test_trainer_steps_along_the_gradient_of_the_whole_batch(model_class, option
     model.zero_grad()
     arguments = TrainingArguments(
         tmp_path,
-        per_device_train_batch_size=8 // accumulation,
-        gradient_accumulation_steps=accumulation,
+        per_device_train_batch_size=2,
+        gradient_accumulation_steps=4,
         max_steps=1,
         optim="sgd",
         learning_rate=1.0,
