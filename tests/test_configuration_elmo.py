@@ -41,20 +41,14 @@ def test_unknown_preset():
     assert ELMoConfig.from_preset("tiny", dropout=0.3).dropout == 0.3 and "dropout" not in PRESETS["tiny"]
 
 
-def test_round_trip_through_json(tmp_path):
-    config = ELMoConfig(
-        cell_clip=3, projection_clip=None, char_cnn_filters=((1, 4), (2, 8)), vocab_size=9, num_labels=5
-    )
-    config.save_pretrained(tmp_path)
+def test_what_a_saved_configuration_says(tmp_path):
+    ELMoConfig(cell_clip=3, char_cnn_filters=((1, 4), (2, 8)), num_labels=5).save_pretrained(tmp_path)
     written = json.loads((tmp_path / "config.json").read_text())
     assert written["hidden_size"] == 1024 and written["char_cnn_filters"] == [[1, 4], [2, 8]]
     tasks = ("PreTraining", "TokenClassification", "SequenceClassification", "QuestionAnswering")
     assert set(written["auto_map"]) == {"AutoConfig", "AutoModel", *(f"AutoModelFor{task}" for task in tasks)}
-    for again in (ELMoConfig.from_pretrained(tmp_path), AutoConfig.from_pretrained(tmp_path)):
-        assert type(again) is ELMoConfig and again.num_labels == 5
-        assert {name: getattr(again, name) for name in FIELDS} == {name: getattr(config, name) for name in FIELDS}
-    resized = ELMoConfig.from_pretrained(tmp_path, projection_size=64)
-    assert resized.hidden_size == 128
+    again = AutoConfig.from_pretrained(tmp_path, projection_size=64)
+    assert type(again) is ELMoConfig and (again.num_labels, again.hidden_size) == (5, 128)
 
 
 # Another value than the default of every field but `tie_word_embeddings`, which excludes others.

@@ -452,35 +452,31 @@ def plain_log_probs(model, batch, row):
     return found
 
 
-def plain_losses(model, batch, labels):
-    """Sums of `-log p` and their counts for each direction, word by word."""
-    sums, counts = [0.0, 0.0], [0, 0]
-    for row in range(len(labels)):
-        targets = labels[row][batch["attention_mask"][row].bool()].tolist()
-        for direction, log_probs in enumerate(plain_log_probs(model, batch, row)):
-            for target, log_probs_V in zip(targets, log_probs, strict=True):
-                if target != -100 and log_probs_V.any():
-                    sums[direction] -= log_probs_V[target - 1]
-                    counts[direction] += 1
-    return sums, counts
-
-
 @pytest.mark.parametrize("side", ["right", "left"])
-def test_language_model_loss_is_the_joint_log_likelihood(side):
+def test_scores_are_log_probabilities_and_the_loss_is_their_mean(side):
     model = make_model(ELMoForPreTraining)
     with torch.no_grad():
         model.softmax.bias.uniform_(-1, 1)
     batch = make_batch(model.config, side=side)
+    expected = np.zeros((2, *batch["input_ids"].shape))
+    for row, real in enumerate(batch["attention_mask"].bool()):
+        targets = batch["input_ids"][row, real] - 1  # without <PAD>
+        expected[:, row, real] = plain_log_probs(model, batch, row)[:, range(len(targets)), targets]
+    scores = model.score(**batch)
+    np.testing.assert_allclose(scores.forward_log_probs, expected[0], atol=1e-6)
+    np.testing.assert_allclose(scores.backward_log_probs, expected[1], atol=1e-6)
+
     labels = batch["input_ids"].where(batch["attention_mask"].bool(), -100)
     labels[0, 2] = -100
-    (forward, backward), counts = plain_losses(model, batch, labels)
+    expected *= (labels != -100).numpy()
+    forward, backward = (-each.sum() / np.count_nonzero(each) for each in expected)
     output = model(**batch, labels=labels)
     assert not output.forward_loss.requires_grad and not output.backward_loss.requires_grad
-    assert output.forward_loss.item() == pytest.approx(forward / counts[0], abs=1e-6)
-    assert output.backward_loss.item() == pytest.approx(backward / counts[1], abs=1e-6)
-    assert output.loss.item() == pytest.approx((forward / counts[0] + backward / counts[1]) / 2, abs=1e-6)
+    assert output.forward_loss.item() == pytest.approx(forward, abs=1e-6)
+    assert output.backward_loss.item() == pytest.approx(backward, abs=1e-6)
+    assert output.loss.item() == pytest.approx((forward + backward) / 2, abs=1e-6)
     counted = model(**batch, labels=labels, num_items_in_batch=10)
-    assert counted.loss.item() == pytest.approx((forward + backward) / 20, abs=1e-6)
+    assert counted.loss.item() == pytest.approx(-expected.sum() / 20, abs=1e-6)
     assert torch.equal(model(**batch, labels=labels.to(torch.int8)).loss, output.loss)
     for dtype in (torch.float32, torch.bool):
         fails(f"`labels` has dtype {dtype}; pass integer ids", model, **batch, labels=labels.to(dtype))
@@ -527,20 +523,6 @@ def test_errors_of_the_language_model():
     fails("`direction` is 'left'", model.predict_words, **batch, direction="left")
     fails("`top_k` is 12; pass 1 to 11", model.predict_words, **batch, top_k=12)
     fails("pass `input_ids` with `character_ids`", model.score, batch["character_ids"])
-
-
-@pytest.mark.parametrize("side", ["right", "left"])
-def test_scores_are_the_words_log_probabilities(side):
-    model = make_model(ELMoForPreTraining)
-    batch = make_batch(model.config, side=side)
-    scores = model.score(**batch)
-    for row, length in enumerate(LENGTHS):
-        real = batch["attention_mask"][row].bool()
-        targets = batch["input_ids"][row][real].tolist()
-        expected = plain_log_probs(model, batch, row)[:, range(length), [target - 1 for target in targets]]
-        np.testing.assert_allclose(scores.forward_log_probs[row][real], expected[0], atol=1e-6)
-        np.testing.assert_allclose(scores.backward_log_probs[row][real], expected[1], atol=1e-6)
-        assert not scores.forward_log_probs[row][~real].any() and not scores.backward_log_probs[row][~real].any()
 
 
 @pytest.mark.parametrize("direction, chunk", [("forward", 1000), ("backward", 1), ("both", 1)])
