@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from datasets import Dataset
+from head_models import HEADS, batch_of, make_batch, make_model, targets_of
 from torch.nn.utils.rnn import pad_sequence
 from transformers import (
     BertConfig,
@@ -135,14 +136,6 @@ def test_zero_shot_pipeline_reads_pairs(options):
         assert scores[label] == pytest.approx(logits.softmax(-1)[1].item(), abs=1e-6)
 
 
-TEXTS = [" ".join(WORDS[:length]) for length in (1, 9, 2, 7, 4, 3, 8, 5)]
-
-
-def examples(tokenizer: ELMoTokenizer) -> list[dict]:
-    """Encoded texts without padding, as in a data set."""
-    return [dict(tokenizer(text.split(), is_split_into_words=True)) for text in TEXTS]
-
-
 @pytest.mark.slow  # depends on the machine
 def test_stored_columns_reach_batches_at_200_000_tokens_a_second():
     tokenizer = tokenizer_of(*WORDS)
@@ -156,48 +149,34 @@ def test_stored_columns_reach_batches_at_200_000_tokens_a_second():
 
 TRAINED = {
     "language_model": (ELMoForPreTraining, {}),
-    "tagger": (ELMoForTokenClassification, {"elmo_placement": "both"}),
-    "tagger_linear": (ELMoForTokenClassification, {"head": "linear"}),
-    "bcn": (ELMoForSequenceClassification, {"task_word_embedding_size": 5}),
-    "esim": (ELMoForSequenceClassification, {"classifier": "esim", "elmo_placement": "output"}),
-    "linear": (ELMoForSequenceClassification, {"head": "linear"}),
-    "reader": (ELMoForQuestionAnswering, {"elmo_placement": "both"}),
-    "roles": (ELMoForSemanticRoleLabeling, {"elmo_placement": "both", "id2label": {0: "O", 1: "B-X", 2: "I-X"}}),
+    "tagger": HEADS["tagger-both"],
+    "tagger_linear": HEADS["tagger-linear"],
+    "bcn": HEADS["bcn-input"],
+    "esim": HEADS["esim-output"],
+    "linear": HEADS["sequence-linear"],
+    "reader": HEADS["reader-both"],
+    "roles": HEADS["roles-both"],
 }
 every_model = pytest.mark.parametrize("model_class, options", TRAINED.values(), ids=TRAINED)
 
 
 def training_setup(model_class, options):
     """A model, unpadded examples with labels, and the stock collator for them."""
-    tokenizer = tokenizer_of(*WORDS)
-    torch.manual_seed(0)
-    options = options if "id2label" in options else {**options, "num_labels": 3}
-    model = model_class(tiny_config(tokenizer, **{"freeze_bilm": False, "scalar_mix_l2": 0.1, **options}))
-    features = examples(tokenizer)
-    if model_class is ELMoForPreTraining:
+    model = make_model(model_class, **{"freeze_bilm": False, "scalar_mix_l2": 0.1, **options})
+    tokenizer = ELMoTokenizer(max_word_length=model.config.max_word_length)
+    is_language_model = model_class is ELMoForPreTraining
+    batch = make_batch(model.config) if is_language_model else batch_of(model)
+    batch |= {} if is_language_model else targets_of(model, batch)
+    features = []
+    for row, mask in enumerate(batch["attention_mask"].bool()):
+        values = {name: tensor[row] for name, tensor in batch.items()}
+        features.append({name: (each[mask] if each.dim() else each).tolist() for name, each in values.items()})
+    if is_language_model:
         return model, features, DataCollatorForLanguageModeling(tokenizer, mlm=False)
-    if options.get("classifier") == "esim" or model_class is ELMoForQuestionAnswering:
-        features = [dict(tokenizer(text, SENTENCE)) for text in TEXTS]
-    for number, example in enumerate(features):
-        if model_class is ELMoForQuestionAnswering:
-            first = len(example["input_ids"]) - 4
-            example |= {"start_positions": first, "end_positions": first + number % 3}
-            continue
-        ids = example["input_ids"]
-        if model_class is ELMoForSemanticRoleLabeling:  # every word has both labels, markers have none
-            inner = range(len(ids) - 2)
-            example["token_type_ids"] = [0, *(int(position == number % len(inner)) for position in inner), 0]
-            for name, labels in (("labels", [n % 3 for n in inner]), ("predicate_labels", [n % 2 for n in inner])):
-                example[name] = [-100, *labels, -100]
-            continue
-        is_tagger = model_class is ELMoForTokenClassification
-        example["labels"] = [position % 3 for position in range(len(ids))] if is_tagger else number % 3
     if model_class is ELMoForSemanticRoleLabeling:
         return model, features, lambda rows: padded_roles(tokenizer, rows)
-    collator = (
-        DataCollatorForTokenClassification if model_class is ELMoForTokenClassification else DataCollatorWithPadding
-    )
-    return model, features, collator(tokenizer)
+    is_tagger = model_class is ELMoForTokenClassification
+    return model, features, (DataCollatorForTokenClassification if is_tagger else DataCollatorWithPadding)(tokenizer)
 
 
 def padded_roles(tokenizer, rows):
@@ -210,7 +189,7 @@ def padded_roles(tokenizer, rows):
 
 @every_model
 def test_trainer_steps_along_the_gradient_of_the_whole_batch(model_class, options, tmp_path):
-    """One step of plain SGD with rate 1: 4 times 2 rows of different lengths."""
+    """One step of plain SGD with rate 1: 2 times 2 rows of different lengths."""
     model, features, collator = training_setup(model_class, options)
     before = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
     model(**collator(features)).loss.backward()
@@ -219,7 +198,7 @@ def test_trainer_steps_along_the_gradient_of_the_whole_batch(model_class, option
     arguments = TrainingArguments(
         tmp_path,
         per_device_train_batch_size=2,
-        gradient_accumulation_steps=4,
+        gradient_accumulation_steps=2,
         max_steps=1,
         optim="sgd",
         learning_rate=1.0,
@@ -296,12 +275,12 @@ def test_trainer_evaluates_the_loss_and_gathers_only_logits(model_class, options
     found = Trainer(model, arguments, data_collator=collator, eval_dataset=features).predict(features)
     assert np.isfinite(found.metrics["test_loss"])
     if model_class is ELMoForQuestionAnswering:
-        assert [side.shape for side in found.predictions] == [(8, max(len(each["input_ids"]) for each in features))] * 2
+        assert [side.shape for side in found.predictions] == [(4, max(len(each["input_ids"]) for each in features))] * 2
     elif model_class is ELMoForSemanticRoleLabeling:
         logits, predicates = found.predictions
-        assert logits.shape == (*predicates.shape, 3) and len(predicates) == 8
+        assert logits.shape == (*predicates.shape, 5) and len(predicates) == 4
     elif model_class is not ELMoForPreTraining:
-        assert isinstance(found.predictions, np.ndarray) and found.predictions.shape[-1] == 3
+        assert isinstance(found.predictions, np.ndarray) and found.predictions.shape[-1] == 5
 
 
 @pytest.mark.parametrize("freeze_bilm", [True, False])
