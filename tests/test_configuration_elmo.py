@@ -41,20 +41,14 @@ def test_unknown_preset():
     assert ELMoConfig.from_preset("tiny", dropout=0.3).dropout == 0.3 and "dropout" not in PRESETS["tiny"]
 
 
-def test_round_trip_through_json(tmp_path):
-    config = ELMoConfig(
-        cell_clip=3, projection_clip=None, char_cnn_filters=((1, 4), (2, 8)), vocab_size=9, num_labels=5
-    )
-    config.save_pretrained(tmp_path)
+def test_what_a_saved_configuration_says(tmp_path):
+    ELMoConfig(cell_clip=3, char_cnn_filters=((1, 4), (2, 8)), num_labels=5).save_pretrained(tmp_path)
     written = json.loads((tmp_path / "config.json").read_text())
     assert written["hidden_size"] == 1024 and written["char_cnn_filters"] == [[1, 4], [2, 8]]
     tasks = ("PreTraining", "TokenClassification", "SequenceClassification", "QuestionAnswering")
     assert set(written["auto_map"]) == {"AutoConfig", "AutoModel", *(f"AutoModelFor{task}" for task in tasks)}
-    for again in (ELMoConfig.from_pretrained(tmp_path), AutoConfig.from_pretrained(tmp_path)):
-        assert type(again) is ELMoConfig and again.num_labels == 5
-        assert {name: getattr(again, name) for name in FIELDS} == {name: getattr(config, name) for name in FIELDS}
-    resized = ELMoConfig.from_pretrained(tmp_path, projection_size=64)
-    assert resized.hidden_size == 128
+    again = AutoConfig.from_pretrained(tmp_path, projection_size=64)
+    assert type(again) is ELMoConfig and (again.num_labels, again.hidden_size) == (5, 128)
 
 
 # Another value than the default of every field but `tie_word_embeddings`, which excludes others.
@@ -110,11 +104,7 @@ def test_every_class_of_the_auto_map_exists():
     "name, meant",
     [
         ("cel_clip", "cell_clip"),
-        ("char_embed_size", "char_embedding_size"),
-        ("num_highway_layer", "num_highway_layers"),
-        ("lstm_hidden_sizes", "lstm_hidden_size"),
         ("hidden_sizes", "hidden_size"),
-        ("use_skip_connection", "use_skip_connections"),
         *FIELD_OF_NAME.items(),
     ],
 )
@@ -128,64 +118,39 @@ def test_other_names_pass(name):
     assert getattr(ELMoConfig(**{name: 3}), name) == 3
 
 
+WITHOUT_ELMO = [{"use_elmo": False}, {"elmo_placement": "output"}]  # at the input of a head's network
+
+
 @pytest.mark.parametrize(
     "options, message",
     [
         ({"hidden_size": 512}, "`hidden_size` is 512.*Pass `projection_size=256`"),
+        ({"hidden_size": "1024"}, "`hidden_size` is 1024"),
         ({"projection_size": "512"}, "'projection_size' expected int, got str"),
         ({"num_hidden_layers": 0}, "`num_hidden_layers` is 0; pass an integer of at least 1"),
         ({"num_highway_layers": -1}, "`num_highway_layers` is -1; pass 0 or more"),
-        ({"hidden_size": "1024"}, "`hidden_size` is 1024, but must be twice .* Omit it"),
-        ({"auto_map": True}, "`auto_map` is True; pass a dictionary from Auto classes to `FILE.CLASS`"),
-        ({"auto_map": {"AutoModel": 3}}, "`auto_map` is {'AutoModel': 3}; pass a dictionary"),
+        ({"auto_map": {"AutoModel": 3}}, "`auto_map` is {'AutoModel': 3}"),
         ({"cell_clip": 0}, "`cell_clip` is 0; pass a positive bound, or None"),
-        ({"cell_clip": float("inf")}, "`cell_clip` is inf; pass a positive bound, or None"),
-        ({"projection_clip": 10**400}, "`projection_clip` is 10+; pass a positive bound, or None"),
-        ({"projection_clip": -3.0}, "`projection_clip` is -3.0; pass a positive bound"),
+        ({"cell_clip": float("inf")}, "`cell_clip` is inf"),
+        ({"projection_clip": 10**400}, "`projection_clip` is 10+; pass a positive bound"),
         ({"dropout": 1.0}, r"`dropout` is 1.0; pass a rate in \[0, 1\)"),
-        ({"char_cnn_activation": "gelu"}, "char_cnn_activation"),
-        ({"char_cnn_filters": []}, r"`char_cnn_filters` is \[\]; pass at least one"),
-        ({"char_cnn_filters": [[1, 4], [2]]}, r"`char_cnn_filters` is \[2\]; pass pairs \[width, number\]"),
-        ({"char_cnn_filters": [[51, 4]]}, r"\[51, 4\]; pass widths up to `max_word_length`"),
+        ({"elmo_dropout": -0.1}, "`elmo_dropout` is -0.1"),
+        ({"char_cnn_filters": []}, r"`char_cnn_filters` is \[\]"),
+        ({"char_cnn_filters": [[1, 4], [2]]}, r"`char_cnn_filters` is \[2\]"),
+        ({"task_char_cnn_filters": [[51, 4]]}, r"`task_char_cnn_filters` is \[51, 4\]; pass widths up to"),
         ({"max_word_length": 2}, "`max_word_length` is 2; pass 3 or more"),
         ({"char_vocab_size": 0}, "`char_vocab_size` and `word_embedding_size` are both 0"),
         ({"vocab_size": 3}, r"`unk_token_id` is 3; pass an id below `vocab_size` \(3\)"),
         ({"bos_token_id": 2}, "Special words share an id"),
-        (
-            {"scalar_mix_mode": "best"},
-            "`scalar_mix_mode` is 'best'; pass 'learned', 'average', 'top' or a layer number",
-        ),
+        ({"scalar_mix_mode": "best"}, "`scalar_mix_mode` is 'best'"),
         ({"scalar_mix_mode": 3}, "`scalar_mix_mode` is 3; pass .* from 0 to 2"),
-        ({"scalar_mix_l2": -1}, "`scalar_mix_l2` is -1; pass 0 or more"),
-        ({"scalar_mix_layer_norm": "batch"}, "scalar_mix_layer_norm"),
-        (
-            {"adaptive_cutoffs": [20, 10], "vocab_size": 99},
-            r"`adaptive_cutoffs` is \[20, 10\]; pass ascending integers",
-        ),
-        ({"softmax_type": "cnn"}, "softmax_type"),
-        ({"head": "crf"}, "head"),
-        ({"classifier": "mean"}, "classifier"),
-        ({"elmo_placement": "middle"}, "elmo_placement"),
-        ({"task_hidden_size": 0}, "`task_hidden_size` is 0; pass an integer of at least 1"),
-        ({"task_num_layers": 0}, "`task_num_layers` is 0; pass an integer of at least 1"),
-        ({"task_char_embedding_size": 0}, "`task_char_embedding_size` is 0; pass an integer of at least 1"),
-        ({"task_word_embedding_size": -1}, "`task_word_embedding_size` is -1; pass 0 or more"),
-        ({"task_dropout": 1.0}, r"`task_dropout` is 1.0; pass a rate in \[0, 1\)"),
-        ({"elmo_dropout": -0.1}, r"`elmo_dropout` is -0.1; pass a rate in \[0, 1\)"),
-        ({"task_char_cnn_filters": [[2, 4], [3]]}, r"`task_char_cnn_filters` is \[3\]; pass pairs \[width, number\]"),
-        ({"task_char_cnn_filters": [[51, 4]]}, r"`task_char_cnn_filters` is \[51, 4\]; pass widths up to"),
-        *(
-            (
-                {**without, "task_char_cnn_filters": []},
-                "Without ELMo at its input, a head's network reads its own word vectors or characters, but it has "
-                "neither. Pass `task_word_embedding_size` or `task_char_cnn_filters`",
-            )
-            for without in ({"use_elmo": False}, {"elmo_placement": "output"})
-        ),
-        (
-            {"use_elmo": False, "char_vocab_size": 0, "word_embedding_size": 8},
-            "neither. Pass `task_word_embedding_size`",
-        ),
+        ({"adaptive_cutoffs": [20, 10], "vocab_size": 99}, r"`adaptive_cutoffs` is \[20, 10\]"),
+        *(({name: "other"}, name) for name in ("char_cnn_activation", "scalar_mix_layer_norm", "softmax_type", "head")),
+        *(({name: "other"}, name) for name in ("classifier", "elmo_placement")),
+        *(({**without, "task_char_cnn_filters": []}, "`task_word_embedding_size`") for without in WITHOUT_ELMO),
+        ({"use_elmo": False, "char_vocab_size": 0, "word_embedding_size": 8}, "Pass `task_word_embedding_size`"),
+        ({"tie_word_embeddings": True}, "`char_vocab_size` is 262 and `softmax_type` 'full'"),
+        ({"tie_word_embeddings": True, "char_vocab_size": 0, "word_embedding_size": 8}, "`word_embedding_size` is 8"),
     ],
 )
 def test_bad_values_are_named(options, message):
@@ -193,17 +158,10 @@ def test_bad_values_are_named(options, message):
         ELMoConfig(**options)
 
 
-@pytest.mark.parametrize(
-    ("name", "value"),
-    [
-        *(("forget_bias", float(value)) for value in ("nan", "inf", "-inf")),
-        ("forget_bias", "nan"),
-        ("scalar_mix_l2", float("inf")),
-        ("dropout", float("nan")),
-        ("dtype", "float99"),
-        ("dtype", 3),
-    ],
-)
+BAD = [("forget_bias", float("nan")), ("scalar_mix_l2", float("inf")), ("dtype", "float99"), ("dtype", 3)]
+
+
+@pytest.mark.parametrize("name, value", BAD)
 @pytest.mark.parametrize("read", [ELMoConfig.from_pretrained, AutoConfig.from_pretrained])
 def test_a_bad_value_in_a_file_is_named_with_the_file(tmp_path, read, name, value):
     ELMoConfig().save_pretrained(tmp_path)
@@ -234,7 +192,7 @@ def test_assignment_is_checked_too():
 
 
 def test_a_head_without_elmo_at_its_input_needs_words_or_characters():
-    for without in ({"use_elmo": False}, {"elmo_placement": "output"}):
+    for without in WITHOUT_ELMO:
         assert ELMoConfig(**without).task_has_characters
         assert not ELMoConfig(**without, task_char_cnn_filters=[], task_word_embedding_size=5).task_has_characters
     word_level = {"char_vocab_size": 0, "word_embedding_size": 8, "task_word_embedding_size": 5}
@@ -246,19 +204,3 @@ def test_every_field_is_read_somewhere():
     folder = Path(modeling_elmo.__file__).parent
     models = "".join(path.read_text(encoding="utf-8") for path in folder.glob("*elmo*.py") if "config" not in path.name)
     assert not {name for name in FIELDS if not re.search(rf"\b{name}\b", models)}
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        (
-            {},
-            "a word-level model with a full or sampled softmax, but `char_vocab_size` is 262 and `softmax_type` 'full'",
-        ),
-        ({"char_vocab_size": 0, "softmax_type": "adaptive"}, "`char_vocab_size` is 0 and `softmax_type` 'adaptive'"),
-        ({"char_vocab_size": 0, "word_embedding_size": 8}, "softmax's width 512; `word_embedding_size` is 8."),
-    ],
-)
-def test_a_tied_table_needs_words_of_the_right_width(options, message):
-    with pytest.raises(StrictDataclassError, match=message):
-        ELMoConfig(**{"tie_word_embeddings": True, "word_embedding_size": 512} | options)

@@ -1,15 +1,25 @@
-from itertools import chain
+"""Alphabets, the word table, vocabularies, and batches: what is refused, and the lengths of truncated pairs.
+
+`test_tokenization_elmo.py` tests the encodings.
+"""
+
+import pickle
+from itertools import chain, product
 
 import numpy as np
 import pytest
+from datasets import Dataset
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from modeling_elmo import ELMoTokenizer
+from modeling_elmo.run_scripts.program.command_line import is_mistake_of_user
 from modeling_elmo.tokenization.elmo_characters import (
     LexiconAlphabet,
     Utf8Alphabet,
     WordTable,
     check_white_space,
+    checked_sentences,
     most_frequent_words,
     order_vocabulary,
     read_vocabulary,
@@ -94,21 +104,23 @@ def test_widen_refuses_rows_of_a_wider_tokenizer():
         table(max_word_length=8).widen(np.ones((2, 9), dtype=int), out=np.zeros((2, 8)))
 
 
-def test_decode_refuses_wrong_rows():
-    words = table(max_word_length=5)
-    with pytest.raises(ValueError, match="from -1 to 260 are out of range; this alphabet has the ids 0 to 261"):
-        words.decode(np.array([[259, -1, 260]]))
-    with pytest.raises(ValueError, match="to 262 are out of range"):
-        words.decode(np.array([[259, 262, 260]]))
-    with pytest.raises(ValueError, match="is not a word: it must start with 259"):
-        words.decode(np.array([[98, 260, 261]]))
-    with pytest.raises(ValueError, match="contain 260"):
-        words.decode(np.array([[259, 98, 98]]))
-    with pytest.raises(ValueError, match="have a marker inside a word"):
-        words.decode(np.array([[259, 98, 257, 260]]))
-    lexicon = table(LexiconAlphabet(LEXICON), max_word_length=5)
-    with pytest.raises(ValueError, match=r"The character ids \[5\] are not in the lexicon"):
-        lexicon.decode(np.array([[17684, 5, 17685]]))
+@pytest.mark.parametrize(
+    "row, message",
+    [
+        ([259, -1, 260], "from -1 to 260 are out of range; this alphabet has the ids 0 to 261"),
+        ([98, 260, 261], "98, 260, 261.* must start with 259"),
+        ([259, 98, 98], "contain 260"),
+        ([259, 98, 257, 260], "98, 257.* have a marker inside a word"),
+    ],
+)
+def test_decode_refuses_wrong_rows(row, message):
+    with pytest.raises(ValueError, match=message):
+        table(max_word_length=5).decode(np.array([row]))
+
+
+def test_decode_refuses_characters_that_are_not_in_the_lexicon():
+    with pytest.raises(ValueError, match=r"\[5\] are not in the lexicon"):
+        table(LexiconAlphabet(LEXICON), max_word_length=5).decode(np.array([[17684, 5, 17685]]))
 
 
 @pytest.mark.parametrize("word", [3, ["a"]])
@@ -120,14 +132,11 @@ def test_words_must_be_strings(word):
 @pytest.mark.parametrize(
     "lexicon, message",
     [
-        (None, 'alphabet="lexicon" needs `lexicon`, a dictionary from characters to ids; got None'),
-        ({}, "got {}"),
-        (["a"], r"got \['a'\]"),
+        (None, "`lexicon`, a dictionary from characters to ids; got None"),
         ({"<bos>": 0, "<eos>": 1, "<oov>": 2}, r"lacks the entries \['<pad>', '<bow>', '<eow>'\]"),
-        (LEXICON | {"a": -1}, r"must be integers from 0 to 2147483646; got {'a': -1}"),
-        (LEXICON | {"a": "1"}, r"must be integers from 0 to 2147483646; got {'a': '1'}"),
-        (LEXICON | {"a": 2**31}, r"must be integers from 0 to 2147483646; got {'a': 2147483648}"),
-        (LEXICON | {"a": 217}, "gives 16 entries only 15 different ids"),
+        (LEXICON | {"a": "1"}, r"integers from 0 to 2147483646; got {'a': '1'}"),
+        (LEXICON | {"a": 2**31}, r"got {'a': 2147483648}"),
+        (LEXICON | {"a": 217}, "16 entries only 15 different ids"),
     ],
 )
 def test_bad_lexicons(lexicon, message):
@@ -157,11 +166,9 @@ def test_read_vocabulary_finds_special_words_anywhere(tmp_path):
     "text, message",
     [
         ("<S>\n</S>\n<UNK>\nthe\ncat\nthe\n", "vocabulary.txt has 'the' twice, in lines 4 and 6"),
-        ("<S>\nthe\n", "vocabulary.txt lacks </S>, <UNK>; add a line for each"),
-        ("", "lacks <S>, </S>, <UNK>"),
+        ("<S>\nthe\n", "vocabulary.txt lacks </S>, <UNK>"),
         ("<S>\n<UNK>\n</S>\nthe 59\nof\t20\n", "vocabulary.txt has .* inside 2 of 2 words, first 'the 59' in line 4"),
-        ("  59 the\n  20 of\n", "inside 2 of 2 words, first '59 the' in line 1. .*; write one word per line, without"),
-        ("<S>\n</S>\n<UNK>\n밥\n".encode("cp949"), "is not UTF-8 text: .* Convert the vocabulary to UTF-8"),
+        ("<S>\n</S>\n<UNK>\n밥\n".encode("cp949"), "vocabulary.txt is not UTF-8 text"),
     ],
 )
 def test_bad_vocabularies(tmp_path, text, message):
@@ -203,3 +210,112 @@ def test_most_frequent_words():
     assert most_frequent_words(counts, min_frequency=2)[4:] == ["c", "a", "b"]
     with pytest.raises(ValueError, match="vocab_size=4 has no room for words beside 4 special words"):
         most_frequent_words(counts, vocab_size=4)
+
+
+# Batches
+
+GIVEN = {"is_split_into_words": True}
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> ELMoTokenizer:
+    return ELMoTokenizer(vocab=["<S>", "</S>", "<UNK>", "the"])
+
+
+@pytest.mark.parametrize(
+    "sentences, message",
+    [
+        ("a text", "got str: 'a text'; pass a list of texts, or of lists of words"),
+        (None, "got NoneType: None"),
+        ({"text": ["a"]}, "got dict"),
+        (["a", b"b"], "Sentence 1 is b'b'; pass"),
+        ([["a"], ["a", None]], "Sentence 1 has None; pass"),
+        (np.array([["a", "b"]])[None], "Sentence 0 has array"),
+    ],
+)
+def test_other_things_than_sentences(sentences, message):
+    with pytest.raises(TypeError, match=message):
+        list(checked_sentences(sentences))
+
+
+def test_sentences():
+    texts, words = ["a b", ""], [["a", "b"], []]
+    for given_texts in (texts, iter(texts), np.array(texts), Dataset.from_dict({"text": texts})["text"]):
+        assert list(checked_sentences(given_texts)) == texts
+    for given_words in (words, map(tuple, words), [np.array(each, dtype=object) for each in words]):
+        assert list(checked_sentences(given_words)) == words
+
+
+CUT = {"truncation": True}
+
+
+@pytest.mark.parametrize(
+    "arguments, options, error, received",
+    [
+        (("a", 3), {}, TypeError, "got int: 3"),
+        ((["a", None],), {}, TypeError, "got NoneType: None"),
+        (([["a", "b", "c"]],), {}, TypeError, "lists of words with is_split_into_words=True"),
+        (([["a"], "b"],), GIVEN, TypeError, "a list of words, got str: 'b'"),
+        (([["a", ["b"]]],), GIVEN, TypeError, r"Words must be strings, got list: \['b'\]"),
+        ((["a", "b"], ["c"]), {}, ValueError, "2 texts needs .* got list of length 1"),
+        ((["a", "b"], "c"), {}, ValueError, "got str"),
+        (("a",), {"split_special_tokens": False}, ValueError, "literal_markers=True"),
+        (("a",), {"padding_side": "top"}, ValueError, "padding_side='top'"),
+        (("a b",), {**CUT, "max_length": 1}, ValueError, "max_length=1 leaves 0 words"),
+        (("a b c",), {**CUT, "max_length": 4, "stride": 2}, ValueError, "max_length=4 leaves 2 words.*stride=2"),
+        (("a",), {**CUT, "max_length": 40, "stride": 10**20}, ValueError, "max_length=40 leaves 38.*stride=10{20}"),
+        (("a b",), {"truncation": "only_second", "max_length": 3}, ValueError, "needs a second text"),
+        (("a",), {"stride": -1}, ValueError, "`stride` is -1"),
+        (("a",), {**CUT, "max_length": 2.5}, ValueError, "`max_length` is 2.5"),
+        (("a",), {"padding": True, "pad_to_multiple_of": "8"}, ValueError, "`pad_to_multiple_of` is '8'"),
+        (("a",), {"padding": "max_length", "max_length": 10**20}, ValueError, "to 10{20} tokens; pass at most 167"),
+    ],
+)
+def test_bad_texts(tokenizer, arguments, options, error, received):
+    with pytest.raises(error, match=received) as caught:
+        tokenizer(*arguments, **options)
+    assert error is TypeError or is_mistake_of_user(caught.value)
+    assert tokenizer("the")["input_ids"] == [1, 4, 2]  # and the tokenizer still works
+
+
+@pytest.mark.parametrize("strategy", ["longest_first", "only_first", "only_second"])
+@pytest.mark.parametrize("stride", [0, 1, 2])
+def test_cut_texts_fit_or_say_why_not(tokenizer, strategy, stride):
+    """The backend would panic, or return texts that are too long."""
+    counts = product(range(4), [None, *range(4)], range(9), [False, True], [False, True])
+    for first, second, length, markers, overflow in counts:
+        pair, options = None if second is None else [["y"] * second], {"truncation": strategy, "stride": stride}
+        options |= {"max_length": length, "add_special_tokens": markers, "return_overflowing_tokens": overflow}
+        try:
+            encoded = tokenizer([["x"] * first], pair, **GIVEN, **options)
+        except ValueError as error:
+            assert f"max_length={length}" in str(error) or second is None and strategy == "only_second"
+        else:
+            assert all(len(ids) <= length for ids in encoded["input_ids"])
+
+
+@pytest.mark.parametrize("options", [{}, {"return_overflowing_tokens": True}])
+def test_a_tokenizer_without_a_maximum_does_not_cut(tokenizer, options):
+    length = tokenizer.model_max_length  # 10^30, more than the backend can count
+    assert tokenizer(["the cat"], truncation=True, max_length=length, **options)["input_ids"] == [[1, 4, 3, 2]]
+
+
+def test_later_settings_do_not_change_encodings():
+    tokenizer = ELMoTokenizer(vocab=["<S>", "</S>", "<UNK>", "the"])
+    texts, options = ["the cat", "a"], {"padding": True}
+    lazy, computed = tokenizer(texts, **options), tokenizer(texts, **options, return_special_tokens_mask=True)
+    tokenizer.padding_side = "left"
+    tokenizer.add_tokens(["cat"])
+    for place in range(2):
+        assert lazy.word_ids(place) == computed.word_ids(place)
+        assert lazy.tokens(place) == computed.tokens(place)
+        assert lazy[place].ids == lazy["input_ids"][place]
+    assert tokenizer(texts, **options).tokens(0) == ["<S>", "the", "cat", "</S>"]
+    assert tokenizer(texts, **options).word_ids(1) == [None, None, 0, None]
+
+
+def test_encodings_are_computed_on_first_use(tokenizer):
+    lazy = tokenizer(["the cat", "a"])._encodings
+    assert lazy.encodings is None and len(lazy) == 2
+    assert [encoding.word_ids for encoding in lazy] == [[None, 0, 1, None], [None, 0, None]]
+    assert [encoding.ids for encoding in pickle.loads(pickle.dumps(lazy))] == [[1, 4, 3, 2], [1, 3, 2]]

@@ -6,8 +6,6 @@ import re
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from modeling_elmo.elmo_head_layers import Constraints, LinearChainCRF, bio_constraints, decode_labels
 
@@ -69,8 +67,7 @@ def log_sum(scores):
     return math.log(math.fsum(map(math.exp, scores)))
 
 
-@pytest.mark.parametrize("unknown", [0.0, 0.4, 1.0])
-@pytest.mark.parametrize("num_labels", [1, 3, 4])
+@pytest.mark.parametrize("num_labels, unknown", [(1, 0.4), (3, 0.0), (4, 0.4), (3, 1.0)])
 def test_likelihood_sums_the_paths_that_agree(num_labels, unknown):
     crf, (emissions, labels) = make_crf(num_labels), make_batch(num_labels)
     labels[torch.rand(labels.shape, generator=torch.Generator().manual_seed(2)) < unknown] = -100
@@ -99,7 +96,7 @@ def test_marginals_sum_the_paths_through_a_label(allowed):
     assert allowed is None or (expected == 0).sum() > 6  # some positions are constrained
 
 
-@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("allowed", [None, ALLOWED], ids=["free", "constrained"])
 def test_decoded_path_is_the_best_of_all(allowed, seed):
     crf, (emissions, _) = make_crf(3, seed), make_batch(3, seed=seed + 50)
@@ -110,10 +107,9 @@ def test_decoded_path_is_the_best_of_all(allowed, seed):
     assert torch.equal(found, expected)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_equals_pytorch_crf(dtype):
-    theirs = pytest.importorskip("torchcrf").CRF(5, batch_first=True).to(dtype)
-    mine = LinearChainCRF(5).to(dtype)
+def test_equals_pytorch_crf():
+    dtype = torch.float64
+    theirs, mine = pytest.importorskip("torchcrf").CRF(5, batch_first=True).to(dtype), LinearChainCRF(5).to(dtype)
     pairs = [(mine.start, theirs.start_transitions), (mine.end, theirs.end_transitions)]
     pairs.append((mine.transitions, theirs.transitions))
     for own, other in pairs:
@@ -130,7 +126,7 @@ def test_equals_pytorch_crf(dtype):
     own = torch.autograd.grad(found @ weights, [inputs[0], *(own for own, _ in pairs)])
     other = torch.autograd.grad(expected @ weights, [inputs[1], *(other for _, other in pairs)])
     for one, two in zip(own, other, strict=True):
-        torch.testing.assert_close(one, two, atol=1e-5, rtol=1e-4)
+        torch.testing.assert_close(one, two)
     decoded = [row[row != -100].tolist() for row in mine.decode(emissions, mask)]
     assert decoded == theirs.decode(emissions, mask)
 
@@ -146,15 +142,6 @@ def test_gradcheck(function):
         return crf.log_marginals(emissions, MASK, ALLOWED).exp()
 
     assert torch.autograd.gradcheck(run, [emissions.nan_to_num().requires_grad_(), *crf.parameters()])
-
-
-def test_marginals_are_the_gradient_of_the_normalizer():
-    crf, (emissions, labels) = make_crf(4), make_batch(4)
-    emissions.requires_grad_()
-    (found,) = torch.autograd.grad(crf.log_likelihood(emissions, labels, MASK).sum(), emissions)
-    one_hot = torch.nn.functional.one_hot(labels.where(MASK, 0), 4)
-    expected = (one_hot - crf.log_marginals(emissions, MASK).exp()) * MASK[..., None]
-    torch.testing.assert_close(found, expected)
 
 
 def test_marginals_are_distributions_in_long_rows():
@@ -235,43 +222,12 @@ def test_constraints_equal_tables_by_hand(labels):
     assert torch.equal(found.end, table(end)[0])
 
 
-@pytest.mark.parametrize(
-    "labels",
-    [
-        ("NOUN", "VERB", "O"),
-        ("B-X", "I-X", "O", "NOUN"),
-        ("B-X", "I-X", "X-X"),
-        ("B", "I", "O"),
-        ("B-", "I-", "O"),
-        ("O", "B-X", "B-Y"),
-        ("O", "S-X", "U-Y"),
-        ("O", "I-X", "I-Y"),
-        ("O", "I-X", "I-Y", "B-Y"),
-        ("O", "B-X", "I-X", "S-X"),
-        ("O", "B-X", "E-X", "I-Y"),
-        ("B-X", "I-X", "E-X"),
-        ("LABEL_0", "LABEL_1"),
-        (),
-    ],
-    ids="/".join,
-)
+NO_SCHEME = ["B-X I-X O NOUN", "B- I- O", "O B-X B-Y", "O I-X I-Y B-Y", "O S-X U-Y", "O B-X I-X S-X", "B-X I-X E-X", ""]
+
+
+@pytest.mark.parametrize("labels", NO_SCHEME)
 def test_names_of_no_scheme_are_not_constrained(labels):
-    assert bio_constraints(labels) is None
-
-
-@pytest.mark.parametrize("labels", [BIO, BIOES, ("O", "B-X", "L-X", "U-X", "I-X")], ids="/".join)
-@settings(max_examples=40, deadline=None)
-@given(st.integers(0, 2**32), st.integers(1, 12))
-def test_decoded_labels_always_obey(labels, seed, time):
-    """The definition as a regular expression over the joined names."""
-    crf = make_crf(len(labels), seed, torch.float32)
-    mask = torch.rand(4, time) < 0.7
-    path = crf.decode(9 * torch.randn(4, time, len(labels)), mask, bio_constraints(labels))
-    assert torch.equal(path == -100, ~mask)
-    chunk = r"B-(\w) (I-\1 )*" if labels == BIO else r"[SU]-\w |B-(\w) (I-\1 )*[EL]-\1 "
-    for row in path:
-        text = "".join(labels[label] + " " for label in row[row != -100])
-        assert re.fullmatch(f"(?:O |{chunk})*", text), text
+    assert bio_constraints(tuple(labels.split())) is None
 
 
 def best_of_all(log_probs, mask, names):
@@ -288,11 +244,11 @@ def best_of_all(log_probs, mask, names):
     return found
 
 
-@pytest.mark.parametrize("seed", range(5))
+@pytest.mark.parametrize("seed", range(2))
 @pytest.mark.parametrize("names", [BIO, ("I-Y", "B-X", "O", "B-Y"), ("O", "B-X", "B-Y"), ("O",)], ids="/".join)
 def test_decoded_labels_are_the_best_of_all(names, seed):
     log_probs = make_batch(len(names), seed=seed)[0].log_softmax(-1)
-    for dtype in (torch.float64, torch.float32, torch.float16, torch.bfloat16):
+    for dtype in (torch.float64, torch.float16):
         rounded = log_probs.to(dtype)
         found = decode_labels(rounded, MASK, names)
         assert torch.equal(found, best_of_all(rounded.double(), MASK, names))
@@ -313,11 +269,10 @@ def test_impossible_labels_are_better_than_forbidden_sequences(lowest):
 @pytest.mark.parametrize(
     "names, message",
     [
-        (("O", "B-X", "NOUN"), "The label 'NOUN' is not BIO. Name labels 'O', 'B-X', or 'I-X' with a 'B-X': id2label="),
-        (("O", "B-X", "I-Y"), "The label 'I-Y' is not BIO. Name labels"),
-        (("O", "B-", "I-"), "The label 'B-' is not BIO"),
-        (("O", "B-X", "E-X"), "The label 'E-X' is not BIO"),
-        (("O", "B-X"), "There are log-probabilities of 3 labels, but 2 names"),
+        (("O", "B-X", "NOUN"), "'NOUN' is not BIO. Name labels 'O', 'B-X', or 'I-X' with a 'B-X': id2label="),
+        (("O", "B-X", "I-Y"), "'I-Y' is not BIO"),
+        (("O", "B-", "I-"), "'B-' is not BIO"),
+        (("O", "B-X"), "3 labels, but 2 names"),
     ],
 )
 def test_names_that_cannot_be_decoded(names, message):
@@ -364,9 +319,5 @@ def test_empty_batches(shape):
     assert crf.log_likelihood(emissions, labels, mask).tolist() == [0.0] * shape[0]
     assert crf.decode(emissions, mask).shape == shape
     assert crf.log_marginals(emissions, mask).shape == (*shape, 4)
-
-
-@pytest.mark.parametrize("number", [0, -2])
-def test_no_labels(number):
-    with pytest.raises(ValueError, match=f"`num_labels` is {number}; pass 1 or more"):
-        LinearChainCRF(number)
+    with pytest.raises(ValueError, match="`num_labels` is 0; pass 1 or more"):
+        LinearChainCRF(0)

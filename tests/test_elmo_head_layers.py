@@ -1,11 +1,26 @@
-"""biRNNs against torch.nn on each row alone; variational dropout; the masked softmax."""
+"""A head's own layers: `x_k`, biRNNs and their kernels, variational dropout, the masked softmax.
+
+Each is compared with its definition: loops over words, and torch.nn on each row alone.
+"""
 
 import pytest
 import torch
+from accelerate import cpu_offload
+from plain_elmo import PlainELMo
 from torch import nn
 
-from modeling_elmo import elmo_backend
-from modeling_elmo.elmo_head_layers import TaskGRU, TaskLSTM, VariationalDropout, masked_softmax
+from modeling_elmo import ELMoConfig, elmo_backend, elmo_backends, elmo_head_layers
+from modeling_elmo.elmo_backends import product
+from modeling_elmo.elmo_head_layers import (
+    _GRU,
+    _LSTM,
+    TaskGRU,
+    TaskLSTM,
+    TokenFeatures,
+    VariationalDropout,
+    masked_softmax,
+    read_both_ways,
+)
 
 MASK = torch.tensor(
     [
@@ -42,10 +57,9 @@ def torch_rnn(rnn):
 # biRNNs
 
 
-@pytest.mark.parametrize("cls", [TaskLSTM, TaskGRU])
+@pytest.mark.parametrize("cls, num_layers", [(TaskLSTM, 3), (TaskGRU, 1), (TaskGRU, 3)])
 @pytest.mark.parametrize("backend", ["training", "reference"])
-@pytest.mark.parametrize("num_layers", [1, 3])
-def test_equals_torch_on_each_row_alone(num_layers, backend, cls):
+def test_equals_torch_on_each_row_alone(cls, num_layers, backend):
     rnn = make_lstm(num_layers, cls)
     other = torch_rnn(rnn)
     ours, theirs = (make_inputs().requires_grad_() for _ in range(2))
@@ -95,13 +109,6 @@ def test_dropout_stands_between_layers_alone():
     assert not torch.allclose(dropped, two.eval()(inputs, MASK))
 
 
-def test_half_precision():
-    lstm, inputs = make_lstm(2), make_inputs()
-    exact = lstm(inputs, MASK)
-    with torch.autocast("cpu", torch.bfloat16):
-        torch.testing.assert_close(lstm.float()(inputs.float(), MASK).double(), exact, atol=0.02, rtol=0.02)
-
-
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_initialisation(dtype):
     lstm = TaskLSTM(50, 30, 2).to(dtype)
@@ -131,17 +138,12 @@ def test_initialisation(dtype):
 def test_variational_dropout_has_one_mask_for_all_times():
     torch.manual_seed(0)
     x = torch.rand(40, 7, 50) + 1
+    assert VariationalDropout(0.5).eval()(x) is x and VariationalDropout(0)(x) is x
     scale = VariationalDropout(0.3)(x) / x
     torch.testing.assert_close(scale, scale[:, :1].expand_as(scale))
     assert (scale[:, 0] == 0).logical_or((scale[:, 0] - 1 / 0.7).abs() < 1e-5).all()
     assert len(scale[:, 0].unique(dim=0)) == 40 and len(scale[:, 0].unique(dim=1).t()) == 50  # rows, features
     assert abs((scale[:, 0] == 0).float().mean() - 0.3) < 0.05
-
-
-def test_variational_dropout_may_be_off():
-    x = torch.rand(4, 5, 6)
-    assert VariationalDropout(0.5).eval()(x) is x
-    assert VariationalDropout(0)(x) is x
 
 
 # masked_softmax
@@ -178,3 +180,188 @@ def test_masked_softmax_gradients():
         found = masked_softmax(scores, mask, 1)
         found.square().sum().backward()
     assert not found[1].any() and not scores.grad[1].any()
+
+
+# `x_k`: a table of words, and a convolution over the characters of each word
+
+SIZES = {"vocab_size": 11, "char_vocab_size": 30, "max_word_length": 7, "task_word_embedding_size": 6}
+SIZES |= {"task_char_embedding_size": 3, "task_char_cnn_filters": [[1, 4], [3, 5]]}
+
+
+def make_features(**overrides) -> TokenFeatures:
+    torch.manual_seed(0)
+    features = TokenFeatures(ELMoConfig.from_preset("tiny", **{**SIZES, **overrides}))
+    with torch.no_grad():
+        for parameter in features.parameters():
+            parameter.normal_()
+    return features
+
+
+def make_words():
+    """Repeated words, with ids at masked positions too."""
+    generator = torch.Generator().manual_seed(1)
+    words = torch.randint(1, 11, (3, 5), generator=generator)
+    spelling = torch.randint(1, 30, (11, 7), generator=generator)
+    mask = torch.tensor([[1, 1, 1, 1, 1], [0, 0, 1, 1, 0], [1, 0, 1, 0, 1]]).bool()
+    return spelling[words], words, mask
+
+
+@pytest.mark.parametrize("missing", [None, "words", "characters", "filters"])
+def test_features_are_a_table_and_a_convolution(missing):
+    options = {"words": {"task_word_embedding_size": 0}, "filters": {"task_char_cnn_filters": []}}
+    options["characters"] = {"char_vocab_size": 0, "word_embedding_size": 2}
+    features = make_features(**options.get(missing, {}))
+    characters, words, mask = make_words()
+    found = features(
+        None if missing in ("characters", "filters") else characters, None if missing == "words" else words, mask
+    )
+    assert found.shape == (3, 5, features.output_size)
+    assert features.output_size == 6 * (missing != "words") + 9 * (missing in (None, "words"))
+    assert not found[~mask].any()
+    filters = ELMoConfig.from_preset("tiny", char_cnn_filters=SIZES["task_char_cnn_filters"], num_highway_layers=0)
+    plain = PlainELMo(features.state_dict(), filters)
+    for row, place in mask.nonzero().tolist():
+        expected = [] if missing == "words" else [features.word_embeddings.weight[words[row, place]]]
+        if features.char_encoder is not None:
+            expected.append(torch.from_numpy(plain.token(characters[row, place].numpy())).float())
+        torch.testing.assert_close(found[row, place], torch.cat(expected))
+
+
+def test_each_distinct_word_is_encoded_once(monkeypatch):
+    features = make_features()
+    characters, words, mask = make_words()
+    calls, encode = [], features.char_encoder.forward
+    monkeypatch.setattr(features.char_encoder, "forward", lambda ids: calls.append(len(ids)) or encode(ids))
+    features(characters, words, mask)
+    assert calls == [len(words[mask].unique())] and calls[0] < mask.sum()
+
+
+def test_no_positions_and_no_real_positions():
+    features = make_features()
+    characters, words, mask = make_words()
+    assert not features(characters, words, torch.zeros_like(mask)).any()
+    assert features(characters[:0], words[:0], mask[:0]).shape == (0, 5, 15)
+    assert features(characters[:, :0], words[:, :0], mask[:, :0]).shape == (3, 0, 15)
+
+
+@pytest.mark.parametrize("given, expected", [(None, 6**-0.5), (0.2, 0.2)])
+def test_the_table_is_drawn_with_vectors_of_length_one_or_as_given(given, expected):
+    features = TokenFeatures(ELMoConfig.from_preset("tiny", **{**SIZES, "vocab_size": 2000}), given)
+    features.reset_parameters()
+    weight = features.word_embeddings.weight.detach()
+    assert weight.std() == pytest.approx(expected, rel=0.02) and abs(weight.mean()) < 0.02
+    before = features.word_embeddings.weight.clone()
+    features.word_embeddings.weight._is_hf_initialized = True  # filled from a checkpoint
+    features.reset_parameters()
+    assert torch.equal(features.word_embeddings.weight, before)
+
+
+def test_a_hook_sees_every_position_of_the_text():
+    features, (characters, words, mask) = make_features(), make_words()
+    expected, seen = features(characters, words, mask), []
+    features.char_encoder.char_embeddings.register_forward_hook(lambda *call: seen.append(call[2]))
+    torch.testing.assert_close(features(characters, words, mask), expected)
+    assert seen[0].shape[:3] == characters.shape
+
+
+# The kernels of our biRNNs
+
+LENGTHS = [7, 1, 4, 7, 2]
+both_kinds = pytest.mark.parametrize("kind", [nn.GRU, nn.LSTM])
+
+
+def make_layer(kind, inputs=5, size=3, dtype=torch.float64):
+    torch.manual_seed(0)
+    layer = kind(inputs, size, bidirectional=True, batch_first=True).to(dtype)
+    for parameter in layer.parameters():
+        nn.init.normal_(parameter, std=0.6)
+    return layer
+
+
+def make_rows(inputs=5, dtype=torch.float64):
+    """Rows with random values after their ends."""
+    x = torch.randn(len(LENGTHS), max(LENGTHS), inputs, generator=torch.Generator().manual_seed(1), dtype=dtype)
+    ends = torch.tensor(LENGTHS)[:, None]
+    return x.masked_fill((torch.arange(max(LENGTHS)) >= ends)[..., None], 50.0), ends
+
+
+@both_kinds
+def test_inference_equals_the_definition(kind):
+    layer, (x, ends) = make_layer(kind, 40, 30), make_rows(40)
+    found = []
+    for backend in ("reference", "inference"):
+        with elmo_backend(backend), torch.no_grad():
+            read = read_both_ways(layer, x, ends)
+            found.append(torch.cat([read[row, :length] for row, length in enumerate(LENGTHS)]))
+    torch.testing.assert_close(*found, rtol=1e-12, atol=1e-12)
+
+
+@both_kinds
+@pytest.mark.parametrize("few, rows", [(0, 5), (10**9, 1), (10**9, 5)])  # products of oneDNN, or a batch of both
+def test_gradients_are_those_of_torchs_own(kind, few, rows, monkeypatch):
+    monkeypatch.setattr(elmo_backends, "FEW_PRODUCTS", few)
+    monkeypatch.setattr(elmo_backends, "_is_intel", False)
+    rows_of_steps = []
+    monkeypatch.setattr(
+        elmo_head_layers, "product", lambda x, *others: rows_of_steps.append(len(x)) or product(x, *others)
+    )
+    layer, (x, ends) = make_layer(kind, 40, 30, torch.float32), make_rows(40, torch.float32)
+    x, ends = x[:rows], ends[:rows]
+    read_BS1 = (torch.arange(7) < ends)[..., None]
+    gradients = []
+    for backend in ("reference", "training"):
+        inputs = x.clone().requires_grad_()
+        with elmo_backend(backend):
+            outputs = read_both_ways(layer, inputs, ends).where(read_BS1, 0)
+        gradients.append(torch.autograd.grad(outputs.sin().sum(), [inputs, *layer.parameters()]))
+    for expected, found in zip(*gradients, strict=True):
+        torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
+    two_directions_two_ways = 4 * 7  # steps
+    has_products = few == 0 and torch.backends.mkldnn.is_available()
+    assert rows_of_steps == [rows] * (two_directions_two_ways if has_products else 0)
+
+
+@both_kinds
+def test_torchs_own_is_taken_where_ours_cannot_be(kind, monkeypatch):
+    layer, (x, ends) = make_layer(kind), make_rows()
+    expected = read_both_ways(layer, x, ends)
+    calls = []
+    monkeypatch.setattr(_GRU, "apply", lambda *_: calls.append("ours"))
+    monkeypatch.setattr(_LSTM, "apply", lambda *_: calls.append("ours"))
+    hook = layer.register_forward_hook(lambda *_: calls.append("hook"))
+    found = read_both_ways(layer, x, ends)
+    hook.remove()
+    with elmo_backend("reference"):
+        same = read_both_ways(layer, x, ends)
+    with torch.autocast("cpu", torch.bfloat16):
+        rough = read_both_ways(layer.float(), x.float(), ends)
+    assert calls == ["hook"]
+    for row, length in enumerate(LENGTHS):
+        torch.testing.assert_close(found[row, :length], expected[row, :length])
+        torch.testing.assert_close(same[row, :length], expected[row, :length])
+        torch.testing.assert_close(rough[row, :length].double(), expected[row, :length], rtol=0.1, atol=0.1)
+
+
+class Quantizable(nn.Module):
+    """A model with a biRNN, like a head."""
+
+    def __init__(self, kind):
+        super().__init__()
+        self.layer = make_layer(kind, dtype=torch.float32)
+
+    def forward(self, x, ends):
+        return read_both_ways(self.layer, x, ends)
+
+
+@pytest.mark.filterwarnings("ignore:torch.ao.quantization is deprecated", "ignore:.*quantized tensor creation")
+@both_kinds
+def test_modules_that_quantizers_or_offloading_changed_are_called(kind):
+    quantization = pytest.importorskip("torch.ao.quantization")
+    model, (x, ends) = Quantizable(kind), make_rows(dtype=torch.float32)
+    with torch.no_grad():
+        expected = model(x, ends)
+        quantized = quantization.quantize_dynamic(model, {nn.GRU, nn.LSTM})(x, ends)
+        offloaded = cpu_offload(model, execution_device=torch.device("cpu"))(x, ends)
+    for row, length in enumerate(LENGTHS):
+        torch.testing.assert_close(quantized[row, :length], expected[row, :length], rtol=0.1, atol=0.05)
+        torch.testing.assert_close(offloaded[row, :length], expected[row, :length])

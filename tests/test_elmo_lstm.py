@@ -1,4 +1,4 @@
-"""The recurrent kernel against torch.nn.LSTM (clips off) and against a plain float64 loop (clips on)."""
+"""The recurrent kernel against torch.nn.LSTM (clips off) and a plain float64 loop (clips on); `torch.export` of it."""
 
 import numpy as np
 import pytest
@@ -6,7 +6,7 @@ import torch
 from plain_elmo import PlainELMo
 from torch import nn
 
-from modeling_elmo import ELMoConfig, elmo_backend, elmo_backends, elmo_lstm
+from modeling_elmo import ELMoConfig, ELMoModel, elmo_backend, elmo_backends, elmo_lstm
 from modeling_elmo.elmo_inputs import pack
 from modeling_elmo.elmo_lstm import ELMoLSTM
 
@@ -76,8 +76,7 @@ def torch_lstm(lstm, config):
 
 
 @pytest.mark.parametrize("backend", ["reference", "training"])
-@pytest.mark.parametrize("inner, outer", [(21, 7), (7, 7), (64, 33)])
-@pytest.mark.parametrize("forget_bias", [0.0, 1.0])
+@pytest.mark.parametrize("inner, outer, forget_bias", [(21, 7, 1.0), (7, 7, 0.0), (64, 33, 0.5)])
 def test_unclipped_equals_torch_lstm(inner, outer, forget_bias, backend):
     config = make_config(
         lstm_hidden_size=inner,
@@ -115,16 +114,13 @@ def test_unclipped_equals_torch_lstm(inner, outer, forget_bias, backend):
 
 
 @pytest.mark.parametrize("backend", ["reference", "inference", "inference without oneDNN", "training"])
-@pytest.mark.parametrize("order", ["forward_N", "backward_N"])
 @pytest.mark.parametrize(
-    "options",
+    "options, order",
     [
-        {"cell_clip": 0.7, "projection_clip": 0.5},
-        {"cell_clip": 0.7, "projection_clip": None},
-        {"cell_clip": None, "projection_clip": 0.5, "use_skip_connections": False},
-        {"cell_clip": 0.7, "projection_clip": 0.5, "lstm_hidden_size": 7},
-        {"num_hidden_layers": 3, "cell_clip": 0.7, "forget_bias": 0.3},
-        {"num_hidden_layers": 1, "lstm_hidden_size": 130, "projection_size": 40},
+        ({"cell_clip": 0.7, "projection_clip": None}, "backward_N"),
+        ({"cell_clip": None, "projection_clip": 0.5, "use_skip_connections": False}, "forward_N"),
+        ({"cell_clip": 0.7, "projection_clip": 0.5, "lstm_hidden_size": 7}, "backward_N"),
+        ({"num_hidden_layers": 3, "cell_clip": 0.7, "forget_bias": 0.3, "lstm_hidden_size": 130}, "forward_N"),
     ],
 )
 def test_clipped_equals_plain_float64(backend, order, options, monkeypatch):
@@ -153,21 +149,6 @@ def test_clipped_equals_plain_float64(backend, order, options, monkeypatch):
         assert (final_cell.abs() == 0.7).float().mean() > 0.1
 
 
-@pytest.mark.parametrize("backend", ["reference", "training"])
-@pytest.mark.parametrize("inner", [5, 3])
-def test_gradients_against_finite_differences(inner, backend):
-    config = make_config(lstm_hidden_size=inner, projection_size=3, cell_clip=0.8, projection_clip=0.6)
-    lstm = make_lstm(config, dtype=torch.float64)
-    tokens, mask, hidden, cell = make_batch(config, torch.float64)
-    with elmo_backend("reference"):
-        *_, final_cell = run(lstm, tokens, mask, hidden, cell)
-    assert (final_cell.abs() == 0.8).any()  # some values reach the bound
-    inputs = [tokens.requires_grad_(), hidden.requires_grad_(), cell.requires_grad_()]
-    with elmo_backend(backend):
-        assert torch.autograd.gradcheck(lambda t, h, c: run(lstm, t, mask, h, c)[0][-1], inputs)
-        assert torch.autograd.gradcheck(lambda t, h, c: run(lstm, t, mask, h, c)[1:], inputs)
-
-
 def gradients(lstm, config, backend, order, device="cpu", dtype=torch.float64):
     """Outputs, and gradients of inputs, states and weights for a loss that depends on all outputs."""
     tokens, mask, *states = (tensor.to(device) for tensor in make_batch(config, dtype))
@@ -182,22 +163,11 @@ def gradients(lstm, config, backend, order, device="cpu", dtype=torch.float64):
 OPTIONS = [{}, {"lstm_hidden_size": 7}, {"cell_clip": None}, {"projection_clip": None}]
 
 
-@pytest.mark.parametrize("options", OPTIONS)
-@pytest.mark.parametrize("order", ["forward_N", "backward_N"])
+@pytest.mark.parametrize("options, order", [*zip(OPTIONS, ["forward_N", "backward_N"] * 2, strict=True)])
 def test_hand_written_gradients_equal_autograd(options, order):
     config = make_config(**{"cell_clip": 0.7, "projection_clip": 0.5, "num_hidden_layers": 3, **options})
     lstm = make_lstm(config, dtype=torch.float64)
     found = [gradients(lstm, config, backend, order) for backend in ("training", "reference")]
-    for mine, theirs in zip(*found, strict=True):
-        torch.testing.assert_close(mine, theirs)
-
-
-@pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
-def test_the_training_path_on_cuda_equals_the_definition():
-    config = make_config(cell_clip=0.7, projection_clip=0.5)
-    lstm = make_lstm(config, dtype=torch.float64).cuda()
-    found = [gradients(lstm, config, backend, "forward_N", "cuda") for backend in ("training", "reference")]
     for mine, theirs in zip(*found, strict=True):
         torch.testing.assert_close(mine, theirs)
 
@@ -265,34 +235,29 @@ def test_a_hooked_linear_is_called():
     assert (before[0] - after[0]).abs().max() > 0.1
 
 
-@pytest.mark.parametrize("change", ["in place", "data", "data in place", "rows", "columns", "load", "dtype"])
+CHANGES = {
+    "in place": lambda mine, new: mine.copy_(new),
+    "data": lambda mine, new: setattr(mine, "data", new.data.clone()),
+    "data in place": lambda mine, new: mine.data.copy_(new.data),
+    "all but a row": lambda mine, new: mine.data[1:].copy_(new.data[1:]),
+    "all but a column": lambda mine, new: mine.data[..., 1:].copy_(new.data[..., 1:]),
+    "dtype": lambda mine, new: setattr(mine, "data", new.data.bfloat16().float()),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
 def test_packed_weights_follow_the_parameters(change):
     config = make_config(lstm_hidden_size=64, projection_size=16)
-    lstm, other = make_lstm(config), make_lstm(config, seed=5)
-    batch = make_batch(config)
+    lstm, new, batch = make_lstm(config), make_lstm(config, seed=5), make_batch(config)
     with torch.no_grad():
-        run(lstm, *batch)
-        for mine, new in zip(lstm.parameters(), other.parameters(), strict=True):
-            if change == "in place":
-                mine.copy_(new)
-            elif change == "data":
-                mine.data = new.data.clone()
-            elif change == "data in place":
-                mine.data.copy_(new.data)
-            elif change == "rows":
-                mine.data[1:] = 0
-                new.copy_(mine)
-            elif change == "columns":
-                mine.data[..., 1:] = 0
-                new.copy_(mine)
-        if change == "load":
-            lstm.load_state_dict(other.state_dict())
-        if change == "dtype":
-            lstm, other = lstm.bfloat16().float(), lstm.bfloat16().float()
+        before, *_ = run(lstm, *batch)
+        for mine, other in zip(lstm.parameters(), new.parameters(), strict=True):
+            CHANGES[change](mine, other)
         outputs, *_ = run(lstm, *batch)
         with elmo_backend("reference"):
-            expected, *_ = run(other, *batch)
+            expected, *_ = run(lstm, *batch)
     torch.testing.assert_close(outputs[-1], expected[-1], atol=1e-5, rtol=1e-5)
+    assert (outputs[-1] - before[-1]).abs().max() > 1e-3
 
 
 @pytest.mark.parametrize("backend", ["training", "fused"])
@@ -332,3 +297,79 @@ def test_nothing_to_read():
         torch.zeros(0, config.projection_size), torch.zeros(0, dtype=torch.long), [], hidden, cell
     )
     assert outputs[-1].shape == (0, config.projection_size)
+
+
+# `torch.export`, at sizes other than those traced
+
+EXPORTED_SIZES = {"projection_size": 5, "lstm_hidden_size": 7, "max_word_length": 6}
+EXPORTED_SIZES |= {"char_cnn_filters": [[1, 4], [3, 5]]}
+
+
+@pytest.fixture(scope="module")
+def model() -> ELMoModel:
+    """Weights so large that both clips act."""
+    torch.manual_seed(0)
+    model = ELMoModel(ELMoConfig.from_preset("tiny", **EXPORTED_SIZES)).eval().requires_grad_(False)
+    for parameter in model.parameters():
+        parameter.mul_(3)
+    return model
+
+
+def inputs_of(rows: int, words: int, holes: bool = True) -> dict[str, torch.Tensor]:
+    """Words with a mask of any pattern. The first row is full and the last, if there are more, is empty."""
+    generator = torch.Generator().manual_seed(rows * 100 + words)
+    mask = torch.rand(rows, words, generator=generator) < 0.6 if holes else torch.ones(rows, words, dtype=torch.bool)
+    mask[0] = True
+    mask[1:][-1:] = not holes
+    characters = torch.randint(1, 262, (rows, words, EXPORTED_SIZES["max_word_length"]), generator=generator)
+    return {"character_ids": characters * mask[..., None], "attention_mask": mask.long()}
+
+
+def states_of(model: ELMoModel, rows: int) -> tuple[torch.Tensor, torch.Tensor]:
+    return model(**inputs_of(rows, 4, holes=False)).final_states
+
+
+@pytest.fixture(scope="module")
+def exported(model):
+    """`torch.export` of the model itself, with states, from an example of 2 rows of 3 words."""
+    batch, time = torch.export.Dim("batch"), torch.export.Dim("time")
+    inputs = {**inputs_of(2, 3), "initial_states": states_of(model, 2)}
+    shapes = {"initial_states": ({0: batch}, {0: batch})}
+    shapes |= dict.fromkeys(("character_ids", "attention_mask"), {0: batch, 1: time})
+    return torch.export.export(model, (), inputs, dynamic_shapes=shapes, strict=False).module()
+
+
+@pytest.mark.parametrize(("rows", "words"), [(1, 1), (5, 8), (2, 40)])
+def test_every_size_and_mask(model, exported, rows, words):
+    inputs = {**inputs_of(rows, words), "initial_states": states_of(model, rows)}
+    found, expected = exported(**inputs), model(**inputs)
+    for name in ("last_hidden_state", "elmo_embeddings", "hidden_states", "final_states"):
+        torch.testing.assert_close(found[name], expected[name], rtol=0, atol=1e-5)
+
+
+def test_against_loops_in_float64(model, exported):
+    """A row without its masked words is a text of its own."""
+    inputs = inputs_of(4, 7)
+    found = exported(**inputs, initial_states=tuple(torch.zeros_like(state) for state in states_of(model, 4)))
+    plain = PlainELMo(model.state_dict(), model.config)
+    for row, real in enumerate(inputs["attention_mask"].bool()):
+        layers = torch.stack(found.hidden_states)[:, row]
+        assert not layers[:, ~real].any()
+        if real.any():
+            expected = torch.from_numpy(plain(inputs["character_ids"][row, real].numpy())).float()
+            torch.testing.assert_close(layers[:, real], expected, rtol=0, atol=1e-5)
+
+
+def test_both_clips_act(model):
+    """Otherwise the tests above would say nothing about them."""
+    output = model(**inputs_of(3, 8, holes=False))
+    assert (output.final_states[1].abs() == model.config.cell_clip).any()
+    assert (output.hidden_states[1].abs() == model.config.projection_clip).any()
+
+
+def test_what_cannot_be_exported(model):
+    inputs = inputs_of(2, 3)
+    with pytest.raises(ValueError, match="`token_type_ids` cannot be exported. Leave them out"):
+        torch.export.export(model, (), {**inputs, "token_type_ids": inputs["attention_mask"]}, strict=False)
+    with pytest.raises(ValueError, match=r"in training mode cannot be exported. Call `model.eval\(\)`"):
+        torch.export.export(ELMoModel(model.config).train(), (), inputs, strict=False)

@@ -1,5 +1,11 @@
-"""Private names of torch: missing or changed, they cost speed only. What needs plain operators gets the definition."""
+"""Private names of torch: missing or changed, they cost speed only. What needs plain operators gets the definition.
 
+Products in 8 bits, with such names, against plain integer arithmetic; quantized models, saved, loaded and refused.
+"""
+
+import copy
+import pickle
+import re
 import subprocess
 import sys
 from functools import reduce
@@ -7,20 +13,26 @@ from pathlib import Path
 
 import pytest
 import torch
+from clean_python import new_environment, run
+from safetensors.torch import load_file
+from torch import nn
 from torch.autograd import forward_ad
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
+from transformers import AutoModel, Trainer, TrainingArguments
 
 from modeling_elmo import (
     ELMoConfig,
     ELMoForPreTraining,
     ELMoForTokenClassification,
+    ELMoInt8Config,
     ELMoModel,
     ELMoTokenizer,
     elmo_backend,
     elmo_operators,
 )
-from modeling_elmo.elmo_operators import int8_obstacle, sees_values_only
+from modeling_elmo.elmo_backends import choose_backend, fast_linear, prepared, product
+from modeling_elmo.elmo_operators import Int8Linear, int8_obstacle, sees_values_only
 
 pytestmark = pytest.mark.usefixtures("onednn_at_any_size")
 
@@ -61,7 +73,7 @@ def forgetful():
 
 def make_model(cls=ELMoModel, **options):
     torch.manual_seed(0)
-    return cls(ELMoConfig.from_preset("tiny", vocab_size=len(TOKENIZER), dropout=0.0, **options)).eval()
+    return cls(ELMoConfig.from_preset("tiny", **{"vocab_size": len(TOKENIZER), "dropout": 0.0, **options})).eval()
 
 
 def loaded_and_used(folder) -> list[torch.Tensor]:
@@ -79,8 +91,13 @@ def loaded_and_used(folder) -> list[torch.Tensor]:
         return [*found, 0 * quantized(**INPUTS).last_hidden_state]  # finite: their values are tested elsewhere
 
 
-@pytest.mark.parametrize("change", ["missing", "changed"])
-@pytest.mark.parametrize("name", [None, *PRIVATE])
+CHANGED = ["ops.mkldnn._linear_pointwise", "ops.onednn.qlinear_pointwise", "cpu._is_vnni_supported"]
+CHANGED += ["utils._python_dispatch._get_current_dispatch_mode", "_C._functorch.peek_interpreter_stack"]
+
+
+@pytest.mark.parametrize(
+    "name, change", [*((name, "missing") for name in (None, *PRIVATE)), *((name, "changed") for name in CHANGED)]
+)
 def test_a_private_name_that_torch_changed(name, change, tmp_path, monkeypatch, caplog, forgetful):
     make_model(ELMoForPreTraining).save_pretrained(tmp_path)
     threads, asked = torch.get_num_threads(), set()
@@ -152,9 +169,8 @@ def dual_weight(model, embeds, direction):
             linear.weight = weight
 
 
-@pytest.mark.parametrize("gradients", [False, True])
 @pytest.mark.parametrize("derivative", [jvp, dual, dual_state, dual_weight])
-@pytest.mark.parametrize("backend", ["inference", "fused"])
+@pytest.mark.parametrize("backend, gradients", [("inference", False), ("inference", True), ("fused", True)])
 def test_tangents_equal_differences(backend, derivative, gradients):
     """Central differences, in float64. A path without tangents would lose a part of them in silence."""
     model = make_model(lstm_hidden_size=21, projection_size=7).double()
@@ -243,6 +259,7 @@ embed.main(sys.argv[1:])
 """
 
 
+@pytest.mark.slow
 def test_a_torch_without_distributed(tmp_path):
     """Such as ROCm's on Windows."""
     make_model(ELMoForPreTraining).save_pretrained(tmp_path / "biLM")
@@ -250,5 +267,283 @@ def test_a_torch_without_distributed(tmp_path):
     (tmp_path / "text.txt").write_text("a b a b\n", encoding="utf-8")
     options = f"--model {tmp_path}/biLM --input {tmp_path}/text.txt --output {tmp_path}/vectors.hdf5"
     command = [sys.executable, "-c", WITHOUT_DISTRIBUTED, *options.split()]
-    run = subprocess.run(command, cwd=Path(__file__).parents[1], capture_output=True, text=True, encoding="utf-8")
-    assert run.returncode == 0 and (tmp_path / "vectors.hdf5").exists(), run.stderr
+    done = subprocess.run(command, cwd=Path(__file__).parents[1], capture_output=True, text=True, encoding="utf-8")
+    assert done.returncode == 0 and (tmp_path / "vectors.hdf5").exists(), done.stderr
+
+
+# Weights in 8 bits
+
+TEXTS = ["He is in (London), Paris.", "Les naïfs ægithales", "밥 먹었어?"]
+
+needs_int8 = pytest.mark.skipif(int8_obstacle() is not None, reason=f"8 bits are not fast here: {int8_obstacle()}")
+
+
+def plain_product(inputs, weight, bias=0):
+    """The definition, with sums of integers."""
+    row_scales, token_scales = (x.abs().amax(1, keepdim=True) / 127 for x in (weight, inputs))
+    integers = (weight / row_scales).round().long()
+    tokens = (inputs / token_scales.clamp(min=1e-30) + 0.5).floor().long()
+    return (tokens @ integers.t()).double() * token_scales.double() * row_scales.t().double() + bias
+
+
+def make_wide_model(cls=ELMoModel, **options):
+    return make_model(cls, **{"lstm_hidden_size": 96, "projection_size": 32, "vocab_size": 60, **options})
+
+
+def make_inputs():
+    return ELMoTokenizer()(TEXTS, padding=True, return_tensors="pt")
+
+
+def top(model, **more):
+    with torch.no_grad():
+        return model(**make_inputs(), **more).last_hidden_state
+
+
+def refused(message):
+    return pytest.raises(ValueError, match=re.escape(message))
+
+
+def error_of(found, expected):
+    return ((found - expected).norm() / expected.norm()).item()
+
+
+@needs_int8
+@pytest.mark.parametrize("rows, inner, outer", [(0, 17, 24), (1, 512, 1), (5, 17, 24), (130, 64, 33)])
+def test_products_equal_the_definition(rows, inner, outer):
+    torch.manual_seed(0)
+    linear = nn.Linear(inner, outer)
+    inputs = torch.randn(inner, rows).t() * torch.logspace(-3, 3, rows)[:, None]
+    if rows > 1:
+        inputs[1] = 0
+    weight = linear.weight.detach()
+    expected, other = plain_product(inputs, weight, linear.bias.detach()), torch.randn(rows, outer)
+    layer = Int8Linear.from_linear(linear)
+    packed = prepared(layer)
+    close = {"rtol": 1e-5, "atol": 1e-4 if rows else 0}
+    with torch.no_grad():
+        for found in (layer(inputs), fast_linear(layer, inputs), product(inputs, packed, layer.bias)):
+            torch.testing.assert_close(found.double(), expected, **close)
+        raw = plain_product(inputs, weight)
+        torch.testing.assert_close(product(inputs, packed).double(), raw, **close)
+        torch.testing.assert_close(product(inputs, packed, plus_NG=other).double(), raw + other, **close)
+        both = product(inputs, packed, layer.bias, plus_NG=other)
+        torch.testing.assert_close(both.double(), expected + other, **close)
+        clipped = product(inputs, packed, layer.bias, clip=0.5)
+        torch.testing.assert_close(clipped.double(), expected.clamp(-0.5, 0.5), **close)
+        with elmo_backend("int8"):
+            torch.testing.assert_close(fast_linear(linear, inputs).double(), expected, **close)
+
+
+def test_the_definition_is_within_its_rounding_of_a_linear_layer():
+    torch.manual_seed(0)
+    linear, inputs = nn.Linear(300, 200), torch.randn(2, 7, 300)
+    layer = Int8Linear.from_linear(linear)
+    assert error_of(layer(inputs), linear(inputs)) < 0.015
+    assert layer.weight.dtype == torch.int8 and int(layer.weight.abs().max()) == 127
+    torch.testing.assert_close(
+        layer.to_linear().weight, linear.weight, rtol=0, atol=float(layer.scales.max()) / 2 + 1e-7
+    )
+    assert layer(inputs.bfloat16()).dtype == torch.bfloat16
+    with torch.autocast("cpu"):
+        torch.testing.assert_close(layer(inputs), Int8Linear.from_linear(linear)(inputs), rtol=0, atol=0)
+
+
+@needs_int8
+@pytest.mark.parametrize("projected", [True, False])
+def test_a_quantized_model_is_near_float32_and_equals_the_backend(projected):
+    sizes = {} if projected else {"lstm_hidden_size": 32}
+    model = make_wide_model(**sizes)
+    quantized = copy.deepcopy(model).quantize()
+    expected, found = top(model), top(quantized)
+    assert 1e-4 < error_of(found, expected) < 0.02
+    with elmo_backend("int8"):
+        torch.testing.assert_close(top(model), found, rtol=0, atol=0)
+    with elmo_backend("reference"):  # a value between two integers may be rounded to the other one
+        assert error_of(top(quantized), found) < 5e-3
+    assert not any(type(module) is nn.Linear for module in quantized.modules())
+    layer, inputs = quantized.forward_lstm.layers[0], torch.ones(1, 32)
+    assert choose_backend(layer.children(), inputs) == ("int8", "CPU int8")
+
+
+@needs_int8
+def test_a_row_does_not_depend_on_its_batch():
+    model = make_wide_model().quantize()
+    alone = top(model)
+    rows, width = len(TEXTS), model.config.projection_size
+    hidden, cell = torch.zeros(rows, 2, 2, width), torch.zeros(rows, 2, 2, model.config.lstm_hidden_size)
+    hidden[1], hidden[2] = 1e6, torch.nan
+    found = top(model, initial_states=(hidden, cell))
+    assert found[2].isnan().any() and not found[:2].isnan().any()
+    torch.testing.assert_close(found[0], alone[0], rtol=0, atol=0)
+
+
+@needs_int8
+@pytest.mark.parametrize("freeze_bilm", [True, False])
+def test_saved_and_loaded(tmp_path, freeze_bilm):
+    model = make_wide_model(ELMoForTokenClassification, freeze_bilm=freeze_bilm)
+    model.save_pretrained(tmp_path / "float32")
+    quantized = copy.deepcopy(model).quantize()
+    quantized.save_pretrained(tmp_path / "int8")
+    found = {name for name, module in quantized.named_modules() if isinstance(module, Int8Linear)}
+    assert found and all(name.startswith("elmo.") for name in found)
+    with torch.no_grad():
+        expected = quantized(**make_inputs()).logits
+        for folder, options in (("int8", {}), ("float32", {"quantization_config": ELMoInt8Config()})):
+            loaded, info = ELMoForTokenClassification.from_pretrained(
+                tmp_path / folder, output_loading_info=True, **options
+            )
+            assert not info["missing_keys"] and not info["unexpected_keys"]
+            assert loaded.num_parameters() == model.num_parameters()
+            assert loaded.is_quantized and loaded.config.quantization_config.quant_method == "elmo_int8"
+            torch.testing.assert_close(loaded(**make_inputs()).logits, expected, rtol=0, atol=0)
+    again = loaded.dequantize()
+    assert trainable(again) == trainable(model)
+    assert again is loaded and not hasattr(again.config, "quantization_config")
+    assert type(again.elmo.forward_lstm.layers[0].projection) is nn.Linear
+    again.train()(**make_inputs())
+    assert trainable(ELMoForTokenClassification.from_pretrained(tmp_path / "int8").dequantize()) == trainable(model)
+    saved = load_file(tmp_path / "int8" / "model.safetensors")
+    assert saved["elmo.forward_lstm.layers.0.projection.weight"].dtype == torch.int8
+
+
+def freeze_some(model):
+    model.freeze()
+    model.scalar_mix.requires_grad_(False)
+    model.char_encoder.highways.requires_grad_(True)
+    model.forward_lstm.layers[0].input_linear.bias.requires_grad_(True)
+
+
+def trainable(model):
+    return [name for name, parameter in model.named_parameters() if parameter.requires_grad]
+
+
+@needs_int8
+@pytest.mark.parametrize("choose", [lambda model: None, ELMoModel.freeze, freeze_some], ids=["all", "none", "some"])
+def test_gradients_come_back_and_counts_stay(choose):
+    model = make_wide_model(word_embedding_size=3)
+    choose(model)
+    expected = trainable(model)
+    counts = [model.num_parameters(), model.num_parameters(exclude_embeddings=True)]
+    model.quantize()
+    assert counts == [model.num_parameters(), model.num_parameters(exclude_embeddings=True)]
+    assert trainable(model) == [name for name in expected if name.startswith("scalar_mix.")]
+    assert trainable(copy.deepcopy(model).dequantize()) == expected
+    model.freeze()
+    assert trainable(model.dequantize()) == ["scalar_mix.weights", "scalar_mix.gamma"]
+
+
+@needs_int8
+@pytest.mark.slow
+def test_without_the_package(tmp_path):
+    """transformers reads the folder with the code in it, which registers the quantizer."""
+    model = make_wide_model().quantize()
+    model.save_pretrained(tmp_path / "model")
+    torch.save((dict(make_inputs()), top(model)), tmp_path / "expected.pt")
+    script = (
+        "import torch; from transformers import AutoModel\n"
+        "inputs, expected = torch.load('expected.pt')\n"
+        "for _ in range(2):\n"  # the second time, the quantizer is registered already
+        "    model = AutoModel.from_pretrained('model', trust_remote_code=True)\n"
+        "    assert model.is_quantized\n"
+        "    assert torch.equal(model(**inputs).last_hidden_state, expected)\n"
+        "    model.save_pretrained('again')\n"
+    )
+    run(new_environment(tmp_path / "venv"), "-c", script, cwd=tmp_path, HF_HOME=str(tmp_path / "home"))
+    torch.testing.assert_close(top(AutoModel.from_pretrained(tmp_path / "again")), top(model), rtol=0, atol=0)
+
+
+@needs_int8
+def test_copies_workers_and_other_processes():
+    model = make_wide_model().quantize()
+    expected = top(model)
+    for other in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
+        torch.testing.assert_close(top(other), expected, rtol=0, atol=0)
+    other = make_wide_model().quantize()
+    nn.init.zeros_(other.forward_lstm.layers[0].input_linear.bias.data)
+    other.load_state_dict(model.state_dict())
+    torch.testing.assert_close(top(other), expected, rtol=0, atol=0)
+    scales = other.forward_lstm.layers[0].projection.scales
+    scales.mul_(2)  # the packed copy follows
+    assert error_of(top(other), expected) > 0.1
+    loader = torch.utils.data.DataLoader([0], num_workers=1, collate_fn=lambda _: top(model))
+    torch.testing.assert_close(next(iter(loader)), expected, rtol=0, atol=0)
+
+
+@needs_int8
+def test_what_a_quantized_model_refuses(tmp_path):
+    model = make_wide_model(ELMoForPreTraining).quantize()
+    with refused("A quantized model cannot be trained. Train the model in float32"):
+        model.train()
+    with refused("A quantized model cannot be converted to torch."):
+        model.to(torch.bfloat16)
+    with pytest.raises(ValueError, match="not supported for quantized model"):
+        model.half()
+    with refused("A quantized layer has no gradients."):
+        model.elmo(inputs_embeds=torch.randn(1, 3, 32, requires_grad=True))
+    with elmo_backend("training"), refused("A quantized layer has no backend 'training'."):
+        model.elmo(**make_inputs())
+    data = [{"inputs_embeds": torch.ones(2, 32), "labels": torch.ones(2, dtype=torch.long)}] * 2
+    with refused("A quantized model cannot be trained."):
+        Trainer(model, TrainingArguments(str(tmp_path), report_to="none", use_cpu=True), train_dataset=data).train()
+    model.save_pretrained(tmp_path / "int8")
+    with refused("not with torch.bfloat16; pass dtype='float32'."):
+        ELMoModel.from_pretrained(tmp_path / "int8", dtype=torch.bfloat16)
+    with refused("torch.bfloat16 on cpu; call `model.to('cpu', torch.float32)` before `quantize()`."):
+        make_wide_model().bfloat16().quantize()
+    with refused("no biLM (`use_elmo=False`)"):
+        make_wide_model(ELMoForTokenClassification, use_elmo=False, task_word_embedding_size=4).quantize()
+    with elmo_backend("int8"), refused("'int8' was forced, but gradients are needed."):
+        make_wide_model()(**make_inputs())
+    assert model.quantize() is model
+
+
+@needs_int8
+def test_a_processor_without_the_instructions(tmp_path, monkeypatch, caplog):
+    model = make_wide_model()
+    quantized = copy.deepcopy(model).quantize()
+    quantized.save_pretrained(tmp_path)
+    monkeypatch.setattr(elmo_operators, "question", lambda name: lambda: False)
+    with elmo_backend("int8"), refused("'int8' was forced, but this processor has no VNNI instructions."):
+        top(model)
+    same = copy.deepcopy(model).quantize()
+    assert not getattr(same, "is_quantized", False)
+    assert "The model stays in float32: this processor has no VNNI instructions." in caplog.text
+    torch.testing.assert_close(top(same), top(model), rtol=0, atol=0)
+    loaded = ELMoModel.from_pretrained(tmp_path)
+    assert type(loaded.token_projection) is nn.Linear and not loaded.is_quantized
+    assert "8 bits are not fast here, because this processor has no VNNI instructions" in caplog.text
+    assert error_of(top(loaded), top(model)) < 0.02
+    loaded.train()
+
+
+@needs_int8
+def test_a_vocabulary_cache_is_made_afterwards(tmp_path):
+    model, tokenizer = make_wide_model(), ELMoTokenizer()
+    model.cache_vocabulary(["Paris", "is"], tokenizer, save=True)
+    model.quantize()
+    assert model.vocabulary_cache is None and model.config.vocabulary_cache_size == 0
+    expected = top(model)
+    model.cache_vocabulary(["Paris", "is"], tokenizer, save=True)
+    model.save_pretrained(tmp_path)
+    loaded = ELMoModel.from_pretrained(tmp_path)
+    for each in (model, loaded):
+        assert error_of(top(each), expected) < 1e-3
+        assert len(each.vocabulary_cache.words) == 4  # with the markers
+    model.dequantize().save_pretrained(tmp_path)
+    assert ELMoModel.from_pretrained(tmp_path).vocabulary_cache is None
+
+
+@needs_int8
+def test_compiled_and_under_autocast():
+    model = make_wide_model().quantize()
+    expected = top(model)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert error_of(top(model).float(), expected) < 0.03
+    assert error_of(top(torch.compile(model, backend="eager")), expected) < 5e-3
+
+
+def test_other_devices_take_the_definition():
+    layer = Int8Linear.from_linear(nn.Linear(8, 4)).to("meta")
+    inputs = torch.ones(3, 8, device="meta")
+    with torch.no_grad():
+        assert choose_backend([layer], inputs) == ("reference", "int8 is not built for torch.float32 on meta")

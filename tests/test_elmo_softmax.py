@@ -61,8 +61,7 @@ def chunks(monkeypatch):
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-@pytest.mark.parametrize("rows", [1, 4, 11, 100])
-@pytest.mark.parametrize("products", ["oneDNN", "MKL", "reference"])
+@pytest.mark.parametrize("products, rows", [("oneDNN", 4), ("MKL", 1), ("reference", 100)])
 def test_full_is_cross_entropy(chunks, monkeypatch, onednn_at_any_size, dtype, rows, products):
     sizes, set_chunk = chunks
     set_chunk(30 * rows + 5)
@@ -80,26 +79,6 @@ def test_full_is_cross_entropy(chunks, monkeypatch, onednn_at_any_size, dtype, r
         torch.testing.assert_close(mine, theirs)
     assert not found[1][PAD].any() and found[2][PAD] == 0
     assert sum(size[0] for size in sizes) == 11 and max(size[0] for size in sizes) == min(rows, 11)  # each once
-
-
-def test_without_a_scale_losses_are_summed():
-    softmax, (hidden, targets, _) = make_softmax(), make_predictions()
-    loss, losses = softmax(hidden, targets)
-    torch.testing.assert_close(loss, losses.sum())
-
-
-@pytest.mark.parametrize("softmax_type", ["full", "sampled"])
-def test_gradcheck(chunks, softmax_type):
-    chunks[1](30 * 2)
-    softmax = make_softmax(softmax_type, torch.float64)
-    hidden, targets, scale = make_predictions(5, torch.float64)
-    candidates = softmax.sample() if softmax_type == "sampled" else None
-
-    def function(hidden, weight, bias):
-        arguments = hidden, targets, scale, candidates
-        return torch.func.functional_call(softmax, {"weight": weight, "bias": bias}, arguments)[0]
-
-    assert torch.autograd.gradcheck(function, (hidden, softmax.weight, softmax.bias))
 
 
 def test_logits_of_all_predictions_never_stand_in_memory(monkeypatch):
@@ -163,12 +142,6 @@ def test_no_predictions_and_a_single_one(softmax_type, number):
     assert softmax(hidden).shape == (number, 30)
 
 
-def test_a_scale_of_zero_has_no_gradient():
-    softmax, (hidden, targets, scale) = make_softmax(), make_predictions()
-    found = gradients(softmax(hidden, targets, scale * 0)[0], softmax, hidden)
-    assert not any(gradient.any() for gradient in found)
-
-
 @pytest.mark.parametrize("softmax_type", ["full", "sampled", "adaptive"])
 def test_bfloat16_autocast_is_near_float32(softmax_type):
     softmax, (hidden, targets, scale) = make_softmax(softmax_type), make_predictions()
@@ -206,7 +179,9 @@ def test_log_probabilities_of_the_full_softmax():
         log_probs = softmax(hidden)
         assert (log_probs[:, PAD] == -math.inf).all() and log_probs.dtype == torch.float32
         torch.testing.assert_close(log_probs.exp().sum(1), torch.ones(11))
-        torch.testing.assert_close(-log_probs[range(11), targets], softmax(hidden, targets)[1])
+        loss, losses = softmax(hidden, targets)
+        torch.testing.assert_close(-log_probs[range(11), targets], losses)
+        torch.testing.assert_close(loss, losses.sum())
         with torch.no_grad():
             torch.testing.assert_close(softmax(hidden), log_probs)
         assert log_probs.requires_grad
@@ -216,24 +191,24 @@ def test_log_probabilities_of_the_full_softmax():
 
 
 def test_the_path_of_the_full_softmax(monkeypatch):
-    def there(dtype=torch.bfloat16, rows=3, device="cuda"):
-        return SimpleNamespace(device=torch.device(device), dtype=dtype, shape=(rows, 16))
+    def reason(dtype=torch.bfloat16, rows=3, device="cuda"):
+        path, reason = choose_path(SimpleNamespace(device=torch.device(device), dtype=dtype, shape=(rows, 16)))
+        assert (path == "cut_cross_entropy") == reason.startswith("CUDA")
+        return reason
 
     monkeypatch.setattr(elmo_softmax, "linear_cross_entropy", None)
-    assert choose_path(there()) == ("chunked", "cut_cross_entropy is not installed")
+    assert reason() == "cut_cross_entropy is not installed"
     monkeypatch.setattr(elmo_softmax, "linear_cross_entropy", print)
-    assert choose_path(there()) == ("cut_cross_entropy", "CUDA, torch.bfloat16")
-    assert choose_path(there(torch.float16))[0] == "cut_cross_entropy"
-    reason = "cut_cross_entropy computes in half precision, not in torch.float32"
-    assert choose_path(there(torch.float32)) == ("chunked", reason)
-    assert choose_path(there(rows=0)) == ("chunked", "there is nothing to predict")
-    assert choose_path(there(device="cpu")) == ("chunked", "cut_cross_entropy needs CUDA, not cpu")
+    assert reason() == "CUDA, torch.bfloat16"
+    assert reason(torch.float32) == "cut_cross_entropy computes in half precision, not in torch.float32"
+    assert reason(rows=0) == "there is nothing to predict"
+    assert reason(device="cpu") == "cut_cross_entropy needs CUDA, not cpu"
     with elmo_backend("reference"):
-        assert choose_path(there()) == ("chunked", "forced")
+        assert reason() == "forced"
     # Autocast for CUDA cannot be switched on without a device.
     monkeypatch.setattr(torch, "is_autocast_enabled", lambda device: device == "cuda")
     monkeypatch.setattr(torch, "get_autocast_dtype", lambda device: torch.bfloat16)
-    assert choose_path(there(torch.float32)) == ("cut_cross_entropy", "CUDA, torch.bfloat16")
+    assert reason(torch.float32) == "CUDA, torch.bfloat16"
 
 
 def test_the_kernel_is_called_as_it_can_be(monkeypatch):
@@ -340,22 +315,21 @@ def test_tries_and_inclusion():
             count += 1
         assert (sorted(seen), count) == (ranks.tolist(), int(tries))
     generator, sums, expected = torch.Generator().manual_seed(0), torch.zeros(50), torch.zeros(50).double()
-    for _ in range(4000):
+    for _ in range(2000):
         ranks, tries = elmo_softmax._draw_distinct(50, 20, generator)
-        sums[ranks] += 1 / 4000
-        expected += elmo_softmax._log_expected_count(torch.arange(50), tries, 50, torch.float64).exp() / 4000
-    # The number of tries depends on the draws, so both agree only roughly; 4000 draws have an error of 0.008.
+        sums[ranks] += 1 / 2000
+        expected += elmo_softmax._log_expected_count(torch.arange(50), tries, 50, torch.float64).exp() / 2000
+    # The number of tries depends on the draws, so both agree only roughly; 2000 draws have an error of 0.011.
     torch.testing.assert_close(sums.double(), expected, atol=0.03, rtol=0)
     assert expected.sum() == pytest.approx(20, rel=0.03)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_expected_counts_are_exact_for_rare_words(dtype):
+def test_expected_counts_are_exact_for_rare_words():
     ranks, tries = torch.tensor([0, 9, 793_469]), torch.tensor(16_000)
-    found = elmo_softmax._log_expected_count(ranks, tries, 793_470, dtype)
+    found = elmo_softmax._log_expected_count(ranks, tries, 793_470, torch.float32)
     probabilities = [math.log1p(1 / (rank + 1)) / math.log(793_471) for rank in ranks.tolist()]
     expected = [math.log(-math.expm1(16_000 * math.log1p(-p))) for p in probabilities]
-    torch.testing.assert_close(found, torch.tensor(expected, dtype=dtype))
+    torch.testing.assert_close(found, torch.tensor(expected))
 
 
 # Adaptive

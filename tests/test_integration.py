@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from datasets import Dataset
+from head_models import HEADS, batch_of, make_batch, make_model, targets_of
 from torch.nn.utils.rnn import pad_sequence
 from transformers import (
     BertConfig,
@@ -79,6 +80,7 @@ def test_pipeline_groups_entities_beside_punctuation(tagger, strategy):
 @pytest.mark.parametrize("strategy", ["none", "simple", "max"])
 def test_results_are_json(tagger, strategy):
     found = tagger([SENTENCE, "Paris"], aggregation_strategy=strategy)
+    assert [place["start"] for place in found[0]] == [10, 19]
     assert json.loads(json.dumps(found)) == found and len(found[0]) == 2
     again = pickle.loads(pickle.dumps(tagger))(SENTENCE, aggregation_strategy=strategy)
     assert again == found[0]
@@ -90,14 +92,6 @@ def test_taggers_that_are_not_elmo_have_the_stock_pipeline(tagger):
     sizes = dict(hidden_size=4, num_hidden_layers=1, num_attention_heads=1, intermediate_size=4, vocab_size=9)
     model = BertForTokenClassification(BertConfig(**sizes))
     assert type(pipeline("ner", model=model, tokenizer=tagger.tokenizer)) is TokenClassificationPipeline
-
-
-def test_pipeline_labels_single_tokens(tagger):
-    found = tagger([SENTENCE, "Paris"], aggregation_strategy="none")
-    assert [(entity["entity"], entity["index"], entity["start"]) for entity in found[0]] == [
-        ("B-LOC", 5, 10),
-        ("B-LOC", 8, 19),
-    ]
 
 
 def test_pipeline_labels_the_best_sequence_of_a_crf():
@@ -142,30 +136,6 @@ def test_zero_shot_pipeline_reads_pairs(options):
         assert scores[label] == pytest.approx(logits.softmax(-1)[1].item(), abs=1e-6)
 
 
-TEXTS = [" ".join(WORDS[:length]) for length in (1, 9, 2, 7, 4, 3, 8, 5)]
-
-
-def examples(tokenizer: ELMoTokenizer) -> list[dict]:
-    """Encoded texts without padding, as in a data set."""
-    return [dict(tokenizer(text.split(), is_split_into_words=True)) for text in TEXTS]
-
-
-@pytest.mark.parametrize("task", ["token classification", "language modeling"])
-def test_collators_pad_as_the_tokenizer(task):
-    tokenizer = tokenizer_of(*WORDS)
-    words = [text.split() for text in TEXTS]
-    expected = tokenizer(words, is_split_into_words=True, padding=True, return_tensors="pt")
-    if task == "token classification":
-        features = [{**example, "labels": [1] * len(example["input_ids"])} for example in examples(tokenizer)]
-        batch = DataCollatorForTokenClassification(tokenizer)(features)
-        expected["labels"] = expected["attention_mask"].where(expected["attention_mask"] == 1, -100)
-    else:
-        batch = DataCollatorForLanguageModeling(tokenizer, mlm=False)(examples(tokenizer))
-        expected["labels"] = expected["input_ids"].where(expected["attention_mask"] == 1, -100)
-    for key, value in expected.items():
-        assert torch.equal(batch[key], value), key
-
-
 @pytest.mark.slow  # depends on the machine
 def test_stored_columns_reach_batches_at_200_000_tokens_a_second():
     tokenizer = tokenizer_of(*WORDS)
@@ -179,48 +149,34 @@ def test_stored_columns_reach_batches_at_200_000_tokens_a_second():
 
 TRAINED = {
     "language_model": (ELMoForPreTraining, {}),
-    "tagger": (ELMoForTokenClassification, {"elmo_placement": "both"}),
-    "tagger_linear": (ELMoForTokenClassification, {"head": "linear"}),
-    "bcn": (ELMoForSequenceClassification, {"task_word_embedding_size": 5}),
-    "esim": (ELMoForSequenceClassification, {"classifier": "esim", "elmo_placement": "output"}),
-    "linear": (ELMoForSequenceClassification, {"head": "linear"}),
-    "reader": (ELMoForQuestionAnswering, {"elmo_placement": "both"}),
-    "roles": (ELMoForSemanticRoleLabeling, {"elmo_placement": "both", "id2label": {0: "O", 1: "B-X", 2: "I-X"}}),
+    "tagger": HEADS["tagger-both"],
+    "tagger_linear": HEADS["tagger-linear"],
+    "bcn": HEADS["bcn-input"],
+    "esim": HEADS["esim-output"],
+    "linear": HEADS["sequence-linear"],
+    "reader": HEADS["reader-both"],
+    "roles": HEADS["roles-both"],
 }
 every_model = pytest.mark.parametrize("model_class, options", TRAINED.values(), ids=TRAINED)
 
 
 def training_setup(model_class, options):
     """A model, unpadded examples with labels, and the stock collator for them."""
-    tokenizer = tokenizer_of(*WORDS)
-    torch.manual_seed(0)
-    options = options if "id2label" in options else {**options, "num_labels": 3}
-    model = model_class(tiny_config(tokenizer, **{"freeze_bilm": False, "scalar_mix_l2": 0.1, **options}))
-    features = examples(tokenizer)
-    if model_class is ELMoForPreTraining:
+    model = make_model(model_class, **{"freeze_bilm": False, "scalar_mix_l2": 0.1, **options})
+    tokenizer = ELMoTokenizer(max_word_length=model.config.max_word_length)
+    is_language_model = model_class is ELMoForPreTraining
+    batch = make_batch(model.config) if is_language_model else batch_of(model)
+    batch |= {} if is_language_model else targets_of(model, batch)
+    features = []
+    for row, mask in enumerate(batch["attention_mask"].bool()):
+        values = {name: tensor[row] for name, tensor in batch.items()}
+        features.append({name: (each[mask] if each.dim() else each).tolist() for name, each in values.items()})
+    if is_language_model:
         return model, features, DataCollatorForLanguageModeling(tokenizer, mlm=False)
-    if options.get("classifier") == "esim" or model_class is ELMoForQuestionAnswering:
-        features = [dict(tokenizer(text, SENTENCE)) for text in TEXTS]
-    for number, example in enumerate(features):
-        if model_class is ELMoForQuestionAnswering:
-            first = len(example["input_ids"]) - 4
-            example |= {"start_positions": first, "end_positions": first + number % 3}
-            continue
-        ids = example["input_ids"]
-        if model_class is ELMoForSemanticRoleLabeling:  # every word has both labels, markers have none
-            inner = range(len(ids) - 2)
-            example["token_type_ids"] = [0, *(int(position == number % len(inner)) for position in inner), 0]
-            for name, labels in (("labels", [n % 3 for n in inner]), ("predicate_labels", [n % 2 for n in inner])):
-                example[name] = [-100, *labels, -100]
-            continue
-        is_tagger = model_class is ELMoForTokenClassification
-        example["labels"] = [position % 3 for position in range(len(ids))] if is_tagger else number % 3
     if model_class is ELMoForSemanticRoleLabeling:
         return model, features, lambda rows: padded_roles(tokenizer, rows)
-    collator = (
-        DataCollatorForTokenClassification if model_class is ELMoForTokenClassification else DataCollatorWithPadding
-    )
-    return model, features, collator(tokenizer)
+    is_tagger = model_class is ELMoForTokenClassification
+    return model, features, (DataCollatorForTokenClassification if is_tagger else DataCollatorWithPadding)(tokenizer)
 
 
 def padded_roles(tokenizer, rows):
@@ -232,9 +188,8 @@ def padded_roles(tokenizer, rows):
 
 
 @every_model
-@pytest.mark.parametrize("accumulation", [1, 4])
-def test_trainer_steps_along_the_gradient_of_the_whole_batch(model_class, options, accumulation, tmp_path):
-    """One step of plain SGD with rate 1: 8 rows at once, or 4 times 2 rows of different lengths."""
+def test_trainer_steps_along_the_gradient_of_the_whole_batch(model_class, options, tmp_path):
+    """One step of plain SGD with rate 1: 2 times 2 rows of different lengths."""
     model, features, collator = training_setup(model_class, options)
     before = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
     model(**collator(features)).loss.backward()
@@ -242,8 +197,8 @@ def test_trainer_steps_along_the_gradient_of_the_whole_batch(model_class, option
     model.zero_grad()
     arguments = TrainingArguments(
         tmp_path,
-        per_device_train_batch_size=8 // accumulation,
-        gradient_accumulation_steps=accumulation,
+        per_device_train_batch_size=2,
+        gradient_accumulation_steps=2,
         max_steps=1,
         optim="sgd",
         learning_rate=1.0,
@@ -320,12 +275,12 @@ def test_trainer_evaluates_the_loss_and_gathers_only_logits(model_class, options
     found = Trainer(model, arguments, data_collator=collator, eval_dataset=features).predict(features)
     assert np.isfinite(found.metrics["test_loss"])
     if model_class is ELMoForQuestionAnswering:
-        assert [side.shape for side in found.predictions] == [(8, max(len(each["input_ids"]) for each in features))] * 2
+        assert [side.shape for side in found.predictions] == [(4, max(len(each["input_ids"]) for each in features))] * 2
     elif model_class is ELMoForSemanticRoleLabeling:
         logits, predicates = found.predictions
-        assert logits.shape == (*predicates.shape, 3) and len(predicates) == 8
+        assert logits.shape == (*predicates.shape, 5) and len(predicates) == 4
     elif model_class is not ELMoForPreTraining:
-        assert isinstance(found.predictions, np.ndarray) and found.predictions.shape[-1] == 3
+        assert isinstance(found.predictions, np.ndarray) and found.predictions.shape[-1] == 5
 
 
 @pytest.mark.parametrize("freeze_bilm", [True, False])

@@ -88,7 +88,7 @@ def test_all_layers_equal_plain_float64(options, backend):
     torch.testing.assert_close(output.last_hidden_state, output.hidden_states[-1])
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(data=st.data())
 def test_same_text_same_vectors(data):
     """In any batch, in any order, with any padding, and with masked positions anywhere."""
@@ -128,14 +128,12 @@ def published(tmp_path_factory):
     return tokenizer, model, [sentence.split() for sentence in sentences]
 
 
-@pytest.mark.parametrize("side", ["right", "left"])
-@pytest.mark.parametrize("batch_size", [2, 7, 30])
+@pytest.mark.parametrize("side, batch_size", [("right", 30), ("left", 7)])
 def test_same_sentence_same_vectors_with_published_weights(published, batch_size, side):
     tokenizer, model, sentences = published
-    order = torch.randperm(len(sentences), generator=torch.Generator().manual_seed(batch_size)).tolist()
     with torch.no_grad():
-        for start in range(0, len(order), batch_size):
-            batch = [sentences[i] for i in order[start : start + batch_size]]
+        for start in range(0, len(sentences), batch_size):
+            batch = sentences[start : start + batch_size]
             encoding = tokenizer(batch, is_split_into_words=True, padding=True, padding_side=side, return_tensors="pt")
             together = torch.stack(model(**encoding).hidden_states)
             for row, words in enumerate(batch):
@@ -156,23 +154,6 @@ def test_bfloat16_is_within_a_hundredth(published):
                     rounded = half(**encoding).elmo_embeddings
                 assert rounded.dtype == torch.bfloat16
                 assert ((rounded.float() - exact).square().mean() / exact.square().mean()).sqrt() < 1e-2
-
-
-@pytest.mark.slow
-def test_batching_error_at_original_size_is_rounding():
-    torch.manual_seed(0)
-    config = ELMoConfig.from_preset("original")
-    model = ELMoModel(config).eval()
-    generator = torch.Generator().manual_seed(0)
-    characters = torch.randint(1, 262, (4, 20, 50), generator=generator)
-    characters[1, 12:] = characters[2, 3:] = 0
-    with torch.no_grad():
-        batched = model(characters).last_hidden_state
-        alone = torch.cat([model(row[None]).last_hidden_state for row in characters])
-        exact = model.double()(characters).last_hidden_state
-    own = (batched - exact).abs().max()
-    assert (batched - alone).abs().max() <= 3 * own
-    assert own < 1e-4
 
 
 def test_states_continue_a_text():
@@ -202,9 +183,8 @@ def test_a_row_of_padding_keeps_its_state():
     assert not output.last_hidden_state[1].any()
 
 
-@pytest.mark.parametrize("value", [torch.nan, torch.inf])
-@pytest.mark.parametrize("which", [0, 1])
-def test_a_state_that_is_not_finite_stays_in_its_row(value, which):
+@pytest.mark.parametrize("which, value", [(0, torch.nan), (1, torch.inf)])
+def test_a_state_that_is_not_finite_stays_in_its_row(which, value):
     model = make_model()
     batch = make_batch(model.config, [3, 4, 2])
     clean = model(**batch)
@@ -227,8 +207,7 @@ def test_two_texts_in_a_row_do_not_mix(side):
     torch.testing.assert_close(output.last_hidden_state[:, before : before + 8], alone, atol=1e-6, rtol=1e-5)
     assert output.final_states is None
     states = tuple(torch.zeros(1, 2, 2, size) for size in (7, 21))
-    message = "`token_type_ids` mark two texts in a row. Pass one text"
-    fails(message, model, pair, token_type_ids=types, initial_states=states)
+    fails("`token_type_ids` mark two texts in a row", model, pair, token_type_ids=types, initial_states=states)
 
 
 def test_inputs_embeds_replace_words():
@@ -386,21 +365,18 @@ def test_sentence_embeddings_are_means_over_words(side):
 def test_errors_of_sentence_embeddings():
     model = make_model()
     batch = make_batch(model.config)
-    message = "`input_ids` are missing, and only they tell the markers <S> and </S> from words"
-    fails(message, model.sentence_embeddings, batch["character_ids"])
+    fails("`input_ids` are missing", model.sentence_embeddings, batch["character_ids"])
     without_mix = ELMoModel(model.config, add_mixing_layer=False)
-    message = "This model has no mix: it was built with add_mixing_layer=False. Leave the argument out"
-    fails(message, without_mix.sentence_embeddings, **batch)
-    fails(message, without_mix.token_embeddings, **batch)
+    for function in (without_mix.sentence_embeddings, without_mix.token_embeddings):
+        fails("built with add_mixing_layer=False. Leave the argument out", function, **batch)
 
 
 # Training
 
 
 @both_classes
-@pytest.mark.parametrize("options", [{}, {"word_embedding_size": 4}, {"scalar_mix_layer_norm": "token"}])
-def test_every_parameter_gets_a_gradient(cls, options):
-    model = make_model(cls, **options).train()
+def test_every_parameter_gets_a_gradient(cls):
+    model = make_model(cls, word_embedding_size=4, scalar_mix_layer_norm="token").train()
     batch = make_batch(model.config)
     if cls is ELMoModel:
         model(**batch).elmo_embeddings.square().sum().backward()
@@ -421,17 +397,6 @@ def test_dropout_acts_in_training_alone():
     torch.testing.assert_close(model(**batch).last_hidden_state, model(**batch).last_hidden_state)
     learns = {name for name, p in model.named_parameters() if p.requires_grad}
     assert learns == {"scalar_mix.weights", "scalar_mix.gamma"}
-
-
-@both_classes
-def test_saving_and_loading_keeps_every_value(cls, tmp_path):
-    model = make_model(cls)
-    model.save_pretrained(tmp_path)
-    again = cls.from_pretrained(tmp_path)
-    assert again.state_dict().keys() == model.state_dict().keys()
-    for name, tensor in model.state_dict().items():
-        assert torch.equal(again.state_dict()[name], tensor), name
-    assert again.config.char_cnn_filters == model.config.char_cnn_filters
 
 
 def test_initialisation_table():
@@ -487,35 +452,31 @@ def plain_log_probs(model, batch, row):
     return found
 
 
-def plain_losses(model, batch, labels):
-    """Sums of `-log p` and their counts for each direction, word by word."""
-    sums, counts = [0.0, 0.0], [0, 0]
-    for row in range(len(labels)):
-        targets = labels[row][batch["attention_mask"][row].bool()].tolist()
-        for direction, log_probs in enumerate(plain_log_probs(model, batch, row)):
-            for target, log_probs_V in zip(targets, log_probs, strict=True):
-                if target != -100 and log_probs_V.any():
-                    sums[direction] -= log_probs_V[target - 1]
-                    counts[direction] += 1
-    return sums, counts
-
-
 @pytest.mark.parametrize("side", ["right", "left"])
-def test_language_model_loss_is_the_joint_log_likelihood(side):
+def test_scores_are_log_probabilities_and_the_loss_is_their_mean(side):
     model = make_model(ELMoForPreTraining)
     with torch.no_grad():
         model.softmax.bias.uniform_(-1, 1)
     batch = make_batch(model.config, side=side)
+    expected = np.zeros((2, *batch["input_ids"].shape))
+    for row, real in enumerate(batch["attention_mask"].bool()):
+        targets = batch["input_ids"][row, real] - 1  # without <PAD>
+        expected[:, row, real] = plain_log_probs(model, batch, row)[:, range(len(targets)), targets]
+    scores = model.score(**batch)
+    np.testing.assert_allclose(scores.forward_log_probs, expected[0], atol=1e-6)
+    np.testing.assert_allclose(scores.backward_log_probs, expected[1], atol=1e-6)
+
     labels = batch["input_ids"].where(batch["attention_mask"].bool(), -100)
     labels[0, 2] = -100
-    (forward, backward), counts = plain_losses(model, batch, labels)
+    expected *= (labels != -100).numpy()
+    forward, backward = (-each.sum() / np.count_nonzero(each) for each in expected)
     output = model(**batch, labels=labels)
     assert not output.forward_loss.requires_grad and not output.backward_loss.requires_grad
-    assert output.forward_loss.item() == pytest.approx(forward / counts[0], abs=1e-6)
-    assert output.backward_loss.item() == pytest.approx(backward / counts[1], abs=1e-6)
-    assert output.loss.item() == pytest.approx((forward / counts[0] + backward / counts[1]) / 2, abs=1e-6)
+    assert output.forward_loss.item() == pytest.approx(forward, abs=1e-6)
+    assert output.backward_loss.item() == pytest.approx(backward, abs=1e-6)
+    assert output.loss.item() == pytest.approx((forward + backward) / 2, abs=1e-6)
     counted = model(**batch, labels=labels, num_items_in_batch=10)
-    assert counted.loss.item() == pytest.approx((forward + backward) / 20, abs=1e-6)
+    assert counted.loss.item() == pytest.approx(-expected.sum() / 20, abs=1e-6)
     assert torch.equal(model(**batch, labels=labels.to(torch.int8)).loss, output.loss)
     for dtype in (torch.float32, torch.bool):
         fails(f"`labels` has dtype {dtype}; pass integer ids", model, **batch, labels=labels.to(dtype))
@@ -546,8 +507,8 @@ def test_errors_of_the_language_model():
     batch = make_batch(model.config)
     words = batch["input_ids"]
     assert model(**batch).loss is None
-    fails("published without its softmax", model, **batch, labels=words)
-    fails("published without its softmax", model.score, **batch)
+    for call in (model.score, lambda **batch: model(**batch, labels=words)):
+        fails("published without its softmax", call, **batch)
     model.train()
     assert model(**batch, labels=words).loss.isfinite() and model.config.has_softmax
     fails("labels` are shifted inside", model, **batch, labels=words, forward_targets=words)
@@ -557,30 +518,14 @@ def test_errors_of_the_language_model():
     message = "ids from 12 to 12.*or call `resize_token_embeddings"
     fails(message, model, **batch, labels=torch.full_like(words, 12))
     fails("`labels` has <PAD> at a word", model, **batch, labels=torch.zeros_like(words))
-    message = r"training mode, with dropout; call `model.eval\(\)` first"
-    fails(message, model.predict_words, **batch)
+    fails(r"call `model.eval\(\)` first", model.predict_words, **batch)
     model.eval()
-    fails("`direction` is 'left'; pass 'forward', 'backward' or 'both'", model.predict_words, **batch, direction="left")
+    fails("`direction` is 'left'", model.predict_words, **batch, direction="left")
     fails("`top_k` is 12; pass 1 to 11", model.predict_words, **batch, top_k=12)
     fails("pass `input_ids` with `character_ids`", model.score, batch["character_ids"])
 
 
-@pytest.mark.parametrize("side", ["right", "left"])
-def test_scores_are_the_words_log_probabilities(side):
-    model = make_model(ELMoForPreTraining)
-    batch = make_batch(model.config, side=side)
-    scores = model.score(**batch)
-    for row, length in enumerate(LENGTHS):
-        real = batch["attention_mask"][row].bool()
-        targets = batch["input_ids"][row][real].tolist()
-        expected = plain_log_probs(model, batch, row)[:, range(length), [target - 1 for target in targets]]
-        np.testing.assert_allclose(scores.forward_log_probs[row][real], expected[0], atol=1e-6)
-        np.testing.assert_allclose(scores.backward_log_probs[row][real], expected[1], atol=1e-6)
-        assert not scores.forward_log_probs[row][~real].any() and not scores.backward_log_probs[row][~real].any()
-
-
-@pytest.mark.parametrize("direction", ["forward", "backward", "both"])
-@pytest.mark.parametrize("chunk", [1, 1000])
+@pytest.mark.parametrize("direction, chunk", [("forward", 1000), ("backward", 1), ("both", 1)])
 def test_predicted_words_are_the_likeliest(direction, chunk, monkeypatch):
     monkeypatch.setattr("modeling_elmo.elmo_scoring.CHUNK_LOGITS", chunk)
     model = make_model(ELMoForPreTraining)
@@ -636,9 +581,9 @@ def test_resizing_keeps_the_rows_that_remain(size):
     model(**batch, labels=batch["input_ids"]).loss.backward()
     assert model.resize_token_embeddings(pad_to_multiple_of=8).weight.shape[0] % 8 == 0
     fails("A vocabulary of 3 words has no room", model.resize_token_embeddings, 3)
-    for wrong in (0, -5, True, 8.0):
-        fails(f"a size of {wrong} and a multiple of 1; pass integers of 1 or", model.resize_token_embeddings, wrong)
-        fails(f"a size of 8 and a multiple of {wrong}; pass", model.resize_token_embeddings, 8, wrong)
+    for wrong in (0, True, 8.0):
+        fails(f"a size of {wrong} and a multiple of 1", model.resize_token_embeddings, wrong)
+        fails(f"a size of 8 and a multiple of {wrong}", model.resize_token_embeddings, 8, wrong)
 
 
 @pytest.mark.parametrize("size", [7, 12, 40])
@@ -762,39 +707,32 @@ def test_errors_name_what_was_received():
     model = make_model()
     batch = make_batch(model.config)
     words, characters, mask = batch["input_ids"], batch["character_ids"], batch["attention_mask"]
-    outside = characters.where(characters < 29, 30)
-    states = tuple(torch.zeros(2, 2, 2, size) for size in (7, 21))
-    fails("pass `character_ids` of shape", model, input_ids=words)
-    fails(r"`character_ids` has shape \(3, 6\); pass shape \(batch, time, 9\)", model, words)
-    fails(r"`character_ids` has shape \(3, 6, 8\); pass shape \(batch, time, 9\)", model, characters[..., :8])
-    fails("`character_ids` has ids from 1 to 30, but this model knows 0 to 29", model, outside)
-    fails("has dtype torch.float32; pass integer ids", model, characters.float())
-    fails(r"`attention_mask` has shape \(3, 5\); pass shape \(3, 6\)", model, characters, attention_mask=mask[:, :5])
-    fails("has values other than 0 and 1", model, characters, attention_mask=(1 - mask) * -10000.0)
-    fails(r"marks \(row, position\) \(1, 1\) as a token", model, characters, attention_mask=torch.ones_like(mask))
-    fails("`token_type_ids` has shape", model, characters, token_type_ids=mask[:2])
-    message = r"`inputs_embeds` has shape \(3, 6, 9\); pass shape \(batch, time, 7\)"
-    fails(message, model, inputs_embeds=characters.float())
-    fails("pass them without `character_ids`", model, characters, inputs_embeds=characters.float())
-    message = r"have shapes \[\(2, 2, 2, 7\), \(2, 2, 2, 21\)\], but this batch of 3 needs"
-    fails(message, model, characters, initial_states=states)
-    states = model(characters).final_states
-    message = r"`initial_states` have shapes \['NoneType', 'NoneType'\], but this batch of 3 needs \(hidden, cell\)"
-    fails(message, model, characters, initial_states=(None, None))
-    fails(r"`initial_states` have shapes \[\(3, 2, 2, 7\)\], but this", model, characters, initial_states=states[0])
-    fails(r"`initial_states` have shapes \['int'\], but this batch", model, characters, initial_states=3)
-    integers = tuple(state.long() for state in states)
-    message = "`initial_states` has dtype torch.int64; pass floating-point numbers"
-    fails(message, model, characters, initial_states=integers)
-    message = "`inputs_embeds` has dtype torch.int64; pass floating-point numbers"
-    fails(message, model, inputs_embeds=characters[..., :7])
-    fails("`inputs_embeds` has dtype torch.complex64; pass real", model, inputs_embeds=characters[..., :7].cfloat())
+    states, vectors = model(characters).final_states, characters[..., :7].float()
+    for message, options in {
+        "pass `character_ids` of shape": {"character_ids": None, "input_ids": words},
+        r"`character_ids` has shape \(3, 6\); pass shape \(batch, time, 9\)": {"character_ids": words},
+        "`character_ids` has ids from 1 to 30, .* 0 to 29": {"character_ids": characters.where(characters < 29, 30)},
+        "`character_ids` has dtype torch.float32; pass integer ids": {"character_ids": characters.float()},
+        r"`attention_mask` has shape \(3, 5\); pass shape \(3, 6\)": {"attention_mask": mask[:, :5]},
+        "has values other than 0 and 1": {"attention_mask": (1 - mask) * -10000.0},
+        r"marks \(row, position\) \(1, 1\) as a token": {"attention_mask": torch.ones_like(mask)},
+        "`token_type_ids` has shape": {"token_type_ids": mask[:2]},
+        "pass them without `character_ids`": {"inputs_embeds": vectors},
+        r"`inputs_embeds` has shape \(3, 6, 6\)": {"character_ids": None, "inputs_embeds": vectors[..., 1:]},
+        "`inputs_embeds` has dtype torch.int64": {"character_ids": None, "inputs_embeds": vectors.long()},
+        "`inputs_embeds` has dtype torch.complex64": {"character_ids": None, "inputs_embeds": vectors.cfloat()},
+        r"\[\(2, 2, 2, 7\), \(2, 2, 2, 21\)\], but this batch of 3": {"initial_states": [s[:2] for s in states]},
+        r"\['NoneType', 'NoneType'\], but this batch of 3 needs \(hidden, cell\)": {"initial_states": (None, None)},
+        r"have shapes \[\(3, 2, 2, 7\)\], but": {"initial_states": states[0]},
+        r"have shapes \['int'\], but": {"initial_states": 3},
+        "`initial_states` has dtype torch.int64": {"initial_states": tuple(state.long() for state in states)},
+    }.items():
+        fails(message, model, **{"character_ids": characters, **options})
     with pytest.raises(TypeError, match="`character_ids` is a list; pass a tensor: .*return_tensors='pt'"):
         model(characters.tolist())
     word_level = make_model(char_vocab_size=0, word_embedding_size=7)
     fails("word-level model: pass `input_ids`", word_level, character_ids=characters)
-    message = "`input_ids` has ids from 1 to 99, but this model knows 0 to 11"
-    fails(message, word_level, input_ids=torch.tensor([[1, 99]]))
+    fails("`input_ids` has ids from 1 to 99, .* 0 to 11", word_level, input_ids=torch.tensor([[1, 99]]))
 
 
 @both_classes
@@ -814,13 +752,9 @@ def test_final_states_are_a_pair_whose_items_have_rows(cls):
         torch.testing.assert_close(pair, output.final_states)
     with pytest.raises(KeyError, match="loss"):
         output["loss"]
-
-
-def test_return_dict_false_gives_a_tuple():
-    model = make_model()
-    batch = make_batch(model.config)
     values = model(**batch, return_dict=False)
-    assert isinstance(values, tuple) and torch.equal(values[0], model(**batch).last_hidden_state)
+    assert isinstance(values, tuple)
+    torch.testing.assert_close(values, output.to_tuple())
 
 
 @pytest.mark.parametrize("rows, time", [(0, 4), (2, 0)])
