@@ -221,7 +221,7 @@ class ELMoTokenizer(TokenizersBackend):
         """As the stock method, which reads the folder's configuration without a check."""
         config = Path(pretrained_model_name_or_path, kwargs.get("subfolder") or "", "tokenizer_config.json")
         if config.is_file():
-            _check_object(config)
+            _check_config(config)
         return super().from_pretrained(pretrained_model_name_or_path, *args, **kwargs)
 
     @classmethod
@@ -236,11 +236,9 @@ class ELMoTokenizer(TokenizersBackend):
         try:
             return super()._from_pretrained(resolved_vocab_files, pretrained_model_name_or_path, *args, **kwargs)
         except Exception:  # of any kind, where the stock code meets a damaged file
-            if config is not None:
-                _check_object(config)
-            if words is not None:
-                _check_object(words, "added_tokens")
-                _read_backend(words)
+            for path, read in ((config, _check_config), (words, _read_backend)):
+                if path is not None:
+                    read(path)
             raise
 
     def save_pretrained(self, save_directory: str | PathLike, *args, **kwargs):
@@ -645,20 +643,20 @@ def _read_backend(path: str | PathLike) -> Tokenizer:
         backend = Tokenizer.from_file(str(path))
     except Exception as error:  # the class of all errors of the Rust library
         raise ValueError(f"{path} cannot be read as a tokenizer: {error}. {SAVE_AGAIN}") from error
-    if getattr(backend.model, "continuing_subword_prefix", None) != CONTINUATION:
+    prefix = getattr(backend.model, "continuing_subword_prefix", None)
+    if prefix != CONTINUATION or not backend.get_added_tokens_decoder():
         raise ValueError(f"{path} was not saved by ELMoTokenizer; pass its words as `vocab_file`.")
     _check_ids(backend.get_vocab(with_added_tokens=False), str(path))
     return backend
 
 
-def _check_object(path: str | PathLike, *lists: str) -> None:
-    """Refuses a file that the stock code reads without checks: it must be a JSON object with these `lists`."""
+def _check_config(path: str | PathLike) -> None:
+    """Refuses a `tokenizer_config.json` that is not a JSON object, which the stock code does not check."""
     try:
-        content = json.loads(Path(path).read_text(encoding="utf-8"))
+        if not isinstance(json.loads(Path(path).read_text(encoding="utf-8")), dict):
+            raise ValueError("another kind of value")
     except (ValueError, RecursionError) as error:
-        raise ValueError(f"{path} is not JSON in UTF-8: {error}. {SAVE_AGAIN}") from error
-    if not isinstance(content, dict) or not all(isinstance(content.get(name), list) for name in lists):
-        raise ValueError(f"{path} must be a JSON object{''.join(f' with a list {n!r}' for n in lists)}. {SAVE_AGAIN}")
+        raise ValueError(f"{path} is not a JSON object in UTF-8: {error}. {SAVE_AGAIN}") from error
 
 
 def _word_model(words: Sequence[str]) -> models.WordPiece:

@@ -493,50 +493,36 @@ def needs_backend(
     is_cut = False
     if truncation_strategy != TruncationStrategy.DO_NOT_TRUNCATE and max_length is not None:
         if 0 < stride >= max_length - 2:  # the backend always counts the markers of one text
-            raise ValueError(_too_large(stride, max(max_length - 2, 0), max_length))
+            raise ValueError(_too_short(max_length, max_length - 2, stride))
         for parts in lengths:
-            needed = markers * len(parts)
-            room = max_length - needed
-            if room < 0:
-                raise ValueError(f"max_length={max_length} has no room for {needed} markers; pass a larger one.")
-            if sum(parts) > room:
-                _check_room(parts, truncation_strategy, room, max_length, stride, return_overflowing_tokens)
-                is_cut = True
+            room = max_length - markers * len(parts)
+            if sum(parts) <= room:
+                continue
+            is_cut = True
+            kept = _words_kept(parts, truncation_strategy, room)
+            # The backend panics, raises a bare exception or returns texts that are too long.
+            is_emptied = room > 0 and truncation_strategy != TruncationStrategy.LONGEST_FIRST
+            if kept < 0 or 0 < stride >= kept or (kept == 0 and (is_emptied or return_overflowing_tokens)):
+                raise ValueError(_too_short(max_length, kept, stride))
     return is_cut or return_overflowing_tokens or return_special_tokens_mask or return_offsets_mapping or return_length
 
 
-def _check_room(
-    parts: list[int], strategy: TruncationStrategy, room: int, max_length: int, stride: int, overflowing: bool
-) -> None:
-    """Refuses lengths on which the backend panics, raises a bare exception or returns texts that are too long."""
-    if strategy == TruncationStrategy.ONLY_SECOND and len(parts) == 1:
-        raise ValueError(
-            f"truncation='only_second' with max_length={max_length}, but a text of {parts[0]} words has no second text "
-            "to cut. Pass `text_pair`, or truncation=True."
-        )
-    for length, share in zip(parts, _shares(parts, strategy, room), strict=True):
-        emptied = share == 0 and (overflowing or (room > 0 and strategy != TruncationStrategy.LONGEST_FIRST))
-        if share < length and (share < 0 or emptied or 0 < share <= stride):
-            raise ValueError(_too_large(stride, max(share, 0), max_length))
-
-
-def _too_large(stride: int, words: int, max_length: int) -> str:
-    return (
-        f"stride={stride} must be smaller than the {words} words that max_length={max_length} leaves; pass a smaller "
-        "stride or a larger max_length."
-    )
-
-
-def _shares(parts: list[int], strategy: TruncationStrategy, room: int) -> list[int]:
-    """Number of words of each part that the backend keeps, for `room` words in total."""
-    if strategy == TruncationStrategy.ONLY_FIRST:
-        return [room - sum(parts[1:]), *parts[1:]]
-    if strategy == TruncationStrategy.ONLY_SECOND:
-        return [parts[0], *(room - parts[0] for _ in parts[1:])]
+def _words_kept(parts: list[int], strategy: TruncationStrategy, room: int) -> int:
+    """Number of words that the backend keeps of a text that is cut, or of the shorter one if both texts are."""
     if len(parts) == 1:
-        return [room]
-    short = min(parts) if min(parts) <= room - min(parts) else room // 2
-    return [short, room - short] if parts[0] <= parts[1] else [room - short, short]
+        if strategy == TruncationStrategy.ONLY_SECOND:
+            raise ValueError("truncation='only_second' needs a second text; pass `text_pair`, or truncation=True.")
+        return room
+    if strategy != TruncationStrategy.LONGEST_FIRST:
+        return room - parts[strategy == TruncationStrategy.ONLY_FIRST]
+    return max(room - min(parts), room // 2)
+
+
+def _too_short(max_length: int, kept: int, stride: int) -> str:
+    return (
+        f"max_length={max_length} leaves {max(kept, 0)} words of a text beside its markers, which must be more than "
+        f"stride={stride}; pass a larger max_length or a smaller stride."
+    )
 
 
 def positions_of_tokens(encoded: BatchEncoding, lengths: list[list[int]]) -> list[list[int]]:
