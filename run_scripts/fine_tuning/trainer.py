@@ -152,7 +152,7 @@ class AdadeltaTrainingArguments(TaskTrainingArguments):
     _argument_group_name = "training options"
 
     adadelta: bool = option(True, "Adadelta (rho 0.95). --no_adadelta: --optim instead.")
-    learning_rate: float | None = option(None, "Initial learning rate. Default: 1 for Adadelta, else 0.001.")
+    learning_rate: float | None = option(None, "Initial learning rate. Default: 1 for Adadelta, else 0.001.")  # type: ignore[assignment]
 
     def __post_init__(self):
         if self.learning_rate is None:
