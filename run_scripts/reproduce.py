@@ -21,7 +21,7 @@ from modeling_elmo.run_scripts.experiments.experiment import ExperimentArguments
 from modeling_elmo.run_scripts.experiments.paper import PaperArguments, run_plan
 from modeling_elmo.run_scripts.fine_tuning.head import HeadArguments
 from modeling_elmo.run_scripts.fine_tuning.task import Record
-from modeling_elmo.run_scripts.fine_tuning.tasks import TASKS
+from modeling_elmo.run_scripts.fine_tuning.tasks import TASKS, task_class
 from modeling_elmo.run_scripts.program.command_line import ProgramParser, run
 
 
@@ -36,17 +36,17 @@ def main(arguments: list[str] | None = None) -> list[Record]:
     if name == "all":
         program = f"{task_parser.prog} {name}"
         return run_plan(ProgramParser(PaperArguments, description=paper.__doc__, prog=program).parse(arguments[1:]))
-    task_class = TASKS[name]
+    chosen = task_class(name)
     parser = ProgramParser(
         HeadArguments,
-        task_class.arguments_class,
+        chosen.arguments_class,
         ExperimentArguments,
-        task_class.training_arguments_class,
-        description=inspect.getdoc(task_class),
+        chosen.training_arguments_class,
+        description=inspect.getdoc(chosen),
         prog=f"{task_parser.prog} {name}",
     )
     head, options, experiment, training = parser.parse(arguments[1:])
-    return run_experiment(task_class(options), head, experiment, training)
+    return run_experiment(chosen(options), head, experiment, training)
 
 
 if __name__ == "__main__":

@@ -15,7 +15,7 @@ from modeling_elmo.run_scripts.cards.card import CardArguments
 from modeling_elmo.run_scripts.experiments.reports import begin_run, finish_run
 from modeling_elmo.run_scripts.fine_tuning.head import BasicHeadArguments, HeadArguments, task_model, task_tokenizer
 from modeling_elmo.run_scripts.fine_tuning.task import Record, Task
-from modeling_elmo.run_scripts.fine_tuning.tasks import TASKS
+from modeling_elmo.run_scripts.fine_tuning.tasks import TASKS, task_class
 from modeling_elmo.run_scripts.fine_tuning.trainer import TaskTrainer, TaskTrainingArguments
 from modeling_elmo.run_scripts.program.command_line import ProgramParser, run
 
@@ -66,25 +66,25 @@ def main(arguments: list[str] | None = None) -> Record:
     task_parser.add_argument("task", metavar="TASK", choices=TASKS, help=f"Task: {', '.join(TASKS)}.")
     arguments = sys.argv[1:] if arguments is None else arguments
     name = task_parser.parse_args(arguments[:1]).task
-    task_class = TASKS[name]
+    chosen = task_class(name)
     parser = ProgramParser(
         BasicHeadArguments,
-        task_class.arguments_class,
+        chosen.arguments_class,
         CardArguments,
-        task_class.training_arguments_class,
+        chosen.training_arguments_class,
         description=DESCRIPTIONS[name],
         epilog=f"`elmo reproduce {name}` runs the paper's experiments: baseline, ablations, several seeds.",
         prog=f"{task_parser.prog.removesuffix(f' {name}')} {name}",  # `elmo ner` has the name already
     )
     head, options, card, training = parser.parse(arguments[1:])
-    return fine_tune(task_class, options, HeadArguments(**vars(head)), card, training)
+    start, task = time.monotonic(), chosen(options)  # reads the data
+    return fine_tune(task, HeadArguments(**vars(head)), card, training, start)
 
 
 def fine_tune(
-    task_class: type[Task], options, head: HeadArguments, card: CardArguments, training: TaskTrainingArguments
+    task: Task, head: HeadArguments, card: CardArguments, training: TaskTrainingArguments, start: float
 ) -> Record:
-    start, task = time.monotonic(), task_class(options)  # reads the data: task.data["train"]
-
+    """Trains the task's head on its data, `task.data`; `start` is the time at which its reading began."""
     with training.sole_run():
         begin_run(task, head, training)
         vectors = head.read_word_vectors()

@@ -29,10 +29,11 @@ from modeling_elmo import (
     ELMoModel,
     ELMoTokenizer,
     elmo_backend,
+    elmo_backends,
     elmo_operators,
 )
-from modeling_elmo.elmo_backends import choose_backend, fast_linear, prepared, product
-from modeling_elmo.elmo_operators import Int8Linear, int8_obstacle, sees_values_only
+from modeling_elmo.elmo_backends import choose_backend, fast_linear, prepared, product, sees_values_only
+from modeling_elmo.elmo_operators import Int8Linear, int8_obstacle
 
 pytestmark = pytest.mark.usefixtures("onednn_at_any_size")
 
@@ -41,7 +42,7 @@ INPUTS = TOKENIZER(["a b a", "b"], padding=True, return_tensors="pt")
 FORGETFUL = (
     elmo_operators.private,
     elmo_operators.question,
-    elmo_operators._modes,
+    elmo_backends._modes,
     elmo_operators.onednn_dtypes,
     elmo_operators.logger.warning_once,
     elmo_operators._can_multiply,

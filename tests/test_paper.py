@@ -228,7 +228,7 @@ def test_the_shipped_plan_names_options_that_exist(place):
         experiment = planned(entry, arguments, "digest")
         words = experiment.command[experiment.command.index("-m") + 1 :]
         if entry["program"].startswith("reproduce"):
-            task = reproduce.TASKS[words[1]]
+            task = reproduce.task_class(words[1])
             groups = (reproduce.HeadArguments, task.arguments_class, reproduce.ExperimentArguments)
             *parsed, training = ProgramParser(*groups, task.training_arguments_class).parse(words[2:])
             arms = {"1": 2, "2": 5, "3": 3, "domain": 1, "figure 1": 6}[entry["table"]]

@@ -1,12 +1,9 @@
 """The program of all tasks, from files to folders that stock tools load, and that predict what was recorded."""
 
 import json
-import re
 import shutil
-import sys
 from dataclasses import fields
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -208,22 +205,6 @@ def test_coreference(place):
     assert "gap" not in record
     card = (folder / "README.md").read_text(encoding="utf-8")
     assert "(Lee et al. 2017)" in card and "| f1_without_singletons |" in card and "Labels:" not in card
-
-
-def test_gap_is_scored_without_training(place, tmp_path, monkeypatch):
-    """The splitter of this test ends a sentence after each dot and blank."""
-
-    def boundaries(_, text):
-        ends = [0, *(match.end() for match in re.finditer(r"\. ", text)), len(text)]
-        spans = ({"start_index": a, "end_index": b} for a, b in zip(ends, ends[1:], strict=False) if a < b)
-        return [{**span, "is_paragraph_break": False} for span in spans]
-
-    monkeypatch.setitem(sys.modules, "sentencex", SimpleNamespace(get_sentence_boundaries=boundaries))
-    options = {"max_steps": 1, "max_eval_samples": 1, "test_file": None, "output_dir": tmp_path}
-    record = train_head("coref", place("coref"), gap_file=TASKS / "gap_development.tsv", **options)
-    assert {"f1", "feminine_f1", "masculine_f1", "bias"} <= {*record["gap"]}
-    assert record["gap"] == read_json(tmp_path / "record.json")["gap"]
-    assert "from which it learned nothing: F1 0." in (tmp_path / "README.md").read_text(encoding="utf-8")
 
 
 def test_stock_trainer_trains_and_evaluates_coreference(place, tmp_path):

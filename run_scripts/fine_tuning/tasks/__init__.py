@@ -1,16 +1,19 @@
-"""The tasks of the paper, and their data and scores. `TASKS` has them by the names of the `elmo` command."""
+"""The tasks of the paper, and their data and scores."""
+
+from importlib import import_module
 
 from modeling_elmo.run_scripts.fine_tuning.task import Task
-from modeling_elmo.run_scripts.fine_tuning.tasks.classification import Classification
-from modeling_elmo.run_scripts.fine_tuning.tasks.coreference import Coreference
-from modeling_elmo.run_scripts.fine_tuning.tasks.question_answering import QuestionAnswering
-from modeling_elmo.run_scripts.fine_tuning.tasks.semantic_roles import SemanticRoles
-from modeling_elmo.run_scripts.fine_tuning.tasks.tagging import Tagging
 
-TASKS: dict[str, type[Task]] = {
-    "ner": Tagging,
-    "classify": Classification,
-    "qa": QuestionAnswering,
-    "srl": SemanticRoles,
-    "coref": Coreference,
+# By the names that the `elmo` command has for them. A program imports only the files of its task.
+TASKS = {
+    "ner": "tagging.Tagging",
+    "classify": "classification.Classification",
+    "qa": "question_answering.QuestionAnswering",
+    "srl": "semantic_roles.SemanticRoles",
+    "coref": "coreference.Coreference",
 }
+
+
+def task_class(name: str) -> type[Task]:
+    file, class_name = TASKS[name].split(".")
+    return getattr(import_module(f"{__name__}.{file}"), class_name)
