@@ -99,6 +99,7 @@ def test_ratios_are_taken_within_a_round(monkeypatch):
     assert (theirs["milliseconds"], theirs["tokens_per_second"], theirs["slowest"]) == (2000, 3, 20000)
 
 
+@pytest.mark.slow
 def test_all_run_once_in_each_round():
     calls = []
     seconds = timing.time_in_turns([lambda: calls.append("a"), lambda: calls.append("b")], rounds=9)
@@ -142,6 +143,7 @@ def test_relative_error():
     assert timing.relative_rms(torch.ones(2), one) == math.inf
 
 
+@pytest.mark.slow
 def test_peers(tmp_path):
     """The second one prepares its input outside the clock. It names no parameters, so it is not trained."""
     prepared = (

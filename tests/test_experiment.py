@@ -150,6 +150,7 @@ SAVED = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ablation", [*ABLATIONS, "each_layer"])
 def test_ablations(ablation, place, tmp_path):
     records = train(place, tmp_path, **SHORT, ablation=ablation, compare_baseline=ablation == "data")
@@ -225,6 +226,7 @@ def test_tables_are_written_after_each_seed(finished, place, tmp_path, monkeypat
     assert [read_json(copy / member / "record.json") for member in MEMBERS[:3]] == read_records(copy)[1]
 
 
+@pytest.mark.slow
 def test_models_of_other_experiments_are_copied(finished, place, tmp_path, trainers):
     options = {"ablation": "placement", "seeds": 2, "reuse_from": place, "num_train_epochs": 3}
     records = train(place, tmp_path, **options)
@@ -243,6 +245,7 @@ def test_models_of_other_experiments_are_copied(finished, place, tmp_path, train
     assert record == read_json(finished / "baseline" / "seed-42" / "record.json") and len(trainers) == 6
 
 
+@pytest.mark.slow
 def test_records_without_their_models_are_copied_but_not_pushed(finished, place, tmp_path, trainers):
     """The repository ships records alone; the tables need no more."""
     shipped, folder = tmp_path / "shipped", tmp_path / "placement"
@@ -411,6 +414,7 @@ def test_the_best_epoch_is_kept(place, tmp_path, trainers):
     assert record["metrics"]["validation"]["f1"] == max(found)
 
 
+@pytest.mark.slow
 def test_early_stopping_keeps_its_count_when_it_resumes(place, tmp_path, monkeypatch, trainers):
     """A learning rate near 0 makes no epoch better than the first, so patience of 2 stops after the third."""
     options = {"early_stopping_patience": 2, "learning_rate": 1e-9, "num_train_epochs": 9}
@@ -453,6 +457,7 @@ def test_cached_layers_change_nothing(cached):
     )
 
 
+@pytest.mark.slow
 def test_all_members_share_a_file(cached, monkeypatch, trainers):
     folder = cached / "cached"
     (file,) = (folder / "features").iterdir()

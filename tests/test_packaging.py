@@ -50,6 +50,9 @@ class Installation:
         return run(self.python, *arguments, cwd=self.clone if where == "root" else self.elsewhere, **path)
 
 
+pytestmark = pytest.mark.slow  # each installation is another Python
+
+
 @pytest.fixture(scope="module", params=["wheel", "editable", "strict", "uninstalled"])
 def installation(request, tmp_path_factory) -> Installation:
     folder = tmp_path_factory.mktemp(request.param)

@@ -211,6 +211,7 @@ def test_a_task_takes_the_bilm_that_was_trained_further(place):
     assert again[0]["metrics"] == records[0]["metrics"] and (trained / "config.json").is_file()
 
 
+@pytest.mark.slow
 def test_the_shipped_plan_names_options_that_exist(place):
     plan, output = read_plan(PLAN), place / "out"
     for entry in plan:

@@ -60,7 +60,10 @@ def clone(tmp_path, monkeypatch) -> Path:
     return tmp_path
 
 
-@pytest.mark.parametrize(("name", "outputs"), OUTPUTS.items())
+@pytest.mark.parametrize(
+    ("name", "outputs"),
+    [pytest.param(*page, marks=() if page[0] == "README.md" else pytest.mark.slow) for page in OUTPUTS.items()],
+)
 def test_blocks_run_and_print_what_they_show(clone, name, outputs):
     assert run_blocks(name)[1] == outputs
 

@@ -47,6 +47,7 @@ def compare(found: nbformat.NotebookNode, stored: nbformat.NotebookNode, **toler
     np.testing.assert_allclose(*numbers, **tolerance, err_msg=texts[0])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", NOTEBOOKS)
 def test_what_is_shown_without_training_is_what_is_stored(name):
     stored, notebook = code_cells(read(name)), read(name)

@@ -14,9 +14,8 @@ from torch import Tensor, nn
 from transformers.utils import logging
 
 from .configuration_elmo import ELMoConfig
-from .elmo_backends import choose_backend, fast_linear, product_dtype, remembered, sample_of, version
+from .elmo_backends import choose_backend, fast_linear, is_hooked, product_dtype, remembered, sample_of, version
 from .elmo_inputs import check_range, to_device, token_mask
-from .elmo_operators import has_hooks
 
 logger = logging.get_logger(__name__)
 
@@ -93,14 +92,6 @@ class ELMoCharacterEncoder(nn.Module):
             chunks.append(torch.cat([_maxima(characters, table) for table in tables], dim=-1))
         bias_F = torch.cat([convolution.bias for convolution in self.convolutions])  # type: ignore[misc]
         return (torch.cat(chunks) + bias_F)[order_U.argsort()].to(bias_F.dtype)
-
-
-def is_hooked(module: nn.Module) -> bool:
-    """Whether a part of a token encoder has a hook, which sees every position of a text, and not distinct words.
-
-    Hooks of all modules (`register_module_forward_hook`) do not count: profilers use them to see what is computed.
-    """
-    return has_hooks(module) or any(map(is_hooked, module.children()))
 
 
 def _lengths(characters_UW: Tensor) -> Tensor:

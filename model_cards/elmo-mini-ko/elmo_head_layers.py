@@ -25,6 +25,7 @@ from .configuration_elmo import ELMoConfig
 from .elmo_backends import (
     choose_backend,
     fast_product,
+    is_hooked,
     is_unmodified,
     packed,
     product,
@@ -33,7 +34,7 @@ from .elmo_backends import (
     tanh,
     weight_gradient,
 )
-from .elmo_encoder import ELMoCharacterEncoder, distinct_rows, is_hooked
+from .elmo_encoder import ELMoCharacterEncoder, distinct_rows
 
 FORBIDDEN = -1e30  # far below any sum of real scores; finite, because minus infinity has NaN gradients
 IMPOSSIBLE = -1e6  # a log-probability that is lower, such as minus infinity, counts as this one

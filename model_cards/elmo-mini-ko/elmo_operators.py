@@ -1,4 +1,4 @@
-"""Operators that torch does not offer in public: oneDNN's products, in float and in 8 bits, and who watches a tensor.
+"""Operators that torch does not offer in public: oneDNN's products, in float and in 8 bits.
 
 This code stays with a checkpoint while torch changes. So each private name is looked up when it is needed, and its
 answers are compared once with the plain definition. A name that is missing, or has changed, costs speed and gives one
@@ -15,7 +15,7 @@ The sum is of integers and exact. A token has its own scale, so its vector does 
 Shape suffixes: N rows; D width of the input; G width of the output.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache, partial, reduce
 from typing import Any, NamedTuple
@@ -23,7 +23,6 @@ from typing import Any, NamedTuple
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.autograd import forward_ad
 from torch.nn.utils import skip_init
 from transformers.quantizers import HfQuantizer
 from transformers.quantizers.auto import AUTO_QUANTIZER_MAPPING, register_quantization_config, register_quantizer
@@ -38,11 +37,6 @@ PREPACK, PRODUCT = "ops.onednn.qlinear_prepack", "ops.onednn.qlinear_pointwise"
 HAS_VNNI = "cpu._is_vnni_supported"
 METHOD = "elmo_int8"  # in `quantization_config` of a saved configuration
 LARGEST, ZERO_POINT = 127, 128  # the bytes of inputs are 1 to 255, because oneDNN is slow with signed inputs
-HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")  # of a module
-DISPATCH_MODE, TRANSFORMATION = (
-    "utils._python_dispatch._get_current_dispatch_mode",
-    "_C._functorch.peek_interpreter_stack",
-)
 
 
 @cache
@@ -73,65 +67,6 @@ def is_right(name: str, check: Callable[[], bool]) -> bool:
 def question(name: str) -> Callable[[], bool]:
     """A private function that answers yes or no; where it cannot be called, one that says no."""
     return private(name) if is_right(name, lambda: private(name)() is not NotImplemented) else bool
-
-
-def has_hooks(module: nn.Module) -> bool:
-    """Whether a module has hooks of its own, or torch does not tell where they are."""
-    return any(getattr(module, name, True) for name in HOOKS)
-
-
-def sees_values_only(*tensors: Tensor) -> bool:
-    """Whether a computation with these tensors is of values and their gradients, and of nothing else.
-
-    Fast paths compute no more. The definition also computes tangents, and subclasses of tensors see its operators.
-    """
-    for tensor in tensors:
-        if type(tensor) not in (Tensor, nn.Parameter):
-            return False
-    return _modes()[1]() is None and not _have_tangents(tensors)
-
-
-def may_have_tangents(*tensors: Tensor) -> bool:
-    """Whether a tensor has a tangent (forward mode), or a transformation of `torch.func` may hide one."""
-    return _modes()[1]() not in (None, NotImplemented) or _have_tangents(tensors)
-
-
-def _have_tangents(tensors: Iterable[Tensor]) -> bool:
-    is_forward_mode = getattr(forward_ad, "_current_level", 0) >= 0  # to ask each tensor takes time
-    return is_forward_mode and any(forward_ad.unpack_dual(tensor).tangent is not None for tensor in tensors)
-
-
-def is_watched() -> bool:
-    """Whether a dispatch mode, such as `FlopCounterMode`, sees the operators of the calling thread."""
-    return _modes()[0]() is not None
-
-
-@cache
-def _modes() -> tuple[Callable[[], Any], Callable[[], Any]]:
-    """Functions that return the calling thread's dispatch mode, and its transformation, or `None`.
-
-    Where torch does not tell, they return `NotImplemented`, so that the definition computes everything.
-    """
-    mode, transformation = private(DISPATCH_MODE), private(TRANSFORMATION)
-
-    def check_mode() -> bool:
-        outside = mode()
-        with private("utils._python_dispatch.TorchDispatchMode")():
-            return outside is None and mode() is not None
-
-    def check_transformation() -> bool:
-        seen = [transformation()]
-
-        def look(row: Tensor) -> Tensor:
-            seen.append(transformation())
-            return row
-
-        torch.func.vmap(look)(torch.zeros(1))
-        return seen[0] is None and seen[1] is not None
-
-    checks = (mode, DISPATCH_MODE, check_mode), (transformation, TRANSFORMATION, check_transformation)
-    first, second = (found if is_right(name, check) else lambda: NotImplemented for found, name, check in checks)
-    return first, second
 
 
 def onednn_product(

@@ -22,23 +22,22 @@ from typing import Any, NamedTuple, TypeVar
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.autograd import forward_ad
 from torch.utils.weak import WeakTensorKeyDictionary
 from transformers.utils import logging
 
 from .elmo_operators import (
     Int8Linear,
     Int8Weight,
-    has_hooks,
     int8_obstacle,
     int8_product,
     int8_rows,
-    is_watched,
-    may_have_tangents,
+    is_right,
     onednn_dtypes,
     onednn_layout,
     onednn_product,
+    private,
     question,
-    sees_values_only,
 )
 
 logger = logging.get_logger(__name__)
@@ -52,6 +51,11 @@ MANY_ROWS = 256  # with fewer, the copy of a transposed gradient costs more than
 FEW_MULTIPLICATIONS = 10e6  # of a step: below, one thread is faster than two that work at once
 FEW_IN_INT8 = 30e6
 PROFILER = "autograd._profiler_enabled"
+HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")  # of a module
+DISPATCH_MODE, TRANSFORMATION = (
+    "utils._python_dispatch._get_current_dispatch_mode",
+    "_C._functorch.peek_interpreter_stack",
+)
 GLOBAL_HOOKS = "nn.modules.module._has_any_global_hook"
 NOT_ONLY_VALUES = "a tensor has a tangent, is of a subclass, or is in a transformation of torch.func"
 _forced: ContextVar[str | None] = ContextVar("forced backend", default=None)
@@ -192,6 +196,73 @@ def _int8_obstacle(differentiable: bool, layers: list[nn.Module], inputs: Tensor
     if not all(is_unmodified(layer, INT8_LAYERS) and layer.weight.dtype in dtypes for layer in layers):
         return "a layer is wrapped or hooked, or its dtype is not float32"
     return int8_obstacle()
+
+
+def has_hooks(module: nn.Module) -> bool:
+    """Whether a module has hooks of its own, or torch does not tell where they are."""
+    return any(getattr(module, name, True) for name in HOOKS)
+
+
+def is_hooked(module: nn.Module) -> bool:
+    """Whether a part of a token encoder has a hook, which sees every position of a text, and not distinct words.
+
+    Hooks of all modules (`register_module_forward_hook`) do not count: profilers use them to see what is computed.
+    """
+    return has_hooks(module) or any(map(is_hooked, module.children()))
+
+
+def sees_values_only(*tensors: Tensor) -> bool:
+    """Whether a computation with these tensors is of values and their gradients, and of nothing else.
+
+    Fast paths compute no more. The definition also computes tangents, and subclasses of tensors see its operators.
+    """
+    for tensor in tensors:
+        if type(tensor) not in (Tensor, nn.Parameter):
+            return False
+    return _modes()[1]() is None and not _have_tangents(tensors)
+
+
+def may_have_tangents(*tensors: Tensor) -> bool:
+    """Whether a tensor has a tangent (forward mode), or a transformation of `torch.func` may hide one."""
+    return _modes()[1]() not in (None, NotImplemented) or _have_tangents(tensors)
+
+
+def _have_tangents(tensors: Iterable[Tensor]) -> bool:
+    is_forward_mode = getattr(forward_ad, "_current_level", 0) >= 0  # to ask each tensor takes time
+    return is_forward_mode and any(forward_ad.unpack_dual(tensor).tangent is not None for tensor in tensors)
+
+
+def is_watched() -> bool:
+    """Whether a dispatch mode, such as `FlopCounterMode`, sees the operators of the calling thread."""
+    return _modes()[0]() is not None
+
+
+@cache
+def _modes() -> tuple[Callable[[], Any], Callable[[], Any]]:
+    """Functions that return the calling thread's dispatch mode, and its transformation, or `None`.
+
+    Where torch does not tell, they return `NotImplemented`, so that the definition computes everything.
+    """
+    mode, transformation = private(DISPATCH_MODE), private(TRANSFORMATION)
+
+    def check_mode() -> bool:
+        outside = mode()
+        with private("utils._python_dispatch.TorchDispatchMode")():
+            return outside is None and mode() is not None
+
+    def check_transformation() -> bool:
+        seen = [transformation()]
+
+        def look(row: Tensor) -> Tensor:
+            seen.append(transformation())
+            return row
+
+        torch.func.vmap(look)(torch.zeros(1))
+        return seen[0] is None and seen[1] is not None
+
+    checks = (mode, DISPATCH_MODE, check_mode), (transformation, TRANSFORMATION, check_transformation)
+    first, second = (found if is_right(name, check) else lambda: NotImplemented for found, name, check in checks)
+    return first, second
 
 
 def is_unmodified(layer: nn.Module, types: tuple[type[nn.Module], ...]) -> bool:

@@ -19,9 +19,9 @@ from transformers import initialization as init
 from transformers.utils import ModelOutput
 
 from .configuration_elmo import ELMoConfig
-from .elmo_backends import fetched, is_exporting
+from .elmo_backends import fetched, is_exporting, is_hooked
 from .elmo_base import ELMoPreTrainedModel, zero_row
-from .elmo_encoder import ELMoCharacterEncoder, ELMoTokenMixin, VocabularyCache, distinct_rows, is_hooked
+from .elmo_encoder import ELMoCharacterEncoder, ELMoTokenMixin, VocabularyCache, distinct_rows
 from .elmo_inputs import (
     States,
     TokenBatch,

@@ -18,6 +18,8 @@ import torch
 from torch import Tensor
 
 from modeling_elmo import ELMoConfig, ELMoForPreTraining, ELMoTokenizer
+from modeling_elmo.elmo_inputs import starting_states
+from modeling_elmo.elmo_lstm import run_directions
 from modeling_elmo.run_scripts.benchmarks.timing import Contest, Implementation, Outputs
 from modeling_elmo.run_scripts.pretraining.optimization import OptimizationArguments, clip_gradients, make_optimizers
 from modeling_elmo.tokenization.elmo_characters import SPECIAL_WORDS
@@ -60,8 +62,9 @@ class PretrainingStep:
         words_UP = batch.words_UP.detach().requires_grad_()
         orders = (batch.packing.forward_N, batch.packing.backward_N)
         with self.timed("recurrence"), self.precision():
-            states, detached = bilm.starting_states(None, words_UP, len(ids)), batch._replace(words_UP=words_UP)
-            tops = [bilm.run_direction(way, detached, order_N, states)[0][-1] for way, order_N in enumerate(orders)]
+            states = starting_states(bilm.config, None, words_UP, len(ids))
+            streams = [(batch._replace(words_UP=words_UP), order_N) for order_N in orders]
+            tops = [outputs[-1] for outputs, *_ in run_directions(bilm.lstms(), streams, states)]
         hidden = [top.detach().requires_grad_() for top in tops]
         targets = [ids.flatten()[batch.packing.positions_N][order_N] for order_N in orders]
         with self.timed("softmax"):
