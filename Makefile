@@ -32,7 +32,8 @@ test: $(VENV)/.dev  ## the test suite (minutes)
 	$(PYTEST) -n $(JOBS)
 
 test-long: $(VENV)/.dev  ## tests of processes, kills, installations and whole plans
-	$(PYTEST) -n $(JOBS) -m slow
+	$(PYTEST) -n $(JOBS) -m slow --ignore tests/test_devices.py
+	$(PYTEST) -n $(JOBS) -m slow tests/test_devices.py  # autograd must not have started before its device is there
 
 lint: $(VENV)/.dev  ## ruff (rules and format) and mypy
 	$(BIN)/ruff check

@@ -76,9 +76,10 @@ def main(arguments: list[str] | None = None) -> Record:
         epilog=f"`elmo reproduce {name}` runs the paper's experiments: baseline, ablations, several seeds.",
         prog=f"{task_parser.prog.removesuffix(f' {name}')} {name}",  # `elmo ner` has the name already
     )
-    head, options, card, training = parser.parse(arguments[1:])
+    basic_head, options, card, training = parser.parse(arguments[1:])
+    head = HeadArguments(**vars(basic_head))  # which looks for the model
     start, task = time.monotonic(), chosen(options)  # reads the data
-    return fine_tune(task, HeadArguments(**vars(head)), card, training, start)
+    return fine_tune(task, head, card, training, start)
 
 
 def fine_tune(
