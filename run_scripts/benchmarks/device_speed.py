@@ -17,13 +17,7 @@ from torch.profiler import profile
 
 from modeling_elmo import ELMoModel
 from modeling_elmo.elmo_lstm_fused import triton
-from modeling_elmo.run_scripts.benchmarks.model_speed import (
-    ModelVariants,
-    encode_words,
-    gradients_of,
-    top_layer,
-    vectors_of,
-)
+from modeling_elmo.run_scripts.benchmarks.model_speed import ModelVariants, computation, encode_words
 from modeling_elmo.run_scripts.benchmarks.timing import TOLERANCE, Contest, Implementation, Outputs
 
 DEVICE_PARTS = ("inference", "training")
@@ -76,14 +70,8 @@ def device_contest(
         part: `"inference"`, or `"training"`: forward and backward, without dropout and optimizer.
         variants, there: the models on the CPU, and their copies on the device.
     """
-    encoding, compute, device = (
-        encode_words(batch),
-        vectors_of if part == "inference" else gradients_of,
-        there[0].device,
-    )
-
-    def call_of(model: ELMoModel, backend: str | None = None) -> Callable[[], Outputs]:
-        return partial(compute, partial(top_layer, model, encoding, backend), dict(model.named_parameters()))
+    encoding, device = encode_words(batch), there.model.device
+    call_of = partial(computation, part, encoding)
 
     def expected_of(model: ELMoModel) -> Outputs:
         return {key: value.to(device) for key, value in call_of(model, "reference")().items()}
