@@ -122,10 +122,8 @@ def main(arguments: list[str] | None = None) -> dict[str, Any]:
     parser = ProgramParser(NeighborArguments, GroupArguments, description=__doc__)
     parser.add_argument("text", nargs="+", help="Text files, folders or patterns, one sentence per line; or tables.")
     parsed, groups, positional = parser.parse(arguments)
-    if groups.group_by and parsed.word_vectors:
-        raise ValueError(f"--word_vectors {parsed.word_vectors} has no groups; it cannot be combined with --group_by.")
     if groups.group_by:
-        refuse_unread(parsed, ["queries"], "with --group_by; pass --top_k, the number of uses per group.")
+        refuse_unread(parsed, ["word_vectors", "queries"], "with --group_by, which shows --top_k uses per group.")
     model, tokenizer = load_model_and_tokenizer(parsed.model, parsed.device, parsed.trust_remote_code)
     check_layer(parsed.layer, model.config.num_hidden_layers)
     splitter = TextSplitter(tokenizer.pre_tokenization if parsed.raw_text else "whitespace")

@@ -11,7 +11,7 @@ from modeling_elmo.run_scripts.program.files import check_output
 from modeling_elmo.run_scripts.vectors.embedding import LayerChoice, embed_sentences
 
 NAMED_LAYERS = ("top", "average", "mixed")
-CONTEXT_WORDS = 8  # shown on each side of a use
+CONTEXT_WORDS = 8  # on each side of a use
 SHOWN_WORDS = 10  # nearest by word vectors, as in Table 4
 
 
@@ -21,10 +21,14 @@ class WordUse(NamedTuple):
     words: Sequence[str]
     position: int
 
+    def in_context(self) -> tuple[str, str, str]:
+        """The words before, the word, and the words after."""
+        before = self.words[max(0, self.position - CONTEXT_WORDS) : self.position]
+        after = self.words[self.position + 1 : self.position + 1 + CONTEXT_WORDS]
+        return " ".join(before), self.words[self.position], " ".join(after)
+
     def __str__(self) -> str:
-        left = self.words[max(0, self.position - CONTEXT_WORDS) : self.position]
-        right = self.words[self.position + 1 : self.position + 1 + CONTEXT_WORDS]
-        return " ".join([*left, f"[{self.words[self.position]}]", *right])
+        return "{} [{}] {}".format(*self.in_context()).strip()
 
 
 def check_json_output(path: str | None):

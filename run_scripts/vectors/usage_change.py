@@ -22,6 +22,7 @@ import numpy as np
 
 from modeling_elmo.run_scripts.cards.figures import MEASURES_OF_CHANGE
 from modeling_elmo.run_scripts.vectors.neighbors import normalize
+from modeling_elmo.run_scripts.vectors.word_vectors import is_number
 
 LEVEL = 0.05  # of significance
 SPLITS_AT_ONCE = 200  # random splits in memory
@@ -37,19 +38,12 @@ def order_groups(names: Iterable[str], bin_width: float | None) -> tuple[dict[st
         The groups by name, and whether they have the order of numbers.
     """
     names = list(names)
-    if wrong := [name for name in names if not _reads_as_number(name)]:
+    if wrong := [name for name in names if not is_number(name)]:
         if bin_width is not None:
             raise ValueError(f"--bin_width {bin_width:g} needs numbers, but a group is {wrong[0]!r}; leave it out.")
         return dict(zip(names, names, strict=True)), False
     ordered = sorted(names, key=float)
     return {name: name if bin_width is None else bin_name(float(name), bin_width) for name in ordered}, True
-
-
-def _reads_as_number(name: str) -> bool:
-    try:
-        return math.isfinite(float(name))
-    except ValueError:
-        return False
 
 
 def bin_name(number: float, width: float) -> str:
