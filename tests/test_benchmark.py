@@ -122,12 +122,11 @@ def test_no_figure_for_a_wrong_lstm(part, wrong, output, monkeypatch, capsys):
 
 
 def test_no_figure_for_a_wrong_step(monkeypatch):
-    monkeypatch.setattr(fine_tuning_speed.FineTuningStep, "__call__", lambda self: {"loss": self.loss() + 1})
+    wrong_step = lambda loss, *_: {"loss": loss() + 1}  # noqa: E731
+    monkeypatch.setattr(fine_tuning_speed, "take_step", wrong_step)
     with pytest.raises(ValueError, match="'layers stored' is wrong: its output 'loss'"):
         measured("--parts", "fine_tuning")
-    right = pretraining_speed.loss_of_step
-    wrong = lambda model, inputs, bf16, backend=None: right(model, inputs, bf16, backend) + (backend is None)  # noqa: E731
-    monkeypatch.setattr(pretraining_speed, "loss_of_step", wrong)
+    monkeypatch.setattr(pretraining_speed, "take_step", wrong_step)
     with pytest.raises(ValueError, match="'full' is wrong: its output 'loss'"):
         measured("--parts", "pretraining")
 

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from modeling_elmo import ELMoConfig, ELMoForPreTraining, ELMoTokenizer, elmo_backend
-from modeling_elmo.run_scripts.benchmarks.timing import Contest, Implementation, Outputs
+from modeling_elmo.run_scripts.benchmarks.timing import Contest, Implementation, take_step
 from modeling_elmo.run_scripts.pretraining.optimization import OptimizationArguments, clip_gradients, make_optimizers
 from modeling_elmo.tokenization.elmo_characters import SPECIAL_WORDS
 
@@ -26,21 +26,8 @@ def loss_of_step(
     model: ELMoForPreTraining, inputs: dict[str, Tensor], bf16: bool, backend: str | None = None
 ) -> Tensor:
     """A token's target is the token itself: targets of the same number and frequencies as in training."""
-    torch.manual_seed(0)
     with elmo_backend(backend) if backend else nullcontext(), torch.autocast("cpu", torch.bfloat16, enabled=bf16):
         return model(**inputs, forward_targets=inputs["input_ids"], backward_targets=inputs["input_ids"]).loss
-
-
-def take_step(
-    model: ELMoForPreTraining, optimizers: Sequence[torch.optim.Optimizer], inputs: dict[str, Tensor], bf16: bool
-) -> Outputs:
-    loss = loss_of_step(model, inputs, bf16)
-    loss.backward()
-    clip_gradients(model.parameters(), 1.0)
-    for optimizer in optimizers:
-        optimizer.step()
-        optimizer.zero_grad()
-    return {"loss": loss.detach()}
 
 
 def pretraining_contest(
@@ -67,6 +54,9 @@ def pretraining_contest(
         model.softmax.sparse_gradients = softmax == "sampled"
         optim: Any = "muon" if variant == "muon" else "adamw"
         optimizers, bf16 = make_optimizers(model, OptimizationArguments(optim=optim)), variant == "bf16"
+        torch.manual_seed(0)
         expected = {"loss": loss_of_step(model, inputs, bf16, "reference").detach()}
-        implementations.append(Implementation(softmax, partial(take_step, model, optimizers, inputs, bf16), expected))
+        clip = partial(clip_gradients, list(model.parameters()), 1.0)
+        step = partial(take_step, partial(loss_of_step, model, inputs, bf16), optimizers, clip)
+        implementations.append(Implementation(softmax, step, expected))
     return Contest("pretraining", name, int(inputs["attention_mask"].sum()), "tokens", implementations)
