@@ -9,7 +9,7 @@ Texts are read one at a time, so memory grows only with the number of distinct w
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from modeling_elmo.run_scripts.pretraining.corpus import (
     Corpus,
@@ -43,27 +43,15 @@ class VocabularyArguments(TrainTextArguments):
     overwrite: bool = option(False, "Replace the output if it exists.")
 
 
-@dataclass
-class VocabularyReport:
-    """Counts of texts and words. Shares are of all words of the text, not of distinct words."""
-
-    texts: int
-    words: int
-    distinct_words: int
-    vocab_size: int
-    coverage: float
-    cut_share: float
-    cut_distinct_words: int
-
-    def __str__(self) -> str:
-        return (
-            f"{self.words:,} words in {self.texts:,} texts, {self.distinct_words:,} distinct words\n"
-            f"{self.vocab_size:,} in the vocabulary with special words, which covers {self.coverage:.2%} of the text\n"
-            f"{self.cut_share:.4%} of the words of the text are cut ({self.cut_distinct_words:,} distinct words)"
-        )
+# Shares are of all words of the text, not of distinct words.
+REPORT = """\
+{words:,} words in {texts:,} texts, {distinct_words:,} distinct words
+{vocab_size:,} in the vocabulary with special words, which covers {coverage:.2%} of the text
+{cut_share:.4%} of the words of the text are cut ({cut_distinct_words:,} distinct words)"""
 
 
-def main(arguments: list[str] | None = None) -> VocabularyReport:
+def main(arguments: list[str] | None = None) -> dict[str, Any]:
+    """Returns the figures of the report."""
     parsed = ProgramParser(VocabularyArguments, description=__doc__).parse(arguments)
     output = Path(parsed.output)
     check_output(output)
@@ -79,16 +67,16 @@ def main(arguments: list[str] | None = None) -> VocabularyReport:
     write_vocabulary(output, words)
     total = counts.total()
     cut = [word for word in counts if word_length(word, parsed.alphabet) > parsed.max_word_length - 2]
-    report = VocabularyReport(
-        texts=num_texts,
-        words=total,
-        distinct_words=len(counts),
-        vocab_size=len(words),
-        coverage=sum(counts[word] for word in words[len(SPECIAL_WORDS) :]) / total,
-        cut_share=sum(counts[word] for word in cut) / total,
-        cut_distinct_words=len(cut),
-    )
-    print(f"{output}\n{report}")
+    report = {
+        "texts": num_texts,
+        "words": total,
+        "distinct_words": len(counts),
+        "vocab_size": len(words),
+        "coverage": sum(counts[word] for word in words[len(SPECIAL_WORDS) :]) / total,
+        "cut_share": sum(counts[word] for word in cut) / total,
+        "cut_distinct_words": len(cut),
+    }
+    print(output, REPORT.format(**report), sep="\n")
     return report
 
 

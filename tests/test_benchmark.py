@@ -164,7 +164,7 @@ def test_no_figure_for_a_wrong_peer(part, tmp_path):
     [
         (["--peer", "allennlp"], "--peer allennlp.*FILE.py:FUNCTION"),
         (["--peer", f"{__file__}:elmo"], "--peer .*test_benchmark.py:elmo"),
-        (["--against", "nowhere"], "--against nowhere"),
+        (["--against", "nowhere"], "nowhere/modeling_elmo"),
         (["--output", "."], r"--output \."),
         (["--batches", "4x2"], "'4x2'.*ROWSxWORDS"),  # too short
         (["--batches", "4x20sparse"], "'4x20sparse'.*ROWSxWORDS"),

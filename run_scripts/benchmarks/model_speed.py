@@ -181,12 +181,7 @@ def load_peer(spec: str, model: ELMoModel) -> tuple[str, Peer]:
 
 def load_checkout(folder: str) -> ModuleType:
     """Imports the package of another checkout beside this one. It has its own modules, backends and caches."""
-    package = Path(folder, "modeling_elmo")
-    if not (package / "__init__.py").is_file():
-        raise FileNotFoundError(
-            f"--against {folder}: there is no modeling_elmo/__init__.py; pass a clone of the repository."
-        )
-    return import_file(package / "__init__.py", CHECKOUT)
+    return import_file(Path(folder, "modeling_elmo", "__init__.py"), CHECKOUT)
 
 
 def checkout_peer(checkout: ModuleType, preset: str, model: ELMoModel) -> Peer:
