@@ -78,17 +78,15 @@ def device_contest(
 
     clipped, unclipped = expected_of(variants.model), expected_of(variants.unclipped)
     rows = [
-        (f"{title}, {precision}", call_of(there.model, backend), clipped, precision)
-        for precision in PRECISIONS
-        for title, backend in (("this package", None), ("plain definition", "reference"))
-    ]
-    rows += [
-        (f"torch.nn.LSTM, {precision}", call_of(there.torch_lstm), unclipped, precision) for precision in PRECISIONS
+        ("this package", call_of(there.model), clipped),
+        ("plain definition", call_of(there.model, "reference"), clipped),
+        ("torch.nn.LSTM", call_of(there.torch_lstm), unclipped),
     ]
     implementations = []
-    for title, call, expected, precision in rows:
-        run = DeviceRun(call, device, precision)
-        implementations.append(Implementation(title, run, expected, run.details, PRECISIONS[precision]))
+    for title, call, expected in rows:
+        for precision, tolerance in PRECISIONS.items():
+            run = DeviceRun(call, device, precision)
+            implementations.append(Implementation(f"{title}, {precision}", run, expected, run.details, tolerance))
     return Contest(part, name, int(encoding.attention_mask.sum()), "tokens", implementations)
 
 
