@@ -26,7 +26,6 @@ from modeling_elmo.run_scripts.cards.tables import sense_table
 from modeling_elmo.run_scripts.program.command_line import ProgramParser, option, run
 from modeling_elmo.run_scripts.program.files import write_json
 from modeling_elmo.run_scripts.vectors.layer_sources import LayerSourceArguments, layer_sources, write_sentences
-from modeling_elmo.run_scripts.vectors.neighbors import check_json_output
 from modeling_elmo.run_scripts.vectors.senses import (
     disambiguation,
     draw_senses,
@@ -46,12 +45,10 @@ class SenseArguments(LayerSourceArguments):
     sense_inventory: str | None = option(
         None, "Senses of each lemma, first sense first: `lemma<TAB>pos<TAB>key key ...`."
     )
-    lemma: str | None = option(None, "Lemma whose uses are drawn as a map, colored by sense.")
-    output: str | None = option(None, "JSON file for the figures; the map is a .png beside it.")
+    lemma: str | None = option(None, "Lemma whose uses are drawn as a map, colored by sense: a .png beside --output.")
 
     def __post_init__(self):
         super().__post_init__()
-        check_json_output(self.output)
         if self.lemma and not self.output:
             raise ValueError(f"--lemma {self.lemma} draws a map beside --output; pass both.")
 
