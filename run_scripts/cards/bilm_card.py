@@ -51,8 +51,8 @@ def write_bilm_card(folder: Path, name: str) -> Path:
     for path in sorted((folder / "results").glob("*.json")):
         found = read_json(path)
         if is_experiment(found):
-            shown = experiment_values(path.stem.replace("_", " "), found["records"])
-            values["experiments"].append(shown | {"figure": figure_beside(path, "_layer_weights")})
+            experiment = experiment_values(path.stem.replace("_", " "), found["records"])
+            values["experiments"].append(experiment | {"figure": figure_beside(path, "_layer_weights")})
         elif isinstance(found, dict) and (shown := finding(found)):
             values["findings"].append(found | {"figure": figure_beside(path), **shown})
     if run:
