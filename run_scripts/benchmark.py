@@ -92,9 +92,17 @@ def main(arguments: list[str] | None = None) -> dict[str, Any]:
     transformers.logging.disable_progress_bar()
     torch.set_num_threads(parsed.threads or torch.get_num_threads())
     device = local_device(parsed.device)
-    figures: dict[str, Any] = {"conditions": measurement_conditions(parsed), "rows": [], "tables": []}
-    figures["conditions"] |= device_conditions(device)
-    print(json.dumps(figures["conditions"]))
+    conditions = {
+        **vars(parsed),
+        "threads": torch.get_num_threads(),
+        "processor": processor_name(),
+        "instructions": torch.backends.cpu.get_cpu_capability(),
+        "torch": torch.__version__,
+        "transformers": transformers.__version__,
+        **device_conditions(device),
+    }
+    print(json.dumps(conditions))
+    figures: dict[str, Any] = {"conditions": conditions, "rows": [], "tables": []}
     with TemporaryDirectory() as folder:
         for contest in chosen_contests(parsed, Path(folder), device):
             rows = measure(contest, parsed.rounds)
@@ -111,7 +119,12 @@ def chosen_contests(parsed: BenchmarkArguments, folder: Path, device: torch.devi
     """All contests of the chosen parts, made one by one."""
     sentences = read_sentences(parsed.text_file)
     checkout = load_checkout(parsed.against) if parsed.against else None
-    batches = {name: draw_batch(sentences, name, parsed.seed) for name in batch_names(parsed)}
+    names = {
+        part: parsed.batches if part == "inference" else parsed.training_batches
+        for part in parsed.parts
+        if part != "tokenizer"
+    }
+    batches = {name: draw_batch(sentences, name, parsed.seed) for chosen in names.values() for name in chosen}
     if {"inference", "training"} & {*parsed.parts}:
         torch.manual_seed(parsed.seed)
         model = ELMoModel(ELMoConfig.from_preset(parsed.preset), add_mixing_layer=False).eval()
@@ -123,7 +136,7 @@ def chosen_contests(parsed: BenchmarkArguments, folder: Path, device: torch.devi
         if part == "tokenizer":
             yield from tokenizer_contests(sentences, checkout)
             continue
-        for name in parsed.batches if part == "inference" else parsed.training_batches:
+        for name in names[part]:
             if part == "pretraining":
                 options = (parsed.preset, parsed.softmaxes, parsed.vocabulary_size)
                 yield pretraining_contest(name, batches[name], *options)
@@ -133,23 +146,6 @@ def chosen_contests(parsed: BenchmarkArguments, folder: Path, device: torch.devi
                 yield device_contest(part, name, batches[name], variants, there)
             else:
                 yield model_contest(part, name, batches[name], variants, peers)
-
-
-def batch_names(parsed: BenchmarkArguments) -> list[str]:
-    for_inference = parsed.batches if "inference" in parsed.parts else []
-    for_training = parsed.training_batches if {*parsed.parts} - {"inference", "tokenizer"} else []
-    return [*for_inference, *for_training]
-
-
-def measurement_conditions(parsed: BenchmarkArguments) -> dict[str, Any]:
-    return {
-        **vars(parsed),
-        "threads": torch.get_num_threads(),
-        "processor": processor_name(),
-        "instructions": torch.backends.cpu.get_cpu_capability(),
-        "torch": torch.__version__,
-        "transformers": transformers.__version__,
-    }
 
 
 if __name__ == "__main__":

@@ -7,10 +7,9 @@ with `ELMoTokenizer(vocab_file="vocab.txt")`, which puts `<PAD>` first, or pass 
 Texts are read one at a time, so memory grows only with the number of distinct words.
 """
 
-from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from modeling_elmo.run_scripts.pretraining.corpus import (
     Corpus,
@@ -44,65 +43,41 @@ class VocabularyArguments(TrainTextArguments):
     overwrite: bool = option(False, "Replace the output if it exists.")
 
 
-@dataclass
-class VocabularyReport:
-    """Counts of texts and words. Shares are of all words of the text, not of distinct words."""
-
-    texts: int
-    words: int
-    distinct_words: int
-    vocab_size: int
-    coverage: float
-    cut_share: float
-    cut_distinct_words: int
-
-    def __str__(self) -> str:
-        return (
-            f"{self.words:,} words in {self.texts:,} texts, {self.distinct_words:,} distinct words\n"
-            f"{self.vocab_size:,} in the vocabulary with special words, which covers {self.coverage:.2%} of the text\n"
-            f"{self.cut_share:.4%} of the words of the text are cut ({self.cut_distinct_words:,} distinct words)"
-        )
+# Shares are of all words of the text, not of distinct words.
+REPORT = """\
+{words:,} words in {texts:,} texts, {distinct_words:,} distinct words
+{vocab_size:,} in the vocabulary with special words, which covers {coverage:.2%} of the text
+{cut_share:.4%} of the words of the text are cut ({cut_distinct_words:,} distinct words)"""
 
 
-def main(arguments: list[str] | None = None) -> VocabularyReport:
+def main(arguments: list[str] | None = None) -> dict[str, Any]:
+    """Returns the figures of the report."""
     parsed = ProgramParser(VocabularyArguments, description=__doc__).parse(arguments)
-    report = build_vocabulary(parsed)
-    print(f"{parsed.output}\n{report}")
-    return report
-
-
-def build_vocabulary(arguments: VocabularyArguments) -> VocabularyReport:
-    """Counts the words, and writes the file."""
-    output = Path(arguments.output)
+    output = Path(parsed.output)
     check_output(output)
-    if output.is_file() and not arguments.overwrite:
+    if output.is_file() and not parsed.overwrite:
         raise FileExistsError(f"--output {output} exists; pass --overwrite to replace it.")
-    check_vocabulary_size(arguments.vocabulary_size)
-    corpus = Corpus.from_arguments(arguments)
-    splitter = TextSplitter("whitespace" if arguments.is_split_into_words else arguments.pre_tokenization)
+    check_vocabulary_size(parsed.vocabulary_size)
+    corpus = Corpus.from_arguments(parsed)
+    splitter = TextSplitter("whitespace" if parsed.is_split_into_words else parsed.pre_tokenization)
     num_texts, counts = word_frequencies(corpus, splitter)
     if not counts:
         raise ValueError(f"There is no word in {corpus}. Pass another text.")
-    words = most_frequent_lines(counts, arguments.vocabulary_size, arguments.min_frequency)
+    words = most_frequent_lines(counts, parsed.vocabulary_size, parsed.min_frequency)
     write_vocabulary(output, words)
-    return report_on(num_texts, counts, words, arguments)
-
-
-def report_on(
-    num_texts: int, counts: Counter[str], words: list[str], arguments: VocabularyArguments
-) -> VocabularyReport:
-    room = arguments.max_word_length - 2
     total = counts.total()
-    cut = [word for word in counts if word_length(word, arguments.alphabet) > room]
-    return VocabularyReport(
-        texts=num_texts,
-        words=total,
-        distinct_words=len(counts),
-        vocab_size=len(words),
-        coverage=sum(counts[word] for word in words[len(SPECIAL_WORDS) :]) / total,
-        cut_share=sum(counts[word] for word in cut) / total,
-        cut_distinct_words=len(cut),
-    )
+    cut = [word for word in counts if word_length(word, parsed.alphabet) > parsed.max_word_length - 2]
+    report = {
+        "texts": num_texts,
+        "words": total,
+        "distinct_words": len(counts),
+        "vocab_size": len(words),
+        "coverage": sum(counts[word] for word in words[len(SPECIAL_WORDS) :]) / total,
+        "cut_share": sum(counts[word] for word in cut) / total,
+        "cut_distinct_words": len(cut),
+    }
+    print(output, REPORT.format(**report), sep="\n")
+    return report
 
 
 if __name__ == "__main__":

@@ -114,25 +114,22 @@ def main(arguments: list[str] | None = None):
 
 
 def convert_back(arguments: ConversionArguments):
-    if of_folders := [name for name in OPTIONS_OF_FOLDERS if getattr(arguments, name)]:
-        raise ValueError(f"--{of_folders[0]} has no effect with --to_original. Omit it.")
     folder = str(arguments.to_original)
     check_model(folder)
-    model_class = ELMoForPreTraining if arguments.softmax else ELMoModel
-    if load_pretrained(model_class, folder).config.always_project:  # as only models of ELMoForManyLangs do
-        if given := given_options(arguments):
-            raise ValueError(
-                f"--{[*given][0]} has no effect for a model of ELMoForManyLangs; pass the folder --weights."
-            )
+    model = load_pretrained(ELMoForPreTraining if arguments.softmax else ELMoModel, folder)
+    of_manylangs = model.config.always_project  # as only models of ELMoForManyLangs do
+    known = () if of_manylangs else OriginalCheckpoint.option_names
+    given = [*given_options(arguments), *(name for name in OPTIONS_OF_FOLDERS if getattr(arguments, name))]
+    if other := [name for name in given if name not in known]:
+        raise ValueError(f"--{other[0]} has no effect with --to_original and this model. Omit it.")
+    if of_manylangs:
         export_manylangs_checkpoint(folder, arguments.weights)
-        print(f"Wrote {arguments.weights}.")
-        return
-    if other := [name for name in given_options(arguments) if name not in OriginalCheckpoint.option_names]:
-        raise ValueError(f"--{other[0]} has no effect with --to_original. Omit it.")
-    if arguments.options is None:
+    elif arguments.options is None:
         raise ValueError("--to_original writes the files --weights and --options: pass both.")
-    export_original_checkpoint(folder, arguments.weights, arguments.options, arguments.vocabulary, arguments.softmax)
-    print(f"Wrote {arguments.weights} and {arguments.options}.")
+    else:
+        files = (arguments.weights, arguments.options, arguments.vocabulary, arguments.softmax)
+        export_original_checkpoint(folder, *files)
+    print(f"Wrote {' and '.join(filter(None, (arguments.weights, arguments.options)))}.")
 
 
 def given_options(arguments: ConversionArguments) -> dict[str, Any]:

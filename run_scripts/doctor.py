@@ -8,7 +8,6 @@ Paste its output into a report of a problem. It loads no model and changes nothi
 import os
 import platform
 from collections.abc import Iterator
-from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 
 import torch
@@ -28,27 +27,12 @@ PACKAGES = (
 )
 
 
-@dataclass(kw_only=True)
-class DoctorArguments:
-    """No options: the report is always whole."""
-
-
 def main(arguments: list[str] | None = None) -> None:
-    ProgramParser(DoctorArguments, description=__doc__).parse(arguments)
-    for title, lines in sections().items():
-        print(title)
-        width = max(len(name) for name, _ in lines)
-        print(*(f"  {name:{width}}  {text}" for name, text in lines), "", sep="\n")
-
-
-def sections() -> dict[str, list[tuple[str, str]]]:
-    """The sections of the report: pairs of a name and its value."""
-    return {
-        "Versions": [*versions()],
-        "Processor": [*processor()],
-        "Accelerators": [*accelerators()],
-        "Chosen backends on CPU": [*chosen_backends()],
-    }
+    ProgramParser(description=__doc__).parse(arguments)
+    for title, lines in SECTIONS.items():
+        pairs = [*lines()]
+        width = max(len(name) for name, _ in pairs)
+        print(title, *(f"  {name:{width}}  {text}" for name, text in pairs), "", sep="\n")
 
 
 def versions() -> Iterator[tuple[str, str]]:
@@ -90,6 +74,14 @@ def chosen_backends() -> Iterator[tuple[str, str]]:
     yield "training", choose_backend([layer], inputs)[0]
     with torch.autocast("cpu", torch.bfloat16):
         yield "training, --bf16", choose_backend([layer], inputs)[0]
+
+
+SECTIONS = {
+    "Versions": versions,
+    "Processor": processor,
+    "Accelerators": accelerators,
+    "Chosen backends on CPU": chosen_backends,
+}
 
 
 if __name__ == "__main__":

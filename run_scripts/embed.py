@@ -100,8 +100,7 @@ def main(arguments: list[str] | None = None) -> Path:
             parts.resume(lines())
         parts.follow(group.gathered(parts)[0])
         done = parts.num_finished()
-        bar = tqdm(desc=output.name, unit=" lines", total=total, initial=done, disable=not group.is_main)
-        with bar:
+        with tqdm(desc=output.name, unit=" lines", total=total, initial=done, disable=not group.is_main) as bar:
             blocks = parts.missing(lines(), BATCHES_PER_BLOCK * parsed.batch_tokens)
             for number, (first, block_lines) in enumerate(blocks):
                 if number % group.number == group.index:  # every n-th block on each of n processes

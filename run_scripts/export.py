@@ -77,7 +77,9 @@ def main(arguments: list[str] | None = None) -> Path:
         check_onnx_packages()
     model, tokenizer = load_exportable(parsed.model, parsed.trust_remote_code)
     write, load = (write_onnx, load_onnx) if is_onnx else (write_pt2, load_pt2)
-    batches = [encode_texts(tokenizer, words) for words in (CHECKED_SENTENCES, *([each] for each in CHECKED_SENTENCES))]
+    words = [sentence.split() for sentence in CHECKED_SENTENCES]
+    options = {"is_split_into_words": True, "padding": True, "return_tensors": "pt"}
+    batches = [tokenizer(sentences, **options) for sentences in (words, *([each] for each in words))]
     with staged(output_dir) as folder:
         folder.mkdir()
         file = folder / f"model.{parsed.format}"
@@ -110,11 +112,6 @@ def load_exportable(name: str, trust_remote_code: bool) -> tuple[Any, Any]:
     model, tokenizer = load_model_and_tokenizer(name, "cpu", trust_remote_code, auto_class=AUTO_CLASSES[architecture])
     check_exportable(model)
     return model, tokenizer
-
-
-def encode_texts(tokenizer, sentences: list[str]) -> dict[str, Tensor]:
-    words = [sentence.split() for sentence in sentences]
-    return tokenizer(words, is_split_into_words=True, padding=True, return_tensors="pt")
 
 
 @torch.no_grad()

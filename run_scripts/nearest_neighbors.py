@@ -46,7 +46,6 @@ from modeling_elmo.run_scripts.vectors.neighbors import (
     find_uses,
     format_neighbors,
     nearest_uses,
-    nearest_words,
     normalize,
     sample_uses,
     use_vectors,
@@ -63,6 +62,7 @@ from modeling_elmo.run_scripts.vectors.word_vectors import read_word_vectors
 from modeling_elmo.tokenization.elmo_pretokenization import TextSplitter
 
 GROUP_BY_FILE = "file"
+SHOWN_WORDS = 10  # nearest by word vectors, as in Table 4
 LEAST_USES = 2  # of a group: one has no distance within
 
 
@@ -122,10 +122,8 @@ def main(arguments: list[str] | None = None) -> dict[str, Any]:
     parser = ProgramParser(NeighborArguments, GroupArguments, description=__doc__)
     parser.add_argument("text", nargs="+", help="Text files, folders or patterns, one sentence per line; or tables.")
     parsed, groups, positional = parser.parse(arguments)
-    if groups.group_by and parsed.word_vectors:
-        raise ValueError(f"--word_vectors {parsed.word_vectors} has no groups; it cannot be combined with --group_by.")
     if groups.group_by:
-        refuse_unread(parsed, ["queries"], "with --group_by; pass --top_k, the number of uses per group.")
+        refuse_unread(parsed, ["word_vectors", "queries"], "with --group_by, which shows --top_k uses per group.")
     model, tokenizer = load_model_and_tokenizer(parsed.model, parsed.device, parsed.trust_remote_code)
     check_layer(parsed.layer, model.config.num_hidden_layers)
     splitter = TextSplitter(tokenizer.pre_tokenization if parsed.raw_text else "whitespace")
@@ -261,7 +259,11 @@ def words_in_file(file: str, word: str) -> list[tuple[str, float]]:
     row = next((row for row, each in enumerate(found.words) if re.fullmatch(word, each)), None)
     if row is None:
         raise ValueError(f"--word_vectors {file} has no word that fits {word!r}; pass another file or --word.")
-    return nearest_words(found.words, normalize(found.vectors), row)
+    vectors = normalize(found.vectors)
+    cosines = vectors @ vectors[row]
+    cosines[row] = 2  # before words with the same vector
+    nearest = (-cosines).argsort(kind="stable")[: SHOWN_WORDS + 1]
+    return [(found.words[near], round(min(1.0, float(cosines[near])), 3)) for near in nearest]
 
 
 if __name__ == "__main__":

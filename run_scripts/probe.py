@@ -11,7 +11,6 @@ sentences of each text for another program, and `--vectors FOLDER` reads what it
 one vector per word.
 """
 
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -22,23 +21,13 @@ from modeling_elmo.run_scripts.fine_tuning.data import TaggingDataArguments
 from modeling_elmo.run_scripts.fine_tuning.metrics import tagging_scores
 from modeling_elmo.run_scripts.fine_tuning.probing import flat, most_frequent_tags, probe_layer, word_layers
 from modeling_elmo.run_scripts.fine_tuning.tasks.tagging import Tagging
-from modeling_elmo.run_scripts.program.command_line import ProgramParser, option, run
+from modeling_elmo.run_scripts.program.command_line import ProgramParser, run
 from modeling_elmo.run_scripts.program.files import write_json
 from modeling_elmo.run_scripts.vectors.layer_sources import LayerSourceArguments, layer_sources, write_sentences
-from modeling_elmo.run_scripts.vectors.neighbors import check_json_output
-
-
-@dataclass(kw_only=True)
-class ProbeArguments(LayerSourceArguments):
-    output: str | None = option(None, "JSON file for the scores.")
-
-    def __post_init__(self):
-        super().__post_init__()
-        check_json_output(self.output)
 
 
 def main(arguments: list[str] | None = None) -> dict[str, Any]:
-    parser = ProgramParser(ProbeArguments, TaggingDataArguments, description=__doc__)
+    parser = ProgramParser(LayerSourceArguments, TaggingDataArguments, description=__doc__)
     parsed, data_arguments = parser.parse(arguments)
     task = Tagging(data_arguments)
     task.check_splits()

@@ -13,13 +13,7 @@ from pathlib import Path
 from transformers.utils import logging
 
 from modeling_elmo.conversion.files import staged
-from modeling_elmo.run_scripts.cards.publishing import (
-    PushArguments,
-    assemble,
-    files_to_upload,
-    push,
-    verify,
-)
+from modeling_elmo.run_scripts.cards.publishing import PushArguments, assemble, files_to_upload, push, verify
 from modeling_elmo.run_scripts.program.command_line import ProgramParser, run
 
 
@@ -31,8 +25,9 @@ def main(arguments: list[str] | None = None) -> Path | None:
         folder = assemble(parsed, Path(scratch) / parsed.repo_id)
         print(verify(folder, parsed))
         paths = files_to_upload(folder)
-        print("\n".join(f"{(folder / path).stat().st_size:>12,}  {path}" for path in paths))
-        print(f"{sum((folder / path).stat().st_size for path in paths):>12,}  bytes in {len(paths)} files")
+        sizes = [(folder / path).stat().st_size for path in paths]
+        print(*(f"{size:>12,}  {path}" for size, path in zip(sizes, paths, strict=True)), sep="\n")
+        print(f"{sum(sizes):>12,}  bytes in {len(paths)} files")
         if parsed.output_dir:
             with staged(Path(parsed.output_dir)) as copy:
                 shutil.copytree(folder, copy)

@@ -26,13 +26,14 @@ from modeling_elmo.run_scripts.cards.tables import sense_table
 from modeling_elmo.run_scripts.program.command_line import ProgramParser, option, run
 from modeling_elmo.run_scripts.program.files import write_json
 from modeling_elmo.run_scripts.vectors.layer_sources import LayerSourceArguments, layer_sources, write_sentences
-from modeling_elmo.run_scripts.vectors.neighbors import check_json_output
 from modeling_elmo.run_scripts.vectors.senses import (
+    disambiguation,
     draw_senses,
     instance_vectors,
-    measure_senses,
     read_annotated,
     read_inventory,
+    same_sense,
+    sense_averages,
     uses_of_lemma,
 )
 
@@ -44,12 +45,10 @@ class SenseArguments(LayerSourceArguments):
     sense_inventory: str | None = option(
         None, "Senses of each lemma, first sense first: `lemma<TAB>pos<TAB>key key ...`."
     )
-    lemma: str | None = option(None, "Lemma whose uses are drawn as a map, colored by sense.")
-    output: str | None = option(None, "JSON file for the figures; the map is a .png beside it.")
+    lemma: str | None = option(None, "Lemma whose uses are drawn as a map, colored by sense: a .png beside --output.")
 
     def __post_init__(self):
         super().__post_init__()
-        check_json_output(self.output)
         if self.lemma and not self.output:
             raise ValueError(f"--lemma {self.lemma} draws a map beside --output; pass both.")
 
@@ -61,22 +60,27 @@ def main(arguments: list[str] | None = None) -> dict[str, Any]:
     texts = {split: read_annotated(Path(path)) for split, path in files.items() if path}
     if written := write_sentences(parsed, files, {split: text.sentences for split, text in texts.items()}):
         return written
-    instances = {split: text.instances for split, text in texts.items()}
+    train = texts["train"].instances
     if parsed.lemma:
-        uses_of_lemma(parsed.lemma, instances["train"])  # a mistake shows before hours of work
-    tables = []
+        uses_of_lemma(parsed.lemma, train)  # a mistake shows before hours of work
+    found: dict[str, Any] = {}
+    for split, figure in (("train", "same_sense"), ("test", "disambiguation")):
+        if split in texts:
+            found[split] = {"instances": len(texts[split].instances), "file": Path(files[split]).name}
+            found[figure] = {}
     for source in layer_sources(parsed):
         vectors = {
             split: instance_vectors(text, source.read(text.sentences, files[split])) for split, text in texts.items()
         }
         count = vectors["train"].shape[1]  # with the average, which comes last
         names = source.names(count) if count == 1 else [*source.names(count - 1), source.average]
-        tables.append(measure_senses(instances, vectors, inventory, names))
-        if parsed.lemma and len(tables) == 1:
+        if parsed.lemma and not found["same_sense"]:
             top_layer = vectors["train"][:, max(0, count - 2)]
-    found = {figure: {name: share for table in tables for name, share in table[figure].items()} for figure in tables[0]}
-    for split in texts:
-        found[split]["file"] = Path(files[split]).name
+        found["same_sense"] |= same_sense(train, vectors["train"], inventory, names)
+        if "test" in texts:
+            averages = sense_averages(train, vectors["train"])
+            test = texts["test"].instances
+            found["disambiguation"] |= disambiguation(train, test, averages, vectors["test"], inventory, names)
     if parsed.lemma:
         found["map"] = {"lemma": parsed.lemma}
     print(sense_table(found))

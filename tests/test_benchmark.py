@@ -73,21 +73,16 @@ def test_every_part_gives_its_rows(tmp_path, monkeypatch, capsys):
     figures = json.loads(output.read_text(encoding="utf-8"))
     assert figures["rows"] == rows and figures["conditions"]["torch"] == torch.__version__
     printed = capsys.readouterr().out
-    assert "\ninference, 1x8, 10 tokens\n" in printed and "\n    encoder  " in printed
+    assert "\ninference, 1x8, 10 tokens\n" in printed and "\n    storing the layers once  " in printed
 
 
 def test_figures_agree_with_each_other():
-    rows = measured("--parts", "inference", "pretraining")
-    ours, definition, *_, floor = (row for row in rows if row["part"] == "inference")
+    ours, definition, *_, floor = measured("--parts", "inference")
     assert ours["tokens"] == 10 and ours["fastest"] <= ours["milliseconds"] <= ours["slowest"]
     assert ours["tokens_per_second"] == pytest.approx(1e3 * 10 / ours["milliseconds"])
     assert ours["speedup_of_ours"] == ours["lowest_speedup"] == 1
     assert definition["lowest_speedup"] <= definition["speedup_of_ours"] <= definition["highest_speedup"]
     assert 0 <= ours["relative_rms_error"] < 1e-5 and floor["relative_rms_error"] is None
-    for row in rows:
-        if row["part"] == "pretraining":
-            parts = sum(row[part] for part in ("encoder", "recurrence", "softmax", "optimizer"))
-            assert 0 < parts <= row["slowest"] * 1.01
 
 
 def test_ratios_are_taken_within_a_round(monkeypatch):
@@ -127,10 +122,11 @@ def test_no_figure_for_a_wrong_lstm(part, wrong, output, monkeypatch, capsys):
 
 
 def test_no_figure_for_a_wrong_step(monkeypatch):
-    monkeypatch.setattr(fine_tuning_speed.FineTuningStep, "__call__", lambda self: {"loss": self.loss() + 1})
+    wrong_step = lambda loss, *_: {"loss": loss() + 1}  # noqa: E731
+    monkeypatch.setattr(fine_tuning_speed, "take_step", wrong_step)
     with pytest.raises(ValueError, match="'layers stored' is wrong: its output 'loss'"):
         measured("--parts", "fine_tuning")
-    monkeypatch.setattr(pretraining_speed.PretrainingStep, "whole_loss", lambda self: {"loss": torch.tensor(0.1)})
+    monkeypatch.setattr(pretraining_speed, "take_step", wrong_step)
     with pytest.raises(ValueError, match="'full' is wrong: its output 'loss'"):
         measured("--parts", "pretraining")
 
@@ -168,7 +164,7 @@ def test_no_figure_for_a_wrong_peer(part, tmp_path):
     [
         (["--peer", "allennlp"], "--peer allennlp.*FILE.py:FUNCTION"),
         (["--peer", f"{__file__}:elmo"], "--peer .*test_benchmark.py:elmo"),
-        (["--against", "nowhere"], "--against nowhere"),
+        (["--against", "nowhere"], "nowhere/modeling_elmo"),
         (["--output", "."], r"--output \."),
         (["--batches", "4x2"], "'4x2'.*ROWSxWORDS"),  # too short
         (["--batches", "4x20sparse"], "'4x20sparse'.*ROWSxWORDS"),
@@ -247,20 +243,6 @@ def test_products_alone_have_the_arithmetic_of_the_model(part, overrides, monkey
         assert counter.get_total_flops() == 2 * (forward + 2 * distinct * outer * 4 * inner)
     else:
         assert counter.get_total_flops() == pytest.approx(3 * 2 * (forward + 2 * tokens * outer * 4 * inner), rel=0.05)
-
-
-def test_parts_of_a_step_give_the_gradients_of_the_whole(monkeypatch):
-    monkeypatch.setattr(pretraining_speed, "clip_gradients", lambda *_: None)
-    step = pretraining_speed.pretraining_contest("3", SENTENCES[:3], "tiny", ["full"], 400).implementations[0].call
-    step.optimizers = []
-    targets = {f"{direction}_targets": step.inputs["input_ids"] for direction in ("forward", "backward")}
-    torch.manual_seed(0)
-    step.model(**step.inputs, **targets).loss.backward()
-    expected = {name: parameter.grad.clone() for name, parameter in step.model.named_parameters()}
-    step.model.zero_grad()
-    step()
-    for name, parameter in step.model.named_parameters():
-        torch.testing.assert_close(parameter.grad, expected[name], rtol=1e-4, atol=1e-7, msg=name)
 
 
 def test_sentences_of_a_batch():

@@ -15,6 +15,7 @@ from modeling_elmo.run_scripts.cards.card import (
     write_card_facts,
     write_result,
 )
+from modeling_elmo.run_scripts.program.command_line import ProgramParser
 
 HOSTILE = "{{ 7 * 7 }} {% raw %} **bold** [link](u) <b> `code` |"
 
@@ -69,16 +70,16 @@ def test_a_card_without_facts(tmp_path):
 @pytest.mark.parametrize(
     ("options", "error", "message"),
     [
-        ({"language": ["english"]}, ValueError, "--language english: the Hub takes ISO 639 codes"),
-        ({"citation": "nowhere.md"}, FileNotFoundError, "--citation nowhere.md: there is no such file"),
-        ({"data_statement": "latin.md"}, ValueError, "--data_statement latin.md is not UTF-8 .*; convert the file"),
+        (["--language", "english"], ValueError, "--language english"),
+        (["--citation", "nowhere.md"], FileNotFoundError, "nowhere.md"),
+        (["--data_statement", "latin.md"], ValueError, "--data_statement latin.md: 'utf-8'"),
     ],
 )
 def test_mistakes_in_facts(options, error, message, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     Path("latin.md").write_bytes("naïve".encode("latin-1"))
     with pytest.raises(error, match=message):
-        CardArguments(**options)
+        ProgramParser(CardArguments).parse(options)
 
 
 def test_a_result_that_is_no_json(tmp_path):

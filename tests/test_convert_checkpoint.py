@@ -81,7 +81,7 @@ def test_options_without_effect_on_the_way_back(tmp_path):
     main([*ALLENNLP, "--output_dir", str(tmp_path / "model")])
     new = ["--weights", str(tmp_path / "w.hdf5"), "--options", str(tmp_path / "o.json")]
     for option in (["--step", "4"], ["--optimizer_state"], ["--pre_tokenization", "moses"], ["--language", "en", "de"]):
-        with pytest.raises(ValueError, match=f"{option[0]} has no effect with --to_original. Omit it"):
+        with pytest.raises(ValueError, match=f"{option[0]} has no effect with --to_original"):
             main(["--to_original", str(tmp_path / "model"), *new, *option])
     assert not (tmp_path / "w.hdf5").exists()
 
@@ -135,9 +135,9 @@ def test_elmoformanylangs_there_and_back(tmp_path, capsys):
     card = (model / "README.md").read_text(encoding="utf-8")
     assert "30 of 30 arrays equal the original arrays bit for bit" in card and "| token_embedder.pkl | " in card
     back = ["--to_original", str(model), "--weights", str(tmp_path / "back")]
-    with pytest.raises(ValueError, match="--softmax has no effect for a model of ELMoForManyLangs; pass the folder"):
+    with pytest.raises(ValueError, match="--softmax has no effect with --to_original"):
         main([*back, "--softmax", "s.hdf5"])
-    with pytest.raises(ValueError, match="--license has no effect with --to_original. Omit it"):
+    with pytest.raises(ValueError, match="--license has no effect with --to_original"):
         main([*back, "--license", "mit"])
     push_to_hub.main(["--model", str(model), "--repo_id", "someone/model", "--output_dir", str(tmp_path / "pushed")])
     trained = tmp_path / "trained"  # further, without the record of the original

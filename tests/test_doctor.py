@@ -10,7 +10,7 @@ from modeling_elmo.run_scripts import doctor
 def test_the_report_of_this_machine(capsys):
     doctor.main([])
     printed = capsys.readouterr().out
-    facts = {title: dict(pairs) for title, pairs in doctor.sections().items()}
+    facts = {title: dict(lines()) for title, lines in doctor.SECTIONS.items()}
     assert facts["Versions"]["torch"] == torch.__version__ and facts["Versions"]["numpy"] == np.__version__
     assert [line for line in printed.splitlines() if line and line[0] != " "] == list(facts)
     assert all(f"  {name}" in printed and text in printed for pairs in facts.values() for name, text in pairs.items())

@@ -25,9 +25,9 @@ from modeling_elmo.run_scripts.fine_tuning.data import TaggingDataArguments
 from modeling_elmo.run_scripts.pretraining.corpus import CorpusArguments
 from modeling_elmo.run_scripts.pretraining.options import PretrainingArguments
 from modeling_elmo.run_scripts.pretraining.starting_model import ModelArguments
-from modeling_elmo.run_scripts.probe import ProbeArguments
 from modeling_elmo.run_scripts.program.command_line import ProgramParser
 from modeling_elmo.run_scripts.run_pretraining import HubArguments
+from modeling_elmo.run_scripts.vectors.layer_sources import LayerSourceArguments
 
 SHIPPED = Path(__file__).parents[1] / "model_cards"
 ENTITIES = {
@@ -240,7 +240,7 @@ def test_the_shipped_plan_names_options_that_exist(place):
             *_, training, _ = ProgramParser(*groups).parse(words[1:])
             assert training.output_dir == str(output / entry["name"] / "bilm")
         elif entry["program"] == "probe":
-            parsed, _ = ProgramParser(ProbeArguments, TaggingDataArguments).parse(words[1:])
+            parsed, _ = ProgramParser(LayerSourceArguments, TaggingDataArguments).parse(words[1:])
             assert parsed.output == str(output / entry["name"] / "results" / "probe.json")
 
 

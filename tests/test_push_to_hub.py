@@ -274,7 +274,7 @@ def test_a_card_that_is_not_utf_8(folder, trusting):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"--repo_id": "me/a--b"}, "--repo_id me/a--b: pass user/name"),
+        ({"--repo_id": "me/a--b"}, "me/a--b"),
         ({"--model": "nowhere"}, r"--model nowhere: there is no config\.json; pass the folder of a checkpoint"),
         ({"--output_dir": "."}, r"--output_dir \. exists already; pass a new folder"),
     ],

@@ -17,13 +17,7 @@ from torch.profiler import profile
 
 from modeling_elmo import ELMoModel
 from modeling_elmo.elmo_lstm_fused import triton
-from modeling_elmo.run_scripts.benchmarks.model_speed import (
-    ModelVariants,
-    encode_words,
-    gradients_of,
-    top_layer,
-    vectors_of,
-)
+from modeling_elmo.run_scripts.benchmarks.model_speed import ModelVariants, computation, encode_words
 from modeling_elmo.run_scripts.benchmarks.timing import TOLERANCE, Contest, Implementation, Outputs
 
 DEVICE_PARTS = ("inference", "training")
@@ -76,31 +70,23 @@ def device_contest(
         part: `"inference"`, or `"training"`: forward and backward, without dropout and optimizer.
         variants, there: the models on the CPU, and their copies on the device.
     """
-    encoding, compute, device = (
-        encode_words(batch),
-        vectors_of if part == "inference" else gradients_of,
-        there[0].device,
-    )
-
-    def call_of(model: ELMoModel, backend: str | None = None) -> Callable[[], Outputs]:
-        return partial(compute, partial(top_layer, model, encoding, backend), dict(model.named_parameters()))
+    encoding, device = encode_words(batch), there.model.device
+    call_of = partial(computation, part, encoding)
 
     def expected_of(model: ELMoModel) -> Outputs:
         return {key: value.to(device) for key, value in call_of(model, "reference")().items()}
 
     clipped, unclipped = expected_of(variants.model), expected_of(variants.unclipped)
     rows = [
-        (f"{title}, {precision}", call_of(there.model, backend), clipped, precision)
-        for precision in PRECISIONS
-        for title, backend in (("this package", None), ("plain definition", "reference"))
-    ]
-    rows += [
-        (f"torch.nn.LSTM, {precision}", call_of(there.torch_lstm), unclipped, precision) for precision in PRECISIONS
+        ("this package", call_of(there.model), clipped),
+        ("plain definition", call_of(there.model, "reference"), clipped),
+        ("torch.nn.LSTM", call_of(there.torch_lstm), unclipped),
     ]
     implementations = []
-    for title, call, expected, precision in rows:
-        run = DeviceRun(call, device, precision)
-        implementations.append(Implementation(title, run, expected, run.details, PRECISIONS[precision]))
+    for title, call, expected in rows:
+        for precision, tolerance in PRECISIONS.items():
+            run = DeviceRun(call, device, precision)
+            implementations.append(Implementation(f"{title}, {precision}", run, expected, run.details, tolerance))
     return Contest(part, name, int(encoding.attention_mask.sum()), "tokens", implementations)
 
 

@@ -5,15 +5,18 @@ with a step on stored layers whose network runs in `torch.nn`. A step makes the 
 network.
 """
 
+import copy
 import random
 import time
 from collections.abc import Callable
 from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 from datasets import Dataset
+from torch import Tensor
 from transformers import DataCollatorForTokenClassification, DataCollatorWithPadding
 
 from modeling_elmo import (
@@ -24,7 +27,7 @@ from modeling_elmo import (
     ELMoTokenizer,
     elmo_backend,
 )
-from modeling_elmo.run_scripts.benchmarks.timing import Contest, Implementation, Outputs
+from modeling_elmo.run_scripts.benchmarks.timing import Contest, Implementation, Outputs, take_step
 from modeling_elmo.run_scripts.fine_tuning.features import FeatureCollator, feature_store
 from modeling_elmo.tokenization.elmo_characters import SPECIAL_WORDS
 
@@ -36,25 +39,9 @@ HEADS: dict[str, tuple[Any, dict[str, Any]]] = {
 }
 
 
-class FineTuningStep:
-    """A head that takes steps of Adam on one batch."""
-
-    def __init__(self, model: Any, collate: Callable, rows: list[dict[str, Any]], backend: str | None = None):
-        self.model, self.collate, self.rows, self.backend = model, collate, rows, backend
-        self.optimizer = torch.optim.Adam(model.parameters())
-
-    def loss(self) -> torch.Tensor:
-        torch.manual_seed(0)
-        with elmo_backend(self.backend) if self.backend else nullcontext():
-            return self.model.train()(**self.collate(self.rows)).loss
-
-    def __call__(self) -> Outputs:
-        loss = self.loss()
-        loss.backward()
-        torch.nn.utils.clip_grad_norm_(self.model.parameters(), 5.0)
-        self.optimizer.step()
-        self.optimizer.zero_grad()
-        return {"loss": loss.detach()}
+def loss_of_head(model: Any, collate: Callable, rows: list[dict[str, Any]], backend: str | None = None) -> Tensor:
+    with elmo_backend(backend) if backend else nullcontext():
+        return model(**collate(rows)).loss
 
 
 def fine_tuning_contest(head: str, name: str, batch: list[list[str]], preset: str, folder: Path) -> Contest:
@@ -67,25 +54,33 @@ def fine_tuning_contest(head: str, name: str, batch: list[list[str]], preset: st
         for number in range(len(batch))
     ]
     padding = DataCollatorForTokenClassification if head == "tagger" else DataCollatorWithPadding
-    models = [new_head(head, preset, len(tokenizer)) for _ in range(3)]
-    start = time.perf_counter()
-    store = feature_store(folder, models[0].elmo, Dataset.from_list(rows), padding(tokenizer))
-    storing = {"storing the layers once": 1e3 * (time.perf_counter() - start)}
-    computing, stored = (FeatureCollator(padding(tokenizer), source) for source in (None, store))
-    expected = {"loss": FineTuningStep(models[0], computing, rows).loss().detach()}
-    implementations = [
-        Implementation("layers stored", FineTuningStep(models[0], stored, rows), expected, lambda: storing),
-        Implementation("layers computed", FineTuningStep(models[1], computing, rows), expected),
-        Implementation("layers stored, torch.nn", FineTuningStep(models[2], stored, rows, "reference"), expected),
-    ]
-    return Contest("fine_tuning", f"{head}, {name}", len(rows), "examples", implementations)
-
-
-def new_head(head: str, preset: str, vocab_size: int) -> Any:
     torch.manual_seed(0)
     model_class, own = HEADS[head]
-    options = {"num_labels": NUM_LABELS, "task_word_embedding_size": WORD_EMBEDDING_SIZE, "vocab_size": vocab_size}
-    return model_class(ELMoConfig.from_preset(preset, **own, **options))
+    options = {"num_labels": NUM_LABELS, "task_word_embedding_size": WORD_EMBEDDING_SIZE, "vocab_size": len(tokenizer)}
+    model = model_class(ELMoConfig.from_preset(preset, **own, **options)).train()
+    start = time.perf_counter()
+    store = feature_store(folder, model.elmo, Dataset.from_list(rows), padding(tokenizer))
+    storing = {"storing the layers once": 1e3 * (time.perf_counter() - start)}
+    computing, stored = (FeatureCollator(padding(tokenizer), source) for source in (None, store))
+
+    def step_of(collate: Callable, backend: str | None = None) -> Callable[[], Outputs]:
+        copied = copy.deepcopy(model)
+        clip = partial(torch.nn.utils.clip_grad_norm_, list(copied.parameters()), 5.0)
+        return partial(
+            take_step,
+            partial(loss_of_head, copied, collate, rows, backend),
+            [torch.optim.Adam(copied.parameters())],
+            clip,
+        )
+
+    torch.manual_seed(0)
+    expected = {"loss": loss_of_head(model, computing, rows).detach()}
+    implementations = [
+        Implementation("layers stored", step_of(stored), expected, lambda: storing),
+        Implementation("layers computed", step_of(computing), expected),
+        Implementation("layers stored, torch.nn", step_of(stored, "reference"), expected),
+    ]
+    return Contest("fine_tuning", f"{head}, {name}", len(rows), "examples", implementations)
 
 
 def random_example(

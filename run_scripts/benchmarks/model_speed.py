@@ -92,27 +92,25 @@ def model_contest(
     Args:
         part: `"inference"`, or `"training"`: forward and backward, without dropout and optimizer.
     """
-    encoding, compute = encode_words(batch), vectors_of if part == "inference" else gradients_of
-    model, unclipped, torch_lstm = variants
-
-    def call_of(model: ELMoModel, backend: str | None = None) -> Callable[[], Outputs]:
-        return partial(compute, partial(top_layer, model, encoding, backend), dict(model.named_parameters()))
-
-    ours, definition = call_of(model), call_of(model, "reference")
+    encoding, compute = encode_words(batch), COMPUTATIONS[part]
+    call_of = partial(computation, part, encoding)
+    definition, unclipped = call_of(variants.model, "reference"), call_of(variants.unclipped, "reference")
     expected = definition()
     implementations = [
-        Implementation("this package", ours, expected),
+        Implementation("this package", call_of(variants.model), expected),
         Implementation("plain definition", definition, expected),
-        Implementation("torch.nn.LSTM, unclipped", call_of(torch_lstm), call_of(unclipped, "reference")()),
+        Implementation("torch.nn.LSTM, unclipped", call_of(variants.torch_lstm), unclipped()),
     ]
     if part == "inference" and int8_obstacle() is None:
-        implementations.append(Implementation("int8", call_of(model, "int8"), expected, tolerance=INT8_TOLERANCE))
+        implementations.append(
+            Implementation("int8", call_of(variants.model, "int8"), expected, tolerance=INT8_TOLERANCE)
+        )
     for peer_name, peer in peers.items():
         if part == "inference" or "parameters" in peer:
             forward = partial(peer["model"], peer.get("prepare", lambda same: same)(encoding))
             call = partial(compute, forward, peer.get("parameters", {}))
             implementations.append(Implementation(peer_name, call, expected))
-    implementations.append(Implementation("matrix products alone", replayed_products(call_of(model, part))))
+    implementations.append(Implementation("matrix products alone", replayed_products(call_of(variants.model, part))))
     return Contest(part, name, int(encoding.attention_mask.sum()), "tokens", implementations)
 
 
@@ -131,6 +129,15 @@ def gradients_of(forward: Callable[[], Tensor], parameters: dict[str, Tensor]) -
     vectors = forward()
     gradients = torch.autograd.grad(vectors.square().sum(), list(parameters.values()))
     return {"vectors": vectors.detach(), **dict(zip(parameters, gradients, strict=True))}
+
+
+COMPUTATIONS = {"inference": vectors_of, "training": gradients_of}
+
+
+def computation(
+    part: str, encoding: BatchEncoding, model: ELMoModel, backend: str | None = None
+) -> Callable[[], Outputs]:
+    return partial(COMPUTATIONS[part], partial(top_layer, model, encoding, backend), dict(model.named_parameters()))
 
 
 class ProductRecorder(TorchDispatchMode):
@@ -174,12 +181,7 @@ def load_peer(spec: str, model: ELMoModel) -> tuple[str, Peer]:
 
 def load_checkout(folder: str) -> ModuleType:
     """Imports the package of another checkout beside this one. It has its own modules, backends and caches."""
-    package = Path(folder, "modeling_elmo")
-    if not (package / "__init__.py").is_file():
-        raise FileNotFoundError(
-            f"--against {folder}: there is no modeling_elmo/__init__.py; pass a clone of the repository."
-        )
-    return import_file(package / "__init__.py", CHECKOUT)
+    return import_file(Path(folder, "modeling_elmo", "__init__.py"), CHECKOUT)
 
 
 def checkout_peer(checkout: ModuleType, preset: str, model: ELMoModel) -> Peer:

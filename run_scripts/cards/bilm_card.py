@@ -35,35 +35,40 @@ def write_bilm_card(folder: Path, name: str) -> Path:
         "pipeline_tag": "feature-extraction",
         "tags": ["elmo", "bilm", "language-model", "lstm"],
         "metrics": ["perplexity"] if evaluations else None,
-        "eval_results": perplexity_results(run, evaluations) if evaluations else None,
+        "eval_results": [perplexity_result(run, evaluations)] if evaluations else None,
         "base_model": run.get("base_model_on_hub"),
     }
-    values = {
+    values: dict[str, Any] = {
         "config": config,
         "name_to_load": name,
         "predicts_words": config.has_softmax and "ELMoForPreTraining" in (config.architectures or ()),
         "reads_bytes": config.char_vocab_size == Utf8Alphabet.size,
         "pretraining": run,
         "conversion": read_result(folder, "conversion"),
-        "experiments": experiments_in(folder),
-        "findings": vector_findings(folder),
+        "experiments": [],
+        "findings": [],
     }
+    for path in sorted((folder / "results").glob("*.json")):
+        found = read_json(path)
+        if is_experiment(found):
+            experiment = experiment_values(path.stem.replace("_", " "), found["records"])
+            values["experiments"].append(experiment | {"figure": figure_beside(path, "_layer_weights")})
+        elif isinstance(found, dict) and (shown := finding(found)):
+            values["findings"].append(found | {"figure": figure_beside(path), **shown})
     if run:
         values |= pretraining_values(folder, config, run, evaluations)
     return write_card(folder, name.rpartition("/")[2], "bilm_card.md", metadata, values)
 
 
-def perplexity_results(run: dict[str, Any], evaluations: LogEntries) -> list[EvalResult]:
+def perplexity_result(run: dict[str, Any], evaluations: LogEntries) -> EvalResult:
     """The result that the Hub shows for the model."""
-    return [
-        EvalResult(
-            task_type="language-modeling",
-            dataset_type="local",
-            dataset_name=one_line(run["data"]["validation"]),
-            metric_type="perplexity",
-            metric_value=round(published_evaluation(evaluations, run["published_step"])["perplexity"], 2),
-        )
-    ]
+    return EvalResult(
+        task_type="language-modeling",
+        dataset_type="local",
+        dataset_name=one_line(run["data"]["validation"]),
+        metric_type="perplexity",
+        metric_value=round(published_evaluation(evaluations, run["published_step"])["perplexity"], 2),
+    )
 
 
 def published_evaluation(evaluations: LogEntries, step: int) -> dict[str, Any]:
@@ -134,16 +139,6 @@ def thinned(evaluations: LogEntries, found: dict[str, Any]) -> LogEntries:
     return [entry for index, entry in enumerate(evaluations) if index in kept or entry is found]
 
 
-def experiments_in(folder: Path) -> list[dict[str, Any]]:
-    """The experiments in `results/`: the scores of each arm, and the figure of the layer weights that it learned."""
-    return [
-        experiment_values(path.stem.replace("_", " "), found["records"])
-        | {"figure": figure_beside(path, "_layer_weights")}
-        for path, found in results_in(folder)
-        if is_experiment(found)
-    ]
-
-
 def is_experiment(found: Any) -> bool:
     """Whether a fine-tuning run wrote this result; the folder may hold any other JSON."""
     records = found.get("records") if isinstance(found, dict) else None
@@ -167,14 +162,8 @@ def experiment_values(title: str, records: list[dict[str, Any]]) -> dict[str, An
     }
 
 
-def vector_findings(folder: Path) -> list[dict[str, Any]]:
-    """The results of `elmo neighbors`, `elmo senses` and `elmo probe`, with their tables and figures."""
-    found = [(path, result) for path, result in results_in(folder) if isinstance(result, dict)]
-    return [result | {"figure": figure_beside(path), **shown} for path, result in found if (shown := finding(result))]
-
-
 def finding(result: dict[str, Any]) -> dict[str, Any] | None:
-    """The kind of a result, and its table; `None` if no program of the three wrote it."""
+    """The kind and the table of a result of `elmo senses`, `elmo probe` or `elmo neighbors`; `None` for others."""
     if "same_sense" in result:
         return {"kind": "senses", "table": sense_table(result)}
     if "metric" in result and any("scores" in result.get(split, ()) for split in ("validation", "test")):
@@ -182,11 +171,7 @@ def finding(result: dict[str, Any]) -> dict[str, Any] | None:
     return {"kind": "neighbors"} if {"word", "layer", "queries", "uses"} <= result.keys() else None
 
 
-def results_in(folder: Path) -> list[tuple[Path, Any]]:
-    return [(path, read_json(path)) for path in sorted((folder / "results").glob("*.json"))]
-
-
 def figure_beside(path: Path, suffix: str = "") -> str | None:
-    """The picture that belongs to a result, relative to the checkpoint's folder."""
+    """The picture of a result, relative to the checkpoint's folder."""
     figure = path.with_name(f"{path.stem}{suffix}.png")
     return f"results/{figure.name}" if figure.exists() else None

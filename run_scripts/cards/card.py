@@ -41,14 +41,8 @@ class CardArguments:
             if not re.fullmatch("[a-z]{2,3}|code|multilingual", language):
                 raise ValueError(f"--language {language}: the Hub takes ISO 639 codes of two or three letters, as en.")
         for name in ("data_statement", "citation"):
-            if (path := getattr(self, name)) is None:
-                continue
-            if not Path(path).is_file():
-                raise FileNotFoundError(f"--{name} {path}: there is no such file; pass a Markdown file.")
-            try:
-                Path(path).read_text(encoding="utf-8")
-            except UnicodeDecodeError as error:
-                raise ValueError(f"--{name} {path} is not UTF-8 ({error}); convert the file.") from None
+            if (path := getattr(self, name)) is not None:
+                Path(path).read_text(encoding="utf-8")  # a mistake shows now, not after hours
 
 
 def write_card_facts(folder: Path, arguments: CardArguments) -> bool:

@@ -33,6 +33,7 @@ def write_head_card(folder: Path, name: str, record: dict[str, Any] | None = Non
     """
     config, path = ELMoConfig.from_pretrained(folder), folder / "record.json"
     record = record or (read_json(path) if path.exists() else {})
+    head_class: type[ELMoTaskModel] = getattr(modeling_elmo, config.architectures[0])
     tag = PIPELINE_TAGS[config.architectures[0]]
     hub_tag = HUB_TAGS.get(tag, tag)
     metadata = {
@@ -46,14 +47,18 @@ def write_head_card(folder: Path, name: str, record: dict[str, Any] | None = Non
         "config": config,
         "name_to_load": name,
         "pipeline_tag": tag,
-        "network": head_class(config).network_name(config),
-        "elmo_placement": head_class(config).resolve_elmo_placement(config) if config.use_elmo else None,
+        "network": head_class.network_name(config),
+        "elmo_placement": head_class.resolve_elmo_placement(config) if config.use_elmo else None,
         "labels": None if tag in WITHOUT_LABELS else shown_labels(config, tag),
-        "is_pair": takes_pairs(config, record),
+        "is_pair": "text_pair" in record["columns"]
+        if record
+        else tag == "text-classification" and config.classifier == "esim",
         "record": record | {"layer_weights": named_layers(record)} if record else None,
         "settings": record.get("settings", {}),
-        "metrics": numeric_metrics(record),
-        "best_was_selected": best_was_selected(record),
+        "metrics": list(
+            dict.fromkeys(name for split in record.get("metrics", ()) for name in numbers_on(record, split))
+        ),
+        "best_was_selected": "validation" in record.get("metrics", ()) and record["settings"]["load_best_model_at_end"],
     }
     return write_card(folder, name.rpartition("/")[2], "head_card.md", metadata, values)
 
@@ -74,10 +79,6 @@ def score_results(task: str, record: dict[str, Any]) -> list[EvalResult]:
     ]
 
 
-def head_class(config: ELMoConfig) -> type[ELMoTaskModel]:
-    return getattr(modeling_elmo, config.architectures[0])
-
-
 def shown_labels(config: ELMoConfig, tag: str) -> list[str]:
     """The names of the labels; of semantic roles, which have two labels each, the roles."""
     names = list(config.id2label.values())
@@ -86,22 +87,7 @@ def shown_labels(config: ELMoConfig, tag: str) -> list[str]:
     return list(dict.fromkeys(name[2:] for name in names if name != "O"))
 
 
-def takes_pairs(config: ELMoConfig, record: dict[str, Any]) -> bool:
-    if record:
-        return "text_pair" in record["columns"]
-    return config.architectures[0] == "ELMoForSequenceClassification" and config.classifier == "esim"
-
-
 def named_layers(record: dict[str, Any]) -> dict[str, dict[str, float]]:
     """The layer weights by place and by name of the layer."""
     weights = record["layer_weights"].items()
     return {place: dict(zip(layer_names(len(values)), values, strict=True)) for place, values in weights}
-
-
-def numeric_metrics(record: dict[str, Any]) -> list[str]:
-    """The names of the scores that are single numbers, of all splits."""
-    return list(dict.fromkeys(name for split in record.get("metrics", ()) for name in numbers_on(record, split)))
-
-
-def best_was_selected(record: dict[str, Any]) -> bool:
-    return bool(record) and "validation" in record["metrics"] and record["settings"]["load_best_model_at_end"]

@@ -16,7 +16,7 @@ from typing import Literal
 
 import torch
 from huggingface_hub import HfApi
-from huggingface_hub.utils import HFValidationError, validate_repo_id
+from huggingface_hub.utils import validate_repo_id
 from safetensors.torch import load_file
 
 import modeling_elmo
@@ -88,10 +88,7 @@ class PushArguments(CardArguments):
 
     def __post_init__(self):
         super().__post_init__()
-        try:
-            validate_repo_id(self.repo_id)
-        except HFValidationError as error:
-            raise ValueError(f"--repo_id {self.repo_id}: pass user/name. {error}") from None
+        validate_repo_id(self.repo_id)
         if not Path(self.model, "config.json").is_file():
             raise FileNotFoundError(f"--model {self.model}: there is no config.json; pass the folder of a checkpoint.")
         check_model(self.model)
@@ -226,11 +223,7 @@ def refuse_outside_links(folder: Path, paths: list[str]):
 
 
 def push(folder: Path, repo_id: str, message: str, private: bool | None = None, token: str | None = None):
-    """Uploads the checkpoint's files as one commit, so that all of it becomes visible or nothing.
-
-    Args:
-        repo_id: a name without a user belongs to the owner of the token.
-    """
+    """Uploads the checkpoint's files as one commit, so that all of it becomes visible or nothing."""
     paths = files_to_upload(folder)
     refuse_outside_links(folder, paths)
     api = HfApi(token=token)

@@ -8,7 +8,6 @@ import numpy as np
 
 from modeling_elmo.prediction_elmo import Prediction
 from modeling_elmo.run_scripts.explorer.readings import Expectation, OpenModel, SimilarUses
-from modeling_elmo.run_scripts.vectors.neighbors import CONTEXT_WORDS, WordUse
 
 BLUE, ORANGE = "0, 114, 178", "213, 94, 0"  # of Okabe and Ito's palette, as in our figures
 MOST_BITS = 16.0  # a surprise with the full colour
@@ -84,18 +83,12 @@ def use_table(found: SimilarUses, has_corpus: bool) -> str:
         place = "these sentences or in the corpus" if has_corpus else "these sentences"
         advice = "" if has_corpus else " Start the explorer with --corpus FILE to look in more text."
         return note(f"There is no other sentence with “{word}” in {place}.{advice}")
+    row = '<tr><td class="number" style="{}">{:.2f}</td><td>{} <b>{}</b> {}</td></tr>'
     rows = "".join(
-        f'<tr><td class="number" style="{shaded(cosine)}">{cosine:.2f}</td><td>{_use(found.uses[near])}</td></tr>'
+        row.format(shaded(cosine), cosine, *map(escape, found.uses[near].in_context()))
         for near, cosine in found.nearest
     )
     return f'<table class="elmo-table"><tr><th>cosine</th><th>nearest uses in other sentences</th></tr>{rows}</table>'
-
-
-def _use(use: WordUse) -> str:
-    begin, end = max(0, use.position - CONTEXT_WORDS), use.position + 1 + CONTEXT_WORDS
-    parts = use.words[begin : use.position], use.words[use.position + 1 : end]
-    left, right = (escape(" ".join(words)) for words in parts)
-    return f"{left} <b>{escape(use.words[use.position])}</b> {right}"
 
 
 def expectation_table(lines: Iterable[Sequence[Expectation]]) -> str:

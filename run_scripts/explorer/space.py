@@ -58,6 +58,14 @@ def write_space(folder: Path, models: Sequence[str], corpus: Sequence[str] = (),
     copies = [*local.values(), *texts]
     if twice := [name for name, count in Counter(path.name for path in copies).items() if count > 1]:
         raise ValueError(f"Two models or texts have the name {twice[0]}; the Space has one folder, so rename one.")
+    names = [local[name].name if name in local else name for name in models]
+    hub = "".join(f"- {name}\n" for name in models if name not in local)
+    card = README.format(gradio=version("gradio"), models=hub and f"models:\n{hub}", names=", ".join(names))
+    program = APP.format(
+        models=", ".join(f"str(HERE / {local[name].name!r})" if name in local else repr(name) for name in models),
+        corpus=", ".join(f"str(HERE / {text.name!r})" for text in texts),
+        trust_remote_code=trust_remote_code,
+    )
     with staged(folder) as unfinished:
         unfinished.mkdir()
         for source in local.values():
@@ -66,22 +74,6 @@ def write_space(folder: Path, models: Sequence[str], corpus: Sequence[str] = (),
                 shutil.copy(file, unfinished / source.name)  # of a link, the file
         for text in texts:
             shutil.copy(text, unfinished)
-        write_program(unfinished, models, local, texts, trust_remote_code)
-
-
-def write_program(
-    folder: Path, models: Sequence[str], local: dict[str, Path], texts: Sequence[Path], trust_remote_code: bool
-):
-    """Writes the card, the requirements and the program of a Space. `local` are the models that were copied."""
-    names = [local[name].name if name in local else name for name in models]
-    hub = [name for name in models if name not in local]
-    head = "".join(["models:\n", *(f"- {name}\n" for name in hub)]) if hub else ""
-    (folder / "README.md").write_text(
-        README.format(gradio=version("gradio"), models=head, names=", ".join(names)), encoding="utf-8"
-    )
-    (folder / "requirements.txt").write_text(f"modeling-elmo[explore,coref]=={__version__}\n", encoding="utf-8")
-    written = {
-        "models": ", ".join(f"str(HERE / {local[name].name!r})" if name in local else repr(name) for name in models),
-        "corpus": ", ".join(f"str(HERE / {text.name!r})" for text in texts),
-    }
-    (folder / "app.py").write_text(APP.format(**written, trust_remote_code=trust_remote_code), encoding="utf-8")
+        (unfinished / "README.md").write_text(card, encoding="utf-8")
+        (unfinished / "requirements.txt").write_text(f"modeling-elmo[explore,coref]=={__version__}\n", encoding="utf-8")
+        (unfinished / "app.py").write_text(program, encoding="utf-8")

@@ -14,6 +14,7 @@ from modeling_elmo.run_scripts.cards.tables import layer_names
 from modeling_elmo.run_scripts.program.command_line import option
 from modeling_elmo.run_scripts.program.files import require, write_lines
 from modeling_elmo.run_scripts.vectors.embedding import embed_sentences, load_model_and_tokenizer
+from modeling_elmo.run_scripts.vectors.neighbors import check_json_output
 from modeling_elmo.run_scripts.vectors.word_vectors import read_word_vectors
 
 Sentences = Sequence[Sequence[str]]
@@ -33,10 +34,12 @@ class LayerSourceArguments:
         "Folder for the sentences, and nothing else: X.txt for the file X, a line per sentence, with a "
         "space between words.",
     )
+    output: str | None = option(None, "JSON file for the figures.")
     device: str | None = option(None, "Device. Default: cuda if available, else cpu.")
     trust_remote_code: bool = option(False, "Run code from the model's folder.")
 
     def __post_init__(self):
+        check_json_output(self.output)
         given = [name for name in ("model", "vectors", "word_vectors") if getattr(self, name) is not None]
         if not given and self.write_sentences is None:
             raise ValueError("There are no vectors: pass --model, --vectors or --word_vectors; or --write_sentences.")

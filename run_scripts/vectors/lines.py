@@ -42,12 +42,9 @@ def open_lines(
         raise ValueError("Pass either --input FILE or --dataset NAME.")
     if file is None:
         texts, total = dataset_texts(arguments)
-
-        def rows() -> Iterator[InputLine]:
-            named = ((f"{arguments.dataset}, row {row}", text) for row, text in enumerate(texts()))
-            return (to_line(where, text, is_raw_text, unit) for where, text in named)
-
-        return rows, total
+        return lambda: (
+            to_line(f"{arguments.dataset}, row {row}", text, is_raw_text, unit) for row, text in enumerate(texts())
+        ), total
     refuse_dataset_options(arguments)
     path = Path(file)
     refuse_folder_or_pipe(path, f"--input {path}")
@@ -59,8 +56,6 @@ def open_lines(
         )
     if is_fasta and is_raw_text:
         raise ValueError(f"--input {path} has sequences, whose tokens are single letters; leave out --raw_text.")
-    if not path.is_file():
-        raise FileNotFoundError(f"--input {path}: there is no such file.")
 
     def lines() -> Iterator[InputLine]:
         if is_fasta:

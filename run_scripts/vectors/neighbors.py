@@ -11,8 +11,7 @@ from modeling_elmo.run_scripts.program.files import check_output
 from modeling_elmo.run_scripts.vectors.embedding import LayerChoice, embed_sentences
 
 NAMED_LAYERS = ("top", "average", "mixed")
-CONTEXT_WORDS = 8  # shown on each side of a use
-SHOWN_WORDS = 10  # nearest by word vectors, as in Table 4
+CONTEXT_WORDS = 8  # on each side of a use
 
 
 class WordUse(NamedTuple):
@@ -21,10 +20,14 @@ class WordUse(NamedTuple):
     words: Sequence[str]
     position: int
 
+    def in_context(self) -> tuple[str, str, str]:
+        """The words before, the word, and the words after."""
+        before = self.words[max(0, self.position - CONTEXT_WORDS) : self.position]
+        after = self.words[self.position + 1 : self.position + 1 + CONTEXT_WORDS]
+        return " ".join(before), self.words[self.position], " ".join(after)
+
     def __str__(self) -> str:
-        left = self.words[max(0, self.position - CONTEXT_WORDS) : self.position]
-        right = self.words[self.position + 1 : self.position + 1 + CONTEXT_WORDS]
-        return " ".join([*left, f"[{self.words[self.position]}]", *right])
+        return "{} [{}] {}".format(*self.in_context()).strip()
 
 
 def check_json_output(path: str | None):
@@ -98,18 +101,6 @@ def nearest_uses(vectors: np.ndarray, uses: Sequence[WordUse], query: int, top_k
     cosines = vectors @ vectors[query]
     others = (near for near in (-cosines).argsort(kind="stable") if uses[near].words is not uses[query].words)
     return [(int(near), float(cosines[near])) for near, _ in zip(others, range(top_k), strict=False)]
-
-
-def nearest_words(words: Sequence[str], vectors: np.ndarray, row: int) -> list[tuple[str, float]]:
-    """A word and its nearest words, with their cosines.
-
-    Args:
-        vectors: `(words, width)`, of length 1, one for each word.
-    """
-    cosines = vectors @ vectors[row]
-    cosines[row] = 2  # before words with the same vector
-    nearest = (-cosines).argsort(kind="stable")[: SHOWN_WORDS + 1]
-    return [(words[near], round(min(1.0, float(cosines[near])), 3)) for near in nearest]
 
 
 def format_neighbors(found: dict[str, Any]) -> str:

@@ -99,9 +99,6 @@ class PartsFolder:
         """Number of lines of which there are parts."""
         return sum(end - first for first, end in map(lines_in_name, self.folder.glob(PARTS)))
 
-    def files(self) -> list[Path]:
-        return [self.folder / part_name(first, end) for first, end in sorted(self.ends.items())]
-
     def resume(self, lines: Iterator[InputLine]):
         """Finds the parts of an interrupted run, if it had the settings and the lines of this run."""
         if self.settings_file.exists():
@@ -170,8 +167,8 @@ class PartsFolder:
 
     def blocks(self) -> Iterator[tuple[int, VectorBlock]]:
         """The number of the first line of each block, and the block."""
-        for file in tqdm(self.files(), unit=" parts", desc=f"writing {self.output.name}"):
-            yield lines_in_name(file)[0], load_part(file)
+        for first, end in tqdm(sorted(self.ends.items()), unit=" parts", desc=f"writing {self.output.name}"):
+            yield first, load_part(self.folder / part_name(first, end))
 
     def assemble(self, write_output: "OutputWriter", keep_sentences: bool):
         """Writes the output from all parts, then removes them."""

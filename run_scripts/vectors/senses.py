@@ -1,7 +1,7 @@
 """Word senses: annotated text, disambiguation by the nearest average, and how often nearest uses share a sense."""
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 from xml.etree import ElementTree
@@ -107,29 +107,6 @@ def instance_vectors(text: AnnotatedText, layers_of_sentences: Iterable[np.ndarr
     return found
 
 
-def measure_senses(
-    instances: Mapping[str, Sequence[SenseInstance]],
-    vectors: Mapping[str, np.ndarray],
-    inventory: Inventory,
-    names: list[str],
-) -> dict[str, Any]:
-    """Both figures of the splits `train` and `test`. Without `test` there is no disambiguation.
-
-    Args:
-        names: of the layers.
-    """
-    train = instances["train"]
-    found: dict[str, Any] = {
-        "train": {"instances": len(train)},
-        "same_sense": same_sense(train, vectors["train"], inventory, names),
-    }
-    if "test" in instances:
-        averages = sense_averages(train, vectors["train"])
-        found["test"] = {"instances": len(instances["test"])}
-        found["disambiguation"] = disambiguation(train, instances["test"], averages, vectors["test"], inventory, names)
-    return found
-
-
 def instances_by_lemma(instances: Sequence[SenseInstance]) -> dict[Lemma, list[int]]:
     found = defaultdict(list)
     for number, instance in enumerate(instances):
@@ -198,10 +175,8 @@ def disambiguation(
         averages: from `sense_averages` of the training text.
         vectors: of the test text.
     """
-    frequent = {
-        lemma: senses_by_frequency([train[number] for number in members])[0]
-        for lemma, members in instances_by_lemma(train).items()
-    }
+    uses = instances_by_lemma(train)
+    frequent = {lemma: senses_by_frequency([train[number] for number in uses[lemma]])[0] for lemma in uses}
     correct: dict[str, float] = defaultdict(float)
     unseen = 0
     for instance, vector in zip(test, vectors, strict=True):

@@ -22,6 +22,7 @@ import numpy as np
 
 from modeling_elmo.run_scripts.cards.figures import MEASURES_OF_CHANGE
 from modeling_elmo.run_scripts.vectors.neighbors import normalize
+from modeling_elmo.run_scripts.vectors.word_vectors import is_number
 
 LEVEL = 0.05  # of significance
 SPLITS_AT_ONCE = 200  # random splits in memory
@@ -37,19 +38,12 @@ def order_groups(names: Iterable[str], bin_width: float | None) -> tuple[dict[st
         The groups by name, and whether they have the order of numbers.
     """
     names = list(names)
-    if wrong := [name for name in names if not _reads_as_number(name)]:
+    if wrong := [name for name in names if not is_number(name)]:
         if bin_width is not None:
             raise ValueError(f"--bin_width {bin_width:g} needs numbers, but a group is {wrong[0]!r}; leave it out.")
         return dict(zip(names, names, strict=True)), False
     ordered = sorted(names, key=float)
     return {name: name if bin_width is None else bin_name(float(name), bin_width) for name in ordered}, True
-
-
-def _reads_as_number(name: str) -> bool:
-    try:
-        return math.isfinite(float(name))
-    except ValueError:
-        return False
 
 
 def bin_name(number: float, width: float) -> str:
@@ -94,7 +88,14 @@ def compare_pair(
     for start in range(0, permutations, SPLITS_AT_ONCE):
         splits = np.tile(observed, (min(SPLITS_AT_ONCE, permutations - start), 1))
         distances = np.hstack([distances, split_distances(vectors, generator.permuted(splits, axis=1))])
-    return {name: _summary(row[0], row[1:]) for name, row in zip(MEASURES_OF_CHANGE, distances, strict=True)}
+    found = {}
+    for name, (distance, random) in zip(MEASURES_OF_CHANGE, ((row[0], row[1:]) for row in distances), strict=True):
+        low, high = np.quantile(random, [LEVEL, 1 - LEVEL])
+        values = {"distance": distance, "random_5": low, "random_mean": random.mean(), "random_95": high}
+        # The same split, drawn again, may differ in the last digits.
+        values["p"] = (1 + np.count_nonzero(random >= distance - 1e-12)) / (1 + len(random))
+        found[name] = {key: round(float(value), 6) for key, value in values.items()}
+    return found
 
 
 def split_distances(vectors: np.ndarray, splits: np.ndarray) -> np.ndarray:
@@ -112,14 +113,6 @@ def split_distances(vectors: np.ndarray, splits: np.ndarray) -> np.ndarray:
 def _group_means(vectors: np.ndarray, splits: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     sums, sizes = splits @ vectors, splits.sum(1, keepdims=True)
     return sums / sizes, (vectors.sum(0) - sums) / (len(vectors) - sizes)
-
-
-def _summary(distance: float, random: np.ndarray) -> dict[str, float]:
-    low, high = np.quantile(random, [LEVEL, 1 - LEVEL])
-    values = {"distance": distance, "random_5": low, "random_mean": random.mean(), "random_95": high}
-    # The same split, drawn again, may differ in the last digits.
-    p = (1 + np.count_nonzero(random >= distance - 1e-12)) / (1 + len(random))
-    return {**{name: round(float(value), 6) for name, value in values.items()}, "p": round(float(p), 6)}
 
 
 def distance_within(vectors: np.ndarray) -> float:

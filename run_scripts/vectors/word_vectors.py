@@ -82,7 +82,7 @@ def _word_and_vector(line: str, width: int, location: str) -> tuple[str, array]:
     word, *fields = line.rstrip(" ").rsplit(" ", width)
     extra = word.split(" ")[1:]
     # "Route 66" is a word with a space; "Route 0.5" is a word with a number too many.
-    has_extra_numbers = bool(extra) and all(map(_is_number, extra)) and not all(map(str.isdecimal, extra))
+    has_extra_numbers = bool(extra) and all(map(is_number, extra)) and not all(map(str.isdecimal, extra))
     try:
         vector = array("f", map(float, fields))
     except ValueError:
@@ -95,7 +95,7 @@ def _word_and_vector(line: str, width: int, location: str) -> tuple[str, array]:
     return word, vector
 
 
-def _is_number(text: str) -> bool:
+def is_number(text: str) -> bool:
     try:
         return isfinite(float(text))
     except ValueError:
