@@ -125,9 +125,6 @@ class ProgramParser(HfArgumentParser):
         """One object per group of options, and a namespace of options outside all groups; a single object as such.
 
         A group may have a method `rehearse`, which refuses what a library would refuse only after much work.
-
-        Raises:
-            ValueError: an option is unknown, is not UTF-8, is out of its bounds, or is refused by its group.
         """
         arguments = sys.argv[1:] if arguments is None else arguments
         refuse_names_not_utf8(arguments)
@@ -138,7 +135,10 @@ class ProgramParser(HfArgumentParser):
             advice = f"Did you mean {close[0]}?" if close else "--help lists the options."
             raise ValueError(f"{unknown[0]} is not an option of this program. {advice}")
         options = vars(namespace)
-        check_bounds(options)
+        for name, value in options.items():
+            wanted, is_within = BOUNDS.get(name, ANY_NUMBER)
+            if isinstance(value, (int, float)) and not is_within(value):
+                raise ValueError(f"--{name} {value}: pass {wanted}.")
         refuse_replaced_inputs(options)
         parsed = [
             self._group(group, {item.name: options.pop(item.name) for item in fields(group) if item.init})
@@ -205,13 +205,7 @@ class ProgramParser(HfArgumentParser):
 
 
 def refuse_unread(arguments: Any, options: Iterable[str], reason: str):
-    """Refuses options that differ from their defaults, although the program does not read them.
-
-    Args:
-        arguments: a group of options.
-        options: names of the options that are not read; the group may lack some.
-        reason: end of the message: why they are not read, and what to do.
-    """
+    """Refuses options of a group that differ from their defaults, although the program does not read them."""
     defaults = {item.name: item.default for item in fields(arguments)}
     for name in options:
         if name in defaults and (value := getattr(arguments, name)) != defaults[name]:
@@ -219,11 +213,7 @@ def refuse_unread(arguments: Any, options: Iterable[str], reason: str):
 
 
 def refuse_replaced_inputs(options: Mapping[str, Any]):
-    """Refuses an output that is an input, whatever its path: a link, another spelling, a file of a pattern or folder.
-
-    Args:
-        options: all options of a program by their names.
-    """
+    """Refuses an output that is an input, whatever its path: a link, another spelling, part of a pattern or folder."""
     for output in [name for name in OUTPUT_OPTIONS if options.get(name)]:
         target = Path(options[output])
         replaced = [path for path in (target, target / "vocab.txt") if path.exists()]  # a training writes the second
@@ -241,14 +231,6 @@ def refuse_names_not_utf8(names: Iterable[str]):
     for name in names:
         if name != name.encode(errors="replace").decode():
             raise ValueError(f"{name} is not UTF-8; if it is the name of a file, rename the file.")
-
-
-def check_bounds(options: Mapping[str, Any]):
-    """Refuses numbers that are out of `BOUNDS`, or NaN."""
-    for name, value in options.items():
-        wanted, is_within = BOUNDS.get(name, ANY_NUMBER)
-        if isinstance(value, (int, float)) and not is_within(value):
-            raise ValueError(f"--{name} {value}: pass {wanted}.")
 
 
 def _rehearsed(group: type, options: dict[str, Any]) -> Any:
@@ -292,7 +274,9 @@ def run(main: Callable[[], Any]) -> None:
             stream.reconfigure(errors="backslashreplace")
     try:
         main()
-        _end_distributed_run()
+        distributed = sys.modules.get("torch.distributed")
+        if distributed is not None and distributed.is_available() and distributed.is_initialized():
+            distributed.destroy_process_group()  # a process that exits inside its group may abort
         print(end="", flush=True)  # here, and not when Python ends, where an output that nobody reads is told
     except KeyboardInterrupt:
         sys.exit(INTERRUPTED)
@@ -321,13 +305,6 @@ def _discard_unwritten_output() -> OSError | None:
             reason = error
             os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
     return reason
-
-
-def _end_distributed_run():
-    """A process that exits inside its group may abort, although its work is done."""
-    distributed = sys.modules.get("torch.distributed")
-    if distributed is not None and distributed.is_available() and distributed.is_initialized():
-        distributed.destroy_process_group()
 
 
 def _take_debug_flag() -> bool:

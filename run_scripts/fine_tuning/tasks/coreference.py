@@ -17,7 +17,7 @@ from modeling_elmo import ELMoForCoreferenceResolution, ELMoTokenizer
 from modeling_elmo.run_scripts.fine_tuning.features import FeatureStore
 from modeling_elmo.run_scripts.fine_tuning.task import Batch, Record, SplitOutput, Task, label_config
 from modeling_elmo.run_scripts.fine_tuning.tasks.coreference_data import (
-    CoreferenceDataArguments,
+    CoreferenceArguments,
     MentionSpan,
     read_documents,
 )
@@ -27,18 +27,6 @@ from modeling_elmo.run_scripts.program.command_line import option
 
 DECAY_STEPS = 100  # as in the code of Lee et al. (2017)
 TOKEN_COLUMNS = ("input_ids", "character_ids", "attention_mask", "speaker_ids")  # of encodings: one value a token
-
-
-@dataclass(kw_only=True)
-class CoreferenceArguments(CoreferenceDataArguments):
-    max_sentences: int = option(
-        50,
-        "Maximum sentences of a training document: a random window, drawn anew in each epoch. Other splits "
-        "are read whole.",
-    )
-    train_singletons: bool = option(
-        False, "Learn, return and score singletons too: mentions that no other mention refers to."
-    )
 
 
 @dataclass
@@ -156,13 +144,11 @@ class Coreference(Task):
 
     def further_scores(self, model: ELMoForCoreferenceResolution, tokenizer: ELMoTokenizer) -> dict[str, Any]:
         widest = model.config.max_span_width
-        return {"gold_mentions": {split: mention_counts(rows, widest) for split, rows in self.data.items()}}
-
-
-def mention_counts(documents: Dataset, widest: int) -> dict[str, int]:
-    """The number of gold mentions, and of those with more words than the widest span, which are never found."""
-    widths = [last - first + 1 for mentions in documents["mentions"] for _, first, last, _ in mentions]
-    return {"all": len(widths), "too_wide": sum(width > widest for width in widths)}
+        counts = {}
+        for split, documents in self.data.items():
+            widths = [last - first + 1 for mentions in documents["mentions"] for _, first, last, _ in mentions]
+            counts[split] = {"all": len(widths), "too_wide": sum(width > widest for width in widths)}  # never found
+        return {"gold_mentions": counts}
 
 
 def has_singletons(documents: Dataset) -> bool:

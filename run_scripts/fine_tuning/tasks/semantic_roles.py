@@ -29,21 +29,13 @@ from modeling_elmo.run_scripts.fine_tuning.task import (
     log_mean_probabilities,
     truncation,
 )
-from modeling_elmo.run_scripts.fine_tuning.tasks.role_data import RoleDataArguments, read_roles
+from modeling_elmo.run_scripts.fine_tuning.tasks.role_data import SemanticRoleArguments, read_roles
 from modeling_elmo.run_scripts.fine_tuning.tasks.role_scores import predicate_scores, role_scores
 from modeling_elmo.run_scripts.fine_tuning.trainer import AdadeltaTrainingArguments
-from modeling_elmo.run_scripts.program.command_line import option
 
 logger = logging.get_logger(__name__)
 
 DECODED_ROWS = 256  # at once: their Viterbi scores take some megabytes
-
-
-@dataclass(kw_only=True)
-class SemanticRoleArguments(RoleDataArguments):
-    max_length: int | None = option(
-        102, "Maximum tokens of a training sentence, including two markers. Other splits are not cut."
-    )
 
 
 @dataclass
