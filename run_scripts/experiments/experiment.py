@@ -63,17 +63,11 @@ NOT_COPIED = (RECORDS, "record.json", ".lock", PLAN_OUTPUT)  # the record is wri
 
 
 class Arm(NamedTuple):
-    """One way to configure the network.
+    """One way to configure the network."""
 
-    Args:
-        name: the name in records and folders.
-        overrides: fields of the configuration.
-        fraction: the share of the training data.
-    """
-
-    name: str
-    overrides: dict[str, Any]
-    fraction: float = 1.0
+    name: str  # in records and folders
+    overrides: dict[str, Any]  # fields of the configuration
+    fraction: float = 1.0  # of the training data
 
 
 BASELINE = Arm(BASELINE_NAME, {"use_elmo": False, "elmo_placement": "input", "freeze_bilm": True})
@@ -130,19 +124,13 @@ def run_experiment(
     """Trains all arms and seeds, or averages an ensemble, and writes tables and figures below `output_dir`."""
     check_options(task, head, arguments, training)
     with training.sole_run():
-        return _run_experiment(task, head, arguments, training)
-
-
-def _run_experiment(
-    task: Task, head: HeadArguments, arguments: ExperimentArguments, training: TaskTrainingArguments
-) -> list[Record]:
-    experiment = Experiment(task, head, arguments, training)
-    ensemble = arguments.ensemble
-    records = [ensemble_record(task, ensemble, training)] if ensemble else experiment.run()
-    if training.process_index == 0:
-        report(records, experiment.folder, arguments.ablation)
-        if training.push_to_hub:
-            push_model(experiment.best_folder(records), task, training)
+        experiment = Experiment(task, head, arguments, training)
+        ensemble = arguments.ensemble
+        records = [ensemble_record(task, ensemble, training)] if ensemble else experiment.run()
+        if training.process_index == 0:
+            report(records, experiment.folder, arguments.ablation)
+            if training.push_to_hub:
+                push_model(experiment.best_folder(records), task, training)
     return records
 
 
@@ -354,7 +342,6 @@ class Experiment:
     ) -> TaskTrainer:
         patience, task = self.arguments.early_stopping_patience, self.task
         features = self.features if model.config.use_elmo else None
-        collator = task.collator(tokenizer) if features is None else task.feature_collator(tokenizer, features)
         changes: dict[str, Any] = {
             "output_dir": str(folder),
             "seed": seed,
@@ -366,12 +353,12 @@ class Experiment:
         return TaskTrainer(
             model,
             arguments,
-            data_collator=collator,
+            data_collator=task.feature_collator(tokenizer, features),
             train_dataset=splits["train"],
             eval_dataset=splits.get("validation"),
             processing_class=tokenizer,
-            compute_metrics=self.task.compute_metrics(splits),
-            preprocess_logits_for_metrics=self.task.preprocess_logits,
+            compute_metrics=task.compute_metrics(splits),
+            preprocess_logits_for_metrics=task.preprocess_logits,
             callbacks=None if patience is None else [EarlyStoppingCallback(patience)],
         )
 

@@ -103,8 +103,8 @@ class Task(ABC):
     def collator(self, tokenizer: ELMoTokenizer) -> Callable[[list[dict]], Any]:
         """The function that makes a batch of rows."""
 
-    def feature_collator(self, tokenizer: ELMoTokenizer, store: FeatureStore) -> Callable[[list[dict]], Any]:
-        """The collator that adds the stored layers of a frozen biLM."""
+    def feature_collator(self, tokenizer: ELMoTokenizer, store: FeatureStore | None) -> Callable[[list[dict]], Any]:
+        """The collator that adds the stored layers of a frozen biLM, if there are any."""
         return FeatureCollator(self.collator(tokenizer), store)
 
     @abstractmethod
@@ -195,10 +195,3 @@ def label_config(labels: list[str]) -> dict[str, Any]:
     """The fields of the configuration that name the classes of a head."""
     label2id = {label: number for number, label in enumerate(labels)}
     return {"num_labels": len(labels), "id2label": dict(enumerate(labels)), "label2id": label2id}
-
-
-def truncation(max_length: int | None) -> dict[str, Any]:
-    """The tokenizer's options for a maximum number of tokens."""
-    if max_length is not None and max_length < 3:
-        raise ValueError(f"--max_length {max_length}: pass at least 3, for a word and two markers.")
-    return {} if max_length is None else {"truncation": True, "max_length": max_length}

@@ -37,7 +37,6 @@ PUNCTUATION = string.punctuation.encode()
 CONTROLS = bytes({*range(32), 127} - {*b"\t\n\v\f\r"})  # moses splits at these
 # Replaced by spaces, because `bytes.split`, unlike `str.split`, does not split at all of them.
 SPACES = bytes.maketrans(gaps := PUNCTUATION + CONTROLS, b" " * len(gaps))
-FEWEST_TOKENS = 3  # a word between its markers
 
 
 class AlignedTokens(NamedTuple):
@@ -139,7 +138,7 @@ class CorpusBatches(IterableDataset):
     """Base class of `SentenceBatches` and `StreamWindows`.
 
     Args:
-        is_split_into_words: whether white space separates the words; otherwise the tokenizer splits the text.
+        is_split_into_words: see `SentenceEncoder`.
         seed, shuffle_buffer: decide the order, together with the number of the epoch.
         shuffle: whether to shuffle at all.
         repeat: whether the next epoch follows. If not, the numbers of batches of two ranks may differ.
@@ -206,11 +205,6 @@ class SentenceBatches(CorpusBatches):
 
     def __init__(self, corpus: Corpus, tokenizer: ELMoTokenizer, tokens_per_batch: int, *, cut: bool = True, **options):
         super().__init__(corpus, tokenizer, tokens_per_batch=tokens_per_batch, **options)
-        if tokens_per_batch < FEWEST_TOKENS:
-            raise ValueError(
-                f"A batch of {tokens_per_batch} tokens is too small for a word and its markers; pass at least "
-                f"{FEWEST_TOKENS}."
-            )
         self.tokens_per_batch, self.cut = tokens_per_batch, cut
         self.has_warned = False
 

@@ -136,13 +136,7 @@ class Pretraining:
         self.host_group = dist.new_group(backend="gloo") if accelerator.num_processes > 1 else None
 
     def train(self):
-        """Trains from the step of `self.progress` to the end.
-
-        Raises:
-            FloatingPointError: a loss, a gradient or a weight is not a number.
-            OSError: a checkpoint cannot be written.
-            Stopped: after SIGTERM or Ctrl-C, with a checkpoint.
-        """
+        """Trains from the step of `self.progress` to the end. Raises `Stopped` after SIGTERM or Ctrl-C."""
         if self.progress.step == 0 and self.plain_model.config.has_softmax:  # a new softmax of a checkpoint is random
             self._evaluate()
         workers, is_cuda = self.arguments.dataloader_num_workers, self.accelerator.device.type == "cuda"
@@ -297,12 +291,10 @@ class Pretraining:
         figures_S4 = torch.stack([step.figures for step in self.unlogged])
         figures_S4 = self.accelerator.reduce(figures_S4, "mean")
         broken_S = ~figures_S4.isfinite().all(1)
-        if broken_S.any():
-            first = int(broken_S.nonzero()[0])
-            self._refuse(self.unlogged[first], "gradient" if figures_S4[first, :3].isfinite().all() else "loss")
-        return figures_S4
-
-    def _refuse(self, step: StepFigures, figure: str):
+        if not broken_S.any():
+            return figures_S4
+        first = int(broken_S.nonzero()[0])
+        step, figure = self.unlogged[first], "gradient" if figures_S4[first, :3].isfinite().all() else "loss"
         lines = ", ".join(f"{name} line {line}" for name, line in step.source_lines[:20])
         more = f" and {len(step.source_lines) - 20} more" if len(step.source_lines) > 20 else ""
         raise FloatingPointError(
@@ -320,9 +312,7 @@ class Pretraining:
         if self.held_out is None or self.progress.is_evaluated:
             return False
         start = time.perf_counter()
-        if (
-            self.arguments.fsdp_softmax
-        ):  # gathered once, because the processes have different numbers of held-out batches
+        if self.arguments.fsdp_softmax:  # gathered once: the processes have different numbers of held-out batches
             self.plain_model.softmax.unshard()
         found = evaluate(self.plain_model, self.held_out(), "sentence", self.accelerator)
         if self.arguments.fsdp_softmax:

@@ -48,7 +48,7 @@ POSITIVE = """
     learning_rate logging_steps max_answer_length max_eval_samples max_sentences max_train_samples max_word_length
     min_frequency num_sampled
     num_train_epochs per_device_eval_batch_size per_device_eval_batch_tokens per_device_train_batch_size
-    per_device_train_batch_tokens permutations processes queries rounds save_steps save_total_limit seeds shuffle_buffer
+    permutations processes queries rounds save_steps save_total_limit seeds shuffle_buffer
     threads top_k unroll_steps vocabulary_size word_vectors_limit
 """
 NOT_NEGATIVE = """
@@ -61,6 +61,10 @@ BOUNDS: dict[str, tuple[str, Callable[[float], bool]]] = {
     **dict.fromkeys(POSITIVE.split(), ("a number above 0", lambda value: 0 < value < math.inf)),
     **dict.fromkeys(NOT_NEGATIVE.split(), ("0 or more", lambda value: 0 <= value < math.inf)),
     **dict.fromkeys(BELOW_ONE.split(), ("a number from 0 to below 1", lambda value: 0 <= value < 1)),
+    **dict.fromkeys(
+        ("max_length", "per_device_train_batch_tokens"),
+        ("3 or more, for a word and two markers", lambda value: 3 <= value < math.inf),
+    ),
     "max_steps": ("a number above 0, or -1 for no maximum", lambda value: value == -1 or 0 < value < math.inf),
     **dict.fromkeys(("lr_decay", "train_fraction"), ("a number above 0, up to 1", lambda value: 0 < value <= 1)),
     **dict.fromkeys(("data_seed", "seed"), (f"a number from 0 to {2**32 - 1}", lambda value: 0 <= value < 2**32)),

@@ -19,7 +19,6 @@ from modeling_elmo.run_scripts.fine_tuning.task import (
     label_config,
     log_mean_odds,
     log_mean_probabilities,
-    truncation,
 )
 from modeling_elmo.run_scripts.fine_tuning.trainer import TaskTrainingArguments
 
@@ -60,8 +59,8 @@ class Classification(Task):
         return (tokenizer.splitter.words(text) for name in self.text_columns for text in split[name])
 
     def encode(self, batch: Batch, tokenizer: ELMoTokenizer, is_training: bool) -> Batch:
-        limits = truncation(self.arguments.max_length if is_training else None)
-        encoding = tokenizer(*(batch[name] for name in self.text_columns), **limits)
+        most = self.arguments.max_length if is_training else None
+        encoding = tokenizer(*(batch[name] for name in self.text_columns), truncation=most is not None, max_length=most)
         return {**encoding, "labels": [self.targets.encode(label) for label in batch["label"]]}
 
     def collator(self, tokenizer: ELMoTokenizer) -> DataCollatorWithPadding:

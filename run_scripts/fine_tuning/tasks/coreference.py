@@ -120,7 +120,7 @@ class Coreference(Task):
     def collator(self, tokenizer: ELMoTokenizer) -> "DocumentCollator":
         return DocumentCollator()
 
-    def feature_collator(self, tokenizer: ELMoTokenizer, store: FeatureStore) -> "DocumentCollator":
+    def feature_collator(self, tokenizer: ELMoTokenizer, store: FeatureStore | None) -> "DocumentCollator":
         return DocumentCollator(store)
 
     def scores(self, output: SplitOutput) -> dict[str, Any]:

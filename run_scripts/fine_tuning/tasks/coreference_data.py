@@ -73,9 +73,7 @@ def read_documents(arguments: CoreferenceArguments) -> DatasetDict:
     formats: dict[str, RowReader] = dict.fromkeys(DOCUMENT_SUFFIXES, conll_documents)
     found = split_sources(arguments, formats | JSON_FORMATS)
     rows = {split: each._replace(read=partial(_distinct_documents, each.read)) for split, each in found.items()}
-    return DatasetDict(
-        {split: each.convert(document_row, DOCUMENT_FEATURES, split) for split, each in rows.items()}
-    )
+    return DatasetDict({split: each.convert(document_row, DOCUMENT_FEATURES, split) for split, each in rows.items()})
 
 
 def _distinct_documents(read: Callable[[], Iterator[LocatedRow]]) -> Iterator[LocatedRow]:

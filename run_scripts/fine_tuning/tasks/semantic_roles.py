@@ -27,7 +27,6 @@ from modeling_elmo.run_scripts.fine_tuning.task import (
     label_config,
     log_mean_odds,
     log_mean_probabilities,
-    truncation,
 )
 from modeling_elmo.run_scripts.fine_tuning.tasks.role_data import SemanticRoleArguments, read_roles
 from modeling_elmo.run_scripts.fine_tuning.tasks.role_scores import predicate_scores, role_scores
@@ -51,7 +50,8 @@ class SemanticRoleTrainingArguments(AdadeltaTrainingArguments):
 class SemanticRoles(Task):
     """The paper's semantic roles (section 4): eight interleaved LSTM layers over `[x_k; ELMo_k; predicate]`.
 
-    Roles are scored for the gold predicates. A second output finds the predicates of a sentence, and is scored apart.
+    Roles are scored for the gold predicates, as by the official `srl-eval.pl`. A second output finds the predicates of
+    a sentence, and is scored apart.
     """
 
     name = "semantic-role-labeling"
@@ -84,8 +84,8 @@ class SemanticRoles(Task):
 
     def encode(self, batch: Batch, tokenizer: ELMoTokenizer, is_training: bool) -> Batch:
         """A row per predicate, or one for a sentence without; the first row of a sentence has all predicate labels."""
-        limits = truncation(self.arguments.max_length if is_training else None)
-        encoding = tokenizer(batch["tokens"], is_split_into_words=True, **limits)
+        most = self.arguments.max_length if is_training else None
+        encoding = tokenizer(batch["tokens"], is_split_into_words=True, truncation=most is not None, max_length=most)
         rows: list[Record] = []
         for number, (places, tags) in enumerate(zip(batch["predicate_index"], batch["predicate_tags"], strict=True)):
             sentence = {name: encoding[name][number] for name in encoding} | {"example_number": number}
