@@ -132,7 +132,10 @@ def run_missing(plan: Sequence[PlanEntry], experiments: Sequence[PlannedExperime
     try:
         for are_first in (True, False):  # others may take a biLM that one of the first has trained
             wave = [each for each in missing if each.is_pretraining is are_first]
-            failed += run_side_by_side(wave, arguments.processes)
+            threads = max(1, torch.get_num_threads() // arguments.processes)
+            with ThreadPoolExecutor(arguments.processes) as pool:  # Ctrl-C reaches the commands, too; no other begins
+                statuses = pool.map(partial(run_command, threads=threads), wave)
+                failed += [each for each, status in zip(wave, statuses, strict=True) if status]
     finally:
         write_page(plan, arguments)
     if failed:
@@ -234,14 +237,6 @@ def option_words(options: dict[str, Any]) -> Iterator[str]:
             yield f"--{name}" if value else f"--no_{name}"
         else:
             yield from (f"--{name}", str(value))
-
-
-def run_side_by_side(experiments: Sequence[PlannedExperiment], processes: int) -> list[PlannedExperiment]:
-    """Runs experiments, and returns those that failed. Ctrl-C reaches the running commands, too; no other begins."""
-    threads = max(1, torch.get_num_threads() // processes)
-    with ThreadPoolExecutor(processes) as pool:
-        statuses = pool.map(partial(run_command, threads=threads), experiments)
-        return [each for each, status in zip(experiments, statuses, strict=True) if status]
 
 
 def run_command(experiment: PlannedExperiment, threads: int) -> int:

@@ -100,7 +100,7 @@ def update_page(path: Path, page: str):
     if not (begin and end) or PAGE_BEGIN in after or PAGE_END in before + after:
         raise ValueError(f"{path} must have the lines {PAGE_BEGIN} and {PAGE_END} once, around the place of the page.")
     lines = [f"#{line}" if line.startswith("#") else line for line in page.split("\n") if not line.startswith("![")]
-    body = re.sub(r"\n{3,}", "\n\n", "\n".join(lines))
+    body = re.sub(r"\n{3,}", "\n\n", "\n".join(lines)).rstrip()
     write_lines(path, [f"{before}{begin}\n\n{body}\n\n{end}{after}".removesuffix("\n")])
 
 

@@ -70,7 +70,10 @@ def _entity_scores(predicted: Sequence[Sequence[str]], gold: Sequence[Sequence[s
     """Entities are read as `conlleval` and seqeval's default mode do, which give every tag sequence a reading."""
     from seqeval.metrics import classification_report
 
-    found, wanted = ([[_iobes(tag) for tag in tags] for tags in sentences] for sentences in (predicted, gold))
+    found, wanted = (
+        [[TO_IOBES.get(tag[0], tag[0]) + tag[1:] for tag in tags] for tags in sentences]
+        for sentences in (predicted, gold)
+    )
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # about unusual tags and absent types, at every evaluation
         report = classification_report(wanted, found, output_dict=True, zero_division=0)
@@ -82,10 +85,6 @@ def _entity_scores(predicted: Sequence[Sequence[str]], gold: Sequence[Sequence[s
     overall = per_type.pop("micro avg")
     del overall["number"]
     return {**overall, "accuracy": _mean(_flat(predicted) == _flat(gold)), "per_type": per_type}
-
-
-def _iobes(tag: str) -> str:
-    return TO_IOBES.get(tag[0], tag[0]) + tag[1:]
 
 
 def _flat(sentences: Sequence[Sequence[str]]) -> np.ndarray:

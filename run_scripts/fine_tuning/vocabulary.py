@@ -28,8 +28,8 @@ def initial_embeddings(
         vocabulary: words in the order of their ids.
         lowercase: whether a word without a vector gets the vector of its lower-case form.
     """
-    rows = {word: row for row, word in enumerate(vectors.words)}
-    found = np.array([_row_of(word, rows, lowercase) for word in vocabulary])
+    rows = {word: row for row, word in enumerate(vectors.words)} | {PAD_WORD: -1, UNK_WORD: -1}
+    found = np.array([rows.get(word, rows.get(word.lower(), -1) if lowercase else -1) for word in vocabulary])
     start = np.random.default_rng(seed).standard_normal((len(vocabulary), vectors.vectors.shape[1]), np.float32)
     start *= _standard_deviation(vectors.vectors)
     start[found >= 0] = vectors.vectors[found[found >= 0]]
@@ -37,13 +37,6 @@ def initial_embeddings(
         if word in (PAD_WORD, UNK_WORD):
             start[index] = 0 if word == PAD_WORD else vectors.vectors.mean(0, dtype=np.float64)
     return start, int((found >= 0).sum())
-
-
-def _row_of(word: str, rows: dict[str, int], lowercase: bool) -> int:
-    """The row of the word's vector, or -1."""
-    if word in (PAD_WORD, UNK_WORD):
-        return -1
-    return rows.get(word, rows.get(word.lower(), -1) if lowercase else -1)
 
 
 def _standard_deviation(values: np.ndarray) -> float:

@@ -111,27 +111,18 @@ class SentenceEncoder:
 
 
 class LMBatch(NamedTuple):
-    """A batch, and where its text comes from.
+    """A batch, and where its text comes from."""
 
-    Args:
-        inputs: keyword arguments of `ELMoForPreTraining.forward`.
-        num_predictions: number of predictions in one direction.
-        num_unknown: number of forward predictions of `<UNK>`.
-        epoch: the epoch of its text. Some rows of a stream may already be in the next one.
-        fraction: the part of the epoch that has been read; `None` if the size of the corpus is unknown.
-        position: the position after the batch; `None` for a held-out stream.
-        source_lines: the lines in the batch.
-        resets: `(2, B)`, only of a stream: the rows of each direction that begin a new block, from zero states.
-    """
-
-    inputs: dict[str, Tensor]
-    num_predictions: int
-    num_unknown: int
-    epoch: int
-    fraction: float | None
-    position: dict[str, Any] | None
+    inputs: dict[str, Tensor]  # of `ELMoForPreTraining.forward`
+    num_predictions: int  # in one direction
+    num_unknown: int  # forward predictions of `<UNK>`
+    epoch: int  # of its text; some rows of a stream may already be in the next one
+    fraction: float | None  # of the epoch that has been read; `None` if the size of the corpus is unknown
+    position: dict[str, Any] | None  # after the batch; `None` for a held-out stream
     source_lines: list[SourceLine]
-    resets: Tensor | None = None
+    resets: Tensor | None = (
+        None  # `(2, B)`, of a stream: the rows of each direction that begin a block, from zero states
+    )
 
 
 class CorpusBatches(IterableDataset):

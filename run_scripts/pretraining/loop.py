@@ -85,26 +85,18 @@ class StepFigures(NamedTuple):
 
 
 class Pretraining:
-    """A training run.
-
-    Args:
-        model: has the weights to start from.
-        make_batches: the training batches of this process after a position (`None`: from the beginning).
-        held_out: the held-out batches of this process, called for each evaluation; `None`: no evaluation.
-        num_steps: number of steps, exact or estimated, for the schedule and the progress bar.
-        carries_states: whether the LSTM states of a batch are the initial states of the next.
-    """
+    """A training run on the batches of this process."""
 
     def __init__(
         self,
         accelerator: Accelerator,
         arguments: PretrainingArguments,
-        model: ELMoForPreTraining,
+        model: ELMoForPreTraining,  # with the weights to start from
         tokenizer: ELMoTokenizer,
-        make_batches: Callable[[Any], SentenceBatches | StreamWindows],
-        held_out: Callable[[], Iterable[LMBatch]] | None,
-        num_steps: int,
-        carries_states: bool = False,
+        make_batches: Callable[[Any], SentenceBatches | StreamWindows],  # after a position, or from the beginning
+        held_out: Callable[[], Iterable[LMBatch]] | None,  # for each evaluation
+        num_steps: int,  # exact or estimated, for the schedule and the progress bar
+        carries_states: bool = False,  # of the LSTMs, from one batch to the next
     ):
         self.accelerator, self.arguments, self.tokenizer = accelerator, arguments, tokenizer
         self.make_batches, self.held_out, self.num_steps = make_batches, held_out, num_steps
