@@ -20,7 +20,7 @@ from modeling_elmo.run_scripts.fine_tuning.tasks import TASKS, task_class
 from modeling_elmo.run_scripts.fine_tuning.trainer import TaskTrainer, TaskTrainingArguments
 from modeling_elmo.run_scripts.program.command_line import ProgramParser, run
 
-EXAMPLE = "--model_name_or_path elmo --train_file TRAIN --validation_file DEV --output_dir OUTPUT"
+USE = "--model_name_or_path elmo --train_file TRAIN --validation_file DEV --output_dir OUTPUT"
 
 
 def main(arguments: list[str] | None = None) -> Record:
@@ -35,13 +35,13 @@ def main(arguments: list[str] | None = None) -> Record:
         chosen.arguments_class,
         CardArguments,
         chosen.training_arguments_class,
-        description=f"{inspect.getdoc(chosen)}\n\n    elmo {name} {EXAMPLE}",
+        description=f"{inspect.getdoc(chosen)}\n\n    elmo {name} {USE}",
         epilog=f"`elmo reproduce {name}` runs the paper's experiments: baseline, ablations, several seeds.",
         prog=f"{task_parser.prog.removesuffix(f' {name}')} {name}",  # `elmo ner` has the name already
     )
-    head, options, card, training = parser.parse(arguments[1:])
-    start, task = time.monotonic(), chosen(options)  # reads the data
-    return fine_tune(task, HeadArguments(**vars(head)), card, training, start)
+    basic, options, card, training = parser.parse(arguments[1:])
+    start, head = time.monotonic(), HeadArguments(**vars(basic))
+    return fine_tune(chosen(options), head, card, training, start)  # `chosen` reads the data
 
 
 def fine_tune(

@@ -4,7 +4,7 @@ import json
 import re
 import shutil
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import chain
@@ -321,7 +321,8 @@ class Experiment:
         train = self.task.data["train"].select(share)
         tokenizer = task_tokenizer(self.task, self.head, train, self.word_vectors)
         splits = self._encoded(tokenizer)
-        splits["train"] = select_examples(splits["train"], share)
+        chosen, numbers = set(share), splits["train"]["example_number"]
+        splits["train"] = splits["train"].select([row for row, number in enumerate(numbers) if number in chosen])
         set_seed(seed)
         model = task_model(self.task, self.head, tokenizer, self.word_vectors, seed, **arm.overrides)
         trainer = self._trainer(model, tokenizer, splits, seed, folder)
@@ -397,12 +398,6 @@ def known_records(folder: Path) -> Iterator[tuple[Record, Path | None]]:
         yield read_record(path), path.parent
     for path in files_named(RECORDS, folder):
         yield from ((record, None) for record in read_records(path.parent)[1])
-
-
-def select_examples(rows: Dataset, examples: Iterable[int]) -> Dataset:
-    """The rows of some examples."""
-    wanted = set(examples)
-    return rows.select([row for row, number in enumerate(rows["example_number"]) if number in wanted])
 
 
 def number_rows(splits: dict[str, Dataset]) -> dict[str, Dataset]:

@@ -22,27 +22,20 @@ def initial_embeddings(
 ) -> tuple[np.ndarray, int]:
     """The initial embedding of each word: its vector, or random numbers with the vectors' standard deviation.
 
-    `<PAD>` gets zeros, and `<UNK>` the mean of all vectors. Also returns the number of words with a vector.
-
-    Args:
-        vocabulary: words in the order of their ids.
-        lowercase: whether a word without a vector gets the vector of its lower-case form.
+    `<PAD>` gets zeros, and `<UNK>` the mean of all vectors. With `lowercase`, a word without a vector gets the vector
+    of its lower-case form. Also returns the number of words with a vector.
     """
     rows = {word: row for row, word in enumerate(vectors.words)} | {PAD_WORD: -1, UNK_WORD: -1}
     found = np.array([rows.get(word, rows.get(word.lower(), -1) if lowercase else -1) for word in vocabulary])
     start = np.random.default_rng(seed).standard_normal((len(vocabulary), vectors.vectors.shape[1]), np.float32)
-    start *= _standard_deviation(vectors.vectors)
+    mean = vectors.vectors.mean(dtype=np.float64)  # in double precision, without a copy of the vectors
+    square = np.einsum("nw,nw->", vectors.vectors, vectors.vectors, dtype=np.float64) / vectors.vectors.size
+    start *= float(np.sqrt(square - mean**2))
     start[found >= 0] = vectors.vectors[found[found >= 0]]
     for index, word in enumerate(vocabulary):
         if word in (PAD_WORD, UNK_WORD):
             start[index] = 0 if word == PAD_WORD else vectors.vectors.mean(0, dtype=np.float64)
     return start, int((found >= 0).sum())
-
-
-def _standard_deviation(values: np.ndarray) -> float:
-    """`values.std()` in double precision, without a copy of the values."""
-    mean = values.mean(dtype=np.float64)
-    return float(np.sqrt(np.einsum("nw,nw->", values, values, dtype=np.float64) / values.size - mean**2))
 
 
 def task_vocabulary(sentences: Iterable[Sequence[str]], min_count: int = 2, extra: Sequence[str] = ()) -> list[str]:

@@ -32,14 +32,6 @@ DEFAULTS: dict[str, dict[str, Any]] = {
 
 COEFFICIENTS = (3.4445, -4.7750, 2.0315)  # of Jordan's polynomial, which brings singular values to 0.7 ... 1.2
 
-# Schedules of transformers. "constant_with_warmup" without warm-up steps is its "constant".
-SCHEDULES = {
-    "constant": "constant_with_warmup",
-    "cosine": "cosine",
-    "linear": "linear",
-    "warmup_stable_decay": "warmup_stable_decay",
-}
-
 
 @dataclass(kw_only=True)
 class OptimizationArguments:
@@ -158,7 +150,9 @@ def make_schedules(
 ) -> list[LambdaLR]:
     """A schedule for each optimizer: the factor of its learning rate at each step."""
     warmup_steps = _number_of_steps("warmup_steps", arguments, num_training_steps)
-    name = SCHEDULES[str(arguments.lr_scheduler_type)]
+    name: Any = arguments.lr_scheduler_type
+    if name == "constant":  # transformers' "constant" has no warm-up
+        name = "constant_with_warmup"
     options = {}
     if name == "warmup_stable_decay":
         decay_steps = _number_of_steps("decay_steps", arguments, num_training_steps - warmup_steps)
@@ -234,10 +228,7 @@ def clip_gradients(parameters: Iterable[nn.Parameter], max_norm: float | None) -
     """Clips dense, sparse and sharded gradients to a global norm of at most `max_norm`; 0 or `None`: no clipping.
 
     Equals `torch.nn.utils.clip_grad_norm_` on dense gradients. Waits for the device only if sparse gradients are not
-    coalesced.
-
-    Returns:
-        The norm before clipping, `()`.
+    coalesced. Returns the norm before clipping, `()`.
     """
     found = _coalesced_gradients(parameters)
     if not found:

@@ -85,12 +85,7 @@ def label_type(data: DatasetDict, problem: str) -> "SingleLabel | Regression":
 
 
 class SingleLabel:
-    """One label per text: the way from a raw label to a target, and from logits to a raw label and to scores.
-
-    Attributes:
-        metric: the score that selects the best checkpoint.
-        config: fields of the head's configuration.
-    """
+    """One label per text: the way from a raw label to a target, and from logits to a raw label and to scores."""
 
     metric = "accuracy"
     problem_type = "single_label_classification"

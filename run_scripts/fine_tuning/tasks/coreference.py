@@ -90,7 +90,8 @@ class Coreference(Task):
 
     def prepare(self, data: DatasetDict):
         train = data.get("train", next(iter(data.values())))
-        self.has_singletons = has_singletons(train)
+        counts = (Counter(cluster for *_, cluster in mentions) for mentions in train["mentions"])
+        self.has_singletons = any(1 in sizes.values() for sizes in counts)
         if self.arguments.train_singletons and not self.has_singletons:
             raise ValueError(
                 "--train_singletons: no mention of the training data is a singleton, so a model cannot learn them. "
@@ -151,10 +152,6 @@ class Coreference(Task):
         return {"gold_mentions": counts}
 
 
-def has_singletons(documents: Dataset) -> bool:
-    return any(1 in Counter(cluster for *_, cluster in mentions).values() for mentions in documents["mentions"])
-
-
 def known_genres(data: DatasetDict) -> list[str]:
     """The genres of the training data, none if its documents have none. Other splits may have no others."""
     first, *others = data.items()
@@ -192,10 +189,7 @@ class DocumentCollator(TrainerCallback):
     """Makes a batch of one document: its rows are the sentences, padded on the right.
 
     A training document is cut to a window of `max_sentences`, which depends on the seed, the epoch and the document
-    alone. So a resumed training sees the same windows.
-
-    Args:
-        store: stored layers of the biLM, found by `text_number`; `None` leaves them to the model.
+    alone. So a resumed training sees the same windows. Without a store of layers, the model computes them.
     """
 
     def __init__(self, store: FeatureStore | None = None):

@@ -134,12 +134,7 @@ def tokenize_windows(batch: Batch, tokenizer: ELMoTokenizer, arguments: Question
 def words_of_answer(
     words: Sequence[Characters], name: str, answers: Sequence[str], starts: Sequence[int]
 ) -> tuple[Characters, Characters] | None:
-    """The characters of the first and the last word that the first answer overlaps; `None` without an answer.
-
-    Args:
-        words: the characters of each word of the context.
-        name: the id of the question, for messages.
-    """
+    """The characters of the first and the last word that the first answer overlaps; `None` without an answer."""
     if not words:
         raise ValueError(f"Question {name}: the tokenizer finds no word in its context; pass another text.")
     if not answers:
