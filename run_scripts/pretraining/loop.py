@@ -146,7 +146,9 @@ class Pretraining:
         accumulation, processes = self.arguments.gradient_accumulation_steps, self.accelerator.num_processes
         is_checkpoint_due = False
         while not self._is_finished():
-            group = [self._next(batches) for _ in range(accumulation)]
+            start = time.perf_counter()
+            group = [next(batches) for _ in range(accumulation)]
+            self.seconds_waited += time.perf_counter() - start
             predictions, over, stop, epochs = self._sum_over_processes(
                 sum(batch.num_predictions for batch in group),
                 all(map(self._is_after_the_last_epoch, group)),
@@ -189,12 +191,6 @@ class Pretraining:
         from torch.distributed.fsdp import fully_shard  # an import of a second
 
         fully_shard(self.plain_model.softmax)
-
-    def _next(self, batches: Iterator[LMBatch]) -> LMBatch:
-        start = time.perf_counter()
-        batch = next(batches)
-        self.seconds_waited += time.perf_counter() - start
-        return batch
 
     def _step(self, group: list[LMBatch], predictions: float, epoch: float):
         """A step on the batches of a group, which have `predictions` forward predictions on all processes."""

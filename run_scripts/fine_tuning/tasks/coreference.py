@@ -212,7 +212,9 @@ class DocumentCollator(TrainerCallback):
             batch["elmo_hidden_states"] = scattered(self.store[row["text_number"]][inside], mask_BT).transpose(1, 2)
         if "genre_ids" in row:
             batch["genre_ids"] = torch.tensor(row["genre_ids"])
-        batch["mentions"] = mentions_of_window(row["mentions"], first, end)
+        kept = [mention for mention in row["mentions"] if first <= mention[0] < end]
+        shift = [-first, 1, 1, 0]  # to the sentence of the window, and to tokens, of which the first is a marker
+        batch["mentions"] = torch.from_numpy(np.array(kept, dtype=np.int64).reshape(1, -1, 4) + shift)
         return BatchEncoding(batch)
 
     def _window(self, row: dict[str, Any], count: int) -> tuple[int, int]:
@@ -235,12 +237,6 @@ def scattered(values_N: np.ndarray, mask_BT: np.ndarray) -> Tensor:
     result = np.zeros((*mask_BT.shape, *values_N.shape[1:]), dtype=values_N.dtype)
     result[mask_BT] = values_N
     return torch.from_numpy(result)
-
-
-def mentions_of_window(mentions: list[list[int]], first: int, end: int) -> Tensor:
-    """`(1, mentions, 4)`: sentence of the window, first and last token, and cluster. The first token is a marker."""
-    inside = np.array([mention for mention in mentions if first <= mention[0] < end], dtype=np.int64).reshape(1, -1, 4)
-    return torch.from_numpy(inside + [-first, 1, 1, 0])
 
 
 def predicted_mentions(output: SplitOutput) -> Iterator[list[list[int]]]:

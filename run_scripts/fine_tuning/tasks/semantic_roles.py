@@ -1,5 +1,6 @@
 """Semantic role labelling: the arguments of each predicate of a sentence, as in PropBank."""
 
+import math
 from collections.abc import Iterable, Iterator, Sequence
 from copy import copy
 from dataclasses import dataclass
@@ -76,8 +77,9 @@ class SemanticRoles(Task):
         self.label_ids = {label: number for number, label in enumerate(self.labels)}
         self.config = label_config(self.labels)
         warn_of_unknown_roles(data, self.label_ids)
-        if self.arguments.max_length is not None:
-            warn_of_cut_predicates(data["train"], self.arguments.max_length)
+        most = self.arguments.max_length or math.inf
+        if cut := sum(place >= most - 2 for places in data["train"]["predicate_index"] for place in places):
+            logger.warning(f"--max_length {most} cuts {cut:,} predicates off the training data; they are left out.")
 
     def words(self, split: Dataset, tokenizer: ELMoTokenizer) -> Iterable[list[str]]:
         return split["tokens"]
@@ -187,8 +189,3 @@ def warn_of_unknown_roles(data: DatasetDict, known: Iterable[str]):
                 f"Split {split!r} has roles that do not occur in 'train': {', '.join(sorted(unknown)):.200}. They "
                 "cannot be found, and their arguments count as errors."
             )
-
-
-def warn_of_cut_predicates(train: Dataset, max_length: int):
-    if cut := sum(place >= max_length - 2 for places in train["predicate_index"] for place in places):
-        logger.warning(f"--max_length {max_length} cuts {cut:,} predicates off the training data; they are left out.")
