@@ -8,7 +8,7 @@ import os
 import sys
 from difflib import get_close_matches
 from importlib import import_module
-from importlib.metadata import PackageNotFoundError, version
+from importlib.metadata import version
 
 PROGRAMS = {
     # name: (module in run_scripts, purpose)
@@ -52,7 +52,7 @@ def answer(name: str = "--help", *options: str) -> None:
     if name in ("-h", "--help"):
         print(usage())
     elif name == "--version":
-        print(f"elmo {package_version()}")
+        print(f"elmo {version('modeling-elmo')}")
     elif name in PROGRAMS:
         run_program(name, *options)
     else:
@@ -66,13 +66,6 @@ def usage() -> str:
     width = max(map(len, PROGRAMS))
     lines = [f"  {name:{width}}  {purpose}" for name, (_, purpose) in PROGRAMS.items()]
     return "\n".join(["usage: elmo PROGRAM [options]", "", *lines, "", "elmo PROGRAM --help lists its options."])
-
-
-def package_version() -> str:
-    try:
-        return version("modeling-elmo")
-    except PackageNotFoundError:  # a clone that is not installed
-        return import_module("modeling_elmo").__version__
 
 
 def run_program(name: str, *options: str) -> None:

@@ -14,12 +14,13 @@ one vector per word.
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from tqdm.auto import tqdm
 
 from modeling_elmo.run_scripts.cards.tables import probe_table
 from modeling_elmo.run_scripts.fine_tuning.data import TaggingDataArguments
 from modeling_elmo.run_scripts.fine_tuning.metrics import tagging_scores
-from modeling_elmo.run_scripts.fine_tuning.probing import flat, most_frequent_tags, probe_layer, word_layers
+from modeling_elmo.run_scripts.fine_tuning.probing import flat, most_frequent_tags, probe_layer
 from modeling_elmo.run_scripts.fine_tuning.tasks.tagging import Tagging
 from modeling_elmo.run_scripts.program.command_line import ProgramParser, run
 from modeling_elmo.run_scripts.program.files import write_json
@@ -40,7 +41,10 @@ def main(arguments: list[str] | None = None) -> dict[str, Any]:
         raise ValueError(f"{files['train']} has only the tag {known.pop()!r}; a probe needs two. Pass more text.")
     predicted = {"most frequent tag": most_frequent_tags(words, tags)}
     for source in layer_sources(parsed):
-        layers = {split: word_layers(source.read(sentences, files[split])) for split, sentences in words.items()}
+        layers = {  # `(layers, words, width)` of all words of a split
+            split: np.concatenate([np.asarray(each, np.float32) for each in source.read(sentences, files[split])], 1)
+            for split, sentences in words.items()
+        }
         names = source.names(len(layers["train"]))
         for number, name in enumerate(tqdm(names, desc="Training probes", unit="layer")):
             predicted[name] = probe_layer({split: layers[split][number] for split in layers}, tags)

@@ -14,6 +14,7 @@ import torch
 from accelerate import Accelerator
 from accelerate.utils import set_seed
 from datasets import Dataset
+from torch.nn.utils.rnn import pad_sequence
 from torch.utils.data import DataLoader
 from tqdm.auto import tqdm
 
@@ -120,15 +121,9 @@ def predict(accelerator: Accelerator, model, batches) -> tuple[np.ndarray, np.nd
     for batch in batches:
         pair = accelerator.pad_across_processes((model(**batch).logits, batch["labels"]), dim=1, pad_index=-100)
         for rows, found in zip((logits, labels), accelerator.gather_for_metrics(pair), strict=True):
-            rows.extend(found.float().cpu().numpy())
-    return padded(logits), padded(labels).astype(int)
-
-
-def padded(rows: list[np.ndarray]) -> np.ndarray:
-    longest = max(map(len, rows))
-    return np.stack(
-        [np.pad(row, [(0, longest - len(row)), *[(0, 0)] * (row.ndim - 1)], constant_values=-100) for row in rows]
-    )
+            rows.extend(found.float().cpu())
+    padded = [pad_sequence(rows, batch_first=True, padding_value=-100).numpy() for rows in (logits, labels)]
+    return padded[0], padded[1].astype(int)
 
 
 if __name__ == "__main__":

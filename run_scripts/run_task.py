@@ -6,6 +6,7 @@
 with transformers' Trainer alone, and `run_ner_no_trainer.py` in a plain loop.
 """
 
+import inspect
 import sys
 import time
 
@@ -19,45 +20,7 @@ from modeling_elmo.run_scripts.fine_tuning.tasks import TASKS, task_class
 from modeling_elmo.run_scripts.fine_tuning.trainer import TaskTrainer, TaskTrainingArguments
 from modeling_elmo.run_scripts.program.command_line import ProgramParser, run
 
-DESCRIPTIONS = {
-    "ner": """\
-Fine-tunes a tagger on a biLM: named entities, parts of speech, any label per word.
-
-    elmo ner --model_name_or_path elmo --train_file train.conll --validation_file dev.conll --output_dir tagger
-
-The network is the paper's (section 4): biLSTMs and a CRF over `[x_k; ELMo_k]`. Files have a word and its tag per
-line.""",
-    "classify": """\
-Fine-tunes a classifier of texts, or of pairs of texts, on a biLM: sentiment, entailment, similarity.
-
-    elmo classify --model_name_or_path elmo --train_file train.jsonl --validation_file dev.jsonl --output_dir classifier
-
-The networks are the paper's (section 4): `--classifier bcn` (default) takes one text or two, `--classifier esim`
-two.""",
-    "qa": """\
-Fine-tunes a reader on a biLM: answers to questions, each a span of a context, as in SQuAD 1.1 and 2.0.
-
-    elmo qa --model_name_or_path elmo --train_file train.json --validation_file dev.json --output_dir reader
-
-The network is the paper's (section 4): BiDAF with self-attention over `[x_k; ELMo_k]`. Sizes, optimizer and averaged
-weights are as in supplement A.3. The loss is the mean of the losses of start and end, as in transformers.""",
-    "srl": """\
-Fine-tunes a semantic role labeller on a biLM: who did what to whom, as in PropBank.
-
-    elmo srl --model_name_or_path elmo --train_file train.tsv --validation_file dev.tsv --output_dir labeller
-
-The network is the paper's (section 4): eight LSTM layers with highway connections, in alternating directions (He et
-al. 2017), over `[x_k; ELMo_k]` and a mark of the predicate. A second output finds the predicates. F1 is that of the
-official scorer, `srl-eval.pl`, with gold predicates.""",
-    "coref": """\
-Fine-tunes a coreference resolver on a biLM: which mentions of a document are the same person, place or thing.
-
-    elmo coref --model_name_or_path elmo --train_file train.conll --validation_file dev.conll --output_dir resolver
-
-The network is span ranking (Lee et al. 2017), with ELMo at the input of its biLSTM, as in section 4 of the paper. A
-step reads one document, of which training takes at most 50 sentences. The learning rate of Adam falls by 0.1 % every
-100 steps. `--train_singletons` is for data that also mark mentions without antecedents, such as LitBank.""",
-}
+USE = "--model_name_or_path elmo --train_file TRAIN --validation_file DEV --output_dir OUTPUT"
 
 
 def main(arguments: list[str] | None = None) -> Record:
@@ -72,7 +35,7 @@ def main(arguments: list[str] | None = None) -> Record:
         chosen.arguments_class,
         CardArguments,
         chosen.training_arguments_class,
-        description=DESCRIPTIONS[name],
+        description=f"{inspect.getdoc(chosen)}\n\n    elmo {name} {USE}",
         epilog=f"`elmo reproduce {name}` runs the paper's experiments: baseline, ablations, several seeds.",
         prog=f"{task_parser.prog.removesuffix(f' {name}')} {name}",  # `elmo ner` has the name already
     )

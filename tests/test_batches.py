@@ -142,11 +142,6 @@ def test_a_long_line_is_cut(tmp_path):
     assert batches[-1].fraction == 1.0
 
 
-def test_a_batch_has_room_for_a_word():
-    with pytest.raises(ValueError, match="A batch of 2 tokens is too small for a word and its markers; pass at least"):
-        SentenceBatches(two_files(), TOKENIZER, 2, **SPLIT)
-
-
 # Sentences and streams
 
 

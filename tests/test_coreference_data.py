@@ -12,7 +12,7 @@ import pytest
 from datasets import Dataset, DatasetDict
 
 from modeling_elmo.run_scripts.fine_tuning.tasks.coreference_data import (
-    CoreferenceDataArguments,
+    CoreferenceArguments,
     conll_documents,
     document_row,
     read_documents,
@@ -28,7 +28,7 @@ def written(path: Path, text: str) -> str:
 
 
 def documents(path: Path, text: str) -> list[dict]:
-    return read_documents(CoreferenceDataArguments(train_file=written(path, text)))["train"].to_list()
+    return read_documents(CoreferenceArguments(train_file=written(path, text)))["train"].to_list()
 
 
 def rows(path: Path, text: str) -> list[dict]:
@@ -66,12 +66,12 @@ def test_litbank_and_back(name):
     for (_, before), after in zip(located, checked, strict=True):
         pairs = {(old[3], new[3]) for old, new in zip(sorted(before["mentions"]), after["mentions"], strict=True)}
         assert len(pairs) == len({old for old, _ in pairs}) == len({new for _, new in pairs})
-    arguments = CoreferenceDataArguments(test_file=str(path))
+    arguments = CoreferenceArguments(test_file=str(path))
     assert read_documents(arguments)["test"].to_list() == checked
 
 
 def test_the_first_document_of_litbank():
-    first, second = read_documents(CoreferenceDataArguments(train_file=str(TASKS / "litbank_train.conll")))["train"]
+    first, second = read_documents(CoreferenceArguments(train_file=str(TASKS / "litbank_train.conll")))["train"]
     assert first["document"] == "1342_pride_and_prejudice_brat_0"
     assert second["document"] == "1400_great_expectations_brat_0"
     assert (first["speakers"], first["genre"]) == ([], "")
@@ -247,11 +247,11 @@ def test_json_lines(tmp_path, ending):
 def test_a_data_set(tmp_path):
     part = Dataset.from_list([RECORD, RECORD | {"document": "2", "speakers": [], "genre": None}])
     DatasetDict(train=part, validation=part).save_to_disk(tmp_path / "data")
-    splits = read_documents(CoreferenceDataArguments(dataset=str(tmp_path / "data")))
+    splits = read_documents(CoreferenceArguments(dataset=str(tmp_path / "data")))
     assert splits["train"].to_list() == [READ, READ | {"document": "2", "speakers": [], "genre": ""}]
     assert splits["validation"].to_list() == splits["train"].to_list()
     with pytest.raises(ValueError, match="data, train, row 0: `document` is 'bc/1'; .*also at .*, row 0"):
-        read_documents(CoreferenceDataArguments(dataset=str(tmp_path / "data"), train_split="train[:1]+train"))
+        read_documents(CoreferenceArguments(dataset=str(tmp_path / "data"), train_split="train[:1]+train"))
 
 
 @pytest.mark.parametrize(

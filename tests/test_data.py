@@ -10,7 +10,7 @@ from datasets import ClassLabel, Dataset, DatasetDict, Features, Value
 from transformers import HfArgumentParser
 
 from modeling_elmo.run_scripts.fine_tuning.data import (
-    ClassificationDataArguments,
+    ClassificationArguments,
     TaggingDataArguments,
     label_names,
     read_classification,
@@ -28,11 +28,11 @@ def tags_of(path: Path, text: str, **options) -> list[list[str]]:
 
 def read_rows(path: Path, rows: list[dict], **options) -> Dataset:
     path.write_text("\n".join(map(json.dumps, rows)), encoding="utf-8")
-    return read_classification(ClassificationDataArguments(train_file=str(path), **options))["train"]
+    return read_classification(ClassificationArguments(train_file=str(path), **options))["train"]
 
 
 def test_labels_that_look_like_options():
-    (labels,) = HfArgumentParser(ClassificationDataArguments).parse_args_into_dataclasses(["--drop_labels", "-", "-1"])
+    (labels,) = HfArgumentParser(ClassificationArguments).parse_args_into_dataclasses(["--drop_labels", "-", "-1"])
     assert labels.drop_labels == ["-", "-1"]
 
 
@@ -190,7 +190,7 @@ def test_bad_labels(tmp_path, rows, options, shown):
 def test_splits_must_be_alike(tmp_path):
     (tmp_path / "a.jsonl").write_text('{"sentence": "a", "label": "x"}')
     (tmp_path / "b.jsonl").write_text('{"sentence1": "a", "sentence2": "b", "label": "x"}')
-    arguments = ClassificationDataArguments(train_file=f"{tmp_path}/a.jsonl", validation_file=f"{tmp_path}/b.jsonl")
+    arguments = ClassificationArguments(train_file=f"{tmp_path}/a.jsonl", validation_file=f"{tmp_path}/b.jsonl")
     with pytest.raises(ValueError, match="The splits differ: .*text_pair.* Pass --text_column, --text_pair_column and"):
         read_classification(arguments)
 
@@ -201,8 +201,8 @@ def test_labels_that_are_missing_are_dropped_on_request(tmp_path, capsys):
     rows = {name: {"text": [f"t{label}" for label in labels], "label": labels} for name, labels in splits.items()}
     DatasetDict({name: Dataset.from_dict(row, names) for name, row in rows.items()}).save_to_disk(tmp_path)
     with pytest.raises(ValueError, match=r"row 1: `label` is -1; it must be one of \['no', .*--test_split none"):
-        read_classification(ClassificationDataArguments(dataset=str(tmp_path)))
-    found = read_classification(ClassificationDataArguments(dataset=str(tmp_path), drop_labels=["-1"]))
+        read_classification(ClassificationArguments(dataset=str(tmp_path)))
+    found = read_classification(ClassificationArguments(dataset=str(tmp_path), drop_labels=["-1"]))
     assert found["train"].to_dict() == {"text": ["t1", "t0", "t1"], "label": ["yes", "no", "yes"]}
     assert found["test"]["label"][:] == ["yes"]
     assert "train: 1 of 4 samples have a dropped label\ntest: 1 of 2 samples" in capsys.readouterr().out
@@ -248,6 +248,6 @@ def test_a_table_without_its_header(tmp_path):
     path = str(tmp_path / "a.csv")
     Path(path).write_text("good,1\nbad,0\n")
     with pytest.raises(ValueError, match=r"a.csv has no column 'text', only \['good', '1'\]; pass --text_column, or -"):
-        read_classification(ClassificationDataArguments(train_file=path, text_pair_column="1"))
-    found = read_classification(ClassificationDataArguments(train_file=path, column_names=["text", "label"]))
+        read_classification(ClassificationArguments(train_file=path, text_pair_column="1"))
+    found = read_classification(ClassificationArguments(train_file=path, column_names=["text", "label"]))
     assert found["train"].to_dict() == {"text": ["good", "bad"], "label": ["1", "0"]}

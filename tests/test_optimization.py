@@ -383,8 +383,3 @@ def test_parameters_without_a_gradient_and_zeros_stay(dtype):
     for parameter, start in zip((without, zero), matrices(2, (3, 4), (3, 4)), strict=True):
         assert torch.equal(parameter, start)
     assert len(optimizer.state) == 1
-
-
-def test_a_parameter_that_is_no_matrix_is_refused():
-    with pytest.raises(ValueError, match=r"Muon trains matrices, but received a parameter of shape \(5,\)\."):
-        Muon([nn.Parameter(torch.zeros(5))])

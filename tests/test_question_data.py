@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from datasets import Dataset, DatasetDict, Features, Sequence, Value
 
-from modeling_elmo.run_scripts.fine_tuning.tasks.question_data import QuestionDataArguments, read_questions
+from modeling_elmo.run_scripts.fine_tuning.tasks.question_data import QuestionAnsweringArguments, read_questions
 
 CONTEXT = "The Seine flows through Paris to Le Havre. Paris is old."
 PARIS = {"text": ["Paris", "Paris to Le Havre"], "answer_start": [24, 24]}
@@ -47,7 +47,7 @@ def written(path: Path, text: str) -> str:
 
 
 def asked(path: Path, text: str, **options) -> list[dict]:
-    return read_questions(QuestionDataArguments(train_file=written(path, text), **options))["train"].to_list()
+    return read_questions(QuestionAnsweringArguments(train_file=written(path, text), **options))["train"].to_list()
 
 
 @pytest.mark.parametrize("ending", ["json", "json.gz"])
@@ -131,7 +131,7 @@ def data_set(folder: Path, **splits: list[dict]) -> str:
 
 def test_the_data_set_of_squad(tmp_path):
     folder = data_set(tmp_path / "data", train=[question("q1"), question("q2")], validation=[question("q3")])
-    splits = read_questions(QuestionDataArguments(dataset=folder))
+    splits = read_questions(QuestionAnsweringArguments(dataset=folder))
     assert {split: data["id"][:] for split, data in splits.items()} == {"train": ["q1", "q2"], "validation": ["q3"]}
     assert splits["validation"].to_list() == [{"id": "q3", "question": "Where is q3?", **READ}]
     assert splits["validation"].split == "validation"
@@ -140,14 +140,14 @@ def test_the_data_set_of_squad(tmp_path):
 def test_the_data_set_of_squad_2(tmp_path):
     rows = [question("q1"), question("q2", NONE)]
     folder = data_set(tmp_path / "data", train=rows, validation=rows[::-1])
-    splits = read_questions(QuestionDataArguments(dataset=folder, validation_split="validation[:1]"))
+    splits = read_questions(QuestionAnsweringArguments(dataset=folder, validation_split="validation[:1]"))
     assert splits["train"]["answers"][:] == [PARIS["text"], []] and splits["validation"]["answers"][:] == [[]]
 
 
 def test_a_bad_row_of_a_data_set(tmp_path):
     folder = data_set(tmp_path / "data", train=[question("q1"), question("q2", context="")])
     with pytest.raises(ValueError, match=r"--dataset .*data, train, row 1, question q2: `context` is ''"):
-        read_questions(QuestionDataArguments(dataset=folder))
+        read_questions(QuestionAnsweringArguments(dataset=folder))
 
 
 def answer(text: Any, start: Any) -> dict:
@@ -223,7 +223,7 @@ def test_files_that_are_not_as_squads(tmp_path, article, shown):
 
 def test_endings():
     with pytest.raises(ValueError, match="a.csv has an unknown ending"):
-        read_questions(QuestionDataArguments(test_file="a.csv"))
+        read_questions(QuestionAnsweringArguments(test_file="a.csv"))
 
 
 def test_a_file_of_both_versions(tmp_path):
@@ -240,11 +240,11 @@ def test_splits_of_both_versions(tmp_path, split):
     for train, other, having, without in ((one, two, split, "train"), (two, one, "train", split)):
         message = f"'{having}' has questions without an answer, first q4, but '{without}' has none"
         with pytest.raises(ValueError, match=message):
-            read_questions(QuestionDataArguments(train_file=train, **{f"{split}_file": other}))
+            read_questions(QuestionAnsweringArguments(train_file=train, **{f"{split}_file": other}))
 
 
 def test_splits_without_training_data_may_differ(tmp_path):
     one = written(tmp_path / "one.json", nested(question("q1")))
     two = written(tmp_path / "two.json", nested(question("q2", [])))
-    splits = read_questions(QuestionDataArguments(validation_file=one, test_file=two))
+    splits = read_questions(QuestionAnsweringArguments(validation_file=one, test_file=two))
     assert {split: data["id"][:] for split, data in splits.items()} == {"validation": ["q1"], "test": ["q2"]}

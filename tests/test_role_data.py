@@ -13,7 +13,7 @@ from task_worker import SPLITS, TASKS
 
 from modeling_elmo.run_scripts.fine_tuning.tasks.role_data import (
     KINDS,
-    RoleDataArguments,
+    SemanticRoleArguments,
     checked_row,
     read_roles,
     role_rows,
@@ -70,7 +70,7 @@ def written(path: Path, text: str) -> Path:
 
 
 def read(path: Path, text: str, **options) -> list[dict]:
-    return read_roles(RoleDataArguments(train_file=str(written(path, text)), **options))["train"].to_list()
+    return read_roles(SemanticRoleArguments(train_file=str(written(path, text)), **options))["train"].to_list()
 
 
 def cells_of(tags: list[str]) -> list[str]:
@@ -97,7 +97,7 @@ def test_columns_become_tags_and_the_same_columns(name):
 def test_the_sample():
     """The traps: nothing is dropped."""
     splits = read_roles(
-        RoleDataArguments(**{f"{key}_file": TASKS / f"propbank_{file}.tsv" for key, file in SPLITS.items()})
+        SemanticRoleArguments(**{f"{key}_file": TASKS / f"propbank_{file}.tsv" for key, file in SPLITS.items()})
     )
     assert {split: len(data) for split, data in splits.items()} == {"train": 60, "validation": 20, "test": 20}
     rows = splits["train"].to_list()
@@ -137,13 +137,13 @@ def test_the_format_of_another_ending(tmp_path):
     assert read(tmp_path / "a.txt", PROPBANK, roles_format="propbank") == READ
     assert read(tmp_path / "a.conll", CONLL2012, roles_format="conll2012")[1] == READ[1]
     parts = {"train_split": "train[:50%]", "validation_split": "train[50%:]", "roles_format": "propbank"}
-    found = read_roles(RoleDataArguments(train_file=str(tmp_path / "a.txt"), **parts))
+    found = read_roles(SemanticRoleArguments(train_file=str(tmp_path / "a.txt"), **parts))
     assert [found[split].to_list() for split in found] == [[row] for row in READ]
     with pytest.raises(ValueError, match="--train_file a.props"):
-        read_roles(RoleDataArguments(train_file="a.props", roles_format="conll2005"))
+        read_roles(SemanticRoleArguments(train_file="a.props", roles_format="conll2005"))
     (tmp_path / "a.jsonl").write_text("{}")
     with pytest.raises(ValueError, match="--roles_format conll2005"):
-        read_roles(RoleDataArguments(train_file=str(tmp_path / "a.jsonl"), roles_format="conll2005"))
+        read_roles(SemanticRoleArguments(train_file=str(tmp_path / "a.jsonl"), roles_format="conll2005"))
 
 
 def test_a_lemma_beside_a_later_word(tmp_path):
@@ -168,7 +168,7 @@ def test_rows_of_json_and_of_a_data_set(tmp_path):
     unknown = dict.fromkeys(("predicate_lemma", "predicate_sense", "predicate_kind"), ["", ""])
     assert read(tmp_path / "b.jsonl", "\n".join(map(json.dumps, least))) == [ROW | unknown, READ[1]]
     DatasetDict(train=Dataset.from_list(READ), test=Dataset.from_list(READ[:1])).save_to_disk(tmp_path / "data")
-    splits = read_roles(RoleDataArguments(dataset=str(tmp_path / "data")))
+    splits = read_roles(SemanticRoleArguments(dataset=str(tmp_path / "data")))
     assert {split: data.to_list() for split, data in splits.items()} == {"train": READ, "test": READ[:1]}
 
 

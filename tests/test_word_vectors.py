@@ -7,7 +7,7 @@ import pytest
 import zstandard
 
 from modeling_elmo import ELMoTokenizer
-from modeling_elmo.run_scripts.fine_tuning.vocabulary import initial_embeddings, task_vocabulary
+from modeling_elmo.run_scripts.fine_tuning.head import initial_embeddings, task_vocabulary
 from modeling_elmo.run_scripts.vectors.word_vectors import WordVectors, read_word_vectors
 from modeling_elmo.tokenization.elmo_characters import SPECIAL_WORDS
 

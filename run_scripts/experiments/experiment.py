@@ -4,7 +4,7 @@ import json
 import re
 import shutil
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import chain
@@ -63,17 +63,11 @@ NOT_COPIED = (RECORDS, "record.json", ".lock", PLAN_OUTPUT)  # the record is wri
 
 
 class Arm(NamedTuple):
-    """One way to configure the network.
+    """One way to configure the network."""
 
-    Args:
-        name: the name in records and folders.
-        overrides: fields of the configuration.
-        fraction: the share of the training data.
-    """
-
-    name: str
-    overrides: dict[str, Any]
-    fraction: float = 1.0
+    name: str  # in records and folders
+    overrides: dict[str, Any]  # fields of the configuration
+    fraction: float = 1.0  # of the training data
 
 
 BASELINE = Arm(BASELINE_NAME, {"use_elmo": False, "elmo_placement": "input", "freeze_bilm": True})
@@ -130,19 +124,13 @@ def run_experiment(
     """Trains all arms and seeds, or averages an ensemble, and writes tables and figures below `output_dir`."""
     check_options(task, head, arguments, training)
     with training.sole_run():
-        return _run_experiment(task, head, arguments, training)
-
-
-def _run_experiment(
-    task: Task, head: HeadArguments, arguments: ExperimentArguments, training: TaskTrainingArguments
-) -> list[Record]:
-    experiment = Experiment(task, head, arguments, training)
-    ensemble = arguments.ensemble
-    records = [ensemble_record(task, ensemble, training)] if ensemble else experiment.run()
-    if training.process_index == 0:
-        report(records, experiment.folder, arguments.ablation)
-        if training.push_to_hub:
-            push_model(experiment.best_folder(records), task, training)
+        experiment = Experiment(task, head, arguments, training)
+        ensemble = arguments.ensemble
+        records = [ensemble_record(task, ensemble, training)] if ensemble else experiment.run()
+        if training.process_index == 0:
+            report(records, experiment.folder, arguments.ablation)
+            if training.push_to_hub:
+                push_model(experiment.best_folder(records), task, training)
     return records
 
 
@@ -333,7 +321,8 @@ class Experiment:
         train = self.task.data["train"].select(share)
         tokenizer = task_tokenizer(self.task, self.head, train, self.word_vectors)
         splits = self._encoded(tokenizer)
-        splits["train"] = select_examples(splits["train"], share)
+        chosen, numbers = set(share), splits["train"]["example_number"]
+        splits["train"] = splits["train"].select([row for row, number in enumerate(numbers) if number in chosen])
         set_seed(seed)
         model = task_model(self.task, self.head, tokenizer, self.word_vectors, seed, **arm.overrides)
         trainer = self._trainer(model, tokenizer, splits, seed, folder)
@@ -354,7 +343,6 @@ class Experiment:
     ) -> TaskTrainer:
         patience, task = self.arguments.early_stopping_patience, self.task
         features = self.features if model.config.use_elmo else None
-        collator = task.collator(tokenizer) if features is None else task.feature_collator(tokenizer, features)
         changes: dict[str, Any] = {
             "output_dir": str(folder),
             "seed": seed,
@@ -366,12 +354,12 @@ class Experiment:
         return TaskTrainer(
             model,
             arguments,
-            data_collator=collator,
+            data_collator=task.feature_collator(tokenizer, features),
             train_dataset=splits["train"],
             eval_dataset=splits.get("validation"),
             processing_class=tokenizer,
-            compute_metrics=self.task.compute_metrics(splits),
-            preprocess_logits_for_metrics=self.task.preprocess_logits,
+            compute_metrics=task.compute_metrics(splits),
+            preprocess_logits_for_metrics=task.preprocess_logits,
             callbacks=None if patience is None else [EarlyStoppingCallback(patience)],
         )
 
@@ -410,12 +398,6 @@ def known_records(folder: Path) -> Iterator[tuple[Record, Path | None]]:
         yield read_record(path), path.parent
     for path in files_named(RECORDS, folder):
         yield from ((record, None) for record in read_records(path.parent)[1])
-
-
-def select_examples(rows: Dataset, examples: Iterable[int]) -> Dataset:
-    """The rows of some examples."""
-    wanted = set(examples)
-    return rows.select([row for row, number in enumerate(rows["example_number"]) if number in wanted])
 
 
 def number_rows(splits: dict[str, Dataset]) -> dict[str, Dataset]:

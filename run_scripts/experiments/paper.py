@@ -68,19 +68,13 @@ class PaperArguments:
 
 @dataclass(frozen=True)
 class PlannedExperiment:
-    """A command of the plan.
-
-    Args:
-        members: the number of models that it trains for a task: its arms, with each seed. There may be more records,
-            of a run with more seeds.
-        settings: what its results depend on, as `begun_with` returns it.
-    """
+    """A command of the plan."""
 
     name: str
     command: list[str]
     folder: Path
-    members: int
-    settings: dict[str, Any]
+    members: int  # models of a task: its arms, with each seed. A run with more seeds has left more records
+    settings: dict[str, Any]  # of `begun_with`
 
     @property
     def is_pretraining(self) -> bool:
@@ -98,14 +92,7 @@ class PlannedExperiment:
 
 
 def run_plan(arguments: PaperArguments) -> list[dict[str, Any]]:
-    """Runs what is missing, and writes the page, also after an experiment has failed or was interrupted.
-
-    Returns:
-        The records of all models.
-
-    Raises:
-        ChildProcessError: an experiment has failed; the others have run.
-    """
+    """Runs what is missing, and writes the page, even if an experiment fails. Returns the records of all models."""
     check_model(arguments.model_name_or_path)
     plan = read_plan(Path(arguments.plan))
     names = [entry["name"] for entry in plan]
@@ -145,7 +132,10 @@ def run_missing(plan: Sequence[PlanEntry], experiments: Sequence[PlannedExperime
     try:
         for are_first in (True, False):  # others may take a biLM that one of the first has trained
             wave = [each for each in missing if each.is_pretraining is are_first]
-            failed += run_side_by_side(wave, arguments.processes)
+            threads = max(1, torch.get_num_threads() // arguments.processes)
+            with ThreadPoolExecutor(arguments.processes) as pool:  # Ctrl-C reaches the commands, too; no other begins
+                statuses = pool.map(partial(run_command, threads=threads), wave)
+                failed += [each for each, status in zip(wave, statuses, strict=True) if status]
     finally:
         write_page(plan, arguments)
     if failed:
@@ -187,11 +177,7 @@ def write_page(plan: Sequence[PlanEntry], arguments: PaperArguments):
 
 
 def read_plan(path: Path) -> list[PlanEntry]:
-    """The experiments of a plan.
-
-    Raises:
-        ValueError: an entry lacks a key, or has an unknown program, the name of another, or a biLM that none trains.
-    """
+    """The checked experiments of a plan."""
     plan = read_json(path)
     if not isinstance(plan, list) or not plan:
         raise ValueError(f"{path} is not a plan; it must hold a list of experiments.")
@@ -212,11 +198,7 @@ def read_plan(path: Path) -> list[PlanEntry]:
 
 
 def planned(entry: PlanEntry, arguments: PaperArguments, digest: str) -> PlannedExperiment:
-    """The command of an entry. `digest` is the digest of the model.
-
-    Raises:
-        FileNotFoundError: a file of the entry is missing.
-    """
+    """The command of an entry. `digest` is the digest of the model."""
     program, *task = entry["program"].split()
     folder, options = Path(arguments.output_dir, entry["name"]), dict(entry["options"])
     files = {name: Path(arguments.data, file) for name, file in entry["files"].items()}
@@ -255,14 +237,6 @@ def option_words(options: dict[str, Any]) -> Iterator[str]:
             yield f"--{name}" if value else f"--no_{name}"
         else:
             yield from (f"--{name}", str(value))
-
-
-def run_side_by_side(experiments: Sequence[PlannedExperiment], processes: int) -> list[PlannedExperiment]:
-    """Runs experiments, and returns those that failed. Ctrl-C reaches the running commands, too; no other begins."""
-    threads = max(1, torch.get_num_threads() // processes)
-    with ThreadPoolExecutor(processes) as pool:
-        statuses = pool.map(partial(run_command, threads=threads), experiments)
-        return [each for each, status in zip(experiments, statuses, strict=True) if status]
 
 
 def run_command(experiment: PlannedExperiment, threads: int) -> int:

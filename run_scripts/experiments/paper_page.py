@@ -52,10 +52,7 @@ PlanEntry = dict[str, Any]
 def paper_page(plan: Sequence[PlanEntry], output: Path, others: Sequence[Path] = ()) -> str:
     """The page of all experiments that have results. The picture of the layer weights is written beside it.
 
-    Args:
-        plan: experiments, as `paper.read_plan` returns them.
-        output: folder with a folder for each experiment.
-        others: such folders of other biLMs, for more columns of Table 1.
+    `output` has a folder for each experiment; so have `others`, of other biLMs, for more columns of Table 1.
     """
     every = {entry["name"]: results_of(output / entry["name"]) for entry in plan}
     found = {name: results for name, results in every.items() if results is not None}
@@ -93,22 +90,17 @@ def page_sections(
     yield "Figure 1: how much training data is needed?", arms_tables(tables["figure 1"], found, output)
     yield "How many epochs are needed?", filter(None, [epochs_table(tables["1"], found)])
     yield "Figure 2: which layers do the tasks take?", weights_of_tasks(tables["1"], found, output)
-    yield "How long did it take?", time_table(entries, found)
 
 
 def update_page(path: Path, page: str):
-    """Replaces what a document has between the two marks. Headings become one level deeper, and pictures are left out.
-
-    Raises:
-        ValueError: the document does not have the marks, once and in this order.
-    """
+    """Replaces what a document has between the marks. Headings become one level deeper, and pictures are left out."""
     text = path.read_text(encoding="utf-8")
     before, begin, rest = text.partition(PAGE_BEGIN)
     _, end, after = rest.partition(PAGE_END)
     if not (begin and end) or PAGE_BEGIN in after or PAGE_END in before + after:
         raise ValueError(f"{path} must have the lines {PAGE_BEGIN} and {PAGE_END} once, around the place of the page.")
     lines = [f"#{line}" if line.startswith("#") else line for line in page.split("\n") if not line.startswith("![")]
-    body = re.sub(r"\n{3,}", "\n\n", "\n".join(lines))
+    body = re.sub(r"\n{3,}", "\n\n", "\n".join(lines)).rstrip()
     write_lines(path, [f"{before}{begin}\n\n{body}\n\n{end}{after}".removesuffix("\n")])
 
 
@@ -241,50 +233,27 @@ def neighbors_list(found: dict[str, Any]) -> str:
 def weights_of_tasks(entries: Sequence[PlanEntry], found: dict[str, Any], output: Path) -> Iterator[str]:
     """The layer weights that the tasks have learned, as a table and a picture."""
     records = [(entry["name"], record) for entry in entries for record in found[entry["name"]]]
-    runs = [{**record, "arm": name} for name, record in records if learns_weights(record)]
+    learned = [pair for pair in records if pair[1].get("settings", {}).get("scalar_mix_mode", "learned") == "learned"]
+    runs = [{**record, "arm": name} for name, record in learned]
     if weights := mean_layer_weights(runs):
         yield layer_table(weights)
         if draw_layer_weights(runs, output / FIGURE):
             yield f"![Layer weights of all tasks]({FIGURE})"
 
 
-def learns_weights(record: RunRecord) -> bool:
-    return record.get("settings", {}).get("scalar_mix_mode", "learned") == "learned"
-
-
-def time_table(entries: Sequence[PlanEntry], found: dict[str, Any]) -> Iterator[str]:
-    rows = [["experiment", "models", "minutes per model", "hours"]]
-    for entry in entries:
-        records = found[entry["name"]]
-        seconds = [record["seconds"] for record in records if "seconds" in record] if isinstance(records, list) else []
-        if seconds:  # a run that was interrupted has none
-            mean = sum(seconds) / len(seconds)
-            hours = mean * len(records) / 3600
-            rows.append([entry["name"], str(len(records)), f"{mean / 60:.1f}", f"{hours:.1f}"])
-    if len(rows) > 1:
-        yield markdown_table(rows)
-        yield "A model that several experiments share was trained once, and counts in each."
-
-
 class Gain(NamedTuple):
-    """What a change adds to a score, over the seeds that both arms have.
+    """What a change adds to a score, over the seeds that both arms have."""
 
-    Args:
-        mean: mean difference.
-        margin: half the width of its confidence interval, by Student's t over paired seeds. None: one seed.
-        seeds: number of seeds.
-    """
-
-    mean: float
-    margin: float | None
+    mean: float  # difference
+    margin: float | None  # half the width of its confidence interval, by Student's t over paired seeds. None: one seed
     seeds: int
 
 
 def scores_by_arm(records: Sequence[RunRecord]) -> ScoresOfSeeds:
     """The scores on the last split."""
     scores: ScoresOfSeeds = {}
-    for record in records:
-        scores.setdefault(record["arm"], {})[record["seed"]] = record["metrics"][last_split(record)][record["metric"]]
+    for record, score in zip(records, last_scores(records), strict=True):
+        scores.setdefault(record["arm"], {})[record["seed"]] = score
     return scores
 
 
@@ -372,16 +341,12 @@ def epochs_table(entries: Sequence[PlanEntry], found: dict[str, Any]) -> str:
         pairs = [(curves.get(("baseline", seed), []), curves.get(("elmo", seed), [])) for seed in seeds]
         pairs = [pair for pair in pairs if all(pair)]
         if pairs:
-            reached = [first_epoch(elmo, best_score(baseline)) for baseline, elmo in pairs]
+            reached = [first_epoch(elmo, max(score for _, score in baseline)) for baseline, elmo in pairs]
             cells = [np.mean([best_epoch(pair[arm]) for pair in pairs]) for arm in (0, 1)]
             epochs = [epoch for epoch in reached if epoch is not None]
             cells += [np.mean(epochs)] if len(epochs) == len(pairs) else []
             rows.append([entry["title"], *(f"{cell:.1f}" for cell in cells)] + [""] * (3 - len(cells)))
     return markdown_table(rows) if len(rows) > 1 else ""
-
-
-def best_score(curve: Sequence[Sequence[float]]) -> float:
-    return max(score for _, score in curve)
 
 
 def first_epoch(curve: Sequence[Sequence[float]], least: float) -> float | None:

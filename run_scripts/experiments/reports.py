@@ -33,13 +33,7 @@ MAY_CHANGE = ("num_train_epochs", "max_steps")  # if a run is resumed
 
 
 def begin_run(task: Task, head: HeadArguments, training: TaskTrainingArguments):
-    """Checks the data and the output folder, and keeps the settings for the case that the run is resumed.
-
-    Raises:
-        FileExistsError: the output folder belongs to an experiment, or holds a run that is not resumed.
-        ValueError: the data are incomplete, or a resumed run was begun with other data or settings: its optimizer and
-            its labels keep them.
-    """
+    """Checks the data and the output folder, and keeps the settings for the case that the run is resumed."""
     task.check_splits()
     folder = Path(training.output_dir)
     if (folder / "settings.json").exists():
@@ -70,12 +64,7 @@ def finish_run(
     training: TaskTrainingArguments,
     start: float,
 ) -> Record:
-    """Evaluates a trained model, writes all that a run leaves, and uploads the folder if `--push_to_hub` is given.
-
-    Args:
-        splits: encodings of all splits.
-        start: the time at which the run began, `time.monotonic()`.
-    """
+    """Evaluates a trained model, writes all that a run leaves, and uploads the folder if `--push_to_hub` is given."""
     folder = Path(training.output_dir)
     scores = evaluate_splits(trainer, task, splits, folder)
     began = start if training.resume_from_checkpoint is None else None

@@ -86,7 +86,7 @@ class TaggingDataArguments(DataArguments):
 
 
 @dataclass(kw_only=True)
-class ClassificationDataArguments(DataArguments):
+class ClassificationArguments(DataArguments):
     train_file: str | None = option(None, "Training file in UTF-8: .tsv, .csv, .json or .jsonl, also .gz or .zst.")
     text_column: str = option("text", "Key or column of the text. If absent: sentence, document, review and so on.")
     text_pair_column: str | None = option(
@@ -98,6 +98,12 @@ class ClassificationDataArguments(DataArguments):
         "classification", "Kind of labels: names or lists of names, or numbers."
     )
     drop_labels: list[str] = option([], "Labels whose samples are left out: - or -1, for example, in SNLI.")
+    classifier: Literal["bcn", "esim", "linear"] = option(
+        "bcn", "Network: bcn for one text or two, esim for pairs, linear for one linear layer."
+    )
+    max_length: int | None = option(
+        None, "Maximum tokens of a training example, including markers. Other splits are not cut."
+    )
 
     def __post_init__(self):
         if self.drop_labels and self.problem == "regression":
@@ -167,7 +173,7 @@ def _to_bio(locations: list[str], tags: list[str], scheme: str) -> list[str]:
     return converted
 
 
-def read_classification(arguments: ClassificationDataArguments) -> DatasetDict:
+def read_classification(arguments: ClassificationArguments) -> DatasetDict:
     """The splits that were given, with the columns `text`, `text_pair` if there is one, and `label`.
 
     A label is a string, the number of a regression, or a list of strings if texts have several labels.
@@ -181,7 +187,7 @@ def read_classification(arguments: ClassificationDataArguments) -> DatasetDict:
     return _without_labels(splits, arguments.drop_labels) if arguments.drop_labels else splits
 
 
-def _classified_split(source: Source, split: str, arguments: ClassificationDataArguments) -> Dataset:
+def _classified_split(source: Source, split: str, arguments: ClassificationArguments) -> Dataset:
     first = source.first()
     columns = _text_columns(source, list(first), arguments) | {"label": _label_column(source, list(first), arguments)}
     is_list, is_number = isinstance(first[columns["label"]], list), arguments.problem == "regression"
@@ -197,7 +203,7 @@ def _classified_split(source: Source, split: str, arguments: ClassificationDataA
     return source.convert(convert, Features(dict.fromkeys(columns, string) | {"label": label}), split)
 
 
-def _text_columns(source: Source, columns: list[str], arguments: ClassificationDataArguments) -> dict[str, str]:
+def _text_columns(source: Source, columns: list[str], arguments: ClassificationArguments) -> dict[str, str]:
     given = {"text": arguments.text_column, "text_pair": arguments.text_pair_column}
     if given == {"text": "text", "text_pair": None} and "text" not in columns:
         pairs, texts = (
@@ -216,7 +222,7 @@ def _text_columns(source: Source, columns: list[str], arguments: ClassificationD
     return chosen
 
 
-def _label_column(source: Source, columns: list[str], arguments: ClassificationDataArguments) -> str:
+def _label_column(source: Source, columns: list[str], arguments: ClassificationArguments) -> str:
     found = [name for name in LABEL_COLUMNS if name in columns]
     if arguments.label_column == "label" and "label" not in columns and len(found) == 1:
         print(f"{source.name}: the label is {found[0]}")

@@ -32,17 +32,11 @@ TARGET_COLUMNS = ("labels", "start_positions", "end_positions")  # only the head
 
 
 class DistinctTexts(NamedTuple):
-    """The distinct texts of rows that have one text or two; the biLM reads each text by itself.
+    """The distinct texts of rows that have one text or two; the biLM reads each text by itself."""
 
-    Args:
-        of_rows: numbers of the texts of each row, in order.
-        spans: first occurrence of each text: row, first token, end.
-        digests: hash of each text, as the biLM reads it.
-    """
-
-    of_rows: list[list[int]]
-    spans: list[tuple[int, int, int]]
-    digests: list[bytes]
+    of_rows: list[list[int]]  # numbers of the texts of each row, in order
+    spans: list[tuple[int, int, int]]  # first occurrence of each text: row, first token, end
+    digests: list[bytes]  # of each text, as the biLM reads it
 
 
 def distinct_texts(rows: Dataset, reads_words: bool) -> DistinctTexts:
@@ -78,14 +72,7 @@ def _without_padding(ids: np.ndarray) -> np.ndarray:
 
 
 class FeatureStore:
-    """The layers of numbered rows: `store[n]` has the shape `(tokens, layers + 1, 2 * projection_size)`, in float32.
-
-    Args:
-        path: file with the layers.
-        texts: distinct texts of the rows.
-        shape: number of layers and width of a token.
-        is_new: whether to make the file, instead of reading it.
-    """
+    """The layers of numbered rows: `store[n]` has the shape `(tokens, layers + 1, 2 * projection_size)`, in float32."""
 
     def __init__(self, path: Path, texts: DistinctTexts, shape: tuple[int, int], is_new: bool = False):
         self.of_rows = texts.of_rows
@@ -120,10 +107,6 @@ def feature_store(
     """The layers of all rows, read from `folder` if this model has already computed them for the same texts.
 
     A text that occurs in several rows, such as the context of several questions, is computed and stored once.
-
-    Args:
-        rows: encodings of the texts.
-        batch_tokens: maximum tokens per batch, including padding.
     """
     texts = distinct_texts(rows, reads_words=model.word_embeddings is not None)
     shape = (model.config.num_hidden_layers + 1, model.config.hidden_size)
@@ -140,12 +123,7 @@ def feature_store(
 
 
 class FeatureCollator:
-    """A stock collator that adds the stored layers of each row, found by its `text_number`.
-
-    Args:
-        collate: the stock collator.
-        store: stored layers; None leaves the biLM to compute them.
-    """
+    """A stock collator that adds the stored layers of each row; without a store, the biLM computes them."""
 
     def __init__(self, collate: Callable[[list[Example]], Any], store: FeatureStore | None):
         self.collate, self.store = collate, store

@@ -46,12 +46,7 @@ def tags_that_pipelines_split(tags: Iterable[str]) -> list[str]:
 def tagging_scores(
     predicted: Sequence[Sequence[str]], gold: Sequence[Sequence[str]], are_entities: bool | None = None
 ) -> Scores:
-    """Scores of a tagger.
-
-    Args:
-        predicted: predicted tags of each sentence, without padding and markers.
-        gold: gold tags of each sentence.
-        are_entities: whether the tags mark entities. Default: `marks_entities` of all tags.
+    """Scores of the tags of sentences, without padding and markers. `are_entities` defaults to `marks_entities`.
 
     Returns:
         `accuracy` over tokens. For entities also `precision`, `recall` and `f1` over all entities, and `per_type`: the
@@ -70,7 +65,10 @@ def _entity_scores(predicted: Sequence[Sequence[str]], gold: Sequence[Sequence[s
     """Entities are read as `conlleval` and seqeval's default mode do, which give every tag sequence a reading."""
     from seqeval.metrics import classification_report
 
-    found, wanted = ([[_iobes(tag) for tag in tags] for tags in sentences] for sentences in (predicted, gold))
+    found, wanted = (
+        [[TO_IOBES.get(tag[0], tag[0]) + tag[1:] for tag in tags] for tags in sentences]
+        for sentences in (predicted, gold)
+    )
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # about unusual tags and absent types, at every evaluation
         report = classification_report(wanted, found, output_dict=True, zero_division=0)
@@ -84,21 +82,12 @@ def _entity_scores(predicted: Sequence[Sequence[str]], gold: Sequence[Sequence[s
     return {**overall, "accuracy": _mean(_flat(predicted) == _flat(gold)), "per_type": per_type}
 
 
-def _iobes(tag: str) -> str:
-    return TO_IOBES.get(tag[0], tag[0]) + tag[1:]
-
-
 def _flat(sentences: Sequence[Sequence[str]]) -> np.ndarray:
     return np.array([tag for tags in sentences for tag in tags])
 
 
 def classification_scores(predicted: Sequence[int], gold: Sequence[int], labels: Sequence[str]) -> Scores:
-    """Scores of a classifier.
-
-    Args:
-        predicted: predicted class of each text, a number from 0.
-        gold: gold class of each text.
-        labels: names of the classes.
+    """Scores of a classifier, from the class of each text, a number from 0.
 
     Returns:
         `accuracy`; `macro_f1`, the mean over the labels that occur in `predicted` or `gold`; `per_label`: `precision`,
@@ -118,12 +107,7 @@ def classification_scores(predicted: Sequence[int], gold: Sequence[int], labels:
 def multilabel_scores(
     predicted: Sequence[Sequence[bool]] | np.ndarray, gold: Sequence[Sequence[bool]] | np.ndarray, labels: Sequence[str]
 ) -> Scores:
-    """Scores of a classifier that gives each text any number of labels.
-
-    Args:
-        predicted: whether each label is predicted for each text. Shape: `(texts, labels)`.
-        gold: whether each text has each label.
-        labels: names of the labels.
+    """Scores of a classifier that gives each text any number of labels, from `(texts, labels)`.
 
     Returns:
         `micro_f1`; `macro_f1`, the mean over all labels; `subset_accuracy`, the share of texts whose labels are all
@@ -170,9 +154,9 @@ def answer_scores(
     """Scores of answers to questions, as computed by SQuAD's own script.
 
     Args:
-        predicted: predicted answer to each question, "" for none.
-        gold: gold answers to each question, empty if there is no answer; the closest one counts.
-        types: type of each question, to score the types apart.
+        predicted: answer to each question, "" for none.
+        gold: answers to each question, empty if there is none; the closest one counts.
+        types: of each question, to score them apart.
 
     Returns:
         `f1` over words and `exact_match`, means over all questions. If some questions have no answer, also

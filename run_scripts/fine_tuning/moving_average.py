@@ -20,10 +20,6 @@ class MovingAverage(TrainerCallback):
 
     `d` is `min(decay, (1 + step) / (10 + step))`: small at first, so that the initial weights are soon forgotten. A
     decay of 0.999 is reached at step 8,990.
-
-    Args:
-        model: the model before its training.
-        decay: decay of the average, from 0 up to 1, 1 excluded.
     """
 
     def __init__(self, model: nn.Module, decay: float):

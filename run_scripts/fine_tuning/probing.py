@@ -1,7 +1,7 @@
 """A probe: how well does a linear classifier tell the tag of a word from its vector in one layer?"""
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 
 import numpy as np
 from sklearn.linear_model import LogisticRegression
@@ -13,15 +13,6 @@ from modeling_elmo.run_scripts.vectors.layer_sources import Sentences
 MAX_ITERATIONS = 300  # of L-BFGS; parts of speech converge in 100 to 200
 
 WordTags = dict[str, list[list[str]]]  # predicted tags of each sentence, by split
-
-
-def word_layers(layers_of_sentences: Iterable[np.ndarray]) -> np.ndarray:
-    """All words of a text, one after the other: `(layers, words, width)`, float32.
-
-    Args:
-        layers_of_sentences: `(layers, words, width)` of each sentence.
-    """
-    return np.concatenate([np.asarray(layers, np.float32) for layers in layers_of_sentences], axis=1)
 
 
 def probe_layer(vectors: Mapping[str, np.ndarray], tags: Mapping[str, Sentences]) -> WordTags:

@@ -43,20 +43,12 @@ class DataArguments:
 
 
 class Source(NamedTuple):
-    """One split of the data.
+    """One split of the data."""
 
-    Args:
-        name: name for messages: a file, or a data set and its split.
-        read: `read(first=0, end=None)`: these rows, by default all.
-        size: number of rows; 0: they have to be counted.
-        features: the features of a data set.
-        files: the files, if it comes from files.
-    """
-
-    name: str
-    read: Callable[..., Iterator[LocatedRow]]
-    size: int = 0
-    features: Features | None = None
+    name: str  # for messages: a file, or a data set and its split
+    read: Callable[..., Iterator[LocatedRow]]  # `read(first=0, end=None)`: these rows, by default all
+    size: int = 0  # number of rows; 0: they have to be counted
+    features: Features | None = None  # of a data set
     files: tuple[Path, ...] = ()
 
     def first(self) -> Mapping[str, Any]:
@@ -115,7 +107,10 @@ def split_sources(arguments: DataArguments, formats: Mapping[str, RowReader]) ->
         wholes = {split: _file_source(path, f"--{split}_file", formats) for split, path in files.items()}
     else:
         name, data = f"--dataset {arguments.dataset}", _load(str(arguments.dataset), arguments.dataset_config)
-        wholes = {split: _dataset_source(part, f"{name}, {split}") for split, part in data.items()}
+        wholes = {
+            split: Source(place := f"{name}, {split}", partial(_dataset_rows, part, place), len(part), part.features)
+            for split, part in data.items()
+        }
     wanted = {split: getattr(arguments, f"{split}_split") for split in DATA_SPLITS}
     given = {split: part for split, part in wanted.items() if part in wholes or part not in ("none", split)}
     if not given:
@@ -168,10 +163,6 @@ def _load(folder: str, config: str | None) -> DatasetDict:
         return datasets.load_dataset(folder, config)
     except ValueError as error:
         raise ValueError(f"--dataset {folder}, --dataset_config {config}: {error}") from error
-
-
-def _dataset_source(data: Dataset, name: str) -> Source:
-    return Source(name, partial(_dataset_rows, data, name), len(data), data.features)
 
 
 def _dataset_rows(data: Dataset, name: str, first: int = 0, end: int | None = None) -> Iterator[LocatedRow]:

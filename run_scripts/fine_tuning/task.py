@@ -23,19 +23,12 @@ Batch = dict[str, list]  # columns of a batch of examples
 
 
 class SplitOutput(NamedTuple):
-    """The outputs of a head for a whole split.
+    """The outputs of a head for a whole split."""
 
-    Args:
-        logits: `(rows, ...)`, or a tuple of such arrays: what `Task.preprocess_logits` left of them.
-        labels: the same shapes as the model's labels.
-        examples: the raw examples.
-        rows: their encodings, in the order of the logits. Column `example_number` is the index of a row's example.
-    """
-
-    logits: Any
-    labels: Any
-    examples: Dataset
-    rows: Dataset
+    logits: Any  # `(rows, ...)`, or a tuple of such arrays: what `Task.preprocess_logits` left of them
+    labels: Any  # of the same shapes as the model's labels
+    examples: Dataset  # as they were read
+    rows: Dataset  # their encodings, in the order of the logits; `example_number` is the index of a row's example
 
 
 class Task(ABC):
@@ -46,39 +39,24 @@ class Task(ABC):
 
     Scores and predictions see a whole split at once (`SplitOutput`), so that they may join rows of one example, decode
     structures, or count over documents. `encode` may return several rows for an example.
-
-    Attributes:
-        name: the name in records and files.
-        metric: the score that selects the best checkpoint and is compared.
-        model_class: the class of the head.
-        arguments_class, training_arguments_class: dataclasses of options, with the task's defaults.
-        scalar_mix_l2: the paper's lambda for the task (supplement A).
-        elmo_dropout: the paper's dropout rate on ELMo.
-        head_columns: columns of the encodings that differ between rows of one text, because only the head reads them.
-        can_average: whether the outputs of several models can be averaged.
-        data: the raw splits, of `train`, `validation` and `test` those that were given.
-        config: fields of `ELMoConfig` that the data set determines, such as labels.
-
-    Args:
-        arguments: the options of the data and of the task.
     """
 
-    name: str
-    metric: str
+    name: str  # in records and files
+    metric: str  # the score that selects the best checkpoint and is compared
     model_class: Any  # a subclass of `ELMoTaskModel` that is built from its configuration alone
     arguments_class: type[DataArguments]
     training_arguments_class: type[TaskTrainingArguments] = TaskTrainingArguments
-    scalar_mix_l2: float = 0.001
+    scalar_mix_l2: float = 0.001  # the paper's lambda for the task (supplement A)
     elmo_dropout: float = 0.5
-    head_columns: tuple[str, ...] = ()
-    can_average: bool = True
+    head_columns: tuple[str, ...] = ()  # of encodings; only the head reads them, so they differ between rows of a text
+    can_average: bool = True  # the outputs of several models
 
     def __init__(self, arguments: Any):
         self.arguments = arguments
-        self.config: dict[str, Any] = {}
+        self.config: dict[str, Any] = {}  # fields of `ELMoConfig` that the data set determines, such as labels
         data = self.read_data()
         self.prepare(data)
-        self.data = take_samples(data, arguments)
+        self.data = take_samples(data, arguments)  # of `train`, `validation` and `test` those that were given
 
     @abstractmethod
     def read_data(self) -> DatasetDict:
@@ -103,8 +81,8 @@ class Task(ABC):
     def collator(self, tokenizer: ELMoTokenizer) -> Callable[[list[dict]], Any]:
         """The function that makes a batch of rows."""
 
-    def feature_collator(self, tokenizer: ELMoTokenizer, store: FeatureStore) -> Callable[[list[dict]], Any]:
-        """The collator that adds the stored layers of a frozen biLM."""
+    def feature_collator(self, tokenizer: ELMoTokenizer, store: FeatureStore | None) -> Callable[[list[dict]], Any]:
+        """The collator that adds the stored layers of a frozen biLM, if there are any."""
         return FeatureCollator(self.collator(tokenizer), store)
 
     @abstractmethod
@@ -195,10 +173,3 @@ def label_config(labels: list[str]) -> dict[str, Any]:
     """The fields of the configuration that name the classes of a head."""
     label2id = {label: number for number, label in enumerate(labels)}
     return {"num_labels": len(labels), "id2label": dict(enumerate(labels)), "label2id": label2id}
-
-
-def truncation(max_length: int | None) -> dict[str, Any]:
-    """The tokenizer's options for a maximum number of tokens."""
-    if max_length is not None and max_length < 3:
-        raise ValueError(f"--max_length {max_length}: pass at least 3, for a word and two markers.")
-    return {} if max_length is None else {"truncation": True, "max_length": max_length}

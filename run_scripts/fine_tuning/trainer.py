@@ -69,18 +69,6 @@ class TaskTrainingArguments(TrainingArguments):
 
     def __post_init__(self):
         check_workers(self.dataloader_num_workers)
-        self._set_fixed_options()
-        if not has_accelerator():
-            self.use_cpu = True
-        if self.tf32 is None and not self.use_cpu and is_torch_tf32_available():
-            self.tf32 = True
-        given = {name: getattr(self, name) for name in ("metric_for_best_model", "greater_is_better")}
-        super().__post_init__()
-        self.__dict__.update(given)  # which Trainer replaces by the loss; `for_trainer` knows the metric
-        check_processes(self.world_size)
-
-    def _set_fixed_options(self):
-        """Sets what a task decides, and says which options are ignored."""
         ignored = [name for name, value in FIXED_OPTIONS.items() if getattr(self, name) not in (value, None)]
         for name in ignored:
             setattr(self, name, FIXED_OPTIONS[name])
@@ -90,6 +78,14 @@ class TaskTrainingArguments(TrainingArguments):
             ignored.append("warmup_steps (pass --lr_scheduler_type constant_with_warmup too)")
         for name in ignored:
             logger.warning_once(f"Ignored, because the task or another option decides it: --{name}.")
+        if not has_accelerator():
+            self.use_cpu = True
+        if self.tf32 is None and not self.use_cpu and is_torch_tf32_available():
+            self.tf32 = True
+        given = {name: getattr(self, name) for name in ("metric_for_best_model", "greater_is_better")}
+        super().__post_init__()
+        self.__dict__.update(given)  # which Trainer replaces by the loss; `for_trainer` knows the metric
+        check_processes(self.world_size)
 
     def rehearse(self):
         """Trains a tiny head for a step, for Trainer refuses many options only when it trains, after all is encoded."""

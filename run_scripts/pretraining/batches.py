@@ -37,7 +37,6 @@ PUNCTUATION = string.punctuation.encode()
 CONTROLS = bytes({*range(32), 127} - {*b"\t\n\v\f\r"})  # moses splits at these
 # Replaced by spaces, because `bytes.split`, unlike `str.split`, does not split at all of them.
 SPACES = bytes.maketrans(gaps := PUNCTUATION + CONTROLS, b" " * len(gaps))
-FEWEST_TOKENS = 3  # a word between its markers
 
 
 class AlignedTokens(NamedTuple):
@@ -112,34 +111,25 @@ class SentenceEncoder:
 
 
 class LMBatch(NamedTuple):
-    """A batch, and where its text comes from.
+    """A batch, and where its text comes from."""
 
-    Args:
-        inputs: keyword arguments of `ELMoForPreTraining.forward`.
-        num_predictions: number of predictions in one direction.
-        num_unknown: number of forward predictions of `<UNK>`.
-        epoch: the epoch of its text. Some rows of a stream may already be in the next one.
-        fraction: the part of the epoch that has been read; `None` if the size of the corpus is unknown.
-        position: the position after the batch; `None` for a held-out stream.
-        source_lines: the lines in the batch.
-        resets: `(2, B)`, only of a stream: the rows of each direction that begin a new block, from zero states.
-    """
-
-    inputs: dict[str, Tensor]
-    num_predictions: int
-    num_unknown: int
-    epoch: int
-    fraction: float | None
-    position: dict[str, Any] | None
+    inputs: dict[str, Tensor]  # of `ELMoForPreTraining.forward`
+    num_predictions: int  # in one direction
+    num_unknown: int  # forward predictions of `<UNK>`
+    epoch: int  # of its text; some rows of a stream may already be in the next one
+    fraction: float | None  # of the epoch that has been read; `None` if the size of the corpus is unknown
+    position: dict[str, Any] | None  # after the batch; `None` for a held-out stream
     source_lines: list[SourceLine]
-    resets: Tensor | None = None
+    resets: Tensor | None = (
+        None  # `(2, B)`, of a stream: the rows of each direction that begin a block, from zero states
+    )
 
 
 class CorpusBatches(IterableDataset):
     """Base class of `SentenceBatches` and `StreamWindows`.
 
     Args:
-        is_split_into_words: whether white space separates the words; otherwise the tokenizer splits the text.
+        is_split_into_words: see `SentenceEncoder`.
         seed, shuffle_buffer: decide the order, together with the number of the epoch.
         shuffle: whether to shuffle at all.
         repeat: whether the next epoch follows. If not, the numbers of batches of two ranks may differ.
@@ -206,11 +196,6 @@ class SentenceBatches(CorpusBatches):
 
     def __init__(self, corpus: Corpus, tokenizer: ELMoTokenizer, tokens_per_batch: int, *, cut: bool = True, **options):
         super().__init__(corpus, tokenizer, tokens_per_batch=tokens_per_batch, **options)
-        if tokens_per_batch < FEWEST_TOKENS:
-            raise ValueError(
-                f"A batch of {tokens_per_batch} tokens is too small for a word and its markers; pass at least "
-                f"{FEWEST_TOKENS}."
-            )
         self.tokens_per_batch, self.cut = tokens_per_batch, cut
         self.has_warned = False
 

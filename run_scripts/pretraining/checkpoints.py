@@ -67,21 +67,13 @@ def load_state(folder: Path) -> dict[str, Any]:
 
 
 class Checkpoints:
-    """The folders `checkpoint-STEP` in `output_dir`.
-
-    Args:
-        save_total_limit: number of checkpoints that `rotate` keeps; `None`: all.
-    """
+    """The folders `checkpoint-STEP` in `output_dir`, of which `rotate` keeps `save_total_limit` (`None`: all)."""
 
     def __init__(self, output_dir: Path, save_total_limit: int | None):
         self.output_dir, self.save_total_limit = output_dir, save_total_limit
 
     def save(self, step: int, write: Callable[[Path], None]) -> Path:
-        """Lets `write` fill an empty folder, and renames it to `checkpoint-STEP` when all of it is on the disk.
-
-        Raises:
-            OSError: it cannot be written, or exists. Its files are removed, and other checkpoints stay.
-        """
+        """Lets `write` fill an empty folder, and renames it to `checkpoint-STEP` when all of it is on the disk."""
         checkpoint = self.output_dir / f"checkpoint-{step}"
         unfinished = _hidden(checkpoint, "unfinished")
         with self._all_or_nothing(checkpoint):

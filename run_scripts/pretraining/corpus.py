@@ -73,15 +73,12 @@ class CorpusArguments(TrainTextArguments, HeldOutArguments):
 
 
 class Survey(NamedTuple):
-    """Sizes of a corpus.
-
-    `longest` is the number of words of the longest sentence, `lengths` the number of words by their `word_length`.
-    """
+    """Sizes of a corpus."""
 
     lines: int
     words: int
-    longest: int = 0
-    lengths: dict[int, int] = {}
+    longest: int = 0  # words of a sentence
+    lengths: dict[int, int] = {}  # number of words by their `word_length`
 
 
 @dataclass(frozen=True)
@@ -159,10 +156,7 @@ class Corpus:
     ) -> Survey | None:
         """Reads the whole corpus once, which finds broken lines before training; `None` for a streamed data set.
 
-        Args:
-            held_out: warns if sentences of this corpus occur in the text.
-            split: gives the words of a line of text.
-            alphabet: the alphabet in which words have their lengths.
+        Warns if sentences of `held_out` occur in the text.
         """
         if self.dataset is not None and self.dataset.streaming:
             return None

@@ -9,7 +9,7 @@ import torch
 from accelerate import Accelerator
 
 from modeling_elmo import ELMoForPreTraining, ELMoTokenizer
-from modeling_elmo.run_scripts.pretraining.batches import LMBatch, SentenceBatches, batch_loader
+from modeling_elmo.run_scripts.pretraining.batches import LMBatch, SentenceBatches
 from modeling_elmo.run_scripts.pretraining.corpus import Corpus, HeldOutArguments
 from modeling_elmo.run_scripts.pretraining.streams import StreamWindows
 
@@ -44,10 +44,8 @@ def held_out_batches(
 ) -> Iterable[LMBatch]:
     """The held-out batches of this process, once and in order.
 
-    Args:
-        context: "sentence" or "stream".
-        size: maximum tokens per batch of sentences, unless one sentence is longer; or number of rows of a stream,
-            which are pieces of the text.
+    `size` is the maximum of tokens per batch, unless one sentence is longer; or the number of rows of a stream, which
+    are pieces of the text.
     """
     corpus = Corpus.held_out(arguments)
     options: dict[str, Any] = {
@@ -58,20 +56,15 @@ def held_out_batches(
         "world_size": accelerator.num_processes,
     }
     if context == "sentence":
-        return batch_loader(SentenceBatches(corpus, tokenizer, size, cut=False, **options), num_workers=0)
-    windows = StreamWindows(corpus, tokenizer, size, STREAM_STEPS, survey=corpus.survey(), **options)
-    return batch_loader(windows, num_workers=0)
+        return SentenceBatches(corpus, tokenizer, size, cut=False, **options)
+    return StreamWindows(corpus, tokenizer, size, STREAM_STEPS, survey=corpus.survey(), **options)
 
 
 @torch.no_grad()
 def evaluate(
     model: ELMoForPreTraining, batches: Iterable[LMBatch], context: str, accelerator: Accelerator
 ) -> Perplexity:
-    """Perplexity over the batches of all processes, in eval mode.
-
-    Args:
-        context: "sentence", or "stream" to carry the LSTM states from batch to batch.
-    """
+    """Perplexity over the batches of all processes, in eval mode. A stream carries the states from batch to batch."""
     was_training = model.training
     model.eval()
     sums, states = torch.zeros(4, dtype=torch.float64), None  # forward and backward losses, predictions, unknown words

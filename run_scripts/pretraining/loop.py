@@ -85,26 +85,18 @@ class StepFigures(NamedTuple):
 
 
 class Pretraining:
-    """A training run.
-
-    Args:
-        model: has the weights to start from.
-        make_batches: the training batches of this process after a position (`None`: from the beginning).
-        held_out: the held-out batches of this process, called for each evaluation; `None`: no evaluation.
-        num_steps: number of steps, exact or estimated, for the schedule and the progress bar.
-        carries_states: whether the LSTM states of a batch are the initial states of the next.
-    """
+    """A training run on the batches of this process."""
 
     def __init__(
         self,
         accelerator: Accelerator,
         arguments: PretrainingArguments,
-        model: ELMoForPreTraining,
+        model: ELMoForPreTraining,  # with the weights to start from
         tokenizer: ELMoTokenizer,
-        make_batches: Callable[[Any], SentenceBatches | StreamWindows],
-        held_out: Callable[[], Iterable[LMBatch]] | None,
-        num_steps: int,
-        carries_states: bool = False,
+        make_batches: Callable[[Any], SentenceBatches | StreamWindows],  # after a position, or from the beginning
+        held_out: Callable[[], Iterable[LMBatch]] | None,  # for each evaluation
+        num_steps: int,  # exact or estimated, for the schedule and the progress bar
+        carries_states: bool = False,  # of the LSTMs, from one batch to the next
     ):
         self.accelerator, self.arguments, self.tokenizer = accelerator, arguments, tokenizer
         self.make_batches, self.held_out, self.num_steps = make_batches, held_out, num_steps
@@ -136,13 +128,7 @@ class Pretraining:
         self.host_group = dist.new_group(backend="gloo") if accelerator.num_processes > 1 else None
 
     def train(self):
-        """Trains from the step of `self.progress` to the end.
-
-        Raises:
-            FloatingPointError: a loss, a gradient or a weight is not a number.
-            OSError: a checkpoint cannot be written.
-            Stopped: after SIGTERM or Ctrl-C, with a checkpoint.
-        """
+        """Trains from the step of `self.progress` to the end. Raises `Stopped` after SIGTERM or Ctrl-C."""
         if self.progress.step == 0 and self.plain_model.config.has_softmax:  # a new softmax of a checkpoint is random
             self._evaluate()
         workers, is_cuda = self.arguments.dataloader_num_workers, self.accelerator.device.type == "cuda"
@@ -160,7 +146,9 @@ class Pretraining:
         accumulation, processes = self.arguments.gradient_accumulation_steps, self.accelerator.num_processes
         is_checkpoint_due = False
         while not self._is_finished():
-            group = [self._next(batches) for _ in range(accumulation)]
+            start = time.perf_counter()
+            group = [next(batches) for _ in range(accumulation)]
+            self.seconds_waited += time.perf_counter() - start
             predictions, over, stop, epochs = self._sum_over_processes(
                 sum(batch.num_predictions for batch in group),
                 all(map(self._is_after_the_last_epoch, group)),
@@ -203,12 +191,6 @@ class Pretraining:
         from torch.distributed.fsdp import fully_shard  # an import of a second
 
         fully_shard(self.plain_model.softmax)
-
-    def _next(self, batches: Iterator[LMBatch]) -> LMBatch:
-        start = time.perf_counter()
-        batch = next(batches)
-        self.seconds_waited += time.perf_counter() - start
-        return batch
 
     def _step(self, group: list[LMBatch], predictions: float, epoch: float):
         """A step on the batches of a group, which have `predictions` forward predictions on all processes."""
@@ -297,12 +279,10 @@ class Pretraining:
         figures_S4 = torch.stack([step.figures for step in self.unlogged])
         figures_S4 = self.accelerator.reduce(figures_S4, "mean")
         broken_S = ~figures_S4.isfinite().all(1)
-        if broken_S.any():
-            first = int(broken_S.nonzero()[0])
-            self._refuse(self.unlogged[first], "gradient" if figures_S4[first, :3].isfinite().all() else "loss")
-        return figures_S4
-
-    def _refuse(self, step: StepFigures, figure: str):
+        if not broken_S.any():
+            return figures_S4
+        first = int(broken_S.nonzero()[0])
+        step, figure = self.unlogged[first], "gradient" if figures_S4[first, :3].isfinite().all() else "loss"
         lines = ", ".join(f"{name} line {line}" for name, line in step.source_lines[:20])
         more = f" and {len(step.source_lines) - 20} more" if len(step.source_lines) > 20 else ""
         raise FloatingPointError(
@@ -320,9 +300,7 @@ class Pretraining:
         if self.held_out is None or self.progress.is_evaluated:
             return False
         start = time.perf_counter()
-        if (
-            self.arguments.fsdp_softmax
-        ):  # gathered once, because the processes have different numbers of held-out batches
+        if self.arguments.fsdp_softmax:  # gathered once: the processes have different numbers of held-out batches
             self.plain_model.softmax.unshard()
         found = evaluate(self.plain_model, self.held_out(), "sentence", self.accelerator)
         if self.arguments.fsdp_softmax:

@@ -32,14 +32,6 @@ DEFAULTS: dict[str, dict[str, Any]] = {
 
 COEFFICIENTS = (3.4445, -4.7750, 2.0315)  # of Jordan's polynomial, which brings singular values to 0.7 ... 1.2
 
-# Schedules of transformers. "constant_with_warmup" without warm-up steps is its "constant".
-SCHEDULES = {
-    "constant": "constant_with_warmup",
-    "cosine": "cosine",
-    "linear": "linear",
-    "warmup_stable_decay": "warmup_stable_decay",
-}
-
 
 @dataclass(kw_only=True)
 class OptimizationArguments:
@@ -99,12 +91,6 @@ class OptimizationArguments:
                 raise ValueError(f"--{name} {getattr(self, name)}: pass a whole number, or a share below 1.")
 
 
-def sparse_parameter_names(model: nn.Module) -> list[str]:
-    """Names of the parameters whose module has `sparse_gradients`. DistributedDataParallel must leave them out."""
-    modules = ((prefix, part) for prefix, part in model.named_modules() if getattr(part, "sparse_gradients", False))
-    return [name for prefix, part in modules for name, _ in part.named_parameters(prefix, recurse=False)]
-
-
 def make_optimizers(model: nn.Module, arguments: OptimizationArguments) -> list[Optimizer]:
     """One to three optimizers: for most parameters, for the matrices of Muon, and for sparse gradients.
 
@@ -115,7 +101,8 @@ def make_optimizers(model: nn.Module, arguments: OptimizationArguments) -> list[
     SparseAdam ("lazy" Adam) changes the moments and weights of a row only in steps that sample the row. A row that is
     in every sample is updated as by Adam; a rare word keeps the moments of its last step. There is no weight decay.
     """
-    sparse_names = set(sparse_parameter_names(model))
+    modules = [pair for pair in model.named_modules() if getattr(pair[1], "sparse_gradients", False)]
+    sparse_names = {name for prefix, part in modules for name, _ in part.named_parameters(prefix, recurse=False)}
     trained = [(name, parameter) for name, parameter in model.named_parameters() if parameter.requires_grad]
     matrices = _matrices_of_muon(model) if arguments.optim == "muon" else {}
     dense = [parameter for name, parameter in trained if name not in sparse_names and name not in matrices]
@@ -163,7 +150,9 @@ def make_schedules(
 ) -> list[LambdaLR]:
     """A schedule for each optimizer: the factor of its learning rate at each step."""
     warmup_steps = _number_of_steps("warmup_steps", arguments, num_training_steps)
-    name = SCHEDULES[str(arguments.lr_scheduler_type)]
+    name: Any = arguments.lr_scheduler_type
+    if name == "constant":  # transformers' "constant" has no warm-up
+        name = "constant_with_warmup"
     options = {}
     if name == "warmup_stable_decay":
         decay_steps = _number_of_steps("decay_steps", arguments, num_training_steps - warmup_steps)
@@ -191,22 +180,20 @@ def load_accumulators(model: nn.Module, optimizers: list[Optimizer], path: Path,
         path: file that `elmo convert --optimizer_state` wrote, of the same model.
         skipped: beginnings of the names of parameters that begin with new accumulators.
     """
-    names = {parameter: name for name, parameter in model.named_parameters()}
     without = []
     with safe_open(path, framework="pt") as file:
         saved = set(file.keys())
         for optimizer in optimizers:
             state = optimizer.state_dict()
-            for index, parameter in enumerate(p for group in optimizer.param_groups for p in group["params"]):
-                name = names[parameter]
+            for index, name in enumerate(parameter_names(optimizer, model)):
                 if name not in saved or name.startswith(skipped):
                     without.append(name)
                     continue
-                accumulator = file.get_tensor(name)
-                if accumulator.shape != parameter.shape:
+                accumulator, shape = file.get_tensor(name), state["state"][index]["sum"].shape
+                if accumulator.shape != shape:
                     raise ValueError(
                         f"{path} belongs to another model: {name} has shape {tuple(accumulator.shape)} there and "
-                        f"{tuple(parameter.shape)} here. Delete the file to begin with new accumulators."
+                        f"{tuple(shape)} here. Delete the file to begin with new accumulators."
                     )
                 state["state"][index]["sum"] = accumulator.clone()  # a view of the file
             load_gathered(optimizer, state)
@@ -241,10 +228,7 @@ def clip_gradients(parameters: Iterable[nn.Parameter], max_norm: float | None) -
     """Clips dense, sparse and sharded gradients to a global norm of at most `max_norm`; 0 or `None`: no clipping.
 
     Equals `torch.nn.utils.clip_grad_norm_` on dense gradients. Waits for the device only if sparse gradients are not
-    coalesced.
-
-    Returns:
-        The norm before clipping, `()`.
+    coalesced. Returns the norm before clipping, `()`.
     """
     found = _coalesced_gradients(parameters)
     if not found:
@@ -327,16 +311,10 @@ class Muon(Optimizer):
     Equals `torch.optim.Muon(adjust_lr_fn="match_rms_adamw")` of torch 2.9 up to rounding, and has the same state. The
     one of torch computes in bfloat16, one matrix at a time. On a processor without instructions for bfloat16, it is
     slower than the training itself.
-
-    Args:
-        params: matrices.
     """
 
     def __init__(self, params: Iterable[Tensor], lr: float = 3e-3, weight_decay: float = 0.0, momentum: float = 0.95):
         super().__init__(params, {"lr": lr, "weight_decay": weight_decay, "momentum": momentum})
-        shapes = [tuple(matrix.shape) for group in self.param_groups for matrix in group["params"]]
-        if wrong := [shape for shape in shapes if len(shape) != 2]:
-            raise ValueError(f"Muon trains matrices, but received a parameter of shape {wrong[0]}.")
 
     @torch.no_grad()
     def step(self, closure=None):

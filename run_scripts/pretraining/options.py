@@ -63,11 +63,7 @@ class PretrainingArguments(OptimizationArguments):
 
 
 def check_context(arguments: Any, context: str, options: dict[str, list[str]]):
-    """Refuses options that are not read in this context.
-
-    Args:
-        options: for each context, the options that only it reads.
-    """
+    """Refuses options that are not read in this context; `options` has those that only one context reads."""
     (other,) = options.keys() - {context}
     advice = f"pass --{options[context][0]} instead, or --context {other}."
     refuse_unread(arguments, options[other], f"with --context {context}: {advice}")

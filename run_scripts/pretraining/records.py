@@ -41,11 +41,7 @@ class Progress:
         return True
 
     def begin(self, settings: dict[str, Any], names_of_model: set[str]):
-        """Takes note of the settings of a run that starts or resumes here.
-
-        Args:
-            names_of_model: options that describe the model, which a resumed run cannot change.
-        """
+        """Takes note of the settings of a run that starts or resumes here, which cannot change those of the model."""
         if self.settings is not None:
             kept = {name: value for name, value in self.settings.items() if name in names_of_model}
             settings = kept | {name: value for name, value in settings.items() if name not in names_of_model}
@@ -56,10 +52,8 @@ class Progress:
     def evaluate_on(self, held_out: str | None) -> str | None:
         """Takes note of the held-out text. Forgets the best step if it was found on another text.
 
-        The model that is published is then the best one from here on, or the last one without held-out text.
-
-        Returns:
-            A message if the best step was forgotten.
+        The model that is published is then the best one from here on, or the last one without held-out text. Returns a
+        message if the best step was forgotten.
         """
         before, step = self.held_out, self.best_step
         self.held_out = held_out

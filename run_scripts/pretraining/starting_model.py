@@ -1,6 +1,5 @@
 """The model that a run starts from: a new one, or a checkpoint whose vocabulary is kept, extended or replaced."""
 
-import json
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -22,7 +21,7 @@ from modeling_elmo.run_scripts.pretraining.corpus import (
 )
 from modeling_elmo.run_scripts.pretraining.records import settings_of
 from modeling_elmo.run_scripts.program.command_line import option
-from modeling_elmo.run_scripts.program.files import check_model, load_pretrained
+from modeling_elmo.run_scripts.program.files import check_model, load_pretrained, parse_json_object
 from modeling_elmo.tokenization.elmo_characters import read_vocabulary
 from modeling_elmo.tokenization.elmo_pretokenization import TextSplitter
 
@@ -66,16 +65,7 @@ class ModelArguments:
 
     @property
     def overrides(self) -> dict[str, Any]:
-        """The fields in `--config_overrides`."""
-        try:
-            found = json.loads(self.config_overrides or "{}")
-        except (ValueError, RecursionError):
-            found = None
-        if not isinstance(found, dict):
-            raise ValueError(
-                f"--config_overrides {self.config_overrides}: pass a JSON object such as '{{\"dropout\": 0.2}}'."
-            )
-        return found
+        return parse_json_object(self.config_overrides or "{}", f"--config_overrides {self.config_overrides}")
 
     @property
     def softmax_options(self) -> dict[str, Any]:
@@ -194,9 +184,7 @@ def change_vocabulary(
 ) -> ELMoTokenizer:
     """Gives the model another vocabulary. Words in both keep their vectors, even if their ids change.
 
-    Args:
-        words: the new words, special words first.
-        keep_all: whether to keep the old words, before the new ones.
+    `words` has special words first; `keep_all` keeps the old words before them.
     """
     old = tokenizer.get_vocab()
     if keep_all:
@@ -218,11 +206,7 @@ def check_same_model(
     arguments: ModelArguments,
     checkpoint: Path,
 ):
-    """Refuses options that describe another model or tokenizer than the checkpoint to resume from.
-
-    Args:
-        settings: the recorded options of the checkpoint's run; `None` if they are unknown.
-    """
+    """Refuses options that describe another model or tokenizer than the checkpoint to resume from."""
     sizes = {name for preset in PRESETS.values() for name in preset} - {"vocab_size", "char_vocab_size"}
     preset = ELMoConfig.from_preset(arguments.preset) if arguments.preset else None
     wanted = {name: getattr(preset, name) for name in sorted(sizes) if preset is not None}

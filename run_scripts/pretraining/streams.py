@@ -94,12 +94,7 @@ class StreamWindows(CorpusBatches):
     are shuffled within the buffer, and the ranks take them in turn.
 
     Held-out text (`shuffle=False, repeat=False`) is cut into pieces of similar length, one for each row of all ranks.
-    Each rank keeps its pieces in memory.
-
-    Args:
-        rows: number of rows of a rank.
-        unroll_steps: number of tokens of a row in a window.
-        options: see `CorpusBatches`. `position` needs the same number of ranks; held-out text has none.
+    Each rank keeps its pieces in memory. A position needs the same number of ranks; held-out text has none.
     """
 
     def __init__(self, corpus: Corpus, tokenizer: ELMoTokenizer, rows: int, unroll_steps: int, **options):

@@ -48,7 +48,7 @@ POSITIVE = """
     learning_rate logging_steps max_answer_length max_eval_samples max_sentences max_train_samples max_word_length
     min_frequency num_sampled
     num_train_epochs per_device_eval_batch_size per_device_eval_batch_tokens per_device_train_batch_size
-    per_device_train_batch_tokens permutations processes queries rounds save_steps save_total_limit seeds shuffle_buffer
+    permutations processes queries rounds save_steps save_total_limit seeds shuffle_buffer
     threads top_k unroll_steps vocabulary_size word_vectors_limit
 """
 NOT_NEGATIVE = """
@@ -61,6 +61,10 @@ BOUNDS: dict[str, tuple[str, Callable[[float], bool]]] = {
     **dict.fromkeys(POSITIVE.split(), ("a number above 0", lambda value: 0 < value < math.inf)),
     **dict.fromkeys(NOT_NEGATIVE.split(), ("0 or more", lambda value: 0 <= value < math.inf)),
     **dict.fromkeys(BELOW_ONE.split(), ("a number from 0 to below 1", lambda value: 0 <= value < 1)),
+    **dict.fromkeys(
+        ("max_length", "per_device_train_batch_tokens"),
+        ("3 or more, for a word and two markers", lambda value: 3 <= value < math.inf),
+    ),
     "max_steps": ("a number above 0, or -1 for no maximum", lambda value: value == -1 or 0 < value < math.inf),
     **dict.fromkeys(("lr_decay", "train_fraction"), ("a number above 0, up to 1", lambda value: 0 < value <= 1)),
     **dict.fromkeys(("data_seed", "seed"), (f"a number from 0 to {2**32 - 1}", lambda value: 0 <= value < 2**32)),
@@ -125,9 +129,6 @@ class ProgramParser(HfArgumentParser):
         """One object per group of options, and a namespace of options outside all groups; a single object as such.
 
         A group may have a method `rehearse`, which refuses what a library would refuse only after much work.
-
-        Raises:
-            ValueError: an option is unknown, is not UTF-8, is out of its bounds, or is refused by its group.
         """
         arguments = sys.argv[1:] if arguments is None else arguments
         refuse_names_not_utf8(arguments)
@@ -138,7 +139,10 @@ class ProgramParser(HfArgumentParser):
             advice = f"Did you mean {close[0]}?" if close else "--help lists the options."
             raise ValueError(f"{unknown[0]} is not an option of this program. {advice}")
         options = vars(namespace)
-        check_bounds(options)
+        for name, value in options.items():
+            wanted, is_within = BOUNDS.get(name, ANY_NUMBER)
+            if isinstance(value, (int, float)) and not is_within(value):
+                raise ValueError(f"--{name} {value}: pass {wanted}.")
         refuse_replaced_inputs(options)
         parsed = [
             self._group(group, {item.name: options.pop(item.name) for item in fields(group) if item.init})
@@ -205,13 +209,7 @@ class ProgramParser(HfArgumentParser):
 
 
 def refuse_unread(arguments: Any, options: Iterable[str], reason: str):
-    """Refuses options that differ from their defaults, although the program does not read them.
-
-    Args:
-        arguments: a group of options.
-        options: names of the options that are not read; the group may lack some.
-        reason: end of the message: why they are not read, and what to do.
-    """
+    """Refuses options of a group that differ from their defaults, although the program does not read them."""
     defaults = {item.name: item.default for item in fields(arguments)}
     for name in options:
         if name in defaults and (value := getattr(arguments, name)) != defaults[name]:
@@ -219,11 +217,7 @@ def refuse_unread(arguments: Any, options: Iterable[str], reason: str):
 
 
 def refuse_replaced_inputs(options: Mapping[str, Any]):
-    """Refuses an output that is an input, whatever its path: a link, another spelling, a file of a pattern or folder.
-
-    Args:
-        options: all options of a program by their names.
-    """
+    """Refuses an output that is an input, whatever its path: a link, another spelling, part of a pattern or folder."""
     for output in [name for name in OUTPUT_OPTIONS if options.get(name)]:
         target = Path(options[output])
         replaced = [path for path in (target, target / "vocab.txt") if path.exists()]  # a training writes the second
@@ -241,14 +235,6 @@ def refuse_names_not_utf8(names: Iterable[str]):
     for name in names:
         if name != name.encode(errors="replace").decode():
             raise ValueError(f"{name} is not UTF-8; if it is the name of a file, rename the file.")
-
-
-def check_bounds(options: Mapping[str, Any]):
-    """Refuses numbers that are out of `BOUNDS`, or NaN."""
-    for name, value in options.items():
-        wanted, is_within = BOUNDS.get(name, ANY_NUMBER)
-        if isinstance(value, (int, float)) and not is_within(value):
-            raise ValueError(f"--{name} {value}: pass {wanted}.")
 
 
 def _rehearsed(group: type, options: dict[str, Any]) -> Any:
@@ -292,7 +278,9 @@ def run(main: Callable[[], Any]) -> None:
             stream.reconfigure(errors="backslashreplace")
     try:
         main()
-        _end_distributed_run()
+        distributed = sys.modules.get("torch.distributed")
+        if distributed is not None and distributed.is_available() and distributed.is_initialized():
+            distributed.destroy_process_group()  # a process that exits inside its group may abort
         print(end="", flush=True)  # here, and not when Python ends, where an output that nobody reads is told
     except KeyboardInterrupt:
         sys.exit(INTERRUPTED)
@@ -321,13 +309,6 @@ def _discard_unwritten_output() -> OSError | None:
             reason = error
             os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
     return reason
-
-
-def _end_distributed_run():
-    """A process that exits inside its group may abort, although its work is done."""
-    distributed = sys.modules.get("torch.distributed")
-    if distributed is not None and distributed.is_available() and distributed.is_initialized():
-        distributed.destroy_process_group()
 
 
 def _take_debug_flag() -> bool:

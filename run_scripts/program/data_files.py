@@ -41,13 +41,8 @@ def column_rows(
 ) -> Iterator[LocatedRow]:
     """Sentences of a file with a word and its tag in each line, and blank lines between sentences.
 
-    Args:
-        path: CoNLL-U if it ends in `.conllu`; otherwise the columns are separated by tabs or by spaces.
-        tokens_column: name of the words in the rows.
-        tags_column: number of the tag's column, from 1, or its name in CoNLL-U; also the name of the tags in the rows.
-            Default: the last column, or `upos` in CoNLL-U.
-        word_column: number of the word's column, from 1. Default: the first column, or `form` in CoNLL-U.
-        comments: beginnings of lines to skip. In CoNLL-U `#` is always one.
+    The columns are separated by tabs or by spaces. `tokens_column` and `tags_column` name words and tags in the rows;
+    `tags_column` is also the number of the tag's column, from 1, or its name in CoNLL-U. The options explain the rest.
     """
     word, tag = _column_indexes(path, word_column, tags_column)
     for numbers, lines in _sentence_lines(path, comments, max(word + 1, tag + 1, 2)):

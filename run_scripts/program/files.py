@@ -66,9 +66,6 @@ def numbered_lines(path: Path) -> Iterator[tuple[int, str]]:
     """Line numbers from 1, each with the line of a UTF-8 file, which may be compressed (`.gz`, `.zst`).
 
     Only a line feed ends a line, as for `wc -l`. Spaces and tabs at the end of a line stay.
-
-    Raises:
-        ValueError: the file is not UTF-8, or its compressed data are damaged or incomplete.
     """
     number = 0
     # A local name: Python empties the modules before it closes a generator that is still alive at exit.
@@ -127,11 +124,7 @@ def _zstandard_lines(file: BinaryIO) -> Iterator[bytes]:
 def dataset_texts(
     arguments: TextArguments, split_option: str = "--split"
 ) -> tuple[Callable[[], Iterator[Any]], int | None]:
-    """A function that reads the texts of `arguments.dataset`, and their number, `None` if it is unknown.
-
-    Args:
-        split_option: the option with the name of the split, for error messages.
-    """
+    """A function that reads the texts of `arguments.dataset`, and their number, `None` if it is unknown."""
     require("datasets", extra="train", purpose="--dataset")
     import datasets
 
@@ -175,12 +168,7 @@ def refuse_dataset_options(arguments: DatasetArguments):
 
 
 def check_model(name_or_path: str):
-    """Checks that a folder holds an ELMo model, or that the Hub has a model: `from_pretrained` tries it for minutes.
-
-    Raises:
-        FileNotFoundError: there is no such model, or the Hub cannot be reached to look for it.
-        ValueError: the folder holds a model of another kind.
-    """
+    """Checks that a folder holds an ELMo model, or that the Hub has a model: `from_pretrained` tries it for minutes."""
     if Path(name_or_path).is_dir():
         if not Path(name_or_path, CONFIG_NAME).is_file():
             raise FileNotFoundError(
@@ -203,11 +191,7 @@ def check_model(name_or_path: str):
 
 
 def load_pretrained(kind: Any, name_or_path: str | Path, **options: Any) -> Any:
-    """`kind.from_pretrained(name_or_path, **options)`, of a model or a tokenizer.
-
-    Raises:
-        FileNotFoundError, ValueError: a file is missing, damaged or refused, or weights are not finite.
-    """
+    """`kind.from_pretrained(name_or_path, **options)`, of a model or a tokenizer, with checked weights."""
     try:
         loaded = kind.from_pretrained(name_or_path, **options)
     except Exception as error:  # of torch, safetensors, tokenizers, json: whatever the files hold
@@ -269,11 +253,7 @@ def require(module: str, extra: str, purpose: str):
 
 
 def refuse_folder_or_pipe(path: Path, passed: str):
-    """Refuses what exists, but cannot be read twice as a file. Files are read to find mistakes, and then again.
-
-    Args:
-        passed: beginning of the message, such as `--input FILE`.
-    """
+    """Refuses what exists, but cannot be read twice as a file. Files are read to find mistakes, and then again."""
     if path.is_dir():
         raise IsADirectoryError(f"{passed} is a folder; pass a file.")
     if path.exists() and not path.is_file():
@@ -281,11 +261,7 @@ def refuse_folder_or_pipe(path: Path, passed: str):
 
 
 def check_output(path: Path):
-    """Refuses an output that is a folder, or a file that cannot be written, before the work is done.
-
-    Raises:
-        OSError: the path cannot be written.
-    """
+    """Refuses an output that is a folder, or a file that cannot be written, before the work is done."""
     if path.is_dir():
         raise IsADirectoryError(f"--output {path} is a folder; pass the name of a file, such as {path / 'a.json'}.")
     if path.exists() and not path.is_file():
@@ -317,11 +293,7 @@ def read_json(path: Path) -> Any:
 
 
 def parse_json(text: str | bytes, source: Path | str) -> Any:
-    """The value of a JSON text; `source` names the text in the error.
-
-    Raises:
-        ValueError: the text is not JSON in UTF-8, or is nested too deeply for Python.
-    """
+    """The value of a JSON text; `source` names the text in the error."""
     try:
         return json.loads(text if isinstance(text, str) else text.decode("utf-8"))
     except (ValueError, RecursionError) as error:

@@ -28,11 +28,7 @@ def processor_name() -> str:
 
 
 def check_processes(number: int):
-    """Compares the number of processes in a run with the number that a launcher started.
-
-    Raises:
-        ValueError: they differ, so each process would train on its own and write into the same folder.
-    """
+    """Compares the number of processes in a run with the number that a launcher started."""
     started = int(os.environ.get("WORLD_SIZE", number))
     if started != number:
         raise ValueError(
@@ -42,11 +38,7 @@ def check_processes(number: int):
 
 
 def check_workers(number: int):
-    """Refuses worker processes of a `DataLoader` where they cannot send their batches.
-
-    Raises:
-        ValueError: the path of the temporary folder is too long for a socket, for example.
-    """
+    """Refuses worker processes of a `DataLoader` where they cannot send their batches."""
     try:
         if number:
             Listener().close()
@@ -86,11 +78,7 @@ class ProcessGroup:
         return self.index == 0
 
     def gathered(self, value: Any) -> list[Any]:
-        """The values of all processes, when all have called this.
-
-        Raises:
-            ConnectionError: another process has ended.
-        """
+        """The values of all processes, when all have called this."""
         values = [value] * self.number
         if self.number > 1:
             try:
@@ -106,13 +94,8 @@ class ProcessGroup:
 def local_device(name: str | None = None, rank: int | None = None) -> torch.device:
     """The device of this process. Of several processes on a machine, each takes a CUDA device of its own.
 
-    It becomes torch's current device, on which libraries allocate and launch unless they name another.
-
-    Args:
-        rank: the number of this process on its machine; by default as a launcher says.
-
-    Raises:
-        ValueError: torch does not know the device, or cannot compute on it here.
+    It becomes torch's current device, on which libraries allocate and launch unless they name another. `rank` is the
+    number of this process on its machine; by default as a launcher says.
     """
     try:
         device = torch.device(name or ("cuda" if torch.cuda.is_available() else "cpu"))
@@ -132,13 +115,7 @@ def sole_run(folder: Path, option: str = "--output_dir", is_main_process: bool =
     """Keeps other runs out of a folder, which is created if necessary, and removed if nothing was written.
 
     The system ends the lock with the process, even a killed one: a file that stays behind is no lock. Of several
-    processes of a run, the main process holds it.
-
-    Args:
-        option: the option that names the folder, for the error.
-
-    Raises:
-        FileExistsError: another run writes into the folder, or it is a file.
+    processes of a run, the main process holds it. `option` names the folder in errors.
     """
     if not is_main_process:
         yield

@@ -2,14 +2,14 @@
 
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 from datasets import Dataset, DatasetDict
 from transformers import DataCollatorWithPadding
 
 from modeling_elmo import ELMoForSequenceClassification, ELMoTokenizer
-from modeling_elmo.run_scripts.fine_tuning.data import ClassificationDataArguments, label_names, read_classification
+from modeling_elmo.run_scripts.fine_tuning.data import ClassificationArguments, label_names, read_classification
 from modeling_elmo.run_scripts.fine_tuning.metrics import classification_scores, multilabel_scores, regression_scores
 from modeling_elmo.run_scripts.fine_tuning.task import (
     Batch,
@@ -19,20 +19,8 @@ from modeling_elmo.run_scripts.fine_tuning.task import (
     label_config,
     log_mean_odds,
     log_mean_probabilities,
-    truncation,
 )
 from modeling_elmo.run_scripts.fine_tuning.trainer import TaskTrainingArguments
-from modeling_elmo.run_scripts.program.command_line import option
-
-
-@dataclass(kw_only=True)
-class ClassificationArguments(ClassificationDataArguments):
-    classifier: Literal["bcn", "esim", "linear"] = option(
-        "bcn", "Network: bcn for one text or two, esim for pairs, linear for one linear layer."
-    )
-    max_length: int | None = option(
-        None, "Maximum tokens of a training example, including markers. Other splits are not cut."
-    )
 
 
 @dataclass
@@ -71,8 +59,8 @@ class Classification(Task):
         return (tokenizer.splitter.words(text) for name in self.text_columns for text in split[name])
 
     def encode(self, batch: Batch, tokenizer: ELMoTokenizer, is_training: bool) -> Batch:
-        limits = truncation(self.arguments.max_length if is_training else None)
-        encoding = tokenizer(*(batch[name] for name in self.text_columns), **limits)
+        most = self.arguments.max_length if is_training else None
+        encoding = tokenizer(*(batch[name] for name in self.text_columns), truncation=most is not None, max_length=most)
         return {**encoding, "labels": [self.targets.encode(label) for label in batch["label"]]}
 
     def collator(self, tokenizer: ELMoTokenizer) -> DataCollatorWithPadding:
@@ -97,15 +85,11 @@ def label_type(data: DatasetDict, problem: str) -> "SingleLabel | Regression":
 
 
 class SingleLabel:
-    """One label per text: the way from a raw label to a target, and from logits to a raw label and to scores.
-
-    Attributes:
-        metric: the score that selects the best checkpoint.
-        config: fields of the head's configuration.
-    """
+    """One label per text: the way from a raw label to a target, and from logits to a raw label and to scores."""
 
     metric = "accuracy"
     problem_type = "single_label_classification"
+    average = staticmethod(log_mean_probabilities)
 
     def __init__(self, labels: list[str]):
         self.labels = labels
@@ -120,15 +104,13 @@ class SingleLabel:
     def scores(self, logits: np.ndarray, gold: np.ndarray) -> dict[str, Any]:
         return classification_scores(logits.argmax(-1).tolist(), gold.tolist(), self.labels)
 
-    def average(self, logits: Sequence[np.ndarray]) -> np.ndarray:
-        return log_mean_probabilities(logits)
-
 
 class MultiLabel(SingleLabel):
     """Any number of labels per text: all whose probability is above one half."""
 
     metric = "micro_f1"
     problem_type = "multi_label_classification"
+    average = staticmethod(log_mean_odds)
 
     def encode(self, label: Collection[str]) -> list[float]:
         return [float(name in label) for name in self.labels]
@@ -138,9 +120,6 @@ class MultiLabel(SingleLabel):
 
     def scores(self, logits: np.ndarray, gold: np.ndarray) -> dict[str, Any]:
         return multilabel_scores(logits > 0, gold > 0.5, self.labels)
-
-    def average(self, logits: Sequence[np.ndarray]) -> np.ndarray:
-        return log_mean_odds(logits)
 
 
 class Regression:

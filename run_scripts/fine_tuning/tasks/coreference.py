@@ -17,7 +17,7 @@ from modeling_elmo import ELMoForCoreferenceResolution, ELMoTokenizer
 from modeling_elmo.run_scripts.fine_tuning.features import FeatureStore
 from modeling_elmo.run_scripts.fine_tuning.task import Batch, Record, SplitOutput, Task, label_config
 from modeling_elmo.run_scripts.fine_tuning.tasks.coreference_data import (
-    CoreferenceDataArguments,
+    CoreferenceArguments,
     MentionSpan,
     read_documents,
 )
@@ -27,18 +27,6 @@ from modeling_elmo.run_scripts.program.command_line import option
 
 DECAY_STEPS = 100  # as in the code of Lee et al. (2017)
 TOKEN_COLUMNS = ("input_ids", "character_ids", "attention_mask", "speaker_ids")  # of encodings: one value a token
-
-
-@dataclass(kw_only=True)
-class CoreferenceArguments(CoreferenceDataArguments):
-    max_sentences: int = option(
-        50,
-        "Maximum sentences of a training document: a random window, drawn anew in each epoch. Other splits "
-        "are read whole.",
-    )
-    train_singletons: bool = option(
-        False, "Learn, return and score singletons too: mentions that no other mention refers to."
-    )
 
 
 @dataclass
@@ -102,7 +90,8 @@ class Coreference(Task):
 
     def prepare(self, data: DatasetDict):
         train = data.get("train", next(iter(data.values())))
-        self.has_singletons = has_singletons(train)
+        counts = (Counter(cluster for *_, cluster in mentions) for mentions in train["mentions"])
+        self.has_singletons = any(1 in sizes.values() for sizes in counts)
         if self.arguments.train_singletons and not self.has_singletons:
             raise ValueError(
                 "--train_singletons: no mention of the training data is a singleton, so a model cannot learn them. "
@@ -132,7 +121,7 @@ class Coreference(Task):
     def collator(self, tokenizer: ELMoTokenizer) -> "DocumentCollator":
         return DocumentCollator()
 
-    def feature_collator(self, tokenizer: ELMoTokenizer, store: FeatureStore) -> "DocumentCollator":
+    def feature_collator(self, tokenizer: ELMoTokenizer, store: FeatureStore | None) -> "DocumentCollator":
         return DocumentCollator(store)
 
     def scores(self, output: SplitOutput) -> dict[str, Any]:
@@ -156,17 +145,11 @@ class Coreference(Task):
 
     def further_scores(self, model: ELMoForCoreferenceResolution, tokenizer: ELMoTokenizer) -> dict[str, Any]:
         widest = model.config.max_span_width
-        return {"gold_mentions": {split: mention_counts(rows, widest) for split, rows in self.data.items()}}
-
-
-def mention_counts(documents: Dataset, widest: int) -> dict[str, int]:
-    """The number of gold mentions, and of those with more words than the widest span, which are never found."""
-    widths = [last - first + 1 for mentions in documents["mentions"] for _, first, last, _ in mentions]
-    return {"all": len(widths), "too_wide": sum(width > widest for width in widths)}
-
-
-def has_singletons(documents: Dataset) -> bool:
-    return any(1 in Counter(cluster for *_, cluster in mentions).values() for mentions in documents["mentions"])
+        counts = {}
+        for split, documents in self.data.items():
+            widths = [last - first + 1 for mentions in documents["mentions"] for _, first, last, _ in mentions]
+            counts[split] = {"all": len(widths), "too_wide": sum(width > widest for width in widths)}  # never found
+        return {"gold_mentions": counts}
 
 
 def known_genres(data: DatasetDict) -> list[str]:
@@ -206,10 +189,7 @@ class DocumentCollator(TrainerCallback):
     """Makes a batch of one document: its rows are the sentences, padded on the right.
 
     A training document is cut to a window of `max_sentences`, which depends on the seed, the epoch and the document
-    alone. So a resumed training sees the same windows.
-
-    Args:
-        store: stored layers of the biLM, found by `text_number`; `None` leaves them to the model.
+    alone. So a resumed training sees the same windows. Without a store of layers, the model computes them.
     """
 
     def __init__(self, store: FeatureStore | None = None):
@@ -232,7 +212,9 @@ class DocumentCollator(TrainerCallback):
             batch["elmo_hidden_states"] = scattered(self.store[row["text_number"]][inside], mask_BT).transpose(1, 2)
         if "genre_ids" in row:
             batch["genre_ids"] = torch.tensor(row["genre_ids"])
-        batch["mentions"] = mentions_of_window(row["mentions"], first, end)
+        kept = [mention for mention in row["mentions"] if first <= mention[0] < end]
+        shift = [-first, 1, 1, 0]  # to the sentence of the window, and to tokens, of which the first is a marker
+        batch["mentions"] = torch.from_numpy(np.array(kept, dtype=np.int64).reshape(1, -1, 4) + shift)
         return BatchEncoding(batch)
 
     def _window(self, row: dict[str, Any], count: int) -> tuple[int, int]:
@@ -255,12 +237,6 @@ def scattered(values_N: np.ndarray, mask_BT: np.ndarray) -> Tensor:
     result = np.zeros((*mask_BT.shape, *values_N.shape[1:]), dtype=values_N.dtype)
     result[mask_BT] = values_N
     return torch.from_numpy(result)
-
-
-def mentions_of_window(mentions: list[list[int]], first: int, end: int) -> Tensor:
-    """`(1, mentions, 4)`: sentence of the window, first and last token, and cluster. The first token is a marker."""
-    inside = np.array([mention for mention in mentions if first <= mention[0] < end], dtype=np.int64).reshape(1, -1, 4)
-    return torch.from_numpy(inside + [-first, 1, 1, 0])
 
 
 def predicted_mentions(output: SplitOutput) -> Iterator[list[list[int]]]:

@@ -11,12 +11,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from datasets import Dataset, DatasetDict, Features, Value
+from datasets import DatasetDict, Features, Value
 from transformers.utils import logging
 
 from modeling_elmo.run_scripts.fine_tuning.sources import (
     DataArguments,
-    Source,
     check_cell,
     is_list_of_words,
     is_text,
@@ -46,15 +45,23 @@ MentionSpan = tuple[int, int, int]  # sentence, first word, last word (inclusive
 
 
 @dataclass(kw_only=True)
-class CoreferenceDataArguments(DataArguments):
+class CoreferenceArguments(DataArguments):
     train_file: str | None = option(
         None,
         f"Training file. CoNLL-2012 columns, also LitBank's: {', '.join(DOCUMENT_SUFFIXES)}; a document "
         "per record: .json, .jsonl. Also .gz or .zst.",
     )
+    max_sentences: int = option(
+        50,
+        "Maximum sentences of a training document: a random window, drawn anew in each epoch. Other splits "
+        "are read whole.",
+    )
+    train_singletons: bool = option(
+        False, "Learn, return and score singletons too: mentions that no other mention refers to."
+    )
 
 
-def read_documents(arguments: CoreferenceDataArguments) -> DatasetDict:
+def read_documents(arguments: CoreferenceArguments) -> DatasetDict:
     """The splits that were given, with a row per document.
 
     Returns:
@@ -65,12 +72,8 @@ def read_documents(arguments: CoreferenceDataArguments) -> DatasetDict:
     """
     formats: dict[str, RowReader] = dict.fromkeys(DOCUMENT_SUFFIXES, conll_documents)
     found = split_sources(arguments, formats | JSON_FORMATS)
-    return DatasetDict({split: _document_split(source, split) for split, source in found.items()})
-
-
-def _document_split(source: Source, split: str) -> Dataset:
-    distinct = source._replace(read=partial(_distinct_documents, source.read))
-    return distinct.convert(document_row, DOCUMENT_FEATURES, split)
+    rows = {split: each._replace(read=partial(_distinct_documents, each.read)) for split, each in found.items()}
+    return DatasetDict({split: each.convert(document_row, DOCUMENT_FEATURES, split) for split, each in rows.items()})
 
 
 def _distinct_documents(read: Callable[[], Iterator[LocatedRow]]) -> Iterator[LocatedRow]:

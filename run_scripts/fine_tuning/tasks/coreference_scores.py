@@ -20,12 +20,7 @@ METRICS = ("muc", "b_cubed", "ceaf", "mention")
 def coreference_scores(
     predicted: Sequence[Sequence[Cluster]], gold: Sequence[Sequence[Cluster]], singletons: bool
 ) -> Scores:
-    """Scores of clusters of mentions.
-
-    Args:
-        predicted: predicted clusters of each document; a mention is `(sentence, first word, last word)`.
-        gold: gold clusters of each document.
-        singletons: whether clusters of one mention count. If not, they are left out on both sides.
+    """Scores of the clusters of each document; without `singletons`, those of one mention do not count on either side.
 
     Returns:
         `f1`, the mean F1 of MUC, B-cubed and CEAF; `X_precision`, `X_recall` and `X_f1` for the X `muc`, `b_cubed`,

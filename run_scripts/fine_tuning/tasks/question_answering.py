@@ -16,33 +16,12 @@ from modeling_elmo import ELMoForQuestionAnswering, ELMoTokenizer
 from modeling_elmo.pipeline_elmo import best_answers, characters_of_contexts
 from modeling_elmo.run_scripts.fine_tuning.metrics import answer_scores
 from modeling_elmo.run_scripts.fine_tuning.task import Batch, Record, SplitOutput, Task, log_mean_probabilities
-from modeling_elmo.run_scripts.fine_tuning.tasks.question_data import QuestionDataArguments, read_questions
+from modeling_elmo.run_scripts.fine_tuning.tasks.question_data import QuestionAnsweringArguments, read_questions
 from modeling_elmo.run_scripts.fine_tuning.trainer import EMA_HELP, AdadeltaTrainingArguments
 from modeling_elmo.run_scripts.program.command_line import option
 
 QUESTION_WORDS = ("what", "which", "who", "whose", "whom", "when", "where", "why", "how")
 Characters = tuple[int, int]  # of a word in its context: the first, and the one after the last
-
-
-@dataclass(kw_only=True)
-class QuestionAnsweringArguments(QuestionDataArguments):
-    max_seq_length: int = option(384, "Maximum tokens of a window, which holds a question and a part of its context.")
-    doc_stride: int = option(128, "Tokens that neighbouring windows of a context share.")
-    max_answer_length: int = option(17, "Maximum words of a predicted answer.")
-    null_score_diff_threshold: float = option(
-        0.0,
-        "Margin of log-probability by which no answer must beat the best answer. Used where some questions "
-        "have no answer.",
-    )
-
-    def __post_init__(self):
-        if self.max_seq_length < 5:
-            raise ValueError(f"--max_seq_length {self.max_seq_length}: pass at least 5.")
-        if self.doc_stride >= self.max_seq_length - 4:
-            raise ValueError(
-                f"--doc_stride {self.doc_stride} is too large for windows of --max_seq_length {self.max_seq_length}: "
-                "pass a smaller stride."
-            )
 
 
 @dataclass
@@ -155,12 +134,7 @@ def tokenize_windows(batch: Batch, tokenizer: ELMoTokenizer, arguments: Question
 def words_of_answer(
     words: Sequence[Characters], name: str, answers: Sequence[str], starts: Sequence[int]
 ) -> tuple[Characters, Characters] | None:
-    """The characters of the first and the last word that the first answer overlaps; `None` without an answer.
-
-    Args:
-        words: the characters of each word of the context.
-        name: the id of the question, for messages.
-    """
+    """The characters of the first and the last word that the first answer overlaps; `None` without an answer."""
     if not words:
         raise ValueError(f"Question {name}: the tokenizer finds no word in its context; pass another text.")
     if not answers:

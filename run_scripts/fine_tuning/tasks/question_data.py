@@ -24,7 +24,7 @@ QUESTION_FEATURES = Features(
 
 
 @dataclass(kw_only=True)
-class QuestionDataArguments(DataArguments):
+class QuestionAnsweringArguments(DataArguments):
     train_file: str | None = option(
         None, "Training file in SQuAD's format, or with a question per record: .json, .jsonl."
     )
@@ -32,9 +32,24 @@ class QuestionDataArguments(DataArguments):
     context_column: str = option("context", "Key or column of the text with the answer.")
     answers_column: str = option("answers", "Key or column of the answers, each with its text and answer_start.")
     id_column: str = option("id", "Key or column of the question's name, for predictions and messages.")
+    max_seq_length: int = option(384, "Maximum tokens of a window, which holds a question and a part of its context.")
+    doc_stride: int = option(128, "Tokens that neighbouring windows of a context share.")
+    max_answer_length: int = option(17, "Maximum words of a predicted answer.")
+    null_score_diff_threshold: float = option(
+        0.0,
+        "Margin of log-probability by which no answer must beat the best answer. Used where some questions "
+        "have no answer.",
+    )
+
+    def __post_init__(self):
+        if self.doc_stride >= self.max_seq_length - 4:
+            raise ValueError(
+                f"--doc_stride {self.doc_stride} is too large for windows of --max_seq_length {self.max_seq_length}: "
+                "pass a smaller stride, or larger windows."
+            )
 
 
-def read_questions(arguments: QuestionDataArguments) -> DatasetDict:
+def read_questions(arguments: QuestionAnsweringArguments) -> DatasetDict:
     """The splits that were given, with the columns `id`, `question`, `context`, `answers` and `answer_starts`.
 
     The answers are texts, none if the context has no answer. Their starts are characters of the context.
@@ -66,7 +81,7 @@ def _objects(row: Mapping[str, Any], key: str, location: str) -> list[dict[str, 
     return values
 
 
-def _question_split(source: Source, split: str, arguments: QuestionDataArguments) -> Dataset:
+def _question_split(source: Source, split: str, arguments: QuestionAnsweringArguments) -> Dataset:
     columns = {name: getattr(arguments, f"{name}_column") for name in ("question", "context", "answers", "id")}
     first = source.first()
     for name in ("question", "context", "answers"):

@@ -57,7 +57,7 @@ ROLE_FEATURES = Features(
 
 
 @dataclass(kw_only=True)
-class RoleDataArguments(DataArguments):
+class SemanticRoleArguments(DataArguments):
     train_file: str | None = option(
         None,
         "Training file in UTF-8. A word per line and a column per predicate: .tsv as PropBank EWT, .conll "
@@ -66,6 +66,9 @@ class RoleDataArguments(DataArguments):
     )
     roles_format: Literal["propbank", "conll2005", "conll2012"] | None = option(
         None, "Columns of files with a word per line. Default: those that the file's ending names."
+    )
+    max_length: int | None = option(
+        102, "Maximum tokens of a training sentence, including two markers. Other splits are not cut."
     )
 
 
@@ -90,7 +93,7 @@ Line = tuple[str, list[str]]  # location and columns
 OTHER_FORMAT = "Correct it, or pass another --roles_format."
 
 
-def read_roles(arguments: RoleDataArguments) -> DatasetDict:
+def read_roles(arguments: SemanticRoleArguments) -> DatasetDict:
     """The splits that were given, with the columns that the head of this file explains."""
     read = partial(role_rows, roles_format=arguments.roles_format)
     found = split_sources(arguments, dict.fromkeys(ROLE_FORMATS, read) | JSON_FORMATS)

@@ -27,8 +27,7 @@ def role_scores(
     """Scores of the arguments of all predicates together.
 
     Args:
-        predicted: predicted BIO tags of each predicate's sentence, without padding and markers.
-        gold: gold BIO tags of each predicate's sentence.
+        predicted, gold: BIO tags of each predicate's sentence, without padding and markers.
         kinds: kind of each predicate, such as "verb", to score the kinds apart; "" if unknown.
 
     Returns:
@@ -58,12 +57,7 @@ def _rates_apart(found: set, wanted: set, names: Collection[str], name_of: Calla
 
 
 def predicate_scores(found: Sequence[Collection[int]], gold: Sequence[Collection[int]]) -> Scores:
-    """`predicate_precision`, `predicate_recall` and `predicate_f1` of the words that were found to be predicates.
-
-    Args:
-        found: indexes of the predicates that were found in each sentence. A repeated index counts once.
-        gold: indexes of the gold predicates of each sentence.
-    """
+    """Precision, recall and F1 of the indexes of predicates that were found in each sentence."""
     sides = ({(number, index) for number, indexes in enumerate(side) for index in indexes} for side in (found, gold))
     rates = argument_rates(*sides)
     return {f"predicate_{name}": rates[name] for name in ("precision", "recall", "f1")}

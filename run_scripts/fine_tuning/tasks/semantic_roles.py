@@ -1,5 +1,6 @@
 """Semantic role labelling: the arguments of each predicate of a sentence, as in PropBank."""
 
+import math
 from collections.abc import Iterable, Iterator, Sequence
 from copy import copy
 from dataclasses import dataclass
@@ -27,23 +28,14 @@ from modeling_elmo.run_scripts.fine_tuning.task import (
     label_config,
     log_mean_odds,
     log_mean_probabilities,
-    truncation,
 )
-from modeling_elmo.run_scripts.fine_tuning.tasks.role_data import RoleDataArguments, read_roles
+from modeling_elmo.run_scripts.fine_tuning.tasks.role_data import SemanticRoleArguments, read_roles
 from modeling_elmo.run_scripts.fine_tuning.tasks.role_scores import predicate_scores, role_scores
 from modeling_elmo.run_scripts.fine_tuning.trainer import AdadeltaTrainingArguments
-from modeling_elmo.run_scripts.program.command_line import option
 
 logger = logging.get_logger(__name__)
 
 DECODED_ROWS = 256  # at once: their Viterbi scores take some megabytes
-
-
-@dataclass(kw_only=True)
-class SemanticRoleArguments(RoleDataArguments):
-    max_length: int | None = option(
-        102, "Maximum tokens of a training sentence, including two markers. Other splits are not cut."
-    )
 
 
 @dataclass
@@ -59,7 +51,8 @@ class SemanticRoleTrainingArguments(AdadeltaTrainingArguments):
 class SemanticRoles(Task):
     """The paper's semantic roles (section 4): eight interleaved LSTM layers over `[x_k; ELMo_k; predicate]`.
 
-    Roles are scored for the gold predicates. A second output finds the predicates of a sentence, and is scored apart.
+    Roles are scored for the gold predicates, as by the official `srl-eval.pl`. A second output finds the predicates of
+    a sentence, and is scored apart.
     """
 
     name = "semantic-role-labeling"
@@ -84,16 +77,17 @@ class SemanticRoles(Task):
         self.label_ids = {label: number for number, label in enumerate(self.labels)}
         self.config = label_config(self.labels)
         warn_of_unknown_roles(data, self.label_ids)
-        if self.arguments.max_length is not None:
-            warn_of_cut_predicates(data["train"], self.arguments.max_length)
+        most = self.arguments.max_length or math.inf
+        if cut := sum(place >= most - 2 for places in data["train"]["predicate_index"] for place in places):
+            logger.warning(f"--max_length {most} cuts {cut:,} predicates off the training data; they are left out.")
 
     def words(self, split: Dataset, tokenizer: ELMoTokenizer) -> Iterable[list[str]]:
         return split["tokens"]
 
     def encode(self, batch: Batch, tokenizer: ELMoTokenizer, is_training: bool) -> Batch:
         """A row per predicate, or one for a sentence without; the first row of a sentence has all predicate labels."""
-        limits = truncation(self.arguments.max_length if is_training else None)
-        encoding = tokenizer(batch["tokens"], is_split_into_words=True, **limits)
+        most = self.arguments.max_length if is_training else None
+        encoding = tokenizer(batch["tokens"], is_split_into_words=True, truncation=most is not None, max_length=most)
         rows: list[Record] = []
         for number, (places, tags) in enumerate(zip(batch["predicate_index"], batch["predicate_tags"], strict=True)):
             sentence = {name: encoding[name][number] for name in encoding} | {"example_number": number}
@@ -195,8 +189,3 @@ def warn_of_unknown_roles(data: DatasetDict, known: Iterable[str]):
                 f"Split {split!r} has roles that do not occur in 'train': {', '.join(sorted(unknown)):.200}. They "
                 "cannot be found, and their arguments count as errors."
             )
-
-
-def warn_of_cut_predicates(train: Dataset, max_length: int):
-    if cut := sum(place >= max_length - 2 for places in train["predicate_index"] for place in places):
-        logger.warning(f"--max_length {max_length} cuts {cut:,} predicates off the training data; they are left out.")

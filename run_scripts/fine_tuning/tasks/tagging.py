@@ -24,7 +24,6 @@ from modeling_elmo.run_scripts.fine_tuning.task import (
     SplitOutput,
     Task,
     label_config,
-    truncation,
 )
 from modeling_elmo.run_scripts.program.command_line import option
 
@@ -75,8 +74,8 @@ class Tagging(Task):
         return split["tokens"]
 
     def encode(self, batch: Batch, tokenizer: ELMoTokenizer, is_training: bool) -> Batch:
-        limits = truncation(self.arguments.max_length if is_training else None)
-        encoding = tokenizer(batch["tokens"], is_split_into_words=True, **limits)
+        most = self.arguments.max_length if is_training else None
+        encoding = tokenizer(batch["tokens"], is_split_into_words=True, truncation=most is not None, max_length=most)
         labels = [[NO_LABEL, *(self.label_ids[tag] for tag in tags)] for tags in batch["tags"]]
         rows = zip(labels, encoding["input_ids"], strict=True)
         return {**encoding, "labels": [[*row[: len(ids) - 1], NO_LABEL] for row, ids in rows]}
