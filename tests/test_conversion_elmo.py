@@ -8,9 +8,10 @@ import pytest
 import torch
 
 from modeling_elmo import ELMoConfig, ELMoForPreTraining, ELMoForTokenClassification, ELMoModel
+from modeling_elmo.conversion.formats import convert_checkpoint
 from modeling_elmo.conversion.original import (
     RECORD_FILE,
-    convert_original_checkpoint,
+    OriginalCheckpoint,
     export_original_checkpoint,
     options_to_config,
 )
@@ -33,9 +34,8 @@ def converted(tmp_path_factory):
         if weights not in folders:
             source, folder = FIXTURES / weights, tmp_path_factory.mktemp("converted")
             vocabulary = source.with_name("vocab.txt") if "word_level" in weights else None
-            folders[weights] = convert_original_checkpoint(
-                source, source.with_name("options.json"), folder / "model", vocabulary, pre_tokenization="whitespace"
-            )
+            options = {"options": source.with_name("options.json"), "vocabulary": vocabulary}
+            folders[weights] = convert_checkpoint(OriginalCheckpoint, source, folder / "model", "whitespace", **options)
         return folders[weights]
 
     return convert
@@ -65,7 +65,8 @@ def convert_arrays(folder, arrays, options, **others):
     """Writes a checkpoint and converts it."""
     write(folder / "weights.hdf5", arrays)
     (folder / "options.json").write_text(json.dumps(options))
-    return convert_original_checkpoint(folder / "weights.hdf5", folder / "options.json", folder / "model", **others)
+    weights, options = folder / "weights.hdf5", folder / "options.json"
+    return convert_checkpoint(OriginalCheckpoint, weights, folder / "model", options=options, **others)
 
 
 def vectors_of_batches(folder, sentences, carry_states: bool):

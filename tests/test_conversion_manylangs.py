@@ -14,6 +14,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from modeling_elmo import ELMoConfig, ELMoModel
+from modeling_elmo.conversion.formats import convert_checkpoint
 from modeling_elmo.conversion.manylangs import (
     CHARACTER_MARKERS,
     MANYLANGS_RECORD_FILE,
@@ -21,7 +22,6 @@ from modeling_elmo.conversion.manylangs import (
     ManyLangsCheckpoint,
     architecture_to_config,
     config_to_architecture,
-    convert_manylangs_checkpoint,
     export_manylangs_checkpoint,
     read_lexicon,
     read_pickle,
@@ -43,7 +43,9 @@ def converted(tmp_path_factory):
 
     def convert(source: Path) -> Path:
         if source not in folders:
-            folders[source] = convert_manylangs_checkpoint(source, tmp_path_factory.mktemp("converted") / "model")
+            folders[source] = convert_checkpoint(
+                ManyLangsCheckpoint, source, tmp_path_factory.mktemp("converted") / "model"
+            )
         return folders[source]
 
     return convert
@@ -153,7 +155,7 @@ def test_ordinary_words_with_the_names_of_our_special_words(copy, tmp_path):
     for place, word in enumerate(words, 8):
         lines[place] = f"{word}\t{place}"
     (copy / "word.dic").write_text("\n".join(lines), encoding="utf-8")
-    folder = convert_manylangs_checkpoint(copy, tmp_path / "model")
+    folder = convert_checkpoint(ManyLangsCheckpoint, copy, tmp_path / "model")
     tokenizer = ELMoTokenizer.from_pretrained(folder)
     # The special rows 0 to 2 stay in front, after a row of padding: the ids of other words are one higher.
     assert tokenizer(words[:4], **GIVEN)["input_ids"].tolist() == [[1, 9, 10, 11, 12, 2]]
@@ -178,7 +180,7 @@ def test_characters_only(tmp_path):
     folder = characters_only(tmp_path / "model", cell_clip=None)
     files = export_manylangs_checkpoint(folder, tmp_path / "files")
     assert not (files / "word.dic").exists()
-    again = convert_manylangs_checkpoint(files, tmp_path / "again")
+    again = convert_checkpoint(ManyLangsCheckpoint, files, tmp_path / "again")
     outputs = []
     for place in (folder, again):
         with torch.no_grad():
@@ -210,7 +212,7 @@ def test_architectures_that_the_original_ships(copy, name):
 
 def test_other_checkpoints_in_folders_below(copy, tmp_path):
     shutil.copytree(WORDS, copy / "words")
-    folder = convert_manylangs_checkpoint(copy, tmp_path / "model")
+    folder = convert_checkpoint(ManyLangsCheckpoint, copy, tmp_path / "model")
     assert ELMoConfig.from_pretrained(folder).char_vocab_size == 47
 
 
@@ -219,10 +221,10 @@ def test_architecture_file_elsewhere(copy, tmp_path):
     with pytest.raises(
         FileNotFoundError, match=f"names the architecture file '{ARCHITECTURE}', .* pass it .`--architecture`."
     ):
-        convert_manylangs_checkpoint(copy, tmp_path / "model")
+        convert_checkpoint(ManyLangsCheckpoint, copy, tmp_path / "model")
     (tmp_path / "moved.json").rename(tmp_path / "config.json")  # the name of the other file
     (copy / "config.json").unlink()
-    convert_manylangs_checkpoint(copy, tmp_path / "model", architecture=tmp_path / "config.json")
+    convert_checkpoint(ManyLangsCheckpoint, copy, tmp_path / "model", architecture=tmp_path / "config.json")
     back = export_manylangs_checkpoint(tmp_path / "model", tmp_path / "back")
     assert json.loads((back / "config.json").read_text()) == {"config_path": "architecture.json"}
     assert (back / "architecture.json").exists()
@@ -243,14 +245,14 @@ def test_wrong_architectures(copy, tmp_path, path, value, message):
     architecture[section][name] = value
     (copy / ARCHITECTURE).write_text(json.dumps(architecture))
     with pytest.raises(ValueError, match=f"(?s){ARCHITECTURE}.*{message}|{message}"):
-        convert_manylangs_checkpoint(copy, tmp_path / "model")
+        convert_checkpoint(ManyLangsCheckpoint, copy, tmp_path / "model")
 
 
 def test_no_clips(copy, tmp_path):
     architecture = json.loads((copy / ARCHITECTURE).read_text())
     architecture["encoder"] |= {"cell_clip": 0, "proj_clip": None}
     (copy / ARCHITECTURE).write_text(json.dumps(architecture))
-    folder = convert_manylangs_checkpoint(copy, tmp_path / "model")
+    folder = convert_checkpoint(ManyLangsCheckpoint, copy, tmp_path / "model")
     config = ELMoConfig.from_pretrained(folder)
     assert (config.cell_clip, config.projection_clip) == (None, None)
     back = export_manylangs_checkpoint(folder, tmp_path / "back")
@@ -263,11 +265,11 @@ def test_dictionary_of_another_checkpoint(copy, tmp_path):
     with pytest.raises(
         ValueError, match=r"(?s)47 entries in char.dic .*the file has \(46, 5\), the options require \(47, 5\)"
     ):
-        convert_manylangs_checkpoint(copy, tmp_path / "model")
+        convert_checkpoint(ManyLangsCheckpoint, copy, tmp_path / "model")
     lines = (BOTH / "char.dic").read_text(encoding="utf-8").replace("<bow>", "<eoe>")
     (copy / "char.dic").write_text(lines, encoding="utf-8")
     with pytest.raises(ValueError, match="char.dic lacks the entries <bow>"):
-        convert_manylangs_checkpoint(copy, tmp_path / "model")
+        convert_checkpoint(ManyLangsCheckpoint, copy, tmp_path / "model")
 
 
 def test_models_that_the_format_cannot_hold(tmp_path):
@@ -333,7 +335,7 @@ def test_archives(tmp_path):
     with zipfile.ZipFile(tmp_path / "179.zip", "w", zipfile.ZIP_DEFLATED) as archive:
         for path in BOTH.iterdir():
             archive.write(path, f"korean.model/{path.name}")
-    folder = convert_manylangs_checkpoint(tmp_path / "179.zip", tmp_path / "model")
+    folder = convert_checkpoint(ManyLangsCheckpoint, tmp_path / "179.zip", tmp_path / "model")
     assert (folder / "model.safetensors").exists()
 
 
@@ -341,13 +343,13 @@ def test_archives(tmp_path):
 def test_half_a_checkpoint(copy, tmp_path, name):
     (copy / name).unlink()
     with pytest.raises(FileNotFoundError, match=rf"copy has no {name}.*pass|copy has no {name}.*Pass"):
-        convert_manylangs_checkpoint(copy, tmp_path / "model")
+        convert_checkpoint(ManyLangsCheckpoint, copy, tmp_path / "model")
     assert not (tmp_path / "model").exists()
 
 
 def test_a_single_file_is_refused(copy, tmp_path):
     with pytest.raises(ValueError, match="encoder.pkl is a single file; pass the folder or archive"):
-        convert_manylangs_checkpoint(copy / "encoder.pkl", tmp_path / "model")
+        convert_checkpoint(ManyLangsCheckpoint, copy / "encoder.pkl", tmp_path / "model")
 
 
 class Command:

@@ -11,13 +11,12 @@ from bundle_writer import write_bundle
 from safetensors.torch import load_file
 
 from modeling_elmo import ELMoForPreTraining, ELMoModel, ELMoTokenizer
-from modeling_elmo.conversion.formats import to_original
+from modeling_elmo.conversion.formats import convert_checkpoint, to_original
 from modeling_elmo.conversion.original import KEYS, export_original_checkpoint, read_original_record
 from modeling_elmo.conversion.tensor_bundle import read_index, read_tensor
 from modeling_elmo.conversion.tensorflow import (
     OPTIMIZER_STATE,
     TensorFlowCheckpoint,
-    convert_tensorflow_checkpoint,
     original_name,
 )
 from modeling_elmo.run_scripts.perplexity import main as perplexity
@@ -55,7 +54,7 @@ def arrays_of(folder: Path) -> dict[str, torch.Tensor]:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_arrays_are_those_of_dump_weights(tmp_path, kind):
-    folder = convert_tensorflow_checkpoint(FIXTURES / kind, tmp_path / "model")
+    folder = convert_checkpoint(TensorFlowCheckpoint, FIXTURES / kind, tmp_path / "model")
     found, variables = arrays_of(folder), read(kind)
     dumped = {}
     with h5py.File(FIXTURES / kind / "dumped_weights.hdf5") as file:
@@ -82,7 +81,7 @@ def test_variables_of_one_layer_and_of_old_versions():
 
 def test_forward_perplexity_of_bilm_tf(tmp_path):
     source, folder = FIXTURES / "characters", tmp_path / "model"
-    convert_tensorflow_checkpoint(source, folder)
+    convert_checkpoint(TensorFlowCheckpoint, source, folder)
     text = ["--validation_file", str(source / "text.txt"), "--is_split_into_words", "--context", "stream"]
     perplexity(
         ["--model", str(folder), *text, "--per_device_eval_batch_size", "1", "--output", str(tmp_path / "p.json")]
@@ -103,7 +102,9 @@ def test_shards_special_words_and_archives(checkpoint, tmp_path):
     with zipfile.ZipFile(tmp_path / "lm.zip", "w") as archive:
         for path in checkpoint.iterdir():
             archive.write(path, f"save_dir/{path.name}")
-    model = ELMoForPreTraining.from_pretrained(convert_tensorflow_checkpoint(tmp_path / "lm.zip", tmp_path / "model"))
+    model = ELMoForPreTraining.from_pretrained(
+        convert_checkpoint(TensorFlowCheckpoint, tmp_path / "lm.zip", tmp_path / "model")
+    )
     ids, original = ELMoTokenizer.from_pretrained(tmp_path / "model").get_vocab(), read("words")
     rows = [ids[word] for word in words]
     for name, table in (("softmax/W", model.softmax.weight), ("embedding", model.elmo.word_embeddings.weight)):
@@ -114,7 +115,7 @@ def test_a_repeated_line_has_a_row_of_its_own(checkpoint, tmp_path):
     words = (checkpoint / "vocab.txt").read_text().split()
     last = words[-1]
     (checkpoint / "vocab.txt").write_text("\n".join([*words[:10], last, "", *words[12:]]) + "\n")
-    folder = convert_tensorflow_checkpoint(checkpoint, tmp_path / "model")
+    folder = convert_checkpoint(TensorFlowCheckpoint, checkpoint, tmp_path / "model")
     ids = ELMoTokenizer.from_pretrained(folder).get_vocab()
     bias = ELMoForPreTraining.from_pretrained(folder).softmax.bias
     for word, row in {last: 31, f"{last} [row 10]": 10, "[row 11]": 11, words[12]: 12}.items():
@@ -156,7 +157,7 @@ def test_newest_checkpoint_and_step(checkpoint, tmp_path):
 def test_half_a_checkpoint(checkpoint, tmp_path, missing, message):
     next(checkpoint.glob(missing)).unlink()
     with pytest.raises(FileNotFoundError, match=message):
-        convert_tensorflow_checkpoint(checkpoint, tmp_path / "model")
+        convert_checkpoint(TensorFlowCheckpoint, checkpoint, tmp_path / "model")
     assert not (tmp_path / "model").exists()
 
 
@@ -171,21 +172,21 @@ def test_wrong_checkpoints_are_refused(checkpoint, tmp_path):
     for case, error, message in cases:
         write(checkpoint, case)
         with pytest.raises(error, match=message):
-            convert_tensorflow_checkpoint(checkpoint, tmp_path / "model")
+            convert_checkpoint(TensorFlowCheckpoint, checkpoint, tmp_path / "model")
     write(checkpoint, {name: array for name, array in arrays.items() if name != "lm/embedding/Adagrad"})
     with pytest.raises(ValueError, match="has no lm/embedding/Adagrad; convert it without --optimizer_state."):
-        convert_tensorflow_checkpoint(checkpoint, tmp_path / "model", optimizer_state=True)
+        convert_checkpoint(TensorFlowCheckpoint, checkpoint, tmp_path / "model", optimizer_state=True)
     (checkpoint / "checkpoint").write_text('model_checkpoint_path: "model.ckpt-200"\n')
     with pytest.raises(FileNotFoundError, match="names model.ckpt-200, but there is only model.ckpt-180; copy"):
-        convert_tensorflow_checkpoint(checkpoint, tmp_path / "model")
+        convert_checkpoint(TensorFlowCheckpoint, checkpoint, tmp_path / "model")
     (checkpoint / "checkpoint").write_text("nothing")
     with pytest.raises(ValueError, match="names no checkpoint in a line model_checkpoint_path; delete it"):
-        convert_tensorflow_checkpoint(checkpoint, tmp_path / "model")
+        convert_checkpoint(TensorFlowCheckpoint, checkpoint, tmp_path / "model")
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_accumulators_have_the_layout_of_the_parameters(tmp_path, kind):
-    folder = convert_tensorflow_checkpoint(FIXTURES / kind, tmp_path / "model", optimizer_state=True)
+    folder = convert_checkpoint(TensorFlowCheckpoint, FIXTURES / kind, tmp_path / "model", optimizer_state=True)
     found, model = load_file(folder / OPTIMIZER_STATE), ELMoForPreTraining.from_pretrained(folder)
     assert {name: values.shape for name, values in found.items()} == {
         name: parameter.shape for name, parameter in model.named_parameters()
@@ -202,7 +203,7 @@ def test_accumulators_have_the_layout_of_the_parameters(tmp_path, kind):
 def tied(checkpoint, tmp_path):
     arrays = {name: array for name, array in read("words").items() if not name.startswith("lm/softmax/W")}
     write(checkpoint, arrays, share_embedding_softmax=True)
-    return convert_tensorflow_checkpoint(checkpoint, tmp_path / "tied", optimizer_state=True)
+    return convert_checkpoint(TensorFlowCheckpoint, checkpoint, tmp_path / "tied", optimizer_state=True)
 
 
 def test_a_shared_table_is_loaded_and_saved_once(tied, tmp_path):

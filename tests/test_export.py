@@ -23,8 +23,9 @@ from modeling_elmo import (
     ELMoModel,
     ELMoTokenizer,
 )
+from modeling_elmo.conversion.formats import convert_checkpoint
 from modeling_elmo.conversion.onnx import PACKAGES_OF_ONNX, check_exportable, load_onnx
-from modeling_elmo.conversion.original import convert_original_checkpoint
+from modeling_elmo.conversion.original import OriginalCheckpoint
 from modeling_elmo.run_scripts import export
 
 pytestmark = pytest.mark.skipif(
@@ -71,7 +72,7 @@ def arguments(folder: Path, output: Path, **options) -> list[str]:
 def folder(tmp_path_factory) -> Path:
     """AllenNLP's tiny biLM, with a vocabulary cache of one word, which is not exported."""
     folder = tmp_path_factory.mktemp("model") / "elmo"
-    convert_original_checkpoint(ALLENNLP / "lm_weights.hdf5", ALLENNLP / "options.json", folder)
+    convert_checkpoint(OriginalCheckpoint, ALLENNLP / "lm_weights.hdf5", folder, options=ALLENNLP / "options.json")
     model, tokenizer = ELMoModel.from_pretrained(folder), ELMoTokenizer.from_pretrained(folder)
     model.cache_vocabulary(["play"], tokenizer, save=True)
     model.save_pretrained(folder)

@@ -26,7 +26,8 @@ from modeling_elmo import (
     ScalarMix,
     elmo_backend,
 )
-from modeling_elmo.conversion.original import convert_original_checkpoint
+from modeling_elmo.conversion.formats import convert_checkpoint
+from modeling_elmo.conversion.original import OriginalCheckpoint
 
 FIXTURE = Path(__file__).parent / "fixtures" / "elmo_fixtures" / "allennlp"
 
@@ -122,7 +123,7 @@ def test_same_text_same_vectors(data):
 def published(tmp_path_factory):
     """The converted fixture of AllenNLP, and its 30 sentences."""
     folder = tmp_path_factory.mktemp("published") / "model"
-    convert_original_checkpoint(FIXTURE / "lm_weights.hdf5", FIXTURE / "options.json", folder)
+    convert_checkpoint(OriginalCheckpoint, FIXTURE / "lm_weights.hdf5", folder, options=FIXTURE / "options.json")
     sentences = sum(json.loads((FIXTURE / "sentences.json").read_text(encoding="utf-8")), [])
     tokenizer, model = ELMoTokenizer.from_pretrained(folder), ELMoModel.from_pretrained(folder)
     return tokenizer, model, [sentence.split() for sentence in sentences]

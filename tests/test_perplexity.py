@@ -13,7 +13,8 @@ from pretraining_worker import LINES, MODEL, launch
 from torch import Tensor
 
 from modeling_elmo import ELMoConfig, ELMoForPreTraining, ELMoTokenizer
-from modeling_elmo.conversion.tensorflow import convert_tensorflow_checkpoint
+from modeling_elmo.conversion.formats import convert_checkpoint
+from modeling_elmo.conversion.tensorflow import TensorFlowCheckpoint
 from modeling_elmo.run_scripts import perplexity
 from modeling_elmo.run_scripts.perplexity import main
 from modeling_elmo.run_scripts.pretraining import evaluation
@@ -155,7 +156,7 @@ def test_streams(rows, folder):
 def test_streams_give_the_figure_of_the_original(kind, tmp_path):
     """bilm-tf's `test()`, on a model that bilm-tf has trained; each direction against a plain loop."""
     original, folder = FIXTURES / "elmo_fixtures" / "bilm_tf_checkpoint" / kind, tmp_path / "model"
-    convert_tensorflow_checkpoint(original, folder)
+    convert_checkpoint(TensorFlowCheckpoint, original, folder)
     found = measure(folder, validation_file=original / "text.txt", context="stream", per_device_eval_batch_size=1)
     expected = json.loads((original / "expected.json").read_text(encoding="utf-8"))
     for name in expected.keys() & {"perplexity", "forward", "backward"}:

@@ -18,7 +18,8 @@ from safetensors.torch import load_file
 from transformers import AutoModelForPreTraining
 
 from modeling_elmo import ELMoConfig, ELMoForPreTraining, ELMoTokenizer
-from modeling_elmo.conversion.tensorflow import OPTIMIZER_STATE, convert_tensorflow_checkpoint
+from modeling_elmo.conversion.formats import convert_checkpoint
+from modeling_elmo.conversion.tensorflow import OPTIMIZER_STATE, TensorFlowCheckpoint
 from modeling_elmo.run_scripts import perplexity, run_pretraining
 from modeling_elmo.run_scripts.cards import publishing
 from modeling_elmo.run_scripts.cards.card import read_result
@@ -318,7 +319,7 @@ def test_help_and_code_agree_on_overrides():
 @pytest.mark.parametrize("kind", ["characters", "words"])
 def test_adagrad_continues_with_the_accumulators_of_a_tensorflow_checkpoint(kind, tmp_path, capsys):
     source = FIXTURES / "bilm_tf_checkpoint" / kind
-    model = convert_tensorflow_checkpoint(source, tmp_path / "model", optimizer_state=True)
+    model = convert_checkpoint(TensorFlowCheckpoint, source, tmp_path / "model", optimizer_state=True)
     given = load_file(model / OPTIMIZER_STATE)
     options = ["--train_file", str(source / "text.txt"), "--is_split_into_words", "--context", "stream"]
     options += ["--per_device_train_batch_size", "2", "--unroll_steps", "10", "--max_steps", "1", "--report_to", "none"]

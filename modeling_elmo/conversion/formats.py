@@ -65,9 +65,21 @@ class Checkpoint:
 
 
 def convert_checkpoint(
-    source: type[Checkpoint], weights: str | Path, output_dir: str | Path, pre_tokenization: str, **options
+    source: type[Checkpoint],
+    weights: str | Path,
+    output_dir: str | Path,
+    pre_tokenization: str | None = None,
+    **options: Any,
 ) -> Path:
-    """Finds a checkpoint and writes `output_dir`, which must be new or empty. After an error it is unchanged."""
+    """Converts a checkpoint of another program to a folder for `from_pretrained`, and returns `output_dir`.
+
+    Args:
+        source: the format: `OriginalCheckpoint`, `TensorFlowCheckpoint` or `ManyLangsCheckpoint`.
+        weights: a file, a folder or a `.zip` archive, or `hf://user/repo[@revision]/path`.
+        output_dir: new or empty folder. After an error it is unchanged.
+        pre_tokenization: how the tokenizer splits raw text, see `ELMoTokenizer`. Default: as the released models.
+        options: those of the format's `find`, such as `options` and `vocabulary`; `elmo convert --help` describes them.
+    """
     output_dir = Path(output_dir)
     files.check_empty(output_dir)
     with tempfile.TemporaryDirectory() as scratch, files.staged(output_dir) as folder:

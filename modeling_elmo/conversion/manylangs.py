@@ -27,7 +27,6 @@ from modeling_elmo.conversion.formats import (
     Transform,
     check_recorded,
     config_for_export,
-    convert_checkpoint,
     load_arrays,
     load_for_export,
     option_at,
@@ -233,27 +232,8 @@ class ManyLangsCheckpoint(Checkpoint):
         return ManyLangsRecord(architecture, config), str(self.architecture)
 
 
-def convert_manylangs_checkpoint(
-    weights: str | Path,
-    output_dir: str | Path,
-    *,
-    architecture: str | Path | None = None,
-    pre_tokenization: str = "whitespace",
-) -> Path:
-    """Converts a checkpoint of ELMoForManyLangs to a folder for `from_pretrained`, and returns `output_dir`.
-
-    Args:
-        weights: folder or `.zip` archive with the checkpoint's files, or `hf://user/repo/path` of an archive.
-        output_dir: new or empty folder. After an error it is unchanged.
-        architecture: the architecture file, if the one that config.json names is not beside it and is not one of the
-            two that the original ships.
-        pre_tokenization: how the tokenizer splits raw text, see `ELMoTokenizer`. The original reads given words.
-    """
-    return convert_checkpoint(ManyLangsCheckpoint, weights, output_dir, pre_tokenization, architecture=architecture)
-
-
 def export_manylangs_checkpoint(model_dir: str | Path, output_dir: str | Path) -> Path:
-    """Writes a biLM for ELMoForManyLangs: the exact inverse of [`convert_manylangs_checkpoint`].
+    """Writes a biLM for ELMoForManyLangs: the exact inverse of `convert_checkpoint`.
 
     Args:
         model_dir: folder or Hub name of an ELMo model. Parameters of a task are skipped.

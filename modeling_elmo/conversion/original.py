@@ -24,7 +24,6 @@ from modeling_elmo.conversion.formats import (
     Transform,
     check_recorded,
     config_for_export,
-    convert_checkpoint,
     load_arrays,
     load_for_export,
     option_at,
@@ -237,31 +236,6 @@ class OriginalCheckpoint(Checkpoint):
         return again.arrays()
 
 
-def convert_original_checkpoint(
-    weights: str | Path,
-    options: str | Path | None,
-    output_dir: str | Path,
-    vocabulary: str | Path | None = None,
-    softmax: str | Path | None = None,
-    pre_tokenization: str = "moses",
-) -> Path:
-    """Converts a checkpoint of bilm-tf or AllenNLP to a folder for `from_pretrained`, and returns `output_dir`.
-
-    Each file may be a path, a folder or `.zip` archive with the file, or `hf://user/repo[@revision]/path`.
-
-    Args:
-        weights: HDF5 file, written by `dump_weights`.
-        options: options.json of the weights; `None` if `weights` is a folder or an archive with both.
-        output_dir: new or empty folder. After an error it is unchanged.
-        vocabulary: training vocabulary in its order, one word per line. Word-level models and `softmax` need it.
-        softmax: HDF5 file with `softmax/W` (words, projection_dim) and `softmax/b` (words,). With it, the saved model
-            is an `ELMoForPreTraining`, without it an `ELMoModel`.
-        pre_tokenization: how the tokenizer splits raw text, see `ELMoTokenizer`.
-    """
-    given = {"options": options, "vocabulary": vocabulary, "softmax": softmax}
-    return convert_checkpoint(OriginalCheckpoint, weights, output_dir, pre_tokenization, **given)
-
-
 def export_original_checkpoint(
     model_dir: str | Path,
     weights: str | Path,
@@ -269,7 +243,7 @@ def export_original_checkpoint(
     vocabulary: str | Path | None = None,
     softmax: str | Path | None = None,
 ):
-    """Writes a biLM for bilm-tf and AllenNLP: the exact inverse of [`convert_original_checkpoint`].
+    """Writes a biLM for bilm-tf and AllenNLP: the exact inverse of `convert_checkpoint`.
 
     Args:
         model_dir: folder or Hub name of any ELMo model. Parameters of a task are skipped.

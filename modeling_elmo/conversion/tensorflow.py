@@ -15,7 +15,7 @@ from torch import Tensor
 
 from modeling_elmo.configuration_elmo import ELMoConfig
 from modeling_elmo.conversion import files
-from modeling_elmo.conversion.formats import ZERO_ROW, convert_checkpoint, from_original, keys_of
+from modeling_elmo.conversion.formats import ZERO_ROW, from_original, keys_of
 from modeling_elmo.conversion.original import (
     KEYS,
     OPTIONS_FILES,
@@ -92,31 +92,6 @@ class TensorFlowCheckpoint(OriginalCheckpoint):
         super().convert(folder, pre_tokenization)
         if self.optimizer_state:
             convert_accumulators(self, folder)
-
-
-def convert_tensorflow_checkpoint(
-    weights: str | Path,
-    output_dir: str | Path,
-    *,
-    options: str | Path | None = None,
-    vocabulary: str | Path | None = None,
-    step: int | None = None,
-    optimizer_state: bool = False,
-    pre_tokenization: str = "moses",
-) -> Path:
-    """Converts a checkpoint that bilm-tf trained to a folder with an `ELMoForPreTraining`, and returns `output_dir`.
-
-    Args:
-        weights: folder or `.zip` archive with the checkpoint.
-        output_dir: new or empty folder. After an error it is unchanged.
-        options, vocabulary: options.json and vocab.txt of the training. Default: the files in `weights`.
-        step: the checkpoint of this step. Default: the newest, which the file `checkpoint` names.
-        optimizer_state: whether to write `optimizer_state.safetensors`, from which `elmo pretrain --optim adagrad`
-            continues with the original's accumulators.
-        pre_tokenization: how the tokenizer splits raw text, see `ELMoTokenizer`.
-    """
-    given = {"options": options, "vocabulary": vocabulary, "step": step, "optimizer_state": optimizer_state}
-    return convert_checkpoint(TensorFlowCheckpoint, weights, output_dir, pre_tokenization, **given)
 
 
 def read_variables(found: TensorFlowCheckpoint, slot: str = "") -> dict[str, Tensor]:
