@@ -21,14 +21,13 @@ if (_root / "tokenization" / "tokenization_elmo.py").is_file():
 from .configuration_elmo import ELMoConfig  # noqa: E402 (uses the path above)
 from .elmo_backends import elmo_backend  # noqa: E402
 from .elmo_operators import ELMoInt8Config  # noqa: E402
+from .elmo_scoring import ELMoPredictions, ELMoScores  # noqa: E402
 from .modeling_elmo import (  # noqa: E402
     ELMoForPreTraining,
     ELMoForPreTrainingOutput,
     ELMoModel,
     ELMoModelOutput,
-    ELMoPredictions,
     ELMoPreTrainedModel,
-    ELMoScores,
     ScalarMix,
 )
 from .modeling_elmo_coreference import ELMoCoreferenceOutput, ELMoForCoreferenceResolution  # noqa: E402

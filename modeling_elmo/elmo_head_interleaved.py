@@ -27,11 +27,6 @@ class HighwayLSTMLayer(nn.Module):
 
     In training, z is a dropout mask of the sequence, the same at all steps ("Recurrent Dropout"; Gal and Ghahramani
     2016).
-
-    Args:
-        input_size: width of the input.
-        hidden_size: width of the state and of the output.
-        dropout: dropout rate of the output, which is also the next step's state.
     """
 
     def __init__(self, input_size: int, hidden_size: int, dropout: float = 0.0):
@@ -60,13 +55,7 @@ class HighwayLSTMLayer(nn.Module):
 class InterleavedLSTM(nn.Module):
     """Highway LSTM layers with alternating directions; the first layer reads forward (He et al. 2017).
 
-    Values at padding are never read.
-
-    Args:
-        input_size: width of the input.
-        hidden_size: width of every layer.
-        num_layers: number of layers.
-        dropout: variational dropout rate of every layer's output and state.
+    Values at padding are never read. Variational dropout is on every layer's output, which is also its state.
     """
 
     def __init__(self, input_size: int, hidden_size: int, num_layers: int, dropout: float = 0.0):
@@ -76,15 +65,7 @@ class InterleavedLSTM(nn.Module):
         self.layers = nn.ModuleList(HighwayLSTMLayer(size, hidden_size, dropout) for size in sizes)
 
     def forward(self, x_BTD: Tensor, mask_BT: Tensor) -> Tensor:
-        """Reads each row.
-
-        Args:
-            x_BTD: `(batch, time, input_size)`.
-            mask_BT: `(batch, time)`, the token mask, at any positions. A row may have no token.
-
-        Returns:
-            `(batch, time, hidden_size)`, zeros at padding.
-        """
+        """The output `(batch, time, hidden_size)`, zeros at padding. Tokens may be anywhere; a row may have none."""
         packing = pack(mask_BT.cpu()).to(mask_BT.device)
         zeros_BTH = x_BTD.new_zeros(*mask_BT.shape, self.output_size)
         batch_sizes = packing.batch_sizes or [0]  # without tokens, gradients are zeros and not missing
@@ -97,13 +78,7 @@ class InterleavedLSTM(nn.Module):
 
     @torch.no_grad()
     def reset_parameters(self):
-        """Initialises the parameters that no checkpoint has filled.
-
-        | parameter | distribution |
-        |---|---|
-        | each block of a matrix: gates, highway | orthonormal (Saxe et al. 2014) |
-        | biases | 0; forget gate: 1 (Jozefowicz et al. 2015) |
-        """
+        """Orthonormal blocks of matrices (Saxe et al. 2014); biases 0, at forget gates 1 (Jozefowicz et al. 2015)."""
         for name, parameter in self.named_parameters():
             blocks = parameter.chunk(1 if "highway_linear" in name else BLOCKS)
             if name.endswith("bias"):
@@ -119,11 +94,7 @@ def reference_highway(
     """The definition: plain PyTorch, one step at a time, differentiable, for every device and dtype.
 
     Args:
-        layer, inputs_ND, batch_sizes: as in `HighwayLSTMLayer.forward`.
         kept_SH: `(S, H)`, dropout mask of each sequence, 0 or `1 / (1 - rate)`. Default: no dropout.
-
-    Returns:
-        `(N, H)`.
     """
     gates_NG, highway_NH = layer.input_linear(inputs_ND), layer.highway_linear(inputs_ND).to(inputs_ND.dtype)
     hidden_SH = cell_SH = inputs_ND.new_zeros(batch_sizes[0], highway_NH.shape[1])

@@ -61,11 +61,6 @@ class SplitScorer(nn.Module):
     """`w . relu(W_2 relu(W_1 [a; b; ...] + b_1) + b_2) + b_3`, with dropout after each relu.
 
     `W_1 [a; b; ...] = W_a a + W_b b + ...`: a part that many rows share is multiplied once, and no row is concatenated.
-
-    Args:
-        sizes: width of each part.
-        hidden_size: width of both hidden layers.
-        dropout: dropout rate.
     """
 
     def __init__(self, sizes: Sequence[int], hidden_size: int, dropout: float):
@@ -99,12 +94,6 @@ class SpanRanker(nn.Module):
     which counts kept spans as the published code does; with `config.use_speakers`, whether the speaker is the same;
     with `config.num_genres`, the genre of the document. With `config.coarse_pruning`, `s` also has a term
     `s_c(i, j) = g_i W_c g_j`, and `s` without `s_a` chooses the antecedents (section 4 of Lee et al. 2018).
-
-    Args:
-        config: the head's options.
-        state_size: width of the states.
-        head_size: width of the word embeddings.
-        dropout: dropout rate of the scorers' layers and of the features.
     """
 
     def __init__(self, config: ELMoConfig, state_size: int, head_size: int, dropout: float):

@@ -180,6 +180,3 @@ def _check_distinct(mentions: Tensor):
     if (counts > 1).any():
         span = spans[counts > 1][0].tolist()
         raise ValueError(f"`mentions` has sentence {span[0]}, tokens {span[1]} to {span[2]}, twice; pass it once.")
-
-
-__all__ = ["ELMoCoreferenceOutput", "ELMoForCoreferenceResolution"]

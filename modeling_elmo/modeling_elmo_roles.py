@@ -59,6 +59,7 @@ class ELMoForSemanticRoleLabeling(ELMoTaskModel):
     A row has one text and one predicate. With a frozen biLM, rows with the same text share one pass of the biLM.
     """
 
+    network = "roles"
     custom_pipelines = {
         "semantic-role-labeling": {
             "impl": "pipeline_elmo_roles.ELMoSemanticRolePipeline",
@@ -83,10 +84,6 @@ class ELMoForSemanticRoleLabeling(ELMoTaskModel):
         self.predicate_classifier = nn.Linear(predicate_size, 1)
         self.post_init()
         self._freeze_as_configured()
-
-    @classmethod
-    def network_name(cls, config: ELMoConfig) -> str:
-        return "linear" if config.head == "linear" else "roles"
 
     @torch.no_grad()
     def _init_weights(self, module: nn.Module):
@@ -222,6 +219,3 @@ def _refuse(wrong_BT: Tensor, problem: str, advice: str):
     if wrong_BT.any():
         row, position = wrong_BT.nonzero()[0].tolist()
         raise ValueError(f"{problem}: row {row}, position {position}. {advice}")
-
-
-__all__ = ["ELMoForSemanticRoleLabeling", "ELMoSemanticRoleOutput"]

@@ -376,6 +376,6 @@ def test_the_benchmark_of_a_device(monkeypatch, tmp_path):
         rows = {row["implementation"]: row for row in stored["rows"] if (row["part"], row["batch"]) == (part, batch)}
         assert len(rows) == 9 and rows.keys() >= names and all(name in "\n".join(stored["tables"]) for name in rows)
         assert {"launches", "megabytes"} <= rows["this package, float32"].keys()
-    monkeypatch.setattr(elmo_lstm_fused, "cell_forward", lambda *rooms: [room.zero_() for room in rooms[-3:]])
+    monkeypatch.setattr(elmo_lstm_fused, "cell_forward", lambda *rooms: [room.zero_() for room in rooms[2:5]])
     with pytest.raises(ValueError, match="'this package, float32' is wrong.*no speed is reported"):
         benchmark.main(options)

@@ -17,7 +17,7 @@ from modeling_elmo import elmo_backend, elmo_lstm_fused
 from modeling_elmo.elmo_backends import fused_obstacle
 from modeling_elmo.elmo_inputs import pack
 from modeling_elmo.elmo_lstm import ELMoLSTM, kernel_of_both, run_both
-from modeling_elmo.elmo_lstm_fused import Steps, cell_backward, cell_forward, triton_backward, triton_forward
+from modeling_elmo.elmo_lstm_fused import Steps, cell_backward, cell_forward
 
 
 @pytest.mark.parametrize("options, order", [*zip(OPTIONS, ["forward_N", "backward_N"] * 2, strict=True)])
@@ -127,14 +127,19 @@ def test_triton_kernels_equal_their_definition(width, dtype, clip):
     pytest.importorskip("triton", reason="triton is not installed")
     device = "cuda" if torch.cuda.is_available() else "cpu"
     found = []
-    for forward, backward in ((triton_forward, triton_backward), (cell_forward, cell_backward)):
+
+    def launch(kernel):
+        return lambda *tensors: elmo_lstm_fused._launch(kernel, tensors[:-1], tensors[-1])
+
+    kernels = launch(elmo_lstm_fused._forward_in_triton), launch(elmo_lstm_fused._backward_in_triton)
+    for forward, backward in (kernels, (cell_forward, cell_backward)):
         room = {name: tensor.to(device) for name, tensor in cells(dtype, width=width).items()}
         room["gates"][0, 0, 0] = torch.nan
-        forward(room["gates"], room["before"], clip, room["values"], room["cells"], room["raw"])
+        forward(*(room[name] for name in ("gates", "before", "values", "cells", "raw")), clip)
         assert clip is None or room["cells"].abs().nan_to_num().max() == room["cells"].new_tensor(clip)
         given = [room[name] for name in ("grad_raw", "values", "cells", "before")]
         states = {name: room[name].clone() for name in ("values", "cells", "raw")}
-        backward(*given, clip, *(room[name] for name in ("grad_cell", "grad_gates", "raw")))
+        backward(*given, *(room[name] for name in ("grad_cell", "grad_gates", "raw")), clip)
         found.append((states, room))
     torch.testing.assert_close(*found, rtol=TOLERANCE[dtype], atol=TOLERANCE[dtype], equal_nan=True)
     assert found[0][1]["raw"][0, 0, 0].isnan() and not found[0][1]["raw"][0, 1].isnan().any()
@@ -178,17 +183,16 @@ def test_cuda_equals_the_definition(backend, options):
         torch.testing.assert_close(mine, theirs)
 
 
-@pytest.mark.parametrize("launch", [triton_forward, triton_backward])
-def test_triton_launches_on_the_device_of_the_tensors(launch, monkeypatch):
+def test_triton_launches_on_the_device_of_the_tensors(monkeypatch):
     """It would launch on the current one, which is 0 for each process until something sets it."""
     current, launched = [0], []
     exchanged = lambda index: (current[0], current.__setitem__(0, index))[0]  # noqa: E731
     monkeypatch.setattr(torch.cuda, "_exchange_device", exchanged)
     monkeypatch.setattr(torch.cuda, "_maybe_exchange_device", exchanged)
     kernel = type("Kernel", (), {"__getitem__": lambda self, grid: lambda *_, **__: launched.append(current[0])})()
-    for name in ("_forward_in_triton", "_backward_in_triton"):
-        monkeypatch.setattr(elmo_lstm_fused, name, kernel)
     monkeypatch.setattr(elmo_lstm_fused, "triton", SimpleNamespace(next_power_of_2=int, cdiv=lambda *_: 1))
-    tensor = SimpleNamespace(is_cuda=True, get_device=lambda: 1, shape=(2, 3, 4), stride=lambda: (12, 4, 1))
-    launch(*(tensor,) * (2 if launch is triton_forward else 4), None, *(tensor,) * 3)
+    tensor = SimpleNamespace(
+        device=torch.device("cuda", 1), is_cuda=True, get_device=lambda: 1, shape=(2, 3, 4), stride=lambda: (12, 4, 1)
+    )
+    elmo_lstm_fused.run_cells(print, kernel, *(tensor,) * 5, clip=None)
     assert launched == [1] and current == [0]

@@ -24,7 +24,6 @@ from huggingface_hub.errors import HfHubHTTPError, LocalEntryNotFoundError
 from torch import Tensor
 
 HUB_REFERENCE = re.compile(r"hf://(?P<repo_id>[^/@]+/[^/@]+)(@(?P<revision>[^/]+))?/(?P<filename>.+)")
-Shapes = dict[str, tuple[int, ...]]  # of the arrays of a file, by their full names
 # What the libraries for archives and HDF5 raise for damaged files, whose bytes may mean anything.
 PYTHON_ERRORS = (ArithmeticError, EOFError, LookupError, OSError, RuntimeError, TypeError, ValueError)
 DAMAGE = (*PYTHON_ERRORS, zipfile.BadZipFile, zlib.error)
@@ -76,12 +75,8 @@ def names_in(place: Path) -> list[str]:
     else:
         with reading(place), zipfile.ZipFile(place) as archive:
             names = [name for name in archive.namelist() if not name.endswith("/")]
-    return [name for name in names if not _is_from_mac(name)]
-
-
-def _is_from_mac(name: str) -> bool:
-    path = PureWindowsPath(name)
-    return "__MACOSX" in path.parts or path.name.startswith("._")
+    paths = {name: PureWindowsPath(name) for name in names}
+    return [name for name, path in paths.items() if "__MACOSX" not in path.parts and not path.name.startswith("._")]
 
 
 def search(place: Path, patterns: tuple[str, ...]) -> str | None:
@@ -221,16 +216,13 @@ def check_finite(arrays: dict[str, Tensor], path: Path):
         raise ValueError(f"{path} has NaN or infinite values in {', '.join(first_of(wrong))}; pass another copy.")
 
 
-def shapes_of(arrays: dict[str, Tensor]) -> Shapes:
-    return {name: tuple(array.shape) for name, array in arrays.items()}
-
-
 def num_equal(arrays: Mapping[str, Tensor], others: Mapping[str, Tensor]) -> int:
     """The number of arrays that are bit for bit among the others, under the same name."""
     return sum(name in others and torch.equal(arrays[name], others[name]) for name in arrays)
 
 
-def check_shapes(found: Shapes, expected: Shapes, weights: Path, options: str | Path):
+def check_shapes(arrays: dict[str, Tensor], required: dict[str, Tensor], weights: Path, options: str | Path):
+    found, expected = ({name: tuple(array.shape) for name, array in each.items()} for each in (arrays, required))
     problems = [
         f"{name}: the file has {found.get(name, 'none (missing)')}, "
         f"the options require {expected.get(name, 'none (unexpected)')}"

@@ -162,7 +162,7 @@ def load_arrays(
     with torch.device("meta"):  # the options may ask for any size
         model = model_class(config)
         expected = to_original(model.state_dict(), record, table)
-    files.check_shapes(files.shapes_of(arrays), files.shapes_of(expected), weights, options)
+    files.check_shapes(arrays, expected, weights, options)
     model.load_state_dict(from_original(arrays, model.state_dict(), record, table), assign=True)
     if isinstance(model, ELMoModel):  # no original has a mix
         model.scalar_mix = ScalarMix(config)
