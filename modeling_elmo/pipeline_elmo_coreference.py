@@ -124,18 +124,18 @@ class ELMoCoreferencePipeline(ChunkPipeline):
 def read_document(document: Any, tokenizer: Any, language: str) -> Document:
     """The sentences of a text, a list of sentences, or a list of lists of words."""
     if isinstance(document, str):
-        return _read_sentences(document, split_sentences(document, language), tokenizer)
+        spans = split_sentences(document, language)
+        starts = [start for start, _ in spans]
+        return _read_sentences(document, [document[start:end] for start, end in spans], starts, tokenizer)
     sentences = list(document) if isinstance(document, (list, tuple)) else []
-    if sentences and all(isinstance(sentence, str) for sentence in sentences):
-        starts = accumulate((len(sentence) + 1 for sentence in sentences[:-1]), initial=0)
-        spans = [(start, start + len(sentence)) for start, sentence in zip(starts, sentences, strict=True)]
-        return _read_sentences("\n".join(sentences), spans, tokenizer)
-    if not sentences or not all(map(_is_words, sentences)):
+    if not sentences or not (all(isinstance(each, str) for each in sentences) or all(map(_is_words, sentences))):
         raise ValueError(
             f"The document is {document!r:.80}; pass a text, a list of sentences, or a list with the words of each "
             "sentence, at least one."
         )
-    return _read_words([list(sentence) for sentence in sentences])
+    texts = [sentence if isinstance(sentence, str) else join_words(sentence)[0] for sentence in sentences]
+    starts = list(accumulate((len(text) + 1 for text in texts[:-1]), initial=0))
+    return _read_sentences("\n".join(texts), sentences, starts, tokenizer)
 
 
 def _is_words(sentence: Any) -> bool:
@@ -143,24 +143,17 @@ def _is_words(sentence: Any) -> bool:
     return is_list and all(isinstance(word, str) and word for word in sentence)
 
 
-def _read_words(sentences: list[list[str]]) -> Document:
-    texts, characters, start = [], [], 0
-    for words in sentences:
-        text, inside = join_words(words)
-        texts.append(text)
-        characters.append([(start + first, start + end) for first, end in inside])
-        start += len(text) + 1
-    return Document("\n".join(texts), sentences, characters)
-
-
-def _read_sentences(text: str, spans: list[tuple[int, int]], tokenizer: Any) -> Document:
-    """Finds the words of each sentence. Sentences without words are left out."""
+def _read_sentences(text: str, sentences: list[Any], starts: list[int], tokenizer: Any) -> Document:
+    """Finds the words of each sentence, which starts at a character of the text. Those without words are left out."""
     kept, characters = [], []
-    for start, end in spans:
-        offsets = tokenizer(text[start:end], return_offsets_mapping=True, add_special_tokens=False)["offset_mapping"]
+    for sentence, start in zip(sentences, starts, strict=True):
+        if isinstance(sentence, str):
+            offsets = tokenizer(sentence, return_offsets_mapping=True, add_special_tokens=False)["offset_mapping"]
+        else:
+            offsets = join_words(sentence)[1]
         if offsets:
-            kept.append(text[start:end])
-            characters.append([(start + first, start + after) for first, after in offsets])
+            kept.append(sentence)
+            characters.append([(start + first, start + end) for first, end in offsets])
     if not kept:
         raise ValueError(f"The document {text!r:.80} has no words; pass a text with words.")
     return Document(text, kept, characters)
