@@ -63,6 +63,24 @@ SENTENCE_TRANSFORMERS_FILES: dict[str, Any] = {
 }
 
 
+# Names that users of options.json or of torch.nn.LSTM are likely to try, for each field.
+OTHER_NAMES = {
+    "char_cnn_activation": "activation",
+    "char_cnn_filters": "filters",
+    "char_embedding_size": "embedding_dim",
+    "char_vocab_size": "char_vocab n_characters",
+    "dropout": "dropout_rate",
+    "lstm_hidden_size": "dim hidden_dim lstm_dim lstm_size",
+    "max_word_length": "max_characters max_characters_per_token",
+    "num_hidden_layers": "n_layer n_layers num_layer num_layers",
+    "num_highway_layers": "n_highway num_highway",
+    "projection_clip": "proj_clip",
+    "projection_size": "proj_dim proj_size projection_dim",
+    "vocab_size": "n_tokens_vocab vocabulary_size",
+}
+FIELD_OF_NAME = {name: field for field, names in OTHER_NAMES.items() for name in names.split()}
+
+
 @strict
 class ELMoConfig(PreTrainedConfig):
     """Configuration of every ELMo model. The defaults are the released "original" model (93.6 M parameters).
@@ -302,8 +320,9 @@ class ELMoConfig(PreTrainedConfig):
         fields = [name for name in type(self).__annotations__ if name not in PreTrainedConfig.__annotations__]
         for name in kwargs:
             similar = get_close_matches(name, [*fields, "hidden_size"], 1, 0.85)
-            if similar and similar[0] != name:
-                raise TypeError(f"ELMoConfig has no field `{name}`. Did you mean `{similar[0]}`?")
+            close = FIELD_OF_NAME.get(name) or (similar or [name])[0]
+            if close != name:
+                raise TypeError(f"ELMoConfig has no field `{name}`. Did you mean `{close}`?")
 
     def validate_sizes(self):
         """Checks that every size, clip and rate is in its range."""

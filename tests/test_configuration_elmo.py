@@ -12,7 +12,7 @@ from transformers import AutoConfig, PreTrainedConfig
 
 import modeling_elmo
 from modeling_elmo import ELMoConfig
-from modeling_elmo.configuration_elmo import AUTO_MAP, PRESETS
+from modeling_elmo.configuration_elmo import AUTO_MAP, FIELD_OF_NAME, PRESETS
 
 FIELDS = set(ELMoConfig.__annotations__) - set(PreTrainedConfig.__annotations__)
 
@@ -105,6 +105,7 @@ def test_every_class_of_the_auto_map_exists():
     [
         ("cel_clip", "cell_clip"),
         ("hidden_sizes", "hidden_size"),
+        *FIELD_OF_NAME.items(),
     ],
 )
 def test_near_misses_are_refused(name, meant):
