@@ -99,11 +99,7 @@ def _character_config(config: ELMoConfig) -> ELMoConfig:
 
 
 class VariationalDropout(nn.Module):
-    """Dropout with the same mask at all time steps of a row (Gal and Ghahramani 2016).
-
-    Args:
-        rate: dropout rate, in training only.
-    """
+    """Dropout with the same mask at all time steps of a row (Gal and Ghahramani 2016)."""
 
     def __init__(self, rate: float):
         super().__init__()
@@ -122,10 +118,7 @@ class TaskRNN(nn.Module):
     `torch.nn` defines it; `elmo_head_layers.py` computes it on CPU. Values at padding are never read.
 
     Args:
-        input_size: width of the input.
         hidden_size: width of one direction. `output_size` is twice this.
-        num_layers: number of layers.
-        dropout: dropout rate between the layers.
         between_size: width of further vectors that the second layer reads beside the output of the first. 0: none.
     """
 
@@ -169,13 +162,9 @@ class TaskRNN(nn.Module):
 
     @torch.no_grad()
     def reset_parameters(self):
-        """Initialises the parameters that no checkpoint has filled.
+        """Input matrices Glorot-uniform, recurrent ones orthogonal for each gate (Saxe et al. 2014), biases 0.
 
-        | parameter | distribution |
-        |---|---|
-        | input matrix | Glorot-uniform over all gates |
-        | recurrent matrix | orthogonal for each gate (Saxe et al. 2014) |
-        | biases | 0; forget gate of an LSTM: 1, in the input bias (Jozefowicz et al. 2015) |
+        The forget gate of an LSTM has an input bias of 1 (Jozefowicz et al. 2015).
         """
         is_lstm = self.cell is nn.LSTM
         for name, parameter in self.layers.named_parameters():
@@ -388,9 +377,6 @@ class LinearChainCRF(nn.Module):
 
     The chain of a row connects its unmasked positions, wherever they are. Values at other positions are ignored.
     Half-precision emissions are computed in float32.
-
-    Args:
-        num_labels: number of labels, K.
     """
 
     def __init__(self, num_labels: int):

@@ -138,10 +138,12 @@ class ELMoTaskModel(ELMoPreTrainedModel):
     vectors and a character CNN that are trained with the task.
 
     Attributes:
+        network: the key of `NETWORK_DEFAULTS` unless the head is linear.
         default_elmo_placement: where ELMo enters the network if the configuration does not say.
         head_parts: modules that initialise themselves, by `reset_parameters`.
     """
 
+    network: str
     default_elmo_placement: Placement = "input"
     head_parts: tuple[Any, ...] = HEAD_PARTS
 
@@ -172,7 +174,7 @@ class ELMoTaskModel(ELMoPreTrainedModel):
     @classmethod
     def network_name(cls, config: ELMoConfig) -> str:
         """The key of `NETWORK_DEFAULTS` that the configuration selects for this class."""
-        raise NotImplementedError
+        return "linear" if config.head == "linear" else cls.network
 
     @classmethod
     def resolve_elmo_placement(cls, config: ELMoConfig) -> Placement:
@@ -320,6 +322,8 @@ class ELMoForTokenClassification(ELMoTaskModel):
     Leave Trainer's `label_smoothing_factor` at 0: it replaces the CRF's loss by a loss of single labels.
     """
 
+    network = "tagger"
+
     def __init__(self, config: ELMoConfig):
         super().__init__(config)
         # Trainer divides a CRF's loss, a mean over rows, by the accumulation steps.
@@ -335,10 +339,6 @@ class ELMoForTokenClassification(ELMoTaskModel):
         self.classifier = nn.Linear(size, config.num_labels)
         self.post_init()
         self._freeze_as_configured()
-
-    @classmethod
-    def network_name(cls, config: ELMoConfig) -> str:
-        return "linear" if config.head == "linear" else "tagger"
 
     @reads_batch
     def forward(
@@ -510,6 +510,7 @@ class ELMoForQuestionAnswering(ELMoTaskModel):
     are words of the context; the row's first token means "no answer here". All other logits are very low.
     """
 
+    network = "reader"
     default_elmo_placement = "both"
     custom_pipelines = {
         "question-answering": {
@@ -526,10 +527,6 @@ class ELMoForQuestionAnswering(ELMoTaskModel):
             self.reader = SpanReader(self.input_size, self.task_hidden_size, self.task_dropout, self.output_elmo_size)
         self.post_init()
         self._freeze_as_configured()
-
-    @classmethod
-    def network_name(cls, config: ELMoConfig) -> str:
-        return "linear" if config.head == "linear" else "reader"
 
     @reads_batch
     def forward(
@@ -602,13 +599,3 @@ class ELMoForQuestionAnswering(ELMoTaskModel):
                 "position of a word, or of the row's first token if there is no answer."
             )
         return position_B
-
-
-__all__ = [
-    "ELMoForQuestionAnswering",
-    "ELMoForSequenceClassification",
-    "ELMoForTokenClassification",
-    "ELMoTaskModel",
-    "ELMoTokenClassifierOutput",
-    "Placement",
-]

@@ -531,14 +531,11 @@ def positions_of_tokens(encoded: BatchEncoding, lengths: list[list[int]]) -> lis
     starts_of_texts = [[next(starts) for _ in parts] for parts in lengths]
     texts = encoded.get("overflow_to_sample_mapping", range(len(lengths)))
     return [
-        _positions(encoding, starts_of_texts[text]) for encoding, text in zip(encoded.encodings, texts, strict=True)
-    ]
-
-
-def _positions(encoding: Encoding, starts: list[int]) -> list[int]:
-    return [
-        index if word is None or part is None else starts[part] + word
-        for index, word, part in zip(encoding.ids, encoding.word_ids, encoding.sequence_ids, strict=True)
+        [
+            index if word is None or part is None else starts_of_texts[text][part] + word
+            for index, word, part in zip(encoding.ids, encoding.word_ids, encoding.sequence_ids, strict=True)
+        ]
+        for encoding, text in zip(encoded.encodings, texts, strict=True)
     ]
 
 

@@ -20,11 +20,7 @@ from .elmo_head_layers import TaskGRU, TaskLSTM, VariationalDropout, glorot_, ma
 class TextPairClassifier(nn.Module):
     """Common part of both classifiers: the biLSTM that encodes each text, and ELMo at its output.
 
-    Args:
-        encoder_size: width of the biLSTM's input.
-        hidden_size: width of one direction of the biLSTM.
-        dropout: dropout rate, variational on sequences and ordinary on pooled vectors.
-        output_elmo_size: width of the ELMo vectors at the output. 0: none.
+    Dropout is variational on sequences and ordinary on pooled vectors.
     """
 
     def __init__(self, encoder_size: int, hidden_size: int, dropout: float, output_elmo_size: int):
@@ -66,9 +62,7 @@ class BiattentiveClassifier(TextPairClassifier):
     linear layer. The attentive pooling has no bias, because the softmax cancels it.
 
     Args:
-        input_size: width of the word vectors, with ELMo.
         hidden_size: width of the first layer and of each direction of the biLSTMs.
-        num_labels: number of logits.
         dropout: dropout rate before the integration and before each output layer. The inputs are dropped out before.
         output_elmo_size: width of the ELMo vectors that are concatenated to the encoded texts. 0: none.
     """
@@ -124,7 +118,6 @@ class ESIMClassifier(TextPairClassifier):
     Both sides share all parameters. A single text is aligned with itself, and its pooled vector is used twice.
 
     Args:
-        input_size, num_labels, output_elmo_size: as in `BiattentiveClassifier`.
         hidden_size: width of each direction of the biLSTMs and of the layers between them.
         dropout: dropout rate before the second biLSTM and before each output layer. The inputs are dropped out before.
     """
@@ -139,7 +132,7 @@ class ESIMClassifier(TextPairClassifier):
     def forward(
         self, inputs_BTD: Tensor, first_BT: Tensor, second_BT: Tensor, elmo_BTE: Tensor | None = None
     ) -> Tensor:
-        """Logits `(batch, num_labels)`. Arguments as in `BiattentiveClassifier.forward`."""
+        """As `BiattentiveClassifier.forward`."""
         texts_STE, mask_ST = self.encode(inputs_BTD, first_BT, second_BT, elmo_BTE)
         aligned_STE = attend_to_other(texts_STE, mask_ST, len(inputs_BTD))
         enhanced = torch.cat([texts_STE, aligned_STE, texts_STE - aligned_STE, texts_STE * aligned_STE], -1)
@@ -217,7 +210,6 @@ class SpanReader(nn.Module):
     context: the first two with the softmax of the starts and of the ends, the third with a softmax of its own.
 
     Args:
-        input_size: width of the word vectors, ELMo included.
         hidden_size: width of each direction of the biGRUs. The linear layers have twice this width (supplement A.3 of
             the ELMo paper: 90 and 180).
         dropout: rate of variational dropout on the inputs of biGRUs and attentions. The words are dropped out before.

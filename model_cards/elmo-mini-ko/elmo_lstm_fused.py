@@ -2,14 +2,14 @@
 
 Launches cost a GPU more time than the arithmetic of a step. So the recurrent products of both directions are one
 batched product, and the arithmetic of their cells is one kernel. `cell_forward` and `cell_backward` define this kernel
-in plain PyTorch. On CUDA with triton, `triton_forward` and `triton_backward` compute the same.
+in plain PyTorch. On CUDA, triton computes the same.
 
 Shape suffixes: K directions, whose sequences have the same lengths; T steps; the rest as in `elmo_lstm.py`.
 """
 
 import inspect
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -125,7 +125,8 @@ def _run_layer(layer: Layer, inputs_KND, hidden_KSP, cell_KSH, batch_sizes: list
         output_KSP, cells_KSH = outputs_KNP[:, rows], cells_KNH[:, rows]
         projection_KPH, bound = layer.projection_KPH, layer.projection_clip
         raw_KSH = output_KSP if projection_KPH is None else inputs_KND.new_empty(directions, size, width)
-        _forward_kernel(raw_KSH)(gates_KSG, cell_KSH[:, :size], layer.cell_clip, values_KSG, cells_KSH, raw_KSH)
+        tensors = gates_KSG, cell_KSH[:, :size], values_KSG, cells_KSH, raw_KSH
+        run_cells(cell_forward, _forward_in_triton, *tensors, clip=layer.cell_clip)
         if projection_KPH is not None and bound is None:
             torch.bmm(raw_KSH, projection_KPH.mT, out=output_KSP)
         elif projection_KPH is not None and bound is not None:
@@ -167,8 +168,9 @@ class FusedBackpropagation(torch.autograd.Function):
             if projection_KPH is not None:
                 grad_raw_KSH = torch.bmm(grad_raw_KSH, projection_KPH)
             before_KSH = cells_KNH[:, rows_before] if step else cell_KSH[:, :size]
-            given = (grad_raw_KSH, values_KNG[:, rows], cells_KNH[:, rows], before_KSH, cell_clip)
-            _backward_kernel(raw_KNH)(*given, grad_cell_KSH[:, :size], grad_gates_KNG[:, rows], raw_KNH[:, rows])
+            given = grad_raw_KSH, values_KNG[:, rows], cells_KNH[:, rows], before_KSH
+            rooms = grad_cell_KSH[:, :size], grad_gates_KNG[:, rows], raw_KNH[:, rows]
+            run_cells(cell_backward, _backward_in_triton, *given, *rooms, clip=cell_clip)
             grad_before_KSP = grad_projected_KNP[:, rows_before] if step else grad_hidden_KSP[:, :size]
             grad_before_KSP.baddbmm_(grad_gates_KNG[:, rows], state_weight_KGP)
             end -= size
@@ -186,7 +188,7 @@ class FusedBackpropagation(torch.autograd.Function):
         )
 
 
-def cell_forward(gates_KSG, before_KSH, clip: float | None, values_KSG, cells_KSH, raw_KSH):
+def cell_forward(gates_KSG, before_KSH, values_KSG, cells_KSH, raw_KSH, clip: float | None):
     """A step of the cells, from the sums of the gates.
 
     Args:
@@ -202,7 +204,7 @@ def cell_forward(gates_KSG, before_KSH, clip: float | None, values_KSG, cells_KS
 
 
 def cell_backward(
-    grad_raw_KSH, values_KSG, cells_KSH, before_KSH, clip: float | None, grad_cell_KSH, grad_gates_KSG, raw_KSH
+    grad_raw_KSH, values_KSG, cells_KSH, before_KSH, grad_cell_KSH, grad_gates_KSG, raw_KSH, clip: float | None
 ):
     """The gradient of `cell_forward`.
 
@@ -222,25 +224,12 @@ def cell_backward(
     torch.mul(grad_cell, f, out=grad_cell_KSH)
 
 
-def _forward_kernel(tensor: Tensor):
-    return cell_forward if triton is None or tensor.device.type != "cuda" else triton_forward
-
-
-def _backward_kernel(tensor: Tensor):
-    return cell_backward if triton is None or tensor.device.type != "cuda" else triton_backward
-
-
-def triton_forward(gates_KSG, before_KSH, clip: float | None, values_KSG, cells_KSH, raw_KSH):
-    """`cell_forward` as one launch."""
-    _launch(_forward_in_triton, (gates_KSG, before_KSH, values_KSG, cells_KSH, raw_KSH), clip)
-
-
-def triton_backward(
-    grad_raw_KSH, values_KSG, cells_KSH, before_KSH, clip: float | None, grad_cell_KSH, grad_gates_KSG, raw_KSH
-):
-    """`cell_backward` as one launch."""
-    tensors = (grad_raw_KSH, values_KSG, cells_KSH, before_KSH, grad_cell_KSH, grad_gates_KSG, raw_KSH)
-    _launch(_backward_in_triton, tensors, clip)
+def run_cells(plain: Callable[..., None], kernel: Any, *tensors: Tensor, clip: float | None):
+    """`plain(*tensors, clip)`, on CUDA with triton as one launch of `kernel`."""
+    if triton is None or tensors[-1].device.type != "cuda":
+        plain(*tensors, clip)
+    else:
+        _launch(kernel, tensors, clip)
 
 
 def _launch(kernel: Any, tensors: Sequence[Tensor], clip: float | None):

@@ -103,7 +103,7 @@ class ELMoSoftmax(nn.Module):
         if self.training and self.softmax_type == "sampled":
             return self._sampled(hidden_NP, targets_N.cpu(), scale_N, candidates or self.sample())
         targets_N = to_device(targets_N, hidden_NP.device)
-        if choose_path(hidden_NP)[0] == "cut_cross_entropy":
+        if can_cut_cross_entropy(hidden_NP):
             losses_N = _cut_cross_entropy(hidden_NP, self.weight, self._bias_without_pad(PAD_LOGIT), targets_N)
             losses_N = losses_N.to(_sum_dtype(hidden_NP))
             return (scale_N * losses_N).sum(), losses_N.detach()
@@ -268,22 +268,12 @@ def _log_expected_count(ranks: Tensor, tries: Tensor, classes: int, dtype: torch
     return torch.log(-torch.expm1(tries * torch.log1p(-probability)))
 
 
-def choose_path(hidden_NP: Tensor) -> tuple[str, str]:
-    """The path of the full softmax, `"cut_cross_entropy"` or `"chunked"`, and the reason for the choice."""
-    dtype = product_dtype(hidden_NP)
-    if forced_backend() == "reference":
-        return "chunked", "forced"
-    if linear_cross_entropy is None:
-        return "chunked", "cut_cross_entropy is not installed"
-    if hidden_NP.device.type != "cuda":
-        return "chunked", f"cut_cross_entropy needs CUDA, not {hidden_NP.device}"
-    if torch.compiler.is_compiling():
-        return "chunked", "the model is being compiled"
-    if not hidden_NP.shape[0]:
-        return "chunked", "there is nothing to predict"
-    if dtype not in (torch.float16, torch.bfloat16):
-        return "chunked", f"cut_cross_entropy computes in half precision, not in {dtype}"
-    return "cut_cross_entropy", f"CUDA, {dtype}"
+def can_cut_cross_entropy(hidden_NP: Tensor) -> bool:
+    """Whether Apple's kernel computes the full softmax: it is installed, on CUDA, and computes in half precision."""
+    if linear_cross_entropy is None or hidden_NP.device.type != "cuda" or not hidden_NP.shape[0]:
+        return False
+    is_half = product_dtype(hidden_NP) in (torch.float16, torch.bfloat16)
+    return is_half and forced_backend() != "reference" and not torch.compiler.is_compiling()
 
 
 def _cut_cross_entropy(hidden_NP: Tensor, weight_VP: Tensor, bias_V: Tensor, targets_N: Tensor) -> Tensor:

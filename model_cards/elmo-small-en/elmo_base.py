@@ -27,6 +27,7 @@ if TYPE_CHECKING:  # saved with every model: the Auto map of the configuration n
 
 logger = logging.get_logger(__name__)
 
+
 # Code that every saved folder had once. The first six files travel with one head now, the others are parts of others.
 FORMER_CODE = (
     *("modeling_elmo_roles.py", "pipeline_elmo_roles.py", "elmo_head_interleaved.py"),
@@ -273,22 +274,7 @@ class ELMoPreTrainedModel(PreTrainedModel):
 
     @torch.no_grad()
     def _init_weights(self, module: nn.Module):
-        """Initialises as the original does (bilm-tf `training.py`; Glorot and Bengio 2010 for the recurrence).
-
-        | parameter | distribution |
-        |---|---|
-        | character embedding | U(-1, 1), row 0 zeros |
-        | convolution, relu / tanh | U(-0.05, 0.05) / N(0, 1 / sqrt(width * char_dim)), bias 0 |
-        | highway | N(0, 1 / sqrt(n)), transform bias 0, carry bias -2 |
-        | gates | U(+-sqrt(6 / (in + projection + 4 * hidden))) for both halves, bias 0 |
-        | LSTM projection | U(+-sqrt(6 / (hidden + projection))) |
-        | softmax | N(0, 1 / sqrt(projection)), bias 0, row `<PAD>` zeros; or the tied word embedding |
-        | token projection (in `ELMoModel`) | N(0, 1 / sqrt(n)), bias 0 |
-        | word embedding (in `ELMoModel`) | U(+-sqrt(6 / (vocabulary + width))), row `<PAD>` zeros |
-        | scalar mix | weights 0, gamma 1 |
-        | linear layer of a head | N(0, 0.02), bias 0 |
-        | network of a head | `reset_parameters` of its parts |
-        """
+        """Initialises as the original does (bilm-tf `training.py`; Glorot and Bengio 2010 for the recurrence)."""
         if isinstance(module, ELMoCharacterEncoder):
             init.uniform_(module.char_embeddings.weight, -1, 1)
             zero_row(module.char_embeddings.weight, 0)

@@ -10,7 +10,7 @@ prefix of the state, and nothing is computed for padding.
 
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
-from itertools import accumulate
+from itertools import accumulate, chain
 from typing import Any, NamedTuple
 
 import torch
@@ -209,7 +209,7 @@ def _input_gates(layer: ELMoLSTMLayer, text: Sequences) -> Callable[[slice], Ten
 def training_lstm(layer: ELMoLSTMLayer, text: Sequences) -> LSTMOutput:
     """CPU training: with the backward pass of `BackpropagationThroughTime`. Under autocast, cells stay in float32."""
     tensors = _tensors_to_train(layer, text.tokens_ND, text.hidden_SP, text.cell_SH)
-    return BackpropagationThroughTime.apply(text.batch_sizes, _options(layer), *tensors)
+    return BackpropagationThroughTime.apply(None, text.batch_sizes, _options(layer), *tensors)
 
 
 def _tensors_to_train(layer: ELMoLSTMLayer, inputs_ND: Tensor, hidden_SP: Tensor, cell_SH: Tensor) -> list:
@@ -225,48 +225,37 @@ def _options(layer: ELMoLSTMLayer) -> tuple[float, float | None, float | None]:
 
 
 class BackpropagationThroughTime(torch.autograd.Function):
-    """A layer with a hand-written backward pass.
+    """A layer of one direction, or of both at once with `threads` each, with a hand-written backward pass.
 
     The gradient of each weight is one product after the loop; autograd would sum one product per step. Each step keeps
     only the values of the gates, the cell and the output.
     """
 
     @staticmethod
-    def forward(ctx, batch_sizes, options, *tensors):
-        ctx.sizes = batch_sizes, options
-        outputs, kept = _train_forward(batch_sizes, options, *tensors)
-        ctx.save_for_backward(*kept)
-        return outputs
-
-    @staticmethod
-    @torch.autograd.function.once_differentiable
-    def backward(ctx, *gradients):
-        return None, None, *_train_backward(ctx.sizes, ctx.saved_tensors, ctx.needs_input_grad[2:], *gradients)
-
-
-class DirectionsAtOnce(torch.autograd.Function):
-    """`BackpropagationThroughTime` of the same layer of both directions, each in threads of its own."""
-
-    @staticmethod
     def forward(ctx, threads, batch_sizes, options, *tensors):
-        ctx.threads, ctx.sizes = threads, (batch_sizes, options)
-        calls = [partial(_train_forward, batch_sizes, options, *half) for half in _by_direction(tensors)]
-        (outputs, kept), (other_outputs, other_kept) = at_once(calls, threads)
-        ctx.save_for_backward(*kept, *other_kept)
-        return *outputs, *other_outputs
+        ctx.settings, ctx.directions = (threads, batch_sizes, options), len(tensors) // 7
+        calls = [partial(_train_forward, batch_sizes, options, *own) for own in _by_direction(tensors, ctx.directions)]
+        outputs, kept = zip(*_results(calls, threads), strict=True)
+        ctx.save_for_backward(*chain.from_iterable(kept))
+        return tuple(chain.from_iterable(outputs))
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx, *gradients):
-        halves = zip(*map(_by_direction, (ctx.saved_tensors, ctx.needs_input_grad[3:], gradients)), strict=True)
-        calls = [partial(_train_backward, ctx.sizes, kept, wanted, *given) for kept, wanted, given in halves]
-        found = at_once(calls, ctx.threads)
-        return None, None, None, *found[0], *found[1]
+        threads, *sizes = ctx.settings
+        columns = ctx.saved_tensors, ctx.needs_input_grad[3:], gradients
+        rows = zip(*(_by_direction(column, ctx.directions) for column in columns), strict=True)
+        calls = [partial(_train_backward, sizes, kept, wanted, *given) for kept, wanted, given in rows]
+        return None, None, None, *chain.from_iterable(_results(calls, threads))
 
 
-def _by_direction(values: Sequence[Any]) -> tuple[Sequence[Any], Sequence[Any]]:
-    middle = len(values) // 2
-    return values[:middle], values[middle:]
+def _results(calls: Sequence[Callable[[], Any]], threads: int) -> list[Any]:
+    return at_once(calls, threads) if len(calls) > 1 else [calls[0]()]
+
+
+def _by_direction(values: Sequence[Any], directions: int) -> list[Sequence[Any]]:
+    size = len(values) // directions
+    return [values[start : start + size] for start in range(0, len(values), size)]
 
 
 def _train_forward(
@@ -355,11 +344,12 @@ def threaded_layer(
     rows = zip(layers, inputs_KND, hidden_KSP, cell_KSH, strict=True)
     tensors = [tensor for row in rows for tensor in _tensors_to_train(*row)]
     threads = torch.get_num_threads() // 2
-    found = DirectionsAtOnce.apply(threads, steps.batch_sizes, _options(layers[0]), *tensors)
+    found = BackpropagationThroughTime.apply(threads, steps.batch_sizes, _options(layers[0]), *tensors)
     outputs_KNP, hidden_KSP, cell_KSH = (torch.stack([found[number], found[number + 3]]) for number in range(3))
     return outputs_KNP, hidden_KSP, cell_KSH
 
 
+@torch.compiler.disable  # as `ELMoModel.forward`
 def run_directions(
     lstms: Sequence[ELMoLSTM], streams: Sequence[tuple[TokenBatch, Tensor]], states: States
 ) -> list[tuple[Any, ...]]:
@@ -370,36 +360,24 @@ def run_directions(
         row's end.
     """
     batches = [batch for batch, _ in streams]
+    rows = [batch.packing.rows_S for batch in batches]
     starts = [[state[:, :, number] for state in states] for number in range(2)]
+    packed = [[start[rows_S].transpose(0, 1) for start in own] for own, rows_S in zip(starts, rows, strict=True)]
     sizes, other_sizes = (batch.packing.batch_sizes for batch in batches)
     tensors = *(batch.words_UP for batch in batches), *states
     kernel = kernel_of_both(lstms, sizes, *tensors) if sizes == other_sizes else None
     if kernel is None:
-        calls = [partial(_run_direction, *each) for each in zip(lstms, streams, starts, strict=True)]
-        return _run_in_threads(lstms, calls, sizes, *tensors)
-    inputs_KND = torch.stack([batch.words_UP[batch.index_N[order_N]] for batch, order_N in streams])
-    rows = [batch.packing.rows_S for batch in batches]
-    packed = [
-        torch.stack([start[rows_S].transpose(0, 1) for start, rows_S in zip(same, rows, strict=True)])
-        for same in zip(*starts, strict=True)
+        texts = [(batch.words_UP, batch.index_N[order_N], batch.packing.batch_sizes) for batch, order_N in streams]
+        calls = [partial(lstm, *text, *own) for lstm, text, own in zip(lstms, texts, packed, strict=True)]
+        found = _run_in_threads(lstms, calls, sizes, *tensors)
+    else:
+        inputs_KND = torch.stack([batch.words_UP[batch.index_N[order_N]] for batch, order_N in streams])
+        outputs, *ends = run_both(kernel, lstms, inputs_KND, sizes, *map(torch.stack, zip(*packed, strict=True)))
+        found = [([output[number] for output in outputs], *(end[number] for end in ends)) for number in range(2)]
+    return [
+        (outputs, *(old.index_copy(0, rows_S, new.transpose(0, 1).to(old)) for old, new in zip(own, ends, strict=True)))
+        for (outputs, *ends), own, rows_S in zip(found, starts, rows, strict=True)
     ]
-    outputs, *ends = run_both(kernel, lstms, inputs_KND, sizes, *packed)
-    found = []
-    for number, rows_S in enumerate(rows):
-        news = (end[number].transpose(0, 1) for end in ends)
-        states_B = [old.index_copy(0, rows_S, new.to(old)) for old, new in zip(starts[number], news, strict=True)]
-        found.append(([output[number] for output in outputs], *states_B))
-    return found
-
-
-@torch.compiler.disable  # as `ELMoModel.forward`
-def _run_direction(lstm: ELMoLSTM, stream: tuple[TokenBatch, Tensor], starts: Sequence[Tensor]) -> tuple[Any, ...]:
-    """One direction of `run_directions`."""
-    (batch, order_N), rows_S = stream, stream[0].packing.rows_S
-    packed = [state[rows_S].transpose(0, 1) for state in starts]
-    outputs, *ends = lstm(batch.words_UP, batch.index_N[order_N], batch.packing.batch_sizes, *packed)
-    ends = [old.index_copy(0, rows_S, new.transpose(0, 1).to(old)) for old, new in zip(starts, ends, strict=True)]
-    return outputs, *ends
 
 
 def run_both(kernel: LayersKernel, lstms: Sequence[ELMoLSTM], inputs_KND: Tensor, batch_sizes: list[int], *states):

@@ -37,7 +37,7 @@ from .elmo_inputs import (
     word_mask,
 )
 from .elmo_lstm import ELMoLSTM, run_directions, run_in_export
-from .elmo_scoring import ELMoPredictions, ELMoScores, ELMoScoringMixin, check_targets, neighbor_tokens
+from .elmo_scoring import ELMoScoringMixin, check_targets, neighbor_tokens
 from .elmo_softmax import Candidates, ELMoSoftmax
 
 
@@ -500,15 +500,3 @@ def _shifted_targets(labels: Tensor, direction: int, batch: TokenBatch, config: 
     words_N = _token_targets("labels", labels, batch, config)
     here_M, there_M = neighbor_tokens(direction, batch)
     return torch.full_like(words_N, -100).index_copy_(0, here_M, words_N[there_M])
-
-
-__all__ = [
-    "ELMoForPreTraining",
-    "ELMoForPreTrainingOutput",
-    "ELMoModel",
-    "ELMoModelOutput",
-    "ELMoPreTrainedModel",
-    "ELMoPredictions",
-    "ELMoScores",
-    "ScalarMix",
-]

@@ -62,6 +62,7 @@ SENTENCE_TRANSFORMERS_FILES: dict[str, Any] = {
     ],
 }
 
+
 # Names that users of options.json or of torch.nn.LSTM are likely to try, for each field.
 OTHER_NAMES = {
     "char_cnn_activation": "activation",
@@ -325,27 +326,28 @@ class ELMoConfig(PreTrainedConfig):
 
     def validate_sizes(self):
         """Checks that every size, clip and rate is in its range."""
-        for name in ("projection_size", "lstm_hidden_size", "num_hidden_layers", "vocab_size", "num_sampled"):
-            _check(getattr(self, name) >= 1, name, getattr(self, name), "an integer of at least 1")
-        for name in (
-            "char_vocab_size",
-            "num_highway_layers",
-            "word_embedding_size",
-            "vocabulary_cache_size",
-            "scalar_mix_l2",
-            "task_word_embedding_size",
-            "num_genres",
+        largest = sys.float_info.max
+        for names, is_valid, expected in (
+            (
+                "projection_size lstm_hidden_size num_hidden_layers vocab_size num_sampled max_span_width "
+                "max_antecedents task_hidden_size task_num_layers task_char_embedding_size",
+                lambda value: value >= 1,
+                "an integer of at least 1",
+            ),
+            (
+                "char_vocab_size num_highway_layers word_embedding_size vocabulary_cache_size scalar_mix_l2 "
+                "task_word_embedding_size num_genres",
+                lambda value: value >= 0,
+                "0 or more",
+            ),
+            ("forget_bias scalar_mix_l2", lambda value: abs(value) <= largest, "a finite number"),
+            ("dropout elmo_dropout task_dropout lexical_dropout", lambda value: 0 <= value < 1, "a rate in [0, 1)"),
+            ("cell_clip projection_clip", lambda value: 0 < value <= largest, "a positive bound, or None for no bound"),
+            ("spans_per_word", lambda value: 0 < value <= largest, "a positive number"),
         ):
-            _check(getattr(self, name) >= 0, name, getattr(self, name), "0 or more")
-        for name in ("forget_bias", "scalar_mix_l2"):
-            _check(abs(getattr(self, name)) <= sys.float_info.max, name, getattr(self, name), "a finite number")
-        for name in ("dropout", "elmo_dropout", "task_dropout", "lexical_dropout"):
-            value = getattr(self, name)
-            _check(value is None or 0 <= value < 1, name, value, "a rate in [0, 1)")
-        for name in ("cell_clip", "projection_clip"):
-            value = getattr(self, name)
-            valid = value is None or 0 < value <= sys.float_info.max
-            _check(valid, name, value, "a positive bound, or None for no bound")
+            for name in names.split():
+                value = getattr(self, name)  # `None`, where the type allows it, has no range
+                _check(value is None or is_valid(value), name, value, expected)
 
     def validate_token_encoder(self):
         """Checks that a word has characters, a vector, or both, and that the filters fit into it."""
@@ -391,14 +393,7 @@ class ELMoConfig(PreTrainedConfig):
             raise ValueError(f"Special words share an id: {ids}. Pass a different id for each.")
 
     def validate_head(self):
-        """Checks the sizes of a head's network, and that it has something to read."""
-        for name in ("max_span_width", "max_antecedents"):
-            _check(getattr(self, name) >= 1, name, getattr(self, name), "an integer of at least 1")
-        valid = 0 < self.spans_per_word <= sys.float_info.max
-        _check(valid, "spans_per_word", self.spans_per_word, "a positive number")
-        for name in ("task_hidden_size", "task_num_layers", "task_char_embedding_size"):
-            value = getattr(self, name)
-            _check(value is None or value >= 1, name, value, "an integer of at least 1")
+        """Checks that a head's network has something to read."""
         reads_elmo = self.use_elmo and self.elmo_placement not in ("between", "output")
         if not (reads_elmo or self.task_word_embedding_size or self.task_has_characters):
             raise ValueError(
@@ -429,6 +424,3 @@ def _whole_auto_map(given: dict[str, str]) -> dict[str, str]:
 def _check(valid: bool, field: str, value: Any, expected: str):
     if not valid:
         raise ValueError(f"`{field}` is {value!r}; pass {expected}.")
-
-
-__all__ = ["ELMoConfig"]

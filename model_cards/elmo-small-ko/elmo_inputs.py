@@ -23,19 +23,6 @@ NO_TORCHSCRIPT = (
     "TorchScript (`torch.jit`) cannot follow this model, whose steps depend on the words and their number. Use "
     "`torch.export.export`, or `elmo export` for a file in ONNX's format."
 )
-USUAL_ARGUMENTS = (
-    "cache_position",
-    "encoder_attention_mask",
-    "encoder_hidden_states",
-    "head_mask",
-    "inputs_embeds",
-    "labels",
-    "output_attentions",
-    "past_key_values",
-    "position_ids",
-    "token_type_ids",
-    "use_cache",
-)
 TARGETS = ("labels", "predicate_labels", "forward_targets", "backward_targets", "mentions")
 ID_DTYPES = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
 
@@ -262,13 +249,13 @@ def returns_output(forward: Callable[..., Any]) -> Callable[..., Any]:
 
     An argument that the model does not have may be None or False. Other values ask for something, and are an error.
     """
-    foreign = [name for name in USUAL_ARGUMENTS if name not in signature(forward).parameters]
+    known = signature(forward).parameters
 
     @wraps(forward)
     def checked(self, *args, **kwargs):
         if torch.jit.is_tracing():
             raise ValueError(NO_TORCHSCRIPT)
-        for name in [name for name in foreign if name in kwargs]:
+        for name in [name for name in kwargs if name not in known]:
             value = kwargs.pop(name)
             if value is not None and value is not False:
                 shown = "a tensor" if isinstance(value, Tensor) else value

@@ -68,21 +68,15 @@ class ELMoQuestionAnsweringPipeline(ChunkPipeline):
     ) -> Iterator[dict]:
         example = _checked(example)
         stride = min(128, max_seq_len // 2) if doc_stride is None else doc_stride
-        try:
-            windows = self.tokenizer(
-                example["question"],
-                example["context"],
-                truncation="only_second",
-                max_length=max_seq_len,
-                stride=stride,
-                return_overflowing_tokens=True,
-                return_offsets_mapping=True,
-            )
-        except ValueError as error:
-            raise ValueError(
-                f"The question {example['question']!r:.80} leaves too few words for its context in a window of "
-                f"max_seq_len={max_seq_len} with doc_stride={stride}: {error}"
-            ) from error
+        windows = self.tokenizer(
+            example["question"],
+            example["context"],
+            truncation="only_second",
+            max_length=max_seq_len,
+            stride=stride,
+            return_overflowing_tokens=True,
+            return_offsets_mapping=True,
+        )
         if 1 not in windows.sequence_ids(0):
             raise ValueError(f"The context {example['context']!r:.80} has no words; pass a text with words.")
         offsets = characters_of_contexts(windows, self.tokenizer)
