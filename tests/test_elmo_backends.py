@@ -318,8 +318,8 @@ def test_a_backward_pass_frees_what_was_kept(used):
     nodes = [total.grad_fn]
     for node in nodes:
         nodes += [following for following, _ in node.next_functions if following]
-    layers = {id(node): node for node in nodes if hasattr(node, "threads")}.values()
-    assert [vars(layer).keys() for layer in layers] == [{"threads", "sizes"}] * 2  # autograd itself frees the rest
+    layers = {id(node): node for node in nodes if getattr(node, "directions", 1) == 2}.values()
+    assert [vars(layer).keys() for layer in layers] == [{"settings", "directions"}] * 2  # autograd frees the rest
     total.backward()
     with pytest.raises(RuntimeError, match="second time"):
         total.backward()
