@@ -163,7 +163,7 @@ def check_options(task: Task, head: HeadArguments, arguments: ExperimentArgument
     task.check_splits(is_trained=not arguments.ensemble)
 
 
-def without_effect(settings: dict[str, Any]) -> tuple[str, ...]:
+def settings_without_effect(settings: dict[str, Any]) -> tuple[str, ...]:
     """The settings that may differ between runs of one model: names of files, whose digests count, and unused ones."""
     return FILE_SETTINGS if settings["use_elmo"] else FILE_SETTINGS + ELMO_SETTINGS
 
@@ -259,7 +259,7 @@ class Experiment:
         if self.arguments.reuse_from is not None:
             places.append(Path(self.arguments.reuse_from))
         for record, other in [*chain.from_iterable(map(known_records, places))]:
-            if different_settings(record.get("settings", {}), settings, without_effect(settings)):
+            if different_settings(record.get("settings", {}), settings, settings_without_effect(settings)):
                 continue
             record = record | {"arm": arm.name}
             if other is not None and other != folder:
@@ -286,7 +286,7 @@ class Experiment:
             begun = read_json(folder / SETTINGS)
         else:
             return
-        if different_settings(begun, settings, without_effect(settings)):
+        if different_settings(begun, settings, settings_without_effect(settings)):
             raise FileExistsError(
                 f"{folder} was made with other settings: {different_settings(begun, settings)}. Pass another "
                 "--output_dir, or delete the folder."

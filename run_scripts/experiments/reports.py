@@ -29,7 +29,7 @@ from modeling_elmo.run_scripts.fine_tuning.trainer import TaskTrainer, TaskTrain
 from modeling_elmo.run_scripts.program.files import digest, read_json, write_json, write_lines
 
 RUN_SETTINGS = "run_settings.json"
-MAY_CHANGE = ("num_train_epochs", "max_steps")  # if a run is resumed
+LENGTH_OPTIONS = ("num_train_epochs", "max_steps")  # which may change when a run is resumed
 
 
 def begin_run(task: Task, head: HeadArguments, training: TaskTrainingArguments):
@@ -46,7 +46,7 @@ def begin_run(task: Task, head: HeadArguments, training: TaskTrainingArguments):
         raise FileExistsError(f"{folder} holds a model of another run; pass another --output_dir{advice}.")
     if checkpoint is not None:
         path = Path(checkpoint).parent / RUN_SETTINGS
-        if path.is_file() and (changes := different_settings(read_json(path), settings, MAY_CHANGE)):
+        if path.is_file() and (changes := different_settings(read_json(path), settings, LENGTH_OPTIONS)):
             raise ValueError(
                 f"--resume_from_checkpoint {training.resume_from_checkpoint}: the run was begun with other settings: "
                 f"{changes}. Repeat its options, or train anew in another --output_dir."
