@@ -51,9 +51,9 @@ class Classification(Task):
                 "--classifier esim compares two texts, but each example has one; pass --text_pair_column, or "
                 "--classifier bcn."
             )
-        self.targets = label_type(data, self.arguments.problem)
-        self.metric = self.targets.metric
-        self.config = {**self.targets.config, "classifier": self.arguments.classifier}
+        self.label_type = label_type(data, self.arguments.problem)
+        self.metric = self.label_type.metric
+        self.config = {**self.label_type.config, "classifier": self.arguments.classifier}
 
     def words(self, split: Dataset, tokenizer: ELMoTokenizer) -> Iterable[list[str]]:
         return (tokenizer.splitter.words(text) for name in self.text_columns for text in split[name])
@@ -61,20 +61,20 @@ class Classification(Task):
     def encode(self, batch: Batch, tokenizer: ELMoTokenizer, is_training: bool) -> Batch:
         most = self.arguments.max_length if is_training else None
         encoding = tokenizer(*(batch[name] for name in self.text_columns), truncation=most is not None, max_length=most)
-        return {**encoding, "labels": [self.targets.encode(label) for label in batch["label"]]}
+        return {**encoding, "labels": [self.label_type.target(label) for label in batch["label"]]}
 
     def collator(self, tokenizer: ELMoTokenizer) -> DataCollatorWithPadding:
         return DataCollatorWithPadding(tokenizer)
 
     def scores(self, output: SplitOutput) -> dict[str, Any]:
-        return self.targets.scores(output.logits, output.labels)
+        return self.label_type.evaluate(output.logits, output.labels)
 
     def predictions(self, output: SplitOutput) -> Iterable[Record]:
         for example, logits in zip(output.examples, output.logits, strict=True):
-            yield {**example, "predicted": self.targets.decode(logits)}
+            yield {**example, "predicted": self.label_type.label(logits)}
 
     def average(self, logits: Sequence[np.ndarray]) -> np.ndarray:
-        return self.targets.average(logits)
+        return self.label_type.average(logits)
 
 
 def label_type(data: DatasetDict, problem: str) -> "SingleLabel | Regression":
@@ -95,13 +95,13 @@ class SingleLabel:
         self.labels = labels
         self.config = {**label_config(labels), "problem_type": self.problem_type}
 
-    def encode(self, label: Any) -> Any:
+    def target(self, label: Any) -> Any:
         return self.config["label2id"][label]
 
-    def decode(self, logits: np.ndarray) -> Any:
+    def label(self, logits: np.ndarray) -> Any:
         return self.labels[int(logits.argmax())]
 
-    def scores(self, logits: np.ndarray, gold: np.ndarray) -> dict[str, Any]:
+    def evaluate(self, logits: np.ndarray, gold: np.ndarray) -> dict[str, Any]:
         return classification_scores(logits.argmax(-1).tolist(), gold.tolist(), self.labels)
 
 
@@ -112,13 +112,13 @@ class MultiLabel(SingleLabel):
     problem_type = "multi_label_classification"
     average = staticmethod(log_mean_odds)
 
-    def encode(self, label: Collection[str]) -> list[float]:
+    def target(self, label: Collection[str]) -> list[float]:
         return [float(name in label) for name in self.labels]
 
-    def decode(self, logits: np.ndarray) -> list[str]:
+    def label(self, logits: np.ndarray) -> list[str]:
         return [label for label, logit in zip(self.labels, logits, strict=True) if logit > 0]
 
-    def scores(self, logits: np.ndarray, gold: np.ndarray) -> dict[str, Any]:
+    def evaluate(self, logits: np.ndarray, gold: np.ndarray) -> dict[str, Any]:
         return multilabel_scores(logits > 0, gold > 0.5, self.labels)
 
 
@@ -136,13 +136,13 @@ class Regression:
                     f"Pass other data, or --{split}_split none."
                 )
 
-    def encode(self, label: float) -> float:
+    def target(self, label: float) -> float:
         return label
 
-    def decode(self, logits: np.ndarray) -> float:
+    def label(self, logits: np.ndarray) -> float:
         return float(logits[0])
 
-    def scores(self, logits: np.ndarray, gold: np.ndarray) -> dict[str, Any]:
+    def evaluate(self, logits: np.ndarray, gold: np.ndarray) -> dict[str, Any]:
         return regression_scores(logits[:, 0].tolist(), gold.tolist())
 
     def average(self, logits: Sequence[np.ndarray]) -> np.ndarray:
