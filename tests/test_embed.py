@@ -2,6 +2,7 @@
 
 import copy
 import errno
+import glob
 import gzip
 import json
 import os
@@ -452,7 +453,8 @@ MODULE = ("-m", "modeling_elmo.run_scripts.embed")
 
 
 def num_parts(output: Path) -> int:
-    return len(list(Path(f"{output}.parts").glob("*.npz")))
+    """`Path.glob` would raise where the folder goes away meanwhile."""
+    return len(glob.glob("*.npz", root_dir=f"{output}.parts"))
 
 
 @pytest.fixture
