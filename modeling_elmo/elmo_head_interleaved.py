@@ -3,7 +3,7 @@
 Shape suffixes: N real tokens of a batch, time-major; S sequences, longest first; B batch; T time; D width of the input;
 H hidden size; G = 5 H gates in the order i, f, g (the candidate), o, t (the transform gate).
 
-Tokens are packed step by step (see `pack` in `elmo_inputs.py`), so that nothing is computed for padding.
+Tokens are packed step by step (`PackedTexts` in `elmo_head_layers.py`), so that nothing is computed for padding.
 """
 
 import torch
@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from transformers import initialization as init
 
 from .elmo_backends import choose_backend, fast_linear, packed, product, product_dtype, tanh, weight_gradient
-from .elmo_inputs import pack
+from .elmo_head_layers import PackedTexts
 from .elmo_lstm import shifted
 
 BLOCKS = 5  # gates of a cell
@@ -55,7 +55,7 @@ class HighwayLSTMLayer(nn.Module):
 class InterleavedLSTM(nn.Module):
     """Highway LSTM layers with alternating directions; the first layer reads forward (He et al. 2017).
 
-    Values at padding are never read. Variational dropout is on every layer's output, which is also its state.
+    Variational dropout is on every layer's output, which is also its state.
     """
 
     def __init__(self, input_size: int, hidden_size: int, num_layers: int, dropout: float = 0.0):
@@ -64,17 +64,13 @@ class InterleavedLSTM(nn.Module):
         sizes = [input_size] + [hidden_size] * (num_layers - 1)
         self.layers = nn.ModuleList(HighwayLSTMLayer(size, hidden_size, dropout) for size in sizes)
 
-    def forward(self, x_BTD: Tensor, mask_BT: Tensor) -> Tensor:
-        """The output `(batch, time, hidden_size)`, zeros at padding. Tokens may be anywhere; a row may have none."""
-        packing = pack(mask_BT.cpu()).to(mask_BT.device)
-        zeros_BTH = x_BTD.new_zeros(*mask_BT.shape, self.output_size)
-        batch_sizes = packing.batch_sizes or [0]  # without tokens, gradients are zeros and not missing
-        x_ND = x_BTD.flatten(0, 1).index_select(0, packing.positions_N)
+    def forward(self, x_ND: Tensor, texts: PackedTexts) -> Tensor:
+        """The output `(tokens, hidden_size)` for packed tokens `(tokens, input_size)`."""
+        batch_sizes = texts.batch_sizes or [0]  # without tokens, gradients are zeros and not missing
         for depth, layer in enumerate(self.layers):
-            order_N = packing.backward_N if depth % 2 else packing.forward_N
-            read_NH = layer(x_ND.index_select(0, order_N), batch_sizes)
-            x_ND = read_NH.index_select(0, order_N.argsort())
-        return zeros_BTH.flatten(0, 1).index_copy(0, packing.positions_N, x_ND).unflatten(0, mask_BT.shape)
+            x_ND = x_ND.index_select(0, texts.turned_N) if depth else x_ND
+            x_ND = layer(x_ND, batch_sizes)
+        return x_ND if len(self.layers) % 2 else x_ND.index_select(0, texts.turned_N)
 
     @torch.no_grad()
     def reset_parameters(self):

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from transformers.utils import ModelOutput
 
 from .configuration_elmo import ELMoConfig
-from .elmo_head_layers import TaskLSTM
+from .elmo_head_layers import PackedTexts, TaskLSTM
 from .elmo_head_spans import RankedSpans, SpanRanker, gold_clusters, marginal_loss, mention_loss, predicted_clusters
 from .elmo_inputs import check_ids, check_range, word_mask
 from .modeling_elmo_heads import HEAD_PARTS, ELMoTaskModel, reads_batch
@@ -104,20 +104,25 @@ class ELMoForCoreferenceResolution(ELMoTaskModel):
         """
         inputs = self.read(character_ids, input_ids, attention_mask, None, None, elmo_hidden_states)
         words_ST = word_mask(self.config, inputs.mask_BT, input_ids, None)
-        states_STH = self.encoder_dropout(self.encoder(inputs.tokens_BTD, words_ST))
-        states_STH = states_STH if inputs.output_BTE is None else torch.cat([states_STH, inputs.output_BTE], -1)
-        heads_STX = inputs.tokens_BTD[..., : self.head_size] if self.head_size else states_STH
-        places_W2 = words_ST.nonzero()
+        texts, words_N = PackedTexts(words_ST, inputs.mask_BT), words_ST[inputs.mask_BT]
+        read_ND = texts.unpack(self.encoder(texts.pack(inputs.tokens_ND), texts), len(words_N))
+        states_WH, places_W2 = self.encoder_dropout(read_ND[words_N]), words_ST.nonzero()
+        if inputs.output_NE is not None:
+            states_WH = torch.cat([states_WH, inputs.output_NE[words_N]], -1)
+        heads_WX = inputs.tokens_ND[words_N, : self.head_size] if self.head_size else states_WH
         speakers_W, genre = self._speakers(speaker_ids, words_ST), self._genre(genre_ids)
-        spans = self.ranker(states_STH[words_ST], heads_STX[words_ST], places_W2[:, 0], speakers_W, genre)
+        spans = self.ranker(states_WH, heads_WX, places_W2[:, 0], speakers_W, genre)
         return ELMoCoreferenceOutput(
             loss=None if mentions is None else self._loss(spans, mentions, words_ST),
             clusters=None if self.training else self._clusters(spans, places_W2)[None],
             mention_scores=spans.mentions_K[None],
             antecedent_scores=spans.scores_KC[None],
             antecedents=spans.antecedents_KA[None],
-            hidden_states=self._requested(inputs.hidden_states, output_hidden_states),
+            hidden_states=self._requested(inputs, output_hidden_states),
         )
+
+    def _drop_out(self, features_ND: Tensor, mask_BT: Tensor) -> Tensor:
+        return self.feature_dropout(features_ND)
 
     def _clusters(self, spans: RankedSpans, places_W2: Tensor) -> Tensor:
         numbers_K = predicted_clusters(spans, self.config.train_singletons)

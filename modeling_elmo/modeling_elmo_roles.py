@@ -1,7 +1,7 @@
 """Semantic role labelling on ELMo (Peters et al. 2018, section 4): the network of He et al. 2017.
 
-Shape suffixes: B batch; T time; D width of the words that the network reads; H width of the network's output; K labels;
-U distinct texts.
+Shape suffixes: B batch; T time; N real tokens of the batch; D width of the words that the network reads; K labels; U
+distinct texts.
 """
 
 from dataclasses import dataclass
@@ -16,9 +16,9 @@ from transformers.utils import ModelOutput
 from .configuration_elmo import ELMoConfig
 from .elmo_encoder import distinct_rows
 from .elmo_head_interleaved import InterleavedLSTM
-from .elmo_head_layers import UNKNOWN, TaskLSTM, check_bio, decode_labels
-from .elmo_inputs import check_ids, check_range, word_mask
-from .modeling_elmo_heads import HEAD_PARTS, ELMoTaskModel, TaskInputs, reads_batch
+from .elmo_head_layers import UNKNOWN, PackedTexts, TaskLSTM, check_bio, decode_labels
+from .elmo_inputs import check_ids, check_range, pad, unpad, word_mask
+from .modeling_elmo_heads import HEAD_PARTS, ELMoTaskModel, reads_batch
 
 if TYPE_CHECKING:  # saved with this head, because `custom_pipelines` names it
     from .pipeline_elmo_roles import ELMoSemanticRolePipeline  # noqa: F401
@@ -123,11 +123,14 @@ class ELMoForSemanticRoleLabeling(ELMoTaskModel):
         inputs = self.read(character_ids, input_ids, attention_mask, None, inputs_embeds, elmo_hidden_states)
         words_BT = word_mask(self.config, inputs.mask_BT, input_ids, inputs_embeds)
         marks_BT = self._checked_marks(token_type_ids, words_BT)
-        marked_BTD = torch.cat([inputs.tokens_BTD, self.mark_embedding(marks_BT)], dim=-1)
-        hidden_BTH = self._encoded(self.encoder, marked_BTD, inputs)
-        logits = _wide(self.classifier(hidden_BTH)).log_softmax(-1)
-        found_BTH = self._encoded(self.predicate_encoder, inputs.tokens_BTD, inputs)
-        predicate_BT = _wide(self.predicate_classifier(found_BTH).squeeze(-1)).masked_fill(~words_BT, NO_WORD)
+        texts, output_NE = PackedTexts(inputs.mask_BT, inputs.mask_BT), inputs.output_NE
+        marks_ND = self.mark_embedding(unpad(marks_BT, inputs.mask_BT))
+        scored_NK = self._scores(
+            self.encoder, self.classifier, torch.cat([inputs.tokens_ND, marks_ND], dim=-1), texts, output_NE
+        )
+        found_N1 = self._scores(self.predicate_encoder, self.predicate_classifier, inputs.tokens_ND, texts, output_NE)
+        logits = pad(scored_NK, inputs.mask_BT).log_softmax(-1)
+        predicate_BT = pad(found_N1, inputs.mask_BT).squeeze(-1).masked_fill(~words_BT, NO_WORD)
         if labels is None and marks_BT.any():
             self._warn_without_labels("the loss of roles and predicates")
         loss = None
@@ -140,27 +143,41 @@ class ELMoForSemanticRoleLabeling(ELMoTaskModel):
             logits=logits,
             predicate_logits=predicate_BT,
             predictions=None if self.training else decode_labels(logits, words_BT, self.label_names()),
-            hidden_states=self._requested(inputs.hidden_states, output_hidden_states),
+            hidden_states=self._requested(inputs, output_hidden_states),
         )
 
-    def bilm_layers(self, character_ids, input_ids, attention_mask, token_type_ids, inputs_embeds):
-        """All layers of the biLM. Equal rows are computed once if the biLM is frozen."""
+    def bilm_layers(self, character_ids, input_ids, attention_mask, token_type_ids, inputs_embeds, mask_BT: Tensor):
+        """As in `ELMoTaskModel`. Equal rows are computed once if the biLM is frozen."""
         inputs = (character_ids, input_ids, attention_mask, token_type_ids, inputs_embeds)
         read = [tensor for tensor in inputs if tensor is not None]
         if not self.elmo.frozen or inputs_embeds is not None or not len(read[0]):
-            return super().bilm_layers(*inputs)
+            return super().bilm_layers(*inputs, mask_BT=mask_BT)
         _, text_B = distinct_rows(torch.cat([tensor.flatten(1).long() for tensor in read], 1))
         first_B = (text_B[:, None] == text_B).byte().argmax(1)  # the first row with the same text
         rows_U, index_B = first_B.unique(return_inverse=True)
-        layers = super().bilm_layers(*(None if tensor is None else tensor[rows_U] for tensor in inputs))
-        return tuple(layer[index_B] for layer in layers)
+        distinct = (None if tensor is None else tensor[rows_U] for tensor in inputs)
+        layers = super().bilm_layers(*distinct, mask_BT=mask_BT[rows_U])
+        numbers_UT = (mask_BT[rows_U].flatten().cumsum(0) - 1).view(len(rows_U), -1)
+        numbers_N = unpad(numbers_UT[index_B], mask_BT)
+        return tuple(layer[numbers_N] for layer in layers)
 
-    def _encoded(self, encoder: nn.Module | None, words_BTD: Tensor, inputs: TaskInputs) -> Tensor:
-        """The input of a linear layer: the words themselves, or their encoder's output, with ELMo beside it."""
-        if encoder is None:
-            return words_BTD
-        hidden_BTH = encoder(words_BTD, inputs.mask_BT)
-        return hidden_BTH if inputs.output_BTE is None else torch.cat([hidden_BTH, inputs.output_BTE], dim=-1)
+    def _scores(
+        self,
+        encoder: nn.Module | None,
+        classifier: nn.Module,
+        words_ND: Tensor,
+        texts: PackedTexts,
+        output_NE: Tensor | None,
+    ) -> Tensor:
+        """A linear layer on the words themselves, or on their encoder's output with ELMo beside it.
+
+        In float32 at least: losses and probabilities are not computed in half precision.
+        """
+        if encoder is not None:
+            words_ND = texts.unpack(encoder(texts.pack(words_ND), texts), len(words_ND))
+            words_ND = words_ND if output_NE is None else torch.cat([words_ND, output_NE], dim=-1)
+        scores_NK = classifier(words_ND)
+        return scores_NK.to(torch.promote_types(scores_NK.dtype, torch.float32))
 
     def _checked_marks(self, token_type_ids: Tensor | None, words_BT: Tensor) -> Tensor:
         """`(batch, time)`, 1 at each row's predicate."""
@@ -207,11 +224,6 @@ class ELMoForSemanticRoleLabeling(ELMoTaskModel):
         targets_N = labels[known_BT].to(predicate_BT.dtype)
         loss = F.binary_cross_entropy_with_logits(predicate_BT[known_BT], targets_N, reduction="sum")
         return loss / known_BT.sum().clamp(min=1)
-
-
-def _wide(scores: Tensor) -> Tensor:
-    """Scores in float32 at least: losses and probabilities are not computed in half precision."""
-    return scores.to(torch.promote_types(scores.dtype, torch.float32))
 
 
 def _refuse(wrong_BT: Tensor, problem: str, advice: str):

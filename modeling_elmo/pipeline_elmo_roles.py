@@ -104,7 +104,7 @@ class ELMoSemanticRolePipeline(Pipeline):
         config = self.model.config
         if config.use_elmo and config.freeze_bilm:
             inputs = (batch.get("character_ids"), batch["input_ids"], batch["attention_mask"], None, None)
-            batch["elmo_hidden_states"] = torch.stack(self.model.bilm_layers(*inputs), dim=1)
+            batch["elmo_hidden_states"] = torch.stack(self.model.elmo(*inputs, return_dict=True).hidden_states, dim=1)
         if (marks_BT == FIND).any():
             output = self.model(**batch)
             marks_BT = torch.where(marks_BT == FIND, (output.predicate_logits > 0).to(marks_BT), marks_BT)
