@@ -12,7 +12,7 @@ directions, for the CRF labels; M 2 N; H hidden size; G gates, 3 or 4 times H.
 
 import math
 import re
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import cached_property, lru_cache
 from typing import Any, NamedTuple
 
@@ -26,6 +26,7 @@ from .configuration_elmo import ELMoConfig
 from .elmo_backends import (
     choose_backend,
     fast_product,
+    is_exporting,
     is_hooked,
     is_unmodified,
     packed,
@@ -36,7 +37,8 @@ from .elmo_backends import (
     weight_gradient,
 )
 from .elmo_encoder import ELMoCharacterEncoder, distinct_rows
-from .elmo_inputs import pack, unpad
+from .elmo_inputs import pack, pad, unpad
+from .elmo_lstm import masked_scan
 
 FORBIDDEN = -1e30  # far below any sum of real scores; finite, because minus infinity has NaN gradients
 IMPOSSIBLE = -1e6  # a log-probability that is lower, such as minus infinity, counts as this one
@@ -82,7 +84,7 @@ class TokenFeatures(nn.Module):
 
 def _encode_text(encoder: ELMoCharacterEncoder, characters_BTW: Tensor, mask_BT: Tensor) -> Tensor:
     """Features `(tokens, filters)`, from each distinct word once, or from each position if a hook is to see it."""
-    if is_hooked(encoder):
+    if is_hooked(encoder) or is_exporting():
         return unpad(encoder(characters_BTW), mask_BT)
     distinct_UW, index_N = distinct_rows(unpad(characters_BTW, mask_BT))
     return encoder(distinct_UW)[index_N]
@@ -228,6 +230,40 @@ class PackedTexts:
         return back_M.argsort(), back_M, before_M
 
 
+class PaddedTexts:
+    """`PackedTexts` while `torch.export` traces a model: each row is a text, and its padding stays."""
+
+    def __init__(self, mask_BT: Tensor):
+        self.mask_BT, self.text_N, self.lengths = mask_BT, mask_BT, ()
+
+    def pack(self, x_ND: Tensor) -> Tensor:
+        return x_ND
+
+    def unpack(self, x_ND: Tensor, num_tokens: int) -> Tensor:
+        return x_ND
+
+    def scan(
+        self,
+        step: Callable[..., Sequence[Tensor]],
+        states: list[Tensor],
+        x_ND: Tensor,
+        reverse: bool = False,
+        before: bool = False,
+    ) -> tuple[list[Tensor], Tensor]:
+        """`masked_scan` over `x_ND`, and its outputs as `(batch * time, width)`."""
+        x_TBD = x_ND.clone(memory_format=torch.contiguous_format).unflatten(0, self.mask_BT.shape).transpose(0, 1)
+        ends, outputs_TBX = masked_scan(step, states, x_TBD, self.mask_BT, reverse, before)
+        return ends, outputs_TBX.transpose(0, 1).contiguous().flatten(0, 1)
+
+
+Texts = PackedTexts | PaddedTexts
+
+
+def rows_as_texts(mask_BT: Tensor) -> Texts:
+    """The real tokens of each row as a text."""
+    return PaddedTexts(mask_BT) if is_exporting() else PackedTexts(mask_BT, mask_BT)
+
+
 class VariationalDropout(nn.Module):
     """Dropout with the same mask at all time steps of a text (Gal and Ghahramani 2016)."""
 
@@ -264,7 +300,7 @@ class TaskRNN(nn.Module):
         self.dropout = VariationalDropout(dropout)
 
     @torch.compiler.disable  # a traced loop over time would be compiled again for every length
-    def forward(self, x_ND: Tensor, texts: PackedTexts, between_NE: Tensor | None = None) -> Tensor:
+    def forward(self, x_ND: Tensor, texts: Texts, between_NE: Tensor | None = None) -> Tensor:
         """Reads each text in both directions.
 
         Args:
@@ -321,13 +357,15 @@ def masked_softmax(scores: Tensor, mask: Tensor, dim: int) -> Tensor:
     return allowed.softmax(dim).masked_fill(~mask, 0)
 
 
-def read_both_ways(layer: nn.Module, x_ND: Tensor, texts: PackedTexts) -> Tensor:
+def read_both_ways(layer: nn.Module, x_ND: Tensor, texts: Texts) -> Tensor:
     """Outputs of a bidirectional layer, `(tokens, 2 * hidden_size)`.
 
     Args:
         layer: a bidirectional `nn.GRU` or `nn.LSTM` with biases.
         x_ND: `(tokens, input_size)`, packed tokens.
     """
+    if isinstance(texts, PaddedTexts):
+        return torch.cat([_scan_layer(layer, x_ND, texts, suffix) for suffix in ("", "_reverse")], -1)
     if not _fits_kernel(layer, x_ND) or choose_backend([], x_ND, *layer.parameters())[0] == "reference":
         if not len(x_ND):  # which `torch.nn` refuses; gradients are zeros and not missing
             return x_ND.new_zeros(0, 2 * layer.hidden_size) + sum(0 * weight.sum() for weight in layer.parameters())
@@ -339,6 +377,20 @@ def read_both_ways(layer: nn.Module, x_ND: Tensor, texts: PackedTexts) -> Tensor
     gates_N2G = fast_product(x_ND, torch.cat(weights), torch.cat(biases))
     function = _GRU if isinstance(layer, nn.GRU) else _LSTM
     return function.apply(gates_N2G, torch.stack(recurrent), torch.stack(recurrent_biases), texts)
+
+
+def _scan_layer(layer: nn.Module, x_ND: Tensor, texts: PaddedTexts, suffix: str) -> Tensor:
+    """Outputs of one direction of an LSTM, `(batch * time, hidden_size)`, as `torch.export` traces them."""
+    names = ("weight_ih_l0", "weight_hh_l0", "bias_ih_l0", "bias_hh_l0")
+    weight, recurrent, bias, recurrent_bias = (getattr(layer, name + suffix) for name in names)
+
+    def step(gates_BG: Tensor, h_BH: Tensor, c_BH: Tensor) -> tuple[Tensor, Tensor]:
+        enter, forget, new, output = (gates_BG + F.linear(h_BH, recurrent, recurrent_bias)).chunk(4, -1)
+        c_BH = forget.sigmoid() * c_BH + enter.sigmoid() * new.tanh()
+        return output.sigmoid() * c_BH.tanh(), c_BH
+
+    zeros = [x_ND.new_zeros(texts.mask_BT.shape[0], recurrent.shape[1]) for _ in range(2)]
+    return texts.scan(step, zeros, F.linear(x_ND, weight, bias), reverse=bool(suffix))[1]
 
 
 def _fits_kernel(layer: nn.Module, x_ND: Tensor) -> bool:
@@ -532,7 +584,7 @@ class LinearChainCRF(nn.Module):
             `(batch,)`, in float32 or float64.
         """
         texts = PackedTexts(mask_BT, mask_BT)
-        scores_NS, table_SS = self(emissions_BTK[mask_BT], texts)
+        scores_NS, table_SS = self(unpad(emissions_BTK, mask_BT), texts)
         labels_N1 = texts.pack(labels_BT[mask_BT])[:, None]
         other_NS = (labels_N1 != torch.arange(len(table_SS), device=labels_BT.device)) & (labels_N1 != UNKNOWN)
         # One loop for both sums: its cost depends on the number of steps, not on their width.
@@ -551,8 +603,8 @@ class LinearChainCRF(nn.Module):
             emissions_BTK, mask_BT: as in `log_likelihood`.
             allowed: constraints on the sequence. Default: none.
         """
-        texts = PackedTexts(mask_BT, mask_BT)
-        return _best_labels(*self(emissions_BTK[mask_BT], texts, allowed), texts, mask_BT)
+        texts = rows_as_texts(mask_BT)
+        return _best_labels(*self(unpad(emissions_BTK, mask_BT), texts, allowed), texts, mask_BT)
 
     @torch.compiler.disable  # as `log_likelihood`
     def log_marginals(self, emissions_BTK: Tensor, mask_BT: Tensor, allowed: Constraints | None = None) -> Tensor:
@@ -564,19 +616,15 @@ class LinearChainCRF(nn.Module):
         Args:
             emissions_BTK, mask_BT, allowed: as in `decode`.
         """
-        texts = PackedTexts(mask_BT, mask_BT)
-        scores_NS, table_SS = self(emissions_BTK[mask_BT], texts, allowed)
-        ahead_NS = torch.cat([scores_NS[:0], *_forward(scores_NS, texts.batch_sizes, table_SS)[0]])
-        turned_NS = scores_NS[texts.turned_N]
-        behind_NS = torch.cat([scores_NS[:0], *_forward(turned_NS, texts.batch_sizes, table_SS.t())[0]])[texts.turned_N]
+        texts = rows_as_texts(mask_BT)
+        scores_NS, table_SS = self(unpad(emissions_BTK, mask_BT), texts, allowed)
+        ahead_NS, behind_NS = (_sums(scores_NS, table_SS, texts, reverse) for reverse in (False, True))
         joint_NS = ahead_NS + behind_NS - scores_NS  # both include the score of the position itself
-        log_probs_NK = texts.unpack(joint_NS[:, :-1].log_softmax(-1), len(joint_NS))
-        uniform_BTK = log_probs_NK.new_full(emissions_BTK.shape, -math.log(emissions_BTK.shape[-1]))
-        return uniform_BTK.masked_scatter(mask_BT[..., None], log_probs_NK).clamp(min=LEAST_LOG_PROBABILITY)
+        log_probs_NK = texts.unpack(joint_NS[:, :-1].log_softmax(-1), joint_NS.shape[0])
+        log_probs_BTK = pad(log_probs_NK, mask_BT).masked_fill(~mask_BT[..., None], -math.log(self.start.numel()))
+        return log_probs_BTK.clamp(min=LEAST_LOG_PROBABILITY)
 
-    def forward(
-        self, emissions_NK: Tensor, texts: PackedTexts, allowed: Constraints | None = None
-    ) -> tuple[Tensor, Tensor]:
+    def forward(self, emissions_NK: Tensor, texts: Texts, allowed: Constraints | None = None) -> tuple[Tensor, Tensor]:
         """What `_chain` returns. Parameters are read only here: they may be offloaded outside of a module's call."""
         return _chain(texts.pack(emissions_NK), (self.start, self.transitions, self.end), allowed)
 
@@ -604,8 +652,10 @@ def decode_labels(log_probs_BTK: Tensor, mask_BT: Tensor, names: tuple[str, ...]
     if log_probs_BTK.shape[-1] != len(names):
         raise ValueError(f"There are log-probabilities of {log_probs_BTK.shape[-1]} labels, but {len(names)} names.")
     wide = torch.promote_types(log_probs_BTK.dtype, torch.float32)
-    texts, zeros_K = PackedTexts(mask_BT, mask_BT), log_probs_BTK.new_zeros(len(names), dtype=wide)
-    possible_NK = texts.pack(log_probs_BTK[mask_BT]).to(wide).clamp(min=IMPOSSIBLE)  # forbidden ones must stay worse
+    texts, zeros_K = rows_as_texts(mask_BT), log_probs_BTK.new_zeros(len(names), dtype=wide)
+    possible_NK = (
+        texts.pack(unpad(log_probs_BTK, mask_BT)).to(wide).clamp(min=IMPOSSIBLE)
+    )  # forbidden ones must stay worse
     chain = _chain(possible_NK, (zeros_K, torch.outer(zeros_K, zeros_K), zeros_K), bio_constraints(names))
     return _best_labels(*chain, texts, mask_BT)
 
@@ -619,6 +669,12 @@ def check_bio(names: tuple[str, ...]):
             f"The label {wrong[0]!r} is not BIO. Name labels 'O', 'B-X', or 'I-X' with a 'B-X': "
             'id2label={0: "O", 1: "B-ARG0", 2: "I-ARG0"}.'
         )
+
+
+def _log_sum(scores: Tensor, dim: int) -> Tensor:
+    """`torch.logsumexp` without underflow, which would make the exponentials many times slower on CPUs."""
+    highest = scores.detach().amax(dim, keepdim=True)
+    return (scores - highest).clamp(min=NEGLIGIBLE).exp().sum(dim).log() + highest.squeeze(dim)
 
 
 def _chain(
@@ -642,31 +698,60 @@ def _chain(
     return scores_NS, table_SS
 
 
-def _best_labels(scores_NS: Tensor, table_SS: Tensor, texts: PackedTexts, mask_BT: Tensor) -> Tensor:
+def _best_labels(scores_NS: Tensor, table_SS: Tensor, texts: Texts, mask_BT: Tensor) -> Tensor:
     """The best path (Viterbi) through the scores of `_chain`, `(B, T)`, -100 where the mask is False."""
+    find = _best_path if isinstance(texts, PackedTexts) else _scan_best_path
+    labels_BT = pad(texts.unpack(find(scores_NS, table_SS, texts), scores_NS.shape[0]), mask_BT)
+    return labels_BT.masked_fill(~mask_BT, UNKNOWN)
+
+
+def _best_path(scores_NS: Tensor, table_SS: Tensor, texts: PackedTexts) -> Tensor:
     states, ends_RS = _forward(scores_NS, texts.batch_sizes, table_SS, torch.amax)
-    best_R = (ends_RS + table_SS[:, -1]).argmax(1)
-    labels: list[Tensor] = []
+    last_R = (ends_RS + table_SS[:, -1]).argmax(1)
+    labels = [last_R[:0]]
     for states_RS in reversed(states):
-        if labels:
-            after_R = labels[-1]
-            earlier_R = (states_RS[: len(after_R)] + table_SS.t()[after_R]).argmax(1)
-            labels.append(torch.cat([earlier_R, best_R[len(after_R) : len(states_RS)]]))
-        else:
-            labels.append(best_R[: len(states_RS)])
-    labels_N = torch.cat([best_R[:0], *reversed(labels)])
-    unknown_BT = torch.full_like(mask_BT, UNKNOWN, dtype=torch.long)
-    return unknown_BT.masked_scatter(mask_BT, texts.unpack(labels_N, len(labels_N)))
+        after_R = labels[-1]
+        before_R = (states_RS[: len(after_R)] + table_SS.t()[after_R]).argmax(1)
+        labels.append(torch.cat([before_R, last_R[len(after_R) : len(states_RS)]]))
+    return torch.cat(labels[::-1])
+
+
+def _scan_best_path(scores_NS: Tensor, table_SS: Tensor, texts: PaddedTexts) -> Tensor:
+    [ends_BS], before_NS = _scan_sums(scores_NS, table_SS, texts, torch.amax, before=True)
+
+    def step(states_BS: Tensor, label_B1: Tensor) -> list[Tensor]:
+        return [(states_BS + table_SS.t()[label_B1.squeeze(1)]).argmax(1, keepdim=True)]
+
+    last_B1 = (ends_BS + table_SS[:, -1]).argmax(1, keepdim=True)
+    return texts.scan(step, [last_B1], before_NS, reverse=True, before=True)[1].squeeze(1)
+
+
+def _sums(scores_NS: Tensor, table_SS: Tensor, texts: Texts, reverse: bool) -> Tensor:
+    """What `_forward` finds after each position, `(N, S)`, of chains from the beginning or, `reverse`, from the end."""
+    table_SS = table_SS.t() if reverse else table_SS
+    if isinstance(texts, PaddedTexts):
+        return _scan_sums(scores_NS, table_SS, texts, _log_sum, reverse=reverse)[1]
+    scores_NS = scores_NS[texts.turned_N] if reverse else scores_NS
+    states_NS = torch.cat([scores_NS[:0], *_forward(scores_NS, texts.batch_sizes, table_SS)[0]])
+    return states_NS[texts.turned_N] if reverse else states_NS
+
+
+def _scan_sums(scores_NS: Tensor, table_SS: Tensor, texts: PaddedTexts, over: Callable[..., Tensor], **order: bool):
+    def step(scores_BS: Tensor, state_BS: Tensor) -> list[Tensor]:
+        return [over(state_BS.unsqueeze(2) + table_SS, 1) + scores_BS]
+
+    start_BS = _nothing(scores_NS, texts.mask_BT.shape[0])
+    return texts.scan(step, [start_BS], scores_NS, **order)
+
+
+def _nothing(scores: Tensor, chains: int) -> Tensor:
+    """The state of chains before their first position: `(chains, ..., S)` for scores `(N, ..., S)`."""
+    *middle, states = scores.shape[1:]
+    return F.pad(scores.new_full((chains, *middle, states - 1), FORBIDDEN), (0, 1))
 
 
 def _with_boundary(start_K: Tensor, transitions_KK: Tensor, end_K: Tensor) -> Tensor:
     return torch.cat([torch.cat([transitions_KK, end_K[:, None]], 1), F.pad(start_K, (0, 1))[None]])
-
-
-def _log_sum(scores: Tensor, dim: int) -> Tensor:
-    """`torch.logsumexp` without underflow, which would make the exponentials many times slower on CPUs."""
-    highest = scores.detach().amax(dim, keepdim=True)
-    return (scores - highest).clamp(min=NEGLIGIBLE).exp().sum(dim).log() + highest.squeeze(dim)
 
 
 @torch.compiler.disable  # as `decode`
@@ -681,7 +766,7 @@ def _forward(
         scores: `(N, ..., S)`, of packed positions.
     """
     states, ended = [], [scores[:0]]
-    state = F.pad(scores.new_full((*scores[: sum(batch_sizes[:1])].shape[:-1], len(table_SS) - 1), FORBIDDEN), (0, 1))
+    state = _nothing(scores, sum(batch_sizes[:1]))
     for step, running in zip(scores.split(batch_sizes), [*batch_sizes[1:], 0], strict=True):
         state = over(state[: len(step), ..., None] + table_SS, -2) + step
         states.append(state)

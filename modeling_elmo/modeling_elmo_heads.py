@@ -30,6 +30,7 @@ from .elmo_head_layers import (
     TokenFeatures,
     VariationalDropout,
     bio_constraints,
+    rows_as_texts,
 )
 from .elmo_head_networks import BiattentiveClassifier, ESIMClassifier, SpanReader
 from .elmo_inputs import (
@@ -269,8 +270,8 @@ class ELMoTaskModel(ELMoPreTrainedModel):
         return self.elmo(*inputs, unpadded=True, return_dict=True).hidden_states
 
     def _drop_out(self, features_ND: Tensor, mask_BT: Tensor) -> Tensor:
-        rows_BT = torch.arange(len(mask_BT), device=mask_BT.device)[:, None].expand_as(mask_BT)
-        return self.feature_dropout(features_ND, unpad(rows_BT, mask_BT), len(mask_BT))
+        rows_BT = torch.arange(mask_BT.shape[0], device=mask_BT.device)[:, None].expand_as(mask_BT)
+        return self.feature_dropout(features_ND, unpad(rows_BT, mask_BT), mask_BT.shape[0])
 
     def label_names(self) -> tuple[str, ...]:
         """The names of the labels in the order of their ids.
@@ -402,13 +403,13 @@ class ELMoForTokenClassification(ELMoTaskModel):
     def _scores(self, inputs: TaskInputs) -> Tensor:
         if self.encoder is None:
             return self.classifier(inputs.tokens_ND)
-        texts = PackedTexts(inputs.mask_BT, inputs.mask_BT)
+        texts = rows_as_texts(inputs.mask_BT)
         between_NE = None if inputs.between_NE is None else texts.pack(inputs.between_NE)
         hidden_NH = self.encoder(texts.pack(inputs.tokens_ND), texts, between_NE)
         hidden_NH = self.encoder_dropout(hidden_NH, texts.text_N, len(texts.lengths))
         if inputs.output_NE is not None:
             hidden_NH = torch.cat([hidden_NH, texts.pack(inputs.output_NE)], dim=-1)
-        return texts.unpack(self.classifier(hidden_NH), len(hidden_NH))
+        return texts.unpack(self.classifier(hidden_NH), hidden_NH.shape[0])
 
     def _linear_loss(self, logits: Tensor, labels: Tensor, num_items_in_batch: Tensor | int | None) -> Tensor:
         count = (labels != UNKNOWN).sum()
@@ -471,7 +472,7 @@ class ELMoForSequenceClassification(ELMoTaskModel):
             labels: `(batch,)` label ids or regression targets, or `(batch, num_labels)`.
         """
         inputs = self.read(character_ids, input_ids, attention_mask, token_type_ids, inputs_embeds, elmo_hidden_states)
-        batch = len(inputs.mask_BT)
+        batch = inputs.mask_BT.shape[0]
         if self.is_linear:
             rows_BT = torch.arange(batch, device=inputs.mask_BT.device)[:, None].expand_as(inputs.mask_BT)
             sums_BD = inputs.tokens_ND.new_zeros(batch, inputs.tokens_ND.shape[1])

@@ -16,7 +16,7 @@ from transformers.utils import ModelOutput
 from .configuration_elmo import ELMoConfig
 from .elmo_encoder import distinct_rows
 from .elmo_head_interleaved import InterleavedLSTM
-from .elmo_head_layers import UNKNOWN, PackedTexts, TaskLSTM, check_bio, decode_labels
+from .elmo_head_layers import UNKNOWN, TaskLSTM, Texts, check_bio, decode_labels, rows_as_texts
 from .elmo_inputs import check_ids, check_range, pad, unpad, word_mask
 from .modeling_elmo_heads import HEAD_PARTS, ELMoTaskModel, reads_batch
 
@@ -123,7 +123,7 @@ class ELMoForSemanticRoleLabeling(ELMoTaskModel):
         inputs = self.read(character_ids, input_ids, attention_mask, None, inputs_embeds, elmo_hidden_states)
         words_BT = word_mask(self.config, inputs.mask_BT, input_ids, inputs_embeds)
         marks_BT = self._checked_marks(token_type_ids, words_BT)
-        texts, output_NE = PackedTexts(inputs.mask_BT, inputs.mask_BT), inputs.output_NE
+        texts, output_NE = rows_as_texts(inputs.mask_BT), inputs.output_NE
         marks_ND = self.mark_embedding(unpad(marks_BT, inputs.mask_BT))
         scored_NK = self._scores(
             self.encoder, self.classifier, torch.cat([inputs.tokens_ND, marks_ND], dim=-1), texts, output_NE
@@ -166,7 +166,7 @@ class ELMoForSemanticRoleLabeling(ELMoTaskModel):
         encoder: nn.Module | None,
         classifier: nn.Module,
         words_ND: Tensor,
-        texts: PackedTexts,
+        texts: Texts,
         output_NE: Tensor | None,
     ) -> Tensor:
         """A linear layer on the words themselves, or on their encoder's output with ELMo beside it.

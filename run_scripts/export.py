@@ -119,7 +119,7 @@ def compare(exported: Exported, model, batches: list[dict[str, Tensor]]) -> tupl
     """The largest difference of all outputs from those of the model, and the model's largest value."""
     differences, values = [], []
     for batch in batches:
-        inputs = {name: batch[name] for name in input_names(model.config)}
+        inputs = {name: batch[name] for name in input_names(model)}
         found = exported(**inputs)
         for name, expected in NamedOutputs(model)(**inputs).items():
             differences.append((found[name] - expected).abs().max())

@@ -17,7 +17,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from modeling_elmo.configuration_elmo import ELMoConfig
+from modeling_elmo.elmo_head_layers import bio_constraints
 from modeling_elmo.modeling_elmo import ELMoModel, ELMoPreTrainedModel
 from modeling_elmo.modeling_elmo_heads import ELMoForSequenceClassification, ELMoForTokenClassification
 
@@ -40,15 +40,19 @@ class NamedOutputs(nn.Module):
             character_ids=character_ids, input_ids=input_ids, attention_mask=attention_mask, return_dict=True
         )
         if not isinstance(self.model, ELMoModel):
-            return {"logits": output.logits}
+            predictions = output.get("predictions")
+            return {"logits": output.logits} | ({} if predictions is None else {"predictions": predictions})
         mix = {} if output.elmo_embeddings is None else {"elmo_embeddings": output.elmo_embeddings}
         return {**mix, "hidden_states": torch.stack(output.hidden_states, 1)}
 
 
-def input_names(config: ELMoConfig) -> list[str]:
+def input_names(model: ELMoPreTrainedModel) -> list[str]:
     """The inputs of an exported model."""
+    config, is_head = model.config, not isinstance(model, ELMoModel)
     characters = ["character_ids"] if config.char_vocab_size else []
-    words = ["input_ids"] if config.word_embedding_size else []
+    # A CRF leaves out the markers, which `input_ids` show.
+    reads_words = config.word_embedding_size or (is_head and not model.is_linear)
+    words = ["input_ids"] if reads_words else []
     return [*characters, *words, "attention_mask"]
 
 
@@ -57,9 +61,10 @@ def check_exportable(model: ELMoPreTrainedModel):
     if not hasattr(torch.compiler, "is_exporting"):
         raise ImportError(f"Exporting needs torch 2.7 or newer, but this is torch {torch.__version__}.")
     heads, config = (ELMoForTokenClassification, ELMoForSequenceClassification), model.config
-    is_readable = isinstance(model, (ELMoModel, *heads)) and getattr(model, "is_linear", True)
+    is_text = isinstance(model, ELMoForSequenceClassification)
+    is_readable = isinstance(model, (ELMoModel, *heads)) and not (is_text and not model.is_linear)
     obstacles = {
-        f"with head={config.head!r}. Pass a biLM (ELMoModel), or a head for tags or texts that was trained with "
+        f"with head={config.head!r}. Pass a biLM (ELMoModel), a tagger, or a head for texts that was trained with "
         "head='linear'": not is_readable,
         "in training mode. Call `model.eval()` before": model.training,
         "with weights in 8 bits. Export the model in float32, or what `model.dequantize()` returns": model._is_int8(),
@@ -79,7 +84,9 @@ def trace(model: ELMoPreTrainedModel, inputs: Mapping[str, Tensor]) -> torch.exp
         inputs: an example, at least two rows of two words.
     """
     check_exportable(model)
-    names = input_names(model.config)
+    names = input_names(model)
+    if isinstance(model, ELMoForTokenClassification):
+        bio_constraints(model.label_names())  # remembered as constants, which a trace cannot make
     rows_and_words = {0: torch.export.Dim("batch"), 1: torch.export.Dim("time")}
     with _without_cache(model), _quiet():
         return torch.export.export(
@@ -99,6 +106,7 @@ def load_pt2(path: str | Path) -> Exported:
     return torch.no_grad()(torch.export.load(path).module())
 
 
+@torch.no_grad()
 def write_onnx(program: torch.export.ExportedProgram, path: str | Path):
     """Writes one file with the weights inside: at most 2 GB."""
     check_onnx_packages()
