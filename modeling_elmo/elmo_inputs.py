@@ -15,7 +15,7 @@ from torch import Tensor
 from transformers.utils import ModelOutput, can_return_tuple, logging
 
 from .configuration_elmo import ELMoConfig
-from .elmo_backends import is_exporting
+from .elmo_backends import is_exporting, own_share
 
 logger = logging.get_logger(__name__)
 
@@ -281,7 +281,8 @@ def returns_output(forward: Callable[..., Any]) -> Callable[..., Any]:
             if value is not None and value is not False:
                 shown = "a tensor" if isinstance(value, Tensor) else value
                 raise ValueError(f"`{name}` is {shown}, but {type(self).__name__} has no such input; leave it out.")
-        output = forward(self, *args, **kwargs)
+        with own_share():
+            output = forward(self, *args, **kwargs)
         if not self.training and "loss" in output:
             _warn_of_label_names([name for name in TARGETS if kwargs.get(name) is not None])
         return output
