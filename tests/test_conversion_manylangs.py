@@ -2,7 +2,6 @@ import json
 import os
 import pickle
 import shutil
-import tarfile
 import zipfile
 from pathlib import Path
 
@@ -25,6 +24,7 @@ from modeling_elmo.conversion.manylangs import (
     export_manylangs_checkpoint,
     read_lexicon,
     read_pickle,
+    write_lexicon,
 )
 from modeling_elmo.tokenization.tokenization_elmo import ELMoTokenizer
 
@@ -189,23 +189,19 @@ def test_characters_only(tmp_path):
     assert torch.equal(*outputs)
 
 
-def test_sizes_that_are_equal_are_projected(converted):
-    assert ELMoModel.from_pretrained(converted(WORDS)).token_projection.weight.shape == (8, 8)
-
-
 @pytest.mark.parametrize("name", SHIPPED_FILES)
 def test_architectures_that_the_original_ships(copy, name):
     (copy / ARCHITECTURE).unlink()
     change_json(copy / "config.json", config_path=f"C:\\somewhere\\{name}")
     found = ManyLangsCheckpoint.find(copy, copy)
-    record, source = found.describe()
-    config = architecture_to_config(record.architecture, 6000, 100_000, source)
+    architecture = found.record["architecture"]
+    config = architecture_to_config(architecture, 6000, 100_000, found.source)
     sizes = config.projection_size, config.lstm_hidden_size, config.num_hidden_layers, config.word_embedding_size
     assert sizes == (512, 4096, 2, 100)
     assert (config.char_embedding_size, config.max_word_length, config.num_highway_layers) == (50, 50, 2)
     assert (config.cell_clip, config.projection_clip, config.forget_bias, config.dropout) == (3, 3, 0, 0.1)
     assert config.char_cnn_filters == [[1, 32], [2, 32], [3, 64], [4, 128], [5, 256], [6, 512], [7, 1024]]
-    assert config_to_architecture(config).items() <= record.architecture.items()
+    assert config_to_architecture(config).items() <= architecture.items()
     with pytest.raises(ValueError, match=f"does not match the shipped {name}"):
         found.load("whitespace")
 
@@ -217,12 +213,9 @@ def test_other_checkpoints_in_folders_below(copy, tmp_path):
 
 
 def test_architecture_file_elsewhere(copy, tmp_path):
-    (copy / ARCHITECTURE).rename(tmp_path / "moved.json")
-    with pytest.raises(
-        FileNotFoundError, match=f"names the architecture file '{ARCHITECTURE}', .* pass it .`--architecture`."
-    ):
+    (copy / ARCHITECTURE).rename(tmp_path / "config.json")  # the name of the other file
+    with pytest.raises(FileNotFoundError, match=r"copy has no config.json that .*; pass the file \(`--architecture`\)"):
         convert_checkpoint(ManyLangsCheckpoint, copy, tmp_path / "model")
-    (tmp_path / "moved.json").rename(tmp_path / "config.json")  # the name of the other file
     (copy / "config.json").unlink()
     convert_checkpoint(ManyLangsCheckpoint, copy, tmp_path / "model", architecture=tmp_path / "config.json")
     back = export_manylangs_checkpoint(tmp_path / "model", tmp_path / "back")
@@ -268,7 +261,7 @@ def test_dictionary_of_another_checkpoint(copy, tmp_path):
         convert_checkpoint(ManyLangsCheckpoint, copy, tmp_path / "model")
     lines = (BOTH / "char.dic").read_text(encoding="utf-8").replace("<bow>", "<eoe>")
     (copy / "char.dic").write_text(lines, encoding="utf-8")
-    with pytest.raises(ValueError, match="char.dic lacks the entries <bow>"):
+    with pytest.raises(ValueError, match="char.dic.* include <bow>;"):
         convert_checkpoint(ManyLangsCheckpoint, copy, tmp_path / "model")
 
 
@@ -286,14 +279,13 @@ def test_models_that_the_format_cannot_hold(tmp_path):
     assert not (tmp_path / "files").exists()
 
 
-@pytest.mark.parametrize("word", [" chess", "a\tb"])
-def test_words_that_a_line_cannot_hold(converted, tmp_path, word):
-    folder = Path(shutil.copytree(converted(BOTH), tmp_path / "model"))
-    ids = ELMoTokenizer.from_pretrained(folder).get_vocab()
-    words = [word if old == "chess" else old for old in sorted(ids, key=ids.get)]
-    ELMoTokenizer.from_pretrained(folder).with_vocabulary(words).save_pretrained(folder)
-    with pytest.raises(ValueError, match="word.dic (does not hold the entries|has one entry per line)"):
-        export_manylangs_checkpoint(folder, tmp_path / "files")
+def test_words_that_a_line_cannot_hold(tmp_path):
+    for word in ("", " chess", "\u2003", "a\tb", "a\nb", "a\x85"):
+        with pytest.raises(ValueError, match="word.dic cannot hold the entries"):
+            write_lexicon({word: 0}, tmp_path / "word.dic")
+    lexicon = {"chess ": 0, "\u3000": 1, "New York": 2, "\ufeff": 3}
+    write_lexicon(lexicon, tmp_path / "word.dic")
+    assert read_lexicon(tmp_path / "word.dic") == lexicon
 
 
 def test_record_of_another_model(converted, tmp_path):
@@ -304,7 +296,7 @@ def test_record_of_another_model(converted, tmp_path):
     with pytest.raises(ValueError, match="differ in num_hidden_layers; delete original_manylangs.json"):
         export_manylangs_checkpoint(folder, tmp_path / "files")
     (folder / MANYLANGS_RECORD_FILE).write_text(json.dumps({**record, "special_rows": [0, 1]}))
-    with pytest.raises(ValueError, match="is no record of this model"):
+    with pytest.raises(ValueError, match=r"original_manylangs.json has special_rows \[0, 1\]"):
         export_manylangs_checkpoint(folder, tmp_path / "files")
     (folder / MANYLANGS_RECORD_FILE).unlink()
     back = export_manylangs_checkpoint(folder, tmp_path / "files")
@@ -327,7 +319,7 @@ def test_white_space_alone_is_the_ideographic_space(tmp_path):
 )
 def test_wrong_dictionaries(tmp_path, content, message):
     (tmp_path / "char.dic").write_bytes(content)
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises(ValueError, match=f"char.dic.*{message}"):
         read_lexicon(tmp_path / "char.dic")
 
 
@@ -342,14 +334,9 @@ def test_archives(tmp_path):
 @pytest.mark.parametrize("name", ["config.json", "encoder.pkl", "token_embedder.pkl", "char.dic", "word.dic"])
 def test_half_a_checkpoint(copy, tmp_path, name):
     (copy / name).unlink()
-    with pytest.raises(FileNotFoundError, match=rf"copy has no {name}.*pass|copy has no {name}.*Pass"):
+    with pytest.raises(FileNotFoundError, match=f"copy.*{name}"):
         convert_checkpoint(ManyLangsCheckpoint, copy, tmp_path / "model")
     assert not (tmp_path / "model").exists()
-
-
-def test_a_single_file_is_refused(copy, tmp_path):
-    with pytest.raises(ValueError, match="encoder.pkl is a single file; pass the folder or archive"):
-        convert_checkpoint(ManyLangsCheckpoint, copy / "encoder.pkl", tmp_path / "model")
 
 
 class Command:
@@ -365,23 +352,18 @@ def test_pickles_that_are_refused(tmp_path, is_zip):
     file, run = tmp_path / "encoder.pkl", tmp_path / "run"
     array = torch.zeros(2, 3)
     for content, message in [
-        ({"a": array, "b": Command(run)}, r"is refused \(it asks for posix.system, which is no tensor\)"),
-        (Command(run), "it asks for posix.system"),
-        ([array], r"must have float32 tensors by name; got .*no dict"),
-        ({"a": 1}, r"got a \(int\)"),
-        ({"a": array.double()}, r"got a \(torch.float64, torch.strided\)"),
-        ({"a": array.to_sparse()}, "torch.sparse_coo"),
+        ({"a": array, "b": Command(run)}, "is refused"),
+        ([array], "got others: list"),
+        ({"a": 1}, "got others: a"),
+        ({"a": array.double()}, "got others: a"),
+        ({"a": array.to_sparse()}, "got others: a"),
         ({"a": array / 0}, "has NaN or infinite values in a"),
     ]:
         torch.save(content, file, _use_new_zipfile_serialization=is_zip)
         with pytest.raises(ValueError, match=rf"encoder.pkl .*{message}"):
             read_pickle(file)
-    file.write_bytes(pickle.dumps({"a": 1}))
-    with pytest.raises(ValueError, match=r"encoder.pkl is (damaged|refused)"):
-        read_pickle(file)
-    with tarfile.open(file, "w") as archive:  # the oldest format
-        archive.add(BOTH / "char.dic", "storages")
-    with pytest.raises(ValueError, match=r"encoder.pkl is refused \(.*legacy .tar format") as caught:
-        read_pickle(file)
-    assert "\n" not in str(caught.value)
+    for damaged in (pickle.dumps({"a": 1}), file.read_bytes()[:200]):
+        file.write_bytes(damaged)
+        with pytest.raises(ValueError, match="encoder.pkl is refused: it is damaged, or holds more than tensors"):
+            read_pickle(file)
     assert not run.exists()

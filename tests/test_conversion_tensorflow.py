@@ -111,19 +111,6 @@ def test_shards_special_words_and_archives(checkpoint, tmp_path):
         np.testing.assert_array_equal(table[rows].detach().numpy(), original[f"lm/{name}"])
 
 
-def test_a_repeated_line_has_a_row_of_its_own(checkpoint, tmp_path):
-    words = (checkpoint / "vocab.txt").read_text().split()
-    last = words[-1]
-    (checkpoint / "vocab.txt").write_text("\n".join([*words[:10], last, "", *words[12:]]) + "\n")
-    folder = convert_checkpoint(TensorFlowCheckpoint, checkpoint, tmp_path / "model")
-    ids = ELMoTokenizer.from_pretrained(folder).get_vocab()
-    bias = ELMoForPreTraining.from_pretrained(folder).softmax.bias
-    for word, row in {last: 31, f"{last} [row 10]": 10, "[row 11]": 11, words[12]: 12}.items():
-        assert bias[ids[word]].item() == read("words")["lm/softmax/b"][row]
-    export_original_checkpoint(folder, tmp_path / "w.hdf5", tmp_path / "o.json", tmp_path / "v.txt")
-    assert (tmp_path / "v.txt").read_text() == (checkpoint / "vocab.txt").read_text()
-
-
 def test_newest_checkpoint_and_step(checkpoint, tmp_path):
     arrays = read("words")
     write(checkpoint, arrays | {"global_step": np.float32(90)}, step=90)
@@ -136,52 +123,32 @@ def test_newest_checkpoint_and_step(checkpoint, tmp_path):
     for path in ("/home/nobody/save_dir/model.ckpt-90", r"C:\\\\users\\\\nobody\\\\model.ckpt-90"):
         (checkpoint / "checkpoint").write_text(f'model_checkpoint_path: "{path}"\n')
         assert found() == "model.ckpt-90.index"
-    with pytest.raises(ValueError, match="has 0 checkpoints of step 7; pass one of model.ckpt-180, model.ckpt-90."):
-        found(7)
-    (checkpoint / "checkpoint").unlink()
-    with pytest.raises(
-        ValueError, match="has no file `checkpoint`, which names the newest of model.ckpt-180, model.ck"
-    ):
-        found()
+    for state, step in (("nothing", 7), ("nothing", None), ('model_checkpoint_path: "ckpt-200"', None), (None, None)):
+        (checkpoint / "checkpoint").write_text(state) if state else (checkpoint / "checkpoint").unlink()
+        with pytest.raises(ValueError, match="has the checkpoints model.ckpt-180, model.ckpt-90; . of them .* --step"):
+            found(step)
 
 
-@pytest.mark.parametrize(
-    ("missing", "message"),
-    [
-        ("*.index", "has no model.ckpt-180.index, but .*.data-00000-of-00001.*; copy the missing file, too"),
-        ("*.data*", "has no model.ckpt-180.data-00000-of-00001, but checkpoint, .*; copy the missing file, too."),
-        ("options.json", "has no file options.json or .*; pass the path of the file."),
-        ("vocab.txt", "has no file vocab.txt or .*; pass the path of the file."),
-    ],
-)
-def test_half_a_checkpoint(checkpoint, tmp_path, missing, message):
-    next(checkpoint.glob(missing)).unlink()
-    with pytest.raises(FileNotFoundError, match=message):
+@pytest.mark.parametrize("missing", ["*.index", "*.data*", "options.json", "vocab.txt"])
+def test_half_a_checkpoint(checkpoint, tmp_path, missing):
+    path = next(checkpoint.glob(missing))
+    path.unlink()
+    with pytest.raises(FileNotFoundError, match=path.name):
         convert_checkpoint(TensorFlowCheckpoint, checkpoint, tmp_path / "model")
     assert not (tmp_path / "model").exists()
 
 
 def test_wrong_checkpoints_are_refused(checkpoint, tmp_path):
     arrays = read("words")
-    lacking = {name: array for name, array in arrays.items() if not name.startswith("lm/softmax/b")}
-    cases = [
-        (lacking, ValueError, "softmax/b: the file has none .missing., the options require .32,."),
-        ({"w": arrays["lm/embedding"]}, ValueError, "has no variables lm/..., but w; pass a checkpoint that bilm-tf"),
-        (arrays | {"lm/softmax/b": np.zeros(32)}, ValueError, "must have float32 variables, but lm/softmax/b are of"),
-    ]
-    for case, error, message in cases:
+    lacking = {name: array for name, array in arrays.items() if name != "lm/softmax/b/Adagrad"}
+    for case, message in [
+        ({"w": arrays["lm/embedding"]}, "has no variables lm/..., but w; pass a checkpoint that bilm-tf"),
+        (arrays | {"lm/softmax/b": np.zeros(32)}, "must have float32 variables, but lm/softmax/b are of"),
+        (lacking, "has no lm/softmax/b/Adagrad; convert it without --optimizer_state."),
+    ]:
         write(checkpoint, case)
-        with pytest.raises(error, match=message):
-            convert_checkpoint(TensorFlowCheckpoint, checkpoint, tmp_path / "model")
-    write(checkpoint, {name: array for name, array in arrays.items() if name != "lm/embedding/Adagrad"})
-    with pytest.raises(ValueError, match="has no lm/embedding/Adagrad; convert it without --optimizer_state."):
-        convert_checkpoint(TensorFlowCheckpoint, checkpoint, tmp_path / "model", optimizer_state=True)
-    (checkpoint / "checkpoint").write_text('model_checkpoint_path: "model.ckpt-200"\n')
-    with pytest.raises(FileNotFoundError, match="names model.ckpt-200, but there is only model.ckpt-180; copy"):
-        convert_checkpoint(TensorFlowCheckpoint, checkpoint, tmp_path / "model")
-    (checkpoint / "checkpoint").write_text("nothing")
-    with pytest.raises(ValueError, match="names no checkpoint in a line model_checkpoint_path; delete it"):
-        convert_checkpoint(TensorFlowCheckpoint, checkpoint, tmp_path / "model")
+        with pytest.raises(ValueError, match=message):
+            convert_checkpoint(TensorFlowCheckpoint, checkpoint, tmp_path / "model", optimizer_state=True)
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -61,29 +61,24 @@ def test_softmax_and_vocabulary(tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (ALLENNLP, "There is no folder to write; pass --output_dir."),
+        (ALLENNLP, "Pass either --output_dir"),
+        (["--to_original", "model", *ALLENNLP, "--output_dir", "x"], "Pass either --output_dir"),
         (["--to_original", str(SHIPPED), "--weights", "w.hdf5"], "--weights and --options: pass both."),
-        (["--to_original", str(SHIPPED), "--weights", "x", "--options", "x"], "x, x: two files have one name; pass a"),
-        (["--weights", "elmo.tar.gz", "--output_dir", "x"], "elmo.tar.gz is an archive that is not .zip; unpack it"),
-        (["--weights", "encoder.pkl", "--output_dir", "x"], "encoder.pkl is one file of a checkpoint; pass the folder"),
-        (["--to_original", "model", *ALLENNLP, "--output_dir", "x"], "pass both, and no --output_dir."),
+        (["--to_original", str(SHIPPED), "--weights", "x", "--options", "x"], "x exists, or is named twice; pass"),
+        (["--weights", "encoder.pkl", "--output_dir", "x"], "encoder.pkl is a single file; pass"),
+        (["--to_original", str(SHIPPED), "--weights", "x", "--step", "4"], "--step has no effect with --to_original"),
+        (
+            ["--to_original", str(SHIPPED), "--weights", "x", "--license", "mit"],
+            "--license has no effect with --to_orig",
+        ),
     ],
 )
 def test_options_that_cannot_be_combined(arguments, message, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    for name in ("elmo.tar.gz", "encoder.pkl"):
-        Path(name).touch()
-    with pytest.raises(ValueError, match=message):
+    Path("encoder.pkl").touch()
+    with pytest.raises((ValueError, FileExistsError), match=message):
         main(arguments)
-
-
-def test_options_without_effect_on_the_way_back(tmp_path):
-    main([*ALLENNLP, "--output_dir", str(tmp_path / "model")])
-    new = ["--weights", str(tmp_path / "w.hdf5"), "--options", str(tmp_path / "o.json")]
-    for option in (["--step", "4"], ["--optimizer_state"], ["--pre_tokenization", "moses"], ["--language", "en", "de"]):
-        with pytest.raises(ValueError, match=f"{option[0]} has no effect with --to_original"):
-            main(["--to_original", str(tmp_path / "model"), *new, *option])
-    assert not (tmp_path / "w.hdf5").exists()
+    assert [path.name for path in tmp_path.iterdir()] == ["encoder.pkl"]
 
 
 @pytest.mark.parametrize("kind", ["characters", "words"])
@@ -117,19 +112,15 @@ def test_hdf5_weights_are_recognized(tmp_path, capsys):
 def test_folders_of_no_format_are_refused(tmp_path):
     (tmp_path / "options.json").write_text("{}")
     (tmp_path / "model.bin").write_text("")
-    message = (
-        r"has no checkpoint of a known format. Looked for .*\*.index or .*\(a TensorFlow checkpoint of bilm-tf\); .*"
-        r"\*.h5 \(HDF5 weights of bilm-tf or AllenNLP\). It holds model.bin, options.json; pass the folder or archive"
-    )
-    with pytest.raises(FileNotFoundError, match=message):
+    with pytest.raises(
+        FileNotFoundError, match="no checkpoint of a known format: .* model.bin, options.json; pass the"
+    ):
         main(["--weights", str(tmp_path), "--output_dir", str(tmp_path / "model")])
 
 
 def test_elmoformanylangs_there_and_back(tmp_path, capsys):
     source, model = FIXTURES / "manylangs" / "characters_and_words", tmp_path / "model"
     given = ["--weights", str(source), "--output_dir", str(model)]
-    with pytest.raises(ValueError, match="--vocabulary has no effect: .* is a checkpoint of ELMoForManyLangs. Omit it"):
-        main([*given, "--vocabulary", str(source / "word.dic")])
     main(given)
     assert f"{source}: a checkpoint of ELMoForManyLangs\n" in capsys.readouterr().out
     card = (model / "README.md").read_text(encoding="utf-8")
@@ -137,8 +128,6 @@ def test_elmoformanylangs_there_and_back(tmp_path, capsys):
     back = ["--to_original", str(model), "--weights", str(tmp_path / "back")]
     with pytest.raises(ValueError, match="--softmax has no effect with --to_original"):
         main([*back, "--softmax", "s.hdf5"])
-    with pytest.raises(ValueError, match="--license has no effect with --to_original"):
-        main([*back, "--license", "mit"])
     push_to_hub.main(["--model", str(model), "--repo_id", "someone/model", "--output_dir", str(tmp_path / "pushed")])
     trained = tmp_path / "trained"  # further, without the record of the original
     for part in (AutoModel, AutoTokenizer):
