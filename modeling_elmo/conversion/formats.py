@@ -201,30 +201,16 @@ def word_rows(record: ConversionRecord, num_words: int) -> Tensor:
     return torch.tensor([*first, *(row for row in range(num_words) if row not in first)])
 
 
-def read_conversion_record(
-    model_dir: str | Path,
-    name: str,
-    config: ELMoConfig,
-    table: OptionTable,
-    recorded: Callable[[ConversionRecord], ELMoConfig],
-) -> ConversionRecord | None:
-    """The record of a conversion; `None` for a model that was not converted.
-
-    `recorded` gives the configuration that the record describes. In the fields of `table` the model has the same.
-    """
+def read_conversion_record(model_dir: str | Path, name: str, section: str, num_words: int) -> ConversionRecord:
+    """The record of a conversion, for a vocabulary of `num_words`; empty for a model that was not converted."""
     file = cached_file(model_dir, name, _raise_exceptions_for_missing_entries=False)
     if file is None:
-        return None
+        return {}
     record = files.read_json_object(Path(file), name)
     rows = record.get("special_rows")
-    if not (rows is None or len(rows) == len({*rows} & {*range(config.vocab_size - 1)}) == 3):
-        raise ValueError(f"{file} has special_rows {rows!r:.80}; delete it to export the model with its config.json.")
-    found = recorded(record)
-    if changed := [field for field, _ in table.values() if getattr(found, field) != getattr(config, field)]:
-        raise ValueError(
-            f"{name} and config.json differ in {', '.join(changed)}; delete {name} to export the model with its "
-            "config.json."
-        )
+    has_rows = rows is None or len(rows) == len({*rows} & {*range(num_words)}) == 3
+    if not (has_rows and isinstance(record.get(section), dict)):
+        raise ValueError(f"{file} is no record of this model; delete it to export the model with its config.json.")
     return record
 
 
@@ -246,13 +232,16 @@ def option_at(options: Any, path: str) -> Any:
     return options
 
 
-def write_options(config: ELMoConfig, table: OptionTable) -> dict[str, Any]:
-    """The inverse of [`read_options`]."""
-    options: dict[str, Any] = {}
-    for path, (field, _) in table.items():
+def write_options(config: ELMoConfig, table: OptionTable, recorded: dict[str, Any] | None = None) -> dict[str, Any]:
+    """The inverse of [`read_options`]. Recorded options stay where they still say what the configuration has."""
+    options = recorded or {}
+    for path, (field, default) in table.items():
+        value, found = getattr(config, field), option_at(options, path)
+        if value in (found, found or (default if recorded else None)):
+            continue
         *sections, name = path.split(".")
         section = options
         for key in sections:
             section = section.setdefault(key, {})
-        section[name] = getattr(config, field)
+        section[name] = value
     return options

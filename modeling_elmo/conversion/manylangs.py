@@ -245,14 +245,6 @@ def architecture_to_config(
     )
 
 
-def config_to_architecture(config: ELMoConfig) -> dict[str, Any]:
-    architecture = write_options(config, MANYLANGS_OPTIONS)
-    architecture["encoder"]["name"], architecture["token_embedder"]["name"] = "elmo", "cnn"
-    if not config.char_vocab_size:
-        architecture["token_embedder"]["char_dim"] = 0
-    return architecture
-
-
 def build_tokenizer(
     config: ELMoConfig,
     characters: dict[str, int],
@@ -304,18 +296,18 @@ def check_manylangs_expressible(config: ELMoConfig, tokenizer: ELMoTokenizer):
 
 
 def read_manylangs_record(model_dir: str | Path, config: ELMoConfig) -> ConversionRecord:
-    """The record of the conversion or, for a model that was not converted, one made from its configuration."""
-
-    def recorded(record: ConversionRecord) -> ELMoConfig:
-        num_words = config.vocab_size - 1 if config.word_embedding_size else 0
-        num_characters = max(config.char_vocab_size - 1, 0)
-        return architecture_to_config(record.get("architecture", {}), num_characters, num_words, MANYLANGS_RECORD_FILE)
-
-    return read_conversion_record(model_dir, MANYLANGS_RECORD_FILE, config, MANYLANGS_OPTIONS, recorded) or {
-        "architecture": config_to_architecture(config),
+    """The record of the conversion, if there was one, with an architecture for the configuration of today."""
+    record = read_conversion_record(model_dir, MANYLANGS_RECORD_FILE, "architecture", config.vocab_size - 1)
+    architecture = write_options(config, MANYLANGS_OPTIONS, record.get("architecture"))
+    if not record:
+        architecture["encoder"]["name"], architecture["token_embedder"]["name"] = "elmo", "cnn"
+    if not config.char_vocab_size:
+        architecture["token_embedder"]["char_dim"] = 0
+    defaults = {
         "config": {"config_path": f"cnn_{config.projection_size}_{config.lstm_hidden_size}.json"},
         "special_rows": [1, 2, 0],  # the original writes <oov>, <bos>, <eos> first
     }
+    return {**defaults, **record, "architecture": architecture}
 
 
 def architecture_name(config: dict[str, Any]) -> str:

@@ -78,22 +78,18 @@ KEYS = (
     Key(("token_projection.weight",), "CNN_proj/W_proj", TRANSPOSED),
     Key(("token_projection.bias",), "CNN_proj/b_proj"),
     Key(("word_embeddings.weight",), "embedding", ZERO_ROW, by_word=True),
-    # biLM, forward: RNN_0
-    Key(
-        ("forward_lstm.layers.{i}.input_linear.weight", "forward_lstm.layers.{i}.state_linear.weight"),
-        "RNN_0/RNN/MultiRNNCell/Cell{i}/LSTMCell/W_0",
-        KERNEL,
+    *(
+        Key(tuple(f"{way}_lstm.layers.{{i}}.{name}" for name in ours), f"{cell}/{original}", transform)
+        for way, cell in (
+            ("forward", "RNN_0/RNN/MultiRNNCell/Cell{i}/LSTMCell"),
+            ("backward", "RNN_1/RNN/MultiRNNCell/Cell{i}/LSTMCell"),
+        )
+        for ours, original, transform in (
+            (("input_linear.weight", "state_linear.weight"), "W_0", KERNEL),
+            (("input_linear.bias",), "B", GATES),
+            (("projection.weight",), "W_P_0", TRANSPOSED),
+        )
     ),
-    Key(("forward_lstm.layers.{i}.input_linear.bias",), "RNN_0/RNN/MultiRNNCell/Cell{i}/LSTMCell/B", GATES),
-    Key(("forward_lstm.layers.{i}.projection.weight",), "RNN_0/RNN/MultiRNNCell/Cell{i}/LSTMCell/W_P_0", TRANSPOSED),
-    # biLM, backward: RNN_1
-    Key(
-        ("backward_lstm.layers.{i}.input_linear.weight", "backward_lstm.layers.{i}.state_linear.weight"),
-        "RNN_1/RNN/MultiRNNCell/Cell{i}/LSTMCell/W_0",
-        KERNEL,
-    ),
-    Key(("backward_lstm.layers.{i}.input_linear.bias",), "RNN_1/RNN/MultiRNNCell/Cell{i}/LSTMCell/B", GATES),
-    Key(("backward_lstm.layers.{i}.projection.weight",), "RNN_1/RNN/MultiRNNCell/Cell{i}/LSTMCell/W_P_0", TRANSPOSED),
     # language model, in a separate file
     Key(("softmax.weight",), "softmax/W", ZERO_ROW, by_word=True),
     Key(("softmax.bias",), "softmax/b", ZERO_ROW, by_word=True),
@@ -330,19 +326,6 @@ def _table_for(has_characters: bool) -> OptionTable:
     return {path: row for path, row in OPTIONS.items() if has_characters or not path.startswith("char_cnn.")}
 
 
-def config_to_options(config: ELMoConfig) -> dict[str, Any]:
-    table = _table_for(bool(config.char_vocab_size))
-    given = {path: row for path, row in table.items() if getattr(config, row[0]) is not None}
-    options = {"bidirectional": True, **write_options(config, given)}
-    if not config.tie_word_embeddings:
-        del options["share_embedding_softmax"]  # most options.json lack it
-    if config.char_vocab_size:
-        options["char_cnn"]["n_characters"] = 262
-    if config.vocab_size > len(SPECIAL_WORDS):
-        options["n_tokens_vocab"] = config.vocab_size - 1
-    return options
-
-
 def check_expressible(config: ELMoConfig):
     word_vectors, characters, cell = config.word_embedding_size, config.char_vocab_size, config.lstm_hidden_size
     obstacles = {
@@ -356,15 +339,17 @@ def check_expressible(config: ELMoConfig):
 
 
 def read_original_record(model_dir: str | Path, config: ELMoConfig) -> ConversionRecord:
-    """The record of the conversion or, for a model that was not converted, one made from its configuration."""
-
-    def recorded(record: ConversionRecord) -> ELMoConfig:
-        options = record.get("options", {})
-        num_words = option_at(options, "n_tokens_vocab") if record.get("special_rows") else None
-        vocab_size = num_words + 1 if isinstance(num_words, int) else config.vocab_size
-        return options_to_config(options, config.char_vocab_size - 1, vocab_size, config.has_softmax, RECORD_FILE)
-
-    table = OPTIONS | {"n_tokens_vocab": ("vocab_size", None)}
-    return read_conversion_record(model_dir, RECORD_FILE, config, table, recorded) or {
-        "options": config_to_options(config)
-    }
+    """The record of the conversion, if there was one, with options for the configuration of today."""
+    record = read_conversion_record(model_dir, RECORD_FILE, "options", config.vocab_size - 1)
+    table = _table_for(bool(config.char_vocab_size))
+    table.pop("char_cnn.n_characters", None)
+    options = write_options(config, table, record.get("options"))
+    if config.char_vocab_size:
+        options["char_cnn"].setdefault("n_characters", 262)
+    if record:
+        counts_words = "n_tokens_vocab" in options and record.get("special_rows")
+    else:
+        options["bidirectional"], counts_words = True, config.vocab_size > len(SPECIAL_WORDS)
+    if counts_words:
+        options["n_tokens_vocab"] = config.vocab_size - 1
+    return {**record, "options": options}
