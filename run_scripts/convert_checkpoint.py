@@ -30,7 +30,7 @@ from modeling_elmo.conversion.original import OriginalCheckpoint, export_origina
 from modeling_elmo.conversion.tensorflow import TensorFlowCheckpoint
 from modeling_elmo.run_scripts.cards.bilm_card import write_bilm_card
 from modeling_elmo.run_scripts.cards.card import CardArguments, without_folders, write_card_facts, write_result
-from modeling_elmo.run_scripts.program.command_line import ProgramParser, option, run
+from modeling_elmo.run_scripts.program.command_line import ProgramParser, option, refuse_unread, run
 from modeling_elmo.run_scripts.program.files import check_model, load_pretrained
 
 # The first that matches. Archives of NLPL have two, of which only the TensorFlow checkpoint has the softmax.
@@ -98,9 +98,9 @@ def main(arguments: list[str] | None = None):
         place = fetch(parsed.weights, Path(scratch))
         source = format_of(place, parsed)
         print(f"{parsed.weights}: {source.name}")
-        options = given_options(parsed)
-        if other := [name for name in options if name not in source.option_names]:
-            raise ValueError(f"--{other[0]} has no effect: {parsed.weights} is {source.name}. Omit it.")
+        others = [name for name in OPTIONS_OF_FORMATS if name not in source.option_names]
+        refuse_unread(parsed, others, f"because {parsed.weights} is {source.name}; leave it out.")
+        options = {name: getattr(parsed, name) for name in source.option_names}
         found = source.find(Path(scratch), place, **options)
         found.convert(folder, parsed.pre_tokenization)
         originals, again = found.arrays(), found.arrays_of_export(folder, Path(scratch))
@@ -122,9 +122,9 @@ def convert_back(arguments: ConversionArguments):
     model = load_pretrained(ELMoForPreTraining if arguments.softmax else ELMoModel, folder)
     of_manylangs = model.config.always_project  # as only models of ELMoForManyLangs do
     known = () if of_manylangs else OriginalCheckpoint.option_names
-    given = [*given_options(arguments), *(name for name in OPTIONS_OF_FOLDERS if getattr(arguments, name))]
-    if other := [name for name in given if name not in known]:
-        raise ValueError(f"--{other[0]} has no effect with --to_original and this model. Omit it.")
+    others = {*OPTIONS_OF_FORMATS, *OPTIONS_OF_FOLDERS}.difference(known)
+    given = [name for name in sorted(others) if getattr(arguments, name) != []]
+    refuse_unread(arguments, given, "with --to_original and this model; leave it out.")
     if of_manylangs:
         export_manylangs_checkpoint(folder, arguments.weights)
     elif arguments.options is None:
@@ -133,12 +133,6 @@ def convert_back(arguments: ConversionArguments):
         files = (arguments.weights, arguments.options, arguments.vocabulary, arguments.softmax)
         export_original_checkpoint(folder, *files)
     print(f"Wrote {arguments.weights}.")
-
-
-def given_options(arguments: ConversionArguments) -> dict[str, Any]:
-    """The given options that only some formats have."""
-    values = {name: getattr(arguments, name) for name in OPTIONS_OF_FORMATS}
-    return {name: value for name, value in values.items() if value not in (None, False)}
 
 
 def format_of(place: Path, arguments: ConversionArguments) -> type[Checkpoint]:
