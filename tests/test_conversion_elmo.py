@@ -231,6 +231,8 @@ def test_softmax_rows_go_with_their_words(tmp_path):
     assert_equal_arrays(read(back["softmax"]), softmax)
     assert options_back == options
     assert back["vocabulary"].read_text().split() == rows
+    with pytest.raises(FileExistsError, match="model is not empty; pass a new or an empty folder"):
+        convert_arrays(tmp_path, arrays, options, **files)
 
 
 @pytest.mark.parametrize(

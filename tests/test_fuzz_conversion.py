@@ -2,7 +2,6 @@
 
 import json
 import shutil
-import zipfile
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -65,9 +64,8 @@ def arrays_in(source: str, folder: Path) -> dict[str, np.ndarray]:
 
 
 def check(source: str, folder: Path, scratch: Path) -> str:
-    place = archive if (archive := folder / "archive.zip").exists() else folder
     try:
-        found = FORMATS[source].find(scratch, place)
+        found = FORMATS[source].find(scratch, folder)
         model, tokenizer, record = found.load("whitespace")
     except (ValueError, OSError) as error:
         assert is_mistake_of_user(error), error
@@ -92,16 +90,12 @@ def copy(request, tmp_path) -> Path:
 @pytest.mark.parametrize(
     ("source", "name"),
     [
-        *((HDF5, name) for name in ("weights.hdf5", "options.json", "archive.zip")),
+        *((HDF5, name) for name in ("weights.hdf5", "options.json")),
         *((MANYLANGS, name) for name in ("config.json", "char.dic", "word.dic", *PICKLES.values())),
         *((TENSORFLOW, f"model.ckpt-180.{end}") for end in ("index", "data-00000-of-00001")),
     ],
 )
 def test_changed_bytes(copy, tmp_path, source, name):
-    if name == "archive.zip":
-        with zipfile.ZipFile(copy / name, "w", zipfile.ZIP_DEFLATED) as archive:
-            for path in (copy / "weights.hdf5", copy / "options.json"):
-                archive.write(path, path.name)
     content, counts = (copy / name).read_bytes(), Counter()
 
     @settings(max_examples=60, derandomize=True, deadline=None)
