@@ -46,7 +46,8 @@ class Checkpoint:
 
     @property
     def paths(self) -> list[Path]:
-        raise NotImplementedError
+        values = (value if isinstance(value, list) else [value] for value in vars(self).values())
+        return [path for some in values for path in some if isinstance(path, Path)]
 
     def load(self, pre_tokenization: str) -> Loaded:
         """The model, its tokenizer and the record for an export."""

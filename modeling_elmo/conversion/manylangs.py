@@ -13,26 +13,8 @@ import torch
 from torch import Tensor
 
 from modeling_elmo.configuration_elmo import ELMoConfig
-from modeling_elmo.conversion import files
-from modeling_elmo.conversion.formats import (
-    REQUIRED,
-    SAME,
-    ZERO_ROW,
-    Checkpoint,
-    ConversionRecord,
-    Key,
-    Loaded,
-    OptionTable,
-    Transform,
-    load_arrays,
-    load_for_export,
-    option_at,
-    read_conversion_record,
-    read_options,
-    to_original,
-    word_rows,
-    write_options,
-)
+from modeling_elmo.conversion import files, formats
+from modeling_elmo.conversion.formats import REQUIRED, SAME, ZERO_ROW, Checkpoint, ConversionRecord, Key, Transform
 from modeling_elmo.modeling_elmo import ELMoModel
 from modeling_elmo.tokenization.elmo_characters import SPECIAL_WORDS
 from modeling_elmo.tokenization.tokenization_elmo import DISGUISE, ELMoTokenizer
@@ -91,7 +73,7 @@ MANYLANGS_KEYS = (
     Key(("scalar_mix.gamma",), None),
 )
 
-MANYLANGS_OPTIONS: OptionTable = {
+MANYLANGS_OPTIONS: formats.OptionTable = {
     # option of the architecture file: (field of ELMoConfig, default)
     "encoder.projection_dim": ("projection_size", REQUIRED),
     "encoder.cell_clip": ("cell_clip", None),
@@ -166,10 +148,10 @@ class ManyLangsCheckpoint(Checkpoint):
         beside = [self.folder / name for name in (*PICKLES.values(), CONFIG, CHARACTERS, WORDS)]
         return [path for path in (*beside, Path(self.source)) if path.is_file()]
 
-    def load(self, pre_tokenization: str) -> Loaded:
+    def load(self, pre_tokenization: str) -> formats.Loaded:
         embedder = self.record["architecture"].get("token_embedder")
         characters, words = (
-            read_lexicon(self.folder / name, markers) if option_at(embedder, width) else {}
+            read_lexicon(self.folder / name, markers) if formats.option_at(embedder, width) else {}
             for name, markers, width in (
                 (CHARACTERS, CHARACTER_MARKERS, "char_dim"),
                 (WORDS, (*WORD_MARKERS, "<pad>"), "word_dim"),
@@ -178,7 +160,7 @@ class ManyLangsCheckpoint(Checkpoint):
         record = {**self.record, "special_rows": [words[word] for word in WORD_MARKERS] if words else None}
         config = architecture_to_config(record["architecture"], len(characters), len(words), self.source)
         described = f"{self.source} with {len(characters)} entries in {CHARACTERS} and {len(words)} in {WORDS}"
-        model = load_arrays(ELMoModel, config, self.arrays(), record, MANYLANGS_KEYS, self.folder, described)
+        model = formats.load_arrays(ELMoModel, config, self.arrays(), record, MANYLANGS_KEYS, self.folder, described)
         return model, build_tokenizer(config, characters, words, record, pre_tokenization), record
 
     def arrays(self) -> dict[str, Tensor]:
@@ -203,11 +185,11 @@ def export_manylangs_checkpoint(model_dir: str | Path, output_dir: str | Path) -
     """
     output_dir = Path(output_dir)
     files.check_empty(output_dir)
-    model, tokenizer = load_for_export(ELMoModel, model_dir), ELMoTokenizer.from_pretrained(model_dir)
+    model, tokenizer = formats.load_for_export(ELMoModel, model_dir), ELMoTokenizer.from_pretrained(model_dir)
     config = model.config
     check_manylangs_expressible(config, tokenizer)
     record = read_manylangs_record(model_dir, config)
-    arrays = to_original(model.state_dict(), record, MANYLANGS_KEYS)
+    arrays = formats.to_original(model.state_dict(), record, MANYLANGS_KEYS)
     with files.staged(output_dir) as folder:
         folder.mkdir()
         files.write_json_object(record["config"], folder / CONFIG)
@@ -228,15 +210,15 @@ def architecture_to_config(
     architecture: dict[str, Any], num_characters: int, num_words: int, source: str = "the architecture file"
 ) -> ELMoConfig:
     """The configuration for an architecture, read from `source`, and dictionaries with these numbers of entries."""
-    names = {path: option_at(architecture, path) for path in NAMES}
+    names = {path: formats.option_at(architecture, path) for path in NAMES}
     if wrong := {path: names[path] for path, name in NAMES.items() if str(names[path]).lower() != name}:
         raise ValueError(f"{source} has {wrong}; only {NAMES} can be converted, which all releases have.")
-    return read_options(
+    return formats.read_options(
         architecture,
         MANYLANGS_OPTIONS,
         source,
-        cell_clip=option_at(architecture, "encoder.cell_clip") or None,  # 0 is no clip
-        projection_clip=option_at(architecture, "encoder.proj_clip") or None,
+        cell_clip=formats.option_at(architecture, "encoder.cell_clip") or None,  # 0 is no clip
+        projection_clip=formats.option_at(architecture, "encoder.proj_clip") or None,
         char_vocab_size=num_characters + 1 if num_characters else 0,
         vocab_size=num_words + 1 if num_words else len(SPECIAL_WORDS),
         forget_bias=0.0,
@@ -265,7 +247,7 @@ def build_tokenizer(
         return tokenizer
     originals = sorted(words, key=words.__getitem__)
     # An ordinary word `<S>` has the form in which the tokenizer looks it up.
-    others = (tokenizer.disguised(originals[row]) for row in word_rows(record, len(words))[3:].tolist())
+    others = (tokenizer.disguised(originals[row]) for row in formats.word_rows(record, len(words))[3:].tolist())
     vocabulary = [*SPECIAL_WORDS, *others]
     return tokenizer.with_vocabulary({word: index for index, word in enumerate(vocabulary)})  # type: ignore[arg-type]
 
@@ -275,7 +257,7 @@ def manylangs_words(tokenizer: ELMoTokenizer, record: ConversionRecord) -> dict[
     ids = tokenizer.get_vocab()
     ours = [word.replace(DISGUISE, "<") for word in sorted(ids, key=ids.__getitem__)[len(SPECIAL_WORDS) :]]
     words = [*WORD_MARKERS, *ours]
-    return {words[i]: row for row, i in enumerate(word_rows(record, len(words)).argsort().tolist())}
+    return {words[i]: row for row, i in enumerate(formats.word_rows(record, len(words)).argsort().tolist())}
 
 
 def check_manylangs_expressible(config: ELMoConfig, tokenizer: ELMoTokenizer):
@@ -297,8 +279,8 @@ def check_manylangs_expressible(config: ELMoConfig, tokenizer: ELMoTokenizer):
 
 def read_manylangs_record(model_dir: str | Path, config: ELMoConfig) -> ConversionRecord:
     """The record of the conversion, if there was one, with an architecture for the configuration of today."""
-    record = read_conversion_record(model_dir, MANYLANGS_RECORD_FILE, "architecture", config.vocab_size - 1)
-    architecture = write_options(config, MANYLANGS_OPTIONS, record.get("architecture"))
+    record = formats.read_conversion_record(model_dir, MANYLANGS_RECORD_FILE, "architecture", config.vocab_size - 1)
+    architecture = formats.write_options(config, MANYLANGS_OPTIONS, record.get("architecture"))
     if not record:
         architecture["encoder"]["name"], architecture["token_embedder"]["name"] = "elmo", "cnn"
     if not config.char_vocab_size:

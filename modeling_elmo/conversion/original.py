@@ -14,25 +14,8 @@ import torch
 from torch import Tensor
 
 from modeling_elmo.configuration_elmo import ELMoConfig
-from modeling_elmo.conversion import files
-from modeling_elmo.conversion.formats import (
-    REQUIRED,
-    ZERO_ROW,
-    Checkpoint,
-    ConversionRecord,
-    Key,
-    Loaded,
-    OptionTable,
-    Transform,
-    load_arrays,
-    load_for_export,
-    option_at,
-    read_conversion_record,
-    read_options,
-    to_original,
-    word_rows,
-    write_options,
-)
+from modeling_elmo.conversion import files, formats
+from modeling_elmo.conversion.formats import REQUIRED, ZERO_ROW, Checkpoint, ConversionRecord, Key, Loaded, Transform
 from modeling_elmo.modeling_elmo import ELMoForPreTraining, ELMoModel
 from modeling_elmo.tokenization.elmo_characters import (
     MAX_TERM_WORD,
@@ -100,7 +83,7 @@ KEYS = (
 
 _FORWARD_ONLY = "This is a forward-only language model; ELMo needs both directions."
 
-OPTIONS: OptionTable = {
+OPTIONS: formats.OptionTable = {
     # option: (field of ELMoConfig, default)
     "lstm.dim": ("lstm_hidden_size", REQUIRED),
     "lstm.projection_dim": ("projection_size", REQUIRED),
@@ -165,10 +148,6 @@ class OriginalCheckpoint(Checkpoint):
         )
 
     @property
-    def paths(self) -> list[Path]:
-        return [path for path in (self.weights, self.options, self.vocabulary, self.softmax) if path]
-
-    @property
     def has_softmax(self) -> bool:
         return self.softmax is not None
 
@@ -189,7 +168,7 @@ class OriginalCheckpoint(Checkpoint):
         num_characters, vocab_size = _num_rows(arrays.get("char_embed")), len(words or SPECIAL_WORDS[1:]) + 1
         config = options_to_config(options, num_characters, vocab_size, self.has_softmax, str(self.options))
         model_class = ELMoForPreTraining if self.has_softmax else ELMoModel
-        model = load_arrays(model_class, config, arrays, record, KEYS, self.weights, described)
+        model = formats.load_arrays(model_class, config, arrays, record, KEYS, self.weights, described)
         longest = config.max_word_length
         return model, ELMoTokenizer(vocab=words, max_word_length=longest, pre_tokenization=pre_tokenization), record
 
@@ -238,13 +217,13 @@ def export_original_checkpoint(
     new_files = [Path(path) for path in (weights, options, vocabulary, softmax) if path]
     if taken := [str(path) for i, path in enumerate(new_files) if path.exists() or path in new_files[:i]]:
         raise FileExistsError(f"{', '.join(taken)} exists, or is named twice; pass names of new files.")
-    model = load_for_export(ELMoForPreTraining if softmax else ELMoModel, model_dir)
+    model = formats.load_for_export(ELMoForPreTraining if softmax else ELMoModel, model_dir)
     config = model.config
     check_expressible(config)
     if softmax and not config.has_softmax:
         raise ValueError(f"{model_dir} has no softmax; omit `softmax`.")
     record = read_original_record(model_dir, config)
-    arrays = to_original(model.state_dict(), record, KEYS)
+    arrays = formats.to_original(model.state_dict(), record, KEYS)
     softmax_arrays = {name: arrays.pop(name) for name in list(arrays) if name.startswith("softmax/")}
     words = original_words(model_dir, record) if vocabulary else []
     if vocabulary and len(words) != config.vocab_size - 1:
@@ -271,7 +250,7 @@ def _num_rows(table: Tensor | None) -> int:
 def original_words(model_dir: str | Path, record: ConversionRecord) -> list[str]:
     ids = ELMoTokenizer.from_pretrained(model_dir).get_vocab()
     words = sorted(ids, key=ids.__getitem__)[1:]  # the original has no <PAD>
-    rows = [words[i] for i in word_rows(record, len(words)).argsort()]
+    rows = [words[i] for i in formats.word_rows(record, len(words)).argsort()]
     unused = map(UNUSED_ROW.fullmatch, rows)
     return [
         match["line"] if match and int(match["row"]) == row else word
@@ -298,11 +277,11 @@ def options_to_config(
     options: dict[str, Any], num_characters: int, vocab_size: int, has_softmax: bool, source: str = "options.json"
 ) -> ELMoConfig:
     """The configuration for `options`, read from `source`. `num_characters` is the number of rows of `char_embed`."""
-    if option_at(options, "bidirectional") is False:
+    if formats.option_at(options, "bidirectional") is False:
         raise ValueError(f"{source} says `bidirectional: false`. {_FORWARD_ONLY}")
     others = {"vocab_size": vocab_size, "has_softmax": has_softmax}
     if has_characters := _has_characters(options):
-        n_characters = option_at(options, "char_cnn.n_characters")
+        n_characters = formats.option_at(options, "char_cnn.n_characters")
         if n_characters not in (261, 262):
             raise ValueError(
                 f"Correct {source}: char_cnn.n_characters is {n_characters!r}, but UTF-8 models have 261 or 262."
@@ -310,8 +289,8 @@ def options_to_config(
         # One more than the original, for padding words. Early versions trained a 262nd row, which no character uses.
         others["char_vocab_size"] = 263 if num_characters == n_characters == 262 else 262
     else:
-        others |= {"char_vocab_size": 0, "word_embedding_size": option_at(options, "lstm.projection_dim")}
-    config = read_options(options, _table_for(has_characters), source, **others)
+        others |= {"char_vocab_size": 0, "word_embedding_size": formats.option_at(options, "lstm.projection_dim")}
+    config = formats.read_options(options, _table_for(has_characters), source, **others)
     given = [f"{section}.{name}" for section in ("lstm", "char_cnn") for name in options.get(section) or ()]
     if unknown := [path for path in given if not any(f"{known}.".startswith(f"{path}.") for known in OPTIONS)]:
         raise ValueError(f"Correct {source}: unknown {unknown}.")
@@ -319,10 +298,10 @@ def options_to_config(
 
 
 def _has_characters(options: dict[str, Any]) -> bool:
-    return option_at(options, "char_cnn") is not None
+    return formats.option_at(options, "char_cnn") is not None
 
 
-def _table_for(has_characters: bool) -> OptionTable:
+def _table_for(has_characters: bool) -> formats.OptionTable:
     return {path: row for path, row in OPTIONS.items() if has_characters or not path.startswith("char_cnn.")}
 
 
@@ -340,10 +319,10 @@ def check_expressible(config: ELMoConfig):
 
 def read_original_record(model_dir: str | Path, config: ELMoConfig) -> ConversionRecord:
     """The record of the conversion, if there was one, with options for the configuration of today."""
-    record = read_conversion_record(model_dir, RECORD_FILE, "options", config.vocab_size - 1)
+    record = formats.read_conversion_record(model_dir, RECORD_FILE, "options", config.vocab_size - 1)
     table = _table_for(bool(config.char_vocab_size))
     table.pop("char_cnn.n_characters", None)
-    options = write_options(config, table, record.get("options"))
+    options = formats.write_options(config, table, record.get("options"))
     if config.char_vocab_size:
         options["char_cnn"].setdefault("n_characters", 262)
     if record:

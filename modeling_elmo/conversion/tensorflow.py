@@ -74,10 +74,6 @@ class TensorFlowCheckpoint(OriginalCheckpoint):
             optimizer_state=optimizer_state,
         )
 
-    @property
-    def paths(self) -> list[Path]:
-        return [*super().paths, *self.shards]
-
     def load(self, pre_tokenization: str) -> Loaded:
         model, tokenizer, record = super().load(pre_tokenization)
         if "char_cnn" in record["options"]:
