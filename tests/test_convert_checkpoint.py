@@ -17,12 +17,8 @@ from modeling_elmo.tokenization.tokenization_elmo import ELMoTokenizer
 
 ROOT = Path(__file__).resolve().parents[1]
 FIXTURES = ROOT / "tests" / "fixtures" / "elmo_fixtures"
-ALLENNLP = [
-    "--weights",
-    str(FIXTURES / "allennlp/lm_weights.hdf5"),
-    "--options",
-    str(FIXTURES / "allennlp/options.json"),
-]
+WEIGHTS, OPTIONS = FIXTURES / "allennlp" / "lm_weights.hdf5", FIXTURES / "allennlp" / "options.json"
+ALLENNLP = ["--weights", str(WEIGHTS), "--options", str(OPTIONS)]
 SHIPPED = ROOT / "model_cards" / "elmo-mini-en"
 
 
@@ -49,9 +45,9 @@ def test_there_and_back_with_softmax_and_vocabulary(tmp_path, monkeypatch, capsy
     assert "name = 'model'  # path of this folder" in card and "| lm_weights.hdf5 | " in card
     new = ["--weights", "w.hdf5", "--options", "o.json", "--vocabulary", "v2.txt", "--softmax", "s2.hdf5"]
     main(["--to_original", "model", *new])
-    assert json.loads(Path("o.json").read_text()) == json.loads(Path(ALLENNLP[3]).read_text())
+    assert json.loads(Path("o.json").read_text()) == json.loads(OPTIONS.read_text())
     assert Path("v2.txt").read_text() == Path("v.txt").read_text()
-    for found, expected in (("w.hdf5", ALLENNLP[1]), ("s2.hdf5", "s.hdf5")):
+    for found, expected in (("w.hdf5", WEIGHTS), ("s2.hdf5", "s.hdf5")):
         found, expected = read_arrays(Path(found)), read_arrays(Path(expected))
         assert found.keys() == expected.keys() and all(map(torch.equal, found.values(), expected.values()))
 
