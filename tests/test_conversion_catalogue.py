@@ -41,17 +41,6 @@ def test_rows_are_complete():
             assert urlsplit(address).scheme in ("http", "https") and urlsplit(address).netloc, row
 
 
-def test_commands():
-    commands = {row.name: row.command for row in published_checkpoints()}
-    assert commands["SeqVec (Heinzinger et al. 2019)"] == "elmo convert --weights seqvec.zip --output_dir DIR"
-    assert commands["SeqVec, for further training"] == "elmo convert --weights FOLDER --output_dir DIR"
-    assert commands["DeepPavlov, Twitter"] == "(elmo convert does not read this format)"
-    small = "elmo_2x1024_128_2048cnn_1xhighway"
-    assert commands["AllenNLP small"] == (
-        f"elmo convert --weights {small}_weights.hdf5 --options {small}_options.json --output_dir DIR"
-    )
-
-
 def test_words_filter():
     german = published_checkpoints("GERMAN")
     assert [row.files.rpartition("/")[2] for row in german] == ["", "201.zip", "142.zip"]

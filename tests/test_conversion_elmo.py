@@ -16,7 +16,6 @@ from modeling_elmo.conversion.original import (
     options_to_config,
 )
 from modeling_elmo.elmo_operators import int8_obstacle
-from modeling_elmo.tokenization.elmo_characters import SPECIAL_WORDS
 from modeling_elmo.tokenization.tokenization_elmo import ELMoTokenizer
 
 FIXTURES = Path(__file__).parent / "fixtures" / "elmo_fixtures"
@@ -198,7 +197,7 @@ def test_options_and_tables_of_the_training(tmp_path, n_characters, num_characte
     assert repr(options_back) == repr(options)  # 3 is not 3.0
 
 
-WORDS = ["the", "<UNK>", "cat", "</S>", "!!!MAXTERMID", "sat", "<S>", "mat"]
+WORDS = ["the", "<UNK>", "cat", "</S>", "sat", "<S>", "mat"]
 
 
 def language_model(tmp_path):
@@ -211,56 +210,40 @@ def language_model(tmp_path):
     return arrays, {**options, "n_tokens_vocab": 7}, softmax, files
 
 
-def test_softmax_rows_go_with_their_words(tmp_path):
+@pytest.mark.parametrize(
+    ("words", "unused"),
+    [
+        (WORDS, {}),
+        (["the", "<UNK>", "cat", "</S>", "the", "<S>", "the"], {0: "the [row 0]", 4: "the [row 4]"}),
+        (["<S>", "", "<UNK>", "cat", "", "</S>", "<S>"], {0: "<S> [row 0]", 1: "[row 1]", 4: "[row 4]"}),
+        (["<PAD>", "<S>", "</S>", "<UNK>", "cat", "sat", "mat"], {0: "<PAD> [row 0]"}),
+    ],
+    ids=["special words anywhere", "repeated", "blank", "padding"],
+)
+def test_softmax_rows_go_with_their_words(tmp_path, words, unused):
+    """Each line has a row, and a repeated word has the last, as in `Vocabulary` of bilm-tf."""
     arrays, options, softmax, files = language_model(tmp_path)
+    files["vocabulary"].write_text("\n".join([*words[:3], "!!!MAXTERMID", *words[3:]]) + "\n")
     folder = convert_arrays(tmp_path, arrays, options, **files)
-    config = ELMoConfig.from_pretrained(folder)
-    assert (config.architectures, config.has_softmax, config.vocab_size) == (["ELMoForPreTraining"], True, 8)
     model, tokenizer = ELMoForPreTraining.from_pretrained(folder), ELMoTokenizer.from_pretrained(folder)
-    assert tokenizer.convert_ids_to_tokens(list(range(8))) == [*SPECIAL_WORDS, "the", "cat", "sat", "mat"]
-    rows = [word for word in WORDS if word != "!!!MAXTERMID"]
-    for row, word in enumerate(rows):
+    assert model.config.architectures == ["ELMoForPreTraining"] and len(tokenizer) == model.config.vocab_size == 8
+    rows = {word: row for row, word in enumerate(words)} | {name: row for row, name in unused.items()}
+    for word in rows.keys() - {"", "<PAD>"}:
         token_id = tokenizer.convert_tokens_to_ids(word)
-        np.testing.assert_array_equal(model.softmax.weight[token_id].detach(), softmax["softmax/W"][row])
-        assert model.softmax.bias[token_id].item() == softmax["softmax/b"][row]
+        np.testing.assert_array_equal(model.softmax.weight[token_id].detach(), softmax["softmax/W"][rows[word]])
+        assert model.softmax.bias[token_id].item() == softmax["softmax/b"][rows[word]]
     assert not model.softmax.weight[0].any() and model.softmax.bias[0] == 0
+    text = tokenizer(" ".join(unused.values()))["input_ids"]
+    assert not {*map(tokenizer.convert_tokens_to_ids, unused.values())} & {*text}
 
     back = {"vocabulary": tmp_path / "back.txt", "softmax": tmp_path / "back_softmax.hdf5"}
     arrays_back, options_back = round_trip(folder, tmp_path, **back)
     assert_equal_arrays(arrays_back, arrays)
     assert_equal_arrays(read(back["softmax"]), softmax)
     assert options_back == options
-    assert back["vocabulary"].read_text().split() == rows
+    assert back["vocabulary"].read_text().split("\n") == [*words, ""]
     with pytest.raises(FileExistsError, match="model is not empty; pass a new or an empty folder"):
         convert_arrays(tmp_path, arrays, options, **files)
-
-
-@pytest.mark.parametrize(
-    ("words", "unused"),
-    [
-        (["the", "<UNK>", "cat", "</S>", "the", "<S>", "the"], {0: "the [row 0]", 4: "the [row 4]"}),
-        (["<S>", "", "<UNK>", "cat", "", "</S>", "<S>"], {0: "<S> [row 0]", 1: "[row 1]", 4: "[row 4]"}),
-        (["<PAD>", "<S>", "</S>", "<UNK>", "cat", "sat", "mat"], {0: "<PAD> [row 0]"}),
-    ],
-    ids=["repeated", "blank", "padding"],
-)
-def test_lines_that_bilm_tf_never_looks_up(tmp_path, words, unused):
-    """Each line has a row, and a repeated word has the last, as in `Vocabulary` of bilm-tf."""
-    arrays, options, softmax, files = language_model(tmp_path)
-    files["vocabulary"].write_text("\n".join([*words[:3], "!!!MAXTERMID", *words[3:]]) + "\n")
-    folder = convert_arrays(tmp_path, arrays, options, **files)
-    model, tokenizer = ELMoForPreTraining.from_pretrained(folder), ELMoTokenizer.from_pretrained(folder)
-    rows = {word: row for row, word in enumerate(words)} | {name: row for row, name in unused.items()}
-    for word in rows.keys() - {"", "<PAD>"}:
-        token_id = tokenizer.convert_tokens_to_ids(word)
-        assert model.softmax.bias[token_id].item() == softmax["softmax/b"][rows[word]]
-    text = tokenizer(" ".join(unused.values()))["input_ids"]
-    assert not {*map(tokenizer.convert_tokens_to_ids, unused.values())} & {*text}
-
-    back = {"vocabulary": tmp_path / "back.txt", "softmax": tmp_path / "back_softmax.hdf5"}
-    assert_equal_arrays(round_trip(folder, tmp_path, **back)[0], arrays)
-    assert_equal_arrays(read(back["softmax"]), softmax)
-    assert back["vocabulary"].read_text().split("\n") == [*words, ""]
 
 
 def spoil(name="no_clip", arrays=(), options=()):

@@ -3,7 +3,6 @@ import shutil
 import zipfile
 from pathlib import Path
 
-import h5py
 import numpy as np
 import pytest
 import torch
@@ -12,6 +11,7 @@ from safetensors.torch import load_file
 
 from modeling_elmo import ELMoForPreTraining, ELMoModel, ELMoTokenizer
 from modeling_elmo.conversion import tensor_bundle
+from modeling_elmo.conversion.files import read_arrays
 from modeling_elmo.conversion.formats import convert_checkpoint, to_original
 from modeling_elmo.conversion.original import KEYS, export_original_checkpoint, read_original_record
 from modeling_elmo.conversion.tensor_bundle import crc32c, read_index, read_tensor
@@ -62,14 +62,9 @@ def arrays_of(folder: Path) -> dict[str, torch.Tensor]:
 def test_arrays_are_those_of_dump_weights(tmp_path, kind):
     folder = convert_checkpoint(TensorFlowCheckpoint, FIXTURES / kind, tmp_path / "model")
     found, variables = arrays_of(folder), read(kind)
-    dumped = {}
-    with h5py.File(FIXTURES / kind / "dumped_weights.hdf5") as file:
-        file.visititems(lambda name, item: dumped.update({name: item[()]}) if hasattr(item, "shape") else None)
-    assert found.keys() == {*dumped, "softmax/W", "softmax/b"}
-    for name, array in dumped.items():
-        np.testing.assert_array_equal(found[name].numpy(), array)
-    for name in ("W", "b"):
-        np.testing.assert_array_equal(found[f"softmax/{name}"].numpy(), variables[f"lm/softmax/{name}"])
+    expected = read_arrays(FIXTURES / kind / "dumped_weights.hdf5")
+    expected |= {f"softmax/{name}": torch.from_numpy(variables[f"lm/softmax/{name}"]) for name in "Wb"}
+    assert found.keys() == expected.keys() and all(torch.equal(found[name], expected[name]) for name in expected)
     record = json.loads((folder / "original_checkpoint.json").read_text())
     assert record["global_step"] == 180
     assert kind == "words" or record["options"]["char_cnn"]["n_characters"] == 262  # for bilm-tf's inference
@@ -179,7 +174,7 @@ def tied(checkpoint, tmp_path):
     return convert_checkpoint(TensorFlowCheckpoint, checkpoint, tmp_path / "tied", optimizer_state=True)
 
 
-def test_a_shared_table_is_loaded_and_saved_once(tied, tmp_path):
+def test_a_shared_table_is_loaded_saved_and_exported_once(tied, tmp_path):
     model = ELMoForPreTraining.from_pretrained(tied)
     assert model.softmax.weight is model.elmo.word_embeddings.weight and model.config.has_softmax
     np.testing.assert_array_equal(model.softmax.weight[1:].detach().numpy(), read("words")["lm/embedding"])
@@ -188,8 +183,11 @@ def test_a_shared_table_is_loaded_and_saved_once(tied, tmp_path):
     again = ELMoForPreTraining.from_pretrained(tmp_path / "again")
     assert again.softmax.weight is again.elmo.word_embeddings.weight
     assert all(torch.equal(values, model.state_dict()[name]) for name, values in again.state_dict().items())
-    biLM = ELMoModel.from_pretrained(tied)
-    assert torch.equal(biLM.word_embeddings.weight, model.softmax.weight)
+    assert torch.equal(ELMoModel.from_pretrained(tied).word_embeddings.weight, model.softmax.weight)
+    export_original_checkpoint(tied, *(tmp_path / name for name in ("w.hdf5", "o.json", "v.txt", "s.hdf5")))
+    assert torch.equal(read_arrays(tmp_path / "w.hdf5")["embedding"], model.softmax.weight[1:])
+    assert [*read_arrays(tmp_path / "s.hdf5")] == ["softmax/b"]
+    assert json.loads((tmp_path / "o.json").read_text())["share_embedding_softmax"] is True
 
 
 def test_a_shared_table_is_trained_and_resized_once(tied):
@@ -204,15 +202,6 @@ def test_a_shared_table_is_trained_and_resized_once(tied):
     model.replace_vocabulary([0, 1, 2, 3, 7, -1])
     assert model.softmax.weight is model.elmo.word_embeddings.weight
     assert torch.equal(model.softmax.weight[:5], table[[0, 1, 2, 3, 7]]) and len(model.softmax.bias) == 6
-
-
-def test_a_shared_table_is_exported_once(tied, tmp_path):
-    new = [tmp_path / name for name in ("w.hdf5", "o.json", "v.txt", "s.hdf5")]
-    export_original_checkpoint(tied, *new)
-    with h5py.File(new[0]) as weights, h5py.File(new[3]) as softmax:
-        np.testing.assert_array_equal(weights["embedding"][()], read("words")["lm/embedding"])
-        assert list(softmax["softmax"]) == ["b"]
-    assert json.loads(new[1].read_text())["share_embedding_softmax"] is True
 
 
 def test_crc32c_is_its_definition(monkeypatch):
