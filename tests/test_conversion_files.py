@@ -66,11 +66,12 @@ def test_archives_and_folders(tmp_path, scratch, entries, expected, zipped):
 
 
 def test_files_from_several_places(tmp_path, scratch):
-    weights, words = make(tmp_path / "w.hdf5"), make(tmp_path / "words.txt")
-    archive = make_zip(tmp_path / "more.zip", **{"options.json": "{}", "softmax.hdf5": ""})
-    found = OriginalCheckpoint.find(scratch, weights, archive, words, archive)
-    assert [path.name for path in found.paths] == ["w.hdf5", "options.json", "words.txt", "softmax.hdf5"]
-    assert found.weights == weights and found.options.is_relative_to(scratch)
+    """Two of them have one name."""
+    weights, softmax = (make(tmp_path / name / "w.hdf5.gz", gzip.compress(name.encode())) for name in "ab")
+    archive = make_zip(tmp_path / "more.zip", **{"options.json": "c", "README": ""})
+    found = OriginalCheckpoint.find(scratch, weights, archive, make(tmp_path / "words.txt", b"d"), softmax)
+    assert [path.name for path in found.paths] == ["w.hdf5", "options.json", "words.txt", "w.hdf5"]
+    assert [path.read_text() for path in found.paths] == ["a", "c", "d", "b"]
 
 
 def test_what_is_not_there(tmp_path, scratch):
@@ -100,12 +101,6 @@ def test_what_is_not_there(tmp_path, scratch):
 def test_a_disk_that_is_full_is_no_damage(tmp_path):
     with pytest.raises(OSError, match="No space left"), files.reading(tmp_path / "a.zip"):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-
-def test_files_of_one_name_stay_apart(tmp_path, scratch):
-    packed = [make(tmp_path / name / "w.hdf5.gz", gzip.compress(name.encode())) for name in "ab"]
-    found = OriginalCheckpoint.find(scratch, packed[0], packed[0], None, packed[1])
-    assert (found.weights.read_text(), found.softmax.read_text()) == ("a", "b")
 
 
 def test_hub_references(tmp_path, scratch, monkeypatch):
