@@ -78,8 +78,12 @@ def main(arguments: list[str] | None = None) -> Path:
         folder.mkdir()
         file = folder / f"model.{parsed.format}"
         program = trace(model, batches[0])
-        write_onnx(program, file) if is_onnx else torch.export.save(program, file)
-        exported = load_onnx(file) if is_onnx else torch.export.load(file).module()
+        if is_onnx:
+            write_onnx(program, file)
+            exported = load_onnx(file)
+        else:
+            torch.export.save(program, file)
+            exported = torch.export.load(file).module()
         difference, largest = compare(exported, model, batches)
         print(f"Largest difference from the model: {difference:.1e}, in values of up to {largest:.2g}.")
         if not difference <= LARGEST_DIFFERENCE * largest:

@@ -126,7 +126,9 @@ def test_newest_checkpoint_and_step(checkpoint, tmp_path):
         assert found() == "model.ckpt-90.index"
     for state, step in (("nothing", 7), ("nothing", None), ('model_checkpoint_path: "ckpt-200"', None), (None, None)):
         (checkpoint / "checkpoint").write_text(state) if state else (checkpoint / "checkpoint").unlink()
-        with pytest.raises(ValueError, match="has the checkpoints model.ckpt-180, model.ckpt-90; . of them .* --step"):
+        with pytest.raises(
+            ValueError, match="has the checkpoints model.ckpt-180, model.ckpt-90, of which . are .* --step"
+        ):
             found(step)
 
 

@@ -82,6 +82,13 @@ def onnx_folder(folder) -> Path:
     return export.main(arguments(folder, folder.with_name("onnx")))
 
 
+def check_outputs(found: dict, model: ELMoModel, inputs: dict, atol: float):
+    with torch.no_grad():
+        expected = model(**inputs)
+    torch.testing.assert_close(found["elmo_embeddings"], expected.elmo_embeddings, rtol=0, atol=atol)
+    torch.testing.assert_close(found["hidden_states"], torch.stack(expected.hidden_states, 1), rtol=0, atol=atol)
+
+
 @pytest.mark.slow
 def test_exported_program_alone(folder, tmp_path, capsys):
     """A process without transformers gives the model's layers and mix, for masks with holes, also for a single row."""
@@ -97,12 +104,7 @@ def test_exported_program_alone(folder, tmp_path, capsys):
         inputs["attention_mask"][:, 1::3] = 0
         torch.save(inputs, tmp_path / f"in{number}")
         run(sys.executable, "-c", TORCH_ALONE, str(tmp_path / f"in{number}"), str(tmp_path / "out"), cwd=output)
-        found = torch.load(tmp_path / "out")
-        with torch.no_grad():
-            expected = model(**inputs)
-        torch.testing.assert_close(found["elmo_embeddings"], expected.elmo_embeddings, rtol=0, atol=1e-6)
-        layers = torch.stack(expected.hidden_states, 1)
-        torch.testing.assert_close(found["hidden_states"], layers, rtol=0, atol=1e-6)
+        check_outputs(torch.load(tmp_path / "out"), model, inputs, 1e-6)
 
 
 @WITH_ONNX
@@ -115,11 +117,7 @@ def test_onnx_at_every_size_and_mask(folder, onnx_folder, rows, words):
     mask[0, 0] = True
     characters = torch.randint(1, 262, (rows, words, 50), generator=generator) * mask[..., None]
     inputs = {"character_ids": characters, "attention_mask": mask.long()}
-    found = run_onnx(**inputs)
-    with torch.no_grad():
-        expected = model(**inputs)
-    torch.testing.assert_close(found["elmo_embeddings"], expected.elmo_embeddings, rtol=0, atol=1e-5)
-    torch.testing.assert_close(found["hidden_states"], torch.stack(expected.hidden_states, 1), rtol=0, atol=1e-5)
+    check_outputs(run_onnx(**inputs), model, inputs, 1e-5)
 
 
 @pytest.mark.slow

@@ -76,10 +76,8 @@ class TensorFlowCheckpoint(OriginalCheckpoint):
 
     def load(self, pre_tokenization: str) -> Loaded:
         model, tokenizer, record = super().load(pre_tokenization)
-        if "char_cnn" in record["options"]:
-            record["options"]["char_cnn"]["n_characters"] = (
-                262  # training has 261; bilm-tf's inference asks for this edit
-            )
+        if characters := record["options"].get("char_cnn"):
+            characters["n_characters"] = 262  # training has 261; bilm-tf's inference asks for this edit
         _, entries = read_index(self.weights)
         if step := entries.get("global_step"):
             record["global_step"] = int(read_tensor(self.shards[step.shard], "global_step", step).sum())
@@ -138,7 +136,7 @@ def original_name(variable: str) -> str:
 def find_prefix(place: Path, step: int | None) -> Path:
     """The checkpoint of a step, or the one that the file `checkpoint` names, or the only one, without suffixes."""
     found = sorted({Path(SUFFIX.sub("", str(path))) for path in files.files_in(place) if SUFFIX.search(path.name)})
-    chosen, wanted = found, "the only one"
+    chosen, wanted = found, "to choose from, without a file `checkpoint`"
     if step is not None:
         chosen, wanted = [prefix for prefix in found if prefix.name.endswith(f"-{step}")], f"of step {step}"
     elif state := files.search(place, ("checkpoint",)):
@@ -148,5 +146,5 @@ def find_prefix(place: Path, step: int | None) -> Path:
         chosen, wanted = [prefix for prefix in found if prefix == state.with_name(name)], f"{name}, as {state} says"
     if len(chosen) != 1:
         names = ", ".join(files.first_of([prefix.relative_to(place).as_posix() for prefix in found]))
-        raise ValueError(f"{place} has the checkpoints {names}; {len(chosen)} of them are {wanted}. Pass --step.")
+        raise ValueError(f"{place} has the checkpoints {names}, of which {len(chosen)} are {wanted}; pass --step.")
     return chosen[0]
