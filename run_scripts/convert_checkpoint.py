@@ -12,24 +12,25 @@ after conversion back.
 """
 
 import hashlib
-import shutil
 import tempfile
 from argparse import SUPPRESS, Action
 from dataclasses import dataclass, fields
 from fnmatch import fnmatchcase
-from pathlib import Path, PureWindowsPath
+from pathlib import Path
 from typing import Any, Literal
+
+import torch
 
 from modeling_elmo import ELMoForPreTraining, ELMoModel
 from modeling_elmo.conversion.catalogue import format_catalogue, published_checkpoints
-from modeling_elmo.conversion.files import check_empty, fetch, first_of, is_archive, names_in, num_equal, staged
+from modeling_elmo.conversion.files import check_empty, fetch, files_in, first_of, staged
 from modeling_elmo.conversion.formats import Checkpoint
 from modeling_elmo.conversion.manylangs import ManyLangsCheckpoint, export_manylangs_checkpoint
 from modeling_elmo.conversion.original import OriginalCheckpoint, export_original_checkpoint
 from modeling_elmo.conversion.tensorflow import TensorFlowCheckpoint
 from modeling_elmo.run_scripts.cards.bilm_card import write_bilm_card
 from modeling_elmo.run_scripts.cards.card import CardArguments, without_folders, write_card_facts, write_result
-from modeling_elmo.run_scripts.program.command_line import ProgramParser, option, run
+from modeling_elmo.run_scripts.program.command_line import ProgramParser, option, refuse_unread, run
 from modeling_elmo.run_scripts.program.files import check_model, load_pretrained
 
 # The first that matches. Archives of NLPL have two, of which only the TensorFlow checkpoint has the softmax.
@@ -69,17 +70,17 @@ class ConversionArguments(CardArguments):
 
     def __post_init__(self):
         super().__post_init__()
-        if self.to_original and self.output_dir:
-            raise ValueError("--to_original writes the files --weights and --options: pass both, and no --output_dir.")
-        if not self.to_original and not self.output_dir:
-            raise ValueError("There is no folder to write; pass --output_dir.")
+        if bool(self.to_original) == bool(self.output_dir):
+            raise ValueError(
+                "Pass either --output_dir, the new folder, or --to_original with new --weights, --options."
+            )
 
 
 class ListAction(Action):
     """Prints the published checkpoints and ends the program, as `--help` does."""
 
     def __call__(self, parser, namespace, values, option_string=None):
-        print(format_catalogue(published_checkpoints(" ".join(values)), shutil.get_terminal_size().columns))
+        print(format_catalogue(published_checkpoints(" ".join(values))))
         parser.exit()
 
 
@@ -91,21 +92,23 @@ def main(arguments: list[str] | None = None):
     if parsed.to_original:
         convert_back(parsed)
         return
-    output_dir, source = Path(parsed.output_dir), format_of(parsed)
-    print(f"{parsed.weights}: {source.name}")
-    options = given_options(parsed)
-    if other := [name for name in options if name not in source.option_names]:
-        raise ValueError(f"--{other[0]} has no effect: {parsed.weights} is {source.name}. Omit it.")
+    output_dir = Path(parsed.output_dir)
     check_empty(output_dir)
     with tempfile.TemporaryDirectory() as scratch, staged(output_dir) as folder:
-        found = source.find(Path(scratch), parsed.weights, **options)
+        place = fetch(parsed.weights, Path(scratch))
+        source = format_of(place, parsed)
+        print(f"{parsed.weights}: {source.name}")
+        others = [name for name in OPTIONS_OF_FORMATS if name not in source.option_names]
+        refuse_unread(parsed, others, f"because {parsed.weights} is {source.name}; leave it out.")
+        options = {name: getattr(parsed, name) for name in source.option_names}
+        found = source.find(Path(scratch), place, **options)
         found.convert(folder, parsed.pre_tokenization)
         originals, again = found.arrays(), found.arrays_of_export(folder, Path(scratch))
         record = {
             "origin": without_folders(parsed.origin or parsed.weights),
             "files": list(map(file_record, found.paths)),
             "arrays": len(originals),
-            "equal_arrays": num_equal(originals, again),
+            "equal_arrays": sum(name in again and torch.equal(originals[name], again[name]) for name in originals),
         }
         write_result(folder, "conversion", record)
         write_card_facts(folder, parsed)
@@ -119,9 +122,9 @@ def convert_back(arguments: ConversionArguments):
     model = load_pretrained(ELMoForPreTraining if arguments.softmax else ELMoModel, folder)
     of_manylangs = model.config.always_project  # as only models of ELMoForManyLangs do
     known = () if of_manylangs else OriginalCheckpoint.option_names
-    given = [*given_options(arguments), *(name for name in OPTIONS_OF_FOLDERS if getattr(arguments, name))]
-    if other := [name for name in given if name not in known]:
-        raise ValueError(f"--{other[0]} has no effect with --to_original and this model. Omit it.")
+    others = {*OPTIONS_OF_FORMATS, *OPTIONS_OF_FOLDERS}.difference(known)
+    given = [name for name in sorted(others) if getattr(arguments, name) != []]
+    refuse_unread(arguments, given, "with --to_original and this model; leave it out.")
     if of_manylangs:
         export_manylangs_checkpoint(folder, arguments.weights)
     elif arguments.options is None:
@@ -129,29 +132,22 @@ def convert_back(arguments: ConversionArguments):
     else:
         files = (arguments.weights, arguments.options, arguments.vocabulary, arguments.softmax)
         export_original_checkpoint(folder, *files)
-    print(f"Wrote {' and '.join(filter(None, (arguments.weights, arguments.options)))}.")
+    print(f"Wrote {arguments.weights}.")
 
 
-def given_options(arguments: ConversionArguments) -> dict[str, Any]:
-    """The given options that only some formats have."""
-    values = {name: getattr(arguments, name) for name in OPTIONS_OF_FORMATS}
-    return {name: value for name, value in values.items() if value not in (None, False)}
-
-
-def format_of(arguments: ConversionArguments) -> type[Checkpoint]:
+def format_of(place: Path, arguments: ConversionArguments) -> type[Checkpoint]:
     """The format of `--weights`. A single file, or weights with a separate softmax, are HDF5."""
-    place = fetch(arguments.weights)
-    if arguments.softmax or not (place.is_dir() or is_archive(place)):
+    if arguments.softmax or not place.is_dir():
         return OriginalCheckpoint
-    paths = names_in(place)
-    names = [PureWindowsPath(path).name for path in paths]
+    paths = files_in(place)
     for candidate in FORMATS:
-        if any(fnmatchcase(name, pattern) for name in names for pattern in candidate.patterns):
+        if any(fnmatchcase(path.name, pattern) for path in paths for pattern in candidate.patterns):
             return candidate
     known = "; ".join(f"{' or '.join(item.patterns)} ({item.name})" for item in FORMATS)
+    names = ", ".join(first_of([path.name for path in paths])) or "no files"
     raise FileNotFoundError(
-        f"{arguments.weights} has no checkpoint of a known format. Looked for {known}. It holds "
-        f"{', '.join(first_of(sorted(paths))) or 'no files'}; pass the folder or archive with the checkpoint's files."
+        f"{arguments.weights} has no checkpoint of a known format: {known}. It holds {names}; pass the folder or "
+        "archive with the checkpoint's files."
     )
 
 

@@ -7,40 +7,33 @@ The new folder has `model.onnx` or `model.pt2`, the tokenizer, the configuration
 written only if the exported model agrees with the model on a few sentences.
 
 Inputs:
-    `character_ids` `(batch, time, max_word_length)`; `input_ids` `(batch, time)` for models with word vectors;
+    `character_ids` `(batch, time, max_word_length)`; `input_ids` `(batch, time)` for models with word vectors or a CRF;
     `attention_mask` `(batch, time)`. All are int64, of any batch and time. Each row is one text from a zero state:
     `token_type_ids` and `initial_states` are not exported.
 
 Outputs, in float32:
     biLM: `elmo_embeddings` `(batch, time, hidden_size)`, the mix; `hidden_states` `(batch, layers + 1, time,
-    hidden_size)`. Linear heads: `logits`, `(batch, time, num_labels)` for tags, `(batch, num_labels)` for texts.
+    hidden_size)`. Heads: `logits`, `(batch, time, num_labels)` for tags, `(batch, num_labels)` for texts. With a CRF
+    also `predictions` `(batch, time)`, the best sequence of labels, -100 where there is no word.
 """
 
+import logging
 import shutil
+import warnings
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import AutoConfig, AutoModel, AutoModelForSequenceClassification, AutoModelForTokenClassification
 
-from modeling_elmo import ELMoForTokenClassification, ELMoModel
+from modeling_elmo import ELMoForSequenceClassification, ELMoForTokenClassification, ELMoModel, ELMoPreTrainedModel
 from modeling_elmo.conversion.files import check_empty, staged
-from modeling_elmo.conversion.onnx import (
-    Exported,
-    NamedOutputs,
-    check_exportable,
-    check_onnx_packages,
-    input_names,
-    load_onnx,
-    load_pt2,
-    trace,
-    write_onnx,
-    write_pt2,
-)
+from modeling_elmo.elmo_head_layers import bio_constraints
 from modeling_elmo.run_scripts.program.command_line import ProgramParser, option, run
-from modeling_elmo.run_scripts.program.files import check_model, load_pretrained
+from modeling_elmo.run_scripts.program.files import check_model, load_pretrained, require
 from modeling_elmo.run_scripts.vectors.embedding import load_model_and_tokenizer
 
 EXAMPLE = Path(__file__).parent / "vectors" / "onnx_vectors.py"
@@ -57,12 +50,13 @@ CHECKED_SENTENCES = [
     "눈이 내리는 날",
     "Rindfleischetikettierungsüberwachungsaufgabenübertragungsgesetz",  # longer than a word may be
 ]
+PACKAGES_OF_ONNX = ("onnx", "onnxscript", "onnxruntime")
 LARGEST_DIFFERENCE = 1e-5  # of the largest value; float32 sums in another order differ by 1e-6
 
 
 @dataclass(kw_only=True)
 class ExportArguments:
-    model: str = option(..., "Folder or Hub name of a biLM, or of a linear head for tags or texts.")
+    model: str = option(..., "Folder or Hub name of a biLM, a tagger, or a linear head for texts.")
     output_dir: str = option(..., "New or empty folder for the exported model.")
     format: Literal["onnx", "pt2"] = option("onnx", "ONNX file, or exported program of torch (torch.export).")
     trust_remote_code: bool = option(False, "Run code from the model's folder.")
@@ -73,23 +67,29 @@ def main(arguments: list[str] | None = None) -> Path:
     parsed = ProgramParser(ExportArguments, description=__doc__).parse(arguments)
     output_dir, is_onnx = Path(parsed.output_dir), parsed.format == "onnx"
     check_empty(output_dir)
-    if is_onnx:
-        check_onnx_packages()
+    for package in PACKAGES_OF_ONNX if is_onnx else ():
+        require(package, extra="export", purpose="an ONNX file")
     model, tokenizer = load_exportable(parsed.model, parsed.trust_remote_code)
-    write, load = (write_onnx, load_onnx) if is_onnx else (write_pt2, load_pt2)
     words = [sentence.split() for sentence in CHECKED_SENTENCES]
     options = {"is_split_into_words": True, "padding": True, "return_tensors": "pt"}
-    batches = [tokenizer(sentences, **options) for sentences in (words, *([each] for each in words))]
-    with staged(output_dir) as folder:
+    encoded = (tokenizer(sentences, **options) for sentences in (words, *([each] for each in words)))
+    batches = [{name: each[name] for name in input_names(model)} for each in encoded]
+    logging.getLogger("torch.onnx").setLevel(logging.ERROR)  # without notes of torch to its developers
+    with staged(output_dir) as folder, warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # the same notes
         folder.mkdir()
         file = folder / f"model.{parsed.format}"
-        write(trace(model, batches[0]), file)
-        difference, largest = compare(load(file), model, batches)
-        print(f"Largest difference from the model: {difference:.1e}, in values of up to {largest:.2g}.")
-        if not difference <= LARGEST_DIFFERENCE * largest:
-            raise ValueError(
-                f"That is more than {LARGEST_DIFFERENCE} of the largest value: {output_dir} is not written."
-            )
+        program = trace(model, batches[0])
+        if is_onnx:
+            write_onnx(program, file)
+            exported = load_onnx(file)
+        else:
+            torch.export.save(program, file)
+            exported = torch.export.load(file).module()
+        difference = compare(exported, model, batches)
+        print(f"Largest difference from the model: {difference:.1e} of a value, or of 1 if it is smaller.")
+        if not difference <= LARGEST_DIFFERENCE:
+            raise ValueError(f"That is more than {LARGEST_DIFFERENCE}: {output_dir} is not written.")
         tokenizer.save_pretrained(folder)
         model.config.to_json_file(folder / "config.json")  # the names of labels
         if is_onnx and example_fits(model, tokenizer):
@@ -106,25 +106,112 @@ def load_exportable(name: str, trust_remote_code: bool) -> tuple[Any, Any]:
     [architecture] = config.architectures or ["ELMoModel"]
     if architecture not in AUTO_CLASSES:
         raise ValueError(
-            f"--model {name} has the architecture {architecture}, which cannot be exported. Pass a biLM, or a head for "
-            "tags or texts that was trained with --head linear."
+            f"--model {name} has the architecture {architecture}, which cannot be exported. Pass a biLM, a tagger, or "
+            "a head for texts that was trained with --head linear."
         )
     model, tokenizer = load_model_and_tokenizer(name, "cpu", trust_remote_code, auto_class=AUTO_CLASSES[architecture])
     check_exportable(model)
+    model.base_model.drop_cache()  # the program would carry the cached words, but not read them
     return model, tokenizer
 
 
+def check_exportable(model: ELMoPreTrainedModel):
+    if not hasattr(torch.compiler, "is_exporting"):
+        raise ImportError(f"Exporting needs torch 2.7 or newer, but this is torch {torch.__version__}.")
+    config = model.config
+    is_paper = isinstance(model, ELMoForSequenceClassification) and not model.is_linear
+    obstacles = {
+        f"with head={config.head!r}. Pass a head that was trained with head='linear'": is_paper,
+        "with weights in 8 bits. Export the model in float32, or what `model.dequantize()` returns": model._is_int8(),
+        f"with scalar_mix_layer_norm={config.scalar_mix_layer_norm!r}, which is over a whole batch. Use a model with "
+        "None or 'token'": config.scalar_mix_layer_norm in ("allennlp", "bilm"),
+    }
+    if found := [obstacle for obstacle, is_present in obstacles.items() if is_present]:
+        raise ValueError(f"{type(model).__name__} cannot be exported {found[0]}.")
+
+
+def input_names(model: ELMoPreTrainedModel) -> list[str]:
+    characters = ["character_ids"] if model.config.char_vocab_size else []
+    # A CRF leaves out the markers, which only `input_ids` show.
+    words = ["input_ids"] if model.config.word_embedding_size or has_crf(model) else []
+    return [*characters, *words, "attention_mask"]
+
+
+def has_crf(model: ELMoPreTrainedModel) -> bool:
+    return isinstance(model, ELMoForTokenClassification) and not model.is_linear
+
+
+class NamedOutputs(nn.Module):
+    """A model whose outputs are plain tensors by name, without a class of transformers."""
+
+    def __init__(self, model: ELMoPreTrainedModel):
+        super().__init__()
+        self.model = model
+        self.training = model.training
+
+    def forward(
+        self, character_ids: Tensor | None = None, input_ids: Tensor | None = None, attention_mask: Tensor | None = None
+    ) -> dict[str, Tensor]:
+        output = self.model(
+            character_ids=character_ids, input_ids=input_ids, attention_mask=attention_mask, return_dict=True
+        )
+        if has_crf(self.model):
+            return {"logits": output.logits, "predictions": output.predictions}
+        if not isinstance(self.model, ELMoModel):
+            return {"logits": output.logits}
+        mix = {} if output.elmo_embeddings is None else {"elmo_embeddings": output.elmo_embeddings}
+        return {**mix, "hidden_states": torch.stack(output.hidden_states, 1)}
+
+
 @torch.no_grad()
-def compare(exported: Exported, model, batches: list[dict[str, Tensor]]) -> tuple[float, float]:
-    """The largest difference of all outputs from those of the model, and the model's largest value."""
-    differences, values = [], []
-    for batch in batches:
-        inputs = {name: batch[name] for name in input_names(model)}
+def trace(model: ELMoPreTrainedModel, inputs: dict[str, Tensor]) -> torch.export.ExportedProgram:
+    """The model in eval mode for any number of rows and words. The example `inputs` have two or more of both."""
+    if has_crf(model):
+        bio_constraints(model.label_names())  # remembered as constants, which a trace could not make
+    rows_and_words = {0: torch.export.Dim("batch"), 1: torch.export.Dim("time")}
+    shapes = dict.fromkeys(inputs, rows_and_words)
+    return torch.export.export(NamedOutputs(model), (), inputs, dynamic_shapes=shapes, strict=False)
+
+
+@torch.no_grad()
+def write_onnx(program: torch.export.ExportedProgram, path: Path):
+    """Writes one file with the weights inside: at most 2 GB."""
+    names = [spec.arg.name for spec in program.graph_signature.input_specs if spec.kind.name == "USER_INPUT"]
+    written = torch.onnx.export(
+        program,
+        input_names=names,
+        output_names=program.call_spec.out_spec.context,
+        dynamic_shapes=dict.fromkeys(names, {0: "batch", 1: "time"}),
+        dynamo=True,
+        verbose=False,
+    )
+    written.save(path)
+
+
+def load_onnx(path: Path) -> Callable[..., dict[str, Tensor]]:
+    """An ONNX file in ONNX Runtime on CPU."""
+    import onnxruntime
+
+    session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
+    names = [each.name for each in session.get_outputs()]
+
+    def run_session(**inputs: Tensor) -> dict[str, Tensor]:
+        arrays = session.run(None, {name: tensor.numpy() for name, tensor in inputs.items()})
+        return dict(zip(names, map(torch.from_numpy, arrays), strict=True))
+
+    return run_session
+
+
+@torch.no_grad()
+def compare(exported: Callable[..., dict[str, Tensor]], model, batches: list[dict[str, Tensor]]) -> float:
+    """The largest difference of all outputs from those of the model, relative to values above 1."""
+    differences = []
+    for inputs in batches:
         found = exported(**inputs)
         for name, expected in NamedOutputs(model)(**inputs).items():
-            differences.append((found[name] - expected).abs().max())
-            values.append(expected.abs().max())
-    return torch.stack(differences).max().item(), torch.stack(values).max().item()
+            expected = expected.double()
+            differences.append(((found[name] - expected).abs() / expected.abs().clamp(min=1)).max())
+    return torch.stack(differences).max().item()
 
 
 def example_fits(model, tokenizer) -> bool:
@@ -132,7 +219,7 @@ def example_fits(model, tokenizer) -> bool:
     reads_bytes = (
         tokenizer.alphabet == "utf8" and not tokenizer.literal_markers and not model.config.word_embedding_size
     )
-    return reads_bytes and isinstance(model, (ELMoModel, ELMoForTokenClassification))
+    return reads_bytes and isinstance(model, (ELMoModel, ELMoForTokenClassification)) and not has_crf(model)
 
 
 if __name__ == "__main__":

@@ -2,7 +2,6 @@ import errno
 import gzip
 import os
 import signal
-import sys
 import zipfile
 from pathlib import Path
 
@@ -12,7 +11,7 @@ import pytest
 import torch
 
 from modeling_elmo.conversion import files
-from modeling_elmo.conversion.original import VOCABULARY_FILES, OriginalCheckpoint
+from modeling_elmo.conversion.original import OriginalCheckpoint
 
 WITH_PIPES_AND_SIGNALS = pytest.mark.skipif(os.name == "nt", reason="Windows has neither")
 
@@ -49,13 +48,8 @@ NLPL = {
     ("entries", "expected"),
     [
         (NLPL, ["model.hdf5", "meta.json", "vocab.txt"]),
-        ({"45/elmo.hdf5": "weights", "45/options.json": "{}"}, ["elmo.hdf5", "options.json", None]),
-        ({"a_weights.hdf5": "", "a_options.json": "{}"}, ["a_weights.hdf5", "a_options.json", None]),
-        ({"softmax.hdf5": "", "model.hdf5": "", "options.json": ""}, ["model.hdf5", "options.json", None]),
-        (
-            {"w.hdf5": "", "o/options.json": "{}", "__MACOSX/._w.hdf5": "", "o/._w.hdf5": "", "__MACOSX/vocab.txt": ""},
-            ["w.hdf5", "options.json", None],
-        ),
+        ({"a/softmax.hdf5": "", "model.hdf5": "", "a/options.json": ""}, ["model.hdf5", "options.json"]),
+        ({"../w.hdf5": "", "/o/options.json": "{}", "__MACOSX/._w.hdf5": ""}, ["w.hdf5", "options.json"]),
     ],
 )
 @pytest.mark.parametrize("zipped", [True, False])
@@ -63,77 +57,45 @@ def test_archives_and_folders(tmp_path, scratch, entries, expected, zipped):
     place = make_zip(tmp_path / "145.ZIP", **entries) if zipped else tmp_path / "145"
     if not zipped:
         for name, content in entries.items():
-            make(place / name, content if isinstance(content, bytes) else content.encode())
+            make(place / name.strip("./"), content if isinstance(content, bytes) else content.encode())
     found = OriginalCheckpoint.find(scratch, place)
-    assert [path.name for path in found.paths] == [name for name in expected if name]
-    if expected[2]:
+    assert [path.name for path in found.paths] == expected
+    assert all(path.is_relative_to(scratch if zipped or path.name == "vocab.txt" else place) for path in found.paths)
+    if found.vocabulary:
         assert found.vocabulary.read_text() == "<S>\n</S>\n<UNK>\n"
 
 
 def test_files_from_several_places(tmp_path, scratch):
-    weights, words = make(tmp_path / "w.hdf5"), make(tmp_path / "words.txt")
-    archive = make_zip(tmp_path / "more.zip", **{"options.json": "{}", "softmax.hdf5": ""})
-    found = OriginalCheckpoint.find(scratch, weights, archive, words, archive)
-    assert [path.name for path in found.paths] == ["w.hdf5", "options.json", "words.txt", "softmax.hdf5"]
-    assert found.weights == weights and found.options.is_relative_to(scratch)
+    """Two of them have one name."""
+    weights, softmax = (make(tmp_path / name / "w.hdf5.gz", gzip.compress(name.encode())) for name in "ab")
+    archive = make_zip(tmp_path / "more.zip", **{"options.json": "c", "README": ""})
+    found = OriginalCheckpoint.find(scratch, weights, archive, make(tmp_path / "words.txt", b"d"), softmax)
+    assert [path.name for path in found.paths] == ["w.hdf5", "options.json", "words.txt", "w.hdf5"]
+    assert [path.read_text() for path in found.paths] == ["a", "c", "d", "b"]
 
 
 def test_what_is_not_there(tmp_path, scratch):
     weights, archive = make(tmp_path / "w.hdf5"), make_zip(tmp_path / "a.zip", **{"README": ""})
     damaged = make(tmp_path / "m.zip", b"PK")
-    many = make_zip(tmp_path / "b.zip", **{"a.hdf5": "", "b/c.hdf5": "", "options.json": ""})
+    changed = make(
+        tmp_path / "c.zip", make_zip(tmp_path / "d.zip", **NLPL).read_bytes().replace(b"weights", b"waights")
+    )
+    cut = make(tmp_path / "vocab.txt.gz", NLPL["vocab.txt.gz"][:-9])
     folder = make(tmp_path / "b" / "a.hdf5").parent
     make(folder / "b" / "c.hdf5")
     for arguments, error, message in [
         ((tmp_path / "no.hdf5",), FileNotFoundError, "no.hdf5 does not exist; pass"),
         ((damaged,), ValueError, "m.zip cannot be read .*not a zip file.*; pass another copy"),
+        ((changed,), ValueError, "c.zip cannot be read .*Bad CRC-32"),
+        ((weights, weights, cut), ValueError, "vocab.txt.gz cannot be read .*end-of-stream.*; pass another copy"),
         ((weights,), ValueError, "w.hdf5 is a single file; pass its options.json too"),
         ((archive,), FileNotFoundError, r"a.zip has no file model.hdf5 or \*.hdf5 or \*.h5"),
         ((weights, archive), FileNotFoundError, r"a.zip has no file options.json or meta.json"),
-        ((many,), ValueError, r"b.zip: several files match \*.hdf5: a.hdf5, b/c.hdf5"),
-        ((folder,), ValueError, r"several files match \*.hdf5: a.hdf5, b/c.hdf5. Pass the path of one of them"),
-        (("hf://user/repo", weights), ValueError, "hf://user/repo is not a file; pass hf://user/repo/path"),
+        ((folder,), ValueError, r"several files match \*.hdf5: a.hdf5, b/c.hdf5. Pass the path of one"),
+        (("hf://user/repo", weights), FileNotFoundError, "hf://user/repo does not exist; pass .*hf://user/repo.*/path"),
     ]:
         with pytest.raises(error, match=message):
             OriginalCheckpoint.find(scratch, *arguments)
-
-
-def test_archives_cannot_write_outside(tmp_path, scratch):
-    for name in ("../evil.hdf5", "/evil.hdf5", "a/../../evil.hdf5"):
-        archive = make_zip(tmp_path / "evil.zip", **{"options.json": "{}", name: "evil"})
-        assert OriginalCheckpoint.find(scratch, archive).weights.is_relative_to(scratch)
-
-
-def test_only_needed_files_are_unpacked(tmp_path, scratch):
-    path = tmp_path / "a.zip"
-    others = {"1.hdf5": "other", "2.hdf5": "other", "README": "", "data/": "", "old.hdf5/": ""}
-    make_zip(path, **others, **{"model.hdf5": "weights", "b/options.json": "{}"})
-    found = OriginalCheckpoint.find(scratch, path)
-    unpacked = {path for path in scratch.rglob("*") if path.is_file()}
-    assert unpacked == set(found.paths) and [path.read_text() for path in found.paths] == ["weights", "{}"]
-
-
-def change(content, place, value):
-    return content[:place] + bytes([value]) + content[place + 1 :]
-
-
-@pytest.mark.parametrize(
-    ("damage", "reason"),
-    [
-        (lambda content: content.replace(b"weights", b"waights"), "Bad CRC-32"),
-        (lambda content: change(content, content.index(b"PK\1\2") + 8, 1), "encrypted"),
-    ],
-)
-def test_damaged_archives(tmp_path, scratch, damage, reason):
-    content = make_zip(tmp_path / "a.zip", **{"model.hdf5": "weights", "options.json": "{}"}).read_bytes()
-    with pytest.raises(ValueError, match=rf"damaged.zip cannot be read \(.*{reason}"):
-        OriginalCheckpoint.find(scratch, make(tmp_path / "damaged.zip", damage(content)))
-
-
-def test_damaged_vocabularies(tmp_path, scratch):
-    packed = make(tmp_path / "vocab.txt.gz", gzip.compress(bytes(range(256)))[:-9])
-    with pytest.raises(ValueError, match=r"vocab.txt.gz cannot be read \(.*end-of-stream.*\).*; pass another copy"):
-        files.find(packed, VOCABULARY_FILES, scratch)
 
 
 def test_a_disk_that_is_full_is_no_damage(tmp_path):
@@ -141,13 +103,7 @@ def test_a_disk_that_is_full_is_no_damage(tmp_path):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
-def test_files_of_one_name_stay_apart(tmp_path, scratch):
-    packed = [make(tmp_path / name / "w.hdf5.gz", gzip.compress(name.encode())) for name in "ab"]
-    found = OriginalCheckpoint.find(scratch, packed[0], packed[0], None, packed[1])
-    assert (found.weights.read_text(), found.softmax.read_text()) == ("a", "b")
-
-
-def test_hub_references(tmp_path, monkeypatch):
+def test_hub_references(tmp_path, scratch, monkeypatch):
     calls = []
 
     def download(repo_id, filename, *, revision):
@@ -156,7 +112,7 @@ def test_hub_references(tmp_path, monkeypatch):
 
     monkeypatch.setattr(files, "hf_hub_download", download)
     for reference in ("hf://nlp/elmo/en/model.hdf5", "hf://nlp/elmo@v1.0/en/model.hdf5"):
-        assert files.fetch(reference) == tmp_path / "cache/en/model.hdf5"
+        assert files.fetch(reference, scratch) == tmp_path / "cache/en/model.hdf5"
     assert calls == [("nlp/elmo", "en/model.hdf5", revision) for revision in (None, "v1.0")]
 
 
@@ -229,15 +185,12 @@ def test_arrays(tmp_path):
     found = files.read_arrays(path)
     assert found.keys() == arrays.keys()
     assert all(torch.equal(found[name], arrays[name]) for name in arrays)
-    with h5py.File(path, "a") as file:
-        file["double"], file["text"] = np.zeros(2), "words"
-    with pytest.raises(ValueError, match=r"arrays.hdf5 must have float32 arrays only.* got double \(float64\), text"):
+    for name, content in (("pointer", b"version https://git-lfs"), ("cut", path.read_bytes()[:3000])):
+        with pytest.raises(ValueError, match=f"{name}.hdf5 cannot be read .*pass another copy"):
+            files.read_arrays(make(tmp_path / f"{name}.hdf5", content))
+    files.write_arrays({"a/b": torch.tensor([1.0, -torch.inf]), "c": torch.ones(2)}, path)
+    with pytest.raises(ValueError, match="arrays.hdf5 has NaN or infinite values in a/b; pass another copy"):
         files.read_arrays(path)
-    with pytest.raises(ValueError, match="version https.* is not an HDF5 file; pass the weights"):
-        files.read_arrays(make(tmp_path / "version https.hdf5", b"version https://git-lfs"))
-    files.write_arrays({"a": torch.zeros(100, 100)}, path)
-    with pytest.raises(ValueError, match="cut.hdf5 cannot be read .*truncated"):
-        files.read_arrays(make(tmp_path / "cut.hdf5", path.read_bytes()[:3000]))
 
 
 def external(file, folder):
@@ -270,6 +223,7 @@ def partly_written(file, folder):
             "compressed, which h5repack",
         ),
         (lambda file, _: file.update({"w": np.ones(3, ">f4")}), ">f4"),
+        (lambda file, _: file.update({"w": "words"}), "object"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
@@ -278,14 +232,8 @@ def test_values_must_be_numbers_in_the_file(tmp_path, write, problem):
     files.write_arrays({"char_embed": torch.ones(3)}, path)
     with h5py.File(path, "a") as file:
         write(file, tmp_path)
-    with pytest.raises(ValueError, match=rf"arrays.hdf5 must have float32 arrays only, .* got w \({problem}.*\). Pass"):
+    with pytest.raises(ValueError, match=rf"arrays.hdf5 cannot be read \(all arrays must be .*; got w \({problem}"):
         files.read_arrays(path)
-
-
-def test_values_must_be_finite(tmp_path):
-    files.write_arrays({"a/b": torch.tensor([1.0, -torch.inf]), "c": torch.ones(2)}, tmp_path / "w.hdf5")
-    with pytest.raises(ValueError, match="w.hdf5 has NaN or infinite values in a/b; pass another copy"):
-        files.read_arrays(tmp_path / "w.hdf5")
 
 
 def test_all_ways_to_store_an_array(tmp_path):
@@ -300,18 +248,11 @@ def test_all_ways_to_store_an_array(tmp_path):
     assert found["compact"].tolist() == [0, 1, 2]
 
 
-def test_without_h5py(tmp_path, monkeypatch):
-    monkeypatch.setitem(sys.modules, "h5py", None)
-    with pytest.raises(ImportError, match=r"pip install 'modeling-elmo\[convert\]'"):
-        files.read_arrays(tmp_path / "w.hdf5")
-
-
 def test_json(tmp_path):
     path = tmp_path / "o.json"
     files.write_json_object({"a": {"b": 3, "c": 3.0}}, path)
     assert repr(files.read_json_object(path)) == "{'a': {'b': 3, 'c': 3.0}}"
     assert files.read_json_object(make(path, b'\xef\xbb\xbf{"lstm": 1}\r\n')) == {"lstm": 1}  # a byte order mark
-    with pytest.raises(ValueError, match=r"o.json must be a JSON object, got '\[1, 2\]'"):
-        files.read_json_object(make(path, b"[1, 2]"))
-    with pytest.raises(ValueError, match="o.json is not a JSON file .*pass the checkpoint's options.json"):
-        files.read_json_object(make(path, b"the\nof\n"))
+    for content in (b"[1, 2]", b"the\nof\n"):
+        with pytest.raises(ValueError, match="o.json .*; pass the .*options.json"):
+            files.read_json_object(make(path, content))

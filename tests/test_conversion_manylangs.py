@@ -2,7 +2,6 @@ import json
 import os
 import pickle
 import shutil
-import tarfile
 import zipfile
 from pathlib import Path
 
@@ -21,10 +20,10 @@ from modeling_elmo.conversion.manylangs import (
     SHIPPED_FILES,
     ManyLangsCheckpoint,
     architecture_to_config,
-    config_to_architecture,
     export_manylangs_checkpoint,
     read_lexicon,
     read_pickle,
+    write_lexicon,
 )
 from modeling_elmo.tokenization.tokenization_elmo import ELMoTokenizer
 
@@ -84,10 +83,6 @@ def check_ids(source: Path, tokenizer: ELMoTokenizer, words: list[str]):
     assert [original[index - 1] for index in encoded["input_ids"][0, 1:-1].tolist()] == [word for word, _ in expected]
     if source == BOTH:
         assert (encoded["character_ids"][0, 1:-1] - 1).tolist() == [row for _, row in expected]
-    truncated = tokenizer(words, **GIVEN, truncation=True, max_length=len(words) + 1)  # by the backend
-    assert truncated["input_ids"][0, :-1].tolist() == encoded["input_ids"][0, :-2].tolist()
-    assert torch.equal(truncated["character_ids"][0, :-1], encoded["character_ids"][0, :-2])
-    assert truncated.encodings[0].ids == truncated["input_ids"][0].tolist() or any("\ud800" in word for word in words)
 
 
 @pytest.mark.parametrize("source", [BOTH, WORDS], ids=lambda path: path.name)
@@ -113,24 +108,18 @@ def test_the_way_back_is_exact(source, converted, tmp_path):
             assert not zipfile.is_zipfile(path)  # the old format
         elif path.suffix == ".dic":
             assert path.read_bytes() == (source / path.name).read_bytes()
-        elif path.name == "config.json":
-            config = json.loads((source / path.name).read_text())
-            assert json.loads(path.read_text()) == {**config, "config_path": Path(config["config_path"]).name}
         else:
-            assert json.loads(path.read_text()) == json.loads((source / path.name).read_text())
+            expected = json.loads((source / path.name).read_text())
+            if path.name == "config.json":
+                expected["config_path"] = Path(expected["config_path"]).name
+            assert json.loads(path.read_text()) == expected
 
 
 @pytest.mark.parametrize("source", [BOTH, WORDS], ids=lambda path: path.name)
-def test_ids_of_odd_words(source, converted, tmp_path):
+def test_ids_of_odd_words(source, converted):
     tokenizer = ELMoTokenizer.from_pretrained(converted(source))
     check_ids(source, tokenizer, ODD_WORDS)
     check_ids(source, tokenizer, [word for words in sentences(source) for word in words])
-    again = tokenizer
-    for name in "ab":
-        again.save_pretrained(tmp_path / name)
-        again = ELMoTokenizer.from_pretrained(tmp_path / name)
-    ours, theirs = tokenizer(ODD_WORDS, **GIVEN), again(ODD_WORDS, **GIVEN)
-    assert all(torch.equal(ours[name], theirs[name]) for name in ours)
 
 
 @settings(max_examples=100, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -139,14 +128,6 @@ def test_ids_of_odd_words(source, converted, tmp_path):
 )
 def test_ids_of_any_words(converted, words):
     check_ids(BOTH, ELMoTokenizer.from_pretrained(converted(BOTH)), words)
-
-
-def test_literal_markers_in_raw_text(converted):
-    tokenizer = ELMoTokenizer.from_pretrained(converted(BOTH))
-    words = ["<bos>", "They", "play", "<S>", "<eos>", "extraordinarilylongwordthatiscut"]
-    for options in ({}, {"truncation": True, "max_length": 50}):
-        encoded = tokenizer(" ".join(words), return_tensors="pt", **options)
-        assert all(torch.equal(encoded[name], tokenizer(words, **GIVEN)[name]) for name in encoded)
 
 
 def test_ordinary_words_with_the_names_of_our_special_words(copy, tmp_path):
@@ -189,40 +170,26 @@ def test_characters_only(tmp_path):
     assert torch.equal(*outputs)
 
 
-def test_sizes_that_are_equal_are_projected(converted):
-    assert ELMoModel.from_pretrained(converted(WORDS)).token_projection.weight.shape == (8, 8)
-
-
 @pytest.mark.parametrize("name", SHIPPED_FILES)
 def test_architectures_that_the_original_ships(copy, name):
     (copy / ARCHITECTURE).unlink()
     change_json(copy / "config.json", config_path=f"C:\\somewhere\\{name}")
     found = ManyLangsCheckpoint.find(copy, copy)
-    record, source = found.describe()
-    config = architecture_to_config(record.architecture, 6000, 100_000, source)
+    architecture = found.record["architecture"]
+    config = architecture_to_config(architecture, 6000, 100_000, found.source)
     sizes = config.projection_size, config.lstm_hidden_size, config.num_hidden_layers, config.word_embedding_size
     assert sizes == (512, 4096, 2, 100)
     assert (config.char_embedding_size, config.max_word_length, config.num_highway_layers) == (50, 50, 2)
     assert (config.cell_clip, config.projection_clip, config.forget_bias, config.dropout) == (3, 3, 0, 0.1)
     assert config.char_cnn_filters == [[1, 32], [2, 32], [3, 64], [4, 128], [5, 256], [6, 512], [7, 1024]]
-    assert config_to_architecture(config).items() <= record.architecture.items()
     with pytest.raises(ValueError, match=f"does not match the shipped {name}"):
         found.load("whitespace")
 
 
-def test_other_checkpoints_in_folders_below(copy, tmp_path):
-    shutil.copytree(WORDS, copy / "words")
-    folder = convert_checkpoint(ManyLangsCheckpoint, copy, tmp_path / "model")
-    assert ELMoConfig.from_pretrained(folder).char_vocab_size == 47
-
-
 def test_architecture_file_elsewhere(copy, tmp_path):
-    (copy / ARCHITECTURE).rename(tmp_path / "moved.json")
-    with pytest.raises(
-        FileNotFoundError, match=f"names the architecture file '{ARCHITECTURE}', .* pass it .`--architecture`."
-    ):
+    (copy / ARCHITECTURE).rename(tmp_path / "config.json")  # the name of the other file
+    with pytest.raises(FileNotFoundError, match=r"copy has no config.json that .*; pass the file \(`--architecture`\)"):
         convert_checkpoint(ManyLangsCheckpoint, copy, tmp_path / "model")
-    (tmp_path / "moved.json").rename(tmp_path / "config.json")  # the name of the other file
     (copy / "config.json").unlink()
     convert_checkpoint(ManyLangsCheckpoint, copy, tmp_path / "model", architecture=tmp_path / "config.json")
     back = export_manylangs_checkpoint(tmp_path / "model", tmp_path / "back")
@@ -231,27 +198,23 @@ def test_architecture_file_elsewhere(copy, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("path", "value", "message"),
+    ("section", "changes", "message"),
     [
-        ("encoder.name", "lstm", r"has {'encoder.name': 'lstm'}; only .* can be converted"),
-        ("encoder.dim", None, r"missing \['encoder.dim'\]"),
-        ("encoder.dim", 21, r"the file has \(80, 8\), the options require \(84, 8\)"),
-        ("token_embedder.activation", "elu", "char_cnn_activation"),
+        ("encoder", {"name": "lstm"}, r"has {'encoder.name': 'lstm'}; only .* can be converted"),
+        ("encoder", {"dim": None}, r"missing \['encoder.dim'\]"),
+        ("encoder", {"dim": 21}, r"the file has \(80, 8\), the options require \(84, 8\)"),
+        ("token_embedder", {"activation": "elu"}, "char_cnn_activation"),
+        ("encoder", {"cell_clip": 0, "proj_clip": None}, None),  # no clips
     ],
 )
-def test_wrong_architectures(copy, tmp_path, path, value, message):
+def test_other_architectures(copy, tmp_path, section, changes, message):
     architecture = json.loads((copy / ARCHITECTURE).read_text())
-    section, name = path.split(".")
-    architecture[section][name] = value
+    architecture[section] |= changes
     (copy / ARCHITECTURE).write_text(json.dumps(architecture))
-    with pytest.raises(ValueError, match=f"(?s){ARCHITECTURE}.*{message}|{message}"):
-        convert_checkpoint(ManyLangsCheckpoint, copy, tmp_path / "model")
-
-
-def test_no_clips(copy, tmp_path):
-    architecture = json.loads((copy / ARCHITECTURE).read_text())
-    architecture["encoder"] |= {"cell_clip": 0, "proj_clip": None}
-    (copy / ARCHITECTURE).write_text(json.dumps(architecture))
+    if message:
+        with pytest.raises(ValueError, match=f"(?s){ARCHITECTURE}.*{message}"):
+            convert_checkpoint(ManyLangsCheckpoint, copy, tmp_path / "model")
+        return
     folder = convert_checkpoint(ManyLangsCheckpoint, copy, tmp_path / "model")
     config = ELMoConfig.from_pretrained(folder)
     assert (config.cell_clip, config.projection_clip) == (None, None)
@@ -268,7 +231,7 @@ def test_dictionary_of_another_checkpoint(copy, tmp_path):
         convert_checkpoint(ManyLangsCheckpoint, copy, tmp_path / "model")
     lines = (BOTH / "char.dic").read_text(encoding="utf-8").replace("<bow>", "<eoe>")
     (copy / "char.dic").write_text(lines, encoding="utf-8")
-    with pytest.raises(ValueError, match="char.dic lacks the entries <bow>"):
+    with pytest.raises(ValueError, match="char.dic.* include <bow>;"):
         convert_checkpoint(ManyLangsCheckpoint, copy, tmp_path / "model")
 
 
@@ -286,34 +249,29 @@ def test_models_that_the_format_cannot_hold(tmp_path):
     assert not (tmp_path / "files").exists()
 
 
-@pytest.mark.parametrize("word", [" chess", "a\tb"])
-def test_words_that_a_line_cannot_hold(converted, tmp_path, word):
-    folder = Path(shutil.copytree(converted(BOTH), tmp_path / "model"))
-    ids = ELMoTokenizer.from_pretrained(folder).get_vocab()
-    words = [word if old == "chess" else old for old in sorted(ids, key=ids.get)]
-    ELMoTokenizer.from_pretrained(folder).with_vocabulary(words).save_pretrained(folder)
-    with pytest.raises(ValueError, match="word.dic (does not hold the entries|has one entry per line)"):
-        export_manylangs_checkpoint(folder, tmp_path / "files")
+def test_words_that_a_line_holds(tmp_path):
+    for word in ("", " chess", "\u2003", "a\tb", "a\nb", "a\x85"):
+        with pytest.raises(ValueError, match="word.dic cannot hold the entries"):
+            write_lexicon({word: 0}, tmp_path / "word.dic")
+    (tmp_path / "char.dic").write_bytes("a\t0\r\n\u2003\t1\nb c\t2\n".encode())  # white space alone is U+3000
+    assert read_lexicon(tmp_path / "char.dic") == {"a": 0, "\u3000": 1, "b c": 2}
+    lexicon = {"chess ": 0, "\u3000": 1, "New York": 2, "\ufeff": 3}
+    write_lexicon(lexicon, tmp_path / "word.dic")
+    assert read_lexicon(tmp_path / "word.dic") == lexicon
 
 
-def test_record_of_another_model(converted, tmp_path):
+def test_a_changed_model_and_no_record(converted, tmp_path):
     folder = Path(shutil.copytree(converted(BOTH), tmp_path / "model"))
-    record = json.loads((folder / MANYLANGS_RECORD_FILE).read_text())
-    record["architecture"]["encoder"]["n_layers"] = 3
-    (folder / MANYLANGS_RECORD_FILE).write_text(json.dumps(record))
-    with pytest.raises(ValueError, match="differ in num_hidden_layers; delete original_manylangs.json"):
-        export_manylangs_checkpoint(folder, tmp_path / "files")
-    (folder / MANYLANGS_RECORD_FILE).write_text(json.dumps({**record, "special_rows": [0, 1]}))
-    with pytest.raises(ValueError, match="is no record of this model"):
-        export_manylangs_checkpoint(folder, tmp_path / "files")
+    ELMoConfig.from_pretrained(folder, projection_clip=4).save_pretrained(folder)
+    expected = json.loads((BOTH / ARCHITECTURE).read_text())
+    expected["encoder"]["proj_clip"] = 4
+    back = export_manylangs_checkpoint(folder, tmp_path / "changed")
+    assert json.loads((back / ARCHITECTURE).read_text()) == expected
     (folder / MANYLANGS_RECORD_FILE).unlink()
     back = export_manylangs_checkpoint(folder, tmp_path / "files")
     assert read_lexicon(back / "word.dic") == read_lexicon(BOTH / "word.dic")  # <oov>, <bos>, <eos> first
-
-
-def test_white_space_alone_is_the_ideographic_space(tmp_path):
-    (tmp_path / "char.dic").write_bytes("a\t0\r\n\u2003\t1\nb c\t2\n".encode())
-    assert read_lexicon(tmp_path / "char.dic") == {"a": 0, "\u3000": 1, "b c": 2}
+    found = json.loads((back / "cnn_8_20.json").read_text())
+    assert found == {name: expected[name] for name in found}
 
 
 @pytest.mark.parametrize(
@@ -327,29 +285,26 @@ def test_white_space_alone_is_the_ideographic_space(tmp_path):
 )
 def test_wrong_dictionaries(tmp_path, content, message):
     (tmp_path / "char.dic").write_bytes(content)
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises(ValueError, match=f"char.dic.*{message}"):
         read_lexicon(tmp_path / "char.dic")
 
 
-def test_archives(tmp_path):
+def test_archives_and_other_checkpoints_in_folders_below(copy, tmp_path):
+    shutil.copytree(WORDS, copy / "words")
     with zipfile.ZipFile(tmp_path / "179.zip", "w", zipfile.ZIP_DEFLATED) as archive:
         for path in BOTH.iterdir():
             archive.write(path, f"korean.model/{path.name}")
-    folder = convert_checkpoint(ManyLangsCheckpoint, tmp_path / "179.zip", tmp_path / "model")
-    assert (folder / "model.safetensors").exists()
+    for place in (copy, tmp_path / "179.zip"):
+        folder = convert_checkpoint(ManyLangsCheckpoint, place, tmp_path / f"from_{place.name}")
+        assert ELMoConfig.from_pretrained(folder).char_vocab_size == 47
 
 
 @pytest.mark.parametrize("name", ["config.json", "encoder.pkl", "token_embedder.pkl", "char.dic", "word.dic"])
 def test_half_a_checkpoint(copy, tmp_path, name):
     (copy / name).unlink()
-    with pytest.raises(FileNotFoundError, match=rf"copy has no {name}.*pass|copy has no {name}.*Pass"):
+    with pytest.raises(FileNotFoundError, match=f"copy.*{name}"):
         convert_checkpoint(ManyLangsCheckpoint, copy, tmp_path / "model")
     assert not (tmp_path / "model").exists()
-
-
-def test_a_single_file_is_refused(copy, tmp_path):
-    with pytest.raises(ValueError, match="encoder.pkl is a single file; pass the folder or archive"):
-        convert_checkpoint(ManyLangsCheckpoint, copy / "encoder.pkl", tmp_path / "model")
 
 
 class Command:
@@ -365,23 +320,18 @@ def test_pickles_that_are_refused(tmp_path, is_zip):
     file, run = tmp_path / "encoder.pkl", tmp_path / "run"
     array = torch.zeros(2, 3)
     for content, message in [
-        ({"a": array, "b": Command(run)}, r"is refused \(it asks for posix.system, which is no tensor\)"),
-        (Command(run), "it asks for posix.system"),
-        ([array], r"must have float32 tensors by name; got .*no dict"),
-        ({"a": 1}, r"got a \(int\)"),
-        ({"a": array.double()}, r"got a \(torch.float64, torch.strided\)"),
-        ({"a": array.to_sparse()}, "torch.sparse_coo"),
+        ({"a": array, "b": Command(run)}, "is refused"),
+        ([array], "got others: list"),
+        ({"a": 1}, "got others: a"),
+        ({"a": array.double()}, "got others: a"),
+        ({"a": array.to_sparse()}, "got others: a"),
         ({"a": array / 0}, "has NaN or infinite values in a"),
     ]:
         torch.save(content, file, _use_new_zipfile_serialization=is_zip)
         with pytest.raises(ValueError, match=rf"encoder.pkl .*{message}"):
             read_pickle(file)
-    file.write_bytes(pickle.dumps({"a": 1}))
-    with pytest.raises(ValueError, match=r"encoder.pkl is (damaged|refused)"):
-        read_pickle(file)
-    with tarfile.open(file, "w") as archive:  # the oldest format
-        archive.add(BOTH / "char.dic", "storages")
-    with pytest.raises(ValueError, match=r"encoder.pkl is refused \(.*legacy .tar format") as caught:
-        read_pickle(file)
-    assert "\n" not in str(caught.value)
+    for damaged in (pickle.dumps({"a": 1}), file.read_bytes()[:200]):
+        file.write_bytes(damaged)
+        with pytest.raises(ValueError, match="encoder.pkl is refused: it is damaged, or holds more than tensors"):
+            read_pickle(file)
     assert not run.exists()

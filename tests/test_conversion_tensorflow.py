@@ -3,17 +3,18 @@ import shutil
 import zipfile
 from pathlib import Path
 
-import h5py
 import numpy as np
 import pytest
 import torch
-from bundle_writer import write_bundle
+from bundle_writer import entry, header, masked, plain_crc32c, write_bundle, write_index
 from safetensors.torch import load_file
 
 from modeling_elmo import ELMoForPreTraining, ELMoModel, ELMoTokenizer
+from modeling_elmo.conversion import tensor_bundle
+from modeling_elmo.conversion.files import read_arrays
 from modeling_elmo.conversion.formats import convert_checkpoint, to_original
 from modeling_elmo.conversion.original import KEYS, export_original_checkpoint, read_original_record
-from modeling_elmo.conversion.tensor_bundle import read_index, read_tensor
+from modeling_elmo.conversion.tensor_bundle import crc32c, read_index, read_tensor
 from modeling_elmo.conversion.tensorflow import (
     OPTIMIZER_STATE,
     TensorFlowCheckpoint,
@@ -23,6 +24,7 @@ from modeling_elmo.run_scripts.perplexity import main as perplexity
 
 FIXTURES = Path(__file__).parent / "fixtures" / "elmo_fixtures" / "bilm_tf_checkpoint"
 KINDS = ["characters", "words"]
+INDEX, SHARD = "model.ckpt-180.index", "model.ckpt-180.data-00000-of-00001"
 
 
 @pytest.fixture
@@ -32,11 +34,15 @@ def checkpoint(tmp_path):
     return tmp_path / "original"
 
 
+def read_bundle(folder: Path, step: int = 180) -> dict[str, np.ndarray]:
+    """The arrays of a checkpoint by the names of its variables."""
+    num_shards, entries = read_index(folder / f"model.ckpt-{step}.index")
+    shards = [folder / f"model.ckpt-{step}.data-{i:05}-of-{num_shards:05}" for i in range(num_shards)]
+    return {name: read_tensor(shards[entry.shard], name, entry).numpy() for name, entry in entries.items()}
+
+
 def read(kind: str) -> dict[str, np.ndarray]:
-    """The arrays of a fixture by the names of its variables."""
-    index = FIXTURES / kind / "model.ckpt-180.index"
-    shard = index.with_name("model.ckpt-180.data-00000-of-00001")
-    return {name: read_tensor(shard, name, entry).numpy() for name, entry in read_index(index)[1].items()}
+    return read_bundle(FIXTURES / kind)
 
 
 def write(folder: Path, arrays: dict[str, np.ndarray], step: int = 180, num_shards: int = 1, **options):
@@ -56,14 +62,9 @@ def arrays_of(folder: Path) -> dict[str, torch.Tensor]:
 def test_arrays_are_those_of_dump_weights(tmp_path, kind):
     folder = convert_checkpoint(TensorFlowCheckpoint, FIXTURES / kind, tmp_path / "model")
     found, variables = arrays_of(folder), read(kind)
-    dumped = {}
-    with h5py.File(FIXTURES / kind / "dumped_weights.hdf5") as file:
-        file.visititems(lambda name, item: dumped.update({name: item[()]}) if hasattr(item, "shape") else None)
-    assert found.keys() == {*dumped, "softmax/W", "softmax/b"}
-    for name, array in dumped.items():
-        np.testing.assert_array_equal(found[name].numpy(), array)
-    for name in ("W", "b"):
-        np.testing.assert_array_equal(found[f"softmax/{name}"].numpy(), variables[f"lm/softmax/{name}"])
+    expected = read_arrays(FIXTURES / kind / "dumped_weights.hdf5")
+    expected |= {f"softmax/{name}": torch.from_numpy(variables[f"lm/softmax/{name}"]) for name in "Wb"}
+    assert found.keys() == expected.keys() and all(torch.equal(found[name], expected[name]) for name in expected)
     record = json.loads((folder / "original_checkpoint.json").read_text())
     assert record["global_step"] == 180
     assert kind == "words" or record["options"]["char_cnn"]["n_characters"] == 262  # for bilm-tf's inference
@@ -111,19 +112,6 @@ def test_shards_special_words_and_archives(checkpoint, tmp_path):
         np.testing.assert_array_equal(table[rows].detach().numpy(), original[f"lm/{name}"])
 
 
-def test_a_repeated_line_has_a_row_of_its_own(checkpoint, tmp_path):
-    words = (checkpoint / "vocab.txt").read_text().split()
-    last = words[-1]
-    (checkpoint / "vocab.txt").write_text("\n".join([*words[:10], last, "", *words[12:]]) + "\n")
-    folder = convert_checkpoint(TensorFlowCheckpoint, checkpoint, tmp_path / "model")
-    ids = ELMoTokenizer.from_pretrained(folder).get_vocab()
-    bias = ELMoForPreTraining.from_pretrained(folder).softmax.bias
-    for word, row in {last: 31, f"{last} [row 10]": 10, "[row 11]": 11, words[12]: 12}.items():
-        assert bias[ids[word]].item() == read("words")["lm/softmax/b"][row]
-    export_original_checkpoint(folder, tmp_path / "w.hdf5", tmp_path / "o.json", tmp_path / "v.txt")
-    assert (tmp_path / "v.txt").read_text() == (checkpoint / "vocab.txt").read_text()
-
-
 def test_newest_checkpoint_and_step(checkpoint, tmp_path):
     arrays = read("words")
     write(checkpoint, arrays | {"global_step": np.float32(90)}, step=90)
@@ -136,52 +124,34 @@ def test_newest_checkpoint_and_step(checkpoint, tmp_path):
     for path in ("/home/nobody/save_dir/model.ckpt-90", r"C:\\\\users\\\\nobody\\\\model.ckpt-90"):
         (checkpoint / "checkpoint").write_text(f'model_checkpoint_path: "{path}"\n')
         assert found() == "model.ckpt-90.index"
-    with pytest.raises(ValueError, match="has 0 checkpoints of step 7; pass one of model.ckpt-180, model.ckpt-90."):
-        found(7)
-    (checkpoint / "checkpoint").unlink()
-    with pytest.raises(
-        ValueError, match="has no file `checkpoint`, which names the newest of model.ckpt-180, model.ck"
-    ):
-        found()
+    for state, step in (("nothing", 7), ("nothing", None), ('model_checkpoint_path: "ckpt-200"', None), (None, None)):
+        (checkpoint / "checkpoint").write_text(state) if state else (checkpoint / "checkpoint").unlink()
+        with pytest.raises(
+            ValueError, match="has the checkpoints model.ckpt-180, model.ckpt-90, of which . are .* --step"
+        ):
+            found(step)
 
 
-@pytest.mark.parametrize(
-    ("missing", "message"),
-    [
-        ("*.index", "has no model.ckpt-180.index, but .*.data-00000-of-00001.*; copy the missing file, too"),
-        ("*.data*", "has no model.ckpt-180.data-00000-of-00001, but checkpoint, .*; copy the missing file, too."),
-        ("options.json", "has no file options.json or .*; pass the path of the file."),
-        ("vocab.txt", "has no file vocab.txt or .*; pass the path of the file."),
-    ],
-)
-def test_half_a_checkpoint(checkpoint, tmp_path, missing, message):
-    next(checkpoint.glob(missing)).unlink()
-    with pytest.raises(FileNotFoundError, match=message):
+@pytest.mark.parametrize("missing", ["*.index", "*.data*", "options.json", "vocab.txt"])
+def test_half_a_checkpoint(checkpoint, tmp_path, missing):
+    path = next(checkpoint.glob(missing))
+    path.unlink()
+    with pytest.raises(FileNotFoundError, match=path.name):
         convert_checkpoint(TensorFlowCheckpoint, checkpoint, tmp_path / "model")
     assert not (tmp_path / "model").exists()
 
 
 def test_wrong_checkpoints_are_refused(checkpoint, tmp_path):
     arrays = read("words")
-    lacking = {name: array for name, array in arrays.items() if not name.startswith("lm/softmax/b")}
-    cases = [
-        (lacking, ValueError, "softmax/b: the file has none .missing., the options require .32,."),
-        ({"w": arrays["lm/embedding"]}, ValueError, "has no variables lm/..., but w; pass a checkpoint that bilm-tf"),
-        (arrays | {"lm/softmax/b": np.zeros(32)}, ValueError, "must have float32 variables, but lm/softmax/b are of"),
-    ]
-    for case, error, message in cases:
+    lacking = {name: array for name, array in arrays.items() if name != "lm/softmax/b/Adagrad"}
+    for case, message in [
+        ({"w": arrays["lm/embedding"]}, "has no variables lm/..., but w; pass a checkpoint that bilm-tf"),
+        (arrays | {"lm/softmax/b": np.zeros(32)}, "must have float32 variables, but lm/softmax/b are of"),
+        (lacking, "has no lm/softmax/b/Adagrad; convert it without --optimizer_state."),
+    ]:
         write(checkpoint, case)
-        with pytest.raises(error, match=message):
-            convert_checkpoint(TensorFlowCheckpoint, checkpoint, tmp_path / "model")
-    write(checkpoint, {name: array for name, array in arrays.items() if name != "lm/embedding/Adagrad"})
-    with pytest.raises(ValueError, match="has no lm/embedding/Adagrad; convert it without --optimizer_state."):
-        convert_checkpoint(TensorFlowCheckpoint, checkpoint, tmp_path / "model", optimizer_state=True)
-    (checkpoint / "checkpoint").write_text('model_checkpoint_path: "model.ckpt-200"\n')
-    with pytest.raises(FileNotFoundError, match="names model.ckpt-200, but there is only model.ckpt-180; copy"):
-        convert_checkpoint(TensorFlowCheckpoint, checkpoint, tmp_path / "model")
-    (checkpoint / "checkpoint").write_text("nothing")
-    with pytest.raises(ValueError, match="names no checkpoint in a line model_checkpoint_path; delete it"):
-        convert_checkpoint(TensorFlowCheckpoint, checkpoint, tmp_path / "model")
+        with pytest.raises(ValueError, match=message):
+            convert_checkpoint(TensorFlowCheckpoint, checkpoint, tmp_path / "model", optimizer_state=True)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -206,7 +176,7 @@ def tied(checkpoint, tmp_path):
     return convert_checkpoint(TensorFlowCheckpoint, checkpoint, tmp_path / "tied", optimizer_state=True)
 
 
-def test_a_shared_table_is_loaded_and_saved_once(tied, tmp_path):
+def test_a_shared_table_is_loaded_saved_and_exported_once(tied, tmp_path):
     model = ELMoForPreTraining.from_pretrained(tied)
     assert model.softmax.weight is model.elmo.word_embeddings.weight and model.config.has_softmax
     np.testing.assert_array_equal(model.softmax.weight[1:].detach().numpy(), read("words")["lm/embedding"])
@@ -215,8 +185,11 @@ def test_a_shared_table_is_loaded_and_saved_once(tied, tmp_path):
     again = ELMoForPreTraining.from_pretrained(tmp_path / "again")
     assert again.softmax.weight is again.elmo.word_embeddings.weight
     assert all(torch.equal(values, model.state_dict()[name]) for name, values in again.state_dict().items())
-    biLM = ELMoModel.from_pretrained(tied)
-    assert torch.equal(biLM.word_embeddings.weight, model.softmax.weight)
+    assert torch.equal(ELMoModel.from_pretrained(tied).word_embeddings.weight, model.softmax.weight)
+    export_original_checkpoint(tied, *(tmp_path / name for name in ("w.hdf5", "o.json", "v.txt", "s.hdf5")))
+    assert torch.equal(read_arrays(tmp_path / "w.hdf5")["embedding"], model.softmax.weight[1:])
+    assert [*read_arrays(tmp_path / "s.hdf5")] == ["softmax/b"]
+    assert json.loads((tmp_path / "o.json").read_text())["share_embedding_softmax"] is True
 
 
 def test_a_shared_table_is_trained_and_resized_once(tied):
@@ -233,10 +206,75 @@ def test_a_shared_table_is_trained_and_resized_once(tied):
     assert torch.equal(model.softmax.weight[:5], table[[0, 1, 2, 3, 7]]) and len(model.softmax.bias) == 6
 
 
-def test_a_shared_table_is_exported_once(tied, tmp_path):
-    new = [tmp_path / name for name in ("w.hdf5", "o.json", "v.txt", "s.hdf5")]
-    export_original_checkpoint(tied, *new)
-    with h5py.File(new[0]) as weights, h5py.File(new[3]) as softmax:
-        np.testing.assert_array_equal(weights["embedding"][()], read("words")["lm/embedding"])
-        assert list(softmax["softmax"]) == ["b"]
-    assert json.loads(new[1].read_text())["share_embedding_softmax"] is True
+def test_crc32c_is_its_definition(monkeypatch):
+    monkeypatch.setattr(tensor_bundle, "CHUNK", 700)
+    assert plain_crc32c(b"123456789") == 0xE3069283  # RFC 3720
+    for size in (0, 1, 2, 3, 9, 511, 512, 513, 1024, 1025, 5000):
+        content = np.random.default_rng(size).bytes(size)
+        assert crc32c(np.frombuffer(content, np.uint8)) == masked(content)
+
+
+def test_shards_blocks_and_dtypes(tmp_path):
+    numbers = np.random.default_rng(0)
+    arrays = {f"lm/layer_{i}/kernel": numbers.standard_normal((i, 3)).astype(np.float32) for i in range(40)}
+    arrays |= {"global_step": np.int64(7), "lm/x": np.float64(0.5), "lm/y": np.arange(3, dtype=np.int32)}
+    write_bundle(tmp_path, arrays, num_shards=3)
+    found = read_bundle(tmp_path)
+    assert list(found) == sorted(arrays)
+    for name, array in arrays.items():
+        np.testing.assert_array_equal(found[name], array)
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "message"),
+    [
+        (INDEX, lambda content: content[:-1], "cannot be read .*the index of a TensorFlow checkpoint.*pass another"),
+        (INDEX, lambda content: content[:20] + b"!" + content[21:], "cannot be read .*checksum of the block at byte 0"),
+        (SHARD, lambda content: content[:-1], r"is damaged or incomplete \(train_perplexity of shape \(\) needs 4"),
+        (SHARD, lambda content: content[:100] + b"!" + content[101:], "is damaged .the checksum of lm/CNN/W_cnn_0/Ada"),
+    ],
+)
+def test_damaged_files_are_refused(tmp_path, name, change, message):
+    for file in (INDEX, SHARD):
+        content = (FIXTURES / "characters" / file).read_bytes()
+        (tmp_path / file).write_bytes(change(content) if file == name else content)
+    with pytest.raises(ValueError, match=f"{name} {message}"):
+        read_bundle(tmp_path)
+
+
+GOOD = entry(1, (2,), 0, 0, 8, 0)
+
+
+@pytest.mark.parametrize(
+    ("pairs", "options", "message"),
+    [
+        ([(b"", header(1)), (b"a", GOOD)], {"compression": 1}, "its blocks are compressed"),
+        ([(b"", header(1, big_endian=True))], {}, "its numbers are big-endian"),
+        ([(b"", header(1)), (b"a", entry(7, (2,), 0, 0, 8, 0))], {}, "has a of TensorFlow's type 7; save"),
+        ([(b"", header(1)), (b"a", GOOD + b"\x3a\x00")], {}, "has a in slices; save the checkpoint again without"),
+        ([(b"", header(1)), (b"a", entry(1, (2**40,), 0, 0, 2**42, 0))], {}, "needs 4398046511104 bytes"),
+    ],
+)
+def test_wrong_entries_are_refused(tmp_path, pairs, options, message):
+    write_index(tmp_path / INDEX, pairs, **options)
+    (tmp_path / SHARD).write_bytes(bytes(8))
+    with pytest.raises(ValueError, match=message):
+        read_bundle(tmp_path)
+
+
+def test_values_that_are_not_numbers_are_refused(tmp_path):
+    write_bundle(tmp_path, {"lm/char_embed": np.array([1, np.nan], np.float32)})
+    with pytest.raises(ValueError, match=f"{SHARD} has NaN or infinite values in lm/char_embed; pass another copy"):
+        read_bundle(tmp_path)
+
+
+@pytest.mark.slow
+def test_tensorflow_reads_the_same():
+    tensorflow = pytest.importorskip("tensorflow", reason="tensorflow is not installed; it is the reference")
+    reader, found = (
+        tensorflow.train.load_checkpoint(str(FIXTURES / "characters" / "model.ckpt-180")),
+        read("characters"),
+    )
+    assert set(reader.get_variable_to_shape_map()) == set(found)
+    for name, array in found.items():
+        np.testing.assert_array_equal(array, reader.get_tensor(name))

@@ -2,8 +2,6 @@
 
 import importlib.util
 import json
-import shutil
-import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
@@ -24,9 +22,9 @@ from modeling_elmo import (
     ELMoTokenizer,
 )
 from modeling_elmo.conversion.formats import convert_checkpoint
-from modeling_elmo.conversion.onnx import PACKAGES_OF_ONNX, check_exportable, load_onnx
 from modeling_elmo.conversion.original import OriginalCheckpoint
 from modeling_elmo.run_scripts import export
+from modeling_elmo.run_scripts.export import PACKAGES_OF_ONNX, check_exportable, load_onnx
 
 pytestmark = pytest.mark.skipif(
     not hasattr(torch.compiler, "is_exporting"), reason="torch before 2.7 cannot export ELMo"
@@ -84,6 +82,13 @@ def onnx_folder(folder) -> Path:
     return export.main(arguments(folder, folder.with_name("onnx")))
 
 
+def check_outputs(found: dict, model: ELMoModel, inputs: dict, atol: float):
+    with torch.no_grad():
+        expected = model(**inputs)
+    torch.testing.assert_close(found["elmo_embeddings"], expected.elmo_embeddings, rtol=0, atol=atol)
+    torch.testing.assert_close(found["hidden_states"], torch.stack(expected.hidden_states, 1), rtol=0, atol=atol)
+
+
 @pytest.mark.slow
 def test_exported_program_alone(folder, tmp_path, capsys):
     """A process without transformers gives the model's layers and mix, for masks with holes, also for a single row."""
@@ -99,29 +104,20 @@ def test_exported_program_alone(folder, tmp_path, capsys):
         inputs["attention_mask"][:, 1::3] = 0
         torch.save(inputs, tmp_path / f"in{number}")
         run(sys.executable, "-c", TORCH_ALONE, str(tmp_path / f"in{number}"), str(tmp_path / "out"), cwd=output)
-        found = torch.load(tmp_path / "out")
-        with torch.no_grad():
-            expected = model(**inputs)
-        torch.testing.assert_close(found["elmo_embeddings"], expected.elmo_embeddings, rtol=0, atol=1e-6)
-        layers = torch.stack(expected.hidden_states, 1)
-        torch.testing.assert_close(found["hidden_states"], layers, rtol=0, atol=1e-6)
+        check_outputs(torch.load(tmp_path / "out"), model, inputs, 1e-6)
 
 
 @WITH_ONNX
 @pytest.mark.slow
 @pytest.mark.parametrize(("rows", "words"), [(1, 1), (3, 1), (4, 9)])
 def test_onnx_at_every_size_and_mask(folder, onnx_folder, rows, words):
-    model, run_onnx = ELMoModel.from_pretrained(folder).eval(), load_onnx(onnx_folder / "model.onnx", threads=1)
+    model, run_onnx = ELMoModel.from_pretrained(folder).eval(), load_onnx(onnx_folder / "model.onnx")
     generator = torch.Generator().manual_seed(words)
     mask = torch.rand(rows, words, generator=generator) < 0.6
     mask[0, 0] = True
     characters = torch.randint(1, 262, (rows, words, 50), generator=generator) * mask[..., None]
     inputs = {"character_ids": characters, "attention_mask": mask.long()}
-    found = run_onnx(**inputs)
-    with torch.no_grad():
-        expected = model(**inputs)
-    torch.testing.assert_close(found["elmo_embeddings"], expected.elmo_embeddings, rtol=0, atol=1e-5)
-    torch.testing.assert_close(found["hidden_states"], torch.stack(expected.hidden_states, 1), rtol=0, atol=1e-5)
+    check_outputs(run_onnx(**inputs), model, inputs, 1e-5)
 
 
 @pytest.mark.slow
@@ -133,6 +129,9 @@ def test_example_alone_gives_the_numbers_of_allennlp(folder, onnx_folder, tmp_pa
     """
     sentences = [batch[0].split() for batch in json.loads((ALLENNLP / "sentences.json").read_text())]
     run(sys.executable, "-c", ONNX_ALONE, json.dumps(sentences), str(tmp_path / "found.npz"), cwd=onnx_folder)
+    printed = run(sys.executable, "onnx_vectors.py", "They play .", "", "눈 \u00e9t\u00e9", cwd=onnx_folder)
+    words = [f"{word} (32,)" for word in ("They", "play", ".", "눈", "été")]
+    assert [line.split(" [")[0] for line in printed.splitlines()] == words
     found = np.load(tmp_path / "found.npz")
     encoding = ELMoTokenizer.from_pretrained(folder)(
         sentences, is_split_into_words=True, padding=True, return_tensors="np"
@@ -148,17 +147,6 @@ def test_example_alone_gives_the_numbers_of_allennlp(folder, onnx_folder, tmp_pa
             inputs = ELMoTokenizer.from_pretrained(folder)([words], is_split_into_words=True, return_tensors="pt")
             mixed = model(**inputs).elmo_embeddings[0, 1:-1]
         np.testing.assert_allclose(found[str(number)], mixed, rtol=0, atol=1e-5)
-
-
-@pytest.mark.slow
-@WITH_ONNX
-def test_example_as_a_command(onnx_folder):
-    printed = run(sys.executable, "onnx_vectors.py", "They play .", "", "눈 \u00e9t\u00e9", cwd=onnx_folder)
-    assert [line.split(" [")[0] for line in printed.splitlines()] == [
-        f"{word} (32,)" for word in ("They", "play", ".", "눈", "été")
-    ]
-    empty = subprocess.run([sys.executable, "onnx_vectors.py"], cwd=onnx_folder, capture_output=True, text=True)
-    assert empty.returncode == 1 and empty.stderr == 'Pass texts: python onnx_vectors.py "They play chess ."\n'
 
 
 @pytest.mark.slow
@@ -227,39 +215,26 @@ def test_models_that_cannot_be_exported(tmp_path, model_class, options, message)
 def test_states_that_cannot_be_exported(monkeypatch):
     for module in ("elmo_base", "elmo_operators"):  # on every processor
         monkeypatch.setattr(f"modeling_elmo.{module}.int8_obstacle", lambda: None)
+    model = ELMoModel(ELMoConfig.from_preset("tiny", **SMALL)).eval().quantize()
     with pytest.raises(ValueError, match=r"in 8 bits. Export the model in float32, or what"):
-        check_exportable(ELMoModel(ELMoConfig.from_preset("tiny", **SMALL)).eval().quantize())
-    with pytest.raises(ValueError, match=r"cannot be exported in training mode. Call `model.eval\(\)` before"):
-        check_exportable(ELMoModel(ELMoConfig.from_preset("tiny", **SMALL)).train())
-    older = SimpleNamespace(compiler=SimpleNamespace(), __version__="2.6.0")
-    monkeypatch.setattr("modeling_elmo.conversion.onnx.torch", older)
+        check_exportable(model)
+    monkeypatch.setattr(export, "torch", SimpleNamespace(compiler=SimpleNamespace(), __version__="2.6.0"))
     with pytest.raises(ImportError, match="Exporting needs torch 2.7 or newer, but this is torch 2.6.0"):
-        check_exportable(ELMoModel(ELMoConfig.from_preset("tiny")).eval())
+        check_exportable(model)
 
 
 def test_a_wrong_export_is_not_written(folder, tmp_path, monkeypatch):
-    def wrong(path):
-        model = ELMoModel.from_pretrained(folder).eval()
-        model.forward_lstm.layers[1].forget_bias += 0.01
-        return export.NamedOutputs(model)
-
+    model = ELMoModel.from_pretrained(folder).eval()
+    model.forward_lstm.layers[1].forget_bias += 0.01
     monkeypatch.setattr(export, "trace", lambda model, inputs: None)
-    monkeypatch.setattr(export, "write_pt2", lambda program, path: path.write_text("wrong"))
-    monkeypatch.setattr(export, "load_pt2", wrong)
+    monkeypatch.setattr(torch.export, "save", lambda program, path: path.write_text("wrong"))
+    monkeypatch.setattr(torch.export, "load", lambda path: SimpleNamespace(module=lambda: export.NamedOutputs(model)))
     with pytest.raises(ValueError, match=r"That is more than 1e-05 of the largest value: .*out is not written"):
         export.main(arguments(folder, tmp_path / "out", format="pt2"))
     assert not any(tmp_path.iterdir())
 
 
-def test_mistakes(folder, tmp_path, monkeypatch):
-    (tmp_path / "file").write_text("")
-    with pytest.raises(FileExistsError, match="is not empty; pass a new or an empty folder as output_dir"):
-        export.main(arguments(folder, tmp_path))
-    other = shutil.copytree(folder, tmp_path / "other")
-    (other / "config.json").write_text(json.dumps({"model_type": "bert", "architectures": ["BertModel"]}))
-    with pytest.raises(ValueError, match="other is a .bert. model; pass an ELMo model"):
-        export.main(arguments(other, tmp_path / "out", format="pt2"))
-    monkeypatch.setattr("modeling_elmo.conversion.onnx.find_spec", lambda name: None)
-    message = r'ONNX files need onnx, onnxscript, onnxruntime: pip install "modeling-elmo\[export\]"'
-    with pytest.raises(ImportError, match=message):
+def test_packages_that_are_missing(folder, tmp_path, monkeypatch):
+    monkeypatch.setattr("modeling_elmo.run_scripts.program.files.find_spec", lambda name: None)
+    with pytest.raises(ImportError, match=r'an ONNX file needs onnx: pip install "modeling-elmo\[export\]"'):
         export.main(arguments(folder, tmp_path / "out"))

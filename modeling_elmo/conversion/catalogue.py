@@ -5,9 +5,7 @@ source states is `unknown`.
 """
 
 import shlex
-from copy import copy
 from pathlib import Path
-from textwrap import TextWrapper
 from typing import NamedTuple
 
 TABLE = Path(__file__).with_name("published_checkpoints.tsv")
@@ -50,18 +48,14 @@ def published_checkpoints(words: str = "") -> list[PublishedCheckpoint]:
     return found
 
 
-def format_catalogue(checkpoints: list[PublishedCheckpoint], width: int) -> str:
-    """A paragraph for each checkpoint. Lines have at most `width` characters, if no address is longer."""
-    title = TextWrapper(width, subsequent_indent="  ", break_long_words=False, break_on_hyphens=False)
-    below = copy(title)
-    below.initial_indent, below.subsequent_indent = "  ", "    "
+def format_catalogue(checkpoints: list[PublishedCheckpoint]) -> str:
+    """A paragraph for each checkpoint."""
     paragraphs = []
     for each in checkpoints:
         first = f"{each.language}: {each.name} [{each.format}; size {each.size}; licence {each.licence}]"
-        texts = (each.source, *each.files.split(), each.command)
-        paragraphs.append("\n".join([title.fill(first), *map(below.fill, texts)]))
+        paragraphs.append("\n  ".join([first, each.source, *each.files.split(), each.command]))
     legend = (
         f"{len(checkpoints)} checkpoints. Addresses are as published; none was tried. Sizes are numbers of parameters, "
         "and the width of an LSTM / of its output. FOLDER has the unpacked files."
     )
-    return "\n\n".join([*paragraphs, title.fill(legend)])
+    return "\n\n".join([*paragraphs, legend])

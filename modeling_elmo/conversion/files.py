@@ -11,10 +11,10 @@ import sys
 import tempfile
 import zipfile
 import zlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from fnmatch import fnmatchcase
-from pathlib import Path, PureWindowsPath
+from pathlib import Path
 from threading import current_thread, main_thread
 from typing import Any
 
@@ -40,82 +40,53 @@ def reading(path: Path) -> Iterator[None]:
         raise ValueError(f"{path} cannot be read ({error}). It is damaged or incomplete; pass another copy.") from error
 
 
-def fetch(reference: str | Path) -> Path:
-    """The local file, folder or archive of a path or of `hf://...`."""
+def fetch(reference: str | Path, scratch: Path) -> Path:
+    """The local file or folder of a path or of `hf://...`. An archive is unpacked to a folder of its name."""
+    path = Path(reference)
     if hub := HUB_REFERENCE.fullmatch(str(reference)):
-        path = download(hub)
-    elif str(reference).startswith("hf://"):
-        raise ValueError(f"{reference} is not a file; pass hf://user/repo/path or hf://user/repo@revision/path.")
-    else:
-        path = Path(reference)
+        try:
+            path = Path(hf_hub_download(hub["repo_id"], hub["filename"], revision=hub["revision"]))
+        except (HfHubHTTPError, LocalEntryNotFoundError) as error:
+            raise FileNotFoundError(f"{reference} cannot be downloaded: {' '.join(str(error).split())}") from error
     if not path.exists():
-        raise FileNotFoundError(f"{path} does not exist; pass a file, a folder, a .zip archive or hf://user/repo/path.")
-    return path
+        raise FileNotFoundError(
+            f"{reference} does not exist; pass a file, a folder, a .zip archive or hf://user/repo[@revision]/path."
+        )
+    if path.is_dir() or path.suffix.lower() != ".zip":
+        return path
+    folder = Path(tempfile.mkdtemp(dir=scratch), path.name)
+    with reading(path), zipfile.ZipFile(path) as archive:
+        archive.extractall(folder)
+    return folder
 
 
-def download(hub: re.Match[str]) -> Path:
-    """The cached file of a match of `HUB_REFERENCE`."""
-    try:
-        return Path(hf_hub_download(hub["repo_id"], hub["filename"], revision=hub["revision"]))
-    except (HfHubHTTPError, LocalEntryNotFoundError) as error:
-        raise FileNotFoundError(f"{hub[0]} cannot be downloaded: {' '.join(str(error).split())}") from error
+def files_in(folder: Path) -> list[Path]:
+    """All files, also in folders below, without the file `._name` that a Mac adds for each."""
+    return sorted(path for path in folder.rglob("*") if path.is_file() and not path.name.startswith("._"))
 
 
-def is_archive(path: Path) -> bool:
-    return path.is_file() and path.suffix.lower() == ".zip"
-
-
-def names_in(place: Path) -> list[str]:
-    """The files of a folder or archive by their paths inside it.
-
-    The files that a Mac adds for each file (`._name`, in archives below `__MACOSX`) are left out.
-    """
-    if place.is_dir():
-        names = [str(path.relative_to(place)) for path in place.rglob("*") if path.is_file()]
-    else:
-        with reading(place), zipfile.ZipFile(place) as archive:
-            names = [name for name in archive.namelist() if not name.endswith("/")]
-    paths = {name: PureWindowsPath(name) for name in names}
-    return [name for name, path in paths.items() if "__MACOSX" not in path.parts and not path.name.startswith("._")]
-
-
-def search(place: Path, patterns: tuple[str, ...]) -> str | None:
-    """The only file of a folder or archive for the first pattern that has any."""
-    names = sorted(names_in(place))
+def search(folder: Path, patterns: tuple[str, ...]) -> Path | None:
+    """The only file for the first pattern that has any."""
     for pattern in patterns:
-        found = [name for name in names if fnmatchcase(PureWindowsPath(name).name, pattern)]
+        found = [path for path in files_in(folder) if fnmatchcase(path.name, pattern)]
         if len(found) > 1:
-            advice = "Pass the path of one of them." if place.is_dir() else "Unpack the archive and pass one of them."
-            raise ValueError(f"{place}: several files match {pattern}: {', '.join(first_of(found))}. {advice}")
+            names = first_of([path.relative_to(folder).as_posix() for path in found])
+            raise ValueError(f"{folder}: several files match {pattern}: {', '.join(names)}. Pass the path of one.")
         if found:
             return found[0]
     return None
 
 
-def member(place: Path, name: str, scratch: Path) -> Path:
-    """The local copy of a file of a folder or archive."""
-    if name not in (names := names_in(place)):
-        raise FileNotFoundError(
-            f"{place} has no {name}, but {', '.join(first_of(sorted(names)))}; copy the missing file, too."
-        )
-    if not is_archive(place):
-        return place / name
-    with reading(place), zipfile.ZipFile(place) as archive:
-        return Path(archive.extract(name, tempfile.mkdtemp(dir=scratch)))
-
-
 def find(reference: str | Path, patterns: tuple[str, ...], scratch: Path) -> Path:
     """The local, uncompressed file of a reference to a file, or to a folder or archive with the file."""
-    path = fetch(reference)
-    if path.is_dir() or is_archive(path):
-        name = search(path, patterns)
-        if name is None:
+    path = fetch(reference, scratch)
+    if path.is_dir():
+        found = search(path, patterns)
+        if found is None:
             raise FileNotFoundError(f"{reference} has no file {' or '.join(patterns)}; pass the path of the file.")
-        path = member(path, name, scratch)
-    return decompress(path, scratch) if path.suffix == ".gz" else path
-
-
-def decompress(path: Path, scratch: Path) -> Path:
+        path = found
+    if path.suffix != ".gz":
+        return path
     plain = Path(tempfile.mkdtemp(dir=scratch), path.stem)
     with reading(path), gzip.open(path) as packed, plain.open("wb") as file:
         shutil.copyfileobj(packed, file)
@@ -179,21 +150,14 @@ def read_arrays(path: Path) -> dict[str, Tensor]:
         ValueError: the values of an array are not finite float32 numbers, or not in this file. HDF5 reads zeros for
             what was never written.
     """
-    h5py = import_h5py()
-    if not h5py.is_hdf5(path):
-        raise ValueError(f"{path} is not an HDF5 file; pass the weights that dump_weights of bilm-tf wrote.")
-    found, arrays = {}, {}
+    import h5py
+
+    found: dict[str, Any] = {}
     with reading(path), h5py.File(path, "r") as file:
         file.visititems(lambda name, item: found.update({name: item}) if isinstance(item, h5py.Dataset) else None)
-        problems = {name: problem for name, item in found.items() if (problem := _problem(item))}
-        if not problems:
-            arrays = {name: torch.as_tensor(item[()]) for name, item in found.items()}
-    if problems:
-        listed = ", ".join(first_of([f"{name} ({problem})" for name, problem in problems.items()]))
-        raise ValueError(
-            f"{path} must have float32 arrays only, for an exact export, all of them uncompressed and in this file; "
-            f"got {listed}. Pass the weights that dump_weights of bilm-tf wrote."
-        )
+        if problems := [f"{name} ({problem})" for name, item in found.items() if (problem := _problem(item))]:
+            raise ValueError(f"all arrays must be float32 and uncompressed; got {', '.join(first_of(problems))}")
+        arrays = {name: torch.as_tensor(item[()]) for name, item in found.items()}
     check_finite(arrays, path)
     return arrays
 
@@ -216,11 +180,6 @@ def check_finite(arrays: dict[str, Tensor], path: Path):
         raise ValueError(f"{path} has NaN or infinite values in {', '.join(first_of(wrong))}; pass another copy.")
 
 
-def num_equal(arrays: Mapping[str, Tensor], others: Mapping[str, Tensor]) -> int:
-    """The number of arrays that are bit for bit among the others, under the same name."""
-    return sum(name in others and torch.equal(arrays[name], others[name]) for name in arrays)
-
-
 def check_shapes(arrays: dict[str, Tensor], required: dict[str, Tensor], weights: Path, options: str | Path):
     found, expected = ({name: tuple(array.shape) for name, array in each.items()} for each in (arrays, required))
     problems = [
@@ -234,17 +193,11 @@ def check_shapes(arrays: dict[str, Tensor], required: dict[str, Tensor], weights
 
 
 def write_arrays(arrays: dict[str, Tensor], path: Path):
-    with import_h5py().File(path, "w") as file:
+    import h5py
+
+    with h5py.File(path, "w") as file:
         for name, array in arrays.items():
             file.create_dataset(name, data=array.numpy())
-
-
-def import_h5py():
-    try:
-        import h5py
-    except ImportError as error:
-        raise ImportError("HDF5 files need h5py: pip install 'modeling-elmo[convert]'") from error
-    return h5py
 
 
 def read_json_object(path: Path, name: str = "options.json") -> dict[str, Any]:

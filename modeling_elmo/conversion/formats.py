@@ -7,7 +7,7 @@ original array with ours; `from_original` and `to_original` apply the rows.
 import re
 import tempfile
 from collections.abc import Callable, Collection
-from dataclasses import MISSING, asdict, dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
@@ -23,6 +23,10 @@ from modeling_elmo.tokenization.tokenization_elmo import ELMoTokenizer
 
 REQUIRED = object()  # default of an option that has none
 OptionTable = dict[str, tuple[str, Any]]  # path of an option: field of ELMoConfig, default
+ConversionRecord = dict[
+    str, Any
+]  # saved with the model: facts that an exact export needs and the configuration does not have
+Loaded = tuple[ELMoPreTrainedModel, ELMoTokenizer, ConversionRecord]
 
 
 @dataclass
@@ -37,10 +41,15 @@ class Checkpoint:
 
     @classmethod
     def find(cls, scratch: Path, weights: str | Path) -> Any:
-        """The checkpoint of a reference; files of an archive are unpacked to `scratch`."""
+        """The checkpoint of a reference; archives are unpacked to `scratch`."""
         raise NotImplementedError
 
-    def load(self, pre_tokenization: str) -> tuple[ELMoPreTrainedModel, ELMoTokenizer, Any]:
+    @property
+    def paths(self) -> list[Path]:
+        values = (value if isinstance(value, list) else [value] for value in vars(self).values())
+        return [path for some in values for path in some if isinstance(path, Path)]
+
+    def load(self, pre_tokenization: str) -> Loaded:
         """The model, its tokenizer and the record for an export."""
         raise NotImplementedError
 
@@ -56,12 +65,7 @@ class Checkpoint:
         model, tokenizer, record = self.load(pre_tokenization or self.pre_tokenization)
         model.save_pretrained(folder)
         tokenizer.save_pretrained(folder)
-        files.write_json_object(asdict(record), folder / self.record_file)
-
-    @property
-    def paths(self) -> list[Path]:
-        values = (value if isinstance(value, list) else [value] for value in vars(self).values())
-        return [path for some in values for path in some if isinstance(path, Path)]
+        files.write_json_object(record, folder / self.record_file)
 
 
 def convert_checkpoint(
@@ -87,18 +91,10 @@ def convert_checkpoint(
     return output_dir
 
 
-def config_for_export(model_dir: str | Path) -> ELMoConfig:
+def load_for_export(model_class: type[ELMoPreTrainedModel], model_dir: str | Path) -> ELMoPreTrainedModel:
+    """A model in float32, without what the original formats have no place for."""
     if Path(model_dir).is_dir() and not Path(model_dir, "config.json").is_file():  # transformers would take defaults
         raise FileNotFoundError(f"{model_dir} has no config.json; pass a folder that save_pretrained wrote.")
-    return ELMoConfig.from_pretrained(model_dir)
-
-
-def load_for_export(model_class: type[ELMoPreTrainedModel], model_dir: str | Path) -> ELMoPreTrainedModel:
-    """A model in float32, without what the original formats have no place for.
-
-    Raises:
-        ValueError: the model is quantized.
-    """
     model = model_class.from_pretrained(model_dir, dtype=torch.float32)
     if model._is_int8():
         raise ValueError(
@@ -134,15 +130,16 @@ class Key(NamedTuple):
 ONE_LAYER_SPELLING = ("/MultiRNNCell/Cell0/", "/")
 
 
-def keys_of(parameters: Collection[str], record: Any, table: tuple[Key, ...]) -> list[tuple[str, Key]]:
+def keys_of(parameters: Collection[str], record: ConversionRecord, table: tuple[Key, ...]) -> list[tuple[str, Key]]:
     """The original name and the numbered row of the `table` of every array of a model with these parameters."""
-    parameters = set(parameters) - ({"softmax.weight"} if record.is_tied else set())
+    is_tied = option_at(record, "options.share_embedding_softmax")  # the one table is stored as `embedding`
+    parameters = set(parameters) - ({"softmax.weight"} if is_tied else set())
     numbers = {0} | {int(number) for name in parameters for number in re.findall(r"\.(\d+)\.", name)}
     numbered = dict.fromkeys(key.numbered(i) for key in table for i in sorted(numbers))
     keys = [key for key in numbered if key.ours[0] in parameters]
     if unknown := parameters.difference(*(key.ours for key in keys)):
         raise ValueError(f"The original format has no array for {', '.join(sorted(unknown))}.")
-    spelling = ONE_LAYER_SPELLING if record.one_layer_spelling else ("", "")
+    spelling = ONE_LAYER_SPELLING if record.get("one_layer_spelling") else ("", "")
     return [(key.original.replace(*spelling), key) for key in keys if key.original is not None]
 
 
@@ -150,7 +147,7 @@ def load_arrays(
     model_class: type[ELMoPreTrainedModel],
     config: ELMoConfig,
     arrays: dict[str, Tensor],
-    record: Any,
+    record: ConversionRecord,
     table: tuple[Key, ...],
     weights: Path,
     options: str | Path,
@@ -171,7 +168,7 @@ def load_arrays(
 
 
 def from_original(
-    arrays: dict[str, Tensor], state: dict[str, Tensor], record: Any, table: tuple[Key, ...]
+    arrays: dict[str, Tensor], state: dict[str, Tensor], record: ConversionRecord, table: tuple[Key, ...]
 ) -> dict[str, Tensor]:
     """A copy of a model's `state` with the values of the original `arrays`, which is empty then."""
     names = {name.removeprefix("elmo."): name for name in state}
@@ -185,7 +182,7 @@ def from_original(
     return loaded
 
 
-def to_original(state: dict[str, Tensor], record: Any, table: tuple[Key, ...]) -> dict[str, Tensor]:
+def to_original(state: dict[str, Tensor], record: ConversionRecord, table: tuple[Key, ...]) -> dict[str, Tensor]:
     """The original arrays of a model's `state`."""
     state = {name.removeprefix("elmo."): tensor for name, tensor in state.items()}
     arrays = {}
@@ -195,40 +192,27 @@ def to_original(state: dict[str, Tensor], record: Any, table: tuple[Key, ...]) -
     return arrays
 
 
-def word_rows(record: Any, num_words: int) -> Tensor:
+def word_rows(record: ConversionRecord, num_words: int) -> Tensor:
     """The original row of each of our words: `<S>`, `</S>`, `<UNK>`, then the others in the order of the file.
 
     Shape:
         (num_words,)
     """
-    first = record.special_rows or [0, 1, 2]
+    first = record.get("special_rows") or [0, 1, 2]
     return torch.tensor([*first, *(row for row in range(num_words) if row not in first)])
 
 
-def read_conversion_record(model_dir: str | Path, record_file: str, record_class: Any, num_words: int) -> Any:
-    """The record of a conversion, for a vocabulary of `num_words` words; `None` for a model that was not converted."""
-    file = cached_file(model_dir, record_file, _raise_exceptions_for_missing_entries=False)
+def read_conversion_record(model_dir: str | Path, name: str, section: str, num_words: int) -> ConversionRecord:
+    """The record of a conversion, for a vocabulary of `num_words`; empty for a model that was not converted."""
+    file = cached_file(model_dir, name, _raise_exceptions_for_missing_entries=False)
     if file is None:
-        return None
-    content = files.read_json_object(Path(file), record_file)
-    sections = [item.name for item in fields(record_class) if item.default is MISSING]
-    rows = content.get("special_rows")
-    if (
-        not content.keys() <= {item.name for item in fields(record_class)}
-        or not all(isinstance(content.get(name), dict) for name in sections)
-        or not (rows is None or len(rows) == len({*rows} & {*range(num_words)}) == 3)
-    ):
+        return {}
+    record = files.read_json_object(Path(file), name)
+    rows = record.get("special_rows")
+    has_rows = rows is None or len(rows) == len({*rows} & {*range(num_words)}) == 3
+    if not (has_rows and isinstance(record.get(section), dict)):
         raise ValueError(f"{file} is no record of this model; delete it to export the model with its config.json.")
-    return record_class(**content)
-
-
-def check_recorded(recorded: ELMoConfig, config: ELMoConfig, table: OptionTable, record_file: str):
-    names = [field for field, _ in table.values()]
-    if changed := [name for name in names if getattr(recorded, name) != getattr(config, name)]:
-        raise ValueError(
-            f"{record_file} and config.json differ in {', '.join(changed)}; delete {record_file} to export the model "
-            "with its config.json."
-        )
+    return record
 
 
 def read_options(options: dict[str, Any], table: OptionTable, source: str, **others) -> ELMoConfig:
@@ -249,13 +233,16 @@ def option_at(options: Any, path: str) -> Any:
     return options
 
 
-def write_options(config: ELMoConfig, table: OptionTable) -> dict[str, Any]:
-    """The inverse of [`read_options`]."""
-    options: dict[str, Any] = {}
-    for path, (field, _) in table.items():
+def write_options(config: ELMoConfig, table: OptionTable, recorded: dict[str, Any] | None = None) -> dict[str, Any]:
+    """The inverse of [`read_options`]. Recorded options stay where they still say what the configuration has."""
+    options = recorded or {}
+    for path, (field, default) in table.items():
+        value, found = getattr(config, field), option_at(options, path)
+        if value in (found, found or (default if recorded else None)):
+            continue
         *sections, name = path.split(".")
         section = options
         for key in sections:
             section = section.setdefault(key, {})
-        section[name] = getattr(config, field)
+        section[name] = value
     return options

@@ -4,39 +4,18 @@
 """
 
 import pickle
-import re
 import struct
-from collections.abc import Iterable
 from dataclasses import dataclass
-from glob import escape
 from pathlib import Path, PureWindowsPath
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from modeling_elmo.configuration_elmo import ELMoConfig
-from modeling_elmo.conversion import files
-from modeling_elmo.conversion.formats import (
-    REQUIRED,
-    SAME,
-    ZERO_ROW,
-    Checkpoint,
-    Key,
-    OptionTable,
-    Transform,
-    check_recorded,
-    config_for_export,
-    load_arrays,
-    load_for_export,
-    option_at,
-    read_conversion_record,
-    read_options,
-    to_original,
-    word_rows,
-    write_options,
-)
-from modeling_elmo.modeling_elmo import ELMoModel, ELMoPreTrainedModel
+from modeling_elmo.conversion import files, formats
+from modeling_elmo.conversion.formats import REQUIRED, SAME, ZERO_ROW, Checkpoint, ConversionRecord, Key, Transform
+from modeling_elmo.modeling_elmo import ELMoModel
 from modeling_elmo.tokenization.elmo_characters import SPECIAL_WORDS
 from modeling_elmo.tokenization.tokenization_elmo import DISGUISE, ELMoTokenizer
 
@@ -45,9 +24,6 @@ PICKLES = {"encoder": "encoder.pkl", "token_embedder": "token_embedder.pkl"}  # 
 IDEOGRAPHIC_SPACE = "\u3000"
 # The two architecture files that the original package ships have the same content.
 SHIPPED_FILES = ("cnn_50_100_512_4096_sample.json", "cnn_0_100_512_4096_sample.json")
-
-# What torch raises for damaged files, beside `files.DAMAGE`
-DAMAGED_PICKLE = (pickle.PickleError, struct.error, AttributeError, AssertionError, MemoryError)
 
 
 def _swapped_gates(blocks: Tensor) -> Tensor:
@@ -97,7 +73,7 @@ MANYLANGS_KEYS = (
     Key(("scalar_mix.gamma",), None),
 )
 
-MANYLANGS_OPTIONS: OptionTable = {
+MANYLANGS_OPTIONS: formats.OptionTable = {
     # option of the architecture file: (field of ELMoConfig, default)
     "encoder.projection_dim": ("projection_size", REQUIRED),
     "encoder.cell_clip": ("cell_clip", None),
@@ -113,7 +89,6 @@ MANYLANGS_OPTIONS: OptionTable = {
     "dropout": ("dropout", 0.1),
 }
 NAMES = {"encoder.name": "elmo", "token_embedder.name": "cnn"}  # the kinds of network that the releases have
-CLIPS = {"encoder.cell_clip": "cell_clip", "encoder.proj_clip": "projection_clip"}  # 0 is no clip
 
 SHIPPED_ARCHITECTURE = {
     "encoder": {"name": "elmo", "projection_dim": 512, "cell_clip": 3, "proj_clip": 3, "dim": 4096, "n_layers": 2},
@@ -134,17 +109,7 @@ WORD_MARKERS = ("<bos>", "<eos>", "<oov>")  # in the order of <S>, </S>, <UNK>
 SWAPPED = {"begin_of_word": "<eow>", "end_of_word": "<bow>"}  # as the original has them
 CHARACTER_MARKERS = (*WORD_MARKERS, "<pad>", *SWAPPED.values())
 
-# Saved with the model: facts that an exact export needs and the configuration does not have.
 MANYLANGS_RECORD_FILE = "original_manylangs.json"
-
-
-@dataclass
-class ManyLangsRecord:
-    architecture: dict[str, Any]
-    config: dict[str, Any]
-    special_rows: list[int] | None = None  # ids of <bos>, <eos>, <oov> in word.dic, if there is one
-    one_layer_spelling: ClassVar[bool] = False
-    is_tied: ClassVar[bool] = False
 
 
 @dataclass
@@ -155,81 +120,60 @@ class ManyLangsCheckpoint(Checkpoint):
     record_file = MANYLANGS_RECORD_FILE
     pre_tokenization = "whitespace"
 
-    place: str  # in errors
-    pickles: list[Path]
-    config: Path | None
-    architecture: Path | None  # `None` for the architecture that the original ships
-    characters: Path | None
-    words: Path | None
+    folder: Path
+    record: ConversionRecord  # without the rows of special words
+    source: str  # of the architecture, in errors
 
     @classmethod
     def find(cls, scratch: Path, weights: str | Path, architecture: str | Path | None = None) -> "ManyLangsCheckpoint":
-        place = files.fetch(weights)
-        if not (place.is_dir() or files.is_archive(place)):
-            raise ValueError(f"{weights} is a single file; pass the folder or archive of the checkpoint.")
-
-        def local(name: str) -> Path | None:
-            if place.is_dir() and (place / name).is_file():  # whatever is in folders below
-                return place / name
-            found = files.search(place, (escape(name),))
-            return files.member(place, found, scratch) if found else None
-
-        pickles = {name: local(name) for name in PICKLES.values()}
-        config = local(CONFIG)
-        needed = pickles if architecture else {**pickles, CONFIG: config}
-        if missing := [name for name, path in needed.items() if path is None]:
-            usual = ", ".join([*PICKLES.values(), CONFIG, CHARACTERS, WORDS])
+        folder = files.fetch(weights, scratch)
+        if not (folder / PICKLES["encoder"]).is_file():  # else another checkpoint may be in a folder below
+            folder = files.find(folder, (PICKLES["encoder"],), scratch).parent
+        config = files.read_json_object(folder / CONFIG, CONFIG) if (folder / CONFIG).is_file() else {}
+        path = files.find(architecture, ("*.json",), scratch) if architecture else folder / architecture_name(config)
+        if path.is_file():
+            described, source = files.read_json_object(path, "architecture file"), str(path)
+        elif path.name in SHIPPED_FILES:
+            described, source = SHIPPED_ARCHITECTURE, f"the shipped {path.name}"
+        else:
             raise FileNotFoundError(
-                f"{place} has no {', '.join(missing)}; {cls.name} has {usual}. Pass a complete copy."
+                f"{folder} has no {CONFIG} that names an architecture file beside it, or one of the two that the "
+                f"original ships, {' and '.join(SHIPPED_FILES)}; pass the file (`--architecture`)."
             )
-        name = architecture_name(files.read_json_object(config, CONFIG)) if config else ""
-        described = files.find(architecture, ("*.json",), scratch) if architecture else local(name)
-        if described is None and name not in SHIPPED_FILES:
-            raise FileNotFoundError(
-                f"{CONFIG} of {place} names the architecture file {name!r}, which is not beside it, and not one of "
-                f"the two that the original ships, {' and '.join(SHIPPED_FILES)}; pass it (`--architecture`)."
-            )
-        paths = [path for path in pickles.values() if path is not None]
-        return cls(str(place), paths, config, described, local(CHARACTERS), local(WORDS))
+        config["config_path"] = "architecture.json" if path.name == CONFIG else path.name
+        return cls(folder, {"architecture": described, "config": config}, source)
 
-    def load(self, pre_tokenization: str) -> tuple[ELMoPreTrainedModel, ELMoTokenizer, ManyLangsRecord]:
-        record, source = self.describe()
-        lexicons = []
-        for path, name, option, markers in (
-            (self.characters, CHARACTERS, "char_dim", CHARACTER_MARKERS),
-            (self.words, WORDS, "word_dim", (*WORD_MARKERS, "<pad>")),
-        ):
-            has_vectors = option_at(record.architecture, f"token_embedder.{option}")
-            lexicons.append(lexicon_of(self.place, path, name, markers) if has_vectors else {})
-        characters, words = lexicons
-        record.special_rows = [words[word] for word in WORD_MARKERS] if words else None
-        config = architecture_to_config(record.architecture, len(characters), len(words), source)
-        described = f"{source} with {len(characters)} entries in {CHARACTERS} and {len(words)} in {WORDS}"
-        arrays = self.arrays()
-        model = load_arrays(ELMoModel, config, arrays, record, MANYLANGS_KEYS, Path(self.place), described)
+    @property
+    def paths(self) -> list[Path]:
+        beside = [self.folder / name for name in (*PICKLES.values(), CONFIG, CHARACTERS, WORDS)]
+        return [path for path in (*beside, Path(self.source)) if path.is_file()]
+
+    def load(self, pre_tokenization: str) -> formats.Loaded:
+        embedder = self.record["architecture"].get("token_embedder")
+        characters, words = (
+            read_lexicon(self.folder / name, markers) if formats.option_at(embedder, width) else {}
+            for name, markers, width in (
+                (CHARACTERS, CHARACTER_MARKERS, "char_dim"),
+                (WORDS, (*WORD_MARKERS, "<pad>"), "word_dim"),
+            )
+        )
+        record = {**self.record, "special_rows": [words[word] for word in WORD_MARKERS] if words else None}
+        config = architecture_to_config(record["architecture"], len(characters), len(words), self.source)
+        described = f"{self.source} with {len(characters)} entries in {CHARACTERS} and {len(words)} in {WORDS}"
+        model = formats.load_arrays(ELMoModel, config, self.arrays(), record, MANYLANGS_KEYS, self.folder, described)
         return model, build_tokenizer(config, characters, words, record, pre_tokenization), record
 
     def arrays(self) -> dict[str, Tensor]:
         """`encoder.` or `token_embedder.` before the names of their files."""
         return {
             f"{part}.{name}": array
-            for part, path in zip(PICKLES, self.pickles, strict=True)
-            for name, array in read_pickle(path).items()
+            for part, file in PICKLES.items()
+            for name, array in read_pickle(self.folder / file).items()
         }
 
     @staticmethod
     def arrays_of_export(folder: Path, scratch: Path) -> dict[str, Tensor]:
         return ManyLangsCheckpoint.find(scratch, export_manylangs_checkpoint(folder, scratch / "back")).arrays()
-
-    def describe(self) -> tuple[ManyLangsRecord, str]:
-        """The record without `special_rows`, and the name of the architecture in errors."""
-        config = files.read_json_object(self.config, CONFIG) if self.config else {}
-        name = self.architecture.name if self.architecture else architecture_name(config)
-        config["config_path"] = "architecture.json" if name == CONFIG else name
-        if self.architecture is None:
-            return ManyLangsRecord(SHIPPED_ARCHITECTURE, config), f"the shipped {name}"
-        architecture = files.read_json_object(self.architecture, "architecture file")
-        return ManyLangsRecord(architecture, config), str(self.architecture)
 
 
 def export_manylangs_checkpoint(model_dir: str | Path, output_dir: str | Path) -> Path:
@@ -241,15 +185,15 @@ def export_manylangs_checkpoint(model_dir: str | Path, output_dir: str | Path) -
     """
     output_dir = Path(output_dir)
     files.check_empty(output_dir)
-    config, tokenizer = config_for_export(model_dir), ELMoTokenizer.from_pretrained(model_dir)
+    model, tokenizer = formats.load_for_export(ELMoModel, model_dir), ELMoTokenizer.from_pretrained(model_dir)
+    config = model.config
     check_manylangs_expressible(config, tokenizer)
     record = read_manylangs_record(model_dir, config)
-    model = load_for_export(ELMoModel, model_dir)
-    arrays = to_original(model.state_dict(), record, MANYLANGS_KEYS)
+    arrays = formats.to_original(model.state_dict(), record, MANYLANGS_KEYS)
     with files.staged(output_dir) as folder:
         folder.mkdir()
-        files.write_json_object(record.config, folder / CONFIG)
-        files.write_json_object(record.architecture, folder / architecture_name(record.config))
+        files.write_json_object(record["config"], folder / CONFIG)
+        files.write_json_object(record["architecture"], folder / architecture_name(record["config"]))
         for part, file in PICKLES.items():
             own = {
                 name[len(part) + 1 :]: array.clone() for name, array in arrays.items() if name.startswith(f"{part}.")
@@ -266,14 +210,15 @@ def architecture_to_config(
     architecture: dict[str, Any], num_characters: int, num_words: int, source: str = "the architecture file"
 ) -> ELMoConfig:
     """The configuration for an architecture, read from `source`, and dictionaries with these numbers of entries."""
-    names = {path: option_at(architecture, path) for path in NAMES}
+    names = {path: formats.option_at(architecture, path) for path in NAMES}
     if wrong := {path: names[path] for path, name in NAMES.items() if str(names[path]).lower() != name}:
         raise ValueError(f"{source} has {wrong}; only {NAMES} can be converted, which all releases have.")
-    return read_options(
+    return formats.read_options(
         architecture,
         MANYLANGS_OPTIONS,
         source,
-        **{field: option_at(architecture, path) or None for path, field in CLIPS.items()},
+        cell_clip=formats.option_at(architecture, "encoder.cell_clip") or None,  # 0 is no clip
+        projection_clip=formats.option_at(architecture, "encoder.proj_clip") or None,
         char_vocab_size=num_characters + 1 if num_characters else 0,
         vocab_size=num_words + 1 if num_words else len(SPECIAL_WORDS),
         forget_bias=0.0,
@@ -282,19 +227,11 @@ def architecture_to_config(
     )
 
 
-def config_to_architecture(config: ELMoConfig) -> dict[str, Any]:
-    architecture = write_options(config, MANYLANGS_OPTIONS)
-    architecture["encoder"]["name"], architecture["token_embedder"]["name"] = "elmo", "cnn"
-    if not config.char_vocab_size:
-        architecture["token_embedder"]["char_dim"] = 0
-    return architecture
-
-
 def build_tokenizer(
     config: ELMoConfig,
     characters: dict[str, int],
     words: dict[str, int],
-    record: ManyLangsRecord,
+    record: ConversionRecord,
     pre_tokenization: str,
 ) -> ELMoTokenizer:
     tokenizer = ELMoTokenizer(
@@ -304,24 +241,23 @@ def build_tokenizer(
         pre_tokenization=pre_tokenization,
         literal_markers=True,
         cut_before_lookup=True,
-        begin_of_word=SWAPPED["begin_of_word"],
-        end_of_word=SWAPPED["end_of_word"],
+        **SWAPPED,  # type: ignore[arg-type]
     )
     if not words:
         return tokenizer
     originals = sorted(words, key=words.__getitem__)
     # An ordinary word `<S>` has the form in which the tokenizer looks it up.
-    others = (tokenizer.disguised(originals[row]) for row in word_rows(record, len(words))[3:].tolist())
+    others = (tokenizer.disguised(originals[row]) for row in formats.word_rows(record, len(words))[3:].tolist())
     vocabulary = [*SPECIAL_WORDS, *others]
     return tokenizer.with_vocabulary({word: index for index, word in enumerate(vocabulary)})  # type: ignore[arg-type]
 
 
-def manylangs_words(tokenizer: ELMoTokenizer, record: ManyLangsRecord) -> dict[str, int]:
+def manylangs_words(tokenizer: ELMoTokenizer, record: ConversionRecord) -> dict[str, int]:
     """The entries of word.dic."""
     ids = tokenizer.get_vocab()
     ours = [word.replace(DISGUISE, "<") for word in sorted(ids, key=ids.__getitem__)[len(SPECIAL_WORDS) :]]
     words = [*WORD_MARKERS, *ours]
-    return {words[i]: row for row, i in enumerate(word_rows(record, len(words)).argsort().tolist())}
+    return {words[i]: row for row, i in enumerate(formats.word_rows(record, len(words)).argsort().tolist())}
 
 
 def check_manylangs_expressible(config: ELMoConfig, tokenizer: ELMoTokenizer):
@@ -341,19 +277,19 @@ def check_manylangs_expressible(config: ELMoConfig, tokenizer: ELMoTokenizer):
         raise ValueError(f"The format of ELMoForManyLangs does not support {' and '.join(found)}.")
 
 
-def read_manylangs_record(model_dir: str | Path, config: ELMoConfig) -> ManyLangsRecord:
-    """The record of the conversion or, for a model that was not converted, one made from its configuration."""
-    record = read_conversion_record(model_dir, MANYLANGS_RECORD_FILE, ManyLangsRecord, config.vocab_size - 1)
-    if record is None:
-        name = f"cnn_{config.projection_size}_{config.lstm_hidden_size}.json"
-        # The original writes <oov>, <bos>, <eos> first.
-        return ManyLangsRecord(config_to_architecture(config), {"config_path": name}, [1, 2, 0])
-    num_words = config.vocab_size - 1 if config.word_embedding_size else 0
-    recorded = architecture_to_config(
-        record.architecture, max(config.char_vocab_size - 1, 0), num_words, MANYLANGS_RECORD_FILE
-    )
-    check_recorded(recorded, config, MANYLANGS_OPTIONS, MANYLANGS_RECORD_FILE)
-    return record
+def read_manylangs_record(model_dir: str | Path, config: ELMoConfig) -> ConversionRecord:
+    """The record of the conversion, if there was one, with an architecture for the configuration of today."""
+    record = formats.read_conversion_record(model_dir, MANYLANGS_RECORD_FILE, "architecture", config.vocab_size - 1)
+    architecture = formats.write_options(config, MANYLANGS_OPTIONS, record.get("architecture"))
+    if not record:
+        architecture["encoder"]["name"], architecture["token_embedder"]["name"] = "elmo", "cnn"
+    if not config.char_vocab_size:
+        architecture["token_embedder"]["char_dim"] = 0
+    defaults = {
+        "config": {"config_path": f"cnn_{config.projection_size}_{config.lstm_hidden_size}.json"},
+        "special_rows": [1, 2, 0],  # the original writes <oov>, <bos>, <eos> first
+    }
+    return {**defaults, **record, "architecture": architecture}
 
 
 def architecture_name(config: dict[str, Any]) -> str:
@@ -361,17 +297,7 @@ def architecture_name(config: dict[str, Any]) -> str:
     return PureWindowsPath(str(config.get("config_path"))).name
 
 
-def lexicon_of(place: str, path: Path | None, name: str, required: Iterable[str]) -> dict[str, int]:
-    """The entries of a dictionary file with their ids."""
-    if path is None:
-        raise FileNotFoundError(f"{place} has no {name}, which its architecture needs; pass a complete copy.")
-    lexicon = read_lexicon(path)
-    if missing := [entry for entry in required if entry not in lexicon]:
-        raise ValueError(f"{path} lacks the entries {', '.join(missing)}; pass another copy.")
-    return lexicon
-
-
-def read_lexicon(path: Path) -> dict[str, int]:
+def read_lexicon(path: Path, required: tuple[str, ...] = ()) -> dict[str, int]:
     """Reads lines `entry<TAB>id` as the original does: white space around a line is removed, so that an entry of
     nothing else is gone and stands for U+3000."""
     try:
@@ -386,26 +312,25 @@ def read_lexicon(path: Path) -> dict[str, int]:
                 f"{path}, line {number}: {line[:80]!r} is not an entry, a tab and an id; pass another copy."
             )
         lexicon["".join(entry) or IDEOGRAPHIC_SPACE] = int(index)
-    if sorted(lexicon.values()) != [*range(len(lexicon))]:
+    missing = [entry for entry in required if entry not in lexicon]
+    if missing or sorted(lexicon.values()) != [*range(len(lexicon))]:
         raise ValueError(
             f"{path}: its {len(lexicon)} different entries must have the ids 0 to {len(lexicon) - 1}, each once "
-            f"(entries of nothing but white space are the same entry); pass another copy."
+            f"(entries of nothing but white space are the same entry), and include {' '.join(missing or required)}; "
+            "pass another copy."
         )
     return lexicon
 
 
 def write_lexicon(lexicon: dict[str, int], path: Path):
     entries = sorted(lexicon, key=lexicon.__getitem__)
+    held = {
+        IDEOGRAPHIC_SPACE,
+        *(entry for entry in entries if entry.lstrip().replace("\t", "\n").splitlines() == [entry]),
+    }
+    if wrong := [repr(entry) for entry in entries if entry not in held]:
+        raise ValueError(f"A line of {path.name} cannot hold the entries {files.first_of(wrong)}; remove them.")
     path.write_text("".join(f"{entry}\t{lexicon[entry]}\n" for entry in entries), encoding="utf-8", newline="\n")
-    try:
-        changed = read_lexicon(path) != lexicon
-    except ValueError as error:
-        raise ValueError(f"{path.name} has one entry per line, which does not hold this vocabulary: {error}") from error
-    if changed:
-        wrong = [entry for entry in entries if entry.strip() != entry and entry != IDEOGRAPHIC_SPACE]
-        raise ValueError(
-            f"{path.name} does not hold the entries {files.first_of(list(map(repr, wrong)))}; remove them."
-        )
 
 
 def read_pickle(path: Path) -> dict[str, Tensor]:
@@ -414,22 +339,22 @@ def read_pickle(path: Path) -> dict[str, Tensor]:
     Raises:
         ValueError: the file has anything but finite float32 tensors by name.
     """
-    try:
-        content = torch.load(path, map_location="cpu", weights_only=True)
-    except (*files.DAMAGE, *DAMAGED_PICKLE) as error:
-        foreign = re.search(r"GLOBAL (\S+)", str(error))
-        reason = f"it asks for {foreign[1]}, which is no tensor" if foreign else " ".join(str(error).split())[:200]
-        raise ValueError(f"{path} is refused ({reason}); pass the original file.") from error
-    kinds = {name: _kind(array) for name, array in content.items()} if isinstance(content, dict) else {"": "no dict"}
-    if wrong := [f"{str(name)[:80]} ({kind})" for name, kind in kinds.items() if kind]:
-        raise ValueError(f"{path} must have float32 tensors by name; got {', '.join(files.first_of(wrong))}.")
-    files.check_finite(content, path)
-    return content
+    damage = (*files.DAMAGE, pickle.PickleError, struct.error, AttributeError, AssertionError, MemoryError)
+    with path.open("rb") as file:
+        try:
+            content = torch.load(file, map_location="cpu", weights_only=True)
+        except damage as error:  # whose message advises to run the code in the file
+            raise ValueError(
+                f"{path} is refused: it is damaged, or holds more than tensors. Pass another file."
+            ) from error
+    arrays = content if isinstance(content, dict) else {type(content).__name__: content}
+    if wrong := [f"{name!s:.80}" for name, array in arrays.items() if not _is_float32(array)]:
+        raise ValueError(
+            f"{path} must have dense float32 tensors by name; got others: {', '.join(files.first_of(wrong))}."
+        )
+    files.check_finite(arrays, path)
+    return arrays
 
 
-def _kind(array: Any) -> str | None:
-    """Why an object is not an array of a checkpoint."""
-    if not isinstance(array, Tensor):
-        return type(array).__name__
-    is_plain = array.layout == torch.strided and array.dtype == torch.float32
-    return None if is_plain else f"{array.dtype}, {array.layout}"
+def _is_float32(array: Any) -> bool:
+    return isinstance(array, Tensor) and array.layout == torch.strided and array.dtype == torch.float32

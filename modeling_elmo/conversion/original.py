@@ -14,26 +14,9 @@ import torch
 from torch import Tensor
 
 from modeling_elmo.configuration_elmo import ELMoConfig
-from modeling_elmo.conversion import files
-from modeling_elmo.conversion.formats import (
-    REQUIRED,
-    ZERO_ROW,
-    Checkpoint,
-    Key,
-    OptionTable,
-    Transform,
-    check_recorded,
-    config_for_export,
-    load_arrays,
-    load_for_export,
-    option_at,
-    read_conversion_record,
-    read_options,
-    to_original,
-    word_rows,
-    write_options,
-)
-from modeling_elmo.modeling_elmo import ELMoForPreTraining, ELMoModel, ELMoPreTrainedModel
+from modeling_elmo.conversion import files, formats
+from modeling_elmo.conversion.formats import REQUIRED, ZERO_ROW, Checkpoint, ConversionRecord, Key, Loaded, Transform
+from modeling_elmo.modeling_elmo import ELMoForPreTraining, ELMoModel
 from modeling_elmo.tokenization.elmo_characters import (
     MAX_TERM_WORD,
     PAD_WORD,
@@ -78,22 +61,18 @@ KEYS = (
     Key(("token_projection.weight",), "CNN_proj/W_proj", TRANSPOSED),
     Key(("token_projection.bias",), "CNN_proj/b_proj"),
     Key(("word_embeddings.weight",), "embedding", ZERO_ROW, by_word=True),
-    # biLM, forward: RNN_0
-    Key(
-        ("forward_lstm.layers.{i}.input_linear.weight", "forward_lstm.layers.{i}.state_linear.weight"),
-        "RNN_0/RNN/MultiRNNCell/Cell{i}/LSTMCell/W_0",
-        KERNEL,
+    *(
+        Key(tuple(f"{way}_lstm.layers.{{i}}.{name}" for name in ours), f"{cell}/{original}", transform)
+        for way, cell in (
+            ("forward", "RNN_0/RNN/MultiRNNCell/Cell{i}/LSTMCell"),
+            ("backward", "RNN_1/RNN/MultiRNNCell/Cell{i}/LSTMCell"),
+        )
+        for ours, original, transform in (
+            (("input_linear.weight", "state_linear.weight"), "W_0", KERNEL),
+            (("input_linear.bias",), "B", GATES),
+            (("projection.weight",), "W_P_0", TRANSPOSED),
+        )
     ),
-    Key(("forward_lstm.layers.{i}.input_linear.bias",), "RNN_0/RNN/MultiRNNCell/Cell{i}/LSTMCell/B", GATES),
-    Key(("forward_lstm.layers.{i}.projection.weight",), "RNN_0/RNN/MultiRNNCell/Cell{i}/LSTMCell/W_P_0", TRANSPOSED),
-    # biLM, backward: RNN_1
-    Key(
-        ("backward_lstm.layers.{i}.input_linear.weight", "backward_lstm.layers.{i}.state_linear.weight"),
-        "RNN_1/RNN/MultiRNNCell/Cell{i}/LSTMCell/W_0",
-        KERNEL,
-    ),
-    Key(("backward_lstm.layers.{i}.input_linear.bias",), "RNN_1/RNN/MultiRNNCell/Cell{i}/LSTMCell/B", GATES),
-    Key(("backward_lstm.layers.{i}.projection.weight",), "RNN_1/RNN/MultiRNNCell/Cell{i}/LSTMCell/W_P_0", TRANSPOSED),
     # language model, in a separate file
     Key(("softmax.weight",), "softmax/W", ZERO_ROW, by_word=True),
     Key(("softmax.bias",), "softmax/b", ZERO_ROW, by_word=True),
@@ -104,7 +83,7 @@ KEYS = (
 
 _FORWARD_ONLY = "This is a forward-only language model; ELMo needs both directions."
 
-OPTIONS: OptionTable = {
+OPTIONS: formats.OptionTable = {
     # option: (field of ELMoConfig, default)
     "lstm.dim": ("lstm_hidden_size", REQUIRED),
     "lstm.projection_dim": ("projection_size", REQUIRED),
@@ -128,27 +107,10 @@ OPTIONS_FILES = ("options.json", "meta.json", "*options*.json")
 VOCABULARY_FILES = ("vocab.txt", "vocab.txt.gz")
 SOFTMAX_FILES = ("*softmax*.hdf5", "*softmax*.h5")
 
-# Saved with the model: facts that an exact export needs and the configuration does not have.
 RECORD_FILE = "original_checkpoint.json"
 
 # In our vocabulary, the name of a row that bilm-tf has but never looks up; see `read_original_vocabulary`.
 UNUSED_ROW = re.compile(r"(?P<line>.*?) ?\[row (?P<row>\d+)\]")
-
-
-@dataclass
-class OriginalRecord:
-    options: dict[str, Any]
-    one_layer_spelling: bool = False
-    special_rows: list[int] | None = None  # rows of <S>, </S>, <UNK> in the vocabulary, if there is one
-    global_step: int | None = None  # of the original training, if the checkpoint tells it
-
-    @property
-    def is_tied(self) -> bool:
-        """Whether softmax and word vectors are one table, which the original then stores as `embedding`."""
-        return bool(self.options.get("share_embedding_softmax"))
-
-
-LoadedOriginal = tuple[ELMoPreTrainedModel, ELMoTokenizer, OriginalRecord]
 
 
 @dataclass
@@ -173,17 +135,14 @@ class OriginalCheckpoint(Checkpoint):
         softmax: str | Path | None = None,
     ) -> "OriginalCheckpoint":
         """A folder or archive of weights may have options and vocabulary too."""
-        local = files.fetch(weights)
-        if local.is_dir() or files.is_archive(local):
-            vocabulary = vocabulary or (local if files.search(local, VOCABULARY_FILES) else None)
-        elif local.name.lower().endswith((".tar", ".tar.gz", ".tgz", ".pkl")):
-            what = "one file of a checkpoint" if local.suffix == ".pkl" else "an archive that is not .zip; unpack it"
-            raise ValueError(f"{weights} is {what}; pass the folder with the checkpoint's files.")
+        place = files.fetch(weights, scratch)
+        if place.is_dir():
+            vocabulary = vocabulary or files.search(place, VOCABULARY_FILES)
         elif options is None:
-            raise ValueError(f"{weights} is a single file; pass its options.json too.")
+            raise ValueError(f"{weights} is a single file; pass its options.json too, or the folder with all files.")
         return cls(
-            files.find(local, WEIGHTS_FILES, scratch),
-            files.find(options or local, OPTIONS_FILES, scratch),
+            files.find(place, WEIGHTS_FILES, scratch),
+            files.find(options or place, OPTIONS_FILES, scratch),
             files.find(vocabulary, VOCABULARY_FILES, scratch) if vocabulary else None,
             files.find(softmax, SOFTMAX_FILES, scratch) if softmax else None,
         )
@@ -192,29 +151,35 @@ class OriginalCheckpoint(Checkpoint):
     def has_softmax(self) -> bool:
         return self.softmax is not None
 
-    def load(self, pre_tokenization: str) -> LoadedOriginal:
+    def load(self, pre_tokenization: str) -> Loaded:
         arrays = self.arrays()
         if any(name.startswith("rnn/") for name in arrays):
             raise ValueError(f"{self.weights} has arrays rnn/... {_FORWARD_ONLY}")
         options = files.read_json_object(self.options)
-        record = OriginalRecord(options, any("/RNN/LSTMCell/" in name for name in arrays))
         words, described = self.read_words(arrays, options), str(self.options)
         if words is not None:
-            record.special_rows = [words.index(word) for word in SPECIAL_WORDS[1:]]
             described = f"{self.options} and {self.vocabulary} with {len(words)} words"
+        record: ConversionRecord = {
+            "options": options,
+            "one_layer_spelling": any("/RNN/LSTMCell/" in name for name in arrays),
+            "special_rows": words and [words.index(word) for word in SPECIAL_WORDS[1:]],  # <S>, </S>, <UNK>
+            "global_step": None,  # of the original training, if the checkpoint tells it
+        }
         num_characters, vocab_size = _num_rows(arrays.get("char_embed")), len(words or SPECIAL_WORDS[1:]) + 1
         config = options_to_config(options, num_characters, vocab_size, self.has_softmax, str(self.options))
         model_class = ELMoForPreTraining if self.has_softmax else ELMoModel
-        model = load_arrays(model_class, config, arrays, record, KEYS, self.weights, described)
+        model = formats.load_arrays(model_class, config, arrays, record, KEYS, self.weights, described)
         longest = config.max_word_length
         return model, ELMoTokenizer(vocab=words, max_word_length=longest, pre_tokenization=pre_tokenization), record
 
     def read_words(self, arrays: dict[str, Tensor], options: dict[str, Any]) -> list[str] | None:
         """The words of the rows of arrays; `None` without a vocabulary, if no array needs it."""
         tables = [arrays[name] for name in ("embedding", "softmax/W", "softmax/b") if name in arrays]
-        if self.vocabulary is None and (tables or "char_cnn" not in options):
-            raise ValueError("Word-level models and softmaxes have a row for each word; pass the training vocabulary.")
         if self.vocabulary is None:
+            if tables or not _has_characters(options):
+                raise ValueError(
+                    "Word-level models and softmaxes have a row for each word; pass the training vocabulary."
+                )
             return None
         told = options.get("n_tokens_vocab")
         words = read_original_vocabulary(self.vocabulary, _num_rows(tables[0]) if tables else told)
@@ -250,17 +215,15 @@ def export_original_checkpoint(
         weights, options, vocabulary, softmax: new files. `None` skips a file; after an error none is written.
     """
     new_files = [Path(path) for path in (weights, options, vocabulary, softmax) if path]
-    if existing := [str(path) for path in new_files if path.exists()]:
-        raise FileExistsError(f"{', '.join(existing)} already exists; pass names of new files.")
-    if len({path.resolve() for path in new_files}) < len(new_files):
-        raise ValueError(f"{', '.join(map(str, new_files))}: two files have one name; pass a different name for each.")
-    config = config_for_export(model_dir)
+    if taken := [str(path) for i, path in enumerate(new_files) if path.exists() or path in new_files[:i]]:
+        raise FileExistsError(f"{', '.join(taken)} exists, or is named twice; pass names of new files.")
+    model = formats.load_for_export(ELMoForPreTraining if softmax else ELMoModel, model_dir)
+    config = model.config
     check_expressible(config)
-    record = read_original_record(model_dir, config)
-    model = load_for_export(ELMoForPreTraining if softmax else ELMoModel, model_dir)
-    if softmax and not model.config.has_softmax:
+    if softmax and not config.has_softmax:
         raise ValueError(f"{model_dir} has no softmax; omit `softmax`.")
-    arrays = to_original(model.state_dict(), record, KEYS)
+    record = read_original_record(model_dir, config)
+    arrays = formats.to_original(model.state_dict(), record, KEYS)
     softmax_arrays = {name: arrays.pop(name) for name in list(arrays) if name.startswith("softmax/")}
     words = original_words(model_dir, record) if vocabulary else []
     if vocabulary and len(words) != config.vocab_size - 1:
@@ -270,7 +233,7 @@ def export_original_checkpoint(
         )
     contents: list[tuple[str | Path | None, Callable, Any]] = [
         (weights, files.write_arrays, arrays),
-        (options, files.write_json_object, record.options),
+        (options, files.write_json_object, record["options"]),
         (vocabulary, files.write_words, words),
         (softmax, files.write_arrays, softmax_arrays),
     ]
@@ -284,10 +247,10 @@ def _num_rows(table: Tensor | None) -> int:
     return len(table) if table is not None and table.dim() else 0
 
 
-def original_words(model_dir: str | Path, record: OriginalRecord) -> list[str]:
+def original_words(model_dir: str | Path, record: ConversionRecord) -> list[str]:
     ids = ELMoTokenizer.from_pretrained(model_dir).get_vocab()
     words = sorted(ids, key=ids.__getitem__)[1:]  # the original has no <PAD>
-    rows = [words[i] for i in word_rows(record, len(words)).argsort()]
+    rows = [words[i] for i in formats.word_rows(record, len(words)).argsort()]
     unused = map(UNUSED_ROW.fullmatch, rows)
     return [
         match["line"] if match and int(match["row"]) == row else word
@@ -314,45 +277,32 @@ def options_to_config(
     options: dict[str, Any], num_characters: int, vocab_size: int, has_softmax: bool, source: str = "options.json"
 ) -> ELMoConfig:
     """The configuration for `options`, read from `source`. `num_characters` is the number of rows of `char_embed`."""
-    if options.get("bidirectional") is False:
+    if formats.option_at(options, "bidirectional") is False:
         raise ValueError(f"{source} says `bidirectional: false`. {_FORWARD_ONLY}")
     others = {"vocab_size": vocab_size, "has_softmax": has_softmax}
-    if "char_cnn" in options:
-        n_characters = option_at(options, "char_cnn.n_characters")
-        others["char_vocab_size"] = _num_table_rows(n_characters, num_characters, source)
+    if has_characters := _has_characters(options):
+        n_characters = formats.option_at(options, "char_cnn.n_characters")
+        if n_characters not in (261, 262):
+            raise ValueError(
+                f"Correct {source}: char_cnn.n_characters is {n_characters!r}, but UTF-8 models have 261 or 262."
+            )
+        # One more than the original, for padding words. Early versions trained a 262nd row, which no character uses.
+        others["char_vocab_size"] = 263 if num_characters == n_characters == 262 else 262
     else:
-        others |= {"char_vocab_size": 0, "word_embedding_size": option_at(options, "lstm.projection_dim")}
-    config = read_options(options, _table_for("char_cnn" in options), source, **others)
-    given = [f"{section}.{name}" for section in ("lstm", "char_cnn") for name in options.get(section, ())]
+        others |= {"char_vocab_size": 0, "word_embedding_size": formats.option_at(options, "lstm.projection_dim")}
+    config = formats.read_options(options, _table_for(has_characters), source, **others)
+    given = [f"{section}.{name}" for section in ("lstm", "char_cnn") for name in options.get(section) or ()]
     if unknown := [path for path in given if not any(f"{known}.".startswith(f"{path}.") for known in OPTIONS)]:
         raise ValueError(f"Correct {source}: unknown {unknown}.")
     return config
 
 
-def _table_for(has_characters: bool) -> OptionTable:
+def _has_characters(options: dict[str, Any]) -> bool:
+    return formats.option_at(options, "char_cnn") is not None
+
+
+def _table_for(has_characters: bool) -> formats.OptionTable:
     return {path: row for path, row in OPTIONS.items() if has_characters or not path.startswith("char_cnn.")}
-
-
-def _num_table_rows(n_characters: int, num_characters: int, source: str) -> int:
-    if n_characters not in (261, 262):
-        raise ValueError(
-            f"Correct {source}: char_cnn.n_characters is {n_characters!r}, but UTF-8 models have 261 or 262."
-        )
-    # One more than the original, for padding words. Early versions trained a 262nd row, which no character uses.
-    return 263 if num_characters == n_characters == 262 else 262
-
-
-def config_to_options(config: ELMoConfig) -> dict[str, Any]:
-    table = _table_for(bool(config.char_vocab_size))
-    given = {path: row for path, row in table.items() if getattr(config, row[0]) is not None}
-    options = {"bidirectional": True, **write_options(config, given)}
-    if not config.tie_word_embeddings:
-        del options["share_embedding_softmax"]  # most options.json lack it
-    if config.char_vocab_size:
-        options["char_cnn"]["n_characters"] = 262
-    if config.vocab_size > len(SPECIAL_WORDS):
-        options["n_tokens_vocab"] = config.vocab_size - 1
-    return options
 
 
 def check_expressible(config: ELMoConfig):
@@ -367,15 +317,18 @@ def check_expressible(config: ELMoConfig):
         raise ValueError(f"The original format does not support {' and '.join(found)}.")
 
 
-def read_original_record(model_dir: str | Path, config: ELMoConfig) -> OriginalRecord:
-    """The record of the conversion or, for a model that was not converted, one made from its configuration."""
-    record = read_conversion_record(model_dir, RECORD_FILE, OriginalRecord, config.vocab_size - 1)
-    if record is None:
-        return OriginalRecord(config_to_options(config))
-    num_words = record.options.get("n_tokens_vocab") if record.special_rows else None
-    vocab_size = num_words + 1 if isinstance(num_words, int) else config.vocab_size
-    recorded = options_to_config(
-        record.options, config.char_vocab_size - 1, vocab_size, config.has_softmax, RECORD_FILE
-    )
-    check_recorded(recorded, config, OPTIONS | {"n_tokens_vocab": ("vocab_size", None)}, RECORD_FILE)
-    return record
+def read_original_record(model_dir: str | Path, config: ELMoConfig) -> ConversionRecord:
+    """The record of the conversion, if there was one, with options for the configuration of today."""
+    record = formats.read_conversion_record(model_dir, RECORD_FILE, "options", config.vocab_size - 1)
+    table = _table_for(bool(config.char_vocab_size))
+    table.pop("char_cnn.n_characters", None)
+    options = formats.write_options(config, table, record.get("options"))
+    if config.char_vocab_size:
+        options["char_cnn"].setdefault("n_characters", 262)
+    if record:
+        counts_words = "n_tokens_vocab" in options and record.get("special_rows")
+    else:
+        options["bidirectional"], counts_words = True, config.vocab_size > len(SPECIAL_WORDS)
+    if counts_words:
+        options["n_tokens_vocab"] = config.vocab_size - 1
+    return {**record, "options": options}

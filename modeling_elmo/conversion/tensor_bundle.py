@@ -6,9 +6,8 @@ every tensor has a checksum, which is compared here: CRC-32C, rotated and shifte
 """
 
 from collections.abc import Iterator
-from functools import reduce
+from io import BytesIO
 from math import prod
-from operator import xor
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -16,13 +15,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from modeling_elmo.conversion import files as files
+from modeling_elmo.conversion import files
 
 FOOTER, MAGIC = 48, bytes.fromhex("57fb808b247547db")
 DTYPES = {1: np.float32, 2: np.float64, 3: np.int32, 9: np.int64}  # numbers of TensorFlow's DataType
 FLOAT32 = 1
-LANE = 512  # bytes
-CHUNK = 2**22  # bytes whose lanes are read at a time
+CHUNK = 2**20  # words of four bytes whose checksums are joined at a time
 
 
 class Entry(NamedTuple):
@@ -61,9 +59,10 @@ def read_index(path: Path) -> tuple[int, dict[str, Entry]]:
     with files.reading(path):
         if not content.endswith(MAGIC):
             raise ValueError("it does not end as the index of a TensorFlow checkpoint")
-        _, place = _handle(content[-FOOTER:], 0)  # of a block with facts about the table, which is empty
-        top, _ = _handle(content[-FOOTER:], place)
-        blocks = [_block(content, _handle(value, 0)[0]) for _, value in _pairs(_block(content, top))]
+        footer = BytesIO(content[-FOOTER:])
+        _handle(footer)  # of a block with facts about the table, which is empty
+        top = _block(content, *_handle(footer))
+        blocks = [_block(content, *_handle(BytesIO(value))) for _, value in _pairs(top)]
         pairs = dict(pair for block in blocks for pair in _pairs(block))
         header = dict(_fields(pairs.pop(b"")))
         if header.get(2):
@@ -71,16 +70,13 @@ def read_index(path: Path) -> tuple[int, dict[str, Entry]]:
         return header[1], {key.decode(): _entry(value) for key, value in pairs.items()}
 
 
-def _handle(content: bytes, place: int) -> tuple[tuple[int, int], int]:
-    """Offset and size of a block, and the place after them."""
-    offset, place = _varint(content, place)
-    size, place = _varint(content, place)
-    return (offset, size), place
+def _handle(stream: BytesIO) -> tuple[int, int]:
+    """Offset and size of a block."""
+    return _varint(stream), _varint(stream)
 
 
-def _block(content: bytes, handle: tuple[int, int]) -> bytes:
+def _block(content: bytes, offset: int, size: int) -> bytes:
     """The bytes of a block, which its compression and checksum follow."""
-    offset, size = handle
     block, compression = content[offset : offset + size], content[offset + size : offset + size + 1]
     checksum = content[offset + size + 1 : offset + size + 5]
     if crc32c(np.frombuffer(block + compression, np.uint8)) != int.from_bytes(checksum, "little"):
@@ -92,14 +88,12 @@ def _block(content: bytes, handle: tuple[int, int]) -> bytes:
 
 def _pairs(block: bytes) -> Iterator[tuple[bytes, bytes]]:
     """The keys and values of a block. It ends with places to start from, and their number."""
-    end, place, key = len(block) - 4 - 4 * int.from_bytes(block[-4:], "little"), 0, b""
-    while place < end:
-        shared, place = _varint(block, place)
-        own, place = _varint(block, place)
-        size, place = _varint(block, place)
-        key = key[:shared] + block[place : place + own]
-        yield key, block[place + own : place + own + size]
-        place += own + size
+    end, key = len(block) - 4 - 4 * int.from_bytes(block[-4:], "little"), b""
+    stream = BytesIO(block)
+    while stream.tell() < end:
+        shared, own, size = _varint(stream), _varint(stream), _varint(stream)
+        key = key[:shared] + stream.read(own)
+        yield key, stream.read(size)
 
 
 def _entry(message: bytes) -> Entry:
@@ -112,60 +106,61 @@ def _entry(message: bytes) -> Entry:
 
 def _fields(message: bytes) -> Iterator[tuple[int, Any]]:
     """The numbers and values of the fields of a protocol buffer."""
-    place, value = 0, b""  # type: int, Any
-    while place < len(message):
-        tag, place = _varint(message, place)
-        if (kind := tag & 7) == 0:
-            value, place = _varint(message, place)
+    stream = BytesIO(message)
+    while stream.tell() < len(message):
+        number, kind = divmod(_varint(stream), 8)
+        if kind == 0:
+            yield number, _varint(stream)
+        elif kind == 2:
+            yield number, stream.read(_varint(stream))
         else:
-            size, place = _varint(message, place) if kind == 2 else ({1: 8, 5: 4}[kind], place)
-            value, place = message[place : place + size], place + size
-        yield tag >> 3, value if kind in (0, 2) else int.from_bytes(value, "little")
+            yield number, int.from_bytes(stream.read({1: 8, 5: 4}[kind]), "little")
 
 
-def _varint(content: bytes, place: int) -> tuple[int, int]:
-    """A number of 7 bits per byte, the lowest first, and the place after it."""
+def _varint(stream: BytesIO) -> int:
+    """A number of 7 bits per byte, the lowest first."""
     value = shift = 0
     while True:
-        byte, place = content[place], place + 1
+        [byte] = stream.read(1)
         value, shift = value | (byte & 127) << shift, shift + 7
         if byte < 128:
-            return value, place
+            return value
 
 
-def crc32c(content: np.ndarray) -> int:
-    """The masked CRC-32C of bytes."""
-    register = _START
-    for start in range(0, len(content), CHUNK):
-        register = _advance(register, content[start : start + CHUNK])
-    checksum = register ^ _START
-    return ((checksum >> 15 | checksum << 17) + 0xA282EAD8) % 2**32
-
-
-_START = 0xFFFFFFFF
-_TABLE = np.arange(256, dtype=np.uint32)  # the register after a byte, from each register of one byte
-for _ in range(8):
-    _TABLE = np.where(_TABLE & 1, _TABLE >> 1 ^ np.uint32(0x82F63B78), _TABLE >> 1)
-
-
-def _read(registers: np.ndarray, columns: np.ndarray) -> np.ndarray:
-    """The registers after the bytes of `columns`, each after a column."""
-    for column in columns:
-        registers = _TABLE[(registers ^ column) & 255] ^ registers >> 8
+def _after_byte(registers: np.ndarray) -> np.ndarray:
+    """The registers after a byte of zeros."""
+    for _ in range(8):
+        registers = np.where(registers & 1, registers >> 1 ^ np.uint32(0x82F63B78), registers >> 1)
     return registers
 
 
-# A register is linear in the bits that it has read. So lanes of bytes are read side by side, each from a register of 0:
-# the register of A followed by B is that of B, plus that of A after as many zeros, which is looked up byte by byte.
-_AFTER_LANE = _read(
-    np.arange(256, dtype=np.uint32) << np.array([[0], [8], [16], [24]], np.uint32), np.zeros(LANE, np.uint8)
-).tolist()
+# The register after a word of zeros, from a register in which one byte is not zero: (4 places, 256 values).
+_AFTER_WORD = np.arange(256, dtype=np.uint32) << np.array([[0], [8], [16], [24]], np.uint32)
+for _ in range(4):
+    _AFTER_WORD = _after_byte(_AFTER_WORD)
 
 
-def _advance(register: int, content: np.ndarray) -> int:
-    """The register after the bytes of `content`."""
-    lanes = content[: len(content) // LANE * LANE].reshape(-1, LANE)
-    for lane in _read(np.zeros(len(lanes), np.uint32), np.ascontiguousarray(lanes.T)).tolist():
-        moved = (table[byte] for table, byte in zip(_AFTER_LANE, register.to_bytes(4, "little"), strict=True))
-        register = reduce(xor, moved, lane)
-    return int(_read(np.array([register], np.uint32), content[lanes.size :])[0])
+def _moved(registers: np.ndarray, after: np.ndarray) -> np.ndarray:
+    """The registers after the zeros of the table `after`. They are linear in their bytes."""
+    first, second, third, fourth = (table[registers >> 8 * place & 255] for place, table in enumerate(after))
+    return first ^ second ^ third ^ fourth
+
+
+def crc32c(content: np.ndarray) -> int:
+    """The masked CRC-32C of bytes.
+
+    To read a word is to add it to the register, and to move on by a word of zeros. So neighbours can be joined, then
+    neighbours of these sums, and so on: the first of two moves on by as many words as the second has.
+    """
+    words, register = content[: len(content) // 4 * 4].view("<u4"), 0xFFFFFFFF
+    for start in range(0, len(words), CHUNK):
+        sums, after = words[start : start + CHUNK].copy(), _AFTER_WORD
+        sums[0] ^= register
+        while len(sums) > 1:
+            sums = np.append(np.zeros(len(sums) % 2, np.uint32), sums)
+            sums, after = _moved(sums[::2], after) ^ sums[1::2], _moved(after, after)
+        register = int(_moved(sums, _AFTER_WORD)[0])
+    for byte in content[4 * len(words) :].tolist():
+        register = int(_after_byte(np.array((register ^ byte) & 255, np.uint32))) ^ register >> 8
+    checksum = register ^ 0xFFFFFFFF
+    return ((checksum >> 15 | checksum << 17) + 0xA282EAD8) % 2**32

@@ -6,7 +6,6 @@ The variables hold the arrays of `KEYS` in `original.py`, under other names: `or
 
 import re
 from dataclasses import dataclass, field
-from fnmatch import fnmatchcase
 from pathlib import Path, PurePosixPath, PureWindowsPath
 
 import torch
@@ -15,12 +14,11 @@ from torch import Tensor
 
 from modeling_elmo.configuration_elmo import ELMoConfig
 from modeling_elmo.conversion import files
-from modeling_elmo.conversion.formats import ZERO_ROW, from_original, keys_of
+from modeling_elmo.conversion.formats import ZERO_ROW, Loaded, from_original, keys_of
 from modeling_elmo.conversion.original import (
     KEYS,
     OPTIONS_FILES,
     VOCABULARY_FILES,
-    LoadedOriginal,
     OriginalCheckpoint,
     read_original_record,
 )
@@ -29,6 +27,7 @@ from modeling_elmo.modeling_elmo import ELMoForPreTraining
 
 # One of these files tells a TensorFlow checkpoint. TensorFlow names the newest in a file `checkpoint` beside them.
 CHECKPOINT_FILES = ("*.index", "*.data-?????-of-?????")
+SUFFIX = re.compile(r"\.(index|data-\d{5}-of-\d{5})$")
 NEWEST = re.compile(r'^model_checkpoint_path:\s*"(.+)"', re.MULTILINE)
 OPTIMIZER_STATE = "optimizer_state.safetensors"  # Adagrad's accumulators, by the names of our parameters
 INITIAL_ACCUMULATOR = 1.0  # of the original, and here of padding, which the original does not have
@@ -63,26 +62,25 @@ class TensorFlowCheckpoint(OriginalCheckpoint):
         step: int | None = None,
         optimizer_state: bool = False,
     ) -> "TensorFlowCheckpoint":
-        place = files.fetch(weights)
-        prefix = _of_step(place, step) if step is not None else _newest(place, scratch)
-        index = files.member(place, f"{prefix}.index", scratch)
+        place = files.fetch(weights, scratch)
+        prefix = find_prefix(place, step)
+        index = Path(f"{prefix}.index")
         num_shards, _ = read_index(index)
-        shards = [f"{prefix}.data-{number:05}-of-{num_shards:05}" for number in range(num_shards)]
         return cls(
             index,
             files.find(options or place, OPTIONS_FILES, scratch),
             files.find(vocabulary or place, VOCABULARY_FILES, scratch),
-            shards=[files.member(place, shard, scratch) for shard in shards],
+            shards=[Path(f"{prefix}.data-{number:05}-of-{num_shards:05}") for number in range(num_shards)],
             optimizer_state=optimizer_state,
         )
 
-    def load(self, pre_tokenization: str) -> LoadedOriginal:
+    def load(self, pre_tokenization: str) -> Loaded:
         model, tokenizer, record = super().load(pre_tokenization)
-        if "char_cnn" in record.options:
-            record.options["char_cnn"]["n_characters"] = 262  # training has 261; bilm-tf's inference asks for this edit
+        if characters := record["options"].get("char_cnn"):
+            characters["n_characters"] = 262  # training has 261; bilm-tf's inference asks for this edit
         _, entries = read_index(self.weights)
         if step := entries.get("global_step"):
-            record.global_step = int(read_tensor(self.shards[step.shard], "global_step", step).sum())
+            record["global_step"] = int(read_tensor(self.shards[step.shard], "global_step", step).sum())
         return model, tokenizer, record
 
     def arrays(self) -> dict[str, Tensor]:
@@ -124,7 +122,7 @@ def convert_accumulators(found: TensorFlowCheckpoint, folder: Path):
     for _, key in keys_of(names, record, KEYS):
         if key.transform is ZERO_ROW:
             accumulators[names[key.ours[0]]][0] = INITIAL_ACCUMULATOR
-    save_file(accumulators, folder / OPTIMIZER_STATE, {"optimizer": "adagrad", "step": str(record.global_step)})
+    save_file(accumulators, folder / OPTIMIZER_STATE, {"optimizer": "adagrad", "step": str(record["global_step"])})
 
 
 def original_name(variable: str) -> str:
@@ -135,39 +133,18 @@ def original_name(variable: str) -> str:
     return name
 
 
-def _prefixes(place: Path) -> list[str]:
-    """The paths of all checkpoints in a folder or archive, without their suffixes."""
-    names = [
-        name
-        for name in files.names_in(place)
-        if any(fnmatchcase(PureWindowsPath(name).name, pattern) for pattern in CHECKPOINT_FILES)
-    ]
-    return sorted({re.sub(r"\.(index|data-\d+-of-\d+)$", "", name) for name in names})
-
-
-def _of_step(place: Path, step: int) -> str:
-    found = _prefixes(place)
-    of_step = [prefix for prefix in found if prefix.endswith(f"-{step}")]
-    if len(of_step) != 1:
-        listed = ", ".join(files.first_of(found))
-        raise ValueError(f"{place} has {len(of_step)} checkpoints of step {step}; pass one of {listed}.")
-    return of_step[0]
-
-
-def _newest(place: Path, scratch: Path) -> str:
-    """The checkpoint that the file `checkpoint` names, or the only one."""
-    found, state = _prefixes(place), files.search(place, ("checkpoint",))
-    listed = ", ".join(files.first_of(found))
-    if state is None and len(found) > 1:
-        raise ValueError(f"{place} has no file `checkpoint`, which names the newest of {listed}; pass --step.")
-    if state is None:
-        return found[0]
-    path = files.member(place, state, scratch)
-    newest = NEWEST.search(path.read_text(encoding="utf-8", errors="replace"))
-    if newest is None:
-        raise ValueError(f"{path} names no checkpoint in a line model_checkpoint_path; delete it, or pass --step.")
-    # The path may be of another machine, of any system.
-    prefix = str(Path(state).with_name(PureWindowsPath(newest[1]).name))
-    if prefix not in found:
-        raise FileNotFoundError(f"{path} names {prefix}, but there is only {listed}; copy its files, or pass --step.")
-    return prefix
+def find_prefix(place: Path, step: int | None) -> Path:
+    """The checkpoint of a step, or the one that the file `checkpoint` names, or the only one, without suffixes."""
+    found = sorted({Path(SUFFIX.sub("", str(path))) for path in files.files_in(place) if SUFFIX.search(path.name)})
+    chosen, wanted = found, "to choose from, without a file `checkpoint`"
+    if step is not None:
+        chosen, wanted = [prefix for prefix in found if prefix.name.endswith(f"-{step}")], f"of step {step}"
+    elif state := files.search(place, ("checkpoint",)):
+        newest = NEWEST.search(state.read_text(encoding="utf-8", errors="replace"))
+        # The path may be of another machine, of any system.
+        name = PureWindowsPath(newest[1]).name if newest else "a line model_checkpoint_path"
+        chosen, wanted = [prefix for prefix in found if prefix == state.with_name(name)], f"{name}, as {state} says"
+    if len(chosen) != 1:
+        names = ", ".join(files.first_of([prefix.relative_to(place).as_posix() for prefix in found]))
+        raise ValueError(f"{place} has the checkpoints {names}, of which {len(chosen)} are {wanted}; pass --step.")
+    return chosen[0]
