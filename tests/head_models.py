@@ -179,3 +179,16 @@ def read_by(model, module, batch):
 def fails(message, model, *args, **kwargs):
     with pytest.raises(ValueError, match=re.compile(message, re.DOTALL)):
         model(*args, **kwargs)
+
+
+def check_weights_on_disk(model, call, folder, parts=None):
+    """`device_map` may put each part on disk: its weights are there only inside the calls of its modules."""
+    model.save_pretrained(folder)
+    for part in parts or [name for name, part in model.named_children() if [*part.parameters()]]:
+        parent = part.rpartition(".")[0]
+        names = [name for name, _ in model.named_modules() if name.rpartition(".")[0] in ("", parent)]
+        places = {name: "disk" if name == part else "cpu" for name in names if name not in ("", parent)}
+        loaded = type(model).from_pretrained(folder, device_map=places, offload_folder=folder / "disk").eval()
+        assert all(parameter.is_meta for parameter in loaded.get_submodule(part).parameters())
+        with torch.no_grad():
+            torch.testing.assert_close(call(loaded), call(model), msg=part)

@@ -4,7 +4,7 @@ import math
 
 import pytest
 import torch
-from head_models import fails, make_batch, make_model, read_by
+from head_models import check_weights_on_disk, fails, make_batch, make_model, read_by
 from huggingface_hub.errors import StrictDataclassError
 from transformers import AutoModelForTokenClassification
 
@@ -43,19 +43,9 @@ NETWORKS = [{"use_speakers": True, "num_genres": 2}, {"coarse_pruning": True, "t
 
 @pytest.mark.parametrize("options", NETWORKS)
 def test_weights_on_disk(options, tmp_path):
-    """`device_map` may put each part on disk: its weights are there only inside the calls of its modules."""
     model = make_resolver(**options)
-    model.save_pretrained(tmp_path)
     given = {"speaker_ids": torch.tensor([0, 1, 0, 1, 1]), "genre_ids": torch.tensor(1), "mentions": MENTIONS}
-    parts = [name for name, part in model.named_children() if [*part.parameters()]]
-    with torch.no_grad():
-        expected = model(**document_of(model), **given)
-        for name in parts:
-            places = {part: "disk" if part == name else "cpu" for part, _ in model.named_children()}
-            options = {"device_map": places, "offload_folder": tmp_path / "disk"}
-            loaded = ELMoForCoreferenceResolution.from_pretrained(tmp_path, **options).eval()
-            assert all(parameter.is_meta for parameter in getattr(loaded, name).parameters())
-            torch.testing.assert_close(dict(loaded(**document_of(model), **given)), dict(expected), msg=name)
+    check_weights_on_disk(model, lambda each: dict(each(**document_of(model), **given)), tmp_path)
 
 
 @pytest.mark.parametrize("options", [{}, *NETWORKS])
