@@ -42,21 +42,10 @@ HEADS["reader-linear"] = ELMoForQuestionAnswering, {"head": "linear"}
 HEADS["roles-linear"] = ELMoForSemanticRoleLabeling, {"head": "linear"}
 HEADS["sequence-paper-linear"] = ELMoForSequenceClassification, {"classifier": "linear"}
 every_head = pytest.mark.parametrize("cls, options", HEADS.values(), ids=HEADS)
-every_head_on_elmo = pytest.mark.parametrize(
-    "cls, options",
-    [head for head in HEADS.values() if head[1].get("use_elmo", True)],
-    ids=[name for name, head in HEADS.items() if head[1].get("use_elmo", True)],
-)
+ON_ELMO = {name: head for name, head in HEADS.items() if head[1].get("use_elmo", True)}
+every_head_on_elmo = pytest.mark.parametrize("cls, options", ON_ELMO.values(), ids=ON_ELMO)
 every_paper_network = pytest.mark.parametrize("cls, options", PAPER_NETWORKS.values(), ids=PAPER_NETWORKS)
-every_class = pytest.mark.parametrize(
-    "cls",
-    [
-        ELMoForTokenClassification,
-        ELMoForSequenceClassification,
-        ELMoForQuestionAnswering,
-        ELMoForSemanticRoleLabeling,
-    ],
-)
+every_class = pytest.mark.parametrize("cls", dict.fromkeys(cls for cls, _ in PAPER_NETWORKS.values()))
 
 
 def make_config(**overrides):

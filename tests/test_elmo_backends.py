@@ -32,7 +32,6 @@ from modeling_elmo.elmo_backends import (
     packed,
     product,
     tanh,
-    weight_gradient,
 )
 from modeling_elmo.elmo_operators import int8_obstacle, onednn_dtypes
 
@@ -90,17 +89,6 @@ def test_parts_of_larger_matrices(monkeypatch):
     values = torch.randn(2, 3, 12)
     for part in (values[..., :6], values[..., ::2], values[:, 0, 6:], values[:0, :, :6]):
         torch.testing.assert_close(*outcome(nn.Linear(6, 4), part.requires_grad_()))
-
-
-@pytest.mark.parametrize("rows, inputs, outputs, is_copied", [(300, 4, 8, True), (300, 8, 4, False), (9, 4, 8, False)])
-def test_the_gradient_of_a_weight_and_its_layout(rows, inputs, outputs, is_copied, monkeypatch):
-    """Autograd copies a gradient whose layout differs from the weight's."""
-    monkeypatch.setattr(elmo_backends, "FEW_PRODUCTS", 1)
-    monkeypatch.setattr(elmo_backends, "_is_intel", False)
-    grad, read = torch.randn(rows, outputs), torch.randn(rows, inputs)
-    found = weight_gradient(grad, read)
-    torch.testing.assert_close(found, torch.einsum("ng,nd->gd", grad, read), rtol=1e-4, atol=1e-4)
-    assert found.is_contiguous() is not (is_copied or not torch.backends.mkldnn.is_available())
 
 
 def test_a_changed_linear_is_called():

@@ -7,7 +7,7 @@ import torch
 from head_models import HEADS, fails, make_config
 
 from modeling_elmo import ELMoConfig, ELMoForCoreferenceResolution, ELMoForPreTraining, ELMoModel
-from modeling_elmo.elmo_inputs import TokenBatch, pack, to_device, token_mask, unpack_layers
+from modeling_elmo.elmo_inputs import pack, to_device, token_mask
 
 WORD_LEVEL = {"char_vocab_size": 0, "word_embedding_size": 4}
 MODELS = {
@@ -41,24 +41,6 @@ def test_pack_visits_every_token_in_order(seed):
             expected += [positions[::step][time] for _, positions in sequences if time < len(positions)]
         assert packing.positions_N[order].tolist() == expected
     assert packing.batch_sizes == [sum(t < len(p) for _, p in sequences) for t in range(len(sequences[0][1]))]
-
-
-def test_packing_of_nothing():
-    packing = pack(torch.zeros(2, 3, dtype=torch.bool), torch.zeros(2, 3, dtype=torch.long))
-    assert packing.batch_sizes == [] and len(packing.positions_N) == 0
-
-
-def test_unpacking_puts_every_vector_at_its_position():
-    """A packed row holds the number of its real token; after unpacking, numbers ascend in reading order."""
-    mask = torch.rand(5, 7, generator=torch.Generator().manual_seed(0)) < 0.6
-    packing = pack(mask)
-    tokens = torch.arange(len(packing.positions_N))
-    batch = TokenBatch(mask, packing, tokens[:, None].float() + 1, tokens, packing)
-    forward, backward = (order[:, None].float() + 1 for order in (packing.forward_N, packing.backward_N))
-    expected = torch.zeros(5, 7)
-    expected[mask] = tokens.float() + 1
-    for layer in unpack_layers(batch, [forward], [backward]):
-        assert torch.equal(layer, expected[..., None].expand(5, 7, 2))
 
 
 def test_token_mask_without_attention_mask():

@@ -240,20 +240,21 @@ sys.meta_path.insert(0, WithoutBindings())
 import torch
 assert not torch.distributed.is_available()
 from modeling_elmo.run_scripts import embed, run_pretraining, run_task
-embed.main(sys.argv[1:])
+model, text, output = sys.argv[1:]
+embed.main(["--model", model, "--input", text, "--output", output])
 """
 
 
 @pytest.mark.slow
 def test_a_torch_without_distributed(tmp_path):
     """Such as ROCm's on Windows."""
-    make_model(ELMoForPreTraining).save_pretrained(tmp_path / "biLM")
-    TOKENIZER.save_pretrained(tmp_path / "biLM")
+    for part in (make_model(ELMoForPreTraining), TOKENIZER):
+        part.save_pretrained(tmp_path)
     (tmp_path / "text.txt").write_text("a b a b\n", encoding="utf-8")
-    options = f"--model {tmp_path}/biLM --input {tmp_path}/text.txt --output {tmp_path}/vectors.hdf5"
-    command = [sys.executable, "-c", WITHOUT_DISTRIBUTED, *options.split()]
+    files = [tmp_path, tmp_path / "text.txt", tmp_path / "vectors.hdf5"]
+    command = [sys.executable, "-c", WITHOUT_DISTRIBUTED, *files]
     done = subprocess.run(command, cwd=Path(__file__).parents[1], capture_output=True, text=True, encoding="utf-8")
-    assert done.returncode == 0 and (tmp_path / "vectors.hdf5").exists(), done.stderr
+    assert done.returncode == 0 and files[-1].exists(), done.stderr
 
 
 # Weights in 8 bits

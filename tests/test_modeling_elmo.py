@@ -478,6 +478,8 @@ def test_predicting_and_scoring_in_other_dtypes(dtype):
     atol = 0.1 if dtype == torch.bfloat16 else 1e-5
     np.testing.assert_allclose(found.log_probs, expected.log_probs, atol=atol)
     np.testing.assert_allclose(found_scores.forward_log_probs, scores.forward_log_probs, atol=atol)
+    cells = model(**batch).final_states[1]
+    assert cells.dtype == torch.promote_types(dtype, torch.float32)  # never in half precision
 
 
 @pytest.mark.parametrize("cls", [ELMoModel, ELMoForTokenClassification])

@@ -200,28 +200,6 @@ def test_every_parameter_that_learns_gets_a_gradient(cls, options):
         assert not [name for name, grad in learned.items() if grad is None or not grad.isfinite().all()]
 
 
-@every_head
-@pytest.mark.parametrize("number", [0, 4])
-def test_a_row_of_padding_changes_nothing(cls, options, number):
-    model = make_model(cls, **options)
-    batch = batch_of(model)
-    targets = targets_of(model, batch)
-
-    def filled(tensor, value=0):
-        row = torch.full_like(tensor[:1], value)
-        return torch.cat([tensor[:number], row, tensor[number:]])
-
-    others = torch.arange(5) != number
-    padded = {name: filled(tensor) for name, tensor in batch.items()}
-    expected, found = model(**batch), model(**padded, **{name: filled(each, -100) for name, each in targets.items()})
-    torch.testing.assert_close(logits_of(found)[others], logits_of(expected))
-    assert logits_of(found).isfinite().all()
-    if not isinstance(getattr(model, "crf", None), torch.nn.Module):  # a CRF's loss is a mean over all rows
-        torch.testing.assert_close(found.loss, model(**batch, **targets).loss)
-    found.loss.backward()
-    assert all(parameter.grad.isfinite().all() for parameter in model.parameters() if parameter.grad is not None)
-
-
 @pytest.mark.parametrize("name", [name for name in HEADS if name.endswith(("-both", "-between", "-linear"))])
 def test_weights_on_disk(name, tmp_path):
     cls, options = HEADS[name]
@@ -306,20 +284,31 @@ def test_loading_freezes_as_configured(cls, freeze, tmp_path):
 
 
 @every_head
-@pytest.mark.parametrize("side", ["right", "left"])
-def test_padding_and_neighbours_change_nothing(cls, options, side):
+@pytest.mark.parametrize("side, number", [("right", 0), ("left", 4)])
+def test_padding_and_neighbours_change_nothing(cls, options, side, number):
+    """One of the neighbours is a row of padding."""
     model = stirred(make_model(cls, **options), std=0.3)
     batch = batch_of(model, side=side, extra=2)
-    with torch.no_grad():
-        together = model(**batch)
-        for row, real in enumerate(batch["attention_mask"].bool()):
-            alone = model(**row_of(batch, row))
-            logits = logits_of(together)[row]
-            logits = logits if cls is ELMoForSequenceClassification else logits[real]
-            torch.testing.assert_close(logits, logits_of(alone)[0], atol=1e-5, rtol=1e-5)
-            if "predictions" in together:
-                assert torch.equal(together.predictions[row][real], alone.predictions[0])
-                assert (together.predictions[row][~real] == -100).all()
+    targets = targets_of(model, batch)
+
+    def filled(tensor, value=0):
+        return torch.cat([tensor[:number], torch.full_like(tensor[:1], value), tensor[number:]])
+
+    padded = {name: filled(tensor) for name, tensor in batch.items()}
+    together = model(**padded, **{name: filled(tensor, -100) for name, tensor in targets.items()})
+    assert logits_of(together).isfinite().all()
+    if not isinstance(getattr(model, "crf", None), torch.nn.Module):  # a CRF's loss is a mean over all rows
+        torch.testing.assert_close(together.loss, model(**batch, **targets).loss)
+    together.loss.backward()
+    assert all(parameter.grad.isfinite().all() for parameter in model.parameters() if parameter.grad is not None)
+    for row in {*range(5)} - {number}:
+        alone, real = model(**row_of(padded, row)), padded["attention_mask"][row].bool()
+        logits = logits_of(together)[row]
+        logits = logits if cls is ELMoForSequenceClassification else logits[real]
+        torch.testing.assert_close(logits, logits_of(alone)[0], atol=1e-5, rtol=1e-5)
+        if "predictions" in together:
+            assert torch.equal(together.predictions[row][real], alone.predictions[0])
+            assert (together.predictions[row][~real] == -100).all()
 
 
 # Losses of whole texts
