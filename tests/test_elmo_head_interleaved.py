@@ -149,13 +149,6 @@ def test_wrapped_and_hooked_linear_layers_are_called(name):
     assert len(calls) == 2 * (7 if name == "state_linear" else 1)
 
 
-def test_rows_and_batches_without_words():
-    network = make_network()
-    for shape in ((0, 3), (2, 0), (2, 3)):
-        read = network(torch.full((*shape, 5), math.nan, dtype=torch.float64), torch.zeros(shape).bool())
-        assert read.shape == (*shape, 3) and not read.any()
-
-
 def test_parameters_start_orthonormal_and_loaded_ones_stay():
     network = InterleavedLSTM(8, 6, 2)
     loaded = network.layers[1].state_linear.weight

@@ -97,11 +97,6 @@ def test_vectors_enter_between_the_first_two_layers(backend):
             torch.testing.assert_close(outputs[row, real], states, **EXACT)
 
 
-def test_without_real_positions_there_are_zeros():
-    outputs = make_lstm(2)(make_inputs(), torch.zeros_like(MASK))
-    assert outputs.shape == (6, 6, 6) and outputs.dtype == torch.float64 and not outputs.any()
-
-
 def test_dropout_stands_between_layers_alone():
     one, two = make_lstm(1, dropout=0.9), make_lstm(2, dropout=0.9)
     inputs = make_inputs()
@@ -229,14 +224,6 @@ def test_each_distinct_word_is_encoded_once_but_a_hook_sees_every_position():
     features.char_encoder.char_embeddings.register_forward_hook(lambda *call: seen.append(call[2]))
     torch.testing.assert_close(features(characters, words, mask), expected)
     assert seen[0].shape[:3] == characters.shape
-
-
-def test_no_positions_and_no_real_positions():
-    features = make_features()
-    characters, words, mask = make_words()
-    assert not features(characters, words, torch.zeros_like(mask)).any()
-    assert features(characters[:0], words[:0], mask[:0]).shape == (0, 5, 15)
-    assert features(characters[:, :0], words[:, :0], mask[:, :0]).shape == (3, 0, 15)
 
 
 @pytest.mark.parametrize("given, expected", [(None, 6**-0.5), (0.2, 0.2)])

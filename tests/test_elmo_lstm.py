@@ -274,15 +274,6 @@ def test_packed_weights_die_with_their_parameters():
     assert len(elmo_backends._remembered) == before
 
 
-def test_nothing_to_read():
-    config = make_config()
-    hidden, cell = torch.ones(2, 0, config.projection_size), torch.ones(2, 0, config.lstm_hidden_size)
-    outputs, hidden, _ = make_lstm(config)(
-        torch.zeros(0, config.projection_size), torch.zeros(0, dtype=torch.long), [], hidden, cell
-    )
-    assert outputs[-1].shape == (0, config.projection_size)
-
-
 # `torch.export`
 
 

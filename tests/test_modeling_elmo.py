@@ -63,18 +63,23 @@ def make_batch(config, lengths=LENGTHS, seed=0, side="right"):
         {"use_skip_connections": False, "cell_clip": None, "projection_clip": 0.2, "num_hidden_layers": 3},
         {"lstm_hidden_size": 7, "cell_clip": 0.1, "num_highway_layers": 1},
         {"char_cnn_filters": [[9, 4], [1, 3]], "num_hidden_layers": 1},
+        {"word_embedding_size": 4},
+        {"word_embedding_size": 7, "char_vocab_size": 0},  # no projection of tokens
     ],
 )
 @pytest.mark.parametrize("backend", ["reference", "inference"])
 def test_all_layers_equal_plain_float64(options, backend):
     model = make_model(**options)
     batch = make_batch(model.config)
+    characters, ids = batch["character_ids"].numpy(), batch["input_ids"].numpy()
+    if "char_vocab_size" in options:
+        del batch["character_ids"]
     with torch.no_grad(), elmo_backend(backend):
         output = model(**batch)
     plain = PlainELMo(model.state_dict(), model.config)
     assert len(output.hidden_states) == model.config.num_hidden_layers + 1
     for row, length in enumerate(LENGTHS):
-        expected = plain(batch["character_ids"][row, :length].numpy())
+        expected = plain(characters[row, :length], ids[row, :length] if "word_embedding_size" in options else None)
         layers = torch.stack(output.hidden_states)[:, row]
         np.testing.assert_allclose(layers[:, :length].numpy(), expected, atol=1e-6, rtol=1e-5)
         np.testing.assert_allclose(output.elmo_embeddings[row, :length].numpy(), expected.mean(0), atol=1e-6, rtol=1e-5)
@@ -168,22 +173,6 @@ def test_inputs_embeds_replace_words():
         for dtype in (torch.float32, torch.float64):
             output = model(inputs_embeds=tokens.to(dtype), attention_mask=batch["attention_mask"])
             torch.testing.assert_close(output.elmo_embeddings, expected.elmo_embeddings)
-
-
-def test_word_vectors_come_before_character_features():
-    model = make_model(word_embedding_size=4)
-    batch = make_batch(model.config, [5])
-    with torch.no_grad():
-        token = model(**batch).hidden_states[0][0, 2, :7]
-        words = model.word_embeddings(batch["input_ids"][0, 2:3])
-        characters = model.char_encoder(batch["character_ids"][0, 2:3])
-        expected = model.token_projection(torch.cat([words, characters], -1))[0]
-    torch.testing.assert_close(token, expected)
-    model = make_model(char_vocab_size=0, word_embedding_size=7)  # no characters, and no projection
-    words = torch.tensor([[1, 5, 2], [1, 2, 0]])
-    output, vectors = model(input_ids=words), model.get_input_embeddings()(words)
-    torch.testing.assert_close(output.hidden_states[0], torch.cat([vectors, vectors], -1))
-    assert not output.last_hidden_state[1, 2].any() and output.last_hidden_state[1, 1].any()
 
 
 def test_each_distinct_word_is_encoded_once(monkeypatch):

@@ -84,17 +84,11 @@ def test_a_linear_tagger_divides_by_the_given_count():
     assert output.predictions is None
     expected = F.cross_entropy(output.logits[labels != -100], labels[labels != -100]) + 0.5 * 3
     torch.testing.assert_close(whole, expected)
-
-
-@pytest.mark.parametrize("count", [None, torch.tensor(0), 7])
-def test_a_linear_tagger_without_labels_has_no_loss(count):
-    model = make_model(ELMoForTokenClassification, head="linear", scalar_mix_l2=0.5)
-    batch = make_batch(model.config)
-    loss = model(**batch, labels=torch.full_like(batch["input_ids"], -100), num_items_in_batch=count).loss
-    loss.backward()
-    assert loss.item() == 0
-    gradients = [parameter.grad for parameter in model.parameters() if parameter.requires_grad]
-    assert len(gradients) == 4 and not any(gradient.any() for gradient in gradients)  # NaN would be true
+    for count in (None, torch.tensor(0), 7):  # without labels there is no loss
+        loss = model(**batch, labels=torch.full_like(labels, -100), num_items_in_batch=count).loss
+        loss.backward()
+        gradients = [parameter.grad for parameter in model.parameters() if parameter.requires_grad]
+        assert loss.item() == 0 and not any(gradient.any() for gradient in gradients)  # NaN would be true
 
 
 # The reader
