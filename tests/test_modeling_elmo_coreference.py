@@ -31,12 +31,6 @@ def document_of(model, **options):
     return make_batch(model.config, SENTENCES, **options)
 
 
-def shifted(mentions, batch):
-    """Mentions with positions that count the padding on the left."""
-    first = batch["attention_mask"].argmax(1)[mentions[:, 0]]
-    return torch.stack([mentions[:, 0], mentions[:, 1] + first, mentions[:, 2] + first, mentions[:, 3]], 1)
-
-
 NETWORKS = [{"use_speakers": True, "num_genres": 2}, {"coarse_pruning": True, "train_singletons": True}]
 
 
@@ -100,20 +94,16 @@ def test_states_read_elmo_and_head_words_do_not(placement):
         torch.testing.assert_close(given.antecedent_scores, model(**batch).antecedent_scores)
 
 
-@pytest.mark.parametrize("side", ["right", "left"])
-def test_padding_changes_nothing(side):
-    model = make_resolver(train_singletons=True)
-    found = []
-    for extra in (0, 3):
-        batch = document_of(model, side=side, extra=extra)
-        mentions = shifted(MENTIONS, batch)
-        assert (batch["input_ids"][mentions[:, 0], mentions[:, 1]] >= 4).all()
+def test_padding_changes_nothing():
+    model, found = make_resolver(train_singletons=True), []
+    for side, extra in (("right", 0), ("right", 3), ("left", 3)):
+        batch, mentions = document_of(model, side=side, extra=extra), MENTIONS.clone()
+        first = batch["attention_mask"].argmax(1)  # positions count the padding on the left
+        mentions[:, 1:3] += first[mentions[:, :1]]
         output = model(**batch, mentions=mentions)
-        first = batch["attention_mask"].argmax(1)[output.clusters[0, :, 0]]
-        output.clusters[0, :, 1:3] -= first[:, None]
-        found.append(output)
-    for name, tensor in found[0].items():
-        torch.testing.assert_close(found[1][name], tensor)
+        output.clusters[0, :, 1:3] -= first[output.clusters[0, :, :1]]
+        found.append(dict(output))
+    torch.testing.assert_close(found[1:], found[:1] * 2)
 
 
 def test_markers_and_padding_belong_to_no_span():
@@ -193,10 +183,6 @@ def test_speakers_and_genres():
     for changed in ({"speaker_ids": 0 * by_sentence}, {"genre_ids": torch.tensor(1)}):
         given = {"speaker_ids": by_sentence, "genre_ids": genre, **changed}
         assert not torch.allclose(model(**batch, **given).antecedent_scores, one)
-    unread = make_resolver()
-    torch.testing.assert_close(
-        unread(**batch, speaker_ids=by_sentence, genre_ids=genre).antecedent_scores, unread(**batch).antecedent_scores
-    )
 
 
 # Errors
