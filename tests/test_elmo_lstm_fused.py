@@ -32,8 +32,8 @@ def test_inference_keeps_few_gates_in_memory(most, monkeypatch):
     assert rows == {1: 6, 600: 7, 1 << 28: 28}[most]  # tokens whose input gates are one product
 
 
-def make_model(**options):
-    """And a batch of vectors."""
+def make_model_and_batch(**options):
+    """A batch of vectors, in double precision."""
     model = ELMoModel(make_config(**options)).double()
     tokens, mask, *_ = make_batch(model.config, torch.float64)
     return model, {"inputs_embeds": tokens, "attention_mask": mask.long()}
@@ -50,7 +50,7 @@ def directions(monkeypatch):
 
 
 def test_both_directions_equal_one_after_the_other(directions):
-    model, batch = make_model()
+    model, batch = make_model_and_batch()
     states = [state.detach().requires_grad_() for state in model(**batch).final_states]
     wanted, found = [*states, *model.forward_lstm.parameters(), *model.backward_lstm.parameters()], []
     for backend in ("fused", "reference"):
@@ -60,14 +60,14 @@ def test_both_directions_equal_one_after_the_other(directions):
         found.append([output.hidden_states, output.final_states, torch.autograd.grad(loss, wanted)])
     torch.testing.assert_close(*found)
     assert directions == [2] * 2 * 9  # layers, steps
-    model, batch = make_model(dropout=0.5)
+    model, batch = make_model_and_batch(dropout=0.5)
     with elmo_backend("fused"):
         first, again = (model.train()(**batch).hidden_states[1:] for _ in range(2))
     assert all(layer.any() and not torch.equal(layer, same) for layer, same in zip(first, again, strict=True))
 
 
 def test_hooks_are_not_bypassed(directions):
-    model, batch = make_model()
+    model, batch = make_model_and_batch()
     model.forward_lstm.register_forward_hook(lambda *_: directions.append("hook"))
     with elmo_backend("fused"):
         model(**batch)
