@@ -129,6 +129,7 @@ def test_unclipped_equals_torch_lstm(inner, outer, forget_bias, backend):
 def test_clipped_equals_plain_float64(backend, order, options, monkeypatch):
     if backend == "inference without oneDNN":
         monkeypatch.setattr(elmo_backends, "onednn_dtypes", frozenset)
+    monkeypatch.setattr(elmo_lstm, "CHUNK_ROWS", 7)  # several chunks of steps
     config = make_config(**options)
     lstm = make_lstm(config)
     tokens, mask, hidden, cell = make_batch(config)
