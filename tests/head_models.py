@@ -42,21 +42,10 @@ HEADS["reader-linear"] = ELMoForQuestionAnswering, {"head": "linear"}
 HEADS["roles-linear"] = ELMoForSemanticRoleLabeling, {"head": "linear"}
 HEADS["sequence-paper-linear"] = ELMoForSequenceClassification, {"classifier": "linear"}
 every_head = pytest.mark.parametrize("cls, options", HEADS.values(), ids=HEADS)
-every_head_on_elmo = pytest.mark.parametrize(
-    "cls, options",
-    [head for head in HEADS.values() if head[1].get("use_elmo", True)],
-    ids=[name for name, head in HEADS.items() if head[1].get("use_elmo", True)],
-)
+ON_ELMO = {name: head for name, head in HEADS.items() if head[1].get("use_elmo", True)}
+every_head_on_elmo = pytest.mark.parametrize("cls, options", ON_ELMO.values(), ids=ON_ELMO)
 every_paper_network = pytest.mark.parametrize("cls, options", PAPER_NETWORKS.values(), ids=PAPER_NETWORKS)
-every_class = pytest.mark.parametrize(
-    "cls",
-    [
-        ELMoForTokenClassification,
-        ELMoForSequenceClassification,
-        ELMoForQuestionAnswering,
-        ELMoForSemanticRoleLabeling,
-    ],
-)
+every_class = pytest.mark.parametrize("cls", dict.fromkeys(cls for cls, _ in PAPER_NETWORKS.values()))
 
 
 def make_config(**overrides):
@@ -179,3 +168,16 @@ def read_by(model, module, batch):
 def fails(message, model, *args, **kwargs):
     with pytest.raises(ValueError, match=re.compile(message, re.DOTALL)):
         model(*args, **kwargs)
+
+
+def check_weights_on_disk(model, call, folder, parts=None):
+    """`device_map` may put each part on disk: its weights are there only inside the calls of its modules."""
+    model.save_pretrained(folder)
+    for part in parts or [name for name, part in model.named_children() if [*part.parameters()]]:
+        parent = part.rpartition(".")[0]
+        names = [name for name, _ in model.named_modules() if name.rpartition(".")[0] in ("", parent)]
+        places = {name: "disk" if name == part else "cpu" for name in names if name not in ("", parent)}
+        loaded = type(model).from_pretrained(folder, device_map=places, offload_folder=folder / "disk").eval()
+        assert all(parameter.is_meta for parameter in loaded.get_submodule(part).parameters())
+        with torch.no_grad():
+            torch.testing.assert_close(call(loaded), call(model), msg=part)

@@ -18,14 +18,25 @@ class PlainELMo:
         self.weights = {name: tensor.double().numpy() for name, tensor in state_dict.items()}
         self.config = config
 
-    def __call__(self, words):
-        """Layers of one sequence `words` (time, max_word_length): `(layers + 1, time, 2 * projection_size)`."""
-        tokens = np.stack([self.token(word) for word in words])
+    def __call__(self, words, ids=None):
+        """Layers of one sequence `words` (time, max_word_length): `(layers + 1, time, 2 * projection_size)`.
+
+        `ids` (time,) are of words with vectors of their own.
+        """
+        ids = [None] * len(words) if ids is None else ids
+        tokens = np.stack([self.token(*pair) for pair in zip(words, ids, strict=True)])
         forward, backward = self.direction("forward", tokens), self.direction("backward", tokens[::-1])
         layers = [np.concatenate([tokens, tokens], -1)]
         return np.stack([*layers, *(np.concatenate([f, b[::-1]], -1) for f, b in zip(forward, backward, strict=True))])
 
-    def token(self, word):
+    def token(self, word, word_id=None):
+        parts = [] if word_id is None else [self.weights["word_embeddings.weight"][word_id]]
+        if "char_encoder.char_embeddings.weight" in self.weights:
+            parts.append(self.characters(word))
+        x = np.concatenate(parts)
+        return self.linear("token_projection", x) if "token_projection.weight" in self.weights else x
+
+    def characters(self, word):
         embedded = self.weights["char_encoder.char_embeddings.weight"][word]
         pooled = []
         for index, (width, _) in enumerate(self.config.char_cnn_filters):
@@ -38,7 +49,7 @@ class PlainELMo:
         for index in range(self.config.num_highway_layers):
             gate = sigmoid(self.linear(f"char_encoder.highways.{index}.carry", x))
             x = gate * np.maximum(self.linear(f"char_encoder.highways.{index}.transform", x), 0) + (1 - gate) * x
-        return self.linear("token_projection", x) if "token_projection.weight" in self.weights else x
+        return x
 
     def linear(self, name, x):
         return self.weights[f"{name}.weight"] @ x + self.weights.get(f"{name}.bias", 0)

@@ -111,27 +111,22 @@ class CommonTests(common_tests(FOLDER).ModelTesterMixin):
 
     def _prepare_for_class(self, inputs_dict, model_class, return_labels=False):
         inputs = super()._prepare_for_class(inputs_dict, model_class, return_labels)
+        places = torch.arange(self.model_tester.seq_length).expand_as(inputs["input_ids"])
         if return_labels and model_class is ELMoForPreTraining:
             inputs["labels"] = inputs["input_ids"]
         if model_class is ELMoForSemanticRoleLabeling:
-            inputs["token_type_ids"] = (
-                (torch.arange(self.model_tester.seq_length) == 2).expand_as(inputs["input_ids"]).long()
-            )
+            inputs["token_type_ids"] = (places == 2).long()
             if return_labels:
                 inputs["labels"] = inputs["predicate_labels"] = inputs["input_ids"] % 2
         if model_class is ELMoForCoreferenceResolution and return_labels:
             inputs["mentions"] = torch.tensor([[0, 2, 3, 0], [1, 2, 2, 0]])
         if model_class is ELMoForQuestionAnswering:  # two words of a question, and a context
-            inputs["token_type_ids"] = (
-                (torch.arange(self.model_tester.seq_length) > 1).expand_as(inputs["input_ids"]).long()
-            )
+            inputs["token_type_ids"] = (places > 1).long()
         return inputs
 
     def test_batching_equivalence(self, *args, **options):
         """Not of coreference resolution: the rows of its batch are one document."""
-        self.all_model_classes = tuple(
-            model_class for model_class in self.all_model_classes if model_class is not ELMoForCoreferenceResolution
-        )
+        self.all_model_classes = self.all_model_classes[:-1]
         super().test_batching_equivalence(*args, **options)
 
     def test_retain_grad_hidden_states_attentions(self):

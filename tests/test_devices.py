@@ -14,7 +14,6 @@ import torch
 from accelerate.state import AcceleratorState
 from head_models import HEADS, stirred
 from head_models import batch_of as batch_of_head
-from head_models import make_batch as make_head_batch
 from head_models import make_model as make_head
 from head_models import targets_of as targets_of_head
 from pretraining_worker import pretrain
@@ -93,49 +92,28 @@ def check(make, batch, backend=None, **options):
     torch.testing.assert_close(found, expected, **tolerance)
 
 
-def characters(**options):
-    batch = make_batch(bilm().config, **options)
-    del batch["input_ids"]
-    return batch
-
-
-@both_modes
-@pytest.mark.parametrize(
-    "options",
-    [
-        {},
-        {"scalar_mix_layer_norm": "allennlp", "lstm_hidden_size": 7},
-        {"scalar_mix_layer_norm": "bilm", "cell_clip": None, "projection_clip": 0.1},
-        {"scalar_mix_layer_norm": "token", "scalar_mix_mode": 1},
-        WORD_LEVEL,
-    ],
-)
-def test_model(options, train):
-    batch = make_batch(bilm().config)
-    if "char_vocab_size" in options:
-        del batch["character_ids"]
-    check(lambda: bilm(**options), batch, train=train)
-
-
-def inputs():
-    batch, generator = characters(), torch.Generator().manual_seed(0)
+def cases():
+    """Options of the model, and a batch."""
+    batch, generator = make_batch(bilm().config), torch.Generator().manual_seed(0)
     holes = batch["attention_mask"].clone()
     holes[0, 2] = 0
     hidden, cell = (torch.randn(3, 2, 2, size, generator=generator) for size in (7, 21))
+    words = {"input_ids": batch["input_ids"], "attention_mask": batch["attention_mask"]}
     return {
-        "holes": {**batch, "attention_mask": holes},
-        "left": characters(side="left"),
-        "pairs": {**batch, "token_type_ids": torch.tensor([[0, 0, 0, 1, 1, 1]] * 3)},
-        "without a mask": {"character_ids": batch["character_ids"]},
-        "initial states": {**batch, "initial_states": (hidden, cell)},
-        "vectors": {"inputs_embeds": torch.randn(2, 5, 7, generator=generator)},
+        "holes": ({}, {**batch, "attention_mask": holes}),
+        "left": ({"scalar_mix_layer_norm": "allennlp", "lstm_hidden_size": 7}, make_batch(bilm().config, side="left")),
+        "pairs": ({"cell_clip": None}, {**batch, "token_type_ids": torch.tensor([[0, 0, 0, 1, 1, 1]] * 3)}),
+        "without a mask": ({"scalar_mix_layer_norm": "token"}, {"character_ids": batch["character_ids"]}),
+        "states": ({"scalar_mix_layer_norm": "bilm"}, {**batch, "initial_states": (hidden, cell)}),
+        "vectors": ({"projection_clip": 0.1}, {"inputs_embeds": torch.randn(2, 5, 7, generator=generator)}),
+        "words": (WORD_LEVEL, words),
     }
 
 
 @both_modes
-@pytest.mark.parametrize("batch", inputs().values(), ids=inputs())
-def test_inputs(batch, train):
-    check(bilm, batch, train=train)
+@pytest.mark.parametrize("options, batch", cases().values(), ids=cases())
+def test_model(options, batch, train):
+    check(lambda: bilm(**options), batch, train=train)
 
 
 def language_batch(options, streams=False):
@@ -185,29 +163,15 @@ def test_heads(cls, options, train):
     batch = batch_of_head(make())
     batch |= targets_of_head(make(), batch)
     check(lambda: make(freeze_bilm=False), batch, train=train)
+    check(lambda: make(scalar_mix_l2=0.1), batch, train=train, call=lambda model, _: model(**batch))  # moves its inputs
     if "linear" in options.values() or options.get("elmo_placement") == "input":
         check(lambda: make(freeze_bilm=False), batch, train=train, autocast=True)
-        check(lambda: make(scalar_mix_l2=0.1), batch, train=train)
 
 
-@pytest.mark.parametrize("cls, options", HEADS.values(), ids=HEADS)
-def test_heads_move_their_inputs(cls, options):
-    model = stirred(make_head(cls, **options), 0.3).to(DEVICE)
-    batch = batch_of_head(model)
-    batch |= targets_of_head(model, batch)
-    with torch.no_grad():
-        expected, found = model(**moved(batch, DEVICE)), model(**batch)
-    torch.testing.assert_close(moved(dict(found), "cpu"), moved(dict(expected), "cpu"), rtol=0, atol=0)
-
-
-@both_modes
 @pytest.mark.parametrize("inner", [21, 7])
-@pytest.mark.parametrize("backend", ["reference", "training", "inference"])
+@pytest.mark.parametrize("backend, train", [("reference", True), ("training", True), ("inference", False)])
 def test_backends(backend, inner, train):
     """A forced backend on the device, and the definition on the CPU where the backend is not built."""
-    if backend == "inference" and train:
-        pytest.skip("it has no gradients")
-    check(lambda: bilm(lstm_hidden_size=inner), characters(), backend, train=train)
     check(lambda: bilm(ELMoForPreTraining, lstm_hidden_size=inner), language_batch({}), backend, train=train)
 
 
@@ -255,19 +219,17 @@ def test_pretraining_runs(options, tmp_path):
 
 def test_trainer(tmp_path):
     model = make_head(ELMoForTokenClassification)
-    batch = make_head_batch(model.config)
+    batch = batch_of_head(model)
     batch |= targets_of_head(model, batch)
     rows = [{name: values[row] for name, values in batch.items()} for row in range(4)]
-    losses = []
+    options, losses = {"max_steps": 3, "save_steps": 2, "report_to": "none", "disable_tqdm": True}, []
     for device in ("cpu", DEVICE):
         with on_accelerate(device):
-            arguments = TrainingArguments(
-                output_dir=str(tmp_path / device), max_steps=3, report_to="none", disable_tqdm=True, save_steps=2
-            )
-            trainer = Trainer(make_head(ELMoForTokenClassification), arguments, train_dataset=rows, eval_dataset=rows)
+            model, arguments = make_head(ELMoForTokenClassification), TrainingArguments(tmp_path / device, **options)
+            trainer = Trainer(model, arguments, train_dataset=rows, eval_dataset=rows)
             trainer.train()
             losses.append(trainer.evaluate()["eval_loss"])
-        assert trainer.model.device.type == device
+        assert model.device.type == device
     assert losses[1] == pytest.approx(losses[0], rel=1e-4)
 
 
@@ -290,20 +252,17 @@ def test_models_built_on_the_device():
     model(**moved(language_batch(SAMPLED), DEVICE)).loss.backward()
 
 
+@torch.no_grad()
 def test_vocabulary_cache(tmp_path):
-    torch.manual_seed(0)
     model, tokenizer = ELMoModel(ELMoConfig.from_preset("tiny")).eval(), ELMoTokenizer()
     batch = tokenizer([["a", "cat"], ["dogs"]], is_split_into_words=True, padding=True, return_tensors="pt")
-    with torch.no_grad():
-        expected = model(**batch).last_hidden_state
-        model.to(DEVICE).cache_vocabulary(["a", "cat", "the"], tokenizer, save=True)
-        model.save_pretrained(tmp_path)
-        again = ELMoModel.from_pretrained(tmp_path).eval().to(DEVICE)
-        for each in (model, again):
-            found = each(**moved(dict(batch), DEVICE)).last_hidden_state.cpu()
-            assert each.vocabulary_cache is not None
-            torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-4)
-        torch.testing.assert_close(model.to("cpu")(**batch).last_hidden_state, expected)
+    expected = model(**batch).last_hidden_state
+    model.to(DEVICE).cache_vocabulary(["a", "cat", "the"], tokenizer, save=True)
+    model.save_pretrained(tmp_path)
+    for each, device in ((model, DEVICE), (ELMoModel.from_pretrained(tmp_path), DEVICE), (model, "cpu")):
+        found = each.to(device)(**moved(dict(batch), device)).last_hidden_state.cpu()
+        assert each.vocabulary_cache is not None
+        torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-4)
 
 
 class Step:

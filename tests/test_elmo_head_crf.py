@@ -96,10 +96,9 @@ def test_marginals_sum_the_paths_through_a_label(allowed):
     assert allowed is None or (expected == 0).sum() > 6  # some positions are constrained
 
 
-@pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("allowed", [None, ALLOWED], ids=["free", "constrained"])
-def test_decoded_path_is_the_best_of_all(allowed, seed):
-    crf, (emissions, _) = make_crf(3, seed), make_batch(3, seed=seed + 50)
+def test_decoded_path_is_the_best_of_all(allowed):
+    crf, (emissions, _) = make_crf(3), make_batch(3)
     expected = torch.full(MASK.shape, -100)
     for row, (places, scores) in zip(expected, all_paths(crf, emissions, MASK, allowed), strict=True):
         row[places] = torch.tensor(max(scores, key=scores.__getitem__), dtype=torch.long)
@@ -131,15 +130,12 @@ def test_equals_pytorch_crf():
     assert decoded == theirs.decode(emissions, mask)
 
 
-@pytest.mark.parametrize("function", ["log_likelihood", "log_marginals"])
-def test_gradcheck(function):
+def test_gradients_are_those_of_differences():
     crf, (emissions, labels) = make_crf(3), make_batch(3)
     labels[0, 1] = labels[3, 2] = -100
 
     def run(emissions, *_):  # the parameters, which gradcheck changes in place
-        if function == "log_likelihood":
-            return crf.log_likelihood(emissions, labels, MASK)
-        return crf.log_marginals(emissions, MASK, ALLOWED).exp()
+        return crf.log_likelihood(emissions, labels, MASK), crf.log_marginals(emissions, MASK, ALLOWED).exp()
 
     assert torch.autograd.gradcheck(run, [emissions.nan_to_num().requires_grad_(), *crf.parameters()])
 
@@ -244,16 +240,12 @@ def best_of_all(log_probs, mask, names):
     return found
 
 
-@pytest.mark.parametrize("seed", range(2))
 @pytest.mark.parametrize("names", [BIO, ("I-Y", "B-X", "O", "B-Y"), ("O", "B-X", "B-Y"), ("O",)], ids="/".join)
-def test_decoded_labels_are_the_best_of_all(names, seed):
-    log_probs = make_batch(len(names), seed=seed)[0].log_softmax(-1)
+def test_decoded_labels_are_the_best_of_all(names):
     for dtype in (torch.float64, torch.float16):
-        rounded = log_probs.to(dtype)
-        found = decode_labels(rounded, MASK, names)
-        assert torch.equal(found, best_of_all(rounded.double(), MASK, names))
-        assert torch.equal(found == -100, ~MASK)
-    assert torch.equal(decode_labels(3 + log_probs, MASK, names), decode_labels(log_probs, MASK, names))
+        log_probs = make_batch(len(names))[0].log_softmax(-1).to(dtype)
+        expected = best_of_all(log_probs.double(), MASK, names)
+        assert torch.equal(decode_labels(log_probs, MASK, names), expected)
 
 
 @pytest.mark.parametrize("lowest", [-math.inf, torch.finfo(torch.float32).min, -1e4])
@@ -268,33 +260,22 @@ def test_impossible_labels_are_better_than_forbidden_sequences(lowest):
 
 @pytest.mark.parametrize(
     "names, message",
-    [
-        (("O", "B-X", "NOUN"), "'NOUN' is not BIO. Name labels 'O', 'B-X', or 'I-X' with a 'B-X': id2label="),
-        (("O", "B-X", "I-Y"), "'I-Y' is not BIO"),
-        (("O", "B-", "I-"), "'B-' is not BIO"),
-        (("O", "B-X"), "3 labels, but 2 names"),
-    ],
+    [(("O", "B-X", "NOUN"), "'NOUN'"), (("O", "B-X", "I-Y"), "'I-Y'"), (("O", "B-X"), "3 labels, but 2 names")],
 )
 def test_names_that_cannot_be_decoded(names, message):
-    with pytest.raises(ValueError, match=re.escape(message)):
+    with pytest.raises(ValueError, match=message):
         decode_labels(torch.zeros(1, 2, 3), torch.ones(1, 2).bool(), names)
 
 
-def test_constraints_are_tensors_of_the_cpu_wherever_they_are_first_read():
+def test_constraints_go_from_the_cpu_to_the_device_of_the_parameters():
     bio_constraints.cache_clear()
     with torch.inference_mode(), torch.device("meta"):
         allowed = bio_constraints(BIO)
-    assert all(tensor.device.type == "cpu" and tensor.dtype == torch.bool for tensor in allowed)
-    assert bio_constraints(BIO) is allowed
+    assert {tensor.device.type for tensor in allowed} == {"cpu"}
     crf, (emissions, _) = make_crf(5), make_batch(5)
     crf.log_marginals(emissions, MASK, allowed)[MASK].exp().square().sum().backward()
     assert all(parameter.grad.any() for parameter in crf.parameters())
-
-
-def test_constraints_go_to_the_device_of_the_parameters():
-    crf, mask, emissions = LinearChainCRF(5).to("meta"), MASK.to("meta"), torch.empty(*MASK.shape, 5, device="meta")
-    assert crf.decode(emissions, mask, bio_constraints(BIO)).device.type == "meta"
-    assert crf.log_marginals(emissions, mask, bio_constraints(BIO)).shape == emissions.shape
+    assert crf.to("meta").decode(emissions.to("meta"), MASK.to("meta"), allowed).device.type == "meta"
 
 
 def test_parameters_start_uniform_and_loaded_ones_stay():
@@ -305,11 +286,6 @@ def test_parameters_start_uniform_and_loaded_ones_stay():
     assert (crf.end == 3).all()
     for parameter in (crf.transitions, crf.start):
         assert -0.1 <= parameter.min() < -0.08 and 0.08 < parameter.max() <= 0.1
-    assert {name: tuple(value.shape) for name, value in crf.state_dict().items()} == {
-        "transitions": (40, 40),
-        "start": (40,),
-        "end": (40,),
-    }
 
 
 @pytest.mark.parametrize("shape", [(0, 3), (2, 0)])

@@ -3,6 +3,8 @@
 Each is compared with its definition: loops over words, and torch.nn on each row alone.
 """
 
+from unittest.mock import patch
+
 import pytest
 import torch
 from accelerate import cpu_offload
@@ -69,6 +71,8 @@ def test_equals_torch_on_each_row_alone(cls, num_layers, backend):
     assert not outputs[~MASK].any()
     expected = [other(row[real])[0] for row, real in zip(theirs, MASK, strict=True) if real.any()]
     torch.testing.assert_close(outputs[MASK], torch.cat(expected), **EXACT)
+    with elmo_backend("inference"), torch.no_grad():
+        torch.testing.assert_close(rnn(ours, MASK), outputs, **EXACT)
     outputs.sin().sum().backward()
     sum(rows.sin().sum() for rows in expected).backward()
     torch.testing.assert_close(ours.grad, theirs.grad, **EXACT)
@@ -93,11 +97,6 @@ def test_vectors_enter_between_the_first_two_layers(backend):
             torch.testing.assert_close(outputs[row, real], states, **EXACT)
 
 
-def test_without_real_positions_there_are_zeros():
-    outputs = make_lstm(2)(make_inputs(), torch.zeros_like(MASK))
-    assert outputs.shape == (6, 6, 6) and outputs.dtype == torch.float64 and not outputs.any()
-
-
 def test_dropout_stands_between_layers_alone():
     one, two = make_lstm(1, dropout=0.9), make_lstm(2, dropout=0.9)
     inputs = make_inputs()
@@ -109,24 +108,20 @@ def test_dropout_stands_between_layers_alone():
     assert not torch.allclose(dropped, two.eval()(inputs, MASK))
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_initialisation(dtype):
-    lstm = TaskLSTM(50, 30, 2).to(dtype)
-    for parameter in lstm.parameters():
-        nn.init.constant_(parameter, 7.0)
-    lstm.layers[1].weight_hh_l0._is_hf_initialized = True  # loading marks parameters of a checkpoint in this way
+def test_initialisation():
+    lstm = TaskLSTM(50, 30, 2)
+    loaded = lstm.layers[1].weight_hh_l0
+    nn.init.constant_(loaded, 7.0)
+    loaded._is_hf_initialized = True  # loading marks parameters of a checkpoint in this way
     lstm.reset_parameters()
-    assert (lstm.layers[1].weight_hh_l0 == 7).all()
+    assert (loaded == 7).all()
     for name, parameter in lstm.named_parameters():
-        if name == "layers.1.weight_hh_l0":
-            continue
         if "weight_ih" in name:
             bound = (6 / sum(parameter.shape)) ** 0.5
-            assert 0.97 * bound < parameter.abs().max() <= 1.01 * bound and parameter.mean().abs() < 0.1 * bound
+            assert 0.97 * bound < parameter.abs().max() <= bound and parameter.mean().abs() < 0.1 * bound
         elif "weight_hh" in name:
-            for gate in parameter.detach().float().chunk(4):
-                atol = 1e-5 if dtype == torch.float32 else 0.02
-                torch.testing.assert_close(gate @ gate.t(), torch.eye(30), atol=atol, rtol=0)
+            for gate in parameter.chunk(4) if parameter is not loaded else ():
+                torch.testing.assert_close(gate @ gate.t(), torch.eye(30), atol=1e-5, rtol=0)
         else:
             forget = 1.0 if "bias_ih" in name else 0.0
             assert [gate.unique().tolist() for gate in parameter.chunk(4)] == [[0.0], [forget], [0.0], [0.0]]
@@ -149,16 +144,17 @@ def test_variational_dropout_has_one_mask_for_all_times():
 # masked_softmax
 
 
-@pytest.mark.parametrize("dim", [0, 1, -1])
+@pytest.mark.parametrize("dim", [0, 1])
 def test_masked_softmax_is_one_of_what_is_allowed(dim):
-    generator = torch.Generator().manual_seed(0)
-    scores = torch.randn(4, 5, 6, generator=generator) * 5
-    mask = torch.rand(4, 5, 6, generator=generator) < 0.3
-    found = masked_softmax(scores, mask, dim).movedim(dim, -1).flatten(0, 1)
-    lines = zip(found, scores.movedim(dim, -1).flatten(0, 1), mask.movedim(dim, -1).flatten(0, 1), strict=True)
-    for line, line_scores, allowed in lines:
-        torch.testing.assert_close(line[allowed], line_scores[allowed].softmax(0))
+    mask = torch.tensor([[1, 1, 0, 1], [0, 0, 0, 0], [0, 1, 0, 0]]).bool()
+    scores = torch.randn(3, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(0), requires_grad=True)
+    found = masked_softmax(scores, mask, dim)
+    for line, given, allowed in zip(*(each.movedim(dim, -1) for each in (found, scores, mask)), strict=True):
+        torch.testing.assert_close(line[allowed], given[allowed].softmax(0))
         assert not line[~allowed].any()
+    assert torch.autograd.gradcheck(lambda scores: masked_softmax(scores, mask, dim), scores)
+    with torch.autograd.set_detect_anomaly(True):  # raises at NaN inside the backward pass
+        found.square().sum().backward()
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
@@ -171,26 +167,19 @@ def test_masked_softmax_broadcasts_and_ignores_what_is_masked(dtype):
     assert scores.grad.isfinite().all() and not scores.grad[..., 2].any()
 
 
-def test_masked_softmax_gradients():
-    mask = torch.tensor([[1, 1, 0, 1], [0, 0, 0, 0], [0, 1, 0, 0]]).bool()
-    scores = torch.randn(3, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(0), requires_grad=True)
-    for dim in (0, 1):
-        assert torch.autograd.gradcheck(lambda scores, dim=dim: masked_softmax(scores, mask, dim), scores)
-    with torch.autograd.set_detect_anomaly(True):  # raises at NaN inside the backward pass
-        found = masked_softmax(scores, mask, 1)
-        found.square().sum().backward()
-    assert not found[1].any() and not scores.grad[1].any()
-
-
 # `x_k`: a table of words, and a convolution over the characters of each word
 
 SIZES = {"vocab_size": 11, "char_vocab_size": 30, "max_word_length": 7, "task_word_embedding_size": 6}
 SIZES |= {"task_char_embedding_size": 3, "task_char_cnn_filters": [[1, 4], [3, 5]]}
 
 
+def make_config(**overrides) -> ELMoConfig:
+    return ELMoConfig.from_preset("tiny", **{**SIZES, **overrides})
+
+
 def make_features(**overrides) -> TokenFeatures:
     torch.manual_seed(0)
-    features = TokenFeatures(ELMoConfig.from_preset("tiny", **{**SIZES, **overrides}))
+    features = TokenFeatures(make_config(**overrides))
     with torch.no_grad():
         for parameter in features.parameters():
             parameter.normal_()
@@ -218,7 +207,7 @@ def test_features_are_a_table_and_a_convolution(missing):
     assert found.shape == (3, 5, features.output_size)
     assert features.output_size == 6 * (missing != "words") + 9 * (missing in (None, "words"))
     assert not found[~mask].any()
-    filters = ELMoConfig.from_preset("tiny", char_cnn_filters=SIZES["task_char_cnn_filters"], num_highway_layers=0)
+    filters = make_config(char_cnn_filters=SIZES["task_char_cnn_filters"], num_highway_layers=0)
     plain = PlainELMo(features.state_dict(), filters)
     for row, place in mask.nonzero().tolist():
         expected = [] if missing == "words" else [features.word_embeddings.weight[words[row, place]]]
@@ -227,41 +216,22 @@ def test_features_are_a_table_and_a_convolution(missing):
         torch.testing.assert_close(found[row, place], torch.cat(expected))
 
 
-def test_each_distinct_word_is_encoded_once(monkeypatch):
-    features = make_features()
-    characters, words, mask = make_words()
-    calls, encode = [], features.char_encoder.forward
-    monkeypatch.setattr(features.char_encoder, "forward", lambda ids: calls.append(len(ids)) or encode(ids))
-    features(characters, words, mask)
-    assert calls == [len(words[mask].unique())] and calls[0] < mask.sum()
-
-
-def test_no_positions_and_no_real_positions():
-    features = make_features()
-    characters, words, mask = make_words()
-    assert not features(characters, words, torch.zeros_like(mask)).any()
-    assert features(characters[:0], words[:0], mask[:0]).shape == (0, 5, 15)
-    assert features(characters[:, :0], words[:, :0], mask[:, :0]).shape == (3, 0, 15)
+def test_each_distinct_word_is_encoded_once_but_a_hook_sees_every_position():
+    features, (characters, words, mask) = make_features(), make_words()
+    with patch.object(features.char_encoder, "forward", wraps=features.char_encoder.forward) as encode:
+        expected, seen = features(characters, words, mask), []
+    assert len(encode.call_args.args[0]) == len(words[mask].unique()) < mask.sum()
+    features.char_encoder.char_embeddings.register_forward_hook(lambda *call: seen.append(call[2]))
+    torch.testing.assert_close(features(characters, words, mask), expected)
+    assert seen[0].shape[:3] == characters.shape
 
 
 @pytest.mark.parametrize("given, expected", [(None, 6**-0.5), (0.2, 0.2)])
 def test_the_table_is_drawn_with_vectors_of_length_one_or_as_given(given, expected):
-    features = TokenFeatures(ELMoConfig.from_preset("tiny", **{**SIZES, "vocab_size": 2000}), given)
+    features = TokenFeatures(make_config(vocab_size=2000), given)
     features.reset_parameters()
     weight = features.word_embeddings.weight.detach()
     assert weight.std() == pytest.approx(expected, rel=0.02) and abs(weight.mean()) < 0.02
-    before = features.word_embeddings.weight.clone()
-    features.word_embeddings.weight._is_hf_initialized = True  # filled from a checkpoint
-    features.reset_parameters()
-    assert torch.equal(features.word_embeddings.weight, before)
-
-
-def test_a_hook_sees_every_position_of_the_text():
-    features, (characters, words, mask) = make_features(), make_words()
-    expected, seen = features(characters, words, mask), []
-    features.char_encoder.char_embeddings.register_forward_hook(lambda *call: seen.append(call[2]))
-    torch.testing.assert_close(features(characters, words, mask), expected)
-    assert seen[0].shape[:3] == characters.shape
 
 
 # The kernels of our biRNNs
@@ -270,30 +240,19 @@ LENGTHS = [7, 1, 4, 7, 2]
 both_kinds = pytest.mark.parametrize("kind", [nn.GRU, nn.LSTM])
 
 
-def make_layer(kind, inputs=5, size=3, dtype=torch.float64):
+def make_layer(kind, inputs=5, size=3):
     torch.manual_seed(0)
-    layer = kind(inputs, size, bidirectional=True, batch_first=True).to(dtype)
+    layer = kind(inputs, size, bidirectional=True, batch_first=True)
     for parameter in layer.parameters():
         nn.init.normal_(parameter, std=0.6)
     return layer
 
 
-def make_rows(inputs=5, dtype=torch.float64):
+def make_rows(inputs=5):
     """Rows with random values after their ends."""
-    x = torch.randn(len(LENGTHS), max(LENGTHS), inputs, generator=torch.Generator().manual_seed(1), dtype=dtype)
+    x = torch.randn(len(LENGTHS), max(LENGTHS), inputs, generator=torch.Generator().manual_seed(1))
     ends = torch.tensor(LENGTHS)[:, None]
     return x.masked_fill((torch.arange(max(LENGTHS)) >= ends)[..., None], 50.0), ends
-
-
-@both_kinds
-def test_inference_equals_the_definition(kind):
-    layer, (x, ends) = make_layer(kind, 40, 30), make_rows(40)
-    found = []
-    for backend in ("reference", "inference"):
-        with elmo_backend(backend), torch.no_grad():
-            read = read_both_ways(layer, x, ends)
-            found.append(torch.cat([read[row, :length] for row, length in enumerate(LENGTHS)]))
-    torch.testing.assert_close(*found, rtol=1e-12, atol=1e-12)
 
 
 @both_kinds
@@ -301,67 +260,42 @@ def test_inference_equals_the_definition(kind):
 def test_gradients_are_those_of_torchs_own(kind, few, rows, monkeypatch):
     monkeypatch.setattr(elmo_backends, "FEW_PRODUCTS", few)
     monkeypatch.setattr(elmo_backends, "_is_intel", False)
-    rows_of_steps = []
-    monkeypatch.setattr(
-        elmo_head_layers, "product", lambda x, *others: rows_of_steps.append(len(x)) or product(x, *others)
-    )
-    layer, (x, ends) = make_layer(kind, 40, 30, torch.float32), make_rows(40, torch.float32)
-    x, ends = x[:rows], ends[:rows]
-    read_BS1 = (torch.arange(7) < ends)[..., None]
+    layer, (x, ends) = make_layer(kind, 40, 30), make_rows(40)
+    x, ends = x[:rows].requires_grad_(), ends[:rows]
     gradients = []
     for backend in ("reference", "training"):
-        inputs = x.clone().requires_grad_()
-        with elmo_backend(backend):
-            outputs = read_both_ways(layer, inputs, ends).where(read_BS1, 0)
-        gradients.append(torch.autograd.grad(outputs.sin().sum(), [inputs, *layer.parameters()]))
-    for expected, found in zip(*gradients, strict=True):
-        torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
-    two_directions_two_ways = 4 * 7  # steps
+        with elmo_backend(backend), patch.object(elmo_head_layers, "product", wraps=product) as products:
+            outputs = read_both_ways(layer, x, ends).where((torch.arange(7) < ends)[..., None], 0)
+            gradients.append(torch.autograd.grad(outputs.sin().sum(), [x, *layer.parameters()]))
+    torch.testing.assert_close(*gradients, rtol=1e-4, atol=1e-4)
     has_products = few == 0 and torch.backends.mkldnn.is_available()
-    assert rows_of_steps == [rows] * (two_directions_two_ways if has_products else 0)
+    two_directions_two_ways = 4 * 7  # steps
+    assert products.call_count == (two_directions_two_ways if has_products else 0)
 
 
 @both_kinds
 def test_torchs_own_is_taken_where_ours_cannot_be(kind, monkeypatch):
     layer, (x, ends) = make_layer(kind), make_rows()
-    expected = read_both_ways(layer, x, ends)
+    real_BT = torch.arange(7) < ends
+    expected = read_both_ways(layer, x, ends)[real_BT]
     calls = []
     monkeypatch.setattr(_GRU, "apply", lambda *_: calls.append("ours"))
     monkeypatch.setattr(_LSTM, "apply", lambda *_: calls.append("ours"))
     hook = layer.register_forward_hook(lambda *_: calls.append("hook"))
-    found = read_both_ways(layer, x, ends)
+    torch.testing.assert_close(read_both_ways(layer, x, ends)[real_BT], expected)
     hook.remove()
-    with elmo_backend("reference"):
-        same = read_both_ways(layer, x, ends)
     with torch.autocast("cpu", torch.bfloat16):
-        rough = read_both_ways(layer.float(), x.float(), ends)
+        torch.testing.assert_close(read_both_ways(layer, x, ends)[real_BT].float(), expected, rtol=0.1, atol=0.1)
+    cpu_offload(layer, execution_device=torch.device("cpu"))
+    torch.testing.assert_close(read_both_ways(layer, x, ends)[real_BT], expected)
     assert calls == ["hook"]
-    for row, length in enumerate(LENGTHS):
-        torch.testing.assert_close(found[row, :length], expected[row, :length])
-        torch.testing.assert_close(same[row, :length], expected[row, :length])
-        torch.testing.assert_close(rough[row, :length].double(), expected[row, :length], rtol=0.1, atol=0.1)
-
-
-class Quantizable(nn.Module):
-    """A model with a biRNN, like a head."""
-
-    def __init__(self, kind):
-        super().__init__()
-        self.layer = make_layer(kind, dtype=torch.float32)
-
-    def forward(self, x, ends):
-        return read_both_ways(self.layer, x, ends)
 
 
 @pytest.mark.filterwarnings("ignore:torch.ao.quantization is deprecated", "ignore:.*quantized tensor creation")
 @both_kinds
-def test_modules_that_quantizers_or_offloading_changed_are_called(kind):
+def test_modules_that_quantizers_changed_are_called(kind):
     quantization = pytest.importorskip("torch.ao.quantization")
-    model, (x, ends) = Quantizable(kind), make_rows(dtype=torch.float32)
-    with torch.no_grad():
-        expected = model(x, ends)
-        quantized = quantization.quantize_dynamic(model, {nn.GRU, nn.LSTM})(x, ends)
-        offloaded = cpu_offload(model, execution_device=torch.device("cpu"))(x, ends)
-    for row, length in enumerate(LENGTHS):
-        torch.testing.assert_close(quantized[row, :length], expected[row, :length], rtol=0.1, atol=0.05)
-        torch.testing.assert_close(offloaded[row, :length], expected[row, :length])
+    model, (x, ends) = nn.Sequential(make_layer(kind)), make_rows()
+    quantized = quantization.quantize_dynamic(model, {nn.GRU, nn.LSTM})
+    found, expected = (read_both_ways(each[0], x, ends)[torch.arange(7) < ends] for each in (quantized, model))
+    torch.testing.assert_close(found, expected, rtol=0.1, atol=0.05)

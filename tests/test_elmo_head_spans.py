@@ -15,7 +15,6 @@ from modeling_elmo.elmo_head_spans import (
     best_spans,
     candidate_spans,
     gold_clusters,
-    likeliest_antecedents,
     marginal_loss,
     mention_loss,
     nearest_antecedents,
@@ -177,37 +176,16 @@ def test_coarse_pruning_with_all_antecedents_is_no_pruning():
 # Parts
 
 
-@pytest.mark.parametrize("lengths", [[], [1], [3, 1, 5], [9]])
-@pytest.mark.parametrize("width", [1, 3, 50])
-def test_candidates_are_all_spans_in_a_sentence(lengths, width):
-    sentences = torch.tensor([n for n, length in enumerate(lengths) for _ in range(length)], dtype=torch.long)
-    words = range(len(sentences))
-    expected = [(i, j) for i in words for j in words if i <= j < i + width and sentences[i] == sentences[j]]
-    assert [*zip(*(each.tolist() for each in candidate_spans(sentences, width)), strict=True)] == expected
-
-
-@pytest.mark.parametrize("seed", range(0, 20, 3))
-def test_the_best_spans_do_not_cross(seed):
-    generator = torch.Generator().manual_seed(seed)
+@pytest.mark.parametrize("count", [1, 7, 19])
+def test_the_best_spans_do_not_cross(count):
+    generator = torch.Generator().manual_seed(count)
     first, last = candidate_spans(torch.tensor([0] * 7 + [1] * 5), 5)
     scores = torch.randint(12, first.shape, generator=generator).float()  # with ties: the earlier span first
-    count = 1 + seed
     spans, kept = [*zip(first.tolist(), last.tolist(), strict=True)], []
     for number in sorted(range(len(spans)), key=lambda number: (-scores[number], number)):
         if len(kept) < count and not any(crosses(spans[number], spans[other]) for other in kept):
             kept.append(number)
     assert best_spans(scores, first, last, count).tolist() == sorted(kept)
-
-
-def test_antecedents_are_the_nearest_or_the_likeliest():
-    assert nearest_antecedents(4, 2).tolist() == [[-1, -1], [0, -1], [1, 0], [2, 1]]
-    assert nearest_antecedents(2, 9).tolist() == [[-1], [0]]
-    scores = torch.tensor([[9, 9, 9, 9], [1, 9, 9, 9], [1, 2, 9, 9], [3, 1, 2, 9]]).float()
-    assert likeliest_antecedents(scores, 2).tolist() == [[-1, -1], [0, -1], [1, 0], [2, 0]]
-    assert likeliest_antecedents(scores, 1).tolist() == [[-1], [0], [1], [0]]
-    for spans in (0, 1):
-        assert nearest_antecedents(spans, 3).shape == (spans, 0)
-        assert likeliest_antecedents(torch.zeros(spans, spans), 3).shape == (spans, 0)
 
 
 @pytest.mark.parametrize(
@@ -252,10 +230,9 @@ class Largest(TorchDispatchMode):
         return result
 
 
-@pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
-def test_pieces_change_nothing(monkeypatch, options):
+def test_pieces_change_nothing(monkeypatch):
     """With dropout, so that the backward pass must draw the same masks again."""
-    ranker, document = make_ranker(0.3, **options), make_document([6, 1, 9])
+    ranker, document = make_ranker(0.3, **OPTIONS["coarse, features"]), make_document([6, 1, 9])
     leaves, found = [*ranker.parameters(), *document[:2]], []
     for checkpoint in (elmo_head_spans.checkpoint, lambda function, *rows, use_reentrant: function(*rows)):
         monkeypatch.setattr(elmo_head_spans, "checkpoint", checkpoint)

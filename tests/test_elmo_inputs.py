@@ -4,10 +4,10 @@ from unittest.mock import Mock
 
 import pytest
 import torch
-from head_models import HEADS, make_config
+from head_models import HEADS, fails, make_config
 
 from modeling_elmo import ELMoConfig, ELMoForCoreferenceResolution, ELMoForPreTraining, ELMoModel
-from modeling_elmo.elmo_inputs import TokenBatch, pack, to_device, token_mask, unpack_layers, word_mask
+from modeling_elmo.elmo_inputs import pack, to_device, token_mask
 
 WORD_LEVEL = {"char_vocab_size": 0, "word_embedding_size": 4}
 MODELS = {
@@ -43,25 +43,6 @@ def test_pack_visits_every_token_in_order(seed):
     assert packing.batch_sizes == [sum(t < len(p) for _, p in sequences) for t in range(len(sequences[0][1]))]
 
 
-def test_packing_of_nothing():
-    packing = pack(torch.zeros(2, 3, dtype=torch.bool), torch.zeros(2, 3, dtype=torch.long))
-    assert packing.batch_sizes == [] and len(packing.positions_N) == 0
-
-
-@pytest.mark.parametrize("seed", range(3))
-def test_unpacking_puts_every_vector_at_its_position(seed):
-    """A packed row holds the number of its real token; after unpacking, numbers ascend in reading order."""
-    mask = torch.rand(5, 7, generator=torch.Generator().manual_seed(seed)) < 0.6
-    packing = pack(mask)
-    tokens = torch.arange(len(packing.positions_N))
-    batch = TokenBatch(mask, packing, tokens[:, None].float() + 1, tokens, packing)
-    forward, backward = (order[:, None].float() + 1 for order in (packing.forward_N, packing.backward_N))
-    expected = torch.zeros(5, 7)
-    expected[mask] = tokens.float() + 1
-    for layer in unpack_layers(batch, [forward], [backward]):
-        assert torch.equal(layer, expected[..., None].expand(5, 7, 2))
-
-
 def test_token_mask_without_attention_mask():
     """Characters that are all 0, and the id of <PAD> in word-level models, are padding."""
     characters = torch.tensor([[[3, 0], [0, 5], [0, 0]]])
@@ -74,22 +55,13 @@ def test_token_mask_without_attention_mask():
 
 
 @pytest.mark.parametrize("dtype", [torch.bool, torch.float32, torch.complex64, torch.uint16])
-@pytest.mark.parametrize("name", ["character_ids", "input_ids", "token_type_ids"])
-def test_ids_must_be_integers(name, dtype):
+def test_ids_must_be_integers(dtype):
     config = ELMoConfig.from_preset("tiny", max_word_length=3, char_cnn_filters=[[1, 2]])
-    ids = {"character_ids": torch.ones(1, 2, 3, dtype=torch.long), name: torch.ones(1, 2, dtype=dtype)}
-    ids[name] = torch.ones(1, 2, 3, dtype=dtype) if name == "character_ids" else ids[name]
-    advice = "pass real numbers" if dtype.is_complex else "pass integer ids"
-    with pytest.raises(ValueError, match=f"`{name}` has dtype {dtype}; {advice}"):
-        token_mask(config, **ids)
-
-
-def test_word_mask_leaves_out_markers():
-    config, mask = ELMoConfig(vocab_size=9), torch.tensor([[True, True, True, False]])
-    assert word_mask(config, mask, torch.tensor([[1, 5, 2, 5]]), None).tolist() == [[False, True, False, False]]
-    assert word_mask(config, mask, None, inputs_embeds=torch.zeros(1, 4, 3)) is mask
-    with pytest.raises(ValueError, match="`input_ids` are missing, and only they tell the markers <S> and </S>"):
-        word_mask(config, mask, None, None)
+    characters = torch.ones(1, 2, 3, dtype=torch.long)
+    words = characters[..., 0]
+    for name, ids in (("character_ids", characters), ("input_ids", words), ("token_type_ids", words)):
+        with pytest.raises(ValueError, match=f"`{name}` has dtype {dtype}"):
+            token_mask(config, **{"character_ids": characters, name: ids.to(dtype)})
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")  # of torch.jit
@@ -105,14 +77,10 @@ def test_what_code_for_every_model_does(cls, options):
         found = model(**inputs, **usual, use_cache=False, output_attentions=False).to_tuple()
     torch.testing.assert_close(found, expected, rtol=0, atol=0)
     for name, value, shown in (("use_cache", True, "True"), ("head_mask", torch.ones(2), "a tensor")):
-        with pytest.raises(ValueError, match=f"`{name}` is {shown}, but {cls.__name__} has no such input; leave it"):
-            model(**inputs, **{name: value})
-    with pytest.raises(ValueError, match="use_cash"):
-        model(**inputs, use_cash=1)
-    with pytest.raises(ValueError, match="`torch.export.export`, or `elmo export`"):
-        torch.jit.trace(model, example_kwarg_inputs=inputs)
-    with pytest.raises(ValueError, match="`torch.export.export`, or `elmo export`"):
-        torch.jit.script(model)
+        fails(f"`{name}` is {shown}, but {cls.__name__} has no such input", model, **inputs, **{name: value})
+    fails("use_cash", model, **inputs, use_cash=1)
+    for trace in (lambda: torch.jit.trace(model, example_kwarg_inputs=inputs), lambda: torch.jit.script(model)):
+        fails("`torch.export.export`, or `elmo export`", trace)
 
 
 def test_copies_to_devices_without_pinned_memory_wait():

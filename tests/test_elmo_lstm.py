@@ -1,5 +1,7 @@
 """The recurrent kernel against torch.nn.LSTM (clips off) and a plain float64 loop (clips on); `torch.export` of it."""
 
+from unittest.mock import patch
+
 import numpy as np
 import pytest
 import torch
@@ -7,6 +9,7 @@ from plain_elmo import PlainELMo
 from torch import nn
 
 from modeling_elmo import ELMoConfig, ELMoModel, elmo_backend, elmo_backends, elmo_lstm
+from modeling_elmo.elmo_backends import product
 from modeling_elmo.elmo_inputs import pack
 from modeling_elmo.elmo_lstm import ELMoLSTM
 
@@ -126,6 +129,7 @@ def test_unclipped_equals_torch_lstm(inner, outer, forget_bias, backend):
 def test_clipped_equals_plain_float64(backend, order, options, monkeypatch):
     if backend == "inference without oneDNN":
         monkeypatch.setattr(elmo_backends, "onednn_dtypes", frozenset)
+    monkeypatch.setattr(elmo_lstm, "CHUNK_ROWS", 7)  # several chunks of steps
     config = make_config(**options)
     lstm = make_lstm(config)
     tokens, mask, hidden, cell = make_batch(config)
@@ -163,25 +167,18 @@ def gradients(lstm, config, backend, order, device="cpu", dtype=torch.float64):
 OPTIONS = [{}, {"lstm_hidden_size": 7}, {"cell_clip": None}, {"projection_clip": None}]
 
 
+on_cuda = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")]
+
+
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=on_cuda)])
+@pytest.mark.parametrize("backend", ["training", "fused"])
 @pytest.mark.parametrize("options, order", [*zip(OPTIONS, ["forward_N", "backward_N"] * 2, strict=True)])
-def test_hand_written_gradients_equal_autograd(options, order):
+def test_hand_written_gradients_equal_autograd(options, order, backend, device):
     config = make_config(**{"cell_clip": 0.7, "projection_clip": 0.5, "num_hidden_layers": 3, **options})
-    lstm = make_lstm(config, dtype=torch.float64)
-    found = [gradients(lstm, config, backend, order) for backend in ("training", "reference")]
-    for mine, theirs in zip(*found, strict=True):
+    lstm = make_lstm(config, dtype=torch.float64).to(device)
+    found, expected = (gradients(lstm, config, name, order, device) for name in (backend, "reference"))
+    for mine, theirs in zip(found, expected, strict=True):
         torch.testing.assert_close(mine, theirs)
-
-
-def test_bfloat16_keeps_the_cell_in_float32():
-    config = make_config(lstm_hidden_size=64, projection_size=16)
-    lstm = make_lstm(config, scale=0.5)
-    tokens, mask, hidden, cell = make_batch(config)
-    with torch.no_grad(), elmo_backend("reference"):
-        exact, *_ = run(lstm, tokens, mask, hidden, cell)
-        rounded, _, final_cell = run(lstm.bfloat16(), tokens.bfloat16(), mask, hidden.bfloat16(), cell)
-    assert final_cell.dtype == torch.float32
-    error = (rounded[-1].float() - exact[-1]).square().mean() / exact[-1].square().mean()
-    assert error.sqrt() < 1e-2
 
 
 @pytest.mark.skipif(not torch.ops.mkldnn._is_mkldnn_bf16_supported(), reason="oneDNN has no bfloat16 here")
@@ -205,33 +202,26 @@ def test_training_under_autocast_is_near_float64(order):
 
 
 @pytest.mark.parametrize("most", [1024, 3])
-@pytest.mark.parametrize("order", ["forward_N", "backward_N"])
-def test_the_gates_of_a_repeated_word_are_computed_once(most, order, monkeypatch):
+def test_the_gates_of_a_repeated_word_are_computed_once(most, monkeypatch):
     config = make_config()
     lstm, (_, mask, hidden, cell) = make_lstm(config), make_batch(config)
     words, packing = torch.randn(4, config.projection_size), pack(mask)
-    index = torch.randint(0, 4, (int(mask.sum()),))[getattr(packing, order)]
-    states = hidden[:, packing.rows_S], cell[:, packing.rows_S]
-    seen, multiply = [], elmo_lstm.product
+    index = torch.randint(0, 4, (int(mask.sum()),))[packing.backward_N]
+    given = words, index, packing.batch_sizes, hidden[:, packing.rows_S], cell[:, packing.rows_S]
     monkeypatch.setattr(elmo_lstm, "MOST_WORDS", most)
-    monkeypatch.setattr(
-        elmo_lstm, "product", lambda x, *rest, **more: seen.append(len(x)) or multiply(x, *rest, **more)
-    )
-    with torch.no_grad(), elmo_backend("inference"):
-        found = lstm(words, index, packing.batch_sizes, *states)
+    with torch.no_grad(), elmo_backend("inference"), patch.object(elmo_lstm, "product", wraps=product) as products:
+        found = lstm(*given)
     with torch.no_grad(), elmo_backend("reference"):
-        expected = lstm(words, index, packing.batch_sizes, *states)
-    torch.testing.assert_close(found, expected, atol=2e-6, rtol=1e-5)
-    assert seen[0] == (4 if most == 1024 else len(index))
+        torch.testing.assert_close(found, lstm(*given), atol=2e-6, rtol=1e-5)
+    assert len(products.call_args_list[0].args[0]) == (4 if most == 1024 else len(index))
 
 
 def test_a_hooked_linear_is_called():
     config = make_config()
     lstm, batch = make_lstm(config), make_batch(config)
-    with torch.no_grad():
-        before, *_ = run(lstm, *batch)
-        lstm.layers[0].projection.register_forward_hook(lambda layer, arguments, output: 2 * output)
-        after, *_ = run(lstm, *batch)
+    before, *_ = run(lstm, *batch)
+    lstm.layers[0].projection.register_forward_hook(lambda layer, arguments, output: 2 * output)
+    after, *_ = run(lstm, *batch)
     assert (before[0] - after[0]).abs().max() > 0.1
 
 
@@ -264,19 +254,14 @@ def test_packed_weights_follow_the_parameters(change):
 def test_weights_that_were_assigned_again_have_their_place(backend):
     """`torch.nn.utils.prune.remove` and others assign a weight, which is then the last parameter of its module."""
     config = make_config()
-    lstm, (words, *rest) = make_lstm(config), make_batch(config)
+    lstm = make_lstm(config, dtype=torch.float64)
     linear = lstm.layers[0].input_linear
     weight = linear.weight
     del linear.weight
     linear.weight = torch.nn.Parameter(weight.detach().clone())
     assert [name for name, _ in linear.named_parameters()] == ["bias", "weight"]
-    gradients = []
-    for name in ("reference", backend):
-        with elmo_backend(name):
-            outputs, *_ = run(lstm, words, *rest)
-        gradients.append(torch.autograd.grad(outputs[-1].square().sum(), list(lstm.parameters())))
-    for expected, found in zip(*gradients, strict=True):
-        torch.testing.assert_close(found, expected, atol=1e-4, rtol=1e-4)
+    found, expected = (gradients(lstm, config, name, "forward_N") for name in (backend, "reference"))
+    torch.testing.assert_close(found, expected)
 
 
 def test_packed_weights_die_with_their_parameters():
@@ -290,86 +275,38 @@ def test_packed_weights_die_with_their_parameters():
     assert len(elmo_backends._remembered) == before
 
 
-def test_nothing_to_read():
-    config = make_config()
-    hidden, cell = torch.ones(2, 0, config.projection_size), torch.ones(2, 0, config.lstm_hidden_size)
-    outputs, hidden, _ = make_lstm(config)(
-        torch.zeros(0, config.projection_size), torch.zeros(0, dtype=torch.long), [], hidden, cell
-    )
-    assert outputs[-1].shape == (0, config.projection_size)
+# `torch.export`
 
 
-# `torch.export`, at sizes other than those traced
+def inputs_of(rows: int, words: int) -> dict:
+    """States, and words with a mask of any pattern. The first row is full and the last, if there are more, is empty."""
+    generator = torch.Generator().manual_seed(rows * 100 + words)
+    mask = torch.rand(rows, words, generator=generator) < 0.6
+    mask[0], mask[1:][-1:] = True, False
+    characters = torch.randint(1, 262, (rows, words, 6), generator=generator) * mask[..., None]
+    states = tuple(torch.randn(rows, 2, 2, size, generator=generator) for size in (5, 7))
+    return {"character_ids": characters, "attention_mask": mask.long(), "initial_states": states}
 
-EXPORTED_SIZES = {"projection_size": 5, "lstm_hidden_size": 7, "max_word_length": 6}
-EXPORTED_SIZES |= {"char_cnn_filters": [[1, 4], [3, 5]]}
 
-
-@pytest.fixture(scope="module")
-def model() -> ELMoModel:
-    """Weights so large that both clips act."""
+def test_an_exported_model_reads_every_size_and_mask():
+    """From an example of 2 rows of 3 words. Weights are so large that both clips act."""
     torch.manual_seed(0)
-    model = ELMoModel(ELMoConfig.from_preset("tiny", **EXPORTED_SIZES)).eval().requires_grad_(False)
+    sizes = {"projection_size": 5, "lstm_hidden_size": 7, "max_word_length": 6, "char_cnn_filters": [[1, 4], [3, 5]]}
+    model = ELMoModel(make_config(**sizes)).eval().requires_grad_(False)
     for parameter in model.parameters():
         parameter.mul_(3)
-    return model
-
-
-def inputs_of(rows: int, words: int, holes: bool = True) -> dict[str, torch.Tensor]:
-    """Words with a mask of any pattern. The first row is full and the last, if there are more, is empty."""
-    generator = torch.Generator().manual_seed(rows * 100 + words)
-    mask = torch.rand(rows, words, generator=generator) < 0.6 if holes else torch.ones(rows, words, dtype=torch.bool)
-    mask[0] = True
-    mask[1:][-1:] = not holes
-    characters = torch.randint(1, 262, (rows, words, EXPORTED_SIZES["max_word_length"]), generator=generator)
-    return {"character_ids": characters * mask[..., None], "attention_mask": mask.long()}
-
-
-def states_of(model: ELMoModel, rows: int) -> tuple[torch.Tensor, torch.Tensor]:
-    return model(**inputs_of(rows, 4, holes=False)).final_states
-
-
-@pytest.fixture(scope="module")
-def exported(model):
-    """`torch.export` of the model itself, with states, from an example of 2 rows of 3 words."""
     batch, time = torch.export.Dim("batch"), torch.export.Dim("time")
-    inputs = {**inputs_of(2, 3), "initial_states": states_of(model, 2)}
     shapes = {"initial_states": ({0: batch}, {0: batch})}
     shapes |= dict.fromkeys(("character_ids", "attention_mask"), {0: batch, 1: time})
-    return torch.export.export(model, (), inputs, dynamic_shapes=shapes, strict=False).module()
-
-
-@pytest.mark.parametrize(("rows", "words"), [(1, 1), (5, 8), (2, 40)])
-def test_every_size_and_mask(model, exported, rows, words):
-    inputs = {**inputs_of(rows, words), "initial_states": states_of(model, rows)}
-    found, expected = exported(**inputs), model(**inputs)
-    for name in ("last_hidden_state", "elmo_embeddings", "hidden_states", "final_states"):
-        torch.testing.assert_close(found[name], expected[name], rtol=0, atol=1e-5)
-
-
-def test_against_loops_in_float64(model, exported):
-    """A row without its masked words is a text of its own."""
-    inputs = inputs_of(4, 7)
-    found = exported(**inputs, initial_states=tuple(torch.zeros_like(state) for state in states_of(model, 4)))
-    plain = PlainELMo(model.state_dict(), model.config)
-    for row, real in enumerate(inputs["attention_mask"].bool()):
-        layers = torch.stack(found.hidden_states)[:, row]
-        assert not layers[:, ~real].any()
-        if real.any():
-            expected = torch.from_numpy(plain(inputs["character_ids"][row, real].numpy())).float()
-            torch.testing.assert_close(layers[:, real], expected, rtol=0, atol=1e-5)
-
-
-def test_both_clips_act(model):
-    """Otherwise the tests above would say nothing about them."""
-    output = model(**inputs_of(3, 8, holes=False))
-    assert (output.final_states[1].abs() == model.config.cell_clip).any()
-    assert (output.hidden_states[1].abs() == model.config.projection_clip).any()
-
-
-def test_what_cannot_be_exported(model):
-    inputs = inputs_of(2, 3)
-    with pytest.raises(ValueError, match="`token_type_ids` cannot be exported. Leave them out"):
+    exported = torch.export.export(model, (), inputs_of(2, 3), dynamic_shapes=shapes, strict=False).module()
+    for rows, words in ((1, 1), (2, 40), (5, 8)):
+        inputs = inputs_of(rows, words)
+        found, expected = exported(**inputs), model(**inputs)
+        for name in ("last_hidden_state", "elmo_embeddings", "hidden_states", "final_states"):
+            torch.testing.assert_close(found[name], expected[name], rtol=0, atol=1e-5)
+    assert (expected.final_states[1].abs() == model.config.cell_clip).any()
+    assert (expected.hidden_states[1].abs() == model.config.projection_clip).any()
+    with pytest.raises(ValueError, match="`token_type_ids` cannot be exported"):
         torch.export.export(model, (), {**inputs, "token_type_ids": inputs["attention_mask"]}, strict=False)
-    with pytest.raises(ValueError, match=r"in training mode cannot be exported. Call `model.eval\(\)`"):
-        torch.export.export(ELMoModel(model.config).train(), (), inputs, strict=False)
+    with pytest.raises(ValueError, match=r"Call `model.eval\(\)`"):
+        torch.export.export(model.train(), (), inputs, strict=False)

@@ -1,4 +1,4 @@
-"""The LSTM of accelerators, on CPU: against the definition, and its Triton kernels against plain PyTorch.
+"""The LSTM of accelerators, on CPU: both directions at once, and its Triton kernels against plain PyTorch.
 
 triton reads `TRITON_INTERPRET` when it is imported, so the kernels run on CPU if no device was found (`conftest.py`).
 """
@@ -8,90 +8,75 @@ import subprocess
 import sys
 from pathlib import Path
 from types import SimpleNamespace
+from unittest.mock import patch
 
 import pytest
 import torch
-from test_elmo_lstm import OPTIONS, gradients, make_batch, make_config, make_lstm, run
+from test_elmo_lstm import make_batch, make_config, make_lstm, run
 
-from modeling_elmo import elmo_backend, elmo_lstm_fused
+from modeling_elmo import ELMoModel, elmo_backend, elmo_lstm_fused
 from modeling_elmo.elmo_backends import fused_obstacle
-from modeling_elmo.elmo_inputs import pack
-from modeling_elmo.elmo_lstm import ELMoLSTM, kernel_of_both, run_both
-from modeling_elmo.elmo_lstm_fused import Steps, cell_backward, cell_forward
-
-
-@pytest.mark.parametrize("options, order", [*zip(OPTIONS, ["forward_N", "backward_N"] * 2, strict=True)])
-def test_values_and_gradients_equal_the_definition(options, order):
-    config = make_config(**{"cell_clip": 0.7, "projection_clip": 0.5, "num_hidden_layers": 3, **options})
-    lstm = make_lstm(config, dtype=torch.float64)
-    found, expected = (gradients(lstm, config, backend, order) for backend in ("fused", "reference"))
-    for mine, theirs in zip(found, expected, strict=True):
-        torch.testing.assert_close(mine, theirs)
+from modeling_elmo.elmo_lstm_fused import cell_backward, cell_forward
 
 
 @pytest.mark.parametrize("most", [1, 600, 1 << 28])
 def test_inference_keeps_few_gates_in_memory(most, monkeypatch):
     config = make_config()
-    lstm, batch, rows = make_lstm(config), make_batch(config), []
-    multiply = torch.baddbmm
+    lstm, batch = make_lstm(config), make_batch(config)
     monkeypatch.setattr(elmo_lstm_fused, "MOST_GATES", most)
-    monkeypatch.setattr(torch, "baddbmm", lambda plus, x, w: rows.append(x.shape[1]) or multiply(plus, x, w))
-    with torch.no_grad(), elmo_backend("fused"):
+    with torch.no_grad(), elmo_backend("fused"), patch("torch.baddbmm", wraps=torch.baddbmm) as products:
         found = run(lstm, *batch)
     with torch.no_grad(), elmo_backend("reference"):
-        expected = run(lstm, *batch)
-    torch.testing.assert_close(found, expected, atol=2e-6, rtol=1e-5)
-    assert max(rows) == {1: 6, 600: 7, 1 << 28: 28}[most]  # tokens whose input gates are one product
+        torch.testing.assert_close(found, run(lstm, *batch), atol=2e-6, rtol=1e-5)
+    rows = max(call.args[1].shape[1] for call in products.call_args_list)
+    assert rows == {1: 6, 600: 7, 1 << 28: 28}[most]  # tokens whose input gates are one product
 
 
-@pytest.mark.parametrize("dropout", [0.0, 0.5])
-def test_both_directions_equal_one_after_the_other(dropout):
-    config = make_config(dropout=dropout)
-    lstms = [make_lstm(config, seed=seed) for seed in (0, 1)]
-    tokens, mask, *states = make_batch(config)
-    packing = pack(mask)
-    inputs = torch.stack([tokens.flatten(0, 1)[packing.positions_N[order]] for order in packing[1:3]])
-    packed = [state[:, packing.rows_S] for state in states]
+def make_model_and_batch(**options):
+    """A batch of vectors, in double precision."""
+    model = ELMoModel(make_config(**options)).double()
+    tokens, mask, *_ = make_batch(model.config, torch.float64)
+    return model, {"inputs_embeds": tokens, "attention_mask": mask.long()}
+
+
+@pytest.fixture
+def directions(monkeypatch):
+    """The number of directions in each call of the cells."""
+    numbers = []
+    monkeypatch.setattr(
+        elmo_lstm_fused, "cell_forward", lambda *rooms: numbers.append(len(rooms[0])) or cell_forward(*rooms)
+    )
+    return numbers
+
+
+def test_both_directions_equal_one_after_the_other(directions):
+    model, batch = make_model_and_batch()
+    states = [state.detach().requires_grad_() for state in model(**batch).final_states]
+    wanted, found = [*states, *model.forward_lstm.parameters(), *model.backward_lstm.parameters()], []
+    for backend in ("fused", "reference"):
+        with elmo_backend(backend):
+            output = model(**batch, initial_states=states)
+        loss = output.elmo_embeddings.sin().sum() + output.final_states[1].sum()
+        found.append([output.hidden_states, output.final_states, torch.autograd.grad(loss, wanted)])
+    torch.testing.assert_close(*found)
+    assert directions == [2] * 2 * 9  # layers, steps
+    model, batch = make_model_and_batch(dropout=0.5)
     with elmo_backend("fused"):
-        kernel = kernel_of_both(lstms, packing.batch_sizes, inputs)
-    given = kernel, lstms, inputs, packing.batch_sizes, *(torch.stack([state] * 2) for state in packed)
-    outputs, *ends = run_both(*given)
-    if dropout:
-        again, *_ = run_both(*given)
-        assert all(layer.any() and not torch.equal(layer, same) for layer, same in zip(outputs, again, strict=True))
-        return
-    for number, lstm in enumerate(lstms):
-        every = torch.arange(inputs.shape[1])
-        with elmo_backend("reference"):
-            expected, *last = lstm(inputs[number], every, packing.batch_sizes, *packed)
-        torch.testing.assert_close([layer[number] for layer in outputs], expected, atol=2e-6, rtol=1e-5)
-        torch.testing.assert_close([end[number] for end in ends], last, atol=2e-6, rtol=1e-5)
+        first, again = (model.train()(**batch).hidden_states[1:] for _ in range(2))
+    assert all(layer.any() and not torch.equal(layer, same) for layer, same in zip(first, again, strict=True))
 
 
-def test_steps_of_sequences():
-    """Sequences of 3, 2 and 2 tokens: rows 0 to 2, 3 to 5 and 6 are the steps; the first three are the start."""
-    steps = Steps.of([3, 3, 1], torch.device("cpu"))
-    assert steps.last_S.tolist() == [6, 4, 5] and steps.before_N.tolist() == [0, 1, 2, 3, 4, 5, 6]
-
-
-def test_the_choice_and_its_reason():
-    config = make_config()
-    lstms = [make_lstm(config), make_lstm(config)]
-    there, linear = torch.ones(1, device="meta"), lstms[0].layers[0].input_linear
-    here = [1], torch.ones(1)
-    assert kernel_of_both(lstms, *here) is None and "not built for meta" in fused_obstacle([linear], there)
+def test_hooks_are_not_bypassed(directions):
+    model, batch = make_model_and_batch()
+    model.forward_lstm.register_forward_hook(lambda *_: directions.append("hook"))
     with elmo_backend("fused"):
-        assert kernel_of_both(lstms, *here) is not None and kernel_of_both(lstms, [], torch.ones(0)) is None
-        assert kernel_of_both(lstms, [1], torch.ones(1, dtype=torch.float64)) is None
+        model(**batch)
+        assert "hook" in directions and 2 not in directions
+        linear = model.forward_lstm.layers[0].input_linear
         linear.register_forward_hook(lambda *_: None)
-        assert kernel_of_both(lstms, *here) is None
-        message = "'fused' was forced, but a layer is wrapped, hooked or quantized.* Use elmo_backend\\('reference'\\)"
-        with pytest.raises(ValueError, match=message):
-            run(lstms[0], *make_batch(config))
-    lstms[0] = ELMoLSTM(config)
-    lstms[0].register_forward_hook(lambda *_: None)
-    with elmo_backend("fused"):
-        assert kernel_of_both(lstms, *here) is None
+        with pytest.raises(ValueError, match="'fused' was forced, but a layer is wrapped, hooked or quantized"):
+            model(**batch)
+    assert "not built for meta" in fused_obstacle([linear], torch.ones(1, device="meta"))
     with elmo_backend("reference"):
         assert fused_obstacle([], torch.ones(1)) == "'reference' is forced"
 
@@ -169,18 +154,6 @@ def test_triton_kernels_compile_for_a_gpu():
     done = subprocess.run([sys.executable, "-c", COMPILE], env=environment, capture_output=True, text=True)
     sizes = done.stdout.split()
     assert len(sizes) == 6 and all(int(size) > 0 for size in sizes), done.stderr[-2000:]
-
-
-@pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
-@pytest.mark.parametrize("options", OPTIONS)
-@pytest.mark.parametrize("backend", ["fused", "training"])
-def test_cuda_equals_the_definition(backend, options):
-    config = make_config(**{"cell_clip": 0.7, "projection_clip": 0.5, **options})
-    lstm = make_lstm(config, dtype=torch.float64).cuda()
-    found, expected = (gradients(lstm, config, name, "forward_N", "cuda") for name in (backend, "reference"))
-    for mine, theirs in zip(found, expected, strict=True):
-        torch.testing.assert_close(mine, theirs)
 
 
 def test_triton_launches_on_the_device_of_the_tensors(monkeypatch):

@@ -1,17 +1,14 @@
 """The model against a plain float64 implementation; its guarantees to users; its error messages."""
 
-import copy
-import json
 import math
 import pickle
-from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
 from accelerate.utils import recursively_apply
-from head_models import fails
+from head_models import check_weights_on_disk, fails
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from plain_elmo import PlainELMo
@@ -26,10 +23,6 @@ from modeling_elmo import (
     ScalarMix,
     elmo_backend,
 )
-from modeling_elmo.conversion.formats import convert_checkpoint
-from modeling_elmo.conversion.original import OriginalCheckpoint
-
-FIXTURE = Path(__file__).parent / "fixtures" / "elmo_fixtures" / "allennlp"
 
 pytestmark = pytest.mark.usefixtures("onednn_at_any_size")
 
@@ -70,18 +63,23 @@ def make_batch(config, lengths=LENGTHS, seed=0, side="right"):
         {"use_skip_connections": False, "cell_clip": None, "projection_clip": 0.2, "num_hidden_layers": 3},
         {"lstm_hidden_size": 7, "cell_clip": 0.1, "num_highway_layers": 1},
         {"char_cnn_filters": [[9, 4], [1, 3]], "num_hidden_layers": 1},
+        {"word_embedding_size": 4},
+        {"word_embedding_size": 7, "char_vocab_size": 0},  # no projection of tokens
     ],
 )
 @pytest.mark.parametrize("backend", ["reference", "inference"])
 def test_all_layers_equal_plain_float64(options, backend):
     model = make_model(**options)
     batch = make_batch(model.config)
+    characters, ids = batch["character_ids"].numpy(), batch["input_ids"].numpy()
+    if "char_vocab_size" in options:
+        del batch["character_ids"]
     with torch.no_grad(), elmo_backend(backend):
         output = model(**batch)
     plain = PlainELMo(model.state_dict(), model.config)
     assert len(output.hidden_states) == model.config.num_hidden_layers + 1
     for row, length in enumerate(LENGTHS):
-        expected = plain(batch["character_ids"][row, :length].numpy())
+        expected = plain(characters[row, :length], ids[row, :length] if "word_embedding_size" in options else None)
         layers = torch.stack(output.hidden_states)[:, row]
         np.testing.assert_allclose(layers[:, :length].numpy(), expected, atol=1e-6, rtol=1e-5)
         np.testing.assert_allclose(output.elmo_embeddings[row, :length].numpy(), expected.mean(0), atol=1e-6, rtol=1e-5)
@@ -119,44 +117,6 @@ def test_same_text_same_vectors(data):
                 assert (mine[number] - yours[0]).abs().max() <= 2e-6
 
 
-@pytest.fixture(scope="module")
-def published(tmp_path_factory):
-    """The converted fixture of AllenNLP, and its 30 sentences."""
-    folder = tmp_path_factory.mktemp("published") / "model"
-    convert_checkpoint(OriginalCheckpoint, FIXTURE / "lm_weights.hdf5", folder, options=FIXTURE / "options.json")
-    sentences = sum(json.loads((FIXTURE / "sentences.json").read_text(encoding="utf-8")), [])
-    tokenizer, model = ELMoTokenizer.from_pretrained(folder), ELMoModel.from_pretrained(folder)
-    return tokenizer, model, [sentence.split() for sentence in sentences]
-
-
-@pytest.mark.parametrize("side, batch_size", [("right", 30), ("left", 7)])
-def test_same_sentence_same_vectors_with_published_weights(published, batch_size, side):
-    tokenizer, model, sentences = published
-    with torch.no_grad():
-        for start in range(0, len(sentences), batch_size):
-            batch = sentences[start : start + batch_size]
-            encoding = tokenizer(batch, is_split_into_words=True, padding=True, padding_side=side, return_tensors="pt")
-            together = torch.stack(model(**encoding).hidden_states)
-            for row, words in enumerate(batch):
-                alone = model(**tokenizer(words, is_split_into_words=True, return_tensors="pt"))
-                mine = together[:, row][:, encoding.attention_mask[row].bool()]
-                assert (mine - torch.stack(alone.hidden_states)[:, 0]).abs().max() <= 2e-6
-
-
-def test_bfloat16_is_within_a_hundredth(published):
-    tokenizer, model, sentences = published
-    encoding = tokenizer(sentences[:8], is_split_into_words=True, padding=True, return_tensors="pt")
-    with torch.no_grad():
-        exact = model(**encoding).elmo_embeddings
-        half = copy.deepcopy(model).to(torch.bfloat16)
-        for backend in ("reference", "inference"):
-            if backend == "reference" or torch.ops.mkldnn._is_mkldnn_bf16_supported():
-                with elmo_backend(backend):
-                    rounded = half(**encoding).elmo_embeddings
-                assert rounded.dtype == torch.bfloat16
-                assert ((rounded.float() - exact).square().mean() / exact.square().mean()).sqrt() < 1e-2
-
-
 def test_states_continue_a_text():
     model = make_model()
     text = make_batch(model.config, [8, 8])["character_ids"]
@@ -172,27 +132,20 @@ def test_states_continue_a_text():
         torch.testing.assert_close(mine[:, :, 0], yours[:, :, 0], atol=1e-6, rtol=1e-5)
 
 
-def test_a_row_of_padding_keeps_its_state():
+def test_a_state_stays_in_its_row():
+    """A row of padding keeps its state, and one that is not finite reaches no other row."""
     model = make_model()
-    batch = make_batch(model.config, [3, 0])
-    generator = torch.Generator().manual_seed(3)
-    states = tuple(torch.randn(2, 2, 2, size, generator=generator) for size in (7, 21))
+    batch = make_batch(model.config, [3, 0, 4])
+    states = tuple(torch.randn(3, 2, 2, size, generator=torch.Generator().manual_seed(3)) for size in (7, 21))
     with torch.no_grad():
         output = model(**batch, initial_states=states)
-    for before, after in zip(states, output.final_states, strict=True):
-        assert torch.equal(before[1], after[1]) and not torch.equal(before[0], after[0])
-    assert not output.last_hidden_state[1].any()
-
-
-@pytest.mark.parametrize("which, value", [(0, torch.nan), (1, torch.inf)])
-def test_a_state_that_is_not_finite_stays_in_its_row(which, value):
-    model = make_model()
-    batch = make_batch(model.config, [3, 4, 2])
-    clean = model(**batch)
-    states = tuple(state.detach().clone() for state in clean.final_states)
-    expected = model(**batch, initial_states=states).last_hidden_state[1:]
-    states[which][0] = value
-    torch.testing.assert_close(model(**batch, initial_states=states).last_hidden_state[1:], expected)
+        for before, after in zip(states, output.final_states, strict=True):
+            assert torch.equal(before[1], after[1]) and not torch.equal(before[0], after[0])
+        assert not output.last_hidden_state[1].any()
+        for state, value in zip(states, (torch.nan, torch.inf), strict=True):
+            state[0] = value
+            found = model(**batch, initial_states=states).last_hidden_state[1:]
+            torch.testing.assert_close(found, output.last_hidden_state[1:])
 
 
 @pytest.mark.parametrize("side", ["right", "left"])
@@ -217,34 +170,9 @@ def test_inputs_embeds_replace_words():
     with torch.no_grad():
         expected = model(**batch)
         tokens = expected.hidden_states[0][..., : model.config.projection_size]
-        output = model(inputs_embeds=tokens, attention_mask=batch["attention_mask"])
-        for dtype in (torch.float16, torch.bfloat16, torch.float64):
-            other = model(inputs_embeds=tokens.to(dtype), attention_mask=batch["attention_mask"])
-            rounded = model(inputs_embeds=tokens.to(dtype).float(), attention_mask=batch["attention_mask"])
-            assert torch.equal(other.elmo_embeddings, rounded.elmo_embeddings)
-    torch.testing.assert_close(output.elmo_embeddings, expected.elmo_embeddings)
-
-
-def test_word_level_model_reads_input_ids():
-    model = make_model(char_vocab_size=0, word_embedding_size=7)
-    assert model.main_input_name == "input_ids" and model.token_projection is None
-    words = torch.tensor([[1, 5, 2], [1, 2, 0]])
-    with torch.no_grad():
-        output = model(input_ids=words)
-        vectors = model.get_input_embeddings()(words)
-    torch.testing.assert_close(output.hidden_states[0], torch.cat([vectors, vectors], -1))
-    assert not output.last_hidden_state[1, 2].any() and output.last_hidden_state[1, 1].any()
-
-
-def test_word_vectors_come_before_character_features():
-    model = make_model(word_embedding_size=4)
-    batch = make_batch(model.config, [5])
-    with torch.no_grad():
-        token = model(**batch).hidden_states[0][0, 2, :7]
-        words = model.word_embeddings(batch["input_ids"][0, 2:3])
-        characters = model.char_encoder(batch["character_ids"][0, 2:3])
-        expected = model.token_projection(torch.cat([words, characters], -1))[0]
-    torch.testing.assert_close(token, expected)
+        for dtype in (torch.float32, torch.float64):
+            output = model(inputs_embeds=tokens.to(dtype), attention_mask=batch["attention_mask"])
+            torch.testing.assert_close(output.elmo_embeddings, expected.elmo_embeddings)
 
 
 def test_each_distinct_word_is_encoded_once(monkeypatch):
@@ -332,14 +260,8 @@ def test_scalar_mix_is_equation_1(mode, norm):
     np.testing.assert_allclose(mixed.numpy(), expected, atol=2e-5)
     penalty = 0.1 * weights.square().sum() if mode == "learned" else torch.tensor(0.0)
     torch.testing.assert_close(mix.penalty(), penalty)
+    assert mix(tuple(layers[:, :, :2]), torch.ones(2, 2)).isfinite().all()  # nothing but markers
     fails("received 2 layers; pass all 3", mix, tuple(layers[:2]))
-
-
-@pytest.mark.parametrize("norm", ["allennlp", "bilm", "token"])
-def test_normalized_mix_of_nothing_but_markers_is_finite(norm):
-    model = make_model(scalar_mix_layer_norm=norm)
-    batch = make_batch(model.config, [2, 2])
-    assert model(**batch).elmo_embeddings.isfinite().all()
 
 
 @pytest.mark.parametrize("side", ["left", "right"])
@@ -349,27 +271,20 @@ def test_sentence_embeddings_are_means_over_words(side):
     torch.nn.init.normal_(model.scalar_mix.weights)
     batch = make_batch(model.config, [6, 5, 2, 0], side=side)
     markers = torch.tensor([[1, 0, 0, 0, 0, 2], [1, 0, 2, 1, 2, 0], [1, 2, 0, 0, 0, 0], [0] * 6])
-    if side == "left":
+    shift = int(side == "left")
+    if shift:
         markers = torch.stack([row.roll(6 - length) for row, length in zip(markers, [6, 5, 2, 0], strict=True)])
     batch["input_ids"] = torch.where(markers > 0, markers, batch["input_ids"])
     batch["token_type_ids"] = torch.zeros_like(markers)
-    batch["token_type_ids"][1, 3 + (side == "left") :] = 1
+    batch["token_type_ids"][1, 3 + shift :] = 1
     mixed = model(**batch).elmo_embeddings
-    shift = int(side == "left")
     expected = torch.stack([mixed[0, 1:5].mean(0), mixed[1, 1 + shift], mixed[2, 0] * 0, mixed[3, 0] * 0])
     torch.testing.assert_close(model.sentence_embeddings(**batch), expected, rtol=0, atol=1e-6)
     words = (batch["attention_mask"] * (batch["input_ids"] > 2)).bool()
     tokens = torch.where(words[..., None], mixed, expected[:, None])
     torch.testing.assert_close(model.token_embeddings(**batch), tokens, rtol=0, atol=1e-6)
-
-
-def test_errors_of_sentence_embeddings():
-    model = make_model()
-    batch = make_batch(model.config)
     fails("`input_ids` are missing", model.sentence_embeddings, batch["character_ids"])
-    without_mix = ELMoModel(model.config, add_mixing_layer=False)
-    for function in (without_mix.sentence_embeddings, without_mix.token_embeddings):
-        fails("built with add_mixing_layer=False. Leave the argument out", function, **batch)
+    fails("add_mixing_layer=False", ELMoModel(model.config, add_mixing_layer=False).token_embeddings, **batch)
 
 
 # Training
@@ -479,8 +394,6 @@ def test_scores_are_log_probabilities_and_the_loss_is_their_mean(side):
     counted = model(**batch, labels=labels, num_items_in_batch=10)
     assert counted.loss.item() == pytest.approx(-expected.sum() / 20, abs=1e-6)
     assert torch.equal(model(**batch, labels=labels.to(torch.int8)).loss, output.loss)
-    for dtype in (torch.float32, torch.bool):
-        fails(f"`labels` has dtype {dtype}; pass integer ids", model, **batch, labels=labels.to(dtype))
 
 
 def test_two_streams_equal_one_text_read_twice():
@@ -515,9 +428,9 @@ def test_errors_of_the_language_model():
     fails("labels` are shifted inside", model, **batch, labels=words, forward_targets=words)
     fails("Received `forward_targets` alone", model, **batch, forward_targets=words)
     fails("only special words", make_model(ELMoForPreTraining, vocab_size=4), **batch, labels=words)
+    fails("`labels` has dtype torch.bool", model, **batch, labels=words.bool())
     fails(r"`labels` has shape \(3, 2\); pass shape \(3, 6\)", model, **batch, labels=words[:, :2])
-    message = "ids from 12 to 12.*or call `resize_token_embeddings"
-    fails(message, model, **batch, labels=torch.full_like(words, 12))
+    fails("ids from 12 to 12", model, **batch, labels=torch.full_like(words, 12))
     fails("`labels` has <PAD> at a word", model, **batch, labels=torch.zeros_like(words))
     fails(r"call `model.eval\(\)` first", model.predict_words, **batch)
     model.eval()
@@ -554,6 +467,8 @@ def test_predicting_and_scoring_in_other_dtypes(dtype):
     atol = 0.1 if dtype == torch.bfloat16 else 1e-5
     np.testing.assert_allclose(found.log_probs, expected.log_probs, atol=atol)
     np.testing.assert_allclose(found_scores.forward_log_probs, scores.forward_log_probs, atol=atol)
+    cells = model(**batch).final_states[1]
+    assert cells.dtype == torch.promote_types(dtype, torch.float32)  # never in half precision
 
 
 @pytest.mark.parametrize("cls", [ELMoModel, ELMoForTokenClassification])
@@ -562,10 +477,10 @@ def test_a_checkpoint_without_softmax_predicts_nothing(cls, tmp_path):
     model = ELMoForPreTraining.from_pretrained(tmp_path)
     batch = make_batch(model.config)
     fails("published without its softmax", model, **batch, labels=batch["input_ids"])
-    make_model(ELMoForPreTraining).save_pretrained(tmp_path / "whole")
-    assert ELMoForPreTraining.from_pretrained(tmp_path / "whole").config.has_softmax
+    make_model(ELMoForPreTraining).save_pretrained(tmp_path)
+    assert ELMoForPreTraining.from_pretrained(tmp_path).config.has_softmax
     sizes = {"vocab_size": 30, "ignore_mismatched_sizes": True}  # the softmax of the checkpoint does not fit
-    assert not ELMoForPreTraining.from_pretrained(tmp_path / "whole", **sizes).config.has_softmax
+    assert not ELMoForPreTraining.from_pretrained(tmp_path, **sizes).config.has_softmax
 
 
 @pytest.mark.parametrize("size", [6, 20])
@@ -582,9 +497,7 @@ def test_resizing_keeps_the_rows_that_remain(size):
     model(**batch, labels=batch["input_ids"]).loss.backward()
     assert model.resize_token_embeddings(pad_to_multiple_of=8).weight.shape[0] % 8 == 0
     fails("A vocabulary of 3 words has no room", model.resize_token_embeddings, 3)
-    for wrong in (0, True, 8.0):
-        fails(f"a size of {wrong} and a multiple of 1", model.resize_token_embeddings, wrong)
-        fails(f"a size of 8 and a multiple of {wrong}", model.resize_token_embeddings, 8, wrong)
+    fails("a size of 8.0 and a multiple of 0", model.resize_token_embeddings, 8.0, 0)
 
 
 @pytest.mark.parametrize("size", [7, 12, 40])
@@ -612,9 +525,9 @@ def test_other_clusters_of_an_adaptive_softmax_stay():
     options = {"projection_size": 16, "softmax_type": "adaptive", "adaptive_cutoffs": [2, 5]}
     model = make_model(ELMoForPreTraining, word_embedding_size=4, **options)
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
-    message = "In an adaptive softmax only the words after the first 6 can change"
+    message = "only the words after the first 6 can change"
     fails(message, model.resize_token_embeddings, 6)
-    for rows in ([0, 2, 1, *range(3, 12)], [0, 1, 2, 3, 4, 5, 6, 5], [0, 1, 2, 3, 4, -1, 6], [0, 1, 2, 3, 4, 5, 6, 1]):
+    for rows in ([0, 2, 1, *range(3, 12)], [0, 1, 2, 3, 4, 5, 6, 5], [0, 1, 2, 3, 4, -1, 6]):
         fails(message, model.replace_vocabulary, rows)
     assert model.elmo.word_embeddings.num_embeddings == model.config.vocab_size == 12  # nothing has changed
     assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
@@ -637,12 +550,6 @@ def test_a_cache_of_the_former_word_vectors_is_not_saved(tmp_path):
     model.resize_token_embeddings(20)
     model.save_pretrained(tmp_path)
     assert model.vocabulary_cache is None and ELMoModel.from_pretrained(tmp_path).vocabulary_cache is None
-
-
-def test_a_head_without_a_bilm_is_resized():
-    head = make_model(ELMoForTokenClassification, use_elmo=False, task_word_embedding_size=5)
-    head.resize_token_embeddings(20)
-    assert head.token_features.word_embeddings.weight.shape == (20, 5)
 
 
 def test_another_vocabulary_takes_the_rows_of_shared_words():
@@ -675,30 +582,13 @@ OFFLOADED = {
 @pytest.mark.parametrize(("part", "options"), OFFLOADED.values(), ids=OFFLOADED)
 def test_parts_may_be_on_disk(part, options, tmp_path):
     model = make_model(ELMoForPreTraining, **options)
-    model.save_pretrained(tmp_path)
-    children = [*model.named_children(), *((f"elmo.{name}", child) for name, child in model.elmo.named_children())]
-    places = {name: "disk" if name == part else "cpu" for name, _ in children if name != "elmo"}
-    offloaded = ELMoForPreTraining.from_pretrained(tmp_path, device_map=places, offload_folder=tmp_path).eval()
-    assert any(parameter.is_meta for parameter in offloaded.get_submodule(part).parameters())
     batch = make_batch(model.config)
-    with torch.no_grad():
-        for call in (
-            lambda each: each(**batch, labels=batch["input_ids"], output_hidden_states=True),
-            lambda each: each.score(**batch),
-            lambda each: each.predict_words(**batch, top_k=3),
-        ):
-            torch.testing.assert_close(call(offloaded).to_tuple(), call(model).to_tuple())
 
+    def call(each):
+        output = each(**batch, labels=batch["input_ids"], output_hidden_states=True)
+        return [output.to_tuple(), each.score(**batch).to_tuple(), each.predict_words(**batch, top_k=3).to_tuple()]
 
-def test_the_penalty_of_a_mix_on_disk(tmp_path):
-    model = make_model(ELMoForTokenClassification, head="linear", scalar_mix_l2=0.1)
-    torch.nn.init.normal_(model.input_mix.weights)
-    model.save_pretrained(tmp_path)
-    places = {name: "disk" if name == "input_mix" else "cpu" for name, _ in model.named_children()}
-    offloaded = ELMoForTokenClassification.from_pretrained(tmp_path, device_map=places, offload_folder=tmp_path)
-    batch = make_batch(model.config)
-    labels = batch["input_ids"] % 2
-    torch.testing.assert_close(offloaded.eval()(**batch, labels=labels).loss, model(**batch, labels=labels).loss)
+    check_weights_on_disk(model, call, tmp_path, [part])
 
 
 # Bad input
@@ -710,30 +600,24 @@ def test_errors_name_what_was_received():
     words, characters, mask = batch["input_ids"], batch["character_ids"], batch["attention_mask"]
     states, vectors = model(characters).final_states, characters[..., :7].float()
     for message, options in {
-        "pass `character_ids` of shape": {"character_ids": None, "input_ids": words},
+        "pass `character_ids`": {"character_ids": None, "input_ids": words},
         r"`character_ids` has shape \(3, 6\); pass shape \(batch, time, 9\)": {"character_ids": words},
         "`character_ids` has ids from 1 to 30, .* 0 to 29": {"character_ids": characters.where(characters < 29, 30)},
-        "`character_ids` has dtype torch.float32; pass integer ids": {"character_ids": characters.float()},
+        "`character_ids` has dtype torch.float32": {"character_ids": characters.float()},
         r"`attention_mask` has shape \(3, 5\); pass shape \(3, 6\)": {"attention_mask": mask[:, :5]},
         "has values other than 0 and 1": {"attention_mask": (1 - mask) * -10000.0},
-        r"marks \(row, position\) \(1, 1\) as a token": {"attention_mask": torch.ones_like(mask)},
-        "`token_type_ids` has shape": {"token_type_ids": mask[:2]},
-        "pass them without `character_ids`": {"inputs_embeds": vectors},
+        r"\(row, position\) \(1, 1\)": {"attention_mask": torch.ones_like(mask)},
+        "without `character_ids`": {"inputs_embeds": vectors},
         r"`inputs_embeds` has shape \(3, 6, 6\)": {"character_ids": None, "inputs_embeds": vectors[..., 1:]},
-        "`inputs_embeds` has dtype torch.int64": {"character_ids": None, "inputs_embeds": vectors.long()},
         "`inputs_embeds` has dtype torch.complex64": {"character_ids": None, "inputs_embeds": vectors.cfloat()},
-        r"\[\(2, 2, 2, 7\), \(2, 2, 2, 21\)\], but this batch of 3": {"initial_states": [s[:2] for s in states]},
-        r"\['NoneType', 'NoneType'\], but this batch of 3 needs \(hidden, cell\)": {"initial_states": (None, None)},
-        r"have shapes \[\(3, 2, 2, 7\)\], but": {"initial_states": states[0]},
-        r"have shapes \['int'\], but": {"initial_states": 3},
+        r"\[\(2, 2, 2, 7\), \(2, 2, 2, 21\)\]": {"initial_states": [s[:2] for s in states]},
+        r"\['int'\]": {"initial_states": 3},
         "`initial_states` has dtype torch.int64": {"initial_states": tuple(state.long() for state in states)},
     }.items():
         fails(message, model, **{"character_ids": characters, **options})
     with pytest.raises(TypeError, match="`character_ids` is a list; pass a tensor: .*return_tensors='pt'"):
         model(characters.tolist())
-    word_level = make_model(char_vocab_size=0, word_embedding_size=7)
-    fails("word-level model: pass `input_ids`", word_level, character_ids=characters)
-    fails("`input_ids` has ids from 1 to 99, .* 0 to 11", word_level, input_ids=torch.tensor([[1, 99]]))
+    fails("pass `input_ids`", make_model(char_vocab_size=0, word_embedding_size=7), character_ids=characters)
 
 
 @both_classes
@@ -751,11 +635,7 @@ def test_final_states_are_a_pair_whose_items_have_rows(cls):
     for pair in (output["final_states"], output.to_tuple()[-1], *(other.final_states for other in others)):
         assert type(pair) is tuple
         torch.testing.assert_close(pair, output.final_states)
-    with pytest.raises(KeyError, match="loss"):
-        output["loss"]
-    values = model(**batch, return_dict=False)
-    assert isinstance(values, tuple)
-    torch.testing.assert_close(values, output.to_tuple())
+    torch.testing.assert_close(model(**batch, return_dict=False), output.to_tuple())
 
 
 @pytest.mark.parametrize("rows, time", [(0, 4), (2, 0)])

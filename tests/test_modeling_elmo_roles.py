@@ -1,17 +1,16 @@
 """The head for semantic roles: losses, marks of predicates, shared passes of the biLM, classes and folders, errors."""
 
-import json
+from unittest.mock import patch
 
 import pytest
 import torch
 import torch.nn.functional as F
 from head_models import NAMES, fails, make_batch, make_config, make_model, marked, read_by, stirred, targets_of
-from transformers import AutoModelForSequenceClassification, AutoModelForTokenClassification
+from transformers import AutoModelForTokenClassification
 
 from modeling_elmo import (
     ELMoConfig,
     ELMoForSemanticRoleLabeling,
-    ELMoForSequenceClassification,
     ELMoForTokenClassification,
     ELMoModel,
 )
@@ -151,44 +150,26 @@ def test_predictions_are_the_best_bio_sequence_of_the_words(options, side, dtype
 
 @pytest.mark.parametrize("side", ["right", "left"])
 @pytest.mark.parametrize("words", [{}, {"word_embedding_size": 3}, {"char_vocab_size": 0, "word_embedding_size": 7}])
-def test_equal_rows_are_computed_once(words, side, monkeypatch):
-    """The vectors are exactly those of a batch with each text once."""
+def test_equal_rows_are_computed_once(words, side):
+    """The vectors are exactly those of a batch with each text once. A biLM that learns reads every row."""
     model = make_roles(**words).train()
-    texts = make_batch(make_config(), [5, 2, 4], side=side)
-    batch = repeated(texts, [3, 1, 4])
+    texts = make_batch(make_config(), [5, 2, 4, 4], side=side)
+    texts["input_ids"][3], texts["character_ids"][3] = texts["input_ids"][2], texts["character_ids"][2]
+    texts["attention_mask"][3, 3] = 0  # the last two differ only in their masks
+    batch = repeated(texts, [3, 1, 3, 1])
     if words.get("char_vocab_size") == 0:
         del batch["character_ids"], texts["character_ids"]
     expected = model.elmo(**texts).hidden_states
-    every = model.elmo(**{name: tensor for name, tensor in batch.items() if name != "token_type_ids"}).hidden_states
-    rows, forward = [], model.elmo.forward
-    monkeypatch.setattr(
-        model.elmo, "forward", lambda *inputs, **options: rows.append(inputs[1]) or forward(*inputs, **options)
-    )
-    shuffled = torch.tensor([0, 3, 4, 1, 5, 6, 2, 7])
-    output = model(**{name: tensor[shuffled] for name, tensor in batch.items()}, output_hidden_states=True)
-    assert len(rows) == 1 and torch.equal(rows[0], texts["input_ids"])
-    for found, text, whole in zip(output.hidden_states, expected, every, strict=True):
-        assert torch.equal(found, text[[0, 1, 2, 0, 2, 2, 0, 2]])
-        torch.testing.assert_close(found, whole[shuffled], rtol=0, atol=1e-6)
-
-
-def test_rows_that_differ_only_in_their_mask_are_different():
-    model = make_roles(task_num_layers=1)
-    batch = repeated(make_batch(model.config, [5]), [2])
-    batch["attention_mask"][1, -2:] = 0
-    layers = model(**batch, output_hidden_states=True).hidden_states
-    assert not layers[2][1, -2:].any() and layers[2][0, -2:].all()
-    assert not torch.equal(layers[2][0, :5], layers[2][1, :5])
-
-
-def test_a_bilm_that_learns_reads_every_row(monkeypatch):
-    model = make_roles(freeze_bilm=False)
-    batch, rows, forward = repeated(make_batch(model.config, [5]), [3]), [], model.elmo.forward
-    monkeypatch.setattr(
-        model.elmo, "forward", lambda *inputs, **options: rows.append(len(inputs[1])) or forward(*inputs, **options)
-    )
-    model(**batch)
-    assert rows == [3]
+    shuffled = torch.tensor([0, 3, 4, 1, 5, 7, 2, 6])
+    batch = {name: tensor[shuffled] for name, tensor in batch.items()}
+    with patch.object(model.elmo, "forward", wraps=model.elmo.forward) as read:
+        output = model(**batch, output_hidden_states=True)
+        assert read.call_count == 1 and torch.equal(read.call_args.args[1], texts["input_ids"])
+        model.elmo.frozen = False
+        model(**batch)
+        assert torch.equal(read.call_args.args[1], batch["input_ids"])
+    for found, text in zip(output.hidden_states, expected, strict=True):
+        assert torch.equal(found, text[[0, 1, 2, 0, 2, 3, 0, 2]])
 
 
 # Classes, folders, defaults
@@ -206,97 +187,58 @@ def test_the_sizes_of_the_paper():
 def test_a_folder_names_its_class_for_token_classification(tmp_path):
     """Through the package; `test_remote_code.py` tests the folder's own code."""
     make_roles().save_pretrained(tmp_path)
-    assert json.loads((tmp_path / "config.json").read_text())["auto_map"]["AutoModelForTokenClassification"] == ROLES
-    assert (tmp_path / "modeling_elmo_roles.py").is_file() and (tmp_path / "elmo_head_interleaved.py").is_file()
     for options in ({}, {"trust_remote_code": False}, {"trust_remote_code": True}):
         model = AutoModelForTokenClassification.from_pretrained(tmp_path, **options)
         assert type(model) is ELMoForSemanticRoleLabeling
-    model.save_pretrained(tmp_path / "again")
-    again = json.loads((tmp_path / "again" / "config.json").read_text())
-    assert again["auto_map"]["AutoModelForTokenClassification"] == ROLES
-
-
-@pytest.mark.parametrize("cls", [ELMoForTokenClassification, ELMoModel])
-def test_another_class_on_its_folder_does_not_keep_the_name(cls, tmp_path):
-    make_roles().save_pretrained(tmp_path / "roles")
-    config = ELMoConfig.from_pretrained(tmp_path / "roles")
+    model.save_pretrained(tmp_path)
+    config = ELMoConfig.from_pretrained(tmp_path)
+    assert config.auto_map["AutoModelForTokenClassification"] == ROLES
     config.auto_map["AutoModelForTokenClassification"] = f"someone/elmo--{ROLES}"
-    model = cls.from_pretrained(tmp_path / "roles", config=config, ignore_mismatched_sizes=True)
-    model.save_pretrained(tmp_path / "other")
-    assert ELMoConfig.from_pretrained(tmp_path / "other").auto_map == ELMoConfig().auto_map
-    assert type(AutoModelForTokenClassification.from_pretrained(tmp_path / "other")) is ELMoForTokenClassification
-
-
-def test_other_folders_still_give_a_tagger(tmp_path):
-    """Also a configuration that names no class."""
-    assert type(AutoModelForTokenClassification.from_config(make_config())) is ELMoForTokenClassification
-    make_model(ELMoModel).save_pretrained(tmp_path)
-    assert type(AutoModelForTokenClassification.from_pretrained(tmp_path)) is ELMoForTokenClassification
-    assert type(AutoModelForSequenceClassification.from_pretrained(tmp_path)) is ELMoForSequenceClassification
+    for cls in (ELMoForTokenClassification, ELMoModel):  # another class on its folder does not keep the name
+        model = cls.from_pretrained(tmp_path, config=config, ignore_mismatched_sizes=True)
+        model.save_pretrained(tmp_path / "other")
+        assert ELMoConfig.from_pretrained(tmp_path / "other").auto_map == ELMoConfig().auto_map
+        assert type(AutoModelForTokenClassification.from_pretrained(tmp_path / "other")) is ELMoForTokenClassification
 
 
 # Errors
 
 
-def test_marks_that_are_refused():
-    model = make_roles()
+def changed(tensor, row, position, value):
+    tensor = tensor.clone()
+    tensor[row, position] = value
+    return tensor
+
+
+def test_inputs_that_are_refused():
+    model = make_roles(head="linear")
     batch = marked(make_batch(model.config, [4, 0, 3]))
-    labels = targets_of(model, batch)["labels"]
-    types = batch.pop("token_type_ids")
-    for row, position, value, shown in (
-        (2, 3, 1, "a second predicate"),
-        (0, 3, 2, "other than 0 and 1"),
-        (1, 0, 1, "where there is no word"),
-        (2, 5, 1, "where there is no word"),
+    batch |= targets_of(model, batch)
+    types, roles, predicates = batch["token_type_ids"], batch["labels"], batch["predicate_labels"]
+    fails("`labels` .*no predicate: row 0, position 1", model, **batch | {"token_type_ids": None})
+    unmarked = changed(types, 2, slice(None), 0)
+    fails("`labels` .*no predicate: row 2, position 1", model, **batch | {"token_type_ids": unmarked})
+    unlabelled = {"token_type_ids": unmarked, "labels": changed(roles, 2, slice(None), -100)}
+    assert model(**batch | unlabelled).loss.isfinite()
+    for name, value, shown in (
+        ("token_type_ids", changed(types, 2, 3, 1), "a second predicate: row 2, position 3"),
+        ("token_type_ids", changed(types, 0, 3, 2), "other than 0 and 1: row 0, position 3"),
+        ("token_type_ids", changed(types, 1, 0, 1), "where there is no word: row 1, position 0"),
+        ("token_type_ids", types[:, :2], r"shape \(3, 2\); pass shape \(3, 6\)"),
+        ("token_type_ids", types.float(), "dtype torch.float32"),
+        ("labels", roles[:, :2], r"shape \(3, 2\); pass shape \(3, 6\)"),
+        ("labels", changed(roles, 2, 5, 0), "where there is no word: row 2, position 5"),
+        ("labels", roles.to(torch.uint8), "ids from . to 156, .*0 to 4"),  # -100 becomes 156
+        ("predicate_labels", changed(predicates, 2, 2, 2), "other than 0, 1, -100: row 2, position 2"),
     ):
-        spoiled = types.clone()
-        spoiled[row, position] = value
-        message = f"`token_type_ids` .*{shown}: row {row}, position {position}"
-        fails(message, model, **batch, token_type_ids=spoiled)
-    fails(r"`token_type_ids` has shape \(3, 2\); pass shape \(3, 6\)", model, **batch, token_type_ids=types[:, :2])
-    fails("`token_type_ids` has dtype torch.float32", model, **batch, token_type_ids=types.float())
-    fails("`labels` .*no predicate: row 0, position 1", model, **batch, labels=labels)
-    unmarked = types.clone()
-    unmarked[2] = 0
-    fails("`labels` .*no predicate: row 2, position 1", model, **batch, token_type_ids=unmarked, labels=labels)
-    labels[2] = -100
-    assert model(**batch, token_type_ids=unmarked, labels=labels).loss.isfinite()
-
-
-def test_labels_that_are_refused():
-    model = make_roles(head="linear")
-    batch = marked(make_batch(model.config, [4, 3]))
-    targets = targets_of(model, batch)
-    for name, labels in targets.items():
-        fails(rf"`{name}` has shape \(2, 2\); pass shape \(2, 6\)", model, **batch, **{name: labels[:, :2]})
-        outside = labels.clone()
-        outside[1, 5] = 0
-        fails(f"`{name}` .*where there is no word: row 1, position 5", model, **batch, **{name: outside})
-    unsigned = targets["labels"].to(torch.uint8)  # -100 becomes 156
-    fails("`labels` has ids from . to 156, .*0 to 4", model, **batch, labels=unsigned)
-    other = torch.full_like(batch["input_ids"], -100)
-    other[1, 2] = 2
-    fails("`predicate_labels` .*other than 0, 1, -100: row 1, position 2", model, **batch, predicate_labels=other)
-
-
-@pytest.mark.parametrize("names", [["LABEL_0", "LABEL_1"], ["O", "B-X", "I-Y"], ["O", "B-X", "I-X", "E-X"]])
-def test_labels_are_bio(names):
-    shown = f"'{names[-1] if names[0] == 'O' else names[0]}' is not BIO"
-    fails(shown, make_model, ELMoForSemanticRoleLabeling, id2label=dict(enumerate(names)))
-    model = make_roles()
-    model.config.id2label = dict(enumerate([*NAMES[:4], "NOUN"]))
-    fails("'NOUN' is not BIO", model, **make_batch(model.config))
-    model.config.id2label = {1: "O"}
-    fails("`config.id2label` is {1: 'O'}", model, **make_batch(make_config()))
-
-
-def test_only_input_ids_tell_words_from_markers():
-    model = make_roles(head="linear")
-    batch = make_batch(model.config)
-    del batch["input_ids"]
-    fails("<S> and </S> .*pass them", model, **batch)
-    vectors = torch.randn(2, 4, 7)
-    assert (model(inputs_embeds=vectors).predictions >= 0).all()  # all positions are words
+        fails(f"`{name}` .*{shown}", model, **batch | {name: value})
+    nameless = {name: tensor for name, tensor in batch.items() if name != "input_ids"}
+    fails("<S> and </S> .*pass them", model, **nameless)
+    assert (model(inputs_embeds=torch.randn(2, 4, 7)).predictions >= 0).all()  # all positions are words
+    for names, shown in ((["LABEL_0", "LABEL_1"], "LABEL_0"), ([*NAMES[:4], "NOUN"], "'NOUN' is not BIO")):
+        fails(shown, make_model, ELMoForSemanticRoleLabeling, id2label=dict(enumerate(names)))
+        model.config.id2label = dict(enumerate(names))
+        fails(shown, model, **make_batch(make_config()))
 
 
 @every_kind
