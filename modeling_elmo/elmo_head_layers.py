@@ -502,7 +502,7 @@ class _LSTM(torch.autograd.Function):
 
 
 def _halves(x_N2D: Tensor) -> Tensor:
-    return x_N2D.reshape(2 * len(x_N2D), -1)
+    return x_N2D.reshape(2 * len(x_N2D), x_N2D.shape[1] // 2)
 
 
 def _steps(texts: PackedTexts, *tensors: Tensor) -> list[tuple[Tensor, ...]]:
@@ -767,7 +767,7 @@ def _forward(
     """
     states, ended = [], [scores[:0]]
     state = _nothing(scores, sum(batch_sizes[:1]))
-    for step, running in zip(scores.split(batch_sizes), [*batch_sizes[1:], 0], strict=True):
+    for step, running in zip(scores.split(batch_sizes), [*batch_sizes[1:], 0], strict=False):
         state = over(state[: len(step), ..., None] + table_SS, -2) + step
         states.append(state)
         ended.append(state[running:])

@@ -13,6 +13,8 @@ from modeling_elmo import (
     ELMoForSequenceClassification,
     ELMoForTokenClassification,
 )
+from modeling_elmo.elmo_head_layers import PackedTexts
+from modeling_elmo.elmo_inputs import pad
 
 NAMES = ["O", "B-X", "I-X", "B-Y", "I-Y"]
 WORDS = [4, 0, 1, 3]  # in each row, between two markers
@@ -57,6 +59,13 @@ def make_config(**overrides):
     if not {"num_labels", "id2label"} & overrides.keys():
         sizes["id2label"] = dict(enumerate(NAMES))
     return ELMoConfig.from_preset("tiny", **{**sizes, **overrides})
+
+
+def on_rows(network, x_BTD, mask_BT, *more):
+    """What a network of packed texts gives at the tokens of padded rows, zeros at padding."""
+    texts = PackedTexts(mask_BT, mask_BT)
+    found = network(texts.pack(x_BTD[mask_BT]), texts, *(texts.pack(each[mask_BT]) for each in more))
+    return pad(texts.unpack(found, int(mask_BT.sum())), mask_BT)
 
 
 def make_model(cls, seed=0, **overrides):

@@ -4,6 +4,7 @@ import math
 
 import pytest
 import torch
+from head_models import on_rows
 from torch import nn
 
 from modeling_elmo import elmo_backend
@@ -76,7 +77,7 @@ def test_equals_a_plain_loop_over_words(layers, backend):
     inputs = [x, *network.parameters()]
     expected = with_gradients(plain_interleaved(network, x, MASK), *inputs)
     with elmo_backend(backend):
-        found = with_gradients(network(x, MASK), *inputs)
+        found = with_gradients(on_rows(network, x, MASK), *inputs)
     for one, other in zip(found, expected, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-12, atol=1e-12)
     assert not found[0][~MASK].any() and found[0].shape == (6, 7, 3)
@@ -112,8 +113,8 @@ def test_the_mask_drops_the_state_of_each_step(path):
 
 def test_dropout_only_in_training_and_the_same_at_all_steps():
     network, x = make_network(5, 40, 1, dropout=0.5), make_rows()
-    torch.testing.assert_close(network.eval()(x, MASK), network(x, MASK))
-    dropped = network.train()(x, MASK) == 0
+    torch.testing.assert_close(on_rows(network.eval(), x, MASK), on_rows(network, x, MASK))
+    dropped = on_rows(network.train(), x, MASK) == 0
     for row, real in zip(dropped, MASK, strict=True):
         assert (row[real] == row[real][:1]).all()  # the same units at all words
     assert 0.3 < dropped[MASK].double().mean() < 0.7 and not torch.equal(dropped[0, 0], dropped[5, 0])
@@ -122,11 +123,11 @@ def test_dropout_only_in_training_and_the_same_at_all_steps():
 def test_under_autocast_products_are_in_bfloat16():
     network, x = make_network(40, 30, 3, torch.float32), make_rows(40, torch.float32)
     network.reset_parameters()
-    expected = with_gradients(network(x, MASK), x, *network.parameters())
+    expected = with_gradients(on_rows(network, x, MASK), x, *network.parameters())
     with torch.autocast("cpu", torch.bfloat16):
         for backend in ("reference", choose_backend([], x)[0]):
             with elmo_backend(backend):
-                found = with_gradients(network(x, MASK), x, *network.parameters())
+                found = with_gradients(on_rows(network, x, MASK), x, *network.parameters())
             for one, other in zip(found, expected, strict=True):
                 assert one.dtype == torch.float32
                 scale = other.abs().max()
@@ -138,14 +139,14 @@ def test_under_autocast_products_are_in_bfloat16():
 def test_wrapped_and_hooked_linear_layers_are_called(name):
     network, x = make_network(layers=1), make_rows()
     layer, calls = network.layers[0], []
-    expected = network(x, MASK)
+    expected = on_rows(network, x, MASK)
     linear = getattr(layer, name)
     linear.register_forward_hook(lambda *_: calls.append(name))
-    torch.testing.assert_close(network(x, MASK), expected, rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(on_rows(network, x, MASK), expected, rtol=1e-12, atol=1e-12)
     wrapped = nn.Sequential(linear)
     wrapped.in_features = linear.in_features
     setattr(layer, name, wrapped)
-    torch.testing.assert_close(network(x, MASK), expected, rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(on_rows(network, x, MASK), expected, rtol=1e-12, atol=1e-12)
     assert len(calls) == 2 * (7 if name == "state_linear" else 1)
 
 

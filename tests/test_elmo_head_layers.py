@@ -8,6 +8,7 @@ from unittest.mock import patch
 import pytest
 import torch
 from accelerate import cpu_offload
+from head_models import on_rows
 from plain_elmo import PlainELMo
 from torch import nn
 
@@ -16,6 +17,7 @@ from modeling_elmo.elmo_backends import product
 from modeling_elmo.elmo_head_layers import (
     _GRU,
     _LSTM,
+    PackedTexts,
     TaskGRU,
     TaskLSTM,
     TokenFeatures,
@@ -66,13 +68,13 @@ def test_equals_torch_on_each_row_alone(cls, num_layers, backend):
     other = torch_rnn(rnn)
     ours, theirs = (make_inputs().requires_grad_() for _ in range(2))
     with elmo_backend(backend):
-        outputs = rnn(ours, MASK)
+        outputs = on_rows(rnn, ours, MASK)
     assert outputs.shape == (6, 6, rnn.output_size) == (6, 6, 6)
     assert not outputs[~MASK].any()
     expected = [other(row[real])[0] for row, real in zip(theirs, MASK, strict=True) if real.any()]
     torch.testing.assert_close(outputs[MASK], torch.cat(expected), **EXACT)
     with elmo_backend("inference"), torch.no_grad():
-        torch.testing.assert_close(rnn(ours, MASK), outputs, **EXACT)
+        torch.testing.assert_close(on_rows(rnn, ours, MASK), outputs, **EXACT)
     outputs.sin().sum().backward()
     sum(rows.sin().sum() for rows in expected).backward()
     torch.testing.assert_close(ours.grad, theirs.grad, **EXACT)
@@ -88,7 +90,7 @@ def test_vectors_enter_between_the_first_two_layers(backend):
     assert [layer.input_size for layer in rnn.layers] == [5, 10, 6] and make_lstm(1).layers[0].input_size == 5
     inputs, between = make_inputs(), make_inputs(width=4)
     with elmo_backend(backend):
-        outputs = rnn(inputs, MASK, between)
+        outputs = on_rows(rnn, inputs, MASK, between)
     for row, real in enumerate(MASK):
         if real.any():
             states, _ = rnn.layers[0](inputs[row, real])
@@ -100,12 +102,12 @@ def test_vectors_enter_between_the_first_two_layers(backend):
 def test_dropout_stands_between_layers_alone():
     one, two = make_lstm(1, dropout=0.9), make_lstm(2, dropout=0.9)
     inputs = make_inputs()
-    torch.testing.assert_close(one(inputs, MASK), one.eval()(inputs, MASK))
+    torch.testing.assert_close(on_rows(one, inputs, MASK), on_rows(one.eval(), inputs, MASK))
     seen = []
     two.layers[1].register_forward_pre_hook(lambda _, packed: seen.append(packed[0].data))
-    dropped = two(inputs, MASK)
+    dropped = on_rows(two, inputs, MASK)
     assert (seen[0] == 0).any(1).all() and not (dropped == 0)[MASK].any()
-    assert not torch.allclose(dropped, two.eval()(inputs, MASK))
+    assert not torch.allclose(dropped, on_rows(two.eval(), inputs, MASK))
 
 
 def test_initialisation():
@@ -132,9 +134,9 @@ def test_initialisation():
 
 def test_variational_dropout_has_one_mask_for_all_times():
     torch.manual_seed(0)
-    x = torch.rand(40, 7, 50) + 1
-    assert VariationalDropout(0.5).eval()(x) is x and VariationalDropout(0)(x) is x
-    scale = VariationalDropout(0.3)(x) / x
+    x, text = torch.rand(40 * 7, 50) + 1, torch.arange(40).repeat_interleave(7)
+    assert VariationalDropout(0.5).eval()(x, text, 40) is x and VariationalDropout(0)(x, text, 40) is x
+    scale = (VariationalDropout(0.3)(x, text, 40) / x).view(40, 7, 50)
     torch.testing.assert_close(scale, scale[:, :1].expand_as(scale))
     assert (scale[:, 0] == 0).logical_or((scale[:, 0] - 1 / 0.7).abs() < 1e-5).all()
     assert len(scale[:, 0].unique(dim=0)) == 40 and len(scale[:, 0].unique(dim=1).t()) == 50  # rows, features
@@ -204,16 +206,15 @@ def test_features_are_a_table_and_a_convolution(missing):
     found = features(
         None if missing in ("characters", "filters") else characters, None if missing == "words" else words, mask
     )
-    assert found.shape == (3, 5, features.output_size)
+    assert found.shape == (mask.sum(), features.output_size)
     assert features.output_size == 6 * (missing != "words") + 9 * (missing in (None, "words"))
-    assert not found[~mask].any()
     filters = make_config(char_cnn_filters=SIZES["task_char_cnn_filters"], num_highway_layers=0)
     plain = PlainELMo(features.state_dict(), filters)
-    for row, place in mask.nonzero().tolist():
+    for vector, (row, place) in zip(found, mask.nonzero().tolist(), strict=True):
         expected = [] if missing == "words" else [features.word_embeddings.weight[words[row, place]]]
         if features.char_encoder is not None:
             expected.append(torch.from_numpy(plain.token(characters[row, place].numpy())).float())
-        torch.testing.assert_close(found[row, place], torch.cat(expected))
+        torch.testing.assert_close(vector, torch.cat(expected))
 
 
 def test_each_distinct_word_is_encoded_once_but_a_hook_sees_every_position():
@@ -237,12 +238,13 @@ def test_the_table_is_drawn_with_vectors_of_length_one_or_as_given(given, expect
 # The kernels of our biRNNs
 
 LENGTHS = [7, 1, 4, 7, 2]
+REAL = torch.arange(7) < torch.tensor(LENGTHS)[:, None]
 both_kinds = pytest.mark.parametrize("kind", [nn.GRU, nn.LSTM])
 
 
 def make_layer(kind, inputs=5, size=3):
     torch.manual_seed(0)
-    layer = kind(inputs, size, bidirectional=True, batch_first=True)
+    layer = kind(inputs, size, bidirectional=True)
     for parameter in layer.parameters():
         nn.init.normal_(parameter, std=0.6)
     return layer
@@ -251,8 +253,11 @@ def make_layer(kind, inputs=5, size=3):
 def make_rows(inputs=5):
     """Rows with random values after their ends."""
     x = torch.randn(len(LENGTHS), max(LENGTHS), inputs, generator=torch.Generator().manual_seed(1))
-    ends = torch.tensor(LENGTHS)[:, None]
-    return x.masked_fill((torch.arange(max(LENGTHS)) >= ends)[..., None], 50.0), ends
+    return x.masked_fill(~REAL[..., None], 50.0)
+
+
+def read(layer, x, real=REAL):
+    return on_rows(lambda x_ND, texts: read_both_ways(layer, x_ND, texts), x, real)
 
 
 @both_kinds
@@ -260,12 +265,11 @@ def make_rows(inputs=5):
 def test_gradients_are_those_of_torchs_own(kind, few, rows, monkeypatch):
     monkeypatch.setattr(elmo_backends, "FEW_PRODUCTS", few)
     monkeypatch.setattr(elmo_backends, "_is_intel", False)
-    layer, (x, ends) = make_layer(kind, 40, 30), make_rows(40)
-    x, ends = x[:rows].requires_grad_(), ends[:rows]
+    layer, x = make_layer(kind, 40, 30), make_rows(40)[:rows].requires_grad_()
     gradients = []
     for backend in ("reference", "training"):
         with elmo_backend(backend), patch.object(elmo_head_layers, "product", wraps=product) as products:
-            outputs = read_both_ways(layer, x, ends).where((torch.arange(7) < ends)[..., None], 0)
+            outputs = read(layer, x, REAL[:rows])
             gradients.append(torch.autograd.grad(outputs.sin().sum(), [x, *layer.parameters()]))
     torch.testing.assert_close(*gradients, rtol=1e-4, atol=1e-4)
     has_products = few == 0 and torch.backends.mkldnn.is_available()
@@ -275,19 +279,18 @@ def test_gradients_are_those_of_torchs_own(kind, few, rows, monkeypatch):
 
 @both_kinds
 def test_torchs_own_is_taken_where_ours_cannot_be(kind, monkeypatch):
-    layer, (x, ends) = make_layer(kind), make_rows()
-    real_BT = torch.arange(7) < ends
-    expected = read_both_ways(layer, x, ends)[real_BT]
+    layer, x = make_layer(kind), make_rows()
+    expected = read(layer, x)
     calls = []
     monkeypatch.setattr(_GRU, "apply", lambda *_: calls.append("ours"))
     monkeypatch.setattr(_LSTM, "apply", lambda *_: calls.append("ours"))
     hook = layer.register_forward_hook(lambda *_: calls.append("hook"))
-    torch.testing.assert_close(read_both_ways(layer, x, ends)[real_BT], expected)
+    torch.testing.assert_close(read(layer, x), expected)
     hook.remove()
     with torch.autocast("cpu", torch.bfloat16):
-        torch.testing.assert_close(read_both_ways(layer, x, ends)[real_BT].float(), expected, rtol=0.1, atol=0.1)
+        torch.testing.assert_close(read(layer, x).float(), expected, rtol=0.1, atol=0.1)
     cpu_offload(layer, execution_device=torch.device("cpu"))
-    torch.testing.assert_close(read_both_ways(layer, x, ends)[real_BT], expected)
+    torch.testing.assert_close(read(layer, x), expected)
     assert calls == ["hook"]
 
 
@@ -295,7 +298,28 @@ def test_torchs_own_is_taken_where_ours_cannot_be(kind, monkeypatch):
 @both_kinds
 def test_modules_that_quantizers_changed_are_called(kind):
     quantization = pytest.importorskip("torch.ao.quantization")
-    model, (x, ends) = nn.Sequential(make_layer(kind)), make_rows()
+    model, x = nn.Sequential(make_layer(kind)), make_rows()
     quantized = quantization.quantize_dynamic(model, {nn.GRU, nn.LSTM})
-    found, expected = (read_both_ways(each[0], x, ends)[torch.arange(7) < ends] for each in (quantized, model))
+    found, expected = (read(each[0], x) for each in (quantized, model))
     torch.testing.assert_close(found, expected, rtol=0.1, atol=0.05)
+
+
+# Texts without padding
+
+
+def test_pairs_are_grouped_by_length():
+    """A long text does not pad the short ones, whatever the order; all pairs come once, beside the right partner."""
+    lengths = torch.tensor([3, 0, 500, 4, 3, 0, 5, 2])
+    mask = torch.arange(500) < lengths[:, None]
+    texts, x = PackedTexts(mask, mask), torch.arange(1.0, 1 + int(lengths.sum()))[:, None]
+    padded, found = 0, []
+    for own, other in texts.pairs(texts, 4):
+        padded += own.mask_RL.numel() * other.mask_RL.shape[1]
+        sums = other.read(texts.pack(x)).sum((1, 2))
+        found.append((own, own.read(texts.pack(x)) * 0 + sums[:, None, None]))
+    real = (lengths * lengths.roll(4).clamp(min=1)).sum()
+    assert padded < 2 * real + 2**14
+    starts = [0, *lengths.cumsum(0).tolist()]
+    totals = [x[begin:end].sum() for begin, end in zip(starts, starts[1:], strict=False)]
+    expected = torch.stack(totals).roll(-4).repeat_interleave(lengths)
+    torch.testing.assert_close(texts.unpack(texts.join(found), len(x))[:, 0], expected)

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from modeling_elmo.elmo_head_layers import VariationalDropout
+from modeling_elmo.elmo_head_layers import PackedTexts, VariationalDropout
 from modeling_elmo.elmo_head_networks import BiattentiveClassifier, ESIMClassifier, SpanReader, TrilinearAttention
 
 CLASSIFIERS = [BiattentiveClassifier, ESIMClassifier]
@@ -41,6 +41,18 @@ def make_inputs(layout=LAYOUT, elmo=ELMO):
     inputs = torch.randn(*layout.shape, WIDTH + elmo, generator=generator, dtype=torch.float64)
     inputs[layout == 0] = 1e3
     return inputs[..., :WIDTH], layout == 1, layout == 2, inputs[..., WIDTH:] if elmo else None
+
+
+def run(network, inputs, first, second, elmo):
+    """A network on padded rows: logits, or a reader's scores of starts and ends at all positions, and of no answer."""
+    mask = torch.ones_like(first)  # a network reads the tokens of its texts alone
+    words, vectors = inputs[mask], None if elmo is None else elmo[mask]
+    if not isinstance(network, SpanReader):
+        texts = PackedTexts(first if second is first else torch.cat([first, second]), mask)
+        return network(words, texts, len(inputs), vectors)
+    contexts = PackedTexts(second, mask)
+    *scores, none = network(words, PackedTexts(first, mask), contexts, vectors)
+    return *(contexts.unpack(each, len(words)).view(mask.shape) for each in scores), none
 
 
 def gradients(classifier, logits):
@@ -128,7 +140,7 @@ def as_list(tensors):
 def test_logits_and_gradients_equal_the_formulas(kind, layout, elmo):
     classifier = make_network(kind, elmo)
     ours, theirs = (as_list(make_inputs(layout, elmo)) for _ in range(2))
-    logits, expected = classifier(*ours), plain_logits(classifier, *theirs)
+    logits, expected = run(classifier, *ours), plain_logits(classifier, *theirs)
     assert logits.shape == (len(layout), LABELS)
     torch.testing.assert_close(logits, expected)
     if (layout != 0).any():
@@ -144,10 +156,10 @@ def test_a_single_text_is_compared_with_itself_and_computed_once(kind):
     classifier, (inputs, first, second, elmo) = make_network(kind), make_inputs()
     mask, read = first | second, []
     classifier.encoder.register_forward_pre_hook(lambda _, arguments: read.append(len(arguments[0])))
-    logits = classifier(inputs, mask, mask, elmo)
-    torch.testing.assert_close(logits, classifier(inputs, mask, mask.clone(), elmo))
+    logits = run(classifier, inputs, mask, mask, elmo)
+    torch.testing.assert_close(logits, run(classifier, inputs, mask, mask.clone(), elmo))
     torch.testing.assert_close(logits, plain_logits(classifier, inputs, mask, mask, elmo))
-    assert read == [len(inputs), 2 * len(inputs)]
+    assert read == [mask.sum(), 2 * mask.sum()]
 
 
 # Of pooled vectors; of sequences: a reader's are question and context, the inputs of three biGRUs, self-attention.
@@ -157,18 +169,18 @@ DROPOUTS = {BiattentiveClassifier: (3, 1), ESIMClassifier: (2, 1), SpanReader: (
 @pytest.mark.parametrize("kind", DROPOUTS)
 def test_dropout_acts_in_training_alone_and_alike_at_all_words(kind):
     network, inputs, pooled, masks = make_network(kind), make_inputs(SPANS), [], []
-    torch.testing.assert_close(network(*inputs), network(*inputs))
+    torch.testing.assert_close(run(network, *inputs), run(network, *inputs))
     for module in network.modules():
         if isinstance(module, VariationalDropout):
-            module.register_forward_hook(lambda _, x, y: masks.append((x[0], y)))
+            module.register_forward_hook(lambda _, x, y: masks.append((*x, y)))
         elif isinstance(module, torch.nn.Dropout):
             module.register_forward_hook(lambda _, x, y: pooled.append((y == 0).any()))
-    network.train()(*inputs)
+    run(network.train(), *inputs)
     assert (len(pooled), len(masks)) == DROPOUTS[kind] and all(pooled)
-    for before, after in masks:
-        is_kept = (after != 0).any(1, keepdim=True)
-        torch.testing.assert_close(after, 2 * before * is_kept)
-        assert (before != 0).any(1)[~is_kept[:, 0]].any()
+    for before, text, count, after in masks:
+        is_kept = torch.stack([(after[text == number] != 0).any(0) for number in range(count)])
+        torch.testing.assert_close(after, 2 * before * is_kept[text])
+        assert (before != 0)[~is_kept[text]].any()
 
 
 @pytest.mark.parametrize("kind", DROPOUTS)
@@ -249,7 +261,7 @@ def plain_reader(reader: SpanReader, words, elmo, question, context):
 def test_scores_are_those_of_the_papers(elmo):
     reader = make_network(SpanReader, elmo)
     inputs, question, context, elmo_vectors = make_inputs(SPANS, elmo)
-    found_starts, found_ends, found_none = reader(inputs, question, context, elmo_vectors)
+    found_starts, found_ends, found_none = run(reader, inputs, question, context, elmo_vectors)
     for row in range(len(SPANS)):
         places = [mask[row].nonzero().flatten().tolist() for mask in (question, context)]
         vectors = None if elmo_vectors is None else elmo_vectors[row]
@@ -264,7 +276,7 @@ def test_a_context_of_one_word_and_rows_without_any():
     reader, (inputs, question, context, elmo) = make_network(SpanReader), make_inputs(SPANS)
     none_there = torch.zeros_like(context)
     for masks in ((question, none_there), (none_there, context), (none_there, none_there)):
-        for found in reader(inputs, *masks, elmo):
+        for found in run(reader, inputs, *masks, elmo):
             assert found.isfinite().all()
-        sum(found.sum() for found in reader(inputs, *masks, elmo)).backward()
+        sum(found.sum() for found in run(reader, inputs, *masks, elmo)).backward()
         assert all(p.grad is None or p.grad.isfinite().all() for p in reader.parameters())
