@@ -34,8 +34,7 @@ from modeling_elmo.run_scripts import run_task
 from modeling_elmo.run_scripts.cards.publishing import files_to_upload
 from modeling_elmo.run_scripts.fine_tuning.head import BasicHeadArguments
 from modeling_elmo.run_scripts.fine_tuning.metrics import answer_scores, tagging_scores
-from modeling_elmo.run_scripts.fine_tuning.tasks.coreference import Coreference, CoreferenceArguments
-from modeling_elmo.run_scripts.fine_tuning.tasks.coreference_data import read_documents
+from modeling_elmo.run_scripts.fine_tuning.tasks.coreference import Coreference, CoreferenceArguments, read_documents
 from modeling_elmo.run_scripts.fine_tuning.trainer import last_checkpoint
 
 LITBANK = {split: TASKS / f"litbank_{split}.conll" for split in ("train", "dev", "test")}

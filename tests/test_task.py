@@ -12,8 +12,8 @@ from transformers import DataCollatorWithPadding
 
 from modeling_elmo import ELMoForSequenceClassification
 from modeling_elmo.run_scripts.experiments.experiment import ExperimentArguments, run_experiment
+from modeling_elmo.run_scripts.fine_tuning.data import DataArguments
 from modeling_elmo.run_scripts.fine_tuning.head import HeadArguments, task_tokenizer
-from modeling_elmo.run_scripts.fine_tuning.sources import DataArguments
 from modeling_elmo.run_scripts.fine_tuning.task import Task
 from modeling_elmo.run_scripts.fine_tuning.tasks.tagging import Tagging, TaggingArguments
 from modeling_elmo.run_scripts.fine_tuning.trainer import TaskTrainingArguments

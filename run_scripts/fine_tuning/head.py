@@ -3,7 +3,6 @@
 from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, fields
-from difflib import get_close_matches
 from itertools import chain
 from typing import Any, Literal
 
@@ -189,9 +188,7 @@ def parse_overrides(text: str | None, reserved: Collection[str]) -> dict[str, An
         if name in reserved:
             raise ValueError(f"--config_overrides: {name} is set by the data or by its own option; leave it out.")
         if name not in known:
-            close = get_close_matches(name, known, 1)
-            advice = f"Did you mean {close[0]}?" if close else f"Its fields are {', '.join(sorted(known))}."
-            raise ValueError(f"--config_overrides: ELMoConfig has no field {name}. {advice}")
+            raise ValueError(f"--config_overrides: ELMoConfig has no field {name}, only {', '.join(sorted(known))}.")
     return overrides
 
 
@@ -243,12 +240,9 @@ def task_vocabulary(sentences: Iterable[Sequence[str]], min_count: int = 2, extr
     """
     counts = Counter(chain.from_iterable(sentences))
     frequent = (word for word, count in counts.most_common() if count >= min_count)
-    return [word for word in dict.fromkeys(chain(frequent, extra)) if _can_be_word(word)]
-
-
-def _can_be_word(word: str) -> bool:
-    return (
-        word not in (*SPECIAL_WORDS, MAX_TERM_WORD, "")
-        and not word.startswith(CONTINUATION)
-        and not SURROGATES.search(word)
-    )
+    left_out = (*SPECIAL_WORDS, MAX_TERM_WORD, "")
+    return [
+        word
+        for word in dict.fromkeys(chain(frequent, extra))
+        if word not in left_out and not word.startswith(CONTINUATION) and not SURROGATES.search(word)
+    ]

@@ -11,9 +11,8 @@ from datasets import Dataset, DatasetDict
 from transformers import EvalPrediction
 
 from modeling_elmo import ELMoTokenizer
-from modeling_elmo.run_scripts.fine_tuning.data import take_samples
+from modeling_elmo.run_scripts.fine_tuning.data import DataArguments, code_states, take_samples
 from modeling_elmo.run_scripts.fine_tuning.features import FeatureCollator, FeatureStore
-from modeling_elmo.run_scripts.fine_tuning.sources import DataArguments, code_states
 from modeling_elmo.run_scripts.fine_tuning.trainer import TaskTrainingArguments
 
 NO_LABEL = -100  # ignored by the loss: markers and padding

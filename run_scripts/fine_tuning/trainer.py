@@ -1,7 +1,8 @@
 """Trainer for task heads: its arguments with the paper's defaults, its optimizer, and averaged weights."""
 
 import math
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -9,6 +10,8 @@ from typing import Any
 
 import torch
 from datasets import Dataset
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
 from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import SequentialSampler
 from transformers import Trainer, TrainerCallback, TrainingArguments
@@ -16,7 +19,6 @@ from transformers.utils import is_torch_tf32_available, logging
 
 from modeling_elmo import ELMoConfig
 from modeling_elmo.modeling_elmo_heads import ELMoForTokenClassification
-from modeling_elmo.run_scripts.fine_tuning.moving_average import MovingAverage
 from modeling_elmo.run_scripts.program.command_line import option
 from modeling_elmo.run_scripts.program.files import broken_weights, sync, writing
 from modeling_elmo.run_scripts.program.processes import check_processes, check_workers, has_accelerator, sole_run
@@ -41,6 +43,7 @@ FIXED_OPTIONS: dict[str, Any] = {
     **{"label_smoothing_factor": 0.0, "prediction_loss_only": False, "eval_do_concat_batches": True},
     **{"dataloader_drop_last": False, "dataloader_in_order": True, "greater_is_better": True},
 }
+TRAINED = "trained_weights.safetensors"  # in a checkpoint, whose model has the averages
 DIVERGED = "training diverged. Pass a smaller --learning_rate, or other options of the optimizer."
 EMA_HELP = "Decay per step of the moving average of the weights, which is evaluated and saved. 0: no average."
 REPLACED_BY_ADADELTA = ("optim", "optim_args", "adam_beta1", "adam_beta2", "adam_epsilon")
@@ -156,6 +159,58 @@ class AdadeltaTrainingArguments(TaskTrainingArguments):
         super().__post_init__()
 
 
+class MovingAverage(TrainerCallback):
+    """After each step, `average <- d * average + (1 - d) * weight` for every trained weight.
+
+    torch's `AveragedModel` copies the whole model, a frozen biLM included; this class keeps the trained weights only.
+    `d` is `min(decay, (1 + step) / (10 + step))`: small at first, so that the initial weights are soon forgotten. A
+    decay of 0.999 is reached at step 8,990.
+    """
+
+    def __init__(self, model: nn.Module, decay: float):
+        self.decay = decay
+        self.weights = {name: weight for name, weight in model.named_parameters() if weight.requires_grad}
+        self.averages: dict[str, Tensor] = {}
+
+    def on_train_begin(self, args, state, control, **kwargs):
+        if not self.averages:  # a checkpoint has loaded its own
+            self.averages = {name: weight.detach().clone() for name, weight in self.weights.items()}
+
+    @torch.no_grad()
+    def on_step_end(self, args, state, control, **kwargs):
+        decay = min(self.decay, (1 + state.global_step) / (10 + state.global_step))
+        torch._foreach_lerp_(list(self.averages.values()), list(self.weights.values()), 1 - decay)
+
+    @contextmanager
+    def in_model(self) -> Iterator[None]:
+        """A context in which the model has the averages in place of its weights."""
+        self.exchange()
+        try:
+            yield
+        finally:
+            self.exchange()
+
+    @torch.no_grad()
+    def exchange(self):
+        """Exchanges the weights of the model and the averages."""
+        for name, average in self.averages.items():
+            weight = self.weights[name]
+            before = weight.detach().clone()
+            weight.copy_(average)
+            average.copy_(before)
+
+    def save_trained(self, folder: Path):
+        """Saves the weights, beside a model that has the averages."""
+        save_file({name: weight.detach().contiguous() for name, weight in self.weights.items()}, folder / TRAINED)
+
+    @torch.no_grad()
+    def load_trained(self, folder: Path):
+        """Takes the averages from the model, which has just loaded them, and loads the weights into it."""
+        self.averages = {name: weight.detach().clone() for name, weight in self.weights.items()}
+        for name, weight in load_file(folder / TRAINED).items():
+            self.weights[name].copy_(weight)
+
+
 class TaskTrainer(Trainer):
     """Trainer with three additions: no weight decay on layer mixes, a log of layer weights, and averaged weights.
 
@@ -195,7 +250,7 @@ class TaskTrainer(Trainer):
     def train(self, *args, **kwargs):
         output = super().train(*args, **kwargs)
         if self.average is not None:  # no best model was loaded
-            self.average.keep()
+            self.average.exchange()
             self.average = None
         return output
 
