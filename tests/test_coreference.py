@@ -221,13 +221,13 @@ def test_bad_lines(tmp_path, text, line, shown):
         rows(tmp_path / "a.conll", BEGIN + text + END)
 
 
-def test_bad_documents_of(tmp_path):
+def test_bad_documents(tmp_path):
     path = tmp_path / "a.conll"
     with pytest.raises(ValueError, match="a.conll, line 6 is in no document: '#end document'"):
         documents_of(path, BEGIN + WORDS + END + END)
     with pytest.raises(ValueError, match="a.conll, line 6: the document 'd' has no '#end document'"):
         documents_of(path, BEGIN + WORDS + END + BEGIN.replace("0", "1") + WORDS)
-    with pytest.raises(ValueError, match="a.conll, line 6: `document` is 'd_0'.*a.conll, line 1"):
+    with pytest.raises(ValueError, match="a.conll: 2 documents have the name 'd_0'"):
         documents_of(path, (BEGIN + WORDS + END) * 2)
     with pytest.raises(ValueError, match="a.conll has no samples"):
         documents_of(path, "\n")
@@ -270,15 +270,12 @@ def test_a_data_set(tmp_path):
     splits = read_documents(CoreferenceArguments(dataset=str(tmp_path / "data")))
     assert splits["train"].to_list() == [READ, READ | {"document": "2", "speakers": [], "genre": ""}]
     assert splits["validation"].to_list() == splits["train"].to_list()
-    with pytest.raises(ValueError, match="data, train, row 0: `document` is 'bc/1'; .*also at .*, row 0"):
-        read_documents(CoreferenceArguments(dataset=str(tmp_path / "data"), train_split="train[:1]+train"))
 
 
 @pytest.mark.parametrize(
     "column, value",
     [
         ("document", None),
-        ("document", "first"),
         ("sentences", []),
         ("sentences", ["He said"]),
         ("sentences", [["He", ""]]),
@@ -529,13 +526,13 @@ def test_the_settings_of_the_paper(tmp_path):
 )
 def test_training_options_that_are_refused(options, tmp_path):
     name, value = next(iter(options.items()))
-    with pytest.raises(ValueError, match=f"--{name} {value}: it must be"):
+    with pytest.raises(ValueError, match=f"--{name} {value}: "):
         training(tmp_path, **options)
 
 
 def test_two_devices_in_one_process_would_split_a_document(tmp_path, monkeypatch):
     monkeypatch.setattr(CoreferenceTrainingArguments, "n_gpu", 2)
-    with pytest.raises(ValueError, match="2 devices .*torchrun"):
+    with pytest.raises(ValueError, match="n_gpu 2: .*torchrun"):
         training(tmp_path)
 
 
@@ -578,6 +575,6 @@ def test_cached_layers_of_a_document_with_many_sentences(place, tmp_path):
     file = tmp_path / "long.conll"
     file.write_text("\n".join([*lines, "#end document\n"]), encoding="utf-8")
     options = {"max_steps": 1, "cache_features": True, "config_overrides": {"max_span_width": 2}}
-    (record,) = experiment("coref", place, **options, test_file=file, output_dir=tmp_path / "run")
-    assert record["gold_mentions"]["test"] == {"all": 300, "too_wide": 150}
-    assert record["gold_mentions"]["train"]["too_wide"] > 0
+    experiment("coref", place, **options, test_file=file, output_dir=tmp_path / "run")
+    (row,) = predictions_of(tmp_path / "run" / "predictions_test.jsonl")
+    assert len(row["sentences"]) == 150

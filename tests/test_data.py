@@ -131,7 +131,7 @@ def test_label_names():
     assert label_names(splits_of(train=[["I-A", "O", "B-A"]]), "tags") == ["O", "B-A", "I-A"]
     unknown = splits_of(train=[["O", "B-A"]], validation=[["O"]] * 1200 + [["B-B"]])
     for splits, shown in (
-        (unknown, "'validation', row 1200: 'B-B' .*B-A, O"),
+        (unknown, "'validation', row 1200: 'B-B' .*O, B-A"),
         (splits_of(test=["a"]), r"'train', .*\['test'\]"),
         (splits_of(train=[[], []]), "No row of the split 'train'"),
     ):

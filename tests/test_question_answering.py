@@ -3,6 +3,7 @@
 import gzip
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -26,7 +27,6 @@ from modeling_elmo.run_scripts.fine_tuning.tasks.question_answering import (
     QuestionAnsweringArguments,
     QuestionTrainingArguments,
     answer_positions,
-    encode_windows,
     question_word,
     words_of_answer,
 )
@@ -213,6 +213,11 @@ def test_splits_of_both_versions(tmp_path):
 # Windows
 
 
+def encoded(batch: dict, tokenizer: ELMoTokenizer, is_training: bool) -> dict:
+    task = SimpleNamespace(arguments=QuestionAnsweringArguments(**WINDOWS))
+    return QuestionAnswering.encode(task, batch, tokenizer, is_training)
+
+
 @pytest.mark.parametrize("side", ["right", "left"])
 def test_windows_cover_the_context_and_mark_the_answer(side):
     """A window that holds the whole answer has it between the two positions; other windows have no answer."""
@@ -220,7 +225,7 @@ def test_windows_cover_the_context_and_mark_the_answer(side):
     batch = {key: [question[key] for question in questions] for key in ("id", "question", "context")}
     batch["answers"] = [[each["text"] for each in question["answers"]] for question in questions]
     batch["answer_starts"] = [[each["answer_start"] for each in question["answers"]] for question in questions]
-    rows = encode_windows(batch, tokenizer, QuestionAnsweringArguments(**WINDOWS), is_training=False)
+    rows = encoded(batch, tokenizer, is_training=False)
     assert len(rows["input_ids"]) > len(questions) and rows["example_number"][-1] == len(questions) - 1
     held = set()
     for row, number in enumerate(rows["example_number"]):
@@ -269,7 +274,7 @@ def test_text_without_words_is_refused(part, message):
     batch = {"id": ["q7"], "question": ["why"], "context": [texts["context"]], "answers": [[texts["answer"]]]}
     batch["answer_starts"] = [[texts["context"].index(texts["answer"])]]
     with pytest.raises(ValueError, match=f"Question q7: the tokenizer finds {message}"):
-        encode_windows(batch, ELMoTokenizer(), QuestionAnsweringArguments(**WINDOWS), is_training=True)
+        encoded(batch, ELMoTokenizer(), is_training=True)
 
 
 def test_markers_in_a_text_are_no_words(tmp_path):
@@ -277,7 +282,7 @@ def test_markers_in_a_text_are_no_words(tmp_path):
     tokenizer = ELMoTokenizer(vocab=["<S>", "</S>", "<UNK>"], pre_tokenization="whitespace", literal_markers=True)
     batch = {"id": ["q"], "question": ["why"], "context": ["a </S> b c"]}
     batch |= {"answers": [["a </S> b"]], "answer_starts": [[0]]}
-    rows = encode_windows(batch, tokenizer, QuestionAnsweringArguments(**WINDOWS), is_training=False)
+    rows = encoded(batch, tokenizer, is_training=False)
     ids, first, last = rows["input_ids"][0], rows["start_positions"][0], rows["end_positions"][0]
     assert tokenizer.convert_ids_to_tokens(ids)[first + 1] == "</S>" and last == first + 2
     assert rows["offset_mapping"][0][first : last + 1] == [(0, 1), None, (7, 8)]

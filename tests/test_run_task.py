@@ -376,7 +376,7 @@ def test_a_question_that_fills_the_window(tmp_path):
         ("classify", {"classifier": "esim"}, "--classifier esim compares two texts, .* one; pass --text_pair_column"),
         ("qa", {"max_length": 30}, "--max_length.*Did you mean --max_seq_length"),
         ("qa", {"max_seq_length": 4}, "--max_seq_length 4"),
-        ("qa", {"max_seq_length": 100, "doc_stride": 98}, "--doc_stride 98 .*--max_seq_length 100"),
+        ("qa", {"max_seq_length": 100, "doc_stride": 98}, "--max_seq_length 100 .*--doc_stride 98"),
         ("srl", {"max_length": 2}, "--max_length 2"),
         ("srl", {"train_file": TASKS / "snli_dev.jsonl"}, "snli_dev.jsonl, line 1.*tokens"),
         ("coref", {"per_device_train_batch_size": 4}, "--per_device_train_batch_size 4"),

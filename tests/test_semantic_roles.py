@@ -418,7 +418,7 @@ def test_roles_come_from_the_training_data(tmp_path):
     with pytest.raises(ValueError, match="'train', but there are only .'test'."):
         SemanticRoles(SemanticRoleArguments(test_file=FILES["test_file"]))
     file = write_sentences(tmp_path / "rain.jsonl", [(["Rain"], []), (["Snow", "too"], [])])
-    with pytest.raises(ValueError, match="The 2 training sentences have no predicate"):
+    with pytest.raises(ValueError, match="No row of the split 'train' has predicate_tags"):
         SemanticRoles(SemanticRoleArguments(train_file=file))
 
 

@@ -207,29 +207,39 @@ def class_name(
     return str(value)
 
 
-def label_names(splits: DatasetDict, column: str) -> list[str]:
-    """The labels or tags of the training data, sorted, with `O` first; other splits may have no others."""
+def training_labels(splits: DatasetDict, column: str) -> list[str]:
+    """The labels or tags of the training data, sorted, with `O` first."""
     if "train" not in splits:
         raise ValueError(f"The labels come from the split 'train', but there are only {list(splits)}; pass it too.")
-    names = {name for _, name in _row_labels(splits["train"], column)}
-    for split, data in splits.items():
-        for row, name in _row_labels(data, column):
-            if name not in names:
-                raise ValueError(
-                    f"Split {split!r}, row {row}: {name!r} does not occur in 'train', which has "
-                    f"{', '.join(sorted(names)):.200}. Correct it, or pass training data with it."
-                )
+    names = {name for _, name in row_labels(splits["train"], column)}
     if not names:
         raise ValueError(f"No row of the split 'train' has {column}; pass training data with two or more.")
     return sorted(names, key=lambda name: (name != "O", name))
 
 
-def _row_labels(data: Dataset, column: str) -> Iterator[tuple[int, str]]:
-    """Row number and name of each label."""
+def label_names(splits: DatasetDict, column: str) -> list[str]:
+    """The same where other splits may have no other labels."""
+    names = training_labels(splits, column)
+    known = {*names}
+    for split, data in splits.items():
+        for row, name in row_labels(data, column):
+            if name not in known:
+                raise ValueError(
+                    f"Split {split!r}, row {row}: {name!r} does not occur in 'train', which has "
+                    f"{', '.join(names):.200}. Correct it, or pass training data with it."
+                )
+    return names
+
+
+def row_labels(data: Dataset, column: str) -> Iterator[tuple[int, str]]:
+    """Row number and name of each label, of which a row has one, a list, or lists."""
+
+    def flat(value: Any) -> Iterator[str]:
+        return chain.from_iterable(map(flat, value)) if isinstance(value, list) else iter([value])
+
     batches = data.select_columns([column]).iter(batch_size=ROWS_AT_ONCE)
     for row, value in enumerate(chain.from_iterable(batch[column] for batch in batches)):
-        for name in value if isinstance(value, list) else [value]:
-            yield row, name
+        yield from ((row, name) for name in flat(value))
 
 
 def take_samples(splits: DatasetDict, arguments: DataArguments) -> DatasetDict:

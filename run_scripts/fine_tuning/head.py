@@ -14,7 +14,7 @@ from transformers.utils import logging
 from modeling_elmo import ELMoConfig, ELMoTokenizer
 from modeling_elmo.modeling_elmo_heads import ELMoTaskModel
 from modeling_elmo.run_scripts.fine_tuning.task import Task
-from modeling_elmo.run_scripts.program.command_line import option
+from modeling_elmo.run_scripts.program.command_line import option, refuse_unread
 from modeling_elmo.run_scripts.program.files import check_model, load_pretrained, parse_json_object
 from modeling_elmo.run_scripts.vectors.word_vectors import WordVectors, read_word_vectors
 from modeling_elmo.tokenization.elmo_characters import (
@@ -77,9 +77,8 @@ class HeadArguments(BasicHeadArguments):
                 f"--word_embedding_size 0 means no word vectors, but --word_vectors is {self.word_vectors}; leave one "
                 "out. The file determines the width."
             )
-        for name in ("word_vectors_limit", "freeze_word_vectors"):
-            if self.word_vectors is None and getattr(self, name):
-                raise ValueError(f"--{name} needs the vectors of a file; pass --word_vectors FILE too.")
+        if self.word_vectors is None:
+            refuse_unread(self, ("word_vectors_limit", "freeze_word_vectors"), "without --word_vectors FILE.")
 
     def read_word_vectors(self) -> WordVectors | None:
         return None if self.word_vectors is None else read_word_vectors(self.word_vectors, self.word_vectors_limit)
@@ -226,9 +225,8 @@ def initial_embeddings(
     square = np.einsum("nw,nw->", vectors.vectors, vectors.vectors, dtype=np.float64) / vectors.vectors.size
     start *= float(np.sqrt(square - mean**2))
     start[found >= 0] = vectors.vectors[found[found >= 0]]
-    for index, word in enumerate(vocabulary):
-        if word in (PAD_WORD, UNK_WORD):
-            start[index] = 0 if word == PAD_WORD else vectors.vectors.mean(0, dtype=np.float64)
+    start[[word == PAD_WORD for word in vocabulary]] = 0
+    start[[word == UNK_WORD for word in vocabulary]] = vectors.vectors.mean(0, dtype=np.float64)
     return start, int((found >= 0).sum())
 
 

@@ -92,10 +92,6 @@ class Task(ABC):
     def predictions(self, output: SplitOutput) -> Iterable[Record]:
         """The lines of the file of predictions, one record per example."""
 
-    def further_scores(self, model: Any, tokenizer: ELMoTokenizer) -> dict[str, Any]:
-        """Entries of the record about a trained model that are not scores of a split."""
-        return {}
-
     def preprocess_logits(self, logits: Any, labels: Any) -> Any:
         """What Trainer keeps of a batch's logits until a whole split is scored: by default all."""
         return logits

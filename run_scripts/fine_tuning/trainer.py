@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -33,11 +33,6 @@ RECORDED_OPTIONS = (
     *("eval_strategy", "eval_steps", "save_strategy", "save_steps", "load_best_model_at_end"),
     *("adadelta", "ema_decay", "train_sampling_strategy", "lr_decay"),
 )
-# What a rehearsal leaves out: most steps, all that is written, and the average of the weights.
-REHEARSED: dict[str, Any] = {
-    **{"max_steps": 1, "save_strategy": "no", "load_best_model_at_end": False},
-    **{"metric_for_best_model": "score", "greater_is_better": True, "push_to_hub": False, "ema_decay": 0.0},
-}
 # Options that a task decides: the head has its own loss, and all predictions are scored in the order of the examples.
 FIXED_OPTIONS: dict[str, Any] = {
     **{"label_smoothing_factor": 0.0, "prediction_loss_only": False, "eval_do_concat_batches": True},
@@ -45,6 +40,7 @@ FIXED_OPTIONS: dict[str, Any] = {
 }
 TRAINED = "trained_weights.safetensors"  # in a checkpoint, whose model has the averages
 DIVERGED = "training diverged. Pass a smaller --learning_rate, or other options of the optimizer."
+ADADELTA_HELP = "Adadelta (rho 0.95). --no_adadelta: --optim instead."
 EMA_HELP = "Decay per step of the moving average of the weights, which is evaluated and saved. 0: no average."
 REPLACED_BY_ADADELTA = ("optim", "optim_args", "adam_beta1", "adam_beta2", "adam_epsilon")
 
@@ -55,7 +51,7 @@ class TaskTrainingArguments(TrainingArguments):
 
     _argument_group_name = "training options"
 
-    learning_rate: float = 1e-3
+    learning_rate: float | None = option(None, "Initial learning rate. Default: 1 for Adadelta, else 0.001.")  # type: ignore[assignment]
     lr_scheduler_type: str = "constant"
     per_device_train_batch_size: int = 32
     per_device_eval_batch_size: int = 64
@@ -71,6 +67,8 @@ class TaskTrainingArguments(TrainingArguments):
     ema_decay: float = option(0.0, EMA_HELP)
 
     def __post_init__(self):
+        if self.learning_rate is None:
+            self.learning_rate = 1.0 if self.adadelta else 1e-3
         check_workers(self.dataloader_num_workers)
         ignored = [name for name, value in FIXED_OPTIONS.items() if getattr(self, name) not in (value, None)]
         for name in ignored:
@@ -97,7 +95,9 @@ class TaskTrainingArguments(TrainingArguments):
         config = ELMoConfig.from_preset("tiny", head="linear")
         rows = [{"input_ids": [1, 1], "character_ids": [[1] * config.max_word_length] * 2, "labels": [0, 1]}]
         with TemporaryDirectory() as folder:
-            options = replace(self, **REHEARSED | {"output_dir": folder})
+            changes: dict[str, Any] = {"output_dir": folder, "max_steps": 1, "save_strategy": "no", "ema_decay": 0.0}
+            changes |= {"load_best_model_at_end": False, "metric_for_best_model": "score", "push_to_hub": False}
+            options = replace(self, greater_is_better=True, **changes)
             data: dict[str, Any] = {"train_dataset": rows, "eval_dataset": rows}
             score = lambda *_, **__: {"score": 0.0}  # noqa: E731
             trainer = TaskTrainer(ELMoForTokenClassification(config), options, compute_metrics=score, **data)
@@ -144,21 +144,6 @@ class TaskTrainingArguments(TrainingArguments):
         return found
 
 
-@dataclass
-class AdadeltaTrainingArguments(TaskTrainingArguments):
-    """Trainer's arguments for tasks that the paper trains with Adadelta."""
-
-    _argument_group_name = "training options"
-
-    adadelta: bool = option(True, "Adadelta (rho 0.95). --no_adadelta: --optim instead.")
-    learning_rate: float | None = option(None, "Initial learning rate. Default: 1 for Adadelta, else 0.001.")  # type: ignore[assignment]
-
-    def __post_init__(self):
-        if self.learning_rate is None:
-            self.learning_rate = 1.0 if self.adadelta else 1e-3
-        super().__post_init__()
-
-
 class MovingAverage(TrainerCallback):
     """After each step, `average <- d * average + (1 - d) * weight` for every trained weight.
 
@@ -180,15 +165,6 @@ class MovingAverage(TrainerCallback):
     def on_step_end(self, args, state, control, **kwargs):
         decay = min(self.decay, (1 + state.global_step) / (10 + state.global_step))
         torch._foreach_lerp_(list(self.averages.values()), list(self.weights.values()), 1 - decay)
-
-    @contextmanager
-    def in_model(self) -> Iterator[None]:
-        """A context in which the model has the averages in place of its weights."""
-        self.exchange()
-        try:
-            yield
-        finally:
-            self.exchange()
 
     @torch.no_grad()
     def exchange(self):
@@ -244,8 +220,15 @@ class TaskTrainer(Trainer):
         # Predictions are matched to examples by order. Trainer would group them by length if training does.
         return SequentialSampler(eval_dataset) if self.args.world_size <= 1 else None
 
-    def _averaged(self) -> AbstractContextManager:
-        return nullcontext() if self.average is None else self.average.in_model()
+    @contextmanager
+    def _averaged(self) -> Iterator[None]:
+        """A context in which the model has the averages in place of its weights."""
+        exchange = self.average.exchange if self.average is not None else lambda: None
+        exchange()
+        try:
+            yield
+        finally:
+            exchange()
 
     def train(self, *args, **kwargs):
         output = super().train(*args, **kwargs)

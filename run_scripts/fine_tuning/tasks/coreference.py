@@ -8,9 +8,8 @@ first mentions; `speakers`, one for each word, empty if the document has none; a
 
 import re
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from itertools import chain, groupby
 from pathlib import Path
 from typing import Any
@@ -89,20 +88,22 @@ class CoreferenceTrainingArguments(TaskTrainingArguments):
 
     def __post_init__(self):
         super().__post_init__()
-        has_schedule = self.lr_decay < 1
         for name, needed, reason in (
-            ("per_device_train_batch_size", 1, "a batch is one document; --gradient_accumulation_steps joins several"),
-            ("per_device_eval_batch_size", 1, "a batch is one document"),
-            ("dataloader_persistent_workers", False, "these workers repeat the windows of the first epoch"),
-            ("lr_scheduler_type", "constant", f"--lr_decay {self.lr_decay} is the schedule; or pass --lr_decay 1"),
+            (
+                "--per_device_train_batch_size",
+                1,
+                "a batch is a document; --gradient_accumulation_steps joins several",
+            ),
+            ("--per_device_eval_batch_size", 1, "a batch is a document"),
+            ("--dataloader_persistent_workers", False, "these workers repeat the windows of the first epoch"),
+            ("n_gpu", 1, "devices would split a document; start torchrun, or set CUDA_VISIBLE_DEVICES=0"),
         ):
-            if getattr(self, name) != needed and (has_schedule or name != "lr_scheduler_type"):
-                raise ValueError(f"--{name} {self.to_dict()[name]}: it must be {needed}, because {reason}.")
-        if self.n_gpu > 1:
-            raise ValueError(
-                f"One process with {self.n_gpu} devices would split a document. Start a process for each device with "
-                "torchrun, or show one device, with CUDA_VISIBLE_DEVICES=0."
-            )
+            value = getattr(self, name.lstrip("-"))
+            if value not in (needed, 0):
+                raise ValueError(f"{name} {value}: it must be {needed}, because {reason}.")
+        if self.lr_decay < 1 and self.lr_scheduler_type != "constant":
+            kind = self.to_dict()["lr_scheduler_type"]
+            raise ValueError(f"--lr_scheduler_type {kind}: --lr_decay {self.lr_decay} is the schedule; pass 1 for it.")
 
     def for_trainer(self, metric: str, has_validation: bool) -> TaskTrainingArguments:
         """Trainer keeps all columns, for the collator, and passes on `mentions`, as it does with labels."""
@@ -189,14 +190,6 @@ class Coreference(Task):
             shown = {name: example[name] for name in ("document", "sentences", "mentions")}
             yield {**shown, "predicted": mentions}
 
-    def further_scores(self, model: ELMoForCoreferenceResolution, tokenizer: ELMoTokenizer) -> dict[str, Any]:
-        widest = model.config.max_span_width
-        counts = {}
-        for split, documents in self.data.items():
-            widths = [last - first + 1 for mentions in documents["mentions"] for _, first, last, _ in mentions]
-            counts[split] = {"all": len(widths), "too_wide": sum(width > widest for width in widths)}  # never found
-        return {"gold_mentions": counts}
-
 
 def speaker_numbers(sentences: list[list[str]], speakers: list[list[str]]) -> list[int]:
     """The number of each token's speaker. Markers, and documents without speakers, have the number 0."""
@@ -235,7 +228,11 @@ class DocumentCollator(TrainerCallback):
     def __call__(self, rows: list[dict[str, Any]]) -> BatchEncoding:
         (row,) = rows  # the training options allow no others
         sentences_N = np.asarray(row["token_type_ids"])
-        first, end = self._window(row, int(sentences_N[-1]) + 1)
+        count = int(sentences_N[-1]) + 1
+        most = min(row.get("max_sentences") or count, count)
+        chance = np.random.default_rng([self.seed, self.epoch, row["example_number"]])
+        first = int(chance.integers(count - most + 1))
+        end = first + most
         inside = slice(*np.searchsorted(sentences_N, [first, end]))
         lengths_B = np.bincount(sentences_N[inside] - first)
         mask_BT = np.arange(lengths_B.max()) < lengths_B[:, None]
@@ -249,14 +246,6 @@ class DocumentCollator(TrainerCallback):
         shift = [-first, 1, 1, 0]  # to the sentence of the window, and to tokens, of which the first is a marker
         batch["mentions"] = torch.from_numpy(np.array(kept, dtype=np.int64).reshape(1, -1, 4) + shift)
         return BatchEncoding(batch)
-
-    def _window(self, row: dict[str, Any], count: int) -> tuple[int, int]:
-        """First sentence and end."""
-        most = row.get("max_sentences") or count
-        if most >= count:
-            return 0, count
-        first = int(np.random.default_rng([self.seed, self.epoch, row["example_number"]]).integers(count - most + 1))
-        return first, first + most
 
 
 def scattered(values_N: np.ndarray, mask_BT: np.ndarray) -> Tensor:
@@ -294,26 +283,20 @@ def read_documents(arguments: CoreferenceArguments) -> DatasetDict:
     """The splits that were given, with a row per document, as the head of this file says."""
     formats: dict[str, RowReader] = dict.fromkeys(DOCUMENT_SUFFIXES, conll_documents)
     found = split_sources(arguments, formats | JSON_FORMATS)
-    rows = {split: each._replace(read=partial(_distinct_documents, each.read)) for split, each in found.items()}
-    return DatasetDict({split: each.convert(document_row, DOCUMENT_FEATURES, split) for split, each in rows.items()})
-
-
-def _distinct_documents(read: Callable[[], Iterator[LocatedRow]]) -> Iterator[LocatedRow]:
-    """The rows, whose documents must have different names."""
-    places: dict[str, Any] = {}
-    for location, row in read():
-        name: Any = row.get("document")
-        check_cell(is_text(name), location, "document", name, "a name that is not empty")
-        check_cell(name not in places, location, "document", name, f"another name: it is also at {places.get(name)}")
-        places[name] = location
-        yield location, row
+    documents = {split: each.convert(document_row, DOCUMENT_FEATURES, split) for split, each in found.items()}
+    for split, rows in documents.items():
+        name, count = Counter(rows["document"]).most_common(1)[0]
+        if count > 1:
+            raise ValueError(f"{found[split].name}: {count} documents have the name {name!r}; give each its own.")
+    return DatasetDict(documents)
 
 
 def document_row(location: Any, row: Mapping[str, Any]) -> dict[str, Any]:
     """A checked document with its mentions in order. `speakers` and `genre` may be missing."""
-    sentences: Any = row.get("sentences")
+    name, sentences = row.get("document"), row.get("sentences")
     mentions: Any = row.get("mentions")
     speakers, genre = row.get("speakers") or [], row.get("genre") or ""
+    check_cell(is_text(name), location, "document", name, "a name that is not empty")
     check_cell(_has_sentences(sentences), location, "sentences", sentences, "one list of words or more, none empty")
     fits = not speakers or _has_sentences(speakers) and [*map(len, speakers)] == [*map(len, sentences)]
     check_cell(fits, location, "speakers", speakers, "a name for each word, or nothing")
@@ -321,8 +304,8 @@ def document_row(location: Any, row: Mapping[str, Any]) -> dict[str, Any]:
     check_cell(isinstance(mentions, list), location, "mentions", mentions, "a list, which may be empty")
     for mention in mentions:
         check_cell(_is_mention(mention, sentences), location, "mentions", mention, MENTION)
-    found = {"document": row["document"], "sentences": sentences, "mentions": _numbered_mentions(location, mentions)}
-    return {**found, "speakers": speakers, "genre": genre}
+    numbered = _numbered_mentions(location, mentions)
+    return {"document": name, "sentences": sentences, "mentions": numbered, "speakers": speakers, "genre": genre}
 
 
 def _has_sentences(value: Any) -> bool:
@@ -448,12 +431,13 @@ def coreference_scores(
         `ceaf`, and `mention`: the mentions that are found. MUC counts links, so it ignores singletons anyway.
     """
     totals = np.zeros((len(METRICS), 4))
-    for found, wanted in zip(predicted, gold, strict=True):
-        totals += _document_counts(_mention_sets(found, singletons), _mention_sets(wanted, singletons))
+    for pair in zip(predicted, gold, strict=True):
+        totals += _document_counts(*(_mention_sets(clusters, singletons) for clusters in pair))
     scores: Scores = {}
-    for name, counts in zip(METRICS, totals, strict=True):
-        rates = _precision_recall(*counts)
-        scores |= {f"{name}_{rate}": value for rate, value in rates.items()}
+    for name, (right_found, found, right_wanted, wanted) in zip(METRICS, totals.tolist(), strict=True):
+        precision, recall = right_found / found if found else 0.0, right_wanted / wanted if wanted else 0.0
+        f1 = 2 * precision * recall / (precision + recall) if precision + recall else 0.0
+        scores |= {f"{name}_precision": precision, f"{name}_recall": recall, f"{name}_f1": f1}
     return {"f1": float(np.mean([scores[f"{name}_f1"] for name in METRICS[:3]])), **scores}
 
 
@@ -485,9 +469,3 @@ def _document_counts(found: list[set[MentionSpan]], wanted: list[set[MentionSpan
             [common.sum(), sizes[0], common.sum(), sizes[1]],
         ]
     )
-
-
-def _precision_recall(right_found: float, found: float, right_wanted: float, wanted: float) -> dict[str, float]:
-    precision, recall = float(right_found / found) if found else 0.0, float(right_wanted / wanted) if wanted else 0.0
-    f1 = 2 * precision * recall / (precision + recall) if precision + recall else 0.0
-    return {"precision": precision, "recall": recall, "f1": f1}

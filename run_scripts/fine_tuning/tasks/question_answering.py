@@ -23,7 +23,7 @@ from modeling_elmo.pipeline_elmo import best_answers, characters_of_contexts
 from modeling_elmo.run_scripts.fine_tuning.data import DataArguments, Source, check_cell, is_text, split_sources
 from modeling_elmo.run_scripts.fine_tuning.metrics import answer_scores
 from modeling_elmo.run_scripts.fine_tuning.task import Batch, Record, SplitOutput, Task, log_mean_probabilities
-from modeling_elmo.run_scripts.fine_tuning.trainer import EMA_HELP, AdadeltaTrainingArguments
+from modeling_elmo.run_scripts.fine_tuning.trainer import ADADELTA_HELP, EMA_HELP, TaskTrainingArguments
 from modeling_elmo.run_scripts.program.command_line import option
 from modeling_elmo.run_scripts.program.data_files import LocatedRow, json_rows
 
@@ -53,20 +53,14 @@ class QuestionAnsweringArguments(DataArguments):
         "have no answer.",
     )
 
-    def __post_init__(self):
-        if self.doc_stride >= self.max_seq_length - 4:
-            raise ValueError(
-                f"--doc_stride {self.doc_stride} is too large for windows of --max_seq_length {self.max_seq_length}: "
-                "pass a smaller stride, or larger windows."
-            )
-
 
 @dataclass
-class QuestionTrainingArguments(AdadeltaTrainingArguments):
+class QuestionTrainingArguments(TaskTrainingArguments):
     """Trainer's arguments, with the paper's settings for SQuAD (supplement A.3)."""
 
     _argument_group_name = "training options"
 
+    adadelta: bool = option(True, ADADELTA_HELP)
     ema_decay: float = option(0.999, EMA_HELP)
     per_device_train_batch_size: int = 45
 
@@ -103,7 +97,23 @@ class QuestionAnswering(Task):
         return map(tokenizer.splitter.words, texts)
 
     def encode(self, batch: Batch, tokenizer: ELMoTokenizer, is_training: bool) -> Batch:
-        return encode_windows(batch, tokenizer, self.arguments, is_training)
+        """Rows of a question and a window of its context, with the position of the answer.
+
+        Rows that are not for training keep `offset_mapping`: the characters of each word of the context, else `None`.
+        """
+        windows = tokenize_windows(batch, tokenizer, self.arguments)
+        numbers = windows.pop("overflow_to_sample_mapping")
+        offsets = characters_of_contexts(windows, tokenizer)
+        windows.pop("offset_mapping")
+        words: list[set[Characters]] = [set() for _ in batch["id"]]
+        for number, characters in zip(numbers, offsets, strict=True):
+            words[number].update(pair for pair in characters if pair is not None)
+        examples = zip(words, *(batch[key] for key in ("id", "answers", "answer_starts")), strict=True)
+        answers = [words_of_answer(sorted(found), *example) for found, *example in examples]
+        positions = [answer_positions(row, answers[number]) for row, number in zip(offsets, numbers, strict=True)]
+        starts, ends = map(list, zip(*positions, strict=True))
+        rows = {**windows, "example_number": numbers, "start_positions": starts, "end_positions": ends}
+        return rows if is_training else rows | {"offset_mapping": offsets}
 
     def collator(self, tokenizer: ELMoTokenizer) -> DataCollatorWithPadding:
         tokenizer = copy(tokenizer)
@@ -140,28 +150,6 @@ def has_unanswered(questions: Dataset) -> bool:
     return any(not answers for answers in questions["answers"])
 
 
-def encode_windows(
-    batch: Batch, tokenizer: ELMoTokenizer, arguments: QuestionAnsweringArguments, is_training: bool
-) -> dict[str, Any]:
-    """Rows of a question and a window of its context, with the position of the answer, as in transformers' examples.
-
-    Rows that are not for training keep `offset_mapping`: the characters of each word of the context, else `None`.
-    """
-    windows = tokenize_windows(batch, tokenizer, arguments)
-    numbers = windows.pop("overflow_to_sample_mapping")
-    offsets = characters_of_contexts(windows, tokenizer)
-    windows.pop("offset_mapping")
-    words: list[set[Characters]] = [set() for _ in batch["id"]]
-    for number, characters in zip(numbers, offsets, strict=True):
-        words[number].update(pair for pair in characters if pair is not None)
-    examples = zip(words, *(batch[key] for key in ("id", "answers", "answer_starts")), strict=True)
-    answers = [words_of_answer(sorted(found), *example) for found, *example in examples]
-    positions = [answer_positions(row, answers[number]) for row, number in zip(offsets, numbers, strict=True)]
-    starts, ends = map(list, zip(*positions, strict=True))
-    rows = {**windows, "example_number": numbers, "start_positions": starts, "end_positions": ends}
-    return rows if is_training else rows | {"offset_mapping": offsets}
-
-
 def tokenize_windows(batch: Batch, tokenizer: ELMoTokenizer, arguments: QuestionAnsweringArguments) -> dict[str, Any]:
     options = {"max_length": arguments.max_seq_length, "stride": arguments.doc_stride, "truncation": "only_second"}
     options |= {"return_overflowing_tokens": True, "return_offsets_mapping": True}
@@ -171,9 +159,8 @@ def tokenize_windows(batch: Batch, tokenizer: ELMoTokenizer, arguments: Question
         lengths = [len(ids) - 2 for ids in tokenizer(batch["question"])["input_ids"]]
         words, name = max(zip(lengths, batch["id"], strict=True))
         raise ValueError(
-            f"Question {name} has {words:,} words, which leaves too little room for its context in a window of "
-            f"--max_seq_length {arguments.max_seq_length} with --doc_stride {arguments.doc_stride}. Pass a larger "
-            f"--max_seq_length. ({error})"
+            f"Question {name} has {words:,} words, too many for windows of --max_seq_length {arguments.max_seq_length} "
+            f"with --doc_stride {arguments.doc_stride}. Pass larger windows, or a smaller stride. ({error})"
         ) from error
 
 

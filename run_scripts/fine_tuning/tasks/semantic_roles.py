@@ -40,7 +40,14 @@ from modeling_elmo.elmo_head_layers import decode_labels
 from modeling_elmo.modeling_elmo_roles import NO_WORD
 from modeling_elmo.pipeline_elmo import check_numbers, join_words
 from modeling_elmo.pipeline_elmo_roles import PREDICATE_ROLES, PredicateTags, labelled_sentence, role_spans
-from modeling_elmo.run_scripts.fine_tuning.data import DataArguments, check_cell, sentence_of, split_sources
+from modeling_elmo.run_scripts.fine_tuning.data import (
+    DataArguments,
+    check_cell,
+    row_labels,
+    sentence_of,
+    split_sources,
+    training_labels,
+)
 from modeling_elmo.run_scripts.fine_tuning.metrics import RATES, Scores
 from modeling_elmo.run_scripts.fine_tuning.task import (
     NO_LABEL,
@@ -52,7 +59,7 @@ from modeling_elmo.run_scripts.fine_tuning.task import (
     log_mean_odds,
     log_mean_probabilities,
 )
-from modeling_elmo.run_scripts.fine_tuning.trainer import AdadeltaTrainingArguments
+from modeling_elmo.run_scripts.fine_tuning.trainer import ADADELTA_HELP, TaskTrainingArguments
 from modeling_elmo.run_scripts.program.command_line import option
 from modeling_elmo.run_scripts.program.data_files import JSON_FORMATS, LocatedRow, Location, format_suffix
 from modeling_elmo.run_scripts.program.files import numbered_lines
@@ -120,11 +127,12 @@ class SemanticRoleArguments(DataArguments):
 
 
 @dataclass
-class SemanticRoleTrainingArguments(AdadeltaTrainingArguments):
+class SemanticRoleTrainingArguments(TaskTrainingArguments):
     """Trainer's arguments, with the paper's settings for semantic roles (He et al. 2017)."""
 
     _argument_group_name = "training options"
 
+    adadelta: bool = option(True, ADADELTA_HELP)
     per_device_train_batch_size: int = 80
     max_grad_norm: float = 1.0
 
@@ -153,15 +161,15 @@ class SemanticRoles(Task):
         return DatasetDict({split: each.convert(checked_row, ROLE_FEATURES, split) for split, each in found.items()})
 
     def prepare(self, data: DatasetDict):
-        if "train" not in data:
-            raise ValueError(f"The roles come from the split 'train', but there are only {list(data)}; pass it too.")
-        self.labels = sorted(tags_of(data["train"]), key=lambda name: (name != "O", name))
-        if not self.labels:
-            raise ValueError(
-                f"The {len(data['train']):,} training sentences have no predicate; pass data with predicates."
-            )
+        self.labels = training_labels(data, "predicate_tags")
         self.config = label_config(self.labels)
-        warn_of_unknown_roles(data, self.labels)
+        for split, sentences in data.items():
+            tags = {tag for _, tag in row_labels(sentences, "predicate_tags")}
+            if unknown := {tag[2:] for tag in tags.difference(self.labels)}:
+                logger.warning(
+                    f"Split {split!r} has roles that do not occur in 'train': {', '.join(sorted(unknown)):.200}. They "
+                    "cannot be found, and their arguments count as errors."
+                )
         most = self.arguments.max_length or math.inf
         if cut := sum(place >= most - 2 for places in data["train"]["predicate_index"] for place in places):
             logger.warning(f"--max_length {most} cuts {cut:,} predicates off the training data; they are left out.")
@@ -262,19 +270,6 @@ class RoleCollator:
             columns = [torch.tensor(row[name]) for row in rows]
             batch[name] = pad_sequence(columns, batch_first=True, padding_value=NO_LABEL)
         return batch
-
-
-def tags_of(split: Dataset) -> set[str]:
-    return {tag for sentence in split["predicate_tags"] for tags in sentence for tag in tags}
-
-
-def warn_of_unknown_roles(data: DatasetDict, known: Iterable[str]):
-    for split, sentences in data.items():
-        if unknown := {tag[2:] for tag in tags_of(sentences) - {*known}}:
-            logger.warning(
-                f"Split {split!r} has roles that do not occur in 'train': {', '.join(sorted(unknown)):.200}. They "
-                "cannot be found, and their arguments count as errors."
-            )
 
 
 def role_rows(path: Path, roles_format: str | None = None) -> Iterator[LocatedRow]:
