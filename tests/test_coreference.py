@@ -19,7 +19,6 @@ from task_worker import TASKS, WITHOUT_DROPOUT, bilm, experiment, predictions_of
 
 from modeling_elmo import ELMoTokenizer
 from modeling_elmo.run_scripts.fine_tuning.task import SplitOutput
-from modeling_elmo.run_scripts.fine_tuning.tasks import coreference
 from modeling_elmo.run_scripts.fine_tuning.tasks.coreference import (
     Coreference,
     CoreferenceArguments,
@@ -28,7 +27,6 @@ from modeling_elmo.run_scripts.fine_tuning.tasks.coreference import (
     conll_documents,
     coreference_scores,
     document_row,
-    read_documents,
 )
 
 FILES = {f"{split}_file": str(TASKS / f"litbank_{name}.conll") for split, name in (("train", "train"), ("test", "dev"))}
@@ -46,7 +44,7 @@ def documents(*rows, **columns) -> DatasetDict:
 @pytest.fixture
 def task_of(monkeypatch):
     def made(data: DatasetDict, **options) -> Coreference:
-        monkeypatch.setattr(coreference, "read_documents", lambda arguments: data)
+        monkeypatch.setattr(Coreference, "read_data", lambda task: data)
         return Coreference(CoreferenceArguments(train_file="d.conll", **options))
 
     return made
@@ -70,7 +68,7 @@ def written(path: Path, text: str) -> str:
 
 
 def documents_of(path: Path, text: str) -> list[dict]:
-    return read_documents(CoreferenceArguments(train_file=written(path, text)))["train"].to_list()
+    return Coreference(CoreferenceArguments(train_file=written(path, text))).data["train"].to_list()
 
 
 def rows(path: Path, text: str) -> list[dict]:
@@ -109,7 +107,7 @@ def test_litbank_and_back(name):
         pairs = {(old[3], new[3]) for old, new in zip(sorted(before["mentions"]), after["mentions"], strict=True)}
         assert len(pairs) == len({old for old, _ in pairs}) == len({new for _, new in pairs})
     arguments = CoreferenceArguments(test_file=str(path))
-    assert read_documents(arguments)["test"].to_list() == checked
+    assert Coreference(arguments).data["test"].to_list() == checked
 
 
 ONTONOTES = """#begin document (nw/wsj/00/wsj_0001); part 000
@@ -267,7 +265,7 @@ def test_json_lines(tmp_path, ending):
 def test_a_data_set(tmp_path):
     part = Dataset.from_list([RECORD, RECORD | {"document": "2", "speakers": [], "genre": None}])
     DatasetDict(train=part, validation=part).save_to_disk(tmp_path / "data")
-    splits = read_documents(CoreferenceArguments(dataset=str(tmp_path / "data")))
+    splits = Coreference(CoreferenceArguments(dataset=str(tmp_path / "data"))).data
     assert splits["train"].to_list() == [READ, READ | {"document": "2", "speakers": [], "genre": ""}]
     assert splits["validation"].to_list() == splits["train"].to_list()
 

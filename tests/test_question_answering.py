@@ -13,7 +13,6 @@ from task_worker import (
     FEW_QUESTIONS,
     LEARNING,
     WINDOWS,
-    WITHOUT_DROPOUT,
     bilm,
     experiment,
     predictions_of,
@@ -324,23 +323,6 @@ def test_no_answer_is_predicted_if_some_questions_have_none(tmp_path):
 
 
 # Experiments: cached layers, ensembles, the baseline
-
-
-@pytest.mark.slow
-def test_cached_layers_give_the_same_answers(place, tmp_path):
-    training = {"num_train_epochs": 1, "config_overrides": WITHOUT_DROPOUT, "per_device_train_batch_size": 10}
-    found = []
-    for name, options in (("computed", {}), ("stored", {"cache_features": True})):
-        (record,) = answer(place, **WINDOWS, **training, **LEARNING, output_dir=tmp_path / name, **options)
-        rows = predictions_of(tmp_path / name / "predictions_test.jsonl")
-        found.append((record["layer_weights"], rows))
-    (weights, rows), (other_weights, others) = found
-    for side in ("input", "output"):
-        assert weights[side] == pytest.approx(other_weights[side], abs=1e-5)
-        assert max(abs(weight - 1 / 3) for weight in weights[side]) > 1e-3  # something was learned
-    assert [row["predicted"] for row in rows] == [row["predicted"] for row in others]
-    for row, other in zip(rows, others, strict=True):
-        assert row["log_probability"] == pytest.approx(other["log_probability"], abs=2e-3)
 
 
 def mean_answer(folders: list[Path], question: str, context: str) -> str:

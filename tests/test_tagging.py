@@ -45,7 +45,7 @@ def test_tags_of_a_data_set_become_names(tmp_path, caplog):
     assert not caplog.messages
     data = Tagging(TaggingArguments(**options, tags_column="pos_tags")).data["train"]
     assert data["tags"][:] == [["7", "8"], ["9"]]
-    assert "the tags are numbers without names, so they are scored by accuracy" in caplog.text
+    assert "'7', '8', '9' are not BIO tags" in caplog.text and "scored by accuracy" in caplog.text
     assert not list((tmp_path / "data" / "train").glob("cache*"))
 
 

@@ -33,21 +33,6 @@ def head(folder: Path, **options) -> HeadArguments:
     return HeadArguments(model_name_or_path=str(folder), **options)
 
 
-def test_encodings_of_all_splits(folder, task):
-    tokenizer = task_tokenizer(task, head(folder), task.data["train"], None)
-    splits = task.encode_splits(tokenizer)
-    assert list(splits) == ["train", "validation", "test"]
-    for (split, rows), file in zip(splits.items(), WNUT17.values(), strict=True):
-        sentences = sentences_of(Path(file))
-        assert len(rows) == len(sentences) == len(task.encode_splits(tokenizer, [split])[split])
-        for number, (row, (words, tags)) in enumerate(zip(rows, sentences, strict=True)):
-            inputs = tokenizer(words, is_split_into_words=True)
-            assert row["input_ids"] == list(inputs["input_ids"])
-            assert row["character_ids"] == inputs["character_ids"].tolist()
-            assert row["labels"] == [-100, *(task.config["label2id"][tag] for tag in tags), -100]
-            assert row["example_number"] == number and set(row) == {*inputs, "labels", "example_number"}
-
-
 def test_another_tokenizer_gives_other_encodings(folder, task):
     """`datasets` finds encodings in its cache by a hash of the function and its arguments."""
     found = []

@@ -182,12 +182,12 @@ def task_config(
 def parse_overrides(text: str | None, reserved: Collection[str]) -> dict[str, Any]:
     """The value of `--config_overrides`: fields of the configuration, except the reserved ones."""
     overrides = parse_json_object(text or "{}", f"--config_overrides {text}")
-    known = [each.name for each in fields(ELMoConfig)]
-    for name in overrides:
-        if name in reserved:
-            raise ValueError(f"--config_overrides: {name} is set by the data or by its own option; leave it out.")
-        if name not in known:
-            raise ValueError(f"--config_overrides: ELMoConfig has no field {name}, only {', '.join(sorted(known))}.")
+    known = {each.name for each in fields(ELMoConfig)} - {*reserved}
+    if wrong := [name for name in overrides if name not in known]:
+        raise ValueError(
+            f"--config_overrides: {', '.join(wrong)} is no field of ELMoConfig, or the data or another option sets it; "
+            f"pass {', '.join(sorted(known))}."
+        )
     return overrides
 
 

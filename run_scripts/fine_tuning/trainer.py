@@ -50,6 +50,7 @@ class TaskTrainingArguments(TrainingArguments):
     """Trainer's arguments, with the defaults of the paper's tagger (as in AllenNLP's configuration)."""
 
     _argument_group_name = "training options"
+    trainer_options = {"remove_unused_columns": True}  # of Trainer, set by the task
 
     learning_rate: float | None = option(None, "Initial learning rate. Default: 1 for Adadelta, else 0.001.")  # type: ignore[assignment]
     lr_scheduler_type: str = "constant"
@@ -116,7 +117,7 @@ class TaskTrainingArguments(TrainingArguments):
         """
         if self.metric_for_best_model not in (None, metric):
             logger.warning_once(f"Ignored, because the metric is {metric}: --metric_for_best_model.")
-        options: dict[str, Any] = {"push_to_hub": False, "hub_token": None, "remove_unused_columns": True}
+        options: dict[str, Any] = {"push_to_hub": False, "hub_token": None, **self.trainer_options}
         options |= {"metric_for_best_model": metric, "greater_is_better": True}
         if not has_validation:
             options |= {"eval_strategy": "no", "load_best_model_at_end": False}

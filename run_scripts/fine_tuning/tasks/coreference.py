@@ -9,7 +9,7 @@ first mentions; `speakers`, one for each word, empty if the document has none; a
 import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import chain, groupby
 from pathlib import Path
 from typing import Any
@@ -78,6 +78,7 @@ class CoreferenceTrainingArguments(TaskTrainingArguments):
     """Trainer's arguments, with the settings of Lee et al. (2017): Adam, and a document a step."""
 
     _argument_group_name = "training options"
+    trainer_options = {"remove_unused_columns": False, "label_names": ["mentions"]}  # the collator reads all columns
 
     lr_decay: float = option(
         0.999, f"Factor of the learning rate after every {DECAY_STEPS} steps. 1: --lr_scheduler_type."
@@ -89,11 +90,7 @@ class CoreferenceTrainingArguments(TaskTrainingArguments):
     def __post_init__(self):
         super().__post_init__()
         for name, needed, reason in (
-            (
-                "--per_device_train_batch_size",
-                1,
-                "a batch is a document; --gradient_accumulation_steps joins several",
-            ),
+            ("--per_device_train_batch_size", 1, "a batch is a document; --gradient_accumulation_steps joins several"),
             ("--per_device_eval_batch_size", 1, "a batch is a document"),
             ("--dataloader_persistent_workers", False, "these workers repeat the windows of the first epoch"),
             ("n_gpu", 1, "devices would split a document; start torchrun, or set CUDA_VISIBLE_DEVICES=0"),
@@ -104,12 +101,6 @@ class CoreferenceTrainingArguments(TaskTrainingArguments):
         if self.lr_decay < 1 and self.lr_scheduler_type != "constant":
             kind = self.to_dict()["lr_scheduler_type"]
             raise ValueError(f"--lr_scheduler_type {kind}: --lr_decay {self.lr_decay} is the schedule; pass 1 for it.")
-
-    def for_trainer(self, metric: str, has_validation: bool) -> TaskTrainingArguments:
-        """Trainer keeps all columns, for the collator, and passes on `mentions`, as it does with labels."""
-        options = super().for_trainer(metric, has_validation)
-        changes: dict[str, Any] = {"remove_unused_columns": False, "label_names": ["mentions"]}
-        return replace(options, **changes)
 
     def own_scheduler(self, optimizer: torch.optim.Optimizer) -> LRScheduler | None:
         return None if self.lr_decay == 1 else StepLR(optimizer, DECAY_STEPS, self.lr_decay)
@@ -132,7 +123,14 @@ class Coreference(Task):
     can_average = False  # models keep different spans
 
     def read_data(self) -> DatasetDict:
-        return read_documents(self.arguments)
+        formats: dict[str, RowReader] = dict.fromkeys(DOCUMENT_SUFFIXES, conll_documents)
+        found = split_sources(self.arguments, formats | JSON_FORMATS)
+        documents = {split: each.convert(document_row, DOCUMENT_FEATURES, split) for split, each in found.items()}
+        for split, rows in documents.items():
+            name, count = Counter(rows["document"]).most_common(1)[0]
+            if count > 1:
+                raise ValueError(f"{found[split].name}: {count} documents have the name {name!r}; give each its own.")
+        return DatasetDict(documents)
 
     def prepare(self, data: DatasetDict):
         train = data.get("train", next(iter(data.values())))
@@ -277,18 +275,6 @@ def clusters_of(mentions: Iterable[list[int]]) -> list[list[MentionSpan]]:
     for sentence, first, last, cluster in mentions:
         found.setdefault(cluster, []).append((sentence, first, last))
     return list(found.values())
-
-
-def read_documents(arguments: CoreferenceArguments) -> DatasetDict:
-    """The splits that were given, with a row per document, as the head of this file says."""
-    formats: dict[str, RowReader] = dict.fromkeys(DOCUMENT_SUFFIXES, conll_documents)
-    found = split_sources(arguments, formats | JSON_FORMATS)
-    documents = {split: each.convert(document_row, DOCUMENT_FEATURES, split) for split, each in found.items()}
-    for split, rows in documents.items():
-        name, count = Counter(rows["document"]).most_common(1)[0]
-        if count > 1:
-            raise ValueError(f"{found[split].name}: {count} documents have the name {name!r}; give each its own.")
-    return DatasetDict(documents)
 
 
 def document_row(location: Any, row: Mapping[str, Any]) -> dict[str, Any]:

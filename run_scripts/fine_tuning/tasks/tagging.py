@@ -139,9 +139,9 @@ class Tagging(Task):
 
 
 def tags_that_are_not_bio(tags: list[str]) -> list[str]:
-    """The tags that are not BIO, if one of the tags, as `B-PER`, or all of them, as `B_PER`, mark entities."""
+    """The tags that are not BIO, if one of the tags, as `B-PER`, or all of them, as `B_PER` and `3`, mark entities."""
     is_one = any(ENTITY_TAG.fullmatch(tag) and "-" in tag for tag in tags)
-    are_all = all(re.fullmatch(r"O|[BIESLUM]([\W_].+)?", tag, re.DOTALL) for tag in tags)
+    are_all = all(re.fullmatch(r"O|\d+|[BIESLUM]([\W_].+)?", tag, re.DOTALL) for tag in tags)
     return [tag for tag in tags if (is_one or are_all) and not re.fullmatch("O|[BI]-.+", tag, re.DOTALL)]
 
 
@@ -157,11 +157,6 @@ def _tagged_split(source: Source, split: str, arguments: TaggingDataArguments) -
         logger.warning(
             f"{source.name}: entities of {len(inside):,} sentences begin with I-, first in sentence {inside[0] + 1:,}: "
             f"{' '.join(data[inside[0]]['tokens']):.80}. The tags are kept; if they are IOB1, pass --tag_scheme iob1."
-        )
-    if names is None and all(str(tag).isdecimal() for tag in data[0]["tags"]):
-        logger.warning(
-            f"{source.name}: the tags are numbers without names, so they are scored by accuracy, like parts of speech. "
-            "If they mark entities, pass data with names such as B-PER."
         )
     return data
 
