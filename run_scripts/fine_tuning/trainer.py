@@ -6,7 +6,7 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from datasets import Dataset
@@ -50,9 +50,9 @@ class TaskTrainingArguments(TrainingArguments):
     """Trainer's arguments, with the defaults of the paper's tagger (as in AllenNLP's configuration)."""
 
     _argument_group_name = "training options"
-    trainer_options = {"remove_unused_columns": True}  # of Trainer, set by the task
+    trainer_options: ClassVar[dict[str, Any]] = {"remove_unused_columns": True}  # which a task sets
 
-    learning_rate: float | None = option(None, "Initial learning rate. Default: 1 for Adadelta, else 0.001.")  # type: ignore[assignment]
+    learning_rate: float | None = option(None, "Initial learning rate. Default: 1 for Adadelta, else 0.001.")
     lr_scheduler_type: str = "constant"
     per_device_train_batch_size: int = 32
     per_device_eval_batch_size: int = 64
@@ -97,8 +97,8 @@ class TaskTrainingArguments(TrainingArguments):
         rows = [{"input_ids": [1, 1], "character_ids": [[1] * config.max_word_length] * 2, "labels": [0, 1]}]
         with TemporaryDirectory() as folder:
             changes: dict[str, Any] = {"output_dir": folder, "max_steps": 1, "save_strategy": "no", "ema_decay": 0.0}
-            changes |= {"load_best_model_at_end": False, "metric_for_best_model": "score", "push_to_hub": False}
-            options = replace(self, greater_is_better=True, **changes)
+            changes |= {"load_best_model_at_end": False, "metric_for_best_model": "score", "greater_is_better": True}
+            options = replace(self, **changes | {"push_to_hub": False})
             data: dict[str, Any] = {"train_dataset": rows, "eval_dataset": rows}
             score = lambda *_, **__: {"score": 0.0}  # noqa: E731
             trainer = TaskTrainer(ELMoForTokenClassification(config), options, compute_metrics=score, **data)

@@ -78,7 +78,7 @@ class CoreferenceTrainingArguments(TaskTrainingArguments):
     """Trainer's arguments, with the settings of Lee et al. (2017): Adam, and a document a step."""
 
     _argument_group_name = "training options"
-    trainer_options = {"remove_unused_columns": False, "label_names": ["mentions"]}  # the collator reads all columns
+    trainer_options = {"remove_unused_columns": False, "label_names": ["mentions"]}  # for `DocumentCollator`
 
     lr_decay: float = option(
         0.999, f"Factor of the learning rate after every {DECAY_STEPS} steps. 1: --lr_scheduler_type."
@@ -279,7 +279,8 @@ def clusters_of(mentions: Iterable[list[int]]) -> list[list[MentionSpan]]:
 
 def document_row(location: Any, row: Mapping[str, Any]) -> dict[str, Any]:
     """A checked document with its mentions in order. `speakers` and `genre` may be missing."""
-    name, sentences = row.get("document"), row.get("sentences")
+    name: Any = row.get("document")
+    sentences: Any = row.get("sentences")
     mentions: Any = row.get("mentions")
     speakers, genre = row.get("speakers") or [], row.get("genre") or ""
     check_cell(is_text(name), location, "document", name, "a name that is not empty")
@@ -335,13 +336,14 @@ def conll_documents(path: Path) -> Iterator[LocatedRow]:
     folder of the name, as in OntoNotes. Mentions of one cluster that cross are read as nested: the bracket that was
     opened last is closed first.
     """
-    begin, lines = None, []
+    begin: tuple[str, str, str | None] | None = None
+    lines: list[tuple[str, str]] = []
     for number, line in numbered_lines(path):
         where = f"{path}, line {number}"
         if found := BEGIN.fullmatch(line):
             if begin is not None:
                 raise ValueError(f"{where}: {begin[1]!r:.80} has no end; write '#end document' above this line.")
-            begin, lines = (where, *found.groups()), []
+            begin, lines = (where, found[1], found[2]), []
         elif begin is not None and line.rstrip() == "#end document":
             yield begin[0], _document(*begin, lines)
             begin = None
