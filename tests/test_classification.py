@@ -7,7 +7,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 from datasets import ClassLabel, Dataset, DatasetDict, Features, Value
-from transformers import HfArgumentParser
 
 from modeling_elmo.run_scripts.fine_tuning.tasks.classification import (
     ClassificationArguments,
@@ -22,11 +21,6 @@ from modeling_elmo.run_scripts.fine_tuning.tasks.classification import (
 def read_rows(path: Path, rows: list[dict], **options) -> Dataset:
     path.write_text("\n".join(map(json.dumps, rows)), encoding="utf-8")
     return read_classification(ClassificationArguments(train_file=str(path), **options))["train"]
-
-
-def test_labels_that_look_like_options():
-    (labels,) = HfArgumentParser(ClassificationArguments).parse_args_into_dataclasses(["--drop_labels", "-", "-1"])
-    assert labels.drop_labels == ["-", "-1"]
 
 
 def test_texts_and_pairs(tmp_path, capsys):
