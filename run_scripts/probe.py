@@ -18,10 +18,9 @@ import numpy as np
 from tqdm.auto import tqdm
 
 from modeling_elmo.run_scripts.cards.tables import probe_table
-from modeling_elmo.run_scripts.fine_tuning.data import TaggingDataArguments
 from modeling_elmo.run_scripts.fine_tuning.metrics import tagging_scores
 from modeling_elmo.run_scripts.fine_tuning.probing import flat, most_frequent_tags, probe_layer
-from modeling_elmo.run_scripts.fine_tuning.tasks.tagging import Tagging
+from modeling_elmo.run_scripts.fine_tuning.tasks.tagging import Tagging, TaggingDataArguments
 from modeling_elmo.run_scripts.program.command_line import ProgramParser, run
 from modeling_elmo.run_scripts.program.files import write_json
 from modeling_elmo.run_scripts.vectors.layer_sources import LayerSourceArguments, layer_sources, write_sentences

@@ -1,10 +1,124 @@
-"""Kinds of labels: their targets, predictions and ensembles, computed by hand."""
+"""Classification: rows from files and data sets; kinds of labels, their targets, predictions and ensembles."""
+
+import json
+import re
+from pathlib import Path
 
 import numpy as np
 import pytest
-from datasets import Dataset, DatasetDict
+from datasets import ClassLabel, Dataset, DatasetDict, Features, Value
 
-from modeling_elmo.run_scripts.fine_tuning.tasks.classification import MultiLabel, Regression, SingleLabel, label_type
+from modeling_elmo.run_scripts.fine_tuning.tasks.classification import (
+    ClassificationArguments,
+    MultiLabel,
+    Regression,
+    SingleLabel,
+    label_type,
+    read_classification,
+)
+
+
+def read_rows(path: Path, rows: list[dict], **options) -> Dataset:
+    path.write_text("\n".join(map(json.dumps, rows)), encoding="utf-8")
+    return read_classification(ClassificationArguments(train_file=str(path), **options))["train"]
+
+
+def test_texts_and_pairs(tmp_path, capsys):
+    rows = [{"text": " a ", "label": 1, "sentence": "x"}, {"text": "b", "label": 0, "sentence": "y"}]
+    assert read_rows(tmp_path / "a.jsonl", rows).to_dict() == {"text": [" a ", "b"], "label": ["1", "0"]}
+    options = {"text_column": "sentence", "text_pair_column": "text"}
+    data = read_rows(tmp_path / "a.jsonl", rows, **options)
+    assert data.to_dict() == {"text": ["x", "y"], "text_pair": [" a ", "b"], "label": ["1", "0"]}
+    assert "the text is" not in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    "columns, text, pair, label",
+    [
+        (["id", "document", "label"], "document", None, "label"),
+        (["sentence2", "sentence1", "gold_label", "label2"], "sentence1", "sentence2", "gold_label"),
+        (["premise", "hypothesis", "label", "labels"], "premise", "hypothesis", "label"),
+        (["question", "sentence", "label"], "question", "sentence", "label"),
+    ],
+)
+def test_columns_of_other_names(tmp_path, capsys, columns, text, pair, label):
+    (row,) = read_rows(tmp_path / "a.jsonl", [{name: f"the {name}" for name in columns}])
+    assert row == {"text": f"the {text}", "label": f"the {label}"} | ({"text_pair": f"the {pair}"} if pair else {})
+    printed = capsys.readouterr().out
+    assert f"a.jsonl: the text is {text}" in printed and (f"the label is {label}" in printed) == (label != "label")
+
+
+@pytest.mark.parametrize(
+    "columns, options, option",
+    [
+        (["content", "title", "label"], {}, "text_column"),
+        (["text", "stars", "score"], {}, "label_column"),
+        (["text", "label"], {"text_pair_column": "b"}, "text_pair_column"),
+        (["text", "stars"], {"label_column": "a"}, "label_column"),
+    ],
+)
+def test_no_column_is_guessed(tmp_path, columns, options, option):
+    with pytest.raises(ValueError, match=f"a.jsonl has .*{re.escape(str(columns))}.*--{option}"):
+        read_rows(tmp_path / "a.jsonl", [dict.fromkeys(columns, "x")], **options)
+
+
+def test_a_table_without_its_header(tmp_path):
+    path = str(tmp_path / "a.csv")
+    Path(path).write_text("good,1\nbad,0\n")
+    found = read_classification(ClassificationArguments(train_file=path, column_names=["text", "label"]))
+    assert found["train"].to_dict() == {"text": ["good", "bad"], "label": ["1", "0"]}
+
+
+def test_kinds_of_labels(tmp_path):
+    path = tmp_path / "a.jsonl"
+    numbers = read_rows(path, [{"text": "a", "label": "2.5"}, {"text": "b", "label": 3}], problem="regression")
+    assert numbers["label"][:] == [2.5, 3.0] and all(isinstance(label, float) for label in numbers["label"])
+    lists = read_rows(path, [{"text": "a", "label": ["y", "x"]}, {"text": "b", "label": []}])
+    assert lists["label"][:] == [["y", "x"], []]
+    assert label_type(DatasetDict(train=lists), "classification").labels == ["x", "y"]
+    with pytest.raises(ValueError, match="'train' are 'a'; a classifier needs two"):
+        label_type(DatasetDict(train=Dataset.from_dict({"label": ["a", "a"]})), "classification")
+
+
+@pytest.mark.parametrize(
+    "rows, options, shown",
+    [
+        ([("a", "x"), (" ", "x")], {}, "a.jsonl, line 2: `text` is ' '"),
+        ([("a", None)], {}, "line 1: `label` is None; .*--drop_labels 'None' or --problem regression"),
+        ([("a", 0.5)], {}, "line 1: `label` is 0.5; .*--problem regression"),
+        ([("a", [0, 1]), ("b", [0, 1, 0])], {}, r"line 2: `label` is \[0, 1, 0\]; .*each once"),
+        ([("a", ["x"]), ("b", "x")], {}, "line 2: `label` is 'x'; it must be a list"),
+        ([("a", "nan")], {"problem": "regression"}, "line 1: `label` is 'nan'; it must be a finite number"),
+        ([("a", ["1"])], {"problem": "regression"}, r"line 1: `label` is \['1'\]; it must be a finite number"),
+        ([("a", "x")], {"drop_labels": ["y"]}, "--drop_labels y: no sample"),
+        ([("a", "x")], {"drop_labels": ["x"]}, "--drop_labels x leaves no sample of 'train'"),
+        ([("a", "1")], {"drop_labels": ["x"], "problem": "regression"}, "--drop_labels x"),
+    ],
+)
+def test_bad_labels(tmp_path, rows, options, shown):
+    with pytest.raises(ValueError, match=shown):
+        read_rows(tmp_path / "a.jsonl", [{"text": text, "label": label} for text, label in rows], **options)
+
+
+def test_splits_must_be_alike(tmp_path):
+    (tmp_path / "a.jsonl").write_text('{"sentence": "a", "label": "x"}')
+    (tmp_path / "b.jsonl").write_text('{"sentence1": "a", "sentence2": "b", "label": "x"}')
+    arguments = ClassificationArguments(train_file=f"{tmp_path}/a.jsonl", validation_file=f"{tmp_path}/b.jsonl")
+    with pytest.raises(ValueError, match="The splits differ: .*text_pair.* Pass --text_column, --text_pair_column and"):
+        read_classification(arguments)
+
+
+def test_labels_that_are_missing_are_dropped_on_request(tmp_path, capsys):
+    names = Features(text=Value("string"), label=ClassLabel(names=["no", "yes"]))
+    splits = {"train": [1, -1, 0, 1], "test": [-1, 1]}
+    rows = {name: {"text": [f"t{label}" for label in labels], "label": labels} for name, labels in splits.items()}
+    DatasetDict({name: Dataset.from_dict(row, names) for name, row in rows.items()}).save_to_disk(tmp_path)
+    with pytest.raises(ValueError, match=r"row 1: `label` is -1; it must be one of \['no', .*--test_split none"):
+        read_classification(ClassificationArguments(dataset=str(tmp_path)))
+    found = read_classification(ClassificationArguments(dataset=str(tmp_path), drop_labels=["-1"]))
+    assert found["train"].to_dict() == {"text": ["t1", "t0", "t1"], "label": ["yes", "no", "yes"]}
+    assert found["test"]["label"][:] == ["yes"]
+    assert "train: 1 of 4 samples have a dropped label\ntest: 1 of 2 samples" in capsys.readouterr().out
 
 
 def probabilities(*logits: list[float]) -> list[np.ndarray]:

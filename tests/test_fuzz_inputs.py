@@ -20,8 +20,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from modeling_elmo import ELMoForCoreferenceResolution, ELMoForPreTraining, ELMoModel, ELMoTokenizer
-from modeling_elmo.run_scripts.fine_tuning.tasks.coreference_data import conll_documents, document_row
-from modeling_elmo.run_scripts.fine_tuning.tasks.role_data import ROLE_FEATURES, checked_row, role_rows
+from modeling_elmo.run_scripts.fine_tuning.tasks.coreference import conll_documents, document_row
+from modeling_elmo.run_scripts.fine_tuning.tasks.semantic_roles import ROLE_FEATURES, checked_row, role_rows
 from modeling_elmo.run_scripts.program.command_line import is_mistake_of_user
 from modeling_elmo.run_scripts.program.data_files import column_rows, json_rows, numbered_texts, table_rows
 from modeling_elmo.run_scripts.program.files import numbered_lines

@@ -14,7 +14,6 @@ from modeling_elmo.run_scripts.fine_tuning.metrics import (
     normalized_answer,
     regression_scores,
     tagging_scores,
-    tags_beside_entities,
 )
 
 
@@ -40,14 +39,12 @@ def test_bilou_is_read_as_seqevals_strict_scheme_reads_it():
     "tags, bio",
     [
         ("I-A I-A O I-A", "B-A I-A O B-A"),  # IOB1
-        ("I-A B-A I-A", "B-A B-A I-A"),
         ("B-A I-B I-B", "B-A B-B I-B"),  # the type changes
         ("B-a-b I-a-b I-b", "B-a-b I-a-b B-b"),
         ("B-A E-A S-A S-B", "B-A I-A B-A B-B"),  # IOBES
         ("E-A E-A I-A", "B-A B-A B-A"),
         ("U-A U-A B-A L-A I-A L-A", "B-A B-A B-A I-A B-A I-A"),  # BILOU
         ("B-A M-A M-A E-A S-A", "B-A I-A I-A I-A B-A"),  # BMES
-        ("B-A M-A B-A E-A M-A", "B-A I-A B-A I-A B-A"),
         ("B M E S O I", "B I I B O B"),  # no types
     ],
 )
@@ -99,8 +96,6 @@ def test_parts_of_speech_are_scored_by_tag():
         ("S-X E-X U-X L-X M-X B-a-b O", True),
         ("B M E S", True),
         (". , DT", False),
-        ("N-sg V-pl", False),
-        ("O- B-A", False),
         ("B- B-A", False),
     ],
 )
@@ -110,14 +105,6 @@ def test_which_tags_mark_entities(tags, expected):
     assert ("f1" in tagging_scores(row, row)) is expected
     for said in (True, False):
         assert ("f1" in tagging_scores(row, row, are_entities=said)) is said
-
-
-@pytest.mark.parametrize(
-    "tags, expected",
-    [("O B-A I-A", ""), ("NN VB O", ""), ("N-sg O", ""), ("O B NN", ""), ("O tag B-A X-A", "tag X-A")],
-)
-def test_tags_that_fit_no_scheme_of_entities(tags, expected):
-    assert tags_beside_entities(tags.split()) == expected.split()
 
 
 def test_classification_scores_by_hand():
@@ -187,7 +174,6 @@ def test_answers_are_compared_without_case_punctuation_articles_and_spaces(answe
     "predicted, gold, f1",
     [
         ("the old river Seine", ["Seine, river"], 4 / 5),  # 2 of 3 words, 2 of 2
-        ("Seine river", ["river Seine"], 1),
         ("York York York", ["York"], 1 / 2),  # 1 of 3 words, 1 of 1
         ("New New York", ["New York, New York"], 6 / 7),  # 3 of 3 words, 3 of 4
         ("city Paris", ["Paris", "the city of Paris", "Rouen"], 4 / 5),  # 2/3 with the first
@@ -219,20 +205,13 @@ def test_questions_without_an_answer():
         "has_answer_exact_match": pytest.approx(1 / 3),
         "no_answer_accuracy": pytest.approx(2 / 3),
     }
-    assert answer_scores(["", "x"], [[], []]) == {"f1": 0.5, "exact_match": 0.5, "no_answer_accuracy": 0.5}
-
-
-def test_answers_by_type_of_question():
-    found = answer_scores(["Seine", "old Paris", "1889"], [["Seine"], ["Paris"], ["1890"]], ["what", "where", "what"])
-    assert found == {
-        "f1": pytest.approx((1 + 2 / 3 + 0) / 3),
-        "exact_match": pytest.approx(1 / 3),
+    assert answer_scores(["", "x"], [[], []], ["why", "who"]) == {
+        **{"f1": 0.5, "exact_match": 0.5, "no_answer_accuracy": 0.5},
         "per_type": {
-            "what": {"f1": 0.5, "exact_match": 0.5, "number": 2},
-            "where": {"f1": pytest.approx(2 / 3), "exact_match": 0.0, "number": 1},
+            "who": {"f1": 0.0, "exact_match": 0.0, "number": 1},
+            "why": {"f1": 1.0, "exact_match": 1.0, "number": 1},
         },
     }
-    assert list(found["per_type"]) == ["what", "where"] and json.loads(json.dumps(found)) == found
 
 
 @pytest.mark.parametrize("is_squad_2", [False, True])

@@ -1,14 +1,18 @@
-"""Question answering: windows and positions of answers, no answer, ensembles, cached layers."""
+"""Question answering: checked questions, windows and positions of answers, no answer, ensembles, cached layers."""
 
+import gzip
+import json
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
+from datasets import Dataset, DatasetDict, Features, Sequence, Value
 from task_worker import (
     FEW_QUESTIONS,
     LEARNING,
     WINDOWS,
-    WITHOUT_DROPOUT,
     bilm,
     experiment,
     predictions_of,
@@ -22,7 +26,6 @@ from modeling_elmo.run_scripts.fine_tuning.tasks.question_answering import (
     QuestionAnsweringArguments,
     QuestionTrainingArguments,
     answer_positions,
-    encode_windows,
     question_word,
     words_of_answer,
 )
@@ -47,7 +50,171 @@ def test_the_settings_of_the_paper(tmp_path):
     assert QuestionTrainingArguments(output_dir=str(tmp_path), adadelta=False).learning_rate == 1e-3
 
 
+# Questions
+
+CONTEXT = "The Seine flows through Paris to Le Havre. Paris is old."
+PARIS = {"text": ["Paris", "Paris to Le Havre"], "answer_start": [24, 24]}
+NONE: dict[str, list] = {"text": [], "answer_start": []}
+READ = {"context": CONTEXT, "answers": PARIS["text"], "answer_starts": PARIS["answer_start"]}
+
+
+def question(name: str, answers: Any = PARIS, **more) -> dict:
+    return {"id": name, "question": f"Where is {name}?", "context": CONTEXT, "answers": answers, **more}
+
+
+def each(answers: Any) -> Any:
+    """A list of answers, as in SQuAD's files."""
+    return [dict(zip(answers, pair, strict=True)) for pair in zip(*answers.values(), strict=True)]
+
+
+def paragraph(*questions: dict) -> dict:
+    """The questions as in SQuAD's files, with the context of the first."""
+    asked = [{name: value for name, value in record.items() if name != "context"} for record in questions]
+    return {"context": questions[0]["context"], "qas": [{**one, "answers": each(one["answers"])} for one in asked]}
+
+
+def lines(*rows: dict) -> str:
+    return "\n".join(map(json.dumps, rows))
+
+
+def written(path: Path, text: str) -> str:
+    path.write_bytes(gzip.compress(text.encode()) if path.suffix == ".gz" else text.encode())
+    return str(path)
+
+
+def read(path: Path, text: str, **options) -> list[dict]:
+    arguments = QuestionAnsweringArguments(train_file=written(path, text), **options)
+    return QuestionAnswering(arguments).data["train"].to_list()
+
+
+def test_the_files_of_squad(tmp_path):
+    """Articles of paragraphs, as one object or a row a line, or paragraphs; SQuAD 2.0 has questions without answer."""
+    none = question("q3", NONE, is_impossible=True, plausible_answers=each(PARIS))
+    paragraphs = [paragraph(question("q1"), question("q2", is_impossible=False)), paragraph(none)]
+    expected = [{"id": name, "question": f"Where is {name}?", **READ} for name in ("q1", "q2", "q3")]
+    expected[2] |= {"answers": [], "answer_starts": []}
+    articles = [{"title": "Seine", "paragraphs": paragraphs[:1]}, {"title": "Paris", "paragraphs": paragraphs[1:]}]
+    for name, text in (
+        ("a.json", json.dumps({"version": "2.0", "data": articles})),
+        ("b.json.gz", json.dumps({"version": "2.0", "data": articles}, indent=1)),
+        ("c.jsonl", lines(*articles)),
+        ("d.json", json.dumps(paragraphs)),
+        ("e.jsonl", lines(*paragraphs)),
+    ):
+        assert read(tmp_path / name, text) == expected
+
+
+@pytest.mark.parametrize("answers", [PARIS, each(PARIS)], ids=["lists", "list"])
+@pytest.mark.parametrize("ending", ["jsonl", "json", "jsonl.gz"])
+def test_a_question_a_line(tmp_path, answers, ending):
+    none = NONE if answers is PARIS else []
+    records = question("q1", answers), question("q2", none), question("q3", answers, title="Paris")
+    found = read(tmp_path / f"a.{ending}", lines(*records))
+    assert found[0] == {"id": "q1", "question": "Where is q1?", **READ}
+    assert [row["answers"] for row in found] == [PARIS["text"], [], PARIS["text"]]
+
+
+def test_other_columns(tmp_path):
+    record = {"key": 7, "query": "Where?", "passage": CONTEXT, "spans": PARIS, "question": "Not this one."}
+    names = {"id_column": "key", "question_column": "query", "context_column": "passage", "answers_column": "spans"}
+    assert read(tmp_path / "a.jsonl", lines(record), **names) == [{"id": "7", "question": "Where?", **READ}]
+
+
+def test_a_question_without_a_name_is_named_by_its_location(tmp_path):
+    (found,) = read(tmp_path / "a.jsonl", lines(question("q1") | {"id": None}))
+    assert found["id"] == f"{tmp_path / 'a.jsonl'}, line 1"
+    rows = paragraph(*({"context": CONTEXT, "question": "Why?", "answers": PARIS} for _ in range(2)))
+    names = [row["id"] for row in read(tmp_path / "b.jsonl", lines(rows))]
+    assert names == [f"{tmp_path / 'b.jsonl'}, line 1, paragraph 1, question {number}" for number in (1, 2)]
+
+
+# The features of the data sets `squad` and `squad_v2` on the Hub.
+FEATURES = Features(
+    id=Value("string"),
+    title=Value("string"),
+    context=Value("string"),
+    question=Value("string"),
+    answers=Sequence({"text": Value("string"), "answer_start": Value("int32")}),
+)
+
+
+def test_the_data_set_of_squad(tmp_path):
+    rows = [{"title": "Seine", **row} for row in (question("q1"), question("q2", NONE))]
+    parts = {"train": rows, "validation": rows[::-1], "test": [rows[0] | {"context": ""}]}
+    DatasetDict({name: Dataset.from_list(part, FEATURES) for name, part in parts.items()}).save_to_disk(tmp_path)
+    options = {"dataset": str(tmp_path), "validation_split": "validation[:1]"}
+    splits = QuestionAnswering(QuestionAnsweringArguments(**options, test_split="none")).data
+    assert splits["train"].to_list()[0] == {"id": "q1", "question": "Where is q1?", **READ}
+    assert splits["train"]["answers"][:] == [PARIS["text"], []] and splits["validation"]["answers"][:] == [[]]
+    assert splits["validation"].split == "validation"
+    with pytest.raises(ValueError, match=r"--dataset .*, test, row 0, id q1: `context` is ''"):
+        QuestionAnswering(QuestionAnsweringArguments(**options))
+
+
+def of(text: Any, start: Any) -> dict:
+    return {"answers": {"text": [text], "answer_start": [start]}}
+
+
+@pytest.mark.parametrize(
+    "changes, shown",
+    [
+        ({"context": None}, "`context` is None"),
+        ({"question": " \n"}, r"`question` is ' \\n'"),
+        (of("Paris", 23), "`answer_start` is 23; .*'Paris' begins: 24"),
+        (of("Rouen", 24), "`answer_start` is 24; .*'Rouen' begins: -1 .*nowhere"),
+        (of(".", -1), "`answer_start` is -1; .*: 41"),
+        ({"context": "Où, 🗼? Île 🗼"} | of("Île 🗼", len("Où, 🗼? ".encode())), "`answer_start` is 11; .*byte.*: 7"),
+        ({"answers": {"text": ["Paris"] * 2, "answer_start": [24, 44]}}, "`answer_start` is 44"),
+        (of(" ", 3), "`answers` is {'text': ' ', 'answer_start': 3}"),
+        (of("h", True), "`answers` is {'text': 'h', 'answer_start': True}"),
+        ({"answers": None}, "`answers` is None"),
+        ({"answers": [{"text": "Paris"}]}, r"`answers` is \[\{'text': 'Paris'\}\]"),
+        ({"answers": {"text": "Th", "answer_start": [0, 1]}}, r"`answers` is \{'text': 'Th', "),
+        ({"answers": {"text": ["Th"], "answer_start": []}}, r"`answers` is \{'text': "),
+        ({"answers": [], "is_impossible": False}, r"`is_impossible` is False; .* \[\]"),
+        ({"is_impossible": True}, "`is_impossible` is True; .*'Paris'"),
+        ({"is_impossible": "false"}, "`is_impossible` is 'false'"),
+    ],
+)
+def test_bad_questions(tmp_path, changes, shown):
+    with pytest.raises(ValueError, match=f"a.jsonl, line 2, id q7: {shown}"):
+        read(tmp_path / "a.jsonl", lines(question("q1"), question("q7", **changes)))
+
+
+@pytest.mark.parametrize("column", ["question", "context", "answers"])
+def test_columns_that_are_not_there(tmp_path, column):
+    with pytest.raises(ValueError, match=rf"a.jsonl has no column 'x', only \['id', .*--{column}_column"):
+        read(tmp_path / "a.jsonl", lines(question("q1")), **{f"{column}_column": "x"})
+
+
+@pytest.mark.parametrize(
+    "article, shown",
+    [
+        ({"paragraphs": ["b"]}, r"a.json, element 1: `paragraphs` is \['b'\]"),
+        ({"paragraphs": [{"context": "b"}]}, "a.json, element 1, paragraph 1: `qas` is None"),
+        ({"paragraphs": [{"context": CONTEXT, "qas": []}]}, "a.json has no samples"),
+    ],
+)
+def test_files_that_are_not_as_squads(tmp_path, article, shown):
+    with pytest.raises(ValueError, match=shown):
+        read(tmp_path / "a.json", json.dumps({"data": [article]}))
+
+
+def test_splits_of_both_versions(tmp_path):
+    one = written(tmp_path / "one.jsonl", lines(question("q1")))
+    two = written(tmp_path / "two.jsonl", lines(question("q2"), question("q3", NONE)))
+    for files, having, without in (((one, two), "test", "train"), ((two, one), "train", "test")):
+        with pytest.raises(ValueError, match=f"'{having}' has questions without an answer, but '{without}' has none"):
+            QuestionAnswering(QuestionAnsweringArguments(train_file=files[0], test_file=files[1]))
+    QuestionAnswering(QuestionAnsweringArguments(validation_file=one, test_file=two))  # without training data
+
+
 # Windows
+
+
+def encoded(batch: dict, tokenizer: ELMoTokenizer, is_training: bool) -> dict:
+    task = SimpleNamespace(arguments=QuestionAnsweringArguments(**WINDOWS))
+    return QuestionAnswering.encode(task, batch, tokenizer, is_training)
 
 
 @pytest.mark.parametrize("side", ["right", "left"])
@@ -57,7 +224,7 @@ def test_windows_cover_the_context_and_mark_the_answer(side):
     batch = {key: [question[key] for question in questions] for key in ("id", "question", "context")}
     batch["answers"] = [[each["text"] for each in question["answers"]] for question in questions]
     batch["answer_starts"] = [[each["answer_start"] for each in question["answers"]] for question in questions]
-    rows = encode_windows(batch, tokenizer, QuestionAnsweringArguments(**WINDOWS), is_training=False)
+    rows = encoded(batch, tokenizer, is_training=False)
     assert len(rows["input_ids"]) > len(questions) and rows["example_number"][-1] == len(questions) - 1
     held = set()
     for row, number in enumerate(rows["example_number"]):
@@ -106,7 +273,7 @@ def test_text_without_words_is_refused(part, message):
     batch = {"id": ["q7"], "question": ["why"], "context": [texts["context"]], "answers": [[texts["answer"]]]}
     batch["answer_starts"] = [[texts["context"].index(texts["answer"])]]
     with pytest.raises(ValueError, match=f"Question q7: the tokenizer finds {message}"):
-        encode_windows(batch, ELMoTokenizer(), QuestionAnsweringArguments(**WINDOWS), is_training=True)
+        encoded(batch, ELMoTokenizer(), is_training=True)
 
 
 def test_markers_in_a_text_are_no_words(tmp_path):
@@ -114,7 +281,7 @@ def test_markers_in_a_text_are_no_words(tmp_path):
     tokenizer = ELMoTokenizer(vocab=["<S>", "</S>", "<UNK>"], pre_tokenization="whitespace", literal_markers=True)
     batch = {"id": ["q"], "question": ["why"], "context": ["a </S> b c"]}
     batch |= {"answers": [["a </S> b"]], "answer_starts": [[0]]}
-    rows = encode_windows(batch, tokenizer, QuestionAnsweringArguments(**WINDOWS), is_training=False)
+    rows = encoded(batch, tokenizer, is_training=False)
     ids, first, last = rows["input_ids"][0], rows["start_positions"][0], rows["end_positions"][0]
     assert tokenizer.convert_ids_to_tokens(ids)[first + 1] == "</S>" and last == first + 2
     assert rows["offset_mapping"][0][first : last + 1] == [(0, 1), None, (7, 8)]
@@ -156,23 +323,6 @@ def test_no_answer_is_predicted_if_some_questions_have_none(tmp_path):
 
 
 # Experiments: cached layers, ensembles, the baseline
-
-
-@pytest.mark.slow
-def test_cached_layers_give_the_same_answers(place, tmp_path):
-    training = {"num_train_epochs": 1, "config_overrides": WITHOUT_DROPOUT, "per_device_train_batch_size": 10}
-    found = []
-    for name, options in (("computed", {}), ("stored", {"cache_features": True})):
-        (record,) = answer(place, **WINDOWS, **training, **LEARNING, output_dir=tmp_path / name, **options)
-        rows = predictions_of(tmp_path / name / "predictions_test.jsonl")
-        found.append((record["layer_weights"], rows))
-    (weights, rows), (other_weights, others) = found
-    for side in ("input", "output"):
-        assert weights[side] == pytest.approx(other_weights[side], abs=1e-5)
-        assert max(abs(weight - 1 / 3) for weight in weights[side]) > 1e-3  # something was learned
-    assert [row["predicted"] for row in rows] == [row["predicted"] for row in others]
-    for row, other in zip(rows, others, strict=True):
-        assert row["log_probability"] == pytest.approx(other["log_probability"], abs=2e-3)
 
 
 def mean_answer(folders: list[Path], question: str, context: str) -> str:

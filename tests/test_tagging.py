@@ -1,7 +1,10 @@
-"""Tagging: labels, truncated training sentences, and scores of words only."""
+"""Tagging: rows from files and data sets, labels, truncated training sentences, and scores of words only."""
+
+from pathlib import Path
 
 import numpy as np
 import pytest
+from datasets import ClassLabel, Dataset, DatasetDict, Features, Value
 from task_worker import TASKS, WNUT17, sentences_of
 
 from modeling_elmo import ELMoTokenizer
@@ -14,12 +17,131 @@ def tagging(**options) -> Tagging:
     return Tagging(TaggingArguments(**(WNUT17 | options)))
 
 
-def test_labels_are_those_of_the_training_data():
+def tags_of(path: Path, text: str, **options) -> list[list[str]]:
+    path.write_text(text, encoding="utf-8")
+    return Tagging(TaggingArguments(train_file=str(path), **options)).data["train"]["tags"][:]
+
+
+# Rows
+
+
+def test_files(tmp_path):
+    (tmp_path / "a.conll").write_text("EU B-ORG\nrejects O\n\nno O\n")
+    (tmp_path / "b.jsonl").write_text('{"tokens": ["EU"], "ner_tags": ["B-ORG"], "tokens2": 1}\n')
+    splits = Tagging(TaggingArguments(train_file=f"{tmp_path}/a.conll", test_file=f"{tmp_path}/b.jsonl")).data
+    assert list(splits) == ["train", "test"] and splits["test"].split == "test"
+    assert splits["train"].to_dict() == {"tokens": [["EU", "rejects"], ["no"]], "tags": [["B-ORG", "O"], ["O"]]}
+    assert splits["test"].to_dict() == {"tokens": [["EU"]], "tags": [["B-ORG"]]}
+
+
+def test_tags_of_a_data_set_become_names(tmp_path, caplog):
+    names = ClassLabel(names=["O", "B-PER", "I-PER"])
+    features = Features(id=Value("int32"), words=[Value("string")], ner_tags=[names], pos_tags=[Value("int32")])
+    rows = {"id": [1, 2], "words": [["a", "b"], ["c"]], "ner_tags": [[1, 2], [0]], "pos_tags": [[7, 8], [9]]}
+    DatasetDict(train=Dataset.from_dict(rows, features)).save_to_disk(tmp_path / "data")
+    options = {"dataset": str(tmp_path / "data"), "tokens_column": "words"}
+    data = Tagging(TaggingArguments(**options)).data["train"]
+    assert data.to_dict() == {"tokens": [["a", "b"], ["c"]], "tags": [["B-PER", "I-PER"], ["O"]]}
+    assert not caplog.messages
+    data = Tagging(TaggingArguments(**options, tags_column="pos_tags")).data["train"]
+    assert data["tags"][:] == [["7", "8"], ["9"]]
+    assert "'7', '8', '9' are not BIO tags" in caplog.text and "scored by accuracy" in caplog.text
+    assert not list((tmp_path / "data" / "train").glob("cache*"))
+
+
+IOB1 = ["I-A", "I-A", "B-A", "I-B", "O", "I-A", "B-A", "I-A"]
+BIO = ["B-A", "I-A", "B-A", "B-B", "O", "B-A", "B-A", "I-A"]
+
+
+def test_iob1_is_converted_on_request(tmp_path, caplog):
+    text = "x O\n\n" + "\n".join(f"w{number} {tag}" for number, tag in enumerate(IOB1))
+    assert tags_of(tmp_path / "a.conll", text, tag_scheme="iob1") == [["O"], BIO]
+    assert not caplog.messages
+    for _ in range(2):  # the second time from the cache
+        caplog.clear()
+        assert tags_of(tmp_path / "a.conll", text) == [["O"], IOB1]
+        (message,) = caplog.messages
+        assert "a.conll: entities of 1 sentences begin with I-, first in sentence 2: w0 w1 " in message
+        assert "--tag_scheme iob1" in message
+
+
+@pytest.mark.parametrize(
+    ("tags", "expected"),
+    [
+        ("O B-A I-A E-A S-A B-A E-A B-B E-B O S-B", "O B-A I-A I-A B-A B-A I-A B-B I-B O B-B"),  # IOBES
+        ("B-A L-A U-A B-A I-A L-A O", "B-A I-A B-A B-A I-A I-A O"),  # BILOU
+        ("B-A M-A E-A S-A", "B-A I-A I-A B-A"),  # BMES
+        ("E-A I-A S-A E-A I-B E-A O M-A", "B-A B-A B-A B-A B-B B-A O B-A"),  # no scheme
+    ],
+)
+def test_iobes_is_converted_to_the_same_entities(tmp_path, caplog, tags, expected):
+    text = "".join(f"w {tag}\n" for tag in tags.split())
+    assert tags_of(tmp_path / "a.conll", text, tag_scheme="iobes") == [expected.split()] and not caplog.messages
+    assert tagging_scores([expected.split()], [tags.split()], are_entities=True)["f1"] == 1
+
+
+@pytest.mark.parametrize(
+    "text, options, shown",
+    [
+        ("a\tO\n\tO\n", {}, "a.conll, line 2: `tokens` is ''"),
+        ("a\tO\n\nb\t \n", {}, "a.conll, line 3: `tags` is ''"),
+        ("\n-DOCSTART- O\n", {}, "a.conll has no samples"),
+        ("a O\nb S-X\n", {"tag_scheme": "iob1"}, "line 2: 'S-X' .* --tag_scheme keep"),
+        ("a O\nb B_X\n", {"tag_scheme": "iobes"}, "line 2: 'B_X' .* --tag_scheme keep"),
+        ('{"tokens": ["a"], "tags": []}', {}, r"a.jsonl, line 1: `tags` is \[\]"),
+        ('{"tokens": "a", "tags": "O"}', {}, "a.jsonl, line 1: `tokens` is 'a'"),
+        ('{"tokens": ["a", 1], "tags": ["O", "O"]}', {}, "line 1: `tokens` is 1"),
+        ('{"tokens": ["a"], "tags": [null]}', {}, "a.jsonl, line 1: `tags` is None"),
+        ('{"tokens": ["a"], "t": ["O"]}', {}, r"no column 'tags', only \['tokens', 't'\]; pass --tags_column"),
+        ('{"t": ["a"], "tags": ["O"]}', {}, r"no column 'tokens', only \['t', 'tags'\]; pass --tokens_column"),
+    ],
+)
+def test_bad_tags(tmp_path, text, options, shown):
+    with pytest.raises(ValueError, match=shown):
+        tags_of(tmp_path / ("a.jsonl" if text.startswith("{") else "a.conll"), text, **options)
+
+
+# Labels
+
+
+def test_labels_are_those_of_the_training_data(tmp_path):
     task = tagging()
     tags = {tag for _, tags in sentences_of(TASKS / "wnut17_train.conll") for tag in tags}
     assert set(task.labels) == tags and task.labels[0] == "O" and task.config["num_labels"] == len(tags) == 13
     assert all(task.config["label2id"][name] == number for number, name in task.config["id2label"].items())
     assert (task.name, task.metric) == ("ner", "f1")
+    (tmp_path / "dev.conll").write_text("a\tB-other\n", encoding="utf-8")
+    with pytest.raises(ValueError, match="'B-other' does not occur in 'train'"):
+        tagging(validation_file=str(tmp_path / "dev.conll"))
+
+
+@pytest.mark.parametrize(
+    ("tags", "metric", "told"),
+    [
+        ("O B-A I-A", "f1", None),
+        ("O I-A", "f1", None),  # IO and IOB1 are grouped
+        ("NN VB IN", "accuracy", None),
+        ("N-sg O", "accuracy", None),
+        ("O B NN", "accuracy", None),
+        ("O B-A E-A S-A", "f1", "'E-A', 'S-A' are"),
+        ("O B-A L-A U-A", "f1", "'L-A', 'U-A' are"),
+        ("B M E S", "f1", "'B', 'E', 'M' and 1 more are"),
+        ("O B_A I_A", "accuracy", "'B_A', 'I_A' are"),
+        ("tag O B-A X-A", "accuracy", "'X-A', 'tag' are"),  # a header
+        ("B-A p q r s t", "accuracy", "'p', 'q', 'r' and 2 more are"),
+    ],
+)
+def test_tags_that_are_not_bio_are_told(tmp_path, caplog, tags, metric, told):
+    path = tmp_path / "train.conll"
+    path.write_text("".join(f"x {tag}\n" for tag in tags.split()))
+    assert tagging(train_file=str(path), test_file=None, validation_file=None).metric == metric
+    messages = [message for message in caplog.messages if "not BIO tags" in message]
+    assert len(messages) == (told is not None)
+    if told:
+        assert f"{path}: {told}" in messages[0] and ("scored by accuracy" in messages[0]) == (metric == "accuracy")
+
+
+# Rows of a model
 
 
 def test_only_training_sentences_are_cut_with_their_labels():
@@ -47,42 +169,3 @@ def test_markers_and_padding_are_not_scored():
     output = SplitOutput(logits, labels, examples, None)
     assert task.scores(output) == tagging_scores(predicted, gold, are_entities=True)
     assert [row["predicted"] for row in task.predictions(output)] == predicted
-
-
-def test_a_tag_that_is_not_in_the_training_data(tmp_path):
-    (tmp_path / "dev.conll").write_text("a\tB-other\n", encoding="utf-8")
-    with pytest.raises(ValueError, match="'B-other' does not occur in 'train'"):
-        tagging(validation_file=str(tmp_path / "dev.conll"))
-
-
-def test_a_header_among_entities_is_told(tmp_path, caplog):
-    path = tmp_path / "train.conll"
-    for text, metric, told in (
-        ("token tag\n\nSeoul B-LOC\nis O\n", "accuracy", "but not 'tag'"),
-        ("Seoul B-LOC\n" + "".join(f"x {tag}\n" for tag in "pqrst"), "accuracy", "but not 'p', 'q', 'r' and 2 more"),
-        ("Seoul B-LOC\nis O\n", "f1", None),
-    ):
-        caplog.clear()
-        path.write_text(text, encoding="utf-8")
-        assert tagging(train_file=str(path), test_file=None, validation_file=None).metric == metric
-        assert not caplog.messages if told is None else f"{path}: " in caplog.text and told in caplog.text
-
-
-@pytest.mark.parametrize(
-    ("tags", "told"),
-    [
-        (["O", "B-A", "I-A"], None),
-        (["O", "I-A"], None),  # IO and IOB1 are grouped
-        (["NN", "VB", "IN"], None),
-        (["O", "B-A", "E-A", "S-A"], "'E-A', 'S-A' are"),
-        (["O", "B-A", "L-A", "U-A"], "'L-A', 'U-A' are"),
-        (["B", "M", "E", "S"], "'B', 'E', 'M' and 1 more are"),
-        (["O", "B_A", "I_A"], "'B_A', 'I_A' are"),
-    ],
-)
-def test_tags_that_the_pipeline_splits_are_told(tmp_path, caplog, tags, told):
-    path = tmp_path / "train.conll"
-    path.write_text("".join(f"x {tag}\n" for tag in tags))
-    tagging(train_file=str(path), test_file=None, validation_file=None)
-    messages = [message for message in caplog.messages if "BIO" in message and "pipeline" in message]
-    assert (f"{path}: {told} not BIO tags" in messages[0] and len(messages) == 1) if told else not messages

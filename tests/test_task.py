@@ -12,8 +12,8 @@ from transformers import DataCollatorWithPadding
 
 from modeling_elmo import ELMoForSequenceClassification
 from modeling_elmo.run_scripts.experiments.experiment import ExperimentArguments, run_experiment
+from modeling_elmo.run_scripts.fine_tuning.data import DataArguments
 from modeling_elmo.run_scripts.fine_tuning.head import HeadArguments, task_tokenizer
-from modeling_elmo.run_scripts.fine_tuning.sources import DataArguments
 from modeling_elmo.run_scripts.fine_tuning.task import Task
 from modeling_elmo.run_scripts.fine_tuning.tasks.tagging import Tagging, TaggingArguments
 from modeling_elmo.run_scripts.fine_tuning.trainer import TaskTrainingArguments
@@ -31,21 +31,6 @@ def task() -> Task:
 
 def head(folder: Path, **options) -> HeadArguments:
     return HeadArguments(model_name_or_path=str(folder), **options)
-
-
-def test_encodings_of_all_splits(folder, task):
-    tokenizer = task_tokenizer(task, head(folder), task.data["train"], None)
-    splits = task.encode_splits(tokenizer)
-    assert list(splits) == ["train", "validation", "test"]
-    for (split, rows), file in zip(splits.items(), WNUT17.values(), strict=True):
-        sentences = sentences_of(Path(file))
-        assert len(rows) == len(sentences) == len(task.encode_splits(tokenizer, [split])[split])
-        for number, (row, (words, tags)) in enumerate(zip(rows, sentences, strict=True)):
-            inputs = tokenizer(words, is_split_into_words=True)
-            assert row["input_ids"] == list(inputs["input_ids"])
-            assert row["character_ids"] == inputs["character_ids"].tolist()
-            assert row["labels"] == [-100, *(task.config["label2id"][tag] for tag in tags), -100]
-            assert row["example_number"] == number and set(row) == {*inputs, "labels", "example_number"}
 
 
 def test_another_tokenizer_gives_other_encodings(folder, task):

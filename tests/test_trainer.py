@@ -15,7 +15,12 @@ from transformers import TrainerCallback, training_args
 from modeling_elmo import ELMoForTokenClassification, ELMoTokenizer
 from modeling_elmo.run_scripts import run_task
 from modeling_elmo.run_scripts.fine_tuning import trainer
-from modeling_elmo.run_scripts.fine_tuning.trainer import TaskTrainer, TaskTrainingArguments, last_checkpoint
+from modeling_elmo.run_scripts.fine_tuning.trainer import (
+    TRAINED,
+    TaskTrainer,
+    TaskTrainingArguments,
+    last_checkpoint,
+)
 
 
 @pytest.fixture(scope="module")
@@ -217,6 +222,8 @@ def test_a_stopped_run_resumes_with_its_weights_and_its_average(place, tmp_path,
     with pytest.raises(KeyboardInterrupt):
         train(place, tmp_path / "stopped", **options)
     assert not (tmp_path / "stopped" / "record.json").exists()
+    saved = load_file(Path(last_checkpoint(tmp_path / "stopped"), TRAINED))
+    assert "classifier.weight" in saved and not any(name.startswith("elmo.") for name in saved)  # which is frozen
     monkeypatch.setattr(run_task, "TaskTrainer", noting_trainer)
     steps.clear()
     record = train(place, tmp_path / "stopped", **options, resume_from_checkpoint="last")

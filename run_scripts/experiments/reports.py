@@ -148,7 +148,6 @@ def run_record(
         "seed": settings["seed"],
         "metric": task.metric,
         "metrics": scores,
-        **task.further_scores(trainer.model, trainer.processing_class),
         "layer_weights": {place: mix.layer_weights().tolist() for place, mix in trainer.model.mixes().items()},
         "data": without_folders(task.source),
         "columns": task.data["train"].column_names,

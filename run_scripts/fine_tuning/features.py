@@ -7,6 +7,7 @@ import json
 import math
 import os
 from collections.abc import Callable
+from functools import cached_property
 from itertools import chain, pairwise
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -77,22 +78,18 @@ class FeatureStore:
     def __init__(self, path: Path, texts: DistinctTexts, shape: tuple[int, int], is_new: bool = False):
         self.of_rows = texts.of_rows
         self.starts = np.cumsum([0, *(end - first for _, first, end in texts.spans)])
-        self.file = path.absolute(), (int(self.starts[-1]), *shape)
+        self.path, self.shape = path.absolute(), (int(self.starts[-1]), *shape)
+        self.mode: Literal["r", "r+"] = "r+" if is_new else "r"
         if is_new:
-            _reserve(path, 4 * math.prod(self.file[1]))
-        self.layers = self._mapped("r+" if is_new else "r")
+            _reserve(path, 4 * math.prod(self.shape))
 
-    def _mapped(self, mode: Literal["r", "r+"]) -> np.memmap:
-        path, size = self.file
-        return np.memmap(path, np.float32, mode, shape=size)
+    @cached_property
+    def layers(self) -> np.memmap:
+        return np.memmap(self.path, np.float32, self.mode, shape=self.shape)
 
     def __getstate__(self) -> dict[str, Any]:
-        # For a worker that is not forked, which maps the file again: numpy would send all of its values.
+        # A worker that is not forked maps the file again: numpy would send all of its values.
         return {name: value for name, value in vars(self).items() if name != "layers"}
-
-    def __setstate__(self, state: dict[str, Any]):
-        vars(self).update(state)
-        self.layers = self._mapped("r")
 
     def __getitem__(self, row: int) -> np.ndarray:
         return np.concatenate([self.text(number) for number in self.of_rows[row]])
@@ -133,7 +130,7 @@ class FeatureCollator:
         if self.store is None:
             return batch
         token_mask = batch["attention_mask"].bool()
-        layers = torch.zeros(*token_mask.shape, *self.store.layers.shape[1:])
+        layers = torch.zeros(*token_mask.shape, *self.store.shape[1:])
         for index, row in enumerate(rows):
             layers[index, token_mask[index]] = torch.from_numpy(self.store[row["text_number"]])
         batch["elmo_hidden_states"] = layers.transpose(1, 2)

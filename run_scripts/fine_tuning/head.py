@@ -3,7 +3,6 @@
 from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, fields
-from difflib import get_close_matches
 from itertools import chain
 from typing import Any, Literal
 
@@ -15,7 +14,7 @@ from transformers.utils import logging
 from modeling_elmo import ELMoConfig, ELMoTokenizer
 from modeling_elmo.modeling_elmo_heads import ELMoTaskModel
 from modeling_elmo.run_scripts.fine_tuning.task import Task
-from modeling_elmo.run_scripts.program.command_line import option
+from modeling_elmo.run_scripts.program.command_line import option, refuse_unread
 from modeling_elmo.run_scripts.program.files import check_model, load_pretrained, parse_json_object
 from modeling_elmo.run_scripts.vectors.word_vectors import WordVectors, read_word_vectors
 from modeling_elmo.tokenization.elmo_characters import (
@@ -78,9 +77,8 @@ class HeadArguments(BasicHeadArguments):
                 f"--word_embedding_size 0 means no word vectors, but --word_vectors is {self.word_vectors}; leave one "
                 "out. The file determines the width."
             )
-        for name in ("word_vectors_limit", "freeze_word_vectors"):
-            if self.word_vectors is None and getattr(self, name):
-                raise ValueError(f"--{name} needs the vectors of a file; pass --word_vectors FILE too.")
+        if self.word_vectors is None:
+            refuse_unread(self, ("word_vectors_limit", "freeze_word_vectors"), "without --word_vectors FILE.")
 
     def read_word_vectors(self) -> WordVectors | None:
         return None if self.word_vectors is None else read_word_vectors(self.word_vectors, self.word_vectors_limit)
@@ -184,14 +182,12 @@ def task_config(
 def parse_overrides(text: str | None, reserved: Collection[str]) -> dict[str, Any]:
     """The value of `--config_overrides`: fields of the configuration, except the reserved ones."""
     overrides = parse_json_object(text or "{}", f"--config_overrides {text}")
-    known = [each.name for each in fields(ELMoConfig)]
-    for name in overrides:
-        if name in reserved:
-            raise ValueError(f"--config_overrides: {name} is set by the data or by its own option; leave it out.")
-        if name not in known:
-            close = get_close_matches(name, known, 1)
-            advice = f"Did you mean {close[0]}?" if close else f"Its fields are {', '.join(sorted(known))}."
-            raise ValueError(f"--config_overrides: ELMoConfig has no field {name}. {advice}")
+    known = {each.name for each in fields(ELMoConfig)} - {*reserved}
+    if wrong := [name for name in overrides if name not in known]:
+        raise ValueError(
+            f"--config_overrides: {', '.join(wrong)} is no field of ELMoConfig, or the data or another option sets it; "
+            f"pass {', '.join(sorted(known))}."
+        )
     return overrides
 
 
@@ -229,9 +225,8 @@ def initial_embeddings(
     square = np.einsum("nw,nw->", vectors.vectors, vectors.vectors, dtype=np.float64) / vectors.vectors.size
     start *= float(np.sqrt(square - mean**2))
     start[found >= 0] = vectors.vectors[found[found >= 0]]
-    for index, word in enumerate(vocabulary):
-        if word in (PAD_WORD, UNK_WORD):
-            start[index] = 0 if word == PAD_WORD else vectors.vectors.mean(0, dtype=np.float64)
+    start[[word == PAD_WORD for word in vocabulary]] = 0
+    start[[word == UNK_WORD for word in vocabulary]] = vectors.vectors.mean(0, dtype=np.float64)
     return start, int((found >= 0).sum())
 
 
@@ -243,12 +238,9 @@ def task_vocabulary(sentences: Iterable[Sequence[str]], min_count: int = 2, extr
     """
     counts = Counter(chain.from_iterable(sentences))
     frequent = (word for word, count in counts.most_common() if count >= min_count)
-    return [word for word in dict.fromkeys(chain(frequent, extra)) if _can_be_word(word)]
-
-
-def _can_be_word(word: str) -> bool:
-    return (
-        word not in (*SPECIAL_WORDS, MAX_TERM_WORD, "")
-        and not word.startswith(CONTINUATION)
-        and not SURROGATES.search(word)
-    )
+    left_out = (*SPECIAL_WORDS, MAX_TERM_WORD, "")
+    return [
+        word
+        for word in dict.fromkeys(chain(frequent, extra))
+        if word not in left_out and not word.startswith(CONTINUATION) and not SURROGATES.search(word)
+    ]

@@ -29,20 +29,6 @@ def marks_entities(tags: Iterable[str]) -> bool:
     return all(ENTITY_TAG.fullmatch(tag) for tag in tags)
 
 
-def tags_beside_entities(tags: Iterable[str]) -> list[str]:
-    """The tags that mark no entity, if others such as `B-PER` do."""
-    tags = list(tags)
-    others = [tag for tag in tags if not ENTITY_TAG.fullmatch(tag)]
-    return others if any(ENTITY_TAG.fullmatch(tag) and "-" in tag for tag in tags) else []
-
-
-def tags_that_pipelines_split(tags: Iterable[str]) -> list[str]:
-    """The tags of entities, also such as `B_PER`, that are not BIO: transformers' pipeline returns them in pieces."""
-    tags = list(tags)
-    are_entities = marks_entities(tags) or all(re.fullmatch(r"O|[BIESLUM][\W_].+", tag) for tag in tags)
-    return [tag for tag in tags if are_entities and not re.fullmatch("O|[BI]-.+", tag, re.DOTALL)]
-
-
 def tagging_scores(
     predicted: Sequence[Sequence[str]], gold: Sequence[Sequence[str]], are_entities: bool | None = None
 ) -> Scores:
@@ -166,17 +152,18 @@ def answer_scores(
     has_answer = np.array([bool(answers) for answers in gold])
     is_squad_2 = not has_answer.all()
     exact, f1 = np.array([_answer_match(*pair, is_squad_2) for pair in zip(predicted, gold, strict=True)]).T
-    scores: Scores = {"f1": _mean(f1), "exact_match": _mean(exact)}
+
+    def means(rows: Any) -> Scores:
+        return {"f1": _mean(f1[rows]), "exact_match": _mean(exact[rows])}
+
+    scores = means(slice(None))
     if is_squad_2 and has_answer.any():
-        scores |= {"has_answer_f1": _mean(f1[has_answer]), "has_answer_exact_match": _mean(exact[has_answer])}
+        scores |= {f"has_answer_{name}": value for name, value in means(has_answer).items()}
     if is_squad_2:
         scores["no_answer_accuracy"] = _mean(exact[~has_answer])
     if types is not None:
         chosen = {kind: np.array([each == kind for each in types]) for kind in sorted(set(types))}
-        scores["per_type"] = {
-            kind: {"f1": _mean(f1[rows]), "exact_match": _mean(exact[rows]), "number": int(rows.sum())}
-            for kind, rows in chosen.items()
-        }
+        scores["per_type"] = {kind: means(rows) | {"number": int(rows.sum())} for kind, rows in chosen.items()}
     return scores
 
 

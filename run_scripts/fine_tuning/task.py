@@ -11,9 +11,8 @@ from datasets import Dataset, DatasetDict
 from transformers import EvalPrediction
 
 from modeling_elmo import ELMoTokenizer
-from modeling_elmo.run_scripts.fine_tuning.data import take_samples
+from modeling_elmo.run_scripts.fine_tuning.data import DataArguments, code_states, take_samples
 from modeling_elmo.run_scripts.fine_tuning.features import FeatureCollator, FeatureStore
-from modeling_elmo.run_scripts.fine_tuning.sources import DataArguments, code_states
 from modeling_elmo.run_scripts.fine_tuning.trainer import TaskTrainingArguments
 
 NO_LABEL = -100  # ignored by the loss: markers and padding
@@ -92,10 +91,6 @@ class Task(ABC):
     @abstractmethod
     def predictions(self, output: SplitOutput) -> Iterable[Record]:
         """The lines of the file of predictions, one record per example."""
-
-    def further_scores(self, model: Any, tokenizer: ELMoTokenizer) -> dict[str, Any]:
-        """Entries of the record about a trained model that are not scores of a split."""
-        return {}
 
     def preprocess_logits(self, logits: Any, labels: Any) -> Any:
         """What Trainer keeps of a batch's logits until a whole split is scored: by default all."""

@@ -1,14 +1,17 @@
 """Trainer for task heads: its arguments with the paper's defaults, its optimizer, and averaged weights."""
 
 import math
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from datasets import Dataset
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
 from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import SequentialSampler
 from transformers import Trainer, TrainerCallback, TrainingArguments
@@ -16,7 +19,6 @@ from transformers.utils import is_torch_tf32_available, logging
 
 from modeling_elmo import ELMoConfig
 from modeling_elmo.modeling_elmo_heads import ELMoForTokenClassification
-from modeling_elmo.run_scripts.fine_tuning.moving_average import MovingAverage
 from modeling_elmo.run_scripts.program.command_line import option
 from modeling_elmo.run_scripts.program.files import broken_weights, sync, writing
 from modeling_elmo.run_scripts.program.processes import check_processes, check_workers, has_accelerator, sole_run
@@ -31,17 +33,14 @@ RECORDED_OPTIONS = (
     *("eval_strategy", "eval_steps", "save_strategy", "save_steps", "load_best_model_at_end"),
     *("adadelta", "ema_decay", "train_sampling_strategy", "lr_decay"),
 )
-# What a rehearsal leaves out: most steps, all that is written, and the average of the weights.
-REHEARSED: dict[str, Any] = {
-    **{"max_steps": 1, "save_strategy": "no", "load_best_model_at_end": False},
-    **{"metric_for_best_model": "score", "greater_is_better": True, "push_to_hub": False, "ema_decay": 0.0},
-}
 # Options that a task decides: the head has its own loss, and all predictions are scored in the order of the examples.
 FIXED_OPTIONS: dict[str, Any] = {
     **{"label_smoothing_factor": 0.0, "prediction_loss_only": False, "eval_do_concat_batches": True},
     **{"dataloader_drop_last": False, "dataloader_in_order": True, "greater_is_better": True},
 }
+TRAINED = "trained_weights.safetensors"  # in a checkpoint, whose model has the averages
 DIVERGED = "training diverged. Pass a smaller --learning_rate, or other options of the optimizer."
+ADADELTA_HELP = "Adadelta (rho 0.95). --no_adadelta: --optim instead."
 EMA_HELP = "Decay per step of the moving average of the weights, which is evaluated and saved. 0: no average."
 REPLACED_BY_ADADELTA = ("optim", "optim_args", "adam_beta1", "adam_beta2", "adam_epsilon")
 
@@ -51,8 +50,9 @@ class TaskTrainingArguments(TrainingArguments):
     """Trainer's arguments, with the defaults of the paper's tagger (as in AllenNLP's configuration)."""
 
     _argument_group_name = "training options"
+    trainer_options: ClassVar[dict[str, Any]] = {"remove_unused_columns": True}  # which a task sets
 
-    learning_rate: float = 1e-3
+    learning_rate: float | None = option(None, "Initial learning rate. Default: 1 for Adadelta, else 0.001.")
     lr_scheduler_type: str = "constant"
     per_device_train_batch_size: int = 32
     per_device_eval_batch_size: int = 64
@@ -68,6 +68,8 @@ class TaskTrainingArguments(TrainingArguments):
     ema_decay: float = option(0.0, EMA_HELP)
 
     def __post_init__(self):
+        if self.learning_rate is None:
+            self.learning_rate = 1.0 if self.adadelta else 1e-3
         check_workers(self.dataloader_num_workers)
         ignored = [name for name, value in FIXED_OPTIONS.items() if getattr(self, name) not in (value, None)]
         for name in ignored:
@@ -94,7 +96,9 @@ class TaskTrainingArguments(TrainingArguments):
         config = ELMoConfig.from_preset("tiny", head="linear")
         rows = [{"input_ids": [1, 1], "character_ids": [[1] * config.max_word_length] * 2, "labels": [0, 1]}]
         with TemporaryDirectory() as folder:
-            options = replace(self, **REHEARSED | {"output_dir": folder})
+            changes: dict[str, Any] = {"output_dir": folder, "max_steps": 1, "save_strategy": "no", "ema_decay": 0.0}
+            changes |= {"load_best_model_at_end": False, "metric_for_best_model": "score", "greater_is_better": True}
+            options = replace(self, **changes | {"push_to_hub": False})
             data: dict[str, Any] = {"train_dataset": rows, "eval_dataset": rows}
             score = lambda *_, **__: {"score": 0.0}  # noqa: E731
             trainer = TaskTrainer(ELMoForTokenClassification(config), options, compute_metrics=score, **data)
@@ -113,7 +117,7 @@ class TaskTrainingArguments(TrainingArguments):
         """
         if self.metric_for_best_model not in (None, metric):
             logger.warning_once(f"Ignored, because the metric is {metric}: --metric_for_best_model.")
-        options: dict[str, Any] = {"push_to_hub": False, "hub_token": None, "remove_unused_columns": True}
+        options: dict[str, Any] = {"push_to_hub": False, "hub_token": None, **self.trainer_options}
         options |= {"metric_for_best_model": metric, "greater_is_better": True}
         if not has_validation:
             options |= {"eval_strategy": "no", "load_best_model_at_end": False}
@@ -141,19 +145,47 @@ class TaskTrainingArguments(TrainingArguments):
         return found
 
 
-@dataclass
-class AdadeltaTrainingArguments(TaskTrainingArguments):
-    """Trainer's arguments for tasks that the paper trains with Adadelta."""
+class MovingAverage(TrainerCallback):
+    """After each step, `average <- d * average + (1 - d) * weight` for every trained weight.
 
-    _argument_group_name = "training options"
+    torch's `AveragedModel` copies the whole model, a frozen biLM included; this class keeps the trained weights only.
+    `d` is `min(decay, (1 + step) / (10 + step))`: small at first, so that the initial weights are soon forgotten. A
+    decay of 0.999 is reached at step 8,990.
+    """
 
-    adadelta: bool = option(True, "Adadelta (rho 0.95). --no_adadelta: --optim instead.")
-    learning_rate: float | None = option(None, "Initial learning rate. Default: 1 for Adadelta, else 0.001.")  # type: ignore[assignment]
+    def __init__(self, model: nn.Module, decay: float):
+        self.decay = decay
+        self.weights = {name: weight for name, weight in model.named_parameters() if weight.requires_grad}
+        self.averages: dict[str, Tensor] = {}
 
-    def __post_init__(self):
-        if self.learning_rate is None:
-            self.learning_rate = 1.0 if self.adadelta else 1e-3
-        super().__post_init__()
+    def on_train_begin(self, args, state, control, **kwargs):
+        if not self.averages:  # a checkpoint has loaded its own
+            self.averages = {name: weight.detach().clone() for name, weight in self.weights.items()}
+
+    @torch.no_grad()
+    def on_step_end(self, args, state, control, **kwargs):
+        decay = min(self.decay, (1 + state.global_step) / (10 + state.global_step))
+        torch._foreach_lerp_(list(self.averages.values()), list(self.weights.values()), 1 - decay)
+
+    @torch.no_grad()
+    def exchange(self):
+        """Exchanges the weights of the model and the averages."""
+        for name, average in self.averages.items():
+            weight = self.weights[name]
+            before = weight.detach().clone()
+            weight.copy_(average)
+            average.copy_(before)
+
+    def save_trained(self, folder: Path):
+        """Saves the weights, beside a model that has the averages."""
+        save_file({name: weight.detach().contiguous() for name, weight in self.weights.items()}, folder / TRAINED)
+
+    @torch.no_grad()
+    def load_trained(self, folder: Path):
+        """Takes the averages from the model, which has just loaded them, and loads the weights into it."""
+        self.averages = {name: weight.detach().clone() for name, weight in self.weights.items()}
+        for name, weight in load_file(folder / TRAINED).items():
+            self.weights[name].copy_(weight)
 
 
 class TaskTrainer(Trainer):
@@ -189,13 +221,20 @@ class TaskTrainer(Trainer):
         # Predictions are matched to examples by order. Trainer would group them by length if training does.
         return SequentialSampler(eval_dataset) if self.args.world_size <= 1 else None
 
-    def _averaged(self) -> AbstractContextManager:
-        return nullcontext() if self.average is None else self.average.in_model()
+    @contextmanager
+    def _averaged(self) -> Iterator[None]:
+        """A context in which the model has the averages in place of its weights."""
+        exchange = self.average.exchange if self.average is not None else lambda: None
+        exchange()
+        try:
+            yield
+        finally:
+            exchange()
 
     def train(self, *args, **kwargs):
         output = super().train(*args, **kwargs)
         if self.average is not None:  # no best model was loaded
-            self.average.keep()
+            self.average.exchange()
             self.average = None
         return output
 

@@ -1,15 +1,28 @@
-"""Classification of texts and of pairs of texts: one label, several labels, or a number."""
+"""Classification of texts and of pairs of texts: one label, several labels, or a number.
 
-from collections.abc import Collection, Iterable, Sequence
+A row of the data has a `text`, perhaps a `text_pair`, and the `label`: a string, a list of strings, or a number.
+"""
+
+import math
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from functools import partial
+from typing import Any, Literal
 
 import numpy as np
-from datasets import Dataset, DatasetDict
+from datasets import Dataset, DatasetDict, Features, Value
 from transformers import DataCollatorWithPadding
 
 from modeling_elmo import ELMoForSequenceClassification, ELMoTokenizer
-from modeling_elmo.run_scripts.fine_tuning.data import ClassificationArguments, label_names, read_classification
+from modeling_elmo.run_scripts.fine_tuning.data import (
+    DataArguments,
+    Source,
+    check_cell,
+    class_name,
+    is_text,
+    label_names,
+    split_sources,
+)
 from modeling_elmo.run_scripts.fine_tuning.metrics import classification_scores, multilabel_scores, regression_scores
 from modeling_elmo.run_scripts.fine_tuning.task import (
     Batch,
@@ -21,6 +34,43 @@ from modeling_elmo.run_scripts.fine_tuning.task import (
     log_mean_probabilities,
 )
 from modeling_elmo.run_scripts.fine_tuning.trainer import TaskTrainingArguments
+from modeling_elmo.run_scripts.program.command_line import option
+from modeling_elmo.run_scripts.program.data_files import JSON_FORMATS, TABLE_SUFFIXES, table_rows
+
+# Names of the columns in data sets that have no `text` or `label`.
+TEXT_COLUMNS = [("sentence",), ("document",), ("review",), ("content",), ("comment",), ("title",)]
+PAIR_COLUMNS = [
+    ("sentence1", "sentence2"),
+    ("premise", "hypothesis"),
+    ("question1", "question2"),
+    ("question", "sentence"),
+]
+LABEL_COLUMNS = ("gold_label", "labels", "class", "category", "sentiment", "target", "stars", "rating", "score")
+
+
+@dataclass(kw_only=True)
+class ClassificationArguments(DataArguments):
+    train_file: str | None = option(None, "Training file in UTF-8: .tsv, .csv, .json or .jsonl, also .gz or .zst.")
+    text_column: str = option("text", "Key or column of the text. If absent: sentence, document, review and so on.")
+    text_pair_column: str | None = option(
+        None, "Key or column of a second text. Default: sentence2 beside sentence1 and so on, else none."
+    )
+    label_column: str = option("label", "Key or column of the label. If absent: gold_label, labels, class and so on.")
+    column_names: list[str] = option([], "Names of the columns of .tsv and .csv files without a header.")
+    problem: Literal["classification", "regression"] = option(
+        "classification", "Kind of labels: names or lists of names, or numbers."
+    )
+    drop_labels: list[str] = option([], "Labels whose samples are left out: - or -1, for example, in SNLI.")
+    classifier: Literal["bcn", "esim", "linear"] = option(
+        "bcn", "Network: bcn for one text or two, esim for pairs, linear for one linear layer."
+    )
+    max_length: int | None = option(
+        None, "Maximum tokens of a training example, including markers. Other splits are not cut."
+    )
+
+    def __post_init__(self):
+        if self.drop_labels and self.problem == "regression":
+            raise ValueError(f"--drop_labels {' '.join(self.drop_labels)}: the labels of a regression are numbers.")
 
 
 @dataclass
@@ -81,7 +131,11 @@ def label_type(data: DatasetDict, problem: str) -> "SingleLabel | Regression":
     if problem == "regression":
         return Regression(data)
     labels = label_names(data, "label")
-    return MultiLabel(labels) if isinstance(data["train"][0]["label"], list) else SingleLabel(labels)
+    if isinstance(data["train"][0]["label"], list):
+        return MultiLabel(labels)
+    if len(labels) == 1:
+        raise ValueError(f"All labels of the split 'train' are {labels[0]!r}; a classifier needs two or more.")
+    return SingleLabel(labels)
 
 
 class SingleLabel:
@@ -147,3 +201,87 @@ class Regression:
 
     def average(self, logits: Sequence[np.ndarray]) -> np.ndarray:
         return np.mean(logits, axis=0)
+
+
+def read_classification(arguments: ClassificationArguments) -> DatasetDict:
+    """The checked rows of the splits that were given; the columns are the same in all."""
+    read_table = partial(table_rows, column_names=arguments.column_names)
+    found = split_sources(arguments, dict.fromkeys(TABLE_SUFFIXES, read_table) | JSON_FORMATS)
+    splits = DatasetDict({split: _classified_split(source, split, arguments) for split, source in found.items()})
+    if len({str(data.features) for data in splits.values()}) > 1:
+        features = {split: data.features for split, data in splits.items()}
+        raise ValueError(f"The splits differ: {features}. Pass --text_column, --text_pair_column and --label_column.")
+    return _without_labels(splits, arguments.drop_labels) if arguments.drop_labels else splits
+
+
+def _classified_split(source: Source, split: str, arguments: ClassificationArguments) -> Dataset:
+    first = source.first()
+    columns = _chosen_columns(source.name, list(first), arguments)
+    source.check_columns(columns)
+    is_list, is_number = isinstance(first[columns["label"]], list), arguments.problem == "regression"
+    convert = partial(
+        _classification_row,
+        columns=columns,
+        names=source.class_names(columns["label"]),
+        kind="number" if is_number else "list" if is_list else "name",
+        dropped=arguments.drop_labels,
+    )
+    string = Value("string")
+    label = Value("float64") if is_number else [string] if is_list else string
+    return source.convert(convert, Features(dict.fromkeys(columns, string) | {"label": label}), split)
+
+
+def _chosen_columns(name: str, given: list[str], arguments: ClassificationArguments) -> dict[str, str]:
+    """The columns that the options name; where their defaults are absent, columns of known names, if one fits."""
+    text, pair, label = arguments.text_column, arguments.text_pair_column, arguments.label_column
+    pairs, texts = ([each for each in known if {*each} <= {*given}] for known in (PAIR_COLUMNS, TEXT_COLUMNS))
+    found = pairs or texts  # `question` and `sentence` are a pair, although `sentence` alone is a text
+    if (text, pair) == ("text", None) and "text" not in given and len(found) == 1:
+        text, pair = (*found[0], None)[:2]
+        print(f"{name}: the text is {' and '.join(found[0])}")
+    labels = [column for column in LABEL_COLUMNS if column in given]
+    if label == "label" and "label" not in given and len(labels) == 1:
+        (label,) = labels
+        print(f"{name}: the label is {label}")
+    return {"text": text, **({} if pair is None else {"text_pair": pair}), "label": label}
+
+
+def _classification_row(
+    location: str, row: Mapping[str, Any], columns: dict[str, str], names: list[str] | None, kind: str, dropped: list
+) -> dict[str, Any]:
+    cells = {name: row.get(column) for name, column in columns.items()}
+    label = cells.pop("label")
+    for name, text in cells.items():
+        check_cell(is_text(text), location, columns[name], text, "a text that is not empty")
+    column, advice = columns["label"], f", or pass --drop_labels '{label!s:.80}' or --problem regression"
+    if kind == "number":
+        return cells | {"label": _finite_number(location, column, label)}
+    if kind == "name":
+        return cells | {"label": class_name(location, column, label, names, dropped, advice)}
+    check_cell(isinstance(label, list), location, column, label, "a list, as in the first row")
+    found = [class_name(location, column, name, names, dropped, advice) for name in label]
+    names_only = "the names or numbers of a text's labels, each once, not 0 or 1 for every label"
+    check_cell(len(set(found)) == len(found), location, column, label, names_only)
+    return cells | {"label": found}
+
+
+def _finite_number(location: str, column: str, value: Any) -> float:
+    try:
+        number = float(value)
+    except (TypeError, ValueError):
+        number = math.nan
+    check_cell(math.isfinite(number), location, column, value, "a finite number, for a regression")
+    return number
+
+
+def _without_labels(splits: DatasetDict, dropped: list[str]) -> DatasetDict:
+    kept = splits.filter(
+        lambda label: set(dropped).isdisjoint([label] if isinstance(label, str) else label), input_columns="label"
+    )
+    for split, data in splits.items():
+        print(f"{split}: {len(data) - len(kept[split]):,} of {len(data):,} samples have a dropped label")
+        if not len(kept[split]):
+            raise ValueError(f"--drop_labels {' '.join(dropped)} leaves no sample of {split!r}; pass data with labels.")
+    if kept.num_rows == splits.num_rows:
+        raise ValueError(f"--drop_labels {' '.join(dropped)}: no sample has such a label; leave it out.")
+    return kept

@@ -1,32 +1,76 @@
-"""Coreference resolution: which mentions of a document are the same person, place or thing."""
+"""Coreference resolution: which mentions of a document are the same person, place or thing.
 
-from collections import Counter
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, replace
-from itertools import chain
+The data are CoNLL-2012 columns (also LitBank's), JSON lines or a data set. A row is a document: its name `document`,
+which differs from all others of the split; the words of its `sentences`; its `mentions`, `[sentence, first word, last
+word (inclusive), cluster]` each, in the order of the document, where clusters are counted from 0 in the order of their
+first mentions; `speakers`, one for each word, empty if the document has none; and the `genre`, empty if unknown.
+"""
+
+import re
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import chain, groupby
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from datasets import Dataset, DatasetDict
+from datasets import Dataset, DatasetDict, Features, Value
 from torch import Tensor
 from torch.optim.lr_scheduler import LRScheduler, StepLR
 from transformers import BatchEncoding, TrainerCallback
+from transformers.utils import logging
 
 from modeling_elmo import ELMoForCoreferenceResolution, ELMoTokenizer
+from modeling_elmo.run_scripts.fine_tuning.data import DataArguments, check_cell, is_text, label_names, split_sources
 from modeling_elmo.run_scripts.fine_tuning.features import FeatureStore
+from modeling_elmo.run_scripts.fine_tuning.metrics import Scores
 from modeling_elmo.run_scripts.fine_tuning.task import Batch, Record, SplitOutput, Task, label_config
-from modeling_elmo.run_scripts.fine_tuning.tasks.coreference_data import (
-    CoreferenceArguments,
-    MentionSpan,
-    read_documents,
-)
-from modeling_elmo.run_scripts.fine_tuning.tasks.coreference_scores import coreference_scores
 from modeling_elmo.run_scripts.fine_tuning.trainer import TaskTrainingArguments
 from modeling_elmo.run_scripts.program.command_line import option
+from modeling_elmo.run_scripts.program.data_files import JSON_FORMATS, LocatedRow, RowReader
+from modeling_elmo.run_scripts.program.files import numbered_lines
+
+logger = logging.get_logger(__name__)
 
 DECAY_STEPS = 100  # as in the code of Lee et al. (2017)
 TOKEN_COLUMNS = ("input_ids", "character_ids", "attention_mask", "speaker_ids")  # of encodings: one value a token
+
+DOCUMENT_SUFFIXES = (".conll", ".gold_conll", ".auto_conll", ".v4_gold_conll", ".v4_auto_conll")
+DOCUMENT_FEATURES = Features(
+    document=Value("string"),
+    sentences=[[Value("string")]],
+    mentions=[[Value("int32")]],
+    speakers=[[Value("string")]],
+    genre=Value("string"),
+)
+BEGIN = re.compile(r"#begin document \((.+)\)(?:; part ([0-9]{1,9}))? *")
+BRACKETS = re.compile(r"(\(?)([0-9]{1,9})(\)?)")
+WORD, SPEAKER = 3, 9  # columns, from 0; coreference is the last one
+NOTHING = ("-", "_", "")  # of a column without a value
+
+MENTION = "[sentence, first word, last word, cluster], where sentences and words of the document count from 0"
+MentionSpan = tuple[int, int, int]  # sentence, first word, last word (inclusive); all from 0
+Cluster = Sequence[MentionSpan]
+METRICS = ("muc", "b_cubed", "ceaf", "mention")
+
+
+@dataclass(kw_only=True)
+class CoreferenceArguments(DataArguments):
+    train_file: str | None = option(
+        None,
+        f"Training file. CoNLL-2012 columns, also LitBank's: {', '.join(DOCUMENT_SUFFIXES)}; a document "
+        "per record: .json, .jsonl. Also .gz or .zst.",
+    )
+    max_sentences: int = option(
+        50,
+        "Maximum sentences of a training document: a random window, drawn anew in each epoch. Other splits "
+        "are read whole.",
+    )
+    train_singletons: bool = option(
+        False, "Learn, return and score singletons too: mentions that no other mention refers to."
+    )
 
 
 @dataclass
@@ -34,6 +78,7 @@ class CoreferenceTrainingArguments(TaskTrainingArguments):
     """Trainer's arguments, with the settings of Lee et al. (2017): Adam, and a document a step."""
 
     _argument_group_name = "training options"
+    trainer_options = {"remove_unused_columns": False, "label_names": ["mentions"]}  # for `DocumentCollator`
 
     lr_decay: float = option(
         0.999, f"Factor of the learning rate after every {DECAY_STEPS} steps. 1: --lr_scheduler_type."
@@ -44,26 +89,18 @@ class CoreferenceTrainingArguments(TaskTrainingArguments):
 
     def __post_init__(self):
         super().__post_init__()
-        has_schedule = self.lr_decay < 1
         for name, needed, reason in (
-            ("per_device_train_batch_size", 1, "a batch is one document; --gradient_accumulation_steps joins several"),
-            ("per_device_eval_batch_size", 1, "a batch is one document"),
-            ("dataloader_persistent_workers", False, "these workers repeat the windows of the first epoch"),
-            ("lr_scheduler_type", "constant", f"--lr_decay {self.lr_decay} is the schedule; or pass --lr_decay 1"),
+            ("--per_device_train_batch_size", 1, "a batch is a document; --gradient_accumulation_steps joins several"),
+            ("--per_device_eval_batch_size", 1, "a batch is a document"),
+            ("--dataloader_persistent_workers", False, "these workers repeat the windows of the first epoch"),
+            ("n_gpu", 1, "devices would split a document; start torchrun, or set CUDA_VISIBLE_DEVICES=0"),
         ):
-            if getattr(self, name) != needed and (has_schedule or name != "lr_scheduler_type"):
-                raise ValueError(f"--{name} {self.to_dict()[name]}: it must be {needed}, because {reason}.")
-        if self.n_gpu > 1:
-            raise ValueError(
-                f"One process with {self.n_gpu} devices would split a document. Start a process for each device with "
-                "torchrun, or show one device, with CUDA_VISIBLE_DEVICES=0."
-            )
-
-    def for_trainer(self, metric: str, has_validation: bool) -> TaskTrainingArguments:
-        """Trainer keeps all columns, for the collator, and passes on `mentions`, as it does with labels."""
-        options = super().for_trainer(metric, has_validation)
-        changes: dict[str, Any] = {"remove_unused_columns": False, "label_names": ["mentions"]}
-        return replace(options, **changes)
+            value = getattr(self, name.lstrip("-"))
+            if value not in (needed, 0):
+                raise ValueError(f"{name} {value}: it must be {needed}, because {reason}.")
+        if self.lr_decay < 1 and self.lr_scheduler_type != "constant":
+            kind = self.to_dict()["lr_scheduler_type"]
+            raise ValueError(f"--lr_scheduler_type {kind}: --lr_decay {self.lr_decay} is the schedule; pass 1 for it.")
 
     def own_scheduler(self, optimizer: torch.optim.Optimizer) -> LRScheduler | None:
         return None if self.lr_decay == 1 else StepLR(optimizer, DECAY_STEPS, self.lr_decay)
@@ -86,7 +123,14 @@ class Coreference(Task):
     can_average = False  # models keep different spans
 
     def read_data(self) -> DatasetDict:
-        return read_documents(self.arguments)
+        formats: dict[str, RowReader] = dict.fromkeys(DOCUMENT_SUFFIXES, conll_documents)
+        found = split_sources(self.arguments, formats | JSON_FORMATS)
+        documents = {split: each.convert(document_row, DOCUMENT_FEATURES, split) for split, each in found.items()}
+        for split, rows in documents.items():
+            name, count = Counter(rows["document"]).most_common(1)[0]
+            if count > 1:
+                raise ValueError(f"{found[split].name}: {count} documents have the name {name!r}; give each its own.")
+        return DatasetDict(documents)
 
     def prepare(self, data: DatasetDict):
         train = data.get("train", next(iter(data.values())))
@@ -97,7 +141,8 @@ class Coreference(Task):
                 "--train_singletons: no mention of the training data is a singleton, so a model cannot learn them. "
                 "Leave it out."
             )
-        self.has_speakers, self.genres = any(train["speakers"]), known_genres(data)
+        self.has_speakers = any(train["speakers"])
+        self.genres = label_names(data, "genre") if any(train["genre"]) else []
         self.config = {
             "train_singletons": self.arguments.train_singletons,
             "use_speakers": self.has_speakers,
@@ -143,27 +188,6 @@ class Coreference(Task):
             shown = {name: example[name] for name in ("document", "sentences", "mentions")}
             yield {**shown, "predicted": mentions}
 
-    def further_scores(self, model: ELMoForCoreferenceResolution, tokenizer: ELMoTokenizer) -> dict[str, Any]:
-        widest = model.config.max_span_width
-        counts = {}
-        for split, documents in self.data.items():
-            widths = [last - first + 1 for mentions in documents["mentions"] for _, first, last, _ in mentions]
-            counts[split] = {"all": len(widths), "too_wide": sum(width > widest for width in widths)}  # never found
-        return {"gold_mentions": counts}
-
-
-def known_genres(data: DatasetDict) -> list[str]:
-    """The genres of the training data, none if its documents have none. Other splits may have no others."""
-    first, *others = data.items()
-    genres = {*first[1]["genre"]}
-    for split, documents in others:
-        if genres != {""} and (unknown := {*documents["genre"]} - genres):
-            raise ValueError(
-                f"Split {split!r} has the genre {min(unknown)!r}, but {first[0]!r} only {', '.join(sorted(genres))}; "
-                "pass training data with it."
-            )
-    return [] if genres == {""} else sorted(genres)
-
 
 def speaker_numbers(sentences: list[list[str]], speakers: list[list[str]]) -> list[int]:
     """The number of each token's speaker. Markers, and documents without speakers, have the number 0."""
@@ -202,7 +226,11 @@ class DocumentCollator(TrainerCallback):
     def __call__(self, rows: list[dict[str, Any]]) -> BatchEncoding:
         (row,) = rows  # the training options allow no others
         sentences_N = np.asarray(row["token_type_ids"])
-        first, end = self._window(row, int(sentences_N[-1]) + 1)
+        count = int(sentences_N[-1]) + 1
+        most = min(row.get("max_sentences") or count, count)
+        chance = np.random.default_rng([self.seed, self.epoch, row["example_number"]])
+        first = int(chance.integers(count - most + 1))
+        end = first + most
         inside = slice(*np.searchsorted(sentences_N, [first, end]))
         lengths_B = np.bincount(sentences_N[inside] - first)
         mask_BT = np.arange(lengths_B.max()) < lengths_B[:, None]
@@ -216,14 +244,6 @@ class DocumentCollator(TrainerCallback):
         shift = [-first, 1, 1, 0]  # to the sentence of the window, and to tokens, of which the first is a marker
         batch["mentions"] = torch.from_numpy(np.array(kept, dtype=np.int64).reshape(1, -1, 4) + shift)
         return BatchEncoding(batch)
-
-    def _window(self, row: dict[str, Any], count: int) -> tuple[int, int]:
-        """First sentence and end."""
-        most = row.get("max_sentences") or count
-        if most >= count:
-            return 0, count
-        first = int(np.random.default_rng([self.seed, self.epoch, row["example_number"]]).integers(count - most + 1))
-        return first, first + most
 
 
 def scattered(values_N: np.ndarray, mask_BT: np.ndarray) -> Tensor:
@@ -255,3 +275,185 @@ def clusters_of(mentions: Iterable[list[int]]) -> list[list[MentionSpan]]:
     for sentence, first, last, cluster in mentions:
         found.setdefault(cluster, []).append((sentence, first, last))
     return list(found.values())
+
+
+def document_row(location: Any, row: Mapping[str, Any]) -> dict[str, Any]:
+    """A checked document with its mentions in order. `speakers` and `genre` may be missing."""
+    name: Any = row.get("document")
+    sentences: Any = row.get("sentences")
+    mentions: Any = row.get("mentions")
+    speakers, genre = row.get("speakers") or [], row.get("genre") or ""
+    check_cell(is_text(name), location, "document", name, "a name that is not empty")
+    check_cell(_has_sentences(sentences), location, "sentences", sentences, "one list of words or more, none empty")
+    fits = not speakers or _has_sentences(speakers) and [*map(len, speakers)] == [*map(len, sentences)]
+    check_cell(fits, location, "speakers", speakers, "a name for each word, or nothing")
+    check_cell(isinstance(genre, str), location, "genre", genre, "a name")
+    check_cell(isinstance(mentions, list), location, "mentions", mentions, "a list, which may be empty")
+    for mention in mentions:
+        check_cell(_is_mention(mention, sentences), location, "mentions", mention, MENTION)
+    numbered = _numbered_mentions(location, mentions)
+    return {"document": name, "sentences": sentences, "mentions": numbered, "speakers": speakers, "genre": genre}
+
+
+def _has_sentences(value: Any) -> bool:
+    """Whether the value is a list of one sentence or more, which are lists of one word or more, none of them empty."""
+    are_lists = isinstance(value, list) and bool(value) and all(isinstance(words, list) and words for words in value)
+    return are_lists and all(isinstance(word, str) and word for word in chain(*value))
+
+
+def _is_mention(mention: Any, sentences: list[list[str]]) -> bool:
+    """Whether the value is `MENTION`."""
+    if not isinstance(mention, list) or len(mention) != 4 or any(type(number) is not int for number in mention):
+        return False
+    sentence, first, last, _ = mention
+    return 0 <= sentence < len(sentences) and 0 <= first <= last < len(sentences[sentence])
+
+
+def _numbered_mentions(location: Any, mentions: list[list[int]]) -> list[list[int]]:
+    """The mentions in the order of the document, with clusters counted from 0.
+
+    Clusters that share a mention are merged, as by Lee et al. (2017): OntoNotes has a few.
+    """
+    from scipy.cluster.hierarchy import DisjointSet
+
+    clusters: dict[MentionSpan, int] = {}
+    merged = DisjointSet(cluster for *_, cluster in mentions)
+    for sentence, first, last, cluster in mentions:
+        merged.merge(clusters.setdefault((sentence, first, last), cluster), cluster)
+    if len(clusters) < len(mentions):
+        logger.warning(
+            f"{location}: {len(mentions) - len(clusters)} of {len(mentions)} mentions occur again. They are counted "
+            "once, and clusters that share a mention are one cluster. Correct the file if this is a mistake."
+        )
+    numbers: dict[int, int] = {}
+    return [[*span, numbers.setdefault(merged[clusters[span]], len(numbers))] for span in sorted(clusters)]
+
+
+def conll_documents(path: Path) -> Iterator[LocatedRow]:
+    """Documents of a file with a word per line, from `#begin document (NAME); part 0` to `#end document`.
+
+    Columns are separated by tabs or by spaces. The number of the part is added to the name. The genre is the first
+    folder of the name, as in OntoNotes. Mentions of one cluster that cross are read as nested: the bracket that was
+    opened last is closed first.
+    """
+    begin: tuple[str, str, str | None] | None = None
+    lines: list[tuple[str, str]] = []
+    for number, line in numbered_lines(path):
+        where = f"{path}, line {number}"
+        if found := BEGIN.fullmatch(line):
+            if begin is not None:
+                raise ValueError(f"{where}: {begin[1]!r:.80} has no end; write '#end document' above this line.")
+            begin, lines = (where, found[1], found[2]), []
+        elif begin is not None and line.rstrip() == "#end document":
+            yield begin[0], _document(*begin, lines)
+            begin = None
+        elif begin is not None:
+            lines.append((where, line))
+        elif line.strip():
+            raise ValueError(f"{where} is in no document: {line!r:.80}. Write '#begin document (NAME)' above it.")
+    if begin is not None:
+        raise ValueError(f"{begin[0]}: the document {begin[1]!r:.80} has no '#end document'; the file is incomplete.")
+
+
+def _document(where: str, name: str, part: str | None, lines: list[tuple[str, str]]) -> dict[str, Any]:
+    """The row of a document; `where` is its first line, and `part` the digits of its part."""
+    blocks = groupby(lines, key=lambda line: bool(line[1].strip(" \t")))
+    sentences = [[_columns(*line, name) for line in block] for has_words, block in blocks if has_words]
+    if not sentences:
+        raise ValueError(f"{where}: the document {name!r:.80} has no sentences; remove it.")
+    speakers = [[columns[SPEAKER] if len(columns) > SPEAKER + 1 else "-" for _, columns in each] for each in sentences]
+    return {
+        "document": name if part is None else f"{name}_{int(part)}",
+        "sentences": [[columns[WORD] for _, columns in sentence] for sentence in sentences],
+        "mentions": [[number, *each] for number, sentence in enumerate(sentences) for each in _brackets(sentence)],
+        "speakers": speakers if any(name not in NOTHING for name in chain(*speakers)) else [],
+        "genre": name.split("/")[0] if "/" in name else "",
+    }
+
+
+def _columns(where: str, line: str, name: str) -> tuple[str, list[str]]:
+    columns = line.split("\t") if "\t" in line else list(filter(None, line.split(" ")))
+    if len(columns) <= WORD + 1 or columns[0] != name or not columns[WORD]:
+        raise ValueError(
+            f"{where} is {line!r:.80}; write the document's name {name!r:.80}, its part, the word's number, "
+            "the word, and further columns, the last for coreference."
+        )
+    return where, columns
+
+
+def _brackets(sentence: list[tuple[str, list[str]]]) -> list[list[int]]:
+    """First word, last word and cluster of each mention: `(3` begins one, `3)` ends it, `(3)` is one word."""
+    mentions: list[list[int]] = []
+    opened: dict[int, list[tuple[int, str]]] = defaultdict(list)  # first word and location, by cluster
+    for word, (where, columns) in enumerate(sentence):
+        cell = columns[-1].strip(" ")
+        for part in cell.split("|") if cell not in NOTHING else []:
+            found = BRACKETS.fullmatch(part)
+            if not found or not (found[1] or found[3]):
+                raise ValueError(f"{where}: {part!r:.80} is no mention; write (3, 3), (3), several with |, or -.")
+            cluster = int(found[2])
+            if found[1]:
+                opened[cluster].append((word, where))
+            if found[3] and not opened[cluster]:
+                raise ValueError(f"{where}: {part} ends a mention, but ({cluster} does not begin it in this sentence.")
+            if found[3]:
+                mentions.append([opened[cluster].pop()[0], word, cluster])
+    for cluster, begun in opened.items():
+        if begun:
+            raise ValueError(
+                f"{begun[-1][1]}: ({cluster} begins a mention that {cluster}) does not end in its sentence."
+            )
+    return mentions
+
+
+def coreference_scores(
+    predicted: Sequence[Sequence[Cluster]], gold: Sequence[Sequence[Cluster]], singletons: bool
+) -> Scores:
+    """Scores of the clusters of each document; without `singletons`, those of one mention do not count on either side.
+
+    The formulas are those of Pradhan et al. (2014), with CEAF of entities (phi4) as in Luo (2005). All numerators and
+    denominators are summed over the documents, like the official scorer's. Division by zero gives 0.
+
+    Returns:
+        `f1`, the mean F1 of MUC, B-cubed and CEAF; `X_precision`, `X_recall` and `X_f1` for the X `muc`, `b_cubed`,
+        `ceaf`, and `mention`: the mentions that are found. MUC counts links, so it ignores singletons anyway.
+    """
+    totals = np.zeros((len(METRICS), 4))
+    for pair in zip(predicted, gold, strict=True):
+        totals += _document_counts(*(_mention_sets(clusters, singletons) for clusters in pair))
+    scores: Scores = {}
+    for name, (right_found, found, right_wanted, wanted) in zip(METRICS, totals.tolist(), strict=True):
+        precision, recall = right_found / found if found else 0.0, right_wanted / wanted if wanted else 0.0
+        f1 = 2 * precision * recall / (precision + recall) if precision + recall else 0.0
+        scores |= {f"{name}_precision": precision, f"{name}_recall": recall, f"{name}_f1": f1}
+    return {"f1": float(np.mean([scores[f"{name}_f1"] for name in METRICS[:3]])), **scores}
+
+
+def _mention_sets(clusters: Sequence[Cluster], singletons: bool) -> list[set[MentionSpan]]:
+    sets = [set(cluster) for cluster in clusters]
+    if len(set().union(*sets)) < sum(map(len, clusters)):
+        raise ValueError("A mention is in a document's clusters twice; pass clusters that have no mention in common.")
+    return [mentions for mentions in sets if len(mentions) > (0 if singletons else 1)]
+
+
+def _document_counts(found: list[set[MentionSpan]], wanted: list[set[MentionSpan]]) -> np.ndarray:
+    """For each metric the numerator and denominator of precision, then of recall. Shape: `(4, 4)`."""
+    from scipy.optimize import linear_sum_assignment
+
+    # Shape: `(found, wanted)`, `(found, 1)`, `(1, wanted)`.
+    common = np.array([[len(one & other) for other in wanted] for one in found]).reshape(len(found), len(wanted))
+    found_sizes = np.array([*map(len, found)], dtype=float)[:, None]
+    wanted_sizes = np.array([*map(len, wanted)], dtype=float)[None]
+    # A cluster of n mentions has n - 1 links; the part that two clusters share keeps its size - 1.
+    links = (common - 1).clip(0).sum()
+    similarity = 2 * common / (found_sizes + wanted_sizes)
+    aligned = similarity[linear_sum_assignment(similarity, maximize=True)].sum()
+    sizes = found_sizes.sum(), wanted_sizes.sum()
+    return np.array(
+        [
+            [links, sizes[0] - len(found), links, sizes[1] - len(wanted)],
+            [(common**2 / found_sizes).sum(), sizes[0], (common**2 / wanted_sizes).sum(), sizes[1]],
+            [aligned, len(found), aligned, len(wanted)],
+            [common.sum(), sizes[0], common.sum(), sizes[1]],
+        ]
+    )

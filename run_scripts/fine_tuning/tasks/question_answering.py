@@ -1,35 +1,66 @@
-"""Question answering: the span of a context that answers a question, as in SQuAD 1.1 and 2.0."""
+"""Question answering: the span of a context that answers a question, as in SQuAD 1.1 and 2.0.
+
+The data are SQuAD's files, JSON lines or a data set. A row has the `id`, the `question`, the `context`, the `answers`,
+which are texts, none if the context has no answer, and the `answer_starts`, which are characters of the context.
+"""
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass
+from functools import partial
 from itertools import groupby
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from datasets import Dataset, DatasetDict
+from datasets import Dataset, DatasetDict, Features, Value
 from transformers import DataCollatorWithPadding
 
 from modeling_elmo import ELMoForQuestionAnswering, ELMoTokenizer
 from modeling_elmo.pipeline_elmo import best_answers, characters_of_contexts
+from modeling_elmo.run_scripts.fine_tuning.data import DataArguments, Source, check_cell, is_text, split_sources
 from modeling_elmo.run_scripts.fine_tuning.metrics import answer_scores
 from modeling_elmo.run_scripts.fine_tuning.task import Batch, Record, SplitOutput, Task, log_mean_probabilities
-from modeling_elmo.run_scripts.fine_tuning.tasks.question_data import QuestionAnsweringArguments, read_questions
-from modeling_elmo.run_scripts.fine_tuning.trainer import EMA_HELP, AdadeltaTrainingArguments
+from modeling_elmo.run_scripts.fine_tuning.trainer import ADADELTA_HELP, EMA_HELP, TaskTrainingArguments
 from modeling_elmo.run_scripts.program.command_line import option
+from modeling_elmo.run_scripts.program.data_files import LocatedRow, json_rows
 
 QUESTION_WORDS = ("what", "which", "who", "whose", "whom", "when", "where", "why", "how")
 Characters = tuple[int, int]  # of a word in its context: the first, and the one after the last
+STRING = Value("string")
+QUESTION_FEATURES = Features(
+    id=STRING, question=STRING, context=STRING, answers=[STRING], answer_starts=[Value("int32")]
+)
+
+
+@dataclass(kw_only=True)
+class QuestionAnsweringArguments(DataArguments):
+    train_file: str | None = option(
+        None, "Training file in SQuAD's format, or with a question per record: .json, .jsonl."
+    )
+    question_column: str = option("question", "Key or column of the question.")
+    context_column: str = option("context", "Key or column of the text with the answer.")
+    answers_column: str = option("answers", "Key or column of the answers, each with its text and answer_start.")
+    id_column: str = option("id", "Key or column of the question's name, for predictions and messages.")
+    max_seq_length: int = option(384, "Maximum tokens of a window, which holds a question and a part of its context.")
+    doc_stride: int = option(128, "Tokens that neighbouring windows of a context share.")
+    max_answer_length: int = option(17, "Maximum words of a predicted answer.")
+    null_score_diff_threshold: float = option(
+        0.0,
+        "Margin of log-probability by which no answer must beat the best answer. Used where some questions "
+        "have no answer.",
+    )
 
 
 @dataclass
-class QuestionTrainingArguments(AdadeltaTrainingArguments):
+class QuestionTrainingArguments(TaskTrainingArguments):
     """Trainer's arguments, with the paper's settings for SQuAD (supplement A.3)."""
 
     _argument_group_name = "training options"
 
+    adadelta: bool = option(True, ADADELTA_HELP)
     ema_decay: float = option(0.999, EMA_HELP)
     per_device_train_batch_size: int = 45
 
@@ -47,17 +78,42 @@ class QuestionAnswering(Task):
     training_arguments_class = QuestionTrainingArguments
 
     def read_data(self) -> DatasetDict:
-        return read_questions(self.arguments)
+        found = split_sources(self.arguments, {".json": question_rows, ".jsonl": question_rows})
+        return DatasetDict({split: _question_split(source, split, self.arguments) for split, source in found.items()})
 
     def prepare(self, data: DatasetDict):
-        self.trained_on_unanswered = has_unanswered(data["train"]) if "train" in data else None
+        unanswered = {split: has_unanswered(questions) for split, questions in data.items()}
+        self.trained_on_unanswered = unanswered.get("train")
+        for split, found in unanswered.items():
+            if self.trained_on_unanswered not in (found, None):
+                having, lacking = (split, "train") if found else ("train", split)
+                raise ValueError(
+                    f"Split {having!r} has questions without an answer, but {lacking!r} has none: SQuAD 2.0 beside "
+                    "1.1. Pass splits of one version; from a part of 2.0, pass more rows."
+                )
 
     def words(self, split: Dataset, tokenizer: ELMoTokenizer) -> Iterable[list[str]]:
         texts = [*split["question"], *dict.fromkeys(split["context"])]  # each context once
         return map(tokenizer.splitter.words, texts)
 
     def encode(self, batch: Batch, tokenizer: ELMoTokenizer, is_training: bool) -> Batch:
-        return encode_windows(batch, tokenizer, self.arguments, is_training)
+        """Rows of a question and a window of its context, with the position of the answer.
+
+        Rows that are not for training keep `offset_mapping`: the characters of each word of the context, else `None`.
+        """
+        windows = tokenize_windows(batch, tokenizer, self.arguments)
+        numbers = windows.pop("overflow_to_sample_mapping")
+        offsets = characters_of_contexts(windows, tokenizer)
+        windows.pop("offset_mapping")
+        words: list[set[Characters]] = [set() for _ in batch["id"]]
+        for number, characters in zip(numbers, offsets, strict=True):
+            words[number].update(pair for pair in characters if pair is not None)
+        examples = zip(words, *(batch[key] for key in ("id", "answers", "answer_starts")), strict=True)
+        answers = [words_of_answer(sorted(found), *example) for found, *example in examples]
+        positions = [answer_positions(row, answers[number]) for row, number in zip(offsets, numbers, strict=True)]
+        starts, ends = map(list, zip(*positions, strict=True))
+        rows = {**windows, "example_number": numbers, "start_positions": starts, "end_positions": ends}
+        return rows if is_training else rows | {"offset_mapping": offsets}
 
     def collator(self, tokenizer: ELMoTokenizer) -> DataCollatorWithPadding:
         tokenizer = copy(tokenizer)
@@ -94,28 +150,6 @@ def has_unanswered(questions: Dataset) -> bool:
     return any(not answers for answers in questions["answers"])
 
 
-def encode_windows(
-    batch: Batch, tokenizer: ELMoTokenizer, arguments: QuestionAnsweringArguments, is_training: bool
-) -> dict[str, Any]:
-    """Rows of a question and a window of its context, with the position of the answer, as in transformers' examples.
-
-    Rows that are not for training keep `offset_mapping`: the characters of each word of the context, else `None`.
-    """
-    windows = tokenize_windows(batch, tokenizer, arguments)
-    numbers = windows.pop("overflow_to_sample_mapping")
-    offsets = characters_of_contexts(windows, tokenizer)
-    windows.pop("offset_mapping")
-    words: list[set[Characters]] = [set() for _ in batch["id"]]
-    for number, characters in zip(numbers, offsets, strict=True):
-        words[number].update(pair for pair in characters if pair is not None)
-    examples = zip(words, *(batch[key] for key in ("id", "answers", "answer_starts")), strict=True)
-    answers = [words_of_answer(sorted(found), *example) for found, *example in examples]
-    positions = [answer_positions(row, answers[number]) for row, number in zip(offsets, numbers, strict=True)]
-    starts, ends = map(list, zip(*positions, strict=True))
-    rows = {**windows, "example_number": numbers, "start_positions": starts, "end_positions": ends}
-    return rows if is_training else rows | {"offset_mapping": offsets}
-
-
 def tokenize_windows(batch: Batch, tokenizer: ELMoTokenizer, arguments: QuestionAnsweringArguments) -> dict[str, Any]:
     options = {"max_length": arguments.max_seq_length, "stride": arguments.doc_stride, "truncation": "only_second"}
     options |= {"return_overflowing_tokens": True, "return_offsets_mapping": True}
@@ -125,9 +159,8 @@ def tokenize_windows(batch: Batch, tokenizer: ELMoTokenizer, arguments: Question
         lengths = [len(ids) - 2 for ids in tokenizer(batch["question"])["input_ids"]]
         words, name = max(zip(lengths, batch["id"], strict=True))
         raise ValueError(
-            f"Question {name} has {words:,} words, which leaves too little room for its context in a window of "
-            f"--max_seq_length {arguments.max_seq_length} with --doc_stride {arguments.doc_stride}. Pass a larger "
-            f"--max_seq_length. ({error})"
+            f"Question {name} has {words:,} words, too many for windows of --max_seq_length {arguments.max_seq_length} "
+            f"with --doc_stride {arguments.doc_stride}. Pass larger windows, or a smaller stride. ({error})"
         ) from error
 
 
@@ -168,3 +201,62 @@ def question_word(question: str) -> str:
     """The first question word that occurs, or `other`."""
     words = re.findall(r"[^\W_]+", question.lower())
     return next((word for word in words if word in QUESTION_WORDS), "other")
+
+
+def question_rows(path: Path) -> Iterator[LocatedRow]:
+    """Questions of a JSON file. A row is an article or a paragraph, as in SQuAD's files, or a question."""
+    for location, row in json_rows(path):
+        if not {"paragraphs", "qas"} & row.keys():
+            yield location, row
+            continue
+        paragraphs = [row] if "qas" in row else _objects(row, "paragraphs", str(location))
+        for number, paragraph in enumerate(paragraphs, 1):
+            where = f"{location}, paragraph {number}"
+            for count, question in enumerate(_objects(paragraph, "qas", where), 1):
+                yield f"{where}, question {count}", {"context": paragraph.get("context"), **question}
+
+
+def _objects(row: Mapping[str, Any], key: str, location: str) -> list[dict[str, Any]]:
+    values: Any = row.get(key)
+    fits = isinstance(values, list) and all(isinstance(value, dict) for value in values)
+    check_cell(fits, location, key, values, "a list of objects, as in SQuAD's files")
+    return values
+
+
+def _question_split(source: Source, split: str, arguments: QuestionAnsweringArguments) -> Dataset:
+    columns = {name: getattr(arguments, f"{name}_column") for name in ("question", "context", "answers")}
+    source.check_columns(columns)
+    convert = partial(_question_row, columns=columns | {"id": arguments.id_column})
+    return source.convert(convert, QUESTION_FEATURES, split)
+
+
+def _question_row(location: str, row: Mapping[str, Any], columns: dict[str, str]) -> dict[str, Any]:
+    name, question, context, answers = (row.get(columns[part]) for part in ("id", "question", "context", "answers"))
+    where = location if name is None else f"{location}, id {name}"
+    for part, text in (("question", question), ("context", context)):
+        check_cell(is_text(text), where, columns[part], text, "a text that is not empty")
+    texts, starts = _texts_and_starts(where, columns["answers"], answers)
+    is_impossible = row.get("is_impossible")  # in files of SQuAD 2.0
+    fits = is_impossible in (None, True, False) and is_impossible != bool(texts)
+    check_cell(fits, where, "is_impossible", is_impossible, f"true if there is no answer, else false: {texts}")
+    for text, start in zip(texts, starts, strict=True):
+        fits, answer = is_text(text) and type(start) is int, {"text": text, "answer_start": start}
+        check_cell(fits, where, columns["answers"], answer, "a text and the number of a character")
+        needed = f"the character, not byte, where {text!r:.80} begins: {context.find(text)} (-1: nowhere)"
+        check_cell(start >= 0 and context.startswith(text, start), where, "answer_start", start, needed)
+    named = {"id": str(location if name is None else name), "question": question, "context": context}
+    return {**named, "answers": texts, "answer_starts": starts}
+
+
+def _texts_and_starts(where: str, column: str, value: Any) -> tuple[list, list]:
+    """Texts and starts of the answers, from a list of answers (SQuAD's files) or from a dict of lists (data sets)."""
+    keys = ("text", "answer_start")
+    texts: Any = None
+    starts: Any = None
+    if isinstance(value, Mapping):
+        texts, starts = map(value.get, keys)
+    elif isinstance(value, list) and all(isinstance(each, Mapping) and {*keys} <= {*each} for each in value):
+        texts, starts = ([each[key] for each in value] for key in keys)
+    fits = isinstance(texts, list) and isinstance(starts, list) and len(texts) == len(starts)
+    check_cell(fits, where, column, value, "answers that have a text and an answer_start each")
+    return texts, starts

@@ -1,14 +1,35 @@
-"""Semantic role labelling: the arguments of each predicate of a sentence, as in PropBank."""
+"""Semantic role labelling: the arguments of each predicate of a sentence, as in PropBank.
+
+The data are PropBank's and CoNLL's columns, JSON lines or a data set. A row has the sentence's `tokens` and lists with
+an entry per predicate: `predicate_index`, its first word, from 0; `predicate_lemma` and `predicate_sense`, "" if
+unknown; `predicate_kind`, one of `KINDS`, "" in a file without tags; `predicate_tags`, the BIO tags of all words, with
+B-V at the predicate's first word.
+
+In the columns, every word has a line, and every predicate a column of brackets: `(ARG0*`, `*`, `*)`, `(V*)`. Roles are
+read as they are written (ARG0, A0). They never nest in one column.
+
+- propbank: sentence id, index of the word from 0, word, part of speech, lemma of a predicate or -, its roleset or -,
+  the predicates' columns; separated by tabs.
+- conll2005: word, any columns, lemma of a predicate or -, the predicates' columns (Carreras and Màrquez 2005: word,
+  part of speech, parse, entities, sense, lemma). The second of three or more columns is the part of speech.
+- conll2012: document, part, index of the word, word, part of speech, parse, lemma, frameset of a predicate or -, word
+  sense, speaker, entities, the predicates' columns, coreference (Pradhan et al. 2012). Words with a sense have a lemma
+  too, so only a frameset marks a predicate. Lines with # separate documents: `cat` joins the files of a corpus.
+"""
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+import re
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass
-from typing import Any
+from functools import partial
+from itertools import chain, groupby
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
-from datasets import Dataset, DatasetDict
+from datasets import Dataset, DatasetDict, Features, Value
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 from transformers import BatchEncoding
@@ -18,7 +39,16 @@ from modeling_elmo import ELMoForSemanticRoleLabeling, ELMoTokenizer
 from modeling_elmo.elmo_head_layers import decode_labels
 from modeling_elmo.modeling_elmo_roles import NO_WORD
 from modeling_elmo.pipeline_elmo import check_numbers, join_words
-from modeling_elmo.pipeline_elmo_roles import PredicateTags, labelled_sentence
+from modeling_elmo.pipeline_elmo_roles import PREDICATE_ROLES, PredicateTags, labelled_sentence, role_spans
+from modeling_elmo.run_scripts.fine_tuning.data import (
+    DataArguments,
+    check_cell,
+    row_labels,
+    sentence_of,
+    split_sources,
+    training_labels,
+)
+from modeling_elmo.run_scripts.fine_tuning.metrics import RATES, Scores
 from modeling_elmo.run_scripts.fine_tuning.task import (
     NO_LABEL,
     Batch,
@@ -29,21 +59,80 @@ from modeling_elmo.run_scripts.fine_tuning.task import (
     log_mean_odds,
     log_mean_probabilities,
 )
-from modeling_elmo.run_scripts.fine_tuning.tasks.role_data import SemanticRoleArguments, read_roles
-from modeling_elmo.run_scripts.fine_tuning.tasks.role_scores import predicate_scores, role_scores
-from modeling_elmo.run_scripts.fine_tuning.trainer import AdadeltaTrainingArguments
+from modeling_elmo.run_scripts.fine_tuning.trainer import ADADELTA_HELP, TaskTrainingArguments
+from modeling_elmo.run_scripts.program.command_line import option
+from modeling_elmo.run_scripts.program.data_files import JSON_FORMATS, LocatedRow, Location, format_suffix
+from modeling_elmo.run_scripts.program.files import numbered_lines
 
 logger = logging.get_logger(__name__)
 
+ROLE_FORMATS = {
+    ".tsv": "propbank",
+    ".conll": "conll2005",
+    ".txt": "conll2005",
+    ".gold_conll": "conll2012",
+    ".auto_conll": "conll2012",
+    ".v4_gold_conll": "conll2012",
+    ".v4_auto_conll": "conll2012",
+}
+KINDS = {"verb": ("VB", "VERB", "AUX"), "noun": ("NN", "NOUN", "PROPN"), "adjective": ("JJ", "ADJ"), "other": ("",)}
+ROLE_CELL = re.compile(r"(?:\(([^()*\s]+))?\*(\))?")
+STRINGS = ("predicate_lemma", "predicate_sense", "predicate_kind")
+PREDICATE_TAGS = ("B-V", "I-V", "B-C-V", "I-C-V")
+ROLE_FEATURES = Features(
+    tokens=[Value("string")],
+    predicate_index=[Value("int32")],
+    **dict.fromkeys(STRINGS, [Value("string")]),
+    predicate_tags=[[Value("string")]],
+)
+OTHER_FORMAT = "Correct it, or pass another --roles_format."
+Span = tuple[int, int]  # first word, and the word after the last
+Argument = tuple[str, tuple[Span, ...]]
 DECODED_ROWS = 256  # at once: their Viterbi scores take some megabytes
 
 
+class Layout(NamedTuple):
+    """Indexes of the columns, the first of the roles, and the number of columns after the roles."""
+
+    word: int
+    tag: int | None
+    lemma: int
+    sense: int | None
+    mark: int  # has - beside words that are no predicates
+    roles: int
+    rest: int = 0
+    position: int | None = None  # of the word in its sentence
+
+
+LAYOUTS = {
+    "propbank": Layout(word=2, tag=3, lemma=4, sense=5, mark=5, roles=6, position=1),
+    "conll2012": Layout(word=3, tag=4, lemma=6, sense=7, mark=7, roles=11, rest=1),
+}
+
+
+@dataclass(kw_only=True)
+class SemanticRoleArguments(DataArguments):
+    train_file: str | None = option(
+        None,
+        "Training file in UTF-8. A word per line and a column per predicate: .tsv as PropBank EWT, .conll "
+        "or .txt as CoNLL-2005, .gold_conll and so on as CoNLL-2012. A sentence per record, with tokens, "
+        "predicate_index and predicate_tags: .json, .jsonl. Also .gz or .zst.",
+    )
+    roles_format: Literal["propbank", "conll2005", "conll2012"] | None = option(
+        None, "Columns of files with a word per line. Default: those that the file's ending names."
+    )
+    max_length: int | None = option(
+        102, "Maximum tokens of a training sentence, including two markers. Other splits are not cut."
+    )
+
+
 @dataclass
-class SemanticRoleTrainingArguments(AdadeltaTrainingArguments):
+class SemanticRoleTrainingArguments(TaskTrainingArguments):
     """Trainer's arguments, with the paper's settings for semantic roles (He et al. 2017)."""
 
     _argument_group_name = "training options"
 
+    adadelta: bool = option(True, ADADELTA_HELP)
     per_device_train_batch_size: int = 80
     max_grad_norm: float = 1.0
 
@@ -64,19 +153,23 @@ class SemanticRoles(Task):
     head_columns = ("token_type_ids", "predicate_labels")
 
     def read_data(self) -> DatasetDict:
-        return read_roles(self.arguments)
+        read = partial(role_rows, roles_format=self.arguments.roles_format)
+        found = split_sources(self.arguments, dict.fromkeys(ROLE_FORMATS, read) | JSON_FORMATS)
+        files = chain.from_iterable(source.files for source in found.values())
+        if self.arguments.roles_format and not any(format_suffix(file) in ROLE_FORMATS for file in files):
+            raise ValueError("--roles_format is for files with a word per line, and there is none; leave it out.")
+        return DatasetDict({split: each.convert(checked_row, ROLE_FEATURES, split) for split, each in found.items()})
 
     def prepare(self, data: DatasetDict):
-        if "train" not in data:
-            raise ValueError(f"The roles come from the split 'train', but there are only {list(data)}; pass it too.")
-        self.labels = sorted(tags_of(data["train"]), key=lambda name: (name != "O", name))
-        if not self.labels:
-            raise ValueError(
-                f"The {len(data['train']):,} training sentences have no predicate; pass data with predicates."
-            )
-        self.label_ids = {label: number for number, label in enumerate(self.labels)}
+        self.labels = training_labels(data, "predicate_tags")
         self.config = label_config(self.labels)
-        warn_of_unknown_roles(data, self.label_ids)
+        for split, sentences in data.items():
+            tags = {tag for _, tag in row_labels(sentences, "predicate_tags")}
+            if unknown := {tag[2:] for tag in tags.difference(self.labels)}:
+                logger.warning(
+                    f"Split {split!r} has roles that do not occur in 'train': {', '.join(sorted(unknown)):.200}. They "
+                    "cannot be found, and their arguments count as errors."
+                )
         most = self.arguments.max_length or math.inf
         if cut := sum(place >= most - 2 for places in data["train"]["predicate_index"] for place in places):
             logger.warning(f"--max_length {most} cuts {cut:,} predicates off the training data; they are left out.")
@@ -89,6 +182,7 @@ class SemanticRoles(Task):
         most = self.arguments.max_length if is_training else None
         encoding = tokenizer(batch["tokens"], is_split_into_words=True, truncation=most is not None, max_length=most)
         rows: list[Record] = []
+        ids = self.config["label2id"]
         for number, (places, tags) in enumerate(zip(batch["predicate_index"], batch["predicate_tags"], strict=True)):
             sentence = {name: encoding[name][number] for name in encoding} | {"example_number": number}
             words = range(len(sentence["input_ids"]) - 2)
@@ -97,7 +191,7 @@ class SemanticRoles(Task):
             kept = [pair for pair in zip(places, tags, strict=True) if pair[0] in words]
             for place, names in kept or [(None, None)]:
                 marks = [int(word == place) for word in words]
-                labels = [self.label_ids.get(names[word], NO_LABEL) for word in words] if names else unknown
+                labels = [ids.get(names[word], NO_LABEL) for word in words] if names else unknown
                 row = {"labels": [NO_LABEL, *labels, NO_LABEL], "predicate_labels": [NO_LABEL, *predicates, NO_LABEL]}
                 rows.append({**sentence, **row, "token_type_ids": [0, *marks, 0]})
                 predicates = unknown  # in the sentence's other rows
@@ -178,14 +272,191 @@ class RoleCollator:
         return batch
 
 
-def tags_of(split: Dataset) -> set[str]:
-    return {tag for sentence in split["predicate_tags"] for tags in sentence for tag in tags}
+def role_rows(path: Path, roles_format: str | None = None) -> Iterator[LocatedRow]:
+    """Sentences of a file with a word per line and a column per predicate; the location is that of each word."""
+    name = roles_format or ROLE_FORMATS[format_suffix(path)]
+    layout = LAYOUTS.get(name)
+
+    def has_word(numbered: tuple[int, str]) -> bool:
+        return bool(numbered[1].strip(" \t")) and not (name == "conll2012" and numbered[1].startswith("#"))
+
+    for are_words, block in groupby(numbered_lines(path), key=has_word):
+        if are_words:
+            numbers, lines = zip(*block, strict=True)
+            rows = [line.split("\t") if name == "propbank" else re.split("[ \t]+", line.strip(" \t")) for line in lines]
+            locations = [f"{path}, line {number}" for number in numbers]
+            layout = layout or _conll2005_layout(locations[0], rows)
+            yield locations, _sentence_row(locations, rows, layout)
 
 
-def warn_of_unknown_roles(data: DatasetDict, known: Iterable[str]):
-    for split, sentences in data.items():
-        if unknown := {tag[2:] for tag in tags_of(sentences) - {*known}}:
-            logger.warning(
-                f"Split {split!r} has roles that do not occur in 'train': {', '.join(sorted(unknown)):.200}. They "
-                "cannot be found, and their arguments count as errors."
+def _conll2005_layout(location: str, rows: list[list[str]]) -> Layout:
+    """The last column without brackets has the lemmas; the first sentence of a file decides."""
+    columns = list(zip(*rows, strict=False))
+    roles = len(columns)
+    while roles and any("*" in cell or "(" in cell for cell in columns[roles - 1]):
+        roles -= 1
+    if roles < 2 or tuple(map(str, range(len(rows)))) in columns[1:3]:
+        raise ValueError(
+            f"{location} is not conll2005: word, part of speech and so on, a column with lemmas or -, and roles: "
+            f"{rows[0]!r:.80}. {OTHER_FORMAT}"
+        )
+    return Layout(word=0, tag=1 if roles > 2 else None, lemma=roles - 1, sense=None, mark=roles - 1, roles=roles)
+
+
+def _sentence_row(locations: list[str], rows: list[list[str]], layout: Layout) -> dict[str, Any]:
+    fixed = layout.roles + layout.rest
+    predicates = [number for number, row in enumerate(rows) if row[layout.mark : layout.mark + 1] not in ([], ["-"])]
+    for number, (location, row) in enumerate(zip(locations, rows, strict=True)):
+        if len(row) != fixed + len(predicates):
+            raise ValueError(
+                f"{location} has {len(row)} columns, not {fixed} and one for each of {len(predicates)} predicates of "
+                f"its sentence, which a blank line ends: {row!r:.80}. {OTHER_FORMAT}"
             )
+        index = number if layout.position is None else row[layout.position]
+        check_cell(str(index) == str(number), location, "index of the word", index, f"{number}, as in its sentence")
+    columns = list(zip(*rows, strict=True))
+    tags = []
+    for column, number in enumerate(predicates, layout.roles):
+        found = _bio_tags(locations, columns[column], column + 1)
+        # The lemma of a predicate may stand beside a later word: `cross` reference, `x` - rays.
+        fits, needed = found.count("B-V") == 1 and found[number] in PREDICATE_TAGS, "in the column's one V, or its C-V"
+        check_cell(fits, locations[number], f"column {column + 1}", found[number], needed)
+        tags.append(found)
+
+    def cells(column: int | None) -> list[str]:
+        return ["" if column is None else columns[column][number] for number in predicates]
+
+    return {
+        "tokens": list(columns[layout.word]),
+        "predicate_index": [found.index("B-V") for found in tags],
+        "predicate_lemma": cells(layout.lemma),
+        "predicate_sense": cells(layout.sense),
+        "predicate_kind": [kind_of_predicate(tag) for tag in cells(layout.tag)],
+        "predicate_tags": tags,
+    }
+
+
+def _bio_tags(locations: Sequence[str], cells: Sequence[str], column: int) -> list[str]:
+    tags, role = [], None
+    for location, cell in zip(locations, cells, strict=True):
+        begins, ends = match.groups() if (match := ROLE_CELL.fullmatch(cell)) else (None, None)
+        fits = match and not (begins and role) and not (ends and not begins and not role)
+        needed = f"a part of a role, (ROLE*) or (ROLE*, *, *), and {role or 'none'} is open before it"
+        check_cell(fits, location, f"column {column}", cell, needed)
+        role = begins or role
+        tags.append(f"{'B' if begins else 'I'}-{role}" if role else "O")
+        role = None if ends else role
+    if role:
+        raise ValueError(f"{locations[-1]}, column {column}: the sentence ends inside {role}; close it with *).")
+    return tags
+
+
+def kind_of_predicate(tag: str) -> str:
+    return next(kind for kind, beginnings in KINDS.items() if tag.startswith(beginnings)) if tag else ""
+
+
+def checked_row(location: Location, row: Mapping[str, Any]) -> dict[str, Any]:
+    """The row of `ROLE_FEATURES`, with "" for lemmas, senses and kinds that are absent."""
+    tokens, (where, *_) = sentence_of(location, row)
+    indexes: Any = row.get("predicate_index")
+    check_cell(isinstance(indexes, list), where, "predicate_index", indexes, "a list of the predicates' first words")
+    parts: dict[str, Any] = {name: row.get(name) for name in ROLE_FEATURES if name != "tokens"}
+    parts |= {name: [""] * len(indexes) for name in STRINGS if parts[name] is None}
+    for name, value in parts.items():
+        fits = isinstance(value, list) and len(value) == len(indexes)
+        check_cell(fits, where, name, value, f"a list with an entry for each of {len(indexes)} predicates")
+        for entry in value if name in STRINGS else ():
+            fits = isinstance(entry, str) and (name != "predicate_kind" or entry in ("", *KINDS))
+            check_cell(fits, where, name, entry, f"a string, for a kind one of {', '.join(KINDS)}, or ''")
+    for index, tags in zip(indexes, parts["predicate_tags"], strict=True):
+        _check_predicate(where, len(tokens), index, tags)
+    return {"tokens": tokens, **parts}
+
+
+def _check_predicate(where: str, words: int, index: Any, tags: Any):
+    fits = isinstance(tags, list) and len(tags) == words
+    check_cell(fits, where, "predicate_tags", tags, f"lists with a tag for each of {words} words")
+    for before, tag in zip(["O", *tags], tags, strict=False):
+        is_tag = isinstance(tag, str) and (tag == "O" or (tag[:2] in ("B-", "I-") and len(tag) > 2))
+        fits = is_tag and (tag[0] != "I" or before in (tag, f"B{tag[1:]}"))
+        check_cell(fits, where, "predicate_tags", tag, "a BIO tag (O, B-ROLE, I-ROLE) that fits the one before")
+    starts = [number for number, tag in enumerate(tags) if tag == "B-V"]
+    fits = type(index) is int and starts == [index]  # True and 1.0 equal 1
+    check_cell(fits, where, "predicate_index", index, f"the place of a predicate's one B-V, which is at {starts}")
+
+
+def role_scores(
+    predicted: Sequence[Sequence[str]], gold: Sequence[Sequence[str]], kinds: Sequence[str] | None = None
+) -> Scores:
+    """Scores of the arguments of all predicates together, as `srl-eval.pl` of CoNLL-2005 counts them.
+
+    An argument is right if its role and all of its words are. V, the predicate itself, is not scored; `role_arguments`
+    has the other rules. Division by zero gives 0.
+
+    Args:
+        predicted, gold: BIO tags of each predicate's sentence, without padding and markers.
+        kinds: kind of each predicate, such as "verb", to score the kinds apart; "" if unknown.
+
+    Returns:
+        `precision`, `recall` and `f1`; `span_f1`, which counts each piece C-X as a span of its own, except C-V;
+        `per_type`: the three rates and the `number` of gold arguments of each role. With `kinds`, `per_kind` has the
+        same for each kind, and `verb_f1`, `noun_f1` and so on are its F1.
+    """
+    counts = [len(predicted), len(gold), len(gold if kinds is None else kinds)]
+    if len({*counts}) > 1:
+        raise ValueError(f"Predicted tags, gold tags and kinds are those of {counts} predicates; pass equally many.")
+    found, wanted = (_numbered(tags, role_arguments) for tags in (predicted, gold))
+    scores = argument_rates(found, wanted)
+    del scores["number"]
+    scores["span_f1"] = argument_rates(*(_numbered(tags, role_spans) for tags in (predicted, gold)))["f1"]
+    roles = {role for _, (role, _) in found | wanted}
+    scores["per_type"] = _rates_apart(found, wanted, roles, lambda each: each[1][0])
+    if kinds is None:
+        return scores
+    per_kind = _rates_apart(found, wanted, set(kinds) - {""}, lambda each: kinds[each[0]])
+    return scores | {f"{kind}_f1": rates["f1"] for kind, rates in per_kind.items()} | {"per_kind": per_kind}
+
+
+def _rates_apart(found: set, wanted: set, names: Collection[str], name_of: Callable[[Any], str]) -> dict[str, Scores]:
+    """`argument_rates` of the arguments of each name."""
+    parts = {name: [{each for each in side if name_of(each) == name} for side in (found, wanted)] for name in names}
+    return {name: argument_rates(*parts[name]) for name in sorted(names)}
+
+
+def predicate_scores(found: Sequence[Collection[int]], gold: Sequence[Collection[int]]) -> Scores:
+    """Precision, recall and F1 of the indexes of predicates that were found in each sentence."""
+    sides = ({(number, index) for number, indexes in enumerate(side) for index in indexes} for side in (found, gold))
+    rates = argument_rates(*sides)
+    return {f"predicate_{name}": rates[name] for name in ("precision", "recall", "f1")}
+
+
+def role_arguments(tags: Sequence[str]) -> list[Argument]:
+    """Role and spans of each argument and of V.
+
+    C-X continues the last X of the same predicate: the pieces are one argument, and each piece must be right. C-V thus
+    belongs to V. C-X without an X before it counts as X, R-X is a role like any other, and a span that begins with I-
+    counts as one that begins with B-.
+    """
+    arguments: list[tuple[str, list[Span]]] = []
+    last: dict[str, list[Span]] = {}  # spans of the last argument of each role
+    for role, first, end in role_spans(tags):
+        continued = role.removeprefix("C-")
+        if role != continued and continued in last:
+            last[continued].append((first, end))
+        elif role:
+            last[continued] = [(first, end)]
+            arguments.append((continued, last[continued]))
+    return [(role, tuple(spans)) for role, spans in arguments]
+
+
+def argument_rates(found: Collection, wanted: Collection) -> Scores:
+    """Precision, recall, F1 and the number of gold elements."""
+    right = len(set(found) & set(wanted))
+    rates = (right / max(len(found), 1), right / max(len(wanted), 1), 2 * right / max(len(found) + len(wanted), 1))
+    return dict(zip(RATES, (*rates, len(wanted)), strict=True))
+
+
+def _numbered(predicates: Sequence[Sequence[str]], parts_of: Callable[[Sequence[str]], list]) -> set[tuple[int, Any]]:
+    """The number of each predicate with each part of its tags, but for the predicate itself and words outside."""
+    parts = ((number, part) for number, tags in enumerate(predicates) for part in parts_of(tags))
+    return {(number, part) for number, part in parts if part[0] not in ("", *PREDICATE_ROLES)}

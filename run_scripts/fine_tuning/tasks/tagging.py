@@ -1,35 +1,74 @@
-"""Tagging: a label for each word, such as named entities and parts of speech."""
+"""Tagging: a label for each word, such as named entities and parts of speech.
 
-from collections.abc import Iterable, Iterator
+A row of the data has the `tokens` of a sentence and their `tags`, lists of strings of equal length.
+"""
+
+import re
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from functools import partial
+from typing import Any, Literal
 
 import numpy as np
-from datasets import Dataset, DatasetDict
+from datasets import Dataset, DatasetDict, Features, Value
 from transformers import DataCollatorForTokenClassification
 from transformers.utils import logging
 
 from modeling_elmo import ELMoForTokenClassification, ELMoTokenizer
-from modeling_elmo.run_scripts.fine_tuning.data import TaggingDataArguments, label_names, read_tagging
-from modeling_elmo.run_scripts.fine_tuning.metrics import (
-    marks_entities,
-    tagging_scores,
-    tags_beside_entities,
-    tags_that_pipelines_split,
+from modeling_elmo.run_scripts.fine_tuning.data import (
+    DataArguments,
+    Source,
+    check_cell,
+    class_name,
+    label_names,
+    sentence_of,
+    split_sources,
 )
-from modeling_elmo.run_scripts.fine_tuning.task import (
-    NO_LABEL,
-    Batch,
-    Record,
-    SplitOutput,
-    Task,
-    label_config,
-)
+from modeling_elmo.run_scripts.fine_tuning.metrics import ENTITY_TAG, marks_entities, tagging_scores
+from modeling_elmo.run_scripts.fine_tuning.task import NO_LABEL, Batch, Record, SplitOutput, Task, label_config
 from modeling_elmo.run_scripts.program.command_line import option
+from modeling_elmo.run_scripts.program.data_files import (
+    COLUMN_SUFFIXES,
+    DEFAULT_TAGS,
+    JSON_FORMATS,
+    Location,
+    column_rows,
+)
 
 logger = logging.get_logger(__name__)
 
-SHOWN_TAGS = 3  # in the warnings about tags that fit no scheme
+TAG_COLUMNS = (DEFAULT_TAGS, "ner_tags", "pos_tags", "upos", "labels")
+TAGGING_FEATURES = Features(tokens=[Value("string")], tags=[Value("string")])
+SCHEME_LETTERS = {"iob1": "BI", "iobes": "BIESLUM"}  # BILOU has L and U for E and S, BMES has M for I
+SHOWN_TAGS = 3  # in the warning about tags that are not BIO
+
+
+@dataclass(kw_only=True)
+class TaggingDataArguments(DataArguments):
+    train_file: str | None = option(
+        None,
+        f"Training file in UTF-8. A word and its tag per line: {', '.join(COLUMN_SUFFIXES)}; a sentence "
+        "per record: .json, .jsonl. Also .gz or .zst.",
+    )
+    tokens_column: str = option("tokens", "Key or column of a sentence's words.")
+    tags_column: str | None = option(
+        None,
+        f"Key or column of the tags. Default: the first of {', '.join(TAG_COLUMNS)} in the data. In a file "
+        "with a word per line, it is the number of the column, from 1. Default: the last; upos in .conllu.",
+    )
+    word_column: int | None = option(
+        None, "Number of the words' column in a file with a word per line, from 1. Default: the first; form in .conllu."
+    )
+    comments: list[str] = option(
+        [],
+        "Beginnings of lines to skip in a file with a word per line, such as '# id'. Lines with # are "
+        "always skipped in .conllu.",
+    )
+    tag_scheme: Literal["keep", "iob1", "iobes"] = option(
+        "keep",
+        "iob1: convert tags from IOB1, where B- only separates adjacent entities, to BIO. iobes: convert "
+        "tags from IOBES (BIOES), BILOU or BMES to BIO, which transformers' pipeline groups into entities.",
+    )
 
 
 @dataclass(kw_only=True)
@@ -50,24 +89,23 @@ class Tagging(Task):
     scalar_mix_l2 = 0.1
 
     def read_data(self) -> DatasetDict:
-        return read_tagging(self.arguments)
+        names = ("tokens_column", "tags_column", "word_column", "comments")
+        read_columns = partial(column_rows, **{name: getattr(self.arguments, name) for name in names})
+        found = split_sources(self.arguments, dict.fromkeys(COLUMN_SUFFIXES, read_columns) | JSON_FORMATS)
+        return DatasetDict({split: _tagged_split(source, split, self.arguments) for split, source in found.items()})
 
     def prepare(self, data: DatasetDict):
         self.labels = label_names(data, "tags")
-        self.label_ids = {label: number for number, label in enumerate(self.labels)}
         self.has_entities = marks_entities(self.labels)
         self.name, self.metric = ("ner", "f1") if self.has_entities else ("tagging", "accuracy")
         self.config = label_config(self.labels)
-        source = self.arguments.train_file or "The training data"
-        if others := tags_beside_entities(self.labels):
+        if others := tags_that_are_not_bio(self.labels):
+            more = f" and {len(others) - SHOWN_TAGS} more" if len(others) > SHOWN_TAGS else ""
+            scored = "" if self.has_entities else ", and all tags are scored by accuracy"
             logger.warning(
-                f"{source}: some tags mark entities, but not {_first_tags(others)}, so all are scored by accuracy. "
-                "Remove the header line if the file has one, or rename the tags, as in B-PER."
-            )
-        if others := tags_that_pipelines_split(self.labels):
-            logger.warning(
-                f"{source}: {_first_tags(others)} are not BIO tags, and transformers' pipeline groups the words of BIO "
-                "entities only (B-PER, I-PER). Pass --tag_scheme iobes for tags such as E-PER, or rename them."
+                f"{self.arguments.train_file or 'The training data'}: {', '.join(map(repr, others[:SHOWN_TAGS]))}{more}"
+                " are not BIO tags (B-PER, I-PER), and transformers' pipeline groups the words of BIO entities only"
+                f"{scored}. Pass --tag_scheme iobes for tags such as E-PER, rename others, or remove a header line."
             )
 
     def words(self, split: Dataset, tokenizer: ELMoTokenizer) -> Iterable[list[str]]:
@@ -76,9 +114,10 @@ class Tagging(Task):
     def encode(self, batch: Batch, tokenizer: ELMoTokenizer, is_training: bool) -> Batch:
         most = self.arguments.max_length if is_training else None
         encoding = tokenizer(batch["tokens"], is_split_into_words=True, truncation=most is not None, max_length=most)
-        labels = [[NO_LABEL, *(self.label_ids[tag] for tag in tags)] for tags in batch["tags"]]
+        ids = self.config["label2id"]
+        labels = [[NO_LABEL, *(ids[tag] for tag in tags)] for tags in batch["tags"]]
         rows = zip(labels, encoding["input_ids"], strict=True)
-        return {**encoding, "labels": [[*row[: len(ids) - 1], NO_LABEL] for row, ids in rows]}
+        return {**encoding, "labels": [[*row[: len(tokens) - 1], NO_LABEL] for row, tokens in rows]}
 
     def collator(self, tokenizer: ELMoTokenizer) -> DataCollatorForTokenClassification:
         return DataCollatorForTokenClassification(tokenizer)
@@ -99,6 +138,56 @@ class Tagging(Task):
         return [self.labels[number] for number in numbers]
 
 
-def _first_tags(tags: list[str]) -> str:
-    more = f" and {len(tags) - SHOWN_TAGS} more" if len(tags) > SHOWN_TAGS else ""
-    return ", ".join(map(repr, tags[:SHOWN_TAGS])) + more
+def tags_that_are_not_bio(tags: list[str]) -> list[str]:
+    """The tags that are not BIO, if one of the tags, as `B-PER`, or all of them, as `B_PER` and `3`, mark entities."""
+    is_one = any(ENTITY_TAG.fullmatch(tag) and "-" in tag for tag in tags)
+    are_all = all(re.fullmatch(r"O|\d+|[BIESLUM]([\W_].+)?", tag, re.DOTALL) for tag in tags)
+    return [tag for tag in tags if (is_one or are_all) and not re.fullmatch("O|[BI]-.+", tag, re.DOTALL)]
+
+
+def _tagged_split(source: Source, split: str, arguments: TaggingDataArguments) -> Dataset:
+    found = (name for name in TAG_COLUMNS if name in source.first())
+    columns = {"tokens": arguments.tokens_column, "tags": arguments.tags_column or next(found, DEFAULT_TAGS)}
+    source.check_columns(columns)
+    names = source.class_names(columns["tags"])
+    convert = partial(_tagging_row, columns=columns, names=names, scheme=arguments.tag_scheme)
+    data = source.convert(convert, TAGGING_FEATURES, split)
+    kept = data["tags"] if arguments.tag_scheme == "keep" else []
+    if inside := [number for number, row in enumerate(kept) if _begins_inside(row)]:
+        logger.warning(
+            f"{source.name}: entities of {len(inside):,} sentences begin with I-, first in sentence {inside[0] + 1:,}: "
+            f"{' '.join(data[inside[0]]['tokens']):.80}. The tags are kept; if they are IOB1, pass --tag_scheme iob1."
+        )
+    return data
+
+
+def _tagging_row(
+    location: Location, row: Mapping[str, Any], columns: dict[str, str], names: list[str] | None, scheme: str
+) -> dict[str, Any]:
+    tokens, locations = sentence_of(location, row, columns["tokens"])
+    column = columns["tags"]
+    given: Any = row.get(column)
+    is_complete = isinstance(given, list) and len(given) == len(tokens)
+    check_cell(is_complete, locations[0], column, given, f"a list with a tag for each of {len(tokens)} words")
+    tags = [class_name(each, column, tag, names) for each, tag in zip(locations, given, strict=True)]
+    return {"tokens": tokens, "tags": tags if scheme == "keep" else _to_bio(locations, tags, scheme)}
+
+
+def _begins_inside(tags: list[str]) -> bool:
+    """Whether an entity begins with `I-TYPE`."""
+    pairs = zip(["O", *tags], tags, strict=False)
+    return any(tag[:2] == "I-" and before not in (tag, f"B{tag[1:]}") for before, tag in pairs)
+
+
+def _to_bio(locations: list[str], tags: list[str], scheme: str) -> list[str]:
+    """Converts to BIO without changing entities. Tags that do not fit together are read as by conlleval and seqeval."""
+    letters, converted = SCHEME_LETTERS[scheme], []
+    for location, before, tag in zip(locations, ["O", *tags], tags, strict=False):
+        if tag != "O" and (tag[:1] not in letters or tag[1:2] != "-"):
+            forms = ", ".join(f"{letter}-TYPE" for letter in letters)
+            raise ValueError(
+                f"{location}: {tag!r} is not an {scheme.upper()} tag (O, {forms}); pass --tag_scheme keep."
+            )
+        goes_on = tag[0] in "IMEL" and before[0] in "BIM" and before[1:] == tag[1:]
+        converted.append(tag if tag == "O" else f"{'I' if goes_on else 'B'}{tag[1:]}")
+    return converted
