@@ -113,7 +113,7 @@ def test_a_failed_run_leaves_the_old_file_alone(tmp_path, monkeypatch):
         (["--train_file", "text.txt", "--output", "mine.txt"], "mine.txt exists; pass --overwrite"),
         (["--train_file", "*t.txt", "--output", "text.txt", "--overwrite"], "would replace .*t.txt"),
         (["--dataset", "data"], r"no column 'text' but \['tokens'\]; pass --text_column"),
-        (["--dataset", "data", "--split", "dev"], "data is a single set .* Pass --split train"),
+        (["--dataset", "data", "--split", "dev"], r"no split 'dev' but \['train'\]; pass --split"),
         (["--dataset", "splits"], r"no split 'train' but \['dev'\]; pass --split"),
     ],
 )

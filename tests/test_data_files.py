@@ -175,12 +175,7 @@ PACKED = gzip.compress(b"a O\n" * 99, mtime=0)
         # files
         ("a.conll", b"a O\n\xe9t\xe9 O\n", tagged, "line 2 is not UTF-8"),
         ("a.conll.gz", PACKED[:-9], tagged, "cannot be unpacked: Compressed file ended"),
-        (
-            "a.conll.zst",
-            zstandard.compress(b"a O\n" * 99)[:-3],
-            tagged,
-            "cannot be unpacked: its last frame has no end",
-        ),
+        ("a.conll.zst", zstandard.compress(b"a O\n" * 99)[:-3], tagged, "cannot be unpacked: Truncated"),
         # texts
         ("a.csv", "words\na\n", texts, r"no column 'text', only \['words'\]; pass --text_column"),
         ("a.jsonl", '{"a": "b"}', texts, "line 1 has no key 'text'.*--text_column"),
@@ -216,6 +211,6 @@ def test_outputs_that_are_no_files(tmp_path):
     os.mkfifo(pipe)
     check_output(pipe)
     check_output(Path(os.devnull))
-    with listener, pytest.raises(PermissionError, match="--output .*socket is a device or a socket that cannot be wri"):
+    with listener, pytest.raises(PermissionError, match="--output .*socket cannot be written"):
         listener.bind(str(tmp_path / "socket"))
         check_output(tmp_path / "socket")

@@ -231,7 +231,7 @@ def test_raw_text_and_a_file_of_the_figures(full, tmp_path):
             for name, message in (
                 ("splits", r"no split 'test' but \['dev'\]; pass --validation_split\."),
                 ("files", r"Unknown split .test.*\['train'\]\. Pass --validation_split\."),
-                ("data", "is a single set without splits. Pass --validation_split train"),
+                ("data", r"no split 'test' but \['train'\]; pass --validation_split\."),
             )
         ),
     ],

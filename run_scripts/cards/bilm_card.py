@@ -86,7 +86,7 @@ def pretraining_values(
         "sentences": run["data"].get("sentences"),
         "words": run["data"].get("words"),
         "held_out": [name for name in run["data"]["validation"] if name is not None],
-        "has_curve": draw_curve(folder / "curve.png", evaluations, steps, config, run["published_step"]),
+        "has_curve": draw_curve(evaluations, steps, config, run["published_step"], folder / "curve.png"),
         "changes": [earlier | {"settings": changed_settings(earlier, run)} for earlier in earlier_runs],
         **training_values(steps, config),
         **perplexity_values(run, evaluations),

@@ -91,11 +91,7 @@ def best_record(records: Sequence[RunRecord]) -> RunRecord:
 
 
 def relative_error_reduction(baseline: float, value: float) -> float:
-    """The share of the baseline's errors that is gone: the relative increase of the paper's Table 1.
-
-    Args:
-        baseline, value: scores from 0 to 1. The baseline is below 1.
-    """
+    """The share of the baseline's errors that is gone: the relative increase of the paper's Table 1, for shares."""
     return ((1 - baseline) - (1 - value)) / (1 - baseline)
 
 
@@ -136,9 +132,14 @@ def score_table(records: Sequence[RunRecord]) -> str:
 
 def score_cell(scores: Sequence[float], metric: str) -> str:
     """Mean ± sample standard deviation; empty without scores."""
-    if len(scores) < 2:
-        return "".join(format_score(score, metric) for score in scores)
-    return f"{format_score(np.mean(scores), metric)} ± {format_score(np.std(scores, ddof=1), metric)}"
+    return " ± ".join(format_score(value, metric) for value in mean_and_deviation(scores)[: len(scores)])
+
+
+def mean_and_deviation(scores: Sequence[float]) -> tuple[float, float]:
+    """The mean, NaN without scores, and the sample standard deviation, 0 of one score."""
+    if not len(scores):
+        return np.nan, 0.0
+    return float(np.mean(scores)), float(np.std(scores, ddof=1)) if len(scores) > 1 else 0.0
 
 
 def format_score(value: float | np.floating, metric: str) -> str:
@@ -169,12 +170,12 @@ def score_means(records: Sequence[RunRecord]) -> list[dict[str, Any]]:
     """A row for each score: its arm, split and metric, and mean and sample standard deviation over the seeds."""
     rows = []
     for arm, runs in by_arm(records).items():
+        seeds = [run["seed"] for run in runs]
         for split in splits_of(runs):
             for metric in numbers_on(runs[0], split):
-                scores = scores_on(runs, split, metric)
-                deviation = float(np.std(scores, ddof=1)) if len(scores) > 1 else 0.0
-                mean = {"mean": float(np.mean(scores)), "deviation": deviation, "seeds": [run["seed"] for run in runs]}
-                rows.append({"arm": arm, "split": split, "metric": metric, **mean})
+                mean, deviation = mean_and_deviation(scores_on(runs, split, metric))
+                score = {"arm": arm, "split": split, "metric": metric}
+                rows.append({**score, "mean": mean, "deviation": deviation, "seeds": seeds})
     return rows
 
 
