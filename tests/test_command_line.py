@@ -130,7 +130,6 @@ def test_run_shows_a_bug_and_returns_after_a_success(monkeypatch):
     ("arguments", "left", "is_debugging"),
     [
         (["--debug", "--seed", "1"], ["--seed", "1"], True),
-        (["--debug", "underflow_overflow"], ["--debug", "underflow_overflow"], False),
         (["--debug=tpu_metrics_debug"], ["--debug=tpu_metrics_debug"], False),
     ],
 )
@@ -315,7 +314,7 @@ What it does.
 
   example
 
-first options:
+options:
   --model_name_or_path TEXT
                         Folder of a model.
   --batch_size INT      Texts per batch. (default: 8)
@@ -323,20 +322,20 @@ first options:
   --share FLOAT         100% or less. (default: 0.5)
   --mode {a,b}          Mode. (default: a)
   --shuffle, --no_shuffle
-                        Shuffle the texts. (default: on)
+                        Shuffle the texts. (default: True)
   --lowercase           Lowercase the texts.
   --names TEXT [TEXT ...]
                         Names of the columns.
   --layers TEXT [TEXT ...]
-                        Layers. (default: top all)
+                        Layers. (default: ['top', 'all'])
   --steps INT           Number of steps (default: as many as fit).
+
+options of the card:
+  --license TEXT        Licence of the weights.
 
 training options:
   --learning_rate FLOAT
                         Learning rate of Adam. (default: 0.25)
-
-options of the card:
-  --license TEXT        Licence of the weights.
 """
 
 
@@ -348,7 +347,7 @@ def test_options_become_one_object_per_group():
     single.add_argument("texts", help="File of texts.")
     text = single.format_help()
     assert " --model_name_or_path TEXT texts\n" in text
-    assert text.index("\narguments:\n") < text.index("\nfirst options:\n")
+    assert text.index("\narguments:\n") < text.index("\noptions:\n")
     arguments, others = single.parse(["--model_name_or_path", "m", "a.txt"])
     assert (arguments.model_name_or_path, others.texts) == ("m", "a.txt")
 
