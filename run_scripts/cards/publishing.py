@@ -135,23 +135,18 @@ def renew_card(folder: Path, write: Callable[[Path, str], Path], arguments: Push
         ValueError: the card stays, and its example loads the model by another name.
     """
     card, place = folder / "README.md", Path(arguments.model, "README.md")
-    try:
-        text = card.read_text(encoding="utf-8")
-    except UnicodeDecodeError as error:
-        raise ValueError(f"{place} is not UTF-8: {error}. Convert it, or pass --new_card.") from error
+    text = card.read_text(encoding="utf-8", errors="replace")
     if (found := NAME_IN_EXAMPLE.search(text)) is None:
         return
     write(folder, found[1])
     if card.read_text(encoding="utf-8") == text:
         write(folder, arguments.repo_id)
         return
-    card.write_text(text, encoding="utf-8")
+    shutil.copyfile(place, card)
     if found[1] != arguments.repo_id:
-        old = (f"# {found[1].rpartition('/')[2]}", f"- name: {found[1].rpartition('/')[2]}", found[0])
-        lines = [str(number) for number, line in enumerate(text.splitlines(), 1) if line in old]
         raise ValueError(
             f"{place} is not what its records give, so it stays as it is. Write {arguments.repo_id!r} in place of "
-            f"{found[1]!r} in its lines {', '.join(lines)}, or pass --new_card."
+            f"{found[1]!r} there, or pass --new_card."
         )
 
 
@@ -191,13 +186,10 @@ def verify(folder: Path, arguments: PushArguments) -> str:
     if finished.returncode:
         raise OSError(f"{folder.name} does not load, or its card's example fails:\n{finished.stderr.strip()}")
     there, here = load_file(root / "outputs.safetensors"), outputs_of(*load_published(arguments.model), TEXTS)
-    differences = {name: largest_difference(here[name], there[name]) for name in here}
-    worst = max(differences, key=differences.__getitem__)
-    found = f"its outputs equal those of {arguments.model}"
-    if differences[worst]:
-        size = f"{differences[worst]:.1e} of the root mean square"
-        found = f"its outputs differ from those of {arguments.model} by at most {size} ({worst})"
-    if differences[worst] > TOLERANCES[arguments.dtype]:
+    difference, name = max((largest_difference(here[name], there[name]), name) for name in here)
+    size = f"{difference:.1e} of the root mean square ({name})"
+    found = f"its outputs differ from those of {arguments.model} by at most {size}"
+    if difference > TOLERANCES[arguments.dtype]:
         raise OSError(f"{folder.name} gives other outputs when it is loaded without this package: {found}.")
     return f"A process without this package loads it and runs the card's example; {found}."
 
