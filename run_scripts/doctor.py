@@ -28,11 +28,11 @@ PACKAGES = (
 
 def main(arguments: list[str] | None = None) -> None:
     ProgramParser(description=__doc__).parse(arguments)
-    for title, facts in report().items():
+    for title, facts in machine_facts().items():
         print(title, *(f"  {name:16}  {text}" for name, text in facts.items()), "", sep="\n")
 
 
-def report() -> dict[str, dict[str, str]]:
+def machine_facts() -> dict[str, dict[str, str]]:
     """Facts by section and name. The backends are those of a linear layer; `elmo_backend` lists their names."""
     obstacles = {"bfloat16": bfloat16_obstacle(), "8 bits": int8_obstacle()}
     layer, inputs = nn.Linear(16, 16), torch.zeros(2, 16)

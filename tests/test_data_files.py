@@ -185,8 +185,6 @@ PACKED = gzip.compress(b"a O\n" * 99, mtime=0)
         ("a.csv", 'a,b\n1,2\n3,"4\n5,6\n', table, "line 3 is not CSV"),
         ("a.csv", "a,b\r1,2\r", table, "line 1 is not CSV: a carriage return"),
         ("a.csv", "a,b\n1,2,3\n4,5,6\n", table, r"line 2 has 3 columns, not 2: \['a', 'b'\]"),
-        ("a.csv", '\na,b\n"1\n\n",2\n', table, "line 1 is blank, but a row follows in line 2"),
-        ("a.csv", '"1\n\n",2\n\n3,4\n', lambda path: table(path, "a", "b"), "line 4 is blank, .* in line 5"),
         ("a.tsv", "a\ta\n1\t2\n", table, r"the columns \['a', 'a'\]"),
         ("a.tsv", "a\tb\n1\t2\n", lambda path: table(path, "a", "b"), "line 1 is a header; leave out --column_names"),
         # JSON

@@ -9,12 +9,12 @@ from modeling_elmo.run_scripts import doctor
 
 def test_the_report_of_this_machine(capsys):
     doctor.main([])
-    printed, facts = capsys.readouterr().out, doctor.report()
+    printed, facts = capsys.readouterr().out, doctor.machine_facts()
     assert facts["Versions"]["torch"] == torch.__version__ and facts["Versions"]["numpy"] == np.__version__
     assert [line for line in printed.splitlines() if line and line[0] != " "] == list(facts)
     assert all(f"  {name}" in printed and text in printed for pairs in facts.values() for name, text in pairs.items())
     with elmo_backend("reference"):
-        forced = doctor.report()["Chosen backends on CPU"]
+        forced = doctor.machine_facts()["Chosen backends on CPU"]
     assert {*forced.values()} == {"reference"} and "reference" not in facts["Chosen backends on CPU"]["vectors"]
 
 
@@ -26,7 +26,7 @@ def test_what_a_machine_has_and_lacks(monkeypatch):
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda number: facts)
     monkeypatch.setattr(doctor.elmo_lstm_fused, "triton", None)
-    found = doctor.report()
+    found = doctor.machine_facts()
     assert found["Versions"]["no-such-package"] == "missing"
     assert found["Processor"]["8 bits"] == "slow: this processor has no VNNI instructions"
     text = "GPU of a test, 80 GiB; cells of the LSTM in plain PyTorch, because triton is missing"

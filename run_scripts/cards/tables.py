@@ -253,30 +253,30 @@ def layer_table(weights: dict[str, np.ndarray]) -> str:
 
 
 def sense_table(senses: dict[str, Any], paper: dict[str, Any] | None = None) -> str:
-    """The result of `elmo senses`, in percent: a row per layer and baseline, a column per measure and of the paper."""
-    columns = {"same sense@1": senses["same_sense"], "disambiguation": senses.get("disambiguation")}
-    columns = {name: scores for name, scores in columns.items() if scores}
-    names = dict.fromkeys(name for scores in columns.values() for name in scores)
-    rows = [
-        [name, *(f"{100 * scores[name]:.1f}" if name in scores else "" for scores in columns.values())]
-        for name in names
-        if name not in ("lemmas", "instances", "unseen_lemmas")
-    ]
-    return markdown_table(beside_paper([["", *columns], *rows], paper))
+    """The result of `elmo senses`: a row per layer and baseline, a column per measure and of the paper."""
+    measures = {"same sense@1": senses["same_sense"], "disambiguation": senses.get("disambiguation")}
+    columns = {
+        measure: {name: score for name, score in scores.items() if name not in ("lemmas", "instances", "unseen_lemmas")}
+        for measure, scores in measures.items()
+        if scores
+    }
+    return percent_table("", columns, paper)
 
 
 def probe_table(found: dict[str, Any], paper: dict[str, Any] | None = None) -> str:
-    """The result of `elmo probe`, in percent: a row per layer and baseline, a column per split and of the paper."""
-    splits = [split for split in ("validation", "test") if split in found]
-    rows = [[found["metric"], *splits]]
-    for name in found[splits[0]]["scores"]:
-        rows.append([name, *(f"{100 * found[split]['scores'][name][found['metric']]:.1f}" for split in splits)])
-    return markdown_table(beside_paper(rows, paper))
+    """The result of `elmo probe`: a row per layer and baseline, a column per split and of the paper."""
+    metric, splits = found["metric"], [split for split in ("validation", "test") if split in found]
+    scores = {split: {name: each[metric] for name, each in found[split]["scores"].items()} for split in splits}
+    return percent_table(metric, scores, paper)
 
 
-def beside_paper(rows: list[list[str]], paper: dict[str, Any] | None) -> list[list[str]]:
-    """The rows with a column of the paper's scores, which are found by the first cell of a row."""
-    if paper is None:
-        return rows
-    column = [f"the paper: {paper['task']}", *(str(paper.get(name, "")) for name, *_ in rows[1:])]
-    return [[*row, cell] for row, cell in zip(rows, column, strict=True)]
+def percent_table(corner: str, columns: dict[str, dict[str, float]], paper: dict[str, Any] | None) -> str:
+    """Columns of scores by the name of their row, in percent; the paper's scores are shown as they are."""
+    names = dict.fromkeys(name for scores in columns.values() for name in scores)
+    rows = [[corner, *columns]]
+    for name in names:
+        rows.append([name, *(f"{100 * scores[name]:.1f}" if name in scores else "" for scores in columns.values())])
+    if paper is not None:
+        cells = [f"the paper: {paper['task']}", *(str(paper.get(name, "")) for name in names)]
+        rows = [[*row, cell] for row, cell in zip(rows, cells, strict=True)]
+    return markdown_table(rows)

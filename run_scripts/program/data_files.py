@@ -118,14 +118,10 @@ def _numbered_rows(path: Path, column_names: list[str]) -> Iterator[tuple[int, d
     first, names = (0, column_names) if column_names else next(rows, (0, []))
     if len(set(names)) < len(names):
         raise ValueError(f"{path} has the columns {names}; give each column a different name.")
-    blank = 0 if names else first
     for number, cells in rows:
         location = f"{path}, line {number}"
-        if not cells and len(names) != 1:
-            blank = blank or number
+        if not cells and len(names) > 1:
             continue
-        if blank:
-            raise ValueError(f"{path}, line {blank} is blank, but a row follows in line {number}. Remove blank lines.")
         cells = cells or [""]  # of a table with one column
         if len(cells) != len(names):
             raise ValueError(f"{location} has {len(cells)} columns, not {len(names)}: {names}. Correct the line.")

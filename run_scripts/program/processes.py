@@ -63,6 +63,7 @@ class ProcessGroup:
 
     def __init__(self):
         self.number, self.index = int(os.environ.get("WORLD_SIZE", 1)), int(os.environ.get("RANK", 0))
+        self.is_main = self.index == 0
 
     def __enter__(self) -> "ProcessGroup":
         if self.number > 1:
@@ -73,21 +74,17 @@ class ProcessGroup:
         if self.number > 1:
             dist.destroy_process_group()
 
-    @property
-    def is_main(self) -> bool:
-        return self.index == 0
-
     def gathered(self, value: Any) -> list[Any]:
         """The values of all processes, when all have called this."""
         values = [value] * self.number
-        if self.number > 1:
-            try:
+        try:
+            if self.number > 1:
                 dist.all_gather_object(values, value)
-            except RuntimeError as error:  # of gloo
-                raise ConnectionError(
-                    f"Process {self.index} of {self.number} lost the others: one has ended, as its own messages or the "
-                    "launcher's say. Run the same command again to continue."
-                ) from error
+        except RuntimeError as error:  # of gloo
+            raise ConnectionError(
+                f"Process {self.index} of {self.number} lost the others: one has ended, as its own messages or the "
+                "launcher's say. Run the same command again to continue."
+            ) from error
         return values
 
 
