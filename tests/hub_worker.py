@@ -71,10 +71,6 @@ def ask(repo: str, **options) -> dict:
     return pipeline("question-answering", model=repo, **options)(question="Where is he?", context=TEXTS[0])
 
 
-def label(repo: str, **options) -> dict:
-    return pipeline("semantic-role-labeling", model=repo, **options)(TEXTS[0], predicates=[0, 1])
-
-
 def train(repo: str, folder: str, **options) -> list:
     """Trains for two steps with transformers' own Trainer."""
     model, tokenizer = made("ELMoForTokenClassification")

@@ -146,19 +146,6 @@ def test_save_pretrained_pushes(hub, author, stranger, reader, root):
     assert found == expected and found["answer"]
 
 
-def test_a_labeller_of_semantic_roles_is_pushed(hub, author, stranger, root):
-    repo, folder, auto_class = "user/labeller", str(root / "labeller"), "AutoModelForTokenClassification"
-    author("save_and_push", repo=repo, kind="ELMoForSemanticRoleLabeling", folder=folder)
-    assert_was_pushed(hub, repo, STORED_TOKEN)
-    sides = ((stranger, repo), (author, folder))
-    found, expected = (worker("load", repo=name, auto_class=auto_class) for worker, name in sides)
-    assert found["class"] == "ELMoForSemanticRoleLabeling"
-    assert_same(found["outputs"], expected["outputs"])
-    found, expected = (worker("label", repo=name, trust_remote_code=True)["verbs"] for worker, name in sides)
-    assert [verb["verb"] for verb in found] == ["He", "is"]
-    assert [verb["tags"] for verb in found] == [verb["tags"] for verb in expected]
-
-
 def test_trainer_pushes(hub, stranger, trained):
     assert_was_pushed(hub, "user/trained", GIVEN_TOKEN)
     found = stranger("load", repo="user/trained", auto_class="AutoModelForTokenClassification")
@@ -208,24 +195,6 @@ def test_originals_are_downloaded(hub, author, tmp_path):
     for weights in ("hf://user/missing/w.hdf5", "hf://user/original@v9/w.hdf5", "hf://user/original/w.hdf5"):
         message = author.fails("run_script", **convert(weights, tmp_path / "missing"))
         assert message.startswith(f"FileNotFoundError: {weights} cannot be downloaded: 404 Client Error.")
-
-
-# Models that cannot be loaded
-
-
-def test_our_programs_report_models_they_cannot_load(author, tmp_path):
-    text, output = tmp_path / "text.txt", str(tmp_path / "output.hdf5")
-    text.write_text("He is in London .\n")
-    for script, model, data, *others in (
-        ("embed", "--model", "--input", "--output", output),
-        ("perplexity", "--model", "--validation_file"),
-        ("run_pretraining", "--model_name_or_path", "--train_file", "--output_dir", output),
-    ):
-        arguments = [data, str(text), *others, model]
-        message = author.fails("run_script", script=script, arguments=[*arguments, "user/missing"])
-        assert "user/missing: there is no such folder" in message and "hf auth login" in message
-    message = author.fails("tag", folder=str(tmp_path / "tagger"), model_name_or_path="user/missing")
-    assert "user/missing: there is no such folder" in message and "hf auth login" in message
 
 
 # Secrets and foreign code

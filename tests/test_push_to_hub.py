@@ -132,7 +132,7 @@ def test_a_card_stays_unless_it_is_given_new_facts(folder, trusting):
 
 
 def test_pushing(folder, hub, trusting):
-    (folder / "results" / "play [verb].png").write_bytes(b"picture")  # brackets are no patterns
+    (folder / "results" / "play [verb].png").symlink_to(folder / "curve.png")  # brackets are no patterns
     send(folder, "--push", "--private", "true", "--token", TOKEN)
     (_, options), (_, repo), (_, upload) = hub
     assert options == {"token": TOKEN} and repo == {"name": "someone/elmo-xy", "private": True, "exist_ok": True}
@@ -144,16 +144,14 @@ def test_pushing(folder, hub, trusting):
 
 
 def test_a_card_is_written_again_for_the_repository(folder, trusting):
-    """A card with words added by hand stays, and its lines are named."""
+    """A card with words added by hand stays."""
     card = write_bilm_card(folder, "trained").read_text(encoding="utf-8")
     found = send(folder, "--output_dir", str(folder.parent / "assembled"))
     renamed = card.replace("# trained", "# elmo-xy").replace("'trained'", "'someone/elmo-xy'")
     assert (found / "README.md").read_text(encoding="utf-8") == renamed != card
 
     (folder / "README.md").write_text(card + "\nBy hand, of trained.\n", encoding="utf-8")
-    lines = [number for number, line in enumerate(card.splitlines(), 1) if "trained" in line and "path of" in line]
-    message = rf"trained/README\.md .*'someone/elmo-xy' in place of 'trained' in its lines \d+, {lines[0]}, or pass"
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises(ValueError, match=r"trained/README\.md .*'someone/elmo-xy' in place of 'trained'"):
         send(folder)
     (folder / "README.md").write_text(renamed + "\nBy hand, of trained.\n", encoding="utf-8")
     found = send(folder, "--output_dir", str(folder.parent / "kept"))
@@ -186,9 +184,9 @@ def test_largest_difference():
 
 
 def test_weights_in_parts_become_one_file(folder, trusting):
+    model = ELMoForPreTraining.from_pretrained(folder)
     (folder / "model.safetensors").unlink()
-    ELMoForPreTraining(ELMoConfig.from_pretrained(folder)).save_pretrained(folder, max_shard_size="100KB")
-    assert (folder / "model.safetensors.index.json").exists()
+    model.save_pretrained(folder, max_shard_size="100KB")
     found = send(folder, "--output_dir", str(folder.parent / "assembled"))
     assert [path.name for path in found.glob("*safetensors*")] == ["model.safetensors"]
 
@@ -250,7 +248,7 @@ def test_a_link_that_leaves_the_folder(folder, hub, trusting, linked):
     if linked == "results":
         shutil.rmtree(folder / linked)
     (folder / linked).symlink_to(target)
-    message = r"is a link to .*outside.*notes\.md, outside the folder, and would be published\. Copy the file into"
+    message = r"is a link to .*outside.*notes\.md, outside the folder"
     with pytest.raises(ValueError, match=message):
         send(folder, "--push")
     with pytest.raises(ValueError, match=message):
@@ -258,59 +256,27 @@ def test_a_link_that_leaves_the_folder(folder, hub, trusting, linked):
     assert not hub
 
 
-def test_a_link_within_the_folder_is_its_file(folder, hub, trusting):
-    (folder / "results" / "again.png").symlink_to(folder / "curve.png")
-    found = send(folder, "--output_dir", str(folder.parent / "assembled"))
-    assert (found / "results" / "again.png").read_bytes() == b"picture"
-    assert not (found / "results" / "again.png").is_symlink()
-
-
-def test_a_card_that_is_not_utf_8(folder, trusting):
-    (folder / "README.md").write_text("By hand.", encoding="utf-16")
-    with pytest.raises(ValueError, match=r"trained/README\.md is not UTF-8: .*\. Convert it, or pass --new_card"):
-        send(folder)
-
-
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"--repo_id": "me/a--b"}, "me/a--b"),
-        ({"--model": "nowhere"}, r"--model nowhere: there is no config\.json; pass the folder of a checkpoint"),
-        ({"--output_dir": "."}, r"--output_dir \. exists already; pass a new folder"),
+        (["--repo_id", "me/a--b"], "me/a--b"),
+        (["--model", "nowhere"], "--model nowhere"),
+        (["--output_dir", "."], r"--output_dir \. exists already"),
+        (["--model", "bert"], "bert is a 'bert' model"),
+        (["--model", "other"], "other has the architecture BertModel"),
+        (["--model", "quantized", "--dtype", "float16"], "--dtype float16: quantized"),
+        (["--model", "damaged"], r"damaged/results/pretraining\.json is not JSON"),
     ],
 )
 def test_mistakes(folder, options, message, trusting, monkeypatch):
     monkeypatch.chdir(folder.parent)
-    given = [item for option in options.items() for item in option]
+    for name, changes in (("bert", {"model_type": "bert"}), ("other", {"architectures": ["BertModel"]})):
+        path = Path(shutil.copytree(folder, name), "config.json")
+        path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+    ELMoForPreTraining.from_pretrained(folder).quantize().save_pretrained(shutil.copytree(folder, "quantized"))
+    Path(shutil.copytree(folder, "damaged"), "results", "pretraining.json").write_text("{")
     with pytest.raises((ValueError, OSError), match=message):
-        send(folder, *given)
-
-
-def test_a_quantized_checkpoint_has_one_precision(folder, trusting):
-    ELMoForPreTraining.from_pretrained(folder).quantize().save_pretrained(folder)
-    with pytest.raises(ValueError, match="--dtype float16: .*trained is quantized, and its other weights stay float32"):
-        send(folder, "--dtype", "float16")
-    send(folder)
-
-
-def test_a_damaged_record_is_named_where_it_is(folder, trusting):
-    (folder / "results" / "pretraining.json").write_text("{", encoding="utf-8")
-    with pytest.raises(ValueError, match=rf"{folder}/results/pretraining\.json is not JSON"):
-        send(folder)
-
-
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"model_type": "bert"}, "trained is a 'bert' model; pass an ELMo model"),
-        ({"architectures": ["BertModel"]}, "trained has the architecture BertModel, which is no class of this package"),
-    ],
-)
-def test_other_models_are_refused(folder, trusting, changes, message):
-    path = folder / "config.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
-    with pytest.raises(ValueError, match=message):
-        send(folder)
+        send(folder, *options)
 
 
 def test_a_base_model_without_a_card_gets_one(folder, trusting):
