@@ -15,7 +15,7 @@ from modeling_elmo.run_scripts.cards.card import (
     write_card_facts,
     write_result,
 )
-from modeling_elmo.run_scripts.cards.markdown import code_span, escape_markdown, markdown_table, one_line
+from modeling_elmo.run_scripts.cards.tables import code_span, escape_markdown, markdown_table, one_line
 from modeling_elmo.run_scripts.program.command_line import ProgramParser
 
 HOSTILE = "{{ 7 * 7 }} {% raw %} **bold** [link](u) <b> `code` |"

@@ -170,7 +170,7 @@ PACKED = gzip.compress(b"a O\n" * 99, mtime=0)
         ("a.conll", "a O\n", lambda path: tagged(path, "3"), "line 1 has 2 columns, not 3: 'a O'"),
         ("a.conll", "a O\n", lambda path: tagged(path, word=0), "no such column: --word_column 0"),
         ("a.conll", "a O\n", lambda path: tagged(path, "upos"), "no such column: .*--tags_column upos; pass 1, 2"),
-        ("a.conllu", "1\ta\n", lambda path: tagged(path, "pos"), "--tags_column pos; pass .* or id, form, "),
+        ("a.conllu", "1\ta\n", lambda path: tagged(path, "pos"), "--tags_column pos; pass .* id, form, "),
         ("a.conllu", "a\tb\tc\td\n", tagged, "line 1: the first column is 'a'; in .conllu"),
         # files
         ("a.conll", b"a O\n\xe9t\xe9 O\n", tagged, "line 2 is not UTF-8"),

@@ -38,7 +38,7 @@ with sole_run(Path(sys.argv[1])):
 def test_processes_that_do_not_know_each_other_are_refused(monkeypatch):
     monkeypatch.setenv("WORLD_SIZE", "2")
     check_processes(2)
-    with pytest.raises(ValueError, match="2 processes were started .*this run has 1: .* Set ACCELERATE_USE_CPU=true"):
+    with pytest.raises(ValueError, match="2 processes were started .*this run has 1: .* set ACCELERATE_USE_CPU=true"):
         check_processes(1)
     monkeypatch.delenv("WORLD_SIZE")
     check_processes(1)
@@ -83,7 +83,7 @@ def test_a_temporary_folder_with_a_long_path_has_no_workers(tmp_path, monkeypatc
     monkeypatch.setattr(tempfile, "tempdir", str(long))
     monkeypatch.setitem(multiprocessing.current_process()._config, "tempdir", str(long))
     check_workers(0)
-    with pytest.raises(ValueError, match="--dataloader_num_workers 2: .*Set TMPDIR .* pass --dataloader_num_workers 0"):
+    with pytest.raises(ValueError, match="--dataloader_num_workers 2: .*Set TMPDIR, or pass 0"):
         check_workers(2)
     monkeypatch.setitem(multiprocessing.current_process()._config, "tempdir", tempfile.mkdtemp(dir="/tmp"))
     check_workers(2)

@@ -14,8 +14,7 @@ from huggingface_hub import EvalResult
 from modeling_elmo import ELMoConfig
 from modeling_elmo.run_scripts.cards.card import read_result, write_card
 from modeling_elmo.run_scripts.cards.figures import LogEntries, draw_curve, loss_kind
-from modeling_elmo.run_scripts.cards.markdown import one_line
-from modeling_elmo.run_scripts.cards.tables import ERRORS, probe_table, sense_table, summary_table
+from modeling_elmo.run_scripts.cards.tables import ERRORS, one_line, probe_table, sense_table, summary_table
 from modeling_elmo.run_scripts.program.files import read_json
 from modeling_elmo.tokenization.elmo_characters import Utf8Alphabet
 
@@ -24,10 +23,9 @@ SAME_PROTOCOL = ("predictions", "vocabulary_size", "protocol")  # perplexities t
 
 
 def write_bilm_card(folder: Path, name: str) -> Path:
-    """Writes README.md for the biLM in `folder`, from its configuration and `results/`, and returns its path.
+    """Writes README.md for the biLM in `folder` and returns its path.
 
-    Args:
-        name: the card's example loads it: a folder or a repository on the Hub. Its last part is the title.
+    The example loads `name`, a folder or a repository on the Hub, whose last part is the title.
     """
     config, run = ELMoConfig.from_pretrained(folder), read_result(folder, "pretraining")
     evaluations = [entry for entry in run.get("log", ()) if "perplexity" in entry]

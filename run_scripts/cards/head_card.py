@@ -25,11 +25,9 @@ HUB_TAGS = dict.fromkeys(("semantic-role-labeling", "coreference-resolution"), "
 
 
 def write_head_card(folder: Path, name: str, record: dict[str, Any] | None = None) -> Path:
-    """Writes README.md for the head in `folder` and returns its path.
+    """Writes README.md for the head in `folder` and returns its path; without a record, a card without results.
 
-    Args:
-        name: the card's example loads it: a folder or a repository on the Hub. Its last part is the title.
-        record: the record of its run, by default `record.json`. A head without one gets a card without results.
+    The example loads `name`, a folder or a repository on the Hub, whose last part is the title.
     """
     config, path = ELMoConfig.from_pretrained(folder), folder / "record.json"
     record = record or (read_json(path) if path.exists() else {})

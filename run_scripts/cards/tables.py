@@ -1,4 +1,4 @@
-"""Tables of task runs: from one record per run to summaries of arms and Markdown, as in the paper's Table 1.
+"""Tables of task runs in Markdown: from one record per run to summaries of arms, as in the paper's Table 1.
 
 The training of one arm with one seed leaves a record:
 
@@ -8,6 +8,7 @@ The training of one arm with one seed leaves a record:
 The name of an arm may end in `@` and a share of the training data: `elmo@0.1`.
 """
 
+import re
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -15,7 +16,6 @@ from typing import Any
 
 import numpy as np
 
-from modeling_elmo.run_scripts.cards.markdown import markdown_table
 from modeling_elmo.run_scripts.program.files import read_json, write_json, write_lines
 
 RunRecord = dict[str, Any]
@@ -23,6 +23,8 @@ RunRecord = dict[str, Any]
 SPLITS = ("train", "validation", "test")  # in this order; other splits follow
 ERRORS = ("mse", "loss")  # lower is better; shown as they are, not in percent
 BASELINE_NAME = "baseline"  # the arm without ELMo
+MOST_ITEMS = 10  # of a list; a corpus may have hundreds of files
+SPECIAL = re.compile(r"[\\`*\[\]<>|~$&]|_(?![^\W_])|(?<![^\W_])_")  # an underscore inside a word is plain text
 NEEDED_KEYS = ("task", "arm", "seed", "metric", "metrics")
 
 
@@ -39,25 +41,17 @@ def read_record(path: Path) -> RunRecord:
 
 
 def by_arm(records: Sequence[RunRecord]) -> dict[str, list[RunRecord]]:
-    """The records of each arm, in the order of their first records.
-
-    Raises:
-        ValueError: an arm has a seed twice, or one of its runs lacks a score of the others: a mean would be wrong.
-    """
+    """The records of each arm, in the order of their first records. A mean over wrong ones is refused."""
     arms: dict[str, list[RunRecord]] = {}
     for record in records:
         arms.setdefault(record["arm"], []).append(record)
-    for arm, members in arms.items():
-        seeds = [record["seed"] for record in members]
+    for arm, runs in arms.items():
+        seeds = [run["seed"] for run in runs]
         if len(set(seeds)) < len(seeds):
             raise ValueError(f"Arm {arm!r} has the seeds {seeds}; pass one record for each seed.")
-        names = [{(split, name) for split in splits_of([each]) for name in numbers_on(each, split)} for each in members]
-        for seed, found in zip(seeds, names, strict=True):
-            if different := sorted(" ".join(name) for name in found ^ names[0]):
-                raise ValueError(
-                    f"Arm {arm!r}: only one of the seeds {seeds[0]} and {seed} has {', '.join(different)}; pass "
-                    "records of equal runs."
-                )
+        names = [{f"{split} {name}" for split in run["metrics"] for name in numbers_on(run, split)} for run in runs]
+        if different := sorted(set.union(*names) - set.intersection(*names)):
+            raise ValueError(f"Arm {arm!r}: not all of the seeds {seeds} have {', '.join(different)}; run them again.")
     return arms
 
 
@@ -96,10 +90,9 @@ def relative_error_reduction(baseline: float, value: float) -> float:
 
 
 def summary_table(records: Sequence[RunRecord]) -> str:
-    """A Markdown table: mean ± standard deviation of each arm on each split, in percent.
+    """Mean ± standard deviation of each arm on each split, in percent, and the gain over the baseline on the last.
 
-    If there is a baseline, the others are compared with it on the last split: difference, and share of its errors that
-    is gone. An arm with a share of the data is compared with the baseline with the same share.
+    An arm with a share of the data is compared with the baseline with the same share.
     """
     arms, splits, metric = by_arm(records), splits_of(records), records[0]["metric"]
     rows = [["network", "runs", *splits]]
@@ -229,10 +222,7 @@ def run_table(records: Sequence[RunRecord], metric: str) -> str:
 
 
 def mean_layer_weights(records: Sequence[RunRecord]) -> dict[str, np.ndarray]:
-    """The layer weights at each place where ELMo enters, as means over seeds.
-
-    The keys name the arm, the place, or both, as needed to tell them apart.
-    """
+    """Mean layer weights by place where ELMo enters, by arm, or by both, as needed to tell them apart."""
     found: dict[tuple[str, str], list[list[float]]] = {}
     for record in records:
         for place, weights in record.get("layer_weights", {}).items():
@@ -280,3 +270,39 @@ def percent_table(corner: str, columns: dict[str, dict[str, float]], paper: dict
         cells = [f"the paper: {paper['task']}", *(str(paper.get(name, "")) for name in names)]
         rows = [[*row, cell] for row, cell in zip(rows, cells, strict=True)]
     return markdown_table(rows)
+
+
+def one_line(value: Any, most: int = MOST_ITEMS) -> str:
+    """The value on one line. A list shows its first `most` items and the number of the others."""
+    if isinstance(value, (list, tuple)):
+        more = [f"and {len(value) - most:,} more"] if len(value) > most else []
+        return ", ".join([*map(one_line, value[:most]), *more])
+    return " ".join(str(value).split())
+
+
+def escape_markdown(value: Any) -> str:
+    """The value as one line of plain text in Markdown, also inside a table."""
+    return SPECIAL.sub(r"\\\g<0>", one_line(value))
+
+
+def link_or_text(value: Any) -> str:
+    """The value as a link if it is an address, else as plain text."""
+    text = one_line(value)
+    return f"<{text}>" if re.fullmatch(r"https?://[^\s<>]+", text) else escape_markdown(text)
+
+
+def code_span(value: Any) -> str:
+    """The value as inline code. The fence is longer than every run of backticks in the value."""
+    text = one_line(value)
+    fence = "`" * (1 + max(map(len, re.findall("`+", text)), default=0))
+    space = " " if text.startswith("`") or text.endswith("`") else ""
+    return f"{fence}{space}{text}{space}{fence}"
+
+
+def markdown_table(rows: Sequence[Sequence[str]]) -> str:
+    """A table with aligned columns. The first row is the header; the first column is left-aligned, the others right."""
+    rows = [[escape_markdown(cell) for cell in row] for row in rows]
+    widths = [max(3, *map(len, column)) for column in zip(*rows, strict=True)]
+    rule = ["-" * (width - 1) + (":" if place else "-") for place, width in enumerate(widths)]
+    form = " | ".join(f"{{:{'>' if place else '<'}{width}}}" for place, width in enumerate(widths))
+    return "\n".join(f"| {form.format(*row)} |" for row in [rows[0], rule, *rows[1:]])

@@ -115,10 +115,7 @@ class ProgramParser(HfArgumentParser):
                 action.metavar = "TEXT"
 
     def parse(self, arguments: Sequence[str] | None = None) -> Any:
-        """One object per group of options, and a namespace of options outside all groups; a single object as such.
-
-        A group may have a method `rehearse`, which refuses what a library would refuse only after much work.
-        """
+        """One object per group of options, and a namespace of options outside all groups; a single object as such."""
         arguments = sys.argv[1:] if arguments is None else arguments
         refuse_names_not_utf8(arguments)
         namespace, unknown = self.parse_known_args(arguments)
@@ -227,6 +224,7 @@ def refuse_names_not_utf8(names: Iterable[str]):
 
 
 def _rehearsed(group: type, options: dict[str, Any]) -> Any:
+    """A group may have a method `rehearse`, which refuses what a library would refuse only after much work."""
     built = group(**options)
     if hasattr(built, "rehearse"):
         built.rehearse()

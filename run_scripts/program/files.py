@@ -35,9 +35,7 @@ class DatasetArguments:
     dataset_config: str | None = option(None, "Configuration of the data set.")
     streaming: bool = option(False, "Read the data set while it is downloaded, without a copy on disk.")
     text_column: str = option(
-        "text",
-        "Column of a data set, of a .csv or .tsv file, or key of a .jsonl file, with the text or the list "
-        "of its words; number of the words' column of a .conll file (default: 1).",
+        "text", "Column or key with the text or the list of its words; its number in .conll files (default: 1)."
     )
 
 
@@ -73,17 +71,12 @@ def numbered_lines(path: Path) -> Iterator[tuple[int, str]]:
             for number, line in enumerate(_unpacked(file, path), 1):
                 yield number, line.decode("utf-8-sig" if number == 1 else "utf-8").rstrip("\r\n")
         except UnicodeDecodeError as error:
-            raise ValueError(
-                f"{path}, line {number} is not UTF-8: {error.reason} at byte {error.start}. Convert the file with "
-                "iconv, for example; the name of a compressed file must end in .gz or .zst."
-            ) from error
+            reason = f"{error.reason} at byte {error.start}"
+            raise ValueError(f"{path}, line {number} is not UTF-8: {reason}. Convert or rename the file.") from error
         except damaged as error:
             if isinstance(error, OSError) and error.errno:  # of the disk
                 raise
-            raise ValueError(
-                f"{path} cannot be unpacked: {error}. It is damaged, incomplete, or of another format; pass another "
-                "copy."
-            ) from error
+            raise ValueError(f"{path} cannot be unpacked: {error}; pass another copy.") from error
 
 
 def _unpacked(file: BinaryIO, path: Path) -> Iterable[bytes]:
@@ -145,19 +138,14 @@ def check_model(name_or_path: str):
     """Checks that a folder or the Hub has an ELMo model of this name, before a program works for it."""
     if (folder := Path(name_or_path)).is_dir():
         if not Path(folder, CONFIG_NAME).is_file():
-            raise FileNotFoundError(
-                f"{folder} has no config.json; pass a model, or convert an original checkpoint with elmo convert."
-            )
+            raise FileNotFoundError(f"{folder} has no config.json; pass a model, or convert one with elmo convert.")
         config = read_json(folder / CONFIG_NAME)
     else:
         try:
             config, _ = PreTrainedConfig.get_config_dict(name_or_path)
         except OSError as error:
-            reason = f"{flat_message(error):.300}"
-            raise FileNotFoundError(
-                f"{name_or_path}: there is no such folder, and the Hub gives no model ({reason}). Correct the name, or "
-                "run `hf auth login`."
-            ) from error
+            reason = f"there is no such folder, and the Hub gives no model ({flat_message(error):.300})"
+            raise FileNotFoundError(f"{name_or_path}: {reason}. Correct it, or run `hf auth login`.") from error
     if (kind := config.get("model_type") if isinstance(config, dict) else None) != "elmo":
         raise ValueError(f"{name_or_path} is a {kind!r} model; pass an ELMo model.")
 
