@@ -81,21 +81,6 @@ def test_data_sets(tmp_path, kind):
     assert len(ELMoTokenizer(vocab_file=tmp_path / "vocab.txt")) == 6
 
 
-def test_a_failed_run_leaves_the_old_file_alone(tmp_path, monkeypatch):
-    (tmp_path / "text.txt").write_text("new words", encoding="utf-8")
-    output = tmp_path / "vocab.txt"
-    output.write_text("old", encoding="utf-8")
-
-    def interrupted(path, target):
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(Path, "replace", interrupted)
-    with pytest.raises(KeyboardInterrupt):
-        build(output, "--train_file", tmp_path / "text.txt", "--overwrite")
-    assert output.read_text(encoding="utf-8") == "old"
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["text.txt", "vocab.txt"]
-
-
 @pytest.mark.parametrize(
     ("options", "message"),
     [

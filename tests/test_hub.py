@@ -109,12 +109,6 @@ def assert_was_pushed(hub: Hub, repo: str, token: str):
 
 
 @pytest.fixture(scope="module")
-def trained(author, root) -> list:
-    """The outputs of `user/trained` before transformers' Trainer uploaded it."""
-    return author("train", repo="user/trained", folder=str(root / "trained"), hub_token=GIVEN_TOKEN)
-
-
-@pytest.fixture(scope="module")
 def ours(author, root) -> dict[str, tuple[Path, str]]:
     """Folder and Auto class of the models that our programs uploaded: a biLM, and a tagger on the uploaded biLM."""
     always = {"max_steps": 2, "report_to": "tensorboard", "push_to_hub": True, "hub_token": GIVEN_TOKEN}
@@ -144,12 +138,6 @@ def test_save_pretrained_pushes(hub, author, stranger, reader, root):
     expected = author("ask", repo=str(root / "reader"), trust_remote_code=True)
     assert found.pop("score") == pytest.approx(expected.pop("score"), abs=1e-6)
     assert found == expected and found["answer"]
-
-
-def test_trainer_pushes(hub, stranger, trained):
-    assert_was_pushed(hub, "user/trained", GIVEN_TOKEN)
-    found = stranger("load", repo="user/trained", auto_class="AutoModelForTokenClassification")
-    assert_same(found["outputs"], trained)
 
 
 def test_our_programs_push(hub, author, stranger, ours):
@@ -200,15 +188,14 @@ def test_originals_are_downloaded(hub, author, tmp_path):
 # Secrets and foreign code
 
 
-def test_tokens_stay_secret(hub, reader, trained, ours, root):
+def test_tokens_stay_secret(hub, reader, ours, root):
     assert {request.authorization for request in hub.requests} == {None, *(f"Bearer {token}" for token in TOKENS)}
     files = [(path.relative_to(root).as_posix(), path.read_bytes()) for path in root.rglob("*") if path.is_file()]
     files += [
         (f"{repo}/{path}", file) for repo, there in hub.repositories.items() for path, file in there.files.items()
     ]
     names = [name for name, content in files if any(token.encode() in content for token in TOKENS)]
-    # transformers' own Trainer writes `hub_token` to a file of its arguments and uploads it.
-    assert [name for name in names if not re.search("trained/.*training_args.bin", name)] == []
+    assert names == []
     assert {"author/log.txt", "reader/config.json", "user/tagger/README.md"} <= {name for name, _ in files}
 
 

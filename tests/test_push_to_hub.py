@@ -6,6 +6,7 @@ import shutil
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
+from unittest.mock import MagicMock
 
 import pytest
 import torch
@@ -67,25 +68,12 @@ def trusting(monkeypatch):
 
 
 @pytest.fixture
-def hub(monkeypatch) -> list:
-    """The list of calls of `HfApi`."""
-    calls = []
-
-    class Hub:
-        def __init__(self, **options):
-            calls.append(("HfApi", options))
-
-        def create_repo(self, name, **options):
-            calls.append(("create_repo", {"name": name, **options}))
-            return SimpleNamespace(repo_id=name)
-
-        def upload_folder(self, **options):
-            paths = [path.relative_to(options["folder_path"]).as_posix() for path in options["folder_path"].rglob("*")]
-            sent = set(filter_repo_objects(paths, allow_patterns=options["allow_patterns"]))
-            calls.append(("upload_folder", options | {"sent": sent}))
-
-    monkeypatch.setattr(publishing, "HfApi", Hub)
-    return calls
+def hub(monkeypatch) -> MagicMock:
+    """The class `HfApi`, whose calls are recorded."""
+    hub = MagicMock()
+    hub.return_value.create_repo.side_effect = lambda name, **_: SimpleNamespace(repo_id=name)
+    monkeypatch.setattr(publishing, "HfApi", hub)
+    return hub
 
 
 def send(folder: Path, *more: str):
@@ -95,7 +83,7 @@ def send(folder: Path, *more: str):
 @pytest.mark.slow
 def test_a_dry_run_assembles_and_checks_and_uploads_nothing(folder, hub, capsys):
     found = send(folder, "--output_dir", str(folder.parent / "assembled"), "--dtype", "float16", "--license", "mit")
-    assert not hub and found == folder.parent / "assembled"
+    assert not hub.called and found == folder.parent / "assembled"
     printed = capsys.readouterr().out
     assert "Dry run: nothing was uploaded. Add --push to upload it to someone/elmo-xy." in printed
     difference = float(re.search(r"differ from those of .* by at most (\S+) of the root", printed)[1])
@@ -134,13 +122,15 @@ def test_a_card_stays_unless_it_is_given_new_facts(folder, trusting):
 def test_pushing(folder, hub, trusting):
     (folder / "results" / "play [verb].png").symlink_to(folder / "curve.png")  # brackets are no patterns
     send(folder, "--push", "--private", "true", "--token", TOKEN)
-    (_, options), (_, repo), (_, upload) = hub
-    assert options == {"token": TOKEN} and repo == {"name": "someone/elmo-xy", "private": True, "exist_ok": True}
+    hub.assert_called_once_with(token=TOKEN)
+    hub().create_repo.assert_called_once_with("someone/elmo-xy", private=True, exist_ok=True)
+    upload = hub().upload_folder.call_args.kwargs
     assert upload["repo_id"] == "someone/elmo-xy"
-    assert {"README.md", "config.json", "model.safetensors", "results/play [verb].png"} <= upload["sent"]
-    assert not PRIVATE & upload["sent"]
+    names = ["README.md", "config.json", "model.safetensors", "results/play [verb].png", *PRIVATE]
+    sent = set(filter_repo_objects(names, allow_patterns=upload["allow_patterns"]))
+    assert sent == set(names) - PRIVATE
     send(folder, "--push")
-    assert hub[4][1]["private"] is None  # False would publish a model of an organization whose default is private
+    assert hub().create_repo.call_args.kwargs["private"] is None  # False would publish an organization's private model
 
 
 def test_a_card_is_written_again_for_the_repository(folder, trusting):
@@ -171,7 +161,7 @@ def test_another_model_is_not_sent(folder, hub, monkeypatch):
     monkeypatch.setattr(push_to_hub, "assemble", assemble)
     with pytest.raises(OSError, match=r"elmo-xy gives other outputs when it is loaded without this package: its"):
         send(folder, "--push")
-    assert not hub
+    assert not hub.called
 
 
 def test_largest_difference():
@@ -221,11 +211,8 @@ def test_a_head_without_a_record(folder, cls, example):
     assert example in text and "bilm" not in text and "Its quality was not recorded" in text
 
 
-def test_a_failed_upload_is_reported(folder, hub, trusting, monkeypatch):
-    def upload_folder(self, **options):
-        raise ConnectionAbortedError("500 Server Error")
-
-    monkeypatch.setattr(publishing.HfApi, "upload_folder", upload_folder)
+def test_a_failed_upload_is_reported(folder, hub, trusting):
+    hub().upload_folder.side_effect = ConnectionAbortedError("500 Server Error")
     with pytest.raises(OSError, match=r"to someone/elmo-xy failed: 500 Server Error\nThe repository is unchanged"):
         send(folder, "--push")
 
@@ -235,7 +222,7 @@ def test_a_card_whose_example_fails(folder, hub):
     (folder / "README.md").write_text("```python\n1 / 0\n```\n", encoding="utf-8")
     with pytest.raises(OSError, match="(?s)does not load, or its card's example fails:.*ZeroDivisionError"):
         send(folder, "--push")
-    assert not hub
+    assert not hub.called
 
 
 @pytest.mark.parametrize("linked", ["results", "LICENSE"])
@@ -253,7 +240,7 @@ def test_a_link_that_leaves_the_folder(folder, hub, trusting, linked):
         send(folder, "--push")
     with pytest.raises(ValueError, match=message):
         publishing.push(folder, "someone/elmo-xy", "message")
-    assert not hub
+    assert not hub.called
 
 
 @pytest.mark.parametrize(
@@ -290,16 +277,10 @@ def test_a_base_model_without_a_card_gets_one(folder, trusting):
 
 def test_the_clean_process_needs_no_locale(monkeypatch, folder):
     """It gets ASCII only, and its output, which the card's example prints, is read as UTF-8 on every system."""
-    calls = []
-
-    def run(command, **options):
-        calls.append((command, options))
-        raise InterruptedError
-
+    run = MagicMock(side_effect=InterruptedError)
     monkeypatch.setattr(publishing.subprocess, "run", run)
-    arguments = SimpleNamespace(repo_id="someone/model", model=str(folder))
     with pytest.raises(InterruptedError):
-        publishing.verify(folder / "someone" / "model", arguments)
-    [(command, options)] = calls
+        publishing.verify(folder / "someone" / "model", SimpleNamespace(repo_id="someone/model", model=str(folder)))
+    (command,), options = run.call_args
     assert all(map(str.isascii, command)) and json.loads(command[-1]) == publishing.TEXTS
     assert options["encoding"] == "utf-8" and options["env"]["PYTHONIOENCODING"] == "utf-8"

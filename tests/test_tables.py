@@ -10,7 +10,6 @@ from modeling_elmo.run_scripts.cards.tables import (
     read_record,
     relative_error_reduction,
     score_table,
-    sense_table,
     summary_table,
     type_table,
     write_results,
@@ -212,15 +211,3 @@ def test_reading_a_broken_record(tmp_path, content, received):
     (tmp_path / "record.json").write_text(content, encoding="utf-8")
     with pytest.raises(ValueError, match=received):
         read_record(tmp_path / "record.json")
-
-
-def test_table_of_word_senses():
-    same = {"lemmas": 3, "instances": 8, "chance": 0.25, "token layer": 0.375}
-    told = {"instances": 7, "unseen_lemmas": 0.125, "token layer": 0.625, "first sense": 0.75}
-    assert cells(sense_table({"same_sense": same, "disambiguation": told})) == [
-        ["", "same sense@1", "disambiguation"],
-        ["chance", "25.0", ""],
-        ["token layer", "37.5", "62.5"],
-        ["first sense", "", "75.0"],
-    ]
-    assert cells(sense_table({"same_sense": same}))[0] == ["", "same sense@1"]
