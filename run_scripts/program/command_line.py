@@ -85,7 +85,7 @@ class HelpFormatter(ArgumentDefaultsHelpFormatter, RawDescriptionHelpFormatter):
         if not action.option_strings:
             return super()._format_action_invocation(action)
         names = [name for name in action.option_strings if "-" not in name[2:]]  # also accepted with hyphens
-        if _is_flag(action):
+        if action.type is string_to_bool and action.nargs == "?":  # a flag
             return ", ".join([*names, f"--no_{action.dest}"] if action.default is True else names)
         value = self._format_args(action, self._get_default_metavar_for_optional(action))
         return f"{', '.join(names)} {value}".rstrip()
@@ -108,9 +108,16 @@ class ProgramParser(HfArgumentParser):
 
     def __init__(self, *dataclass_types: type, **options: Any):
         super().__init__(dataclass_types, **{"formatter_class": HelpFormatter, **options})
-        inherited = {name: text for group in self.dataclass_types for name, text in _inherited_help(group).items()}
+        texts: dict[str, str] = {}
+        self.titles: dict[str, str] = {}
+        for base in chain.from_iterable(reversed(group.__mro__) for group in self.dataclass_types):
+            if is_dataclass(base):
+                is_trainer = base.__module__.startswith("transformers.")
+                title = TRAINER_OPTIONS if is_trainer else vars(base).get("_argument_group_name", "options")
+                self.titles |= dict.fromkeys(get_annotations(base), title)
+                texts |= {item.name: item.metadata["help"] for item in fields(base) if "help" in item.metadata}
         for action in self._actions:
-            action.help = action.help or inherited.get(action.dest)
+            action.help = action.help or texts.get(action.dest)  # of a base class, if only the default is changed
             if action.choices is not None and len(list(action.choices)) > MOST_CHOICES:
                 action.metavar = "TEXT"
 
@@ -181,15 +188,12 @@ class ProgramParser(HfArgumentParser):
 
     def _sections(self) -> dict[str, list[Action]]:
         """Sections by title, those of Trainer last. Required options come first in a section."""
-        titles = {
-            field.name: _section_title(group, field.name) for group in self.dataclass_types for field in fields(group)
-        }
         ranks = {"arguments": 0, "options": 1, TRAINER_OPTIONS: 3}
         sections: dict[str, list[Action]] = {}
         for action in sorted(self._actions, key=lambda action: not action.required):
             is_negation = action.nargs == 0 and action.const is False  # shown beside the option itself
             if action.dest != "help" and not is_negation:
-                title = titles.get(action.dest, "options" if action.option_strings else "arguments")
+                title = self.titles.get(action.dest, "options" if action.option_strings else "arguments")
                 sections.setdefault(title, []).append(action)
         return dict(sorted(sections.items(), key=lambda section: ranks.get(section[0], 2)))
 
@@ -229,24 +233,6 @@ def _rehearsed(group: type, options: dict[str, Any]) -> Any:
     if hasattr(built, "rehearse"):
         built.rehearse()
     return built
-
-
-def _is_flag(action: Action) -> bool:
-    return action.type is string_to_bool and action.nargs == "?"
-
-
-def _inherited_help(group: type) -> dict[str, str]:
-    """Help of the fields of all base classes: a group that only changes a default needs no help of its own."""
-    bases = [base for base in reversed(group.__mro__) if is_dataclass(base)]
-    return {field.name: field.metadata["help"] for base in bases for field in fields(base) if "help" in field.metadata}
-
-
-def _section_title(group: type, name: str) -> str:
-    """The title of the section in which the help shows the field `name` of a group of options."""
-    declaring = next(base for base in group.__mro__ if name in get_annotations(base))
-    if declaring.__module__.startswith("transformers."):
-        return TRAINER_OPTIONS
-    return vars(declaring).get("_argument_group_name", "options")
 
 
 def run(main: Callable[[], Any]) -> None:
