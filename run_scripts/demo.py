@@ -3,7 +3,7 @@
     python run_scripts/demo.py            (or `make demo`, in a clone; 5 minutes)
 
 1. Reads raw text. 2. Finds similar uses of a word. 3. Trains the biLM further on texts of another kind. 4. Trains a
-tagger of named entities with and without ELMo. All figures are saved in `demo_output/`.
+tagger of named entities with and without ELMo. Figures are saved below `demo_output/`.
 """
 
 import shutil
@@ -24,12 +24,8 @@ MODEL = ROOT / "model_cards" / "elmo-mini-en"
 DEMO_TEXTS = ROOT / "tests" / "fixtures" / "demo"
 OUTPUT = ROOT / "demo_output"
 STEPS, EPOCHS = 60, 12  # of further pretraining, and of each tagger
-PICTURES = {
-    "uses_of_play": "neighbors/play.png",
-    "perplexity_of_film_reviews": "film-biLM/curve.png",
-    "entities": "tagger/results/ner.png",
-    "weights_of_the_layers": "tagger/results/ner_layer_weights.png",
-}
+TAGGERS = "tagger/results/ner"
+PICTURES = ("neighbors/play.png", "film-biLM/curve.png", f"{TAGGERS}.png", f"{TAGGERS}_layer_weights.png")
 SENTENCES = ["The play was a great success on Broadway.", "The actors in that play were superb.", "They play chess."]
 
 
@@ -49,10 +45,7 @@ def main():
     train_on()
     print("\n4. Named entities in 600 tweets: the paper's network without and with ELMo. Compare F1.")
     train_taggers()
-    print(f"\nFigures in {OUTPUT}")
-    for name, path in PICTURES.items():
-        shutil.copy(OUTPUT / path, OUTPUT / f"{name}.png")
-        print(f"  {name}.png")
+    print("\nFigures:", *(OUTPUT / path for path in PICTURES), sep="\n  ")
 
 
 def read_text():

@@ -7,7 +7,6 @@ import io
 import json
 import os
 import pickle
-import re
 import zlib
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -72,7 +71,7 @@ def numbered_lines(path: Path) -> Iterator[tuple[int, str]]:
                 yield number, line.decode("utf-8-sig" if number == 1 else "utf-8").rstrip("\r\n")
         except UnicodeDecodeError as error:
             reason = f"{error.reason} at byte {error.start}"
-            raise ValueError(f"{path}, line {number} is not UTF-8: {reason}. Convert or rename the file.") from error
+            raise ValueError(f"{path}, line {number} is not UTF-8: {reason}. Convert it, or name it .gz.") from error
         except damaged as error:
             if isinstance(error, OSError) and error.errno:  # of the disk
                 raise
@@ -111,9 +110,7 @@ def dataset_texts(
         try:
             data = datasets.load_dataset(name, arguments.dataset_config, split=split, streaming=arguments.streaming)
         except ValueError as error:
-            if not re.match("(Unknown|Bad) split", str(error)):
-                raise
-            raise ValueError(f"--dataset {name}: {str(error).rstrip('.')}. Pass {split_option}.") from error
+            raise ValueError(f"--dataset {name}: {error} Pass another, or another {split_option}.") from error
     if data.column_names is not None:
         if column not in data.column_names:
             raise ValueError(f"--dataset {name} has no column {column!r} but {data.column_names}; pass --text_column.")

@@ -41,8 +41,9 @@ def check_workers(number: int):
         if number:
             Listener().close()
     except OSError as error:
+        place = f"{gettempdir()}, whose path is too long, or which cannot be written"
         raise ValueError(
-            f"--dataloader_num_workers {number}: no socket in {gettempdir()} ({error}). Set TMPDIR, or pass 0."
+            f"--dataloader_num_workers {number}: workers need a socket in {place}. Set TMPDIR, or pass 0."
         ) from error
 
 
