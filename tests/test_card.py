@@ -36,11 +36,6 @@ def test_templates_escape_every_value():
     assert render("{{ value | python }}", value="a'\n") == '"a\'\\n"'
 
 
-def test_filters_of_numbers():
-    assert render("{{ x | number }} {{ x | number('.1f') }}", x=1234567) == "1,234,567 1234567.0"
-    assert render("{{ x | perplexity }} {{ y | perplexity }}", x=1234.567, y=1e9) == "1,234.57 1e+09"
-
-
 def test_a_key_that_a_record_lacks():
     assert render("{% if record.gone %}yes{% else %}no{% endif %}", record={}) == "no"
     with pytest.raises(UndefinedError, match="gone"):
