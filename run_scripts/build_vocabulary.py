@@ -29,16 +29,10 @@ from modeling_elmo.tokenization.elmo_pretokenization import TextSplitter
 @dataclass(kw_only=True)
 class VocabularyArguments(TrainTextArguments):
     output: str = option(..., "Vocabulary file to write.")
-    pre_tokenization: Literal["whitespace", "moses", "treebank"] = option(
-        "moses", "Rules that split raw text; the tokenizer must use the same."
-    )
-    vocabulary_size: int | None = option(
-        None, "Number of words to keep, including the four special words. Default: all."
-    )
+    pre_tokenization: Literal["whitespace", "moses", "treebank"] = option("moses", "Rules that split raw text.")
+    vocabulary_size: int | None = option(None, "Number of words to keep, with four special words. Default: all.")
     min_frequency: int = option(1, "Minimum count of a word.")
-    alphabet: Literal["utf8", "lexicon"] = option(
-        "utf8", "Alphabet of the tokenizer, to report cut words: UTF-8 bytes, or code points."
-    )
+    alphabet: Literal["utf8", "lexicon"] = option("utf8", "Alphabet of the tokenizer, to report cut words.")
     max_word_length: int = option(50, "Maximum word length of the tokenizer, with begin and end, to report cut words.")
     overwrite: bool = option(False, "Replace the output if it exists.")
 

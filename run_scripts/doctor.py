@@ -7,7 +7,6 @@ Paste its output into a report of a problem. It loads no model and changes nothi
 
 import os
 import platform
-from collections.abc import Iterator
 from importlib.metadata import PackageNotFoundError, version
 
 import torch
@@ -29,59 +28,53 @@ PACKAGES = (
 
 def main(arguments: list[str] | None = None) -> None:
     ProgramParser(description=__doc__).parse(arguments)
-    for title, lines in SECTIONS.items():
-        pairs = [*lines()]
-        width = max(len(name) for name, _ in pairs)
-        print(title, *(f"  {name:{width}}  {text}" for name, text in pairs), "", sep="\n")
+    for title, facts in machine_facts().items():
+        print(title, *(f"  {name:16}  {text}" for name, text in facts.items()), "", sep="\n")
 
 
-def versions() -> Iterator[tuple[str, str]]:
-    yield "modeling-elmo", f"{modeling_elmo.__version__}, in {os.path.dirname(str(modeling_elmo.__file__))}"
-    yield "python", f"{platform.python_version()}, {platform.platform()}"
-    for name in PACKAGES:
-        try:
-            yield name, version(name)
-        except PackageNotFoundError:
-            yield name, "missing"
-
-
-def processor() -> Iterator[tuple[str, str]]:
-    yield "name", f"{processor_name()}, {os.cpu_count()} cores; torch uses {torch.get_num_threads()} threads"
-    yield "bfloat16", fast_unless(bfloat16_obstacle())
-    yield "8 bits", fast_unless(int8_obstacle())
-
-
-def fast_unless(obstacle: str | None) -> str:
-    return "fast" if obstacle is None else f"slow: {obstacle}"
-
-
-def accelerators() -> Iterator[tuple[str, str]]:
-    if not has_accelerator():
-        yield "device", f"none that torch {torch.__version__} can use"
-    elif not torch.cuda.device_count():
-        yield "device", str(torch.accelerator.current_accelerator())
-    for number in range(torch.cuda.device_count()):
-        facts = torch.cuda.get_device_properties(number)
-        cells = "triton" if elmo_lstm_fused.triton else "plain PyTorch, because triton is missing"
-        yield f"cuda:{number}", f"{facts.name}, {facts.total_memory / 2**30:.0f} GiB; cells of the LSTM in {cells}"
-
-
-def chosen_backends() -> Iterator[tuple[str, str]]:
-    """What a linear layer of the biLM would run on. `elmo_backend` lists the names."""
+def machine_facts() -> dict[str, dict[str, str]]:
+    """Facts by section and name. The backends are those of a linear layer; `elmo_backend` lists their names."""
+    obstacles = {"bfloat16": bfloat16_obstacle(), "8 bits": int8_obstacle()}
     layer, inputs = nn.Linear(16, 16), torch.zeros(2, 16)
     with torch.no_grad():
-        yield "vectors", choose_backend([layer], inputs)[0]
-    yield "training", choose_backend([layer], inputs)[0]
+        vectors = choose_backend([layer], inputs)[0]
     with torch.autocast("cpu", torch.bfloat16):
-        yield "training, --bf16", choose_backend([layer], inputs)[0]
+        bf16 = choose_backend([layer], inputs)[0]
+    return {
+        "Versions": {
+            "modeling-elmo": f"{modeling_elmo.__version__}, in {os.path.dirname(str(modeling_elmo.__file__))}",
+            "python": f"{platform.python_version()}, {platform.platform()}",
+            **{name: installed_version(name) for name in PACKAGES},
+        },
+        "Processor": {
+            "name": f"{processor_name()}, {os.cpu_count()} cores; torch uses {torch.get_num_threads()} threads",
+            **{name: f"slow: {obstacle}" if obstacle else "fast" for name, obstacle in obstacles.items()},
+        },
+        "Accelerators": accelerators(),
+        "Chosen backends on CPU": {
+            "vectors": vectors,
+            "training": choose_backend([layer], inputs)[0],
+            "training, --bf16": bf16,
+        },
+    }
 
 
-SECTIONS = {
-    "Versions": versions,
-    "Processor": processor,
-    "Accelerators": accelerators,
-    "Chosen backends on CPU": chosen_backends,
-}
+def installed_version(name: str) -> str:
+    try:
+        return version(name)
+    except PackageNotFoundError:
+        return "missing"
+
+
+def accelerators() -> dict[str, str]:
+    if not has_accelerator():
+        return {"device": f"none that torch {torch.__version__} can use"}
+    facts = {"device": str(torch.accelerator.current_accelerator())}
+    cells = "triton" if elmo_lstm_fused.triton else "plain PyTorch, because triton is missing"
+    for number in range(torch.cuda.device_count()):
+        card = torch.cuda.get_device_properties(number)
+        facts[f"cuda:{number}"] = f"{card.name}, {card.total_memory / 2**30:.0f} GiB; cells of the LSTM in {cells}"
+    return facts
 
 
 if __name__ == "__main__":

@@ -3,7 +3,6 @@
 This module is outside the package `modeling_elmo`, whose import takes seconds: `elmo --help` answers at once.
 """
 
-import errno
 import os
 import sys
 from difflib import get_close_matches
@@ -40,17 +39,15 @@ def main() -> None:
         print(end="", flush=True)  # here, and not when Python ends, where an output that nobody reads is told
     except KeyboardInterrupt:
         sys.exit(130)
-    except OSError as error:  # of the output; Python writes the rest when it ends, which must not fail again
+    except OSError:  # nobody reads the output; Python writes the rest when it ends, which must not fail again
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        if error.errno in (errno.EPIPE, errno.EINVAL):  # nobody reads it; the second on Windows
-            sys.exit(141)
-        print(f"elmo: error: The output: {error.strerror}", file=sys.stderr)
-        sys.exit(2)
+        sys.exit(141)
 
 
 def answer(name: str = "--help", *options: str) -> None:
     if name in ("-h", "--help"):
-        print(usage())
+        programs = [f"  {name:12}{purpose}" for name, (_, purpose) in PROGRAMS.items()]
+        print("usage: elmo PROGRAM [options]\n", *programs, "\nelmo PROGRAM --help lists its options.", sep="\n")
     elif name == "--version":
         print(f"elmo {version('modeling-elmo')}")
     elif name in PROGRAMS:
@@ -60,12 +57,6 @@ def answer(name: str = "--help", *options: str) -> None:
         advice = f"Did you mean `elmo {close[0]}`?" if close else "`elmo --help` lists the programs."
         print(f"elmo: error: {name!r} is not a program. {advice}", file=sys.stderr)
         sys.exit(2)
-
-
-def usage() -> str:
-    width = max(map(len, PROGRAMS))
-    lines = [f"  {name:{width}}  {purpose}" for name, (_, purpose) in PROGRAMS.items()]
-    return "\n".join(["usage: elmo PROGRAM [options]", "", *lines, "", "elmo PROGRAM --help lists its options."])
 
 
 def run_program(name: str, *options: str) -> None:

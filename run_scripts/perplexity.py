@@ -31,17 +31,13 @@ BATCH_SIZES = {"sentence": "per_device_eval_batch_tokens", "stream": "per_device
 class PerplexityArguments(HeldOutArguments):
     model: str = option(..., "Folder or Hub name of a model with a softmax, and of its tokenizer.")
     per_device_eval_batch_tokens: int = option(4096, "Maximum tokens per batch, including padding (context sentence).")
-    per_device_eval_batch_size: int = option(
-        16, "Number of pieces of the text that are read side by side (context stream)."
-    )
+    per_device_eval_batch_size: int = option(16, "Pieces of the text that are read side by side (context stream).")
     output: str | None = option(None, "JSON file for the figures.")
 
     def __post_init__(self):
         check_context(self, self.context, {context: [size] for context, size in BATCH_SIZES.items()})
         if self.validation_file and self.dataset is not None:
-            raise ValueError(
-                "Received --validation_file and --dataset; pass one of them, --dataset with --validation_split."
-            )
+            raise ValueError("Received --validation_file and --dataset; pass one of them.")
         if self.output:
             check_output(Path(self.output))
 

@@ -13,12 +13,10 @@ import numpy as np
 import torch
 from accelerate import Accelerator
 from accelerate.utils import set_seed
-from datasets import Dataset
 from torch.nn.utils.rnn import pad_sequence
 from torch.utils.data import DataLoader
 from tqdm.auto import tqdm
 
-from modeling_elmo import ELMoTokenizer
 from modeling_elmo.run_scripts.fine_tuning.head import BasicHeadArguments, HeadArguments, task_model, task_tokenizer
 from modeling_elmo.run_scripts.fine_tuning.task import SplitOutput
 from modeling_elmo.run_scripts.fine_tuning.tasks.tagging import Tagging, TaggingArguments
@@ -66,8 +64,12 @@ def train(accelerator: Accelerator, task: Tagging, head: HeadArguments, loop: Lo
     vectors = head.read_word_vectors()
     tokenizer = task_tokenizer(task, head, task.data["train"], vectors)
     model = task_model(task, head, tokenizer, vectors, loop.seed)
-    splits = task.encode_splits(tokenizer)
-    loaders = {split: data_loader(task, tokenizer, rows, loop, split == "train") for split, rows in splits.items()}
+    splits, loaders = task.encode_splits(tokenizer), {}
+    for split, rows in splits.items():
+        is_train = split == "train"
+        size = loop.per_device_train_batch_size if is_train else loop.per_device_eval_batch_size
+        inputs = rows.select_columns([name for name in INPUTS if name in rows.column_names])
+        loaders[split] = DataLoader(inputs, size, shuffle=is_train, collate_fn=task.collator(tokenizer))
     learned = [parameter for parameter in model.parameters() if parameter.requires_grad]
     optimizer = torch.optim.Adam(learned, lr=loop.learning_rate)
     model, optimizer, *prepared = accelerator.prepare(model, optimizer, *loaders.values())
@@ -87,14 +89,6 @@ def train(accelerator: Accelerator, task: Tagging, head: HeadArguments, loop: Lo
             accelerator.unwrap_model(model).save_pretrained(loop.output_dir)
             tokenizer.save_pretrained(loop.output_dir)
     return epochs
-
-
-def data_loader(
-    task: Tagging, tokenizer: ELMoTokenizer, rows: Dataset, loop: LoopArguments, is_training: bool
-) -> DataLoader:
-    size = loop.per_device_train_batch_size if is_training else loop.per_device_eval_batch_size
-    inputs = rows.select_columns([name for name in INPUTS if name in rows.column_names])
-    return DataLoader(inputs, size, shuffle=is_training, collate_fn=task.collator(tokenizer))
 
 
 def train_epoch(accelerator: Accelerator, model, optimizer, batches, max_grad_norm: float, epoch: int) -> float:

@@ -16,7 +16,7 @@ from unittest import mock
 
 import torch
 import transformers
-from transformers import AutoTokenizer, Trainer, TrainingArguments, pipeline
+from transformers import AutoTokenizer, pipeline
 
 TEXTS = ["He is in (London), Paris.", "Les naïfs ægithales"]
 VOCABULARY = ["<S>", "</S>", "<UNK>", "He", "is", "in", "London"]
@@ -69,24 +69,6 @@ def load_part(repo: str, auto_class: str, **options) -> str:
 
 def ask(repo: str, **options) -> dict:
     return pipeline("question-answering", model=repo, **options)(question="Where is he?", context=TEXTS[0])
-
-
-def label(repo: str, **options) -> dict:
-    return pipeline("semantic-role-labeling", model=repo, **options)(TEXTS[0], predicates=[0, 1])
-
-
-def train(repo: str, folder: str, **options) -> list:
-    """Trains for two steps with transformers' own Trainer."""
-    model, tokenizer = made("ELMoForTokenClassification")
-    rows = [dict(tokenizer(text)) for text in TEXTS]
-    rows = [row | {"labels": [1] * len(row["input_ids"])} for row in rows]
-    hub = {"push_to_hub": True, "hub_model_id": repo, **options}
-    arguments = TrainingArguments(folder, max_steps=2, learning_rate=0.1, use_cpu=True, report_to="none", **hub)
-    collator = transformers.DataCollatorForTokenClassification(tokenizer)
-    trainer = Trainer(model, arguments, collator, rows, processing_class=tokenizer)
-    trainer.train()
-    trainer.push_to_hub()
-    return outputs_of(model, tokenizer)
 
 
 def pretrain(folder: str, **options):

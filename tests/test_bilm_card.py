@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from huggingface_hub import ModelCard
 
-from modeling_elmo import ELMoConfig, ELMoForPreTraining, ELMoTokenizer
+from modeling_elmo import ELMoConfig
 from modeling_elmo.run_scripts.cards.bilm_card import write_bilm_card
 from modeling_elmo.run_scripts.cards.card import (
     CardArguments,
@@ -196,21 +196,13 @@ def test_conditions_of_the_perplexity(tmp_path):
 
 
 @pytest.mark.parametrize("count", [12, 13, 100])
-@pytest.mark.parametrize("published", [1, 7, 11])
-def test_long_logs_are_thinned(tmp_path, count, published):
-    log = [evaluation(step, 100.0 + step) for step in range(count)]
-    card = write(tmp_path, log=log, published_step=published)
-    steps = re.findall(r"^\| (\d+(?: \(published\))?) \|", card, re.MULTILINE)
-    assert 11 <= len(steps) <= 12
-    assert steps[0] == "0" and steps[-1].split()[0] == str(count - 1)
-    assert [step for step in steps if "published" in step] in ([f"{published} (published)"],)
-    numbers = [int(step.split()[0]) for step in steps]
-    assert numbers == sorted(set(numbers))
-    if count == 12:
-        assert numbers == list(range(12))
-    elif count == 100:
-        others = [number for number in numbers if number != published]
-        assert max(b - a for a, b in zip(others, others[1:], strict=False)) <= 11
+def test_long_logs_are_thinned(tmp_path, count):
+    card = write(tmp_path, log=[evaluation(step, 100.0 + step) for step in range(count)], published_step=7)
+    steps = re.findall(r"^\| (\d+)(?: \(published\))? \|", card, re.MULTILINE)
+    numbers = list(map(int, steps))
+    assert 11 <= len(numbers) <= 12 and {0, 7, count - 1} <= set(numbers) and numbers == sorted(set(numbers))
+    assert max(after - before for before, after in zip(numbers, numbers[1:], strict=False)) <= 1 + count // 11
+    assert card.count("(published)") == 1
 
 
 def test_front_matter_names_no_folder(tmp_path, monkeypatch):
@@ -232,42 +224,3 @@ def test_logs_without_evaluations(tmp_path, log, with_matplotlib):
     text = write(tmp_path, log=log)
     assert "It was not measured" in text and ModelCard.load(tmp_path / "README.md").data.metrics is None
     assert ("words/s" in text) == (tmp_path / "curve.png").exists() == ("curve.png" in text) == bool(log)
-
-
-def test_a_result_that_is_no_json_is_named(tmp_path):
-    (tmp_path / "results").mkdir()
-    (tmp_path / "results" / "play.json").write_text('{"word": ', encoding="utf-8")
-    with pytest.raises(ValueError, match=r"play\.json is not JSON"):
-        write(tmp_path)
-
-
-def test_values_of_the_record_are_plain_text(tmp_path):
-    """test_card.py shows this for every value that a template prints."""
-    files = [str(tmp_path / f"*part*_{number}.txt") for number in range(99)]
-    data = {"train": files, "validation": ["R&D_*.txt"], "sentences": 1, "words": 1}
-    settings = {"set|_a": "__init__.py\n| x", "lr": 1e-05, "output_dir": str(tmp_path), "train_file": files}
-    text = write(tmp_path, settings=settings, data=data, name="elmo *xy*")
-    assert "\n| set\\|\\_a | \\_\\_init\\_\\_.py \\| x |\n| lr | 1e-05 |\n" in text
-    assert text.count(r"\*part\*\_8.txt, \*part\*\_9.txt, and 89 more") == 2
-    assert str(tmp_path.parent) not in text and "\n# elmo \\*xy\\*\n" in text
-    (result,) = ModelCard.load(tmp_path / "README.md").data.eval_results
-    assert result.dataset_name == "R&D_*.txt"
-
-
-def test_code_of_the_card_runs(tmp_path, monkeypatch, capsys):
-    words = tmp_path / "vocab.txt"
-    words.write_text("\n".join(["<S>", "</S>", "<UNK>", "A", "sentence", "in", "words"]), encoding="utf-8")
-    tokenizer = ELMoTokenizer(words)
-    model = ELMoForPreTraining(ELMoConfig.from_preset("tiny", vocab_size=len(tokenizer)))
-    folder = tmp_path / "elmo'xy"
-    model.save_pretrained(folder)
-    tokenizer.save_pretrained(folder)
-    text = write(folder, config=model.config, name=folder.name)
-    monkeypatch.chdir(tmp_path)
-    (code,) = re.findall("```python\n(.*?)```", text, re.DOTALL)
-    names = {}
-    exec(code, names)
-    assert [tuple(layer.shape) for layer in names["layers"]] == [(1, 6, 32)] * 3
-    assert "(batch, tokens, 32)" in code
-    for found in eval(capsys.readouterr().out.strip().splitlines()[-1]):
-        assert len(found) == 5 and set(found) <= set(tokenizer.get_vocab())

@@ -15,6 +15,7 @@ from modeling_elmo.run_scripts.cards.card import (
     write_card_facts,
     write_result,
 )
+from modeling_elmo.run_scripts.cards.tables import code_span, escape_markdown, markdown_table, one_line
 from modeling_elmo.run_scripts.program.command_line import ProgramParser
 
 HOSTILE = "{{ 7 * 7 }} {% raw %} **bold** [link](u) <b> `code` |"
@@ -35,11 +36,6 @@ def test_templates_escape_every_value():
     assert render("{{ value | python }}", value="a'\n") == '"a\'\\n"'
 
 
-def test_filters_of_numbers():
-    assert render("{{ x | number }} {{ x | number('.1f') }}", x=1234567) == "1,234,567 1234567.0"
-    assert render("{{ x | perplexity }} {{ y | perplexity }}", x=1234.567, y=1e9) == "1,234.57 1e+09"
-
-
 def test_a_key_that_a_record_lacks():
     assert render("{% if record.gone %}yes{% else %}no{% endif %}", record={}) == "no"
     with pytest.raises(UndefinedError, match="gone"):
@@ -50,6 +46,8 @@ def test_facts_that_the_author_states(tmp_path):
     """A fact stays until it is replaced; texts of the author are Markdown, and names are not."""
     (tmp_path / "cite.md").write_text("Cite *us*.\n", encoding="utf-8")
     assert not write_card_facts(tmp_path, CardArguments()) and read_result(tmp_path, "card") == {}
+    card = ModelCard.load(write_card(tmp_path, "elmo", "card.md", {}, {}))
+    assert card.data.license is None and card.data.model_name is None and "No licence is recorded.\n" in card.text
     stated = CardArguments(language=["en"], license="a_b_", license_reason="So *is* it.", dataset_tags=["someone/text"])
     assert write_card_facts(tmp_path, stated)
     assert write_card_facts(tmp_path, CardArguments(citation=str(tmp_path / "cite.md")))
@@ -59,12 +57,6 @@ def test_facts_that_the_author_states(tmp_path):
     assert "\n# elmo \\*xy\\*\n" in card.text and "`a_b_`.\nSo *is* it.\n" in card.text
     assert card.text.endswith("```\n\nCite *us*.\n")
     assert not re.search("\n{3}", write_card(tmp_path, "a", "card.md", {}, {}).read_text().split("## Licence")[1])
-
-
-def test_a_card_without_facts(tmp_path):
-    card = ModelCard.load(write_card(tmp_path, "elmo", "card.md", {}, {}))
-    assert card.data.license is None and card.data.model_name is None and card.data.library_name == "transformers"
-    assert "No licence is recorded.\n" in card.text and card.text.endswith("```\n")
 
 
 @pytest.mark.parametrize(
@@ -85,13 +77,10 @@ def test_mistakes_in_facts(options, error, message, tmp_path, monkeypatch):
 def test_a_result_that_is_no_json(tmp_path):
     write_result(tmp_path, "play", {"word": "눈"})
     assert read_result(tmp_path, "play") == {"word": "눈"}
-    for text in ('{"word": ', "[" * 100_000):
+    for text, reason in (('{"word": ', "is not JSON"), ("[" * 100_000, "is not JSON"), ("[1]", "holds a list")):
         (tmp_path / "results" / "play.json").write_text(text, encoding="utf-8")
-        with pytest.raises(ValueError, match=r"play\.json is not JSON"):
+        with pytest.raises(ValueError, match=rf"play\.json {reason}"):
             read_result(tmp_path, "play")
-    write_result(tmp_path, "play", ["눈"])
-    with pytest.raises(ValueError, match=r"play\.json holds a list in place of an object"):
-        read_result(tmp_path, "play")
 
 
 def test_records_do_not_show_folders():
@@ -101,9 +90,33 @@ def test_records_do_not_show_folders():
     assert without_folders(record) == expected
 
 
-@pytest.mark.parametrize(
-    ("name", "found"),
-    [("someone/elmo", "someone/elmo"), (None, None), (".", None), ("../gone/elmo", None), ("runs/a/b", None)],
-)
-def test_only_names_of_the_hub_are_named_there(name, found):
-    assert hub_name(name) == found
+def test_only_names_of_the_hub_are_named_there():
+    assert hub_name("someone/elmo") == "someone/elmo"
+    assert {hub_name(name) for name in (None, ".", "../gone/elmo", "runs/a/b")} == {None}
+
+
+def test_lists_are_shortened():
+    names = [f"part_{number}" for number in range(12)]
+    assert one_line(names) == ", ".join(names[:10]) + ", and 2 more"
+    assert one_line(names, most=12) == ", ".join(names)
+    assert one_line([["a", "b"], "c\n d"]) == "a, b, c d"
+
+
+def test_values_in_markdown():
+    """As plain text, and as code, which a backtick does not end."""
+    for value, expected in (
+        ("a|b", r"a\|b"),
+        ("*x* `y` [z](u)", r"\*x\* \`y\` \[z\](u)"),
+        ("<b>&amp;~$\\", r"\<b\>\&amp;\~\$\\"),
+        ("_x_ __init__ set_a", r"\_x\_ \_\_init\_\_ set_a"),
+        ("two\n\n# lines", "two # lines"),
+    ):
+        assert escape_markdown(value) == expected
+    codes = {"a_b": "`a_b`", "a`b": "``a`b``", "`": "`` ` ``", "a``b\n`": "``` a``b ` ```"}
+    assert {value: code_span(value) for value in codes} == codes
+
+
+def test_table_is_aligned_and_escaped():
+    lines = markdown_table([["arm", "test"], ["a|b", "1.00"], ["elmo *", ""]]).splitlines()
+    assert lines == ["| arm     | test |", "| ------- | ---: |", r"| a\|b    | 1.00 |", r"| elmo \* |      |"]
+    assert all(len(re.split(r"(?<!\\)\|", line)) == 4 for line in lines)

@@ -146,10 +146,10 @@ def test_memory_does_not_grow_with_the_number_of_lines(tmp_path, pack):
     tracemalloc.stop()
 
 
-def test_zstandard_is_asked_for(tmp_path, monkeypatch):
+def test_pyarrow_is_asked_for(tmp_path, monkeypatch):
     (tmp_path / "a.txt.zst").write_bytes(zstandard.compress(b"a"))
     monkeypatch.setattr(files, "find_spec", lambda name: None)
-    with pytest.raises(ImportError, match=r'a.txt.zst needs zstandard: pip install "modeling-elmo\[train\]"'):
+    with pytest.raises(ImportError, match=r'a.txt.zst needs pyarrow: pip install "modeling-elmo\[train\]"'):
         Corpus.from_files([str(tmp_path / "a.txt.zst")]).survey()
 
 

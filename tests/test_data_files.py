@@ -121,10 +121,8 @@ def test_quotes_are_characters_in_tsv_and_enclose_cells_in_csv(tmp_path):
     ]
 
 
-@pytest.mark.parametrize("ending, separator", [("tsv", "\t"), ("csv.zst", ",")])
-def test_tables_without_a_header(tmp_path, ending, separator):
-    path = written(tmp_path / f"a.{ending}", f"a b{separator}1\nc{separator}2\n")
-    rows = [row for _, row in table(path, "text", "label")]
+def test_tables_without_a_header(tmp_path):
+    rows = [row for _, row in table(written(tmp_path / "a.csv.zst", "a b,1\n\nc,2\n"), "text", "label")]
     assert rows == [{"text": "a b", "label": "1"}, {"text": "c", "label": "2"}]
 
 
@@ -170,17 +168,12 @@ PACKED = gzip.compress(b"a O\n" * 99, mtime=0)
         ("a.conll", "a O\n", lambda path: tagged(path, "3"), "line 1 has 2 columns, not 3: 'a O'"),
         ("a.conll", "a O\n", lambda path: tagged(path, word=0), "no such column: --word_column 0"),
         ("a.conll", "a O\n", lambda path: tagged(path, "upos"), "no such column: .*--tags_column upos; pass 1, 2"),
-        ("a.conllu", "1\ta\n", lambda path: tagged(path, "pos"), "--tags_column pos; pass .* or id, form, "),
+        ("a.conllu", "1\ta\n", lambda path: tagged(path, "pos"), "--tags_column pos; pass .* id, form, "),
         ("a.conllu", "a\tb\tc\td\n", tagged, "line 1: the first column is 'a'; in .conllu"),
         # files
         ("a.conll", b"a O\n\xe9t\xe9 O\n", tagged, "line 2 is not UTF-8"),
         ("a.conll.gz", PACKED[:-9], tagged, "cannot be unpacked: Compressed file ended"),
-        (
-            "a.conll.zst",
-            zstandard.compress(b"a O\n" * 99)[:-3],
-            tagged,
-            "cannot be unpacked: its last frame has no end",
-        ),
+        ("a.conll.zst", zstandard.compress(b"a O\n" * 99)[:-3], tagged, "cannot be unpacked: Truncated"),
         # texts
         ("a.csv", "words\na\n", texts, r"no column 'text', only \['words'\]; pass --text_column"),
         ("a.jsonl", '{"a": "b"}', texts, "line 1 has no key 'text'.*--text_column"),
@@ -190,8 +183,6 @@ PACKED = gzip.compress(b"a O\n" * 99, mtime=0)
         ("a.csv", 'a,b\n1,2\n3,"4\n5,6\n', table, "line 3 is not CSV"),
         ("a.csv", "a,b\r1,2\r", table, "line 1 is not CSV: a carriage return"),
         ("a.csv", "a,b\n1,2,3\n4,5,6\n", table, r"line 2 has 3 columns, not 2: \['a', 'b'\]"),
-        ("a.csv", '\na,b\n"1\n\n",2\n', table, "line 1 is blank, but a row follows in line 2"),
-        ("a.csv", '"1\n\n",2\n\n3,4\n', lambda path: table(path, "a", "b"), "line 4 is blank, .* in line 5"),
         ("a.tsv", "a\ta\n1\t2\n", table, r"the columns \['a', 'a'\]"),
         ("a.tsv", "a\tb\n1\t2\n", lambda path: table(path, "a", "b"), "line 1 is a header; leave out --column_names"),
         # JSON
@@ -216,6 +207,6 @@ def test_outputs_that_are_no_files(tmp_path):
     os.mkfifo(pipe)
     check_output(pipe)
     check_output(Path(os.devnull))
-    with listener, pytest.raises(PermissionError, match="--output .*socket is a device or a socket that cannot be wri"):
+    with listener, pytest.raises(PermissionError, match="--output .*socket cannot be written"):
         listener.bind(str(tmp_path / "socket"))
         check_output(tmp_path / "socket")

@@ -109,12 +109,6 @@ def assert_was_pushed(hub: Hub, repo: str, token: str):
 
 
 @pytest.fixture(scope="module")
-def trained(author, root) -> list:
-    """The outputs of `user/trained` before transformers' Trainer uploaded it."""
-    return author("train", repo="user/trained", folder=str(root / "trained"), hub_token=GIVEN_TOKEN)
-
-
-@pytest.fixture(scope="module")
 def ours(author, root) -> dict[str, tuple[Path, str]]:
     """Folder and Auto class of the models that our programs uploaded: a biLM, and a tagger on the uploaded biLM."""
     always = {"max_steps": 2, "report_to": "tensorboard", "push_to_hub": True, "hub_token": GIVEN_TOKEN}
@@ -144,25 +138,6 @@ def test_save_pretrained_pushes(hub, author, stranger, reader, root):
     expected = author("ask", repo=str(root / "reader"), trust_remote_code=True)
     assert found.pop("score") == pytest.approx(expected.pop("score"), abs=1e-6)
     assert found == expected and found["answer"]
-
-
-def test_a_labeller_of_semantic_roles_is_pushed(hub, author, stranger, root):
-    repo, folder, auto_class = "user/labeller", str(root / "labeller"), "AutoModelForTokenClassification"
-    author("save_and_push", repo=repo, kind="ELMoForSemanticRoleLabeling", folder=folder)
-    assert_was_pushed(hub, repo, STORED_TOKEN)
-    sides = ((stranger, repo), (author, folder))
-    found, expected = (worker("load", repo=name, auto_class=auto_class) for worker, name in sides)
-    assert found["class"] == "ELMoForSemanticRoleLabeling"
-    assert_same(found["outputs"], expected["outputs"])
-    found, expected = (worker("label", repo=name, trust_remote_code=True)["verbs"] for worker, name in sides)
-    assert [verb["verb"] for verb in found] == ["He", "is"]
-    assert [verb["tags"] for verb in found] == [verb["tags"] for verb in expected]
-
-
-def test_trainer_pushes(hub, stranger, trained):
-    assert_was_pushed(hub, "user/trained", GIVEN_TOKEN)
-    found = stranger("load", repo="user/trained", auto_class="AutoModelForTokenClassification")
-    assert_same(found["outputs"], trained)
 
 
 def test_our_programs_push(hub, author, stranger, ours):
@@ -210,36 +185,17 @@ def test_originals_are_downloaded(hub, author, tmp_path):
         assert message.startswith(f"FileNotFoundError: {weights} cannot be downloaded: 404 Client Error.")
 
 
-# Models that cannot be loaded
-
-
-def test_our_programs_report_models_they_cannot_load(author, tmp_path):
-    text, output = tmp_path / "text.txt", str(tmp_path / "output.hdf5")
-    text.write_text("He is in London .\n")
-    for script, model, data, *others in (
-        ("embed", "--model", "--input", "--output", output),
-        ("perplexity", "--model", "--validation_file"),
-        ("run_pretraining", "--model_name_or_path", "--train_file", "--output_dir", output),
-    ):
-        arguments = [data, str(text), *others, model]
-        message = author.fails("run_script", script=script, arguments=[*arguments, "user/missing"])
-        assert "user/missing: there is no such folder" in message and "hf auth login" in message
-    message = author.fails("tag", folder=str(tmp_path / "tagger"), model_name_or_path="user/missing")
-    assert "user/missing: there is no such folder" in message and "hf auth login" in message
-
-
 # Secrets and foreign code
 
 
-def test_tokens_stay_secret(hub, reader, trained, ours, root):
+def test_tokens_stay_secret(hub, reader, ours, root):
     assert {request.authorization for request in hub.requests} == {None, *(f"Bearer {token}" for token in TOKENS)}
     files = [(path.relative_to(root).as_posix(), path.read_bytes()) for path in root.rglob("*") if path.is_file()]
     files += [
         (f"{repo}/{path}", file) for repo, there in hub.repositories.items() for path, file in there.files.items()
     ]
     names = [name for name, content in files if any(token.encode() in content for token in TOKENS)]
-    # transformers' own Trainer writes `hub_token` to a file of its arguments and uploads it.
-    assert [name for name in names if not re.search("trained/.*training_args.bin", name)] == []
+    assert names == []
     assert {"author/log.txt", "reader/config.json", "user/tagger/README.md"} <= {name for name, _ in files}
 
 

@@ -135,11 +135,9 @@ def test_sentences(folder, capsys):
     assert "reading: " in printed.err and " batches" in printed.err  # the progress
 
 
-@pytest.mark.parametrize("tokens", [3, 100])
-def test_the_size_of_batches_does_not_matter(tokens, full):
+def test_the_size_of_batches_does_not_matter(full):
     """Also if sentences are longer than a batch."""
-    found, expected = measure(full, per_device_eval_batch_tokens=tokens), measure(full)
-    assert vars(found) == nearly(expected)
+    assert vars(measure(full, per_device_eval_batch_tokens=3)) == nearly(measure(full))
 
 
 @pytest.mark.parametrize("rows", [1, 3])
@@ -192,18 +190,12 @@ def test_the_length_of_windows_does_not_matter(full):
 
 
 def test_evaluation_leaves_the_model_and_its_dropout_as_they_were(full):
-    model, tokenizer = ELMoForPreTraining.from_pretrained(full), ELMoTokenizer.from_pretrained(full)
-    arguments = perplexity.PerplexityArguments(
-        model=str(full), validation_file=[str(full / "held_out.txt")], is_split_into_words=True
-    )
-    found = []
-    for mode in (True, False):
-        model.train(mode)
-        batches = evaluation.held_out_batches(arguments, "sentence", 100, tokenizer, Accelerator(cpu=True))
-        found.append(evaluate(model, batches, "sentence", Accelerator(cpu=True)))
-        assert model.training == mode
-    assert found[0] == found[1]
-    assert all(parameter.grad is None for parameter in model.parameters())
+    model, tokenizer = ELMoForPreTraining.from_pretrained(full).train(), ELMoTokenizer.from_pretrained(full)
+    files = [str(full / "held_out.txt")]
+    arguments = perplexity.PerplexityArguments(model=str(full), validation_file=files, is_split_into_words=True)
+    batches = evaluation.held_out_batches(arguments, "sentence", 100, tokenizer, Accelerator(cpu=True))
+    assert vars(evaluate(model, batches, "sentence", Accelerator(cpu=True))) == nearly(measure(full))
+    assert model.training and all(parameter.grad is None for parameter in model.parameters())
 
 
 def test_raw_text_and_a_file_of_the_figures(full, tmp_path):
@@ -217,21 +209,17 @@ def test_raw_text_and_a_file_of_the_figures(full, tmp_path):
     ("options", "message"),
     [
         ({"validation_file": "empty.txt"}, "no sentence in empty.txt"),
-        ({"validation_file": "empty.txt", "context": "stream"}, "no sentence in empty.txt"),
         ({"validation_split": "test"}, "--validation_file FILE .*, or --dataset NAME"),
         ({"dataset": "data"}, "--validation_file and --dataset"),
         ({"per_device_eval_batch_size": 2}, "--per_device_eval_batch_size 2 .*: pass --per_device_eval_batch_tokens"),
         ({"context": "stream", "per_device_eval_batch_tokens": 9}, "--per_device_eval_batch_tokens 9"),
-        ({"split": "test"}, "--split is not an option"),
         ({"streaming": True}, "--streaming .* without --dataset"),
         ({"output": "."}, r"--output \. is a folder"),
-        ({"validation_file": None}, "--validation_file FILE .*, or --dataset NAME"),
         *(
             ({"validation_file": None, "validation_split": "test", "dataset": name}, message)
             for name, message in (
                 ("splits", r"no split 'test' but \['dev'\]; pass --validation_split\."),
-                ("files", r"Unknown split .test.*\['train'\]\. Pass --validation_split\."),
-                ("data", "is a single set without splits. Pass --validation_split train"),
+                ("files", r"Unknown split .test.*\['train'\]. Pass .*--validation_split"),
             )
         ),
     ],
@@ -254,11 +242,6 @@ def test_a_model_without_its_softmax(tmp_path):
     folder = save_model(tmp_path, has_softmax=False)
     with pytest.raises(ValueError, match="published without its softmax"):
         measure(folder)
-
-
-def test_perplexities_that_are_not_finite():
-    assert evaluation._exp(1e5) == math.inf
-    assert math.isnan(evaluation._exp(math.nan))
 
 
 @pytest.mark.slow

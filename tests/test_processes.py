@@ -38,26 +38,21 @@ with sole_run(Path(sys.argv[1])):
 def test_processes_that_do_not_know_each_other_are_refused(monkeypatch):
     monkeypatch.setenv("WORLD_SIZE", "2")
     check_processes(2)
-    with pytest.raises(ValueError, match="2 processes were started .*this run has 1: .* Set ACCELERATE_USE_CPU=true"):
+    with pytest.raises(ValueError, match="2 processes were started .*this run has 1: .* set ACCELERATE_USE_CPU=true"):
         check_processes(1)
     monkeypatch.delenv("WORLD_SIZE")
     check_processes(1)
 
 
-def test_a_group_of_one_process_needs_no_others(monkeypatch):
+def test_a_group_of_processes(monkeypatch):
+    """One process needs no others; of several, the end of another is an error."""
     monkeypatch.delenv("WORLD_SIZE", raising=False)
     with ProcessGroup() as group:
         assert group.is_main and group.gathered("value") == ["value"]
-
-
-def test_the_end_of_another_process_is_an_error(monkeypatch):
-    def broken(*_):
-        raise RuntimeError("Connection closed by peer")
-
     monkeypatch.setenv("WORLD_SIZE", "2")
     monkeypatch.setenv("RANK", "1")
-    monkeypatch.setattr(torch.distributed, "all_gather_object", broken)
-    with pytest.raises(ConnectionError, match="Process 1 of 2 lost the others: one has ended.* Run the same command"):
+    monkeypatch.setattr(torch.distributed, "all_gather_object", MagicMock(side_effect=RuntimeError("closed")))
+    with pytest.raises(ConnectionError, match="Process 1 of 2 lost the others"):
         ProcessGroup().gathered(None)
 
 
@@ -88,7 +83,7 @@ def test_a_temporary_folder_with_a_long_path_has_no_workers(tmp_path, monkeypatc
     monkeypatch.setattr(tempfile, "tempdir", str(long))
     monkeypatch.setitem(multiprocessing.current_process()._config, "tempdir", str(long))
     check_workers(0)
-    with pytest.raises(ValueError, match="--dataloader_num_workers 2: .*Set TMPDIR .* pass --dataloader_num_workers 0"):
+    with pytest.raises(ValueError, match="--dataloader_num_workers 2: .*Set TMPDIR, or pass 0"):
         check_workers(2)
     monkeypatch.setitem(multiprocessing.current_process()._config, "tempdir", tempfile.mkdtemp(dir="/tmp"))
     check_workers(2)

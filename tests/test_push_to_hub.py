@@ -6,6 +6,7 @@ import shutil
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
+from unittest.mock import MagicMock
 
 import pytest
 import torch
@@ -67,25 +68,12 @@ def trusting(monkeypatch):
 
 
 @pytest.fixture
-def hub(monkeypatch) -> list:
-    """The list of calls of `HfApi`."""
-    calls = []
-
-    class Hub:
-        def __init__(self, **options):
-            calls.append(("HfApi", options))
-
-        def create_repo(self, name, **options):
-            calls.append(("create_repo", {"name": name, **options}))
-            return SimpleNamespace(repo_id=name)
-
-        def upload_folder(self, **options):
-            paths = [path.relative_to(options["folder_path"]).as_posix() for path in options["folder_path"].rglob("*")]
-            sent = set(filter_repo_objects(paths, allow_patterns=options["allow_patterns"]))
-            calls.append(("upload_folder", options | {"sent": sent}))
-
-    monkeypatch.setattr(publishing, "HfApi", Hub)
-    return calls
+def hub(monkeypatch) -> MagicMock:
+    """The class `HfApi`, whose calls are recorded."""
+    hub = MagicMock()
+    hub.return_value.create_repo.side_effect = lambda name, **_: SimpleNamespace(repo_id=name)
+    monkeypatch.setattr(publishing, "HfApi", hub)
+    return hub
 
 
 def send(folder: Path, *more: str):
@@ -95,7 +83,7 @@ def send(folder: Path, *more: str):
 @pytest.mark.slow
 def test_a_dry_run_assembles_and_checks_and_uploads_nothing(folder, hub, capsys):
     found = send(folder, "--output_dir", str(folder.parent / "assembled"), "--dtype", "float16", "--license", "mit")
-    assert not hub and found == folder.parent / "assembled"
+    assert not hub.called and found == folder.parent / "assembled"
     printed = capsys.readouterr().out
     assert "Dry run: nothing was uploaded. Add --push to upload it to someone/elmo-xy." in printed
     difference = float(re.search(r"differ from those of .* by at most (\S+) of the root", printed)[1])
@@ -132,28 +120,28 @@ def test_a_card_stays_unless_it_is_given_new_facts(folder, trusting):
 
 
 def test_pushing(folder, hub, trusting):
-    (folder / "results" / "play [verb].png").write_bytes(b"picture")  # brackets are no patterns
+    (folder / "results" / "play [verb].png").symlink_to(folder / "curve.png")  # brackets are no patterns
     send(folder, "--push", "--private", "true", "--token", TOKEN)
-    (_, options), (_, repo), (_, upload) = hub
-    assert options == {"token": TOKEN} and repo == {"name": "someone/elmo-xy", "private": True, "exist_ok": True}
+    hub.assert_called_once_with(token=TOKEN)
+    hub().create_repo.assert_called_once_with("someone/elmo-xy", private=True, exist_ok=True)
+    upload = hub().upload_folder.call_args.kwargs
     assert upload["repo_id"] == "someone/elmo-xy"
-    assert {"README.md", "config.json", "model.safetensors", "results/play [verb].png"} <= upload["sent"]
-    assert not PRIVATE & upload["sent"]
+    names = ["README.md", "config.json", "model.safetensors", "results/play [verb].png", *PRIVATE]
+    sent = set(filter_repo_objects(names, allow_patterns=upload["allow_patterns"]))
+    assert sent == set(names) - PRIVATE
     send(folder, "--push")
-    assert hub[4][1]["private"] is None  # False would publish a model of an organization whose default is private
+    assert hub().create_repo.call_args.kwargs["private"] is None  # False would publish an organization's private model
 
 
 def test_a_card_is_written_again_for_the_repository(folder, trusting):
-    """A card with words added by hand stays, and its lines are named."""
+    """A card with words added by hand stays."""
     card = write_bilm_card(folder, "trained").read_text(encoding="utf-8")
     found = send(folder, "--output_dir", str(folder.parent / "assembled"))
     renamed = card.replace("# trained", "# elmo-xy").replace("'trained'", "'someone/elmo-xy'")
     assert (found / "README.md").read_text(encoding="utf-8") == renamed != card
 
     (folder / "README.md").write_text(card + "\nBy hand, of trained.\n", encoding="utf-8")
-    lines = [number for number, line in enumerate(card.splitlines(), 1) if "trained" in line and "path of" in line]
-    message = rf"trained/README\.md .*'someone/elmo-xy' in place of 'trained' in its lines \d+, {lines[0]}, or pass"
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises(ValueError, match=r"trained/README\.md .*'someone/elmo-xy' in place of 'trained'"):
         send(folder)
     (folder / "README.md").write_text(renamed + "\nBy hand, of trained.\n", encoding="utf-8")
     found = send(folder, "--output_dir", str(folder.parent / "kept"))
@@ -173,7 +161,7 @@ def test_another_model_is_not_sent(folder, hub, monkeypatch):
     monkeypatch.setattr(push_to_hub, "assemble", assemble)
     with pytest.raises(OSError, match=r"elmo-xy gives other outputs when it is loaded without this package: its"):
         send(folder, "--push")
-    assert not hub
+    assert not hub.called
 
 
 def test_largest_difference():
@@ -186,9 +174,9 @@ def test_largest_difference():
 
 
 def test_weights_in_parts_become_one_file(folder, trusting):
+    model = ELMoForPreTraining.from_pretrained(folder)
     (folder / "model.safetensors").unlink()
-    ELMoForPreTraining(ELMoConfig.from_pretrained(folder)).save_pretrained(folder, max_shard_size="100KB")
-    assert (folder / "model.safetensors.index.json").exists()
+    model.save_pretrained(folder, max_shard_size="100KB")
     found = send(folder, "--output_dir", str(folder.parent / "assembled"))
     assert [path.name for path in found.glob("*safetensors*")] == ["model.safetensors"]
 
@@ -223,11 +211,8 @@ def test_a_head_without_a_record(folder, cls, example):
     assert example in text and "bilm" not in text and "Its quality was not recorded" in text
 
 
-def test_a_failed_upload_is_reported(folder, hub, trusting, monkeypatch):
-    def upload_folder(self, **options):
-        raise ConnectionAbortedError("500 Server Error")
-
-    monkeypatch.setattr(publishing.HfApi, "upload_folder", upload_folder)
+def test_a_failed_upload_is_reported(folder, hub, trusting):
+    hub().upload_folder.side_effect = ConnectionAbortedError("500 Server Error")
     with pytest.raises(OSError, match=r"to someone/elmo-xy failed: 500 Server Error\nThe repository is unchanged"):
         send(folder, "--push")
 
@@ -237,7 +222,7 @@ def test_a_card_whose_example_fails(folder, hub):
     (folder / "README.md").write_text("```python\n1 / 0\n```\n", encoding="utf-8")
     with pytest.raises(OSError, match="(?s)does not load, or its card's example fails:.*ZeroDivisionError"):
         send(folder, "--push")
-    assert not hub
+    assert not hub.called
 
 
 @pytest.mark.parametrize("linked", ["results", "LICENSE"])
@@ -250,67 +235,35 @@ def test_a_link_that_leaves_the_folder(folder, hub, trusting, linked):
     if linked == "results":
         shutil.rmtree(folder / linked)
     (folder / linked).symlink_to(target)
-    message = r"is a link to .*outside.*notes\.md, outside the folder, and would be published\. Copy the file into"
+    message = r"is a link to .*outside.*notes\.md, outside the folder"
     with pytest.raises(ValueError, match=message):
         send(folder, "--push")
     with pytest.raises(ValueError, match=message):
         publishing.push(folder, "someone/elmo-xy", "message")
-    assert not hub
-
-
-def test_a_link_within_the_folder_is_its_file(folder, hub, trusting):
-    (folder / "results" / "again.png").symlink_to(folder / "curve.png")
-    found = send(folder, "--output_dir", str(folder.parent / "assembled"))
-    assert (found / "results" / "again.png").read_bytes() == b"picture"
-    assert not (found / "results" / "again.png").is_symlink()
-
-
-def test_a_card_that_is_not_utf_8(folder, trusting):
-    (folder / "README.md").write_text("By hand.", encoding="utf-16")
-    with pytest.raises(ValueError, match=r"trained/README\.md is not UTF-8: .*\. Convert it, or pass --new_card"):
-        send(folder)
+    assert not hub.called
 
 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"--repo_id": "me/a--b"}, "me/a--b"),
-        ({"--model": "nowhere"}, r"--model nowhere: there is no config\.json; pass the folder of a checkpoint"),
-        ({"--output_dir": "."}, r"--output_dir \. exists already; pass a new folder"),
+        (["--repo_id", "me/a--b"], "me/a--b"),
+        (["--model", "nowhere"], "--model nowhere"),
+        (["--output_dir", "."], r"--output_dir \. exists already"),
+        (["--model", "bert"], "bert is a 'bert' model"),
+        (["--model", "other"], "other has the architecture BertModel"),
+        (["--model", "quantized", "--dtype", "float16"], "--dtype float16: quantized"),
+        (["--model", "damaged"], r"damaged/results/pretraining\.json is not JSON"),
     ],
 )
 def test_mistakes(folder, options, message, trusting, monkeypatch):
     monkeypatch.chdir(folder.parent)
-    given = [item for option in options.items() for item in option]
+    for name, changes in (("bert", {"model_type": "bert"}), ("other", {"architectures": ["BertModel"]})):
+        path = Path(shutil.copytree(folder, name), "config.json")
+        path.write_text(json.dumps(json.loads(path.read_text()) | changes))
+    ELMoForPreTraining.from_pretrained(folder).quantize().save_pretrained(shutil.copytree(folder, "quantized"))
+    Path(shutil.copytree(folder, "damaged"), "results", "pretraining.json").write_text("{")
     with pytest.raises((ValueError, OSError), match=message):
-        send(folder, *given)
-
-
-def test_a_quantized_checkpoint_has_one_precision(folder, trusting):
-    ELMoForPreTraining.from_pretrained(folder).quantize().save_pretrained(folder)
-    with pytest.raises(ValueError, match="--dtype float16: .*trained is quantized, and its other weights stay float32"):
-        send(folder, "--dtype", "float16")
-    send(folder)
-
-
-def test_a_damaged_record_is_named_where_it_is(folder, trusting):
-    (folder / "results" / "pretraining.json").write_text("{", encoding="utf-8")
-    with pytest.raises(ValueError, match=rf"{folder}/results/pretraining\.json is not JSON"):
-        send(folder)
-
-
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"model_type": "bert"}, "trained is a 'bert' model; pass an ELMo model"),
-        ({"architectures": ["BertModel"]}, "trained has the architecture BertModel, which is no class of this package"),
-    ],
-)
-def test_other_models_are_refused(folder, trusting, changes, message):
-    path = folder / "config.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | changes))
-    with pytest.raises(ValueError, match=message):
-        send(folder)
+        send(folder, *options)
 
 
 def test_a_base_model_without_a_card_gets_one(folder, trusting):
@@ -324,16 +277,10 @@ def test_a_base_model_without_a_card_gets_one(folder, trusting):
 
 def test_the_clean_process_needs_no_locale(monkeypatch, folder):
     """It gets ASCII only, and its output, which the card's example prints, is read as UTF-8 on every system."""
-    calls = []
-
-    def run(command, **options):
-        calls.append((command, options))
-        raise InterruptedError
-
+    run = MagicMock(side_effect=InterruptedError)
     monkeypatch.setattr(publishing.subprocess, "run", run)
-    arguments = SimpleNamespace(repo_id="someone/model", model=str(folder))
     with pytest.raises(InterruptedError):
-        publishing.verify(folder / "someone" / "model", arguments)
-    [(command, options)] = calls
+        publishing.verify(folder / "someone" / "model", SimpleNamespace(repo_id="someone/model", model=str(folder)))
+    (command,), options = run.call_args
     assert all(map(str.isascii, command)) and json.loads(command[-1]) == publishing.TEXTS
     assert options["encoding"] == "utf-8" and options["env"]["PYTHONIOENCODING"] == "utf-8"

@@ -55,4 +55,4 @@ def test_demo(tmp_path, monkeypatch, capsys):
     before, *_, after = (float(each) for each in re.findall(r": perplexity ([\d.]+)", printed))
     assert after < 0.8 * before
     assert re.search(r"\| baseline .*\n\| elmo ", printed)
-    assert sorted(path.stem for path in (tmp_path / "demo").glob("*.png")) == sorted(demo.PICTURES)
+    assert all((tmp_path / "demo" / path).is_file() for path in demo.PICTURES)

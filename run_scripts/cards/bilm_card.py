@@ -14,8 +14,7 @@ from huggingface_hub import EvalResult
 from modeling_elmo import ELMoConfig
 from modeling_elmo.run_scripts.cards.card import read_result, write_card
 from modeling_elmo.run_scripts.cards.figures import LogEntries, draw_curve, loss_kind
-from modeling_elmo.run_scripts.cards.markdown import one_line
-from modeling_elmo.run_scripts.cards.tables import ERRORS, probe_table, sense_table, summary_table
+from modeling_elmo.run_scripts.cards.tables import ERRORS, one_line, probe_table, sense_table, summary_table
 from modeling_elmo.run_scripts.program.files import read_json
 from modeling_elmo.tokenization.elmo_characters import Utf8Alphabet
 
@@ -24,10 +23,9 @@ SAME_PROTOCOL = ("predictions", "vocabulary_size", "protocol")  # perplexities t
 
 
 def write_bilm_card(folder: Path, name: str) -> Path:
-    """Writes README.md for the biLM in `folder`, from its configuration and `results/`, and returns its path.
+    """Writes README.md for the biLM in `folder` and returns its path.
 
-    Args:
-        name: the card's example loads it: a folder or a repository on the Hub. Its last part is the title.
+    The example loads `name`, a folder or a repository on the Hub, whose last part is the title.
     """
     config, run = ELMoConfig.from_pretrained(folder), read_result(folder, "pretraining")
     evaluations = [entry for entry in run.get("log", ()) if "perplexity" in entry]
@@ -38,25 +36,24 @@ def write_bilm_card(folder: Path, name: str) -> Path:
         "eval_results": [perplexity_result(run, evaluations)] if evaluations else None,
         "base_model": run.get("base_model_on_hub"),
     }
-    values: dict[str, Any] = {
+    experiments, findings = [], []
+    for path in sorted((folder / "results").glob("*.json")):
+        found = read_json(path)
+        if is_experiment(found):
+            experiments.append(experiment_values(path, found["records"]))
+        elif isinstance(found, dict) and (shown := finding(found)):
+            findings.append(found | {"figure": figure_beside(path), **shown})
+    values = {
         "config": config,
         "name_to_load": name,
         "predicts_words": config.has_softmax and "ELMoForPreTraining" in (config.architectures or ()),
         "reads_bytes": config.char_vocab_size == Utf8Alphabet.size,
         "pretraining": run,
         "conversion": read_result(folder, "conversion"),
-        "experiments": [],
-        "findings": [],
+        "experiments": experiments,
+        "findings": findings,
+        **(pretraining_values(folder, config, run, evaluations) if run else {}),
     }
-    for path in sorted((folder / "results").glob("*.json")):
-        found = read_json(path)
-        if is_experiment(found):
-            experiment = experiment_values(path.stem.replace("_", " "), found["records"])
-            values["experiments"].append(experiment | {"figure": figure_beside(path, "_layer_weights")})
-        elif isinstance(found, dict) and (shown := finding(found)):
-            values["findings"].append(found | {"figure": figure_beside(path), **shown})
-    if run:
-        values |= pretraining_values(folder, config, run, evaluations)
     return write_card(folder, name.rpartition("/")[2], "bilm_card.md", metadata, values)
 
 
@@ -81,28 +78,14 @@ def pretraining_values(
 ) -> dict[str, Any]:
     """The card's values about the training; also draws its curve."""
     steps = [entry for entry in run["log"] if "loss" in entry or "sampled_loss" in entry]
-    earlier_runs = run.get("earlier_settings", ())
+    last = steps[-1] if steps else {}
     return {
-        "sentences": run["data"].get("sentences"),
-        "words": run["data"].get("words"),
-        "held_out": [name for name in run["data"]["validation"] if name is not None],
-        "has_curve": draw_curve(folder / "curve.png", evaluations, steps, config, run["published_step"]),
-        "changes": [earlier | {"settings": changed_settings(earlier, run)} for earlier in earlier_runs],
-        **training_values(steps, config),
+        "has_curve": draw_curve(evaluations, steps, config, run["published_step"], folder / "curve.png"),
+        "changes": [each | {"settings": changed_settings(each, run)} for each in run.get("earlier_settings", ())],
+        "words_per_second": median(entry["words_per_second"] for entry in steps) if steps else None,
+        "last_training_step": last,
+        "last_loss_kind": loss_kind("sampled_loss" if "sampled_loss" in last else "loss", config),
         **perplexity_values(run, evaluations),
-    }
-
-
-def training_values(steps: LogEntries, config: ELMoConfig) -> dict[str, Any]:
-    """The speed and the last loss."""
-    if not steps:
-        return {}
-    loss = "sampled_loss" if "sampled_loss" in steps[-1] else "loss"
-    return {
-        "words_per_second": median(entry["words_per_second"] for entry in steps),
-        "last_training_step": steps[-1],
-        "last_loss": steps[-1][loss],
-        "last_loss_kind": loss_kind(loss, config),
     }
 
 
@@ -146,19 +129,15 @@ def is_experiment(found: Any) -> bool:
     return is_list and all(isinstance(each, dict) and {"arm", "metrics"} <= set(each) for each in records)
 
 
-def experiment_values(title: str, records: list[dict[str, Any]]) -> dict[str, Any]:
-    first = records[0]
-    settings, metric = first.get("settings", {}), first["metric"]
-    has_one_split = list(first["metrics"]) == ["validation"]
+def experiment_values(path: Path, records: list[dict[str, Any]]) -> dict[str, Any]:
     return {
-        "title": title,
-        "metric": metric.replace("_", " "),
-        "is_percent": metric not in ERRORS,
-        "is_linear": settings.get("head") == "linear",
-        "word_vectors": settings.get("word_vectors"),
-        "is_frozen": settings.get("freeze_bilm", True),
-        "epoch_was_chosen_on_it": settings.get("load_best_model_at_end") and has_one_split,
+        "title": path.stem.replace("_", " "),
+        "metric": records[0]["metric"].replace("_", " "),
+        "is_percent": records[0]["metric"] not in ERRORS,
+        "settings": records[0].get("settings", {}),
+        "splits": list(records[0]["metrics"]),
         "table": summary_table(records),
+        "figure": figure_beside(path, "_layer_weights"),
     }
 
 

@@ -16,7 +16,7 @@ from huggingface_hub.utils import HFValidationError, validate_repo_id
 from jinja2 import Environment, FileSystemLoader, StrictUndefined, Undefined
 from markupsafe import Markup
 
-from modeling_elmo.run_scripts.cards.markdown import code_span, escape_markdown, link_or_text, one_line
+from modeling_elmo.run_scripts.cards.tables import code_span, escape_markdown, link_or_text, one_line
 from modeling_elmo.run_scripts.program.command_line import option
 from modeling_elmo.run_scripts.program.files import read_json, write_json
 
@@ -47,8 +47,7 @@ class CardArguments:
 
 def write_card_facts(folder: Path, arguments: CardArguments) -> bool:
     """Adds the given options to `results/card.json` and keeps the earlier ones. Returns whether any was given."""
-    given = {item.name: getattr(arguments, item.name) for item in fields(CardArguments)}
-    given = {name: value for name, value in given.items() if value}
+    given = {item.name: value for item in fields(CardArguments) if (value := getattr(arguments, item.name))}
     for name in ("data_statement", "citation"):
         if name in given:
             given[name] = Path(given[name]).read_text(encoding="utf-8").strip()
@@ -74,9 +73,7 @@ def read_result(folder: Path, name: str) -> dict[str, Any]:
 def write_card(folder: Path, name: str, template: str, metadata: dict[str, Any], values: dict[str, Any]) -> Path:
     """Renders a template of `model_cards/` to README.md in the folder of a checkpoint, and returns its path.
 
-    Args:
-        metadata: values for the Hub, in addition to the stated facts: arguments of `ModelCardData`.
-        values: values for the template, in addition to `name` and `facts`.
+    The Hub gets `metadata` beside the stated facts, and the template `values` beside `name` and `facts`.
     """
     facts = read_result(folder, "card")
     data = ModelCardData(
@@ -88,9 +85,8 @@ def write_card(folder: Path, name: str, template: str, metadata: dict[str, Any],
         **metadata,
     )
     text = card_templates().get_template(template).render(metadata=data.to_yaml(), name=name, facts=facts, **values)
-    path = folder / "README.md"
-    ModelCard(text).save(path)
-    return path
+    ModelCard(text).save(folder / "README.md")
+    return folder / "README.md"
 
 
 class MissingKey(StrictUndefined):
@@ -134,10 +130,7 @@ def hub_name(name: str | None) -> str | None:
 
 
 def without_folders(value: Any) -> Any:
-    """A record without the folders of its author's disk: paths from `/`, `~` or `..` keep their last part.
-
-    For values that name files; other text may start with a slash, too.
-    """
+    """A record without the folders of its author's disk: paths from `/`, `~` or `..` keep their last part."""
     if isinstance(value, dict):
         return {key: without_folders(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):

@@ -1,11 +1,12 @@
 """All figures: training curves, results of experiments, maps of vectors.
 
-Each `draw_*` function writes a picture and returns True. Without matplotlib, or if there is nothing to draw, it logs a
-warning that names the picture and returns False.
+The last argument of each `draw_*` function is the path of its picture. It returns whether the picture was drawn;
+without matplotlib, or if there is nothing to draw, it logs a warning that names the picture.
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from functools import wraps
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from modeling_elmo.run_scripts.cards.tables import (
     RunRecord,
     by_arm,
     layer_names,
+    mean_and_deviation,
     mean_layer_weights,
     scores_on,
     splits_of,
@@ -30,33 +32,66 @@ Curve = list[tuple[int, float]]  # steps and values
 
 COLORS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")  # Okabe and Ito's palette
 MARKERS = "os^Dv<>"
+ERROR_BARS = {"markersize": 5, "linewidth": 1.5, "capsize": 3}
 SLANTED_LABELS = {"rotation": 35, "ha": "right", "rotation_mode": "anchor"}  # for labels that would overlap
 MOST_NUMBERED_LABELS = 15  # a larger confusion matrix has no numbers in its cells
 DIRECTIONS = {"perplexity": "both directions", "forward": "forward", "backward": "backward"}  # keys of an evaluation
 MEASURES_OF_CHANGE = {"apd": "average pairwise distance", "prt": "distance of prototypes"}
 
 
-def draw_curve(path: Path, evaluations: LogEntries, steps: LogEntries, config: ELMoConfig, published_step: int) -> bool:
+def picture(draw: Callable[..., Any]) -> Callable[..., bool]:
+    """Gives a function that returns a figure, or None for nothing to draw, one more argument: the picture's path."""
+
+    @wraps(draw)
+    def write(*given: Any) -> bool:
+        *arguments, path = given
+        try:
+            figure, reason = draw(*arguments), "its records have nothing to draw"
+        except ImportError:
+            figure, reason = None, 'that needs matplotlib; pip install "modeling-elmo[train]"'
+        if figure is None:
+            logger.warning(f"{path} is not drawn: {reason}")
+            return False
+        Path(path).parent.mkdir(parents=True, exist_ok=True)
+        figure.savefig(path)
+        return True
+
+    return write
+
+
+def new_figure(width: float, height: float) -> Any:
+    """A figure of this size in inches."""
+    from matplotlib.figure import Figure  # saved by Agg; pyplot would choose a backend for the whole process
+
+    return Figure(figsize=(width, height), dpi=120, layout="constrained")
+
+
+@picture
+def draw_curve(evaluations: LogEntries, steps: LogEntries, config: ELMoConfig, published_step: int):
     """Held-out perplexity and training loss of a pretraining run over its steps."""
     losses = {loss_kind(name, config): curve_of(steps, name) for name in ("loss", "sampled_loss")}
-    perplexities = {label: without_untrained(curve_of(evaluations, name)) for name, label in DIRECTIONS.items()}
-    panels = {"held-out perplexity": perplexities, "training loss\n(nats per prediction)": losses}
+    perplexities = {label: curve_of(evaluations, name) for name, label in DIRECTIONS.items()}
+    panels = {"held-out perplexity (log scale)": perplexities, "training loss\n(nats per prediction)": losses}
     panels = {title: curves for title, curves in panels.items() if any(curves.values())}
     if not panels:
-        logger.warning(f"{path} is not drawn: the log has no perplexity and no loss.")
-        return False
-    figure = new_figure(path, 8, 0.5 + 2.75 * len(panels))
-    if figure is None:
-        return False
+        return None
+    figure = new_figure(8, 0.5 + 2.75 * len(panels))
     axes = figure.subplots(len(panels), sharex=True, squeeze=False)[:, 0]
     for axis, (title, curves) in zip(axes, panels.items(), strict=True):
-        draw_panel(axis, title, curves, published_step)
+        for label, curve in curves.items():
+            if curve:
+                axis.plot(*zip(*curve, strict=True), ".-", label=label, linewidth=1, markersize=4)
+        label = f"published: step {published_step:,}"
+        axis.axvline(published_step, color="0.5", linestyle="--", linewidth=1, label=label)
+        axis.set_ylabel(title)
+        axis.grid(alpha=0.3)
+        axis.legend(fontsize=8)
     if any(perplexities.values()):
-        axes[0].set(yscale="log", ylabel=f"{axes[0].get_ylabel()} (log scale)")
+        axes[0].set_yscale("log")
         axes[0].yaxis.set_major_formatter("{x:,.6g}")
     axes[-1].set_xlabel("optimizer steps")
-    figure.savefig(path)
-    return True
+    axes[-1].xaxis.set_major_formatter("{x:,.0f}")
+    return figure
 
 
 def loss_kind(name: str, config: ELMoConfig) -> str:
@@ -70,57 +105,32 @@ def curve_of(entries: LogEntries, name: str) -> Curve:
     return [(entry["step"], entry[name]) for entry in entries if name in entry and math.isfinite(entry[name])]
 
 
-def without_untrained(curve: Curve) -> Curve:
-    """The curve without its first point if that is far above all others, which it would press into a line."""
-    later = [value for _, value in curve[1:]]
-    return curve[1:] if len(later) > 1 and curve[0][1] > 10 * max(later) else curve
-
-
-def draw_panel(axis, title: str, curves: Mapping[str, Curve], published_step: int):
-    for label, curve in curves.items():
-        if curve:
-            width = 0.8 if label in ("forward", "backward") else 1.6
-            marker = "o" if len(curve) <= 50 else ""
-            axis.plot(*zip(*curve, strict=True), label=label, linewidth=width, marker=marker, markersize=2 * width)
-    axis.axvline(published_step, color="0.5", linestyle="--", linewidth=1, label=f"published: step {published_step:,}")
-    axis.set_ylabel(title)
-    axis.grid(alpha=0.3)
-    axis.legend(fontsize=8)
-    axis.locator_params(axis="x", integer=True)
-    axis.xaxis.set_major_formatter("{x:,.0f}")
-
-
-def draw_layer_weights(records: Sequence[RunRecord], path: str | Path) -> bool:
+@picture
+def draw_layer_weights(records: Sequence[RunRecord]):
     """The paper's Figure 2: a column for each place where ELMo enters, a shade for the weight of each layer."""
     weights = mean_layer_weights(records)
     if not weights:
-        logger.warning(f"{path} is not drawn: no run has layer weights.")
-        return False
+        return None
     matrix = np.column_stack(list(weights.values()))
     names = layer_names(len(matrix))
-    figure = new_figure(path, 2.6 + 0.9 * len(weights), 1.5 + 0.6 * len(names))
-    if figure is None:
-        return False
+    figure = new_figure(2.6 + 0.9 * len(weights), 1.5 + 0.6 * len(names))
     texts = [[f"{weight:.2f}" for weight in row] for row in matrix]
     axis = draw_shares(figure, matrix, names, list(weights), "weight of the layer", texts)
     axis.invert_yaxis()  # the first layer at the bottom, as in the network
-    figure.savefig(path)
-    return True
+    return figure
 
 
-def draw_confusion(matrix: Sequence[Sequence[int]], labels: Sequence[str], path: str | Path) -> bool:
+@picture
+def draw_confusion(matrix: Sequence[Sequence[int]], labels: Sequence[str]):
     """Counts of texts by gold label (row) and predicted label (column); a shade is the share of the row."""
     counts = np.array(matrix)
     has_numbers = len(labels) <= MOST_NUMBERED_LABELS
     size = 0.6 * len(labels) if has_numbers else min(max(9, 0.2 * len(labels)), 30)
-    figure = new_figure(path, size + 3.5, size + 2)
-    if figure is None:
-        return False
+    figure = new_figure(size + 3.5, size + 2)
     shares = counts / np.maximum(counts.sum(1, keepdims=True), 1)
     texts = [[f"{count:,}" for count in row] for row in counts] if has_numbers else []
     draw_shares(figure, shares, labels, labels, "share of the gold label", texts).set(xlabel="predicted", ylabel="gold")
-    figure.savefig(path)
-    return True
+    return figure
 
 
 def draw_shares(figure, shares, rows: Sequence[str], columns: Sequence[str], title: str, texts) -> Any:
@@ -135,49 +145,46 @@ def draw_shares(figure, shares, rows: Sequence[str], columns: Sequence[str], tit
     return axis
 
 
-def draw_ablation(records: Sequence[RunRecord], path: str | Path) -> bool:
+@picture
+def draw_ablation(records: Sequence[RunRecord]):
     """The mean of each arm on each split, with its standard deviation."""
-    arms, splits, metric = by_arm(records), splits_of(records), records[0]["metric"]
-    figure = new_figure(path, 7, 1.3 + 0.45 * len(arms))
-    if figure is None:
-        return False
+    arms, splits = by_arm(records), splits_of(records)
+    figure = new_figure(7, 1.3 + 0.45 * len(arms))
     axis = figure.subplots()
     for index, split in enumerate(splits):
         shift = 0.2 * (index - (len(splits) - 1) / 2)
-        points = [(row + shift, *mean_and_deviation(runs, split)) for row, runs in enumerate(arms.values())]
+        points = [(row + shift, *shown_score(runs, split)) for row, runs in enumerate(arms.values())]
         heights, means, deviations = zip(*points, strict=True)
-        axis.errorbar(means, heights, xerr=deviations, label=split, linestyle="", **line_style(index))
+        style = {**point_style(index), **ERROR_BARS}
+        axis.errorbar(means, heights, xerr=deviations, label=split, linestyle="", **style)
     axis.set_yticks(range(len(arms)), list(arms))
     axis.set_ylim(len(arms) - 0.5, -0.5)  # the first arm at the top
-    style_scores(axis, "x", metric, splits)
-    figure.savefig(path)
-    return True
+    style_scores(axis, "x", records[0]["metric"], splits)
+    return figure
 
 
-def draw_data_curve(records: Sequence[RunRecord], path: str | Path) -> bool:
+@picture
+def draw_data_curve(records: Sequence[RunRecord]):
     """The paper's Figure 1: scores on the last split over the share of the training data, a line for each family.
 
     The name of an arm is `family@share`; an arm without a share saw all data.
     """
-    figure = new_figure(path, 6, 4)
-    if figure is None:
-        return False
+    figure = new_figure(6, 4)
     axis, split = figure.subplots(), splits_of(records)[-1]
     axis.set_xscale("log")
     families: dict[str, list[tuple[float, float, float]]] = {}
     for arm, runs in by_arm(records).items():
-        families.setdefault(arm.partition("@")[0], []).append((data_share(arm), *mean_and_deviation(runs, split)))
+        families.setdefault(arm.partition("@")[0], []).append((data_share(arm), *shown_score(runs, split)))
     for index, (family, points) in enumerate(families.items()):
         shares, means, deviations = zip(*sorted(points), strict=True)
-        axis.errorbar(shares, means, yerr=deviations, label=family, **line_style(index))
+        axis.errorbar(shares, means, yerr=deviations, label=family, **point_style(index), **ERROR_BARS)
     sizes = {data_share(record["arm"]): record.get("train_samples") for record in records}
     labels = [f"{100 * share:g} %" + (f" ({size:,})" if size else "") for share, size in sizes.items()]
     axis.set_xticks(list(sizes), labels, **SLANTED_LABELS)
     axis.minorticks_off()
     axis.set_xlabel("share of the training data (examples)")
     style_scores(axis, "y", records[0]["metric"], [split])
-    figure.savefig(path)
-    return True
+    return figure
 
 
 def data_share(arm: str) -> float:
@@ -185,15 +192,10 @@ def data_share(arm: str) -> float:
     return float(arm.partition("@")[2] or 1)
 
 
-def mean_and_deviation(runs: Sequence[RunRecord], split: str) -> tuple[float, float]:
-    """Mean and sample deviation of the runs' scores on a split, in percent except for errors; NaN without scores."""
+def shown_score(runs: Sequence[RunRecord], split: str) -> tuple[float, float]:
+    """Mean and deviation of the runs' scores on a split, in percent except for errors."""
     metric = runs[0]["metric"]
-    scores = np.array(scores_on(runs, split, metric)) * (1 if metric in ERRORS else 100)
-    return (scores.mean() if len(scores) else np.nan), (scores.std(ddof=1) if len(scores) > 1 else 0.0)
-
-
-def line_style(index: int) -> dict[str, Any]:
-    return {**point_style(index), "markersize": 5, "linewidth": 1.5, "capsize": 3}
+    return mean_and_deviation(np.array(scores_on(runs, split, metric)) * (1 if metric in ERRORS else 100))
 
 
 def point_style(index: int) -> dict[str, Any]:
@@ -212,20 +214,18 @@ def style_scores(axis, along: str, metric: str, splits: Sequence[str]):
         axis.figure.legend(loc="outside upper center", ncols=4, frameon=False)
 
 
-def draw_map(vectors: np.ndarray, groups: Mapping[str, Sequence[int]], path: Path) -> bool:
+@picture
+def draw_map(vectors: np.ndarray, groups: Mapping[str, Sequence[int]]):
     """All vectors in the plane of their first two principal components, with groups in colour.
 
     Args:
         vectors: Shape: (vectors, dimension).
         groups: rows of `vectors` by label. A label that the font cannot draw becomes a number.
     """
-    figure = new_figure(path, 8, 5 + 0.2 * len(groups))
-    if figure is None:
-        return False
+    figure = new_figure(8, 5 + 0.2 * len(groups))
     draw_plane(figure.subplots(), vectors, groups)
     figure.legend(loc="outside lower center", fontsize=8)
-    figure.savefig(path)
-    return True
+    return figure
 
 
 def draw_plane(axis, vectors: np.ndarray, groups: Mapping[str, Sequence[int]], size: int = 36):
@@ -239,9 +239,8 @@ def draw_plane(axis, vectors: np.ndarray, groups: Mapping[str, Sequence[int]], s
     axis.set_ylabel(f"second ({shares[1]:.0%})")
 
 
-def draw_change(
-    pairs: Sequence[Mapping[str, Any]], is_series: bool, vectors: Mapping[str, np.ndarray], path: Path
-) -> bool:
+@picture
+def draw_change(pairs: Sequence[Mapping[str, Any]], is_series: bool, vectors: Mapping[str, np.ndarray]):
     """Distances between groups of uses above the range of random splits, and the map of all uses, colored by group.
 
     Args:
@@ -249,9 +248,7 @@ def draw_change(
         is_series: whether the pairs follow each other, so that a line joins them.
         vectors: of each group. Shape: (uses, dimension).
     """
-    figure = new_figure(path, 13, 6)
-    if figure is None:
-        return False
+    figure = new_figure(13, 6)
     panels = figure.subplot_mosaic([[name, "map"] for name in MEASURES_OF_CHANGE], width_ratios=[1, 1.2])
     names = ["\n".join(pair["groups"]) for pair in pairs]
     for name, title in MEASURES_OF_CHANGE.items():
@@ -260,10 +257,8 @@ def draw_change(
         axis.bar(range(len(pairs)), high - low, bottom=low, width=0.6, color="0.8", label="90 % of random splits")
         line = {**point_style(0), "linestyle": "-" if is_series else "none", "markersize": 5}
         axis.plot([each["distance"] for each in values], label="observed", **line)
-        axis.set_ylabel(title)
-        axis.set_xlim(-0.6, len(pairs) - 0.4)
+        axis.set(ylabel=title, xlim=(-0.6, len(pairs) - 0.4))
         axis.use_sticky_edges = False  # else no space below the bars
-        axis.margins(y=0.1)
         axis.set_xticks(range(len(pairs)), names if name == "prt" else [""] * len(pairs), **SLANTED_LABELS, fontsize=8)
         axis.grid(axis="y", alpha=0.3)
     panels["apd"].legend(fontsize=8)
@@ -271,8 +266,7 @@ def draw_change(
     rows = {name: range(end - len(vectors[name]), end) for name, end in zip(vectors, ends, strict=True)}
     draw_plane(panels["map"], np.concatenate(list(vectors.values())), rows, size=14)
     figure.legend(*panels["map"].get_legend_handles_labels(), loc="outside right upper", fontsize=8)
-    figure.savefig(path)
-    return True
+    return figure
 
 
 def principal_plane(vectors: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -291,14 +285,3 @@ def can_draw(text: str) -> bool:
 
     font = get_font(findfont(FontProperties()))
     return all(font.get_char_index(ord(letter)) for letter in text)
-
-
-def new_figure(path: str | Path, width: float, height: float) -> Any:
-    """A figure of this size in inches, or None without matplotlib. Makes the picture's folder."""
-    try:
-        from matplotlib.figure import Figure  # saved by Agg; pyplot would choose a backend for the whole process
-    except ImportError:
-        logger.warning(f'{path} is not drawn: that needs matplotlib; pip install "modeling-elmo[train]"')
-        return None
-    Path(path).parent.mkdir(parents=True, exist_ok=True)
-    return Figure(figsize=(width, height), dpi=120, layout="constrained")

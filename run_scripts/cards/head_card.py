@@ -25,17 +25,15 @@ HUB_TAGS = dict.fromkeys(("semantic-role-labeling", "coreference-resolution"), "
 
 
 def write_head_card(folder: Path, name: str, record: dict[str, Any] | None = None) -> Path:
-    """Writes README.md for the head in `folder` and returns its path.
+    """Writes README.md for the head in `folder` and returns its path; without a record, a card without results.
 
-    Args:
-        name: the card's example loads it: a folder or a repository on the Hub. Its last part is the title.
-        record: the record of its run, by default `record.json`. A head without one gets a card without results.
+    The example loads `name`, a folder or a repository on the Hub, whose last part is the title.
     """
     config, path = ELMoConfig.from_pretrained(folder), folder / "record.json"
     record = record or (read_json(path) if path.exists() else {})
     head_class: type[ELMoTaskModel] = getattr(modeling_elmo, config.architectures[0])
     tag = PIPELINE_TAGS[config.architectures[0]]
-    hub_tag = HUB_TAGS.get(tag, tag)
+    hub_tag, splits = HUB_TAGS.get(tag, tag), record.get("metrics", {})
     metadata = {
         "pipeline_tag": hub_tag,
         "tags": ["elmo"] if tag == hub_tag else ["elmo", tag],
@@ -50,16 +48,15 @@ def write_head_card(folder: Path, name: str, record: dict[str, Any] | None = Non
         "network": head_class.network_name(config),
         "elmo_placement": head_class.resolve_elmo_placement(config) if config.use_elmo else None,
         "labels": None if tag in WITHOUT_LABELS else shown_labels(config, tag),
-        "is_pair": "text_pair" in record["columns"]
-        if record
-        else tag == "text-classification" and config.classifier == "esim",
-        "record": record | {"layer_weights": named_layers(record)} if record else None,
+        "is_pair": tag == "text-classification" and config.classifier == "esim",
+        "record": record,
         "settings": record.get("settings", {}),
-        "metrics": list(
-            dict.fromkeys(name for split in record.get("metrics", ()) for name in numbers_on(record, split))
-        ),
-        "best_was_selected": "validation" in record.get("metrics", ()) and record["settings"]["load_best_model_at_end"],
+        "metrics": list(dict.fromkeys(name for split in splits for name in numbers_on(record, split))),
+        "best_was_selected": "validation" in splits and record["settings"]["load_best_model_at_end"],
+        "layer_names": layer_names,
     }
+    if record:
+        values["is_pair"] = "text_pair" in record["columns"]
     return write_card(folder, name.rpartition("/")[2], "head_card.md", metadata, values)
 
 
@@ -85,9 +82,3 @@ def shown_labels(config: ELMoConfig, tag: str) -> list[str]:
     if tag != "semantic-role-labeling":
         return names
     return list(dict.fromkeys(name[2:] for name in names if name != "O"))
-
-
-def named_layers(record: dict[str, Any]) -> dict[str, dict[str, float]]:
-    """The layer weights by place and by name of the layer."""
-    weights = record["layer_weights"].items()
-    return {place: dict(zip(layer_names(len(values)), values, strict=True)) for place, values in weights}

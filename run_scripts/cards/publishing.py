@@ -81,9 +81,7 @@ class PushArguments(CardArguments):
     new_card: bool = option(False, "Write a new card. Options of the card imply it.")
     private: bool | None = option(None, "Visibility of a new repository. Default: the setting of your account.", **FLAG)
     token: str | None = option(None, "Token. Default: the token of `hf auth login`, or $HF_TOKEN.")
-    dtype: Literal["float32", "float16", "bfloat16"] = option(
-        "float32", "Precision of the stored weights. Loaded weights are float32."
-    )
+    dtype: Literal["float32", "float16", "bfloat16"] = option("float32", "Precision of the stored weights.")
     output_dir: str | None = option(None, "New folder that keeps the assembled files.")
 
     def __post_init__(self):
@@ -97,10 +95,7 @@ class PushArguments(CardArguments):
 
 
 def assemble(arguments: PushArguments, folder: Path) -> Path:
-    """Fills `folder` with the checkpoint and its results, and nothing else.
-
-    The card is written again, unless it was edited by hand and neither new facts nor a new card are asked for.
-    """
+    """Fills `folder` with the checkpoint and its results, and nothing else."""
     source = Path(arguments.model)
     copied = [path for path in files_to_upload(source) if not any(map(Path(path).match, SAVED_FILES))]
     refuse_outside_links(source, copied)
@@ -111,10 +106,7 @@ def assemble(arguments: PushArguments, folder: Path) -> Path:
         shutil.copyfile(source / path, folder / path)
     model, tokenizer = load_published(arguments.model)
     if model._is_int8() and arguments.dtype != "float32":
-        raise ValueError(
-            f"--dtype {arguments.dtype}: {arguments.model} is quantized, and its other weights stay float32. Leave it "
-            "out, or push a checkpoint that is not quantized."
-        )
+        raise ValueError(f"--dtype {arguments.dtype}: {arguments.model} is quantized; leave the option out.")
     stored = getattr(torch, arguments.dtype)
     # The configuration keeps float32, the precision in memory: half precision is for disks, not for CPUs.
     weights = {name: value.to(stored) for name, value in model.state_dict().items() if value.is_floating_point()}
@@ -129,40 +121,29 @@ def assemble(arguments: PushArguments, folder: Path) -> Path:
 
 
 def renew_card(folder: Path, write: Callable[[Path, str], Path], arguments: PushArguments):
-    """Writes the card again for the name of the repository. A card that is not what `write` makes stays.
-
-    Raises:
-        ValueError: the card stays, and its example loads the model by another name.
-    """
+    """Writes the card again for the name of the repository. A card that is not what `write` makes stays."""
     card, place = folder / "README.md", Path(arguments.model, "README.md")
-    try:
-        text = card.read_text(encoding="utf-8")
-    except UnicodeDecodeError as error:
-        raise ValueError(f"{place} is not UTF-8: {error}. Convert it, or pass --new_card.") from error
+    text = card.read_text(encoding="utf-8", errors="replace")
     if (found := NAME_IN_EXAMPLE.search(text)) is None:
         return
     write(folder, found[1])
     if card.read_text(encoding="utf-8") == text:
         write(folder, arguments.repo_id)
         return
-    card.write_text(text, encoding="utf-8")
+    shutil.copyfile(place, card)
     if found[1] != arguments.repo_id:
-        old = (f"# {found[1].rpartition('/')[2]}", f"- name: {found[1].rpartition('/')[2]}", found[0])
-        lines = [str(number) for number, line in enumerate(text.splitlines(), 1) if line in old]
-        raise ValueError(
-            f"{place} is not what its records give, so it stays as it is. Write {arguments.repo_id!r} in place of "
-            f"{found[1]!r} in its lines {', '.join(lines)}, or pass --new_card."
-        )
+        names = f"{arguments.repo_id!r} in place of {found[1]!r}"
+        raise ValueError(f"{place} is not what its records give. Write {names} there, or pass --new_card.")
 
 
 def load_published(source: str) -> tuple[ELMoPreTrainedModel, ELMoTokenizer]:
     """The tokenizer and the model, in the class that it was saved as."""
     config = load_pretrained(ELMoConfig, source)
     architecture = (config.architectures or ["ELMoModel"])[0]
-    model_class = getattr(modeling_elmo, architecture, None)
-    if model_class is None:
+    if not hasattr(modeling_elmo, architecture):
         raise ValueError(f"{source} has the architecture {architecture}, which is no class of this package.")
-    return load_pretrained(model_class, source, dtype=torch.float32), load_pretrained(ELMoTokenizer, source)
+    model = load_pretrained(getattr(modeling_elmo, architecture), source, dtype=torch.float32)
+    return model, load_pretrained(ELMoTokenizer, source)
 
 
 def files_to_upload(folder: Path) -> list[str]:
@@ -172,11 +153,7 @@ def files_to_upload(folder: Path) -> list[str]:
 
 
 def verify(folder: Path, arguments: PushArguments) -> str:
-    """Loads `folder` in a clean process, runs the example of its card, and reports the difference of the outputs.
-
-    Raises:
-        OSError: the process failed, or its outputs differ from those of `arguments.model` in this process.
-    """
+    """Loads `folder` in a clean process, runs the example of its card, and compares the outputs with those here."""
     root, code = folder.parents[arguments.repo_id.count("/")], CLEAN_PROCESS % inspect.getsource(outputs_of)
     with tempfile.TemporaryDirectory() as home:
         kept = {name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "HF_"))}
@@ -191,22 +168,16 @@ def verify(folder: Path, arguments: PushArguments) -> str:
     if finished.returncode:
         raise OSError(f"{folder.name} does not load, or its card's example fails:\n{finished.stderr.strip()}")
     there, here = load_file(root / "outputs.safetensors"), outputs_of(*load_published(arguments.model), TEXTS)
-    differences = {name: largest_difference(here[name], there[name]) for name in here}
-    worst = max(differences, key=differences.__getitem__)
-    found = f"its outputs equal those of {arguments.model}"
-    if differences[worst]:
-        size = f"{differences[worst]:.1e} of the root mean square"
-        found = f"its outputs differ from those of {arguments.model} by at most {size} ({worst})"
-    if differences[worst] > TOLERANCES[arguments.dtype]:
+    difference, name = max((largest_difference(here[name], there[name]), name) for name in here)
+    size = f"{difference:.1e} of the root mean square ({name})"
+    found = f"its outputs differ from those of {arguments.model} by at most {size}"
+    if difference > TOLERANCES[arguments.dtype]:
         raise OSError(f"{folder.name} gives other outputs when it is loaded without this package: {found}.")
     return f"A process without this package loads it and runs the card's example; {found}."
 
 
 def largest_difference(here: torch.Tensor, there: torch.Tensor) -> float:
-    """The largest difference, in units of the root mean square. A value that is not a number is infinitely far.
-
-    Scores that mean "never" on both sides are left out.
-    """
+    """In units of the root mean square, without scores that mean "never" on both sides; infinite for NaN."""
     differing = ~((here <= -1e3) & (there <= -1e3))
     scale = here[here > -1e3].square().mean().sqrt().clamp(min=1e-6)
     return max(((here - there)[differing].abs() / scale).nan_to_num(nan=torch.inf).tolist(), default=0.0)
@@ -216,10 +187,7 @@ def refuse_outside_links(folder: Path, paths: list[str]):
     """Raises an error if a file is a link, or below a link, that leaves the folder."""
     for path in paths:
         if not (target := (folder / path).resolve()).is_relative_to(folder.resolve()):
-            raise ValueError(
-                f"{folder / path} is a link to {target}, outside the folder, and would be published. Copy the file "
-                "into the folder if it belongs to the checkpoint; remove the link otherwise."
-            )
+            raise ValueError(f"{folder / path} is a link to {target}, outside the folder; copy the file or remove it.")
 
 
 def push(folder: Path, repo_id: str, message: str, private: bool | None = None, token: str | None = None):
@@ -233,7 +201,7 @@ def push(folder: Path, repo_id: str, message: str, private: bool | None = None, 
         api.upload_folder(repo_id=repo.repo_id, folder_path=folder, commit_message=message, allow_patterns=names)
     except Exception as error:  # the class of a broken connection depends on the library behind the client
         raise OSError(
-            f"The upload to {repo_id} failed: {error}\nThe repository is unchanged, because the commit is the last "
-            "step. Upload the folder again with `elmo push`; files that arrived are not sent twice."
+            f"The upload to {repo_id} failed: {error}\nThe repository is unchanged, for the commit is the last step. "
+            "Upload the folder again with `elmo push`."
         ) from error
     print(f"Uploaded to {repo}")

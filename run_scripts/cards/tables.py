@@ -1,4 +1,4 @@
-"""Tables of task runs: from one record per run to summaries of arms and Markdown, as in the paper's Table 1.
+"""Tables of task runs in Markdown: from one record per run to summaries of arms, as in the paper's Table 1.
 
 The training of one arm with one seed leaves a record:
 
@@ -8,6 +8,7 @@ The training of one arm with one seed leaves a record:
 The name of an arm may end in `@` and a share of the training data: `elmo@0.1`.
 """
 
+import re
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -15,7 +16,6 @@ from typing import Any
 
 import numpy as np
 
-from modeling_elmo.run_scripts.cards.markdown import markdown_table
 from modeling_elmo.run_scripts.program.files import read_json, write_json, write_lines
 
 RunRecord = dict[str, Any]
@@ -23,6 +23,8 @@ RunRecord = dict[str, Any]
 SPLITS = ("train", "validation", "test")  # in this order; other splits follow
 ERRORS = ("mse", "loss")  # lower is better; shown as they are, not in percent
 BASELINE_NAME = "baseline"  # the arm without ELMo
+MOST_ITEMS = 10  # of a list; a corpus may have hundreds of files
+SPECIAL = re.compile(r"[\\`*\[\]<>|~$&]|_(?![^\W_])|(?<![^\W_])_")  # an underscore inside a word is plain text
 NEEDED_KEYS = ("task", "arm", "seed", "metric", "metrics")
 
 
@@ -39,25 +41,17 @@ def read_record(path: Path) -> RunRecord:
 
 
 def by_arm(records: Sequence[RunRecord]) -> dict[str, list[RunRecord]]:
-    """The records of each arm, in the order of their first records.
-
-    Raises:
-        ValueError: an arm has a seed twice, or one of its runs lacks a score of the others: a mean would be wrong.
-    """
+    """The records of each arm, in the order of their first records. A mean over wrong ones is refused."""
     arms: dict[str, list[RunRecord]] = {}
     for record in records:
         arms.setdefault(record["arm"], []).append(record)
-    for arm, members in arms.items():
-        seeds = [record["seed"] for record in members]
+    for arm, runs in arms.items():
+        seeds = [run["seed"] for run in runs]
         if len(set(seeds)) < len(seeds):
             raise ValueError(f"Arm {arm!r} has the seeds {seeds}; pass one record for each seed.")
-        names = [{(split, name) for split in splits_of([each]) for name in numbers_on(each, split)} for each in members]
-        for seed, found in zip(seeds, names, strict=True):
-            if different := sorted(" ".join(name) for name in found ^ names[0]):
-                raise ValueError(
-                    f"Arm {arm!r}: only one of the seeds {seeds[0]} and {seed} has {', '.join(different)}; pass "
-                    "records of equal runs."
-                )
+        names = [{f"{split} {name}" for split in run["metrics"] for name in numbers_on(run, split)} for run in runs]
+        if different := sorted(set.union(*names) - set.intersection(*names)):
+            raise ValueError(f"Arm {arm!r}: not all of the seeds {seeds} have {', '.join(different)}; run them again.")
     return arms
 
 
@@ -91,19 +85,14 @@ def best_record(records: Sequence[RunRecord]) -> RunRecord:
 
 
 def relative_error_reduction(baseline: float, value: float) -> float:
-    """The share of the baseline's errors that is gone: the relative increase of the paper's Table 1.
-
-    Args:
-        baseline, value: scores from 0 to 1. The baseline is below 1.
-    """
+    """The share of the baseline's errors that is gone: the relative increase of the paper's Table 1, for shares."""
     return ((1 - baseline) - (1 - value)) / (1 - baseline)
 
 
 def summary_table(records: Sequence[RunRecord]) -> str:
-    """A Markdown table: mean ± standard deviation of each arm on each split, in percent.
+    """Mean ± standard deviation of each arm on each split, in percent, and the gain over the baseline on the last.
 
-    If there is a baseline, the others are compared with it on the last split: difference, and share of its errors that
-    is gone. An arm with a share of the data is compared with the baseline with the same share.
+    An arm with a share of the data is compared with the baseline with the same share.
     """
     arms, splits, metric = by_arm(records), splits_of(records), records[0]["metric"]
     rows = [["network", "runs", *splits]]
@@ -136,9 +125,14 @@ def score_table(records: Sequence[RunRecord]) -> str:
 
 def score_cell(scores: Sequence[float], metric: str) -> str:
     """Mean ± sample standard deviation; empty without scores."""
-    if len(scores) < 2:
-        return "".join(format_score(score, metric) for score in scores)
-    return f"{format_score(np.mean(scores), metric)} ± {format_score(np.std(scores, ddof=1), metric)}"
+    return " ± ".join(format_score(value, metric) for value in mean_and_deviation(scores)[: len(scores)])
+
+
+def mean_and_deviation(scores: Sequence[float]) -> tuple[float, float]:
+    """The mean, NaN without scores, and the sample standard deviation, 0 of one score."""
+    if not len(scores):
+        return np.nan, 0.0
+    return float(np.mean(scores)), float(np.std(scores, ddof=1)) if len(scores) > 1 else 0.0
 
 
 def format_score(value: float | np.floating, metric: str) -> str:
@@ -169,12 +163,12 @@ def score_means(records: Sequence[RunRecord]) -> list[dict[str, Any]]:
     """A row for each score: its arm, split and metric, and mean and sample standard deviation over the seeds."""
     rows = []
     for arm, runs in by_arm(records).items():
+        seeds = [run["seed"] for run in runs]
         for split in splits_of(runs):
             for metric in numbers_on(runs[0], split):
-                scores = scores_on(runs, split, metric)
-                deviation = float(np.std(scores, ddof=1)) if len(scores) > 1 else 0.0
-                mean = {"mean": float(np.mean(scores)), "deviation": deviation, "seeds": [run["seed"] for run in runs]}
-                rows.append({"arm": arm, "split": split, "metric": metric, **mean})
+                mean, deviation = mean_and_deviation(scores_on(runs, split, metric))
+                score = {"arm": arm, "split": split, "metric": metric}
+                rows.append({**score, "mean": mean, "deviation": deviation, "seeds": seeds})
     return rows
 
 
@@ -228,10 +222,7 @@ def run_table(records: Sequence[RunRecord], metric: str) -> str:
 
 
 def mean_layer_weights(records: Sequence[RunRecord]) -> dict[str, np.ndarray]:
-    """The layer weights at each place where ELMo enters, as means over seeds.
-
-    The keys name the arm, the place, or both, as needed to tell them apart.
-    """
+    """Mean layer weights by place where ELMo enters, by arm, or by both, as needed to tell them apart."""
     found: dict[tuple[str, str], list[list[float]]] = {}
     for record in records:
         for place, weights in record.get("layer_weights", {}).items():
@@ -252,30 +243,66 @@ def layer_table(weights: dict[str, np.ndarray]) -> str:
 
 
 def sense_table(senses: dict[str, Any], paper: dict[str, Any] | None = None) -> str:
-    """The result of `elmo senses`, in percent: a row per layer and baseline, a column per measure and of the paper."""
-    columns = {"same sense@1": senses["same_sense"], "disambiguation": senses.get("disambiguation")}
-    columns = {name: scores for name, scores in columns.items() if scores}
-    names = dict.fromkeys(name for scores in columns.values() for name in scores)
-    rows = [
-        [name, *(f"{100 * scores[name]:.1f}" if name in scores else "" for scores in columns.values())]
-        for name in names
-        if name not in ("lemmas", "instances", "unseen_lemmas")
-    ]
-    return markdown_table(beside_paper([["", *columns], *rows], paper))
+    """The result of `elmo senses`: a row per layer and baseline, a column per measure and of the paper."""
+    measures = {"same sense@1": senses["same_sense"], "disambiguation": senses.get("disambiguation")}
+    columns = {
+        measure: {name: score for name, score in scores.items() if name not in ("lemmas", "instances", "unseen_lemmas")}
+        for measure, scores in measures.items()
+        if scores
+    }
+    return percent_table("", columns, paper)
 
 
 def probe_table(found: dict[str, Any], paper: dict[str, Any] | None = None) -> str:
-    """The result of `elmo probe`, in percent: a row per layer and baseline, a column per split and of the paper."""
-    splits = [split for split in ("validation", "test") if split in found]
-    rows = [[found["metric"], *splits]]
-    for name in found[splits[0]]["scores"]:
-        rows.append([name, *(f"{100 * found[split]['scores'][name][found['metric']]:.1f}" for split in splits)])
-    return markdown_table(beside_paper(rows, paper))
+    """The result of `elmo probe`: a row per layer and baseline, a column per split and of the paper."""
+    metric, splits = found["metric"], [split for split in ("validation", "test") if split in found]
+    scores = {split: {name: each[metric] for name, each in found[split]["scores"].items()} for split in splits}
+    return percent_table(metric, scores, paper)
 
 
-def beside_paper(rows: list[list[str]], paper: dict[str, Any] | None) -> list[list[str]]:
-    """The rows with a column of the paper's scores, which are found by the first cell of a row."""
-    if paper is None:
-        return rows
-    column = [f"the paper: {paper['task']}", *(str(paper.get(name, "")) for name, *_ in rows[1:])]
-    return [[*row, cell] for row, cell in zip(rows, column, strict=True)]
+def percent_table(corner: str, columns: dict[str, dict[str, float]], paper: dict[str, Any] | None) -> str:
+    """Columns of scores by the name of their row, in percent; the paper's scores are shown as they are."""
+    names = dict.fromkeys(name for scores in columns.values() for name in scores)
+    rows = [[corner, *columns]]
+    for name in names:
+        rows.append([name, *(f"{100 * scores[name]:.1f}" if name in scores else "" for scores in columns.values())])
+    if paper is not None:
+        cells = [f"the paper: {paper['task']}", *(str(paper.get(name, "")) for name in names)]
+        rows = [[*row, cell] for row, cell in zip(rows, cells, strict=True)]
+    return markdown_table(rows)
+
+
+def one_line(value: Any, most: int = MOST_ITEMS) -> str:
+    """The value on one line. A list shows its first `most` items and the number of the others."""
+    if isinstance(value, (list, tuple)):
+        more = [f"and {len(value) - most:,} more"] if len(value) > most else []
+        return ", ".join([*map(one_line, value[:most]), *more])
+    return " ".join(str(value).split())
+
+
+def escape_markdown(value: Any) -> str:
+    """The value as one line of plain text in Markdown, also inside a table."""
+    return SPECIAL.sub(r"\\\g<0>", one_line(value))
+
+
+def link_or_text(value: Any) -> str:
+    """The value as a link if it is an address, else as plain text."""
+    text = one_line(value)
+    return f"<{text}>" if re.fullmatch(r"https?://[^\s<>]+", text) else escape_markdown(text)
+
+
+def code_span(value: Any) -> str:
+    """The value as inline code. The fence is longer than every run of backticks in the value."""
+    text = one_line(value)
+    fence = "`" * (1 + max(map(len, re.findall("`+", text)), default=0))
+    space = " " if text.startswith("`") or text.endswith("`") else ""
+    return f"{fence}{space}{text}{space}{fence}"
+
+
+def markdown_table(rows: Sequence[Sequence[str]]) -> str:
+    """A table with aligned columns. The first row is the header; the first column is left-aligned, the others right."""
+    rows = [[escape_markdown(cell) for cell in row] for row in rows]
+    widths = [max(3, *map(len, column)) for column in zip(*rows, strict=True)]
+    rule = ["-" * (width - 1) + (":" if place else "-") for place, width in enumerate(widths)]
+    form = " | ".join(f"{{:{'>' if place else '<'}{width}}}" for place, width in enumerate(widths))
+    return "\n".join(f"| {form.format(*row)} |" for row in [rows[0], rule, *rows[1:]])

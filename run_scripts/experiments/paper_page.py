@@ -10,12 +10,12 @@ import numpy as np
 
 from modeling_elmo.run_scripts.cards.bilm_card import published_evaluation
 from modeling_elmo.run_scripts.cards.figures import draw_layer_weights
-from modeling_elmo.run_scripts.cards.markdown import markdown_table
 from modeling_elmo.run_scripts.cards.tables import (
     RunRecord,
     by_arm,
     last_split,
     layer_table,
+    markdown_table,
     mean_layer_weights,
     probe_table,
     relative_error_reduction,

@@ -6,12 +6,11 @@ import math
 import os
 import re
 import sys
-from argparse import SUPPRESS, Action, RawDescriptionHelpFormatter
+from argparse import SUPPRESS, Action, ArgumentDefaultsHelpFormatter, RawDescriptionHelpFormatter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import field, fields, is_dataclass
 from difflib import get_close_matches
-from enum import Enum
 from glob import glob
 from inspect import get_annotations
 from itertools import chain
@@ -22,7 +21,6 @@ from typing import Any, NoReturn
 from huggingface_hub.errors import StrictDataclassError
 from safetensors import SafetensorError
 from transformers import HfArgumentParser
-from transformers.debug_utils import DebugOption
 from transformers.hf_argparser import string_to_bool
 
 USER_ERROR = 2  # argparse's exit status
@@ -80,56 +78,51 @@ def option(default: Any, help: str, **argument: Any) -> Any:
     return field(metadata=metadata) if default is ... else field(default=default, metadata=metadata)
 
 
-class HelpFormatter(RawDescriptionHelpFormatter):
+class HelpFormatter(ArgumentDefaultsHelpFormatter, RawDescriptionHelpFormatter):
     """One spelling per option, the kind of its value, and its default if there is one."""
 
     def _format_action_invocation(self, action: Action) -> str:
         if not action.option_strings:
             return super()._format_action_invocation(action)
         names = [name for name in action.option_strings if "-" not in name[2:]]  # also accepted with hyphens
-        if _is_flag(action):
+        if action.type is string_to_bool and action.nargs == "?":  # a flag
             return ", ".join([*names, f"--no_{action.dest}"] if action.default is True else names)
-        value = "" if action.nargs == 0 else self._format_args(action, self._get_default_metavar_for_optional(action))
+        value = self._format_args(action, self._get_default_metavar_for_optional(action))
         return f"{', '.join(names)} {value}".rstrip()
 
     def _get_default_metavar_for_optional(self, action: Action) -> str:
-        if action.dest.endswith(("_file", "_files")):
-            return "FILE"
-        if action.dest.endswith("_dir"):
-            return "FOLDER"
-        return {int: "INT", float: "FLOAT", string_to_bool: "BOOL"}.get(action.type, "TEXT")
+        by_name = {"file": "FILE", "files": "FILE", "dir": "FOLDER"}.get(action.dest.rpartition("_")[2])
+        return by_name or {int: "INT", float: "FLOAT", string_to_bool: "BOOL"}.get(action.type, "TEXT")
 
-    def _get_help_string(self, action: Action) -> str:
-        text, default = action.help or "", action.default
-        if action.required or "default" in text.lower() or any(default is no for no in (None, False, SUPPRESS)):
-            return text
-        if default in ("", [], {}) or _is_flag(action):
-            return text if default is not True else f"{text} (default: on)"
-        values = default if isinstance(default, list) else [default]
-        shown = " ".join(str(each.value if isinstance(each, Enum) else each) for each in values).replace("%", "%%")
-        return f"{text} (default: {shown})"
+    def _get_help_string(self, action: Action) -> str | None:
+        is_told = action.required or "default" in (action.help or "").lower()
+        is_empty = action.default is False or action.default in (None, SUPPRESS, "", [], {})
+        return action.help if is_told or is_empty else super()._get_help_string(action)
 
 
 class ProgramParser(HfArgumentParser):
     """The parser of a program, from dataclasses of options; the help has a section for each.
 
-    The title of a section is `_argument_group_name`. Options of a base class with a title of its own come after the
-    others.
+    The title of a section is `_argument_group_name` of the class that declares its options, or "options".
     """
 
     def __init__(self, *dataclass_types: type, **options: Any):
         super().__init__(dataclass_types, **{"formatter_class": HelpFormatter, **options})
-        inherited = {name: text for group in self.dataclass_types for name, text in _inherited_help(group).items()}
+        texts: dict[str, str] = {}
+        self.titles: dict[str, str] = {}
+        for base in chain.from_iterable(reversed(group.__mro__) for group in self.dataclass_types):
+            if is_dataclass(base):
+                is_trainer = base.__module__.startswith("transformers.")
+                title = TRAINER_OPTIONS if is_trainer else vars(base).get("_argument_group_name", "options")
+                self.titles |= dict.fromkeys(get_annotations(base), title)
+                texts |= {item.name: item.metadata["help"] for item in fields(base) if "help" in item.metadata}
         for action in self._actions:
-            action.help = action.help or inherited.get(action.dest)
+            action.help = action.help or texts.get(action.dest)  # of a base class, if only the default is changed
             if action.choices is not None and len(list(action.choices)) > MOST_CHOICES:
                 action.metavar = "TEXT"
 
     def parse(self, arguments: Sequence[str] | None = None) -> Any:
-        """One object per group of options, and a namespace of options outside all groups; a single object as such.
-
-        A group may have a method `rehearse`, which refuses what a library would refuse only after much work.
-        """
+        """One object per group of options, and a namespace of options outside all groups; a single object as such."""
         arguments = sys.argv[1:] if arguments is None else arguments
         refuse_names_not_utf8(arguments)
         namespace, unknown = self.parse_known_args(arguments)
@@ -194,16 +187,13 @@ class ProgramParser(HfArgumentParser):
         return formatter.format_help()
 
     def _sections(self) -> dict[str, list[Action]]:
-        """Sections by title: arguments, groups, shared groups, Trainer. Required options come first in a section."""
-        titles = {
-            field.name: _section_title(group, field.name) for group in self.dataclass_types for field in fields(group)
-        }
-        ranks = {"arguments": 0, TRAINER_OPTIONS: 3, **dict.fromkeys(map(_group_title, self.dataclass_types), 1)}
+        """Sections by title, those of Trainer last. Required options come first in a section."""
+        ranks = {"arguments": 0, "options": 1, TRAINER_OPTIONS: 3}
         sections: dict[str, list[Action]] = {}
         for action in sorted(self._actions, key=lambda action: not action.required):
             is_negation = action.nargs == 0 and action.const is False  # shown beside the option itself
             if action.dest != "help" and not is_negation:
-                title = titles.get(action.dest, "options" if action.option_strings else "arguments")
+                title = self.titles.get(action.dest, "options" if action.option_strings else "arguments")
                 sections.setdefault(title, []).append(action)
         return dict(sorted(sections.items(), key=lambda section: ranks.get(section[0], 2)))
 
@@ -238,41 +228,20 @@ def refuse_names_not_utf8(names: Iterable[str]):
 
 
 def _rehearsed(group: type, options: dict[str, Any]) -> Any:
+    """A group may have a method `rehearse`, which refuses what a library would refuse only after much work."""
     built = group(**options)
     if hasattr(built, "rehearse"):
         built.rehearse()
     return built
 
 
-def _is_flag(action: Action) -> bool:
-    return action.type is string_to_bool and action.nargs == "?"
-
-
-def _inherited_help(group: type) -> dict[str, str]:
-    """Help of the fields of all base classes: a group that only changes a default needs no help of its own."""
-    bases = [base for base in reversed(group.__mro__) if is_dataclass(base)]
-    return {field.name: field.metadata["help"] for base in bases for field in fields(base) if "help" in field.metadata}
-
-
-def _section_title(group: type, name: str) -> str:
-    """The title of the section in which the help shows the field `name` of a group of options."""
-    declaring = next(base for base in group.__mro__ if name in get_annotations(base))
-    if declaring.__module__.startswith("transformers."):
-        return TRAINER_OPTIONS
-    return vars(declaring).get("_argument_group_name", _group_title(group))
-
-
-def _group_title(group: type) -> str:
-    words = re.findall("[A-Z][a-z]*", group.__name__.removesuffix("Arguments"))
-    return vars(group).get("_argument_group_name", f"{' '.join(words).lower()} options")
-
-
 def run(main: Callable[[], Any]) -> None:
     """Runs a program as a process: exit status 2 and one line for a mistake of the user, a traceback for a bug.
 
-    `--debug` on the command line shows the traceback of every error.
+    `--debug` on the command line shows the traceback of every error; transformers' option is `--debug=VALUE`.
     """
-    is_debugging = _take_debug_flag()
+    is_debugging = "--debug" in sys.argv
+    sys.argv = [argument for argument in sys.argv if argument != "--debug"]
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):  # what its encoding lacks is printed as an escape
             stream.reconfigure(errors="backslashreplace")
@@ -309,17 +278,6 @@ def _discard_unwritten_output() -> OSError | None:
             reason = error
             os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
     return reason
-
-
-def _take_debug_flag() -> bool:
-    """Removes `--debug` from `sys.argv`, unless it is the option of transformers' `TrainingArguments`, with a value."""
-    values = {option.value for option in DebugOption}
-    for place, argument in enumerate(sys.argv):
-        following = sys.argv[place + 1].split() if place + 1 < len(sys.argv) else []
-        if argument == "--debug" and not (following and values.issuperset(following)):
-            del sys.argv[place]
-            return True
-    return False
 
 
 def is_mistake_of_user(error: BaseException) -> bool:

@@ -45,28 +45,32 @@ def column_rows(
     `tags_column` is also the number of the tag's column, from 1, or its name in CoNLL-U. The options explain the rest.
     """
     word, tag = _column_indexes(path, word_column, tags_column)
-    for numbers, lines in _sentence_lines(path, comments, max(word + 1, tag + 1, 2)):
-        tokens, tags = [fields[word] for fields in lines], [fields[tag].strip() for fields in lines]
-        locations = [f"{path}, line {number}" for number in numbers]
+    for sentence in _sentence_lines(path, comments, max(word + 1, tag + 1, 2)):
+        tokens, tags = [fields[word] for _, fields in sentence], [fields[tag].strip() for _, fields in sentence]
+        locations = [f"{path}, line {number}" for number, _ in sentence]
         yield locations, {tokens_column: tokens, tags_column or DEFAULT_TAGS: tags}
 
 
-def _sentence_lines(path: Path, comments: list[str] | None, least: int) -> Iterator[tuple[list[int], list[list[str]]]]:
-    """Line numbers and fields of the words of each sentence. `comments` is `None` if the program has no such option."""
-    is_conllu = format_suffix(path) == ".conllu"
-    prefixes = (*(comments or ()), *("#" if is_conllu else ""))
-    needs = "a word, and the same number of columns. Remove other lines."
-    if comments is not None:
-        needs = "a word, a tag, and the same number of columns. For a tagger, --comments names comments."
-    numbers: list[int] = []
-    lines: list[list[str]] = []
-    for number, fields in chain(_column_lines(path, prefixes, least, needs), [(0, [])]):
-        if not fields and lines:
-            yield numbers, lines
-            numbers, lines = [], []
-        elif fields and not (is_conllu and _is_range_or_empty_node(f"{path}, line {number}", fields[0])):
-            numbers.append(number)
-            lines.append(fields)
+def _sentence_lines(path: Path, comments: list[str], least: int) -> Iterator[list[tuple[int, list[str]]]]:
+    """Number and fields of the line of each word, by sentence."""
+    is_conllu, width = format_suffix(path) == ".conllu", 0
+    prefixes = (*comments, *("#" if is_conllu else ""))
+    sentence: list[tuple[int, list[str]]] = []
+    for number, line in chain(numbered_lines(path), [(0, "")]):
+        if line.startswith(prefixes):
+            continue
+        if not line.strip(" \t") or line.startswith(BETWEEN_SENTENCES):
+            if sentence:
+                yield sentence
+            sentence = []
+            continue
+        fields = line.split("\t") if "\t" in line else list(filter(None, line.split(" ")))
+        width = width or len(fields)
+        if len(fields) != width or width < least:
+            found = f"{path}, line {number} has {len(fields)} columns, not {max(width, least)}: {line!r:.80}"
+            raise ValueError(f"{found}. Correct it; a tagger's --comments names lines to skip.")
+        if not (is_conllu and _is_range_or_empty_node(f"{path}, line {number}", fields[0])):
+            sentence.append((number, fields))
 
 
 def _column_indexes(path: Path, word: int | None, tag: str | None) -> tuple[int, int]:
@@ -75,30 +79,9 @@ def _column_indexes(path: Path, word: int | None, tag: str | None) -> tuple[int,
     word, tag = first if word is None else word, tag or last
     number = 0 if tag is None else names.index(tag) + 1 if tag in names else int(tag) if tag.isdecimal() else 0
     if word < 1 or (number < 1 and tag is not None):
-        known = f", or {', '.join(names)} for the tag" if names else ""
-        raise ValueError(
-            f"{path} has no such column: --word_column {word}, --tags_column {tag}; pass 1, 2, ...{known}."
-        )
+        known = ", ".join(["1, 2, ...", *names])
+        raise ValueError(f"{path} has no such column: --word_column {word}, --tags_column {tag}; pass {known}.")
     return word - 1, number - 1
-
-
-def _column_lines(path: Path, comments: tuple[str, ...], least: int, needs: str) -> Iterator[tuple[int, list[str]]]:
-    """Number and fields of each line; a line between sentences has no fields."""
-    width = 0
-    for number, line in numbered_lines(path):
-        if line.startswith(comments):
-            continue
-        if not line.strip(" \t") or line.startswith(BETWEEN_SENTENCES):
-            yield number, []
-            continue
-        fields = line.split("\t") if "\t" in line else list(filter(None, line.split(" ")))
-        width = width or len(fields)
-        if len(fields) != width or width < least:
-            raise ValueError(
-                f"{path}, line {number} has {len(fields)} columns, not {max(width, least)}: {line!r:.80}. Each line "
-                f"needs {needs}"
-            )
-        yield number, fields
 
 
 def _is_range_or_empty_node(location: str, identifier: str) -> bool:
@@ -118,14 +101,10 @@ def _numbered_rows(path: Path, column_names: list[str]) -> Iterator[tuple[int, d
     first, names = (0, column_names) if column_names else next(rows, (0, []))
     if len(set(names)) < len(names):
         raise ValueError(f"{path} has the columns {names}; give each column a different name.")
-    blank = 0 if names else first
     for number, cells in rows:
         location = f"{path}, line {number}"
-        if not cells and len(names) != 1:
-            blank = blank or number
+        if not cells and len(names) > 1:
             continue
-        if blank:
-            raise ValueError(f"{path}, line {blank} is blank, but a row follows in line {number}. Remove blank lines.")
         cells = cells or [""]  # of a table with one column
         if len(cells) != len(names):
             raise ValueError(f"{location} has {len(cells)} columns, not {len(names)}: {names}. Correct the line.")
@@ -230,8 +209,8 @@ def _column_texts(path: Path, column: str) -> Iterator[tuple[int, list[str]]]:
     if column.isdecimal() and int(column) < 1:
         raise ValueError(f"{path} has no column {column}; pass --text_column 1, 2, ...")
     word, _ = _column_indexes(path, int(column) if column.isdecimal() else None, None)
-    for numbers, lines in _sentence_lines(path, None, word + 1):
-        yield numbers[0], [fields[word] for fields in lines]
+    for sentence in _sentence_lines(path, [], word + 1):
+        yield sentence[0][0], [fields[word] for _, fields in sentence]
 
 
 JSON_FORMATS: dict[str, RowReader] = {".jsonl": json_rows, ".json": json_rows}

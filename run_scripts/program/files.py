@@ -3,23 +3,21 @@
 import errno
 import gzip
 import hashlib
+import io
 import json
 import os
 import pickle
-import re
 import zlib
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
-from tempfile import TemporaryFile
 from typing import Any, BinaryIO
 
 import torch
-from huggingface_hub import file_exists, try_to_load_from_cache
-from huggingface_hub.errors import HFValidationError, HTTPError
 from safetensors import SafetensorError
+from transformers import PreTrainedConfig
 from transformers.utils import CONFIG_NAME
 
 from modeling_elmo.conversion.files import staged
@@ -36,9 +34,7 @@ class DatasetArguments:
     dataset_config: str | None = option(None, "Configuration of the data set.")
     streaming: bool = option(False, "Read the data set while it is downloaded, without a copy on disk.")
     text_column: str = option(
-        "text",
-        "Column of a data set, of a .csv or .tsv file, or key of a .jsonl file, with the text or the list "
-        "of its words; number of the words' column of a .conll file (default: 1).",
+        "text", "Column or key with the text or the list of its words; its number in .conll files (default: 1)."
     )
 
 
@@ -58,7 +54,6 @@ MODEL_FILES = (
     *("special_tokens_map.json", "added_tokens.json"),  # of transformers 4
     *("model*.safetensors", "*.safetensors.index.json", "config.json"),
 )
-LARGEST_WINDOW = 2**31  # of the Zstandard format, used by `zstd --long=31`
 ROWS_AT_ONCE = 1000  # rows read from a data set at once; single rows take ten times as long
 
 
@@ -69,24 +64,21 @@ def numbered_lines(path: Path) -> Iterator[tuple[int, str]]:
     """
     number = 0
     # A local name: Python empties the modules before it closes a generator that is still alive at exit.
-    damaged = (EOFError, gzip.BadGzipFile, zlib.error)
+    damaged = (EOFError, OSError, zlib.error)
     with path.open("rb") as file:
         try:
-            for number, line in enumerate(_unpacked_lines(file, path), 1):
+            for number, line in enumerate(_unpacked(file, path), 1):
                 yield number, line.decode("utf-8-sig" if number == 1 else "utf-8").rstrip("\r\n")
         except UnicodeDecodeError as error:
-            raise ValueError(
-                f"{path}, line {number} is not UTF-8: {error.reason} at byte {error.start}. Convert the file with "
-                "iconv, for example; the name of a compressed file must end in .gz or .zst."
-            ) from error
+            reason = f"{error.reason} at byte {error.start}"
+            raise ValueError(f"{path}, line {number} is not UTF-8: {reason}. Convert it, or name it .gz.") from error
         except damaged as error:
-            raise ValueError(
-                f"{path} cannot be unpacked: {error}. It is damaged, incomplete, or of another format; pass another "
-                "copy."
-            ) from error
+            if isinstance(error, OSError) and error.errno:  # of the disk
+                raise
+            raise ValueError(f"{path} cannot be unpacked: {error}; pass another copy.") from error
 
 
-def _unpacked_lines(file: BinaryIO, path: Path) -> Iterable[bytes]:
+def _unpacked(file: BinaryIO, path: Path) -> Iterable[bytes]:
     suffix = path.suffix.lower()
     if suffix not in (".gz", ".zst"):
         return file
@@ -94,31 +86,10 @@ def _unpacked_lines(file: BinaryIO, path: Path) -> Iterable[bytes]:
         raise EOFError("the file is empty")
     if suffix == ".gz":
         return gzip.GzipFile(fileobj=file)
-    require("zstandard", extra="train", purpose=str(path))
-    return _zstandard_lines(file)
+    require("pyarrow", extra="train", purpose=str(path))
+    import pyarrow  # the reader of the package zstandard does not notice a truncated file
 
-
-def _zstandard_lines(file: BinaryIO) -> Iterator[bytes]:
-    """The library's own reader does not notice a truncated file."""
-    import zstandard
-
-    frame, line = None, [b""]
-    while packed := file.read(2**10):
-        while packed:  # it may hold the end of one frame and the beginning of the next
-            frame = frame or zstandard.ZstdDecompressor(max_window_size=LARGEST_WINDOW).decompressobj()
-            try:
-                rest, *beginnings = frame.decompress(packed).split(b"\n")
-            except zstandard.ZstdError as error:
-                raise EOFError(error) from error
-            line.append(rest)
-            for beginning in beginnings:
-                yield b"".join(line)
-                line = [beginning]
-            packed, frame = (frame.unused_data, None) if frame.eof else (b"", frame)
-    if frame is not None:
-        raise EOFError("its last frame has no end")
-    if any(line):
-        yield b"".join(line)
+    return io.BufferedReader(pyarrow.CompressedInputStream(file, "zstd"))
 
 
 def dataset_texts(
@@ -131,22 +102,15 @@ def dataset_texts(
     name, split, column = str(arguments.dataset), arguments.split, arguments.text_column
     if any(Path(name, file).is_file() for file in ("dataset_dict.json", "state.json")):  # by `save_to_disk`
         data = datasets.load_from_disk(name)
-        if isinstance(data, datasets.DatasetDict):
-            if split not in data:
-                raise ValueError(f"--dataset {name} has no split {split!r} but {list(data)}; pass {split_option}.")
-            data = data[split]
-        elif split != TextArguments.split:
-            raise ValueError(
-                f"--dataset {name} is a single set without splits. Pass {split_option} {TextArguments.split} instead "
-                f"of {split!r}."
-            )
+        splits = data if isinstance(data, datasets.DatasetDict) else {TextArguments.split: data}
+        if split not in splits:
+            raise ValueError(f"--dataset {name} has no split {split!r} but {list(splits)}; pass {split_option}.")
+        data = splits[split]
     else:
         try:
             data = datasets.load_dataset(name, arguments.dataset_config, split=split, streaming=arguments.streaming)
         except ValueError as error:
-            if not re.match("(Unknown|Bad) split", str(error)):
-                raise
-            raise ValueError(f"--dataset {name}: {str(error).rstrip('.')}. Pass {split_option}.") from error
+            raise ValueError(f"--dataset {name}: {error} Pass another, or another {split_option}.") from error
     if data.column_names is not None:
         if column not in data.column_names:
             raise ValueError(f"--dataset {name} has no column {column!r} but {data.column_names}; pass --text_column.")
@@ -168,26 +132,19 @@ def refuse_dataset_options(arguments: DatasetArguments):
 
 
 def check_model(name_or_path: str):
-    """Checks that a folder holds an ELMo model, or that the Hub has a model: `from_pretrained` tries it for minutes."""
-    if Path(name_or_path).is_dir():
-        if not Path(name_or_path, CONFIG_NAME).is_file():
-            raise FileNotFoundError(
-                f"{name_or_path} has no config.json; pass a model, or convert an original checkpoint with elmo convert."
-            )
-        config = read_json(Path(name_or_path, CONFIG_NAME))
-        if (kind := config.get("model_type") if isinstance(config, dict) else None) != "elmo":
-            raise ValueError(f"{name_or_path} is a {kind!r} model; pass an ELMo model.")
-        return
-    reason = "the Hub has no such model, or it is private"
-    try:
-        is_cached = isinstance(try_to_load_from_cache(name_or_path, CONFIG_NAME), str)
-        if is_cached or file_exists(name_or_path, CONFIG_NAME):
-            return
-    except (HFValidationError, HTTPError, OSError) as error:  # no name, no access, offline, a failure of the Hub
-        reason = f"looking for it on the Hub failed ({flat_message(error):.300})"
-    raise FileNotFoundError(
-        f"{name_or_path}: there is no such folder, and {reason}. Correct the name, or run `hf auth login`."
-    )
+    """Checks that a folder or the Hub has an ELMo model of this name, before a program works for it."""
+    if (folder := Path(name_or_path)).is_dir():
+        if not Path(folder, CONFIG_NAME).is_file():
+            raise FileNotFoundError(f"{folder} has no config.json; pass a model, or convert one with elmo convert.")
+        config = read_json(folder / CONFIG_NAME)
+    else:
+        try:
+            config, _ = PreTrainedConfig.get_config_dict(name_or_path)
+        except OSError as error:
+            reason = f"there is no such folder, and the Hub gives no model ({flat_message(error):.300})"
+            raise FileNotFoundError(f"{name_or_path}: {reason}. Correct it, or run `hf auth login`.") from error
+    if (kind := config.get("model_type") if isinstance(config, dict) else None) != "elmo":
+        raise ValueError(f"{name_or_path} is a {kind!r} model; pass an ELMo model.")
 
 
 def load_pretrained(kind: Any, name_or_path: str | Path, **options: Any) -> Any:
@@ -261,20 +218,13 @@ def refuse_folder_or_pipe(path: Path, passed: str):
 
 
 def check_output(path: Path):
-    """Refuses an output that is a folder, or a file that cannot be written, before the work is done."""
+    """Refuses an output that is a folder, or cannot be written, before the work is done. A pipe is written into."""
     if path.is_dir():
         raise IsADirectoryError(f"--output {path} is a folder; pass the name of a file, such as {path / 'a.json'}.")
-    if path.exists() and not path.is_file():
-        if path.is_socket() or not os.access(path, os.W_OK):
-            raise PermissionError(f"--output {path} is a device or a socket that cannot be written; pass a file.")
-        return
-    parent = next(folder for folder in path.absolute().parents if folder.exists())
-    try:
-        TemporaryFile(dir=parent).close()
-    except OSError as error:
-        raise type(error)(
-            f"--output {path}: no file can be written in {parent} ({error.strerror}); pass a file in another folder."
-        ) from error
+    is_replaced = path.is_file() or not path.exists()
+    place = next(folder for folder in path.absolute().parents if folder.exists()) if is_replaced else path
+    if path.is_socket() or place.is_dir() != is_replaced or not os.access(place, os.W_OK):
+        raise PermissionError(f"--output {path} cannot be written: {place} cannot. Pass another file.")
 
 
 def write_lines(path: Path, lines: Iterable[str]):

@@ -31,10 +31,8 @@ def check_processes(number: int):
     """Compares the number of processes in a run with the number that a launcher started."""
     started = int(os.environ.get("WORLD_SIZE", number))
     if started != number:
-        raise ValueError(
-            f"{started} processes were started (WORLD_SIZE), but this run has {number}: each would train on its own. "
-            "Set ACCELERATE_USE_CPU=true to train on the CPU, or start one process."
-        )
+        received = f"{started} processes were started (WORLD_SIZE), but this run has {number}"
+        raise ValueError(f"{received}: start one process, or set ACCELERATE_USE_CPU=true.")
 
 
 def check_workers(number: int):
@@ -43,9 +41,9 @@ def check_workers(number: int):
         if number:
             Listener().close()
     except OSError as error:
+        place = f"{gettempdir()}, whose path is too long, or which cannot be written"
         raise ValueError(
-            f"--dataloader_num_workers {number}: workers need a socket in {gettempdir()}, whose path is too long, or "
-            "which cannot be written. Set TMPDIR to another folder, or pass --dataloader_num_workers 0."
+            f"--dataloader_num_workers {number}: workers need a socket in {place}. Set TMPDIR, or pass 0."
         ) from error
 
 
@@ -56,46 +54,38 @@ def use_one_thread_if_forked():
 
 
 class ProcessGroup:
-    """The processes that a launcher started, `torchrun` for example, or this process alone. It needs no accelerator.
-
-    Use it as a context. A process waits for others as long as they live: shares of a corpus may take days.
-    """
+    """A context of the processes that a launcher started, `torchrun` for example, or of this process alone."""
 
     def __init__(self):
         self.number, self.index = int(os.environ.get("WORLD_SIZE", 1)), int(os.environ.get("RANK", 0))
+        self.is_main = self.index == 0
 
     def __enter__(self) -> "ProcessGroup":
         if self.number > 1:
-            dist.init_process_group("gloo", timeout=timedelta(days=30))
+            dist.init_process_group("gloo", timeout=timedelta(days=30))  # shares of a corpus may take days
         return self
 
     def __exit__(self, *_):
         if self.number > 1:
             dist.destroy_process_group()
 
-    @property
-    def is_main(self) -> bool:
-        return self.index == 0
-
     def gathered(self, value: Any) -> list[Any]:
         """The values of all processes, when all have called this."""
         values = [value] * self.number
-        if self.number > 1:
-            try:
+        try:
+            if self.number > 1:
                 dist.all_gather_object(values, value)
-            except RuntimeError as error:  # of gloo
-                raise ConnectionError(
-                    f"Process {self.index} of {self.number} lost the others: one has ended, as its own messages or the "
-                    "launcher's say. Run the same command again to continue."
-                ) from error
+        except RuntimeError as error:  # of gloo
+            raise ConnectionError(
+                f"Process {self.index} of {self.number} lost the others: one has ended. Run the same command again."
+            ) from error
         return values
 
 
 def local_device(name: str | None = None, rank: int | None = None) -> torch.device:
-    """The device of this process. Of several processes on a machine, each takes a CUDA device of its own.
+    """The device of this process, which becomes torch's current device.
 
-    It becomes torch's current device, on which libraries allocate and launch unless they name another. `rank` is the
-    number of this process on its machine; by default as a launcher says.
+    Of several processes on a machine, each takes a CUDA device of its own, by its `rank` or what a launcher says.
     """
     try:
         device = torch.device(name or ("cuda" if torch.cuda.is_available() else "cpu"))
@@ -114,8 +104,7 @@ def local_device(name: str | None = None, rank: int | None = None) -> torch.devi
 def sole_run(folder: Path, option: str = "--output_dir", is_main_process: bool = True) -> Iterator[None]:
     """Keeps other runs out of a folder, which is created if necessary, and removed if nothing was written.
 
-    The system ends the lock with the process, even a killed one: a file that stays behind is no lock. Of several
-    processes of a run, the main process holds it. `option` names the folder in errors.
+    The system ends the lock with the main process, even a killed one: a file that stays behind is no lock.
     """
     if not is_main_process:
         yield
@@ -127,9 +116,7 @@ def sole_run(folder: Path, option: str = "--output_dir", is_main_process: bool =
     try:
         lock.acquire(timeout=0)
     except Timeout:
-        raise FileExistsError(
-            f"Another run is writing into {folder}. Wait for its end, or pass another {option}."
-        ) from None
+        raise FileExistsError(f"Another run is writing into {folder}. Wait, or pass another {option}.") from None
     try:
         yield
     finally:
