@@ -7,7 +7,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import chain
+from itertools import chain, product
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -59,6 +59,7 @@ SETTINGS = "settings.json"  # of a model that was begun
 # Settings that name what a digest stands for: another disk may have the same files elsewhere.
 FILE_SETTINGS = ("model_name_or_path", "word_vectors", "train_file", "validation_file", "test_file", "dataset")
 ELMO_SETTINGS = ("elmo_placement", "scalar_mix_mode", "scalar_mix_l2", "elmo_dropout", "freeze_bilm")
+TRAINING = ("ablation", "compare_baseline", "cache_features", "reuse_from", "early_stopping_patience", "push_to_hub")
 NOT_COPIED = (RECORDS, "record.json", ".lock", PLAN_OUTPUT)  # the record is written last
 
 
@@ -135,31 +136,28 @@ def run_experiment(
 
 
 def check_options(task: Task, head: HeadArguments, arguments: ExperimentArguments, training: TaskTrainingArguments):
-    if training.seed + arguments.seeds > 2**32:
-        raise ValueError(f"--seed {training.seed} with --seeds {arguments.seeds}: the last must be below {2**32}.")
-    if arguments.ensemble:
-        training_options = ("ablation", "compare_baseline", "cache_features", "reuse_from", "early_stopping_patience")
-        given = [name for name in training_options if getattr(arguments, name)] + ["push_to_hub"] * training.push_to_hub
-        if given:
-            raise ValueError(f"--ensemble only averages trained models; it cannot be combined with --{given[0]}.")
-    if not head.use_elmo and (arguments.compare_baseline or arguments.ablation):
-        raise ValueError("--no_use_elmo trains only the baseline; leave out --compare_baseline and --ablation.")
-    if training.resume_from_checkpoint:
-        raise ValueError(
-            f"--resume_from_checkpoint {training.resume_from_checkpoint}: a stopped experiment resumes by itself. Run "
-            "the same command again."
-        )
-    if arguments.reuse_from is not None and not Path(arguments.reuse_from).is_dir():
-        raise FileNotFoundError(f"--reuse_from {arguments.reuse_from}: there is no such folder; pass another.")
-    if arguments.cache_features and not head.freeze_bilm:
-        raise ValueError("--cache_features needs a frozen biLM; leave out --cache_features or --no_freeze_bilm.")
-    if arguments.early_stopping_patience is not None and "validation" not in task.data:
-        raise ValueError("--early_stopping_patience needs a validation split; pass --validation_file FILE.")
-    if arguments.ensemble and not task.can_average:
-        raise ValueError(
-            f"--ensemble: the outputs of several models cannot be averaged for {task.name}, because each model keeps "
-            "other spans. Pass one model at a time."
-        )
+    ensemble, last_seed = arguments.ensemble, training.seed + arguments.seeds - 1
+    options = vars(arguments) | {"push_to_hub": training.push_to_hub}
+    trained = next((name for name in TRAINING if options[name]), None)
+    only_baseline = not head.use_elmo and (arguments.compare_baseline or arguments.ablation)
+    no_folder = arguments.reuse_from is not None and not Path(arguments.reuse_from).is_dir()
+    no_validation = arguments.early_stopping_patience is not None and "validation" not in task.data
+    mistakes = [
+        (last_seed >= 2**32, f"--seeds {arguments.seeds}: the last seed, {last_seed}, must be below {2**32}."),
+        (ensemble and trained, f"--ensemble only averages trained models; leave out --{trained}."),
+        (ensemble and not task.can_average, f"--ensemble: each model for {task.name} keeps other spans; pass one."),
+        (only_baseline, "--no_use_elmo trains only the baseline; leave out --compare_baseline and --ablation."),
+        (training.resume_from_checkpoint, "--resume_from_checkpoint: a stopped experiment resumes by itself; omit it."),
+        (no_folder, f"--reuse_from {arguments.reuse_from}: there is no such folder; pass another."),
+        (
+            arguments.cache_features and not head.freeze_bilm,
+            "--cache_features needs a frozen biLM; pass --freeze_bilm.",
+        ),
+        (no_validation, "--early_stopping_patience needs a validation split; pass --validation_file FILE."),
+    ]
+    for is_made, message in mistakes:
+        if is_made:
+            raise ValueError(message)
     task.check_splits(is_trained=not arguments.ensemble)
 
 
@@ -170,9 +168,9 @@ def settings_without_effect(settings: dict[str, Any]) -> tuple[str, ...]:
 
 @dataclass
 class Experiment:
-    """All arms of a task, each with all seeds, below `training.output_dir`.
+    """All arms of a task, each with all seeds. Finished models are not trained again, and a stopped one resumes.
 
-    An arm with a seed is a member. Finished members are not trained again, and a stopped member resumes.
+    A model is in `output_dir/ARM/seed-N`, or in `output_dir` if it is the only or was the first one.
     """
 
     task: Task
@@ -186,27 +184,23 @@ class Experiment:
         num_layers = load_pretrained(ELMoConfig, self.head.model_name_or_path).num_hidden_layers
         options = (self.arguments.ablation, self.arguments.compare_baseline, self.head.use_elmo)
         self.arms = experiment_arms(*options, num_layers)
-        self.seeds = range(self.training.seed, self.training.seed + self.arguments.seeds)
+        # All arms of a seed, so that a stopped experiment has compared them.
+        self.members = list(product(range(self.training.seed, self.training.seed + self.arguments.seeds), self.arms))
 
     def run(self) -> list[Record]:
-        """Trains the missing members, and returns the record of each, which is in the file once the model is whole.
-
-        After each seed it writes the tables so far.
-        """
+        """Trains the missing models, and returns the record of each, which is in the file once the model is whole."""
         for arm in self.arms:  # a network that cannot be built fails before any training
             with torch.device("meta"):
                 self.task.model_class(task_config(self.task, self.head, len(SPECIAL_WORDS) + 1, None, **arm.overrides))
-        for seed in self.seeds:
-            for arm in self.arms:
-                self._check_settings(arm, seed)
+        for seed, arm in self.members:
+            self._check_settings(arm, seed)
         records: list[Record] = []
-        for seed in self.seeds:  # all arms of a seed, so that a stopped experiment has compared them
-            for arm in self.arms:
-                records.append(self._found(arm, seed) or self._train(arm, seed))
-                if self.training.process_index == 0:
-                    add_records(self.folder, records)
+        for seed, arm in self.members:
+            records.append(self._found(arm, seed) or self._train(arm, seed))
             if self.training.process_index == 0:
-                write_results(self.folder, records, self.arguments.ablation)
+                add_records(self.folder, records)
+                if arm is self.arms[-1]:
+                    write_results(self.folder, records, self.arguments.ablation)
         return records
 
     def best_folder(self, records: list[Record]) -> Path:
@@ -225,16 +219,10 @@ class Experiment:
         return folder
 
     def _folder_of(self, arm: str, seed: int) -> Path:
-        """Where a model is or will be: in ARM/seed-N, or in the output folder if the experiment has only one member.
-
-        A model stays where it is if the experiment gets more members, or fewer.
-        """
-        places = [self.folder, self.folder / re.sub(r"\W+", "-", arm) / f"seed-{seed}"]
-        if len(self.arms) * len(self.seeds) > 1:
-            places.reverse()
-        finished = [place for place in places if (place / "record.json").is_file()]
-        records = {place: read_record(place / "record.json") for place in finished}
-        return next((place for place in finished if is_member(records[place], arm, seed)), places[0])
+        record = self.folder / "record.json"  # of an experiment that had one model
+        if len(self.members) == 1 or (record.is_file() and is_member(read_record(record), arm, seed)):
+            return self.folder
+        return self.folder / re.sub(r"\W+", "-", arm) / f"seed-{seed}"
 
     def _recorded(self, arm: Arm, seed: int) -> Record | None:
         return next((each for each in read_records(self.folder)[1] if is_member(each, arm.name, seed)), None)
@@ -255,10 +243,8 @@ class Experiment:
         A record without its model, such as those that we ship, is enough for the tables.
         """
         folder, settings = self._folder_of(arm.name, seed), without_folders(self._settings(arm, seed))
-        places = [self.folder]
-        if self.arguments.reuse_from is not None:
-            places.append(Path(self.arguments.reuse_from))
-        for record, other in [*chain.from_iterable(map(known_records, places))]:
+        places = [self.folder, *filter(None, [self.arguments.reuse_from])]
+        for record, other in chain.from_iterable(map(known_records, map(Path, places))):
             if different_settings(record.get("settings", {}), settings, settings_without_effect(settings)):
                 continue
             record = record | {"arm": arm.name}
@@ -278,12 +264,7 @@ class Experiment:
         if record := self._recorded(arm, seed):
             begun = record["settings"]
         elif (folder / "record.json").exists() or last_checkpoint(folder):
-            if not (folder / SETTINGS).exists():
-                raise FileExistsError(
-                    f"{folder} holds a model that `elmo reproduce` did not train: it has no {SETTINGS}. Pass another "
-                    "--output_dir."
-                )
-            begun = read_json(folder / SETTINGS)
+            begun = read_json(folder / SETTINGS) if (folder / SETTINGS).exists() else {}
         else:
             return
         if different_settings(begun, settings, settings_without_effect(settings)):
@@ -293,7 +274,7 @@ class Experiment:
             )
 
     def _settings(self, arm: Arm, seed: int) -> dict[str, Any]:
-        """All options that the scores of a member depend on."""
+        """All options that the scores of a model depend on."""
         return {
             **run_settings(self.task, self.head, self.training),
             "early_stopping_patience": self.arguments.early_stopping_patience,
@@ -341,25 +322,24 @@ class Experiment:
     def _trainer(
         self, model, tokenizer: ELMoTokenizer, splits: dict[str, Dataset], seed: int, folder: Path
     ) -> TaskTrainer:
-        patience, task = self.arguments.early_stopping_patience, self.task
         features = self.features if model.config.use_elmo else None
-        changes: dict[str, Any] = {
-            "output_dir": str(folder),
-            "seed": seed,
-            "restore_callback_states_from_checkpoint": True,  # early stopping keeps its count
-        }
-        if features is not None:
-            changes["remove_unused_columns"] = False  # stored layers are found by `text_number`
-        arguments = replace(self.trainer_arguments, **changes)
+        patience = self.arguments.early_stopping_patience
+        arguments = replace(
+            self.trainer_arguments,
+            output_dir=str(folder),
+            seed=seed,
+            restore_callback_states_from_checkpoint=True,  # early stopping keeps its count
+            remove_unused_columns=features is None,  # stored layers are found by `text_number`
+        )
         return TaskTrainer(
             model,
             arguments,
-            data_collator=task.feature_collator(tokenizer, features),
+            data_collator=self.task.feature_collator(tokenizer, features),
             train_dataset=splits["train"],
             eval_dataset=splits.get("validation"),
             processing_class=tokenizer,
-            compute_metrics=task.compute_metrics(splits),
-            preprocess_logits_for_metrics=task.preprocess_logits,
+            compute_metrics=self.task.compute_metrics(splits),
+            preprocess_logits_for_metrics=self.task.preprocess_logits,
             callbacks=None if patience is None else [EarlyStoppingCallback(patience)],
         )
 
