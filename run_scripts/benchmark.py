@@ -12,6 +12,7 @@ in the same round. Speedups carry over to other machines, milliseconds do not.
 Batches are named ROWSxWORDS: 32x30 has 32 sentences of 3 to 30 words; in 32x30dense all have 30 words.
 """
 
+import copy
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -24,19 +25,14 @@ import transformers
 
 from modeling_elmo import ELMoConfig, ELMoModel
 from modeling_elmo.configuration_elmo import PRESETS
-from modeling_elmo.run_scripts.benchmarks.device_speed import (
-    DEVICE_PARTS,
-    device_conditions,
-    device_contest,
-    variants_on,
-)
+from modeling_elmo.run_scripts.benchmarks.device_speed import DEVICE_PARTS, device_conditions, device_contest
 from modeling_elmo.run_scripts.benchmarks.fine_tuning_speed import HEADS, fine_tuning_contest
 from modeling_elmo.run_scripts.benchmarks.model_speed import (
-    ModelVariants,
     checkout_peer,
     load_checkout,
     load_peer,
     model_contest,
+    with_torch_lstm,
 )
 from modeling_elmo.run_scripts.benchmarks.pretraining_speed import SOFTMAXES, pretraining_contest
 from modeling_elmo.run_scripts.benchmarks.text import draw_batch, read_sentences
@@ -119,33 +115,27 @@ def chosen_contests(parsed: BenchmarkArguments, folder: Path, device: torch.devi
     """All contests of the chosen parts, made one by one."""
     sentences = read_sentences(parsed.text_file)
     checkout = load_checkout(parsed.against) if parsed.against else None
-    names = {
-        part: parsed.batches if part == "inference" else parsed.training_batches
-        for part in parsed.parts
-        if part != "tokenizer"
-    }
-    batches = {name: draw_batch(sentences, name, parsed.seed) for chosen in names.values() for name in chosen}
+    names = {"inference": parsed.batches, "tokenizer": []}
+    inputs = [(part, name) for part in parsed.parts for name in names.get(part, parsed.training_batches)]
+    batches = {name: draw_batch(sentences, name, parsed.seed) for _, name in inputs}
     if {"inference", "training"} & {*parsed.parts}:
         torch.manual_seed(parsed.seed)
         model = ELMoModel(ELMoConfig.from_preset(parsed.preset), add_mixing_layer=False).eval()
         peers = {} if checkout is None else {"other checkout": checkout_peer(checkout, parsed.preset, model)}
         peers |= dict(load_peer(spec, model) for spec in parsed.peer)
-        variants = ModelVariants.of(model)
-        there = None if device.type == "cpu" else variants_on(variants, device)
-    for part in parsed.parts:
-        if part == "tokenizer":
-            yield from tokenizer_contests(sentences, checkout)
-            continue
-        for name in names[part]:
-            if part == "pretraining":
-                options = (parsed.preset, parsed.softmaxes, parsed.vocabulary_size)
-                yield pretraining_contest(name, batches[name], *options)
-            elif part == "fine_tuning":
-                yield from (fine_tuning_contest(head, name, batches[name], parsed.preset, folder) for head in HEADS)
-            elif there is not None:
-                yield device_contest(part, name, batches[name], variants, there)
-            else:
-                yield model_contest(part, name, batches[name], variants, peers)
+        there, torch_lstm = copy.deepcopy(model).to(device), with_torch_lstm(model).to(device)
+    for part, name in inputs:
+        batch = batches[name]
+        if part == "pretraining":
+            yield pretraining_contest(name, batch, parsed.preset, parsed.softmaxes, parsed.vocabulary_size)
+        elif part == "fine_tuning":
+            yield from (fine_tuning_contest(head, name, batch, parsed.preset, folder) for head in HEADS)
+        elif device.type == "cpu":
+            yield model_contest(part, name, batch, model, torch_lstm, peers)
+        else:
+            yield device_contest(part, name, batch, model, there, torch_lstm)
+    if "tokenizer" in parsed.parts:
+        yield from tokenizer_contests(sentences, checkout)
 
 
 if __name__ == "__main__":

@@ -4,7 +4,6 @@ The ids of a batch stay on the CPU, as in `elmo pretrain`. A time ends when the 
 more figures: the kernels that the host launches in a run, and the most memory that a run takes, in megabytes.
 """
 
-import copy
 import shutil
 import subprocess
 from collections.abc import Callable, Iterator
@@ -17,33 +16,12 @@ from torch.profiler import profile
 
 from modeling_elmo import ELMoModel
 from modeling_elmo.elmo_lstm_fused import triton
-from modeling_elmo.run_scripts.benchmarks.model_speed import ModelVariants, computation, encode_words
+from modeling_elmo.run_scripts.benchmarks.model_speed import computation, encode_words
 from modeling_elmo.run_scripts.benchmarks.timing import TOLERANCE, Contest, Implementation, Outputs
 
 DEVICE_PARTS = ("inference", "training")
 PRECISIONS = {"float32": TOLERANCE, "tf32": 0.02, "bfloat16": 0.1}  # with the largest error of each
 LAUNCHES = ("LaunchKernel", "GraphLaunch")  # parts of the names of CUDA's functions
-
-
-class DeviceRun:
-    """A computation on a device in a precision, until its end."""
-
-    def __init__(self, compute: Callable[[], Outputs], device: torch.device, precision: str):
-        self.compute, self.device, self.precision = compute, device, precision
-        self.module: Any = torch.get_device_module(device)
-
-    def __call__(self) -> Outputs:
-        with precision_of(self.precision, self.device):
-            outputs = self.compute()
-        self.module.synchronize()
-        return outputs
-
-    def details(self) -> dict[str, float]:
-        self.module.reset_peak_memory_stats()
-        with profile() as profiler:
-            self()
-        launches = sum(each.count for each in profiler.key_averages() if any(name in each.key for name in LAUNCHES))
-        return {"launches": launches, "megabytes": self.module.max_memory_allocated() / 1e6}
 
 
 @contextmanager
@@ -57,37 +35,50 @@ def precision_of(name: str, device: torch.device) -> Iterator[None]:
         torch.set_float32_matmul_precision(before)
 
 
-def variants_on(variants: ModelVariants, device: torch.device) -> ModelVariants:
-    return ModelVariants(*(copy.deepcopy(model).to(device) for model in variants))
-
-
 def device_contest(
-    part: str, name: str, batch: list[list[str]], variants: ModelVariants, there: ModelVariants
+    part: str, name: str, batch: list[list[str]], model: ELMoModel, there: ELMoModel, torch_lstm: ELMoModel
 ) -> Contest:
     """Our code, the definition and `torch.nn.LSTM` on one batch.
 
     Args:
         part: `"inference"`, or `"training"`: forward and backward, without dropout and optimizer.
-        variants, there: the models on the CPU, and their copies on the device.
+        model: the model on the CPU; `there` and `torch_lstm` are copies on the device.
     """
-    encoding, device = encode_words(batch), there.model.device
+    encoding = encode_words(batch)
     call_of = partial(computation, part, encoding)
-
-    def expected_of(model: ELMoModel) -> Outputs:
-        return {key: value.to(device) for key, value in call_of(model, "reference")().items()}
-
-    clipped, unclipped = expected_of(variants.model), expected_of(variants.unclipped)
-    rows = [
-        ("this package", call_of(there.model), clipped),
-        ("plain definition", call_of(there.model, "reference"), clipped),
-        ("torch.nn.LSTM", call_of(there.torch_lstm), unclipped),
+    expected = {key: value.to(there.device) for key, value in call_of(model, "reference")().items()}
+    calls = {
+        "this package": call_of(there),
+        "plain definition": call_of(there, "reference"),
+        "torch.nn.LSTM": call_of(torch_lstm),
+    }
+    implementations = [
+        in_precision(title, call, expected, there.device, precision)
+        for title, call in calls.items()
+        for precision in PRECISIONS
     ]
-    implementations = []
-    for title, call, expected in rows:
-        for precision, tolerance in PRECISIONS.items():
-            run = DeviceRun(call, device, precision)
-            implementations.append(Implementation(f"{title}, {precision}", run, expected, run.details, tolerance))
     return Contest(part, name, int(encoding.attention_mask.sum()), "tokens", implementations)
+
+
+def in_precision(
+    title: str, call: Callable[[], Outputs], expected: Outputs, device: torch.device, precision: str
+) -> Implementation:
+    module: Any = torch.get_device_module(device)
+
+    def run() -> Outputs:
+        with precision_of(precision, device):
+            outputs = call()
+        module.synchronize()
+        return outputs
+
+    def details() -> dict[str, float]:
+        module.reset_peak_memory_stats()
+        with profile() as profiler:
+            run()
+        launches = sum(each.count for each in profiler.key_averages() if any(name in each.key for name in LAUNCHES))
+        return {"launches": launches, "megabytes": module.max_memory_allocated() / 1e6}
+
+    return Implementation(f"{title}, {precision}", run, expected, PRECISIONS[precision], details)
 
 
 def device_conditions(device: torch.device) -> dict[str, Any]:

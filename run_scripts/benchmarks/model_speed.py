@@ -19,7 +19,7 @@ from functools import partial
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from types import ModuleType
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -28,7 +28,6 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import BatchEncoding
 
 from modeling_elmo import ELMoModel, ELMoTokenizer, elmo_backend
-from modeling_elmo.elmo_lstm import ELMoLSTMLayer
 from modeling_elmo.elmo_operators import int8_obstacle
 from modeling_elmo.run_scripts.benchmarks.timing import Contest, Implementation, Outputs
 
@@ -38,23 +37,12 @@ PRODUCT_OPERATORS = ("aten::mm", "aten::addmm", "aten::bmm", "aten::baddbmm", "m
 INT8_TOLERANCE = 0.02  # relative RMS error of the vectors: inputs and weights have 127 steps
 
 
-class ModelVariants(NamedTuple):
-    """A model, a copy without clips, and a copy whose layers are `torch.nn.LSTM`, which has no clips."""
-
-    model: ELMoModel
-    unclipped: ELMoModel
-    torch_lstm: ELMoModel
-
-    @classmethod
-    def of(cls, model: ELMoModel) -> "ModelVariants":
-        unclipped = copy.deepcopy(model)
-        for module in unclipped.modules():
-            if isinstance(module, ELMoLSTMLayer):
-                module.cell_clip = module.projection_clip = None
-        torch_lstm = copy.deepcopy(unclipped)
-        for direction in (torch_lstm.forward_lstm, torch_lstm.backward_lstm):
-            direction.layers = nn.ModuleList(map(TorchLSTMLayer, direction.layers))
-        return cls(model, unclipped, torch_lstm)
+def with_torch_lstm(model: ELMoModel) -> ELMoModel:
+    """A copy whose layers are `torch.nn.LSTM`, which has no clips: with random weights, no value reaches ours."""
+    model = copy.deepcopy(model)
+    for direction in (model.forward_lstm, model.backward_lstm):
+        direction.layers = nn.ModuleList(map(TorchLSTMLayer, direction.layers))
+    return model
 
 
 class TorchLSTMLayer(nn.Module):
@@ -83,7 +71,7 @@ def encode_words(batch: list[list[str]]) -> BatchEncoding:
 
 
 def model_contest(
-    part: str, name: str, batch: list[list[str]], variants: ModelVariants, peers: dict[str, Peer]
+    part: str, name: str, batch: list[list[str]], model: ELMoModel, torch_lstm: ELMoModel, peers: dict[str, Peer]
 ) -> Contest:
     """Our code, the definition, `torch.nn.LSTM`, the peers and the matrix products on one batch, in float32.
 
@@ -92,26 +80,30 @@ def model_contest(
     Args:
         part: `"inference"`, or `"training"`: forward and backward, without dropout and optimizer.
     """
-    encoding, compute = encode_words(batch), COMPUTATIONS[part]
+    encoding = encode_words(batch)
     call_of = partial(computation, part, encoding)
-    definition, unclipped = call_of(variants.model, "reference"), call_of(variants.unclipped, "reference")
+    definition = call_of(model, "reference")
     expected = definition()
     implementations = [
-        Implementation("this package", call_of(variants.model), expected),
+        Implementation("this package", call_of(model), expected),
         Implementation("plain definition", definition, expected),
-        Implementation("torch.nn.LSTM, unclipped", call_of(variants.torch_lstm), unclipped()),
+        Implementation("torch.nn.LSTM, unclipped", call_of(torch_lstm), expected),
     ]
     if part == "inference" and int8_obstacle() is None:
-        implementations.append(
-            Implementation("int8", call_of(variants.model, "int8"), expected, tolerance=INT8_TOLERANCE)
-        )
+        implementations.append(Implementation("int8", call_of(model, "int8"), expected, INT8_TOLERANCE))
     for peer_name, peer in peers.items():
         if part == "inference" or "parameters" in peer:
             forward = partial(peer["model"], peer.get("prepare", lambda same: same)(encoding))
-            call = partial(compute, forward, peer.get("parameters", {}))
+            call = partial(outputs_of, part, forward, peer.get("parameters", {}))
             implementations.append(Implementation(peer_name, call, expected))
-    implementations.append(Implementation("matrix products alone", replayed_products(call_of(variants.model, part))))
+    implementations.append(Implementation("matrix products alone", replayed_products(call_of(model, part))))
     return Contest(part, name, int(encoding.attention_mask.sum()), "tokens", implementations)
+
+
+def computation(
+    part: str, encoding: BatchEncoding, model: ELMoModel, backend: str | None = None
+) -> Callable[[], Outputs]:
+    return partial(outputs_of, part, partial(top_layer, model, encoding, backend), dict(model.named_parameters()))
 
 
 def top_layer(model: ELMoModel, encoding: BatchEncoding, backend: str | None = None) -> Tensor:
@@ -119,25 +111,14 @@ def top_layer(model: ELMoModel, encoding: BatchEncoding, backend: str | None = N
         return model(**encoding).last_hidden_state
 
 
-@torch.no_grad()
-def vectors_of(forward: Callable[[], Tensor], parameters: dict[str, Tensor]) -> Outputs:
-    return {"vectors": forward()}
-
-
-def gradients_of(forward: Callable[[], Tensor], parameters: dict[str, Tensor]) -> Outputs:
-    """The top layer, and the gradient of its squared norm for every parameter."""
-    vectors = forward()
+def outputs_of(part: str, forward: Callable[[], Tensor], parameters: dict[str, Tensor]) -> Outputs:
+    """The top layer, and in training the gradient of its squared norm for every parameter."""
+    with torch.set_grad_enabled(part == "training"):
+        vectors = forward()
+    if part == "inference":
+        return {"vectors": vectors}
     gradients = torch.autograd.grad(vectors.square().sum(), list(parameters.values()))
     return {"vectors": vectors.detach(), **dict(zip(parameters, gradients, strict=True))}
-
-
-COMPUTATIONS = {"inference": vectors_of, "training": gradients_of}
-
-
-def computation(
-    part: str, encoding: BatchEncoding, model: ELMoModel, backend: str | None = None
-) -> Callable[[], Outputs]:
-    return partial(COMPUTATIONS[part], partial(top_layer, model, encoding, backend), dict(model.named_parameters()))
 
 
 class ProductRecorder(TorchDispatchMode):

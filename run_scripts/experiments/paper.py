@@ -157,20 +157,20 @@ def read_plan(path: Path) -> list[PlanEntry]:
     plan = read_json(path)
     if not isinstance(plan, list) or not plan:
         raise ValueError(f"{path} is not a plan; it must hold a list of experiments.")
-    names: set[str] = set()
     for number, entry in enumerate(plan, 1):
         if missing := [key for key in PLAN_KEYS if not (isinstance(entry, dict) and key in entry)]:
             raise ValueError(f"{path}, experiment {number} lacks {', '.join(missing)}.")
-        if entry["name"] in names or names.add(entry["name"]):
-            raise ValueError(f"{path}: the experiment {entry['name']} is there twice; give each its own name.")
+    names = [entry["name"] for entry in plan]
     bilms = [entry["name"] for entry in plan if entry["program"] == "pretrain"]
     for entry in plan:
-        for key, value, known in (
-            ("program", entry["program"].split()[0], PLAN_PROGRAMS),
-            ("bilm", entry.get("bilm"), [None, *bilms]),
-        ):
-            if value not in known:
-                raise ValueError(f"{path}, experiment {entry['name']}: {key} {value!r} is none of {', '.join(known)}.")
+        place = f"{path}, experiment {entry['name']}"
+        program, bilm = entry["program"].split()[0], entry.get("bilm")
+        if names.count(entry["name"]) > 1:
+            raise ValueError(f"{place} is there twice; give each its own name.")
+        if program not in PLAN_PROGRAMS:
+            raise ValueError(f"{place}: program {program!r} is none of {', '.join(PLAN_PROGRAMS)}.")
+        if bilm is not None and bilm not in bilms:
+            raise ValueError(f"{place}: bilm {bilm!r} is no experiment with the program 'pretrain'.")
     return plan
 
 
