@@ -1,9 +1,10 @@
-"""Experiments: arms and seeds, finished and stopped models, cached layers, publishing."""
+"""Experiments: arms and seeds, finished and stopped models, cached layers, ensembles, publishing."""
 
 import shutil
 from pathlib import Path
 from unittest.mock import MagicMock
 
+import numpy as np
 import pytest
 import torch
 import transformers
@@ -21,13 +22,15 @@ from task_worker import (
     train_tagger,
     trainer_with,
 )
+from task_worker import experiment as task_experiment
 from task_worker import tagger_experiment as train
 
+from modeling_elmo import ELMoForTokenClassification, ELMoTokenizer
 from modeling_elmo.run_scripts.cards import publishing
 from modeling_elmo.run_scripts.cards.tables import summary_table
 from modeling_elmo.run_scripts.experiments import experiment, reports
 from modeling_elmo.run_scripts.experiments.experiment import ABLATIONS
-from modeling_elmo.run_scripts.experiments.records import RECORDS, read_records
+from modeling_elmo.run_scripts.experiments.reports import RECORDS, read_records
 from modeling_elmo.run_scripts.fine_tuning import features
 from modeling_elmo.run_scripts.fine_tuning.trainer import TaskTrainer
 
@@ -438,6 +441,48 @@ def test_all_members_share_a_file(cached, monkeypatch, trainers):
     train(cached, folder, **options, ablation="data", compare_baseline=True)
     assert len(trainers) == 9 and list((folder / "features").iterdir()) == [file]
     assert file.stat().st_mtime_ns == made
+
+
+# Ensembles. Those of other tasks are in their test files.
+
+
+def probabilities(folder: Path, sentences: list[list[str]]) -> list[np.ndarray]:
+    """The probabilities of each word's labels, one sentence at a time."""
+    model, tokenizer = ELMoForTokenClassification.from_pretrained(folder).eval(), ELMoTokenizer.from_pretrained(folder)
+    with torch.no_grad():
+        inputs = (tokenizer([words], is_split_into_words=True, return_tensors="pt") for words in sentences)
+        return [model(**each).logits[0, 1:-1].double().softmax(-1).numpy() for each in inputs]
+
+
+def test_an_ensemble_is_the_mean_of_probabilities(finished, place, tmp_path):
+    members = [finished / name for name in MEMBERS[1::2]]
+    (record,) = train(place, tmp_path, ensemble=members)
+    labels = read_json(members[0] / "config.json")["id2label"]
+    sentences = [words for words, _ in sentences_of(place / "test.conll")]
+    pairs = zip(*(probabilities(folder, sentences) for folder in members), strict=True)
+    expected = [[labels[str(label)] for label in np.mean(pair, axis=0).argmax(-1)] for pair in pairs]
+    rows = predictions_of(tmp_path / "results" / "ensemble_test.jsonl")
+    assert [row["predicted"] for row in rows] == expected and [row["tokens"] for row in rows] == sentences
+    right = [found == tag for row in rows for found, tag in zip(row["predicted"], row["tags"], strict=True)]
+    assert record["metrics"]["test"]["accuracy"] == pytest.approx(sum(right) / len(right))
+    assert record["arm"] == "ensemble of 2"
+    assert read_json(tmp_path / "results" / "ner_ensemble.json")["records"] == [record]
+    single = [[row["predicted"] for row in predictions_of(folder / "predictions_test.jsonl")] for folder in members]
+    assert expected not in single  # else the mean could be missing
+
+
+@pytest.mark.parametrize("name", ["compare_baseline", "push_to_hub"])
+def test_an_ensemble_only_averages(name, finished, place, tmp_path):
+    with pytest.raises(ValueError, match=f"--ensemble .* leave out --{name}"):
+        train(place, tmp_path, ensemble=[finished / MEMBERS[1]], **{name: True})
+
+
+def test_members_are_different_models_with_the_labels_of_the_data(finished, place, tmp_path):
+    member = finished / MEMBERS[1]
+    with pytest.raises(ValueError, match="--ensemble .*seed-42.* has a model twice"):
+        train(place, tmp_path, ensemble=[member, f"{member}/"])
+    with pytest.raises(ValueError, match=r"--ensemble .*seed-42 has the labels .*B-NAME.*but the data has.*B-person"):
+        task_experiment("ner", tmp_path, model_name_or_path=member, ensemble=[member])
 
 
 # Publishing

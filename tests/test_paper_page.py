@@ -20,7 +20,7 @@ from modeling_elmo.run_scripts.experiments.paper_page import (
     update_page,
     verdict,
 )
-from modeling_elmo.run_scripts.experiments.records import write_records
+from modeling_elmo.run_scripts.experiments.reports import write_records
 
 CURVE = [[1.0, 0.5], [2.0, 0.7], [3.0, 0.6]]
 

@@ -1,10 +1,11 @@
-"""Experiments of the paper: several arms and seeds of a task in one folder, resumed where they stopped."""
+"""Experiments of the paper: arms and seeds of a task in one folder, resumed where they stopped; and ensembles."""
 
 import json
+import os
 import re
 import shutil
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import chain, product
@@ -26,30 +27,37 @@ from modeling_elmo.run_scripts.cards.tables import (
     read_record,
     write_results,
 )
-from modeling_elmo.run_scripts.experiments.ensembles import ensemble_record
-from modeling_elmo.run_scripts.experiments.records import (
+from modeling_elmo.run_scripts.experiments.reports import (
     PLAN_OUTPUT,
     RECORDS,
     add_records,
     different_settings,
-    read_records,
-)
-from modeling_elmo.run_scripts.experiments.reports import (
     digests_of,
     evaluate_splits,
     push_model,
+    read_records,
     report,
     run_record,
     run_settings,
+    score_outputs,
+    split_outputs,
     write_run,
 )
 from modeling_elmo.run_scripts.fine_tuning.data import training_share
 from modeling_elmo.run_scripts.fine_tuning.features import FeatureStore, feature_store
 from modeling_elmo.run_scripts.fine_tuning.head import HeadArguments, task_config, task_model, task_tokenizer
-from modeling_elmo.run_scripts.fine_tuning.task import Record, Task
+from modeling_elmo.run_scripts.fine_tuning.task import Record, SplitOutput, Task
 from modeling_elmo.run_scripts.fine_tuning.trainer import TaskTrainer, TaskTrainingArguments, last_checkpoint
 from modeling_elmo.run_scripts.program.command_line import option
-from modeling_elmo.run_scripts.program.files import digest, files_named, load_pretrained, read_json, sync, write_json
+from modeling_elmo.run_scripts.program.files import (
+    check_model,
+    digest,
+    files_named,
+    load_pretrained,
+    read_json,
+    sync,
+    write_json,
+)
 from modeling_elmo.run_scripts.vectors.word_vectors import WordVectors
 from modeling_elmo.tokenization.elmo_characters import SPECIAL_WORDS
 
@@ -60,6 +68,7 @@ SETTINGS = "settings.json"  # of a model that was begun
 FILE_SETTINGS = ("model_name_or_path", "word_vectors", "train_file", "validation_file", "test_file", "dataset")
 ELMO_SETTINGS = ("elmo_placement", "scalar_mix_mode", "scalar_mix_l2", "elmo_dropout", "freeze_bilm")
 TRAINING = ("ablation", "compare_baseline", "cache_features", "reuse_from", "early_stopping_patience", "push_to_hub")
+TOKENIZATION_COLUMNS = ("example_number", "offset_mapping")  # of encodings: which words a row holds
 NOT_COPIED = (RECORDS, "record.json", ".lock", PLAN_OUTPUT)  # the record is written last
 
 
@@ -387,3 +396,49 @@ def number_rows(splits: dict[str, Dataset]) -> dict[str, Dataset]:
         numbered[split] = rows.add_column("text_number", range(first, first + len(rows)))
         first += len(rows)
     return numbered
+
+
+def ensemble_record(task: Task, folders: Sequence[str], training: TaskTrainingArguments) -> Record:
+    """The record of an ensemble: the mean of the probabilities of several models. Writes its predictions."""
+    if len({*map(os.path.realpath, folders)}) < len(folders):
+        raise ValueError(f"--ensemble {' '.join(folders)} has a model twice; pass it once.")
+    members = [member_outputs(task, folder, training) for folder in folders]
+    outputs = {split: average_outputs(task, [member[split] for member in members], folders) for split in members[0]}
+    path = Path(training.output_dir, "results", "ensemble")
+    return {
+        "task": task.name,
+        "arm": f"ensemble of {len(folders)}",
+        "seed": 0,
+        "metric": task.metric,
+        "metrics": score_outputs(task, outputs, path, training.process_index == 0),
+        "layer_weights": {},
+        "settings": {"ensemble": without_folders(list(folders))},
+    }
+
+
+def member_outputs(task: Task, folder: str, training: TaskTrainingArguments) -> dict[str, SplitOutput]:
+    """The outputs of one model for each split except the training data."""
+    check_model(folder)
+    model = load_pretrained(task.model_class, folder, dtype=torch.float32)
+    labels = task.config.get("label2id", model.config.label2id)
+    if model.config.label2id != labels or model.num_labels != len(labels):
+        raise ValueError(
+            f"--ensemble {folder} has the labels {sorted(model.config.label2id)}, but the data has {sorted(labels)}; "
+            "pass models that were trained for these labels."
+        )
+    tokenizer = load_pretrained(ELMoTokenizer, folder)
+    arguments = training.for_trainer(task.metric, has_validation=False)
+    trainer = TaskTrainer(model, arguments, task.collator(tokenizer))
+    splits = task.encode_splits(tokenizer, [name for name in task.data if name != "train"])
+    return split_outputs(trainer, task, splits)
+
+
+def average_outputs(task: Task, members: Sequence[SplitOutput], folders: Sequence[str]) -> SplitOutput:
+    first = members[0]
+    columns = [name for name in TOKENIZATION_COLUMNS if name in first.rows.column_names]
+    for folder, member in zip(folders, members, strict=True):
+        if any(list(member.rows[name]) != list(first.rows[name]) for name in columns):
+            raise ValueError(
+                f"--ensemble {folder} tokenizes differently from {folders[0]}; pass models with one tokenization."
+            )
+    return first._replace(logits=task.average([member.logits for member in members]))

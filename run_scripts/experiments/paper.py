@@ -27,8 +27,13 @@ import torch
 from modeling_elmo import ELMoConfig
 from modeling_elmo.run_scripts.experiments.experiment import experiment_arms
 from modeling_elmo.run_scripts.experiments.paper_page import PlanEntry, paper_page, update_page
-from modeling_elmo.run_scripts.experiments.records import PLAN_OUTPUT, different_settings, read_records, write_records
-from modeling_elmo.run_scripts.experiments.reports import model_digest
+from modeling_elmo.run_scripts.experiments.reports import (
+    PLAN_OUTPUT,
+    different_settings,
+    model_digest,
+    read_records,
+    write_records,
+)
 from modeling_elmo.run_scripts.program.command_line import option
 from modeling_elmo.run_scripts.program.files import check_model, read_json, write_lines
 from modeling_elmo.run_scripts.program.processes import sole_run

@@ -22,7 +22,7 @@ from modeling_elmo.run_scripts.cards.tables import (
     score_cell,
     sense_table,
 )
-from modeling_elmo.run_scripts.experiments.records import results_of
+from modeling_elmo.run_scripts.experiments.reports import results_of
 from modeling_elmo.run_scripts.program.files import write_lines
 
 PAGE_BEGIN, PAGE_END = "<!-- elmo reproduce all: begin -->", "<!-- elmo reproduce all: end -->"
