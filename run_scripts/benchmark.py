@@ -12,7 +12,6 @@ in the same round. Speedups carry over to other machines, milliseconds do not.
 Batches are named ROWSxWORDS: 32x30 has 32 sentences of 3 to 30 words; in 32x30dense all have 30 words.
 """
 
-import copy
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -25,19 +24,17 @@ import transformers
 
 from modeling_elmo import ELMoConfig, ELMoModel
 from modeling_elmo.configuration_elmo import PRESETS
-from modeling_elmo.run_scripts.benchmarks.device_speed import DEVICE_PARTS, device_conditions, device_contest
-from modeling_elmo.run_scripts.benchmarks.fine_tuning_speed import HEADS, fine_tuning_contest
 from modeling_elmo.run_scripts.benchmarks.model_speed import (
+    DEVICE_PARTS,
     checkout_peer,
+    device_conditions,
     load_checkout,
     load_peer,
     model_contest,
-    with_torch_lstm,
 )
-from modeling_elmo.run_scripts.benchmarks.pretraining_speed import SOFTMAXES, pretraining_contest
-from modeling_elmo.run_scripts.benchmarks.text import draw_batch, read_sentences
+from modeling_elmo.run_scripts.benchmarks.step_speed import HEADS, SOFTMAXES, fine_tuning_contest, pretraining_contest
+from modeling_elmo.run_scripts.benchmarks.text import draw_batch, read_sentences, tokenizer_contests
 from modeling_elmo.run_scripts.benchmarks.timing import Contest, format_rows, measure
-from modeling_elmo.run_scripts.benchmarks.tokenizer_speed import tokenizer_contests
 from modeling_elmo.run_scripts.program.command_line import ProgramParser, option, run
 from modeling_elmo.run_scripts.program.files import check_output, write_json
 from modeling_elmo.run_scripts.program.processes import local_device, processor_name
@@ -71,16 +68,13 @@ class BenchmarkArguments:
     def __post_init__(self):
         if self.output is not None:
             check_output(Path(self.output))
-        if self.device == "cpu":
-            return
-        if self.parts == [*BENCHMARK_PARTS]:  # the default
+        if self.device != "cpu" and self.parts == [*BENCHMARK_PARTS]:  # the default
             self.parts = [*DEVICE_PARTS]
-        for name, wrong in (("parts", {*self.parts} - {*DEVICE_PARTS}), ("against", self.against), ("peer", self.peer)):
-            if wrong:
-                raise ValueError(
-                    f"--{name} with --device {self.device}: a device is compared with the CPU only, in "
-                    f"{' and '.join(DEVICE_PARTS)}. Leave out --{name}, or pass --device cpu."
-                )
+        if self.device != "cpu" and ({*self.parts} - {*DEVICE_PARTS} or self.against or self.peer):
+            raise ValueError(
+                f"--device {self.device} is compared with the CPU alone, in {' and '.join(DEVICE_PARTS)}: leave out "
+                "other --parts, --against and --peer, or pass --device cpu."
+            )
 
 
 def main(arguments: list[str] | None = None) -> dict[str, Any]:
@@ -123,17 +117,14 @@ def chosen_contests(parsed: BenchmarkArguments, folder: Path, device: torch.devi
         model = ELMoModel(ELMoConfig.from_preset(parsed.preset), add_mixing_layer=False).eval()
         peers = {} if checkout is None else {"other checkout": checkout_peer(checkout, parsed.preset, model)}
         peers |= dict(load_peer(spec, model) for spec in parsed.peer)
-        there, torch_lstm = copy.deepcopy(model).to(device), with_torch_lstm(model).to(device)
     for part, name in inputs:
         batch = batches[name]
         if part == "pretraining":
             yield pretraining_contest(name, batch, parsed.preset, parsed.softmaxes, parsed.vocabulary_size)
         elif part == "fine_tuning":
             yield from (fine_tuning_contest(head, name, batch, parsed.preset, folder) for head in HEADS)
-        elif device.type == "cpu":
-            yield model_contest(part, name, batch, model, torch_lstm, peers)
         else:
-            yield device_contest(part, name, batch, model, there, torch_lstm)
+            yield model_contest(part, name, batch, model, device, peers)
     if "tokenizer" in parsed.parts:
         yield from tokenizer_contests(sentences, checkout)
 

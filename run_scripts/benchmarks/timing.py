@@ -110,20 +110,6 @@ def time_in_turns(calls: Sequence[Callable[[], Any]], rounds: int) -> list[list[
     return [own[1:] for own in seconds]
 
 
-def take_step(
-    compute_loss: Callable[[], Tensor], optimizers: Sequence[torch.optim.Optimizer], clip: Callable[[], Any]
-) -> Outputs:
-    """A training step, from a seed of its own."""
-    torch.manual_seed(0)
-    loss = compute_loss()
-    loss.backward()
-    clip()
-    for optimizer in optimizers:
-        optimizer.step()
-        optimizer.zero_grad()
-    return {"loss": loss.detach()}
-
-
 def format_rows(contest: Contest, rows: Sequence[BenchmarkRow]) -> str:
     """A table in plain text."""
     columns = {
