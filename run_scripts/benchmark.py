@@ -24,15 +24,9 @@ import transformers
 
 from modeling_elmo import ELMoConfig, ELMoModel
 from modeling_elmo.configuration_elmo import PRESETS
-from modeling_elmo.run_scripts.benchmarks.model_speed import (
-    DEVICE_PARTS,
-    checkout_peer,
-    device_conditions,
-    load_checkout,
-    load_peer,
-    model_contest,
-)
-from modeling_elmo.run_scripts.benchmarks.step_speed import HEADS, SOFTMAXES, fine_tuning_contest, pretraining_contest
+from modeling_elmo.run_scripts.benchmarks import model_speed, step_speed
+from modeling_elmo.run_scripts.benchmarks.model_speed import DEVICE_PARTS
+from modeling_elmo.run_scripts.benchmarks.step_speed import HEADS, SOFTMAXES
 from modeling_elmo.run_scripts.benchmarks.text import draw_batch, read_sentences, tokenizer_contests
 from modeling_elmo.run_scripts.benchmarks.timing import Contest, format_rows, measure
 from modeling_elmo.run_scripts.program.command_line import ProgramParser, option, run
@@ -89,7 +83,7 @@ def main(arguments: list[str] | None = None) -> dict[str, Any]:
         "instructions": torch.backends.cpu.get_cpu_capability(),
         "torch": torch.__version__,
         "transformers": transformers.__version__,
-        **device_conditions(device),
+        **model_speed.device_conditions(device),
     }
     print(json.dumps(conditions))
     figures: dict[str, Any] = {"conditions": conditions, "rows": [], "tables": []}
@@ -108,23 +102,26 @@ def main(arguments: list[str] | None = None) -> dict[str, Any]:
 def chosen_contests(parsed: BenchmarkArguments, folder: Path, device: torch.device) -> Iterator[Contest]:
     """All contests of the chosen parts, made one by one."""
     sentences = read_sentences(parsed.text_file)
-    checkout = load_checkout(parsed.against) if parsed.against else None
+    checkout = model_speed.load_checkout(parsed.against) if parsed.against else None
     names = {"inference": parsed.batches, "tokenizer": []}
     inputs = [(part, name) for part in parsed.parts for name in names.get(part, parsed.training_batches)]
     batches = {name: draw_batch(sentences, name, parsed.seed) for _, name in inputs}
     if {"inference", "training"} & {*parsed.parts}:
         torch.manual_seed(parsed.seed)
         model = ELMoModel(ELMoConfig.from_preset(parsed.preset), add_mixing_layer=False).eval()
-        peers = {} if checkout is None else {"other checkout": checkout_peer(checkout, parsed.preset, model)}
-        peers |= dict(load_peer(spec, model) for spec in parsed.peer)
+        peers = (
+            {} if checkout is None else {"other checkout": model_speed.checkout_peer(checkout, parsed.preset, model)}
+        )
+        if checkout is not None:
+            peers["other checkout"] = model_speed.checkout_peer(checkout, parsed.preset, model)
     for part, name in inputs:
         batch = batches[name]
         if part == "pretraining":
-            yield pretraining_contest(name, batch, parsed.preset, parsed.softmaxes, parsed.vocabulary_size)
+            yield step_speed.pretraining_contest(name, batch, parsed.preset, parsed.softmaxes, parsed.vocabulary_size)
         elif part == "fine_tuning":
-            yield from (fine_tuning_contest(head, name, batch, parsed.preset, folder) for head in HEADS)
+            yield from (step_speed.fine_tuning_contest(head, name, batch, parsed.preset, folder) for head in HEADS)
         else:
-            yield model_contest(part, name, batch, model, device, peers)
+            yield model_speed.model_contest(part, name, batch, model, device, peers)
     if "tokenizer" in parsed.parts:
         yield from tokenizer_contests(sentences, checkout)
 

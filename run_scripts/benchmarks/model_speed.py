@@ -105,7 +105,7 @@ def model_contest(
         for peer_name, peer in peers.items():
             if part == "inference" or "parameters" in peer:
                 forward = partial(peer["model"], peer.get("prepare", lambda same: same)(encoding))
-                calls[peer_name] = partial(outputs_of, part, forward, peer.get("parameters", {}))
+                calls[peer_name] = partial(vectors_and_gradients, part, forward, peer.get("parameters", {}))
         measured = [Implementation(title, call, expected) for title, call in calls.items()]
         if part == "inference" and int8_obstacle() is None:
             measured.append(Implementation("int8", call_of(model, "int8"), expected, INT8_TOLERANCE))
@@ -143,7 +143,9 @@ def in_precision(
 def computation(
     part: str, encoding: BatchEncoding, model: ELMoModel, backend: str | None = None
 ) -> Callable[[], Outputs]:
-    return partial(outputs_of, part, partial(top_layer, model, encoding, backend), dict(model.named_parameters()))
+    return partial(
+        vectors_and_gradients, part, partial(top_layer, model, encoding, backend), dict(model.named_parameters())
+    )
 
 
 def top_layer(model: ELMoModel, encoding: BatchEncoding, backend: str | None = None) -> Tensor:
@@ -151,7 +153,7 @@ def top_layer(model: ELMoModel, encoding: BatchEncoding, backend: str | None = N
         return model(**encoding).last_hidden_state
 
 
-def outputs_of(part: str, forward: Callable[[], Tensor], parameters: dict[str, Tensor]) -> Outputs:
+def vectors_and_gradients(part: str, forward: Callable[[], Tensor], parameters: dict[str, Tensor]) -> Outputs:
     """The top layer, and in training the gradient of its squared norm for every parameter."""
     with torch.set_grad_enabled(part == "training"):
         vectors = forward()

@@ -27,22 +27,7 @@ from modeling_elmo.run_scripts.cards.tables import (
     read_record,
     write_results,
 )
-from modeling_elmo.run_scripts.experiments.reports import (
-    PLAN_OUTPUT,
-    RECORDS,
-    add_records,
-    different_settings,
-    digests_of,
-    evaluate_splits,
-    push_model,
-    read_records,
-    report,
-    run_record,
-    run_settings,
-    score_outputs,
-    split_outputs,
-    write_run,
-)
+from modeling_elmo.run_scripts.experiments import reports
 from modeling_elmo.run_scripts.fine_tuning.data import training_share
 from modeling_elmo.run_scripts.fine_tuning.features import FeatureStore, feature_store
 from modeling_elmo.run_scripts.fine_tuning.head import HeadArguments, task_config, task_model, task_tokenizer
@@ -67,9 +52,16 @@ SETTINGS = "settings.json"  # of a model that was begun
 # Settings that name what a digest stands for: another disk may have the same files elsewhere.
 FILE_SETTINGS = ("model_name_or_path", "word_vectors", "train_file", "validation_file", "test_file", "dataset")
 ELMO_SETTINGS = ("elmo_placement", "scalar_mix_mode", "scalar_mix_l2", "elmo_dropout", "freeze_bilm")
-TRAINING = ("ablation", "compare_baseline", "cache_features", "reuse_from", "early_stopping_patience", "push_to_hub")
+REFUSED_WITH_ENSEMBLE = (
+    "ablation",
+    "compare_baseline",
+    "cache_features",
+    "reuse_from",
+    "early_stopping_patience",
+    "push_to_hub",
+)
 TOKENIZATION_COLUMNS = ("example_number", "offset_mapping")  # of encodings: which words a row holds
-NOT_COPIED = (RECORDS, "record.json", ".lock", PLAN_OUTPUT)  # the record is written last
+NOT_COPIED = (reports.RECORDS, "record.json", ".lock", reports.PLAN_OUTPUT)  # the record is written last
 
 
 class Arm(NamedTuple):
@@ -138,16 +130,16 @@ def run_experiment(
         ensemble = arguments.ensemble
         records = [ensemble_record(task, ensemble, training)] if ensemble else experiment.run()
         if training.process_index == 0:
-            report(records, experiment.folder, arguments.ablation)
+            reports.report(records, experiment.folder, arguments.ablation)
             if training.push_to_hub:
-                push_model(experiment.best_folder(records), task, training)
+                reports.push_model(experiment.best_folder(records), task, training)
     return records
 
 
 def check_options(task: Task, head: HeadArguments, arguments: ExperimentArguments, training: TaskTrainingArguments):
     ensemble, last_seed = arguments.ensemble, training.seed + arguments.seeds - 1
     options = vars(arguments) | {"push_to_hub": training.push_to_hub}
-    trained = next((name for name in TRAINING if options[name]), None)
+    trained = next((name for name in REFUSED_WITH_ENSEMBLE if options[name]), None)
     only_baseline = not head.use_elmo and (arguments.compare_baseline or arguments.ablation)
     no_folder = arguments.reuse_from is not None and not Path(arguments.reuse_from).is_dir()
     no_validation = arguments.early_stopping_patience is not None and "validation" not in task.data
@@ -170,9 +162,10 @@ def check_options(task: Task, head: HeadArguments, arguments: ExperimentArgument
     task.check_splits(is_trained=not arguments.ensemble)
 
 
-def settings_without_effect(settings: dict[str, Any]) -> tuple[str, ...]:
-    """The settings that may differ between runs of one model: names of files, whose digests count, and unused ones."""
-    return FILE_SETTINGS if settings["use_elmo"] else FILE_SETTINGS + ELMO_SETTINGS
+def is_same_model(begun: dict[str, Any], settings: dict[str, Any]) -> bool:
+    """Whether the settings are equal but for names of files, whose digests count, and those that a baseline ignores."""
+    ignored = FILE_SETTINGS if settings["use_elmo"] else FILE_SETTINGS + ELMO_SETTINGS
+    return not reports.different_settings(begun, settings, ignored)
 
 
 @dataclass
@@ -207,7 +200,7 @@ class Experiment:
         for seed, arm in self.members:
             records.append(self._found(arm, seed) or self._train(arm, seed))
             if self.training.process_index == 0:
-                add_records(self.folder, records)
+                reports.add_records(self.folder, records)
                 if arm is self.arms[-1]:
                     write_results(self.folder, records, self.arguments.ablation)
         return records
@@ -224,7 +217,7 @@ class Experiment:
             )
         if len(candidates) > 1:
             best = best | {"best_of": len(candidates), "best_on": first_split(best)}
-            write_run(folder, best, self.arguments, self.training)
+            reports.write_run(folder, best, self.arguments, self.training)
         return folder
 
     def _folder_of(self, arm: str, seed: int) -> Path:
@@ -234,7 +227,7 @@ class Experiment:
         return self.folder / re.sub(r"\W+", "-", arm) / f"seed-{seed}"
 
     def _recorded(self, arm: Arm, seed: int) -> Record | None:
-        return next((each for each in read_records(self.folder)[1] if is_member(each, arm.name, seed)), None)
+        return next((each for each in reports.read_records(self.folder)[1] if is_member(each, arm.name, seed)), None)
 
     def _found(self, arm: Arm, seed: int) -> Record | None:
         """The record of a model that was trained before, here or with the same settings in another experiment."""
@@ -254,7 +247,7 @@ class Experiment:
         folder, settings = self._folder_of(arm.name, seed), without_folders(self._settings(arm, seed))
         places = [self.folder, *filter(None, [self.arguments.reuse_from])]
         for record, other in chain.from_iterable(map(known_records, map(Path, places))):
-            if different_settings(record.get("settings", {}), settings, settings_without_effect(settings)):
+            if not is_same_model(record.get("settings", {}), settings):
                 continue
             record = record | {"arm": arm.name}
             if other is not None and other != folder:
@@ -262,9 +255,9 @@ class Experiment:
                 for file in other.iterdir():
                     if file.is_file() and file.name not in NOT_COPIED:
                         shutil.copy2(file, folder / file.name)
-                write_run(folder, record, self.arguments, self.training)
+                reports.write_run(folder, record, self.arguments, self.training)
                 logger.warning(f"{folder} is a copy of {other}, which has the same settings.")
-            add_records(self.folder, [record])
+            reports.add_records(self.folder, [record])
             return
 
     def _check_settings(self, arm: Arm, seed: int):
@@ -276,16 +269,16 @@ class Experiment:
             begun = read_json(folder / SETTINGS) if (folder / SETTINGS).exists() else {}
         else:
             return
-        if different_settings(begun, settings, settings_without_effect(settings)):
+        if not is_same_model(begun, settings):
             raise FileExistsError(
-                f"{folder} was made with other settings: {different_settings(begun, settings)}. Pass another "
+                f"{folder} was made with other settings: {reports.different_settings(begun, settings)}. Pass another "
                 "--output_dir, or delete the folder."
             )
 
     def _settings(self, arm: Arm, seed: int) -> dict[str, Any]:
         """All options that the scores of a model depend on."""
         return {
-            **run_settings(self.task, self.head, self.training),
+            **reports.run_settings(self.task, self.head, self.training),
             "early_stopping_patience": self.arguments.early_stopping_patience,
             **self._digests,
             **arm.overrides,
@@ -295,7 +288,7 @@ class Experiment:
 
     @cached_property
     def _digests(self) -> dict[str, str]:
-        digests = digests_of(self.task, self.head)
+        digests = reports.digests_of(self.task, self.head)
         if self.word_vectors is not None:
             parts = (json.dumps(self.word_vectors.words).encode(), self.word_vectors.vectors.tobytes())
             digests["word_vectors_digest"] = digest(parts)
@@ -317,12 +310,12 @@ class Experiment:
         model = task_model(self.task, self.head, tokenizer, self.word_vectors, seed, **arm.overrides)
         trainer = self._trainer(model, tokenizer, splits, seed, folder)
         trainer.train(resume_from_checkpoint=begun)
-        scores = evaluate_splits(trainer, self.task, splits, folder)
+        scores = reports.evaluate_splits(trainer, self.task, splits, folder)
         trainer.save_model(str(folder))
-        record = run_record(self.task, trainer, scores, self._settings(arm, seed), start)
+        record = reports.run_record(self.task, trainer, scores, self._settings(arm, seed), start)
         record |= {"arm": arm.name, "train_samples": len(share)}
         if trainer.is_world_process_zero():
-            write_run(folder, record, self.arguments, self.training)
+            reports.write_run(folder, record, self.arguments, self.training)
             sync(folder)
             for checkpoint in folder.glob("checkpoint-*"):  # the folder itself holds the best of them now
                 shutil.rmtree(checkpoint)
@@ -385,8 +378,8 @@ def known_records(folder: Path) -> Iterator[tuple[Record, Path | None]]:
     """The records below a folder: first those of models, with their folders, and then all that experiments keep."""
     for path in files_named("record.json", folder):
         yield read_record(path), path.parent
-    for path in files_named(RECORDS, folder):
-        yield from ((record, None) for record in read_records(path.parent)[1])
+    for path in files_named(reports.RECORDS, folder):
+        yield from ((record, None) for record in reports.read_records(path.parent)[1])
 
 
 def number_rows(splits: dict[str, Dataset]) -> dict[str, Dataset]:
@@ -410,7 +403,7 @@ def ensemble_record(task: Task, folders: Sequence[str], training: TaskTrainingAr
         "arm": f"ensemble of {len(folders)}",
         "seed": 0,
         "metric": task.metric,
-        "metrics": score_outputs(task, outputs, path, training.process_index == 0),
+        "metrics": reports.score_outputs(task, outputs, path, training.process_index == 0),
         "layer_weights": {},
         "settings": {"ensemble": without_folders(list(folders))},
     }
@@ -430,7 +423,7 @@ def member_outputs(task: Task, folder: str, training: TaskTrainingArguments) -> 
     arguments = training.for_trainer(task.metric, has_validation=False)
     trainer = TaskTrainer(model, arguments, task.collator(tokenizer))
     splits = task.encode_splits(tokenizer, [name for name in task.data if name != "train"])
-    return split_outputs(trainer, task, splits)
+    return reports.split_outputs(trainer, task, splits)
 
 
 def average_outputs(task: Task, members: Sequence[SplitOutput], folders: Sequence[str]) -> SplitOutput:

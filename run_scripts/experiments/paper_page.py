@@ -43,8 +43,8 @@ CHANGES = {
 }
 LAYERS = ("biLSTM 1", "biLSTM 2")  # Tables 5 and 6 compare these two, without seeds
 ARMS_OF_TABLE_1 = ("baseline", "elmo")
-CLAIMS = ["task", "change", "the paper", "here", "seeds", "as in the paper?"]
-EPOCHS = ["task", "best epoch without ELMo", "with ELMo", "epochs until ELMo reaches the best without"]
+CLAIM_COLUMNS = ["task", "change", "the paper", "here", "seeds", "as in the paper?"]
+EPOCH_COLUMNS = ["task", "best epoch without ELMo", "with ELMo", "epochs until ELMo reaches the best without"]
 EXPLANATION_OF_CLAIMS = (
     "Each row is a change of the paper, with what it adds to the score there and here, in points. The interval "
     "has 95 % confidence, over seeds that are paired (of layers alone: over words). If it includes 0, or if "
@@ -81,7 +81,7 @@ def page_sections(
     tables: dict[str, list[PlanEntry]] = defaultdict(list)
     for entry in entries:
         tables[entry["table"]].append(entry)
-    claims = table_if_rows(CLAIMS, claim_rows(entries, found))
+    claims = table_if_rows(CLAIM_COLUMNS, claim_rows(entries, found))
     yield "Which claims of the paper hold here?", [EXPLANATION_OF_CLAIMS, claims] if claims else []
     yield "Table 1: what does ELMo add?", [gains_table(tables["1"], found, others)]
     yield "Table 2: how are the layers weighted?", arms_tables(tables["2"], found, output)
@@ -93,7 +93,7 @@ def page_sections(
     title = "Section 3.4: does further training on the text of a task help?"
     yield title, domain_tables(tables["domain"], entries, found)
     yield "Figure 1: how much training data is needed?", arms_tables(tables["figure 1"], found, output)
-    yield "How many epochs are needed?", [table_if_rows(EPOCHS, epoch_rows(tables["1"], found))]
+    yield "How many epochs are needed?", [table_if_rows(EPOCH_COLUMNS, epoch_rows(tables["1"], found))]
     yield "Figure 2: which layers do the tasks take?", weights_of_tasks(tables["1"], found, output)
 
 
