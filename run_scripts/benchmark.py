@@ -109,9 +109,7 @@ def chosen_contests(parsed: BenchmarkArguments, folder: Path, device: torch.devi
     if {"inference", "training"} & {*parsed.parts}:
         torch.manual_seed(parsed.seed)
         model = ELMoModel(ELMoConfig.from_preset(parsed.preset), add_mixing_layer=False).eval()
-        peers = (
-            {} if checkout is None else {"other checkout": model_speed.checkout_peer(checkout, parsed.preset, model)}
-        )
+        peers = dict(model_speed.load_peer(spec, model) for spec in parsed.peer)
         if checkout is not None:
             peers["other checkout"] = model_speed.checkout_peer(checkout, parsed.preset, model)
     for part, name in inputs:

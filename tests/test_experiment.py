@@ -29,7 +29,6 @@ from modeling_elmo import ELMoForTokenClassification, ELMoTokenizer
 from modeling_elmo.run_scripts.cards import publishing
 from modeling_elmo.run_scripts.cards.tables import summary_table
 from modeling_elmo.run_scripts.experiments import experiment, reports
-from modeling_elmo.run_scripts.experiments.experiment import ABLATIONS
 from modeling_elmo.run_scripts.experiments.reports import RECORDS, read_records
 from modeling_elmo.run_scripts.fine_tuning import features
 from modeling_elmo.run_scripts.fine_tuning.trainer import TaskTrainer
@@ -138,16 +137,7 @@ def test_a_finished_experiment_writes_its_results_and_trains_nothing(finished, p
 
 # The fields of each arm's saved configuration.
 SAVED = {
-    "layers": [
-        ("top-layer", {"scalar_mix_mode": "top"}),
-        ("average", {"scalar_mix_mode": "average"}),
-        ("learned-lambda-1", {"scalar_mix_mode": "learned", "scalar_mix_l2": 1.0}),
-        ("learned-lambda-0-001", {"scalar_mix_mode": "learned", "scalar_mix_l2": 0.001}),
-    ],
     "placement": [(where, {"elmo_placement": where, "use_elmo": True}) for where in ("input", "output", "both")],
-    "each_layer": [
-        (name, {"scalar_mix_mode": layer}) for layer, name in enumerate(("token-layer", "biLSTM-1", "biLSTM-2"))
-    ],
     "data": [
         *((f"elmo-{share}", {"use_elmo": True}) for share in ("0-01", "0-1", "1-0")),
         *((f"baseline-{share}", {"use_elmo": False}) for share in ("0-01", "0-1", "1-0")),
@@ -156,7 +146,7 @@ SAVED = {
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("ablation", [*ABLATIONS, "each_layer"])
+@pytest.mark.parametrize("ablation", SAVED)
 def test_ablations(ablation, place, tmp_path):
     records = train(place, tmp_path, **SHORT, ablation=ablation, compare_baseline=ablation == "data")
     assert len(records) == len(SAVED[ablation]) and len(list(tmp_path.rglob("record.json"))) == len(records)
@@ -179,6 +169,13 @@ def test_arms_that_no_other_test_trains():
     assert [arm.name for arm in arms] == ["token layer", "biLSTM 1", "biLSTM 2", "biLSTM 3"]
     assert [arm.overrides for arm in arms] == [{"scalar_mix_mode": layer} for layer in range(4)]
     assert [arm.name for arm in experiment.experiment_arms(None, False, False, num_layers=2)] == ["baseline"]
+    arms = experiment.experiment_arms("layers", False, True, num_layers=2)
+    assert [(*arm.overrides.values(),) for arm in arms] == [
+        ("top",),
+        ("average",),
+        ("learned", 1.0),
+        ("learned", 0.001),
+    ]
 
 
 # Finished models
