@@ -310,10 +310,9 @@ class Experiment:
         model = task_model(self.task, self.head, tokenizer, self.word_vectors, seed, **arm.overrides)
         trainer = self._trainer(model, tokenizer, splits, seed, folder)
         trainer.train(resume_from_checkpoint=begun)
-        scores = reports.evaluate_splits(trainer, self.task, splits, folder)
-        trainer.save_model(str(folder))
-        record = reports.run_record(self.task, trainer, scores, self._settings(arm, seed), start)
+        record = reports.run_record(trainer, self.task, splits, self._settings(arm, seed), start)
         record |= {"arm": arm.name, "train_samples": len(share)}
+        trainer.save_model(str(folder))
         if trainer.is_world_process_zero():
             reports.write_run(folder, record, self.arguments, self.training)
             sync(folder)

@@ -72,21 +72,14 @@ def finish_run(
 ) -> Record:
     """Evaluates a trained model, writes all that a run leaves, and uploads the folder if `--push_to_hub` is given."""
     folder = Path(training.output_dir)
-    scores = evaluate_splits(trainer, task, splits, folder)
     began = start if training.resume_from_checkpoint is None else None
-    record = run_record(task, trainer, scores, run_settings(task, head, training), began)
+    record = run_record(trainer, task, splits, run_settings(task, head, training), began)
     if trainer.is_world_process_zero():
         write_run(folder, record, card, training)
         report([record], folder)
         if training.push_to_hub:
             push_model(folder, task, training)
     return record
-
-
-def evaluate_splits(trainer: TaskTrainer, task: Task, splits: dict[str, Dataset], folder: Path) -> dict[str, Any]:
-    """The scores of every split but the training data. Writes the predictions of each to a file."""
-    outputs = split_outputs(trainer, task, splits)
-    return score_outputs(task, outputs, folder / "predictions", trainer.is_world_process_zero())
 
 
 def split_outputs(trainer: TaskTrainer, task: Task, splits: dict[str, Dataset]) -> dict[str, SplitOutput]:
@@ -142,12 +135,14 @@ def model_digest(name_or_path: str) -> str:
 
 
 def run_record(
-    task: Task, trainer: TaskTrainer, scores: dict[str, Any], settings: dict[str, Any], start: float | None
+    trainer: TaskTrainer, task: Task, splits: dict[str, Dataset], settings: dict[str, Any], start: float | None
 ) -> Record:
-    """The record of a trained model, with the scores of each split and the settings that they depend on.
+    """The record of a trained model, with the scores of each split, whose predictions are written to files.
 
     `start` is None for a resumed run, whose time is unknown and left out.
     """
+    outputs, folder = split_outputs(trainer, task, splits), Path(trainer.args.output_dir)
+    scores = score_outputs(task, outputs, folder / "predictions", trainer.is_world_process_zero())
     score, log = f"eval_{task.metric}", trainer.state.log_history
     record = {
         "task": task.name,
