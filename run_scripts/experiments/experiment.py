@@ -245,8 +245,8 @@ class Experiment:
         A record without its model, such as those that we ship, is enough for the tables.
         """
         folder, settings = self._folder_of(arm.name, seed), without_folders(self._settings(arm, seed))
-        places = [self.folder, *filter(None, [self.arguments.reuse_from])]
-        for record, other in chain.from_iterable(map(known_records, map(Path, places))):
+        places = [self.folder, Path(self.arguments.reuse_from or self.folder)]
+        for record, other in chain.from_iterable(map(known_records, places)):
             if not is_same_model(record.get("settings", {}), settings):
                 continue
             record = record | {"arm": arm.name}
@@ -325,16 +325,15 @@ class Experiment:
     ) -> TaskTrainer:
         features = self.features if model.config.use_elmo else None
         patience = self.arguments.early_stopping_patience
-        arguments = replace(
-            self.trainer_arguments,
-            output_dir=str(folder),
-            seed=seed,
-            restore_callback_states_from_checkpoint=True,  # early stopping keeps its count
-            remove_unused_columns=features is None,  # stored layers are found by `text_number`
-        )
+        changes: dict[str, Any] = {
+            "output_dir": str(folder),
+            "seed": seed,
+            "restore_callback_states_from_checkpoint": True,  # early stopping keeps its count
+            "remove_unused_columns": features is None,  # stored layers are found by `text_number`
+        }
         return TaskTrainer(
             model,
-            arguments,
+            replace(self.trainer_arguments, **changes),
             data_collator=self.task.feature_collator(tokenizer, features),
             train_dataset=splits["train"],
             eval_dataset=splits.get("validation"),

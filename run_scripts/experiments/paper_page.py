@@ -1,5 +1,6 @@
 """One page with the results of a plan: tables and figures like the paper's, with the paper's lines beside ours."""
 
+import math
 import re
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -151,7 +152,7 @@ def gains_table(entries: Sequence[PlanEntry], found: dict[str, Any], others: Seq
             scores = by_seed(of_bilm, "elmo")
             number = "" if len(scores) in (0, runs) else f" ({runs_of([scores])})"
             both = of_shared_seeds(baseline, scores)
-            reduction = f"{relative_error_reduction(*map(np.mean, both)):.1%}" if both[0] else ""
+            reduction = f"{relative_error_reduction(*(float(np.mean(each)) for each in both)):.1%}" if both[0] else ""
             cells += [score_cell([*scores.values()], metric) + number, reduction]
         rows.append(cells)
         if "paper" in entry:
@@ -237,7 +238,8 @@ class Gain(NamedTuple):
 
 def gain(before: dict[int, float], after: dict[int, float]) -> Gain | None:
     """What the second arm adds to the first; `None` if no seed has both."""
-    differences = np.subtract(*of_shared_seeds(after, before))
+    old, new = of_shared_seeds(before, after)
+    differences = np.array(new) - np.array(old)
     seeds = len(differences)
     if seeds < 2:
         return Gain(float(differences[0]), None, 1) if seeds else None
@@ -310,13 +312,13 @@ def epoch_rows(entries: Sequence[PlanEntry], found: dict[str, Any]) -> Iterator[
         pairs = [pair for pair in zip(*of_shared_seeds(*curves), strict=True) if all(pair)]
         if pairs:
             best = [f"{np.mean([best_epoch(curve) for curve in of_arm]):.1f}" for of_arm in zip(*pairs, strict=True)]
-            reached = [first_epoch(elmo, max(score for _, score in baseline)) for baseline, elmo in pairs]
-            yield [entry["title"], *best, "" if None in reached else f"{np.mean(reached):.1f}"]
+            reached = np.mean([first_epoch(elmo, max(score for _, score in baseline)) for baseline, elmo in pairs])
+            yield [entry["title"], *best, f"{reached:.1f}" if np.isfinite(reached) else ""]
 
 
-def first_epoch(curve: Sequence[Sequence[float]], least: float) -> float | None:
-    """The first epoch with a score of at least `least`."""
-    return next((epoch for epoch, score in curve if score >= least), None)
+def first_epoch(curve: Sequence[Sequence[float]], least: float) -> float:
+    """The first epoch with a score of at least `least`; infinity if there is none."""
+    return next((epoch for epoch, score in curve if score >= least), math.inf)
 
 
 def best_epoch(curve: Sequence[Sequence[float]]) -> float:
