@@ -173,15 +173,12 @@ def test_a_long_text_without_sentences_is_warned_of(nlp, caplog):
     assert "A sentence has 8 words, more than batch_tokens (7)" in caplog.text and '"sentencizer"' in caplog.text
 
 
-def test_an_error_handler_gets_the_documents_that_failed(nlp):
+def test_an_error_handler_gets_the_documents_that_failed():
+    """Of `pipe`. spaCy handles errors of a single call itself, for which the component must raise them."""
     failed = []
     nlp = pipeline(model="nowhere")
     nlp.set_error_handler(lambda name, pipe, docs, error: failed.append((name, len(docs), type(error))))
     assert list(nlp.pipe(["A play.", "A film."])) == [] and failed == [("elmo", 2, FileNotFoundError)]
-
-
-def test_an_error_of_a_single_document_reaches_its_handler():
-    """spaCy handles it around the call, so the component itself must not: it would return no document."""
     broken = ELMoPipe("elmo", MODEL, layer="9")
     broken.set_error_handler(lambda *_: None)
     with pytest.raises(ValueError, match="layer 9: pass top, average, mixed, or a number up to 2"):
