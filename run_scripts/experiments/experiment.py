@@ -221,10 +221,11 @@ class Experiment:
         return folder
 
     def _folder_of(self, arm: str, seed: int) -> Path:
-        record = self.folder / "record.json"  # of an experiment that had one model
-        if len(self.members) == 1 or (record.is_file() and is_member(read_record(record), arm, seed)):
+        inner = self.folder / re.sub(r"\W+", "-", arm) / f"seed-{seed}"
+        first = self.folder / "record.json"  # of an experiment that had one model
+        if first.is_file() and is_member(read_record(first), arm, seed):
             return self.folder
-        return self.folder / re.sub(r"\W+", "-", arm) / f"seed-{seed}"
+        return inner if len(self.members) > 1 or (inner / "record.json").is_file() else self.folder
 
     def _recorded(self, arm: Arm, seed: int) -> Record | None:
         return next((each for each in reports.read_records(self.folder)[1] if is_member(each, arm.name, seed)), None)
@@ -245,7 +246,7 @@ class Experiment:
         A record without its model, such as those that we ship, is enough for the tables.
         """
         folder, settings = self._folder_of(arm.name, seed), without_folders(self._settings(arm, seed))
-        places = [self.folder, Path(self.arguments.reuse_from or self.folder)]
+        places = [self.folder, *map(Path, filter(None, [self.arguments.reuse_from]))]
         for record, other in chain.from_iterable(map(known_records, places)):
             if not is_same_model(record.get("settings", {}), settings):
                 continue
