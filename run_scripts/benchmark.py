@@ -24,24 +24,11 @@ import transformers
 
 from modeling_elmo import ELMoConfig, ELMoModel
 from modeling_elmo.configuration_elmo import PRESETS
-from modeling_elmo.run_scripts.benchmarks.device_speed import (
-    DEVICE_PARTS,
-    device_conditions,
-    device_contest,
-    variants_on,
-)
-from modeling_elmo.run_scripts.benchmarks.fine_tuning_speed import HEADS, fine_tuning_contest
-from modeling_elmo.run_scripts.benchmarks.model_speed import (
-    ModelVariants,
-    checkout_peer,
-    load_checkout,
-    load_peer,
-    model_contest,
-)
-from modeling_elmo.run_scripts.benchmarks.pretraining_speed import SOFTMAXES, pretraining_contest
-from modeling_elmo.run_scripts.benchmarks.text import draw_batch, read_sentences
+from modeling_elmo.run_scripts.benchmarks import model_speed, step_speed
+from modeling_elmo.run_scripts.benchmarks.model_speed import DEVICE_PARTS
+from modeling_elmo.run_scripts.benchmarks.step_speed import HEADS, SOFTMAXES
+from modeling_elmo.run_scripts.benchmarks.text import draw_batch, read_sentences, tokenizer_contests
 from modeling_elmo.run_scripts.benchmarks.timing import Contest, format_rows, measure
-from modeling_elmo.run_scripts.benchmarks.tokenizer_speed import tokenizer_contests
 from modeling_elmo.run_scripts.program.command_line import ProgramParser, option, run
 from modeling_elmo.run_scripts.program.files import check_output, write_json
 from modeling_elmo.run_scripts.program.processes import local_device, processor_name
@@ -75,16 +62,13 @@ class BenchmarkArguments:
     def __post_init__(self):
         if self.output is not None:
             check_output(Path(self.output))
-        if self.device == "cpu":
-            return
-        if self.parts == [*BENCHMARK_PARTS]:  # the default
+        if self.device != "cpu" and self.parts == [*BENCHMARK_PARTS]:  # the default
             self.parts = [*DEVICE_PARTS]
-        for name, wrong in (("parts", {*self.parts} - {*DEVICE_PARTS}), ("against", self.against), ("peer", self.peer)):
-            if wrong:
-                raise ValueError(
-                    f"--{name} with --device {self.device}: a device is compared with the CPU only, in "
-                    f"{' and '.join(DEVICE_PARTS)}. Leave out --{name}, or pass --device cpu."
-                )
+        if self.device != "cpu" and ({*self.parts} - {*DEVICE_PARTS} or self.against or self.peer):
+            raise ValueError(
+                f"--device {self.device} is compared with the CPU alone, in {' and '.join(DEVICE_PARTS)}: leave out "
+                "other --parts, --against and --peer, or pass --device cpu."
+            )
 
 
 def main(arguments: list[str] | None = None) -> dict[str, Any]:
@@ -99,7 +83,7 @@ def main(arguments: list[str] | None = None) -> dict[str, Any]:
         "instructions": torch.backends.cpu.get_cpu_capability(),
         "torch": torch.__version__,
         "transformers": transformers.__version__,
-        **device_conditions(device),
+        **model_speed.device_conditions(device),
     }
     print(json.dumps(conditions))
     figures: dict[str, Any] = {"conditions": conditions, "rows": [], "tables": []}
@@ -118,34 +102,26 @@ def main(arguments: list[str] | None = None) -> dict[str, Any]:
 def chosen_contests(parsed: BenchmarkArguments, folder: Path, device: torch.device) -> Iterator[Contest]:
     """All contests of the chosen parts, made one by one."""
     sentences = read_sentences(parsed.text_file)
-    checkout = load_checkout(parsed.against) if parsed.against else None
-    names = {
-        part: parsed.batches if part == "inference" else parsed.training_batches
-        for part in parsed.parts
-        if part != "tokenizer"
-    }
-    batches = {name: draw_batch(sentences, name, parsed.seed) for chosen in names.values() for name in chosen}
+    checkout = model_speed.load_checkout(parsed.against) if parsed.against else None
+    names = {"inference": parsed.batches, "tokenizer": []}
+    inputs = [(part, name) for part in parsed.parts for name in names.get(part, parsed.training_batches)]
+    batches = {name: draw_batch(sentences, name, parsed.seed) for _, name in inputs}
     if {"inference", "training"} & {*parsed.parts}:
         torch.manual_seed(parsed.seed)
         model = ELMoModel(ELMoConfig.from_preset(parsed.preset), add_mixing_layer=False).eval()
-        peers = {} if checkout is None else {"other checkout": checkout_peer(checkout, parsed.preset, model)}
-        peers |= dict(load_peer(spec, model) for spec in parsed.peer)
-        variants = ModelVariants.of(model)
-        there = None if device.type == "cpu" else variants_on(variants, device)
-    for part in parsed.parts:
-        if part == "tokenizer":
-            yield from tokenizer_contests(sentences, checkout)
-            continue
-        for name in names[part]:
-            if part == "pretraining":
-                options = (parsed.preset, parsed.softmaxes, parsed.vocabulary_size)
-                yield pretraining_contest(name, batches[name], *options)
-            elif part == "fine_tuning":
-                yield from (fine_tuning_contest(head, name, batches[name], parsed.preset, folder) for head in HEADS)
-            elif there is not None:
-                yield device_contest(part, name, batches[name], variants, there)
-            else:
-                yield model_contest(part, name, batches[name], variants, peers)
+        peers = dict(model_speed.load_peer(spec, model) for spec in parsed.peer)
+        if checkout is not None:
+            peers["other checkout"] = model_speed.checkout_peer(checkout, parsed.preset, model)
+    for part, name in inputs:
+        batch = batches[name]
+        if part == "pretraining":
+            yield step_speed.pretraining_contest(name, batch, parsed.preset, parsed.softmaxes, parsed.vocabulary_size)
+        elif part == "fine_tuning":
+            yield from (step_speed.fine_tuning_contest(head, name, batch, parsed.preset, folder) for head in HEADS)
+        else:
+            yield model_speed.model_contest(part, name, batch, model, device, peers)
+    if "tokenizer" in parsed.parts:
+        yield from tokenizer_contests(sentences, checkout)
 
 
 if __name__ == "__main__":

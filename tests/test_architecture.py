@@ -101,14 +101,6 @@ def test_files_import_in_no_circle():
     list(TopologicalSorter(OURS).static_order())
 
 
-def test_sub_packages_import_in_no_circle():
-    arrows: dict[str, set[str]] = {name: set() for name in FLOORS}
-    for module, found in OURS.items():
-        if source := sub_package(module):
-            arrows[source] |= {target for name in found if (target := sub_package(name)) not in (None, source)}
-    list(TopologicalSorter(arrows).static_order())
-
-
 def test_arrows_point_downwards():
     wrong = [
         (module, name)
@@ -147,12 +139,6 @@ def test_what_travels_with_a_checkpoint(module):
 def test_file_names_are_unique_where_they_are_flattened():
     stems = [FILES[module].stem for module in FILES if is_shipped(module)]
     assert len(stems) == len(set(stems))
-
-
-@pytest.mark.parametrize("package", [module for module, path in FILES.items() if path.stem == "__init__"])
-def test_every_package_begins_with_a_line_on_its_purpose(package):
-    purpose = (ast.get_docstring(TREES[package]) or "").split("\n\n")[0]
-    assert purpose.endswith(".") and "\n" not in purpose
 
 
 def names_defined_in(module: str) -> set[str]:

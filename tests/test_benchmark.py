@@ -16,12 +16,10 @@ from modeling_elmo import ELMoConfig, ELMoModel, elmo_backends, elmo_lstm
 from modeling_elmo.elmo_operators import int8_obstacle
 from modeling_elmo.run_scripts import benchmark
 from modeling_elmo.run_scripts.benchmarks import (
-    fine_tuning_speed,
     model_speed,
-    pretraining_speed,
+    step_speed,
     text,
     timing,
-    tokenizer_speed,
 )
 from modeling_elmo.run_scripts.benchmarks.peers import peer_allennlp
 
@@ -29,7 +27,7 @@ ROOT = Path(__file__).parents[1]
 SENTENCES = [line.split() for line in text.FIXTURE_TEXT.read_text(encoding="utf-8").splitlines()]
 SIZES = ["--preset", "tiny", "--rounds", "2", "--batches", "1x8", "--training_batches", "4x6"]
 SIZES += ["--vocabulary_size", "400"]
-OURS = {"this package", "plain definition", "torch.nn.LSTM, unclipped", "matrix products alone"}
+OURS = {"this package", "plain definition", "torch.nn.LSTM", "matrix products alone"}
 INT8 = {"int8"} if int8_obstacle() is None else set()
 PEER = """
 def peer(model):
@@ -56,7 +54,7 @@ def write_peer(folder: Path, body: str = PEER.format(factor=1)) -> str:
 
 @pytest.mark.slow
 def test_every_part_gives_its_rows(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(tokenizer_speed, "MOST_TEXTS", 30)
+    monkeypatch.setattr(text, "MOST_TEXTS", 30)
     output = tmp_path / "figures.json"
     softmaxes = {"full", "sampled", "sampled-dense", "adaptive", "adaptive-bf16", "adaptive-muon"}
     options = ("--batches", "1x8", "3x5dense", "--softmaxes", *softmaxes, "--output", str(output))
@@ -73,34 +71,22 @@ def test_every_part_gives_its_rows(tmp_path, monkeypatch, capsys):
     figures = json.loads(output.read_text(encoding="utf-8"))
     assert figures["rows"] == rows and figures["conditions"]["torch"] == torch.__version__
     printed = capsys.readouterr().out
-    assert "\ninference, 1x8, 10 tokens\n" in printed and "\n    storing the layers once  " in printed
-
-
-def test_figures_agree_with_each_other():
-    ours, definition, *_, floor = measured("--parts", "inference")
-    assert ours["tokens"] == 10 and ours["fastest"] <= ours["milliseconds"] <= ours["slowest"]
-    assert ours["tokens_per_second"] == pytest.approx(1e3 * 10 / ours["milliseconds"])
-    assert ours["speedup_of_ours"] == ours["lowest_speedup"] == 1
-    assert definition["lowest_speedup"] <= definition["speedup_of_ours"] <= definition["highest_speedup"]
-    assert 0 <= ours["relative_rms_error"] < 1e-5 and floor["relative_rms_error"] is None
+    assert "\ninference, 1x8, 10 tokens\n" in printed
 
 
 def test_ratios_are_taken_within_a_round(monkeypatch):
     """A round in which the machine is ten times as slow changes no ratio."""
+    calls = []
+    names = [timing.Implementation(name, lambda name=name: calls.append(name)) for name in ("ours", "theirs")]
+    contest = timing.Contest("part", "batch", 6, "tokens", names)
+    timing.measure(contest, 9)
+    rounds = ["".join(calls[start : start + 2]) for start in range(2, len(calls), 2)]  # after the check
+    assert len(rounds) == 10 and {*rounds} == {"ourstheirs", "theirsours"}
     monkeypatch.setattr(timing, "time_in_turns", lambda *_: [[1.0, 10.0, 1.0], [2.0, 20.0, 2.0]])
-    names = [timing.Implementation(name, lambda: None) for name in ("ours", "theirs")]
-    _, theirs = timing.measure(timing.Contest("part", "batch", 6, "tokens", names), 3)
+    _, theirs = timing.measure(contest, 3)
     assert (theirs["lowest_speedup"], theirs["speedup_of_ours"], theirs["highest_speedup"]) == (2, 2, 2)
     assert (theirs["milliseconds"], theirs["tokens_per_second"], theirs["slowest"]) == (2000, 3, 20000)
-
-
-@pytest.mark.slow
-def test_all_run_once_in_each_round():
-    calls = []
-    seconds = timing.time_in_turns([lambda: calls.append("a"), lambda: calls.append("b")], rounds=9)
-    assert [len(each) for each in seconds] == [9, 9]
-    rounds = ["".join(calls[start : start + 2]) for start in range(0, len(calls), 2)]
-    assert len(rounds) == 10 and {*rounds} == {"ab", "ba"}
+    assert theirs["relative_rms_error"] is None
 
 
 @pytest.mark.parametrize(
@@ -123,10 +109,9 @@ def test_no_figure_for_a_wrong_lstm(part, wrong, output, monkeypatch, capsys):
 
 def test_no_figure_for_a_wrong_step(monkeypatch):
     wrong_step = lambda loss, *_: {"loss": loss() + 1}  # noqa: E731
-    monkeypatch.setattr(fine_tuning_speed, "take_step", wrong_step)
+    monkeypatch.setattr(step_speed, "take_step", wrong_step)
     with pytest.raises(ValueError, match="'layers stored' is wrong: its output 'loss'"):
         measured("--parts", "fine_tuning")
-    monkeypatch.setattr(pretraining_speed, "take_step", wrong_step)
     with pytest.raises(ValueError, match="'full' is wrong: its output 'loss'"):
         measured("--parts", "pretraining")
 
@@ -153,10 +138,9 @@ def test_peers(tmp_path):
     assert implementations(rows, "training", "4x6") == OURS | {"peer"}
 
 
-@pytest.mark.parametrize("part", ["inference", "training"])
-def test_no_figure_for_a_wrong_peer(part, tmp_path):
+def test_no_figure_for_a_wrong_peer(tmp_path):
     with pytest.raises(ValueError, match=r"'peer' is wrong: its output .* error of [13].0e\+00"):
-        measured("--parts", part, "--peer", write_peer(tmp_path, PEER.format(factor=2)))
+        measured("--parts", "inference", "--peer", write_peer(tmp_path, PEER.format(factor=2)))
 
 
 @pytest.mark.parametrize(
@@ -166,9 +150,7 @@ def test_no_figure_for_a_wrong_peer(part, tmp_path):
         (["--peer", f"{__file__}:elmo"], "--peer .*test_benchmark.py:elmo"),
         (["--against", "nowhere"], "nowhere/modeling_elmo"),
         (["--output", "."], r"--output \."),
-        (["--batches", "4x2"], "'4x2'.*ROWSxWORDS"),  # too short
         (["--batches", "4x20sparse"], "'4x20sparse'.*ROWSxWORDS"),
-        (["--training_batches", "500x12"], "500x12"),
         (["--training_batches", "100x40dense"], "100x40dense"),
     ],
 )
@@ -215,21 +197,14 @@ def test_allennlp_agrees():
     assert [row["relative_rms_error"] < 1e-5 for row in rows if row["implementation"] == "allennlp"] == [True] * 2
 
 
-@pytest.mark.skipif(importlib.util.find_spec("allennlp") is not None, reason="allennlp is there")
-def test_allennlp_is_missing():
-    with pytest.raises(ImportError, match=r"AllenNLP is not installed: run `pip install --no-deps .* allennlp==2.10.1"):
-        peer_allennlp.allennlp(ELMoModel(ELMoConfig.from_preset("tiny")))
-
-
-@pytest.mark.parametrize("overrides", [{}, {"num_highway_layers": 1, "num_hidden_layers": 3}])
 @pytest.mark.parametrize("part", ["inference", "training"])
-def test_products_alone_have_the_arithmetic_of_the_model(part, overrides, monkeypatch):
+def test_products_alone_have_the_arithmetic_of_the_model(part, monkeypatch):
     """Products of the highways, the token projection and the LSTMs; convolutions are sums of table rows."""
     monkeypatch.setattr(elmo_backends, "FEW_PRODUCTS", math.inf)  # torch counts no products of oneDNN
     torch.manual_seed(0)
-    model = ELMoModel(ELMoConfig.from_preset("tiny", **overrides), add_mixing_layer=False).eval()
+    model = ELMoModel(ELMoConfig.from_preset("tiny", num_hidden_layers=3), add_mixing_layer=False).eval()
     batch = SENTENCES[:6]
-    contest = model_speed.model_contest(part, "6", batch, model_speed.ModelVariants.of(model), {})
+    contest = model_speed.model_contest(part, "6", batch, model, torch.device("cpu"), {})
     with FlopCounterMode(display=False) as counter:
         contest.implementations[-1].call()
     config, tokens = model.config, contest.size
@@ -262,7 +237,7 @@ def test_texts(tmp_path, monkeypatch):
     assert text.read_sentences(str(file)) == SENTENCES[:20]
     assert text.read_sentences(None) == SENTENCES
     (tmp_path / "short.txt").write_text("Too short\n", encoding="utf-8")
-    with pytest.raises(ValueError, match="short.txt has no sentence of 3 words"):
+    with pytest.raises(ValueError, match="short.txt has no line of 3 words"):
         text.read_sentences(str(tmp_path / "short.txt"))
     monkeypatch.setattr(text, "FIXTURE_TEXT", tmp_path / "not_there.txt")
     with pytest.raises(ValueError, match="--text_file"):
@@ -271,7 +246,7 @@ def test_texts(tmp_path, monkeypatch):
 
 def test_bert_has_its_best_case():
     texts = [" ".join(words) for words in SENTENCES]
-    tokenizer = tokenizer_speed.bert_tokenizer(texts)
+    tokenizer = text.bert_tokenizer(texts)
     encoded = tokenizer(texts, padding=True, return_tensors="pt")
     assert not (encoded.input_ids == tokenizer.unk_token_id).any()
     pieces = int(encoded.attention_mask.sum()) - 2 * len(texts)
@@ -282,6 +257,6 @@ def test_options_of_a_device(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     with pytest.raises(ValueError, match="--device cuda: torch cannot compute on it here"):
         benchmark.main(["--device", "cuda"])
-    for option in (["--parts", "inference", "tokenizer"], ["--against", "there"], ["--peer", "file.py:peer"]):
-        with pytest.raises(ValueError, match=f"{option[0]} with --device cuda: .* Leave out {option[0]}"):
+    for option in (["--parts", "inference", "tokenizer"], ["--against", "there"]):
+        with pytest.raises(ValueError, match=f"--device cuda .* leave out .*{option[0]}"):
             benchmark.main(["--device", "cuda", *option])

@@ -1,9 +1,10 @@
-"""Experiments: arms and seeds, finished and stopped models, cached layers, publishing."""
+"""Experiments: arms and seeds, finished and stopped models, cached layers, ensembles, publishing."""
 
 import shutil
 from pathlib import Path
 from unittest.mock import MagicMock
 
+import numpy as np
 import pytest
 import torch
 import transformers
@@ -11,7 +12,6 @@ from huggingface_hub.utils import filter_repo_objects
 from safetensors.torch import load_file
 from task_worker import (
     HEAD,
-    WITHOUT_DROPOUT,
     assert_same_weights,
     bilm,
     capitals,
@@ -22,13 +22,14 @@ from task_worker import (
     train_tagger,
     trainer_with,
 )
+from task_worker import experiment as task_experiment
 from task_worker import tagger_experiment as train
 
+from modeling_elmo import ELMoForTokenClassification, ELMoTokenizer
 from modeling_elmo.run_scripts.cards import publishing
 from modeling_elmo.run_scripts.cards.tables import summary_table
 from modeling_elmo.run_scripts.experiments import experiment, reports
-from modeling_elmo.run_scripts.experiments.experiment import ABLATIONS
-from modeling_elmo.run_scripts.experiments.records import RECORDS, read_records
+from modeling_elmo.run_scripts.experiments.reports import RECORDS, read_records
 from modeling_elmo.run_scripts.fine_tuning import features
 from modeling_elmo.run_scripts.fine_tuning.trainer import TaskTrainer
 
@@ -98,9 +99,8 @@ def assert_same_record(record: dict, folder: Path):
 
 
 def test_members_and_their_folders(finished):
-    assert sorted(str(path.parent.relative_to(finished)) for path in finished.rglob("model.safetensors")) == sorted(
-        MEMBERS
-    )
+    found = {path.parent.relative_to(finished).as_posix() for path in finished.rglob("model.safetensors")}
+    assert found == {*MEMBERS}
     for member in MEMBERS:
         arm, seed = member.split("/seed-")
         record, config = (read_json(finished / member / name) for name in ("record.json", "config.json"))
@@ -109,7 +109,8 @@ def test_members_and_their_folders(finished):
         assert set(record["layer_weights"]) == ({"input"} if arm == "elmo" else set())
         assert record["epochs"] == 3 and record["train_samples"] == 60 and record["seconds"] > 0
         assert [epoch for epoch, _ in record["curve"]] == [1, 2, 3]
-        assert max(score for _, score in record["curve"]) == record["metrics"]["validation"]["f1"]
+        scores = [score for _, score in record["curve"]]  # the best epoch is kept
+        assert max(scores) == record["metrics"]["validation"]["f1"] > min(scores)
         assert not list((finished / member).glob("checkpoint-*")) and not list(finished.rglob("*.part"))
     assert all(value > 0 for arm in ("baseline", "elmo") for value in scores_of(finished, arm))
 
@@ -121,28 +122,21 @@ def test_recorded_layer_weights_are_in_the_saved_model(finished):
     assert raw.any()
 
 
-def test_results_of_all_members(finished, place, capsys, hub):
-    train(place, finished, compare_baseline=True, seeds=2)
-    records = [read_json(finished / member / "record.json") for member in MEMBERS]
+def test_a_finished_experiment_writes_its_results_and_trains_nothing(finished, place, capsys, hub, trainers):
+    files = [*finished.rglob("*.safetensors"), *finished.rglob("record.json"), *finished.rglob("*.jsonl")]
+    before = {path: path.stat().st_mtime_ns for path in files}
+    records = train(place, finished, compare_baseline=True, seeds=2)
+    assert records == [read_json(finished / member / "record.json") for member in MEMBERS]
     assert read_json(finished / "results" / "ner.json")["records"] == records == read_records(finished)[1]
     table = summary_table(records)
     for text in (capsys.readouterr().out, (finished / "results" / "ner.md").read_text(encoding="utf-8")):
         assert table in text
-    assert not hub.called
+    assert not hub.called and not trainers and {path: path.stat().st_mtime_ns for path in files} == before
 
 
 # The fields of each arm's saved configuration.
 SAVED = {
-    "layers": [
-        ("top-layer", {"scalar_mix_mode": "top"}),
-        ("average", {"scalar_mix_mode": "average"}),
-        ("learned-lambda-1", {"scalar_mix_mode": "learned", "scalar_mix_l2": 1.0}),
-        ("learned-lambda-0-001", {"scalar_mix_mode": "learned", "scalar_mix_l2": 0.001}),
-    ],
     "placement": [(where, {"elmo_placement": where, "use_elmo": True}) for where in ("input", "output", "both")],
-    "each_layer": [
-        (name, {"scalar_mix_mode": layer}) for layer, name in enumerate(("token-layer", "biLSTM-1", "biLSTM-2"))
-    ],
     "data": [
         *((f"elmo-{share}", {"use_elmo": True}) for share in ("0-01", "0-1", "1-0")),
         *((f"baseline-{share}", {"use_elmo": False}) for share in ("0-01", "0-1", "1-0")),
@@ -151,7 +145,7 @@ SAVED = {
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("ablation", [*ABLATIONS, "each_layer"])
+@pytest.mark.parametrize("ablation", SAVED)
 def test_ablations(ablation, place, tmp_path):
     records = train(place, tmp_path, **SHORT, ablation=ablation, compare_baseline=ablation == "data")
     assert len(records) == len(SAVED[ablation]) and len(list(tmp_path.rglob("record.json"))) == len(records)
@@ -174,17 +168,16 @@ def test_arms_that_no_other_test_trains():
     assert [arm.name for arm in arms] == ["token layer", "biLSTM 1", "biLSTM 2", "biLSTM 3"]
     assert [arm.overrides for arm in arms] == [{"scalar_mix_mode": layer} for layer in range(4)]
     assert [arm.name for arm in experiment.experiment_arms(None, False, False, num_layers=2)] == ["baseline"]
+    arms = experiment.experiment_arms("layers", False, True, num_layers=2)
+    assert [(*arm.overrides.values(),) for arm in arms] == [
+        ("top",),
+        ("average",),
+        ("learned", 1.0),
+        ("learned", 0.001),
+    ]
 
 
 # Finished models
-
-
-def test_finished_models_are_not_trained_again(finished, place, trainers):
-    files = [*finished.rglob("*.safetensors"), *finished.rglob("record.json"), *finished.rglob("*.jsonl")]
-    before = {path: path.stat().st_mtime_ns for path in files}
-    records = train(place, finished, compare_baseline=True, seeds=2)
-    assert not trainers and {path: path.stat().st_mtime_ns for path in files} == before
-    assert records == [read_json(finished / member / "record.json") for member in MEMBERS]
 
 
 def test_missing_models_are_trained(finished, place, tmp_path, trainers):
@@ -194,18 +187,15 @@ def test_missing_models_are_trained(finished, place, tmp_path, trainers):
     assert [record["seed"] for record in records] == [41, 41, 42, 42] and len(trainers) == 2
 
 
-def test_an_experiment_that_gets_more_seeds_keeps_its_model(place, tmp_path, trainers):
-    """A single model has the output folder for itself, and stays there; the second seed has a folder of its own."""
-    folder = tmp_path / "paper" / "entities"
-    (first,) = train(place, folder, **SHORT)
-    records = train(place, folder, **SHORT, seeds=2, reuse_from=tmp_path / "paper")
+def test_a_single_model_stays_when_the_experiment_gets_more(place, tmp_path, trainers):
+    (first,) = train(place, tmp_path, **SHORT)
+    records = train(place, tmp_path, **SHORT, seeds=2)
     assert records[0] == first and [record["seed"] for record in records] == [42, 43] and len(trainers) == 2
-    assert [*folder.rglob("model.safetensors")] == [
-        folder / "model.safetensors",
-        folder / "elmo" / "seed-43" / "model.safetensors",
-    ]
-    for options, expected in (({}, [first]), ({"seed": 43}, records[1:]), ({"seeds": 2}, records)):
-        assert train(place, folder, **SHORT, **options) == expected and len(trainers) == 2
+    assert {*tmp_path.rglob("model.safetensors")} == {
+        tmp_path / "model.safetensors",
+        tmp_path / "elmo" / "seed-43" / "model.safetensors",
+    }
+    assert train(place, tmp_path, **SHORT, seed=43) == records[1:] and len(trainers) == 2
 
 
 def test_tables_are_written_after_each_seed(finished, place, tmp_path, monkeypatch):
@@ -245,31 +235,12 @@ def test_models_of_other_experiments_are_copied(finished, place, tmp_path, train
     assert record == read_json(finished / "baseline" / "seed-42" / "record.json") and len(trainers) == 6
 
 
-@pytest.mark.slow
-def test_records_without_their_models_are_copied_but_not_pushed(finished, place, tmp_path, trainers):
-    """The repository ships records alone; the tables need no more."""
-    shipped, folder = tmp_path / "shipped", tmp_path / "placement"
-    shipped.mkdir()
-    shutil.copy2(finished / RECORDS, shipped)
-    options = {"ablation": "placement", "seeds": 2, "reuse_from": shipped, "num_train_epochs": 3}
-    records = train(place, folder, **options)
-    known = read_json(finished / "elmo" / "seed-42" / "record.json")
-    assert len(trainers) == 4 and records[0] == known | {"arm": "input"} and not (folder / "input").exists()
-    assert train(place, folder, **options) == records and len(trainers) == 4
-    with pytest.raises(FileNotFoundError, match="holds the record of the best model without the model"):
-        train(place, shipped, seeds=2, num_train_epochs=3, push_to_hub=True)
-    assert len(trainers) == 4
-
-
-OTHERS = [  # an option of Trainer, the experiment, the head, the network, the encoding, the data and the task
+OTHERS = [  # an option of Trainer, the experiment, the head, the network, the data and the task
     ({"learning_rate": 0.01}, "learning_rate"),
     ({"early_stopping_patience": 1}, "early_stopping_patience"),
     ({"elmo_placement": "both"}, "elmo_placement"),
     ({"config_overrides": {"task_hidden_size": 9}}, "task_hidden_size"),
-    ({"max_length": 7}, "max_length"),
     ({"test_file": "validation.conll"}, "test_file"),
-    ({"test_file": None}, "test_file"),
-    ({"train_fraction": 0.5}, "train_fraction"),
     ({"tag_scheme": "iob1"}, "tag_scheme"),
 ]
 
@@ -313,20 +284,22 @@ def test_a_model_written_by_another_transformers_is_the_same_model(tmp_path):
     assert config.read_text() != content and reports.model_digest(str(folder)) != digest
 
 
-def test_records_are_valid_on_another_disk(finished, place, tmp_path, trainers):
-    """With the same data and biLM under other names, the records are enough. They name no folder."""
-    (tmp_path / "run").mkdir()
-    shutil.copy2(finished / RECORDS, tmp_path / "run")
+def test_records_alone_are_enough_for_tables_but_not_for_the_hub(finished, place, tmp_path, trainers):
+    """With the same data and biLM under other names, as on another disk. The records name no folder."""
+    shipped = tmp_path / "shipped"
+    shipped.mkdir()
+    shutil.copy2(finished / RECORDS, shipped)
     moved = {f"{split}_file": tmp_path / f"{split}-moved.conll" for split in ("train", "validation", "test")}
     for file in moved.values():
         shutil.copy(place / file.name.replace("-moved", ""), file)
-    shutil.copytree(place / "bilm", tmp_path / "moved-bilm")
-    records = train(
-        place, tmp_path / "run", compare_baseline=True, seeds=2, model_name_or_path=tmp_path / "moved-bilm", **moved
-    )
+    options = {**moved, "model_name_or_path": shutil.copytree(place / "bilm", tmp_path / "moved-bilm")}
+    options |= {"compare_baseline": True, "seeds": 2, "reuse_from": shipped}
+    records = train(place, tmp_path / "run", **options)
     assert records == [read_json(finished / member / "record.json") for member in MEMBERS] and not trainers
     settings = read_records(tmp_path / "run")[1][0]["settings"]
     assert (settings["model_name_or_path"], settings["train_file"]) == ("bilm", "train.conll")
+    with pytest.raises(FileNotFoundError, match="run holds the record of the best model without the model"):
+        train(place, tmp_path / "run", **options, push_to_hub=True)
 
 
 def test_a_start_that_failed_does_not_block_its_folder(place, tmp_path, monkeypatch):
@@ -342,8 +315,8 @@ def test_a_start_that_failed_does_not_block_its_folder(place, tmp_path, monkeypa
     "options, received",
     [
         ({"no_use_elmo": True, "compare_baseline": True}, "--no_use_elmo.*--compare_baseline"),
-        ({"resume_from_checkpoint": "last"}, "--resume_from_checkpoint last"),
-        ({"seed": 2**32 - 2, "seeds": 3}, "--seed 4294967294 with --seeds 3"),
+        ({"resume_from_checkpoint": "last"}, "--resume_from_checkpoint"),
+        ({"seed": 2**32 - 2, "seeds": 3}, "--seeds 3: .*4294967296"),
         ({"head": "linear", "ablation": "placement"}, "linear head"),
         ({"train_file": None, "validation_file": None, "test_file": None}, "--train_file"),
         ({"reuse_from": "nowhere"}, "--reuse_from nowhere"),
@@ -355,12 +328,6 @@ def test_mistakes_end_before_training(options, received, place, tmp_path, traine
     with pytest.raises(Exception, match=received):
         train(place, tmp_path, **SHORT, **options)
     assert not trainers
-
-
-def test_a_model_of_another_program_is_refused(place, tmp_path):
-    train_tagger(place, tmp_path, **SHORT)
-    with pytest.raises(FileExistsError, match="holds a model that `elmo reproduce` did not train.*--output_dir"):
-        train(place, tmp_path, **SHORT)
 
 
 def test_both_programs_train_the_same_model(finished, place, tmp_path):
@@ -400,31 +367,16 @@ def test_a_stopped_run_resumes_to_the_same_model(finished, place, tmp_path, monk
         assert (tmp_path / name).read_text("utf-8") == (expected / name).read_text("utf-8")
 
 
-# The best checkpoint
-
-
-def evaluations(trainer: TaskTrainer) -> list[float]:
-    return [entry["eval_f1"] for entry in trainer.state.log_history if "eval_f1" in entry]
-
-
-def test_the_best_epoch_is_kept(place, tmp_path, trainers):
-    (record,) = train(place, tmp_path, num_train_epochs=4, config_overrides=WITHOUT_DROPOUT)
-    found = evaluations(trainers[0])
-    assert len(found) == 4 and len(set(found)) > 1
-    assert record["metrics"]["validation"]["f1"] == max(found)
-
-
 @pytest.mark.slow
-def test_early_stopping_keeps_its_count_when_it_resumes(place, tmp_path, monkeypatch, trainers):
+def test_early_stopping_keeps_its_count_when_it_resumes(place, tmp_path, monkeypatch):
     """A learning rate near 0 makes no epoch better than the first, so patience of 2 stops after the third."""
     options = {"early_stopping_patience": 2, "learning_rate": 1e-9, "num_train_epochs": 9}
-    remembered = experiment.TaskTrainer
     stop_in(monkeypatch, "on_save", number=2)
     with pytest.raises(KeyboardInterrupt):
         train(place, tmp_path, **options)
-    monkeypatch.setattr(experiment, "TaskTrainer", remembered)
+    monkeypatch.setattr(experiment, "TaskTrainer", TaskTrainer)
     (record,) = train(place, tmp_path, **options)
-    assert record["epochs"] == 3 and len(evaluations(trainers[0])) == 3
+    assert record["epochs"] == 3 and len(record["curve"]) == 3
     assert record["settings"]["num_train_epochs"] == 9
 
 
@@ -471,6 +423,48 @@ def test_all_members_share_a_file(cached, monkeypatch, trainers):
     train(cached, folder, **options, ablation="data", compare_baseline=True)
     assert len(trainers) == 9 and list((folder / "features").iterdir()) == [file]
     assert file.stat().st_mtime_ns == made
+
+
+# Ensembles. Those of other tasks are in their test files.
+
+
+def probabilities(folder: Path, sentences: list[list[str]]) -> list[np.ndarray]:
+    """The probabilities of each word's labels, one sentence at a time."""
+    model, tokenizer = ELMoForTokenClassification.from_pretrained(folder).eval(), ELMoTokenizer.from_pretrained(folder)
+    with torch.no_grad():
+        inputs = (tokenizer([words], is_split_into_words=True, return_tensors="pt") for words in sentences)
+        return [model(**each).logits[0, 1:-1].double().softmax(-1).numpy() for each in inputs]
+
+
+def test_an_ensemble_is_the_mean_of_probabilities(finished, place, tmp_path):
+    members = [finished / name for name in MEMBERS[1::2]]
+    (record,) = train(place, tmp_path, ensemble=members)
+    labels = read_json(members[0] / "config.json")["id2label"]
+    sentences = [words for words, _ in sentences_of(place / "test.conll")]
+    pairs = zip(*(probabilities(folder, sentences) for folder in members), strict=True)
+    expected = [[labels[str(label)] for label in np.mean(pair, axis=0).argmax(-1)] for pair in pairs]
+    rows = predictions_of(tmp_path / "results" / "ensemble_test.jsonl")
+    assert [row["predicted"] for row in rows] == expected and [row["tokens"] for row in rows] == sentences
+    right = [found == tag for row in rows for found, tag in zip(row["predicted"], row["tags"], strict=True)]
+    assert record["metrics"]["test"]["accuracy"] == pytest.approx(sum(right) / len(right))
+    assert record["arm"] == "ensemble of 2"
+    assert read_json(tmp_path / "results" / "ner_ensemble.json")["records"] == [record]
+    single = [[row["predicted"] for row in predictions_of(folder / "predictions_test.jsonl")] for folder in members]
+    assert expected not in single  # else the mean could be missing
+
+
+@pytest.mark.parametrize("name", ["compare_baseline", "push_to_hub"])
+def test_an_ensemble_only_averages(name, finished, place, tmp_path):
+    with pytest.raises(ValueError, match=f"--ensemble .* leave out --{name}"):
+        train(place, tmp_path, ensemble=[finished / MEMBERS[1]], **{name: True})
+
+
+def test_members_are_different_models_with_the_labels_of_the_data(finished, place, tmp_path):
+    member = finished / MEMBERS[1]
+    with pytest.raises(ValueError, match="--ensemble .*seed-42.* has a model twice"):
+        train(place, tmp_path, ensemble=[member, f"{member}/"])
+    with pytest.raises(ValueError, match=r"--ensemble .*seed-42 has the labels .*B-NAME.*but the data has.*B-person"):
+        task_experiment("ner", tmp_path, model_name_or_path=member, ensemble=[member])
 
 
 # Publishing

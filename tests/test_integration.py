@@ -3,12 +3,10 @@
 import copy
 import json
 import pickle
-import time
 
 import numpy as np
 import pytest
 import torch
-from datasets import Dataset
 from head_models import HEADS, batch_of, make_batch, make_model, targets_of
 from torch.nn.utils.rnn import pad_sequence
 from transformers import (
@@ -22,7 +20,6 @@ from transformers import (
     TrainingArguments,
     pipeline,
 )
-from transformers.utils.generic import find_labels
 
 from modeling_elmo import (
     ELMoConfig,
@@ -136,17 +133,6 @@ def test_zero_shot_pipeline_reads_pairs(options):
         assert scores[label] == pytest.approx(logits.softmax(-1)[1].item(), abs=1e-6)
 
 
-@pytest.mark.slow  # depends on the machine
-def test_stored_columns_reach_batches_at_200_000_tokens_a_second():
-    tokenizer = tokenizer_of(*WORDS)
-    rows = Dataset.from_dict({"words": [WORDS * 3] * 4096}).map(
-        lambda batch: tokenizer(batch["words"], is_split_into_words=True), batched=True, remove_columns="words"
-    )
-    collator, start = DataCollatorForLanguageModeling(tokenizer, mlm=False), time.perf_counter()
-    tokens = sum(collator(rows.__getitems__(list(range(i, i + 64))))["labels"].numel() for i in range(0, 4096, 64))
-    assert tokens / (time.perf_counter() - start) > 200_000
-
-
 TRAINED = {
     "language_model": (ELMoForPreTraining, {}),
     "tagger": HEADS["tagger-both"],
@@ -213,15 +199,8 @@ def test_trainer_steps_along_the_gradient_of_the_whole_batch(model_class, option
         torch.testing.assert_close(before[name] - parameter, gradients[name], rtol=1e-4, atol=1e-6, msg=name)
 
 
-def test_trainer_finds_only_labels():
-    """Trainer evaluates a loss only if a batch has all arguments with "label" in their names."""
-    assert find_labels(ELMoForPreTraining) == find_labels(ELMoForTokenClassification) == ["labels"]
-    assert find_labels(ELMoForSemanticRoleLabeling) == ["labels", "predicate_labels"]
-
-
 TARGETS_OF_TRAINER = {
     "roles": (ELMoForSemanticRoleLabeling, {"labels": [-100, 1, 2, 0, -100]}),
-    "predicates": (ELMoForSemanticRoleLabeling, {"predicate_labels": [-100, 0, 0, 1, -100]}),
     "language model": (
         ELMoForPreTraining,
         {"forward_targets": [3, 4, 3, 2, -100], "backward_targets": [-100, 1, 3, 4, 3]},

@@ -12,15 +12,15 @@ from scipy import stats
 from modeling_elmo.run_scripts.experiments.paper_page import (
     PAGE_BEGIN,
     PAGE_END,
-    claims_table,
-    epochs_table,
+    claim_rows,
+    epoch_rows,
     gain,
     layer_gain,
     paper_page,
     update_page,
     verdict,
 )
-from modeling_elmo.run_scripts.experiments.records import write_records
+from modeling_elmo.run_scripts.experiments.reports import write_records
 
 CURVE = [[1.0, 0.5], [2.0, 0.7], [3.0, 0.6]]
 
@@ -146,7 +146,7 @@ def test_claims_of_a_plan():
         "senses": {"same_sense": {}, "disambiguation": {**shares, "instances": 14310}},
         "probe": {"metric": "accuracy", "test": {"words": 25094, "scores": layers}},
     }
-    assert cells(claims_table(plan, found))[2:] == [
+    assert [*claim_rows(plan, found)] == [
         ["tags", "baseline → elmo", "+2.1", "+10.0 ± 0.0", "3", "yes"],
         ["roles", "output → input", "", "-3.3 ± 14.3", "3", "cannot be told"],
         ["roles", "input → both", "-0.4", "+2.3 ± 1.4", "3", "no"],  # the paper loses there
@@ -154,7 +154,7 @@ def test_claims_of_a_plan():
         ["senses", "biLSTM 1 → biLSTM 2", "+1.6", "+3.3 ± 1.1", "", "yes"],
         ["words", "biLSTM 1 → biLSTM 2", "-0.5", "-0.3 ± 0.4", "", "cannot be told"],
     ]
-    assert claims_table(plan[3:4], found) == ""
+    assert not [*claim_rows(plan[3:4], found)]
 
 
 def test_the_margin_of_layers_is_that_of_two_samples():
@@ -170,7 +170,7 @@ def test_epochs_until_the_best_of_the_other():
     curves = {"baseline": [[1.0, 0.2], [2.0, 0.5], [3.0, 0.5]], "elmo": [[1.0, 0.45], [2.0, 0.6], [3.0, 0.7]]}
     found = [record | {"curve": curves[record["arm"]]} for record in records(baseline=[0.5, 0.5], elmo=[0.7, 0.7])]
     tags = entry("tags", "1")
-    assert cells(epochs_table([tags], {"tags": found}))[2:] == [["the tags", "2.0", "3.0", "2.0"]]
+    assert [*epoch_rows([tags], {"tags": found})] == [["the tags", "2.0", "3.0", "2.0"]]
     worse = [*found[:3], found[3] | {"curve": [[1.0, 0.1]]}]
-    assert cells(epochs_table([tags], {"tags": worse}))[2:] == [["the tags", "2.0", "2.0", ""]]
-    assert epochs_table([tags], {"tags": found[:1]}) == ""
+    assert [*epoch_rows([tags], {"tags": worse})] == [["the tags", "2.0", "2.0", ""]]
+    assert not [*epoch_rows([tags], {"tags": found[:1]})]

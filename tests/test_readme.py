@@ -175,12 +175,6 @@ def test_sentences_are_short(name):
     assert words_per_sentence(DOCUMENTS[name]) <= MOST_WORDS
 
 
-def test_words_per_sentence_are_counted_without_code_tables_and_headings():
-    prose = "# A heading of many words\n\nThis has four words. And `some --code here` with a\n[link to](README.md) it."
-    other = "\n\n| a | table |\n\n    an indented block of code\n\n```bash\nelmo ner\n```\n\nYes. It ends here.\n"
-    assert words_per_sentence(prose + other) == pytest.approx((4 + 7 + 3) / 3)
-
-
 def run_blocks(name: str) -> tuple[dict[str, Any], int]:
     """Runs the `elmo` commands and the Python of a document; compares the Python's output with the block below it.
 

@@ -9,25 +9,12 @@ from task_worker import FIXTURES, bilm, launch, options_of, read_json
 
 from modeling_elmo.run_scripts import reproduce, run_task
 from modeling_elmo.run_scripts.experiments import experiment
+from modeling_elmo.run_scripts.fine_tuning.tasks import TASKS
 from modeling_elmo.run_scripts.program.command_line import ProgramParser
 
 ROOT = Path(__file__).parents[1]
 # The settings that run_ner, run_classification and run_qa saved by default when they had all these options.
 SETTINGS = read_json(ROOT / "tests" / "fixtures" / "experiments" / "settings.json")
-OPTIONS = """model_name_or_path head no_use_elmo elmo_placement scalar_mix_mode scalar_mix_l2 elmo_dropout
-    no_freeze_bilm word_embedding_size word_min_count word_vectors word_vectors_limit freeze_word_vectors
-    config_overrides dataset dataset_config train_file validation_file test_file train_split validation_split test_split
-    max_train_samples max_eval_samples train_fraction seeds compare_baseline ablation cache_features ensemble
-    early_stopping_patience adadelta ema_decay no_load_best_model_at_end
-    language license license_reason dataset_tags data_statement citation"""
-OWN_OPTIONS = {
-    "ner": "tokens_column tags_column word_column comments tag_scheme max_length",
-    "classify": "text_column text_pair_column label_column column_names problem drop_labels classifier max_length",
-    "qa": "question_column context_column answers_column id_column max_seq_length doc_stride max_answer_length "
-    "null_score_diff_threshold no_adadelta",
-    "srl": "roles_format max_length no_adadelta",
-    "coref": "max_sentences train_singletons lr_decay",
-}
 
 
 @pytest.fixture(scope="module")
@@ -48,8 +35,8 @@ def default_options(task: str, output: Path) -> list[str]:
 @pytest.mark.parametrize("task", SETTINGS)
 def test_an_experiment_made_before_is_recognized_as_finished(task, place, tmp_path, monkeypatch):
     monkeypatch.chdir(place)
-    for name in ("report", "write_results"):
-        monkeypatch.setattr(experiment, name, lambda *_: None)
+    monkeypatch.setattr(experiment.reports, "report", lambda *_: None)
+    monkeypatch.setattr(experiment, "write_results", lambda *_: None)
     arm_and_seed = {"arm": "elmo", "seed": 42}
     monkeypatch.setattr(experiment.Experiment, "_train", lambda self, *each: arm_and_seed | self._settings(*each))
     (settings,) = reproduce.main(default_options(task, tmp_path / "new"))
@@ -67,18 +54,7 @@ def test_an_experiment_made_before_is_recognized_as_finished(task, place, tmp_pa
         reproduce.main([*default_options(task, tmp_path / "old"), "--elmo_dropout", "0.4"])
 
 
-@pytest.mark.parametrize("task", OWN_OPTIONS)
-def test_options_of_a_task(task, monkeypatch):
-    parsers = []
-    monkeypatch.setattr(ProgramParser, "parse", lambda self, arguments: parsers.append(self) or sys.exit(0))
-    with pytest.raises(SystemExit):
-        reproduce.main([task])
-    known = {option for action in parsers[0]._actions for option in action.option_strings}
-    assert not {f"--{name}" for name in [*OPTIONS.split(), *OWN_OPTIONS[task].split()]} - known
-    assert parsers[0].prog.endswith(f" {task}")
-
-
-@pytest.mark.parametrize("task", OWN_OPTIONS)
+@pytest.mark.parametrize("task", TASKS)
 def test_the_program_of_a_task_has_the_same_defaults(task, monkeypatch):
     """`elmo classify` had the learning rate of taggers once, at which its network may not learn."""
     parsers = []
@@ -90,17 +66,6 @@ def test_the_program_of_a_task_has_the_same_defaults(task, monkeypatch):
     shared = program.keys() & experiment
     assert "learning_rate" in shared
     assert {name: program[name] for name in shared} == {name: experiment[name] for name in shared}
-
-
-def test_help_of_the_program_and_of_a_task(capsys):
-    for arguments in (["--help"], ["ner", "--help"]):
-        with pytest.raises(SystemExit) as ended:
-            reproduce.main(arguments)
-        assert ended.value.code == 0
-    printed = capsys.readouterr().out
-    assert (
-        "ner, classify, qa, srl, coref" in printed and "--compare_baseline" in printed and "Number of seeds" in printed
-    )
 
 
 @pytest.mark.parametrize("main", [run_task.main, reproduce.main])

@@ -67,17 +67,12 @@ def plain_vectors():
 )
 @pytest.mark.parametrize("sentences", [True, False])
 def test_vectors_are_those_of_the_model(plain_vectors, layer, of_layers, sentences):
-    for doc in pipeline(sentences, layer=layer).pipe(TEXTS, batch_size=3):
+    docs = pipeline(sentences, layer=layer, batch_tokens=8).pipe(TEXTS, batch_size=3)
+    for doc, text in zip(docs, TEXTS, strict=True):
         expected = of_layers(plain_vectors(doc))
+        assert doc.text == text
         assert doc.tensor.dtype == np.float32 and doc.tensor.shape == expected.shape
         np.testing.assert_allclose(doc.tensor, expected, atol=1e-5)
-
-
-def test_pipe_equals_one_text_at_a_time(nlp):
-    for options in ({}, {"batch_tokens": 8}):
-        for doc, text in zip(pipeline(**options).pipe(TEXTS, batch_size=4), TEXTS, strict=True):
-            assert doc.text == text
-            np.testing.assert_allclose(doc.tensor, nlp(text).tensor, atol=1e-5)
 
 
 def test_vectors_of_tokens_spans_and_documents(nlp):
@@ -159,18 +154,14 @@ def test_bytes_pickles_and_configurations(nlp):
 
 
 def test_mistakes(nlp, tmp_path):
-    with pytest.raises(FileNotFoundError, match="nowhere: there is no such folder"):
-        pipeline(model="nowhere")("A play.")
-    with pytest.raises(FileNotFoundError, match=f"{tmp_path} has no config.json; .* elmo convert"):
+    with pytest.raises(FileNotFoundError, match=f"{tmp_path} has no config.json"):
         pipeline(model=str(tmp_path)).initialize()
-    with pytest.raises(ValueError, match="layer 3: pass top, average, mixed, or a number up to 2"):
-        pipeline(layer=3)("A play.")
     with pytest.raises(ValueError, match="elmo -> layer.*'last' is not.*'top', 'average', 'mixed'"):
         pipeline(layer="last")
     with pytest.raises(ValueError, match="elmo -> model\tmissing required argument"):
         spacy.blank("en").add_pipe("elmo")
     nlp.vocab.set_vector("chess", np.ones(300))
-    with pytest.raises(ValueError, match=r"received the shapes \(384,\) and \(300,\); pass a token, span or document"):
+    with pytest.raises(ValueError, match=r"\(384,\) and \(300,\)"):
         nlp("Chess")[0].similarity(nlp.vocab["chess"])
 
 
@@ -182,15 +173,12 @@ def test_a_long_text_without_sentences_is_warned_of(nlp, caplog):
     assert "A sentence has 8 words, more than batch_tokens (7)" in caplog.text and '"sentencizer"' in caplog.text
 
 
-def test_an_error_handler_gets_the_documents_that_failed(nlp):
+def test_an_error_handler_gets_the_documents_that_failed():
+    """Of `pipe`. spaCy handles errors of a single call itself, for which the component must raise them."""
     failed = []
     nlp = pipeline(model="nowhere")
     nlp.set_error_handler(lambda name, pipe, docs, error: failed.append((name, len(docs), type(error))))
     assert list(nlp.pipe(["A play.", "A film."])) == [] and failed == [("elmo", 2, FileNotFoundError)]
-
-
-def test_an_error_of_a_single_document_reaches_its_handler():
-    """spaCy handles it around the call, so the component itself must not: it would return no document."""
     broken = ELMoPipe("elmo", MODEL, layer="9")
     broken.set_error_handler(lambda *_: None)
     with pytest.raises(ValueError, match="layer 9: pass top, average, mixed, or a number up to 2"):

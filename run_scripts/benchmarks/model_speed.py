@@ -3,6 +3,10 @@
 Our code is compared with the plain definition, with `torch.nn.LSTM`, with other implementations on the same weights,
 and with its own matrix products and nothing else.
 
+On an accelerator every path is measured in every precision. The ids of a batch stay on the CPU, as in `elmo pretrain`.
+A time ends when the device has finished. Each row has two more figures: the kernels that the host launches in a run,
+and the most memory that a run takes, in megabytes.
+
 Another implementation is a "peer". A peer is a dictionary:
 
     "model"       prepared -> top layer `(batch, time, hidden_size)`, zeros at padding
@@ -12,49 +16,45 @@ Another implementation is a "peer". A peer is a dictionary:
 """
 
 import copy
+import shutil
+import subprocess
 import sys
 from collections.abc import Callable
 from contextlib import nullcontext
 from functools import partial
 from importlib.util import module_from_spec, spec_from_file_location
+from itertools import product
 from pathlib import Path
 from types import ModuleType
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence
+from torch.profiler import profile
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import BatchEncoding
 
 from modeling_elmo import ELMoModel, ELMoTokenizer, elmo_backend
-from modeling_elmo.elmo_lstm import ELMoLSTMLayer
+from modeling_elmo.elmo_lstm_fused import triton
 from modeling_elmo.elmo_operators import int8_obstacle
-from modeling_elmo.run_scripts.benchmarks.timing import Contest, Implementation, Outputs
+from modeling_elmo.run_scripts.benchmarks.timing import TOLERANCE, Contest, Implementation, Outputs
 
 Peer = dict[str, Any]
 CHECKOUT = "modeling_elmo_of_another_checkout"  # name of its package in this process
 PRODUCT_OPERATORS = ("aten::mm", "aten::addmm", "aten::bmm", "aten::baddbmm", "mkldnn::_linear_pointwise")
+DEVICE_PARTS = ("inference", "training")
+PRECISIONS = {"float32": TOLERANCE, "tf32": 0.02, "bfloat16": 0.1}  # with the largest error of each
+LAUNCHES = ("LaunchKernel", "GraphLaunch")  # parts of the names of CUDA's functions
 INT8_TOLERANCE = 0.02  # relative RMS error of the vectors: inputs and weights have 127 steps
 
 
-class ModelVariants(NamedTuple):
-    """A model, a copy without clips, and a copy whose layers are `torch.nn.LSTM`, which has no clips."""
-
-    model: ELMoModel
-    unclipped: ELMoModel
-    torch_lstm: ELMoModel
-
-    @classmethod
-    def of(cls, model: ELMoModel) -> "ModelVariants":
-        unclipped = copy.deepcopy(model)
-        for module in unclipped.modules():
-            if isinstance(module, ELMoLSTMLayer):
-                module.cell_clip = module.projection_clip = None
-        torch_lstm = copy.deepcopy(unclipped)
-        for direction in (torch_lstm.forward_lstm, torch_lstm.backward_lstm):
-            direction.layers = nn.ModuleList(map(TorchLSTMLayer, direction.layers))
-        return cls(model, unclipped, torch_lstm)
+def with_torch_lstm(model: ELMoModel) -> ELMoModel:
+    """A copy whose layers are `torch.nn.LSTM`, which has no clips: with random weights, no value reaches ours."""
+    model = copy.deepcopy(model)
+    for direction in (model.forward_lstm, model.backward_lstm):
+        direction.layers = nn.ModuleList(map(TorchLSTMLayer, direction.layers))
+    return model
 
 
 class TorchLSTMLayer(nn.Module):
@@ -83,35 +83,69 @@ def encode_words(batch: list[list[str]]) -> BatchEncoding:
 
 
 def model_contest(
-    part: str, name: str, batch: list[list[str]], variants: ModelVariants, peers: dict[str, Peer]
+    part: str, name: str, batch: list[list[str]], model: ELMoModel, device: torch.device, peers: dict[str, Peer]
 ) -> Contest:
-    """Our code, the definition, `torch.nn.LSTM`, the peers and the matrix products on one batch, in float32.
+    """Our code, the definition and `torch.nn.LSTM` on one batch, checked against the definition on the CPU in float32.
 
-    In inference also our code in 8 bits.
+    On the CPU also the peers, the matrix products and, in inference, our code in 8 bits; elsewhere all precisions.
 
     Args:
         part: `"inference"`, or `"training"`: forward and backward, without dropout and optimizer.
     """
-    encoding, compute = encode_words(batch), COMPUTATIONS[part]
+    encoding = encode_words(batch)
     call_of = partial(computation, part, encoding)
-    definition, unclipped = call_of(variants.model, "reference"), call_of(variants.unclipped, "reference")
-    expected = definition()
-    implementations = [
-        Implementation("this package", call_of(variants.model), expected),
-        Implementation("plain definition", definition, expected),
-        Implementation("torch.nn.LSTM, unclipped", call_of(variants.torch_lstm), unclipped()),
-    ]
-    if part == "inference" and int8_obstacle() is None:
-        implementations.append(
-            Implementation("int8", call_of(variants.model, "int8"), expected, tolerance=INT8_TOLERANCE)
-        )
-    for peer_name, peer in peers.items():
-        if part == "inference" or "parameters" in peer:
-            forward = partial(peer["model"], peer.get("prepare", lambda same: same)(encoding))
-            call = partial(compute, forward, peer.get("parameters", {}))
-            implementations.append(Implementation(peer_name, call, expected))
-    implementations.append(Implementation("matrix products alone", replayed_products(call_of(variants.model, part))))
-    return Contest(part, name, int(encoding.attention_mask.sum()), "tokens", implementations)
+    expected = {key: value.to(device) for key, value in call_of(model, "reference")().items()}
+    there = model if device.type == "cpu" else copy.deepcopy(model).to(device)
+    calls = {
+        "this package": call_of(there),
+        "plain definition": call_of(there, "reference"),
+        "torch.nn.LSTM": call_of(with_torch_lstm(model).to(device)),
+    }
+    if device.type == "cpu":
+        for peer_name, peer in peers.items():
+            if part == "inference" or "parameters" in peer:
+                forward = partial(peer["model"], peer.get("prepare", lambda same: same)(encoding))
+                calls[peer_name] = partial(vectors_and_gradients, part, forward, peer.get("parameters", {}))
+        measured = [Implementation(title, call, expected) for title, call in calls.items()]
+        if part == "inference" and int8_obstacle() is None:
+            measured.append(Implementation("int8", call_of(model, "int8"), expected, INT8_TOLERANCE))
+        measured.append(Implementation("matrix products alone", replayed_products(call_of(model, part))))
+    else:
+        pairs = product(calls.items(), PRECISIONS)
+        measured = [in_precision(title, call, expected, device, precision) for (title, call), precision in pairs]
+    return Contest(part, name, int(encoding.attention_mask.sum()), "tokens", measured)
+
+
+def in_precision(
+    title: str, call: Callable[[], Outputs], expected: Outputs, device: torch.device, precision: str
+) -> Implementation:
+    module: Any = torch.get_device_module(device)
+
+    def run() -> Outputs:
+        before = torch.get_float32_matmul_precision()
+        torch.set_float32_matmul_precision("high" if precision == "tf32" else "highest")
+        with torch.autocast(device.type, torch.bfloat16, enabled=precision == "bfloat16"):
+            outputs = call()
+        torch.set_float32_matmul_precision(before)
+        module.synchronize()
+        return outputs
+
+    def details() -> dict[str, float]:
+        module.reset_peak_memory_stats()
+        with profile() as profiler:
+            run()
+        launches = sum(each.count for each in profiler.key_averages() if any(name in each.key for name in LAUNCHES))
+        return {"launches": launches, "megabytes": module.max_memory_allocated() / 1e6}
+
+    return Implementation(f"{title}, {precision}", run, expected, PRECISIONS[precision], details)
+
+
+def computation(
+    part: str, encoding: BatchEncoding, model: ELMoModel, backend: str | None = None
+) -> Callable[[], Outputs]:
+    return partial(
+        vectors_and_gradients, part, partial(top_layer, model, encoding, backend), dict(model.named_parameters())
+    )
 
 
 def top_layer(model: ELMoModel, encoding: BatchEncoding, backend: str | None = None) -> Tensor:
@@ -119,25 +153,14 @@ def top_layer(model: ELMoModel, encoding: BatchEncoding, backend: str | None = N
         return model(**encoding).last_hidden_state
 
 
-@torch.no_grad()
-def vectors_of(forward: Callable[[], Tensor], parameters: dict[str, Tensor]) -> Outputs:
-    return {"vectors": forward()}
-
-
-def gradients_of(forward: Callable[[], Tensor], parameters: dict[str, Tensor]) -> Outputs:
-    """The top layer, and the gradient of its squared norm for every parameter."""
-    vectors = forward()
+def vectors_and_gradients(part: str, forward: Callable[[], Tensor], parameters: dict[str, Tensor]) -> Outputs:
+    """The top layer, and in training the gradient of its squared norm for every parameter."""
+    with torch.set_grad_enabled(part == "training"):
+        vectors = forward()
+    if part == "inference":
+        return {"vectors": vectors}
     gradients = torch.autograd.grad(vectors.square().sum(), list(parameters.values()))
     return {"vectors": vectors.detach(), **dict(zip(parameters, gradients, strict=True))}
-
-
-COMPUTATIONS = {"inference": vectors_of, "training": gradients_of}
-
-
-def computation(
-    part: str, encoding: BatchEncoding, model: ELMoModel, backend: str | None = None
-) -> Callable[[], Outputs]:
-    return partial(COMPUTATIONS[part], partial(top_layer, model, encoding, backend), dict(model.named_parameters()))
 
 
 class ProductRecorder(TorchDispatchMode):
@@ -161,8 +184,8 @@ def replayed_products(call: Callable[[], Any]) -> Callable[[], None]:
 
     @torch.no_grad()
     def replay():
-        for product in recorder.products:
-            product()
+        for repeat in recorder.products:
+            repeat()
 
     return replay
 
@@ -196,3 +219,20 @@ def import_file(path: Path, name: str) -> ModuleType:
     module = sys.modules[name] = module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
+
+
+def device_conditions(device: torch.device) -> dict[str, Any]:
+    """What a reader of the figures must know about a CUDA device."""
+    if device.type != "cuda":
+        return {"device": str(device)}
+    properties, command = torch.cuda.get_device_properties(device), shutil.which("nvidia-smi")
+    query = [str(command), "--query-gpu=driver_version", "--format=csv,noheader"]
+    driver = subprocess.run(query, capture_output=True, encoding="utf-8").stdout.split() if command else []
+    return {
+        "device": properties.name,
+        "device_memory": properties.total_memory,
+        "compute_capability": f"{properties.major}.{properties.minor}",
+        "driver": driver[0] if driver else "unknown",
+        "cuda": torch.version.cuda,
+        "triton": None if triton is None else triton.__version__,
+    }

@@ -1,32 +1,36 @@
-"""The text of a benchmark, and batches of its sentences."""
+"""The text of a benchmark, batches of its sentences, and the speed of tokenizers on it.
+
+Our tokenizer turns raw text into padded tensors beside transformers' `BertTokenizer`.
+"""
 
 import random
 import re
+from collections.abc import Callable, Iterator
+from functools import partial
 from itertools import islice
 from pathlib import Path
+from types import ModuleType
 
+from transformers import BertTokenizer
+
+from modeling_elmo import ELMoTokenizer
+from modeling_elmo.run_scripts.benchmarks.timing import Contest, Implementation, Outputs
 from modeling_elmo.run_scripts.pretraining.corpus import words_of
 from modeling_elmo.run_scripts.program.data_files import numbered_texts
 
 FIXTURE_TEXT = Path(__file__).resolve().parents[2] / "tests" / "fixtures" / "text" / "en.txt"
 SHORTEST_SENTENCE, MOST_SENTENCES = 3, 20_000
+MOST_TEXTS, TEXTS_PER_BATCH = 10_000, 1000
 
 
 def read_sentences(path: str | None) -> list[list[str]]:
     """The sentences of a file with one sentence per line, split at spaces; of a short fixture if `path` is `None`."""
     if path is None and not FIXTURE_TEXT.is_file():
-        raise ValueError(
-            "An installed package measures a text of yours: pass --text_file, one sentence per line. A clone of the "
-            "repository has a text, and AllenNLP as a peer."
-        )
-    texts = (text for _, text in numbered_texts(Path(path or FIXTURE_TEXT), "text"))
-    words = map(words_of, texts)
+        raise ValueError("Only a clone of the repository has a text; pass --text_file, one sentence per line.")
+    words = (words_of(text) for _, text in numbered_texts(Path(path or FIXTURE_TEXT), "text"))
     sentences = list(islice((each for each in words if len(each) >= SHORTEST_SENTENCE), MOST_SENTENCES))
     if not sentences:
-        raise ValueError(
-            f"--text_file {path} has no sentence of {SHORTEST_SENTENCE} words or more; pass a text file with one "
-            "sentence per line."
-        )
+        raise ValueError(f"--text_file {path} has no line of {SHORTEST_SENTENCE} words or more; pass another text.")
     return sentences
 
 
@@ -37,10 +41,7 @@ def draw_batch(sentences: list[list[str]], name: str, seed: int) -> list[list[st
     """
     parsed = re.fullmatch(r"([1-9]\d*)x(\d+)(dense)?", name)
     if not parsed or int(parsed[2]) < SHORTEST_SENTENCE:
-        raise ValueError(
-            f"{name!r} is not the name of a batch; pass ROWSxWORDS or ROWSxWORDSdense, with at least "
-            f"{SHORTEST_SENTENCE} words."
-        )
+        raise ValueError(f"{name!r} is no batch; pass ROWSxWORDS, with {SHORTEST_SENTENCE} words or more.")
     rows, longest = int(parsed[1]), int(parsed[2])
     cut = [words[:longest] for words in sentences]
     full = [words for words in cut if len(words) == longest]
@@ -51,3 +52,36 @@ def draw_batch(sentences: list[list[str]], name: str, seed: int) -> list[list[st
     generator = random.Random(f"{seed} {name}")
     first = generator.choice([words for words in uncut if len(words) == longest] or full)
     return [first, *generator.sample(pool, rows - 1)]
+
+
+def tokenizer_contests(sentences: list[list[str]], checkout: ModuleType | None) -> Iterator[Contest]:
+    """A contest for each pre-tokenization. One pass before the rounds fills the caches of our tokenizer."""
+    texts = [" ".join(words) for words in sentences[:MOST_TEXTS]]
+    batches = [texts[start : start + TEXTS_PER_BATCH] for start in range(0, len(texts), TEXTS_PER_BATCH)]
+    bert = bert_tokenizer(texts)
+    for name in ("whitespace", "moses", "treebank"):
+        tokenizer = ELMoTokenizer(pre_tokenization=name)
+        ours = partial(tokenize_batches, tokenizer, batches)
+        implementations = [Implementation("this package", ours)]
+        if checkout is not None:
+            other = partial(tokenize_batches, checkout.ELMoTokenizer(pre_tokenization=name), batches)
+            implementations.append(Implementation("other checkout", other, expected=ours()))
+        implementations.append(Implementation("BertTokenizer", lambda: tokenize_batches(bert, batches)))
+        words = sum(len(text.split()) for text in texts)
+        yield Contest("tokenizer", f"{name}, {len(texts)} texts", words, "words", implementations)
+
+
+def tokenize_batches(tokenizer: Callable, batches: list[list[str]]) -> Outputs:
+    """Tokenizes all batches; returns the tensors of the last one."""
+    for batch in batches:
+        encoding = tokenizer(batch, padding=True, return_tensors="pt")
+    return dict(encoding)
+
+
+def bert_tokenizer(texts: list[str]) -> BertTokenizer:
+    """Its vocabulary has all words of the texts, so that nearly every word is one piece: its fastest case."""
+    words = sorted({word for text in texts for word in re.findall(r"\w+|[^\w\s]", text)})
+    characters = sorted(set("".join(words)))
+    pieces = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *characters, *(f"##{c}" for c in characters), *words]
+    vocab = {piece: number for number, piece in enumerate(dict.fromkeys(pieces))}
+    return BertTokenizer(vocab=vocab, do_lower_case=False)

@@ -21,37 +21,22 @@ TOLERANCE = 1e-3  # largest relative RMS error in float32: rounding, with random
 
 
 class Implementation(NamedTuple):
-    """One way to do a computation.
+    """One way to do a computation."""
 
-    Args:
-        name: the row of the table.
-        call: runs the computation once; this is timed.
-        expected: correct outputs by name. Outputs that only `call` or only `expected` has are not compared.
-        details: returns further figures of the row after the last round, such as the parts of a step.
-        tolerance: the largest relative RMS error.
-    """
-
-    name: str
-    call: Callable[[], Outputs | None]
-    expected: Outputs | None = None
-    details: Callable[[], dict[str, float]] = dict
+    name: str  # the row of the table
+    call: Callable[[], Outputs | None]  # runs the computation once; this is timed
+    expected: Outputs | None = None  # correct outputs by name; those that only this or only `call` has are not compared
     tolerance: float = TOLERANCE
+    details: Callable[[], dict[str, float]] = dict  # further figures of the row, after the last round
 
 
 class Contest(NamedTuple):
-    """Implementations that take turns on the same input. The first is ours; the others are compared with it.
+    """Implementations that take turns on the same input. The first is ours; the others are compared with it."""
 
-    Args:
-        part: the part of the benchmark, such as `"inference"`.
-        batch: name of the input.
-        size: number of units in the input, for the units per second.
-        unit: `"tokens"` (markers included), `"words"` or `"examples"`.
-    """
-
-    part: str
-    batch: str
-    size: int
-    unit: str
+    part: str  # of the benchmark, such as `"inference"`
+    batch: str  # name of the input
+    size: int  # number of units in the input, for the units per second
+    unit: str  # `"tokens"` (markers included), `"words"` or `"examples"`
     implementations: list[Implementation]
 
 
@@ -125,30 +110,18 @@ def time_in_turns(calls: Sequence[Callable[[], Any]], rounds: int) -> list[list[
     return [own[1:] for own in seconds]
 
 
-def take_step(
-    compute_loss: Callable[[], Tensor], optimizers: Sequence[torch.optim.Optimizer], clip: Callable[[], Any]
-) -> Outputs:
-    """A training step, from a seed of its own."""
-    torch.manual_seed(0)
-    loss = compute_loss()
-    loss.backward()
-    clip()
-    for optimizer in optimizers:
-        optimizer.step()
-        optimizer.zero_grad()
-    return {"loss": loss.detach()}
-
-
 def format_rows(contest: Contest, rows: Sequence[BenchmarkRow]) -> str:
-    """A table in plain text. Further figures of a row follow it in milliseconds."""
+    """A table in plain text."""
+    columns = {
+        **{"ms": ("milliseconds", ",.1f"), "fastest": ("fastest", ",.1f"), "slowest": ("slowest", ",.1f")},
+        **{f"{contest.unit}/s": (f"{contest.unit}_per_second", ",.0f"), "speedup": ("speedup_of_ours", ".2f")},
+        **{"lowest": ("lowest_speedup", ".2f"), "highest": ("highest_speedup", ".2f")},
+        **{"error": ("relative_rms_error", ".1e"), "launches": ("launches", ",.0f"), "MB": ("megabytes", ",.1f")},
+    }
+    shown = {header: column for header, column in columns.items() if column[0] in rows[0]}
     title = f"{contest.part}, {contest.batch}, {contest.size:,} {contest.unit}"
-    headers = ("ms", "fastest", "slowest", f"{contest.unit}/s", "speedup", "lowest", "highest", "error")
-    lines = ["", title, f"{'':30}" + "".join(f"{header:>12}" for header in headers)]
-    for each, row in zip(contest.implementations, rows, strict=True):
-        times = [f"{row[name]:,.1f}" for name in ("milliseconds", "fastest", "slowest")]
-        speed = f"{row[f'{contest.unit}_per_second']:,.0f}"
-        ratios = [f"{row[name]:.2f}" for name in ("speedup_of_ours", "lowest_speedup", "highest_speedup")]
-        error = "" if row["relative_rms_error"] is None else f"{row['relative_rms_error']:.1e}"
-        lines.append(f"{each.name:30}" + "".join(f"{cell:>12}" for cell in (*times, speed, *ratios, error)))
-        lines += [f"    {name:26}{milliseconds:12,.1f}" for name, milliseconds in each.details().items()]
+    lines = ["", title, f"{'':30}" + "".join(f"{header:>12}" for header in shown)]
+    for row in rows:
+        cells = ["" if row[name] is None else format(row[name], form) for name, form in shown.values()]
+        lines.append(f"{row['implementation']:30}" + "".join(f"{cell:>12}" for cell in cells))
     return "\n".join(lines)

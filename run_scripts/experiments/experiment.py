@@ -1,13 +1,14 @@
-"""Experiments of the paper: several arms and seeds of a task in one folder, resumed where they stopped."""
+"""Experiments of the paper: arms and seeds of a task in one folder, resumed where they stopped; and ensembles."""
 
 import json
+import os
 import re
 import shutil
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from itertools import chain
+from itertools import chain, product
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -26,30 +27,22 @@ from modeling_elmo.run_scripts.cards.tables import (
     read_record,
     write_results,
 )
-from modeling_elmo.run_scripts.experiments.ensembles import ensemble_record
-from modeling_elmo.run_scripts.experiments.records import (
-    PLAN_OUTPUT,
-    RECORDS,
-    add_records,
-    different_settings,
-    read_records,
-)
-from modeling_elmo.run_scripts.experiments.reports import (
-    digests_of,
-    evaluate_splits,
-    push_model,
-    report,
-    run_record,
-    run_settings,
-    write_run,
-)
+from modeling_elmo.run_scripts.experiments import reports
 from modeling_elmo.run_scripts.fine_tuning.data import training_share
 from modeling_elmo.run_scripts.fine_tuning.features import FeatureStore, feature_store
 from modeling_elmo.run_scripts.fine_tuning.head import HeadArguments, task_config, task_model, task_tokenizer
-from modeling_elmo.run_scripts.fine_tuning.task import Record, Task
+from modeling_elmo.run_scripts.fine_tuning.task import Record, SplitOutput, Task
 from modeling_elmo.run_scripts.fine_tuning.trainer import TaskTrainer, TaskTrainingArguments, last_checkpoint
 from modeling_elmo.run_scripts.program.command_line import option
-from modeling_elmo.run_scripts.program.files import digest, files_named, load_pretrained, read_json, sync, write_json
+from modeling_elmo.run_scripts.program.files import (
+    check_model,
+    digest,
+    files_named,
+    load_pretrained,
+    read_json,
+    sync,
+    write_json,
+)
 from modeling_elmo.run_scripts.vectors.word_vectors import WordVectors
 from modeling_elmo.tokenization.elmo_characters import SPECIAL_WORDS
 
@@ -59,7 +52,16 @@ SETTINGS = "settings.json"  # of a model that was begun
 # Settings that name what a digest stands for: another disk may have the same files elsewhere.
 FILE_SETTINGS = ("model_name_or_path", "word_vectors", "train_file", "validation_file", "test_file", "dataset")
 ELMO_SETTINGS = ("elmo_placement", "scalar_mix_mode", "scalar_mix_l2", "elmo_dropout", "freeze_bilm")
-NOT_COPIED = (RECORDS, "record.json", ".lock", PLAN_OUTPUT)  # the record is written last
+REFUSED_WITH_ENSEMBLE = (
+    "ablation",
+    "compare_baseline",
+    "cache_features",
+    "reuse_from",
+    "early_stopping_patience",
+    "push_to_hub",
+)
+TOKENIZATION_COLUMNS = ("example_number", "offset_mapping")  # of encodings: which words a row holds
+NOT_COPIED = (reports.RECORDS, "record.json", ".lock", reports.PLAN_OUTPUT)  # the record is written last
 
 
 class Arm(NamedTuple):
@@ -128,51 +130,49 @@ def run_experiment(
         ensemble = arguments.ensemble
         records = [ensemble_record(task, ensemble, training)] if ensemble else experiment.run()
         if training.process_index == 0:
-            report(records, experiment.folder, arguments.ablation)
+            reports.report(records, experiment.folder, arguments.ablation)
             if training.push_to_hub:
-                push_model(experiment.best_folder(records), task, training)
+                reports.push_model(experiment.best_folder(records), task, training)
     return records
 
 
 def check_options(task: Task, head: HeadArguments, arguments: ExperimentArguments, training: TaskTrainingArguments):
-    if training.seed + arguments.seeds > 2**32:
-        raise ValueError(f"--seed {training.seed} with --seeds {arguments.seeds}: the last must be below {2**32}.")
-    if arguments.ensemble:
-        training_options = ("ablation", "compare_baseline", "cache_features", "reuse_from", "early_stopping_patience")
-        given = [name for name in training_options if getattr(arguments, name)] + ["push_to_hub"] * training.push_to_hub
-        if given:
-            raise ValueError(f"--ensemble only averages trained models; it cannot be combined with --{given[0]}.")
-    if not head.use_elmo and (arguments.compare_baseline or arguments.ablation):
-        raise ValueError("--no_use_elmo trains only the baseline; leave out --compare_baseline and --ablation.")
-    if training.resume_from_checkpoint:
-        raise ValueError(
-            f"--resume_from_checkpoint {training.resume_from_checkpoint}: a stopped experiment resumes by itself. Run "
-            "the same command again."
-        )
-    if arguments.reuse_from is not None and not Path(arguments.reuse_from).is_dir():
-        raise FileNotFoundError(f"--reuse_from {arguments.reuse_from}: there is no such folder; pass another.")
-    if arguments.cache_features and not head.freeze_bilm:
-        raise ValueError("--cache_features needs a frozen biLM; leave out --cache_features or --no_freeze_bilm.")
-    if arguments.early_stopping_patience is not None and "validation" not in task.data:
-        raise ValueError("--early_stopping_patience needs a validation split; pass --validation_file FILE.")
-    if arguments.ensemble and not task.can_average:
-        raise ValueError(
-            f"--ensemble: the outputs of several models cannot be averaged for {task.name}, because each model keeps "
-            "other spans. Pass one model at a time."
-        )
+    ensemble, last_seed = arguments.ensemble, training.seed + arguments.seeds - 1
+    options = vars(arguments) | {"push_to_hub": training.push_to_hub}
+    trained = next((name for name in REFUSED_WITH_ENSEMBLE if options[name]), None)
+    only_baseline = not head.use_elmo and (arguments.compare_baseline or arguments.ablation)
+    no_folder = arguments.reuse_from is not None and not Path(arguments.reuse_from).is_dir()
+    no_validation = arguments.early_stopping_patience is not None and "validation" not in task.data
+    mistakes = [
+        (last_seed >= 2**32, f"--seeds {arguments.seeds}: the last seed, {last_seed}, must be below {2**32}."),
+        (ensemble and trained, f"--ensemble only averages trained models; leave out --{trained}."),
+        (ensemble and not task.can_average, f"--ensemble: each model for {task.name} keeps other spans; pass one."),
+        (only_baseline, "--no_use_elmo trains only the baseline; leave out --compare_baseline and --ablation."),
+        (training.resume_from_checkpoint, "--resume_from_checkpoint: a stopped experiment resumes by itself; omit it."),
+        (no_folder, f"--reuse_from {arguments.reuse_from}: there is no such folder; pass another."),
+        (
+            arguments.cache_features and not head.freeze_bilm,
+            "--cache_features needs a frozen biLM; pass --freeze_bilm.",
+        ),
+        (no_validation, "--early_stopping_patience needs a validation split; pass --validation_file FILE."),
+    ]
+    for is_made, message in mistakes:
+        if is_made:
+            raise ValueError(message)
     task.check_splits(is_trained=not arguments.ensemble)
 
 
-def settings_without_effect(settings: dict[str, Any]) -> tuple[str, ...]:
-    """The settings that may differ between runs of one model: names of files, whose digests count, and unused ones."""
-    return FILE_SETTINGS if settings["use_elmo"] else FILE_SETTINGS + ELMO_SETTINGS
+def is_same_model(begun: dict[str, Any], settings: dict[str, Any]) -> bool:
+    """Whether the settings are equal but for names of files, whose digests count, and those that a baseline ignores."""
+    ignored = FILE_SETTINGS if settings["use_elmo"] else FILE_SETTINGS + ELMO_SETTINGS
+    return not reports.different_settings(begun, settings, ignored)
 
 
 @dataclass
 class Experiment:
-    """All arms of a task, each with all seeds, below `training.output_dir`.
+    """All arms of a task, each with all seeds. Finished models are not trained again, and a stopped one resumes.
 
-    An arm with a seed is a member. Finished members are not trained again, and a stopped member resumes.
+    A model is in `output_dir/ARM/seed-N`, or in `output_dir` if it is the only or was the first one.
     """
 
     task: Task
@@ -186,27 +186,23 @@ class Experiment:
         num_layers = load_pretrained(ELMoConfig, self.head.model_name_or_path).num_hidden_layers
         options = (self.arguments.ablation, self.arguments.compare_baseline, self.head.use_elmo)
         self.arms = experiment_arms(*options, num_layers)
-        self.seeds = range(self.training.seed, self.training.seed + self.arguments.seeds)
+        # All arms of a seed, so that a stopped experiment has compared them.
+        self.members = list(product(range(self.training.seed, self.training.seed + self.arguments.seeds), self.arms))
 
     def run(self) -> list[Record]:
-        """Trains the missing members, and returns the record of each, which is in the file once the model is whole.
-
-        After each seed it writes the tables so far.
-        """
+        """Trains the missing models, and returns the record of each, which is in the file once the model is whole."""
         for arm in self.arms:  # a network that cannot be built fails before any training
             with torch.device("meta"):
                 self.task.model_class(task_config(self.task, self.head, len(SPECIAL_WORDS) + 1, None, **arm.overrides))
-        for seed in self.seeds:
-            for arm in self.arms:
-                self._check_settings(arm, seed)
+        for seed, arm in self.members:
+            self._check_settings(arm, seed)
         records: list[Record] = []
-        for seed in self.seeds:  # all arms of a seed, so that a stopped experiment has compared them
-            for arm in self.arms:
-                records.append(self._found(arm, seed) or self._train(arm, seed))
-                if self.training.process_index == 0:
-                    add_records(self.folder, records)
+        for seed, arm in self.members:
+            records.append(self._found(arm, seed) or self._train(arm, seed))
             if self.training.process_index == 0:
-                write_results(self.folder, records, self.arguments.ablation)
+                reports.add_records(self.folder, records)
+                if arm is self.arms[-1]:
+                    write_results(self.folder, records, self.arguments.ablation)
         return records
 
     def best_folder(self, records: list[Record]) -> Path:
@@ -221,23 +217,18 @@ class Experiment:
             )
         if len(candidates) > 1:
             best = best | {"best_of": len(candidates), "best_on": first_split(best)}
-            write_run(folder, best, self.arguments, self.training)
+            reports.write_run(folder, best, self.arguments, self.training)
         return folder
 
     def _folder_of(self, arm: str, seed: int) -> Path:
-        """Where a model is or will be: in ARM/seed-N, or in the output folder if the experiment has only one member.
-
-        A model stays where it is if the experiment gets more members, or fewer.
-        """
-        places = [self.folder, self.folder / re.sub(r"\W+", "-", arm) / f"seed-{seed}"]
-        if len(self.arms) * len(self.seeds) > 1:
-            places.reverse()
-        finished = [place for place in places if (place / "record.json").is_file()]
-        records = {place: read_record(place / "record.json") for place in finished}
-        return next((place for place in finished if is_member(records[place], arm, seed)), places[0])
+        inner = self.folder / re.sub(r"\W+", "-", arm) / f"seed-{seed}"
+        first = self.folder / "record.json"  # of an experiment that had one model
+        if first.is_file() and is_member(read_record(first), arm, seed):
+            return self.folder
+        return inner if len(self.members) > 1 or (inner / "record.json").is_file() else self.folder
 
     def _recorded(self, arm: Arm, seed: int) -> Record | None:
-        return next((each for each in read_records(self.folder)[1] if is_member(each, arm.name, seed)), None)
+        return next((each for each in reports.read_records(self.folder)[1] if is_member(each, arm.name, seed)), None)
 
     def _found(self, arm: Arm, seed: int) -> Record | None:
         """The record of a model that was trained before, here or with the same settings in another experiment."""
@@ -255,11 +246,9 @@ class Experiment:
         A record without its model, such as those that we ship, is enough for the tables.
         """
         folder, settings = self._folder_of(arm.name, seed), without_folders(self._settings(arm, seed))
-        places = [self.folder]
-        if self.arguments.reuse_from is not None:
-            places.append(Path(self.arguments.reuse_from))
-        for record, other in [*chain.from_iterable(map(known_records, places))]:
-            if different_settings(record.get("settings", {}), settings, settings_without_effect(settings)):
+        places = [self.folder, *map(Path, filter(None, [self.arguments.reuse_from]))]
+        for record, other in chain.from_iterable(map(known_records, places)):
+            if not is_same_model(record.get("settings", {}), settings):
                 continue
             record = record | {"arm": arm.name}
             if other is not None and other != folder:
@@ -267,9 +256,9 @@ class Experiment:
                 for file in other.iterdir():
                     if file.is_file() and file.name not in NOT_COPIED:
                         shutil.copy2(file, folder / file.name)
-                write_run(folder, record, self.arguments, self.training)
+                reports.write_run(folder, record, self.arguments, self.training)
                 logger.warning(f"{folder} is a copy of {other}, which has the same settings.")
-            add_records(self.folder, [record])
+            reports.add_records(self.folder, [record])
             return
 
     def _check_settings(self, arm: Arm, seed: int):
@@ -278,24 +267,19 @@ class Experiment:
         if record := self._recorded(arm, seed):
             begun = record["settings"]
         elif (folder / "record.json").exists() or last_checkpoint(folder):
-            if not (folder / SETTINGS).exists():
-                raise FileExistsError(
-                    f"{folder} holds a model that `elmo reproduce` did not train: it has no {SETTINGS}. Pass another "
-                    "--output_dir."
-                )
-            begun = read_json(folder / SETTINGS)
+            begun = read_json(folder / SETTINGS) if (folder / SETTINGS).exists() else {}
         else:
             return
-        if different_settings(begun, settings, settings_without_effect(settings)):
+        if not is_same_model(begun, settings):
             raise FileExistsError(
-                f"{folder} was made with other settings: {different_settings(begun, settings)}. Pass another "
+                f"{folder} was made with other settings: {reports.different_settings(begun, settings)}. Pass another "
                 "--output_dir, or delete the folder."
             )
 
     def _settings(self, arm: Arm, seed: int) -> dict[str, Any]:
-        """All options that the scores of a member depend on."""
+        """All options that the scores of a model depend on."""
         return {
-            **run_settings(self.task, self.head, self.training),
+            **reports.run_settings(self.task, self.head, self.training),
             "early_stopping_patience": self.arguments.early_stopping_patience,
             **self._digests,
             **arm.overrides,
@@ -305,7 +289,7 @@ class Experiment:
 
     @cached_property
     def _digests(self) -> dict[str, str]:
-        digests = digests_of(self.task, self.head)
+        digests = reports.digests_of(self.task, self.head)
         if self.word_vectors is not None:
             parts = (json.dumps(self.word_vectors.words).encode(), self.word_vectors.vectors.tobytes())
             digests["word_vectors_digest"] = digest(parts)
@@ -327,12 +311,11 @@ class Experiment:
         model = task_model(self.task, self.head, tokenizer, self.word_vectors, seed, **arm.overrides)
         trainer = self._trainer(model, tokenizer, splits, seed, folder)
         trainer.train(resume_from_checkpoint=begun)
-        scores = evaluate_splits(trainer, self.task, splits, folder)
-        trainer.save_model(str(folder))
-        record = run_record(self.task, trainer, scores, self._settings(arm, seed), start)
+        record = reports.run_record(trainer, self.task, splits, self._settings(arm, seed), start)
         record |= {"arm": arm.name, "train_samples": len(share)}
+        trainer.save_model(str(folder))
         if trainer.is_world_process_zero():
-            write_run(folder, record, self.arguments, self.training)
+            reports.write_run(folder, record, self.arguments, self.training)
             sync(folder)
             for checkpoint in folder.glob("checkpoint-*"):  # the folder itself holds the best of them now
                 shutil.rmtree(checkpoint)
@@ -341,25 +324,23 @@ class Experiment:
     def _trainer(
         self, model, tokenizer: ELMoTokenizer, splits: dict[str, Dataset], seed: int, folder: Path
     ) -> TaskTrainer:
-        patience, task = self.arguments.early_stopping_patience, self.task
         features = self.features if model.config.use_elmo else None
+        patience = self.arguments.early_stopping_patience
         changes: dict[str, Any] = {
             "output_dir": str(folder),
             "seed": seed,
             "restore_callback_states_from_checkpoint": True,  # early stopping keeps its count
+            "remove_unused_columns": features is None,  # stored layers are found by `text_number`
         }
-        if features is not None:
-            changes["remove_unused_columns"] = False  # stored layers are found by `text_number`
-        arguments = replace(self.trainer_arguments, **changes)
         return TaskTrainer(
             model,
-            arguments,
-            data_collator=task.feature_collator(tokenizer, features),
+            replace(self.trainer_arguments, **changes),
+            data_collator=self.task.feature_collator(tokenizer, features),
             train_dataset=splits["train"],
             eval_dataset=splits.get("validation"),
             processing_class=tokenizer,
-            compute_metrics=task.compute_metrics(splits),
-            preprocess_logits_for_metrics=task.preprocess_logits,
+            compute_metrics=self.task.compute_metrics(splits),
+            preprocess_logits_for_metrics=self.task.preprocess_logits,
             callbacks=None if patience is None else [EarlyStoppingCallback(patience)],
         )
 
@@ -396,8 +377,8 @@ def known_records(folder: Path) -> Iterator[tuple[Record, Path | None]]:
     """The records below a folder: first those of models, with their folders, and then all that experiments keep."""
     for path in files_named("record.json", folder):
         yield read_record(path), path.parent
-    for path in files_named(RECORDS, folder):
-        yield from ((record, None) for record in read_records(path.parent)[1])
+    for path in files_named(reports.RECORDS, folder):
+        yield from ((record, None) for record in reports.read_records(path.parent)[1])
 
 
 def number_rows(splits: dict[str, Dataset]) -> dict[str, Dataset]:
@@ -407,3 +388,49 @@ def number_rows(splits: dict[str, Dataset]) -> dict[str, Dataset]:
         numbered[split] = rows.add_column("text_number", range(first, first + len(rows)))
         first += len(rows)
     return numbered
+
+
+def ensemble_record(task: Task, folders: Sequence[str], training: TaskTrainingArguments) -> Record:
+    """The record of an ensemble: the mean of the probabilities of several models. Writes its predictions."""
+    if len({*map(os.path.realpath, folders)}) < len(folders):
+        raise ValueError(f"--ensemble {' '.join(folders)} has a model twice; pass it once.")
+    members = [member_outputs(task, folder, training) for folder in folders]
+    outputs = {split: average_outputs(task, [member[split] for member in members], folders) for split in members[0]}
+    path = Path(training.output_dir, "results", "ensemble")
+    return {
+        "task": task.name,
+        "arm": f"ensemble of {len(folders)}",
+        "seed": 0,
+        "metric": task.metric,
+        "metrics": reports.score_outputs(task, outputs, path, training.process_index == 0),
+        "layer_weights": {},
+        "settings": {"ensemble": without_folders(list(folders))},
+    }
+
+
+def member_outputs(task: Task, folder: str, training: TaskTrainingArguments) -> dict[str, SplitOutput]:
+    """The outputs of one model for each split except the training data."""
+    check_model(folder)
+    model = load_pretrained(task.model_class, folder, dtype=torch.float32)
+    labels = task.config.get("label2id", model.config.label2id)
+    if model.config.label2id != labels or model.num_labels != len(labels):
+        raise ValueError(
+            f"--ensemble {folder} has the labels {sorted(model.config.label2id)}, but the data has {sorted(labels)}; "
+            "pass models that were trained for these labels."
+        )
+    tokenizer = load_pretrained(ELMoTokenizer, folder)
+    arguments = training.for_trainer(task.metric, has_validation=False)
+    trainer = TaskTrainer(model, arguments, task.collator(tokenizer))
+    splits = task.encode_splits(tokenizer, [name for name in task.data if name != "train"])
+    return reports.split_outputs(trainer, task, splits)
+
+
+def average_outputs(task: Task, members: Sequence[SplitOutput], folders: Sequence[str]) -> SplitOutput:
+    first = members[0]
+    columns = [name for name in TOKENIZATION_COLUMNS if name in first.rows.column_names]
+    for folder, member in zip(folders, members, strict=True):
+        if any(list(member.rows[name]) != list(first.rows[name]) for name in columns):
+            raise ValueError(
+                f"--ensemble {folder} tokenizes differently from {folders[0]}; pass models with one tokenization."
+            )
+    return first._replace(logits=task.average([member.logits for member in members]))

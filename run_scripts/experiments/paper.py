@@ -20,27 +20,26 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
 from modeling_elmo import ELMoConfig
 from modeling_elmo.run_scripts.experiments.experiment import experiment_arms
 from modeling_elmo.run_scripts.experiments.paper_page import PlanEntry, paper_page, update_page
-from modeling_elmo.run_scripts.experiments.records import PLAN_OUTPUT, different_settings, read_records, write_records
-from modeling_elmo.run_scripts.experiments.reports import model_digest
+from modeling_elmo.run_scripts.experiments.reports import (
+    PLAN_OUTPUT,
+    different_settings,
+    model_digest,
+    read_records,
+    write_records,
+)
 from modeling_elmo.run_scripts.program.command_line import option
 from modeling_elmo.run_scripts.program.files import check_model, read_json, write_lines
 from modeling_elmo.run_scripts.program.processes import sole_run
 
 PLAN = Path(__file__).with_name("paper_plan.json")
-MODULES = {
-    "pretrain": "run_pretraining",
-    "reproduce": "reproduce",
-    "senses": "word_senses",
-    "neighbors": "nearest_neighbors",
-    "probe": "probe",
-}
+PLAN_PROGRAMS = ("pretrain", "reproduce", "senses", "neighbors", "probe")
 PLAN_KEYS = ("name", "program", "title", "table", "files", "options")
 ARMS_MAY_CHANGE = ("compare_baseline",)  # one arm more or less leaves the others as they are
 
@@ -66,29 +65,19 @@ class PaperArguments:
     )
 
 
-@dataclass(frozen=True)
-class PlannedExperiment:
+class PlannedExperiment(NamedTuple):
     """A command of the plan."""
 
     name: str
     command: list[str]
     folder: Path
     members: int  # models of a task: its arms, with each seed. A run with more seeds has left more records
+    answer: Path | None  # file that a program leaves if it trains no model for a task
     settings: dict[str, Any]  # of `begun_with`
-
-    @property
-    def is_pretraining(self) -> bool:
-        return self.settings["program"] == "pretrain"
 
     def is_finished(self) -> bool:
         planned, results = read_records(self.folder)
         return planned is not None and len(results) >= (self.members or 1)
-
-    def answer(self) -> Any:
-        """What a program left that trains no model for a task."""
-        if self.is_pretraining:
-            return read_json(trained_bilm(self.folder) / "results" / "pretraining.json")
-        return read_json(self.folder / "results" / f"{self.settings['program']}.json")
 
 
 def run_plan(arguments: PaperArguments) -> list[dict[str, Any]]:
@@ -99,9 +88,7 @@ def run_plan(arguments: PaperArguments) -> list[dict[str, Any]]:
     if unknown := [name for name in arguments.only or [] if name not in names]:
         raise ValueError(f"--only {unknown[0]} is not in {arguments.plan}, which has {', '.join(names)}.")
     if absent := [folder for folder in arguments.others or [] if not Path(folder).is_dir()]:
-        raise FileNotFoundError(
-            f"--others {absent[0]}: there is no such folder; pass the --output_dir of another plan."
-        )
+        raise FileNotFoundError(f"--others {absent[0]}: there is no such folder; pass an --output_dir of this program.")
     output = Path(arguments.output_dir)
     digest = model_digest(arguments.model_name_or_path)
     check_begun(plan, output, digest)
@@ -117,25 +104,19 @@ def run_plan(arguments: PaperArguments) -> list[dict[str, Any]]:
 
 
 def run_missing(plan: Sequence[PlanEntry], experiments: Sequence[PlannedExperiment], arguments: PaperArguments):
-    missing, failed = [each for each in experiments if not each.is_finished()], []
-    needed: set[str] = {bilm for each in missing if (bilm := each.settings.get("bilm"))}
-    for name in sorted(needed - {each.name for each in experiments}):
-        if not (trained_bilm(Path(arguments.output_dir, name)) / "config.json").is_file():
-            raise ValueError(
-                f"--only leaves out {name}, whose biLM others need, and {arguments.output_dir} has no model of it. Add "
-                f"{name} to --only."
-            )
+    missing = [each for each in experiments if not each.is_finished()]
+    needed = {each.settings["bilm"] for each in missing}
     for each in experiments:  # a record without its model, from another disk: the model is needed again
         if each.name in needed and each not in missing and not (trained_bilm(each.folder) / "config.json").is_file():
             missing.append(each)
     print(f"{len(experiments)} experiments, {len(experiments) - len(missing)} of them finished before")
+    command = partial(run_command, threads=max(1, torch.get_num_threads() // arguments.processes))
+    failed = []
     try:
         for are_first in (True, False):  # others may take a biLM that one of the first has trained
-            wave = [each for each in missing if each.is_pretraining is are_first]
-            threads = max(1, torch.get_num_threads() // arguments.processes)
+            wave = [each for each in missing if (each.settings["program"] == "pretrain") is are_first]
             with ThreadPoolExecutor(arguments.processes) as pool:  # Ctrl-C reaches the commands, too; no other begins
-                statuses = pool.map(partial(run_command, threads=threads), wave)
-                failed += [each for each, status in zip(wave, statuses, strict=True) if status]
+                failed += [each for each, status in zip(wave, pool.map(command, wave), strict=True) if status]
     finally:
         write_page(plan, arguments)
     if failed:
@@ -188,47 +169,48 @@ def read_plan(path: Path) -> list[PlanEntry]:
     bilms = [entry["name"] for entry in plan if entry["program"] == "pretrain"]
     for entry in plan:
         place = f"{path}, experiment {entry['name']}"
+        program, bilm = entry["program"].split()[0], entry.get("bilm")
         if names.count(entry["name"]) > 1:
             raise ValueError(f"{place} is there twice; give each its own name.")
-        if entry["program"].split()[0] not in MODULES:
-            raise ValueError(f"{place}: the program {entry['program']!r} is none of {', '.join(MODULES)}.")
-        if entry.get("bilm", bilms) not in (bilms, *bilms):
-            raise ValueError(f"{place}: no experiment with the program 'pretrain' has the name {entry['bilm']!r}.")
+        if program not in PLAN_PROGRAMS:
+            raise ValueError(f"{place}: program {program!r} is none of {', '.join(PLAN_PROGRAMS)}.")
+        if bilm is not None and bilm not in bilms:
+            raise ValueError(f"{place}: bilm {bilm!r} is no experiment with the program 'pretrain'.")
     return plan
 
 
 def planned(entry: PlanEntry, arguments: PaperArguments, digest: str) -> PlannedExperiment:
     """The command of an entry. `digest` is the digest of the model."""
-    program, *task = entry["program"].split()
-    folder, options = Path(arguments.output_dir, entry["name"]), dict(entry["options"])
+    program, *words = entry["program"].split()
+    output = Path(arguments.output_dir)
+    folder, options, members, answer = output / entry["name"], dict(entry["options"]), 0, None
     files = {name: Path(arguments.data, file) for name, file in entry["files"].items()}
     if absent := [path for path in files.values() if not path.is_file()]:
         raise FileNotFoundError(
             f"{absent[0]}, of the experiment {entry['name']}, does not exist. Put it there, or leave the experiment "
             "out with --only."
         )
-    members, model = 0, arguments.model_name_or_path
-    if "bilm" in entry:
-        model = str(trained_bilm(Path(arguments.output_dir, entry["bilm"])))
+    model = trained_bilm(output / entry["bilm"]) if "bilm" in entry else arguments.model_name_or_path
     if program == "pretrain":
         trained = trained_bilm(folder)
+        answer = trained / "results" / "pretraining.json"
         options |= {"model_name_or_path": model, "output_dir": trained}
         options |= {"resume_from_checkpoint": "last"} if any(trained.glob("checkpoint-*")) else {}
     elif program == "reproduce":
         layers = ELMoConfig.from_pretrained(arguments.model_name_or_path).num_hidden_layers
         arms = experiment_arms(options.get("ablation"), options.get("compare_baseline", False), True, layers)
         seeds = arguments.seeds or options.get("seeds", 1)
-        options |= {"seeds": seeds, "output_dir": folder, "model_name_or_path": model}
-        options |= {"reuse_from": arguments.output_dir}
+        options |= {"model_name_or_path": model, "output_dir": folder, "seeds": seeds, "reuse_from": output}
         members = len(arms) * seeds
     else:
-        options |= {"model": model, "output": folder / "results" / f"{program}.json"}
+        answer = folder / "results" / f"{program}.json"
+        options |= {"model": model, "output": answer}
     if arguments.use_cpu:
         options |= {"use_cpu": True} if program in ("pretrain", "reproduce") else {"device": "cpu"}
-    positional = [str(files.pop("text"))] if "text" in files else []
-    module = f"modeling_elmo.run_scripts.{MODULES[program]}"
-    command = [sys.executable, "-m", module, *task, *positional, *option_words({**files, **options})]
-    return PlannedExperiment(entry["name"], command, folder, members, begun_with(entry, digest))
+    words += [str(files.pop("text"))] if "text" in files else []
+    command = [sys.executable, "-m", "modeling_elmo.run_scripts.modeling_elmo_cli", program, *words]
+    command += option_words(files | options)
+    return PlannedExperiment(entry["name"], command, folder, members, answer, begun_with(entry, digest))
 
 
 def option_words(options: dict[str, Any]) -> Iterator[str]:
@@ -246,8 +228,8 @@ def run_command(experiment: PlannedExperiment, threads: int) -> int:
     environment = {"OMP_NUM_THREADS": str(threads), **os.environ}
     with (folder / PLAN_OUTPUT).open("ab") as log:
         status = subprocess.run(experiment.command, stdout=log, stderr=log, env=environment).returncode
-    if status == 0 and not experiment.members:
-        write_records(folder, experiment.settings, [experiment.answer()])
+    if status == 0 and experiment.answer:
+        write_records(folder, experiment.settings, [read_json(experiment.answer)])
     print(progress_line(experiment), flush=True)
     return status
 

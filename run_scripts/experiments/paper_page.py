@@ -1,8 +1,9 @@
 """One page with the results of a plan: tables and figures like the paper's, with the paper's lines beside ours."""
 
+import math
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -22,7 +23,7 @@ from modeling_elmo.run_scripts.cards.tables import (
     score_cell,
     sense_table,
 )
-from modeling_elmo.run_scripts.experiments.records import results_of
+from modeling_elmo.run_scripts.experiments.reports import results_of
 from modeling_elmo.run_scripts.program.files import write_lines
 
 PAGE_BEGIN, PAGE_END = "<!-- elmo reproduce all: begin -->", "<!-- elmo reproduce all: end -->"
@@ -39,12 +40,18 @@ CHANGES = {
         ("learned, lambda 1", "learned, lambda 0.001"),
     ],
     "3": [("output", "input"), ("input", "both")],
-    "domain": [(AS_IT_WAS, FURTHER)],
     "figure 1": [("baseline@1.0", "elmo@0.1"), ("baseline@1.0", "elmo@1.0")],
 }
 LAYERS = ("biLSTM 1", "biLSTM 2")  # Tables 5 and 6 compare these two, without seeds
-ScoresOfSeeds = dict[str, dict[int, float]]  # by arm and seed, from 0 to 1
 ARMS_OF_TABLE_1 = ("baseline", "elmo")
+CLAIM_COLUMNS = ["task", "change", "the paper", "here", "seeds", "as in the paper?"]
+EPOCH_COLUMNS = ["task", "best epoch without ELMo", "with ELMo", "epochs until ELMo reaches the best without"]
+EXPLANATION_OF_CLAIMS = (
+    "Each row is a change of the paper, with what it adds to the score there and here, in points. The interval "
+    "has 95 % confidence, over seeds that are paired (of layers alone: over words). If it includes 0, or if "
+    "there is one seed, the answer cannot be told. Where the paper has no figure, its answer is a gain. The "
+    "test data are the same for all seeds, so the interval does not say what other test data would give."
+)
 
 PlanEntry = dict[str, Any]
 
@@ -62,7 +69,7 @@ def paper_page(plan: Sequence[PlanEntry], output: Path, others: Sequence[Path] =
         "different seeds. Lines that name the paper (Peters et al. 2018) have its scores, which are of other data."
     ]
     for heading, paragraphs in page_sections(entries, found, output, others):
-        if body := "\n\n".join(paragraphs):
+        if body := "\n\n".join(filter(None, paragraphs)):
             parts += [f"## {heading}", body]
     absent = [name for name in every if name not in found]
     return "\n\n".join([*parts, *([f"Without results so far: {', '.join(absent)}."] if absent else [])])
@@ -75,44 +82,57 @@ def page_sections(
     tables: dict[str, list[PlanEntry]] = defaultdict(list)
     for entry in entries:
         tables[entry["table"]].append(entry)
-    yield "Which claims of the paper hold here?", claims_section(entries, found)
-    yield "Table 1: what does ELMo add?", [gains_table(tables["1"], found, others)] if tables["1"] else []
+    claims = table_if_rows(CLAIM_COLUMNS, claim_rows(entries, found))
+    yield "Which claims of the paper hold here?", [EXPLANATION_OF_CLAIMS, claims] if claims else []
+    yield "Table 1: what does ELMo add?", [gains_table(tables["1"], found, others)]
     yield "Table 2: how are the layers weighted?", arms_tables(tables["2"], found, output)
     yield "Table 3: where does ELMo enter the network?", arms_tables(tables["3"], found, output)
     yield "Table 4: what are the nearest uses of a word?", [neighbors_list(found[each["name"]]) for each in tables["4"]]
     for number, what, table_of in (("5", "word senses", sense_table), ("6", "parts of speech", probe_table)):
         answers = [table_of(found[each["name"]], each.get("paper")) for each in tables[number]]
         yield f"Table {number}: which layer knows {what}?", answers
-    yield (
-        "Section 3.4: does further training on the text of a task help?",
-        domain_tables(tables["domain"], entries, found),
-    )
+    title = "Section 3.4: does further training on the text of a task help?"
+    yield title, domain_tables(tables["domain"], entries, found)
     yield "Figure 1: how much training data is needed?", arms_tables(tables["figure 1"], found, output)
-    yield "How many epochs are needed?", filter(None, [epochs_table(tables["1"], found)])
+    yield "How many epochs are needed?", [table_if_rows(EPOCH_COLUMNS, epoch_rows(tables["1"], found))]
     yield "Figure 2: which layers do the tasks take?", weights_of_tasks(tables["1"], found, output)
+
+
+def table_if_rows(header: list[str], rows: Iterable[list[str]]) -> str:
+    """A Markdown table; empty without rows below the header."""
+    rows = [header, *rows]
+    return markdown_table(rows) if len(rows) > 1 else ""
 
 
 def update_page(path: Path, page: str):
     """Replaces what a document has between the marks. Headings become one level deeper, and pictures are left out."""
-    text = path.read_text(encoding="utf-8")
-    before, begin, rest = text.partition(PAGE_BEGIN)
-    _, end, after = rest.partition(PAGE_END)
-    if not (begin and end) or PAGE_BEGIN in after or PAGE_END in before + after:
+    parts = re.split(f"({PAGE_BEGIN}|{PAGE_END})", path.read_text(encoding="utf-8"))
+    if parts[1::2] != [PAGE_BEGIN, PAGE_END]:
         raise ValueError(f"{path} must have the lines {PAGE_BEGIN} and {PAGE_END} once, around the place of the page.")
     lines = [f"#{line}" if line.startswith("#") else line for line in page.split("\n") if not line.startswith("![")]
-    body = re.sub(r"\n{3,}", "\n\n", "\n".join(lines)).rstrip()
-    write_lines(path, [f"{before}{begin}\n\n{body}\n\n{end}{after}".removesuffix("\n")])
+    parts[2] = "\n\n" + re.sub(r"\n{3,}", "\n\n", "\n".join(lines)).rstrip() + "\n\n"
+    write_lines(path, ["".join(parts).removesuffix("\n")])
 
 
-def claims_section(entries: Sequence[PlanEntry], found: dict[str, Any]) -> Iterator[str]:
-    if table := claims_table(entries, found):
-        yield (
-            "Each row is a change of the paper, with what it adds to the score there and here, in points. The interval "
-            "has 95 % confidence, over seeds that are paired (of layers alone: over words). If it includes 0, or if "
-            "there is one seed, the answer cannot be told. Where the paper has no figure, its answer is a gain. The "
-            "test data are the same for all seeds, so the interval does not say what other test data would give."
-        )
-        yield table
+def last_score(record: RunRecord) -> float:
+    return record["metrics"][last_split(record)][record["metric"]]
+
+
+def by_seed(records: Sequence[RunRecord] | None, arm: str, value: Callable[[RunRecord], Any] = last_score):
+    """The value of each run of an arm by its seed."""
+    return {record["seed"]: value(record) for record in records or [] if record["arm"] == arm}
+
+
+def of_shared_seeds(*arms: dict[int, Any]) -> list[list[Any]]:
+    """The values of each arm for the seeds that all arms have."""
+    seeds = sorted(set.intersection(*map(set, arms)))
+    return [[arm[seed] for seed in seeds] for arm in arms]
+
+
+def runs_of(arms: Iterable[Sequence | dict]) -> str:
+    """The number of runs of each arm, as text: `3 runs`, `2 to 3 runs`."""
+    numbers = sorted({len(runs) for runs in arms})
+    return f"{' to '.join(map(str, dict.fromkeys((numbers[0], numbers[-1]))))} run{'s' * (numbers[-1] > 1)}"
 
 
 def gains_table(entries: Sequence[PlanEntry], found: dict[str, Any], others: Sequence[Path]) -> str:
@@ -120,75 +140,49 @@ def gains_table(entries: Sequence[PlanEntry], found: dict[str, Any], others: Seq
 
     Another biLM has two more columns: its score, and the share of the errors over the seeds that the baseline has, too.
     """
-    rows = [["task", "runs", "without ELMo", "with ELMo", "error reduction"]]
-    for folder in others:
-        rows[0] += [f"with {folder.name}", "error reduction"]
+    header = ["task", "runs", "without ELMo", "with ELMo", "error reduction"]
+    header += [title for folder in others for title in (f"with {folder.name}", "error reduction")]
+    rows = []
     for entry in entries:
-        arms = [records_of(found[entry["name"]], name) for name in ARMS_OF_TABLE_1]  # a plan may leave out one of them
-        arms += [records_of(results_of(folder / entry["name"]) or [], ARMS_OF_TABLE_1[1]) for folder in others]
-        cells = [arm_cell(arms[0])]
-        runs = len({record["seed"] for record in found[entry["name"]]})
-        for records in arms[1:]:
-            number = "" if len(records) in (0, runs) else f" ({runs_of([records])})"
-            cells += [arm_cell(records) + number, reduction_cell(arms[0], records)]
-        rows.append([entry["title"], str(runs), *cells])
+        records = found[entry["name"]]
+        metric, runs = records[0]["metric"], len({record["seed"] for record in records})
+        baseline = by_seed(records, "baseline")
+        cells = [entry["title"], str(runs), score_cell([*baseline.values()], metric)]
+        for of_bilm in (records, *(results_of(folder / entry["name"]) for folder in others)):
+            scores = by_seed(of_bilm, "elmo")
+            number = "" if len(scores) in (0, runs) else f" ({runs_of([scores])})"
+            both = of_shared_seeds(baseline, scores)
+            reduction = f"{relative_error_reduction(*(float(np.mean(each)) for each in both)):.1%}" if both[0] else ""
+            cells += [score_cell([*scores.values()], metric) + number, reduction]
+        rows.append(cells)
         if "paper" in entry:
-            scores = [entry["paper"][name] for name in ARMS_OF_TABLE_1]
-            reduction = relative_error_reduction(*(score / 100 for score in scores))
-            cells = ["", *map(str, scores), f"{reduction:.1%}", *["", ""] * len(others)]
-            rows.append([f"the paper: {entry['paper']['task']}", *cells])
-    return markdown_table(rows)
-
-
-def records_of(records: Sequence[RunRecord], arm: str) -> list[RunRecord]:
-    return [record for record in records if record["arm"] == arm]
-
-
-def last_scores(records: Sequence[RunRecord]) -> list[float]:
-    """The scores of runs on their last split."""
-    return [record["metrics"][last_split(record)][record["metric"]] for record in records]
-
-
-def arm_cell(records: Sequence[RunRecord]) -> str:
-    """Mean and deviation of an arm; empty without runs."""
-    return score_cell(last_scores(records), records[0]["metric"]) if records else ""
-
-
-def reduction_cell(baseline: Sequence[RunRecord], records: Sequence[RunRecord]) -> str:
-    """The share of the baseline's errors that is gone, over the seeds of both; empty if no seed has both."""
-    both = of_shared_seeds(baseline, records)
-    return f"{relative_error_reduction(*(float(np.mean(last_scores(runs))) for runs in both)):.1%}" if both[0] else ""
-
-
-def of_shared_seeds(*runs: Sequence[RunRecord]) -> list[list[RunRecord]]:
-    """The records of each arm whose seeds all arms have."""
-    seeds = set.intersection(*({record["seed"] for record in of_arm} for of_arm in runs))
-    return [[record for record in of_arm if record["seed"] in seeds] for of_arm in runs]
+            published = [entry["paper"][name] for name in ARMS_OF_TABLE_1]
+            reduction = f"{relative_error_reduction(*(score / 100 for score in published)):.1%}"
+            cells = [f"the paper: {entry['paper']['task']}", "", *map(str, published), reduction]
+            rows.append(cells + ["", ""] * len(others))
+    return table_if_rows(header, rows)
 
 
 def domain_tables(entries: Sequence[PlanEntry], every: Sequence[PlanEntry], found: dict[str, Any]) -> Iterator[str]:
     """Perplexities before and after further training, and scores of tasks with either biLM, of the seeds of both."""
-    texts = [["text", "perplexity before", "after"]]
-    tasks = [["task", "runs", AS_IT_WAS, FURTHER]]
+    texts, tasks = [], []
     titles = {entry["name"]: entry["title"] for entry in every}
     for entry in entries:
-        records = found[entry["name"]]
+        results, paper = found[entry["name"]], entry.get("paper")
         if "bilm" not in entry:
-            measured = [each for each in records["log"] if "perplexity" in each]
-            both = measured[0], published_evaluation(measured, records["published_step"])
+            measured = [each for each in results["log"] if "perplexity" in each]
+            both = measured[0], published_evaluation(measured, results["published_step"])
             texts.append([entry["title"], *(f"{each['perplexity']:.1f}" for each in both)])
-            if "paper" in entry:
-                texts.append([f"the paper: {entry['paper']['task']}", *map(str, entry["paper"]["perplexities"])])
-        elif (general := entry["beside"]) in found:
-            runs = of_shared_seeds(*(records_of(found[name], "elmo") for name in (general, entry["name"])))
-            if not runs[0]:
-                continue
-            number = runs_of(runs)
-            tasks.append([f"{entry['title']}, after {titles[entry['bilm']]}", number, *map(arm_cell, runs)])
-            if "paper" in entry:
-                scores = [str(entry["paper"][name]) for name in (AS_IT_WAS, FURTHER)]
-                tasks.append([f"the paper: {entry['paper']['task']}", "", *scores])
-    yield from (markdown_table(rows) for rows in (texts, tasks) if len(rows) > 1)
+            texts += [[f"the paper: {paper['task']}", *map(str, paper["perplexities"])]] if paper else []
+            continue
+        pair = of_shared_seeds(*(by_seed(each, "elmo") for each in (found.get(entry["beside"]), results)))
+        if pair[0]:
+            cells = [score_cell(scores, results[0]["metric"]) for scores in pair]
+            tasks.append([f"{entry['title']}, after {titles[entry['bilm']]}", runs_of(pair), *cells])
+            published = [str(paper[name]) for name in (AS_IT_WAS, FURTHER)] if paper else []
+            tasks += [[f"the paper: {paper['task']}", "", *published]] if paper else []
+    yield table_if_rows(["text", "perplexity before", "after"], texts)
+    yield table_if_rows(["task", "runs", AS_IT_WAS, FURTHER], tasks)
 
 
 def arms_tables(entries: Sequence[PlanEntry], found: dict[str, Any], output: Path) -> Iterator[str]:
@@ -201,20 +195,14 @@ def arms_tables(entries: Sequence[PlanEntry], found: dict[str, Any], output: Pat
 def arms_table(entry: PlanEntry, records: Sequence[RunRecord]) -> str:
     """The scores of each arm, and those of the paper below."""
     arms = by_arm(records)
-    rows = [[entry["title"], *arms], [runs_of(arms.values()), *map(arm_cell, arms.values())]]
+    scores = [score_cell([*map(last_score, runs)], runs[0]["metric"]) for runs in arms.values()]
+    rows = [[entry["title"], *arms], [runs_of(arms.values()), *scores]]
     if "paper" in entry:
         rows.append([f"the paper: {entry['paper']['task']}", *(str(entry["paper"].get(arm, "")) for arm in arms)])
-    curves = [[record.get("curve", []) for record in runs] for runs in arms.values()]
-    if all(map(all, curves)):
-        epochs = [[best_epoch(curve) for curve in of_arm] for of_arm in curves]
-        rows.append(["epochs until the best score", *(f"{sum(each) / len(each):.1f}" for each in epochs)])
+    if all(record.get("curve") for record in records):
+        epochs = ([best_epoch(record["curve"]) for record in runs] for runs in arms.values())
+        rows.append(["epochs until the best score", *(f"{np.mean(each):.1f}" for each in epochs)])
     return markdown_table(rows)
-
-
-def runs_of(arms: Iterable[Sequence[RunRecord]]) -> str:
-    """The number of runs of each arm, as text: `3 runs`, `2 to 3 runs`."""
-    numbers = sorted({len(runs) for runs in arms})
-    return f"{' to '.join(map(str, dict.fromkeys((numbers[0], numbers[-1]))))} run{'s' * (numbers[-1] > 1)}"
 
 
 def neighbors_list(found: dict[str, Any]) -> str:
@@ -232,9 +220,8 @@ def neighbors_list(found: dict[str, Any]) -> str:
 
 def weights_of_tasks(entries: Sequence[PlanEntry], found: dict[str, Any], output: Path) -> Iterator[str]:
     """The layer weights that the tasks have learned, as a table and a picture."""
-    records = [(entry["name"], record) for entry in entries for record in found[entry["name"]]]
-    learned = [pair for pair in records if pair[1].get("settings", {}).get("scalar_mix_mode", "learned") == "learned"]
-    runs = [{**record, "arm": name} for name, record in learned]
+    records = [{**record, "arm": entry["name"]} for entry in entries for record in found[entry["name"]]]
+    runs = [each for each in records if each.get("settings", {}).get("scalar_mix_mode", "learned") == "learned"]
     if weights := mean_layer_weights(runs):
         yield layer_table(weights)
         if draw_layer_weights(runs, output / FIGURE):
@@ -249,26 +236,17 @@ class Gain(NamedTuple):
     seeds: int
 
 
-def scores_by_arm(records: Sequence[RunRecord]) -> ScoresOfSeeds:
-    """The scores on the last split."""
-    scores: ScoresOfSeeds = {}
-    for record, score in zip(records, last_scores(records), strict=True):
-        scores.setdefault(record["arm"], {})[record["seed"]] = score
-    return scores
-
-
 def gain(before: dict[int, float], after: dict[int, float]) -> Gain | None:
     """What the second arm adds to the first; `None` if no seed has both."""
-    differences = np.array([after[seed] - before[seed] for seed in sorted(before.keys() & after.keys())])
-    if not len(differences):
-        return None
-    if len(differences) == 1:
-        return Gain(float(differences[0]), None, 1)
+    old, new = of_shared_seeds(before, after)
+    differences = np.array(new) - np.array(old)
+    seeds = len(differences)
+    if seeds < 2:
+        return Gain(float(differences[0]), None, 1) if seeds else None
     from scipy.stats import t
 
-    error = differences.std(ddof=1) / np.sqrt(len(differences))
-    margin = float(t.ppf((1 + CONFIDENCE) / 2, len(differences) - 1) * error)
-    return Gain(float(differences.mean()), margin, len(differences))
+    margin = t.ppf((1 + CONFIDENCE) / 2, seeds - 1) * differences.std(ddof=1) / np.sqrt(seeds)
+    return Gain(float(differences.mean()), float(margin), seeds)
 
 
 def layer_gain(results: dict[str, Any]) -> Gain | None:
@@ -278,13 +256,11 @@ def layer_gain(results: dict[str, Any]) -> Gain | None:
     """
     if "disambiguation" in results:
         shares, number = results["disambiguation"], results["disambiguation"]["instances"]
-    elif "test" in results and "scores" in results["test"]:
-        scores = results["test"]["scores"]
-        shares = {layer: scores[layer][results["metric"]] for layer in scores}
-        number = results["test"]["words"]
     else:
-        return None
-    if any(layer not in shares for layer in LAYERS):
+        scores = results.get("test", {}).get("scores", {})
+        shares = {layer: scores[layer][results["metric"]] for layer in scores}
+        number = results["test"]["words"] if scores else 0
+    if not shares.keys() >= {*LAYERS}:
         return None
     from scipy.stats import norm
 
@@ -300,58 +276,49 @@ def verdict(found: Gain, expected: float) -> str:
     return "yes" if found.mean * expected > 0 else "no"
 
 
-def claims_table(entries: Sequence[PlanEntry], found: dict[str, Any]) -> str:
-    """A row for each change of each task; empty if no task has both arms of a change."""
-    rows = [["task", "change", "the paper", "here", "seeds", "as in the paper?"]]
+def claim_rows(entries: Sequence[PlanEntry], found: dict[str, Any]) -> Iterator[list[str]]:
+    """A row for each change of each task that was measured. The paper gains where it has no figure for the task."""
     for entry in entries:
-        results = found[entry["name"]]
-        if isinstance(results, list):
-            scores = scores_by_arm(results)
-            if entry["table"] == "domain":
-                general = scores_by_arm(found.get(entry["beside"], []))
-                scores = {AS_IT_WAS: general.get("elmo", {}), FURTHER: scores.get("elmo", {})}
-            for change in CHANGES.get(entry["table"], []):
-                rows += claim_row(entry, change, gain(*(scores.get(arm, {}) for arm in change)))
-        elif entry["table"] in ("5", "6"):
-            rows += claim_row(entry, LAYERS, layer_gain(results))
-    return markdown_table(rows) if len(rows) > 1 else ""
+        paper = entry.get("paper", {})
+        for before, after, measured in gains_of(entry, found):
+            if measured is None:
+                continue
+            published = round(paper[after] - paper[before], 2) if {before, after} <= paper.keys() else None
+            margin = "" if measured.margin is None else f" ± {100 * measured.margin:.1f}"
+            cells = ["" if published is None else f"{published:+.1f}", f"{100 * measured.mean:+.1f}{margin}"]
+            cells += [str(measured.seeds or ""), verdict(measured, 1.0 if published is None else published)]
+            yield [entry["title"], f"{before} → {after}", *cells]
 
 
-def claim_row(entry: PlanEntry, change: tuple[str, str], found: Gain | None) -> Iterator[list[str]]:
-    """The row of a change; none if it was not measured. The paper gains where it has no figure for the task."""
-    if found is None:
-        return
-    paper, (before, after) = entry.get("paper", {}), change
-    published = round(paper[after] - paper[before], 2) if before in paper and after in paper else None
-    margin = "" if found.margin is None else f" ± {100 * found.margin:.1f}"
-    cells = ["" if published is None else f"{published:+.1f}", f"{100 * found.mean:+.1f}{margin}"]
-    cells += [str(found.seeds or ""), verdict(found, 1.0 if published is None else published)]
-    yield [entry["title"], f"{before} → {after}", *cells]
+def gains_of(entry: PlanEntry, found: dict[str, Any]) -> Iterator[tuple[str, str, Gain | None]]:
+    """The changes that an experiment measures."""
+    results, table = found[entry["name"]], entry["table"]
+    if table in ("5", "6"):
+        yield *LAYERS, layer_gain(results)
+    elif "beside" in entry:
+        yield AS_IT_WAS, FURTHER, gain(by_seed(found.get(entry["beside"]), "elmo"), by_seed(results, "elmo"))
+    else:
+        for before, after in CHANGES.get(table, []):
+            yield before, after, gain(by_seed(results, before), by_seed(results, after))
 
 
-def epochs_table(entries: Sequence[PlanEntry], found: dict[str, Any]) -> str:
-    """How soon the arm with ELMo is as good as the baseline ever is; empty if no task has learning curves of both.
+def epoch_rows(entries: Sequence[PlanEntry], found: dict[str, Any]) -> Iterator[list[str]]:
+    """How soon the arm with ELMo is as good as the baseline ever is, where there are learning curves of both.
 
     Every figure is a mean over seeds. A seed whose ELMo never reaches the baseline's best leaves the last cell empty.
     """
-    rows = [["task", "best epoch without ELMo", "with ELMo", "epochs until ELMo reaches the best without"]]
     for entry in entries:
-        curves = {(record["arm"], record["seed"]): record.get("curve", []) for record in found[entry["name"]]}
-        seeds = sorted({seed for _, seed in curves})
-        pairs = [(curves.get(("baseline", seed), []), curves.get(("elmo", seed), [])) for seed in seeds]
-        pairs = [pair for pair in pairs if all(pair)]
+        curves = (by_seed(found[entry["name"]], arm, lambda each: each.get("curve")) for arm in ARMS_OF_TABLE_1)
+        pairs = [pair for pair in zip(*of_shared_seeds(*curves), strict=True) if all(pair)]
         if pairs:
-            reached = [first_epoch(elmo, max(score for _, score in baseline)) for baseline, elmo in pairs]
-            cells = [np.mean([best_epoch(pair[arm]) for pair in pairs]) for arm in (0, 1)]
-            epochs = [epoch for epoch in reached if epoch is not None]
-            cells += [np.mean(epochs)] if len(epochs) == len(pairs) else []
-            rows.append([entry["title"], *(f"{cell:.1f}" for cell in cells)] + [""] * (3 - len(cells)))
-    return markdown_table(rows) if len(rows) > 1 else ""
+            best = [f"{np.mean([best_epoch(curve) for curve in of_arm]):.1f}" for of_arm in zip(*pairs, strict=True)]
+            reached = np.mean([first_epoch(elmo, max(score for _, score in baseline)) for baseline, elmo in pairs])
+            yield [entry["title"], *best, f"{reached:.1f}" if np.isfinite(reached) else ""]
 
 
-def first_epoch(curve: Sequence[Sequence[float]], least: float) -> float | None:
-    """The first epoch with a score of at least `least`."""
-    return next((epoch for epoch, score in curve if score >= least), None)
+def first_epoch(curve: Sequence[Sequence[float]], least: float) -> float:
+    """The first epoch with a score of at least `least`; infinity if there is none."""
+    return next((epoch for epoch, score in curve if score >= least), math.inf)
 
 
 def best_epoch(curve: Sequence[Sequence[float]]) -> float:

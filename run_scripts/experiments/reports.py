@@ -1,8 +1,12 @@
-"""The files that a run leaves in its folder: predictions, record, card, tables and figures."""
+"""The files that runs and experiments leave in their folders: predictions, records, cards, tables and figures.
+
+The file of an experiment, `records.jsonl`, has a line for each finished model, or one with the answer of a program. If
+a plan runs the experiment, the first line says what it was begun with: `{"planned": {...}}`.
+"""
 
 import json
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -16,18 +20,20 @@ from modeling_elmo.run_scripts.cards.head_card import write_head_card
 from modeling_elmo.run_scripts.cards.publishing import push
 from modeling_elmo.run_scripts.cards.tables import (
     BASELINE_NAME,
+    RunRecord,
     best_record,
     last_split,
     score_table,
     summary_table,
     write_results,
 )
-from modeling_elmo.run_scripts.experiments.records import different_settings
 from modeling_elmo.run_scripts.fine_tuning.head import HeadArguments, resolved_options
 from modeling_elmo.run_scripts.fine_tuning.task import Record, SplitOutput, Task
 from modeling_elmo.run_scripts.fine_tuning.trainer import TaskTrainer, TaskTrainingArguments, last_checkpoint
-from modeling_elmo.run_scripts.program.files import digest, read_json, write_json, write_lines
+from modeling_elmo.run_scripts.program.files import digest, parse_json, read_json, write_json, write_lines
 
+RECORDS = "records.jsonl"
+PLAN_OUTPUT = "output.log"  # of the program of an experiment that a plan runs
 RUN_SETTINGS = "run_settings.json"
 LENGTH_OPTIONS = ("num_train_epochs", "max_steps")  # which may change when a run is resumed
 
@@ -66,25 +72,14 @@ def finish_run(
 ) -> Record:
     """Evaluates a trained model, writes all that a run leaves, and uploads the folder if `--push_to_hub` is given."""
     folder = Path(training.output_dir)
-    scores = evaluate_splits(trainer, task, splits, folder)
     began = start if training.resume_from_checkpoint is None else None
-    record = run_record(task, trainer, scores, run_settings(task, head, training), began)
+    record = run_record(trainer, task, splits, run_settings(task, head, training), began)
     if trainer.is_world_process_zero():
         write_run(folder, record, card, training)
         report([record], folder)
         if training.push_to_hub:
             push_model(folder, task, training)
     return record
-
-
-def evaluate_splits(trainer: TaskTrainer, task: Task, splits: dict[str, Dataset], folder: Path) -> dict[str, Any]:
-    """The scores of every split but the training data. Writes the predictions of each to a file."""
-    scores = {}
-    for split, output in split_outputs(trainer, task, splits).items():
-        scores[split] = task.scores(output)
-        if trainer.is_world_process_zero():
-            write_predictions(folder / f"predictions_{split}.jsonl", task, output)
-    return scores
 
 
 def split_outputs(trainer: TaskTrainer, task: Task, splits: dict[str, Dataset]) -> dict[str, SplitOutput]:
@@ -98,8 +93,13 @@ def split_outputs(trainer: TaskTrainer, task: Task, splits: dict[str, Dataset]) 
     return outputs
 
 
-def write_predictions(path: Path, task: Task, output: SplitOutput):
-    write_lines(path, (json.dumps(record, ensure_ascii=False) for record in task.predictions(output)))
+def score_outputs(task: Task, outputs: dict[str, SplitOutput], path: Path, is_main: bool) -> dict[str, Any]:
+    """The scores of each split. The main process writes the predictions to `{path}_{split}.jsonl`."""
+    for split, output in outputs.items():
+        if is_main:
+            lines = (json.dumps(record, ensure_ascii=False) for record in task.predictions(output))
+            write_lines(path.with_name(f"{path.name}_{split}.jsonl"), lines)
+    return {split: task.scores(output) for split, output in outputs.items()}
 
 
 def run_settings(task: Task, head: HeadArguments, training: TaskTrainingArguments) -> dict[str, Any]:
@@ -135,12 +135,14 @@ def model_digest(name_or_path: str) -> str:
 
 
 def run_record(
-    task: Task, trainer: TaskTrainer, scores: dict[str, Any], settings: dict[str, Any], start: float | None
+    trainer: TaskTrainer, task: Task, splits: dict[str, Dataset], settings: dict[str, Any], start: float | None
 ) -> Record:
-    """The record of a trained model, with the scores of each split and the settings that they depend on.
+    """The record of a trained model, with the scores of each split, whose predictions are written to files.
 
     `start` is None for a resumed run, whose time is unknown and left out.
     """
+    outputs, folder = split_outputs(trainer, task, splits), Path(trainer.args.output_dir)
+    scores = score_outputs(task, outputs, folder / "predictions", trainer.is_world_process_zero())
     score, log = f"eval_{task.metric}", trainer.state.log_history
     record = {
         "task": task.name,
@@ -192,3 +194,44 @@ def report(records: Sequence[Record], folder: Path, ablation: str | None = None)
     if "confusion" in scores:
         draw_confusion(scores["confusion"], list(scores["per_label"]), results / f"{name}_confusion.png")
     print(f"{results}: {name}.json, {name}.md and figures")
+
+
+def read_records(folder: Path) -> tuple[dict[str, Any] | None, list[RunRecord]]:
+    """What a plan began the experiment with, and its results so far."""
+    path = folder / RECORDS
+    text = path.read_text(encoding="utf-8").removesuffix("\n") if path.is_file() else None
+    texts = [] if text is None else text.split("\n")
+    lines = [parse_json(line, f"{path}, line {number}") for number, line in enumerate(texts, 1)]
+    planned = lines.pop(0)["planned"] if lines and "planned" in lines[0] else None
+    return planned, lines
+
+
+def write_records(folder: Path, planned: dict[str, Any] | None, results: Iterable[RunRecord]):
+    """Replaces the file in one step: a kill leaves the old one or the new one."""
+    first = [] if planned is None else [{"planned": planned}]
+    write_lines(folder / RECORDS, (json.dumps(line, ensure_ascii=False) for line in [*first, *results]))
+
+
+def add_records(folder: Path, records: Sequence[RunRecord]):
+    """Adds the records of finished models in the order of the run. Those of other arms and seeds stay, after them."""
+    planned, before = read_records(folder)
+    arms_and_seeds = {(record["arm"], record["seed"]) for record in records}
+    after = [*records, *(each for each in before if (each["arm"], each["seed"]) not in arms_and_seeds)]
+    if after != before:
+        write_records(folder, planned, after)
+
+
+def results_of(folder: Path) -> Any:
+    """What an experiment left: the records of its models, the answer of another program, or `None`."""
+    _, results = read_records(folder)
+    if not results:
+        return None
+    return results if "arm" in results[0] else results[0]
+
+
+def different_settings(found: dict[str, Any], now: dict[str, Any], may_change: Iterable[str] = ()) -> str:
+    """The settings that differ from those of now, as text: `name 1, now 2`. Empty if none does."""
+    names = sorted({*found, *now} - {*may_change})
+    return ", ".join(
+        f"{name} {found.get(name)!r}, now {now.get(name)!r}" for name in names if found.get(name) != now.get(name)
+    )

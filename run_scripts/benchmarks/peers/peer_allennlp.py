@@ -8,13 +8,13 @@ modules, which read data and need packages of that time, are replaced by empty m
 """
 
 import importlib
-import importlib.util
 import re
 import sys
 import tempfile
 from collections.abc import Callable
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
+from importlib.metadata import distribution
 from pathlib import Path
 from typing import Any
 
@@ -80,14 +80,8 @@ def our_name(name: str) -> str:
 
 
 def import_elmo():
-    found = importlib.util.find_spec("allennlp")
-    if found is None or not found.submodule_search_locations:
-        raise ImportError(
-            "AllenNLP is not installed: run `pip install --no-deps --target FOLDER allennlp==2.10.1` and add FOLDER to "
-            "PYTHONPATH."
-        )
     if not any(isinstance(finder, EmptyModules) for finder in sys.meta_path):
-        sys.meta_path.insert(0, EmptyModules(Path(list(found.submodule_search_locations)[0])))
+        sys.meta_path.insert(0, EmptyModules(Path(str(distribution("allennlp").locate_file("allennlp")))))
     return importlib.import_module("allennlp.modules.elmo")
 
 

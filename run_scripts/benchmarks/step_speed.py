@@ -1,0 +1,143 @@
+"""Speed of training steps: of pretraining, and of the paper's tagger, ESIM and reader with their biLM frozen.
+
+A pretraining step is measured for several softmaxes. `sampled-dense` is the sampled softmax with a gradient for the
+whole table instead of the rows of the step. `adaptive-bf16` and `adaptive-muon` are the adaptive softmax with `--bf16`
+and with `--optim muon`.
+
+Our fine-tuning step reads stored layers of the biLM (`--cache_features`). It is compared with a step that computes the
+layers, and with a step on stored layers whose network runs in `torch.nn`. A step makes the batch, reads it, and updates
+the network.
+"""
+
+import copy
+import random
+from collections import Counter
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from datasets import Dataset
+from torch import Tensor
+from transformers import DataCollatorForTokenClassification, DataCollatorWithPadding
+
+from modeling_elmo import (
+    ELMoConfig,
+    ELMoForPreTraining,
+    ELMoForQuestionAnswering,
+    ELMoForSequenceClassification,
+    ELMoForTokenClassification,
+    ELMoTokenizer,
+    elmo_backend,
+)
+from modeling_elmo.run_scripts.benchmarks.timing import Contest, Implementation, Outputs
+from modeling_elmo.run_scripts.fine_tuning.features import FeatureCollator, feature_store
+from modeling_elmo.run_scripts.pretraining.optimization import OptimizationArguments, clip_gradients, make_optimizers
+from modeling_elmo.tokenization.elmo_characters import SPECIAL_WORDS
+
+NUM_SAMPLED = 8192  # candidates of the sampled softmax
+SOFTMAXES = ("full", "sampled", "sampled-dense", "adaptive", "adaptive-bf16", "adaptive-muon")
+NUM_LABELS, CONTEXT_SENTENCES, WORD_EMBEDDING_SIZE = 13, 5, 50
+HEADS: dict[str, tuple[Any, dict[str, Any]]] = {
+    "tagger": (ELMoForTokenClassification, {"elmo_placement": "input"}),
+    "ESIM": (ELMoForSequenceClassification, {"elmo_placement": "input", "classifier": "esim"}),
+    "reader": (ELMoForQuestionAnswering, {"elmo_placement": "both"}),
+}
+
+
+def seeded_loss(model: Any, inputs: Callable[[], dict], backend: str | None = None, bf16: bool = False) -> Tensor:
+    torch.manual_seed(0)
+    with elmo_backend(backend) if backend else nullcontext(), torch.autocast("cpu", torch.bfloat16, enabled=bf16):
+        return model(**inputs()).loss
+
+
+def take_step(
+    loss: Callable[[], Tensor], model: Any, optimizers: Sequence[torch.optim.Optimizer], max_norm: float
+) -> Outputs:
+    found = loss()
+    found.backward()
+    clip_gradients(list(model.parameters()), max_norm)
+    for optimizer in optimizers:
+        optimizer.step()
+        optimizer.zero_grad()
+    return {"loss": found.detach()}
+
+
+def pretraining_contest(
+    name: str, batch: list[list[str]], preset: str, softmaxes: Sequence[str], vocabulary_size: int
+) -> Contest:
+    """Steps of AdamW, or of Muon, on one batch, with dropout. The first loss is that of the plain definition.
+
+    A token's target is the token itself: targets of the same number and frequencies as in training.
+
+    Args:
+        vocabulary_size: rows of the softmax. The text uses as many of them as it has words.
+    """
+    words = Counter(word for sentence in batch for word in sentence).most_common(vocabulary_size - len(SPECIAL_WORDS))
+    tokenizer = ELMoTokenizer(vocab=[*SPECIAL_WORDS, *(word for word, _ in words)], pre_tokenization="whitespace")
+    inputs = dict(tokenizer(batch, is_split_into_words=True, padding=True, return_tensors="pt"))
+    inputs |= {"forward_targets": inputs["input_ids"], "backward_targets": inputs["input_ids"]}
+    sizes = {"vocab_size": vocabulary_size, "num_sampled": min(NUM_SAMPLED, vocabulary_size // 2)}
+    implementations = []
+    for softmax in softmaxes:
+        torch.manual_seed(0)
+        softmax_type, _, variant = softmax.partition("-")
+        model = ELMoForPreTraining(ELMoConfig.from_preset(preset, softmax_type=softmax_type, **sizes)).train()
+        model.softmax.sparse_gradients = softmax == "sampled"
+        optimizers = make_optimizers(model, OptimizationArguments(optim="muon" if variant == "muon" else "adamw"))
+        loss = partial(seeded_loss, model, lambda: inputs, bf16=variant == "bf16")
+        expected = {"loss": loss(backend="reference").detach()}
+        implementations.append(Implementation(softmax, partial(take_step, loss, model, optimizers, 1.0), expected))
+    return Contest("pretraining", name, int(inputs["attention_mask"].sum()), "tokens", implementations)
+
+
+def fine_tuning_contest(head: str, name: str, batch: list[list[str]], preset: str, folder: Path) -> Contest:
+    """Steps of a head on one batch, whose layers are stored in `folder`. Labels are random."""
+    words = sorted({word for sentence in batch for word in sentence})
+    tokenizer = ELMoTokenizer(vocab=[*SPECIAL_WORDS, *words], pre_tokenization="whitespace")
+    draw = random.Random(0)
+    rows = [
+        {**random_example(head, batch[number:] + batch[:number], tokenizer, draw), "text_number": number}
+        for number in range(len(batch))
+    ]
+    padding = DataCollatorForTokenClassification if head == "tagger" else DataCollatorWithPadding
+    torch.manual_seed(0)
+    model_class, own = HEADS[head]
+    options = {"num_labels": NUM_LABELS, "task_word_embedding_size": WORD_EMBEDDING_SIZE, "vocab_size": len(tokenizer)}
+    model = model_class(ELMoConfig.from_preset(preset, **own, **options)).train()
+    store = feature_store(folder, model.elmo, Dataset.from_list(rows), padding(tokenizer))
+    computing, stored = (FeatureCollator(padding(tokenizer), source) for source in (None, store))
+
+    def step_of(collate: Callable, backend: str | None = None) -> Callable[[], Outputs]:
+        copied = copy.deepcopy(model)
+        loss = partial(seeded_loss, copied, partial(collate, rows), backend)
+        return partial(take_step, loss, copied, [torch.optim.Adam(copied.parameters())], 5.0)
+
+    expected = {"loss": seeded_loss(model, partial(computing, rows)).detach()}
+    implementations = [
+        Implementation("layers stored", step_of(stored), expected),
+        Implementation("layers computed", step_of(computing), expected),
+        Implementation("layers stored, torch.nn", step_of(stored, "reference"), expected),
+    ]
+    return Contest("fine_tuning", f"{head}, {name}", len(rows), "examples", implementations)
+
+
+def random_example(
+    head: str, sentences: list[list[str]], tokenizer: ELMoTokenizer, draw: random.Random
+) -> dict[str, Any]:
+    """The first sentence with random tags, paired with the second, or as a question about the five after it.
+
+    The answer of the question is one random word.
+    """
+    words = sentences[0]
+    if head == "tagger":
+        labels = [-100, *(draw.randrange(NUM_LABELS) for _ in words), -100]
+        return {**tokenizer(words, is_split_into_words=True), "labels": labels}
+    if head == "ESIM":
+        return {**tokenizer(words, sentences[1], is_split_into_words=True), "labels": draw.randrange(NUM_LABELS)}
+    context = [word for sentence in sentences[1 : 1 + CONTEXT_SENTENCES] for word in sentence]
+    encoding = tokenizer(words, context, is_split_into_words=True)
+    answer = draw.randrange(len(encoding["input_ids"]) - len(context) - 1, len(encoding["input_ids"]) - 1)
+    return {**encoding, "start_positions": answer, "end_positions": answer}
