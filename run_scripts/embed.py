@@ -95,15 +95,14 @@ def main(arguments: list[str] | None = None) -> Path:
     computed_by = {"compute_dtype": parsed.compute_dtype, "weights": weights_checksum(model)}
     settings = {**choices, "raw_text": parsed.raw_text, "unit": parsed.unit, **computed_by}
     with ProcessGroup() as group, sole_run(parts_folder(output), "--output", group.is_main):
-        parts = PartsFolder(output, settings, group.index)
+        parts = PartsFolder(output, settings, BATCHES_PER_BLOCK * parsed.batch_tokens)
         if group.is_main:
-            parts.resume(lines())
+            parts.resume()
         parts.follow(group.gathered(parts)[0])
-        done = parts.num_finished()
-        with tqdm(desc=output.name, unit=" lines", total=total, initial=done, disable=not group.is_main) as bar:
-            blocks = parts.missing(lines(), BATCHES_PER_BLOCK * parsed.batch_tokens)
-            for number, (first, block_lines) in enumerate(blocks):
-                if number % group.number == group.index:  # every n-th block on each of n processes
+        with tqdm(desc=output.name, unit=" lines", total=total, disable=not group.is_main) as bar:
+            for number, (first, block_lines) in enumerate(parts.blocks(lines())):
+                # Every n-th block on each of n processes.
+                if number % group.number == group.index and not parts.has(first, block_lines):
                     block = embed_block(block_lines, model, tokenizer, batch_tokens=parsed.batch_tokens, **choices)
                     parts.save(first, block)
                 bar.update(len(block_lines))  # the pace of this process for all
