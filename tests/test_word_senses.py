@@ -6,6 +6,7 @@ import random
 import shutil
 from pathlib import Path
 
+import h5py
 import numpy as np
 import pytest
 import torch
@@ -15,7 +16,7 @@ from modeling_elmo import ELMoModel, ELMoTokenizer
 from modeling_elmo.run_scripts import embed
 from modeling_elmo.run_scripts.vectors import senses as sense_module
 from modeling_elmo.run_scripts.vectors.embedding import embed_sentences
-from modeling_elmo.run_scripts.vectors.layer_sources import static_layers, text_name
+from modeling_elmo.run_scripts.vectors.layer_sources import static_layers
 from modeling_elmo.run_scripts.vectors.senses import SenseInstance, read_annotated, read_inventory
 from modeling_elmo.run_scripts.word_senses import main
 
@@ -69,11 +70,8 @@ def test_equally_near_uses_count_by_their_share():
     same = np.tile(random_vectors(1, 0), (3, 1, 1))
     found = sense_module.same_sense(instances, same, {}, NAMES)
     assert found["token layer"] == found["chance"] == pytest.approx((0.5 + 0.5 + 0) / 3)
-
-
-def test_nothing_to_compare():
-    with pytest.raises(ValueError, match="No lemma of --train_file has two senses in two sentences; pass more"):
-        sense_module.same_sense([instance("x", "a", 0), instance("x", "b", 0)], random_vectors(2, 0), {}, NAMES)
+    with pytest.raises(ValueError, match="No lemma of --train_file has two senses in two sentences"):
+        sense_module.same_sense([instance("x", "ab", 0)] * 2, same[:2], {}, NAMES)
 
 
 def test_disambiguation_equals_plain_loops():
@@ -196,15 +194,19 @@ def test_one_vector_per_word(tmp_path):
     vectors = dict(zip(words, generator.normal(size=(len(words), 6)).round(4).tolist(), strict=True))
     lines = [" ".join([word, *map(str, vector)]) for word, vector in vectors.items()]
     (tmp_path / "glove.txt").write_text("\n".join(lines), encoding="utf-8")
-    arrays = {
-        str(n): np.array([vectors.get(w.lower(), 6 * [0.0]) for w in words]) for n, words in enumerate(text.sentences)
-    }
-    np.savez(tmp_path / "train.npz", **arrays)
+    arrays = [np.array([vectors.get(word.lower(), 6 * [0.0]) for word in words]) for words in text.sentences]
+    write_arrays(tmp_path / "train.hdf5", arrays)
     options = ["--train_file", str(TRAIN), "--sense_inventory", str(INVENTORY)]
     expected = main(["--vectors", str(tmp_path), *options])["same_sense"]
     found = main(["--word_vectors", str(tmp_path / "glove.txt"), *options])["same_sense"]
     assert found == {**{k: v for k, v in expected.items() if k != "vectors"}, "word vectors": expected["vectors"]}
     assert 0 < expected["vectors"] < 1
+
+
+def write_arrays(path: Path, arrays: list[np.ndarray]):
+    with h5py.File(path, "w") as file:
+        for number, array in enumerate(arrays):
+            file[str(number)] = array
 
 
 def test_a_sentence_without_words_has_no_vectors():
@@ -216,34 +218,32 @@ WORDS = len(read_annotated(TRAIN).sentences[0])
 
 
 @pytest.mark.parametrize(
-    ("arrays", "message"),
+    ("array", "message"),
     [
-        ({"other": np.ones(3)}, "train.npz, array 0 cannot be read"),
-        ({"0": np.array([[1, "a"]], object)}, "train.npz, array 0 cannot be read"),
-        ({"0": np.ones((2, 3))}, rf"array 0 has shape \(1, 2, 3\), .* {WORDS} words"),
-        ({"0": np.ones((0, WORDS, 3))}, r"array 0 has shape \(0, "),
-        ({"0": np.ones((2, WORDS, 0))}, r"array 0 has shape \(2, "),
-        ({"0": np.full((WORDS, 3), "a")}, "array 0 has type <U1"),
-        ({"0": np.full((WORDS, 3), np.nan)}, "array 0 has type float64, or NaN"),
-        (b"no archive", "train.npz cannot be read"),
-        (None, "has neither train.hdf5 nor train.npz, for .*train.data.xml"),
+        ([], "train.hdf5 cannot be read .*'0'"),
+        ([np.ones((2, 3))], rf"train.hdf5 .*array 0, float64, has the shape \(1, 2, 3\); the {WORDS} words"),
+        ([np.ones((2, WORDS, 0))], r"array 0, float64, has the shape \(2, "),
+        ([np.full((WORDS, 3), b"a")], r"array 0, \|S1"),
+        ([np.full((WORDS, 3), np.nan)], "array 0, float64.* finite"),
+        (b"no archive", "train.hdf5 cannot be read"),
+        (None, "has no train.hdf5, for .*train.data.xml"),
     ],
 )
-def test_wrong_vectors_from_elsewhere(tmp_path, arrays, message):
-    if isinstance(arrays, dict):
-        np.savez(tmp_path / "train.npz", **arrays)
-    elif arrays:
-        (tmp_path / "train.npz").write_bytes(arrays)
+def test_wrong_vectors_from_elsewhere(tmp_path, array, message):
+    if isinstance(array, list):
+        write_arrays(tmp_path / "train.hdf5", array)
+    elif array:
+        (tmp_path / "train.hdf5").write_bytes(array)
     with pytest.raises((ValueError, OSError), match=message):
         main(["--vectors", str(tmp_path), "--train_file", str(TRAIN)])
 
 
 def test_vectors_of_the_test_text_are_like_those_of_the_training_text(tmp_path):
     """Else one layer would be compared with all, or no layer with itself."""
-    for file, layers in {TRAIN: 2, TEST: 1}.items():
+    for name, file, layers in (("train", TRAIN, 2), ("test", TEST, 1)):
         arrays = [np.ones((layers, len(words), 4)) for words in read_annotated(file).sentences]
-        np.savez(tmp_path / f"{text_name(str(file))}.npz", **{str(n): array for n, array in enumerate(arrays)})
-    with pytest.raises(ValueError, match=r"test\.npz, array 0 has shape \(1, .*layers and width are \(2, 4\)"):
+        write_arrays(tmp_path / f"{name}.hdf5", arrays)
+    with pytest.raises(ValueError, match=r"test\.hdf5 .*array 0, float64, has the shape \(1, .*here \(2, \d+, 4\)"):
         main(["--vectors", str(tmp_path), "--train_file", str(TRAIN), "--test_file", str(TEST)])
 
 
@@ -267,7 +267,7 @@ def test_lemmas_that_only_the_test_text_has_are_told(tmp_path, capsys):
         ({"lemma": "make"}, "--lemma make .* --output"),
         ({"lemma": "unicorn", "output": "x.json"}, r"--lemma unicorn has 0 use\(s\) in --train_file"),
         ({"model": None}, "--model, --vectors or --word_vectors"),
-        ({"model": None, "vectors": "b", "write_sentences": "c"}, "--write_sentences .* --vectors is b"),
+        ({"model": None, "vectors": "b", "write_sentences": "c"}, "--write_sentences; .* --vectors b"),
     ],
 )
 def test_mistakes(folder, tmp_path, monkeypatch, options, message):

@@ -21,20 +21,25 @@ class WordUse(NamedTuple):
     position: int
 
     def in_context(self) -> tuple[str, str, str]:
-        """The words before, the word, and the words after."""
-        before = self.words[max(0, self.position - CONTEXT_WORDS) : self.position]
-        after = self.words[self.position + 1 : self.position + 1 + CONTEXT_WORDS]
-        return " ".join(before), self.words[self.position], " ".join(after)
+        return in_context(self.words, self.position, self.position + 1, CONTEXT_WORDS)
 
     def __str__(self) -> str:
         return "{} [{}] {}".format(*self.in_context()).strip()
 
 
+def in_context(words: Sequence[str], start: int, end: int, width: int) -> tuple[str, str, str]:
+    """Up to `width` words before, the words `start` to `end`, and up to `width` words after."""
+    parts = words[max(0, start - width) : start], words[start:end], words[end : end + width]
+    before, between, after = map(" ".join, parts)
+    return before, between, after
+
+
 def check_json_output(path: str | None):
-    if path is not None and Path(path).suffix != ".json":
+    if path is None:
+        return
+    if Path(path).suffix != ".json":
         raise ValueError(f"--output {path}: pass a file that ends in .json; the map is written beside it.")
-    if path is not None:
-        check_output(Path(path))
+    check_output(Path(path))
 
 
 def check_layer(layer: str, num_layers: int, option: str = "--layer"):

@@ -10,7 +10,7 @@ import numpy as np
 
 from modeling_elmo.run_scripts.cards.figures import draw_map
 from modeling_elmo.run_scripts.program.files import numbered_lines
-from modeling_elmo.run_scripts.vectors.neighbors import normalize
+from modeling_elmo.run_scripts.vectors.neighbors import in_context, normalize
 
 MAX_COLORED_SENSES = 6  # of a map
 MAX_COMPARED_USES = 2000  # of a lemma
@@ -222,11 +222,6 @@ def draw_senses(text: AnnotatedText, vectors: np.ndarray, lemma: str, path: Path
     for sense in senses_by_frequency(uses)[:MAX_COLORED_SENSES]:
         rows = [row for row, use in enumerate(uses) if sense in use.senses]
         typical = uses[rows[(points[rows] @ points[rows].mean(0)).argmax()]]
-        groups[f"{in_context(typical, text.sentences)}    ({sense}, {len(rows)} uses)"] = rows
+        words = in_context(text.sentences[typical.sentence], typical.start, typical.end, LEGEND_WORDS)
+        groups["{} [{}] {}".format(*words).strip() + f"    ({sense}, {len(rows)} uses)"] = rows
     return draw_map(points, groups, path)
-
-
-def in_context(use: SenseInstance, sentences: Sequence[Sequence[str]]) -> str:
-    words = sentences[use.sentence]
-    before, after = words[max(0, use.start - LEGEND_WORDS) : use.start], words[use.end : use.end + LEGEND_WORDS]
-    return " ".join([*before, f"[{' '.join(words[use.start : use.end])}]", *after])

@@ -25,7 +25,6 @@ from modeling_elmo.run_scripts.vectors.neighbors import normalize
 from modeling_elmo.run_scripts.vectors.word_vectors import is_number
 
 LEVEL = 0.05  # of significance
-SPLITS_AT_ONCE = 200  # random splits in memory
 
 
 def order_groups(names: Iterable[str], bin_width: float | None) -> tuple[dict[str, str], bool]:
@@ -84,10 +83,8 @@ def compare_pair(
     """
     vectors = np.concatenate([one, other]).astype(np.float64)
     observed = np.arange(len(vectors)) < len(one)
-    distances = split_distances(vectors, observed[None])
-    for start in range(0, permutations, SPLITS_AT_ONCE):
-        splits = np.tile(observed, (min(SPLITS_AT_ONCE, permutations - start), 1))
-        distances = np.hstack([distances, split_distances(vectors, generator.permuted(splits, axis=1))])
+    random = generator.permuted(np.tile(observed, (permutations, 1)), axis=1)
+    distances = split_distances(vectors, np.vstack([observed, random]))
     found = {}
     for name, (distance, random) in zip(MEASURES_OF_CHANGE, ((row[0], row[1:]) for row in distances), strict=True):
         low, high = np.quantile(random, [LEVEL, 1 - LEVEL])
@@ -135,8 +132,7 @@ def shown_pairs(found: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 
 def format_change(found: Mapping[str, Any]) -> str:
-    """The groups with their typical uses, `shown_pairs`, and all pairs of more than two groups as matrices."""
-    names = [group["name"] for group in found["groups"]]
+    """The groups with their typical uses, and `shown_pairs`."""
     lines = [f"{found['word']} by {found['group_by']}"]
     for group in found["groups"]:
         lines += ["", f"{group['name']}: {group['uses']} uses, with a mean distance of {group['distance_within']:.3f}"]
@@ -146,21 +142,10 @@ def format_change(found: Mapping[str, Any]) -> str:
         cells = [f"{pair[name][key]:.3f}" for name in MEASURES_OF_CHANGE for key in ("distance", "random_mean", "p")]
         rows.append([", ".join(pair["groups"]), *cells])
     lines += ["", *align(rows)]
-    for measure in MEASURES_OF_CHANGE if len(names) > 2 else ():
-        lines += ["", *align(_matrix(names, found["pairs"], measure)), f"* p < {LEVEL}"]
     if found["left_out"]:
         left_out = ", ".join(f"{name} ({uses})" for name, uses in found["left_out"].items())
         lines += ["", f"Left out, with fewer than --min_uses {found['min_uses']}: {left_out}"]
     return "\n".join(lines)
-
-
-def _matrix(names: Sequence[str], pairs: Sequence[Mapping[str, Any]], measure: str) -> list[list[str]]:
-    cells = {}
-    for pair in pairs:
-        one, other = pair["groups"]
-        star = "*" if pair[measure]["p"] < LEVEL else " "
-        cells[one, other] = cells[other, one] = f"{pair[measure]['distance']:.3f}{star}"
-    return [[measure.upper(), *names], *([one, *(cells.get((one, other), "-") for other in names)] for one in names)]
 
 
 def align(rows: Sequence[Sequence[str]]) -> list[str]:
