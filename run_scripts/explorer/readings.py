@@ -5,8 +5,6 @@ import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
-from importlib.util import find_spec
 from itertools import groupby, islice
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -258,17 +256,10 @@ def head_pieces(opened: OpenModel, text: str, question: str | None = "", second:
     if needs_pairs(opened):
         lines_of(second, "second text")
     run = pipeline(str(opened.task), model=opened.model, tokenizer=opened.tokenizer)
-    finders: dict[str, Callable[..., list[Piece]]] = {
-        "token-classification": entity_pieces,
-        "semantic-role-labeling": role_pieces,
-        "extractive-question-answering": partial(answer_pieces, question=question),
-        "text-classification": partial(class_pieces, second=second or ""),
-        "coreference-resolution": cluster_pieces,
-    }
-    return finders[str(opened.task)](run, lines)
+    return FINDERS[str(opened.task)](run, lines, question or "", second or "")
 
 
-def entity_pieces(run: Any, lines: list[str]) -> list[Piece]:
+def entity_pieces(run: Any, lines: list[str], *_: str) -> list[Piece]:
     is_bio = any(str(name).startswith(("B-", "I-")) for name in run.model.config.id2label.values())
     found = run(lines, aggregation_strategy="simple" if is_bio else "none")
     label = "entity_group" if is_bio else "entity"
@@ -276,7 +267,7 @@ def entity_pieces(run: Any, lines: list[str]) -> list[Piece]:
     return _joined(pieces(*pair) for pair in zip(lines, spans, strict=True))
 
 
-def role_pieces(run: Any, lines: list[str]) -> list[Piece]:
+def role_pieces(run: Any, lines: list[str], *_: str) -> list[Piece]:
     rows: list[list[Piece]] = []
     if (most := max(len(run.tokenizer.splitter.words(line)) for line in lines)) > LONGEST_SENTENCE:
         raise ValueError(
@@ -293,24 +284,35 @@ def role_pieces(run: Any, lines: list[str]) -> list[Piece]:
     return _joined(rows)
 
 
-def answer_pieces(run: Any, lines: list[str], question: str | None) -> list[Piece]:
+def answer_pieces(run: Any, lines: list[str], question: str, _: str) -> list[Piece]:
     context = "\n".join(lines)
     found = run(question=" ".join(lines_of(question, "question")), context=context)
     return pieces(context, [(found["start"], found["end"], f"{found['score']:.0%}")])
 
 
-def class_pieces(run: Any, lines: list[str], second: str) -> list[Piece]:
+def class_pieces(run: Any, lines: list[str], _: str, second: str) -> list[Piece]:
     pair = {"text_pair": " ".join(lines_of(second))} if second.strip() else {}
     found = [run({"text": line, **pair}) for line in lines]
     labels = [each[0] if isinstance(each, list) else each for each in found]
     return _joined([(line, f"{each['label']} {each['score']:.0%}")] for line, each in zip(lines, labels, strict=True))
 
 
-def cluster_pieces(run: Any, lines: list[str]) -> list[Piece]:
-    splits = len(lines) == 1 and find_spec("sentencex") is not None
-    clusters = run(lines[0] if splits else lines)["clusters"]
-    spans = [(each["start"], each["end"], str(number)) for number, some in enumerate(clusters, 1) for each in some]
+def cluster_pieces(run: Any, lines: list[str], *_: str) -> list[Piece]:
+    spans = [
+        (mention["start"], mention["end"], str(number))
+        for number, mentions in enumerate(run(lines)["clusters"], 1)
+        for mention in mentions
+    ]
     return pieces("\n".join(lines), spans)
+
+
+FINDERS: dict[str, Callable[..., list[Piece]]] = {
+    "token-classification": entity_pieces,
+    "semantic-role-labeling": role_pieces,
+    "extractive-question-answering": answer_pieces,
+    "text-classification": class_pieces,
+    "coreference-resolution": cluster_pieces,
+}
 
 
 def pieces(text: str, spans: Iterable[tuple[int, int, str]]) -> list[Piece]:
