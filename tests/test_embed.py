@@ -137,24 +137,20 @@ def assert_close(found: list, expected: list[np.ndarray], tolerance: float = TOL
 
 
 @pytest.mark.parametrize(
-    "suffix, layers",
-    [*((".hdf5", layers) for layers in ("all", "top", "average", "sum")), (".h5", "mixed"), (".parquet", "all")],
+    "suffix, layers, pooling",
+    [
+        *((".hdf5", layers, "none") for layers in ("all", "top", "average", "sum")),
+        *((".h5", "mixed", "none"), (".parquet", "all", "none")),
+        *((".hdf5", "all", "mean"), (".h5", "mixed", "max"), (".parquet", "all", "max")),
+    ],
 )
-def test_each_line_has_the_vectors_that_it_has_alone(model_dir, loaded, corpus, tmp_path, suffix, layers):
-    path = run(model_dir, tmp_path / f"vectors{suffix}", input=corpus, layers=layers, batch_tokens=40)
+def test_each_line_has_the_vectors_that_it_has_alone(model_dir, loaded, corpus, tmp_path, suffix, layers, pooling):
+    options = {"input": corpus, "layers": layers, "pooling": pooling, "batch_tokens": 40}
+    path = run(model_dir, tmp_path / f"vectors{suffix}", **options)
     assert not Path(f"{path}.parts").exists()
     if suffix == ".parquet":
         assert read_table(path)["text"][:] == [line.strip() for line in LINES]
         assert read_table(path)["tokens"][:] == [line.split() for line in LINES]
-    assert_close(read(path), [alone(loaded, line.split(), layers) for line in LINES])
-
-
-@pytest.mark.parametrize(
-    "suffix, pooling, layers", [(".hdf5", "mean", "all"), (".h5", "max", "mixed"), (".parquet", "max", "all")]
-)
-def test_pooled_lines(model_dir, loaded, corpus, tmp_path, suffix, pooling, layers):
-    options = {"layers": layers, "pooling": pooling, "batch_tokens": 12}
-    path = run(model_dir, tmp_path / f"vectors{suffix}", input=corpus, **options)
     assert_close(read(path), [alone(loaded, line.split(), layers, pooling) for line in LINES])
 
 

@@ -137,14 +137,12 @@ def test_nearest_uses_are_those_of_plain_cosines(english, plain_english, corpus,
     np.testing.assert_allclose(np.abs(found.points), np.abs(plane.transform(vectors)), atol=1e-3)  # up to their signs
 
 
-def test_uses_without_a_corpus_and_in_a_large_one(english, tmp_path, monkeypatch):
-    alone = readings.similar_uses(english, TEXT, "play", 2, None)
-    assert [use.position for use in alone.uses] == [1, 1, 1] and [near for near, _ in alone.nearest] in ([1, 2], [2, 1])
+def test_uses_in_a_large_corpus(english, tmp_path, monkeypatch):
     monkeypatch.setattr(readings, "MOST_USES", 9)
     large = tmp_path / "large.txt"
     large.write_text("".join(f"Play {n} it , they play .\n" for n in range(9)), encoding="utf-8")
     found = readings.similar_uses(english, TEXT, "play", 2, Corpus.from_files([str(large)]))
-    assert len(found.uses) == 3 + 9
+    assert [use.position for use in found.uses] == [1, 1, 1, *[0, 4] * 4, 0]
 
 
 @torch.no_grad()
@@ -262,20 +260,9 @@ def test_pieces_of_nested_spans():
     assert readings.pieces("ab", [(0, 1, "X"), (1, 2, "X")]) == [("a", "X"), ("b", "X")]
 
 
-@pytest.mark.parametrize(
-    ("text", "received"), [(" \n\t\n", "no text"), (None, "no text"), ("a" * 2001, "2,001.*2,000")]
-)
-def test_texts_that_are_refused(english, text, received):
-    for read in (readings.expectations, readings.words_to_choose, readings.named_words):
-        with pytest.raises(ValueError, match=received):
-            read(english, text)
-
-
 def test_other_mistakes(english, head_folders, tmp_path, monkeypatch):
     with pytest.raises(ValueError, match="elmo-mini-en .*'chess'"):
         readings.layer_cosines(english, "A play.", "chess")
-    with pytest.raises(ValueError, match="question"):
-        readings.head_pieces(readings.open_model(str(head_folders["reader"])), STORY)
     (tmp_path / "config.json").write_text('{"model_type": "elmo", "architectures": ["BertModel"]}')
     with pytest.raises(ValueError, match="BertModel.*ELMoForPreTraining"):
         readings.open_model(str(tmp_path))

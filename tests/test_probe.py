@@ -13,7 +13,6 @@ from task_worker import bilm
 from modeling_elmo import ELMoModel, ELMoTokenizer
 from modeling_elmo.run_scripts import probe
 from modeling_elmo.run_scripts.fine_tuning.probing import most_frequent_tags, probe_layer
-from modeling_elmo.run_scripts.vectors.layer_sources import text_name
 
 WORDS = ["Anna", "saw", "the", "old", "harbor", "quickly", "dogs", "sing"]
 TAGS = {"Anna": "NOUN", "saw": "VERB", "the": "DET", "old": "ADJ", "harbor": "NOUN", "quickly": "ADV"}
@@ -132,11 +131,6 @@ def test_entities_are_scored_by_f1(folder, tmp_path):
     file = str(tmp_path / "a.tsv")
     found = probe.main(["--model", str(folder), "--train_file", file, "--test_file", file])
     assert found["metric"] == "f1" and found["test"]["scores"]["most frequent tag"]["f1"] == 1
-
-
-def test_text_names():
-    names = ["en-ud.train.conllu.gz", "train.data.xml", "play.txt.zst", "plain"]
-    assert [text_name(f"data/{name}") for name in names] == ["en-ud.train", "train", "play", "plain"]
 
 
 def test_mistakes(folder, files, tmp_path):
