@@ -2,9 +2,8 @@
 
     elmo embed --model DIR --input corpus.txt --output vectors.hdf5 --layers all
 
-The input has one sentence per line. Line `i`, counted from 0, becomes entry `i` of the output: duplicates are embedded
-again, and a blank line is a sentence without words. The model reads the markers <S> and </S>; the output leaves them
-out.
+The input has one sentence per line. Line `i`, counted from 0, becomes entry `i` of the output, without the markers <S>
+and </S>. A blank line is a sentence without words.
 
 A FASTA file has one record per entry, under its name, and one token per residue:
 
@@ -14,8 +13,8 @@ Shape of an entry:
     `(tokens, dim)`, or `(layers, tokens, dim)` with `--layers all`; a blank line has 0 tokens.
     With `--pooling`: `(dim,)`, or `(layers, dim)` with `--layers all`; a blank line is zeros.
 
-An interrupted run loses at most one block of lines: run the same command again, and it continues with the blocks that
-are not finished. Memory does not grow with the corpus, except for `sentence_to_index` (see `--forget_sentences`).
+An interrupted run loses at most one block of lines: run the same command again. Memory does not grow with the corpus,
+except for `sentence_to_index` (see `--forget_sentences`).
 
 Several processes share the work, with one device each or on the CPU, and write the same file as one process. On several
 machines, all paths must be on a file system that the machines share:

@@ -38,7 +38,7 @@ def test_vectors_are_those_of_the_model():
     ):
         vectorizer = ELMoVectorizer(MODEL, layers=layers, device="cpu")
         found = vectorizer.fit(TEXTS).transform(TEXTS)
-        assert found.dtype == np.float32 and found.shape == (6, vectorizer.n_features_out_)
+        assert found.dtype == np.float32 and found.shape == (6, len(vectorizer.get_feature_names_out()))
         np.testing.assert_allclose(found, torch.stack(expected).flatten(1), atol=1e-5)
     largest = vectorizer.set_params(layers="top", pooling="max").transform(TEXTS)  # not the options of before
     np.testing.assert_allclose(largest, torch.stack([each[-1].amax(0) for each in words]), atol=1e-5)
@@ -61,7 +61,7 @@ def test_pipelines_and_searches():
     assert not hasattr(clone(again[0]), "_loaded") and again[0].get_params() == search.best_estimator_[0].get_params()
     columns = ColumnTransformer([("text", ELMoVectorizer(MODEL), 0), ("number", "passthrough", [1])])
     rows = np.array([[text, label] for text, label in zip(TEXTS, LABELS, strict=True)], dtype=object)
-    assert columns.fit_transform(rows).shape == (6, len(ELMoVectorizer(MODEL).get_feature_names_out()) + 1)
+    assert columns.fit_transform(rows).shape == (6, len(ELMoVectorizer(MODEL).fit().get_feature_names_out()) + 1)
 
 
 @pytest.mark.parametrize(

@@ -16,6 +16,7 @@ from modeling_elmo import ELMoModel, ELMoTokenizer
 from modeling_elmo.run_scripts import embed
 from modeling_elmo.run_scripts.vectors import senses as sense_module
 from modeling_elmo.run_scripts.vectors.embedding import embed_sentences
+from modeling_elmo.run_scripts.vectors.layer_sources import static_layers
 from modeling_elmo.run_scripts.vectors.senses import SenseInstance, read_annotated, read_inventory
 from modeling_elmo.run_scripts.word_senses import main
 
@@ -195,6 +196,7 @@ def test_one_vector_per_word(tmp_path):
     found = main(["--word_vectors", str(tmp_path / "glove.txt"), *options])["same_sense"]
     assert found == {**{k: v for k, v in expected.items() if k != "vectors"}, "word vectors": expected["vectors"]}
     assert 0 < expected["vectors"] < 1
+    assert next(static_layers({"a": np.ones(3)}, [[]], "a.txt")).shape == (1, 0, 3)
 
 
 def write_arrays(path: Path, arrays: list[np.ndarray]):
@@ -251,7 +253,7 @@ def test_lemmas_that_only_the_test_text_has_are_told(tmp_path, capsys):
     ("options", "message"),
     [
         ({"train_file": "nowhere.data.xml"}, "nowhere.data.xml: pass a file X.data.xml .* X.gold.key.txt"),
-        ({"sense_inventory": str(SEMCOR / "test.gold.key.txt")}, "txt, line 1 has 1 columns"),
+        ({"sense_inventory": str(SEMCOR / "test.gold.key.txt")}, "txt, line 1 is "),
         ({"output": "make.png"}, r"--output make\.png: .* \.json"),
         ({"lemma": "make"}, "--lemma make .* --output"),
         ({"lemma": "unicorn", "output": "x.json"}, r"--lemma unicorn has 0 use\(s\) in --train_file"),

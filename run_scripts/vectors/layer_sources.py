@@ -47,17 +47,11 @@ class LayerSourceArguments:
 
 
 class LayerSource(NamedTuple):
-    """Vectors of one kind.
+    """Vectors of one kind."""
 
-    Args:
-        read: yields the layers `(layers, words, width)` of the sentences of a file.
-        names: the names of a number of layers.
-        average: the name of the average of the layers.
-    """
-
-    read: Callable[[Sentences, str], Iterator[np.ndarray]]
-    names: Callable[[int], list[str]]
-    average: str = "average"
+    read: Callable[[Sentences, str], Iterator[np.ndarray]]  # layers `(layers, words, width)` of a file's sentences
+    names: Callable[[int], list[str]]  # of a number of layers
+    average: str = "average"  # the name of the average of the layers
 
 
 def layer_sources(arguments: LayerSourceArguments) -> list[LayerSource]:
@@ -76,7 +70,6 @@ def layer_sources(arguments: LayerSourceArguments) -> list[LayerSource]:
 
 
 def numbered_layers(count: int) -> list[str]:
-    """Names for layers from elsewhere."""
     return ["vectors"] if count == 1 else [f"layer {number}" for number in range(count)]
 
 
@@ -86,10 +79,7 @@ def computed_layers(model: Any, tokenizer: Any, sentences: Sentences, file: str)
 
 
 def static_layers(vectors: Mapping[str, np.ndarray], sentences: Sentences, file: str) -> Iterator[np.ndarray]:
-    """One vector per word, the same in all sentences: `(1, words, width)` of each sentence.
-
-    A word without a vector has that of its lower-case form, or zeros.
-    """
+    """One vector per word in all sentences: its own, or that of its lower-case form, or zeros."""
     none = np.zeros_like(next(iter(vectors.values())))
     for words in tqdm(sentences, unit=" sentences", desc=Path(file).name):
         rows = [vectors.get(word, vectors.get(word.lower(), none)) for word in words]
@@ -126,7 +116,6 @@ class StoredLayers:
         self.sizes: tuple[int, ...] = ()  # layers and width
 
     def __call__(self, sentences: Sentences, file: str) -> Iterator[np.ndarray]:
-        """Yields the layers `(layers, words, width)` of each sentence."""
         path = self.folder / f"{text_name(file)}.hdf5"
         if not path.is_file():
             raise FileNotFoundError(f"--vectors {self.folder} has no {path.name}, for {file}.")

@@ -65,10 +65,7 @@ def sample_uses(uses: Sequence[WordUse], max_uses: int, num_queries: int, seed: 
 
 
 def use_vectors(uses: Sequence[WordUse], model, tokenizer, layer: str) -> np.ndarray:
-    """The vectors of one layer. Each distinct sentence is computed once.
-
-    Shape: `(uses, hidden_size)`.
-    """
+    """The vectors of one layer, `(uses, hidden_size)`. Each distinct sentence is computed once."""
     members: dict[tuple[str, ...], list[int]] = {}
     for number, use in enumerate(uses):
         members.setdefault(tuple(use.words), []).append(number)
@@ -83,10 +80,7 @@ def use_vectors(uses: Sequence[WordUse], model, tokenizer, layer: str) -> np.nda
 def layer_vectors(
     sentences: Iterable[Sequence[str]], model, tokenizer, layer: str, batch_tokens: int = 4096
 ) -> Iterator[np.ndarray]:
-    """The vectors of one layer, or of `NAMED_LAYERS`, of the words of each sentence.
-
-    Shape: `(words, hidden_size)` of each sentence.
-    """
+    """The vectors `(words, hidden_size)` of each sentence in one layer, or of `NAMED_LAYERS`."""
     is_named = layer in NAMED_LAYERS
     layers = cast(LayerChoice, layer if is_named else "all")
     for _, vectors in embed_sentences(sentences, model, tokenizer, layers, batch_tokens=batch_tokens):
@@ -98,11 +92,7 @@ def normalize(vectors: np.ndarray) -> np.ndarray:
 
 
 def nearest_uses(vectors: np.ndarray, uses: Sequence[WordUse], query: int, top_k: int) -> list[tuple[int, float]]:
-    """The indices of the nearest uses in other sentences, with their cosines.
-
-    Args:
-        vectors: `(uses, hidden_size)`, of length 1.
-    """
+    """The indices of the nearest uses in other sentences, with their cosines, by vectors of length 1."""
     cosines = vectors @ vectors[query]
     others = (near for near in (-cosines).argsort(kind="stable") if uses[near].words is not uses[query].words)
     return [(int(near), float(cosines[near])) for near, _ in zip(others, range(top_k), strict=False)]

@@ -45,7 +45,6 @@ class VectorBlock(NamedTuple):
     vectors: list[np.ndarray]
 
     def flat(self) -> np.ndarray:
-        """All numbers, one after the other."""
         return np.concatenate([each.ravel() for each in self.vectors])
 
 
@@ -62,22 +61,14 @@ class PartsFolder:
     Args:
         settings: options that the vectors depend on.
         block_tokens: number of tokens in a block of a new run.
-
-    Attributes:
-        finished: first line of each part that is there -> the line after its last.
-        ends: the same of the blocks of this run, as far as they were read.
     """
 
     def __init__(self, output: Path, settings: dict[str, Any], block_tokens: int):
-        self.output, self.settings, self.block_tokens, self.folder = (
-            output,
-            settings,
-            block_tokens,
-            parts_folder(output),
-        )
+        self.output, self.settings, self.block_tokens = output, settings, block_tokens
+        self.folder = parts_folder(output)
         self.settings_file = self.folder / "settings.json"
-        self.finished: dict[int, int] = {}
-        self.ends: dict[int, int] = {}
+        self.finished: dict[int, int] = {}  # first line of each part that is there -> the line after its last
+        self.ends: dict[int, int] = {}  # the same of the blocks of this run, as far as they were read
 
     @property
     def num_lines(self) -> int:
@@ -98,7 +89,6 @@ class PartsFolder:
                 file.unlink()
 
     def follow(self, main: "PartsFolder"):
-        """Continues where the main process does."""
         self._check_settings(main.settings)
         if not main.folder.is_dir():
             raise FileNotFoundError(
@@ -115,7 +105,6 @@ class PartsFolder:
             yield first, block
 
     def has(self, first: int, lines: list[InputLine]) -> bool:
-        """Whether there is a part of these lines."""
         if first not in self.finished:
             return False
         file = self._part(first, self.finished[first])
@@ -134,10 +123,7 @@ class PartsFolder:
     def compare(self, folders: "list[PartsFolder]"):
         """Checks that all processes had the same blocks; with other inputs, each would write other lines."""
         if any(other.ends != self.ends for other in folders):
-            raise ValueError(
-                f"The processes read different lines. Pass the same input to all, and remove {self.folder} to start "
-                "again."
-            )
+            raise ValueError(f"The processes read different lines. Pass the same input, and remove {self.folder}.")
 
     def save(self, first: int, block: VectorBlock):
         if not self.settings_file.exists():

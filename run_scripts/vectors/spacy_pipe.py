@@ -80,12 +80,10 @@ class ELMoPipe(Pipe):
         return doc
 
     def to_disk(self, path: str | Path, *, exclude: Iterable[str] = ()) -> None:
-        """Saves the model and its tokenizer in a folder, as `save_pretrained`."""
         for each in self._model_and_tokenizer():
             each.save_pretrained(path)
 
     def from_disk(self, path: str | Path, *, exclude: Iterable[str] = ()) -> "ELMoPipe":
-        """Loads the model of a folder, in place of that of the configuration."""
         self._loaded = load_model_and_tokenizer(str(path), self.device, self.trust_remote_code)
         return self
 

@@ -28,13 +28,9 @@ LEVEL = 0.05  # of significance
 
 
 def order_groups(names: Iterable[str], bin_width: float | None) -> tuple[dict[str, str], bool]:
-    """The group of each name, in the order of groups: of numbers by size, otherwise as they come.
+    """The group of each name, numbers by size and others as they come, and whether all are numbers.
 
-    Args:
-        bin_width: puts numbers into bins that begin at its multiples: 10 puts "1984" into "1980-1989".
-
-    Returns:
-        The groups by name, and whether they have the order of numbers.
+    `bin_width` puts numbers into bins that begin at its multiples: 10 puts "1984" into "1980-1989".
     """
     names = list(names)
     if wrong := [name for name in names if not is_number(name)]:
@@ -52,12 +48,7 @@ def bin_name(number: float, width: float) -> str:
 
 
 def compare_groups(vectors: Mapping[str, np.ndarray], permutations: int, seed: int) -> list[dict[str, Any]]:
-    """Both measures for each pair of groups, in their order.
-
-    Args:
-        vectors: of the uses in each group, `(uses, hidden_size)`.
-        permutations: number of random splits for each pair.
-    """
+    """Both measures for each pair of groups, of whose uses there are vectors `(uses, hidden_size)`."""
     generator = np.random.default_rng(seed)
     names = list(vectors)
     return [
@@ -77,9 +68,6 @@ def compare_pair(
 
     `random_mean` is the mean distance of random splits, `random_5` and `random_95` are quantiles. `p` is the share of
     splits, the observed one and random ones, whose distance is at least as large as the observed.
-
-    Shape:
-        one, other: `(uses, hidden_size)`.
     """
     vectors = np.concatenate([one, other]).astype(np.float64)
     observed = np.arange(len(vectors)) < len(one)
