@@ -238,13 +238,10 @@ def test_classes(head_folders):
 
 def test_clusters(head_folders):
     opened = readings.open_model(str(head_folders["resolver"]))
-    found = readings.head_pieces(opened, STORY)
     resolve = pipeline("coreference-resolution", opened.model, tokenizer=opened.tokenizer)
     clusters = resolve(STORY.split("\n"))["clusters"]
-    assert "".join(text for text, _ in found) == STORY and clusters
-    assert {label for _, label in found if label} <= {str(number + 1) for number in range(len(clusters))}
-    first = min((mention["end"] - mention["start"], mention["start"]) for each in clusters for mention in each)
-    assert STORY[first[1] : first[1] + first[0]] in [text for text, label in found if label]
+    spans = [(each["start"], each["end"], str(n)) for n, mentions in enumerate(clusters, 1) for each in mentions]
+    assert clusters and readings.head_pieces(opened, STORY) == readings.pieces(STORY, spans)
 
 
 def test_pieces_of_nested_spans():

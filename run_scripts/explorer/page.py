@@ -19,7 +19,7 @@ from modeling_elmo.run_scripts.explorer.readings import OpenModel, open_model  #
 from modeling_elmo.run_scripts.pretraining.corpus import Corpus  # noqa: E402
 
 TITLE = "ELMo explorer"
-# Sentences to start with, for models of these languages.
+# Texts to start with, for models of these languages.
 FIRST_SENTENCES = (
     "The play was a great success on Broadway.\nThe actors in that play were superb.\nThey play chess every evening.",
     "그는 배를 타고 섬에 갔다.\n그는 사과와 배를 먹었다.\n어부들이 배를 타고 바다로 나갔다.",

@@ -74,16 +74,11 @@ def embed_block(
     dtype: StoredDtype,
     batch_tokens: int,
 ) -> VectorBlock:
-    """Embeds consecutive lines, in batches of similar length."""
     mix = model.scalar_mix
     if layers == "mixed" and mix is None:
-        raise ValueError(
-            "This model has no mix of its layers; instead of 'mixed' pass 'all', 'top', 'average' or 'sum'."
-        )
+        raise ValueError("This model has no mix of its layers; pass other layers: 'all', 'top', 'average' or 'sum'.")
     if layers == "mixed" and mix.layer_norm in ("allennlp", "bilm"):
-        logger.warning_once(
-            "`scalar_mix_layer_norm` of this model is over a batch, so each line is a batch: this is slow."
-        )
+        logger.warning_once("`scalar_mix_layer_norm` of this model is over a batch, so each line is one: this is slow.")
         batch_tokens = 1
     tokens, inputs = encode_lines(lines, tokenizer)
     lengths = [len(each["input_ids"]) for each in inputs]
@@ -109,10 +104,9 @@ def encode_lines(lines: list[InputLine], tokenizer) -> tuple[list[list[str]], li
         run = list(group)
         texts = [line.sentence for line in run]
         encoding = tokenizer(texts, is_split_into_words=given_words, return_offsets_mapping=not given_words)
-        offsets = encoding.pop("offset_mapping", None)
+        offsets = encoding.pop("offset_mapping", [[]] * len(run))
         for i, line in enumerate(run):
-            words = line.words
-            tokens.append([line.text[start:end] for start, end in offsets[i][1:-1]] if words is None else words)
+            tokens.append(line.words or [line.text[start:end] for start, end in offsets[i][1:-1]])
             inputs.append({name: values[i] for name, values in encoding.items()})
     return tokens, inputs
 

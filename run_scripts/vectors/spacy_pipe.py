@@ -73,10 +73,10 @@ class ELMoPipe(Pipe):
 
     def add_hooks(self, doc: Doc) -> Doc:
         """Makes spaCy read vectors from `doc.tensor`. Call it after `Doc.from_bytes`, which forgets hooks."""
-        doc.user_token_hooks |= {"vector": token_vector, "has_vector": has_vector, "similarity": cosine}
-        doc.user_span_hooks |= {"vector": mean_vector, "has_vector": has_vector, "similarity": cosine}
-        doc.user_hooks |= {"vector": mean_vector, "has_vector": has_vector, "similarity": cosine}
-        doc.user_hooks["vector_norm"] = vector_norm
+        hooks = {"vector": mean_vector, "has_vector": has_vector, "similarity": cosine}
+        doc.user_token_hooks |= {**hooks, "vector": token_vector}
+        doc.user_span_hooks |= hooks
+        doc.user_hooks |= {**hooks, "vector_norm": vector_norm}
         return doc
 
     def to_disk(self, path: str | Path, *, exclude: Iterable[str] = ()) -> None:

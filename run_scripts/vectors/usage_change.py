@@ -9,8 +9,7 @@ SemEval-2020 Task 1"):
 - `prt`: the cosine distance between the prototypes, the mean vectors of the groups. The papers report its similarity c,
   or 1 / c; this is 1 - c.
 
-Neither is 0 for groups of the same text. So each is compared with random splits of all uses into two groups of the same
-sizes: a permutation test.
+Neither is 0 for groups of the same text, so a permutation test compares each with random splits of all uses.
 """
 
 import math

@@ -76,7 +76,7 @@ def _word_and_vector(line: str, width: int, location: str) -> tuple[str, array]:
     word, *fields = line.rstrip(" ").rsplit(" ", width)
     extra = word.split(" ")[1:]
     # "Route 66" is a word with a space; "Route 0.5" is a word with a number too many.
-    has_extra_numbers = bool(extra) and all(map(is_number, extra)) and not all(map(str.isdecimal, extra))
+    has_extra_numbers = all(map(is_number, extra)) and not all(map(str.isdecimal, extra))
     try:
         vector = array("f", map(float, fields))
     except ValueError:
