@@ -78,28 +78,22 @@ def test_each_layer_of_a_model(folder, files, tmp_path, capsys):
     found = probe.main(["--model", str(folder), *options(files), "--output", str(output)])
     assert json.loads(output.read_text(encoding="utf-8")) == found
     model, tokenizer = ELMoModel.from_pretrained(folder).eval(), ELMoTokenizer.from_pretrained(folder)
-    rows, tags = {}, {}
+    layers, tags = {}, {}
     for seed, (split, number) in enumerate({"train": 60, "validation": 10, "test": 20}.items()):
-        rows[split], tags[split] = [], []
-        for sentence in sentences(number, seed):
-            inputs = tokenizer([[word for word, _ in sentence]], is_split_into_words=True, return_tensors="pt")
-            with torch.no_grad():
-                rows[split].append(torch.cat(model(**inputs).hidden_states)[:, 1:-1].numpy())
-            tags[split].append([tag for _, tag in sentence])
-    layers = {split: np.concatenate(each, axis=1) for split, each in rows.items()}
-    printed = capsys.readouterr().out.splitlines()
+        rows = sentences(number, seed)
+        tags[split] = [[tag for _, tag in row] for row in rows]
+        inputs = [tokenizer([[word for word, _ in row]], is_split_into_words=True, return_tensors="pt") for row in rows]
+        with torch.no_grad():
+            states = [torch.cat(model(**each).hidden_states)[:, 1:-1].numpy() for each in inputs]
+        layers[split] = np.concatenate(states, axis=1)
+    printed = capsys.readouterr().out
     for number, name in enumerate(["token layer", "biLSTM 1", "biLSTM 2"]):
         predicted = probe_layer({split: each[number] for split, each in layers.items()}, tags)
-        cells = []
         for split in ("validation", "test"):
-            pairs = [
-                pair for both in zip(predicted[split], tags[split], strict=True) for pair in zip(*both, strict=True)
-            ]
+            hits = np.concatenate(predicted[split]) == np.concatenate(tags[split])
             score = found[split]["scores"][name]["accuracy"]
-            assert score == pytest.approx(np.mean([a == b for a, b in pairs]), abs=0.03)  # other sums of float32
-            cells.append(f"{100 * score:.1f}")
-        row = next(line for line in printed if line.startswith(f"| {name} "))
-        assert [cell.strip() for cell in row.split("|")[2:4]] == cells
+            assert score == pytest.approx(hits.mean(), abs=0.03)  # other sums of float32
+            assert f"{100 * score:.1f}" in printed
     assert found["test"]["words"] == sum(map(len, tags["test"])) and found["test"]["file"] == "my.test.tsv"
 
 

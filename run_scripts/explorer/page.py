@@ -120,7 +120,7 @@ def add_uses_tab(page: gr.Blocks, bilms: list[OpenModel], corpus: Corpus | None)
         with gr.Row():
             for each in bilms:
                 with gr.Column(min_width=420):
-                    model_name(each, bilms)
+                    gr.Markdown(f"### {each.name}")
                     cosines = gr.HTML(js_on_load=CLICK)
                     with gr.Row():
                         with gr.Column(min_width=400):
@@ -156,13 +156,11 @@ def uses_of(
 
 
 def use_map(found: readings.SimilarUses | None) -> tuple[gr.ScatterPlot, str]:
-    """The uses in their plane, and its caption; hidden if there are fewer than three, because two points are a line.
-
-    Gradio draws a change of the points only, and of them those in the colors of the first map.
-    """
+    """The uses in their plane, and its caption; hidden if there are fewer than three, because two points are a line."""
     if found is None or len(found.uses) < 3:
         axes = {"x": "first component", "y": "second component", "color": "group", "tooltip": ["use"]}
         return gr.ScatterPlot(**axes, color_map=MAP_COLORS, height=320, visible=False), ""
+    # Gradio draws a change of the points only, and of them those in the colors of the first map.
     groups = dict.fromkeys(range(len(found.uses)), "other uses")
     groups |= dict.fromkeys((near for near, _ in found.nearest), "nearest uses") | {found.query: "chosen use"}
     columns = {"first component": found.points[:, 0], "second component": found.points[:, 1]}
@@ -186,7 +184,7 @@ def add_expectations_tab(page: gr.Blocks, bilms: list[OpenModel]):
         look = gr.Button("Look", variant="primary")
         outputs = []
         for each in bilms:
-            model_name(each, bilms)
+            gr.Markdown(f"### {each.name}")
             if each.predicts:
                 outputs.append(gr.Dataframe(wrap=True))
             else:
@@ -228,11 +226,6 @@ def add_weights_tab(heads: list[OpenModel]):
 
 def text_box(label: str, value: str) -> gr.Textbox:
     return gr.Textbox(value, label=label, lines=3, max_lines=12)
-
-
-def model_name(each: OpenModel, models: Sequence[OpenModel]):
-    if len(models) > 1:
-        gr.Markdown(f"### {each.name}")
 
 
 def language_of(opened: OpenModel, texts: Sequence[str]) -> str:
