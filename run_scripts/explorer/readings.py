@@ -75,11 +75,7 @@ class OpenModel:
 
 
 def open_model(name: str, trust_remote_code: bool = False) -> OpenModel:
-    """Loads a biLM or a trained head, as its config.json says.
-
-    Raises:
-        FileNotFoundError, ValueError: there is no such model, it is no ELMo, or it lacks weights.
-    """
+    """Loads a biLM or a trained head, as its config.json says."""
     check_model(name)
     config = load_pretrained(AutoConfig, name, trust_remote_code=trust_remote_code)
     architecture = (config.architectures or ["ELMoModel"])[0]

@@ -81,7 +81,9 @@ class PartsFolder:
             before = read_json(self.settings_file)
             self._check_settings(before)
             self.block_tokens = before.get("block_tokens", self.block_tokens)
-            self.finished = dict(tuple(map(int, file.stem.split("-"))) for file in files)
+            for file in files:
+                first, end = map(int, file.stem.split("-"))
+                self.finished[first] = end
         elif self.output.exists():
             raise FileExistsError(f"--output {self.output} exists; remove it or pass another file.")
         else:
