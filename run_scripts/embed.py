@@ -2,9 +2,8 @@
 
     elmo embed --model DIR --input corpus.txt --output vectors.hdf5 --layers all
 
-The input has one sentence per line. Line `i`, counted from 0, becomes entry `i` of the output: duplicates are embedded
-again, and a blank line is a sentence without words. The model reads the markers <S> and </S>; the output leaves them
-out.
+The input has one sentence per line. Line `i`, counted from 0, becomes entry `i` of the output, without the markers <S>
+and </S>. A blank line is a sentence without words.
 
 A FASTA file has one record per entry, under its name, and one token per residue:
 
@@ -14,8 +13,8 @@ Shape of an entry:
     `(tokens, dim)`, or `(layers, tokens, dim)` with `--layers all`; a blank line has 0 tokens.
     With `--pooling`: `(dim,)`, or `(layers, dim)` with `--layers all`; a blank line is zeros.
 
-An interrupted run loses at most one block of lines: run the same command again, and it continues with the blocks that
-are not finished. Memory does not grow with the corpus, except for `sentence_to_index` (see `--forget_sentences`).
+An interrupted run loses at most one block of lines: run the same command again. Memory does not grow with the corpus,
+except for `sentence_to_index` (see `--forget_sentences`).
 
 Several processes share the work, with one device each or on the CPU, and write the same file as one process. On several
 machines, all paths must be on a file system that the machines share:
@@ -95,15 +94,14 @@ def main(arguments: list[str] | None = None) -> Path:
     computed_by = {"compute_dtype": parsed.compute_dtype, "weights": weights_checksum(model)}
     settings = {**choices, "raw_text": parsed.raw_text, "unit": parsed.unit, **computed_by}
     with ProcessGroup() as group, sole_run(parts_folder(output), "--output", group.is_main):
-        parts = PartsFolder(output, settings, group.index)
+        parts = PartsFolder(output, settings, BATCHES_PER_BLOCK * parsed.batch_tokens)
         if group.is_main:
-            parts.resume(lines())
+            parts.resume()
         parts.follow(group.gathered(parts)[0])
-        done = parts.num_finished()
-        with tqdm(desc=output.name, unit=" lines", total=total, initial=done, disable=not group.is_main) as bar:
-            blocks = parts.missing(lines(), BATCHES_PER_BLOCK * parsed.batch_tokens)
-            for number, (first, block_lines) in enumerate(blocks):
-                if number % group.number == group.index:  # every n-th block on each of n processes
+        with tqdm(desc=output.name, unit=" lines", total=total, disable=not group.is_main) as bar:
+            for number, (first, block_lines) in enumerate(parts.blocks(lines())):
+                # Every n-th block on each of n processes.
+                if number % group.number == group.index and not parts.has(first, block_lines):
                     block = embed_block(block_lines, model, tokenizer, batch_tokens=parsed.batch_tokens, **choices)
                     parts.save(first, block)
                 bar.update(len(block_lines))  # the pace of this process for all

@@ -34,15 +34,13 @@ class ExploreArguments:
     trust_remote_code: bool = option(False, "Run code from the folders of the models.")
 
     def __post_init__(self):
-        if self.port is not None and not 0 < self.port < 2**16:
-            raise ValueError(f"--port {self.port}: pass a number from 1 to {2**16 - 1}.")
-        try:  # gradio tries a hundred ports under a name that is not known
+        try:  # gradio would tell the one too late, and the other in a traceback
             family, *_, address = socket.getaddrinfo(self.server_name, 0)[0]
-            with socket.socket(family) as opened:
-                opened.bind(address)
-        except (OSError, UnicodeError) as error:
+            socket.create_server((address[0], self.port or 0), family=family).close()
+        except (OSError, OverflowError, UnicodeError) as error:
             raise ValueError(
-                f"--server_name {self.server_name} is no address of this computer ({error}). Pass another, or 0.0.0.0."
+                f"--server_name {self.server_name}, --port {self.port} cannot be opened ({error}). Pass an address of "
+                "this computer, or 0.0.0.0, and a free port."
             ) from error
 
 
@@ -63,13 +61,7 @@ def main(arguments: list[str] | None = None) -> None:
     pass_proxy(parsed.server_name)
     options = {"server_name": parsed.server_name, "server_port": parsed.port}
     options |= {"app_kwargs": answering("*" if parsed.server_name in EVERY_ADDRESS else parsed.server_name)}
-    try:
-        page.launch(**LAUNCH_OPTIONS | options, prevent_thread_lock=True, quiet=True)
-    except OSError as error:  # gradio names its own options
-        received = "" if parsed.port is None else f"--port {parsed.port}: "
-        raise OSError(
-            f"{received}no free port could be opened on {parsed.server_name}. Pass another --port or --server_name."
-        ) from error
+    page.launch(**LAUNCH_OPTIONS | options, prevent_thread_lock=True, quiet=True)
     print(f"Open {page.local_url} in a browser. Ctrl-C stops the explorer.", flush=True)
     page.block_thread()
 

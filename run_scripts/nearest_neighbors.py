@@ -2,8 +2,8 @@
 
     elmo neighbors heldout.txt --word play --model elmo
 
-A few uses are drawn at random (`--seed`). Each is shown with its nearest uses in other sentences, by the cosine of
-their vectors. `--word_vectors glove.txt` also shows the nearest words by vectors without a context, one for each word.
+A few uses are drawn at random (`--seed`). Each is shown with its nearest uses in other sentences, by cosine.
+`--word_vectors glove.txt` also shows the nearest words by vectors without a context.
 `--output neighbors.json` writes the table, and a map as a .png beside it. In the folder `results/` of a
 checkpoint, both appear on its card.
 
@@ -29,6 +29,7 @@ from modeling_elmo.run_scripts.cards.figures import draw_change, draw_map
 from modeling_elmo.run_scripts.pretraining.corpus import Corpus, SentenceText, find_files, words_of
 from modeling_elmo.run_scripts.program.command_line import ProgramParser, option, refuse_unread, run
 from modeling_elmo.run_scripts.program.data_files import (
+    TABLE_SUFFIXES,
     LocatedRow,
     format_suffix,
     json_rows,
@@ -245,11 +246,10 @@ def grouped_sentences(patterns: list[str], group_by: str, text_column: str) -> I
 
 def located_rows(path: Path, text_column: str) -> Iterator[LocatedRow]:
     """The rows of a table. The texts of other files are rows of one column."""
-    suffix = format_suffix(path)
-    if suffix in (".tsv", ".csv"):
-        return table_rows(path, [])
-    if suffix == ".jsonl":
+    if format_suffix(path) == ".jsonl":
         return json_rows(path)
+    if format_suffix(path) in TABLE_SUFFIXES:
+        return table_rows(path, [])
     return ((f"{path}, line {number}", {text_column: text}) for number, text in numbered_texts(path, text_column))
 
 

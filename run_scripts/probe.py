@@ -34,8 +34,8 @@ def main(arguments: list[str] | None = None) -> dict[str, Any]:
     words = {split: list(rows["tokens"]) for split, rows in task.data.items()}
     tags = {split: list(rows["tags"]) for split, rows in task.data.items()}
     files = {split: getattr(data_arguments, f"{split}_file") or split for split in words}
-    if written := write_sentences(parsed, files, words):
-        return written
+    if parsed.write_sentences:
+        return write_sentences(parsed.write_sentences, files, words)
     if len(known := set(flat(tags["train"]))) < 2:
         raise ValueError(f"{files['train']} has only the tag {known.pop()!r}; a probe needs two. Pass more text.")
     predicted = {"most frequent tag": most_frequent_tags(words, tags)}

@@ -58,8 +58,8 @@ def main(arguments: list[str] | None = None) -> dict[str, Any]:
     inventory = read_inventory(Path(parsed.sense_inventory)) if parsed.sense_inventory else {}
     files = {"train": parsed.train_file, "test": parsed.test_file}
     texts = {split: read_annotated(Path(path)) for split, path in files.items() if path}
-    if written := write_sentences(parsed, files, {split: text.sentences for split, text in texts.items()}):
-        return written
+    if parsed.write_sentences:
+        return write_sentences(parsed.write_sentences, files, {split: texts[split].sentences for split in texts})
     train = texts["train"].instances
     if parsed.lemma:
         uses_of_lemma(parsed.lemma, train)  # a mistake shows before hours of work

@@ -6,7 +6,6 @@ import glob
 import gzip
 import json
 import os
-import shutil
 import subprocess
 import sys
 import time
@@ -20,15 +19,13 @@ import numpy as np
 import psutil
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 from pretraining_worker import torchrun, two_machines
 
 from modeling_elmo import ELMoConfig, ELMoForPreTraining, ELMoModel, ELMoTokenizer
 from modeling_elmo.elmo_operators import int8_obstacle
 from modeling_elmo.run_scripts import embed
 from modeling_elmo.run_scripts.vectors import embedding, outputs
-from modeling_elmo.run_scripts.vectors.lines import InputLine, fasta_records, group_by_tokens
+from modeling_elmo.run_scripts.vectors.lines import fasta_records
 
 ROOT = Path(__file__).parents[1]
 TOLERANCE = 2e-6
@@ -140,21 +137,20 @@ def assert_close(found: list, expected: list[np.ndarray], tolerance: float = TOL
 
 
 @pytest.mark.parametrize(
-    "suffix, layers",
-    [*((".hdf5", layers) for layers in ("all", "top", "average", "sum")), (".h5", "mixed"), (".parquet", "all")],
+    "suffix, layers, pooling",
+    [
+        *((".hdf5", layers, "none") for layers in ("all", "top", "average", "sum")),
+        *((".h5", "mixed", "none"), (".parquet", "all", "none")),
+        *((".hdf5", "all", "mean"), (".h5", "mixed", "max"), (".parquet", "all", "max")),
+    ],
 )
-def test_each_line_has_the_vectors_that_it_has_alone(model_dir, loaded, corpus, tmp_path, suffix, layers):
-    path = run(model_dir, tmp_path / f"vectors{suffix}", input=corpus, layers=layers, batch_tokens=40)
-    assert path.exists() and not Path(f"{path}.parts").exists()
-    assert_close(read(path), [alone(loaded, line.split(), layers) for line in LINES])
-
-
-@pytest.mark.parametrize(
-    "suffix, pooling, layers", [(".hdf5", "mean", "all"), (".h5", "max", "mixed"), (".parquet", "max", "all")]
-)
-def test_pooled_lines(model_dir, loaded, corpus, tmp_path, suffix, pooling, layers):
-    options = {"layers": layers, "pooling": pooling, "batch_tokens": 12}
-    path = run(model_dir, tmp_path / f"vectors{suffix}", input=corpus, **options)
+def test_each_line_has_the_vectors_that_it_has_alone(model_dir, loaded, corpus, tmp_path, suffix, layers, pooling):
+    options = {"input": corpus, "layers": layers, "pooling": pooling, "batch_tokens": 40}
+    path = run(model_dir, tmp_path / f"vectors{suffix}", **options)
+    assert not Path(f"{path}.parts").exists()
+    if suffix == ".parquet":
+        assert read_table(path)["text"][:] == [line.strip() for line in LINES]
+        assert read_table(path)["tokens"][:] == [line.split() for line in LINES]
     assert_close(read(path), [alone(loaded, line.split(), layers, pooling) for line in LINES])
 
 
@@ -170,24 +166,15 @@ def test_hdf5_has_the_layout_of_the_elmo_command(model_dir, corpus, tmp_path):
         assert set(file) == set(map(str, range(len(LINES))))
 
 
-def test_tables_name_the_tokens(model_dir, corpus, tmp_path):
-    table = read_table(run(model_dir, tmp_path / "v.parquet", input=corpus))
-    assert table["text"][:] == [line.strip() for line in LINES]
-    assert table["tokens"][:] == [line.split() for line in LINES]
-
-
 @pytest.mark.parametrize("suffix", [".hdf5", ".parquet"])
 def test_float16(model_dir, loaded, corpus, tmp_path, suffix):
     found = read(run(model_dir, tmp_path / f"v{suffix}", input=corpus, dtype="float16", layers="top"))
     assert_close(found, [alone(loaded, line.split(), "top").astype(np.float16) for line in LINES], 1e-3)
     assert suffix == ".parquet" or found[0].dtype == np.float16
-
-
-def test_float16_overflow_is_an_error(tmp_path, corpus):
     model = ELMoModel(tiny())
     torch.nn.init.constant_(model.token_projection.bias, 1e5)
     with pytest.raises(ValueError, match="Vectors of 'a longer .* are too large for float16, .* dtype float32"):
-        run(save_model(tmp_path / "m", model), tmp_path / "v.hdf5", input=corpus, dtype="float16")
+        run(save_model(tmp_path / "m", model), tmp_path / "large.hdf5", input=corpus, dtype="float16")
 
 
 def test_bfloat16_computation(model_dir, loaded, corpus, tmp_path):
@@ -206,13 +193,6 @@ def test_int8_computation(model_dir, loaded, corpus, tmp_path):
         run(model_dir, tmp_path / "w.hdf5", input=corpus, compute_dtype="int8", device="cuda")
 
 
-def test_a_line_ends_at_a_line_feed_only(model_dir, loaded, tmp_path):
-    path = tmp_path / "c.txt"
-    path.write_bytes("\ufeffone two\r\n\r\nthree\u2028four\x0bfive\rsix\n\nlast".encode())
-    words = [["one", "two"], [], ["three", "four", "five", "six"], [], ["last"]]
-    assert_close(read(run(model_dir, tmp_path / "v.hdf5", input=path)), [alone(loaded, line) for line in words])
-
-
 def test_raw_text_is_split_by_the_tokenizer(model_dir, loaded, tmp_path):
     texts = ["They didn't play chess, did they?", "", "One."]
     path = run(model_dir, tmp_path / "v.parquet", input=write_lines(tmp_path / "c.txt", texts), raw_text=True)
@@ -220,14 +200,6 @@ def test_raw_text_is_split_by_the_tokenizer(model_dir, loaded, tmp_path):
     assert read_table(path)["tokens"][:] == words
     assert_close(read(path), [alone(loaded, line) for line in words])
     assert_close(read(path), [alone(loaded, line) for line in texts])
-
-
-def test_texts_and_lists_of_words_in_one_file(model_dir, loaded, tmp_path):
-    lines = [json.dumps({"id": i, "text": line if i % 2 else line.split()}) for i, line in enumerate(LINES)]
-    lines[1] = ""
-    (tmp_path / "c.jsonl.gz").write_bytes(gzip.compress("\n".join(lines).encode()))
-    found = read(run(model_dir, tmp_path / "v.hdf5", input=tmp_path / "c.jsonl.gz"))
-    assert_close(found, [alone(loaded, line.split()) for line in LINES])
 
 
 def test_given_words_stay_whole(model_dir, loaded, tmp_path):
@@ -277,12 +249,10 @@ def test_proteins_as_a_table(model_dir, loaded, tmp_path, pooling):
     assert_close(read(path), expected if pooling == "none" else [vectors.mean(0) for vectors in expected], 1e-5)
 
 
-def test_letters_of_a_text(model_dir, loaded, tmp_path):
+def test_letters_of_a_text(model_dir, tmp_path):
     texts = ["MKL VF*", "", "밥a", json.dumps("x")]
     path = run(model_dir, tmp_path / "v.parquet", input=write_lines(tmp_path / "c.txt", texts), unit="character")
-    letters = [list("MKLVF*"), [], ["밥", "a"], list('"x"')]
-    assert read_table(path)["tokens"][:] == letters and read_table(path)["text"][0] == "MKL VF*"
-    assert_close(read(path), [alone(loaded, each) for each in letters])
+    assert read_table(path)["tokens"][:] == [list("MKLVF*"), [], ["밥", "a"], list('"x"')]
 
 
 def test_word_level_model(tmp_path, corpus):
@@ -320,6 +290,8 @@ def test_sentences_may_be_texts_or_words(loaded):
     found = list(embedding.embed_sentences(["They didn't.", ["They", "didn't."], "", []], *loaded, layers="all"))
     assert [tokens for tokens, _ in found] == [["They", "didn", "'t", "."], ["They", "didn't."], [], []]
     assert_close([vectors for _, vectors in found], [alone(loaded, tokens) for tokens, _ in found])
+    with pytest.raises(ValueError, match="has no mix of its layers"):
+        next(embedding.embed_sentences(["a"], ELMoModel(tiny(), add_mixing_layer=False), loaded[1]))
 
 
 # Interruptions
@@ -356,10 +328,9 @@ def test_an_interruption_while_the_output_is_written(model_dir, corpus, tmp_path
 
 def test_an_interruption_while_the_parts_are_removed(model_dir, corpus, tmp_path, monkeypatch):
     output, parts = tmp_path / "v.hdf5", tmp_path / "v.hdf5.parts"
-    with monkeypatch.context() as patch:
-        patch.setattr(shutil, "rmtree", lambda *_, **__: 1 / 0)
-        with pytest.raises(ZeroDivisionError):
-            run(model_dir, output, input=corpus, batch_tokens=8)
+    with monkeypatch.context() as patch, pytest.raises(AttributeError):
+        patch.setattr(outputs, "shutil", None)
+        run(model_dir, output, input=corpus, batch_tokens=8)
     assert len(read(output)) == len(LINES) and parts.exists()
     with pytest.raises(FileExistsError, match="v.hdf5 exists; remove it or pass"):
         run(model_dir, output, input=corpus)
@@ -406,7 +377,7 @@ def test_a_damaged_part_is_computed_again(damage, number, model_dir, corpus, int
     """Without the parts after it, also if the new parts have other sizes."""
     parts = sorted(Path(f"{interrupted}.parts").glob("*.npz"))
     part = parts.pop(number)
-    kept = {number for other in parts for number in range(*outputs.lines_in_name(other))}
+    kept = {number for other in parts for number in range(*map(int, other.stem.split("-")))}
     content = bytearray(part.read_bytes())
     content[200] ^= 1  # of the vectors
     part.write_bytes({"empty": b"", "cut": content[:-30]}.get(damage, content))
@@ -431,18 +402,14 @@ def test_parts_reach_the_disk_before_they_have_their_name(model_dir, corpus, tmp
 def test_a_full_disk(model_dir, corpus, interrupted, monkeypatch):
     """The error names the file, and the same command goes on."""
 
-    def full(file, **arrays):
-        file.write(b"some bytes")
+    def full(path, **arrays):
+        path.write_bytes(b"some bytes")
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))  # as numpy: without the name of the file
 
-    with monkeypatch.context() as patch:
+    with monkeypatch.context() as patch, pytest.raises(OSError, match=r"No space left on device: .*v.hdf5.parts/\d+-"):
         patch.setattr(np, "savez", full)
-        message = (
-            r"v.hdf5.parts/\d+-\d+.npz cannot be written: No space left on device. \d lines are finished; run the same"
-        )
-        with pytest.raises(OSError, match=message):
-            run(model_dir, interrupted, input=corpus)
-    assert not Path(f"{interrupted}.parts", "unfinished-0").exists()
+        run(model_dir, interrupted, input=corpus)
+    assert len(list(Path(f"{interrupted}.parts").iterdir())) == 3  # two parts and the settings
     assert len(read(run(model_dir, interrupted, input=corpus))) == len(LINES)
 
 
@@ -497,51 +464,16 @@ def test_any_process_of_two_machines_may_be_killed_at_any_moment(
     assert num_parts(output) == 0
 
 
-@given(st.lists(st.integers(0, 6)), st.integers(1, 30), st.data())
-def test_blocks_do_not_depend_on_what_is_finished(sizes, num_tokens, data):
-    """So an interrupted run computes the numbers of a run without interruptions, bit by bit."""
-    lines = [InputLine("", ["word"] * size) for size in sizes]
-    whole = list(group_by_tokens(lines, num_tokens))
-    assert sum(whole, []) == lines
-    parts = outputs.PartsFolder(Path("none.hdf5"), {})
-    blocks = list(parts.missing(iter(lines), num_tokens))
-    assert [block for _, block in blocks] == whole and parts.num_lines == len(lines)
-    ends, finished = parts.ends, data.draw(st.sets(st.sampled_from(sorted(parts.ends)))) if parts.ends else set()
-    parts.ends = {first: ends[first] for first in finished}
-    assert list(parts.missing(iter(lines), num_tokens)) == [block for block in blocks if block[0] not in finished]
-    assert parts.ends == ends
-
-
-@given(st.lists(st.integers(0, 6), min_size=1), st.data())
-def test_blocks_of_another_size_fill_the_gaps(sizes, data):
-    lines = [InputLine(str(number), ["word"] * size) for number, size in enumerate(sizes)]
-    cuts = sorted(data.draw(st.sets(st.integers(0, len(lines)))))
-    parts = outputs.PartsFolder(Path("none.hdf5"), {})
-    parts.ends = dict(zip(cuts[::2], cuts[1::2], strict=False))
-    before = {number for first, end in parts.ends.items() for number in range(first, end)}
-    found = [line for _, block in parts.missing(iter(lines), 9) for line in block]
-    assert found == [line for number, line in enumerate(lines) if number not in before]
-    assert [0, *(end for _, end in sorted(parts.ends.items()))] == [*sorted(parts.ends), len(lines)]
-
-
 def test_processes_that_do_not_fit_together(tmp_path):
-    main, other = (outputs.PartsFolder(tmp_path / "v.hdf5", {"weights": each}, each) for each in (0, 1))
+    main, other = (outputs.PartsFolder(tmp_path / "v.hdf5", {"weights": each}, 16) for each in (0, 1))
     with pytest.raises(ValueError, match="v.hdf5.parts has other settings: weights 0, now 1"):
         other.follow(main)
     other.settings = main.settings
-    with pytest.raises(FileNotFoundError, match="process 1 does not find .*parts.* a file system that all machines"):
+    with pytest.raises(FileNotFoundError, match="does not find .*parts.* a file system that all machines"):
         other.follow(main)
     main.ends, other.ends = {0: 3, 3: 7}, {0: 3, 3: 6}
-    with pytest.raises(ValueError, match="Processes 0 and 1 read different lines"):
+    with pytest.raises(ValueError, match="The processes read different lines"):
         main.compare([main, other])
-
-
-def test_parts_that_overlap_are_computed_again(model_dir, corpus, interrupted):
-    """A process that outlived its run may have cut the lines in another way."""
-    whole = read(run(model_dir, interrupted.with_name("whole.hdf5"), input=corpus))
-    first, _ = sorted(Path(f"{interrupted}.parts").glob("*.npz"))
-    shutil.copy(first, first.with_name(outputs.part_name(2, 5)))
-    assert_close(read(run(model_dir, interrupted, input=corpus)), whole)
 
 
 # Mistakes
@@ -551,55 +483,34 @@ def test_parts_that_overlap_are_computed_again(model_dir, corpus, interrupted):
     ("options", "message"),
     [
         ({}, "--input FILE or --dataset NAME"),
-        ({"input": "none.txt"}, "none.txt"),
-        ({"input": "."}, r"--input \. is a folder"),
-        ({"input": "pipe"}, "--input pipe is a pipe"),
-        ({"input": "c.txt", "split": "test"}, "--split test has no effect without --dataset"),
         ({"input": "c.json.gz"}, "c.json.gz: unknown suffix '.json'; .* .txt, .jsonl.*.conllu, .fasta, .*.gz or .zst"),
         ({"input": "c.docx"}, "c.docx: unknown suffix '.docx'"),
-        ({"input": "c.csv.gz"}, r"c.csv.gz has no column 'text', .*--text_column"),
-        ({"input": "p.fasta"}, "p.fasta, line 2"),
         ({"input": "p.fasta", "raw_text": True}, "p.fasta has sequences.*--raw_text"),
-        ({"input": "empty.fa"}, "empty.fa is empty"),
         ({"input": "c.txt", "raw_text": True, "unit": "character"}, "--raw_text .* --unit character"),
         ({"input": "c.txt", "output": "v.npz"}, "v.npz: unknown suffix '.npz'; .* .hdf5, .h5, .parquet"),
         ({"input": "c.txt", "output": "c.hdf5"}, "--output c.hdf5 exists"),
         ({"input": "empty.txt"}, "empty.txt is empty"),
-        ({"input": "c.jsonl"}, "c.jsonl, line 2 has no key 'text'.*--text_column"),
-        ({"input": "null.jsonl"}, "null.jsonl, line 1: the sentence is None"),
         ({"input": "number.jsonl"}, r"number.jsonl, line 1: the sentence is \['a', 1\]"),
     ],
 )
 def test_mistakes(model_dir, tmp_path, monkeypatch, options, message):
     monkeypatch.chdir(tmp_path)
     write_lines(Path("c.txt"), LINES)
-    os.mkfifo("pipe")
     Path("c.hdf5").touch()
     Path("c.docx").touch()
-    Path("c.csv.gz").write_bytes(gzip.compress(b"words\na b\n"))
     Path("empty.txt").touch()
-    Path("empty.fa").touch()
-    write_lines(Path("p.fasta"), [">a", "M1"])
-    write_lines(Path("c.jsonl"), ['{"text": "a"}', '{"txt": "a"}'])
-    write_lines(Path("null.jsonl"), ['{"text": null}'])
+    write_lines(Path("p.fasta"), [">a", "M"])
     write_lines(Path("number.jsonl"), ['{"text": ["a", 1]}'])
     with pytest.raises((ValueError, OSError), match=message):
         run(model_dir, **{"output": "v.hdf5", **options})
     assert not list(tmp_path.glob("*.parts")) and not Path("v.hdf5").exists()
 
 
-def test_a_model_without_a_mix(tmp_path, corpus, loaded, caplog):
-    torch.manual_seed(0)
+def test_an_untrained_mix_is_told(tmp_path, corpus, caplog):
     folder = save_model(tmp_path / "m", ELMoForPreTraining(tiny()))
-    mixed, average = (
-        read(run(folder, tmp_path / f"{layers}.hdf5", input=corpus, layers=layers)) for layers in ("mixed", "average")
-    )
-    for one, two in zip(mixed, average, strict=True):
-        np.testing.assert_allclose(one, two, atol=1e-6)
+    found = [read(run(folder, tmp_path / f"{name}.h5", input=corpus, layers=name)) for name in ("mixed", "average")]
+    assert_close(*found)
     assert "was never trained: the vectors are the average of the layers" in caplog.text
-    model = ELMoModel(tiny(), add_mixing_layer=False)
-    with pytest.raises(ValueError, match="has no mix of its layers"):
-        next(embedding.embed_sentences(["a"], model, loaded[1]))
 
 
 def test_a_mix_that_normalizes_over_the_batch_gets_lines_alone(tmp_path, corpus):
@@ -612,23 +523,12 @@ def test_a_mix_that_normalizes_over_the_batch_gets_lines_alone(tmp_path, corpus)
     assert_close([found[0]], [one[0, 1:-1].numpy()])
 
 
-def test_other_models_are_refused(tmp_path, corpus, model_dir):
-    from transformers import BertConfig, BertModel
-
-    config = BertConfig(hidden_size=4, num_hidden_layers=1, num_attention_heads=1, intermediate_size=4, vocab_size=4)
-    BertModel(config).save_pretrained(tmp_path / "bert")
-    with pytest.raises(ValueError, match="bert is a 'bert' model; pass an ELMo model"):
-        run(tmp_path / "bert", tmp_path / "v.hdf5", input=corpus)
+def test_a_model_without_all_weights_is_refused(tmp_path, corpus):
     model = ELMoModel(tiny())
     weights = {name: tensor for name, tensor in model.state_dict().items() if "highways" not in name}
     model.save_pretrained(tmp_path / "half", state_dict=weights)
     with pytest.raises(ValueError, match=r"half lacks weights: char_encoder\.highways\.0\.carry\.bias, .*Convert or"):
         run(tmp_path / "half", tmp_path / "v.hdf5", input=corpus)
-
-
-def test_choices_are_checked_in_python_too(loaded):
-    with pytest.raises(ValueError, match="dtype is 'bfloat16'; pass one of float32, float16"):
-        next(embedding.embed_sentences(["a"], *loaded, dtype="bfloat16"))
 
 
 def test_missing_extras_are_named(monkeypatch):

@@ -15,7 +15,7 @@ from modeling_elmo import ELMoModel, ELMoTokenizer
 from modeling_elmo.run_scripts.cards.figures import draw_map
 from modeling_elmo.run_scripts.nearest_neighbors import main, words_in_file
 from modeling_elmo.run_scripts.vectors import embedding, neighbors
-from modeling_elmo.run_scripts.vectors.neighbors import WordUse, find_uses, nearest_uses, normalize, use_vectors
+from modeling_elmo.run_scripts.vectors.neighbors import WordUse, find_uses, use_vectors
 
 TEXT = Path(__file__).parent / "fixtures" / "demo" / "play.txt"
 LINES = [line.split() for line in TEXT.read_text(encoding="utf-8").splitlines()]
@@ -43,13 +43,18 @@ def plain_vectors(folder: Path, uses: list[WordUse], layer: int) -> np.ndarray:
 
 
 @pytest.mark.parametrize(("layer", "number"), [("top", 2), ("1", 1)])
-def test_neighbors_equal_those_of_scikit_learn(folder, layer, number):
-    found = run_neighbors(folder, layer=layer, queries=5, top_k=3)
+def test_neighbors_equal_those_of_scikit_learn(folder, tmp_path, capsys, layer, number):
+    output = tmp_path / "results" / "play.json"
+    found = run_neighbors(folder, layer=layer, queries=5, top_k=3, output=output)
+    assert json.loads(output.read_text(encoding="utf-8")) == found
+    assert output.with_suffix(".png").read_bytes().startswith(b"\x89PNG")
+    printed = capsys.readouterr().out
     uses = list(find_uses(LINES, "play"))
     assert found["uses"] == len(uses) >= 150 and len(found["queries"]) == 5
     vectors = plain_vectors(folder, uses, number)
     index = NearestNeighbors(metric="cosine", algorithm="brute").fit(vectors)
     for query in found["queries"]:
+        assert "\n".join([query["use"], *(f"  {cosine:.3f}  {use}" for cosine, use in query["neighbors"])]) in printed
         place = [str(use) for use in uses].index(query["use"])
         distances, numbers = (each[0] for each in index.kneighbors(vectors[[place]], n_neighbors=10))
         others = [pair for pair in zip(distances, numbers, strict=True) if uses[pair[1]].words is not uses[place].words]
@@ -86,39 +91,23 @@ def test_uses_are_drawn_by_the_seed(folder):
     assert few["uses"] == 12 < few["uses_in_text"] == every["uses"] and few["queries"] != every["queries"]
 
 
-def test_vectors_of_uses_do_not_keep_their_sentences(folder, monkeypatch):
-    """A row of an array would keep all layers of the whole sentence in memory."""
-    uses = list(find_uses(LINES, "play"))[:3]
-    model, tokenizer = ELMoModel.from_pretrained(folder).eval(), ELMoTokenizer.from_pretrained(folder)
-    kept = []
-
-    def stack(rows):
-        kept.extend(rows)
-        return np.array(rows)
-
-    monkeypatch.setattr("modeling_elmo.run_scripts.vectors.neighbors.np.stack", stack)
-    assert use_vectors(uses, model, tokenizer, "1").shape == (3, model.config.hidden_size)
-    assert kept and all(row.base is None for row in kept)
-
-
 def test_a_sentence_with_many_uses_is_computed_once(folder, monkeypatch):
     model, tokenizer = ELMoModel.from_pretrained(folder).eval(), ELMoTokenizer.from_pretrained(folder)
     sentences = [["a", "play", "play"], ["play"], ["no", "play", "a", "play"]]
     uses = [*find_uses(sentences, "play")][::-1]
-    embedded = []
+    embedded, kept, stack = [], [], np.stack
 
     def embed_sentences(read, *others, **options):
         embedded.extend(read := [*read])
         return embedding.embed_sentences(read, *others, **options)
 
-    monkeypatch.setattr(neighbors, "embed_sentences", embed_sentences)
-    found = use_vectors(uses, model, tokenizer, "2")
+    with monkeypatch.context() as patch:
+        patch.setattr(neighbors, "embed_sentences", embed_sentences)
+        patch.setattr(neighbors.np, "stack", lambda rows: kept.extend(rows) or stack(rows))
+        found = use_vectors(uses, model, tokenizer, "2")
     assert sorted(map(tuple, embedded)) == sorted(map(tuple, sentences))
-    for use, vector in zip(uses, found, strict=True):
-        inputs = tokenizer(list(use.words), is_split_into_words=True, return_tensors="pt")
-        with torch.no_grad():
-            expected = model(**inputs).last_hidden_state[0, inputs.word_ids().index(use.position)]
-        np.testing.assert_allclose(vector, expected.numpy(), atol=1e-5)
+    assert kept and all(row.base is None for row in kept)  # a part would keep all layers of its sentence in memory
+    np.testing.assert_allclose(found, plain_vectors(folder, uses, 2), atol=1e-5)
 
 
 def test_uses_are_whole_words_in_sentences_that_differ():
@@ -132,24 +121,6 @@ def test_uses_are_whole_words_in_sentences_that_differ():
     assert [use.position for use in find_uses(sentences, "(?i)plays?")] == [1, 0, 2, 0, 1, 2]
     long = [*"abcdefghijkl", "play", *"mnopqrstuvw"]
     assert str(WordUse(long, 12)) == "e f g h i j k l [play] m n o p q r s t"
-
-
-def test_the_same_sentence_is_no_neighbor():
-    sentence, other = ["play", "play"], ["play"]
-    uses = [WordUse(sentence, 0), WordUse(sentence, 1), WordUse(other, 0)]
-    vectors = normalize(np.array([[1.0, 0], [1, 0], [0, 1]]))
-    assert nearest_uses(vectors, uses, 0, top_k=5) == [(2, 0.0)]
-
-
-def test_table_and_map(folder, tmp_path, capsys):
-    output = tmp_path / "results" / "play.json"
-    found = run_neighbors(folder, output=output)
-    assert json.loads(output.read_text(encoding="utf-8")) == found
-    assert output.with_suffix(".png").read_bytes().startswith(b"\x89PNG")
-    printed = capsys.readouterr().out
-    for query in found["queries"]:
-        lines = [query["use"], *(f"  {cosine:.3f}  {use}" for cosine, use in query["neighbors"])]
-        assert "\n".join(lines) in printed
 
 
 def test_map_shows_groups_in_their_plane(tmp_path, monkeypatch):
@@ -174,13 +145,9 @@ def test_map_shows_groups_in_their_plane(tmp_path, monkeypatch):
 
 def test_raw_text_is_split_by_the_tokenizer(folder, tmp_path):
     (tmp_path / "raw.txt").write_text("A play.\nThe play, it seems.\nWe play!\nPlay it again.\n", encoding="utf-8")
-    found = run_neighbors(folder, tmp_path / "raw.txt", raw_text=True, queries=1, top_k=2)
-    assert found["uses"] == 3
-    assert {use for _, use in found["queries"][0]["neighbors"]} | {found["queries"][0]["use"]} == {
-        "A [play] .",
-        "The [play] , it seems .",
-        "We [play] !",
-    }
+    (query,) = run_neighbors(folder, tmp_path / "raw.txt", raw_text=True, queries=1, top_k=2)["queries"]
+    shown = {query["use"], *(use for _, use in query["neighbors"])}
+    assert shown == {"A [play] .", "The [play] , it seems .", "We [play] !"}
 
 
 @pytest.mark.parametrize(

@@ -1,8 +1,8 @@
 """The probe of each layer: its classifier against scipy, its table against the model one sentence at a time."""
 
 import json
-import shutil
 
+import h5py
 import numpy as np
 import pytest
 import torch
@@ -13,7 +13,6 @@ from task_worker import bilm
 from modeling_elmo import ELMoModel, ELMoTokenizer
 from modeling_elmo.run_scripts import probe
 from modeling_elmo.run_scripts.fine_tuning.probing import most_frequent_tags, probe_layer
-from modeling_elmo.run_scripts.vectors.layer_sources import text_name
 
 WORDS = ["Anna", "saw", "the", "old", "harbor", "quickly", "dogs", "sing"]
 TAGS = {"Anna": "NOUN", "saw": "VERB", "the": "DET", "old": "ADJ", "harbor": "NOUN", "quickly": "ADV"}
@@ -79,28 +78,22 @@ def test_each_layer_of_a_model(folder, files, tmp_path, capsys):
     found = probe.main(["--model", str(folder), *options(files), "--output", str(output)])
     assert json.loads(output.read_text(encoding="utf-8")) == found
     model, tokenizer = ELMoModel.from_pretrained(folder).eval(), ELMoTokenizer.from_pretrained(folder)
-    rows, tags = {}, {}
+    layers, tags = {}, {}
     for seed, (split, number) in enumerate({"train": 60, "validation": 10, "test": 20}.items()):
-        rows[split], tags[split] = [], []
-        for sentence in sentences(number, seed):
-            inputs = tokenizer([[word for word, _ in sentence]], is_split_into_words=True, return_tensors="pt")
-            with torch.no_grad():
-                rows[split].append(torch.cat(model(**inputs).hidden_states)[:, 1:-1].numpy())
-            tags[split].append([tag for _, tag in sentence])
-    layers = {split: np.concatenate(each, axis=1) for split, each in rows.items()}
-    printed = capsys.readouterr().out.splitlines()
+        rows = sentences(number, seed)
+        tags[split] = [[tag for _, tag in row] for row in rows]
+        inputs = [tokenizer([[word for word, _ in row]], is_split_into_words=True, return_tensors="pt") for row in rows]
+        with torch.no_grad():
+            states = [torch.cat(model(**each).hidden_states)[:, 1:-1].numpy() for each in inputs]
+        layers[split] = np.concatenate(states, axis=1)
+    printed = capsys.readouterr().out
     for number, name in enumerate(["token layer", "biLSTM 1", "biLSTM 2"]):
         predicted = probe_layer({split: each[number] for split, each in layers.items()}, tags)
-        cells = []
         for split in ("validation", "test"):
-            pairs = [
-                pair for both in zip(predicted[split], tags[split], strict=True) for pair in zip(*both, strict=True)
-            ]
+            hits = np.concatenate(predicted[split]) == np.concatenate(tags[split])
             score = found[split]["scores"][name]["accuracy"]
-            assert score == pytest.approx(np.mean([a == b for a, b in pairs]), abs=0.03)  # other sums of float32
-            cells.append(f"{100 * score:.1f}")
-        row = next(line for line in printed if line.startswith(f"| {name} "))
-        assert [cell.strip() for cell in row.split("|")[2:4]] == cells
+            assert score == pytest.approx(hits.mean(), abs=0.03)  # other sums of float32
+            assert f"{100 * score:.1f}" in printed
     assert found["test"]["words"] == sum(map(len, tags["test"])) and found["test"]["file"] == "my.test.tsv"
 
 
@@ -113,12 +106,11 @@ def test_vectors_from_elsewhere(files, tmp_path):
     draw, names = np.random.default_rng(0), ["ADJ", "ADV", "DET", "NOUN", "VERB"]
     for split, path in files.items():
         blocks = path.read_text(encoding="utf-8").split("\n\n")
-        arrays = {}
-        for number, block in enumerate(blocks):
-            tags = [line.split("\t")[1] for line in block.split("\n") if line]
-            known = np.eye(len(names))[[names.index(tag) for tag in tags]]
-            arrays[str(number)] = np.stack([known, draw.normal(size=known.shape)])
-        np.savez(tmp_path / f"my.{split}.npz", **arrays)
+        with h5py.File(tmp_path / f"my.{split}.hdf5", "w") as arrays:
+            for number, block in enumerate(blocks):
+                tags = [line.split("\t")[1] for line in block.split("\n") if line]
+                known = np.eye(len(names))[[names.index(tag) for tag in tags]]
+                arrays[str(number)] = np.stack([known, draw.normal(size=known.shape)])
     (tmp_path / "static.txt").write_text("the 1 0\nsaw 0 1\n", encoding="utf-8")
     vectors = ["--vectors", str(tmp_path), "--word_vectors", str(tmp_path / "static.txt")]
     scores = probe.main([*vectors, *options(files)])["test"]["scores"]
@@ -135,27 +127,12 @@ def test_entities_are_scored_by_f1(folder, tmp_path):
     assert found["metric"] == "f1" and found["test"]["scores"]["most frequent tag"]["f1"] == 1
 
 
-def test_text_names():
-    names = ["en-ud.train.conllu.gz", "train.data.xml", "play.txt.zst", "plain"]
-    assert [text_name(f"data/{name}") for name in names] == ["en-ud.train", "train", "play", "plain"]
-
-
-def test_two_files_of_one_name(files, tmp_path):
-    """The second would take the place of the first."""
-    (tmp_path / "test").mkdir()
-    other = shutil.copy(files["test"], tmp_path / "test" / files["train"].name)
-    named = ["--train_file", str(files["train"]), "--test_file", str(other)]
-    for option in ("--write_sentences", "--vectors"):
-        with pytest.raises(ValueError, match="The vectors of .* and .* would have one name; rename one of the two"):
-            probe.main([option, str(tmp_path), *named])
-    same = ["--train_file", str(files["train"]), "--test_file", str(files["train"])]
-    probe.main(["--write_sentences", str(tmp_path), *same])
-    assert (tmp_path / "my.train.txt").is_file()
-
-
 def test_mistakes(folder, files, tmp_path):
     (tmp_path / "one.tsv").write_text("a\tX\n\nb\tX\n", encoding="utf-8")
     with pytest.raises(ValueError, match=r"one\.tsv has only the tag 'X'"):
         probe.main(["--model", str(folder), *(f"--{split}_file={tmp_path / 'one.tsv'}" for split in ("train", "test"))])
     with pytest.raises(ValueError, match="There is no data to evaluate on"):
         probe.main(["--model", str(folder), "--train_file", str(files["train"])])
+    (tmp_path / "my.test.txt").touch()
+    with pytest.raises(FileExistsError, match=r"--write_sentences would replace .*my\.test\.txt; pass a new folder"):
+        probe.main(["--write_sentences", str(tmp_path), *options(files)])

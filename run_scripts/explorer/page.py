@@ -3,6 +3,7 @@
 import os
 from collections.abc import Callable, Sequence
 from functools import wraps
+from statistics import mean
 from typing import Any
 
 # Read when gradio is imported and launched: nothing is reported, and no text is stored, not even in the browser.
@@ -18,7 +19,7 @@ from modeling_elmo.run_scripts.explorer.readings import OpenModel, open_model  #
 from modeling_elmo.run_scripts.pretraining.corpus import Corpus  # noqa: E402
 
 TITLE = "ELMo explorer"
-# Sentences to start with, for models of these languages.
+# Texts to start with, for models of these languages.
 FIRST_SENTENCES = (
     "The play was a great success on Broadway.\nThe actors in that play were superb.\nThey play chess every evening.",
     "그는 배를 타고 섬에 갔다.\n그는 사과와 배를 먹었다.\n어부들이 배를 타고 바다로 나갔다.",
@@ -119,11 +120,11 @@ def add_uses_tab(page: gr.Blocks, bilms: list[OpenModel], corpus: Corpus | None)
         with gr.Row():
             for each in bilms:
                 with gr.Column(min_width=420):
-                    model_name(each, bilms)
+                    gr.Markdown(f"### {each.name}")
                     cosines = gr.HTML(js_on_load=CLICK)
                     with gr.Row():
                         with gr.Column(min_width=400):
-                            table = gr.HTML()
+                            table = gr.Dataframe(wrap=True)
                         with gr.Column(min_width=400):
                             points, _ = use_map(None)
                             caption = gr.HTML()
@@ -148,24 +149,18 @@ def uses_of(
     text = text or ""
     names = readings.named_words(opened, text)
     if not any(word in line for line in names):
-        return [markup.note(f"{opened.name} reads no word “{word}” in this text."), "", *use_map(None)]
+        return [markup.note(f"{opened.name} reads no word “{word}” in this text."), None, *use_map(None)]
     lines = readings.layer_cosines(opened, text, word)
     found = readings.similar_uses(opened, text, word, layer, corpus)
-    return [
-        markup.cosine_lines(opened.layers, lines, names, word),
-        markup.use_table(found, corpus is not None),
-        *use_map(found),
-    ]
+    return [markup.cosine_lines(opened.layers, lines, names, word), markup.use_table(found), *use_map(found)]
 
 
 def use_map(found: readings.SimilarUses | None) -> tuple[gr.ScatterPlot, str]:
-    """The uses in their plane, and its caption; hidden if there are fewer than three, because two points are a line.
-
-    Gradio draws a change of the points only, and of them those in the colors of the first map.
-    """
+    """The uses in their plane, and its caption; hidden if there are fewer than three, because two points are a line."""
     if found is None or len(found.uses) < 3:
         axes = {"x": "first component", "y": "second component", "color": "group", "tooltip": ["use"]}
         return gr.ScatterPlot(**axes, color_map=MAP_COLORS, height=320, visible=False), ""
+    # Gradio draws a change of the points only, and of them those in the colors of the first map.
     groups = dict.fromkeys(range(len(found.uses)), "other uses")
     groups |= dict.fromkeys((near for near, _ in found.nearest), "nearest uses") | {found.query: "chosen use"}
     columns = {"first component": found.points[:, 0], "second component": found.points[:, 1]}
@@ -177,25 +172,23 @@ def use_map(found: readings.SimilarUses | None) -> tuple[gr.ScatterPlot, str]:
 
 def add_expectations_tab(page: gr.Blocks, bilms: list[OpenModel]):
     def expect(text: str):
-        return [
-            markup.expectation_table(readings.expectations(each, text))
-            if each.predicts
-            else markup.note(f"{each.name} was published without its softmax, so it predicts no words.")
-            for each in bilms
-        ]
+        return [markup.expectation_table(readings.expectations(each, text)) for each in bilms if each.predicts]
 
     with gr.Tab("What the model expects"):
         gr.Markdown(
             "Which words does the model expect in each place? The surprise of a word is -log2 of its probability: each "
-            "bit halves the probability. The word of the text is **bold** where the model expects it. A word with * is "
-            "not in the vocabulary, and counts as `<UNK>`."
+            "bit halves the probability. The word of the text is in [brackets] where the model expects it. A word with "
+            "\\* is not in the vocabulary, and counts as `<UNK>`."
         )
         text = text_box("Sentences, one a line", language_of(bilms[0], FIRST_SENTENCES))
         look = gr.Button("Look", variant="primary")
         outputs = []
         for each in bilms:
-            model_name(each, bilms)
-            outputs.append(gr.HTML())
+            gr.Markdown(f"### {each.name}")
+            if each.predicts:
+                outputs.append(gr.Dataframe(wrap=True))
+            else:
+                gr.Markdown("It was published without its softmax, so it predicts no words.")
     gr.on([look.click, page.load], friendly(expect), text, outputs, api_name="expectations", **QUEUED)
 
 
@@ -225,27 +218,20 @@ def add_weights_tab(heads: list[OpenModel]):
             for each in heads:
                 with gr.Column(min_width=420):
                     gr.HTML(markup.model_line(each))
-                    gr.HTML(markup.mix_bars(each, readings.mixes_of(each)))
+                    for place, (shares, gamma) in readings.mixes_of(each).items():
+                        table = pd.DataFrame({"layer": each.layers, "share": shares})
+                        title = f"ELMo at the {place} of the network, gamma {gamma:.2f}"
+                        gr.BarPlot(table, x="layer", y="share", y_lim=[0, 1], title=title, height=200)
 
 
 def text_box(label: str, value: str) -> gr.Textbox:
     return gr.Textbox(value, label=label, lines=3, max_lines=12)
 
 
-def model_name(each: OpenModel, models: Sequence[OpenModel]):
-    if len(models) > 1:
-        gr.Markdown(f"### {each.name}")
-
-
 def language_of(opened: OpenModel, texts: Sequence[str]) -> str:
     """The text of which the model knows the most words."""
-    known = opened.tokenizer.get_vocab()
-
-    def share(text: str) -> float:
-        words = opened.tokenizer.splitter.words(text)
-        return sum(word in known for word in words) / len(words)
-
-    return max(texts, key=share)
+    known, split = opened.tokenizer.get_vocab(), opened.tokenizer.splitter.words
+    return max(texts, key=lambda text: mean(word in known for word in split(text)))
 
 
 def friendly(function: Callable) -> Callable:

@@ -3,11 +3,9 @@
 import math
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from functools import partial
-from importlib.util import find_spec
-from itertools import groupby, islice
+from itertools import accumulate, groupby, islice
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -50,21 +48,17 @@ ARCHITECTURES: dict[str, tuple[Any, str | None]] = {
 }
 
 Piece = tuple[str, str | None]  # a piece of a text, and its label
+LabelledSpan = tuple[int, int, str]  # start, end and label
 
 
 @dataclass(frozen=True)
 class OpenModel:
-    """A model to explore.
+    """A model to explore."""
 
-    Args:
-        name: its Hub name, or the name of its folder.
-        task: the task of its pipeline; `None` for a biLM.
-    """
-
-    name: str
+    name: str  # on the Hub, or of its folder
     model: Any
     tokenizer: Any
-    task: str | None
+    task: str | None  # of its pipeline; `None` for a biLM
 
     @property
     def layers(self) -> list[str]:
@@ -81,11 +75,7 @@ class OpenModel:
 
 
 def open_model(name: str, trust_remote_code: bool = False) -> OpenModel:
-    """Loads a biLM or a trained head, as its config.json says.
-
-    Raises:
-        FileNotFoundError, ValueError: there is no such model, it is no ELMo, or it lacks weights.
-    """
+    """Loads a biLM or a trained head, as its config.json says."""
     check_model(name)
     config = load_pretrained(AutoConfig, name, trust_remote_code=trust_remote_code)
     architecture = (config.architectures or ["ELMoModel"])[0]
@@ -99,16 +89,11 @@ def open_model(name: str, trust_remote_code: bool = False) -> OpenModel:
 
 
 def lines_of(text: str | None, name: str = "text") -> list[str]:
-    """The lines of a text that are not blank.
-
-    Raises:
-        ValueError: there are none, or the text is too long.
-    """
-    if len(text or "") > LONGEST_TEXT:
-        raise ValueError(
-            f"The {name} has {len(text or ''):,} characters; the explorer reads up to {LONGEST_TEXT:,}. Shorten it."
-        )
-    if lines := [stripped for line in (text or "").splitlines() if (stripped := line.strip())]:
+    """The lines of a text that are not blank."""
+    text = text or ""
+    if len(text) > LONGEST_TEXT:
+        raise ValueError(f"The {name} has {len(text):,} characters; the limit is {LONGEST_TEXT:,}. Shorten it.")
+    if lines := [line.strip() for line in text.splitlines() if line.strip()]:
         return lines
     raise ValueError(f"There is no {name} yet. Type one.")
 
@@ -133,11 +118,7 @@ def words_to_choose(opened: OpenModel, text: str) -> tuple[list[str], str]:
 
 
 def chosen_use(opened: OpenModel, text: str, name: str) -> tuple[list[list[str]], int, int]:
-    """The words of all lines; the line and the place of the word with this name.
-
-    Raises:
-        ValueError: the model reads no such word.
-    """
+    """The words of all lines; the line and the place of the word with this name."""
     lines = named_words(opened, text)
     for line, names in enumerate(lines):
         if name in names:
@@ -147,11 +128,7 @@ def chosen_use(opened: OpenModel, text: str, name: str) -> tuple[list[list[str]]
 
 
 def layer_cosines(opened: OpenModel, text: str, name: str) -> list[tuple[list[str], np.ndarray]]:
-    """The words of each line, and the cosines of the chosen word with each, in every layer.
-
-    Shape:
-        cosines: `(layers, words)`.
-    """
+    """The words of each line, and the cosines `(layers, words)` of the chosen word with each."""
     words, line, place = chosen_use(opened, text, name)
     vectors = [normalize(each) for _, each in embed_sentences(words, opened.bilm, opened.tokenizer, layers="all")]
     chosen = vectors[line][:, place]
@@ -159,20 +136,13 @@ def layer_cosines(opened: OpenModel, text: str, name: str) -> list[tuple[list[st
 
 
 class SimilarUses(NamedTuple):
-    """The uses of a word, in the text and then in the corpus, with their map.
-
-    Args:
-        query: index of the chosen use.
-        nearest: indices of the nearest uses in other sentences, with their cosines, best first.
-        points: in the plane of the first two principal components. Shape: `(uses, 2)`.
-        shares: of these two components in the variance.
-    """
+    """The uses of a word, in the text and then in the corpus, with their map."""
 
     uses: list[WordUse]
-    query: int
-    nearest: list[tuple[int, float]]
-    points: np.ndarray
-    shares: np.ndarray
+    query: int  # index of the chosen use
+    nearest: list[tuple[int, float]]  # indices of uses in other sentences, and their cosines, best first
+    points: np.ndarray  # in the plane of the first two principal components, `(uses, 2)`
+    shares: np.ndarray  # of these two in the variance
 
 
 def similar_uses(opened: OpenModel, text: str, name: str, layer: int, corpus: Corpus | None) -> SimilarUses:
@@ -197,14 +167,11 @@ def corpus_sentences(opened: OpenModel, word: str, corpus: Corpus | None) -> Ite
 
 
 class Expectation(NamedTuple):
-    """A word of a text, its surprise in bits, and the words that are expected in its place, best first.
-
-    Each is given the words before (forward), the words after (backward), or both.
-    """
+    """A word of a text, and what is expected in its place, best first, given the words before, after, or both."""
 
     word: str
     is_known: bool
-    forward_bits: float
+    forward_bits: float  # of surprise
     backward_bits: float
     forward: list[Prediction]
     backward: list[Prediction]
@@ -239,89 +206,83 @@ def mixes_of(opened: OpenModel) -> dict[str, tuple[list[float], float]]:
 
 
 def needs_pairs(opened: OpenModel) -> bool:
-    """Whether a head is a classifier that compares two texts."""
     return opened.task == "text-classification" and opened.model.config.classifier == "esim"
 
 
 def head_pieces(opened: OpenModel, text: str, question: str | None = "", second: str | None = "") -> list[Piece]:
-    """What a head finds in a text, a sentence a line, by its pipeline.
+    """What a head finds in a text, a sentence a line, by its pipeline; with roles, a line for each predicate.
 
-    Args:
-        question: for question answering, about the whole text.
-        second: the second text of pairs, for classifiers of pairs.
-
-    Returns:
-        The text in pieces: entities, answers, mentions with the number of their cluster, lines with their class. For
-        semantic roles, the sentence once for each predicate.
+    `question` is for question answering, `second` for classifiers of pairs.
     """
     lines = lines_of(text)
     if needs_pairs(opened):
         lines_of(second, "second text")
-    run = pipeline(str(opened.task), model=opened.model, tokenizer=opened.tokenizer)
-    finders: dict[str, Callable[..., list[Piece]]] = {
-        "token-classification": entity_pieces,
-        "semantic-role-labeling": role_pieces,
-        "extractive-question-answering": partial(answer_pieces, question=question),
-        "text-classification": partial(class_pieces, second=second or ""),
-        "coreference-resolution": cluster_pieces,
-    }
-    return finders[str(opened.task)](run, lines)
-
-
-def entity_pieces(run: Any, lines: list[str]) -> list[Piece]:
-    is_bio = any(str(name).startswith(("B-", "I-")) for name in run.model.config.id2label.values())
-    found = run(lines, aggregation_strategy="simple" if is_bio else "none")
-    label = "entity_group" if is_bio else "entity"
-    spans = [[(each["start"], each["end"], each[label]) for each in entities] for entities in found]
-    return _joined(pieces(*pair) for pair in zip(lines, spans, strict=True))
+    task = str(opened.task)
+    run = pipeline(task, model=opened.model, tokenizer=opened.tokenizer)
+    if task == "semantic-role-labeling":
+        return role_pieces(run, lines)
+    return pieces("\n".join(lines), FINDERS[task](run, lines, question or "", second or ""))
 
 
 def role_pieces(run: Any, lines: list[str]) -> list[Piece]:
-    rows: list[list[Piece]] = []
     if (most := max(len(run.tokenizer.splitter.words(line)) for line in lines)) > LONGEST_SENTENCE:
         raise ValueError(
             f"A line has {most:,} words; for semantic roles, the explorer reads up to {LONGEST_SENTENCE} a line. Write "
             "each sentence on a line of its own."
         )
+    shown: list[Piece] = []
     for line, found in zip(lines, run(lines), strict=True):
-        words = found["words"]
         for verb in found["verbs"]:
             spans = role_spans(verb["tags"])
-            rows.append([(f"{' '.join(words[first:end])} ", role or None) for role, first, end in spans])
+            shown += [(f"{' '.join(found['words'][first:end])} ", role or None) for role, first, end in spans]
+            shown.append(("\n", None))
         if not found["verbs"]:
-            rows.append([(f"{line} (no predicate)", None)])
-    return _joined(rows)
+            shown.append((f"{line} (no predicate)\n", None))
+    return shown
 
 
-def answer_pieces(run: Any, lines: list[str], question: str | None) -> list[Piece]:
-    context = "\n".join(lines)
-    found = run(question=" ".join(lines_of(question, "question")), context=context)
-    return pieces(context, [(found["start"], found["end"], f"{found['score']:.0%}")])
+def entity_spans(run: Any, lines: list[str], *_: str) -> list[LabelledSpan]:
+    is_bio = any(str(name).startswith(("B-", "I-")) for name in run.model.config.id2label.values())
+    found = zip(starts(lines), run(lines, aggregation_strategy="simple" if is_bio else "none"), strict=False)
+    label = "entity_group" if is_bio else "entity"
+    return [(start + each["start"], start + each["end"], each[label]) for start, some in found for each in some]
 
 
-def class_pieces(run: Any, lines: list[str], second: str) -> list[Piece]:
+def answer_spans(run: Any, lines: list[str], question: str, _: str) -> list[LabelledSpan]:
+    found = run(question=" ".join(lines_of(question, "question")), context="\n".join(lines))
+    return [(found["start"], found["end"], f"{found['score']:.0%}")]
+
+
+def class_spans(run: Any, lines: list[str], _: str, second: str) -> list[LabelledSpan]:
     pair = {"text_pair": " ".join(lines_of(second))} if second.strip() else {}
     found = [run({"text": line, **pair}) for line in lines]
-    labels = [each[0] if isinstance(each, list) else each for each in found]
-    return _joined([(line, f"{each['label']} {each['score']:.0%}")] for line, each in zip(lines, labels, strict=True))
+    best = [each[0] if isinstance(each, list) else each for each in found]
+    labels = [f"{each['label']} {each['score']:.0%}" for each in best]
+    return [(start, start + len(line), label) for start, line, label in zip(starts(lines), lines, labels, strict=False)]
 
 
-def cluster_pieces(run: Any, lines: list[str]) -> list[Piece]:
-    splits = len(lines) == 1 and find_spec("sentencex") is not None
-    clusters = run(lines[0] if splits else lines)["clusters"]
-    spans = [(each["start"], each["end"], str(number)) for number, some in enumerate(clusters, 1) for each in some]
-    return pieces("\n".join(lines), spans)
+def cluster_spans(run: Any, lines: list[str], *_: str) -> list[LabelledSpan]:
+    numbered = enumerate(run(lines)["clusters"], 1)
+    return [(each["start"], each["end"], str(number)) for number, mentions in numbered for each in mentions]
 
 
-def pieces(text: str, spans: Iterable[tuple[int, int, str]]) -> list[Piece]:
+FINDERS: dict[str, Callable[..., list[LabelledSpan]]] = {
+    "token-classification": entity_spans,
+    "extractive-question-answering": answer_spans,
+    "text-classification": class_spans,
+    "coreference-resolution": cluster_spans,
+}
+
+
+def starts(lines: Iterable[str]) -> Iterator[int]:
+    """The place of each line in the whole text."""
+    return accumulate((len(line) + 1 for line in lines), initial=0)
+
+
+def pieces(text: str, spans: Iterable[LabelledSpan]) -> list[Piece]:
     """The text, cut at the ends of its spans. Where spans overlap, the shortest counts."""
-    owners: list[tuple[int, int, str] | None] = [None] * len(text)
+    owners: list[LabelledSpan | None] = [None] * len(text)
     for span in sorted(spans, key=lambda span: span[0] - span[1]):
         owners[span[0] : span[1]] = [span] * (span[1] - span[0])
     runs = groupby(zip(text, owners, strict=True), key=lambda pair: pair[1])
     return [("".join(letter for letter, _ in run), owner and owner[2]) for owner, run in runs]
-
-
-def _joined(rows: Iterable[Sequence[Piece]]) -> list[Piece]:
-    """Rows of pieces with line feeds between them."""
-    return [piece for number, row in enumerate(rows) for piece in ([("\n", None)] if number else []) + list(row)]

@@ -1,7 +1,6 @@
 """The explorer as a Space of the Hugging Face Hub: a folder with its card, its program and its requirements."""
 
 import shutil
-from collections import Counter
 from collections.abc import Sequence
 from importlib.metadata import version
 from pathlib import Path
@@ -55,12 +54,14 @@ def write_space(folder: Path, models: Sequence[str], corpus: Sequence[str] = (),
         check_model(name)
     local = {name: Path(name).resolve() for name in models if Path(name).is_dir()}
     texts = [Path(file) for pattern in corpus for file in find_files(pattern)]
-    copies = [*local.values(), *texts]
-    if twice := [name for name, count in Counter(path.name for path in copies).items() if count > 1]:
-        raise ValueError(f"Two models or texts have the name {twice[0]}; the Space has one folder, so rename one.")
-    names = [local[name].name if name in local else name for name in models]
+    copies = [path.name for path in (*local.values(), *texts)]
+    if len(set(copies)) < len(copies):
+        raise ValueError(
+            f"Two models or texts have one name: {', '.join(copies)}. Rename one, for a Space is one folder."
+        )
     hub = "".join(f"- {name}\n" for name in models if name not in local)
-    card = README.format(gradio=version("gradio"), models=hub and f"models:\n{hub}", names=", ".join(names))
+    names = ", ".join(local[name].name if name in local else name for name in models)
+    card = README.format(gradio=version("gradio"), models=hub and f"models:\n{hub}", names=names)
     program = APP.format(
         models=", ".join(f"str(HERE / {local[name].name!r})" if name in local else repr(name) for name in models),
         corpus=", ".join(f"str(HERE / {text.name!r})" for text in texts),

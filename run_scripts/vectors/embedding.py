@@ -61,7 +61,7 @@ def embed_sentences(
         raise ValueError(f"batch_tokens is {batch_tokens}; pass a number of at least 1.")
     for group in group_by_tokens(lines, BATCHES_PER_BLOCK * batch_tokens):
         block = embed_block(group, model, tokenizer, layers, pooling, dtype, batch_tokens)
-        yield from zip(block.tokens, block.vectors(), strict=True)
+        yield from zip(block.tokens, block.vectors, strict=True)
 
 
 @torch.inference_mode()
@@ -74,34 +74,27 @@ def embed_block(
     dtype: StoredDtype,
     batch_tokens: int,
 ) -> VectorBlock:
-    """Embeds consecutive lines, in batches of similar length."""
-    mix, dim = model.scalar_mix, model.config.hidden_size
+    mix = model.scalar_mix
     if layers == "mixed" and mix is None:
-        raise ValueError(
-            "This model has no mix of its layers; instead of 'mixed' pass 'all', 'top', 'average' or 'sum'."
-        )
-    shape = (dim,) if pooling != "none" else (-1, dim)
-    shape = (model.config.num_hidden_layers + 1, *shape) if layers == "all" else shape
+        raise ValueError("This model has no mix of its layers; pass other layers: 'all', 'top', 'average' or 'sum'.")
     if layers == "mixed" and mix.layer_norm in ("allennlp", "bilm"):
-        logger.warning_once(
-            "`scalar_mix_layer_norm` of this model is over a batch, so each line is a batch: this is slow."
-        )
+        logger.warning_once("`scalar_mix_layer_norm` of this model is over a batch, so each line is one: this is slow.")
         batch_tokens = 1
     tokens, inputs = encode_lines(lines, tokenizer)
-    block = VectorBlock.empty(lines, tokens, shape, dtype)
-    vectors, lengths = block.vectors(), [len(each["input_ids"]) for each in inputs]
+    lengths = [len(each["input_ids"]) for each in inputs]
+    vectors = [np.empty(0)] * len(lines)
     for batch in length_sorted_batches(lengths, batch_tokens):
         padded = tokenizer.pad([inputs[i] for i in batch], padding_side="right", return_tensors="pt")
         chosen = chosen_layers(model(**padded.to(model.device)), layers).float().cpu().numpy()
         for i, found in zip(batch, chosen, strict=True):
             with np.errstate(over="ignore"):  # it is refused below
-                vectors[i][...] = pool_words(found[..., 1 : lengths[i] - 1, :], pooling)
+                vectors[i] = pool_words(found[..., 1 : lengths[i] - 1, :], pooling).astype(dtype)
             if not np.isfinite(vectors[i]).all():
                 raise ValueError(
                     f"Vectors of {lines[i].text!r:.80} are too large for {dtype}, or not numbers; pass dtype float32, "
                     "or another model."
                 )
-    return block
+    return VectorBlock(lines, tokens, vectors)
 
 
 def encode_lines(lines: list[InputLine], tokenizer) -> tuple[list[list[str]], list[dict[str, Any]]]:
@@ -111,10 +104,9 @@ def encode_lines(lines: list[InputLine], tokenizer) -> tuple[list[list[str]], li
         run = list(group)
         texts = [line.sentence for line in run]
         encoding = tokenizer(texts, is_split_into_words=given_words, return_offsets_mapping=not given_words)
-        offsets = encoding.pop("offset_mapping", None)
+        offsets = encoding.pop("offset_mapping", [[]] * len(run))
         for i, line in enumerate(run):
-            words = line.words
-            tokens.append([line.text[start:end] for start, end in offsets[i][1:-1]] if words is None else words)
+            tokens.append(line.words or [line.text[start:end] for start, end in offsets[i][1:-1]])
             inputs.append({name: values[i] for name, values in encoding.items()})
     return tokens, inputs
 

@@ -5,11 +5,11 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
-from zipfile import BadZipFile
 
 import numpy as np
 from tqdm.auto import tqdm
 
+from modeling_elmo.conversion.files import reading
 from modeling_elmo.run_scripts.cards.tables import layer_names
 from modeling_elmo.run_scripts.program.command_line import option
 from modeling_elmo.run_scripts.program.files import require, write_lines
@@ -25,14 +25,13 @@ class LayerSourceArguments:
     model: str | None = option(None, "Folder or Hub name of an ELMo model.")
     vectors: str | None = option(
         None,
-        "Folder with vectors from elsewhere: X.hdf5 or X.npz for the file X, with an array (layers, words, "
-        "width) or (words, width) for each sentence, under its number from 0.",
+        "Folder with vectors from elsewhere: X.hdf5 for the file X, with an array (layers, words, width) or (words, "
+        "width) for each sentence, under its number from 0.",
     )
     word_vectors: str | None = option(None, "File of word vectors without a context, in the text format of GloVe.")
     write_sentences: str | None = option(
         None,
-        "Folder for the sentences, and nothing else: X.txt for the file X, a line per sentence, with a "
-        "space between words.",
+        "New folder for the sentences: X.txt for the file X, a line per sentence, with a space between words.",
     )
     output: str | None = option(None, "JSON file for the figures.")
     device: str | None = option(None, "Device. Default: cuda if available, else cpu.")
@@ -40,26 +39,19 @@ class LayerSourceArguments:
 
     def __post_init__(self):
         check_json_output(self.output)
-        given = [name for name in ("model", "vectors", "word_vectors") if getattr(self, name) is not None]
-        if not given and self.write_sentences is None:
-            raise ValueError("There are no vectors: pass --model, --vectors or --word_vectors; or --write_sentences.")
-        if given and self.write_sentences is not None:
-            received = f"--{given[0]} is {getattr(self, given[0])}"
-            raise ValueError(f"--write_sentences only writes sentences, but {received}; leave one out.")
+        if (self.write_sentences is None) == (self.model is self.vectors is self.word_vectors is None):
+            raise ValueError(
+                "Pass --model, --vectors or --word_vectors, or nothing but --write_sentences; received --model "
+                f"{self.model}, --vectors {self.vectors}, --word_vectors {self.word_vectors}."
+            )
 
 
 class LayerSource(NamedTuple):
-    """Vectors of one kind.
+    """Vectors of one kind."""
 
-    Args:
-        read: yields the layers `(layers, words, width)` of the sentences of a file.
-        names: the names of a number of layers.
-        average: the name of the average of the layers.
-    """
-
-    read: Callable[[Sentences, str], Iterator[np.ndarray]]
-    names: Callable[[int], list[str]]
-    average: str = "average"
+    read: Callable[[Sentences, str], Iterator[np.ndarray]]  # layers `(layers, words, width)` of a file's sentences
+    names: Callable[[int], list[str]]  # of a number of layers
+    average: str = "average"  # the name of the average of the layers
 
 
 def layer_sources(arguments: LayerSourceArguments) -> list[LayerSource]:
@@ -78,7 +70,6 @@ def layer_sources(arguments: LayerSourceArguments) -> list[LayerSource]:
 
 
 def numbered_layers(count: int) -> list[str]:
-    """Names for layers from elsewhere."""
     return ["vectors"] if count == 1 else [f"layer {number}" for number in range(count)]
 
 
@@ -88,10 +79,7 @@ def computed_layers(model: Any, tokenizer: Any, sentences: Sentences, file: str)
 
 
 def static_layers(vectors: Mapping[str, np.ndarray], sentences: Sentences, file: str) -> Iterator[np.ndarray]:
-    """One vector per word, the same in all sentences: `(1, words, width)` of each sentence.
-
-    A word without a vector has that of its lower-case form, or zeros.
-    """
+    """One vector per word in all sentences: its own, or that of its lower-case form, or zeros."""
     none = np.zeros_like(next(iter(vectors.values())))
     for words in tqdm(sentences, unit=" sentences", desc=Path(file).name):
         rows = [vectors.get(word, vectors.get(word.lower(), none)) for word in words]
@@ -104,84 +92,46 @@ def text_name(file: str) -> str:
     return name.rpartition(".")[0] or name
 
 
-def write_sentences(
-    arguments: LayerSourceArguments, files: Mapping[str, str], sentences: Mapping[str, Sentences]
-) -> dict[str, str] | None:
-    """With `--write_sentences`, writes a line per sentence of each split, and returns the paths.
-
-    Args:
-        files: the file of each split.
-        sentences: the sentences of each split.
-    """
-    if not (arguments.write_sentences or arguments.vectors):
-        return None
-    names: dict[str, str] = {}
-    for file in filter(None, files.values()):
-        if (other := names.setdefault(text_name(file), file)) != file:
-            raise ValueError(f"The vectors of {other} and {file} would have one name; rename one of the two.")
-    if not arguments.write_sentences:
-        return None
-    paths = {split: Path(arguments.write_sentences, f"{text_name(files[split])}.txt") for split in sentences}
-    for split, path in paths.items():
-        if path.exists() and Path(files[split]).exists() and path.samefile(files[split]):
-            raise ValueError(f"--write_sentences would replace {path}, which is read. Pass another folder.")
-        write_lines(path, map(" ".join, sentences[split]))
-        print(f"{path}: {len(sentences[split]):,} sentences")
-    return {split: str(path) for split, path in paths.items()}
+def write_sentences(folder: str, files: Mapping[str, str], sentences: Mapping[str, Sentences]) -> dict[str, str]:
+    """Writes the sentences of each split, `X.txt` for the file `X`, and returns the paths."""
+    paths = {}
+    for split, rows in sentences.items():
+        path = Path(folder, f"{text_name(files[split])}.txt")
+        if path.exists():
+            raise FileExistsError(f"--write_sentences would replace {path}; pass a new folder.")
+        write_lines(path, map(" ".join, rows))
+        print(f"{path}: {len(rows):,} sentences")
+        paths[split] = str(path)
+    return paths
 
 
 class StoredLayers:
-    """The layers of the sentences of files, from `X.hdf5` or `X.npz` in a folder for the file `X`.
+    """The layers of the sentences of files, from `X.hdf5` in a folder for the file `X`.
 
     All files have one number of layers and one width: those of the first sentence that is read.
     """
 
     def __init__(self, folder: Path):
         self.folder = folder
-        self.sizes: tuple[int, int] | None = None  # layers and width
+        self.sizes: tuple[int, ...] = ()  # layers and width
 
     def __call__(self, sentences: Sentences, file: str) -> Iterator[np.ndarray]:
-        """Yields the layers `(layers, words, width)` of each sentence."""
-        paths = [self.folder / f"{text_name(file)}{suffix}" for suffix in (".hdf5", ".npz")]
-        path = next((path for path in paths if path.is_file()), None)
-        if path is None:
-            raise FileNotFoundError(
-                f"--vectors {self.folder} has neither {paths[0].name} nor {paths[1].name}, for {file}."
-            )
-        with _open_arrays(path) as arrays:
-            for number, words in enumerate(tqdm(sentences, unit=" sentences", desc=Path(file).name)):
-                try:
-                    layers = np.asarray(arrays[str(number)])
-                except (KeyError, ValueError) as error:  # it is missing, or has objects
-                    raise ValueError(
-                        f"{path}, array {number} cannot be read: {error}. Pass an array of numbers for each of the "
-                        f"{len(sentences)} sentences."
-                    ) from error
-                yield self._checked(f"{path}, array {number}", layers[None] if layers.ndim == 2 else layers, words)
-
-    def _checked(self, where: str, layers: np.ndarray, words: Sequence[str]) -> np.ndarray:
-        if layers.dtype.kind not in "fiu" or not np.isfinite(layers).all():
-            raise ValueError(f"{where} has type {layers.dtype}, or NaN; pass finite numbers.")
-        is_complete = layers.ndim == 3 and layers.shape[1] == len(words) and layers.shape[0] and layers.shape[2]
-        sizes = layers.shape[::2]
-        self.sizes = self.sizes or sizes
-        if not is_complete or sizes != self.sizes:
-            raise ValueError(
-                f"{where} has shape {layers.shape}, but its sentence has {len(words)} words: {' '.join(words)!r:.60}. "
-                f"Pass (layers, words, width) or (words, width); layers and width are {self.sizes} in the first array."
-            )
-        return layers
-
-
-def _open_arrays(path: Path) -> Any:
-    try:
-        if path.suffix == ".npz":
-            if isinstance(arrays := np.load(path), np.ndarray):  # it refuses pickles
-                raise ValueError("it is a single array, as np.save writes; np.savez writes several")
-            return arrays
+        path = self.folder / f"{text_name(file)}.hdf5"
+        if not path.is_file():
+            raise FileNotFoundError(f"--vectors {self.folder} has no {path.name}, for {file}.")
         require("h5py", "convert", path.name)
         import h5py
 
-        return h5py.File(path)
-    except (OSError, ValueError, EOFError, BadZipFile) as error:
-        raise ValueError(f"{path} cannot be read: {error}. Write it again.") from error
+        with reading(path), h5py.File(path) as arrays:
+            for number, words in enumerate(tqdm(sentences, unit=" sentences", desc=Path(file).name)):
+                layers = np.asarray(arrays[str(number)])
+                layers = layers[None] if layers.ndim == 2 else layers
+                self.sizes = self.sizes or layers.shape[::2]
+                wanted = (*self.sizes[:1], len(words), *self.sizes[1:])
+                is_numeric = layers.dtype.kind in "fiu" and np.isfinite(layers).all()
+                if not is_numeric or layers.shape != wanted or 0 in self.sizes:
+                    raise ValueError(
+                        f"array {number}, {layers.dtype}, has the shape {layers.shape}; the {len(words)} words of its "
+                        f"sentence need finite numbers in (layers, words, width), here {wanted}"
+                    )
+                yield layers

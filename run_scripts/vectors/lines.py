@@ -48,17 +48,16 @@ def open_lines(
     refuse_dataset_options(arguments)
     path = Path(file)
     refuse_folder_or_pipe(path, f"--input {path}")
-    kind = format_suffix(path)
-    is_fasta, known = kind in FASTA_SUFFIXES, (*TEXT_SUFFIXES, *FASTA_SUFFIXES)
+    kind, known = format_suffix(path), (*TEXT_SUFFIXES, *FASTA_SUFFIXES)
     if kind not in known and path.suffix.lower() == kind or kind == ".json":
         raise ValueError(
             f"--input {path}: unknown suffix {kind!r}; pass a file that ends in {', '.join(known)}, .gz or .zst."
         )
-    if is_fasta and is_raw_text:
+    if kind in FASTA_SUFFIXES and is_raw_text:
         raise ValueError(f"--input {path} has sequences, whose tokens are single letters; leave out --raw_text.")
 
     def lines() -> Iterator[InputLine]:
-        if is_fasta:
+        if kind in FASTA_SUFFIXES:
             return fasta_records(path)
         texts = numbered_texts(path, arguments.text_column)
         return (to_line(f"{path}, line {number}", text, is_raw_text, unit) for number, text in texts)
@@ -81,11 +80,7 @@ def to_line(where: str, value: Any, is_raw_text: bool, unit: LineUnit) -> InputL
 
 
 def fasta_records(path: Path) -> Iterator[InputLine]:
-    """The records of a FASTA file, one by one: a header `>NAME description`, then residues on any number of lines.
-
-    Residues stay as they are: lower case, `*` and the gaps `-` and `.` are letters like all others, each with a vector.
-    White space within a sequence is dropped. A name is the header up to the first white space.
-    """
+    """The records of a FASTA file, one by one: a header `>NAME description`, then residues on any number of lines."""
     name, residues, lines = "", "", {}  # lines of the headers, by name
     for number, line in chain(numbered_lines(path), [(0, ">")]):
         if not line.startswith(">"):
@@ -119,14 +114,11 @@ def hdf5_name(name: str) -> str:
 
 
 def group_by_tokens(lines: Iterable[InputLine], num_tokens: int) -> Iterator[list[InputLine]]:
-    """Groups consecutive lines of at least `num_tokens` tokens together; the last group may have fewer.
-
-    Words and punctuation marks of a raw text count as tokens: the tokenizer takes much longer, and every process of a
-    run groups all lines.
-    """
+    """Groups consecutive lines of at least `num_tokens` tokens together; the last group may have fewer."""
     group, size = [], 0
     for line in lines:
         group.append(line)
+        # The tokenizer takes much longer, and every process of a run groups all lines.
         size += NUM_MARKERS + len(TOKEN.findall(line.text) if line.words is None else line.words)
         if size >= num_tokens:
             yield group

@@ -21,20 +21,25 @@ class WordUse(NamedTuple):
     position: int
 
     def in_context(self) -> tuple[str, str, str]:
-        """The words before, the word, and the words after."""
-        before = self.words[max(0, self.position - CONTEXT_WORDS) : self.position]
-        after = self.words[self.position + 1 : self.position + 1 + CONTEXT_WORDS]
-        return " ".join(before), self.words[self.position], " ".join(after)
+        return in_context(self.words, self.position, self.position + 1, CONTEXT_WORDS)
 
     def __str__(self) -> str:
         return "{} [{}] {}".format(*self.in_context()).strip()
 
 
+def in_context(words: Sequence[str], start: int, end: int, width: int) -> tuple[str, str, str]:
+    """Up to `width` words before, the words `start` to `end`, and up to `width` words after."""
+    parts = words[max(0, start - width) : start], words[start:end], words[end : end + width]
+    before, between, after = map(" ".join, parts)
+    return before, between, after
+
+
 def check_json_output(path: str | None):
-    if path is not None and Path(path).suffix != ".json":
+    if path is None:
+        return
+    if Path(path).suffix != ".json":
         raise ValueError(f"--output {path}: pass a file that ends in .json; the map is written beside it.")
-    if path is not None:
-        check_output(Path(path))
+    check_output(Path(path))
 
 
 def check_layer(layer: str, num_layers: int, option: str = "--layer"):
@@ -60,10 +65,7 @@ def sample_uses(uses: Sequence[WordUse], max_uses: int, num_queries: int, seed: 
 
 
 def use_vectors(uses: Sequence[WordUse], model, tokenizer, layer: str) -> np.ndarray:
-    """The vectors of one layer. Each distinct sentence is computed once.
-
-    Shape: `(uses, hidden_size)`.
-    """
+    """The vectors of one layer, `(uses, hidden_size)`. Each distinct sentence is computed once."""
     members: dict[tuple[str, ...], list[int]] = {}
     for number, use in enumerate(uses):
         members.setdefault(tuple(use.words), []).append(number)
@@ -78,10 +80,7 @@ def use_vectors(uses: Sequence[WordUse], model, tokenizer, layer: str) -> np.nda
 def layer_vectors(
     sentences: Iterable[Sequence[str]], model, tokenizer, layer: str, batch_tokens: int = 4096
 ) -> Iterator[np.ndarray]:
-    """The vectors of one layer, or of `NAMED_LAYERS`, of the words of each sentence.
-
-    Shape: `(words, hidden_size)` of each sentence.
-    """
+    """The vectors `(words, hidden_size)` of each sentence in one layer, or of `NAMED_LAYERS`."""
     is_named = layer in NAMED_LAYERS
     layers = cast(LayerChoice, layer if is_named else "all")
     for _, vectors in embed_sentences(sentences, model, tokenizer, layers, batch_tokens=batch_tokens):
@@ -93,11 +92,7 @@ def normalize(vectors: np.ndarray) -> np.ndarray:
 
 
 def nearest_uses(vectors: np.ndarray, uses: Sequence[WordUse], query: int, top_k: int) -> list[tuple[int, float]]:
-    """The indices of the nearest uses in other sentences, with their cosines.
-
-    Args:
-        vectors: `(uses, hidden_size)`, of length 1.
-    """
+    """The indices of the nearest uses in other sentences, with their cosines, by vectors of length 1."""
     cosines = vectors @ vectors[query]
     others = (near for near in (-cosines).argsort(kind="stable") if uses[near].words is not uses[query].words)
     return [(int(near), float(cosines[near])) for near, _ in zip(others, range(top_k), strict=False)]

@@ -20,160 +20,134 @@ import json
 import math
 import os
 import shutil
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
-from itertools import chain, islice
+from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from tqdm.auto import tqdm
 from transformers.utils import logging
 
+from modeling_elmo.conversion.files import staged
 from modeling_elmo.run_scripts.program.files import read_json, require, sync_file, sync_folder
 from modeling_elmo.run_scripts.vectors.lines import InputLine, group_by_tokens, hdf5_name
 
 logger = logging.get_logger(__name__)
 
-PARTS = "*-*.npz"
 
-
-@dataclass
-class VectorBlock:
-    """Consecutive lines and their vectors.
-
-    Shape:
-        flat: `(numbers,)`, the vectors of all lines, one after the other.
-        shape: of one line, -1 for its tokens: `(-1, dim)`, `(layers, -1, dim)`, `(dim,)` or `(layers, dim)`.
-    """
+class VectorBlock(NamedTuple):
+    """Consecutive lines, their tokens and their vectors."""
 
     lines: list[InputLine]
     tokens: list[list[str]]
-    shape: tuple[int, ...]
-    flat: np.ndarray
+    vectors: list[np.ndarray]
 
-    @classmethod
-    def empty(cls, lines: list[InputLine], tokens: list[list[str]], shape: tuple[int, ...], dtype: str):
-        block = cls(lines, tokens, shape, np.empty(0, dtype))
-        block.flat = np.empty(sum(block.sizes()), dtype)
-        return block
-
-    def sizes(self) -> list[int]:
-        return [math.prod(len(words) if size == -1 else size for size in self.shape) for words in self.tokens]
-
-    def vectors(self) -> list[np.ndarray]:
-        """Views of `flat`, one for each line."""
-        ends = np.cumsum(self.sizes())
-        return [vectors.reshape(self.shape) for vectors in np.split(self.flat, ends[:-1])]
+    def flat(self) -> np.ndarray:
+        return np.concatenate([each.ravel() for each in self.vectors])
 
 
 class PartsFolder:
     """The finished blocks of a run, as files `FIRST-END.npz` in `OUTPUT.parts/`, where a later run finds them.
 
-    Each file is written under another name, reaches the disk and is renamed, so it is complete or missing. If a part is
-    damaged nevertheless, the next run computes it again. settings.json marks a folder that a run can continue: it is
-    written before the first part and removed before the parts are.
+    Each file is complete and on the disk when it gets its name. If one is damaged nevertheless, its lines are computed
+    again. settings.json marks a folder that a run can continue: it is written before the first part and removed before
+    the parts are.
 
-    The processes of a run cut the same lines into the same blocks, and each process saves its share of them.
+    All processes cut the same lines into the same blocks, and each saves its share of them. A later run cuts as the
+    first did, so that no number depends on interruptions.
 
     Args:
         settings: options that the vectors depend on.
-        process: the number of this process in the run.
-
-    Attributes:
-        ends: first line of each block -> the line after its last; blocks that are finished, or given out by `missing`.
+        block_tokens: number of tokens in a block of a new run.
     """
 
-    def __init__(self, output: Path, settings: dict[str, Any], process: int = 0):
-        self.output, self.settings, self.process, self.folder = output, settings, process, parts_folder(output)
+    def __init__(self, output: Path, settings: dict[str, Any], block_tokens: int):
+        self.output, self.settings, self.block_tokens = output, settings, block_tokens
+        self.folder = parts_folder(output)
         self.settings_file = self.folder / "settings.json"
-        self.ends: dict[int, int] = {}
+        self.finished: dict[int, int] = {}  # first line of each part that is there -> the line after its last
+        self.ends: dict[int, int] = {}  # the same of the blocks of this run, as far as they were read
 
     @property
     def num_lines(self) -> int:
         return max(self.ends.values(), default=0)
 
-    def num_finished(self) -> int:
-        """Number of lines of which there are parts."""
-        return sum(end - first for first, end in map(lines_in_name, self.folder.glob(PARTS)))
-
-    def resume(self, lines: Iterator[InputLine]):
-        """Finds the parts of an interrupted run, if it had the settings and the lines of this run."""
+    def resume(self):
+        """Finds the parts of an interrupted run, if it had the settings of this run."""
+        files = sorted(self.folder.glob("*-*.npz"))
         if self.settings_file.exists():
-            self._check_settings(read_json(self.settings_file))
+            before = read_json(self.settings_file)
+            self._check_settings(before)
+            self.block_tokens = before.get("block_tokens", self.block_tokens)
+            for file in files:
+                first, end = map(int, file.stem.split("-"))
+                self.finished[first] = end
         elif self.output.exists():
             raise FileExistsError(f"--output {self.output} exists; remove it or pass another file.")
         else:
-            for file in self.folder.glob(PARTS):  # of a run that was interrupted while it removed its parts
+            for file in files:  # of a run that was interrupted while it removed its parts
                 file.unlink()
-        position = 0
-        for file in sorted(self.folder.glob(PARTS)):
-            first, end = lines_in_name(file)
-            try:
-                block = load_part(file)  # its checksums are compared
-            except Exception:  # a broken byte may raise nearly any
-                block = None
-            if block is None or first < position:
-                logger.warning(f"{file} is damaged, or overlaps another part: computing its lines again.")
-                file.unlink()
-            elif block.lines != [*islice(lines, first - position, end - position)]:
-                raise ValueError(
-                    f"Lines {first + 1} to {end} differ from the input of the interrupted run. Pass the same input, or "
-                    f"remove {self.folder} to start again."
-                )
-            else:
-                self.ends[first] = position = end
 
     def follow(self, main: "PartsFolder"):
-        """Continues where the main process does."""
         self._check_settings(main.settings)
         if not main.folder.is_dir():
             raise FileNotFoundError(
-                f"--output {self.output}: process {self.process} does not find {main.folder}, which the main process "
-                "made. Pass a path on a file system that all machines share."
+                f"--output {self.output}: a process does not find {main.folder}, which the main process made. Pass a "
+                "path on a file system that all machines share."
             )
-        self.ends = dict(main.ends)
+        self.block_tokens, self.finished = main.block_tokens, main.finished
+
+    def blocks(self, lines: Iterator[InputLine]) -> Iterator[tuple[int, list[InputLine]]]:
+        """All lines, in blocks with the number of their first line."""
+        for block in group_by_tokens(lines, self.block_tokens):
+            first = self.num_lines
+            self.ends[first] = first + len(block)
+            yield first, block
+
+    def has(self, first: int, lines: list[InputLine]) -> bool:
+        if first not in self.finished:
+            return False
+        file = self._part(first, self.finished[first])
+        try:
+            block = load_part(file)  # its checksums are compared
+        except Exception:  # a broken byte may raise nearly any
+            logger.warning(f"{file} is damaged: computing its lines again.")
+            return False
+        if block.lines != lines:
+            raise ValueError(
+                f"Lines {first + 1} to {self.finished[first]} differ from the input of the interrupted run. Pass the "
+                f"same input, or remove {self.folder} to start again."
+            )
+        return True
 
     def compare(self, folders: "list[PartsFolder]"):
         """Checks that all processes had the same blocks; with other inputs, each would write other lines."""
-        for other in folders:
-            if other.ends != self.ends:
-                raise ValueError(
-                    f"Processes {self.process} and {other.process} read different lines. Pass the same input to all, "
-                    f"and remove {self.folder} to start again."
-                )
-
-    def missing(self, lines: Iterator[InputLine], num_tokens: int) -> Iterator[tuple[int, list[InputLine]]]:
-        """The lines that no part has, in blocks of `num_tokens` tokens, with the number of their first line."""
-        position = 0
-        for first, end in [*sorted(self.ends.items()), (sys.maxsize, sys.maxsize)]:
-            for block in group_by_tokens(islice(lines, first - position), num_tokens):
-                self.ends[position] = position + len(block)
-                yield position, block
-                position += len(block)
-            position += sum(1 for _ in islice(lines, end - first))
+        if any(other.ends != self.ends for other in folders):
+            raise ValueError(f"The processes read different lines. Pass the same input, and remove {self.folder}.")
 
     def save(self, first: int, block: VectorBlock):
         if not self.settings_file.exists():
-            self.folder.mkdir(parents=True, exist_ok=True)
             with self._replacing(self.settings_file) as unfinished:
-                unfinished.write_text(json.dumps(self.settings), encoding="utf-8")
-        about = {"lines": block.lines, "tokens": block.tokens, "shape": block.shape}
-        end = first + len(block.lines)
-        with self._replacing(self.folder / part_name(first, end)) as unfinished, unfinished.open("wb") as file:
-            np.savez(file, flat=block.flat, about=np.frombuffer(json.dumps(about).encode(), np.uint8))
+                settings = {**self.settings, "block_tokens": self.block_tokens}
+                unfinished.write_text(json.dumps(settings), encoding="utf-8")
+        shapes = [each.shape for each in block.vectors]
+        about = {"lines": block.lines, "tokens": block.tokens, "shapes": shapes}
+        with self._replacing(self._part(first, first + len(block.lines))) as unfinished:
+            np.savez(unfinished, flat=block.flat(), about=np.frombuffer(json.dumps(about).encode(), np.uint8))
 
-    def blocks(self) -> Iterator[tuple[int, VectorBlock]]:
+    def parts(self) -> Iterator[tuple[int, VectorBlock]]:
         """The number of the first line of each block, and the block."""
-        for first, end in tqdm(sorted(self.ends.items()), unit=" parts", desc=f"writing {self.output.name}"):
-            yield first, load_part(self.folder / part_name(first, end))
+        for first, end in tqdm(self.ends.items(), unit=" parts", desc=f"writing {self.output.name}"):
+            yield first, load_part(self._part(first, end))
 
     def assemble(self, write_output: "OutputWriter", keep_sentences: bool):
         """Writes the output from all parts, then removes them."""
-        with self._replacing(self.output) as unfinished:
+        with self._replacing(self.folder / "output") as unfinished:
             write_output(unfinished, self, keep_sentences)
+        os.replace(self.folder / "output", self.output)
+        sync_folder(self.output.parent)
         self.settings_file.unlink()
         shutil.rmtree(self.folder, ignore_errors=True)  # Windows does not remove the lock of this run
 
@@ -186,41 +160,28 @@ class PartsFolder:
                 "to start again."
             )
 
+    def _part(self, first: int, end: int) -> Path:
+        return self.folder / f"{first:012}-{end:012}.npz"
+
     @contextmanager
     def _replacing(self, path: Path) -> Iterator[Path]:
-        unfinished = self.folder / f"unfinished-{self.process}"
-        try:
+        with staged(path) as unfinished:
             yield unfinished
             sync_file(unfinished)
-            os.replace(unfinished, path)
-            sync_folder(path.parent)
-        except OSError as error:
-            unfinished.unlink(missing_ok=True)
-            raise OSError(
-                f"{path} cannot be written: {error.strerror or error}. {self.num_finished():,} lines are finished; run "
-                "the same command again to continue."
-            ) from error
+        sync_folder(self.folder)
 
 
 def parts_folder(output: Path) -> Path:
     return Path(f"{output}.parts")
 
 
-def part_name(first: int, end: int) -> str:
-    return f"{first:012}-{end:012}.npz"
-
-
-def lines_in_name(file: Path) -> tuple[int, int]:
-    """The first line of a part, and the line after its last."""
-    first, end = file.stem.split("-")
-    return int(first), int(end)
-
-
 def load_part(file: Path) -> VectorBlock:
     with np.load(file) as part:
         about = json.loads(part["about"].tobytes())
         lines = [InputLine(*line) for line in about["lines"]]
-        return VectorBlock(lines, about["tokens"], tuple(about["shape"]), part["flat"])
+        ends = np.cumsum([math.prod(shape) for shape in about["shapes"]])
+        rows = zip(np.split(part["flat"], ends[:-1]), about["shapes"], strict=True)
+        return VectorBlock(lines, about["tokens"], [row.reshape(shape) for row, shape in rows])
 
 
 def write_hdf5(path: Path, parts: PartsFolder, keep_sentences: bool):
@@ -228,16 +189,17 @@ def write_hdf5(path: Path, parts: PartsFolder, keep_sentences: bool):
 
     index: dict[str, str] = {}
     with h5py.File(path, "w") as file:
-        for first, block in parts.blocks():
+        for first, block in parts.parts():
             if block.lines[0].name is not None:  # of all lines, or of none
                 keep_sentences = False
-                for line, vectors in zip(block.lines, block.vectors(), strict=True):
+                for line, vectors in zip(block.lines, block.vectors, strict=True):
                     file.create_dataset(hdf5_name(str(line.name)), data=vectors)
             elif parts.settings["pooling"] != "none":
-                matrix = file.require_dataset("sentence_vectors", (parts.num_lines, *block.shape), block.flat.dtype)
-                matrix[first : first + len(block.lines)] = block.flat.reshape(-1, *block.shape)
+                rows = np.stack(block.vectors)
+                matrix = file.require_dataset("sentence_vectors", (parts.num_lines, *rows.shape[1:]), rows.dtype)
+                matrix[first : first + len(rows)] = rows
             else:
-                for number, vectors in enumerate(block.vectors(), first):
+                for number, vectors in enumerate(block.vectors, first):
                     file.create_dataset(str(number), data=vectors)
             if keep_sentences:
                 index.update((line.text, str(number)) for number, line in enumerate(block.lines, first))
@@ -248,19 +210,19 @@ def write_hdf5(path: Path, parts: PartsFolder, keep_sentences: bool):
 def write_parquet(path: Path, parts: PartsFolder, keep_sentences: bool):
     from pyarrow import parquet
 
-    tables = (arrow_table(block) for _, block in parts.blocks())
+    tables = (arrow_table(block, parts.settings["pooling"] != "none") for _, block in parts.parts())
     first = next(tables)
     with parquet.ParquetWriter(path, first.schema) as writer:
         for table in chain([first], tables):
             writer.write_table(table)
 
 
-def arrow_table(block: VectorBlock):
+def arrow_table(block: VectorBlock, is_pooled: bool):
     import pyarrow
 
-    *layers, dim = (size for size in block.shape if size != -1)
-    vectors = pyarrow.FixedSizeListArray.from_arrays(pyarrow.array(block.flat), dim)
-    if -1 in block.shape:
+    *layers, dim = block.vectors[0].shape if is_pooled else np.delete(block.vectors[0].shape, -2).tolist()
+    vectors = pyarrow.FixedSizeListArray.from_arrays(pyarrow.array(block.flat()), dim)
+    if not is_pooled:
         counts = np.repeat([len(words) for words in block.tokens], math.prod(layers))
         vectors = pyarrow.ListArray.from_arrays(np.cumsum([0, *counts], dtype=np.int32), vectors)
     if layers:

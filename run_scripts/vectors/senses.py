@@ -10,7 +10,7 @@ import numpy as np
 
 from modeling_elmo.run_scripts.cards.figures import draw_map
 from modeling_elmo.run_scripts.program.files import numbered_lines
-from modeling_elmo.run_scripts.vectors.neighbors import normalize
+from modeling_elmo.run_scripts.vectors.neighbors import in_context, normalize
 
 MAX_COLORED_SENSES = 6  # of a map
 MAX_COMPARED_USES = 2000  # of a lemma
@@ -44,7 +44,11 @@ def read_annotated(path: Path) -> AnnotatedText:
     rows = (line.split() for _, line in numbered_lines(keys_path))
     senses = {name: keys for name, *keys in filter(None, rows)}
     found = AnnotatedText([], [])
-    for sentence in parse_xml(path).iter("sentence"):
+    try:
+        root = ElementTree.fromstringlist([f"{line}\n" for _, line in numbered_lines(path)])
+    except ElementTree.ParseError as error:
+        raise ValueError(f"{path} is not a complete XML file: {error}.") from error
+    for sentence in root.iter("sentence"):
         words: list[str] = []
         for element in sentence:
             start, text = len(words), (element.text or "").strip()
@@ -66,23 +70,14 @@ def read_annotated(path: Path) -> AnnotatedText:
     return found
 
 
-def parse_xml(path: Path) -> ElementTree.Element:
-    try:
-        return ElementTree.fromstringlist([f"{line}\n" for _, line in numbered_lines(path)])
-    except ElementTree.ParseError as error:
-        raise ValueError(f"{path} is not a complete XML file: {error}.") from error
-
-
 def read_inventory(path: Path) -> Inventory:
     found: Inventory = {}
     for number, line in numbered_lines(path):
         columns = line.split("\t")
-        if line.strip() and len(columns) != 3:
-            raise ValueError(
-                f"{path}, line {number} has {len(columns)} columns: {line!r:.80}; write lemma<TAB>pos<TAB>key key ..."
-            )
-        if line.strip():
+        if len(columns) == 3:
             found[columns[0].lower(), columns[1]] = columns[2].split()
+        elif line.strip():
+            raise ValueError(f"{path}, line {number} is {line!r:.80}; write lemma<TAB>pos<TAB>key key ...")
     return found
 
 
@@ -170,10 +165,6 @@ def disambiguation(
     """Accuracy on the test text, by layer and of two baselines. Any sense of an instance with several is correct.
 
     Senses with uses of one form are equally near in the token layer. Then the share of them that is correct counts.
-
-    Args:
-        averages: from `sense_averages` of the training text.
-        vectors: of the test text.
     """
     uses = instances_by_lemma(train)
     frequent = {lemma: senses_by_frequency([train[number] for number in uses[lemma]])[0] for lemma in uses}
@@ -201,7 +192,6 @@ def disambiguation(
 
 
 def uses_of_lemma(lemma: str, instances: Sequence[SenseInstance]) -> list[int]:
-    """The indices of the uses of a lemma with any part of speech."""
     members = [number for number, instance in enumerate(instances) if instance.lemma[0] == lemma.lower()]
     if len(members) < 3:
         raise ValueError(f"--lemma {lemma} has {len(members)} use(s) in --train_file; pass a more frequent lemma.")
@@ -209,24 +199,13 @@ def uses_of_lemma(lemma: str, instances: Sequence[SenseInstance]) -> list[int]:
 
 
 def draw_senses(text: AnnotatedText, vectors: np.ndarray, lemma: str, path: Path) -> bool:
-    """Draws a map of the uses of a lemma with any part of speech.
-
-    Its most frequent senses are colored. The legend shows the use of each that is nearest to their average.
-
-    Args:
-        vectors: `(instances, hidden_size)`.
-    """
+    """Draws the uses of a lemma, its most frequent senses in color; the legend has the use nearest to their average."""
     members = uses_of_lemma(lemma, text.instances)
     uses, points = [text.instances[number] for number in members], vectors[members].astype(np.float32)
     groups = {}
     for sense in senses_by_frequency(uses)[:MAX_COLORED_SENSES]:
         rows = [row for row, use in enumerate(uses) if sense in use.senses]
         typical = uses[rows[(points[rows] @ points[rows].mean(0)).argmax()]]
-        groups[f"{in_context(typical, text.sentences)}    ({sense}, {len(rows)} uses)"] = rows
+        words = in_context(text.sentences[typical.sentence], typical.start, typical.end, LEGEND_WORDS)
+        groups["{} [{}] {}".format(*words).strip() + f"    ({sense}, {len(rows)} uses)"] = rows
     return draw_map(points, groups, path)
-
-
-def in_context(use: SenseInstance, sentences: Sequence[Sequence[str]]) -> str:
-    words = sentences[use.sentence]
-    before, after = words[max(0, use.start - LEGEND_WORDS) : use.start], words[use.end : use.end + LEGEND_WORDS]
-    return " ".join([*before, f"[{' '.join(words[use.start : use.end])}]", *after])

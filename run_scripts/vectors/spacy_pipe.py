@@ -1,6 +1,6 @@
 """ELMo in spaCy pipelines: vectors of tokens, spans and documents that depend on their sentences."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -25,9 +25,8 @@ class ELMoPipe(Pipe):
 
         nlp.add_pipe("elmo", config={"model": "elmo-tiny"})
 
-    The words of the model are spaCy's tokens. A sentence of the document is a sequence of the model, and a document
-    without sentence boundaries is one sequence. Tokens of white space are no words: the model does not read them, and
-    their vectors are zeros. A span has the mean vector of its words, and so has a document.
+    The words of the model are spaCy's tokens; those of white space are not read, and have zeros. A sentence is a
+    sequence of the model, and so is a document without sentence boundaries. Spans and documents have mean vectors.
 
     The model is loaded with the first text, or by `nlp.initialize()`. A saved pipeline contains the model.
 
@@ -73,19 +72,17 @@ class ELMoPipe(Pipe):
 
     def add_hooks(self, doc: Doc) -> Doc:
         """Makes spaCy read vectors from `doc.tensor`. Call it after `Doc.from_bytes`, which forgets hooks."""
-        doc.user_token_hooks |= {"vector": token_vector, "has_vector": has_vector, "similarity": cosine}
-        doc.user_span_hooks |= {"vector": mean_vector, "has_vector": has_vector, "similarity": cosine}
-        doc.user_hooks |= {"vector": mean_vector, "has_vector": has_vector, "similarity": cosine}
-        doc.user_hooks["vector_norm"] = vector_norm
+        hooks: dict[str, Callable[..., Any]] = {"vector": mean_vector, "has_vector": has_vector, "similarity": cosine}
+        doc.user_token_hooks |= {**hooks, "vector": token_vector}
+        doc.user_span_hooks |= hooks
+        doc.user_hooks |= {**hooks, "vector_norm": vector_norm}
         return doc
 
     def to_disk(self, path: str | Path, *, exclude: Iterable[str] = ()) -> None:
-        """Saves the model and its tokenizer in a folder, as `save_pretrained`."""
         for each in self._model_and_tokenizer():
             each.save_pretrained(path)
 
     def from_disk(self, path: str | Path, *, exclude: Iterable[str] = ()) -> "ELMoPipe":
-        """Loads the model of a folder, in place of that of the configuration."""
         self._loaded = load_model_and_tokenizer(str(path), self.device, self.trust_remote_code)
         return self
 

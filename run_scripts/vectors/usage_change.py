@@ -9,8 +9,7 @@ SemEval-2020 Task 1"):
 - `prt`: the cosine distance between the prototypes, the mean vectors of the groups. The papers report its similarity c,
   or 1 / c; this is 1 - c.
 
-Neither is 0 for groups of the same text. So each is compared with random splits of all uses into two groups of the same
-sizes: a permutation test.
+Neither is 0 for groups of the same text, so a permutation test compares each with random splits of all uses.
 """
 
 import math
@@ -25,17 +24,12 @@ from modeling_elmo.run_scripts.vectors.neighbors import normalize
 from modeling_elmo.run_scripts.vectors.word_vectors import is_number
 
 LEVEL = 0.05  # of significance
-SPLITS_AT_ONCE = 200  # random splits in memory
 
 
 def order_groups(names: Iterable[str], bin_width: float | None) -> tuple[dict[str, str], bool]:
-    """The group of each name, in the order of groups: of numbers by size, otherwise as they come.
+    """The group of each name, numbers by size and others as they come, and whether all are numbers.
 
-    Args:
-        bin_width: puts numbers into bins that begin at its multiples: 10 puts "1984" into "1980-1989".
-
-    Returns:
-        The groups by name, and whether they have the order of numbers.
+    `bin_width` puts numbers into bins that begin at its multiples: 10 puts "1984" into "1980-1989".
     """
     names = list(names)
     if wrong := [name for name in names if not is_number(name)]:
@@ -53,12 +47,7 @@ def bin_name(number: float, width: float) -> str:
 
 
 def compare_groups(vectors: Mapping[str, np.ndarray], permutations: int, seed: int) -> list[dict[str, Any]]:
-    """Both measures for each pair of groups, in their order.
-
-    Args:
-        vectors: of the uses in each group, `(uses, hidden_size)`.
-        permutations: number of random splits for each pair.
-    """
+    """Both measures for each pair of groups, of whose uses there are vectors `(uses, hidden_size)`."""
     generator = np.random.default_rng(seed)
     names = list(vectors)
     return [
@@ -78,16 +67,11 @@ def compare_pair(
 
     `random_mean` is the mean distance of random splits, `random_5` and `random_95` are quantiles. `p` is the share of
     splits, the observed one and random ones, whose distance is at least as large as the observed.
-
-    Shape:
-        one, other: `(uses, hidden_size)`.
     """
     vectors = np.concatenate([one, other]).astype(np.float64)
     observed = np.arange(len(vectors)) < len(one)
-    distances = split_distances(vectors, observed[None])
-    for start in range(0, permutations, SPLITS_AT_ONCE):
-        splits = np.tile(observed, (min(SPLITS_AT_ONCE, permutations - start), 1))
-        distances = np.hstack([distances, split_distances(vectors, generator.permuted(splits, axis=1))])
+    random = generator.permuted(np.tile(observed, (permutations, 1)), axis=1)
+    distances = split_distances(vectors, np.vstack([observed, random]))
     found = {}
     for name, (distance, random) in zip(MEASURES_OF_CHANGE, ((row[0], row[1:]) for row in distances), strict=True):
         low, high = np.quantile(random, [LEVEL, 1 - LEVEL])
@@ -135,8 +119,7 @@ def shown_pairs(found: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 
 def format_change(found: Mapping[str, Any]) -> str:
-    """The groups with their typical uses, `shown_pairs`, and all pairs of more than two groups as matrices."""
-    names = [group["name"] for group in found["groups"]]
+    """The groups with their typical uses, and `shown_pairs`."""
     lines = [f"{found['word']} by {found['group_by']}"]
     for group in found["groups"]:
         lines += ["", f"{group['name']}: {group['uses']} uses, with a mean distance of {group['distance_within']:.3f}"]
@@ -146,21 +129,10 @@ def format_change(found: Mapping[str, Any]) -> str:
         cells = [f"{pair[name][key]:.3f}" for name in MEASURES_OF_CHANGE for key in ("distance", "random_mean", "p")]
         rows.append([", ".join(pair["groups"]), *cells])
     lines += ["", *align(rows)]
-    for measure in MEASURES_OF_CHANGE if len(names) > 2 else ():
-        lines += ["", *align(_matrix(names, found["pairs"], measure)), f"* p < {LEVEL}"]
     if found["left_out"]:
         left_out = ", ".join(f"{name} ({uses})" for name, uses in found["left_out"].items())
         lines += ["", f"Left out, with fewer than --min_uses {found['min_uses']}: {left_out}"]
     return "\n".join(lines)
-
-
-def _matrix(names: Sequence[str], pairs: Sequence[Mapping[str, Any]], measure: str) -> list[list[str]]:
-    cells = {}
-    for pair in pairs:
-        one, other = pair["groups"]
-        star = "*" if pair[measure]["p"] < LEVEL else " "
-        cells[one, other] = cells[other, one] = f"{pair[measure]['distance']:.3f}{star}"
-    return [[measure.upper(), *names], *([one, *(cells.get((one, other), "-") for other in names)] for one in names)]
 
 
 def align(rows: Sequence[Sequence[str]]) -> list[str]:

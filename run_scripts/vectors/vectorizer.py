@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from typing import Any, Literal
 
 import numpy as np
-from sklearn.base import BaseEstimator, TransformerMixin
+from sklearn.base import BaseEstimator, ClassNamePrefixFeaturesOutMixin, TransformerMixin
 from transformers import AutoConfig
 
 from modeling_elmo.run_scripts.vectors.embedder import Embedder
@@ -12,7 +12,7 @@ from modeling_elmo.run_scripts.vectors.embedding import LayerChoice
 from modeling_elmo.tokenization.elmo_characters import checked_sentences
 
 
-class ELMoVectorizer(TransformerMixin, BaseEstimator):
+class ELMoVectorizer(ClassNamePrefixFeaturesOutMixin, TransformerMixin, BaseEstimator):
     """A vector for each text: its words' vectors, pooled.
 
         make_pipeline(ELMoVectorizer("elmo-tiny"), LogisticRegression()).fit(texts, labels)
@@ -41,15 +41,15 @@ class ELMoVectorizer(TransformerMixin, BaseEstimator):
 
     def fit(self, texts: Any = None, labels: Any = None) -> "ELMoVectorizer":
         """Finds the width of the vectors, without the model's weights."""
-        self.__dict__.pop("n_features_out_", None)  # of other parameters
-        self.n_features_out_ = self._width()
+        config = AutoConfig.from_pretrained(self.model, trust_remote_code=self.trust_remote_code)
+        self._n_features_out = config.hidden_size * (config.num_hidden_layers + 1 if self.layers == "all" else 1)
         return self
 
     def transform(self, texts: Iterable[str | list[str]]) -> np.ndarray:
         """The vectors of texts, which the tokenizer splits, or of lists of words, which are not changed.
 
         Shape:
-            result: `(texts, n_features_out_)`, float32.
+            result: `(texts, width)`, float32.
 
         Raises:
             TypeError: `texts` is one text or a table, or has something else than texts and lists of words.
@@ -60,16 +60,9 @@ class ELMoVectorizer(TransformerMixin, BaseEstimator):
         if getattr(self, "_options", None) != (options := self.get_params()):
             self._options, self._embedder = options, Embedder(**options)
         vectors = [vector.reshape(-1) for vector in self._embedder({"text": sentences})["vectors"]]
-        return np.stack(vectors) if vectors else np.zeros((0, self._width()), np.float32)
-
-    def get_feature_names_out(self, input_features: Any = None) -> np.ndarray:
-        return np.array([f"elmo{number}" for number in range(self._width())], dtype=object)
-
-    def _width(self) -> int:
-        if hasattr(self, "n_features_out_"):  # the folder of the model may be relative to another place now
-            return self.n_features_out_
-        config = AutoConfig.from_pretrained(self.model, trust_remote_code=self.trust_remote_code)
-        return config.hidden_size * (config.num_hidden_layers + 1 if self.layers == "all" else 1)
+        if not vectors and not hasattr(self, "_n_features_out"):
+            self.fit()
+        return np.stack(vectors) if vectors else np.zeros((0, self._n_features_out), np.float32)
 
     def __sklearn_tags__(self) -> Any:
         tags = super().__sklearn_tags__()

@@ -62,17 +62,11 @@ def _width_and_lines(path: Path) -> tuple[int, int | None, Iterator[tuple[int, s
     """The width, the number of words if a header gives it, and the numbered lines of the words."""
     lines = ((number, line) for number, line in numbered_lines(path) if line.strip(" "))
     start = list(islice(lines, LINES_FOR_WIDTH))
-    if not start:
-        raise ValueError(f"{path} is empty; pass a file with a word and its vector in each line.")
     widths = [line.rstrip(" ").count(" ") for _, line in start]
-    header, width_below = start[0][1].split(), mode(widths[1:] or [0])
-    count, width = None, mode(widths)
-    if (
-        len(header) == 2
-        and all(re.fullmatch(r"\d{1,15}", field) for field in header)
-        and (width_below != 1 or header[1] == "1")
-    ):
-        (count, width), start = map(int, header), start[1:]
+    width, count = mode(widths or [0]), None
+    header = re.fullmatch(r"(\d{1,15}) +(\d{1,15})\s*", start[0][1]) if start else None
+    if header and (mode(widths[1:] or [0]) != 1 or header[2] == "1"):  # words may be numbers, with a vector of width 1
+        count, width, start = int(header[1]), int(header[2]), start[1:]
     if width < 1:
         raise ValueError(f"{path} has no vectors; pass a file with a word and its numbers in each line, with spaces.")
     return width, count, chain(start, lines)
@@ -82,7 +76,7 @@ def _word_and_vector(line: str, width: int, location: str) -> tuple[str, array]:
     word, *fields = line.rstrip(" ").rsplit(" ", width)
     extra = word.split(" ")[1:]
     # "Route 66" is a word with a space; "Route 0.5" is a word with a number too many.
-    has_extra_numbers = bool(extra) and all(map(is_number, extra)) and not all(map(str.isdecimal, extra))
+    has_extra_numbers = all(map(is_number, extra)) and not all(map(str.isdecimal, extra))
     try:
         vector = array("f", map(float, fields))
     except ValueError:
