@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 from transformers.utils import logging
 
@@ -55,8 +55,7 @@ class AlignedTokens(NamedTuple):
 class SentenceEncoder:
     """Turns sentences into arrays with the tokenizer's table of distinct words.
 
-    Args:
-        is_split_into_words: whether white space separates the words; otherwise the tokenizer splits the text.
+    `is_split_into_words`: white space separates the words; otherwise the tokenizer splits the text.
     """
 
     def __init__(self, tokenizer: ELMoTokenizer, is_split_into_words: bool):
@@ -120,9 +119,7 @@ class LMBatch(NamedTuple):
     fraction: float | None  # of the epoch that has been read; `None` if the size of the corpus is unknown
     position: dict[str, Any] | None  # after the batch; `None` for a held-out stream
     source_lines: list[SourceLine]
-    resets: Tensor | None = (
-        None  # `(2, B)`, of a stream: the rows of each direction that begin a block, from zero states
-    )
+    resets: Tensor | None = None  # `(2, B)`, of a stream: rows of each direction that begin a block, from zero states
 
 
 class CorpusBatches(IterableDataset):
@@ -131,8 +128,8 @@ class CorpusBatches(IterableDataset):
     Args:
         is_split_into_words: see `SentenceEncoder`.
         seed, shuffle_buffer: decide the order, together with the number of the epoch.
-        shuffle: whether to shuffle at all.
-        repeat: whether the next epoch follows. If not, the numbers of batches of two ranks may differ.
+        shuffle, repeat: whether to shuffle at all, and whether the next epoch follows. Held-out text has neither, and
+            then the numbers of batches of two ranks may differ.
         position: of the last batch of one rank, or of all ranks by `merge_positions`; `None`: the beginning.
         rank, world_size: number of this process, and number of processes that share the batches.
         survey: the sizes of the corpus, to compute `LMBatch.fraction`.
@@ -158,6 +155,7 @@ class CorpusBatches(IterableDataset):
         self.corpus, self.survey = corpus, survey
         self.encoder = SentenceEncoder(tokenizer, is_split_into_words)
         self.seed, self.shuffle_buffer, self.shuffle, self.repeat = seed, shuffle_buffer, shuffle, repeat
+        self.is_held_out = not (shuffle or repeat)
         self.rank, self.world_size = rank, world_size
         order = {"seed": seed, "shuffle": shuffle, "shuffle_buffer": shuffle_buffer}
         text = {"is_split_into_words": is_split_into_words, "text": corpus.order, "lines": survey and survey.lines}
@@ -189,15 +187,14 @@ class SentenceBatches(CorpusBatches):
     change between two runs.
 
     Args:
-        tokens_per_batch: maximum of rows times the longest row, including markers and padding.
-        cut: whether a sentence that is longer than a batch is cut. If not, it is a batch of its own.
+        tokens_per_batch: maximum of rows times the longest row, including markers and padding. A longer sentence is
+            cut; a held-out one is a batch of its own.
         options: see `CorpusBatches`.
     """
 
-    def __init__(self, corpus: Corpus, tokenizer: ELMoTokenizer, tokens_per_batch: int, *, cut: bool = True, **options):
+    def __init__(self, corpus: Corpus, tokenizer: ELMoTokenizer, tokens_per_batch: int, **options):
         super().__init__(corpus, tokenizer, tokens_per_batch=tokens_per_batch, **options)
-        self.tokens_per_batch, self.cut = tokens_per_batch, cut
-        self.has_warned = False
+        self.tokens_per_batch, self.has_warned = tokens_per_batch, False
 
     @staticmethod
     def merge_positions(positions_by_rank: list[dict[str, Any]]) -> dict[str, Any]:
@@ -232,7 +229,7 @@ class SentenceBatches(CorpusBatches):
     ) -> Iterator[tuple[list[SourceSentence], dict[str, int], float]]:
         num_lines = len(sentences)
         lengths_N = self._max_lengths(sentences)
-        if self.cut and lengths_N.max() > self.tokens_per_batch:
+        if not self.is_held_out and lengths_N.max() > self.tokens_per_batch:
             sentences = list(chain.from_iterable(map(self._cut, sentences, lengths_N)))
             lengths_N = self._max_lengths(sentences)
         order_N = self._shuffled(sentences, self.seed, epoch, buffer)
@@ -289,7 +286,7 @@ def batch_loader(dataset: CorpusBatches, num_workers: int, pin_memory: bool = Fa
         batch_size=None,
         num_workers=num_workers,
         pin_memory=pin_memory,
-        collate_fn=_unchanged,
+        collate_fn=nn.Identity(),  # the stock function would walk through all lines
         worker_init_fn=_leave_process_group,
     )
 
@@ -298,8 +295,3 @@ def _leave_process_group(_: int):
     """Protects a worker from the Ctrl-C or SIGTERM of its group: the step that runs still needs its batches."""
     if hasattr(os, "setsid"):  # not on Windows
         os.setsid()
-
-
-def _unchanged(batch: Any) -> Any:
-    """No lambda, because a spawned worker imports it by name. The stock function would walk through all lines."""
-    return batch

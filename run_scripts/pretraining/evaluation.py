@@ -56,7 +56,7 @@ def held_out_batches(
         "world_size": accelerator.num_processes,
     }
     if context == "sentence":
-        return SentenceBatches(corpus, tokenizer, size, cut=False, **options)
+        return SentenceBatches(corpus, tokenizer, size, **options)
     return StreamWindows(corpus, tokenizer, size, STREAM_STEPS, survey=corpus.survey(), **options)
 
 

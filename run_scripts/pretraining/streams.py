@@ -35,50 +35,40 @@ class SentenceBlock(NamedTuple):
 
 
 class StreamRow:
-    """A row of a stream: its position in a block, and the iterator of its next blocks."""
+    """A row of a stream: the iterator of its blocks, and its place in the present one."""
 
     def __init__(
         self, encoder: SentenceEncoder, backward: bool, blocks: Iterator[SentenceBlock], lines_read: Counter[int]
     ):
         self.encoder, self.backward, self.blocks, self.lines_read = encoder, backward, blocks, lines_read
-        self.block, self.line, self.offset = SentenceBlock(0, -1, []), -1, 0
-        self.tokens: AlignedTokens | None = None
+        self.go_to(SentenceBlock(0, -1, []))
 
-    @property
-    def position(self) -> list[int]:
-        return [self.block.epoch, self.block.number, self.line, self.offset]
-
-    def go_to(self, block: SentenceBlock, line: int, offset: int = 0):
+    def go_to(self, block: SentenceBlock, line: int = 0, offset: int = 0):
         self.block, self.line, self.offset = block, line, offset
-        self.source_line, text = block.sentences[line]
-        self.tokens = self.encoder.stream(self.encoder.words(text), self.backward)
+        self.tokens: AlignedTokens | None = None  # of this line, once it is read
 
     def begin_block(self) -> bool:
         """Begins the next block if there is one and the current block is finished. Returns whether it did."""
-        if self._has_more() or self.line + 1 < len(self.block.sentences):
+        if self.line < len(self.block.sentences):
             return False
         block = next(self.blocks, None)
         if block is not None:
-            self._begin_sentence(block, 0)
+            self.go_to(block)
         return block is not None
 
     def read(self, steps: int) -> Iterator[tuple[SourceLine, AlignedTokens]]:
         """The next `steps` tokens, a part of a sentence at a time; fewer at the end of the block."""
-        while steps and (self._has_more() or self.line + 1 < len(self.block.sentences)):
-            if not self._has_more():
-                self._begin_sentence(self.block, self.line + 1)
-            part = slice(self.offset, self.offset + steps)
-            tokens = AlignedTokens(*(column[part] for column in self.tokens))
+        while steps and self.line < len(self.block.sentences):
+            source_line, text = self.block.sentences[self.line]
+            if self.tokens is None:
+                self.tokens = self.encoder.stream(self.encoder.words(text), self.backward)
+                self.lines_read[self.block.epoch] += not self.offset
+            tokens = AlignedTokens(*(column[self.offset : self.offset + steps] for column in self.tokens))
             self.offset += len(tokens.targets)
             steps -= len(tokens.targets)
-            yield self.source_line, tokens
-
-    def _has_more(self) -> bool:
-        return self.tokens is not None and self.offset < len(self.tokens.targets)
-
-    def _begin_sentence(self, block: SentenceBlock, line: int):
-        self.go_to(block, line)
-        self.lines_read[block.epoch] += 1
+            if self.offset == len(self.tokens.targets):
+                self.go_to(self.block, self.line + 1)
+            yield source_line, tokens
 
 
 class StreamWindows(CorpusBatches):
@@ -93,14 +83,13 @@ class StreamWindows(CorpusBatches):
     zero states. The original never resets them, and its weights then depend on where the states have drifted. Blocks
     are shuffled within the buffer, and the ranks take them in turn.
 
-    Held-out text (`shuffle=False, repeat=False`) is cut into pieces of similar length, one for each row of all ranks.
-    Each rank keeps its pieces in memory. A position needs the same number of ranks; held-out text has none.
+    Held-out text is cut into pieces of similar length, one for each row of all ranks. Each rank keeps its pieces in
+    memory. A position needs the same number of ranks; held-out text has none.
     """
 
     def __init__(self, corpus: Corpus, tokenizer: ELMoTokenizer, rows: int, unroll_steps: int, **options):
         super().__init__(corpus, tokenizer, rows=rows, unroll_steps=unroll_steps, **options)
         self.rows, self.unroll_steps = rows, unroll_steps
-        self.is_held_out = not (self.shuffle or self.repeat)
         if self.is_held_out and self.survey is None:
             raise ValueError(
                 "A held-out stream is cut into pieces of equal length, but the size of a streamed data set is unknown. "
@@ -116,10 +105,7 @@ class StreamWindows(CorpusBatches):
     def merge_positions(positions_by_rank: list[dict[str, Any]]) -> dict[str, Any]:
         """The position of all ranks, from the position of each."""
         # A rank that has read no batch still has the merged position that it began with.
-        ranks = [
-            position["ranks"][rank if len(position["ranks"]) > 1 else 0]
-            for rank, position in enumerate(positions_by_rank)
-        ]
+        ranks = [each["ranks"][rank % len(each["ranks"])] for rank, each in enumerate(positions_by_rank)]
         return positions_by_rank[0] | {"ranks": ranks}
 
     def __iter__(self) -> Iterator[LMBatch]:
@@ -132,14 +118,14 @@ class StreamWindows(CorpusBatches):
                 return
             epoch = min(row.block.epoch for row in forward + backward)
             fraction = min(1.0, lines_read[epoch] * self.world_size / self.survey.lines) if self.survey else None
-            ends = [[row.position for row in forward], [row.position for row in backward], [*lines_read.items()]]
+            places = ([[*row.block[:2], row.line, row.offset] for row in rows] for rows in (forward, backward))
             yield LMBatch(
                 inputs=stream_inputs(text, "forward") | stream_inputs(stream, "backward"),
                 num_predictions=int((text.targets != -100).sum()),
                 num_unknown=int((text.targets == UNK_ID).sum()),
                 epoch=epoch,
                 fraction=fraction,
-                position=None if self.is_held_out else self.settings | {"ranks": [ends]},
+                position=None if self.is_held_out else self.settings | {"ranks": [[*places, [*lines_read.items()]]]},
                 source_lines=source_lines + more_lines,
                 resets=torch.from_numpy(resets_2B),
             )
@@ -165,22 +151,20 @@ class StreamWindows(CorpusBatches):
         backward = direction == 1
         if self.is_held_out:
             return [StreamRow(self.encoder, backward, iter(piece), lines_read) for piece in self._pieces()]
-        positions = self.position["ranks"][self.rank][direction] if self.position else []
+        *by_direction, counts = self.position["ranks"][self.rank] if self.position else ([], [], [])
+        positions = by_direction[direction]
+        lines_read.update(dict(counts))
         blocks = self._blocks(direction, min((epoch for epoch, *_ in positions), default=0))
         rows = [StreamRow(self.encoder, backward, blocks, lines_read) for _ in range(self.rows)]
-        if self.position and direction == 0:
-            lines_read.update(dict(self.position["ranks"][self.rank][2]))
         found = self._find({(epoch, number) for epoch, number, *_ in positions if number >= 0}, blocks)
         for row, (epoch, number, line, offset) in zip(rows, positions, strict=False):
             if number >= 0:
                 row.go_to(found[epoch, number], line, offset)
         return rows
 
-    def _find(
-        self, numbers: set[tuple[int, int]], blocks: Iterator[SentenceBlock]
-    ) -> dict[tuple[int, int], SentenceBlock]:
+    def _find(self, numbers: set, blocks: Iterator[SentenceBlock]) -> dict[tuple, SentenceBlock]:
         """The blocks with these epochs and numbers. Leaves the iterator after the last of them."""
-        found: dict[tuple[int, int], SentenceBlock] = {}
+        found: dict[tuple, SentenceBlock] = {}
         while len(found) < len(numbers):
             block = next(blocks, None)
             if block is None or block[:2] > max(numbers):
@@ -209,7 +193,7 @@ class StreamWindows(CorpusBatches):
                 yield block
 
     def _pieces(self) -> list[list[SentenceBlock]]:
-        """The piece of the text for each row of this rank, empty if there are more rows than sentences."""
+        """The piece of held-out text for each row of this rank, empty if there are more rows than sentences."""
         pieces: list[list[SourceSentence]] = [[] for _ in range(self.rows)]
         words, all_rows = 0, self.rows * self.world_size
         for source_line, text in self.corpus.sentences(shuffle_files=False):
