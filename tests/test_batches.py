@@ -89,7 +89,7 @@ def test_streamed_data_set_is_read_whole_by_every_worker(tmp_path):
     for number, part in enumerate((ENGLISH[:30], ENGLISH[30:60])):
         records = "\n".join(json.dumps({"text": line}) for line in part)
         (tmp_path / "data" / f"train-{number}.jsonl").write_text(records, encoding="utf-8")
-    corpus = Corpus.from_dataset(CorpusArguments(dataset=str(tmp_path / "data"), streaming=True), "train")
+    corpus = Corpus.from_arguments(CorpusArguments(dataset=str(tmp_path / "data"), streaming=True))
     assert corpus.survey() is None
     batches = list(batch_loader(SentenceBatches(corpus, TOKENIZER, 200, repeat=False, **SPLIT), num_workers=2))
     assert Counter(text for batch in batches for text in sentences_of(batch)) == Counter(ENGLISH[:60])

@@ -72,7 +72,7 @@ REFUSED_UNREAD = [
     ({"vocabulary_size": None}, "--vocabulary_size, --vocabulary_file, --tokenizer_name"),
     ({"config_overrides": '{"vocab_size": 9}'}, "--config_overrides: .* vocab_size"),
     ({"context": "stream", "dataloader_num_workers": 2}, "--dataloader_num_workers 2 with --context stream"),
-    ({"validation_file": "nowhere.txt"}, r"nowhere\.txt: no file has this name"),
+    ({"validation_file": "nowhere.txt"}, r"nowhere\.txt: no file found"),
     ({"config_overrides": '{"projection_size": 0}'}, "`projection_size` is 0"),
     ({"vocabulary_size": 3}, "--vocabulary_size 3"),
     ({"dataset_config": "x"}, "--dataset_config x .* without --dataset"),
