@@ -104,7 +104,6 @@ def pretrain(
         partial(training_batches, corpus, tokenizer, corpus_args, training_args, accelerator, survey),
         evaluation_batches,
         training_args.number_of_steps(corpus_args.context, survey, accelerator.num_processes),
-        carries_states=corpus_args.context == "stream",
     )
     training.progress.base_model = model_args.model_name_or_path
     if checkpoint is not None:

@@ -96,7 +96,6 @@ class Pretraining:
         make_batches: Callable[[Any], SentenceBatches | StreamWindows],  # after a position, or from the beginning
         held_out: Callable[[], Iterable[LMBatch]] | None,  # for each evaluation
         num_steps: int,  # exact or estimated, for the schedule and the progress bar
-        carries_states: bool = False,  # of the LSTMs, from one batch to the next
     ):
         self.accelerator, self.arguments, self.tokenizer = accelerator, arguments, tokenizer
         self.make_batches, self.held_out, self.num_steps = make_batches, held_out, num_steps
@@ -118,8 +117,8 @@ class Pretraining:
         self.model = accelerator.prepare(model)
         self.optimizers = make_optimizers(model, arguments)
         self.schedules = make_schedules(self.optimizers, arguments, num_steps)
-        self.progress, self.carries_states = Progress(), carries_states
-        self.states: tuple[Tensor, Tensor] | None = None  # of the LSTMs, at the end of the last window
+        self.progress = Progress()
+        self.states: tuple[Tensor, Tensor] | None = None  # of the LSTMs, at the end of the last window of a stream
         self.position: Any = None  # of this process in the training text
         self.unlogged: list[StepFigures] = []
         self.seconds_waited, self.log_start, self.predictions_since_log = 0.0, time.perf_counter(), 0
@@ -132,13 +131,19 @@ class Pretraining:
         if self.progress.step == 0 and self.plain_model.config.has_softmax:  # a new softmax of a checkpoint is random
             self._evaluate()
         workers, is_cuda = self.arguments.dataloader_num_workers, self.accelerator.device.type == "cuda"
-        batches = iter(batch_loader(self.make_batches(self.position), workers, pin_memory=is_cuda))
+        self.batches = self.make_batches(self.position)
+        batches = iter(batch_loader(self.batches, workers, pin_memory=is_cuda))
         self.log_start = time.perf_counter()
         done, is_hidden = self.progress.step, not self.accelerator.is_main_process
         bar = tqdm(initial=done, total=self.num_steps, unit="step", disable=is_hidden, dynamic_ncols=True)
         with self.signal, bar:
             self._train(batches, bar)
             self._log(bar)
+        if not self.progress.step:
+            raise ValueError(
+                f"--num_train_epochs {self.arguments.num_train_epochs} ends within the first batch. Pass more, or "
+                "pass --max_steps."
+            )
         self._evaluate()
         self._save()
 
@@ -155,11 +160,6 @@ class Pretraining:
                 bool(self.signal.received),
                 group[-1].epoch + (group[-1].fraction or 0),
             )
-            if over == processes and not self.progress.step:
-                raise ValueError(
-                    f"--num_train_epochs {self.arguments.num_train_epochs} ends within the first batch. Pass more, or "
-                    "pass --max_steps."
-                )
             if over == processes:
                 break
             if is_checkpoint_due:  # not before it is known that another step follows: the last evaluation belongs to it
@@ -239,7 +239,7 @@ class Pretraining:
                 **batch.inputs, initial_states=self.states, num_items_in_batch=num_items, candidates=candidates
             )
             self.accelerator.backward(output.loss * self.arguments.gradient_scale)
-        if self.carries_states:
+        if batch.resets is not None:
             hidden, cell = output.final_states
             self.states = hidden.detach(), cell.detach()
         return torch.stack([output.loss, output.forward_loss, output.backward_loss]).detach().float()
@@ -293,7 +293,7 @@ class Pretraining:
 
     def _last_good_checkpoint(self) -> str:
         last = self.checkpoints.last()
-        return "There is no checkpoint yet." if last is None else f"The last good checkpoint is {last}."
+        return f"The last good checkpoint is {last}." if last else "There is no checkpoint yet."
 
     def _evaluate(self) -> bool:
         """Measures held-out perplexity. Returns whether it is the lowest so far."""
@@ -320,44 +320,40 @@ class Pretraining:
         start = time.perf_counter()
         unlogged = self._checked_figures().cpu() if self.unlogged else None
         self._check_weights()
-        positions = gather_object([self.position])
         states = None if self.states is None else [state.cpu() for state in self.accelerator.gather(self.states)]
         weights = gathered(self.plain_model.state_dict())
         state = {
             "progress": asdict(self.progress),
-            "position": positions,
+            "position": self.batches.merge_positions(gather_object([self.position])),
             "states": states,
             "unlogged": unlogged,
             "optim": self.arguments.optim,
             "optimizers": gathered([optimizer.state_dict() for optimizer in self.optimizers]),
             "parameter_names": [parameter_names(optimizer, self.plain_model) for optimizer in self.optimizers],
         }
-        on_main_process(self.accelerator, lambda: self._save_alone(weights, state))
+        on_main_process(self.accelerator, lambda: self._write(weights, state))
         self.log_start += time.perf_counter() - start
 
-    def _save_alone(self, weights: dict[str, Tensor], state: dict[str, Any]):
+    def _write(self, weights: dict[str, Tensor], state: dict[str, Any]):
+        def fill(folder: Path):
+            self.plain_model.save_pretrained(folder, state_dict=weights)
+            self.tokenizer.save_pretrained(folder)
+            (folder / "training_log.json").write_text(json.dumps(self.progress.log, indent=1), encoding="utf-8")
+            torch.save(state, folder / TRAINING_STATE)
+
         if self.checkpoints.find(self.progress.step) is None:
-            state["position"] = self.make_batches(None).merge_positions(state["position"])
-            self.checkpoints.save(self.progress.step, lambda folder: self._write(folder, weights, state))
+            self.checkpoints.save(self.progress.step, fill)
         self.checkpoints.rotate(self.progress.best_step)
 
     def _check_weights(self):
         """Loss and gradient of the last step were computed with the weights before it."""
         own = (weight.to_local() if is_sharded(weight) else weight for weight in self.plain_model.parameters())
         is_finite = torch.stack([weight.isfinite().all() for weight in own]).all().float()
-        if dist.is_available() and dist.is_initialized():
-            dist.all_reduce(is_finite, dist.ReduceOp.MIN)  # a process sees its own part of sharded weights
-        if not is_finite:
+        if self.accelerator.reduce(is_finite) < self.accelerator.num_processes:  # each has its part of sharded weights
             raise FloatingPointError(
                 f"Weights after step {self.progress.step} are not numbers. {self._last_good_checkpoint()} Resume with "
                 "a lower --learning_rate."
             )
-
-    def _write(self, folder: Path, weights: dict[str, Tensor], state: dict[str, Any]):
-        self.plain_model.save_pretrained(folder, state_dict=weights)
-        self.tokenizer.save_pretrained(folder)
-        (folder / "training_log.json").write_text(json.dumps(self.progress.log, indent=1), encoding="utf-8")
-        torch.save(state, folder / TRAINING_STATE)
 
     def restore(self, checkpoint: Path):
         """Continues from a checkpoint, whose weights the model already has."""

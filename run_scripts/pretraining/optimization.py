@@ -101,48 +101,44 @@ def make_optimizers(model: nn.Module, arguments: OptimizationArguments) -> list[
     SparseAdam ("lazy" Adam) changes the moments and weights of a row only in steps that sample the row. A row that is
     in every sample is updated as by Adam; a rare word keeps the moments of its last step. There is no weight decay.
     """
-    modules = [pair for pair in model.named_modules() if getattr(pair[1], "sparse_gradients", False)]
-    sparse_names = {name for prefix, part in modules for name, _ in part.named_parameters(prefix, recurse=False)}
-    trained = [(name, parameter) for name, parameter in model.named_parameters() if parameter.requires_grad]
-    matrices = _matrices_of_muon(model) if arguments.optim == "muon" else {}
-    dense = [parameter for name, parameter in trained if name not in sparse_names and name not in matrices]
-    sparse = [parameter for name, parameter in trained if name in sparse_names]
+    sparse = [
+        parameter
+        for part in model.modules()
+        if getattr(part, "sparse_gradients", False)
+        for parameter in part.parameters(recurse=False)
+        if parameter.requires_grad
+    ]
+    matrices = _matrices_of_muon(model) if arguments.optim == "muon" else []
+    others = {*sparse, *matrices}
     # A group is updated at once, so its tensors must be all sharded or all plain.
     kinds = defaultdict(list)
-    for parameter in dense:
-        kinds[parameter.ndim > 1, is_sharded(parameter)].append(parameter)
+    for parameter in model.parameters():
+        if parameter.requires_grad and parameter not in others:
+            kinds[parameter.ndim > 1, is_sharded(parameter)].append(parameter)
     groups = [
         {"params": params, "weight_decay": arguments.weight_decay if is_matrix else 0.0}
         for (is_matrix, _), params in kinds.items()
     ]
+    rate: Any = arguments.learning_rate
     if arguments.optim == "adagrad":
-        for_dense: Any = torch.optim.Adagrad
-        for_sparse: Any = torch.optim.Adagrad
         options: dict[str, Any] = {"initial_accumulator_value": 1.0, "eps": 0.0}
-    else:
-        for_dense, for_sparse = torch.optim.AdamW, torch.optim.SparseAdam
-        options = {"betas": (arguments.adam_beta1, arguments.adam_beta2), "eps": arguments.adam_epsilon}
-    # One pass over the weights of an accelerator; torch has none for Adagrad.
-    is_fused = arguments.optim != "adagrad" and next(model.parameters()).device.type not in ("cpu", "mps", "meta")
-    optimizers: list[Optimizer] = [
-        for_dense(groups, lr=arguments.learning_rate, **options, **({"fused": True} if is_fused else {}))
-    ]
+        # Two, because a sparse gradient makes Adagrad update all of its tensors one at a time.
+        return [torch.optim.Adagrad(each, rate, **options) for each in (groups, sparse) if each]
+    options = {"betas": (arguments.adam_beta1, arguments.adam_beta2), "eps": arguments.adam_epsilon}
+    # One pass over the weights of an accelerator.
+    fused = next(model.parameters()).device.type not in ("cpu", "mps", "meta") or None
+    optimizers: list[Optimizer] = [torch.optim.AdamW(groups, rate, fused=fused, **options)]
     if matrices:
-        rate: Any = arguments.learning_rate
-        optimizers.append(Muon(matrices.values(), lr=rate, weight_decay=arguments.weight_decay))
-    if sparse:  # not in one Adagrad: a sparse gradient makes it update all of its tensors one at a time
-        optimizers.append(for_sparse(sparse, lr=arguments.learning_rate, **options))
+        optimizers.append(Muon(matrices, rate, arguments.weight_decay))
+    if sparse:
+        optimizers.append(torch.optim.SparseAdam(sparse, rate, **options))
     return optimizers
 
 
-def _matrices_of_muon(model: nn.Module) -> dict[str, Tensor]:
+def _matrices_of_muon(model: nn.Module) -> list[nn.Parameter]:
     """The weights of linear layers that are trained, except those of the softmax."""
     linears = ((name, part) for name, part in model.named_modules() if isinstance(part, nn.Linear))
-    return {
-        f"{name}.weight": part.weight
-        for name, part in linears
-        if part.weight.requires_grad and "softmax" not in name.split(".")
-    }
+    return [part.weight for name, part in linears if part.weight.requires_grad and "softmax" not in name.split(".")]
 
 
 def make_schedules(
