@@ -1,6 +1,5 @@
 """The program: refused options, training a checkpoint further, and the files after training."""
 
-import json
 import re
 import shutil
 from dataclasses import replace
@@ -29,8 +28,6 @@ from modeling_elmo.run_scripts.pretraining.options import PretrainingArguments
 from modeling_elmo.run_scripts.program.processes import sole_run
 
 SHORT = {"max_steps": 2, "eval_steps": 100, "save_steps": 100}
-
-
 FIXTURES = Path(__file__).parent / "fixtures" / "elmo_fixtures"
 
 
@@ -53,50 +50,35 @@ def measure(folder: Path, model: str = "run") -> perplexity.Perplexity:
 FURTHER = {"model_name_or_path": "a", "preset": None, "config_overrides": None}
 REFUSED = [
     ({"dataset": "a-name"}, "--train_file FILE ..., or --dataset NAME"),
-    ({"vocabulary_file": "a.txt"}, "--vocabulary_size and --vocabulary_file"),
-    ({"model_name_or_path": "a"}, "--preset .* --model_name_or_path"),
-    (FURTHER, "--vocabulary keep with --vocabulary_size"),
-    (FURTHER | {"vocabulary_size": None, "vocabulary": "extend"}, "--vocabulary extend with no new vocabulary"),
-    ({"vocabulary": "replace"}, "--vocabulary replace.*--model_name_or_path"),
-    ({"early_stopping_patience": 2, "validation_file": None}, "--early_stopping_patience.*--validation_file"),
-    ({"softmax_type": "sampled", "num_sampled": 500}, "`num_sampled` is 500, but the vocabulary has only 119 words"),
     ({"validation_split": "test"}, "--validation_file FILE ..., or --dataset NAME with --validation_split"),
-    ({"validation_file": None, "validation_split": "test"}, "--dataset NAME with --validation_split SPLIT"),
-    ({"config_overrides": "dropout=0.2"}, "--config_overrides"),
-    ({"config_overrides": '{"dropoutt": 0.2}'}, "ELMoConfig has no field `dropoutt`. Did you mean `dropout`"),
-    ({"report_to": "no-such-tracker"}, "no-such-tracker"),
-    ({"report_to": "clearml"}, "--report_to clearml: its package is not installed"),
-]
-# Refused before the text is read, which may take hours.
-REFUSED_UNREAD = [
-    ({"vocabulary_size": None}, "--vocabulary_size, --vocabulary_file, --tokenizer_name"),
-    ({"config_overrides": '{"vocab_size": 9}'}, "--config_overrides: .* vocab_size"),
-    ({"context": "stream", "dataloader_num_workers": 2}, "--dataloader_num_workers 2 with --context stream"),
     ({"validation_file": "nowhere.txt"}, r"nowhere\.txt: no file found"),
-    ({"config_overrides": '{"projection_size": 0}'}, "`projection_size` is 0"),
-    ({"vocabulary_size": 3}, "--vocabulary_size 3"),
     ({"dataset_config": "x"}, "--dataset_config x .* without --dataset"),
     ({"streaming": True, "max_steps": None}, "--streaming: .* --max_steps"),
-    ({"num_sampled": 20}, "--num_sampled 20 .* softmax of type full"),
+    ({"early_stopping_patience": 2, "validation_file": None}, "--early_stopping_patience.*--validation_file"),
     ({"per_device_train_batch_size": 4}, "--per_device_train_batch_size 4 .* pass --per_device_train_batch_tokens"),
     ({"context": "stream"}, "--per_device_train_batch_tokens 60 .* pass --per_device_train_batch_size"),
-    ({"vocabulary_size": None, "tokenizer_name": "a"}, "--tokenizer_name decides max_word_length.*max_word_length=12"),
-    (FURTHER | {"pre_tokenization": "moses"}, "--pre_tokenization moses .* --model_name_or_path has"),
+    ({"context": "stream", "dataloader_num_workers": 2}, "--dataloader_num_workers 2 with --context stream"),
+    ({"report_to": "clearml"}, "--report_to clearml: its package is not installed"),
+    ({"vocabulary_size": None}, "--vocabulary_size, --vocabulary_file, --tokenizer_name"),
+    ({"vocabulary_size": 3}, "--vocabulary_size 3"),
+    ({"vocabulary_file": "a.txt"}, "--vocabulary_size and --vocabulary_file"),
+    ({"vocabulary_size": None, "tokenizer_name": "a"}, "the tokenizer decides max_word_length.*max_word_length=12"),
+    ({"config_overrides": "dropout=0.2"}, "--config_overrides dropout=0.2"),
+    ({"config_overrides": '{"dropoutt": 0.2}'}, "ELMoConfig has no field `dropoutt`. Did you mean `dropout`"),
+    ({"config_overrides": '{"projection_size": 0}'}, "`projection_size` is 0"),
+    ({"num_sampled": 20}, "--num_sampled 20 .* softmax of type full"),
+    ({"vocabulary": "replace"}, "--vocabulary replace .* without --model_name_or_path"),
+    ({"model_name_or_path": "a"}, "--preset tiny .* with --model_name_or_path"),
+    (FURTHER, "--vocabulary keep with --vocabulary_size"),
+    (FURTHER | {"vocabulary_size": None, "vocabulary": "extend"}, "--vocabulary extend with no new vocabulary"),
 ]
-
-
-@pytest.mark.parametrize("options, message", REFUSED_UNREAD)
-def test_options_are_refused_before_the_text_is_read(options, message, tmp_path, monkeypatch):
-    monkeypatch.setattr(Corpus, "survey", lambda *_: pytest.fail("it was read"))
-    test_options_that_contradict_each_other(options, message, tmp_path)
 
 
 @pytest.mark.parametrize("options, message", REFUSED, ids=[str(options)[:60] for options, _ in REFUSED])
-def test_options_that_contradict_each_other(options, message, tmp_path):
-    options = {**options_of(tmp_path, **SHORT), **options}
-    with pytest.raises((ValueError, TypeError, OSError, StrictDataclassError), match=message):
-        train(options)
-    assert not (tmp_path / "run" / "config.json").exists()
+def test_options_are_refused_before_the_text_is_read(options, message, tmp_path, monkeypatch):
+    monkeypatch.setattr(Corpus, "survey", lambda *_: pytest.fail("it was read"))
+    with pytest.raises((ValueError, OSError, StrictDataclassError), match=message):
+        train({**options_of(tmp_path, **SHORT), **options})
 
 
 def test_a_new_model_predicts_the_words_of_a_vocabulary_file(tmp_path):
@@ -111,10 +93,9 @@ def test_a_second_run_changes_nothing(tmp_path):
     """The checkpoint that the first one is writing stays."""
     unfinished = tmp_path / "run" / ".checkpoint-7.unfinished"
     unfinished.mkdir(parents=True)
-    (unfinished / "model.safetensors").write_bytes(b"half")
     with sole_run(tmp_path / "run"), pytest.raises(FileExistsError, match="Another run is writing into .*run. Wait"):
         pretrain(tmp_path, **SHORT)
-    assert (unfinished / "model.safetensors").exists()
+    assert unfinished.exists()
 
 
 def test_each_process_on_its_own_is_refused(tmp_path, monkeypatch):
@@ -132,10 +113,8 @@ def test_each_process_on_its_own_is_refused(tmp_path, monkeypatch):
 OTHERS = [
     ({"preset": "original", "config_overrides": None}, r"lstm_hidden_size 4096 \(there: 12\)"),  # the defaults
     ({"config_overrides": {"dropout": 0.5}}, r"dropout 0.5 \(there: 0.1\)"),
-    ({"config_overrides": {"no_such": 1}}, "no_such"),
     ({"softmax_type": "sampled"}, r"softmax_type sampled \(there: full\)"),
     ({"vocabulary_size": 130}, r"vocabulary_size 130 \(there: 120\)"),
-    ({"vocabulary_size": None, "vocabulary_file": "/a/more.txt"}, r"vocabulary_file more.txt \(there: None\)"),
     ({"model_name_or_path": "other"}, r"model_name_or_path other \(there: None\)"),
     ({"pre_tokenization": "whitespace"}, r"pre_tokenization whitespace \(there: moses\)"),
     ({"optim": "adamw"}, "--optim adagrad, not adamw"),
@@ -168,9 +147,7 @@ def test_resuming_in_another_folder(base, tmp_path, monkeypatch):
 
 
 def test_the_card_tells_what_a_resumed_run_changed(base, tmp_path):
-    for name in ("run", "train.txt", "held_out.txt"):
-        copy = shutil.copytree if (base / name).is_dir() else shutil.copy
-        copy(base / name, tmp_path / name)
+    shutil.copytree(base, tmp_path, dirs_exist_ok=True)
     first = read_result(base / "run", "pretraining")
     assert first["earlier_settings"] == []
     assert {"preset", "config_overrides", "max_steps", "optim"} <= set(first["settings"])
@@ -309,13 +286,6 @@ def test_push_to_hub(tmp_path, monkeypatch):
     assert "a-token" not in sent and str(tmp_path) not in sent
 
 
-def test_help_and_code_agree_on_overrides():
-    """The example in the help text is valid."""
-    text = run_pretraining.ModelArguments.__dataclass_fields__["config_overrides"].metadata["help"]
-    example = text[text.index("{") : text.rindex("}") + 1]
-    ELMoConfig.from_preset("tiny", **json.loads(example))
-
-
 @pytest.mark.parametrize("kind", ["characters", "words"])
 def test_adagrad_continues_with_the_accumulators_of_a_tensorflow_checkpoint(kind, tmp_path, capsys):
     source = FIXTURES / "bilm_tf_checkpoint" / kind
@@ -335,17 +305,14 @@ def test_adagrad_continues_with_the_accumulators_of_a_tensorflow_checkpoint(kind
     accumulators("other")
     assert f"{model / OPTIMIZER_STATE} is for --optim adagrad; adamw begins without it." in capsys.readouterr().out
     (tmp_path / "vocab.txt").write_text((source / "vocab.txt").read_text() + "more\n")
-    accumulators(
-        "more", "--optim", "adagrad", "--vocabulary", "extend", "--vocabulary_file", str(tmp_path / "vocab.txt")
-    )
+    extended = ["--vocabulary", "extend", "--vocabulary_file", str(tmp_path / "vocab.txt")]
+    accumulators("more", "--optim", "adagrad", *extended)
     assert "except for " in (told := capsys.readouterr().out) and "softmax.weight, softmax.bias." in told
     (model / OPTIMIZER_STATE).unlink()
     fresh = accumulators("fresh", "--optim", "adagrad")
     assert "accumulators" not in capsys.readouterr().out
     names = ELMoForPreTraining.from_pretrained(model).state_dict()
-    for name, with_original, without in zip(
-        names, continued, fresh, strict=True
-    ):  # both add the same squared gradients
+    for name, with_original, without in zip(names, continued, fresh, strict=True):  # of the same squared gradients
         torch.testing.assert_close(with_original - given[name], without - 1, atol=1e-4, rtol=1e-4, msg=name)
 
 

@@ -20,13 +20,14 @@ from modeling_elmo.run_scripts.pretraining.corpus import (
     write_vocabulary,
 )
 from modeling_elmo.run_scripts.pretraining.records import settings_of
-from modeling_elmo.run_scripts.program.command_line import option
+from modeling_elmo.run_scripts.program.command_line import option, refuse_unread
 from modeling_elmo.run_scripts.program.files import check_model, load_pretrained, parse_json_object
 from modeling_elmo.tokenization.elmo_characters import read_vocabulary
 from modeling_elmo.tokenization.elmo_pretokenization import TextSplitter
 
 NEW_PRE_TOKENIZATION = "moses"
 VOCABULARY_OPTIONS = ("vocabulary_size", "vocabulary_file", "tokenizer_name")
+NEW_OPTIONS = ("preset", "config_overrides", "tokenizer_name", "pre_tokenization")  # only of new models
 START_OPTIONS = {"model_name_or_path", "vocabulary", *VOCABULARY_OPTIONS}
 
 
@@ -58,9 +59,11 @@ class ModelArguments:
     )
 
     def __post_init__(self):
-        if names := sorted({"vocab_size", "char_vocab_size"} & self.overrides.keys()):
+        decided = ["vocab_size", "char_vocab_size", *(["max_word_length"] if self.tokenizer_name else [])]
+        if names := [name for name in decided if name in self.overrides]:
             raise ValueError(
-                f"--config_overrides: the tokenizer decides {names[0]}. Pass --vocabulary_size or --tokenizer_name."
+                f"--config_overrides: the tokenizer decides {names[0]}; leave it out. Pass --vocabulary_size, or a "
+                f"--tokenizer_name that was saved with {names[0]}={self.overrides[names[0]]}."
             )
 
     @property
@@ -83,43 +86,30 @@ class ModelArguments:
     def check(self):
         """Refuses options that contradict each other, before the text is counted."""
         given = [f"--{name}" for name in VOCABULARY_OPTIONS if getattr(self, name) is not None]
-        if len(given) > 1:
-            raise ValueError(f"Received {' and '.join(given)}; pass one of them.")
-        check_vocabulary_size(self.vocabulary_size)
         is_new = self.model_name_or_path is None
-        tokenizer = "tokenizer_name" if is_new else "model_name_or_path"
-        if self.pre_tokenization is not None and getattr(self, tokenizer) is not None:
+        if len(given) > 1 or (is_new and not given):
             raise ValueError(
-                f"--pre_tokenization {self.pre_tokenization} is for new tokenizers, but --{tokenizer} has one. Pass "
-                "only one of them."
+                f"Received {' and '.join(given) or 'no vocabulary'}; pass one of --{', --'.join(VOCABULARY_OPTIONS)}."
             )
-        for name in () if is_new else ("preset", "config_overrides", "tokenizer_name"):
-            if getattr(self, name) is not None:
-                raise ValueError(f"--{name} is for new models, but --model_name_or_path is given; pass one of them.")
-        if not is_new and bool(given) != (self.vocabulary != "keep"):
-            raise ValueError(
-                f"--vocabulary {self.vocabulary} with {given[0] if given else 'no new vocabulary'}: pass `extend` or "
-                "`replace` together with --vocabulary_file or --vocabulary_size, and `keep` without them."
-            )
-        if is_new and not given:
-            raise ValueError(f"A new model needs a vocabulary: pass one of --{', --'.join(VOCABULARY_OPTIONS)}.")
-        if is_new and self.vocabulary != "keep":
-            raise ValueError(f"--vocabulary {self.vocabulary} is for a checkpoint; pass --model_name_or_path.")
-        if self.tokenizer_name is not None and "max_word_length" in self.overrides:
-            raise ValueError(
-                "--config_overrides: the tokenizer of --tokenizer_name decides max_word_length. Leave it out, and save "
-                f"a tokenizer with max_word_length={self.overrides['max_word_length']}."
-            )
-        if is_new:  # raises for fields out of range; an unknown size of the vocabulary must not seem too small
-            self.check_softmax(self.config(vocab_size=self.vocabulary_size or 2**31 - 1))
+        check_vocabulary_size(self.vocabulary_size)
+        if not is_new:
+            refuse_unread(self, NEW_OPTIONS, "with --model_name_or_path: leave it out.")
+            if bool(given) != (self.vocabulary != "keep"):
+                raise ValueError(
+                    f"--vocabulary {self.vocabulary} with {given[0] if given else 'no new vocabulary'}: pass `extend` "
+                    "or `replace` together with --vocabulary_file or --vocabulary_size, and `keep` without them."
+                )
+            return
+        refuse_unread(self, ["vocabulary"], "without --model_name_or_path: leave it out.")
+        if self.tokenizer_name is not None:
+            refuse_unread(self, ["pre_tokenization"], "with --tokenizer_name, whose tokenizer has rules: leave it out.")
+        # Raises for fields out of range; an unknown size of the vocabulary must not seem too small.
+        self.check_softmax(self.config(vocab_size=self.vocabulary_size or 2**31 - 1))
 
     def check_softmax(self, config: ELMoConfig):
-        """Refuses candidates for a softmax that samples none."""
-        if self.num_sampled is not None and config.softmax_type != "sampled":
-            raise ValueError(
-                f"--num_sampled {self.num_sampled} has no effect on a softmax of type {config.softmax_type}: leave it "
-                "out, or pass --softmax_type sampled."
-            )
+        if config.softmax_type != "sampled":
+            reason = f"on a softmax of type {config.softmax_type}: leave it out, or pass --softmax_type sampled."
+            refuse_unread(self, ["num_sampled"], reason)
 
 
 def load_checkpoint(name: str, **options: Any) -> tuple[ELMoForPreTraining, ELMoTokenizer]:
@@ -136,19 +126,22 @@ def make_starting_model(
     arguments: ModelArguments, corpus_args: CorpusArguments, corpus: Corpus, output_dir: Path, accelerator: Accelerator
 ) -> tuple[ELMoForPreTraining, ELMoTokenizer]:
     """The model and its tokenizer. Writes a counted vocabulary to `output_dir/vocab.txt`."""
-    if arguments.model_name_or_path is None:
-        model, tokenizer = None, None
-        splitter = TextSplitter(arguments.pre_tokenization or NEW_PRE_TOKENIZATION)
-    else:
-        model, tokenizer = load_checkpoint(arguments.model_name_or_path, **arguments.softmax_options)
-        arguments.check_softmax(model.config)
-        splitter = tokenizer.splitter
     path = Path(arguments.vocabulary_file) if arguments.vocabulary_file else output_dir / "vocab.txt"
-    if arguments.vocabulary_size is not None:
+    rules = arguments.pre_tokenization or NEW_PRE_TOKENIZATION
+
+    def count(splitter: TextSplitter):
         splitter = TextSplitter("whitespace") if corpus_args.is_split_into_words else splitter
-        on_main_process(accelerator, partial(count_vocabulary, corpus, splitter, arguments.vocabulary_size, path))
-    if model is None or tokenizer is None:
-        return new_model(arguments, path)
+        _, counts = word_frequencies(corpus, splitter)
+        write_vocabulary(path, most_frequent_lines(counts, arguments.vocabulary_size))
+
+    if arguments.model_name_or_path is None:
+        if arguments.vocabulary_size is not None:
+            on_main_process(accelerator, partial(count, TextSplitter(rules)))
+        return new_model(arguments, path, rules)
+    model, tokenizer = load_checkpoint(arguments.model_name_or_path, **arguments.softmax_options)
+    arguments.check_softmax(model.config)
+    if arguments.vocabulary_size is not None:
+        on_main_process(accelerator, partial(count, tokenizer.splitter))
     if arguments.vocabulary != "keep":
         words, _ = read_vocabulary(path)
         tokenizer = change_vocabulary(model, tokenizer, words, keep_all=arguments.vocabulary == "extend")
@@ -157,26 +150,16 @@ def make_starting_model(
     return model, tokenizer
 
 
-def count_vocabulary(corpus: Corpus, splitter: TextSplitter, vocab_size: int, path: Path):
-    _, counts = word_frequencies(corpus, splitter)
-    write_vocabulary(path, most_frequent_lines(counts, vocab_size))
-
-
-def new_model(arguments: ModelArguments, vocabulary: Path) -> tuple[ELMoForPreTraining, ELMoTokenizer]:
+def new_model(arguments: ModelArguments, vocabulary: Path, rules: str) -> tuple[ELMoForPreTraining, ELMoTokenizer]:
     if arguments.tokenizer_name is not None:
         if not Path(arguments.tokenizer_name).is_dir():  # a folder needs no model
             check_model(arguments.tokenizer_name)
         tokenizer = load_pretrained(ELMoTokenizer, arguments.tokenizer_name)
     else:
         widths = {name: value for name, value in arguments.overrides.items() if name == "max_word_length"}
-        rules = arguments.pre_tokenization or NEW_PRE_TOKENIZATION
         tokenizer = ELMoTokenizer(vocabulary, pre_tokenization=rules, **widths)
-    sizes = {
-        "vocab_size": len(tokenizer),
-        "char_vocab_size": tokenizer.char_vocab_size,
-        "max_word_length": tokenizer.max_word_length,
-    }
-    return ELMoForPreTraining(arguments.config(**sizes)), tokenizer
+    sizes = {name: getattr(tokenizer, name) for name in ("char_vocab_size", "max_word_length")}
+    return ELMoForPreTraining(arguments.config(vocab_size=len(tokenizer), **sizes)), tokenizer
 
 
 def change_vocabulary(
