@@ -27,7 +27,7 @@ from text_batches import (
 
 from modeling_elmo import ELMoTokenizer
 from modeling_elmo.run_scripts.pretraining.batches import SentenceBatches, batch_loader
-from modeling_elmo.run_scripts.pretraining.corpus import Corpus, CorpusArguments, Survey
+from modeling_elmo.run_scripts.pretraining.corpus import Corpus, CorpusArguments
 from modeling_elmo.run_scripts.pretraining.streams import StreamWindows
 from modeling_elmo.run_scripts.program.command_line import run
 
@@ -134,14 +134,6 @@ def test_no_batch_exceeds_its_tokens(tmp_path, caplog, monkeypatch, pre_tokeniza
     assert "a.txt:" in warning and "too many for a batch of 100 tokens" in warning
 
 
-def test_a_long_line_is_cut(tmp_path):
-    corpus = write(tmp_path / "a.txt", ["the sea", "a b c d e f g h i j k"])
-    batches = list(SentenceBatches(corpus, TOKENIZER, 6, repeat=False, survey=Survey(2, 13), **SPLIT))
-    assert sorted(batch.source_lines[0][1] for batch in batches) == [1, 2, 2, 2]
-    assert sorted(batch.num_predictions - 1 for batch in batches) == [2, 3, 4, 4]
-    assert batches[-1].fraction == 1.0
-
-
 # Sentences and streams
 
 
@@ -154,7 +146,6 @@ def test_order_is_decided_by_seed_and_epoch(kind):
         begun = takewhile(lambda batch: batch.epoch <= epoch, data)
         return [batch.source_lines for batch in begun if batch.epoch == epoch]
 
-    assert lines(0) == lines(0)
     first, second, other = lines(0), lines(0, 1), lines(1)
     assert first != second and first != other
     if kind == "sentences":
@@ -188,45 +179,34 @@ def test_fraction_of_an_epoch_grows(kind):
     assert np.diff(marks).max() < 0.2  # rows of a stream may already be in the next epoch
 
 
-@both_kinds
-def test_a_corpus_without_sentences_is_not_read_forever(kind, tmp_path):
-    with pytest.raises(ValueError, match="There is no sentence in .*a.txt"):
-        next(iter(make(kind, write(tmp_path / "a.txt", ["", " "]))))
-
-
 # Positions
 
 
 def test_positions_of_other_batches_are_refused():
-    corpus = two_files()
-    sentences, stream = ({"position": next(iter(make(kind, corpus))).position} for kind in ("sentences", "stream"))
-    with pytest.raises(ValueError, match="batches='StreamWindows', but here it is 'SentenceBatches'"):
-        make("sentences", corpus, **stream)
-    with pytest.raises(ValueError, match="tokens_per_batch=500, but here it is 98.*Continue with the same value"):
-        SentenceBatches(corpus, TOKENIZER, 98, **sentences, **SPLIT)
-    with pytest.raises(ValueError, match="with rows=2, but here it is 3"):
-        StreamWindows(corpus, TOKENIZER, 3, 30, **stream, **SPLIT)
-    for name, before, now in (("seed", 0, 1), ("world_size", 1, 2)):
-        with pytest.raises(ValueError, match=f"with {name}={before}, but here it is {now}"):
-            make("stream", corpus, **stream, **{name: now})
-
-
-def test_positions_in_another_text_are_refused(tmp_path):
     """Also in a text with the same number of lines, which would be read twice or not at all."""
-    for name, lines in (("a.txt", ENGLISH[:20]), ("b.txt", ENGLISH[20:50])):
-        write(tmp_path / name, lines)
+    corpus, words = two_files(), {"is_split_into_words": True}
+    backwards = Corpus.from_files([*reversed(corpus.files)])
 
-    def batches(*names, is_split_into_words=True, position=None):
-        corpus = Corpus.from_files([str(tmp_path / name) for name in names])
-        options = {"is_split_into_words": is_split_into_words, "position": position, "survey": corpus.survey()}
-        return SentenceBatches(corpus, TOKENIZER, 200, **options)
+    def sentences(position=None, corpus=corpus, tokens=500, seed=0, **options):
+        return SentenceBatches(corpus, TOKENIZER, tokens, seed=seed, position=position, **(words | options))
 
-    position = next(iter(batches("a.txt", "b.txt"))).position
-    batches("a.txt", "b.txt", position=position)
-    with pytest.raises(ValueError, match=r"with text='2 file\(s\) from a.txt on, \w+', but here it is '2 .* b.txt"):
-        batches("b.txt", "a.txt", position=position)
-    with pytest.raises(ValueError, match="saved with is_split_into_words=True, but here it is False"):
-        batches("a.txt", "b.txt", is_split_into_words=False, position=position)
+    def stream(position=None, rows=2, world_size=1):
+        return StreamWindows(corpus, TOKENIZER, rows, 30, position=position, world_size=world_size, **words)
+
+    for make_batches, others, message in (
+        (sentences, {"tokens": 98}, "tokens_per_batch=500, but here it is 98.*Continue with the same value"),
+        (sentences, {"seed": 1}, "seed=0, but here it is 1"),
+        (sentences, {"is_split_into_words": False}, "is_split_into_words=True, but here it is False"),
+        (sentences, {"corpus": backwards}, r"text='2 file\(s\) from en.txt on, \w+', but here it is '2 .* ko.txt"),
+        (stream, {"rows": 3}, "rows=2, but here it is 3"),
+        (stream, {"world_size": 2}, "world_size=1, but here it is 2"),
+    ):
+        position = next(iter(make_batches())).position
+        make_batches(position)
+        with pytest.raises(ValueError, match=f"saved with {message}"):
+            make_batches(position, **others)
+    with pytest.raises(ValueError, match="batches='StreamWindows', but here it is 'SentenceBatches'"):
+        sentences(next(iter(stream())).position)
 
 
 # Workers

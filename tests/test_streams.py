@@ -19,45 +19,12 @@ from text_batches import (
 )
 
 from modeling_elmo.run_scripts.pretraining.batches import SentenceBatches, batch_loader
-from modeling_elmo.run_scripts.pretraining.corpus import Corpus, Survey
+from modeling_elmo.run_scripts.pretraining.corpus import Survey
 from modeling_elmo.run_scripts.pretraining.streams import StreamWindows
 
 
 def targets(ids) -> list[list[str]]:
     return [TOKENIZER.convert_ids_to_tokens(row[row != -100].tolist()) for row in ids]
-
-
-def windows(corpus: Corpus, unroll_steps: int) -> list[tuple]:
-    """For every window of one row: forward inputs and targets, backward inputs and targets."""
-    data = StreamWindows(
-        corpus, TOKENIZER, 1, unroll_steps, shuffle=False, repeat=False, survey=corpus.survey(), **SPLIT
-    )
-    result = []
-    for batch in data:
-        inputs = batch.inputs
-        forward = decoded(inputs["character_ids"], inputs["input_ids"]), targets(inputs["forward_targets"])
-        backward = decoded(inputs["backward_character_ids"], inputs["backward_input_ids"])
-        parts = *forward, backward, targets(inputs["backward_targets"])
-        result.append(tuple(" ".join(rows[0]) for rows in parts))
-    return result
-
-
-def test_windows_of_a_row(tmp_path):
-    corpus = write(tmp_path / "a.txt", ["the sea was", "it is"])
-    assert windows(corpus, 4) == [
-        ("<S> the sea was", "the sea was </S>", "</S> was sea the", "was sea the <S>"),
-        ("<S> it is", "it is </S>", "</S> is it", "is it <S>"),
-    ]
-    assert windows(corpus, 2) == [
-        ("<S> the", "the sea", "</S> was", "was sea"),
-        ("sea was", "was </S>", "sea the", "the <S>"),
-        ("<S> it", "it is", "</S> is", "is it"),
-        ("is", "</S>", "it", "<S>"),
-    ]
-    assert windows(corpus, 5) == [
-        ("<S> the sea was <S>", "the sea was </S> it", "</S> was sea the </S>", "was sea the <S> is"),
-        ("it is", "is </S>", "is it", "it <S>"),
-    ]
 
 
 def plain_stream(lines: list[str], backward: bool) -> tuple[list[str], list[str]]:
@@ -91,8 +58,7 @@ def test_held_out_text_is_predicted_once(world_size, rows):
         assert {tuple(batch.inputs["character_ids"].shape) for batch in batches} == {(rows, 20, 40)}
         for row in range(rows):
             forward, backward = rows_of(batches, "", row), rows_of(batches, "backward_", row)
-            lines = " ".join(forward[0]).split("<S> ")[1:]
-            lines = [line.strip() for line in lines]
+            lines = [line.strip() for line in " ".join(forward[0]).split("<S> ")[1:]]
             assert forward == plain_stream(lines, False) and backward == plain_stream(lines, True)
             pieces.append(lines)
         masked = batches[-1].inputs["forward_targets"] == -100
@@ -164,7 +130,7 @@ def test_every_rank_gets_some_of_a_single_line(tmp_path):
         assert batch.epoch == rank
 
 
-def test_a_position_in_another_text_is_refused():
+def test_texts_that_do_not_fit_are_refused():
     corpus = two_files()
     options = {"survey": corpus.survey(), **SPLIT}
     position = next(iter(StreamWindows(corpus, TOKENIZER, 2, 9, **options))).position
@@ -173,8 +139,5 @@ def test_a_position_in_another_text_is_refused():
     position["ranks"][0][0][0][1] = 100
     with pytest.raises(ValueError, match="The position is not in .*en.txt, .*ko.txt: the text has changed"):
         next(iter(StreamWindows(corpus, TOKENIZER, 2, 9, **options, position=position)))
-
-
-def test_a_held_out_stream_has_a_known_size():
     with pytest.raises(ValueError, match="the size of a streamed data set is unknown. Leave out --streaming"):
-        StreamWindows(two_files(), TOKENIZER, 2, 9, shuffle=False, repeat=False, **SPLIT)
+        StreamWindows(corpus, TOKENIZER, 2, 9, shuffle=False, repeat=False, **SPLIT)
