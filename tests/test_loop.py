@@ -19,7 +19,6 @@ from types import SimpleNamespace
 import pytest
 import torch
 from accelerate.state import AcceleratorState
-from datasets import Dataset
 from pretraining_worker import (
     LINES,
     ROOT,
@@ -37,10 +36,9 @@ from torch import Tensor
 from torch.func import functional_call
 from torch.torch_version import TorchVersion
 from tqdm import tqdm
-from transformers import AutoModelForPreTraining, DataCollatorForLanguageModeling, Trainer
-from transformers import TrainingArguments as StockArguments
+from transformers import AutoModelForPreTraining
 
-from modeling_elmo import ELMoConfig, ELMoForPreTraining, ELMoTokenizer
+from modeling_elmo import ELMoConfig, ELMoForPreTraining
 from modeling_elmo.run_scripts.cards.card import read_result
 from modeling_elmo.run_scripts.pretraining import loop
 from modeling_elmo.run_scripts.pretraining.batches import LMBatch
@@ -301,23 +299,10 @@ def test_sparse_gradients_on_mps_need_torch_2_9(tmp_path, monkeypatch):
 
 
 def test_a_loss_that_is_not_a_number(tmp_path, monkeypatch):
-    """The error names the lines of its step; broken weights are neither saved nor logged."""
-    read = {}
-
-    def read_and_break(run: Pretraining, group: list[LMBatch]):
-        read[run.progress.step + 1] = {line for batch in group for _, line in batch.source_lines}
-        if run.progress.step == 5:
-            break_weights(run)
-
-    change_steps(monkeypatch, before=read_and_break)
-    with pytest.raises(FloatingPointError) as error:
+    change_steps(monkeypatch, before=lambda run, _: break_weights(run) if run.progress.step == 5 else None)
+    message = "The loss of step 6 is not a number. .*run/checkpoint-5. .* --learning_rate or --max_grad_norm"
+    with pytest.raises(FloatingPointError, match=message):
         pretrain(tmp_path, save_steps=1, logging_steps=100, eval_steps=100, max_steps=7)
-    message = str(error.value)
-    assert "The loss of step 6 is not a number." in message
-    named = re.findall(rf"{tmp_path / 'train.txt'} line (\d+)", message)
-    assert {int(line) for line in named} == read[6]
-    assert f"The last good checkpoint is {tmp_path / 'run' / 'checkpoint-5'}." in message
-    assert "--learning_rate" in message and "--max_grad_norm" in message
     assert steps_of(tmp_path / "run") == [1, 2, 3, 4, 5]
 
 
@@ -379,8 +364,7 @@ def test_epochs_end_where_the_text_does(context, tmp_path, monkeypatch):
     assert run.progress.epoch == pytest.approx(2, abs=0.05)
     assert_same(contents(last_of(tmp_path / "run"))[2], run.progress.log)  # with the last evaluation
     if context == "sentence":
-        read = sorted(line for batch in batches for _, line in batch.source_lines)
-        assert read == sorted([*range(1, 61)] * 2)
+        assert sum(len(batch.inputs["input_ids"]) for batch in batches) == 2 * 60
         assert run.progress.predictions == 2 * sum(len(line.split()) + 1 for line in LINES[:60])
 
 
@@ -556,24 +540,3 @@ def test_steps_of_the_stream_recipe(tmp_path, monkeypatch):
             accumulators[name] = accumulators.get(name, 1.0) + gradient.square()
             updated = before.detach() - 0.2 * gradient / accumulators[name].sqrt()
             torch.testing.assert_close(after[name].detach().double(), updated, rtol=1e-5, atol=1e-6, msg=name)
-
-
-def test_stock_trainer_takes_a_sampled_softmax(tmp_path):
-    """Its gradients are dense there, as the optimizers of Trainer need."""
-    tokenizer = ELMoTokenizer(
-        vocab=["<S>", "</S>", "<UNK>", *sorted({word for line in LINES[:20] for word in line.split()})]
-    )
-    torch.manual_seed(0)
-    config = ELMoConfig.from_preset("tiny", vocab_size=len(tokenizer), softmax_type="sampled", num_sampled=10)
-    model = ELMoForPreTraining(config)
-    rows = Dataset.from_list([dict(tokenizer(line.split(), is_split_into_words=True)) for line in LINES[:20]])
-    arguments = StockArguments(
-        tmp_path, max_steps=3, per_device_train_batch_size=4, use_cpu=True, report_to="none", disable_tqdm=True
-    )
-    before = model.softmax.weight.detach().clone()
-    trainer = Trainer(model, arguments, DataCollatorForLanguageModeling(tokenizer, mlm=False), rows, rows)
-    assert math.isfinite(trainer.train().training_loss)
-    assert not torch.equal(model.softmax.weight, before) and torch.equal(model.softmax.weight[0], before[0])
-    with torch.no_grad():
-        expected = trainer.evaluate()["eval_loss"]
-    assert expected == pytest.approx(math.log(len(tokenizer)), rel=0.5)  # over all words, not the candidates

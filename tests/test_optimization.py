@@ -198,7 +198,6 @@ ROWS_OF_PROCESSES = [  # sampled rows of each process, by step; `None`: no gradi
     (None, [1, 2, 1]),
     ([], [4]),
     ([], None),
-    (None, None),
 ]
 
 
@@ -229,7 +228,7 @@ def test_reduction_over_processes(tmp_path):
         models = [gradients(step, rank) for rank in (0, 1)]
         for name in ("softmax.weight", "softmax.bias"):
             found = [results[step][name] for results in both]
-            if rows == (None, None):
+            if not any(rows):
                 assert found == [None, None]
                 continue
             dense = [model.get_parameter(name).grad for model in models]

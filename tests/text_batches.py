@@ -40,7 +40,7 @@ def assert_same_batches(batches, expected):
 
 def _content(batch: LMBatch) -> tuple:
     inputs = {name: (tensor.dtype, tensor.tolist()) for name, tensor in batch.inputs.items()}
-    return inputs, batch.epoch, batch.fraction, batch.source_lines, batch.num_predictions, batch.num_unknown
+    return inputs, batch.epoch, batch.fraction, batch.num_predictions, batch.num_unknown
 
 
 def tiny_model() -> ELMoForPreTraining:

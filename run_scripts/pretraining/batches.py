@@ -20,14 +20,7 @@ from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 from transformers.utils import logging
 
 from modeling_elmo import ELMoTokenizer
-from modeling_elmo.run_scripts.pretraining.corpus import (
-    Corpus,
-    SentenceText,
-    SourceLine,
-    SourceSentence,
-    Survey,
-    words_of,
-)
+from modeling_elmo.run_scripts.pretraining.corpus import Corpus, SentenceText, SourceSentence, Survey, words_of
 from modeling_elmo.tokenization.elmo_characters import BOS_ID, EOS_ID, UNK_ID
 from modeling_elmo.tokenization.tokenization_elmo import CallLock
 
@@ -110,7 +103,7 @@ class SentenceEncoder:
 
 
 class LMBatch(NamedTuple):
-    """A batch, and where its text comes from."""
+    """A batch, and its place in the text."""
 
     inputs: dict[str, Tensor]  # of `ELMoForPreTraining.forward`
     num_predictions: int  # in one direction
@@ -118,7 +111,6 @@ class LMBatch(NamedTuple):
     epoch: int  # of its text; some rows of a stream may already be in the next one
     fraction: float | None  # of the epoch that has been read; `None` if the size of the corpus is unknown
     position: dict[str, Any] | None  # after the batch; `None` for a held-out stream
-    source_lines: list[SourceLine]
     resets: Tensor | None = None  # `(2, B)`, of a stream: rows of each direction that begin a block, from zero states
 
 
@@ -269,7 +261,6 @@ class SentenceBatches(CorpusBatches):
             epoch=position["epoch"],
             fraction=min(1.0, lines / self.survey.lines) if self.survey else None,
             position=self.settings | position,
-            source_lines=[source_line for source_line, _ in sentences],
         )
 
 

@@ -13,7 +13,7 @@ from contextlib import nullcontext
 from dataclasses import asdict
 from pathlib import Path
 from threading import current_thread, main_thread
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -33,7 +33,6 @@ from modeling_elmo.run_scripts.pretraining.checkpoints import (
     load_state,
     on_main_process,
 )
-from modeling_elmo.run_scripts.pretraining.corpus import SourceLine
 from modeling_elmo.run_scripts.pretraining.evaluation import evaluate
 from modeling_elmo.run_scripts.pretraining.optimization import (
     clip_gradients,
@@ -76,14 +75,6 @@ class StopSignal:
         self.__exit__()
 
 
-class StepFigures(NamedTuple):
-    """The figures of a step, until they are logged. They stay on the device, so that no step waits for them."""
-
-    step: int
-    figures: Tensor  # (4,): joint, forward and backward loss, norm of the gradient
-    source_lines: list[SourceLine]
-
-
 class Pretraining:
     """A training run on the batches of this process."""
 
@@ -120,7 +111,9 @@ class Pretraining:
         self.progress = Progress()
         self.states: tuple[Tensor, Tensor] | None = None  # of the LSTMs, at the end of the last window of a stream
         self.position: Any = None  # of this process in the training text
-        self.unlogged: list[StepFigures] = []
+        # Joint, forward and backward loss and norm of the gradient of each step since the last entry of the log, on the
+        # device, so that no step waits for them.
+        self.unlogged: list[Tensor] = []
         self.seconds_waited, self.log_start, self.predictions_since_log = 0.0, time.perf_counter(), 0
         self.signal = StopSignal()
         # Numbers that the host needs at each step have a group on the CPU: it need not wait for the accelerator.
@@ -214,9 +207,7 @@ class Pretraining:
         self.progress.predictions += int(predictions)
         self.progress.epoch = epoch
         self._set_learning_rates()
-        source_lines = [line for batch in group for line in batch.source_lines]
-        figures = torch.cat([torch.stack(losses).sum(0), norm[None]])
-        self.unlogged.append(StepFigures(self.progress.step, figures, source_lines))
+        self.unlogged.append(torch.cat([torch.stack(losses).sum(0), norm[None]]))
 
     def _set_learning_rates(self):
         """Sets them by the number of steps, or without --max_steps by the part of the text that has been read."""
@@ -276,20 +267,16 @@ class Pretraining:
 
     def _checked_figures(self) -> Tensor:
         """The figures `(steps, 4)` of the steps since the last entry of the log, means over all processes."""
-        figures_S4 = torch.stack([step.figures for step in self.unlogged])
-        figures_S4 = self.accelerator.reduce(figures_S4, "mean")
-        broken_S = ~figures_S4.isfinite().all(1)
-        if not broken_S.any():
-            return figures_S4
-        first = int(broken_S.nonzero()[0])
-        step, figure = self.unlogged[first], "gradient" if figures_S4[first, :3].isfinite().all() else "loss"
-        lines = ", ".join(f"{name} line {line}" for name, line in step.source_lines[:20])
-        more = f" and {len(step.source_lines) - 20} more" if len(step.source_lines) > 20 else ""
-        raise FloatingPointError(
-            f"The {figure} of step {step.step} is not a number. In this step this process read {lines}{more}. "
-            f"{self._last_good_checkpoint()} Check these lines, or resume with a lower --learning_rate or "
-            "--max_grad_norm."
-        )
+        figures_S4 = self.accelerator.reduce(torch.stack(self.unlogged), "mean")
+        is_finite_S4 = figures_S4.isfinite()
+        if not is_finite_S4.all():
+            first = int((~is_finite_S4.all(1)).nonzero()[0])
+            raise FloatingPointError(
+                f"The {'gradient' if is_finite_S4[first, :3].all() else 'loss'} of step "
+                f"{self.progress.step - len(self.unlogged) + 1 + first} is not a number. "
+                f"{self._last_good_checkpoint()} Resume with a lower --learning_rate or --max_grad_norm."
+            )
+        return figures_S4
 
     def _last_good_checkpoint(self) -> str:
         last = self.checkpoints.last()
@@ -363,9 +350,7 @@ class Pretraining:
                 f"{checkpoint} was trained with --optim {state['optim']}, not {self.arguments.optim}. Pass the same."
             )
         self.progress, self.position = Progress(**state["progress"]), state["position"]
-        unlogged = [] if state["unlogged"] is None else state["unlogged"].to(self.accelerator.device)
-        first = self.progress.step - len(unlogged) + 1
-        self.unlogged = [StepFigures(number, figures, []) for number, figures in enumerate(unlogged, first)]
+        self.unlogged = [] if state["unlogged"] is None else [*state["unlogged"].to(self.accelerator.device)]
         saved = zip(self.optimizers, state["optimizers"], state["parameter_names"], strict=True)
         for optimizer, found, names in saved:
             by_name = {names[number]: values for number, values in found["state"].items()}

@@ -42,42 +42,33 @@ class OptimizationArguments:
 
     optim: Literal["adagrad", "adamw", "muon"] = option(
         "adamw",
-        "Optimizer. The original used adagrad. muon needs the fewest steps: it trains the matrices of "
-        "the biLM, and adamw the rest.",
+        "Optimizer. adagrad is the original's; muon needs the fewest steps: it trains matrices, adamw the rest.",
     )
     learning_rate: float | None = option(
         None, "Peak learning rate. Default: 0.2 for adagrad, 0.001 for adamw, 0.003 for muon."
     )
-    weight_decay: float = option(
-        0.0,
-        "Weight decay of all matrices but a sampled softmax. adagrad adds it to the gradient, the others "
-        "subtract it from the weights.",
-    )
+    weight_decay: float = option(0.0, "Weight decay of all matrices but a sampled softmax; L2 penalty with adagrad.")
     adam_beta1: float = option(0.9, "Decay rate of the mean gradient (adamw).")
     adam_beta2: float = option(0.999, "Decay rate of the mean squared gradient (adamw).")
     adam_epsilon: float = option(1e-8, "Constant in the denominator of the update (adamw).")
     lr_scheduler_type: Literal["constant", "cosine", "linear", "warmup_stable_decay"] | None = option(
-        None,
-        "Learning rate schedule. warmup_stable_decay is constant until --decay_steps before the end, for "
-        "trainings whose length is decided later. Default: constant for adagrad, else cosine.",
+        None, "Learning rate schedule. Default: constant for adagrad, else cosine."
     )
     warmup_steps: float | None = option(
-        None,
-        "Number of steps in which the learning rate rises from 0; below 1: share of all steps. Default: 0 "
-        "for adagrad, else 0.01.",
+        None, "Steps in which the learning rate rises from 0; below 1: share of all. Default: 0 for adagrad, else 0.01."
     )
     decay_steps: float = option(
         0.2,
-        "Number of steps at the end in which the learning rate of warmup_stable_decay falls to 0, as 1 "
-        "minus the square root of their progress (Hägele et al. 2024); below 1: share of the steps after warm-up.",
+        "Steps at the end in which the learning rate of warmup_stable_decay falls to 0, as 1 minus the square root of "
+        "their progress (Hägele et al. 2024); below 1: share of the steps after warm-up.",
     )
     max_grad_norm: float | None = option(
         None, "Maximum norm of the gradient; 0: no clipping. Default: 10 for adagrad, else 1."
     )
     gradient_scale: float | None = option(
         None,
-        "Factor of the loss before the gradient is computed. It matters for clipping, and for adagrad's "
-        "initial accumulator of 1. Default: --unroll_steps for adagrad, else 1.",
+        "Factor of the loss before the gradient is computed, for clipping and adagrad's initial accumulator of 1. "
+        "Default: --unroll_steps for adagrad, else 1.",
     )
     unroll_steps: int = option(20, "Number of tokens of a row in a batch (context stream).")
 
@@ -263,28 +254,23 @@ def reduce_sparse_gradients(parameters: Iterable[nn.Parameter]):
     reduced = [p for p in parameters if p.requires_grad and (p.grad is None or p.grad.is_sparse)]
     if not reduced:
         return
-    _coalesced_gradients(reduced)
-    for parameter, counts in zip(reduced, _gather_counts(reduced), strict=True):
-        if max(counts) >= 0:
-            parameter.grad = _mean_over_processes(parameter, [max(0, count) for count in counts])
+    own = [_without_rows(p) if p.grad is None else p.grad.coalesce() for p in reduced]
+    numbers = torch.tensor([len(gradient.values()) for gradient in own], device=reduced[0].device)
+    gathered = [torch.empty_like(numbers) for _ in range(dist.get_world_size())]
+    dist.all_gather(gathered, numbers)
+    for parameter, gradient, counts in zip(reduced, own, torch.stack(gathered, 1).tolist(), strict=True):
+        parameter.grad = _mean_over_processes(gradient, counts) if any(counts) else None
 
 
-def _gather_counts(parameters: list[nn.Parameter]) -> list[list[int]]:
-    """For each parameter the number of rows in its gradient on each process, -1 without a gradient."""
-    own = [-1 if parameter.grad is None else len(parameter.grad.values()) for parameter in parameters]
-    counts = torch.tensor(own, device=parameters[0].device)
-    gathered = [torch.empty_like(counts) for _ in range(dist.get_world_size())]
-    dist.all_gather(gathered, counts)
-    return torch.stack(gathered, 1).tolist()
+def _without_rows(parameter: nn.Parameter) -> Tensor:
+    rows, values = parameter.new_empty(1, 0, dtype=torch.long), parameter.new_empty(0, *parameter.shape[1:])
+    return torch.sparse_coo_tensor(rows, values, parameter.shape, check_invariants=False, is_coalesced=True)
 
 
-def _mean_over_processes(parameter: nn.Parameter, counts: list[int]) -> Tensor:
-    rows = parameter.new_empty(0, dtype=torch.long) if parameter.grad is None else parameter.grad.indices()[0]
-    values = parameter.new_empty(0, *parameter.shape[1:]) if parameter.grad is None else parameter.grad.values()
-    all_rows, all_values = _gather(rows, counts), _gather(values, counts)
-    mean_values = all_values / len(counts)
+def _mean_over_processes(gradient: Tensor, counts: list[int]) -> Tensor:
+    rows, values = _gather(gradient.indices()[0], counts), _gather(gradient.values(), counts) / len(counts)
     # False, because the check would make the host wait; the default warns.
-    return torch.sparse_coo_tensor(all_rows[None], mean_values, parameter.shape, check_invariants=False).coalesce()
+    return torch.sparse_coo_tensor(rows[None], values, gradient.shape, check_invariants=False).coalesce()
 
 
 def _gather(own: Tensor, counts: list[int]) -> Tensor:

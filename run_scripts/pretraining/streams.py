@@ -20,7 +20,7 @@ from modeling_elmo.run_scripts.pretraining.batches import (
     SentenceEncoder,
     as_tensors,
 )
-from modeling_elmo.run_scripts.pretraining.corpus import Corpus, SourceLine, SourceSentence, words_of
+from modeling_elmo.run_scripts.pretraining.corpus import Corpus, SourceSentence, words_of
 from modeling_elmo.tokenization.elmo_characters import UNK_ID
 
 BLOCK_LINES = 64  # lines that a row reads in order: enough to carry states, few enough to shuffle
@@ -47,20 +47,25 @@ class StreamRow:
         self.block, self.line, self.offset = block, line, offset
         self.tokens: AlignedTokens | None = None  # of this line, once it is read
 
+    @property
+    def has_more(self) -> bool:
+        """Whether some of the block is left."""
+        return self.line < len(self.block.sentences)
+
     def begin_block(self) -> bool:
         """Begins the next block if there is one and the current block is finished. Returns whether it did."""
-        if self.line < len(self.block.sentences):
+        if self.has_more:
             return False
         block = next(self.blocks, None)
         if block is not None:
             self.go_to(block)
         return block is not None
 
-    def read(self, steps: int) -> Iterator[tuple[SourceLine, AlignedTokens]]:
+    def read(self, steps: int) -> Iterator[AlignedTokens]:
         """The next `steps` tokens, a part of a sentence at a time; fewer at the end of the block."""
-        while steps and self.line < len(self.block.sentences):
-            source_line, text = self.block.sentences[self.line]
+        while steps and self.has_more:
             if self.tokens is None:
+                _, text = self.block.sentences[self.line]
                 self.tokens = self.encoder.stream(self.encoder.words(text), self.backward)
                 self.lines_read[self.block.epoch] += not self.offset
             tokens = AlignedTokens(*(column[self.offset : self.offset + steps] for column in self.tokens))
@@ -68,7 +73,7 @@ class StreamRow:
             steps -= len(tokens.targets)
             if self.offset == len(self.tokens.targets):
                 self.go_to(self.block, self.line + 1)
-            yield source_line, tokens
+            yield tokens
 
 
 class StreamWindows(CorpusBatches):
@@ -113,9 +118,9 @@ class StreamWindows(CorpusBatches):
         forward, backward = self._start(0, lines_read), self._start(1, Counter())
         while True:
             resets_2B = np.array([[row.begin_block() for row in rows] for rows in (forward, backward)])
-            (text, source_lines), (stream, more_lines) = self._window(forward), self._window(backward)
-            if not source_lines and not more_lines:
+            if not any(row.has_more for row in forward + backward):
                 return
+            text, stream = self._window(forward), self._window(backward)
             epoch = min(row.block.epoch for row in forward + backward)
             fraction = min(1.0, lines_read[epoch] * self.world_size / self.survey.lines) if self.survey else None
             places = ([[*row.block[:2], row.line, row.offset] for row in rows] for rows in (forward, backward))
@@ -126,25 +131,22 @@ class StreamWindows(CorpusBatches):
                 epoch=epoch,
                 fraction=fraction,
                 position=None if self.is_held_out else self.settings | {"ranks": [[*places, [*lines_read.items()]]]},
-                source_lines=source_lines + more_lines,
                 resets=torch.from_numpy(resets_2B),
             )
 
-    def _window(self, rows: list[StreamRow]) -> tuple[AlignedTokens, list[SourceLine]]:
+    def _window(self, rows: list[StreamRow]) -> AlignedTokens:
         """The next window of a direction. After the end of a block its tokens are 0 and its targets -100."""
         table, shape = self.encoder.table, (len(rows), self.unroll_steps)
         ids_BT, targets_BT = np.zeros(shape, dtype=np.int64), np.full(shape, -100, dtype=np.int64)
         window = AlignedTokens(ids_BT, np.zeros((*shape, table.max_word_length), dtype=table.dtype), targets_BT)
-        source_lines = []
         for number, row in enumerate(rows):
             start = 0
-            for source_line, tokens in row.read(self.unroll_steps):
+            for tokens in row.read(self.unroll_steps):
                 end = start + len(tokens.targets)
                 for column, part in zip(window, tokens, strict=True):
                     column[number, start:end] = part
-                source_lines.append(source_line)
                 start = end
-        return window, source_lines
+        return window
 
     def _start(self, direction: int, lines_read: Counter[int]) -> list[StreamRow]:
         """The rows of a direction at the position, or at the beginning."""
