@@ -224,7 +224,7 @@ def publish(training: Pretraining, survey: Survey | None, corpus_args: CorpusArg
         raise FileNotFoundError(f"{output_dir} has no checkpoint; the last one was removed during the run.")
     training.checkpoints.publish(checkpoint)
     step = int(checkpoint.name.split("-")[1])
-    record = record_of_run(progress, training.plain_model, training.tokenizer, corpus_args, survey, step)
+    record = record_of_run(progress, training.plain_model, corpus_args, survey, step)
     write_result(output_dir, "pretraining", without_folders(record))
     write_card_facts(output_dir, hub_args)
     repo_id = hub_args.hub_model_id or output_dir.resolve().name

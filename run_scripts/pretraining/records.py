@@ -1,14 +1,12 @@
 """Records of a run: its progress, which every checkpoint holds, its settings, and `results/pretraining.json`."""
 
 import math
-from dataclasses import MISSING, dataclass, field, fields
+from dataclasses import dataclass, field, fields
 from typing import Any
 
-from modeling_elmo import ELMoForPreTraining, ELMoTokenizer
+from modeling_elmo import ELMoForPreTraining
 from modeling_elmo.run_scripts.cards.card import hub_name
 from modeling_elmo.run_scripts.pretraining.corpus import CorpusArguments, Survey
-
-UNRECORDED = ("output_dir", "resume_from_checkpoint")  # options that do not change the result
 
 
 @dataclass
@@ -50,10 +48,9 @@ class Progress:
         self.settings = settings
 
     def evaluate_on(self, held_out: str | None) -> str | None:
-        """Takes note of the held-out text. Forgets the best step if it was found on another text.
+        """Takes note of the held-out text. Forgets the best step of another text, and returns a message then.
 
-        The model that is published is then the best one from here on, or the last one without held-out text. Returns a
-        message if the best step was forgotten.
+        The model that is published is then the best one from here on, or the last one without held-out text.
         """
         before, step = self.held_out, self.best_step
         self.held_out = held_out
@@ -75,8 +72,8 @@ def settings_of(*arguments: Any) -> dict[str, Any]:
     for group in arguments:
         for item in fields(group):
             value = getattr(group, item.name)
-            default = item.default_factory() if item.default_factory is not MISSING else item.default
-            if item.name == "optim" or (value != default and item.name not in UNRECORDED):
+            is_default = value in (item.default, [])  # lists are empty by default
+            if item.name == "optim" or not (is_default or item.name in ("output_dir", "resume_from_checkpoint")):
                 settings[item.name] = value
     return settings
 
@@ -84,7 +81,6 @@ def settings_of(*arguments: Any) -> dict[str, Any]:
 def record_of_run(
     progress: Progress,
     model: ELMoForPreTraining,
-    tokenizer: ELMoTokenizer,
     corpus: CorpusArguments,
     survey: Survey | None,
     published_step: int,
