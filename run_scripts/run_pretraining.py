@@ -21,26 +21,30 @@ from accelerate import Accelerator
 from accelerate.utils import InitProcessGroupKwargs, is_tensorboard_available, set_seed
 from transformers.utils import cached_file, logging
 
-from modeling_elmo import ELMoTokenizer
+from modeling_elmo import ELMoForPreTraining, ELMoTokenizer
 from modeling_elmo.conversion.tensorflow import OPTIMIZER_STATE
 from modeling_elmo.run_scripts.cards.bilm_card import perplexity_values, write_bilm_card
-from modeling_elmo.run_scripts.cards.card import CardArguments, without_folders, write_card_facts, write_result
+from modeling_elmo.run_scripts.cards.card import (
+    CardArguments,
+    hub_name,
+    without_folders,
+    write_card_facts,
+    write_result,
+)
 from modeling_elmo.run_scripts.cards.publishing import FLAG, push
-from modeling_elmo.run_scripts.pretraining.batches import SentenceBatches, SentenceEncoder
-from modeling_elmo.run_scripts.pretraining.checkpoints import Checkpoints, on_main_process
+from modeling_elmo.run_scripts.pretraining.batches import SentenceBatches, SentenceEncoder, StreamWindows
+from modeling_elmo.run_scripts.pretraining.checkpoints import Checkpoints, Progress, on_main_process
 from modeling_elmo.run_scripts.pretraining.corpus import Corpus, CorpusArguments, Survey
-from modeling_elmo.run_scripts.pretraining.evaluation import held_out_batches
-from modeling_elmo.run_scripts.pretraining.loop import Pretraining
+from modeling_elmo.run_scripts.pretraining.evaluation import check_context, held_out_batches
+from modeling_elmo.run_scripts.pretraining.loop import Pretraining, PretrainingArguments
 from modeling_elmo.run_scripts.pretraining.optimization import load_accumulators
-from modeling_elmo.run_scripts.pretraining.options import PretrainingArguments, check_context
-from modeling_elmo.run_scripts.pretraining.records import record_of_run, settings_of
 from modeling_elmo.run_scripts.pretraining.starting_model import (
     ModelArguments,
     check_same_model,
     load_checkpoint,
     make_starting_model,
+    settings_of,
 )
-from modeling_elmo.run_scripts.pretraining.streams import StreamWindows
 from modeling_elmo.run_scripts.program.command_line import ProgramParser, option, run
 from modeling_elmo.run_scripts.program.processes import check_processes, has_accelerator, sole_run
 
@@ -213,6 +217,34 @@ def training_batches(
     if corpus_args.context == "sentence":
         return SentenceBatches(corpus, tokenizer, arguments.per_device_train_batch_tokens, **options)
     return StreamWindows(corpus, tokenizer, arguments.per_device_train_batch_size, arguments.unroll_steps, **options)
+
+
+def record_of_run(
+    progress: Progress,
+    model: ELMoForPreTraining,
+    corpus: CorpusArguments,
+    survey: Survey | None,
+    published_step: int,
+) -> dict[str, Any]:
+    """The content of `results/pretraining.json`."""
+    data: dict[str, Any] = {
+        "train": corpus.train_file or [str(corpus.dataset)],
+        "validation": corpus.validation_file or [*filter(None, [corpus.validation_split])],
+    }
+    if survey is not None:
+        data |= {"sentences": survey.lines, "words": survey.words, "longest_sentence": survey.longest}
+        room = model.config.max_word_length - 2  # without the characters for begin and end of word
+        data["cut_words"] = sum(number for length, number in survey.lengths.items() if length > room)
+    return {
+        "num_parameters": model.num_parameters(),
+        "data": data,
+        "settings": progress.settings,
+        "earlier_settings": progress.earlier_settings,
+        "log": progress.log,
+        "base_model": progress.base_model,
+        "base_model_on_hub": hub_name(progress.base_model),
+        "published_step": published_step,
+    }
 
 
 def publish(training: Pretraining, survey: Survey | None, corpus_args: CorpusArguments, hub_args: HubArguments):

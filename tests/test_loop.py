@@ -43,8 +43,7 @@ from modeling_elmo.run_scripts.cards.card import read_result
 from modeling_elmo.run_scripts.pretraining import loop
 from modeling_elmo.run_scripts.pretraining.batches import LMBatch
 from modeling_elmo.run_scripts.pretraining.checkpoints import Checkpoints
-from modeling_elmo.run_scripts.pretraining.loop import Pretraining, StopSignal
-from modeling_elmo.run_scripts.pretraining.options import PretrainingArguments
+from modeling_elmo.run_scripts.pretraining.loop import Pretraining, PretrainingArguments, StopSignal
 from modeling_elmo.run_scripts.program.files import read_json
 
 

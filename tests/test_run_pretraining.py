@@ -24,7 +24,7 @@ from modeling_elmo.run_scripts.cards import publishing
 from modeling_elmo.run_scripts.cards.card import read_result
 from modeling_elmo.run_scripts.pretraining import loop
 from modeling_elmo.run_scripts.pretraining.corpus import Corpus
-from modeling_elmo.run_scripts.pretraining.options import PretrainingArguments
+from modeling_elmo.run_scripts.pretraining.loop import PretrainingArguments
 from modeling_elmo.run_scripts.program.processes import sole_run
 
 SHORT = {"max_steps": 2, "eval_steps": 100, "save_steps": 100}

@@ -9,7 +9,7 @@ from pretraining_worker import LINES, MODEL, arguments_of, assert_same, options_
 
 from modeling_elmo import ELMoConfig, ELMoForPreTraining, ELMoTokenizer
 from modeling_elmo.run_scripts.pretraining.corpus import Corpus, CorpusArguments
-from modeling_elmo.run_scripts.pretraining.options import PretrainingArguments
+from modeling_elmo.run_scripts.pretraining.loop import PretrainingArguments
 from modeling_elmo.run_scripts.pretraining.starting_model import ModelArguments, load_checkpoint, make_starting_model
 from modeling_elmo.run_scripts.program.command_line import ProgramParser
 from modeling_elmo.tokenization.elmo_characters import read_vocabulary

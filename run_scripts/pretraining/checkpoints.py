@@ -13,10 +13,12 @@ folder with this name is complete. Before a checkpoint is removed, it gets a hid
 Only one process writes. The others wait in `on_main_process`.
 """
 
+import math
 import re
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -33,6 +35,60 @@ WRITTEN_FIRST = ("vocab.txt", "runs")  # by a run, before its first checkpoint: 
 WRITE_ERRORS = (OSError, RuntimeError, SafetensorError)  # torch and safetensors raise the last two for a full disk
 
 Result = TypeVar("Result")
+
+
+@dataclass
+class Progress:
+    """Everything that changes during training, except tensors. The names are part of saved checkpoints."""
+
+    step: int = 0
+    epoch: float = 0.0
+    predictions: int = 0  # in one direction, over all processes
+    best_perplexity: float = math.inf
+    best_step: int | None = None
+    evaluations_since_best: int = 0
+    held_out: str | None = None  # identifies the text of the perplexities
+    base_model: str | None = None
+    settings: dict[str, Any] | None = None
+    earlier_settings: list[dict[str, Any]] = field(default_factory=list)  # settings that a resumed run has changed
+    log: list[dict[str, Any]] = field(default_factory=list)
+
+    @property
+    def is_evaluated(self) -> bool:
+        """Whether the perplexity of this step has been measured."""
+        return any(entry["step"] == self.step for entry in self.log if "perplexity" in entry)
+
+    def is_best(self, perplexity: float) -> bool:
+        """Takes note of a perplexity. Returns whether it is the lowest so far; the one before training is not."""
+        if self.step == 0 or not perplexity < self.best_perplexity:
+            self.evaluations_since_best += self.step > 0
+            return False
+        self.best_perplexity, self.best_step, self.evaluations_since_best = perplexity, self.step, 0
+        return True
+
+    def begin(self, settings: dict[str, Any], names_of_model: set[str]):
+        """Takes note of the settings of a run that starts or resumes here, which cannot change those of the model."""
+        if self.settings is not None:
+            kept = {name: value for name, value in self.settings.items() if name in names_of_model}
+            settings = kept | {name: value for name, value in settings.items() if name not in names_of_model}
+        if self.settings not in (None, settings):
+            self.earlier_settings.append({"until_step": self.step, "settings": self.settings})
+        self.settings = settings
+
+    def evaluate_on(self, held_out: str | None) -> str | None:
+        """Takes note of the held-out text. Forgets the best step of another text, and returns a message then.
+
+        The model that is published is then the best one from here on, or the last one without held-out text.
+        """
+        before, step = self.held_out, self.best_step
+        self.held_out = held_out
+        if before == held_out or step is None:
+            return None
+        self.best_perplexity, self.best_step, self.evaluations_since_best = math.inf, None, 0
+        return (
+            f"Step {step} was the best on {before or 'another text'}, but the held-out text is now "
+            f"{held_out or 'missing'}. The best step is searched again from here on."
+        )
 
 
 def on_main_process(accelerator: Accelerator, work: Callable[[], Result]) -> Result:

@@ -1,6 +1,6 @@
 """The model that a run starts from: a new one, or a checkpoint whose vocabulary is kept, extended or replaced."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
@@ -19,7 +19,6 @@ from modeling_elmo.run_scripts.pretraining.corpus import (
     word_frequencies,
     write_vocabulary,
 )
-from modeling_elmo.run_scripts.pretraining.records import settings_of
 from modeling_elmo.run_scripts.program.command_line import option, refuse_unread
 from modeling_elmo.run_scripts.program.files import check_model, load_pretrained, parse_json_object
 from modeling_elmo.tokenization.elmo_characters import read_vocabulary
@@ -110,6 +109,21 @@ class ModelArguments:
         if config.softmax_type != "sampled":
             reason = f"on a softmax of type {config.softmax_type}: leave it out, or pass --softmax_type sampled."
             refuse_unread(self, ["num_sampled"], reason)
+
+
+def settings_of(*arguments: Any) -> dict[str, Any]:
+    """The options that differ from their defaults, and the optimizer, which decides some of the defaults.
+
+    Options of a single start are left out, because an interrupted and resumed run gives the same result.
+    """
+    settings = {}
+    for group in arguments:
+        for item in fields(group):
+            value = getattr(group, item.name)
+            is_default = value in (item.default, [])  # lists are empty by default
+            if item.name == "optim" or not (is_default or item.name in ("output_dir", "resume_from_checkpoint")):
+                settings[item.name] = value
+    return settings
 
 
 def load_checkpoint(name: str, **options: Any) -> tuple[ELMoForPreTraining, ELMoTokenizer]:
