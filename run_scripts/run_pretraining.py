@@ -21,7 +21,7 @@ from accelerate import Accelerator
 from accelerate.utils import InitProcessGroupKwargs, is_tensorboard_available, set_seed
 from transformers.utils import cached_file, logging
 
-from modeling_elmo import ELMoForPreTraining, ELMoTokenizer
+from modeling_elmo import ELMoForPreTraining
 from modeling_elmo.conversion.tensorflow import OPTIMIZER_STATE
 from modeling_elmo.run_scripts.cards.bilm_card import perplexity_values, write_bilm_card
 from modeling_elmo.run_scripts.cards.card import (
@@ -32,10 +32,10 @@ from modeling_elmo.run_scripts.cards.card import (
     write_result,
 )
 from modeling_elmo.run_scripts.cards.publishing import FLAG, push
-from modeling_elmo.run_scripts.pretraining.batches import SentenceBatches, SentenceEncoder, StreamWindows
+from modeling_elmo.run_scripts.pretraining.batches import SentenceEncoder
 from modeling_elmo.run_scripts.pretraining.checkpoints import Checkpoints, Progress, on_main_process
 from modeling_elmo.run_scripts.pretraining.corpus import Corpus, CorpusArguments, Survey
-from modeling_elmo.run_scripts.pretraining.evaluation import check_context, held_out_batches
+from modeling_elmo.run_scripts.pretraining.evaluation import check_context
 from modeling_elmo.run_scripts.pretraining.loop import Pretraining, PretrainingArguments
 from modeling_elmo.run_scripts.pretraining.optimization import load_accumulators
 from modeling_elmo.run_scripts.pretraining.starting_model import (
@@ -96,19 +96,7 @@ def pretrain(
         model, tokenizer = load_checkpoint(str(checkpoint))
     split = SentenceEncoder(tokenizer, corpus_args.is_split_into_words).split
     survey = on_main_process(accelerator, partial(corpus.survey, held_out, split, tokenizer.alphabet))
-    evaluation_batches = None
-    if held_out is not None:
-        size = training_args.per_device_eval_batch_tokens
-        evaluation_batches = partial(held_out_batches, corpus_args, "sentence", size, tokenizer, accelerator)
-    training = Pretraining(
-        accelerator,
-        training_args,
-        model,
-        tokenizer,
-        partial(training_batches, corpus, tokenizer, corpus_args, training_args, accelerator, survey),
-        evaluation_batches,
-        training_args.number_of_steps(corpus_args.context, survey, accelerator.num_processes),
-    )
+    training = Pretraining(accelerator, training_args, model, tokenizer, corpus, corpus_args, survey)
     training.progress.base_model = model_args.model_name_or_path
     if checkpoint is not None:
         training.restore(checkpoint)
@@ -193,30 +181,6 @@ def continue_adagrad(training: Pretraining, model_args: ModelArguments):
     without = load_accumulators(training.plain_model, training.optimizers, Path(path), changed)
     new = f", except for {', '.join(without)}" if without else ""
     training.accelerator.print(f"Adagrad continues with the accumulators of {path}{new}.")
-
-
-def training_batches(
-    corpus: Corpus,
-    tokenizer: ELMoTokenizer,
-    corpus_args: CorpusArguments,
-    arguments: PretrainingArguments,
-    accelerator: Accelerator,
-    survey: Survey | None,
-    position: dict[str, Any] | None,
-) -> SentenceBatches | StreamWindows:
-    """The batches of this process after a position, or from the beginning of the text."""
-    options = {
-        "is_split_into_words": corpus_args.is_split_into_words,
-        "shuffle_buffer": corpus_args.shuffle_buffer,
-        "seed": arguments.seed,
-        "rank": accelerator.process_index,
-        "world_size": accelerator.num_processes,
-        "position": position,
-        "survey": survey,
-    }
-    if corpus_args.context == "sentence":
-        return SentenceBatches(corpus, tokenizer, arguments.per_device_train_batch_tokens, **options)
-    return StreamWindows(corpus, tokenizer, arguments.per_device_train_batch_size, arguments.unroll_steps, **options)
 
 
 def record_of_run(

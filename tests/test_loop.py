@@ -294,7 +294,7 @@ def test_sparse_gradients_on_mps_need_torch_2_9(tmp_path, monkeypatch):
     model = ELMoForPreTraining(ELMoConfig.from_preset("tiny", vocab_size=40, softmax_type="sampled", num_sampled=5))
     accelerator, arguments = SimpleNamespace(device=torch.device("mps")), PretrainingArguments(output_dir=str(tmp_path))
     with pytest.raises(ValueError, match="--softmax_type sampled needs sparse tensors, which torch 2.8.0 lacks on mps"):
-        Pretraining(accelerator, arguments, model, None, None, None, 1)
+        Pretraining(accelerator, arguments, model, None, None, None, None)
 
 
 def test_a_loss_that_is_not_a_number(tmp_path, monkeypatch):

@@ -15,9 +15,9 @@ from modeling_elmo.run_scripts.pretraining.optimization import (
     Muon,
     OptimizationArguments,
     clip_gradients,
+    learning_rate_factor,
     load_accumulators,
     make_optimizers,
-    make_schedules,
     orthogonal,
     reduce_sparse_gradients,
 )
@@ -241,39 +241,26 @@ def test_reduction_over_processes(tmp_path):
             assert torch.equal(results[step]["linear.weight"], model.linear.weight.grad)  # left to DDP
 
 
-def rates(arguments: OptimizationArguments, num_training_steps: int, sparse: bool = True) -> list[list[float]]:
-    """The learning rate of each step, for each optimizer."""
-    optimizers = make_optimizers(Model(sparse), arguments)
-    schedules = make_schedules(optimizers, arguments, num_training_steps)
-    found = []
-    for _ in range(num_training_steps + 1):
-        found.append([optimizer.param_groups[0]["lr"] for optimizer in optimizers])
-        for optimizer, schedule in zip(optimizers, schedules, strict=True):
-            optimizer.step()
-            schedule.step()
-    return [list(rate) for rate in zip(*found, strict=True)]
+def factors(num_steps: int, **options) -> list[float]:
+    factor = learning_rate_factor(OptimizationArguments(**options), num_steps)
+    return [factor(step) for step in range(num_steps + 1)]
 
 
 def test_schedules():
-    cosine = rates(OptimizationArguments(), 200)
-    assert cosine[0] == cosine[1]
     # two steps of warm-up (1 %), then half a cosine over 198
-    expected = [0, 5e-4, *(5e-4 * (1 + math.cos(math.pi * step / 198)) for step in range(199))]
-    assert cosine[0] == pytest.approx(expected, abs=1e-12)
-    linear = rates(OptimizationArguments(learning_rate=1.0, lr_scheduler_type="linear", warmup_steps=2), 6)
-    assert linear == [pytest.approx([0, 0.5, 1, 0.75, 0.5, 0.25, 0])] * 2
+    cosine = [0, 0.5, *(0.5 + 0.5 * math.cos(math.pi * step / 198) for step in range(199))]
+    assert factors(200) == pytest.approx(cosine, abs=1e-12)
+    linear = factors(6, lr_scheduler_type="linear", warmup_steps=2)
+    assert linear == pytest.approx([0, 0.5, 1, 0.75, 0.5, 0.25, 0])
+    stable, falling = {"lr_scheduler_type": "warmup_stable_decay"}, [1 - 0.5 * part**0.5 for part in range(5)]
     for decay_steps in (4, 0.5):
-        options = {"lr_scheduler_type": "warmup_stable_decay", "decay_steps": decay_steps}
-        stable = rates(OptimizationArguments(learning_rate=1.0, warmup_steps=2, **options), 10, sparse=False)
-        falling = [1 - math.sqrt(part) for part in (0, 0.25, 0.5, 0.75, 1)]
-        assert stable == [pytest.approx([0, 0.5, 1, 1, 1, 1, *falling])]
-    constant = rates(OptimizationArguments(optim="adagrad", learning_rate=1.0, warmup_steps=4), 6, sparse=False)
-    assert constant == [[0, 0.25, 0.5, 0.75, 1, 1, 1]]
+        found = factors(10, **stable, warmup_steps=2, decay_steps=decay_steps)
+        assert found == pytest.approx([0, 0.5, 1, 1, 1, 1, *falling])
+    assert factors(6, optim="adagrad", warmup_steps=4) == [0, 0.25, 0.5, 0.75, 1, 1, 1]
     with pytest.raises(ValueError, match="--decay_steps 2.5: pass a whole number, or a share"):
         OptimizationArguments(decay_steps=2.5)
-    options = {"lr_scheduler_type": "warmup_stable_decay", "warmup_steps": 4, "decay_steps": 7}
     with pytest.raises(ValueError, match="--decay_steps 7 is more than the 6 steps of the training"):
-        rates(OptimizationArguments(**options), 10)
+        factors(10, **stable, warmup_steps=4, decay_steps=7)
 
 
 def test_defaults():

@@ -325,8 +325,7 @@ class StreamWindows(CorpusBatches):
     original: backward, only the words of a sentence are in reverse order.
 
     A row that has finished its block of consecutive lines takes the next block of its rank, in a new window and from
-    zero states. The original never resets them, and its weights then depend on where the states have drifted. Blocks
-    are shuffled within the buffer, and the ranks take them in turn.
+    zero states, which the original never resets. Blocks are shuffled within the buffer; the ranks take them in turn.
 
     Held-out text is cut into pieces of similar length, one for each row of all ranks. Each rank keeps its pieces in
     memory. A position needs the same number of ranks; held-out text has none.
@@ -360,22 +359,25 @@ class StreamWindows(CorpusBatches):
             resets_2B = np.array([[row.begin_block() for row in rows] for rows in (forward, backward)])
             if not any(row.has_more for row in forward + backward):
                 return
-            text, stream = self._window(forward), self._window(backward)
+            inputs = self._window(forward, "forward") | self._window(backward, "backward")
             epoch = min(row.block.epoch for row in forward + backward)
             fraction = min(1.0, lines_read[epoch] * self.world_size / self.survey.lines) if self.survey else None
             places = ([[*row.block[:2], row.line, row.offset] for row in rows] for rows in (forward, backward))
             yield LMBatch(
-                inputs=stream_inputs(text, "forward") | stream_inputs(stream, "backward"),
-                num_predictions=int((text.targets != -100).sum()),
-                num_unknown=int((text.targets == UNK_ID).sum()),
+                inputs=inputs,
+                num_predictions=int((inputs["forward_targets"] != -100).sum()),
+                num_unknown=int((inputs["forward_targets"] == UNK_ID).sum()),
                 epoch=epoch,
                 fraction=fraction,
                 position=None if self.is_held_out else self.settings | {"ranks": [[*places, [*lines_read.items()]]]},
                 resets=torch.from_numpy(resets_2B),
             )
 
-    def _window(self, rows: list[StreamRow]) -> AlignedTokens:
-        """The next window of a direction. After the end of a block its tokens are 0 and its targets -100."""
+    def _window(self, rows: list[StreamRow], direction: str) -> dict[str, Tensor]:
+        """Model inputs of the next window of a direction, with an attention mask only if a token is masked.
+
+        After the end of a block the tokens of a row are 0 and its targets -100.
+        """
         table, shape = self.encoder.table, (len(rows), self.unroll_steps)
         ids_BT, targets_BT = np.zeros(shape, dtype=np.int64), np.full(shape, -100, dtype=np.int64)
         window = AlignedTokens(ids_BT, np.zeros((*shape, table.max_word_length), dtype=table.dtype), targets_BT)
@@ -386,7 +388,12 @@ class StreamWindows(CorpusBatches):
                 for column, part in zip(window, tokens, strict=True):
                     column[number, start:end] = part
                 start = end
-        return window
+        prefix, token_mask_BT = {"forward": "", "backward": "backward_"}[direction], targets_BT != -100
+        arrays = {f"{prefix}input_ids": ids_BT, f"{prefix}character_ids": window.character_ids}
+        arrays[f"{direction}_targets"] = targets_BT
+        if not token_mask_BT.all():
+            arrays[f"{prefix}attention_mask"] = token_mask_BT.astype(np.int64)
+        return as_tensors(**arrays)
 
     def _start(self, direction: int, lines_read: Counter[int]) -> list[StreamRow]:
         """The rows of a direction at the position, or at the beginning."""
@@ -444,20 +451,6 @@ class StreamWindows(CorpusBatches):
                 pieces[row].append((source_line, text))
             words += len(words_of(text))
         return [[SentenceBlock(0, number, piece)] if piece else [] for number, piece in enumerate(pieces)]
-
-
-def stream_inputs(window: AlignedTokens, direction: str) -> dict[str, Tensor]:
-    """Model inputs of a window, with an attention mask only if a token is masked."""
-    prefix = "" if direction == "forward" else "backward_"
-    arrays = {
-        f"{prefix}input_ids": window.input_ids,
-        f"{prefix}character_ids": window.character_ids,
-        f"{direction}_targets": window.targets,
-    }
-    token_mask_BT = window.targets != -100
-    if not token_mask_BT.all():
-        arrays[f"{prefix}attention_mask"] = token_mask_BT.astype(np.int64)
-    return as_tensors(**arrays)
 
 
 def as_tensors(**arrays: np.ndarray) -> dict[str, Tensor]:

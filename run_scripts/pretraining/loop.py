@@ -8,9 +8,10 @@ import json
 import math
 import signal
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import nullcontext
 from dataclasses import asdict, dataclass
+from itertools import chain
 from pathlib import Path
 from threading import current_thread, main_thread
 from typing import Any
@@ -34,15 +35,15 @@ from modeling_elmo.run_scripts.pretraining.checkpoints import (
     load_state,
     on_main_process,
 )
-from modeling_elmo.run_scripts.pretraining.corpus import Survey
-from modeling_elmo.run_scripts.pretraining.evaluation import evaluate
+from modeling_elmo.run_scripts.pretraining.corpus import Corpus, CorpusArguments, Survey
+from modeling_elmo.run_scripts.pretraining.evaluation import evaluate, held_out_batches
 from modeling_elmo.run_scripts.pretraining.optimization import (
     OptimizationArguments,
     clip_gradients,
     gathered,
+    learning_rate_factor,
     load_gathered,
     make_optimizers,
-    make_schedules,
     parameter_names,
     reduce_sparse_gradients,
 )
@@ -138,12 +139,12 @@ class Pretraining:
         arguments: PretrainingArguments,
         model: ELMoForPreTraining,  # with the weights to start from
         tokenizer: ELMoTokenizer,
-        make_batches: Callable[[Any], SentenceBatches | StreamWindows],  # after a position, or from the beginning
-        held_out: Callable[[], Iterable[LMBatch]] | None,  # for each evaluation
-        num_steps: int,  # exact or estimated, for the schedule and the progress bar
+        corpus: Corpus,
+        corpus_args: CorpusArguments,
+        survey: Survey | None,  # of the corpus
     ):
         self.accelerator, self.arguments, self.tokenizer = accelerator, arguments, tokenizer
-        self.make_batches, self.held_out, self.num_steps = make_batches, held_out, num_steps
+        self.corpus, self.corpus_args, self.survey = corpus, corpus_args, survey
         self.checkpoints = Checkpoints(Path(arguments.output_dir), arguments.save_total_limit)
         self.is_sampled = model.config.softmax_type == "sampled"
         # Word vectors have dense gradients, so a softmax that shares their table has them, too.
@@ -161,8 +162,11 @@ class Pretraining:
             model.compile(dynamic=True)
         self.model = accelerator.prepare(model)
         self.optimizers = make_optimizers(model, arguments)
-        self.schedules = make_schedules(self.optimizers, arguments, num_steps)
+        # Exact or estimated, for the schedule and the progress bar.
+        self.num_steps = arguments.number_of_steps(corpus_args.context, survey, accelerator.num_processes)
+        self.rate_factor = learning_rate_factor(arguments, self.num_steps)
         self.progress = Progress()
+        self._set_learning_rates()
         self.states: tuple[Tensor, Tensor] | None = None  # of the LSTMs, at the end of the last window of a stream
         self.position: Any = None  # of this process in the training text
         # Joint, forward and backward loss and norm of the gradient of each step since the last entry of the log, on the
@@ -178,7 +182,7 @@ class Pretraining:
         if self.progress.step == 0 and self.plain_model.config.has_softmax:  # a new softmax of a checkpoint is random
             self._evaluate()
         workers, is_cuda = self.arguments.dataloader_num_workers, self.accelerator.device.type == "cuda"
-        self.batches = self.make_batches(self.position)
+        self.batches = self._batches()
         batches = iter(batch_loader(self.batches, workers, pin_memory=is_cuda))
         self.log_start = time.perf_counter()
         done, is_hidden = self.progress.step, not self.accelerator.is_main_process
@@ -193,6 +197,23 @@ class Pretraining:
             )
         self._evaluate()
         self._save()
+
+    def _batches(self) -> SentenceBatches | StreamWindows:
+        """The batches of this process after its position, or from the beginning of the text."""
+        arguments = self.arguments
+        options = {
+            "is_split_into_words": self.corpus_args.is_split_into_words,
+            "shuffle_buffer": self.corpus_args.shuffle_buffer,
+            "seed": arguments.seed,
+            "rank": self.accelerator.process_index,
+            "world_size": self.accelerator.num_processes,
+            "position": self.position,
+            "survey": self.survey,
+        }
+        source = self.corpus, self.tokenizer
+        if self.corpus_args.context == "sentence":
+            return SentenceBatches(*source, arguments.per_device_train_batch_tokens, **options)
+        return StreamWindows(*source, arguments.per_device_train_batch_size, arguments.unroll_steps, **options)
 
     def _train(self, batches: Iterator[LMBatch], bar: tqdm):
         accumulation, processes = self.arguments.gradient_accumulation_steps, self.accelerator.num_processes
@@ -268,10 +289,8 @@ class Pretraining:
         done, arguments = float(self.progress.step), self.arguments
         if arguments.max_steps <= 0:
             done = self.num_steps * min(1.0, self.progress.epoch / arguments.num_train_epochs)
-        for optimizer, schedule in zip(self.optimizers, self.schedules, strict=True):
-            factors = zip(optimizer.param_groups, schedule.base_lrs, schedule.lr_lambdas, strict=True)
-            for group, rate, factor in factors:
-                group["lr"] = rate * factor(done)  # type: ignore[arg-type, operator]  # fractions of steps
+        for group in chain.from_iterable(optimizer.param_groups for optimizer in self.optimizers):
+            group["lr"] = arguments.learning_rate * self.rate_factor(done)
 
     def _backward(self, batch: LMBatch, num_items: float, candidates, is_last: bool) -> Tensor:
         """Adds the gradient of a batch. Returns its losses `(3,)`: joint, forward, backward."""
@@ -338,12 +357,14 @@ class Pretraining:
 
     def _evaluate(self) -> bool:
         """Measures held-out perplexity. Returns whether it is the lowest so far."""
-        if self.held_out is None or self.progress.is_evaluated:
+        if self.progress.held_out is None or self.progress.is_evaluated:
             return False
         start = time.perf_counter()
         if self.arguments.fsdp_softmax:  # gathered once: the processes have different numbers of held-out batches
             self.plain_model.softmax.unshard()
-        found = evaluate(self.plain_model, self.held_out(), "sentence", self.accelerator)
+        size = self.arguments.per_device_eval_batch_tokens
+        batches = held_out_batches(self.corpus_args, "sentence", size, self.tokenizer, self.accelerator)
+        found = evaluate(self.plain_model, batches, "sentence", self.accelerator)
         if self.arguments.fsdp_softmax:
             self.plain_model.softmax.reshard()
         self._print(f"step {self.progress.step}: {found}")

@@ -6,7 +6,7 @@ the step: about one of a hundred with the original's 793,471 words. Clipping, re
 
 import math
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -16,7 +16,6 @@ import torch.distributed as dist
 from safetensors import safe_open
 from torch import Tensor, nn
 from torch.optim import Optimizer
-from torch.optim.lr_scheduler import LambdaLR
 from torch.utils._pytree import tree_map
 from transformers import get_scheduler
 
@@ -85,12 +84,9 @@ class OptimizationArguments:
 def make_optimizers(model: nn.Module, arguments: OptimizationArguments) -> list[Optimizer]:
     """One to three optimizers: for most parameters, for the matrices of Muon, and for sparse gradients.
 
-    Adagrad is the original's: accumulators begin at 1, so it needs no epsilon. A gradient of zero changes neither the
-    weight nor the accumulator, so updating only the rows of a step is exact.
-
-    AdamW would change every row in every step, because it continues to apply old gradients and decays its moments.
-    SparseAdam ("lazy" Adam) changes the moments and weights of a row only in steps that sample the row. A row that is
-    in every sample is updated as by Adam; a rare word keeps the moments of its last step. There is no weight decay.
+    Adagrad is the original's: accumulators begin at 1, so it needs no epsilon. A gradient of zero changes nothing, so
+    updating only the rows of a step is exact. AdamW would change every row in every step; SparseAdam ("lazy" Adam)
+    changes the moments and weights of a row only in steps that sample the row, and has no weight decay.
     """
     sparse = [
         parameter
@@ -132,10 +128,8 @@ def _matrices_of_muon(model: nn.Module) -> list[nn.Parameter]:
     return [part.weight for name, part in linears if part.weight.requires_grad and "softmax" not in name.split(".")]
 
 
-def make_schedules(
-    optimizers: list[Optimizer], arguments: OptimizationArguments, num_training_steps: int
-) -> list[LambdaLR]:
-    """A schedule for each optimizer: the factor of its learning rate at each step."""
+def learning_rate_factor(arguments: OptimizationArguments, num_training_steps: int) -> Callable[[float], float]:
+    """The schedule: a function from steps, or fractions of steps, to the factor of the learning rate."""
     warmup_steps = _number_of_steps("warmup_steps", arguments, num_training_steps)
     name: Any = arguments.lr_scheduler_type
     if name == "constant":  # transformers' "constant" has no warm-up
@@ -144,10 +138,9 @@ def make_schedules(
     if name == "warmup_stable_decay":
         decay_steps = _number_of_steps("decay_steps", arguments, num_training_steps - warmup_steps)
         options = {"num_decay_steps": decay_steps, "decay_type": "1-sqrt"}
-    return [
-        get_scheduler(name, optimizer, warmup_steps, num_training_steps, scheduler_specific_kwargs=options)
-        for optimizer in optimizers
-    ]
+    unused = torch.optim.SGD([torch.zeros(1)])
+    schedule = get_scheduler(name, unused, warmup_steps, num_training_steps, scheduler_specific_kwargs=options)
+    return schedule.lr_lambdas[0]
 
 
 def _number_of_steps(name: str, arguments: OptimizationArguments, num_steps: int) -> int:
@@ -290,9 +283,8 @@ class Muon(Optimizer):
         m = momentum m + (1 - momentum) g
         w = (1 - lr weight_decay) w - 0.2 lr sqrt(max(rows, columns)) orthogonal(momentum m + (1 - momentum) g)
 
-    Equals `torch.optim.Muon(adjust_lr_fn="match_rms_adamw")` of torch 2.9 up to rounding, and has the same state. The
-    one of torch computes in bfloat16, one matrix at a time. On a processor without instructions for bfloat16, it is
-    slower than the training itself.
+    Equals `torch.optim.Muon(adjust_lr_fn="match_rms_adamw")` up to rounding, and has the same state. Torch's is slower
+    than the training itself on a processor without instructions for bfloat16.
     """
 
     def __init__(self, params: Iterable[Tensor], lr: float = 3e-3, weight_decay: float = 0.0, momentum: float = 0.95):
