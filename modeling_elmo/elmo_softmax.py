@@ -44,10 +44,9 @@ class ELMoSoftmax(nn.Module):
     """A full, sampled or adaptive softmax (`config.softmax_type`). `<PAD>` is not a class and has no probability.
 
     Full and sampled softmax have the same parameters. The sampled softmax has a cheaper gradient in training, and is
-    the full softmax in eval mode. The adaptive softmax (Grave et al. 2017) has rarer words in narrower clusters. Its
-    parameters are those of `torch.nn.AdaptiveLogSoftmaxWithLoss` over the words without `<PAD>`; the loss is computed
-    here. Sampled and adaptive softmax need a vocabulary in descending order of frequency, as `elmo vocabulary` writes
-    it.
+    the full softmax in eval mode. The adaptive softmax (Grave et al. 2017) has the parameters of
+    `torch.nn.AdaptiveLogSoftmaxWithLoss` over the words without `<PAD>`. Sampled and adaptive softmax need a vocabulary
+    in descending order of frequency, as `elmo vocabulary` writes it.
 
     Attributes:
         sparse_gradients: whether `weight.grad` and `bias.grad` of a sampled softmax are sparse, with only the rows of
@@ -92,8 +91,8 @@ class ELMoSoftmax(nn.Module):
 
         Returns:
             `sum(scale_N * losses_N)`, and `losses_N` `(N,)`, the negative log-likelihood of each target, without
-            gradient. Without targets: the log-probabilities `(N, V)` of all words under the full softmax, minus
-            infinity at `<PAD>`. The caller chooses N to fit its memory. All are float32, or float64 for float64 inputs.
+            gradient. Without targets: `(N, V)`, the log-probabilities of all words under the full softmax, minus
+            infinity at `<PAD>`. All are float32, or float64 for float64 inputs.
         """
         if targets_N is None:
             return self._log_probabilities(hidden_NP)
@@ -185,27 +184,22 @@ class ELMoSoftmax(nn.Module):
         return cross_entropy(hidden_NP, weight_RP, bias_R, places_N, scale_N, excluded_R, offset_R)
 
     def _adaptive_loss(self, hidden_NP: Tensor, targets_N: Tensor, scale_N: Tensor) -> tuple[Tensor, Tensor]:
-        """`torch.nn.AdaptiveLogSoftmaxWithLoss` with the products and the gradients of `cross_entropy`.
-
-        A frequent word is a class of the head. The loss of a rare word is that of its cluster in the head, plus its own
-        in the cluster.
-        """
+        """`torch.nn.AdaptiveLogSoftmaxWithLoss` by `cross_entropy`. Each rare word adds a loss in its cluster."""
         ranks_N, cutoffs = targets_N - (targets_N > self.pad_token_id).long(), self.adaptive.cutoffs
         layers = [self.adaptive.head, *(layer for cluster in self.adaptive.tail for layer in cluster)]
         if not getattr(self, "_is_replica", False) and not all(is_unmodified(layer, (nn.Linear,)) for layer in layers):
             return self._modified_loss(hidden_NP, ranks_N, scale_N)
         clusters_N = torch.bucketize(ranks_N, ranks_N.new_tensor(cutoffs[:-1]), right=True)  # 0: none
         classes_N = torch.where(clusters_N > 0, cutoffs[0] + clusters_N - 1, ranks_N)
-        weight, bias = self.adaptive.head.weight, self.adaptive.head.bias
-        device = hidden_NP.device
-        loss, losses_N = cross_entropy(hidden_NP, weight, bias, to_device(classes_N, device), scale_N)
+        head, device = self.adaptive.head, hidden_NP.device
+        loss, losses_N = cross_entropy(hidden_NP, head.weight, head.bias, to_device(classes_N, device), scale_N)
         for number, (narrow, words) in enumerate(self.adaptive.tail, 1):
             rows_M = (clusters_N == number).nonzero()[:, 0]
             # An empty cluster takes part with a gradient of 0, because DistributedDataParallel waits for it.
             ranks_M = to_device(ranks_N[rows_M] - cutoffs[number - 1], device)
             rows_M = to_device(rows_M, device)
             inner_MX = fast_linear(narrow, hidden_NP[rows_M])
-            no_bias_R = bias.new_zeros(len(words.weight))
+            no_bias_R = head.bias.new_zeros(len(words.weight))
             more, more_M = cross_entropy(inner_MX, words.weight, no_bias_R, ranks_M, scale_N[rows_M])
             loss, losses_N = loss + more, losses_N.index_add(0, rows_M, more_M)
         return loss, losses_N
@@ -279,8 +273,8 @@ def can_cut_cross_entropy(hidden_NP: Tensor) -> bool:
 def _cut_cross_entropy(hidden_NP: Tensor, weight_VP: Tensor, bias_V: Tensor, targets_N: Tensor) -> Tensor:
     """Losses with Apple's kernel (Wijmans et al. 2024), which never writes logits to memory.
 
-    It needs CUDA. It has no bias, so a column of ones adds the bias, and columns of zeros keep the rows aligned. Unlike
-    the chunked path, it may sum the gradient of the weight in half precision.
+    It has no bias, so a column of ones adds the bias, and columns of zeros keep the rows aligned. Unlike the chunked
+    path, it may sum the gradient of the weight in half precision.
     """
     dtype, zeros = product_dtype(hidden_NP), -(hidden_NP.shape[1] + 1) % 16
     hidden = F.pad(F.pad(hidden_NP.to(dtype), (0, 1), value=1.0), (0, zeros))

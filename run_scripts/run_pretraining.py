@@ -100,7 +100,7 @@ def pretrain(
     training.progress.base_model = model_args.model_name_or_path
     if checkpoint is not None:
         training.restore(checkpoint)
-        check_same_model(model.config, tokenizer, training.progress.settings, model_args, checkpoint)
+        check_same_model(model.config, tokenizer, training.progress.settings or {}, model_args, checkpoint)
     else:
         continue_adagrad(training, model_args)
     if message := training.progress.evaluate_on(held_out.order if held_out else None):

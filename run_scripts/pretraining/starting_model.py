@@ -197,22 +197,18 @@ def _words_by_id(tokenizer: ELMoTokenizer) -> list[str]:
 
 
 def check_same_model(
-    config: ELMoConfig,
-    tokenizer: ELMoTokenizer,
-    settings: dict[str, Any] | None,
-    arguments: ModelArguments,
-    checkpoint: Path,
+    config: ELMoConfig, tokenizer: ELMoTokenizer, settings: dict[str, Any], arguments: ModelArguments, checkpoint: Path
 ):
     """Refuses options that describe another model or tokenizer than the checkpoint to resume from."""
-    sizes = {name for preset in PRESETS.values() for name in preset} - {"vocab_size", "char_vocab_size"}
-    preset = ELMoConfig.from_preset(arguments.preset) if arguments.preset else None
-    wanted = {name: getattr(preset, name) for name in sorted(sizes) if preset is not None}
-    wanted |= arguments.softmax_options | arguments.overrides
+    wanted, passed = arguments.softmax_options | arguments.overrides, settings_of(arguments)
+    if arguments.preset:
+        preset = ELMoConfig.from_preset(arguments.preset)
+        sizes = {name for each in PRESETS.values() for name in each} - {"vocab_size", "char_vocab_size"}
+        wanted = {name: getattr(preset, name) for name in sorted(sizes)} | wanted
     found = {name: getattr(config, name, "no such field") for name in wanted}
-    passed = settings_of(arguments)
     if "pre_tokenization" in passed:
         wanted["pre_tokenization"], found["pre_tokenization"] = passed["pre_tokenization"], tokenizer.pre_tokenization
-    for name in sorted(START_OPTIONS & passed.keys()) if settings is not None else ():
+    for name in sorted(START_OPTIONS & passed.keys()):
         # Folders are not recorded, and may have another path now.
         wanted[name], found[name] = (Path(str(options.get(name))).name for options in (passed, settings))
     different = [f"{name} {value} (there: {found[name]})" for name, value in wanted.items() if found[name] != value]
