@@ -216,18 +216,14 @@ def test_accelerates_own_half_precision_is_refused(tmp_path, monkeypatch):
     AcceleratorState._reset_state(reset_partial_state=True)
 
 
-@pytest.mark.parametrize(
-    "device, options, chosen", [("cuda", {}, ["high"]), ("cuda", {"tf32": False}, ["highest"]), ("cpu", {}, [])]
-)
-def test_tf32_is_for_cuda(device, options, chosen, tmp_path, monkeypatch):
-    accelerator = SimpleNamespace(
-        device=torch.device(device), num_processes=1, mixed_precision="no", log_with=["tensorboard"]
-    )
+def test_tf32_is_for_cuda(tmp_path, monkeypatch):
+    accelerator, received = SimpleNamespace(num_processes=1, mixed_precision="no", log_with=["tensorboard"]), []
     monkeypatch.setattr(run_pretraining, "Accelerator", lambda **_: accelerator)
-    received: list[str] = []
     monkeypatch.setattr(torch, "set_float32_matmul_precision", received.append)
-    assert run_pretraining.make_accelerator(PretrainingArguments(output_dir=str(tmp_path), **options)) is accelerator
-    assert received == chosen
+    for device, tf32 in (("cuda", True), ("cuda", False), ("cpu", True)):
+        accelerator.device = torch.device(device)
+        run_pretraining.make_accelerator(PretrainingArguments(output_dir=str(tmp_path), tf32=tf32))
+    assert received == ["high", "highest"]
 
 
 # Files after training
@@ -263,13 +259,8 @@ def test_push_to_hub(tmp_path, monkeypatch):
     hub = MagicMock()
     hub.return_value.create_repo.return_value.repo_id = "someone/created"
     monkeypatch.setattr(publishing, "HfApi", hub)
-    options = {
-        "push_to_hub": True,
-        "hub_model_id": "someone/elmo-tiny",
-        "hub_private_repo": True,
-        "hub_token": "a-token",
-    }
-    pretrain(tmp_path, **SHORT | {"save_steps": 1}, **options, report_to="tensorboard")
+    options = {"hub_model_id": "someone/elmo-tiny", "hub_private_repo": True, "hub_token": "a-token"}
+    pretrain(tmp_path, **SHORT, **options, push_to_hub=True, report_to="tensorboard")
     hub.assert_called_once_with(token="a-token")
     hub.return_value.create_repo.assert_called_once_with("someone/elmo-tiny", private=True, exist_ok=True)
     upload = hub.return_value.upload_folder.call_args.kwargs
@@ -277,11 +268,9 @@ def test_push_to_hub(tmp_path, monkeypatch):
     folder = Path(upload["folder_path"])
     paths = [path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()]
     files = set(filter_repo_objects(paths, allow_patterns=upload["allow_patterns"]))
-    assert not [file for file in files if "checkpoint" in file or "training_state" in file or file.startswith(".")]
-    assert not [file for file in files if "tfevents" in file]
-    assert files >= {"config.json", "model.safetensors", "modeling_elmo.py", "tokenization_elmo.py", "tokenizer.json"}
-    assert files >= {"README.md", "results/pretraining.json", "tokenizer_config.json", "configuration_elmo.py"}
-    assert files >= {"modules.json", "sentence_bert_config.json"}
+    assert not [file for file in files if re.search(r"checkpoint|training_state|tfevents|^\.", file)]
+    assert files >= {"config.json", "model.safetensors", "modeling_elmo.py", "tokenizer.json", "modules.json"}
+    assert files >= {"README.md", "results/pretraining.json"}
     sent = "".join((tmp_path / "run" / file).read_text("utf-8", "ignore") for file in files)
     assert "a-token" not in sent and str(tmp_path) not in sent
 

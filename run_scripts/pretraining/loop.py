@@ -108,10 +108,7 @@ class Stopped(SystemExit):
 
 
 class StopSignal:
-    """Within its `with` block, remembers the first SIGTERM or Ctrl-C. A second one acts as usual.
-
-    Python gives signals to the main thread only: in another thread, nothing is remembered.
-    """
+    """Within its `with` block, remembers the first SIGTERM or Ctrl-C in the main thread. A second one acts as usual."""
 
     def __init__(self):
         self.received: int | None = None
@@ -240,9 +237,8 @@ class Pretraining:
 
     def _is_finished(self) -> bool:
         patience = self.arguments.early_stopping_patience
-        if patience is not None and self.progress.evaluations_since_best >= patience:
-            return True
-        return 0 < self.arguments.max_steps <= self.progress.step
+        has_no_patience = patience is not None and self.progress.evaluations_since_best >= patience
+        return has_no_patience or 0 < self.arguments.max_steps <= self.progress.step
 
     def _is_after_the_last_epoch(self, batch: LMBatch) -> bool:
         epochs = self.arguments.num_train_epochs if self.arguments.max_steps <= 0 else math.inf

@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 import torch
 import torch.distributed as dist
-from safetensors import safe_open
+from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils._pytree import tree_map
@@ -160,23 +160,20 @@ def load_accumulators(model: nn.Module, optimizers: list[Optimizer], path: Path,
         path: file that `elmo convert --optimizer_state` wrote, of the same model.
         skipped: beginnings of the names of parameters that begin with new accumulators.
     """
-    without = []
-    with safe_open(path, framework="pt") as file:
-        saved = set(file.keys())
-        for optimizer in optimizers:
-            state = optimizer.state_dict()
-            for index, name in enumerate(parameter_names(optimizer, model)):
-                if name not in saved or name.startswith(skipped):
-                    without.append(name)
-                    continue
-                accumulator, shape = file.get_tensor(name), state["state"][index]["sum"].shape
-                if accumulator.shape != shape:
-                    raise ValueError(
-                        f"{path} belongs to another model: {name} has shape {tuple(accumulator.shape)} there and "
-                        f"{tuple(shape)} here. Delete the file to begin with new accumulators."
-                    )
-                state["state"][index]["sum"] = accumulator.clone()  # a view of the file
-            load_gathered(optimizer, state)
+    saved, without = load_file(path), []
+    for optimizer in optimizers:
+        state = optimizer.state_dict()
+        for name, values in zip(parameter_names(optimizer, model), state["state"].values(), strict=True):
+            if name not in saved or name.startswith(skipped):
+                without.append(name)
+            elif saved[name].shape != values["sum"].shape:
+                raise ValueError(
+                    f"{path} belongs to another model: {name} has shape {tuple(saved[name].shape)} there and "
+                    f"{tuple(values['sum'].shape)} here. Delete the file to begin with new accumulators."
+                )
+            else:
+                values["sum"] = saved[name].clone()  # a view of the file
+        load_gathered(optimizer, state)
     return without
 
 
