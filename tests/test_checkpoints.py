@@ -301,9 +301,8 @@ def test_an_error_of_the_main_process_is_raised_by_all(monkeypatch):
     def full():
         raise OSError("The disk is full.")
 
-    with pytest.raises(OSError, match="^The disk is full.$"):
-        on_main_process(SimpleNamespace(is_main_process=True), full)
-    with pytest.raises(OSError, match="The main process has ended: The disk is full."):
-        on_main_process(SimpleNamespace(is_main_process=False), full)
+    for is_main_process, message in ((True, "^The disk is full.$"), (False, "has ended: The disk is full.")):
+        with pytest.raises(OSError, match=message):
+            on_main_process(SimpleNamespace(is_main_process=is_main_process), full)
     sent.clear()
     assert [on_main_process(SimpleNamespace(is_main_process=each), lambda: 7) for each in (True, False)] == [7, 7]

@@ -23,10 +23,10 @@ def base(tmp_path_factory) -> Path:
     return save_model(folder, vocab=["<S>", "</S>", "<UNK>", *words], pre_tokenization="whitespace")
 
 
-def save_model(folder: Path, sizes: dict | None = None, **options) -> Path:
+def save_model(folder: Path, **options) -> Path:
     tokenizer = ELMoTokenizer(max_word_length=12, **options)
     torch.manual_seed(0)
-    model = ELMoForPreTraining(ELMoConfig.from_preset("tiny", **MODEL | (sizes or {}), vocab_size=len(tokenizer)))
+    model = ELMoForPreTraining(ELMoConfig.from_preset("tiny", **MODEL, vocab_size=len(tokenizer)))
     for part in (model, tokenizer):
         part.save_pretrained(folder / "run")
     return folder
@@ -88,22 +88,6 @@ def test_words_in_both_vocabularies_keep_their_rows(kind, base, tmp_path):
     assert_same(model.elmo.state_dict(), old_model.elmo.state_dict())
     tokens = tokenizer([["밥", "gone"]], is_split_into_words=True)["input_ids"][0]
     assert list(tokens) == [1, ids["밥"], 3, 2]
-
-
-def test_an_adaptive_softmax_can_be_extended(tmp_path):
-    vocab = ["<S>", "</S>", "<UNK>", "the", "play", "was", "staged"]
-    save_model(tmp_path, {"softmax_type": "adaptive", "adaptive_cutoffs": [4], "projection_size": 16}, vocab=vocab)
-    (tmp_path / "words.txt").write_text("<S>\n</S>\n<UNK>\nopera\nplay\n", encoding="utf-8")
-    old = ELMoForPreTraining.from_pretrained(tmp_path / "run")
-    options = {"vocabulary_file": tmp_path / "words.txt", "output_dir": tmp_path / "new"}
-    model, tokenizer = start(tmp_path, tmp_path, vocabulary="extend", **options)
-    assert tokenizer.convert_ids_to_tokens(range(9)) == ["<PAD>", *vocab, "opera"]
-    assert model.config.vocab_size == 9
-    hidden = torch.randn(2, 16)
-    found, before = (each.eval().softmax(hidden) for each in (model, old))
-    assert_same({"head": found[:, 1:5]}, {"head": before[:, 1:5]})
-    with pytest.raises(ValueError, match="`--softmax_type full`"):
-        start(tmp_path, tmp_path, vocabulary="replace", **options)
 
 
 def test_a_new_vocabulary_keeps_added_markers(tmp_path):
