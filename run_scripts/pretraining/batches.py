@@ -58,9 +58,6 @@ class SentenceEncoder:
         self.splits_at_spaces = is_split_into_words or tokenizer.splitter.name == "whitespace"
         self.split = str.split if self.splits_at_spaces else tokenizer.splitter.words
 
-    def words(self, text: SentenceText) -> list[str]:
-        return words_of(text, self.split)
-
     def max_words(self, text: SentenceText) -> int:
         """An upper bound of the number of words that is cheap to compute.
 
@@ -244,7 +241,7 @@ class SentenceBatches(CorpusBatches):
         if max_length <= self.tokens_per_batch:
             return [sentence]
         (file, line), text = sentence
-        words, room = self.encoder.words(text), self.tokens_per_batch - 2
+        words, room = words_of(text, self.encoder.split), self.tokens_per_batch - 2
         if len(words) > room and not self.has_warned:
             self.has_warned = True
             logger.warning(
@@ -254,7 +251,7 @@ class SentenceBatches(CorpusBatches):
         return [((file, line), words[start : start + room]) for start in range(0, len(words), room)]
 
     def _encode(self, sentences: list[SourceSentence], position: dict[str, int], lines: float) -> LMBatch:
-        words = [self.encoder.words(text) for _, text in sentences]
+        words = [words_of(text, self.encoder.split) for _, text in sentences]
         inputs = self.encoder.batch(words)
         return LMBatch(
             inputs=inputs,
@@ -306,7 +303,7 @@ class StreamRow:
         while steps and self.has_more:
             if self.tokens is None:
                 _, text = self.block.sentences[self.line]
-                self.tokens = self.encoder.stream(self.encoder.words(text), self.backward)
+                self.tokens = self.encoder.stream(words_of(text, self.encoder.split), self.backward)
                 self.lines_read[self.block.epoch] += not self.offset
             tokens = AlignedTokens(*(column[self.offset : self.offset + steps] for column in self.tokens))
             self.offset += len(tokens.targets)

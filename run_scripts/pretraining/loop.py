@@ -103,10 +103,6 @@ class PretrainingArguments(OptimizationArguments):
         )
 
 
-class Stopped(SystemExit):
-    """A run ended after a signal, with a checkpoint. The exit status is the shell's for that signal."""
-
-
 class StopSignal:
     """Within its `with` block, remembers the first SIGTERM or Ctrl-C in the main thread. A second one acts as usual."""
 
@@ -175,7 +171,7 @@ class Pretraining:
         self.host_group = dist.new_group(backend="gloo") if accelerator.num_processes > 1 else None
 
     def train(self):
-        """Trains from the step of `self.progress` to the end. Raises `Stopped` after SIGTERM or Ctrl-C."""
+        """Trains from the step of `self.progress` to the end. Raises `SystemExit` after SIGTERM or Ctrl-C."""
         if self.progress.step == 0 and self.plain_model.config.has_softmax:  # a new softmax of a checkpoint is random
             self._evaluate()
         workers, is_cuda = self.arguments.dataloader_num_workers, self.accelerator.device.type == "cuda"
@@ -443,7 +439,7 @@ class Pretraining:
             f"Stopped at step {self.progress.step} by signal {number}; "
             f"{self.checkpoints.find(self.progress.step)} is complete. Continue with --resume_from_checkpoint last."
         )
-        raise Stopped(128 + number)
+        raise SystemExit(128 + number)  # the shell's exit status
 
     def _print(self, text: str):
         if self.accelerator.is_main_process:

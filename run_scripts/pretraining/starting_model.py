@@ -160,7 +160,8 @@ def make_starting_model(
         words, _ = read_vocabulary(path)
         tokenizer = change_vocabulary(model, tokenizer, words, keep_all=arguments.vocabulary == "extend")
         if arguments.vocabulary_size is not None:  # with the old words, if they were kept
-            on_main_process(accelerator, partial(write_vocabulary, path, _words_by_id(tokenizer)))
+            words = tokenizer.convert_ids_to_tokens(range(len(tokenizer)))
+            on_main_process(accelerator, partial(write_vocabulary, path, words))
     return model, tokenizer
 
 
@@ -185,15 +186,11 @@ def change_vocabulary(
     """
     old = tokenizer.get_vocab()
     if keep_all:
-        words = [*_words_by_id(tokenizer), *(word for word in words if word not in old)]
+        words = [*sorted(old, key=old.__getitem__), *(word for word in words if word not in old)]
     tokenizer = tokenizer.with_vocabulary(words)  # it may have more words: markers that were added to the tokenizer
-    model.replace_vocabulary([old.get(word, -1) for word in _words_by_id(tokenizer)])
+    words = tokenizer.convert_ids_to_tokens(range(len(tokenizer)))
+    model.replace_vocabulary([old.get(word, -1) for word in words])
     return tokenizer
-
-
-def _words_by_id(tokenizer: ELMoTokenizer) -> list[str]:
-    ids = tokenizer.get_vocab()
-    return sorted(ids, key=ids.__getitem__)
 
 
 def check_same_model(
