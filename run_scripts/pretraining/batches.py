@@ -405,7 +405,10 @@ class StreamWindows(CorpusBatches):
         found = self._find({(epoch, number) for epoch, number, *_ in positions if number >= 0}, blocks)
         for row, (epoch, number, line, offset) in zip(rows, positions, strict=False):
             if number >= 0:
-                row.go_to(found[epoch, number], line, offset)
+                block = found[epoch, number]
+                if offset and offset > len(words_of(block.sentences[line][1], self.encoder.split)):  # of release 1.0.0
+                    line, offset = line + 1, 0
+                row.go_to(block, line, offset)
         return rows
 
     def _find(self, numbers: set, blocks: Iterator[SentenceBlock]) -> dict[tuple, SentenceBlock]:
