@@ -18,8 +18,7 @@ from tqdm.auto import tqdm
 
 from modeling_elmo import ELMoForPreTraining, ELMoTokenizer
 from modeling_elmo.run_scripts.pretraining.corpus import HeldOutArguments
-from modeling_elmo.run_scripts.pretraining.evaluation import Perplexity, evaluate, held_out_batches
-from modeling_elmo.run_scripts.pretraining.options import check_context
+from modeling_elmo.run_scripts.pretraining.evaluation import Perplexity, check_context, evaluate, held_out_batches
 from modeling_elmo.run_scripts.program.command_line import ProgramParser, option, run
 from modeling_elmo.run_scripts.program.files import check_model, check_output, load_pretrained, write_json
 from modeling_elmo.run_scripts.program.processes import check_processes, has_accelerator

@@ -21,26 +21,30 @@ from accelerate import Accelerator
 from accelerate.utils import InitProcessGroupKwargs, is_tensorboard_available, set_seed
 from transformers.utils import cached_file, logging
 
-from modeling_elmo import ELMoTokenizer
+from modeling_elmo import ELMoForPreTraining
 from modeling_elmo.conversion.tensorflow import OPTIMIZER_STATE
 from modeling_elmo.run_scripts.cards.bilm_card import perplexity_values, write_bilm_card
-from modeling_elmo.run_scripts.cards.card import CardArguments, without_folders, write_card_facts, write_result
+from modeling_elmo.run_scripts.cards.card import (
+    CardArguments,
+    hub_name,
+    without_folders,
+    write_card_facts,
+    write_result,
+)
 from modeling_elmo.run_scripts.cards.publishing import FLAG, push
-from modeling_elmo.run_scripts.pretraining.batches import SentenceBatches, SentenceEncoder
-from modeling_elmo.run_scripts.pretraining.checkpoints import Checkpoints, on_main_process
+from modeling_elmo.run_scripts.pretraining.batches import SentenceEncoder
+from modeling_elmo.run_scripts.pretraining.checkpoints import Checkpoints, Progress, on_main_process
 from modeling_elmo.run_scripts.pretraining.corpus import Corpus, CorpusArguments, Survey
-from modeling_elmo.run_scripts.pretraining.evaluation import held_out_batches
-from modeling_elmo.run_scripts.pretraining.loop import Pretraining
+from modeling_elmo.run_scripts.pretraining.evaluation import check_context
+from modeling_elmo.run_scripts.pretraining.loop import Pretraining, PretrainingArguments
 from modeling_elmo.run_scripts.pretraining.optimization import load_accumulators
-from modeling_elmo.run_scripts.pretraining.options import PretrainingArguments, check_context
-from modeling_elmo.run_scripts.pretraining.records import record_of_run, settings_of
 from modeling_elmo.run_scripts.pretraining.starting_model import (
     ModelArguments,
     check_same_model,
     load_checkpoint,
     make_starting_model,
+    settings_of,
 )
-from modeling_elmo.run_scripts.pretraining.streams import StreamWindows
 from modeling_elmo.run_scripts.program.command_line import ProgramParser, option, run
 from modeling_elmo.run_scripts.program.processes import check_processes, has_accelerator, sole_run
 
@@ -92,24 +96,11 @@ def pretrain(
         model, tokenizer = load_checkpoint(str(checkpoint))
     split = SentenceEncoder(tokenizer, corpus_args.is_split_into_words).split
     survey = on_main_process(accelerator, partial(corpus.survey, held_out, split, tokenizer.alphabet))
-    evaluation_batches = None
-    if held_out is not None:
-        size = training_args.per_device_eval_batch_tokens
-        evaluation_batches = partial(held_out_batches, corpus_args, "sentence", size, tokenizer, accelerator)
-    training = Pretraining(
-        accelerator,
-        training_args,
-        model,
-        tokenizer,
-        partial(training_batches, corpus, tokenizer, corpus_args, training_args, accelerator, survey),
-        evaluation_batches,
-        training_args.number_of_steps(corpus_args.context, survey, accelerator.num_processes),
-        carries_states=corpus_args.context == "stream",
-    )
+    training = Pretraining(accelerator, training_args, model, tokenizer, corpus, corpus_args, survey)
     training.progress.base_model = model_args.model_name_or_path
     if checkpoint is not None:
         training.restore(checkpoint)
-        check_same_model(model.config, tokenizer, training.progress.settings, model_args, checkpoint)
+        check_same_model(model.config, tokenizer, training.progress.settings or {}, model_args, checkpoint)
     else:
         continue_adagrad(training, model_args)
     if message := training.progress.evaluate_on(held_out.order if held_out else None):
@@ -192,28 +183,32 @@ def continue_adagrad(training: Pretraining, model_args: ModelArguments):
     training.accelerator.print(f"Adagrad continues with the accumulators of {path}{new}.")
 
 
-def training_batches(
-    corpus: Corpus,
-    tokenizer: ELMoTokenizer,
-    corpus_args: CorpusArguments,
-    arguments: PretrainingArguments,
-    accelerator: Accelerator,
+def record_of_run(
+    progress: Progress,
+    model: ELMoForPreTraining,
+    corpus: CorpusArguments,
     survey: Survey | None,
-    position: dict[str, Any] | None,
-) -> SentenceBatches | StreamWindows:
-    """The batches of this process after a position, or from the beginning of the text."""
-    options = {
-        "is_split_into_words": corpus_args.is_split_into_words,
-        "shuffle_buffer": corpus_args.shuffle_buffer,
-        "seed": arguments.seed,
-        "rank": accelerator.process_index,
-        "world_size": accelerator.num_processes,
-        "position": position,
-        "survey": survey,
+    published_step: int,
+) -> dict[str, Any]:
+    """The content of `results/pretraining.json`."""
+    data: dict[str, Any] = {
+        "train": corpus.train_file or [str(corpus.dataset)],
+        "validation": corpus.validation_file or [*filter(None, [corpus.validation_split])],
     }
-    if corpus_args.context == "sentence":
-        return SentenceBatches(corpus, tokenizer, arguments.per_device_train_batch_tokens, **options)
-    return StreamWindows(corpus, tokenizer, arguments.per_device_train_batch_size, arguments.unroll_steps, **options)
+    if survey is not None:
+        data |= {"sentences": survey.lines, "words": survey.words, "longest_sentence": survey.longest}
+        room = model.config.max_word_length - 2  # without the characters for begin and end of word
+        data["cut_words"] = sum(number for length, number in survey.lengths.items() if length > room)
+    return {
+        "num_parameters": model.num_parameters(),
+        "data": data,
+        "settings": progress.settings,
+        "earlier_settings": progress.earlier_settings,
+        "log": progress.log,
+        "base_model": progress.base_model,
+        "base_model_on_hub": hub_name(progress.base_model),
+        "published_step": published_step,
+    }
 
 
 def publish(training: Pretraining, survey: Survey | None, corpus_args: CorpusArguments, hub_args: HubArguments):
@@ -225,7 +220,7 @@ def publish(training: Pretraining, survey: Survey | None, corpus_args: CorpusArg
         raise FileNotFoundError(f"{output_dir} has no checkpoint; the last one was removed during the run.")
     training.checkpoints.publish(checkpoint)
     step = int(checkpoint.name.split("-")[1])
-    record = record_of_run(progress, training.plain_model, training.tokenizer, corpus_args, survey, step)
+    record = record_of_run(progress, training.plain_model, corpus_args, survey, step)
     write_result(output_dir, "pretraining", without_folders(record))
     write_card_facts(output_dir, hub_args)
     repo_id = hub_args.hub_model_id or output_dir.resolve().name

@@ -33,7 +33,6 @@ MODEL = {
     "projection_size": 8,
     "max_word_length": 12,
 }
-TWO_PROCESSES = ("--standalone", "--nproc_per_node", "2")
 TIMES = ("words_per_second", "data_wait")
 
 Options = dict[str, Any]
@@ -132,22 +131,12 @@ def two_machines(num_processes: int) -> list[list[str]]:
     return [[*each, "--node_rank", str(rank)] for rank in range(2)]
 
 
-def start_runs(folder: Path, program: str, runs: list[Options], launcher: Iterable[str]) -> subprocess.Popen:
+def launch(folder: Path, program: str, runs: list[Options]) -> str:
+    """Makes the runs in two processes, whose output it returns. The log or figures of each are in `NUMBER.json`."""
     folder.mkdir(exist_ok=True)
     runs = [{**options, "use_cpu": False} for options in runs]
     (folder / "runs.json").write_text(json.dumps([program, runs], default=str), encoding="utf-8")
-    return torchrun(launcher, __file__, folder)
-
-
-def launch(folder: Path, program: str, runs: list[Options]) -> str:
-    """Makes the runs in two processes.
-
-    Writes the log or figures of each run to `folder / NUMBER.json`.
-
-    Returns:
-        The output of both processes.
-    """
-    with start_runs(folder, program, runs, TWO_PROCESSES) as launcher:
+    with torchrun(("--standalone", "--nproc_per_node", "2"), __file__, folder) as launcher:
         output, errors = launcher.communicate(timeout=300)
     assert launcher.returncode == 0, errors[-4000:]
     return output

@@ -1,4 +1,4 @@
-"""Batches of whole sentences; workers, positions and errors of sentences and streams."""
+"""Batches of whole sentences and windows of streams, against their definitions; workers, positions and errors."""
 
 import json
 import logging
@@ -7,31 +7,53 @@ import subprocess
 import sys
 import tracemalloc
 from collections import Counter
-from itertools import islice, takewhile
+from itertools import islice, pairwise, product, takewhile
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from text_batches import (
-    ENGLISH,
-    KOREAN,
-    SPLIT,
-    TEXT,
-    TOKENIZER,
-    assert_same_batches,
-    decoded,
-    two_files,
-    write,
-)
 
-from modeling_elmo import ELMoTokenizer
-from modeling_elmo.run_scripts.pretraining.batches import SentenceBatches, batch_loader
+from modeling_elmo import ELMoConfig, ELMoForPreTraining, ELMoTokenizer
+from modeling_elmo.run_scripts.pretraining.batches import LMBatch, SentenceBatches, StreamWindows, batch_loader
 from modeling_elmo.run_scripts.pretraining.corpus import Corpus, CorpusArguments, Survey
-from modeling_elmo.run_scripts.pretraining.streams import StreamWindows
 from modeling_elmo.run_scripts.program.command_line import run
 
-ROOT = Path(__file__).parents[1]
+TEXT = Path(__file__).parent / "fixtures" / "text"
+ENGLISH = (TEXT / "en.txt").read_text(encoding="utf-8").splitlines()
+KOREAN = (TEXT / "ko.txt").read_text(encoding="utf-8").splitlines()
+WORDS = sorted({word for line in [*ENGLISH, *KOREAN, "sea is"] for word in line.split()})
+TOKENIZER = ELMoTokenizer(vocab=["<S>", "</S>", "<UNK>", *WORDS], max_word_length=40)
+SPLIT = {"is_split_into_words": True}
+
+
+def two_files() -> Corpus:
+    """444 lines."""
+    return Corpus.from_files([str(TEXT / "en.txt"), str(TEXT / "ko.txt")])
+
+
+def write(path: Path, lines) -> Corpus:
+    path.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+    return Corpus.from_files([str(path)])
+
+
+def decoded(character_ids, input_ids) -> list[list[str]]:
+    """The words of each row without padding, from the characters. They must be the words of the ids."""
+    rows = TOKENIZER.decode_characters(character_ids)
+    ids = [row[row > 0] for row in input_ids]
+    assert rows == [TOKENIZER.convert_ids_to_tokens(row.tolist()) for row in ids]
+    return rows
+
+
+def content(batch: LMBatch) -> tuple:
+    inputs = {name: (tensor.dtype, tensor.tolist()) for name, tensor in batch.inputs.items()}
+    return inputs, batch.epoch, batch.fraction, batch.num_predictions, batch.num_unknown
+
+
+def assert_same_batches(batches, expected):
+    assert list(map(content, batches)) == list(map(content, expected))
+
+
 RAW = [line for line in (TEXT / "en_raw.txt").read_text(encoding="utf-8").splitlines() if line.strip()]
 
 
@@ -67,7 +89,6 @@ def test_a_batch_of_sentences(tmp_path):
     expected = TOKENIZER(["the sea", "zyzzyva the", "it was the sea"], padding=True, return_tensors="pt")
     assert torch.equal(batch.inputs["character_ids"], expected["character_ids"].to(torch.int16))
     assert (batch.num_predictions, batch.num_unknown, batch.epoch, batch.fraction) == (11, 1, 0, 1.0)
-    assert batch.source_lines == [(str(tmp_path / "a.txt"), line) for line in (1, 2, 4)]
 
 
 def test_ranks_and_workers_share_one_sequence():
@@ -89,7 +110,7 @@ def test_streamed_data_set_is_read_whole_by_every_worker(tmp_path):
     for number, part in enumerate((ENGLISH[:30], ENGLISH[30:60])):
         records = "\n".join(json.dumps({"text": line}) for line in part)
         (tmp_path / "data" / f"train-{number}.jsonl").write_text(records, encoding="utf-8")
-    corpus = Corpus.from_dataset(CorpusArguments(dataset=str(tmp_path / "data"), streaming=True), "train")
+    corpus = Corpus.from_arguments(CorpusArguments(dataset=str(tmp_path / "data"), streaming=True))
     assert corpus.survey() is None
     batches = list(batch_loader(SentenceBatches(corpus, TOKENIZER, 200, repeat=False, **SPLIT), num_workers=2))
     assert Counter(text for batch in batches for text in sentences_of(batch)) == Counter(ENGLISH[:60])
@@ -134,12 +155,115 @@ def test_no_batch_exceeds_its_tokens(tmp_path, caplog, monkeypatch, pre_tokeniza
     assert "a.txt:" in warning and "too many for a batch of 100 tokens" in warning
 
 
-def test_a_long_line_is_cut(tmp_path):
-    corpus = write(tmp_path / "a.txt", ["the sea", "a b c d e f g h i j k"])
-    batches = list(SentenceBatches(corpus, TOKENIZER, 6, repeat=False, survey=Survey(2, 13), **SPLIT))
-    assert sorted(batch.source_lines[0][1] for batch in batches) == [1, 2, 2, 2]
-    assert sorted(batch.num_predictions - 1 for batch in batches) == [2, 3, 4, 4]
-    assert batches[-1].fraction == 1.0
+# Streams
+
+
+def targets(ids) -> list[list[str]]:
+    return [TOKENIZER.convert_ids_to_tokens(row[row != -100].tolist()) for row in ids]
+
+
+def plain_stream(lines: list[str], backward: bool) -> tuple[list[str], list[str]]:
+    """The definition: inputs and targets of a row that reads these lines."""
+    inputs, predicted = [], []
+    for line in lines:
+        words = ["<S>", *line.split(), "</S>"]
+        words = words[::-1] if backward else words
+        inputs += words[:-1]
+        predicted += words[1:]
+    return inputs, predicted
+
+
+def rows_of(batches, prefix: str, number: int) -> tuple[list[str], list[str]]:
+    """Inputs and targets of a row, all windows after each other."""
+    inputs, predicted = [], []
+    for batch in batches:
+        row = slice(number, number + 1)
+        inputs += decoded(batch.inputs[f"{prefix}character_ids"][row], batch.inputs[f"{prefix}input_ids"][row])[0]
+        predicted += targets(batch.inputs[f"{prefix or 'forward_'}targets"][row])[0]
+    return inputs, predicted
+
+
+@pytest.mark.parametrize("world_size, rows", [(1, 1), (1, 3), (2, 4)])
+def test_held_out_text_is_predicted_once(world_size, rows):
+    corpus = two_files()
+    survey, pieces = corpus.survey(), []
+    for rank in range(world_size):
+        options = {"rank": rank, "world_size": world_size, "survey": survey, "shuffle": False, "repeat": False}
+        batches = list(batch_loader(StreamWindows(corpus, TOKENIZER, rows, 20, **options, **SPLIT), rank))
+        assert {tuple(batch.inputs["character_ids"].shape) for batch in batches} == {(rows, 20, 40)}
+        for row in range(rows):
+            forward, backward = rows_of(batches, "", row), rows_of(batches, "backward_", row)
+            lines = [line.strip() for line in " ".join(forward[0]).split("<S> ")[1:]]
+            assert forward == plain_stream(lines, False) and backward == plain_stream(lines, True)
+            pieces.append(lines)
+        masked = batches[-1].inputs["forward_targets"] == -100
+        if masked.any():
+            assert torch.equal(batches[-1].inputs["attention_mask"], (~masked).long())
+            assert not batches[-1].inputs["character_ids"][masked].any()
+        assert "attention_mask" not in batches[0].inputs
+    assert sum(pieces, []) == ENGLISH + KOREAN
+    words = [sum(len(line.split()) for line in piece) for piece in pieces]
+    assert max(words) - min(words) < 120
+    assert sum(batch.num_predictions for batch in batches) == sum(words[-rows:]) + sum(map(len, pieces[-rows:]))
+
+
+def test_more_rows_than_held_out_sentences(tmp_path):
+    corpus = write(tmp_path / "a.txt", ["the sea", "it"])
+    data = StreamWindows(corpus, TOKENIZER, 5, 4, shuffle=False, repeat=False, survey=corpus.survey(), **SPLIT)
+    (batch,) = data
+    model = ELMoForPreTraining(ELMoConfig.from_preset("tiny", vocab_size=len(TOKENIZER), max_word_length=40))
+    assert torch.isfinite(model(**batch.inputs).loss)
+    assert batch.num_predictions == 5 and int(batch.inputs["attention_mask"].sum()) == 5
+
+
+@pytest.mark.parametrize("world_size", [1, 2])
+def test_a_block_has_windows_of_its_own(tmp_path, world_size):
+    """The rows of all ranks read each block once in an epoch, and each direction in an order of its own."""
+    lines = [" ".join([word, *["sea"] * (number % 7)]) for number, word in enumerate(WORDS[:640])]
+    corpus = write(tmp_path / "a.txt", lines)
+    found = {"": [], "backward_": []}
+    for rank in range(world_size):
+        options = {"rank": rank, "world_size": world_size, "repeat": False, "survey": corpus.survey()}
+        batches = list(StreamWindows(corpus, TOKENIZER, 3, 20, **options, **SPLIT))
+        assert batches[0].resets.all() and not batches[1].resets.any()
+        for (direction, prefix), row in product(enumerate(found), range(3)):
+            starts = [number for number, batch in enumerate(batches) if batch.resets[direction, row]]
+            for start, end in pairwise([*starts, len(batches)]):
+                found[prefix].append(rows_of(batches[start:end], prefix, row))
+    for prefix, blocks in found.items():
+        expected = [plain_stream(lines[start : start + 64], bool(prefix)) for start in range(0, 640, 64)]
+        assert sorted(blocks) == sorted(expected)
+    first, second = ([sorted(inputs) for inputs, _ in blocks] for blocks in found.values())
+    assert [block[2:4] for block in first] != [block[2:4] for block in second]
+
+
+@pytest.mark.parametrize("world_size", [1, 2])
+def test_streams_continue_from_every_position(world_size):
+    corpus = two_files()
+    survey = corpus.survey()
+
+    def batches(rank, position=None):
+        options = {"rank": rank, "world_size": world_size, "position": position, "survey": survey}
+        return StreamWindows(corpus, TOKENIZER, 4, 45, shuffle_buffer=100, **options, **SPLIT)
+
+    whole = [list(islice(batches(rank), 80 // world_size)) for rank in range(world_size)]
+    assert whole[0][0].epoch == 0 and whole[0][-1].epoch == 1
+    for done in range(1, len(whole[0]) - 3):
+        position = StreamWindows.merge_positions([rank[done - 1].position for rank in whole])
+        position = json.loads(json.dumps(position))
+        assert StreamWindows.merge_positions([position] * world_size) == position  # no batch followed
+        for rank in range(world_size):
+            resumed = batch_loader(batches(rank, position), num_workers=int(done % 40 == 1))
+            assert_same_batches(islice(resumed, 3), whole[rank][done : done + 3])
+
+
+def test_every_rank_gets_some_of_a_single_line(tmp_path):
+    corpus = write(tmp_path / "a.txt", ["the sea"])
+    for rank in range(3):
+        (batch,) = islice(StreamWindows(corpus, TOKENIZER, 2, 4, rank=rank, world_size=3, **SPLIT), 1)
+        assert [rows_of([batch], "", row) for row in range(2)] == 2 * [plain_stream(["the sea"], False)]
+        (batch,) = islice(SentenceBatches(corpus, TOKENIZER, 9, rank=rank, world_size=3, **SPLIT), 1)
+        assert batch.epoch == rank
 
 
 # Sentences and streams
@@ -152,9 +276,9 @@ def test_order_is_decided_by_seed_and_epoch(kind):
     def lines(seed, epoch=0, **options):
         data = make(kind, corpus, seed=seed, survey=corpus.survey(), **options)
         begun = takewhile(lambda batch: batch.epoch <= epoch, data)
-        return [batch.source_lines for batch in begun if batch.epoch == epoch]
+        read = sentences_of if kind == "sentences" else lambda batch: batch.inputs["input_ids"].tolist()
+        return [read(batch) for batch in begun if batch.epoch == epoch]
 
-    assert lines(0) == lines(0)
     first, second, other = lines(0), lines(0, 1), lines(1)
     assert first != second and first != other
     if kind == "sentences":
@@ -188,45 +312,41 @@ def test_fraction_of_an_epoch_grows(kind):
     assert np.diff(marks).max() < 0.2  # rows of a stream may already be in the next epoch
 
 
-@both_kinds
-def test_a_corpus_without_sentences_is_not_read_forever(kind, tmp_path):
-    with pytest.raises(ValueError, match="There is no sentence in .*a.txt"):
-        next(iter(make(kind, write(tmp_path / "a.txt", ["", " "]))))
-
-
 # Positions
 
 
 def test_positions_of_other_batches_are_refused():
-    corpus = two_files()
-    sentences, stream = ({"position": next(iter(make(kind, corpus))).position} for kind in ("sentences", "stream"))
-    with pytest.raises(ValueError, match="batches='StreamWindows', but here it is 'SentenceBatches'"):
-        make("sentences", corpus, **stream)
-    with pytest.raises(ValueError, match="tokens_per_batch=500, but here it is 98.*Continue with the same value"):
-        SentenceBatches(corpus, TOKENIZER, 98, **sentences, **SPLIT)
-    with pytest.raises(ValueError, match="with rows=2, but here it is 3"):
-        StreamWindows(corpus, TOKENIZER, 3, 30, **stream, **SPLIT)
-    for name, before, now in (("seed", 0, 1), ("world_size", 1, 2)):
-        with pytest.raises(ValueError, match=f"with {name}={before}, but here it is {now}"):
-            make("stream", corpus, **stream, **{name: now})
-
-
-def test_positions_in_another_text_are_refused(tmp_path):
     """Also in a text with the same number of lines, which would be read twice or not at all."""
-    for name, lines in (("a.txt", ENGLISH[:20]), ("b.txt", ENGLISH[20:50])):
-        write(tmp_path / name, lines)
+    corpus, words = two_files(), {"is_split_into_words": True}
+    survey, backwards = corpus.survey(), Corpus.from_files([*reversed(corpus.files)])
 
-    def batches(*names, is_split_into_words=True, position=None):
-        corpus = Corpus.from_files([str(tmp_path / name) for name in names])
-        options = {"is_split_into_words": is_split_into_words, "position": position, "survey": corpus.survey()}
-        return SentenceBatches(corpus, TOKENIZER, 200, **options)
+    def sentences(position=None, corpus=corpus, tokens=500, seed=0, **options):
+        return SentenceBatches(corpus, TOKENIZER, tokens, seed=seed, position=position, **(words | options))
 
-    position = next(iter(batches("a.txt", "b.txt"))).position
-    batches("a.txt", "b.txt", position=position)
-    with pytest.raises(ValueError, match=r"with text='2 file\(s\) from a.txt on, \w+', but here it is '2 .* b.txt"):
-        batches("b.txt", "a.txt", position=position)
-    with pytest.raises(ValueError, match="saved with is_split_into_words=True, but here it is False"):
-        batches("a.txt", "b.txt", is_split_into_words=False, position=position)
+    def stream(position=None, rows=2, **options):
+        return StreamWindows(corpus, TOKENIZER, rows, 30, position=position, **{"survey": survey} | words | options)
+
+    for make_batches, others, message in (
+        (sentences, {"tokens": 98}, "tokens_per_batch=500, but here it is 98.*Continue with the same value"),
+        (sentences, {"seed": 1}, "seed=0, but here it is 1"),
+        (sentences, {"is_split_into_words": False}, "is_split_into_words=True, but here it is False"),
+        (sentences, {"corpus": backwards}, r"text='2 file\(s\) from en.txt on, \w+', but here it is '2 .* ko.txt"),
+        (stream, {"rows": 3}, "rows=2, but here it is 3"),
+        (stream, {"world_size": 2}, "world_size=1, but here it is 2"),
+        (stream, {"survey": Survey(443, 9000)}, "lines=444, but here it is 443"),
+    ):
+        position = next(iter(make_batches())).position
+        make_batches(position)
+        with pytest.raises(ValueError, match=f"saved with {message}"):
+            make_batches(position, **others)
+    position = next(iter(stream())).position
+    with pytest.raises(ValueError, match="batches='StreamWindows', but here it is 'SentenceBatches'"):
+        sentences(position)
+    position["ranks"][0][0][0][1] = 100
+    with pytest.raises(ValueError, match="The position is not in .*en.txt, .*ko.txt: the text has changed"):
+        next(iter(stream(position)))
+    with pytest.raises(ValueError, match="the size of a streamed data set is unknown. Leave out --streaming"):
+        stream(shuffle=False, repeat=False, survey=None)
 
 
 # Workers
@@ -253,7 +373,7 @@ if __name__ == "__main__":
 def test_workers_are_silent(tmp_path, method):
     (tmp_path / "program.py").write_text(PROGRAM)
     command = [sys.executable, "program.py", method, str(TEXT / "en_raw.txt")]
-    environment = {"PYTHONPATH": str(ROOT), "PATH": "", "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
+    environment = {"PYTHONPATH": str(TEXT.parents[2]), "PATH": "", "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
     done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
     assert (done.stdout, done.stderr) == ("5\n", "")
 

@@ -51,9 +51,7 @@ def test_save_and_find(tmp_path):
     assert checkpoints.last() == checkpoints.find(100) == checkpoints.output_dir / "checkpoint-100"
     state = load_state(checkpoints.last())
     assert state["step"] == 100 and torch.equal(state["tensor"], torch.full((100,), 100))
-    with pytest.raises(
-        OSError, match="checkpoint-20 cannot be written.* are checkpoint-5, checkpoint-20, checkpoint-100"
-    ):
+    with pytest.raises(OSError, match="checkpoint-20 cannot be written.* checkpoint-5, checkpoint-20, checkpoint-100"):
         checkpoints.save(20, writer(7))
     assert load_state(checkpoints.find(20))["step"] == 20
     assert not [name for name in names(checkpoints.output_dir) if name.startswith(".")]
@@ -118,7 +116,6 @@ FULL = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "model.safetensors")
     "fail, raised",
     [
         (partial(fail_to_write, KeyboardInterrupt()), KeyboardInterrupt),
-        (partial(fail_to_write, TypeError("a mistake")), TypeError),
         (partial(fail_to_write, FULL), OSError),
         (partial(write_too_much, torch.save), OSError),  # a full disk as torch reports it
         (partial(write_too_much, save_file), OSError),
@@ -134,7 +131,7 @@ def test_an_interrupted_write_leaves_no_trace(tmp_path, fail, raised):
     with pytest.raises(raised) as caught:
         checkpoints.save(3, write)
     if raised is OSError:
-        assert re.search("checkpoint-3 cannot be written: .* are checkpoint-1, checkpoint-2", str(caught.value))
+        assert re.search("checkpoint-3 cannot be written: .* checkpoints checkpoint-1, checkpoint-2", str(caught.value))
     assert names(tmp_path) == ["checkpoint-1", "checkpoint-2"]
     assert load_state(checkpoints.last())["step"] == 2
 
@@ -184,7 +181,7 @@ def test_clean_removes_only_its_own_folders(tmp_path):
 
 @pytest.mark.parametrize(
     "limit, best, left",
-    [(None, None, [1, 2, 3, 4]), (2, None, [3, 4]), (2, 1, [1, 4]), (2, 3, [3, 4]), (1, 2, [2, 4]), (1, 4, [4])],
+    [(None, None, [1, 2, 3, 4]), (2, None, [3, 4]), (2, 1, [1, 4]), (1, 2, [2, 4]), (1, 4, [4])],
 )
 def test_rotation(tmp_path, limit, best, left):
     checkpoints = saved(tmp_path, 1, 2, 3, 4, limit=limit)
@@ -192,17 +189,11 @@ def test_rotation(tmp_path, limit, best, left):
     assert names(tmp_path) == [f"checkpoint-{step}" for step in left]
 
 
-def test_a_checkpoint_that_is_being_removed_is_not_listed(tmp_path, monkeypatch):
-    checkpoints, seen = saved(tmp_path, 1, 2, limit=1), []
-
-    def busy(folder, ignore_errors):
-        assert ignore_errors
-        seen.append([path.name for path in checkpoints.all()])
-
+def test_a_checkpoint_that_cannot_be_removed_is_not_listed(tmp_path, monkeypatch):
+    checkpoints = saved(tmp_path, 1, 2, limit=1)
     with monkeypatch.context() as patch:
-        patch.setattr("shutil.rmtree", busy)
+        patch.setattr("shutil.rmtree", lambda folder, ignore_errors: None)
         checkpoints.rotate()
-    assert seen == [["checkpoint-1", "checkpoint-2"], ["checkpoint-2"]]
     assert names(tmp_path) == [".checkpoint-1.deleted", "checkpoint-2"]
     checkpoints.clean()
     assert names(tmp_path) == ["checkpoint-2"]
@@ -220,18 +211,15 @@ def test_publish(tmp_path):
 
 
 def test_modules_of_somebody_else_are_not_replaced(tmp_path):
-    others = ["modules.json", "sentence_bert_config.json"]
     checkpoints = Checkpoints(tmp_path, None)
-    checkpoints.save(1, writer(1, *others))
-    (checkpoints.find(1) / "1_Pooling").mkdir()
-    (checkpoints.find(1) / "1_Pooling" / "config.json").write_text("pooling")
-    checkpoints.publish(checkpoints.find(1))
-    assert names(tmp_path) == sorted([*MODEL, *others, "1_Pooling", "checkpoint-1"])
+    checkpoint = checkpoints.save(1, writer(1, "modules.json"))
+    (checkpoint / "1_Pooling").mkdir()
+    (checkpoint / "1_Pooling" / "config.json").write_text("pooling")
+    checkpoints.publish(checkpoint)
     assert (tmp_path / "1_Pooling" / "config.json").read_text() == "pooling"
     (tmp_path / "modules.json").write_text("mine")
-    (tmp_path / "sentence_bert_config.json").unlink()
     shutil.rmtree(tmp_path / "1_Pooling")
-    checkpoints.publish(checkpoints.find(1))
+    checkpoints.publish(checkpoint)
     assert names(tmp_path) == sorted([*MODEL, "modules.json", "checkpoint-1"])
     assert (tmp_path / "modules.json").read_text() == "mine"
 
@@ -247,7 +235,7 @@ def test_a_model_that_is_half_published_has_no_new_config(tmp_path, monkeypatch)
         return replace(path, target)
 
     monkeypatch.setattr(Path, "replace", failing)
-    with pytest.raises(OSError, match="config.json cannot be written.*checkpoint-1, checkpoint-2"):
+    with pytest.raises(OSError, match="model cannot be written.*checkpoint-1, checkpoint-2"):
         checkpoints.publish(checkpoints.find(2))
     assert sorted(order) == sorted(MODEL) and order[-1] == "config.json"
     assert (tmp_path / "config.json").read_text() == "config.json of 1"
@@ -271,11 +259,10 @@ def test_what_is_resumed(tmp_path):
     [
         ("run", None, "run already holds checkpoint-10"),
         ("run", "other/checkpoint-5", "other/checkpoint-5: .*run already holds checkpoint-10, and the two runs"),
-        ("run", "run/checkpoint-6", "run/checkpoint-6: .*training_state.pt.* are checkpoint-5, checkpoint-10"),
-        ("run", "run", "run: .*training_state.pt.* are checkpoint-5, checkpoint-10"),
+        ("run", "run", "run: .*training_state.pt.* checkpoint-5, checkpoint-10"),
         ("run", "run/.checkpoint-11.unfinished", "no complete checkpoint"),
-        ("thesis", None, "thesis holds thesis.tex, and no checkpoint"),
-        ("thesis", "other/checkpoint-5", "thesis holds thesis.tex, and no checkpoint"),
+        ("thesis", None, "thesis already holds thesis.tex"),
+        ("thesis", "other/checkpoint-5", "thesis already holds thesis.tex"),
         ("new", "last", "last: .*new holds no checkpoints"),
     ],
 )
@@ -297,14 +284,12 @@ def test_broken_states(tmp_path):
     whole, chance = path.read_bytes(), random.Random(0)
     cut = [whole[:length] for length in range(0, len(whole), 37)]
     noise = [chance.randbytes(chance.randrange(1, 100)) for _ in range(100)]
-    for content in [*cut, *noise, b"hello\n"]:
+    torch.save([1, 2], path)
+    for content in [path.read_bytes(), *cut, *noise, b"hello\n"]:
         path.write_bytes(content)
         with pytest.raises(ValueError, match="training_state.pt is broken") as caught:
             load_state(tmp_path)
         assert "weights_only" not in str(caught.value)  # without torch's advice to run code from the file
-    torch.save([1, 2], path)
-    with pytest.raises(ValueError, match="training_state.pt is broken"):
-        load_state(tmp_path)
 
 
 def test_an_error_of_the_main_process_is_raised_by_all(monkeypatch):
@@ -316,9 +301,8 @@ def test_an_error_of_the_main_process_is_raised_by_all(monkeypatch):
     def full():
         raise OSError("The disk is full.")
 
-    with pytest.raises(OSError, match="^The disk is full.$"):
-        on_main_process(SimpleNamespace(is_main_process=True), full)
-    with pytest.raises(OSError, match="The main process has ended: The disk is full."):
-        on_main_process(SimpleNamespace(is_main_process=False), full)
+    for is_main_process, message in ((True, "^The disk is full.$"), (False, "has ended: The disk is full.")):
+        with pytest.raises(OSError, match=message):
+            on_main_process(SimpleNamespace(is_main_process=is_main_process), full)
     sent.clear()
     assert [on_main_process(SimpleNamespace(is_main_process=each), lambda: 7) for each in (True, False)] == [7, 7]

@@ -35,7 +35,6 @@ def test_files_of_every_kind(tmp_path):
     (tmp_path / "d.JSONL").write_text("\n".join(records), encoding="utf-8")
     records = "\n".join(json.dumps({"t": line.split()}) for line in parts[4])
     (tmp_path / "below" / "e.jsonl.ZST").write_bytes(zstandard.compress(records.encode()))
-    (tmp_path / "f.csv").write_text("t,n\na b,1\n")
     (tmp_path / "g.conll.gz").write_bytes(gzip.compress(b"c X\nd X\n"))
     (tmp_path / "news-00001-of-00100").write_text("only by name", encoding="utf-8")
 
@@ -48,9 +47,8 @@ def test_files_of_every_kind(tmp_path):
     assert next(whole.sentences(shuffle_files=False))[0] == (str(tmp_path / "a.txt"), 2)
 
     folder = Corpus.from_files([str(tmp_path), str(tmp_path / "a.txt")], "t")
-    others = [str(tmp_path / name) for name in ("f.csv", "g.conll.gz")]
-    assert sorted(folder.files) == sorted([*whole.files, *others])
-    assert texts(folder)[-2:] == ["a b", ["c", "d"]]
+    assert sorted(folder.files) == sorted([*whole.files, str(tmp_path / "g.conll.gz")])
+    assert texts(folder)[-1] == ["c", "d"]
     some = Corpus.from_files([str(tmp_path / "*.txt*"), str(tmp_path / "**" / "e*"), str(tmp_path / "news*")], "t")
     expected = ["a.txt", "b.txt.gz", "c.txt.zst", "e.jsonl.ZST", "news-00001-of-00100"]
     assert [Path(file).name for file in some.files] == expected
@@ -59,7 +57,7 @@ def test_files_of_every_kind(tmp_path):
 def test_data_sets(tmp_path):
     data = Dataset.from_dict({"text": [*ENGLISH[:5], "", "\n".join(ENGLISH[5:8])], "other": [0] * 7})
     DatasetDict({"dev": data}).save_to_disk(tmp_path / "data")
-    corpus = Corpus.from_dataset(CorpusArguments(dataset=str(tmp_path / "data")), "dev")
+    corpus = Corpus.from_arguments(CorpusArguments(dataset=str(tmp_path / "data"), split="dev"))
     assert texts(corpus) == ENGLISH[:8] and corpus.survey().lines == 8
     assert [place for place, _ in corpus.sentences()][4:] == [(str(tmp_path / "data"), row) for row in (4, 6, 6, 6)]
 
@@ -83,41 +81,29 @@ def test_a_name_that_is_not_utf8_is_refused_in_a_folder(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "names, error, message",
+    "name, error, message",
     [
-        (["none*.txt"], FileNotFoundError, r"none\*.txt: no file has this name"),
-        (["empty"], FileNotFoundError, r"empty: no file in this folder ends in .txt, .jsonl, .+ '.*empty/\*'"),
-        (["fine.txt", "link.txt"], ValueError, "fine.txt and .*link.txt are the same file"),
-        (["pipe"], ValueError, "pipe is a pipe"),
-        (["blank.txt"], ValueError, "no sentence in .*blank.txt"),
-        (["fine.txt", "latin.txt"], ValueError, "latin.txt, line 2 is not UTF-8"),
-        (["cut.txt.gz"], ValueError, "cut.txt.gz cannot be unpacked"),
-        (["cut.txt.zst"], ValueError, "cut.txt.zst cannot be unpacked"),
-        (["empty.txt.gz"], ValueError, "empty.txt.gz cannot be unpacked"),
-        (["damaged.txt.gz"], ValueError, "damaged.txt.gz cannot be unpacked"),
-        (["deep.jsonl"], ValueError, "deep.jsonl, line 2 is not JSON"),
-        (["number.jsonl"], ValueError, r"number.jsonl:2: the text is 3"),
-        (["array.json"], ValueError, "array.json: text is read from .txt, and from .jsonl"),
-        (["key.jsonl"], ValueError, "key.jsonl, line 1 has no key 'text'.* --text_column"),
+        ("none*.txt", FileNotFoundError, r"none\*.txt: no file found. Pass files, patterns .*, or folders"),
+        ("*.txt", ValueError, "fine.txt and .*link.txt are the same file"),
+        ("pipe", ValueError, "pipe is a pipe"),
+        ("blank.text", ValueError, "no sentence in .*blank.text"),
+        ("empty.gz", ValueError, "empty.gz cannot be unpacked"),
+        ("damaged.gz", ValueError, "damaged.gz cannot be unpacked"),
+        ("number.jsonl", ValueError, r"number.jsonl:2: the text is 3"),
+        ("array.json", ValueError, "array.json: text is read from .txt, and from .jsonl"),
     ],
 )
-def test_bad_text(tmp_path, names, error, message):
-    (tmp_path / "empty").mkdir()
+def test_bad_text(tmp_path, name, error, message):
     (tmp_path / "fine.txt").write_text("fine")
     (tmp_path / "link.txt").symlink_to(tmp_path / "fine.txt")
     os.mkfifo(tmp_path / "pipe")
-    (tmp_path / "blank.txt").write_text("\n \n")
-    (tmp_path / "latin.txt").write_bytes("a\nna\xefve\n".encode("latin-1"))
-    (tmp_path / "cut.txt.gz").write_bytes(gzip.compress(b"a b c\n" * 50)[:-9])
-    (tmp_path / "cut.txt.zst").write_bytes(zstandard.compress(b"a b c\n" * 50)[:-3])
+    (tmp_path / "blank.text").write_text("\n \n")
+    (tmp_path / "empty.gz").touch()
+    (tmp_path / "damaged.gz").write_bytes(gzip.compress(b"a b c\n" * 50)[:10] + b"\xff" * 30)
     (tmp_path / "number.jsonl").write_text('{"text": "a"}\n{"text": 3}\n')
     (tmp_path / "array.json").write_text('[{"text": "a"}]\n')
-    (tmp_path / "key.jsonl").write_text('{"txt": "a"}\n')
-    (tmp_path / "empty.txt.gz").touch()
-    (tmp_path / "damaged.txt.gz").write_bytes(gzip.compress(b"a b c\n" * 50)[:10] + b"\xff" * 30)
-    (tmp_path / "deep.jsonl").write_text('{"text": "a"}\n' + "[" * 100_000)
     with pytest.raises(error, match=message):
-        Corpus.from_files([str(tmp_path / name) for name in names]).survey()
+        Corpus.from_files([str(tmp_path / name)]).survey()
 
 
 def test_held_out_sentences_in_the_training_text(tmp_path, caplog):
@@ -132,8 +118,7 @@ def test_held_out_sentences_in_the_training_text(tmp_path, caplog):
     )
     assert train.survey(other) == train.survey() and not caplog.text
     assert train.survey(held_out) == train.survey()
-    assert "3 of 4 held-out sentences occur in the training text" in caplog.text
-    assert "train.txt: the perplexity will be too low. Pass other held-out text." in caplog.text
+    assert "3 of 4 held-out sentences occur in the training text" in caplog.text and "train.txt" in caplog.text
 
 
 @pytest.mark.parametrize("pack", [gzip.compress, zstandard.compress])
@@ -160,15 +145,8 @@ def test_a_survey_counts_the_words_and_lengths_of_a_tokenizer(tmp_path):
     assert corpus.survey(None, TextSplitter("moses").words, "lexicon").lengths == {4: 1, 1: 4, 2: 1, 3: 1}
 
 
-def test_files_have_one_order_on_all_systems(tmp_path, monkeypatch):
+def test_files_have_one_order_on_all_systems(monkeypatch):
     """Of `a/b.txt` and `a.txt`, a backslash would be the last in the order of code points, and a slash is not."""
-    (tmp_path / "a").mkdir()
-    for name in ("aZ.txt", "a/b.txt", "a.txt"):
-        (tmp_path / name).write_text(name)
-    monkeypatch.chdir(tmp_path)
-    expected = ["a.txt", "a/b.txt", "aZ.txt"]
-    for pattern in (".", "**/*.txt"):
-        assert [Path(file).as_posix() for file in Corpus.from_files([pattern]).files] == expected
     monkeypatch.setattr(corpus_module.glob, "glob", lambda *_, **__: ["aZ.txt", "a\\b.txt", "a.txt"])
     monkeypatch.setattr(corpus_module, "Path", PureWindowsPath)
     monkeypatch.setattr(corpus_module.os.path, "isfile", lambda file: "*" not in file)

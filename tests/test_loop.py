@@ -18,9 +18,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-import torch.distributed as dist
 from accelerate.state import AcceleratorState
-from datasets import Dataset
 from pretraining_worker import (
     LINES,
     ROOT,
@@ -38,16 +36,14 @@ from torch import Tensor
 from torch.func import functional_call
 from torch.torch_version import TorchVersion
 from tqdm import tqdm
-from transformers import AutoModelForPreTraining, DataCollatorForLanguageModeling, Trainer
-from transformers import TrainingArguments as StockArguments
+from transformers import AutoModelForPreTraining
 
-from modeling_elmo import ELMoConfig, ELMoForPreTraining, ELMoTokenizer
+from modeling_elmo import ELMoConfig, ELMoForPreTraining
 from modeling_elmo.run_scripts.cards.card import read_result
 from modeling_elmo.run_scripts.pretraining import loop
 from modeling_elmo.run_scripts.pretraining.batches import LMBatch
 from modeling_elmo.run_scripts.pretraining.checkpoints import Checkpoints
-from modeling_elmo.run_scripts.pretraining.loop import Pretraining, StopSignal
-from modeling_elmo.run_scripts.pretraining.options import PretrainingArguments
+from modeling_elmo.run_scripts.pretraining.loop import Pretraining, PretrainingArguments, StopSignal
 from modeling_elmo.run_scripts.program.files import read_json
 
 
@@ -88,21 +84,16 @@ RESUMED = [
 ]
 
 
-def check_resumption(folder: Path, *steps: int, **options) -> Pretraining:
-    """Resumes from each of these checkpoints, as if the process had been killed before the next. Returns the run."""
-    AcceleratorState._reset_state()  # it allows one precision per process
-    run = pretrain(folder, **options)
-    for step in steps:
-        again = folder / f"from-{step}"
-        shutil.copytree(folder / "run" / f"checkpoint-{step}", again / f"checkpoint-{step}")
-        pretrain(folder, output_dir=again, resume_from_checkpoint="last", **options)
-        assert_same(contents(last_of(again)), contents(last_of(folder / "run")))
-    return run
-
-
 @pytest.mark.parametrize("options", RESUMED, ids=lambda options: "-".join(map(str, options.values())))
 def test_resuming_changes_nothing(options, tmp_path):
-    run = check_resumption(tmp_path, 7, 21, **options)  # in the first epoch, and in a later one
+    """As if the process had been killed after a checkpoint in the first epoch, or in a later one."""
+    AcceleratorState._reset_state()  # it allows one precision per process
+    run = pretrain(tmp_path, **options)
+    for step in (7, 21):
+        again = tmp_path / f"from-{step}"
+        shutil.copytree(tmp_path / "run" / f"checkpoint-{step}", again / f"checkpoint-{step}")
+        pretrain(tmp_path, output_dir=again, resume_from_checkpoint="last", **options)
+        assert_same(contents(last_of(again)), contents(last_of(tmp_path / "run")))
     AcceleratorState._reset_state()
     assert run.progress.step == 24 and run.progress.epoch >= 2
 
@@ -130,12 +121,12 @@ def test_half_precision_is_near_single_precision(tmp_path):
 
 
 def test_dropout_is_on_and_can_be_repeated(tmp_path):
-    runs = [
-        pretrain(tmp_path, output_dir=tmp_path / name, max_steps=3, config_overrides={"dropout": rate})
+    none, some, again = (
+        pretrain(tmp_path, output_dir=tmp_path / name, max_steps=3, config_overrides={"dropout": rate}).progress.log
         for name, rate in (("none", 0.0), ("some", 0.3), ("again", 0.3))
-    ]
-    none, some, again = ([entry.get("loss") for entry in run.progress.log] for run in runs)
-    assert some == again != none
+    )
+    assert_same(some, again)
+    assert [entry.get("loss") for entry in some] != [entry.get("loss") for entry in none]
 
 
 @pytest.mark.parametrize("finish", [{"max_steps": 9}, {"early_stopping_patience": 1, "learning_rate": 1e-12}], ids=str)
@@ -192,42 +183,38 @@ def send_at(step: int, number: int, process, done, delay: float = 0.0):
     return met if alive else 0
 
 
-def check_kills(folder: Path, kills: int, seed: int, **options):
-    chance, saved, save_steps = random.Random(seed), 0, 4
-    options = {"save_steps": save_steps, "save_total_limit": 2, "eval_steps": 6, "logging_steps": 2, **options}
-    pretrain(folder, output_dir=folder / "whole", **options)
-    for _ in range(kills):
-        run = options_of(folder, resume_from_checkpoint="last" if saved else None, **options)
-        process, done = start(run)
-        target = saved + chance.randint(1, 5)
-        met = send_at(target, signal.SIGKILL, process, done, delay=chance.uniform(0, 0.3))
-        saved_before, steps = saved, steps_of(folder / "run")
-        saved = max(steps, default=0)
-        assert saved >= saved_before and met - saved <= save_steps
-        for step in steps:
-            model = AutoModelForPreTraining.from_pretrained(folder / "run" / f"checkpoint-{step}")
-            assert all(weight.isfinite().all() for weight in model.parameters())
-        if saved >= options["max_steps"] - save_steps:  # start again
-            shutil.rmtree(folder / "run")
-            saved = 0
-    pretrain(folder, resume_from_checkpoint="last" if saved else None, **options)
-    assert_same(contents(last_of(folder / "run")), contents(last_of(folder / "whole")))
-    assert not list((folder / "run").glob(".*"))
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("context", ["sentence", "stream"])
 def test_twenty_kills(context, tmp_path):
-    check_kills(tmp_path, kills=20, seed=1, max_steps=60, context=context, softmax_type="sampled")
+    folder, chance, saved, save_steps = tmp_path / "run", random.Random(1), 0, 4
+    options = {"save_steps": save_steps, "save_total_limit": 2, "eval_steps": 6, "logging_steps": 2, "max_steps": 60}
+    options |= {"context": context, "softmax_type": "sampled"}
+    pretrain(tmp_path, output_dir=tmp_path / "whole", **options)
+    for _ in range(20):
+        run = options_of(tmp_path, resume_from_checkpoint="last" if saved else None, **options)
+        process, done = start(run)
+        target = saved + chance.randint(1, 5)
+        met = send_at(target, signal.SIGKILL, process, done, delay=chance.uniform(0, 0.3))
+        saved_before, steps = saved, steps_of(folder)
+        saved = max(steps, default=0)
+        assert saved >= saved_before and met - saved <= save_steps
+        for step in steps:
+            model = AutoModelForPreTraining.from_pretrained(folder / f"checkpoint-{step}")
+            assert all(weight.isfinite().all() for weight in model.parameters())
+        if saved >= options["max_steps"] - save_steps:  # start again
+            shutil.rmtree(folder)
+            saved = 0
+    pretrain(tmp_path, resume_from_checkpoint="last" if saved else None, **options)
+    assert_same(contents(last_of(folder)), contents(last_of(tmp_path / "whole")))
+    assert not list(folder.glob(".*"))
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM])
-def test_a_signal_stops_with_a_checkpoint(number, tmp_path, capfd):
+def test_a_signal_stops_with_a_checkpoint(tmp_path, capfd):
     options = {"save_steps": 100, "eval_steps": 100, "max_steps": 20, "logging_steps": 1}
     process, done = start(options_of(tmp_path, **options))
-    met = send_at(5, number, process, done)
+    met = send_at(5, signal.SIGTERM, process, done)
     assert 5 <= met < 18  # not at the end of the run
-    assert process.exitcode == 128 + number
+    assert process.exitcode == 128 + signal.SIGTERM
     (step,) = steps_of(tmp_path / "run")
     assert met <= step <= met + 2  # the current step, and the next one if its batch was already read
     assert re.search(rf"Stopped at step {step} by signal 15; \S+/checkpoint-{step} is complete", capfd.readouterr().out)
@@ -238,8 +225,7 @@ def test_a_signal_stops_with_a_checkpoint(number, tmp_path, capfd):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_signal_to_the_whole_group_stops_with_a_checkpoint(number, tmp_path):
+def test_a_signal_to_the_whole_group_stops_with_a_checkpoint(tmp_path):
     """A terminal or a batch system also signals the processes that prepare batches."""
     options = options_of(tmp_path, max_steps=100_000, num_train_epochs=1e6, save_steps=5, dataloader_num_workers=1)
     options |= {"eval_steps": 1_000_000, "save_total_limit": 1}
@@ -251,11 +237,11 @@ def test_a_signal_to_the_whole_group_stops_with_a_checkpoint(number, tmp_path):
         deadline = time.monotonic() + 120
         while not steps_of(tmp_path / "run") and process.poll() is None and time.monotonic() < deadline:
             time.sleep(0.05)
-        os.killpg(process.pid, number)
+        os.killpg(process.pid, signal.SIGINT)
         printed, errors = process.communicate(timeout=60)
     finally:
         process.kill()
-    assert process.returncode == 128 + number, errors[-2000:]
+    assert process.returncode == 128 + signal.SIGINT, errors[-2000:]
     assert f"{last_of(tmp_path / 'run')} is complete" in printed
 
 
@@ -267,32 +253,30 @@ def test_the_first_signal_is_remembered_and_a_second_one_acts(number):
         os.kill(os.getpid(), number)
         assert stop.received == number
         assert [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)] == before
-    assert [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)] == before
 
 
 def test_a_run_in_a_thread_leaves_the_signals_alone():
     before, found = signal.getsignal(signal.SIGTERM), []
 
     def work():
-        with StopSignal() as stop:
-            found.append((stop.received, signal.getsignal(signal.SIGTERM)))
+        with StopSignal():
+            found.append(signal.getsignal(signal.SIGTERM))
 
     thread = Thread(target=work)
     thread.start()
     thread.join()
-    assert found == [(None, before)]
+    assert found == [before]
 
 
 # Errors
 
 
-def test_weights_of_another_process_that_are_not_numbers_are_an_error_here(tmp_path, monkeypatch):
-    run = SimpleNamespace(
-        plain_model=torch.nn.Linear(2, 2), progress=SimpleNamespace(step=7), _last_good_checkpoint=str
-    )
+def test_weights_of_another_process_that_are_not_numbers_are_an_error_here():
+    accelerator = SimpleNamespace(reduce=lambda is_finite: is_finite + 1, num_processes=2)
+    model, progress = torch.nn.Linear(2, 2), SimpleNamespace(step=7)
+    run = SimpleNamespace(accelerator=accelerator, plain_model=model, progress=progress, _last_good_checkpoint=str)
     Pretraining._check_weights(run)
-    monkeypatch.setattr(dist, "is_initialized", lambda: True)
-    monkeypatch.setattr(dist, "all_reduce", lambda is_finite, operation: is_finite.zero_())
+    accelerator.reduce = lambda is_finite: is_finite + 0
     with pytest.raises(FloatingPointError, match="Weights after step 7 are not numbers"):
         Pretraining._check_weights(run)
 
@@ -302,42 +286,15 @@ def test_sparse_gradients_on_mps_need_torch_2_9(tmp_path, monkeypatch):
     model = ELMoForPreTraining(ELMoConfig.from_preset("tiny", vocab_size=40, softmax_type="sampled", num_sampled=5))
     accelerator, arguments = SimpleNamespace(device=torch.device("mps")), PretrainingArguments(output_dir=str(tmp_path))
     with pytest.raises(ValueError, match="--softmax_type sampled needs sparse tensors, which torch 2.8.0 lacks on mps"):
-        Pretraining(accelerator, arguments, model, None, None, None, 1)
-
-
-def files_of(folder: Path) -> dict[str, bytes]:
-    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+        Pretraining(accelerator, arguments, model, None, None, None, None)
 
 
 def test_a_loss_that_is_not_a_number(tmp_path, monkeypatch):
-    options = {"save_steps": 1, "logging_steps": 100, "eval_steps": 100}
-    pretrain(tmp_path, output_dir=tmp_path / "good", max_steps=7, **options)
-    shutil.copytree(tmp_path / "good" / "checkpoint-4", tmp_path / "run" / "checkpoint-4")
-    before = files_of(tmp_path / "run" / "checkpoint-4")
     change_steps(monkeypatch, before=lambda run, _: break_weights(run) if run.progress.step == 5 else None)
-    with pytest.raises(FloatingPointError) as error:
-        pretrain(tmp_path, resume_from_checkpoint="last", **options)
-    message = str(error.value)
-    assert f"The loss of step 6 is not a number. In this step this process read {tmp_path / 'train.txt'}" in message
-    assert f"The last good checkpoint is {tmp_path / 'run' / 'checkpoint-5'}." in message
-    assert "--learning_rate" in message and "--max_grad_norm" in message
-    assert files_of(tmp_path / "run" / "checkpoint-4") == before
-    assert steps_of(tmp_path / "run") == [4, 5]
-
-
-def test_an_error_names_the_lines_of_its_step(tmp_path, monkeypatch):
-    read = []
-
-    def read_and_break(run: Pretraining, group: list[LMBatch]):
-        read.append({line for batch in group for _, line in batch.source_lines})
-        if len(read) == 3:
-            break_weights(run)
-
-    change_steps(monkeypatch, before=read_and_break)
-    with pytest.raises(FloatingPointError, match="There is no checkpoint yet") as error:
-        pretrain(tmp_path, max_steps=5)
-    named = str(error.value).split("this process read ")[1].split(". There")[0].split(", ")
-    assert {int(name.split(" line ")[1]) for name in named} == read[2]
+    message = "The loss of step 6 is not a number. .*run/checkpoint-5. .* --learning_rate or --max_grad_norm"
+    with pytest.raises(FloatingPointError, match=message):
+        pretrain(tmp_path, save_steps=1, logging_steps=100, eval_steps=100, max_steps=7)
+    assert steps_of(tmp_path / "run") == [1, 2, 3, 4, 5]
 
 
 def test_broken_weights_are_not_saved(tmp_path, monkeypatch):
@@ -368,33 +325,26 @@ def test_early_stopping_and_the_best_checkpoint(tmp_path, monkeypatch):
     run = pretrain(tmp_path, eval_steps=2, save_steps=3, early_stopping_patience=3, save_total_limit=1, max_steps=20)
     assert run.progress.step == 10 and (run.progress.best_step, run.progress.best_perplexity) == (4, 40)
     assert steps_of(tmp_path / "run") == [4, 10]
-    published, best = (load_file(tmp_path / "run" / name / "model.safetensors") for name in (".", "checkpoint-4"))
-    assert_same(published, best)
-    last = load_file(tmp_path / "run" / "checkpoint-10" / "model.safetensors")
-    assert any(not torch.equal(published[name], last[name]) for name in last)
+    files = [tmp_path / "run" / name / "model.safetensors" for name in (".", "checkpoint-4", "checkpoint-10")]
+    published, best, last = (file.read_bytes() for file in files)
+    assert published == best != last
 
 
 def test_the_best_on_other_text_is_not_published(tmp_path, monkeypatch, capsys):
     perplexities(monkeypatch, 90, 10, 50, 40)
     pretrain(tmp_path, eval_steps=3, save_steps=3, max_steps=3)
-    first = tmp_path / "run" / "model.safetensors"
-    best = load_file(first)
+    published = tmp_path / "run" / "model.safetensors"
+    best = published.read_bytes()
     options = {"resume_from_checkpoint": "last", "eval_steps": 3, "save_steps": 3}
     (tmp_path / "other.txt").write_text("Another text .\n", encoding="utf-8")
     run = pretrain(tmp_path, max_steps=9, validation_file=tmp_path / "other.txt", **options)
     assert (run.progress.best_step, run.progress.best_perplexity, run.progress.evaluations_since_best) == (9, 40, 0)
     assert "Step 3 was the best on 1 file(s) from held_out.txt on" in (printed := capsys.readouterr().out)
     assert "the held-out text is now 1 file(s) from other.txt on" in printed
-    assert not torch.equal(best["softmax.weight"], load_file(first)["softmax.weight"])
+    assert published.read_bytes() != best
     run = pretrain(tmp_path, max_steps=12, validation_file=None, **options)
     assert run.progress.best_step is None
-    assert_same(load_file(first), load_file(tmp_path / "run" / "checkpoint-12" / "model.safetensors"))
-
-
-def test_what_is_kept_when_the_last_is_the_best(tmp_path, monkeypatch):
-    perplexities(monkeypatch, *range(90, 0, -1))
-    run = pretrain(tmp_path, eval_steps=2, save_steps=3, save_total_limit=2, max_steps=10)
-    assert steps_of(tmp_path / "run") == [9, 10] and run.progress.best_step == 10
+    assert published.read_bytes() == (tmp_path / "run" / "checkpoint-12" / published.name).read_bytes()
 
 
 @pytest.mark.parametrize("context", ["sentence", "stream"])
@@ -405,8 +355,7 @@ def test_epochs_end_where_the_text_does(context, tmp_path, monkeypatch):
     assert run.progress.epoch == pytest.approx(2, abs=0.05)
     assert_same(contents(last_of(tmp_path / "run"))[2], run.progress.log)  # with the last evaluation
     if context == "sentence":
-        read = sorted(line for batch in batches for _, line in batch.source_lines)
-        assert read == sorted([*range(1, 61)] * 2)
+        assert sum(len(batch.inputs["input_ids"]) for batch in batches) == 2 * 60
         assert run.progress.predictions == 2 * sum(len(line.split()) + 1 for line in LINES[:60])
 
 
@@ -525,13 +474,6 @@ def test_two_processes_resume_exactly(two_processes):
         assert_same(contents(last_of(found)), contents(last_of(expected)))
 
 
-@pytest.mark.slow
-def test_another_number_of_processes_is_refused_for_streams(two_processes):
-    options = several(two_processes)[-1][0] | {"output_dir": two_processes / "two-5", "max_steps": 9}
-    with pytest.raises(ValueError, match="saved with world_size=2, but here it is 1"):
-        train(options | {"resume_from_checkpoint": "last"})
-
-
 # The step against a plain one
 
 
@@ -589,24 +531,3 @@ def test_steps_of_the_stream_recipe(tmp_path, monkeypatch):
             accumulators[name] = accumulators.get(name, 1.0) + gradient.square()
             updated = before.detach() - 0.2 * gradient / accumulators[name].sqrt()
             torch.testing.assert_close(after[name].detach().double(), updated, rtol=1e-5, atol=1e-6, msg=name)
-
-
-def test_stock_trainer_takes_a_sampled_softmax(tmp_path):
-    """Its gradients are dense there, as the optimizers of Trainer need."""
-    tokenizer = ELMoTokenizer(
-        vocab=["<S>", "</S>", "<UNK>", *sorted({word for line in LINES[:20] for word in line.split()})]
-    )
-    torch.manual_seed(0)
-    config = ELMoConfig.from_preset("tiny", vocab_size=len(tokenizer), softmax_type="sampled", num_sampled=10)
-    model = ELMoForPreTraining(config)
-    rows = Dataset.from_list([dict(tokenizer(line.split(), is_split_into_words=True)) for line in LINES[:20]])
-    arguments = StockArguments(
-        tmp_path, max_steps=3, per_device_train_batch_size=4, use_cpu=True, report_to="none", disable_tqdm=True
-    )
-    before = model.softmax.weight.detach().clone()
-    trainer = Trainer(model, arguments, DataCollatorForLanguageModeling(tokenizer, mlm=False), rows, rows)
-    assert math.isfinite(trainer.train().training_loss)
-    assert not torch.equal(model.softmax.weight, before) and torch.equal(model.softmax.weight[0], before[0])
-    with torch.no_grad():
-        expected = trainer.evaluate()["eval_loss"]
-    assert expected == pytest.approx(math.log(len(tokenizer)), rel=0.5)  # over all words, not the candidates

@@ -22,7 +22,7 @@ from modeling_elmo.run_scripts.experiments.paper import (
 from modeling_elmo.run_scripts.experiments.paper_page import paper_page, update_page
 from modeling_elmo.run_scripts.fine_tuning.tasks.tagging import TaggingDataArguments
 from modeling_elmo.run_scripts.pretraining.corpus import CorpusArguments
-from modeling_elmo.run_scripts.pretraining.options import PretrainingArguments
+from modeling_elmo.run_scripts.pretraining.loop import PretrainingArguments
 from modeling_elmo.run_scripts.pretraining.starting_model import ModelArguments
 from modeling_elmo.run_scripts.program.command_line import ProgramParser
 from modeling_elmo.run_scripts.run_pretraining import HubArguments

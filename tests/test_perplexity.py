@@ -18,10 +18,9 @@ from modeling_elmo.conversion.tensorflow import TensorFlowCheckpoint
 from modeling_elmo.run_scripts import perplexity
 from modeling_elmo.run_scripts.perplexity import main
 from modeling_elmo.run_scripts.pretraining import evaluation
-from modeling_elmo.run_scripts.pretraining.batches import batch_loader
+from modeling_elmo.run_scripts.pretraining.batches import StreamWindows, batch_loader
 from modeling_elmo.run_scripts.pretraining.corpus import Corpus
 from modeling_elmo.run_scripts.pretraining.evaluation import evaluate
-from modeling_elmo.run_scripts.pretraining.streams import StreamWindows
 
 FIXTURES = Path(__file__).parent / "fixtures"
 TEXT = [*LINES[60:80], "zzz", "unknown words and a very long one : Donaudampfschifffahrtsgesellschaft"]

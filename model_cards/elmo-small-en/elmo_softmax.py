@@ -44,10 +44,9 @@ class ELMoSoftmax(nn.Module):
     """A full, sampled or adaptive softmax (`config.softmax_type`). `<PAD>` is not a class and has no probability.
 
     Full and sampled softmax have the same parameters. The sampled softmax has a cheaper gradient in training, and is
-    the full softmax in eval mode. The adaptive softmax (Grave et al. 2017) has rarer words in narrower clusters. Its
-    parameters are those of `torch.nn.AdaptiveLogSoftmaxWithLoss` over the words without `<PAD>`; the loss is computed
-    here. Sampled and adaptive softmax need a vocabulary in descending order of frequency, as `elmo vocabulary` writes
-    it.
+    the full softmax in eval mode. The adaptive softmax (Grave et al. 2017) has the parameters of
+    `torch.nn.AdaptiveLogSoftmaxWithLoss` over the words without `<PAD>`. Sampled and adaptive softmax need a vocabulary
+    in descending order of frequency, as `elmo vocabulary` writes it.
 
     Attributes:
         sparse_gradients: whether `weight.grad` and `bias.grad` of a sampled softmax are sparse, with only the rows of
@@ -92,8 +91,8 @@ class ELMoSoftmax(nn.Module):
 
         Returns:
             `sum(scale_N * losses_N)`, and `losses_N` `(N,)`, the negative log-likelihood of each target, without
-            gradient. Without targets: the log-probabilities `(N, V)` of all words under the full softmax, minus
-            infinity at `<PAD>`. The caller chooses N to fit its memory. All are float32, or float64 for float64 inputs.
+            gradient. Without targets: `(N, V)`, the log-probabilities of all words under the full softmax, minus
+            infinity at `<PAD>`. All are float32, or float64 for float64 inputs.
         """
         if targets_N is None:
             return self._log_probabilities(hidden_NP)
@@ -185,27 +184,22 @@ class ELMoSoftmax(nn.Module):
         return cross_entropy(hidden_NP, weight_RP, bias_R, places_N, scale_N, excluded_R, offset_R)
 
     def _adaptive_loss(self, hidden_NP: Tensor, targets_N: Tensor, scale_N: Tensor) -> tuple[Tensor, Tensor]:
-        """`torch.nn.AdaptiveLogSoftmaxWithLoss` with the products and the gradients of `cross_entropy`.
-
-        A frequent word is a class of the head. The loss of a rare word is that of its cluster in the head, plus its own
-        in the cluster.
-        """
+        """`torch.nn.AdaptiveLogSoftmaxWithLoss` by `cross_entropy`. Each rare word adds a loss in its cluster."""
         ranks_N, cutoffs = targets_N - (targets_N > self.pad_token_id).long(), self.adaptive.cutoffs
         layers = [self.adaptive.head, *(layer for cluster in self.adaptive.tail for layer in cluster)]
         if not getattr(self, "_is_replica", False) and not all(is_unmodified(layer, (nn.Linear,)) for layer in layers):
             return self._modified_loss(hidden_NP, ranks_N, scale_N)
         clusters_N = torch.bucketize(ranks_N, ranks_N.new_tensor(cutoffs[:-1]), right=True)  # 0: none
         classes_N = torch.where(clusters_N > 0, cutoffs[0] + clusters_N - 1, ranks_N)
-        weight, bias = self.adaptive.head.weight, self.adaptive.head.bias
-        device = hidden_NP.device
-        loss, losses_N = cross_entropy(hidden_NP, weight, bias, to_device(classes_N, device), scale_N)
+        head, device = self.adaptive.head, hidden_NP.device
+        loss, losses_N = cross_entropy(hidden_NP, head.weight, head.bias, to_device(classes_N, device), scale_N)
         for number, (narrow, words) in enumerate(self.adaptive.tail, 1):
             rows_M = (clusters_N == number).nonzero()[:, 0]
             # An empty cluster takes part with a gradient of 0, because DistributedDataParallel waits for it.
             ranks_M = to_device(ranks_N[rows_M] - cutoffs[number - 1], device)
             rows_M = to_device(rows_M, device)
             inner_MX = fast_linear(narrow, hidden_NP[rows_M])
-            no_bias_R = bias.new_zeros(len(words.weight))
+            no_bias_R = head.bias.new_zeros(len(words.weight))
             more, more_M = cross_entropy(inner_MX, words.weight, no_bias_R, ranks_M, scale_N[rows_M])
             loss, losses_N = loss + more, losses_N.index_add(0, rows_M, more_M)
         return loss, losses_N
@@ -279,8 +273,8 @@ def can_cut_cross_entropy(hidden_NP: Tensor) -> bool:
 def _cut_cross_entropy(hidden_NP: Tensor, weight_VP: Tensor, bias_V: Tensor, targets_N: Tensor) -> Tensor:
     """Losses with Apple's kernel (Wijmans et al. 2024), which never writes logits to memory.
 
-    It needs CUDA. It has no bias, so a column of ones adds the bias, and columns of zeros keep the rows aligned. Unlike
-    the chunked path, it may sum the gradient of the weight in half precision.
+    It has no bias, so a column of ones adds the bias, and columns of zeros keep the rows aligned. Unlike the chunked
+    path, it may sum the gradient of the weight in half precision.
     """
     dtype, zeros = product_dtype(hidden_NP), -(hidden_NP.shape[1] + 1) % 16
     hidden = F.pad(F.pad(hidden_NP.to(dtype), (0, 1), value=1.0), (0, zeros))
@@ -334,7 +328,7 @@ class _CrossEntropy(torch.autograd.Function):
 
 
 def _losses_and_gradients(wanted, hidden_NP, weight_RP, bias_R, targets_N, scale_N, excluded_R, offset_R, fast):
-    """The loss, `losses_N`, and `_Gradients.kept()` of the loss."""
+    """The loss, `losses_N`, and the gradients for hidden, weight and bias, if wanted, with a factor of all three."""
     sums = _sum_dtype(hidden_NP)
     added_R = bias_R.to(sums) if offset_R is None else bias_R.to(sums) + offset_R
     competing_R = added_R if excluded_R is None else added_R.masked_fill(excluded_R, -math.inf)
@@ -342,7 +336,12 @@ def _losses_and_gradients(wanted, hidden_NP, weight_RP, bias_R, targets_N, scale
     exact = (hidden_NP.to(sums), weight_RP.to(sums)) if fast else None
     hidden_NP, weight_RP = _for_products(hidden_NP, weight_RP)
     wide_NP, wide_RP = exact or (hidden_NP, weight_RP)
-    gradients = _Gradients(wanted, hidden_NP, weight_RP, scale_N.to(sums), fast)
+    # The largest scale is a separate factor, because 1 / N could underflow in float16. It is never 0.
+    unit = torch.cat([scale_N.to(sums).abs(), added_R.new_full((1,), 1e-30)]).amax()
+    rates_N1 = (scale_N.to(sums) / unit)[:, None]
+    for_hidden_NP = torch.empty_like(hidden_NP) if wanted[0] else None
+    for_weight_RP = torch.zeros_like(weight_RP, dtype=sums) if wanted[1] else None
+    for_bias_R = torch.zeros_like(added_R) if wanted[2] else None
     losses_N, step = added_R.new_empty(len(targets_N)), max(1, CHUNK_LOGITS // len(bias_R))
     step = min(step, CHUNK_PREDICTIONS) if fast else step
     out_BR = added_R.new_empty(min(step, len(targets_N)), len(bias_R))
@@ -356,53 +355,30 @@ def _losses_and_gradients(wanted, hidden_NP, weight_RP, bias_R, targets_N, scale
             highest_B1 = logits_BR.scatter_(1, targets_B1, own_B1).amax(1, keepdim=True)
             total_B1 = logits_BR.sub_(highest_B1).exp_().sum(1, keepdim=True)
             losses_N[chunk] = (total_B1.log() + (highest_B1 - own_B1))[:, 0]
-            if any(wanted):
-                gradients.add(chunk, logits_BR.scatter_add_(1, targets_B1, -total_B1), total_B1)
-    return (scale_N * losses_N).sum(), losses_N, gradients.kept()
+            if not any(wanted):
+                continue
+            # The derivatives of the losses with respect to the logits, each row times its entry of `total_B1`.
+            errors_BR, rates_B1 = logits_BR.scatter_add_(1, targets_B1, -total_B1), rates_N1[chunk]
+            if for_bias_R is not None:
+                for_bias_R.addmv_(errors_BR.t(), (rates_B1 / total_B1)[:, 0])
+            if hidden_NP.dtype == sums:
+                rates_B1 = rates_B1 / total_B1  # saves a pass over the errors, which a cast needs anyway
+            else:
+                errors_BR = errors_BR.div_(total_B1).to(hidden_NP.dtype)
+            if for_hidden_NP is not None:
+                for_hidden_NP[chunk] = (product if fast else F.linear)(errors_BR, weight_RP.t()) * rates_B1
+            if for_weight_RP is not None:
+                _add_outer_product(for_weight_RP, errors_BR, hidden_NP[chunk] * rates_B1.to(hidden_NP.dtype), fast)
+    return (scale_N * losses_N).sum(), losses_N, (for_hidden_NP, for_weight_RP, for_bias_R, unit)
 
 
-class _Gradients:
-    """The wanted gradients for hidden, weight and bias, summed over the chunks."""
-
-    def __init__(self, wanted, hidden_NP: Tensor, weight_RP: Tensor, scale_N: Tensor, fast: bool):
-        self.hidden_NP, self.weight_RP, self.fast = hidden_NP, weight_RP, fast
-        # The largest scale is a separate factor, because 1 / N could underflow in float16. It is never 0.
-        self.unit = torch.cat([scale_N.abs(), scale_N.new_full((1,), 1e-30)]).amax()
-        self.rates_N1 = (scale_N / self.unit)[:, None]
-        sums = scale_N.dtype
-        self.for_hidden_NP = torch.empty_like(hidden_NP) if wanted[0] else None
-        self.for_weight_RP = torch.zeros_like(weight_RP, dtype=sums) if wanted[1] else None
-        self.for_bias_R = weight_RP.new_zeros(len(weight_RP), dtype=sums) if wanted[2] else None
-
-    def add(self, chunk: slice, errors_BR: Tensor, total_B1: Tensor):
-        """Adds the gradients of a chunk.
-
-        Args:
-            errors_BR: derivatives of the losses with respect to the logits, each row times its entry of `total_B1`.
-        """
-        rates_B1, hidden_BP = self.rates_N1[chunk], self.hidden_NP[chunk]
-        if self.for_bias_R is not None:
-            self.for_bias_R.addmv_(errors_BR.t(), (rates_B1 / total_B1)[:, 0])
-        if hidden_BP.dtype == errors_BR.dtype:
-            rates_B1 = rates_B1 / total_B1  # saves a pass over the errors, which a cast needs anyway
-        else:
-            errors_BR = errors_BR.div_(total_B1).to(hidden_BP.dtype)
-        if self.for_hidden_NP is not None:
-            self.for_hidden_NP[chunk] = (product if self.fast else F.linear)(errors_BR, self.weight_RP.t()) * rates_B1
-        if self.for_weight_RP is not None:
-            self._add_for_weight(errors_BR, hidden_BP * rates_B1.to(hidden_BP.dtype))
-
-    def _add_for_weight(self, errors_BR: Tensor, hidden_BP: Tensor):
-        if self.fast:
-            self.for_weight_RP.add_(weight_gradient(errors_BR, hidden_BP))
-        elif self.for_weight_RP.dtype == hidden_BP.dtype:
-            self.for_weight_RP.addmm_(errors_BR.t(), hidden_BP)
-        else:
-            self.for_weight_RP.add_(errors_BR.t() @ hidden_BP)
-
-    def kept(self) -> tuple[Tensor | None, ...]:
-        """The gradients for hidden, weight and bias, and the factor that multiplies them."""
-        return self.for_hidden_NP, self.for_weight_RP, self.for_bias_R, self.unit
+def _add_outer_product(sum_RP: Tensor, errors_BR: Tensor, hidden_BP: Tensor, fast: bool):
+    if fast:
+        sum_RP.add_(weight_gradient(errors_BR, hidden_BP))
+    elif sum_RP.dtype == hidden_BP.dtype:
+        sum_RP.addmm_(errors_BR.t(), hidden_BP)
+    else:
+        sum_RP.add_(errors_BR.t() @ hidden_BP)
 
 
 def _logits(hidden_BP: Tensor, weight_RP: Tensor, added_R: Tensor, fast: bool, out_BR: Tensor) -> Tensor:

@@ -112,26 +112,23 @@ class ELMoScoringMixin:
         if not 1 <= top_k < self.config.vocab_size:
             raise ValueError(f"`top_k` is {top_k}; pass 1 to {self.config.vocab_size - 1}, the words without <PAD>.")
         batch, hidden = self._read_both_ways(character_ids, input_ids, attention_mask, initial_states)
-        sources = []
+        sources = []  # by direction, the token that predicts each token, or -1
         for index in directions:
-            neighbors = neighbor_tokens(index, batch)
-            sources.append((hidden[index], *(to_device(rows_M, hidden[index].device) for rows_M in neighbors)))
+            here_M, there_M = (to_device(rows_M, hidden[index].device) for rows_M in neighbor_tokens(index, batch))
+            sources.append(here_M.new_full((len(hidden[index]),), -1).index_copy_(0, there_M, here_M))
         word_ids = batch.mask_BT.new_zeros(batch.mask_BT.numel(), top_k, dtype=torch.long) + self.config.pad_token_id
         log_probs = torch.zeros_like(word_ids, dtype=torch.promote_types(hidden[0].dtype, torch.float32))
-        predicted_N = torch.cat([there_M for _, _, there_M in sources]).unique()
+        predicted_N = (torch.stack(sources) >= 0).any(0).nonzero()[:, 0]
         for some_C in predicted_N.split(max(1, CHUNK_LOGITS // self.config.vocab_size)):
-            log_probs_CV = sum(self._log_probs_at(some_C, *source) for source in sources).log_softmax(-1)
+            found = [  # 0 where a direction predicts nothing
+                self.softmax(hidden[index][source_N[some_C]]).masked_fill((source_N[some_C] < 0)[:, None], 0)
+                for index, source_N in zip(directions, sources, strict=True)
+            ]
+            log_probs_CV = sum(found).log_softmax(-1)
             positions_C = batch.packing.positions_N[some_C]
             log_probs[positions_C], word_ids[positions_C] = log_probs_CV.topk(top_k)
         shape = *batch.mask_BT.shape, top_k
         return ELMoPredictions(word_ids.view(shape), log_probs.view(shape))
-
-    def _log_probs_at(self, some_C: Tensor, hidden_NP: Tensor, here_M: Tensor, there_M: Tensor) -> Tensor:
-        """One direction's log-probabilities `(C, V)` of the word at some tokens; 0 where it predicts none."""
-        source_N = torch.full((len(hidden_NP),), -1, device=hidden_NP.device).index_copy_(0, there_M, here_M)
-        source_C = source_N[some_C]
-        log_probs_CV = self.softmax(hidden_NP[source_C])
-        return log_probs_CV.masked_fill((source_C < 0)[:, None], 0)
 
     def _read_both_ways(self, character_ids, input_ids, attention_mask, initial_states):
         """The token batch, and the top output `(tokens, projection_size)` of each direction in reading order."""
@@ -140,11 +137,10 @@ class ELMoScoringMixin:
         self.check_vocabulary()
         batch = self.elmo.read_tokens(character_ids, input_ids, attention_mask)
         states = starting_states(self.config, initial_states, batch.words_UP, len(batch.mask_BT))
-        hidden, orders = [], (batch.packing.forward_N, batch.packing.backward_N)
+        orders = batch.packing.forward_N, batch.packing.backward_N
         both = run_directions(self.elmo.lstms(), [(batch, order_N) for order_N in orders], states)
-        for order_N, (outputs, *_) in zip(orders, both, strict=True):
-            hidden.append(torch.empty_like(outputs[-1]).index_copy_(0, order_N, outputs[-1]))
-        return batch, hidden
+        tops = [(order_N, outputs[-1]) for order_N, (outputs, *_) in zip(orders, both, strict=True)]
+        return batch, [torch.empty_like(top_NP).index_copy_(0, order_N, top_NP) for order_N, top_NP in tops]
 
     def check_vocabulary(self):
         if self.config.vocab_size <= 4:

@@ -13,10 +13,12 @@ folder with this name is complete. Before a checkpoint is removed, it gets a hid
 Only one process writes. The others wait in `on_main_process`.
 """
 
+import math
 import re
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -35,23 +37,75 @@ WRITE_ERRORS = (OSError, RuntimeError, SafetensorError)  # torch and safetensors
 Result = TypeVar("Result")
 
 
+@dataclass
+class Progress:
+    """Everything that changes during training, except tensors. The names are part of saved checkpoints."""
+
+    step: int = 0
+    epoch: float = 0.0
+    predictions: int = 0  # in one direction, over all processes
+    best_perplexity: float = math.inf
+    best_step: int | None = None
+    evaluations_since_best: int = 0
+    held_out: str | None = None  # identifies the text of the perplexities
+    base_model: str | None = None
+    settings: dict[str, Any] | None = None
+    earlier_settings: list[dict[str, Any]] = field(default_factory=list)  # settings that a resumed run has changed
+    log: list[dict[str, Any]] = field(default_factory=list)
+
+    @property
+    def is_evaluated(self) -> bool:
+        """Whether the perplexity of this step has been measured."""
+        return any(entry["step"] == self.step for entry in self.log if "perplexity" in entry)
+
+    def is_best(self, perplexity: float) -> bool:
+        """Takes note of a perplexity. Returns whether it is the lowest so far; the one before training is not."""
+        if self.step == 0 or not perplexity < self.best_perplexity:
+            self.evaluations_since_best += self.step > 0
+            return False
+        self.best_perplexity, self.best_step, self.evaluations_since_best = perplexity, self.step, 0
+        return True
+
+    def begin(self, settings: dict[str, Any], names_of_model: set[str]):
+        """Takes note of the settings of a run that starts or resumes here, which cannot change those of the model."""
+        if self.settings is not None:
+            kept = {name: value for name, value in self.settings.items() if name in names_of_model}
+            settings = kept | {name: value for name, value in settings.items() if name not in names_of_model}
+        if self.settings not in (None, settings):
+            self.earlier_settings.append({"until_step": self.step, "settings": self.settings})
+        self.settings = settings
+
+    def evaluate_on(self, held_out: str | None) -> str | None:
+        """Takes note of the held-out text. Forgets the best step of another text, and returns a message then.
+
+        The model that is published is then the best one from here on, or the last one without held-out text.
+        """
+        before, step = self.held_out, self.best_step
+        self.held_out = held_out
+        if before == held_out or step is None:
+            return None
+        self.best_perplexity, self.best_step, self.evaluations_since_best = math.inf, None, 0
+        return (
+            f"Step {step} was the best on {before or 'another text'}, but the held-out text is now "
+            f"{held_out or 'missing'}. The best step is searched again from here on."
+        )
+
+
 def on_main_process(accelerator: Accelerator, work: Callable[[], Result]) -> Result:
     """The result of `work`, which the main process does alone, on all processes.
 
     An error is raised on all of them, too: raised by one, it would leave the others waiting for that process.
     """
-    result: Any = None
+    outcome: list[Any] = [None, None]
     failed: Exception | None = None
     if accelerator.is_main_process:
         try:
-            result = work()
+            outcome[0] = work()
         except Exception as error:
-            failed = error
-    result, reason = broadcast_object_list([result, None if failed is None else str(failed)])
-    if failed is not None:
-        raise failed
+            failed, outcome[1] = error, str(error)
+    result, reason = broadcast_object_list(outcome)
     if reason is not None:
-        raise OSError(f"The main process has ended: {reason}")
+        raise failed or OSError(f"The main process has ended: {reason}")
     return result
 
 
@@ -75,13 +129,10 @@ class Checkpoints:
     def save(self, step: int, write: Callable[[Path], None]) -> Path:
         """Lets `write` fill an empty folder, and renames it to `checkpoint-STEP` when all of it is on the disk."""
         checkpoint = self.output_dir / f"checkpoint-{step}"
-        unfinished = _hidden(checkpoint, "unfinished")
-        with self._all_or_nothing(checkpoint):
-            _remove(unfinished)
-            unfinished.mkdir(parents=True)
-            write(unfinished)
-            sync(unfinished)
-            unfinished.rename(checkpoint)
+        with self._unfinished(checkpoint) as folder:
+            write(folder)
+            sync(folder)
+            folder.rename(checkpoint)
             sync_folder(self.output_dir)
         return checkpoint
 
@@ -108,40 +159,31 @@ class Checkpoints:
             _remove(deleted)
 
     def to_resume(self, name: str | None) -> Path | None:
-        """The checkpoint that `--resume_from_checkpoint` names, and no other run in `output_dir`; else `None`."""
+        """The checkpoint that `--resume_from_checkpoint` names, and no other run in `output_dir`; else `None`.
+
+        `last` (or `True`) is the checkpoint with the highest step.
+        """
         last = self.last()
-        if name is None and last is not None:
-            raise FileExistsError(
-                f"--output_dir {self.output_dir} already holds {last.name}. Continue with --resume_from_checkpoint "
-                "last, or pass another folder."
-            )
         others = [path.name for path in self.output_dir.glob("[!.]*") if path.name not in WRITTEN_FIRST]
-        if last is None and others:
+        if others and (name is None or last is None):
             raise FileExistsError(
-                f"--output_dir {self.output_dir} holds {', '.join(sorted(others)[:10])}, and no checkpoint of this "
-                "program. Pass a new or an empty folder."
+                f"--output_dir {self.output_dir} already holds {', '.join(sorted(others)[:10])}. Continue its last "
+                "checkpoint, if it has one, with --resume_from_checkpoint last, or pass a new or an empty folder."
             )
-        found = None if name is None else self._named(name)
-        if found is not None and last is not None and not last.samefile(found):
+        if name is None:
+            return None
+        found = last if name.lower() in ("last", "true") else Path(name)
+        if found is None or found.name.startswith(".") or not (found / TRAINING_STATE).is_file():
+            raise FileNotFoundError(
+                f"--resume_from_checkpoint {name}: this is no complete checkpoint with a {TRAINING_STATE}. "
+                f"{self._contents()} Pass `last` or a folder checkpoint-STEP, or leave the option out."
+            )
+        if last is not None and not last.samefile(found):
             raise ValueError(
                 f"--resume_from_checkpoint {name}: --output_dir {self.output_dir} already holds {last.name}, and the "
                 "two runs would mix. Pass `last`, or another --output_dir."
             )
         return found
-
-    def _named(self, name: str) -> Path:
-        """A folder, or for `last` (or `True`) the checkpoint with the highest step."""
-        path = self.last() if name.lower() in ("last", "true") else Path(name)
-        if path is None:
-            raise FileNotFoundError(
-                f"--resume_from_checkpoint {name}: {self._contents()} Leave the option out to start a new training."
-            )
-        if path.name.startswith(".") or not (path / TRAINING_STATE).is_file():
-            raise FileNotFoundError(
-                f"--resume_from_checkpoint {name}: this is no complete checkpoint with a {TRAINING_STATE}. Pass `last` "
-                f"or a folder checkpoint-STEP. {self._contents()}"
-            )
-        return path
 
     def publish(self, checkpoint: Path):
         """Copies the model of a checkpoint, without its training state, to `output_dir`.
@@ -152,19 +194,17 @@ class Checkpoints:
         others = () if (self.output_dir / "modules.json").exists() else SENTENCE_TRANSFORMERS_FILES
         sources = [path for pattern in (*others, *MODEL_FILES) for path in sorted(checkpoint.glob(pattern))]
         names = [path.relative_to(checkpoint) for path in sources]
-        unfinished = _hidden(self.output_dir / "model", "unfinished")
-        with self._all_or_nothing(self.output_dir / "config.json"):
-            _remove(unfinished)
+        with self._unfinished(self.output_dir / "model") as folder:
             for name in names:
-                (unfinished / name).parent.mkdir(parents=True, exist_ok=True)
-                shutil.copyfile(checkpoint / name, unfinished / name)
-            sync(unfinished)
+                for place in (folder, self.output_dir):
+                    (place / name).parent.mkdir(exist_ok=True)
+                shutil.copyfile(checkpoint / name, folder / name)
+            sync(folder)
             for name in names:
-                (self.output_dir / name).parent.mkdir(exist_ok=True)
-                (unfinished / name).replace(self.output_dir / name)
-            for folder in {(self.output_dir / name).parent for name in names}:
-                sync_folder(folder)
-        _remove(unfinished)
+                (folder / name).replace(self.output_dir / name)
+            for place in {(self.output_dir / name).parent for name in names}:
+                sync_folder(place)
+        _remove(folder)
 
     def clean(self):
         """Removes the hidden folders of killed runs."""
@@ -173,9 +213,13 @@ class Checkpoints:
                 _remove(path)
 
     @contextmanager
-    def _all_or_nothing(self, target: Path) -> Iterator[None]:
+    def _unfinished(self, target: Path) -> Iterator[Path]:
+        """An empty folder for the files of `target`, which is removed after an error."""
+        folder = _hidden(target, "unfinished")
         try:
-            yield
+            _remove(folder)
+            folder.mkdir(parents=True)
+            yield folder
         except BaseException as error:
             self.clean()
             if isinstance(error, WRITE_ERRORS):
@@ -183,10 +227,8 @@ class Checkpoints:
             raise
 
     def _contents(self) -> str:
-        names = [path.name for path in self.all()]
-        if not names:
-            return f"{self.output_dir} holds no checkpoints."
-        return f"The complete checkpoints in {self.output_dir} are {', '.join(names)}."
+        names = ", ".join(path.name for path in self.all())
+        return f"{self.output_dir} holds {f'the complete checkpoints {names}' if names else 'no checkpoints'}."
 
 
 def _hidden(path: Path, kind: str) -> Path:

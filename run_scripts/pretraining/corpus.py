@@ -95,26 +95,28 @@ class Corpus:
 
     @classmethod
     def from_arguments(cls, arguments: TrainTextArguments) -> "Corpus":
-        """The corpus of `--train_file` or `--dataset`."""
-        split = None if arguments.dataset is None else arguments.split
-        return cls._from_options(arguments, "--train_file", arguments.train_file, "--split", split)
+        """The corpus of `--train_file`, or of `--dataset` with `--split`."""
+        return cls._from_options(arguments, "train_file", "split", arguments.split if arguments.dataset else None)
 
     @classmethod
     def held_out(cls, arguments: HeldOutArguments) -> "Corpus":
-        """The corpus of `--validation_file` or `--validation_split`."""
-        files, split = arguments.validation_file, arguments.validation_split
-        return cls._from_options(arguments, "--validation_file", files, "--validation_split", split)
+        """The corpus of `--validation_file`, or of `--dataset` with `--validation_split`."""
+        return cls._from_options(arguments, "validation_file", "validation_split", arguments.validation_split)
 
     @classmethod
     def _from_options(
-        cls, arguments: DatasetArguments, file_option: str, files: list[str], split_option: str, split: str | None
+        cls, arguments: DatasetArguments, file_option: str, split_option: str, split: str | None
     ) -> "Corpus":
+        files = getattr(arguments, file_option)
         if bool(files) == (split is not None) or not (files or arguments.dataset):
-            raise ValueError(f"Pass either {file_option} FILE ..., or --dataset NAME with {split_option} SPLIT.")
-        if not files:
-            return cls.from_dataset(arguments, str(split), split_option)
-        refuse_dataset_options(arguments)
-        return cls.from_files(files, arguments.text_column)
+            raise ValueError(f"Pass either --{file_option} FILE ..., or --dataset NAME with --{split_option} SPLIT.")
+        if files:
+            refuse_dataset_options(arguments)
+            return cls.from_files(files, arguments.text_column)
+        options = {item.name: getattr(arguments, item.name) for item in fields(DatasetArguments)}
+        dataset = TextArguments(**options, split=str(split))
+        dataset_texts(dataset, f"--{split_option}")  # prepares it, before any worker reads it
+        return cls(dataset=dataset)
 
     @classmethod
     def from_files(cls, patterns: Sequence[str], column: str = "text") -> "Corpus":
@@ -125,14 +127,6 @@ class Corpus:
             if (other := places.setdefault(os.path.realpath(file), file)) != file:
                 raise ValueError(f"{other} and {file} are the same file; pass it once.")
         return cls(files, column)
-
-    @classmethod
-    def from_dataset(cls, arguments: DatasetArguments, split: str, split_option: str = "--split") -> "Corpus":
-        """A corpus of a split of `arguments.dataset`, which is prepared here, before any worker reads it."""
-        options = {item.name: getattr(arguments, item.name) for item in fields(DatasetArguments)}
-        dataset = TextArguments(**options, split=split)
-        dataset_texts(dataset, split_option)
-        return cls(dataset=dataset)
 
     def __str__(self) -> str:
         if self.dataset is not None:
@@ -160,8 +154,7 @@ class Corpus:
         """
         if self.dataset is not None and self.dataset.streaming:
             return None
-        sentences: Counter[int] = Counter()
-        lengths: Counter[int] = Counter()
+        sentences, lengths = Counter[int](), Counter[int]()
         held_out_keys = Counter(map(_key, held_out.texts())) if held_out else Counter[int]()
         seen: set[int] = set()
         for _, text in tqdm(self.sentences(shuffle_files=False), desc="counting", unit=" lines", unit_scale=True):
@@ -183,11 +176,10 @@ class Corpus:
 
     def sentences(self, epoch: int = 0, seed: int = 0, shuffle_files: bool = True) -> Iterator[SourceSentence]:
         """All sentences once. `seed` and `epoch` decide the order of the files if they are shuffled."""
-        is_empty = True
+        sentence = None
         for sentence in chain.from_iterable(starmap(as_sentences, self._sources(epoch, seed, shuffle_files))):
-            is_empty = False
             yield sentence
-        if is_empty:
+        if sentence is None:
             raise ValueError(f"There is no sentence in {self}: nothing but blank lines. Pass another text.")
 
     def _sources(self, epoch: int, seed: int, shuffle_files: bool) -> Iterator[tuple[str, Iterable[tuple[int, Any]]]]:
@@ -199,23 +191,24 @@ class Corpus:
 
 
 def find_files(pattern: str) -> list[str]:
-    """The files of a path, a pattern, or a folder."""
+    """The files of a path, a pattern, or a folder, in the same order on all systems."""
     if os.path.isdir(pattern):
         found = [str(path) for path in Path(pattern).rglob("*") if format_suffix(path) in TEXT_SUFFIXES]
-        endings = f"{', '.join(TEXT_SUFFIXES)}, or such an ending with .gz or .zst"
-        advice = f"in this folder ends in {endings}. Pass a pattern for other names: '{pattern}/*'."
     else:
         refuse_folder_or_pipe(Path(pattern), pattern)
         found = [pattern] if os.path.isfile(pattern) else glob.glob(pattern, recursive=True)
-        advice = "has this name. Pass files, folders, or patterns such as 'train/*.txt.gz'."
-    if arrays := [file for file in found if format_suffix(Path(file)) == ".json"]:
+    files = sorted(filter(os.path.isfile, found), key=lambda file: Path(file).as_posix())
+    if not files:
+        raise FileNotFoundError(
+            f"{pattern}: no file found. Pass files, patterns such as 'train/*.txt.gz', or folders with files that end "
+            f"in {', '.join(TEXT_SUFFIXES)}, also with .gz or .zst."
+        )
+    if arrays := [file for file in files if format_suffix(Path(file)) == ".json"]:
         raise ValueError(
             f"{arrays[0]}: text is read from .txt, and from .jsonl with a record per line. Convert or rename the file."
         )
-    if files := list(filter(os.path.isfile, found)):
-        refuse_names_not_utf8(files)
-        return sorted(files, key=lambda file: Path(file).as_posix())  # the same order on Windows
-    raise FileNotFoundError(f"{pattern}: no file {advice}")
+    refuse_names_not_utf8(files)
+    return files
 
 
 def as_sentences(source: str, texts: Iterable[tuple[int, Any]]) -> Iterator[SourceSentence]:
@@ -248,8 +241,7 @@ def words_of(text: SentenceText, split: Callable[[str], list[str]] = str.split) 
 
 def word_frequencies(corpus: Corpus, splitter: TextSplitter) -> tuple[int, Counter[str]]:
     """The number of texts, and the count of each word."""
-    counts: Counter[str] = Counter()
-    num_texts = 0
+    counts, num_texts = Counter[str](), 0
     for text in tqdm(corpus.texts(), unit=" texts", unit_scale=True, desc="counting"):
         counts.update(words_of(text, splitter.words))
         num_texts += 1

@@ -9,9 +9,9 @@ import torch
 from accelerate import Accelerator
 
 from modeling_elmo import ELMoForPreTraining, ELMoTokenizer
-from modeling_elmo.run_scripts.pretraining.batches import LMBatch, SentenceBatches
+from modeling_elmo.run_scripts.pretraining.batches import LMBatch, SentenceBatches, StreamWindows
 from modeling_elmo.run_scripts.pretraining.corpus import Corpus, HeldOutArguments
-from modeling_elmo.run_scripts.pretraining.streams import StreamWindows
+from modeling_elmo.run_scripts.program.command_line import refuse_unread
 
 STREAM_STEPS = 20  # tokens of a row in a window; the figures do not depend on it
 
@@ -39,6 +39,13 @@ class Perplexity:
         )
 
 
+def check_context(arguments: Any, context: str, options: dict[str, list[str]]):
+    """Refuses options that are not read in this context; `options` has those that only one context reads."""
+    (other,) = options.keys() - {context}
+    advice = f"pass --{options[context][0]} instead, or --context {other}."
+    refuse_unread(arguments, options[other], f"with --context {context}: {advice}")
+
+
 def held_out_batches(
     arguments: HeldOutArguments, context: str, size: int, tokenizer: ELMoTokenizer, accelerator: Accelerator
 ) -> Iterable[LMBatch]:
@@ -56,7 +63,7 @@ def held_out_batches(
         "world_size": accelerator.num_processes,
     }
     if context == "sentence":
-        return SentenceBatches(corpus, tokenizer, size, cut=False, **options)
+        return SentenceBatches(corpus, tokenizer, size, **options)
     return StreamWindows(corpus, tokenizer, size, STREAM_STEPS, survey=corpus.survey(), **options)
 
 

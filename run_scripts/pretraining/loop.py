@@ -8,12 +8,13 @@ import json
 import math
 import signal
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import nullcontext
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
+from itertools import chain
 from pathlib import Path
 from threading import current_thread, main_thread
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -26,38 +27,84 @@ from tqdm.auto import tqdm
 from modeling_elmo import ELMoForPreTraining, ELMoTokenizer
 from modeling_elmo.elmo_backends import is_sharded
 from modeling_elmo.elmo_inputs import to_device
-from modeling_elmo.run_scripts.pretraining.batches import LMBatch, SentenceBatches, batch_loader
+from modeling_elmo.run_scripts.pretraining.batches import LMBatch, SentenceBatches, StreamWindows, batch_loader
 from modeling_elmo.run_scripts.pretraining.checkpoints import (
     TRAINING_STATE,
     Checkpoints,
+    Progress,
     load_state,
     on_main_process,
 )
-from modeling_elmo.run_scripts.pretraining.corpus import SourceLine
-from modeling_elmo.run_scripts.pretraining.evaluation import evaluate
+from modeling_elmo.run_scripts.pretraining.corpus import Corpus, CorpusArguments, Survey
+from modeling_elmo.run_scripts.pretraining.evaluation import evaluate, held_out_batches
 from modeling_elmo.run_scripts.pretraining.optimization import (
+    OptimizationArguments,
     clip_gradients,
     gathered,
+    learning_rate_factor,
     load_gathered,
     make_optimizers,
-    make_schedules,
     parameter_names,
     reduce_sparse_gradients,
 )
-from modeling_elmo.run_scripts.pretraining.options import PretrainingArguments
-from modeling_elmo.run_scripts.pretraining.records import Progress
-from modeling_elmo.run_scripts.pretraining.streams import StreamWindows
+from modeling_elmo.run_scripts.program.command_line import option
+from modeling_elmo.run_scripts.program.processes import check_workers
 
 
-class Stopped(SystemExit):
-    """A run ended after a signal, with a checkpoint. The exit status is the shell's for that signal."""
+@dataclass(kw_only=True)
+class PretrainingArguments(OptimizationArguments):
+    """Options of the loop, named as in transformers' `TrainingArguments` wherever it has the same option."""
+
+    output_dir: str = option(..., "Folder for checkpoints and, after training, for the model.")
+    per_device_train_batch_tokens: int = option(4096, "Maximum tokens per batch, including padding (context sentence).")
+    per_device_train_batch_size: int = option(128, "Number of rows that are read side by side (context stream).")
+    per_device_eval_batch_tokens: int = option(
+        4096, "Maximum tokens per batch of held-out sentences, including padding."
+    )
+    gradient_accumulation_steps: int = option(1, "Number of batches per step on each device.")
+    max_steps: int = option(-1, "Number of training steps; overrides --num_train_epochs. -1: no maximum.")
+    num_train_epochs: float = option(10.0, "Number of passes over the training text.")
+    logging_steps: int = option(50, "Steps between two entries of the log.")
+    eval_steps: int = option(1000, "Steps between two evaluations on held-out text.")
+    save_steps: int = option(1000, "Steps between two checkpoints.")
+    save_total_limit: int | None = option(2, "Number of checkpoints to keep; the best and the last are always kept.")
+    early_stopping_patience: int | None = option(
+        None, "Number of evaluations without a lower perplexity that ends the training."
+    )
+    resume_from_checkpoint: str | None = option(None, "Checkpoint to resume from: `last`, or its folder.")
+    seed: int = option(42, "Seed of initial weights, order of the text, dropout and sampled candidates.")
+    dataloader_num_workers: int = option(
+        1, "Number of processes per device that prepare batches (context stream: 0 or 1)."
+    )
+    fsdp_softmax: bool = option(
+        False, "Shard a full or adaptive softmax and its optimizer state over the devices (FSDP 2)."
+    )
+    bf16: bool = option(False, "Mixed precision in bfloat16.")
+    tf32: bool = option(True, "Products of float32 matrices in TF32 on CUDA.")
+    torch_compile: bool = option(False, "Compile the model with torch.compile, except the loop over time steps.")
+    use_cpu: bool = option(False, "Train on the CPU even if there is an accelerator.")
+    report_to: str = option("tensorboard", "Trackers that Accelerate supports, separated by commas; or `none`.")
+
+    def __post_init__(self):
+        super().__post_init__()
+        check_workers(self.dataloader_num_workers)
+
+    def number_of_steps(self, context: str, survey: Survey | None, num_processes: int) -> int:
+        """`--max_steps`, or an estimate from the size of the text."""
+        if self.max_steps > 0:
+            return self.max_steps
+        assert survey is not None  # a streamed data set needs --max_steps
+        if context == "sentence":
+            tokens, per_batch = survey.words + 2 * survey.lines, self.per_device_train_batch_tokens
+        else:
+            tokens, per_batch = survey.words + survey.lines, self.per_device_train_batch_size * self.unroll_steps
+        return math.ceil(
+            self.num_train_epochs * tokens / (per_batch * self.gradient_accumulation_steps * num_processes)
+        )
 
 
 class StopSignal:
-    """Within its `with` block, remembers the first SIGTERM or Ctrl-C. A second one acts as usual.
-
-    Python gives signals to the main thread only: in another thread, nothing is remembered.
-    """
+    """Within its `with` block, remembers the first SIGTERM or Ctrl-C in the main thread. A second one acts as usual."""
 
     def __init__(self):
         self.received: int | None = None
@@ -76,14 +123,6 @@ class StopSignal:
         self.__exit__()
 
 
-class StepFigures(NamedTuple):
-    """The figures of a step, until they are logged. They stay on the device, so that no step waits for them."""
-
-    step: int
-    figures: Tensor  # (4,): joint, forward and backward loss, norm of the gradient
-    source_lines: list[SourceLine]
-
-
 class Pretraining:
     """A training run on the batches of this process."""
 
@@ -93,13 +132,12 @@ class Pretraining:
         arguments: PretrainingArguments,
         model: ELMoForPreTraining,  # with the weights to start from
         tokenizer: ELMoTokenizer,
-        make_batches: Callable[[Any], SentenceBatches | StreamWindows],  # after a position, or from the beginning
-        held_out: Callable[[], Iterable[LMBatch]] | None,  # for each evaluation
-        num_steps: int,  # exact or estimated, for the schedule and the progress bar
-        carries_states: bool = False,  # of the LSTMs, from one batch to the next
+        corpus: Corpus,
+        corpus_args: CorpusArguments,
+        survey: Survey | None,  # of the corpus
     ):
         self.accelerator, self.arguments, self.tokenizer = accelerator, arguments, tokenizer
-        self.make_batches, self.held_out, self.num_steps = make_batches, held_out, num_steps
+        self.corpus, self.corpus_args, self.survey = corpus, corpus_args, survey
         self.checkpoints = Checkpoints(Path(arguments.output_dir), arguments.save_total_limit)
         self.is_sampled = model.config.softmax_type == "sampled"
         # Word vectors have dense gradients, so a softmax that shares their table has them, too.
@@ -117,30 +155,58 @@ class Pretraining:
             model.compile(dynamic=True)
         self.model = accelerator.prepare(model)
         self.optimizers = make_optimizers(model, arguments)
-        self.schedules = make_schedules(self.optimizers, arguments, num_steps)
-        self.progress, self.carries_states = Progress(), carries_states
-        self.states: tuple[Tensor, Tensor] | None = None  # of the LSTMs, at the end of the last window
+        # Exact or estimated, for the schedule and the progress bar.
+        self.num_steps = arguments.number_of_steps(corpus_args.context, survey, accelerator.num_processes)
+        self.rate_factor = learning_rate_factor(arguments, self.num_steps)
+        self.progress = Progress()
+        self._set_learning_rates()
+        self.states: tuple[Tensor, Tensor] | None = None  # of the LSTMs, at the end of the last window of a stream
         self.position: Any = None  # of this process in the training text
-        self.unlogged: list[StepFigures] = []
+        # Joint, forward and backward loss and norm of the gradient of each step since the last entry of the log, on the
+        # device, so that no step waits for them.
+        self.unlogged: list[Tensor] = []
         self.seconds_waited, self.log_start, self.predictions_since_log = 0.0, time.perf_counter(), 0
         self.signal = StopSignal()
         # Numbers that the host needs at each step have a group on the CPU: it need not wait for the accelerator.
         self.host_group = dist.new_group(backend="gloo") if accelerator.num_processes > 1 else None
 
     def train(self):
-        """Trains from the step of `self.progress` to the end. Raises `Stopped` after SIGTERM or Ctrl-C."""
+        """Trains from the step of `self.progress` to the end. Raises `SystemExit` after SIGTERM or Ctrl-C."""
         if self.progress.step == 0 and self.plain_model.config.has_softmax:  # a new softmax of a checkpoint is random
             self._evaluate()
         workers, is_cuda = self.arguments.dataloader_num_workers, self.accelerator.device.type == "cuda"
-        batches = iter(batch_loader(self.make_batches(self.position), workers, pin_memory=is_cuda))
+        self.batches = self._batches()
+        batches = iter(batch_loader(self.batches, workers, pin_memory=is_cuda))
         self.log_start = time.perf_counter()
         done, is_hidden = self.progress.step, not self.accelerator.is_main_process
         bar = tqdm(initial=done, total=self.num_steps, unit="step", disable=is_hidden, dynamic_ncols=True)
         with self.signal, bar:
             self._train(batches, bar)
             self._log(bar)
+        if not self.progress.step:
+            raise ValueError(
+                f"--num_train_epochs {self.arguments.num_train_epochs} ends within the first batch. Pass more, or "
+                "pass --max_steps."
+            )
         self._evaluate()
         self._save()
+
+    def _batches(self) -> SentenceBatches | StreamWindows:
+        """The batches of this process after its position, or from the beginning of the text."""
+        arguments = self.arguments
+        options = {
+            "is_split_into_words": self.corpus_args.is_split_into_words,
+            "shuffle_buffer": self.corpus_args.shuffle_buffer,
+            "seed": arguments.seed,
+            "rank": self.accelerator.process_index,
+            "world_size": self.accelerator.num_processes,
+            "position": self.position,
+            "survey": self.survey,
+        }
+        source = self.corpus, self.tokenizer
+        if self.corpus_args.context == "sentence":
+            return SentenceBatches(*source, arguments.per_device_train_batch_tokens, **options)
+        return StreamWindows(*source, arguments.per_device_train_batch_size, arguments.unroll_steps, **options)
 
     def _train(self, batches: Iterator[LMBatch], bar: tqdm):
         accumulation, processes = self.arguments.gradient_accumulation_steps, self.accelerator.num_processes
@@ -155,11 +221,6 @@ class Pretraining:
                 bool(self.signal.received),
                 group[-1].epoch + (group[-1].fraction or 0),
             )
-            if over == processes and not self.progress.step:
-                raise ValueError(
-                    f"--num_train_epochs {self.arguments.num_train_epochs} ends within the first batch. Pass more, or "
-                    "pass --max_steps."
-                )
             if over == processes:
                 break
             if is_checkpoint_due:  # not before it is known that another step follows: the last evaluation belongs to it
@@ -172,9 +233,8 @@ class Pretraining:
 
     def _is_finished(self) -> bool:
         patience = self.arguments.early_stopping_patience
-        if patience is not None and self.progress.evaluations_since_best >= patience:
-            return True
-        return 0 < self.arguments.max_steps <= self.progress.step
+        has_no_patience = patience is not None and self.progress.evaluations_since_best >= patience
+        return has_no_patience or 0 < self.arguments.max_steps <= self.progress.step
 
     def _is_after_the_last_epoch(self, batch: LMBatch) -> bool:
         epochs = self.arguments.num_train_epochs if self.arguments.max_steps <= 0 else math.inf
@@ -214,19 +274,15 @@ class Pretraining:
         self.progress.predictions += int(predictions)
         self.progress.epoch = epoch
         self._set_learning_rates()
-        source_lines = [line for batch in group for line in batch.source_lines]
-        figures = torch.cat([torch.stack(losses).sum(0), norm[None]])
-        self.unlogged.append(StepFigures(self.progress.step, figures, source_lines))
+        self.unlogged.append(torch.cat([torch.stack(losses).sum(0), norm[None]]))
 
     def _set_learning_rates(self):
         """Sets them by the number of steps, or without --max_steps by the part of the text that has been read."""
         done, arguments = float(self.progress.step), self.arguments
         if arguments.max_steps <= 0:
             done = self.num_steps * min(1.0, self.progress.epoch / arguments.num_train_epochs)
-        for optimizer, schedule in zip(self.optimizers, self.schedules, strict=True):
-            factors = zip(optimizer.param_groups, schedule.base_lrs, schedule.lr_lambdas, strict=True)
-            for group, rate, factor in factors:
-                group["lr"] = rate * factor(done)  # type: ignore[arg-type, operator]  # fractions of steps
+        for group in chain.from_iterable(optimizer.param_groups for optimizer in self.optimizers):
+            group["lr"] = arguments.learning_rate * self.rate_factor(done)
 
     def _backward(self, batch: LMBatch, num_items: float, candidates, is_last: bool) -> Tensor:
         """Adds the gradient of a batch. Returns its losses `(3,)`: joint, forward, backward."""
@@ -239,7 +295,7 @@ class Pretraining:
                 **batch.inputs, initial_states=self.states, num_items_in_batch=num_items, candidates=candidates
             )
             self.accelerator.backward(output.loss * self.arguments.gradient_scale)
-        if self.carries_states:
+        if batch.resets is not None:
             hidden, cell = output.final_states
             self.states = hidden.detach(), cell.detach()
         return torch.stack([output.loss, output.forward_loss, output.backward_loss]).detach().float()
@@ -276,33 +332,31 @@ class Pretraining:
 
     def _checked_figures(self) -> Tensor:
         """The figures `(steps, 4)` of the steps since the last entry of the log, means over all processes."""
-        figures_S4 = torch.stack([step.figures for step in self.unlogged])
-        figures_S4 = self.accelerator.reduce(figures_S4, "mean")
-        broken_S = ~figures_S4.isfinite().all(1)
-        if not broken_S.any():
-            return figures_S4
-        first = int(broken_S.nonzero()[0])
-        step, figure = self.unlogged[first], "gradient" if figures_S4[first, :3].isfinite().all() else "loss"
-        lines = ", ".join(f"{name} line {line}" for name, line in step.source_lines[:20])
-        more = f" and {len(step.source_lines) - 20} more" if len(step.source_lines) > 20 else ""
-        raise FloatingPointError(
-            f"The {figure} of step {step.step} is not a number. In this step this process read {lines}{more}. "
-            f"{self._last_good_checkpoint()} Check these lines, or resume with a lower --learning_rate or "
-            "--max_grad_norm."
-        )
+        figures_S4 = self.accelerator.reduce(torch.stack(self.unlogged), "mean")
+        is_finite_S4 = figures_S4.isfinite()
+        if not is_finite_S4.all():
+            first = int((~is_finite_S4.all(1)).nonzero()[0])
+            raise FloatingPointError(
+                f"The {'gradient' if is_finite_S4[first, :3].all() else 'loss'} of step "
+                f"{self.progress.step - len(self.unlogged) + 1 + first} is not a number. "
+                f"{self._last_good_checkpoint()} Resume with a lower --learning_rate or --max_grad_norm."
+            )
+        return figures_S4
 
     def _last_good_checkpoint(self) -> str:
         last = self.checkpoints.last()
-        return "There is no checkpoint yet." if last is None else f"The last good checkpoint is {last}."
+        return f"The last good checkpoint is {last}." if last else "There is no checkpoint yet."
 
     def _evaluate(self) -> bool:
         """Measures held-out perplexity. Returns whether it is the lowest so far."""
-        if self.held_out is None or self.progress.is_evaluated:
+        if self.progress.held_out is None or self.progress.is_evaluated:
             return False
         start = time.perf_counter()
         if self.arguments.fsdp_softmax:  # gathered once: the processes have different numbers of held-out batches
             self.plain_model.softmax.unshard()
-        found = evaluate(self.plain_model, self.held_out(), "sentence", self.accelerator)
+        size = self.arguments.per_device_eval_batch_tokens
+        batches = held_out_batches(self.corpus_args, "sentence", size, self.tokenizer, self.accelerator)
+        found = evaluate(self.plain_model, batches, "sentence", self.accelerator)
         if self.arguments.fsdp_softmax:
             self.plain_model.softmax.reshard()
         self._print(f"step {self.progress.step}: {found}")
@@ -320,44 +374,40 @@ class Pretraining:
         start = time.perf_counter()
         unlogged = self._checked_figures().cpu() if self.unlogged else None
         self._check_weights()
-        positions = gather_object([self.position])
         states = None if self.states is None else [state.cpu() for state in self.accelerator.gather(self.states)]
         weights = gathered(self.plain_model.state_dict())
         state = {
             "progress": asdict(self.progress),
-            "position": positions,
+            "position": self.batches.merge_positions(gather_object([self.position])),
             "states": states,
             "unlogged": unlogged,
             "optim": self.arguments.optim,
             "optimizers": gathered([optimizer.state_dict() for optimizer in self.optimizers]),
             "parameter_names": [parameter_names(optimizer, self.plain_model) for optimizer in self.optimizers],
         }
-        on_main_process(self.accelerator, lambda: self._save_alone(weights, state))
+        on_main_process(self.accelerator, lambda: self._write(weights, state))
         self.log_start += time.perf_counter() - start
 
-    def _save_alone(self, weights: dict[str, Tensor], state: dict[str, Any]):
+    def _write(self, weights: dict[str, Tensor], state: dict[str, Any]):
+        def fill(folder: Path):
+            self.plain_model.save_pretrained(folder, state_dict=weights)
+            self.tokenizer.save_pretrained(folder)
+            (folder / "training_log.json").write_text(json.dumps(self.progress.log, indent=1), encoding="utf-8")
+            torch.save(state, folder / TRAINING_STATE)
+
         if self.checkpoints.find(self.progress.step) is None:
-            state["position"] = self.make_batches(None).merge_positions(state["position"])
-            self.checkpoints.save(self.progress.step, lambda folder: self._write(folder, weights, state))
+            self.checkpoints.save(self.progress.step, fill)
         self.checkpoints.rotate(self.progress.best_step)
 
     def _check_weights(self):
         """Loss and gradient of the last step were computed with the weights before it."""
         own = (weight.to_local() if is_sharded(weight) else weight for weight in self.plain_model.parameters())
         is_finite = torch.stack([weight.isfinite().all() for weight in own]).all().float()
-        if dist.is_available() and dist.is_initialized():
-            dist.all_reduce(is_finite, dist.ReduceOp.MIN)  # a process sees its own part of sharded weights
-        if not is_finite:
+        if self.accelerator.reduce(is_finite) < self.accelerator.num_processes:  # each has its part of sharded weights
             raise FloatingPointError(
                 f"Weights after step {self.progress.step} are not numbers. {self._last_good_checkpoint()} Resume with "
                 "a lower --learning_rate."
             )
-
-    def _write(self, folder: Path, weights: dict[str, Tensor], state: dict[str, Any]):
-        self.plain_model.save_pretrained(folder, state_dict=weights)
-        self.tokenizer.save_pretrained(folder)
-        (folder / "training_log.json").write_text(json.dumps(self.progress.log, indent=1), encoding="utf-8")
-        torch.save(state, folder / TRAINING_STATE)
 
     def restore(self, checkpoint: Path):
         """Continues from a checkpoint, whose weights the model already has."""
@@ -367,9 +417,7 @@ class Pretraining:
                 f"{checkpoint} was trained with --optim {state['optim']}, not {self.arguments.optim}. Pass the same."
             )
         self.progress, self.position = Progress(**state["progress"]), state["position"]
-        unlogged = [] if state["unlogged"] is None else state["unlogged"].to(self.accelerator.device)
-        first = self.progress.step - len(unlogged) + 1
-        self.unlogged = [StepFigures(number, figures, []) for number, figures in enumerate(unlogged, first)]
+        self.unlogged = [] if state["unlogged"] is None else [*state["unlogged"].to(self.accelerator.device)]
         saved = zip(self.optimizers, state["optimizers"], state["parameter_names"], strict=True)
         for optimizer, found, names in saved:
             by_name = {names[number]: values for number, values in found["state"].items()}
@@ -391,7 +439,7 @@ class Pretraining:
             f"Stopped at step {self.progress.step} by signal {number}; "
             f"{self.checkpoints.find(self.progress.step)} is complete. Continue with --resume_from_checkpoint last."
         )
-        raise Stopped(128 + number)
+        raise SystemExit(128 + number)  # the shell's exit status
 
     def _print(self, text: str):
         if self.accelerator.is_main_process:

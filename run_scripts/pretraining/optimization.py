@@ -6,17 +6,16 @@ the step: about one of a hundred with the original's 793,471 words. Clipping, re
 
 import math
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
 import torch.distributed as dist
-from safetensors import safe_open
+from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch.optim import Optimizer
-from torch.optim.lr_scheduler import LambdaLR
 from torch.utils._pytree import tree_map
 from transformers import get_scheduler
 
@@ -42,42 +41,33 @@ class OptimizationArguments:
 
     optim: Literal["adagrad", "adamw", "muon"] = option(
         "adamw",
-        "Optimizer. The original used adagrad. muon needs the fewest steps: it trains the matrices of "
-        "the biLM, and adamw the rest.",
+        "Optimizer. adagrad is the original's; muon needs the fewest steps: it trains matrices, adamw the rest.",
     )
     learning_rate: float | None = option(
         None, "Peak learning rate. Default: 0.2 for adagrad, 0.001 for adamw, 0.003 for muon."
     )
-    weight_decay: float = option(
-        0.0,
-        "Weight decay of all matrices but a sampled softmax. adagrad adds it to the gradient, the others "
-        "subtract it from the weights.",
-    )
+    weight_decay: float = option(0.0, "Weight decay of all matrices but a sampled softmax; L2 penalty with adagrad.")
     adam_beta1: float = option(0.9, "Decay rate of the mean gradient (adamw).")
     adam_beta2: float = option(0.999, "Decay rate of the mean squared gradient (adamw).")
     adam_epsilon: float = option(1e-8, "Constant in the denominator of the update (adamw).")
     lr_scheduler_type: Literal["constant", "cosine", "linear", "warmup_stable_decay"] | None = option(
-        None,
-        "Learning rate schedule. warmup_stable_decay is constant until --decay_steps before the end, for "
-        "trainings whose length is decided later. Default: constant for adagrad, else cosine.",
+        None, "Learning rate schedule. Default: constant for adagrad, else cosine."
     )
     warmup_steps: float | None = option(
-        None,
-        "Number of steps in which the learning rate rises from 0; below 1: share of all steps. Default: 0 "
-        "for adagrad, else 0.01.",
+        None, "Steps in which the learning rate rises from 0; below 1: share of all. Default: 0 for adagrad, else 0.01."
     )
     decay_steps: float = option(
         0.2,
-        "Number of steps at the end in which the learning rate of warmup_stable_decay falls to 0, as 1 "
-        "minus the square root of their progress (Hägele et al. 2024); below 1: share of the steps after warm-up.",
+        "Steps at the end in which the learning rate of warmup_stable_decay falls to 0, as 1 minus the square root of "
+        "their progress (Hägele et al. 2024); below 1: share of the steps after warm-up.",
     )
     max_grad_norm: float | None = option(
         None, "Maximum norm of the gradient; 0: no clipping. Default: 10 for adagrad, else 1."
     )
     gradient_scale: float | None = option(
         None,
-        "Factor of the loss before the gradient is computed. It matters for clipping, and for adagrad's "
-        "initial accumulator of 1. Default: --unroll_steps for adagrad, else 1.",
+        "Factor of the loss before the gradient is computed, for clipping and adagrad's initial accumulator of 1. "
+        "Default: --unroll_steps for adagrad, else 1.",
     )
     unroll_steps: int = option(20, "Number of tokens of a row in a batch (context stream).")
 
@@ -94,61 +84,52 @@ class OptimizationArguments:
 def make_optimizers(model: nn.Module, arguments: OptimizationArguments) -> list[Optimizer]:
     """One to three optimizers: for most parameters, for the matrices of Muon, and for sparse gradients.
 
-    Adagrad is the original's: accumulators begin at 1, so it needs no epsilon. A gradient of zero changes neither the
-    weight nor the accumulator, so updating only the rows of a step is exact.
-
-    AdamW would change every row in every step, because it continues to apply old gradients and decays its moments.
-    SparseAdam ("lazy" Adam) changes the moments and weights of a row only in steps that sample the row. A row that is
-    in every sample is updated as by Adam; a rare word keeps the moments of its last step. There is no weight decay.
+    Adagrad is the original's: accumulators begin at 1, so it needs no epsilon. A gradient of zero changes nothing, so
+    updating only the rows of a step is exact. AdamW would change every row in every step; SparseAdam ("lazy" Adam)
+    changes the moments and weights of a row only in steps that sample the row, and has no weight decay.
     """
-    modules = [pair for pair in model.named_modules() if getattr(pair[1], "sparse_gradients", False)]
-    sparse_names = {name for prefix, part in modules for name, _ in part.named_parameters(prefix, recurse=False)}
-    trained = [(name, parameter) for name, parameter in model.named_parameters() if parameter.requires_grad]
-    matrices = _matrices_of_muon(model) if arguments.optim == "muon" else {}
-    dense = [parameter for name, parameter in trained if name not in sparse_names and name not in matrices]
-    sparse = [parameter for name, parameter in trained if name in sparse_names]
+    sparse = [
+        parameter
+        for part in model.modules()
+        if getattr(part, "sparse_gradients", False)
+        for parameter in part.parameters(recurse=False)
+        if parameter.requires_grad
+    ]
+    matrices = _matrices_of_muon(model) if arguments.optim == "muon" else []
+    others = {*sparse, *matrices}
     # A group is updated at once, so its tensors must be all sharded or all plain.
     kinds = defaultdict(list)
-    for parameter in dense:
-        kinds[parameter.ndim > 1, is_sharded(parameter)].append(parameter)
+    for parameter in model.parameters():
+        if parameter.requires_grad and parameter not in others:
+            kinds[parameter.ndim > 1, is_sharded(parameter)].append(parameter)
     groups = [
         {"params": params, "weight_decay": arguments.weight_decay if is_matrix else 0.0}
         for (is_matrix, _), params in kinds.items()
     ]
+    rate: Any = arguments.learning_rate
     if arguments.optim == "adagrad":
-        for_dense: Any = torch.optim.Adagrad
-        for_sparse: Any = torch.optim.Adagrad
         options: dict[str, Any] = {"initial_accumulator_value": 1.0, "eps": 0.0}
-    else:
-        for_dense, for_sparse = torch.optim.AdamW, torch.optim.SparseAdam
-        options = {"betas": (arguments.adam_beta1, arguments.adam_beta2), "eps": arguments.adam_epsilon}
-    # One pass over the weights of an accelerator; torch has none for Adagrad.
-    is_fused = arguments.optim != "adagrad" and next(model.parameters()).device.type not in ("cpu", "mps", "meta")
-    optimizers: list[Optimizer] = [
-        for_dense(groups, lr=arguments.learning_rate, **options, **({"fused": True} if is_fused else {}))
-    ]
+        # Two, because a sparse gradient makes Adagrad update all of its tensors one at a time.
+        return [torch.optim.Adagrad(each, rate, **options) for each in (groups, sparse) if each]
+    options = {"betas": (arguments.adam_beta1, arguments.adam_beta2), "eps": arguments.adam_epsilon}
+    # One pass over the weights of an accelerator.
+    fused = next(model.parameters()).device.type not in ("cpu", "mps", "meta") or None
+    optimizers: list[Optimizer] = [torch.optim.AdamW(groups, rate, fused=fused, **options)]
     if matrices:
-        rate: Any = arguments.learning_rate
-        optimizers.append(Muon(matrices.values(), lr=rate, weight_decay=arguments.weight_decay))
-    if sparse:  # not in one Adagrad: a sparse gradient makes it update all of its tensors one at a time
-        optimizers.append(for_sparse(sparse, lr=arguments.learning_rate, **options))
+        optimizers.append(Muon(matrices, rate, arguments.weight_decay))
+    if sparse:
+        optimizers.append(torch.optim.SparseAdam(sparse, rate, **options))
     return optimizers
 
 
-def _matrices_of_muon(model: nn.Module) -> dict[str, Tensor]:
+def _matrices_of_muon(model: nn.Module) -> list[nn.Parameter]:
     """The weights of linear layers that are trained, except those of the softmax."""
     linears = ((name, part) for name, part in model.named_modules() if isinstance(part, nn.Linear))
-    return {
-        f"{name}.weight": part.weight
-        for name, part in linears
-        if part.weight.requires_grad and "softmax" not in name.split(".")
-    }
+    return [part.weight for name, part in linears if part.weight.requires_grad and "softmax" not in name.split(".")]
 
 
-def make_schedules(
-    optimizers: list[Optimizer], arguments: OptimizationArguments, num_training_steps: int
-) -> list[LambdaLR]:
-    """A schedule for each optimizer: the factor of its learning rate at each step."""
+def learning_rate_factor(arguments: OptimizationArguments, num_training_steps: int) -> Callable[[float], float]:
+    """The schedule: a function from steps, or fractions of steps, to the factor of the learning rate."""
     warmup_steps = _number_of_steps("warmup_steps", arguments, num_training_steps)
     name: Any = arguments.lr_scheduler_type
     if name == "constant":  # transformers' "constant" has no warm-up
@@ -157,10 +138,9 @@ def make_schedules(
     if name == "warmup_stable_decay":
         decay_steps = _number_of_steps("decay_steps", arguments, num_training_steps - warmup_steps)
         options = {"num_decay_steps": decay_steps, "decay_type": "1-sqrt"}
-    return [
-        get_scheduler(name, optimizer, warmup_steps, num_training_steps, scheduler_specific_kwargs=options)
-        for optimizer in optimizers
-    ]
+    unused = torch.optim.SGD([torch.zeros(1)])
+    schedule = get_scheduler(name, unused, warmup_steps, num_training_steps, scheduler_specific_kwargs=options)
+    return schedule.lr_lambdas[0]
 
 
 def _number_of_steps(name: str, arguments: OptimizationArguments, num_steps: int) -> int:
@@ -180,23 +160,20 @@ def load_accumulators(model: nn.Module, optimizers: list[Optimizer], path: Path,
         path: file that `elmo convert --optimizer_state` wrote, of the same model.
         skipped: beginnings of the names of parameters that begin with new accumulators.
     """
-    without = []
-    with safe_open(path, framework="pt") as file:
-        saved = set(file.keys())
-        for optimizer in optimizers:
-            state = optimizer.state_dict()
-            for index, name in enumerate(parameter_names(optimizer, model)):
-                if name not in saved or name.startswith(skipped):
-                    without.append(name)
-                    continue
-                accumulator, shape = file.get_tensor(name), state["state"][index]["sum"].shape
-                if accumulator.shape != shape:
-                    raise ValueError(
-                        f"{path} belongs to another model: {name} has shape {tuple(accumulator.shape)} there and "
-                        f"{tuple(shape)} here. Delete the file to begin with new accumulators."
-                    )
-                state["state"][index]["sum"] = accumulator.clone()  # a view of the file
-            load_gathered(optimizer, state)
+    saved, without = load_file(path), []
+    for optimizer in optimizers:
+        state = optimizer.state_dict()
+        for name, values in zip(parameter_names(optimizer, model), state["state"].values(), strict=True):
+            if name not in saved or name.startswith(skipped):
+                without.append(name)
+            elif saved[name].shape != values["sum"].shape:
+                raise ValueError(
+                    f"{path} belongs to another model: {name} has shape {tuple(saved[name].shape)} there and "
+                    f"{tuple(values['sum'].shape)} here. Delete the file to begin with new accumulators."
+                )
+            else:
+                values["sum"] = saved[name].clone()  # a view of the file
+        load_gathered(optimizer, state)
     return without
 
 
@@ -267,28 +244,23 @@ def reduce_sparse_gradients(parameters: Iterable[nn.Parameter]):
     reduced = [p for p in parameters if p.requires_grad and (p.grad is None or p.grad.is_sparse)]
     if not reduced:
         return
-    _coalesced_gradients(reduced)
-    for parameter, counts in zip(reduced, _gather_counts(reduced), strict=True):
-        if max(counts) >= 0:
-            parameter.grad = _mean_over_processes(parameter, [max(0, count) for count in counts])
+    own = [_without_rows(p) if p.grad is None else p.grad.coalesce() for p in reduced]
+    numbers = torch.tensor([len(gradient.values()) for gradient in own], device=reduced[0].device)
+    gathered = [torch.empty_like(numbers) for _ in range(dist.get_world_size())]
+    dist.all_gather(gathered, numbers)
+    for parameter, gradient, counts in zip(reduced, own, torch.stack(gathered, 1).tolist(), strict=True):
+        parameter.grad = _mean_over_processes(gradient, counts) if any(counts) else None
 
 
-def _gather_counts(parameters: list[nn.Parameter]) -> list[list[int]]:
-    """For each parameter the number of rows in its gradient on each process, -1 without a gradient."""
-    own = [-1 if parameter.grad is None else len(parameter.grad.values()) for parameter in parameters]
-    counts = torch.tensor(own, device=parameters[0].device)
-    gathered = [torch.empty_like(counts) for _ in range(dist.get_world_size())]
-    dist.all_gather(gathered, counts)
-    return torch.stack(gathered, 1).tolist()
+def _without_rows(parameter: nn.Parameter) -> Tensor:
+    rows, values = parameter.new_empty(1, 0, dtype=torch.long), parameter.new_empty(0, *parameter.shape[1:])
+    return torch.sparse_coo_tensor(rows, values, parameter.shape, check_invariants=False, is_coalesced=True)
 
 
-def _mean_over_processes(parameter: nn.Parameter, counts: list[int]) -> Tensor:
-    rows = parameter.new_empty(0, dtype=torch.long) if parameter.grad is None else parameter.grad.indices()[0]
-    values = parameter.new_empty(0, *parameter.shape[1:]) if parameter.grad is None else parameter.grad.values()
-    all_rows, all_values = _gather(rows, counts), _gather(values, counts)
-    mean_values = all_values / len(counts)
+def _mean_over_processes(gradient: Tensor, counts: list[int]) -> Tensor:
+    rows, values = _gather(gradient.indices()[0], counts), _gather(gradient.values(), counts) / len(counts)
     # False, because the check would make the host wait; the default warns.
-    return torch.sparse_coo_tensor(all_rows[None], mean_values, parameter.shape, check_invariants=False).coalesce()
+    return torch.sparse_coo_tensor(rows[None], values, gradient.shape, check_invariants=False).coalesce()
 
 
 def _gather(own: Tensor, counts: list[int]) -> Tensor:
@@ -308,9 +280,8 @@ class Muon(Optimizer):
         m = momentum m + (1 - momentum) g
         w = (1 - lr weight_decay) w - 0.2 lr sqrt(max(rows, columns)) orthogonal(momentum m + (1 - momentum) g)
 
-    Equals `torch.optim.Muon(adjust_lr_fn="match_rms_adamw")` of torch 2.9 up to rounding, and has the same state. The
-    one of torch computes in bfloat16, one matrix at a time. On a processor without instructions for bfloat16, it is
-    slower than the training itself.
+    Equals `torch.optim.Muon(adjust_lr_fn="match_rms_adamw")` up to rounding, and has the same state. Torch's is slower
+    than the training itself on a processor without instructions for bfloat16.
     """
 
     def __init__(self, params: Iterable[Tensor], lr: float = 3e-3, weight_decay: float = 0.0, momentum: float = 0.95):

@@ -1,6 +1,6 @@
 """The model that a run starts from: a new one, or a checkpoint whose vocabulary is kept, extended or replaced."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
@@ -19,14 +19,14 @@ from modeling_elmo.run_scripts.pretraining.corpus import (
     word_frequencies,
     write_vocabulary,
 )
-from modeling_elmo.run_scripts.pretraining.records import settings_of
-from modeling_elmo.run_scripts.program.command_line import option
+from modeling_elmo.run_scripts.program.command_line import option, refuse_unread
 from modeling_elmo.run_scripts.program.files import check_model, load_pretrained, parse_json_object
 from modeling_elmo.tokenization.elmo_characters import read_vocabulary
 from modeling_elmo.tokenization.elmo_pretokenization import TextSplitter
 
 NEW_PRE_TOKENIZATION = "moses"
 VOCABULARY_OPTIONS = ("vocabulary_size", "vocabulary_file", "tokenizer_name")
+NEW_OPTIONS = ("preset", "config_overrides", "tokenizer_name", "pre_tokenization")  # only of new models
 START_OPTIONS = {"model_name_or_path", "vocabulary", *VOCABULARY_OPTIONS}
 
 
@@ -58,9 +58,11 @@ class ModelArguments:
     )
 
     def __post_init__(self):
-        if names := sorted({"vocab_size", "char_vocab_size"} & self.overrides.keys()):
+        decided = ["vocab_size", "char_vocab_size", *(["max_word_length"] if self.tokenizer_name else [])]
+        if names := [name for name in decided if name in self.overrides]:
             raise ValueError(
-                f"--config_overrides: the tokenizer decides {names[0]}. Pass --vocabulary_size or --tokenizer_name."
+                f"--config_overrides: the tokenizer decides {names[0]}; leave it out. Pass --vocabulary_size, or a "
+                f"--tokenizer_name that was saved with {names[0]}={self.overrides[names[0]]}."
             )
 
     @property
@@ -83,43 +85,45 @@ class ModelArguments:
     def check(self):
         """Refuses options that contradict each other, before the text is counted."""
         given = [f"--{name}" for name in VOCABULARY_OPTIONS if getattr(self, name) is not None]
-        if len(given) > 1:
-            raise ValueError(f"Received {' and '.join(given)}; pass one of them.")
-        check_vocabulary_size(self.vocabulary_size)
         is_new = self.model_name_or_path is None
-        tokenizer = "tokenizer_name" if is_new else "model_name_or_path"
-        if self.pre_tokenization is not None and getattr(self, tokenizer) is not None:
+        if len(given) > 1 or (is_new and not given):
             raise ValueError(
-                f"--pre_tokenization {self.pre_tokenization} is for new tokenizers, but --{tokenizer} has one. Pass "
-                "only one of them."
+                f"Received {' and '.join(given) or 'no vocabulary'}; pass one of --{', --'.join(VOCABULARY_OPTIONS)}."
             )
-        for name in () if is_new else ("preset", "config_overrides", "tokenizer_name"):
-            if getattr(self, name) is not None:
-                raise ValueError(f"--{name} is for new models, but --model_name_or_path is given; pass one of them.")
-        if not is_new and bool(given) != (self.vocabulary != "keep"):
-            raise ValueError(
-                f"--vocabulary {self.vocabulary} with {given[0] if given else 'no new vocabulary'}: pass `extend` or "
-                "`replace` together with --vocabulary_file or --vocabulary_size, and `keep` without them."
-            )
-        if is_new and not given:
-            raise ValueError(f"A new model needs a vocabulary: pass one of --{', --'.join(VOCABULARY_OPTIONS)}.")
-        if is_new and self.vocabulary != "keep":
-            raise ValueError(f"--vocabulary {self.vocabulary} is for a checkpoint; pass --model_name_or_path.")
-        if self.tokenizer_name is not None and "max_word_length" in self.overrides:
-            raise ValueError(
-                "--config_overrides: the tokenizer of --tokenizer_name decides max_word_length. Leave it out, and save "
-                f"a tokenizer with max_word_length={self.overrides['max_word_length']}."
-            )
-        if is_new:  # raises for fields out of range; an unknown size of the vocabulary must not seem too small
-            self.check_softmax(self.config(vocab_size=self.vocabulary_size or 2**31 - 1))
+        check_vocabulary_size(self.vocabulary_size)
+        if not is_new:
+            refuse_unread(self, NEW_OPTIONS, "with --model_name_or_path: leave it out.")
+            if bool(given) != (self.vocabulary != "keep"):
+                raise ValueError(
+                    f"--vocabulary {self.vocabulary} with {given[0] if given else 'no new vocabulary'}: pass `extend` "
+                    "or `replace` together with --vocabulary_file or --vocabulary_size, and `keep` without them."
+                )
+            return
+        refuse_unread(self, ["vocabulary"], "without --model_name_or_path: leave it out.")
+        if self.tokenizer_name is not None:
+            refuse_unread(self, ["pre_tokenization"], "with --tokenizer_name, whose tokenizer has rules: leave it out.")
+        # Raises for fields out of range; an unknown size of the vocabulary must not seem too small.
+        self.check_softmax(self.config(vocab_size=self.vocabulary_size or 2**31 - 1))
 
     def check_softmax(self, config: ELMoConfig):
-        """Refuses candidates for a softmax that samples none."""
-        if self.num_sampled is not None and config.softmax_type != "sampled":
-            raise ValueError(
-                f"--num_sampled {self.num_sampled} has no effect on a softmax of type {config.softmax_type}: leave it "
-                "out, or pass --softmax_type sampled."
-            )
+        if config.softmax_type != "sampled":
+            reason = f"on a softmax of type {config.softmax_type}: leave it out, or pass --softmax_type sampled."
+            refuse_unread(self, ["num_sampled"], reason)
+
+
+def settings_of(*arguments: Any) -> dict[str, Any]:
+    """The options that differ from their defaults, and the optimizer, which decides some of the defaults.
+
+    Options of a single start are left out, because an interrupted and resumed run gives the same result.
+    """
+    settings = {}
+    for group in arguments:
+        for item in fields(group):
+            value = getattr(group, item.name)
+            is_default = value in (item.default, [])  # lists are empty by default
+            if item.name == "optim" or not (is_default or item.name in ("output_dir", "resume_from_checkpoint")):
+                settings[item.name] = value
+    return settings
 
 
 def load_checkpoint(name: str, **options: Any) -> tuple[ELMoForPreTraining, ELMoTokenizer]:
@@ -136,47 +140,41 @@ def make_starting_model(
     arguments: ModelArguments, corpus_args: CorpusArguments, corpus: Corpus, output_dir: Path, accelerator: Accelerator
 ) -> tuple[ELMoForPreTraining, ELMoTokenizer]:
     """The model and its tokenizer. Writes a counted vocabulary to `output_dir/vocab.txt`."""
-    if arguments.model_name_or_path is None:
-        model, tokenizer = None, None
-        splitter = TextSplitter(arguments.pre_tokenization or NEW_PRE_TOKENIZATION)
-    else:
-        model, tokenizer = load_checkpoint(arguments.model_name_or_path, **arguments.softmax_options)
-        arguments.check_softmax(model.config)
-        splitter = tokenizer.splitter
     path = Path(arguments.vocabulary_file) if arguments.vocabulary_file else output_dir / "vocab.txt"
-    if arguments.vocabulary_size is not None:
+    rules = arguments.pre_tokenization or NEW_PRE_TOKENIZATION
+
+    def count(splitter: TextSplitter):
         splitter = TextSplitter("whitespace") if corpus_args.is_split_into_words else splitter
-        on_main_process(accelerator, partial(count_vocabulary, corpus, splitter, arguments.vocabulary_size, path))
-    if model is None or tokenizer is None:
-        return new_model(arguments, path)
+        _, counts = word_frequencies(corpus, splitter)
+        write_vocabulary(path, most_frequent_lines(counts, arguments.vocabulary_size))
+
+    if arguments.model_name_or_path is None:
+        if arguments.vocabulary_size is not None:
+            on_main_process(accelerator, partial(count, TextSplitter(rules)))
+        return new_model(arguments, path, rules)
+    model, tokenizer = load_checkpoint(arguments.model_name_or_path, **arguments.softmax_options)
+    arguments.check_softmax(model.config)
+    if arguments.vocabulary_size is not None:
+        on_main_process(accelerator, partial(count, tokenizer.splitter))
     if arguments.vocabulary != "keep":
         words, _ = read_vocabulary(path)
         tokenizer = change_vocabulary(model, tokenizer, words, keep_all=arguments.vocabulary == "extend")
         if arguments.vocabulary_size is not None:  # with the old words, if they were kept
-            on_main_process(accelerator, partial(write_vocabulary, path, _words_by_id(tokenizer)))
+            words = tokenizer.convert_ids_to_tokens(range(len(tokenizer)))
+            on_main_process(accelerator, partial(write_vocabulary, path, words))
     return model, tokenizer
 
 
-def count_vocabulary(corpus: Corpus, splitter: TextSplitter, vocab_size: int, path: Path):
-    _, counts = word_frequencies(corpus, splitter)
-    write_vocabulary(path, most_frequent_lines(counts, vocab_size))
-
-
-def new_model(arguments: ModelArguments, vocabulary: Path) -> tuple[ELMoForPreTraining, ELMoTokenizer]:
+def new_model(arguments: ModelArguments, vocabulary: Path, rules: str) -> tuple[ELMoForPreTraining, ELMoTokenizer]:
     if arguments.tokenizer_name is not None:
         if not Path(arguments.tokenizer_name).is_dir():  # a folder needs no model
             check_model(arguments.tokenizer_name)
         tokenizer = load_pretrained(ELMoTokenizer, arguments.tokenizer_name)
     else:
         widths = {name: value for name, value in arguments.overrides.items() if name == "max_word_length"}
-        rules = arguments.pre_tokenization or NEW_PRE_TOKENIZATION
         tokenizer = ELMoTokenizer(vocabulary, pre_tokenization=rules, **widths)
-    sizes = {
-        "vocab_size": len(tokenizer),
-        "char_vocab_size": tokenizer.char_vocab_size,
-        "max_word_length": tokenizer.max_word_length,
-    }
-    return ELMoForPreTraining(arguments.config(**sizes)), tokenizer
+    sizes = {name: getattr(tokenizer, name) for name in ("char_vocab_size", "max_word_length")}
+    return ELMoForPreTraining(arguments.config(vocab_size=len(tokenizer), **sizes)), tokenizer
 
 
 def change_vocabulary(
@@ -188,34 +186,26 @@ def change_vocabulary(
     """
     old = tokenizer.get_vocab()
     if keep_all:
-        words = [*_words_by_id(tokenizer), *(word for word in words if word not in old)]
+        words = [*sorted(old, key=old.__getitem__), *(word for word in words if word not in old)]
     tokenizer = tokenizer.with_vocabulary(words)  # it may have more words: markers that were added to the tokenizer
-    model.replace_vocabulary([old.get(word, -1) for word in _words_by_id(tokenizer)])
+    words = tokenizer.convert_ids_to_tokens(range(len(tokenizer)))
+    model.replace_vocabulary([old.get(word, -1) for word in words])
     return tokenizer
 
 
-def _words_by_id(tokenizer: ELMoTokenizer) -> list[str]:
-    ids = tokenizer.get_vocab()
-    return sorted(ids, key=ids.__getitem__)
-
-
 def check_same_model(
-    config: ELMoConfig,
-    tokenizer: ELMoTokenizer,
-    settings: dict[str, Any] | None,
-    arguments: ModelArguments,
-    checkpoint: Path,
+    config: ELMoConfig, tokenizer: ELMoTokenizer, settings: dict[str, Any], arguments: ModelArguments, checkpoint: Path
 ):
     """Refuses options that describe another model or tokenizer than the checkpoint to resume from."""
-    sizes = {name for preset in PRESETS.values() for name in preset} - {"vocab_size", "char_vocab_size"}
-    preset = ELMoConfig.from_preset(arguments.preset) if arguments.preset else None
-    wanted = {name: getattr(preset, name) for name in sorted(sizes) if preset is not None}
-    wanted |= arguments.softmax_options | arguments.overrides
+    wanted, passed = arguments.softmax_options | arguments.overrides, settings_of(arguments)
+    if arguments.preset:
+        preset = ELMoConfig.from_preset(arguments.preset)
+        sizes = {name for each in PRESETS.values() for name in each} - {"vocab_size", "char_vocab_size"}
+        wanted = {name: getattr(preset, name) for name in sorted(sizes)} | wanted
     found = {name: getattr(config, name, "no such field") for name in wanted}
-    passed = settings_of(arguments)
     if "pre_tokenization" in passed:
         wanted["pre_tokenization"], found["pre_tokenization"] = passed["pre_tokenization"], tokenizer.pre_tokenization
-    for name in sorted(START_OPTIONS & passed.keys()) if settings is not None else ():
+    for name in sorted(START_OPTIONS & passed.keys()):
         # Folders are not recorded, and may have another path now.
         wanted[name], found[name] = (Path(str(options.get(name))).name for options in (passed, settings))
     different = [f"{name} {value} (there: {found[name]})" for name, value in wanted.items() if found[name] != value]
