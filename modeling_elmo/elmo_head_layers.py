@@ -141,13 +141,12 @@ class PackedTexts:
         texts_ST, device = texts_ST.cpu(), mask_BT.device
         packing, numbers = pack(texts_ST), mask_BT.flatten().cumsum(0) - 1
         order_N = packing.forward_N
-        sizes = torch.tensor(packing.batch_sizes, dtype=torch.long)
+        sizes = _on_host(packing.batch_sizes)
         self.batch_sizes, self.lengths = packing.batch_sizes, texts_ST.sum(1).tolist()
         self.starts = sizes.cumsum(0) - sizes  # of each step
-        rank_N = torch.arange(len(order_N)) - self.starts.repeat_interleave(sizes)
-        self.ranks_S = torch.zeros(len(texts_ST), dtype=torch.long).index_copy_(
-            0, packing.rows_S, torch.arange(len(packing.rows_S))
-        )
+        rank_N = _on_host(range(len(order_N))) - self.starts.repeat_interleave(sizes)
+        self.ranks_S = _on_host([0] * len(texts_ST))
+        self.ranks_S[packing.rows_S] = _on_host(range(len(packing.rows_S)))
         self.tokens_N = numbers[(packing.positions_N[order_N] % mask_BT.numel()).to(device)]
         self.text_N = packing.rows_S[rank_N].to(device)
         self.turned_N = order_N.argsort()[packing.backward_N].to(device)
@@ -199,7 +198,7 @@ class PackedTexts:
 
     def _places(self, texts: list[int], device: torch.device) -> Places:
         lengths = [self.lengths[text] for text in texts]
-        mask_RL = torch.arange(max([1, *lengths])) < torch.tensor(lengths, dtype=torch.long)[:, None]
+        mask_RL = _on_host(range(max([1, *lengths]))) < _on_host(lengths)[:, None]
         starts_L = F.pad(self.starts, (0, 1))[: mask_RL.shape[1]]
         tokens_RL = (starts_L + self.ranks_S[texts][:, None]).masked_fill(~mask_RL, 0)
         return Places(tokens_RL.to(device), mask_RL.to(device))
@@ -218,16 +217,20 @@ class PackedTexts:
         packed token, what a forward and a backward pass read there; the second is its inverse. The third has, for each
         row but those of the first step, the row of the same text and direction in the step before.
         """
-        sizes = torch.tensor(self.batch_sizes, dtype=torch.long)
-        ahead_N = torch.arange(len(self.text_N)) + self.starts.repeat_interleave(sizes)
+        sizes = _on_host(self.batch_sizes)
+        ahead_N = _on_host(range(len(self.text_N))) + self.starts.repeat_interleave(sizes)
         behind_N = ahead_N + sizes.repeat_interleave(sizes)
         back_M = torch.stack([ahead_N, behind_N[self.turned_N]], 1).flatten()
         first = sum(self.batch_sizes[:1])
-        before_N = torch.arange(first, len(ahead_N)) - sizes[:-1].repeat_interleave(sizes[1:])
-        before_M = torch.empty(2 * len(before_N), dtype=torch.long)
+        before_N = _on_host(range(first, len(ahead_N))) - sizes[:-1].repeat_interleave(sizes[1:])
+        before_M = before_N.new_empty(2 * len(before_N))
         for place_N in (ahead_N, behind_N):
             before_M[place_N[first:] - 2 * first] = place_N[before_N]
         return back_M.argsort(), back_M, before_M
+
+
+def _on_host(numbers: Sequence[int]) -> Tensor:
+    return torch.tensor(numbers, dtype=torch.long, device="cpu")
 
 
 class PaddedTexts:
@@ -369,7 +372,7 @@ def read_both_ways(layer: nn.Module, x_ND: Tensor, texts: Texts) -> Tensor:
     if not _fits_kernel(layer, x_ND) or choose_backend([], x_ND, *layer.parameters())[0] == "reference":
         if not len(x_ND):  # which `torch.nn` refuses; gradients are zeros and not missing
             return x_ND.new_zeros(0, 2 * layer.hidden_size) + sum(0 * weight.sum() for weight in layer.parameters())
-        return layer(PackedSequence(x_ND, torch.tensor(texts.batch_sizes)))[0].data
+        return layer(PackedSequence(x_ND, _on_host(texts.batch_sizes)))[0].data
     weights, recurrent, biases, recurrent_biases = (
         [getattr(layer, name), getattr(layer, f"{name}_reverse")]
         for name in ("weight_ih_l0", "weight_hh_l0", "bias_ih_l0", "bias_hh_l0")
@@ -536,7 +539,7 @@ def _gradients(texts: PackedTexts, inputs_MG: Tensor, gates_MG: Tensor, before_M
     back_M = texts.both_ways[1]
     sides = [back_M[direction::2] for direction in range(2)]
     pairs = [(gates_MG.index_select(0, rows), before_MH.index_select(0, rows)) for rows in sides]
-    inputs_N2G = inputs_MG.index_select(0, back_M).view(len(back_M) // 2, -1)
+    inputs_N2G = inputs_MG.index_select(0, back_M).view(len(back_M) // 2, 2 * inputs_MG.shape[1])
     biases = torch.stack([gates_NG.sum(0) for gates_NG, _ in pairs])
     return inputs_N2G, torch.stack([weight_gradient(*pair) for pair in pairs]), biases
 

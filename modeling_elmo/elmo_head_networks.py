@@ -266,9 +266,12 @@ class SpanReader(nn.Module):
         states_MH = self._drop_out(self.self_encoder(self._drop_out(read_MH, contexts), contexts), contexts)
         found = []
         for context, _ in contexts.pairs(contexts):
-            states_RLH, others_LL = context.read(states_MH), ~torch.eye(context.mask_RL.shape[1]).bool()
+            states_RLH, others_LL = (
+                context.read(states_MH),
+                ~torch.eye(context.mask_RL.shape[1], device=read_MH.device).bool(),
+            )
             scores_RLL = self.self_attention(states_RLH, states_RLH)
-            allowed_RLL = context.mask_RL[:, None] & others_LL.to(scores_RLL.device)
+            allowed_RLL = context.mask_RL[:, None] & others_LL
             found.append((context, masked_softmax(scores_RLL, allowed_RLL, -1) @ states_RLH))
         attended_MH = contexts.join(found)
         joined_MJ = torch.cat([states_MH, attended_MH, states_MH * attended_MH], -1)

@@ -267,7 +267,7 @@ def test_names_that_cannot_be_decoded(names, message):
         decode_labels(torch.zeros(1, 2, 3), torch.ones(1, 2).bool(), names)
 
 
-def test_constraints_go_from_the_cpu_to_the_device_of_the_parameters():
+def test_constraints_are_on_the_cpu_whatever_the_default_device():
     bio_constraints.cache_clear()
     with torch.inference_mode(), torch.device("meta"):
         allowed = bio_constraints(BIO)
@@ -275,7 +275,6 @@ def test_constraints_go_from_the_cpu_to_the_device_of_the_parameters():
     crf, (emissions, _) = make_crf(5), make_batch(5)
     crf.log_marginals(emissions, MASK, allowed)[MASK].exp().square().sum().backward()
     assert all(parameter.grad.any() for parameter in crf.parameters())
-    assert crf.to("meta").decode(emissions.to("meta"), MASK.to("meta"), allowed).device.type == "meta"
 
 
 def test_parameters_start_uniform_and_loaded_ones_stay():

@@ -72,21 +72,23 @@ def test_states_read_elmo_and_head_words_do_not(placement):
     batch = document_of(model)
     words = batch["input_ids"] >= 4
     states, heads, sentences, speakers, genre = read_by(model, model.ranker, batch)
-    tokens, mask = read_by(model, model.encoder, batch)
-    assert torch.equal(mask, words) and speakers is None and genre is None
+    tokens, texts = read_by(model, model.encoder, batch)
+    mask = batch["attention_mask"].bool()
+    assert texts.lengths == words.sum(1).tolist() and speakers is None and genre is None
     assert sentences.tolist() == [0] * 4 + [2] + [3] * 3 + [4] * 7
-    expected = [model.encoder(tokens, words)]
+    unpacked = [texts.unpack(each, int(mask.sum()))[words[mask]] for each in (model.encoder(tokens, texts), tokens)]
+    expected = unpacked[:1]
     layers = None if placement == "no elmo" else model.elmo(**batch).hidden_states
-    vectors = {place: mix(layers, batch["attention_mask"].bool()) for place, mix in model.mixes().items()}
+    vectors = {place: mix(layers, mask)[words] for place, mix in model.mixes().items()}
     if "output" in vectors:
         expected.append(vectors["output"])
-    torch.testing.assert_close(states, torch.cat(expected, -1)[words])
+    torch.testing.assert_close(states, torch.cat(expected, -1))
     features = []
     if placement != "no words":
-        features = [model.token_features(batch["character_ids"], batch["input_ids"], mask)]
-    torch.testing.assert_close(heads, features[0][words] if features else states)
+        features = [model.token_features(batch["character_ids"], batch["input_ids"], words)]
+    torch.testing.assert_close(heads, features[0] if features else states)
     read = features + ([vectors["input"]] if "input" in vectors else [])
-    torch.testing.assert_close(tokens[words], torch.cat(read, -1)[words])
+    torch.testing.assert_close(unpacked[1], torch.cat(read, -1))
     alone = {name: tensor[3:4] for name, tensor in batch.items()}  # a sentence does not depend on the others
     torch.testing.assert_close(read_by(model, model.ranker, alone)[0], states[5:8])
     if layers is not None:
@@ -234,11 +236,13 @@ def test_dropout_as_published():
     for module in (model.encoder, model.ranker):
         module.register_forward_pre_hook(lambda _, arguments: seen.append(arguments))
     model(**batch)
-    (tokens, words), (_, heads, *_) = seen
+    (tokens, texts), (_, heads, *_) = seen
     kept = heads != 0
     torch.testing.assert_close(heads, 2 * whole * kept)
     assert 0.2 < kept.float().mean() < 0.8 and not torch.equal(kept[0], kept[1])
-    assert torch.equal(tokens[words][:, : heads.shape[1]], heads)
+    words, mask = batch["input_ids"] >= 4, batch["attention_mask"].bool()
+    read = texts.unpack(tokens, int(mask.sum()))[words[mask]]
+    assert torch.equal(read[:, : heads.shape[1]], heads)
     modules = ELMoForCoreferenceResolution(ELMoConfig(**SMALL)).named_modules()
     rates = {name: module.p for name, module in modules if hasattr(module, "p")}
     assert rates.pop("feature_dropout") == rates.pop("dropout") == 0.5 and {*rates.values()} == {0.2}

@@ -110,10 +110,11 @@ def test_the_bilm_and_the_search_for_predicates_read_no_marks(options, freeze):
 def test_the_network_reads_a_vector_of_the_mark():
     model = make_roles()
     batch = marked(make_batch(model.config))
-    (tokens, mask) = read_by(model, model.encoder, batch)
-    assert torch.equal(tokens[..., model.input_size :], model.mark_embedding.weight[batch["token_type_ids"]])
-    assert torch.equal(tokens[..., : model.input_size], read_by(model, model.predicate_encoder, batch)[0])
-    assert model.mark_embedding.weight.shape == (2, 100) and torch.equal(mask, batch["attention_mask"].bool())
+    tokens, texts = read_by(model, model.encoder, batch)
+    marks = batch["token_type_ids"][batch["attention_mask"].bool()]
+    assert torch.equal(tokens[:, model.input_size :], model.mark_embedding.weight[texts.pack(marks)])
+    assert torch.equal(tokens[:, : model.input_size], read_by(model, model.predicate_encoder, batch)[0])
+    assert model.mark_embedding.weight.shape == (2, 100) and len(tokens) == len(marks)
 
 
 @pytest.mark.parametrize("place", ["output", "both"])
