@@ -266,7 +266,7 @@ def test_padding(tokenizer, side):
             assert not value[place, padding].any()
 
 
-@pytest.mark.parametrize("options", [{}, {"return_offsets_mapping": True}, {"truncation": True, "max_length": 5}])
+@pytest.mark.parametrize("options", [{}, {"return_offsets_mapping": True}, {"truncation": True, "max_length": 6}])
 def test_tensors_of_a_call_are_on_the_default_device(tokenizer, options):
     batch = [("the cat", "the"), ("a", "b c")]
     with torch.device("meta"):

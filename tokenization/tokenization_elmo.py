@@ -40,7 +40,6 @@ from .elmo_characters import (
     as_batch,
     build_alphabet,
     check_strings,
-    check_white_space,
     checked_max_length,
     checked_side,
     most_frequent_words,
@@ -627,7 +626,6 @@ def _load_backend(vocab, tokenizer_file, vocab_file) -> Tokenizer:
     elif vocab is not None:
         vocab = list(vocab)
         words, _ = order_vocabulary(vocab, "`vocab`")
-        check_white_space(vocab, "`vocab`")
     elif vocab_file is not None:
         words, _ = read_vocabulary(vocab_file)
     else:
