@@ -16,6 +16,7 @@ from modeling_elmo import ELMoTokenizer
 from modeling_elmo.run_scripts.program.command_line import is_mistake_of_user
 from modeling_elmo.tokenization.elmo_characters import (
     LexiconAlphabet,
+    Memory,
     Utf8Alphabet,
     WordTable,
     checked_sentences,
@@ -84,6 +85,12 @@ def test_a_full_table_is_emptied_and_stays_right(batches):
     for batch in batches:
         assert encode(small, *batch) == encode(table(max_word_length=8), *batch)
         assert small._num_rows <= 7 + len(batch)
+
+
+def test_memory_is_bounded():
+    memory = Memory(str.upper, max_size=10)
+    for number in range(100):
+        assert memory[f"{number}x"] == f"{number}X" and len(memory) <= 10
 
 
 def test_the_table_grows_by_more_than_its_first_size():

@@ -135,6 +135,22 @@ def build_alphabet(alphabet: str, max_word_length: int, lexicon: Mapping[str, in
     raise ValueError(f'alphabet={alphabet!r} is unknown; pass "utf8" or "lexicon".')
 
 
+class Memory(dict):
+    """The values of a function, computed once; all are forgotten when it is full. It never remembers long words."""
+
+    def __init__(self, function: Callable, max_size: int = 2**17):
+        self.function = function
+        self.max_size = max_size
+
+    def __missing__(self, key):
+        value = self.function(key)
+        if len(key if isinstance(key, str) else key[0]) <= LONGEST_REMEMBERED:
+            if len(self) >= self.max_size:
+                self.clear()
+            self[key] = value
+        return value
+
+
 class WordTable:
     """The ids and characters of words, computed once per distinct word.
 
@@ -170,7 +186,7 @@ class WordTable:
 
     def clear(self) -> None:
         """Removes all words, which invalidates all row numbers."""
-        self._row_of_word = _RowOfWord(self)
+        self._row_of_word = Memory(self.add, max_size=sys.maxsize)  # `rows` clears it
         self._row_of_word.update(self.marker_rows)
         self._num_rows = len(SPECIAL_WORDS)
         self._ids_N = np.arange(1024)
@@ -285,19 +301,6 @@ class WordTable:
         if len(ids) == 1 and int(ids[0]) in markers:
             return markers[int(ids[0])], True
         return self.alphabet.decode(ids), False
-
-
-class _RowOfWord(dict):
-    """Row numbers by word. A new word is added on its first lookup."""
-
-    def __init__(self, table: WordTable):
-        self._table = table
-
-    def __missing__(self, word: str) -> int:
-        row = self._table.add(word)
-        if len(word) <= LONGEST_REMEMBERED:
-            self[word] = row
-        return row
 
 
 def check_strings(words: Sequence) -> None:
