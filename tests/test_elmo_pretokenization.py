@@ -10,7 +10,6 @@ from tokenizers import Tokenizer, models
 
 from modeling_elmo.tokenization.elmo_pretokenization import (
     PRE_TOKENIZATIONS,
-    WORDS_OF_CHUNK,
     TextSplitter,
     _cut,
 )
@@ -157,13 +156,6 @@ def test_long_chunks_of_many_words_are_cut_with_few_copies():
     assert [chunk[start:end] for start, end in places] == words("moses", chunk)
     assert _cut(CountingText(chunk), places) == words("moses", chunk)
     assert CountingText.num_copied < 40 * len(chunk)  # 5000 times the length with a copy for each word
-
-
-@pytest.mark.parametrize("pre_tokenization", WORDS_OF_CHUNK)
-def test_long_chunks_are_not_remembered(pre_tokenization):
-    long = "x" * 100_000
-    assert words(pre_tokenization, f"{long} a {long} b {long}.") == [long, "a", long, "b", long, "."]
-    assert not [key for key in WORDS_OF_CHUNK[pre_tokenization] if long in key or long in key[0]]
 
 
 def test_added_tokens_are_words():

@@ -505,18 +505,6 @@ def positions_of_tokens(encoded: BatchEncoding, lengths: list[list[int]]) -> lis
     ]
 
 
-def padded_lengths(
-    lengths_B: np.ndarray, strategy: PaddingStrategy, max_length: int | None, multiple: int | None
-) -> np.ndarray:
-    """The number of tokens of each text with its padding."""
-    if strategy == PaddingStrategy.DO_NOT_PAD:
-        return lengths_B
-    target = max_length if strategy == PaddingStrategy.MAX_LENGTH and max_length is not None else int(lengths_B.max())
-    if multiple:
-        target = -(-target // multiple) * multiple
-    return np.maximum(lengths_B, target)
-
-
 class LazyEncodings(Sequence):
     """The backend's encodings of a batch (`word_ids`, `char_to_token`, ...), computed on first use."""
 
