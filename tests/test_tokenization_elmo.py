@@ -629,7 +629,7 @@ def test_pickle_and_copy(tokenizer):
     "options, error, received",
     [
         ({"alphabet": "utf-8"}, ValueError, "alphabet='utf-8'"),
-        ({"lexicon": LEXICON}, ValueError, 'alphabet="utf8" has no `lexicon`'),
+        ({"lexicon": LEXICON}, ValueError, "alphabet='utf8', lexicon={'<bos>'"),
         ({"max_word_length": 2}, ValueError, "max_word_length=2: .*3 .*1000"),
         ({"literal_markers": "false"}, ValueError, "literal_markers='false'"),
         ({"alphabet": "lexicon", "lexicon": LEXICON, "end_of_word": [3]}, ValueError, r"lacks the entries \[\[3\]\]"),

@@ -67,10 +67,8 @@ class LexiconAlphabet:
     """A dictionary of code points, as in ELMoForManyLangs.
 
     Args:
-        lexicon (`Mapping[str, int]`):
-            Ids of all characters, of `<bos>`, `<eos>`, `<oov>`, `<pad>` and of the two entries below.
-        begin_of_word, end_of_word (`str`):
-            The entries that begin and end a word. Models of ELMoForManyLangs have them swapped.
+        lexicon: ids of all characters, of `<bos>`, `<eos>`, `<oov>`, `<pad>` and of the two entries below.
+        begin_of_word, end_of_word: the entries that begin and end a word.
     """
 
     markers = ("<bos>", "<eos>")
@@ -104,8 +102,8 @@ def checked_lexicon(lexicon: Any, required: Iterable[str]) -> Mapping[str, int]:
     """Refuses a wrong character lexicon, before a wrong id reaches an embedding."""
     if not isinstance(lexicon, Mapping) or not lexicon:
         raise ValueError(
-            f'alphabet="lexicon" needs `lexicon`, a dictionary from characters to ids; got {lexicon!r:.80}. '
-            'Pass ELMoTokenizer(alphabet="lexicon", lexicon={"<bos>": 0, "<eos>": 1, ..., "a": 6}).'
+            'Pass ELMoTokenizer(alphabet="lexicon", lexicon={"<bos>": 0, "<eos>": 1, ..., "a": 6}), a dictionary from '
+            f"characters to ids; got {lexicon!r:.80}."
         )
     missing = [name for name in required if name not in [*lexicon]]  # a name may be of any type
     if missing:
@@ -126,13 +124,11 @@ def build_alphabet(alphabet: str, max_word_length: int, lexicon: Mapping[str, in
             f"max_word_length={max_word_length!r}: a word needs at least {MIN_WORD_LENGTH} positions (begin, one "
             f"character, end) and may have {MAX_WORD_LENGTH}. The published models use 50."
         )
-    if alphabet == "utf8":
-        if lexicon is not None:
-            raise ValueError('alphabet="utf8" has no `lexicon`; pass alphabet="lexicon" to use it.')
-        return Utf8Alphabet()
     if alphabet == "lexicon":
         return LexiconAlphabet(lexicon, begin, end)
-    raise ValueError(f'alphabet={alphabet!r} is unknown; pass "utf8" or "lexicon".')
+    if alphabet != "utf8" or lexicon is not None:
+        raise ValueError(f'alphabet={alphabet!r}, lexicon={lexicon!r:.80}: pass "utf8", or "lexicon" and a `lexicon`.')
+    return Utf8Alphabet()
 
 
 class Memory(dict):
@@ -159,11 +155,9 @@ class WordTable:
     `max_words` words. Each occurrence of a very long word has a row of its own, so that the table does not remember it.
 
     Args:
-        alphabet (`Utf8Alphabet` or `LexiconAlphabet`): Turns a word into characters.
-        id_of_word (`Callable[[str], int]`): The id of a word.
-        max_word_length (`int`): Width of a row; a longer word is cut.
-        literal_markers (`bool`): Whether the markers that the alphabet names are markers as words, or spelled out.
-        cut_before_lookup (`bool`): Whether a longer word is its first characters, also for its id.
+        max_word_length: width of a row; a longer word is cut.
+        literal_markers: whether the markers that the alphabet names are markers as words, or spelled out.
+        cut_before_lookup: whether a longer word is its first characters, also for its id.
     """
 
     def __init__(
@@ -315,7 +309,7 @@ def read_vocabulary(path: str | PathLike) -> tuple[list[str], list[int]]:
     The special words may be on any line. `<PAD>` is added if missing; `!!!MAXTERMID` and blank lines are skipped.
 
     Returns:
-        `tuple[list[str], list[int]]`: the words in the order of their ids, and the line number (from 0) of each word,
+        The words in the order of their ids, and the line number (from 0) of each word,
         -1 for an added one. A softmax `old` with one row per line becomes `new[i] = old[line_numbers[i]]`, with zeros
         where `line_numbers[i]` is -1.
     """
@@ -402,11 +396,7 @@ def as_batch(text, text_pair, is_split_into_words: bool) -> tuple[list[tuple], b
 
 
 def checked_sentences(sentences: Iterable[str | Sequence[str]]) -> Iterator[str | list[str]]:
-    """Yields each text, or list of words.
-
-    Raises:
-        TypeError: the sentences are one text or a table, or a sentence is neither a text nor a list of words.
-    """
+    """Yields each text, or list of words. All else is a `TypeError`: one text, a table, other sentences."""
     advice = "pass a list of texts, or of lists of words."
     is_table = isinstance(sentences, Mapping) or hasattr(sentences, "columns")
     if is_table or isinstance(sentences, (str, bytes)) or not isinstance(sentences, Iterable):

@@ -144,9 +144,8 @@ class TextSplitter:
     """Splits raw text into words: in Python (`words`) and, with equal results, in the Rust library (`pre_tokenizer`).
 
     Args:
-        pre_tokenization (`str`): `"moses"`, `"treebank"` or `"whitespace"`.
-        added (`Iterable[str]`, *optional*): Tokens that are words wherever the text has them, unless a letter or digit
-            of theirs continues a word of the text.
+        added: tokens that are words wherever the text has them, unless a letter or digit of theirs continues a word of
+            the text.
     """
 
     def __init__(self, pre_tokenization: str, added: Iterable[str] = ()):

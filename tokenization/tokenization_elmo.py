@@ -31,7 +31,6 @@ from .elmo_characters import (
     CONTINUATION,
     EOS_ID,
     EOS_WORD,
-    PAD_ID,
     SPECIAL_WORDS,
     SURROGATES,
     UNK_ID,
@@ -101,36 +100,24 @@ class ELMoTokenizer(TokenizersBackend):
     each token without white space if `pre_tokenization` is `"whitespace"`.
 
     Args:
-        vocab_file (`str` or `PathLike`, *optional*):
-            One word per line, with `<S>`, `</S>` and `<UNK>` anywhere. Without `vocab_file`, `vocab` and
+        vocab_file: one word per line, with `<S>`, `</S>` and `<UNK>` anywhere. Without `vocab_file`, `vocab` and
             `tokenizer_file`, the vocabulary has only the special words, and every word has the id of `<UNK>`.
-        tokenizer_file (`str` or `PathLike`, *optional*):
-            A saved `tokenizer.json`.
-        vocab (`Sequence[str]` or `Mapping[str, int]`, *optional*):
-            The words of a vocabulary, as in `vocab_file`. A mapping must have the ids 0, 1, 2, ... with the special
+        tokenizer_file: a saved `tokenizer.json`.
+        vocab: the words of a vocabulary, as in `vocab_file`. A mapping must have the ids 0, 1, 2, ... with the special
             words first.
-        alphabet (`str`, *optional*, defaults to `"utf8"`):
-            `"utf8"` (bytes) or `"lexicon"` (a dictionary of characters).
-        max_word_length (`int`, *optional*, defaults to 50):
-            Maximum characters per word, including begin and end of word. Longer words are cut.
-        pre_tokenization (`str`, *optional*, defaults to `"moses"`):
-            How raw text is split: `"moses"` (`didn 't`), `"treebank"` (`did n't`) or `"whitespace"`.
-        literal_markers (`bool`, *optional*, defaults to `False`):
-            Whether `<S>` and `</S>` in a text are markers, as in the original code, or spelled out. With
+        alphabet: `"utf8"` (bytes) or `"lexicon"` (a dictionary of characters).
+        max_word_length: maximum characters per word, including begin and end of word. Longer words are cut.
+        pre_tokenization: how raw text is split: `"moses"` (`didn 't`), `"treebank"` (`did n't`) or `"whitespace"`.
+        literal_markers: whether `<S>` and `</S>` in a text are markers, as in the original code, or spelled out. With
             `alphabet="lexicon"` these words are `<bos>` and `<eos>`.
-        cut_before_lookup (`bool`, *optional*, defaults to `False`):
-            Whether the id of a longer word is the id of its first `max_word_length - 2` code points, as in
-            ELMoForManyLangs, or of the whole word.
-        lexicon (`Mapping[str, int]`, *optional*):
-            For `alphabet="lexicon"`: ids of all characters, of `<bos>`, `<eos>`, `<oov>`, `<pad>`, and of the entries
-            that `begin_of_word` and `end_of_word` name.
-        begin_of_word (`str`, *optional*, defaults to `"<bow>"`):
-            The entry of `lexicon` that begins a word (`"<eow>"` in models of ELMoForManyLangs).
-        end_of_word (`str`, *optional*, defaults to `"<eow>"`):
-            The entry of `lexicon` that ends a word (`"<bow>"` in models of ELMoForManyLangs).
-        lowercase_unknown (`bool`, *optional*, defaults to `False`):
-            Whether an unknown word gets the id of its lowercase form, for tasks with lowercase word vectors such as
-            GloVe. This applies to encodings, not to `convert_tokens_to_ids`.
+        cut_before_lookup: whether the id of a longer word is the id of its first `max_word_length - 2` code points, as
+            in ELMoForManyLangs, or of the whole word.
+        lexicon: for `alphabet="lexicon"`, ids of all characters, of `<bos>`, `<eos>`, `<oov>`, `<pad>`, and of the
+            entries that `begin_of_word` and `end_of_word` name.
+        begin_of_word, end_of_word: the entries of `lexicon` that begin and end a word. Models of ELMoForManyLangs have
+            them swapped.
+        lowercase_unknown: whether an unknown word gets the id of its lowercase form, for tasks with lowercase word
+            vectors such as GloVe. This applies to encodings, not to `convert_tokens_to_ids`.
     """
 
     vocab_files_names = {"vocab_file": "vocab.txt", "tokenizer_file": "tokenizer.json"}
@@ -395,7 +382,7 @@ class ELMoTokenizer(TokenizersBackend):
         Encodes texts without truncation, several times faster than the backend.
 
         Args:
-            lengths (`list[list[int]]`): Number of words of each text, or of each part of a pair.
+            lengths: number of words of each text, or of each part of a pair.
 
         Shape:
             rows: (words of the batch,), row numbers in the word table
@@ -460,25 +447,22 @@ class ELMoTokenizer(TokenizersBackend):
                 padded.data = {key: _integers_or_list(value) for key, value in padded.items()}
         return padded.convert_to_tensors(return_tensors)
 
-    def _padded_characters(self, texts, lengths: list[int], is_left: bool) -> np.ndarray | list[np.ndarray]:
+    def _padded_characters(self, texts, lengths: list[int], is_left: bool) -> list[np.ndarray]:
         """
         Shape:
             texts: (tokens, at most max_word_length) each
-            result: (texts, length, max_word_length), or a list of (length, max_word_length) where lengths differ
+            result: (length, max_word_length) each
         """
-        padded_BTW = np.zeros((len(lengths), max(lengths, default=0), self.max_word_length), dtype=np.int64)
-        for text, length, padded_TW in zip(texts, lengths, padded_BTW, strict=True):
-            words = np.asarray(text)
-            if len(words) > length:
+        padded = [np.zeros((length, self.max_word_length), dtype=np.int64) for length in lengths]
+        for words, padded_TW in zip(map(np.asarray, texts), padded, strict=True):
+            start = len(padded_TW) - len(words)
+            if start < 0:
                 raise ValueError(
-                    f"A text has {length} `input_ids`, with padding, and {len(words)} rows of `character_ids`; pass as "
-                    "many of both."
+                    f"A text has {len(padded_TW)} `input_ids`, with padding, and {len(words)} rows of `character_ids`; "
+                    "pass as many of both."
                 )
-            start = length - len(words) if is_left else 0
-            self.word_table.widen(words, out=padded_TW[start : start + len(words)])
-        if len(set(lengths)) > 1:
-            return [padded_TW[:length] for padded_TW, length in zip(padded_BTW, lengths, strict=True)]
-        return padded_BTW
+            self.word_table.widen(words, out=padded_TW[start:] if is_left else padded_TW[: len(words)])
+        return padded
 
     def convert_ids_to_tokens(self, ids, skip_special_tokens: bool = False) -> str | list[str]:
         """Words of ids. `skip_special_tokens` keeps `<UNK>`: a text must not lose words silently."""
@@ -504,10 +488,8 @@ class ELMoTokenizer(TokenizersBackend):
         Words spelled by their characters, also outside the vocabulary. Long words stay cut.
 
         Args:
-            character_ids (`np.ndarray`, `torch.Tensor` or lists):
-                Ids of characters. Padding words (rows of zeros) are omitted.
-            skip_special_tokens (`bool`, *optional*, defaults to `False`):
-                Whether to omit the markers `<S>` and `</S>` too.
+            character_ids: an array, a tensor or lists. Padding words (rows of zeros) are omitted.
+            skip_special_tokens: whether to omit the markers `<S>` and `</S>` too.
 
         Shape:
             character_ids: (texts, tokens, width), (tokens, width)
@@ -536,11 +518,11 @@ class ELMoTokenizer(TokenizersBackend):
         A tokenizer with the same options and the most frequent words of raw texts, or of batches of raw texts.
 
         Args:
-            vocab_size (`int`): Size of the vocabulary, including the special words.
-            length (`int`, *optional*): Ignored; the stock signature has it for a progress bar.
-            new_special_tokens (`Sequence[str | AddedToken]`, *optional*): Special words with the last ids.
-            special_tokens_map (`Mapping[str, str]`, *optional*): Must be empty: the special words have fixed names.
-            min_frequency (`int`, *optional*, defaults to 1): Minimum occurrences of a word.
+            vocab_size: size of the vocabulary, including the special words.
+            length: ignored; the stock signature has it for a progress bar.
+            new_special_tokens: special words with the last ids.
+            special_tokens_map: must be empty: the special words have fixed names.
+            min_frequency: minimum occurrences of a word.
         """
         if special_tokens_map:
             raise ValueError(f"special_tokens_map={special_tokens_map}: the special words of ELMo have fixed names.")
@@ -657,7 +639,7 @@ def _check_ids(vocab: Mapping[str, int], source: str) -> None:
     found = {index for index in vocab.values() if isinstance(index, Integral)}
     missing = [index for index in range(len(vocab)) if index not in found]
     special = {word: vocab.get(word) for word in SPECIAL_WORDS}
-    if missing or [*special.values()] != [PAD_ID, BOS_ID, EOS_ID, UNK_ID]:
+    if missing or [*special.values()] != [0, 1, 2, 3]:
         raise ValueError(
             f"The {len(vocab)} words of {source} need the ids 0 to {len(vocab) - 1}, and the special words the first "
             f"four; got {special}, and no word with the ids {missing[:5]}."
