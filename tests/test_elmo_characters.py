@@ -5,6 +5,7 @@
 
 import pickle
 from itertools import chain, product
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -247,8 +248,8 @@ CUT = {"truncation": True}
         (([["a", "b", "c"]],), {}, TypeError, "lists of words with is_split_into_words=True"),
         (([["a"], "b"],), GIVEN, TypeError, "a list of words, got str: 'b'"),
         (([["a", ["b"]]],), GIVEN, TypeError, r"Words must be strings, got list: \['b'\]"),
-        ((["a", "b"], ["c"]), {}, ValueError, "2 texts needs .* got list of length 1"),
-        ((["a", "b"], "c"), {}, ValueError, "got str"),
+        ((["a", "b"], ["c"]), {}, ValueError, r"2 texts .*got \['c'\]"),
+        ((["a", "b"], "c"), {}, ValueError, "got 'c'"),
         (("a",), {"split_special_tokens": False}, ValueError, "literal_markers=True"),
         (("a",), {"padding_side": "top"}, ValueError, "padding_side='top'"),
         (("a b c",), {**CUT, "max_length": 4, "stride": 2}, ValueError, "max_length=4 .* 2 words.*stride=2"),
@@ -303,8 +304,10 @@ def test_later_settings_do_not_change_encodings():
     assert tokenizer(texts, **options).word_ids(1) == [None, None, 0, None]
 
 
-def test_encodings_are_computed_on_first_use(tokenizer):
+def test_encodings_are_computed_on_first_use(tokenizer, monkeypatch):
+    monkeypatch.setattr(tokenizer, "_encode_in_backend", mock.Mock(wraps=tokenizer._encode_in_backend))
     lazy = tokenizer(["the cat", "a"])._encodings
-    assert lazy.encodings is None and len(lazy) == 2
+    assert not tokenizer._encode_in_backend.called and len(lazy) == 2
     assert [encoding.word_ids for encoding in lazy] == [[None, 0, 1, None], [None, 0, None]]
     assert [encoding.ids for encoding in pickle.loads(pickle.dumps(lazy))] == [[1, 4, 3, 2], [1, 3, 2]]
+    assert tokenizer._encode_in_backend.call_count == 1

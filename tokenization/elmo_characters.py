@@ -8,6 +8,7 @@ import math
 import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import cache
 from itertools import accumulate, chain
 from numbers import Integral
 from os import PathLike
@@ -380,10 +381,7 @@ def as_batch(text, text_pair, is_split_into_words: bool) -> tuple[list[tuple], b
     elif text_pair is None:
         batch = [tuple(item) if _is_pair(item, unit) else (item,) for item in text]
     elif not isinstance(text_pair, (list, tuple)) or len(text_pair) != len(text):
-        raise ValueError(
-            f"A batch of {len(text)} texts needs a `text_pair` of the same length; got {type(text_pair).__name__}"
-            f"{f' of length {len(text_pair)}' if isinstance(text_pair, (list, tuple)) else ''}."
-        )
+        raise ValueError(f"A batch of {len(text)} texts needs a list of as many as `text_pair`; got {text_pair!r:.80}.")
     else:
         batch = list(zip(text, text_pair, strict=True))
     for part in chain.from_iterable(batch):
@@ -434,12 +432,6 @@ def checked_max_length(
         if not is_default and (not isinstance(value, Integral) or not 0 <= value <= bound):
             raise ValueError(f"`{name}` is {value!r}; pass an integer from 0 to {bound}.")
     return None if max_length is None else min(max_length, sys.maxsize)
-
-
-def checked_side(name: str, side: str) -> str:
-    if side not in ("left", "right"):
-        raise ValueError(f'{name}={side!r}; pass "left" or "right".')
-    return side
 
 
 def needs_backend(
@@ -500,16 +492,13 @@ class LazyEncodings(Sequence):
 
     def __init__(self, length: int, encode: Callable[[], list[Encoding]]):
         self.length = length
-        self.encode = encode
-        self.encodings: list[Encoding] | None = None
+        self.encode = cache(encode)
 
     def __len__(self) -> int:
         return self.length
 
     def __getitem__(self, index):
-        if self.encodings is None:
-            self.encodings = self.encode()
-        return self.encodings[index]
+        return self.encode()[index]
 
     def __reduce__(self):
         return list, (list(self),)

@@ -41,7 +41,6 @@ from .elmo_characters import (
     build_alphabet,
     check_strings,
     checked_max_length,
-    checked_side,
     most_frequent_words,
     needs_backend,
     order_vocabulary,
@@ -57,10 +56,6 @@ FIXED_SETTINGS = SPECIAL_TOKENS | {f"{name}_id": index for index, name in enumer
 CALLS = threading.RLock()
 DISGUISE = "\U0010fffc"  # a private-use character, which texts do not contain
 
-NO_SPECIAL_WORDS_IN_TEXT = (
-    "split_special_tokens=False is not supported: special words in a text are spelled out. "
-    "To read `<S>` and `</S>` as markers, use ELMoTokenizer(literal_markers=True)."
-)
 NOT_NFC = (
     "The text has unknown words that are not in Unicode's form NFC, such as Korean syllables or accented letters in "
     'parts. Models that were trained on NFC do not know them; pass unicodedata.normalize("NFC", text).'
@@ -288,15 +283,13 @@ class ELMoTokenizer(TokenizersBackend):
         is_split_into_words: bool = False,
         return_tensors: str | TensorType | None = None,
         return_token_type_ids: bool | None = None,
-        split_special_tokens: bool | None = None,
         **kwargs,
     ) -> BatchEncoding:
-        if split_special_tokens is False:
-            raise ValueError(NO_SPECIAL_WORDS_IN_TEXT)
-        for name in FOREIGN_SETTINGS.keys() & kwargs:
-            _check_setting(name, kwargs[name])
+        for name, value in kwargs.items():
+            if value is not None:
+                _check_setting(name, value)
         kwargs["max_length"] = checked_max_length(**kwargs)
-        kwargs["padding_side"] = checked_side("padding_side", kwargs.get("padding_side") or self.padding_side)
+        kwargs["padding_side"] = kwargs.get("padding_side") or self.padding_side
         batch, is_batched = as_batch(text, text_pair, is_split_into_words)
         if not batch:
             return self._empty_batch(return_tensors)
@@ -428,7 +421,8 @@ class ELMoTokenizer(TokenizersBackend):
 
     def pad(self, encoded_inputs, *args, padding_side=None, return_tensors=None, **kwargs) -> BatchEncoding:
         """Pads as the stock method does, with `character_ids` in numpy instead of lists of integers."""
-        padding_side = checked_side("padding_side", padding_side or self.padding_side)
+        padding_side = padding_side or self.padding_side
+        _check_setting("padding_side", padding_side)
         if isinstance(encoded_inputs, (list, tuple)) and encoded_inputs and isinstance(encoded_inputs[0], Mapping):
             encoded_inputs = {key: [example[key] for example in encoded_inputs] for key in encoded_inputs[0]}
         inputs = dict(encoded_inputs)
@@ -549,9 +543,12 @@ def _check_setting(name: str, value) -> None:
     if name in FIXED_SETTINGS and str(value) != str(FIXED_SETTINGS[name]):
         raise ValueError(f"{name}={value!r}: the special words of ELMo have fixed names; use {FIXED_SETTINGS[name]!r}.")
     if name == "split_special_tokens" and value is not True:
-        raise ValueError(NO_SPECIAL_WORDS_IN_TEXT)
-    if name in ("padding_side", "truncation_side"):
-        checked_side(name, value)
+        raise ValueError(
+            f"{name}={value!r} is not supported: special words in a text are spelled out. To read `<S>` and `</S>` as "
+            "markers, use ELMoTokenizer(literal_markers=True)."
+        )
+    if name in ("padding_side", "truncation_side") and value not in ("left", "right"):
+        raise ValueError(f'{name}={value!r}; pass "left" or "right".')
     if value is not None and value != FOREIGN_SETTINGS.get(name, value):
         raise ValueError(
             f"{name}={value!r} has no effect on this tokenizer, which reads text as it is. Change the text, or see the "
