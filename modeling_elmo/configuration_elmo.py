@@ -371,11 +371,9 @@ class ELMoConfig(PreTrainedConfig):
     def validate_head(self):
         """Checks that a head's network has something to read."""
         reads_elmo = self.use_elmo and self.elmo_placement not in ("between", "output")
-        if not (reads_elmo or self.task_word_embedding_size or self.task_has_characters):
-            raise ValueError(
-                "Without ELMo at its input, a head's network reads its own word vectors or characters, but it has "
-                "neither. Pass `task_word_embedding_size` or `task_char_cnn_filters`."
-            )
+        reads = reads_elmo or self.task_word_embedding_size or self.task_has_characters
+        expected = "`task_word_embedding_size` or `task_char_cnn_filters`, because no ELMo is at the head's input"
+        _check(bool(reads), "use_elmo, elmo_placement", (self.use_elmo, self.elmo_placement), expected)
 
     def validate_layers(self):
         """Checks that the mix names an existing layer, and that the cutoffs of the adaptive softmax ascend."""

@@ -158,11 +158,7 @@ def split_sentences(text: str, language: str) -> list[tuple[int, int]]:
 def windows_of(lengths: list[int], max_words: int) -> Iterator[tuple[int, int, int]]:
     """Windows of sentences with at most `max_words` words, or with one longer sentence that no other window has.
 
-    Args:
-        lengths: number of words of each sentence.
-
-    Returns:
-        First sentence of each window, first sentence that the window before does not have, and end.
+    Yields the first sentence of each window, the first that the window before does not have, and the end.
     """
     before, end = [0, *accumulate(lengths)], 0  # number of words before each sentence
     while end < len(lengths):
@@ -174,12 +170,7 @@ def windows_of(lengths: list[int], max_words: int) -> Iterator[tuple[int, int, i
 
 
 def links_of(output: Any, first: int, begin: int) -> Links:
-    """The best antecedent of each kept span in the sentences that a window adds.
-
-    Args:
-        output: of the model, for one window.
-        first, begin: numbers in the document of the window's first sentence, and of the first that it adds.
-    """
+    """The best antecedent of each kept span in the sentences from `begin` on, of a window that starts at `first`."""
     spans = output.clusters[0, :, :3].cpu().numpy() + np.array([first, -1, -1])  # the first token is a marker
     best = output.antecedent_scores[0].argmax(-1, keepdim=True)
     linked = F.pad(output.antecedents[0], (1, 0), value=-1).gather(-1, best)[:, 0].tolist()

@@ -137,11 +137,7 @@ class ELMoSemanticRolePipeline(Pipeline):
 def labelled_sentence(
     text: str, words: Sequence[str], characters: Sequence[tuple[int, int]], predicates: Iterable[PredicateTags]
 ) -> dict[str, Any]:
-    """The words of a sentence, and for each predicate its word, description, tags and arguments.
-
-    Args:
-        characters: first character and end of each word in the text.
-    """
+    """The words of a sentence, and for each predicate its word, description, tags and arguments."""
     verbs = []
     for predicate in predicates:
         spans = role_spans(predicate.tags)

@@ -79,16 +79,10 @@ def test_words_are_joined_by_spaces_and_sentences_by_line_feeds(pipe, sentences)
         assert mention["text"] == text[mention["start"] : mention["end"]]
 
 
-def test_clusters_and_mentions_are_in_document_order(pipe):
-    found = shown(pipe(SENTENCES))
-    pipe.model.train()
-    assert found == shown(pipe(SENTENCES))
-    assert found == sorted(found) and all(cluster == sorted(cluster) for cluster in found)
-
-
 def test_sentences_without_words_change_nothing_but_positions(pipe):
-    plain, blank = shown(pipe(SENTENCES)), shown(pipe(["", *SENTENCES, " \n"]))
-    assert blank == [[(start + 1, end + 1) for start, end in cluster] for cluster in plain]
+    plain = shown(pipe(SENTENCES))
+    pipe.model.train()
+    assert shown(pipe(["", *SENTENCES, " \n"])) == [[(a + 1, b + 1) for a, b in cluster] for cluster in plain]
 
 
 def test_singletons_are_left_out(pipe):

@@ -1,6 +1,7 @@
 import copy
 import json
 import pickle
+import re
 import unicodedata
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -137,10 +138,9 @@ def test_words_with_lone_surrogates_are_unknown():
 def test_a_vocabulary_of_nothing_but_special_words():
     tokenizer = ELMoTokenizer()
     assert tokenizer.get_vocab() == {"<PAD>": 0, "<S>": 1, "</S>": 2, "<UNK>": 3}
-    assert tokenizer("Hello there")["input_ids"] == [1, 3, 3, 2]
+    assert tokenizer("Hello there")["input_ids"] == [1, 3, 3, 2] and tokenizer.char_vocab_size == 262
     ids = tokenizer.pad_token_id, tokenizer.bos_token_id, tokenizer.eos_token_id, tokenizer.unk_token_id
     assert ids == (0, 1, 2, 3)
-    assert tokenizer.char_vocab_size == 262
 
 
 def test_no_words_and_no_texts(tokenizer):
@@ -285,21 +285,12 @@ def test_truncated_pairs(tokenizer):
 
 def test_overflow_with_stride(tokenizer):
     texts = [list("abcdefg"), list("xy")]
-    encoded = tokenizer(
-        texts,
-        **GIVEN,
-        truncation=True,
-        max_length=5,
-        stride=1,
-        return_overflowing_tokens=True,
-        padding=True,
-        return_tensors="np",
-    )
+    options = {**GIVEN, "truncation": True, "max_length": 5, "return_overflowing_tokens": True}
+    encoded = tokenizer(texts, stride=1, padding=True, return_tensors="np", **options)
     assert encoded["overflow_to_sample_mapping"].tolist() == [0, 0, 0, 1]
     windows = tokenizer.decode_characters(encoded["character_ids"], skip_special_tokens=True)
     assert windows == [list("abc"), list("cde"), list("efg"), list("xy")]
-    single = tokenizer(texts[0], **GIVEN, truncation=True, max_length=5, return_overflowing_tokens=True)
-    assert [len(window) for window in single["character_ids"]] == [5, 5, 3]
+    assert [len(window) for window in tokenizer(texts[0], **options)["character_ids"]] == [5, 5, 3]
 
 
 def test_offsets_of_given_words_are_those_of_the_words():
@@ -373,18 +364,12 @@ def test_pad_without_characters_texts_or_padding(tokenizer):
 
 @pytest.mark.parametrize("kind, type_", [("np", np.ndarray), ("pt", torch.Tensor)])
 def test_pad_converts_other_columns_as_the_stock_method(tokenizer, kind, type_):
-    others = {"a": {"labels": 0.5, "scores": [1, 2]}, "the cat": {"labels": 1.0, "scores": []}}
-    examples = [{**tokenizer(text), **columns} for text, columns in others.items()]
-    ragged = tokenizer.pad([{**example, "labels": example["scores"]} for example in examples])
-    assert ragged["labels"] == [[1, 2], []]
-    if kind == "pt":
-        with pytest.raises(ValueError, match="Unable to create tensor.*`scores` in this case"):
-            DataCollatorWithPadding(tokenizer)(examples)
-    for example in examples:
-        del example["scores"]
+    examples = [{**tokenizer(text), "labels": label} for text, label in (("a", 0.5), ("the cat", 1.0))]
     padded = tokenizer.pad(examples, return_tensors=kind)
     assert {type(value) for value in padded.values()} == {type_}
     assert padded["labels"].dtype == {"np": np.float64, "pt": torch.float32}[kind]
+    ragged = [{**example, "labels": [1] * number} for number, example in enumerate(examples)]
+    assert tokenizer.pad(ragged)["labels"] == [[], [1]]
 
 
 def test_stored_columns(tokenizer, tmp_path):
@@ -399,9 +384,6 @@ def test_stored_columns(tokenizer, tmp_path):
         stored = rows.with_format(form)
         batch = DataCollatorWithPadding(tokenizer)([stored[place] for place in range(len(stored))])
         assert equal(batch, expected)
-
-    rows = Dataset.from_dict({"text": ["the cat", "a"]}).map(lambda row: tokenizer(row["text"]))  # one at a time
-    assert rows[1]["character_ids"] == [BOS[:3], row("a", 3), EOS[:3]]
 
 
 # Words and text back
@@ -429,10 +411,9 @@ def test_decode_characters(tokenizer):
     assert tokenizer.decode_characters(encoded) == [["<S>", "naïve", "cats", "</S>"], ["<S>", "a", "</S>"]]
     assert tokenizer.decode_characters(encoded[0], skip_special_tokens=True) == ["naïve", "cats"]
     assert tokenizer.decode_characters(encoded[0].tolist())[1] == "naïve"
-    with pytest.raises(ValueError, match=r"integers of shape .* got int64 of shape \(50,\)"):
-        tokenizer.decode_characters(encoded[0, 0])
-    with pytest.raises(ValueError, match="got float32 of shape"):
-        tokenizer.decode_characters(encoded.float())
+    for wrong in (encoded[0, 0], encoded.float()):
+        with pytest.raises(ValueError, match=re.escape(f"got {wrong.numpy().dtype} of shape {tuple(wrong.shape)}")):
+            tokenizer.decode_characters(wrong)
 
 
 def test_encode_words(tokenizer):
@@ -715,13 +696,9 @@ def test_threads_share_a_tokenizer(options):
 def test_a_checkpoint_without_a_tokenizer(tmp_path):
     """The default alphabet may differ from the model's, and without a vocabulary every word would be unknown."""
     ELMoConfig.from_preset("tiny").save_pretrained(tmp_path)
-    ELMoTokenizer(vocab=VOCABULARY).save_pretrained(tmp_path / "saved")
-    (tmp_path / "saved" / "tokenizer.json").unlink()
-    with pytest.raises(OSError, match=r"saved has no tokenizer\.json and no vocab\.txt"):
-        ELMoTokenizer.from_pretrained(tmp_path / "saved")
-    assert ELMoTokenizer.from_pretrained(tmp_path / "saved", vocab=VOCABULARY)("London")["input_ids"] == [1, 11, 2]
     for load in (ELMoTokenizer.from_pretrained, AutoTokenizer.from_pretrained):
-        with pytest.raises(OSError, match=r"has no tokenizer\.json and no vocab\.txt\. Save the"):
+        with pytest.raises(OSError, match=rf"{tmp_path} has no tokenizer\.json and no vocab\.txt"):
             load(tmp_path)
+    assert ELMoTokenizer.from_pretrained(tmp_path, vocab=VOCABULARY)("London")["input_ids"] == [1, 11, 2]
     (tmp_path / "vocab.txt").write_text("<S>\n</S>\n<UNK>\nword\n")
     assert len(ELMoTokenizer.from_pretrained(tmp_path)) == 5

@@ -203,13 +203,6 @@ class ELMoTokenizer(TokenizersBackend):
             )
         return super()._from_pretrained(resolved_vocab_files, pretrained_model_name_or_path, *args, **kwargs)
 
-    def save_pretrained(self, save_directory: str | PathLike, *args, **kwargs):
-        """As the stock method, which leaves a file of former folders that is part of another now."""
-        saved = super().save_pretrained(save_directory, *args, **kwargs)
-        if self._auto_class is not None:  # saved with its code
-            Path(save_directory, "elmo_batches.py").unlink(missing_ok=True)
-        return saved
-
     @property
     def char_vocab_size(self) -> int:
         """Number of character ids, including 0 for padding words: the model's `char_vocab_size`."""
