@@ -10,7 +10,7 @@ from unittest import mock
 import numpy as np
 import pytest
 from datasets import Dataset
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from modeling_elmo import ELMoTokenizer
@@ -25,9 +25,6 @@ from modeling_elmo.tokenization.elmo_characters import (
     order_vocabulary,
     read_vocabulary,
 )
-
-settings.register_profile("no_deadline", deadline=None)
-settings.load_profile("no_deadline")
 
 ANY_TEXT = st.text(alphabet=st.characters())  # with lone surrogates
 # Entries of the published example, which has begin and end of word swapped.

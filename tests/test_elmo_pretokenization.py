@@ -2,7 +2,7 @@ import re
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from nltk.tokenize import TreebankWordTokenizer
 from sacremoses import MosesTokenizer
@@ -15,8 +15,6 @@ from modeling_elmo.tokenization.elmo_pretokenization import (
 )
 
 TEXT = Path(__file__).parent / "fixtures" / "text"
-settings.register_profile("no_deadline", deadline=None)
-settings.load_profile("no_deadline")
 
 ANY_TEXT = st.text(alphabet=st.characters(exclude_categories=["Cs"]))
 # Random characters rarely look like sentences; these pieces do.

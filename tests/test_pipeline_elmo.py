@@ -95,16 +95,12 @@ def test_batches_lists_and_ways_to_ask(pipe):
 
 
 @pytest.mark.parametrize("batch_size", [1, 2])
-def test_data_sets_are_read_row_by_row(pipe, streams_of, batch_size):
+def test_data_sets_are_read_row_by_row(pipe, check_streams, batch_size):
     rows = [
         {"question": word, "context": CONTEXT[start:], "id": start} for start, word in enumerate(["Who?", "a b"] * 3)
     ]
     expected = pipe(rows, batch_size=batch_size)
-    for given, read in streams_of(rows):
-        found = iter(pipe(given, batch_size=batch_size))
-        first = next(found)  # `iter` of the rest would begin anew
-        assert len(read) < len(rows)
-        assert [first, *(next(found) for _ in rows[1:])] == expected
+    check_streams(pipe, rows, expected, batch_size=batch_size)
     assert pipe(Dataset.from_list(rows), batch_size=batch_size) == expected
     with pytest.raises(ValueError, match="`question` is None in 'a b'"):
         list(pipe(iter(["a b"])))

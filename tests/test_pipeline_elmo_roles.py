@@ -136,18 +136,10 @@ def test_several_sentences(pipe, batch_size):
 
 
 @pytest.mark.parametrize("batch_size", [1, 2])
-def test_data_sets_are_read_row_by_row(pipe, streams_of, batch_size):
-    words = {"is_split_into_words": True, "batch_size": batch_size}
-    for rows, options in ((TEXTS * 2, {"batch_size": batch_size}), (WORDS * 3, words)):
-        expected = pipe(rows, **options)
-        for given, read in streams_of(rows):
-            found = iter(pipe(given, **options))
-            first = next(found)  # `iter` of the rest would begin anew
-            assert len(read) < len(rows)
-            assert [first, *(next(found) for _ in rows[1:])] == expected
-    expected = pipe(TEXTS, predicates=[[0], [], [1]], batch_size=batch_size)
-    for given, _ in streams_of(TEXTS):
-        assert list(pipe(given, predicates=[[0], [], [1]], batch_size=batch_size)) == expected
+def test_data_sets_are_read_row_by_row(pipe, check_streams, batch_size):
+    words = {"is_split_into_words": True}
+    for rows, options in ((TEXTS * 2, {}), (WORDS * 3, words), (TEXTS, {"predicates": [[0], [], [1]]})):
+        check_streams(pipe, rows, pipe(rows, **options, batch_size=batch_size), **options, batch_size=batch_size)
     with pytest.raises(ValueError, match="shorter"):
         list(pipe(iter(TEXTS), predicates=iter([[0], [1]])))
     with pytest.raises(ValueError, match="A sentence is {'text': 'a b'}"):

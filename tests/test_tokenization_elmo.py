@@ -11,7 +11,7 @@ import pytest
 import torch
 from datasets import Dataset
 from datasets.fingerprint import Hasher
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import AddedToken
 from transformers import AutoTokenizer, DataCollatorForTokenClassification
@@ -19,9 +19,6 @@ from transformers.data.data_collator import DataCollatorWithPadding, default_dat
 
 from modeling_elmo import ELMoConfig, ELMoTokenizer
 from modeling_elmo.run_scripts.program.command_line import is_mistake_of_user
-
-settings.register_profile("no_deadline", deadline=None)
-settings.load_profile("no_deadline")
 
 TEXT = Path(__file__).parent / "fixtures" / "text"
 SENTENCES = [
