@@ -16,6 +16,8 @@ from tokenizers import NormalizedString, PreTokenizedString, Regex, pre_tokenize
 
 from .elmo_characters import Memory
 
+WHITE_SPACE = r"[\s\x1c-\x1f]+"  # in Rust, the white space of `str.split`
+
 # Abbreviations that keep their period. The last set keeps it only before a number.
 ABBREVIATIONS = frozenset(
     "A B C D E F G H I J K L M N O P Q R S T U V W X Y Z "  # noqa: SIM905 (a list of 110 literals is unreadable)
@@ -157,31 +159,42 @@ class TextSplitter:
 
     def words(self, text: str) -> list[str]:
         chunks = self._chunks(text) if self.added else text.split()
-        if self.name == "whitespace" or not chunks:
-            return chunks
-        memory = WORDS_OF_CHUNK[self.name]
-        words = list(map(memory.__getitem__, chunks))
-        last = len(chunks) - 1
-        for i in {0, last, *(i for i, chunk in enumerate(chunks) if "." in chunk)}:
-            words[i] = memory[chunks[i], i == 0, chunks[i + 1][0] if i < last else ""]
-        if self.added:
-            words = [
-                (chunk,) if chunk in self.added else of_chunk for chunk, of_chunk in zip(chunks, words, strict=True)
-            ]
-        return list(chain.from_iterable(words))
+        return chunks if self.name == "whitespace" else list(chain.from_iterable(self._words_of_chunks(chunks)))
 
     def _chunks(self, text: str) -> list[str]:
         parts = self._added.split(text)  # every second part is an added token
         return list(chain.from_iterable([part] if i % 2 else part.split() for i, part in enumerate(parts)))
 
+    def _words_of_chunks(self, chunks: list[str]) -> list[tuple[str, ...]]:
+        words_of_chunk = WORDS_OF_CHUNK[self.name]
+        words = list(map(words_of_chunk.__getitem__, chunks))
+        last = len(chunks) - 1
+        for i in {0, last, *(i for i, chunk in enumerate(chunks) if "." in chunk)} if chunks else ():
+            following = chunks[i + 1][0] if i < last else ""
+            words[i] = words_of_chunk[chunks[i], i == 0, following]
+        if self.added:
+            words = [
+                (chunk,) if chunk in self.added else of_chunk for chunk, of_chunk in zip(chunks, words, strict=True)
+            ]
+        return words
+
     def pre_tokenizer(self) -> pre_tokenizers.PreTokenizer:
         """A pre-tokenizer for one call: one that runs Python cannot be saved or copied."""
         if self.name == "whitespace" and not self.added:
-            return pre_tokenizers.Split(Regex(r"[\s\x1c-\x1f]+"), "removed")  # in Rust, the white space of `str.split`
+            return pre_tokenizers.Split(Regex(WHITE_SPACE), "removed")
         return pre_tokenizers.PreTokenizer.custom(self)
 
     def pre_tokenize(self, text: PreTokenizedString) -> None:
-        text.split(lambda _, whole: _cut(whole, list(_places(self.words(str(whole)), str(whole)))))
+        text.split(self._split)
+
+    def _split(self, _: int, text: NormalizedString) -> list[NormalizedString]:
+        if self.added:  # which may have white space
+            return _cut(text, list(_places(self.words(str(text)), str(text))))
+        chunks = text.split(Regex(WHITE_SPACE), "removed")
+        result: list[NormalizedString] = []
+        for chunk, words in zip(chunks, self._words_of_chunks(str(text).split()), strict=False):  # "" is one in Rust
+            result += [chunk] if words == (str(chunk),) else _cut(chunk, list(_places(words, str(chunk))))
+        return result
 
 
 def _places(words: Iterable[str], text: str) -> Iterator[tuple[int, int]]:
