@@ -65,19 +65,12 @@ for _auto_class, *_model_classes in (
     _auto_class.register(ELMoConfig, tuple(_model_classes), exist_ok=True)
     for _model_class in _model_classes if _has_sources else ():  # ... and saved with its code, for other processes.
         _model_class.register_for_auto_class(_auto_class.__name__)
-PIPELINE_REGISTRY.register_pipeline(
-    "extractive-question-answering",  # transformers refuses "question-answering", the name of a task that it removed
-    pipeline_class=ELMoQuestionAnsweringPipeline,
-    pt_model=AutoModelForQuestionAnswering,
-    type="text",
-)
-for _task, _pipeline_class in (
-    ("semantic-role-labeling", ELMoSemanticRolePipeline),
-    ("coreference-resolution", ELMoCoreferencePipeline),
+for _task, _pipeline_class, _auto_class in (  # transformers refuses "question-answering", a task that it removed
+    ("extractive-question-answering", ELMoQuestionAnsweringPipeline, AutoModelForQuestionAnswering),
+    ("semantic-role-labeling", ELMoSemanticRolePipeline, AutoModelForTokenClassification),
+    ("coreference-resolution", ELMoCoreferencePipeline, AutoModelForTokenClassification),
 ):
-    PIPELINE_REGISTRY.register_pipeline(
-        _task, pipeline_class=_pipeline_class, pt_model=AutoModelForTokenClassification, type="text"
-    )
+    PIPELINE_REGISTRY.register_pipeline(_task, pipeline_class=_pipeline_class, pt_model=_auto_class, type="text")
 # Not registered: every pipeline of this task that is saved would then include our code.
 PIPELINE_REGISTRY.supported_tasks["token-classification"]["impl"] = ELMoTokenClassificationPipeline
 if _has_sources:

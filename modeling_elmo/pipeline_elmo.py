@@ -8,6 +8,7 @@ Shape suffixes: T positions of a window; K answers.
 
 import math
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import accumulate, zip_longest
 from numbers import Integral
 from typing import Any
 
@@ -39,34 +40,33 @@ class ELMoQuestionAnsweringPipeline(ChunkPipeline):
 
     default_input_names = "question,context"
 
-    def __call__(self, *inputs: Any, question: Any = None, context: Any = None, **options: Any) -> Any:
-        examples = self._examples(inputs, question, context)
-        return [] if examples == [] else super().__call__(examples, **options)
-
-    def _examples(self, inputs: tuple, question: Any, context: Any) -> Any:
-        if len(inputs) == 1 and question is context is None:
-            return inputs[0] if isinstance(inputs[0], dict) or _is_single(inputs[0]) else readable(inputs[0])
-        if inputs or question is None or context is None:
+    def __call__(self, inputs: Any = None, question: Any = None, context: Any = None, **options: Any) -> Any:
+        are_lists = [isinstance(each, Iterable) and not isinstance(each, str) for each in (question, context)]
+        if inputs is None and isinstance(question, str) and isinstance(context, str):
+            inputs = {"question": question, "context": context}
+        elif inputs is None and all(are_lists):
+            inputs = [{"question": q, "context": c} for q, c in zip_longest(question, context)]
+        elif inputs is None or question is not None or context is not None:
             raise ValueError("Pass question=... and context=..., or a dictionary with both, or a list of dictionaries.")
-        if _is_single(question) and _is_single(context):
-            return {"question": question, "context": context}
-        question, context = (each if _is_single(each) else [*each] for each in (question, context))
-        count = len(context if _is_single(question) else question)
-        questions, contexts = ([each] * count if _is_single(each) else each for each in (question, context))
-        if len(questions) != len(contexts):
-            raise ValueError(f"Received {len(questions)} questions and {len(contexts)} contexts; pass the same number.")
-        return [{"question": q, "context": c} for q, c in zip(questions, contexts, strict=True)]
+        if not isinstance(inputs, (dict, str)) and isinstance(inputs, (Iterable, Dataset)):
+            inputs = readable(inputs)
+        return [] if inputs == [] else super().__call__(inputs, **options)
 
     def _sanitize_parameters(self, **options: Any) -> tuple[dict, dict, dict]:
-        answer_options = ("top_k", "max_answer_len", "handle_impossible_answer")
-        for_answers, for_windows = sorted_options(options, answer_options, ("max_seq_len", "doc_stride"))
         check_integers(options, top_k=1, max_answer_len=1, max_seq_len=1, doc_stride=0)
-        return for_windows, {}, for_answers
+        for_windows = {name: options.pop(name) for name in ("max_seq_len", "doc_stride") if name in options}
+        return for_windows, {}, options
 
     def preprocess(
         self, example: dict[str, str], max_seq_len: int = 384, doc_stride: int | None = None
     ) -> Iterator[dict]:
-        example = _checked(example)
+        for name in ("question", "context"):
+            text = example.get(name) if isinstance(example, dict) else None
+            if not isinstance(text, str) or not text.strip():
+                raise ValueError(
+                    f"`{name}` is {text!r:.80} in {example!r:.80}; pass a dictionary with a text as `question` and as "
+                    "`context`, neither empty."
+                )
         stride = min(128, max_seq_len // 2) if doc_stride is None else doc_stride
         windows = self.tokenizer(
             example["question"],
@@ -137,48 +137,22 @@ def readable(inputs: Any) -> Any:
     return list(inputs) if hasattr(inputs, "__len__") else (each for each in inputs)
 
 
-def join_words(words: Sequence[str]) -> tuple[str, list[tuple[int, int]]]:
+def join_words(words: Sequence[str], space: str = " ") -> tuple[str, list[tuple[int, int]]]:
     """The words joined by single spaces, with first character and end of each word."""
-    characters, end = [], -1
-    for word in words:
-        characters.append((end + 1, end + 1 + len(word)))
-        end = characters[-1][1]
-    return " ".join(words), characters
+    starts = accumulate((len(word) + 1 for word in words), initial=0)
+    return space.join(words), [(start, start + len(word)) for start, word in zip(starts, words, strict=False)]
 
 
-def _is_single(value: Any) -> bool:
-    return isinstance(value, str) or not isinstance(value, (Iterable, Dataset))
-
-
-def sorted_options(options: dict[str, Any], *groups: Sequence[str]) -> list[dict[str, Any]]:
-    """The options of a call that each group names.
-
-    Raises:
-        TypeError: an option is in no group.
-    """
-    known = [name for group in groups for name in group]
-    if unknown := [name for name in options if name not in known]:
-        raise TypeError(f"Unknown options {', '.join(unknown)}; the options are {', '.join(known)}.")
-    return [{name: options[name] for name in group if name in options} for group in groups]
+def is_words(sentence: Any) -> bool:
+    """Whether a sentence is a list of words, at least one and none empty."""
+    is_list = isinstance(sentence, (list, tuple)) and len(sentence) > 0
+    return is_list and all(isinstance(word, str) and word for word in sentence)
 
 
 def check_integers(options: dict[str, Any], **least: int):
     for name in options.keys() & least:
         if not isinstance(options[name], Integral) or options[name] < least[name]:
             raise ValueError(f"`{name}` is {options[name]!r}; pass an integer of at least {least[name]}.")
-
-
-def _checked(example: Any) -> dict[str, str]:
-    found: dict[str, Any] = {
-        name: example.get(name) if isinstance(example, dict) else None for name in ("question", "context")
-    }
-    for name, text in found.items():
-        if not isinstance(text, str) or not text.strip():
-            raise ValueError(
-                f"`{name}` is {text!r:.80} in {example!r:.80}; pass a dictionary with a text as `question` and as "
-                "`context`, neither empty."
-            )
-    return found
 
 
 def best_answers(

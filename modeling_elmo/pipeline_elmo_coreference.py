@@ -17,20 +17,14 @@ import torch.nn.functional as F
 from torch.utils.data import Dataset
 from transformers.pipelines.base import ChunkPipeline
 
-from .pipeline_elmo import check_integers, join_words, readable, sorted_options
+from .pipeline_elmo import check_integers, is_words, join_words, readable
 
 Mention = tuple[int, int, int]  # sentence, first and last word
 
 
 @dataclass(frozen=True)  # a pipeline would make plain tuples of named ones
 class Document:
-    """A document, and where its words are.
-
-    Args:
-        text: the text that the characters count in.
-        sentences: sentences with words, as the tokenizer reads them: strings, or lists of words.
-        characters: of each word of each sentence.
-    """
+    """A document: its text, its sentences as the tokenizer reads them, and the characters of each of their words."""
 
     text: str
     sentences: list[Any]
@@ -76,14 +70,14 @@ class ELMoCoreferencePipeline(ChunkPipeline):
         return [] if documents == [] else super().__call__(documents, **options)
 
     def _sanitize_parameters(self, **options: Any) -> tuple[dict, dict, dict]:
-        for_windows, for_clusters = sorted_options(options, ("max_words", "language", "genre"), ("singletons",))
         check_integers(options, max_words=1)
         if options.get("singletons") and not self.model.config.train_singletons:
             raise ValueError("`singletons` is True, but this model was not trained on mentions of their own; omit it.")
         genres = [*self.model.config.label2id] if self.model.config.num_genres else []
         if options.get("genre") not in (None, *genres):
             raise ValueError(f"`genre` is {options['genre']!r}; this model knows {', '.join(genres) or 'no genres'}.")
-        return for_windows, {}, for_clusters
+        for_clusters = {"singletons": options.pop("singletons")} if "singletons" in options else {}
+        return options, {}, for_clusters
 
     def preprocess(
         self, inputs: Any, max_words: int = 4000, language: str = "en", genre: str | None = None
@@ -122,31 +116,20 @@ class ELMoCoreferencePipeline(ChunkPipeline):
 
 
 def read_document(document: Any, tokenizer: Any, language: str) -> Document:
-    """The sentences of a text, a list of sentences, or a list of lists of words."""
+    """The sentences of a text, a list of sentences, or a list of lists of words. Those without words are left out."""
     if isinstance(document, str):
-        spans = split_sentences(document, language)
-        starts = [start for start, _ in spans]
-        return _read_sentences(document, [document[start:end] for start, end in spans], starts, tokenizer)
-    sentences = list(document) if isinstance(document, (list, tuple)) else []
-    if not sentences or not (all(isinstance(each, str) for each in sentences) or all(map(_is_words, sentences))):
-        raise ValueError(
-            f"The document is {document!r:.80}; pass a text, a list of sentences, or a list with the words of each "
-            "sentence, at least one."
-        )
-    texts = [sentence if isinstance(sentence, str) else join_words(sentence)[0] for sentence in sentences]
-    starts = list(accumulate((len(text) + 1 for text in texts[:-1]), initial=0))
-    return _read_sentences("\n".join(texts), sentences, starts, tokenizer)
-
-
-def _is_words(sentence: Any) -> bool:
-    is_list = isinstance(sentence, (list, tuple)) and len(sentence) > 0
-    return is_list and all(isinstance(word, str) and word for word in sentence)
-
-
-def _read_sentences(text: str, sentences: list[Any], starts: list[int], tokenizer: Any) -> Document:
-    """Finds the words of each sentence, which starts at a character of the text. Those without words are left out."""
+        text, spans = document, split_sentences(document, language)
+        sentences: list[Any] = [text[start:end] for start, end in spans]
+    else:
+        sentences = list(document) if isinstance(document, (list, tuple)) else []
+        if not sentences or not (all(isinstance(each, str) for each in sentences) or all(map(is_words, sentences))):
+            raise ValueError(
+                f"The document is {document!r:.80}; pass a text, a list of sentences, or a list with the words of each "
+                "sentence, at least one."
+            )
+        text, spans = join_words([each if isinstance(each, str) else " ".join(each) for each in sentences], "\n")
     kept, characters = [], []
-    for sentence, start in zip(sentences, starts, strict=True):
+    for sentence, (start, _) in zip(sentences, spans, strict=True):
         if isinstance(sentence, str):
             offsets = tokenizer(sentence, return_offsets_mapping=True, add_special_tokens=False)["offset_mapping"]
         else:
@@ -175,11 +158,7 @@ def split_sentences(text: str, language: str) -> list[tuple[int, int]]:
 def windows_of(lengths: list[int], max_words: int) -> Iterator[tuple[int, int, int]]:
     """Windows of sentences with at most `max_words` words, or with one longer sentence that no other window has.
 
-    Args:
-        lengths: number of words of each sentence.
-
-    Returns:
-        First sentence of each window, first sentence that the window before does not have, and end.
+    Yields the first sentence of each window, the first that the window before does not have, and the end.
     """
     before, end = [0, *accumulate(lengths)], 0  # number of words before each sentence
     while end < len(lengths):
@@ -191,12 +170,7 @@ def windows_of(lengths: list[int], max_words: int) -> Iterator[tuple[int, int, i
 
 
 def links_of(output: Any, first: int, begin: int) -> Links:
-    """The best antecedent of each kept span in the sentences that a window adds.
-
-    Args:
-        output: of the model, for one window.
-        first, begin: numbers in the document of the window's first sentence, and of the first that it adds.
-    """
+    """The best antecedent of each kept span in the sentences from `begin` on, of a window that starts at `first`."""
     spans = output.clusters[0, :, :3].cpu().numpy() + np.array([first, -1, -1])  # the first token is a marker
     best = output.antecedent_scores[0].argmax(-1, keepdim=True)
     linked = F.pad(output.antecedents[0], (1, 0), value=-1).gather(-1, best)[:, 0].tolist()

@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.utils.data import Dataset
 from transformers.pipelines.base import Pipeline
 
-from .pipeline_elmo import check_numbers, join_words, readable, sorted_options
+from .pipeline_elmo import check_numbers, is_words, join_words, readable
 
 PREDICATE_ROLES = ("V", "C-V")  # spans of the predicate itself, which are no arguments
 FIND = -1  # in place of the mark of a predicate: the model is to find it
@@ -27,15 +27,9 @@ MOST_TOKENS = 4096  # of the rows that are labelled at once, so that memory does
 
 @dataclass
 class PredicateTags:
-    """The BIO tags of a sentence for one of its predicates.
+    """The BIO tags of a sentence for one of its predicates, and their probabilities."""
 
-    Args:
-        predicate: index of the predicate's first word.
-        tags: a tag per word.
-        probabilities: the probability of each tag.
-    """
-
-    predicate: int
+    predicate: int  # index of its first word
     tags: list[str]
     probabilities: list[float]
 
@@ -63,7 +57,7 @@ class ELMoSemanticRolePipeline(Pipeline):
 
     def __call__(self, inputs: Any, predicates: Any = None, **options: Any) -> Any:
         has_words = {**self._preprocess_params, **options}.get("is_split_into_words", False)
-        if isinstance(inputs, str) or has_words and _is_sentence_of_words(inputs):
+        if isinstance(inputs, str) or has_words and is_words(inputs):
             return super().__call__([{"sentence": inputs, "predicates": predicates}], **options)[0]
         if not isinstance(inputs, (Iterable, Dataset)) or isinstance(inputs, Mapping):
             raise ValueError(f"Received {inputs!r:.80}; pass a sentence, a list of sentences, or a data set of them.")
@@ -74,14 +68,16 @@ class ELMoSemanticRolePipeline(Pipeline):
         return [] if sentences == [] else super().__call__(sentences, **options)
 
     def _sanitize_parameters(self, **options: Any) -> tuple[dict, dict, dict]:
-        (for_sentences,) = sorted_options(options, ("is_split_into_words",))
-        return for_sentences, {}, {}
+        return options, {}, {}
 
     def preprocess(self, example: Any, is_split_into_words: bool = False) -> dict[str, Any]:
         text, chosen = example, None
         if isinstance(example, dict) and example.keys() == {"sentence", "predicates"}:
             text, chosen = example["sentence"], example["predicates"]
-        _check_sentence(text, is_split_into_words)
+        if not (is_words(text) if is_split_into_words else isinstance(text, str)):
+            raise ValueError(
+                f"A sentence is {text!r:.80}; pass a text, or words, none empty, with is_split_into_words=True."
+            )
         if is_split_into_words:
             words = list(text)
             inputs = self.tokenizer([words], is_split_into_words=True, return_tensors="pt")
@@ -141,11 +137,7 @@ class ELMoSemanticRolePipeline(Pipeline):
 def labelled_sentence(
     text: str, words: Sequence[str], characters: Sequence[tuple[int, int]], predicates: Iterable[PredicateTags]
 ) -> dict[str, Any]:
-    """The words of a sentence, and for each predicate its word, description, tags and arguments.
-
-    Args:
-        characters: first character and end of each word in the text.
-    """
+    """The words of a sentence, and for each predicate its word, description, tags and arguments."""
     verbs = []
     for predicate in predicates:
         spans = role_spans(predicate.tags)
@@ -172,10 +164,6 @@ def role_spans(tags: Sequence[str]) -> list[tuple[str, int, int]]:
     return [(tags[first][2:], first, end) for first, end in pairwise([*starts, len(tags)])]
 
 
-def _is_sentence_of_words(inputs: Any) -> bool:
-    return isinstance(inputs, (list, tuple)) and all(isinstance(word, str) for word in inputs)
-
-
 def _with_predicates(sentences: Iterable[Any], predicates: Iterable[Any]) -> Iterator[dict[str, Any]]:
     """Each sentence with its predicates, `None` where the model is to find them."""
     if isinstance(sentences, Sized) and isinstance(predicates, Sized) and len(sentences) != len(predicates):
@@ -187,23 +175,11 @@ def _with_predicates(sentences: Iterable[Any], predicates: Iterable[Any]) -> Ite
         yield {"sentence": sentence, "predicates": chosen}
 
 
-def _check_sentence(sentence: Any, is_split_into_words: bool):
-    fits = isinstance(sentence, str)
-    if is_split_into_words:
-        fits = _is_sentence_of_words(sentence) and all(sentence)
-    if not fits:
-        raise ValueError(
-            f"A sentence is {sentence!r:.80}; pass a text, or a list of words, none empty, with "
-            "is_split_into_words=True."
-        )
-
-
 def _checked_predicates(predicates: Any, num_words: int) -> list[int] | None:
     if predicates is None:
         return None
-    is_list = isinstance(predicates, (list, tuple))
-    are_numbers = is_list and all(isinstance(word, Integral) and not isinstance(word, bool) for word in predicates)
-    if not are_numbers or not {*predicates} <= {*range(num_words)} or len({*predicates}) < len(predicates):
+    valid = isinstance(predicates, (list, tuple)) and all(isinstance(word, Integral) for word in predicates)
+    if not valid or not {*predicates} <= {*range(num_words)} or len({*predicates}) < len(predicates):
         raise ValueError(
             f"`predicates` of a sentence are {predicates!r:.80}; pass a list of different word indices from 0 to "
             f"{num_words - 1}, and for several sentences a list for each."

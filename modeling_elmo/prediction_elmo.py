@@ -31,14 +31,9 @@ class Prediction(NamedTuple):
 def score_texts(
     model: ELMoForPreTraining, tokenizer: ELMoTokenizer, texts: Iterable[str | Sequence[str]], batch_size: int = 32
 ) -> list[list[WordScore]]:
-    """Scores each word of each text in its context. Words outside the vocabulary are scored as `<UNK>`.
-
-    Args:
-        texts: raw texts, or lists of words.
-        batch_size: number of texts per batch.
-    """
+    """Scores each word of each text, or list of words, in its context. Unknown words are scored as `<UNK>`."""
     scores = []
-    for encoding, words in _encoded_batches(model, tokenizer, texts, batch_size):
+    for encoding, words in _encoded_batches(tokenizer, texts, batch_size):
         found = model.score(**encoding)
         rows = zip(words, found.forward_log_probs.tolist(), found.backward_log_probs.tolist(), strict=True)
         for text, forward, backward in rows:
@@ -56,15 +51,12 @@ def predict_texts(
     direction: str = "both",
     batch_size: int = 32,
 ) -> list[list[tuple[str, list[Prediction]]]]:
-    """The `top_k` most likely words at each word of each text, given only its context.
+    """The `top_k` most likely words at each word of each text, or list of words, given only its context.
 
-    Args:
-        texts: raw texts, or lists of words.
-        top_k, direction: as in `ELMoForPreTraining.predict_words`.
-        batch_size: number of texts per batch.
+    `top_k` and `direction` are those of `ELMoForPreTraining.predict_words`.
     """
     predictions = []
-    for encoding, words in _encoded_batches(model, tokenizer, texts, batch_size):
+    for encoding, words in _encoded_batches(tokenizer, texts, batch_size):
         found = model.predict_words(**encoding, top_k=top_k, direction=direction)
         for text, ids, log_probs in zip(words, found.word_ids.tolist(), found.log_probs.tolist(), strict=True):
             candidates = [
@@ -76,7 +68,7 @@ def predict_texts(
 
 
 def _encoded_batches(
-    model: ELMoForPreTraining, tokenizer: ELMoTokenizer, texts: Iterable[str | Sequence[str]], batch_size: int
+    tokenizer: ELMoTokenizer, texts: Iterable[str | Sequence[str]], batch_size: int
 ) -> Iterator[tuple[BatchEncoding, list[list[str]]]]:
     """Yields encoded batches, padded on the right, and the words of each text with the markers."""
     if batch_size < 1:

@@ -5,6 +5,7 @@ import tempfile
 
 import pytest
 import torch
+from hypothesis import settings
 
 # No network, and no files cached by another run or another worker. Set before huggingface_hub is imported, which
 # reads these variables once.
@@ -15,6 +16,9 @@ os.environ.pop("HF_MODULES_CACHE", None)
 if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")  # its kernels run on the CPU
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # the models are tiny, and pytest-xdist fills the cores
+
+settings.register_profile("no_deadline", deadline=None)
+settings.load_profile("no_deadline")
 
 
 def pytest_configure(config):
@@ -44,8 +48,8 @@ def warnings_of_transformers(caplog):
 
 
 @pytest.fixture
-def streams_of():
-    """A function of rows: all that transformers' pipelines read row by row, each with the list of rows read so far."""
+def check_streams():
+    """A function of a pipeline and rows: whether all that transformers' pipelines read row by row has these results."""
     from torch.utils.data import Dataset, IterableDataset, Subset
     from transformers.pipelines.pt_utils import KeyDataset  # after the environment above is set
 
@@ -74,4 +78,11 @@ def streams_of():
         source = Rows([{"row": row} for row in rows])
         return [*found, (KeyDataset(source, "row"), source.read)]
 
-    return streams
+    def check(pipe, rows, expected, **options):
+        for given, read in streams(rows):
+            found = iter(pipe(given, **options))
+            first = next(found)  # `iter` of the rest would begin anew
+            assert len(read) < len(rows)
+            assert [first, *(next(found) for _ in rows[1:])] == expected
+
+    return check

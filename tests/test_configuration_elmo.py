@@ -2,7 +2,6 @@
 
 import json
 import re
-from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -35,8 +34,8 @@ def test_presets_are_the_released_models(preset, hidden, projection, highways, p
     assert model.num_parameters() / 1e6 == pytest.approx(parameters, abs=0.05)
 
 
-def test_unknown_preset():
-    with pytest.raises(ValueError, match="no preset 'large'; pass one of tiny, small, medium, original"):
+def test_presets():
+    with pytest.raises(ValueError, match="'large'; pass one of tiny, small, medium, original"):
         ELMoConfig.from_preset("large")
     assert ELMoConfig.from_preset("tiny", dropout=0.3).dropout == 0.3 and "dropout" not in PRESETS["tiny"]
 
@@ -78,12 +77,6 @@ def test_every_saved_value_is_kept(tmp_path, architectures):
         assert {name: getattr(again, name) for name in CHANGED} == CHANGED
 
 
-def test_the_auto_map_belongs_to_its_config():
-    ELMoConfig().auto_map["AutoModel"] = "other.Model"
-    assert ELMoConfig().auto_map["AutoModel"] == "modeling_elmo.ELMoModel"
-    assert ELMoConfig(auto_map={"AutoModelForX": "a.B"}).auto_map["AutoModelForX"] == "a.B"
-
-
 def test_a_saved_folder_names_its_own_code(tmp_path):
     """Folders of the Hub may name a repository. Classes that are not ours keep their file."""
     given = {name: f"someone/elmo--{reference}" for name, reference in AUTO_MAP.items()}
@@ -91,70 +84,56 @@ def test_a_saved_folder_names_its_own_code(tmp_path):
     assert config.auto_map == given
     modeling_elmo.ELMoModel(config).save_pretrained(tmp_path)
     assert json.loads((tmp_path / "config.json").read_text())["auto_map"] == AUTO_MAP
+    assert ELMoConfig().auto_map == AUTO_MAP and all(
+        hasattr(modeling_elmo, name.split(".")[1]) for name in AUTO_MAP.values()
+    )
     mine = {"AutoModelForTokenClassification": "mine.MyTagger", "AutoModelForMaskedLM": "someone/elmo--other.Model"}
     assert ELMoConfig(auto_map=mine).auto_map == {**AUTO_MAP, **mine}
 
 
-def test_every_class_of_the_auto_map_exists():
-    for auto_class, reference in ELMoConfig().auto_map.items():
-        assert hasattr(modeling_elmo, reference.split(".")[1]), auto_class
-
-
-@pytest.mark.parametrize(
-    "name, meant",
-    [
-        ("cel_clip", "cell_clip"),
-        ("hidden_sizes", "hidden_size"),
-        *FIELD_OF_NAME.items(),
-    ],
-)
+@pytest.mark.parametrize("name, meant", [("cel_clip", "cell_clip"), *FIELD_OF_NAME.items()])
 def test_near_misses_are_refused(name, meant):
-    with pytest.raises(TypeError, match=f"no field `{name}`. Did you mean `{meant}`?"):
+    with pytest.raises(TypeError, match=f"`{name}`.*`{meant}`"):
         ELMoConfig(**{name: 1})
-
-
-@pytest.mark.parametrize("name", ["num_labels", "sep_token_id", "output_attentions", "my_own_note"])
-def test_other_names_pass(name):
-    assert getattr(ELMoConfig(**{name: 3}), name) == 3
+    assert ELMoConfig(my_own_note=3).my_own_note == 3  # as in other configurations
 
 
 WITHOUT_ELMO = [{"use_elmo": False}, {"elmo_placement": "output"}]  # at the input of a head's network
 
 
 @pytest.mark.parametrize(
-    "options, message",
+    "options, received",
     [
-        ({"hidden_size": 512}, "`hidden_size` is 512.*Pass `projection_size=256`"),
-        ({"hidden_size": "1024"}, "`hidden_size` is 1024"),
+        ({"hidden_size": 512}, "`hidden_size` is 512; pass 1024"),
         ({"projection_size": "512"}, "'projection_size' expected int, got str"),
         ({"num_hidden_layers": 0}, "`num_hidden_layers` is 0; pass an integer of at least 1"),
         ({"num_highway_layers": -1}, "`num_highway_layers` is -1; pass 0 or more"),
-        ({"auto_map": {"AutoModel": 3}}, "`auto_map` is {'AutoModel': 3}"),
-        ({"cell_clip": 0}, "`cell_clip` is 0; pass a positive bound, or None"),
+        ({"cell_clip": 0}, "`cell_clip` is 0"),
         ({"cell_clip": float("inf")}, "`cell_clip` is inf"),
-        ({"projection_clip": 10**400}, "`projection_clip` is 10+; pass a positive bound"),
-        ({"dropout": 1.0}, r"`dropout` is 1.0; pass a rate in \[0, 1\)"),
+        ({"projection_clip": 10**400}, "`projection_clip` is 10+; "),
+        ({"dropout": 1.0}, "`dropout` is 1.0"),
         ({"elmo_dropout": -0.1}, "`elmo_dropout` is -0.1"),
+        ({"char_embedding_size": 0}, "`char_embedding_size` is 0"),
         ({"char_cnn_filters": []}, r"`char_cnn_filters` is \[\]"),
         ({"char_cnn_filters": [[1, 4], [2]]}, r"`char_cnn_filters` is \[2\]"),
-        ({"task_char_cnn_filters": [[51, 4]]}, r"`task_char_cnn_filters` is \[51, 4\]; pass widths up to"),
+        ({"task_char_cnn_filters": [[51, 4]]}, r"`task_char_cnn_filters` is \[51, 4\]"),
         ({"max_word_length": 2}, "`max_word_length` is 2; pass 3 or more"),
-        ({"char_vocab_size": 0}, "`char_vocab_size` and `word_embedding_size` are both 0"),
-        ({"vocab_size": 3}, r"`unk_token_id` is 3; pass an id below `vocab_size` \(3\)"),
-        ({"bos_token_id": 2}, "Special words share an id"),
+        ({"char_vocab_size": 0}, r"`char_vocab_size, word_embedding_size` is \(0, 0\)"),
+        ({"vocab_size": 3}, r"'unk_token_id': 3.*`vocab_size` \(3\)"),
+        ({"bos_token_id": 2}, "'bos_token_id': 2, 'eos_token_id': 2"),
         ({"scalar_mix_mode": "best"}, "`scalar_mix_mode` is 'best'"),
         ({"scalar_mix_mode": 3}, "`scalar_mix_mode` is 3; pass .* from 0 to 2"),
         ({"adaptive_cutoffs": [20, 10], "vocab_size": 99}, r"`adaptive_cutoffs` is \[20, 10\]"),
         *(({name: "other"}, name) for name in ("char_cnn_activation", "scalar_mix_layer_norm", "softmax_type", "head")),
         *(({name: "other"}, name) for name in ("classifier", "elmo_placement")),
         *(({**without, "task_char_cnn_filters": []}, "`task_word_embedding_size`") for without in WITHOUT_ELMO),
-        ({"use_elmo": False, "char_vocab_size": 0, "word_embedding_size": 8}, "Pass `task_word_embedding_size`"),
-        ({"tie_word_embeddings": True}, "`char_vocab_size` is 262 and `softmax_type` 'full'"),
-        ({"tie_word_embeddings": True, "char_vocab_size": 0, "word_embedding_size": 8}, "`word_embedding_size` is 8"),
+        ({"use_elmo": False, "char_vocab_size": 0, "word_embedding_size": 8}, "`task_word_embedding_size`"),
+        ({"tie_word_embeddings": True}, "`tie_word_embeddings` .*'char_vocab_size': 262"),
+        ({"tie_word_embeddings": True, "char_vocab_size": 0, "word_embedding_size": 8}, "'word_embedding_size': 8"),
     ],
 )
-def test_bad_values_are_named(options, message):
-    with pytest.raises((ValueError, TypeError, StrictDataclassError), match=re.compile(message, re.DOTALL)):
+def test_bad_values_are_named(options, received):
+    with pytest.raises((ValueError, TypeError, StrictDataclassError), match=re.compile(received, re.DOTALL)):
         ELMoConfig(**options)
 
 
@@ -171,15 +150,6 @@ def test_a_bad_value_in_a_file_is_named_with_the_file(tmp_path, read, name, valu
         read(tmp_path)
 
 
-def test_files_of_the_wrong_structure(tmp_path):
-    ELMoConfig(elmo_placement="both").save_pretrained(tmp_path)
-    content = json.loads((tmp_path / "config.json").read_text())
-    for architectures in (True, [["ELMoModel"]]):  # as transformers, which reads no name from them
-        (tmp_path / "config.json").write_text(json.dumps({**content, "architectures": architectures}))
-        with suppress(StrictDataclassError):  # transformers 5.17 refuses them
-            assert ELMoConfig.from_pretrained(tmp_path).elmo_placement == "both"
-
-
 def test_assignment_is_checked_too():
     config = ELMoConfig.from_preset("tiny")
     config.num_hidden_layers = 0
@@ -187,17 +157,8 @@ def test_assignment_is_checked_too():
         modeling_elmo.ELMoModel(config)
     with pytest.raises(StrictDataclassError):
         config.dropout = "high"
-    with pytest.raises(ValueError, match="Pass `projection_size=50`"):
+    with pytest.raises(ValueError, match="`hidden_size` is 100"):
         config.hidden_size = 100
-
-
-def test_a_head_without_elmo_at_its_input_needs_words_or_characters():
-    for without in WITHOUT_ELMO:
-        assert ELMoConfig(**without).task_has_characters
-        assert not ELMoConfig(**without, task_char_cnn_filters=[], task_word_embedding_size=5).task_has_characters
-    word_level = {"char_vocab_size": 0, "word_embedding_size": 8, "task_word_embedding_size": 5}
-    assert not ELMoConfig(**word_level, use_elmo=False).task_has_characters
-    assert ELMoConfig(task_char_cnn_filters=((2, 3),)).task_char_cnn_filters == [[2, 3]]
 
 
 def test_every_field_is_read_somewhere():

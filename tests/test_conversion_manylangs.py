@@ -124,7 +124,7 @@ def test_ids_of_odd_words(source, converted):
 
 @settings(max_examples=100, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
-    words=st.lists(st.text(st.characters() | st.sampled_from("<bos>playNew ")) | st.sampled_from(ODD_WORDS), min_size=1)
+    words=st.lists(st.text(st.characters() | st.sampled_from("<bos>playNew ")) | st.sampled_from(ODD_WORDS), min_size=2)
 )
 def test_ids_of_any_words(converted, words):
     check_ids(BOTH, ELMoTokenizer.from_pretrained(converted(BOTH)), words)

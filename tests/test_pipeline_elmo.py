@@ -89,24 +89,18 @@ def test_batches_lists_and_ways_to_ask(pipe):
             assert [answer["answer"] for answer in answers] == [single["answer"], other["answer"]]
             assert [answer["score"] for answer in answers] == pytest.approx([single["score"], other["score"]], rel=1e-4)
     assert [len(answers) for answers in pipe(both, top_k=2)] == [2, 2]
-    shared = pipe(question=["Who?", "Where?"], context=CONTEXT)
-    assert len(shared) == 2 and {tuple(answer) for answer in shared} == {tuple(single)}
     columns = Dataset.from_list(both)
     assert pipe(question=columns["question"], context=columns["context"]) == pipe(columns) == pipe(both)
     assert pipe([]) == pipe(question=[], context=[]) == []
 
 
 @pytest.mark.parametrize("batch_size", [1, 2])
-def test_data_sets_are_read_row_by_row(pipe, streams_of, batch_size):
+def test_data_sets_are_read_row_by_row(pipe, check_streams, batch_size):
     rows = [
         {"question": word, "context": CONTEXT[start:], "id": start} for start, word in enumerate(["Who?", "a b"] * 3)
     ]
     expected = pipe(rows, batch_size=batch_size)
-    for given, read in streams_of(rows):
-        found = iter(pipe(given, batch_size=batch_size))
-        first = next(found)  # `iter` of the rest would begin anew
-        assert len(read) < len(rows)
-        assert [first, *(next(found) for _ in rows[1:])] == expected
+    check_streams(pipe, rows, expected, batch_size=batch_size)
     assert pipe(Dataset.from_list(rows), batch_size=batch_size) == expected
     with pytest.raises(ValueError, match="`question` is None in 'a b'"):
         list(pipe(iter(["a b"])))
@@ -116,14 +110,14 @@ def test_data_sets_are_read_row_by_row(pipe, streams_of, batch_size):
     "changes, shown",
     [
         ({"question": ""}, "`question` is ''"),
-        ({"context": 3}, "`context` is 3"),
         ({"context": None}, "question=.*context="),
-        ({"question": ["a", "b"], "context": ["c"]}, "2 questions and 1 contexts"),
+        ({"question": ["a", "b"]}, "question=.*context="),
+        ({"question": ["a", "b"], "context": ["c"]}, "`context` is None in .*'b'"),
         ({"top_k": None}, "`top_k` is None.*at least 1"),
         ({"doc_stride": -1}, "`doc_stride` is -1.*at least 0"),
         ({"question": "why " * 30, "max_seq_len": 30}, "max_length=30"),
         ({"context": "\x01\x02"}, "has no words"),
-        ({"topk": 2}, "topk; .*top_k, .*max_seq_len, doc_stride"),
+        ({"topk": 2}, "topk"),
     ],
 )
 def test_calls_that_are_refused(pipe, changes, shown):

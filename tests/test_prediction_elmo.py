@@ -57,8 +57,8 @@ def test_predictions_are_aligned_with_words(pair):
 
 def test_what_is_refused(pair):
     for function in (score_texts, predict_texts):
-        with pytest.raises(TypeError, match="must be a list, got str: 'the cat'; pass a list of texts, or of lists"):
+        with pytest.raises(TypeError, match="got str: 'the cat'"):
             function(*pair, "the cat")
-        with pytest.raises(ValueError, match="`batch_size` is 0; pass a number of at least 1"):
+        with pytest.raises(ValueError, match="`batch_size` is 0"):
             function(*pair, TEXTS, batch_size=0)
     assert score_texts(*pair, iter(TEXTS)) == score_texts(*pair, TEXTS)

@@ -220,7 +220,7 @@ class ELMoConfig(PreTrainedConfig):
     def __post_init__(self, **kwargs):
         self._refuse_near_misses(kwargs)
         hidden_size = kwargs.pop("hidden_size", None)
-        kwargs["auto_map"] = _whole_auto_map(kwargs.get("auto_map") or {})
+        kwargs["auto_map"] = {**AUTO_MAP, **(kwargs.get("auto_map") or {})}  # a copy: saving writes into it
         is_dtype = isinstance(self.dtype, torch.dtype) or isinstance(getattr(torch, str(self.dtype), None), torch.dtype)
         _check(self.dtype is None or is_dtype, "dtype", self.dtype, "the name of a dtype of torch, such as 'float32'")
         super().__post_init__(**kwargs)
@@ -268,10 +268,7 @@ class ELMoConfig(PreTrainedConfig):
     @hidden_size.setter
     def hidden_size(self, value: int):
         if value != 2 * self.projection_size:
-            advice = f"Pass `projection_size={value / 2:g}` instead." if isinstance(value, (int, float)) else "Omit it."
-            raise ValueError(
-                f"`hidden_size` is {value}, but must be twice `projection_size` ({self.projection_size}). {advice}"
-            )
+            raise ValueError(f"`hidden_size` is {value!r}; pass {2 * self.projection_size}, twice `projection_size`.")
 
     @property
     def num_features(self) -> int:
@@ -326,24 +323,19 @@ class ELMoConfig(PreTrainedConfig):
 
     def validate_sizes(self):
         """Checks that every size, clip and rate is in its range."""
+        sizes = "projection_size lstm_hidden_size num_hidden_layers vocab_size num_sampled "
+        sizes += "max_span_width max_antecedents task_hidden_size task_num_layers task_char_embedding_size"
+        counts = "char_vocab_size num_highway_layers word_embedding_size vocabulary_cache_size scalar_mix_l2 "
+        counts += "task_word_embedding_size num_genres"
+        rates, bounds = "dropout elmo_dropout task_dropout lexical_dropout", "cell_clip projection_clip spans_per_word"
         largest = sys.float_info.max
         for names, is_valid, expected in (
-            (
-                "projection_size lstm_hidden_size num_hidden_layers vocab_size num_sampled max_span_width "
-                "max_antecedents task_hidden_size task_num_layers task_char_embedding_size",
-                lambda value: value >= 1,
-                "an integer of at least 1",
-            ),
-            (
-                "char_vocab_size num_highway_layers word_embedding_size vocabulary_cache_size scalar_mix_l2 "
-                "task_word_embedding_size num_genres",
-                lambda value: value >= 0,
-                "0 or more",
-            ),
+            (sizes, lambda value: value >= 1, "an integer of at least 1"),
+            ("max_word_length", lambda value: value >= 3, "3 or more (two are markers)"),
+            (counts, lambda value: value >= 0, "0 or more"),
             ("forget_bias scalar_mix_l2", lambda value: abs(value) <= largest, "a finite number"),
-            ("dropout elmo_dropout task_dropout lexical_dropout", lambda value: 0 <= value < 1, "a rate in [0, 1)"),
-            ("cell_clip projection_clip", lambda value: 0 < value <= largest, "a positive bound, or None for no bound"),
-            ("spans_per_word", lambda value: 0 < value <= largest, "a positive number"),
+            (rates, lambda value: 0 <= value < 1, "a rate in [0, 1)"),
+            (bounds, lambda value: 0 < value <= largest, "a positive number (of a clip, None is no bound)"),
         ):
             for name in names.split():
                 value = getattr(self, name)  # `None`, where the type allows it, has no range
@@ -351,74 +343,48 @@ class ELMoConfig(PreTrainedConfig):
 
     def validate_token_encoder(self):
         """Checks that a word has characters, a vector, or both, and that the filters fit into it."""
-        if not self.char_vocab_size and not self.word_embedding_size:
-            raise ValueError(
-                "`char_vocab_size` and `word_embedding_size` are both 0: the model would read nothing. Pass "
-                "`char_vocab_size=262` for UTF-8 characters or `word_embedding_size` for a word-level model."
-            )
+        sizes = (self.char_vocab_size, self.word_embedding_size)
+        names = "char_vocab_size, word_embedding_size"
+        _check(any(sizes), names, sizes, "262 for UTF-8 characters, or the width of word vectors")
         if not self.char_vocab_size:
             return
         _check(self.char_embedding_size >= 1, "char_embedding_size", self.char_embedding_size, "1 or more")
-        _check(self.max_word_length >= 3, "max_word_length", self.max_word_length, "3 or more (two are markers)")
         _check(bool(self.char_cnn_filters), "char_cnn_filters", self.char_cnn_filters, "at least one [width, number]")
-        self._check_filters("char_cnn_filters")
-        self._check_filters("task_char_cnn_filters")
+        for name in ("char_cnn_filters", "task_char_cnn_filters"):
+            for item in getattr(self, name):
+                valid = isinstance(item, list) and len(item) == 2 and all(type(n) is int and n > 0 for n in item)
+                valid = valid and item[0] <= self.max_word_length
+                _check(valid, name, item, "pairs [width, number] of positive integers, widths up to `max_word_length`")
 
-    def _check_filters(self, name: str):
-        for item in getattr(self, name):
-            valid = isinstance(item, list) and len(item) == 2 and all(type(n) is int and n > 0 for n in item)
-            _check(valid, name, item, "pairs [width, number] of positive integers")
-            _check(item[0] <= self.max_word_length, name, item, "widths up to `max_word_length`")
-
-    def validate_tied_table(self):
-        """Checks that the softmax can be the table of the word vectors, if it should."""
-        if self.tie_word_embeddings and (self.char_vocab_size or self.softmax_type == "adaptive"):
-            raise ValueError(
-                "`tie_word_embeddings` needs a word-level model with a full or sampled softmax, but `char_vocab_size` "
-                f"is {self.char_vocab_size} and `softmax_type` {self.softmax_type!r}."
-            )
-        if self.tie_word_embeddings and self.word_embedding_size != self.projection_size:
-            raise ValueError(
-                f"`tie_word_embeddings` needs word vectors of the softmax's width {self.projection_size}; "
-                f"`word_embedding_size` is {self.word_embedding_size}."
-            )
-
-    def validate_special_tokens(self):
-        """Checks that the four special words have different ids in the vocabulary."""
-        names = ("pad_token_id", "bos_token_id", "eos_token_id", "unk_token_id")
-        ids = {name: getattr(self, name) for name in names}
-        for name, value in ids.items():
-            _check(0 <= value < self.vocab_size, name, value, f"an id below `vocab_size` ({self.vocab_size})")
-        if len(set(ids.values())) < len(ids):
-            raise ValueError(f"Special words share an id: {ids}. Pass a different id for each.")
+    def validate_words(self):
+        """Checks the ids of the four special words, and that the softmax can be the table of the word vectors."""
+        ids = {name: getattr(self, name) for name in ("pad_token_id", "bos_token_id", "eos_token_id", "unk_token_id")}
+        valid = len(set(ids.values())) == len(ids) and all(0 <= value < self.vocab_size for value in ids.values())
+        _check(valid, "*_token_id", ids, f"different ids below `vocab_size` ({self.vocab_size})")
+        names = ("char_vocab_size", "softmax_type", "word_embedding_size", "projection_size")
+        values = {name: getattr(self, name) for name in names}
+        fits = not self.char_vocab_size and self.softmax_type != "adaptive"
+        fits = fits and self.word_embedding_size == self.projection_size
+        expected = "it with a word-level model, whose word vectors are as wide as its full or sampled softmax, not with"
+        _check(fits or not self.tie_word_embeddings, "tie_word_embeddings", True, f"{expected} {values}")
 
     def validate_head(self):
         """Checks that a head's network has something to read."""
         reads_elmo = self.use_elmo and self.elmo_placement not in ("between", "output")
-        if not (reads_elmo or self.task_word_embedding_size or self.task_has_characters):
-            raise ValueError(
-                "Without ELMo at its input, a head's network reads its own word vectors or characters, but it has "
-                "neither. Pass `task_word_embedding_size` or `task_char_cnn_filters`."
-            )
+        reads = reads_elmo or self.task_word_embedding_size or self.task_has_characters
+        expected = "`task_word_embedding_size` or `task_char_cnn_filters`, because no ELMo is at the head's input"
+        _check(bool(reads), "use_elmo, elmo_placement", (self.use_elmo, self.elmo_placement), expected)
 
-    def validate_tasks(self):
+    def validate_layers(self):
         """Checks that the mix names an existing layer, and that the cutoffs of the adaptive softmax ascend."""
         mode, layers = self.scalar_mix_mode, self.num_hidden_layers
         valid = mode in ("learned", "average", "top") if isinstance(mode, str) else 0 <= mode <= layers
         _check(valid, "scalar_mix_mode", mode, f"'learned', 'average', 'top' or a layer number from 0 to {layers}")
-        cutoffs = self.adaptive_cutoffs
+        cutoffs, words = self.adaptive_cutoffs, self.vocab_size - 1  # without <PAD>
         if cutoffs is not None:
-            ascending = all(isinstance(cut, int) for cut in cutoffs) and sorted({*cutoffs}) == cutoffs
-            words = self.vocab_size - 1  # without <PAD>
-            valid = bool(cutoffs) and ascending and cutoffs[0] > 0 and cutoffs[-1] < words
+            valid = bool(cutoffs) and all(isinstance(cut, int) for cut in cutoffs) and sorted({*cutoffs}) == cutoffs
+            valid = valid and cutoffs[0] > 0 and cutoffs[-1] < words
             _check(valid, "adaptive_cutoffs", cutoffs, f"ascending integers between 0 and `vocab_size - 1` ({words})")
-
-
-def _whole_auto_map(given: dict[str, str]) -> dict[str, str]:
-    """The Auto map of a configuration, as a copy, because saving writes into it. Given entries stay."""
-    valid = isinstance(given, dict) and all(isinstance(given.get(name, ""), str) for name in AUTO_MAP)
-    _check(valid, "auto_map", given, "a dictionary from Auto classes to `FILE.CLASS`")
-    return {**AUTO_MAP, **given}
 
 
 def _check(valid: bool, field: str, value: Any, expected: str):

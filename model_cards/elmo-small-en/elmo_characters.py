@@ -4,9 +4,11 @@ A row is `begin, characters, end, padding, ...` of width `max_word_length`. The 
 every other id is one higher than in the numbering of the original. Shape suffixes: N words, W max_word_length.
 """
 
+import math
 import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import cache
 from itertools import accumulate, chain
 from numbers import Integral
 from os import PathLike
@@ -57,8 +59,8 @@ class Utf8Alphabet:
 
     def decode(self, ids: np.ndarray) -> str:
         """The text of byte ids, without a last character that is incomplete."""
-        if ids.size and ids.max() > 256:
-            raise ValueError(f"The character ids {ids.tolist()} have a marker inside a word; bytes have 1 to 256.")
+        if ids.size and not 1 <= ids.min() <= ids.max() <= 256:
+            raise ValueError(f"The character ids {ids.tolist()} are not those of bytes, 1 to 256.")
         return bytes((ids - 1).tolist()).decode("utf-8", "ignore")
 
 
@@ -66,10 +68,8 @@ class LexiconAlphabet:
     """A dictionary of code points, as in ELMoForManyLangs.
 
     Args:
-        lexicon (`Mapping[str, int]`):
-            Ids of all characters, of `<bos>`, `<eos>`, `<oov>`, `<pad>` and of the two entries below.
-        begin_of_word, end_of_word (`str`):
-            The entries that begin and end a word. Models of ELMoForManyLangs have them swapped.
+        lexicon: ids of all characters, of `<bos>`, `<eos>`, `<oov>`, `<pad>` and of the two entries below.
+        begin_of_word, end_of_word: the entries that begin and end a word.
     """
 
     markers = ("<bos>", "<eos>")
@@ -103,17 +103,19 @@ def checked_lexicon(lexicon: Any, required: Iterable[str]) -> Mapping[str, int]:
     """Refuses a wrong character lexicon, before a wrong id reaches an embedding."""
     if not isinstance(lexicon, Mapping) or not lexicon:
         raise ValueError(
-            f'alphabet="lexicon" needs `lexicon`, a dictionary from characters to ids; got {lexicon!r:.80}. '
-            'Pass ELMoTokenizer(alphabet="lexicon", lexicon={"<bos>": 0, "<eos>": 1, ..., "a": 6}).'
+            'Pass ELMoTokenizer(alphabet="lexicon", lexicon={"<bos>": 0, "<eos>": 1, ..., "a": 6}), a dictionary from '
+            f"characters to ids; got {lexicon!r:.80}."
         )
     missing = [name for name in required if name not in [*lexicon]]  # a name may be of any type
     if missing:
         raise ValueError(f"`lexicon` lacks the entries {missing}; add them with their ids.")
-    wrong = {key: value for key, value in lexicon.items() if type(value) is not int or not 0 <= value <= MAX_ID}
-    if wrong:
-        raise ValueError(f"ids in `lexicon` must be integers from 0 to {MAX_ID}; got {dict(list(wrong.items())[:5])}.")
-    if len(set(lexicon.values())) < len(lexicon):
-        raise ValueError(f"`lexicon` gives {len(lexicon)} entries only {len(set(lexicon.values()))} different ids.")
+    seen: set[int] = set()
+    for key, value in lexicon.items():
+        if type(value) is not int or not 0 <= value <= MAX_ID or value in seen:
+            raise ValueError(
+                f"ids in `lexicon` must be different integers from 0 to {MAX_ID}; got {value!r} for {key!r}."
+            )
+        seen.add(value)
     return lexicon
 
 
@@ -123,13 +125,27 @@ def build_alphabet(alphabet: str, max_word_length: int, lexicon: Mapping[str, in
             f"max_word_length={max_word_length!r}: a word needs at least {MIN_WORD_LENGTH} positions (begin, one "
             f"character, end) and may have {MAX_WORD_LENGTH}. The published models use 50."
         )
-    if alphabet == "utf8":
-        if lexicon is not None:
-            raise ValueError('alphabet="utf8" has no `lexicon`; pass alphabet="lexicon" to use it.')
-        return Utf8Alphabet()
     if alphabet == "lexicon":
         return LexiconAlphabet(lexicon, begin, end)
-    raise ValueError(f'alphabet={alphabet!r} is unknown; pass "utf8" or "lexicon".')
+    if alphabet != "utf8" or lexicon is not None:
+        raise ValueError(f'alphabet={alphabet!r}, lexicon={lexicon!r:.80}: pass "utf8", or "lexicon" and a `lexicon`.')
+    return Utf8Alphabet()
+
+
+class Memory(dict):
+    """The values of a function, computed once; all are forgotten when it is full. It never remembers long words."""
+
+    def __init__(self, function: Callable, max_size: int = 2**17):
+        self.function = function
+        self.max_size = max_size
+
+    def __missing__(self, key):
+        value = self.function(key)
+        if len(key if isinstance(key, str) else key[0]) <= LONGEST_REMEMBERED:
+            if len(self) >= self.max_size:
+                self.clear()
+            self[key] = value
+        return value
 
 
 class WordTable:
@@ -140,11 +156,9 @@ class WordTable:
     `max_words` words. Each occurrence of a very long word has a row of its own, so that the table does not remember it.
 
     Args:
-        alphabet (`Utf8Alphabet` or `LexiconAlphabet`): Turns a word into characters.
-        id_of_word (`Callable[[str], int]`): The id of a word.
-        max_word_length (`int`): Width of a row; a longer word is cut.
-        literal_markers (`bool`): Whether the markers that the alphabet names are markers as words, or spelled out.
-        cut_before_lookup (`bool`): Whether a longer word is its first characters, also for its id.
+        max_word_length: width of a row; a longer word is cut.
+        literal_markers: whether the markers that the alphabet names are markers as words, or spelled out.
+        cut_before_lookup: whether a longer word is its first characters, also for its id.
     """
 
     def __init__(
@@ -167,7 +181,7 @@ class WordTable:
 
     def clear(self) -> None:
         """Removes all words, which invalidates all row numbers."""
-        self._row_of_word = _RowOfWord(self)
+        self._row_of_word = Memory(self.add, max_size=sys.maxsize)  # `rows` clears it
         self._row_of_word.update(self.marker_rows)
         self._num_rows = len(SPECIAL_WORDS)
         self._ids_N = np.arange(1024)
@@ -228,11 +242,7 @@ class WordTable:
             raise
 
     def input_ids(self, rows: np.ndarray) -> np.ndarray:
-        """
-        Shape:
-            rows: (...)
-            result: (...)
-        """
+        """The ids of rows, in the same shape."""
         return self._ids_N[rows]
 
     def character_ids(self, rows: np.ndarray, trim: bool = False) -> np.ndarray:
@@ -271,11 +281,6 @@ class WordTable:
         Shape:
             character_ids: (N, at most W)
         """
-        if character_ids.size and not 0 <= character_ids.min() <= character_ids.max() < self.alphabet.size:
-            raise ValueError(
-                f"Character ids from {character_ids.min()} to {character_ids.max()} are out of range; "
-                f"this alphabet has the ids 0 to {self.alphabet.size - 1}."
-            )
         words = [self._decode_row(row) for row in character_ids if row.any()]
         return [word for word, is_marker in words if not (is_marker and skip_markers)]
 
@@ -293,19 +298,6 @@ class WordTable:
         return self.alphabet.decode(ids), False
 
 
-class _RowOfWord(dict):
-    """Row numbers by word. A new word is added on its first lookup."""
-
-    def __init__(self, table: WordTable):
-        self._table = table
-
-    def __missing__(self, word: str) -> int:
-        row = self._table.add(word)
-        if len(word) <= LONGEST_REMEMBERED:
-            self[word] = row
-        return row
-
-
 def check_strings(words: Sequence) -> None:
     for word in words:
         if not isinstance(word, str):
@@ -318,7 +310,7 @@ def read_vocabulary(path: str | PathLike) -> tuple[list[str], list[int]]:
     The special words may be on any line. `<PAD>` is added if missing; `!!!MAXTERMID` and blank lines are skipped.
 
     Returns:
-        `tuple[list[str], list[int]]`: the words in the order of their ids, and the line number (from 0) of each word,
+        The words in the order of their ids, and the line number (from 0) of each word,
         -1 for an added one. A softmax `old` with one row per line becomes `new[i] = old[line_numbers[i]]`, with zeros
         where `line_numbers[i]` is -1.
     """
@@ -328,30 +320,9 @@ def read_vocabulary(path: str | PathLike) -> tuple[list[str], list[int]]:
 def vocabulary_lines(path: str | PathLike) -> list[str]:
     with open(path, encoding="utf-8-sig", newline="\n") as file:
         try:
-            lines = [line.strip() for line in file]  # stripped, as bilm-tf reads it
+            return [line.strip() for line in file]  # stripped, as bilm-tf reads it
         except UnicodeDecodeError as error:
             raise ValueError(f"{path} is not UTF-8 text: {error}. Convert the vocabulary to UTF-8.") from error
-    check_white_space(lines, str(path), is_file=True)
-    return lines
-
-
-def check_white_space(words: Sequence[str], source: str, is_file: bool = False) -> None:
-    """Refuses a file whose words all have white space inside, and warns of one with some, or of a list with all.
-
-    Raw text has no such words. Given words may be such, in some languages.
-    """
-    lines = {number: word for number, word in enumerate(words, start=1) if word not in NO_TEXT_WORDS}
-    spaced = [number for number, word in lines.items() if len(word.split()) > 1]
-    are_all = 1 < len(spaced) == len(lines)
-    if not (spaced and is_file or are_all):
-        return
-    message = (
-        f"{source} has white space inside {len(spaced)} of {len(lines)} words, first {lines[spaced[0]]!r:.80} in line "
-        f"{spaced[0]}. Raw text has no such words; write one word per line, without its count."
-    )
-    if is_file and are_all:
-        raise ValueError(message)
-    logger.warning(message)
 
 
 def order_vocabulary(lines: Sequence[str], source: str = "the vocabulary") -> tuple[list[str], list[int]]:
@@ -371,6 +342,12 @@ def order_vocabulary(lines: Sequence[str], source: str = "the vocabulary") -> tu
     special_rows = [line_of_word.pop(word, -1) for word in SPECIAL_WORDS]
     for no_word in (MAX_TERM_WORD, ""):
         line_of_word.pop(no_word, None)
+    if len(line_of_word) > 1 and all(len(word.split()) > 1 for word in line_of_word):
+        word, number = next(iter(line_of_word.items()))
+        raise ValueError(
+            f"All words of {source} have white space inside, first {word!r:.80} in line {number + 1}. Raw text has no "
+            "such words; write one word per line, without its count."
+        )
     return [*SPECIAL_WORDS, *line_of_word], [*special_rows, *line_of_word.values()]
 
 
@@ -404,10 +381,7 @@ def as_batch(text, text_pair, is_split_into_words: bool) -> tuple[list[tuple], b
     elif text_pair is None:
         batch = [tuple(item) if _is_pair(item, unit) else (item,) for item in text]
     elif not isinstance(text_pair, (list, tuple)) or len(text_pair) != len(text):
-        raise ValueError(
-            f"A batch of {len(text)} texts needs a `text_pair` of the same length; got {type(text_pair).__name__}"
-            f"{f' of length {len(text_pair)}' if isinstance(text_pair, (list, tuple)) else ''}."
-        )
+        raise ValueError(f"A batch of {len(text)} texts needs a list of as many as `text_pair`; got {text_pair!r:.80}.")
     else:
         batch = list(zip(text, text_pair, strict=True))
     for part in chain.from_iterable(batch):
@@ -420,11 +394,7 @@ def as_batch(text, text_pair, is_split_into_words: bool) -> tuple[list[tuple], b
 
 
 def checked_sentences(sentences: Iterable[str | Sequence[str]]) -> Iterator[str | list[str]]:
-    """Yields each text, or list of words.
-
-    Raises:
-        TypeError: the sentences are one text or a table, or a sentence is neither a text nor a list of words.
-    """
+    """Yields each text, or list of words. All else is a `TypeError`: one text, a table, other sentences."""
     advice = "pass a list of texts, or of lists of words."
     is_table = isinstance(sentences, Mapping) or hasattr(sentences, "columns")
     if is_table or isinstance(sentences, (str, bytes)) or not isinstance(sentences, Iterable):
@@ -451,25 +421,17 @@ def checked_max_length(
     pad_to_multiple_of: int | None = None,
     **_,
 ) -> int | None:
-    """`max_length` of a call, no larger than the backend can count: `model_max_length` is 10^30 if there is none.
-
-    Raises:
-        ValueError: a number of tokens is not an integer, is negative, or would pad a text without end.
-    """
-    for name, value in {"max_length": max_length, "stride": stride, "pad_to_multiple_of": pad_to_multiple_of}.items():
+    """`max_length` of a call, no larger than the backend can count: `model_max_length` is 10^30 if there is none."""
+    most = MAX_PADDED if padding_strategy == PaddingStrategy.MAX_LENGTH else math.inf
+    for name, value, bound in (
+        ("max_length", max_length, most),
+        ("stride", stride, math.inf),
+        ("pad_to_multiple_of", pad_to_multiple_of, MAX_PADDED),
+    ):
         is_default = value is None and name != "stride"
-        if not is_default and (not isinstance(value, Integral) or value < 0):
-            raise ValueError(f"`{name}` is {value!r}; pass an integer of at least 0.")
-    most = max(pad_to_multiple_of or 0, (max_length or 0) if padding_strategy == PaddingStrategy.MAX_LENGTH else 0)
-    if most > MAX_PADDED:
-        raise ValueError(f"Each text would be padded to {most} tokens; pass at most {MAX_PADDED}.")
+        if not is_default and (not isinstance(value, Integral) or not 0 <= value <= bound):
+            raise ValueError(f"`{name}` is {value!r}; pass an integer from 0 to {bound}.")
     return None if max_length is None else min(max_length, sys.maxsize)
-
-
-def checked_side(name: str, side: str) -> str:
-    if side not in ("left", "right"):
-        raise ValueError(f'{name}={side!r}; pass "left" or "right".')
-    return side
 
 
 def needs_backend(
@@ -487,42 +449,28 @@ def needs_backend(
     """Whether the backend must encode texts of `lengths` words, because numpy cannot. The options are those of a call.
 
     Raises:
-        ValueError: `max_length` or `stride` does not fit a text, or only the second text may be cut and there is none.
+        ValueError: `max_length` leaves a text that is cut no more words than `stride`.
     """
-    markers = 2 if add_special_tokens else 0
-    is_cut = False
+    kept = []  # words of each text that is cut
     if truncation_strategy != TruncationStrategy.DO_NOT_TRUNCATE and max_length is not None:
-        if 0 < stride >= max_length - 2:  # the backend always counts the markers of one text
-            raise ValueError(_too_short(max_length, max_length - 2, stride))
-        for parts in lengths:
-            room = max_length - markers * len(parts)
-            if sum(parts) <= room:
-                continue
-            is_cut = True
-            kept = _words_kept(parts, truncation_strategy, room)
-            # The backend panics, raises a bare exception or returns texts that are too long.
-            is_emptied = room > 0 and truncation_strategy != TruncationStrategy.LONGEST_FIRST
-            if kept < 0 or 0 < stride >= kept or (kept == 0 and (is_emptied or return_overflowing_tokens)):
-                raise ValueError(_too_short(max_length, kept, stride))
-    return is_cut or return_overflowing_tokens or return_special_tokens_mask or return_offsets_mapping or return_length
+        rooms = [max_length - 2 * len(parts) * add_special_tokens for parts in lengths]
+        cut = [(parts, room) for parts, room in zip(lengths, rooms, strict=True) if sum(parts) > room]
+        kept = [room - _words_beside(parts, truncation_strategy, room) for parts, room in cut]
+        kept += [max_length - 2] * (stride > 0)  # the backend always counts the markers of one text
+    if kept and min(kept) <= stride:  # the backend panics, raises a bare exception or returns texts that are too long
+        raise ValueError(
+            f"max_length={max_length} and truncation={truncation_strategy.value!r} leave {max(min(kept), 0)} words, "
+            f"which must be more than stride={stride}; pass a larger max_length or a smaller stride."
+        )
+    needs_encodings = return_overflowing_tokens or return_special_tokens_mask or return_offsets_mapping
+    return bool(kept) or needs_encodings or return_length
 
 
-def _words_kept(parts: list[int], strategy: TruncationStrategy, room: int) -> int:
-    """Number of words that the backend keeps of a text that is cut, or of the shorter one if both texts are."""
-    if len(parts) == 1:
-        if strategy == TruncationStrategy.ONLY_SECOND:
-            raise ValueError("truncation='only_second' needs a second text; pass `text_pair`, or truncation=True.")
-        return room
-    if strategy != TruncationStrategy.LONGEST_FIRST:
-        return room - parts[strategy == TruncationStrategy.ONLY_FIRST]
-    return max(room - min(parts), room // 2)
-
-
-def _too_short(max_length: int, kept: int, stride: int) -> str:
-    return (
-        f"max_length={max_length} leaves {max(kept, 0)} words of a text beside its markers, which must be more than "
-        f"stride={stride}; pass a larger max_length or a smaller stride."
-    )
+def _words_beside(parts: list[int], strategy: TruncationStrategy, room: int) -> int:
+    """Words of the part that is not cut, or of the longer one if both are cut. `"only_second"` needs two parts."""
+    if strategy == TruncationStrategy.LONGEST_FIRST:
+        return min(*parts, -(-room // 2)) if len(parts) == 2 else 0
+    return sum(parts[1:]) if strategy == TruncationStrategy.ONLY_FIRST else parts[0]
 
 
 def positions_of_tokens(encoded: BatchEncoding, lengths: list[list[int]]) -> list[list[int]]:
@@ -539,33 +487,18 @@ def positions_of_tokens(encoded: BatchEncoding, lengths: list[list[int]]) -> lis
     ]
 
 
-def padded_lengths(
-    lengths_B: np.ndarray, strategy: PaddingStrategy, max_length: int | None, multiple: int | None
-) -> np.ndarray:
-    """The number of tokens of each text with its padding."""
-    if strategy == PaddingStrategy.DO_NOT_PAD:
-        return lengths_B
-    target = max_length if strategy == PaddingStrategy.MAX_LENGTH and max_length is not None else int(lengths_B.max())
-    if multiple:
-        target = -(-target // multiple) * multiple
-    return np.maximum(lengths_B, target)
-
-
 class LazyEncodings(Sequence):
     """The backend's encodings of a batch (`word_ids`, `char_to_token`, ...), computed on first use."""
 
     def __init__(self, length: int, encode: Callable[[], list[Encoding]]):
         self.length = length
-        self.encode = encode
-        self.encodings: list[Encoding] | None = None
+        self.encode = cache(encode)
 
     def __len__(self) -> int:
         return self.length
 
     def __getitem__(self, index):
-        if self.encodings is None:
-            self.encodings = self.encode()
-        return self.encodings[index]
+        return self.encode()[index]
 
     def __reduce__(self):
         return list, (list(self),)

@@ -14,7 +14,7 @@ from typing import Any
 
 from tokenizers import NormalizedString, PreTokenizedString, Regex, pre_tokenizers
 
-from .elmo_characters import LONGEST_REMEMBERED
+from .elmo_characters import Memory
 
 WHITE_SPACE = r"[\s\x1c-\x1f]+"  # in Rust, the white space of `str.split`
 
@@ -133,28 +133,12 @@ def _substitute(rules, text: str) -> str:
     return text
 
 
-class WordsOfChunks(dict):
-    """The words of chunks, computed once; all are forgotten when it is full. It never remembers long chunks.
-
-    A key has the arguments of `words_of_chunk`, or is a chunk without periods between two others, the most frequent
-    case.
-    """
-
-    def __init__(self, words_of_chunk: Callable, max_chunks: int = 2**17):
-        self.words_of_chunk = words_of_chunk
-        self.max_chunks = max_chunks
-
-    def __missing__(self, key: str | tuple[str, bool, str]) -> tuple[str, ...]:
-        chunk, is_first, following = (key, False, "#") if isinstance(key, str) else key
-        words = self.words_of_chunk(chunk, is_first, following)
-        if len(chunk) <= LONGEST_REMEMBERED:
-            if len(self) >= self.max_chunks:
-                self.clear()
-            self[key] = words
-        return words
+def _memory(words_of_chunk: Callable) -> Memory:
+    """A key has all arguments, or is a chunk without periods between two others, the most frequent case."""
+    return Memory(lambda key: words_of_chunk(*((key, False, "#") if isinstance(key, str) else key)))
 
 
-WORDS_OF_CHUNK = {"moses": WordsOfChunks(moses_words), "treebank": WordsOfChunks(treebank_words)}
+WORDS_OF_CHUNK = {"moses": _memory(moses_words), "treebank": _memory(treebank_words)}
 PRE_TOKENIZATIONS = (*WORDS_OF_CHUNK, "whitespace")
 
 
@@ -162,9 +146,8 @@ class TextSplitter:
     """Splits raw text into words: in Python (`words`) and, with equal results, in the Rust library (`pre_tokenizer`).
 
     Args:
-        pre_tokenization (`str`): `"moses"`, `"treebank"` or `"whitespace"`.
-        added (`Iterable[str]`, *optional*): Tokens that are words wherever the text has them, unless a letter or digit
-            of theirs continues a word of the text.
+        added: tokens that are words wherever the text has them, unless a letter or digit of theirs continues a word of
+            the text.
     """
 
     def __init__(self, pre_tokenization: str, added: Iterable[str] = ()):

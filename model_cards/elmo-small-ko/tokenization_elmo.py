@@ -40,13 +40,10 @@ from .elmo_characters import (
     as_batch,
     build_alphabet,
     check_strings,
-    check_white_space,
     checked_max_length,
-    checked_side,
     most_frequent_words,
     needs_backend,
     order_vocabulary,
-    padded_lengths,
     positions_of_tokens,
     read_vocabulary,
 )
@@ -56,50 +53,31 @@ logger = logging.get_logger(__name__)
 
 SPECIAL_TOKENS = dict(zip(("pad_token", "bos_token", "eos_token", "unk_token"), SPECIAL_WORDS, strict=True))
 FIXED_SETTINGS = SPECIAL_TOKENS | {f"{name}_id": index for index, name in enumerate(SPECIAL_TOKENS)}
+CALLS = threading.RLock()
 DISGUISE = "\U0010fffc"  # a private-use character, which texts do not contain
 
-NO_SPECIAL_WORDS_IN_TEXT = (
-    "split_special_tokens=False is not supported: special words in a text are spelled out. "
-    "To read `<S>` and `</S>` as markers, use ELMoTokenizer(literal_markers=True)."
-)
 NOT_NFC = (
     "The text has unknown words that are not in Unicode's form NFC, such as Korean syllables or accented letters in "
     'parts. Models that were trained on NFC do not know them; pass unicodedata.normalize("NFC", text).'
 )
-# Usual options of other tokenizers with the only value that this one respects, and what to do instead.
-FOREIGN_SETTINGS: dict[str, tuple[bool, str]] = {
-    **dict.fromkeys(
-        ("do_lower_case", "do_lowercase", "do_lower", "lowercase", "lower_case", "lower"),
-        (False, "pass texts in lower case, or lowercase_unknown=True for the ids of unknown words"),
-    ),
-    "never_split": (False, "add these words with `add_special_tokens`"),
-    "strip_accents": (False, "pass texts without accents"),
-    "tokenize_chinese_chars": (False, "pass texts with white space around these characters"),
-    "do_basic_tokenize": (True, 'pass pre_tokenization="whitespace" for words that are not split further'),
-    **dict.fromkeys(("add_bos_token", "add_eos_token"), (True, "pass add_special_tokens=False to each call")),
+# Usual options of other tokenizers with the only value that this one respects.
+FOREIGN_SETTINGS = {
+    **dict.fromkeys(("do_lower_case", "do_lowercase", "do_lower", "lowercase", "lower_case", "lower"), False),
+    **dict.fromkeys(("never_split", "strip_accents", "tokenize_chinese_chars"), False),
+    **dict.fromkeys(("do_basic_tokenize", "add_bos_token", "add_eos_token"), True),
 }
 SAVE_AGAIN = "Save the tokenizer again with `save_pretrained`, or download the file again."
 
 
-class CallLock:
-    """A lock for one thread at a time. A copy of its owner gets a new lock."""
+def one_call_at_a_time(method: Callable) -> Callable:
+    """Threads take turns: the calls of a tokenizer share its word table and the settings of its backend."""
 
-    def __init__(self):
-        self._lock = threading.RLock()
+    @wraps(method)
+    def locked(*args, **kwargs):
+        with CALLS:
+            return method(*args, **kwargs)
 
-    def __reduce__(self):
-        return CallLock, ()
-
-    @staticmethod
-    def held(method: Callable) -> Callable:
-        """Makes a method hold the `lock` of its object: calls share the word table and the settings of the backend."""
-
-        @wraps(method)
-        def locked(self, *args, **kwargs):
-            with self.lock._lock:
-                return method(self, *args, **kwargs)
-
-        return locked
+    return locked
 
 
 class ELMoTokenizer(TokenizersBackend):
@@ -117,36 +95,24 @@ class ELMoTokenizer(TokenizersBackend):
     each token without white space if `pre_tokenization` is `"whitespace"`.
 
     Args:
-        vocab_file (`str` or `PathLike`, *optional*):
-            One word per line, with `<S>`, `</S>` and `<UNK>` anywhere. Without `vocab_file`, `vocab` and
+        vocab_file: one word per line, with `<S>`, `</S>` and `<UNK>` anywhere. Without `vocab_file`, `vocab` and
             `tokenizer_file`, the vocabulary has only the special words, and every word has the id of `<UNK>`.
-        tokenizer_file (`str` or `PathLike`, *optional*):
-            A saved `tokenizer.json`.
-        vocab (`Sequence[str]` or `Mapping[str, int]`, *optional*):
-            The words of a vocabulary, as in `vocab_file`. A mapping must have the ids 0, 1, 2, ... with the special
+        tokenizer_file: a saved `tokenizer.json`.
+        vocab: the words of a vocabulary, as in `vocab_file`. A mapping must have the ids 0, 1, 2, ... with the special
             words first.
-        alphabet (`str`, *optional*, defaults to `"utf8"`):
-            `"utf8"` (bytes) or `"lexicon"` (a dictionary of characters).
-        max_word_length (`int`, *optional*, defaults to 50):
-            Maximum characters per word, including begin and end of word. Longer words are cut.
-        pre_tokenization (`str`, *optional*, defaults to `"moses"`):
-            How raw text is split: `"moses"` (`didn 't`), `"treebank"` (`did n't`) or `"whitespace"`.
-        literal_markers (`bool`, *optional*, defaults to `False`):
-            Whether `<S>` and `</S>` in a text are markers, as in the original code, or spelled out. With
+        alphabet: `"utf8"` (bytes) or `"lexicon"` (a dictionary of characters).
+        max_word_length: maximum characters per word, including begin and end of word. Longer words are cut.
+        pre_tokenization: how raw text is split: `"moses"` (`didn 't`), `"treebank"` (`did n't`) or `"whitespace"`.
+        literal_markers: whether `<S>` and `</S>` in a text are markers, as in the original code, or spelled out. With
             `alphabet="lexicon"` these words are `<bos>` and `<eos>`.
-        cut_before_lookup (`bool`, *optional*, defaults to `False`):
-            Whether the id of a longer word is the id of its first `max_word_length - 2` code points, as in
-            ELMoForManyLangs, or of the whole word.
-        lexicon (`Mapping[str, int]`, *optional*):
-            For `alphabet="lexicon"`: ids of all characters, of `<bos>`, `<eos>`, `<oov>`, `<pad>`, and of the entries
-            that `begin_of_word` and `end_of_word` name.
-        begin_of_word (`str`, *optional*, defaults to `"<bow>"`):
-            The entry of `lexicon` that begins a word (`"<eow>"` in models of ELMoForManyLangs).
-        end_of_word (`str`, *optional*, defaults to `"<eow>"`):
-            The entry of `lexicon` that ends a word (`"<bow>"` in models of ELMoForManyLangs).
-        lowercase_unknown (`bool`, *optional*, defaults to `False`):
-            Whether an unknown word gets the id of its lowercase form, for tasks with lowercase word vectors such as
-            GloVe. This applies to encodings, not to `convert_tokens_to_ids`.
+        cut_before_lookup: whether the id of a longer word is the id of its first `max_word_length - 2` code points, as
+            in ELMoForManyLangs, or of the whole word.
+        lexicon: for `alphabet="lexicon"`, ids of all characters, of `<bos>`, `<eos>`, `<oov>`, `<pad>`, and of the
+            entries that `begin_of_word` and `end_of_word` name.
+        begin_of_word, end_of_word: the entries of `lexicon` that begin and end a word. Models of ELMoForManyLangs have
+            them swapped.
+        lowercase_unknown: whether an unknown word gets the id of its lowercase form, for tasks with lowercase word
+            vectors such as GloVe. This applies to encodings, not to `convert_tokens_to_ids`.
     """
 
     vocab_files_names = {"vocab_file": "vocab.txt", "tokenizer_file": "tokenizer.json"}
@@ -186,7 +152,6 @@ class ELMoTokenizer(TokenizersBackend):
         for name in ("literal_markers", "cut_before_lookup", "lowercase_unknown"):
             if not isinstance(options[name], bool):
                 raise ValueError(f"{name}={options[name]!r}; pass True or False.")
-        self.lock = CallLock()
         self._options = tuple(options)
         self.__dict__.update(options)  # `save_pretrained` writes all attributes with the name of a keyword
         characters = build_alphabet(alphabet, max_word_length, lexicon, begin_of_word, end_of_word)
@@ -218,35 +183,25 @@ class ELMoTokenizer(TokenizersBackend):
 
     @classmethod
     def from_pretrained(cls, pretrained_model_name_or_path: str | PathLike, *args, **kwargs):
-        """As the stock method, which reads the folder's configuration without a check."""
-        config = Path(pretrained_model_name_or_path, kwargs.get("subfolder") or "", "tokenizer_config.json")
-        if config.is_file():
-            _check_config(config)
-        return super().from_pretrained(pretrained_model_name_or_path, *args, **kwargs)
+        """As the stock method, which reads a damaged file without a check."""
+        try:
+            return super().from_pretrained(pretrained_model_name_or_path, *args, **kwargs)
+        except Exception:  # of any kind
+            _check_files(Path(pretrained_model_name_or_path, kwargs.get("subfolder") or ""))
+            raise
 
     @classmethod
     def _from_pretrained(cls, resolved_vocab_files, pretrained_model_name_or_path, *args, **kwargs):
-        """Refuses a checkpoint without a vocabulary, which would make every word unknown, and damaged files."""
-        config, words = (resolved_vocab_files.get(f"{name}_file") for name in ("tokenizer_config", "tokenizer"))
-        if not (words or resolved_vocab_files.get("vocab_file") or kwargs.get("vocab") or kwargs.get("vocab_file")):
+        """Refuses a checkpoint without a vocabulary, which would make every word unknown."""
+        found = [
+            resolved_vocab_files.get(name) or kwargs.get(name) for name in ("tokenizer_file", "vocab_file", "vocab")
+        ]
+        if not any(found):
             raise OSError(
                 f"{pretrained_model_name_or_path} has no tokenizer.json and no vocab.txt. Save the tokenizer of the "
                 "model there, or create one: ELMoTokenizer(vocab_file='vocab.txt')."
             )
-        try:
-            return super()._from_pretrained(resolved_vocab_files, pretrained_model_name_or_path, *args, **kwargs)
-        except Exception:  # of any kind, where the stock code meets a damaged file
-            for path, read in ((config, _check_config), (words, _read_backend)):
-                if path is not None:
-                    read(path)
-            raise
-
-    def save_pretrained(self, save_directory: str | PathLike, *args, **kwargs):
-        """As the stock method, which leaves a file of former folders that is part of another now."""
-        saved = super().save_pretrained(save_directory, *args, **kwargs)
-        if self._auto_class is not None:  # saved with its code
-            Path(save_directory, "elmo_batches.py").unlink(missing_ok=True)
-        return saved
+        return super()._from_pretrained(resolved_vocab_files, pretrained_model_name_or_path, *args, **kwargs)
 
     @property
     def char_vocab_size(self) -> int:
@@ -265,7 +220,7 @@ class ELMoTokenizer(TokenizersBackend):
         added = map(str, self._tokenizer.get_added_tokens_decoder().values())
         return TextSplitter(self.pre_tokenization, (token for token in added if token not in SPECIAL_WORDS))
 
-    @CallLock.held
+    @one_call_at_a_time
     def _add_tokens(self, new_tokens: Sequence[str | AddedToken], special_tokens: bool = False) -> int:
         # A new token is a word of the vocabulary. The backend would search for it inside given words.
         words = list(filter(None, dict.fromkeys(map(str, new_tokens))))
@@ -302,7 +257,7 @@ class ELMoTokenizer(TokenizersBackend):
         text = _without_surrogates(text)
         return self._spelled_special_word.sub(lambda word: DISGUISE + word[0][1:], text) if "<" in text else text
 
-    @CallLock.held
+    @one_call_at_a_time
     def encode_words(self, words: Sequence[str]) -> tuple[np.ndarray, np.ndarray]:
         """
         Ids and characters of words, without markers: the fast path of pretraining and feature extraction.
@@ -313,7 +268,7 @@ class ELMoTokenizer(TokenizersBackend):
         rows = self.word_table.rows(words)
         return self.word_table.input_ids(rows), self.word_table.character_ids(rows)
 
-    @CallLock.held
+    @one_call_at_a_time
     def _encode_plus(
         self,
         text,
@@ -321,15 +276,13 @@ class ELMoTokenizer(TokenizersBackend):
         is_split_into_words: bool = False,
         return_tensors: str | TensorType | None = None,
         return_token_type_ids: bool | None = None,
-        split_special_tokens: bool | None = None,
         **kwargs,
     ) -> BatchEncoding:
-        if split_special_tokens is False:
-            raise ValueError(NO_SPECIAL_WORDS_IN_TEXT)
-        for name in FOREIGN_SETTINGS.keys() & kwargs:
-            _check_setting(name, kwargs[name])
+        for name, value in kwargs.items():
+            if value is not None:
+                _check_setting(name, value)
         kwargs["max_length"] = checked_max_length(**kwargs)
-        kwargs["padding_side"] = checked_side("padding_side", kwargs.get("padding_side") or self.padding_side)
+        kwargs["padding_side"] = kwargs.get("padding_side") or self.padding_side
         batch, is_batched = as_batch(text, text_pair, is_split_into_words)
         if not batch:
             return self._empty_batch(return_tensors)
@@ -358,10 +311,11 @@ class ELMoTokenizer(TokenizersBackend):
                 data = {key: [text.tolist() for text in texts] for key, texts in data.items()}
             encodings = LazyEncodings(len(batch), lambda: encode_in_backend().encodings)
             encoded = BatchEncoding(data, encodings, n_sequences=max(map(len, batch)))
-        is_padded = kwargs.get("padding_strategy", PaddingStrategy.DO_NOT_PAD) != PaddingStrategy.DO_NOT_PAD
-        encoded["character_ids"] = self._characters_of_tokens(
-            token_rows, return_tensors is not None, trim=not is_padded
-        )
+        if return_tensors is not None and len(set(map(len, token_rows))) == 1:
+            encoded["character_ids"] = self.word_table.character_ids(np.stack(token_rows)).astype(np.int64)
+        else:
+            trim = kwargs.get("padding_strategy", PaddingStrategy.DO_NOT_PAD) == PaddingStrategy.DO_NOT_PAD
+            encoded["character_ids"] = [self.word_table.character_ids(text, trim=trim) for text in token_rows]
         if return_tensors is not None:
             encoded.data = {key: _integers_or_list(value) for key, value in encoded.items()}
             return encoded.convert_to_tensors(return_tensors)
@@ -371,7 +325,7 @@ class ELMoTokenizer(TokenizersBackend):
             }
         return encoded
 
-    @CallLock.held
+    @one_call_at_a_time
     def _encode_in_backend(
         self, model: models.Model, splitter: TextSplitter, batch: list[tuple], is_split_into_words: bool, **kwargs
     ) -> BatchEncoding:
@@ -414,7 +368,7 @@ class ELMoTokenizer(TokenizersBackend):
         Encodes texts without truncation, several times faster than the backend.
 
         Args:
-            lengths (`list[list[int]]`): Number of words of each text, or of each part of a pair.
+            lengths: number of words of each text, or of each part of a pair.
 
         Shape:
             rows: (words of the batch,), row numbers in the word table
@@ -428,7 +382,11 @@ class ELMoTokenizer(TokenizersBackend):
             lengths_of_parts += 2
         first_parts = np.cumsum([0, *map(len, lengths)])[:-1]
         lengths_B = np.add.reduceat(lengths_of_parts, first_parts)
-        padded_B = padded_lengths(lengths_B, padding_strategy, max_length, pad_to_multiple_of)
+        padded_B = lengths_B
+        if padding_strategy != PaddingStrategy.DO_NOT_PAD:
+            target = max_length if padding_strategy == PaddingStrategy.MAX_LENGTH else None
+            target, multiple = target or int(lengths_B.max()), pad_to_multiple_of or 1
+            padded_B = np.maximum(lengths_B, -(-target // multiple) * multiple)
         positions_T = np.arange(padded_B.max())
         starts_B = padded_B - lengths_B if padding_side == "left" else np.zeros_like(lengths_B)
         mask_BT = (positions_T >= starts_B[:, None]) & (positions_T < (starts_B + lengths_B)[:, None])
@@ -446,17 +404,6 @@ class ELMoTokenizer(TokenizersBackend):
             data["attention_mask"] = arranged(np.ones_like(rows))
         return data, arranged(rows)
 
-    def _characters_of_tokens(self, rows: list[np.ndarray], stacked: bool, trim: bool) -> np.ndarray | list[np.ndarray]:
-        """
-        Shape:
-            rows: (tokens,) per text
-            result: (texts, tokens, max_word_length) if `stacked`, else (tokens, max_word_length) per text;
-                (tokens, longest word) per text with `trim`
-        """
-        if stacked and len({len(text) for text in rows}) == 1:
-            return self.word_table.character_ids(np.stack(rows)).astype(np.int64)
-        return [self.word_table.character_ids(text, trim=trim) for text in rows]
-
     def _empty_batch(self, return_tensors: str | TensorType | None) -> BatchEncoding:
         names = [name for name in self.model_input_names if name != "token_type_ids"]
         if return_tensors is None:
@@ -467,7 +414,8 @@ class ELMoTokenizer(TokenizersBackend):
 
     def pad(self, encoded_inputs, *args, padding_side=None, return_tensors=None, **kwargs) -> BatchEncoding:
         """Pads as the stock method does, with `character_ids` in numpy instead of lists of integers."""
-        padding_side = checked_side("padding_side", padding_side or self.padding_side)
+        padding_side = padding_side or self.padding_side
+        _check_setting("padding_side", padding_side)
         if isinstance(encoded_inputs, (list, tuple)) and encoded_inputs and isinstance(encoded_inputs[0], Mapping):
             encoded_inputs = {key: [example[key] for example in encoded_inputs] for key in encoded_inputs[0]}
         inputs = dict(encoded_inputs)
@@ -486,25 +434,22 @@ class ELMoTokenizer(TokenizersBackend):
                 padded.data = {key: _integers_or_list(value) for key, value in padded.items()}
         return padded.convert_to_tensors(return_tensors)
 
-    def _padded_characters(self, texts, lengths: list[int], is_left: bool) -> np.ndarray | list[np.ndarray]:
+    def _padded_characters(self, texts, lengths: list[int], is_left: bool) -> list[np.ndarray]:
         """
         Shape:
             texts: (tokens, at most max_word_length) each
-            result: (texts, length, max_word_length), or a list of (length, max_word_length) where lengths differ
+            result: (length, max_word_length) each
         """
-        padded_BTW = np.zeros((len(lengths), max(lengths, default=0), self.max_word_length), dtype=np.int64)
-        for text, length, padded_TW in zip(texts, lengths, padded_BTW, strict=True):
-            words = np.asarray(text)
-            if len(words) > length:
+        padded = [np.zeros((length, self.max_word_length), dtype=np.int64) for length in lengths]
+        for words, padded_TW in zip(map(np.asarray, texts), padded, strict=True):
+            start = len(padded_TW) - len(words)
+            if start < 0:
                 raise ValueError(
-                    f"A text has {length} `input_ids`, with padding, and {len(words)} rows of `character_ids`; pass as "
-                    "many of both."
+                    f"A text has {len(padded_TW)} `input_ids`, with padding, and {len(words)} rows of `character_ids`; "
+                    "pass as many of both."
                 )
-            start = length - len(words) if is_left else 0
-            self.word_table.widen(words, out=padded_TW[start : start + len(words)])
-        if len(set(lengths)) > 1:
-            return [padded_TW[:length] for padded_TW, length in zip(padded_BTW, lengths, strict=True)]
-        return padded_BTW
+            self.word_table.widen(words, out=padded_TW[start:] if is_left else padded_TW[: len(words)])
+        return padded
 
     def convert_ids_to_tokens(self, ids, skip_special_tokens: bool = False) -> str | list[str]:
         """Words of ids. `skip_special_tokens` keeps `<UNK>`: a text must not lose words silently."""
@@ -530,10 +475,8 @@ class ELMoTokenizer(TokenizersBackend):
         Words spelled by their characters, also outside the vocabulary. Long words stay cut.
 
         Args:
-            character_ids (`np.ndarray`, `torch.Tensor` or lists):
-                Ids of characters. Padding words (rows of zeros) are omitted.
-            skip_special_tokens (`bool`, *optional*, defaults to `False`):
-                Whether to omit the markers `<S>` and `</S>` too.
+            character_ids: an array, a tensor or lists. Padding words (rows of zeros) are omitted.
+            skip_special_tokens: whether to omit the markers `<S>` and `</S>` too.
 
         Shape:
             character_ids: (texts, tokens, width), (tokens, width)
@@ -562,11 +505,11 @@ class ELMoTokenizer(TokenizersBackend):
         A tokenizer with the same options and the most frequent words of raw texts, or of batches of raw texts.
 
         Args:
-            vocab_size (`int`): Size of the vocabulary, including the special words.
-            length (`int`, *optional*): Ignored; the stock signature has it for a progress bar.
-            new_special_tokens (`Sequence[str | AddedToken]`, *optional*): Special words with the last ids.
-            special_tokens_map (`Mapping[str, str]`, *optional*): Must be empty: the special words have fixed names.
-            min_frequency (`int`, *optional*, defaults to 1): Minimum occurrences of a word.
+            vocab_size: size of the vocabulary, including the special words.
+            length: ignored; the stock signature has it for a progress bar.
+            new_special_tokens: special words with the last ids.
+            special_tokens_map: must be empty: the special words have fixed names.
+            min_frequency: minimum occurrences of a word.
         """
         if special_tokens_map:
             raise ValueError(f"special_tokens_map={special_tokens_map}: the special words of ELMo have fixed names.")
@@ -593,12 +536,17 @@ def _check_setting(name: str, value) -> None:
     if name in FIXED_SETTINGS and str(value) != str(FIXED_SETTINGS[name]):
         raise ValueError(f"{name}={value!r}: the special words of ELMo have fixed names; use {FIXED_SETTINGS[name]!r}.")
     if name == "split_special_tokens" and value is not True:
-        raise ValueError(NO_SPECIAL_WORDS_IN_TEXT)
-    if name in ("padding_side", "truncation_side"):
-        checked_side(name, value)
-    respected, instead = FOREIGN_SETTINGS.get(name, (value, ""))
-    if value is not None and value != respected:
-        raise ValueError(f"{name}={value!r} has no effect on this tokenizer, which reads text as it is; {instead}.")
+        raise ValueError(
+            f"{name}={value!r} is not supported: special words in a text are spelled out. To read `<S>` and `</S>` as "
+            "markers, use ELMoTokenizer(literal_markers=True)."
+        )
+    if name in ("padding_side", "truncation_side") and value not in ("left", "right"):
+        raise ValueError(f'{name}={value!r}; pass "left" or "right".')
+    if value is not None and value != FOREIGN_SETTINGS.get(name, value):
+        raise ValueError(
+            f"{name}={value!r} has no effect on this tokenizer, which reads text as it is. Change the text, or see the "
+            "options `pre_tokenization`, `lowercase_unknown` and, of a call, `add_special_tokens`."
+        )
 
 
 def _integers_or_list(values):
@@ -625,9 +573,7 @@ def _load_backend(vocab, tokenizer_file, vocab_file) -> Tokenizer:
         _check_ids(vocab, "`vocab`")
         words = sorted(vocab, key=vocab.__getitem__)
     elif vocab is not None:
-        vocab = list(vocab)
-        words, _ = order_vocabulary(vocab, "`vocab`")
-        check_white_space(vocab, "`vocab`")
+        words, _ = order_vocabulary(list(vocab), "`vocab`")
     elif vocab_file is not None:
         words, _ = read_vocabulary(vocab_file)
     else:
@@ -650,13 +596,16 @@ def _read_backend(path: str | PathLike) -> Tokenizer:
     return backend
 
 
-def _check_config(path: str | PathLike) -> None:
-    """Refuses a `tokenizer_config.json` that is not a JSON object, which the stock code does not check."""
+def _check_files(folder: Path) -> None:
+    """Refuses damaged files of a saved tokenizer, by name."""
+    path = folder / "tokenizer_config.json"
     try:
-        if not isinstance(json.loads(Path(path).read_text(encoding="utf-8")), dict):
+        if path.is_file() and not isinstance(json.loads(path.read_text(encoding="utf-8")), dict):
             raise ValueError("another kind of value")
     except (ValueError, RecursionError) as error:
         raise ValueError(f"{path} is not a JSON object in UTF-8: {error}. {SAVE_AGAIN}") from error
+    if (folder / "tokenizer.json").is_file():
+        _read_backend(folder / "tokenizer.json")
 
 
 def _word_model(words: Sequence[str]) -> models.WordPiece:
@@ -677,14 +626,11 @@ def _special_token(word: str) -> AddedToken:
 
 
 def _check_ids(vocab: Mapping[str, int], source: str) -> None:
-    if wrong := [kind.__name__ for kind in set(map(type, vocab.values())) if not issubclass(kind, Integral)]:
-        raise ValueError(f"The ids of {source} must be integers; got {', '.join(sorted(wrong))}.")
-    ids = sorted(vocab.values())
-    if ids != list(range(len(ids))):
+    found = {index for index in vocab.values() if isinstance(index, Integral)}
+    missing = [index for index in range(len(vocab)) if index not in found]
+    special = {word: vocab.get(word) for word in SPECIAL_WORDS}
+    if missing or [*special.values()] != [0, 1, 2, 3]:
         raise ValueError(
-            f"The {len(ids)} words of {source} must have the ids 0 to {len(ids) - 1}, each once; "
-            f"got {len(set(ids))} different ids from {ids[0]} to {ids[-1]}."
+            f"The {len(vocab)} words of {source} need the ids 0 to {len(vocab) - 1}, and the special words the first "
+            f"four; got {special}, and no word with the ids {missing[:5]}."
         )
-    misplaced = {word: vocab.get(word) for index, word in enumerate(SPECIAL_WORDS) if vocab.get(word) != index}
-    if misplaced:
-        raise ValueError(f"The special words {SPECIAL_WORDS} must have the ids 0 to 3 in {source}; got {misplaced}.")

@@ -23,7 +23,7 @@ from transformers.utils import logging
 from modeling_elmo import ELMoTokenizer
 from modeling_elmo.run_scripts.pretraining.corpus import Corpus, SentenceText, SourceSentence, Survey, words_of
 from modeling_elmo.tokenization.elmo_characters import BOS_ID, EOS_ID, UNK_ID
-from modeling_elmo.tokenization.tokenization_elmo import CallLock
+from modeling_elmo.tokenization.tokenization_elmo import one_call_at_a_time
 
 logger = logging.get_logger(__name__)
 
@@ -54,7 +54,7 @@ class SentenceEncoder:
     """
 
     def __init__(self, tokenizer: ELMoTokenizer, is_split_into_words: bool):
-        self.table, self.lock = tokenizer.word_table, tokenizer.lock
+        self.table = tokenizer.word_table
         self.splits_at_spaces = is_split_into_words or tokenizer.splitter.name == "whitespace"
         self.split = str.split if self.splits_at_spaces else tokenizer.splitter.words
 
@@ -72,7 +72,7 @@ class SentenceEncoder:
         marks = len(characters) - len(characters.translate(None, PUNCTUATION))
         return len(characters.translate(SPACES).split()) + marks
 
-    @CallLock.held
+    @one_call_at_a_time
     def batch(self, sentences: list[list[str]]) -> dict[str, Tensor]:
         """Model inputs with a row `<S> w1 ... wn </S>` for each sentence.
 
@@ -92,7 +92,7 @@ class SentenceEncoder:
             attention_mask=token_mask_BT.astype(np.int64),
         )
 
-    @CallLock.held
+    @one_call_at_a_time
     def stream(self, words: list[str], backward: bool) -> AlignedTokens:
         """A sentence of a stream: `<S> a b` has the targets `a b </S>`; backward, `</S> b a` has `b a <S>`."""
         rows_N = np.concatenate([[BOS_ID], self.table.rows(words), [EOS_ID]])
